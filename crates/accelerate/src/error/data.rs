@@ -1,0 +1,95 @@
+//! What can go wrong in `data`.
+
+use std::fmt;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DataError {
+    #[error("row {index} does not exist: the dataset has {num_rows} rows, counted from 0")]
+    NoSuchRow { index: usize, num_rows: usize },
+    #[error(
+        "the tensors of a TensorDataset must have the same size in dimension 0, which counts the rows, \
+         but tensor {position} has shape {found:?} and the tensors before it have {wanted} rows"
+    )]
+    UnequalRows { position: usize, found: Vec<i64>, wanted: i64 },
+    #[error(
+        "tensor {position} of the TensorDataset has no dimensions, so it has no rows; give it a first \
+         dimension, for example with tensor.unsqueeze(0)"
+    )]
+    NoRowDimension { position: usize },
+    #[error(
+        "a TensorDataset needs at least one tensor to know its number of rows, but it was given none"
+    )]
+    NoTensors,
+    #[error("cannot build a batch of no rows; give at least one row")]
+    EmptyBatch,
+    #[error(
+        "row {position} of the batch has {what} {found}, but row 0 has {wanted}; rows of one batch must agree: \
+         pad them, or build the batch yourself with DataLoaderBuilder::collate_fn"
+    )]
+    UnequalItems { position: usize, what: &'static str, found: String, wanted: String },
+    #[error("{setting} is {found}, but must be at least 1")]
+    MustBePositive { setting: &'static str, found: usize },
+    #[error(
+        "DataLoaderBuilder::{first} and DataLoaderBuilder::{second} exclude each other, because {why}; give one of them"
+    )]
+    Exclusive { first: &'static str, second: &'static str, why: &'static str },
+    #[error(
+        "split_batches cuts every batch of {batch_size} rows into equal parts for {num_processes} processes, \
+         but {batch_size} is not a multiple of {num_processes}; use a batch size of {}, or set \
+         DataLoaderConfiguration.split_batches to false", Nearest { batch_size: *batch_size, num_processes: *num_processes }
+    )]
+    IndivisibleBatch { batch_size: usize, num_processes: usize },
+    #[error(
+        "split_batches needs to know the batch size to cut batches into equal parts, but the batch sampler \
+         returns None from BatchSampler::batch_size; return its fixed size there, or set \
+         DataLoaderConfiguration.split_batches to false"
+    )]
+    UnknownBatchSize,
+    #[error(
+        "batch {position} of the batch sampler has {found} rows, but BatchSampler::batch_size promises {wanted} \
+         for every batch {}; return None from BatchSampler::batch_size if sizes vary",
+        if *.is_last { "(the last one may be smaller)" } else { "except the last one" }
+    )]
+    BrokenPromise { position: usize, found: usize, wanted: usize, is_last: bool },
+    #[error("batch {position} of the batch sampler has no rows; leave empty batches out")]
+    EmptySamplerBatch { position: usize },
+    #[error("{setting} = {value} is not available in this version; {cure}")]
+    NotAvailable { setting: &'static str, value: &'static str, cure: &'static str },
+    #[error(
+        "no batch size was found, because the value holds no tensor with at least one dimension"
+    )]
+    NoBatchSize,
+    #[error(
+        "cannot concatenate {num_values} values: value {position} holds {found} tensors, but value 0 holds {wanted}"
+    )]
+    UnequalForm { num_values: usize, position: usize, found: usize, wanted: usize },
+    #[error(
+        "the thread that prepares batches ended without a result for batch {round}; this is a fault of \
+         accelerate, please report it"
+    )]
+    WorkerGone { round: usize },
+    #[error("cannot start a thread to prepare batches in the background; set num_workers to 0 to do without")]
+    Spawn { source: std::io::Error },
+    #[error(
+        "sample weight {position} is {found}, but weights must be finite and at least 0, and not all of them 0"
+    )]
+    BadWeight { position: usize, found: f64 },
+    #[error("cannot split {num_rows} rows into parts of {lengths:?}, which add up to {total}; make the lengths add up to {num_rows}")]
+    BadSplit { num_rows: usize, lengths: Vec<usize>, total: usize },
+}
+
+/// The batch sizes next to an indivisible one: "4 or 8", or only the upper one.
+struct Nearest {
+    batch_size: usize,
+    num_processes: usize,
+}
+
+impl fmt::Display for Nearest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let below = self.batch_size - self.batch_size % self.num_processes;
+        if below > 0 {
+            write!(f, "{below} or ")?;
+        }
+        write!(f, "{}", below + self.num_processes)
+    }
+}

@@ -1,0 +1,168 @@
+//! The one error of this crate: opaque, one word wide, with questions instead of variants.
+//!
+//! Each concern has its own enum in a file beside this one; texts live there, not at call sites.
+
+mod collective;
+mod data;
+mod nn;
+mod optim;
+mod state;
+mod weights;
+
+pub(crate) use collective::CollectiveError;
+pub(crate) use data::DataError;
+pub(crate) use nn::NnError;
+pub(crate) use optim::OptimError;
+pub(crate) use state::StateError;
+pub(crate) use weights::WeightsError;
+
+use std::fmt;
+
+/// The result of every fallible call of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong: what was found, what was wanted, where, and the cure.
+///
+/// The kinds are not public, so that they can grow; ask with the `is_*` methods instead.
+///
+/// ```
+/// use accelerate::Error;
+///
+/// fn parse(text: &str) -> accelerate::Result<f64> {
+///     text.parse().map_err(Error::other)
+/// }
+/// let error = parse("one").unwrap_err().context("row 3 of train.csv");
+/// assert_eq!(error.to_string(), "row 3 of train.csv: invalid float literal");
+/// ```
+pub struct Error(Box<Kind>);
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Kind {
+    #[error(transparent)]
+    Core(accelerate_core::Error),
+    #[error(transparent)]
+    Torch(torch_ext::Error),
+    #[error(transparent)]
+    Tensor(tch::TchError),
+    #[error(transparent)]
+    Collective(CollectiveError),
+    #[error(transparent)]
+    Data(DataError),
+    #[error(transparent)]
+    Nn(NnError),
+    #[error(transparent)]
+    Optim(OptimError),
+    #[error(transparent)]
+    State(StateError),
+    #[error(transparent)]
+    Weights(WeightsError),
+    #[error("{context}: {source}")]
+    Context { context: String, source: Error },
+    #[error("{0}")]
+    Other(Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl Error {
+    /// Wraps an error of the user's own, for use inside datasets, models and hooks.
+    ///
+    /// ```
+    /// let error = accelerate::Error::other("the label column is empty");
+    /// assert_eq!(error.to_string(), "the label column is empty");
+    /// ```
+    pub fn other(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self(Box::new(Kind::Other(error.into())))
+    }
+
+    /// Says what was being done when the error arose; shown in front of it.
+    #[must_use]
+    pub fn context(self, context: impl Into<String>) -> Self {
+        Self(Box::new(Kind::Context { context: context.into(), source: self }))
+    }
+
+    pub(crate) fn kind(&self) -> &Kind {
+        match &*self.0 {
+            Kind::Context { source, .. } => source.kind(),
+            kind => kind,
+        }
+    }
+
+    /// A deadline passed: a peer is missing, stuck, or slower than the timeout allows.
+    pub fn is_timeout(&self) -> bool {
+        match self.kind() {
+            Kind::Torch(error) => error.is_timeout(),
+            Kind::Collective(error) => error.is_timeout(),
+            Kind::State(error) => error.is_timeout(),
+            _ => false,
+        }
+    }
+
+    /// Another process of the job died or went away.
+    pub fn is_peer_failure(&self) -> bool {
+        match self.kind() {
+            Kind::Torch(error) => error.is_connection(),
+            Kind::Collective(error) => error.is_peer_failure(),
+            _ => false,
+        }
+    }
+
+    /// Settings contradict each other or cannot be honoured.
+    pub fn is_config(&self) -> bool {
+        matches!(self.kind(), Kind::Core(_) | Kind::State(_))
+    }
+
+    /// Data could not be read or does not have the promised form.
+    pub fn is_data(&self) -> bool {
+        matches!(self.kind(), Kind::Data(_))
+    }
+
+    /// Weights on disk are missing, damaged, or do not fit the model.
+    pub fn is_weights(&self) -> bool {
+        matches!(self.kind(), Kind::Weights(_))
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match &*self.0 {
+            // `Context` and `Other` print their cause themselves; what follows is the cause's own cause.
+            Kind::Context { source, .. } => source.source(),
+            Kind::Other(error) => error.source(),
+            kind => std::error::Error::source(kind),
+        }
+    }
+}
+
+macro_rules! from_kind {
+    ($($variant:ident($type:ty)),* $(,)?) => {$(
+        impl From<$type> for Error {
+            #[cold]
+            fn from(error: $type) -> Self {
+                Self(Box::new(Kind::$variant(error)))
+            }
+        }
+    )*};
+}
+
+from_kind! {
+    Core(accelerate_core::Error),
+    Torch(torch_ext::Error),
+    Tensor(tch::TchError),
+    Collective(CollectiveError),
+    Data(DataError),
+    Nn(NnError),
+    Optim(OptimError),
+    State(StateError),
+    Weights(WeightsError),
+}

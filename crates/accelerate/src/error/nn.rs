@@ -1,0 +1,75 @@
+//! What can go wrong in `nn`.
+
+use tch::{Kind, TchError};
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NnError {
+    #[error(
+        "the parameter name `{name}` is taken already, by a tensor of shape {shape:?}; give each layer its \
+         own place with `&path / \"name\"`, or use `path.alias` to tie two layers to one weight"
+    )]
+    DuplicateName { name: String, shape: Vec<i64> },
+
+    #[error(
+        "`{name}` cannot name a parameter: it is empty or has an empty part between two dots; names look \
+         like `encoder.layer.0.weight`"
+    )]
+    MalformedName { name: String },
+
+    #[error(
+        "`{alias}` cannot be tied to `{name}`, because that parameter belongs to another store; tie \
+         parameters that were made under the same ParamStore"
+    )]
+    ForeignAlias { alias: String, name: String },
+
+    #[error(
+        "`{name}` cannot be a parameter: its elements are {kind:?}, which have no gradient; use \
+         `path.buffer` for state that is not learned"
+    )]
+    IntegerParameter { name: String, kind: Kind },
+
+    #[error(
+        "{layer} at `{name}` cannot take an input of shape {found:?} and element type {}; it takes {wanted}: {source}",
+        kind_name(.kind)
+    )]
+    Forward {
+        layer: &'static str,
+        name: String,
+        wanted: String,
+        found: Vec<i64>,
+        kind: Option<Kind>,
+        source: TchError,
+    },
+
+    #[error(
+        "the embedding at `{path}` has no row {index} for padding; padding_idx goes from 0 to {}",
+        num_embeddings - 1
+    )]
+    PaddingIndex { path: String, index: i64, num_embeddings: i64 },
+
+    #[error("the dropout at `{path}` has p = {p}; a probability goes from 0 to 1")]
+    Probability { path: String, p: f64 },
+
+    #[error(
+        "{layer} at `{path}` cannot split {what} = {whole} evenly by {by} = {parts}; choose {by} so \
+         that it divides {what}"
+    )]
+    NotDivisible {
+        layer: &'static str,
+        path: String,
+        what: &'static str,
+        whole: i64,
+        by: &'static str,
+        parts: i64,
+    },
+
+    #[error(
+        "a tensor of shape {shape:?} has no fan-in and fan-out: Xavier and Kaiming initialisation need at \
+         least the two dims [out, in]; use uniform, normal or constant values instead"
+    )]
+    NoFan { shape: Vec<i64> },
+}
+
+fn kind_name(kind: &Option<Kind>) -> String {
+    kind.map_or_else(|| "unknown".to_owned(), |kind| format!("{kind:?}"))
+}

@@ -1,0 +1,56 @@
+//! What can go wrong in `optim` and `amp`.
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OptimError {
+    #[error("{owner}: {name} is {found}, but it has to be {wanted}")]
+    Setting { owner: &'static str, name: &'static str, found: f64, wanted: &'static str },
+    #[error(
+        "{optimizer} was given no parameters to train. Build the layers before the optimizer, and check \
+         that their parameters require gradients (Param::set_requires_grad)"
+    )]
+    NoParameters { optimizer: &'static str },
+    #[error(
+        "{optimizer}: the parameter \"{parameter}\" is in parameter group {first} and again in group {second}; \
+         every parameter belongs to exactly one group"
+    )]
+    DuplicateParameter { optimizer: &'static str, parameter: String, first: usize, second: usize },
+    #[error("there is no parameter group {group}; the optimizer has {num_groups}, counted from 0")]
+    NoSuchGroup { group: usize, num_groups: usize },
+    #[error(
+        "{scheduler} was given {found} {what}, but the optimizer has {wanted} parameter groups; give one for each group"
+    )]
+    GroupCount { scheduler: &'static str, what: &'static str, found: usize, wanted: usize },
+    #[error(
+        "Sgd with nesterov needs a momentum above 0 and no dampening, but momentum is {momentum} and dampening is {dampening}"
+    )]
+    Nesterov { momentum: f64, dampening: f64 },
+    #[error(
+        "the saved state does not fit this {optimizer}:\n  {}\nNothing was loaded. Build the optimizer over the \
+         same model and with the same parameter groups as when the state was saved", problems.join("\n  ")
+    )]
+    StateMismatch { optimizer: &'static str, problems: Vec<String> },
+    #[error(
+        "{scheduler} was stepped {steps} times, but its schedule has only {total_steps} steps. The total is \
+         the number of batches per epoch times the number of epochs, divided by the gradient accumulation steps"
+    )]
+    ScheduleFinished { scheduler: &'static str, steps: usize, total_steps: usize },
+    #[error(
+        "the total norm (order {norm_type}) of the gradients is {norm}, so the gradients cannot be clipped to it. \
+         Look for the first step with a loss that is not finite, or allow it (error_if_nonfinite: false)"
+    )]
+    NonFiniteNorm { norm_type: f64, norm: f64 },
+    #[error(
+        "GradScaler::{call} needs a loss that was scaled before, and none was since the scaler was made; \
+         run the backward pass on GradScaler::scale(&loss), or let Accelerator::backward do it"
+    )]
+    NothingScaled { call: &'static str },
+    #[error(
+        "the gradient of \"{parameter}\" is float16, and unscaling it could lose it to rounding. Keep the \
+         parameters in float32 and let mixed precision compute in float16"
+    )]
+    HalfGradient { parameter: String },
+    #[error("GradScaler::{call} was called for an optimizer that has already stepped; call GradScaler::update first")]
+    AlreadyStepped { call: &'static str },
+    #[error("GradScaler::update was called before any optimizer of this step was unscaled or stepped")]
+    NothingToUpdate,
+}

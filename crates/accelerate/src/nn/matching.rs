@@ -1,0 +1,93 @@
+//! Which found tensor goes into which parameter, and everything that does not fit.
+
+use super::{Param, ParamStore};
+use std::collections::HashMap;
+use std::fmt;
+
+/// All differences between what a model has and what was found for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Mismatch {
+    /// In the model, not found.
+    pub(crate) missing: Vec<String>,
+    /// Found, not in the model.
+    pub(crate) unexpected: Vec<String>,
+    pub(crate) misshaped: Vec<Misshaped>,
+}
+
+/// A tensor of the right name and the wrong shape.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Misshaped {
+    pub(crate) name: String,
+    pub(crate) found: Vec<i64>,
+    pub(crate) wanted: Vec<i64>,
+}
+
+impl Mismatch {
+    /// Wrong shapes are fatal always, names only when `strict`: as PyTorch's `load_state_dict`.
+    pub(crate) fn is_fatal(&self, strict: bool) -> bool {
+        !self.misshaped.is_empty()
+            || (strict && !(self.missing.is_empty() && self.unexpected.is_empty()))
+    }
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts = Vec::new();
+        if !self.missing.is_empty() {
+            parts.push(format!("{} missing: {}", self.missing.len(), self.missing.join(", ")));
+        }
+        if !self.unexpected.is_empty() {
+            let (count, names) = (self.unexpected.len(), self.unexpected.join(", "));
+            parts.push(format!("{count} unexpected: {names}"));
+        }
+        if !self.misshaped.is_empty() {
+            let each = |m: &Misshaped| format!("{} is {:?} but the model has {:?}", m.name, m.found, m.wanted);
+            let list: Vec<_> = self.misshaped.iter().map(each).collect();
+            parts.push(format!("{} of another shape: {}", list.len(), list.join(", ")));
+        }
+        f.write_str(&parts.join("; "))
+    }
+}
+
+/// Pairs found tensors (by name and shape) with parameters: `(position in found, parameter)`.
+///
+/// A tied parameter may be found under any of its names; its first name wins. `num_batches_tracked` may be
+/// absent, because files written before PyTorch 0.4.1 lack it, and PyTorch accepts that too.
+pub(crate) fn match_names(
+    store: &ParamStore,
+    found: &[(String, Vec<i64>)],
+) -> (Vec<(usize, Param)>, Mismatch) {
+    let mut mismatch = Mismatch::default();
+    let mut by_first_name: HashMap<String, (usize, bool)> = HashMap::new();
+    for (position, (name, _)) in found.iter().enumerate() {
+        match store.get(name).filter(Param::is_persistent) {
+            Some(param) => {
+                let is_first_name = param.name() == name;
+                let entry = by_first_name.entry(param.name().to_owned());
+                let slot = entry.or_insert((position, is_first_name));
+                if is_first_name {
+                    *slot = (position, true);
+                }
+            }
+            None => mismatch.unexpected.push(name.clone()),
+        }
+    }
+    let mut pairs = Vec::new();
+    for param in store.persistent() {
+        let Some(&(position, _)) = by_first_name.get(param.name()) else {
+            if !(param.is_buffer() && param.name().ends_with("num_batches_tracked")) {
+                mismatch.missing.push(param.name().to_owned());
+            }
+            continue;
+        };
+        let (name, shape) = &found[position];
+        let wanted = param.shape();
+        if *shape == wanted {
+            pairs.push((position, param));
+        } else {
+            mismatch.misshaped.push(Misshaped { name: name.clone(), found: shape.clone(), wanted });
+        }
+    }
+    mismatch.unexpected.sort();
+    (pairs, mismatch)
+}

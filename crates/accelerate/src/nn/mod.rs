@@ -1,0 +1,62 @@
+//! Parameters, where they live, and the layers that compute with them.
+//!
+//! - [`Param`] is a cheap handle on one parameter or buffer. Layers ask it for the tensor to compute
+//!   with; *how* it is stored (whole, sharded, offloaded) is a strategy behind the handle.
+//! - [`ParamStore`] owns all of them by name, [`Path`] makes them: `&path / "encoder" / 0`. Names equal
+//!   the keys of PyTorch's `state_dict`, so weight files are exchanged by name.
+//! - Layers are plain structs with public fields; a model is whatever struct holds them and implements
+//!   [`Module`].
+//! - [`init`] holds PyTorch's initialisations: the same seed gives the same bits.
+//!
+//! ```
+//! use accelerate::nn::{Linear, Module, ParamStore};
+//! use accelerate::tch::{Device, Kind, Tensor};
+//!
+//! struct Classifier { store: ParamStore, hidden: Linear, output: Linear }
+//!
+//! impl Module for Classifier {
+//!     type Input = Tensor;
+//!     type Output = Tensor;
+//!     fn forward(&self, input: &Tensor) -> accelerate::Result<Tensor> {
+//!         self.output.forward(&self.hidden.forward(input)?.f_relu()?)
+//!     }
+//!     fn params(&self) -> &ParamStore { &self.store }
+//! }
+//!
+//! let store = ParamStore::new(Device::Cpu);
+//! let path = store.root();
+//! let model = Classifier {
+//!     hidden: Linear::new(&path / "hidden", 4, 8, Default::default())?,
+//!     output: Linear::new(&path / "output", 8, 2, Default::default())?,
+//!     store,
+//! };
+//! let logits = model.forward(&Tensor::ones([3, 4], (Kind::Float, Device::Cpu)))?;
+//! assert_eq!(logits.size(), [3, 2]);
+//! assert_eq!(model.params().parameters()[0].name(), "hidden.weight");
+//! # Ok::<(), accelerate::Error>(())
+//! ```
+
+mod dropout;
+mod embedding;
+pub mod init;
+mod layer;
+mod linear;
+mod matching;
+mod norm;
+mod param;
+mod path;
+mod state_dict;
+mod store;
+
+pub use dropout::Dropout;
+pub use embedding::{Embedding, EmbeddingConfig};
+pub use init::Init;
+pub use layer::{Layer, Module};
+pub use linear::{DenseKernel, Linear, LinearConfig, LinearKernel};
+pub(crate) use matching::{Mismatch, Misshaped, match_names};
+pub use norm::{GroupNorm, GroupNormConfig, LayerNorm, LayerNormConfig, RMSNorm, RMSNormConfig};
+pub use param::Param;
+pub(crate) use param::Storage;
+pub use path::{Initial, Path};
+pub use state_dict::{LoadReport, StateDict};
+pub use store::{ParamStore, TrainingFlag};

@@ -1,0 +1,227 @@
+//! The handle on one parameter or buffer, and the strategy that stores it.
+
+use crate::error::Result;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tch::{Kind, Tensor};
+
+/// How a parameter is kept between uses.
+///
+/// Layers see [`materialize`](Storage::materialize), optimizers and checkpoints see
+/// [`local`](Storage::local). The two are the same tensor while every rank holds the whole of it.
+pub(crate) trait Storage: Send {
+    /// The whole tensor, fit to compute with; gradients flow from it to the local part.
+    fn materialize(&self) -> Tensor;
+    /// What this rank owns.
+    fn local(&self) -> Tensor;
+}
+
+/// Every rank holds the whole tensor.
+struct Replicated(Tensor);
+
+impl Storage for Replicated {
+    fn materialize(&self) -> Tensor {
+        self.0.shallow_clone()
+    }
+    fn local(&self) -> Tensor {
+        self.0.shallow_clone()
+    }
+}
+
+/// What a handle stands for in its store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Learned; the only role whose gradients are synchronised and clipped.
+    Parameter,
+    /// State that is not learned, such as running statistics.
+    Buffer { persistent: bool },
+}
+
+/// A handle on one named parameter or buffer of a [`ParamStore`](crate::nn::ParamStore).
+///
+/// Clones are the same parameter. A handle may be sent to and shared between threads.
+///
+/// ```
+/// use accelerate::nn::{Init, ParamStore};
+/// use accelerate::tch::{Device, Kind};
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// let scale = (store.root() / "head").param("scale", ([4], Init::Ones))?;
+/// assert_eq!(scale.name(), "head.scale");
+/// assert_eq!((scale.shape(), scale.kind()), (vec![4], Kind::Float));
+/// assert!(scale.requires_grad());
+///
+/// scale.get().f_sum(Kind::Float)?.f_backward()?;
+/// assert_eq!(scale.grad().map(|grad| grad.size()), Some(vec![4]));
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Param(Arc<Inner>);
+
+struct Inner {
+    name: String,
+    role: Role,
+    // tch's Tensor may be sent but not shared, hence a mutex and not a read-write lock.
+    storage: Mutex<Box<dyn Storage>>,
+}
+
+impl Param {
+    pub(crate) fn new(name: String, role: Role, tensor: Tensor) -> Self {
+        Self(Arc::new(Inner { name, role, storage: Mutex::new(Box::new(Replicated(tensor))) }))
+    }
+
+    // A storage has no half-changed state: a panic elsewhere does not spoil it.
+    fn storage(&self) -> MutexGuard<'_, Box<dyn Storage>> {
+        self.0.storage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The tensor to compute with: whole, on the store's device. Gradients of a loss reach the parameter
+    /// through it. No copy is made.
+    pub fn get(&self) -> Tensor {
+        self.storage().materialize()
+    }
+
+    /// What this process owns of the parameter: what optimizers update and checkpoints write. The same
+    /// tensor as [`get`](Self::get) unless the parameter is sharded. No copy is made.
+    pub fn local(&self) -> Tensor {
+        self.storage().local()
+    }
+
+    /// The full name, equal to PyTorch's state-dict key: `encoder.layer.0.attention.weight`.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Sizes of the local tensor's dims.
+    pub fn shape(&self) -> Vec<i64> {
+        self.local().size()
+    }
+
+    /// The element type.
+    pub fn kind(&self) -> Kind {
+        self.local().kind()
+    }
+
+    /// Number of elements this process owns.
+    pub fn numel(&self) -> usize {
+        self.local().numel()
+    }
+
+    /// Does a backward pass give this parameter a gradient? Buffers never get one.
+    pub fn requires_grad(&self) -> bool {
+        self.local().requires_grad()
+    }
+
+    /// Freezes (`false`) or unfreezes (`true`) the parameter.
+    ///
+    /// # Errors
+    /// Unfreezing a tensor of integers, which cannot have a gradient.
+    ///
+    /// ```
+    /// # use accelerate::{nn::{Init, ParamStore}, tch::Device};
+    /// let store = ParamStore::new(Device::Cpu);
+    /// let weight = store.root().param("weight", ([2], Init::Zeros))?;
+    /// weight.set_requires_grad(false)?;
+    /// assert!(store.trainable_parameters().is_empty());
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn set_requires_grad(&self, requires_grad: bool) -> Result<()> {
+        self.local().f_set_requires_grad(requires_grad)?;
+        Ok(())
+    }
+
+    /// The gradient that backward passes have summed up so far, if there is one.
+    pub fn grad(&self) -> Option<Tensor> {
+        self.local().f_grad().ok().filter(Tensor::defined)
+    }
+
+    /// Is this state that is not learned, such as a running mean?
+    pub fn is_buffer(&self) -> bool {
+        matches!(self.0.role, Role::Buffer { .. })
+    }
+
+    /// Is it part of state dicts and weight files? Parameters always are, buffers by choice.
+    pub fn is_persistent(&self) -> bool {
+        self.0.role != (Role::Buffer { persistent: false })
+    }
+
+    /// Overwrites the values in place, casting element type and device. No gradient is recorded.
+    ///
+    /// # Errors
+    /// A shape that cannot be broadcast to the parameter's.
+    ///
+    /// ```
+    /// # use accelerate::{nn::{Init, ParamStore}, tch::{Device, Tensor}};
+    /// let weight = ParamStore::new(Device::Cpu).root().param("weight", ([2], Init::Zeros))?;
+    /// weight.copy_(&Tensor::from_slice(&[1.0f64, 2.0]))?;
+    /// assert_eq!(weight.get().f_double_value(&[1])?, 2.0);
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn copy_(&self, source: &Tensor) -> Result<()> {
+        let _no_grad = tch::no_grad_guard();
+        self.local().f_copy_(source)?;
+        Ok(())
+    }
+
+    /// Are both handles on the same parameter? True for tied weights.
+    pub fn is_same(&self, other: &Param) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Changes how the parameter is kept. Layers notice nothing.
+    #[allow(dead_code, reason = "the engines that shard and offload parameters install their storage here")]
+    pub(crate) fn replace_storage(&self, storage: Box<dyn Storage>) -> Box<dyn Storage> {
+        std::mem::replace(&mut *self.storage(), storage)
+    }
+}
+
+impl fmt::Debug for Param {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Param")
+            .field("name", &self.0.name)
+            .field("shape", &self.shape())
+            .field("kind", &self.kind())
+            .field("role", &self.0.role)
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::Device;
+
+    struct Doubled(Tensor);
+
+    impl Storage for Doubled {
+        fn materialize(&self) -> Tensor {
+            &self.0 * 2.0
+        }
+        fn local(&self) -> Tensor {
+            self.0.shallow_clone()
+        }
+    }
+
+    #[test]
+    fn a_replaced_storage_computes_with_its_own_tensor_and_optimizes_the_local_one() {
+        let tensor = Tensor::ones([2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let param = Param::new("weight".into(), Role::Parameter, tensor);
+        let clone = param.clone();
+        let local = param.local();
+        param.replace_storage(Box::new(Doubled(local)));
+
+        clone.get().sum(Kind::Float).backward();
+
+        assert_eq!(clone.get().double_value(&[0]), 2.0);
+        assert_eq!(clone.local().double_value(&[0]), 1.0);
+        assert_eq!(param.grad().map(|grad| grad.double_value(&[0])), Some(2.0));
+    }
+
+    #[test]
+    fn handles_cross_threads() {
+        fn is_send_and_sync<T: Send + Sync>() {}
+        is_send_and_sync::<Param>();
+        is_send_and_sync::<crate::nn::ParamStore>();
+        is_send_and_sync::<crate::nn::Linear>();
+    }
+}

@@ -1,0 +1,386 @@
+//! All parameters of a model by name.
+
+use super::init::is_floating;
+use super::param::Role;
+use super::{LoadReport, Param, Path, StateDict, match_names};
+use crate::error::{NnError, Result, WeightsError};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tch::{Device, Kind, Tensor};
+
+/// The mode of a model, shared by its store and the layers that behave differently while training.
+///
+/// ```
+/// use accelerate::{nn::ParamStore, tch::Device};
+/// let store = ParamStore::new(Device::Cpu);
+/// let training = store.training_flag();
+/// store.eval();
+/// assert!(!training.get());
+/// ```
+#[derive(Clone, Debug)]
+pub struct TrainingFlag(Arc<AtomicBool>);
+
+impl TrainingFlag {
+    /// Is the model in training mode?
+    pub fn get(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// The parameters and buffers of one model, in the order in which they were registered.
+///
+/// Clones are the same store. It begins in training mode.
+///
+/// ```
+/// use accelerate::nn::{Linear, ParamStore};
+/// use accelerate::tch::Device;
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// Linear::new(store.root() / "classifier", 8, 2, Default::default())?;
+/// let names: Vec<_> = store.named_parameters().into_iter().map(|(name, _)| name).collect();
+/// assert_eq!(names, ["classifier.weight", "classifier.bias"]);
+/// assert_eq!(store.num_parameters(), 18);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct ParamStore(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    training: TrainingFlag,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    device: Device,
+    kind: Kind,
+    params: Vec<Param>,
+    /// First names only.
+    positions: HashMap<String, usize>,
+    /// Further names of tied weights, to their first name.
+    aliases: BTreeMap<String, String>,
+}
+
+impl State {
+    fn get(&self, name: &str) -> Option<&Param> {
+        let first_name = self.aliases.get(name).map_or(name, String::as_str);
+        self.positions.get(first_name).map(|&position| &self.params[position])
+    }
+
+    fn check_free(&self, name: &str) -> Result<()> {
+        if name.is_empty() || name.split('.').any(str::is_empty) {
+            return Err(NnError::MalformedName { name: name.to_owned() }.into());
+        }
+        if let Some(param) = self.get(name) {
+            let (name, shape) = (name.to_owned(), param.shape());
+            return Err(NnError::DuplicateName { name, shape }.into());
+        }
+        Ok(())
+    }
+
+    fn insert(&mut self, param: Param) -> Result<Param> {
+        self.check_free(param.name())?;
+        self.positions.insert(param.name().to_owned(), self.params.len());
+        self.params.push(param.clone());
+        Ok(param)
+    }
+}
+
+impl ParamStore {
+    /// An empty store whose parameters will live on `device` as 32-bit floats.
+    pub fn new(device: Device) -> Self {
+        Self::with_kind(device, Kind::Float)
+    }
+
+    /// An empty store whose parameters will be of element type `kind`: `torch.set_default_dtype`.
+    ///
+    /// ```
+    /// use accelerate::nn::{Init, ParamStore};
+    /// use accelerate::tch::{Device, Kind};
+    /// let store = ParamStore::with_kind(Device::Cpu, Kind::Double);
+    /// assert_eq!(store.root().param("scale", ([1], Init::Ones))?.kind(), Kind::Double);
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn with_kind(device: Device, kind: Kind) -> Self {
+        Self(Arc::new(Inner {
+            training: TrainingFlag(Arc::new(AtomicBool::new(true))),
+            state: Mutex::new(State {
+                device,
+                kind,
+                params: Vec::new(),
+                positions: HashMap::new(),
+                aliases: BTreeMap::new(),
+            }),
+        }))
+    }
+
+    /// The parameters of a model written for plain `tch`: names are kept and storage is shared, so updates
+    /// through the store are seen by the model and the other way round.
+    ///
+    /// Trainable variables are parameters in the order of their creation; the others are buffers, by name.
+    ///
+    /// # Errors
+    /// A name that is malformed.
+    ///
+    /// ```
+    /// use accelerate::nn::ParamStore;
+    /// use accelerate::tch::{Device, nn};
+    ///
+    /// let variables = nn::VarStore::new(Device::Cpu);
+    /// let linear = nn::linear(variables.root() / "classifier", 4, 2, Default::default());
+    /// let store = ParamStore::from_var_store(&variables)?;
+    /// store.get("classifier.bias").unwrap().copy_(&linear.bs.as_ref().unwrap().ones_like())?;
+    /// assert_eq!(linear.bs.unwrap().double_value(&[0]), 1.0);
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn from_var_store(variables: &tch::nn::VarStore) -> Result<Self> {
+        let store = Self::with_kind(variables.device(), variables.kind());
+        let variables =
+            variables.variables_.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names: Vec<&String> = variables.named_variables.keys().collect();
+        names.sort();
+        // The store of tch keeps the order only in a list without names; the memory tells which is which.
+        let mut taken = HashSet::new();
+        for variable in &variables.trainable_variables {
+            let is_same = |name: &&&String| {
+                let tensor = &variables.named_variables[**name];
+                !taken.contains(**name)
+                    && tensor.data_ptr() == variable.tensor.data_ptr()
+                    && tensor.size() == variable.tensor.size()
+            };
+            if let Some(name) = names.iter().find(is_same).copied() {
+                taken.insert(name);
+                let tensor = variables.named_variables[name].shallow_clone();
+                store.insert(Param::new(name.clone(), Role::Parameter, tensor))?;
+            }
+        }
+        for name in names.into_iter().filter(|name| !taken.contains(name)) {
+            let tensor = variables.named_variables[name].shallow_clone();
+            let role = Role::Buffer { persistent: true };
+            store.insert(Param::new(name.clone(), role, tensor))?;
+        }
+        Ok(store)
+    }
+
+    // Every change is a single step, so a panic elsewhere does not spoil the state.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn check_free(&self, name: &str) -> Result<()> {
+        self.state().check_free(name)
+    }
+
+    pub(crate) fn insert(&self, param: Param) -> Result<Param> {
+        self.state().insert(param)
+    }
+
+    pub(crate) fn insert_alias(&self, alias: String, param: &Param) -> Result<Param> {
+        let mut state = self.state();
+        state.check_free(&alias)?;
+        if !state.get(param.name()).is_some_and(|own| own.is_same(param)) {
+            let name = param.name().to_owned();
+            return Err(NnError::ForeignAlias { alias, name }.into());
+        }
+        state.aliases.insert(alias, param.name().to_owned());
+        Ok(param.clone())
+    }
+
+    /// The place under which a model registers its layers.
+    pub fn root(&self) -> Path {
+        Path::root(self.clone())
+    }
+
+    /// Where parameters live.
+    pub fn device(&self) -> Device {
+        self.state().device
+    }
+
+    /// The element type of new parameters.
+    pub fn kind(&self) -> Kind {
+        self.state().kind
+    }
+
+    /// Training mode: dropout drops, batch normalisation learns its statistics.
+    pub fn train(&self) {
+        self.set_training(true);
+    }
+
+    /// Evaluation mode. It does not switch gradients off; that is [`tch::no_grad`].
+    pub fn eval(&self) {
+        self.set_training(false);
+    }
+
+    /// Training mode (`true`) or evaluation mode (`false`).
+    pub fn set_training(&self, training: bool) {
+        self.0.training.0.store(training, Ordering::Relaxed);
+    }
+
+    /// Is the model in training mode?
+    pub fn is_training(&self) -> bool {
+        self.0.training.get()
+    }
+
+    /// The mode as a value that layers keep.
+    pub fn training_flag(&self) -> TrainingFlag {
+        self.0.training.clone()
+    }
+
+    /// All parameters, frozen ones too, without buffers; tied weights once.
+    pub fn parameters(&self) -> Vec<Param> {
+        self.filtered(|param| !param.is_buffer())
+    }
+
+    /// The parameters that get a gradient: what an optimizer updates.
+    pub fn trainable_parameters(&self) -> Vec<Param> {
+        self.filtered(|param| !param.is_buffer() && param.requires_grad())
+    }
+
+    /// The buffers, persistent or not.
+    pub fn buffers(&self) -> Vec<Param> {
+        self.filtered(Param::is_buffer)
+    }
+
+    /// All parameters with their names.
+    pub fn named_parameters(&self) -> Vec<(String, Param)> {
+        self.parameters().into_iter().map(|param| (param.name().to_owned(), param)).collect()
+    }
+
+    /// All parameters and those buffers that are saved, in order.
+    pub(crate) fn persistent(&self) -> Vec<Param> {
+        self.filtered(Param::is_persistent)
+    }
+
+    fn filtered(&self, wanted: impl Fn(&Param) -> bool) -> Vec<Param> {
+        self.state().params.iter().filter(|param| wanted(param)).cloned().collect()
+    }
+
+    /// The parameter or buffer of this name, or of this alias.
+    pub fn get(&self, name: &str) -> Option<Param> {
+        self.state().get(name).cloned()
+    }
+
+    /// Further names of tied weights, each to the name under which the weight is kept.
+    pub fn aliases(&self) -> BTreeMap<String, String> {
+        self.state().aliases.clone()
+    }
+
+    /// Number of elements of all parameters, without buffers; tied weights once.
+    pub fn num_parameters(&self) -> usize {
+        self.parameters().iter().map(Param::numel).sum()
+    }
+
+    /// All parameters and persistent buffers. The tensors are detached but share their storage with the model:
+    /// copy them to keep them.
+    ///
+    /// ```
+    /// use accelerate::nn::{Linear, ParamStore};
+    /// use accelerate::tch::Device;
+    ///
+    /// let store = ParamStore::new(Device::Cpu);
+    /// Linear::new(store.root() / "proj", 2, 2, Default::default())?;
+    /// assert_eq!(store.state_dict()?.names().collect::<Vec<_>>(), ["proj.weight", "proj.bias"]);
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn state_dict(&self) -> Result<StateDict> {
+        let entries = self.persistent().into_iter();
+        let state: Result<StateDict> =
+            entries.map(|param| Ok((param.name().to_owned(), param.local().f_detach()?))).collect();
+        Ok(state?.with_aliases(self.aliases()))
+    }
+
+    /// Overwrites parameters and buffers by name, casting element types and devices.
+    ///
+    /// Tied weights may stand under any of their names. Nothing is changed unless everything fits. With
+    /// `strict` false, names that only one side has are reported instead; a wrong shape is an error always.
+    ///
+    /// # Errors
+    /// Lists *all* missing, unexpected and mis-shaped names.
+    ///
+    /// ```
+    /// use accelerate::nn::{Linear, ParamStore, StateDict};
+    /// use accelerate::tch::{Device, Tensor};
+    ///
+    /// let store = ParamStore::new(Device::Cpu);
+    /// let layer = Linear::new(store.root() / "proj", 1, 1, Default::default())?;
+    /// let found: StateDict = [("proj.bias".to_string(), Tensor::from_slice(&[7.0f32]))].into_iter().collect();
+    /// let error = store.load_state_dict(&found, true).unwrap_err();
+    /// assert!(error.to_string().contains("1 missing: proj.weight"));
+    /// let report = store.load_state_dict(&found, false)?;
+    /// assert_eq!(report.missing_keys, ["proj.weight"]);
+    /// assert_eq!(layer.bias.unwrap().get().double_value(&[0]), 7.0);
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn load_state_dict(&self, state: &StateDict, strict: bool) -> Result<LoadReport> {
+        let entries: Vec<(&str, &Tensor)> = state.iter().collect();
+        let found: Vec<_> =
+            entries.iter().map(|(name, tensor)| ((*name).to_owned(), tensor.size())).collect();
+        let (pairs, mismatch) = match_names(self, &found);
+        if mismatch.is_fatal(strict) {
+            return Err(WeightsError::StateDict { mismatch }.into());
+        }
+        for (position, param) in pairs {
+            param.copy_(entries[position].1)?;
+        }
+        let (missing_keys, unexpected_keys) = (mismatch.missing, mismatch.unexpected);
+        Ok(LoadReport { missing_keys, unexpected_keys })
+    }
+
+    /// Overwrites all parameters and buffers by those of the same name in a `tch` store.
+    ///
+    /// # Errors
+    /// Lists all names and shapes that differ.
+    pub fn copy_from(&self, variables: &tch::nn::VarStore) -> Result<()> {
+        self.load_state_dict(&variables.variables().into_iter().collect(), true)?;
+        Ok(())
+    }
+
+    /// Moves everything to another device in place: handles held by layers and optimizers stay valid.
+    ///
+    /// # Errors
+    /// The device does not exist or its memory does not suffice.
+    pub fn to_device(&self, device: Device) -> Result<()> {
+        self.replace_data(|tensor| tensor.f_to(device))?;
+        self.state().device = device;
+        Ok(())
+    }
+
+    /// Casts floating-point parameters and buffers in place; integers stay.
+    ///
+    /// ```
+    /// use accelerate::nn::{BatchNorm2d, ParamStore};
+    /// use accelerate::tch::{Device, Kind};
+    ///
+    /// let store = ParamStore::new(Device::Cpu);
+    /// let norm = BatchNorm2d::new(store.root(), 3, Default::default())?;
+    /// store.to_kind(Kind::BFloat16)?;
+    /// assert_eq!(norm.weight.unwrap().kind(), Kind::BFloat16);
+    /// assert_eq!(norm.num_batches_tracked.unwrap().kind(), Kind::Int64);
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn to_kind(&self, kind: Kind) -> Result<()> {
+        self.replace_data(|tensor| match is_floating(tensor.f_kind()?) {
+            true => tensor.f_to_kind(kind),
+            false => Ok(tensor.shallow_clone()),
+        })?;
+        self.state().kind = kind;
+        Ok(())
+    }
+
+    fn replace_data(&self, convert: impl Fn(&Tensor) -> Result<Tensor, tch::TchError>) -> Result<()> {
+        let _no_grad = tch::no_grad_guard();
+        for param in self.filtered(|_| true) {
+            // The tensor object stays and its data change, as in torch.nn.Module.to: whoever holds it follows.
+            let mut local = param.local();
+            let converted = convert(&local.f_detach()?)?;
+            let grad = param.grad().map(|grad| convert(&grad)).transpose()?;
+            local.f_set_data(&converted)?;
+            if let (Some(mut old), Some(new)) = (param.grad(), grad) {
+                old.f_set_data(&new)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,392 @@
+//! Adam and AdamW.
+
+use super::batches::{Batch, batches};
+use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero};
+use super::state::{Loading, OptimizerState, save_groups, save_tensor};
+use super::Optimizer;
+use crate::error::{OptimError, Result};
+use crate::nn::ParamStore;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::marker::PhantomData;
+use tch::{Device, Kind, Tensor};
+use torch_ext::{foreach, fused};
+
+/// Adam with decoupled weight decay, as `torch.optim.AdamW(fused=True)`.
+///
+/// Each step first shrinks a parameter by `lr * weight_decay`, then moves it by
+/// `lr * exp_avg / (sqrt(exp_avg_sq) + eps)`, both averages corrected for their start at zero
+/// (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019). Defaults are PyTorch's:
+/// betas (0.9, 0.999), eps 1e-8, weight decay 0.01.
+///
+/// State is made at a parameter's first step with a gradient: `exp_avg` and `exp_avg_sq` of its
+/// shape and dtype, `step` a float scalar.
+///
+/// ```
+/// use accelerate::{nn::{Init, ParamStore}, optim::{AdamW, Optimizer}, tch::Device};
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// let weight = store.root().param("weight", &[1], Init::Zeros)?;
+/// let mut optimizer = AdamW::new(&store, 0.1)?;
+/// (weight.get() * 5.0).sum(None).backward();
+/// optimizer.step()?;
+/// optimizer.zero_grad()?;
+/// // The first step has the length of the learning rate, whatever the gradient's size.
+/// assert!((weight.get().double_value(&[0]) + 0.1).abs() < 1e-6);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct AdamW(Core);
+
+/// Adam, as `torch.optim.Adam(fused=True)`: weight decay (default 0) is added to the gradient.
+///
+/// Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2015. State as in [`AdamW`].
+///
+/// ```
+/// use accelerate::{nn::{Init, ParamStore}, optim::Adam, tch::Device};
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// store.root().param("weight", &[1], Init::Zeros)?;
+/// let optimizer = Adam::builder(&store).lr(1e-4).betas((0.9, 0.98)).eps(1e-9).build()?;
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Adam(Core);
+
+/// Settings that all groups share, under the names PyTorch saves them by.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Options {
+    betas: (f64, f64),
+    eps: f64,
+    amsgrad: bool,
+    maximize: bool,
+}
+
+#[derive(Debug)]
+struct Moments {
+    step: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    /// Only with amsgrad.
+    max_exp_avg_sq: Option<Tensor>,
+}
+
+#[derive(Debug)]
+struct Core {
+    handle: OptimizerHandle,
+    options: Options,
+    decoupled: bool,
+    /// Group by group, in the order of the parameters.
+    moments: Vec<Option<Moments>>,
+}
+
+impl Core {
+    fn step(&mut self, found_inf: Option<&Tensor>) -> Result<()> {
+        let _no_grad = tch::no_grad_guard();
+        let handle = self.handle.clone();
+        let mut first_slot = 0;
+        for group in 0..handle.num_groups() {
+            let params = handle.group_params(group);
+            let settings = handle.settings(group)?;
+            for batch in batches(params, first_slot)? {
+                self.step_batch(&batch, settings, found_inf)?;
+            }
+            first_slot += params.len();
+        }
+        handle.record_step();
+        Ok(())
+    }
+
+    fn step_batch(
+        &mut self,
+        batch: &Batch,
+        settings: GroupSettings,
+        found_inf: Option<&Tensor>,
+    ) -> Result<()> {
+        for (&slot, param) in batch.slots.iter().zip(&batch.params) {
+            if self.moments[slot].is_none() {
+                self.moments[slot] = Some(Moments::zeros(param, self.options.amsgrad)?);
+            }
+        }
+        let moments = || batch.slots.iter().filter_map(|&slot| self.moments[slot].as_ref());
+        let steps: Vec<&Tensor> = moments().map(|m| &m.step).collect();
+        let exp_avgs: Vec<&Tensor> = moments().map(|m| &m.exp_avg).collect();
+        let exp_avg_sqs: Vec<&Tensor> = moments().map(|m| &m.exp_avg_sq).collect();
+        let max_exp_avg_sqs: Vec<&Tensor> =
+            moments().filter_map(|m| m.max_exp_avg_sq.as_ref()).collect();
+        foreach::add_scalar_(&steps, 1.0)?;
+        let lists = fused::AdamLists {
+            params: &batch.params,
+            grads: &batch.grads,
+            exp_avgs: &exp_avgs,
+            exp_avg_sqs: &exp_avg_sqs,
+            max_exp_avg_sqs: &max_exp_avg_sqs,
+            state_steps: &steps,
+        };
+        let options = fused::AdamOptions {
+            lr: settings.lr,
+            beta1: settings.momentum,
+            beta2: self.options.betas.1,
+            weight_decay: settings.weight_decay,
+            eps: self.options.eps,
+            amsgrad: self.options.amsgrad,
+            maximize: self.options.maximize,
+        };
+        if self.decoupled {
+            fused::adamw(&lists, &options, None, found_inf)?;
+        } else {
+            fused::adam(&lists, &options, None, found_inf)?;
+        }
+        // The device skipped the update if it found an infinity; then the step does not count either.
+        if let Some(found_inf) = found_inf {
+            foreach::sub_tensor_(&steps, found_inf)?;
+        }
+        Ok(())
+    }
+
+    fn step_unless(&mut self, found_inf: &Tensor) -> Result<()> {
+        // Reading a CPU tensor waits for nobody, and then the kernels need not run at all.
+        if found_inf.device() != Device::Cpu {
+            return self.step(Some(found_inf));
+        }
+        if found_inf.f_double_value(&[])? == 0.0 { self.step(None) } else { Ok(()) }
+    }
+
+    fn params(&self) -> impl Iterator<Item = (usize, &crate::nn::Param)> {
+        self.handle.params().enumerate()
+    }
+
+    fn state_dict(&self) -> Result<OptimizerState> {
+        let mut tensors = BTreeMap::new();
+        for (slot, param) in self.params() {
+            let Some(moments) = &self.moments[slot] else { continue };
+            save_tensor(&mut tensors, "step", param, &moments.step)?;
+            save_tensor(&mut tensors, "exp_avg", param, &moments.exp_avg)?;
+            save_tensor(&mut tensors, "exp_avg_sq", param, &moments.exp_avg_sq)?;
+            if let Some(max_exp_avg_sq) = &moments.max_exp_avg_sq {
+                save_tensor(&mut tensors, "max_exp_avg_sq", param, max_exp_avg_sq)?;
+            }
+        }
+        let mut groups = save_groups(&self.handle, &self.options)?;
+        for group in &mut groups {
+            let betas = serde_json::json!([group.momentum, self.options.betas.1]);
+            group.options.insert("betas".to_string(), betas);
+        }
+        Ok(OptimizerState { tensors, groups })
+    }
+
+    fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {
+        let _no_grad = tch::no_grad_guard();
+        let mut loading = Loading::new(&self.handle, state);
+        let options = loading.options(self.options.clone());
+        let names: &[&str] = if options.amsgrad {
+            &["step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
+        } else {
+            &["step", "exp_avg", "exp_avg_sq"]
+        };
+        let mut moments = Vec::with_capacity(self.moments.len());
+        for (_, param) in self.params() {
+            let tensors = loading.tensors(param, names)?;
+            moments.push(tensors.and_then(Moments::from_saved));
+        }
+        loading.finish()?;
+        self.options = options;
+        self.moments = moments;
+        Ok(())
+    }
+}
+
+impl Moments {
+    fn zeros(param: &Tensor, amsgrad: bool) -> Result<Self> {
+        Ok(Self {
+            step: Tensor::f_zeros([0i64; 0], (Kind::Float, param.device()))?,
+            exp_avg: param.f_zeros_like()?,
+            exp_avg_sq: param.f_zeros_like()?,
+            max_exp_avg_sq: if amsgrad { Some(param.f_zeros_like()?) } else { None },
+        })
+    }
+
+    /// Takes `step, exp_avg, exp_avg_sq[, max_exp_avg_sq]`.
+    fn from_saved(tensors: Vec<Tensor>) -> Option<Self> {
+        let mut tensors = tensors.into_iter();
+        Some(Self {
+            step: tensors.next()?,
+            exp_avg: tensors.next()?,
+            exp_avg_sq: tensors.next()?,
+            max_exp_avg_sq: tensors.next(),
+        })
+    }
+}
+
+mod kind {
+    /// What tells the two optimizers of this file apart.
+    pub trait AdamKind: Sized {
+        const NAME: &'static str;
+        const DECOUPLED: bool;
+        const WEIGHT_DECAY: f64;
+        #[allow(private_interfaces, reason = "the trait is sealed by this private module")]
+        fn from_core(core: super::Core) -> Self;
+    }
+}
+use kind::AdamKind;
+
+macro_rules! adam_kind {
+    ($type:ident, decoupled: $decoupled:literal, weight_decay: $weight_decay:literal) => {
+        impl AdamKind for $type {
+            const NAME: &'static str = stringify!($type);
+            const DECOUPLED: bool = $decoupled;
+            const WEIGHT_DECAY: f64 = $weight_decay;
+            #[allow(private_interfaces, reason = "the trait is sealed by a private module")]
+            fn from_core(core: Core) -> Self {
+                Self(core)
+            }
+        }
+
+        impl $type {
+            /// Trains every parameter of the store that requires a gradient, in one group.
+            ///
+            /// # Errors
+            /// There is none, or `lr` is negative or not finite.
+            pub fn new(store: &ParamStore, lr: f64) -> Result<Self> {
+                Self::builder(store).lr(lr).build()
+            }
+
+            /// Chooses other settings than PyTorch's defaults; see [`AdamBuilder`].
+            pub fn builder(store: &ParamStore) -> AdamBuilder<Self> {
+                AdamBuilder::new(store)
+            }
+        }
+
+        impl Optimizer for $type {
+            fn step(&mut self) -> Result<()> {
+                self.0.step(None)
+            }
+            fn step_unless(&mut self, found_inf: &Tensor) -> Result<()> {
+                self.0.step_unless(found_inf)
+            }
+            fn handle(&self) -> &OptimizerHandle {
+                &self.0.handle
+            }
+            fn state_dict(&self) -> Result<OptimizerState> {
+                self.0.state_dict()
+            }
+            fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {
+                self.0.load_state_dict(state)
+            }
+        }
+    };
+}
+
+adam_kind!(AdamW, decoupled: true, weight_decay: 0.01);
+adam_kind!(Adam, decoupled: false, weight_decay: 0.0);
+
+/// Settings of [`Adam`] and [`AdamW`].
+///
+/// ```
+/// use accelerate::{nn::{Init, ParamStore}, optim::{AdamW, Optimizer, no_decay}, tch::Device};
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// store.root().param("weight", &[2, 2], Init::Zeros)?;
+/// store.root().param("bias", &[2], Init::Zeros)?;
+/// let optimizer = AdamW::builder(&store)
+///     .lr(5e-5)
+///     .weight_decay(0.1)
+///     .param_groups(no_decay(&store, &["bias"]))
+///     .build()?;
+/// assert_eq!(optimizer.handle().num_groups(), 2);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct AdamBuilder<O> {
+    groups: Vec<ParamGroup>,
+    lr: f64,
+    weight_decay: f64,
+    options: Options,
+    optimizer: PhantomData<O>,
+}
+
+impl<O: AdamKind> AdamBuilder<O> {
+    fn new(store: &ParamStore) -> Self {
+        Self {
+            groups: vec![ParamGroup::new(store.trainable_parameters())],
+            lr: 1e-3,
+            weight_decay: O::WEIGHT_DECAY,
+            options: Options { betas: (0.9, 0.999), eps: 1e-8, amsgrad: false, maximize: false },
+            optimizer: PhantomData,
+        }
+    }
+
+    /// Learning rate (default 0.001).
+    #[must_use]
+    pub fn lr(self, lr: f64) -> Self {
+        Self { lr, ..self }
+    }
+
+    /// How much of the averages of gradient and squared gradient each step keeps (default 0.9, 0.999).
+    #[must_use]
+    pub fn betas(mut self, betas: (f64, f64)) -> Self {
+        self.options.betas = betas;
+        self
+    }
+
+    /// Added to the root of the squared average (default 1e-8).
+    #[must_use]
+    pub fn eps(mut self, eps: f64) -> Self {
+        self.options.eps = eps;
+        self
+    }
+
+    /// Weight decay (default 0.01 in AdamW, 0 in Adam).
+    #[must_use]
+    pub fn weight_decay(self, weight_decay: f64) -> Self {
+        Self { weight_decay, ..self }
+    }
+
+    /// Divide by the largest squared average so far instead of the present one (default `false`).
+    #[must_use]
+    pub fn amsgrad(mut self, amsgrad: bool) -> Self {
+        self.options.amsgrad = amsgrad;
+        self
+    }
+
+    /// Go up the gradient instead of down (default `false`).
+    #[must_use]
+    pub fn maximize(mut self, maximize: bool) -> Self {
+        self.options.maximize = maximize;
+        self
+    }
+
+    /// Train these groups instead of all parameters of the store.
+    #[must_use]
+    pub fn param_groups(self, groups: Vec<ParamGroup>) -> Self {
+        Self { groups, ..self }
+    }
+
+    /// Checks the settings and makes the optimizer.
+    ///
+    /// # Errors
+    /// A setting out of range, no parameters, or a parameter in two groups.
+    pub fn build(self) -> Result<O> {
+        at_least_zero(O::NAME, "eps", self.options.eps)?;
+        check_beta(O::NAME, "beta1", self.options.betas.0)?;
+        check_beta(O::NAME, "beta2", self.options.betas.1)?;
+        for beta1 in self.groups.iter().filter_map(|group| group.momentum) {
+            check_beta(O::NAME, "beta1", beta1)?;
+        }
+        let defaults = GroupDefaults {
+            lr: self.lr,
+            weight_decay: self.weight_decay,
+            momentum: self.options.betas.0,
+        };
+        let handle = OptimizerHandle::new(O::NAME, self.groups, defaults)?;
+        let moments = handle.params().map(|_| None).collect();
+        Ok(O::from_core(Core { handle, options: self.options, decoupled: O::DECOUPLED, moments }))
+    }
+}
+
+fn check_beta(owner: &'static str, name: &'static str, found: f64) -> Result<()> {
+    if (0.0..1.0).contains(&found) {
+        return Ok(());
+    }
+    Err(OptimError::Setting { owner, name, found, wanted: "0 or more, and less than 1" }.into())
+}

@@ -1,0 +1,175 @@
+//! Gradient clipping, as `torch.nn.utils.clip_grad_norm_` and `clip_grad_value_`.
+
+use super::batches::gradients;
+use crate::error::{OptimError, Result};
+use crate::nn::Param;
+use tch::{Device, Kind, Tensor};
+use torch_ext::foreach;
+
+/// How [`clip_grad_norm_with`] clips.
+///
+/// ```
+/// let settings = accelerate::optim::ClipGradNorm { max_norm: 1.0, ..Default::default() };
+/// assert_eq!((settings.norm_type, settings.error_if_nonfinite), (2.0, false));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ClipGradNorm {
+    /// The largest total norm that is left alone (default 1).
+    pub max_norm: f64,
+    /// Order of the norm; `f64::INFINITY` for the largest absolute value (default 2).
+    pub norm_type: f64,
+    /// Make a total norm that is infinite or not a number an error (default `false`: the gradients
+    /// are then scaled by it and are of no use). Asking for it waits for the device.
+    pub error_if_nonfinite: bool,
+}
+
+impl Default for ClipGradNorm {
+    fn default() -> Self {
+        Self { max_norm: 1.0, norm_type: 2.0, error_if_nonfinite: false }
+    }
+}
+
+/// Scales all gradients by one factor, so that their total norm is at most `max_norm`; returns the
+/// norm before, a scalar on the device of the first gradient.
+///
+/// The norm is that of one vector made of all gradients stored on this process. With parameters
+/// prepared by an accelerator use its `clip_grad_norm_`, which also undoes loss scaling.
+///
+/// ```
+/// use accelerate::{nn::{Init, ParamStore}, optim::clip_grad_norm_, tch::Device};
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// let weight = store.root().param("weight", &[2], Init::Zeros)?;
+/// (weight.get() * accelerate::tch::Tensor::from_slice(&[3.0f32, 4.0])).sum(None).backward();
+/// let norm = clip_grad_norm_(&store.trainable_parameters(), 1.0, 2.0)?;
+/// assert_eq!(norm.double_value(&[]), 5.0);
+/// assert!((weight.get().grad().double_value(&[1]) - 0.8).abs() < 1e-6);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+///
+/// # Errors
+/// libtorch's own.
+pub fn clip_grad_norm_(params: &[Param], max_norm: f64, norm_type: f64) -> Result<Tensor> {
+    clip_grad_norm_with(params, ClipGradNorm { max_norm, norm_type, error_if_nonfinite: false })
+}
+
+/// [`clip_grad_norm_`] with all its settings.
+///
+/// ```
+/// use accelerate::{nn::{Init, ParamStore}, optim::{ClipGradNorm, clip_grad_norm_with}, tch::Device};
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// let weight = store.root().param("weight", &[1], Init::Zeros)?;
+/// (weight.get() * f64::NAN).sum(None).backward();
+/// let settings = ClipGradNorm { error_if_nonfinite: true, ..Default::default() };
+/// assert!(clip_grad_norm_with(&store.trainable_parameters(), settings).is_err());
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+///
+/// # Errors
+/// The norm is not finite and `error_if_nonfinite` is set.
+pub fn clip_grad_norm_with(params: &[Param], settings: ClipGradNorm) -> Result<Tensor> {
+    let grads = gradients(params)?;
+    let total_norm = total_norm(&grads, settings.norm_type)?;
+    if settings.error_if_nonfinite {
+        let norm = total_norm.f_double_value(&[])?;
+        if !norm.is_finite() {
+            return Err(OptimError::NonFiniteNorm { norm_type: settings.norm_type, norm }.into());
+        }
+    }
+    clip(&grads, settings.max_norm, &total_norm)?;
+    Ok(total_norm)
+}
+
+/// The norm of one vector made of all gradients, a scalar; zero if there are none.
+///
+/// ```
+/// use accelerate::{nn::{Init, ParamStore}, optim::get_total_norm, tch::Device};
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// let weight = store.root().param("weight", &[3], Init::Zeros)?;
+/// weight.get().sum(None).backward();
+/// let params = store.trainable_parameters();
+/// assert_eq!(get_total_norm(&params, 1.0)?.double_value(&[]), 3.0);
+/// assert_eq!(get_total_norm(&params, f64::INFINITY)?.double_value(&[]), 1.0);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+///
+/// # Errors
+/// libtorch's own.
+pub fn get_total_norm(params: &[Param], norm_type: f64) -> Result<Tensor> {
+    total_norm(&gradients(params)?, norm_type)
+}
+
+/// Scales all gradients by `max_norm / (total_norm + 1e-6)` if that is less than 1.
+///
+/// ```
+/// use accelerate::{nn::{Init, ParamStore}, optim::clip_grads_with_norm_, tch::{Device, Tensor}};
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// let weight = store.root().param("weight", &[1], Init::Zeros)?;
+/// (weight.get() * 8.0).sum(None).backward();
+/// clip_grads_with_norm_(&store.trainable_parameters(), 1.0, &Tensor::from(4.0f32))?;
+/// assert!((weight.get().grad().double_value(&[0]) - 2.0).abs() < 1e-5);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+///
+/// # Errors
+/// libtorch's own.
+pub fn clip_grads_with_norm_(params: &[Param], max_norm: f64, total_norm: &Tensor) -> Result<()> {
+    clip(&gradients(params)?, max_norm, total_norm)
+}
+
+/// Moves every element of every gradient into `-clip_value ..= clip_value`.
+///
+/// ```
+/// use accelerate::{nn::{Init, ParamStore}, optim::clip_grad_value_, tch::Device};
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// let weight = store.root().param("weight", &[1], Init::Zeros)?;
+/// (weight.get() * -8.0).sum(None).backward();
+/// clip_grad_value_(&store.trainable_parameters(), 0.5)?;
+/// assert_eq!(weight.get().grad().double_value(&[0]), -0.5);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+///
+/// # Errors
+/// libtorch's own.
+pub fn clip_grad_value_(params: &[Param], clip_value: f64) -> Result<()> {
+    let _no_grad = tch::no_grad_guard();
+    for grads in gradients(params)? {
+        foreach::clamp_min_scalar_(&grads, -clip_value)?;
+        foreach::clamp_max_scalar_(&grads, clip_value)?;
+    }
+    Ok(())
+}
+
+/// The norm of the norms, in the order and with the kernels PyTorch uses.
+fn total_norm(grads: &[Vec<Tensor>], norm_type: f64) -> Result<Tensor> {
+    let _no_grad = tch::no_grad_guard();
+    let Some(first) = grads.first().and_then(|list| list.first()) else {
+        return Ok(Tensor::f_zeros([0i64; 0], (Kind::Float, Device::Cpu))?);
+    };
+    let device = first.device();
+    let mut norms = Vec::new();
+    for list in grads {
+        for norm in foreach::norm(list, norm_type)? {
+            norms.push(norm.f_to_device(device)?);
+        }
+    }
+    let norms = Tensor::f_stack(&norms, 0)?;
+    Ok(norms.f_linalg_vector_norm(norm_type, None::<&[i64]>, false, None)?)
+}
+
+fn clip(grads: &[Vec<Tensor>], max_norm: f64, total_norm: &Tensor) -> Result<()> {
+    let _no_grad = tch::no_grad_guard();
+    // Multiplying by 1 where nothing is to be clipped is cheaper than asking the device.
+    let factor = total_norm.f_add_scalar(1e-6)?.f_reciprocal()?.f_mul_scalar(max_norm)?;
+    let factor = factor.f_clamp_max(1.0)?;
+    for list in grads {
+        if let Some(first) = list.first() {
+            foreach::mul_tensor_(list, &factor.f_to_device(first.device())?)?;
+        }
+    }
+    Ok(())
+}

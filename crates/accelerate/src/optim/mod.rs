@@ -1,0 +1,124 @@
+//! Optimizers, learning-rate schedules, gradient clipping, and what `prepare` makes of them.
+//!
+//! Optimizers compute with libtorch's fused kernels: one call per device and dtype, not one per
+//! parameter. Their state has PyTorch's names and shapes. An optimizer and its schedulers share an
+//! [`OptimizerHandle`], so a schedule keeps working after `prepare` has wrapped both.
+
+mod adagrad;
+mod adam;
+mod batches;
+mod clip;
+mod handle;
+mod prepared;
+mod prepared_schedule;
+pub mod schedule;
+mod sgd;
+mod state;
+
+pub use adagrad::{Adagrad, AdagradBuilder};
+pub use adam::{Adam, AdamBuilder, AdamW};
+pub use clip::{
+    ClipGradNorm, clip_grad_norm_, clip_grad_norm_with, clip_grad_value_, clip_grads_with_norm_,
+    get_total_norm,
+};
+pub use handle::{GroupDefaults, OptimizerHandle, ParamGroup, no_decay};
+pub use prepared::AcceleratedOptimizer;
+pub use prepared_schedule::AcceleratedScheduler;
+pub(crate) use prepared_schedule::SchedulerOptions;
+pub use schedule::{
+    AnnealStrategy, ConstantWithWarmup, CosineWithWarmup, ExponentialLr, LambdaLr,
+    LinearWithWarmup, LrScheduler, OneCycleLr, PolynomialLr, SchedulerState, StepLr,
+};
+pub use sgd::{Sgd, SgdBuilder};
+pub use state::{GroupState, OptimizerState};
+
+use crate::error::Result;
+use tch::Tensor;
+
+/// Changes parameters by their gradients.
+///
+/// Implement it for an optimizer of your own and `prepare` accepts it. It sees only what is stored on
+/// this process ([`Param::local`](crate::nn::Param::local)): with sharded parameters that is the shard.
+///
+/// ```
+/// use accelerate::{Result, nn::{Init, ParamStore}, tch::Device};
+/// use accelerate::optim::{GroupDefaults, Optimizer, OptimizerHandle, OptimizerState, ParamGroup};
+///
+/// /// Moves every weight by the learning rate against the sign of its gradient.
+/// struct SignSgd(OptimizerHandle);
+///
+/// impl Optimizer for SignSgd {
+///     fn step(&mut self) -> Result<()> {
+///         let _no_grad = accelerate::tch::no_grad_guard();
+///         let lr = self.0.get_lr(0)?;
+///         for param in self.0.params() {
+///             let mut weight = param.local();
+///             let _ = weight.f_sub_(&weight.f_grad()?.f_sign()?.f_mul_scalar(lr)?)?;
+///         }
+///         self.0.record_step();
+///         Ok(())
+///     }
+///     fn handle(&self) -> &OptimizerHandle {
+///         &self.0
+///     }
+///     fn state_dict(&self) -> Result<OptimizerState> {
+///         Ok(OptimizerState::default())
+///     }
+///     fn load_state_dict(&mut self, _: &OptimizerState) -> Result<()> {
+///         Ok(())
+///     }
+/// }
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// let weight = store.root().param("weight", &[1], Init::Zeros)?;
+/// let defaults = GroupDefaults { lr: 0.1, weight_decay: 0.0, momentum: 0.0 };
+/// let groups = vec![ParamGroup::new(store.trainable_parameters())];
+/// let mut optimizer = SignSgd(OptimizerHandle::new("SignSgd", groups, defaults)?);
+/// (weight.get() * 3.0).sum(None).backward();
+/// optimizer.step()?;
+/// assert!((weight.get().double_value(&[0]) + 0.1).abs() < 1e-6);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+pub trait Optimizer {
+    /// Updates every parameter that has a gradient. Gradients stay as they are.
+    ///
+    /// # Errors
+    /// libtorch's own.
+    fn step(&mut self) -> Result<()>;
+
+    /// As [`step`](Self::step), but leaves parameters and state alone if `found_inf`, a float scalar
+    /// (0 or 1) on the gradients' device, is not 0. Called in mixed precision with loss scaling.
+    ///
+    /// The default waits for the device to know; optimizers with fused kernels let the device decide.
+    ///
+    /// # Errors
+    /// libtorch's own.
+    fn step_unless(&mut self, found_inf: &Tensor) -> Result<()> {
+        if found_inf.f_double_value(&[])? == 0.0 { self.step() } else { Ok(()) }
+    }
+
+    /// Drops all gradients, so that the next backward pass starts from nothing. PyTorch's
+    /// `zero_grad(set_to_none=True)`.
+    ///
+    /// # Errors
+    /// libtorch's own.
+    fn zero_grad(&mut self) -> Result<()> {
+        self.handle().zero_grad()
+    }
+
+    /// Parameter groups and learning rates, shared with schedulers.
+    fn handle(&self) -> &OptimizerHandle;
+
+    /// Everything needed to go on later: tensors by parameter name, and the groups' settings.
+    ///
+    /// # Errors
+    /// libtorch's own.
+    fn state_dict(&self) -> Result<OptimizerState>;
+
+    /// Takes over what [`state_dict`](Self::state_dict) returned. Tensors are copied to the devices of
+    /// the parameters.
+    ///
+    /// # Errors
+    /// Parameters, groups or shapes differ from the saved ones; all differences are listed.
+    fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()>;
+}

@@ -1,0 +1,269 @@
+//! Stochastic gradient descent.
+
+use super::Optimizer;
+use super::batches::{Batch, batches};
+use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup};
+use super::state::{Loading, OptimizerState, save_groups, save_tensor};
+use crate::error::{OptimError, Result};
+use crate::nn::ParamStore;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use tch::{Device, Tensor};
+use torch_ext::fused;
+
+/// Stochastic gradient descent, as `torch.optim.SGD(fused=True)`.
+///
+/// With momentum, each step follows `momentum * buffer + (1 - dampening) * gradient`; the first
+/// gradient enters the buffer whole. Nesterov momentum looks one step ahead (Sutskever and others,
+/// "On the importance of initialization and momentum in deep learning", 2013). Weight decay is added
+/// to the gradient. Everything is off by default. State: `momentum_buffer`, only with momentum.
+///
+/// ```
+/// use accelerate::{nn::{Init, ParamStore}, optim::{Optimizer, Sgd}, tch::Device};
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// let weight = store.root().param("weight", &[1], Init::Zeros)?;
+/// let mut optimizer = Sgd::new(&store, 0.1)?;
+/// (weight.get() * 5.0).sum(None).backward();
+/// optimizer.step()?;
+/// assert!((weight.get().double_value(&[0]) + 0.5).abs() < 1e-6);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Sgd {
+    handle: OptimizerHandle,
+    options: Options,
+    /// Group by group, in the order of the parameters.
+    buffers: Vec<Option<Tensor>>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Options {
+    dampening: f64,
+    nesterov: bool,
+    maximize: bool,
+}
+
+impl Sgd {
+    /// Trains every parameter of the store that requires a gradient, without momentum.
+    ///
+    /// # Errors
+    /// There is none, or `lr` is negative or not finite.
+    pub fn new(store: &ParamStore, lr: f64) -> Result<Self> {
+        Self::builder(store).lr(lr).build()
+    }
+
+    /// Chooses other settings than PyTorch's defaults; see [`SgdBuilder`].
+    pub fn builder(store: &ParamStore) -> SgdBuilder {
+        SgdBuilder {
+            groups: vec![ParamGroup::new(store.trainable_parameters())],
+            lr: 1e-3,
+            weight_decay: 0.0,
+            momentum: 0.0,
+            options: Options { dampening: 0.0, nesterov: false, maximize: false },
+        }
+    }
+
+    fn step_all(&mut self, found_inf: Option<&Tensor>) -> Result<()> {
+        let _no_grad = tch::no_grad_guard();
+        let handle = self.handle.clone();
+        let mut first_slot = 0;
+        for group in 0..handle.num_groups() {
+            let params = handle.group_params(group);
+            let settings = handle.settings(group)?;
+            for batch in batches(params, first_slot)? {
+                self.step_batch(&batch, settings, found_inf)?;
+            }
+            first_slot += params.len();
+        }
+        handle.record_step();
+        Ok(())
+    }
+
+    fn step_batch(
+        &mut self,
+        batch: &Batch,
+        settings: GroupSettings,
+        found_inf: Option<&Tensor>,
+    ) -> Result<()> {
+        if settings.momentum == 0.0 {
+            let members: Vec<usize> = (0..batch.slots.len()).collect();
+            return self.launch(batch, &members, settings, false, found_inf);
+        }
+        // The kernel treats a whole call as first step or as later step, so parameters that get
+        // their first gradient later than others go in a call of their own.
+        let (later, first): (Vec<usize>, Vec<usize>) =
+            (0..batch.slots.len()).partition(|&i| self.buffers[batch.slots[i]].is_some());
+        self.launch(batch, &later, settings, false, found_inf)?;
+        if first.is_empty() {
+            return Ok(());
+        }
+        // A skipped first step must not leave an empty buffer behind that counts as filled.
+        if let Some(found_inf) = found_inf
+            && found_inf.f_double_value(&[])? != 0.0
+        {
+            return Ok(());
+        }
+        for &i in &first {
+            self.buffers[batch.slots[i]] = Some(batch.grads[i].f_zeros_like()?);
+        }
+        self.launch(batch, &first, settings, true, None)
+    }
+
+    fn launch(
+        &self,
+        batch: &Batch,
+        members: &[usize],
+        settings: GroupSettings,
+        is_first_step: bool,
+        found_inf: Option<&Tensor>,
+    ) -> Result<()> {
+        if members.is_empty() {
+            return Ok(());
+        }
+        let params: Vec<&Tensor> = members.iter().map(|&i| &batch.params[i]).collect();
+        let grads: Vec<&Tensor> = members.iter().map(|&i| &batch.grads[i]).collect();
+        let buffers: Vec<&Tensor> = if settings.momentum == 0.0 {
+            Vec::new()
+        } else {
+            members.iter().filter_map(|&i| self.buffers[batch.slots[i]].as_ref()).collect()
+        };
+        let options = fused::SgdOptions {
+            lr: settings.lr,
+            momentum: settings.momentum,
+            dampening: self.options.dampening,
+            weight_decay: settings.weight_decay,
+            nesterov: self.options.nesterov,
+            maximize: self.options.maximize,
+            is_first_step,
+        };
+        fused::sgd(&params, &grads, &buffers, &options, None, found_inf)?;
+        Ok(())
+    }
+}
+
+impl Optimizer for Sgd {
+    fn step(&mut self) -> Result<()> {
+        self.step_all(None)
+    }
+
+    fn step_unless(&mut self, found_inf: &Tensor) -> Result<()> {
+        if found_inf.device() != Device::Cpu {
+            return self.step_all(Some(found_inf));
+        }
+        if found_inf.f_double_value(&[])? == 0.0 { self.step_all(None) } else { Ok(()) }
+    }
+
+    fn handle(&self) -> &OptimizerHandle {
+        &self.handle
+    }
+
+    fn state_dict(&self) -> Result<OptimizerState> {
+        let mut tensors = BTreeMap::new();
+        for (param, buffer) in self.handle.params().zip(&self.buffers) {
+            if let Some(buffer) = buffer {
+                save_tensor(&mut tensors, "momentum_buffer", param, buffer)?;
+            }
+        }
+        Ok(OptimizerState { tensors, groups: save_groups(&self.handle, &self.options)? })
+    }
+
+    fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {
+        let _no_grad = tch::no_grad_guard();
+        let mut loading = Loading::new(&self.handle, state);
+        let options = loading.options(self.options.clone());
+        let mut buffers = Vec::with_capacity(self.buffers.len());
+        for param in self.handle.params() {
+            let saved = loading.tensors(param, &["momentum_buffer"])?;
+            buffers.push(saved.and_then(|mut tensors| tensors.pop()));
+        }
+        loading.finish()?;
+        self.options = options;
+        self.buffers = buffers;
+        Ok(())
+    }
+}
+
+/// Settings of [`Sgd`].
+///
+/// ```
+/// use accelerate::{nn::{Init, ParamStore}, optim::Sgd, tch::Device};
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// store.root().param("weight", &[1], Init::Zeros)?;
+/// let optimizer = Sgd::builder(&store).lr(0.1).momentum(0.9).nesterov(true).build()?;
+/// let error = Sgd::builder(&store).nesterov(true).build().unwrap_err();
+/// assert!(error.to_string().contains("momentum above 0"));
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct SgdBuilder {
+    groups: Vec<ParamGroup>,
+    lr: f64,
+    weight_decay: f64,
+    momentum: f64,
+    options: Options,
+}
+
+impl SgdBuilder {
+    /// Learning rate (default 0.001).
+    #[must_use]
+    pub fn lr(self, lr: f64) -> Self {
+        Self { lr, ..self }
+    }
+
+    /// How much of the buffer each step keeps (default 0: no buffer at all).
+    #[must_use]
+    pub fn momentum(self, momentum: f64) -> Self {
+        Self { momentum, ..self }
+    }
+
+    /// How much less than the whole gradient enters the buffer (default 0).
+    #[must_use]
+    pub fn dampening(mut self, dampening: f64) -> Self {
+        self.options.dampening = dampening;
+        self
+    }
+
+    /// Weight decay, added to the gradient (default 0).
+    #[must_use]
+    pub fn weight_decay(self, weight_decay: f64) -> Self {
+        Self { weight_decay, ..self }
+    }
+
+    /// Look one step ahead (default `false`).
+    #[must_use]
+    pub fn nesterov(mut self, nesterov: bool) -> Self {
+        self.options.nesterov = nesterov;
+        self
+    }
+
+    /// Go up the gradient instead of down (default `false`).
+    #[must_use]
+    pub fn maximize(mut self, maximize: bool) -> Self {
+        self.options.maximize = maximize;
+        self
+    }
+
+    /// Train these groups instead of all parameters of the store.
+    #[must_use]
+    pub fn param_groups(self, groups: Vec<ParamGroup>) -> Self {
+        Self { groups, ..self }
+    }
+
+    /// Checks the settings and makes the optimizer.
+    ///
+    /// # Errors
+    /// A setting out of range, no parameters, a parameter in two groups, or Nesterov momentum without
+    /// momentum or with dampening.
+    pub fn build(self) -> Result<Sgd> {
+        let (momentum, dampening) = (self.momentum, self.options.dampening);
+        if self.options.nesterov && (momentum <= 0.0 || dampening != 0.0) {
+            return Err(OptimError::Nesterov { momentum, dampening }.into());
+        }
+        let defaults = GroupDefaults { lr: self.lr, weight_decay: self.weight_decay, momentum };
+        let handle = OptimizerHandle::new("Sgd", self.groups, defaults)?;
+        let buffers = handle.params().map(|_| None).collect();
+        Ok(Sgd { handle, options: self.options, buffers })
+    }
+}

@@ -1,0 +1,59 @@
+// What every file of the shim shares: the error channel and the handle rules.
+//
+// Border rules:
+//  * every function returns 0 on success and -1 on failure; results travel through out-parameters;
+//  * no C++ exception leaves a function: bodies run inside `guard`;
+//  * an object handed to Rust is a heap-allocated owner (`new intrusive_ptr<T>(...)`), released by its `te_*_free`;
+//  * tensors arrive as borrowed `at::Tensor*` (tch's handle) and leave as fresh `new at::Tensor` that tch then owns.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <vector>
+
+namespace te {
+
+// Mirrors `ErrorKind` in src/error.rs; the numbers are part of the border.
+enum ErrorKind : int32_t {
+  kTorch = 0,       // any other libtorch error
+  kTimeout = 1,     // a deadline passed
+  kConnection = 2,  // a peer or the store could not be reached, or went away
+  kInvalid = 3,     // arguments refused
+  kCallback = 4,    // a Rust callback failed; the Rust side holds the details
+  kNotCompiled = 5, // the feature is not part of this build
+};
+
+// Thrown by trampolines after a Rust callback reported failure.
+struct CallbackFailed : std::exception {
+  const char *what() const noexcept override { return "a Rust callback failed"; }
+};
+
+void set_error(int32_t kind, const char *message) noexcept;
+// Sorts the exception in flight into a kind and stores it for this thread.
+void set_error_from_current_exception() noexcept;
+
+template <typename F> int32_t guard(F &&body) noexcept {
+  try {
+    body();
+    return 0;
+  } catch (...) {
+    set_error_from_current_exception();
+    return -1;
+  }
+}
+
+inline std::vector<at::Tensor> tensors(void *const *handles, size_t count) {
+  std::vector<at::Tensor> out;
+  out.reserve(count);
+  for (size_t i = 0; i < count; ++i)
+    out.push_back(*static_cast<at::Tensor *>(handles[i]));
+  return out;
+}
+
+inline at::Tensor &tensor(void *handle) { return *static_cast<at::Tensor *>(handle); }
+inline void *hand_over(at::Tensor t) { return new at::Tensor(std::move(t)); }
+
+} // namespace te

@@ -1,0 +1,71 @@
+#include "common.h"
+#include <torch/csrc/distributed/c10d/exception.h>
+
+namespace te {
+namespace {
+struct LastError {
+  int32_t kind = kTorch;
+  std::string message;
+};
+thread_local LastError last_error;
+
+bool contains(const std::string &text, const char *needle) { return text.find(needle) != std::string::npos; }
+
+// Gloo reports dead peers and deadlines as plain runtime errors, so their texts have to be read.
+int32_t classify(const std::string &text) {
+  if (contains(text, "imed out") || contains(text, "imeout"))
+    return kTimeout;
+  if (contains(text, "onnection closed by peer") || contains(text, "onnection reset") || contains(text, "onnection refused") ||
+      contains(text, "roken pipe") || contains(text, "ead end of pipe") || contains(text, "onnect() ") ||
+      contains(text, "connectFullMesh failed"))
+    return kConnection;
+  return kTorch;
+}
+} // namespace
+
+void set_error(int32_t kind, const char *message) noexcept {
+  try {
+    last_error.kind = kind;
+    last_error.message = message;
+  } catch (...) {
+    // Out of memory while reporting an error: the kind alone has to do.
+  }
+}
+
+void set_error_from_current_exception() noexcept {
+  try {
+    throw;
+  } catch (const CallbackFailed &e) {
+    set_error(kCallback, e.what());
+  } catch (const c10::DistBackendError &e) {
+    set_error(classify(e.what_without_backtrace()), e.what_without_backtrace());
+  } catch (const c10::DistStoreError &e) {
+    int32_t kind = classify(e.what_without_backtrace());
+    set_error(kind == kTorch ? kConnection : kind, e.what_without_backtrace());
+  } catch (const c10::DistNetworkError &e) {
+    int32_t kind = classify(e.what_without_backtrace());
+    set_error(kind == kTorch ? kConnection : kind, e.what_without_backtrace());
+  } catch (const c10::DistError &e) {
+    set_error(classify(e.what_without_backtrace()), e.what_without_backtrace());
+  } catch (const c10::ValueError &e) {
+    set_error(kInvalid, e.what_without_backtrace());
+  } catch (const c10::Error &e) {
+    set_error(classify(e.what_without_backtrace()), e.what_without_backtrace());
+  } catch (const std::exception &e) {
+    set_error(classify(e.what()), e.what());
+  } catch (...) {
+    set_error(kTorch, "an exception of unknown type");
+  }
+}
+} // namespace te
+
+extern "C" {
+// The message stays valid until this thread's next failing call.
+int32_t te_last_error(const char **message, size_t *length) {
+  *message = te::last_error.message.data();
+  *length = te::last_error.message.size();
+  return te::last_error.kind;
+}
+
+void te_set_callback_error() { te::set_error(te::kCallback, "a Rust callback failed"); }
+}

@@ -1,0 +1,154 @@
+// c10d::Reducer: the bucketed gradient reduction of DistributedDataParallel, overlapped with backward.
+#include "common.h"
+#include "handles.h"
+#include <torch/csrc/distributed/c10d/default_comm_hooks.hpp>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+
+using namespace te;
+
+namespace {
+using ReducerPtr = std::shared_ptr<c10d::Reducer>;
+c10d::Reducer &reducer(void *handle) { return **static_cast<ReducerPtr *>(handle); }
+
+// Sends buckets in a narrower dtype: divide, cast, sum over ranks, cast back. The division comes
+// first, so that a sum of large half-precision gradients does not overflow.
+class CompressHook : public c10d::CommHookInterface {
+ public:
+  CompressHook(GroupPtr group, at::ScalarType wire) : group_(std::move(group)), wire_(wire) {}
+
+  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket &bucket) override {
+    at::Tensor full = bucket.getBufferRef();
+    std::vector<at::Tensor> narrow{full.to(wire_).div_(group_->getSize())};
+    auto future = group_->allreduce(narrow)->getFuture();
+    return future->then(
+        [full, narrow](c10::ivalue::Future &done) {
+          if (done.hasError())
+            std::rethrow_exception(done.exception_ptr());
+          full.copy_(narrow[0]);
+          return c10::IValue(full);
+        },
+        c10::TensorType::get());
+  }
+
+  at::Tensor parseHookResult(const c10::IValue &result) override { return c10d::detail::parseCppCommHookResult(result); }
+
+ private:
+  GroupPtr group_;
+  at::ScalarType wire_;
+};
+
+// A hook written in Rust. It runs on the thread of the backward pass and returns the reduced bucket.
+struct RustHookTable {
+  void *context;
+  // Returns 0 and a fresh tensor, or -1.
+  int32_t (*call)(void *context, void *buffer, size_t index, bool is_last, void **result);
+  void (*drop)(void *context);
+};
+
+class RustHook : public c10d::CommHookInterface {
+ public:
+  explicit RustHook(RustHookTable table) : table_(table) {}
+  ~RustHook() override { table_.drop(table_.context); }
+
+  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket &bucket) override {
+    at::Tensor buffer = bucket.getBufferRef();
+    void *result = nullptr;
+    if (table_.call(table_.context, &buffer, bucket.getIndex(), bucket.isLast(), &result) != 0)
+      throw CallbackFailed();
+    std::unique_ptr<at::Tensor> owned(static_cast<at::Tensor *>(result));
+    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get(), std::vector<c10::Device>{});
+    future->markCompleted(c10::IValue(*owned));
+    return future;
+  }
+
+  at::Tensor parseHookResult(const c10::IValue &result) override { return c10d::detail::parseCppCommHookResult(result); }
+
+ private:
+  RustHookTable table_;
+};
+} // namespace
+
+extern "C" {
+// Buckets as torch assigns them: `limits` in bytes, the first for the first bucket. `assignment[i]` is the bucket of parameter i.
+int32_t te_bucket_assignment(void *const *params, size_t count, const size_t *limits, size_t num_limits, size_t *assignment,
+                             size_t *num_buckets) {
+  return guard([&] {
+    std::vector<size_t> caps(limits, limits + num_limits);
+    auto [buckets, sizes] = c10d::compute_bucket_assignment_by_size(tensors(params, count), caps);
+    for (size_t bucket = 0; bucket < buckets.size(); ++bucket)
+      for (size_t index : buckets[bucket])
+        assignment[index] = bucket;
+    *num_buckets = buckets.size();
+  });
+}
+
+int32_t te_reducer_new(void *const *params, size_t count, const char *const *names, const size_t *name_lengths, void *group_handle,
+                       int64_t first_bucket_bytes, int64_t bucket_bytes, bool find_unused_parameters, bool gradient_as_bucket_view,
+                       bool static_graph, void **out) {
+  return guard([&] {
+    auto values = tensors(params, count);
+    // While the order in which gradients arrive is unknown, everything waits in one bucket; the
+    // first backward pass teaches the order and the buckets are rebuilt to the caps.
+    std::vector<size_t> caps;
+    if (static_graph || !find_unused_parameters)
+      caps = {std::numeric_limits<int64_t>::max()};
+    else
+      caps = {static_cast<size_t>(first_bucket_bytes), static_cast<size_t>(bucket_bytes)};
+    auto [buckets, sizes] = c10d::compute_bucket_assignment_by_size(values, caps);
+    std::reverse(buckets.begin(), buckets.end());
+    std::unordered_map<size_t, std::string> param_names;
+    for (size_t i = 0; i < count; ++i)
+      param_names.emplace(i, std::string(names[i], name_lengths[i]));
+    auto reducer = std::make_shared<c10d::Reducer>(values, std::move(buckets), group(group_handle), std::vector<bool>(count, false),
+                                                   bucket_bytes, find_unused_parameters, gradient_as_bucket_view, std::move(param_names),
+                                                   first_bucket_bytes, /*skip_all_reduce_unused_params=*/false,
+                                                   /*use_python_reducer=*/false, std::vector<int64_t>{});
+    if (static_graph)
+      reducer->set_static_graph();
+    *out = new ReducerPtr(std::move(reducer));
+  });
+}
+
+void te_reducer_free(void *handle) {
+  guard([&] {
+    auto *owner = static_cast<ReducerPtr *>(handle);
+    // Autograd keeps the hooks alive with the parameters; without this they would point into freed memory.
+    (*owner)->remove_autograd_hooks();
+    delete owner;
+  });
+}
+
+int32_t te_reducer_prepare_for_forward(void *handle) {
+  return guard([&] { reducer(handle).prepare_for_forward(); });
+}
+
+int32_t te_reducer_rebuild_buckets(void *handle, bool *out) {
+  return guard([&] { *out = reducer(handle).rebuild_buckets(); });
+}
+
+int32_t te_reducer_prepare_for_backward(void *handle, void *const *outputs, size_t count) {
+  return guard([&] { reducer(handle).prepare_for_backward(tensors(outputs, count)); });
+}
+
+int32_t te_reducer_check_finalized(void *handle) {
+  return guard([&] { reducer(handle).check_finalized(); });
+}
+
+int32_t te_reducer_num_buckets(void *handle, size_t *out) {
+  return guard([&] { *out = reducer(handle).get_grad_buckets(true).size(); });
+}
+
+int32_t te_reducer_compress(void *handle, void *group_handle, int32_t scalar_type) {
+  return guard([&] {
+    reducer(handle).register_comm_hook(
+        std::make_unique<CompressHook>(group(group_handle), static_cast<at::ScalarType>(scalar_type)));
+  });
+}
+
+int32_t te_reducer_register_hook(void *handle, RustHookTable table) {
+  return guard([&] {
+    auto hook = std::make_unique<RustHook>(table);
+    reducer(handle).register_comm_hook(std::move(hook));
+  });
+}
+}
