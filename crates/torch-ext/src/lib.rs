@@ -1,12 +1,29 @@
 //! What `tch` leaves out of libtorch.
 
+pub mod amp;
+pub mod autocast;
+pub mod autograd;
 mod border;
 mod error;
+pub mod foreach;
+pub mod function;
+pub mod fused;
+pub mod generator;
+pub mod hooks;
+mod kinds;
+pub mod meta;
 mod process_group;
 mod reducer;
+pub mod saved_tensors;
+pub mod storage;
 mod store;
 
+pub use autocast::{Autocast, AutocastGuard};
+pub use autograd::{CallbackResult, GradOptions};
 pub use error::{Error, Result};
+pub use function::apply_function;
+pub use generator::Generator;
+pub use hooks::HookHandle;
 pub use process_group::{GlooInterface, GlooOptions, ProcessGroup, ReduceOp, Work};
 pub use reducer::{GradBucket, Reducer, ReducerOptions, compute_bucket_assignment_by_size};
 pub use store::{Store, TcpStoreOptions};

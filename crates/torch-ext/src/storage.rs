@@ -1,0 +1,145 @@
+//! Storages: whose memory a tensor uses, and memory that goes and comes back under tensors that stay.
+
+use crate::border::{Handle, check, handle};
+use crate::error::Result;
+use std::ffi::c_void;
+use std::fmt;
+use tch::Tensor;
+
+unsafe extern "C" {
+    fn te_storage_id(tensor: Handle) -> usize;
+    fn te_storage_bytes(tensor: Handle, bytes: *mut usize) -> i32;
+    fn te_storage_free(tensor: Handle) -> i32;
+    fn te_storage_allocate(tensor: Handle, bytes: usize) -> i32;
+    fn te_storage_is_allocated(tensor: Handle) -> bool;
+    fn te_storage_downgrade(tensor: Handle) -> *mut c_void;
+    fn te_weak_storage_expired(weak: *mut c_void) -> bool;
+    fn te_weak_storage_free(weak: *mut c_void);
+}
+
+/// The identity of a tensor's storage: equal for tensors that share one (views, detached copies), different for
+/// any two storages alive at the same time, 0 for tensors without storage.
+///
+/// A storage that is gone may pass its number on to a new one; a [`WeakStorage`] kept beside the number tells.
+///
+/// ```
+/// use torch_ext::storage::storage_id;
+/// let x = tch::Tensor::from_slice(&[1f32, 2.0]);
+/// assert_eq!(storage_id(&x), storage_id(&x.narrow(0, 1, 1)));
+/// assert_ne!(storage_id(&x), storage_id(&x.copy()));
+/// ```
+pub fn storage_id(tensor: &Tensor) -> usize {
+    // SAFETY: the handle is borrowed for the call.
+    unsafe { te_storage_id(handle(tensor)) }
+}
+
+/// The size of the whole storage, which may be more than the tensor's own entries; 0 when it is freed.
+///
+/// ```
+/// let x = tch::Tensor::from_slice(&[1f32, 2.0, 3.0]);
+/// assert_eq!(torch_ext::storage::storage_bytes(&x.narrow(0, 0, 1))?, 12);
+/// # Ok::<(), torch_ext::Error>(())
+/// ```
+pub fn storage_bytes(tensor: &Tensor) -> Result<usize> {
+    let mut bytes = 0;
+    // SAFETY: the handle is borrowed for the call.
+    check("storage_bytes", unsafe { te_storage_bytes(handle(tensor), &mut bytes) })?;
+    Ok(bytes)
+}
+
+/// Gives the memory of a tensor's storage back, for every tensor over it. Shapes stay; the entries are lost.
+///
+/// Until [`allocate_storage`], using the data of any of these tensors is an error that says so, not a crash.
+/// The counterpart of `tensor.untyped_storage().resize_(0)`. Freeing twice is fine. Nothing may be using the memory
+/// meanwhile: wait for asynchronous collectives on the tensor first.
+///
+/// # Errors
+/// The memory is not libtorch's (a mapped file, a borrowed buffer), or the tensor has none (meta, sparse).
+///
+/// ```
+/// use torch_ext::storage;
+/// let x = tch::Tensor::from_slice(&[1f32, 2.0]).copy();
+/// storage::free_storage(&x)?;
+/// assert_eq!((x.size(), storage::storage_bytes(&x)?), (vec![2], 0));
+/// assert!(x.f_add_scalar(1.0).is_err());
+/// storage::allocate_storage(&x, 8)?;
+/// torch_ext::foreach::zero_(&[&x])?;
+/// assert_eq!(x, tch::Tensor::from_slice(&[0f32, 0.0]));
+/// # Ok::<(), torch_ext::Error>(())
+/// ```
+pub fn free_storage(tensor: &Tensor) -> Result<()> {
+    // SAFETY: the handle is borrowed for the call.
+    check("free_storage", unsafe { te_storage_free(handle(tensor)) })
+}
+
+/// Gives a freed storage memory again, `num_bytes` of it, with undefined contents.
+///
+/// # Errors
+/// The storage is not freed, or `num_bytes` is less than it held: other tensors may reach that far.
+///
+/// See [`free_storage`] for an example.
+pub fn allocate_storage(tensor: &Tensor, num_bytes: usize) -> Result<()> {
+    // SAFETY: the handle is borrowed for the call.
+    check("allocate_storage", unsafe { te_storage_allocate(handle(tensor), num_bytes) })
+}
+
+/// Whether the tensor's data can be used: it has a storage with memory that was not freed. `false` for meta tensors.
+///
+/// ```
+/// let x = tch::Tensor::from_slice(&[1f32]).copy();
+/// assert!(torch_ext::storage::is_allocated(&x));
+/// torch_ext::storage::free_storage(&x)?;
+/// assert!(!torch_ext::storage::is_allocated(&x));
+/// # Ok::<(), torch_ext::Error>(())
+/// ```
+pub fn is_allocated(tensor: &Tensor) -> bool {
+    // SAFETY: the handle is borrowed for the call.
+    unsafe { te_storage_is_allocated(handle(tensor)) }
+}
+
+/// Knows a storage without keeping it alive.
+///
+/// ```
+/// use torch_ext::storage::WeakStorage;
+/// let x = tch::Tensor::from_slice(&[1f32]);
+/// let weak = WeakStorage::new(&x);
+/// assert!(weak.is_alive());
+/// drop(x);
+/// assert!(!weak.is_alive());
+/// ```
+pub struct WeakStorage {
+    /// Null for a tensor without storage.
+    raw: *mut c_void,
+}
+
+// SAFETY: the counts behind the pointer are atomic, and nothing else is read.
+unsafe impl Send for WeakStorage {}
+// SAFETY: as above.
+unsafe impl Sync for WeakStorage {}
+
+impl WeakStorage {
+    /// Remembers the storage of a tensor.
+    pub fn new(tensor: &Tensor) -> Self {
+        // SAFETY: the handle is borrowed for the call; the result is owned by this value.
+        Self { raw: unsafe { te_storage_downgrade(handle(tensor)) } }
+    }
+
+    /// Whether any tensor, the graph included, still holds the storage.
+    pub fn is_alive(&self) -> bool {
+        // SAFETY: the pointer is valid while `self` lives.
+        !self.raw.is_null() && unsafe { !te_weak_storage_expired(self.raw) }
+    }
+}
+
+impl Drop for WeakStorage {
+    fn drop(&mut self) {
+        // SAFETY: made by the shim, freed once; deleting null is nothing.
+        unsafe { te_weak_storage_free(self.raw) }
+    }
+}
+
+impl fmt::Debug for WeakStorage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WeakStorage").field("is_alive", &self.is_alive()).finish()
+    }
+}
