@@ -1,0 +1,215 @@
+//! When gradients are synchronised, and how losses are scaled, while gradients accumulate.
+//!
+//! A window is the run of micro-batches between two optimizer steps. The gradient that the optimizer sees
+//! is the mean over the micro-batches that the window really had. The reference always divides by the
+//! configured number, so the last window of an epoch is too small there (`Accelerator.backward`);
+//! [`PartialWindow::Reference`] gives that number where a port needs it.
+
+use crate::Result;
+use crate::config::GradientAccumulationPlugin;
+
+/// What to do with the micro-batch at hand.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Decision {
+    /// This micro-batch ends the window: the optimizer and the scheduler step, `zero_grad` clears.
+    pub sync: bool,
+    /// The backward pass of this micro-batch averages gradients over ranks. True at the end of the window,
+    /// and always with `sync_each_batch`.
+    pub reduce: bool,
+    /// Multiply the loss of this micro-batch by this before its backward pass.
+    pub loss_scale: f64,
+    /// Multiply the gradients accumulated so far by this before the backward pass of this micro-batch.
+    pub rescale_accumulated: Option<f64>,
+}
+
+/// How a window that ends early, with the data loader, is scaled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PartialWindow {
+    /// Gradients are the mean over the micro-batches seen. The default.
+    #[default]
+    TrueMean,
+    /// Every loss is divided by the configured number of steps, as the reference does.
+    Reference,
+}
+
+/// Where a window stands, to be saved with a checkpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WindowState {
+    /// Micro-batches since the count last restarted (`step` of the reference).
+    pub step: usize,
+    /// Micro-batches whose gradients are accumulated but not yet used by the optimizer.
+    pub seen: usize,
+}
+
+/// The state machine behind `Accelerator::accumulate`; pure, one call per micro-batch.
+///
+/// ```
+/// use accelerate_core::accumulation::Window;
+/// use accelerate_core::config::GradientAccumulationPlugin;
+///
+/// let plugin = GradientAccumulationPlugin { num_steps: 4, ..Default::default() };
+/// let mut window = Window::new(plugin)?;
+/// assert!(!window.advance(false).sync);
+/// // The data loader ends after two micro-batches: the first gradient was scaled by 1/4, and counts half.
+/// let last = window.advance(true);
+/// assert!(last.sync);
+/// assert_eq!((last.loss_scale, last.rescale_accumulated), (0.5, Some(2.0)));
+/// # Ok::<(), accelerate_core::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Window {
+    plugin: GradientAccumulationPlugin,
+    partial_window: PartialWindow,
+    state: WindowState,
+    /// The scale given to the micro-batches of the open window so far.
+    scale: f64,
+}
+
+impl Window {
+    /// An empty window.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_config`](crate::Error::is_config): `num_steps` is 0.
+    ///
+    /// ```
+    /// # use accelerate_core::{accumulation::Window, config::GradientAccumulationPlugin};
+    /// let mut window = Window::new(GradientAccumulationPlugin::default())?;
+    /// assert!(window.advance(false).sync); // one step per window: always
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    pub fn new(plugin: GradientAccumulationPlugin) -> Result<Self> {
+        plugin.check()?;
+        Ok(Self {
+            plugin,
+            partial_window: PartialWindow::default(),
+            state: WindowState::default(),
+            scale: 1.0,
+        })
+    }
+
+    /// Chooses how a window that ends early is scaled.
+    ///
+    /// ```
+    /// # use accelerate_core::{accumulation::{PartialWindow, Window}, config::GradientAccumulationPlugin};
+    /// let plugin = GradientAccumulationPlugin { num_steps: 4, ..Default::default() };
+    /// let mut window = Window::new(plugin)?.partial_window(PartialWindow::Reference);
+    /// assert_eq!(window.advance(true).loss_scale, 0.25); // the only one, but divided by four
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    #[must_use]
+    pub const fn partial_window(mut self, partial_window: PartialWindow) -> Self {
+        self.partial_window = partial_window;
+        self
+    }
+
+    /// Takes in one micro-batch and says what to do with it.
+    ///
+    /// `end_of_dataloader`: this is the last micro-batch of the data loader that is being iterated.
+    ///
+    /// ```
+    /// # use accelerate_core::{accumulation::Window, config::GradientAccumulationPlugin};
+    /// let mut window = Window::new(GradientAccumulationPlugin { num_steps: 2, ..Default::default() })?;
+    /// let syncs: Vec<bool> = (0..5).map(|batch| window.advance(batch == 4).sync).collect();
+    /// assert_eq!(syncs, [false, true, false, true, true]);
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    pub fn advance(&mut self, end_of_dataloader: bool) -> Decision {
+        let num_steps = self.plugin.num_steps;
+        let sync = if end_of_dataloader && self.plugin.sync_with_dataloader {
+            self.state.step = 0;
+            true
+        } else {
+            self.state.step += 1;
+            self.state.step.is_multiple_of(num_steps)
+        };
+        if self.state.seen == 0 {
+            self.scale = 1.0 / num_steps as f64;
+        }
+        self.state.seen += 1;
+
+        let decision = match (sync, self.partial_window) {
+            (true, PartialWindow::TrueMean) => self.true_mean(),
+            _ => Decision {
+                sync,
+                reduce: sync || self.plugin.sync_each_batch,
+                loss_scale: self.scale,
+                rescale_accumulated: None,
+            },
+        };
+        if sync {
+            self.state.seen = 0;
+        }
+        decision
+    }
+
+    /// The last micro-batch of a window: with it, the accumulated gradients become a mean over `seen`.
+    fn true_mean(&self) -> Decision {
+        let wanted = 1.0 / self.state.seen as f64;
+        let accumulated_are_off = self.state.seen > 1 && wanted != self.scale;
+        Decision {
+            sync: true,
+            reduce: true,
+            loss_scale: wanted,
+            rescale_accumulated: accumulated_are_off.then(|| wanted / self.scale),
+        }
+    }
+
+    /// The settings in force.
+    pub const fn plugin(&self) -> &GradientAccumulationPlugin {
+        &self.plugin
+    }
+
+    /// Changes the number of micro-batches per window
+    /// (`Accelerator.gradient_accumulation_steps` of the reference). An open window keeps its scale
+    /// and is still made a true mean at its end.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_config`](crate::Error::is_config): `num_steps` is 0.
+    ///
+    /// ```
+    /// # use accelerate_core::{accumulation::Window, config::GradientAccumulationPlugin};
+    /// let mut window = Window::new(GradientAccumulationPlugin::default())?;
+    /// assert!(window.set_num_steps(0).is_err());
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    pub fn set_num_steps(&mut self, num_steps: usize) -> Result<()> {
+        let plugin = GradientAccumulationPlugin {
+            num_steps,
+            ..self.plugin.clone()
+        };
+        plugin.check()?;
+        self.plugin = plugin;
+        Ok(())
+    }
+
+    /// Where the window stands.
+    ///
+    /// ```
+    /// # use accelerate_core::{accumulation::Window, config::GradientAccumulationPlugin};
+    /// let plugin = GradientAccumulationPlugin { num_steps: 3, ..Default::default() };
+    /// let mut window = Window::new(plugin.clone())?;
+    /// window.advance(false);
+    /// let mut resumed = Window::new(plugin)?;
+    /// resumed.restore(window.state());
+    /// assert_eq!(resumed.advance(false), window.advance(false));
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    pub const fn state(&self) -> WindowState {
+        self.state
+    }
+
+    /// Goes on from a saved [`Window::state`], under the settings of this window.
+    pub fn restore(&mut self, state: WindowState) {
+        self.state = state;
+        self.scale = 1.0 / self.plugin.num_steps as f64;
+    }
+
+    /// Forgets accumulated micro-batches: for after the gradients were cleared outside a window's end
+    /// (`free_memory` of the reference resets its counter likewise).
+    pub fn reset(&mut self) {
+        self.state = WindowState::default();
+    }
+}

@@ -1,0 +1,37 @@
+//! The configuration records of the Python API: same names, same fields, same keys in YAML and JSON.
+//!
+//! Each record is a plain struct with public fields and `Default`. An unknown key is an error. `null` in a
+//! file means the default. Where two spellings of a field are in use, one is the field's name and the other
+//! is read too; both at once are an error. The documentation of each field gives its default, and Python
+//! Accelerate's where that differs.
+
+mod autocast;
+mod data_loader;
+mod distributed_data_parallel;
+mod grad_scaler;
+mod gradient_accumulation;
+mod mixed_precision;
+mod process_group;
+mod project;
+
+pub use autocast::AutocastKwargs;
+pub use data_loader::DataLoaderConfiguration;
+pub use distributed_data_parallel::{
+    DDPCommunicationHookType, DistributedDataParallelKwargs, FIRST_BUCKET_BYTES,
+};
+pub use grad_scaler::GradScalerKwargs;
+pub use gradient_accumulation::GradientAccumulationPlugin;
+pub use mixed_precision::MixedPrecision;
+pub use process_group::InitProcessGroupKwargs;
+pub use project::ProjectConfiguration;
+
+use serde::{Deserialize, Deserializer};
+
+/// `null` becomes the type's default; records whose field default differs use their own function.
+fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Default + Deserialize<'de>,
+{
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}

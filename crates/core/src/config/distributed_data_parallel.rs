@@ -1,0 +1,155 @@
+//! How gradients are averaged over replicas.
+
+use super::null_is_default;
+use crate::Result;
+use crate::error::config::ConfigErrorKind;
+use crate::names::spelled_enum;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// Size of the first bucket in bytes, 1 MiB: small, so that the first all-reduce starts early
+/// (`kDefaultFirstBucketBytes` of `c10d::Reducer`).
+pub const FIRST_BUCKET_BYTES: usize = 1024 * 1024;
+
+spelled_enum! {
+    /// How gradient buckets are compressed on their way between ranks
+    /// (`DDPCommunicationHookType` of the reference, `utils/dataclasses.py`).
+    ///
+    /// ```
+    /// use accelerate_core::config::DDPCommunicationHookType;
+    /// assert_eq!(DDPCommunicationHookType::default().to_string(), "no");
+    /// assert_eq!("power_sgd".parse::<DDPCommunicationHookType>()?, DDPCommunicationHookType::PowerSgd);
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    #[derive(Default)]
+    DDPCommunicationHookType, "communication hook", false_is = No {
+        /// Not at all. The default.
+        #[default]
+        No = "no",
+        /// Cast to half precision, averaged, and cast back.
+        Fp16 = "fp16",
+        /// Cast to bfloat16, averaged, and cast back.
+        Bf16 = "bf16",
+        /// Low-rank approximation per tensor (Vogels et al., "PowerSGD", arXiv 1905.13727).
+        PowerSgd = "power_sgd",
+        /// Low-rank approximation of each bucket as one square matrix.
+        BatchedPowerSgd = "batched_power_sgd",
+    }
+}
+
+/// How gradients are averaged over replicas of a model (`DistributedDataParallelKwargs` of the reference,
+/// `utils/dataclasses.py`; the fields up to `static_graph` are those of PyTorch's
+/// `DistributedDataParallel`).
+///
+/// ```
+/// use accelerate_core::config::DistributedDataParallelKwargs;
+/// let kwargs: DistributedDataParallelKwargs =
+///     serde_json::from_str(r#"{"bucket_cap_mb": 15, "comm_hook": "bf16"}"#).unwrap();
+/// assert_eq!(kwargs.bucket_cap_bytes(), 15 * 1024 * 1024);
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DistributedDataParallelKwargs {
+    /// The dimension along which inputs would be scattered over the devices of one process. Default 0; only
+    /// 0 is possible, because a process has one device.
+    pub dim: i64,
+    /// Copy the buffers of rank 0 (running means and the like) to all ranks before each forward pass.
+    /// Default true.
+    pub broadcast_buffers: bool,
+    /// Gradients are averaged in buckets of about this many MiB, above 0. Default 25.
+    pub bucket_cap_mb: f64,
+    /// Look for parameters that took no part in the forward pass before each backward pass. Default false:
+    /// an unused parameter is an error.
+    pub find_unused_parameters: bool,
+    /// Has no effect in PyTorch any more, and none here. Default false.
+    pub check_reduction: bool,
+    /// Gradients are views into the buckets, which saves their size in memory. Default false.
+    pub gradient_as_bucket_view: bool,
+    /// The same parameters take part in the same order in every step. Default false.
+    pub static_graph: bool,
+    /// How buckets are compressed. Default no.
+    #[serde(deserialize_with = "null_is_default")]
+    pub comm_hook: DDPCommunicationHookType,
+    /// A cast around the hook: `no`, `fp16` or `bf16`. Default no.
+    #[serde(deserialize_with = "null_is_default")]
+    pub comm_wrapper: DDPCommunicationHookType,
+    /// Options of the hook, for example `matrix_approximation_rank` of PowerSGD. Default empty.
+    #[serde(deserialize_with = "null_is_default")]
+    pub comm_state_option: BTreeMap<String, Value>,
+}
+
+impl Default for DistributedDataParallelKwargs {
+    fn default() -> Self {
+        Self {
+            dim: 0,
+            broadcast_buffers: true,
+            bucket_cap_mb: 25.0,
+            find_unused_parameters: false,
+            check_reduction: false,
+            gradient_as_bucket_view: false,
+            static_graph: false,
+            comm_hook: DDPCommunicationHookType::No,
+            comm_wrapper: DDPCommunicationHookType::No,
+            comm_state_option: BTreeMap::new(),
+        }
+    }
+}
+
+impl DistributedDataParallelKwargs {
+    /// `bucket_cap_mb` in bytes, rounded down but at least 1.
+    ///
+    /// ```
+    /// # use accelerate_core::config::DistributedDataParallelKwargs;
+    /// assert_eq!(DistributedDataParallelKwargs::default().bucket_cap_bytes(), 26_214_400);
+    /// ```
+    pub fn bucket_cap_bytes(&self) -> usize {
+        ((self.bucket_cap_mb * 1024.0 * 1024.0) as usize).max(1)
+    }
+
+    /// Checks that the fields are possible and do not contradict each other.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_config`](crate::Error::is_config): `dim` other than 0, a bucket without room, or a `comm_wrapper` that is no cast.
+    ///
+    /// ```
+    /// # use accelerate_core::config::DistributedDataParallelKwargs;
+    /// let kwargs = DistributedDataParallelKwargs { bucket_cap_mb: 0.0, ..Default::default() };
+    /// assert!(kwargs.check().unwrap_err().is_config());
+    /// ```
+    pub fn check(&self) -> Result<()> {
+        if self.dim != 0 {
+            let wanted = "0: a process has one device, so nothing is scattered within it";
+            let name = "dim";
+            return Err(ConfigErrorKind::OutOfRange {
+                name,
+                found: self.dim as f64,
+                wanted,
+            }
+            .into());
+        }
+        if self.bucket_cap_mb.is_nan() || self.bucket_cap_mb <= 0.0 {
+            let (name, found) = ("bucket_cap_mb", self.bucket_cap_mb);
+            return Err(ConfigErrorKind::OutOfRange {
+                name,
+                found,
+                wanted: "above 0",
+            }
+            .into());
+        }
+        let wrapper = self.comm_wrapper;
+        if matches!(
+            wrapper,
+            DDPCommunicationHookType::PowerSgd | DDPCommunicationHookType::BatchedPowerSgd
+        ) {
+            return Err(ConfigErrorKind::UnknownName {
+                what: "comm_wrapper",
+                found: wrapper.to_string(),
+                choices: &["no", "fp16", "bf16"],
+            }
+            .into());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,96 @@
+//! How the ranks of a run find each other.
+
+use crate::Result;
+use crate::error::config::ConfigErrorKind;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::time::Duration;
+
+/// How the ranks of a run find each other, and how long they wait for each other
+/// (`InitProcessGroupKwargs` of the reference, `utils/dataclasses.py`).
+///
+/// ```
+/// use accelerate_core::config::InitProcessGroupKwargs;
+/// use std::time::Duration;
+/// let kwargs: InitProcessGroupKwargs = serde_json::from_str(r#"{"timeout": 90}"#).unwrap();
+/// assert_eq!(kwargs.timeout, Some(Duration::from_secs(90)));
+/// assert_eq!(InitProcessGroupKwargs::default().timeout_for("nccl"), Duration::from_secs(600));
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct InitProcessGroupKwargs {
+    /// `gloo`, `nccl`, or one per device kind such as `cuda:nccl,cpu:gloo`. Default `None`: `nccl` on CUDA
+    /// devices, `gloo` on the CPU. Python Accelerate's default is "nccl", replaced where it does not apply.
+    pub backend: Option<String>,
+    /// Where the ranks meet: `env://` (the rank variables), `tcp://host:port` or `file:///path`. Default
+    /// `None`, the same as `env://`.
+    pub init_method: Option<String>,
+    /// How long any collective may wait for its peers; seconds in files, fractions allowed. Default `None`:
+    /// 600 seconds for NCCL and 1800 otherwise ([`InitProcessGroupKwargs::timeout_for`]).
+    #[serde(
+        serialize_with = "seconds_of_duration",
+        deserialize_with = "duration_of_seconds"
+    )]
+    pub timeout: Option<Duration>,
+}
+
+impl InitProcessGroupKwargs {
+    /// The timeout in force for `backend`.
+    ///
+    /// ```
+    /// # use accelerate_core::config::InitProcessGroupKwargs;
+    /// # use std::time::Duration;
+    /// let kwargs = InitProcessGroupKwargs::default();
+    /// assert_eq!(kwargs.timeout_for("gloo"), Duration::from_secs(1800));
+    /// ```
+    pub fn timeout_for(&self, backend: &str) -> Duration {
+        let default = if backend.contains("nccl") { 600 } else { 1800 };
+        self.timeout.unwrap_or(Duration::from_secs(default))
+    }
+
+    /// Checks that there is time to meet.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_config`](crate::Error::is_config): a timeout of 0.
+    ///
+    /// ```
+    /// # use accelerate_core::config::InitProcessGroupKwargs;
+    /// # use std::time::Duration;
+    /// let kwargs = InitProcessGroupKwargs { timeout: Some(Duration::ZERO), ..Default::default() };
+    /// assert!(kwargs.check().unwrap_err().is_config());
+    /// ```
+    pub fn check(&self) -> Result<()> {
+        if self.timeout.is_some_and(|timeout| timeout.is_zero()) {
+            let wanted = "above 0 seconds; leave it out for the default of the backend";
+            return Err(ConfigErrorKind::OutOfRange {
+                name: "timeout",
+                found: 0.0,
+                wanted,
+            }
+            .into());
+        }
+        Ok(())
+    }
+}
+
+fn seconds_of_duration<S: Serializer>(
+    timeout: &Option<Duration>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match timeout {
+        None => serializer.serialize_none(),
+        Some(timeout) if timeout.subsec_nanos() == 0 => serializer.serialize_u64(timeout.as_secs()),
+        Some(timeout) => serializer.serialize_f64(timeout.as_secs_f64()),
+    }
+}
+
+fn duration_of_seconds<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Duration>, D::Error> {
+    let Some(seconds) = Option::<f64>::deserialize(deserializer)? else {
+        return Ok(None);
+    };
+    Duration::try_from_secs_f64(seconds)
+        .map(Some)
+        .map_err(|cause| serde::de::Error::custom(format!("timeout is {seconds} seconds: {cause}")))
+}

@@ -1,0 +1,172 @@
+//! The one error of this crate.
+//!
+//! [`Error`] is opaque and one word wide, so that `Result`s stay small; callers ask it questions with the
+//! `is_*` predicates instead of matching on an enum that could then never grow. What can go wrong is
+//! listed per module in the private enums below this file, and their texts live there too, not where the
+//! error is raised.
+
+use std::fmt;
+
+pub(crate) mod config;
+pub(crate) mod data;
+pub(crate) mod environment;
+pub(crate) mod weight_files;
+
+/// The result of every fallible call of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A decision that could not be made, and why.
+///
+/// The message says what was found, what was wanted and how to put it right.
+///
+/// ```
+/// use accelerate_core::config::MixedPrecision;
+/// let error = "half".parse::<MixedPrecision>().unwrap_err();
+/// assert!(error.is_config());
+/// assert_eq!(
+///     error.to_string(),
+///     "\"half\" is not a mixed precision; the choices are \"no\", \"fp16\", \"bf16\", \"fp8\"",
+/// );
+/// ```
+pub struct Error(Box<Inner>);
+
+struct Inner {
+    kind: ErrorKind,
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ErrorKind {
+    #[error(transparent)]
+    Config(#[from] config::ConfigErrorKind),
+    #[error(transparent)]
+    Data(#[from] data::DataErrorKind),
+    #[error(transparent)]
+    Environment(#[from] environment::EnvironmentErrorKind),
+    #[error(transparent)]
+    WeightFiles(#[from] weight_files::WeightFilesErrorKind),
+}
+
+impl Error {
+    #[cold]
+    pub(crate) fn new(kind: impl Into<ErrorKind>) -> Self {
+        Self(Box::new(Inner {
+            kind: kind.into(),
+            source: None,
+        }))
+    }
+
+    /// Attaches the error that caused this one; [`std::error::Error::source`] returns it.
+    #[cold]
+    pub(crate) fn caused_by(
+        mut self,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        self.0.source = Some(source.into());
+        self
+    }
+
+    /// A configuration value is outside its range, unknown, or contradicts another one.
+    pub fn is_config(&self) -> bool {
+        matches!(self.0.kind, ErrorKind::Config(_))
+    }
+
+    /// The environment variables of a launcher are missing, malformed or contradict each other.
+    pub fn is_environment(&self) -> bool {
+        matches!(self.0.kind, ErrorKind::Environment(_))
+    }
+
+    /// Rows, batches or splits of data do not fit what was asked for.
+    pub fn is_data(&self) -> bool {
+        matches!(self.0.kind, ErrorKind::Data(_))
+    }
+
+    /// A weight file's size, name or index cannot be understood.
+    pub fn is_weight_files(&self) -> bool {
+        matches!(self.0.kind, ErrorKind::WeightFiles(_))
+    }
+}
+
+impl<K: Into<ErrorKind>> From<K> for Error {
+    #[cold]
+    #[inline(never)]
+    fn from(kind: K) -> Self {
+        Self::new(kind)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.kind.fmt(f)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Error");
+        debug.field("kind", &self.0.kind);
+        if let Some(source) = &self.0.source {
+            debug.field("source", source);
+        }
+        debug.finish()
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source.as_deref().map(|source| source as _)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_one_word_wide() {
+        assert_eq!(size_of::<Error>(), size_of::<usize>());
+        assert_eq!(size_of::<Result<()>>(), size_of::<usize>());
+    }
+
+    #[test]
+    fn an_error_crosses_threads() {
+        fn crosses_threads<T: Send + Sync + 'static>() {}
+        crosses_threads::<Error>();
+    }
+
+    #[test]
+    fn the_cause_is_kept() {
+        let cause = "x".parse::<u32>().unwrap_err();
+        let error = Error::new(data::DataErrorKind::ZeroBatchSize).caused_by(cause.clone());
+        assert_eq!(
+            std::error::Error::source(&error).unwrap().to_string(),
+            cause.to_string()
+        );
+        assert!(format!("{error:?}").contains("source"));
+    }
+
+    #[test]
+    fn each_kind_answers_to_exactly_one_predicate() {
+        let answers = |error: Error| {
+            [
+                error.is_config(),
+                error.is_data(),
+                error.is_environment(),
+                error.is_weight_files(),
+            ]
+        };
+        let zero = config::ConfigErrorKind::MustBePositive { name: "num_steps" };
+        assert_eq!(answers(Error::new(zero)), [true, false, false, false]);
+        assert_eq!(
+            answers(Error::new(data::DataErrorKind::ZeroBatchSize)),
+            [false, true, false, false]
+        );
+        let missing = environment::EnvironmentErrorKind::WorldSizeWithoutRank { world_size: 2 };
+        assert_eq!(answers(Error::new(missing)), [false, false, true, false]);
+        let size = weight_files::WeightFilesErrorKind::Size {
+            found: "x".to_owned(),
+        };
+        assert_eq!(answers(Error::new(size)), [false, false, false, true]);
+    }
+}

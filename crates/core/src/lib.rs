@@ -1,0 +1,14 @@
+#![doc = include_str!("../README.md")]
+
+pub mod accumulation;
+pub mod config;
+pub mod environment;
+mod error;
+pub mod names;
+pub mod plan;
+pub mod sampler;
+pub mod schedule;
+pub mod split;
+pub mod weight_files;
+
+pub use error::{Error, Result};

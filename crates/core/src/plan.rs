@@ -1,0 +1,270 @@
+//! What `prepare` will do to a model, as a value: printable, serialisable, decided without libtorch.
+//!
+//! Today a plan replicates every parameter and averages gradients in buckets. Sharding will add placements
+//! here, next to [`Placement::Replicate`], and nowhere else.
+
+use crate::config::{DistributedDataParallelKwargs, FIRST_BUCKET_BYTES};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// What a plan has to know of a model: its parameters, in the order they were registered.
+///
+/// ```
+/// use accelerate_core::plan::{Inventory, ParameterEntry};
+/// let inventory = Inventory {
+///     parameters: vec![ParameterEntry::new("weight", &[3, 2], "float32", 4)],
+/// };
+/// assert_eq!(inventory.total_bytes(), 24);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Inventory {
+    /// One entry per distinct parameter; further names of a tied one are in `ties`.
+    pub parameters: Vec<ParameterEntry>,
+}
+
+impl Inventory {
+    /// Bytes of all parameters together, tied ones once.
+    pub fn total_bytes(&self) -> usize {
+        self.parameters.iter().map(ParameterEntry::bytes).sum()
+    }
+}
+
+/// One parameter of an [`Inventory`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ParameterEntry {
+    /// Its path, which is its key in a state dict.
+    pub name: String,
+    /// Its sizes, outermost dimension first; empty for a scalar.
+    pub shape: Vec<usize>,
+    /// PyTorch's name of its element type, for example `float32`.
+    pub dtype: String,
+    /// Bytes of one element.
+    pub element_bytes: usize,
+    /// Whether it gets a gradient.
+    pub requires_grad: bool,
+    /// Other paths under which the same parameter is used.
+    pub ties: Vec<String>,
+}
+
+impl ParameterEntry {
+    /// A trainable parameter with one name.
+    ///
+    /// ```
+    /// # use accelerate_core::plan::ParameterEntry;
+    /// assert_eq!(ParameterEntry::new("bias", &[5], "float16", 2).bytes(), 10);
+    /// ```
+    pub fn new(name: &str, shape: &[usize], dtype: &str, element_bytes: usize) -> Self {
+        Self {
+            name: name.to_owned(),
+            shape: shape.to_owned(),
+            dtype: dtype.to_owned(),
+            element_bytes,
+            requires_grad: true,
+            ties: Vec::new(),
+        }
+    }
+
+    /// Number of elements; 1 for a scalar.
+    ///
+    /// ```
+    /// # use accelerate_core::plan::ParameterEntry;
+    /// assert_eq!(ParameterEntry::new("scale", &[], "float32", 4).num_elements(), 1);
+    /// ```
+    pub fn num_elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Bytes of the whole parameter.
+    pub fn bytes(&self) -> usize {
+        self.num_elements() * self.element_bytes
+    }
+}
+
+/// Where a parameter lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Placement {
+    /// Whole on every rank; gradients are averaged over ranks.
+    Replicate,
+    /// Whole on every rank and never changed: it gets no gradient.
+    Frozen,
+}
+
+/// Gradients that travel together.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bucket {
+    /// Their element type; a bucket has one.
+    pub dtype: String,
+    /// Positions in the inventory, in registration order.
+    pub parameters: Vec<usize>,
+    /// Bytes of all of them together.
+    pub bytes: usize,
+}
+
+/// What happens to each parameter, and how gradients travel.
+///
+/// ```
+/// use accelerate_core::config::DistributedDataParallelKwargs;
+/// use accelerate_core::plan::{Inventory, ParameterEntry, plan_data_parallel};
+/// let inventory = Inventory {
+///     parameters: vec![ParameterEntry::new("weight", &[256, 256], "float32", 4)],
+/// };
+/// let plan = plan_data_parallel(&inventory, &DistributedDataParallelKwargs::default(), 2);
+/// assert_eq!(plan.buckets.len(), 1);
+/// println!("{plan}");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// Number of ranks the plan is for.
+    pub world_size: usize,
+    /// What the plan was made from.
+    pub inventory: Inventory,
+    /// One entry per parameter of the inventory, in its order.
+    pub placements: Vec<Placement>,
+    /// Buckets in the order in which their all-reduce is expected to start: gradients become ready from the
+    /// last registered parameter to the first. Empty on one rank.
+    pub buckets: Vec<Bucket>,
+}
+
+/// Plans plain data parallel: every rank has everything, and gradients are averaged in buckets of at most
+/// `bucket_cap_mb`, except for one bucket of 1 MiB.
+///
+/// ```
+/// # use accelerate_core::config::DistributedDataParallelKwargs;
+/// # use accelerate_core::plan::{Inventory, Placement, ParameterEntry, plan_data_parallel};
+/// let mut frozen = ParameterEntry::new("embedding", &[10, 4], "float32", 4);
+/// frozen.requires_grad = false;
+/// let inventory = Inventory { parameters: vec![frozen] };
+/// let plan = plan_data_parallel(&inventory, &DistributedDataParallelKwargs::default(), 2);
+/// assert_eq!(plan.placements, [Placement::Frozen]);
+/// assert!(plan.buckets.is_empty());
+/// ```
+pub fn plan_data_parallel(
+    inventory: &Inventory,
+    kwargs: &DistributedDataParallelKwargs,
+    world_size: usize,
+) -> Plan {
+    let placements = inventory
+        .parameters
+        .iter()
+        .map(|parameter| match parameter.requires_grad {
+            true => Placement::Replicate,
+            false => Placement::Frozen,
+        })
+        .collect();
+    let mut buckets = Vec::new();
+    if world_size > 1 {
+        buckets = assign_buckets(inventory, &[FIRST_BUCKET_BYTES, kwargs.bucket_cap_bytes()]);
+        buckets.reverse();
+    }
+    Plan {
+        world_size,
+        inventory: inventory.clone(),
+        placements,
+        buckets,
+    }
+}
+
+/// Deals the parameters that get gradients to buckets, in registration order
+/// (`compute_bucket_assignment_by_size` of `c10d::Reducer`, `reducer.cpp`).
+///
+/// A bucket is closed by the parameter that makes it reach its limit. `limits_bytes` holds the limit of
+/// the first bucket, of the second, and so on; the last limit stands for all further ones. Element types
+/// have buckets and limits of their own. Buckets come sorted by their first parameter.
+///
+/// ```
+/// # use accelerate_core::plan::{Inventory, ParameterEntry, assign_buckets};
+/// let parameters = (0..3).map(|i| ParameterEntry::new(&i.to_string(), &[2], "float32", 4)).collect();
+/// let buckets = assign_buckets(&Inventory { parameters }, &[8, 16]);
+/// assert_eq!(buckets[0].parameters, [0]);
+/// assert_eq!(buckets[1].parameters, [1, 2]);
+/// ```
+pub fn assign_buckets(inventory: &Inventory, limits_bytes: &[usize]) -> Vec<Bucket> {
+    struct Open {
+        bucket: Bucket,
+        num_closed: usize,
+    }
+    let mut open: BTreeMap<&str, Open> = BTreeMap::new();
+    let mut closed = Vec::new();
+    for (position, parameter) in inventory.parameters.iter().enumerate() {
+        if !parameter.requires_grad {
+            continue;
+        }
+        let empty = || Bucket {
+            dtype: parameter.dtype.clone(),
+            parameters: Vec::new(),
+            bytes: 0,
+        };
+        let current = open.entry(&parameter.dtype).or_insert_with(|| Open {
+            bucket: empty(),
+            num_closed: 0,
+        });
+        current.bucket.parameters.push(position);
+        current.bucket.bytes += parameter.bytes();
+        let limit = limits_bytes.get(current.num_closed).or(limits_bytes.last());
+        if limit.is_some_and(|&limit| current.bucket.bytes >= limit) {
+            closed.push(std::mem::replace(&mut current.bucket, empty()));
+            current.num_closed += 1;
+        }
+    }
+    closed.extend(open.into_values().map(|open| open.bucket));
+    closed.retain(|bucket| !bucket.parameters.is_empty());
+    closed.sort_by_key(|bucket| bucket.parameters[0]);
+    closed
+}
+
+impl fmt::Display for Plan {
+    /// A table of placements and a list of buckets, for people.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = crate::weight_files::format_size(self.inventory.total_bytes() as u64);
+        let num_parameters = self.inventory.parameters.len();
+        writeln!(
+            f,
+            "plan for {} ranks: {num_parameters} parameters, {bytes} on each",
+            self.world_size
+        )?;
+        let widest = self
+            .inventory
+            .parameters
+            .iter()
+            .map(|entry| entry.name.len())
+            .max();
+        for (parameter, placement) in self.inventory.parameters.iter().zip(&self.placements) {
+            let placement = match placement {
+                Placement::Replicate => "replicate",
+                Placement::Frozen => "frozen",
+            };
+            let ParameterEntry {
+                name,
+                shape,
+                dtype,
+                ties,
+                ..
+            } = parameter;
+            write!(
+                f,
+                "  {name:width$}  {dtype} {shape:?}  {placement}",
+                width = widest.unwrap_or(0)
+            )?;
+            match ties.as_slice() {
+                [] => writeln!(f)?,
+                ties => writeln!(f, "  also {}", ties.join(", "))?,
+            }
+        }
+        for (number, bucket) in self.buckets.iter().enumerate() {
+            let bytes = crate::weight_files::format_size(bucket.bytes as u64);
+            let num_gradients = bucket.parameters.len();
+            writeln!(
+                f,
+                "  bucket {number}: {num_gradients} gradients of {}, {bytes}",
+                bucket.dtype
+            )?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,22 @@
+//! How a model's weights are laid out in files: sizes, shards, names and the index.
+//!
+//! The layout is that of Hugging Face models: one `model.safetensors`, or
+//! `model-00001-of-00003.safetensors` and so on with `model.safetensors.index.json`. Rules are those of
+//! `huggingface_hub.serialization` and `save_model` of the reference.
+
+mod index;
+mod shards;
+mod size;
+
+pub use index::{Index, IndexMetadata};
+pub use shards::{WeightFiles, is_weight_file_of, plan_shards, shard_file_names};
+pub use size::{format_size, parse_size};
+
+/// What weight files are called when nothing else is said: `model`.
+pub const DEFAULT_STEM: &str = "model";
+
+/// The extension of weight files.
+pub const EXTENSION: &str = "safetensors";
+
+/// The shard size when nothing else is said: 10 GB. Python Accelerate has the same.
+pub const DEFAULT_MAX_SHARD_BYTES: u64 = 10_000_000_000;
