@@ -181,7 +181,7 @@ pub fn calculate_gain(nonlinearity: Nonlinearity) -> f64 {
 /// Runs an in-place operation on a tensor held by reference, without recording a gradient.
 fn fill(tensor: &Tensor, f: impl FnOnce(&mut Tensor) -> Result<Tensor, tch::TchError>) -> Result<()> {
     let _no_grad = tch::no_grad_guard();
-    f(&mut tensor.shallow_clone())?;
+    let _ = f(&mut tensor.shallow_clone())?;
     Ok(())
 }
 

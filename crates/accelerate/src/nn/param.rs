@@ -126,7 +126,7 @@ impl Param {
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn set_requires_grad(&self, requires_grad: bool) -> Result<()> {
-        self.local().f_set_requires_grad(requires_grad)?;
+        let _ = self.local().f_set_requires_grad(requires_grad)?;
         Ok(())
     }
 
