@@ -21,6 +21,11 @@ pub(crate) enum OptimError {
     )]
     GroupCount { scheduler: &'static str, what: &'static str, found: usize, wanted: usize },
     #[error(
+        "OneCycleLr with cycle_momentum changes the optimizer's momentum or first beta, but {optimizer} has neither; \
+         set cycle_momentum: false"
+    )]
+    NoMomentum { optimizer: &'static str },
+    #[error(
         "Sgd with nesterov needs a momentum above 0 and no dampening, but momentum is {momentum} and dampening is {dampening}"
     )]
     Nesterov { momentum: f64, dampening: f64 },
@@ -33,7 +38,7 @@ pub(crate) enum OptimError {
         "{scheduler} was stepped {steps} times, but its schedule has only {total_steps} steps. The total is \
          the number of batches per epoch times the number of epochs, divided by the gradient accumulation steps"
     )]
-    ScheduleFinished { scheduler: &'static str, steps: usize, total_steps: usize },
+    ScheduleFinished { scheduler: &'static str, steps: u64, total_steps: u64 },
     #[error(
         "the total norm (order {norm_type}) of the gradients is {norm}, so the gradients cannot be clipped to it. \
          Look for the first step with a loss that is not finite, or allow it (error_if_nonfinite: false)"

@@ -9,7 +9,8 @@ use crate::nn::ParamStore;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tch::{Device, Kind, Tensor};
-use torch_ext::{foreach, fused};
+use torch_ext::foreach;
+use torch_ext::fused::{AdagradTensors, FusedAdagrad, fused_adagrad_};
 
 /// Adagrad, as `torch.optim.Adagrad(fused=True)`: steps get smaller where gradients were large.
 ///
@@ -22,7 +23,7 @@ use torch_ext::{foreach, fused};
 /// use accelerate::{nn::{Init, ParamStore}, optim::{Adagrad, Optimizer}, tch::Device};
 ///
 /// let store = ParamStore::new(Device::Cpu);
-/// let weight = store.root().param("weight", &[1], Init::Zeros)?;
+/// let weight = store.root().param("weight", ([1], Init::Zeros))?;
 /// let mut optimizer = Adagrad::new(&store, 0.1)?;
 /// (weight.get() * 5.0).sum(None).backward();
 /// optimizer.step()?;
@@ -76,7 +77,7 @@ impl Adagrad {
     }
 
     fn step_batch(&mut self, batch: &Batch, settings: GroupSettings) -> Result<()> {
-        for (&slot, param) in batch.slots.iter().zip(&batch.params) {
+        for (&slot, param) in batch.slots.iter().zip(batch.params()) {
             if self.sums[slot].is_none() {
                 self.sums[slot] = Some(SquaredSum {
                     step: Tensor::f_zeros([0i64; 0], (Kind::Float, Device::Cpu))?,
@@ -89,19 +90,26 @@ impl Adagrad {
         let sums: Vec<&Tensor> = state().map(|s| &s.sum).collect();
         foreach::add_scalar_(&steps, 1.0)?;
         if batch.device == Device::Cpu {
-            let options = fused::AdagradOptions {
+            let config = FusedAdagrad {
                 lr: settings.lr,
                 lr_decay: self.options.lr_decay,
                 weight_decay: settings.weight_decay,
                 eps: self.options.eps,
                 maximize: self.options.maximize,
             };
-            fused::adagrad(&batch.params, &batch.grads, &sums, &steps, &options, None, None)?;
-            return Ok(());
+            let tensors = AdagradTensors {
+                params: &batch.params(),
+                grads: &batch.grads(),
+                state_sums: &sums,
+                state_steps: &steps,
+                ..AdagradTensors::default()
+            };
+            return Ok(fused_adagrad_(&config, &tensors)?);
         }
         // libtorch has no fused kernel for GPUs.
-        for (((param, grad), sum), step) in batch.params.iter().zip(&batch.grads).zip(&sums).zip(&steps) {
-            self.step_one(param, grad, sum, step, settings)?;
+        let (params, grads) = (batch.params(), batch.grads());
+        for (i, step) in steps.iter().enumerate() {
+            self.step_one(params[i], grads[i], sums[i], step, settings)?;
         }
         Ok(())
     }
@@ -184,7 +192,7 @@ impl Optimizer for Adagrad {
 /// use accelerate::{nn::{Init, ParamStore}, optim::Adagrad, tch::Device};
 ///
 /// let store = ParamStore::new(Device::Cpu);
-/// store.root().param("weight", &[1], Init::Zeros)?;
+/// store.root().param("weight", ([1], Init::Zeros))?;
 /// let optimizer = Adagrad::builder(&store).lr(0.05).initial_accumulator_value(0.1).build()?;
 /// # Ok::<(), accelerate::Error>(())
 /// ```
@@ -253,7 +261,7 @@ impl AdagradBuilder {
         let initial = self.options.initial_accumulator_value;
         at_least_zero("Adagrad", "initial_accumulator_value", initial)?;
         let defaults =
-            GroupDefaults { lr: self.lr, weight_decay: self.weight_decay, momentum: 0.0 };
+            GroupDefaults { lr: self.lr, weight_decay: self.weight_decay, momentum: None };
         let handle = OptimizerHandle::new("Adagrad", self.groups, defaults)?;
         let sums = handle.params().map(|_| None).collect();
         Ok(Adagrad { handle, options: self.options, sums })

@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use tch::{Device, Kind, Tensor};
-use torch_ext::{foreach, fused};
+use torch_ext::foreach;
+use torch_ext::fused::{AdamTensors, FusedAdam, fused_adam_, fused_adamw_};
 
 /// Adam with decoupled weight decay, as `torch.optim.AdamW(fused=True)`.
 ///
@@ -26,7 +27,7 @@ use torch_ext::{foreach, fused};
 /// use accelerate::{nn::{Init, ParamStore}, optim::{AdamW, Optimizer}, tch::Device};
 ///
 /// let store = ParamStore::new(Device::Cpu);
-/// let weight = store.root().param("weight", &[1], Init::Zeros)?;
+/// let weight = store.root().param("weight", ([1], Init::Zeros))?;
 /// let mut optimizer = AdamW::new(&store, 0.1)?;
 /// (weight.get() * 5.0).sum(None).backward();
 /// optimizer.step()?;
@@ -46,7 +47,7 @@ pub struct AdamW(Core);
 /// use accelerate::{nn::{Init, ParamStore}, optim::Adam, tch::Device};
 ///
 /// let store = ParamStore::new(Device::Cpu);
-/// store.root().param("weight", &[1], Init::Zeros)?;
+/// store.root().param("weight", ([1], Init::Zeros))?;
 /// let optimizer = Adam::builder(&store).lr(1e-4).betas((0.9, 0.98)).eps(1e-9).build()?;
 /// # Ok::<(), accelerate::Error>(())
 /// ```
@@ -103,7 +104,7 @@ impl Core {
         settings: GroupSettings,
         found_inf: Option<&Tensor>,
     ) -> Result<()> {
-        for (&slot, param) in batch.slots.iter().zip(&batch.params) {
+        for (&slot, param) in batch.slots.iter().zip(batch.params()) {
             if self.moments[slot].is_none() {
                 self.moments[slot] = Some(Moments::zeros(param, self.options.amsgrad)?);
             }
@@ -115,15 +116,17 @@ impl Core {
         let max_exp_avg_sqs: Vec<&Tensor> =
             moments().filter_map(|m| m.max_exp_avg_sq.as_ref()).collect();
         foreach::add_scalar_(&steps, 1.0)?;
-        let lists = fused::AdamLists {
-            params: &batch.params,
-            grads: &batch.grads,
+        let tensors = AdamTensors {
+            params: &batch.params(),
+            grads: &batch.grads(),
             exp_avgs: &exp_avgs,
             exp_avg_sqs: &exp_avg_sqs,
             max_exp_avg_sqs: &max_exp_avg_sqs,
             state_steps: &steps,
+            grad_scale: None,
+            found_inf,
         };
-        let options = fused::AdamOptions {
+        let config = FusedAdam {
             lr: settings.lr,
             beta1: settings.momentum,
             beta2: self.options.betas.1,
@@ -133,13 +136,13 @@ impl Core {
             maximize: self.options.maximize,
         };
         if self.decoupled {
-            fused::adamw(&lists, &options, None, found_inf)?;
+            fused_adamw_(&config, &tensors)?;
         } else {
-            fused::adam(&lists, &options, None, found_inf)?;
+            fused_adam_(&config, &tensors)?;
         }
         // The device skipped the update if it found an infinity; then the step does not count either.
         if let Some(found_inf) = found_inf {
-            foreach::sub_tensor_(&steps, found_inf)?;
+            foreach::add_(&steps, &vec![found_inf; steps.len()], -1.0)?;
         }
         Ok(())
     }
@@ -286,8 +289,8 @@ adam_kind!(Adam, decoupled: false, weight_decay: 0.0);
 /// use accelerate::{nn::{Init, ParamStore}, optim::{AdamW, Optimizer, no_decay}, tch::Device};
 ///
 /// let store = ParamStore::new(Device::Cpu);
-/// store.root().param("weight", &[2, 2], Init::Zeros)?;
-/// store.root().param("bias", &[2], Init::Zeros)?;
+/// store.root().param("weight", ([2, 2], Init::Zeros))?;
+/// store.root().param("bias", ([2], Init::Zeros))?;
 /// let optimizer = AdamW::builder(&store)
 ///     .lr(5e-5)
 ///     .weight_decay(0.1)
@@ -376,7 +379,7 @@ impl<O: AdamKind> AdamBuilder<O> {
         let defaults = GroupDefaults {
             lr: self.lr,
             weight_decay: self.weight_decay,
-            momentum: self.options.betas.0,
+            momentum: Some(self.options.betas.0),
         };
         let handle = OptimizerHandle::new(O::NAME, self.groups, defaults)?;
         let moments = handle.params().map(|_| None).collect();

@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::nn::Param;
 use tch::{Device, Kind, Tensor};
+use torch_ext::autograd::gradient_of;
 
 /// Parallel lists for one fused call: all on one device with one dtype.
 #[derive(Debug)]
@@ -11,8 +12,23 @@ pub(super) struct Batch {
     kind: Kind,
     /// Positions of the parameters in the optimizer's list of states.
     pub(super) slots: Vec<usize>,
-    pub(super) params: Vec<Tensor>,
-    pub(super) grads: Vec<Tensor>,
+    pub(super) tensors: Vec<Tensor>,
+    pub(super) gradients: Vec<Tensor>,
+}
+
+impl Batch {
+    pub(super) fn params(&self) -> Vec<&Tensor> {
+        references(&self.tensors)
+    }
+
+    pub(super) fn grads(&self) -> Vec<&Tensor> {
+        references(&self.gradients)
+    }
+}
+
+/// A list as the kernels take it.
+pub(crate) fn references(tensors: &[Tensor]) -> Vec<&Tensor> {
+    tensors.iter().collect()
 }
 
 /// The parameters that have a gradient, in order, apart by device and dtype.
@@ -22,7 +38,7 @@ pub(super) fn batches(params: &[Param], first_slot: usize) -> Result<Vec<Batch>>
     let mut batches: Vec<Batch> = Vec::with_capacity(1);
     for (offset, param) in params.iter().enumerate() {
         let tensor = param.local();
-        let Some(grad) = torch_ext::gradient_of(&tensor)? else { continue };
+        let Some(grad) = gradient_of(&tensor)? else { continue };
         let (device, kind) = (tensor.device(), tensor.f_kind()?);
         // One or two combinations in practice, so a search beats a map.
         let found = batches.iter().position(|batch| batch.device == device && batch.kind == kind);
@@ -34,16 +50,16 @@ pub(super) fn batches(params: &[Param], first_slot: usize) -> Result<Vec<Batch>>
                     device,
                     kind,
                     slots: Vec::with_capacity(room),
-                    params: Vec::with_capacity(room),
-                    grads: Vec::with_capacity(room),
+                    tensors: Vec::with_capacity(room),
+                    gradients: Vec::with_capacity(room),
                 });
                 let last = batches.len() - 1;
                 &mut batches[last]
             }
         };
         batch.slots.push(first_slot + offset);
-        batch.params.push(tensor);
-        batch.grads.push(grad);
+        batch.tensors.push(tensor);
+        batch.gradients.push(grad);
     }
     Ok(batches)
 }
@@ -52,7 +68,7 @@ pub(super) fn batches(params: &[Param], first_slot: usize) -> Result<Vec<Batch>>
 pub(crate) fn gradients<'a>(params: impl IntoIterator<Item = &'a Param>) -> Result<Vec<Vec<Tensor>>> {
     let mut lists: Vec<((Device, Kind), Vec<Tensor>)> = Vec::with_capacity(1);
     for param in params {
-        let Some(grad) = torch_ext::gradient_of(&param.local())? else { continue };
+        let Some(grad) = gradient_of(&param.local())? else { continue };
         let key = (grad.device(), grad.f_kind()?);
         match lists.iter_mut().find(|(other, _)| *other == key) {
             Some((_, list)) => list.push(grad),

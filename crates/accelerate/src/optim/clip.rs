@@ -1,6 +1,6 @@
 //! Gradient clipping, as `torch.nn.utils.clip_grad_norm_` and `clip_grad_value_`.
 
-use super::batches::gradients;
+use super::batches::{gradients, references};
 use crate::error::{OptimError, Result};
 use crate::nn::Param;
 use tch::{Device, Kind, Tensor};
@@ -39,7 +39,7 @@ impl Default for ClipGradNorm {
 /// use accelerate::{nn::{Init, ParamStore}, optim::clip_grad_norm_, tch::Device};
 ///
 /// let store = ParamStore::new(Device::Cpu);
-/// let weight = store.root().param("weight", &[2], Init::Zeros)?;
+/// let weight = store.root().param("weight", ([2], Init::Zeros))?;
 /// (weight.get() * accelerate::tch::Tensor::from_slice(&[3.0f32, 4.0])).sum(None).backward();
 /// let norm = clip_grad_norm_(&store.trainable_parameters(), 1.0, 2.0)?;
 /// assert_eq!(norm.double_value(&[]), 5.0);
@@ -59,7 +59,7 @@ pub fn clip_grad_norm_(params: &[Param], max_norm: f64, norm_type: f64) -> Resul
 /// use accelerate::{nn::{Init, ParamStore}, optim::{ClipGradNorm, clip_grad_norm_with}, tch::Device};
 ///
 /// let store = ParamStore::new(Device::Cpu);
-/// let weight = store.root().param("weight", &[1], Init::Zeros)?;
+/// let weight = store.root().param("weight", ([1], Init::Zeros))?;
 /// (weight.get() * f64::NAN).sum(None).backward();
 /// let settings = ClipGradNorm { error_if_nonfinite: true, ..Default::default() };
 /// assert!(clip_grad_norm_with(&store.trainable_parameters(), settings).is_err());
@@ -87,7 +87,7 @@ pub fn clip_grad_norm_with(params: &[Param], settings: ClipGradNorm) -> Result<T
 /// use accelerate::{nn::{Init, ParamStore}, optim::get_total_norm, tch::Device};
 ///
 /// let store = ParamStore::new(Device::Cpu);
-/// let weight = store.root().param("weight", &[3], Init::Zeros)?;
+/// let weight = store.root().param("weight", ([3], Init::Zeros))?;
 /// weight.get().sum(None).backward();
 /// let params = store.trainable_parameters();
 /// assert_eq!(get_total_norm(&params, 1.0)?.double_value(&[]), 3.0);
@@ -107,7 +107,7 @@ pub fn get_total_norm(params: &[Param], norm_type: f64) -> Result<Tensor> {
 /// use accelerate::{nn::{Init, ParamStore}, optim::clip_grads_with_norm_, tch::{Device, Tensor}};
 ///
 /// let store = ParamStore::new(Device::Cpu);
-/// let weight = store.root().param("weight", &[1], Init::Zeros)?;
+/// let weight = store.root().param("weight", ([1], Init::Zeros))?;
 /// (weight.get() * 8.0).sum(None).backward();
 /// clip_grads_with_norm_(&store.trainable_parameters(), 1.0, &Tensor::from(4.0f32))?;
 /// assert!((weight.get().grad().double_value(&[0]) - 2.0).abs() < 1e-5);
@@ -126,7 +126,7 @@ pub fn clip_grads_with_norm_(params: &[Param], max_norm: f64, total_norm: &Tenso
 /// use accelerate::{nn::{Init, ParamStore}, optim::clip_grad_value_, tch::Device};
 ///
 /// let store = ParamStore::new(Device::Cpu);
-/// let weight = store.root().param("weight", &[1], Init::Zeros)?;
+/// let weight = store.root().param("weight", ([1], Init::Zeros))?;
 /// (weight.get() * -8.0).sum(None).backward();
 /// clip_grad_value_(&store.trainable_parameters(), 0.5)?;
 /// assert_eq!(weight.get().grad().double_value(&[0]), -0.5);
@@ -138,8 +138,9 @@ pub fn clip_grads_with_norm_(params: &[Param], max_norm: f64, total_norm: &Tenso
 pub fn clip_grad_value_(params: &[Param], clip_value: f64) -> Result<()> {
     let _no_grad = tch::no_grad_guard();
     for grads in gradients(params)? {
-        foreach::clamp_min_scalar_(&grads, -clip_value)?;
-        foreach::clamp_max_scalar_(&grads, clip_value)?;
+        for mut grad in grads {
+            let _ = grad.f_clamp_(-clip_value, clip_value)?;
+        }
     }
     Ok(())
 }
@@ -153,12 +154,13 @@ fn total_norm(grads: &[Vec<Tensor>], norm_type: f64) -> Result<Tensor> {
     let device = first.device();
     let mut norms = Vec::new();
     for list in grads {
-        for norm in foreach::norm(list, norm_type)? {
+        for norm in foreach::norm(&references(list), norm_type)? {
             norms.push(norm.f_to_device(device)?);
         }
     }
     let norms = Tensor::f_stack(&norms, 0)?;
-    Ok(norms.f_linalg_vector_norm(norm_type, None::<&[i64]>, false, None)?)
+    let total = foreach::norm(&[&norms], norm_type)?.into_iter().next();
+    Ok(total.unwrap_or(norms))
 }
 
 fn clip(grads: &[Vec<Tensor>], max_norm: f64, total_norm: &Tensor) -> Result<()> {
@@ -168,7 +170,7 @@ fn clip(grads: &[Vec<Tensor>], max_norm: f64, total_norm: &Tensor) -> Result<()>
     let factor = factor.f_clamp_max(1.0)?;
     for list in grads {
         if let Some(first) = list.first() {
-            foreach::mul_tensor_(list, &factor.f_to_device(first.device())?)?;
+            foreach::mul_tensor_(&references(list), &factor.f_to_device(first.device())?)?;
         }
     }
     Ok(())

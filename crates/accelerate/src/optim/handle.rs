@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
+use torch_ext::autograd::set_gradient;
 
 /// Parameters that are trained alike. What is `None` follows the optimizer's own setting.
 ///
@@ -13,7 +14,7 @@ use tch::Tensor;
 /// use accelerate::{nn::{Init, ParamStore}, optim::{AdamW, Optimizer, ParamGroup}, tch::Device};
 ///
 /// let store = ParamStore::new(Device::Cpu);
-/// store.root().param("weight", &[2], Init::Zeros)?;
+/// store.root().param("weight", ([2], Init::Zeros))?;
 /// let group = ParamGroup::new(store.trainable_parameters()).lr(1e-4).name("all");
 /// let optimizer = AdamW::builder(&store).lr(1e-3).param_groups(vec![group]).build()?;
 /// assert_eq!(optimizer.handle().learning_rates(), [1e-4]);
@@ -73,8 +74,8 @@ impl ParamGroup {
 /// use accelerate::{nn::{Init, ParamStore}, optim::no_decay, tch::Device};
 ///
 /// let store = ParamStore::new(Device::Cpu);
-/// store.root().param("weight", &[2, 2], Init::Zeros)?;
-/// store.root().param("bias", &[2], Init::Zeros)?;
+/// store.root().param("weight", ([2, 2], Init::Zeros))?;
+/// store.root().param("bias", ([2], Init::Zeros))?;
 /// let groups = no_decay(&store, &["bias", "LayerNorm.weight"]);
 /// assert_eq!(groups[0].params[0].name(), "weight");
 /// assert_eq!((groups[1].params[0].name(), groups[1].weight_decay), ("bias", Some(0.0)));
@@ -101,8 +102,8 @@ pub struct GroupDefaults {
     pub lr: f64,
     /// Weight decay.
     pub weight_decay: f64,
-    /// Momentum of SGD, first beta of Adam and AdamW; 0 for optimizers that have neither.
-    pub momentum: f64,
+    /// Momentum of SGD, first beta of Adam and AdamW; `None` for optimizers that have neither.
+    pub momentum: Option<f64>,
 }
 
 /// The present settings of one group. Schedulers change them between steps.
@@ -124,7 +125,7 @@ pub(crate) struct GroupSettings {
 /// use accelerate::{nn::{Init, ParamStore}, optim::{Optimizer, Sgd}, tch::Device};
 ///
 /// let store = ParamStore::new(Device::Cpu);
-/// store.root().param("weight", &[2], Init::Zeros)?;
+/// store.root().param("weight", ([2], Init::Zeros))?;
 /// let optimizer = Sgd::new(&store, 0.1)?;
 /// let handle = optimizer.handle().clone();
 /// handle.set_lr(0, 0.05)?;
@@ -136,6 +137,7 @@ pub struct OptimizerHandle(Arc<Shared>);
 
 struct Shared {
     optimizer: &'static str,
+    has_momentum: bool,
     groups: Vec<(Option<String>, Vec<Param>)>,
     state: Mutex<State>,
 }
@@ -173,7 +175,7 @@ impl OptimizerHandle {
                 lr: group.lr.unwrap_or(defaults.lr),
                 initial_lr: None,
                 weight_decay: group.weight_decay.unwrap_or(defaults.weight_decay),
-                momentum: group.momentum.unwrap_or(defaults.momentum),
+                momentum: group.momentum.or(defaults.momentum).unwrap_or(0.0),
             };
             at_least_zero(optimizer, "lr", group.lr)?;
             at_least_zero(optimizer, "weight_decay", group.weight_decay)?;
@@ -182,7 +184,8 @@ impl OptimizerHandle {
         }
         let groups = groups.into_iter().map(|group| (group.name, group.params)).collect();
         let state = State { settings, num_steps: 0, last_step: LastStep::Taken };
-        Ok(Self(Arc::new(Shared { optimizer, groups, state: Mutex::new(state) })))
+        let has_momentum = defaults.momentum.is_some();
+        Ok(Self(Arc::new(Shared { optimizer, has_momentum, groups, state: Mutex::new(state) })))
     }
 
     // Every statement leaves the state whole, so a panic elsewhere does not spoil it.
@@ -258,7 +261,7 @@ impl OptimizerHandle {
     /// libtorch's own.
     pub fn zero_grad(&self) -> Result<()> {
         for param in self.params() {
-            torch_ext::set_gradient(&param.local(), None)?;
+            set_gradient(&param.local(), None)?;
         }
         Ok(())
     }
@@ -324,6 +327,23 @@ impl OptimizerHandle {
     pub(crate) fn initial_lrs(&self) -> Vec<f64> {
         let mut state = self.lock();
         state.settings.iter_mut().map(|group| *group.initial_lr.get_or_insert(group.lr)).collect()
+    }
+
+    /// Replaces every group's learning rate by what `rule` makes of the group's number and present
+    /// rate; returns the new ones.
+    pub(crate) fn map_lrs(&self, mut rule: impl FnMut(usize, f64) -> f64) -> Vec<f64> {
+        // The rule may be the user's, and must be free to look at this handle: no lock meanwhile.
+        let lrs: Vec<f64> =
+            self.learning_rates().into_iter().enumerate().map(|(group, lr)| rule(group, lr)).collect();
+        for (settings, &lr) in self.lock().settings.iter_mut().zip(&lrs) {
+            settings.lr = lr;
+        }
+        lrs
+    }
+
+    /// Does the optimizer have a momentum or first beta at all?
+    pub(crate) fn has_momentum(&self) -> bool {
+        self.0.has_momentum
     }
 
     fn no_such(&self, group: usize) -> crate::Error {

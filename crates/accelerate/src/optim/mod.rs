@@ -15,6 +15,7 @@ pub mod schedule;
 mod sgd;
 mod state;
 
+pub(crate) use batches::{gradients, references};
 pub use adagrad::{Adagrad, AdagradBuilder};
 pub use adam::{Adam, AdamBuilder, AdamW};
 pub use clip::{
@@ -24,6 +25,7 @@ pub use clip::{
 pub use handle::{GroupDefaults, OptimizerHandle, ParamGroup, no_decay};
 pub use prepared::AcceleratedOptimizer;
 pub use prepared_schedule::AcceleratedScheduler;
+#[allow(unused_imports, reason = "prepare fills it in")]
 pub(crate) use prepared_schedule::SchedulerOptions;
 pub use schedule::{
     AnnealStrategy, ConstantWithWarmup, CosineWithWarmup, ExponentialLr, LambdaLr,
@@ -70,8 +72,8 @@ use tch::Tensor;
 /// }
 ///
 /// let store = ParamStore::new(Device::Cpu);
-/// let weight = store.root().param("weight", &[1], Init::Zeros)?;
-/// let defaults = GroupDefaults { lr: 0.1, weight_decay: 0.0, momentum: 0.0 };
+/// let weight = store.root().param("weight", ([1], Init::Zeros))?;
+/// let defaults = GroupDefaults { lr: 0.1, weight_decay: 0.0, momentum: None };
 /// let groups = vec![ParamGroup::new(store.trainable_parameters())];
 /// let mut optimizer = SignSgd(OptimizerHandle::new("SignSgd", groups, defaults)?);
 /// (weight.get() * 3.0).sum(None).backward();

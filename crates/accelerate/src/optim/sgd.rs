@@ -9,7 +9,7 @@ use crate::nn::ParamStore;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tch::{Device, Tensor};
-use torch_ext::fused;
+use torch_ext::fused::{FusedSgd, SgdTensors, fused_sgd_};
 
 /// Stochastic gradient descent, as `torch.optim.SGD(fused=True)`.
 ///
@@ -22,7 +22,7 @@ use torch_ext::fused;
 /// use accelerate::{nn::{Init, ParamStore}, optim::{Optimizer, Sgd}, tch::Device};
 ///
 /// let store = ParamStore::new(Device::Cpu);
-/// let weight = store.root().param("weight", &[1], Init::Zeros)?;
+/// let weight = store.root().param("weight", ([1], Init::Zeros))?;
 /// let mut optimizer = Sgd::new(&store, 0.1)?;
 /// (weight.get() * 5.0).sum(None).backward();
 /// optimizer.step()?;
@@ -105,7 +105,7 @@ impl Sgd {
             return Ok(());
         }
         for &i in &first {
-            self.buffers[batch.slots[i]] = Some(batch.grads[i].f_zeros_like()?);
+            self.buffers[batch.slots[i]] = Some(batch.gradients[i].f_zeros_like()?);
         }
         self.launch(batch, &first, settings, true, None)
     }
@@ -121,24 +121,30 @@ impl Sgd {
         if members.is_empty() {
             return Ok(());
         }
-        let params: Vec<&Tensor> = members.iter().map(|&i| &batch.params[i]).collect();
-        let grads: Vec<&Tensor> = members.iter().map(|&i| &batch.grads[i]).collect();
-        let buffers: Vec<&Tensor> = if settings.momentum == 0.0 {
+        let params: Vec<&Tensor> = members.iter().map(|&i| &batch.tensors[i]).collect();
+        let grads: Vec<&Tensor> = members.iter().map(|&i| &batch.gradients[i]).collect();
+        let momentum_buffers: Vec<&Tensor> = if settings.momentum == 0.0 {
             Vec::new()
         } else {
             members.iter().filter_map(|&i| self.buffers[batch.slots[i]].as_ref()).collect()
         };
-        let options = fused::SgdOptions {
+        let config = FusedSgd {
             lr: settings.lr,
             momentum: settings.momentum,
             dampening: self.options.dampening,
             weight_decay: settings.weight_decay,
             nesterov: self.options.nesterov,
             maximize: self.options.maximize,
-            is_first_step,
         };
-        fused::sgd(&params, &grads, &buffers, &options, None, found_inf)?;
-        Ok(())
+        let tensors = SgdTensors {
+            params: &params,
+            grads: &grads,
+            momentum_buffers: &momentum_buffers,
+            is_first_step,
+            grad_scale: None,
+            found_inf,
+        };
+        Ok(fused_sgd_(&config, &tensors)?)
     }
 }
 
@@ -190,7 +196,7 @@ impl Optimizer for Sgd {
 /// use accelerate::{nn::{Init, ParamStore}, optim::Sgd, tch::Device};
 ///
 /// let store = ParamStore::new(Device::Cpu);
-/// store.root().param("weight", &[1], Init::Zeros)?;
+/// store.root().param("weight", ([1], Init::Zeros))?;
 /// let optimizer = Sgd::builder(&store).lr(0.1).momentum(0.9).nesterov(true).build()?;
 /// let error = Sgd::builder(&store).nesterov(true).build().unwrap_err();
 /// assert!(error.to_string().contains("momentum above 0"));
@@ -261,7 +267,7 @@ impl SgdBuilder {
         if self.options.nesterov && (momentum <= 0.0 || dampening != 0.0) {
             return Err(OptimError::Nesterov { momentum, dampening }.into());
         }
-        let defaults = GroupDefaults { lr: self.lr, weight_decay: self.weight_decay, momentum };
+        let defaults = GroupDefaults { lr: self.lr, weight_decay: self.weight_decay, momentum: Some(momentum) };
         let handle = OptimizerHandle::new("Sgd", self.groups, defaults)?;
         let buffers = handle.params().map(|_| None).collect();
         Ok(Sgd { handle, options: self.options, buffers })

@@ -13,7 +13,7 @@ use tch::{Kind, Tensor};
 /// use accelerate::{nn::{Init, ParamStore}, optim::{AdamW, Optimizer}, tch::Device};
 ///
 /// let store = ParamStore::new(Device::Cpu);
-/// let weight = store.root().param("weight", &[2], Init::Zeros)?;
+/// let weight = store.root().param("weight", ([2], Init::Zeros))?;
 /// let mut optimizer = AdamW::new(&store, 1e-3)?;
 /// weight.get().sum(None).backward();
 /// optimizer.step()?;
@@ -146,7 +146,7 @@ impl<'a> Loading<'a> {
                 continue;
             }
             let kind = if is_step { Kind::Float } else { target.f_kind()? };
-            tensors.push(saved.f_to_device(target.device())?.f_to_kind(kind)?.f_copy()?);
+            tensors.push(saved.f_to_device(target.device())?.f_to_kind(kind)?.f_detach_copy()?);
         }
         if missing.len() == names.len() {
             return Ok(None);
@@ -185,6 +185,6 @@ pub(super) fn save_tensor(
     param: &Param,
     tensor: &Tensor,
 ) -> Result<()> {
-    tensors.insert(format!("{name}.{}", param.name()), tensor.f_copy()?);
+    tensors.insert(format!("{name}.{}", param.name()), tensor.f_detach_copy()?);
     Ok(())
 }

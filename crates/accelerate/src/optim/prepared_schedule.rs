@@ -1,0 +1,147 @@
+//! What `prepare` makes of a learning-rate scheduler.
+
+use super::schedule::{LrScheduler, SchedulerState};
+use crate::context::Context;
+use crate::error::Result;
+use accelerate_core::schedule::{SchedulerRule, SchedulerUnit, capped_ticks, ticks_per_step};
+use std::fmt;
+use std::ops::Deref;
+
+#[allow(unused_imports, reason = "prepare fills it in")]
+pub(crate) use accelerate_core::schedule::SchedulerRule as SchedulerOptions;
+
+/// A scheduler that moves with its optimizer. Made by
+/// [`Accelerator::prepare`](crate::Accelerator::prepare); derefs to your own.
+///
+/// [`step`](Self::step) does nothing while gradients are being accumulated, or when the optimizer
+/// skipped its step because of an overflow. Otherwise the schedule moves by
+/// [`ticks_per_step`](Self::ticks_per_step): as in Python Accelerate one tick for every process, because
+/// the processes together see that many batches, so a schedule written for one process keeps its length in
+/// samples. With `split_batches`, or in [`SchedulerUnit::OptimizerStep`], it is one tick.
+///
+/// ```
+/// use accelerate::{Accelerator, nn::{Init, ParamStore}, optim::{LinearWithWarmup, LrScheduler, Sgd}};
+///
+/// let accelerator = Accelerator::builder().cpu(true).build()?;
+/// let store = ParamStore::new(accelerator.device());
+/// store.root().param("weight", ([2], Init::Zeros))?;
+/// let optimizer = Sgd::new(&store, 0.1)?;
+/// let scheduler = LinearWithWarmup::new(&optimizer, 1, 10);
+/// let (mut optimizer, mut scheduler) = accelerator.prepare((optimizer, scheduler))?;
+/// optimizer.step()?;
+/// scheduler.step()?;
+/// assert_eq!(scheduler.get_last_lr(), [0.1]);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+pub struct AcceleratedScheduler<S> {
+    scheduler: S,
+    context: Context,
+    rule: SchedulerRule,
+}
+
+impl<S: LrScheduler> AcceleratedScheduler<S> {
+    #[allow(dead_code, reason = "called by prepare")]
+    pub(crate) fn new(scheduler: S, context: Context, rule: SchedulerRule) -> Self {
+        let prepared = Self { scheduler, context, rule };
+        if prepared.context.group.rank() == 0 {
+            tracing::info!("{}", prepared.describe());
+        }
+        prepared
+    }
+
+    /// Moves the schedule if the optimizer has moved.
+    ///
+    /// # Errors
+    /// Those of the scheduler, such as the end of a one-cycle schedule.
+    pub fn step(&mut self) -> Result<()> {
+        let sync_gradients = self.context.gradient_state.sync_gradients();
+        // Asking may wait for the device, so only when the answer matters.
+        let asks_optimizer = self.rule.step_with_optimizer && sync_gradients;
+        let was_skipped = asks_optimizer && self.scheduler.handle().step_was_skipped();
+        let ticks = self.rule.ticks(sync_gradients, was_skipped);
+        for _ in 0..self.capped(ticks) {
+            self.scheduler.step()?;
+        }
+        Ok(())
+    }
+
+    /// One tick for every process may overshoot the end of a schedule by a few; that is no mistake of
+    /// the caller's. Where one step is one tick, it is.
+    fn capped(&self, ticks: usize) -> usize {
+        if self.counts_processes() {
+            capped_ticks(ticks, self.scheduler.last_epoch(), self.scheduler.total_steps())
+        } else {
+            ticks
+        }
+    }
+
+    fn counts_processes(&self) -> bool {
+        let SchedulerRule { step_with_optimizer, split_batches, unit, .. } = self.rule;
+        step_with_optimizer && !split_batches && unit == SchedulerUnit::Reference
+    }
+
+    /// By how many of its steps the schedule moves for one step of the optimizer.
+    pub fn ticks_per_step(&self) -> usize {
+        let SchedulerRule { num_processes, split_batches, step_with_optimizer, unit } = self.rule;
+        ticks_per_step(num_processes, split_batches, step_with_optimizer, unit)
+    }
+
+    /// One sentence on what a call of [`step`](Self::step) does to the schedule. `prepare` logs it.
+    pub fn describe(&self) -> String {
+        let ticks = self.ticks_per_step();
+        if !self.rule.step_with_optimizer {
+            return "the learning-rate schedule moves one step at every call of scheduler.step(), whatever the \
+                    optimizer does"
+                .to_string();
+        }
+        if ticks == 1 {
+            return "the learning-rate schedule moves one step with each optimizer step".to_string();
+        }
+        format!(
+            "the learning-rate schedule moves {ticks} steps with each optimizer step, one for every process, so its \
+             length is counted as for a single process; SchedulerUnit::OptimizerStep counts optimizer steps"
+        )
+    }
+
+    /// The learning rates set last, one for each parameter group.
+    pub fn get_last_lr(&self) -> Vec<f64> {
+        self.scheduler.get_last_lr()
+    }
+
+    /// Everything needed to go on later; see [`LrScheduler::state_dict`].
+    ///
+    /// # Errors
+    /// Those of the scheduler.
+    pub fn state_dict(&self) -> Result<SchedulerState> {
+        self.scheduler.state_dict()
+    }
+
+    /// Takes over saved state; see [`LrScheduler::load_state_dict`].
+    ///
+    /// # Errors
+    /// Those of the scheduler.
+    pub fn load_state_dict(&mut self, state: &SchedulerState) -> Result<()> {
+        self.scheduler.load_state_dict(state)
+    }
+
+    /// The scheduler as it was before `prepare`.
+    pub fn into_inner(self) -> S {
+        self.scheduler
+    }
+}
+
+impl<S> Deref for AcceleratedScheduler<S> {
+    type Target = S;
+    fn deref(&self) -> &S {
+        &self.scheduler
+    }
+}
+
+impl<S: fmt::Debug> fmt::Debug for AcceleratedScheduler<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AcceleratedScheduler")
+            .field("scheduler", &self.scheduler)
+            .field("rule", &self.rule)
+            .finish_non_exhaustive()
+    }
+}

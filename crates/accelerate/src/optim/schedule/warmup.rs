@@ -1,0 +1,158 @@
+//! The schedules of `transformers`: a warmup, then something that falls or stays.
+
+use super::{Clock, Tick, scheduler};
+use crate::optim::Optimizer;
+use accelerate_core::schedule as formula;
+
+/// The rate rises straight from 0 in `warmup` steps, then falls straight to 0 at `total` steps.
+///
+/// `get_linear_schedule_with_warmup` of `transformers`. The first step has rate 0 (unless `warmup` is 0).
+///
+/// ```
+/// use accelerate::nn::{Init, ParamStore};
+/// use accelerate::optim::{LinearWithWarmup, LrScheduler, Optimizer, Sgd};
+/// use accelerate::tch::Device;
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// store.root().param("weight", ([2], Init::Zeros))?;
+/// let mut optimizer = Sgd::new(&store, 1.0)?;
+/// let mut scheduler = LinearWithWarmup::new(&optimizer, 2, 6);
+/// let mut rates = scheduler.get_last_lr();
+/// for _ in 0..6 {
+///     optimizer.step()?;
+///     scheduler.step()?;
+///     rates.extend(scheduler.get_last_lr());
+/// }
+/// assert_eq!(rates, [0.0, 0.5, 1.0, 0.75, 0.5, 0.25, 0.0]);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct LinearWithWarmup {
+    clock: Clock,
+    rule: Linear,
+}
+
+#[derive(Debug)]
+struct Linear {
+    warmup: u64,
+    total: u64,
+}
+
+impl Linear {
+    fn rate(&self, tick: &Tick) -> f64 {
+        tick.base_lr * formula::linear_with_warmup(tick.epoch, self.warmup, self.total)
+    }
+}
+
+impl LinearWithWarmup {
+    /// Starts the schedule and sets the rates for the first step.
+    pub fn new(optimizer: &impl Optimizer, warmup: usize, total: usize) -> Self {
+        let rule = Linear { warmup: warmup as u64, total: total as u64 };
+        Self { clock: Clock::start(optimizer.handle(), |tick| rule.rate(tick)), rule }
+    }
+}
+
+scheduler!(LinearWithWarmup);
+
+/// The rate rises straight from 0 in `warmup` steps, then stays.
+///
+/// `get_constant_schedule_with_warmup` of `transformers`.
+///
+/// ```
+/// use accelerate::nn::{Init, ParamStore};
+/// use accelerate::optim::{ConstantWithWarmup, LrScheduler, Optimizer, Sgd};
+/// use accelerate::tch::Device;
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// store.root().param("weight", ([2], Init::Zeros))?;
+/// let mut optimizer = Sgd::new(&store, 1.0)?;
+/// let mut scheduler = ConstantWithWarmup::new(&optimizer, 4);
+/// optimizer.step()?;
+/// scheduler.step()?;
+/// assert_eq!(scheduler.get_last_lr(), [0.25]);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct ConstantWithWarmup {
+    clock: Clock,
+    rule: Constant,
+}
+
+#[derive(Debug)]
+struct Constant {
+    warmup: u64,
+}
+
+impl Constant {
+    fn rate(&self, tick: &Tick) -> f64 {
+        tick.base_lr * formula::constant_with_warmup(tick.epoch, self.warmup)
+    }
+}
+
+impl ConstantWithWarmup {
+    /// Starts the schedule and sets the rates for the first step.
+    pub fn new(optimizer: &impl Optimizer, warmup: usize) -> Self {
+        let rule = Constant { warmup: warmup as u64 };
+        Self { clock: Clock::start(optimizer.handle(), |tick| rule.rate(tick)), rule }
+    }
+}
+
+scheduler!(ConstantWithWarmup);
+
+/// The rate rises straight from 0 in `warmup` steps, then falls along a cosine to 0 at `total` steps.
+///
+/// `get_cosine_schedule_with_warmup` of `transformers`.
+///
+/// ```
+/// use accelerate::nn::{Init, ParamStore};
+/// use accelerate::optim::{CosineWithWarmup, LrScheduler, Optimizer, Sgd};
+/// use accelerate::tch::Device;
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// store.root().param("weight", ([2], Init::Zeros))?;
+/// let mut optimizer = Sgd::new(&store, 1.0)?;
+/// let mut scheduler = CosineWithWarmup::new(&optimizer, 0, 2);
+/// optimizer.step()?;
+/// scheduler.step()?;
+/// assert!((scheduler.get_last_lr()[0] - 0.5).abs() < 1e-12);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct CosineWithWarmup {
+    clock: Clock,
+    rule: Cosine,
+}
+
+#[derive(Debug)]
+struct Cosine {
+    warmup: u64,
+    total: u64,
+    num_cycles: f64,
+}
+
+impl Cosine {
+    fn rate(&self, tick: &Tick) -> f64 {
+        let Self { warmup, total, num_cycles } = *self;
+        tick.base_lr * formula::cosine_with_warmup(tick.epoch, warmup, total, num_cycles)
+    }
+}
+
+impl CosineWithWarmup {
+    /// Falls once, along half a wave; sets the rates for the first step.
+    pub fn new(optimizer: &impl Optimizer, warmup: usize, total: usize) -> Self {
+        Self::with_num_cycles(optimizer, warmup, total, 0.5)
+    }
+
+    /// Follows `num_cycles` waves after the warmup; 0.5 falls from the full rate to 0 once.
+    pub fn with_num_cycles(
+        optimizer: &impl Optimizer,
+        warmup: usize,
+        total: usize,
+        num_cycles: f64,
+    ) -> Self {
+        let rule = Cosine { warmup: warmup as u64, total: total as u64, num_cycles };
+        Self { clock: Clock::start(optimizer.handle(), |tick| rule.rate(tick)), rule }
+    }
+}
+
+scheduler!(CosineWithWarmup);
