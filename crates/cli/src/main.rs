@@ -1,0 +1,103 @@
+//! The `accelerate` command. One file per subcommand; this one only chooses and reports.
+
+mod completions;
+mod env;
+mod launch;
+
+use std::error::Error;
+use std::io;
+use std::process::ExitCode;
+
+use anstyle::{AnsiColor, Style};
+use clap::{Parser, Subcommand};
+
+/// Runs training programs on one process, many processes or many machines, in mixed precision.
+#[derive(Debug, Parser)]
+#[command(
+    name = "accelerate",
+    version,
+    arg_required_else_help = true,
+    disable_help_subcommand = true
+)]
+#[command(
+    after_help = "Every flag may also be spelled with - instead of _ (--num-processes).\n\
+    `accelerate <command> --help` explains a command with examples."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Launch(launch::Arguments),
+    Env(env::Arguments),
+    Completions(completions::Arguments),
+}
+
+fn main() -> ExitCode {
+    // The launcher starts this same executable as its helper; that must cost next to nothing.
+    if let Some(code) = accelerate_launch::helper::run_if_asked() {
+        return code;
+    }
+    let outcome = match Cli::parse().command {
+        Command::Launch(arguments) => return launch::run(arguments),
+        Command::Env(arguments) => env::run(&arguments),
+        Command::Completions(arguments) => completions::run(&arguments),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        // `accelerate env | head -1` is no mistake.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            print_error("accelerate", &error, &error.to_string());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Prints `text`, which describes `error`, and then the chain of its causes. In colour at a terminal.
+fn print_error(speaker: &str, error: &dyn Error, text: &str) {
+    let bad: Style = AnsiColor::Red.on_default().bold();
+    anstream::eprintln!("{bad}{speaker}: error:{bad:#} {text}");
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        anstream::eprintln!("  caused by: {error}");
+        cause = error.source();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    /// Users of the reference type either spelling, everywhere.
+    #[test]
+    fn every_flag_has_both_spellings() {
+        for command in Cli::command().get_subcommands() {
+            for flag in command
+                .get_arguments()
+                .filter_map(|argument| argument.get_long().map(|long| (argument, long)))
+            {
+                let (argument, long) = flag;
+                if long.contains('_') {
+                    let aliases = argument.get_all_aliases().unwrap_or_default();
+                    assert!(
+                        aliases.contains(&long.replace('_', "-").as_str()),
+                        "--{long} has no spelling with -"
+                    );
+                }
+                assert!(
+                    !long.contains('-'),
+                    "--{long} is not spelled as in the reference"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! What a launch is asked to do: a plain value, no behaviour beyond checking itself.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use accelerate_core::config::MixedPrecision;
+
+use crate::error::{Error, Result};
+
+/// Everything [`launch`](crate::launch) needs to know. Make one with [`LaunchConfig::new`] and change fields.
+///
+/// ```
+/// use accelerate_launch::{LaunchConfig, Program};
+///
+/// let config = LaunchConfig {
+///     cpu: true,
+///     args: vec!["--epochs".into(), "3".into()],
+///     ..LaunchConfig::new(Program::guess("target/release/train".as_ref()), 2)
+/// };
+/// assert!(config.check().is_ok());
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct LaunchConfig {
+    /// What every rank runs.
+    pub program: Program,
+    /// Arguments of the program, the same for every rank.
+    pub args: Vec<OsString>,
+    /// Number of ranks over all machines together.
+    pub num_processes: usize,
+    /// Number of machines. Each is started with the same values apart from [`machine_rank`](Self::machine_rank).
+    pub num_machines: usize,
+    /// Which machine this is, counted from 0. Machine 0 holds rank 0 and the rendezvous.
+    pub machine_rank: usize,
+    /// Ask the program to stay on the CPU although it might see a GPU (`ACCELERATE_USE_CPU=true`).
+    pub cpu: bool,
+    /// Address of machine 0. `None` means `127.0.0.1`, which only one machine can use.
+    pub main_process_ip: Option<String>,
+    /// TCP port of the rendezvous on machine 0. `None` or 0 means any free port on one machine; on several
+    /// machines `None` means 29500, and 0 is an error because the machines could not agree.
+    pub main_process_port: Option<u16>,
+    /// `ACCELERATE_MIXED_PRECISION` for the ranks; `None` leaves the inherited value alone.
+    pub mixed_precision: Option<MixedPrecision>,
+    /// `ACCELERATE_GRADIENT_ACCUMULATION_STEPS` for the ranks; `None` leaves the inherited value alone.
+    pub gradient_accumulation_steps: Option<usize>,
+    /// `OMP_NUM_THREADS` for the ranks. `None` leaves an inherited value alone; without one, several ranks
+    /// share the cores of this machine evenly and one rank keeps its libraries' own default.
+    pub num_cpu_threads_per_process: Option<usize>,
+    /// More environment variables for every rank. They win over everything the launcher sets.
+    pub environment: Vec<(OsString, OsString)>,
+    /// Whether the ranks' output passes through the launcher.
+    pub capture: Capture,
+    /// How long the other ranks get between `SIGTERM` and `SIGKILL` after one has failed.
+    pub grace_period: Duration,
+    /// How long the ranks get to end by themselves after this process was told to stop. A program that
+    /// writes a checkpoint on `SIGTERM` needs more than the default of 10 s (that of `docker stop`).
+    pub shutdown_grace_period: Duration,
+    /// The executable that makes ranks die with their launcher; see [`helper`](crate::helper).
+    pub helper: Option<Helper>,
+    /// This process does nothing but this launch. It then adopts and ends descendants that escaped from
+    /// their rank's process group; a host with children of its own must leave this false.
+    pub dedicated_process: bool,
+}
+
+impl LaunchConfig {
+    /// A launch of `program` on `num_processes` ranks of this machine, everything else at its default.
+    pub fn new(program: Program, num_processes: usize) -> Self {
+        Self {
+            program,
+            args: Vec::new(),
+            num_processes,
+            num_machines: 1,
+            machine_rank: 0,
+            cpu: false,
+            main_process_ip: None,
+            main_process_port: None,
+            mixed_precision: None,
+            gradient_accumulation_steps: None,
+            num_cpu_threads_per_process: None,
+            environment: Vec::new(),
+            capture: Capture::Automatic,
+            grace_period: Duration::from_millis(500),
+            shutdown_grace_period: Duration::from_secs(10),
+            helper: None,
+            dedicated_process: false,
+        }
+    }
+
+    /// Number of ranks on this machine. Exact after [`check`](Self::check).
+    pub fn num_local_processes(&self) -> usize {
+        self.num_processes / self.num_machines.max(1)
+    }
+
+    /// Rejects counts that are zero, do not divide, or contradict each other.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_invalid_configuration`], naming the flag, the value and the cure.
+    ///
+    /// ```
+    /// use accelerate_launch::{LaunchConfig, Program};
+    /// let config = LaunchConfig { num_machines: 2, main_process_ip: Some("10.0.0.1".into()),
+    ///     ..LaunchConfig::new(Program::Executable("true".into()), 5) };
+    /// assert!(config.check().unwrap_err().to_string().contains("--num_processes 5"));
+    /// ```
+    pub fn check(&self) -> Result<()> {
+        let Self {
+            num_processes,
+            num_machines,
+            machine_rank,
+            ..
+        } = *self;
+        let invalid = |problem: String| Err(Error::invalid_configuration(problem));
+        if num_processes == 0 {
+            return invalid(
+                "--num_processes is 0, but at least 1 process is needed to run anything".into(),
+            );
+        }
+        if num_machines == 0 {
+            return invalid(
+                "--num_machines is 0; it counts this machine too, so 1 is the least".into(),
+            );
+        }
+        if machine_rank >= num_machines {
+            return invalid(format!(
+                "--machine_rank {machine_rank} is out of range: {num_machines} machine(s) are numbered from 0 to {}",
+                num_machines - 1
+            ));
+        }
+        if !num_processes.is_multiple_of(num_machines) {
+            let below = num_processes - num_processes % num_machines;
+            let above = below + num_machines;
+            let choices = if below == 0 {
+                format!("{above}")
+            } else {
+                format!("{below} or {above}")
+            };
+            return invalid(format!(
+                "--num_processes {num_processes} counts the processes of all machines together and does not divide \
+                 by --num_machines {num_machines}; use {choices}"
+            ));
+        }
+        if num_machines > 1 {
+            if self.main_process_ip.is_none() {
+                return invalid(format!(
+                    "{num_machines} machines can only find each other with --main_process_ip, the address of \
+                     machine 0, given on every machine"
+                ));
+            }
+            if self.main_process_port == Some(0) {
+                return invalid(format!(
+                    "--main_process_port 0 (any free port) cannot work on {num_machines} machines: they could not \
+                     agree on the number; name the same port on every machine"
+                ));
+            }
+        }
+        for (flag, value) in [
+            (
+                "--gradient_accumulation_steps",
+                self.gradient_accumulation_steps,
+            ),
+            (
+                "--num_cpu_threads_per_process",
+                self.num_cpu_threads_per_process,
+            ),
+        ] {
+            if value == Some(0) {
+                return invalid(format!("{flag} is 0, but it must be at least 1"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a rank runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// A binary or a script with a `#!` line: a path, or a name that is looked up in `PATH`.
+    Executable(OsString),
+    /// A Python file, run by the interpreter of the active environment.
+    PythonScript(PathBuf),
+    /// A Python module, run as `python -m name`.
+    PythonModule(OsString),
+}
+
+impl Program {
+    /// A file that ends in `.py` is a Python script, anything else is run directly.
+    ///
+    /// ```
+    /// use accelerate_launch::Program;
+    /// assert_eq!(Program::guess("train.py".as_ref()), Program::PythonScript("train.py".into()));
+    /// assert_eq!(Program::guess("./train".as_ref()), Program::Executable("./train".into()));
+    /// ```
+    pub fn guess(target: &Path) -> Self {
+        if target
+            .extension()
+            .is_some_and(|extension| extension == "py")
+        {
+            Self::PythonScript(target.to_path_buf())
+        } else {
+            Self::Executable(target.as_os_str().to_os_string())
+        }
+    }
+
+    /// The path or name as the user gave it.
+    pub fn name(&self) -> &std::ffi::OsStr {
+        match self {
+            Self::Executable(name) | Self::PythonModule(name) => name,
+            Self::PythonScript(path) => path.as_os_str(),
+        }
+    }
+
+    /// Runs under a Python interpreter.
+    pub fn is_python(&self) -> bool {
+        matches!(self, Self::PythonScript(_) | Self::PythonModule(_))
+    }
+}
+
+/// Whether the output of the ranks passes through the launcher.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Capture {
+    /// Several ranks: yes. One rank: no, it keeps the terminal, a debugger and progress bars included.
+    #[default]
+    Automatic,
+    /// Always, so that a [`Reporter`](crate::Reporter) sees every byte.
+    Always,
+}
+
+/// An executable that plays the roles of [`helper`](crate::helper) when asked to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Helper {
+    /// Path of the executable. Its `main` must begin with [`helper::run_if_asked`](crate::helper::run_if_asked).
+    pub executable: PathBuf,
+}
+
+impl Helper {
+    /// The running executable itself, even when its file has been replaced on disk meanwhile.
+    ///
+    /// ```
+    /// assert!(accelerate_launch::Helper::this_executable().executable.is_absolute());
+    /// ```
+    pub fn this_executable() -> Self {
+        Self {
+            executable: PathBuf::from("/proc/self/exe"),
+        }
+    }
+}

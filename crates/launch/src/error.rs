@@ -1,0 +1,214 @@
+//! The one error of this crate.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use crate::failure::{Failure, signal_name};
+
+/// The result of every fallible call of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a launch did not succeed.
+///
+/// Opaque and one word wide. Ask it with the predicates; [`exit_code`](Self::exit_code) is what a command
+/// line should exit with, by the conventions of shells.
+///
+/// ```
+/// use accelerate_launch::{LaunchConfig, Program};
+/// let error = LaunchConfig::new(Program::Executable("true".into()), 0).check().unwrap_err();
+/// assert!(error.is_invalid_configuration());
+/// assert_eq!(error.exit_code(), 2);
+/// ```
+pub struct Error(Box<Kind>);
+
+#[derive(Debug, thiserror::Error)]
+enum Kind {
+    #[error("{problem}")]
+    InvalidConfiguration { problem: String },
+    #[error(
+        "port {port} of --main_process_port is already in use on this machine; choose another one, or \
+         --main_process_port 0 for any free port"
+    )]
+    PortTaken { port: u16, source: io::Error },
+    #[error(
+        "port {port} of --main_process_port cannot be opened on this machine; choose one above 1023, or 0 for any free port"
+    )]
+    PortUnusable { port: u16, source: io::Error },
+    #[error("the program {} was not found{searched}", program.display())]
+    ProgramNotFound { program: PathBuf, searched: String },
+    #[error("{} cannot be run: {reason}", program.display())]
+    ProgramNotExecutable { program: PathBuf, reason: String },
+    #[error("rank {rank} could not be started as {}", program.display())]
+    Spawn {
+        rank: usize,
+        program: PathBuf,
+        source: io::Error,
+    },
+    #[error("{}", failure.headline())]
+    ChildFailed { failure: Failure },
+    #[error("stopped by {}", signal_name(*signal))]
+    Interrupted { signal: i32 },
+    #[error("nobody reads the output of the ranks any more")]
+    OutputClosed { source: io::Error },
+    #[error("{action} failed")]
+    System {
+        action: &'static str,
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// Counts or values of the configuration that contradict each other.
+    pub fn is_invalid_configuration(&self) -> bool {
+        matches!(*self.0, Kind::InvalidConfiguration { .. })
+    }
+
+    /// The port asked for is in use, or may not be opened by this user.
+    pub fn is_port_taken(&self) -> bool {
+        matches!(*self.0, Kind::PortTaken { .. } | Kind::PortUnusable { .. })
+    }
+
+    /// The program, script or Python interpreter does not exist.
+    pub fn is_program_not_found(&self) -> bool {
+        matches!(*self.0, Kind::ProgramNotFound { .. })
+    }
+
+    /// The program exists but cannot be run: no permission, a folder, or not a program.
+    pub fn is_program_not_executable(&self) -> bool {
+        matches!(*self.0, Kind::ProgramNotExecutable { .. })
+    }
+
+    /// A rank ended other than with code 0. [`failure`](Self::failure) has the details.
+    pub fn is_child_failed(&self) -> bool {
+        matches!(*self.0, Kind::ChildFailed { .. })
+    }
+
+    /// The launcher was told to stop by a signal and has ended all ranks.
+    pub fn is_interrupted(&self) -> bool {
+        matches!(*self.0, Kind::Interrupted { .. })
+    }
+
+    /// The reader of the launcher's output went away, and the ranks were ended for it.
+    pub fn is_output_closed(&self) -> bool {
+        matches!(*self.0, Kind::OutputClosed { .. })
+    }
+
+    /// The rank this error is about: the first that failed, or the one that could not be started.
+    pub fn rank(&self) -> Option<usize> {
+        match &*self.0 {
+            Kind::ChildFailed { failure } => Some(failure.rank),
+            Kind::Spawn { rank, .. } => Some(*rank),
+            _ => None,
+        }
+    }
+
+    /// What the launcher should exit with: the failed rank's own code, 128 + n after signal n, 127 for a
+    /// program that is not there, 126 for one that cannot run, 2 for a wrong configuration, else 1.
+    pub fn exit_code(&self) -> u8 {
+        match &*self.0 {
+            Kind::InvalidConfiguration { .. } => 2,
+            Kind::ProgramNotFound { .. } => 127,
+            Kind::ProgramNotExecutable { .. } | Kind::Spawn { .. } => 126,
+            Kind::ChildFailed { failure } => failure.ended.exit_code(),
+            Kind::Interrupted { signal } => exit_code_of_signal(*signal),
+            // What a shell reports for a program that wrote into a closed pipe.
+            Kind::OutputClosed { .. } => exit_code_of_signal(signal_hook::consts::SIGPIPE),
+            Kind::PortTaken { .. } | Kind::PortUnusable { .. } | Kind::System { .. } => 1,
+        }
+    }
+
+    /// The whole story of a failed rank.
+    pub fn failure(&self) -> Option<&Failure> {
+        match &*self.0 {
+            Kind::ChildFailed { failure } => Some(failure),
+            _ => None,
+        }
+    }
+
+    #[cold]
+    fn new(kind: Kind) -> Self {
+        Self(Box::new(kind))
+    }
+
+    pub(crate) fn invalid_configuration(problem: String) -> Self {
+        Self::new(Kind::InvalidConfiguration { problem })
+    }
+
+    pub(crate) fn port(port: u16, source: io::Error) -> Self {
+        Self::new(match source.kind() {
+            io::ErrorKind::AddrInUse => Kind::PortTaken { port, source },
+            _ => Kind::PortUnusable { port, source },
+        })
+    }
+
+    pub(crate) fn program_not_found(
+        program: impl Into<PathBuf>,
+        searched: impl Into<String>,
+    ) -> Self {
+        Self::new(Kind::ProgramNotFound {
+            program: program.into(),
+            searched: searched.into(),
+        })
+    }
+
+    pub(crate) fn program_not_executable(
+        program: impl Into<PathBuf>,
+        reason: impl Into<String>,
+    ) -> Self {
+        Self::new(Kind::ProgramNotExecutable {
+            program: program.into(),
+            reason: reason.into(),
+        })
+    }
+
+    pub(crate) fn spawn(rank: usize, program: impl Into<PathBuf>, source: io::Error) -> Self {
+        Self::new(Kind::Spawn {
+            rank,
+            program: program.into(),
+            source,
+        })
+    }
+
+    pub(crate) fn child_failed(failure: Failure) -> Self {
+        Self::new(Kind::ChildFailed { failure })
+    }
+
+    pub(crate) fn interrupted(signal: i32) -> Self {
+        Self::new(Kind::Interrupted { signal })
+    }
+
+    pub(crate) fn output_closed(source: io::Error) -> Self {
+        Self::new(Kind::OutputClosed { source })
+    }
+
+    pub(crate) fn system(action: &'static str, source: impl Into<io::Error>) -> Self {
+        Self::new(Kind::System {
+            action,
+            source: source.into(),
+        })
+    }
+}
+
+/// 128 + n, the convention of shells; saturating because a code is one byte.
+pub(crate) fn exit_code_of_signal(signal: i32) -> u8 {
+    u8::try_from(signal).unwrap_or(u8::MAX).saturating_add(128)
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&*self.0)
+    }
+}

@@ -1,0 +1,358 @@
+//! How a rank ended, and the story told about the one that failed first.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::error::exit_code_of_signal;
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// By itself, with this code.
+    Exited(i32),
+    /// By a signal.
+    Signalled {
+        /// Number of the signal.
+        signal: i32,
+        /// The kernel wrote a core dump.
+        core_dumped: bool,
+    },
+    /// Not at all: it is stuck in the kernel and outlived `SIGKILL`.
+    Stuck,
+}
+
+impl Ended {
+    /// With code 0.
+    pub fn is_success(self) -> bool {
+        self == Self::Exited(0)
+    }
+
+    /// What a shell reports for it: the code, or 128 + n after signal n.
+    ///
+    /// ```
+    /// use accelerate_launch::Ended;
+    /// assert_eq!(Ended::Exited(3).exit_code(), 3);
+    /// assert_eq!(Ended::Signalled { signal: 9, core_dumped: false }.exit_code(), 137);
+    /// ```
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::Exited(code) => u8::try_from(code).unwrap_or(1),
+            Self::Signalled { signal, .. } => exit_code_of_signal(signal),
+            Self::Stuck => 1,
+        }
+    }
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exited(code) => write!(f, "exited with code {code}"),
+            Self::Signalled {
+                signal,
+                core_dumped,
+            } => {
+                write!(f, "was ended by {} ({signal})", signal_name(*signal))?;
+                f.write_str(if *core_dumped {
+                    " and left a core dump"
+                } else {
+                    ""
+                })
+            }
+            Self::Stuck => f.write_str("did not even end after SIGKILL: it is stuck in the kernel"),
+        }
+    }
+}
+
+/// Name of a signal as in `kill -l`, with `SIG` in front.
+pub(crate) fn signal_name(signal: i32) -> String {
+    signal_hook::low_level::signal_name(signal)
+        .map_or_else(|| format!("signal {signal}"), str::to_string)
+}
+
+/// What the kernel's counters say about memory at the time of a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryPressure {
+    /// The out-of-memory killer has ended processes since the launch began.
+    KillerRan,
+    /// It has not.
+    KillerDidNotRun,
+    /// This system does not tell.
+    Unknown,
+}
+
+/// Another rank at the end of a failed launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OtherRank {
+    /// Its rank.
+    pub rank: usize,
+    /// How it ended.
+    pub ended: Ended,
+    /// The launcher had already asked it to.
+    pub was_told_to: bool,
+}
+
+/// The rank that failed first, with everything known about why.
+///
+/// Its `Display` is the whole report over several lines; [`headline`](Self::headline) is the first of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// Rank among all ranks.
+    pub rank: usize,
+    /// Process id it had.
+    pub process_id: u32,
+    /// How it ended.
+    pub ended: Ended,
+    /// From its start to its end.
+    pub elapsed: Duration,
+    /// The last lines it printed to either stream, oldest first; empty when its output was not captured.
+    pub last_lines: Vec<String>,
+    /// Whether memory ran out.
+    pub memory: MemoryPressure,
+    /// All other ranks of this machine in order.
+    pub others: Vec<OtherRank>,
+}
+
+impl Failure {
+    /// Who, how and when, in one line.
+    pub fn headline(&self) -> String {
+        format!(
+            "rank {} (process {}) {} after {}",
+            self.rank,
+            self.process_id,
+            self.ended,
+            seconds(self.elapsed)
+        )
+    }
+
+    /// A likely cause and what to do about it, where the way of ending suggests one.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self.ended {
+            Ended::Exited(code) => match code {
+                126 => Some(
+                    "126 is what shells report for a file that is not a program for this machine",
+                ),
+                127 => Some(
+                    "127 is what shells report for a program, or a shared library of it, that is missing",
+                ),
+                _ => None,
+            },
+            Ended::Signalled { signal, .. } => self.signal_hint(signal),
+            Ended::Stuck => {
+                Some("a driver or a network file system does not answer; look at the kernel's log")
+            }
+        }
+    }
+
+    fn signal_hint(&self, signal: i32) -> Option<&'static str> {
+        use signal_hook::consts as names;
+        match signal {
+            names::SIGKILL => Some(match self.memory {
+                MemoryPressure::KillerRan => {
+                    "the machine or its container ran out of memory: the kernel's out-of-memory killer has run during \
+                     this launch; use a smaller batch, fewer processes or a higher memory limit"
+                }
+                MemoryPressure::KillerDidNotRun => {
+                    "the launcher did not send it, and the kernel's out-of-memory killer has not run: someone else \
+                     ended the process, a batch system for example"
+                }
+                MemoryPressure::Unknown => {
+                    "the launcher did not send it: possibly out of memory; compare the memory the ranks need with \
+                     what the machine or its container has"
+                }
+            }),
+            names::SIGSEGV => Some("it touched memory that is not its own: a fault in native code"),
+            names::SIGBUS => Some(
+                "often a full /dev/shm, or a file that became shorter while it was mapped into memory; in a container, \
+                 raise the shared memory size",
+            ),
+            names::SIGILL => Some(
+                "the program, or a library of it, was built for a newer processor than this one",
+            ),
+            names::SIGABRT => Some("it gave up by itself; the reason is in its last lines"),
+            names::SIGXCPU => Some("it used up its limit of processor time (ulimit -t)"),
+            names::SIGXFSZ => Some("it wrote a file larger than its limit (ulimit -f)"),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.headline())?;
+        if let Some(hint) = self.hint() {
+            write!(f, "\n  {hint}")?;
+        }
+        if !self.last_lines.is_empty() {
+            write!(f, "\n  last lines of rank {}:", self.rank)?;
+            for line in &self.last_lines {
+                write!(f, "\n    {line}")?;
+            }
+        }
+        let told: Vec<_> = self
+            .others
+            .iter()
+            .filter(|other| other.was_told_to)
+            .map(|other| other.rank)
+            .collect();
+        for other in self
+            .others
+            .iter()
+            .filter(|other| !other.was_told_to && !other.ended.is_success())
+        {
+            write!(f, "\n  rank {} {} on its own too", other.rank, other.ended)?;
+        }
+        for other in self
+            .others
+            .iter()
+            .filter(|other| other.ended == Ended::Stuck)
+        {
+            write!(f, "\n  rank {} {}", other.rank, other.ended)?;
+        }
+        match told[..] {
+            [] => Ok(()),
+            [one] => write!(
+                f,
+                "\n  rank {one} was running and has been ended by the launcher"
+            ),
+            _ => write!(
+                f,
+                "\n  ranks {} were running and have been ended by the launcher",
+                ranges(&told)
+            ),
+        }
+    }
+}
+
+/// `0-2, 4` for 0, 1, 2, 4.
+fn ranges(sorted: &[usize]) -> String {
+    let mut parts: Vec<(usize, usize)> = Vec::new();
+    for &number in sorted {
+        match parts.last_mut() {
+            Some((_, last)) if *last + 1 == number => *last = number,
+            _ => parts.push((number, number)),
+        }
+    }
+    let texts: Vec<_> = parts
+        .iter()
+        .map(|(first, last)| {
+            if first == last {
+                format!("{first}")
+            } else {
+                format!("{first}-{last}")
+            }
+        })
+        .collect();
+    texts.join(", ")
+}
+
+fn seconds(duration: Duration) -> String {
+    format!("{:.1} s", duration.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    fn failure(ended: Ended) -> Failure {
+        Failure {
+            rank: 1,
+            process_id: 4711,
+            ended,
+            elapsed: Duration::from_millis(12_340),
+            last_lines: vec!["Traceback:".into(), "  ValueError: x".into()],
+            memory: MemoryPressure::Unknown,
+            others: [0, 2, 3, 5]
+                .map(|rank| OtherRank {
+                    rank,
+                    ended: Ended::Signalled {
+                        signal: 15,
+                        core_dumped: false,
+                    },
+                    was_told_to: true,
+                })
+                .into(),
+        }
+    }
+
+    #[test]
+    fn the_report_tells_the_whole_story() {
+        assert_eq!(
+            failure(Ended::Exited(3)).to_string(),
+            "rank 1 (process 4711) exited with code 3 after 12.3 s\n  \
+               last lines of rank 1:\n    \
+                 Traceback:\n      \
+                   ValueError: x\n  \
+               ranks 0, 2-3, 5 were running and have been ended by the launcher"
+        );
+    }
+
+    #[test]
+    fn ranks_that_failed_by_themselves_are_told_apart() {
+        let mut failure = failure(Ended::Exited(3));
+        failure.last_lines.clear();
+        failure.others = vec![
+            OtherRank {
+                rank: 0,
+                ended: Ended::Exited(0),
+                was_told_to: false,
+            },
+            OtherRank {
+                rank: 2,
+                ended: Ended::Exited(1),
+                was_told_to: false,
+            },
+            OtherRank {
+                rank: 3,
+                ended: Ended::Exited(0),
+                was_told_to: true,
+            },
+        ];
+        assert_eq!(
+            failure.to_string(),
+            "rank 1 (process 4711) exited with code 3 after 12.3 s\n  \
+               rank 2 exited with code 1 on its own too\n  \
+               rank 3 was running and has been ended by the launcher"
+        );
+    }
+
+    #[rstest]
+    #[case(MemoryPressure::KillerRan, "out-of-memory killer has run")]
+    #[case(MemoryPressure::KillerDidNotRun, "has not run")]
+    #[case(MemoryPressure::Unknown, "possibly out of memory")]
+    fn a_kill_is_explained_by_the_memory_counters(
+        #[case] memory: MemoryPressure,
+        #[case] words: &str,
+    ) {
+        let text = Failure {
+            memory,
+            ..failure(Ended::Signalled {
+                signal: 9,
+                core_dumped: false,
+            })
+        }
+        .to_string();
+        assert!(
+            text.contains("by SIGKILL (9)") && text.contains(words),
+            "{text}"
+        );
+    }
+
+    #[rstest]
+    #[case(11, true, "SIGSEGV (11) and left a core dump")]
+    #[case(7, false, "/dev/shm")]
+    #[case(4, false, "newer processor")]
+    #[case(40, false, "by signal 40 (40)")]
+    fn signals_have_names_and_hints(
+        #[case] signal: i32,
+        #[case] core_dumped: bool,
+        #[case] words: &str,
+    ) {
+        let text = failure(Ended::Signalled {
+            signal,
+            core_dumped,
+        })
+        .to_string();
+        assert!(text.contains(words), "{text}");
+    }
+}

@@ -1,0 +1,62 @@
+#![doc = include_str!("../README.md")]
+
+mod config;
+mod error;
+mod failure;
+pub mod helper;
+mod machine;
+mod mixer;
+mod plan;
+mod port;
+mod program;
+mod report;
+mod supervise;
+mod tail;
+
+pub use config::{Capture, Helper, LaunchConfig, Program};
+pub use error::{Error, Result};
+pub use failure::{Ended, Failure, MemoryPressure, OtherRank};
+pub use machine::{Machine, num_visible_gpus};
+pub use plan::{Plan, RankCommand, Stdin, TerminalSize, plan};
+pub use port::PortReservation;
+pub use program::{ProgramSearch, resolve_program};
+pub use report::{Notice, Reporter, Silent, Source, Stream, TerminalOptions, TerminalReporter};
+pub use supervise::{Outcome, RankOutcome, supervise};
+
+/// Starts every rank that `config` asks for on this machine, watches them until all have ended, and says
+/// how it went.
+///
+/// Checks come first and touch nothing: counts, program, port. Then the ranks start together; their
+/// output goes to `reporter` as it arrives. When one rank fails, the others are asked to end (`SIGTERM`)
+/// and, after [`LaunchConfig::grace_period`], made to (`SIGKILL`). A `SIGINT`, `SIGTERM` or `SIGHUP` that
+/// this process receives meanwhile is passed on to the ranks; a second one ends them at once.
+///
+/// # Errors
+///
+/// - [`Error::is_invalid_configuration`]: counts that contradict each other;
+/// - [`Error::is_program_not_found`], [`Error::is_program_not_executable`];
+/// - [`Error::is_port_taken`]: [`LaunchConfig::main_process_port`] is in use on this machine;
+/// - [`Error::is_child_failed`]: a rank ended other than with code 0; [`Error::failure`] tells the story;
+/// - [`Error::is_interrupted`]: this process was told to stop;
+/// - [`Error::is_output_closed`]: nobody reads the output any more.
+///
+/// ```
+/// use accelerate_launch::{LaunchConfig, Program, Silent, launch};
+///
+/// let config = LaunchConfig {
+///     args: vec!["-c".into(), "exit $RANK".into()],
+///     ..LaunchConfig::new(Program::Executable("sh".into()), 2)
+/// };
+/// let error = launch(&config, &mut Silent).unwrap_err();
+/// assert!(error.is_child_failed());
+/// assert_eq!((error.rank(), error.exit_code()), (Some(1), 1));
+/// ```
+pub fn launch(config: &LaunchConfig, reporter: &mut dyn Reporter) -> Result<Outcome> {
+    config.check()?;
+    let machine = Machine::probe();
+    let command = resolve_program(&config.program, &ProgramSearch::of_this_process())?;
+    // Held until the end: two launches on one machine never choose the same port.
+    let port = PortReservation::for_config(config)?;
+    let plan = plan(config, &command, port.number(), &machine);
+    supervise(&plan, reporter)
+}

@@ -1,0 +1,105 @@
+//! Facts about this machine and this process that a plan depends on, gathered in one place so that
+//! planning itself stays pure.
+
+use std::io::IsTerminal;
+use std::path::Path;
+
+use crate::plan::TerminalSize;
+
+/// What [`plan`](crate::plan()) needs to know about where it runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Machine {
+    /// Cores this process may use (affinity and container limits counted), at least 1.
+    pub num_cores: usize,
+    /// Standard input is a terminal.
+    pub stdin_is_terminal: bool,
+    /// Standard output is a terminal.
+    pub stdout_is_terminal: bool,
+    /// Standard error is a terminal.
+    pub stderr_is_terminal: bool,
+    /// Size of the terminal behind standard error or output, if there is one.
+    pub terminal_size: Option<TerminalSize>,
+    /// `OMP_NUM_THREADS` is set in the environment that the ranks inherit.
+    pub omp_num_threads_is_set: bool,
+    /// `PYTHONUNBUFFERED` is set in the environment that the ranks inherit.
+    pub pythonunbuffered_is_set: bool,
+}
+
+impl Machine {
+    /// Looks at this machine and this process.
+    ///
+    /// ```
+    /// assert!(accelerate_launch::Machine::probe().num_cores >= 1);
+    /// ```
+    pub fn probe() -> Self {
+        let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        Self {
+            num_cores: std::thread::available_parallelism().map_or(1, usize::from),
+            stdin_is_terminal: std::io::stdin().is_terminal(),
+            stdout_is_terminal: std::io::stdout().is_terminal(),
+            stderr_is_terminal: std::io::stderr().is_terminal(),
+            terminal_size: TerminalSize::of_this_process(),
+            omp_num_threads_is_set: is_set("OMP_NUM_THREADS"),
+            pythonunbuffered_is_set: is_set("PYTHONUNBUFFERED"),
+        }
+    }
+}
+
+/// How many NVIDIA GPUs the ranks will see: the device nodes `nvidia0`, `nvidia1`, ... in `device_folder`
+/// (`/dev` on a real machine), narrowed by the value of `CUDA_VISIBLE_DEVICES`.
+///
+/// ```
+/// let empty = std::path::Path::new("/dev/null");
+/// assert_eq!(accelerate_launch::num_visible_gpus(empty, None), 0);
+/// ```
+pub fn num_visible_gpus(device_folder: &Path, cuda_visible_devices: Option<&str>) -> usize {
+    let Ok(entries) = std::fs::read_dir(device_folder) else {
+        return 0;
+    };
+    let num_nodes = entries
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| {
+            name.strip_prefix("nvidia").is_some_and(|number| {
+                !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+            })
+        })
+        .count();
+    match cuda_visible_devices {
+        None => num_nodes,
+        // CUDA stops at the first entry it does not know; -1 is the customary one.
+        Some(list) => list
+            .split(',')
+            .map(str::trim)
+            .take_while(|entry| !entry.is_empty() && *entry != "-1")
+            .count()
+            .min(num_nodes),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case(&[], None, 0)]
+    #[case(&["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null", "nvidia"], None, 2)]
+    #[case(&["nvidia0", "nvidia1"], Some(""), 0)]
+    #[case(&["nvidia0", "nvidia1"], Some("1"), 1)]
+    #[case(&["nvidia0", "nvidia1"], Some("0, 1"), 2)]
+    #[case(&["nvidia0", "nvidia1"], Some("0,-1,1"), 1)]
+    #[case(&["nvidia0"], Some("0,1,2,3"), 1)]
+    #[case(&["nvidia0", "nvidia1"], Some("GPU-8932f937,MIG-x"), 2)]
+    fn gpus_are_device_nodes_narrowed_by_the_variable(
+        #[case] nodes: &[&str],
+        #[case] variable: Option<&str>,
+        #[case] expected: usize,
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        for node in nodes {
+            std::fs::write(folder.path().join(node), "").unwrap();
+        }
+        assert_eq!(num_visible_gpus(folder.path(), variable), expected);
+    }
+}

@@ -1,0 +1,436 @@
+//! Deciding, without doing anything, what each rank is started with.
+
+use std::ffi::{OsStr, OsString};
+use std::time::Duration;
+
+use crate::config::{Capture, Helper, LaunchConfig};
+use crate::machine::Machine;
+
+/// One launch on this machine, ready to be carried out by [`supervise`](crate::supervise()).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// The ranks of this machine in order of `local_rank`.
+    pub ranks: Vec<RankCommand>,
+    /// Output passes through the launcher.
+    pub captured: bool,
+    /// The only rank shares the launcher's process group, so that it owns the terminal: keys, debugger, job control.
+    pub in_foreground: bool,
+    /// Give the local main process a terminal of this size for those of its streams that end at one.
+    pub terminal: Option<Terminal>,
+    /// See [`LaunchConfig::grace_period`].
+    pub grace_period: Duration,
+    /// See [`LaunchConfig::shutdown_grace_period`].
+    pub shutdown_grace_period: Duration,
+    /// See [`LaunchConfig::helper`].
+    pub helper: Option<Helper>,
+    /// See [`LaunchConfig::dedicated_process`].
+    pub dedicated_process: bool,
+}
+
+/// How one rank is started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankCommand {
+    /// Rank among all ranks of all machines.
+    pub rank: usize,
+    /// Rank among those of this machine.
+    pub local_rank: usize,
+    /// Executable, then its arguments.
+    pub command: Vec<OsString>,
+    /// Variables to set on top of the inherited environment; `None` removes one.
+    pub environment: Vec<(OsString, Option<OsString>)>,
+    /// What the rank reads from.
+    pub stdin: Stdin,
+}
+
+/// What a rank reads from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stdin {
+    /// The launcher's own standard input.
+    Inherited,
+    /// Nothing: end of file at once.
+    Nothing,
+}
+
+/// Which streams of the local main process are a terminal, and its size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terminal {
+    /// Standard output is one.
+    pub stdout: bool,
+    /// Standard error is one.
+    pub stderr: bool,
+    /// Its size.
+    pub size: TerminalSize,
+}
+
+/// Character cells of a terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TerminalSize {
+    /// Lines.
+    pub rows: u16,
+    /// Cells per line.
+    pub columns: u16,
+}
+
+/// Variables with which other launchers describe *their* ranks. A rank of ours must not inherit them: a
+/// launch inside a job of several processes would otherwise mix up the two.
+const VARIABLES_OF_OTHER_LAUNCHERS: &[&str] = &[
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "ROLE_NAME",
+];
+
+/// Decides the command and the environment of every rank of this machine. `command` is the resolved
+/// program ([`resolve_program`](crate::resolve_program)), `main_process_port` the reserved port.
+/// `config` has passed [`LaunchConfig::check`].
+///
+/// One process on one machine is not distributed: it gets no `RANK` family, and inherited ones are
+/// removed, so that it behaves as if started by hand.
+///
+/// ```
+/// use accelerate_launch::{LaunchConfig, Machine, Program, plan};
+/// let config = LaunchConfig::new(Program::Executable("train".into()), 4);
+/// let plan = plan(&config, &["bin/train".into()], 29501, &Machine::probe());
+/// let environment = &plan.ranks[3].environment;
+/// assert!(environment.contains(&("RANK".into(), Some("3".into()))));
+/// assert!(environment.contains(&("MASTER_PORT".into(), Some("29501".into()))));
+/// ```
+pub fn plan(
+    config: &LaunchConfig,
+    command: &[OsString],
+    main_process_port: u16,
+    machine: &Machine,
+) -> Plan {
+    let num_local = config.num_local_processes();
+    let captured = match config.capture {
+        Capture::Always => true,
+        Capture::Automatic => num_local > 1,
+    };
+    let any_terminal = machine.stdout_is_terminal || machine.stderr_is_terminal;
+    let ranks = (0..num_local)
+        .map(|local_rank| RankCommand {
+            rank: config.machine_rank * num_local + local_rank,
+            local_rank,
+            command: command.iter().chain(&config.args).cloned().collect(),
+            environment: environment(config, local_rank, main_process_port, captured, machine),
+            stdin: stdin(num_local, local_rank, machine),
+        })
+        .collect();
+    Plan {
+        ranks,
+        captured,
+        in_foreground: !captured && machine.stdin_is_terminal,
+        terminal: machine
+            .terminal_size
+            .filter(|_| captured && any_terminal)
+            .map(|size| Terminal {
+                stdout: machine.stdout_is_terminal,
+                stderr: machine.stderr_is_terminal,
+                size,
+            }),
+        grace_period: config.grace_period,
+        shutdown_grace_period: config.shutdown_grace_period,
+        helper: config.helper.clone(),
+        dedicated_process: config.dedicated_process,
+    }
+}
+
+/// Of several ranks only the first can read, and not from a terminal: the kernel would stop it there,
+/// because its process group is not the one in the foreground.
+fn stdin(num_local: usize, local_rank: usize, machine: &Machine) -> Stdin {
+    if num_local == 1 || (local_rank == 0 && !machine.stdin_is_terminal) {
+        Stdin::Inherited
+    } else {
+        Stdin::Nothing
+    }
+}
+
+fn environment(
+    config: &LaunchConfig,
+    local_rank: usize,
+    main_process_port: u16,
+    captured: bool,
+    machine: &Machine,
+) -> Vec<(OsString, Option<OsString>)> {
+    let num_local = config.num_local_processes();
+    let is_distributed = config.num_processes > 1;
+    let mut variables = Vec::new();
+    let mut set = |name: &str, value: Option<String>| {
+        variables.push((name.into(), value.map(OsString::from)))
+    };
+
+    for name in VARIABLES_OF_OTHER_LAUNCHERS {
+        set(name, None);
+    }
+    let rank = config.machine_rank * num_local + local_rank;
+    let main_process_ip = config.main_process_ip.as_deref().unwrap_or("127.0.0.1");
+    for (name, value) in [
+        ("RANK", rank.to_string()),
+        ("LOCAL_RANK", local_rank.to_string()),
+        ("WORLD_SIZE", config.num_processes.to_string()),
+        ("LOCAL_WORLD_SIZE", num_local.to_string()),
+        ("GROUP_RANK", config.machine_rank.to_string()),
+        ("MASTER_ADDR", main_process_ip.to_string()),
+        ("MASTER_PORT", main_process_port.to_string()),
+    ] {
+        set(name, is_distributed.then_some(value));
+    }
+
+    if config.cpu {
+        set("ACCELERATE_USE_CPU", Some("true".into()));
+    }
+    if let Some(mixed_precision) = config.mixed_precision {
+        set(
+            "ACCELERATE_MIXED_PRECISION",
+            Some(mixed_precision.to_string()),
+        );
+    }
+    if let Some(num_steps) = config.gradient_accumulation_steps {
+        set(
+            "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+            Some(num_steps.to_string()),
+        );
+    }
+    // Without a limit every rank would start as many threads as there are cores.
+    let shared_evenly = (num_local > 1 && !machine.omp_num_threads_is_set)
+        .then(|| (machine.num_cores / num_local).max(1));
+    if let Some(num_threads) = config.num_cpu_threads_per_process.or(shared_evenly) {
+        set("OMP_NUM_THREADS", Some(num_threads.to_string()));
+    }
+    // Python holds back output that does not go to a terminal, and with it the reason of a crash.
+    if captured && config.program.is_python() && !machine.pythonunbuffered_is_set {
+        set("PYTHONUNBUFFERED", Some("1".into()));
+    }
+
+    let is_overridden = |name: &OsStr| config.environment.iter().any(|(other, _)| other == name);
+    variables.retain(|(name, _): &(OsString, _)| !is_overridden(name));
+    variables.extend(
+        config
+            .environment
+            .iter()
+            .map(|(name, value)| (name.clone(), Some(value.clone()))),
+    );
+    variables
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::config::Program;
+    use accelerate_core::config::MixedPrecision;
+    use rstest::rstest;
+
+    const MACHINE: Machine = Machine {
+        num_cores: 8,
+        stdin_is_terminal: false,
+        stdout_is_terminal: false,
+        stderr_is_terminal: false,
+        terminal_size: None,
+        omp_num_threads_is_set: false,
+        pythonunbuffered_is_set: false,
+    };
+
+    fn config(num_processes: usize) -> LaunchConfig {
+        LaunchConfig::new(Program::Executable("train".into()), num_processes)
+    }
+
+    /// The value each rank gets for `name`: "-" for one that is not touched, "removed" for one taken away.
+    fn values(config: &LaunchConfig, machine: &Machine, name: &str) -> Vec<String> {
+        config.check().unwrap();
+        plan(config, &["bin/train".into()], 4000, machine)
+            .ranks
+            .iter()
+            .map(|rank| {
+                let found: Vec<_> = rank
+                    .environment
+                    .iter()
+                    .filter(|(other, _)| other == name)
+                    .collect();
+                match found[..] {
+                    [] => "-".to_string(),
+                    [(_, None)] => "removed".to_string(),
+                    [(_, Some(value))] => value.to_str().unwrap().to_string(),
+                    _ => format!("{name} twice"),
+                }
+            })
+            .collect()
+    }
+
+    #[rstest]
+    #[case("RANK", &["0", "1", "2"])]
+    #[case("LOCAL_RANK", &["0", "1", "2"])]
+    #[case("WORLD_SIZE", &["3", "3", "3"])]
+    #[case("LOCAL_WORLD_SIZE", &["3", "3", "3"])]
+    #[case("GROUP_RANK", &["0", "0", "0"])]
+    #[case("MASTER_ADDR", &["127.0.0.1", "127.0.0.1", "127.0.0.1"])]
+    #[case("MASTER_PORT", &["4000", "4000", "4000"])]
+    #[case("OMP_NUM_THREADS", &["2", "2", "2"])]
+    #[case("ACCELERATE_USE_CPU", &["-", "-", "-"])]
+    #[case("ACCELERATE_MIXED_PRECISION", &["-", "-", "-"])]
+    #[case("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", &["-", "-", "-"])]
+    #[case("TORCHELASTIC_USE_AGENT_STORE", &["removed", "removed", "removed"])]
+    fn three_ranks_on_one_machine(#[case] name: &str, #[case] expected: &[&str]) {
+        assert_eq!(values(&config(3), &MACHINE, name), expected);
+    }
+
+    #[rstest]
+    #[case("RANK", &["2", "3"])]
+    #[case("LOCAL_RANK", &["0", "1"])]
+    #[case("WORLD_SIZE", &["6", "6"])]
+    #[case("LOCAL_WORLD_SIZE", &["2", "2"])]
+    #[case("GROUP_RANK", &["1", "1"])]
+    #[case("MASTER_ADDR", &["10.0.0.7", "10.0.0.7"])]
+    #[case("OMP_NUM_THREADS", &["4", "4"])]
+    fn the_second_of_three_machines(#[case] name: &str, #[case] expected: &[&str]) {
+        let config = LaunchConfig {
+            num_machines: 3,
+            machine_rank: 1,
+            main_process_ip: Some("10.0.0.7".into()),
+            ..config(6)
+        };
+        assert_eq!(values(&config, &MACHINE, name), expected);
+    }
+
+    #[rstest]
+    #[case("RANK", "removed")]
+    #[case("WORLD_SIZE", "removed")]
+    #[case("MASTER_PORT", "removed")]
+    #[case("OMP_NUM_THREADS", "-")]
+    fn one_process_is_not_distributed(#[case] name: &str, #[case] expected: &str) {
+        assert_eq!(values(&config(1), &MACHINE, name), [expected]);
+    }
+
+    #[test]
+    fn one_process_per_machine_is_distributed() {
+        let config = LaunchConfig {
+            num_machines: 2,
+            machine_rank: 1,
+            main_process_ip: Some("a".into()),
+            ..config(2)
+        };
+        assert_eq!(values(&config, &MACHINE, "RANK"), ["1"]);
+        assert_eq!(values(&config, &MACHINE, "LOCAL_WORLD_SIZE"), ["1"]);
+    }
+
+    #[test]
+    fn flags_become_variables() {
+        let config = LaunchConfig {
+            cpu: true,
+            mixed_precision: Some(MixedPrecision::Bf16),
+            gradient_accumulation_steps: Some(4),
+            num_cpu_threads_per_process: Some(3),
+            ..config(1)
+        };
+        assert_eq!(values(&config, &MACHINE, "ACCELERATE_USE_CPU"), ["true"]);
+        assert_eq!(
+            values(&config, &MACHINE, "ACCELERATE_MIXED_PRECISION"),
+            ["bf16"]
+        );
+        assert_eq!(
+            values(&config, &MACHINE, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"),
+            ["4"]
+        );
+        assert_eq!(values(&config, &MACHINE, "OMP_NUM_THREADS"), ["3"]);
+    }
+
+    #[rstest]
+    #[case(None, false, 16, "1")]
+    #[case(None, false, 2, "4")]
+    #[case(None, true, 2, "-")]
+    #[case(Some(5), true, 2, "5")]
+    fn threads_are_shared_unless_somebody_said_otherwise(
+        #[case] flag: Option<usize>,
+        #[case] is_set: bool,
+        #[case] num_processes: usize,
+        #[case] expected: &str,
+    ) {
+        let config = LaunchConfig {
+            num_cpu_threads_per_process: flag,
+            ..config(num_processes)
+        };
+        let machine = Machine {
+            omp_num_threads_is_set: is_set,
+            ..MACHINE
+        };
+        assert!(
+            values(&config, &machine, "OMP_NUM_THREADS")
+                .iter()
+                .all(|value| value == expected)
+        );
+    }
+
+    #[test]
+    fn extra_variables_win_and_appear_once() {
+        let config = LaunchConfig {
+            environment: vec![
+                ("MASTER_ADDR".into(), "::1".into()),
+                ("NCCL_DEBUG".into(), "INFO".into()),
+            ],
+            ..config(2)
+        };
+        assert_eq!(values(&config, &MACHINE, "MASTER_ADDR"), ["::1", "::1"]);
+        assert_eq!(values(&config, &MACHINE, "NCCL_DEBUG"), ["INFO", "INFO"]);
+    }
+
+    #[rstest]
+    #[case(2, false, &[Stdin::Inherited, Stdin::Nothing], true, false)]
+    #[case(2, true, &[Stdin::Nothing, Stdin::Nothing], true, false)]
+    #[case(1, false, &[Stdin::Inherited], false, false)]
+    #[case(1, true, &[Stdin::Inherited], false, true)]
+    fn who_reads_and_who_owns_the_terminal(
+        #[case] num_processes: usize,
+        #[case] stdin_is_terminal: bool,
+        #[case] expected: &[Stdin],
+        #[case] captured: bool,
+        #[case] in_foreground: bool,
+    ) {
+        let machine = Machine {
+            stdin_is_terminal,
+            ..MACHINE
+        };
+        let plan = plan(&config(num_processes), &["bin/train".into()], 1, &machine);
+        assert_eq!(
+            plan.ranks.iter().map(|rank| rank.stdin).collect::<Vec<_>>(),
+            expected
+        );
+        assert_eq!(
+            (plan.captured, plan.in_foreground),
+            (captured, in_foreground)
+        );
+    }
+
+    #[rstest]
+    #[case(0, 1, 0, None, None, "at least 1")]
+    #[case(2, 0, 0, None, None, "--num_machines is 0")]
+    #[case(5, 2, 0, Some("a"), None, "use 4 or 6")]
+    #[case(1, 2, 0, Some("a"), None, "use 2")]
+    #[case(4, 2, 2, Some("a"), None, "numbered from 0 to 1")]
+    #[case(4, 2, 0, None, None, "--main_process_ip")]
+    #[case(4, 2, 0, Some("a"), Some(0), "same port on every machine")]
+    fn contradictions_are_errors(
+        #[case] num_processes: usize,
+        #[case] num_machines: usize,
+        #[case] machine_rank: usize,
+        #[case] main_process_ip: Option<&str>,
+        #[case] main_process_port: Option<u16>,
+        #[case] words: &str,
+    ) {
+        let config = LaunchConfig {
+            num_machines,
+            machine_rank,
+            main_process_ip: main_process_ip.map(str::to_string),
+            main_process_port,
+            ..config(num_processes)
+        };
+        let error = config.check().unwrap_err();
+        assert!(
+            error.is_invalid_configuration() && error.to_string().contains(words),
+            "{error}"
+        );
+    }
+}

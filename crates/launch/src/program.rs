@@ -1,0 +1,248 @@
+//! Turning what the user typed into the command that every rank runs, or into an error that says what is
+//! wrong with it before anything has started.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Access, access};
+
+use crate::config::Program;
+use crate::error::{Error, Result};
+
+/// Where programs and interpreters are looked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProgramSearch {
+    /// Value of `PATH`.
+    pub path: Option<OsString>,
+    /// Value of `VIRTUAL_ENV`, the folder of an active Python environment.
+    pub virtual_env: Option<PathBuf>,
+    /// Value of `CONDA_PREFIX`, the folder of an active conda environment.
+    pub conda_prefix: Option<PathBuf>,
+}
+
+impl ProgramSearch {
+    /// As this process would search.
+    pub fn of_this_process() -> Self {
+        let folder = |name| {
+            std::env::var_os(name)
+                .filter(|value| !value.is_empty())
+                .map(PathBuf::from)
+        };
+        Self {
+            path: std::env::var_os("PATH"),
+            virtual_env: folder("VIRTUAL_ENV"),
+            conda_prefix: folder("CONDA_PREFIX"),
+        }
+    }
+
+    fn find(&self, name: &OsStr) -> Option<PathBuf> {
+        std::env::split_paths(self.path.as_deref()?)
+            // An empty entry means the current folder, which nobody means any more.
+            .filter(|folder| !folder.as_os_str().is_empty())
+            .map(|folder| folder.join(name))
+            .find(|candidate| is_executable_file(candidate))
+    }
+}
+
+/// The command line that starts `program`: the executable, for Python preceded by the interpreter. The
+/// program's own arguments come after it.
+///
+/// The interpreter is that of `VIRTUAL_ENV`, else of `CONDA_PREFIX`, else `python3`, else `python` in `PATH`.
+///
+/// # Errors
+///
+/// [`Error::is_program_not_found`] and [`Error::is_program_not_executable`], naming the path and the cure.
+///
+/// ```
+/// use accelerate_launch::{Program, ProgramSearch, resolve_program};
+/// let search = ProgramSearch::of_this_process();
+/// assert!(resolve_program(&Program::Executable("sh".into()), &search)?[0].as_encoded_bytes().ends_with(b"/sh"));
+/// assert!(resolve_program(&Program::guess("no/such.py".as_ref()), &search).unwrap_err().is_program_not_found());
+/// # Ok::<(), accelerate_launch::Error>(())
+/// ```
+pub fn resolve_program(program: &Program, search: &ProgramSearch) -> Result<Vec<OsString>> {
+    match program {
+        Program::Executable(name) => Ok(vec![resolve_executable(name, search)?.into()]),
+        Program::PythonScript(path) => {
+            match path.metadata() {
+                Err(_) => {
+                    return Err(Error::program_not_found(
+                        path,
+                        "; is the path relative to another folder?",
+                    ));
+                }
+                Ok(metadata) if metadata.is_dir() => {
+                    return Err(Error::program_not_executable(
+                        path,
+                        "it is a folder, not a Python file",
+                    ));
+                }
+                Ok(_) => {}
+            }
+            Ok(vec![find_python(search)?.into(), path.into()])
+        }
+        Program::PythonModule(name) => {
+            Ok(vec![find_python(search)?.into(), "-m".into(), name.clone()])
+        }
+    }
+}
+
+fn find_python(search: &ProgramSearch) -> Result<PathBuf> {
+    let environments = [&search.virtual_env, &search.conda_prefix];
+    environments
+        .into_iter()
+        .flatten()
+        .map(|folder| folder.join("bin/python"))
+        .find(|candidate| is_executable_file(candidate))
+        .or_else(|| search.find("python3".as_ref()))
+        .or_else(|| search.find("python".as_ref()))
+        .ok_or_else(|| {
+            Error::program_not_found(
+                "python3",
+                ": neither in VIRTUAL_ENV nor in CONDA_PREFIX nor in PATH; activate a Python environment, or give \
+                 --no_python if the program is not a Python file",
+            )
+        })
+}
+
+fn resolve_executable(name: &OsStr, search: &ProgramSearch) -> Result<PathBuf> {
+    if name.as_bytes().contains(&b'/') {
+        let path = PathBuf::from(name);
+        return match path.metadata() {
+            Err(_) => Err(Error::program_not_found(
+                path,
+                "; is it built, and is the path relative to this folder?",
+            )),
+            Ok(metadata) if metadata.is_dir() => {
+                Err(Error::program_not_executable(path, "it is a folder"))
+            }
+            Ok(_) if !is_executable_file(&path) => Err(not_executable(path)),
+            Ok(_) => Ok(path),
+        };
+    }
+    search.find(name).ok_or_else(|| {
+        let here = Path::new(name);
+        let hint = if here.is_file() {
+            format!(
+                " in PATH; a file of this name is in the current folder: write ./{name} for it",
+                name = here.display()
+            )
+        } else {
+            " in PATH".to_string()
+        };
+        Error::program_not_found(name, hint)
+    })
+}
+
+#[cold]
+fn not_executable(path: PathBuf) -> Error {
+    let cure = format!(
+        "it is not marked as executable; run: chmod +x {}",
+        path.display()
+    );
+    Error::program_not_executable(path, cure)
+}
+
+fn is_executable_file(path: &Path) -> bool {
+    path.is_file() && access(path, Access::EXEC_OK).is_ok()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn file(path: &Path, mode: u32) {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, "#!/bin/sh\n").unwrap();
+        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    }
+
+    fn resolved(program: &Program, search: &ProgramSearch) -> Vec<PathBuf> {
+        resolve_program(program, search)
+            .unwrap()
+            .into_iter()
+            .map(PathBuf::from)
+            .collect()
+    }
+
+    #[test]
+    fn the_interpreter_is_that_of_the_active_environment() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        file(&root.join("venv/bin/python"), 0o755);
+        file(&root.join("conda/bin/python"), 0o755);
+        file(&root.join("bin/python3"), 0o755);
+        file(&root.join("old/python"), 0o755);
+        let script = root.join("train.py");
+        file(&script, 0o644);
+        let program = Program::guess(&script);
+
+        let mut search = ProgramSearch {
+            path: Some(std::env::join_paths([root.join("old"), root.join("bin")]).unwrap()),
+            virtual_env: Some(root.join("venv")),
+            conda_prefix: Some(root.join("conda")),
+        };
+        assert_eq!(
+            resolved(&program, &search),
+            [root.join("venv/bin/python"), script.clone()]
+        );
+        search.virtual_env = Some(root.join("removed"));
+        assert_eq!(
+            resolved(&program, &search),
+            [root.join("conda/bin/python"), script.clone()]
+        );
+        search.conda_prefix = None;
+        assert_eq!(
+            resolved(&program, &search),
+            [root.join("bin/python3"), script.clone()]
+        );
+        search.path = Some(root.join("old").into());
+        assert_eq!(
+            resolved(&Program::PythonModule("package.train".into()), &search),
+            [root.join("old/python"), "-m".into(), "package.train".into()]
+        );
+        search.path = None;
+        let error = resolve_program(&program, &search).unwrap_err();
+        assert!(
+            error.is_program_not_found() && error.to_string().contains("python3"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn each_way_a_program_can_be_wrong_has_its_own_message() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        file(&root.join("plain"), 0o644);
+        file(&root.join("bin/tool"), 0o755);
+        file(&root.join("bin/data"), 0o644);
+        let search = ProgramSearch {
+            path: Some(root.join("bin").into()),
+            ..Default::default()
+        };
+
+        assert_eq!(
+            resolved(&Program::Executable("tool".into()), &search),
+            [root.join("bin/tool")]
+        );
+        for (name, not_found, words) in [
+            (root.join("missing").into_os_string(), true, "was not found"),
+            (root.join("plain").into_os_string(), false, "chmod +x"),
+            (root.as_os_str().to_os_string(), false, "it is a folder"),
+            ("data".into(), true, "in PATH"),
+        ] {
+            let error = resolve_program(&Program::Executable(name.clone()), &search).unwrap_err();
+            assert_eq!(error.is_program_not_found(), not_found, "{error}");
+            assert_eq!(error.is_program_not_executable(), !not_found, "{error}");
+            assert_eq!(error.exit_code(), if not_found { 127 } else { 126 });
+            let text = error.to_string();
+            assert!(
+                text.contains(words) && text.contains(&*name.to_string_lossy()),
+                "{text}"
+            );
+        }
+    }
+}

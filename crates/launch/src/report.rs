@@ -1,0 +1,241 @@
+//! Where the events of a launch go: the trait, and the two reporters that come with this crate.
+
+use std::fmt;
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::failure::{Ended, signal_name};
+use crate::mixer::{Mixer, Screens};
+
+/// One of the two output streams of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Stream {
+    /// Standard output.
+    Stdout = 0,
+    /// Standard error.
+    Stderr = 1,
+}
+
+/// Whose output it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Source {
+    /// Rank among all ranks of all machines.
+    pub rank: usize,
+    /// Rank among those of this machine.
+    pub local_rank: usize,
+    /// Which of its streams.
+    pub stream: Stream,
+}
+
+/// Something a person watching the launch wants to know at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// The first rank has failed; the others are being ended. Not sent when there are no others.
+    RankFailed {
+        /// The rank.
+        rank: usize,
+        /// How it ended.
+        ended: Ended,
+        /// How many ranks are still running.
+        num_others: usize,
+    },
+    /// The launcher was told to stop and has passed the signal on.
+    Stopping {
+        /// Number of the signal.
+        signal: i32,
+        /// How many ranks are still running.
+        num_running: usize,
+        /// How long they may take.
+        grace_period: Duration,
+    },
+    /// Processes that ranks had started outlived them and have been ended.
+    LeftoversEnded {
+        /// How many.
+        num_processes: usize,
+    },
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ranks = |number: usize| {
+            if number == 1 {
+                "1 rank".to_string()
+            } else {
+                format!("{number} ranks")
+            }
+        };
+        match self {
+            Self::RankFailed {
+                rank,
+                ended,
+                num_others,
+            } => {
+                write!(
+                    f,
+                    "rank {rank} {ended}; ending {} still running",
+                    ranks(*num_others)
+                )
+            }
+            Self::Stopping {
+                signal,
+                num_running,
+                grace_period,
+            } => write!(
+                f,
+                "{} received and passed on to {}, which may take {} s to end; a second one ends everything at once",
+                signal_name(*signal),
+                ranks(*num_running),
+                grace_period.as_secs_f64()
+            ),
+            Self::LeftoversEnded { num_processes } => {
+                write!(
+                    f,
+                    "ended {num_processes} process(es) that ranks had started and left behind"
+                )
+            }
+        }
+    }
+}
+
+/// Receives what happens during a launch, on the launching thread.
+///
+/// An error of a method ends the launch with [`Error::is_output_closed`](crate::Error::is_output_closed).
+pub trait Reporter {
+    /// Bytes of a captured stream as they arrived: neither whole lines nor text.
+    fn output(&mut self, source: Source, bytes: &[u8]) -> io::Result<()>;
+
+    /// A captured stream has ended; nothing more comes from it.
+    fn closed(&mut self, source: Source) -> io::Result<()> {
+        let _ = source;
+        Ok(())
+    }
+
+    /// Something worth telling at once.
+    fn notice(&mut self, notice: &Notice) -> io::Result<()> {
+        let _ = notice;
+        Ok(())
+    }
+
+    /// When to call [`wake`](Self::wake), if nothing else happens before.
+    fn wakes_at(&self) -> Option<Instant> {
+        None
+    }
+
+    /// The time of [`wakes_at`](Self::wakes_at) has come.
+    fn wake(&mut self, now: Instant) -> io::Result<()> {
+        let _ = now;
+        Ok(())
+    }
+}
+
+/// Drops everything.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Silent;
+
+impl Reporter for Silent {
+    fn output(&mut self, _: Source, _: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Prints to the standard streams of this process: whole lines behind `[rank N]`, the progress bar of the
+/// local main process below them if there is a terminal.
+#[derive(Debug)]
+pub struct TerminalReporter {
+    mixer: Mixer,
+    is_quiet: bool,
+}
+
+impl TerminalReporter {
+    /// Looks at the standard streams to choose between terminal and file behaviour. `NO_COLOR` is honoured.
+    pub fn new(options: TerminalOptions) -> Self {
+        let stdout = io::stdout().is_terminal();
+        let stderr = io::stderr().is_terminal();
+        let has_colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        let mixer = Mixer::new(Screens {
+            stdout,
+            stderr,
+            has_prefix: options.has_prefix,
+            has_colour,
+        });
+        Self {
+            mixer,
+            is_quiet: options.is_quiet,
+        }
+    }
+}
+
+/// What a [`TerminalReporter`] shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TerminalOptions {
+    /// Begin each line with `[rank N]`.
+    pub has_prefix: bool,
+    /// Keep notices of the launcher itself to itself.
+    pub is_quiet: bool,
+}
+
+impl Reporter for TerminalReporter {
+    fn output(&mut self, source: Source, bytes: &[u8]) -> io::Result<()> {
+        print(self.mixer.output(source, bytes, Instant::now()))
+    }
+
+    fn closed(&mut self, source: Source) -> io::Result<()> {
+        print(self.mixer.closed(source))
+    }
+
+    fn notice(&mut self, notice: &Notice) -> io::Result<()> {
+        if self.is_quiet {
+            return Ok(());
+        }
+        print(self.mixer.message(&format!("accelerate launch: {notice}")))
+    }
+
+    fn wakes_at(&self) -> Option<Instant> {
+        self.mixer.wakes_at()
+    }
+
+    fn wake(&mut self, now: Instant) -> io::Result<()> {
+        print(self.mixer.wake(now))
+    }
+}
+
+fn print(pieces: Vec<(Stream, Vec<u8>)>) -> io::Result<()> {
+    for (stream, bytes) in pieces {
+        match stream {
+            Stream::Stdout => write_patiently(&mut io::stdout().lock(), &bytes)?,
+            Stream::Stderr => write_patiently(&mut io::stderr().lock(), &bytes)?,
+        }
+    }
+    Ok(())
+}
+
+/// `write_all` that also works when another process has made the shared stream non-blocking.
+fn write_patiently(
+    stream: &mut (impl Write + std::os::fd::AsFd),
+    mut bytes: &[u8],
+) -> io::Result<()> {
+    let wait = |stream: &dyn std::os::fd::AsFd| {
+        poll(
+            &mut [PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::OUT)],
+            None,
+        )
+        .map(drop)
+    };
+    while !bytes.is_empty() {
+        match stream.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => bytes = &bytes[written..],
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => wait(stream)?,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    loop {
+        match stream.flush() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => wait(stream)?,
+            result => return result,
+        }
+    }
+}

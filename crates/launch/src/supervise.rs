@@ -1,0 +1,415 @@
+//! Carrying out a plan: start the ranks, wait for events, end what must end.
+//!
+//! One thread, one `poll` over the ranks' output, the signals of this process and the next deadline; a
+//! rank's end arrives as `SIGCHLD`. Nothing is looked at in intervals.
+
+mod leftovers;
+mod memory;
+mod rank;
+mod signals;
+mod terminal;
+
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Signal, getpid, set_child_subreaper};
+
+use crate::error::{Error, Result};
+use crate::failure::{Ended, Failure, OtherRank};
+use crate::helper::Guard;
+use crate::plan::Plan;
+use crate::report::{Notice, Reporter};
+use memory::KillCounter;
+use rank::{RankProcess, RankTerminal};
+use signals::{Event, Signals};
+
+/// A launch in which every rank ended with code 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// The ranks of this machine in order.
+    pub ranks: Vec<RankOutcome>,
+    /// From the start of the first rank to the end of the last.
+    pub elapsed: Duration,
+}
+
+/// How one rank ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankOutcome {
+    /// Rank among all ranks.
+    pub rank: usize,
+    /// Process id it had.
+    pub process_id: u32,
+    /// How it ended.
+    pub ended: Ended,
+    /// From its start to its end.
+    pub elapsed: Duration,
+}
+
+/// Carries out `plan` and returns when every rank, and everything in its process group, has ended.
+///
+/// # Errors
+///
+/// As [`launch`](crate::launch), apart from the checks that come before a plan.
+pub fn supervise(plan: &Plan, reporter: &mut dyn Reporter) -> Result<Outcome> {
+    let signals = Signals::listen(plan.in_foreground)
+        .map_err(|error| Error::system("listening to signals", error))?;
+    if plan.dedicated_process {
+        // Descendants whose parents have died become children of this process instead of strangers.
+        set_child_subreaper(Some(getpid()))
+            .map_err(|error| Error::system("adopting descendants", error))?;
+    }
+    let guard = match &plan.helper {
+        Some(helper) => Some(
+            Guard::start(helper)
+                .map_err(|error| Error::system("starting the guard process", error))?,
+        ),
+        None => None,
+    };
+    let mut supervisor = Supervisor {
+        plan,
+        reporter,
+        signals,
+        guard,
+        ranks: Vec::with_capacity(plan.ranks.len()),
+        terminal: None,
+        memory: KillCounter::read(),
+        started_at: Instant::now(),
+        first_failure: None,
+        stopping: None,
+        output_error: None,
+    };
+    let started = supervisor.start_ranks();
+    if started.is_err() {
+        supervisor.kill_all();
+    }
+    supervisor.run();
+    supervisor.end_leftovers();
+    started?;
+    supervisor.outcome()
+}
+
+struct Supervisor<'a> {
+    plan: &'a Plan,
+    reporter: &'a mut dyn Reporter,
+    signals: Signals,
+    guard: Option<Guard>,
+    ranks: Vec<RankProcess>,
+    terminal: Option<RankTerminal>,
+    memory: KillCounter,
+    started_at: Instant,
+    /// Index into `ranks`.
+    first_failure: Option<usize>,
+    /// The signal that told this process to stop.
+    stopping: Option<i32>,
+    output_error: Option<std::io::Error>,
+}
+
+impl Supervisor<'_> {
+    fn start_ranks(&mut self) -> Result<()> {
+        // A container without pseudo terminals gets pipes instead: less comfort, same output.
+        self.terminal = self
+            .plan
+            .terminal
+            .and_then(|wanted| RankTerminal::open(wanted).ok());
+        for command in &self.plan.ranks {
+            let terminal = self.terminal.as_mut().filter(|_| command.local_rank == 0);
+            let rank = RankProcess::start(self.plan, command, terminal)
+                .map_err(|error| Error::spawn(command.rank, &command.command[0], error))?;
+            if let (Some(guard), Some(group)) = (&mut self.guard, rank.own_group()) {
+                guard.watch(group);
+            }
+            self.ranks.push(rank);
+        }
+        // From here on the ranks' side of the terminal is open in the ranks only.
+        if let Some(terminal) = &mut self.terminal {
+            terminal.close_far_end();
+        }
+        Ok(())
+    }
+
+    fn run(&mut self) {
+        while self.ranks.iter().any(|rank| !rank.is_gone()) {
+            let (readable, has_signal) = self.wait_for_events();
+            for (index, stream) in readable {
+                self.forward_output(index, stream);
+            }
+            if has_signal {
+                self.handle_signals();
+            }
+            self.meet_deadlines(Instant::now());
+        }
+        for index in 0..self.ranks.len() {
+            self.drain(index);
+            for source in self.ranks[index].close_streams() {
+                let result = self.reporter.closed(source);
+                self.note_output(result);
+            }
+        }
+    }
+
+    /// Blocks until something can be done: `(rank index, stream index)` pairs to read from, and whether
+    /// signals are waiting.
+    fn wait_for_events(&mut self) -> (Vec<(usize, usize)>, bool) {
+        let now = Instant::now();
+        let deadline = self
+            .ranks
+            .iter()
+            .filter_map(RankProcess::deadline)
+            .chain(self.reporter.wakes_at())
+            .min();
+        let timeout = deadline.map(|at| timespec(at.saturating_duration_since(now)));
+        let mut sources = Vec::new();
+        let mut descriptors = vec![PollFd::from_borrowed_fd(
+            self.signals.descriptor(),
+            PollFlags::IN,
+        )];
+        for (index, rank) in self.ranks.iter().enumerate() {
+            for (stream, descriptor) in rank.descriptors() {
+                sources.push((index, stream));
+                descriptors.push(PollFd::from_borrowed_fd(descriptor, PollFlags::IN));
+            }
+        }
+        match poll(&mut descriptors, timeout.as_ref()) {
+            // Interrupted by a signal: it has left its mark in the pipe, so the next round sees it.
+            Err(_) => (Vec::new(), true),
+            Ok(_) => {
+                let has_signal = !descriptors[0].revents().is_empty();
+                let is_ready = descriptors[1..]
+                    .iter()
+                    .map(|descriptor| !descriptor.revents().is_empty());
+                (
+                    sources
+                        .into_iter()
+                        .zip(is_ready)
+                        .filter(|(_, ready)| *ready)
+                        .map(|(source, _)| source)
+                        .collect(),
+                    has_signal,
+                )
+            }
+        }
+    }
+
+    /// One buffer of output of one stream. Returns whether there may be more.
+    fn forward_output(&mut self, index: usize, stream: usize) -> bool {
+        let rank = &mut self.ranks[index];
+        let Some((source, bytes)) = rank.read(stream) else {
+            return false;
+        };
+        let result = match bytes {
+            Some(bytes) => self.reporter.output(source, bytes),
+            None => self.reporter.closed(source),
+        };
+        self.note_output(result);
+        self.ranks[index].is_open(stream)
+    }
+
+    /// What an ended rank had written before its end is in the pipe already; a descendant that holds the
+    /// pipe might go on writing for ever, hence the bound.
+    fn drain(&mut self, index: usize) {
+        for stream in 0..2 {
+            let mut rounds = 0;
+            while rounds < rank::DRAIN_ROUNDS && self.forward_output(index, stream) {
+                rounds += 1;
+            }
+        }
+    }
+
+    fn note_output(&mut self, result: std::io::Result<()>) {
+        if let Err(error) = result
+            && self.output_error.is_none()
+        {
+            self.output_error = Some(error);
+            self.end_all(Signal::TERM, self.plan.grace_period);
+        }
+    }
+
+    fn notice(&mut self, notice: &Notice) {
+        let result = self.reporter.notice(notice);
+        self.note_output(result);
+    }
+
+    fn handle_signals(&mut self) {
+        for event in self.signals.pending() {
+            match event {
+                Event::ChildEnded => {}
+                Event::Stop(signal) => self.stop(signal),
+                // Meant for the program itself; its helpers need not survive it.
+                Event::User(signal) => self
+                    .ranks
+                    .iter()
+                    .for_each(|rank| rank.signal_leader(signal)),
+                Event::Suspend => {
+                    self.signal_groups(Signal::TSTP);
+                    signals::suspend_this_process();
+                    self.signal_groups(Signal::CONT);
+                }
+                Event::WindowChanged => {
+                    if let Some(terminal) = &self.terminal {
+                        terminal.follow_size();
+                    }
+                }
+            }
+        }
+        self.reap(Instant::now());
+    }
+
+    fn stop(&mut self, signal: Signal) {
+        if self.stopping.is_some() || self.first_failure.is_some() {
+            self.kill_all();
+            self.stopping.get_or_insert(signal.as_raw());
+            return;
+        }
+        self.stopping = Some(signal.as_raw());
+        let grace_period = self.plan.shutdown_grace_period;
+        self.end_all(signal, grace_period);
+        let num_running = self.num_running();
+        self.notice(&Notice::Stopping {
+            signal: signal.as_raw(),
+            num_running,
+            grace_period,
+        });
+    }
+
+    fn reap(&mut self, now: Instant) {
+        let mut ended_now = Vec::new();
+        for index in 0..self.ranks.len() {
+            if self.ranks[index].has_just_ended(now) {
+                self.drain(index);
+                self.ranks[index].end_orphans(now, self.plan.grace_period);
+                ended_now.push(index);
+            }
+        }
+        if self.first_failure.is_none() && self.stopping.is_none() && self.output_error.is_none() {
+            self.note_first_failure(&ended_now);
+        }
+        for rank in &mut self.ranks {
+            rank.forget_empty_group(self.guard.as_mut());
+        }
+    }
+
+    /// Of several failures noticed together, one by a signal is the likelier cause: a peer that loses its
+    /// connection exits with an error.
+    fn note_first_failure(&mut self, ended_now: &[usize]) {
+        let is_failure = |index: &&usize| {
+            self.ranks[**index]
+                .ended()
+                .is_some_and(|ended| !ended.is_success())
+        };
+        let cause = ended_now.iter().filter(is_failure).min_by_key(|index| {
+            (
+                matches!(self.ranks[**index].ended(), Some(Ended::Exited(_))),
+                **index,
+            )
+        });
+        let Some(&cause) = cause else { return };
+        self.first_failure = Some(cause);
+        self.end_all(Signal::TERM, self.plan.grace_period);
+        let num_others = self.num_running();
+        if let (Some(ended), true) = (self.ranks[cause].ended(), num_others > 0) {
+            let rank = self.ranks[cause].number();
+            self.notice(&Notice::RankFailed {
+                rank,
+                ended,
+                num_others,
+            });
+        }
+    }
+
+    fn meet_deadlines(&mut self, now: Instant) {
+        for rank in &mut self.ranks {
+            rank.meet_deadline(now, self.guard.as_mut());
+        }
+        if self.reporter.wakes_at().is_some_and(|at| at <= now) {
+            let result = self.reporter.wake(now);
+            self.note_output(result);
+        }
+    }
+
+    fn num_running(&self) -> usize {
+        self.ranks
+            .iter()
+            .filter(|rank| rank.ended().is_none())
+            .count()
+    }
+
+    fn end_all(&mut self, signal: Signal, grace_period: Duration) {
+        let kill_at = Instant::now() + grace_period;
+        self.ranks
+            .iter_mut()
+            .for_each(|rank| rank.end(signal, kill_at));
+    }
+
+    fn kill_all(&mut self) {
+        let now = Instant::now();
+        self.ranks.iter_mut().for_each(|rank| rank.kill(now));
+    }
+
+    fn signal_groups(&self, signal: Signal) {
+        self.ranks.iter().for_each(|rank| rank.signal_group(signal));
+    }
+
+    /// In a process of our own, whatever is still a child of it now had left its rank's process group.
+    fn end_leftovers(&mut self) {
+        // First of all, because it is a child too.
+        drop(self.guard.take());
+        if !self.plan.dedicated_process {
+            return;
+        }
+        let num_processes = leftovers::end(&mut self.signals, self.plan.grace_period);
+        if num_processes > 0 {
+            self.notice(&Notice::LeftoversEnded { num_processes });
+        }
+    }
+
+    fn outcome(self) -> Result<Outcome> {
+        if let Some(error) = self.output_error {
+            return Err(Error::output_closed(error));
+        }
+        if let Some(cause) = self.first_failure {
+            return Err(Error::child_failed(self.failure(cause)));
+        }
+        if let Some(signal) = self.stopping {
+            return Err(Error::interrupted(signal));
+        }
+        let ranks = self.ranks.iter().map(RankProcess::outcome).collect();
+        Ok(Outcome {
+            ranks,
+            elapsed: self.started_at.elapsed(),
+        })
+    }
+
+    fn failure(&self, cause: usize) -> Failure {
+        let RankOutcome {
+            rank,
+            process_id,
+            ended,
+            elapsed,
+        } = self.ranks[cause].outcome();
+        Failure {
+            rank,
+            process_id,
+            ended,
+            elapsed,
+            last_lines: self.ranks[cause].last_lines(),
+            memory: self.memory.since(),
+            others: self
+                .ranks
+                .iter()
+                .filter(|other| other.number() != rank)
+                .map(|other| OtherRank {
+                    rank: other.number(),
+                    ended: other.outcome().ended,
+                    was_told_to: other.was_told_to_end(),
+                })
+                .collect(),
+        }
+    }
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: duration.subsec_nanos().into(),
+    }
+}

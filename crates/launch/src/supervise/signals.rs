@@ -1,0 +1,195 @@
+//! Signals of this process as events of a descriptor that can be polled.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::process::Signal;
+use signal_hook::consts as names;
+use signal_hook::iterator::backend::SignalDelivery;
+use signal_hook::iterator::exfiltrator::SignalOnly;
+
+/// What a signal means for a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    ChildEnded,
+    /// End, with this signal for the ranks.
+    Stop(Signal),
+    /// To be passed on as it is.
+    User(Signal),
+    Suspend,
+    WindowChanged,
+}
+
+const STOPPING: [i32; 4] = [names::SIGINT, names::SIGTERM, names::SIGHUP, names::SIGQUIT];
+const OTHERS: [i32; 5] = [
+    names::SIGCHLD,
+    names::SIGTSTP,
+    names::SIGUSR1,
+    names::SIGUSR2,
+    names::SIGWINCH,
+];
+
+/// Listens from creation to drop; afterwards signals do again what they did before.
+pub(crate) struct Signals {
+    delivery: SignalDelivery<UnixStream, SignalOnly>,
+    is_foreground: bool,
+    default_again: Vec<Arc<AtomicBool>>,
+}
+
+impl Signals {
+    /// `is_foreground`: the rank shares this process's group, so the keys of the terminal reach it anyway.
+    pub(crate) fn listen(is_foreground: bool) -> io::Result<Self> {
+        let dispositions = Dispositions::of_this_process();
+        // What was ignored stays ignored: `nohup` must go on protecting the launch.
+        let wanted: Vec<_> = STOPPING
+            .into_iter()
+            .chain(OTHERS)
+            .filter(|&signal| !dispositions.is_ignored(signal))
+            .collect();
+        let mut default_again = Vec::new();
+        for &signal in &wanted {
+            if let Some(flag) = default_switch(signal, &dispositions)? {
+                flag.store(false, Ordering::SeqCst);
+                default_again.push(flag);
+            }
+        }
+        let (read, write) = UnixStream::pair()?;
+        let delivery = SignalDelivery::with_pipe(read, write, SignalOnly, &wanted)?;
+        Ok(Self {
+            delivery,
+            is_foreground,
+            default_again,
+        })
+    }
+
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.delivery.get_read().as_fd()
+    }
+
+    pub(crate) fn pending(&mut self) -> Vec<Event> {
+        let is_foreground = self.is_foreground;
+        self.delivery
+            .pending()
+            .filter_map(|signal| event(signal, is_foreground))
+            .collect()
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        self.delivery.handle().close();
+        for flag in &self.default_again {
+            flag.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+fn event(signal: i32, is_foreground: bool) -> Option<Event> {
+    match signal {
+        names::SIGCHLD => Some(Event::ChildEnded),
+        names::SIGTSTP => Some(Event::Suspend),
+        names::SIGWINCH => Some(Event::WindowChanged),
+        // A program at the terminal decides for itself what these keys mean; a debugger lives on.
+        names::SIGINT | names::SIGQUIT if is_foreground => None,
+        _ => {
+            let signal = Signal::from_named_raw(signal)?;
+            Some(if STOPPING.contains(&signal.as_raw()) {
+                Event::Stop(signal)
+            } else {
+                Event::User(signal)
+            })
+        }
+    }
+}
+
+/// Stops this process as `SIGTSTP` would have, and returns when it continues.
+pub(crate) fn suspend_this_process() {
+    let _ = signal_hook::low_level::emulate_default_handler(names::SIGTSTP);
+}
+
+/// The signal library never takes its handler away again, so a host would become deaf to `SIGINT` after
+/// its first launch. The returned switch, once true, makes the signal do what it does by default. `None`
+/// for a signal that does nothing by default, or for which the host has a handler of its own.
+fn default_switch(signal: i32, dispositions: &Dispositions) -> io::Result<Option<Arc<AtomicBool>>> {
+    static SWITCHES: Mutex<BTreeMap<i32, Arc<AtomicBool>>> = Mutex::new(BTreeMap::new());
+    if matches!(signal, names::SIGCHLD | names::SIGWINCH) {
+        return Ok(None);
+    }
+    let mut switches = SWITCHES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(flag) = switches.get(&signal) {
+        return Ok(Some(Arc::clone(flag)));
+    }
+    if dispositions.is_caught(signal) {
+        return Ok(None);
+    }
+    let flag = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register_conditional_default(signal, Arc::clone(&flag))?;
+    switches.insert(signal, Arc::clone(&flag));
+    Ok(Some(flag))
+}
+
+/// Which signals this process ignores and catches, as bit masks of the kernel.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Dispositions {
+    ignored: u64,
+    caught: u64,
+}
+
+impl Dispositions {
+    fn of_this_process() -> Self {
+        std::fs::read_to_string("/proc/self/status")
+            .map(|text| Self::parse(&text))
+            .unwrap_or_default()
+    }
+
+    fn parse(status: &str) -> Self {
+        let mask = |name: &str| {
+            let value = status.lines().find_map(|line| line.strip_prefix(name))?;
+            u64::from_str_radix(value.trim(), 16).ok()
+        };
+        Self {
+            ignored: mask("SigIgn:").unwrap_or(0),
+            caught: mask("SigCgt:").unwrap_or(0),
+        }
+    }
+
+    fn is_ignored(&self, signal: i32) -> bool {
+        self.ignored >> (signal - 1) & 1 == 1
+    }
+
+    fn is_caught(&self, signal: i32) -> bool {
+        self.caught >> (signal - 1) & 1 == 1
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_masks_of_the_kernel_count_from_signal_one() {
+        let dispositions = Dispositions::parse(
+            "Name:\tx\nSigBlk:\t0\nSigIgn:\t0000000000001001\nSigCgt:\t0000000180004002\n",
+        );
+        assert!(dispositions.is_ignored(names::SIGHUP) && dispositions.is_ignored(names::SIGPIPE));
+        assert!(!dispositions.is_ignored(names::SIGINT));
+        assert!(dispositions.is_caught(names::SIGINT) && dispositions.is_caught(names::SIGTERM));
+        assert!(!dispositions.is_caught(names::SIGHUP));
+    }
+
+    #[test]
+    fn keys_of_the_terminal_are_left_to_a_program_in_the_foreground() {
+        assert_eq!(event(names::SIGINT, true), None);
+        assert_eq!(event(names::SIGINT, false), Some(Event::Stop(Signal::INT)));
+        assert_eq!(event(names::SIGTERM, true), Some(Event::Stop(Signal::TERM)));
+        assert_eq!(
+            event(names::SIGUSR1, false),
+            Some(Event::User(Signal::USR1))
+        );
+    }
+}
