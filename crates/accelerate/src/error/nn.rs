@@ -64,6 +64,12 @@ pub(crate) enum NnError {
     },
 
     #[error(
+        "{layer} at `{name}` cannot learn from an input of shape {found:?}: one value per channel has no \
+         variance; use larger batches, drop the last incomplete one, or call `store.eval()` for evaluation"
+    )]
+    OneValuePerChannel { layer: &'static str, name: String, found: Vec<i64> },
+
+    #[error(
         "a tensor of shape {shape:?} has no fan-in and fan-out: Xavier and Kaiming initialisation need at \
          least the two dims [out, in]; use uniform, normal or constant values instead"
     )]

@@ -36,6 +36,10 @@
 //! # Ok::<(), accelerate::Error>(())
 //! ```
 
+mod activation;
+mod attention;
+mod batch_norm;
+mod conv;
 mod dropout;
 mod embedding;
 pub mod init;
@@ -45,9 +49,14 @@ mod matching;
 mod norm;
 mod param;
 mod path;
+mod sequential;
 mod state_dict;
 mod store;
 
+pub use activation::{Gelu, Relu, Silu, Tanh};
+pub use attention::{AttentionMask, InProjection, MultiheadAttention, MultiheadAttentionConfig};
+pub use batch_norm::{BatchNorm, BatchNorm1d, BatchNorm2d, BatchNormConfig};
+pub use conv::{Conv, Conv1d, Conv1dConfig, Conv2d, Conv2dConfig, ConvConfig, Padding};
 pub use dropout::Dropout;
 pub use embedding::{Embedding, EmbeddingConfig};
 pub use init::Init;
@@ -57,5 +66,6 @@ pub(crate) use matching::{Mismatch, match_names};
 pub use norm::{GroupNorm, GroupNormConfig, LayerNorm, LayerNormConfig, RMSNorm, RMSNormConfig};
 pub use param::Param;
 pub use path::{Initial, Path};
+pub use sequential::Sequential;
 pub use state_dict::{LoadReport, StateDict};
 pub use store::{ParamStore, TrainingFlag};

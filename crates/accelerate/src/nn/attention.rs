@@ -1,0 +1,302 @@
+//! Multi-head attention on libtorch's fused `scaled_dot_product_attention`.
+
+use super::layer::forward_error;
+use super::{Init, Linear, LinearConfig, Param, Path, TrainingFlag, init};
+use crate::error::{NnError, Result};
+use std::borrow::Borrow;
+use tch::{Kind, Tensor};
+
+/// What a [`MultiheadAttention`] may be told besides its sizes; defaults are PyTorch's.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MultiheadAttentionConfig {
+    /// Probability with which an attention weight is dropped while training. Default: 0.
+    pub dropout: f64,
+    /// Add learned biases to the projections? Default: true.
+    pub bias: bool,
+    /// Number of features of the keys, where it is not `embed_dim`.
+    pub kdim: Option<i64>,
+    /// Number of features of the values, where it is not `embed_dim`.
+    pub vdim: Option<i64>,
+    /// Is the batch the first dim (`true`) or the second? Default: false.
+    pub batch_first: bool,
+}
+
+impl Default for MultiheadAttentionConfig {
+    fn default() -> Self {
+        Self { dropout: 0.0, bias: true, kdim: None, vdim: None, batch_first: false }
+    }
+}
+
+/// What must not be looked at.
+///
+/// A mask of booleans says `true` where attention is *forbidden*; a mask of floats is added to the scores.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AttentionMask<'a> {
+    /// Keys that are only padding: `[batch, num_keys]`.
+    pub key_padding_mask: Option<&'a Tensor>,
+    /// Which query may see which key: `[num_queries, num_keys]`, or with a first dim `batch * num_heads`.
+    pub attn_mask: Option<&'a Tensor>,
+    /// A query sees no key after its own position. Needs no `attn_mask`.
+    pub is_causal: bool,
+}
+
+/// How queries, keys and values are made from the inputs.
+#[derive(Clone, Debug)]
+pub enum InProjection {
+    /// `in_proj_weight [3 * embed_dim, embed_dim]`: one multiplication where the three inputs are one.
+    Packed(Param),
+    /// `q_proj_weight`, `k_proj_weight` and `v_proj_weight`, where keys or values have other sizes.
+    Separate {
+        /// `[embed_dim, embed_dim]`.
+        q_proj_weight: Param,
+        /// `[embed_dim, kdim]`.
+        k_proj_weight: Param,
+        /// `[embed_dim, vdim]`.
+        v_proj_weight: Param,
+    },
+}
+
+/// `torch.nn.MultiheadAttention` (<https://arxiv.org/abs/1706.03762>), without attention weights in the result.
+///
+/// ```
+/// use accelerate::nn::{AttentionMask, MultiheadAttention, MultiheadAttentionConfig, ParamStore};
+/// use accelerate::tch::{Device, Kind, Tensor};
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// let config = MultiheadAttentionConfig { batch_first: true, ..Default::default() };
+/// let attention = MultiheadAttention::new(store.root() / "self_attn", 8, 2, config)?;
+/// let x = Tensor::ones([1, 5, 8], (Kind::Float, Device::Cpu));
+/// let causal = AttentionMask { is_causal: true, ..Default::default() };
+/// assert_eq!(attention.forward(&x, &x, &x, causal)?.size(), [1, 5, 8]);
+/// assert!(store.get("self_attn.out_proj.bias").is_some());
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct MultiheadAttention {
+    /// Weights of the projections of queries, keys and values.
+    pub in_proj: InProjection,
+    /// `[3 * embed_dim]`.
+    pub in_proj_bias: Option<Param>,
+    /// `embed_dim` to `embed_dim`, applied to the heads' outputs side by side.
+    pub out_proj: Linear,
+    /// Number of features of queries and outputs.
+    pub embed_dim: i64,
+    /// Number of heads; each has `embed_dim / num_heads` features.
+    pub num_heads: i64,
+    /// As given to [`new`](Self::new).
+    pub config: MultiheadAttentionConfig,
+    /// The store's mode.
+    pub training: TrainingFlag,
+}
+
+impl MultiheadAttention {
+    /// Registers the parameters under `path`.
+    ///
+    /// # Errors
+    /// The features cannot be split evenly into heads; the dropout is no probability; the names are taken.
+    pub fn new(
+        path: impl Borrow<Path>,
+        embed_dim: i64,
+        num_heads: i64,
+        config: MultiheadAttentionConfig,
+    ) -> Result<Self> {
+        let path = path.borrow();
+        let name = || path.name().to_owned();
+        if num_heads <= 0 || embed_dim % num_heads != 0 {
+            let (layer, whole, parts) = ("MultiheadAttention", embed_dim, num_heads);
+            let (what, by) = ("embed_dim", "num_heads");
+            return Err(NnError::NotDivisible { layer, path: name(), what, whole, by, parts }.into());
+        }
+        if !(0.0..=1.0).contains(&config.dropout) {
+            return Err(NnError::Probability { path: name(), p: config.dropout }.into());
+        }
+        let (kdim, vdim) = (config.kdim.unwrap_or(embed_dim), config.vdim.unwrap_or(embed_dim));
+        // PyTorch declares these first but draws them last, after the output projection; the order of
+        // declaration is that of the state dict, the order of drawing decides the values.
+        let declare = |name, rows, columns| path.param(name, ([rows, columns], Init::Zeros));
+        let in_proj = if kdim == embed_dim && vdim == embed_dim {
+            InProjection::Packed(declare("in_proj_weight", 3 * embed_dim, embed_dim)?)
+        } else {
+            InProjection::Separate {
+                q_proj_weight: declare("q_proj_weight", embed_dim, embed_dim)?,
+                k_proj_weight: declare("k_proj_weight", embed_dim, kdim)?,
+                v_proj_weight: declare("v_proj_weight", embed_dim, vdim)?,
+            }
+        };
+        let in_proj_bias = config
+            .bias
+            .then(|| path.param("in_proj_bias", ([3 * embed_dim], Init::Zeros)))
+            .transpose()?;
+        let out_proj =
+            Linear::new(path / "out_proj", embed_dim, embed_dim, LinearConfig { bias: config.bias })?;
+        for weight in in_proj.weights() {
+            // Drawn on the CPU like all first values, then copied to where the weight is.
+            let drawn = Tensor::f_empty(weight.shape(), (weight.kind(), tch::Device::Cpu))?;
+            init::xavier_uniform_(&drawn, 1.0)?;
+            weight.copy_(&drawn)?;
+        }
+        if let Some(bias) = &out_proj.bias {
+            init::zeros_(&bias.local())?;
+        }
+        let training = path.training_flag();
+        Ok(Self { in_proj, in_proj_bias, out_proj, embed_dim, num_heads, config, training })
+    }
+
+    /// Queries `[batch, num_queries, embed_dim]` look at keys `[batch, num_keys, kdim]` and take from values
+    /// `[batch, num_keys, vdim]`; the result is `[batch, num_queries, embed_dim]`. Without `batch_first`,
+    /// the first two dims are exchanged everywhere.
+    ///
+    /// Self-attention is `forward(&x, &x, &x, mask)`: the same reference three times is projected in one
+    /// multiplication.
+    ///
+    /// # Errors
+    /// Shapes that do not fit; `is_causal` together with an `attn_mask` that is not square.
+    pub fn forward(
+        &self,
+        query: &Tensor,
+        key: &Tensor,
+        value: &Tensor,
+        mask: AttentionMask<'_>,
+    ) -> Result<Tensor> {
+        for (input, features) in [(query, None), (key, self.config.kdim), (value, self.config.vdim)] {
+            if input.dim() != 3 {
+                return Err(self.error(input, features, format!("the input has {} dims", input.dim())));
+            }
+        }
+        let heads = self.project(query, key, value)?;
+        let mask = self.merged_mask(mask, &heads)?;
+        let dropout = if self.training.get() { self.config.dropout } else { 0.0 };
+        let [queries, keys, values] = &heads;
+        let attended = Tensor::f_scaled_dot_product_attention(
+            queries, keys, values, mask.merged, dropout, mask.is_causal, None, false,
+        )?;
+        let sequence_first = attended.f_permute(if self.config.batch_first { [0, 2, 1, 3] } else { [2, 0, 1, 3] })?;
+        self.out_proj.forward(&sequence_first.f_flatten(2, 3)?)
+    }
+
+    /// Queries, keys and values as `[batch, num_heads, length, features of a head]`.
+    fn project(&self, query: &Tensor, key: &Tensor, value: &Tensor) -> Result<[Tensor; 3]> {
+        let bias = self.in_proj_bias.as_ref().map(Param::get);
+        let embed_dim = self.embed_dim;
+        if let InProjection::Packed(weight) = &self.in_proj
+            && std::ptr::eq(query, key)
+            && std::ptr::eq(key, value)
+        {
+            let packed = query
+                .f_linear(&weight.get(), bias)
+                .map_err(|source| self.error(query, None, source.to_string()))?;
+            let part = |index| self.split_heads(&packed.f_narrow(2, index * embed_dim, embed_dim)?);
+            return Ok([part(0)?, part(1)?, part(2)?]);
+        }
+        let weights = match &self.in_proj {
+            InProjection::Packed(weight) => {
+                let packed = weight.get();
+                let part = |index| packed.f_narrow(0, index * embed_dim, embed_dim);
+                [part(0)?, part(1)?, part(2)?]
+            }
+            InProjection::Separate { q_proj_weight, k_proj_weight, v_proj_weight } => {
+                [q_proj_weight.get(), k_proj_weight.get(), v_proj_weight.get()]
+            }
+        };
+        let projected = |input: &Tensor, index: usize, features| {
+            let part = |bias: &Tensor| bias.f_narrow(0, index as i64 * embed_dim, embed_dim);
+            let bias = bias.as_ref().map(part).transpose()?;
+            let output = input
+                .f_linear(&weights[index], bias)
+                .map_err(|source| self.error(input, features, source.to_string()))?;
+            self.split_heads(&output)
+        };
+        Ok([
+            projected(query, 0, None)?,
+            projected(key, 1, self.config.kdim)?,
+            projected(value, 2, self.config.vdim)?,
+        ])
+    }
+
+    fn split_heads(&self, projected: &Tensor) -> Result<Tensor> {
+        let heads = projected.f_unflatten(2, [self.num_heads, self.embed_dim / self.num_heads])?;
+        Ok(heads.f_permute(if self.config.batch_first { [0, 2, 1, 3] } else { [1, 2, 0, 3] })?)
+    }
+
+    /// The two masks as one that is added to the scores `[batch, num_heads, num_queries, num_keys]`.
+    fn merged_mask(&self, mask: AttentionMask<'_>, heads: &[Tensor; 3]) -> Result<MergedMask> {
+        if mask.key_padding_mask.is_none() && mask.attn_mask.is_none() {
+            return Ok(MergedMask { merged: None, is_causal: mask.is_causal });
+        }
+        let (batch, _, num_queries, _) = heads[0].size4()?;
+        let (_, _, num_keys, _) = heads[1].size4()?;
+        let kind = heads[0].f_kind()?;
+        let mut merged: Option<Tensor> = None;
+        if let Some(attn_mask) = mask.attn_mask {
+            let additive = additive(attn_mask, kind)?;
+            merged = Some(match attn_mask.dim() {
+                2 => additive.f_view([1, 1, num_queries, num_keys]),
+                _ => additive.f_view([batch, self.num_heads, num_queries, num_keys]),
+            }
+            .map_err(|source| self.mask_error("attn_mask", attn_mask, [num_queries, num_keys], source))?);
+        } else if mask.is_causal {
+            // The fused kernel takes either the flag or a mask; with padding, the flag becomes a mask.
+            let all = Tensor::f_full(
+                [num_queries, num_keys],
+                f64::NEG_INFINITY,
+                (kind, heads[0].device()),
+            )?;
+            merged = Some(all.f_triu(1)?.f_view([1, 1, num_queries, num_keys])?);
+        }
+        if let Some(padding) = mask.key_padding_mask {
+            let additive = additive(padding, kind)?
+                .f_view([batch, 1, 1, num_keys])
+                .map_err(|source| self.mask_error("key_padding_mask", padding, [batch, num_keys], source))?;
+            merged = Some(match merged {
+                Some(other) => other.f_add(&additive)?,
+                None => additive,
+            });
+        }
+        Ok(MergedMask { merged, is_causal: false })
+    }
+
+    #[cold]
+    fn error(&self, input: &Tensor, features: Option<i64>, message: String) -> crate::Error {
+        let features = features.unwrap_or(self.embed_dim);
+        let wanted = match self.config.batch_first {
+            true => format!("[batch, length, {features}]"),
+            false => format!("[length, batch, {features}]"),
+        };
+        let source = tch::TchError::Shape(message);
+        forward_error("MultiheadAttention", self.out_proj.weight.name(), wanted, input, source)
+    }
+
+    #[cold]
+    fn mask_error(&self, which: &str, mask: &Tensor, wanted: [i64; 2], source: tch::TchError) -> crate::Error {
+        let wanted = format!("{which} {wanted:?}");
+        forward_error("MultiheadAttention", self.out_proj.weight.name(), wanted, mask, source)
+    }
+}
+
+impl InProjection {
+    /// The weights in the order of the state dict.
+    pub fn weights(&self) -> Vec<&Param> {
+        match self {
+            Self::Packed(weight) => vec![weight],
+            Self::Separate { q_proj_weight, k_proj_weight, v_proj_weight } => {
+                vec![q_proj_weight, k_proj_weight, v_proj_weight]
+            }
+        }
+    }
+}
+
+struct MergedMask {
+    merged: Option<Tensor>,
+    is_causal: bool,
+}
+
+/// A mask as numbers to add: booleans become 0 and minus infinity.
+fn additive(mask: &Tensor, kind: Kind) -> Result<Tensor> {
+    match mask.f_kind()? {
+        Kind::Bool => {
+            let zeros = Tensor::f_zeros(mask.size(), (kind, mask.device()))?;
+            Ok(zeros.f_masked_fill(mask, f64::NEG_INFINITY)?)
+        }
+        _ => Ok(mask.f_to_kind(kind)?),
+    }
+}
