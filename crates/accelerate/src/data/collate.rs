@@ -94,20 +94,15 @@ pub(crate) fn merge_trees<T: TensorTree>(
 ) -> Result<T> {
     let first = items.first().ok_or(DataError::EmptyBatch)?;
     let mut columns: Vec<Vec<Tensor>> = Vec::new();
-    for (position, item) in items.iter().enumerate() {
-        let mut found = 0;
-        item.for_each_tensor(&mut |tensor| {
-            match columns.get_mut(found) {
-                Some(column) => column.push(tensor.shallow_clone()),
-                None => columns.push(vec![tensor.shallow_clone()]),
-            }
-            found += 1;
-        });
-        let wanted = columns.iter().filter(|column| column.len() > position || position == 0).count();
-        if columns.iter().any(|column| column.len() != position + 1) {
-            let wanted = columns.iter().filter(|column| column.len() > 1).count().max(wanted);
+    first.for_each_tensor(&mut |tensor| columns.push(vec![tensor.shallow_clone()]));
+    for (position, item) in items.iter().enumerate().skip(1) {
+        let mut tensors = Vec::with_capacity(columns.len());
+        item.for_each_tensor(&mut |tensor| tensors.push(tensor.shallow_clone()));
+        if tensors.len() != columns.len() {
+            let (found, wanted) = (tensors.len(), columns.len());
             return Err(DataError::UnequalForm { num_values: items.len(), position, found, wanted }.into());
         }
+        columns.iter_mut().zip(tensors).for_each(|(column, tensor)| column.push(tensor));
     }
     let mut columns = columns.into_iter();
     first.try_map_tensors(&mut |_| merge(&columns.next().unwrap_or_default()))
@@ -209,12 +204,7 @@ macro_rules! unsigned {
 unsigned!(u16, u32, u64, usize, isize);
 
 fn to_i64<T: TryInto<i64> + Copy + std::fmt::Display>(value: T) -> Result<i64> {
-    value.try_into().map_err(|_| {
-        crate::Error::other(format!(
-            "{value} does not fit the Int64 of a tensor, whose largest value is {}",
-            i64::MAX
-        ))
-    })
+    value.try_into().map_err(|_| DataError::TooLarge { value: value.to_string() }.into())
 }
 
 macro_rules! lists {
@@ -241,12 +231,12 @@ impl<T: Collate> Collate for Option<T> {
     type Batch = Option<T::Batch>;
     fn collate(items: Vec<Self>) -> Result<Self::Batch> {
         let has_value = items.first().ok_or(DataError::EmptyBatch)?.is_some();
-        let word = |is_some| if is_some { "a value" } else { "no value" };
+        let word = |is_some| if is_some { "Some" } else { "None" };
         let mut values = Vec::with_capacity(items.len());
         for (position, item) in items.into_iter().enumerate() {
             if item.is_some() != has_value {
                 let (found, wanted) = (word(!has_value).to_owned(), word(has_value).to_owned());
-                return Err(DataError::UnequalItems { position, what: "as Option", found, wanted }.into());
+                return Err(DataError::UnequalItems { position, what: "value", found, wanted }.into());
             }
             values.extend(item);
         }
@@ -262,7 +252,7 @@ impl<K: Ord + std::fmt::Debug, T: Collate> Collate for BTreeMap<K, T> {
             if position > 0 {
                 agree(
                     position,
-                    "keys",
+                    "list of keys",
                     &item.keys().collect::<Vec<_>>(),
                     &columns.keys().collect::<Vec<_>>(),
                 )?;
@@ -356,13 +346,13 @@ mod tests {
     #[test]
     fn rows_that_do_not_agree_are_refused_by_number() {
         let tensors = vec![Tensor::from_slice(&[1i64]), Tensor::from_slice(&[1i64, 2])];
-        assert!(text(default_collate(tensors)).contains("row 1 of the batch has shape [2], but row 0 has [1]"));
+        assert!(text(default_collate(tensors)).contains("the shape of row 1 of the batch is [2], but that of row 0 is [1]"));
         let kinds = vec![Tensor::from_slice(&[1i64]), Tensor::from_slice(&[1f32])];
-        assert!(text(default_collate(kinds)).contains("row 1 of the batch has dtype Float"));
-        assert!(text(default_collate(vec![vec![1i64], vec![1], vec![]])).contains("row 2 of the batch has length 0"));
+        assert!(text(default_collate(kinds)).contains("the dtype of row 1 of the batch is Float"));
+        assert!(text(default_collate(vec![vec![1i64], vec![1], vec![]])).contains("the length of row 2 of the batch is 0"));
         let keys = vec![BTreeMap::from([("a", 1i64)]), BTreeMap::from([("b", 1i64)])];
-        assert!(text(default_collate(keys)).contains(r#"row 1 of the batch has keys ["b"], but row 0 has ["a"]"#));
-        assert!(text(default_collate(vec![Some(1i64), None])).contains("row 1 of the batch has as Option no value"));
+        assert!(text(default_collate(keys)).contains(r#"the list of keys of row 1 of the batch is ["b"]"#));
+        assert!(text(default_collate(vec![Some(1i64), None])).contains("the value of row 1 of the batch is None"));
         assert!(text(default_collate(Vec::<Tensor>::new())).contains("no rows"));
     }
 

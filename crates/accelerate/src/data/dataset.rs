@@ -73,17 +73,6 @@ macro_rules! forward {
 
 forward!(Arc<D>, Box<D>, &D);
 
-impl<T: Clone + Send + Sync> Dataset for Vec<T> {
-    type Item = T;
-    fn len(&self) -> usize {
-        self.as_slice().len()
-    }
-    fn get(&self, index: usize) -> Result<T> {
-        let row = self.as_slice().get(index).cloned();
-        row.ok_or_else(|| DataError::NoSuchRow { index, num_rows: self.as_slice().len() }.into())
-    }
-}
-
 /// Tensors in step: row `i` holds entry `i` of every tensor's first dimension
 /// (`torch.utils.data.TensorDataset`).
 ///
@@ -151,10 +140,11 @@ impl<T> fmt::Debug for TensorDataset<T> {
     }
 }
 
-/// Rows held in memory, one value per row; rows may hold tensors.
+/// Rows held in memory, one value per row: numbers, text, tensors, tuples and lists of them, or a struct with
+/// `#[derive(TensorTree)]`.
 ///
-/// A plain `Vec` is a dataset too when its items can be cloned and shared between threads, which tensors
-/// cannot. Fetched rows share the storage of their tensors with the dataset.
+/// Fetched rows share the storage of their tensors with the dataset. (A plain `Vec` is no dataset: its own
+/// `get` would give way to that of [`Dataset`] wherever the trait is imported.)
 ///
 /// ```
 /// use accelerate::data::{Dataset, VecDataset};
@@ -176,13 +166,19 @@ impl<T: TensorTree + Send> VecDataset<T> {
     }
 }
 
+impl<T: TensorTree + Send> From<Vec<T>> for VecDataset<T> {
+    fn from(rows: Vec<T>) -> Self {
+        Self::new(rows)
+    }
+}
+
 impl<T: TensorTree + Send> Dataset for VecDataset<T> {
     type Item = T;
     fn len(&self) -> usize {
         self.num_rows
     }
     fn get(&self, index: usize) -> Result<T> {
-        match lock(&self.rows).as_slice().get(index) {
+        match lock(&self.rows).get(index) {
             Some(row) => row.try_map_tensors(&mut |tensor: &Tensor| Ok(tensor.shallow_clone())),
             None => Err(DataError::NoSuchRow { index, num_rows: self.num_rows }.into()),
         }
@@ -199,9 +195,10 @@ impl<T> fmt::Debug for VecDataset<T> {
 /// done on the fly).
 ///
 /// ```
-/// use accelerate::data::{Dataset, MapDataset};
+/// use accelerate::data::{Dataset, MapDataset, VecDataset};
 ///
-/// let lengths = MapDataset::new(vec!["a", "bcd"], |text: &str| Ok(text.len() as i64));
+/// let words = VecDataset::new(vec!["a".to_owned(), "bcd".to_owned()]);
+/// let lengths = MapDataset::new(words, |text: String| Ok(text.len() as i64));
 /// assert_eq!(lengths.get(1)?, 3);
 /// # Ok::<(), accelerate::Error>(())
 /// ```
@@ -246,9 +243,9 @@ impl<D: fmt::Debug, F> fmt::Debug for MapDataset<D, F> {
 /// Some rows of a dataset, in an order of their own (`torch.utils.data.Subset`).
 ///
 /// ```
-/// use accelerate::data::{Dataset, Subset};
+/// use accelerate::data::{Dataset, Subset, VecDataset};
 ///
-/// let subset = Subset::new(vec![10i64, 11, 12, 13], vec![3, 1])?;
+/// let subset = Subset::new(VecDataset::new(vec![10i64, 11, 12, 13]), vec![3, 1])?;
 /// assert_eq!((subset.len(), subset.get(0)?), (2, 13));
 /// # Ok::<(), accelerate::Error>(())
 /// ```
@@ -333,10 +330,9 @@ mod tests {
         let wanted = "row 2 does not exist: the dataset has 2 rows, counted from 0";
         let tensors = Tensor::from_slice(&[1i64, 2]);
         assert_eq!(text(TensorDataset::new(tensors.shallow_clone()).unwrap().get(2)), wanted);
-        assert_eq!(text(Dataset::get(&vec![1i64, 2], 2)), wanted);
         assert_eq!(text(VecDataset::new(vec![1i64, 2]).get(2)), wanted);
-        assert_eq!(text(Subset::new(vec![1i64, 2], vec![0, 2])), wanted);
-        assert_eq!(text(Subset::new(vec![1i64, 2, 3], vec![0, 2]).unwrap().get(2)), wanted);
+        assert_eq!(text(Subset::new(VecDataset::new(vec![1i64, 2]), vec![0, 2])), wanted);
+        assert_eq!(text(Subset::new(VecDataset::new(vec![1i64, 2, 3]), vec![0, 2]).unwrap().get(2)), wanted);
     }
 
     #[test]

@@ -23,10 +23,12 @@ pub(crate) enum DataError {
     #[error("cannot build a batch of no rows; give at least one row")]
     EmptyBatch,
     #[error(
-        "row {position} of the batch has {what} {found}, but row 0 has {wanted}; rows of one batch must agree: \
-         pad them, or build the batch yourself with DataLoaderBuilder::collate_fn"
+        "the {what} of row {position} of the batch is {found}, but that of row 0 is {wanted}; rows of one batch \
+         must agree: pad them, or build the batch yourself with DataLoaderBuilder::collate_fn"
     )]
     UnequalItems { position: usize, what: &'static str, found: String, wanted: String },
+    #[error("{value} does not fit the Int64 of a tensor, whose largest value is {}", i64::MAX)]
+    TooLarge { value: String },
     #[error("{setting} is {found}, but must be at least 1")]
     MustBePositive { setting: &'static str, found: usize },
     #[error(
@@ -53,12 +55,19 @@ pub(crate) enum DataError {
     BrokenPromise { position: usize, found: usize, wanted: usize, is_last: bool },
     #[error("batch {position} of the batch sampler has no rows; leave empty batches out")]
     EmptySamplerBatch { position: usize },
+    #[error(
+        "prefetch_factor is given, but num_workers is 0, so no thread makes batches ahead of time; set \
+         DataLoaderBuilder::num_workers to 1 or more, or leave prefetch_factor out"
+    )]
+    NothingToPrefetch,
     #[error("{setting} = {value} is not available in this version; {cure}")]
     NotAvailable { setting: &'static str, value: &'static str, cure: &'static str },
     #[error(
         "no batch size was found, because the value holds no tensor with at least one dimension"
     )]
     NoBatchSize,
+    #[error("there is no dimension {dim} in a tensor of shape {shape:?}")]
+    NoSuchDimension { dim: i64, shape: Vec<i64> },
     #[error(
         "cannot concatenate {num_values} values: value {position} holds {found} tensors, but value 0 holds {wanted}"
     )]

@@ -1,0 +1,106 @@
+//! What all ranks must agree on before a pass: one small collective per epoch.
+
+use super::random::SharedGenerator;
+use super::sampler::{RandomSampler, Sampler, SeedableRandomSampler, SequentialSampler, downcast};
+use crate::context::Context;
+use crate::error::Result;
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use tch::{Device, Tensor};
+
+/// The two collectives that loaders need; collective like those of `Group`.
+pub(crate) trait Exchange: Send + Sync + fmt::Debug {
+    /// Rank 0's tensor on every rank, of the shape and dtype that all ranks pass in.
+    fn from_rank_zero(&self, tensor: &Tensor) -> Result<Tensor>;
+
+    /// Every rank's tensor, in rank order; shapes and dtypes are equal.
+    fn of_all_ranks(&self, tensor: &Tensor) -> Result<Vec<Tensor>>;
+}
+
+impl Exchange for Context {
+    fn from_rank_zero(&self, tensor: &Tensor) -> Result<Tensor> {
+        // A copy, because the tensor may share its storage with a generator or with the caller. Collectives
+        // of GPU groups want it on their device.
+        let mut copy = tensor.f_empty_like()?;
+        copy.f_copy_(tensor)?;
+        let copy = copy.f_to_device(self.device)?;
+        self.group.broadcast(&copy, 0)?;
+        Ok(copy.f_to_device(Device::Cpu)?)
+    }
+
+    fn of_all_ranks(&self, tensor: &Tensor) -> Result<Vec<Tensor>> {
+        let gathered = self.group.all_gather(&tensor.f_to_device(self.device)?)?;
+        gathered.iter().map(|tensor| Ok(tensor.f_to_device(Device::Cpu)?)).collect()
+    }
+}
+
+/// The order of a pass, the same on all ranks: that of rank 0.
+pub(crate) fn agreed_indices(
+    exchange: &dyn Exchange,
+    sampler: &dyn Sampler,
+    epoch: usize,
+) -> Result<Vec<usize>> {
+    if downcast::<SequentialSampler>(sampler).is_some() {
+        return sampler.indices(epoch);
+    }
+    if let Some(seedable) = downcast::<SeedableRandomSampler>(sampler) {
+        let mine = [seedable.seed() as i64, epoch as i64];
+        let agreed = Vec::<i64>::try_from(&exchange.from_rank_zero(&Tensor::f_from_slice(&mine)?)?)?;
+        return seedable.with_seed(agreed[0] as u64).indices(agreed[1] as usize);
+    }
+    // Both were made equal by `agree_on_generator` before the first draw of the pass.
+    if downcast::<RandomSampler>(sampler).is_some_and(|random| random.current_generator().is_some()) {
+        return sampler.indices(epoch);
+    }
+    let mine = sampler.indices(epoch)?.into_iter().map(|index| index as i64).collect();
+    let agreed = agreed_numbers(exchange, mine)?;
+    Ok(agreed.into_iter().map(|index| index as usize).collect())
+}
+
+/// Sets the generator's state to that of rank 0 (`synchronize_rng_states` of the reference with
+/// `rng_types=["generator"]`, `utils/random.py`).
+pub(crate) fn agree_on_generator(exchange: &dyn Exchange, generator: &SharedGenerator) -> Result<()> {
+    generator.set_state(&exchange.from_rank_zero(&generator.state()?)?)
+}
+
+/// The batches of a pass, the same on all ranks: those of rank 0.
+pub(crate) fn agreed_batches(
+    exchange: &dyn Exchange,
+    batches: Vec<Vec<usize>>,
+) -> Result<Vec<Vec<usize>>> {
+    // Every batch is written as its length followed by its rows.
+    let with_length = |batch: Vec<usize>| {
+        std::iter::once(batch.len()).chain(batch).map(|number| number as i64).collect::<Vec<_>>()
+    };
+    let numbers = agreed_numbers(exchange, batches.into_iter().flat_map(with_length).collect())?;
+    let mut numbers = numbers.into_iter().map(|number| number as usize);
+    let mut batches = Vec::new();
+    while let Some(length) = numbers.next() {
+        batches.push(numbers.by_ref().take(length).collect());
+    }
+    Ok(batches)
+}
+
+/// Rank 0's numbers on all ranks. As they are almost always the same everywhere, only their count and a
+/// digest travel unless they differ.
+fn agreed_numbers(exchange: &dyn Exchange, mine: Vec<i64>) -> Result<Vec<i64>> {
+    // Ranks run the same program, so the standard hasher, whose keys are fixed, gives the same digest.
+    let mut hasher = DefaultHasher::new();
+    mine.hash(&mut hasher);
+    let digest = Tensor::f_from_slice(&[mine.len() as i64, hasher.finish() as i64])?;
+    let digests = exchange.of_all_ranks(&digest)?;
+    let Some(first) = digests.first() else {
+        return Ok(mine);
+    };
+    if digests.iter().all(|digest| digest == first) {
+        return Ok(mine);
+    }
+    tracing::warn!(
+        "the sampler gives another order on some ranks than on rank 0; all ranks use that of rank 0. Seed it \
+         the same on all ranks to save sending the order every epoch, or set \
+         DataLoaderConfiguration.use_configured_sampler if it picks the rows of its own rank on purpose"
+    );
+    let mut numbers = mine;
+    numbers.resize(first.f_int64_value(&[0])? as usize, 0);
+    Ok(Vec::try_from(&exchange.from_rank_zero(&Tensor::f_from_slice(&numbers)?)?)?)
+}

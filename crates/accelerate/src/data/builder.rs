@@ -1,0 +1,260 @@
+//! Building a loader: every option has its place, contradictions are refused by name.
+
+use super::collate::Collate;
+use super::dataset::Dataset;
+use super::loader::{DataLoader, Parts};
+use super::random::SharedGenerator;
+use super::recipe::{CollateFn, Recipe};
+use super::sampler::{BatchSampler, Order, RandomSampler, Sampler, SequentialSampler};
+use crate::error::{DataError, Result};
+use std::fmt;
+use std::sync::Arc;
+use torch_ext::Generator;
+
+/// How many batches each background thread makes ahead of time unless told otherwise (PyTorch's default).
+const PREFETCH_FACTOR: usize = 2;
+
+/// What makes batches of rows of type `T`. Made by [`DataLoader::builder`] and
+/// [`DataLoaderBuilder::collate_fn`].
+pub trait Collator<T> {
+    /// What the rows become.
+    type Batch;
+
+    #[doc(hidden)]
+    fn into_function(self) -> Box<dyn Fn(Vec<T>) -> Result<Self::Batch> + Send + Sync>;
+}
+
+/// Batches are made as [`Collate`] says.
+#[derive(Clone, Copy, Debug)]
+pub struct DefaultCollate;
+
+impl<T: Collate + 'static> Collator<T> for DefaultCollate {
+    type Batch = T::Batch;
+    fn into_function(self) -> Box<dyn Fn(Vec<T>) -> Result<T::Batch> + Send + Sync> {
+        Box::new(T::collate)
+    }
+}
+
+/// Batches are made by the user's function.
+pub struct CustomCollate<T, B>(Box<CollateFn<T, B>>);
+
+impl<T, B> Collator<T> for CustomCollate<T, B> {
+    type Batch = B;
+    fn into_function(self) -> Box<dyn Fn(Vec<T>) -> Result<B> + Send + Sync> {
+        self.0
+    }
+}
+
+impl<T, B> fmt::Debug for CustomCollate<T, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CustomCollate")
+    }
+}
+
+/// The options of a [`DataLoader`], from [`DataLoader::builder`]. Names and defaults are PyTorch's.
+///
+/// ```
+/// use accelerate::data::{DataLoader, VecDataset};
+/// use accelerate::tch::Tensor;
+///
+/// // Sentences of different lengths, padded to the longest of their batch.
+/// let sentences = vec![vec![5i64, 6, 7], vec![8], vec![9, 10]];
+/// let loader = DataLoader::builder(VecDataset::new(sentences))
+///     .batch_size(2)
+///     .drop_last(true)
+///     .collate_fn(|mut rows| {
+///         let longest = rows.iter().map(Vec::len).max().unwrap_or_default();
+///         rows.iter_mut().for_each(|row| row.resize(longest, 0));
+///         accelerate::data::default_collate(rows)
+///     })
+///     .build()?;
+/// assert_eq!(loader.len(), 1);
+/// assert_eq!(loader.iter()?.next().unwrap()?, Tensor::from_slice2(&[[5i64, 6, 7], [8, 0, 0]]));
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[must_use = "a builder makes a loader when build() is called"]
+pub struct DataLoaderBuilder<D, C> {
+    dataset: D,
+    collator: C,
+    batch_size: Option<usize>,
+    shuffle: Option<bool>,
+    drop_last: Option<bool>,
+    sampler: Option<Arc<dyn Sampler>>,
+    batch_sampler: Option<Arc<dyn BatchSampler>>,
+    generator: Option<Generator>,
+    num_workers: usize,
+    prefetch_factor: Option<usize>,
+}
+
+impl<D: Dataset> DataLoaderBuilder<D, DefaultCollate> {
+    pub(crate) fn new(dataset: D) -> Self {
+        Self {
+            dataset,
+            collator: DefaultCollate,
+            batch_size: None,
+            shuffle: None,
+            drop_last: None,
+            sampler: None,
+            batch_sampler: None,
+            generator: None,
+            num_workers: 0,
+            prefetch_factor: None,
+        }
+    }
+}
+
+impl<D: Dataset, C> DataLoaderBuilder<D, C> {
+    /// Rows per batch; 1 by default. When the loader is prepared for several processes, this is the batch of
+    /// one process, or of all together with `DataLoaderConfiguration.split_batches`.
+    pub fn batch_size(self, batch_size: usize) -> Self {
+        Self { batch_size: Some(batch_size), ..self }
+    }
+
+    /// Visits the rows in a new random order in every pass, by a [`RandomSampler`]; off by default.
+    pub fn shuffle(self, shuffle: bool) -> Self {
+        Self { shuffle: Some(shuffle), ..self }
+    }
+
+    /// Leaves out the last rows when they do not fill a batch; off by default. With several processes, when
+    /// they do not fill a batch for each.
+    pub fn drop_last(self, drop_last: bool) -> Self {
+        Self { drop_last: Some(drop_last), ..self }
+    }
+
+    /// Visits the rows in this sampler's order.
+    pub fn sampler(self, sampler: impl Sampler) -> Self {
+        Self { sampler: Some(Arc::new(sampler)), ..self }
+    }
+
+    /// Makes exactly these batches. Excludes `batch_size`, `shuffle`, `sampler` and `drop_last`.
+    pub fn batch_sampler(self, batch_sampler: impl BatchSampler) -> Self {
+        Self { batch_sampler: Some(Arc::new(batch_sampler)), ..self }
+    }
+
+    /// Shuffles with this generator instead of the default one.
+    pub fn generator(self, generator: Generator) -> Self {
+        Self { generator: Some(generator), ..self }
+    }
+
+    /// Makes batches ahead of time on this many threads; 0, the default, makes them on the thread that asks
+    /// for them. Order and contents are the same either way, except for random numbers that the dataset
+    /// draws from the default generator: threads share it.
+    pub fn num_workers(self, num_workers: usize) -> Self {
+        Self { num_workers, ..self }
+    }
+
+    /// How many batches each thread makes ahead of time; 2 by default. Needs `num_workers`.
+    pub fn prefetch_factor(self, prefetch_factor: usize) -> Self {
+        Self { prefetch_factor: Some(prefetch_factor), ..self }
+    }
+
+    /// Makes batches of rows with this function instead of by [`Collate`].
+    pub fn collate_fn<B, F>(self, collate_fn: F) -> DataLoaderBuilder<D, CustomCollate<D::Item, B>>
+    where
+        F: Fn(Vec<D::Item>) -> Result<B> + Send + Sync + 'static,
+    {
+        DataLoaderBuilder {
+            collator: CustomCollate(Box::new(collate_fn)),
+            dataset: self.dataset,
+            batch_size: self.batch_size,
+            shuffle: self.shuffle,
+            drop_last: self.drop_last,
+            sampler: self.sampler,
+            batch_sampler: self.batch_sampler,
+            generator: self.generator,
+            num_workers: self.num_workers,
+            prefetch_factor: self.prefetch_factor,
+        }
+    }
+}
+
+impl<D: Dataset + 'static, C: Collator<D::Item>> DataLoaderBuilder<D, C>
+where
+    C::Batch: Send + 'static,
+{
+    /// Makes the loader.
+    ///
+    /// # Errors
+    ///
+    /// When options exclude each other or a size is 0.
+    pub fn build(self) -> Result<DataLoader<D, C::Batch>> {
+        self.check()?;
+        let generator = self.generator.map(SharedGenerator::new);
+        let order = match self.batch_sampler {
+            Some(batch_sampler) => Order::Batches(batch_sampler),
+            None => Order::Rows {
+                sampler: match self.sampler {
+                    Some(sampler) => sampler,
+                    None => sampler_of(&self.dataset, self.shuffle == Some(true), generator.as_ref()),
+                },
+                batch_size: self.batch_size.unwrap_or(1),
+                drop_last: self.drop_last.unwrap_or(false),
+            },
+        };
+        Ok(DataLoader::from_parts(Parts {
+            recipe: Arc::new(Recipe { dataset: self.dataset, collate: self.collator.into_function() }),
+            order,
+            generator,
+            epoch: Arc::default(),
+            skip_batches: 0,
+            num_workers: self.num_workers,
+            prefetch_factor: self.prefetch_factor.unwrap_or(PREFETCH_FACTOR),
+        }))
+    }
+
+    fn check(&self) -> Result<()> {
+        let batch_sampler_excludes = [
+            ("batch_size", self.batch_size.is_some()),
+            ("shuffle", self.shuffle.is_some()),
+            ("sampler", self.sampler.is_some()),
+            ("drop_last", self.drop_last.is_some()),
+        ];
+        let both = batch_sampler_excludes.into_iter().find(|(_, is_given)| *is_given);
+        if let (Some(_), Some((second, _))) = (&self.batch_sampler, both) {
+            let why = "a batch sampler alone decides which rows make up which batch";
+            return Err(DataError::Exclusive { first: "batch_sampler", second, why }.into());
+        }
+        if self.sampler.is_some() && self.shuffle == Some(true) {
+            let why = "a sampler alone decides the order of the rows";
+            return Err(DataError::Exclusive { first: "sampler", second: "shuffle", why }.into());
+        }
+        if self.prefetch_factor.is_some() && self.num_workers == 0 {
+            return Err(DataError::NothingToPrefetch.into());
+        }
+        for (setting, value) in [("batch_size", self.batch_size), ("prefetch_factor", self.prefetch_factor)] {
+            if value == Some(0) {
+                return Err(DataError::MustBePositive { setting, found: 0 }.into());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn sampler_of(
+    dataset: &impl Dataset,
+    shuffle: bool,
+    generator: Option<&SharedGenerator>,
+) -> Arc<dyn Sampler> {
+    if !shuffle {
+        return Arc::new(SequentialSampler::new(dataset.len()));
+    }
+    let sampler = RandomSampler::new(dataset.len());
+    match generator {
+        Some(generator) => Arc::new(sampler.shared_generator(generator.clone())),
+        None => Arc::new(sampler),
+    }
+}
+
+impl<D: Dataset, C: fmt::Debug> fmt::Debug for DataLoaderBuilder<D, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DataLoaderBuilder")
+            .field("num_rows", &self.dataset.len())
+            .field("collator", &self.collator)
+            .field("batch_size", &self.batch_size)
+            .field("shuffle", &self.shuffle)
+            .field("drop_last", &self.drop_last)
+            .field("num_workers", &self.num_workers)
+            .field("prefetch_factor", &self.prefetch_factor)
+            .finish_non_exhaustive()
+    }
+}

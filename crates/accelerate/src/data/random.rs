@@ -1,0 +1,55 @@
+//! Draws from libtorch's generators, in the order in which PyTorch's loaders and samplers make them.
+
+use crate::error::Result;
+use std::sync::Arc;
+use tch::Tensor;
+use torch_ext::Generator;
+
+/// A generator that a loader and its sampler both draw from.
+#[derive(Clone, Debug)]
+pub(crate) struct SharedGenerator(Arc<Generator>);
+
+impl SharedGenerator {
+    pub(crate) fn new(generator: Generator) -> Self {
+        Self(Arc::new(generator))
+    }
+
+    /// A generator of its own on the CPU.
+    pub(crate) fn seeded(seed: u64) -> Result<Self> {
+        let generator = Generator::new_cpu()?;
+        generator.manual_seed(seed)?;
+        Ok(Self::new(generator))
+    }
+
+    /// A permutation of `0..num_rows`.
+    pub(crate) fn permutation(&self, num_rows: usize) -> Result<Vec<usize>> {
+        indices(&self.0.randperm(num_rows as i64)?)
+    }
+
+    pub(crate) fn state(&self) -> Result<Tensor> {
+        Ok(self.0.state()?)
+    }
+
+    pub(crate) fn set_state(&self, state: &Tensor) -> Result<()> {
+        Ok(self.0.set_state(state)?)
+    }
+}
+
+/// What `torch.empty((), dtype=torch.int64).random_()` draws, from the default generator without one.
+pub(crate) fn draw_seed(generator: Option<&SharedGenerator>) -> Result<i64> {
+    Ok(match generator {
+        Some(SharedGenerator(generator)) => generator.random_seed()?,
+        None => torch_ext::generator::random_seed_from_default()?,
+    })
+}
+
+/// The seed the default generator was last given (`torch.initial_seed()`).
+pub(crate) fn default_seed() -> Result<u64> {
+    Ok(Generator::default_cpu()?.initial_seed()?)
+}
+
+/// The entries of an Int64 tensor of shape `[n]` that holds row numbers.
+pub(crate) fn indices(tensor: &Tensor) -> Result<Vec<usize>> {
+    let numbers = Vec::<i64>::try_from(tensor)?;
+    Ok(numbers.into_iter().map(|number| number as usize).collect())
+}
