@@ -1,0 +1,88 @@
+//! `cargo xtask bench`: races against Python Accelerate.
+//!
+//! Both sides run in one call, in turns, on the same libtorch with one thread per rank. Every run's
+//! answer is checked before its time counts.
+
+mod ddp;
+mod launch;
+mod record;
+
+use anyhow::{Result, bail};
+use clap::{Args, Subcommand};
+
+use crate::python::Environment;
+use crate::race::Race;
+use crate::{libtorch, ranks};
+
+/// Race against Python Accelerate.
+///
+/// Prints one line per race: `race=<name> ours=<v> rival=<v> ratio=<median> min=<v> max=<v> goal=<v>`. The ratio is
+/// ours divided by theirs, so smaller is better. See bench/README.md.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    what: What,
+    /// Write the run to `bench/runs/<date>-<machine>`
+    #[arg(long, global = true)]
+    record: bool,
+    /// How many times each side runs
+    #[arg(long, global = true, default_value_t = 5)]
+    rounds: usize,
+    /// Fail when the median ratio of a race is worse than this many times its goal
+    #[arg(long = "fail_above", global = true)]
+    fail_above: Option<f64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
+enum What {
+    /// Starting two ranks, and starting two ranks up to their first all-reduce (seconds)
+    Launch,
+    /// One training step of two ranks (milliseconds), and their peak memory (MiB per rank)
+    Ddp(ddp::Settings),
+    /// Everything
+    All,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    libtorch::ensure()?;
+    let environment = Environment::ensure()?;
+    ranks::build()?;
+    println!("rival: {}", environment.versions);
+    let mut races = Vec::new();
+    if matches!(arguments.what, What::Launch | What::All) {
+        races.extend(launch::races(&environment, arguments.rounds)?);
+    }
+    match &arguments.what {
+        What::Ddp(settings) => races.extend(ddp::races(&environment, arguments.rounds, settings)?),
+        What::All => races.extend(ddp::races(
+            &environment,
+            arguments.rounds,
+            &ddp::Settings::default(),
+        )?),
+        What::Launch => {}
+    }
+    for race in &races {
+        println!("{race}");
+    }
+    if arguments.record {
+        let folder = record::write(&environment, &races)?;
+        println!("recorded in {}", folder.display());
+    }
+    fail_if_lost(&races, arguments.fail_above)
+}
+
+/// Races are for people to read; only a gross loss fails a run that asks for it.
+fn fail_if_lost(races: &[Race], fail_above: Option<f64>) -> Result<()> {
+    let Some(factor) = fail_above else {
+        return Ok(());
+    };
+    let lost: Vec<&str> = races
+        .iter()
+        .filter(|race| !race.is_within(factor))
+        .map(|race| race.name)
+        .collect();
+    if !lost.is_empty() {
+        bail!("worse than {factor} times the goal: {}", lost.join(", "));
+    }
+    Ok(())
+}

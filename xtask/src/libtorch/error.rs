@@ -1,0 +1,100 @@
+//! What can go wrong while libtorch is looked for or installed. Each text ends with the cure.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::VERSION;
+
+/// Result of looking for or installing libtorch.
+pub(crate) type Result<T> = std::result::Result<T, SetupError>;
+
+/// Why there is no usable libtorch.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SetupError {
+    #[error(
+        "{who} `{}`, which is libtorch {found}; this project is built for exactly libtorch {VERSION}. \
+         Set LIBTORCH to a libtorch {VERSION}, or unset LIBTORCH and run `cargo xtask setup`, which installs it",
+        folder.display()
+    )]
+    WrongVersion {
+        who: &'static str,
+        folder: PathBuf,
+        found: String,
+    },
+
+    #[error(
+        "{who} `{}`, which is not a libtorch: it has no `{missing}`. \
+         Set LIBTORCH to the folder of libtorch {VERSION} that holds `include` and `lib`, \
+         or unset LIBTORCH and run `cargo xtask setup`, which installs it",
+        folder.display()
+    )]
+    NotLibtorch {
+        who: &'static str,
+        folder: PathBuf,
+        missing: String,
+    },
+
+    #[error(
+        "libtorch {VERSION} is not installed, and no Python was found to install it with \
+         (looked for `python3` and `python`). Install Python 3 with pip, or set LIBTORCH to the folder of \
+         libtorch {VERSION}"
+    )]
+    NoPython,
+
+    #[error(
+        "libtorch {VERSION} is not installed, and `{}` has no pip to install it with. \
+         Run `{} -m ensurepip --user` or install your system's package for pip, or set LIBTORCH to the folder of \
+         libtorch {VERSION}",
+        python.display(), python.display()
+    )]
+    NoPip { python: PathBuf },
+
+    #[error(
+        "libtorch {VERSION} can be installed by this command on Linux x86-64 only, and this is {system}. \
+         Install torch {VERSION} into the active Python (`pip install torch=={VERSION}`), or set LIBTORCH to the \
+         folder of libtorch {VERSION}, then run `cargo xtask setup` again"
+    )]
+    UnsupportedSystem { system: String },
+
+    #[error(
+        "pip could not {action} ({status}). What it said last:\n{last_lines}\n\
+         Run `cargo xtask setup` again: what was downloaded is kept. Or set LIBTORCH to the folder of libtorch {VERSION}"
+    )]
+    Pip {
+        action: String,
+        status: String,
+        last_lines: String,
+    },
+
+    #[error(
+        "the installed libtorch is damaged: `{}` {problem}. \
+         Delete the folder `{}` and run `cargo xtask setup` again",
+        file.display(), home.display()
+    )]
+    Damaged {
+        home: PathBuf,
+        file: PathBuf,
+        problem: String,
+    },
+
+    #[error("no folder to install libtorch into: {reason}")]
+    NoCacheFolder { reason: String },
+
+    #[error("could not {action} `{}`: {source}", path.display())]
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+}
+
+impl SetupError {
+    /// A file operation that failed.
+    pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> SetupError {
+        SetupError::Io {
+            action,
+            path: path.to_path_buf(),
+            source,
+        }
+    }
+}

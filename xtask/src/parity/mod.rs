@@ -1,0 +1,160 @@
+//! `cargo xtask parity`: the same training in Python and here must give the same numbers.
+
+mod compare;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+
+use crate::python::Environment;
+use crate::{libtorch, paths, process, ranks};
+use compare::Difference;
+
+/// Compare numbers with Python Accelerate.
+///
+/// Installs Accelerate into a folder of its own on first use. Both sides start from the same weights and read the
+/// same rows; prints one line per case and fails if any case is out of bounds.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Losses of every step and final parameters of data-parallel training
+    Ddp(Ddp),
+}
+
+#[derive(Debug, Args)]
+struct Ddp {
+    /// Steps to train
+    #[arg(long, default_value_t = 50)]
+    steps: usize,
+    /// Rows per rank and step
+    #[arg(long = "batch_size", default_value_t = 8)]
+    batch_size: usize,
+    /// Numbers of ranks
+    #[arg(long = "world_sizes", value_delimiter = ',', default_values_t = [1, 2, 4])]
+    world_sizes: Vec<usize>,
+    /// Optimizers, out of sgd and adamw
+    #[arg(long, value_delimiter = ',', default_values_t = ["sgd".to_owned(), "adamw".to_owned()])]
+    optimizers: Vec<String>,
+}
+
+/// Largest absolute difference of any rank's loss at any step.
+const LOSS_BOUND: f64 = 1e-5;
+/// Largest difference of a parameter, as a part of the largest absolute value of its tensor.
+const PARAMETER_BOUND: f64 = 1e-5;
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    match &arguments.what {
+        What::Ddp(ddp) => run_ddp(ddp),
+    }
+}
+
+fn run_ddp(arguments: &Ddp) -> Result<()> {
+    libtorch::ensure()?;
+    let environment = Environment::ensure()?;
+    ranks::build()?;
+    let work = paths::target_folder().join("parity");
+    let most_ranks = arguments
+        .world_sizes
+        .iter()
+        .copied()
+        .max()
+        .context("no world size was given")?;
+    let case = make_case(
+        &environment,
+        &work.join("case"),
+        arguments.steps * arguments.batch_size * most_ranks,
+    )?;
+    println!("reference: {}", environment.versions);
+
+    let mut failed = 0;
+    for optimizer in &arguments.optimizers {
+        for &world_size in &arguments.world_sizes {
+            let run = Run {
+                case: &case,
+                optimizer,
+                world_size,
+                arguments,
+            };
+            let (theirs, ours) = (work.join("python"), work.join("rust"));
+            run.train_theirs(&environment, &theirs)?;
+            run.train_ours(&ours)?;
+            let Difference { loss, parameter } = compare::folders(&ours, &theirs)?;
+            // Written so that a difference that is not a number fails.
+            let is_equal = loss <= LOSS_BOUND && parameter <= PARAMETER_BOUND;
+            failed += usize::from(!is_equal);
+            println!(
+                "parity=ddp optimizer={optimizer} world_size={world_size} steps={} max_loss_diff={loss:.3e} \
+                 max_param_rel_diff={parameter:.3e} {}",
+                arguments.steps,
+                if is_equal { "ok" } else { "FAILED" },
+            );
+        }
+    }
+    if failed > 0 {
+        bail!(
+            "{failed} cases differ by more than {LOSS_BOUND:e} (losses) or {PARAMETER_BOUND:e} (parameters)"
+        );
+    }
+    Ok(())
+}
+
+/// Writes weights and rows with the Python generator, and returns the folder.
+pub(crate) fn make_case(environment: &Environment, folder: &Path, rows: usize) -> Result<PathBuf> {
+    let script = paths::repository_root().join("parity/make_case.py");
+    let mut generator = environment.command();
+    process::read(
+        generator
+            .arg(script)
+            .arg(folder)
+            .args(["--rows", &rows.to_string()]),
+    )?;
+    Ok(folder.to_path_buf())
+}
+
+/// One case: an optimizer at a number of ranks.
+struct Run<'a> {
+    case: &'a Path,
+    optimizer: &'a str,
+    world_size: usize,
+    arguments: &'a Ddp,
+}
+
+impl Run<'_> {
+    fn train_theirs(&self, environment: &Environment, output: &Path) -> Result<()> {
+        let mut command = environment.torchrun(self.world_size)?;
+        command.arg(paths::repository_root().join("parity/ddp_train.py"));
+        self.train(command, output)
+    }
+
+    fn train_ours(&self, output: &Path) -> Result<()> {
+        let mut command = ranks::launch(self.world_size, &paths::release_binary("parity_ddp"));
+        command.arg("--");
+        self.train(command, output)
+    }
+
+    /// Both programs take the same arguments and write the same files.
+    fn train(&self, mut command: std::process::Command, output: &Path) -> Result<()> {
+        if output.exists() {
+            fs::remove_dir_all(output)
+                .with_context(|| format!("could not remove {}", output.display()))?;
+        }
+        command
+            .arg("--case")
+            .arg(self.case)
+            .args(["--optimizer", self.optimizer]);
+        command.args(["--steps", &self.arguments.steps.to_string()]);
+        command.args(["--batch_size", &self.arguments.batch_size.to_string()]);
+        command
+            .args(["--world_size", &self.world_size.to_string()])
+            .arg("--output")
+            .arg(output);
+        process::read(&mut command).map(drop)
+    }
+}
