@@ -1,4 +1,5 @@
 // Backward passes, gradient hooks and custom Functions whose closures live in Rust.
+#include <ATen/core/grad_mode.h>
 #include "closure.h"
 #include <mutex>
 #include <torch/csrc/autograd/autograd.h>
@@ -297,4 +298,6 @@ bool te_function_needs_input_grad(void *node, size_t index) {
   auto &function = *static_cast<RustFunction *>(node);
   return index < function.num_outputs() && function.task_should_compute_output(index);
 }
+
+bool te_is_grad_enabled() { return at::GradMode::is_enabled(); }
 }

@@ -33,6 +33,14 @@ template <typename F> int32_t guard_no_grad(F &&body) noexcept {
   });
 }
 
+// The fused kernels do not count as a change in place by themselves. Without the count, a backward pass over a graph
+// from before the step would silently mix old and new parameters.
+void count_as_changed(const std::vector<at::Tensor> &params) {
+  for (const auto &param : params)
+    if (!param.is_inference())
+      param.unsafeGetTensorImpl()->bump_version();
+}
+
 at::DeviceType device_type(int32_t type) { return static_cast<at::DeviceType>(type); }
 
 // StorageImpl can be told to refuse access to its data, but not to allow it again. Without that flag, reading a freed
@@ -100,6 +108,7 @@ int32_t te_fused_adam(bool decoupled, List params, List grads, List exp_avgs, Li
       run([](auto &&...args) { at::_fused_adamw_(args...); });
     else
       run([](auto &&...args) { at::_fused_adam_(args...); });
+    count_as_changed(params.get());
   });
 }
 
@@ -109,6 +118,7 @@ int32_t te_fused_sgd(List params, List grads, List momentum_buffers, double weig
   return guard_no_grad([&] {
     at::_fused_sgd_(params.get(), grads.get(), momentum_buffers.get(), weight_decay, momentum, lr, dampening, nesterov,
                     maximize, is_first_step, optional_tensor(grad_scale), optional_tensor(found_inf));
+    count_as_changed(params.get());
   });
 }
 
@@ -117,6 +127,7 @@ int32_t te_fused_adagrad(List params, List grads, List state_sums, List state_st
   return guard_no_grad([&] {
     at::_fused_adagrad_(params.get(), grads.get(), state_sums.get(), state_steps.get(), lr, lr_decay, weight_decay, eps,
                         maximize, optional_tensor(grad_scale), optional_tensor(found_inf));
+    count_as_changed(params.get());
   });
 }
 
@@ -248,6 +259,10 @@ size_t te_storage_id(void *handle) {
 }
 int32_t te_storage_bytes(void *handle, size_t *bytes) {
   return guard([&] { *bytes = storage_of(tensor(handle)).nbytes(); });
+}
+int64_t te_storage_offset(void *handle) {
+  const auto &t = tensor(handle);
+  return t.defined() && t.has_storage() ? t.storage_offset() : 0;
 }
 int32_t te_storage_free(void *handle) {
   return guard([&] {

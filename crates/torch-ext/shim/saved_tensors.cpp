@@ -14,12 +14,17 @@ PackCall pack_call = nullptr;
 UnpackCall unpack_call = nullptr;
 DropFn drop_call = nullptr;
 
-// The only thing looked at for every tensor that any operation saves, so it must stay this cheap.
-thread_local bool hooks_active = false;
+// How many hooks this thread has pushed, and how many of them are busy packing right now: what these compute must
+// not come back to them. The two numbers are all that is looked at for every tensor that any operation saves.
+struct Height {
+  size_t pushed = 0;
+  size_t busy = 0;
+};
+thread_local Height height;
 
-struct Deactivate {
-  bool previous = std::exchange(hooks_active, false);
-  ~Deactivate() { hooks_active = previous; }
+struct Busy {
+  size_t previous = std::exchange(height.busy, height.pushed);
+  ~Busy() { height.busy = previous; }
 };
 
 struct RustSavedTensor : torch::autograd::SavedVariableHooks {
@@ -32,8 +37,7 @@ struct RustSavedTensor : torch::autograd::SavedVariableHooks {
   void call_pack_hook(const at::Tensor &saved) override {
     void *raw = nullptr;
     {
-      // What the hook itself computes must not come back to it.
-      Deactivate off;
+      Busy busy;
       if (pack_call(const_cast<at::Tensor *>(&saved), &raw) != 0)
         throw CallbackFailed();
     }
@@ -73,7 +77,7 @@ struct RustSavedTensor : torch::autograd::SavedVariableHooks {
 
 struct HookedEngine : torch::autograd::Engine {
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
-    if (!hooks_active)
+    if (height.pushed <= height.busy)
       return nullptr;
     return std::make_unique<RustSavedTensor>();
   }
@@ -90,7 +94,7 @@ torch::autograd::Engine &hooked_engine() {
 using namespace te;
 
 extern "C" {
-// Called once, before the first activation.
+// Called once, before the first push.
 int32_t te_saved_tensors_install(PackCall pack, UnpackCall unpack, DropFn drop) {
   return guard([&] {
     pack_call = pack;
@@ -100,6 +104,5 @@ int32_t te_saved_tensors_install(PackCall pack, UnpackCall unpack, DropFn drop) 
   });
 }
 
-// Returns what was set before.
-bool te_saved_tensors_activate(bool active) { return std::exchange(hooks_active, active); }
+void te_saved_tensors_set_pushed(size_t pushed) { height.pushed = pushed; }
 }

@@ -27,9 +27,21 @@ unsafe extern "C" {
     ) -> i32;
     fn te_gradient_of(tensor: Handle, result: *mut Handle) -> i32;
     fn te_set_gradient(tensor: Handle, gradient: Handle) -> i32;
+    fn te_is_grad_enabled() -> bool;
     fn te_is_leaf(tensor: Handle) -> bool;
     fn te_set_requires_grad(tensor: Handle, requires_grad: bool) -> i32;
     fn te_version(tensor: Handle, version: *mut i64) -> i32;
+}
+
+/// Does this thread record operations for a backward pass? False inside `tch::no_grad`.
+///
+/// ```
+/// assert!(torch_ext::autograd::is_grad_enabled());
+/// assert!(!tch::no_grad(torch_ext::autograd::is_grad_enabled));
+/// ```
+pub fn is_grad_enabled() -> bool {
+    // SAFETY: reads a flag of this thread.
+    unsafe { te_is_grad_enabled() }
 }
 
 /// What a closure that libtorch calls returns: any error will do, `?` works on this crate's and tch's.
@@ -39,7 +51,7 @@ pub type CallbackResult<T> = std::result::Result<T, Box<dyn std::error::Error + 
 ///
 /// `grad_outputs` holds one gradient per output, of the output's shape and kind; without it every output
 /// must be a scalar, whose gradient is one. `retain_graph` keeps the graph for another pass;
-/// `create_graph` records the pass itself, so that gradients can be differentiated again.
+/// `create_graph` records the pass itself, so that gradients can be differentiated again, and keeps the graph for that.
 ///
 /// An error that a hook, a custom function or a saved-tensor token returned comes back as an error whose
 /// [`source`](std::error::Error::source) it is; a panic in one of them is raised again here. With tch's own
@@ -71,7 +83,7 @@ pub fn backward(
             gradients.as_ref().map_or(std::ptr::null(), Vec::as_ptr),
             std::ptr::null(),
             0,
-            retain_graph,
+            retain_graph || create_graph,
             create_graph,
         )
     };
@@ -83,7 +95,7 @@ pub fn backward(
 pub struct GradOptions {
     /// Keep the graph for another pass.
     pub retain_graph: bool,
-    /// Record the pass itself, so that its results can be differentiated.
+    /// Record the pass itself, so that its results can be differentiated; keeps the graph as well.
     pub create_graph: bool,
     /// Give `None` for an input that the outputs do not depend on, instead of an error.
     pub allow_unused: bool,
@@ -121,7 +133,7 @@ pub fn grad(
             gradients.as_ref().map_or(std::ptr::null(), Vec::as_ptr),
             inputs.as_ptr(),
             inputs.len(),
-            options.retain_graph,
+            options.retain_graph || options.create_graph,
             options.create_graph,
             options.allow_unused,
             results.as_mut_ptr(),

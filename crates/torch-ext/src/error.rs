@@ -11,10 +11,10 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// for with the `is_*` methods, and the text libtorch gave. It is one word wide.
 ///
 /// ```
-/// let error = torch_ext::Store::file("/nonexistent-folder/store", 1)
-///     .and_then(|store| store.set("key", b"value"))
-///     .unwrap_err();
-/// assert!(error.operation().starts_with("Store"));
+/// let (x, y) = (tch::Tensor::from_slice(&[1f32, 2.0]), tch::Tensor::from_slice(&[1f32, 2.0, 3.0]));
+/// let error = torch_ext::foreach::add_(&[&x], &[&y], 1.0).unwrap_err();
+/// assert_eq!(error.operation(), "foreach::add_");
+/// assert!(error.message().contains("must match the size"));
 /// ```
 pub struct Error(Box<Inner>);
 

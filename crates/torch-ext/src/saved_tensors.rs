@@ -4,7 +4,7 @@
 //! `torch::autograd::Engine` that only answers the question which hooks a tensor to be saved gets. The first
 //! use of this module makes it the process's default engine, for good; everything else is inherited, so backward
 //! passes, threads and nested passes behave as before, and without hooks the price per saved tensor is the
-//! look at one thread-local flag. In a Python process Python's own engine holds that place: do not mix.
+//! look at two thread-local numbers. In a Python process Python's own engine holds that place: do not mix.
 
 use crate::autograd::CallbackResult;
 use crate::border::{CallbackFailure, Handle, borrow, check, give, run_callback, take_callback_failure};
@@ -25,7 +25,7 @@ unsafe extern "C" {
         unpack: unsafe extern "C" fn(*mut c_void, *mut Handle) -> i32,
         drop: unsafe extern "C" fn(*mut c_void),
     ) -> i32;
-    fn te_saved_tensors_activate(active: bool) -> bool;
+    fn te_saved_tensors_set_pushed(pushed: usize);
 }
 
 /// Decides what the graph keeps of a tensor that an operation saves for its backward pass.
@@ -141,18 +141,17 @@ pub fn push_saved_tensor_hooks(hooks: Rc<dyn SavedTensorHooks>) -> Result<SavedT
         stack.pushed += 1;
         let entry = stack.pushed;
         stack.entries.push((entry, hooks));
+        // SAFETY: a number of this thread.
+        unsafe { te_saved_tensors_set_pushed(stack.entries.len()) };
         entry
     });
-    // SAFETY: a flag of this thread.
-    let was_active = unsafe { te_saved_tensors_activate(true) };
-    Ok(SavedTensorHooksGuard { entry, was_active, this_thread: PhantomData })
+    Ok(SavedTensorHooksGuard { entry, this_thread: PhantomData })
 }
 
 /// Takes its hooks away when dropped. The hooks pushed last are in charge, whatever the order of the drops.
 #[must_use = "the hooks are taken away when the guard is dropped"]
 pub struct SavedTensorHooksGuard {
     entry: u64,
-    was_active: bool,
     /// The stack belongs to one thread.
     this_thread: PhantomData<*const ()>,
 }
@@ -170,9 +169,8 @@ impl Drop for SavedTensorHooksGuard {
             let mut stack = stack.borrow_mut();
             let place = stack.entries.iter().position(|(entry, _)| *entry == self.entry)?;
             let hooks = stack.entries.remove(place);
-            let last = stack.entries.is_empty();
-            // SAFETY: a flag of this thread. Inside `pack` it was off before and has to be off again.
-            unsafe { te_saved_tensors_activate(!last && (self.was_active || place > 0)) };
+            // SAFETY: a number of this thread.
+            unsafe { te_saved_tensors_set_pushed(stack.entries.len()) };
             Some(hooks)
         });
         // Outside the borrow: dropping the hooks may run anything.

@@ -9,6 +9,7 @@ use tch::Tensor;
 unsafe extern "C" {
     fn te_storage_id(tensor: Handle) -> usize;
     fn te_storage_bytes(tensor: Handle, bytes: *mut usize) -> i32;
+    fn te_storage_offset(tensor: Handle) -> i64;
     fn te_storage_free(tensor: Handle) -> i32;
     fn te_storage_allocate(tensor: Handle, bytes: usize) -> i32;
     fn te_storage_is_allocated(tensor: Handle) -> bool;
@@ -47,9 +48,23 @@ pub fn storage_bytes(tensor: &Tensor) -> Result<usize> {
     Ok(bytes)
 }
 
+/// Where the tensor begins in its storage, counted in entries of its kind; 0 for tensors without storage.
+///
+/// With size and stride it says how to make the same view of another storage (`as_strided`).
+///
+/// ```
+/// let x = tch::Tensor::from_slice(&[1f32, 2.0, 3.0]);
+/// assert_eq!(torch_ext::storage::storage_offset(&x.narrow(0, 2, 1)), 2);
+/// ```
+pub fn storage_offset(tensor: &Tensor) -> i64 {
+    // SAFETY: the handle is borrowed for the call.
+    unsafe { te_storage_offset(handle(tensor)) }
+}
+
 /// Gives the memory of a tensor's storage back, for every tensor over it. Shapes stay; the entries are lost.
 ///
-/// Until [`allocate_storage`], using the data of any of these tensors is an error that says so, not a crash.
+/// Until [`allocate_storage`], using the data of any of these tensors is an error that says so, not a crash, and new
+/// views of them are refused.
 /// The counterpart of `tensor.untyped_storage().resize_(0)`. Freeing twice is fine. Nothing may be using the memory
 /// meanwhile: wait for asynchronous collectives on the tensor first.
 ///
@@ -61,7 +76,7 @@ pub fn storage_bytes(tensor: &Tensor) -> Result<usize> {
 /// let x = tch::Tensor::from_slice(&[1f32, 2.0]).copy();
 /// storage::free_storage(&x)?;
 /// assert_eq!((x.size(), storage::storage_bytes(&x)?), (vec![2], 0));
-/// assert!(x.f_add_scalar(1.0).is_err());
+/// assert!(x.f_exp().is_err());
 /// storage::allocate_storage(&x, 8)?;
 /// torch_ext::foreach::zero_(&[&x])?;
 /// assert_eq!(x, tch::Tensor::from_slice(&[0f32, 0.0]));
