@@ -7,26 +7,33 @@
 //! *Guard role*: the request above reaches a rank but not the processes the rank has started: data
 //! loading workers, or the real program under a shell script. One process per launch therefore holds the
 //! reading end of a pipe whose writing end only the launcher has. The kernel closes it when the launcher
-//! is gone, `kill -9` included, and the guard then kills the process groups it has been told of.
+//! is gone, `kill -9` included, and the guard then kills every process that carries the launch's mark: an
+//! environment variable, which children inherit wherever they go. (Telling the guard process ids instead
+//! would come too late for a child that a rank starts at once.)
 //!
 //! The command line is its own helper. A program that launches through the library and wants the same
 //! safety begins its `main` with [`run_if_asked`] and sets
 //! [`LaunchConfig::helper`](crate::LaunchConfig::helper).
 
-use std::collections::BTreeSet;
+use std::collections::hash_map::RandomState;
 use std::ffi::{OsStr, OsString};
-use std::io::{self, BufRead, Write};
+use std::hash::{BuildHasher, Hasher};
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
 
 use rustix::process::{
-    Pid, Signal, getpid, getppid, kill_process_group, set_parent_process_death_signal,
+    Pid, PidfdFlags, Signal, getpid, getppid, pidfd_open, pidfd_send_signal,
+    set_parent_process_death_signal,
 };
 
 use crate::config::Helper;
 
 const RANK_ROLE: &str = "__accelerate_rank";
 const GUARD_ROLE: &str = "__accelerate_guard";
+/// Marks every process of a launch.
+pub(crate) const MARK_VARIABLE: &str = "ACCELERATE_LAUNCH_ID";
 
 /// Plays the role that the arguments of this process ask for, if they do. The rank role does not return
 /// unless it fails; for the guard role the caller exits with the returned code.
@@ -48,7 +55,7 @@ pub fn run_if_asked() -> Option<ExitCode> {
     if role == RANK_ROLE {
         Some(become_rank(arguments))
     } else if role == GUARD_ROLE {
-        Some(guard(io::stdin().lock()))
+        Some(guard(io::stdin().lock(), &arguments.next()?))
     } else {
         None
     }
@@ -107,30 +114,53 @@ fn complain(text: &str) {
     let _ = writeln!(io::stderr(), "accelerate: {text}");
 }
 
-/// Lines `+7` and `-7` say that process group 7 is in use, or gone. Ends with its input.
-fn guard(lines: impl BufRead) -> ExitCode {
-    for group in groups_left(lines).into_iter().filter_map(Pid::from_raw) {
-        // A group that is gone by now is just what is wanted.
-        let _ = kill_process_group(group, Signal::KILL);
+/// Waits for the end of its input, then kills everything that carries `mark`. A byte of input before the
+/// end means that the launch has ended well.
+fn guard(mut input: impl Read, mark: &OsStr) -> ExitCode {
+    let mut byte = [0];
+    if !matches!(input.read(&mut byte), Ok(0)) {
+        return ExitCode::SUCCESS;
+    }
+    // Killing takes time, and what is not dead yet may have children meanwhile: until nobody is found.
+    while kill_marked(mark) > 0 {
+        std::thread::yield_now();
     }
     ExitCode::SUCCESS
 }
 
-fn groups_left(lines: impl BufRead) -> BTreeSet<i32> {
-    let mut groups = BTreeSet::new();
-    for line in lines.lines().map_while(io::Result::ok) {
-        let number = line.get(1..).and_then(|number| number.parse().ok());
-        // "Group 1" would mean every process there is.
-        let Some(group) = number.filter(|&number| number > 1) else {
-            continue;
-        };
-        if line.starts_with('+') {
-            groups.insert(group);
-        } else {
-            groups.remove(&group);
-        }
+fn kill_marked(mark: &OsStr) -> usize {
+    let Ok(entries) = std::fs::read_dir("/proc") else {
+        return 0;
+    };
+    entries
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok())
+        .filter(|number| Pid::from_raw(*number) != Some(getpid()))
+        .filter(|number| kill_if_marked(*number, mark).is_some())
+        .count()
+}
+
+/// Through a descriptor, so that a number that has passed on to another process hits nobody.
+fn kill_if_marked(number: i32, mark: &OsStr) -> Option<()> {
+    let process = pidfd_open(Pid::from_raw(number)?, PidfdFlags::empty()).ok()?;
+    // Empty for a process that has ended but has not been collected.
+    let environment = std::fs::read(format!("/proc/{number}/environ")).ok()?;
+    if !is_marked(&environment, mark) {
+        return None;
     }
-    groups
+    pidfd_send_signal(&process, Signal::KILL).ok()
+}
+
+/// The variable lists the launch and those around it: a launch inside a rank belongs to both.
+fn is_marked(environment: &[u8], mark: &OsStr) -> bool {
+    environment
+        .split(|&byte| byte == 0)
+        .filter_map(|variable| {
+            variable
+                .strip_prefix(MARK_VARIABLE.as_bytes())?
+                .strip_prefix(b"=")
+        })
+        .flat_map(|marks| marks.split(|&byte| byte == b','))
+        .any(|other| other == mark.as_bytes())
 }
 
 /// The launcher's end of the guard.
@@ -141,10 +171,10 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    pub(crate) fn start(helper: &Helper) -> io::Result<Self> {
+    pub(crate) fn start(helper: &Helper, mark: &OsStr) -> io::Result<Self> {
         let mut process = Command::new(&helper.executable)
             .arg0("accelerate")
-            .arg(GUARD_ROLE)
+            .args([OsStr::new(GUARD_ROLE), mark])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -155,30 +185,29 @@ impl Guard {
         Ok(Self { process, pipe })
     }
 
-    pub(crate) fn watch(&mut self, group: Pid) {
-        self.tell('+', group);
-    }
-
-    pub(crate) fn forget(&mut self, group: Pid) {
-        self.tell('-', group);
-    }
-
-    fn tell(&mut self, sign: char, group: Pid) {
-        if let Some(pipe) = &mut self.pipe {
-            // One write, so that a launcher killed at this moment leaves a whole line or none. A guard that
-            // somebody has killed leaves the launch less safe, not wrong.
-            let line = format!("{sign}{}\n", group.as_raw_nonzero());
-            let _ = pipe.write_all(line.as_bytes());
+    /// Everything has ended: there is nothing to guard any more.
+    pub(crate) fn dismiss(mut self) {
+        if let Some(mut pipe) = self.pipe.take() {
+            // A guard that somebody has killed needs no dismissal.
+            let _ = pipe.write_all(b".");
         }
+        let _ = self.process.wait();
     }
 }
 
-impl Drop for Guard {
-    /// At a normal end all groups have been forgotten, so the guard ends without a deed.
-    fn drop(&mut self) {
-        drop(self.pipe.take());
-        let _ = self.process.wait();
-    }
+/// A new mark, and the value of [`MARK_VARIABLE`] for its ranks: after the marks of the launches around it.
+pub(crate) fn new_mark(inherited: Option<OsString>) -> (OsString, OsString) {
+    let random = RandomState::new().build_hasher().finish();
+    let mark = OsString::from(format!("{}-{random:016x}", getpid().as_raw_nonzero()));
+    let value = match inherited.filter(|marks| !marks.is_empty()) {
+        Some(mut marks) => {
+            marks.push(",");
+            marks.push(&mark);
+            marks
+        }
+        None => mark.clone(),
+    };
+    (mark, value)
 }
 
 #[cfg(test)]
@@ -187,13 +216,28 @@ mod tests {
     use rstest::rstest;
 
     #[rstest]
-    #[case("", &[])]
-    #[case("+7\n+8\n-7\n", &[8])]
-    #[case("+7\n-7\n+7\n", &[7])]
-    #[case("+7\nnonsense\n+\n\n+-3\n-9\n", &[7])]
-    #[case("+12\n+1\n+0\n", &[12])]
-    fn the_guard_knows_who_is_left(#[case] lines: &str, #[case] expected: &[i32]) {
-        let groups: Vec<_> = groups_left(lines.as_bytes()).into_iter().collect();
-        assert_eq!(groups, expected);
+    #[case("", false)]
+    #[case("PATH=/bin\0ACCELERATE_LAUNCH_ID=7-a\0HOME=/\0", true)]
+    #[case("ACCELERATE_LAUNCH_ID=3-c,7-a,9-d\0", true)]
+    #[case("ACCELERATE_LAUNCH_ID=7-ab\0", false)]
+    #[case("ACCELERATE_LAUNCH_ID=17-a\0", false)]
+    #[case("MY_ACCELERATE_LAUNCH_ID=7-a\0", false)]
+    #[case("X=ACCELERATE_LAUNCH_ID=7-a\0", false)]
+    fn only_the_launchs_own_processes_carry_its_mark(
+        #[case] environment: &str,
+        #[case] expected: bool,
+    ) {
+        assert_eq!(is_marked(environment.as_bytes(), "7-a".as_ref()), expected);
+    }
+
+    #[test]
+    fn marks_are_unique_and_pile_up() {
+        let (outer, outer_value) = new_mark(None);
+        let (inner, inner_value) = new_mark(Some(outer_value.clone()));
+        assert!(outer != inner && outer == outer_value);
+        let environment = format!("{MARK_VARIABLE}={}", inner_value.display());
+        for mark in [outer, inner] {
+            assert!(is_marked(environment.as_bytes(), &mark));
+        }
     }
 }

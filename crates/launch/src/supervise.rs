@@ -9,6 +9,7 @@ mod rank;
 mod signals;
 mod terminal;
 
+use std::ffi::OsStr;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -16,12 +17,15 @@ use rustix::process::{Signal, getpid, set_child_subreaper};
 
 use crate::error::{Error, Result};
 use crate::failure::{Ended, Failure, OtherRank};
-use crate::helper::Guard;
+use crate::helper::{Guard, MARK_VARIABLE, new_mark};
 use crate::plan::Plan;
 use crate::report::{Notice, Reporter};
 use memory::KillCounter;
 use rank::{RankProcess, RankTerminal};
 use signals::{Event, Signals};
+
+/// Crashes this soon after the first failure are taken for its cause.
+const CRASH_WINDOW: Duration = Duration::from_millis(250);
 
 /// A launch in which every rank ended with code 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,9 +62,10 @@ pub fn supervise(plan: &Plan, reporter: &mut dyn Reporter) -> Result<Outcome> {
         set_child_subreaper(Some(getpid()))
             .map_err(|error| Error::system("adopting descendants", error))?;
     }
+    let (mark, marks) = new_mark(std::env::var_os(MARK_VARIABLE));
     let guard = match &plan.helper {
         Some(helper) => Some(
-            Guard::start(helper)
+            Guard::start(helper, &mark)
                 .map_err(|error| Error::system("starting the guard process", error))?,
         ),
         None => None,
@@ -78,7 +83,7 @@ pub fn supervise(plan: &Plan, reporter: &mut dyn Reporter) -> Result<Outcome> {
         stopping: None,
         output_error: None,
     };
-    let started = supervisor.start_ranks();
+    let started = supervisor.start_ranks(&marks);
     if started.is_err() {
         supervisor.kill_all();
     }
@@ -105,7 +110,7 @@ struct Supervisor<'a> {
 }
 
 impl Supervisor<'_> {
-    fn start_ranks(&mut self) -> Result<()> {
+    fn start_ranks(&mut self, marks: &OsStr) -> Result<()> {
         // A container without pseudo terminals gets pipes instead: less comfort, same output.
         self.terminal = self
             .plan
@@ -113,11 +118,8 @@ impl Supervisor<'_> {
             .and_then(|wanted| RankTerminal::open(wanted).ok());
         for command in &self.plan.ranks {
             let terminal = self.terminal.as_mut().filter(|_| command.local_rank == 0);
-            let rank = RankProcess::start(self.plan, command, terminal)
+            let rank = RankProcess::start(self.plan, command, marks, terminal)
                 .map_err(|error| Error::spawn(command.rank, &command.command[0], error))?;
-            if let (Some(guard), Some(group)) = (&mut self.guard, rank.own_group()) {
-                guard.watch(group);
-            }
             self.ranks.push(rank);
         }
         // From here on the ranks' side of the terminal is open in the ranks only.
@@ -284,30 +286,24 @@ impl Supervisor<'_> {
             self.note_first_failure(&ended_now);
         }
         for rank in &mut self.ranks {
-            rank.forget_empty_group(self.guard.as_mut());
+            rank.forget_empty_group();
         }
     }
 
-    /// Of several failures noticed together, one by a signal is the likelier cause: a peer that loses its
-    /// connection exits with an error.
     fn note_first_failure(&mut self, ended_now: &[usize]) {
         let is_failure = |index: &&usize| {
             self.ranks[**index]
                 .ended()
                 .is_some_and(|ended| !ended.is_success())
         };
-        let cause = ended_now.iter().filter(is_failure).min_by_key(|index| {
-            (
-                matches!(self.ranks[**index].ended(), Some(Ended::Exited(_))),
-                **index,
-            )
-        });
-        let Some(&cause) = cause else { return };
-        self.first_failure = Some(cause);
+        let Some(&first) = ended_now.iter().find(is_failure) else {
+            return;
+        };
+        self.first_failure = Some(first);
         self.end_all(Signal::TERM, self.plan.grace_period);
         let num_others = self.num_running();
-        if let (Some(ended), true) = (self.ranks[cause].ended(), num_others > 0) {
-            let rank = self.ranks[cause].number();
+        if let (Some(ended), true) = (self.ranks[first].ended(), num_others > 0) {
+            let rank = self.ranks[first].number();
             self.notice(&Notice::RankFailed {
                 rank,
                 ended,
@@ -316,9 +312,24 @@ impl Supervisor<'_> {
         }
     }
 
+    /// A process that crashes closes its connections a moment before its end can be noticed, and a peer
+    /// that exits because of that may be noticed first. So a crash just after the first failure is the
+    /// cause of it. An abort is not taken for one: libraries abort when they lose a peer.
+    fn cause(&self, first: usize) -> usize {
+        let Some((Ended::Exited(_), at)) = self.ranks[first].end() else {
+            return first;
+        };
+        let crash = self.ranks.iter().position(|rank| {
+            rank.end()
+                .is_some_and(|(_, end)| end.saturating_duration_since(at) < CRASH_WINDOW)
+                && rank.has_crashed()
+        });
+        crash.unwrap_or(first)
+    }
+
     fn meet_deadlines(&mut self, now: Instant) {
         for rank in &mut self.ranks {
-            rank.meet_deadline(now, self.guard.as_mut());
+            rank.meet_deadline(now);
         }
         if self.reporter.wakes_at().is_some_and(|at| at <= now) {
             let result = self.reporter.wake(now);
@@ -337,7 +348,7 @@ impl Supervisor<'_> {
         let kill_at = Instant::now() + grace_period;
         self.ranks
             .iter_mut()
-            .for_each(|rank| rank.end(signal, kill_at));
+            .for_each(|rank| rank.ask_to_end(signal, kill_at));
     }
 
     fn kill_all(&mut self) {
@@ -352,7 +363,9 @@ impl Supervisor<'_> {
     /// In a process of our own, whatever is still a child of it now had left its rank's process group.
     fn end_leftovers(&mut self) {
         // First of all, because it is a child too.
-        drop(self.guard.take());
+        if let Some(guard) = self.guard.take() {
+            guard.dismiss();
+        }
         if !self.plan.dedicated_process {
             return;
         }
@@ -366,8 +379,8 @@ impl Supervisor<'_> {
         if let Some(error) = self.output_error {
             return Err(Error::output_closed(error));
         }
-        if let Some(cause) = self.first_failure {
-            return Err(Error::child_failed(self.failure(cause)));
+        if let Some(first) = self.first_failure {
+            return Err(Error::child_failed(self.failure(self.cause(first))));
         }
         if let Some(signal) = self.stopping {
             return Err(Error::interrupted(signal));

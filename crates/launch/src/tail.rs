@@ -39,10 +39,11 @@ impl Tail {
     /// The lines, oldest first, as text that is safe to print: control sequences are gone, and of a
     /// progress bar only its last state is left.
     pub(crate) fn lines(&self) -> Vec<String> {
+        let unfinished = self.unfinished.iter().filter(|line| !line.bytes.is_empty());
         let mut all: Vec<_> = self
             .lines
             .iter()
-            .chain(&self.unfinished)
+            .chain(unfinished)
             .map(Line::text)
             .collect();
         // Blank lines around the message help nobody.

@@ -1,5 +1,6 @@
 //! One rank as a process: its streams, its process group, its way to the end.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,6 +9,8 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use signal_hook::consts as names;
+
 use rustix::process::{
     Pid, Signal, WaitOptions, kill_process, kill_process_group, test_kill_process_group, waitpgid,
 };
@@ -15,7 +18,7 @@ use rustix::process::{
 use super::RankOutcome;
 pub(crate) use super::terminal::RankTerminal;
 use crate::failure::Ended;
-use crate::helper::{Guard, rank_command};
+use crate::helper::{MARK_VARIABLE, rank_command};
 use crate::plan::{Plan, RankCommand, Stdin};
 use crate::report::{Source, Stream};
 use crate::tail::Tail;
@@ -40,6 +43,7 @@ pub(crate) struct RankProcess {
     started_at: Instant,
     ended: Option<(Ended, Instant)>,
     was_told_to_end: bool,
+    was_killed: bool,
     phase: Phase,
 }
 
@@ -68,6 +72,7 @@ impl RankProcess {
     pub(crate) fn start(
         plan: &Plan,
         command: &RankCommand,
+        marks: &OsStr,
         terminal: Option<&mut RankTerminal>,
     ) -> io::Result<Self> {
         let mut start = rank_command(plan.helper.as_ref(), &command.command);
@@ -77,6 +82,7 @@ impl RankProcess {
                 None => start.env_remove(name),
             };
         }
+        start.env(MARK_VARIABLE, marks);
         if command.stdin == Stdin::Nothing {
             start.stdin(Stdio::null());
         }
@@ -135,6 +141,7 @@ impl RankProcess {
             started_at,
             ended: None,
             was_told_to_end: false,
+            was_killed: false,
             phase: Phase::Running,
         })
     }
@@ -143,13 +150,33 @@ impl RankProcess {
         self.rank
     }
 
-    pub(crate) fn own_group(&self) -> Option<Pid> {
-        self.has_own_group.then_some(self.id)
-    }
-
     /// How its leader ended, if it has.
     pub(crate) fn ended(&self) -> Option<Ended> {
         self.ended.map(|(ended, _)| ended)
+    }
+
+    /// How and when.
+    pub(crate) fn end(&self) -> Option<(Ended, Instant)> {
+        self.ended
+    }
+
+    /// By a fault of its own, or killed by somebody else than the launcher.
+    pub(crate) fn has_crashed(&self) -> bool {
+        let faults = [
+            names::SIGSEGV,
+            names::SIGBUS,
+            names::SIGILL,
+            names::SIGFPE,
+            names::SIGSYS,
+        ];
+        match self.ended() {
+            Some(Ended::Signalled {
+                signal: names::SIGKILL,
+                ..
+            }) => !self.was_killed,
+            Some(Ended::Signalled { signal, .. }) => faults.contains(&signal),
+            _ => false,
+        }
     }
 
     pub(crate) fn was_told_to_end(&self) -> bool {
@@ -226,7 +253,7 @@ impl RankProcess {
     // ---- the way to the end ----
 
     /// Asks the group to end, and sets the moment at which it will be made to.
-    pub(crate) fn end(&mut self, signal: Signal, kill_at: Instant) {
+    pub(crate) fn ask_to_end(&mut self, signal: Signal, kill_at: Instant) {
         if self.phase == Phase::Running {
             self.was_told_to_end = self.ended.is_none();
             self.signal_group(signal);
@@ -237,6 +264,7 @@ impl RankProcess {
     pub(crate) fn kill(&mut self, now: Instant) {
         if matches!(self.phase, Phase::Running | Phase::Ending { .. }) {
             self.was_told_to_end |= self.ended.is_none();
+            self.was_killed |= self.ended.is_none();
             self.signal_group(Signal::KILL);
             self.phase = Phase::Killed {
                 give_up_at: now + KILL_PATIENCE,
@@ -273,9 +301,9 @@ impl RankProcess {
     }
 
     /// Moves on when the leader has ended and nobody is left in the group.
-    pub(crate) fn forget_empty_group(&mut self, guard: Option<&mut Guard>) {
+    pub(crate) fn forget_empty_group(&mut self) {
         if self.ended.is_some() && self.phase != Phase::Gone && self.is_group_empty() {
-            self.leave(guard);
+            self.phase = Phase::Gone;
         }
     }
 
@@ -288,10 +316,10 @@ impl RankProcess {
         }
     }
 
-    pub(crate) fn meet_deadline(&mut self, now: Instant, guard: Option<&mut Guard>) {
+    pub(crate) fn meet_deadline(&mut self, now: Instant) {
         match self.phase {
             Phase::Ending { kill_at } if now >= kill_at => self.kill(now),
-            Phase::Killed { give_up_at } if now >= give_up_at => self.leave(guard),
+            Phase::Killed { give_up_at } if now >= give_up_at => self.phase = Phase::Gone,
             _ => {}
         }
     }
@@ -309,13 +337,6 @@ impl RankProcess {
         if self.ended.is_none() {
             let _ = kill_process(self.id, signal);
         }
-    }
-
-    fn leave(&mut self, guard: Option<&mut Guard>) {
-        if let (Some(guard), Some(group)) = (guard, self.own_group()) {
-            guard.forget(group);
-        }
-        self.phase = Phase::Gone;
     }
 
     /// Only meaningful once the leader has been collected. Members that this process has adopted are

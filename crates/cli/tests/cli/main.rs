@@ -1,0 +1,12 @@
+//! The `accelerate` command from the outside: real processes, real signals, real terminals.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod commands;
+mod failures;
+mod orphans;
+mod output;
+mod programs;
+mod stopping;
+mod support;
+mod terminal;

@@ -1,0 +1,117 @@
+//! Nothing that a launch has started outlives it, however it ends.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::support::{Finished, LIVE_ON, Witness, launch_script, send};
+
+const READY: &str = "echo ready >/dev/fd/$WITNESS";
+const STUBBORN: &str = "trap '' INT TERM HUP";
+
+/// A rank, a child of it, and a grandchild, none of which ends when asked.
+fn family() -> String {
+    format!("{STUBBORN}; ({READY}; ({READY}; {LIVE_ON}) & {LIVE_ON}) & {READY}; {LIVE_ON}")
+}
+
+#[test]
+fn killing_the_launcher_kills_ranks_and_their_children() {
+    for num_processes in [1, 2] {
+        let mut witness = Witness::new();
+        let mut child = witness.start(launch_script(num_processes, &[], &family()));
+        witness.wait_for("ready", 3 * num_processes);
+        send(&child, Signal::KILL);
+        child.wait().unwrap();
+        witness.expect_nobody_survives();
+    }
+}
+
+/// A daemon is out of reach of signals to groups, but not of its mark. A launch inside a rank belongs to both.
+#[test]
+fn killing_the_launcher_reaches_daemons_and_launches_within() {
+    let mut witness = Witness::new();
+    let daemon = format!("setsid sh -c '{READY}; {LIVE_ON}' &");
+    let inner = format!(
+        "{} launch --num_processes 2 sh -c '{READY}; {LIVE_ON}'",
+        env!("CARGO_BIN_EXE_accelerate")
+    );
+    let script = format!("if [ $RANK = 0 ]; then {daemon} {LIVE_ON}; else {inner}; fi");
+    let mut child = witness.start(launch_script(2, &[], &script));
+    witness.wait_for("ready", 3);
+    send(&child, Signal::KILL);
+    child.wait().unwrap();
+    witness.expect_nobody_survives();
+}
+
+/// At whatever moment it happens: the delays sample the start of the launch, they synchronise nothing.
+#[test]
+fn killing_the_launcher_while_it_starts_leaves_nothing() {
+    for step in 0..40 {
+        let mut witness = Witness::new();
+        let mut child = witness.start(launch_script(2, &[], LIVE_ON));
+        std::thread::sleep(Duration::from_micros(250 * step));
+        send(&child, Signal::KILL);
+        child.wait().unwrap();
+        witness.expect_nobody_survives();
+    }
+}
+
+#[test]
+fn a_failed_rank_takes_its_children_along() {
+    let mut witness = Witness::new();
+    let script = format!("({STUBBORN}; {READY}; {LIVE_ON}) & exit 6");
+    let mut command = launch_script(2, &[], &script);
+    command.stderr(Stdio::null());
+    let mut child = witness.start(command);
+    assert_eq!(child.wait().unwrap().code(), Some(6));
+    witness.expect_nobody_survives();
+}
+
+#[test]
+fn children_that_outlive_a_successful_rank_are_ended() {
+    for num_processes in [1, 2] {
+        let mut witness = Witness::new();
+        let mut child = witness.start(launch_script(
+            num_processes,
+            &[],
+            &format!("({LIVE_ON}) & exit 0"),
+        ));
+        assert_eq!(child.wait().unwrap().code(), Some(0));
+        witness.expect_nobody_survives();
+    }
+}
+
+#[test]
+fn children_that_left_the_group_are_ended_and_mentioned() {
+    let mut witness = Witness::new();
+    let script = format!(
+        "setsid sh -c '{STUBBORN_DAEMON}; {READY}; {LIVE_ON}' & {READY}",
+        STUBBORN_DAEMON = "trap \"\" TERM"
+    );
+    let mut command = launch_script(2, &[], &script);
+    command.stderr(Stdio::piped());
+    let child = witness.start(command);
+    let ended = Finished::from(child.wait_with_output().unwrap());
+    ended.expect(
+        0,
+        &["ended 2 process(es) that ranks had started and left behind"],
+    );
+    witness.expect_nobody_survives();
+}
+
+#[test]
+fn a_rank_that_cannot_start_ends_those_that_did() {
+    // Both are told to run a script whose interpreter does not exist: found, executable, and not runnable.
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("script");
+    std::fs::write(&path, "#!/no/such/interpreter\n").unwrap();
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let mut witness = Witness::new();
+    let mut command = crate::support::launch(2, &[]);
+    command.arg(&path).stderr(Stdio::piped());
+    let child = witness.start(command);
+    let ended = Finished::from(child.wait_with_output().unwrap());
+    ended.expect(127, &["cannot run", "script"]);
+    witness.expect_nobody_survives();
+}

@@ -1,0 +1,119 @@
+//! The launcher is told to stop, or to go on although somebody wants it to stop.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+
+use rustix::process::Signal;
+
+use crate::support::{Finished, LIVE_ON, Witness, launch_script, send};
+
+const READY: &str = "echo ready >/dev/fd/$WITNESS";
+
+#[test]
+fn the_signal_is_passed_on_and_becomes_the_exit_code() {
+    for (signal, name, code) in [
+        (Signal::INT, "INT", 130),
+        (Signal::TERM, "TERM", 143),
+        (Signal::HUP, "HUP", 129),
+    ] {
+        let mut witness = Witness::new();
+        let script = format!("trap 'echo got {name}; exit 0' {name}; {READY}; {LIVE_ON}");
+        let mut command = launch_script(2, &[], &script);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = witness.start(command);
+        witness.wait_for("ready", 2);
+        send(&child, signal);
+        let ended = Finished::from(child.wait_with_output().unwrap());
+        ended.expect(
+            code,
+            &[
+                &format!("SIG{name} received and passed on to 2 ranks"),
+                &format!("stopped by SIG{name}"),
+            ],
+        );
+        witness.expect_nobody_survives();
+    }
+}
+
+#[test]
+fn ranks_that_do_not_care_about_the_signal_just_end() {
+    let mut witness = Witness::new();
+    let mut command = launch_script(2, &[], &format!("{READY}; {LIVE_ON}"));
+    command.stderr(Stdio::null());
+    let mut child = witness.start(command);
+    witness.wait_for("ready", 2);
+    send(&child, Signal::TERM);
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    witness.expect_nobody_survives();
+}
+
+#[test]
+fn ranks_that_refuse_are_made_to_after_the_grace_period() {
+    let mut witness = Witness::new();
+    let script = format!("trap '' INT TERM HUP; {READY}; {LIVE_ON}");
+    let mut command = launch_script(2, &["--shutdown_grace_period", "0.1"], &script);
+    command.stderr(Stdio::null());
+    let mut child = witness.start(command);
+    witness.wait_for("ready", 2);
+    send(&child, Signal::TERM);
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    witness.expect_nobody_survives();
+}
+
+#[test]
+fn a_second_interrupt_does_not_wait() {
+    let mut witness = Witness::new();
+    let script = format!("trap '' INT TERM HUP; {READY}; {LIVE_ON}");
+    let mut command = launch_script(2, &["--shutdown_grace_period", "3600"], &script);
+    command.stderr(Stdio::piped());
+    let mut child = witness.start(command);
+    witness.wait_for("ready", 2);
+    send(&child, Signal::INT);
+    // Its notice says that the first one has been taken.
+    let mut notice = String::new();
+    BufReader::new(child.stderr.take().unwrap())
+        .read_line(&mut notice)
+        .unwrap();
+    assert!(
+        notice.contains("a second one ends everything at once"),
+        "{notice}"
+    );
+    send(&child, Signal::INT);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    witness.expect_nobody_survives();
+}
+
+#[test]
+fn a_hangup_does_not_reach_a_launch_under_nohup() {
+    for (num_processes, num_lines) in [(1, 1), (2, 2)] {
+        let mut witness = Witness::new();
+        let inner = launch_script(num_processes, &[], &format!("{READY}; read line; {READY}"));
+        let mut command = Command::new("env");
+        command
+            .args(["--ignore-signal=HUP", "env"])
+            .args(inner.get_args().skip(1));
+        command.stdin(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = witness.start(command);
+        witness.wait_for("ready", num_lines);
+        send(&child, Signal::HUP);
+        child.stdin.take().unwrap().write_all(b"go on\n").unwrap();
+        witness.wait_for("ready", num_lines);
+        let ended = Finished::from(child.wait_with_output().unwrap());
+        ended.expect(0, &[]);
+        witness.expect_nobody_survives();
+    }
+}
+
+#[test]
+fn user_signals_reach_the_program() {
+    let mut witness = Witness::new();
+    let script = format!("trap 'echo saved; exit 0' USR1; {READY}; while :; do sleep 0.01; done");
+    let mut command = launch_script(2, &[], &script);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = witness.start(command);
+    witness.wait_for("ready", 2);
+    send(&child, Signal::USR1);
+    let ended = Finished::from(child.wait_with_output().unwrap());
+    ended.expect(0, &[]);
+    assert_eq!(ended.sorted_stdout(), ["[rank 0] saved", "[rank 1] saved"]);
+}

@@ -1,0 +1,157 @@
+//! The launcher at a terminal.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::process::Command;
+
+use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
+use rustix::termios::{OptionalActions, OutputModes, Winsize, tcgetattr, tcsetattr, tcsetwinsize};
+
+use crate::support::{launch_script, named_pipe};
+
+/// Runs the command with standard output and error at a terminal of 40 x 100; what appears there, and the
+/// exit code.
+fn at_terminal(mut command: Command) -> (String, Option<i32>) {
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let near = openpt(flags).unwrap();
+    unlockpt(&near).unwrap();
+    let far: OwnedFd = ioctl_tiocgptpeer(&near, flags).unwrap();
+    let mut modes = tcgetattr(&far).unwrap();
+    modes.output_modes.remove(OutputModes::OPOST);
+    tcsetattr(&far, OptionalActions::Now, &modes).unwrap();
+    tcsetwinsize(
+        &near,
+        Winsize {
+            ws_row: 40,
+            ws_col: 100,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        },
+    )
+    .unwrap();
+
+    let mut child = command
+        .stdout(far.try_clone().unwrap())
+        .stderr(far)
+        .spawn()
+        .unwrap();
+    // The command holds copies of the far end; with them the terminal would never end.
+    drop(command);
+    let mut screen = Vec::new();
+    // The end of a terminal is reported as an error.
+    let _ = File::from(near).read_to_end(&mut screen);
+    (
+        String::from_utf8(screen).unwrap(),
+        child.wait().unwrap().code(),
+    )
+}
+
+#[test]
+fn the_first_rank_has_a_terminal_of_the_same_size_and_the_others_have_pipes() {
+    let script = "if [ -t 2 ]; then echo terminal $(stty size <&2); else echo pipe; fi";
+    let (screen, code) = at_terminal(launch_script(2, &[], script));
+    assert_eq!(code, Some(0));
+    let mut lines: Vec<_> = screen.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(
+        lines,
+        [
+            "\x1b[33m[rank 1]\x1b[0m pipe",
+            "\x1b[36m[rank 0]\x1b[0m terminal 40 100"
+        ]
+    );
+}
+
+#[test]
+fn a_progress_bar_passes_unchanged_and_lines_go_above_it() {
+    let (_folder, fifo) = named_pipe();
+    // Rank 1 speaks between two states of the bar.
+    let script = format!(
+        "if [ $RANK = 0 ]; then printf '\\r 50%%' >&2; sleep 0.2; echo >{0}; cat {0} >/dev/null; sleep 0.2; \
+         printf '\\r100%%\\n' >&2; else cat {0} >/dev/null; echo note; echo >{0}; fi",
+        fifo
+    );
+    let (screen, code) = at_terminal(launch_script(2, &[], &script));
+    assert_eq!(code, Some(0));
+    assert_eq!(
+        screen,
+        "\r 50%\r\x1b[2K\x1b[33m[rank 1]\x1b[0m note\n 50%\r100%\n"
+    );
+}
+
+#[test]
+fn colours_can_be_refused() {
+    let mut command = launch_script(2, &[], "echo x; exit $RANK");
+    command.env("NO_COLOR", "1");
+    let (screen, code) = at_terminal(command);
+    assert_eq!(code, Some(1));
+    assert!(
+        screen.contains("[rank 1] x\n") && !screen.contains('\x1b'),
+        "{screen:?}"
+    );
+}
+
+/// A session of its own with a controlling terminal, where keys become signals: `TYPED` is typed when the
+/// program has printed `ready`. Python brings what this needs.
+const SESSION: &str = "
+import os, pty, sys
+child, terminal = pty.fork()
+if child == 0:
+    os.execvp(sys.argv[2], sys.argv[2:])
+seen = b''
+typed = False
+while True:
+    try:
+        chunk = os.read(terminal, 4096)
+    except OSError:
+        break
+    if not chunk:
+        break
+    seen += chunk
+    if not typed and seen.count(b'ready') >= int(os.environ['READY']):
+        typed = True
+        os.write(terminal, sys.argv[1].encode().decode('unicode_escape').encode())
+sys.stdout.buffer.write(seen)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+";
+
+fn in_session(typed: &str, num_ready: usize, inner: &Command) -> (String, Option<i32>) {
+    let output = Command::new("python3")
+        .args(["-c", SESSION, typed])
+        .arg(inner.get_program())
+        .args(inner.get_args())
+        .env("READY", num_ready.to_string())
+        .output()
+        .unwrap();
+    (
+        String::from_utf8_lossy(&output.stdout).into_owned(),
+        output.status.code(),
+    )
+}
+
+#[test]
+fn control_c_ends_every_rank() {
+    let (screen, code) = in_session(
+        "\\x03",
+        2,
+        &launch_script(2, &[], "echo ready; exec sleep 30"),
+    );
+    assert_eq!(code, Some(130), "{screen}");
+    assert!(
+        screen.contains("SIGINT received") && !screen.contains("survived"),
+        "{screen}"
+    );
+}
+
+#[test]
+fn one_process_owns_the_terminal_and_decides_what_control_c_means() {
+    // As a debugger does: the key interrupts what runs, and the prompt comes back.
+    let script = "trap 'echo interrupted; seen=1' INT; echo ready; while [ -z $seen ]; do sleep 0.01; done; read line; echo \"read $line\"; exit 3";
+    let (screen, code) = in_session("\\x03answer\\n", 1, &launch_script(1, &[], script));
+    assert_eq!(code, Some(3), "{screen}");
+    assert!(
+        screen.contains("interrupted") && screen.contains("read answer"),
+        "{screen}"
+    );
+}
