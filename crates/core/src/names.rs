@@ -190,6 +190,8 @@ spelled_enum! {
         Xpu = "xpu",
         /// The default generators of Gaudi devices.
         Hpu = "hpu",
+        /// The default generators of Trainium and Inferentia devices.
+        Neuron = "neuron",
         /// The generator that shuffles the data loader, and nothing else. The default.
         Generator = "generator",
     }

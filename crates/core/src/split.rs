@@ -24,7 +24,7 @@ pub struct Split {
 /// A repetition at the end of a [`Split`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Padding {
-    /// The position that is repeated: the last of the range, or of all inputs when the range is empty.
+    /// The position that is repeated: the last of all inputs.
     pub index: usize,
     /// How often, at least once.
     pub count: usize,
@@ -51,8 +51,8 @@ impl Split {
 /// (`PartialState.split_between_processes` of the reference, `state.py`).
 ///
 /// Every rank gets `num_items / num_processes` inputs in order, and each of the first
-/// `num_items % num_processes` ranks one more. With `apply_padding` the shorter parts repeat their last
-/// input, so that all parts can be gathered.
+/// `num_items % num_processes` ranks one more. With `apply_padding` the shorter parts repeat the last
+/// of all inputs, so that all parts are equally long and can be gathered.
 ///
 /// # Errors
 ///
@@ -86,11 +86,7 @@ pub fn split_between_processes(
     let longest = each + usize::from(extras > 0);
     let range = start..start + length;
     let padding = (apply_padding && length < longest).then(|| Padding {
-        index: if range.is_empty() {
-            num_items - 1
-        } else {
-            range.end - 1
-        },
+        index: num_items - 1,
         count: longest - length,
     });
     Ok(Split { range, padding })

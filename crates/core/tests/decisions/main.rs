@@ -1,0 +1,12 @@
+//! Tables and properties of every decision, through the public interface only.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod accumulation;
+mod config;
+mod environment;
+mod golden;
+mod plan;
+mod sampler;
+mod schedule;
+mod split;
+mod weight_files;

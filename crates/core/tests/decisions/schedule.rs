@@ -1,0 +1,169 @@
+//! Schedules with warmup, whose reference is a formula, and ticks.
+
+use accelerate_core::schedule::*;
+use proptest::prelude::*;
+use rstest::rstest;
+
+#[track_caller]
+fn check(schedule: impl Fn(u64) -> f64, wanted: &[(u64, f64)]) {
+    for &(step, wanted) in wanted {
+        let found = schedule(step);
+        assert!(
+            (found - wanted).abs() < 1e-12,
+            "{found} instead of {wanted} at {step}"
+        );
+    }
+}
+
+/// The tables that `transformers` tests its own schedules with, for 2 steps of warmup and 10 in all, divided
+/// by the initial rate of 10.
+#[test]
+fn schedules_with_warmup() {
+    check(|_| constant(3), &[(0, 1.0)]);
+    check(
+        |step| constant_with_warmup(step, 4),
+        &[(0, 0.0), (1, 0.25), (3, 0.75), (4, 1.0), (9, 1.0)],
+    );
+    check(
+        |step| linear_with_warmup(step, 2, 10),
+        &[
+            (0, 0.0),
+            (1, 0.5),
+            (2, 1.0),
+            (3, 0.875),
+            (6, 0.5),
+            (9, 0.125),
+            (10, 0.0),
+            (99, 0.0),
+        ],
+    );
+    let half = |step: f64| 0.5 * (1.0 + (std::f64::consts::PI * step / 8.0).cos());
+    check(
+        |step| cosine_with_warmup(step, 2, 10, 0.5),
+        &[
+            (1, 0.5),
+            (2, 1.0),
+            (3, half(1.0)),
+            (6, 0.5),
+            (9, half(7.0)),
+            (10, 0.0),
+        ],
+    );
+    check(
+        |step| cosine_with_hard_restarts_with_warmup(step, 2, 10, 2),
+        &[
+            (1, 0.5),
+            (2, 1.0),
+            (4, 0.5),
+            (5, half(6.0)),
+            (6, 1.0),
+            (8, 0.5),
+            (10, 0.0),
+            (11, 0.0),
+        ],
+    );
+    check(
+        |step| polynomial_with_warmup(step, 2, 10, 2.0, 1e-7 / 10.0),
+        &[
+            (0, 0.0),
+            (1, 0.5),
+            (2, 1.0),
+            (6, 0.25 + 0.75e-8),
+            (10, 1e-8),
+            (50, 1e-8),
+        ],
+    );
+    check(
+        |step| inverse_sqrt_with_warmup(step, 2, 2),
+        &[
+            (0, 0.0),
+            (1, 0.5),
+            (2, 1.0),
+            (3, (2.0_f64 / 3.0).sqrt()),
+            (8, 0.5),
+        ],
+    );
+}
+
+#[test]
+fn degenerate_lengths_stay_finite() {
+    for step in 0..4 {
+        for multiplier in [
+            linear_with_warmup(step, 0, 0),
+            linear_with_warmup(step, 9, 3),
+            cosine_with_warmup(step, 0, 0, 0.5),
+            cosine_with_hard_restarts_with_warmup(step, 0, 0, 0),
+            polynomial_with_warmup(step, 0, 0, 1.0, 0.0),
+            polynomial_with_warmup(step, 3, 2, 0.5, 0.0),
+            inverse_sqrt_with_warmup(step, 0, 0),
+            step_decay(step, 0, 0.5),
+            cosine_annealing(step, 0, 0.0),
+        ] {
+            assert!(multiplier.is_finite(), "{multiplier} at {step}");
+        }
+    }
+}
+
+#[rstest]
+#[case::no_steps(OneCycle { total_steps: 0, ..OneCycle::default() }, 0, "total_steps is 0")]
+#[case::over(OneCycle { total_steps: 5, ..OneCycle::default() }, 6, "at most total_steps")]
+#[case::too_late_a_peak(
+    OneCycle { total_steps: 5, pct_start: 1.5, ..OneCycle::default() }, 0, "pct_start is 1.5"
+)]
+fn a_cycle_has_an_end(#[case] cycle: OneCycle, #[case] step: u64, #[case] message: &str) {
+    let error = cycle.at(step).unwrap_err();
+    assert!(error.is_config());
+    assert!(error.to_string().contains(message), "{error}");
+}
+
+proptest! {
+    #[test]
+    fn a_cycle_stays_between_its_ends(
+        total_steps in 1..200_u64, pct_start in 0.0..=1.0_f64, three_phase: bool, linear: bool,
+    ) {
+        let anneal_strategy = if linear { AnnealStrategy::Linear } else { AnnealStrategy::Cos };
+        let cycle = OneCycle { total_steps, pct_start, three_phase, anneal_strategy, ..Default::default() };
+        for step in 0..total_steps {
+            let point = cycle.at(step).unwrap();
+            prop_assert!(point.multiplier.is_finite(), "{} at {}", point.multiplier, step);
+            prop_assert!(point.multiplier <= 1.0 + 1e-12);
+        }
+    }
+}
+
+#[rstest]
+#[case::like_the_reference((4, false, true, SchedulerUnit::Reference), 4)]
+#[case::split((4, true, true, SchedulerUnit::Reference), 1)]
+#[case::not_with_the_optimizer((4, false, false, SchedulerUnit::Reference), 1)]
+#[case::optimizer_steps((4, false, true, SchedulerUnit::OptimizerStep), 1)]
+#[case::one_process((1, false, true, SchedulerUnit::Reference), 1)]
+fn ticks(#[case] case: (usize, bool, bool, SchedulerUnit), #[case] wanted: usize) {
+    let (num_processes, split_batches, step_with_optimizer, unit) = case;
+    assert_eq!(
+        ticks_per_step(num_processes, split_batches, step_with_optimizer, unit),
+        wanted
+    );
+    let rule = SchedulerRule {
+        num_processes,
+        split_batches,
+        step_with_optimizer,
+        unit,
+    };
+    assert_eq!(rule.ticks(true, false), wanted);
+    let apart = if step_with_optimizer { 0 } else { 1 };
+    assert_eq!(rule.ticks(false, false), apart);
+    assert_eq!(rule.ticks(true, true), apart);
+}
+
+#[test]
+fn a_schedule_that_ends_is_not_stepped_past_its_end() {
+    // Ten steps over three processes: three ticks each time, but never beyond step 10.
+    let mut step = 0;
+    let mut steps = Vec::new();
+    for _ in 0..5 {
+        step += capped_ticks(3, step, Some(10)) as u64;
+        steps.push(step);
+    }
+    assert_eq!(steps, [3, 6, 9, 10, 10]);
+    assert_eq!(capped_ticks(3, 0, Some(0)), 0);
+}

@@ -1,0 +1,140 @@
+//! Sizes, shards, names and the index.
+
+use accelerate_core::weight_files::*;
+use proptest::prelude::*;
+use rstest::rstest;
+
+#[rstest]
+#[case::spaces(" 5 MB ", 5_000_000)]
+#[case::bytes("12B", 12)]
+#[case::only_a_number("1500", 1500)]
+#[case::fractions_are_rounded_down("0.0000015MB", 1)]
+#[case::terabytes("2TB", 2_000_000_000_000)]
+#[case::exact_where_floats_are_not("9007199254740993", 9_007_199_254_740_993)]
+fn sizes(#[case] text: &str, #[case] wanted: u64) {
+    assert_eq!(parse_size(text).unwrap(), wanted);
+}
+
+#[rstest]
+#[case::empty("")]
+#[case::no_number("GB")]
+#[case::negative("-1GB")]
+#[case::signed("+1GB")]
+#[case::unknown_unit("10XB")]
+#[case::a_lone_bit("8b")]
+#[case::two_numbers("1 2GB")]
+#[case::not_a_number("nanGB")]
+#[case::unbounded("infGB")]
+#[case::too_large("99999999999TB")]
+#[case::exponent("1e3")]
+#[case::trailing("10GB!")]
+#[case::other_alphabet("١٠GB")]
+fn no_sizes(#[case] text: &str) {
+    let error = parse_size(text).unwrap_err();
+    assert!(error.is_weight_files());
+    assert!(
+        error
+            .to_string()
+            .starts_with(&format!("{text:?} is not a size")),
+        "{error}"
+    );
+}
+
+#[rstest]
+#[case("model.safetensors", true)]
+#[case("model.safetensors.index.json", true)]
+#[case("model-00001-of-00003.safetensors", true)]
+#[case("model-100000-of-100001.safetensors", true)]
+#[case("model-1-of-3.safetensors", false)]
+#[case("model-00001-of-.safetensors", false)]
+#[case("model-00001-of-00003-of-00004.safetensors", false)]
+#[case("model_1.safetensors", false)]
+#[case("my-model.safetensors", false)]
+#[case("model-00001-of-00003.bin", false)]
+#[case("modelsafetensors", false)]
+#[case("model.safetensors.tmp", false)]
+fn names_of_a_save(#[case] name: &str, #[case] wanted: bool) {
+    assert_eq!(is_weight_file_of(name, "model"), wanted, "{name}");
+}
+
+#[test]
+fn what_an_earlier_save_left_is_stale() {
+    let tensors = [("a".to_owned(), 10), ("b".to_owned(), 10)];
+    let sharded = WeightFiles::plan(&tensors, 10, "model");
+    let stale: Vec<&str> = [
+        "model.safetensors",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model-00002-of-00003.safetensors",
+        "model.safetensors.index.json",
+        "config.json",
+    ]
+    .into_iter()
+    .filter(|name| sharded.is_stale(name, "model"))
+    .collect();
+    assert_eq!(
+        stale,
+        ["model.safetensors", "model-00002-of-00003.safetensors"]
+    );
+}
+
+#[test]
+fn an_index_reads_back_and_keeps_what_it_does_not_know() {
+    let json = r#"{"metadata": {"total_size": 7, "total_parameters": 3}, "weight_map": {"w": "f"}, "extra": 1}"#;
+    let index = Index::from_json(json).unwrap();
+    assert_eq!(index.metadata.total_size, 7);
+    let written = index.to_json().unwrap();
+    assert!(written.contains("total_parameters") && written.ends_with("}\n"));
+    assert_eq!(Index::from_json(&written).unwrap(), index);
+    assert_eq!(
+        Index::from_json(r#"{"weight_map": {}}"#).unwrap(),
+        Index::default()
+    );
+}
+
+#[rstest]
+#[case::no_json("{", "EOF")]
+#[case::no_map("{}", "weight_map")]
+#[case::a_path(r#"{"weight_map": {"w": "/etc/passwd"}}"#, "\"/etc/passwd\"")]
+#[case::upwards(r#"{"weight_map": {"w": ".."}}"#, "\"..\"")]
+#[case::other_separator(r#"{"weight_map": {"w": "a\\b"}}"#, "without a path")]
+#[case::nothing(r#"{"weight_map": {"w": ""}}"#, "\"\"")]
+fn a_hostile_index_is_refused(#[case] json: &str, #[case] message: &str) {
+    let error = Index::from_json(json).unwrap_err();
+    assert!(error.is_weight_files());
+    assert!(error.to_string().contains(message), "{error}");
+}
+
+#[test]
+fn sizes_are_written_for_people() {
+    let texts = [0, 999, 1000, 1_500_000, 10_000_000_000, 1_999_999].map(format_size);
+    assert_eq!(texts, ["0 B", "999 B", "1 KB", "1.5 MB", "10 GB", "2 MB"]);
+}
+
+proptest! {
+    #[test]
+    fn no_text_is_too_strange(text in ".{0,12}") {
+        let _ = parse_size(&text);
+        let _ = is_weight_file_of(&text, "model");
+        let _ = Index::from_json(&text);
+    }
+
+    #[test]
+    fn every_tensor_is_in_one_shard_that_is_not_too_large(
+        sizes in prop::collection::vec(0..40_u64, 0..30), max in 1..30_u64,
+    ) {
+        let tensors: Vec<(String, u64)> =
+            sizes.iter().enumerate().map(|(k, &size)| (format!("t{k}"), size)).collect();
+        let shards = plan_shards(&tensors, max);
+        let bytes_of = |name: &String| tensors.iter().find(|(known, _)| known == name).unwrap().1;
+        for shard in &shards {
+            let bytes: u64 = shard.iter().map(bytes_of).sum();
+            prop_assert!(!shard.is_empty() && (bytes <= max || shard.len() == 1));
+        }
+        let mut names: Vec<String> = shards.concat();
+        names.sort();
+        let mut wanted: Vec<String> = tensors.into_iter().map(|(name, _)| name).collect();
+        wanted.sort();
+        prop_assert_eq!(names, wanted);
+    }
+}
