@@ -1,8 +1,12 @@
 //! The one value that everything prepared shares, in place of global state.
 
+use crate::engine::Engine;
+use crate::error::Result;
 use crate::gradient_state::GradientState;
 use crate::group::Group;
-use std::sync::Arc;
+use crate::nn::ParamStore;
+use crate::state::PartialState;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Device;
 
 /// What an [`Accelerator`](crate::Accelerator) and all it prepared have in common.
@@ -11,10 +15,19 @@ pub(crate) struct Context(Arc<Inner>);
 
 #[derive(Debug)]
 pub(crate) struct Inner {
+    pub(crate) state: PartialState,
     pub(crate) device: Device,
     /// All processes of the job.
     pub(crate) group: Group,
     pub(crate) gradient_state: GradientState,
+    models: Mutex<Vec<PreparedParameters>>,
+}
+
+/// The parameters of a prepared model and what keeps them in step.
+#[derive(Clone, Debug)]
+pub(crate) struct PreparedParameters {
+    pub(crate) store: ParamStore,
+    pub(crate) engine: Arc<dyn Engine>,
 }
 
 impl std::ops::Deref for Context {
@@ -25,13 +38,44 @@ impl std::ops::Deref for Context {
 }
 
 impl Context {
-    pub(crate) fn new(device: Device, group: Group, gradient_state: GradientState) -> Self {
-        Self(Arc::new(Inner { device, group, gradient_state }))
+    pub(crate) fn new(state: PartialState, gradient_state: GradientState) -> Self {
+        Self(Arc::new(Inner {
+            device: state.device(),
+            group: state.group().clone(),
+            state,
+            gradient_state,
+            models: Mutex::new(Vec::new()),
+        }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<PreparedParameters>> {
+        // A list of shared pointers: whole after every statement, also where another thread panicked.
+        self.models.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The models prepared so far, in order.
+    pub(crate) fn models(&self) -> Vec<PreparedParameters> {
+        self.lock().clone()
+    }
+
+    pub(crate) fn register(&self, model: PreparedParameters) {
+        self.lock().push(model);
+    }
+
+    pub(crate) fn forget_models(&self) {
+        self.lock().clear();
+    }
+
+    /// To be called before parameters are updated: gradients must be complete on every rank.
+    pub(crate) fn before_step(&self) -> Result<()> {
+        self.models().iter().try_for_each(|model| model.engine.before_step())
     }
 
     /// One process on the CPU: what tests of single-process behaviour need.
     #[cfg(test)]
+    #[allow(clippy::unwrap_used)]
     pub(crate) fn single_process() -> Self {
-        Self::new(Device::Cpu, Group::single_process(), GradientState::new(Default::default()))
+        let gradient_state = GradientState::new(Default::default(), Default::default()).unwrap();
+        Self::new(PartialState::single_process(Device::Cpu), gradient_state)
     }
 }

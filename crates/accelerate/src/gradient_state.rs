@@ -1,5 +1,7 @@
 //! Where the training loop stands: is this the micro-batch that synchronises, is this the last batch.
 
+use crate::error::Result;
+use accelerate_core::accumulation::{Decision, PartialWindow, Window};
 use accelerate_core::config::GradientAccumulationPlugin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,8 +11,10 @@ pub(crate) struct GradientState(Arc<Mutex<Inner>>);
 
 #[derive(Debug)]
 struct Inner {
-    plugin: GradientAccumulationPlugin,
+    window: Window,
     sync_gradients: bool,
+    /// How to treat the gradients of the micro-batch at hand; `None` outside of `accumulate`.
+    decision: Option<Decision>,
     /// Loaders being iterated, innermost last.
     active_loaders: Vec<ActiveLoader>,
     next_loader_id: u64,
@@ -32,14 +36,22 @@ pub(crate) struct LoaderPosition {
     pub(crate) counted_rows: Vec<Vec<bool>>,
 }
 
+/// What a backward pass has to do to its loss and to what is accumulated.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct BackwardScaling {
+    pub(crate) loss_scale: f64,
+    pub(crate) rescale_accumulated: Option<f64>,
+}
+
 impl GradientState {
-    pub(crate) fn new(plugin: GradientAccumulationPlugin) -> Self {
-        Self(Arc::new(Mutex::new(Inner {
-            plugin,
+    pub(crate) fn new(plugin: GradientAccumulationPlugin, partial_window: PartialWindow) -> Result<Self> {
+        Ok(Self(Arc::new(Mutex::new(Inner {
+            window: Window::new(plugin)?.partial_window(partial_window),
             sync_gradients: true,
+            decision: None,
             active_loaders: Vec::new(),
             next_loader_id: 0,
-        })))
+        }))))
     }
 
     // The state stays consistent between statements, so a panic elsewhere does not spoil it.
@@ -47,12 +59,20 @@ impl GradientState {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn plugin(&self) -> GradientAccumulationPlugin {
-        self.lock().plugin.clone()
+    pub(crate) fn num_steps(&self) -> usize {
+        self.lock().window.plugin().num_steps
     }
 
-    pub(crate) fn set_num_steps(&self, num_steps: usize) {
-        self.lock().plugin.num_steps = num_steps;
+    pub(crate) fn set_num_steps(&self, num_steps: usize) -> Result<()> {
+        Ok(self.lock().window.set_num_steps(num_steps)?)
+    }
+
+    /// Begins counting micro-batches anew.
+    pub(crate) fn restart(&self) {
+        let mut inner = self.lock();
+        inner.window.reset();
+        inner.sync_gradients = true;
+        inner.decision = None;
     }
 
     pub(crate) fn sync_gradients(&self) -> bool {
@@ -61,6 +81,31 @@ impl GradientState {
 
     pub(crate) fn set_sync_gradients(&self, sync: bool) {
         self.lock().sync_gradients = sync;
+    }
+
+    /// Takes in a micro-batch; the decision holds until the next one.
+    pub(crate) fn begin_micro_batch(&self) -> Decision {
+        let mut inner = self.lock();
+        let end = inner.active_loaders.last().is_some_and(|loader| loader.position.end_of_dataloader);
+        let decision = inner.window.advance(end);
+        inner.sync_gradients = decision.sync;
+        inner.decision = Some(decision);
+        decision
+    }
+
+    /// The scaling of the backward pass that begins. What is accumulated is rescaled by the first one of
+    /// a micro-batch only.
+    pub(crate) fn begin_backward(&self) -> BackwardScaling {
+        let mut inner = self.lock();
+        let num_steps = inner.window.plugin().num_steps as f64;
+        match &mut inner.decision {
+            Some(decision) => BackwardScaling {
+                loss_scale: decision.loss_scale,
+                rescale_accumulated: decision.rescale_accumulated.take(),
+            },
+            // As the reference: the division is by the number of steps, whether or not `accumulate` is used.
+            None => BackwardScaling { loss_scale: 1.0 / num_steps, rescale_accumulated: None },
+        }
     }
 
     /// Registers a loader whose iteration begins. It is the innermost until the guard is dropped.
@@ -72,14 +117,14 @@ impl GradientState {
         LoaderGuard { state: self.clone(), id }
     }
 
-    /// The innermost loader's position, if any loader is being iterated.
-    pub(crate) fn active_position(&self) -> Option<LoaderPosition> {
-        self.lock().active_loaders.last().map(|loader| loader.position.clone())
-    }
-
     /// Is the innermost loader at its last batch? `false` outside of loops.
     pub(crate) fn end_of_dataloader(&self) -> bool {
         self.lock().active_loaders.last().is_some_and(|loader| loader.position.end_of_dataloader)
+    }
+
+    /// The innermost loader's position, if any loader is being iterated.
+    pub(crate) fn active_position(&self) -> Option<LoaderPosition> {
+        self.lock().active_loaders.last().map(|loader| loader.position.clone())
     }
 }
 
@@ -103,5 +148,44 @@ impl LoaderGuard {
 impl Drop for LoaderGuard {
     fn drop(&mut self) {
         self.state.lock().active_loaders.retain(|loader| loader.id != self.id);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn state(num_steps: usize) -> GradientState {
+        let plugin = GradientAccumulationPlugin { num_steps, ..Default::default() };
+        GradientState::new(plugin, PartialWindow::default()).unwrap()
+    }
+
+    #[test]
+    fn the_innermost_loader_tells_the_position() {
+        let state = state(1);
+        assert_eq!(state.active_position(), None);
+        let outer = state.begin_loader();
+        outer.publish(LoaderPosition { end_of_dataloader: true, ..Default::default() });
+        {
+            let _inner = state.begin_loader();
+            assert!(!state.active_position().unwrap().end_of_dataloader);
+        }
+        assert!(state.active_position().unwrap().end_of_dataloader);
+        drop(outer);
+        assert_eq!(state.active_position(), None);
+    }
+
+    #[test]
+    fn a_window_cut_short_rescales_once() {
+        let state = state(4);
+        let loader = state.begin_loader();
+        assert!(!state.begin_micro_batch().sync);
+        assert_eq!(state.begin_backward().loss_scale, 0.25);
+        loader.publish(LoaderPosition { end_of_dataloader: true, ..Default::default() });
+        assert!(state.begin_micro_batch().sync && state.sync_gradients());
+        let scaling = state.begin_backward();
+        assert_eq!(scaling, BackwardScaling { loss_scale: 0.5, rescale_accumulated: Some(2.0) });
+        assert_eq!(state.begin_backward().rescale_accumulated, None);
     }
 }

@@ -6,16 +6,44 @@
 
 pub use tch;
 
+mod accelerator;
+pub mod amp;
 mod context;
 pub mod data;
+mod engine;
 mod error;
 mod gradient_state;
 mod group;
 pub mod nn;
+mod operations;
 pub mod optim;
+mod prepare;
+mod state;
 mod tensor_tree;
+pub mod testing;
 
+pub use accelerate_core::accumulation::PartialWindow;
+pub use accelerate_core::config::{
+    AutocastKwargs, DDPCommunicationHookType, DataLoaderConfiguration, DistributedDataParallelKwargs,
+    GradScalerKwargs, GradientAccumulationPlugin, InitProcessGroupKwargs, MixedPrecision,
+    ProjectConfiguration,
+};
+pub use accelerate_core::names::DistributedType;
+pub use accelerate_core::schedule::SchedulerUnit;
 pub use accelerate_derive::TensorTree;
+pub use accelerator::{Accelerator, AcceleratorBuilder, HasParameters, KwargsHandler, PreparedModels, SaveModelOptions};
 pub use error::{Error, Result};
 pub use group::{Group, ReduceOp};
+pub use prepare::{Prepare, PreparedModel, kind};
+pub use state::{PartialState, SplitBetweenProcesses};
 pub use tensor_tree::TensorTree;
+
+/// What a training program names: `use accelerate::prelude::*;`.
+pub mod prelude {
+    pub use crate::MixedPrecision::{self, Bf16, Fp16};
+    pub use crate::data::{DataLoader, Dataset};
+    pub use crate::nn::{Module, ParamStore};
+    pub use crate::optim::{AdamW, LinearWithWarmup, LrScheduler, Optimizer, Sgd};
+    pub use crate::{Accelerator, Error, Result, TensorTree};
+    pub use tch::{self, Device, Kind, Tensor};
+}

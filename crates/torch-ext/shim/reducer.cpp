@@ -134,6 +134,10 @@ int32_t te_reducer_check_finalized(void *handle) {
   return guard([&] { reducer(handle).check_finalized(); });
 }
 
+int32_t te_reducer_delay_all_reduce(void *handle) {
+  return guard([&] { reducer(handle).delay_all_reduce(); });
+}
+
 int32_t te_reducer_num_buckets(void *handle, size_t *out) {
   return guard([&] { *out = reducer(handle).get_grad_buckets(true).size(); });
 }

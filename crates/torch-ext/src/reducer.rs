@@ -36,6 +36,7 @@ unsafe extern "C" {
     fn te_reducer_rebuild_buckets(reducer: Handle, out: *mut bool) -> i32;
     fn te_reducer_prepare_for_backward(reducer: Handle, outputs: *const Handle, count: usize) -> i32;
     fn te_reducer_check_finalized(reducer: Handle) -> i32;
+    fn te_reducer_delay_all_reduce(reducer: Handle) -> i32;
     fn te_reducer_num_buckets(reducer: Handle, out: *mut usize) -> i32;
     fn te_reducer_compress(reducer: Handle, group: Handle, scalar_type: i32) -> i32;
     fn te_reducer_register_hook(reducer: Handle, table: HookTable) -> i32;
@@ -182,6 +183,13 @@ impl Reducer {
     pub fn check_finalized(&self) -> Result<()> {
         // SAFETY: the handle is alive.
         check("DistributedDataParallel", unsafe { te_reducer_check_finalized(*self.handle) })
+    }
+
+    /// With `static_graph`, reduces everything at the end of the *first* backward pass, which only records the
+    /// graph. To be called once, after that pass. Collective.
+    pub fn delay_all_reduce(&self) -> Result<()> {
+        // SAFETY: the handle is alive.
+        check("DistributedDataParallel", unsafe { te_reducer_delay_all_reduce(*self.handle) })
     }
 
     /// How many buckets the gradients are in.

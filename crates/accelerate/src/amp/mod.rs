@@ -4,9 +4,11 @@
 //! in the format of [`MixedPrecision`]; with fp16 a [`GradScaler`] keeps gradients in range.
 
 mod grad_scaler;
+mod precision;
 
 pub use accelerate_core::config::{GradScalerKwargs, MixedPrecision};
 pub use grad_scaler::{GradScaler, GradScalerState};
+pub(crate) use precision::Precision;
 
 use tch::Kind;
 

@@ -20,6 +20,7 @@ mod sampler;
 mod schedule;
 mod shard;
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests;
 
 pub use accelerate_core::config::DataLoaderConfiguration;

@@ -46,7 +46,7 @@ use tch::Device;
 pub struct DataLoaderShard<D: Dataset, B> {
     parts: Parts<D, B>,
     sharding: Sharding,
-    gradient_state: GradientState,
+    pub(crate) gradient_state: GradientState,
     /// `None` when there is nobody to agree with.
     exchange: Option<Arc<dyn Exchange>>,
     /// `None` leaves batches where they are.

@@ -1,20 +1,54 @@
 //! What can go wrong between processes.
 
-use super::*;
-use std::time::Duration;
+use crate::group::Failure;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CollectiveError {
     #[error(
-        "rank {rank} of {world_size}: {op} number {sequence} on {shape} did not finish within {deadline:?}; \
-         a peer has not made the same call, or is stuck or very slow. Every rank has to make the same \
-         sequence of collective calls: look for one inside `if accelerator.is_main_process()`. A longer \
-         deadline is set by InitProcessGroupKwargs.timeout"
+        "{} did not finish within {:?}: {}. Every rank has to make the same collective calls in the same \
+         order; look for one that only some ranks reach, or for a rank that is stuck. For work that \
+         really takes longer, raise InitProcessGroupKwargs.timeout",
+        failure.call(), failure.deadline, failure.blame()
     )]
-    Timeout { rank: usize, world_size: usize, op: &'static str, sequence: u64, shape: String, deadline: Duration, source: torch_ext::Error },
+    Timeout { failure: Failure, source: torch_ext::Error },
+
+    #[error(
+        "{} lost the connection to another process: {}. The first process that failed says why",
+        failure.call(), failure.blame()
+    )]
+    PeerGone { failure: Failure, source: torch_ext::Error },
+
+    #[error("{op} needs the same shapes and dtypes on every rank, but found {per_rank}. {cure}")]
+    Disagreement { op: &'static str, per_rank: String, cure: &'static str },
+
+    #[error("{op} cannot cut {shape} into {world_size} equal parts along dim 0; pad it to a multiple first")]
+    Indivisible { op: &'static str, shape: String, world_size: usize },
+
+    #[error("{op} names rank {rank}, but there are {world_size} ranks, counted from 0")]
+    NoSuchRank { op: &'static str, rank: usize, world_size: usize },
+
+    #[error("{op} cannot {verb} an object as bytes: {source}")]
+    Object { op: &'static str, verb: &'static str, source: Box<dyn std::error::Error + Send + Sync> },
+
+    #[error(
+        "gather_for_metrics found a tensor of {found} on rank {rank}, where the batch has {wanted} rows; the \
+         first dim has to be the rows of the batch. For values that are not per row, use gather"
+    )]
+    NotRows { found: String, rank: usize, wanted: usize },
+
+    #[error(
+        "gather_for_metrics is called in a round in which rank(s) {ranks} have no batch (even_batches is false), \
+         so they cannot take part. Use even_batches: true, whose filler rows are left out of metrics exactly"
+    )]
+    RanksWithoutBatch { ranks: String },
 }
 
 impl CollectiveError {
-    pub(crate) fn is_timeout(&self) -> bool { matches!(self, Self::Timeout { .. }) }
-    pub(crate) fn is_peer_failure(&self) -> bool { false }
+    pub(crate) fn is_timeout(&self) -> bool {
+        matches!(self, Self::Timeout { .. })
+    }
+
+    pub(crate) fn is_peer_failure(&self) -> bool {
+        matches!(self, Self::PeerGone { .. })
+    }
 }

@@ -1,8 +1,69 @@
-//! What can go wrong while the processes of a job find each other.
+//! What can go wrong while the processes of a run find their place and each other.
+
+use std::time::Duration;
 
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum StateError {}
+pub(crate) enum StateError {
+    #[error(
+        "ACCELERATE_TORCH_DEVICE is \"{name}\", which is not a device of this machine; wanted \"cpu\", \"cuda\" or \
+         \"cuda:<index>\" with an index below {cuda_devices}"
+    )]
+    UnknownDevice { name: String, cuda_devices: usize },
+
+    #[error(
+        "InitProcessGroupKwargs.backend is \"{name}\", which cannot move tensors of {device}; wanted \"gloo\" for the \
+         CPU, \"nccl\" or \"gloo\" for CUDA, or nothing for the one that fits"
+    )]
+    UnknownBackend { name: String, device: String },
+
+    #[error("the backend {name} is not part of this build; build with the cargo feature `cuda`, or choose gloo")]
+    BackendDisabled { name: &'static str },
+
+    #[error(
+        "InitProcessGroupKwargs.init_method is \"{found}\"; wanted \"env://\", \"tcp://<host>:<port>\" or \
+         \"file:///<path on a file system that all ranks see>\""
+    )]
+    InitMethod { found: String },
+
+    #[error(
+        "port {port}, at which the ranks were to meet, is taken by another program; choose another with \
+         `accelerate launch --main_process_port <port>` (0 takes a free one) or MASTER_PORT"
+    )]
+    PortTaken { port: u16, source: torch_ext::Error },
+
+    #[error(
+        "rank 0 did not open {host}:{port} within {timeout:?}; it has not started, has ended, or MASTER_ADDR and \
+         MASTER_PORT are not the same on all ranks: {source}"
+    )]
+    NobodyListens { host: String, port: u16, timeout: Duration, source: std::io::Error },
+
+    #[error(
+        "rank(s) {missing} of {world_size} did not arrive within {timeout:?}; look at their output, or start all \
+         {world_size} processes"
+    )]
+    NotArrived { missing: String, world_size: usize, timeout: Duration, source: torch_ext::Error },
+
+    #[error("two handlers of kind {kind} were given; give each kind at most once")]
+    DuplicateHandler { kind: &'static str },
+
+    #[error("gradient_accumulation_steps is {steps} and gradient_accumulation_plugin.num_steps is {plugin}; give one of them")]
+    TwoAccumulationSettings { steps: usize, plugin: usize },
+
+    #[error("{feature} is not part of this version; {cure}")]
+    NotAvailable { feature: String, cure: &'static str },
+
+    #[error("DistributedDataParallel: parameters {names} got no gradient in the last backward pass, so their gradients cannot be averaged. Use them in the loss, freeze them, or set DistributedDataParallelKwargs.find_unused_parameters to true")]
+    UnusedParameters { names: String, source: torch_ext::Error },
+
+    #[error(
+        "the models of the ranks differ, so they cannot be trained together: rank {rank} has {there} where rank 0 has \
+         {on_main}. Build the same model on every rank"
+    )]
+    DifferentModels { rank: usize, on_main: String, there: String },
+}
 
 impl StateError {
-    pub(crate) fn is_timeout(&self) -> bool { false }
+    pub(crate) fn is_timeout(&self) -> bool {
+        matches!(self, Self::NobodyListens { .. } | Self::NotArrived { .. })
+    }
 }

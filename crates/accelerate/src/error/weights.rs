@@ -2,6 +2,7 @@
 
 use crate::nn::Mismatch;
 use std::path::PathBuf;
+use tch::Kind;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WeightsError {
@@ -13,4 +14,82 @@ pub(crate) enum WeightsError {
          what has the same name and shape"
     )]
     StateDict { mismatch: Mismatch },
+
+    #[error(
+        "the weights in {} do not fit the model: {mismatch}. Nothing was changed. Check that the model has the \
+         configuration with which it was saved; LoadOptions has `key_map` for other names and `strict = \
+         false` to load only what fits",
+        path.display()
+    )]
+    DoesNotFit { path: PathBuf, mismatch: Mismatch },
+
+    #[error(
+        "{} is not a safetensors file, or it is damaged: {reason}; save or download it again",
+        path.display()
+    )]
+    Header { path: PathBuf, reason: String },
+
+    #[error(
+        "{} has {found_bytes} bytes where its header promises {wanted_bytes}: it was {}; save or download it again",
+        path.display(),
+        if found_bytes < wanted_bytes { "cut off" } else { "lengthened or its header damaged" }
+    )]
+    Length { path: PathBuf, found_bytes: u64, wanted_bytes: u64 },
+
+    #[error(
+        "the tensor `{name}` in {} has elements of type {dtype}, which libtorch 2.11 cannot hold here; convert it to a \
+         type such as F32 or I64",
+        path.display()
+    )]
+    UnknownDtype { path: PathBuf, name: String, dtype: String },
+
+    #[error(
+        "the tensor `{name}` cannot be written to {}: safetensors has no element type for {kind:?}; cast it first",
+        path.display()
+    )]
+    KindNotWritable { path: PathBuf, name: String, kind: Kind },
+
+    #[error("the index {} cannot be used: {source}", path.display())]
+    Index { path: PathBuf, source: accelerate_core::Error },
+
+    #[error(
+        "the index {} names the file {file} for {num_tensors} tensors, but there is no such file beside it; \
+         copy or download all shards into one folder",
+        index.display()
+    )]
+    MissingShard { index: PathBuf, file: String, num_tensors: usize },
+
+    #[error(
+        "the index {} and its shards do not belong together; {} tensors are not where it says: {}. Save or \
+         download the folder again",
+        index.display(), absent.len(), absent.join(", ")
+    )]
+    WrongIndex { index: PathBuf, absent: Vec<String> },
+
+    #[error(
+        "the tensor `{name}` is both in {} and in {}, and the index does not say which counts",
+        paths[0].display(), paths[1].display()
+    )]
+    InTwoFiles { name: String, paths: [PathBuf; 2] },
+
+    #[error(
+        "{} holds no weights that can be told apart: there is neither model.safetensors nor \
+         model.safetensors.index.json, nor a single other safetensors file or index; it holds {}",
+        folder.display(),
+        if names.is_empty() { "nothing".to_owned() } else { names.join(", ") }
+    )]
+    NoWeights { folder: PathBuf, names: Vec<String> },
+
+    #[error(
+        "{} is in PyTorch's pickle format, which can run code when it is read and is not supported; convert it \
+         with Python: safetensors.torch.save_file(torch.load(\"in.bin\"), \"model.safetensors\")",
+        path.display()
+    )]
+    Pickle { path: PathBuf },
+
+    #[error(
+        "the key map turns both `{first}` and `{second}` in {} into `{mapped}`; it has to keep names apart",
+        path.display()
+    )]
+    SameName { path: PathBuf, first: String, second: String, mapped: String },
 }

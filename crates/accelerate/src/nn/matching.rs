@@ -1,8 +1,9 @@
 //! Which found tensor goes into which parameter, and everything that does not fit.
 
 use super::{Param, ParamStore};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
+use tch::{Kind, Tensor};
 
 /// All differences between what a model has and what was found for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -51,7 +52,8 @@ impl fmt::Display for Mismatch {
 
 /// Pairs found tensors (by name and shape) with parameters: `(position in found, parameter)`.
 ///
-/// A tied parameter may be found under any of its names; its first name wins. `num_batches_tracked` may be
+/// A tied parameter may be found under any of its names; its first name wins. Parameters that share memory
+/// without being tied need only one of them found, since only one is written. `num_batches_tracked` may be
 /// absent, because files written before PyTorch 0.4.1 lack it, and PyTorch accepts that too.
 pub(crate) fn match_names(
     store: &ParamStore,
@@ -73,11 +75,10 @@ pub(crate) fn match_names(
         }
     }
     let mut pairs = Vec::new();
+    let mut absent = Vec::new();
     for param in store.persistent() {
         let Some(&(position, _)) = by_first_name.get(param.name()) else {
-            if !(param.is_buffer() && param.name().ends_with("num_batches_tracked")) {
-                mismatch.missing.push(param.name().to_owned());
-            }
+            absent.push(param);
             continue;
         };
         let (name, shape) = &found[position];
@@ -88,6 +89,18 @@ pub(crate) fn match_names(
             mismatch.misshaped.push(Misshaped { name: name.clone(), found: shape.clone(), wanted });
         }
     }
+    let filled: HashSet<_> = pairs.iter().map(|(_, param)| memory_of(&param.local())).collect();
+    let is_missing = |param: &Param| {
+        let is_counter = param.is_buffer() && param.name().ends_with("num_batches_tracked");
+        !is_counter && (param.numel() == 0 || !filled.contains(&memory_of(&param.local())))
+    };
+    let missing = absent.into_iter().filter(is_missing);
+    mismatch.missing = missing.map(|param| param.name().to_owned()).collect();
     mismatch.unexpected.sort();
     (pairs, mismatch)
+}
+
+/// The same for two tensors that are one piece of memory seen in the same way. Meaningless for empty ones.
+pub(crate) fn memory_of(tensor: &Tensor) -> (usize, Vec<i64>, Vec<i64>, Option<Kind>) {
+    (tensor.data_ptr() as usize, tensor.size(), tensor.stride(), tensor.f_kind().ok())
 }

@@ -2,7 +2,7 @@
 
 use super::init::is_floating;
 use super::param::Role;
-use super::{LoadReport, Param, Path, StateDict, match_names};
+use super::{LoadReport, Param, Path, StateDict, match_names, memory_of};
 use crate::error::{NnError, Result, WeightsError};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -120,6 +120,8 @@ impl ParamStore {
     /// through the store are seen by the model and the other way round.
     ///
     /// Trainable variables are parameters in the order of their creation; the others are buffers, by name.
+    /// A variable registered under several names is one parameter under the first in alphabetical order, with
+    /// the others as [aliases](Self::aliases).
     ///
     /// # Errors
     /// A name that is malformed.
@@ -142,18 +144,25 @@ impl ParamStore {
         let mut names: Vec<&String> = variables.named_variables.keys().collect();
         names.sort();
         // The store of tch keeps the order only in a list without names; the memory tells which is which.
-        let mut taken = HashSet::new();
+        let mut names_by_memory: HashMap<_, Vec<&String>> = HashMap::new();
+        for name in &names {
+            names_by_memory.entry(memory_of(&variables.named_variables[*name])).or_default().push(name);
+        }
+        let mut taken: HashSet<&String> = HashSet::new();
         for variable in &variables.trainable_variables {
-            let is_same = |name: &&&String| {
-                let tensor = &variables.named_variables[**name];
-                !taken.contains(**name)
-                    && tensor.data_ptr() == variable.tensor.data_ptr()
-                    && tensor.size() == variable.tensor.size()
-            };
-            if let Some(name) = names.iter().find(is_same).copied() {
+            let same = names_by_memory.get(&memory_of(&variable.tensor)).into_iter().flatten();
+            // Empty tensors all have the same memory, none, and are not tied for that.
+            let num_names = if variable.tensor.numel() == 0 { 1 } else { usize::MAX };
+            let mut first: Option<Param> = None;
+            for name in same.filter(|name| !taken.contains(**name)).take(num_names).collect::<Vec<_>>() {
                 taken.insert(name);
-                let tensor = variables.named_variables[name].shallow_clone();
-                store.insert(Param::new(name.clone(), Role::Parameter, tensor))?;
+                first = Some(match first {
+                    Some(param) => store.insert_alias((*name).clone(), &param)?,
+                    None => {
+                        let tensor = variables.named_variables[*name].shallow_clone();
+                        store.insert(Param::new((*name).clone(), Role::Parameter, tensor))?
+                    }
+                });
             }
         }
         for name in names.into_iter().filter(|name| !taken.contains(name)) {

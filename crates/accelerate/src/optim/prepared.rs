@@ -65,6 +65,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
         if !self.context.gradient_state.sync_gradients() {
             return Ok(());
         }
+        self.context.before_step()?;
         match &self.scaling {
             Some(scaling) => scaling.scaler.step_together(&mut self.optimizer),
             None => self.optimizer.step(),

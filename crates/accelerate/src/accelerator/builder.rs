@@ -1,0 +1,283 @@
+//! From wishes and environment to an accelerator: everything is decided here, once.
+
+use super::{Accelerator, KwargsHandler, Settings};
+use crate::amp::{GradScaler, MixedPrecision, Precision, needs_grad_scaler};
+use crate::context::Context;
+use crate::error::{Result, StateError};
+use crate::gradient_state::GradientState;
+use crate::group::Group;
+use crate::state::{Lookup, PartialState, process_environment};
+use accelerate_core::accumulation::PartialWindow;
+use accelerate_core::config::{
+    AutocastKwargs, DataLoaderConfiguration, DistributedDataParallelKwargs, GradScalerKwargs,
+    GradientAccumulationPlugin, InitProcessGroupKwargs, ProjectConfiguration,
+};
+use accelerate_core::environment::LaunchSettings;
+use accelerate_core::schedule::SchedulerUnit;
+
+/// Describes an [`Accelerator`]. For every setting: what is given here, else the launcher's environment, else
+/// the default.
+///
+/// ```
+/// use accelerate::{Accelerator, MixedPrecision};
+///
+/// let accelerator = Accelerator::builder().cpu(true).mixed_precision(MixedPrecision::Bf16).build()?;
+/// assert_eq!(accelerator.mixed_precision(), MixedPrecision::Bf16);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use = "a builder makes nothing before `build`"]
+pub struct AcceleratorBuilder {
+    device_placement: Option<bool>,
+    mixed_precision: Option<MixedPrecision>,
+    gradient_accumulation_steps: Option<usize>,
+    gradient_accumulation_plugin: Option<GradientAccumulationPlugin>,
+    partial_window: PartialWindow,
+    cpu: bool,
+    dataloader_config: Option<DataLoaderConfiguration>,
+    project_config: Option<ProjectConfiguration>,
+    step_scheduler_with_optimizer: Option<bool>,
+    scheduler_unit: Option<SchedulerUnit>,
+    outputs_to_fp32: Option<bool>,
+    handlers: Vec<KwargsHandler>,
+}
+
+impl AcceleratorBuilder {
+    /// Move models and batches to the device. Default true.
+    pub fn device_placement(mut self, device_placement: bool) -> Self {
+        self.device_placement = Some(device_placement);
+        self
+    }
+
+    /// The precision of forward passes. Default: the launcher's, else `MixedPrecision::No`.
+    pub fn mixed_precision(mut self, mixed_precision: MixedPrecision) -> Self {
+        self.mixed_precision = Some(mixed_precision);
+        self
+    }
+
+    /// Number of micro-batches whose gradients make one optimizer step. Default: the launcher's, else 1.
+    pub fn gradient_accumulation_steps(mut self, steps: usize) -> Self {
+        self.gradient_accumulation_steps = Some(steps);
+        self
+    }
+
+    /// All settings of gradient accumulation; excludes `gradient_accumulation_steps`.
+    pub fn gradient_accumulation_plugin(mut self, plugin: GradientAccumulationPlugin) -> Self {
+        self.gradient_accumulation_plugin = Some(plugin);
+        self
+    }
+
+    /// How a window of micro-batches that the data cuts short is scaled. Default: to the true mean.
+    pub fn partial_window(mut self, partial_window: PartialWindow) -> Self {
+        self.partial_window = partial_window;
+        self
+    }
+
+    /// Compute on the CPU even where GPUs are present. Default: the launcher's wish, else false.
+    pub fn cpu(mut self, cpu: bool) -> Self {
+        self.cpu = cpu;
+        self
+    }
+
+    /// How data loaders are prepared.
+    pub fn dataloader_config(mut self, config: DataLoaderConfiguration) -> Self {
+        self.dataloader_config = Some(config);
+        self
+    }
+
+    /// Where the project keeps its files.
+    pub fn project_config(mut self, config: ProjectConfiguration) -> Self {
+        self.project_config = Some(config);
+        self
+    }
+
+    /// Whether schedulers move only when the optimizer does. Default true.
+    pub fn step_scheduler_with_optimizer(mut self, step: bool) -> Self {
+        self.step_scheduler_with_optimizer = Some(step);
+        self
+    }
+
+    /// What one scheduler step counts. Default: as the reference, one tick per process and optimizer step.
+    pub fn scheduler_unit(mut self, unit: SchedulerUnit) -> Self {
+        self.scheduler_unit = Some(unit);
+        self
+    }
+
+    /// Give half-precision outputs of prepared models as float32. Default true, as the reference.
+    pub fn outputs_to_fp32(mut self, outputs_to_fp32: bool) -> Self {
+        self.outputs_to_fp32 = Some(outputs_to_fp32);
+        self
+    }
+
+    /// Settings of one mechanism; each kind at most once.
+    pub fn kwargs_handler(mut self, handler: impl Into<KwargsHandler>) -> Self {
+        self.handlers.push(handler.into());
+        self
+    }
+
+    /// Finds this process's place in its run and makes the accelerator. Collective in a run of several processes.
+    ///
+    /// # Errors
+    /// Settings or environment that contradict each other; ranks that do not arrive.
+    pub fn build(self) -> Result<Accelerator> {
+        self.build_with(&process_environment, PartialState::from_environment)
+    }
+
+    /// An accelerator for one rank of a group that exists already.
+    pub(crate) fn build_in_group(self, group: Group) -> Result<Accelerator> {
+        self.build_with(&|_| None, |_, _, _| Ok(PartialState::of_group(group)))
+    }
+
+    fn build_with(
+        self,
+        lookup: Lookup<'_>,
+        state: impl FnOnce(bool, &InitProcessGroupKwargs, Lookup<'_>) -> Result<PartialState>,
+    ) -> Result<Accelerator> {
+        let environment = LaunchSettings::read(lookup)?;
+        let handlers = Handlers::sort(self.handlers)?;
+        let dataloader = self.dataloader_config.unwrap_or_default();
+        let plugin = accumulation_plugin(
+            self.gradient_accumulation_steps,
+            self.gradient_accumulation_plugin.or_else(|| dataloader.gradient_accumulation_kwargs.clone()),
+            environment.gradient_accumulation_steps,
+        )?;
+        let mixed_precision =
+            self.mixed_precision.or(environment.mixed_precision).unwrap_or(MixedPrecision::No);
+        check_available(mixed_precision)?;
+        let gradient_state = GradientState::new(plugin, self.partial_window)?;
+        handlers.ddp.check()?;
+        dataloader.check()?;
+        let scaler = needs_grad_scaler(mixed_precision).then(|| GradScaler::new(handlers.scaler)).transpose()?;
+
+        let state = state(self.cpu, &handlers.init, lookup)?;
+        let precision =
+            Precision::new(mixed_precision, state.device(), handlers.autocast, self.outputs_to_fp32.unwrap_or(true));
+        let settings = Settings {
+            device_placement: self.device_placement.unwrap_or(true),
+            dataloader,
+            project: self.project_config.unwrap_or_default(),
+            ddp: handlers.ddp,
+            step_scheduler_with_optimizer: self.step_scheduler_with_optimizer.unwrap_or(true),
+            scheduler_unit: self.scheduler_unit.unwrap_or(SchedulerUnit::Reference),
+        };
+        Ok(Accelerator::from_parts(Context::new(state, gradient_state), settings, precision, scaler))
+    }
+}
+
+#[derive(Default)]
+struct Handlers {
+    ddp: DistributedDataParallelKwargs,
+    scaler: GradScalerKwargs,
+    init: InitProcessGroupKwargs,
+    autocast: AutocastKwargs,
+}
+
+impl Handlers {
+    fn sort(given: Vec<KwargsHandler>) -> Result<Self> {
+        let mut sorted = Self::default();
+        let mut seen: Vec<&'static str> = Vec::new();
+        for handler in given {
+            let kind = match handler {
+                KwargsHandler::DistributedDataParallel(kwargs) => {
+                    sorted.ddp = kwargs;
+                    "DistributedDataParallelKwargs"
+                }
+                KwargsHandler::GradScaler(kwargs) => {
+                    sorted.scaler = kwargs;
+                    "GradScalerKwargs"
+                }
+                KwargsHandler::InitProcessGroup(kwargs) => {
+                    sorted.init = kwargs;
+                    "InitProcessGroupKwargs"
+                }
+                KwargsHandler::Autocast(kwargs) => {
+                    sorted.autocast = kwargs;
+                    "AutocastKwargs"
+                }
+            };
+            if seen.contains(&kind) {
+                return Err(StateError::DuplicateHandler { kind }.into());
+            }
+            seen.push(kind);
+        }
+        Ok(sorted)
+    }
+}
+
+fn accumulation_plugin(
+    steps: Option<usize>,
+    plugin: Option<GradientAccumulationPlugin>,
+    environment: Option<usize>,
+) -> Result<GradientAccumulationPlugin> {
+    match (steps, plugin) {
+        (Some(steps), Some(plugin)) if steps != plugin.num_steps => {
+            Err(StateError::TwoAccumulationSettings { steps, plugin: plugin.num_steps }.into())
+        }
+        (_, Some(plugin)) => Ok(plugin),
+        (steps, None) => Ok(GradientAccumulationPlugin {
+            num_steps: steps.or(environment).unwrap_or(1),
+            ..Default::default()
+        }),
+    }
+}
+
+fn check_available(mixed_precision: MixedPrecision) -> Result<()> {
+    if mixed_precision == MixedPrecision::Fp8 {
+        let feature = "mixed_precision \"fp8\"".to_owned();
+        return Err(StateError::NotAvailable { feature, cure: "use \"bf16\"" }.into());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn build(builder: AcceleratorBuilder, variables: &[(&str, &str)]) -> Result<Accelerator> {
+        let lookup = |name: &str| {
+            variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+        };
+        builder.cpu(true).build_with(&lookup, PartialState::from_environment)
+    }
+
+    #[test]
+    fn what_is_given_beats_the_environment_beats_the_default() {
+        let variables =
+            [("ACCELERATE_MIXED_PRECISION", "bf16"), ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "3")];
+        let plain = build(AcceleratorBuilder::default(), &[]).unwrap();
+        assert_eq!((plain.mixed_precision(), plain.gradient_accumulation_steps()), (MixedPrecision::No, 1));
+        let launched = build(AcceleratorBuilder::default(), &variables).unwrap();
+        assert_eq!((launched.mixed_precision(), launched.gradient_accumulation_steps()), (MixedPrecision::Bf16, 3));
+        let builder =
+            AcceleratorBuilder::default().mixed_precision(MixedPrecision::Fp16).gradient_accumulation_steps(2);
+        let given = build(builder, &variables).unwrap();
+        assert_eq!((given.mixed_precision(), given.gradient_accumulation_steps()), (MixedPrecision::Fp16, 2));
+    }
+
+    #[test]
+    fn contradictions_are_named() {
+        let plugin = GradientAccumulationPlugin { num_steps: 4, ..Default::default() };
+        for (builder, variables, words) in [
+            (
+                AcceleratorBuilder::default().gradient_accumulation_steps(2).gradient_accumulation_plugin(plugin),
+                vec![],
+                "gradient_accumulation_steps is 2",
+            ),
+            (
+                AcceleratorBuilder::default()
+                    .kwargs_handler(AutocastKwargs::default())
+                    .kwargs_handler(AutocastKwargs::default()),
+                vec![],
+                "two handlers of kind AutocastKwargs",
+            ),
+            (AcceleratorBuilder::default().mixed_precision(MixedPrecision::Fp8), vec![], "fp8"),
+            (AcceleratorBuilder::default().gradient_accumulation_steps(0), vec![], "0"),
+            (AcceleratorBuilder::default(), vec![("WORLD_SIZE", "2")], "RANK"),
+            (AcceleratorBuilder::default(), vec![("ACCELERATE_MIXED_PRECISION", "half")], "half"),
+        ] {
+            let error = build(builder, &variables).unwrap_err();
+            assert!(error.is_config() && error.to_string().contains(words), "{error}");
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Collectives on whatever is made of tensors, and on objects.
+
+use super::Accelerator;
+use crate::error::Result;
+use crate::group::ReduceOp;
+use crate::operations;
+use crate::tensor_tree::TensorTree;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+impl Accelerator {
+    /// Every tensor of all ranks, joined along dim 0 in rank order: `[n, ...]` becomes `[num_processes * n, ...]`,
+    /// a 0-d tensor `[num_processes]`. Collective.
+    ///
+    /// # Errors
+    /// Shapes that differ between ranks: all of them are shown, with the call that evens them out.
+    ///
+    /// ```
+    /// use accelerate::{testing, tch::Tensor};
+    ///
+    /// testing::ranks(2, |accelerator| {
+    ///     let mine = Tensor::from_slice(&[accelerator.process_index() as i64]);
+    ///     assert_eq!(accelerator.gather(&mine)?, Tensor::from_slice(&[0i64, 1]));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn gather<T: TensorTree>(&self, tensor: &T) -> Result<T> {
+        operations::gather(self.group(), tensor)
+    }
+
+    /// The objects of all ranks in rank order. Collective.
+    pub fn gather_object<T: Serialize + DeserializeOwned>(&self, objects: &[T]) -> Result<Vec<T>> {
+        operations::gather_object(self.group(), objects)
+    }
+
+    /// As [`Accelerator::gather`], with each row of the data set exactly once: rows that a loader added only to keep
+    /// ranks even are left out. To be called inside the loop over a prepared loader, on tensors whose dim 0 are
+    /// the rows of the batch (0-d tensors give one value per rank). Collective.
+    ///
+    /// ```
+    /// use accelerate::{data::{DataLoader, VecDataset}, testing};
+    ///
+    /// testing::ranks(2, |accelerator| {
+    ///     let loader = DataLoader::builder(VecDataset::new(vec![0i64, 1, 2, 3, 4])).batch_size(2).build()?;
+    ///     let loader = accelerator.prepare(loader)?;
+    ///     let mut seen = Vec::new();
+    ///     for batch in loader.iter()? {
+    ///         seen.extend(Vec::<i64>::try_from(&accelerator.gather_for_metrics(&batch?)?)?);
+    ///     }
+    ///     assert_eq!(seen, [0, 1, 2, 3, 4]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn gather_for_metrics<T: TensorTree>(&self, input_data: &T) -> Result<T> {
+        let position = self.context().gradient_state.active_position();
+        operations::gather_for_metrics(self.group(), input_data, position.as_ref())
+    }
+
+    /// As [`Accelerator::gather_for_metrics`], for one object per row of the batch. Collective.
+    pub fn gather_object_for_metrics<T: Serialize + DeserializeOwned>(&self, objects: &[T]) -> Result<Vec<T>> {
+        let position = self.context().gradient_state.active_position();
+        operations::gather_object_for_metrics(self.group(), objects, position.as_ref())
+    }
+
+    /// Every tensor combined over ranks, then multiplied by `scale`; the inputs stay as they are. Collective.
+    pub fn reduce<T: TensorTree>(&self, tensor: &T, reduction: ReduceOp, scale: f64) -> Result<T> {
+        operations::reduce(self.group(), tensor, reduction, scale)
+    }
+
+    /// Every tensor padded along `dim` to its length on the rank where it is longest, with `pad_index`, at the end
+    /// or (`pad_first`) at the front. A tensor without that dim stays as it is. Collective.
+    pub fn pad_across_processes<T: TensorTree>(
+        &self,
+        tensor: &T,
+        dim: i64,
+        pad_index: f64,
+        pad_first: bool,
+    ) -> Result<T> {
+        let padding = operations::Padding { dim, pad_index, pad_first };
+        operations::pad_across_processes(self.group(), tensor, padding)
+    }
+
+    /// Every tensor as it is on rank `from_process`; the other ranks give tensors of the same shapes. Collective.
+    pub fn broadcast<T: TensorTree>(&self, tensor: &T, from_process: usize) -> Result<T> {
+        operations::broadcast(self.group(), tensor, from_process)
+    }
+
+    /// Replaces the objects by those of rank `from_process`. Collective.
+    pub fn broadcast_object_list<T: Serialize + DeserializeOwned>(
+        &self,
+        objects: &mut Vec<T>,
+        from_process: usize,
+    ) -> Result<()> {
+        operations::broadcast_object_list(self.group(), objects, from_process)
+    }
+}

@@ -1,0 +1,44 @@
+//! Settings of single mechanisms, handed to the accelerator as the reference's `kwargs_handlers`.
+
+use accelerate_core::config::{
+    AutocastKwargs, DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs,
+};
+
+/// One group of settings; anything it can be made from goes to `AcceleratorBuilder::kwargs_handler`.
+///
+/// ```
+/// use accelerate::{Accelerator, DistributedDataParallelKwargs};
+///
+/// let ddp = DistributedDataParallelKwargs { find_unused_parameters: true, ..Default::default() };
+/// let accelerator = Accelerator::builder().cpu(true).kwargs_handler(ddp).build()?;
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum KwargsHandler {
+    /// How gradients are averaged over ranks.
+    DistributedDataParallel(DistributedDataParallelKwargs),
+    /// Loss scaling of fp16.
+    GradScaler(GradScalerKwargs),
+    /// How processes meet, and how long they wait for each other.
+    InitProcessGroup(InitProcessGroupKwargs),
+    /// Autocast around forward passes.
+    Autocast(AutocastKwargs),
+}
+
+macro_rules! from {
+    ($($variant:ident($type:ty)),* $(,)?) => {$(
+        impl From<$type> for KwargsHandler {
+            fn from(kwargs: $type) -> Self {
+                Self::$variant(kwargs)
+            }
+        }
+    )*};
+}
+
+from! {
+    DistributedDataParallel(DistributedDataParallelKwargs),
+    GradScaler(GradScalerKwargs),
+    InitProcessGroup(InitProcessGroupKwargs),
+    Autocast(AutocastKwargs),
+}

@@ -1,0 +1,149 @@
+//! The one object a training program talks to.
+
+mod builder;
+mod collectives;
+mod handlers;
+mod persistence;
+mod process_control;
+mod training;
+
+pub use builder::AcceleratorBuilder;
+pub use handlers::KwargsHandler;
+pub use persistence::SaveModelOptions;
+pub use training::{HasParameters, PreparedModels};
+
+use crate::amp::{GradScaler, MixedPrecision, Precision};
+use crate::context::Context;
+use crate::error::Result;
+use crate::optim::OptimizerHandle;
+use crate::state::PartialState;
+use accelerate_core::config::{DataLoaderConfiguration, DistributedDataParallelKwargs, ProjectConfiguration};
+use accelerate_core::schedule::SchedulerUnit;
+use std::fmt;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Makes one training program run on one process or many, in any precision (`Accelerator` of the reference).
+///
+/// Cheap to clone; clones are the same accelerator. Nothing is global: two accelerators do not know of
+/// each other.
+///
+/// ```
+/// use accelerate::Accelerator;
+///
+/// let accelerator = Accelerator::builder().cpu(true).gradient_accumulation_steps(2).build()?;
+/// assert_eq!((accelerator.process_index(), accelerator.num_processes()), (0, 1));
+/// accelerator.print(format_args!("training on {:?}", accelerator.device()));
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Accelerator(Arc<Inner>);
+
+struct Inner {
+    context: Context,
+    settings: Settings,
+    precision: Precision,
+    scaler: Option<GradScaler>,
+    optimizers: Mutex<Vec<OptimizerHandle>>,
+    trigger: AtomicBool,
+}
+
+/// What the builder decided, as `prepare` needs it.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) device_placement: bool,
+    pub(crate) dataloader: DataLoaderConfiguration,
+    pub(crate) project: ProjectConfiguration,
+    pub(crate) ddp: DistributedDataParallelKwargs,
+    pub(crate) step_scheduler_with_optimizer: bool,
+    pub(crate) scheduler_unit: SchedulerUnit,
+}
+
+impl Accelerator {
+    /// An accelerator with the defaults, and with what a launcher put into the environment.
+    ///
+    /// # Errors
+    /// As [`AcceleratorBuilder::build`].
+    pub fn new() -> Result<Self> {
+        Self::builder().build()
+    }
+
+    /// Starts to describe an accelerator; [`AcceleratorBuilder::build`] makes it.
+    pub fn builder() -> AcceleratorBuilder {
+        AcceleratorBuilder::default()
+    }
+
+    fn from_parts(context: Context, settings: Settings, precision: Precision, scaler: Option<GradScaler>) -> Self {
+        Self(Arc::new(Inner {
+            context,
+            settings,
+            precision,
+            scaler,
+            optimizers: Mutex::new(Vec::new()),
+            trigger: AtomicBool::new(false),
+        }))
+    }
+
+    pub(crate) fn context(&self) -> &Context {
+        &self.0.context
+    }
+
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.0.settings
+    }
+
+    pub(crate) fn precision(&self) -> Precision {
+        self.0.precision.clone()
+    }
+
+    pub(crate) fn scaler(&self) -> Option<&GradScaler> {
+        self.0.scaler.as_ref()
+    }
+
+    fn optimizers(&self) -> MutexGuard<'_, Vec<OptimizerHandle>> {
+        // A list of shared handles: whole after every statement, also where another thread panicked.
+        self.0.optimizers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn register_optimizer(&self, handle: &OptimizerHandle) {
+        self.optimizers().push(handle.clone());
+    }
+
+    /// What this process knows of its run.
+    pub fn state(&self) -> &PartialState {
+        &self.0.context.state
+    }
+
+    /// The precision of forward passes.
+    pub fn mixed_precision(&self) -> MixedPrecision {
+        self.0.precision.mixed_precision()
+    }
+
+    /// How data loaders are prepared.
+    pub fn dataloader_config(&self) -> &DataLoaderConfiguration {
+        &self.0.settings.dataloader
+    }
+
+    /// Where the project keeps its files.
+    pub fn project_configuration(&self) -> &ProjectConfiguration {
+        &self.0.settings.project
+    }
+
+    /// Forgets everything prepared so far, so that its memory is freed when the user drops it too. The count of
+    /// micro-batches starts anew.
+    pub fn free_memory(&self) {
+        self.0.context.forget_models();
+        self.optimizers().clear();
+        self.0.context.gradient_state.restart();
+    }
+}
+
+impl fmt::Debug for Accelerator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Accelerator")
+            .field("state", self.state())
+            .field("settings", &self.0.settings)
+            .field("mixed_precision", &self.mixed_precision())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,143 @@
+//! Process control: the accelerator's view of [`PartialState`], under the reference's names.
+
+use super::Accelerator;
+use crate::error::Result;
+use crate::group::{Group, ReduceOp};
+use crate::state::SplitBetweenProcesses;
+use accelerate_core::names::DistributedType;
+use std::fmt;
+use std::sync::atomic::Ordering;
+use tch::{Device, Tensor};
+
+impl Accelerator {
+    /// The device this process computes on.
+    pub fn device(&self) -> Device {
+        self.state().device()
+    }
+
+    /// How the processes of the run work together.
+    pub fn distributed_type(&self) -> DistributedType {
+        self.state().distributed_type()
+    }
+
+    /// Does the run have more than one process?
+    pub fn use_distributed(&self) -> bool {
+        self.state().use_distributed()
+    }
+
+    /// Count of all processes.
+    pub fn num_processes(&self) -> usize {
+        self.state().num_processes()
+    }
+
+    /// Number of this process among all, from 0.
+    pub fn process_index(&self) -> usize {
+        self.state().process_index()
+    }
+
+    /// Number of this process among those of its machine, from 0.
+    pub fn local_process_index(&self) -> usize {
+        self.state().local_process_index()
+    }
+
+    /// Is this rank 0?
+    pub fn is_main_process(&self) -> bool {
+        self.state().is_main_process()
+    }
+
+    /// Is this the first process of its machine?
+    pub fn is_local_main_process(&self) -> bool {
+        self.state().is_local_main_process()
+    }
+
+    /// Is this the highest rank?
+    pub fn is_last_process(&self) -> bool {
+        self.state().is_last_process()
+    }
+
+    /// All processes of the run, for collectives on single tensors.
+    pub fn group(&self) -> &Group {
+        self.state().group()
+    }
+
+    /// Returns when every process has called it; at once in a run of one. Collective.
+    pub fn wait_for_everyone(&self) -> Result<()> {
+        self.state().wait_for_everyone()
+    }
+
+    /// Runs `function` on rank 0 and gives `None` elsewhere.
+    pub fn on_main_process<T>(&self, function: impl FnOnce() -> T) -> Option<T> {
+        self.state().on_main_process(function)
+    }
+
+    /// Runs `function` on the first process of each machine and gives `None` elsewhere.
+    pub fn on_local_main_process<T>(&self, function: impl FnOnce() -> T) -> Option<T> {
+        self.state().on_local_main_process(function)
+    }
+
+    /// Runs `function` on the highest rank and gives `None` elsewhere.
+    pub fn on_last_process<T>(&self, function: impl FnOnce() -> T) -> Option<T> {
+        self.state().on_last_process(function)
+    }
+
+    /// Runs `function` on rank `process_index` and gives `None` elsewhere.
+    pub fn on_process<T>(&self, process_index: usize, function: impl FnOnce() -> T) -> Option<T> {
+        self.state().on_process(process_index, function)
+    }
+
+    /// Runs `function` on the process with that number on each machine and gives `None` elsewhere.
+    pub fn on_local_process<T>(&self, local_process_index: usize, function: impl FnOnce() -> T) -> Option<T> {
+        self.state().on_local_process(local_process_index, function)
+    }
+
+    /// Runs `function` on rank 0 first and on the others when it is done. Collective.
+    pub fn main_process_first<T>(&self, function: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.state().main_process_first(function)
+    }
+
+    /// Runs `function` on the first process of each machine first and on the others when it is done. Collective.
+    pub fn local_main_process_first<T>(&self, function: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.state().local_main_process_first(function)
+    }
+
+    /// This process's share of `inputs`; see [`PartialState::split_between_processes`](crate::PartialState::split_between_processes).
+    pub fn split_between_processes<T: SplitBetweenProcesses>(&self, inputs: &T, apply_padding: bool) -> Result<T> {
+        self.state().split_between_processes(inputs, apply_padding)
+    }
+
+    /// Prints a line on the first process of each machine.
+    pub fn print(&self, message: fmt::Arguments<'_>) {
+        self.state().print(message);
+    }
+
+    /// Raises a flag that [`Accelerator::check_trigger`] sees on every process, for example to stop early.
+    pub fn set_trigger(&self) {
+        self.0.trigger.store(true, Ordering::Relaxed);
+    }
+
+    /// Did any process raise the flag? Lowers it if so. Collective.
+    ///
+    /// ```
+    /// use accelerate::testing;
+    ///
+    /// testing::ranks(2, |accelerator| {
+    ///     if accelerator.is_last_process() {
+    ///         accelerator.set_trigger();
+    ///     }
+    ///     assert!(accelerator.check_trigger()?);
+    ///     assert!(!accelerator.check_trigger()?);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn check_trigger(&self) -> Result<bool> {
+        let raised = Tensor::f_from_slice(&[i64::from(self.0.trigger.load(Ordering::Relaxed))])?
+            .f_to_device(self.device())?;
+        self.group().all_reduce(&raised, ReduceOp::Sum)?;
+        let raised = raised.f_int64_value(&[0])? > 0;
+        if raised {
+            self.0.trigger.store(false, Ordering::Relaxed);
+        }
+        Ok(raised)
+    }
+}

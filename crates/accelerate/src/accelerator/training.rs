@@ -1,0 +1,251 @@
+//! The training step: accumulation, backward, clipping.
+
+use super::Accelerator;
+use crate::error::Result;
+use crate::nn::{Module, Param, ParamStore};
+use crate::optim;
+use crate::prepare::PreparedModel;
+use accelerate_core::config::AutocastKwargs;
+use tch::Tensor;
+use torch_ext::autograd::gradient_of;
+use torch_ext::foreach;
+
+/// One prepared model or a tuple of them, for [`Accelerator::accumulate`] and [`Accelerator::no_sync`].
+pub trait PreparedModels {
+    /// Whether coming backward passes reduce gradients over ranks; pushes what held before to `before`.
+    fn set_gradient_sync(&self, sync: bool, before: &mut Vec<bool>);
+
+    /// Puts back what [`PreparedModels::set_gradient_sync`] found.
+    fn restore_gradient_sync(&self, before: &mut std::vec::IntoIter<bool>);
+}
+
+impl<M> PreparedModels for PreparedModel<M> {
+    fn set_gradient_sync(&self, sync: bool, before: &mut Vec<bool>) {
+        before.push(self.engine().set_gradient_sync(sync));
+    }
+
+    fn restore_gradient_sync(&self, before: &mut std::vec::IntoIter<bool>) {
+        self.engine().set_gradient_sync(before.next().unwrap_or(true));
+    }
+}
+
+impl<T: PreparedModels> PreparedModels for &T {
+    fn set_gradient_sync(&self, sync: bool, before: &mut Vec<bool>) {
+        (**self).set_gradient_sync(sync, before);
+    }
+
+    fn restore_gradient_sync(&self, before: &mut std::vec::IntoIter<bool>) {
+        (**self).restore_gradient_sync(before);
+    }
+}
+
+macro_rules! tuple {
+    ($($model:ident $index:tt),*) => {
+        impl<$($model: PreparedModels),*> PreparedModels for ($($model,)*) {
+            fn set_gradient_sync(&self, sync: bool, before: &mut Vec<bool>) {
+                $(self.$index.set_gradient_sync(sync, before);)*
+            }
+
+            fn restore_gradient_sync(&self, before: &mut std::vec::IntoIter<bool>) {
+                $(self.$index.restore_gradient_sync(before);)*
+            }
+        }
+    };
+}
+
+tuple!(A 0);
+tuple!(A 0, B 1);
+tuple!(A 0, B 1, C 2);
+tuple!(A 0, B 1, C 2, D 3);
+
+/// Whatever has parameters: a model, prepared or not, a store, a list of parameters.
+pub trait HasParameters {
+    /// The trainable parameters.
+    fn trainable_parameters(&self) -> Vec<Param>;
+}
+
+impl HasParameters for ParamStore {
+    fn trainable_parameters(&self) -> Vec<Param> {
+        ParamStore::trainable_parameters(self)
+    }
+}
+
+impl<M: Module> HasParameters for PreparedModel<M> {
+    fn trainable_parameters(&self) -> Vec<Param> {
+        self.params().trainable_parameters()
+    }
+}
+
+impl<M: Module> HasParameters for M {
+    fn trainable_parameters(&self) -> Vec<Param> {
+        self.params().trainable_parameters()
+    }
+}
+
+impl HasParameters for [Param] {
+    fn trainable_parameters(&self) -> Vec<Param> {
+        self.to_vec()
+    }
+}
+
+impl HasParameters for Vec<Param> {
+    fn trainable_parameters(&self) -> Vec<Param> {
+        self.clone()
+    }
+}
+
+impl Accelerator {
+    /// Runs the backward pass of a scalar loss.
+    ///
+    /// The loss is scaled so that, at the optimizer step, gradients are the *mean* over the micro-batches of
+    /// the accumulation window, also in a window that the data cut short, and over ranks. With fp16 they are
+    /// also multiplied by the loss scale until the optimizer steps. Collective where gradients synchronise.
+    ///
+    /// # Errors
+    /// libtorch's; those of hooks; a peer that is gone or does not take part, by rank.
+    pub fn backward(&self, loss: &Tensor) -> Result<()> {
+        let context = self.context();
+        let models = context.models();
+        let scaling = context.gradient_state.begin_backward();
+        if let Some(factor) = scaling.rescale_accumulated {
+            for model in &models {
+                scale_gradients(&model.store, factor)?;
+            }
+        }
+        let mut scaled =
+            if scaling.loss_scale == 1.0 { loss.shallow_clone() } else { loss.f_mul_scalar(scaling.loss_scale)? };
+        if let Some(scaler) = self.scaler() {
+            scaled = scaler.scale(&scaled)?;
+        }
+        torch_ext::autograd::backward(&[&scaled], None, false, false)
+            .map_err(|error| context.group.explain_reducer(error))?;
+        models.iter().try_for_each(|model| model.engine.after_backward())
+    }
+
+    /// Runs the work on one micro-batch. Within it, optimizers, schedulers and `zero_grad` act only on the
+    /// last micro-batch of a window; on the others gradients stay on their rank.
+    ///
+    /// ```
+    /// use accelerate::{Accelerator, nn::{Linear, ModuleFn, ParamStore}, optim::Sgd, tch::Tensor};
+    ///
+    /// let accelerator = Accelerator::builder().cpu(true).gradient_accumulation_steps(2).build()?;
+    /// let store = ParamStore::new(accelerator.device());
+    /// let linear = Linear::new(store.root(), 1, 1, Default::default())?;
+    /// let optimizer = Sgd::new(&store, 0.1)?;
+    /// let model = ModuleFn::new(&store, move |input: &Tensor| linear.forward(input));
+    /// let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
+    /// let mut synced = Vec::new();
+    /// for _ in 0..4 {
+    ///     accelerator.accumulate(&model, || {
+    ///         let loss = model.forward(&Tensor::from_slice(&[1f32]))?.sum(None);
+    ///         accelerator.backward(&loss)?;
+    ///         synced.push(accelerator.sync_gradients());
+    ///         optimizer.step()?;
+    ///         optimizer.zero_grad()
+    ///     })?;
+    /// }
+    /// assert_eq!(synced, [false, true, false, true]);
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn accumulate<T>(&self, models: &impl PreparedModels, body: impl FnOnce() -> Result<T>) -> Result<T> {
+        let decision = self.context().gradient_state.begin_micro_batch();
+        self.with_gradient_sync(models, decision.reduce, body)
+    }
+
+    /// Runs `body` without averaging gradients over ranks; they accumulate on each rank.
+    pub fn no_sync<T>(&self, models: &impl PreparedModels, body: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.with_gradient_sync(models, false, body)
+    }
+
+    fn with_gradient_sync<T>(
+        &self,
+        models: &impl PreparedModels,
+        sync: bool,
+        body: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let mut before = Vec::new();
+        models.set_gradient_sync(sync, &mut before);
+        let result = body();
+        models.restore_gradient_sync(&mut before.into_iter());
+        result
+    }
+
+    /// Makes the next backward pass average gradients, although its forward pass ran under [`Accelerator::no_sync`].
+    pub fn trigger_sync_in_backward<M>(&self, model: &PreparedModel<M>) -> Result<()> {
+        model.engine().trigger_sync_in_backward()
+    }
+
+    /// Is this the micro-batch at whose end gradients are synchronised and optimizers step?
+    pub fn sync_gradients(&self) -> bool {
+        self.context().gradient_state.sync_gradients()
+    }
+
+    /// Overrides where gradients are synchronised, for loops that do not use [`Accelerator::accumulate`].
+    pub fn set_sync_gradients(&self, sync: bool) {
+        self.context().gradient_state.set_sync_gradients(sync);
+    }
+
+    /// Is the innermost prepared loader that is being iterated at its last batch?
+    pub fn end_of_dataloader(&self) -> bool {
+        self.context().gradient_state.end_of_dataloader()
+    }
+
+    /// Number of micro-batches of an accumulation window.
+    pub fn gradient_accumulation_steps(&self) -> usize {
+        self.context().gradient_state.num_steps()
+    }
+
+    /// Changes the number of micro-batches of coming windows.
+    pub fn set_gradient_accumulation_steps(&self, steps: usize) -> Result<()> {
+        self.context().gradient_state.set_num_steps(steps)
+    }
+
+    /// Runs `body` in the run's mixed precision, for computations outside of prepared models.
+    pub fn autocast<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.precision().autocast(body)?
+    }
+
+    /// As [`Accelerator::autocast`], with settings for this block alone, for example `enabled: false`.
+    pub fn autocast_with<T>(&self, kwargs: &AutocastKwargs, body: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.precision().autocast_with(kwargs, body)?
+    }
+
+    /// Divides gradients by the loss scale of fp16, once per step; nothing in other precisions.
+    pub fn unscale_gradients(&self) -> Result<()> {
+        let Some(scaler) = self.scaler() else { return Ok(()) };
+        let optimizers: Vec<_> = self.optimizers().clone();
+        optimizers.iter().try_for_each(|optimizer| scaler.unscale_(optimizer))
+    }
+
+    /// Scales gradients so that their norm is at most `max_norm`, and returns the norm before (0-d, float).
+    ///
+    /// To be called where [`Accelerator::sync_gradients`] is true, when gradients are complete.
+    pub fn clip_grad_norm_<P: HasParameters + ?Sized>(
+        &self,
+        parameters: &P,
+        max_norm: f64,
+        norm_type: f64,
+    ) -> Result<Tensor> {
+        self.unscale_gradients()?;
+        optim::clip_grad_norm_(&parameters.trainable_parameters(), max_norm, norm_type)
+    }
+
+    /// Limits every element of the gradients to `-clip_value..=clip_value`.
+    pub fn clip_grad_value_<P: HasParameters + ?Sized>(&self, parameters: &P, clip_value: f64) -> Result<()> {
+        self.unscale_gradients()?;
+        optim::clip_grad_value_(&parameters.trainable_parameters(), clip_value)
+    }
+
+    /// Did the last step of any prepared optimizer leave the parameters alone because of an overflow?
+    pub fn optimizer_step_was_skipped(&self) -> bool {
+        self.optimizers().iter().any(crate::optim::OptimizerHandle::step_was_skipped)
+    }
+}
+
+fn scale_gradients(store: &ParamStore, factor: f64) -> Result<()> {
+    let mut gradients = Vec::new();
+    for param in store.trainable_parameters() {
+        gradients.extend(gradient_of(&param.local())?);
+    }
+    if gradients.is_empty() { Ok(()) } else { Ok(foreach::mul_scalar_(&gradients.iter().collect::<Vec<_>>(), factor)?) }
+}

@@ -1,0 +1,65 @@
+//! What keeps the ranks' copies of a model in step. `prepare` chooses one engine per model.
+
+mod hooks;
+mod replicate;
+
+use crate::context::Context;
+use crate::error::Result;
+use crate::nn::ParamStore;
+use accelerate_core::config::DistributedDataParallelKwargs;
+use std::fmt;
+use std::sync::Arc;
+use tch::Tensor;
+
+/// The points of a training step at which an engine acts.
+pub(crate) trait Engine: fmt::Debug + Send + Sync {
+    /// Before a forward pass whose gradients will be wanted.
+    fn before_forward(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// After it, with every tensor of its output.
+    fn after_forward(&self, _outputs: &[Tensor]) -> Result<()> {
+        Ok(())
+    }
+
+    /// After a backward pass.
+    fn after_backward(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Before parameters are updated.
+    fn before_step(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether coming backward passes reduce gradients over ranks; returns what held before.
+    fn set_gradient_sync(&self, _sync: bool) -> bool {
+        true
+    }
+
+    /// Makes the next backward pass reduce, although its forward pass ran without synchronisation.
+    fn trigger_sync_in_backward(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// One process: nothing to keep in step.
+#[derive(Debug)]
+struct Alone;
+
+impl Engine for Alone {}
+
+/// The engine for a model, with its parameters made equal on all ranks. Collective.
+pub(crate) fn start(
+    context: &Context,
+    store: &ParamStore,
+    kwargs: &DistributedDataParallelKwargs,
+    evaluation_mode: bool,
+) -> Result<Arc<dyn Engine>> {
+    kwargs.check()?;
+    if context.group.world_size() == 1 || evaluation_mode {
+        return Ok(Arc::new(Alone));
+    }
+    replicate::Replicate::start(context, store, kwargs)
+}

@@ -1,0 +1,208 @@
+//! Data parallelism: every rank holds the whole model, `c10d::Reducer` averages gradients during backward.
+//!
+//! Method: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020;
+//! the order of calls is that of `torch.nn.parallel.DistributedDataParallel`.
+
+use super::{Alone, Engine, hooks};
+use crate::context::Context;
+use crate::error::{Error, Result, StateError};
+use crate::group::{Group, shape_text};
+use crate::nn::{Param, ParamStore};
+use accelerate_core::config::{DistributedDataParallelKwargs, FIRST_BUCKET_BYTES};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tch::Tensor;
+use torch_ext::{Reducer, ReducerOptions};
+
+/// The engine of a replicated model.
+#[derive(Debug)]
+pub(super) struct Replicate {
+    group: Group,
+    reducer: Mutex<Reducer>,
+    /// Names in the order of the reducer's parameters.
+    names: Vec<String>,
+    /// Broadcast from rank 0 before each synchronising forward pass.
+    buffers: Vec<Param>,
+    find_unused_parameters: bool,
+    gradient_sync: AtomicBool,
+    /// With `static_graph`, the first backward pass only records and is reduced at its end.
+    first_static_pass: AtomicBool,
+}
+
+impl Replicate {
+    pub(super) fn start(
+        context: &Context,
+        store: &ParamStore,
+        kwargs: &DistributedDataParallelKwargs,
+    ) -> Result<Arc<dyn Engine>> {
+        let group = &context.group;
+        let Some(process_group) = group.process_group() else { return Ok(Arc::new(Alone)) };
+        check_same_model(group, store)?;
+        copy_from_main_process(group, store)?;
+        let trainable = store.trainable_parameters();
+        if trainable.is_empty() {
+            return Ok(Arc::new(Alone));
+        }
+        let params: Vec<Tensor> = trainable.iter().map(Param::local).collect();
+        let names: Vec<String> = trainable.iter().map(|param| param.name().to_owned()).collect();
+        let reducer = Reducer::new(
+            &params,
+            &names.iter().map(String::as_str).collect::<Vec<_>>(),
+            process_group.clone(),
+            &ReducerOptions {
+                first_bucket_bytes: FIRST_BUCKET_BYTES as i64,
+                bucket_bytes: kwargs.bucket_cap_bytes() as i64,
+                find_unused_parameters: kwargs.find_unused_parameters,
+                gradient_as_bucket_view: kwargs.gradient_as_bucket_view,
+                static_graph: kwargs.static_graph,
+            },
+        )?;
+        hooks::register(&reducer, group, kwargs)?;
+        Ok(Arc::new(Self {
+            group: group.clone(),
+            reducer: Mutex::new(reducer),
+            names,
+            buffers: if kwargs.broadcast_buffers { store.buffers() } else { Vec::new() },
+            find_unused_parameters: kwargs.find_unused_parameters,
+            gradient_sync: AtomicBool::new(true),
+            first_static_pass: AtomicBool::new(kwargs.static_graph),
+        }))
+    }
+
+    fn reducer(&self) -> MutexGuard<'_, Reducer> {
+        // The reducer keeps its own state consistent; a panic elsewhere does not change that.
+        self.reducer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn synchronises(&self) -> bool {
+        self.gradient_sync.load(Ordering::Relaxed)
+    }
+
+    /// Names the parameters that libtorch's text only numbers.
+    fn explain(&self, error: torch_ext::Error) -> Error {
+        let names: Vec<&str> = unused_indices(error.message())
+            .into_iter()
+            .filter_map(|index| self.names.get(index).map(String::as_str))
+            .collect();
+        if names.is_empty() {
+            return self.group.explain_reducer(error);
+        }
+        StateError::UnusedParameters { names: names.join(", "), source: error }.into()
+    }
+}
+
+impl Engine for Replicate {
+    fn before_forward(&self) -> Result<()> {
+        if !self.synchronises() {
+            return Ok(());
+        }
+        {
+            let reducer = self.reducer();
+            reducer.prepare_for_forward().map_err(|error| self.explain(error))?;
+            reducer.rebuild_buckets().map_err(|error| self.explain(error))?;
+        }
+        let buffers: Vec<Tensor> = self.buffers.iter().map(Param::local).collect();
+        self.group.broadcast_coalesced(&buffers, 0)
+    }
+
+    fn after_forward(&self, outputs: &[Tensor]) -> Result<()> {
+        if !self.synchronises() {
+            return Ok(());
+        }
+        // Without a search for unused parameters the reducer expects all of them, and needs no outputs.
+        let outputs = if self.find_unused_parameters { outputs } else { &[] };
+        self.reducer().prepare_for_backward(outputs).map_err(|error| self.explain(error))
+    }
+
+    fn after_backward(&self) -> Result<()> {
+        if self.synchronises() && self.first_static_pass.swap(false, Ordering::Relaxed) {
+            self.reducer().delay_all_reduce().map_err(|error| self.explain(error))?;
+        }
+        Ok(())
+    }
+
+    fn before_step(&self) -> Result<()> {
+        self.reducer().check_finalized().map_err(|error| self.explain(error))
+    }
+
+    fn set_gradient_sync(&self, sync: bool) -> bool {
+        self.gradient_sync.swap(sync, Ordering::Relaxed)
+    }
+
+    fn trigger_sync_in_backward(&self) -> Result<()> {
+        self.set_gradient_sync(true);
+        self.reducer().prepare_for_backward(&[]).map_err(|error| self.explain(error))
+    }
+}
+
+/// Fails on every rank, naming the first difference, unless all ranks built the same model.
+fn check_same_model(group: &Group, store: &ParamStore) -> Result<()> {
+    let inventory: String = store
+        .parameters()
+        .iter()
+        .chain(&store.buffers())
+        .map(|param| format!("{} {}\n", param.name(), shape_text(&param.local())))
+        .collect();
+    let Some(inventories) = group.disagreement("prepare", &inventory)? else { return Ok(()) };
+    let first = inventories.first().map_or("", String::as_str);
+    let difference = inventories
+        .iter()
+        .enumerate()
+        .find_map(|(rank, other)| first_difference(first, other).map(|(a, b)| (rank, a, b)));
+    let (rank, on_main, there) = difference.unwrap_or((0, String::new(), String::new()));
+    Err(StateError::DifferentModels { rank, on_main, there }.into())
+}
+
+fn first_difference(a: &str, b: &str) -> Option<(String, String)> {
+    let (mut a, mut b) = (a.lines(), b.lines());
+    loop {
+        let (left, right) = (a.next(), b.next());
+        if left.is_none() && right.is_none() {
+            return None;
+        }
+        if left != right {
+            let text = |line: Option<&str>| line.unwrap_or("nothing").to_owned();
+            return Some((text(left), text(right)));
+        }
+    }
+}
+
+fn copy_from_main_process(group: &Group, store: &ParamStore) -> Result<()> {
+    let tensors: Vec<Tensor> = store
+        .parameters()
+        .iter()
+        .chain(&store.buffers())
+        .map(|param| Ok(param.local().f_detach()?))
+        .collect::<Result<_>>()?;
+    group.broadcast_coalesced(&tensors, 0)
+}
+
+/// The numbers after "did not receive grad for rank <r>:" in the reducer's message.
+fn unused_indices(message: &str) -> Vec<usize> {
+    let Some((_, rest)) = message.split_once("did not receive grad for rank ") else { return Vec::new() };
+    let Some((_, numbers)) = rest.split_once(':') else { return Vec::new() };
+    numbers.split_whitespace().map_while(|word| word.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indices_are_found_in_libtorchs_words() {
+        for (message, expected) in [
+            ("Parameter indices which did not receive grad for rank 0: 1 4\n In addition, you can", vec![1, 4]),
+            ("did not receive grad for rank 12: 3", vec![3]),
+            ("Connection closed by peer", vec![]),
+        ] {
+            assert_eq!(unused_indices(message), expected, "{message}");
+        }
+    }
+
+    #[test]
+    fn the_first_difference_is_shown() {
+        assert_eq!(first_difference("a 1\nb 2\n", "a 1\nb 2\n"), None);
+        assert_eq!(first_difference("a 1\n", "a 1\nb 2\n"), Some(("nothing".into(), "b 2".into())));
+        assert_eq!(first_difference("a 1\n", "a 2\n"), Some(("a 1".into(), "a 2".into())));
+    }
+}

@@ -1,0 +1,184 @@
+//! Who is missing: after a collective has failed, ranks tell each other through the store where they are.
+//!
+//! Nothing is written while all goes well. A rank whose collective fails publishes the call it was in and
+//! reads what the others have published; a rank that has published nothing is dead, stuck, or still on
+//! its way.
+
+use std::fmt;
+use std::time::Duration;
+use torch_ext::Store;
+
+/// How long a failed rank waits for the others to fail too and publish. Deadlines of ranks that entered
+/// the same call later end later, but rarely by more.
+const GRACE: Duration = Duration::from_millis(1500);
+
+/// A collective call as one rank saw it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Call {
+    pub(crate) op: String,
+    pub(crate) sequence: u64,
+    pub(crate) shape: String,
+}
+
+impl Call {
+    fn encode(&self) -> String {
+        format!("{}\n{}\n{}", self.op, self.sequence, self.shape)
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(bytes).ok()?;
+        let mut lines = text.splitn(3, '\n');
+        Some(Self {
+            op: lines.next()?.to_owned(),
+            sequence: lines.next()?.parse().ok()?,
+            shape: lines.next()?.to_owned(),
+        })
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} number {}", self.op, self.sequence)?;
+        if self.shape.is_empty() { Ok(()) } else { write!(f, " on {}", self.shape) }
+    }
+}
+
+/// What the other ranks said about themselves.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Findings {
+    /// The store did not answer: its host, rank 0, is gone.
+    pub(crate) store_is_gone: bool,
+    /// Ranks that said nothing.
+    pub(crate) silent: Vec<usize>,
+    /// Ranks that were in another call.
+    pub(crate) elsewhere: Vec<(usize, Call)>,
+}
+
+/// A failed collective in full.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) rank: usize,
+    pub(crate) world_size: usize,
+    pub(crate) op: &'static str,
+    pub(crate) sequence: u64,
+    pub(crate) shape: String,
+    pub(crate) deadline: Duration,
+    pub(crate) findings: Findings,
+}
+
+impl Failure {
+    /// The call: `rank 1 of 2, all_reduce number 7 on [2] Float`.
+    pub(crate) fn call(&self) -> String {
+        let call = Call { op: self.op.to_owned(), sequence: self.sequence, shape: self.shape.clone() };
+        format!("rank {} of {}, {call}", self.rank, self.world_size)
+    }
+
+    /// Who is to blame, as far as the others' answers tell.
+    pub(crate) fn blame(&self) -> String {
+        let findings = &self.findings;
+        let mut parts = Vec::new();
+        if findings.store_is_gone {
+            parts.push("rank 0, which keeps the rendezvous store, is gone".to_owned());
+        } else if !findings.silent.is_empty() {
+            let (noun, verb) =
+                if findings.silent.len() == 1 { ("rank", "has") } else { ("ranks", "have") };
+            let ranks: Vec<_> = findings.silent.iter().map(usize::to_string).collect();
+            parts.push(format!("{noun} {} {verb} not made this call", ranks.join(", ")));
+        }
+        for (rank, call) in &findings.elsewhere {
+            parts.push(format!("rank {rank} is in {call}"));
+        }
+        if parts.is_empty() {
+            parts.push("all ranks made this call, so the network between them is at fault".to_owned());
+        }
+        parts.join("; ")
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Journal {
+    store: Store,
+    rank: usize,
+    world_size: usize,
+}
+
+impl Journal {
+    pub(super) fn new(store: Store, rank: usize, world_size: usize) -> Self {
+        Self { store, rank, world_size }
+    }
+
+    /// Publishes this rank's failed call and collects the others'.
+    pub(super) fn ask(&self, mine: &Call, deadline: Duration) -> Findings {
+        self.collect(mine, deadline)
+            .unwrap_or_else(|_| Findings { store_is_gone: true, ..Findings::default() })
+    }
+
+    fn collect(&self, mine: &Call, deadline: Duration) -> torch_ext::Result<Findings> {
+        self.store.set(&key(self.rank), mine.encode().as_bytes())?;
+        let keys: Vec<String> = (0..self.world_size).map(key).collect();
+        let names: Vec<&str> = keys.iter().map(String::as_str).collect();
+        match self.store.wait(&names, GRACE.min(deadline)) {
+            Err(error) if !error.is_timeout() => return Err(error),
+            _ => {}
+        }
+        let mut findings = Findings::default();
+        for rank in (0..self.world_size).filter(|rank| *rank != self.rank) {
+            if !self.store.check(&[names[rank]])? {
+                findings.silent.push(rank);
+                continue;
+            }
+            match Call::decode(&self.store.get(names[rank])?) {
+                // Only the operation and its number have to agree: rank-dependent shapes may be legal.
+                Some(call) if call.op == mine.op && call.sequence == mine.sequence => {}
+                Some(call) => findings.elsewhere.push((rank, call)),
+                None => findings.silent.push(rank),
+            }
+        }
+        Ok(findings)
+    }
+}
+
+fn key(rank: usize) -> String {
+    format!("failed/{rank}")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn call(op: &str, sequence: u64) -> Call {
+        Call { op: op.into(), sequence, shape: "[2] Float".into() }
+    }
+
+    #[test]
+    fn calls_survive_the_store() {
+        assert_eq!(Call::decode(call("all_reduce", 3).encode().as_bytes()), Some(call("all_reduce", 3)));
+        assert_eq!(Call::decode(b"nonsense"), None);
+    }
+
+    #[test]
+    fn silent_and_straying_ranks_are_told_apart() {
+        let store = Store::hash().unwrap();
+        let journal = |rank| Journal::new(store.clone(), rank, 4);
+        store.set("failed/1", call("barrier", 9).encode().as_bytes()).unwrap();
+        store.set("failed/2", call("all_reduce", 3).encode().as_bytes()).unwrap();
+        let findings = journal(0).ask(&call("all_reduce", 3), Duration::from_millis(20));
+        assert_eq!(findings.silent, [3]);
+        assert_eq!(findings.elsewhere, [(1, call("barrier", 9))]);
+        let failure = Failure {
+            rank: 0,
+            world_size: 4,
+            op: "all_reduce",
+            sequence: 3,
+            shape: "[2] Float".into(),
+            deadline: Duration::from_secs(5),
+            findings,
+        };
+        assert_eq!(failure.call(), "rank 0 of 4, all_reduce number 3 on [2] Float");
+        assert_eq!(
+            failure.blame(),
+            "rank 3 has not made this call; rank 1 is in barrier number 9 on [2] Float"
+        );
+    }
+}

@@ -1,0 +1,371 @@
+//! Every collective goes through a [`Group`]: it knows the operation's name, number, shape and deadline.
+
+mod journal;
+mod wire;
+
+use crate::error::{CollectiveError, Result};
+pub(crate) use journal::Failure;
+use journal::{Call, Journal};
+use std::fmt;
+use std::hash::{DefaultHasher, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tch::{Device, Kind, Tensor};
+use torch_ext::{ProcessGroup, Store, Work};
+
+/// How values of several ranks become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReduceOp {
+    /// Sum over ranks.
+    Sum,
+    /// Sum over ranks divided by the world size.
+    Mean,
+    /// Largest value.
+    Max,
+    /// Smallest value.
+    Min,
+}
+
+/// Processes that work together. Cheap to clone; clones count operations together.
+///
+/// Every method that says "collective" has to be called by all ranks, in the same order, with the same
+/// shapes and dtypes. Each call has the group's deadline: a rank that died, is stuck or makes another call
+/// becomes an error on the others that names it ([`Error::is_timeout`](crate::Error::is_timeout),
+/// [`Error::is_peer_failure`](crate::Error::is_peer_failure)), never a hang. A group of one process answers
+/// at once.
+///
+/// ```
+/// use accelerate::{ReduceOp, tch::Tensor, testing};
+///
+/// testing::ranks(2, |accelerator| {
+///     let tensor = Tensor::from_slice(&[accelerator.process_index() as f32]);
+///     accelerator.group().all_reduce(&tensor, ReduceOp::Sum)?;
+///     assert_eq!(tensor, Tensor::from_slice(&[1.0f32]));
+///     Ok(())
+/// })?;
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Group(Arc<Inner>);
+
+struct Inner {
+    rank: usize,
+    world_size: usize,
+    /// Absent in a group of one.
+    links: Option<Links>,
+    sequence: AtomicU64,
+}
+
+struct Links {
+    // Declared, and so dropped, before the store that the backend met in.
+    process_group: Arc<ProcessGroup>,
+    journal: Journal,
+    timeout: Duration,
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Group")
+            .field("rank", &self.rank)
+            .field("world_size", &self.world_size)
+            .field("sequence", &self.sequence)
+            .finish()
+    }
+}
+
+impl Group {
+    /// A group of one.
+    pub(crate) fn single_process() -> Self {
+        Self(Arc::new(Inner { rank: 0, world_size: 1, links: None, sequence: AtomicU64::new(0) }))
+    }
+
+    /// A group over a backend whose ranks share `store`.
+    pub(crate) fn new(process_group: ProcessGroup, store: &Store, timeout: Duration) -> Result<Self> {
+        let (rank, world_size) = (process_group.rank(), process_group.world_size());
+        let journal = Journal::new(store.prefix("journal")?, rank, world_size);
+        Ok(Self(Arc::new(Inner {
+            rank,
+            world_size,
+            links: Some(Links { process_group: Arc::new(process_group), journal, timeout }),
+            sequence: AtomicU64::new(0),
+        })))
+    }
+
+    /// This process's number in the group, from 0.
+    pub fn rank(&self) -> usize {
+        self.0.rank
+    }
+
+    /// Number of processes in the group.
+    pub fn world_size(&self) -> usize {
+        self.0.world_size
+    }
+
+    /// How long a collective waits for the slowest rank; `None` in a group of one.
+    pub fn timeout(&self) -> Option<Duration> {
+        self.0.links.as_ref().map(|links| links.timeout)
+    }
+
+    /// The backend, for the engine that hands it to the reducer.
+    pub(crate) fn process_group(&self) -> Option<&Arc<ProcessGroup>> {
+        self.0.links.as_ref().map(|links| &links.process_group)
+    }
+
+    /// Combines the tensor over all ranks, in place. Any shape; float or integer. Collective.
+    ///
+    /// The tensor must be contiguous. [`ReduceOp::Mean`] needs a floating dtype.
+    pub fn all_reduce(&self, tensor: &Tensor, op: ReduceOp) -> Result<()> {
+        let sum_then_divide = op == ReduceOp::Mean;
+        let op = match op {
+            ReduceOp::Sum | ReduceOp::Mean => torch_ext::ReduceOp::Sum,
+            ReduceOp::Max => torch_ext::ReduceOp::Max,
+            ReduceOp::Min => torch_ext::ReduceOp::Min,
+        };
+        let reduced = tch::no_grad(|| tensor.detach());
+        self.run("all_reduce", tensor, |group| group.all_reduce(&reduced, op, None))?;
+        if sum_then_divide && self.world_size() > 1 {
+            let mut reduced = reduced;
+            let _ = tch::no_grad(|| reduced.f_div_scalar_(self.world_size() as f64))?;
+        }
+        Ok(())
+    }
+
+    /// Overwrites the tensor on every rank with that of rank `source`. Any dtype and shape. Collective.
+    pub fn broadcast(&self, tensor: &Tensor, source: usize) -> Result<()> {
+        self.check_rank("broadcast", source)?;
+        let wire = wire::movable(tensor)?;
+        self.run("broadcast", tensor, |group| group.broadcast(&wire, source, None))
+    }
+
+    /// Every rank's tensor, in rank order; shapes and dtypes are equal on all ranks. Collective.
+    pub fn all_gather(&self, tensor: &Tensor) -> Result<Vec<Tensor>> {
+        let input = wire::movable(tensor)?;
+        let outputs: Vec<Tensor> =
+            (0..self.world_size()).map(|_| input.f_empty_like()).collect::<Result<_, _>>()?;
+        if self.world_size() == 1 {
+            return Ok(vec![tensor.f_detach_copy()?]);
+        }
+        self.run("all_gather", tensor, |group| group.all_gather(&outputs, &input, None))?;
+        outputs.iter().map(|output| wire::restore(output, tensor)).collect()
+    }
+
+    /// All ranks' tensors joined along dim 0 in rank order: `[n, ...]` becomes `[world_size * n, ...]`, a
+    /// 0-d tensor becomes `[world_size]`. Shapes and dtypes are equal on all ranks. Collective.
+    pub fn all_gather_into_tensor(&self, tensor: &Tensor) -> Result<Tensor> {
+        let rows = if tensor.dim() == 0 { tensor.f_reshape([1])? } else { tensor.f_detach()? };
+        if self.world_size() == 1 {
+            return Ok(rows.f_detach_copy()?);
+        }
+        let input = wire::movable(&rows)?;
+        let mut shape = rows.size();
+        shape[0] *= self.world_size() as i64;
+        let output = Tensor::f_empty(shape.as_slice(), (rows.kind(), rows.device()))?;
+        let flat = wire::movable(&output)?;
+        self.run("all_gather_into_tensor", tensor, |group| {
+            group.all_gather_into_tensor(&flat, &input, None)
+        })?;
+        Ok(output)
+    }
+
+    /// Combines all ranks' `[world_size * n, ...]` tensors; this rank gets its `[n, ...]` part. Collective.
+    pub fn reduce_scatter_tensor(&self, tensor: &Tensor, op: ReduceOp) -> Result<Tensor> {
+        let mut shape = tensor.size();
+        let world_size = self.world_size() as i64;
+        if shape.first().is_none_or(|rows| rows % world_size != 0) {
+            return Err(CollectiveError::Indivisible {
+                op: "reduce_scatter_tensor",
+                shape: shape_text(tensor),
+                world_size: self.world_size(),
+            }
+            .into());
+        }
+        shape[0] /= world_size;
+        let whole = tensor.f_detach()?.f_contiguous()?;
+        if world_size == 1 {
+            return Ok(whole.f_detach_copy()?);
+        }
+        let mut part = Tensor::f_empty(shape.as_slice(), (tensor.kind(), tensor.device()))?;
+        let code = match op {
+            ReduceOp::Sum | ReduceOp::Mean => torch_ext::ReduceOp::Sum,
+            ReduceOp::Max => torch_ext::ReduceOp::Max,
+            ReduceOp::Min => torch_ext::ReduceOp::Min,
+        };
+        self.run("reduce_scatter_tensor", tensor, |group| {
+            group.reduce_scatter_tensor(&part, &whole, code, None)
+        })?;
+        if op == ReduceOp::Mean {
+            let _ = part.f_div_scalar_(world_size as f64)?;
+        }
+        Ok(part)
+    }
+
+    /// Returns when every rank has called it. Collective.
+    pub fn barrier(&self) -> Result<()> {
+        // An all-reduce of one number: Gloo's own barrier ignores a shorter deadline than the group's.
+        self.run_shaped("barrier", String::new, |group| group.barrier(None))
+    }
+
+    /// Overwrites many tensors with those of rank `source`, packed into few messages. Collective.
+    pub(crate) fn broadcast_coalesced(&self, tensors: &[Tensor], source: usize) -> Result<()> {
+        /// The size PyTorch's DistributedDataParallel uses for its first broadcast.
+        const BUFFER_BYTES: usize = 250 << 20;
+        let Some(links) = &self.0.links else { return Ok(()) };
+        if tensors.is_empty() {
+            return Ok(());
+        }
+        let sequence = self.next_sequence();
+        links.process_group.broadcast_coalesced(tensors, BUFFER_BYTES, source).map_err(|error| {
+            self.explain(links, "broadcast_coalesced", sequence, format!("{} tensors", tensors.len()), error)
+        })
+    }
+
+    /// Every rank's bytes, in rank order; lengths may differ. Collective (two operations).
+    pub fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        if self.world_size() == 1 {
+            return Ok(vec![bytes.to_vec()]);
+        }
+        let lengths = self.all_gather_into_tensor(&Tensor::f_from_slice(&[bytes.len() as i64])?)?;
+        let lengths = Vec::<i64>::try_from(&lengths)?;
+        let longest = lengths.iter().copied().max().unwrap_or(0).max(1);
+        let mut padded = bytes.to_vec();
+        padded.resize(longest as usize, 0);
+        let rows = self.all_gather(&Tensor::f_from_slice(&padded)?)?;
+        rows.iter()
+            .zip(lengths)
+            .map(|(row, length)| {
+                let mut bytes = Vec::<u8>::try_from(row)?;
+                bytes.truncate(length as usize);
+                Ok(bytes)
+            })
+            .collect()
+    }
+
+    /// Rank `source`'s bytes. Collective (two operations).
+    pub fn broadcast_bytes(&self, bytes: &[u8], source: usize) -> Result<Vec<u8>> {
+        if self.world_size() == 1 {
+            return Ok(bytes.to_vec());
+        }
+        let length = Tensor::f_from_slice(&[bytes.len() as i64])?;
+        self.broadcast(&length, source)?;
+        let length = i64::try_from(&length)?;
+        let buffer = if self.rank() == source {
+            Tensor::f_from_slice(bytes)?
+        } else {
+            Tensor::f_zeros([length], (Kind::Uint8, Device::Cpu))?
+        };
+        if length > 0 {
+            self.broadcast(&buffer, source)?;
+        }
+        Ok(Vec::try_from(&buffer)?)
+    }
+
+    /// All ranks' descriptions in rank order if they differ, `None` if all are equal.
+    ///
+    /// Calls that differ between ranks would be undefined behaviour of the backend. Costs one collective
+    /// of 8 bytes; the descriptions travel only when they differ. Collective.
+    pub(crate) fn disagreement(&self, op: &'static str, description: &str) -> Result<Option<Vec<String>>> {
+        if self.world_size() == 1 {
+            return Ok(None);
+        }
+        let mut hasher = DefaultHasher::new();
+        hasher.write(op.as_bytes());
+        hasher.write(description.as_bytes());
+        let mine = Tensor::f_from_slice(&[hasher.finish() as i64])?;
+        let hashes = Vec::<i64>::try_from(&self.all_gather_into_tensor(&mine)?)?;
+        if hashes.iter().all(|hash| *hash == hashes[0]) {
+            return Ok(None);
+        }
+        let texts = self.all_gather_bytes(description.as_bytes())?;
+        Ok(Some(texts.iter().map(|text| String::from_utf8_lossy(text).into_owned()).collect()))
+    }
+
+    /// Fails on every rank, with all ranks' descriptions, unless all ranks describe the same call. Collective.
+    pub(crate) fn agree(&self, op: &'static str, description: &str, cure: &'static str) -> Result<()> {
+        let call = format!("{op} of {description}");
+        let Some(calls) = self.disagreement(op, &call)? else { return Ok(()) };
+        let per_rank: Vec<String> =
+            calls.iter().enumerate().map(|(rank, call)| format!("rank {rank}: {call}")).collect();
+        Err(CollectiveError::Disagreement { op, per_rank: per_rank.join("; "), cure }.into())
+    }
+
+    fn check_rank(&self, op: &'static str, rank: usize) -> Result<()> {
+        if rank < self.world_size() {
+            return Ok(());
+        }
+        Err(CollectiveError::NoSuchRank { op, rank, world_size: self.world_size() }.into())
+    }
+
+    fn next_sequence(&self) -> u64 {
+        self.0.sequence.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    fn run(
+        &self,
+        op: &'static str,
+        tensor: &Tensor,
+        start: impl FnOnce(&ProcessGroup) -> torch_ext::Result<Work>,
+    ) -> Result<()> {
+        self.run_shaped(op, || shape_text(tensor), start)
+    }
+
+    /// Starts an operation, waits for it, and explains its failure. The text is made only then.
+    fn run_shaped(
+        &self,
+        op: &'static str,
+        shape: impl FnOnce() -> String,
+        start: impl FnOnce(&ProcessGroup) -> torch_ext::Result<Work>,
+    ) -> Result<()> {
+        let Some(links) = &self.0.links else { return Ok(()) };
+        let sequence = self.next_sequence();
+        start(&links.process_group)
+            .and_then(|work| work.wait(None))
+            .map_err(|error| self.explain(links, op, sequence, shape(), error))
+    }
+
+    /// Turns a failure inside the reducer's own collectives into one that names the ranks.
+    pub(crate) fn explain_reducer(&self, error: torch_ext::Error) -> crate::Error {
+        match &self.0.links {
+            Some(links) if error.is_timeout() || error.is_connection() => {
+                let sequence = self.next_sequence();
+                self.explain(links, "gradient reduction", sequence, String::new(), error)
+            }
+            _ => error.into(),
+        }
+    }
+
+    #[cold]
+    fn explain(
+        &self,
+        links: &Links,
+        op: &'static str,
+        sequence: u64,
+        shape: String,
+        source: torch_ext::Error,
+    ) -> crate::Error {
+        if !(source.is_timeout() || source.is_connection()) {
+            return source.into();
+        }
+        let call = Call { op: op.to_owned(), sequence, shape: shape.clone() };
+        let findings = links.journal.ask(&call, links.timeout);
+        let failure = Failure {
+            rank: self.rank(),
+            world_size: self.world_size(),
+            op,
+            sequence,
+            shape,
+            deadline: links.timeout,
+            findings,
+        };
+        if source.is_timeout() {
+            CollectiveError::Timeout { failure, source }.into()
+        } else {
+            CollectiveError::PeerGone { failure, source }.into()
+        }
+    }
+}
+
+/// A tensor's shape and dtype in running text: `[2, 3] Float`.
+pub(crate) fn shape_text(tensor: &Tensor) -> String {
+    format!("{:?} {:?}", tensor.size(), tensor.kind())
+}

@@ -1,0 +1,241 @@
+//! Collectives over trees of tensors and over objects (`utils/operations.py` of the reference).
+
+use crate::error::{CollectiveError, Result};
+use crate::gradient_state::LoaderPosition;
+use crate::group::{Group, ReduceOp, shape_text};
+use crate::tensor_tree::TensorTree;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tch::Tensor;
+
+/// Shapes and dtypes of all tensors of a tree, in running text.
+fn describe(tree: &impl TensorTree) -> String {
+    let mut shapes = Vec::new();
+    tree.for_each_tensor(&mut |tensor| shapes.push(shape_text(tensor)));
+    shapes.join(", ")
+}
+
+/// Every tensor joined over ranks along dim 0, in rank order. Collective.
+pub(crate) fn gather<T: TensorTree>(group: &Group, tree: &T) -> Result<T> {
+    const CURE: &str = "For tensors of unequal length, call accelerator.pad_across_processes(&tensor, dim, \
+                        pad_index, false) first; for values that are not tensors, gather_object";
+    group.agree("gather", &describe(tree), CURE)?;
+    tree.try_map_tensors(&mut |tensor| group.all_gather_into_tensor(tensor))
+}
+
+/// Every tensor combined over ranks and multiplied by `scale`. Collective.
+pub(crate) fn reduce<T: TensorTree>(group: &Group, tree: &T, reduction: ReduceOp, scale: f64) -> Result<T> {
+    const CURE: &str = "Give tensors of the same shape on every rank";
+    group.agree("reduce", &describe(tree), CURE)?;
+    tree.try_map_tensors(&mut |tensor| {
+        let copy = tensor.f_contiguous()?.f_detach_copy()?;
+        group.all_reduce(&copy, reduction)?;
+        if scale == 1.0 { Ok(copy) } else { Ok(copy.f_mul_scalar(scale)?) }
+    })
+}
+
+/// Every tensor as it is on rank `from_process`; other ranks give tensors of the same shapes. Collective.
+pub(crate) fn broadcast<T: TensorTree>(group: &Group, tree: &T, from_process: usize) -> Result<T> {
+    const CURE: &str = "Give tensors of the same shape on every rank; broadcast_object_list sends anything else";
+    group.agree("broadcast", &describe(tree), CURE)?;
+    tree.try_map_tensors(&mut |tensor| {
+        let copy = tensor.f_contiguous()?.f_detach_copy()?;
+        group.broadcast(&copy, from_process)?;
+        Ok(copy)
+    })
+}
+
+/// How [`pad_across_processes`] fills.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Padding {
+    pub(crate) dim: i64,
+    pub(crate) pad_index: f64,
+    pub(crate) pad_first: bool,
+}
+
+/// Every tensor with `dim` as long as on the rank where it is longest. Collective.
+pub(crate) fn pad_across_processes<T: TensorTree>(group: &Group, tree: &T, padding: Padding) -> Result<T> {
+    const CURE: &str = "Only the padded dim may differ between ranks";
+    let mut others = Vec::new();
+    tree.for_each_tensor(&mut |tensor| {
+        let mut shape = tensor.size();
+        if let Some(index) = dim_of(tensor, padding.dim) {
+            shape[index] = -1;
+        }
+        others.push(format!("{shape:?} {:?}", tensor.kind()));
+    });
+    group.agree("pad_across_processes", &others.join(", "), CURE)?;
+    tree.try_map_tensors(&mut |tensor| pad_one(group, tensor, padding))
+}
+
+/// The dim counted from the front; `None` where the tensor has no such dim.
+fn dim_of(tensor: &Tensor, dim: i64) -> Option<usize> {
+    let num_dims = tensor.dim() as i64;
+    let dim = if dim < 0 { dim + num_dims } else { dim };
+    (0..num_dims).contains(&dim).then_some(dim as usize)
+}
+
+fn pad_one(group: &Group, tensor: &Tensor, padding: Padding) -> Result<Tensor> {
+    let Some(dim) = dim_of(tensor, padding.dim) else { return Ok(tensor.shallow_clone()) };
+    let mut shape = tensor.size();
+    let length = shape[dim];
+    let longest = Tensor::f_from_slice(&[length])?;
+    group.all_reduce(&longest, ReduceOp::Max)?;
+    let longest = i64::try_from(&longest)?;
+    if longest == length {
+        return Ok(tensor.shallow_clone());
+    }
+    shape[dim] = longest - length;
+    let filler = Tensor::f_full(shape.as_slice(), padding.pad_index, (tensor.kind(), tensor.device()))?;
+    let parts = if padding.pad_first { [&filler, tensor] } else { [tensor, &filler] };
+    Ok(Tensor::f_cat(&parts, dim as i64)?)
+}
+
+/// All ranks' objects in rank order. Collective.
+pub(crate) fn gather_object<T: Serialize + DeserializeOwned>(group: &Group, objects: &[T]) -> Result<Vec<T>> {
+    const OP: &str = "gather_object";
+    let parts = group.all_gather_bytes(&encode(OP, objects)?)?;
+    let lists: Vec<Vec<T>> = parts.iter().map(|part| decode(OP, part)).collect::<Result<_>>()?;
+    Ok(lists.into_iter().flatten().collect())
+}
+
+/// Replaces the objects by those of rank `from_process`. Collective.
+pub(crate) fn broadcast_object_list<T: Serialize + DeserializeOwned>(
+    group: &Group,
+    objects: &mut Vec<T>,
+    from_process: usize,
+) -> Result<()> {
+    const OP: &str = "broadcast_object_list";
+    // Only the sender's objects travel, so only they have to be encoded.
+    let mine = if group.rank() == from_process { encode(OP, objects)? } else { Vec::new() };
+    let received = group.broadcast_bytes(&mine, from_process)?;
+    if group.rank() != from_process {
+        *objects = decode(OP, &received)?;
+    }
+    Ok(())
+}
+
+fn encode<T: Serialize + ?Sized>(op: &'static str, value: &T) -> Result<Vec<u8>> {
+    rmp_serde::to_vec_named(value)
+        .map_err(|error| CollectiveError::Object { op, verb: "write", source: error.into() }.into())
+}
+
+fn decode<T: DeserializeOwned>(op: &'static str, bytes: &[u8]) -> Result<T> {
+    rmp_serde::from_slice(bytes)
+        .map_err(|error| CollectiveError::Object { op, verb: "read", source: error.into() }.into())
+}
+
+/// The rows of all ranks that count, each row of the data set once. Collective.
+///
+/// `position` is what the active loader published for this round; without one, or when the loader cannot
+/// know its rows, everything counts.
+pub(crate) fn gather_for_metrics<T: TensorTree>(
+    group: &Group,
+    tree: &T,
+    position: Option<&LoaderPosition>,
+) -> Result<T> {
+    let Some(counted) = counted_rows(group, position)? else { return gather(group, tree) };
+    let rank = group.rank();
+    let wanted = counted[rank].len();
+    let mut wrong = None;
+    tree.for_each_tensor(&mut |tensor| {
+        if tensor.size().first().is_some_and(|rows| *rows != wanted as i64) {
+            wrong.get_or_insert(shape_text(tensor));
+        }
+    });
+    if let Some(found) = wrong {
+        return Err(CollectiveError::NotRows { found, rank, wanted }.into());
+    }
+    let longest = counted.iter().map(Vec::len).max().unwrap_or(0);
+    let padded = tree.try_map_tensors(&mut |tensor| pad_rows(tensor, longest))?;
+    let keep = kept_rows(counted, longest);
+    let all = keep.len() == longest * counted.len();
+    group.agree("gather_for_metrics", &describe(&padded), "Only the number of rows may differ between ranks")?;
+    padded.try_map_tensors(&mut |tensor| {
+        let gathered = group.all_gather_into_tensor(tensor)?;
+        // One value per rank, such as a mean loss, has no rows to leave out.
+        if all || tensor.dim() == 0 {
+            return Ok(gathered);
+        }
+        Ok(gathered.f_index_select(0, &Tensor::f_from_slice(&keep)?.f_to_device(tensor.device())?)?)
+    })
+}
+
+/// As [`gather_for_metrics`], for one object per row.
+pub(crate) fn gather_object_for_metrics<T: Serialize + DeserializeOwned>(
+    group: &Group,
+    objects: &[T],
+    position: Option<&LoaderPosition>,
+) -> Result<Vec<T>> {
+    let Some(counted) = counted_rows(group, position)? else { return gather_object(group, objects) };
+    let mine = &counted[group.rank()];
+    if mine.len() != objects.len() {
+        let found = format!("{} objects", objects.len());
+        return Err(CollectiveError::NotRows { found, rank: group.rank(), wanted: mine.len() }.into());
+    }
+    let kept: Vec<&T> = objects.iter().zip(mine).filter(|(_, keep)| **keep).map(|(object, _)| object).collect();
+    let parts = group.all_gather_bytes(&encode("gather_object", &kept)?)?;
+    let lists: Vec<Vec<T>> = parts.iter().map(|part| decode("gather_object", part)).collect::<Result<_>>()?;
+    Ok(lists.into_iter().flatten().collect())
+}
+
+fn counted_rows<'a>(group: &Group, position: Option<&'a LoaderPosition>) -> Result<Option<&'a [Vec<bool>]>> {
+    let Some(position) = position.filter(|position| position.counted_rows.len() == group.world_size()) else {
+        return Ok(None);
+    };
+    let absent: Vec<String> = position
+        .counted_rows
+        .iter()
+        .enumerate()
+        .filter(|(_, rows)| rows.is_empty())
+        .map(|(rank, _)| rank.to_string())
+        .collect();
+    if absent.is_empty() {
+        return Ok(Some(&position.counted_rows));
+    }
+    Err(CollectiveError::RanksWithoutBatch { ranks: absent.join(", ") }.into())
+}
+
+fn pad_rows(tensor: &Tensor, rows: usize) -> Result<Tensor> {
+    let mut shape = tensor.size();
+    let missing = match shape.first() {
+        Some(length) => rows as i64 - length,
+        None => 0,
+    };
+    if missing == 0 {
+        return Ok(tensor.shallow_clone());
+    }
+    shape[0] = missing;
+    let filler = Tensor::f_zeros(shape.as_slice(), (tensor.kind(), tensor.device()))?;
+    Ok(Tensor::f_cat(&[tensor, &filler], 0)?)
+}
+
+/// Indices of the rows that count in the concatenation of all ranks' rows, each padded to `longest`.
+fn kept_rows(counted: &[Vec<bool>], longest: usize) -> Vec<i64> {
+    counted
+        .iter()
+        .enumerate()
+        .flat_map(|(rank, rows)| {
+            rows.iter()
+                .enumerate()
+                .filter(|(_, keep)| **keep)
+                .map(move |(row, _)| (rank * longest + row) as i64)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kept_rows_skip_fillers_and_padding() {
+        for (counted, longest, expected) in [
+            (vec![vec![true, true], vec![true, false]], 2, vec![0, 1, 2]),
+            (vec![vec![true, true, true], vec![true]], 3, vec![0, 1, 2, 3]),
+            (vec![vec![false], vec![false]], 1, vec![]),
+        ] {
+            assert_eq!(kept_rows(&counted, longest), expected);
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! `prepare`: every kind of object knows how to become ready for many processes.
+
+mod model;
+
+pub use model::PreparedModel;
+
+use crate::accelerator::Accelerator;
+use crate::data::{DataLoader, DataLoaderShard, Dataset};
+use crate::error::Result;
+use crate::nn::Module;
+use crate::optim::{AcceleratedOptimizer, AcceleratedScheduler, LrScheduler, Optimizer, SchedulerOptions};
+
+/// What [`Accelerator::prepare`] takes: a model, an optimizer, a data loader, a scheduler, something
+/// prepared already, or a tuple of up to eight of them in any order.
+///
+/// The parameter only tells the compiler which of these an object is; it is always inferred.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be prepared",
+    label = "neither a Module, an Optimizer, an LrScheduler, a DataLoader nor a tuple of them",
+    note = "a model implements accelerate::nn::Module, an optimizer accelerate::optim::Optimizer"
+)]
+pub trait Prepare<Kind> {
+    /// The object made ready.
+    type Prepared;
+
+    /// Makes the object ready. Collective for models; every rank prepares the same objects in the same order.
+    fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared>;
+}
+
+/// The kinds of object that can be prepared; inferred, never written.
+pub mod kind {
+    /// A [`Module`](crate::nn::Module).
+    #[derive(Debug)]
+    pub struct Model;
+    /// An [`Optimizer`](crate::optim::Optimizer).
+    #[derive(Debug)]
+    pub struct Optimizer;
+    /// A [`DataLoader`](crate::data::DataLoader).
+    #[derive(Debug)]
+    pub struct DataLoader;
+    /// An [`LrScheduler`](crate::optim::LrScheduler).
+    #[derive(Debug)]
+    pub struct Scheduler;
+    /// Something that `prepare` returned before.
+    #[derive(Debug)]
+    pub struct Prepared;
+}
+
+impl<M: Module> Prepare<kind::Model> for M {
+    type Prepared = PreparedModel<M>;
+    fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
+        accelerator.prepare_model(self, false)
+    }
+}
+
+impl<O: Optimizer> Prepare<kind::Optimizer> for O {
+    type Prepared = AcceleratedOptimizer<O>;
+    fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
+        Ok(accelerator.prepare_optimizer(self))
+    }
+}
+
+impl<D: Dataset + 'static, B: Send + 'static> Prepare<kind::DataLoader> for DataLoader<D, B> {
+    type Prepared = DataLoaderShard<D, B>;
+    fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
+        accelerator.prepare_data_loader(self)
+    }
+}
+
+impl<S: LrScheduler> Prepare<kind::Scheduler> for S {
+    type Prepared = AcceleratedScheduler<S>;
+    fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
+        Ok(accelerator.prepare_scheduler(self))
+    }
+}
+
+macro_rules! unchanged {
+    ($($type:ty, [$($bounds:tt)*];)*) => {$(
+        impl<$($bounds)*> Prepare<kind::Prepared> for $type {
+            type Prepared = Self;
+            fn prepare(self, _: &Accelerator) -> Result<Self> {
+                Ok(self)
+            }
+        }
+    )*};
+}
+
+unchanged! {
+    PreparedModel<M>, [M];
+    AcceleratedOptimizer<O>, [O];
+    DataLoaderShard<D, B>, [D: Dataset, B];
+    AcceleratedScheduler<S>, [S];
+}
+
+macro_rules! tuple {
+    ($($object:ident $kind:ident $index:tt),*) => {
+        impl<$($object, $kind),*> Prepare<($($kind,)*)> for ($($object,)*)
+        where
+            $($object: Prepare<$kind>),*
+        {
+            type Prepared = ($($object::Prepared,)*);
+            fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
+                Ok(($(self.$index.prepare(accelerator)?,)*))
+            }
+        }
+    };
+}
+
+tuple!(A KA 0);
+tuple!(A KA 0, B KB 1);
+tuple!(A KA 0, B KB 1, C KC 2);
+tuple!(A KA 0, B KB 1, C KC 2, D KD 3);
+tuple!(A KA 0, B KB 1, C KC 2, D KD 3, E KE 4);
+tuple!(A KA 0, B KB 1, C KC 2, D KD 3, E KE 4, F KF 5);
+tuple!(A KA 0, B KB 1, C KC 2, D KD 3, E KE 4, F KF 5, G KG 6);
+tuple!(A KA 0, B KB 1, C KC 2, D KD 3, E KE 4, F KF 5, G KG 6, H KH 7);
+
+impl Accelerator {
+    /// Makes models, optimizers, data loaders and schedulers ready for this run, in any order.
+    ///
+    /// - Models move to the device, become equal on all ranks (rank 0's weights), and average their
+    ///   gradients over ranks during [`Accelerator::backward`]; their `forward` runs in mixed precision.
+    /// - Optimizers and schedulers act only where gradients are synchronised.
+    /// - Data loaders give each rank its share, on the device.
+    ///
+    /// Collective if a model is among them.
+    ///
+    /// # Errors
+    /// Ranks with different models; settings that cannot be honoured; a failure between ranks.
+    ///
+    /// ```
+    /// use accelerate::{Accelerator, nn::{Linear, ModuleFn, ParamStore}, optim::Sgd, tch::Tensor};
+    ///
+    /// let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// let store = ParamStore::new(accelerator.device());
+    /// let linear = Linear::new(store.root(), 2, 1, Default::default())?;
+    /// let optimizer = Sgd::new(&store, 0.1)?;
+    /// let model = ModuleFn::new(&store, move |input: &Tensor| linear.forward(input));
+    ///
+    /// let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
+    /// let loss = model.forward(&Tensor::from_slice(&[1.0f32, 2.0]))?.sum(None);
+    /// accelerator.backward(&loss)?;
+    /// optimizer.step()?;
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn prepare<Kind, T: Prepare<Kind>>(&self, objects: T) -> Result<T::Prepared> {
+        objects.prepare(self)
+    }
+
+    /// Prepares one model. `evaluation_mode` leaves gradients alone, for models that are only evaluated.
+    /// Collective.
+    pub fn prepare_model<M: Module>(&self, model: M, evaluation_mode: bool) -> Result<PreparedModel<M>> {
+        let settings = self.settings();
+        let store = model.params().clone();
+        if settings.device_placement {
+            store.to_device(self.device())?;
+        }
+        let engine = crate::engine::start(self.context(), &store, &settings.ddp, evaluation_mode)?;
+        self.context().register(crate::context::PreparedParameters { store, engine: engine.clone() });
+        Ok(PreparedModel::new(model, engine, self.precision()))
+    }
+
+    /// Prepares one optimizer.
+    pub fn prepare_optimizer<O: Optimizer>(&self, optimizer: O) -> AcceleratedOptimizer<O> {
+        self.register_optimizer(optimizer.handle());
+        AcceleratedOptimizer::new(optimizer, self.context().clone(), self.scaler().cloned())
+    }
+
+    /// Prepares one data loader.
+    pub fn prepare_data_loader<D: Dataset + 'static, B: Send + 'static>(
+        &self,
+        loader: DataLoader<D, B>,
+    ) -> Result<DataLoaderShard<D, B>> {
+        let settings = self.settings();
+        loader.prepare_for(self.context(), &settings.dataloader, settings.device_placement)
+    }
+
+    /// Prepares one scheduler.
+    pub fn prepare_scheduler<S: LrScheduler>(&self, scheduler: S) -> AcceleratedScheduler<S> {
+        let settings = self.settings();
+        let options = SchedulerOptions {
+            num_processes: self.num_processes(),
+            split_batches: settings.dataloader.split_batches,
+            step_with_optimizer: settings.step_scheduler_with_optimizer,
+            unit: settings.scheduler_unit,
+        };
+        AcceleratedScheduler::new(scheduler, self.context().clone(), options)
+    }
+}

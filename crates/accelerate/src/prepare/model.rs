@@ -1,0 +1,70 @@
+//! A model made ready: its forward pass runs in mixed precision and arms the gradient reduction.
+
+use crate::amp::Precision;
+use crate::engine::Engine;
+use crate::error::Result;
+use crate::nn::Module;
+use crate::tensor_tree::TensorTree;
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+use tch::Tensor;
+use torch_ext::autograd::is_grad_enabled;
+
+/// A prepared model. Derefs to the user's own; [`PreparedModel::forward`] adds what the run needs.
+pub struct PreparedModel<M> {
+    model: M,
+    engine: Arc<dyn Engine>,
+    precision: Precision,
+}
+
+impl<M> PreparedModel<M> {
+    pub(crate) fn new(model: M, engine: Arc<dyn Engine>, precision: Precision) -> Self {
+        Self { model, engine, precision }
+    }
+
+    pub(crate) fn engine(&self) -> &dyn Engine {
+        &*self.engine
+    }
+
+    /// The model as it was given to `prepare`, without the run around it.
+    pub fn into_inner(self) -> M {
+        self.model
+    }
+}
+
+impl<M: Module> PreparedModel<M> {
+    /// The model's forward pass under autocast, with half-precision outputs as float32.
+    ///
+    /// With several processes and gradients enabled this is collective: it copies rank 0's buffers and arms
+    /// the averaging of gradients for the backward pass.
+    ///
+    /// # Errors
+    /// The model's own; parameters that got no gradient in the step before, by name; a failed peer.
+    pub fn forward(&self, input: &M::Input) -> Result<M::Output> {
+        let gradients_wanted = is_grad_enabled();
+        if gradients_wanted {
+            self.engine.before_forward()?;
+        }
+        let output = self.precision.autocast(|| self.model.forward(input))??;
+        if gradients_wanted {
+            let mut tensors: Vec<Tensor> = Vec::new();
+            output.for_each_tensor(&mut |tensor| tensors.push(tensor.shallow_clone()));
+            self.engine.after_forward(&tensors)?;
+        }
+        self.precision.cast_outputs(output)
+    }
+}
+
+impl<M> Deref for PreparedModel<M> {
+    type Target = M;
+    fn deref(&self) -> &M {
+        &self.model
+    }
+}
+
+impl<M: fmt::Debug> fmt::Debug for PreparedModel<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PreparedModel").field("model", &self.model).field("engine", &self.engine).finish()
+    }
+}

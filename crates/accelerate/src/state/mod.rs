@@ -1,0 +1,174 @@
+//! Who this process is: rank, device, and the group of its peers.
+
+mod device;
+mod process_control;
+mod rendezvous;
+mod split;
+
+pub use split::SplitBetweenProcesses;
+
+use crate::error::Result;
+use crate::group::Group;
+use accelerate_core::config::InitProcessGroupKwargs;
+use accelerate_core::environment::{LaunchSettings, RankVariables, rank_variables};
+use accelerate_core::names::DistributedType;
+use std::sync::Arc;
+use tch::Device;
+
+/// What a process knows of its run (`PartialState` of the reference, `state.py`).
+///
+/// It is an ordinary value, made once and passed on: nothing is global, so one program can hold several,
+/// for example one per thread in a test. Clones share one group.
+///
+/// Method: a process belongs to a run when a launcher's variables say so (`accelerate launch`, torchrun,
+/// Open MPI, MPICH, MVAPICH or Slurm), on the CPU as well as on GPUs. Otherwise it is alone.
+///
+/// ```
+/// use accelerate::PartialState;
+///
+/// let state = PartialState::new(true, &Default::default())?;
+/// assert_eq!((state.process_index(), state.num_processes()), (0, 1));
+/// assert!(state.is_main_process() && !state.use_distributed());
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct PartialState(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    device: Device,
+    backend: Option<&'static str>,
+    distributed_type: DistributedType,
+    group: Group,
+    local_process_index: usize,
+    num_local_processes: usize,
+}
+
+/// Reads one variable of the environment; tests pass tables instead.
+pub(crate) type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// The real environment. Values that are not Unicode count as absent: no variable read here may hold one.
+pub(crate) fn process_environment(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+impl PartialState {
+    /// Finds this process's place in its run and connects it with its peers.
+    ///
+    /// `cpu` keeps everything on the CPU even where GPUs are present. Collective in a run of several
+    /// processes: it returns when all have arrived.
+    ///
+    /// # Errors
+    /// Variables that contradict each other; a port that is taken; ranks that do not arrive within
+    /// `kwargs.timeout`, each named.
+    pub fn new(cpu: bool, kwargs: &InitProcessGroupKwargs) -> Result<Self> {
+        Self::from_environment(cpu, kwargs, &process_environment)
+    }
+
+    pub(crate) fn from_environment(
+        cpu: bool,
+        kwargs: &InitProcessGroupKwargs,
+        lookup: Lookup<'_>,
+    ) -> Result<Self> {
+        kwargs.check()?;
+        let settings = LaunchSettings::read(lookup)?;
+        let ranks = rank_variables(lookup)?;
+        let local_rank = ranks.as_ref().map_or(0, |ranks| ranks.local_rank);
+        let device = device::choose(cpu || settings.use_cpu, settings.torch_device.as_deref(), local_rank)?;
+        match ranks.filter(|ranks| ranks.world_size > 1) {
+            Some(ranks) => Self::distributed(device, &ranks, kwargs, lookup),
+            None => Ok(Self::single_process(device)),
+        }
+    }
+
+    fn distributed(
+        device: Device,
+        ranks: &RankVariables,
+        kwargs: &InitProcessGroupKwargs,
+        lookup: Lookup<'_>,
+    ) -> Result<Self> {
+        let backend = device::backend(device, kwargs.backend.as_deref())?;
+        let group = rendezvous::connect(ranks, backend, kwargs, lookup)?;
+        let distributed_type =
+            if device.is_cuda() { DistributedType::MultiGpu } else { DistributedType::MultiCpu };
+        Ok(Self(Arc::new(Inner {
+            device,
+            backend: Some(backend),
+            distributed_type,
+            group,
+            local_process_index: ranks.local_rank,
+            num_local_processes: ranks.local_world_size,
+        })))
+    }
+
+    pub(crate) fn single_process(device: Device) -> Self {
+        Self(Arc::new(Inner {
+            device,
+            backend: None,
+            distributed_type: DistributedType::No,
+            group: Group::single_process(),
+            local_process_index: 0,
+            num_local_processes: 1,
+        }))
+    }
+
+    /// A rank of a group that exists already, all on this machine's CPU.
+    pub(crate) fn of_group(group: Group) -> Self {
+        let (rank, world_size) = (group.rank(), group.world_size());
+        let distributed_type =
+            if world_size > 1 { DistributedType::MultiCpu } else { DistributedType::No };
+        Self(Arc::new(Inner {
+            device: Device::Cpu,
+            backend: (world_size > 1).then_some("gloo"),
+            distributed_type,
+            group,
+            local_process_index: rank,
+            num_local_processes: world_size,
+        }))
+    }
+
+    /// The device this process computes on.
+    pub fn device(&self) -> Device {
+        self.0.device
+    }
+
+    /// `gloo` or `nccl`; `None` in a run of one process.
+    pub fn backend(&self) -> Option<&str> {
+        self.0.backend
+    }
+
+    /// How the processes of the run work together.
+    pub fn distributed_type(&self) -> DistributedType {
+        self.0.distributed_type
+    }
+
+    /// All processes of the run.
+    pub fn group(&self) -> &Group {
+        &self.0.group
+    }
+
+    /// Count of all processes.
+    pub fn num_processes(&self) -> usize {
+        self.0.group.world_size()
+    }
+
+    /// Number of this process among all, from 0.
+    pub fn process_index(&self) -> usize {
+        self.0.group.rank()
+    }
+
+    /// Number of this process among those of its machine, from 0.
+    pub fn local_process_index(&self) -> usize {
+        self.0.local_process_index
+    }
+
+    /// Count of the processes on this machine.
+    pub fn num_local_processes(&self) -> usize {
+        self.0.num_local_processes
+    }
+
+    /// Does the run have more than one process?
+    pub fn use_distributed(&self) -> bool {
+        self.num_processes() > 1
+    }
+}

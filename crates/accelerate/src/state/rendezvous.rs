@@ -1,0 +1,206 @@
+//! How the processes of a run find each other: one store, then one group.
+
+use crate::error::{Result, StateError};
+use crate::group::Group;
+use crate::state::Lookup;
+use accelerate_core::config::InitProcessGroupKwargs;
+use accelerate_core::environment::RankVariables;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use torch_ext::{GlooInterface, GlooOptions, ProcessGroup, Store, TcpStoreOptions};
+
+/// Where the ranks meet.
+#[derive(Debug, PartialEq, Eq)]
+enum MeetingPoint {
+    /// A TCP store. `served` says that somebody else, such as torchrun's agent, serves it already.
+    Tcp { host: String, port: u16, served: bool, prefix: String },
+    File { path: PathBuf },
+}
+
+/// Connects this rank with its peers. Collective over the run.
+pub(super) fn connect(
+    ranks: &RankVariables,
+    backend: &'static str,
+    kwargs: &InitProcessGroupKwargs,
+    lookup: Lookup<'_>,
+) -> Result<Group> {
+    let timeout = kwargs.timeout_for(backend);
+    let meeting_point = meeting_point(ranks, kwargs.init_method.as_deref(), lookup)?;
+    let store = open(&meeting_point, ranks, timeout)?;
+    wait_for_all(&store, ranks, timeout)?;
+    if backend != "gloo" {
+        return Err(StateError::BackendDisabled { name: backend }.into());
+    }
+    let options = GlooOptions { timeout, interface: interface(&meeting_point, ranks, lookup), ..GlooOptions::default() };
+    let group = ProcessGroup::gloo(&store.prefix("gloo")?, ranks.rank, ranks.world_size, &options)?;
+    Group::new(group, &store, timeout)
+}
+
+fn meeting_point(ranks: &RankVariables, init_method: Option<&str>, lookup: Lookup<'_>) -> Result<MeetingPoint> {
+    let method = init_method.unwrap_or("env://");
+    let wrong = || StateError::InitMethod { found: method.to_owned() };
+    if let Some(path) = method.strip_prefix("file://") {
+        return if path.is_empty() { Err(wrong().into()) } else { Ok(MeetingPoint::File { path: path.into() }) };
+    }
+    if let Some(address) = method.strip_prefix("tcp://") {
+        let (host, port) = address.rsplit_once(':').ok_or_else(wrong)?;
+        let port = port.parse().map_err(|_| wrong())?;
+        let host = host.trim_matches(['[', ']']).to_owned();
+        return Ok(MeetingPoint::Tcp { host, port, served: false, prefix: String::new() });
+    }
+    if method != "env://" {
+        return Err(wrong().into());
+    }
+    // torchrun's agent keeps the store alive across restarts, each with its own prefix, as
+    // torch/distributed/rendezvous.py does.
+    let served = lookup("TORCHELASTIC_USE_AGENT_STORE").as_deref() == Some("True");
+    let attempt = lookup("TORCHELASTIC_RESTART_COUNT").unwrap_or_else(|| "0".to_owned());
+    let prefix = if served { format!("/worker/attempt_{attempt}") } else { String::new() };
+    Ok(MeetingPoint::Tcp { host: ranks.master_addr.clone(), port: ranks.master_port, served, prefix })
+}
+
+fn open(meeting_point: &MeetingPoint, ranks: &RankVariables, timeout: Duration) -> Result<Store> {
+    let (host, port, served, prefix) = match meeting_point {
+        MeetingPoint::File { path } => return Ok(Store::file(path, ranks.world_size)?),
+        MeetingPoint::Tcp { host, port, served, prefix } => (host, *port, *served, prefix),
+    };
+    let is_server = ranks.rank == 0 && !served;
+    if !is_server {
+        wait_for_port(host, port, timeout)?;
+    }
+    let store = Store::tcp(&TcpStoreOptions {
+        host: host.clone(),
+        port,
+        is_server,
+        num_workers: None,
+        // Arrivals are counted below, where the missing ones can be named.
+        wait_for_workers: false,
+        timeout,
+        listen_fd: None,
+    })
+    .map_err(|source| match source.message().contains("EADDRINUSE") {
+        true => StateError::PortTaken { port, source }.into(),
+        false => crate::Error::from(source),
+    })?;
+    Ok(if prefix.is_empty() { store } else { store.prefix(prefix)? })
+}
+
+/// Waits until something listens at the meeting point. The store's own client retries once a second only.
+fn wait_for_port(host: &str, port: u16, timeout: Duration) -> Result<()> {
+    let start = Instant::now();
+    let mut pause = Duration::from_millis(2);
+    loop {
+        let attempt = (host, port).to_socket_addrs().and_then(|addresses| {
+            let mut last = std::io::Error::from(std::io::ErrorKind::AddrNotAvailable);
+            for address in addresses {
+                match TcpStream::connect_timeout(&address, timeout.min(Duration::from_secs(5))) {
+                    Ok(_) => return Ok(()),
+                    Err(error) => last = error,
+                }
+            }
+            Err(last)
+        });
+        let Err(source) = attempt else { return Ok(()) };
+        if start.elapsed() >= timeout {
+            return Err(StateError::NobodyListens { host: host.to_owned(), port, timeout, source }.into());
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(100));
+    }
+}
+
+/// Returns when every rank has said that it is here, or names those that have not.
+fn wait_for_all(store: &Store, ranks: &RankVariables, timeout: Duration) -> Result<()> {
+    let keys: Vec<String> = (0..ranks.world_size).map(|rank| format!("arrived/{rank}")).collect();
+    let names: Vec<&str> = keys.iter().map(String::as_str).collect();
+    store.set(names[ranks.rank], b"1")?;
+    let Err(source) = store.wait(&names, timeout) else { return Ok(()) };
+    if !source.is_timeout() {
+        return Err(source.into());
+    }
+    let mut missing = Vec::new();
+    for (rank, name) in names.iter().enumerate() {
+        if !store.check(&[name])? {
+            missing.push(rank.to_string());
+        }
+    }
+    let missing = missing.join(", ");
+    Err(StateError::NotArrived { missing, world_size: ranks.world_size, timeout, source }.into())
+}
+
+/// Ranks of one machine talk over the loopback; others over the interface that is named, or the host name's.
+fn interface(meeting_point: &MeetingPoint, ranks: &RankVariables, lookup: Lookup<'_>) -> GlooInterface {
+    if let Some(name) = lookup("GLOO_SOCKET_IFNAME").filter(|name| !name.is_empty()) {
+        return GlooInterface::Interface(name);
+    }
+    let loopback_host = match meeting_point {
+        MeetingPoint::Tcp { host, .. } => matches!(host.as_str(), "127.0.0.1" | "localhost" | "::1"),
+        MeetingPoint::File { .. } => false,
+    };
+    if loopback_host || ranks.local_world_size == ranks.world_size {
+        return GlooInterface::Address("127.0.0.1".to_owned());
+    }
+    GlooInterface::HostName
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use accelerate_core::environment::Launcher;
+
+    fn ranks() -> RankVariables {
+        RankVariables {
+            rank: 1,
+            local_rank: 1,
+            world_size: 2,
+            local_world_size: 2,
+            master_addr: "node0".into(),
+            master_port: 29_500,
+            source: Launcher::Torchrun,
+        }
+    }
+
+    #[test]
+    fn meeting_points_follow_the_init_method() {
+        let tcp = |host: &str, port, served, prefix: &str| MeetingPoint::Tcp {
+            host: host.into(),
+            port,
+            served,
+            prefix: prefix.into(),
+        };
+        let nothing = |_: &str| None;
+        let agent = |name: &str| match name {
+            "TORCHELASTIC_USE_AGENT_STORE" => Some("True".to_owned()),
+            "TORCHELASTIC_RESTART_COUNT" => Some("3".to_owned()),
+            _ => None,
+        };
+        let point = |method, lookup: Lookup<'_>| meeting_point(&ranks(), method, lookup).unwrap();
+        assert_eq!(point(None, &nothing), tcp("node0", 29_500, false, ""));
+        assert_eq!(point(Some("env://"), &agent), tcp("node0", 29_500, true, "/worker/attempt_3"));
+        assert_eq!(point(Some("tcp://other:1234"), &agent), tcp("other", 1234, false, ""));
+        assert_eq!(point(Some("tcp://[::1]:1234"), &nothing), tcp("::1", 1234, false, ""));
+        assert_eq!(point(Some("file:///shared/x"), &nothing), MeetingPoint::File { path: "/shared/x".into() });
+        for wrong in ["tcp://host", "tcp://host:port", "http://x", "file://", ""] {
+            let error = meeting_point(&ranks(), Some(wrong), &nothing).unwrap_err();
+            assert!(error.is_config() && error.to_string().contains("init_method"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_rank_that_never_arrives_is_named() {
+        let store = Store::hash().unwrap();
+        let alone = RankVariables { rank: 0, world_size: 3, ..ranks() };
+        let error = wait_for_all(&store, &alone, Duration::from_millis(30)).unwrap_err();
+        assert!(error.is_timeout());
+        assert!(error.to_string().contains("1, 2 of 3"), "{error}");
+    }
+
+    #[test]
+    fn a_missing_rank_zero_is_named() {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let error = wait_for_port("127.0.0.1", free, Duration::from_millis(20)).unwrap_err();
+        assert!(error.is_timeout() && error.to_string().contains("rank 0"), "{error}");
+    }
+}
