@@ -267,6 +267,16 @@ impl GradScaler {
         self.lock().forget(optimizer);
     }
 
+    /// The optimizer's gradients are gone, so those that come next are scaled again. Without this, an
+    /// optimizer that was unscaled for clipping but then rested would take scaled gradients for true ones.
+    pub(crate) fn gradients_dropped(&self, optimizer: &OptimizerHandle) {
+        if let Some(entry) = self.lock().entry(optimizer)
+            && matches!(entry.stage, Stage::Unscaled(_))
+        {
+            entry.stage = Stage::Scaled;
+        }
+    }
+
     /// [`step`](Self::step), and [`update`](Self::update) once all announced optimizers have stepped.
     pub(crate) fn step_together(&self, optimizer: &mut impl Optimizer) -> Result<()> {
         self.step(optimizer)?;

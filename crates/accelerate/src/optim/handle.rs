@@ -218,6 +218,11 @@ impl OptimizerHandle {
         self.0.groups.iter().flat_map(|(_, params)| params)
     }
 
+    /// Does the optimizer train any of these parameters?
+    pub fn trains_any_of(&self, params: &[Param]) -> bool {
+        self.params().any(|own| params.iter().any(|param| own.is_same(param)))
+    }
+
     /// The learning rate of every group.
     pub fn learning_rates(&self) -> Vec<f64> {
         self.lock().settings.iter().map(|group| group.lr).collect()

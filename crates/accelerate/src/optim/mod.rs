@@ -25,7 +25,6 @@ pub use clip::{
 pub use handle::{GroupDefaults, OptimizerHandle, ParamGroup, no_decay};
 pub use prepared::AcceleratedOptimizer;
 pub use prepared_schedule::AcceleratedScheduler;
-#[allow(unused_imports, reason = "prepare fills it in")]
 pub(crate) use prepared_schedule::SchedulerOptions;
 pub use schedule::{
     AnnealStrategy, ConstantWithWarmup, CosineWithWarmup, ExponentialLr, LambdaLr,

@@ -47,7 +47,6 @@ impl Drop for Scaling {
 }
 
 impl<O: Optimizer> AcceleratedOptimizer<O> {
-    #[allow(dead_code, reason = "called by prepare")]
     pub(crate) fn new(optimizer: O, context: Context, scaler: Option<GradScaler>) -> Self {
         let scaling = scaler.filter(GradScaler::is_enabled).map(|scaler| {
             let handle = optimizer.handle().clone();
@@ -77,7 +76,13 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
     /// # Errors
     /// Those of the optimizer.
     pub fn zero_grad(&mut self) -> Result<()> {
-        if self.context.gradient_state.sync_gradients() { self.optimizer.zero_grad() } else { Ok(()) }
+        if !self.context.gradient_state.sync_gradients() {
+            return Ok(());
+        }
+        if let Some(scaling) = &self.scaling {
+            scaling.scaler.gradients_dropped(&scaling.handle);
+        }
+        self.optimizer.zero_grad()
     }
 
     /// Did the last step leave the parameters alone because a gradient was infinite or not a number?

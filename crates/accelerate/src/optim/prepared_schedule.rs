@@ -7,7 +7,6 @@ use accelerate_core::schedule::{SchedulerRule, SchedulerUnit, capped_ticks, tick
 use std::fmt;
 use std::ops::Deref;
 
-#[allow(unused_imports, reason = "prepare fills it in")]
 pub(crate) use accelerate_core::schedule::SchedulerRule as SchedulerOptions;
 
 /// A scheduler that moves with its optimizer. Made by
@@ -40,7 +39,6 @@ pub struct AcceleratedScheduler<S> {
 }
 
 impl<S: LrScheduler> AcceleratedScheduler<S> {
-    #[allow(dead_code, reason = "called by prepare")]
     pub(crate) fn new(scheduler: S, context: Context, rule: SchedulerRule) -> Self {
         let prepared = Self { scheduler, context, rule };
         if prepared.context.group.rank() == 0 {
