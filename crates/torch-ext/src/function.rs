@@ -89,7 +89,10 @@ pub fn apply_function(
     name: &str,
     inputs: &[&Tensor],
     forward: impl FnOnce(&mut ForwardContext) -> CallbackResult<Vec<Tensor>>,
-    backward: impl FnMut(&BackwardContext<'_>, Vec<Option<Tensor>>) -> CallbackResult<Vec<Option<Tensor>>>
+    backward: impl FnMut(
+        &BackwardContext<'_>,
+        Vec<Option<Tensor>>,
+    ) -> CallbackResult<Vec<Option<Tensor>>>
     + Send
     + 'static,
 ) -> Result<Vec<Tensor>> {
@@ -106,9 +109,19 @@ pub fn apply_function(
     }
     .map_err(|source| Error::callback(OPERATION, Failure::wrap(name, "forward", source)))?;
     if let Some(index) = outputs.iter().position(|output| !output.defined()) {
-        return Err(Error::invalid(OPERATION, format!("output {index} of `{name}` is undefined")));
+        return Err(Error::invalid(
+            OPERATION,
+            format!("output {index} of `{name}` is undefined"),
+        ));
     }
-    pending.finish(&outputs, &context, Backward { name: name.to_owned(), closure: Box::new(backward) })
+    pending.finish(
+        &outputs,
+        &context,
+        Backward {
+            name: name.to_owned(),
+            closure: Box::new(backward),
+        },
+    )
 }
 
 /// What `forward` tells the graph.
@@ -143,7 +156,10 @@ impl ForwardContext {
     ///
     /// Saved-tensor hooks see them, and a change in place before the backward pass is an error there.
     pub fn save_for_backward(&mut self, tensors: &[&Tensor]) {
-        self.saved = tensors.iter().map(|tensor| tensor.shallow_clone()).collect();
+        self.saved = tensors
+            .iter()
+            .map(|tensor| tensor.shallow_clone())
+            .collect();
     }
 
     /// Says that an output does not depend on the inputs differentiably (an index, a mask).
@@ -188,7 +204,10 @@ impl BackwardContext<'_> {
         // fresh handle on success and adopted once.
         unsafe {
             let mut results = vec![std::ptr::null_mut(); te_function_num_saved(self.node)];
-            check("saved_tensors", te_function_saved(self.node, results.as_mut_ptr()))?;
+            check(
+                "saved_tensors",
+                te_function_saved(self.node, results.as_mut_ptr()),
+            )?;
             Ok(results.into_iter().map(|raw| adopt(raw)).collect())
         }
     }
@@ -222,7 +241,13 @@ impl Pending {
         let mut pending = std::ptr::null_mut();
         // SAFETY: name and handles live through the call; the name is copied.
         let status = unsafe {
-            te_function_begin(name.as_ptr().cast(), name.len(), inputs.as_ptr(), inputs.len(), &mut pending)
+            te_function_begin(
+                name.as_ptr().cast(),
+                name.len(),
+                inputs.as_ptr(),
+                inputs.len(),
+                &mut pending,
+            )
         };
         check("apply_function", status)?;
         Ok(Self(pending))
@@ -263,12 +288,15 @@ impl Pending {
         };
         check("apply_function", status)?;
         // SAFETY: on success every place holds a fresh handle, adopted once.
-        Ok(results.into_iter().map(|raw| unsafe { adopt(raw) }).collect())
+        Ok(results
+            .into_iter()
+            .map(|raw| unsafe { adopt(raw) })
+            .collect())
     }
 }
 
-type BackwardClosure =
-    dyn FnMut(&BackwardContext<'_>, Vec<Option<Tensor>>) -> CallbackResult<Vec<Option<Tensor>>> + Send;
+type BackwardClosure = dyn FnMut(&BackwardContext<'_>, Vec<Option<Tensor>>) -> CallbackResult<Vec<Option<Tensor>>>
+    + Send;
 
 struct Backward {
     name: String,
@@ -295,7 +323,10 @@ unsafe extern "C" fn call_backward(
             let gradients: Vec<_> = list.iter().map(|&raw| adopt_optional(raw)).collect();
             (&mut *data.cast::<Backward>(), gradients)
         };
-        let context = BackwardContext { node, lent: std::marker::PhantomData };
+        let context = BackwardContext {
+            node,
+            lent: std::marker::PhantomData,
+        };
         let returned = (backward.closure)(&context, gradients)
             .map_err(|source| Failure::wrap(&backward.name, "backward", source))?;
         if returned.len() != num_results {

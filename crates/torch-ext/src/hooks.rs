@@ -114,7 +114,12 @@ pub fn register_hook(
     let data = Arc::into_raw(slot).cast_mut().cast();
     // SAFETY: the shim takes `data` over in every case and drops it exactly once through the given function.
     let status = unsafe {
-        te_register_hook(handle(tensor), data, call_gradient, drop_slot::<GradientHook>)
+        te_register_hook(
+            handle(tensor),
+            data,
+            call_gradient,
+            drop_slot::<GradientHook>,
+        )
     };
     check("register_hook", status)?;
     Ok(HookHandle { slot: remover })
@@ -147,7 +152,9 @@ impl HookHandle {
 
 impl fmt::Debug for HookHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HookHandle").field("tensor_alive", &(self.slot.strong_count() > 0)).finish()
+        f.debug_struct("HookHandle")
+            .field("tensor_alive", &(self.slot.strong_count() > 0))
+            .finish()
     }
 }
 
@@ -191,13 +198,12 @@ impl<F: ?Sized> Slot<F> {
     }
 
     /// Runs the closure unless it is removed; `None` says that it is.
-    fn run<R>(
-        &self,
-        call: impl FnOnce(&mut F) -> CallbackResult<R>,
-    ) -> CallbackResult<Option<R>> {
+    fn run<R>(&self, call: impl FnOnce(&mut F) -> CallbackResult<R>) -> CallbackResult<Option<R>> {
         let thread = thread_number();
         if self.runner.load(Ordering::SeqCst) == thread {
-            return Err("a gradient hook started a backward pass that runs the same hook again".into());
+            return Err(
+                "a gradient hook started a backward pass that runs the same hook again".into(),
+            );
         }
         let mut closure = self.lock();
         let result = match closure.as_deref_mut() {
@@ -243,7 +249,11 @@ unsafe extern "C" fn call_post_accumulate(data: *mut c_void, tensor: Handle) -> 
     if status == 0 { answer } else { status }
 }
 
-unsafe extern "C" fn call_gradient(data: *mut c_void, gradient: Handle, result: *mut Handle) -> i32 {
+unsafe extern "C" fn call_gradient(
+    data: *mut c_void,
+    gradient: Handle,
+    result: *mut Handle,
+) -> i32 {
     let mut answer = RAN;
     let status = run_callback(|| {
         // SAFETY: as above.

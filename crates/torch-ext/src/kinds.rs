@@ -83,7 +83,10 @@ impl ListHandles {
     }
 
     pub(crate) fn list(&self) -> TensorList {
-        TensorList { handles: self.0.as_ptr(), count: self.0.len() }
+        TensorList {
+            handles: self.0.as_ptr(),
+            count: self.0.len(),
+        }
     }
 }
 

@@ -7,7 +7,9 @@
 //! look at two thread-local numbers. In a Python process Python's own engine holds that place: do not mix.
 
 use crate::autograd::CallbackResult;
-use crate::border::{CallbackFailure, Handle, borrow, check, give, run_callback, take_callback_failure};
+use crate::border::{
+    CallbackFailure, Handle, borrow, check, give, run_callback, take_callback_failure,
+};
 use crate::error::Result;
 use crate::hooks::drop_without_unwinding;
 use std::cell::RefCell;
@@ -145,7 +147,10 @@ pub fn push_saved_tensor_hooks(hooks: Rc<dyn SavedTensorHooks>) -> Result<SavedT
         unsafe { te_saved_tensors_set_pushed(stack.entries.len()) };
         entry
     });
-    Ok(SavedTensorHooksGuard { entry, this_thread: PhantomData })
+    Ok(SavedTensorHooksGuard {
+        entry,
+        this_thread: PhantomData,
+    })
 }
 
 /// Takes its hooks away when dropped. The hooks pushed last are in charge, whatever the order of the drops.
@@ -158,7 +163,8 @@ pub struct SavedTensorHooksGuard {
 
 impl fmt::Debug for SavedTensorHooksGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SavedTensorHooksGuard").finish_non_exhaustive()
+        f.debug_struct("SavedTensorHooksGuard")
+            .finish_non_exhaustive()
     }
 }
 
@@ -167,7 +173,10 @@ impl Drop for SavedTensorHooksGuard {
         // When the thread ends, its stack may be gone already.
         let removed = STACK.try_with(|stack| {
             let mut stack = stack.borrow_mut();
-            let place = stack.entries.iter().position(|(entry, _)| *entry == self.entry)?;
+            let place = stack
+                .entries
+                .iter()
+                .position(|(entry, _)| *entry == self.entry)?;
             let hooks = stack.entries.remove(place);
             // SAFETY: a number of this thread.
             unsafe { te_saved_tensors_set_pushed(stack.entries.len()) };
@@ -200,9 +209,13 @@ fn install() -> Result<()> {
 
 unsafe extern "C" fn pack(tensor: Handle, token: *mut *mut c_void) -> i32 {
     run_callback(|| {
-        let Some(hooks) =
-            STACK.with(|stack| stack.borrow().entries.last().map(|(_, hooks)| Rc::clone(hooks)))
-        else {
+        let Some(hooks) = STACK.with(|stack| {
+            stack
+                .borrow()
+                .entries
+                .last()
+                .map(|(_, hooks)| Rc::clone(hooks))
+        }) else {
             return Ok(());
         };
         // SAFETY: C++ lends the tensor for the call.

@@ -16,7 +16,14 @@ fn floats(values: &[f32]) -> Tensor {
 }
 
 fn values(tensor: &Tensor) -> Vec<f64> {
-    Vec::try_from(&tensor.detach().to_kind(Kind::Double).contiguous().view([-1])).unwrap()
+    Vec::try_from(
+        &tensor
+            .detach()
+            .to_kind(Kind::Double)
+            .contiguous()
+            .view([-1]),
+    )
+    .unwrap()
 }
 
 fn assert_close(tensor: &Tensor, expected: &[f64]) {
@@ -54,7 +61,11 @@ fn reference_adam(config: &FusedAdam, decoupled: bool) -> Vec<f64> {
             mean[i] = config.beta1 * mean[i] + (1.0 - config.beta1) * gradient;
             square[i] = config.beta2 * square[i] + (1.0 - config.beta2) * gradient * gradient;
             largest[i] = largest[i].max(square[i]);
-            let second = if config.amsgrad { largest[i] } else { square[i] };
+            let second = if config.amsgrad {
+                largest[i]
+            } else {
+                square[i]
+            };
             let denominator = (second / (1.0 - config.beta2.powi(step))).sqrt() + config.eps;
             params[i] -= config.lr * mean[i] / (1.0 - config.beta1.powi(step)) / denominator;
         }
@@ -79,7 +90,12 @@ fn run_adam(config: &FusedAdam, decoupled: bool) -> Tensor {
             state_steps: &[&step],
             ..AdamTensors::default()
         };
-        if decoupled { fused_adamw_(config, &tensors) } else { fused_adam_(config, &tensors) }.unwrap();
+        if decoupled {
+            fused_adamw_(config, &tensors)
+        } else {
+            fused_adam_(config, &tensors)
+        }
+        .unwrap();
     }
     param
 }
@@ -97,14 +113,31 @@ fn adam_and_adamw_follow_the_paper() {
     };
     let configs = [
         plain,
-        FusedAdam { weight_decay: 0.3, ..plain },
-        FusedAdam { amsgrad: true, ..plain },
-        FusedAdam { maximize: true, weight_decay: 0.3, ..plain },
-        FusedAdam { eps: 0.5, beta1: 0.5, ..plain },
+        FusedAdam {
+            weight_decay: 0.3,
+            ..plain
+        },
+        FusedAdam {
+            amsgrad: true,
+            ..plain
+        },
+        FusedAdam {
+            maximize: true,
+            weight_decay: 0.3,
+            ..plain
+        },
+        FusedAdam {
+            eps: 0.5,
+            beta1: 0.5,
+            ..plain
+        },
     ];
     for config in configs {
         for decoupled in [false, true] {
-            assert_close(&run_adam(&config, decoupled), &reference_adam(&config, decoupled));
+            assert_close(
+                &run_adam(&config, decoupled),
+                &reference_adam(&config, decoupled),
+            );
         }
     }
 }
@@ -142,8 +175,11 @@ fn reference_sgd(config: &FusedSgd) -> Vec<f64> {
                 } else {
                     config.momentum * buffer[i] + (1.0 - config.dampening) * gradient
                 };
-                gradient =
-                    if config.nesterov { gradient + config.momentum * buffer[i] } else { buffer[i] };
+                gradient = if config.nesterov {
+                    gradient + config.momentum * buffer[i]
+                } else {
+                    buffer[i]
+                };
             }
             params[i] -= config.lr * gradient;
         }
@@ -163,10 +199,26 @@ fn sgd_follows_its_definition() {
     };
     let configs = [
         plain,
-        FusedSgd { weight_decay: 0.2, ..plain },
-        FusedSgd { momentum: 0.9, ..plain },
-        FusedSgd { momentum: 0.9, dampening: 0.3, maximize: true, ..plain },
-        FusedSgd { momentum: 0.9, nesterov: true, weight_decay: 0.1, ..plain },
+        FusedSgd {
+            weight_decay: 0.2,
+            ..plain
+        },
+        FusedSgd {
+            momentum: 0.9,
+            ..plain
+        },
+        FusedSgd {
+            momentum: 0.9,
+            dampening: 0.3,
+            maximize: true,
+            ..plain
+        },
+        FusedSgd {
+            momentum: 0.9,
+            nesterov: true,
+            weight_decay: 0.1,
+            ..plain
+        },
     ];
     for config in configs {
         let param = floats(&START).set_requires_grad(true);
@@ -176,7 +228,11 @@ fn sgd_follows_its_definition() {
             let tensors = SgdTensors {
                 params: &[&param],
                 grads: &[&grad],
-                momentum_buffers: if config.momentum == 0.0 { &[] } else { &[&buffer] },
+                momentum_buffers: if config.momentum == 0.0 {
+                    &[]
+                } else {
+                    &[&buffer]
+                },
                 is_first_step: index == 0,
                 ..SgdTensors::default()
             };
@@ -191,7 +247,13 @@ fn sgd_follows_its_definition() {
 #[test]
 fn adagrad_follows_the_paper() {
     for (lr_decay, weight_decay, maximize) in [(0.0, 0.0, false), (0.1, 0.2, true)] {
-        let config = FusedAdagrad { lr: 0.1, lr_decay, weight_decay, eps: 1e-10, maximize };
+        let config = FusedAdagrad {
+            lr: 0.1,
+            lr_decay,
+            weight_decay,
+            eps: 1e-10,
+            maximize,
+        };
         let param = floats(&START);
         let (sum, step) = (Tensor::zeros([3], FLOAT), Tensor::zeros([0i64; 0], FLOAT));
         let (mut expected, mut expected_sum) = (START.map(f64::from), [0.0; 3]);
@@ -264,7 +326,13 @@ fn lists_of_unequal_length_are_refused_by_name() {
         nesterov: false,
         maximize: false,
     };
-    let adagrad = FusedAdagrad { lr: 0.1, lr_decay: 0.0, weight_decay: 0.0, eps: 1e-10, maximize: false };
+    let adagrad = FusedAdagrad {
+        lr: 0.1,
+        lr_decay: 0.0,
+        weight_decay: 0.0,
+        eps: 1e-10,
+        maximize: false,
+    };
     let full = AdamTensors {
         params: &[&x],
         grads: &[&x],
@@ -275,27 +343,85 @@ fn lists_of_unequal_length_are_refused_by_name() {
         ..AdamTensors::default()
     };
     let results = [
-        (fused_adamw_(&adam, &AdamTensors { grads: &[], ..full }), "`grads` has 0"),
-        (fused_adam_(&adam, &AdamTensors { exp_avgs: &[&x, &x], ..full }), "`exp_avgs` has 2"),
-        (fused_adam_(&adam, &AdamTensors { state_steps: &[], ..full }), "`state_steps` has 0"),
-        (fused_adam_(&adam, &AdamTensors { max_exp_avg_sqs: &[], ..full }), "`max_exp_avg_sqs` has 0"),
-        (fused_adam_(&FusedAdam { amsgrad: false, ..adam }, &full), "without amsgrad"),
         (
-            fused_sgd_(&sgd, &SgdTensors { params: &[&x], grads: &[&x], ..SgdTensors::default() }),
+            fused_adamw_(&adam, &AdamTensors { grads: &[], ..full }),
+            "`grads` has 0",
+        ),
+        (
+            fused_adam_(
+                &adam,
+                &AdamTensors {
+                    exp_avgs: &[&x, &x],
+                    ..full
+                },
+            ),
+            "`exp_avgs` has 2",
+        ),
+        (
+            fused_adam_(
+                &adam,
+                &AdamTensors {
+                    state_steps: &[],
+                    ..full
+                },
+            ),
+            "`state_steps` has 0",
+        ),
+        (
+            fused_adam_(
+                &adam,
+                &AdamTensors {
+                    max_exp_avg_sqs: &[],
+                    ..full
+                },
+            ),
+            "`max_exp_avg_sqs` has 0",
+        ),
+        (
+            fused_adam_(
+                &FusedAdam {
+                    amsgrad: false,
+                    ..adam
+                },
+                &full,
+            ),
+            "without amsgrad",
+        ),
+        (
+            fused_sgd_(
+                &sgd,
+                &SgdTensors {
+                    params: &[&x],
+                    grads: &[&x],
+                    ..SgdTensors::default()
+                },
+            ),
             "`momentum_buffers` has 0",
         ),
         (
-            fused_adagrad_(&adagrad, &AdagradTensors { params: &[&x], ..AdagradTensors::default() }),
+            fused_adagrad_(
+                &adagrad,
+                &AdagradTensors {
+                    params: &[&x],
+                    ..AdagradTensors::default()
+                },
+            ),
             "`grads` has 0",
         ),
         (foreach::add_(&[&x], &[], 1.0), "`other` has 0"),
         (foreach::addcmul_(&[&x], &[&x], &[], 1.0), "`right` has 0"),
-        (foreach::addcdiv_(&[&x], &[], &[&x], 1.0), "`numerator` has 0"),
+        (
+            foreach::addcdiv_(&[&x], &[], &[&x], 1.0),
+            "`numerator` has 0",
+        ),
         (foreach::copy_(&[], &[&x]), "`source` has 1"),
     ];
     for (result, message) in results {
         let error = result.unwrap_err();
-        assert!(error.is_invalid_argument() && error.message().contains(message), "{error}");
+        assert!(
+            error.is_invalid_argument() && error.message().contains(message),
+            "{error}"
+        );
     }
 }
 
@@ -326,23 +452,51 @@ fn shapes_that_do_not_fit_are_errors() {
 
 #[test]
 fn foreach_operations_act_on_every_tensor_of_any_shape() {
-    let run = |operation: &dyn Fn(&[&Tensor], &[&Tensor])| {
+    type Operation<'a> = &'a dyn Fn(&[&Tensor], &[&Tensor]);
+    let run = |operation: Operation<'_>| {
         let (a, b) = (floats(&[1.0, 2.0]), Tensor::full([2, 2], 3.0, FLOAT));
         let (c, d) = (floats(&[4.0, 8.0]), Tensor::full([2, 2], 2.0, FLOAT));
         let a = a.set_requires_grad(true); // a leaf may be written to
         operation(&[&a, &b], &[&c, &d]);
         [values(&a), values(&b)].concat()
     };
-    let cases: [(&dyn Fn(&[&Tensor], &[&Tensor]), [f64; 6]); 9] = [
-        (&|x, y| foreach::add_(x, y, 0.5).unwrap(), [3.0, 6.0, 4.0, 4.0, 4.0, 4.0]),
-        (&|x, _| foreach::add_scalar_(x, -1.0).unwrap(), [0.0, 1.0, 2.0, 2.0, 2.0, 2.0]),
-        (&|x, y| foreach::mul_(x, y).unwrap(), [4.0, 16.0, 6.0, 6.0, 6.0, 6.0]),
-        (&|x, _| foreach::mul_tensor_(x, &Tensor::from(2f32)).unwrap(), [2.0, 4.0, 6.0, 6.0, 6.0, 6.0]),
-        (&|x, y| foreach::div_(x, y).unwrap(), [0.25, 0.25, 1.5, 1.5, 1.5, 1.5]),
-        (&|x, y| foreach::copy_(x, y).unwrap(), [4.0, 8.0, 2.0, 2.0, 2.0, 2.0]),
-        (&|x, y| foreach::lerp_(x, y, 0.5).unwrap(), [2.5, 5.0, 2.5, 2.5, 2.5, 2.5]),
-        (&|x, y| foreach::addcmul_(x, y, y, 1.0).unwrap(), [17.0, 66.0, 7.0, 7.0, 7.0, 7.0]),
-        (&|x, y| foreach::addcdiv_(x, y, y, -1.0).unwrap(), [0.0, 1.0, 2.0, 2.0, 2.0, 2.0]),
+    let cases: [(Operation<'_>, [f64; 6]); 9] = [
+        (
+            &|x, y| foreach::add_(x, y, 0.5).unwrap(),
+            [3.0, 6.0, 4.0, 4.0, 4.0, 4.0],
+        ),
+        (
+            &|x, _| foreach::add_scalar_(x, -1.0).unwrap(),
+            [0.0, 1.0, 2.0, 2.0, 2.0, 2.0],
+        ),
+        (
+            &|x, y| foreach::mul_(x, y).unwrap(),
+            [4.0, 16.0, 6.0, 6.0, 6.0, 6.0],
+        ),
+        (
+            &|x, _| foreach::mul_tensor_(x, &Tensor::from(2f32)).unwrap(),
+            [2.0, 4.0, 6.0, 6.0, 6.0, 6.0],
+        ),
+        (
+            &|x, y| foreach::div_(x, y).unwrap(),
+            [0.25, 0.25, 1.5, 1.5, 1.5, 1.5],
+        ),
+        (
+            &|x, y| foreach::copy_(x, y).unwrap(),
+            [4.0, 8.0, 2.0, 2.0, 2.0, 2.0],
+        ),
+        (
+            &|x, y| foreach::lerp_(x, y, 0.5).unwrap(),
+            [2.5, 5.0, 2.5, 2.5, 2.5, 2.5],
+        ),
+        (
+            &|x, y| foreach::addcmul_(x, y, y, 1.0).unwrap(),
+            [17.0, 66.0, 7.0, 7.0, 7.0, 7.0],
+        ),
+        (
+            &|x, y| foreach::addcdiv_(x, y, y, -1.0).unwrap(),
+            [0.0, 1.0, 2.0, 2.0, 2.0, 2.0],
+        ),
     ];
     for (index, (operation, expected)) in cases.into_iter().enumerate() {
         assert_eq!(run(operation), expected, "case {index}");
@@ -352,9 +506,19 @@ fn foreach_operations_act_on_every_tensor_of_any_shape() {
 #[test]
 fn norms_of_every_order() {
     let (x, y) = (floats(&[3.0, -4.0]), Tensor::full([2, 2], -2.0, FLOAT));
-    for (ord, expected) in [(1.0, [7.0, 8.0]), (2.0, [5.0, 4.0]), (f64::INFINITY, [4.0, 2.0])] {
+    for (ord, expected) in [
+        (1.0, [7.0, 8.0]),
+        (2.0, [5.0, 4.0]),
+        (f64::INFINITY, [4.0, 2.0]),
+    ] {
         let norms = foreach::norm(&[&x, &y], ord).unwrap();
-        assert_eq!(norms.iter().map(|norm| norm.double_value(&[])).collect::<Vec<_>>(), expected);
+        assert_eq!(
+            norms
+                .iter()
+                .map(|norm| norm.double_value(&[]))
+                .collect::<Vec<_>>(),
+            expected
+        );
         assert!(norms.iter().all(|norm| norm.size().is_empty()));
     }
 }
@@ -363,10 +527,16 @@ fn norms_of_every_order() {
 
 #[test]
 fn unscaling_finds_what_is_not_finite() {
-    for (bad, expected) in [(1.0f32, 0.0), (f32::INFINITY, 1.0), (f32::NEG_INFINITY, 1.0), (f32::NAN, 1.0)] {
+    for (bad, expected) in [
+        (1.0f32, 0.0),
+        (f32::INFINITY, 1.0),
+        (f32::NEG_INFINITY, 1.0),
+        (f32::NAN, 1.0),
+    ] {
         let (first, second) = (floats(&[8.0, 4.0]), floats(&[2.0, bad]));
         let found_inf = Tensor::from(0f32);
-        non_finite_check_and_unscale_(&[&first, &second], &found_inf, &Tensor::from(0.25f32)).unwrap();
+        non_finite_check_and_unscale_(&[&first, &second], &found_inf, &Tensor::from(0.25f32))
+            .unwrap();
         assert_eq!(values(&first), [2.0, 1.0]);
         assert_eq!(found_inf.double_value(&[]), expected);
     }
@@ -381,12 +551,25 @@ fn a_found_infinity_is_never_taken_back() {
 
 #[test]
 fn the_scale_grows_after_an_interval_and_backs_off_at_once() {
-    let rule = ScaleUpdate { growth_factor: 2.0, backoff_factor: 0.5, growth_interval: 3 };
+    let rule = ScaleUpdate {
+        growth_factor: 2.0,
+        backoff_factor: 0.5,
+        growth_interval: 3,
+    };
     let (scale, tracker) = (Tensor::from(16f32), Tensor::from(0i32));
-    let steps = [(0f32, 16.0, 1), (0.0, 16.0, 2), (0.0, 32.0, 0), (0.0, 32.0, 1), (1.0, 16.0, 0)];
+    let steps = [
+        (0f32, 16.0, 1),
+        (0.0, 16.0, 2),
+        (0.0, 32.0, 0),
+        (0.0, 32.0, 1),
+        (1.0, 16.0, 0),
+    ];
     for (found, expected_scale, expected_tracker) in steps {
         update_scale_(&scale, &tracker, &Tensor::from(found), &rule).unwrap();
-        assert_eq!((scale.double_value(&[]), tracker.int64_value(&[])), (expected_scale, expected_tracker));
+        assert_eq!(
+            (scale.double_value(&[]), tracker.int64_value(&[])),
+            (expected_scale, expected_tracker)
+        );
     }
     assert!(update_scale_(&scale, &Tensor::from(0i64), &Tensor::from(0f32), &rule).is_err());
 }
