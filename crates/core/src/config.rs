@@ -1,9 +1,8 @@
 //! The configuration records of the Python API: same names, same fields, same keys in YAML and JSON.
 //!
-//! Each record is a plain struct with public fields and `Default`. An unknown key is an error. `null` in a
-//! file means the default. Where two spellings of a field are in use, one is the field's name and the other
-//! is read too; both at once are an error. The documentation of each field gives its default, and Python
-//! Accelerate's where that differs.
+//! Each record is a plain struct with public fields, `Default`, and a `check` where fields can be wrong
+//! together. An unknown key in a file is an error. The documentation of each field gives its default, and
+//! Python Accelerate's where that differs.
 
 mod autocast;
 mod data_loader;

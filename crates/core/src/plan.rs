@@ -27,7 +27,10 @@ pub struct Inventory {
 impl Inventory {
     /// Bytes of all parameters together, tied ones once.
     pub fn total_bytes(&self) -> usize {
-        self.parameters.iter().map(ParameterEntry::bytes).sum()
+        self.parameters
+            .iter()
+            .map(ParameterEntry::bytes)
+            .fold(0, usize::saturating_add)
     }
 }
 
@@ -74,12 +77,14 @@ impl ParameterEntry {
     /// assert_eq!(ParameterEntry::new("scale", &[], "float32", 4).num_elements(), 1);
     /// ```
     pub fn num_elements(&self) -> usize {
-        self.shape.iter().product()
+        self.shape
+            .iter()
+            .fold(1, |elements, &size| elements.saturating_mul(size))
     }
 
     /// Bytes of the whole parameter.
     pub fn bytes(&self) -> usize {
-        self.num_elements() * self.element_bytes
+        self.num_elements().saturating_mul(self.element_bytes)
     }
 }
 
@@ -205,7 +210,7 @@ pub fn assign_buckets(inventory: &Inventory, limits_bytes: &[usize]) -> Vec<Buck
             num_closed: 0,
         });
         current.bucket.parameters.push(position);
-        current.bucket.bytes += parameter.bytes();
+        current.bucket.bytes = current.bucket.bytes.saturating_add(parameter.bytes());
         let limit = limits_bytes.get(current.num_closed).or(limits_bytes.last());
         if limit.is_some_and(|&limit| current.bucket.bytes >= limit) {
             closed.push(std::mem::replace(&mut current.bucket, empty()));

@@ -72,8 +72,8 @@ impl BatchSamplerShard {
     ///
     /// # Errors
     ///
-    /// [`Error::is_data`](crate::Error::is_data): a size of 0, or `split_batches` with a batch size that is not a multiple of the number of
-    /// processes.
+    /// [`Error::is_data`](crate::Error::is_data): a size of 0, or `split_batches` with a batch size that is
+    /// not a multiple of the number of processes.
     ///
     /// ```
     /// # use accelerate_core::sampler::BatchSamplerShard;
@@ -109,7 +109,7 @@ impl BatchSamplerShard {
     /// assert_eq!(shard.total_batch_size(), 16); // batch_size 8, two processes
     /// ```
     pub fn total_batch_size(&self) -> usize {
-        self.rank_batch_size() * self.num_processes
+        self.rank_batch_size().saturating_mul(self.num_processes)
     }
 
     /// Rounds in which at least one rank gets rows, for an epoch of `num_rows` rows.
@@ -142,7 +142,8 @@ impl BatchSamplerShard {
         }
         let last_round_start = (rounds - 1) * self.total_batch_size();
         let rows_of_last_round = num_rows - last_round_start;
-        let has_rows = self.even_batches || rank * self.rank_batch_size() < rows_of_last_round;
+        let has_rows =
+            self.even_batches || rank.saturating_mul(self.rank_batch_size()) < rows_of_last_round;
         if has_rows { rounds } else { rounds - 1 }
     }
 
@@ -173,17 +174,19 @@ impl BatchSamplerShard {
         if incomplete && self.drop_last {
             return None;
         }
-        let start = first_row + rank * rank_batch_size;
+        let start = first_row.saturating_add(rank.saturating_mul(rank_batch_size));
         let real = order.get(start..).unwrap_or_default();
         let real = &real[..real.len().min(rank_batch_size)];
-        let mut batch: Vec<Row> = Vec::with_capacity(rank_batch_size);
-        batch.extend(real.iter().map(|&index| Row {
-            index,
-            filler: false,
-        }));
+        let mut batch: Vec<Row> = real
+            .iter()
+            .map(|&index| Row {
+                index,
+                filler: false,
+            })
+            .collect();
         if incomplete && self.even_batches {
             let repeated = &order[..order.len().min(total)];
-            for slot in start + real.len()..start + rank_batch_size {
+            for slot in start + real.len()..start.saturating_add(rank_batch_size) {
                 let index = repeated[(slot - order.len()) % repeated.len()];
                 batch.push(Row {
                     index,

@@ -65,8 +65,8 @@ impl DataLoaderConfiguration {
     ///
     /// # Errors
     ///
-    /// [`Error::is_config`](crate::Error::is_config): `use_configured_sampler` together with a field that would replace or re-deal that
-    /// sampler, or accumulation settings of 0 steps.
+    /// [`Error::is_config`](crate::Error::is_config): `use_configured_sampler` together with a field that
+    /// would replace or re-deal that sampler, or accumulation settings of 0 steps.
     ///
     /// ```
     /// # use accelerate_core::config::DataLoaderConfiguration;

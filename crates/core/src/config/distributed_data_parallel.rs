@@ -111,7 +111,8 @@ impl DistributedDataParallelKwargs {
     ///
     /// # Errors
     ///
-    /// [`Error::is_config`](crate::Error::is_config): `dim` other than 0, a bucket without room, or a `comm_wrapper` that is no cast.
+    /// [`Error::is_config`](crate::Error::is_config): `dim` other than 0, a bucket without room, or a
+    /// `comm_wrapper` that is no cast.
     ///
     /// ```
     /// # use accelerate_core::config::DistributedDataParallelKwargs;

@@ -79,16 +79,17 @@ fn tasks_here(
 
 /// Entry `node` of a list such as `2(x3),1`, which stands for 2, 2, 2, 1.
 fn tasks_of_node(list: &str, node: usize) -> Option<usize> {
-    let mut first_node_of_entry = 0;
+    let mut first_node_of_entry = 0_usize;
     for entry in list.split(',') {
         let (tasks, repeats) = match entry.trim().split_once("(x") {
             Some((tasks, repeats)) => (tasks, repeats.strip_suffix(')')?.parse().ok()?),
             None => (entry.trim(), 1_usize),
         };
-        if node < first_node_of_entry + repeats {
+        let next = first_node_of_entry.saturating_add(repeats);
+        if node < next {
             return tasks.parse().ok().filter(|&tasks| tasks > 0);
         }
-        first_node_of_entry += repeats;
+        first_node_of_entry = next;
     }
     None
 }

@@ -76,8 +76,8 @@ impl IterableDatasetShard {
     ///
     /// # Errors
     ///
-    /// [`Error::is_data`](crate::Error::is_data): a size of 0, or `split_batches` with a batch size that is not a multiple of the number of
-    /// processes.
+    /// [`Error::is_data`](crate::Error::is_data): a size of 0, or `split_batches` with a batch size that is
+    /// not a multiple of the number of processes.
     ///
     /// ```
     /// # use accelerate_core::sampler::IterableDatasetShard;
@@ -97,7 +97,7 @@ impl IterableDatasetShard {
     /// ```
     pub fn chunk_rows(&self) -> usize {
         rank_batch_size(self.num_processes, self.batch_size, self.split_batches)
-            * self.num_processes
+            .saturating_mul(self.num_processes)
     }
 
     /// The batch of `rank` in a round whose chunk has `chunk_rows` rows, in a stream whose first chunk had

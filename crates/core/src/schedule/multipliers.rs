@@ -117,7 +117,7 @@ pub fn polynomial_with_warmup(
 pub fn inverse_sqrt_with_warmup(step: u64, num_warmup_steps: u64, timescale: u64) -> f64 {
     warmup(step, num_warmup_steps).unwrap_or_else(|| {
         let timescale = timescale.max(1);
-        let shifted = (step - num_warmup_steps + timescale) as f64;
+        let shifted = (step - num_warmup_steps).saturating_add(timescale) as f64;
         (timescale as f64 / shifted).sqrt()
     })
 }

@@ -94,8 +94,8 @@ impl OneCycle {
     ///
     /// # Errors
     ///
-    /// [`Error::is_config`](crate::Error::is_config): `total_steps` is 0, `pct_start` is outside 0..=1, or the cycle is over
-    /// (`step > total_steps`).
+    /// [`Error::is_config`](crate::Error::is_config): `total_steps` is 0, `pct_start` is outside 0..=1, or
+    /// the cycle is over (`step > total_steps`).
     pub fn at(&self, step: u64) -> Result<OneCyclePoint> {
         self.check(step)?;
         let start = 1.0 / self.div_factor;

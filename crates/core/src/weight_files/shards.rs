@@ -25,7 +25,7 @@ pub fn plan_shards(tensors: &[(String, u64)], max_shard_bytes: u64) -> Vec<Vec<S
             shards.push(vec![name.clone()]);
             continue;
         }
-        if current_bytes + bytes > max_shard_bytes && !current.is_empty() {
+        if current_bytes.saturating_add(*bytes) > max_shard_bytes && !current.is_empty() {
             shards.push(std::mem::take(&mut current));
             current_bytes = 0;
         }
@@ -86,7 +86,9 @@ impl WeightFiles {
         let names = shard_file_names(stem, shards.len());
         let files: Vec<(String, Vec<String>)> = names.into_iter().zip(shards).collect();
         let index = (files.len() > 1).then(|| {
-            let total_size = tensors.iter().map(|(_, bytes)| bytes).sum();
+            let total_size = tensors
+                .iter()
+                .fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
             let weight_map = files
                 .iter()
                 .flat_map(|(file, names)| names.iter().map(|name| (name.clone(), file.clone())))

@@ -82,3 +82,11 @@ fn a_plan_survives_json() {
     let json = serde_json::to_string(&plan).unwrap();
     assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan);
 }
+
+#[test]
+fn absurd_shapes_do_not_overflow() {
+    let parameters = vec![ParameterEntry::new("w", &[usize::MAX, 2], "float32", 4); 2];
+    let plan = plan_data_parallel(&Inventory { parameters }, &kwargs(25.0), 2);
+    assert_eq!(plan.inventory.total_bytes(), usize::MAX);
+    assert_eq!(plan.buckets.len(), 2);
+}

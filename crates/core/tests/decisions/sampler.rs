@@ -116,6 +116,19 @@ fn ranks_that_do_not_exist_get_nothing() {
 }
 
 #[test]
+fn absurd_sizes_do_not_overflow() {
+    let huge = BatchSamplerShard {
+        batch_size: usize::MAX,
+        even_batches: false,
+        ..EVEN
+    };
+    assert_eq!(huge.total_rounds(3), 1);
+    assert_eq!(huge.batch(&[0, 1, 2], 0, 0).unwrap().len(), 3);
+    assert_eq!(huge.batch(&[0, 1, 2], 0, 1), None);
+    assert_eq!(huge.rounds_from(&[0, 1, 2], usize::MAX).count(), 0);
+}
+
+#[test]
 fn rows_come_in_the_order_of_the_epoch_and_so_do_fillers() {
     let batch = EVEN.batch(&[30, 10, 20], 0, 1).unwrap();
     assert_eq!(
