@@ -14,6 +14,9 @@ mod prepared_schedule;
 pub mod schedule;
 mod sgd;
 mod state;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
 
 pub(crate) use batches::{gradients, references};
 pub use adagrad::{Adagrad, AdagradBuilder};
