@@ -3,9 +3,9 @@
 use std::process::Stdio;
 use std::time::Duration;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
-use crate::support::{Finished, LIVE_ON, Witness, launch_script, send};
+use crate::support::{Finished, LIVE_ON, Witness, launch_script, named_pipe, send};
 
 const READY: &str = "echo ready >/dev/fd/$WITNESS";
 const STUBBORN: &str = "trap '' INT TERM HUP";
@@ -25,6 +25,33 @@ fn killing_the_launcher_kills_ranks_and_their_children() {
         child.wait().unwrap();
         witness.expect_nobody_survives();
     }
+}
+
+/// Each safety net holds alone: here the guard is killed first, and the kernel's parent death signal is left.
+#[test]
+fn without_its_guard_the_launcher_still_takes_its_ranks_along() {
+    let mut witness = Witness::new();
+    let mut child = witness.start(launch_script(
+        2,
+        &[],
+        &format!("{STUBBORN}; {READY}; {LIVE_ON}"),
+    ));
+    witness.wait_for("ready", 2);
+    kill_process(guard_of(child.id()), Signal::KILL).unwrap();
+    send(&child, Signal::KILL);
+    child.wait().unwrap();
+    witness.expect_nobody_survives();
+}
+
+fn guard_of(launcher: u32) -> Pid {
+    let children = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {
+        let number: i32 = entry.unwrap().file_name().to_str()?.parse().ok()?;
+        let stat = std::fs::read_to_string(format!("/proc/{number}/stat")).ok()?;
+        let is_child = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse() == Ok(launcher);
+        let command = std::fs::read_to_string(format!("/proc/{number}/cmdline")).ok()?;
+        (is_child && command.contains("__accelerate_guard")).then(|| Pid::from_raw(number))?
+    });
+    children.last().unwrap()
 }
 
 /// A daemon is out of reach of signals to groups, but not of its mark. A launch inside a rank belongs to both.
@@ -84,19 +111,14 @@ fn children_that_outlive_a_successful_rank_are_ended() {
 
 #[test]
 fn children_that_left_the_group_are_ended_and_mentioned() {
+    let (_folder, pipe) = named_pipe();
+    let daemon = format!("trap \"\" TERM; echo >{pipe}; {LIVE_ON}");
+    let script = format!("[ $RANK = 1 ] || {{ setsid sh -c '{daemon}' & read line <{pipe}; }}");
     let mut witness = Witness::new();
-    let script = format!(
-        "setsid sh -c '{STUBBORN_DAEMON}; {READY}; {LIVE_ON}' & {READY}",
-        STUBBORN_DAEMON = "trap \"\" TERM"
-    );
     let mut command = launch_script(2, &[], &script);
     command.stderr(Stdio::piped());
-    let child = witness.start(command);
-    let ended = Finished::from(child.wait_with_output().unwrap());
-    ended.expect(
-        0,
-        &["ended 2 process(es) that ranks had started and left behind"],
-    );
+    let ended = Finished::from(witness.start(command).wait_with_output().unwrap());
+    ended.expect(0, &["process(es) that ranks had started and left behind"]);
     witness.expect_nobody_survives();
 }
 

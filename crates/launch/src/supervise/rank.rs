@@ -37,6 +37,7 @@ pub(crate) struct RankProcess {
     /// The process id, which is also the group's id unless the rank shares the launcher's group.
     id: Pid,
     has_own_group: bool,
+    adopts_descendants: bool,
     streams: [Option<OutputStream>; 2],
     buffer: Vec<u8>,
     tail: Tail,
@@ -135,6 +136,7 @@ impl RankProcess {
             child,
             id,
             has_own_group: !plan.in_foreground,
+            adopts_descendants: plan.dedicated_process,
             streams,
             buffer: vec![0; if plan.captured { BUFFER_BYTES } else { 0 }],
             tail: Tail::default(),
@@ -300,9 +302,11 @@ impl RankProcess {
         }
     }
 
-    /// Moves on when the leader has ended and nobody is left in the group.
+    /// Moves on when the leader has ended and nobody is left in the group. Where this process does not
+    /// adopt descendants, killed ones count as gone: whoever inherits them may be slow to collect them.
     pub(crate) fn forget_empty_group(&mut self) {
-        if self.ended.is_some() && self.phase != Phase::Gone && self.is_group_empty() {
+        let is_killed = matches!(self.phase, Phase::Killed { .. }) && !self.adopts_descendants;
+        if self.ended.is_some() && (is_killed || self.is_group_empty()) {
             self.phase = Phase::Gone;
         }
     }
@@ -318,7 +322,10 @@ impl RankProcess {
 
     pub(crate) fn meet_deadline(&mut self, now: Instant) {
         match self.phase {
-            Phase::Ending { kill_at } if now >= kill_at => self.kill(now),
+            Phase::Ending { kill_at } if now >= kill_at => {
+                self.kill(now);
+                self.forget_empty_group();
+            }
             Phase::Killed { give_up_at } if now >= give_up_at => self.phase = Phase::Gone,
             _ => {}
         }
