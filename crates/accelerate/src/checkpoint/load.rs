@@ -1,0 +1,135 @@
+//! Files into a model's parameters.
+
+use super::source::Source;
+use crate::error::{Result, WeightsError};
+use crate::nn::{LoadReport, ParamStore, match_names};
+use std::collections::HashMap;
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// From the name in a file to the name in the model.
+type KeyMap = Arc<dyn Fn(&str) -> String + Send + Sync>;
+
+/// How [`load_checkpoint_in_model`] compares names.
+///
+/// ```
+/// use accelerate::checkpoint::LoadOptions;
+/// let options = LoadOptions { strict: false, ..Default::default() }
+///     .key_map(|name| name.strip_prefix("bert.").unwrap_or(name).to_owned());
+/// assert!(!options.strict);
+/// ```
+#[derive(Clone)]
+pub struct LoadOptions {
+    /// Is a name that only the model or only the file has an error (`true`), or reported (`false`)?
+    /// Default: true; Python Accelerate's default is false, which lets a misspelt model train from scratch
+    /// unnoticed.
+    pub strict: bool,
+    /// Applied to every name in the file before comparing.
+    pub key_map: Option<KeyMap>,
+}
+
+impl LoadOptions {
+    /// Sets [`key_map`](Self::key_map).
+    #[must_use]
+    pub fn key_map(mut self, map: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
+        self.key_map = Some(Arc::new(map));
+        self
+    }
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self { strict: true, key_map: None }
+    }
+}
+
+impl fmt::Debug for LoadOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LoadOptions")
+            .field("strict", &self.strict)
+            .field("has_key_map", &self.key_map.is_some())
+            .finish()
+    }
+}
+
+/// The name without the `gamma` and `beta` that TensorFlow's layer norms left in old BERT files, as
+/// Hugging Face's loader has it.
+///
+/// ```
+/// use accelerate::checkpoint::modern_layer_norm_names;
+/// assert_eq!(modern_layer_norm_names("encoder.LayerNorm.gamma"), "encoder.LayerNorm.weight");
+/// assert_eq!(modern_layer_norm_names("encoder.LayerNorm.beta"), "encoder.LayerNorm.bias");
+/// assert_eq!(modern_layer_norm_names("gamma.weight"), "gamma.weight");
+/// ```
+pub fn modern_layer_norm_names(name: &str) -> String {
+    match name.rsplit_once('.') {
+        Some((layer, "gamma")) => format!("{layer}.weight"),
+        Some((layer, "beta")) => format!("{layer}.bias"),
+        _ => name.to_owned(),
+    }
+}
+
+/// Reads weights by name into existing parameters and buffers, casting element types and devices.
+///
+/// `path` is a safetensors file, an index (`*.safetensors.index.json`), or a folder that holds one of
+/// them. A tied weight may be present under any of its names, or several. Headers of all files are checked
+/// and compared with the model before anything is changed; tensors are then read one at a time.
+///
+/// # Errors
+/// [`is_weights`](crate::Error::is_weights): a file is absent, truncated or damaged; an index names what is not
+/// there; names or shapes do not fit (all of them are listed). A read error in the middle leaves the
+/// parameters read so far changed.
+///
+/// ```
+/// use accelerate::checkpoint::{LoadOptions, load_checkpoint_in_model, save_file};
+/// use accelerate::nn::{Linear, ParamStore, StateDict};
+/// use accelerate::tch::{Device, Kind, Tensor};
+///
+/// let path = std::env::temp_dir().join(format!("accelerate-load-{}.safetensors", std::process::id()));
+/// let ones = Tensor::ones([2, 2], (Kind::Half, Device::Cpu));
+/// save_file(&[("bert.proj.weight".to_string(), ones)].into_iter().collect::<StateDict>(), &path)?;
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// let proj = Linear::new(store.root() / "proj", 2, 2, Default::default())?;
+/// let options = LoadOptions { strict: false, ..Default::default() }
+///     .key_map(|name| name.trim_start_matches("bert.").to_owned());
+/// let report = load_checkpoint_in_model(&store, &path, &options)?;
+/// assert_eq!(report.missing_keys, ["proj.bias"]);
+/// assert_eq!(proj.weight.get().double_value(&[1, 1]), 1.0);
+/// # std::fs::remove_file(&path).map_err(accelerate::Error::other)?;
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+pub fn load_checkpoint_in_model(
+    store: &ParamStore,
+    path: impl AsRef<Path>,
+    options: &LoadOptions,
+) -> Result<LoadReport> {
+    let mut source = Source::open(path.as_ref())?;
+    let found = mapped_names(&source, options)?;
+    let (mut pairs, mismatch) = match_names(store, &found);
+    if mismatch.is_fatal(options.strict) {
+        return Err(WeightsError::DoesNotFit { path: source.path, mismatch }.into());
+    }
+    // Tensors are listed file by file in the order of their data, which a disk reads fastest.
+    pairs.sort_by_key(|(position, _)| *position);
+    for (position, param) in pairs {
+        let (name, _, file) = &source.tensors[position];
+        param.copy_(&source.files[*file].read(name)?)?;
+    }
+    Ok(LoadReport { missing_keys: mismatch.missing, unexpected_keys: mismatch.unexpected })
+}
+
+fn mapped_names(source: &Source, options: &LoadOptions) -> Result<Vec<(String, Vec<i64>)>> {
+    let mut found = Vec::with_capacity(source.tensors.len());
+    let mut origins: HashMap<String, &str> = HashMap::new();
+    for (name, shape, _) in &source.tensors {
+        let mapped = options.key_map.as_ref().map_or_else(|| name.clone(), |map| map(name));
+        if let Some(first) = origins.insert(mapped.clone(), name) {
+            let [first, second] = [first, name].map(str::to_owned);
+            return Err(WeightsError::SameName { path: source.path.clone(), first, second, mapped }.into());
+        }
+        found.push((mapped, shape.clone()));
+    }
+    Ok(found)
+}

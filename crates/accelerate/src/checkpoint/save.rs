@@ -1,0 +1,130 @@
+//! A model's weights to files.
+
+use super::atomic::{PendingFile, abandoned, io_error, sync_folder};
+use super::writer::{num_bytes, write_pending};
+use crate::error::{Result, WeightsError};
+use crate::nn::ParamStore;
+use accelerate_core::weight_files::{
+    DEFAULT_MAX_SHARD_BYTES, DEFAULT_STEM, Index, WeightFiles, is_weight_file_of,
+};
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use tch::Tensor;
+
+/// How [`save_model_weights`] lays out the files.
+///
+/// ```
+/// use accelerate::checkpoint::SaveOptions;
+/// assert_eq!(SaveOptions::default().max_shard_bytes, 10_000_000_000);
+/// assert_eq!(SaveOptions::default().stem, "model");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SaveOptions {
+    /// Largest number of bytes of tensors in one file; a single larger tensor gets a file of its own.
+    /// Default: 10 GB.
+    pub max_shard_bytes: u64,
+    /// What file names begin with. Default: `model`.
+    pub stem: String,
+}
+
+impl Default for SaveOptions {
+    fn default() -> Self {
+        Self { max_shard_bytes: DEFAULT_MAX_SHARD_BYTES, stem: DEFAULT_STEM.to_owned() }
+    }
+}
+
+/// Writes parameters and persistent buffers into `folder` (made if absent) in the layout of Hugging Face
+/// models; see [the format law](crate::checkpoint). Returns the files written, index last.
+///
+/// Weights that are tied, or share their memory otherwise, are written once under the first name. Weight
+/// files of an earlier save with the same stem are removed, once the new ones are in place.
+///
+/// # Errors
+/// [`is_weights`](crate::Error::is_weights): the disk is full or the folder not writable. What was there before is
+/// then untouched, except that an error in the middle of the final renames may leave files of both.
+///
+/// ```
+/// use accelerate::checkpoint::{SaveOptions, save_model_weights};
+/// use accelerate::nn::{Linear, ParamStore};
+/// use accelerate::tch::Device;
+///
+/// let folder = std::env::temp_dir().join(format!("accelerate-save-model-{}", std::process::id()));
+/// let store = ParamStore::new(Device::Cpu);
+/// Linear::new(store.root(), 4, 4, Default::default())?;
+/// let options = SaveOptions { max_shard_bytes: 64, ..Default::default() };
+/// let files = save_model_weights(&store, &folder, &options)?;
+/// let names: Vec<_> = files.iter().map(|path| path.file_name().unwrap().to_str().unwrap()).collect();
+/// assert_eq!(names, [
+///     "model-00001-of-00002.safetensors",
+///     "model-00002-of-00002.safetensors",
+///     "model.safetensors.index.json",
+/// ]);
+/// # std::fs::remove_dir_all(&folder).map_err(accelerate::Error::other)?;
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+pub fn save_model_weights(
+    store: &ParamStore,
+    folder: impl AsRef<Path>,
+    options: &SaveOptions,
+) -> Result<Vec<PathBuf>> {
+    let folder = folder.as_ref();
+    fs::create_dir_all(folder).map_err(io_error("create", folder))?;
+    let state = store.state_dict()?;
+    let tensors = distinct(state.iter());
+    let mut sizes = Vec::with_capacity(tensors.len());
+    for (name, tensor) in &tensors {
+        sizes.push(((*name).to_owned(), num_bytes(tensor)? as u64));
+    }
+    let plan = WeightFiles::plan(&sizes, options.max_shard_bytes, &options.stem);
+
+    let by_name: HashMap<&str, &Tensor> = tensors.into_iter().collect();
+    let mut pending = Vec::new();
+    for (file, names) in &plan.files {
+        let content: Vec<(&str, &Tensor)> =
+            names.iter().filter_map(|name| by_name.get_key_value(name.as_str())).map(|(n, t)| (*n, *t)).collect();
+        pending.push(write_pending(&content, &folder.join(file))?);
+    }
+    if let Some(index) = &plan.index {
+        let path = folder.join(Index::file_name(&options.stem));
+        let json = index
+            .to_json()
+            .map_err(|source| WeightsError::Index { path: path.clone(), source })?;
+        pending.push(PendingFile::write(&path, |file| Ok(file.write_all(json.as_bytes())?))?);
+    }
+
+    let written = pending.into_iter().map(PendingFile::commit).collect::<Result<Vec<_>>>()?;
+    sync_folder(folder)?;
+    remove_stale(folder, &plan, &options.stem)?;
+    Ok(written)
+}
+
+/// Every piece of memory once, under the first of its names.
+fn distinct<'a>(tensors: impl Iterator<Item = (&'a str, &'a Tensor)>) -> Vec<(&'a str, &'a Tensor)> {
+    let mut seen = HashSet::new();
+    tensors
+        .filter(|(_, tensor)| tensor.numel() == 0 || seen.insert(crate::nn::memory_of(tensor)))
+        .collect()
+}
+
+/// Removes what an earlier save left; the index first, so that it never names files that are gone.
+fn remove_stale(folder: &Path, plan: &WeightFiles, stem: &str) -> Result<()> {
+    let mut stale = Vec::new();
+    for entry in fs::read_dir(folder).map_err(io_error("read", folder))? {
+        let name = entry.map_err(io_error("read", folder))?.file_name();
+        let name = name.to_string_lossy();
+        let unfinished = abandoned(&name).is_some_and(|target| is_weight_file_of(target, stem));
+        if unfinished || plan.is_stale(&name, stem) {
+            stale.push(name.into_owned());
+        }
+    }
+    stale.sort_by_key(|name| (*name != Index::file_name(stem), name.clone()));
+    for name in &stale {
+        let path = folder.join(name);
+        fs::remove_file(&path).map_err(io_error("remove the outdated", &path))?;
+    }
+    if !stale.is_empty() {
+        sync_folder(folder)?;
+    }
+    Ok(())
+}

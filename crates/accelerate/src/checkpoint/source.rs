@@ -1,0 +1,127 @@
+//! Which files a checkpoint consists of, and which of them holds which tensor.
+
+use super::atomic::io_error;
+use super::reader::WeightFile;
+use crate::error::{Result, WeightsError};
+use accelerate_core::weight_files::{DEFAULT_STEM, EXTENSION, Index, shard_file_names};
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const INDEX_SUFFIX: &str = ".safetensors.index.json";
+/// What PyTorch's own format is called.
+const PICKLE_EXTENSIONS: [&str; 4] = ["bin", "pt", "pth", "ckpt"];
+
+/// All tensors of a checkpoint, not yet read.
+#[derive(Debug)]
+pub(super) struct Source {
+    /// The single file or the index.
+    pub(super) path: PathBuf,
+    pub(super) files: Vec<WeightFile>,
+    /// Name, shape and position in `files`, in reading order.
+    pub(super) tensors: Vec<(String, Vec<i64>, usize)>,
+}
+
+impl Source {
+    /// Opens a single file, an index and its shards, or what a folder holds.
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        let path = if path.is_dir() { choose_in_folder(path)? } else { path.to_owned() };
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.ends_with(".json") {
+            return Self::open_index(&path);
+        }
+        if path.extension().is_some_and(|it| PICKLE_EXTENSIONS.iter().any(|pickle| it == *pickle)) {
+            return Err(WeightsError::Pickle { path }.into());
+        }
+        let files = vec![WeightFile::open(&path)?];
+        Self::with_files(path, files, &HashMap::new())
+    }
+
+    fn open_index(path: &Path) -> Result<Self> {
+        let text = fs::read_to_string(path).map_err(io_error("read", path))?;
+        let index = Index::from_json(&text)
+            .map_err(|source| WeightsError::Index { path: path.to_owned(), source })?;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let mut files = Vec::new();
+        let mut positions = HashMap::new();
+        for file in index.files() {
+            if !folder.join(file).is_file() {
+                let num_tensors = index.weight_map.values().filter(|it| *it == file).count();
+                let (index, file) = (path.to_owned(), file.to_owned());
+                return Err(WeightsError::MissingShard { index, file, num_tensors }.into());
+            }
+            positions.insert(file, files.len());
+            files.push(WeightFile::open(&folder.join(file))?);
+        }
+        let wanted: HashMap<&str, usize> =
+            index.weight_map.iter().map(|(name, file)| (name.as_str(), positions[file.as_str()])).collect();
+        let absent: Vec<String> = index
+            .weight_map
+            .iter()
+            .filter(|(name, file)| files[positions[file.as_str()]].shape(name).is_none())
+            .map(|(name, file)| format!("{name} (not in {file})"))
+            .collect();
+        if !absent.is_empty() {
+            return Err(WeightsError::WrongIndex { index: path.to_owned(), absent }.into());
+        }
+        Self::with_files(path.to_owned(), files, &wanted)
+    }
+
+    /// Lists the tensors. Where the index names a file for one, a tensor of the same name in another file
+    /// does not count.
+    fn with_files(
+        path: PathBuf,
+        files: Vec<WeightFile>,
+        wanted: &HashMap<&str, usize>,
+    ) -> Result<Self> {
+        let mut tensors = Vec::new();
+        let mut seen: HashMap<&str, usize> = HashMap::new();
+        for (position, file) in files.iter().enumerate() {
+            for name in file.names() {
+                if wanted.get(name).is_some_and(|it| *it != position) {
+                    continue;
+                }
+                if let Some(first) = seen.insert(name, position) {
+                    let paths = [files[first].path().to_owned(), file.path().to_owned()];
+                    return Err(WeightsError::InTwoFiles { name: name.to_owned(), paths }.into());
+                }
+                let shape = file.shape(name).unwrap_or_default();
+                tensors.push((name.to_owned(), shape, position));
+            }
+        }
+        Ok(Self { path, files, tensors })
+    }
+}
+
+/// In the order of the reference: the single file, the index, then whatever is the only one of its sort.
+fn choose_in_folder(folder: &Path) -> Result<PathBuf> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).map_err(io_error("read", folder))? {
+        let entry = entry.map_err(io_error("read", folder))?;
+        names.push(entry.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    let usual = [shard_file_names(DEFAULT_STEM, 1).concat(), Index::file_name(DEFAULT_STEM)];
+    if let Some(name) = usual.iter().find(|name| names.contains(name)) {
+        return Ok(folder.join(name));
+    }
+    let visible = || names.iter().filter(|name| !name.starts_with('.'));
+    let indices: Vec<_> = visible().filter(|name| name.ends_with(INDEX_SUFFIX)).collect();
+    let single: Vec<_> =
+        visible().filter(|name| Path::new(name).extension().is_some_and(|it| it == EXTENSION)).collect();
+    match (indices.as_slice(), single.as_slice()) {
+        ([index], _) => Ok(folder.join(index)),
+        ([], [file]) => Ok(folder.join(file)),
+        _ => {
+            let is_pickle = |name: &&String| {
+                Path::new(name).extension().is_some_and(|it| PICKLE_EXTENSIONS.iter().any(|pickle| it == *pickle))
+            };
+            match visible().find(is_pickle) {
+                Some(pickle) if single.is_empty() => {
+                    Err(WeightsError::Pickle { path: folder.join(pickle) }.into())
+                }
+                _ => Err(WeightsError::NoWeights { folder: folder.to_owned(), names }.into()),
+            }
+        }
+    }
+}
