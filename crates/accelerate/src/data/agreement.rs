@@ -1,7 +1,7 @@
 //! What all ranks must agree on before a pass: one small collective per epoch.
 
 use super::random::SharedGenerator;
-use super::sampler::{RandomSampler, Sampler, SeedableRandomSampler, SequentialSampler, downcast};
+use super::sampler::{Sampler, SeedableRandomSampler, SequentialSampler, downcast, generator_of};
 use crate::context::Context;
 use crate::error::Result;
 use std::fmt;
@@ -49,7 +49,7 @@ pub(crate) fn agreed_indices(
         return seedable.with_seed(agreed[0] as u64).indices(agreed[1] as usize);
     }
     // Both were made equal by `agree_on_generator` before the first draw of the pass.
-    if downcast::<RandomSampler>(sampler).is_some_and(|random| random.current_generator().is_some()) {
+    if generator_of(sampler).is_some_and(|generator| generator.get().is_some()) {
         return sampler.indices(epoch);
     }
     let mine = sampler.indices(epoch)?.into_iter().map(|index| index as i64).collect();

@@ -1,10 +1,12 @@
 //! Datasets: rows that can be counted and fetched by number.
 
+use super::random;
 use crate::TensorTree;
 use crate::error::{DataError, Result};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
+use torch_ext::Generator;
 
 /// Rows that can be counted and fetched by number: PyTorch's map-style `torch.utils.data.Dataset`.
 ///
@@ -291,6 +293,45 @@ impl<D: Dataset> Dataset for Subset<D> {
     }
 }
 
+/// Cuts a dataset into parts of random rows that do not overlap (`torch.utils.data.random_split`).
+///
+/// Draws one permutation, from the default generator without one. On several processes, give all ranks a
+/// generator with the same seed: they must cut alike.
+///
+/// ```
+/// use accelerate::data::{Dataset, Generator, VecDataset, random_split};
+///
+/// let generator = Generator::new_cpu()?;
+/// generator.manual_seed(42)?;
+/// let mut parts = random_split(VecDataset::new((0..10i64).collect()), &[8, 2], Some(&generator))?;
+/// let (validation, training) = (parts.pop().unwrap(), parts.pop().unwrap());
+/// assert_eq!((training.len(), validation.len()), (8, 2));
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// When the lengths do not add up to that of the dataset.
+pub fn random_split<D: Dataset>(
+    dataset: D,
+    lengths: &[usize],
+    generator: Option<&Generator>,
+) -> Result<Vec<Subset<Arc<D>>>> {
+    let (num_rows, total) = (dataset.len(), lengths.iter().sum::<usize>());
+    if total != num_rows {
+        return Err(DataError::BadSplit { num_rows, lengths: lengths.to_vec(), total }.into());
+    }
+    let order = random::permutation(generator, num_rows)?;
+    let dataset = Arc::new(dataset);
+    let mut rest = order.as_slice();
+    let part = |&length: &usize| {
+        let (indices, others) = rest.split_at(length);
+        rest = others;
+        Subset { dataset: Arc::clone(&dataset), indices: indices.to_vec() }
+    };
+    Ok(lengths.iter().map(part).collect())
+}
+
 // Rows are only read or replaced whole, so a panic elsewhere cannot leave them half-changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -333,6 +374,19 @@ mod tests {
         assert_eq!(text(VecDataset::new(vec![1i64, 2]).get(2)), wanted);
         assert_eq!(text(Subset::new(VecDataset::new(vec![1i64, 2]), vec![0, 2])), wanted);
         assert_eq!(text(Subset::new(VecDataset::new(vec![1i64, 2, 3]), vec![0, 2]).unwrap().get(2)), wanted);
+    }
+
+    #[test]
+    fn a_random_split_is_that_of_pytorch_and_loses_nothing() {
+        let generator = Generator::new_cpu().unwrap();
+        generator.manual_seed(0).unwrap();
+        let rows = VecDataset::new((0..10i64).collect());
+        let parts = random_split(rows, &[6, 0, 4], Some(&generator)).unwrap();
+        let indices: Vec<_> = parts.iter().map(Subset::indices).collect();
+        // torch.utils.data.random_split(range(10), [6, 0, 4], torch.Generator().manual_seed(0))
+        assert_eq!(indices, [&[4usize, 1, 7, 5, 3, 9][..], &[], &[0, 8, 6, 2]]);
+        let message = text(random_split(VecDataset::new(vec![1i64, 2]), &[1, 2], None));
+        assert!(message.contains("2 rows into parts of [1, 2], which add up to 3"), "{message}");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::batches::Batches;
 use super::dataset::Dataset;
 use super::random::{self, SharedGenerator};
 use super::recipe::Recipe;
-use super::sampler::{BatchSampler, Order, RandomSampler};
+use super::sampler::{BatchSampler, GeneratorSlot, Order};
 use super::schedule::{Schedule, Sharding, flatten};
 use super::{DataLoaderBuilder, DefaultCollate};
 use crate::error::{DataError, Result};
@@ -51,7 +51,7 @@ impl<D: Dataset, B> Parts<D, B> {
         epoch: usize,
     ) -> Result<Schedule> {
         self.recipe.dataset.set_epoch(epoch);
-        let generator = self.order.random_sampler().and_then(RandomSampler::current_generator);
+        let generator = self.order.generator().and_then(GeneratorSlot::get);
         if let (Some(exchange), Some(generator)) = (exchange, &generator) {
             agreement::agree_on_generator(exchange, generator)?;
         }

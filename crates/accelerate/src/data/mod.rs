@@ -27,7 +27,7 @@ pub use accelerate_core::config::DataLoaderConfiguration;
 pub use batches::Batches;
 pub use builder::{Collator, CustomCollate, DataLoaderBuilder, DefaultCollate};
 pub use collate::{Collate, default_collate, stack_tensors};
-pub use dataset::{Dataset, MapDataset, Subset, TensorDataset, VecDataset};
+pub use dataset::{Dataset, MapDataset, Subset, TensorDataset, VecDataset, random_split};
 pub use loader::DataLoader;
 pub use operations::{
     concatenate, find_batch_size, pad_input_tensors, send_to_device, slice_tensors,

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use std::sync::Arc;
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 use torch_ext::Generator;
 
 /// A generator that a loader and its sampler both draw from.
@@ -21,9 +21,8 @@ impl SharedGenerator {
         Ok(Self::new(generator))
     }
 
-    /// A permutation of `0..num_rows`.
-    pub(crate) fn permutation(&self, num_rows: usize) -> Result<Vec<usize>> {
-        indices(&self.0.randperm(num_rows as i64)?)
+    pub(crate) fn get(&self) -> &Generator {
+        &self.0
     }
 
     pub(crate) fn state(&self) -> Result<Tensor> {
@@ -40,6 +39,15 @@ pub(crate) fn draw_seed(generator: Option<&SharedGenerator>) -> Result<i64> {
     Ok(match generator {
         Some(SharedGenerator(generator)) => generator.random_seed()?,
         None => torch_ext::generator::random_seed_from_default()?,
+    })
+}
+
+/// A permutation of `0..num_rows`, from the default generator without one.
+pub(crate) fn permutation(generator: Option<&Generator>, num_rows: usize) -> Result<Vec<usize>> {
+    let num_rows = num_rows as i64;
+    indices(&match generator {
+        Some(generator) => generator.randperm(num_rows)?,
+        None => Tensor::f_randperm(num_rows, (Kind::Int64, Device::Cpu))?,
     })
 }
 

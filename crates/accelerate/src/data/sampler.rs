@@ -4,7 +4,7 @@ use super::random::{self, SharedGenerator};
 use crate::error::{DataError, Result};
 use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tch::{Kind, Tensor};
+use tch::Tensor;
 use torch_ext::Generator;
 
 /// The order in which a pass visits the rows (`torch.utils.data.Sampler`).
@@ -52,6 +52,33 @@ pub trait Sampler: Any + Send + Sync {
     ///
     /// An error ends the pass as an error.
     fn pass_completed(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The generator of a sampler, which preparing for several processes may have to provide.
+#[derive(Debug, Default)]
+pub(crate) struct GeneratorSlot(Mutex<Option<SharedGenerator>>);
+
+impl GeneratorSlot {
+    fn holding(generator: SharedGenerator) -> Self {
+        Self(Mutex::new(Some(generator)))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<SharedGenerator>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn get(&self) -> Option<SharedGenerator> {
+        self.lock().clone()
+    }
+
+    /// Puts a generator in if there is none, seeded by a draw from the default one.
+    pub(crate) fn fill(&self) -> Result<()> {
+        let mut slot = self.lock();
+        if slot.is_none() {
+            *slot = Some(SharedGenerator::seeded(random::draw_seed(None)? as u64)?);
+        }
         Ok(())
     }
 }
@@ -109,13 +136,13 @@ impl Sampler for SequentialSampler {
 pub struct RandomSampler {
     num_rows: usize,
     num_samples: usize,
-    generator: Mutex<Option<SharedGenerator>>,
+    generator: GeneratorSlot,
 }
 
 impl RandomSampler {
     /// All rows of a dataset of `num_rows` rows.
     pub fn new(num_rows: usize) -> Self {
-        Self { num_rows, num_samples: num_rows, generator: Mutex::new(None) }
+        Self { num_rows, num_samples: num_rows, generator: GeneratorSlot::default() }
     }
 
     /// Visits this many rows in a pass, in as many permutations as that takes.
@@ -131,29 +158,12 @@ impl RandomSampler {
     }
 
     pub(crate) fn shared_generator(self, generator: SharedGenerator) -> Self {
-        Self { generator: Mutex::new(Some(generator)), ..self }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<SharedGenerator>> {
-        self.generator.lock().unwrap_or_else(PoisonError::into_inner)
+        Self { generator: GeneratorSlot::holding(generator), ..self }
     }
 
     /// The sampler with the same rows whose order depends on nothing but the seed and the epoch.
     pub(crate) fn to_seedable(&self, seed: u64) -> SeedableRandomSampler {
         SeedableRandomSampler::new(self.num_rows, seed).num_samples(self.num_samples)
-    }
-
-    pub(crate) fn current_generator(&self) -> Option<SharedGenerator> {
-        self.lock().clone()
-    }
-
-    /// Gives the sampler a generator of its own if it has none, as preparing for several processes does.
-    pub(crate) fn ensure_generator(&self) -> Result<()> {
-        let mut generator = self.lock();
-        if generator.is_none() {
-            *generator = Some(SharedGenerator::seeded(random::draw_seed(None)? as u64)?);
-        }
-        Ok(())
     }
 }
 
@@ -163,7 +173,7 @@ impl Sampler for RandomSampler {
     }
 
     fn indices(&self, _: usize) -> Result<Vec<usize>> {
-        let generator = match self.current_generator() {
+        let generator = match self.generator.get() {
             Some(generator) => generator,
             None => SharedGenerator::seeded(random::draw_seed(None)? as u64)?,
         };
@@ -173,9 +183,9 @@ impl Sampler for RandomSampler {
     fn pass_completed(&self) -> Result<()> {
         // PyTorch ends every pass with `randperm(n)[:num_samples % n]`, of which nothing is left when
         // the passes are whole; the generator has moved on all the same.
-        match self.current_generator() {
+        match self.generator.get() {
             Some(generator) if 0 < self.num_rows && self.num_samples.is_multiple_of(self.num_rows) => {
-                generator.permutation(self.num_rows).map(|_| ())
+                random::permutation(Some(generator.get()), self.num_rows).map(|_| ())
             }
             _ => Ok(()),
         }
@@ -185,7 +195,7 @@ impl Sampler for RandomSampler {
 fn draw_samples(generator: &SharedGenerator, num_rows: usize, num_samples: usize) -> Result<Vec<usize>> {
     let mut order = Vec::with_capacity(num_samples);
     while order.len() < num_samples {
-        let mut permutation = generator.permutation(num_rows)?;
+        let mut permutation = random::permutation(Some(generator.get()), num_rows)?;
         permutation.truncate(num_samples - order.len());
         order.append(&mut permutation);
     }
@@ -250,7 +260,7 @@ impl Sampler for SeedableRandomSampler {
 /// Visits given rows in random order (`torch.utils.data.SubsetRandomSampler`).
 ///
 /// Unlike [`RandomSampler`], it shuffles with the default generator itself when it has none of its own,
-/// as PyTorch does.
+/// as PyTorch does. Preparing for several processes gives it one, as it does for `RandomSampler`.
 ///
 /// ```
 /// use accelerate::data::{Sampler, SubsetRandomSampler};
@@ -260,22 +270,22 @@ impl Sampler for SeedableRandomSampler {
 /// assert_eq!(order, [2, 5, 7]);
 /// # Ok::<(), accelerate::Error>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct SubsetRandomSampler {
     indices: Vec<usize>,
-    generator: Option<SharedGenerator>,
+    generator: GeneratorSlot,
 }
 
 impl SubsetRandomSampler {
     /// The rows to visit.
     pub fn new(indices: Vec<usize>) -> Self {
-        Self { indices, generator: None }
+        Self { indices, generator: GeneratorSlot::default() }
     }
 
     /// Draws from this generator instead of the default one.
     #[must_use]
     pub fn generator(self, generator: Generator) -> Self {
-        Self { generator: Some(SharedGenerator::new(generator)), ..self }
+        Self { generator: GeneratorSlot::holding(SharedGenerator::new(generator)), ..self }
     }
 }
 
@@ -284,13 +294,8 @@ impl Sampler for SubsetRandomSampler {
         self.indices.len()
     }
     fn indices(&self, _: usize) -> Result<Vec<usize>> {
-        let order = match &self.generator {
-            Some(generator) => generator.permutation(self.indices.len())?,
-            None => {
-                let options = (Kind::Int64, tch::Device::Cpu);
-                random::indices(&Tensor::f_randperm(self.indices.len() as i64, options)?)?
-            }
-        };
+        let generator = self.generator.get();
+        let order = random::permutation(generator.as_ref().map(SharedGenerator::get), self.indices.len())?;
         Ok(order.into_iter().map(|position| self.indices[position]).collect())
     }
 }
@@ -409,6 +414,14 @@ pub(crate) enum Order {
 }
 
 impl Order {
+    /// The generator behind the order, for orders that have one.
+    pub(crate) fn generator(&self) -> Option<&GeneratorSlot> {
+        match self {
+            Self::Rows { sampler, .. } => generator_of(&**sampler),
+            Self::Batches(_) => None,
+        }
+    }
+
     pub(crate) fn random_sampler(&self) -> Option<&RandomSampler> {
         match self {
             Self::Rows { sampler, .. } => downcast(&**sampler),
@@ -422,6 +435,12 @@ impl Order {
             Self::Batches(sampler) => sampler.pass_completed(),
         }
     }
+}
+
+/// The generator of a sampler that has a place for one.
+pub(crate) fn generator_of(sampler: &dyn Sampler) -> Option<&GeneratorSlot> {
+    let random = downcast::<RandomSampler>(sampler).map(|sampler| &sampler.generator);
+    random.or_else(|| downcast::<SubsetRandomSampler>(sampler).map(|sampler| &sampler.generator))
 }
 
 /// The sampler itself, if it is of type `S`.

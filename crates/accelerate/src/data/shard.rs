@@ -43,6 +43,20 @@ use tch::Device;
 /// While its batches are being iterated, the loader is the active one: `end_of_dataloader` and the counted
 /// rows are its own. The innermost loop wins, and a loop that is left, by `break`, `?` or a panic, is over.
 /// `end_of_dataloader` is already true while the last batch is being worked on.
+///
+/// ```
+/// use accelerate::data::{DataLoader, VecDataset};
+/// use accelerate::testing;
+///
+/// let shares = testing::ranks(2, |accelerator| {
+///     let loader = DataLoader::builder(VecDataset::new(vec![0i64, 1, 2, 3, 4])).batch_size(2).build()?;
+///     let loader = accelerator.prepare(loader)?;
+///     assert_eq!((loader.len(), loader.total_batch_size()), (2, Some(4)));
+///     loader.iter()?.map(|batch| Ok(Vec::<i64>::try_from(&batch?)?)).collect::<accelerate::Result<Vec<_>>>()
+/// })?;
+/// assert_eq!(shares, [[[0, 1], [4, 0]], [[2, 3], [1, 2]]]); // the last round is filled up
+/// # Ok::<(), accelerate::Error>(())
+/// ```
 pub struct DataLoaderShard<D: Dataset, B> {
     parts: Parts<D, B>,
     sharding: Sharding,
@@ -138,13 +152,14 @@ fn prepare_sampler(
     sharding: &Sharding,
     configuration: &DataLoaderConfiguration,
 ) -> Result<()> {
-    let Some(random) = order.random_sampler() else {
-        return Ok(());
+    let random = order.random_sampler().filter(|_| configuration.use_seedable_sampler);
+    let Some(random) = random else {
+        // A single process goes on drawing from the default generator in every pass.
+        return match order.generator() {
+            Some(generator) if sharding.num_processes > 1 => generator.fill(),
+            _ => Ok(()),
+        };
     };
-    if !configuration.use_seedable_sampler {
-        // A single process goes on drawing a seed per pass from the default generator.
-        return if sharding.num_processes > 1 { random.ensure_generator() } else { Ok(()) };
-    }
     let seed = match configuration.data_seed {
         Some(seed) => seed,
         None => random::default_seed()?,
