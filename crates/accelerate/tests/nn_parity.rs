@@ -173,9 +173,7 @@ fn init_functions_give_the_bits_of_pytorch() {
         init::kaiming_uniform_(t, FanMode::FanOut, Nonlinearity::Relu)
     });
     check("kaiming_normal", &[6, 10], &|t| init::kaiming_normal_(t, FanMode::FanIn, leaky));
-    check("kaiming_normal_selu", &[6, 10], &|t| {
-        init::kaiming_normal_(t, FanMode::FanIn, Nonlinearity::Selu)
-    });
+    check("kaiming_normal_selu", &[6, 10], &|t| init::kaiming_normal_(t, FanMode::FanIn, Nonlinearity::Selu));
 }
 
 #[test]
@@ -240,11 +238,7 @@ fn randn(shape: &[i64]) -> Tensor {
     Tensor::randn(shape, (Kind::Float, Device::Cpu))
 }
 
-fn check_layer_forward<L: Layer>(
-    name: &str,
-    shape: &[i64],
-    make: impl FnOnce(Path) -> Result<L>,
-) {
+fn check_layer_forward<L: Layer>(name: &str, shape: &[i64], make: impl FnOnce(Path) -> Result<L>) {
     check_forward(name, make, || vec![randn(shape)], |layer, _, inputs| layer.forward(&inputs[0]));
 }
 
@@ -255,9 +249,7 @@ fn simple_layers_compute_as_in_pytorch() {
     check_layer_forward("rms_norm", &[4, 6], |path| RMSNorm::new(path, [6], Default::default()));
     let config = RMSNormConfig { eps: Some(1e-3), ..Default::default() };
     check_layer_forward("rms_norm_with_eps", &[4, 6], |path| RMSNorm::new(path, [6], config));
-    check_layer_forward("group_norm", &[2, 6, 3], |path| {
-        GroupNorm::new(path, 2, 6, Default::default())
-    });
+    check_layer_forward("group_norm", &[2, 6, 3], |path| GroupNorm::new(path, 2, 6, Default::default()));
     check_layer_forward("activations", &[5, 4], |path| {
         Sequential::new(path)
             .push(|path| Linear::new(path, 4, 6, Default::default()))?
@@ -279,17 +271,11 @@ fn simple_layers_compute_as_in_pytorch() {
 
 #[test]
 fn convolutions_compute_as_in_pytorch() {
-    let config = Conv1dConfig {
-        stride: [2],
-        padding: Padding::Explicit([1]),
-        dilation: [2],
-        ..Default::default()
-    };
+    let config = Conv1dConfig { stride: [2], padding: Padding::Explicit([1]), dilation: [2], ..Default::default() };
     check_layer_forward("conv1d", &[2, 4, 11], |path| Conv1d::new(path, 4, 6, [3], config));
     let config = Conv1dConfig { padding: Padding::Same, ..Default::default() };
     check_layer_forward("conv1d_same", &[2, 4, 7], |path| Conv1d::new(path, 4, 6, [3], config));
-    let config =
-        Conv2dConfig { groups: 2, padding: Padding::Explicit([1, 0]), ..Default::default() };
+    let config = Conv2dConfig { groups: 2, padding: Padding::Explicit([1, 0]), ..Default::default() };
     check_layer_forward("conv2d", &[2, 4, 5, 5], |path| Conv2d::new(path, 4, 6, [3, 2], config));
 }
 
@@ -327,12 +313,7 @@ fn batch_norm_computes_and_remembers_as_in_pytorch() {
     check_batch_norm::<2>("batch_norm2d_without_statistics", 2, &[3, 2, 2, 3], config);
 }
 
-fn check_self_attention(
-    name: &str,
-    shape: &[i64],
-    config: MultiheadAttentionConfig,
-    mask: AttentionMask<'_>,
-) {
+fn check_self_attention(name: &str, shape: &[i64], config: MultiheadAttentionConfig, mask: AttentionMask<'_>) {
     check_forward(
         name,
         |path| MultiheadAttention::new(path, 8, 2, config),

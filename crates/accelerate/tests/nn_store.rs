@@ -135,11 +135,8 @@ fn tied_weights_are_one_parameter_with_one_gradient() {
 
 #[test]
 fn a_tied_weight_loads_under_any_of_its_names() {
-    let cases: [&[(&str, &[i64])]; 3] = [
-        &[("words", &[2])],
-        &[("decoder", &[2])],
-        &[("decoder", &[2]), ("words", &[2])],
-    ];
+    let cases: [&[(&str, &[i64])]; 3] =
+        [&[("words", &[2])], &[("decoder", &[2])], &[("decoder", &[2]), ("words", &[2])]];
     for entries in cases {
         let store = store();
         let words = store.root().param("words", ([2], Init::Zeros)).unwrap();
@@ -210,9 +207,8 @@ fn a_tolerant_load_reports_what_it_left_out() {
 fn loading_casts_and_keeps_the_parameter_trainable() {
     let store = store();
     let weight = store.root().param("weight", ([2], Init::Zeros)).unwrap();
-    let half: StateDict = [("weight".to_string(), Tensor::full([2], 0.5, (Kind::BFloat16, Device::Cpu)))]
-        .into_iter()
-        .collect();
+    let half: StateDict =
+        [("weight".to_string(), Tensor::full([2], 0.5, (Kind::BFloat16, Device::Cpu)))].into_iter().collect();
     store.load_state_dict(&half, true).unwrap();
     assert_eq!(weight.get(), Tensor::full([2], 0.5, CPU));
     assert!(weight.get().is_leaf() && weight.requires_grad());
@@ -346,7 +342,10 @@ fn layers_say_which_of_them_refused_what() {
         (batch.forward(&ones(&[1, 4])), &["`batch.weight` cannot learn", "one value per channel"]),
         (image.forward(&ones(&[2, 4])), &["BatchNorm2d at `image.weight`", "[batch, 4, size, size]"]),
         (conv.forward(&ones(&[1, 3, 5, 5])), &["Conv2d at `conv.weight`", "[batch, 4, size, size]"]),
-        (attention.forward(&wide, &wide, &wide, Default::default()), &["`attention.out_proj.weight`", "[length, batch, 4]"]),
+        (
+            attention.forward(&wide, &wide, &wide, Default::default()),
+            &["`attention.out_proj.weight`", "[length, batch, 4]"],
+        ),
         (attention.forward(&x.get(0), &x, &x, Default::default()), &["the input has 2 dims"]),
         (attention.forward(&x, &x, &x, padding), &["key_padding_mask [3, 2]"]),
     ];
@@ -369,7 +368,10 @@ fn impossible_layers_are_not_made() {
         (Dropout::new(&root / "d", 1.5).map(drop), "the dropout at `d` has p = 1.5"),
         (GroupNorm::new(&root / "g", 3, 4, Default::default()).map(drop), "num_channels = 4 evenly by num_groups = 3"),
         (Conv1d::new(&root / "c", 4, 6, [1], groups).map(drop), "in_channels = 4 evenly by groups = 3"),
-        (MultiheadAttention::new(&root / "m", 8, 3, Default::default()).map(drop), "embed_dim = 8 evenly by num_heads = 3"),
+        (
+            MultiheadAttention::new(&root / "m", 8, 3, Default::default()).map(drop),
+            "embed_dim = 8 evenly by num_heads = 3",
+        ),
         (MultiheadAttention::new(&root / "m", 8, 2, dropout).map(drop), "p = NaN"),
         (root.param("v", ([3], Init::XavierUniform { gain: 1.0 })).map(drop), "[3] has no fan-in"),
     ];

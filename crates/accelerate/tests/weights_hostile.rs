@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use accelerate::checkpoint::{LoadOptions, SaveOptions, load_checkpoint_in_model, load_file, save_file, save_model_weights};
+use accelerate::checkpoint::{
+    LoadOptions, SaveOptions, load_checkpoint_in_model, load_file, save_file, save_model_weights,
+};
 use accelerate::nn::*;
 use accelerate::tch::{Device, Kind, Tensor};
 use std::fs;
@@ -153,15 +155,13 @@ fn all_that_does_not_fit_the_model_is_listed_with_the_file() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("model.safetensors");
     let tensor = |size: i64| Tensor::ones([size], CPU);
-    let state: StateDict =
-        [("first", 4), ("second", 5), ("fourth", 4)].map(|(name, size)| (name.to_string(), tensor(size))).into_iter().collect();
+    let state: StateDict = [("first", 4), ("second", 5), ("fourth", 4)]
+        .map(|(name, size)| (name.to_string(), tensor(size)))
+        .into_iter()
+        .collect();
     save_file(&state, &path).unwrap();
-    let parts = [
-        "model.safetensors",
-        "1 missing: third",
-        "1 unexpected: fourth",
-        "second is [5] but the model has [4]",
-    ];
+    let parts =
+        ["model.safetensors", "1 missing: third", "1 unexpected: fourth", "second is [5] but the model has [4]"];
     check_refused(folder.path(), &parts);
     let tolerant = LoadOptions { strict: false, ..Default::default() };
     check_refused_with(folder.path(), &tolerant, &parts);
@@ -180,7 +180,10 @@ fn swapped_shards_are_noticed() {
     fs::rename(&files[0], folder.path().join("other")).unwrap();
     fs::rename(&files[1], &files[0]).unwrap();
     fs::rename(folder.path().join("other"), &files[1]).unwrap();
-    check_refused(folder.path(), &["2 tensors are not where it says", "first (not in model-00001-of-00003.safetensors)"]);
+    check_refused(
+        folder.path(),
+        &["2 tensors are not where it says", "first (not in model-00001-of-00003.safetensors)"],
+    );
 }
 
 #[test]
@@ -207,8 +210,7 @@ fn an_index_that_cannot_be_used_is_refused() {
 fn where_two_shards_hold_a_tensor_the_index_decides() {
     let (folder, files) = saved();
     let ones = || Tensor::ones([4], CPU);
-    let both: StateDict =
-        [("second".to_string(), ones() * 7), ("first".to_string(), ones())].into_iter().collect();
+    let both: StateDict = [("second".to_string(), ones() * 7), ("first".to_string(), ones())].into_iter().collect();
     save_file(&both, &files[0]).unwrap();
     let store = model();
     load_checkpoint_in_model(&store, folder.path(), &LoadOptions::default()).unwrap();

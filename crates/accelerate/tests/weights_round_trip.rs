@@ -41,10 +41,8 @@ fn assert_same_values(a: &ParamStore, b: &ParamStore) {
 }
 
 fn listing(folder: &Path) -> Vec<String> {
-    let mut names: Vec<_> = fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
+    let mut names: Vec<_> =
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
 }
@@ -115,8 +113,19 @@ fn bytes_are_those_of_the_reference_writer_and_always_the_same() {
 #[test]
 fn every_element_type_and_form_comes_back() {
     let kinds = [
-        Kind::Bool, Kind::Uint8, Kind::Int8, Kind::Int16, Kind::Int, Kind::Int64, Kind::Half, Kind::BFloat16,
-        Kind::Float, Kind::Double, Kind::ComplexFloat, Kind::Float8e4m3fn, Kind::Float8e5m2,
+        Kind::Bool,
+        Kind::Uint8,
+        Kind::Int8,
+        Kind::Int16,
+        Kind::Int,
+        Kind::Int64,
+        Kind::Half,
+        Kind::BFloat16,
+        Kind::Float,
+        Kind::Double,
+        Kind::ComplexFloat,
+        Kind::Float8e4m3fn,
+        Kind::Float8e5m2,
     ];
     let shapes: [&[i64]; 4] = [&[], &[0], &[2, 0, 3], &[3, 4]];
     let folder = TempDir::new().unwrap();
@@ -207,8 +216,8 @@ fn old_bert_files_load_through_a_key_map() {
         .into_iter()
         .collect();
     save_file(&state, &path).unwrap();
-    let options = LoadOptions::default()
-        .key_map(|name| modern_layer_norm_names(name.strip_prefix("bert.").unwrap_or(name)));
+    let options =
+        LoadOptions::default().key_map(|name| modern_layer_norm_names(name.strip_prefix("bert.").unwrap_or(name)));
     load_checkpoint_in_model(&store, &path, &options).unwrap();
     assert_eq!(norm.weight.unwrap().get().double_value(&[0]), 3.0);
     assert_eq!(norm.bias.unwrap().get().double_value(&[0]), 4.0);

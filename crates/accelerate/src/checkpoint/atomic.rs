@@ -23,10 +23,7 @@ pub(super) struct PendingFile {
 
 impl PendingFile {
     /// Writes beside `target`, under a hidden name that no reader looks for.
-    pub(super) fn write(
-        target: &Path,
-        write: impl FnOnce(&mut dyn Write) -> Result<(), WriteError>,
-    ) -> Result<Self> {
+    pub(super) fn write(target: &Path, write: impl FnOnce(&mut dyn Write) -> Result<(), WriteError>) -> Result<Self> {
         let name = target.file_name().unwrap_or_default().to_string_lossy();
         let process = std::process::id();
         let temporary = target.with_file_name(format!(".{name}.{process}.{TEMPORARY_EXTENSION}"));

@@ -55,8 +55,7 @@ impl WeightFile {
         let found_bytes = file.metadata().map_err(io_error("read", path))?.len();
         let header = read_header(&mut file, path, found_bytes)?;
         let damaged = |reason: String| WeightsError::Header { path: path.to_owned(), reason };
-        let metadata: Metadata =
-            serde_json::from_slice(&header).map_err(|error| damaged(error.to_string()))?;
+        let metadata: Metadata = serde_json::from_slice(&header).map_err(|error| damaged(error.to_string()))?;
         let data_at = LENGTH_BYTES + header.len() as u64;
         let wanted_bytes = data_at + metadata.data_len() as u64;
         if found_bytes != wanted_bytes {

@@ -4,9 +4,7 @@ use super::atomic::{PendingFile, abandoned, io_error, sync_folder};
 use super::writer::{num_bytes, write_pending};
 use crate::error::{Result, WeightsError};
 use crate::nn::ParamStore;
-use accelerate_core::weight_files::{
-    DEFAULT_MAX_SHARD_BYTES, DEFAULT_STEM, Index, WeightFiles, is_weight_file_of,
-};
+use accelerate_core::weight_files::{DEFAULT_MAX_SHARD_BYTES, DEFAULT_STEM, Index, WeightFiles, is_weight_file_of};
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -63,11 +61,7 @@ impl Default for SaveOptions {
 /// # std::fs::remove_dir_all(&folder).map_err(accelerate::Error::other)?;
 /// # Ok::<(), accelerate::Error>(())
 /// ```
-pub fn save_model_weights(
-    store: &ParamStore,
-    folder: impl AsRef<Path>,
-    options: &SaveOptions,
-) -> Result<Vec<PathBuf>> {
+pub fn save_model_weights(store: &ParamStore, folder: impl AsRef<Path>, options: &SaveOptions) -> Result<Vec<PathBuf>> {
     let folder = folder.as_ref();
     fs::create_dir_all(folder).map_err(io_error("create", folder))?;
     let state = store.state_dict()?;
@@ -87,9 +81,7 @@ pub fn save_model_weights(
     }
     if let Some(index) = &plan.index {
         let path = folder.join(Index::file_name(&options.stem));
-        let json = index
-            .to_json()
-            .map_err(|source| WeightsError::Index { path: path.clone(), source })?;
+        let json = index.to_json().map_err(|source| WeightsError::Index { path: path.clone(), source })?;
         pending.push(PendingFile::write(&path, |file| Ok(file.write_all(json.as_bytes())?))?);
     }
 
@@ -102,9 +94,7 @@ pub fn save_model_weights(
 /// Every piece of memory once, under the first of its names.
 fn distinct<'a>(tensors: impl Iterator<Item = (&'a str, &'a Tensor)>) -> Vec<(&'a str, &'a Tensor)> {
     let mut seen = HashSet::new();
-    tensors
-        .filter(|(_, tensor)| tensor.numel() == 0 || seen.insert(crate::nn::memory_of(tensor)))
-        .collect()
+    tensors.filter(|(_, tensor)| tensor.numel() == 0 || seen.insert(crate::nn::memory_of(tensor))).collect()
 }
 
 /// Removes what an earlier save left; the index first, so that it never names files that are gone.

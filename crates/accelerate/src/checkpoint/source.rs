@@ -39,8 +39,7 @@ impl Source {
 
     fn open_index(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path).map_err(io_error("read", path))?;
-        let index = Index::from_json(&text)
-            .map_err(|source| WeightsError::Index { path: path.to_owned(), source })?;
+        let index = Index::from_json(&text).map_err(|source| WeightsError::Index { path: path.to_owned(), source })?;
         let folder = path.parent().unwrap_or(Path::new(""));
         let mut files = Vec::new();
         let mut positions = HashMap::new();
@@ -69,11 +68,7 @@ impl Source {
 
     /// Lists the tensors. Where the index names a file for one, a tensor of the same name in another file
     /// does not count.
-    fn with_files(
-        path: PathBuf,
-        files: Vec<WeightFile>,
-        wanted: &HashMap<&str, usize>,
-    ) -> Result<Self> {
+    fn with_files(path: PathBuf, files: Vec<WeightFile>, wanted: &HashMap<&str, usize>) -> Result<Self> {
         let mut tensors = Vec::new();
         let mut seen: HashMap<&str, usize> = HashMap::new();
         for (position, file) in files.iter().enumerate() {
@@ -117,9 +112,7 @@ fn choose_in_folder(folder: &Path) -> Result<PathBuf> {
                 Path::new(name).extension().is_some_and(|it| PICKLE_EXTENSIONS.iter().any(|pickle| it == *pickle))
             };
             match visible().find(is_pickle) {
-                Some(pickle) if single.is_empty() => {
-                    Err(WeightsError::Pickle { path: folder.join(pickle) }.into())
-                }
+                Some(pickle) if single.is_empty() => Err(WeightsError::Pickle { path: folder.join(pickle) }.into()),
                 _ => Err(WeightsError::NoWeights { folder: folder.to_owned(), names }.into()),
             }
         }

@@ -32,14 +32,7 @@ pub(crate) enum NnError {
         "{layer} at `{name}` cannot take an input of shape {found:?} and element type {}; it takes {wanted}: {source}",
         kind_name(.kind)
     )]
-    Forward {
-        layer: &'static str,
-        name: String,
-        wanted: String,
-        found: Vec<i64>,
-        kind: Option<Kind>,
-        source: TchError,
-    },
+    Forward { layer: &'static str, name: String, wanted: String, found: Vec<i64>, kind: Option<Kind>, source: TchError },
 
     #[error(
         "the embedding at `{path}` has no row {index} for padding; padding_idx goes from 0 to {}",
@@ -54,14 +47,7 @@ pub(crate) enum NnError {
         "{layer} at `{path}` cannot split {what} = {whole} evenly by {by} = {parts}; choose {by} so \
          that it divides {what}"
     )]
-    NotDivisible {
-        layer: &'static str,
-        path: String,
-        what: &'static str,
-        whole: i64,
-        by: &'static str,
-        parts: i64,
-    },
+    NotDivisible { layer: &'static str, path: String, what: &'static str, whole: i64, by: &'static str, parts: i64 },
 
     #[error(
         "{layer} at `{name}` cannot learn from an input of shape {found:?}: one value per channel has no \

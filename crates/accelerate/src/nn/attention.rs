@@ -123,12 +123,9 @@ impl MultiheadAttention {
                 v_proj_weight: declare("v_proj_weight", embed_dim, vdim)?,
             }
         };
-        let in_proj_bias = config
-            .bias
-            .then(|| path.param("in_proj_bias", ([3 * embed_dim], Init::Zeros)))
-            .transpose()?;
-        let out_proj =
-            Linear::new(path / "out_proj", embed_dim, embed_dim, LinearConfig { bias: config.bias })?;
+        let in_proj_bias =
+            config.bias.then(|| path.param("in_proj_bias", ([3 * embed_dim], Init::Zeros))).transpose()?;
+        let out_proj = Linear::new(path / "out_proj", embed_dim, embed_dim, LinearConfig { bias: config.bias })?;
         for weight in in_proj.weights() {
             // Drawn on the CPU like all first values, then copied to where the weight is.
             let drawn = Tensor::f_empty(weight.shape(), (weight.kind(), tch::Device::Cpu))?;
@@ -151,13 +148,7 @@ impl MultiheadAttention {
     ///
     /// # Errors
     /// Shapes that do not fit; `is_causal` together with an `attn_mask` that is not square.
-    pub fn forward(
-        &self,
-        query: &Tensor,
-        key: &Tensor,
-        value: &Tensor,
-        mask: AttentionMask<'_>,
-    ) -> Result<Tensor> {
+    pub fn forward(&self, query: &Tensor, key: &Tensor, value: &Tensor, mask: AttentionMask<'_>) -> Result<Tensor> {
         for (input, features) in [(query, None), (key, self.config.kdim), (value, self.config.vdim)] {
             if input.dim() != 3 {
                 return Err(self.error(input, features, format!("the input has {} dims", input.dim())));
@@ -168,7 +159,14 @@ impl MultiheadAttention {
         let dropout = if self.training.get() { self.config.dropout } else { 0.0 };
         let [queries, keys, values] = &heads;
         let attended = Tensor::f_scaled_dot_product_attention(
-            queries, keys, values, mask.merged, dropout, mask.is_causal, None, false,
+            queries,
+            keys,
+            values,
+            mask.merged,
+            dropout,
+            mask.is_causal,
+            None,
+            false,
         )?;
         let sequence_first = attended.f_permute(if self.config.batch_first { [0, 2, 1, 3] } else { [2, 0, 1, 3] })?;
         self.out_proj.forward(&sequence_first.f_flatten(2, 3)?)
@@ -182,9 +180,8 @@ impl MultiheadAttention {
             && std::ptr::eq(query, key)
             && std::ptr::eq(key, value)
         {
-            let packed = query
-                .f_linear(&weight.get(), bias)
-                .map_err(|source| self.error(query, None, source.to_string()))?;
+            let packed =
+                query.f_linear(&weight.get(), bias).map_err(|source| self.error(query, None, source.to_string()))?;
             let part = |index| self.split_heads(&packed.f_narrow(2, index * embed_dim, embed_dim)?);
             return Ok([part(0)?, part(1)?, part(2)?]);
         }
@@ -206,11 +203,7 @@ impl MultiheadAttention {
                 .map_err(|source| self.error(input, features, source.to_string()))?;
             self.split_heads(&output)
         };
-        Ok([
-            projected(query, 0, None)?,
-            projected(key, 1, self.config.kdim)?,
-            projected(value, 2, self.config.vdim)?,
-        ])
+        Ok([projected(query, 0, None)?, projected(key, 1, self.config.kdim)?, projected(value, 2, self.config.vdim)?])
     }
 
     fn split_heads(&self, projected: &Tensor) -> Result<Tensor> {
@@ -229,18 +222,16 @@ impl MultiheadAttention {
         let mut merged: Option<Tensor> = None;
         if let Some(attn_mask) = mask.attn_mask {
             let additive = additive(attn_mask, kind)?;
-            merged = Some(match attn_mask.dim() {
-                2 => additive.f_view([1, 1, num_queries, num_keys]),
-                _ => additive.f_view([batch, self.num_heads, num_queries, num_keys]),
-            }
-            .map_err(|source| self.mask_error("attn_mask", attn_mask, [num_queries, num_keys], source))?);
+            merged = Some(
+                match attn_mask.dim() {
+                    2 => additive.f_view([1, 1, num_queries, num_keys]),
+                    _ => additive.f_view([batch, self.num_heads, num_queries, num_keys]),
+                }
+                .map_err(|source| self.mask_error("attn_mask", attn_mask, [num_queries, num_keys], source))?,
+            );
         } else if mask.is_causal {
             // The fused kernel takes either the flag or a mask; with padding, the flag becomes a mask.
-            let all = Tensor::f_full(
-                [num_queries, num_keys],
-                f64::NEG_INFINITY,
-                (kind, heads[0].device()),
-            )?;
+            let all = Tensor::f_full([num_queries, num_keys], f64::NEG_INFINITY, (kind, heads[0].device()))?;
             merged = Some(all.f_triu(1)?.f_view([1, 1, num_queries, num_keys])?);
         }
         if let Some(padding) = mask.key_padding_mask {

@@ -87,11 +87,7 @@ impl<const N: usize> BatchNorm<N> {
     ///
     /// # Errors
     /// The names are taken.
-    pub fn new(
-        path: impl Borrow<Path>,
-        num_features: i64,
-        config: BatchNormConfig,
-    ) -> Result<Self> {
+    pub fn new(path: impl Borrow<Path>, num_features: i64, config: BatchNormConfig) -> Result<Self> {
         let path = path.borrow();
         let parameter = |name, init| path.param(name, ([num_features], init));
         let weight = config.affine.then(|| parameter("weight", Init::Ones)).transpose()?;

@@ -33,13 +33,7 @@ pub struct ConvConfig<const N: usize> {
 
 impl<const N: usize> Default for ConvConfig<N> {
     fn default() -> Self {
-        Self {
-            stride: [1; N],
-            padding: Padding::Explicit([0; N]),
-            dilation: [1; N],
-            groups: 1,
-            bias: true,
-        }
+        Self { stride: [1; N], padding: Padding::Explicit([0; N]), dilation: [1; N], groups: 1, bias: true }
     }
 }
 
@@ -112,10 +106,7 @@ impl<const N: usize> Conv<N> {
         shape.extend(kernel_size);
         let fan_in = shape[1..].iter().product();
         let weight = path.param("weight", (shape, Init::default_weight()))?;
-        let bias = config
-            .bias
-            .then(|| path.param("bias", ([out_channels], init::default_bias(fan_in))))
-            .transpose()?;
+        let bias = config.bias.then(|| path.param("bias", ([out_channels], init::default_bias(fan_in)))).transpose()?;
         Ok(Self { weight, bias, config })
     }
 
@@ -134,12 +125,8 @@ impl Conv<1> {
         let (weight, bias) = (self.weight.get(), self.bias.as_ref().map(Param::get));
         let ConvConfig { stride, padding, dilation, groups, .. } = self.config;
         match padding {
-            Padding::Explicit(zeros) => {
-                input.f_conv1d(&weight, bias, stride, zeros, dilation, groups)
-            }
-            Padding::Same => {
-                input.f_conv1d_padding(&weight, bias, stride, "same", dilation, groups)
-            }
+            Padding::Explicit(zeros) => input.f_conv1d(&weight, bias, stride, zeros, dilation, groups),
+            Padding::Same => input.f_conv1d_padding(&weight, bias, stride, "same", dilation, groups),
         }
         .map_err(|source| forward_error("Conv1d", self.weight.name(), self.wanted(), input, source))
     }
@@ -154,12 +141,8 @@ impl Conv<2> {
         let (weight, bias) = (self.weight.get(), self.bias.as_ref().map(Param::get));
         let ConvConfig { stride, padding, dilation, groups, .. } = self.config;
         match padding {
-            Padding::Explicit(zeros) => {
-                input.f_conv2d(&weight, bias, stride, zeros, dilation, groups)
-            }
-            Padding::Same => {
-                input.f_conv2d_padding(&weight, bias, stride, "same", dilation, groups)
-            }
+            Padding::Explicit(zeros) => input.f_conv2d(&weight, bias, stride, zeros, dilation, groups),
+            Padding::Same => input.f_conv2d_padding(&weight, bias, stride, "same", dilation, groups),
         }
         .map_err(|source| forward_error("Conv2d", self.weight.name(), self.wanted(), input, source))
     }

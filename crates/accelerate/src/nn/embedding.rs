@@ -78,13 +78,11 @@ impl Embedding {
     /// An index outside of the table; indices that are not int64 or int32.
     pub fn forward(&self, indices: &Tensor) -> Result<Tensor> {
         let padding_idx = self.padding_idx.unwrap_or(-1);
-        Tensor::f_embedding(&self.weight.get(), indices, padding_idx, false, false).map_err(
-            |source| {
-                let num_embeddings = self.weight.shape()[0];
-                let wanted = format!("int64 or int32 indices from 0 to {}", num_embeddings - 1);
-                forward_error("Embedding", self.weight.name(), wanted, indices, source)
-            },
-        )
+        Tensor::f_embedding(&self.weight.get(), indices, padding_idx, false, false).map_err(|source| {
+            let num_embeddings = self.weight.shape()[0];
+            let wanted = format!("int64 or int32 indices from 0 to {}", num_embeddings - 1);
+            forward_error("Embedding", self.weight.name(), wanted, indices, source)
+        })
     }
 }
 

@@ -109,17 +109,11 @@ impl Init {
             Self::Constant(value) => constant_(tensor, value),
             Self::Uniform { low, high } => uniform_(tensor, low, high),
             Self::Normal { mean, std } => normal_(tensor, mean, std),
-            Self::TruncNormal { mean, std, low, high } => {
-                trunc_normal_(tensor, mean, std, low, high)
-            }
+            Self::TruncNormal { mean, std, low, high } => trunc_normal_(tensor, mean, std, low, high),
             Self::XavierUniform { gain } => xavier_uniform_(tensor, gain),
             Self::XavierNormal { gain } => xavier_normal_(tensor, gain),
-            Self::KaimingUniform { mode, nonlinearity } => {
-                kaiming_uniform_(tensor, mode, nonlinearity)
-            }
-            Self::KaimingNormal { mode, nonlinearity } => {
-                kaiming_normal_(tensor, mode, nonlinearity)
-            }
+            Self::KaimingUniform { mode, nonlinearity } => kaiming_uniform_(tensor, mode, nonlinearity),
+            Self::KaimingNormal { mode, nonlinearity } => kaiming_normal_(tensor, mode, nonlinearity),
         }
     }
 }
@@ -171,9 +165,7 @@ pub fn calculate_gain(nonlinearity: Nonlinearity) -> f64 {
         Nonlinearity::Linear | Nonlinearity::Sigmoid => 1.0,
         Nonlinearity::Tanh => 5.0 / 3.0,
         Nonlinearity::Relu => 2f64.sqrt(),
-        Nonlinearity::LeakyRelu { negative_slope } => {
-            (2.0 / (1.0 + negative_slope * negative_slope)).sqrt()
-        }
+        Nonlinearity::LeakyRelu { negative_slope } => (2.0 / (1.0 + negative_slope * negative_slope)).sqrt(),
         Nonlinearity::Selu => 3.0 / 4.0,
     }
 }

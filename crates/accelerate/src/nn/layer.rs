@@ -67,15 +67,8 @@ pub(crate) fn forward_error(
     input: &Tensor,
     source: TchError,
 ) -> Error {
-    NnError::Forward {
-        layer,
-        name: name.to_owned(),
-        wanted,
-        found: input.size(),
-        kind: input.f_kind().ok(),
-        source,
-    }
-    .into()
+    NnError::Forward { layer, name: name.to_owned(), wanted, found: input.size(), kind: input.f_kind().ok(), source }
+        .into()
 }
 
 /// A layer's inherent `forward` as its [`Layer`] implementation.

@@ -23,12 +23,7 @@ use tch::{TchError, Tensor};
 pub trait LinearKernel: Send + Sync + Debug {
     /// `input [.., in_features]`, `weight [out_features, in_features]`, `bias [out_features]` to
     /// `[.., out_features]`, differentiable in all three.
-    fn linear(
-        &self,
-        input: &Tensor,
-        weight: &Tensor,
-        bias: Option<&Tensor>,
-    ) -> Result<Tensor, TchError>;
+    fn linear(&self, input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor, TchError>;
 }
 
 /// libtorch's own `linear`.
@@ -36,12 +31,7 @@ pub trait LinearKernel: Send + Sync + Debug {
 pub struct DenseKernel;
 
 impl LinearKernel for DenseKernel {
-    fn linear(
-        &self,
-        input: &Tensor,
-        weight: &Tensor,
-        bias: Option<&Tensor>,
-    ) -> Result<Tensor, TchError> {
+    fn linear(&self, input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor, TchError> {
         input.f_linear(weight, bias)
     }
 }
@@ -89,18 +79,11 @@ impl Linear {
     ///
     /// # Errors
     /// The names are taken.
-    pub fn new(
-        path: impl Borrow<Path>,
-        in_features: i64,
-        out_features: i64,
-        config: LinearConfig,
-    ) -> Result<Self> {
+    pub fn new(path: impl Borrow<Path>, in_features: i64, out_features: i64, config: LinearConfig) -> Result<Self> {
         let path = path.borrow();
         let weight = path.param("weight", ([out_features, in_features], Init::default_weight()))?;
-        let bias = config
-            .bias
-            .then(|| path.param("bias", ([out_features], init::default_bias(in_features))))
-            .transpose()?;
+        let bias =
+            config.bias.then(|| path.param("bias", ([out_features], init::default_bias(in_features)))).transpose()?;
         Ok(Self { weight, bias, kernel: Arc::new(DenseKernel) })
     }
 

@@ -26,8 +26,7 @@ pub(crate) struct Misshaped {
 impl Mismatch {
     /// Wrong shapes are fatal always, names only when `strict`: as PyTorch's `load_state_dict`.
     pub(crate) fn is_fatal(&self, strict: bool) -> bool {
-        !self.misshaped.is_empty()
-            || (strict && !(self.missing.is_empty() && self.unexpected.is_empty()))
+        !self.misshaped.is_empty() || (strict && !(self.missing.is_empty() && self.unexpected.is_empty()))
     }
 }
 
@@ -55,10 +54,7 @@ impl fmt::Display for Mismatch {
 /// A tied parameter may be found under any of its names; its first name wins. Parameters that share memory
 /// without being tied need only one of them found, since only one is written. `num_batches_tracked` may be
 /// absent, because files written before PyTorch 0.4.1 lack it, and PyTorch accepts that too.
-pub(crate) fn match_names(
-    store: &ParamStore,
-    found: &[(String, Vec<i64>)],
-) -> (Vec<(usize, Param)>, Mismatch) {
+pub(crate) fn match_names(store: &ParamStore, found: &[(String, Vec<i64>)]) -> (Vec<(usize, Param)>, Mismatch) {
     let mut mismatch = Mismatch::default();
     let mut by_first_name: HashMap<String, (usize, bool)> = HashMap::new();
     for (position, (name, _)) in found.iter().enumerate() {

@@ -60,8 +60,7 @@ impl LayerNorm {
         config: LayerNormConfig,
     ) -> Result<Self> {
         let (path, normalized_shape) = (path.borrow(), normalized_shape.into());
-        let (weight, bias) =
-            affine(path, &normalized_shape, config.elementwise_affine, config.bias)?;
+        let (weight, bias) = affine(path, &normalized_shape, config.elementwise_affine, config.bias)?;
         Ok(Self { weight, bias, normalized_shape, eps: config.eps })
     }
 
@@ -122,11 +121,7 @@ impl RMSNorm {
     ///
     /// # Errors
     /// The name is taken.
-    pub fn new(
-        path: impl Borrow<Path>,
-        normalized_shape: impl Into<Vec<i64>>,
-        config: RMSNormConfig,
-    ) -> Result<Self> {
+    pub fn new(path: impl Borrow<Path>, normalized_shape: impl Into<Vec<i64>>, config: RMSNormConfig) -> Result<Self> {
         let (path, normalized_shape) = (path.borrow(), normalized_shape.into());
         let (weight, _) = affine(path, &normalized_shape, config.elementwise_affine, false)?;
         Ok(Self { weight, normalized_shape, eps: config.eps })
@@ -191,17 +186,14 @@ impl GroupNorm {
     ///
     /// # Errors
     /// The channels cannot be split evenly; the names are taken.
-    pub fn new(
-        path: impl Borrow<Path>,
-        num_groups: i64,
-        num_channels: i64,
-        config: GroupNormConfig,
-    ) -> Result<Self> {
+    pub fn new(path: impl Borrow<Path>, num_groups: i64, num_channels: i64, config: GroupNormConfig) -> Result<Self> {
         let path = path.borrow();
         if num_groups <= 0 || num_channels % num_groups != 0 {
             let (layer, path) = ("GroupNorm", path.name().to_owned());
             let (whole, parts) = (num_channels, num_groups);
-            return Err(NnError::NotDivisible { layer, path, what: "num_channels", whole, by: "num_groups", parts }.into());
+            return Err(
+                NnError::NotDivisible { layer, path, what: "num_channels", whole, by: "num_groups", parts }.into()
+            );
         }
         let (weight, bias) = affine(path, &[num_channels], config.affine, config.affine)?;
         Ok(Self { weight, bias, num_groups, num_channels, eps: config.eps })
@@ -220,12 +212,7 @@ impl GroupNorm {
     }
 }
 
-fn affine(
-    path: &Path,
-    shape: &[i64],
-    scale: bool,
-    bias: bool,
-) -> Result<(Option<Param>, Option<Param>)> {
+fn affine(path: &Path, shape: &[i64], scale: bool, bias: bool) -> Result<(Option<Param>, Option<Param>)> {
     let weight = scale.then(|| path.param("weight", (shape, Init::Ones))).transpose()?;
     let bias = (scale && bias).then(|| path.param("bias", (shape, Init::Zeros))).transpose()?;
     Ok((weight, bias))

@@ -152,12 +152,7 @@ impl Path {
     /// assert!(buffer.is_buffer() && !buffer.is_persistent());
     /// # Ok::<(), accelerate::Error>(())
     /// ```
-    pub fn buffer(
-        &self,
-        name: &str,
-        initial: impl Into<Initial>,
-        persistent: bool,
-    ) -> Result<Param> {
+    pub fn buffer(&self, name: &str, initial: impl Into<Initial>, persistent: bool) -> Result<Param> {
         let name = self.full_name(name);
         self.store.check_free(&name)?;
         let tensor = self.create(initial.into())?.f_set_requires_grad(false)?;

@@ -1,7 +1,7 @@
 //! Layers one after the other.
 
-use super::layer::{Layer, impl_layer};
 use super::Path;
+use super::layer::{Layer, impl_layer};
 use crate::error::Result;
 use std::borrow::Borrow;
 use tch::Tensor;
@@ -39,10 +39,7 @@ impl Sequential {
     ///
     /// # Errors
     /// Those of `make`.
-    pub fn push<L: Layer + 'static>(
-        mut self,
-        make: impl FnOnce(Path) -> Result<L>,
-    ) -> Result<Self> {
+    pub fn push<L: Layer + 'static>(mut self, make: impl FnOnce(Path) -> Result<L>) -> Result<Self> {
         let layer = make(&self.path / self.layers.len())?;
         self.layers.push(Box::new(layer));
         Ok(self)

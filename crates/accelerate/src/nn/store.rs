@@ -139,8 +139,7 @@ impl ParamStore {
     /// ```
     pub fn from_var_store(variables: &tch::nn::VarStore) -> Result<Self> {
         let store = Self::with_kind(variables.device(), variables.kind());
-        let variables =
-            variables.variables_.lock().unwrap_or_else(PoisonError::into_inner);
+        let variables = variables.variables_.lock().unwrap_or_else(PoisonError::into_inner);
         let mut names: Vec<&String> = variables.named_variables.keys().collect();
         names.sort();
         // The store of tch keeps the order only in a list without names; the memory tells which is which.
@@ -324,8 +323,7 @@ impl ParamStore {
     /// ```
     pub fn load_state_dict(&self, state: &StateDict, strict: bool) -> Result<LoadReport> {
         let entries: Vec<(&str, &Tensor)> = state.iter().collect();
-        let found: Vec<_> =
-            entries.iter().map(|(name, tensor)| ((*name).to_owned(), tensor.size())).collect();
+        let found: Vec<_> = entries.iter().map(|(name, tensor)| ((*name).to_owned(), tensor.size())).collect();
         let (pairs, mismatch) = match_names(self, &found);
         if mismatch.is_fatal(strict) {
             return Err(WeightsError::StateDict { mismatch }.into());
