@@ -22,23 +22,11 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     libtorch::ensure()?;
-    let build = [
-        "build",
-        "--release",
-        "--package",
-        "accelerate-cli",
-        "--package",
-        "nlp_example",
-    ];
+    let build = ["build", "--release", "--package", "accelerate-cli", "--package", "nlp_example"];
     process::run(&mut process::cargo(&build))?;
     let mut launch = Command::new(paths::release_binary("accelerate"));
     launch
-        .args([
-            "launch",
-            "--cpu",
-            "--num_processes",
-            &arguments.num_processes.to_string(),
-        ])
+        .args(["launch", "--cpu", "--num_processes", &arguments.num_processes.to_string()])
         .arg(paths::release_binary("nlp_example"))
         .args(&arguments.example);
     process::run(&mut launch)

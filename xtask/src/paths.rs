@@ -10,11 +10,9 @@ use anyhow::{Context, Result};
 /// Taken from cargo at run time and not from `env!`, so that a moved clone does not point at its
 /// old place.
 pub(crate) fn repository_root() -> PathBuf {
-    let package = env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
-    package
-        .parent()
-        .map_or_else(|| package.clone(), Path::to_path_buf)
+    let package =
+        env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    package.parent().map_or_else(|| package.clone(), Path::to_path_buf)
 }
 
 /// The folder that cargo builds into.
@@ -24,9 +22,7 @@ pub(crate) fn target_folder() -> PathBuf {
 
 /// A program of this workspace, built with `--release`.
 pub(crate) fn release_binary(name: &str) -> PathBuf {
-    target_folder()
-        .join("release")
-        .join(format!("{name}{}", env::consts::EXE_SUFFIX))
+    target_folder().join("release").join(format!("{name}{}", env::consts::EXE_SUFFIX))
 }
 
 /// The folder in which this project keeps what it downloads: `$XDG_CACHE_HOME/accelerate-rs`, or

@@ -11,27 +11,21 @@ use crate::paths;
 /// `cargo <arguments>` at the root of the repository, with the cargo that runs this program.
 pub(crate) fn cargo<A: AsRef<OsStr>>(arguments: &[A]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command
-        .args(arguments)
-        .current_dir(paths::repository_root());
+    command.args(arguments).current_dir(paths::repository_root());
     // Cargo sets these for the program it runs; a build script of the next build must not see them.
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("CARGO_PKG_") {
             command.env_remove(name);
         }
     }
-    command
-        .env_remove("CARGO_MANIFEST_DIR")
-        .env_remove("CARGO_MANIFEST_PATH");
+    command.env_remove("CARGO_MANIFEST_DIR").env_remove("CARGO_MANIFEST_PATH");
     command
 }
 
 /// Shows the command and runs it with this terminal; anything but success is an error.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let line = show(command);
-    let status = command
-        .status()
-        .with_context(|| format!("could not start `{line}`"))?;
+    let status = command.status().with_context(|| format!("could not start `{line}`"))?;
     if !status.success() {
         bail!("`{line}` ended with {status}");
     }
@@ -43,10 +37,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 /// Standard error stays on this terminal.
 pub(crate) fn run_and_read(command: &mut Command) -> Result<(bool, String)> {
     let line = show(command);
-    let mut child = command
-        .stdout(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("could not start `{line}`"))?;
+    let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| format!("could not start `{line}`"))?;
     let mut text = String::new();
     if let Some(stdout) = child.stdout.take() {
         for row in BufReader::new(stdout).lines() {
@@ -56,18 +47,14 @@ pub(crate) fn run_and_read(command: &mut Command) -> Result<(bool, String)> {
             text.push('\n');
         }
     }
-    let status = child
-        .wait()
-        .with_context(|| format!("could not wait for `{line}`"))?;
+    let status = child.wait().with_context(|| format!("could not wait for `{line}`"))?;
     Ok((status.success(), text))
 }
 
 /// Runs the command silently and returns its standard output; a failure shows what it printed.
 pub(crate) fn read(command: &mut Command) -> Result<String> {
     let line = display(command);
-    let output = command
-        .output()
-        .with_context(|| format!("could not start `{line}`"))?;
+    let output = command.output().with_context(|| format!("could not start `{line}`"))?;
     if !output.status.success() {
         let printed = String::from_utf8_lossy(&output.stderr);
         let last = last_lines(&printed, 20);
@@ -93,20 +80,11 @@ fn display(command: &Command) -> String {
     let root = paths::repository_root();
     let short = |text: &OsStr| {
         let path = std::path::Path::new(text);
-        path.strip_prefix(&root)
-            .unwrap_or(path)
-            .display()
-            .to_string()
+        path.strip_prefix(&root).unwrap_or(path).display().to_string()
     };
     let program = std::path::Path::new(command.get_program());
-    let name = program.file_name().map_or_else(
-        || program.display().to_string(),
-        |n| n.display().to_string(),
-    );
-    std::iter::once(name)
-        .chain(command.get_args().map(short))
-        .collect::<Vec<_>>()
-        .join(" ")
+    let name = program.file_name().map_or_else(|| program.display().to_string(), |n| n.display().to_string());
+    std::iter::once(name).chain(command.get_args().map(short)).collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
@@ -115,12 +93,7 @@ mod tests {
 
     #[test]
     fn the_last_lines_of_a_short_text_are_the_text() {
-        for (text, count, want) in [
-            ("a\nb\nc\n", 2, "b\nc"),
-            ("a\n", 5, "a"),
-            ("", 3, ""),
-            ("a\nb", 0, ""),
-        ] {
+        for (text, count, want) in [("a\nb\nc\n", 2, "b\nc"), ("a\n", 5, "a"), ("", 3, ""), ("a\nb", 0, "")] {
             assert_eq!(last_lines(text, count), want, "{text:?} {count}");
         }
     }

@@ -48,10 +48,7 @@ impl Race {
 impl fmt::Display for Race {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ratios = self.ratios();
-        let (min, max) = (
-            ratios.first().copied().unwrap_or(f64::NAN),
-            ratios.last().copied().unwrap_or(f64::NAN),
-        );
+        let (min, max) = (ratios.first().copied().unwrap_or(f64::NAN), ratios.last().copied().unwrap_or(f64::NAN));
         let ours = median(self.pairs.iter().map(|pair| pair.ours).collect());
         let rival = median(self.pairs.iter().map(|pair| pair.rival).collect());
         write!(
@@ -80,25 +77,13 @@ mod tests {
     use super::*;
 
     fn race(pairs: &[(f64, f64)]) -> Race {
-        let pairs = pairs
-            .iter()
-            .map(|&(ours, rival)| Pair { ours, rival })
-            .collect();
-        Race {
-            name: "launch_noop",
-            unit: "s",
-            goal: 0.5,
-            pairs,
-        }
+        let pairs = pairs.iter().map(|&(ours, rival)| Pair { ours, rival }).collect();
+        Race { name: "launch_noop", unit: "s", goal: 0.5, pairs }
     }
 
     #[test]
     fn the_median_is_the_middle() {
-        for (values, want) in [
-            (vec![3.0, 1.0, 2.0], 2.0),
-            (vec![4.0, 1.0, 2.0, 3.0], 2.5),
-            (vec![7.0], 7.0),
-        ] {
+        for (values, want) in [(vec![3.0, 1.0, 2.0], 2.0), (vec![4.0, 1.0, 2.0, 3.0], 2.5), (vec![7.0], 7.0)] {
             assert_eq!(median(values), want);
         }
         assert!(median(Vec::new()).is_nan());
@@ -107,10 +92,7 @@ mod tests {
     #[test]
     fn the_line_has_the_median_of_ratios_not_the_ratio_of_medians() {
         let line = race(&[(1.0, 10.0), (2.0, 4.0), (9.0, 10.0)]).to_string();
-        assert_eq!(
-            line,
-            "race=launch_noop ours=2.0000 rival=10.0000 ratio=0.5000 min=0.1000 max=0.9000 goal=0.5"
-        );
+        assert_eq!(line, "race=launch_noop ours=2.0000 rival=10.0000 ratio=0.5000 min=0.1000 max=0.9000 goal=0.5");
     }
 
     #[test]

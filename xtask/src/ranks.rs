@@ -9,37 +9,20 @@ use crate::{paths, process};
 
 /// Builds the launcher and the programs of package `bench`.
 pub(crate) fn build() -> Result<()> {
-    process::run(&mut process::cargo(&[
-        "build",
-        "--release",
-        "--package",
-        "accelerate-cli",
-        "--package",
-        "bench",
-    ]))
+    process::run(&mut process::cargo(&["build", "--release", "--package", "accelerate-cli", "--package", "bench"]))
 }
 
 /// `accelerate launch` for `num_processes` ranks of `program` on this machine, one thread each.
 pub(crate) fn launch(num_processes: usize, program: &Path) -> Command {
     let mut command = Command::new(paths::release_binary("accelerate"));
-    command.args([
-        "launch",
-        "--cpu",
-        "--num_processes",
-        &num_processes.to_string(),
-        "--main_process_port",
-        "0",
-    ]);
+    command.args(["launch", "--cpu", "--num_processes", &num_processes.to_string(), "--main_process_port", "0"]);
     command.arg(program).env("OMP_NUM_THREADS", "1");
     command
 }
 
 /// What follows `mark` on each line that has it, whatever the launcher writes in front.
 pub(crate) fn marked<'a>(printed: &'a str, mark: &str) -> Vec<&'a str> {
-    printed
-        .lines()
-        .filter_map(|line| line.split_once(mark).map(|(_, rest)| rest.trim()))
-        .collect()
+    printed.lines().filter_map(|line| line.split_once(mark).map(|(_, rest)| rest.trim())).collect()
 }
 
 #[cfg(test)]

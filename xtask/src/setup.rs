@@ -14,11 +14,6 @@ pub(crate) struct Arguments {}
 
 pub(crate) fn run(_: &Arguments) -> Result<()> {
     let found = libtorch::ensure()?;
-    println!(
-        "libtorch {} in {} ({})",
-        libtorch::VERSION,
-        found.folder.display(),
-        found.origin
-    );
+    println!("libtorch {} in {} ({})", libtorch::VERSION, found.folder.display(), found.origin);
     Ok(())
 }

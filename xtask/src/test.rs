@@ -30,23 +30,15 @@ struct Counts {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     libtorch::ensure()?;
     let mut failures = Vec::new();
-    let tests = if has_nextest() {
-        nextest(&arguments.runner)
-    } else {
-        plain_tests(&arguments.runner)
-    };
+    let tests = if has_nextest() { nextest(&arguments.runner) } else { plain_tests(&arguments.runner) };
     let (succeeded, tests) = tests?;
     if !succeeded {
         failures.push("tests");
     }
     let mut documentation = Counts::default();
     if arguments.runner.is_empty() {
-        let (succeeded, printed) = process::run_and_read(&mut process::cargo(&[
-            "test",
-            "--workspace",
-            "--doc",
-            "--no-fail-fast",
-        ]))?;
+        let (succeeded, printed) =
+            process::run_and_read(&mut process::cargo(&["test", "--workspace", "--doc", "--no-fail-fast"]))?;
         documentation = counts_of_cargo_test(&printed);
         if !succeeded {
             failures.push("documentation tests");
@@ -64,10 +56,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 
 fn has_nextest() -> bool {
     let mut question = Command::new("cargo");
-    question
-        .args(["nextest", "--version"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
+    question.args(["nextest", "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
     question.status().is_ok_and(|status| status.success())
 }
 
@@ -98,15 +87,9 @@ fn plain_tests(arguments: &[String]) -> Result<(bool, Counts)> {
 fn counts_of_cargo_test(printed: &str) -> Counts {
     let number_before = |line: &str, word: &str| -> usize {
         let before = line.split(word).next().unwrap_or_default();
-        before
-            .split_whitespace()
-            .next_back()
-            .and_then(|number| number.parse().ok())
-            .unwrap_or(0)
+        before.split_whitespace().next_back().and_then(|number| number.parse().ok()).unwrap_or(0)
     };
-    let results = printed
-        .lines()
-        .filter(|line| line.starts_with("test result:"));
+    let results = printed.lines().filter(|line| line.starts_with("test result:"));
     results.fold(Counts::default(), |sum, line| Counts {
         passed: sum.passed + number_before(line, " passed"),
         failed: sum.failed + number_before(line, " failed"),
@@ -116,23 +99,13 @@ fn counts_of_cargo_test(printed: &str) -> Counts {
 /// The counts on the `<testsuites …>` element of a JUnit report; zeros if there is none.
 fn counts_of_report(report: &Path) -> Counts {
     let text = fs::read_to_string(report).unwrap_or_default();
-    let suites = text
-        .split("<testsuites")
-        .nth(1)
-        .and_then(|rest| rest.split('>').next())
-        .unwrap_or_default();
+    let suites = text.split("<testsuites").nth(1).and_then(|rest| rest.split('>').next()).unwrap_or_default();
     let attribute = |name: &str| -> usize {
-        let value = suites
-            .split(&format!(" {name}=\""))
-            .nth(1)
-            .and_then(|rest| rest.split('"').next());
+        let value = suites.split(&format!(" {name}=\"")).nth(1).and_then(|rest| rest.split('"').next());
         value.and_then(|value| value.parse().ok()).unwrap_or(0)
     };
     let failed = attribute("failures") + attribute("errors");
-    Counts {
-        passed: attribute("tests").saturating_sub(failed),
-        failed,
-    }
+    Counts { passed: attribute("tests").saturating_sub(failed), failed }
 }
 
 #[cfg(test)]
@@ -145,13 +118,7 @@ mod tests {
         let printed = "running 2 tests\ntest a ... ok\n\
              test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.1s\n\
              test result: FAILED. 31 passed; 4 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.1s\n";
-        assert_eq!(
-            counts_of_cargo_test(printed),
-            Counts {
-                passed: 33,
-                failed: 4
-            }
-        );
+        assert_eq!(counts_of_cargo_test(printed), Counts { passed: 33, failed: 4 });
         assert_eq!(counts_of_cargo_test(""), Counts::default());
     }
 
@@ -163,12 +130,6 @@ mod tests {
         let text = r#"<?xml version="1.0"?><testsuites name="run" tests="12" failures="2" errors="1" time="1.5">
             <testsuite name="core" tests="3" failures="0"></testsuite></testsuites>"#;
         fs::write(&report, text).unwrap();
-        assert_eq!(
-            counts_of_report(&report),
-            Counts {
-                passed: 9,
-                failed: 3
-            }
-        );
+        assert_eq!(counts_of_report(&report), Counts { passed: 9, failed: 3 });
     }
 }

@@ -36,11 +36,7 @@ pub(super) struct Settings {
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings {
-            steps: 60,
-            warmup: 10,
-            rival_fused: false,
-        }
+        Settings { steps: 60, warmup: 10, rival_fused: false }
     }
 }
 
@@ -54,21 +50,10 @@ struct Report {
 }
 
 /// Runs both sides for `rounds` rounds. Values are milliseconds, and MiB of the larger rank.
-pub(super) fn races(
-    environment: &Environment,
-    rounds: usize,
-    settings: &Settings,
-) -> Result<Vec<Race>> {
-    ensure!(
-        settings.steps > settings.warmup,
-        "no step is left to time: raise --steps above --warmup"
-    );
+pub(super) fn races(environment: &Environment, rounds: usize, settings: &Settings) -> Result<Vec<Race>> {
+    ensure!(settings.steps > settings.warmup, "no step is left to time: raise --steps above --warmup");
     let case = paths::target_folder().join("bench/case");
-    make_case(
-        environment,
-        &case,
-        settings.steps * BATCH_SIZE * NUM_PROCESSES,
-    )?;
+    make_case(environment, &case, settings.steps * BATCH_SIZE * NUM_PROCESSES)?;
     let (mut step, mut memory) = (Vec::new(), Vec::new());
     // The first round of each side fills the page cache and is not counted.
     for round in 0..=rounds {
@@ -76,29 +61,13 @@ pub(super) fn races(
         let rival = reports(rival(environment, &case, settings)?)?;
         check_answers(&ours, &rival)?;
         if round > 0 {
-            step.push(Pair {
-                ours: median_step(&ours),
-                rival: median_step(&rival),
-            });
-            memory.push(Pair {
-                ours: peak(&ours),
-                rival: peak(&rival),
-            });
+            step.push(Pair { ours: median_step(&ours), rival: median_step(&rival) });
+            memory.push(Pair { ours: peak(&ours), rival: peak(&rival) });
         }
     }
     Ok(vec![
-        Race {
-            name: "ddp_step",
-            unit: "ms",
-            goal: 1.0,
-            pairs: step,
-        },
-        Race {
-            name: "ddp_memory",
-            unit: "MiB",
-            goal: 0.8,
-            pairs: memory,
-        },
+        Race { name: "ddp_step", unit: "ms", goal: 1.0, pairs: step },
+        Race { name: "ddp_memory", unit: "MiB", goal: 0.8, pairs: memory },
     ])
 }
 
@@ -111,30 +80,13 @@ fn ours(case: &Path, settings: &Settings) -> Command {
 fn rival(environment: &Environment, case: &Path, settings: &Settings) -> Result<Command> {
     let mut command = environment.torchrun(NUM_PROCESSES)?;
     command.arg(paths::repository_root().join("bench/rival/ddp_step.py"));
-    let optimizer = if settings.rival_fused {
-        "adamw_fused"
-    } else {
-        "adamw"
-    };
+    let optimizer = if settings.rival_fused { "adamw_fused" } else { "adamw" };
     Ok(with_settings(command, case, settings, optimizer))
 }
 
-fn with_settings(
-    mut command: Command,
-    case: &Path,
-    settings: &Settings,
-    optimizer: &str,
-) -> Command {
-    command
-        .arg("--case")
-        .arg(case)
-        .args(["--optimizer", optimizer]);
-    command.args([
-        "--steps",
-        &settings.steps.to_string(),
-        "--warmup",
-        &settings.warmup.to_string(),
-    ]);
+fn with_settings(mut command: Command, case: &Path, settings: &Settings, optimizer: &str) -> Command {
+    command.arg("--case").arg(case).args(["--optimizer", optimizer]);
+    command.args(["--steps", &settings.steps.to_string(), "--warmup", &settings.warmup.to_string()]);
     command.args(["--batch_size", &BATCH_SIZE.to_string()]);
     command
 }
@@ -142,45 +94,23 @@ fn with_settings(
 /// Runs the command and reads what its ranks report, in the order of ranks.
 fn reports(mut command: Command) -> Result<Vec<Report>> {
     let printed = process::read(&mut command)?;
-    let mut reports: Vec<Report> = ranks::marked(&printed, "report=")
-        .into_iter()
-        .map(parse_report)
-        .collect::<Result<_>>()?;
+    let mut reports: Vec<Report> =
+        ranks::marked(&printed, "report=").into_iter().map(parse_report).collect::<Result<_>>()?;
     reports.sort_by_key(|report| report.rank);
     let ranks: Vec<u64> = reports.iter().map(|report| report.rank).collect();
-    ensure!(
-        ranks == [0, 1],
-        "the race is void: ranks {ranks:?} reported, not 0 and 1"
-    );
+    ensure!(ranks == [0, 1], "the race is void: ranks {ranks:?} reported, not 0 and 1");
     Ok(reports)
 }
 
 fn parse_report(text: &str) -> Result<Report> {
-    let value: Value = serde_json::from_str(text)
-        .with_context(|| format!("a rank's report is not JSON: {text}"))?;
+    let value: Value = serde_json::from_str(text).with_context(|| format!("a rank's report is not JSON: {text}"))?;
     let numbers = |name: &str| -> Result<Vec<f64>> {
-        let list = value
-            .get(name)
-            .and_then(Value::as_array)
-            .with_context(|| format!("a report without `{name}`"))?;
-        list.iter()
-            .map(|number| {
-                number
-                    .as_f64()
-                    .with_context(|| format!("`{name}` has {number}"))
-            })
-            .collect()
+        let list = value.get(name).and_then(Value::as_array).with_context(|| format!("a report without `{name}`"))?;
+        list.iter().map(|number| number.as_f64().with_context(|| format!("`{name}` has {number}"))).collect()
     };
-    let number = |name: &str| {
-        value
-            .get(name)
-            .and_then(Value::as_u64)
-            .with_context(|| format!("a report without `{name}`"))
-    };
-    ensure!(
-        number("world_size")? == NUM_PROCESSES as u64,
-        "the race is void: a rank trained alone"
-    );
+    let number =
+        |name: &str| value.get(name).and_then(Value::as_u64).with_context(|| format!("a report without `{name}`"));
+    ensure!(number("world_size")? == NUM_PROCESSES as u64, "the race is void: a rank trained alone");
     Ok(Report {
         rank: number("rank")?,
         step_ms: numbers("step_ms")?,
@@ -210,19 +140,11 @@ fn check_answers(ours: &[Report], rival: &[Report]) -> Result<()> {
 
 /// Of all timed steps of all ranks.
 fn median_step(reports: &[Report]) -> f64 {
-    median(
-        reports
-            .iter()
-            .flat_map(|report| report.step_ms.iter().copied())
-            .collect(),
-    )
+    median(reports.iter().flat_map(|report| report.step_ms.iter().copied()).collect())
 }
 
 fn peak(reports: &[Report]) -> f64 {
-    reports
-        .iter()
-        .map(|report| report.peak_resident_mib)
-        .fold(0.0, f64::max)
+    reports.iter().map(|report| report.peak_resident_mib).fold(0.0, f64::max)
 }
 
 #[cfg(test)]
@@ -231,49 +153,28 @@ mod tests {
     use super::*;
 
     fn report(rank: u64, losses: &[f64]) -> Report {
-        Report {
-            rank,
-            step_ms: vec![1.0, 2.0, 9.0],
-            peak_resident_mib: 100.0 + rank as f64,
-            losses: losses.to_vec(),
-        }
+        Report { rank, step_ms: vec![1.0, 2.0, 9.0], peak_resident_mib: 100.0 + rank as f64, losses: losses.to_vec() }
     }
 
     #[test]
     fn a_report_is_read() {
         let text = r#"{"rank": 1, "world_size": 2, "step_ms": [1.5], "peak_resident_bytes": 1048576, "losses": [0.5]}"#;
-        let want = Report {
-            rank: 1,
-            step_ms: vec![1.5],
-            peak_resident_mib: 1.0,
-            losses: vec![0.5],
-        };
+        let want = Report { rank: 1, step_ms: vec![1.5], peak_resident_mib: 1.0, losses: vec![0.5] };
         assert_eq!(parse_report(text).unwrap(), want);
     }
 
     #[test]
     fn a_rank_that_trained_alone_voids_the_race() {
         let text = r#"{"rank": 0, "world_size": 1, "step_ms": [], "peak_resident_bytes": 1, "losses": []}"#;
-        assert!(
-            parse_report(text)
-                .unwrap_err()
-                .to_string()
-                .contains("trained alone")
-        );
+        assert!(parse_report(text).unwrap_err().to_string().contains("trained alone"));
     }
 
     #[test]
     fn different_answers_void_the_race() {
         let rival = [report(0, &[0.5, 0.4]), report(1, &[0.3, 0.2])];
-        check_answers(
-            &[report(0, &[0.5, 0.40001]), report(1, &[0.3, 0.2])],
-            &rival,
-        )
-        .unwrap();
+        check_answers(&[report(0, &[0.5, 0.40001]), report(1, &[0.3, 0.2])], &rival).unwrap();
         for wrong in [[0.3, 0.21], [0.3, f64::NAN]] {
-            let message = check_answers(&[report(0, &[0.5, 0.4]), report(1, &wrong)], &rival)
-                .unwrap_err()
-                .to_string();
+            let message = check_answers(&[report(0, &[0.5, 0.4]), report(1, &wrong)], &rival).unwrap_err().to_string();
             assert!(message.contains("rank 1 at step 1"), "{message}");
         }
         assert!(check_answers(&[report(0, &[0.5])], &rival).is_err());

@@ -18,14 +18,9 @@ pub(super) fn races(environment: &Environment, rounds: usize) -> Result<Vec<Race
         format!("rank={rank} world_size={NUM_PROCESSES}")
     })?;
     // Ranks contribute 1 and 2.
-    let collective = race(
-        environment,
-        rounds,
-        "launch_first_collective",
-        "first_collective",
-        0.25,
-        |rank| format!("rank={rank} world_size={NUM_PROCESSES} sum=3"),
-    )?;
+    let collective = race(environment, rounds, "launch_first_collective", "first_collective", 0.25, |rank| {
+        format!("rank={rank} world_size={NUM_PROCESSES} sum=3")
+    })?;
     Ok(vec![noop, collective])
 }
 
@@ -41,10 +36,7 @@ fn race(
     let mut pairs = Vec::new();
     // The first round of each side fills the page cache and is not counted.
     for round in 0..=rounds {
-        let ours = seconds(
-            ranks::launch(NUM_PROCESSES, &paths::release_binary(program)),
-            &answer,
-        )?;
+        let ours = seconds(ranks::launch(NUM_PROCESSES, &paths::release_binary(program)), &answer)?;
         let mut rival = environment.torchrun(NUM_PROCESSES)?;
         rival.arg(&script);
         let rival = seconds(rival, &answer)?;
@@ -52,12 +44,7 @@ fn race(
             pairs.push(Pair { ours, rival });
         }
     }
-    Ok(Race {
-        name,
-        unit: "s",
-        goal,
-        pairs,
-    })
+    Ok(Race { name, unit: "s", goal, pairs })
 }
 
 /// Runs the command and checks that each rank printed its answer.
@@ -67,10 +54,7 @@ fn seconds(mut command: Command, answer: &impl Fn(usize) -> String) -> Result<f6
     let seconds = started.elapsed().as_secs_f64();
     for rank in 0..NUM_PROCESSES {
         let answer = answer(rank);
-        ensure!(
-            printed.contains(&answer),
-            "the race is void: no rank printed `{answer}`, but:\n{printed}"
-        );
+        ensure!(printed.contains(&answer), "the race is void: no rank printed `{answer}`, but:\n{printed}");
     }
     Ok(seconds)
 }

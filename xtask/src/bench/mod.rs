@@ -54,11 +54,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     match &arguments.what {
         What::Ddp(settings) => races.extend(ddp::races(&environment, arguments.rounds, settings)?),
-        What::All => races.extend(ddp::races(
-            &environment,
-            arguments.rounds,
-            &ddp::Settings::default(),
-        )?),
+        What::All => races.extend(ddp::races(&environment, arguments.rounds, &ddp::Settings::default())?),
         What::Launch => {}
     }
     for race in &races {
@@ -76,11 +72,7 @@ fn fail_if_lost(races: &[Race], fail_above: Option<f64>) -> Result<()> {
     let Some(factor) = fail_above else {
         return Ok(());
     };
-    let lost: Vec<&str> = races
-        .iter()
-        .filter(|race| !race.is_within(factor))
-        .map(|race| race.name)
-        .collect();
+    let lost: Vec<&str> = races.iter().filter(|race| !race.is_within(factor)).map(|race| race.name).collect();
     if !lost.is_empty() {
         bail!("worse than {factor} times the goal: {}", lost.join(", "));
     }

@@ -16,11 +16,7 @@ pub(crate) enum SetupError {
          Set LIBTORCH to a libtorch {VERSION}, or unset LIBTORCH and run `cargo xtask setup`, which installs it",
         folder.display()
     )]
-    WrongVersion {
-        who: &'static str,
-        folder: PathBuf,
-        found: String,
-    },
+    WrongVersion { who: &'static str, folder: PathBuf, found: String },
 
     #[error(
         "{who} `{}`, which is not a libtorch: it has no `{missing}`. \
@@ -28,11 +24,7 @@ pub(crate) enum SetupError {
          or unset LIBTORCH and run `cargo xtask setup`, which installs it",
         folder.display()
     )]
-    NotLibtorch {
-        who: &'static str,
-        folder: PathBuf,
-        missing: String,
-    },
+    NotLibtorch { who: &'static str, folder: PathBuf, missing: String },
 
     #[error(
         "libtorch {VERSION} is not installed, and no Python was found to install it with \
@@ -60,41 +52,25 @@ pub(crate) enum SetupError {
         "pip could not {action} ({status}). What it said last:\n{last_lines}\n\
          Run `cargo xtask setup` again: what was downloaded is kept. Or set LIBTORCH to the folder of libtorch {VERSION}"
     )]
-    Pip {
-        action: String,
-        status: String,
-        last_lines: String,
-    },
+    Pip { action: String, status: String, last_lines: String },
 
     #[error(
         "the installed libtorch is damaged: `{}` {problem}. \
          Delete the folder `{}` and run `cargo xtask setup` again",
         file.display(), home.display()
     )]
-    Damaged {
-        home: PathBuf,
-        file: PathBuf,
-        problem: String,
-    },
+    Damaged { home: PathBuf, file: PathBuf, problem: String },
 
     #[error("no folder to install libtorch into: {reason}")]
     NoCacheFolder { reason: String },
 
     #[error("could not {action} `{}`: {source}", path.display())]
-    Io {
-        action: &'static str,
-        path: PathBuf,
-        source: io::Error,
-    },
+    Io { action: &'static str, path: PathBuf, source: io::Error },
 }
 
 impl SetupError {
     /// A file operation that failed.
     pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> SetupError {
-        SetupError::Io {
-            action,
-            path: path.to_path_buf(),
-            source,
-        }
+        SetupError::Io { action, path: path.to_path_buf(), source }
     }
 }

@@ -18,11 +18,7 @@ use crate::process::last_lines;
 
 /// What is downloaded. The two CUDA packages are small, and `libtorch_cpu.so` of the registry's
 /// wheel is linked against them.
-const PACKAGES: [&str; 3] = [
-    "nvidia-cuda-runtime==13.0.*",
-    "nvidia-cuda-cupti==13.0.*",
-    "torch==2.11.0",
-];
+const PACKAGES: [&str; 3] = ["nvidia-cuda-runtime==13.0.*", "nvidia-cuda-cupti==13.0.*", "torch==2.11.0"];
 
 /// The libtorch folder in `home`, installed if it is not there.
 pub(crate) fn ensure(home: &Path) -> Result<PathBuf> {
@@ -45,16 +41,12 @@ pub(crate) fn ensure(home: &Path) -> Result<PathBuf> {
     if home.exists() {
         return whole(home);
     }
-    eprintln!(
-        "Installing libtorch {VERSION} into {} (about 0.5 GB to download, 1.2 GB on disk)",
-        home.display()
-    );
+    eprintln!("Installing libtorch {VERSION} into {} (about 0.5 GB to download, 1.2 GB on disk)", home.display());
     let (wheels, unpacked) = (beside(home, "wheels"), beside(home, "unpacked"));
     download(&python, &wheels)?;
     unpack(&python, &wheels, &unpacked)?;
     verify_records(&unpacked)?;
-    fs::rename(&unpacked, home)
-        .map_err(|source| SetupError::io("move into place", &unpacked, source))?;
+    fs::rename(&unpacked, home).map_err(|source| SetupError::io("move into place", &unpacked, source))?;
     fs::remove_dir_all(&wheels).map_err(|source| SetupError::io("remove", &wheels, source))?;
     whole(home)
 }
@@ -62,22 +54,15 @@ pub(crate) fn ensure(home: &Path) -> Result<PathBuf> {
 /// The first of `python3` and `python` that runs and is Python 3.
 pub(crate) fn find_python() -> Option<PathBuf> {
     let runs = |name: &&str| {
-        let output = Command::new(name)
-            .args(["-c", "import sys; print(sys.version_info[0])"])
-            .output();
+        let output = Command::new(name).args(["-c", "import sys; print(sys.version_info[0])"]).output();
         output.is_ok_and(|output| output.status.success() && output.stdout.starts_with(b"3"))
     };
-    ["python3", "python"]
-        .iter()
-        .find(|name| runs(name))
-        .map(PathBuf::from)
+    ["python3", "python"].iter().find(|name| runs(name)).map(PathBuf::from)
 }
 
 /// Whether `python -m pip` works.
 pub(crate) fn has_pip(python: &Path) -> bool {
-    let output = Command::new(python)
-        .args(["-m", "pip", "--version"])
-        .output();
+    let output = Command::new(python).args(["-m", "pip", "--version"]).output();
     output.is_ok_and(|output| output.status.success())
 }
 
@@ -90,12 +75,8 @@ fn beside(home: &Path, what: &str) -> PathBuf {
 pub(crate) fn lock(path: &Path) -> Result<File> {
     let file = File::create(path).map_err(|source| SetupError::io("create", path, source))?;
     if file.try_lock().is_err() {
-        eprintln!(
-            "Waiting for another installation to finish ({})",
-            path.display()
-        );
-        file.lock()
-            .map_err(|source| SetupError::io("lock", path, source))?;
+        eprintln!("Waiting for another installation to finish ({})", path.display());
+        file.lock().map_err(|source| SetupError::io("lock", path, source))?;
     }
     Ok(file)
 }
@@ -106,11 +87,7 @@ fn whole(home: &Path) -> Result<PathBuf> {
     let libraries = REQUIRED_LIBRARIES.iter().map(|library| torch.join(library));
     for file in libraries.chain([torch.join("include"), metadata]) {
         if !file.exists() {
-            return Err(SetupError::Damaged {
-                home: home.to_path_buf(),
-                file,
-                problem: "is missing".to_owned(),
-            });
+            return Err(SetupError::Damaged { home: home.to_path_buf(), file, problem: "is missing".to_owned() });
         }
     }
     Ok(torch)
@@ -122,10 +99,7 @@ fn download(python: &Path, wheels: &Path) -> Result<()> {
     let can_resume = resumes_downloads(python);
     for package in PACKAGES {
         let mut command = pip(python, &partial);
-        command
-            .args(["download", "--no-deps", "--progress-bar", "off", "--dest"])
-            .arg(wheels)
-            .arg(package);
+        command.args(["download", "--no-deps", "--progress-bar", "off", "--dest"]).arg(wheels).arg(package);
         if can_resume {
             command.args(["--resume-retries", "10"]);
         }
@@ -138,33 +112,20 @@ fn download(python: &Path, wheels: &Path) -> Result<()> {
 
 /// pip 25.1 and later continue a broken download within one file.
 fn resumes_downloads(python: &Path) -> bool {
-    let output = Command::new(python)
-        .args(["-m", "pip", "download", "--help"])
-        .output();
+    let output = Command::new(python).args(["-m", "pip", "download", "--help"]).output();
     output.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("--resume-retries"))
 }
 
 fn unpack(python: &Path, wheels: &Path, unpacked: &Path) -> Result<()> {
     if unpacked.exists() {
-        fs::remove_dir_all(unpacked)
-            .map_err(|source| SetupError::io("remove", unpacked, source))?;
+        fs::remove_dir_all(unpacked).map_err(|source| SetupError::io("remove", unpacked, source))?;
     }
     // pip unpacks into its temporary folder first: on the same disk, moving from there is a rename.
     let temporary = beside(unpacked, "temporary");
     let _ = fs::remove_dir_all(&temporary);
-    fs::create_dir_all(&temporary)
-        .map_err(|source| SetupError::io("create", &temporary, source))?;
+    fs::create_dir_all(&temporary).map_err(|source| SetupError::io("create", &temporary, source))?;
     let mut command = pip(python, &temporary);
-    command
-        .args([
-            "install",
-            "--no-deps",
-            "--no-index",
-            "--no-compile",
-            "--upgrade",
-            "--target",
-        ])
-        .arg(unpacked);
+    command.args(["install", "--no-deps", "--no-index", "--no-compile", "--upgrade", "--target"]).arg(unpacked);
     command.args(wheel_files(wheels)?);
     let watch = Watch::bytes_in("unpack", &temporary);
     watch.set_total(unpacked_bytes(python, wheels));
@@ -176,11 +137,7 @@ fn unpack(python: &Path, wheels: &Path, unpacked: &Path) -> Result<()> {
 fn wheel_files(wheels: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(wheels).map_err(|source| SetupError::io("read", wheels, source))?;
     let is_wheel = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "whl");
-    Ok(entries
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(is_wheel)
-        .collect())
+    Ok(entries.flatten().map(|entry| entry.path()).filter(is_wheel).collect())
 }
 
 /// For the progress bar only; a wheel is a zip archive, which Python reads without further packages.
@@ -188,20 +145,13 @@ fn unpacked_bytes(python: &Path, wheels: &Path) -> Option<u64> {
     const SUM: &str = "import sys, zipfile\n\
          print(sum(i.file_size for name in sys.argv[1:] for i in zipfile.ZipFile(name).infolist()))";
     let files = wheel_files(wheels).ok()?;
-    let output = Command::new(python)
-        .args(["-c", SUM])
-        .args(files)
-        .output()
-        .ok()?;
+    let output = Command::new(python).args(["-c", SUM]).args(files).output().ok()?;
     String::from_utf8_lossy(&output.stdout).trim().parse().ok()
 }
 
 fn pip(python: &Path, temporary: &Path) -> Command {
     let mut command = Command::new(python);
-    command
-        .args(["-m", "pip"])
-        .env("TMPDIR", temporary)
-        .env("PIP_DISABLE_PIP_VERSION_CHECK", "1");
+    command.args(["-m", "pip"]).env("TMPDIR", temporary).env("PIP_DISABLE_PIP_VERSION_CHECK", "1");
     command
 }
 
@@ -222,10 +172,7 @@ fn supervise(mut command: Command, action: &str, watch: &Watch) -> Result<()> {
     let errors = drain_errors(&mut child);
     let mut printed = String::new();
     if let Some(stdout) = child.stdout.take() {
-        for line in BufReader::new(stdout)
-            .lines()
-            .map_while(std::result::Result::ok)
-        {
+        for line in BufReader::new(stdout).lines().map_while(std::result::Result::ok) {
             if let Some(bytes) = announced_bytes(&line) {
                 watch.set_total(Some(bytes));
             }
@@ -233,15 +180,9 @@ fn supervise(mut command: Command, action: &str, watch: &Watch) -> Result<()> {
             printed.push('\n');
         }
     }
-    let status = child
-        .wait()
-        .map_err(|source| failed(source.to_string(), ""))?;
+    let status = child.wait().map_err(|source| failed(source.to_string(), ""))?;
     printed.push_str(&errors.join().unwrap_or_default());
-    if status.success() {
-        Ok(())
-    } else {
-        Err(failed(status.to_string(), &printed))
-    }
+    if status.success() { Ok(()) } else { Err(failed(status.to_string(), &printed)) }
 }
 
 fn drain_errors(child: &mut Child) -> std::thread::JoinHandle<String> {
@@ -275,44 +216,29 @@ fn announced_bytes(line: &str) -> Option<u64> {
 
 /// Every file of every package is there with the size its record says.
 fn verify_records(home: &Path) -> Result<()> {
-    let damaged = |file: PathBuf, problem: String| SetupError::Damaged {
-        home: home.to_path_buf(),
-        file,
-        problem,
-    };
+    let damaged = |file: PathBuf, problem: String| SetupError::Damaged { home: home.to_path_buf(), file, problem };
     let entries = fs::read_dir(home).map_err(|source| SetupError::io("read", home, source))?;
     let mut packages = 0;
     for entry in entries.flatten() {
         let record = entry.path().join("RECORD");
-        if entry
-            .path()
-            .extension()
-            .is_none_or(|extension| extension != "dist-info")
-        {
+        if entry.path().extension().is_none_or(|extension| extension != "dist-info") {
             continue;
         }
         packages += 1;
-        let text = fs::read_to_string(&record)
-            .map_err(|source| SetupError::io("read", &record, source))?;
+        let text = fs::read_to_string(&record).map_err(|source| SetupError::io("read", &record, source))?;
         for (name, bytes) in text.lines().filter_map(record_line) {
             let file = home.join(name);
             match fs::metadata(&file) {
                 Ok(found) if found.len() == bytes => {}
                 Ok(found) => {
-                    return Err(damaged(
-                        file,
-                        format!("has {} bytes and should have {bytes}", found.len()),
-                    ));
+                    return Err(damaged(file, format!("has {} bytes and should have {bytes}", found.len())));
                 }
                 Err(_) => return Err(damaged(file, "is missing".to_owned())),
             }
         }
     }
     if packages < PACKAGES.len() {
-        return Err(damaged(
-            home.to_path_buf(),
-            format!("holds {packages} packages of {}", PACKAGES.len()),
-        ));
+        return Err(damaged(home.to_path_buf(), format!("holds {packages} packages of {}", PACKAGES.len())));
     }
     Ok(())
 }
@@ -335,10 +261,7 @@ mod tests {
     #[test]
     fn the_announced_size_of_a_download_is_read() {
         let rows = [
-            (
-                "  Downloading torch-2.11.0-cp311-cp311-manylinux_2_28_x86_64.whl (530.6 MB)",
-                Some(530_600_000),
-            ),
+            ("  Downloading torch-2.11.0-cp311-cp311-manylinux_2_28_x86_64.whl (530.6 MB)", Some(530_600_000)),
             ("Downloading x.whl (12 kB)", Some(12_000)),
             ("Downloading x.whl (7 bytes)", Some(7)),
             ("Saved ./torch-2.11.0.whl (5 MB)", None),
@@ -353,10 +276,7 @@ mod tests {
     #[test]
     fn record_lines_give_name_and_size() {
         let rows = [
-            (
-                "torch/lib/libc10.so,sha256=abc,123",
-                Some(("torch/lib/libc10.so", 123)),
-            ),
+            ("torch/lib/libc10.so,sha256=abc,123", Some(("torch/lib/libc10.so", 123))),
             ("\"odd,name.py\",sha256=abc,5", Some(("odd,name.py", 5))),
             ("../../bin/torchrun,sha256=abc,200", None),
             ("torch-2.11.0.dist-info/RECORD,,", None),
@@ -386,27 +306,15 @@ mod tests {
         verify_records(unpacked().path()).unwrap();
         type Damage = fn(&Path);
         let damages: [(Damage, &str); 3] = [
-            (
-                |home| fs::write(home.join("torch/library.so"), "1234").unwrap(),
-                "has 4 bytes and should have 5",
-            ),
-            (
-                |home| fs::remove_file(home.join("torch/library.so")).unwrap(),
-                "is missing",
-            ),
-            (
-                |home| fs::remove_dir_all(home.join("torch-1.dist-info")).unwrap(),
-                "2 packages of 3",
-            ),
+            (|home| fs::write(home.join("torch/library.so"), "1234").unwrap(), "has 4 bytes and should have 5"),
+            (|home| fs::remove_file(home.join("torch/library.so")).unwrap(), "is missing"),
+            (|home| fs::remove_dir_all(home.join("torch-1.dist-info")).unwrap(), "2 packages of 3"),
         ];
         for (damage, want) in damages {
             let home = unpacked();
             damage(home.path());
             let message = verify_records(home.path()).unwrap_err().to_string();
-            assert!(
-                message.contains(want) && message.contains("Delete the folder"),
-                "{message}"
-            );
+            assert!(message.contains(want) && message.contains("Delete the folder"), "{message}");
         }
     }
 
@@ -414,10 +322,7 @@ mod tests {
     fn an_existing_folder_without_the_libraries_is_reported_not_overwritten() {
         let home = tempfile::tempdir().unwrap();
         let message = ensure(home.path()).unwrap_err().to_string();
-        assert!(
-            message.contains(REQUIRED_LIBRARIES[0]) && message.contains("Delete the folder"),
-            "{message}"
-        );
+        assert!(message.contains(REQUIRED_LIBRARIES[0]) && message.contains("Delete the folder"), "{message}");
     }
 
     #[test]

@@ -22,10 +22,7 @@ const CUDA_LIBRARIES: [&str; 2] = ["libcudart.so.13", "libcupti.so.13"];
 pub(crate) fn current_target(root: &Path) -> Option<PathBuf> {
     let folder = root.join(".libtorch");
     let version = fs::read_to_string(folder.join("build-version")).ok()?;
-    let libtorch = fs::read_link(folder.join("include"))
-        .ok()?
-        .parent()?
-        .to_path_buf();
+    let libtorch = fs::read_link(folder.join("include")).ok()?.parent()?.to_path_buf();
     let complete = version.trim() == VERSION
         && expected(&libtorch).iter().all(|(name, target)| {
             let link = folder.join(name);
@@ -53,20 +50,16 @@ pub(crate) fn write(root: &Path, libtorch: &Path) -> Result<()> {
     if fs::read_to_string(&version).is_ok_and(|text| text.trim() == VERSION) {
         return Ok(());
     }
-    fs::write(&version, format!("{VERSION}\n"))
-        .map_err(|source| SetupError::io("write", &version, source))
+    fs::write(&version, format!("{VERSION}\n")).map_err(|source| SetupError::io("write", &version, source))
 }
 
 /// Links of a libtorch that is no longer used would be found by the linker.
 fn remove_others(lib: &Path, expected: &[(PathBuf, PathBuf)]) -> Result<()> {
     let entries = fs::read_dir(lib).map_err(|source| SetupError::io("read", lib, source))?;
     for entry in entries.flatten() {
-        let wanted = expected
-            .iter()
-            .any(|(name, _)| name.file_name() == Some(&entry.file_name()));
+        let wanted = expected.iter().any(|(name, _)| name.file_name() == Some(&entry.file_name()));
         if !wanted {
-            fs::remove_file(entry.path())
-                .map_err(|source| SetupError::io("remove", &entry.path(), source))?;
+            fs::remove_file(entry.path()).map_err(|source| SetupError::io("remove", &entry.path(), source))?;
         }
     }
     Ok(())
@@ -107,16 +100,9 @@ fn expected(libtorch: &Path) -> Vec<(PathBuf, PathBuf)> {
         links.push((Path::new("lib").join(&name), lib.join(&name)));
     }
     // A libtorch archive has them in `lib`; a wheel has them in the package `nvidia` beside it.
-    let places = [
-        Some(lib.clone()),
-        libtorch.parent().map(|home| home.join("nvidia/cu13/lib")),
-    ];
+    let places = [Some(lib.clone()), libtorch.parent().map(|home| home.join("nvidia/cu13/lib"))];
     for name in CUDA_LIBRARIES {
-        let found = places
-            .iter()
-            .flatten()
-            .map(|place| place.join(name))
-            .find(|path| path.exists());
+        let found = places.iter().flatten().map(|place| place.join(name)).find(|path| path.exists());
         links.extend(found.map(|path| (Path::new("lib").join(name), path)));
     }
     links
@@ -127,11 +113,7 @@ fn openmp_libraries(lib: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(lib) else {
         return Vec::new();
     };
-    let is_openmp = |name: &str| {
-        ["libgomp", "libomp", "libiomp5"]
-            .iter()
-            .any(|stem| name.starts_with(stem))
-    };
+    let is_openmp = |name: &str| ["libgomp", "libomp", "libiomp5"].iter().any(|stem| name.starts_with(stem));
     let mut names: Vec<PathBuf> = entries
         .flatten()
         .map(|entry| PathBuf::from(entry.file_name()))
@@ -151,13 +133,7 @@ mod tests {
         fs::create_dir_all(torch.join("include")).unwrap();
         fs::create_dir_all(torch.join("lib")).unwrap();
         fs::create_dir_all(home.join("nvidia/cu13/lib")).unwrap();
-        for name in [
-            "libtorch_cpu.so",
-            "libc10.so",
-            "libtorch.so",
-            "libgomp.so.1",
-            "libtorch_cuda.so",
-        ] {
+        for name in ["libtorch_cpu.so", "libc10.so", "libtorch.so", "libgomp.so.1", "libtorch_cuda.so"] {
             fs::write(torch.join("lib").join(name), name).unwrap();
         }
         for name in CUDA_LIBRARIES {
@@ -176,14 +152,7 @@ mod tests {
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
         names.sort();
-        let want = [
-            "libc10.so",
-            "libcudart.so.13",
-            "libcupti.so.13",
-            "libgomp.so.1",
-            "libtorch.so",
-            "libtorch_cpu.so",
-        ];
+        let want = ["libc10.so", "libcudart.so.13", "libcupti.so.13", "libgomp.so.1", "libtorch.so", "libtorch_cpu.so"];
         assert_eq!(names, want);
         // The linker must not be led to libtorch_cuda.
         let whole = fs::read_to_string(root.path().join(".libtorch/lib/libtorch.so")).unwrap();
@@ -203,11 +172,7 @@ mod tests {
         ];
         for (number, breakage) in breakages.iter().enumerate() {
             write(root.path(), &torch).unwrap();
-            assert_eq!(
-                current_target(root.path()),
-                Some(torch.clone()),
-                "before breakage {number}"
-            );
+            assert_eq!(current_target(root.path()), Some(torch.clone()), "before breakage {number}");
             breakage(root.path(), &torch);
             assert_eq!(current_target(root.path()), None, "after breakage {number}");
         }
@@ -215,18 +180,11 @@ mod tests {
 
     #[test]
     fn another_libtorch_replaces_every_link() {
-        let (root, first, second) = (
-            tempfile::tempdir().unwrap(),
-            tempfile::tempdir().unwrap(),
-            tempfile::tempdir().unwrap(),
-        );
+        let (root, first, second) =
+            (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         write(root.path(), &wheel(first.path())).unwrap();
         let other = wheel(second.path());
-        fs::rename(
-            other.join("lib/libgomp.so.1"),
-            other.join("lib/libgomp-98b21ff3.so.1"),
-        )
-        .unwrap();
+        fs::rename(other.join("lib/libgomp.so.1"), other.join("lib/libgomp-98b21ff3.so.1")).unwrap();
         write(root.path(), &other).unwrap();
         assert_eq!(current_target(root.path()), Some(other));
         assert!(!root.path().join(".libtorch/lib/libgomp.so.1").is_symlink());

@@ -62,10 +62,7 @@ pub(crate) fn ensure() -> Result<Libtorch> {
     if asked_for.is_none()
         && let Some(folder) = links::current_target(&root)
     {
-        return Ok(Libtorch {
-            folder,
-            origin: Origin::Linked,
-        });
+        return Ok(Libtorch { folder, origin: Origin::Linked });
     }
     let found = match asked_for {
         Some(folder) => from_variable(&folder)?,
@@ -84,18 +81,11 @@ pub(crate) fn python_package_home() -> Result<PathBuf> {
     let found = ensure()?;
     let home = |folder: &Path| {
         let whole = folder.join("__init__.py").is_file();
-        if whole {
-            folder.parent().map(Path::to_path_buf)
-        } else {
-            None
-        }
+        if whole { folder.parent().map(Path::to_path_buf) } else { None }
     };
     match home(&found.folder) {
         Some(home) => Ok(home),
-        None => Ok(install::ensure(&cache_home()?)?
-            .parent()
-            .map(Path::to_path_buf)
-            .unwrap_or_default()),
+        None => Ok(install::ensure(&cache_home()?)?.parent().map(Path::to_path_buf).unwrap_or_default()),
     }
 }
 
@@ -108,12 +98,8 @@ fn variable(root: &Path) -> Option<PathBuf> {
 
 fn from_variable(folder: &Path) -> Result<Libtorch> {
     check(folder, "LIBTORCH points at")?;
-    let folder =
-        fs::canonicalize(folder).map_err(|source| SetupError::io("resolve", folder, source))?;
-    Ok(Libtorch {
-        folder,
-        origin: Origin::Variable,
-    })
+    let folder = fs::canonicalize(folder).map_err(|source| SetupError::io("resolve", folder, source))?;
+    Ok(Libtorch { folder, origin: Origin::Variable })
 }
 
 /// The torch of the Python on the search path, found by its metadata: importing it takes seconds.
@@ -135,10 +121,7 @@ fn from_active_python() -> Result<Option<Libtorch>> {
             // A torch without its headers cannot be built against; the cache can.
             Ok(check(&folder, "the active Python's torch is")
                 .is_ok()
-                .then_some(Libtorch {
-                    folder,
-                    origin: Origin::ActivePython,
-                }))
+                .then_some(Libtorch { folder, origin: Origin::ActivePython }))
         }
         _ => Ok(None),
     }
@@ -147,16 +130,11 @@ fn from_active_python() -> Result<Option<Libtorch>> {
 fn from_cache() -> Result<Libtorch> {
     let folder = install::ensure(&cache_home()?)?;
     check(&folder, "the cache folder holds")?;
-    Ok(Libtorch {
-        folder,
-        origin: Origin::Cache,
-    })
+    Ok(Libtorch { folder, origin: Origin::Cache })
 }
 
 fn cache_home() -> Result<PathBuf> {
-    let cache = paths::cache_folder().map_err(|source| SetupError::NoCacheFolder {
-        reason: source.to_string(),
-    })?;
+    let cache = paths::cache_folder().map_err(|source| SetupError::NoCacheFolder { reason: source.to_string() })?;
     Ok(cache.join(format!("libtorch-{VERSION}")))
 }
 
@@ -167,11 +145,7 @@ fn check(folder: &Path, who: &'static str) -> Result<()> {
         .chain(links::REQUIRED_LIBRARIES.iter().copied())
         .find(|part| !folder.join(part).exists());
     if let Some(part) = missing {
-        return Err(SetupError::NotLibtorch {
-            who,
-            folder: folder.to_path_buf(),
-            missing: part.to_owned(),
-        });
+        return Err(SetupError::NotLibtorch { who, folder: folder.to_path_buf(), missing: part.to_owned() });
     }
     match version_of(folder) {
         Some(found) if base_version(&found) == VERSION => Ok(()),
@@ -185,38 +159,22 @@ fn check(folder: &Path, who: &'static str) -> Result<()> {
 
 /// The version a libtorch folder says it has: by its headers, or by the file `build-version`.
 fn version_of(folder: &Path) -> Option<String> {
-    let places = [
-        "include/torch/headeronly/version.h",
-        "include/torch/csrc/api/include/torch/version.h",
-    ];
-    let header = places
-        .iter()
-        .filter_map(|place| fs::read_to_string(folder.join(place)).ok());
+    let places = ["include/torch/headeronly/version.h", "include/torch/csrc/api/include/torch/version.h"];
+    let header = places.iter().filter_map(|place| fs::read_to_string(folder.join(place)).ok());
     header
         .filter_map(|text| version_in_header(&text))
         .next()
-        .or_else(|| {
-            fs::read_to_string(folder.join("build-version"))
-                .ok()
-                .map(|text| text.trim().to_owned())
-        })
+        .or_else(|| fs::read_to_string(folder.join("build-version")).ok().map(|text| text.trim().to_owned()))
 }
 
 fn version_in_header(text: &str) -> Option<String> {
     let number = |name: &str| {
         text.lines().find_map(|line| {
-            let value = line
-                .strip_prefix("#define TORCH_VERSION_")?
-                .strip_prefix(name)?;
+            let value = line.strip_prefix("#define TORCH_VERSION_")?.strip_prefix(name)?;
             value.trim().parse::<u32>().ok()
         })
     };
-    Some(format!(
-        "{}.{}.{}",
-        number("MAJOR")?,
-        number("MINOR")?,
-        number("PATCH")?
-    ))
+    Some(format!("{}.{}.{}", number("MAJOR")?, number("MINOR")?, number("PATCH")?))
 }
 
 /// `2.11.0+cu130` is version `2.11.0`.
@@ -232,13 +190,7 @@ mod tests {
     fn folder_with(version: Option<&str>, libraries: bool) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir_all(folder.path().join("include/torch/csrc/api/include/torch")).unwrap();
-        fs::write(
-            folder
-                .path()
-                .join("include/torch/csrc/api/include/torch/torch.h"),
-            "",
-        )
-        .unwrap();
+        fs::write(folder.path().join("include/torch/csrc/api/include/torch/torch.h"), "").unwrap();
         fs::create_dir(folder.path().join("lib")).unwrap();
         if let Some(version) = version {
             fs::write(folder.path().join("build-version"), version).unwrap();
@@ -254,11 +206,7 @@ mod tests {
     #[test]
     fn a_libtorch_of_the_right_version_is_taken() {
         for version in ["2.11.0", "2.11.0+cpu", "2.11.0+cu130\n"] {
-            check(
-                folder_with(Some(version), true).path(),
-                "LIBTORCH points at",
-            )
-            .unwrap();
+            check(folder_with(Some(version), true).path(), "LIBTORCH points at").unwrap();
         }
     }
 
@@ -266,13 +214,8 @@ mod tests {
     fn another_version_is_refused_by_found_and_wanted_version() {
         for version in ["2.10.1", "2.11.1+cpu", "12.11.0"] {
             let folder = folder_with(Some(version), true);
-            let message = check(folder.path(), "LIBTORCH points at")
-                .unwrap_err()
-                .to_string();
-            assert!(
-                message.contains(version) && message.contains(VERSION),
-                "{message}"
-            );
+            let message = check(folder.path(), "LIBTORCH points at").unwrap_err().to_string();
+            assert!(message.contains(version) && message.contains(VERSION), "{message}");
             assert!(message.contains("unset LIBTORCH"), "{message}");
         }
     }
@@ -280,13 +223,9 @@ mod tests {
     #[test]
     fn a_folder_without_headers_or_libraries_is_refused_by_what_is_missing() {
         let empty = tempfile::tempdir().unwrap();
-        let message = check(empty.path(), "LIBTORCH points at")
-            .unwrap_err()
-            .to_string();
+        let message = check(empty.path(), "LIBTORCH points at").unwrap_err().to_string();
         assert!(message.contains("torch.h"), "{message}");
-        let message = check(folder_with(Some(VERSION), false).path(), "x")
-            .unwrap_err()
-            .to_string();
+        let message = check(folder_with(Some(VERSION), false).path(), "x").unwrap_err().to_string();
         assert!(message.contains(links::REQUIRED_LIBRARIES[0]), "{message}");
     }
 
@@ -297,16 +236,7 @@ mod tests {
         assert_eq!(version_in_header("#define TORCH_VERSION_MAJOR 2\n"), None);
         let folder = folder_with(Some(VERSION), true);
         fs::create_dir_all(folder.path().join("include/torch/headeronly")).unwrap();
-        fs::write(
-            folder.path().join("include/torch/headeronly/version.h"),
-            header,
-        )
-        .unwrap();
-        assert!(
-            check(folder.path(), "x")
-                .unwrap_err()
-                .to_string()
-                .contains("2.9.1")
-        );
+        fs::write(folder.path().join("include/torch/headeronly/version.h"), header).unwrap();
+        assert!(check(folder.path(), "x").unwrap_err().to_string().contains("2.9.1"));
     }
 }

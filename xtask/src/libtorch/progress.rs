@@ -26,26 +26,18 @@ impl Watch {
         let thread = std::thread::spawn({
             let (bar, folder) = (bar.clone(), folder.to_path_buf());
             move || {
-                while stopped.recv_timeout(Duration::from_millis(200))
-                    == Err(RecvTimeoutError::Timeout)
-                {
+                while stopped.recv_timeout(Duration::from_millis(200)) == Err(RecvTimeoutError::Timeout) {
                     bar.set_position(bytes_below(&folder));
                 }
             }
         });
-        Watch {
-            bar,
-            stop: Some(stop),
-            thread: Some(thread),
-        }
+        Watch { bar, stop: Some(stop), thread: Some(thread) }
     }
 
     /// Turns the spinner into a bar, once the total is known.
     pub(crate) fn set_total(&self, bytes: Option<u64>) {
         if let Some(bytes) = bytes {
-            self.bar.set_style(style(
-                "{msg} [{bar:32}] {bytes}/{total_bytes} ({bytes_per_sec}, {eta} left)",
-            ));
+            self.bar.set_style(style("{msg} [{bar:32}] {bytes}/{total_bytes} ({bytes_per_sec}, {eta} left)"));
             self.bar.set_length(bytes);
         }
     }
@@ -54,10 +46,7 @@ impl Watch {
     pub(crate) fn finish(self) {
         let message = self.bar.message();
         self.bar.finish_and_clear();
-        eprintln!(
-            "{message}: done in {:.0} s",
-            self.bar.elapsed().as_secs_f64()
-        );
+        eprintln!("{message}: done in {:.0} s", self.bar.elapsed().as_secs_f64());
     }
 }
 

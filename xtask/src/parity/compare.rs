@@ -23,14 +23,8 @@ pub(super) fn folders(ours: &Path, theirs: &Path) -> Result<Difference> {
     };
     let losses = |folder: &Path| parse_losses(&read(folder, "losses.json")?);
     let loss = losses_apart(&losses(ours)?, &losses(theirs)?)?;
-    let (our_bytes, their_bytes) = (
-        read(ours, "final.safetensors")?,
-        read(theirs, "final.safetensors")?,
-    );
-    let parameter = parameters_apart(
-        &SafeTensors::deserialize(&our_bytes)?,
-        &SafeTensors::deserialize(&their_bytes)?,
-    )?;
+    let (our_bytes, their_bytes) = (read(ours, "final.safetensors")?, read(theirs, "final.safetensors")?);
+    let parameter = parameters_apart(&SafeTensors::deserialize(&our_bytes)?, &SafeTensors::deserialize(&their_bytes)?)?;
     Ok(Difference { loss, parameter })
 }
 
@@ -40,19 +34,11 @@ fn parse_losses(bytes: &[u8]) -> Result<Vec<Vec<f64>>> {
 }
 
 fn losses_apart(ours: &[Vec<f64>], theirs: &[Vec<f64>]) -> Result<f64> {
-    ensure!(
-        !theirs.is_empty() && ours.len() == theirs.len(),
-        "{} steps here, {} there",
-        ours.len(),
-        theirs.len()
-    );
+    ensure!(!theirs.is_empty() && ours.len() == theirs.len(), "{} steps here, {} there", ours.len(), theirs.len());
     let mut largest = 0.0;
     for (step, (our_losses, their_losses)) in ours.iter().zip(theirs).enumerate() {
         let (our_ranks, their_ranks) = (our_losses.len(), their_losses.len());
-        ensure!(
-            our_ranks == their_ranks,
-            "step {step}: losses of {our_ranks} ranks here, of {their_ranks} there"
-        );
+        ensure!(our_ranks == their_ranks, "step {step}: losses of {our_ranks} ranks here, of {their_ranks} there");
         for (our_loss, their_loss) in our_losses.iter().zip(their_losses) {
             largest = larger(largest, (our_loss - their_loss).abs());
         }
@@ -62,37 +48,23 @@ fn losses_apart(ours: &[Vec<f64>], theirs: &[Vec<f64>]) -> Result<f64> {
 
 fn parameters_apart(ours: &SafeTensors<'_>, theirs: &SafeTensors<'_>) -> Result<f64> {
     let sorted = |tensors: &SafeTensors<'_>| {
-        let mut names: Vec<String> = tensors
-            .names()
-            .into_iter()
-            .map(|name| name.to_string())
-            .collect();
+        let mut names: Vec<String> = tensors.names().into_iter().map(|name| name.to_string()).collect();
         names.sort();
         names
     };
     let (our_names, their_names) = (sorted(ours), sorted(theirs));
     if our_names != their_names {
         let only = |some: &[String], others: &[String]| {
-            some.iter()
-                .filter(|name| !others.contains(name))
-                .cloned()
-                .collect::<Vec<_>>()
-                .join(", ")
+            some.iter().filter(|name| !others.contains(name)).cloned().collect::<Vec<_>>().join(", ")
         };
-        let (here, there) = (
-            only(&our_names, &their_names),
-            only(&their_names, &our_names),
-        );
+        let (here, there) = (only(&our_names, &their_names), only(&their_names, &our_names));
         bail!("different parameters; only here: [{here}], only there: [{there}]");
     }
     let mut largest = 0.0;
     for name in &their_names {
         let (our_tensor, their_tensor) = (ours.tensor(name)?, theirs.tensor(name)?);
         let (our_shape, their_shape) = (our_tensor.shape(), their_tensor.shape());
-        ensure!(
-            our_shape == their_shape,
-            "{name}: shape {our_shape:?} here, {their_shape:?} there"
-        );
+        ensure!(our_shape == their_shape, "{name}: shape {our_shape:?} here, {their_shape:?} there");
         let apart = values_apart(&values(name, &our_tensor)?, &values(name, &their_tensor)?);
         largest = larger(largest, apart);
     }
@@ -100,11 +72,7 @@ fn parameters_apart(ours: &SafeTensors<'_>, theirs: &SafeTensors<'_>) -> Result<
 }
 
 fn values(name: &str, tensor: &TensorView<'_>) -> Result<Vec<f64>> {
-    ensure!(
-        tensor.dtype() == Dtype::F32,
-        "{name}: {:?} is not compared, only float32 is",
-        tensor.dtype()
-    );
+    ensure!(tensor.dtype() == Dtype::F32, "{name}: {:?} is not compared, only float32 is", tensor.dtype());
     let numbers = tensor.data().chunks_exact(4).map(|bytes| match bytes {
         [a, b, c, d] => f64::from(f32::from_le_bytes([*a, *b, *c, *d])),
         _ => f64::NAN,
@@ -114,26 +82,14 @@ fn values(name: &str, tensor: &TensorView<'_>) -> Result<Vec<f64>> {
 
 /// The largest difference as a part of the largest of `theirs`; the plain difference if all are zero.
 fn values_apart(ours: &[f64], theirs: &[f64]) -> f64 {
-    let largest = ours.iter().zip(theirs).fold(0.0, |largest, (our, their)| {
-        larger(largest, (our - their).abs())
-    });
-    let scale = theirs
-        .iter()
-        .fold(0.0, |largest, their| larger(largest, their.abs()));
-    if scale > 0.0 {
-        largest / scale
-    } else {
-        largest
-    }
+    let largest = ours.iter().zip(theirs).fold(0.0, |largest, (our, their)| larger(largest, (our - their).abs()));
+    let scale = theirs.iter().fold(0.0, |largest, their| larger(largest, their.abs()));
+    if scale > 0.0 { largest / scale } else { largest }
 }
 
 /// The larger of two; not a number if either is, which `f64::max` would forget.
 fn larger(one: f64, other: f64) -> f64 {
-    if one.is_nan() || other.is_nan() {
-        f64::NAN
-    } else {
-        one.max(other)
-    }
+    if one.is_nan() || other.is_nan() { f64::NAN } else { one.max(other) }
 }
 
 #[cfg(test)]
@@ -143,32 +99,16 @@ mod tests {
 
     fn write(folder: &Path, losses: &str, tensors: &[(&str, &[f32])]) {
         fs::write(folder.join("losses.json"), losses).unwrap();
-        let bytes: Vec<Vec<u8>> = tensors
+        let bytes: Vec<Vec<u8>> =
+            tensors.iter().map(|(_, values)| values.iter().flat_map(|value| value.to_le_bytes()).collect()).collect();
+        let views = tensors
             .iter()
-            .map(|(_, values)| {
-                values
-                    .iter()
-                    .flat_map(|value| value.to_le_bytes())
-                    .collect()
-            })
-            .collect();
-        let views = tensors.iter().zip(&bytes).map(|((name, values), bytes)| {
-            (
-                *name,
-                TensorView::new(Dtype::F32, vec![values.len()], bytes).unwrap(),
-            )
-        });
-        fs::write(
-            folder.join("final.safetensors"),
-            safetensors::serialize(views, None).unwrap(),
-        )
-        .unwrap();
+            .zip(&bytes)
+            .map(|((name, values), bytes)| (*name, TensorView::new(Dtype::F32, vec![values.len()], bytes).unwrap()));
+        fs::write(folder.join("final.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
     }
 
-    fn compare(
-        ours: (&str, &[(&str, &[f32])]),
-        theirs: (&str, &[(&str, &[f32])]),
-    ) -> Result<Difference> {
+    fn compare(ours: (&str, &[(&str, &[f32])]), theirs: (&str, &[(&str, &[f32])])) -> Result<Difference> {
         let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         write(one.path(), ours.0, ours.1);
         write(other.path(), theirs.0, theirs.1);
@@ -178,32 +118,14 @@ mod tests {
     #[test]
     fn equal_trainings_have_no_difference() {
         let side: (&str, &[(&str, &[f32])]) = ("[[0.5, 0.25]]", &[("a", &[1.0, -2.0])]);
-        assert_eq!(
-            compare(side, side).unwrap(),
-            Difference {
-                loss: 0.0,
-                parameter: 0.0
-            }
-        );
+        assert_eq!(compare(side, side).unwrap(), Difference { loss: 0.0, parameter: 0.0 });
     }
 
     #[test]
     fn the_largest_difference_counts_wherever_it_is() {
-        let ours = (
-            "[[0.5, 0.25], [0.125, 1.0]]",
-            &[("a", &[1.0_f32, -2.0][..]), ("b", &[0.5][..])][..],
-        );
-        let theirs = (
-            "[[0.5, 0.25], [0.125, 1.5]]",
-            &[("a", &[1.5_f32, -2.0][..]), ("b", &[0.5][..])][..],
-        );
-        assert_eq!(
-            compare(ours, theirs).unwrap(),
-            Difference {
-                loss: 0.5,
-                parameter: 0.25
-            }
-        );
+        let ours = ("[[0.5, 0.25], [0.125, 1.0]]", &[("a", &[1.0_f32, -2.0][..]), ("b", &[0.5][..])][..]);
+        let theirs = ("[[0.5, 0.25], [0.125, 1.5]]", &[("a", &[1.5_f32, -2.0][..]), ("b", &[0.5][..])][..]);
+        assert_eq!(compare(ours, theirs).unwrap(), Difference { loss: 0.5, parameter: 0.25 });
     }
 
     #[test]
@@ -222,11 +144,7 @@ mod tests {
             ("[[0.5], [0.5]]", good.1, "steps"),
             ("[[0.5, 0.5]]", good.1, "ranks"),
             ("[[null]]", good.1, "list of lists"),
-            (
-                "[[0.5]]",
-                &[("b", &[1.0_f32][..])][..],
-                "only here: [b], only there: [a]",
-            ),
+            ("[[0.5]]", &[("b", &[1.0_f32][..])][..], "only here: [b], only there: [a]"),
             ("[[0.5]]", &[("a", &[1.0_f32, 2.0][..])][..], "shape"),
         ];
         for (losses, tensors, want) in others {

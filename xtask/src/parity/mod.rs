@@ -60,28 +60,14 @@ fn run_ddp(arguments: &Ddp) -> Result<()> {
     let environment = Environment::ensure()?;
     ranks::build()?;
     let work = paths::target_folder().join("parity");
-    let most_ranks = arguments
-        .world_sizes
-        .iter()
-        .copied()
-        .max()
-        .context("no world size was given")?;
-    let case = make_case(
-        &environment,
-        &work.join("case"),
-        arguments.steps * arguments.batch_size * most_ranks,
-    )?;
+    let most_ranks = arguments.world_sizes.iter().copied().max().context("no world size was given")?;
+    let case = make_case(&environment, &work.join("case"), arguments.steps * arguments.batch_size * most_ranks)?;
     println!("reference: {}", environment.versions);
 
     let mut failed = 0;
     for optimizer in &arguments.optimizers {
         for &world_size in &arguments.world_sizes {
-            let run = Run {
-                case: &case,
-                optimizer,
-                world_size,
-                arguments,
-            };
+            let run = Run { case: &case, optimizer, world_size, arguments };
             let (theirs, ours) = (work.join("python"), work.join("rust"));
             run.train_theirs(&environment, &theirs)?;
             run.train_ours(&ours)?;
@@ -98,9 +84,7 @@ fn run_ddp(arguments: &Ddp) -> Result<()> {
         }
     }
     if failed > 0 {
-        bail!(
-            "{failed} cases differ by more than {LOSS_BOUND:e} (losses) or {PARAMETER_BOUND:e} (parameters)"
-        );
+        bail!("{failed} cases differ by more than {LOSS_BOUND:e} (losses) or {PARAMETER_BOUND:e} (parameters)");
     }
     Ok(())
 }
@@ -109,12 +93,7 @@ fn run_ddp(arguments: &Ddp) -> Result<()> {
 pub(crate) fn make_case(environment: &Environment, folder: &Path, rows: usize) -> Result<PathBuf> {
     let script = paths::repository_root().join("parity/make_case.py");
     let mut generator = environment.command();
-    process::read(
-        generator
-            .arg(script)
-            .arg(folder)
-            .args(["--rows", &rows.to_string()]),
-    )?;
+    process::read(generator.arg(script).arg(folder).args(["--rows", &rows.to_string()]))?;
     Ok(folder.to_path_buf())
 }
 
@@ -142,19 +121,12 @@ impl Run<'_> {
     /// Both programs take the same arguments and write the same files.
     fn train(&self, mut command: std::process::Command, output: &Path) -> Result<()> {
         if output.exists() {
-            fs::remove_dir_all(output)
-                .with_context(|| format!("could not remove {}", output.display()))?;
+            fs::remove_dir_all(output).with_context(|| format!("could not remove {}", output.display()))?;
         }
-        command
-            .arg("--case")
-            .arg(self.case)
-            .args(["--optimizer", self.optimizer]);
+        command.arg("--case").arg(self.case).args(["--optimizer", self.optimizer]);
         command.args(["--steps", &self.arguments.steps.to_string()]);
         command.args(["--batch_size", &self.arguments.batch_size.to_string()]);
-        command
-            .args(["--world_size", &self.world_size.to_string()])
-            .arg("--output")
-            .arg(output);
+        command.args(["--world_size", &self.world_size.to_string()]).arg("--output").arg(output);
         process::read(&mut command).map(drop)
     }
 }

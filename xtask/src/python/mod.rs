@@ -34,25 +34,14 @@ impl Environment {
         let requirements = Requirements::of_repository()?;
         let folder = ensure_packages(&python, &requirements)?;
         let module_path = std::env::join_paths([folder, torch_home.clone()])?;
-        let mut environment = Environment {
-            python,
-            module_path,
-            stand_ins: None,
-            versions: String::new(),
-        };
-        let stand_ins =
-            paths::cache_folder()?.join(format!("cuda-stand-ins-{}", libtorch::VERSION));
+        let mut environment = Environment { python, module_path, stand_ins: None, versions: String::new() };
+        let stand_ins = paths::cache_folder()?.join(format!("cuda-stand-ins-{}", libtorch::VERSION));
         if stand_ins.is_dir() {
             environment.stand_ins = Some(stand_ins.clone());
         }
         let mut versions = environment.imported_versions();
-        if versions
-            .as_ref()
-            .is_err_and(|error| format!("{error:#}").contains("cannot open shared object file"))
-        {
-            eprintln!(
-                "Building stand-ins for the CUDA libraries that torch loads and a CPU run never calls"
-            );
+        if versions.as_ref().is_err_and(|error| format!("{error:#}").contains("cannot open shared object file")) {
+            eprintln!("Building stand-ins for the CUDA libraries that torch loads and a CPU run never calls");
             stand_ins::build(&torch_home, &stand_ins)?;
             environment.stand_ins = Some(stand_ins);
             versions = environment.imported_versions();
@@ -65,15 +54,9 @@ impl Environment {
     /// `python` with this environment's modules; threads and devices as every comparison uses them.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.python);
-        command
-            .env("PYTHONPATH", &self.module_path)
-            .env("ACCELERATE_USE_CPU", "true")
-            .env("OMP_NUM_THREADS", "1");
+        command.env("PYTHONPATH", &self.module_path).env("ACCELERATE_USE_CPU", "true").env("OMP_NUM_THREADS", "1");
         // A user's own configuration of Accelerate must not change a comparison.
-        command.env(
-            "HF_HOME",
-            paths::target_folder().join("no-hugging-face-home"),
-        );
+        command.env("HF_HOME", paths::target_folder().join("no-hugging-face-home"));
         if let Some(folder) = &self.stand_ins {
             command.env("LD_LIBRARY_PATH", folder);
         }
@@ -86,44 +69,22 @@ impl Environment {
     /// `accelerate launch` itself calls when it starts several.
     pub(crate) fn torchrun(&self, num_processes: usize) -> Result<Command> {
         let mut command = self.command();
-        command.args([
-            "-m",
-            "torch.distributed.run",
-            "--nproc_per_node",
-            &num_processes.to_string(),
-        ]);
-        command.args([
-            "--master_addr",
-            "127.0.0.1",
-            "--master_port",
-            &free_port()?.to_string(),
-        ]);
+        command.args(["-m", "torch.distributed.run", "--nproc_per_node", &num_processes.to_string()]);
+        command.args(["--master_addr", "127.0.0.1", "--master_port", &free_port()?.to_string()]);
         Ok(command)
     }
 
     fn imported_versions(&self) -> Result<String> {
         const QUESTION: &str = "import platform, torch, accelerate\n\
              print(f'torch {torch.__version__}, accelerate {accelerate.__version__}, Python {platform.python_version()}')";
-        Ok(process::read(self.command().args(["-c", QUESTION]))?
-            .trim()
-            .to_owned())
+        Ok(process::read(self.command().args(["-c", QUESTION]))?.trim().to_owned())
     }
 
     fn check_versions(&self, requirements: &Requirements) -> Result<()> {
-        for (name, wanted) in [
-            ("torch", libtorch::VERSION),
-            ("accelerate", &requirements.accelerate_version),
-        ] {
-            let found = self
-                .versions
-                .split(", ")
-                .find_map(|part| part.strip_prefix(name))
-                .unwrap_or_default()
-                .trim();
+        for (name, wanted) in [("torch", libtorch::VERSION), ("accelerate", &requirements.accelerate_version)] {
+            let found = self.versions.split(", ").find_map(|part| part.strip_prefix(name)).unwrap_or_default().trim();
             if found.split('+').next() != Some(wanted) {
-                bail!(
-                    "the comparison needs {name} {wanted}, and this Python imports {name} {found}"
-                );
+                bail!("the comparison needs {name} {wanted}, and this Python imports {name} {found}");
             }
         }
         Ok(())
@@ -140,97 +101,64 @@ struct Requirements {
 impl Requirements {
     fn of_repository() -> Result<Requirements> {
         let path = paths::repository_root().join("parity/requirements.txt");
-        let text = fs::read_to_string(&path)
-            .with_context(|| format!("could not read {}", path.display()))?;
+        let text = fs::read_to_string(&path).with_context(|| format!("could not read {}", path.display()))?;
         Requirements::parse(text)
     }
 
     fn parse(text: String) -> Result<Requirements> {
-        let version = text
-            .lines()
-            .find_map(|line| line.strip_prefix("accelerate=="));
-        let accelerate_version = version
-            .context("parity/requirements.txt does not pin accelerate")?
-            .trim()
-            .to_owned();
-        Ok(Requirements {
-            text,
-            accelerate_version,
-        })
+        let version = text.lines().find_map(|line| line.strip_prefix("accelerate=="));
+        let accelerate_version = version.context("parity/requirements.txt does not pin accelerate")?.trim().to_owned();
+        Ok(Requirements { text, accelerate_version })
     }
 
     /// What pip installs with its dependencies: everything but Accelerate, which would bring torch again.
     fn others(&self) -> impl Iterator<Item = &str> {
         let lines = self.text.lines().map(str::trim);
-        lines.filter(|line| {
-            !line.is_empty() && !line.starts_with('#') && !line.starts_with("accelerate==")
-        })
+        lines.filter(|line| !line.is_empty() && !line.starts_with('#') && !line.starts_with("accelerate=="))
     }
 }
 
 /// The folder with Accelerate and its small dependencies, for this Python.
 fn ensure_packages(python: &Path, requirements: &Requirements) -> Result<PathBuf> {
-    let tag = process::read(
-        Command::new(python).args(["-c", "import sys; print(sys.implementation.cache_tag)"]),
-    )?;
+    let tag = process::read(Command::new(python).args(["-c", "import sys; print(sys.implementation.cache_tag)"]))?;
     let cache = paths::cache_folder()?;
-    let folder = cache.join(format!(
-        "{}-accelerate-{}",
-        tag.trim(),
-        requirements.accelerate_version
-    ));
+    let folder = cache.join(format!("{}-accelerate-{}", tag.trim(), requirements.accelerate_version));
     let record = folder.join("requirements.txt");
     let is_current = || fs::read_to_string(&record).is_ok_and(|text| text == requirements.text);
     if is_current() {
         return Ok(folder);
     }
     if !libtorch::has_pip(python) {
-        return Err(SetupError::NoPip {
-            python: python.to_path_buf(),
-        }
-        .into());
+        return Err(SetupError::NoPip { python: python.to_path_buf() }.into());
     }
     fs::create_dir_all(&cache).with_context(|| format!("could not create {}", cache.display()))?;
     let _lock = libtorch::lock(&folder.with_added_extension("lock"))?;
     if is_current() {
         return Ok(folder);
     }
-    eprintln!(
-        "Installing accelerate {} into {}",
-        requirements.accelerate_version,
-        folder.display()
-    );
+    eprintln!("Installing accelerate {} into {}", requirements.accelerate_version, folder.display());
     let fresh = folder.with_added_extension("new");
     for old in [&fresh, &folder] {
         if old.exists() {
-            fs::remove_dir_all(old)
-                .with_context(|| format!("could not remove {}", old.display()))?;
+            fs::remove_dir_all(old).with_context(|| format!("could not remove {}", old.display()))?;
         }
     }
     let pip = || {
         let mut command = Command::new(python);
-        command
-            .args(["-m", "pip", "install", "--quiet", "--upgrade", "--target"])
-            .arg(&fresh);
+        command.args(["-m", "pip", "install", "--quiet", "--upgrade", "--target"]).arg(&fresh);
         command.env("PIP_DISABLE_PIP_VERSION_CHECK", "1");
         command
     };
     process::run(pip().args(requirements.others()))?;
-    process::run(
-        pip()
-            .arg("--no-deps")
-            .arg(format!("accelerate=={}", requirements.accelerate_version)),
-    )?;
+    process::run(pip().arg("--no-deps").arg(format!("accelerate=={}", requirements.accelerate_version)))?;
     fs::write(fresh.join("requirements.txt"), &requirements.text)?;
-    fs::rename(&fresh, &folder)
-        .with_context(|| format!("could not create {}", folder.display()))?;
+    fs::rename(&fresh, &folder).with_context(|| format!("could not create {}", folder.display()))?;
     Ok(folder)
 }
 
 /// A port nobody listens on now. Someone may take it before it is used; a comparison then fails loudly.
 pub(crate) fn free_port() -> Result<u16> {
-    let listener =
-        std::net::TcpListener::bind(("127.0.0.1", 0)).context("no free port on 127.0.0.1")?;
+    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).context("no free port on 127.0.0.1")?;
     Ok(listener.local_addr()?.port())
 }
 
@@ -244,18 +172,12 @@ mod tests {
         let text = "# why\nnumpy\n\naccelerate==1.15.0\nsafetensors>=0.4.3\n".to_owned();
         let requirements = Requirements::parse(text).unwrap();
         assert_eq!(requirements.accelerate_version, "1.15.0");
-        assert_eq!(
-            requirements.others().collect::<Vec<_>>(),
-            ["numpy", "safetensors>=0.4.3"]
-        );
+        assert_eq!(requirements.others().collect::<Vec<_>>(), ["numpy", "safetensors>=0.4.3"]);
         assert!(Requirements::parse("accelerate>=1\n".to_owned()).is_err());
     }
 
     #[test]
     fn the_repository_pins_what_it_compares_with() {
-        assert_eq!(
-            Requirements::of_repository().unwrap().accelerate_version,
-            "1.15.0"
-        );
+        assert_eq!(Requirements::of_repository().unwrap().accelerate_version, "1.15.0");
     }
 }

@@ -67,21 +67,14 @@ fn function_name(line: &str) -> Option<&str> {
 
 /// Whether the signature that begins here ends without a body, as in a trait or a foreign block.
 fn is_declaration(lines: &[&str]) -> bool {
-    let end = lines
-        .iter()
-        .find(|line| line.ends_with('{') || line.ends_with(';'));
+    let end = lines.iter().find(|line| line.ends_with('{') || line.ends_with(';'));
     end.is_some_and(|line| line.ends_with(';'))
 }
 
 /// Whether the comment lines directly above give a reason.
 fn gives_reason(above: &[&str]) -> bool {
-    let is_header =
-        |line: &&&str| line.trim_start().starts_with("//") || line.trim_start().starts_with("#[");
-    above
-        .iter()
-        .rev()
-        .take_while(is_header)
-        .any(|line| line.contains(REASON))
+    let is_header = |line: &&&str| line.trim_start().starts_with("//") || line.trim_start().starts_with("#[");
+    above.iter().rev().take_while(is_header).any(|line| line.contains(REASON))
 }
 
 #[cfg(test)]
@@ -89,27 +82,18 @@ mod tests {
     use super::*;
 
     fn function(header: &str, body_lines: usize) -> String {
-        format!(
-            "impl X {{\n    {header} {{\n{}    }}\n}}\n",
-            "        step();\n".repeat(body_lines)
-        )
+        format!("impl X {{\n    {header} {{\n{}    }}\n}}\n", "        step();\n".repeat(body_lines))
     }
 
     #[test]
     fn a_long_function_is_found_by_name_and_line() {
-        assert_eq!(
-            long_functions(&function("pub(crate) const fn walk(x: u8)", 59)),
-            [(2, "walk", 61)]
-        );
+        assert_eq!(long_functions(&function("pub(crate) const fn walk(x: u8)", 59)), [(2, "walk", 61)]);
         assert_eq!(long_functions(&function("fn walk()", 58)), []);
     }
 
     #[test]
     fn a_declaration_has_no_length() {
-        let text = format!(
-            "{{\n    fn walk(\n        x: u8,\n    ) -> i32;\n{}    }}\n",
-            "    step();\n".repeat(80)
-        );
+        let text = format!("{{\n    fn walk(\n        x: u8,\n    ) -> i32;\n{}    }}\n", "    step();\n".repeat(80));
         assert_eq!(long_functions(&text), []);
     }
 
@@ -122,21 +106,10 @@ mod tests {
 
     #[test]
     fn only_definitions_count() {
-        for line in [
-            "fn f();",
-            "let fn_name = 1",
-            "    // a fn that",
-            "fn f() {}",
-            "fn(u8) -> u8 {",
-        ] {
+        for line in ["fn f();", "let fn_name = 1", "    // a fn that", "fn f() {}", "fn(u8) -> u8 {"] {
             assert_eq!(function_name(line), None, "{line}");
         }
-        for line in [
-            "fn f() {",
-            "    pub async fn f(",
-            "pub(in crate::x) fn f<T>(",
-            "extern \"C\" fn f(",
-        ] {
+        for line in ["fn f() {", "    pub async fn f(", "pub(in crate::x) fn f<T>(", "extern \"C\" fn f("] {
             assert_eq!(function_name(line), Some("f"), "{line}");
         }
     }

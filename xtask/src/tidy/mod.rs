@@ -22,14 +22,8 @@ type Rule = (&'static str, fn(&Tree) -> Result<Vec<String>>);
 
 /// All rules, in the order in which they are reported.
 const RULES: [Rule; 10] = [
-    (
-        "crates depend only on crates to their left",
-        dependencies::direction,
-    ),
-    (
-        "libtorch stays out of the crates that must start fast",
-        dependencies::libtorch_closure,
-    ),
+    ("crates depend only on crates to their left", dependencies::direction),
+    ("libtorch stays out of the crates that must start fast", dependencies::libtorch_closure),
     ("tch and libtorch are pinned together", dependencies::pins),
     ("raw memory is touched in torch-ext only", files::raw_memory),
     ("no machine paths", files::machine_paths),
@@ -37,10 +31,7 @@ const RULES: [Rule; 10] = [
     ("long files give a reason", files::lengths),
     ("long functions give a reason", functions::lengths),
     ("every crate has a README", files::readmes),
-    (
-        "nothing is left unfinished or switched off",
-        files::unfinished,
-    ),
+    ("nothing is left unfinished or switched off", files::unfinished),
 ];
 
 pub(crate) fn run(_: &Arguments) -> Result<()> {
@@ -48,14 +39,7 @@ pub(crate) fn run(_: &Arguments) -> Result<()> {
     let mut broken = 0;
     for (name, rule) in RULES {
         let complaints = rule(&tree)?;
-        println!(
-            "{} {name}",
-            if complaints.is_empty() {
-                "ok    "
-            } else {
-                "BROKEN"
-            }
-        );
+        println!("{} {name}", if complaints.is_empty() { "ok    " } else { "BROKEN" });
         for complaint in &complaints {
             println!("         {complaint}");
         }
@@ -77,15 +61,11 @@ pub(crate) struct TextFile {
 
 impl TextFile {
     pub(crate) fn extension(&self) -> &str {
-        self.path
-            .rsplit_once('.')
-            .map_or("", |(_, extension)| extension)
+        self.path.rsplit_once('.').map_or("", |(_, extension)| extension)
     }
 
     pub(crate) fn is_under(&self, folder: &str) -> bool {
-        self.path
-            .strip_prefix(folder)
-            .is_some_and(|rest| rest.starts_with('/'))
+        self.path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'))
     }
 }
 
@@ -100,19 +80,9 @@ impl Tree {
     pub(crate) fn of_repository() -> Result<Tree> {
         let root = paths::repository_root();
         let mut list = Command::new("git");
-        list.args([
-            "ls-files",
-            "-z",
-            "--cached",
-            "--others",
-            "--exclude-standard",
-        ])
-        .current_dir(&root);
+        list.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]).current_dir(&root);
         let names = process::read(&mut list)?;
-        let files = names
-            .split('\0')
-            .filter_map(|name| text_file(&root, name))
-            .collect();
+        let files = names.split('\0').filter_map(|name| text_file(&root, name)).collect();
         Ok(Tree { files })
     }
 
@@ -123,20 +93,13 @@ impl Tree {
 
     /// The manifests of the crates, by the folder they are in.
     pub(crate) fn crate_manifests(&self) -> impl Iterator<Item = (&str, &TextFile)> {
-        self.files
-            .iter()
-            .filter_map(|file| Some((file.path.strip_suffix("/Cargo.toml")?, file)))
+        self.files.iter().filter_map(|file| Some((file.path.strip_suffix("/Cargo.toml")?, file)))
     }
 
     #[cfg(test)]
     pub(crate) fn of(files: &[(&str, &str)]) -> Tree {
-        let file = |(path, text): &(&str, &str)| TextFile {
-            path: (*path).to_owned(),
-            text: (*text).to_owned(),
-        };
-        Tree {
-            files: files.iter().map(file).collect(),
-        }
+        let file = |(path, text): &(&str, &str)| TextFile { path: (*path).to_owned(), text: (*text).to_owned() };
+        Tree { files: files.iter().map(file).collect() }
     }
 }
 
@@ -146,10 +109,7 @@ fn text_file(root: &Path, name: &str) -> Option<TextFile> {
         return None;
     }
     let text = String::from_utf8(fs::read(root.join(name)).ok()?).ok()?;
-    Some(TextFile {
-        path: name.to_owned(),
-        text,
-    })
+    Some(TextFile { path: name.to_owned(), text })
 }
 
 #[cfg(test)]

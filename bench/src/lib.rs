@@ -1,0 +1,156 @@
+//! What the compared programs share: the case that `parity/make_case.py` wrote, and one training loop.
+//!
+//! The Python counterparts are `parity/case.py` and the loops of `parity/ddp_train.py` and
+//! `bench/rival/ddp_step.py`. Settings stand in both places and must stay equal.
+
+use std::path::Path;
+use std::time::Instant;
+
+use accelerate::data::{DataLoader, TensorDataset};
+use accelerate::nn::{Module, ParamStore};
+use accelerate::optim::{AdamW, Optimizer, Sgd};
+use accelerate::tch::Tensor;
+use accelerate::{Accelerator, PreparedModel};
+use anyhow::{Context, Result, bail, ensure};
+use nlp_example::batch::Batch;
+use nlp_example::bert::{BertConfig, BertForSequenceClassification, load_weights};
+
+/// One training run of the case on this rank.
+#[derive(Debug)]
+pub struct Settings<'a> {
+    /// The folder with `config.json`, `model.safetensors` and `rows.safetensors`.
+    pub case: &'a Path,
+    /// `sgd` or `adamw`.
+    pub optimizer: &'a str,
+    /// Optimizer steps.
+    pub num_steps: usize,
+    /// Rows per rank and step.
+    pub batch_size: usize,
+}
+
+/// What a run leaves behind.
+#[derive(Debug)]
+pub struct Trained {
+    /// The trained model.
+    pub model: PreparedModel<BertForSequenceClassification>,
+    /// This rank's loss at every step: the mean over its batch.
+    pub losses: Vec<f64>,
+    /// Milliseconds from the end of the step before to the end of each step.
+    pub step_ms: Vec<f64>,
+}
+
+/// Trains the case. Collective.
+///
+/// # Errors
+/// An unknown optimizer, a case that cannot be read or has too few rows, or a failure of training.
+pub fn train(accelerator: &Accelerator, settings: &Settings<'_>) -> Result<Trained> {
+    let store = ParamStore::new(accelerator.device());
+    let config = BertConfig::from_folder(settings.case)?;
+    let model = BertForSequenceClassification::new(&store.root(), &config)?;
+    load_weights(&store, settings.case)?;
+    // The settings of `make_optimizer` in `parity/case.py`.
+    match settings.optimizer {
+        "sgd" => {
+            let optimizer = Sgd::builder(&store).lr(1e-2).momentum(0.9).weight_decay(0.01).build()?;
+            train_with(accelerator, settings, model, optimizer)
+        }
+        "adamw" => {
+            let optimizer = AdamW::builder(&store).lr(1e-3).betas((0.9, 0.999)).eps(1e-8).weight_decay(0.01).build()?;
+            train_with(accelerator, settings, model, optimizer)
+        }
+        other => bail!("unknown optimizer {other:?}; known: sgd, adamw"),
+    }
+}
+
+fn train_with<O: Optimizer>(
+    accelerator: &Accelerator,
+    settings: &Settings<'_>,
+    model: BertForSequenceClassification,
+    optimizer: O,
+) -> Result<Trained> {
+    let rows = TensorDataset::new(read_rows(settings.case)?)?;
+    let loader = DataLoader::builder(rows).batch_size(settings.batch_size).build()?;
+    let (model, mut optimizer, loader) = accelerator.prepare((model, optimizer, loader))?;
+    let (mut losses, mut step_ms) = (Vec::new(), Vec::new());
+    let mut started = Instant::now();
+    for batch in loader.iter()?.take(settings.num_steps) {
+        let loss = model.forward(&batch?)?.loss;
+        accelerator.backward(&loss)?;
+        optimizer.step()?;
+        optimizer.zero_grad()?;
+        losses.push(loss.f_double_value(&[])?);
+        step_ms.push(started.elapsed().as_secs_f64() * 1e3);
+        started = Instant::now();
+    }
+    let num_steps = losses.len();
+    ensure!(
+        num_steps == settings.num_steps,
+        "the case has rows for {num_steps} steps; {} were asked for",
+        settings.num_steps
+    );
+    Ok(Trained { model, losses, step_ms })
+}
+
+/// The rows of the case, int64. The model wants segments as well: all rows are of the first.
+fn read_rows(case: &Path) -> Result<Batch> {
+    let path = case.join("rows.safetensors");
+    let tensors = Tensor::read_safetensors(&path).with_context(|| format!("could not read {}", path.display()))?;
+    let tensor = |wanted: &str| {
+        let found = tensors.iter().find(|(name, _)| name == wanted);
+        found.map(|(_, tensor)| tensor.shallow_clone()).with_context(|| format!("{} has no `{wanted}`", path.display()))
+    };
+    let input_ids = tensor("input_ids")?;
+    let token_type_ids = input_ids.f_zeros_like()?;
+    Ok(Batch { input_ids, token_type_ids, attention_mask: tensor("attention_mask")?, labels: tensor("labels")? })
+}
+
+/// The highest resident memory of this process so far, as the kernel counts it.
+///
+/// # Errors
+/// Where there is no `/proc/self/status`, or no `VmHWM` line in it.
+pub fn peak_resident_bytes() -> Result<u64> {
+    let text = std::fs::read_to_string("/proc/self/status").context("peak memory is read from /proc/self/status")?;
+    parse_peak(&text).context("/proc/self/status has no `VmHWM: <n> kB` line")
+}
+
+fn parse_peak(status: &str) -> Option<u64> {
+    let value = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes * 1024)
+}
+
+/// Writes the parameters of a model to one file, under their own names.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn write_parameters(model: &impl Module, path: &Path) -> Result<()> {
+    let state = model.params().state_dict()?;
+    let tensors: Vec<(&str, Tensor)> = state.iter().map(|(name, tensor)| (name, tensor.shallow_clone())).collect();
+    Tensor::write_safetensors(&tensors, path).with_context(|| format!("could not write {}", path.display()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peak_is_read_in_bytes() {
+        assert_eq!(parse_peak("VmPeak:\t 9 kB\nVmHWM:\t    2048 kB\n"), Some(2_097_152));
+        assert_eq!(parse_peak("VmRSS: 2 kB\n"), None);
+        assert!(peak_resident_bytes().unwrap() > 1 << 20);
+    }
+
+    #[test]
+    fn rows_without_labels_are_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let ids = Tensor::from_slice2(&[[1i64, 2], [3, 4]]);
+        Tensor::write_safetensors(
+            &[("input_ids", &ids), ("attention_mask", &ids)],
+            folder.path().join("rows.safetensors"),
+        )
+        .unwrap();
+        let message = read_rows(folder.path()).unwrap_err().to_string();
+        assert!(message.contains("rows.safetensors") && message.contains("labels"), "{message}");
+    }
+}
