@@ -88,6 +88,7 @@ CASES = [
     ("seedable", 22, 4, False, "same", {"use_seedable_sampler": True}),
     ("seedable_data_seed", 21, 3, False, "same", {"use_seedable_sampler": True, "data_seed": 5}),
     ("own_generator", 20, 3, False, "same", {}),
+    ("subset_sampler", 20, 2, False, "per rank", {}),
 ]
 
 
@@ -98,10 +99,12 @@ def prepared(path):
         accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**configuration))
         rank = accelerator.process_index
         torch.manual_seed(42 + (rank if seeds == "per rank" else 0))
-        own = {"generator": generator(9)} if name == "own_generator" else {}
-        loader = DataLoader(
-            range(rows), batch_size=batch_size, shuffle=True, drop_last=drop_last, collate_fn=collate, **own
-        )
+        order = {"shuffle": True}
+        if name == "own_generator":
+            order["generator"] = generator(9)
+        if name == "subset_sampler":
+            order = {"sampler": SubsetRandomSampler(range(0, rows, 2))}
+        loader = DataLoader(range(rows), batch_size=batch_size, drop_last=drop_last, collate_fn=collate, **order)
         loader = accelerator.prepare(loader)
         epochs = [batches(loader), batches(loader)]
         mine = [{"epochs": epochs, "next_draw": next_draw()}]

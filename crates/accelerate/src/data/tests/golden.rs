@@ -119,11 +119,15 @@ fn run_case(
     let number = |key: &str| case[key].as_u64().unwrap() as usize;
     let own_seed = case["seeds"] == "per rank";
     tch::manual_seed(SEED + if own_seed { rank as i64 } else { 0 });
-    let mut builder = numbered(number("rows")).batch_size(number("batch_size")).shuffle(true);
-    builder = builder.drop_last(case["drop_last"].as_bool().unwrap());
-    if name == "own_generator" {
-        builder = builder.generator(seeded(9));
-    }
+    let builder = numbered(number("rows")).batch_size(number("batch_size"));
+    let builder = builder.drop_last(case["drop_last"].as_bool().unwrap());
+    let builder = match name {
+        "own_generator" => builder.shuffle(true).generator(seeded(9)),
+        "subset_sampler" => {
+            builder.sampler(SubsetRandomSampler::new((0..number("rows")).step_by(2).collect()))
+        }
+        _ => builder.shuffle(true),
+    };
     let mut place = place(rank, world_size);
     place.exchange = (world_size > 1).then(|| recording.exchange(rank));
     let loader = builder.build().unwrap().prepare_at(place, &configuration).unwrap();

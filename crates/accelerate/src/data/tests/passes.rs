@@ -123,8 +123,8 @@ fn the_innermost_loop_is_the_active_one() {
     assert!(!at_end(&state), "the outer loop is active again");
     outer.next().unwrap().unwrap();
     assert!(at_end(&state));
-    drop(outer);
-    assert_eq!(state.active_position(), None);
+    assert!(outer.next().is_none());
+    assert_eq!(state.active_position(), None, "the loop is over though its iterator is still there");
 }
 
 #[test]
