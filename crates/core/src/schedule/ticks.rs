@@ -87,19 +87,19 @@ impl SchedulerRule {
     }
 }
 
-/// `ticks`, but never past `total_steps` for a schedule that ends (such as
+/// `ticks`, but never past the last of `total_steps` for a schedule that ends (such as
 /// [`OneCycle`](super::OneCycle)) and stands at step `step`, counted from 0.
 ///
 /// ```
 /// use accelerate_core::schedule::capped_ticks;
-/// assert_eq!(capped_ticks(4, 97, Some(100)), 3); // 100 is the last step it answers
+/// assert_eq!(capped_ticks(4, 97, Some(100)), 2); // steps 98 and 99 are the last
 /// assert_eq!(capped_ticks(4, 97, None), 4);
 /// ```
 pub const fn capped_ticks(ticks: usize, step: u64, total_steps: Option<u64>) -> usize {
     let Some(total_steps) = total_steps else {
         return ticks;
     };
-    let left = total_steps.saturating_sub(step);
+    let left = total_steps.saturating_sub(step.saturating_add(1));
     if left < ticks as u64 {
         left as usize
     } else {
