@@ -32,6 +32,9 @@ fn main() {
     if let Ok(abi) = env::var("LIBTORCH_CXX11_ABI") {
         build.define("_GLIBCXX_USE_CXX11_ABI", abi.as_str());
     }
+    if env::var_os("CARGO_FEATURE_CUDA").is_some() {
+        add_cuda(&mut build, &lib);
+    }
     let sources = ["error", "store", "process_group", "reducer", "autograd", "saved_tensors", "ops"];
     for name in sources {
         build.file(format!("shim/{name}.cpp"));
@@ -39,6 +42,21 @@ fn main() {
     build.compile("torch_ext_shim");
     println!("cargo::rerun-if-changed=shim");
     println!("cargo::rustc-link-lib=stdc++");
+}
+
+/// Adds NCCL. Its headers and CUDA's come from the folders in `ACCELERATE_CUDA_INCLUDE` (`cargo xtask check-cuda`
+/// fetches them); libtorch's CUDA half is linked from the folder that libtorch_cpu really is in.
+fn add_cuda(build: &mut cc::Build, lib: &Path) {
+    println!("cargo::rerun-if-env-changed=ACCELERATE_CUDA_INCLUDE");
+    let folders = env::var_os("ACCELERATE_CUDA_INCLUDE").unwrap_or_default();
+    build.includes(env::split_paths(&folders)).include("shim/cuda_stubs").define("USE_CUDA", None);
+    build.file("shim/process_group_nccl.cpp");
+    let real = std::fs::canonicalize(lib.join("libtorch_cpu.so")).unwrap_or_else(|_| lib.join("libtorch_cpu.so"));
+    if let Some(folder) = real.parent() {
+        println!("cargo::rustc-link-search=native={}", folder.display());
+    }
+    println!("cargo::rustc-link-lib=torch_cuda");
+    println!("cargo::rustc-link-lib=c10_cuda");
 }
 
 /// The wheel and the plain archive both keep `include` beside `lib`.

@@ -8,6 +8,7 @@ pub use tch;
 
 mod accelerator;
 pub mod amp;
+pub mod checkpoint;
 mod context;
 pub mod data;
 mod engine;
@@ -31,7 +32,7 @@ pub use accelerate_core::config::{
 pub use accelerate_core::names::DistributedType;
 pub use accelerate_core::schedule::SchedulerUnit;
 pub use accelerate_derive::TensorTree;
-pub use accelerator::{Accelerator, AcceleratorBuilder, HasParameters, KwargsHandler, PreparedModels, SaveModelOptions};
+pub use accelerator::{Accelerator, AcceleratorBuilder, AsParamStore, HasParameters, KwargsHandler, PreparedModels, SaveModelOptions};
 pub use error::{Error, Result};
 pub use group::{Group, ReduceOp};
 pub use prepare::{Prepare, PreparedModel, kind};

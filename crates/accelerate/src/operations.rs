@@ -59,10 +59,14 @@ pub(crate) fn pad_across_processes<T: TensorTree>(group: &Group, tree: &T, paddi
     let mut others = Vec::new();
     tree.for_each_tensor(&mut |tensor| {
         let mut shape = tensor.size();
-        if let Some(index) = dim_of(tensor, padding.dim) {
-            shape[index] = -1;
-        }
-        others.push(format!("{shape:?} {:?}", tensor.kind()));
+        others.push(match dim_of(tensor, padding.dim) {
+            Some(index) => {
+                shape[index] = -1;
+                format!("{shape:?} {:?}", tensor.kind())
+            }
+            // It stays as it is, so its shape does not matter.
+            None => format!("a tensor without dim {}", padding.dim),
+        });
     });
     group.agree("pad_across_processes", &others.join(", "), CURE)?;
     tree.try_map_tensors(&mut |tensor| pad_one(group, tensor, padding))

@@ -426,7 +426,10 @@ fn fp16_skips_overflowing_steps_and_trains_on() {
 #[test]
 fn clipping_sees_true_gradients() {
     for precision in [accelerate::MixedPrecision::No, accelerate::MixedPrecision::Fp16] {
-        let got = ranks_with(2, Accelerator::builder().mixed_precision(precision), |accelerator| {
+        // A gradient of 4 times the usual scale of 65536 would overflow in half precision.
+        let scaler = accelerate::GradScalerKwargs { init_scale: 128.0, ..Default::default() };
+        let builder = Accelerator::builder().mixed_precision(precision).kwargs_handler(scaler);
+        let got = ranks_with(2, builder, |accelerator| {
             let store = ParamStore::new(accelerator.device());
             let linear = Linear::new(store.root(), 2, 1, Default::default())?;
             let optimizer = Sgd::new(&store, 0.0)?;

@@ -2,6 +2,7 @@
 
 use crate::border::{Handle, check, handle, handles};
 use crate::error::{Error, Result};
+use crate::nccl::{self, NcclOptions};
 use crate::store::{Store, c_string, milliseconds};
 use std::ffi::c_char;
 use std::fmt;
@@ -235,6 +236,14 @@ impl ProcessGroup {
             )
         })?;
         Ok(Self { group: Mutex::new(out), rank, world_size })
+    }
+
+    /// Connects `world_size` processes by NCCL, one CUDA device each. Every rank has to call this. Needs the cargo
+    /// feature `cuda`; without it an error that [`Error::is_feature_disabled`].
+    pub fn nccl(store: &Store, rank: usize, world_size: usize, options: &NcclOptions<'_>) -> Result<Self> {
+        const OPERATION: &str = "ProcessGroupNCCL";
+        let group = nccl::nccl(store, to_i32(OPERATION, rank)?, to_i32(OPERATION, world_size)?, options)?;
+        Ok(Self { group: Mutex::new(group), rank, world_size })
     }
 
     /// This process's number in the group.

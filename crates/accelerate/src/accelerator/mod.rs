@@ -9,7 +9,7 @@ mod training;
 
 pub use builder::AcceleratorBuilder;
 pub use handlers::KwargsHandler;
-pub use persistence::SaveModelOptions;
+pub use persistence::{AsParamStore, SaveModelOptions};
 pub use training::{HasParameters, PreparedModels};
 
 use crate::amp::{GradScaler, MixedPrecision, Precision};

@@ -1,13 +1,48 @@
 //! Weights on disk.
 
 use super::Accelerator;
+use crate::checkpoint::{LoadOptions, SaveOptions, load_checkpoint_in_model, save_model_weights};
 use crate::error::Result;
+use crate::nn::{LoadReport, Module, ParamStore};
+use crate::prepare::PreparedModel;
+use accelerate_core::weight_files::parse_size;
 use std::path::Path;
 
+/// Whatever owns a model's parameters: a model, prepared or not, or the store itself.
+pub trait AsParamStore {
+    /// The store of all parameters and buffers.
+    fn as_param_store(&self) -> &ParamStore;
+}
+
+impl AsParamStore for ParamStore {
+    fn as_param_store(&self) -> &ParamStore {
+        self
+    }
+}
+
+impl<M: Module> AsParamStore for M {
+    fn as_param_store(&self) -> &ParamStore {
+        self.params()
+    }
+}
+
+impl<M: Module> AsParamStore for PreparedModel<M> {
+    fn as_param_store(&self) -> &ParamStore {
+        self.params()
+    }
+}
+
 /// How [`Accelerator::save_model_with`] writes.
+///
+/// ```
+/// let options = accelerate::SaveModelOptions { max_shard_size: "1GB".into() };
+/// assert_eq!(accelerate::SaveModelOptions::default().max_shard_size, "10GB");
+/// # let _ = options;
+/// ```
 #[derive(Clone, Debug)]
 pub struct SaveModelOptions {
-    /// Largest size of one file, such as `"10GB"` (decimal) or `"10GiB"`; the default is `"10GB"`.
+    /// Largest size of one file, such as `"1GB"` (decimal) or `"1GiB"`; a larger tensor gets a file of its own.
+    /// Default `"10GB"`.
     pub max_shard_size: String,
 }
 
@@ -18,6 +53,65 @@ impl Default for SaveModelOptions {
 }
 
 impl Accelerator {
-    #[allow(dead_code)]
-    fn placeholder(&self, _: &Path) -> Result<()> { Ok(()) }
+    /// Writes a model's weights as Hugging Face does: `model.safetensors`, or several files and an index.
+    ///
+    /// The main process writes (with `save_on_each_node` the first of each machine); the others return at once,
+    /// so call [`Accelerator::wait_for_everyone`] before reading the files elsewhere. A crash leaves the old
+    /// files or the new ones, never half of each file.
+    ///
+    /// # Errors
+    /// A file that cannot be written, by path.
+    ///
+    /// ```
+    /// use accelerate::{Accelerator, nn::{Linear, ParamStore}};
+    ///
+    /// let folder = std::env::temp_dir().join(format!("accelerate-save-{}", std::process::id()));
+    /// let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// let store = ParamStore::new(accelerator.device());
+    /// Linear::new(store.root(), 2, 2, Default::default())?;
+    /// accelerator.save_model(&store, &folder)?;
+    /// accelerator.load_checkpoint_in_model(&store, &folder)?;
+    /// # std::fs::remove_dir_all(&folder).map_err(accelerate::Error::other)?;
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn save_model<M: AsParamStore + ?Sized>(&self, model: &M, save_directory: impl AsRef<Path>) -> Result<()> {
+        self.save_model_with(model, save_directory, &SaveModelOptions::default())
+    }
+
+    /// As [`Accelerator::save_model`], with all its settings.
+    pub fn save_model_with<M: AsParamStore + ?Sized>(
+        &self,
+        model: &M,
+        save_directory: impl AsRef<Path>,
+        options: &SaveModelOptions,
+    ) -> Result<()> {
+        let options = SaveOptions { max_shard_bytes: parse_size(&options.max_shard_size)?, ..Default::default() };
+        let writes = if self.project_configuration().save_on_each_node {
+            self.is_local_main_process()
+        } else {
+            self.is_main_process()
+        };
+        if writes {
+            save_model_weights(model.as_param_store(), save_directory, &options)?;
+        }
+        Ok(())
+    }
+
+    /// Reads weights by name into a model: one safetensors file, an index, or a folder with either. Every process
+    /// reads for itself. All names and shapes are compared first, and must fit.
+    ///
+    /// # Errors
+    /// All missing, unexpected and mis-shaped weights in one error; damaged files by path.
+    pub fn load_checkpoint_in_model<M: AsParamStore + ?Sized>(
+        &self,
+        model: &M,
+        checkpoint: impl AsRef<Path>,
+    ) -> Result<LoadReport> {
+        load_checkpoint_in_model(model.as_param_store(), checkpoint, &LoadOptions::default())
+    }
+
+    /// The user's own model inside a prepared one.
+    pub fn unwrap_model<'a, M>(&self, model: &'a PreparedModel<M>) -> &'a M {
+        model
+    }
 }

@@ -1,8 +1,8 @@
 //! The training step: accumulation, backward, clipping.
 
-use super::Accelerator;
+use super::{Accelerator, AsParamStore};
 use crate::error::Result;
-use crate::nn::{Module, Param, ParamStore};
+use crate::nn::{Param, ParamStore};
 use crate::optim;
 use crate::prepare::PreparedModel;
 use accelerate_core::config::AutocastKwargs;
@@ -64,21 +64,9 @@ pub trait HasParameters {
     fn trainable_parameters(&self) -> Vec<Param>;
 }
 
-impl HasParameters for ParamStore {
+impl<T: AsParamStore> HasParameters for T {
     fn trainable_parameters(&self) -> Vec<Param> {
-        ParamStore::trainable_parameters(self)
-    }
-}
-
-impl<M: Module> HasParameters for PreparedModel<M> {
-    fn trainable_parameters(&self) -> Vec<Param> {
-        self.params().trainable_parameters()
-    }
-}
-
-impl<M: Module> HasParameters for M {
-    fn trainable_parameters(&self) -> Vec<Param> {
-        self.params().trainable_parameters()
+        self.as_param_store().trainable_parameters()
     }
 }
 

@@ -16,9 +16,6 @@ pub(crate) enum StateError {
     )]
     UnknownBackend { name: String, device: String },
 
-    #[error("the backend {name} is not part of this build; build with the cargo feature `cuda`, or choose gloo")]
-    BackendDisabled { name: &'static str },
-
     #[error(
         "InitProcessGroupKwargs.init_method is \"{found}\"; wanted \"env://\", \"tcp://<host>:<port>\" or \
          \"file:///<path on a file system that all ranks see>\""

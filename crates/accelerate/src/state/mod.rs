@@ -88,7 +88,7 @@ impl PartialState {
         lookup: Lookup<'_>,
     ) -> Result<Self> {
         let backend = device::backend(device, kwargs.backend.as_deref())?;
-        let group = rendezvous::connect(ranks, backend, kwargs, lookup)?;
+        let group = rendezvous::connect(ranks, device, backend, kwargs, lookup)?;
         let distributed_type =
             if device.is_cuda() { DistributedType::MultiGpu } else { DistributedType::MultiCpu };
         Ok(Self(Arc::new(Inner {

@@ -8,7 +8,8 @@ use accelerate_core::environment::RankVariables;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use torch_ext::{GlooInterface, GlooOptions, ProcessGroup, Store, TcpStoreOptions};
+use tch::Device;
+use torch_ext::{GlooInterface, GlooOptions, NcclOptions, ProcessGroup, Store, TcpStoreOptions};
 
 /// Where the ranks meet.
 #[derive(Debug, PartialEq, Eq)]
@@ -21,6 +22,7 @@ enum MeetingPoint {
 /// Connects this rank with its peers. Collective over the run.
 pub(super) fn connect(
     ranks: &RankVariables,
+    device: Device,
     backend: &'static str,
     kwargs: &InitProcessGroupKwargs,
     lookup: Lookup<'_>,
@@ -29,11 +31,15 @@ pub(super) fn connect(
     let meeting_point = meeting_point(ranks, kwargs.init_method.as_deref(), lookup)?;
     let store = open(&meeting_point, ranks, timeout)?;
     wait_for_all(&store, ranks, timeout)?;
-    if backend != "gloo" {
-        return Err(StateError::BackendDisabled { name: backend }.into());
-    }
     let options = GlooOptions { timeout, interface: interface(&meeting_point, ranks, lookup), ..GlooOptions::default() };
-    let group = ProcessGroup::gloo(&store.prefix("gloo")?, ranks.rank, ranks.world_size, &options)?;
+    let gloo = ProcessGroup::gloo(&store.prefix("gloo")?, ranks.rank, ranks.world_size, &options)?;
+    let group = match device {
+        Device::Cuda(device_index) if backend == "nccl" => {
+            let options = NcclOptions { timeout, device_index, cpu: Some(&gloo) };
+            ProcessGroup::nccl(&store.prefix("nccl")?, ranks.rank, ranks.world_size, &options)?
+        }
+        _ => gloo,
+    };
     Group::new(group, &store, timeout)
 }
 
