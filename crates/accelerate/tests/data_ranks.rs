@@ -26,8 +26,7 @@ fn metrics_see_every_row_once_in_every_mode() {
             [(false, false, 0), (true, false, 1), (false, true, 2), (true, true, 0)]
         {
             let case = format!("{world_size} ranks, split {split_batches}, seedable {use_seedable_sampler}");
-            let configuration =
-                DataLoaderConfiguration { split_batches, use_seedable_sampler, ..Default::default() };
+            let configuration = DataLoaderConfiguration { split_batches, use_seedable_sampler, ..Default::default() };
             let builder = Accelerator::builder().cpu(true).dataloader_config(configuration);
             let epochs = testing::ranks_with(world_size, builder, |accelerator| {
                 let loader = DataLoader::builder(numbered(23)).batch_size(6).shuffle(true).num_workers(num_workers);

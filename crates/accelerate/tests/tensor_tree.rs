@@ -36,12 +36,7 @@ struct Batch {
 }
 
 fn batch(first: i64) -> Batch {
-    Batch {
-        input_ids: scalar(first),
-        labels: Some(scalar(first + 1)),
-        names: vec!["a".to_owned()],
-        index: 7,
-    }
+    Batch { input_ids: scalar(first), labels: Some(scalar(first + 1)), names: vec!["a".to_owned()], index: 7 }
 }
 
 #[test]

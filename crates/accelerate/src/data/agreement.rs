@@ -35,11 +35,7 @@ impl Exchange for Context {
 }
 
 /// The order of a pass, the same on all ranks: that of rank 0.
-pub(crate) fn agreed_indices(
-    exchange: &dyn Exchange,
-    sampler: &dyn Sampler,
-    epoch: usize,
-) -> Result<Vec<usize>> {
+pub(crate) fn agreed_indices(exchange: &dyn Exchange, sampler: &dyn Sampler, epoch: usize) -> Result<Vec<usize>> {
     if downcast::<SequentialSampler>(sampler).is_some() {
         return sampler.indices(epoch);
     }
@@ -64,14 +60,10 @@ pub(crate) fn agree_on_generator(exchange: &dyn Exchange, generator: &SharedGene
 }
 
 /// The batches of a pass, the same on all ranks: those of rank 0.
-pub(crate) fn agreed_batches(
-    exchange: &dyn Exchange,
-    batches: Vec<Vec<usize>>,
-) -> Result<Vec<Vec<usize>>> {
+pub(crate) fn agreed_batches(exchange: &dyn Exchange, batches: Vec<Vec<usize>>) -> Result<Vec<Vec<usize>>> {
     // Every batch is written as its length followed by its rows.
-    let with_length = |batch: Vec<usize>| {
-        std::iter::once(batch.len()).chain(batch).map(|number| number as i64).collect::<Vec<_>>()
-    };
+    let with_length =
+        |batch: Vec<usize>| std::iter::once(batch.len()).chain(batch).map(|number| number as i64).collect::<Vec<_>>();
     let numbers = agreed_numbers(exchange, batches.into_iter().flat_map(with_length).collect())?;
     let mut numbers = numbers.into_iter().map(|number| number as usize);
     let mut batches = Vec::new();

@@ -66,17 +66,7 @@ impl<D: Dataset + 'static, B: Send + 'static> Batches<D, B> {
             };
             workers = Some(Workers::start(&parts.recipe, &errand)?);
         }
-        Ok(Self {
-            parts,
-            sharding,
-            schedule,
-            epoch,
-            next_round,
-            num_rounds,
-            workers,
-            prepared,
-            completed: false,
-        })
+        Ok(Self { parts, sharding, schedule, epoch, next_round, num_rounds, workers, prepared, completed: false })
     }
 
     fn make(&self, round: usize) -> Result<B> {

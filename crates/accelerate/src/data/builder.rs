@@ -14,8 +14,25 @@ use torch_ext::Generator;
 /// How many batches each background thread makes ahead of time unless told otherwise (PyTorch's default).
 const PREFETCH_FACTOR: usize = 2;
 
-/// What makes batches of rows of type `T`. Made by [`DataLoader::builder`] and
+/// What makes batches of rows of type `T`: [`DefaultCollate`], or [`CustomCollate`] after
 /// [`DataLoaderBuilder::collate_fn`].
+///
+/// Named where a function takes a builder of any kind:
+///
+/// ```
+/// use accelerate::data::{Collator, DataLoader, DataLoaderBuilder, Dataset, VecDataset};
+///
+/// fn small<D: Dataset + 'static, C: Collator<D::Item>>(
+///     builder: DataLoaderBuilder<D, C>,
+/// ) -> accelerate::Result<DataLoader<D, C::Batch>>
+/// where
+///     C::Batch: Send + 'static,
+/// {
+///     builder.batch_size(2).build()
+/// }
+/// assert_eq!(small(DataLoader::builder(VecDataset::new(vec![1i64, 2, 3])))?.len(), 2);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
 pub trait Collator<T> {
     /// What the rows become.
     type Batch;
@@ -25,6 +42,14 @@ pub trait Collator<T> {
 }
 
 /// Batches are made as [`Collate`] says.
+///
+/// ```
+/// use accelerate::data::{DataLoader, DataLoaderBuilder, DefaultCollate, VecDataset};
+///
+/// let builder: DataLoaderBuilder<_, DefaultCollate> = DataLoader::builder(VecDataset::new(vec![1i64]));
+/// assert_eq!(builder.build()?.len(), 1);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct DefaultCollate;
 
@@ -36,6 +61,15 @@ impl<T: Collate + 'static> Collator<T> for DefaultCollate {
 }
 
 /// Batches are made by the user's function.
+///
+/// ```
+/// use accelerate::data::{CustomCollate, DataLoader, DataLoaderBuilder, VecDataset};
+///
+/// let builder = DataLoader::builder(VecDataset::new(vec![1i64, 2])).batch_size(2);
+/// let builder: DataLoaderBuilder<_, CustomCollate<i64, i64>> = builder.collate_fn(|rows| Ok(rows.iter().sum()));
+/// assert_eq!(builder.build()?.iter()?.next().unwrap()?, 3);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
 pub struct CustomCollate<T, B>(Box<CollateFn<T, B>>);
 
 impl<T, B> Collator<T> for CustomCollate<T, B> {
@@ -230,11 +264,7 @@ where
     }
 }
 
-fn sampler_of(
-    dataset: &impl Dataset,
-    shuffle: bool,
-    generator: Option<&SharedGenerator>,
-) -> Arc<dyn Sampler> {
+fn sampler_of(dataset: &impl Dataset, shuffle: bool, generator: Option<&SharedGenerator>) -> Arc<dyn Sampler> {
     if !shuffle {
         return Arc::new(SequentialSampler::new(dataset.len()));
     }

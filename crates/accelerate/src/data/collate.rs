@@ -88,10 +88,7 @@ pub fn stack_tensors<T: TensorTree>(items: Vec<T>) -> Result<T> {
 }
 
 /// A tree of the form of the first, whose tensor `k` is what `merge` makes of tensor `k` of every tree.
-pub(crate) fn merge_trees<T: TensorTree>(
-    items: &[T],
-    merge: &mut dyn FnMut(&[Tensor]) -> Result<Tensor>,
-) -> Result<T> {
+pub(crate) fn merge_trees<T: TensorTree>(items: &[T], merge: &mut dyn FnMut(&[Tensor]) -> Result<Tensor>) -> Result<T> {
     let first = items.first().ok_or(DataError::EmptyBatch)?;
     let mut columns: Vec<Vec<Tensor>> = Vec::new();
     first.for_each_tensor(&mut |tensor| columns.push(vec![tensor.shallow_clone()]));
@@ -119,12 +116,7 @@ pub(crate) fn stack(tensors: &[Tensor]) -> Result<Tensor> {
     Ok(Tensor::f_stack(tensors, 0)?)
 }
 
-fn agree<T: PartialEq + std::fmt::Debug>(
-    position: usize,
-    what: &'static str,
-    found: &T,
-    wanted: &T,
-) -> Result<()> {
+fn agree<T: PartialEq + std::fmt::Debug>(position: usize, what: &'static str, found: &T, wanted: &T) -> Result<()> {
     if found == wanted {
         return Ok(());
     }
@@ -139,10 +131,7 @@ impl Collate for Tensor {
     }
 }
 
-fn matrix<T: tch::kind::Element>(rows: &[&[T]]) -> Result<Tensor>
-where
-    T: Copy,
-{
+fn matrix<T: tch::kind::Element + Copy>(rows: &[&[T]]) -> Result<Tensor> {
     let first = rows.first().ok_or(DataError::EmptyBatch)?;
     for (position, row) in rows.iter().enumerate() {
         agree(position, "length", &row.len(), &first.len())?;
@@ -250,12 +239,7 @@ impl<K: Ord + std::fmt::Debug, T: Collate> Collate for BTreeMap<K, T> {
         let mut columns: BTreeMap<K, Vec<T>> = BTreeMap::new();
         for (position, item) in items.into_iter().enumerate() {
             if position > 0 {
-                agree(
-                    position,
-                    "list of keys",
-                    &item.keys().collect::<Vec<_>>(),
-                    &columns.keys().collect::<Vec<_>>(),
-                )?;
+                agree(position, "list of keys", &item.keys().collect::<Vec<_>>(), &columns.keys().collect::<Vec<_>>())?;
             }
             for (key, value) in item {
                 columns.entry(key).or_default().push(value);
@@ -346,10 +330,14 @@ mod tests {
     #[test]
     fn rows_that_do_not_agree_are_refused_by_number() {
         let tensors = vec![Tensor::from_slice(&[1i64]), Tensor::from_slice(&[1i64, 2])];
-        assert!(text(default_collate(tensors)).contains("the shape of row 1 of the batch is [2], but that of row 0 is [1]"));
+        assert!(
+            text(default_collate(tensors)).contains("the shape of row 1 of the batch is [2], but that of row 0 is [1]")
+        );
         let kinds = vec![Tensor::from_slice(&[1i64]), Tensor::from_slice(&[1f32])];
         assert!(text(default_collate(kinds)).contains("the dtype of row 1 of the batch is Float"));
-        assert!(text(default_collate(vec![vec![1i64], vec![1], vec![]])).contains("the length of row 2 of the batch is 0"));
+        assert!(
+            text(default_collate(vec![vec![1i64], vec![1], vec![]])).contains("the length of row 2 of the batch is 0")
+        );
         let keys = vec![BTreeMap::from([("a", 1i64)]), BTreeMap::from([("b", 1i64)])];
         assert!(text(default_collate(keys)).contains(r#"the list of keys of row 1 of the batch is ["b"]"#));
         assert!(text(default_collate(vec![Some(1i64), None])).contains("the value of row 1 of the batch is None"));

@@ -115,11 +115,7 @@ impl<D: Dataset, B> Parts<D, B> {
     }
 }
 
-fn schedule_of_batches(
-    sampler: &dyn BatchSampler,
-    batches: Vec<Vec<usize>>,
-    sharding: &Sharding,
-) -> Result<Schedule> {
+fn schedule_of_batches(sampler: &dyn BatchSampler, batches: Vec<Vec<usize>>, sharding: &Sharding) -> Result<Schedule> {
     if let Some(position) = batches.iter().position(Vec::is_empty) {
         return Err(DataError::EmptySamplerBatch { position }.into());
     }

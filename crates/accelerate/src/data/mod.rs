@@ -29,12 +29,10 @@ pub use builder::{Collator, CustomCollate, DataLoaderBuilder, DefaultCollate};
 pub use collate::{Collate, default_collate, stack_tensors};
 pub use dataset::{Dataset, MapDataset, Subset, TensorDataset, VecDataset, random_split};
 pub use loader::DataLoader;
-pub use operations::{
-    concatenate, find_batch_size, pad_input_tensors, send_to_device, slice_tensors,
-};
+pub use operations::{concatenate, find_batch_size, pad_input_tensors, send_to_device, slice_tensors};
 pub use sampler::{
-    BatchSampler, RandomSampler, Sampler, SeedableRandomSampler, SequentialSampler,
-    SubsetRandomSampler, WeightedRandomSampler,
+    BatchSampler, RandomSampler, Sampler, SeedableRandomSampler, SequentialSampler, SubsetRandomSampler,
+    WeightedRandomSampler,
 };
 pub use shard::DataLoaderShard;
 pub use torch_ext::Generator;

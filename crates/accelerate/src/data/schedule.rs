@@ -37,11 +37,7 @@ impl Sharding {
 
     /// The arithmetic for batches of any size.
     pub(crate) fn by_batches(&self, drop_last: bool) -> RaggedBatchShard {
-        RaggedBatchShard {
-            num_processes: self.num_processes,
-            drop_last,
-            even_batches: self.even_batches,
-        }
+        RaggedBatchShard { num_processes: self.num_processes, drop_last, even_batches: self.even_batches }
     }
 
     /// `split_batches` cuts batches into equal parts: is that possible?

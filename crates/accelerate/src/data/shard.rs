@@ -147,11 +147,7 @@ fn check_available(configuration: &DataLoaderConfiguration) -> Result<()> {
 }
 
 /// Makes random orders something that ranks can agree on, as `prepare_data_loader` of the reference does.
-fn prepare_sampler(
-    order: &mut Order,
-    sharding: &Sharding,
-    configuration: &DataLoaderConfiguration,
-) -> Result<()> {
+fn prepare_sampler(order: &mut Order, sharding: &Sharding, configuration: &DataLoaderConfiguration) -> Result<()> {
     let random = order.random_sampler().filter(|_| configuration.use_seedable_sampler);
     let Some(random) = random else {
         // A single process goes on drawing from the default generator in every pass.

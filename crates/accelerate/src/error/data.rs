@@ -16,9 +16,7 @@ pub(crate) enum DataError {
          dimension, for example with tensor.unsqueeze(0)"
     )]
     NoRowDimension { position: usize },
-    #[error(
-        "a TensorDataset needs at least one tensor to know its number of rows, but it was given none"
-    )]
+    #[error("a TensorDataset needs at least one tensor to know its number of rows, but it was given none")]
     NoTensors,
     #[error("cannot build a batch of no rows; give at least one row")]
     EmptyBatch,
@@ -62,9 +60,7 @@ pub(crate) enum DataError {
     NothingToPrefetch,
     #[error("{setting} = {value} is not available in this version; {cure}")]
     NotAvailable { setting: &'static str, value: &'static str, cure: &'static str },
-    #[error(
-        "no batch size was found, because the value holds no tensor with at least one dimension"
-    )]
+    #[error("no batch size was found, because the value holds no tensor with at least one dimension")]
     NoBatchSize,
     #[error("there is no dimension {dim} in a tensor of shape {shape:?}")]
     NoSuchDimension { dim: i64, shape: Vec<i64> },
@@ -79,11 +75,11 @@ pub(crate) enum DataError {
     WorkerGone { round: usize },
     #[error("cannot start a thread to prepare batches in the background; set num_workers to 0 to do without")]
     Spawn { source: std::io::Error },
-    #[error(
-        "sample weight {position} is {found}, but weights must be finite and at least 0, and not all of them 0"
-    )]
+    #[error("sample weight {position} is {found}, but weights must be finite and at least 0, and not all of them 0")]
     BadWeight { position: usize, found: f64 },
-    #[error("cannot split {num_rows} rows into parts of {lengths:?}, which add up to {total}; make the lengths add up to {num_rows}")]
+    #[error(
+        "cannot split {num_rows} rows into parts of {lengths:?}, which add up to {total}; make the lengths add up to {num_rows}"
+    )]
     BadSplit { num_rows: usize, lengths: Vec<usize>, total: usize },
 }
 

@@ -83,11 +83,8 @@ fn shuffled_ranks_see_every_row_once() {
 
 #[test]
 fn the_epoch_of_rank_zero_is_the_one_that_counts() {
-    let configuration = DataLoaderConfiguration {
-        use_seedable_sampler: true,
-        data_seed: Some(3),
-        ..Default::default()
-    };
+    let configuration =
+        DataLoaderConfiguration { use_seedable_sampler: true, data_seed: Some(3), ..Default::default() };
     let passes = on_ranks(2, |place| {
         let rank = place.rank;
         let loader = numbered(10).shuffle(true).build().unwrap();

@@ -99,8 +99,7 @@ fn prepared_loaders_follow_accelerate_on_one_to_three_ranks() {
                 let recording = Recording::default();
                 for rank in 0..world_size {
                     let case = format!("{name}, rank {rank} of {world_size}");
-                    let (epochs, next_draw) =
-                        run_case(name, &golden["cases"][name], rank, world_size, &recording);
+                    let (epochs, next_draw) = run_case(name, &golden["cases"][name], rank, world_size, &recording);
                     check(&case, &of_ranks[rank], &epochs, next_draw);
                 }
             }
@@ -123,9 +122,7 @@ fn run_case(
     let builder = builder.drop_last(case["drop_last"].as_bool().unwrap());
     let builder = match name {
         "own_generator" => builder.shuffle(true).generator(seeded(9)),
-        "subset_sampler" => {
-            builder.sampler(SubsetRandomSampler::new((0..number("rows")).step_by(2).collect()))
-        }
+        "subset_sampler" => builder.sampler(SubsetRandomSampler::new((0..number("rows")).step_by(2).collect())),
         _ => builder.shuffle(true),
     };
     let mut place = place(rank, world_size);
@@ -145,8 +142,7 @@ fn seedable_shuffles_are_those_of_rank_zero_however_ranks_are_seeded() {
             tch::manual_seed(SEED + 100 * rank as i64);
             let mut place = place(rank, 2);
             place.exchange = Some(recording.exchange(rank));
-            let configuration =
-                DataLoaderConfiguration { use_seedable_sampler: true, ..Default::default() };
+            let configuration = DataLoaderConfiguration { use_seedable_sampler: true, ..Default::default() };
             let loader = numbered(22).batch_size(4).shuffle(true).build().unwrap();
             let loader = loader.prepare_at(place, &configuration).unwrap();
             let epochs: Vec<_> = (0..2).map(|_| pass(loader.iter().unwrap())).collect();

@@ -1,17 +1,14 @@
 //! Passes: epochs, skipping, leaving early, errors.
 
 use super::*;
-use crate::data::{BatchSampler, Dataset, MapDataset, Sampler, SeedableRandomSampler, skip_first_batches};
 use crate::Error;
+use crate::data::{BatchSampler, Dataset, MapDataset, Sampler, SeedableRandomSampler, skip_first_batches};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 fn seedable(num_rows: usize) -> NumberedShard {
     let loader = numbered(num_rows).batch_size(2).shuffle(true).build().unwrap();
-    let configuration = DataLoaderConfiguration {
-        use_seedable_sampler: true,
-        data_seed: Some(11),
-        ..Default::default()
-    };
+    let configuration =
+        DataLoaderConfiguration { use_seedable_sampler: true, data_seed: Some(11), ..Default::default() };
     shard(loader, 0, 1, &configuration)
 }
 
@@ -131,8 +128,9 @@ fn the_innermost_loop_is_the_active_one() {
 fn a_loop_that_is_left_is_over() {
     let loader = seedable(10);
     for batch in loader.iter().unwrap() {
-        batch.unwrap();
-        break;
+        if rows_of(&batch.unwrap()) != [-1, -1] {
+            break;
+        }
     }
     assert_eq!(loader.gradient_state.active_position(), None);
 }
@@ -183,17 +181,12 @@ fn options_that_exclude_each_other_are_refused_by_name() {
             Ok(Vec::new())
         }
     }
-    let text = |builder: DataLoaderBuilder<VecDataset<i64>, DefaultCollate>| {
-        builder.build().unwrap_err().to_string()
-    };
+    let text = |builder: DataLoaderBuilder<VecDataset<i64>, DefaultCollate>| builder.build().unwrap_err().to_string();
     let cases = [
         (numbered(3).batch_sampler(NoBatches).batch_size(2), "batch_sampler and DataLoaderBuilder::batch_size"),
         (numbered(3).batch_sampler(NoBatches).shuffle(true), "batch_sampler and DataLoaderBuilder::shuffle"),
         (numbered(3).batch_sampler(NoBatches).drop_last(true), "batch_sampler and DataLoaderBuilder::drop_last"),
-        (
-            numbered(3).sampler(SeedableRandomSampler::new(3, 0)).shuffle(true),
-            "sampler and DataLoaderBuilder::shuffle",
-        ),
+        (numbered(3).sampler(SeedableRandomSampler::new(3, 0)).shuffle(true), "sampler and DataLoaderBuilder::shuffle"),
         (numbered(3).batch_size(0), "batch_size is 0, but must be at least 1"),
         (numbered(3).num_workers(1).prefetch_factor(0), "prefetch_factor is 0, but must be at least 1"),
         (numbered(3).prefetch_factor(2), "num_workers is 0"),

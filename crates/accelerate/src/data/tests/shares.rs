@@ -39,13 +39,7 @@ fn rows_are_dealt_as_by_the_reference() {
                 &[&[4, 5, 6, 7], &[12, 13, 14, 15], &[20, 21, 0, 1]],
             ],
         ),
-        (
-            6,
-            4,
-            2,
-            true,
-            &[&[&[0, 1], &[4, 5]], &[&[2, 3], &[0, 1]]],
-        ),
+        (6, 4, 2, true, &[&[&[0, 1], &[4, 5]], &[&[2, 3], &[0, 1]]]),
         (
             21,
             3,
@@ -151,9 +145,7 @@ fn settings_that_cannot_be_honoured_are_refused_by_name() {
     let dispatch = DataLoaderConfiguration { dispatch_batches: Some(true), ..Default::default() };
     assert!(text(dispatch).starts_with("DataLoaderConfiguration.dispatch_batches = true is not available"));
     let stateful = DataLoaderConfiguration { use_stateful_dataloader: true, ..Default::default() };
-    assert!(
-        text(stateful).starts_with("DataLoaderConfiguration.use_stateful_dataloader = true is not available")
-    );
+    assert!(text(stateful).starts_with("DataLoaderConfiguration.use_stateful_dataloader = true is not available"));
 }
 
 #[test]
@@ -179,10 +171,7 @@ impl BatchSampler for Fixed {
     }
 }
 
-fn shares_of_batches(
-    sampler: impl Fn() -> Fixed,
-    configuration: &DataLoaderConfiguration,
-) -> Vec<Vec<Vec<i64>>> {
+fn shares_of_batches(sampler: impl Fn() -> Fixed, configuration: &DataLoaderConfiguration) -> Vec<Vec<Vec<i64>>> {
     let of_rank = |rank| {
         let loader = numbered(10).batch_sampler(sampler()).build().unwrap();
         let loader = shard(loader, rank, 2, configuration);

@@ -37,9 +37,13 @@ fn threads_end_when_the_pass_is_left() {
 
 #[test]
 fn a_bad_row_arrives_in_its_turn_and_the_pass_goes_on() {
-    let dataset = MapDataset::new(VecDataset::new((0..6).collect()), |row: i64| {
-        if row == 2 { Err(Error::other("torn")) } else { Ok(row) }
-    });
+    let dataset =
+        MapDataset::new(
+            VecDataset::new((0..6).collect()),
+            |row: i64| {
+                if row == 2 { Err(Error::other("torn")) } else { Ok(row) }
+            },
+        );
     let loader = DataLoader::builder(dataset).batch_size(2).num_workers(2).build().unwrap();
     let outcomes: Vec<_> = loader.iter().unwrap().map(|batch| batch.map(|batch| rows_of(&batch))).collect();
     assert_eq!(outcomes[0].as_ref().unwrap(), &[0, 1]);
