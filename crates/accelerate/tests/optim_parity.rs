@@ -8,8 +8,7 @@ use accelerate::nn::{ParamStore, init::Init};
 use accelerate::optim::schedule::OneCycle;
 use accelerate::optim::{
     Adagrad, Adam, AdamW, AnnealStrategy, ConstantWithWarmup, CosineWithWarmup, ExponentialLr, LambdaLr,
-    LinearWithWarmup, LrScheduler, OneCycleLr, Optimizer, ParamGroup, PolynomialLr, Sgd, StepLr,
-    clip_grad_norm_,
+    LinearWithWarmup, LrScheduler, OneCycleLr, Optimizer, ParamGroup, PolynomialLr, Sgd, StepLr, clip_grad_norm_,
 };
 use accelerate::tch::{Device, Kind, Tensor};
 use serde_json::Value;
@@ -111,9 +110,7 @@ fn optim_adamw_steps_like_pytorch() {
     check_optimizer("adamw_amsgrad", |store| {
         AdamW::builder(store).lr(1e-2).amsgrad(true).weight_decay(0.1).betas((0.8, 0.95)).build()
     });
-    check_optimizer("adamw_no_decay", |store| {
-        AdamW::builder(store).lr(3e-3).weight_decay(0.0).eps(1e-6).build()
-    });
+    check_optimizer("adamw_no_decay", |store| AdamW::builder(store).lr(3e-3).weight_decay(0.0).eps(1e-6).build());
 }
 
 #[test]

@@ -67,12 +67,7 @@ impl Adagrad {
             groups: vec![ParamGroup::new(store.trainable_parameters())],
             lr: 1e-2,
             weight_decay: 0.0,
-            options: Options {
-                lr_decay: 0.0,
-                eps: 1e-10,
-                initial_accumulator_value: 0.0,
-                maximize: false,
-            },
+            options: Options { lr_decay: 0.0, eps: 1e-10, initial_accumulator_value: 0.0, maximize: false },
         }
     }
 
@@ -260,8 +255,7 @@ impl AdagradBuilder {
         at_least_zero("Adagrad", "eps", self.options.eps)?;
         let initial = self.options.initial_accumulator_value;
         at_least_zero("Adagrad", "initial_accumulator_value", initial)?;
-        let defaults =
-            GroupDefaults { lr: self.lr, weight_decay: self.weight_decay, momentum: None };
+        let defaults = GroupDefaults { lr: self.lr, weight_decay: self.weight_decay, momentum: None };
         let handle = OptimizerHandle::new("Adagrad", self.groups, defaults)?;
         let sums = handle.params().map(|_| None).collect();
         Ok(Adagrad { handle, options: self.options, sums })

@@ -1,9 +1,9 @@
 //! Adam and AdamW.
 
+use super::Optimizer;
 use super::batches::{Batch, batches};
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero};
 use super::state::{Loading, OptimizerState, save_groups, save_tensor};
-use super::Optimizer;
 use crate::error::{OptimError, Result};
 use crate::nn::ParamStore;
 use serde::{Deserialize, Serialize};
@@ -98,12 +98,7 @@ impl Core {
         Ok(())
     }
 
-    fn step_batch(
-        &mut self,
-        batch: &Batch,
-        settings: GroupSettings,
-        found_inf: Option<&Tensor>,
-    ) -> Result<()> {
+    fn step_batch(&mut self, batch: &Batch, settings: GroupSettings, found_inf: Option<&Tensor>) -> Result<()> {
         for (&slot, param) in batch.slots.iter().zip(batch.params()) {
             if self.moments[slot].is_none() {
                 self.moments[slot] = Some(Moments::zeros(param, self.options.amsgrad)?);
@@ -113,8 +108,7 @@ impl Core {
         let steps: Vec<&Tensor> = moments().map(|m| &m.step).collect();
         let exp_avgs: Vec<&Tensor> = moments().map(|m| &m.exp_avg).collect();
         let exp_avg_sqs: Vec<&Tensor> = moments().map(|m| &m.exp_avg_sq).collect();
-        let max_exp_avg_sqs: Vec<&Tensor> =
-            moments().filter_map(|m| m.max_exp_avg_sq.as_ref()).collect();
+        let max_exp_avg_sqs: Vec<&Tensor> = moments().filter_map(|m| m.max_exp_avg_sq.as_ref()).collect();
         foreach::add_scalar_(&steps, 1.0)?;
         let tensors = AdamTensors {
             params: &batch.params(),
@@ -376,11 +370,8 @@ impl<O: AdamKind> AdamBuilder<O> {
         for beta1 in self.groups.iter().filter_map(|group| group.momentum) {
             check_beta(O::NAME, "beta1", beta1)?;
         }
-        let defaults = GroupDefaults {
-            lr: self.lr,
-            weight_decay: self.weight_decay,
-            momentum: Some(self.options.betas.0),
-        };
+        let defaults =
+            GroupDefaults { lr: self.lr, weight_decay: self.weight_decay, momentum: Some(self.options.betas.0) };
         let handle = OptimizerHandle::new(O::NAME, self.groups, defaults)?;
         let moments = handle.params().map(|_| None).collect();
         Ok(O::from_core(Core { handle, options: self.options, decoupled: O::DECOUPLED, moments }))

@@ -86,13 +86,10 @@ pub fn no_decay(store: &ParamStore, patterns: &[&str]) -> Vec<ParamGroup> {
         .trainable_parameters()
         .into_iter()
         .partition(|param| patterns.iter().any(|pattern| param.name().contains(pattern)));
-    [
-        ParamGroup::new(with).name("decay"),
-        ParamGroup::new(without).weight_decay(0.0).name("no_decay"),
-    ]
-    .into_iter()
-    .filter(|group| !group.params.is_empty())
-    .collect()
+    [ParamGroup::new(with).name("decay"), ParamGroup::new(without).weight_decay(0.0).name("no_decay")]
+        .into_iter()
+        .filter(|group| !group.params.is_empty())
+        .collect()
 }
 
 /// What a [`ParamGroup`] falls back to where it says nothing.
@@ -163,11 +160,7 @@ impl OptimizerHandle {
     /// # Errors
     /// No parameter at all, a parameter in two groups, two parameters of the same name (state is
     /// saved by name), or a setting that is negative or not finite.
-    pub fn new(
-        optimizer: &'static str,
-        groups: Vec<ParamGroup>,
-        defaults: GroupDefaults,
-    ) -> Result<Self> {
+    pub fn new(optimizer: &'static str, groups: Vec<ParamGroup>, defaults: GroupDefaults) -> Result<Self> {
         check_members(optimizer, &groups)?;
         let mut settings = Vec::with_capacity(groups.len());
         for group in &groups {
@@ -317,11 +310,7 @@ impl OptimizerHandle {
     }
 
     /// Changes one group's settings under the lock.
-    pub(crate) fn update(
-        &self,
-        group: usize,
-        change: impl FnOnce(&mut GroupSettings),
-    ) -> Result<()> {
+    pub(crate) fn update(&self, group: usize, change: impl FnOnce(&mut GroupSettings)) -> Result<()> {
         let mut state = self.lock();
         let settings = state.settings.get_mut(group).ok_or_else(|| self.no_such(group))?;
         change(settings);
@@ -338,8 +327,7 @@ impl OptimizerHandle {
     /// rate; returns the new ones.
     pub(crate) fn map_lrs(&self, mut rule: impl FnMut(usize, f64) -> f64) -> Vec<f64> {
         // The rule may be the user's, and must be free to look at this handle: no lock meanwhile.
-        let lrs: Vec<f64> =
-            self.learning_rates().into_iter().enumerate().map(|(group, lr)| rule(group, lr)).collect();
+        let lrs: Vec<f64> = self.learning_rates().into_iter().enumerate().map(|(group, lr)| rule(group, lr)).collect();
         for (settings, &lr) in self.lock().settings.iter_mut().zip(&lrs) {
             settings.lr = lr;
         }

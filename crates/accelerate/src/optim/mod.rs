@@ -18,20 +18,19 @@ mod state;
 #[allow(clippy::unwrap_used)]
 mod tests;
 
-pub(crate) use batches::{gradients, references};
 pub use adagrad::{Adagrad, AdagradBuilder};
 pub use adam::{Adam, AdamBuilder, AdamW};
+pub(crate) use batches::{gradients, references};
 pub use clip::{
-    ClipGradNorm, clip_grad_norm_, clip_grad_norm_with, clip_grad_value_, clip_grads_with_norm_,
-    get_total_norm,
+    ClipGradNorm, clip_grad_norm_, clip_grad_norm_with, clip_grad_value_, clip_grads_with_norm_, get_total_norm,
 };
 pub use handle::{GroupDefaults, OptimizerHandle, ParamGroup, no_decay};
 pub use prepared::AcceleratedOptimizer;
 pub use prepared_schedule::AcceleratedScheduler;
 pub(crate) use prepared_schedule::SchedulerOptions;
 pub use schedule::{
-    AnnealStrategy, ConstantWithWarmup, CosineWithWarmup, ExponentialLr, LambdaLr,
-    LinearWithWarmup, LrScheduler, OneCycleLr, PolynomialLr, SchedulerState, StepLr,
+    AnnealStrategy, ConstantWithWarmup, CosineWithWarmup, ExponentialLr, LambdaLr, LinearWithWarmup, LrScheduler,
+    OneCycleLr, PolynomialLr, SchedulerState, StepLr,
 };
 pub use sgd::{Sgd, SgdBuilder};
 pub use state::{GroupState, OptimizerState};

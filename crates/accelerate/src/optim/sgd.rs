@@ -80,12 +80,7 @@ impl Sgd {
         Ok(())
     }
 
-    fn step_batch(
-        &mut self,
-        batch: &Batch,
-        settings: GroupSettings,
-        found_inf: Option<&Tensor>,
-    ) -> Result<()> {
+    fn step_batch(&mut self, batch: &Batch, settings: GroupSettings, found_inf: Option<&Tensor>) -> Result<()> {
         if settings.momentum == 0.0 {
             let members: Vec<usize> = (0..batch.slots.len()).collect();
             return self.launch(batch, &members, settings, false, found_inf);

@@ -38,12 +38,7 @@ fn start_scaling(scaler: &GradScaler) {
 }
 
 fn reference(num_processes: usize, split_batches: bool) -> SchedulerOptions {
-    SchedulerOptions {
-        num_processes,
-        split_batches,
-        step_with_optimizer: true,
-        unit: SchedulerUnit::Reference,
-    }
+    SchedulerOptions { num_processes, split_batches, step_with_optimizer: true, unit: SchedulerUnit::Reference }
 }
 
 #[test]
@@ -82,8 +77,7 @@ fn optim_schedule_ends_at_zero_with_any_accumulation() {
         let optimizer = Sgd::new(&store, 1.0).unwrap();
         let linear = LinearWithWarmup::new(&optimizer, 0, total);
         let mut optimizer = AcceleratedOptimizer::new(optimizer, context.clone(), None);
-        let mut scheduler =
-            AcceleratedScheduler::new(linear, context.clone(), reference(num_processes, false));
+        let mut scheduler = AcceleratedScheduler::new(linear, context.clone(), reference(num_processes, false));
         for batch in 0..num_batches {
             assert!(0.0 < scheduler.get_last_lr()[0], "batch {batch} of accumulation {num_steps}");
             context.gradient_state.begin_micro_batch();
@@ -193,9 +187,8 @@ fn optim_scale_moves_once_for_all_prepared_optimizers() {
     let context = Context::single_process();
     let (store_a, store_b) = (one_weight(), one_weight());
     let scaler = scaler(8.0, 2);
-    let prepare = |store| {
-        AcceleratedOptimizer::new(Sgd::new(store, 1.0).unwrap(), context.clone(), Some(scaler.clone()))
-    };
+    let prepare =
+        |store| AcceleratedOptimizer::new(Sgd::new(store, 1.0).unwrap(), context.clone(), Some(scaler.clone()));
     let (mut a, mut b) = (prepare(&store_a), prepare(&store_b));
     start_scaling(&scaler);
     let mut step = |gradient_a: f32, gradient_b: f32| {
@@ -225,9 +218,8 @@ fn optim_gradients_of_a_resting_optimizer_follow_the_scale() {
     let context = Context::single_process();
     let (store_a, store_b) = (one_weight(), one_weight());
     let scaler = scaler(8.0, 100);
-    let prepare = |store| {
-        AcceleratedOptimizer::new(Sgd::new(store, 1.0).unwrap(), context.clone(), Some(scaler.clone()))
-    };
+    let prepare =
+        |store| AcceleratedOptimizer::new(Sgd::new(store, 1.0).unwrap(), context.clone(), Some(scaler.clone()));
     let (mut a, mut b) = (prepare(&store_a), prepare(&store_b));
     start_scaling(&scaler);
     // B has gathered a true gradient of 0.5; A steps twice before B does.
@@ -358,7 +350,10 @@ fn optim_builders_refuse_impossible_settings() {
         (Sgd::builder(&store).momentum(-0.9).build().map(drop), "momentum is -0.9"),
         (Sgd::builder(&store).nesterov(true).build().map(drop), "momentum above 0"),
         (Adagrad::builder(&store).lr_decay(-1.0).build().map(drop), "lr_decay is -1"),
-        (AdamW::builder(&store).param_groups(twice).build().map(drop), "\"weight\" is in parameter group 0 and again in group 1"),
+        (
+            AdamW::builder(&store).param_groups(twice).build().map(drop),
+            "\"weight\" is in parameter group 0 and again in group 1",
+        ),
         (AdamW::new(&ParamStore::new(Device::Cpu), 0.1).map(drop), "no parameters to train"),
     ];
     for (result, wanted) in refused {

@@ -160,10 +160,9 @@ impl Clock {
 
     fn load(&mut self, scheduler: &'static str, state: &SchedulerState) -> Result<()> {
         let wanted = self.handle.num_groups();
-        for (what, found) in [
-            ("saved base learning rates", state.base_lrs.len()),
-            ("saved last learning rates", state.last_lr.len()),
-        ] {
+        for (what, found) in
+            [("saved base learning rates", state.base_lrs.len()), ("saved last learning rates", state.last_lr.len())]
+        {
             if found != wanted {
                 return Err(OptimError::GroupCount { scheduler, what, found, wanted }.into());
             }
@@ -196,10 +195,7 @@ macro_rules! scheduler {
             fn state_dict(&self) -> crate::error::Result<crate::optim::SchedulerState> {
                 Ok(self.clock.state())
             }
-            fn load_state_dict(
-                &mut self,
-                state: &crate::optim::SchedulerState,
-            ) -> crate::error::Result<()> {
+            fn load_state_dict(&mut self, state: &crate::optim::SchedulerState) -> crate::error::Result<()> {
                 self.clock.load(stringify!($type), state)
             }
         }

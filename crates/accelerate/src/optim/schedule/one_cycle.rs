@@ -50,11 +50,7 @@ impl OneCycleLr {
     /// # Errors
     /// `total_steps` is 0, `pct_start` is not a share, the number of rates is neither 1 nor that of the
     /// groups, or `cycle_momentum` is on and the optimizer has no momentum.
-    pub fn with_settings(
-        optimizer: &impl Optimizer,
-        max_lrs: &[f64],
-        settings: OneCycle,
-    ) -> Result<Self> {
+    pub fn with_settings(optimizer: &impl Optimizer, max_lrs: &[f64], settings: OneCycle) -> Result<Self> {
         let handle = optimizer.handle();
         let wanted = handle.num_groups();
         let max_lrs = match max_lrs {

@@ -144,12 +144,7 @@ impl CosineWithWarmup {
     }
 
     /// Follows `num_cycles` waves after the warmup; 0.5 falls from the full rate to 0 once.
-    pub fn with_num_cycles(
-        optimizer: &impl Optimizer,
-        warmup: usize,
-        total: usize,
-        num_cycles: f64,
-    ) -> Self {
+    pub fn with_num_cycles(optimizer: &impl Optimizer, warmup: usize, total: usize, num_cycles: f64) -> Self {
         let rule = Cosine { warmup: warmup as u64, total: total as u64, num_cycles };
         Self { clock: Clock::start(optimizer.handle(), |tick| rule.rate(tick)), rule }
     }
