@@ -90,6 +90,9 @@ impl SchedulerRule {
 /// `ticks`, but never past the last of `total_steps` for a schedule that ends (such as
 /// [`OneCycle`](super::OneCycle)) and stands at step `step`, counted from 0.
 ///
+/// The reference allows one tick more (`AcceleratedScheduler.step`), which takes a one-cycle schedule past its
+/// end, where the curve goes up again.
+///
 /// ```
 /// use accelerate_core::schedule::capped_ticks;
 /// assert_eq!(capped_ticks(4, 97, Some(100)), 2); // steps 98 and 99 are the last
