@@ -271,6 +271,22 @@ fn a_failed_save_leaves_the_earlier_one_and_no_litter() {
 }
 
 #[test]
+fn shards_of_two_saves_never_load_as_one() {
+    let (folder, files) = saved();
+    // A folder in the place of the last shard stops the renames after the first two.
+    let old_shard = fs::read(&files[2]).unwrap();
+    fs::remove_file(&files[2]).unwrap();
+    fs::create_dir_all(files[2].join("in the way")).unwrap();
+    let options = SaveOptions { max_shard_bytes: 16, ..Default::default() };
+    let error = save_model_weights(&model(), folder.path(), &options).unwrap_err();
+    assert!(error.to_string().contains("cannot move into place"), "{error}");
+    // What a crash between two renames would have left: new shards, and the last one old.
+    fs::remove_dir_all(&files[2]).unwrap();
+    fs::write(&files[2], old_shard).unwrap();
+    check_refused(folder.path(), &["can be told apart", "model-00003-of-00003.safetensors"]);
+}
+
+#[test]
 fn a_folder_that_cannot_be_made_is_named() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("file");

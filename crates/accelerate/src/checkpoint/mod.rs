@@ -6,7 +6,8 @@
 //! - The same weights give the same bytes: tensors by descending alignment, then by name, as every writer of
 //!   safetensors has it; the only metadata are `{"format":"pt"}`.
 //! - A file is written beside its place, flushed to the disk and renamed; the index comes last, and older
-//!   files of the same model go after that. Whoever reads meanwhile, or after a crash, finds whole files.
+//!   files of the same model go after that. Whoever reads meanwhile, or after a crash, finds whole files; and an
+//!   index exists only while all its shards are of the same save.
 //! - Nothing is loaded before every name and shape has been compared with the model, and every header with
 //!   the length of its file.
 //!

@@ -40,7 +40,8 @@ impl Default for SaveOptions {
 ///
 /// # Errors
 /// [`is_weights`](crate::Error::is_weights): the disk is full or the folder not writable. What was there before is
-/// then untouched, except that an error in the middle of the final renames may leave files of both.
+/// then untouched. Only an error or a crash in the middle of the final renames of *several* files can leave
+/// files of two saves, and then without an index, so that they cannot be loaded as one.
 ///
 /// ```
 /// use accelerate::checkpoint::{SaveOptions, save_model_weights};
@@ -85,10 +86,23 @@ pub fn save_model_weights(store: &ParamStore, folder: impl AsRef<Path>, options:
         pending.push(PendingFile::write(&path, |file| Ok(file.write_all(json.as_bytes())?))?);
     }
 
+    withdraw_index(folder, &plan, &options.stem)?;
     let written = pending.into_iter().map(PendingFile::commit).collect::<Result<Vec<_>>>()?;
     sync_folder(folder)?;
     remove_stale(folder, &plan, &options.stem)?;
     Ok(written)
+}
+
+/// Removes the index of an earlier save whose shards are about to be replaced one by one: a crash between
+/// two of them leaves a folder without an index, which no one loads, and not shards of two saves under one.
+fn withdraw_index(folder: &Path, plan: &WeightFiles, stem: &str) -> Result<()> {
+    let index = folder.join(Index::file_name(stem));
+    let replaces_shards = plan.index.is_some() && plan.files.iter().any(|(file, _)| folder.join(file).exists());
+    if replaces_shards && index.exists() {
+        fs::remove_file(&index).map_err(io_error("remove the outdated", &index))?;
+        sync_folder(folder)?;
+    }
+    Ok(())
 }
 
 /// Every piece of memory once, under the first of its names.

@@ -5,7 +5,8 @@ use crate::TensorTree;
 use crate::error::{Error, NnError, Result};
 use tch::{TchError, Tensor};
 
-/// A model: what [`prepare`](crate::nn) takes and gives back ready for many processes.
+/// A model: what [`Accelerator::prepare`](crate::Accelerator::prepare) takes and gives back ready for many
+/// processes.
 ///
 /// Everything inside is ordinary code over layers and tensors; there is no tree of modules to register.
 ///
@@ -53,7 +54,7 @@ pub trait Module {
 /// assert_eq!(layer.forward(&Tensor::from_slice(&[-1.0f32, 1.0]))?, Tensor::from_slice(&[0.0f32, 1.0]));
 /// # Ok::<(), accelerate::Error>(())
 /// ```
-pub trait Layer: Send + Sync + std::fmt::Debug {
+pub trait Layer: Send + std::fmt::Debug {
     /// The layer's output for `input`.
     fn forward(&self, input: &Tensor) -> Result<Tensor>;
 }
