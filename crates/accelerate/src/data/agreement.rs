@@ -11,14 +11,14 @@ use tch::{Device, Tensor};
 /// The two collectives that loaders need; collective like those of `Group`.
 pub(crate) trait Exchange: Send + Sync + fmt::Debug {
     /// Rank 0's tensor on every rank, of the shape and dtype that all ranks pass in.
-    fn from_rank_zero(&self, tensor: &Tensor) -> Result<Tensor>;
+    fn of_rank_zero(&self, tensor: &Tensor) -> Result<Tensor>;
 
     /// Every rank's tensor, in rank order; shapes and dtypes are equal.
     fn of_all_ranks(&self, tensor: &Tensor) -> Result<Vec<Tensor>>;
 }
 
 impl Exchange for Context {
-    fn from_rank_zero(&self, tensor: &Tensor) -> Result<Tensor> {
+    fn of_rank_zero(&self, tensor: &Tensor) -> Result<Tensor> {
         // A copy, because the tensor may share its storage with a generator or with the caller. Collectives
         // of GPU groups want it on their device.
         let mut copy = tensor.f_empty_like()?;
@@ -41,7 +41,7 @@ pub(crate) fn agreed_indices(exchange: &dyn Exchange, sampler: &dyn Sampler, epo
     }
     if let Some(seedable) = downcast::<SeedableRandomSampler>(sampler) {
         let mine = [seedable.seed() as i64, epoch as i64];
-        let agreed = Vec::<i64>::try_from(&exchange.from_rank_zero(&Tensor::f_from_slice(&mine)?)?)?;
+        let agreed = Vec::<i64>::try_from(&exchange.of_rank_zero(&Tensor::f_from_slice(&mine)?)?)?;
         return seedable.with_seed(agreed[0] as u64).indices(agreed[1] as usize);
     }
     // Both were made equal by `agree_on_generator` before the first draw of the pass.
@@ -56,7 +56,7 @@ pub(crate) fn agreed_indices(exchange: &dyn Exchange, sampler: &dyn Sampler, epo
 /// Sets the generator's state to that of rank 0 (`synchronize_rng_states` of the reference with
 /// `rng_types=["generator"]`, `utils/random.py`).
 pub(crate) fn agree_on_generator(exchange: &dyn Exchange, generator: &SharedGenerator) -> Result<()> {
-    generator.set_state(&exchange.from_rank_zero(&generator.state()?)?)
+    generator.set_state(&exchange.of_rank_zero(&generator.state()?)?)
 }
 
 /// The batches of a pass, the same on all ranks: those of rank 0.
@@ -94,5 +94,5 @@ fn agreed_numbers(exchange: &dyn Exchange, mine: Vec<i64>) -> Result<Vec<i64>> {
     );
     let mut numbers = mine;
     numbers.resize(first.f_int64_value(&[0])? as usize, 0);
-    Ok(Vec::try_from(&exchange.from_rank_zero(&Tensor::f_from_slice(&numbers)?)?)?)
+    Ok(Vec::try_from(&exchange.of_rank_zero(&Tensor::f_from_slice(&numbers)?)?)?)
 }

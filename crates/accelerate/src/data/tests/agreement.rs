@@ -18,7 +18,7 @@ struct Seat {
 }
 
 impl Exchange for Seat {
-    fn from_rank_zero(&self, tensor: &Tensor) -> Result<Tensor> {
+    fn of_rank_zero(&self, tensor: &Tensor) -> Result<Tensor> {
         let all = self.of_all_ranks(tensor)?;
         assert_eq!(all[0].size(), tensor.size(), "a collective needs equal shapes");
         Ok(all[0].copy())

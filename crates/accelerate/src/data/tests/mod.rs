@@ -75,7 +75,7 @@ struct Replay {
 }
 
 impl Exchange for Replay {
-    fn from_rank_zero(&self, tensor: &Tensor) -> Result<Tensor> {
+    fn of_rank_zero(&self, tensor: &Tensor) -> Result<Tensor> {
         let mut said = self.said.0.lock().unwrap();
         if self.rank == 0 {
             said.push(tensor.copy());

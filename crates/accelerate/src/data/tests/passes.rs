@@ -111,14 +111,14 @@ fn the_innermost_loop_is_the_active_one() {
     };
     let (training, evaluation) = (loader(2), loader(1));
     let mut outer = training.iter().unwrap();
-    outer.next().unwrap().unwrap();
+    let _ = outer.next().unwrap().unwrap();
     assert!(!at_end(&state));
     for batch in evaluation.iter().unwrap() {
-        batch.unwrap();
+        let _ = batch.unwrap();
         assert!(at_end(&state));
     }
     assert!(!at_end(&state), "the outer loop is active again");
-    outer.next().unwrap().unwrap();
+    let _ = outer.next().unwrap().unwrap();
     assert!(at_end(&state));
     assert!(outer.next().is_none());
     assert_eq!(state.active_position(), None, "the loop is over though its iterator is still there");

@@ -26,9 +26,12 @@ fn shares(
     (0..num_processes).map(of_rank).collect()
 }
 
+/// Rows, batch size, processes, split_batches, and the batches of every rank.
+type Deal = (usize, usize, usize, bool, &'static [&'static [&'static [i64]]]);
+
 #[test]
 fn rows_are_dealt_as_by_the_reference() {
-    let cases: [(usize, usize, usize, bool, &[&[&[i64]]]); 5] = [
+    let cases: [Deal; 5] = [
         (
             22,
             4,
@@ -87,7 +90,7 @@ fn sizes_speak_of_all_processes() {
 fn positions(loader: &NumberedShard) -> Vec<LoaderPosition> {
     let state = loader.gradient_state.clone();
     let told = loader.iter().unwrap().map(|batch| {
-        batch.unwrap();
+        let _ = batch.unwrap();
         state.active_position().unwrap()
     });
     told.collect()

@@ -28,7 +28,7 @@ fn threads_end_when_the_pass_is_left() {
     });
     let loader = DataLoader::builder(dataset).num_workers(2).build().unwrap();
     let mut batches = loader.iter().unwrap();
-    batches.next().unwrap().unwrap();
+    let _ = batches.next().unwrap().unwrap();
     drop(loader);
     assert_eq!(Arc::strong_count(&witness), 2, "the pass still holds the dataset");
     drop(batches);
@@ -61,7 +61,7 @@ fn a_panic_goes_on_where_the_batch_is_asked_for() {
         });
         let loader = DataLoader::builder(dataset).num_workers(num_workers).build().unwrap();
         let mut batches = loader.iter().unwrap();
-        batches.next().unwrap().unwrap();
+        let _ = batches.next().unwrap().unwrap();
         let panic = catch_unwind(AssertUnwindSafe(|| batches.next())).unwrap_err();
         let text = panic.downcast_ref::<String>().unwrap();
         assert!(text.contains("the dataset gave up"), "{text}");
