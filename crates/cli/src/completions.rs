@@ -18,11 +18,6 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> io::Result<()> {
     let mut script = Vec::new();
-    clap_complete::generate(
-        arguments.shell,
-        &mut crate::Cli::command(),
-        "accelerate",
-        &mut script,
-    );
+    clap_complete::generate(arguments.shell, &mut crate::Cli::command(), "accelerate", &mut script);
     io::stdout().lock().write_all(&script)
 }

@@ -28,8 +28,7 @@ pub(crate) fn run(_: &Arguments) -> io::Result<()> {
 }
 
 fn facts() -> Vec<(&'static str, String)> {
-    let executable = std::env::current_exe()
-        .map_or_else(|error| error.to_string(), |path| path.display().to_string());
+    let executable = std::env::current_exe().map_or_else(|error| error.to_string(), |path| path.display().to_string());
     let mut facts = vec![
         ("accelerate version", env!("CARGO_PKG_VERSION").to_string()),
         ("accelerate executable", executable),
@@ -40,22 +39,12 @@ fn facts() -> Vec<(&'static str, String)> {
         ("GPU", gpus()),
         ("Python", python()),
     ];
-    let mut variables: Vec<_> = std::env::vars_os()
-        .map(|(name, value)| (name.to_string_lossy().into_owned(), value))
-        .collect();
+    let mut variables: Vec<_> =
+        std::env::vars_os().map(|(name, value)| (name.to_string_lossy().into_owned(), value)).collect();
     variables.sort();
     let relevant = variables.iter().filter(|(name, _)| is_relevant(name));
-    let settings: Vec<_> = relevant
-        .map(|(name, value)| format!("{name}={}", value.to_string_lossy()))
-        .collect();
-    facts.push((
-        "environment",
-        if settings.is_empty() {
-            "nothing set".to_string()
-        } else {
-            settings.join(" ")
-        },
-    ));
+    let settings: Vec<_> = relevant.map(|(name, value)| format!("{name}={}", value.to_string_lossy())).collect();
+    facts.push(("environment", if settings.is_empty() { "nothing set".to_string() } else { settings.join(" ") }));
     facts
 }
 
@@ -77,14 +66,7 @@ fn is_relevant(name: &str) -> bool {
         "CONDA_PREFIX",
         "WORLD_SIZE",
     ];
-    const PREFIXES: [&str; 6] = [
-        "ACCELERATE_",
-        "FSDP_",
-        "GLOO_",
-        "NCCL_",
-        "PARALLELISM_CONFIG_",
-        "TORCH_",
-    ];
+    const PREFIXES: [&str; 6] = ["ACCELERATE_", "FSDP_", "GLOO_", "NCCL_", "PARALLELISM_CONFIG_", "TORCH_"];
     NAMES.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
@@ -93,7 +75,11 @@ fn libtorch() -> String {
     let from_variable = std::env::var_os("LIBTORCH").map(PathBuf::from);
     let current_folder = std::env::current_dir().unwrap_or_default();
     find_libtorch(from_variable, &current_folder).map_or_else(
-        || format!("not found by LIBTORCH or in .libtorch; {LIBTORCH_VERSION} is wanted (`cargo xtask setup` installs it)"),
+        || {
+            format!(
+                "not found by LIBTORCH or in .libtorch; {LIBTORCH_VERSION} is wanted (`cargo xtask setup` installs it)"
+            )
+        },
         |(folder, version)| {
             let verdict = match version.as_deref() {
                 // Builds for one processor or another carry a suffix such as +cpu.
@@ -107,65 +93,38 @@ fn libtorch() -> String {
 }
 
 /// The folder and its version: that of the variable, else the nearest `.libtorch` in this folder or above.
-fn find_libtorch(
-    from_variable: Option<PathBuf>,
-    current_folder: &Path,
-) -> Option<(PathBuf, Option<String>)> {
+fn find_libtorch(from_variable: Option<PathBuf>, current_folder: &Path) -> Option<(PathBuf, Option<String>)> {
     let folder = from_variable
         .filter(|folder| !folder.as_os_str().is_empty())
-        .or_else(|| {
-            current_folder
-                .ancestors()
-                .map(|folder| folder.join(".libtorch"))
-                .find(|folder| folder.is_dir())
-        })?;
-    let version = fs::read_to_string(folder.join("build-version"))
-        .ok()
-        .map(|text| text.trim().to_string());
+        .or_else(|| current_folder.ancestors().map(|folder| folder.join(".libtorch")).find(|folder| folder.is_dir()))?;
+    let version = fs::read_to_string(folder.join("build-version")).ok().map(|text| text.trim().to_string());
     Some((folder, version))
 }
 
 fn platform() -> String {
     let system = rustix::system::uname();
     let text = |value: &CStr| value.to_string_lossy().into_owned();
-    let distribution = quoted_value(&read("/etc/os-release"), "PRETTY_NAME")
-        .unwrap_or_else(|| "unknown system".into());
-    format!(
-        "{distribution}, {} {} on {}",
-        text(system.sysname()),
-        text(system.release()),
-        text(system.machine())
-    )
+    let distribution = quoted_value(&read("/etc/os-release"), "PRETTY_NAME").unwrap_or_else(|| "unknown system".into());
+    format!("{distribution}, {} {} on {}", text(system.sysname()), text(system.release()), text(system.machine()))
 }
 
 fn quoted_value(os_release: &str, name: &str) -> Option<String> {
-    let value = os_release
-        .lines()
-        .find_map(|line| line.strip_prefix(name)?.strip_prefix('='))?;
+    let value = os_release.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='))?;
     Some(value.trim_matches('"').to_string())
 }
 
 fn processor() -> String {
     let usable = std::thread::available_parallelism().map_or(1, usize::from);
-    format!(
-        "{}, {usable} usable core(s)",
-        model_name(&read("/proc/cpuinfo")).unwrap_or("unknown model")
-    )
+    format!("{}, {usable} usable core(s)", model_name(&read("/proc/cpuinfo")).unwrap_or("unknown model"))
 }
 
 fn model_name(cpuinfo: &str) -> Option<&str> {
-    cpuinfo
-        .lines()
-        .find(|line| line.starts_with("model name"))?
-        .split_once(':')
-        .map(|(_, name)| name.trim())
+    cpuinfo.lines().find(|line| line.starts_with("model name"))?.split_once(':').map(|(_, name)| name.trim())
 }
 
 fn memory(meminfo: &str) -> String {
     let gib = |name: &str| {
-        let line = meminfo
-            .lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
         let kib: f64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
         Some(kib / f64::from(1 << 20))
     };
@@ -176,10 +135,7 @@ fn memory(meminfo: &str) -> String {
 }
 
 fn gpus() -> String {
-    let visible = num_visible_gpus(
-        Path::new("/dev"),
-        std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref(),
-    );
+    let visible = num_visible_gpus(Path::new("/dev"), std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
     let mut models: Vec<String> = fs::read_dir("/proc/driver/nvidia/gpus")
         .into_iter()
         .flatten()
@@ -187,32 +143,21 @@ fn gpus() -> String {
         .filter_map(|entry| gpu_model(&fs::read_to_string(entry.path().join("information")).ok()?))
         .collect();
     models.sort();
-    let driver = fs::read_to_string("/sys/module/nvidia/version")
-        .map(|text| format!(", driver {}", text.trim()));
+    let driver = fs::read_to_string("/sys/module/nvidia/version").map(|text| format!(", driver {}", text.trim()));
     match (visible, models.is_empty()) {
         (0, true) => "none".to_string(),
         (_, true) => format!("{visible} visible{}", driver.unwrap_or_default()),
-        _ => format!(
-            "{visible} visible of {}{}",
-            models.join(", "),
-            driver.unwrap_or_default()
-        ),
+        _ => format!("{visible} visible of {}{}", models.join(", "), driver.unwrap_or_default()),
     }
 }
 
 fn gpu_model(information: &str) -> Option<String> {
-    information
-        .lines()
-        .find_map(|line| line.strip_prefix("Model:"))
-        .map(|model| model.trim().to_string())
+    information.lines().find_map(|line| line.strip_prefix("Model:")).map(|model| model.trim().to_string())
 }
 
 /// The interpreter that `accelerate launch` would use for a script.
 fn python() -> String {
-    match resolve_program(
-        &Program::PythonModule("x".into()),
-        &ProgramSearch::of_this_process(),
-    ) {
+    match resolve_program(&Program::PythonModule("x".into()), &ProgramSearch::of_this_process()) {
         Ok(command) => command[0].to_string_lossy().into_owned(),
         Err(_) => "none".to_string(),
     }
@@ -236,53 +181,24 @@ mod tests {
         fs::create_dir_all(root.join("own")).unwrap();
         fs::write(root.join(".libtorch/build-version"), "2.11.0\n").unwrap();
         let here = root.join("project/source");
-        assert_eq!(
-            find_libtorch(None, &here),
-            Some((root.join(".libtorch"), Some("2.11.0".into())))
-        );
-        assert_eq!(
-            find_libtorch(Some("".into()), &here).unwrap().0,
-            root.join(".libtorch")
-        );
-        assert_eq!(
-            find_libtorch(Some(root.join("own")), &here),
-            Some((root.join("own"), None))
-        );
+        assert_eq!(find_libtorch(None, &here), Some((root.join(".libtorch"), Some("2.11.0".into()))));
+        assert_eq!(find_libtorch(Some("".into()), &here).unwrap().0, root.join(".libtorch"));
+        assert_eq!(find_libtorch(Some(root.join("own")), &here), Some((root.join("own"), None)));
     }
 
     #[test]
     fn facts_are_found_in_the_kernels_files() {
-        assert_eq!(
-            memory("MemTotal:  25165824 kB\nMemAvailable: 1048576 kB\n"),
-            "24.0 GiB, 1.0 GiB available"
-        );
+        assert_eq!(memory("MemTotal:  25165824 kB\nMemAvailable: 1048576 kB\n"), "24.0 GiB, 1.0 GiB available");
         assert_eq!(memory(""), "unknown");
-        assert_eq!(
-            model_name("processor: 0\nmodel name\t: Some CPU @ 2 GHz\n"),
-            Some("Some CPU @ 2 GHz")
-        );
-        assert_eq!(
-            quoted_value("NAME=x\nPRETTY_NAME=\"Debian 12\"\n", "PRETTY_NAME"),
-            Some("Debian 12".into())
-        );
-        assert_eq!(
-            gpu_model("Model: \t\t NVIDIA H200\nIRQ: 1\n"),
-            Some("NVIDIA H200".into())
-        );
+        assert_eq!(model_name("processor: 0\nmodel name\t: Some CPU @ 2 GHz\n"), Some("Some CPU @ 2 GHz"));
+        assert_eq!(quoted_value("NAME=x\nPRETTY_NAME=\"Debian 12\"\n", "PRETTY_NAME"), Some("Debian 12".into()));
+        assert_eq!(gpu_model("Model: \t\t NVIDIA H200\nIRQ: 1\n"), Some("NVIDIA H200".into()));
     }
 
     #[test]
     fn secrets_stay_secret() {
-        assert!(
-            is_relevant("ACCELERATE_USE_CPU") && is_relevant("NCCL_DEBUG") && is_relevant("RANK")
-        );
-        for name in [
-            "HF_TOKEN",
-            "AWS_SECRET_ACCESS_KEY",
-            "HOME",
-            "PATH",
-            "WANDB_API_KEY",
-        ] {
+        assert!(is_relevant("ACCELERATE_USE_CPU") && is_relevant("NCCL_DEBUG") && is_relevant("RANK"));
+        for name in ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "HOME", "PATH", "WANDB_API_KEY"] {
             assert!(!is_relevant(name), "{name}");
         }
     }

@@ -6,9 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use accelerate_core::config::MixedPrecision;
-use accelerate_launch::{
-    Helper, LaunchConfig, Program, TerminalOptions, TerminalReporter, launch, num_visible_gpus,
-};
+use accelerate_launch::{Helper, LaunchConfig, Program, TerminalOptions, TerminalReporter, launch, num_visible_gpus};
 use clap::Args;
 
 /// Start a program on one or many processes, watch over them, and explain what went wrong.
@@ -50,67 +48,37 @@ pub(crate) struct Arguments {
     /// Precision of the computation, for a program that does not choose one itself.
     ///
     /// Handed on as ACCELERATE_MIXED_PRECISION. One of no, fp16, bf16, fp8.
-    #[arg(
-        long = "mixed_precision",
-        alias = "mixed-precision",
-        value_name = "PRECISION"
-    )]
+    #[arg(long = "mixed_precision", alias = "mixed-precision", value_name = "PRECISION")]
     mixed_precision: Option<MixedPrecision>,
 
     /// Number of batches whose gradients are added up before each optimizer step.
     ///
     /// Handed on as ACCELERATE_GRADIENT_ACCUMULATION_STEPS.
-    #[arg(
-        long = "gradient_accumulation_steps",
-        alias = "gradient-accumulation-steps",
-        value_name = "N"
-    )]
+    #[arg(long = "gradient_accumulation_steps", alias = "gradient-accumulation-steps", value_name = "N")]
     gradient_accumulation_steps: Option<usize>,
 
     /// Threads of each process (OMP_NUM_THREADS).
     ///
     /// Without it, several processes share the cores evenly unless OMP_NUM_THREADS is set.
-    #[arg(
-        long = "num_cpu_threads_per_process",
-        alias = "num-cpu-threads-per-process",
-        value_name = "N"
-    )]
+    #[arg(long = "num_cpu_threads_per_process", alias = "num-cpu-threads-per-process", value_name = "N")]
     num_cpu_threads_per_process: Option<usize>,
 
     /// Number of machines. Run the same command on each, with its own --machine_rank.
-    #[arg(
-        long = "num_machines",
-        alias = "num-machines",
-        value_name = "N",
-        default_value_t = 1
-    )]
+    #[arg(long = "num_machines", alias = "num-machines", value_name = "N", default_value_t = 1)]
     num_machines: usize,
 
     /// Which machine this is, counted from 0.
-    #[arg(
-        long = "machine_rank",
-        alias = "machine-rank",
-        value_name = "N",
-        default_value_t = 0
-    )]
+    #[arg(long = "machine_rank", alias = "machine-rank", value_name = "N", default_value_t = 0)]
     machine_rank: usize,
 
     /// Address of machine 0, where rank 0 runs. Needed on several machines.
-    #[arg(
-        long = "main_process_ip",
-        alias = "main-process-ip",
-        value_name = "ADDRESS"
-    )]
+    #[arg(long = "main_process_ip", alias = "main-process-ip", value_name = "ADDRESS")]
     main_process_ip: Option<String>,
 
     /// TCP port on machine 0 where the processes find each other.
     ///
     /// 0, which is the default on one machine, takes any free port. On several machines the default is 29500.
-    #[arg(
-        long = "main_process_port",
-        alias = "main-process-port",
-        value_name = "PORT"
-    )]
+    #[arg(long = "main_process_port", alias = "main-process-port", value_name = "PORT")]
     main_process_port: Option<u16>,
 
     /// The program is the name of a Python module, run with python -m.
@@ -153,10 +121,7 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
         anstream::eprintln!("accelerate launch: {}", explain_default(&arguments));
     }
     let config = config(arguments);
-    let mut reporter = TerminalReporter::new(TerminalOptions {
-        has_prefix,
-        is_quiet,
-    });
+    let mut reporter = TerminalReporter::new(TerminalOptions { has_prefix, is_quiet });
     match launch(&config, &mut reporter) {
         Ok(_) => ExitCode::SUCCESS,
         // Whoever read the output is gone; nobody is left to tell.
@@ -173,9 +138,7 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
 }
 
 fn config(arguments: Arguments) -> LaunchConfig {
-    let num_processes = arguments
-        .num_processes
-        .unwrap_or_else(|| default_num_processes(&arguments));
+    let num_processes = arguments.num_processes.unwrap_or_else(|| default_num_processes(&arguments));
     let mut words = arguments.program.into_iter();
     // Never missing: the flags' definition requires it.
     let program = words.next().unwrap_or_default();
@@ -212,10 +175,7 @@ fn default_num_processes(arguments: &Arguments) -> usize {
 }
 
 fn num_gpus() -> usize {
-    num_visible_gpus(
-        Path::new("/dev"),
-        std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref(),
-    )
+    num_visible_gpus(Path::new("/dev"), std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref())
 }
 
 fn explain_default(arguments: &Arguments) -> String {
@@ -229,11 +189,8 @@ fn explain_default(arguments: &Arguments) -> String {
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
-    let number: f64 = text
-        .parse()
-        .map_err(|_| format!("\"{text}\" is not a number of seconds"))?;
-    Duration::try_from_secs_f64(number)
-        .map_err(|_| format!("{text} seconds are negative or too many"))
+    let number: f64 = text.parse().map_err(|_| format!("\"{text}\" is not a number of seconds"))?;
+    Duration::try_from_secs_f64(number).map_err(|_| format!("{text} seconds are negative or too many"))
 }
 
 #[cfg(test)]
@@ -245,9 +202,7 @@ mod tests {
     use rstest::rstest;
 
     fn parsed(line: &str) -> LaunchConfig {
-        let words = ["accelerate", "launch"]
-            .into_iter()
-            .chain(line.split_whitespace());
+        let words = ["accelerate", "launch"].into_iter().chain(line.split_whitespace());
         match Cli::try_parse_from(words).unwrap().command {
             Command::Launch(arguments) => config(arguments),
             other => unreachable!("{other:?}"),
@@ -264,14 +219,8 @@ mod tests {
     #[case("--num-processes=2 train", &[])]
     fn what_belongs_to_the_program(#[case] line: &str, #[case] expected: &[&str]) {
         let config = parsed(line);
-        assert_eq!(
-            (config.num_processes, config.program),
-            (2, Program::Executable("train".into()))
-        );
-        assert_eq!(
-            config.args,
-            expected.iter().map(OsString::from).collect::<Vec<_>>()
-        );
+        assert_eq!((config.num_processes, config.program), (2, Program::Executable("train".into())));
+        assert_eq!(config.args, expected.iter().map(OsString::from).collect::<Vec<_>>());
     }
 
     #[rstest]
@@ -318,9 +267,7 @@ mod tests {
     #[case("--grace_period -1 train", "-1")]
     #[case("-m --no_python train", "--no_python")]
     fn wrong_flags_are_named(#[case] line: &str, #[case] words: &str) {
-        let line = ["accelerate", "launch"]
-            .into_iter()
-            .chain(line.split_whitespace());
+        let line = ["accelerate", "launch"].into_iter().chain(line.split_whitespace());
         let error = Cli::try_parse_from(line).unwrap_err();
         assert_eq!(error.exit_code(), 2);
         assert!(error.to_string().contains(words), "{error}");

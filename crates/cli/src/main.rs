@@ -13,16 +13,9 @@ use clap::{Parser, Subcommand};
 
 /// Runs training programs on one process, many processes or many machines, in mixed precision.
 #[derive(Debug, Parser)]
-#[command(
-    name = "accelerate",
-    version,
-    arg_required_else_help = true,
-    disable_help_subcommand = true
-)]
-#[command(
-    after_help = "Every flag may also be spelled with - instead of _ (--num-processes).\n\
-    `accelerate <command> --help` explains a command with examples."
-)]
+#[command(name = "accelerate", version, arg_required_else_help = true, disable_help_subcommand = true)]
+#[command(after_help = "Every flag may also be spelled with - instead of _ (--num-processes).\n\
+    `accelerate <command> --help` explains a command with examples.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -81,22 +74,14 @@ mod tests {
     #[test]
     fn every_flag_has_both_spellings() {
         for command in Cli::command().get_subcommands() {
-            for flag in command
-                .get_arguments()
-                .filter_map(|argument| argument.get_long().map(|long| (argument, long)))
+            for flag in command.get_arguments().filter_map(|argument| argument.get_long().map(|long| (argument, long)))
             {
                 let (argument, long) = flag;
                 if long.contains('_') {
                     let aliases = argument.get_all_aliases().unwrap_or_default();
-                    assert!(
-                        aliases.contains(&long.replace('_', "-").as_str()),
-                        "--{long} has no spelling with -"
-                    );
+                    assert!(aliases.contains(&long.replace('_', "-").as_str()), "--{long} has no spelling with -");
                 }
-                assert!(
-                    !long.contains('-'),
-                    "--{long} is not spelled as in the reference"
-                );
+                assert!(!long.contains('-'), "--{long} is not spelled as in the reference");
             }
         }
     }

@@ -104,22 +104,13 @@ impl LaunchConfig {
     /// assert!(config.check().unwrap_err().to_string().contains("--num_processes 5"));
     /// ```
     pub fn check(&self) -> Result<()> {
-        let Self {
-            num_processes,
-            num_machines,
-            machine_rank,
-            ..
-        } = *self;
+        let Self { num_processes, num_machines, machine_rank, .. } = *self;
         let invalid = |problem: String| Err(Error::invalid_configuration(problem));
         if num_processes == 0 {
-            return invalid(
-                "--num_processes is 0, but at least 1 process is needed to run anything".into(),
-            );
+            return invalid("--num_processes is 0, but at least 1 process is needed to run anything".into());
         }
         if num_machines == 0 {
-            return invalid(
-                "--num_machines is 0; it counts this machine too, so 1 is the least".into(),
-            );
+            return invalid("--num_machines is 0; it counts this machine too, so 1 is the least".into());
         }
         if machine_rank >= num_machines {
             return invalid(format!(
@@ -130,11 +121,7 @@ impl LaunchConfig {
         if !num_processes.is_multiple_of(num_machines) {
             let below = num_processes - num_processes % num_machines;
             let above = below + num_machines;
-            let choices = if below == 0 {
-                format!("{above}")
-            } else {
-                format!("{below} or {above}")
-            };
+            let choices = if below == 0 { format!("{above}") } else { format!("{below} or {above}") };
             return invalid(format!(
                 "--num_processes {num_processes} counts the processes of all machines together and does not divide \
                  by --num_machines {num_machines}; use {choices}"
@@ -155,14 +142,8 @@ impl LaunchConfig {
             }
         }
         for (flag, value) in [
-            (
-                "--gradient_accumulation_steps",
-                self.gradient_accumulation_steps,
-            ),
-            (
-                "--num_cpu_threads_per_process",
-                self.num_cpu_threads_per_process,
-            ),
+            ("--gradient_accumulation_steps", self.gradient_accumulation_steps),
+            ("--num_cpu_threads_per_process", self.num_cpu_threads_per_process),
         ] {
             if value == Some(0) {
                 return invalid(format!("{flag} is 0, but it must be at least 1"));
@@ -192,10 +173,7 @@ impl Program {
     /// assert_eq!(Program::guess("./train".as_ref()), Program::Executable("./train".into()));
     /// ```
     pub fn guess(target: &Path) -> Self {
-        if target
-            .extension()
-            .is_some_and(|extension| extension == "py")
-        {
+        if target.extension().is_some_and(|extension| extension == "py") {
             Self::PythonScript(target.to_path_buf())
         } else {
             Self::Executable(target.as_os_str().to_os_string())
@@ -240,8 +218,6 @@ impl Helper {
     /// assert!(accelerate_launch::Helper::this_executable().executable.is_absolute());
     /// ```
     pub fn this_executable() -> Self {
-        Self {
-            executable: PathBuf::from("/proc/self/exe"),
-        }
+        Self { executable: PathBuf::from("/proc/self/exe") }
     }
 }

@@ -40,11 +40,7 @@ enum Kind {
     #[error("{} cannot be run: {reason}", program.display())]
     ProgramNotExecutable { program: PathBuf, reason: String },
     #[error("rank {rank} could not be started as {}", program.display())]
-    Spawn {
-        rank: usize,
-        program: PathBuf,
-        source: io::Error,
-    },
+    Spawn { rank: usize, program: PathBuf, source: io::Error },
     #[error("{}", failure.headline())]
     ChildFailed { failure: Failure },
     #[error("stopped by {}", signal_name(*signal))]
@@ -52,10 +48,7 @@ enum Kind {
     #[error("nobody reads the output of the ranks any more")]
     OutputClosed { source: io::Error },
     #[error("{action} failed")]
-    System {
-        action: &'static str,
-        source: io::Error,
-    },
+    System { action: &'static str, source: io::Error },
 }
 
 impl Error {
@@ -142,32 +135,16 @@ impl Error {
         })
     }
 
-    pub(crate) fn program_not_found(
-        program: impl Into<PathBuf>,
-        searched: impl Into<String>,
-    ) -> Self {
-        Self::new(Kind::ProgramNotFound {
-            program: program.into(),
-            searched: searched.into(),
-        })
+    pub(crate) fn program_not_found(program: impl Into<PathBuf>, searched: impl Into<String>) -> Self {
+        Self::new(Kind::ProgramNotFound { program: program.into(), searched: searched.into() })
     }
 
-    pub(crate) fn program_not_executable(
-        program: impl Into<PathBuf>,
-        reason: impl Into<String>,
-    ) -> Self {
-        Self::new(Kind::ProgramNotExecutable {
-            program: program.into(),
-            reason: reason.into(),
-        })
+    pub(crate) fn program_not_executable(program: impl Into<PathBuf>, reason: impl Into<String>) -> Self {
+        Self::new(Kind::ProgramNotExecutable { program: program.into(), reason: reason.into() })
     }
 
     pub(crate) fn spawn(rank: usize, program: impl Into<PathBuf>, source: io::Error) -> Self {
-        Self::new(Kind::Spawn {
-            rank,
-            program: program.into(),
-            source,
-        })
+        Self::new(Kind::Spawn { rank, program: program.into(), source })
     }
 
     pub(crate) fn child_failed(failure: Failure) -> Self {
@@ -183,10 +160,7 @@ impl Error {
     }
 
     pub(crate) fn system(action: &'static str, source: impl Into<io::Error>) -> Self {
-        Self::new(Kind::System {
-            action,
-            source: source.into(),
-        })
+        Self::new(Kind::System { action, source: source.into() })
     }
 }
 

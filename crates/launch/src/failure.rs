@@ -47,16 +47,9 @@ impl fmt::Display for Ended {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Exited(code) => write!(f, "exited with code {code}"),
-            Self::Signalled {
-                signal,
-                core_dumped,
-            } => {
+            Self::Signalled { signal, core_dumped } => {
                 write!(f, "was ended by {} ({signal})", signal_name(*signal))?;
-                f.write_str(if *core_dumped {
-                    " and left a core dump"
-                } else {
-                    ""
-                })
+                f.write_str(if *core_dumped { " and left a core dump" } else { "" })
             }
             Self::Stuck => f.write_str("did not even end after SIGKILL: it is stuck in the kernel"),
         }
@@ -65,8 +58,7 @@ impl fmt::Display for Ended {
 
 /// Name of a signal as in `kill -l`, with `SIG` in front.
 pub(crate) fn signal_name(signal: i32) -> String {
-    signal_hook::low_level::signal_name(signal)
-        .map_or_else(|| format!("signal {signal}"), str::to_string)
+    signal_hook::low_level::signal_name(signal).map_or_else(|| format!("signal {signal}"), str::to_string)
 }
 
 /// What the kernel's counters say about memory at the time of a failure.
@@ -115,31 +107,19 @@ pub struct Failure {
 impl Failure {
     /// Who, how and when, in one line.
     pub fn headline(&self) -> String {
-        format!(
-            "rank {} (process {}) {} after {}",
-            self.rank,
-            self.process_id,
-            self.ended,
-            seconds(self.elapsed)
-        )
+        format!("rank {} (process {}) {} after {}", self.rank, self.process_id, self.ended, seconds(self.elapsed))
     }
 
     /// A likely cause and what to do about it, where the way of ending suggests one.
     pub fn hint(&self) -> Option<&'static str> {
         match self.ended {
             Ended::Exited(code) => match code {
-                126 => Some(
-                    "126 is what shells report for a file that is not a program for this machine",
-                ),
-                127 => Some(
-                    "127 is what shells report for a program, or a shared library of it, that is missing",
-                ),
+                126 => Some("126 is what shells report for a file that is not a program for this machine"),
+                127 => Some("127 is what shells report for a program, or a shared library of it, that is missing"),
                 _ => None,
             },
             Ended::Signalled { signal, .. } => self.signal_hint(signal),
-            Ended::Stuck => {
-                Some("a driver or a network file system does not answer; look at the kernel's log")
-            }
+            Ended::Stuck => Some("a driver or a network file system does not answer; look at the kernel's log"),
         }
     }
 
@@ -165,9 +145,7 @@ impl Failure {
                 "often a full /dev/shm, or a file that became shorter while it was mapped into memory; in a container, \
                  raise the shared memory size",
             ),
-            names::SIGILL => Some(
-                "the program, or a library of it, was built for a newer processor than this one",
-            ),
+            names::SIGILL => Some("the program, or a library of it, was built for a newer processor than this one"),
             names::SIGABRT => Some("it gave up by itself; the reason is in its last lines"),
             names::SIGXCPU => Some("it used up its limit of processor time (ulimit -t)"),
             names::SIGXFSZ => Some("it wrote a file larger than its limit (ulimit -f)"),
@@ -188,37 +166,17 @@ impl fmt::Display for Failure {
                 write!(f, "\n    {line}")?;
             }
         }
-        let told: Vec<_> = self
-            .others
-            .iter()
-            .filter(|other| other.was_told_to)
-            .map(|other| other.rank)
-            .collect();
-        for other in self
-            .others
-            .iter()
-            .filter(|other| !other.was_told_to && !other.ended.is_success())
-        {
+        let told: Vec<_> = self.others.iter().filter(|other| other.was_told_to).map(|other| other.rank).collect();
+        for other in self.others.iter().filter(|other| !other.was_told_to && !other.ended.is_success()) {
             write!(f, "\n  rank {} {} on its own too", other.rank, other.ended)?;
         }
-        for other in self
-            .others
-            .iter()
-            .filter(|other| other.ended == Ended::Stuck)
-        {
+        for other in self.others.iter().filter(|other| other.ended == Ended::Stuck) {
             write!(f, "\n  rank {} {}", other.rank, other.ended)?;
         }
         match told[..] {
             [] => Ok(()),
-            [one] => write!(
-                f,
-                "\n  rank {one} was running and has been ended by the launcher"
-            ),
-            _ => write!(
-                f,
-                "\n  ranks {} were running and have been ended by the launcher",
-                ranges(&told)
-            ),
+            [one] => write!(f, "\n  rank {one} was running and has been ended by the launcher"),
+            _ => write!(f, "\n  ranks {} were running and have been ended by the launcher", ranges(&told)),
         }
     }
 }
@@ -234,13 +192,7 @@ fn ranges(sorted: &[usize]) -> String {
     }
     let texts: Vec<_> = parts
         .iter()
-        .map(|(first, last)| {
-            if first == last {
-                format!("{first}")
-            } else {
-                format!("{first}-{last}")
-            }
-        })
+        .map(|(first, last)| if first == last { format!("{first}") } else { format!("{first}-{last}") })
         .collect();
     texts.join(", ")
 }
@@ -265,10 +217,7 @@ mod tests {
             others: [0, 2, 3, 5]
                 .map(|rank| OtherRank {
                     rank,
-                    ended: Ended::Signalled {
-                        signal: 15,
-                        core_dumped: false,
-                    },
+                    ended: Ended::Signalled { signal: 15, core_dumped: false },
                     was_told_to: true,
                 })
                 .into(),
@@ -292,21 +241,9 @@ mod tests {
         let mut failure = failure(Ended::Exited(3));
         failure.last_lines.clear();
         failure.others = vec![
-            OtherRank {
-                rank: 0,
-                ended: Ended::Exited(0),
-                was_told_to: false,
-            },
-            OtherRank {
-                rank: 2,
-                ended: Ended::Exited(1),
-                was_told_to: false,
-            },
-            OtherRank {
-                rank: 3,
-                ended: Ended::Exited(0),
-                was_told_to: true,
-            },
+            OtherRank { rank: 0, ended: Ended::Exited(0), was_told_to: false },
+            OtherRank { rank: 2, ended: Ended::Exited(1), was_told_to: false },
+            OtherRank { rank: 3, ended: Ended::Exited(0), was_told_to: true },
         ];
         assert_eq!(
             failure.to_string(),
@@ -320,22 +257,9 @@ mod tests {
     #[case(MemoryPressure::KillerRan, "out-of-memory killer has run")]
     #[case(MemoryPressure::KillerDidNotRun, "has not run")]
     #[case(MemoryPressure::Unknown, "possibly out of memory")]
-    fn a_kill_is_explained_by_the_memory_counters(
-        #[case] memory: MemoryPressure,
-        #[case] words: &str,
-    ) {
-        let text = Failure {
-            memory,
-            ..failure(Ended::Signalled {
-                signal: 9,
-                core_dumped: false,
-            })
-        }
-        .to_string();
-        assert!(
-            text.contains("by SIGKILL (9)") && text.contains(words),
-            "{text}"
-        );
+    fn a_kill_is_explained_by_the_memory_counters(#[case] memory: MemoryPressure, #[case] words: &str) {
+        let text = Failure { memory, ..failure(Ended::Signalled { signal: 9, core_dumped: false }) }.to_string();
+        assert!(text.contains("by SIGKILL (9)") && text.contains(words), "{text}");
     }
 
     #[rstest]
@@ -343,16 +267,8 @@ mod tests {
     #[case(7, false, "/dev/shm")]
     #[case(4, false, "newer processor")]
     #[case(40, false, "by signal 40 (40)")]
-    fn signals_have_names_and_hints(
-        #[case] signal: i32,
-        #[case] core_dumped: bool,
-        #[case] words: &str,
-    ) {
-        let text = failure(Ended::Signalled {
-            signal,
-            core_dumped,
-        })
-        .to_string();
+    fn signals_have_names_and_hints(#[case] signal: i32, #[case] core_dumped: bool, #[case] words: &str) {
+        let text = failure(Ended::Signalled { signal, core_dumped }).to_string();
         assert!(text.contains(words), "{text}");
     }
 }

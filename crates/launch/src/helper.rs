@@ -21,11 +21,10 @@ use std::hash::{BuildHasher, Hasher};
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
 
 use rustix::process::{
-    Pid, PidfdFlags, Signal, getpid, getppid, pidfd_open, pidfd_send_signal,
-    set_parent_process_death_signal,
+    Pid, PidfdFlags, Signal, getpid, getppid, pidfd_open, pidfd_send_signal, set_parent_process_death_signal,
 };
 
 use crate::config::Helper;
@@ -76,20 +75,14 @@ pub(crate) fn rank_command(helper: Option<&Helper>, command: &[OsString]) -> Com
         Some(helper) => {
             let mut through = Command::new(&helper.executable);
             let launcher = getpid().as_raw_nonzero().to_string();
-            through
-                .arg0("accelerate")
-                .args([OsStr::new(RANK_ROLE), launcher.as_ref(), program])
-                .args(arguments);
+            through.arg0("accelerate").args([OsStr::new(RANK_ROLE), launcher.as_ref(), program]).args(arguments);
             through
         }
     }
 }
 
 fn become_rank(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
-    let launcher = arguments
-        .next()
-        .and_then(|text| text.to_str()?.parse::<i32>().ok())
-        .and_then(Pid::from_raw);
+    let launcher = arguments.next().and_then(|text| text.to_str()?.parse::<i32>().ok()).and_then(Pid::from_raw);
     let (Some(launcher), Some(program)) = (launcher, arguments.next()) else {
         return ExitCode::from(2);
     };
@@ -102,11 +95,7 @@ fn become_rank(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     }
     let error = Command::new(&program).args(arguments).exec();
     complain(&format!("cannot run {}: {error}", program.display()));
-    ExitCode::from(if error.kind() == io::ErrorKind::NotFound {
-        127
-    } else {
-        126
-    })
+    ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
 }
 
 /// Writes to standard error, which is the rank's and so reaches the user; failing to is no reason to stop.
@@ -114,13 +103,10 @@ fn complain(text: &str) {
     let _ = writeln!(io::stderr(), "accelerate: {text}");
 }
 
-/// Waits for the end of its input, then kills everything that carries `mark`. A byte of input before the
-/// end means that the launch has ended well.
+/// Waits for the end of its input, then kills everything that carries `mark`.
 fn guard(mut input: impl Read, mark: &OsStr) -> ExitCode {
-    let mut byte = [0];
-    if !matches!(input.read(&mut byte), Ok(0)) {
-        return ExitCode::SUCCESS;
-    }
+    // Nothing is ever written: the pipe only ends. Bytes all the same would change nothing.
+    let _ = io::copy(&mut input, &mut io::sink());
     // Killing takes time, and what is not dead yet may have children meanwhile: until nobody is found.
     while kill_marked(mark) > 0 {
         std::thread::yield_now();
@@ -154,11 +140,7 @@ fn kill_if_marked(number: i32, mark: &OsStr) -> Option<()> {
 fn is_marked(environment: &[u8], mark: &OsStr) -> bool {
     environment
         .split(|&byte| byte == 0)
-        .filter_map(|variable| {
-            variable
-                .strip_prefix(MARK_VARIABLE.as_bytes())?
-                .strip_prefix(b"=")
-        })
+        .filter_map(|variable| variable.strip_prefix(MARK_VARIABLE.as_bytes())?.strip_prefix(b"="))
         .flat_map(|marks| marks.split(|&byte| byte == b','))
         .any(|other| other == mark.as_bytes())
 }
@@ -167,12 +149,11 @@ fn is_marked(environment: &[u8], mark: &OsStr) -> bool {
 #[derive(Debug)]
 pub(crate) struct Guard {
     process: Child,
-    pipe: Option<ChildStdin>,
 }
 
 impl Guard {
     pub(crate) fn start(helper: &Helper, mark: &OsStr) -> io::Result<Self> {
-        let mut process = Command::new(&helper.executable)
+        let process = Command::new(&helper.executable)
             .arg0("accelerate")
             .args([OsStr::new(GUARD_ROLE), mark])
             .stdin(Stdio::piped())
@@ -181,16 +162,13 @@ impl Guard {
             // Out of reach of the keys that the user presses at the launcher.
             .process_group(0)
             .spawn()?;
-        let pipe = process.stdin.take();
-        Ok(Self { process, pipe })
+        Ok(Self { process })
     }
 
-    /// Everything has ended: there is nothing to guard any more.
+    /// Everything has ended: there is nothing to guard any more. The pipe stays open until the guard is
+    /// gone, so that it never sees its end.
     pub(crate) fn dismiss(mut self) {
-        if let Some(mut pipe) = self.pipe.take() {
-            // A guard that somebody has killed needs no dismissal.
-            let _ = pipe.write_all(b".");
-        }
+        let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
@@ -223,10 +201,7 @@ mod tests {
     #[case("ACCELERATE_LAUNCH_ID=17-a\0", false)]
     #[case("MY_ACCELERATE_LAUNCH_ID=7-a\0", false)]
     #[case("X=ACCELERATE_LAUNCH_ID=7-a\0", false)]
-    fn only_the_launchs_own_processes_carry_its_mark(
-        #[case] environment: &str,
-        #[case] expected: bool,
-    ) {
+    fn only_the_launchs_own_processes_carry_its_mark(#[case] environment: &str, #[case] expected: bool) {
         assert_eq!(is_marked(environment.as_bytes(), "7-a".as_ref()), expected);
     }
 

@@ -59,9 +59,8 @@ pub fn num_visible_gpus(device_folder: &Path, cuda_visible_devices: Option<&str>
     let num_nodes = entries
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
         .filter(|name| {
-            name.strip_prefix("nvidia").is_some_and(|number| {
-                !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
-            })
+            name.strip_prefix("nvidia")
+                .is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
         })
         .count();
     match cuda_visible_devices {

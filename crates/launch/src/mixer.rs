@@ -4,9 +4,9 @@
 //! 1. No byte is lost or changed; only prefixes, line ends and, on a terminal, "clear this line" are added.
 //! 2. A line is never cut by another rank's line. The exceptions are lines that somebody waits to see
 //!    before they are finished: a prompt after a pause, a line of over 16 MiB.
-//! 3. On a terminal the unfinished line of the local main process that begins with a carriage return or a
-//!    control sequence is *live*, a progress bar: it is passed through as it comes, without a prefix, and
-//!    stays the last line of the screen. Lines of others are put above it.
+//! 3. On a terminal the unfinished line of the local main process is *live*: a progress bar, or a prompt. It
+//!    has no prefix, which would make it wrap, and stays the last line of the screen: lines of others are
+//!    put above it. If it begins with a carriage return or a control sequence it is passed through as it comes.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -63,11 +63,7 @@ struct Open {
 
 impl Mixer {
     pub(crate) fn new(screens: Screens) -> Self {
-        Self {
-            screens,
-            lines: BTreeMap::new(),
-            open: [None, None],
-        }
+        Self { screens, lines: BTreeMap::new(), open: [None, None] }
     }
 
     pub(crate) fn output(&mut self, source: Source, bytes: &[u8], now: Instant) -> Pieces {
@@ -76,6 +72,7 @@ impl Mixer {
             Some(at) => bytes.split_at(at + 1),
             None => (&[][..], bytes),
         };
+        let was_live = self.open_line(source.stream).is_some_and(|open| open.source == source && open.is_live);
         if !whole.is_empty() {
             let mut lines = std::mem::take(&mut self.lines.entry(source).or_default().bytes);
             lines.extend_from_slice(whole);
@@ -87,19 +84,14 @@ impl Mixer {
         if line.bytes.is_empty() {
             return pieces;
         }
-        if self.is_live(source) || self.lines[&source].bytes.len() > LINE_LIMIT_BYTES {
+        // A bar that lets a line pass comes back at once, whatever it begins with.
+        if was_live || self.shows_at_once(source) || self.lines[&source].bytes.len() > LINE_LIMIT_BYTES {
             self.show_unfinished(source, &mut pieces);
         } else if let Some(line) = self.lines.get_mut(&source)
             && line.bytes.len() <= PROMPT_LIMIT_BYTES
         {
             let is_terminal = is_terminal(&self.screens, source.stream);
-            line.show_at = Some(
-                now + if is_terminal {
-                    PAUSE_AT_TERMINAL
-                } else {
-                    PAUSE_IN_FILE
-                },
-            );
+            line.show_at = Some(now + if is_terminal { PAUSE_AT_TERMINAL } else { PAUSE_IN_FILE });
         }
         pieces
     }
@@ -151,10 +143,7 @@ impl Mixer {
             .collect();
         for source in due {
             // Nothing but a whole line may come between a bar and the bottom of the screen.
-            if !self
-                .open_line(source.stream)
-                .is_some_and(|open| open.is_live && open.source != source)
-            {
+            if !self.open_line(source.stream).is_some_and(|open| open.is_live && open.source != source) {
                 self.show_unfinished(source, &mut pieces);
             }
         }
@@ -165,9 +154,7 @@ impl Mixer {
     fn show_lines(&mut self, source: Source, lines: &[u8], pieces: &mut Pieces) {
         let stream = source.stream;
         let hidden = self.hide_open_line(stream, Some(source), pieces);
-        let mut continues = self
-            .open_line(stream)
-            .is_some_and(|open| open.source == source);
+        let mut continues = self.open_line(stream).is_some_and(|open| open.source == source);
         if continues {
             *self.open_slot(stream) = None;
         }
@@ -186,25 +173,19 @@ impl Mixer {
     fn show_unfinished(&mut self, source: Source, pieces: &mut Pieces) {
         let stream = source.stream;
         let bytes = std::mem::take(&mut self.lines.entry(source).or_default().bytes);
-        if self
-            .open_line(stream)
-            .is_none_or(|open| open.source != source)
-        {
-            self.hide_open_line(stream, Some(source), pieces);
-            let is_live = self.draws_itself(source, &bytes);
+        if self.open_line(stream).is_none_or(|open| open.source != source) {
+            if let Some(other) = self.open_slot(stream).take() {
+                push(pieces, other.source.stream, b"\n");
+            }
+            let is_live = self.has_bar(source);
             if !is_live {
                 let mut prefix = Vec::new();
                 self.push_prefix(source, &mut prefix);
                 push(pieces, stream, &prefix);
             }
-            *self.open_slot(stream) = Some(Open {
-                source,
-                is_live,
-                visible: Vec::new(),
-            });
+            *self.open_slot(stream) = Some(Open { source, is_live, visible: Vec::new() });
         }
         if let Some(open) = self.open_slot(stream) {
-            open.is_live |= bytes.contains(&b'\r') && is_bar_place(source);
             open.visible.extend_from_slice(&bytes);
             // What stood before the last carriage return has been drawn over.
             if let Some(at) = open.visible.iter().rposition(|&byte| byte == b'\r')
@@ -219,37 +200,30 @@ impl Mixer {
         push(pieces, stream, &bytes);
     }
 
-    /// The unfinished line of `source` is to be shown as it comes.
-    fn is_live(&mut self, source: Source) -> bool {
-        let continues = self
-            .open_line(source.stream)
-            .is_some_and(|open| open.source == source);
+    /// The unfinished line of `source` goes on, or is a bar. (A carriage return at its end may still become
+    /// part of a line end.)
+    fn shows_at_once(&self, source: Source) -> bool {
         let bytes = &self.lines[&source].bytes;
-        continues
-            || (bytes.contains(&b'\r')
-                && is_terminal(&self.screens, source.stream)
-                && is_bar_place(source))
-            || self.draws_itself(source, bytes)
+        let goes_on = self.open_line(source.stream).is_some_and(|open| open.source == source);
+        let is_redrawn = bytes.split_last().is_some_and(|(_, rest)| rest.contains(&b'\r'));
+        goes_on || self.has_bar(source) && is_redrawn || self.draws_itself(source, bytes)
     }
 
     /// Moves the cursor by itself from the start of the line on; a prefix would be drawn over.
     fn draws_itself(&self, source: Source, line: &[u8]) -> bool {
-        is_terminal(&self.screens, source.stream)
-            && is_bar_place(source)
-            && (line.starts_with(b"\r") && line != b"\r\n"
-                || line.starts_with(b"\x1b[") && !is_colour(line))
+        let begins_by_moving =
+            line.starts_with(b"\r") && line != b"\r\n" || line.starts_with(b"\x1b[") && !is_colour(line);
+        self.has_bar(source) && begins_by_moving
+    }
+
+    /// Only one rank can have the last line of the screen; by convention the local main process draws.
+    fn has_bar(&self, source: Source) -> bool {
+        source.local_rank == 0 && is_terminal(&self.screens, source.stream)
     }
 
     /// Makes room for a line of `newcomer`. A live line is returned, to be drawn again below it.
-    fn hide_open_line(
-        &mut self,
-        stream: Stream,
-        newcomer: Option<Source>,
-        pieces: &mut Pieces,
-    ) -> Option<Open> {
-        let open = self
-            .open_slot(stream)
-            .take_if(|open| Some(open.source) != newcomer)?;
+    fn hide_open_line(&mut self, stream: Stream, newcomer: Option<Source>, pieces: &mut Pieces) -> Option<Open> {
+        let open = self.open_slot(stream).take_if(|open| Some(open.source) != newcomer)?;
         if open.is_live {
             push(pieces, open.source.stream, CLEAR_LINE);
             Some(open)
@@ -298,24 +272,12 @@ fn is_terminal(screens: &Screens, stream: Stream) -> bool {
 
 /// Two streams at a terminal share its one cursor.
 fn screen_of(screens: &Screens, stream: Stream) -> usize {
-    if screens.stdout && screens.stderr {
-        0
-    } else {
-        stream as usize
-    }
-}
-
-/// Only one rank can have the last line of the screen; by convention the local main process draws.
-fn is_bar_place(source: Source) -> bool {
-    source.local_rank == 0
+    if screens.stdout && screens.stderr { 0 } else { stream as usize }
 }
 
 /// A sequence that only sets colours: `ESC [ digits ; digits m`.
 fn is_colour(line: &[u8]) -> bool {
-    let end = line
-        .iter()
-        .skip(2)
-        .find(|byte| !(byte.is_ascii_digit() || **byte == b';'));
+    let end = line.iter().skip(2).find(|byte| !(byte.is_ascii_digit() || **byte == b';'));
     end == Some(&b'm')
 }
 

@@ -3,25 +3,11 @@
 use super::*;
 use rstest::rstest;
 
-const FILE: Screens = Screens {
-    stdout: false,
-    stderr: false,
-    has_prefix: true,
-    has_colour: true,
-};
-const TERMINAL: Screens = Screens {
-    stdout: true,
-    stderr: true,
-    has_prefix: true,
-    has_colour: false,
-};
+const FILE: Screens = Screens { stdout: false, stderr: false, has_prefix: true, has_colour: true };
+const TERMINAL: Screens = Screens { stdout: true, stderr: true, has_prefix: true, has_colour: false };
 
 fn source(rank: usize, stream: Stream) -> Source {
-    Source {
-        rank,
-        local_rank: rank,
-        stream,
-    }
+    Source { rank, local_rank: rank, stream }
 }
 
 /// Feeds `(rank, text)` as standard error, then closes the sources, and returns everything written.
@@ -40,13 +26,7 @@ fn mixed(screens: Screens, events: &[(usize, &str)]) -> String {
     for rank in 0..3 {
         written.extend(mixer.closed(source(rank, Stream::Stderr)));
     }
-    String::from_utf8_lossy(
-        &written
-            .into_iter()
-            .flat_map(|(_, bytes)| bytes)
-            .collect::<Vec<_>>(),
-    )
-    .into_owned()
+    String::from_utf8_lossy(&written.into_iter().flat_map(|(_, bytes)| bytes).collect::<Vec<_>>()).into_owned()
 }
 
 #[rstest]
@@ -75,7 +55,18 @@ fn in_a_file(#[case] events: &[(usize, &str)], #[case] expected: &str) {
 )]
 #[case::messages_too(&[(0, "\r\x1b[2K 1%"), (0, "MESSAGE")], "\r\x1b[2K 1%\r\x1b[2Knote\n\x1b[2K 1%\n")]
 #[case::own_lines_end_the_bar(&[(0, "\r 1%"), (0, "\nx\n")], "\r 1%\n[rank 0] x\n")]
-#[case::a_bar_may_return_afterwards(&[(0, "1%\r"), (0, "2%\r")], "[rank 0] 1%\r2%\r\n")]
+#[case::a_bar_may_return_afterwards(&[(0, "1%\r"), (0, "2%\r")], "1%\r2%\r\n")]
+#[case::a_bar_may_begin_without_returning(
+    &[(0, "1%"), (0, "PAUSE"), (1, "x\n"), (0, "\r2%\n")],
+    "1%\r\x1b[2K[rank 1] x\n1%\r2%\n"
+)]
+#[case::a_bar_lets_its_own_lines_pass(
+    &[(0, "\r1%"), (0, "\r\x1b[2Knote\n1%"), (0, "\r2%")],
+    "\r1%\r\x1b[2Knote\n1%\r2%\n"
+)]
+#[case::prompts_have_no_prefix(&[(0, "sure? "), (0, "PAUSE"), (0, "yes\n")], "sure? yes\n")]
+#[case::prompts_of_others_have(&[(1, "sure? "), (1, "PAUSE"), (1, "yes\n")], "[rank 1] sure? yes\n")]
+#[case::dos_line_ends_in_pieces(&[(0, "a\r"), (0, "\n")], "[rank 0] a\r\n")]
 #[case::a_cleared_bar_leaves_nothing(&[(0, "\r 1%"), (0, "\r\x1b[2K")], "\r 1%\r\x1b[2K")]
 #[case::others_have_no_bar(&[(1, "\r 1%"), (0, "x\n"), (1, "\r 2%\n")], "[rank 0] x\n[rank 1] \r 1%\r 2%\n")]
 #[case::colour_is_not_a_bar(&[(0, "\x1b[1;31mred"), (1, "x\n"), (0, "\n")], "[rank 1] x\n[rank 0] \x1b[1;31mred\n")]
@@ -88,25 +79,10 @@ fn at_a_terminal(#[case] events: &[(usize, &str)], #[case] expected: &str) {
 
 #[test]
 fn ranks_keep_their_colour_at_a_terminal_only() {
-    let coloured = Screens {
-        has_colour: true,
-        ..TERMINAL
-    };
-    assert_eq!(
-        mixed(coloured, &[(1, "x\n")]),
-        "\x1b[33m[rank 1]\x1b[0m x\n"
-    );
+    let coloured = Screens { has_colour: true, ..TERMINAL };
+    assert_eq!(mixed(coloured, &[(1, "x\n")]), "\x1b[33m[rank 1]\x1b[0m x\n");
     assert_eq!(mixed(FILE, &[(1, "x\n")]), "[rank 1] x\n");
-    assert_eq!(
-        mixed(
-            Screens {
-                has_prefix: false,
-                ..coloured
-            },
-            &[(1, "x\n")]
-        ),
-        "x\n"
-    );
+    assert_eq!(mixed(Screens { has_prefix: false, ..coloured }, &[(1, "x\n")]), "x\n");
 }
 
 #[test]
@@ -122,10 +98,7 @@ fn two_streams_at_one_terminal_share_its_cursor() {
     ];
     assert_eq!(pieces, expected);
 
-    let mut apart = Mixer::new(Screens {
-        stdout: false,
-        ..TERMINAL
-    });
+    let mut apart = Mixer::new(Screens { stdout: false, ..TERMINAL });
     apart.output(source(0, Stream::Stderr), b"\r 1%", now);
     assert_eq!(
         apart.output(source(0, Stream::Stdout), b"loss\n", now),
@@ -138,26 +111,15 @@ fn big_lines_wait_for_their_end_but_not_for_ever() {
     let now = Instant::now();
     let mut mixer = Mixer::new(FILE);
     let rank_0 = source(0, Stream::Stdout);
-    assert!(
-        mixer
-            .output(rank_0, &vec![b'x'; PROMPT_LIMIT_BYTES + 1], now)
-            .is_empty()
-    );
+    assert!(mixer.output(rank_0, &vec![b'x'; PROMPT_LIMIT_BYTES + 1], now).is_empty());
     assert_eq!(mixer.wakes_at(), None, "data is no prompt");
-    assert!(
-        !mixer
-            .output(rank_0, &vec![b'x'; LINE_LIMIT_BYTES], now)
-            .is_empty()
-    );
+    assert!(!mixer.output(rank_0, &vec![b'x'; LINE_LIMIT_BYTES], now).is_empty());
 }
 
 /// Whatever the chunks, the bytes of each rank come out complete and in order.
 #[test]
 fn chunk_borders_do_not_matter() {
-    let texts = [
-        "alpha\nbe\u{fe}ta\n\r 3%\n\nlast".to_string(),
-        "one\ntwo three\n".to_string(),
-    ];
+    let texts = ["alpha\nbe\u{fe}ta\n\r 3%\n\nlast".to_string(), "one\ntwo three\n".to_string()];
     for size in 1..texts[0].len() {
         let mut mixer = Mixer::new(FILE);
         let mut written = Vec::new();
@@ -169,20 +131,13 @@ fn chunk_borders_do_not_matter() {
                 break;
             }
             for (rank, chunk) in next.into_iter().enumerate() {
-                written.extend(mixer.output(
-                    source(rank, Stream::Stdout),
-                    chunk.unwrap_or_default(),
-                    now,
-                ));
+                written.extend(mixer.output(source(rank, Stream::Stdout), chunk.unwrap_or_default(), now));
             }
         }
         for rank in 0..2 {
             written.extend(mixer.closed(source(rank, Stream::Stdout)));
         }
-        let all = written
-            .into_iter()
-            .flat_map(|(_, bytes)| bytes)
-            .collect::<Vec<_>>();
+        let all = written.into_iter().flat_map(|(_, bytes)| bytes).collect::<Vec<_>>();
         for (rank, text) in texts.iter().enumerate() {
             let prefix = format!("[rank {rank}] ").into_bytes();
             let mut own: Vec<u8> = all

@@ -99,12 +99,7 @@ const VARIABLES_OF_OTHER_LAUNCHERS: &[&str] = &[
 /// assert!(environment.contains(&("RANK".into(), Some("3".into()))));
 /// assert!(environment.contains(&("MASTER_PORT".into(), Some("29501".into()))));
 /// ```
-pub fn plan(
-    config: &LaunchConfig,
-    command: &[OsString],
-    main_process_port: u16,
-    machine: &Machine,
-) -> Plan {
+pub fn plan(config: &LaunchConfig, command: &[OsString], main_process_port: u16, machine: &Machine) -> Plan {
     let num_local = config.num_local_processes();
     let captured = match config.capture {
         Capture::Always => true,
@@ -124,14 +119,11 @@ pub fn plan(
         ranks,
         captured,
         in_foreground: !captured && machine.stdin_is_terminal,
-        terminal: machine
-            .terminal_size
-            .filter(|_| captured && any_terminal)
-            .map(|size| Terminal {
-                stdout: machine.stdout_is_terminal,
-                stderr: machine.stderr_is_terminal,
-                size,
-            }),
+        terminal: machine.terminal_size.filter(|_| captured && any_terminal).map(|size| Terminal {
+            stdout: machine.stdout_is_terminal,
+            stderr: machine.stderr_is_terminal,
+            size,
+        }),
         grace_period: config.grace_period,
         shutdown_grace_period: config.shutdown_grace_period,
         helper: config.helper.clone(),
@@ -142,11 +134,7 @@ pub fn plan(
 /// Of several ranks only the first can read, and not from a terminal: the kernel would stop it there,
 /// because its process group is not the one in the foreground.
 fn stdin(num_local: usize, local_rank: usize, machine: &Machine) -> Stdin {
-    if num_local == 1 || (local_rank == 0 && !machine.stdin_is_terminal) {
-        Stdin::Inherited
-    } else {
-        Stdin::Nothing
-    }
+    if num_local == 1 || (local_rank == 0 && !machine.stdin_is_terminal) { Stdin::Inherited } else { Stdin::Nothing }
 }
 
 fn environment(
@@ -159,9 +147,7 @@ fn environment(
     let num_local = config.num_local_processes();
     let is_distributed = config.num_processes > 1;
     let mut variables = Vec::new();
-    let mut set = |name: &str, value: Option<String>| {
-        variables.push((name.into(), value.map(OsString::from)))
-    };
+    let mut set = |name: &str, value: Option<String>| variables.push((name.into(), value.map(OsString::from)));
 
     for name in VARIABLES_OF_OTHER_LAUNCHERS {
         set(name, None);
@@ -184,20 +170,14 @@ fn environment(
         set("ACCELERATE_USE_CPU", Some("true".into()));
     }
     if let Some(mixed_precision) = config.mixed_precision {
-        set(
-            "ACCELERATE_MIXED_PRECISION",
-            Some(mixed_precision.to_string()),
-        );
+        set("ACCELERATE_MIXED_PRECISION", Some(mixed_precision.to_string()));
     }
     if let Some(num_steps) = config.gradient_accumulation_steps {
-        set(
-            "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
-            Some(num_steps.to_string()),
-        );
+        set("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", Some(num_steps.to_string()));
     }
     // Without a limit every rank would start as many threads as there are cores.
-    let shared_evenly = (num_local > 1 && !machine.omp_num_threads_is_set)
-        .then(|| (machine.num_cores / num_local).max(1));
+    let shared_evenly =
+        (num_local > 1 && !machine.omp_num_threads_is_set).then(|| (machine.num_cores / num_local).max(1));
     if let Some(num_threads) = config.num_cpu_threads_per_process.or(shared_evenly) {
         set("OMP_NUM_THREADS", Some(num_threads.to_string()));
     }
@@ -208,12 +188,7 @@ fn environment(
 
     let is_overridden = |name: &OsStr| config.environment.iter().any(|(other, _)| other == name);
     variables.retain(|(name, _): &(OsString, _)| !is_overridden(name));
-    variables.extend(
-        config
-            .environment
-            .iter()
-            .map(|(name, value)| (name.clone(), Some(value.clone()))),
-    );
+    variables.extend(config.environment.iter().map(|(name, value)| (name.clone(), Some(value.clone()))));
     variables
 }
 
@@ -246,11 +221,7 @@ mod tests {
             .ranks
             .iter()
             .map(|rank| {
-                let found: Vec<_> = rank
-                    .environment
-                    .iter()
-                    .filter(|(other, _)| other == name)
-                    .collect();
+                let found: Vec<_> = rank.environment.iter().filter(|(other, _)| other == name).collect();
                 match found[..] {
                     [] => "-".to_string(),
                     [(_, None)] => "removed".to_string(),
@@ -287,12 +258,8 @@ mod tests {
     #[case("MASTER_ADDR", &["10.0.0.7", "10.0.0.7"])]
     #[case("OMP_NUM_THREADS", &["4", "4"])]
     fn the_second_of_three_machines(#[case] name: &str, #[case] expected: &[&str]) {
-        let config = LaunchConfig {
-            num_machines: 3,
-            machine_rank: 1,
-            main_process_ip: Some("10.0.0.7".into()),
-            ..config(6)
-        };
+        let config =
+            LaunchConfig { num_machines: 3, machine_rank: 1, main_process_ip: Some("10.0.0.7".into()), ..config(6) };
         assert_eq!(values(&config, &MACHINE, name), expected);
     }
 
@@ -307,12 +274,7 @@ mod tests {
 
     #[test]
     fn one_process_per_machine_is_distributed() {
-        let config = LaunchConfig {
-            num_machines: 2,
-            machine_rank: 1,
-            main_process_ip: Some("a".into()),
-            ..config(2)
-        };
+        let config = LaunchConfig { num_machines: 2, machine_rank: 1, main_process_ip: Some("a".into()), ..config(2) };
         assert_eq!(values(&config, &MACHINE, "RANK"), ["1"]);
         assert_eq!(values(&config, &MACHINE, "LOCAL_WORLD_SIZE"), ["1"]);
     }
@@ -327,14 +289,8 @@ mod tests {
             ..config(1)
         };
         assert_eq!(values(&config, &MACHINE, "ACCELERATE_USE_CPU"), ["true"]);
-        assert_eq!(
-            values(&config, &MACHINE, "ACCELERATE_MIXED_PRECISION"),
-            ["bf16"]
-        );
-        assert_eq!(
-            values(&config, &MACHINE, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"),
-            ["4"]
-        );
+        assert_eq!(values(&config, &MACHINE, "ACCELERATE_MIXED_PRECISION"), ["bf16"]);
+        assert_eq!(values(&config, &MACHINE, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"), ["4"]);
         assert_eq!(values(&config, &MACHINE, "OMP_NUM_THREADS"), ["3"]);
     }
 
@@ -349,28 +305,15 @@ mod tests {
         #[case] num_processes: usize,
         #[case] expected: &str,
     ) {
-        let config = LaunchConfig {
-            num_cpu_threads_per_process: flag,
-            ..config(num_processes)
-        };
-        let machine = Machine {
-            omp_num_threads_is_set: is_set,
-            ..MACHINE
-        };
-        assert!(
-            values(&config, &machine, "OMP_NUM_THREADS")
-                .iter()
-                .all(|value| value == expected)
-        );
+        let config = LaunchConfig { num_cpu_threads_per_process: flag, ..config(num_processes) };
+        let machine = Machine { omp_num_threads_is_set: is_set, ..MACHINE };
+        assert!(values(&config, &machine, "OMP_NUM_THREADS").iter().all(|value| value == expected));
     }
 
     #[test]
     fn extra_variables_win_and_appear_once() {
         let config = LaunchConfig {
-            environment: vec![
-                ("MASTER_ADDR".into(), "::1".into()),
-                ("NCCL_DEBUG".into(), "INFO".into()),
-            ],
+            environment: vec![("MASTER_ADDR".into(), "::1".into()), ("NCCL_DEBUG".into(), "INFO".into())],
             ..config(2)
         };
         assert_eq!(values(&config, &MACHINE, "MASTER_ADDR"), ["::1", "::1"]);
@@ -389,19 +332,10 @@ mod tests {
         #[case] captured: bool,
         #[case] in_foreground: bool,
     ) {
-        let machine = Machine {
-            stdin_is_terminal,
-            ..MACHINE
-        };
+        let machine = Machine { stdin_is_terminal, ..MACHINE };
         let plan = plan(&config(num_processes), &["bin/train".into()], 1, &machine);
-        assert_eq!(
-            plan.ranks.iter().map(|rank| rank.stdin).collect::<Vec<_>>(),
-            expected
-        );
-        assert_eq!(
-            (plan.captured, plan.in_foreground),
-            (captured, in_foreground)
-        );
+        assert_eq!(plan.ranks.iter().map(|rank| rank.stdin).collect::<Vec<_>>(), expected);
+        assert_eq!((plan.captured, plan.in_foreground), (captured, in_foreground));
     }
 
     #[rstest]
@@ -428,9 +362,6 @@ mod tests {
             ..config(num_processes)
         };
         let error = config.check().unwrap_err();
-        assert!(
-            error.is_invalid_configuration() && error.to_string().contains(words),
-            "{error}"
-        );
+        assert!(error.is_invalid_configuration() && error.to_string().contains(words), "{error}");
     }
 }

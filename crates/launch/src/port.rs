@@ -48,17 +48,11 @@ impl PortReservation {
             named => named,
         };
         match asked_for {
-            Some(number) if config.machine_rank > 0 => Ok(Self {
-                number,
-                _mark: None,
-            }),
+            Some(number) if config.machine_rank > 0 => Ok(Self { number, _mark: None }),
             Some(number) => {
                 check_free(number).map_err(|source| Error::port(number, source))?;
                 // Somebody else's UDP socket is no reason to refuse a port the user named.
-                Ok(Self {
-                    number,
-                    _mark: mark(number).ok(),
-                })
+                Ok(Self { number, _mark: mark(number).ok() })
             }
             None => Self::any(),
         }
@@ -88,27 +82,19 @@ impl PortReservation {
         for _ in 0..NUM_ATTEMPTS {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
                 .map_err(|source| Error::system("looking for a free port", source))?;
-            let number = listener
-                .local_addr()
-                .map_err(|source| Error::system("looking for a free port", source))?;
+            let number = listener.local_addr().map_err(|source| Error::system("looking for a free port", source))?;
             drop(listener);
             if let Some(reservation) = Self::try_number(number.port()) {
                 return Ok(reservation);
             }
         }
-        Err(Error::system(
-            "looking for a free port",
-            io::Error::from(io::ErrorKind::AddrInUse),
-        ))
+        Err(Error::system("looking for a free port", io::Error::from(io::ErrorKind::AddrInUse)))
     }
 
     fn try_number(number: u16) -> Option<Self> {
         let mark = mark(number).ok()?;
         check_free(number).ok()?;
-        Some(Self {
-            number,
-            _mark: Some(mark),
-        })
+        Some(Self { number, _mark: Some(mark) })
     }
 }
 
@@ -137,17 +123,12 @@ mod tests {
     use crate::config::Program;
 
     fn config(port: Option<u16>) -> LaunchConfig {
-        LaunchConfig {
-            main_process_port: port,
-            ..LaunchConfig::new(Program::Executable("true".into()), 2)
-        }
+        LaunchConfig { main_process_port: port, ..LaunchConfig::new(Program::Executable("true".into()), 2) }
     }
 
     #[test]
     fn a_hundred_reservations_are_distinct_and_free() {
-        let reservations: Vec<_> = (0..100)
-            .map(|_| PortReservation::for_config(&config(Some(0))).unwrap())
-            .collect();
+        let reservations: Vec<_> = (0..100).map(|_| PortReservation::for_config(&config(Some(0))).unwrap()).collect();
         let mut numbers: Vec<_> = reservations.iter().map(PortReservation::number).collect();
         numbers.sort_unstable();
         numbers.dedup();
@@ -165,10 +146,7 @@ mod tests {
             let error = PortReservation::for_config(&config(Some(number))).unwrap_err();
             assert!(error.is_port_taken(), "{error:?}");
             let text = error.to_string();
-            assert!(
-                text.contains(&number.to_string()) && text.contains("--main_process_port 0"),
-                "{text}"
-            );
+            assert!(text.contains(&number.to_string()) && text.contains("--main_process_port 0"), "{text}");
         }
     }
 
@@ -176,14 +154,7 @@ mod tests {
     fn other_machines_do_not_open_the_port_and_so_do_not_check_it() {
         let holder = TcpListener::bind("127.0.0.1:0").unwrap();
         let number = holder.local_addr().unwrap().port();
-        let elsewhere = LaunchConfig {
-            num_machines: 2,
-            machine_rank: 1,
-            ..config(Some(number))
-        };
-        assert_eq!(
-            PortReservation::for_config(&elsewhere).unwrap().number(),
-            number
-        );
+        let elsewhere = LaunchConfig { num_machines: 2, machine_rank: 1, ..config(Some(number)) };
+        assert_eq!(PortReservation::for_config(&elsewhere).unwrap().number(), number);
     }
 }

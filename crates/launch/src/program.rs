@@ -24,11 +24,7 @@ pub struct ProgramSearch {
 impl ProgramSearch {
     /// As this process would search.
     pub fn of_this_process() -> Self {
-        let folder = |name| {
-            std::env::var_os(name)
-                .filter(|value| !value.is_empty())
-                .map(PathBuf::from)
-        };
+        let folder = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         Self {
             path: std::env::var_os("PATH"),
             virtual_env: folder("VIRTUAL_ENV"),
@@ -67,24 +63,16 @@ pub fn resolve_program(program: &Program, search: &ProgramSearch) -> Result<Vec<
         Program::PythonScript(path) => {
             match path.metadata() {
                 Err(_) => {
-                    return Err(Error::program_not_found(
-                        path,
-                        "; is the path relative to another folder?",
-                    ));
+                    return Err(Error::program_not_found(path, "; is the path relative to another folder?"));
                 }
                 Ok(metadata) if metadata.is_dir() => {
-                    return Err(Error::program_not_executable(
-                        path,
-                        "it is a folder, not a Python file",
-                    ));
+                    return Err(Error::program_not_executable(path, "it is a folder, not a Python file"));
                 }
                 Ok(_) => {}
             }
             Ok(vec![find_python(search)?.into(), path.into()])
         }
-        Program::PythonModule(name) => {
-            Ok(vec![find_python(search)?.into(), "-m".into(), name.clone()])
-        }
+        Program::PythonModule(name) => Ok(vec![find_python(search)?.into(), "-m".into(), name.clone()]),
     }
 }
 
@@ -110,13 +98,8 @@ fn resolve_executable(name: &OsStr, search: &ProgramSearch) -> Result<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         let path = PathBuf::from(name);
         return match path.metadata() {
-            Err(_) => Err(Error::program_not_found(
-                path,
-                "; is it built, and is the path relative to this folder?",
-            )),
-            Ok(metadata) if metadata.is_dir() => {
-                Err(Error::program_not_executable(path, "it is a folder"))
-            }
+            Err(_) => Err(Error::program_not_found(path, "; is it built, and is the path relative to this folder?")),
+            Ok(metadata) if metadata.is_dir() => Err(Error::program_not_executable(path, "it is a folder")),
             Ok(_) if !is_executable_file(&path) => Err(not_executable(path)),
             Ok(_) => Ok(path),
         };
@@ -137,10 +120,7 @@ fn resolve_executable(name: &OsStr, search: &ProgramSearch) -> Result<PathBuf> {
 
 #[cold]
 fn not_executable(path: PathBuf) -> Error {
-    let cure = format!(
-        "it is not marked as executable; run: chmod +x {}",
-        path.display()
-    );
+    let cure = format!("it is not marked as executable; run: chmod +x {}", path.display());
     Error::program_not_executable(path, cure)
 }
 
@@ -161,11 +141,7 @@ mod tests {
     }
 
     fn resolved(program: &Program, search: &ProgramSearch) -> Vec<PathBuf> {
-        resolve_program(program, search)
-            .unwrap()
-            .into_iter()
-            .map(PathBuf::from)
-            .collect()
+        resolve_program(program, search).unwrap().into_iter().map(PathBuf::from).collect()
     }
 
     #[test]
@@ -185,20 +161,11 @@ mod tests {
             virtual_env: Some(root.join("venv")),
             conda_prefix: Some(root.join("conda")),
         };
-        assert_eq!(
-            resolved(&program, &search),
-            [root.join("venv/bin/python"), script.clone()]
-        );
+        assert_eq!(resolved(&program, &search), [root.join("venv/bin/python"), script.clone()]);
         search.virtual_env = Some(root.join("removed"));
-        assert_eq!(
-            resolved(&program, &search),
-            [root.join("conda/bin/python"), script.clone()]
-        );
+        assert_eq!(resolved(&program, &search), [root.join("conda/bin/python"), script.clone()]);
         search.conda_prefix = None;
-        assert_eq!(
-            resolved(&program, &search),
-            [root.join("bin/python3"), script.clone()]
-        );
+        assert_eq!(resolved(&program, &search), [root.join("bin/python3"), script.clone()]);
         search.path = Some(root.join("old").into());
         assert_eq!(
             resolved(&Program::PythonModule("package.train".into()), &search),
@@ -206,10 +173,7 @@ mod tests {
         );
         search.path = None;
         let error = resolve_program(&program, &search).unwrap_err();
-        assert!(
-            error.is_program_not_found() && error.to_string().contains("python3"),
-            "{error}"
-        );
+        assert!(error.is_program_not_found() && error.to_string().contains("python3"), "{error}");
     }
 
     #[test]
@@ -219,15 +183,9 @@ mod tests {
         file(&root.join("plain"), 0o644);
         file(&root.join("bin/tool"), 0o755);
         file(&root.join("bin/data"), 0o644);
-        let search = ProgramSearch {
-            path: Some(root.join("bin").into()),
-            ..Default::default()
-        };
+        let search = ProgramSearch { path: Some(root.join("bin").into()), ..Default::default() };
 
-        assert_eq!(
-            resolved(&Program::Executable("tool".into()), &search),
-            [root.join("bin/tool")]
-        );
+        assert_eq!(resolved(&Program::Executable("tool".into()), &search), [root.join("bin/tool")]);
         for (name, not_found, words) in [
             (root.join("missing").into_os_string(), true, "was not found"),
             (root.join("plain").into_os_string(), false, "chmod +x"),
@@ -239,10 +197,7 @@ mod tests {
             assert_eq!(error.is_program_not_executable(), !not_found, "{error}");
             assert_eq!(error.exit_code(), if not_found { 127 } else { 126 });
             let text = error.to_string();
-            assert!(
-                text.contains(words) && text.contains(&*name.to_string_lossy()),
-                "{text}"
-            );
+            assert!(text.contains(words) && text.contains(&*name.to_string_lossy()), "{text}");
         }
     }
 }

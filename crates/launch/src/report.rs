@@ -60,29 +60,13 @@ pub enum Notice {
 impl fmt::Display for Notice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ranks = |number: usize| {
-            if number == 1 {
-                "1 rank".to_string()
-            } else {
-                format!("{number} ranks")
-            }
+            if number == 1 { "1 rank".to_string() } else { format!("{number} ranks") }
         };
         match self {
-            Self::RankFailed {
-                rank,
-                ended,
-                num_others,
-            } => {
-                write!(
-                    f,
-                    "rank {rank} {ended}; ending {} still running",
-                    ranks(*num_others)
-                )
+            Self::RankFailed { rank, ended, num_others } => {
+                write!(f, "rank {rank} {ended}; ending {} still running", ranks(*num_others))
             }
-            Self::Stopping {
-                signal,
-                num_running,
-                grace_period,
-            } => write!(
+            Self::Stopping { signal, num_running, grace_period } => write!(
                 f,
                 "{} received and passed on to {}, which may take {} s to end; a second one ends everything at once",
                 signal_name(*signal),
@@ -90,10 +74,7 @@ impl fmt::Display for Notice {
                 grace_period.as_secs_f64()
             ),
             Self::LeftoversEnded { num_processes } => {
-                write!(
-                    f,
-                    "ended {num_processes} process(es) that ranks had started and left behind"
-                )
+                write!(f, "ended {num_processes} process(es) that ranks had started and left behind")
             }
         }
     }
@@ -154,16 +135,8 @@ impl TerminalReporter {
         let stdout = io::stdout().is_terminal();
         let stderr = io::stderr().is_terminal();
         let has_colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        let mixer = Mixer::new(Screens {
-            stdout,
-            stderr,
-            has_prefix: options.has_prefix,
-            has_colour,
-        });
-        Self {
-            mixer,
-            is_quiet: options.is_quiet,
-        }
+        let mixer = Mixer::new(Screens { stdout, stderr, has_prefix: options.has_prefix, has_colour });
+        Self { mixer, is_quiet: options.is_quiet }
     }
 }
 
@@ -212,16 +185,9 @@ fn print(pieces: Vec<(Stream, Vec<u8>)>) -> io::Result<()> {
 }
 
 /// `write_all` that also works when another process has made the shared stream non-blocking.
-fn write_patiently(
-    stream: &mut (impl Write + std::os::fd::AsFd),
-    mut bytes: &[u8],
-) -> io::Result<()> {
+fn write_patiently(stream: &mut (impl Write + std::os::fd::AsFd), mut bytes: &[u8]) -> io::Result<()> {
     let wait = |stream: &dyn std::os::fd::AsFd| {
-        poll(
-            &mut [PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::OUT)],
-            None,
-        )
-        .map(drop)
+        poll(&mut [PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::OUT)], None).map(drop)
     };
     while !bytes.is_empty() {
         match stream.write(bytes) {

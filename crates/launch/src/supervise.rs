@@ -55,19 +55,16 @@ pub struct RankOutcome {
 ///
 /// As [`launch`](crate::launch), apart from the checks that come before a plan.
 pub fn supervise(plan: &Plan, reporter: &mut dyn Reporter) -> Result<Outcome> {
-    let signals = Signals::listen(plan.in_foreground)
-        .map_err(|error| Error::system("listening to signals", error))?;
+    let signals = Signals::listen(plan.in_foreground).map_err(|error| Error::system("listening to signals", error))?;
     if plan.dedicated_process {
         // Descendants whose parents have died become children of this process instead of strangers.
-        set_child_subreaper(Some(getpid()))
-            .map_err(|error| Error::system("adopting descendants", error))?;
+        set_child_subreaper(Some(getpid())).map_err(|error| Error::system("adopting descendants", error))?;
     }
     let (mark, marks) = new_mark(std::env::var_os(MARK_VARIABLE));
     let guard = match &plan.helper {
-        Some(helper) => Some(
-            Guard::start(helper, &mark)
-                .map_err(|error| Error::system("starting the guard process", error))?,
-        ),
+        Some(helper) => {
+            Some(Guard::start(helper, &mark).map_err(|error| Error::system("starting the guard process", error))?)
+        }
         None => None,
     };
     let mut supervisor = Supervisor {
@@ -112,10 +109,7 @@ struct Supervisor<'a> {
 impl Supervisor<'_> {
     fn start_ranks(&mut self, marks: &OsStr) -> Result<()> {
         // A container without pseudo terminals gets pipes instead: less comfort, same output.
-        self.terminal = self
-            .plan
-            .terminal
-            .and_then(|wanted| RankTerminal::open(wanted).ok());
+        self.terminal = self.plan.terminal.and_then(|wanted| RankTerminal::open(wanted).ok());
         for command in &self.plan.ranks {
             let terminal = self.terminal.as_mut().filter(|_| command.local_rank == 0);
             let rank = RankProcess::start(self.plan, command, marks, terminal)
@@ -153,18 +147,10 @@ impl Supervisor<'_> {
     /// signals are waiting.
     fn wait_for_events(&mut self) -> (Vec<(usize, usize)>, bool) {
         let now = Instant::now();
-        let deadline = self
-            .ranks
-            .iter()
-            .filter_map(RankProcess::deadline)
-            .chain(self.reporter.wakes_at())
-            .min();
+        let deadline = self.ranks.iter().filter_map(RankProcess::deadline).chain(self.reporter.wakes_at()).min();
         let timeout = deadline.map(|at| timespec(at.saturating_duration_since(now)));
         let mut sources = Vec::new();
-        let mut descriptors = vec![PollFd::from_borrowed_fd(
-            self.signals.descriptor(),
-            PollFlags::IN,
-        )];
+        let mut descriptors = vec![PollFd::from_borrowed_fd(self.signals.descriptor(), PollFlags::IN)];
         for (index, rank) in self.ranks.iter().enumerate() {
             for (stream, descriptor) in rank.descriptors() {
                 sources.push((index, stream));
@@ -176,16 +162,9 @@ impl Supervisor<'_> {
             Err(_) => (Vec::new(), true),
             Ok(_) => {
                 let has_signal = !descriptors[0].revents().is_empty();
-                let is_ready = descriptors[1..]
-                    .iter()
-                    .map(|descriptor| !descriptor.revents().is_empty());
+                let is_ready = descriptors[1..].iter().map(|descriptor| !descriptor.revents().is_empty());
                 (
-                    sources
-                        .into_iter()
-                        .zip(is_ready)
-                        .filter(|(_, ready)| *ready)
-                        .map(|(source, _)| source)
-                        .collect(),
+                    sources.into_iter().zip(is_ready).filter(|(_, ready)| *ready).map(|(source, _)| source).collect(),
                     has_signal,
                 )
             }
@@ -237,10 +216,7 @@ impl Supervisor<'_> {
                 Event::ChildEnded => {}
                 Event::Stop(signal) => self.stop(signal),
                 // Meant for the program itself; its helpers need not survive it.
-                Event::User(signal) => self
-                    .ranks
-                    .iter()
-                    .for_each(|rank| rank.signal_leader(signal)),
+                Event::User(signal) => self.ranks.iter().for_each(|rank| rank.signal_leader(signal)),
                 Event::Suspend => {
                     self.signal_groups(Signal::TSTP);
                     signals::suspend_this_process();
@@ -266,11 +242,7 @@ impl Supervisor<'_> {
         let grace_period = self.plan.shutdown_grace_period;
         self.end_all(signal, grace_period);
         let num_running = self.num_running();
-        self.notice(&Notice::Stopping {
-            signal: signal.as_raw(),
-            num_running,
-            grace_period,
-        });
+        self.notice(&Notice::Stopping { signal: signal.as_raw(), num_running, grace_period });
     }
 
     fn reap(&mut self, now: Instant) {
@@ -291,11 +263,7 @@ impl Supervisor<'_> {
     }
 
     fn note_first_failure(&mut self, ended_now: &[usize]) {
-        let is_failure = |index: &&usize| {
-            self.ranks[**index]
-                .ended()
-                .is_some_and(|ended| !ended.is_success())
-        };
+        let is_failure = |index: &&usize| self.ranks[**index].ended().is_some_and(|ended| !ended.is_success());
         let Some(&first) = ended_now.iter().find(is_failure) else {
             return;
         };
@@ -304,11 +272,7 @@ impl Supervisor<'_> {
         let num_others = self.num_running();
         if let (Some(ended), true) = (self.ranks[first].ended(), num_others > 0) {
             let rank = self.ranks[first].number();
-            self.notice(&Notice::RankFailed {
-                rank,
-                ended,
-                num_others,
-            });
+            self.notice(&Notice::RankFailed { rank, ended, num_others });
         }
     }
 
@@ -320,9 +284,7 @@ impl Supervisor<'_> {
             return first;
         };
         let crash = self.ranks.iter().position(|rank| {
-            rank.end()
-                .is_some_and(|(_, end)| end.saturating_duration_since(at) < CRASH_WINDOW)
-                && rank.has_crashed()
+            rank.end().is_some_and(|(_, end)| end.saturating_duration_since(at) < CRASH_WINDOW) && rank.has_crashed()
         });
         crash.unwrap_or(first)
     }
@@ -338,17 +300,12 @@ impl Supervisor<'_> {
     }
 
     fn num_running(&self) -> usize {
-        self.ranks
-            .iter()
-            .filter(|rank| rank.ended().is_none())
-            .count()
+        self.ranks.iter().filter(|rank| rank.ended().is_none()).count()
     }
 
     fn end_all(&mut self, signal: Signal, grace_period: Duration) {
         let kill_at = Instant::now() + grace_period;
-        self.ranks
-            .iter_mut()
-            .for_each(|rank| rank.ask_to_end(signal, kill_at));
+        self.ranks.iter_mut().for_each(|rank| rank.ask_to_end(signal, kill_at));
     }
 
     fn kill_all(&mut self) {
@@ -386,19 +343,11 @@ impl Supervisor<'_> {
             return Err(Error::interrupted(signal));
         }
         let ranks = self.ranks.iter().map(RankProcess::outcome).collect();
-        Ok(Outcome {
-            ranks,
-            elapsed: self.started_at.elapsed(),
-        })
+        Ok(Outcome { ranks, elapsed: self.started_at.elapsed() })
     }
 
     fn failure(&self, cause: usize) -> Failure {
-        let RankOutcome {
-            rank,
-            process_id,
-            ended,
-            elapsed,
-        } = self.ranks[cause].outcome();
+        let RankOutcome { rank, process_id, ended, elapsed } = self.ranks[cause].outcome();
         Failure {
             rank,
             process_id,
@@ -421,8 +370,5 @@ impl Supervisor<'_> {
 }
 
 fn timespec(duration: Duration) -> Timespec {
-    Timespec {
-        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: duration.subsec_nanos().into(),
-    }
+    Timespec { tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX), tv_nsec: duration.subsec_nanos().into() }
 }

@@ -40,22 +40,13 @@ impl Tail {
     /// progress bar only its last state is left.
     pub(crate) fn lines(&self) -> Vec<String> {
         let unfinished = self.unfinished.iter().filter(|line| !line.bytes.is_empty());
-        let mut all: Vec<_> = self
-            .lines
-            .iter()
-            .chain(unfinished)
-            .map(Line::text)
-            .collect();
+        let mut all: Vec<_> = self.lines.iter().chain(unfinished).map(Line::text).collect();
         // Blank lines around the message help nobody.
         while all.last().is_some_and(|line| line.is_empty()) {
             all.pop();
         }
         let num_too_many = all.len().saturating_sub(NUM_LINES);
-        let first = all
-            .iter()
-            .skip(num_too_many)
-            .position(|line| !line.is_empty())
-            .unwrap_or(0);
+        let first = all.iter().skip(num_too_many).position(|line| !line.is_empty()).unwrap_or(0);
         all.split_off(num_too_many + first)
     }
 
@@ -72,9 +63,7 @@ impl Line {
         self.bytes.extend_from_slice(piece);
         // A bar redraws itself after a carriage return; what stood there before is gone from the screen.
         // One at the very end may still become the end of a line.
-        let redrawn = without_last_returns(&self.bytes)
-            .iter()
-            .rposition(|&byte| byte == b'\r');
+        let redrawn = without_last_returns(&self.bytes).iter().rposition(|&byte| byte == b'\r');
         if let Some(at) = redrawn {
             self.bytes.drain(..=at);
             self.is_cut = false;
@@ -94,10 +83,7 @@ impl Line {
 }
 
 fn without_last_returns(bytes: &[u8]) -> &[u8] {
-    let end = bytes
-        .iter()
-        .rposition(|&byte| byte != b'\r')
-        .map_or(0, |last| last + 1);
+    let end = bytes.iter().rposition(|&byte| byte != b'\r').map_or(0, |last| last + 1);
     &bytes[..end]
 }
 
@@ -108,12 +94,7 @@ pub(crate) fn without_control_sequences(bytes: &[u8]) -> Vec<u8> {
     while let Some(byte) = rest.next() {
         match byte {
             0x1b => match rest.next() {
-                Some(b'[') => {
-                    while rest
-                        .next()
-                        .is_some_and(|byte| !(0x40..=0x7e).contains(&byte))
-                    {}
-                }
+                Some(b'[') => while rest.next().is_some_and(|byte| !(0x40..=0x7e).contains(&byte)) {},
                 Some(b']') => while rest.next().is_some_and(|byte| byte != 0x07) {},
                 _ => {}
             },
@@ -169,10 +150,7 @@ mod tests {
     fn memory_stays_small() {
         let many: String = (0..1000).map(|number| format!("{number}\n")).collect();
         let lines = tail(&[&many]);
-        assert_eq!(
-            (lines.len(), lines[0].as_str(), lines[19].as_str()),
-            (20, "980", "999")
-        );
+        assert_eq!((lines.len(), lines[0].as_str(), lines[19].as_str()), (20, "980", "999"));
 
         let huge = "x".repeat(1 << 20);
         let lines = tail(&[&huge, &huge]);

@@ -22,9 +22,7 @@ struct Collector {
 
 impl Collector {
     fn text(&self, rank: usize, stream: Stream) -> &str {
-        self.output
-            .get(&(rank, stream))
-            .map_or("", |bytes| std::str::from_utf8(bytes).unwrap())
+        self.output.get(&(rank, stream)).map_or("", |bytes| std::str::from_utf8(bytes).unwrap())
     }
 }
 
@@ -33,9 +31,7 @@ impl Reporter for Collector {
         let collected = self.output.entry((source.rank, source.stream)).or_default();
         collected.extend_from_slice(bytes);
         match self.fails_at {
-            Some(words) if String::from_utf8_lossy(collected).contains(words) => {
-                Err(io::ErrorKind::StorageFull.into())
-            }
+            Some(words) if String::from_utf8_lossy(collected).contains(words) => Err(io::ErrorKind::StorageFull.into()),
             _ => Ok(()),
         }
     }
@@ -69,19 +65,13 @@ fn collected(config: &LaunchConfig) -> (Collector, Result<Outcome, Error>) {
 fn a_reporter_gets_every_byte_and_the_end_of_each_stream() {
     let (collector, outcome) = collected(&config(2, "echo out $RANK; printf 'err %s' $RANK >&2"));
     for rank in 0..2 {
-        assert_eq!(
-            collector.text(rank, Stream::Stdout),
-            format!("out {rank}\n")
-        );
+        assert_eq!(collector.text(rank, Stream::Stdout), format!("out {rank}\n"));
         assert_eq!(collector.text(rank, Stream::Stderr), format!("err {rank}"));
     }
     assert_eq!((collector.num_closed, collector.notices.len()), (4, 0));
     let ranks = outcome.unwrap().ranks;
     assert_eq!(
-        ranks
-            .iter()
-            .map(|rank| (rank.rank, rank.ended))
-            .collect::<Vec<_>>(),
+        ranks.iter().map(|rank| (rank.rank, rank.ended)).collect::<Vec<_>>(),
         [(0, Ended::Exited(0)), (1, Ended::Exited(0))]
     );
 }
@@ -95,46 +85,24 @@ fn one_process_can_be_captured_too() {
 
 #[test]
 fn a_failure_says_who_and_why() {
-    let (collector, outcome) = collected(&config(
-        3,
-        "[ $RANK = 2 ] && { echo reason; exit 4; }; exec sleep 30",
-    ));
+    let (collector, outcome) = collected(&config(3, "[ $RANK = 2 ] && { echo reason; exit 4; }; exec sleep 30"));
     let error = outcome.unwrap_err();
     assert!(error.is_child_failed());
     assert_eq!((error.rank(), error.exit_code()), (Some(2), 4));
     let failure = error.failure().unwrap();
-    assert_eq!(
-        (failure.ended, failure.last_lines.as_slice()),
-        (Ended::Exited(4), &["reason".to_string()][..])
-    );
+    assert_eq!((failure.ended, failure.last_lines.as_slice()), (Ended::Exited(4), &["reason".to_string()][..]));
     assert!(failure.others.iter().all(|other| other.was_told_to));
-    assert_eq!(
-        collector.notices,
-        [Notice::RankFailed {
-            rank: 2,
-            ended: Ended::Exited(4),
-            num_others: 2
-        }]
-    );
+    assert_eq!(collector.notices, [Notice::RankFailed { rank: 2, ended: Ended::Exited(4), num_others: 2 }]);
 }
 
 /// Nothing adopts what is left here, so every group must be dealt with as a group.
 #[test]
 fn stubborn_groups_are_gone_when_the_launch_returns() {
     let script = "trap '' TERM; (while :; do sleep 0.05; done) & [ $RANK = 1 ] && { sleep 0.1; exit 1; }; wait";
-    let config = LaunchConfig {
-        grace_period: Duration::from_millis(100),
-        ..config(2, script)
-    };
+    let config = LaunchConfig { grace_period: Duration::from_millis(100), ..config(2, script) };
     let error = collected(&config).1.unwrap_err();
     let failure = error.failure().unwrap();
-    assert_eq!(
-        failure.others[0].ended,
-        Ended::Signalled {
-            signal: 9,
-            core_dumped: false
-        }
-    );
+    assert_eq!(failure.others[0].ended, Ended::Signalled { signal: 9, core_dumped: false });
     // The kernel may still be at it.
     while has_living_members(failure.process_id) {
         std::thread::yield_now();
@@ -152,10 +120,7 @@ fn has_living_members(group: u32) -> bool {
 
 #[test]
 fn a_reporter_that_fails_ends_the_launch() {
-    let mut collector = Collector {
-        fails_at: Some("stop"),
-        ..Collector::default()
-    };
+    let mut collector = Collector { fails_at: Some("stop"), ..Collector::default() };
     let error = launch(&config(2, "echo stop; exec sleep 30"), &mut collector).unwrap_err();
     assert!(error.is_output_closed(), "{error:?}");
     assert_eq!(error.exit_code(), 141);
@@ -177,13 +142,9 @@ fn launches_can_run_side_by_side_and_one_after_another() {
             .map(|number| {
                 scope.spawn(move || {
                     for round in 0..5 {
-                        let (collector, outcome) =
-                            collected(&config(2, &format!("echo {number} {round}")));
+                        let (collector, outcome) = collected(&config(2, &format!("echo {number} {round}")));
                         assert!(outcome.is_ok());
-                        assert_eq!(
-                            collector.text(1, Stream::Stdout),
-                            format!("{number} {round}\n")
-                        );
+                        assert_eq!(collector.text(1, Stream::Stdout), format!("{number} {round}\n"));
                     }
                 })
             })

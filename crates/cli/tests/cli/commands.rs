@@ -7,10 +7,7 @@ fn the_version_is_that_of_the_package() {
     let mut command = accelerate();
     command.arg("--version");
     let version = finished(command);
-    assert_eq!(
-        version.stdout,
-        format!("accelerate {}\n", env!("CARGO_PKG_VERSION"))
-    );
+    assert_eq!(version.stdout, format!("accelerate {}\n", env!("CARGO_PKG_VERSION")));
     version.expect(0, &[]);
 }
 
@@ -25,11 +22,7 @@ fn help_teaches_by_example() {
     command.args(["launch", "--help"]);
     let help = finished(command);
     help.expect(0, &[]);
-    assert!(
-        help.stdout
-            .contains("accelerate launch --num_processes 2 target/release/train --epochs 3"),
-        "{help:?}"
-    );
+    assert!(help.stdout.contains("accelerate launch --num_processes 2 target/release/train --epochs 3"), "{help:?}");
 }
 
 #[test]
@@ -44,33 +37,11 @@ fn the_environment_report_has_every_fact_and_no_secret() {
         .env("HF_TOKEN", "hf_secret");
     let report = finished(command);
     report.expect(0, &[]);
-    for name in [
-        "accelerate version",
-        "libtorch",
-        "platform",
-        "processor",
-        "memory",
-        "GPU",
-        "Python",
-        "environment",
-    ] {
-        let line = report
-            .stdout
-            .lines()
-            .find(|line| line.starts_with(&format!("- {name}: ")));
-        assert!(
-            line.is_some_and(|line| !line.ends_with("unknown")),
-            "{name} in\n{}",
-            report.stdout
-        );
+    for name in ["accelerate version", "libtorch", "platform", "processor", "memory", "GPU", "Python", "environment"] {
+        let line = report.stdout.lines().find(|line| line.starts_with(&format!("- {name}: ")));
+        assert!(line.is_some_and(|line| !line.ends_with("unknown")), "{name} in\n{}", report.stdout);
     }
-    assert!(
-        report
-            .stdout
-            .contains(&format!("2.11.0+cpu in {}", folder.path().display())),
-        "{}",
-        report.stdout
-    );
+    assert!(report.stdout.contains(&format!("2.11.0+cpu in {}", folder.path().display())), "{}", report.stdout);
     assert!(report.stdout.contains("ACCELERATE_MIXED_PRECISION=bf16"));
     assert!(!report.stdout.contains("hf_secret"));
 }

@@ -6,11 +6,7 @@ use crate::support::{Finished, LIVE_ON, Witness, finished, launch_script, named_
 
 #[test]
 fn the_exit_code_is_that_of_the_failed_rank() {
-    let ended = finished(launch_script(
-        3,
-        &[],
-        "[ $RANK = 1 ] && { echo the reason >&2; exit 7; }; sleep 30",
-    ));
+    let ended = finished(launch_script(3, &[], "[ $RANK = 1 ] && { echo the reason >&2; exit 7; }; sleep 30"));
     ended.expect(
         7,
         &[
@@ -25,26 +21,15 @@ fn the_exit_code_is_that_of_the_failed_rank() {
 
 #[test]
 fn one_process_hands_on_its_code_too() {
-    finished(launch_script(1, &[], "exit 5"))
-        .expect(5, &["rank 0 (process ", "exited with code 5"]);
+    finished(launch_script(1, &[], "exit 5")).expect(5, &["rank 0 (process ", "exited with code 5"]);
     finished(launch_script(1, &[], "kill -SEGV $$")).expect(128 + 11, &["SIGSEGV"]);
 }
 
 #[test]
 fn signals_are_shown_by_name_and_become_128_plus_their_number() {
     for (name, number) in [("KILL", 9), ("SEGV", 11), ("ABRT", 6), ("TERM", 15)] {
-        let ended = finished(launch_script(
-            2,
-            &[],
-            &format!("[ $RANK = 0 ] && kill -{name} $$; sleep 30"),
-        ));
-        ended.expect(
-            128 + number,
-            &[
-                "rank 0 (process ",
-                &format!("was ended by SIG{name} ({number})"),
-            ],
-        );
+        let ended = finished(launch_script(2, &[], &format!("[ $RANK = 0 ] && kill -{name} $$; sleep 30")));
+        ended.expect(128 + number, &["rank 0 (process ", &format!("was ended by SIG{name} ({number})")]);
         if name == "KILL" {
             ended.expect(137, &["memory"]);
         }
@@ -62,10 +47,7 @@ fn others_are_asked_to_end_first() {
     let mut command = launch_script(2, &["--grace_period", "20"], &script);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let ended = Finished::from(witness.start(command).wait_with_output().unwrap());
-    ended.expect(
-        9,
-        &["rank 0 was running and has been ended by the launcher"],
-    );
+    ended.expect(9, &["rank 0 was running and has been ended by the launcher"]);
     assert_eq!(ended.stdout, "[rank 0] asked politely\n");
     witness.expect_nobody_survives();
 }
@@ -81,10 +63,7 @@ fn others_that_refuse_to_end_are_made_to() {
     let mut command = launch_script(3, &[], &script);
     command.stderr(Stdio::piped());
     let ended = Finished::from(witness.start(command).wait_with_output().unwrap());
-    ended.expect(
-        3,
-        &["rank 1 exited with code 3; ending 2 ranks still running"],
-    );
+    ended.expect(3, &["rank 1 exited with code 3; ending 2 ranks still running"]);
     witness.expect_nobody_survives();
 }
 
@@ -92,9 +71,8 @@ fn others_that_refuse_to_end_are_made_to() {
 #[test]
 fn a_stopped_rank_is_ended_too() {
     let (_folder, pipe) = named_pipe();
-    let script = format!(
-        "if [ $RANK = 0 ]; then (echo >{pipe}; kill -STOP $$); {LIVE_ON}; else read line <{pipe}; exit 4; fi"
-    );
+    let script =
+        format!("if [ $RANK = 0 ]; then (echo >{pipe}; kill -STOP $$); {LIVE_ON}; else read line <{pipe}; exit 4; fi");
     let mut witness = Witness::new();
     let mut command = launch_script(2, &[], &script);
     command.stderr(Stdio::null());
@@ -106,19 +84,13 @@ fn a_stopped_rank_is_ended_too() {
 fn of_two_failures_at_once_the_crash_is_the_cause() {
     // Rank 0 fails as soon as its peer is gone, as a collective would.
     let (_folder, pipe) = named_pipe();
-    let script = format!(
-        "if [ $RANK = 0 ]; then cat {pipe} >/dev/null; exit 1; else exec 9>{pipe}; kill -SEGV $$; fi"
-    );
+    let script = format!("if [ $RANK = 0 ]; then cat {pipe} >/dev/null; exit 1; else exec 9>{pipe}; kill -SEGV $$; fi");
     finished(launch_script(2, &[], &script)).expect(139, &["error: rank 1 (process "]);
 }
 
 #[test]
 fn quiet_means_one_line() {
-    let ended = finished(launch_script(
-        2,
-        &["-q"],
-        "[ $RANK = 1 ] && exit 3; sleep 30",
-    ));
+    let ended = finished(launch_script(2, &["-q"], "[ $RANK = 1 ] && exit 3; sleep 30"));
     ended.expect(3, &["rank 1 (process "]);
     assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
 }
@@ -128,23 +100,9 @@ fn the_last_lines_are_readable() {
     let script = "i=0; while [ $i -lt 100 ]; do echo line $i; i=$((i+1)); done; \
                   printf '\\r10%%\\r\\033[2K90%%\\n' >&2; printf '\\033[31mred\\033[0m' >&2; [ $RANK = 0 ] || exit 1; sleep 30";
     let ended = finished(launch_script(2, &[], script));
-    let report = ended
-        .stderr
-        .split_once("last lines of rank 1:\n")
-        .unwrap()
-        .1;
-    let lines: Vec<_> = report
-        .lines()
-        .take_while(|line| line.starts_with("    "))
-        .map(str::trim)
-        .collect();
+    let report = ended.stderr.split_once("last lines of rank 1:\n").unwrap().1;
+    let lines: Vec<_> = report.lines().take_while(|line| line.starts_with("    ")).map(str::trim).collect();
     assert_eq!(lines.len(), 20);
-    assert!(
-        lines.contains(&"line 99") && !lines.contains(&"line 79"),
-        "{lines:?}"
-    );
-    assert!(
-        lines.contains(&"90%") && lines.contains(&"red"),
-        "{lines:?}"
-    );
+    assert!(lines.contains(&"line 99") && !lines.contains(&"line 79"), "{lines:?}");
+    assert!(lines.contains(&"90%") && lines.contains(&"red"), "{lines:?}");
 }

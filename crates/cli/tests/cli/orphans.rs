@@ -31,11 +31,7 @@ fn killing_the_launcher_kills_ranks_and_their_children() {
 #[test]
 fn without_its_guard_the_launcher_still_takes_its_ranks_along() {
     let mut witness = Witness::new();
-    let mut child = witness.start(launch_script(
-        2,
-        &[],
-        &format!("{STUBBORN}; {READY}; {LIVE_ON}"),
-    ));
+    let mut child = witness.start(launch_script(2, &[], &format!("{STUBBORN}; {READY}; {LIVE_ON}")));
     witness.wait_for("ready", 2);
     kill_process(guard_of(child.id()), Signal::KILL).unwrap();
     send(&child, Signal::KILL);
@@ -59,10 +55,7 @@ fn guard_of(launcher: u32) -> Pid {
 fn killing_the_launcher_reaches_daemons_and_launches_within() {
     let mut witness = Witness::new();
     let daemon = format!("setsid sh -c '{READY}; {LIVE_ON}' &");
-    let inner = format!(
-        "{} launch --num_processes 2 sh -c '{READY}; {LIVE_ON}'",
-        env!("CARGO_BIN_EXE_accelerate")
-    );
+    let inner = format!("{} launch --num_processes 2 sh -c '{READY}; {LIVE_ON}'", env!("CARGO_BIN_EXE_accelerate"));
     let script = format!("if [ $RANK = 0 ]; then {daemon} {LIVE_ON}; else {inner}; fi");
     let mut child = witness.start(launch_script(2, &[], &script));
     witness.wait_for("ready", 3);
@@ -99,11 +92,7 @@ fn a_failed_rank_takes_its_children_along() {
 fn children_that_outlive_a_successful_rank_are_ended() {
     for num_processes in [1, 2] {
         let mut witness = Witness::new();
-        let mut child = witness.start(launch_script(
-            num_processes,
-            &[],
-            &format!("({LIVE_ON}) & exit 0"),
-        ));
+        let mut child = witness.start(launch_script(num_processes, &[], &format!("({LIVE_ON}) & exit 0")));
         assert_eq!(child.wait().unwrap().code(), Some(0));
         witness.expect_nobody_survives();
     }

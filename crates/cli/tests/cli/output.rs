@@ -14,52 +14,31 @@ fn lines_begin_with_their_rank_on_their_own_stream() {
 
 #[test]
 fn one_process_prints_as_if_started_by_hand() {
-    let ended = finished(launch_script(
-        1,
-        &[],
-        "echo ${RANK-unset}; echo err >&2; printf 'no line end'",
-    ));
-    assert_eq!(
-        (ended.stdout.as_str(), ended.stderr.as_str()),
-        ("unset\nno line end", "err\n")
-    );
+    let ended = finished(launch_script(1, &[], "echo ${RANK-unset}; echo err >&2; printf 'no line end'"));
+    assert_eq!((ended.stdout.as_str(), ended.stderr.as_str()), ("unset\nno line end", "err\n"));
 }
 
 #[test]
 fn prefixes_can_be_switched_off() {
-    assert_eq!(
-        finished(launch_script(2, &["--no_prefix"], "echo $RANK")).sorted_stdout(),
-        ["0", "1"]
-    );
+    assert_eq!(finished(launch_script(2, &["--no_prefix"], "echo $RANK")).sorted_stdout(), ["0", "1"]);
 }
 
 #[test]
 fn a_missing_line_end_is_added() {
     let ended = finished(launch_script(2, &[], "printf 'last words of %s' $RANK"));
-    assert_eq!(
-        ended.sorted_stdout(),
-        ["[rank 0] last words of 0", "[rank 1] last words of 1"]
-    );
+    assert_eq!(ended.sorted_stdout(), ["[rank 0] last words of 0", "[rank 1] last words of 1"]);
 }
 
 #[test]
 fn no_line_of_many_is_lost_or_cut() {
     const NUM_LINES: usize = 5000;
-    let script = format!(
-        "i=0; while [ $i -lt {NUM_LINES} ]; do echo \"line $i of rank $RANK\"; i=$((i+1)); done"
-    );
+    let script = format!("i=0; while [ $i -lt {NUM_LINES} ]; do echo \"line $i of rank $RANK\"; i=$((i+1)); done");
     let ended = finished(launch_script(3, &[], &script));
     for rank in 0..3 {
         let prefix = format!("[rank {rank}] ");
-        let mut own = ended
-            .stdout
-            .lines()
-            .filter_map(|line| line.strip_prefix(&prefix));
+        let mut own = ended.stdout.lines().filter_map(|line| line.strip_prefix(&prefix));
         for number in 0..NUM_LINES {
-            assert_eq!(
-                own.next(),
-                Some(format!("line {number} of rank {rank}").as_str())
-            );
+            assert_eq!(own.next(), Some(format!("line {number} of rank {rank}").as_str()));
         }
         assert_eq!(own.next(), None);
     }
@@ -71,13 +50,8 @@ fn huge_lines_stay_in_one_piece() {
     const NUM_BYTES: usize = 3_000_000;
     let script = format!("head -c {NUM_BYTES} /dev/zero | tr '\\0' $RANK; echo");
     let ended = finished(launch_script(2, &[], &script));
-    let expected =
-        [0, 1].map(|rank| format!("[rank {rank}] {}", rank.to_string().repeat(NUM_BYTES)));
-    assert!(
-        ended.sorted_stdout() == expected,
-        "{} bytes",
-        ended.stdout.len()
-    );
+    let expected = [0, 1].map(|rank| format!("[rank {rank}] {}", rank.to_string().repeat(NUM_BYTES)));
+    assert!(ended.sorted_stdout() == expected, "{} bytes", ended.stdout.len());
 }
 
 #[test]
@@ -89,27 +63,16 @@ fn bytes_that_are_no_text_pass_unchanged() {
 #[test]
 fn the_first_rank_reads_what_the_launcher_was_given() {
     let mut command = launch_script(2, &[], "echo \"read: $(cat)\"");
-    let mut child = command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(b"some data").unwrap();
     let ended = crate::support::Finished::from(child.wait_with_output().unwrap());
-    assert_eq!(
-        ended.sorted_stdout(),
-        ["[rank 0] read: some data", "[rank 1] read: "]
-    );
+    assert_eq!(ended.sorted_stdout(), ["[rank 0] read: some data", "[rank 1] read: "]);
 }
 
 #[test]
 fn when_nobody_reads_the_ranks_are_ended_as_by_a_closed_pipe() {
     let mut witness = Witness::new();
-    let mut command = launch_script(
-        2,
-        &[],
-        "trap '' PIPE; echo ready >/dev/fd/$WITNESS; while :; do echo line; done",
-    );
+    let mut command = launch_script(2, &[], "trap '' PIPE; echo ready >/dev/fd/$WITNESS; while :; do echo line; done");
     let mut child = witness.start({
         command.stdout(Stdio::piped()).stderr(Stdio::null());
         command
@@ -134,9 +97,6 @@ fn starting_takes_milliseconds() {
             })
             .collect();
         times.sort_unstable();
-        println!(
-            "launch of {num_processes} x true: median {:?}, least {:?}",
-            times[5], times[0]
-        );
+        println!("launch of {num_processes} x true: median {:?}, least {:?}", times[5], times[0]);
     }
 }

@@ -20,48 +20,21 @@ fn every_rank_learns_its_place() {
     command.args(["sh", "-c", script, "name", "--epochs", "3 4"]);
     assert_eq!(
         finished(command).sorted_stdout(),
-        [0, 1, 2].map(|rank| format!(
-            "[rank {rank}] {rank} {rank} 3 3 127.0.0.1 port threads --epochs 3 4"
-        ))
+        [0, 1, 2].map(|rank| format!("[rank {rank}] {rank} {rank} 3 3 127.0.0.1 port threads --epochs 3 4"))
     );
     let ended = finished(launch_script(
         2,
-        &[
-            "--cpu",
-            "--mixed-precision",
-            "bf16",
-            "--gradient-accumulation-steps=4",
-        ],
+        &["--cpu", "--mixed-precision", "bf16", "--gradient-accumulation-steps=4"],
         "echo $ACCELERATE_USE_CPU $ACCELERATE_MIXED_PRECISION $ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
     ));
-    assert_eq!(
-        ended.sorted_stdout(),
-        ["[rank 0] true bf16 4", "[rank 1] true bf16 4"]
-    );
+    assert_eq!(ended.sorted_stdout(), ["[rank 0] true bf16 4", "[rank 1] true bf16 4"]);
 }
 
 #[test]
 fn a_machine_of_several_starts_its_share() {
-    let flags = [
-        "--num_machines",
-        "2",
-        "--machine_rank",
-        "1",
-        "--main_process_ip",
-        "10.0.0.1",
-    ];
-    let ended = finished(launch_script(
-        4,
-        &flags,
-        "echo $RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR:$MASTER_PORT",
-    ));
-    assert_eq!(
-        ended.sorted_stdout(),
-        [
-            "[rank 2] 2 0 4 10.0.0.1:29500",
-            "[rank 3] 3 1 4 10.0.0.1:29500"
-        ]
-    );
+    let flags = ["--num_machines", "2", "--machine_rank", "1", "--main_process_ip", "10.0.0.1"];
+    let ended = finished(launch_script(4, &flags, "echo $RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR:$MASTER_PORT"));
+    assert_eq!(ended.sorted_stdout(), ["[rank 2] 2 0 4 10.0.0.1:29500", "[rank 3] 3 1 4 10.0.0.1:29500"]);
     finished(launch_script(5, &flags, "true")).expect(2, &["--num_processes 5", "use 4 or 6"]);
 }
 
@@ -69,33 +42,24 @@ fn a_machine_of_several_starts_its_share() {
 fn without_a_number_of_processes_the_choice_is_announced() {
     let mut command = crate::support::accelerate();
     command.args(["launch", "--cpu", "true"]);
-    finished(command).expect(
-        0,
-        &["--num_processes was not given, starting 1 (with --cpu)"],
-    );
+    finished(command).expect(0, &["--num_processes was not given, starting 1 (with --cpu)"]);
 }
 
 #[test]
 fn python_scripts_and_modules_run_and_speak_at_once() {
     let folder = tempfile::tempdir().unwrap();
     // Not flushed, then killed: what was printed must arrive all the same.
-    let text =
-        "import os, sys\nprint(os.environ['RANK'], *sys.argv[1:])\nos.kill(os.getpid(), 9)\n";
+    let text = "import os, sys\nprint(os.environ['RANK'], *sys.argv[1:])\nos.kill(os.getpid(), 9)\n";
     let script = folder.path().join("script.py");
     write(&script, text, 0o644);
     let mut command = launch(2, &["--grace_period", "20"]);
     command.arg(&script).args(["--flag", "x"]);
     let ended = finished(command);
     ended.expect(137, &["SIGKILL"]);
-    assert!(
-        ended.stdout.contains("] 0 --flag x") || ended.stdout.contains("] 1 --flag x"),
-        "{ended:?}"
-    );
+    assert!(ended.stdout.contains("] 0 --flag x") || ended.stdout.contains("] 1 --flag x"), "{ended:?}");
 
     let mut command = launch(2, &["-m"]);
-    command
-        .args(["script", "--flag", "x"])
-        .current_dir(folder.path());
+    command.args(["script", "--flag", "x"]).current_dir(folder.path());
     let ended = finished(command);
     ended.expect(137, &[]);
     assert!(ended.stdout.contains("--flag x"), "{ended:?}");
@@ -115,10 +79,7 @@ fn a_python_exception_is_shown_again() {
     let ended = finished(command);
     ended.expect(
         1,
-        &[
-            "last lines of rank 1:\n    Traceback (most recent call last):",
-            "    ValueError: shape mismatch\n",
-        ],
+        &["last lines of rank 1:\n    Traceback (most recent call last):", "    ValueError: shape mismatch\n"],
     );
 }
 
@@ -138,16 +99,8 @@ fn a_program_that_cannot_run_is_named_before_anything_starts() {
     let plain = folder.path().join("plain");
     write(&plain, "text", 0o644);
     let cases = [
-        (
-            "./no/such/program",
-            127,
-            "the program ./no/such/program was not found",
-        ),
-        (
-            "no-such-program-in-path",
-            127,
-            "no-such-program-in-path was not found in PATH",
-        ),
+        ("./no/such/program", 127, "the program ./no/such/program was not found"),
+        ("no-such-program-in-path", 127, "no-such-program-in-path was not found in PATH"),
         ("no/such/script.py", 127, "no/such/script.py was not found"),
         (plain.to_str().unwrap(), 126, "chmod +x"),
         (folder.path().to_str().unwrap(), 126, "it is a folder"),
@@ -163,38 +116,19 @@ fn a_program_that_cannot_run_is_named_before_anything_starts() {
 fn a_taken_port_is_named_before_anything_starts() {
     let holder = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = holder.local_addr().unwrap().port().to_string();
-    let ended = finished(launch_script(
-        2,
-        &["--main_process_port", &port],
-        "echo started",
-    ));
+    let ended = finished(launch_script(2, &["--main_process_port", &port], "echo started"));
     ended.expect(
         1,
-        &[
-            &format!("port {port} of --main_process_port is already in use"),
-            "--main_process_port 0",
-            "caused by",
-        ],
+        &[&format!("port {port} of --main_process_port is already in use"), "--main_process_port 0", "caused by"],
     );
     assert_eq!(ended.stdout, "");
 }
 
 #[test]
 fn a_free_port_is_used_as_given() {
-    let port = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
-    let ended = finished(launch_script(
-        2,
-        &["--main_process_port", &port.to_string()],
-        "echo $MASTER_PORT",
-    ));
-    assert_eq!(
-        ended.sorted_stdout(),
-        [format!("[rank 0] {port}"), format!("[rank 1] {port}")]
-    );
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let ended = finished(launch_script(2, &["--main_process_port", &port.to_string()], "echo $MASTER_PORT"));
+    assert_eq!(ended.sorted_stdout(), [format!("[rank 0] {port}"), format!("[rank 1] {port}")]);
 }
 
 #[test]
@@ -206,10 +140,7 @@ fn launches_at_the_same_time_choose_different_ports() {
             // Nobody ends before all have chosen.
             let script = "echo $MASTER_PORT; echo ready >/dev/fd/$WITNESS; cat >/dev/null";
             let mut command = launch_script(2, &["--main_process_port", "0"], script);
-            command
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::null());
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
             let child = witness.start(command);
             (witness, child)
         })
@@ -224,10 +155,7 @@ fn launches_at_the_same_time_choose_different_ports() {
         .map(|child| {
             let output = child.wait_with_output().unwrap();
             let text = String::from_utf8(output.stdout).unwrap();
-            let mut ports: Vec<u16> = text
-                .lines()
-                .map(|line| line[9..].parse().unwrap())
-                .collect();
+            let mut ports: Vec<u16> = text.lines().map(|line| line[9..].parse().unwrap()).collect();
             ports.dedup();
             assert_eq!(ports.len(), 1, "both ranks of a launch meet at one port");
             ports[0]

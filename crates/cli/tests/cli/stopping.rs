@@ -11,11 +11,7 @@ const READY: &str = "echo ready >/dev/fd/$WITNESS";
 
 #[test]
 fn the_signal_is_passed_on_and_becomes_the_exit_code() {
-    for (signal, name, code) in [
-        (Signal::INT, "INT", 130),
-        (Signal::TERM, "TERM", 143),
-        (Signal::HUP, "HUP", 129),
-    ] {
+    for (signal, name, code) in [(Signal::INT, "INT", 130), (Signal::TERM, "TERM", 143), (Signal::HUP, "HUP", 129)] {
         let mut witness = Witness::new();
         let script = format!("trap 'echo got {name}; exit 0' {name}; {READY}; {LIVE_ON}");
         let mut command = launch_script(2, &[], &script);
@@ -24,13 +20,8 @@ fn the_signal_is_passed_on_and_becomes_the_exit_code() {
         witness.wait_for("ready", 2);
         send(&child, signal);
         let ended = Finished::from(child.wait_with_output().unwrap());
-        ended.expect(
-            code,
-            &[
-                &format!("SIG{name} received and passed on to 2 ranks"),
-                &format!("stopped by SIG{name}"),
-            ],
-        );
+        ended
+            .expect(code, &[&format!("SIG{name} received and passed on to 2 ranks"), &format!("stopped by SIG{name}")]);
         witness.expect_nobody_survives();
     }
 }
@@ -71,13 +62,8 @@ fn a_second_interrupt_does_not_wait() {
     send(&child, Signal::INT);
     // Its notice says that the first one has been taken.
     let mut notice = String::new();
-    BufReader::new(child.stderr.take().unwrap())
-        .read_line(&mut notice)
-        .unwrap();
-    assert!(
-        notice.contains("a second one ends everything at once"),
-        "{notice}"
-    );
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut notice).unwrap();
+    assert!(notice.contains("a second one ends everything at once"), "{notice}");
     send(&child, Signal::INT);
     assert_eq!(child.wait().unwrap().code(), Some(130));
     witness.expect_nobody_survives();
@@ -89,9 +75,7 @@ fn a_hangup_does_not_reach_a_launch_under_nohup() {
         let mut witness = Witness::new();
         let inner = launch_script(num_processes, &[], &format!("{READY}; read line; {READY}"));
         let mut command = Command::new("env");
-        command
-            .args(["--ignore-signal=HUP", "env"])
-            .args(inner.get_args().skip(1));
+        command.args(["--ignore-signal=HUP", "env"]).args(inner.get_args().skip(1));
         command.stdin(Stdio::piped()).stderr(Stdio::piped());
         let mut child = witness.start(command);
         witness.wait_for("ready", num_lines);

@@ -13,19 +13,9 @@ use rustix::process::{Pid, Signal, kill_process};
 /// do by default, even if the tests run in the background of a shell.
 pub(crate) fn accelerate() -> Command {
     let mut command = Command::new("env");
-    command.args([
-        "--default-signal=INT,TERM,HUP",
-        env!("CARGO_BIN_EXE_accelerate"),
-    ]);
-    for name in [
-        "RANK",
-        "WORLD_SIZE",
-        "MASTER_PORT",
-        "OMP_NUM_THREADS",
-        "VIRTUAL_ENV",
-        "PYTHONUNBUFFERED",
-        "NO_COLOR",
-    ] {
+    command.args(["--default-signal=INT,TERM,HUP", env!("CARGO_BIN_EXE_accelerate")]);
+    for name in ["RANK", "WORLD_SIZE", "MASTER_PORT", "OMP_NUM_THREADS", "VIRTUAL_ENV", "PYTHONUNBUFFERED", "NO_COLOR"]
+    {
         command.env_remove(name);
     }
     command.stdin(Stdio::null());
@@ -35,9 +25,7 @@ pub(crate) fn accelerate() -> Command {
 /// `accelerate launch --num_processes N [flags]`, to be followed by a program.
 pub(crate) fn launch(num_processes: usize, flags: &[&str]) -> Command {
     let mut command = accelerate();
-    command
-        .args(["launch", "--num_processes", &num_processes.to_string()])
-        .args(flags);
+    command.args(["launch", "--num_processes", &num_processes.to_string()]).args(flags);
     command
 }
 
@@ -81,11 +69,7 @@ impl Finished {
     pub(crate) fn expect(&self, code: i32, words_of_stderr: &[&str]) {
         assert_eq!(self.code, Some(code), "{self:?}");
         for words in words_of_stderr {
-            assert!(
-                self.stderr.contains(words),
-                "{words:?} is missing in\n{}",
-                self.stderr
-            );
+            assert!(self.stderr.contains(words), "{words:?} is missing in\n{}", self.stderr);
         }
     }
 }
@@ -107,13 +91,7 @@ pub(crate) const LIVE_ON: &str =
 pub(crate) fn named_pipe() -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pipe");
-    assert!(
-        Command::new("mkfifo")
-            .arg(&path)
-            .status()
-            .unwrap()
-            .success()
-    );
+    assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
     let path = path.to_str().unwrap().to_string();
     (folder, path)
 }
@@ -121,20 +99,14 @@ pub(crate) fn named_pipe() -> (tempfile::TempDir, String) {
 impl Witness {
     pub(crate) fn new() -> Self {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
-        Self {
-            reader: BufReader::new(File::from(reader)),
-            writer: Some(writer),
-        }
+        Self { reader: BufReader::new(File::from(reader)), writer: Some(writer) }
     }
 
     /// Starts the command as an ancestor of everything that will hold the pipe.
     pub(crate) fn start(&mut self, mut command: Command) -> Child {
         let writer = self.writer.take().unwrap();
         fcntl_setfd(&writer, FdFlags::empty()).unwrap();
-        let child = command
-            .env("WITNESS", writer.as_raw_fd().to_string())
-            .spawn()
-            .unwrap();
+        let child = command.env("WITNESS", writer.as_raw_fd().to_string()).spawn().unwrap();
         drop(writer);
         child
     }

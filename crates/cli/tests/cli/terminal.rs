@@ -20,31 +20,15 @@ fn at_terminal(mut command: Command) -> (String, Option<i32>) {
     let mut modes = tcgetattr(&far).unwrap();
     modes.output_modes.remove(OutputModes::OPOST);
     tcsetattr(&far, OptionalActions::Now, &modes).unwrap();
-    tcsetwinsize(
-        &near,
-        Winsize {
-            ws_row: 40,
-            ws_col: 100,
-            ws_xpixel: 0,
-            ws_ypixel: 0,
-        },
-    )
-    .unwrap();
+    tcsetwinsize(&near, Winsize { ws_row: 40, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
 
-    let mut child = command
-        .stdout(far.try_clone().unwrap())
-        .stderr(far)
-        .spawn()
-        .unwrap();
+    let mut child = command.stdout(far.try_clone().unwrap()).stderr(far).spawn().unwrap();
     // The command holds copies of the far end; with them the terminal would never end.
     drop(command);
     let mut screen = Vec::new();
     // The end of a terminal is reported as an error.
     let _ = File::from(near).read_to_end(&mut screen);
-    (
-        String::from_utf8(screen).unwrap(),
-        child.wait().unwrap().code(),
-    )
+    (String::from_utf8(screen).unwrap(), child.wait().unwrap().code())
 }
 
 #[test]
@@ -54,13 +38,7 @@ fn the_first_rank_has_a_terminal_of_the_same_size_and_the_others_have_pipes() {
     assert_eq!(code, Some(0));
     let mut lines: Vec<_> = screen.lines().collect();
     lines.sort_unstable();
-    assert_eq!(
-        lines,
-        [
-            "\x1b[33m[rank 1]\x1b[0m pipe",
-            "\x1b[36m[rank 0]\x1b[0m terminal 40 100"
-        ]
-    );
+    assert_eq!(lines, ["\x1b[33m[rank 1]\x1b[0m pipe", "\x1b[36m[rank 0]\x1b[0m terminal 40 100"]);
 }
 
 #[test]
@@ -74,10 +52,7 @@ fn a_progress_bar_passes_unchanged_and_lines_go_above_it() {
     );
     let (screen, code) = at_terminal(launch_script(2, &[], &script));
     assert_eq!(code, Some(0));
-    assert_eq!(
-        screen,
-        "\r 50%\r\x1b[2K\x1b[33m[rank 1]\x1b[0m note\n 50%\r100%\n"
-    );
+    assert_eq!(screen, "\r 50%\r\x1b[2K\x1b[33m[rank 1]\x1b[0m note\n 50%\r100%\n");
 }
 
 #[test]
@@ -86,10 +61,7 @@ fn colours_can_be_refused() {
     command.env("NO_COLOR", "1");
     let (screen, code) = at_terminal(command);
     assert_eq!(code, Some(1));
-    assert!(
-        screen.contains("[rank 1] x\n") && !screen.contains('\x1b'),
-        "{screen:?}"
-    );
+    assert!(screen.contains("[rank 1] x\n") && !screen.contains('\x1b'), "{screen:?}");
 }
 
 /// A session of its own with a controlling terminal, where keys become signals: `TYPED` is typed when the
@@ -124,24 +96,14 @@ fn in_session(typed: &str, num_ready: usize, inner: &Command) -> (String, Option
         .env("READY", num_ready.to_string())
         .output()
         .unwrap();
-    (
-        String::from_utf8_lossy(&output.stdout).into_owned(),
-        output.status.code(),
-    )
+    (String::from_utf8_lossy(&output.stdout).into_owned(), output.status.code())
 }
 
 #[test]
 fn control_c_ends_every_rank() {
-    let (screen, code) = in_session(
-        "\\x03",
-        2,
-        &launch_script(2, &[], "echo ready; exec sleep 30"),
-    );
+    let (screen, code) = in_session("\\x03", 2, &launch_script(2, &[], "echo ready; exec sleep 30"));
     assert_eq!(code, Some(130), "{screen}");
-    assert!(
-        screen.contains("SIGINT received") && !screen.contains("survived"),
-        "{screen}"
-    );
+    assert!(screen.contains("SIGINT received") && !screen.contains("survived"), "{screen}");
 }
 
 #[test]
@@ -150,8 +112,5 @@ fn one_process_owns_the_terminal_and_decides_what_control_c_means() {
     let script = "trap 'echo interrupted; seen=1' INT; echo ready; while [ -z $seen ]; do sleep 0.01; done; read line; echo \"read $line\"; exit 3";
     let (screen, code) = in_session("\\x03answer\\n", 1, &launch_script(1, &[], script));
     assert_eq!(code, Some(3), "{screen}");
-    assert!(
-        screen.contains("interrupted") && screen.contains("read answer"),
-        "{screen}"
-    );
+    assert!(screen.contains("interrupted") && screen.contains("read answer"), "{screen}");
 }

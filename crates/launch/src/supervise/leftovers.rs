@@ -40,13 +40,7 @@ pub(super) fn end(signals: &mut Signals, grace_period: Duration) -> usize {
         }
         let next = if now < kill_at { kill_at } else { give_up_at };
         let timeout = timespec(next.saturating_duration_since(now));
-        let _ = poll(
-            &mut [PollFd::from_borrowed_fd(
-                signals.descriptor(),
-                PollFlags::IN,
-            )],
-            Some(&timeout),
-        );
+        let _ = poll(&mut [PollFd::from_borrowed_fd(signals.descriptor(), PollFlags::IN)], Some(&timeout));
         // Which signal it was does not matter: the end has begun already.
         signals.pending();
     }
@@ -61,8 +55,7 @@ fn children() -> Vec<Pid> {
     entries
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok())
         .filter(|number| {
-            std::fs::read_to_string(format!("/proc/{number}/stat"))
-                .is_ok_and(|stat| parent(&stat) == Some(own))
+            std::fs::read_to_string(format!("/proc/{number}/stat")).is_ok_and(|stat| parent(&stat) == Some(own))
         })
         .filter_map(Pid::from_raw)
         .collect()

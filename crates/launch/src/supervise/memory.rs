@@ -8,11 +8,7 @@ pub(crate) struct KillCounter(Option<u64>);
 
 impl KillCounter {
     pub(crate) fn read() -> Self {
-        Self(
-            std::fs::read_to_string("/proc/vmstat")
-                .ok()
-                .and_then(|text| parse(&text)),
-        )
+        Self(std::fs::read_to_string("/proc/vmstat").ok().and_then(|text| parse(&text)))
     }
 
     /// What has happened since `self` was read.
@@ -26,12 +22,7 @@ impl KillCounter {
 }
 
 fn parse(vmstat: &str) -> Option<u64> {
-    vmstat
-        .lines()
-        .find_map(|line| line.strip_prefix("oom_kill "))?
-        .trim()
-        .parse()
-        .ok()
+    vmstat.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
 }
 
 #[cfg(test)]
@@ -40,10 +31,7 @@ mod tests {
 
     #[test]
     fn the_counter_is_found_in_the_table() {
-        assert_eq!(
-            parse("nr_free_pages 12\noom_kill 3\noom_kill_disable 9\n"),
-            Some(3)
-        );
+        assert_eq!(parse("nr_free_pages 12\noom_kill 3\noom_kill_disable 9\n"), Some(3));
         assert_eq!(parse("nr_free_pages 12\n"), None);
         assert_eq!(KillCounter(None).since(), MemoryPressure::Unknown);
     }

@@ -11,9 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use signal_hook::consts as names;
 
-use rustix::process::{
-    Pid, Signal, WaitOptions, kill_process, kill_process_group, test_kill_process_group, waitpgid,
-};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, test_kill_process_group, waitpgid};
 
 use super::RankOutcome;
 pub(crate) use super::terminal::RankTerminal;
@@ -87,17 +85,13 @@ impl RankProcess {
         if command.stdin == Stdin::Nothing {
             start.stdin(Stdio::null());
         }
-        let at_terminal = terminal
-            .as_ref()
-            .map_or([false; 2], |terminal| terminal.serves());
+        let at_terminal = terminal.as_ref().map_or([false; 2], |terminal| terminal.serves());
         if plan.captured {
             let ends = |is_at_terminal: bool| match &terminal {
                 Some(terminal) if is_at_terminal => terminal.far_end(),
                 _ => Ok(Stdio::piped()),
             };
-            start
-                .stdout(ends(at_terminal[0])?)
-                .stderr(ends(at_terminal[1])?);
+            start.stdout(ends(at_terminal[0])?).stderr(ends(at_terminal[1])?);
         }
         if !plan.in_foreground {
             start.process_group(0);
@@ -106,30 +100,17 @@ impl RankProcess {
         let mut child = start.spawn()?;
         let id = Pid::from_child(&child);
 
-        let pipes = [
-            child.stdout.take().map(OwnedFd::from),
-            child.stderr.take().map(OwnedFd::from),
-        ];
+        let pipes = [child.stdout.take().map(OwnedFd::from), child.stderr.take().map(OwnedFd::from)];
         let mut streams = [None, None];
-        for (index, (stream, pipe)) in [Stream::Stdout, Stream::Stderr]
-            .into_iter()
-            .zip(pipes)
-            .enumerate()
-        {
-            let source = Source {
-                rank: command.rank,
-                local_rank: command.local_rank,
-                stream,
-            };
+        for (index, (stream, pipe)) in [Stream::Stdout, Stream::Stderr].into_iter().zip(pipes).enumerate() {
+            let source = Source { rank: command.rank, local_rank: command.local_rank, stream };
             let descriptor = match &terminal {
                 // Both streams at one terminal arrive as one, in the order in which they were written.
                 Some(_) if index == 0 && at_terminal == [true; 2] => None,
                 Some(terminal) if at_terminal[index] => Some(terminal.near_end()?),
                 _ => pipe,
             };
-            streams[index] = descriptor
-                .map(|descriptor| OutputStream::new(source, descriptor))
-                .transpose()?;
+            streams[index] = descriptor.map(|descriptor| OutputStream::new(source, descriptor)).transpose()?;
         }
         Ok(Self {
             rank: command.rank,
@@ -164,18 +145,9 @@ impl RankProcess {
 
     /// By a fault of its own, or killed by somebody else than the launcher.
     pub(crate) fn has_crashed(&self) -> bool {
-        let faults = [
-            names::SIGSEGV,
-            names::SIGBUS,
-            names::SIGILL,
-            names::SIGFPE,
-            names::SIGSYS,
-        ];
+        let faults = [names::SIGSEGV, names::SIGBUS, names::SIGILL, names::SIGFPE, names::SIGSYS];
         match self.ended() {
-            Some(Ended::Signalled {
-                signal: names::SIGKILL,
-                ..
-            }) => !self.was_killed,
+            Some(Ended::Signalled { signal: names::SIGKILL, .. }) => !self.was_killed,
             Some(Ended::Signalled { signal, .. }) => faults.contains(&signal),
             _ => false,
         }
@@ -208,10 +180,7 @@ impl RankProcess {
 
     /// The descriptors that may have output, with their stream index.
     pub(crate) fn descriptors(&self) -> impl Iterator<Item = (usize, BorrowedFd<'_>)> {
-        self.streams
-            .iter()
-            .enumerate()
-            .filter_map(|(index, stream)| Some((index, stream.as_ref()?.file.as_fd())))
+        self.streams.iter().enumerate().filter_map(|(index, stream)| Some((index, stream.as_ref()?.file.as_fd())))
     }
 
     pub(crate) fn is_open(&self, stream: usize) -> bool {
@@ -228,14 +197,7 @@ impl RankProcess {
                 self.tail.push(source.stream, bytes);
                 Some((source, Some(bytes)))
             }
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-                ) =>
-            {
-                None
-            }
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => None,
             // A terminal reports its far end's closing as an error.
             Ok(0) | Err(_) => {
                 self.streams[stream] = None;
@@ -246,10 +208,7 @@ impl RankProcess {
 
     /// Closes what is still open, because a descendant elsewhere holds it.
     pub(crate) fn close_streams(&mut self) -> Vec<Source> {
-        self.streams
-            .iter_mut()
-            .filter_map(|stream| Some(stream.take()?.source))
-            .collect()
+        self.streams.iter_mut().filter_map(|stream| Some(stream.take()?.source)).collect()
     }
 
     // ---- the way to the end ----
@@ -268,9 +227,7 @@ impl RankProcess {
             self.was_told_to_end |= self.ended.is_none();
             self.was_killed |= self.ended.is_none();
             self.signal_group(Signal::KILL);
-            self.phase = Phase::Killed {
-                give_up_at: now + KILL_PATIENCE,
-            };
+            self.phase = Phase::Killed { give_up_at: now + KILL_PATIENCE };
         }
     }
 
@@ -296,9 +253,7 @@ impl RankProcess {
         }
         if self.phase == Phase::Running {
             self.signal_group(Signal::TERM);
-            self.phase = Phase::Ending {
-                kill_at: now + grace_period,
-            };
+            self.phase = Phase::Ending { kill_at: now + grace_period };
         }
     }
 
@@ -361,20 +316,14 @@ impl OutputStream {
     fn new(source: Source, descriptor: OwnedFd) -> io::Result<Self> {
         let flags = fcntl_getfl(&descriptor)?;
         fcntl_setfl(&descriptor, flags | OFlags::NONBLOCK)?;
-        Ok(Self {
-            source,
-            file: File::from(descriptor),
-        })
+        Ok(Self { source, file: File::from(descriptor) })
     }
 }
 
 fn ended(status: ExitStatus) -> Ended {
     match (status.code(), status.signal()) {
         (Some(code), _) => Ended::Exited(code),
-        (None, Some(signal)) => Ended::Signalled {
-            signal,
-            core_dumped: status.core_dumped(),
-        },
+        (None, Some(signal)) => Ended::Signalled { signal, core_dumped: status.core_dumped() },
         (None, None) => Ended::Exited(1),
     }
 }

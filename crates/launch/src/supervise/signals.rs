@@ -25,13 +25,7 @@ pub(crate) enum Event {
 }
 
 const STOPPING: [i32; 4] = [names::SIGINT, names::SIGTERM, names::SIGHUP, names::SIGQUIT];
-const OTHERS: [i32; 5] = [
-    names::SIGCHLD,
-    names::SIGTSTP,
-    names::SIGUSR1,
-    names::SIGUSR2,
-    names::SIGWINCH,
-];
+const OTHERS: [i32; 5] = [names::SIGCHLD, names::SIGTSTP, names::SIGUSR1, names::SIGUSR2, names::SIGWINCH];
 
 /// Listens from creation to drop; afterwards signals do again what they did before.
 pub(crate) struct Signals {
@@ -45,11 +39,8 @@ impl Signals {
     pub(crate) fn listen(is_foreground: bool) -> io::Result<Self> {
         let dispositions = Dispositions::of_this_process();
         // What was ignored stays ignored: `nohup` must go on protecting the launch.
-        let wanted: Vec<_> = STOPPING
-            .into_iter()
-            .chain(OTHERS)
-            .filter(|&signal| !dispositions.is_ignored(signal))
-            .collect();
+        let wanted: Vec<_> =
+            STOPPING.into_iter().chain(OTHERS).filter(|&signal| !dispositions.is_ignored(signal)).collect();
         let mut default_again = Vec::new();
         for &signal in &wanted {
             if let Some(flag) = default_switch(signal, &dispositions)? {
@@ -59,11 +50,7 @@ impl Signals {
         }
         let (read, write) = UnixStream::pair()?;
         let delivery = SignalDelivery::with_pipe(read, write, SignalOnly, &wanted)?;
-        Ok(Self {
-            delivery,
-            is_foreground,
-            default_again,
-        })
+        Ok(Self { delivery, is_foreground, default_again })
     }
 
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
@@ -72,10 +59,7 @@ impl Signals {
 
     pub(crate) fn pending(&mut self) -> Vec<Event> {
         let is_foreground = self.is_foreground;
-        self.delivery
-            .pending()
-            .filter_map(|signal| event(signal, is_foreground))
-            .collect()
+        self.delivery.pending().filter_map(|signal| event(signal, is_foreground)).collect()
     }
 }
 
@@ -97,11 +81,7 @@ fn event(signal: i32, is_foreground: bool) -> Option<Event> {
         names::SIGINT | names::SIGQUIT if is_foreground => None,
         _ => {
             let signal = Signal::from_named_raw(signal)?;
-            Some(if STOPPING.contains(&signal.as_raw()) {
-                Event::Stop(signal)
-            } else {
-                Event::User(signal)
-            })
+            Some(if STOPPING.contains(&signal.as_raw()) { Event::Stop(signal) } else { Event::User(signal) })
         }
     }
 }
@@ -141,9 +121,7 @@ struct Dispositions {
 
 impl Dispositions {
     fn of_this_process() -> Self {
-        std::fs::read_to_string("/proc/self/status")
-            .map(|text| Self::parse(&text))
-            .unwrap_or_default()
+        std::fs::read_to_string("/proc/self/status").map(|text| Self::parse(&text)).unwrap_or_default()
     }
 
     fn parse(status: &str) -> Self {
@@ -151,10 +129,7 @@ impl Dispositions {
             let value = status.lines().find_map(|line| line.strip_prefix(name))?;
             u64::from_str_radix(value.trim(), 16).ok()
         };
-        Self {
-            ignored: mask("SigIgn:").unwrap_or(0),
-            caught: mask("SigCgt:").unwrap_or(0),
-        }
+        Self { ignored: mask("SigIgn:").unwrap_or(0), caught: mask("SigCgt:").unwrap_or(0) }
     }
 
     fn is_ignored(&self, signal: i32) -> bool {
@@ -173,9 +148,8 @@ mod tests {
 
     #[test]
     fn the_masks_of_the_kernel_count_from_signal_one() {
-        let dispositions = Dispositions::parse(
-            "Name:\tx\nSigBlk:\t0\nSigIgn:\t0000000000001001\nSigCgt:\t0000000180004002\n",
-        );
+        let dispositions =
+            Dispositions::parse("Name:\tx\nSigBlk:\t0\nSigIgn:\t0000000000001001\nSigCgt:\t0000000180004002\n");
         assert!(dispositions.is_ignored(names::SIGHUP) && dispositions.is_ignored(names::SIGPIPE));
         assert!(!dispositions.is_ignored(names::SIGINT));
         assert!(dispositions.is_caught(names::SIGINT) && dispositions.is_caught(names::SIGTERM));
@@ -187,9 +161,6 @@ mod tests {
         assert_eq!(event(names::SIGINT, true), None);
         assert_eq!(event(names::SIGINT, false), Some(Event::Stop(Signal::INT)));
         assert_eq!(event(names::SIGTERM, true), Some(Event::Stop(Signal::TERM)));
-        assert_eq!(
-            event(names::SIGUSR1, false),
-            Some(Event::User(Signal::USR1))
-        );
+        assert_eq!(event(names::SIGUSR1, false), Some(Event::User(Signal::USR1)));
     }
 }

@@ -6,8 +6,7 @@ use std::process::Stdio;
 
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{
-    LocalModes, OptionalActions, OutputModes, Winsize, tcgetattr, tcgetwinsize, tcsetattr,
-    tcsetwinsize,
+    LocalModes, OptionalActions, OutputModes, Winsize, tcgetattr, tcgetwinsize, tcsetattr, tcsetwinsize,
 };
 
 use crate::plan::{Terminal, TerminalSize};
@@ -32,11 +31,7 @@ impl RankTerminal {
         modes.local_modes.remove(LocalModes::ECHO);
         tcsetattr(&far, OptionalActions::Now, &modes)?;
         tcsetwinsize(&near, winsize(streams.size))?;
-        Ok(Self {
-            streams,
-            near,
-            far: Some(far),
-        })
+        Ok(Self { streams, near, far: Some(far) })
     }
 
     /// For each stream, whether it ends here.
@@ -70,12 +65,7 @@ impl RankTerminal {
 }
 
 fn winsize(size: TerminalSize) -> Winsize {
-    Winsize {
-        ws_row: size.rows,
-        ws_col: size.columns,
-        ws_xpixel: 0,
-        ws_ypixel: 0,
-    }
+    Winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 }
 }
 
 impl TerminalSize {
@@ -84,9 +74,6 @@ impl TerminalSize {
         tcgetwinsize(rustix::stdio::stderr())
             .or_else(|_| tcgetwinsize(rustix::stdio::stdout()))
             .ok()
-            .map(|size| Self {
-                rows: size.ws_row,
-                columns: size.ws_col,
-            })
+            .map(|size| Self { rows: size.ws_row, columns: size.ws_col })
     }
 }
