@@ -3,7 +3,7 @@
 use super::random::SharedGenerator;
 use super::sampler::{Sampler, SeedableRandomSampler, SequentialSampler, downcast, generator_of};
 use crate::context::Context;
-use crate::error::Result;
+use crate::error::{DataError, Result};
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use tch::{Device, Tensor};
@@ -35,16 +35,23 @@ impl Exchange for Context {
 }
 
 /// The order of a pass, the same on all ranks: that of rank 0.
-pub(crate) fn agreed_indices(exchange: &dyn Exchange, sampler: &dyn Sampler, epoch: usize) -> Result<Vec<usize>> {
+///
+/// The generators of all ranks are in the same state already, see [`agree_on_generator`].
+pub(crate) fn agreed_indices(
+    exchange: &dyn Exchange,
+    sampler: &dyn Sampler,
+    epoch: usize,
+    rank: usize,
+) -> Result<Vec<usize>> {
     if downcast::<SequentialSampler>(sampler).is_some() {
         return sampler.indices(epoch);
     }
     if let Some(seedable) = downcast::<SeedableRandomSampler>(sampler) {
-        let mine = [seedable.seed() as i64, epoch as i64];
+        let mine = [seedable.seed() as i64, epoch as i64, seedable.len() as i64];
         let agreed = Vec::<i64>::try_from(&exchange.of_rank_zero(&Tensor::f_from_slice(&mine)?)?)?;
+        check_length(rank, seedable.len(), agreed[2] as usize)?;
         return seedable.with_seed(agreed[0] as u64).indices(agreed[1] as usize);
     }
-    // Both were made equal by `agree_on_generator` before the first draw of the pass.
     if generator_of(sampler).is_some_and(|generator| generator.get().is_some()) {
         return sampler.indices(epoch);
     }
@@ -54,9 +61,27 @@ pub(crate) fn agreed_indices(exchange: &dyn Exchange, sampler: &dyn Sampler, epo
 }
 
 /// Sets the generator's state to that of rank 0 (`synchronize_rng_states` of the reference with
-/// `rng_types=["generator"]`, `utils/random.py`).
-pub(crate) fn agree_on_generator(exchange: &dyn Exchange, generator: &SharedGenerator) -> Result<()> {
-    generator.set_state(&exchange.of_rank_zero(&generator.state()?)?)
+/// `rng_types=["generator"]`, `utils/random.py`), and checks in the same message that all ranks are about to
+/// shuffle as many rows.
+pub(crate) fn agree_on_generator(
+    exchange: &dyn Exchange,
+    generator: &SharedGenerator,
+    num_rows: usize,
+    rank: usize,
+) -> Result<()> {
+    let state = generator.state()?;
+    let length = Tensor::f_from_slice(&(num_rows as u64).to_le_bytes())?;
+    let agreed = exchange.of_rank_zero(&Tensor::f_cat(&[&state, &length], 0)?)?;
+    let state_bytes = state.size1()?;
+    let mut length = [0; 8];
+    length.copy_from_slice(&Vec::<u8>::try_from(&agreed.f_slice(0, state_bytes, None, 1)?)?);
+    check_length(rank, num_rows, u64::from_le_bytes(length) as usize)?;
+    generator.set_state(&agreed.f_slice(0, 0, state_bytes, 1)?)
+}
+
+/// Ranks that shuffle different numbers of rows would end up with rows seen twice and never.
+fn check_length(rank: usize, found: usize, wanted: usize) -> Result<()> {
+    if found == wanted { Ok(()) } else { Err(DataError::UnequalPasses { rank, found, wanted }.into()) }
 }
 
 /// The batches of a pass, the same on all ranks: those of rank 0.

@@ -53,13 +53,13 @@ impl<D: Dataset, B> Parts<D, B> {
         self.recipe.dataset.set_epoch(epoch);
         let generator = self.order.generator().and_then(GeneratorSlot::get);
         if let (Some(exchange), Some(generator)) = (exchange, &generator) {
-            agreement::agree_on_generator(exchange, generator)?;
+            agreement::agree_on_generator(exchange, generator, self.order.len(), sharding.rank)?;
         }
         random::draw_seed(self.generator.as_ref())?;
         match &self.order {
             Order::Rows { sampler, batch_size, drop_last } => {
                 let order = match exchange {
-                    Some(exchange) => agreement::agreed_indices(exchange, &**sampler, epoch)?,
+                    Some(exchange) => agreement::agreed_indices(exchange, &**sampler, epoch, sharding.rank)?,
                     None => sampler.indices(epoch)?,
                 };
                 let shard = sharding.by_rows(*batch_size, *drop_last);

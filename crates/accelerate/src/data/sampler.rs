@@ -414,6 +414,14 @@ pub(crate) enum Order {
 }
 
 impl Order {
+    /// Rows, or batches of a batch sampler, in a pass.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Rows { sampler, .. } => sampler.len(),
+            Self::Batches(sampler) => sampler.len(),
+        }
+    }
+
     /// The generator behind the order, for orders that have one.
     pub(crate) fn generator(&self) -> Option<&GeneratorSlot> {
         match self {

@@ -58,6 +58,11 @@ pub(crate) enum DataError {
          DataLoaderBuilder::num_workers to 1 or more, or leave prefetch_factor out"
     )]
     NothingToPrefetch,
+    #[error(
+        "rank {rank} has {found} rows to shuffle, but rank 0 has {wanted}; every process must make the same dataset. \
+         If each has rows of its own on purpose, set DataLoaderConfiguration.use_configured_sampler"
+    )]
+    UnequalPasses { rank: usize, found: usize, wanted: usize },
     #[error("{setting} = {value} is not available in this version; {cure}")]
     NotAvailable { setting: &'static str, value: &'static str, cure: &'static str },
     #[error("no batch size was found, because the value holds no tensor with at least one dimension")]

@@ -138,3 +138,18 @@ fn batch_samplers_that_differ_in_length_give_way_to_rank_zero() {
     });
     assert_eq!(passes, [[[0], [2], [4]], [[1], [3], [5]]]);
 }
+
+#[test]
+fn datasets_that_differ_in_length_are_refused_by_rank() {
+    for use_seedable_sampler in [false, true] {
+        let configuration = DataLoaderConfiguration { use_seedable_sampler, ..Default::default() };
+        let messages = on_ranks(2, |place| {
+            let loader = numbered(10 + place.rank).shuffle(true).build().unwrap();
+            let loader = loader.prepare_at(place, &configuration).unwrap();
+            loader.iter().err().map(|error| error.to_string())
+        });
+        assert_eq!(messages[0], None);
+        let message = messages[1].as_deref().unwrap();
+        assert!(message.starts_with("rank 1 has 11 rows to shuffle, but rank 0 has 10;"), "{message}");
+    }
+}
