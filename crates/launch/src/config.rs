@@ -154,6 +154,12 @@ impl LaunchConfig {
 }
 
 /// What a rank runs.
+///
+/// ```
+/// use accelerate_launch::Program;
+/// assert!(Program::PythonModule("package.train".into()).is_python());
+/// assert_eq!(Program::Executable("train".into()).name(), "train");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Program {
     /// A binary or a script with a `#!` line: a path, or a name that is looked up in `PATH`.
@@ -195,6 +201,10 @@ impl Program {
 }
 
 /// Whether the output of the ranks passes through the launcher.
+///
+/// ```
+/// assert_eq!(accelerate_launch::Capture::default(), accelerate_launch::Capture::Automatic);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Capture {
     /// Several ranks: yes. One rank: no, it keeps the terminal, a debugger and progress bars included.

@@ -6,6 +6,12 @@ use std::time::Duration;
 use crate::error::exit_code_of_signal;
 
 /// How a process ended.
+///
+/// ```
+/// use accelerate_launch::Ended;
+/// let ended = Ended::Signalled { signal: 11, core_dumped: false };
+/// assert_eq!(ended.to_string(), "was ended by SIGSEGV (11)");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// By itself, with this code.
@@ -86,6 +92,18 @@ pub struct OtherRank {
 /// The rank that failed first, with everything known about why.
 ///
 /// Its `Display` is the whole report over several lines; [`headline`](Self::headline) is the first of them.
+///
+/// ```
+/// use accelerate_launch::{LaunchConfig, Program, Silent, launch};
+/// let config = LaunchConfig {
+///     args: vec!["-c".into(), "kill -ILL $$".into()],
+///     ..LaunchConfig::new(Program::Executable("sh".into()), 1)
+/// };
+/// let error = launch(&config, &mut Silent).unwrap_err();
+/// let failure = error.failure().unwrap();
+/// assert_eq!((failure.rank, failure.ended.exit_code()), (0, 132));
+/// assert!(failure.hint().unwrap().contains("newer processor"));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// Rank among all ranks.

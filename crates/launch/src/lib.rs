@@ -17,7 +17,7 @@ pub use config::{Capture, Helper, LaunchConfig, Program};
 pub use error::{Error, Result};
 pub use failure::{Ended, Failure, MemoryPressure, OtherRank};
 pub use machine::{Machine, num_visible_gpus};
-pub use plan::{Plan, RankCommand, Stdin, TerminalSize, plan};
+pub use plan::{Plan, RankCommand, Stdin, Terminal, TerminalSize, plan};
 pub use port::PortReservation;
 pub use program::{ProgramSearch, resolve_program};
 pub use report::{Notice, Reporter, Silent, Source, Stream, TerminalOptions, TerminalReporter};

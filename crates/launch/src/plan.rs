@@ -28,6 +28,14 @@ pub struct Plan {
 }
 
 /// How one rank is started.
+///
+/// ```
+/// use accelerate_launch::{LaunchConfig, Machine, Program, Stdin, plan};
+/// let machine = Machine { stdin_is_terminal: false, ..Machine::probe() };
+/// let config = LaunchConfig::new(Program::Executable("train".into()), 2);
+/// let ranks = plan(&config, &["train".into()], 29500, &machine).ranks;
+/// assert_eq!((ranks[0].stdin, ranks[1].stdin), (Stdin::Inherited, Stdin::Nothing));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankCommand {
     /// Rank among all ranks of all machines.

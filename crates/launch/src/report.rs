@@ -29,7 +29,13 @@ pub struct Source {
     pub stream: Stream,
 }
 
-/// Something a person watching the launch wants to know at once.
+/// Something a person watching the launch wants to know at once; its `Display` is the sentence to show.
+///
+/// ```
+/// use accelerate_launch::{Ended, Notice};
+/// let notice = Notice::RankFailed { rank: 1, ended: Ended::Exited(3), num_others: 1 };
+/// assert_eq!(notice.to_string(), "rank 1 exited with code 3; ending 1 rank still running");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// The first rank has failed; the others are being ended. Not sent when there are no others.
@@ -83,6 +89,29 @@ impl fmt::Display for Notice {
 /// Receives what happens during a launch, on the launching thread.
 ///
 /// An error of a method ends the launch with [`Error::is_output_closed`](crate::Error::is_output_closed).
+///
+/// ```
+/// use accelerate_launch::{Capture, LaunchConfig, Program, Reporter, Source, launch};
+///
+/// /// Counts the bytes of rank 1.
+/// struct Count(usize);
+///
+/// impl Reporter for Count {
+///     fn output(&mut self, source: Source, bytes: &[u8]) -> std::io::Result<()> {
+///         self.0 += if source.rank == 1 { bytes.len() } else { 0 };
+///         Ok(())
+///     }
+/// }
+///
+/// let config = LaunchConfig {
+///     args: vec!["-c".into(), "echo 12345".into()],
+///     ..LaunchConfig::new(Program::Executable("sh".into()), 2)
+/// };
+/// let mut count = Count(0);
+/// launch(&config, &mut count)?;
+/// assert_eq!(count.0, 6);
+/// # Ok::<(), accelerate_launch::Error>(())
+/// ```
 pub trait Reporter {
     /// Bytes of a captured stream as they arrived: neither whole lines nor text.
     fn output(&mut self, source: Source, bytes: &[u8]) -> io::Result<()>;
@@ -123,6 +152,17 @@ impl Reporter for Silent {
 
 /// Prints to the standard streams of this process: whole lines behind `[rank N]`, the progress bar of the
 /// local main process below them if there is a terminal.
+///
+/// ```
+/// use accelerate_launch::{LaunchConfig, Program, TerminalOptions, TerminalReporter, launch};
+/// let mut reporter = TerminalReporter::new(TerminalOptions { has_prefix: true, is_quiet: false });
+/// let config = LaunchConfig {
+///     args: vec!["hello".into()],
+///     ..LaunchConfig::new(Program::Executable("echo".into()), 2)
+/// };
+/// launch(&config, &mut reporter)?; // [rank 0] hello, [rank 1] hello
+/// # Ok::<(), accelerate_launch::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct TerminalReporter {
     mixer: Mixer,

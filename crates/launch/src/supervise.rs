@@ -51,6 +51,14 @@ pub struct RankOutcome {
 
 /// Carries out `plan` and returns when every rank, and everything in its process group, has ended.
 ///
+/// ```
+/// use accelerate_launch::{LaunchConfig, Machine, Program, Silent, plan, supervise};
+/// let config = LaunchConfig::new(Program::Executable("true".into()), 2);
+/// let plan = plan(&config, &["true".into()], 29500, &Machine::probe());
+/// assert_eq!(supervise(&plan, &mut Silent)?.ranks.len(), 2);
+/// # Ok::<(), accelerate_launch::Error>(())
+/// ```
+///
 /// # Errors
 ///
 /// As [`launch`](crate::launch), apart from the checks that come before a plan.

@@ -88,6 +88,15 @@ fn a_hangup_does_not_reach_a_launch_under_nohup() {
     }
 }
 
+/// Some supervisors start their children so; the end of ranks must be noticed all the same.
+#[test]
+fn a_launch_that_inherits_ignored_child_signals_still_sees_its_ranks_end() {
+    let inner = launch_script(2, &[], "exit 3");
+    let mut command = Command::new("env");
+    command.args(["--ignore-signal=CHLD", "env"]).args(inner.get_args());
+    Finished::from(command.output().unwrap()).expect(3, &["exited with code 3"]);
+}
+
 #[test]
 fn user_signals_reach_the_program() {
     let mut witness = Witness::new();

@@ -38,9 +38,13 @@ impl Signals {
     /// `is_foreground`: the rank shares this process's group, so the keys of the terminal reach it anyway.
     pub(crate) fn listen(is_foreground: bool) -> io::Result<Self> {
         let dispositions = Dispositions::of_this_process();
-        // What was ignored stays ignored: `nohup` must go on protecting the launch.
-        let wanted: Vec<_> =
-            STOPPING.into_iter().chain(OTHERS).filter(|&signal| !dispositions.is_ignored(signal)).collect();
+        // What was ignored stays ignored: `nohup` must go on protecting the launch. But ignoring the end of
+        // children would mean never to learn how they ended.
+        let wanted: Vec<_> = STOPPING
+            .into_iter()
+            .chain(OTHERS)
+            .filter(|&signal| signal == names::SIGCHLD || !dispositions.is_ignored(signal))
+            .collect();
         let mut default_again = Vec::new();
         for &signal in &wanted {
             if let Some(flag) = default_switch(signal, &dispositions)? {
