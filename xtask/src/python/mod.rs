@@ -145,8 +145,8 @@ fn ensure_packages(python: &Path, requirements: &Requirements) -> Result<PathBuf
     }
     let pip = || {
         let mut command = Command::new(python);
-        command.args(["-m", "pip", "install", "--quiet", "--upgrade", "--target"]).arg(&fresh);
-        command.env("PIP_DISABLE_PIP_VERSION_CHECK", "1");
+        command.args(["-m", "pip", "install", "--quiet", "--no-compile", "--upgrade", "--target"]).arg(&fresh);
+        command.env("PIP_DISABLE_PIP_VERSION_CHECK", "1").env("PIP_ROOT_USER_ACTION", "ignore");
         command
     };
     process::run(pip().args(requirements.others()))?;
