@@ -81,12 +81,7 @@ impl Window {
     /// ```
     pub fn new(plugin: GradientAccumulationPlugin) -> Result<Self> {
         plugin.check()?;
-        Ok(Self {
-            plugin,
-            partial_window: PartialWindow::default(),
-            state: WindowState::default(),
-            scale: 1.0,
-        })
+        Ok(Self { plugin, partial_window: PartialWindow::default(), state: WindowState::default(), scale: 1.0 })
     }
 
     /// Chooses how a window that ends early is scaled.
@@ -176,10 +171,7 @@ impl Window {
     /// # Ok::<(), accelerate_core::Error>(())
     /// ```
     pub fn set_num_steps(&mut self, num_steps: usize) -> Result<()> {
-        let plugin = GradientAccumulationPlugin {
-            num_steps,
-            ..self.plugin.clone()
-        };
+        let plugin = GradientAccumulationPlugin { num_steps, ..self.plugin.clone() };
         plugin.check()?;
         self.plugin = plugin;
         Ok(())

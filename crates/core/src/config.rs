@@ -15,9 +15,7 @@ mod project;
 
 pub use autocast::AutocastKwargs;
 pub use data_loader::DataLoaderConfiguration;
-pub use distributed_data_parallel::{
-    DDPCommunicationHookType, DistributedDataParallelKwargs, FIRST_BUCKET_BYTES,
-};
+pub use distributed_data_parallel::{DDPCommunicationHookType, DistributedDataParallelKwargs, FIRST_BUCKET_BYTES};
 pub use grad_scaler::GradScalerKwargs;
 pub use gradient_accumulation::GradientAccumulationPlugin;
 pub use mixed_precision::MixedPrecision;

@@ -129,9 +129,7 @@ struct Variables<'a> {
 
 impl Variables<'_> {
     fn text(&self, name: &str) -> Option<String> {
-        (self.lookup)(name)
-            .map(|value| value.trim().to_owned())
-            .filter(|value| !value.is_empty())
+        (self.lookup)(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
     }
 
     fn number<T: FromStr<Err: std::error::Error + Send + Sync + 'static>>(
@@ -146,12 +144,7 @@ impl Variables<'_> {
             Ok(number) => Ok(Some(number)),
             Err(cause) => {
                 let name = name.to_owned();
-                Err(Error::new(Kind::Value {
-                    name,
-                    value,
-                    wanted,
-                })
-                .caused_by(cause))
+                Err(Error::new(Kind::Value { name, value, wanted }).caused_by(cause))
             }
         }
     }
@@ -159,12 +152,7 @@ impl Variables<'_> {
     fn count(&self, name: &str) -> Result<Option<usize>> {
         let wanted = "a whole number of at least 1";
         match self.number(name, wanted)? {
-            Some(0) => Err(Kind::Value {
-                name: name.to_owned(),
-                value: "0".to_owned(),
-                wanted,
-            }
-            .into()),
+            Some(0) => Err(Kind::Value { name: name.to_owned(), value: "0".to_owned(), wanted }.into()),
             count => Ok(count),
         }
     }
@@ -215,12 +203,7 @@ fn torchrun_claim(variables: &Variables<'_>) -> Result<Option<Claim>> {
             },
             (None, Some(_)) if launcher_claim(variables)?.is_none() => {
                 let value = variables.rank("LOCAL_RANK")?.unwrap_or_default();
-                Err(Kind::Incomplete {
-                    present: "LOCAL_RANK",
-                    value,
-                    missing: "RANK",
-                }
-                .into())
+                Err(Kind::Incomplete { present: "LOCAL_RANK", value, missing: "RANK" }.into())
             }
             (None, _) => Ok(None),
         };
@@ -230,17 +213,10 @@ fn torchrun_claim(variables: &Variables<'_>) -> Result<Option<Claim>> {
         if launcher_claim(variables)?.is_some() {
             return Ok(None);
         }
-        return Err(Kind::Incomplete {
-            present: "RANK",
-            value: rank,
-            missing: "WORLD_SIZE",
-        }
-        .into());
+        return Err(Kind::Incomplete { present: "RANK", value: rank, missing: "WORLD_SIZE" }.into());
     };
     let local_rank = match local_rank {
-        Some(_) => variables
-            .rank("LOCAL_RANK")?
-            .map(|rank| (rank, "LOCAL_RANK")),
+        Some(_) => variables.rank("LOCAL_RANK")?.map(|rank| (rank, "LOCAL_RANK")),
         None => None,
     };
     Ok(Some(Claim {
@@ -288,9 +264,7 @@ const MPI_NAMES: [MpiNames; 3] = [
 
 fn launcher_claim(variables: &Variables<'_>) -> Result<Option<Claim>> {
     for names in &MPI_NAMES {
-        let (Some(rank), Some(world_size)) =
-            (variables.rank(names.rank)?, variables.count(names.size)?)
-        else {
+        let (Some(rank), Some(world_size)) = (variables.rank(names.rank)?, variables.count(names.size)?) else {
             continue;
         };
         let mut local_rank = None;
@@ -331,14 +305,9 @@ fn complete(variables: &Variables<'_>, claim: Claim) -> Result<RankVariables> {
 
     let master_addr = variables.text("MASTER_ADDR");
     let one_machine = world_size == 1
-        || claim
-            .local_world_size
-            .is_some_and(|(size, _)| size == world_size)
+        || claim.local_world_size.is_some_and(|(size, _)| size == world_size)
         || master_addr.as_deref().is_some_and(is_loopback);
-    let known_local_world_size = claim
-        .local_world_size
-        .map(|(size, _)| size)
-        .or(one_machine.then_some(world_size));
+    let known_local_world_size = claim.local_world_size.map(|(size, _)| size).or(one_machine.then_some(world_size));
     let local_rank = match (claim.local_rank, known_local_world_size) {
         (Some((local_rank, name)), _) => {
             check_rank((local_rank, name), (world_size, size_name))?;
@@ -367,31 +336,17 @@ fn check_rank((rank, name): (usize, &str), (size, size_name): (usize, &str)) -> 
     if rank < size {
         return Ok(());
     }
-    Err(Kind::RankTooLarge {
-        name: name.to_owned(),
-        rank,
-        size_name: size_name.to_owned(),
-        size,
-    }
-    .into())
+    Err(Kind::RankTooLarge { name: name.to_owned(), rank, size_name: size_name.to_owned(), size }.into())
 }
 
 fn is_loopback(address: &str) -> bool {
-    address == "localhost"
-        || address
-            .parse::<std::net::IpAddr>()
-            .is_ok_and(|address| address.is_loopback())
+    address == "localhost" || address.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 fn master_port(variables: &Variables<'_>) -> Result<Option<u16>> {
     let (name, wanted) = ("MASTER_PORT", "a port number from 1 to 65535");
     match variables.number(name, wanted)? {
-        Some(0) => Err(Kind::Value {
-            name: name.to_owned(),
-            value: "0".to_owned(),
-            wanted,
-        }
-        .into()),
+        Some(0) => Err(Kind::Value { name: name.to_owned(), value: "0".to_owned(), wanted }.into()),
         port => Ok(port),
     }
 }

@@ -50,18 +50,12 @@ pub(crate) enum ErrorKind {
 impl Error {
     #[cold]
     pub(crate) fn new(kind: impl Into<ErrorKind>) -> Self {
-        Self(Box::new(Inner {
-            kind: kind.into(),
-            source: None,
-        }))
+        Self(Box::new(Inner { kind: kind.into(), source: None }))
     }
 
     /// Attaches the error that caused this one; [`std::error::Error::source`] returns it.
     #[cold]
-    pub(crate) fn caused_by(
-        mut self,
-        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-    ) -> Self {
+    pub(crate) fn caused_by(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         self.0.source = Some(source.into());
         self
     }
@@ -139,34 +133,20 @@ mod tests {
     fn the_cause_is_kept() {
         let cause = "x".parse::<u32>().unwrap_err();
         let error = Error::new(data::DataErrorKind::ZeroBatchSize).caused_by(cause.clone());
-        assert_eq!(
-            std::error::Error::source(&error).unwrap().to_string(),
-            cause.to_string()
-        );
+        assert_eq!(std::error::Error::source(&error).unwrap().to_string(), cause.to_string());
         assert!(format!("{error:?}").contains("source"));
     }
 
     #[test]
     fn each_kind_answers_to_exactly_one_predicate() {
-        let answers = |error: Error| {
-            [
-                error.is_config(),
-                error.is_data(),
-                error.is_environment(),
-                error.is_weight_files(),
-            ]
-        };
+        let answers =
+            |error: Error| [error.is_config(), error.is_data(), error.is_environment(), error.is_weight_files()];
         let zero = config::ConfigErrorKind::MustBePositive { name: "num_steps" };
         assert_eq!(answers(Error::new(zero)), [true, false, false, false]);
-        assert_eq!(
-            answers(Error::new(data::DataErrorKind::ZeroBatchSize)),
-            [false, true, false, false]
-        );
+        assert_eq!(answers(Error::new(data::DataErrorKind::ZeroBatchSize)), [false, true, false, false]);
         let missing = environment::EnvironmentErrorKind::WorldSizeWithoutRank { world_size: 2 };
         assert_eq!(answers(Error::new(missing)), [false, false, true, false]);
-        let size = weight_files::WeightFilesErrorKind::Size {
-            found: "x".to_owned(),
-        };
+        let size = weight_files::WeightFilesErrorKind::Size { found: "x".to_owned() };
         assert_eq!(answers(Error::new(size)), [false, false, false, true]);
     }
 }

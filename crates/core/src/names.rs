@@ -206,14 +206,7 @@ mod tests {
     fn every_name_reads_back_in_either_case() {
         for &value in DistributedType::ALL {
             assert_eq!(value.as_str().parse::<DistributedType>().unwrap(), value);
-            assert_eq!(
-                value
-                    .as_str()
-                    .to_lowercase()
-                    .parse::<DistributedType>()
-                    .unwrap(),
-                value
-            );
+            assert_eq!(value.as_str().to_lowercase().parse::<DistributedType>().unwrap(), value);
         }
         for &value in RngType::ALL {
             assert_eq!(value.as_str().parse::<RngType>().unwrap(), value);
@@ -232,13 +225,8 @@ mod tests {
     fn serde_uses_the_spelling_and_takes_a_yaml_no() {
         let json = serde_json::to_string(&DistributedType::MultiCpu).unwrap();
         assert_eq!(json, "\"MULTI_CPU\"");
-        assert_eq!(
-            serde_json::from_str::<DistributedType>("false").unwrap(),
-            DistributedType::No
-        );
-        let error = serde_json::from_str::<DistributedType>("true")
-            .unwrap_err()
-            .to_string();
+        assert_eq!(serde_json::from_str::<DistributedType>("false").unwrap(), DistributedType::No);
+        let error = serde_json::from_str::<DistributedType>("true").unwrap_err().to_string();
         assert!(error.contains("a distributed type"), "{error}");
         assert!(serde_json::from_str::<RngType>("false").is_err());
     }
@@ -247,10 +235,6 @@ mod tests {
     fn an_unknown_name_lists_the_choices() {
         let error = "MULTI".parse::<DistributedType>().unwrap_err();
         assert!(error.is_config());
-        assert!(
-            error
-                .to_string()
-                .starts_with("\"MULTI\" is not a distributed type; the choices are \"NO\"")
-        );
+        assert!(error.to_string().starts_with("\"MULTI\" is not a distributed type; the choices are \"NO\""));
     }
 }

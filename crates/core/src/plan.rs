@@ -27,10 +27,7 @@ pub struct Inventory {
 impl Inventory {
     /// Bytes of all parameters together, tied ones once.
     pub fn total_bytes(&self) -> usize {
-        self.parameters
-            .iter()
-            .map(ParameterEntry::bytes)
-            .fold(0, usize::saturating_add)
+        self.parameters.iter().map(ParameterEntry::bytes).fold(0, usize::saturating_add)
     }
 }
 
@@ -77,9 +74,7 @@ impl ParameterEntry {
     /// assert_eq!(ParameterEntry::new("scale", &[], "float32", 4).num_elements(), 1);
     /// ```
     pub fn num_elements(&self) -> usize {
-        self.shape
-            .iter()
-            .fold(1, |elements, &size| elements.saturating_mul(size))
+        self.shape.iter().fold(1, |elements, &size| elements.saturating_mul(size))
     }
 
     /// Bytes of the whole parameter.
@@ -149,11 +144,7 @@ pub struct Plan {
 /// assert_eq!(plan.placements, [Placement::Frozen]);
 /// assert!(plan.buckets.is_empty());
 /// ```
-pub fn plan_data_parallel(
-    inventory: &Inventory,
-    kwargs: &DistributedDataParallelKwargs,
-    world_size: usize,
-) -> Plan {
+pub fn plan_data_parallel(inventory: &Inventory, kwargs: &DistributedDataParallelKwargs, world_size: usize) -> Plan {
     let placements = inventory
         .parameters
         .iter()
@@ -167,12 +158,7 @@ pub fn plan_data_parallel(
         buckets = assign_buckets(inventory, &[FIRST_BUCKET_BYTES, kwargs.bucket_cap_bytes()]);
         buckets.reverse();
     }
-    Plan {
-        world_size,
-        inventory: inventory.clone(),
-        placements,
-        buckets,
-    }
+    Plan { world_size, inventory: inventory.clone(), placements, buckets }
 }
 
 /// Deals the parameters that get gradients to buckets, in registration order
@@ -200,15 +186,8 @@ pub fn assign_buckets(inventory: &Inventory, limits_bytes: &[usize]) -> Vec<Buck
         if !parameter.requires_grad {
             continue;
         }
-        let empty = || Bucket {
-            dtype: parameter.dtype.clone(),
-            parameters: Vec::new(),
-            bytes: 0,
-        };
-        let current = open.entry(&parameter.dtype).or_insert_with(|| Open {
-            bucket: empty(),
-            num_closed: 0,
-        });
+        let empty = || Bucket { dtype: parameter.dtype.clone(), parameters: Vec::new(), bytes: 0 };
+        let current = open.entry(&parameter.dtype).or_insert_with(|| Open { bucket: empty(), num_closed: 0 });
         current.bucket.parameters.push(position);
         current.bucket.bytes = current.bucket.bytes.saturating_add(parameter.bytes());
         let limit = limits_bytes.get(current.num_closed).or(limits_bytes.last());
@@ -228,34 +207,15 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bytes = crate::weight_files::format_size(self.inventory.total_bytes() as u64);
         let num_parameters = self.inventory.parameters.len();
-        writeln!(
-            f,
-            "plan for {} ranks: {num_parameters} parameters, {bytes} on each",
-            self.world_size
-        )?;
-        let widest = self
-            .inventory
-            .parameters
-            .iter()
-            .map(|entry| entry.name.len())
-            .max();
+        writeln!(f, "plan for {} ranks: {num_parameters} parameters, {bytes} on each", self.world_size)?;
+        let widest = self.inventory.parameters.iter().map(|entry| entry.name.len()).max();
         for (parameter, placement) in self.inventory.parameters.iter().zip(&self.placements) {
             let placement = match placement {
                 Placement::Replicate => "replicate",
                 Placement::Frozen => "frozen",
             };
-            let ParameterEntry {
-                name,
-                shape,
-                dtype,
-                ties,
-                ..
-            } = parameter;
-            write!(
-                f,
-                "  {name:width$}  {dtype} {shape:?}  {placement}",
-                width = widest.unwrap_or(0)
-            )?;
+            let ParameterEntry { name, shape, dtype, ties, .. } = parameter;
+            write!(f, "  {name:width$}  {dtype} {shape:?}  {placement}", width = widest.unwrap_or(0))?;
             match ties.as_slice() {
                 [] => writeln!(f)?,
                 ties => writeln!(f, "  also {}", ties.join(", "))?,
@@ -264,11 +224,7 @@ impl fmt::Display for Plan {
         for (number, bucket) in self.buckets.iter().enumerate() {
             let bytes = crate::weight_files::format_size(bucket.bytes as u64);
             let num_gradients = bucket.parameters.len();
-            writeln!(
-                f,
-                "  bucket {number}: {num_gradients} gradients of {}, {bytes}",
-                bucket.dtype
-            )?;
+            writeln!(f, "  bucket {number}: {num_gradients} gradients of {}, {bytes}", bucket.dtype)?;
         }
         Ok(())
     }

@@ -142,8 +142,7 @@ impl BatchSamplerShard {
         }
         let last_round_start = (rounds - 1) * self.total_batch_size();
         let rows_of_last_round = num_rows - last_round_start;
-        let has_rows =
-            self.even_batches || rank.saturating_mul(self.rank_batch_size()) < rows_of_last_round;
+        let has_rows = self.even_batches || rank.saturating_mul(self.rank_batch_size()) < rows_of_last_round;
         if has_rows { rounds } else { rounds - 1 }
     }
 
@@ -177,21 +176,12 @@ impl BatchSamplerShard {
         let start = first_row.saturating_add(rank.saturating_mul(rank_batch_size));
         let real = order.get(start..).unwrap_or_default();
         let real = &real[..real.len().min(rank_batch_size)];
-        let mut batch: Vec<Row> = real
-            .iter()
-            .map(|&index| Row {
-                index,
-                filler: false,
-            })
-            .collect();
+        let mut batch: Vec<Row> = real.iter().map(|&index| Row { index, filler: false }).collect();
         if incomplete && self.even_batches {
             let repeated = &order[..order.len().min(total)];
             for slot in start + real.len()..start.saturating_add(rank_batch_size) {
                 let index = repeated[(slot - order.len()) % repeated.len()];
-                batch.push(Row {
-                    index,
-                    filler: true,
-                });
+                batch.push(Row { index, filler: true });
             }
         }
         (!batch.is_empty()).then_some(batch)
@@ -237,11 +227,7 @@ impl BatchSamplerShard {
     /// assert_eq!(batch[0].index, 6);
     /// ```
     pub fn rounds_after_rows<'a>(&self, order: &'a [usize], rows_delivered: usize) -> Rounds<'a> {
-        Rounds {
-            shard: *self,
-            order,
-            next_row: rows_delivered,
-        }
+        Rounds { shard: *self, order, next_row: rows_delivered }
     }
 }
 
@@ -269,8 +255,7 @@ impl Rounds<'_> {
     }
 
     fn remaining(&self) -> usize {
-        self.shard
-            .total_rounds(self.order.len().saturating_sub(self.next_row))
+        self.shard.total_rounds(self.order.len().saturating_sub(self.next_row))
     }
 
     fn advance(&mut self, num_rounds: usize) {
@@ -287,9 +272,7 @@ impl Iterator for Rounds<'_> {
             return None;
         }
         let ranks = 0..self.shard.num_processes;
-        let round = ranks
-            .map(|rank| self.shard.batch_at(self.order, self.next_row, rank))
-            .collect();
+        let round = ranks.map(|rank| self.shard.batch_at(self.order, self.next_row, rank)).collect();
         self.advance(1);
         Some(round)
     }
@@ -316,20 +299,11 @@ fn check_sizes(num_processes: usize, batch_size: usize, split_batches: bool) -> 
     }
     if split_batches && !batch_size.is_multiple_of(num_processes) {
         let suggestion = batch_size.next_multiple_of(num_processes);
-        return Err(DataErrorKind::IndivisibleBatch {
-            batch_size,
-            num_processes,
-            suggestion,
-        }
-        .into());
+        return Err(DataErrorKind::IndivisibleBatch { batch_size, num_processes, suggestion }.into());
     }
     Ok(())
 }
 
 fn rank_batch_size(num_processes: usize, batch_size: usize, split_batches: bool) -> usize {
-    if split_batches && num_processes > 0 {
-        batch_size.div_ceil(num_processes)
-    } else {
-        batch_size
-    }
+    if split_batches && num_processes > 0 { batch_size.div_ceil(num_processes) } else { batch_size }
 }

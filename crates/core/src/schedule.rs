@@ -9,9 +9,8 @@ mod one_cycle;
 mod ticks;
 
 pub use multipliers::{
-    constant, constant_with_warmup, cosine_annealing, cosine_with_hard_restarts_with_warmup,
-    cosine_with_warmup, exponential, inverse_sqrt_with_warmup, linear_with_warmup, multi_step,
-    polynomial_with_warmup, step_decay,
+    constant, constant_with_warmup, cosine_annealing, cosine_with_hard_restarts_with_warmup, cosine_with_warmup,
+    exponential, inverse_sqrt_with_warmup, linear_with_warmup, multi_step, polynomial_with_warmup, step_decay,
 };
 pub use one_cycle::{AnnealStrategy, OneCycle, OneCyclePoint};
 pub use ticks::{SchedulerRule, SchedulerUnit, capped_ticks, ticks_per_step};

@@ -40,9 +40,7 @@ impl Split {
     /// # Ok::<(), accelerate_core::Error>(())
     /// ```
     pub fn indices(&self) -> impl Iterator<Item = usize> + use<> {
-        let (index, count) = self
-            .padding
-            .map_or((0, 0), |padding| (padding.index, padding.count));
+        let (index, count) = self.padding.map_or((0, 0), |padding| (padding.index, padding.count));
         self.range.clone().chain(std::iter::repeat_n(index, count))
     }
 }
@@ -74,21 +72,15 @@ pub fn split_between_processes(
         return Err(DataErrorKind::ZeroProcesses.into());
     }
     if rank >= num_processes {
-        return Err(DataErrorKind::NoSuchRank {
-            rank,
-            num_processes,
-        }
-        .into());
+        return Err(DataErrorKind::NoSuchRank { rank, num_processes }.into());
     }
     let (each, extras) = (num_items / num_processes, num_items % num_processes);
     let start = rank * each + rank.min(extras);
     let length = each + usize::from(rank < extras);
     let longest = each + usize::from(extras > 0);
     let range = start..start + length;
-    let padding = (apply_padding && length < longest).then(|| Padding {
-        index: num_items - 1,
-        count: longest - length,
-    });
+    let padding =
+        (apply_padding && length < longest).then(|| Padding { index: num_items - 1, count: longest - length });
     Ok(Split { range, padding })
 }
 
@@ -106,9 +98,7 @@ pub fn split_between_processes(
 /// assert!(error.to_string().contains("\"seeds\" has 3"));
 /// # Ok::<(), accelerate_core::Error>(())
 /// ```
-pub fn common_length<'a>(
-    lengths: impl IntoIterator<Item = (&'a str, usize)>,
-) -> Result<Option<usize>> {
+pub fn common_length<'a>(lengths: impl IntoIterator<Item = (&'a str, usize)>) -> Result<Option<usize>> {
     let mut lengths = lengths.into_iter();
     let Some((first, first_length)) = lengths.next() else {
         return Ok(None);

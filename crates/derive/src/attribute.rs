@@ -44,9 +44,8 @@ pub(crate) fn is_skipped(field: &Field, errors: &mut Errors) -> bool {
 /// Reports `#[tensor_tree(...)]` where it means nothing: on the type itself or on a variant.
 pub(crate) fn refuse(attributes: &[Attribute], place: &str, errors: &mut Errors) {
     for attribute in attributes.iter().filter(|attribute| is_ours(attribute)) {
-        let message = format!(
-            "`#[tensor_tree(...)]` has no meaning on {place}; put it on a field that holds no tensors"
-        );
+        let message =
+            format!("`#[tensor_tree(...)]` has no meaning on {place}; put it on a field that holds no tensors");
         errors.push(Error::new_spanned(attribute, message));
     }
 }
@@ -57,30 +56,17 @@ fn is_ours(attribute: &Attribute) -> bool {
 
 fn arguments(attribute: &Attribute) -> syn::Result<Punctuated<Meta, Token![,]>> {
     let Meta::List(list) = &attribute.meta else {
-        return Err(Error::new_spanned(
-            attribute,
-            "write `#[tensor_tree(skip)]`",
-        ));
+        return Err(Error::new_spanned(attribute, "write `#[tensor_tree(skip)]`"));
     };
     let arguments = list.parse_args_with(Punctuated::parse_terminated)?;
     if arguments.is_empty() {
-        return Err(Error::new_spanned(
-            attribute,
-            "write `#[tensor_tree(skip)]`",
-        ));
+        return Err(Error::new_spanned(attribute, "write `#[tensor_tree(skip)]`"));
     }
     Ok(arguments)
 }
 
 fn unknown(path: &Path, span: Span) -> Error {
-    let segments: Vec<String> = path
-        .segments
-        .iter()
-        .map(|segment| segment.ident.to_string())
-        .collect();
+    let segments: Vec<String> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
     let name = segments.join("::");
-    Error::new(
-        span,
-        format!("`{name}` is not known here; the only choice is `#[tensor_tree(skip)]`"),
-    )
+    Error::new(span, format!("`{name}` is not known here; the only choice is `#[tensor_tree(skip)]`"))
 }

@@ -9,9 +9,7 @@ use syn::{Data, DeriveInput, Error, Fields, Ident, Member, Type};
 
 /// The implementation, or compile errors in its place.
 pub(crate) fn derive(input: TokenStream) -> TokenStream {
-    syn::parse2(input)
-        .and_then(implementation)
-        .unwrap_or_else(Error::into_compile_error)
+    syn::parse2(input).and_then(implementation).unwrap_or_else(Error::into_compile_error)
 }
 
 /// A struct's fields, or those of one variant of an enum.
@@ -38,12 +36,9 @@ fn implementation(mut input: DeriveInput) -> syn::Result<TokenStream> {
 
     let types = |skipped| {
         let fields = shapes.iter().flat_map(|shape| &shape.fields);
-        fields
-            .filter(move |field| field.skipped == skipped)
-            .map(|field| &field.ty)
+        fields.filter(move |field| field.skipped == skipped).map(|field| &field.ty)
     };
-    let (mapped, cloned): (Vec<&Type>, Vec<&Type>) =
-        (types(false).collect(), types(true).collect());
+    let (mapped, cloned): (Vec<&Type>, Vec<&Type>) = (types(false).collect(), types(true).collect());
     bounds::add(&mut input.generics, &mapped, &cloned);
 
     let name = &input.ident;
@@ -105,72 +100,41 @@ impl Shape {
                 skipped: attribute::is_skipped(field, errors),
             })
             .collect();
-        Self {
-            constructor,
-            fields,
-        }
+        Self { constructor, fields }
     }
 
     /// Takes the value apart and puts it together again from mapped and cloned fields. Members are written
     /// as `name: value`, which tuples understand too (`0: value`).
     fn map_arm(&self) -> TokenStream {
-        let Self {
-            constructor,
-            fields,
-        } = self;
-        let pattern = fields.iter().map(
-            |Field {
-                 member, binding, ..
-             }| quote!(#member: #binding),
-        );
-        let values = fields.iter().map(
-            |Field {
-                 member,
-                 binding,
-                 ty,
-                 skipped,
-             }| {
-                // Spanned as the field's type, so that a missing implementation is reported there.
-                let value = if *skipped {
-                    quote_spanned!(ty.span()=> <#ty as ::core::clone::Clone>::clone(#binding))
-                } else {
-                    quote_spanned! {ty.span()=>
-                        <#ty as ::accelerate::TensorTree>::try_map_tensors(#binding, __f)?
-                    }
-                };
-                quote!(#member: #value)
-            },
-        );
+        let Self { constructor, fields } = self;
+        let pattern = fields.iter().map(|Field { member, binding, .. }| quote!(#member: #binding));
+        let values = fields.iter().map(|Field { member, binding, ty, skipped }| {
+            // Spanned as the field's type, so that a missing implementation is reported there.
+            let value = if *skipped {
+                quote_spanned!(ty.span()=> <#ty as ::core::clone::Clone>::clone(#binding))
+            } else {
+                quote_spanned! {ty.span()=>
+                    <#ty as ::accelerate::TensorTree>::try_map_tensors(#binding, __f)?
+                }
+            };
+            quote!(#member: #value)
+        });
         quote! {
             #constructor { #(#pattern),* } => ::core::result::Result::Ok(#constructor { #(#values),* }),
         }
     }
 
     fn visit_arm(&self) -> TokenStream {
-        let Self {
-            constructor,
-            fields,
-        } = self;
-        let pattern = fields.iter().map(
-            |Field {
-                 member,
-                 binding,
-                 skipped,
-                 ..
-             }| match skipped {
-                true => quote!(#member: _),
-                false => quote!(#member: #binding),
-            },
-        );
-        let visits =
-            fields
-                .iter()
-                .filter(|field| !field.skipped)
-                .map(|Field { binding, ty, .. }| {
-                    quote_spanned! {ty.span()=>
-                        <#ty as ::accelerate::TensorTree>::for_each_tensor(#binding, __f);
-                    }
-                });
+        let Self { constructor, fields } = self;
+        let pattern = fields.iter().map(|Field { member, binding, skipped, .. }| match skipped {
+            true => quote!(#member: _),
+            false => quote!(#member: #binding),
+        });
+        let visits = fields.iter().filter(|field| !field.skipped).map(|Field { binding, ty, .. }| {
+            quote_spanned! {ty.span()=>
+                <#ty as ::accelerate::TensorTree>::for_each_tensor(#binding, __f);
+            }
+        });
         quote! {
             #constructor { #(#pattern),* } => { #(#visits)* }
         }

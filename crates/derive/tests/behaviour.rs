@@ -32,9 +32,7 @@ impl TensorTree for Tensor {
 
 impl<T: TensorTree> TensorTree for Option<Box<T>> {
     fn try_map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        self.as_ref()
-            .map(|tree| tree.try_map_tensors(f).map(Box::new))
-            .transpose()
+        self.as_ref().map(|tree| tree.try_map_tensors(f).map(Box::new)).transpose()
     }
 
     fn for_each_tensor(&self, f: &mut dyn FnMut(&Tensor)) {
@@ -89,59 +87,30 @@ struct List<T> {
 enum Never {}
 
 fn named() -> Named {
-    Named {
-        f: Tensor(1),
-        tensor: Tensor(2),
-        notes: HashMap::from([("a".to_owned(), 1)]),
-    }
+    Named { f: Tensor(1), tensor: Tensor(2), notes: HashMap::from([("a".to_owned(), 1)]) }
 }
 
 #[test]
 fn structs_are_mapped_field_by_field() {
     let (more, visited) = ten_more(&Tuple(Tensor(0), "kept", named()));
     assert_eq!(visited, [0, 1, 2]);
-    let wanted = Named {
-        f: Tensor(11),
-        tensor: Tensor(12),
-        ..named()
-    };
+    let wanted = Named { f: Tensor(11), tensor: Tensor(12), ..named() };
     assert_eq!(more, Tuple(Tensor(10), "kept", wanted));
     assert_eq!(ten_more(&Unit), (Unit, vec![]));
 }
 
 #[test]
 fn enums_keep_their_variant() {
-    let loss = Output::Loss {
-        loss: Tensor(1),
-        logits: Tensor(2),
-    };
-    assert_eq!(
-        ten_more(&loss).0,
-        Output::Loss {
-            loss: Tensor(11),
-            logits: Tensor(12)
-        }
-    );
-    assert_eq!(
-        ten_more(&Output::<Tensor>::Logits(Tensor(3))).0,
-        Output::Logits(Tensor(13))
-    );
-    assert_eq!(
-        ten_more(&Output::<Tensor>::Nothing),
-        (Output::Nothing, vec![])
-    );
+    let loss = Output::Loss { loss: Tensor(1), logits: Tensor(2) };
+    assert_eq!(ten_more(&loss).0, Output::Loss { loss: Tensor(11), logits: Tensor(12) });
+    assert_eq!(ten_more(&Output::<Tensor>::Logits(Tensor(3))).0, Output::Logits(Tensor(13)));
+    assert_eq!(ten_more(&Output::<Tensor>::Nothing), (Output::Nothing, vec![]));
 }
 
 #[test]
 fn a_generic_type_may_contain_itself() {
-    let tail = Some(Box::new(List {
-        head: Tensor(2),
-        tail: None,
-    }));
-    let (more, visited) = ten_more(&List {
-        head: Tensor(1),
-        tail,
-    });
+    let tail = Some(Box::new(List { head: Tensor(2), tail: None }));
+    let (more, visited) = ten_more(&List { head: Tensor(1), tail });
     assert_eq!(visited, [1, 2]);
     assert_eq!(more.tail.unwrap().head, Tensor(12));
 }

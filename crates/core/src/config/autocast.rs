@@ -21,9 +21,6 @@ pub struct AutocastKwargs {
 
 impl Default for AutocastKwargs {
     fn default() -> Self {
-        Self {
-            enabled: true,
-            cache_enabled: None,
-        }
+        Self { enabled: true, cache_enabled: None }
     }
 }

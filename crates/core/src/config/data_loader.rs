@@ -82,28 +82,17 @@ impl DataLoaderConfiguration {
         let contradiction = if !self.use_configured_sampler {
             None
         } else if self.use_seedable_sampler {
-            Some((
-                "use_seedable_sampler",
-                "one keeps the sampler, the other replaces it",
-            ))
+            Some(("use_seedable_sampler", "one keeps the sampler, the other replaces it"))
         } else if self.split_batches {
-            Some((
-                "split_batches",
-                "a sampler that already picks the rows of its rank is not split",
-            ))
+            Some(("split_batches", "a sampler that already picks the rows of its rank is not split"))
         } else if self.dispatch_batches == Some(true) {
-            Some((
-                "dispatch_batches",
-                "a sampler that already picks the rows of its rank is not dealt",
-            ))
+            Some(("dispatch_batches", "a sampler that already picks the rows of its rank is not dealt"))
         } else {
             None
         };
         if let Some((second, why)) = contradiction {
             return Err(ConfigErrorKind::Contradiction { first, second, why }.into());
         }
-        self.gradient_accumulation_kwargs
-            .as_ref()
-            .map_or(Ok(()), GradientAccumulationPlugin::check)
+        self.gradient_accumulation_kwargs.as_ref().map_or(Ok(()), GradientAccumulationPlugin::check)
     }
 }

@@ -123,27 +123,14 @@ impl DistributedDataParallelKwargs {
         if self.dim != 0 {
             let wanted = "0: a process has one device, so nothing is scattered within it";
             let name = "dim";
-            return Err(ConfigErrorKind::OutOfRange {
-                name,
-                found: self.dim as f64,
-                wanted,
-            }
-            .into());
+            return Err(ConfigErrorKind::OutOfRange { name, found: self.dim as f64, wanted }.into());
         }
         if self.bucket_cap_mb.is_nan() || self.bucket_cap_mb <= 0.0 {
             let (name, found) = ("bucket_cap_mb", self.bucket_cap_mb);
-            return Err(ConfigErrorKind::OutOfRange {
-                name,
-                found,
-                wanted: "above 0",
-            }
-            .into());
+            return Err(ConfigErrorKind::OutOfRange { name, found, wanted: "above 0" }.into());
         }
         let wrapper = self.comm_wrapper;
-        if matches!(
-            wrapper,
-            DDPCommunicationHookType::PowerSgd | DDPCommunicationHookType::BatchedPowerSgd
-        ) {
+        if matches!(wrapper, DDPCommunicationHookType::PowerSgd | DDPCommunicationHookType::BatchedPowerSgd) {
             return Err(ConfigErrorKind::UnknownName {
                 what: "comm_wrapper",
                 found: wrapper.to_string(),

@@ -29,13 +29,7 @@ pub struct GradScalerKwargs {
 
 impl Default for GradScalerKwargs {
     fn default() -> Self {
-        Self {
-            init_scale: 65_536.0,
-            growth_factor: 2.0,
-            backoff_factor: 0.5,
-            growth_interval: 2000,
-            enabled: true,
-        }
+        Self { init_scale: 65_536.0, growth_factor: 2.0, backoff_factor: 0.5, growth_interval: 2000, enabled: true }
     }
 }
 
@@ -53,18 +47,8 @@ impl GradScalerKwargs {
     /// ```
     pub fn check(&self) -> Result<()> {
         let in_range = [
-            (
-                "init_scale",
-                self.init_scale,
-                self.init_scale > 0.0 && self.init_scale.is_finite(),
-                "above 0",
-            ),
-            (
-                "growth_factor",
-                self.growth_factor,
-                self.growth_factor > 1.0,
-                "above 1",
-            ),
+            ("init_scale", self.init_scale, self.init_scale > 0.0 && self.init_scale.is_finite(), "above 0"),
+            ("growth_factor", self.growth_factor, self.growth_factor > 1.0, "above 1"),
             (
                 "backoff_factor",
                 self.backoff_factor,
@@ -74,19 +58,11 @@ impl GradScalerKwargs {
         ];
         for (name, found, holds, wanted) in in_range {
             if !holds {
-                return Err(ConfigErrorKind::OutOfRange {
-                    name,
-                    found,
-                    wanted,
-                }
-                .into());
+                return Err(ConfigErrorKind::OutOfRange { name, found, wanted }.into());
             }
         }
         if self.growth_interval == 0 {
-            return Err(ConfigErrorKind::MustBePositive {
-                name: "growth_interval",
-            }
-            .into());
+            return Err(ConfigErrorKind::MustBePositive { name: "growth_interval" }.into());
         }
         Ok(())
     }

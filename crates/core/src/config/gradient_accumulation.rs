@@ -32,12 +32,7 @@ pub struct GradientAccumulationPlugin {
 
 impl Default for GradientAccumulationPlugin {
     fn default() -> Self {
-        Self {
-            num_steps: 1,
-            adjust_scheduler: true,
-            sync_with_dataloader: true,
-            sync_each_batch: false,
-        }
+        Self { num_steps: 1, adjust_scheduler: true, sync_with_dataloader: true, sync_each_batch: false }
     }
 }
 

@@ -26,10 +26,7 @@ pub struct InitProcessGroupKwargs {
     pub init_method: Option<String>,
     /// How long any collective may wait for its peers; seconds in files, fractions allowed. Default `None`:
     /// 600 seconds for NCCL and 1800 otherwise ([`InitProcessGroupKwargs::timeout_for`]).
-    #[serde(
-        serialize_with = "seconds_of_duration",
-        deserialize_with = "duration_of_seconds"
-    )]
+    #[serde(serialize_with = "seconds_of_duration", deserialize_with = "duration_of_seconds")]
     pub timeout: Option<Duration>,
 }
 
@@ -62,21 +59,13 @@ impl InitProcessGroupKwargs {
     pub fn check(&self) -> Result<()> {
         if self.timeout.is_some_and(|timeout| timeout.is_zero()) {
             let wanted = "above 0 seconds; leave it out for the default of the backend";
-            return Err(ConfigErrorKind::OutOfRange {
-                name: "timeout",
-                found: 0.0,
-                wanted,
-            }
-            .into());
+            return Err(ConfigErrorKind::OutOfRange { name: "timeout", found: 0.0, wanted }.into());
         }
         Ok(())
     }
 }
 
-fn seconds_of_duration<S: Serializer>(
-    timeout: &Option<Duration>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
+fn seconds_of_duration<S: Serializer>(timeout: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
     match timeout {
         None => serializer.serialize_none(),
         Some(timeout) if timeout.subsec_nanos() == 0 => serializer.serialize_u64(timeout.as_secs()),
@@ -84,9 +73,7 @@ fn seconds_of_duration<S: Serializer>(
     }
 }
 
-fn duration_of_seconds<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<Duration>, D::Error> {
+fn duration_of_seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
     let Some(seconds) = Option::<f64>::deserialize(deserializer)? else {
         return Ok(None);
     };

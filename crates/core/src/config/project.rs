@@ -76,8 +76,6 @@ impl ProjectConfiguration {
 
     /// The folder of the automatically named checkpoint number `iteration`.
     pub fn checkpoint_dir(&self, iteration: usize) -> PathBuf {
-        self.resolved_project_dir()
-            .join("checkpoints")
-            .join(format!("checkpoint_{iteration}"))
+        self.resolved_project_dir().join("checkpoints").join(format!("checkpoint_{iteration}"))
     }
 }

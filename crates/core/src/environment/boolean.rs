@@ -33,21 +33,12 @@ pub fn str_to_bool(text: &str) -> Option<bool> {
 /// assert!(parse_flag(&|_| None, "ACCELERATE_USE_CPU", true)?);
 /// # Ok::<(), accelerate_core::Error>(())
 /// ```
-pub fn parse_flag(
-    lookup: &dyn Fn(&str) -> Option<String>,
-    name: &str,
-    default: bool,
-) -> Result<bool> {
+pub fn parse_flag(lookup: &dyn Fn(&str) -> Option<String>, name: &str, default: bool) -> Result<bool> {
     let Some(value) = lookup(name).filter(|value| !value.trim().is_empty()) else {
         return Ok(default);
     };
     str_to_bool(&value).ok_or_else(|| {
         let wanted = "one of y, yes, t, true, on, 1 or n, no, f, false, off, 0";
-        Kind::Value {
-            name: name.to_owned(),
-            value,
-            wanted,
-        }
-        .into()
+        Kind::Value { name: name.to_owned(), value, wanted }.into()
     })
 }

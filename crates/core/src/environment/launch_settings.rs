@@ -73,11 +73,7 @@ fn mixed_precision(variables: &Variables<'_>) -> Result<Option<MixedPrecision>> 
         Ok(precision) => Ok(Some(precision)),
         Err(cause) => {
             let wanted = "one of no, fp16, bf16, fp8";
-            let kind = Kind::Value {
-                name: name.to_owned(),
-                value,
-                wanted,
-            };
+            let kind = Kind::Value { name: name.to_owned(), value, wanted };
             Err(crate::Error::new(kind).caused_by(cause))
         }
     }
@@ -85,10 +81,7 @@ fn mixed_precision(variables: &Variables<'_>) -> Result<Option<MixedPrecision>> 
 
 fn accumulation_steps(variables: &Variables<'_>) -> Result<Option<usize>> {
     let name = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
-    if variables
-        .text(name)
-        .is_some_and(|value| value.eq_ignore_ascii_case("auto"))
-    {
+    if variables.text(name).is_some_and(|value| value.eq_ignore_ascii_case("auto")) {
         return Ok(None);
     }
     variables.count(name)

@@ -14,27 +14,18 @@ pub(super) fn claim(variables: &Variables<'_>) -> Result<Option<Claim>> {
     else {
         return Ok(None);
     };
-    let batch_script =
-        variables.text("SLURM_JOB_ID").is_some() && variables.text("SLURM_STEP_ID").is_none();
+    let batch_script = variables.text("SLURM_JOB_ID").is_some() && variables.text("SLURM_STEP_ID").is_none();
     if world_size == 1 || batch_script {
         return Ok(None);
     }
-    let master_addr = match [
-        "SLURM_STEP_NODELIST",
-        "SLURM_JOB_NODELIST",
-        "SLURM_NODELIST",
-    ]
-    .into_iter()
-    .find_map(|name| variables.text(name).map(|value| (name, value)))
+    let master_addr = match ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"]
+        .into_iter()
+        .find_map(|name| variables.text(name).map(|value| (name, value)))
     {
         Some((name, value)) => match first_host(&value) {
             Some(host) => Some(host),
             None => {
-                return Err(Kind::HostList {
-                    name: name.to_owned(),
-                    value,
-                }
-                .into());
+                return Err(Kind::HostList { name: name.to_owned(), value }.into());
             }
         },
         None => None,
@@ -43,27 +34,19 @@ pub(super) fn claim(variables: &Variables<'_>) -> Result<Option<Claim>> {
         source: Launcher::Slurm,
         rank: (rank, "SLURM_PROCID"),
         world_size: (world_size, size_name),
-        local_rank: variables
-            .rank("SLURM_LOCALID")?
-            .map(|rank| (rank, "SLURM_LOCALID")),
+        local_rank: variables.rank("SLURM_LOCALID")?.map(|rank| (rank, "SLURM_LOCALID")),
         local_world_size: tasks_here(variables, world_size)?,
         master_addr,
     }))
 }
 
 /// How many tasks of the step run on this machine, and the variable that says so.
-fn tasks_here(
-    variables: &Variables<'_>,
-    world_size: usize,
-) -> Result<Option<(usize, &'static str)>> {
+fn tasks_here(variables: &Variables<'_>, world_size: usize) -> Result<Option<(usize, &'static str)>> {
     // The exact per-machine list goes first: SLURM_NTASKS_PER_NODE is what was asked for, and the last
     // machine may have fewer.
     if let Some(node) = variables.rank("SLURM_NODEID")? {
         for name in ["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"] {
-            if let Some(tasks) = variables
-                .text(name)
-                .and_then(|list| tasks_of_node(&list, node))
-            {
+            if let Some(tasks) = variables.text(name).and_then(|list| tasks_of_node(&list, node)) {
                 return Ok(Some((tasks, name)));
             }
         }

@@ -3,31 +3,15 @@
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigErrorKind {
     #[error("{found:?} is not a {what}; the choices are {}", quoted(choices))]
-    UnknownName {
-        what: &'static str,
-        found: String,
-        choices: &'static [&'static str],
-    },
+    UnknownName { what: &'static str, found: String, choices: &'static [&'static str] },
     #[error("{name} is 0, but must be at least 1")]
     MustBePositive { name: &'static str },
     #[error("{name} is {found}, but must be {wanted}")]
-    OutOfRange {
-        name: &'static str,
-        found: f64,
-        wanted: &'static str,
-    },
+    OutOfRange { name: &'static str, found: f64, wanted: &'static str },
     #[error("{first} and {second} contradict each other: {why}")]
-    Contradiction {
-        first: &'static str,
-        second: &'static str,
-        why: &'static str,
-    },
+    Contradiction { first: &'static str, second: &'static str, why: &'static str },
 }
 
 fn quoted(choices: &[&str]) -> String {
-    choices
-        .iter()
-        .map(|choice| format!("{choice:?}"))
-        .collect::<Vec<_>>()
-        .join(", ")
+    choices.iter().map(|choice| format!("{choice:?}")).collect::<Vec<_>>().join(", ")
 }

@@ -11,34 +11,16 @@ pub(crate) enum EnvironmentErrorKind {
         "{present} is {value}, but {missing} is not set; a launcher sets both: set {missing}, or unset \
          {present} to run as a single process"
     )]
-    Incomplete {
-        present: &'static str,
-        value: usize,
-        missing: &'static str,
-    },
+    Incomplete { present: &'static str, value: usize, missing: &'static str },
     #[error("{name} is {rank}, but {size_name} is {size}: ranks are counted from 0 to {}", size.saturating_sub(1))]
-    RankTooLarge {
-        name: String,
-        rank: usize,
-        size_name: String,
-        size: usize,
-    },
+    RankTooLarge { name: String, rank: usize, size_name: String, size: usize },
     #[error(
         "{local_name} is {local_world_size}, but {name} is {world_size}: one machine cannot hold more ranks \
          than there are in total"
     )]
-    LocalSizeTooLarge {
-        local_name: String,
-        local_world_size: usize,
-        name: String,
-        world_size: usize,
-    },
+    LocalSizeTooLarge { local_name: String, local_world_size: usize, name: String, world_size: usize },
     #[error("the environment variable {name} is {value:?}, but must be {wanted}")]
-    Value {
-        name: String,
-        value: String,
-        wanted: &'static str,
-    },
+    Value { name: String, value: String, wanted: &'static str },
     #[error(
         "rank {rank} of {world_size} does not know its place on this machine: neither LOCAL_RANK nor \
          LOCAL_WORLD_SIZE is set; set LOCAL_RANK to its number among the ranks of this machine (0 when it is \
@@ -54,12 +36,7 @@ pub(crate) enum EnvironmentErrorKind {
         "WORLD_SIZE is {world_size}, but {launcher} started {found} processes ({name}); unset WORLD_SIZE or \
          make the two agree"
     )]
-    SizesDisagree {
-        world_size: usize,
-        launcher: &'static str,
-        name: String,
-        found: usize,
-    },
+    SizesDisagree { world_size: usize, launcher: &'static str, name: String, found: usize },
     #[error("{name} is {value:?}, which is not a Slurm host list such as \"node[03-05,7]\"")]
     HostList { name: String, value: String },
 }

@@ -58,10 +58,7 @@ impl RaggedBatchShard {
         if rank >= self.num_processes {
             return 0;
         }
-        let (whole, left) = (
-            num_batches / self.num_processes,
-            num_batches % self.num_processes,
-        );
+        let (whole, left) = (num_batches / self.num_processes, num_batches % self.num_processes);
         let has_rest = !self.drop_last && left > 0 && (self.even_batches || rank < left);
         whole + usize::from(has_rest)
     }
@@ -78,10 +75,9 @@ impl RaggedBatchShard {
             return None;
         }
         let number = round * self.num_processes + rank;
-        let repeated = batches.len().min(self.num_processes);
         let (batch, filler) = match number.checked_sub(batches.len()) {
             None => (&batches[number], false),
-            Some(missing) => (&batches[missing % repeated], true),
+            Some(missing) => (&batches[missing % batches.len()], true),
         };
         Some(batch.iter().map(|&index| Row { index, filler }).collect())
     }

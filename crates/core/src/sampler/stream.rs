@@ -23,17 +23,11 @@ pub struct Slot {
 
 impl Slot {
     const fn real(position: usize) -> Self {
-        Self {
-            source: SlotSource::Current(position),
-            filler: false,
-        }
+        Self { source: SlotSource::Current(position), filler: false }
     }
 
     const fn filler(position: usize) -> Self {
-        Self {
-            source: SlotSource::First(position),
-            filler: true,
-        }
+        Self { source: SlotSource::First(position), filler: true }
     }
 }
 
@@ -96,8 +90,7 @@ impl IterableDatasetShard {
     /// assert_eq!(shard.chunk_rows(), 4);
     /// ```
     pub fn chunk_rows(&self) -> usize {
-        rank_batch_size(self.num_processes, self.batch_size, self.split_batches)
-            .saturating_mul(self.num_processes)
+        rank_batch_size(self.num_processes, self.batch_size, self.split_batches).saturating_mul(self.num_processes)
     }
 
     /// The batch of `rank` in a round whose chunk has `chunk_rows` rows, in a stream whose first chunk had
@@ -109,23 +102,14 @@ impl IterableDatasetShard {
     /// assert!(shard.slots(8, 8, 1).is_some());
     /// assert!(shard.slots(7, 8, 1).is_none());
     /// ```
-    pub fn slots(
-        &self,
-        chunk_rows: usize,
-        first_chunk_rows: usize,
-        rank: usize,
-    ) -> Option<Vec<Slot>> {
+    pub fn slots(&self, chunk_rows: usize, first_chunk_rows: usize, rank: usize) -> Option<Vec<Slot>> {
         let wanted = self.chunk_rows();
         let dropped = self.drop_last && chunk_rows < wanted;
         if chunk_rows == 0 || first_chunk_rows == 0 || rank >= self.num_processes || dropped {
             return None;
         }
         let rank_rows = wanted / self.num_processes;
-        Some(slots(
-            rank * rank_rows..(rank + 1) * rank_rows,
-            chunk_rows,
-            first_chunk_rows,
-        ))
+        Some(slots(rank * rank_rows..(rank + 1) * rank_rows, chunk_rows, first_chunk_rows))
     }
 }
 
@@ -160,21 +144,11 @@ pub fn dispatch_slots(
         return Vec::new();
     }
     (0..num_processes)
-        .map(|rank| {
-            slots(
-                rank * rank_rows..(rank + 1) * rank_rows,
-                chunk_rows,
-                first_chunk_rows,
-            )
-        })
+        .map(|rank| slots(rank * rank_rows..(rank + 1) * rank_rows, chunk_rows, first_chunk_rows))
         .collect()
 }
 
-fn slots(
-    positions: std::ops::Range<usize>,
-    chunk_rows: usize,
-    first_chunk_rows: usize,
-) -> Vec<Slot> {
+fn slots(positions: std::ops::Range<usize>, chunk_rows: usize, first_chunk_rows: usize) -> Vec<Slot> {
     positions
         .map(|position| match position.checked_sub(chunk_rows) {
             None => Slot::real(position),

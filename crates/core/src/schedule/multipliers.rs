@@ -45,12 +45,7 @@ pub fn linear_with_warmup(step: u64, num_warmup_steps: u64, num_training_steps: 
 ///     assert!((found - wanted).abs() < 1e-12);
 /// }
 /// ```
-pub fn cosine_with_warmup(
-    step: u64,
-    num_warmup_steps: u64,
-    num_training_steps: u64,
-    num_cycles: f64,
-) -> f64 {
+pub fn cosine_with_warmup(step: u64, num_warmup_steps: u64, num_training_steps: u64, num_cycles: f64) -> f64 {
     warmup(step, num_warmup_steps).unwrap_or_else(|| {
         let progress = progress(step, num_warmup_steps, num_training_steps);
         (0.5 * (1.0 + (PI * num_cycles * 2.0 * progress).cos())).max(0.0)
@@ -140,13 +135,7 @@ pub fn step_decay(step: u64, step_size: u64, gamma: f64) -> f64 {
 /// assert_eq!([0, 3, 7].map(|step| multi_step(step, &[3, 7], 0.5)), [1.0, 0.5, 0.25]);
 /// ```
 pub fn multi_step(step: u64, milestones: &[u64], gamma: f64) -> f64 {
-    power(
-        gamma,
-        milestones
-            .iter()
-            .filter(|&&milestone| milestone <= step)
-            .count() as u64,
-    )
+    power(gamma, milestones.iter().filter(|&&milestone| milestone <= step).count() as u64)
 }
 
 /// `gamma` to the power of the step (PyTorch's `ExponentialLR`).

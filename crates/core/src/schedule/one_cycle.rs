@@ -106,38 +106,21 @@ impl OneCycle {
         let last = total - 1.0;
         // (end step of the phase, rate from, rate to, momentum from, momentum to)
         let phases: &[(f64, f64, f64, f64, f64)] = if self.three_phase {
-            &[
-                (peak, start, 1.0, high, low),
-                (2.0 * peak, 1.0, start, low, high),
-                (last, start, end, high, high),
-            ]
+            &[(peak, start, 1.0, high, low), (2.0 * peak, 1.0, start, low, high), (last, start, end, high, high)]
         } else {
             &[(peak, start, 1.0, high, low), (last, 1.0, end, low, high)]
         };
 
         let step = step as f64;
         let mut phase_start = 0.0;
-        let mut point = OneCyclePoint {
-            multiplier: end,
-            momentum: Some(high),
-        };
-        for (number, &(phase_end, from, to, momentum_from, momentum_to)) in
-            phases.iter().enumerate()
-        {
+        let mut point = OneCyclePoint { multiplier: end, momentum: Some(high) };
+        for (number, &(phase_end, from, to, momentum_from, momentum_to)) in phases.iter().enumerate() {
             if step <= phase_end || number + 1 == phases.len() {
                 let length = phase_end - phase_start;
                 // A cycle of one step has phases of no length; it is at its end.
-                let share = if length > 0.0 {
-                    (step - phase_start) / length
-                } else {
-                    1.0
-                };
+                let share = if length > 0.0 { (step - phase_start) / length } else { 1.0 };
                 point.multiplier = self.anneal_strategy.between(from, to, share);
-                point.momentum = Some(self.anneal_strategy.between(
-                    momentum_from,
-                    momentum_to,
-                    share,
-                ));
+                point.momentum = Some(self.anneal_strategy.between(momentum_from, momentum_to, share));
                 break;
             }
             phase_start = phase_end;
@@ -148,31 +131,18 @@ impl OneCycle {
 
     fn check(&self, step: u64) -> Result<()> {
         if self.total_steps == 0 {
-            return Err(ConfigErrorKind::MustBePositive {
-                name: "total_steps",
-            }
-            .into());
+            return Err(ConfigErrorKind::MustBePositive { name: "total_steps" }.into());
         }
         if !(0.0..=1.0).contains(&self.pct_start) {
             let wanted = "a share between 0 and 1";
             let name = "pct_start";
-            return Err(ConfigErrorKind::OutOfRange {
-                name,
-                found: self.pct_start,
-                wanted,
-            }
-            .into());
+            return Err(ConfigErrorKind::OutOfRange { name, found: self.pct_start, wanted }.into());
         }
         if step > self.total_steps {
             let wanted = "at most total_steps: the one-cycle schedule has been stepped more often than it \
                           has steps";
             let name = "the step";
-            return Err(ConfigErrorKind::OutOfRange {
-                name,
-                found: step as f64,
-                wanted,
-            }
-            .into());
+            return Err(ConfigErrorKind::OutOfRange { name, found: step as f64, wanted }.into());
         }
         Ok(())
     }

@@ -78,12 +78,7 @@ impl SchedulerRule {
         if self.step_with_optimizer && (!sync_gradients || step_was_skipped) {
             return 0;
         }
-        ticks_per_step(
-            self.num_processes,
-            self.split_batches,
-            self.step_with_optimizer,
-            self.unit,
-        )
+        ticks_per_step(self.num_processes, self.split_batches, self.step_with_optimizer, self.unit)
     }
 }
 
@@ -103,9 +98,5 @@ pub const fn capped_ticks(ticks: usize, step: u64, total_steps: Option<u64>) -> 
         return ticks;
     };
     let left = total_steps.saturating_sub(step.saturating_add(1));
-    if left < ticks as u64 {
-        left as usize
-    } else {
-        ticks
-    }
+    if left < ticks as u64 { left as usize } else { ticks }
 }

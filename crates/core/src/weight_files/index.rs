@@ -61,20 +61,13 @@ impl Index {
     /// assert!(error.to_string().contains("\"../secret\""));
     /// ```
     pub fn from_json(json: &str) -> Result<Self> {
-        let index: Self = serde_json::from_str(json).map_err(|cause| {
-            Error::new(Kind::Index {
-                reason: cause.to_string(),
-            })
-            .caused_by(cause)
-        })?;
+        let index: Self = serde_json::from_str(json)
+            .map_err(|cause| Error::new(Kind::Index { reason: cause.to_string() }).caused_by(cause))?;
         let outside = index
             .weight_map
             .iter()
             .find(|(_, file)| !is_plain_file_name(file))
-            .map(|(name, file)| Kind::FileOutsideFolder {
-                name: name.clone(),
-                file: file.clone(),
-            });
+            .map(|(name, file)| Kind::FileOutsideFolder { name: name.clone(), file: file.clone() });
         outside.map_or(Ok(index), |kind| Err(kind.into()))
     }
 
@@ -93,10 +86,7 @@ impl Index {
     pub fn to_json(&self) -> Result<String> {
         match serde_json::to_string_pretty(self) {
             Ok(json) => Ok(json + "\n"),
-            Err(cause) => Err(Error::new(Kind::Index {
-                reason: cause.to_string(),
-            })
-            .caused_by(cause)),
+            Err(cause) => Err(Error::new(Kind::Index { reason: cause.to_string() }).caused_by(cause)),
         }
     }
 

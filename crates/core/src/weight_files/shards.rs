@@ -52,9 +52,7 @@ pub fn shard_file_names(stem: &str, num_shards: usize) -> Vec<String> {
     match num_shards {
         0 => Vec::new(),
         1 => vec![format!("{stem}.{EXTENSION}")],
-        _ => (1..=num_shards)
-            .map(|number| format!("{stem}-{number:05}-of-{num_shards:05}.{EXTENSION}"))
-            .collect(),
+        _ => (1..=num_shards).map(|number| format!("{stem}-{number:05}-of-{num_shards:05}.{EXTENSION}")).collect(),
     }
 }
 
@@ -86,20 +84,10 @@ impl WeightFiles {
         let names = shard_file_names(stem, shards.len());
         let files: Vec<(String, Vec<String>)> = names.into_iter().zip(shards).collect();
         let index = (files.len() > 1).then(|| {
-            let total_size = tensors
-                .iter()
-                .fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
-            let weight_map = files
-                .iter()
-                .flat_map(|(file, names)| names.iter().map(|name| (name.clone(), file.clone())))
-                .collect();
-            Index {
-                metadata: IndexMetadata {
-                    total_size,
-                    other: BTreeMap::new(),
-                },
-                weight_map,
-            }
+            let total_size = tensors.iter().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
+            let weight_map =
+                files.iter().flat_map(|(file, names)| names.iter().map(|name| (name.clone(), file.clone()))).collect();
+            Index { metadata: IndexMetadata { total_size, other: BTreeMap::new() }, weight_map }
         });
         Self { files, index }
     }
@@ -149,8 +137,7 @@ pub fn is_weight_file_of(file_name: &str, stem: &str) -> bool {
 
 /// `-00001-of-00003`, with at least five digits each.
 fn is_shard_suffix(text: &str) -> bool {
-    let is_number =
-        |text: &str| text.len() >= 5 && text.chars().all(|digit| digit.is_ascii_digit());
+    let is_number = |text: &str| text.len() >= 5 && text.chars().all(|digit| digit.is_ascii_digit());
     text.strip_prefix('-')
         .and_then(|rest| rest.split_once("-of-"))
         .is_some_and(|(number, count)| is_number(number) && is_number(count))

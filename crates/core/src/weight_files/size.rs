@@ -4,19 +4,9 @@ use crate::Result;
 use crate::error::weight_files::WeightFilesErrorKind as Kind;
 
 /// Multipliers of decimal units, whose lower-case `b` means bits.
-const DECIMAL: [(&str, u64); 5] = [
-    ("TB", 1_000_000_000_000),
-    ("GB", 1_000_000_000),
-    ("MB", 1_000_000),
-    ("KB", 1000),
-    ("B", 1),
-];
-const BINARY: [(&str, u64); 4] = [
-    ("TIB", 1 << 40),
-    ("GIB", 1 << 30),
-    ("MIB", 1 << 20),
-    ("KIB", 1 << 10),
-];
+const DECIMAL: [(&str, u64); 5] =
+    [("TB", 1_000_000_000_000), ("GB", 1_000_000_000), ("MB", 1_000_000), ("KB", 1000), ("B", 1)];
+const BINARY: [(&str, u64); 4] = [("TIB", 1 << 40), ("GIB", 1 << 30), ("MIB", 1 << 20), ("KIB", 1 << 10)];
 
 /// Reads a size in bytes (`convert_file_size_to_int` of the reference, `utils/modeling.py`).
 ///
@@ -36,26 +26,14 @@ const BINARY: [(&str, u64); 4] = [
 /// # Ok::<(), accelerate_core::Error>(())
 /// ```
 pub fn parse_size(text: &str) -> Result<u64> {
-    read(text.trim()).ok_or_else(|| {
-        Kind::Size {
-            found: text.to_owned(),
-        }
-        .into()
-    })
+    read(text.trim()).ok_or_else(|| Kind::Size { found: text.to_owned() }.into())
 }
 
 fn read(text: &str) -> Option<u64> {
-    let unit_at = text
-        .find(|c: char| c.is_ascii_alphabetic())
-        .unwrap_or(text.len());
+    let unit_at = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = (text[..unit_at].trim(), &text[unit_at..]);
     let upper = unit.to_ascii_uppercase();
-    let find = |table: &[(&str, u64)]| {
-        table
-            .iter()
-            .find(|(name, _)| *name == upper)
-            .map(|&(_, multiplier)| multiplier)
-    };
+    let find = |table: &[(&str, u64)]| table.iter().find(|(name, _)| *name == upper).map(|&(_, multiplier)| multiplier);
     let (multiplier, divisor) = match (unit, find(&BINARY), find(&DECIMAL)) {
         ("", _, _) => (1, 1),
         (_, Some(binary), _) => (binary, 1),
@@ -90,10 +68,7 @@ pub fn format_size(num_bytes: u64) -> String {
     for (unit, multiplier) in DECIMAL {
         if num_bytes >= multiplier && multiplier > 1 {
             let text = format!("{:.2}", num_bytes as f64 / multiplier as f64);
-            return format!(
-                "{} {unit}",
-                text.trim_end_matches('0').trim_end_matches('.')
-            );
+            return format!("{} {unit}", text.trim_end_matches('0').trim_end_matches('.'));
         }
     }
     format!("{num_bytes} B")

@@ -6,17 +6,12 @@ use proptest::prelude::*;
 use rstest::rstest;
 
 fn steps(num_steps: usize) -> GradientAccumulationPlugin {
-    GradientAccumulationPlugin {
-        num_steps,
-        ..Default::default()
-    }
+    GradientAccumulationPlugin { num_steps, ..Default::default() }
 }
 
 /// Runs `num_batches` micro-batches, the last of which ends the data loader.
 fn run(window: &mut Window, num_batches: usize) -> Vec<Decision> {
-    (1..=num_batches)
-        .map(|number| window.advance(number == num_batches))
-        .collect()
+    (1..=num_batches).map(|number| window.advance(number == num_batches)).collect()
 }
 
 /// The gradient the optimizer sees at each sync, when micro-batch `k` has gradient `gradients[k]`.
@@ -41,17 +36,9 @@ fn gradients_at_sync(decisions: &[Decision], gradients: &[f64]) -> Vec<f64> {
 #[case::the_end_of_the_loader_does_not_count(
     GradientAccumulationPlugin { sync_with_dataloader: false, ..steps(4) }, 6, &[4]
 )]
-fn windows_end(
-    #[case] plugin: GradientAccumulationPlugin,
-    #[case] num_batches: usize,
-    #[case] wanted: &[usize],
-) {
+fn windows_end(#[case] plugin: GradientAccumulationPlugin, #[case] num_batches: usize, #[case] wanted: &[usize]) {
     let decisions = run(&mut Window::new(plugin).unwrap(), num_batches);
-    let syncs: Vec<usize> = (1..)
-        .zip(&decisions)
-        .filter(|(_, d)| d.sync)
-        .map(|(n, _)| n)
-        .collect();
+    let syncs: Vec<usize> = (1..).zip(&decisions).filter(|(_, d)| d.sync).map(|(n, _)| n).collect();
     assert_eq!(syncs, wanted);
 }
 
@@ -62,10 +49,7 @@ fn windows_end(
 #[case::three_of_four((4, 3), &[(0.25, None), (0.25, None), (1.0 / 3.0, Some(4.0 / 3.0))])]
 fn scales(#[case] (num_steps, num_batches): (usize, usize), #[case] wanted: &[(f64, Option<f64>)]) {
     let decisions = run(&mut Window::new(steps(num_steps)).unwrap(), num_batches);
-    let found: Vec<(f64, Option<f64>)> = decisions
-        .iter()
-        .map(|d| (d.loss_scale, d.rescale_accumulated))
-        .collect();
+    let found: Vec<(f64, Option<f64>)> = decisions.iter().map(|d| (d.loss_scale, d.rescale_accumulated)).collect();
     assert_eq!(found, wanted);
 }
 
@@ -74,45 +58,26 @@ fn a_new_epoch_starts_a_new_window() {
     let mut window = Window::new(steps(4)).unwrap();
     run(&mut window, 6);
     assert_eq!(window.state(), WindowState { step: 0, seen: 0 });
-    assert_eq!(
-        run(&mut window, 6),
-        run(&mut Window::new(steps(4)).unwrap(), 6)
-    );
+    assert_eq!(run(&mut window, 6), run(&mut Window::new(steps(4)).unwrap(), 6));
 }
 
 #[test]
 fn without_the_data_loader_windows_go_on_over_epochs() {
-    let plugin = GradientAccumulationPlugin {
-        sync_with_dataloader: false,
-        ..steps(4)
-    };
+    let plugin = GradientAccumulationPlugin { sync_with_dataloader: false, ..steps(4) };
     let mut window = Window::new(plugin).unwrap();
     let decisions = [run(&mut window, 6), run(&mut window, 6)].concat();
     assert_eq!(gradients_at_sync(&decisions, &[1.0; 12]), [1.0, 1.0, 1.0]);
-    assert!(
-        decisions
-            .iter()
-            .all(|decision| decision.rescale_accumulated.is_none())
-    );
+    assert!(decisions.iter().all(|decision| decision.rescale_accumulated.is_none()));
 }
 
 #[test]
 fn only_sync_each_batch_reduces_in_between() {
     let reduces = |plugin| {
         let decisions = run(&mut Window::new(plugin).unwrap(), 3);
-        decisions
-            .iter()
-            .map(|decision| (decision.sync, decision.reduce))
-            .collect::<Vec<_>>()
+        decisions.iter().map(|decision| (decision.sync, decision.reduce)).collect::<Vec<_>>()
     };
-    assert_eq!(
-        reduces(steps(2)),
-        [(false, false), (true, true), (true, true)]
-    );
-    let each = GradientAccumulationPlugin {
-        sync_each_batch: true,
-        ..steps(2)
-    };
+    assert_eq!(reduces(steps(2)), [(false, false), (true, true), (true, true)]);
+    let each = GradientAccumulationPlugin { sync_each_batch: true, ..steps(2) };
     assert_eq!(reduces(each), [(false, true), (true, true), (true, true)]);
 }
 
@@ -121,11 +86,7 @@ fn the_reference_divides_by_the_configured_number() {
     let window = Window::new(steps(4)).unwrap();
     let decisions = run(&mut window.partial_window(PartialWindow::Reference), 5);
     assert_eq!(gradients_at_sync(&decisions, &[1.0; 5]), [1.0, 0.25]);
-    assert!(
-        decisions
-            .iter()
-            .all(|decision| decision.rescale_accumulated.is_none())
-    );
+    assert!(decisions.iter().all(|decision| decision.rescale_accumulated.is_none()));
 }
 
 #[test]

@@ -51,10 +51,7 @@ fn null_is_the_default() {
 #[case::yaml_no("false", MixedPrecision::No)]
 fn mixed_precision(#[case] json: &str, #[case] wanted: MixedPrecision) {
     assert_eq!(read::<MixedPrecision>(json).unwrap(), wanted);
-    assert_eq!(
-        read::<MixedPrecision>(&serde_json::to_string(&wanted).unwrap()).unwrap(),
-        wanted
-    );
+    assert_eq!(read::<MixedPrecision>(&serde_json::to_string(&wanted).unwrap()).unwrap(), wanted);
 }
 
 #[rstest]
@@ -98,10 +95,7 @@ fn the_backend_has_a_default_timeout(#[case] backend: &str, #[case] seconds: u64
 #[case::seedable(DataLoaderConfiguration { use_seedable_sampler: true, ..configured() }, "use_seedable_sampler")]
 #[case::split(DataLoaderConfiguration { split_batches: true, ..configured() }, "split_batches")]
 #[case::dispatch(DataLoaderConfiguration { dispatch_batches: Some(true), ..configured() }, "dispatch_batches")]
-fn a_configured_sampler_is_left_alone(
-    #[case] configuration: DataLoaderConfiguration,
-    #[case] second: &str,
-) {
+fn a_configured_sampler_is_left_alone(#[case] configuration: DataLoaderConfiguration, #[case] second: &str) {
     configured().check().unwrap();
     let error = configuration.check().unwrap_err().to_string();
     let start = format!("use_configured_sampler and {second} contradict each other");
@@ -109,10 +103,7 @@ fn a_configured_sampler_is_left_alone(
 }
 
 fn configured() -> DataLoaderConfiguration {
-    DataLoaderConfiguration {
-        use_configured_sampler: true,
-        ..Default::default()
-    }
+    DataLoaderConfiguration { use_configured_sampler: true, ..Default::default() }
 }
 
 #[test]
@@ -132,10 +123,7 @@ fn accumulation_settings_inside_the_data_loader_are_checked_too() {
 fn impossible_scales(#[case] kwargs: GradScalerKwargs, #[case] message: &str) {
     GradScalerKwargs::default().check().unwrap();
     let error = kwargs.check().unwrap_err();
-    assert!(
-        error.is_config() && error.to_string().starts_with(message),
-        "{error}"
-    );
+    assert!(error.is_config() && error.to_string().starts_with(message), "{error}");
 }
 
 #[rstest]
@@ -149,23 +137,14 @@ fn impossible_scales(#[case] kwargs: GradScalerKwargs, #[case] message: &str) {
 fn impossible_replicas(#[case] kwargs: DistributedDataParallelKwargs, #[case] message: &str) {
     DistributedDataParallelKwargs::default().check().unwrap();
     let error = kwargs.check().unwrap_err();
-    assert!(
-        error.is_config() && error.to_string().starts_with(message),
-        "{error}"
-    );
+    assert!(error.is_config() && error.to_string().starts_with(message), "{error}");
 }
 
 #[test]
 fn a_bucket_has_room_for_something() {
-    let tiny = DistributedDataParallelKwargs {
-        bucket_cap_mb: 1e-9,
-        ..Default::default()
-    };
+    let tiny = DistributedDataParallelKwargs { bucket_cap_mb: 1e-9, ..Default::default() };
     assert_eq!(tiny.bucket_cap_bytes(), 1);
-    let half = DistributedDataParallelKwargs {
-        bucket_cap_mb: 0.5,
-        ..Default::default()
-    };
+    let half = DistributedDataParallelKwargs { bucket_cap_mb: 0.5, ..Default::default() };
     assert_eq!(half.bucket_cap_bytes(), 524_288);
 }
 

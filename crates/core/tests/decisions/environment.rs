@@ -1,9 +1,7 @@
 //! Launchers as tables of variables.
 
 use accelerate_core::config::MixedPrecision;
-use accelerate_core::environment::{
-    LaunchSettings, Launcher, RankVariables, first_host, parse_flag, rank_variables,
-};
+use accelerate_core::environment::{LaunchSettings, Launcher, RankVariables, first_host, parse_flag, rank_variables};
 use proptest::prelude::*;
 use rstest::rstest;
 use std::collections::HashMap;
@@ -110,13 +108,7 @@ type Wanted<'a> = ((usize, usize, usize, usize), &'a str, Launcher);
 )]
 fn launchers(#[case] variables: &str, #[case] wanted: Wanted<'_>) {
     let found = read(variables).unwrap().unwrap();
-    let RankVariables {
-        rank,
-        world_size,
-        local_rank,
-        local_world_size,
-        ..
-    } = found;
+    let RankVariables { rank, world_size, local_rank, local_world_size, .. } = found;
     let place = format!("{}:{}", found.master_addr, found.master_port);
     let numbers = (rank, world_size, local_rank, local_world_size);
     assert_eq!((numbers, place.as_str(), found.source), wanted);
@@ -155,24 +147,12 @@ fn a_single_process(#[case] variables: &str) {
     "RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=4",
     "LOCAL_WORLD_SIZE is 4, but WORLD_SIZE is 2"
 )]
-#[case::not_a_number(
-    "RANK=zero WORLD_SIZE=2",
-    "RANK is \"zero\", but must be a whole number of at least 0"
-)]
+#[case::not_a_number("RANK=zero WORLD_SIZE=2", "RANK is \"zero\", but must be a whole number of at least 0")]
 #[case::negative("RANK=-1 WORLD_SIZE=2", "RANK is \"-1\"")]
-#[case::an_empty_world(
-    "RANK=0 WORLD_SIZE=0",
-    "WORLD_SIZE is \"0\", but must be a whole number of at least 1"
-)]
-#[case::no_port(
-    "RANK=0 WORLD_SIZE=1 MASTER_PORT=0",
-    "MASTER_PORT is \"0\", but must be a port number from 1 to 65535"
-)]
+#[case::an_empty_world("RANK=0 WORLD_SIZE=0", "WORLD_SIZE is \"0\", but must be a whole number of at least 1")]
+#[case::no_port("RANK=0 WORLD_SIZE=1 MASTER_PORT=0", "MASTER_PORT is \"0\", but must be a port number from 1 to 65535")]
 #[case::too_high_a_port("RANK=0 WORLD_SIZE=1 MASTER_PORT=65536", "MASTER_PORT is \"65536\"")]
-#[case::no_local_rank(
-    "RANK=1 WORLD_SIZE=2 MASTER_ADDR=a",
-    "rank 1 of 2 does not know its place on this machine"
-)]
+#[case::no_local_rank("RANK=1 WORLD_SIZE=2 MASTER_ADDR=a", "rank 1 of 2 does not know its place on this machine")]
 #[case::no_address(
     "RANK=1 WORLD_SIZE=2 LOCAL_RANK=0",
     "rank 1 of 2 does not know where to meet the others: MASTER_ADDR is not set"
@@ -202,12 +182,7 @@ fn contradictions_are_named(#[case] variables: &str, #[case] message: &str) {
 #[test]
 fn a_malformed_number_keeps_its_cause() {
     let error = read("RANK=one WORLD_SIZE=2").unwrap_err();
-    assert!(
-        std::error::Error::source(&error)
-            .unwrap()
-            .to_string()
-            .contains("invalid digit")
-    );
+    assert!(std::error::Error::source(&error).unwrap().to_string().contains("invalid digit"));
 }
 
 #[rstest]
@@ -230,10 +205,7 @@ fn first_hosts(#[case] list: &str, #[case] wanted: Option<&str>) {
 
 #[test]
 fn settings_of_the_launcher() {
-    assert_eq!(
-        LaunchSettings::read(&|_| None).unwrap(),
-        LaunchSettings::default()
-    );
+    assert_eq!(LaunchSettings::read(&|_| None).unwrap(), LaunchSettings::default());
     let all = "ACCELERATE_MIXED_PRECISION=fp16 ACCELERATE_USE_CPU=True ACCELERATE_DEBUG_MODE=on \
                ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 ACCELERATE_TORCH_DEVICE=cuda:1 \
                ACCELERATE_CPU_AFFINITY=1 ACCELERATE_LOG_LEVEL=DEBUG";
@@ -248,26 +220,14 @@ fn settings_of_the_launcher() {
     };
     assert_eq!(LaunchSettings::read(&lookup(all)).unwrap(), wanted);
     let auto = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=auto ACCELERATE_USE_CPU=";
-    assert_eq!(
-        LaunchSettings::read(&lookup(auto)).unwrap(),
-        LaunchSettings::default()
-    );
+    assert_eq!(LaunchSettings::read(&lookup(auto)).unwrap(), LaunchSettings::default());
 }
 
 #[rstest]
-#[case(
-    "ACCELERATE_MIXED_PRECISION=half",
-    "ACCELERATE_MIXED_PRECISION is \"half\", but must be one of"
-)]
+#[case("ACCELERATE_MIXED_PRECISION=half", "ACCELERATE_MIXED_PRECISION is \"half\", but must be one of")]
 #[case("ACCELERATE_USE_CPU=maybe", "ACCELERATE_USE_CPU is \"maybe\"")]
-#[case(
-    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=0",
-    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS is \"0\""
-)]
-#[case(
-    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=1.5",
-    "must be a whole number of at least 1"
-)]
+#[case("ACCELERATE_GRADIENT_ACCUMULATION_STEPS=0", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS is \"0\"")]
+#[case("ACCELERATE_GRADIENT_ACCUMULATION_STEPS=1.5", "must be a whole number of at least 1")]
 fn settings_that_are_wrong(#[case] variables: &str, #[case] message: &str) {
     let error = LaunchSettings::read(&lookup(variables)).unwrap_err();
     assert!(error.is_environment());

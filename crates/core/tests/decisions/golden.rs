@@ -1,16 +1,13 @@
 //! Equality with what torch, accelerate and huggingface_hub computed; see `tests/golden/generate.py`.
 
 use accelerate_core::config::{
-    AutocastKwargs, DDPCommunicationHookType, DataLoaderConfiguration,
-    DistributedDataParallelKwargs, GradScalerKwargs, GradientAccumulationPlugin, MixedPrecision,
-    ProjectConfiguration,
+    AutocastKwargs, DDPCommunicationHookType, DataLoaderConfiguration, DistributedDataParallelKwargs, GradScalerKwargs,
+    GradientAccumulationPlugin, MixedPrecision, ProjectConfiguration,
 };
 use accelerate_core::environment::str_to_bool;
 use accelerate_core::names::{DistributedType, RngType};
 use accelerate_core::plan::{Inventory, ParameterEntry, assign_buckets};
-use accelerate_core::sampler::{
-    BatchSamplerShard, IterableDatasetShard, RaggedBatchShard, Row, SlotSource,
-};
+use accelerate_core::sampler::{BatchSamplerShard, IterableDatasetShard, RaggedBatchShard, Row, SlotSource};
 use accelerate_core::schedule::{
     OneCycle, cosine_annealing, exponential, multi_step, polynomial_with_warmup, step_decay,
 };
@@ -46,13 +43,7 @@ fn batch_sampler_shard() {
     assert!(cases.len() > 400);
     for (num_rows, batch_size, num_processes, name, split_batches, wanted) in cases {
         let (drop_last, even_batches) = mode(&name);
-        let shard = BatchSamplerShard {
-            num_processes,
-            batch_size,
-            drop_last,
-            split_batches,
-            even_batches,
-        };
+        let shard = BatchSamplerShard { num_processes, batch_size, drop_last, split_batches, even_batches };
         shard.check().unwrap();
         let order: Vec<usize> = (0..num_rows).collect();
         let mut found = vec![Vec::new(); num_processes];
@@ -70,17 +61,11 @@ fn ragged_batches() {
     type Case = (Vec<Vec<usize>>, usize, String, Vec<Vec<Vec<usize>>>);
     for (batches, num_processes, name, wanted) in section::<Vec<Case>>("ragged_batches") {
         let (drop_last, even_batches) = mode(&name);
-        let shard = RaggedBatchShard {
-            num_processes,
-            drop_last,
-            even_batches,
-        };
+        let shard = RaggedBatchShard { num_processes, drop_last, even_batches };
         for (rank, wanted) in wanted.into_iter().enumerate() {
             assert_eq!(shard.num_rounds(batches.len(), rank), wanted.len());
-            let found: Vec<Vec<usize>> = (0..)
-                .map_while(|round| shard.batch(&batches, round, rank))
-                .map(indices)
-                .collect();
+            let found: Vec<Vec<usize>> =
+                (0..).map_while(|round| shard.batch(&batches, round, rank)).map(indices).collect();
             assert_eq!(found, wanted, "{} batches, {shard:?}", batches.len());
         }
     }
@@ -92,29 +77,18 @@ fn iterable_dataset_shard() {
     for (num_rows, batch_size, num_processes, drop_last, split_batches, wanted) in
         section::<Vec<Case>>("iterable_dataset_shard")
     {
-        let shard = IterableDatasetShard {
-            num_processes,
-            batch_size,
-            drop_last,
-            split_batches,
-        };
+        let shard = IterableDatasetShard { num_processes, batch_size, drop_last, split_batches };
         let stream: Vec<usize> = (0..num_rows).collect();
         let chunks: Vec<&[usize]> = stream.chunks(shard.chunk_rows()).collect();
         for (rank, wanted) in wanted.into_iter().enumerate() {
             let slots = chunks.iter().flat_map(|chunk| {
-                let slots = shard
-                    .slots(chunk.len(), chunks[0].len(), rank)
-                    .unwrap_or_default();
+                let slots = shard.slots(chunk.len(), chunks[0].len(), rank).unwrap_or_default();
                 slots.into_iter().map(|slot| match slot.source {
                     SlotSource::Current(position) => chunk[position],
                     SlotSource::First(position) => chunks[0][position],
                 })
             });
-            assert_eq!(
-                slots.collect::<Vec<_>>(),
-                wanted,
-                "{num_rows} rows, {shard:?}"
-            );
+            assert_eq!(slots.collect::<Vec<_>>(), wanted, "{num_rows} rows, {shard:?}");
         }
     }
 }
@@ -122,26 +96,18 @@ fn iterable_dataset_shard() {
 #[test]
 fn split_of_inputs() {
     type Case = (usize, usize, bool, Vec<Vec<usize>>);
-    for (num_items, num_processes, apply_padding, wanted) in
-        section::<Vec<Case>>("split_between_processes")
-    {
+    for (num_items, num_processes, apply_padding, wanted) in section::<Vec<Case>>("split_between_processes") {
         let found: Vec<Vec<usize>> = (0..num_processes)
             .map(|rank| split_between_processes(num_items, num_processes, rank, apply_padding))
             .map(|split| split.unwrap().indices().collect())
             .collect();
-        assert_eq!(
-            found, wanted,
-            "{num_items} over {num_processes}, padding {apply_padding}"
-        );
+        assert_eq!(found, wanted, "{num_items} over {num_processes}, padding {apply_padding}");
     }
 }
 
 #[track_caller]
 fn assert_close(found: f64, wanted: f64, what: &str) {
-    assert!(
-        (found - wanted).abs() <= 1e-12,
-        "{what}: {found} instead of {wanted}"
-    );
+    assert!((found - wanted).abs() <= 1e-12, "{what}: {found} instead of {wanted}");
 }
 
 #[test]
@@ -158,9 +124,7 @@ fn schedules() {
     plain("multi_step", &|step| multi_step(step, &[2, 5, 5], 0.5));
     plain("exponential", &|step| exponential(step, 0.9));
     plain("cosine_annealing", &|step| cosine_annealing(step, 10, 0.1));
-    plain("polynomial", &|step| {
-        polynomial_with_warmup(step, 0, 8, 2.0, 0.0)
-    });
+    plain("polynomial", &|step| polynomial_with_warmup(step, 0, 8, 2.0, 0.0));
 
     type Case = (OneCycle, Vec<(f64, f64)>);
     let cycles: Vec<Case> = serde_json::from_value(schedules["one_cycle"].clone()).unwrap();
@@ -209,13 +173,9 @@ fn buckets() {
             let element_bytes = if dtype == "float16" { 2 } else { 4 };
             ParameterEntry::new("p", &[*num_elements], dtype, element_bytes)
         };
-        let inventory = Inventory {
-            parameters: parameters.iter().map(entry).collect(),
-        };
-        let found: Vec<Vec<usize>> = assign_buckets(&inventory, &limits)
-            .into_iter()
-            .map(|bucket| bucket.parameters)
-            .collect();
+        let inventory = Inventory { parameters: parameters.iter().map(entry).collect() };
+        let found: Vec<Vec<usize>> =
+            assign_buckets(&inventory, &limits).into_iter().map(|bucket| bucket.parameters).collect();
         assert_eq!(found, wanted, "{parameters:?} {limits:?}");
     }
 }
@@ -228,9 +188,7 @@ fn check_defaults<T: Default + Serialize>(name: &str, differing: &[(&str, Value)
         serde_json::from_value(section::<Value>("defaults")[name].clone()).unwrap();
     assert!(!theirs.is_empty());
     for (field, default) in theirs {
-        let found = ours
-            .get(&field)
-            .unwrap_or_else(|| panic!("{name} has no field {field}"));
+        let found = ours.get(&field).unwrap_or_else(|| panic!("{name} has no field {field}"));
         let differing = differing.iter().find(|(name, _)| *name == field);
         let wanted = differing.map_or(&default, |(_, value)| value);
         match (found.as_f64(), wanted.as_f64()) {
@@ -247,10 +205,7 @@ fn defaults_of_records() {
     check_defaults::<DataLoaderConfiguration>("DataLoaderConfiguration", &[]);
     check_defaults::<DistributedDataParallelKwargs>("DistributedDataParallelKwargs", &[]);
     check_defaults::<GradScalerKwargs>("GradScalerKwargs", &[]);
-    check_defaults::<GradientAccumulationPlugin>(
-        "GradientAccumulationPlugin",
-        &[("num_steps", 1.into())],
-    );
+    check_defaults::<GradientAccumulationPlugin>("GradientAccumulationPlugin", &[("num_steps", 1.into())]);
     check_defaults::<ProjectConfiguration>("ProjectConfiguration", &[]);
 }
 
@@ -265,22 +220,10 @@ fn spellings() {
         wanted.sort_unstable();
         assert_eq!(found, wanted);
     }
-    check(
-        &names["DistributedType"],
-        DistributedType::ALL,
-        DistributedType::as_str,
-    );
+    check(&names["DistributedType"], DistributedType::ALL, DistributedType::as_str);
     check(&names["RNGType"], RngType::ALL, RngType::as_str);
-    check(
-        &names["PrecisionType"],
-        MixedPrecision::ALL,
-        MixedPrecision::as_str,
-    );
-    check(
-        &names["DDPCommunicationHookType"],
-        DDPCommunicationHookType::ALL,
-        DDPCommunicationHookType::as_str,
-    );
+    check(&names["PrecisionType"], MixedPrecision::ALL, MixedPrecision::as_str);
+    check(&names["DDPCommunicationHookType"], DDPCommunicationHookType::ALL, DDPCommunicationHookType::as_str);
     for (key, value) in [("true", true), ("false", false)] {
         let texts: Vec<String> = serde_json::from_value(names[key].clone()).unwrap();
         assert_eq!(texts.len(), 6);

@@ -10,24 +10,15 @@ fn entry(name: &str, mib: usize) -> ParameterEntry {
 }
 
 fn kwargs(bucket_cap_mb: f64) -> DistributedDataParallelKwargs {
-    DistributedDataParallelKwargs {
-        bucket_cap_mb,
-        ..Default::default()
-    }
+    DistributedDataParallelKwargs { bucket_cap_mb, ..Default::default() }
 }
 
 #[test]
 fn buckets_start_with_a_small_one_and_travel_last_first() {
     let names = ["a", "b", "c", "d", "e"];
-    let inventory = Inventory {
-        parameters: names.map(|name| entry(name, 1)).to_vec(),
-    };
+    let inventory = Inventory { parameters: names.map(|name| entry(name, 1)).to_vec() };
     let plan = plan_data_parallel(&inventory, &kwargs(2.0), 2);
-    let buckets: Vec<&[usize]> = plan
-        .buckets
-        .iter()
-        .map(|bucket| &bucket.parameters[..])
-        .collect();
+    let buckets: Vec<&[usize]> = plan.buckets.iter().map(|bucket| &bucket.parameters[..]).collect();
     assert_eq!(buckets, [&[3, 4][..], &[1, 2], &[0]]);
     assert_eq!(plan.buckets[0].bytes, 2 * MIB);
 }
@@ -36,14 +27,8 @@ fn buckets_start_with_a_small_one_and_travel_last_first() {
 fn one_rank_needs_no_buckets_and_frozen_parameters_have_none() {
     let mut frozen = entry("frozen", 1);
     frozen.requires_grad = false;
-    let inventory = Inventory {
-        parameters: vec![frozen, entry("weight", 1)],
-    };
-    assert!(
-        plan_data_parallel(&inventory, &kwargs(25.0), 1)
-            .buckets
-            .is_empty()
-    );
+    let inventory = Inventory { parameters: vec![frozen, entry("weight", 1)] };
+    assert!(plan_data_parallel(&inventory, &kwargs(25.0), 1).buckets.is_empty());
     let plan = plan_data_parallel(&inventory, &kwargs(25.0), 2);
     assert_eq!(plan.placements, [Placement::Frozen, Placement::Replicate]);
     assert_eq!(plan.buckets[0].parameters, [1]);
@@ -55,13 +40,7 @@ fn a_plan_is_printed_for_people() {
     weight.ties = vec!["head.weight".to_owned()];
     let mut frozen = ParameterEntry::new("scale", &[], "float16", 2);
     frozen.requires_grad = false;
-    let plan = plan_data_parallel(
-        &Inventory {
-            parameters: vec![weight, frozen],
-        },
-        &kwargs(25.0),
-        2,
-    );
+    let plan = plan_data_parallel(&Inventory { parameters: vec![weight, frozen] }, &kwargs(25.0), 2);
     assert_eq!(
         plan.to_string(),
         "\
@@ -75,9 +54,7 @@ plan for 2 ranks: 2 parameters, 2.4 KB on each
 
 #[test]
 fn a_plan_survives_json() {
-    let inventory = Inventory {
-        parameters: vec![entry("weight", 3)],
-    };
+    let inventory = Inventory { parameters: vec![entry("weight", 3)] };
     let plan = plan_data_parallel(&inventory, &kwargs(1.0), 4);
     let json = serde_json::to_string(&plan).unwrap();
     assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan);

@@ -6,13 +6,8 @@ use accelerate_core::sampler::{
 use proptest::prelude::*;
 use rstest::rstest;
 
-const EVEN: BatchSamplerShard = BatchSamplerShard {
-    num_processes: 2,
-    batch_size: 4,
-    drop_last: false,
-    split_batches: false,
-    even_batches: true,
-};
+const EVEN: BatchSamplerShard =
+    BatchSamplerShard { num_processes: 2, batch_size: 4, drop_last: false, split_batches: false, even_batches: true };
 
 /// All batches of a rank; a filler row is written as a negative number, counted from -1 for row 0.
 fn batches_of(shard: &BatchSamplerShard, num_rows: usize, rank: usize) -> Vec<Vec<i64>> {
@@ -30,16 +25,8 @@ fn batches_of(shard: &BatchSamplerShard, num_rows: usize, rank: usize) -> Vec<Ve
 
 /// Batches written as `0 1 | 4 5`; nothing at all is no batch.
 fn written(text: &str) -> Vec<Vec<i64>> {
-    let numbers = |batch: &str| {
-        batch
-            .split_whitespace()
-            .map(|n| n.parse().unwrap())
-            .collect()
-    };
-    text.split('|')
-        .map(numbers)
-        .filter(|batch: &Vec<i64>| !batch.is_empty())
-        .collect()
+    let numbers = |batch: &str| batch.split_whitespace().map(|n| n.parse().unwrap()).collect();
+    text.split('|').map(numbers).filter(|batch: &Vec<i64>| !batch.is_empty()).collect()
 }
 
 #[rstest]
@@ -70,18 +57,10 @@ fn written(text: &str) -> Vec<Vec<i64>> {
     "3 4 5",
 ])]
 #[case::no_rows(EVEN, 0, &["", ""])]
-fn fillers_are_marked(
-    #[case] shard: BatchSamplerShard,
-    #[case] num_rows: usize,
-    #[case] wanted: &[&str],
-) {
+fn fillers_are_marked(#[case] shard: BatchSamplerShard, #[case] num_rows: usize, #[case] wanted: &[&str]) {
     for (rank, wanted) in wanted.iter().map(|text| written(text)).enumerate() {
         assert_eq!(batches_of(&shard, num_rows, rank), wanted, "rank {rank}");
-        assert_eq!(
-            shard.num_rounds(num_rows, rank),
-            wanted.len(),
-            "rank {rank}"
-        );
+        assert_eq!(shard.num_rounds(num_rows, rank), wanted.len(), "rank {rank}");
     }
 }
 
@@ -92,19 +71,11 @@ fn fillers_are_marked(
     BatchSamplerShard { split_batches: true, batch_size: 5, ..EVEN },
     "must be a multiple of the number of processes (2); use a batch size of 6"
 )]
-fn impossible_sizes_are_refused_and_still_do_no_harm(
-    #[case] shard: BatchSamplerShard,
-    #[case] message: &str,
-) {
+fn impossible_sizes_are_refused_and_still_do_no_harm(#[case] shard: BatchSamplerShard, #[case] message: &str) {
     let error = shard.check().unwrap_err();
     assert!(error.is_data());
     assert!(error.to_string().contains(message), "{error}");
-    let rows: usize = shard
-        .rounds(&[0, 1, 2, 3, 4])
-        .flatten()
-        .flatten()
-        .map(|batch| batch.len())
-        .sum();
+    let rows: usize = shard.rounds(&[0, 1, 2, 3, 4]).flatten().flatten().map(|batch| batch.len()).sum();
     assert!(rows == 0 || rows == 6);
 }
 
@@ -117,11 +88,7 @@ fn ranks_that_do_not_exist_get_nothing() {
 
 #[test]
 fn absurd_sizes_do_not_overflow() {
-    let huge = BatchSamplerShard {
-        batch_size: usize::MAX,
-        even_batches: false,
-        ..EVEN
-    };
+    let huge = BatchSamplerShard { batch_size: usize::MAX, even_batches: false, ..EVEN };
     assert_eq!(huge.total_rounds(3), 1);
     assert_eq!(huge.batch(&[0, 1, 2], 0, 0).unwrap().len(), 3);
     assert_eq!(huge.batch(&[0, 1, 2], 0, 1), None);
@@ -131,10 +98,7 @@ fn absurd_sizes_do_not_overflow() {
 #[test]
 fn rows_come_in_the_order_of_the_epoch_and_so_do_fillers() {
     let batch = EVEN.batch(&[30, 10, 20], 0, 1).unwrap();
-    assert_eq!(
-        batch.iter().map(|row| row.index).collect::<Vec<_>>(),
-        [10, 20, 30, 10]
-    );
+    assert_eq!(batch.iter().map(|row| row.index).collect::<Vec<_>>(), [10, 20, 30, 10]);
 }
 
 #[test]
@@ -157,18 +121,8 @@ fn rounds_know_how_many_are_left() {
 fn any_shard() -> impl Strategy<Value = (BatchSamplerShard, usize)> {
     (1..5_usize, 1..6_usize, any::<[bool; 3]>(), 0..60_usize).prop_map(
         |(num_processes, size, [drop_last, split_batches, even_batches], num_rows)| {
-            let batch_size = if split_batches {
-                size * num_processes
-            } else {
-                size
-            };
-            let shard = BatchSamplerShard {
-                num_processes,
-                batch_size,
-                drop_last,
-                split_batches,
-                even_batches,
-            };
+            let batch_size = if split_batches { size * num_processes } else { size };
+            let shard = BatchSamplerShard { num_processes, batch_size, drop_last, split_batches, even_batches };
             (shard, num_rows)
         },
     )
@@ -308,20 +262,9 @@ fn an_empty_or_dropped_chunk_is_dispatched_to_nobody() {
 
 #[test]
 fn a_stream_marks_its_fillers() {
-    let shard = IterableDatasetShard {
-        num_processes: 2,
-        batch_size: 4,
-        drop_last: false,
-        split_batches: false,
-    };
+    let shard = IterableDatasetShard { num_processes: 2, batch_size: 4, drop_last: false, split_batches: false };
     let of_rank = |rank| shard.slots(2, 8, rank).unwrap();
-    assert_eq!(
-        of_rank(0)
-            .iter()
-            .map(|slot| slot.filler)
-            .collect::<Vec<_>>(),
-        [false, false, true, true]
-    );
+    assert_eq!(of_rank(0).iter().map(|slot| slot.filler).collect::<Vec<_>>(), [false, false, true, true]);
     assert!(of_rank(1).iter().all(|slot| slot.filler));
     assert_eq!(shard.slots(0, 8, 0), None);
     assert_eq!(shard.slots(8, 8, 2), None);
@@ -329,10 +272,7 @@ fn a_stream_marks_its_fillers() {
 
 #[test]
 fn epochs_have_seeds_of_their_own() {
-    let mut sampler = SeedableRandomSampler {
-        data_seed: 42,
-        epoch: 0,
-    };
+    let mut sampler = SeedableRandomSampler { data_seed: 42, epoch: 0 };
     let seeds: Vec<u64> = std::iter::repeat_with(|| {
         let seed = sampler.seed();
         sampler.finish_epoch();
@@ -341,12 +281,5 @@ fn epochs_have_seeds_of_their_own() {
     .take(3)
     .collect();
     assert_eq!(seeds, [42, 43, 44]);
-    assert_eq!(
-        SeedableRandomSampler {
-            epoch: 9,
-            ..sampler
-        }
-        .seed(),
-        51
-    );
+    assert_eq!(SeedableRandomSampler { epoch: 9, ..sampler }.seed(), 51);
 }

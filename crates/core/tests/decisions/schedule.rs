@@ -8,10 +8,7 @@ use rstest::rstest;
 fn check(schedule: impl Fn(u64) -> f64, wanted: &[(u64, f64)]) {
     for &(step, wanted) in wanted {
         let found = schedule(step);
-        assert!(
-            (found - wanted).abs() < 1e-12,
-            "{found} instead of {wanted} at {step}"
-        );
+        assert!((found - wanted).abs() < 1e-12, "{found} instead of {wanted} at {step}");
     }
 }
 
@@ -20,68 +17,27 @@ fn check(schedule: impl Fn(u64) -> f64, wanted: &[(u64, f64)]) {
 #[test]
 fn schedules_with_warmup() {
     check(|_| constant(3), &[(0, 1.0)]);
-    check(
-        |step| constant_with_warmup(step, 4),
-        &[(0, 0.0), (1, 0.25), (3, 0.75), (4, 1.0), (9, 1.0)],
-    );
+    check(|step| constant_with_warmup(step, 4), &[(0, 0.0), (1, 0.25), (3, 0.75), (4, 1.0), (9, 1.0)]);
     check(
         |step| linear_with_warmup(step, 2, 10),
-        &[
-            (0, 0.0),
-            (1, 0.5),
-            (2, 1.0),
-            (3, 0.875),
-            (6, 0.5),
-            (9, 0.125),
-            (10, 0.0),
-            (99, 0.0),
-        ],
+        &[(0, 0.0), (1, 0.5), (2, 1.0), (3, 0.875), (6, 0.5), (9, 0.125), (10, 0.0), (99, 0.0)],
     );
     let half = |step: f64| 0.5 * (1.0 + (std::f64::consts::PI * step / 8.0).cos());
     check(
         |step| cosine_with_warmup(step, 2, 10, 0.5),
-        &[
-            (1, 0.5),
-            (2, 1.0),
-            (3, half(1.0)),
-            (6, 0.5),
-            (9, half(7.0)),
-            (10, 0.0),
-        ],
+        &[(1, 0.5), (2, 1.0), (3, half(1.0)), (6, 0.5), (9, half(7.0)), (10, 0.0)],
     );
     check(
         |step| cosine_with_hard_restarts_with_warmup(step, 2, 10, 2),
-        &[
-            (1, 0.5),
-            (2, 1.0),
-            (4, 0.5),
-            (5, half(6.0)),
-            (6, 1.0),
-            (8, 0.5),
-            (10, 0.0),
-            (11, 0.0),
-        ],
+        &[(1, 0.5), (2, 1.0), (4, 0.5), (5, half(6.0)), (6, 1.0), (8, 0.5), (10, 0.0), (11, 0.0)],
     );
     check(
         |step| polynomial_with_warmup(step, 2, 10, 2.0, 1e-7 / 10.0),
-        &[
-            (0, 0.0),
-            (1, 0.5),
-            (2, 1.0),
-            (6, 0.25 + 0.75e-8),
-            (10, 1e-8),
-            (50, 1e-8),
-        ],
+        &[(0, 0.0), (1, 0.5), (2, 1.0), (6, 0.25 + 0.75e-8), (10, 1e-8), (50, 1e-8)],
     );
     check(
         |step| inverse_sqrt_with_warmup(step, 2, 2),
-        &[
-            (0, 0.0),
-            (1, 0.5),
-            (2, 1.0),
-            (3, (2.0_f64 / 3.0).sqrt()),
-            (8, 0.5),
-        ],
+        &[(0, 0.0), (1, 0.5), (2, 1.0), (3, (2.0_f64 / 3.0).sqrt()), (8, 0.5)],
     );
 }
 
@@ -139,16 +95,8 @@ proptest! {
 #[case::one_process((1, false, true, SchedulerUnit::Reference), 1)]
 fn ticks(#[case] case: (usize, bool, bool, SchedulerUnit), #[case] wanted: usize) {
     let (num_processes, split_batches, step_with_optimizer, unit) = case;
-    assert_eq!(
-        ticks_per_step(num_processes, split_batches, step_with_optimizer, unit),
-        wanted
-    );
-    let rule = SchedulerRule {
-        num_processes,
-        split_batches,
-        step_with_optimizer,
-        unit,
-    };
+    assert_eq!(ticks_per_step(num_processes, split_batches, step_with_optimizer, unit), wanted);
+    let rule = SchedulerRule { num_processes, split_batches, step_with_optimizer, unit };
     assert_eq!(rule.ticks(true, false), wanted);
     let apart = if step_with_optimizer { 0 } else { 1 };
     assert_eq!(rule.ticks(false, false), apart);

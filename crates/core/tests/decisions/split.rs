@@ -11,13 +11,7 @@ use rstest::rstest;
 fn parts(#[case] (n, p): (usize, usize), #[case] wanted: &[std::ops::Range<usize>]) {
     for (rank, range) in wanted.iter().enumerate() {
         let split = split_between_processes(n, p, rank, false).unwrap();
-        assert_eq!(
-            split,
-            Split {
-                range: range.clone(),
-                padding: None
-            }
-        );
+        assert_eq!(split, Split { range: range.clone(), padding: None });
     }
 }
 
@@ -35,23 +29,14 @@ fn padding_repeats_the_last_of_all_inputs() {
 fn impossible_ranks_are_refused() {
     let error = split_between_processes(4, 2, 2, false).unwrap_err();
     assert!(error.is_data());
-    assert_eq!(
-        error.to_string(),
-        "rank 2 does not exist: there are 2 processes, counted from 0"
-    );
-    assert!(
-        split_between_processes(4, 0, 0, false)
-            .unwrap_err()
-            .is_data()
-    );
+    assert_eq!(error.to_string(), "rank 2 does not exist: there are 2 processes, counted from 0");
+    assert!(split_between_processes(4, 0, 0, false).unwrap_err().is_data());
 }
 
 #[test]
 fn values_of_a_dictionary_have_one_length() {
     assert_eq!(common_length([]).unwrap(), None);
-    let error = common_length([("a", 2), ("b", 2), ("c", 5)])
-        .unwrap_err()
-        .to_string();
+    let error = common_length([("a", 2), ("b", 2), ("c", 5)]).unwrap_err().to_string();
     assert!(error.contains("\"a\" has 2 and \"c\" has 5"), "{error}");
 }
 

@@ -32,12 +32,7 @@ fn sizes(#[case] text: &str, #[case] wanted: u64) {
 fn no_sizes(#[case] text: &str) {
     let error = parse_size(text).unwrap_err();
     assert!(error.is_weight_files());
-    assert!(
-        error
-            .to_string()
-            .starts_with(&format!("{text:?} is not a size")),
-        "{error}"
-    );
+    assert!(error.to_string().starts_with(&format!("{text:?} is not a size")), "{error}");
 }
 
 #[rstest]
@@ -72,10 +67,7 @@ fn what_an_earlier_save_left_is_stale() {
     .into_iter()
     .filter(|name| sharded.is_stale(name, "model"))
     .collect();
-    assert_eq!(
-        stale,
-        ["model.safetensors", "model-00002-of-00003.safetensors"]
-    );
+    assert_eq!(stale, ["model.safetensors", "model-00002-of-00003.safetensors"]);
 }
 
 #[test]
@@ -86,10 +78,7 @@ fn an_index_reads_back_and_keeps_what_it_does_not_know() {
     let written = index.to_json().unwrap();
     assert!(written.contains("total_parameters") && written.ends_with("}\n"));
     assert_eq!(Index::from_json(&written).unwrap(), index);
-    assert_eq!(
-        Index::from_json(r#"{"weight_map": {}}"#).unwrap(),
-        Index::default()
-    );
+    assert_eq!(Index::from_json(r#"{"weight_map": {}}"#).unwrap(), Index::default());
 }
 
 #[rstest]

@@ -40,11 +40,7 @@ fn check_header(definition: TokenStream, header: TokenStream) {
 fn check_errors(definition: TokenStream, messages: &[&str]) {
     let found = derive(definition).to_string();
     assert!(!found.contains("TensorTree for"), "no error in\n{found}");
-    assert_eq!(
-        found.matches("compile_error").count(),
-        messages.len(),
-        "{found}"
-    );
+    assert_eq!(found.matches("compile_error").count(), messages.len(), "{found}");
     for message in messages {
         assert!(found.contains(message), "{message}\nis not in\n{found}");
     }
@@ -138,11 +134,7 @@ fn an_enum_without_variants_matches_on_the_value() {
         enum Never {}
     ))
     .to_string();
-    assert_eq!(
-        found.matches(&quote!(match *self {}).to_string()).count(),
-        2,
-        "{found}"
-    );
+    assert_eq!(found.matches(&quote!(match *self {}).to_string()).count(), 2, "{found}");
 }
 
 #[test]
@@ -201,10 +193,7 @@ fn a_type_with_the_name_of_a_parameter_elsewhere_is_not_that_parameter() {
 
 #[test]
 fn a_union_is_refused() {
-    check_errors(
-        quote!(union Either { a: u32, b: f32 }),
-        &["TensorTree cannot be derived for a union"],
-    );
+    check_errors(quote!(union Either { a: u32, b: f32 }), &["TensorTree cannot be derived for a union"]);
 }
 
 #[test]
