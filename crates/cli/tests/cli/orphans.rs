@@ -99,6 +99,19 @@ fn children_that_outlive_a_successful_rank_are_ended() {
 }
 
 #[test]
+fn children_that_outlive_their_rank_are_asked_first() {
+    let (_folder, pipe) = named_pipe();
+    let script =
+        format!("[ $RANK = 1 ] || {{ (trap 'echo asked; exit' TERM; echo >{pipe}; {LIVE_ON}) & read line <{pipe}; }}");
+    let mut witness = Witness::new();
+    let mut command = launch_script(2, &["--grace_period", "20"], &script);
+    command.stdout(Stdio::piped());
+    let ended = Finished::from(witness.start(command).wait_with_output().unwrap());
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(0), "[rank 0] asked\n"));
+    witness.expect_nobody_survives();
+}
+
+#[test]
 fn children_that_left_the_group_are_ended_and_mentioned() {
     let (_folder, pipe) = named_pipe();
     let daemon = format!("trap \"\" TERM; echo >{pipe}; {LIVE_ON}");
