@@ -185,7 +185,7 @@ fn metrics_of_something_else_are_refused() {
     let error = ranks(2, |accelerator| {
         let loader = accelerator.prepare(numbers(8, 2)?)?;
         for batch in loader.iter()? {
-            batch?;
+            let _ = batch?;
             accelerator.gather_for_metrics(&floats(&[1.0, 2.0, 3.0]))?;
         }
         Ok(())

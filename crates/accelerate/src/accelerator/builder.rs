@@ -123,6 +123,25 @@ impl AcceleratorBuilder {
         self.build_with(&process_environment, PartialState::from_environment)
     }
 
+    /// An accelerator with these settings in the run that `accelerator` has joined: same device, same peers, no new
+    /// meeting. Settings not given here are the defaults, not those of `accelerator`.
+    ///
+    /// ```
+    /// use accelerate::Accelerator;
+    ///
+    /// let training = Accelerator::builder().cpu(true).build()?;
+    /// let accumulating = Accelerator::builder().gradient_accumulation_steps(4).build_from(&training)?;
+    /// assert_eq!(accumulating.num_processes(), training.num_processes());
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Settings that contradict each other.
+    pub fn build_from(self, accelerator: &Accelerator) -> Result<Accelerator> {
+        let state = accelerator.state().clone();
+        self.build_with(&|_| None, |_, _, _| Ok(state))
+    }
+
     /// An accelerator for one rank of a group that exists already.
     pub(crate) fn build_in_group(self, group: Group) -> Result<Accelerator> {
         self.build_with(&|_| None, |_, _, _| Ok(PartialState::of_group(group)))

@@ -1,0 +1,41 @@
+//! Ranks that fail in the three ways that make Python programs hang.
+
+use accelerate::tch::Tensor;
+use accelerate::{Accelerator, InitProcessGroupKwargs, ReduceOp};
+use std::time::Duration;
+
+fn accelerator(timeout: Duration) -> accelerate::Result<Accelerator> {
+    let kwargs = InitProcessGroupKwargs { timeout: Some(timeout), ..Default::default() };
+    Accelerator::builder().cpu(true).kwargs_handler(kwargs).build()
+}
+
+/// Rank 1 ends abruptly, with its sockets open, while the others wait for it.
+pub(crate) fn dying_rank() -> anyhow::Result<()> {
+    let accelerator = accelerator(Duration::from_secs(60))?;
+    if accelerator.process_index() == 1 {
+        std::process::abort();
+    }
+    accelerator.group().all_reduce(&Tensor::from_slice(&[1f32]), ReduceOp::Sum)?;
+    Ok(())
+}
+
+/// Rank 1 lives, but waits elsewhere: for the end of its standard input.
+pub(crate) fn absent_rank() -> anyhow::Result<()> {
+    let accelerator = accelerator(Duration::from_secs(2))?;
+    if accelerator.process_index() == 1 {
+        std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
+        return Ok(());
+    }
+    accelerator.group().all_reduce(&Tensor::from_slice(&[1f32]), ReduceOp::Sum)?;
+    Ok(())
+}
+
+/// The classic mistake: a collective that only the main process reaches.
+pub(crate) fn straying_rank() -> anyhow::Result<()> {
+    let accelerator = accelerator(Duration::from_secs(2))?;
+    if accelerator.is_main_process() {
+        accelerator.group().all_gather(&Tensor::from_slice(&[1f32, 2.0, 3.0]))?;
+    }
+    accelerator.wait_for_everyone()?;
+    Ok(())
+}

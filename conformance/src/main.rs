@@ -1,0 +1,56 @@
+//! Runs one script on this rank; `accelerate launch` or the tests start as many ranks as they want.
+
+mod failing;
+mod regression;
+mod test_distributed_data_loop;
+mod test_metrics;
+mod test_ops;
+mod test_script;
+mod test_sync;
+
+use clap::{Parser, ValueEnum};
+
+/// Ports of the reference's own test scripts.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Which script to run
+    script: Script,
+    /// A folder that all ranks share, for scripts that need one
+    #[arg(long)]
+    folder: Option<std::path::PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum Script {
+    /// Process control, loaders, training, splitting
+    TestScript,
+    /// Gradient accumulation and synchronisation
+    TestSync,
+    /// Batch sizes per rank, even and uneven
+    TestDistributedDataLoop,
+    /// Collectives
+    TestOps,
+    /// Metrics over uneven data
+    TestMetrics,
+    /// Rank 1 kills itself while the others reduce
+    DyingRank,
+    /// Rank 1 never makes the call the others make
+    AbsentRank,
+    /// Rank 1 makes another call than the others
+    StrayingRank,
+}
+
+fn main() -> anyhow::Result<()> {
+    let arguments = Arguments::parse();
+    match arguments.script {
+        Script::TestScript => test_script::run(arguments.folder.as_deref()),
+        Script::TestSync => test_sync::run(),
+        Script::TestDistributedDataLoop => test_distributed_data_loop::run(),
+        Script::TestOps => test_ops::run(),
+        Script::TestMetrics => test_metrics::run(),
+        Script::DyingRank => failing::dying_rank(),
+        Script::AbsentRank => failing::absent_rank(),
+        Script::StrayingRank => failing::straying_rank(),
+    }
+}

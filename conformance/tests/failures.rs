@@ -1,0 +1,77 @@
+//! Ranks that die, stay away or stray: the others say who and where, and nobody hangs.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::net::TcpListener;
+use std::process::{Child, Command, Output, Stdio};
+
+/// Starts the ranks as torchrun would, without a supervisor: what the others say is their own.
+fn start(script: &str, world_size: usize) -> Vec<Child> {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    (0..world_size)
+        .map(|rank| {
+            Command::new(env!("CARGO_BIN_EXE_conformance"))
+                .arg(script)
+                .envs([("RANK", rank.to_string()), ("LOCAL_RANK", rank.to_string())])
+                .envs([("WORLD_SIZE", world_size.to_string()), ("LOCAL_WORLD_SIZE", world_size.to_string())])
+                .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port), ("OMP_NUM_THREADS", "1")])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        })
+        .collect()
+}
+
+fn end(mut child: Child) -> Output {
+    drop(child.stdin.take());
+    child.wait_with_output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    assert!(!output.status.success(), "{output:?}");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_rank_that_dies_is_named_by_the_others() {
+    let mut ranks = start("dying_rank", 3);
+    let _ = end(ranks.remove(1));
+    for text in ranks.into_iter().map(end).map(|output| said(&output)) {
+        assert!(text.contains("all_reduce number 1 on [1] Float"), "{text}");
+        assert!(text.contains("rank 1 has not made this call") || text.contains("rank 0, which keeps"), "{text}");
+    }
+}
+
+#[test]
+fn a_rank_that_stays_away_is_named_after_the_deadline() {
+    let mut ranks = start("absent_rank", 2);
+    let absent = ranks.pop().unwrap();
+    let text = said(&end(ranks.pop().unwrap()));
+    assert!(text.contains("did not finish within 2s") && text.contains("rank 1 has not made this call"), "{text}");
+    let _ = end(absent);
+}
+
+#[test]
+fn a_collective_under_is_main_process_is_told_apart() {
+    let texts: Vec<String> = start("straying_rank", 2).into_iter().map(end).map(|output| said(&output)).collect();
+    let all = texts.join("\n");
+    assert!(all.contains("rank 1 is in barrier number 1") || all.contains("rank 0 is in all_gather number 1"), "{all}");
+}
+
+#[test]
+fn a_rank_that_never_starts_is_named() {
+    let mut ranks = start("absent_rank", 3);
+    let mut missing = ranks.remove(2);
+    missing.kill().unwrap();
+    missing.wait().unwrap();
+    let mut texts = Vec::new();
+    for rank in ranks {
+        texts.push(said(&end(rank)));
+    }
+    // Either it was killed before it arrived, or while the others waited for it.
+    assert!(
+        texts.iter().any(|text| text.contains("rank(s) 2 of 3") || text.contains("rank 2") || text.contains("onnect")),
+        "{texts:?}"
+    );
+}

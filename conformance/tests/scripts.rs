@@ -1,0 +1,23 @@
+//! Every script on 1, 2, 3 and 4 real processes.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use accelerate_launch::{LaunchConfig, Program, Silent, launch};
+use rstest::rstest;
+
+#[rstest]
+fn script(
+    #[values("test_script", "test_sync", "test_distributed_data_loop", "test_ops", "test_metrics")] name: &str,
+    #[values(1, 2, 3, 4)] num_processes: usize,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::Executable(env!("CARGO_BIN_EXE_conformance").into());
+    let config = LaunchConfig {
+        args: vec![name.into(), "--folder".into(), folder.path().into()],
+        cpu: true,
+        num_cpu_threads_per_process: Some(1),
+        ..LaunchConfig::new(program, num_processes)
+    };
+    if let Err(error) = launch(&config, &mut Silent) {
+        panic!("{name} on {num_processes} processes: {error}\n{:#?}", error.failure());
+    }
+}
