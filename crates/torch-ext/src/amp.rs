@@ -32,11 +32,7 @@ unsafe extern "C" {
 /// assert_eq!(found_inf.double_value(&[]), 1.0);
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
-pub fn non_finite_check_and_unscale_(
-    grads: &[&Tensor],
-    found_inf: &Tensor,
-    inv_scale: &Tensor,
-) -> Result<()> {
+pub fn non_finite_check_and_unscale_(grads: &[&Tensor], found_inf: &Tensor, inv_scale: &Tensor) -> Result<()> {
     if grads.is_empty() {
         return Ok(());
     }
@@ -74,12 +70,7 @@ pub struct ScaleUpdate {
 /// assert_eq!(scale.double_value(&[]), 1024.0);
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
-pub fn update_scale_(
-    scale: &Tensor,
-    growth_tracker: &Tensor,
-    found_inf: &Tensor,
-    rule: &ScaleUpdate,
-) -> Result<()> {
+pub fn update_scale_(scale: &Tensor, growth_tracker: &Tensor, found_inf: &Tensor, rule: &ScaleUpdate) -> Result<()> {
     // SAFETY: all handles are borrowed for the call.
     check("amp::update_scale_", unsafe {
         te_amp_update_scale(

@@ -55,10 +55,7 @@ impl Autocast {
         if self.enabled && !matches!(self.kind, Kind::Half | Kind::BFloat16) {
             return Err(Error::invalid(
                 "Autocast::enter",
-                format!(
-                    "autocast computes in Half or BFloat16, not in {:?}; for 32 bits disable it",
-                    self.kind
-                ),
+                format!("autocast computes in Half or BFloat16, not in {:?}; for 32 bits disable it", self.kind),
             ));
         }
         let device = device_type(self.device);
@@ -66,10 +63,7 @@ impl Autocast {
         let mut previous_dtype = 0;
         // SAFETY: plain values in and out; the settings belong to this thread.
         unsafe {
-            check(
-                "Autocast::enter",
-                te_autocast_dtype(device, &mut previous_dtype),
-            )?;
+            check("Autocast::enter", te_autocast_dtype(device, &mut previous_dtype))?;
             let guard = AutocastGuard {
                 device,
                 previous_enabled,
@@ -79,14 +73,8 @@ impl Autocast {
             };
             te_autocast_increment_nesting();
             // From here on the guard undoes everything, also after an error.
-            check(
-                "Autocast::enter",
-                te_autocast_set_enabled(device, self.enabled),
-            )?;
-            check(
-                "Autocast::enter",
-                te_autocast_set_dtype(device, scalar_type(self.kind)),
-            )?;
+            check("Autocast::enter", te_autocast_set_enabled(device, self.enabled))?;
+            check("Autocast::enter", te_autocast_set_dtype(device, scalar_type(self.kind)))?;
             te_autocast_set_cache_enabled(self.cache_enabled);
             Ok(guard)
         }
@@ -138,9 +126,7 @@ impl Drop for AutocastGuard {
 pub fn is_autocast_enabled(device: Device) -> Result<bool> {
     let mut enabled = false;
     // SAFETY: plain values in and out.
-    check("is_autocast_enabled", unsafe {
-        te_autocast_is_enabled(device_type(device), &mut enabled)
-    })?;
+    check("is_autocast_enabled", unsafe { te_autocast_is_enabled(device_type(device), &mut enabled) })?;
     Ok(enabled)
 }
 
@@ -153,15 +139,9 @@ pub fn is_autocast_enabled(device: Device) -> Result<bool> {
 pub fn autocast_dtype(device: Device) -> Result<Kind> {
     let mut value = 0;
     // SAFETY: plain values in and out.
-    check("autocast_dtype", unsafe {
-        te_autocast_dtype(device_type(device), &mut value)
-    })?;
-    kind_from_scalar_type(value).ok_or_else(|| {
-        Error::invalid(
-            "autocast_dtype",
-            format!("tch has no kind for ScalarType {value}"),
-        )
-    })
+    check("autocast_dtype", unsafe { te_autocast_dtype(device_type(device), &mut value) })?;
+    kind_from_scalar_type(value)
+        .ok_or_else(|| Error::invalid("autocast_dtype", format!("tch has no kind for ScalarType {value}")))
 }
 
 /// Drops the cast copies of weights, for a program that changes weights inside an autocast scope.

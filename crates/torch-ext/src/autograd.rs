@@ -141,10 +141,7 @@ pub fn grad(
     };
     check("grad", status)?;
     // SAFETY: each result is null or a fresh handle, adopted once.
-    Ok(results
-        .into_iter()
-        .map(|raw| unsafe { adopt_optional(raw) })
-        .collect())
+    Ok(results.into_iter().map(|raw| unsafe { adopt_optional(raw) }).collect())
 }
 
 /// The gradient accumulated in a tensor: `None` before the first backward pass and after it was cleared.
@@ -183,9 +180,7 @@ pub fn gradient_of(tensor: &Tensor) -> Result<Option<Tensor>> {
 pub fn set_gradient(tensor: &Tensor, gradient: Option<&Tensor>) -> Result<()> {
     let gradient = gradient.map_or(std::ptr::null_mut(), handle);
     // SAFETY: both handles are borrowed for the call.
-    check("set_gradient", unsafe {
-        te_set_gradient(handle(tensor), gradient)
-    })
+    check("set_gradient", unsafe { te_set_gradient(handle(tensor), gradient) })
 }
 
 /// Whether a tensor is a leaf of the graph: made by the user, or outside every graph.
@@ -213,9 +208,7 @@ pub fn is_leaf(tensor: &Tensor) -> bool {
 /// ```
 pub fn set_requires_grad_(tensor: &Tensor, requires_grad: bool) -> Result<()> {
     // SAFETY: the handle is borrowed for the call.
-    check("set_requires_grad_", unsafe {
-        te_set_requires_grad(handle(tensor), requires_grad)
-    })
+    check("set_requires_grad_", unsafe { te_set_requires_grad(handle(tensor), requires_grad) })
 }
 
 /// How often a tensor, or any tensor over the same storage, was changed in place.
@@ -230,9 +223,7 @@ pub fn set_requires_grad_(tensor: &Tensor, requires_grad: bool) -> Result<()> {
 pub fn version(tensor: &Tensor) -> Result<i64> {
     let mut version = 0;
     // SAFETY: the handle is borrowed for the call.
-    check("version", unsafe {
-        te_version(handle(tensor), &mut version)
-    })?;
+    check("version", unsafe { te_version(handle(tensor), &mut version) })?;
     Ok(version)
 }
 
@@ -243,19 +234,11 @@ pub(crate) unsafe fn adopt_optional(raw: Handle) -> Option<Tensor> {
     (!raw.is_null()).then(|| unsafe { adopt(raw) })
 }
 
-fn check_gradient_count(
-    operation: &'static str,
-    outputs: &[&Tensor],
-    grad_outputs: Option<&[&Tensor]>,
-) -> Result<()> {
+fn check_gradient_count(operation: &'static str, outputs: &[&Tensor], grad_outputs: Option<&[&Tensor]>) -> Result<()> {
     match grad_outputs {
         Some(gradients) if gradients.len() != outputs.len() => Err(Error::invalid(
             operation,
-            format!(
-                "{} gradients were given for {} outputs",
-                gradients.len(),
-                outputs.len()
-            ),
+            format!("{} gradients were given for {} outputs", gradients.len(), outputs.len()),
         )),
         _ => Ok(()),
     }

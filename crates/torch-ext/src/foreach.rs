@@ -21,27 +21,13 @@ unsafe extern "C" {
     fn te_foreach_zero(tensors: TensorList) -> i32;
     fn te_foreach_copy(tensors: TensorList, source: TensorList, non_blocking: bool) -> i32;
     fn te_foreach_lerp(tensors: TensorList, end: TensorList, weight: f64) -> i32;
-    fn te_foreach_addcmul(
-        tensors: TensorList,
-        left: TensorList,
-        right: TensorList,
-        value: f64,
-    ) -> i32;
-    fn te_foreach_addcdiv(
-        tensors: TensorList,
-        left: TensorList,
-        right: TensorList,
-        value: f64,
-    ) -> i32;
+    fn te_foreach_addcmul(tensors: TensorList, left: TensorList, right: TensorList, value: f64) -> i32;
+    fn te_foreach_addcdiv(tensors: TensorList, left: TensorList, right: TensorList, value: f64) -> i32;
     fn te_foreach_norm(tensors: TensorList, ord: f64, results: *mut Handle) -> i32;
 }
 
 /// Runs one call over the border unless there is nothing to do.
-fn one_list(
-    operation: &'static str,
-    tensors: &[&Tensor],
-    call: impl FnOnce(TensorList) -> i32,
-) -> Result<()> {
+fn one_list(operation: &'static str, tensors: &[&Tensor], call: impl FnOnce(TensorList) -> i32) -> Result<()> {
     if tensors.is_empty() {
         return Ok(());
     }
@@ -55,11 +41,7 @@ fn two_lists(
     (name, other): (&str, &[&Tensor]),
     call: impl FnOnce(TensorList, TensorList) -> i32,
 ) -> Result<()> {
-    check_lengths(
-        operation,
-        ("tensors", tensors.len()),
-        &[(name, other.len())],
-    )?;
+    check_lengths(operation, ("tensors", tensors.len()), &[(name, other.len())])?;
     let other = ListHandles::new(other);
     one_list(operation, tensors, |tensors| call(tensors, other.list()))
 }
@@ -74,9 +56,7 @@ fn two_lists(
 /// ```
 pub fn add_scalar_(tensors: &[&Tensor], value: f64) -> Result<()> {
     // SAFETY: the handles are borrowed for the call.
-    one_list("foreach::add_scalar_", tensors, |list| unsafe {
-        te_foreach_add_scalar(list, value)
-    })
+    one_list("foreach::add_scalar_", tensors, |list| unsafe { te_foreach_add_scalar(list, value) })
 }
 
 /// `tensor += alpha * other` pairwise.
@@ -89,12 +69,7 @@ pub fn add_scalar_(tensors: &[&Tensor], value: f64) -> Result<()> {
 /// ```
 pub fn add_(tensors: &[&Tensor], other: &[&Tensor], alpha: f64) -> Result<()> {
     // SAFETY: the handles are borrowed for the call.
-    two_lists(
-        "foreach::add_",
-        tensors,
-        ("other", other),
-        |list, other| unsafe { te_foreach_add(list, other, alpha) },
-    )
+    two_lists("foreach::add_", tensors, ("other", other), |list, other| unsafe { te_foreach_add(list, other, alpha) })
 }
 
 /// `tensor *= value` for each tensor.
@@ -107,9 +82,7 @@ pub fn add_(tensors: &[&Tensor], other: &[&Tensor], alpha: f64) -> Result<()> {
 /// ```
 pub fn mul_scalar_(tensors: &[&Tensor], value: f64) -> Result<()> {
     // SAFETY: the handles are borrowed for the call.
-    one_list("foreach::mul_scalar_", tensors, |list| unsafe {
-        te_foreach_mul_scalar(list, value)
-    })
+    one_list("foreach::mul_scalar_", tensors, |list| unsafe { te_foreach_mul_scalar(list, value) })
 }
 
 /// `tensor *= value` for each tensor, with a value that lives on the device: clipping needs no host sync.
@@ -122,9 +95,7 @@ pub fn mul_scalar_(tensors: &[&Tensor], value: f64) -> Result<()> {
 /// ```
 pub fn mul_tensor_(tensors: &[&Tensor], value: &Tensor) -> Result<()> {
     // SAFETY: the handles are borrowed for the call.
-    one_list("foreach::mul_tensor_", tensors, |list| unsafe {
-        te_foreach_mul_tensor(list, handle(value))
-    })
+    one_list("foreach::mul_tensor_", tensors, |list| unsafe { te_foreach_mul_tensor(list, handle(value)) })
 }
 
 /// `tensor *= other` pairwise.
@@ -137,12 +108,7 @@ pub fn mul_tensor_(tensors: &[&Tensor], value: &Tensor) -> Result<()> {
 /// ```
 pub fn mul_(tensors: &[&Tensor], other: &[&Tensor]) -> Result<()> {
     // SAFETY: the handles are borrowed for the call.
-    two_lists(
-        "foreach::mul_",
-        tensors,
-        ("other", other),
-        |list, other| unsafe { te_foreach_mul(list, other) },
-    )
+    two_lists("foreach::mul_", tensors, ("other", other), |list, other| unsafe { te_foreach_mul(list, other) })
 }
 
 /// `tensor /= value` for each tensor.
@@ -155,9 +121,7 @@ pub fn mul_(tensors: &[&Tensor], other: &[&Tensor]) -> Result<()> {
 /// ```
 pub fn div_scalar_(tensors: &[&Tensor], value: f64) -> Result<()> {
     // SAFETY: the handles are borrowed for the call.
-    one_list("foreach::div_scalar_", tensors, |list| unsafe {
-        te_foreach_div_scalar(list, value)
-    })
+    one_list("foreach::div_scalar_", tensors, |list| unsafe { te_foreach_div_scalar(list, value) })
 }
 
 /// `tensor /= other` pairwise.
@@ -170,12 +134,7 @@ pub fn div_scalar_(tensors: &[&Tensor], value: f64) -> Result<()> {
 /// ```
 pub fn div_(tensors: &[&Tensor], other: &[&Tensor]) -> Result<()> {
     // SAFETY: the handles are borrowed for the call.
-    two_lists(
-        "foreach::div_",
-        tensors,
-        ("other", other),
-        |list, other| unsafe { te_foreach_div(list, other) },
-    )
+    two_lists("foreach::div_", tensors, ("other", other), |list, other| unsafe { te_foreach_div(list, other) })
 }
 
 /// Fills each tensor with zeros.
@@ -188,9 +147,7 @@ pub fn div_(tensors: &[&Tensor], other: &[&Tensor]) -> Result<()> {
 /// ```
 pub fn zero_(tensors: &[&Tensor]) -> Result<()> {
     // SAFETY: the handles are borrowed for the call.
-    one_list("foreach::zero_", tensors, |list| unsafe {
-        te_foreach_zero(list)
-    })
+    one_list("foreach::zero_", tensors, |list| unsafe { te_foreach_zero(list) })
 }
 
 /// Copies pairwise, across kinds and devices; blocks until the host may read the copies.
@@ -203,12 +160,9 @@ pub fn zero_(tensors: &[&Tensor]) -> Result<()> {
 /// ```
 pub fn copy_(tensors: &[&Tensor], source: &[&Tensor]) -> Result<()> {
     // SAFETY: the handles are borrowed for the call.
-    two_lists(
-        "foreach::copy_",
-        tensors,
-        ("source", source),
-        |list, source| unsafe { te_foreach_copy(list, source, false) },
-    )
+    two_lists("foreach::copy_", tensors, ("source", source), |list, source| unsafe {
+        te_foreach_copy(list, source, false)
+    })
 }
 
 /// `tensor += weight * (end - tensor)` pairwise: a moving average is `weight = 1 - decay`.
@@ -221,12 +175,7 @@ pub fn copy_(tensors: &[&Tensor], source: &[&Tensor]) -> Result<()> {
 /// ```
 pub fn lerp_(tensors: &[&Tensor], end: &[&Tensor], weight: f64) -> Result<()> {
     // SAFETY: the handles are borrowed for the call.
-    two_lists(
-        "foreach::lerp_",
-        tensors,
-        ("end", end),
-        |list, end| unsafe { te_foreach_lerp(list, end, weight) },
-    )
+    two_lists("foreach::lerp_", tensors, ("end", end), |list, end| unsafe { te_foreach_lerp(list, end, weight) })
 }
 
 /// `tensor += value * left * right` entry by entry.
@@ -237,18 +186,9 @@ pub fn lerp_(tensors: &[&Tensor], end: &[&Tensor], weight: f64) -> Result<()> {
 /// assert_eq!(x, tch::Tensor::from_slice(&[19f32]));
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
-pub fn addcmul_(
-    tensors: &[&Tensor],
-    left: &[&Tensor],
-    right: &[&Tensor],
-    value: f64,
-) -> Result<()> {
+pub fn addcmul_(tensors: &[&Tensor], left: &[&Tensor], right: &[&Tensor], value: f64) -> Result<()> {
     const OPERATION: &str = "foreach::addcmul_";
-    check_lengths(
-        OPERATION,
-        ("tensors", tensors.len()),
-        &[("left", left.len())],
-    )?;
+    check_lengths(OPERATION, ("tensors", tensors.len()), &[("left", left.len())])?;
     let left = ListHandles::new(left);
     // SAFETY: the handles are borrowed for the call.
     two_lists(OPERATION, tensors, ("right", right), |list, right| unsafe {
@@ -265,28 +205,14 @@ pub fn addcmul_(
 /// assert_eq!(x, tch::Tensor::from_slice(&[-1f32]));
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
-pub fn addcdiv_(
-    tensors: &[&Tensor],
-    numerator: &[&Tensor],
-    denominator: &[&Tensor],
-    value: f64,
-) -> Result<()> {
+pub fn addcdiv_(tensors: &[&Tensor], numerator: &[&Tensor], denominator: &[&Tensor], value: f64) -> Result<()> {
     const OPERATION: &str = "foreach::addcdiv_";
-    check_lengths(
-        OPERATION,
-        ("tensors", tensors.len()),
-        &[("numerator", numerator.len())],
-    )?;
+    check_lengths(OPERATION, ("tensors", tensors.len()), &[("numerator", numerator.len())])?;
     let numerator = ListHandles::new(numerator);
     // SAFETY: the handles are borrowed for the call.
-    two_lists(
-        OPERATION,
-        tensors,
-        ("denominator", denominator),
-        |list, denominator| unsafe {
-            te_foreach_addcdiv(list, numerator.list(), denominator, value)
-        },
-    )
+    two_lists(OPERATION, tensors, ("denominator", denominator), |list, denominator| unsafe {
+        te_foreach_addcdiv(list, numerator.list(), denominator, value)
+    })
 }
 
 /// The norm of each tensor over all its entries, as scalars of the tensors' kinds and devices.
@@ -302,12 +228,7 @@ pub fn addcdiv_(
 pub fn norm(tensors: &[&Tensor], ord: f64) -> Result<Vec<Tensor>> {
     let mut results = vec![std::ptr::null_mut(); tensors.len()];
     // SAFETY: the handles are borrowed for the call; `results` has one place per tensor.
-    one_list("foreach::norm", tensors, |list| unsafe {
-        te_foreach_norm(list, ord, results.as_mut_ptr())
-    })?;
+    one_list("foreach::norm", tensors, |list| unsafe { te_foreach_norm(list, ord, results.as_mut_ptr()) })?;
     // SAFETY: on success every place holds a fresh handle, adopted once.
-    Ok(results
-        .into_iter()
-        .map(|raw| unsafe { adopt(raw) })
-        .collect())
+    Ok(results.into_iter().map(|raw| unsafe { adopt(raw) }).collect())
 }

@@ -89,12 +89,7 @@ pub fn apply_function(
     name: &str,
     inputs: &[&Tensor],
     forward: impl FnOnce(&mut ForwardContext) -> CallbackResult<Vec<Tensor>>,
-    backward: impl FnMut(
-        &BackwardContext<'_>,
-        Vec<Option<Tensor>>,
-    ) -> CallbackResult<Vec<Option<Tensor>>>
-    + Send
-    + 'static,
+    backward: impl FnMut(&BackwardContext<'_>, Vec<Option<Tensor>>) -> CallbackResult<Vec<Option<Tensor>>> + Send + 'static,
 ) -> Result<Vec<Tensor>> {
     const OPERATION: &str = "apply_function";
     let pending = Pending::begin(name, inputs)?;
@@ -109,19 +104,9 @@ pub fn apply_function(
     }
     .map_err(|source| Error::callback(OPERATION, Failure::wrap(name, "forward", source)))?;
     if let Some(index) = outputs.iter().position(|output| !output.defined()) {
-        return Err(Error::invalid(
-            OPERATION,
-            format!("output {index} of `{name}` is undefined"),
-        ));
+        return Err(Error::invalid(OPERATION, format!("output {index} of `{name}` is undefined")));
     }
-    pending.finish(
-        &outputs,
-        &context,
-        Backward {
-            name: name.to_owned(),
-            closure: Box::new(backward),
-        },
-    )
+    pending.finish(&outputs, &context, Backward { name: name.to_owned(), closure: Box::new(backward) })
 }
 
 /// What `forward` tells the graph.
@@ -156,10 +141,7 @@ impl ForwardContext {
     ///
     /// Saved-tensor hooks see them, and a change in place before the backward pass is an error there.
     pub fn save_for_backward(&mut self, tensors: &[&Tensor]) {
-        self.saved = tensors
-            .iter()
-            .map(|tensor| tensor.shallow_clone())
-            .collect();
+        self.saved = tensors.iter().map(|tensor| tensor.shallow_clone()).collect();
     }
 
     /// Says that an output does not depend on the inputs differentiably (an index, a mask).
@@ -204,10 +186,7 @@ impl BackwardContext<'_> {
         // fresh handle on success and adopted once.
         unsafe {
             let mut results = vec![std::ptr::null_mut(); te_function_num_saved(self.node)];
-            check(
-                "saved_tensors",
-                te_function_saved(self.node, results.as_mut_ptr()),
-            )?;
+            check("saved_tensors", te_function_saved(self.node, results.as_mut_ptr()))?;
             Ok(results.into_iter().map(|raw| adopt(raw)).collect())
         }
     }
@@ -240,15 +219,8 @@ impl Pending {
         let inputs = handles(inputs.iter().copied());
         let mut pending = std::ptr::null_mut();
         // SAFETY: name and handles live through the call; the name is copied.
-        let status = unsafe {
-            te_function_begin(
-                name.as_ptr().cast(),
-                name.len(),
-                inputs.as_ptr(),
-                inputs.len(),
-                &mut pending,
-            )
-        };
+        let status =
+            unsafe { te_function_begin(name.as_ptr().cast(), name.len(), inputs.as_ptr(), inputs.len(), &mut pending) };
         check("apply_function", status)?;
         Ok(Self(pending))
     }
@@ -258,12 +230,7 @@ impl Pending {
         unsafe { te_function_is_differentiated(self.0) }
     }
 
-    fn finish(
-        self,
-        outputs: &[Tensor],
-        context: &ForwardContext,
-        backward: Backward,
-    ) -> Result<Vec<Tensor>> {
+    fn finish(self, outputs: &[Tensor], context: &ForwardContext, backward: Backward) -> Result<Vec<Tensor>> {
         let outputs = handles(outputs);
         let non_differentiable = handles(&context.non_differentiable);
         let saved = handles(&context.saved);
@@ -288,15 +255,12 @@ impl Pending {
         };
         check("apply_function", status)?;
         // SAFETY: on success every place holds a fresh handle, adopted once.
-        Ok(results
-            .into_iter()
-            .map(|raw| unsafe { adopt(raw) })
-            .collect())
+        Ok(results.into_iter().map(|raw| unsafe { adopt(raw) }).collect())
     }
 }
 
-type BackwardClosure = dyn FnMut(&BackwardContext<'_>, Vec<Option<Tensor>>) -> CallbackResult<Vec<Option<Tensor>>>
-    + Send;
+type BackwardClosure =
+    dyn FnMut(&BackwardContext<'_>, Vec<Option<Tensor>>) -> CallbackResult<Vec<Option<Tensor>>> + Send;
 
 struct Backward {
     name: String,
@@ -315,18 +279,11 @@ unsafe extern "C" fn call_backward(
         // SAFETY: C++ owns the closure and holds the node's lock, so nobody else runs it; the gradients are handed
         // over, each one adopted here once.
         let (backward, gradients) = unsafe {
-            let list = if num_gradients == 0 {
-                &[][..]
-            } else {
-                std::slice::from_raw_parts(gradients, num_gradients)
-            };
+            let list = if num_gradients == 0 { &[][..] } else { std::slice::from_raw_parts(gradients, num_gradients) };
             let gradients: Vec<_> = list.iter().map(|&raw| adopt_optional(raw)).collect();
             (&mut *data.cast::<Backward>(), gradients)
         };
-        let context = BackwardContext {
-            node,
-            lent: std::marker::PhantomData,
-        };
+        let context = BackwardContext { node, lent: std::marker::PhantomData };
         let returned = (backward.closure)(&context, gradients)
             .map_err(|source| Failure::wrap(&backward.name, "backward", source))?;
         if returned.len() != num_results {

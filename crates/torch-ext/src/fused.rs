@@ -143,12 +143,7 @@ pub fn fused_adam_(config: &FusedAdam, tensors: &AdamTensors<'_>) -> Result<()> 
     fused_adam("fused_adam_", false, config, tensors)
 }
 
-fn fused_adam(
-    operation: &'static str,
-    decoupled: bool,
-    config: &FusedAdam,
-    tensors: &AdamTensors<'_>,
-) -> Result<()> {
+fn fused_adam(operation: &'static str, decoupled: bool, config: &FusedAdam, tensors: &AdamTensors<'_>) -> Result<()> {
     let count = tensors.params.len();
     let max_count = if config.amsgrad { count } else { 0 };
     check_lengths(
@@ -163,27 +158,13 @@ fn fused_adam(
     )?;
     check_lengths(
         operation,
-        (
-            if config.amsgrad {
-                "params"
-            } else {
-                "max_exp_avg_sqs without amsgrad"
-            },
-            max_count,
-        ),
+        (if config.amsgrad { "params" } else { "max_exp_avg_sqs without amsgrad" }, max_count),
         &[("max_exp_avg_sqs", tensors.max_exp_avg_sqs.len())],
     )?;
     if count == 0 {
         return Ok(());
     }
-    let [
-        params,
-        grads,
-        exp_avgs,
-        exp_avg_sqs,
-        max_exp_avg_sqs,
-        state_steps,
-    ] = [
+    let [params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps] = [
         tensors.params,
         tensors.grads,
         tensors.exp_avgs,
@@ -269,20 +250,12 @@ pub struct SgdTensors<'a> {
 pub fn fused_sgd_(config: &FusedSgd, tensors: &SgdTensors<'_>) -> Result<()> {
     const OPERATION: &str = "fused_sgd_";
     let count = tensors.params.len();
-    check_lengths(
-        OPERATION,
-        ("params", count),
-        &[("grads", tensors.grads.len())],
-    )?;
+    check_lengths(OPERATION, ("params", count), &[("grads", tensors.grads.len())])?;
     let has_momentum = config.momentum != 0.0;
     check_lengths(
         OPERATION,
         (
-            if has_momentum {
-                "params"
-            } else {
-                "momentum_buffers without momentum"
-            },
+            if has_momentum { "params" } else { "momentum_buffers without momentum" },
             if has_momentum { count } else { 0 },
         ),
         &[("momentum_buffers", tensors.momentum_buffers.len())],
@@ -377,13 +350,8 @@ pub fn fused_adagrad_(config: &FusedAdagrad, tensors: &AdagradTensors<'_>) -> Re
     if tensors.params.is_empty() {
         return Ok(());
     }
-    let [params, grads, state_sums, state_steps] = [
-        tensors.params,
-        tensors.grads,
-        tensors.state_sums,
-        tensors.state_steps,
-    ]
-    .map(ListHandles::new);
+    let [params, grads, state_sums, state_steps] =
+        [tensors.params, tensors.grads, tensors.state_sums, tensors.state_steps].map(ListHandles::new);
     // SAFETY: all handles are borrowed from tensors that live through the call.
     let status = unsafe {
         te_fused_adagrad(

@@ -91,9 +91,7 @@ impl Generator {
     fn default_of(device: i32, index: i32) -> Result<Self> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: plain values in, a fresh handle out.
-        check("Generator::default", unsafe {
-            te_generator_default(device, index, &mut raw)
-        })?;
+        check("Generator::default", unsafe { te_generator_default(device, index, &mut raw) })?;
         Ok(Self { raw })
     }
 
@@ -106,9 +104,7 @@ impl Generator {
     pub fn new_cpu() -> Result<Self> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: a plain value in, a fresh handle out.
-        check("Generator::new_cpu", unsafe {
-            te_generator_new_cpu(DEFAULT_SEED, &mut raw)
-        })?;
+        check("Generator::new_cpu", unsafe { te_generator_new_cpu(DEFAULT_SEED, &mut raw) })?;
         Ok(Self { raw })
     }
 
@@ -124,18 +120,14 @@ impl Generator {
     /// ```
     pub fn manual_seed(&self, seed: u64) -> Result<()> {
         // SAFETY: the handle is valid while `self` lives.
-        check("Generator::manual_seed", unsafe {
-            te_generator_manual_seed(self.raw, seed)
-        })
+        check("Generator::manual_seed", unsafe { te_generator_manual_seed(self.raw, seed) })
     }
 
     /// The seed the stream was last started from.
     pub fn initial_seed(&self) -> Result<u64> {
         let mut seed = 0;
         // SAFETY: the handle is valid while `self` lives.
-        check("Generator::initial_seed", unsafe {
-            te_generator_initial_seed(self.raw, &mut seed)
-        })?;
+        check("Generator::initial_seed", unsafe { te_generator_initial_seed(self.raw, &mut seed) })?;
         Ok(seed)
     }
 
@@ -164,9 +156,7 @@ impl Generator {
     /// The tensor is not a state: wrong kind, device or length.
     pub fn set_state(&self, state: &Tensor) -> Result<()> {
         // SAFETY: both handles are valid for the call.
-        check("Generator::set_state", unsafe {
-            te_generator_set_state(self.raw, handle(state))
-        })
+        check("Generator::set_state", unsafe { te_generator_set_state(self.raw, handle(state)) })
     }
 
     /// A random order of `0..n`, `Int64` on the generator's device: `torch.randperm(n, generator=self)`.
@@ -177,10 +167,7 @@ impl Generator {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the handle is valid while `self` lives; the result is fresh and adopted once.
         unsafe {
-            check(
-                "Generator::randperm",
-                te_generator_randperm(self.raw, n, &mut raw),
-            )?;
+            check("Generator::randperm", te_generator_randperm(self.raw, n, &mut raw))?;
             Ok(adopt(raw))
         }
     }
@@ -196,9 +183,7 @@ impl Generator {
     /// ```
     pub fn uniform_(&self, target: &Tensor, from: f64, to: f64) -> Result<()> {
         // SAFETY: both handles are valid for the call.
-        check("Generator::uniform_", unsafe {
-            te_generator_uniform(self.raw, handle(target), from, to)
-        })
+        check("Generator::uniform_", unsafe { te_generator_uniform(self.raw, handle(target), from, to) })
     }
 
     /// Fills a tensor with normal numbers, in place and unseen by autograd.
@@ -212,18 +197,14 @@ impl Generator {
     /// ```
     pub fn normal_(&self, target: &Tensor, mean: f64, std: f64) -> Result<()> {
         // SAFETY: both handles are valid for the call.
-        check("Generator::normal_", unsafe {
-            te_generator_normal(self.raw, handle(target), mean, std)
-        })
+        check("Generator::normal_", unsafe { te_generator_normal(self.raw, handle(target), mean, std) })
     }
 
     /// One number from `0..2^63`: `torch.empty((), dtype=torch.int64).random_(generator=self).item()`.
     pub fn random_seed(&self) -> Result<i64> {
         let mut value = 0;
         // SAFETY: the handle is valid while `self` lives.
-        check("Generator::random_seed", unsafe {
-            te_generator_random(self.raw, &mut value)
-        })?;
+        check("Generator::random_seed", unsafe { te_generator_random(self.raw, &mut value) })?;
         Ok(value)
     }
 }
@@ -237,9 +218,7 @@ impl Drop for Generator {
 
 impl fmt::Debug for Generator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Generator")
-            .field("initial_seed", &self.initial_seed().ok())
-            .finish()
+        f.debug_struct("Generator").field("initial_seed", &self.initial_seed().ok()).finish()
     }
 }
 
@@ -255,8 +234,6 @@ impl fmt::Debug for Generator {
 pub fn random_seed_from_default() -> Result<i64> {
     let mut value = 0;
     // SAFETY: null means the default generator.
-    check("random_seed_from_default", unsafe {
-        te_generator_random(std::ptr::null_mut(), &mut value)
-    })?;
+    check("random_seed_from_default", unsafe { te_generator_random(std::ptr::null_mut(), &mut value) })?;
     Ok(value)
 }

@@ -113,14 +113,7 @@ pub fn register_hook(
     let remover: Weak<dyn Remove> = Arc::downgrade(&(Arc::clone(&slot) as Arc<dyn Remove>));
     let data = Arc::into_raw(slot).cast_mut().cast();
     // SAFETY: the shim takes `data` over in every case and drops it exactly once through the given function.
-    let status = unsafe {
-        te_register_hook(
-            handle(tensor),
-            data,
-            call_gradient,
-            drop_slot::<GradientHook>,
-        )
-    };
+    let status = unsafe { te_register_hook(handle(tensor), data, call_gradient, drop_slot::<GradientHook>) };
     check("register_hook", status)?;
     Ok(HookHandle { slot: remover })
 }
@@ -152,9 +145,7 @@ impl HookHandle {
 
 impl fmt::Debug for HookHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HookHandle")
-            .field("tensor_alive", &(self.slot.strong_count() > 0))
-            .finish()
+        f.debug_struct("HookHandle").field("tensor_alive", &(self.slot.strong_count() > 0)).finish()
     }
 }
 
@@ -186,11 +177,7 @@ impl<F: ?Sized + Send> Remove for Slot<F> {
 
 impl<F: ?Sized> Slot<F> {
     fn new(closure: Box<F>) -> Self {
-        Self {
-            removed: AtomicBool::new(false),
-            runner: AtomicU64::new(0),
-            closure: Mutex::new(Some(closure)),
-        }
+        Self { removed: AtomicBool::new(false), runner: AtomicU64::new(0), closure: Mutex::new(Some(closure)) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Box<F>>> {
@@ -201,9 +188,7 @@ impl<F: ?Sized> Slot<F> {
     fn run<R>(&self, call: impl FnOnce(&mut F) -> CallbackResult<R>) -> CallbackResult<Option<R>> {
         let thread = thread_number();
         if self.runner.load(Ordering::SeqCst) == thread {
-            return Err(
-                "a gradient hook started a backward pass that runs the same hook again".into(),
-            );
+            return Err("a gradient hook started a backward pass that runs the same hook again".into());
         }
         let mut closure = self.lock();
         let result = match closure.as_deref_mut() {
@@ -249,11 +234,7 @@ unsafe extern "C" fn call_post_accumulate(data: *mut c_void, tensor: Handle) -> 
     if status == 0 { answer } else { status }
 }
 
-unsafe extern "C" fn call_gradient(
-    data: *mut c_void,
-    gradient: Handle,
-    result: *mut Handle,
-) -> i32 {
+unsafe extern "C" fn call_gradient(data: *mut c_void, gradient: Handle, result: *mut Handle) -> i32 {
     let mut answer = RAN;
     let status = run_callback(|| {
         // SAFETY: as above.

@@ -83,19 +83,12 @@ impl ListHandles {
     }
 
     pub(crate) fn list(&self) -> TensorList {
-        TensorList {
-            handles: self.0.as_ptr(),
-            count: self.0.len(),
-        }
+        TensorList { handles: self.0.as_ptr(), count: self.0.len() }
     }
 }
 
 /// Refuses lists of unequal length: the kernels index all of them by the first one's length.
-pub(crate) fn check_lengths(
-    operation: &'static str,
-    first: (&str, usize),
-    others: &[(&str, usize)],
-) -> Result<()> {
+pub(crate) fn check_lengths(operation: &'static str, first: (&str, usize), others: &[(&str, usize)]) -> Result<()> {
     for (name, length) in others {
         if *length != first.1 {
             return Err(Error::invalid(

@@ -27,10 +27,7 @@ pub fn empty_meta(shape: &[i64], kind: Kind) -> Result<Tensor> {
     let mut raw = std::ptr::null_mut();
     // SAFETY: the shape lives through the call; the result is fresh and adopted once.
     unsafe {
-        check(
-            "empty_meta",
-            te_meta_empty(shape.as_ptr(), shape.len(), scalar_type(kind), &mut raw),
-        )?;
+        check("empty_meta", te_meta_empty(shape.as_ptr(), shape.len(), scalar_type(kind), &mut raw))?;
         Ok(adopt(raw))
     }
 }

@@ -7,9 +7,7 @@
 //! look at two thread-local numbers. In a Python process Python's own engine holds that place: do not mix.
 
 use crate::autograd::CallbackResult;
-use crate::border::{
-    CallbackFailure, Handle, borrow, check, give, run_callback, take_callback_failure,
-};
+use crate::border::{CallbackFailure, Handle, borrow, check, give, run_callback, take_callback_failure};
 use crate::error::Result;
 use crate::hooks::drop_without_unwinding;
 use std::cell::RefCell;
@@ -102,10 +100,7 @@ pub trait SavedToken: Send {
 /// Raises a panic of [`SavedTensorHooks::pack`] again, also when tch turned it into an error or a panic of its own.
 ///
 /// See [`SavedTensorHooks`] for an example.
-pub fn with_saved_tensor_hooks<R>(
-    hooks: Rc<dyn SavedTensorHooks>,
-    body: impl FnOnce() -> R,
-) -> Result<R> {
+pub fn with_saved_tensor_hooks<R>(hooks: Rc<dyn SavedTensorHooks>, body: impl FnOnce() -> R) -> Result<R> {
     let guard = push_saved_tensor_hooks(hooks)?;
     // Whatever is still there belongs to an earlier call that nobody asked about.
     drop(take_callback_failure());
@@ -147,10 +142,7 @@ pub fn push_saved_tensor_hooks(hooks: Rc<dyn SavedTensorHooks>) -> Result<SavedT
         unsafe { te_saved_tensors_set_pushed(stack.entries.len()) };
         entry
     });
-    Ok(SavedTensorHooksGuard {
-        entry,
-        this_thread: PhantomData,
-    })
+    Ok(SavedTensorHooksGuard { entry, this_thread: PhantomData })
 }
 
 /// Takes its hooks away when dropped. The hooks pushed last are in charge, whatever the order of the drops.
@@ -163,8 +155,7 @@ pub struct SavedTensorHooksGuard {
 
 impl fmt::Debug for SavedTensorHooksGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SavedTensorHooksGuard")
-            .finish_non_exhaustive()
+        f.debug_struct("SavedTensorHooksGuard").finish_non_exhaustive()
     }
 }
 
@@ -173,10 +164,7 @@ impl Drop for SavedTensorHooksGuard {
         // When the thread ends, its stack may be gone already.
         let removed = STACK.try_with(|stack| {
             let mut stack = stack.borrow_mut();
-            let place = stack
-                .entries
-                .iter()
-                .position(|(entry, _)| *entry == self.entry)?;
+            let place = stack.entries.iter().position(|(entry, _)| *entry == self.entry)?;
             let hooks = stack.entries.remove(place);
             // SAFETY: a number of this thread.
             unsafe { te_saved_tensors_set_pushed(stack.entries.len()) };
@@ -209,13 +197,7 @@ fn install() -> Result<()> {
 
 unsafe extern "C" fn pack(tensor: Handle, token: *mut *mut c_void) -> i32 {
     run_callback(|| {
-        let Some(hooks) = STACK.with(|stack| {
-            stack
-                .borrow()
-                .entries
-                .last()
-                .map(|(_, hooks)| Rc::clone(hooks))
-        }) else {
+        let Some(hooks) = STACK.with(|stack| stack.borrow().entries.last().map(|(_, hooks)| Rc::clone(hooks))) else {
             return Ok(());
         };
         // SAFETY: C++ lends the tensor for the call.

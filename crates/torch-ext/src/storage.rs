@@ -44,9 +44,7 @@ pub fn storage_id(tensor: &Tensor) -> usize {
 pub fn storage_bytes(tensor: &Tensor) -> Result<usize> {
     let mut bytes = 0;
     // SAFETY: the handle is borrowed for the call.
-    check("storage_bytes", unsafe {
-        te_storage_bytes(handle(tensor), &mut bytes)
-    })?;
+    check("storage_bytes", unsafe { te_storage_bytes(handle(tensor), &mut bytes) })?;
     Ok(bytes)
 }
 
@@ -97,9 +95,7 @@ pub fn free_storage(tensor: &Tensor) -> Result<()> {
 /// See [`free_storage`] for an example.
 pub fn allocate_storage(tensor: &Tensor, num_bytes: usize) -> Result<()> {
     // SAFETY: the handle is borrowed for the call.
-    check("allocate_storage", unsafe {
-        te_storage_allocate(handle(tensor), num_bytes)
-    })
+    check("allocate_storage", unsafe { te_storage_allocate(handle(tensor), num_bytes) })
 }
 
 /// Whether the tensor's data can be used: it has a storage with memory that was not freed. `false` for meta tensors.
@@ -140,9 +136,7 @@ impl WeakStorage {
     /// Remembers the storage of a tensor.
     pub fn new(tensor: &Tensor) -> Self {
         // SAFETY: the handle is borrowed for the call; the result is owned by this value.
-        Self {
-            raw: unsafe { te_storage_downgrade(handle(tensor)) },
-        }
+        Self { raw: unsafe { te_storage_downgrade(handle(tensor)) } }
     }
 
     /// Whether any tensor, the graph included, still holds the storage.
@@ -161,8 +155,6 @@ impl Drop for WeakStorage {
 
 impl fmt::Debug for WeakStorage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WeakStorage")
-            .field("is_alive", &self.is_alive())
-            .finish()
+        f.debug_struct("WeakStorage").field("is_alive", &self.is_alive()).finish()
     }
 }

@@ -11,12 +11,7 @@ use torch_ext::storage::WeakStorage;
 const CPU: Device = Device::Cpu;
 
 fn autocast(kind: Kind) -> Autocast {
-    Autocast {
-        device: CPU,
-        kind,
-        enabled: true,
-        cache_enabled: true,
-    }
+    Autocast { device: CPU, kind, enabled: true, cache_enabled: true }
 }
 
 fn matrix() -> Tensor {
@@ -27,9 +22,7 @@ fn matrix() -> Tensor {
 fn matrix_products_are_cast_and_sums_are_not() {
     for kind in [Kind::BFloat16, Kind::Half] {
         let x = matrix();
-        let (product, norm) = autocast(kind)
-            .run(|| (x.matmul(&x), x.to_kind(kind).softmax(0, None)))
-            .unwrap();
+        let (product, norm) = autocast(kind).run(|| (x.matmul(&x), x.to_kind(kind).softmax(0, None))).unwrap();
         assert_eq!(product.kind(), kind);
         assert_eq!(norm.size(), [4, 4]);
         assert_eq!(x.matmul(&x).kind(), Kind::Float);
@@ -39,23 +32,12 @@ fn matrix_products_are_cast_and_sums_are_not() {
 #[test]
 fn scopes_nest_and_restore() {
     let x = matrix();
-    let kinds = || {
-        (
-            x.matmul(&x).kind(),
-            is_autocast_enabled(CPU).unwrap(),
-            autocast_dtype(CPU).unwrap(),
-        )
-    };
+    let kinds = || (x.matmul(&x).kind(), is_autocast_enabled(CPU).unwrap(), autocast_dtype(CPU).unwrap());
     let before = kinds();
     let outer = autocast(Kind::Half).enter().unwrap();
     assert_eq!(kinds(), (Kind::Half, true, Kind::Half));
     {
-        let _inner = Autocast {
-            enabled: false,
-            ..autocast(Kind::BFloat16)
-        }
-        .enter()
-        .unwrap();
+        let _inner = Autocast { enabled: false, ..autocast(Kind::BFloat16) }.enter().unwrap();
         assert_eq!(kinds(), (Kind::Float, false, Kind::BFloat16));
         let _innermost = autocast(Kind::BFloat16).enter().unwrap();
         assert_eq!(kinds(), (Kind::BFloat16, true, Kind::BFloat16));
@@ -75,21 +57,14 @@ fn a_panic_inside_ends_the_scope() {
 #[test]
 fn scopes_belong_to_their_thread() {
     let _scope = autocast(Kind::BFloat16).enter().unwrap();
-    let other = std::thread::spawn(|| is_autocast_enabled(CPU).unwrap())
-        .join()
-        .unwrap();
+    let other = std::thread::spawn(|| is_autocast_enabled(CPU).unwrap()).join().unwrap();
     assert!(!other);
 }
 
 #[test]
 fn other_devices_have_settings_of_their_own() {
     let cuda = Device::Cuda(0);
-    let _scope = Autocast {
-        device: cuda,
-        ..autocast(Kind::BFloat16)
-    }
-    .enter()
-    .unwrap();
+    let _scope = Autocast { device: cuda, ..autocast(Kind::BFloat16) }.enter().unwrap();
     assert!(is_autocast_enabled(cuda).unwrap() && !is_autocast_enabled(CPU).unwrap());
     assert_eq!(autocast_dtype(cuda).unwrap(), Kind::BFloat16);
 }
@@ -98,37 +73,25 @@ fn other_devices_have_settings_of_their_own() {
 fn kinds_that_make_no_sense_are_refused() {
     for kind in [Kind::Float, Kind::Int64, Kind::Float8e4m3fn] {
         let error = autocast(kind).enter().unwrap_err();
-        assert!(
-            error.is_invalid_argument() && error.message().contains("Half or BFloat16"),
-            "{error}"
-        );
+        assert!(error.is_invalid_argument() && error.message().contains("Half or BFloat16"), "{error}");
         assert!(!is_autocast_enabled(CPU).unwrap());
     }
     // Turned off, the kind does not matter.
-    let _off = Autocast {
-        enabled: false,
-        ..autocast(Kind::Float)
-    }
-    .enter()
-    .unwrap();
+    let _off = Autocast { enabled: false, ..autocast(Kind::Float) }.enter().unwrap();
 }
 
-/// Whether the cast copy of `weight`, which the graph of the result holds, is the same in two products.
-fn shares_cast_copy(weight: &Tensor, x: &Tensor) -> bool {
-    // A product with a weight that was cast records the cast once when the copy is cached.
-    let before = torch_ext::autograd::version(weight).unwrap();
-    let (first, second) = (x.matmul(weight), x.matmul(weight));
-    assert_eq!(torch_ext::autograd::version(weight).unwrap(), before);
-    drop((first, second));
-    // Writing to the weight behind the cache's back shows whether the next product uses an old copy.
+fn fill(weight: &Tensor, value: f64) {
+    tch::no_grad(|| {
+        let _ = weight.shallow_clone().fill_(value);
+    });
+}
+
+/// Whether a product uses a cast copy of `weight` from before: writing to the weight behind the cache's back tells.
+fn uses_old_copy(weight: &Tensor, x: &Tensor) -> bool {
     let old = x.matmul(weight);
-    tch::no_grad(|| {
-        let _ = weight.shallow_clone().fill_(2.0);
-    });
+    fill(weight, 2.0);
     let new = x.matmul(weight);
-    tch::no_grad(|| {
-        let _ = weight.shallow_clone().fill_(1.0);
-    });
+    fill(weight, 1.0);
     old == new
 }
 
@@ -137,23 +100,16 @@ fn the_cache_keeps_cast_weights_until_it_is_cleared() {
     let x = matrix();
     for (cache_enabled, expected) in [(true, true), (false, false)] {
         let weight = matrix().set_requires_grad(true);
-        let _scope = Autocast {
-            cache_enabled,
-            ..autocast(Kind::BFloat16)
-        }
-        .enter()
-        .unwrap();
+        let _scope = Autocast { cache_enabled, ..autocast(Kind::BFloat16) }.enter().unwrap();
         assert_eq!(is_cache_enabled(), cache_enabled);
-        assert_eq!(shares_cast_copy(&weight, &x), expected);
+        assert_eq!(uses_old_copy(&weight, &x), expected);
     }
     assert!(is_cache_enabled());
 
     let weight = matrix().set_requires_grad(true);
     let _scope = autocast(Kind::BFloat16).enter().unwrap();
     let old = x.matmul(&weight);
-    tch::no_grad(|| {
-        let _ = weight.shallow_clone().fill_(2.0);
-    });
+    fill(&weight, 2.0);
     clear_autocast_cache().unwrap();
     assert_ne!(old, x.matmul(&weight), "a cleared cache must cast anew");
 }
@@ -165,28 +121,13 @@ fn the_outermost_scope_clears_the_cache_and_inner_ones_do_not() {
     let watch = WeakStorage::new(&weight);
     {
         let _outer = autocast(Kind::BFloat16).enter().unwrap();
-        drop(x.matmul(&weight));
-        autocast(Kind::BFloat16)
-            .run(|| drop(x.matmul(&weight)))
-            .unwrap();
-        assert!(
-            shares_cast_copy(&weight, &x),
-            "the inner scope must not clear the cache"
-        );
+        let old = x.matmul(&weight);
+        fill(&weight, 2.0);
+        autocast(Kind::BFloat16).run(|| ()).unwrap();
+        assert_eq!(old, x.matmul(&weight), "the inner scope must not clear the cache");
     }
-    let fresh = autocast(Kind::BFloat16)
-        .run(|| {
-            tch::no_grad(|| {
-                let _ = weight.shallow_clone().fill_(2.0);
-            });
-            x.matmul(&weight)
-        })
-        .unwrap();
-    assert_eq!(
-        fresh.double_value(&[0, 0]),
-        8.0,
-        "a new scope must not see the old cast copy"
-    );
+    let fresh = autocast(Kind::BFloat16).run(|| x.matmul(&weight)).unwrap();
+    assert_eq!(fresh.double_value(&[0, 0]), 8.0, "a new scope must not see the old cast copy");
     drop((fresh, weight));
     assert!(!watch.is_alive(), "the cache must not keep weights alive");
 }
@@ -195,9 +136,7 @@ fn the_outermost_scope_clears_the_cache_and_inner_ones_do_not() {
 fn the_cache_switch_outside_of_scopes() {
     set_cache_enabled(false);
     assert!(!is_cache_enabled());
-    autocast(Kind::BFloat16)
-        .run(|| assert!(is_cache_enabled()))
-        .unwrap();
+    autocast(Kind::BFloat16).run(|| assert!(is_cache_enabled())).unwrap();
     assert!(!is_cache_enabled());
     set_cache_enabled(true);
 }

@@ -17,9 +17,7 @@ fn values(tensor: &Tensor) -> Vec<f32> {
 }
 
 fn gradient(tensor: &Tensor) -> Option<Vec<f32>> {
-    gradient_of(tensor)
-        .unwrap()
-        .map(|gradient| values(&gradient))
+    gradient_of(tensor).unwrap().map(|gradient| values(&gradient))
 }
 
 fn run_backward(output: &Tensor) -> torch_ext::Result<()> {
@@ -65,15 +63,8 @@ fn sum_and_product(x: &Tensor, y: &Tensor) -> Vec<Tensor> {
 fn a_function_with_two_outputs_differentiates() {
     let (x, y) = (leaf(&[2.0, 3.0]), leaf(&[5.0, 7.0]));
     let outputs = sum_and_product(&x, &y);
-    assert_eq!(
-        (values(&outputs[0]), values(&outputs[1])),
-        (vec![7.0, 10.0], vec![10.0, 21.0])
-    );
-    assert!(
-        outputs
-            .iter()
-            .all(|output| output.requires_grad() && !autograd::is_leaf(output))
-    );
+    assert_eq!((values(&outputs[0]), values(&outputs[1])), (vec![7.0, 10.0], vec![10.0, 21.0]));
+    assert!(outputs.iter().all(|output| output.requires_grad() && !autograd::is_leaf(output)));
     run_backward(&(&outputs[0] * 10.0 + &outputs[1]).sum(Kind::Float)).unwrap();
     assert_eq!(gradient(&x).unwrap(), [15.0, 17.0]);
     assert_eq!(gradient(&y).unwrap(), [12.0, 13.0]);
@@ -102,10 +93,7 @@ fn the_forward_closure_is_outside_the_graph() {
         |_, gradients| Ok(gradients),
     )
     .unwrap();
-    assert!(
-        (&x * 2.0).requires_grad(),
-        "recording must be on again afterwards"
-    );
+    assert!((&x * 2.0).requires_grad(), "recording must be on again afterwards");
 }
 
 #[test]
@@ -127,11 +115,7 @@ fn nothing_is_recorded_when_nothing_requires_gradients() {
     )
     .unwrap();
     assert!(!y[0].requires_grad());
-    assert_eq!(
-        Arc::strong_count(&token),
-        1,
-        "an unused backward closure must be dropped"
-    );
+    assert_eq!(Arc::strong_count(&token), 1, "an unused backward closure must be dropped");
 }
 
 #[test]
@@ -144,10 +128,7 @@ fn inputs_without_gradient_are_not_needed() {
         |context, gradients| {
             assert!(!context.needs_input_grad(0) && context.needs_input_grad(1));
             assert!(!context.needs_input_grad(2));
-            Ok(vec![
-                None,
-                gradients[0].as_ref().map(|gradient| gradient * 3.0),
-            ])
+            Ok(vec![None, gradients[0].as_ref().map(|gradient| gradient * 3.0)])
         },
     )
     .unwrap();
@@ -202,13 +183,7 @@ fn wrong_gradients_name_the_function() {
     ];
     for (gradients, message) in wrong {
         let x = leaf(&[1.0, 2.0]);
-        let y = apply_function(
-            "Gather",
-            &[&x],
-            |_| Ok(vec![&x * 1.0]),
-            move |_, _| Ok(gradients()),
-        )
-        .unwrap();
+        let y = apply_function("Gather", &[&x], |_| Ok(vec![&x * 1.0]), move |_, _| Ok(gradients())).unwrap();
         let error = run_backward(&y[0].sum(Kind::Float)).unwrap_err();
         assert!(error.message().contains(message), "{error}");
     }
@@ -217,74 +192,31 @@ fn wrong_gradients_name_the_function() {
 #[test]
 fn errors_and_panics_of_both_closures_arrive() {
     let x = leaf(&[1.0]);
-    let error = apply_function(
-        "Broken",
-        &[&x],
-        |_| Err("no memory".into()),
-        |_, gradients| Ok(gradients),
-    )
-    .unwrap_err();
-    assert_eq!(
-        error.message(),
-        "the forward of the custom function `Broken` failed: no memory"
-    );
+    let error = apply_function("Broken", &[&x], |_| Err("no memory".into()), |_, gradients| Ok(gradients)).unwrap_err();
+    assert_eq!(error.message(), "the forward of the custom function `Broken` failed: no memory");
     assert!(error.is_callback());
-    assert!(
-        (&x * 2.0).requires_grad(),
-        "recording must be on again after the error"
-    );
+    assert!((&x * 2.0).requires_grad(), "recording must be on again after the error");
 
-    let y = apply_function(
-        "Broken",
-        &[&x],
-        |_| Ok(vec![&x * 1.0]),
-        |_, _| Err(std::fmt::Error.into()),
-    )
-    .unwrap();
+    let y = apply_function("Broken", &[&x], |_| Ok(vec![&x * 1.0]), |_, _| Err(std::fmt::Error.into())).unwrap();
     let error = run_backward(&y[0]).unwrap_err();
-    assert!(
-        error
-            .message()
-            .starts_with("the backward of the custom function `Broken` failed"),
-        "{error}"
-    );
+    assert!(error.message().starts_with("the backward of the custom function `Broken` failed"), "{error}");
     let wrapped = std::error::Error::source(&error).unwrap();
     assert!(wrapped.source().unwrap().is::<std::fmt::Error>());
 
-    let y = apply_function(
-        "Broken",
-        &[&x],
-        |_| Ok(vec![&x * 1.0]),
-        |_, _| panic!("out of tokens"),
-    )
-    .unwrap();
+    let y = apply_function("Broken", &[&x], |_| Ok(vec![&x * 1.0]), |_, _| panic!("out of tokens")).unwrap();
     assert_eq!(panic_text(|| run_backward(&y[0]).unwrap()), "out of tokens");
 
     let text = panic_text(|| {
-        let _ = apply_function(
-            "Broken",
-            &[&x],
-            |_| panic!("early"),
-            |_, gradients| Ok(gradients),
-        );
+        let _ = apply_function("Broken", &[&x], |_| panic!("early"), |_, gradients| Ok(gradients));
     });
     assert_eq!(text, "early");
-    assert!(
-        (&x * 2.0).requires_grad(),
-        "recording must be on again after the panic"
-    );
+    assert!((&x * 2.0).requires_grad(), "recording must be on again after the panic");
 }
 
 #[test]
 fn an_undefined_output_is_refused() {
     let x = leaf(&[1.0]);
-    let error = apply_function(
-        "Hole",
-        &[&x],
-        |_| Ok(vec![Tensor::new()]),
-        |_, gradients| Ok(gradients),
-    )
-    .unwrap_err();
+    let error = apply_function("Hole", &[&x], |_| Ok(vec![Tensor::new()]), |_, gradients| Ok(gradients)).unwrap_err();
     assert_eq!(error.message(), "output 0 of `Hole` is undefined");
 }
 
@@ -308,10 +240,7 @@ fn the_backward_closure_is_dropped_when_its_node_has_run() {
         assert_eq!(Arc::strong_count(&token), if retain_graph { 2 } else { 1 });
         match autograd::backward(&[&y[0]], None, false, false) {
             Ok(()) => assert!(retain_graph),
-            Err(error) => assert!(
-                !retain_graph && error.message().contains("`Holder` a second time"),
-                "{error}"
-            ),
+            Err(error) => assert!(!retain_graph && error.message().contains("`Holder` a second time"), "{error}"),
         }
         drop(y);
         assert_eq!(Arc::strong_count(&token), 1);
@@ -382,10 +311,7 @@ fn a_saved_tensor_changed_in_place_is_found() {
     .unwrap();
     let _ = scratch.fill_(9.0);
     let error = run_backward(&y[0]).unwrap_err();
-    assert!(
-        error.message().contains("modified by an inplace operation"),
-        "{error}"
-    );
+    assert!(error.message().contains("modified by an inplace operation"), "{error}");
 }
 
 #[test]
@@ -399,11 +325,7 @@ fn a_backward_closure_may_run_a_backward_pass_of_its_own() {
             Ok(vec![&x * &x])
         },
         |context, mut gradients| {
-            let x = context
-                .saved_tensors()?
-                .remove(0)
-                .detach()
-                .set_requires_grad(true);
+            let x = context.saved_tensors()?.remove(0).detach().set_requires_grad(true);
             let y = tch::with_grad(|| &x * &x);
             let gradient = gradients.remove(0).ok_or("no gradient")?;
             autograd::backward(&[&y], Some(&[&gradient]), false, false)?;

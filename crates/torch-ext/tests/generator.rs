@@ -24,10 +24,7 @@ fn seeded(seed: u64) -> Generator {
 fn assert_close(tensor: &Tensor, expected: &[f64]) {
     for (index, expected) in expected.iter().enumerate() {
         let value = tensor.double_value(&[i64::try_from(index).unwrap()]);
-        assert!(
-            (value - expected).abs() < 1e-4,
-            "{value} instead of {expected}"
-        );
+        assert!((value - expected).abs() < 1e-4, "{value} instead of {expected}");
     }
 }
 
@@ -40,26 +37,17 @@ fn numbers_are_those_of_python() {
     seeded(0).normal_(&x, 0.0, 1.0).unwrap();
     assert_close(&x, &[1.5410, -0.2934, -2.1788]);
     let order = seeded(0).randperm(10).unwrap();
-    assert_eq!(
-        order,
-        Tensor::from_slice(&[4i64, 1, 7, 5, 3, 9, 0, 8, 6, 2])
-    );
+    assert_eq!(order, Tensor::from_slice(&[4i64, 1, 7, 5, 3, 9, 0, 8, 6, 2]));
 }
 
 #[test]
 fn seeds_are_two_words_of_the_mersenne_twister() {
     // The first two outputs of MT19937 seeded with 0, without the sign bit.
     let expected = ((2_357_136_044u64 << 32) | 2_546_248_239) & (u64::MAX >> 1);
-    assert_eq!(
-        seeded(0).random_seed().unwrap(),
-        i64::try_from(expected).unwrap()
-    );
+    assert_eq!(seeded(0).random_seed().unwrap(), i64::try_from(expected).unwrap());
     let (_turn, _default) = default_generator();
     tch::manual_seed(0);
-    assert_eq!(
-        random_seed_from_default().unwrap(),
-        i64::try_from(expected).unwrap()
-    );
+    assert_eq!(random_seed_from_default().unwrap(), i64::try_from(expected).unwrap());
 }
 
 #[test]
@@ -78,9 +66,7 @@ fn the_default_generator_is_the_one_operations_use() {
 #[test]
 fn states_go_in_and_out() {
     let generator = seeded(5);
-    generator
-        .normal_(&Tensor::zeros([3], FLOAT), 0.0, 1.0)
-        .unwrap(); // leaves half a normal pair behind
+    generator.normal_(&Tensor::zeros([3], FLOAT), 0.0, 1.0).unwrap(); // leaves half a normal pair behind
     let state = generator.state().unwrap();
     assert_eq!((state.kind(), state.size()), (Kind::Uint8, vec![5056]));
     let draw = |generator: &Generator| {
@@ -121,32 +107,15 @@ fn what_is_no_state_is_refused() {
         let error = generator.set_state(&wrong).unwrap_err();
         assert_eq!(error.operation(), "Generator::set_state");
     }
-    assert_eq!(
-        generator.state().unwrap(),
-        state,
-        "a refused state must change nothing"
-    );
+    assert_eq!(generator.state().unwrap(), state, "a refused state must change nothing");
 }
 
 #[test]
 fn errors_name_the_operation() {
-    assert_eq!(
-        seeded(0).randperm(-1).unwrap_err().operation(),
-        "Generator::randperm"
-    );
+    assert_eq!(seeded(0).randperm(-1).unwrap_err().operation(), "Generator::randperm");
     let integers = Tensor::zeros([3], (Kind::Int64, Device::Cpu));
-    assert_eq!(
-        seeded(0)
-            .normal_(&integers, 0.0, 1.0)
-            .unwrap_err()
-            .operation(),
-        "Generator::normal_"
-    );
-    assert!(
-        seeded(0)
-            .uniform_(&Tensor::zeros([3], FLOAT), 2.0, 1.0)
-            .is_err()
-    );
+    assert_eq!(seeded(0).normal_(&integers, 0.0, 1.0).unwrap_err().operation(), "Generator::normal_");
+    assert!(seeded(0).uniform_(&Tensor::zeros([3], FLOAT), 2.0, 1.0).is_err());
 }
 
 #[test]
@@ -167,10 +136,7 @@ fn cuda_without_cuda_is_a_typed_error() {
     }
     for index in [0, 127, 128, 1 << 40] {
         let error = Generator::default_cuda(index).unwrap_err();
-        assert!(
-            error.is_invalid_argument() && error.message().contains("no CUDA"),
-            "{error}"
-        );
+        assert!(error.is_invalid_argument() && error.message().contains("no CUDA"), "{error}");
     }
     assert!(Generator::default_for(Device::Cuda(0)).is_err());
     assert!(Generator::default_for(Device::Cpu).is_ok());
@@ -181,25 +147,13 @@ fn a_generator_is_shared_between_threads() {
     let generator = seeded(9);
     let mut drawn: Vec<i64> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..4)
-            .map(|_| {
-                scope.spawn(|| {
-                    (0..100)
-                        .map(|_| generator.random_seed().unwrap())
-                        .collect::<Vec<_>>()
-                })
-            })
+            .map(|_| scope.spawn(|| (0..100).map(|_| generator.random_seed().unwrap()).collect::<Vec<_>>()))
             .collect();
-        threads
-            .into_iter()
-            .flat_map(|thread| thread.join().unwrap())
-            .collect()
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
     let again = seeded(9);
     let mut expected: Vec<i64> = (0..400).map(|_| again.random_seed().unwrap()).collect();
     drawn.sort_unstable();
     expected.sort_unstable();
-    assert_eq!(
-        drawn, expected,
-        "each number of the stream must be given out once"
-    );
+    assert_eq!(drawn, expected, "each number of the stream must be given out once");
 }

@@ -5,8 +5,8 @@ use tch::{Device, Kind, Tensor};
 use torch_ext::amp::{ScaleUpdate, non_finite_check_and_unscale_, update_scale_};
 use torch_ext::foreach;
 use torch_ext::fused::{
-    AdagradTensors, AdamTensors, FusedAdagrad, FusedAdam, FusedSgd, SgdTensors, fused_adagrad_,
-    fused_adam_, fused_adamw_, fused_sgd_,
+    AdagradTensors, AdamTensors, FusedAdagrad, FusedAdam, FusedSgd, SgdTensors, fused_adagrad_, fused_adam_,
+    fused_adamw_, fused_sgd_,
 };
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
@@ -16,14 +16,7 @@ fn floats(values: &[f32]) -> Tensor {
 }
 
 fn values(tensor: &Tensor) -> Vec<f64> {
-    Vec::try_from(
-        &tensor
-            .detach()
-            .to_kind(Kind::Double)
-            .contiguous()
-            .view([-1]),
-    )
-    .unwrap()
+    Vec::try_from(&tensor.detach().to_kind(Kind::Double).contiguous().view([-1])).unwrap()
 }
 
 fn assert_close(tensor: &Tensor, expected: &[f64]) {
@@ -61,11 +54,7 @@ fn reference_adam(config: &FusedAdam, decoupled: bool) -> Vec<f64> {
             mean[i] = config.beta1 * mean[i] + (1.0 - config.beta1) * gradient;
             square[i] = config.beta2 * square[i] + (1.0 - config.beta2) * gradient * gradient;
             largest[i] = largest[i].max(square[i]);
-            let second = if config.amsgrad {
-                largest[i]
-            } else {
-                square[i]
-            };
+            let second = if config.amsgrad { largest[i] } else { square[i] };
             let denominator = (second / (1.0 - config.beta2.powi(step))).sqrt() + config.eps;
             params[i] -= config.lr * mean[i] / (1.0 - config.beta1.powi(step)) / denominator;
         }
@@ -90,54 +79,25 @@ fn run_adam(config: &FusedAdam, decoupled: bool) -> Tensor {
             state_steps: &[&step],
             ..AdamTensors::default()
         };
-        if decoupled {
-            fused_adamw_(config, &tensors)
-        } else {
-            fused_adam_(config, &tensors)
-        }
-        .unwrap();
+        if decoupled { fused_adamw_(config, &tensors) } else { fused_adam_(config, &tensors) }.unwrap();
     }
     param
 }
 
 #[test]
 fn adam_and_adamw_follow_the_paper() {
-    let plain = FusedAdam {
-        lr: 0.1,
-        beta1: 0.9,
-        beta2: 0.99,
-        weight_decay: 0.0,
-        eps: 1e-8,
-        amsgrad: false,
-        maximize: false,
-    };
+    let plain =
+        FusedAdam { lr: 0.1, beta1: 0.9, beta2: 0.99, weight_decay: 0.0, eps: 1e-8, amsgrad: false, maximize: false };
     let configs = [
         plain,
-        FusedAdam {
-            weight_decay: 0.3,
-            ..plain
-        },
-        FusedAdam {
-            amsgrad: true,
-            ..plain
-        },
-        FusedAdam {
-            maximize: true,
-            weight_decay: 0.3,
-            ..plain
-        },
-        FusedAdam {
-            eps: 0.5,
-            beta1: 0.5,
-            ..plain
-        },
+        FusedAdam { weight_decay: 0.3, ..plain },
+        FusedAdam { amsgrad: true, ..plain },
+        FusedAdam { maximize: true, weight_decay: 0.3, ..plain },
+        FusedAdam { eps: 0.5, beta1: 0.5, ..plain },
     ];
     for config in configs {
         for decoupled in [false, true] {
-            assert_close(
-                &run_adam(&config, decoupled),
-                &reference_adam(&config, decoupled),
-            );
+            assert_close(&run_adam(&config, decoupled), &reference_adam(&config, decoupled));
         }
     }
 }
@@ -145,15 +105,7 @@ fn adam_and_adamw_follow_the_paper() {
 #[test]
 fn a_fused_step_keeps_leaves_and_counts_as_a_change() {
     let param = run_adam(
-        &FusedAdam {
-            lr: 0.1,
-            beta1: 0.9,
-            beta2: 0.99,
-            weight_decay: 0.0,
-            eps: 1e-8,
-            amsgrad: false,
-            maximize: false,
-        },
+        &FusedAdam { lr: 0.1, beta1: 0.9, beta2: 0.99, weight_decay: 0.0, eps: 1e-8, amsgrad: false, maximize: false },
         true,
     );
     assert!(torch_ext::autograd::is_leaf(&param) && param.requires_grad());
@@ -175,11 +127,7 @@ fn reference_sgd(config: &FusedSgd) -> Vec<f64> {
                 } else {
                     config.momentum * buffer[i] + (1.0 - config.dampening) * gradient
                 };
-                gradient = if config.nesterov {
-                    gradient + config.momentum * buffer[i]
-                } else {
-                    buffer[i]
-                };
+                gradient = if config.nesterov { gradient + config.momentum * buffer[i] } else { buffer[i] };
             }
             params[i] -= config.lr * gradient;
         }
@@ -189,36 +137,14 @@ fn reference_sgd(config: &FusedSgd) -> Vec<f64> {
 
 #[test]
 fn sgd_follows_its_definition() {
-    let plain = FusedSgd {
-        lr: 0.1,
-        momentum: 0.0,
-        dampening: 0.0,
-        weight_decay: 0.0,
-        nesterov: false,
-        maximize: false,
-    };
+    let plain =
+        FusedSgd { lr: 0.1, momentum: 0.0, dampening: 0.0, weight_decay: 0.0, nesterov: false, maximize: false };
     let configs = [
         plain,
-        FusedSgd {
-            weight_decay: 0.2,
-            ..plain
-        },
-        FusedSgd {
-            momentum: 0.9,
-            ..plain
-        },
-        FusedSgd {
-            momentum: 0.9,
-            dampening: 0.3,
-            maximize: true,
-            ..plain
-        },
-        FusedSgd {
-            momentum: 0.9,
-            nesterov: true,
-            weight_decay: 0.1,
-            ..plain
-        },
+        FusedSgd { weight_decay: 0.2, ..plain },
+        FusedSgd { momentum: 0.9, ..plain },
+        FusedSgd { momentum: 0.9, dampening: 0.3, maximize: true, ..plain },
+        FusedSgd { momentum: 0.9, nesterov: true, weight_decay: 0.1, ..plain },
     ];
     for config in configs {
         let param = floats(&START).set_requires_grad(true);
@@ -228,11 +154,7 @@ fn sgd_follows_its_definition() {
             let tensors = SgdTensors {
                 params: &[&param],
                 grads: &[&grad],
-                momentum_buffers: if config.momentum == 0.0 {
-                    &[]
-                } else {
-                    &[&buffer]
-                },
+                momentum_buffers: if config.momentum == 0.0 { &[] } else { &[&buffer] },
                 is_first_step: index == 0,
                 ..SgdTensors::default()
             };
@@ -247,13 +169,7 @@ fn sgd_follows_its_definition() {
 #[test]
 fn adagrad_follows_the_paper() {
     for (lr_decay, weight_decay, maximize) in [(0.0, 0.0, false), (0.1, 0.2, true)] {
-        let config = FusedAdagrad {
-            lr: 0.1,
-            lr_decay,
-            weight_decay,
-            eps: 1e-10,
-            maximize,
-        };
+        let config = FusedAdagrad { lr: 0.1, lr_decay, weight_decay, eps: 1e-10, maximize };
         let param = floats(&START);
         let (sum, step) = (Tensor::zeros([3], FLOAT), Tensor::zeros([0i64; 0], FLOAT));
         let (mut expected, mut expected_sum) = (START.map(f64::from), [0.0; 3]);
@@ -270,8 +186,7 @@ fn adagrad_follows_the_paper() {
             fused_adagrad_(&config, &tensors).unwrap();
             let rate = config.lr / (1.0 + f64::from(u32::try_from(index).unwrap()) * lr_decay);
             for i in 0..3 {
-                let gradient = f64::from(gradients[i]) * if maximize { -1.0 } else { 1.0 }
-                    + weight_decay * expected[i];
+                let gradient = f64::from(gradients[i]) * if maximize { -1.0 } else { 1.0 } + weight_decay * expected[i];
                 expected_sum[i] += gradient * gradient;
                 expected[i] -= rate * gradient / (f64::sqrt(expected_sum[i]) + config.eps);
             }
@@ -284,14 +199,8 @@ fn adagrad_follows_the_paper() {
 
 #[test]
 fn a_found_infinity_skips_the_step_and_the_scale_is_divided_out() {
-    let config = FusedSgd {
-        lr: 1.0,
-        momentum: 0.0,
-        dampening: 0.0,
-        weight_decay: 0.0,
-        nesterov: false,
-        maximize: false,
-    };
+    let config =
+        FusedSgd { lr: 1.0, momentum: 0.0, dampening: 0.0, weight_decay: 0.0, nesterov: false, maximize: false };
     for (found, expected) in [(1f32, [1.0, -2.0, 0.5]), (0.0, [0.75, -2.25, 0.25])] {
         let (param, grad) = (floats(&START), floats(&[2.0; 3]));
         let tensors = SgdTensors {
@@ -309,30 +218,10 @@ fn a_found_infinity_skips_the_step_and_the_scale_is_divided_out() {
 #[test]
 fn lists_of_unequal_length_are_refused_by_name() {
     let x = floats(&START);
-    let adam = FusedAdam {
-        lr: 0.1,
-        beta1: 0.9,
-        beta2: 0.99,
-        weight_decay: 0.0,
-        eps: 1e-8,
-        amsgrad: true,
-        maximize: false,
-    };
-    let sgd = FusedSgd {
-        lr: 1.0,
-        momentum: 0.9,
-        dampening: 0.0,
-        weight_decay: 0.0,
-        nesterov: false,
-        maximize: false,
-    };
-    let adagrad = FusedAdagrad {
-        lr: 0.1,
-        lr_decay: 0.0,
-        weight_decay: 0.0,
-        eps: 1e-10,
-        maximize: false,
-    };
+    let adam =
+        FusedAdam { lr: 0.1, beta1: 0.9, beta2: 0.99, weight_decay: 0.0, eps: 1e-8, amsgrad: true, maximize: false };
+    let sgd = FusedSgd { lr: 1.0, momentum: 0.9, dampening: 0.0, weight_decay: 0.0, nesterov: false, maximize: false };
+    let adagrad = FusedAdagrad { lr: 0.1, lr_decay: 0.0, weight_decay: 0.0, eps: 1e-10, maximize: false };
     let full = AdamTensors {
         params: &[&x],
         grads: &[&x],
@@ -343,98 +232,30 @@ fn lists_of_unequal_length_are_refused_by_name() {
         ..AdamTensors::default()
     };
     let results = [
+        (fused_adamw_(&adam, &AdamTensors { grads: &[], ..full }), "`grads` has 0"),
+        (fused_adam_(&adam, &AdamTensors { exp_avgs: &[&x, &x], ..full }), "`exp_avgs` has 2"),
+        (fused_adam_(&adam, &AdamTensors { state_steps: &[], ..full }), "`state_steps` has 0"),
+        (fused_adam_(&adam, &AdamTensors { max_exp_avg_sqs: &[], ..full }), "`max_exp_avg_sqs` has 0"),
+        (fused_adam_(&FusedAdam { amsgrad: false, ..adam }, &full), "without amsgrad"),
         (
-            fused_adamw_(&adam, &AdamTensors { grads: &[], ..full }),
-            "`grads` has 0",
-        ),
-        (
-            fused_adam_(
-                &adam,
-                &AdamTensors {
-                    exp_avgs: &[&x, &x],
-                    ..full
-                },
-            ),
-            "`exp_avgs` has 2",
-        ),
-        (
-            fused_adam_(
-                &adam,
-                &AdamTensors {
-                    state_steps: &[],
-                    ..full
-                },
-            ),
-            "`state_steps` has 0",
-        ),
-        (
-            fused_adam_(
-                &adam,
-                &AdamTensors {
-                    max_exp_avg_sqs: &[],
-                    ..full
-                },
-            ),
-            "`max_exp_avg_sqs` has 0",
-        ),
-        (
-            fused_adam_(
-                &FusedAdam {
-                    amsgrad: false,
-                    ..adam
-                },
-                &full,
-            ),
-            "without amsgrad",
-        ),
-        (
-            fused_sgd_(
-                &sgd,
-                &SgdTensors {
-                    params: &[&x],
-                    grads: &[&x],
-                    ..SgdTensors::default()
-                },
-            ),
+            fused_sgd_(&sgd, &SgdTensors { params: &[&x], grads: &[&x], ..SgdTensors::default() }),
             "`momentum_buffers` has 0",
         ),
-        (
-            fused_adagrad_(
-                &adagrad,
-                &AdagradTensors {
-                    params: &[&x],
-                    ..AdagradTensors::default()
-                },
-            ),
-            "`grads` has 0",
-        ),
+        (fused_adagrad_(&adagrad, &AdagradTensors { params: &[&x], ..AdagradTensors::default() }), "`grads` has 0"),
         (foreach::add_(&[&x], &[], 1.0), "`other` has 0"),
         (foreach::addcmul_(&[&x], &[&x], &[], 1.0), "`right` has 0"),
-        (
-            foreach::addcdiv_(&[&x], &[], &[&x], 1.0),
-            "`numerator` has 0",
-        ),
+        (foreach::addcdiv_(&[&x], &[], &[&x], 1.0), "`numerator` has 0"),
         (foreach::copy_(&[], &[&x]), "`source` has 1"),
     ];
     for (result, message) in results {
         let error = result.unwrap_err();
-        assert!(
-            error.is_invalid_argument() && error.message().contains(message),
-            "{error}"
-        );
+        assert!(error.is_invalid_argument() && error.message().contains(message), "{error}");
     }
 }
 
 #[test]
 fn empty_lists_are_nothing_to_do() {
-    let sgd = FusedSgd {
-        lr: 1.0,
-        momentum: 0.9,
-        dampening: 0.0,
-        weight_decay: 0.0,
-        nesterov: false,
-        maximize: false,
-    };
+    let sgd = FusedSgd { lr: 1.0, momentum: 0.9, dampening: 0.0, weight_decay: 0.0, nesterov: false, maximize: false };
     fused_sgd_(&sgd, &SgdTensors::default()).unwrap();
     foreach::zero_(&[]).unwrap();
     foreach::mul_(&[], &[]).unwrap();
@@ -461,42 +282,15 @@ fn foreach_operations_act_on_every_tensor_of_any_shape() {
         [values(&a), values(&b)].concat()
     };
     let cases: [(Operation<'_>, [f64; 6]); 9] = [
-        (
-            &|x, y| foreach::add_(x, y, 0.5).unwrap(),
-            [3.0, 6.0, 4.0, 4.0, 4.0, 4.0],
-        ),
-        (
-            &|x, _| foreach::add_scalar_(x, -1.0).unwrap(),
-            [0.0, 1.0, 2.0, 2.0, 2.0, 2.0],
-        ),
-        (
-            &|x, y| foreach::mul_(x, y).unwrap(),
-            [4.0, 16.0, 6.0, 6.0, 6.0, 6.0],
-        ),
-        (
-            &|x, _| foreach::mul_tensor_(x, &Tensor::from(2f32)).unwrap(),
-            [2.0, 4.0, 6.0, 6.0, 6.0, 6.0],
-        ),
-        (
-            &|x, y| foreach::div_(x, y).unwrap(),
-            [0.25, 0.25, 1.5, 1.5, 1.5, 1.5],
-        ),
-        (
-            &|x, y| foreach::copy_(x, y).unwrap(),
-            [4.0, 8.0, 2.0, 2.0, 2.0, 2.0],
-        ),
-        (
-            &|x, y| foreach::lerp_(x, y, 0.5).unwrap(),
-            [2.5, 5.0, 2.5, 2.5, 2.5, 2.5],
-        ),
-        (
-            &|x, y| foreach::addcmul_(x, y, y, 1.0).unwrap(),
-            [17.0, 66.0, 7.0, 7.0, 7.0, 7.0],
-        ),
-        (
-            &|x, y| foreach::addcdiv_(x, y, y, -1.0).unwrap(),
-            [0.0, 1.0, 2.0, 2.0, 2.0, 2.0],
-        ),
+        (&|x, y| foreach::add_(x, y, 0.5).unwrap(), [3.0, 6.0, 4.0, 4.0, 4.0, 4.0]),
+        (&|x, _| foreach::add_scalar_(x, -1.0).unwrap(), [0.0, 1.0, 2.0, 2.0, 2.0, 2.0]),
+        (&|x, y| foreach::mul_(x, y).unwrap(), [4.0, 16.0, 6.0, 6.0, 6.0, 6.0]),
+        (&|x, _| foreach::mul_tensor_(x, &Tensor::from(2f32)).unwrap(), [2.0, 4.0, 6.0, 6.0, 6.0, 6.0]),
+        (&|x, y| foreach::div_(x, y).unwrap(), [0.25, 0.25, 1.5, 1.5, 1.5, 1.5]),
+        (&|x, y| foreach::copy_(x, y).unwrap(), [4.0, 8.0, 2.0, 2.0, 2.0, 2.0]),
+        (&|x, y| foreach::lerp_(x, y, 0.25).unwrap(), [1.75, 3.5, 2.75, 2.75, 2.75, 2.75]),
+        (&|x, y| foreach::addcmul_(x, y, y, 1.0).unwrap(), [17.0, 66.0, 7.0, 7.0, 7.0, 7.0]),
+        (&|x, y| foreach::addcdiv_(x, y, y, -1.0).unwrap(), [0.0, 1.0, 2.0, 2.0, 2.0, 2.0]),
     ];
     for (index, (operation, expected)) in cases.into_iter().enumerate() {
         assert_eq!(run(operation), expected, "case {index}");
@@ -506,19 +300,9 @@ fn foreach_operations_act_on_every_tensor_of_any_shape() {
 #[test]
 fn norms_of_every_order() {
     let (x, y) = (floats(&[3.0, -4.0]), Tensor::full([2, 2], -2.0, FLOAT));
-    for (ord, expected) in [
-        (1.0, [7.0, 8.0]),
-        (2.0, [5.0, 4.0]),
-        (f64::INFINITY, [4.0, 2.0]),
-    ] {
+    for (ord, expected) in [(1.0, [7.0, 8.0]), (2.0, [5.0, 4.0]), (f64::INFINITY, [4.0, 2.0])] {
         let norms = foreach::norm(&[&x, &y], ord).unwrap();
-        assert_eq!(
-            norms
-                .iter()
-                .map(|norm| norm.double_value(&[]))
-                .collect::<Vec<_>>(),
-            expected
-        );
+        assert_eq!(norms.iter().map(|norm| norm.double_value(&[])).collect::<Vec<_>>(), expected);
         assert!(norms.iter().all(|norm| norm.size().is_empty()));
     }
 }
@@ -527,16 +311,10 @@ fn norms_of_every_order() {
 
 #[test]
 fn unscaling_finds_what_is_not_finite() {
-    for (bad, expected) in [
-        (1.0f32, 0.0),
-        (f32::INFINITY, 1.0),
-        (f32::NEG_INFINITY, 1.0),
-        (f32::NAN, 1.0),
-    ] {
+    for (bad, expected) in [(1.0f32, 0.0), (f32::INFINITY, 1.0), (f32::NEG_INFINITY, 1.0), (f32::NAN, 1.0)] {
         let (first, second) = (floats(&[8.0, 4.0]), floats(&[2.0, bad]));
         let found_inf = Tensor::from(0f32);
-        non_finite_check_and_unscale_(&[&first, &second], &found_inf, &Tensor::from(0.25f32))
-            .unwrap();
+        non_finite_check_and_unscale_(&[&first, &second], &found_inf, &Tensor::from(0.25f32)).unwrap();
         assert_eq!(values(&first), [2.0, 1.0]);
         assert_eq!(found_inf.double_value(&[]), expected);
     }
@@ -551,25 +329,12 @@ fn a_found_infinity_is_never_taken_back() {
 
 #[test]
 fn the_scale_grows_after_an_interval_and_backs_off_at_once() {
-    let rule = ScaleUpdate {
-        growth_factor: 2.0,
-        backoff_factor: 0.5,
-        growth_interval: 3,
-    };
+    let rule = ScaleUpdate { growth_factor: 2.0, backoff_factor: 0.5, growth_interval: 3 };
     let (scale, tracker) = (Tensor::from(16f32), Tensor::from(0i32));
-    let steps = [
-        (0f32, 16.0, 1),
-        (0.0, 16.0, 2),
-        (0.0, 32.0, 0),
-        (0.0, 32.0, 1),
-        (1.0, 16.0, 0),
-    ];
+    let steps = [(0f32, 16.0, 1), (0.0, 16.0, 2), (0.0, 32.0, 0), (0.0, 32.0, 1), (1.0, 16.0, 0)];
     for (found, expected_scale, expected_tracker) in steps {
         update_scale_(&scale, &tracker, &Tensor::from(found), &rule).unwrap();
-        assert_eq!(
-            (scale.double_value(&[]), tracker.int64_value(&[])),
-            (expected_scale, expected_tracker)
-        );
+        assert_eq!((scale.double_value(&[]), tracker.int64_value(&[])), (expected_scale, expected_tracker));
     }
     assert!(update_scale_(&scale, &Tensor::from(0i64), &Tensor::from(0f32), &rule).is_err());
 }

@@ -96,31 +96,20 @@ impl<F: Fn(&Tensor) -> Packed> SavedTensorHooks for PackWith<F> {
 }
 
 fn tokens_of(make: fn() -> CallbackResult<Tensor>) -> Rc<dyn SavedTensorHooks> {
-    Rc::new(PackWith(move |_: &Tensor| {
-        Packed::Token(Box::new(Made(Box::new(make))))
-    }))
+    Rc::new(PackWith(move |_: &Tensor| Packed::Token(Box::new(Made(Box::new(make))))))
 }
 
 #[test]
 fn tokens_stand_in_for_saved_tensors_and_are_dropped_after_use() {
     let (x, y) = (leaf(&[2.0, 3.0]), leaf(&[5.0, 7.0]));
     let copies = Rc::new(Copies::default());
-    let product =
-        with_saved_tensor_hooks(Rc::clone(&copies) as Rc<_>, || (&x * &y).sum(Kind::Float))
-            .unwrap();
+    let product = with_saved_tensor_hooks(Rc::clone(&copies) as Rc<_>, || (&x * &y).sum(Kind::Float)).unwrap();
     assert_eq!(copies.tokens.load(Ordering::SeqCst), 2);
     assert_eq!(copies.unpacked.load(Ordering::SeqCst), 0);
     run_backward(&product).unwrap();
-    assert_eq!(
-        (gradient(&x), gradient(&y)),
-        (vec![5.0, 7.0], vec![2.0, 3.0])
-    );
+    assert_eq!((gradient(&x), gradient(&y)), (vec![5.0, 7.0], vec![2.0, 3.0]));
     assert_eq!(copies.unpacked.load(Ordering::SeqCst), 2);
-    assert_eq!(
-        copies.tokens.load(Ordering::SeqCst),
-        0,
-        "tokens must go when their node has run"
-    );
+    assert_eq!(copies.tokens.load(Ordering::SeqCst), 0, "tokens must go when their node has run");
 }
 
 #[test]
@@ -144,18 +133,9 @@ fn second_derivatives_go_through_tokens() {
     let copies: Rc<dyn SavedTensorHooks> = Rc::new(Copies::default());
     let second = with_saved_tensor_hooks(copies, || {
         let y = &x * &x * &x;
-        let options = autograd::GradOptions {
-            create_graph: true,
-            ..Default::default()
-        };
-        let first = autograd::grad(&[&y], &[&x], None, options)
-            .unwrap()
-            .remove(0)
-            .unwrap();
-        autograd::grad(&[&first], &[&x], None, Default::default())
-            .unwrap()
-            .remove(0)
-            .unwrap()
+        let options = autograd::GradOptions { create_graph: true, ..Default::default() };
+        let first = autograd::grad(&[&y], &[&x], None, options).unwrap().remove(0).unwrap();
+        autograd::grad(&[&first], &[&x], None, Default::default()).unwrap().remove(0).unwrap()
     })
     .unwrap();
     assert_eq!(values(&second), [12.0]);
@@ -253,10 +233,7 @@ fn a_kept_tensor_changed_in_place_is_found() {
     let y = with_saved_tensor_hooks(Rc::new(Count::default()), || &x * &factor).unwrap();
     let _ = factor.fill_(4.0);
     let error = run_backward(&y).unwrap_err();
-    assert!(
-        error.message().contains("modified by an inplace operation"),
-        "{error}"
-    );
+    assert!(error.message().contains("modified by an inplace operation"), "{error}");
 }
 
 #[test]
@@ -265,11 +242,7 @@ fn an_error_of_unpack_reaches_backward() {
     let y = with_saved_tensor_hooks(tokens_of(|| Err(std::fmt::Error.into())), || x.exp()).unwrap();
     let error = run_backward(&y).unwrap_err();
     assert!(error.is_callback());
-    assert!(
-        std::error::Error::source(&error)
-            .unwrap()
-            .is::<std::fmt::Error>()
-    );
+    assert!(std::error::Error::source(&error).unwrap().is::<std::fmt::Error>());
 }
 
 #[test]
@@ -304,8 +277,7 @@ fn a_panic_of_pack_is_raised_whatever_tch_makes_of_it() {
     let hooks = || Rc::new(PackWith(|_: &Tensor| -> Packed { panic!("cannot pack") }));
     let bodies: [&dyn Fn(); 2] = [&|| drop(x.f_exp()), &|| drop(x.exp())];
     for body in bodies {
-        let payload =
-            catch_unwind(AssertUnwindSafe(|| with_saved_tensor_hooks(hooks(), body))).unwrap_err();
+        let payload = catch_unwind(AssertUnwindSafe(|| with_saved_tensor_hooks(hooks(), body))).unwrap_err();
         assert_eq!(*payload.downcast::<&str>().unwrap(), "cannot pack");
     }
     // The stack is clean afterwards.
@@ -314,9 +286,7 @@ fn a_panic_of_pack_is_raised_whatever_tch_makes_of_it() {
 
 #[test]
 fn a_panic_of_the_body_is_not_hidden() {
-    let payload =
-        catch_unwind(|| with_saved_tensor_hooks(Rc::new(Count::default()), || panic!("body")))
-            .unwrap_err();
+    let payload = catch_unwind(|| with_saved_tensor_hooks(Rc::new(Count::default()), || panic!("body"))).unwrap_err();
     assert_eq!(*payload.downcast::<&str>().unwrap(), "body");
 }
 
@@ -354,9 +324,7 @@ fn custom_functions_save_through_hooks() {
             },
             |context, gradients| {
                 let x = &context.saved_tensors()?[0];
-                Ok(vec![
-                    gradients[0].as_ref().map(|gradient| gradient * x * 2.0),
-                ])
+                Ok(vec![gradients[0].as_ref().map(|gradient| gradient * x * 2.0)])
             },
         )
         .unwrap()
@@ -380,9 +348,7 @@ fn the_replaced_engine_runs_threads_and_nested_passes() {
             })
         })
         .collect();
-    threads
-        .into_iter()
-        .for_each(|thread| thread.join().unwrap());
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
 /// A backward pass inside a backward pass, `depth` times.
@@ -395,11 +361,7 @@ fn nested(factor: f64, depth: usize) -> f64 {
             &[&x],
             |_| Ok(vec![&x * factor]),
             move |_, gradients| {
-                let inner = if depth == 0 {
-                    factor
-                } else {
-                    nested(factor, depth - 1)
-                };
+                let inner = if depth == 0 { factor } else { nested(factor, depth - 1) };
                 Ok(vec![gradients[0].as_ref().map(|gradient| gradient * inner)])
             },
         )
@@ -413,16 +375,13 @@ fn nested(factor: f64, depth: usize) -> f64 {
 fn bits_are_the_same_with_and_without_hooks() {
     tch::manual_seed(3);
     let x = Tensor::randn([8, 16], (Kind::Float, tch::Device::Cpu));
-    let weights: Vec<Tensor> = (0..3)
-        .map(|_| Tensor::randn([16, 16], (Kind::Float, tch::Device::Cpu)).set_requires_grad(true))
-        .collect();
+    let weights: Vec<Tensor> =
+        (0..3).map(|_| Tensor::randn([16, 16], (Kind::Float, tch::Device::Cpu)).set_requires_grad(true)).collect();
     let forward = || {
         weights
             .iter()
             .fold(x.shallow_clone(), |x, weight| {
-                x.matmul(weight)
-                    .gelu("none")
-                    .layer_norm([16], None::<&Tensor>, None, 1e-5, false)
+                x.matmul(weight).gelu("none").layer_norm([16], None::<&Tensor>, None, 1e-5, false)
             })
             .square()
             .sum(Kind::Float)
@@ -430,12 +389,8 @@ fn bits_are_the_same_with_and_without_hooks() {
     let results = RefCell::new(Vec::new());
     let record = |loss: &Tensor| {
         run_backward(loss).unwrap();
-        results
-            .borrow_mut()
-            .push(weights.iter().map(gradient).collect::<Vec<_>>());
-        weights
-            .iter()
-            .for_each(|weight| autograd::set_gradient(weight, None).unwrap());
+        results.borrow_mut().push(weights.iter().map(gradient).collect::<Vec<_>>());
+        weights.iter().for_each(|weight| autograd::set_gradient(weight, None).unwrap());
     };
     record(&forward());
     record(&with_saved_tensor_hooks(Rc::new(Count::default()), forward).unwrap());

@@ -4,9 +4,7 @@
 use tch::{Device, Kind, Tensor};
 use torch_ext::foreach;
 use torch_ext::meta::{empty_meta, is_meta, to_meta};
-use torch_ext::storage::{
-    WeakStorage, allocate_storage, free_storage, is_allocated, storage_bytes, storage_id,
-};
+use torch_ext::storage::{WeakStorage, allocate_storage, free_storage, is_allocated, storage_bytes, storage_id};
 
 fn ones(shape: &[i64]) -> Tensor {
     Tensor::ones(shape, (Kind::Float, Device::Cpu))
@@ -15,13 +13,7 @@ fn ones(shape: &[i64]) -> Tensor {
 #[test]
 fn identity_follows_the_storage() {
     let x = ones(&[4, 4]);
-    for same in [
-        x.shallow_clone(),
-        x.detach(),
-        x.narrow(0, 1, 2),
-        x.tr(),
-        x.view([16]),
-    ] {
+    for same in [x.shallow_clone(), x.detach(), x.narrow(0, 1, 2), x.tr(), x.view([16])] {
         assert_eq!(storage_id(&same), storage_id(&x));
     }
     for other in [x.copy(), ones(&[4, 4]), &x + 0.0] {
@@ -32,21 +24,12 @@ fn identity_follows_the_storage() {
 
 #[test]
 fn bytes_are_those_of_the_whole_storage() {
-    for (kind, size) in [
-        (Kind::Float, 4),
-        (Kind::Double, 8),
-        (Kind::BFloat16, 2),
-        (Kind::Bool, 1),
-    ] {
+    for (kind, size) in [(Kind::Float, 4), (Kind::Double, 8), (Kind::BFloat16, 2), (Kind::Bool, 1)] {
         let x = Tensor::zeros([10], (kind, Device::Cpu));
         assert_eq!(storage_bytes(&x).unwrap(), 10 * size);
         assert_eq!(storage_bytes(&x.narrow(0, 3, 2)).unwrap(), 10 * size);
     }
-    assert!(
-        storage_bytes(&Tensor::new())
-            .unwrap_err()
-            .is_invalid_argument()
-    );
+    assert!(storage_bytes(&Tensor::new()).unwrap_err().is_invalid_argument());
 }
 
 #[test]
@@ -55,10 +38,7 @@ fn freeing_takes_the_memory_and_leaves_the_shape() {
     let view = x.narrow(1, 2, 2);
     free_storage(&view).unwrap();
     free_storage(&x).unwrap();
-    assert_eq!(
-        (x.size(), x.stride(), view.size()),
-        (vec![3, 5], vec![5, 1], vec![3, 2])
-    );
+    assert_eq!((x.size(), x.stride(), view.size()), (vec![3, 5], vec![5, 1], vec![3, 2]));
     assert_eq!(storage_bytes(&x).unwrap(), 0);
     assert!(!is_allocated(&x) && !is_allocated(&view));
     assert_eq!(storage_id(&x), storage_id(&view));
@@ -81,17 +61,11 @@ fn using_freed_data_is_an_error_and_not_a_crash() {
     ];
     for (name, result) in results {
         let error = result.map(|_| ()).expect_err(name).to_string();
-        assert!(
-            error.contains("was freed by free_storage"),
-            "{name}: {error}"
-        );
+        assert!(error.contains("was freed by free_storage"), "{name}: {error}");
     }
     // New views are refused by libtorch's own check of bounds.
     let error = x.f_tr().map(|_| ()).expect_err("view").to_string();
-    assert!(
-        error.contains("out of bounds for storage of size 0"),
-        "{error}"
-    );
+    assert!(error.contains("out of bounds for storage of size 0"), "{error}");
 }
 
 #[test]
@@ -114,17 +88,11 @@ fn allocated_storage_works_like_new() {
 fn allocation_is_refused_where_it_would_be_wrong() {
     let x = ones(&[10]);
     let error = allocate_storage(&x, 40).unwrap_err();
-    assert!(
-        error.is_invalid_argument() && error.message().contains("still holds 40 bytes"),
-        "{error}"
-    );
+    assert!(error.is_invalid_argument() && error.message().contains("still holds 40 bytes"), "{error}");
     let part = x.narrow(0, 0, 2);
     free_storage(&part).unwrap();
     let error = allocate_storage(&part, 8).unwrap_err();
-    assert!(
-        error.is_invalid_argument() && error.message().contains("address 40 bytes"),
-        "{error}"
-    );
+    assert!(error.is_invalid_argument() && error.message().contains("address 40 bytes"), "{error}");
     assert!(!is_allocated(&x));
     allocate_storage(&part, 64).unwrap();
     assert_eq!(storage_bytes(&x).unwrap(), 64);
@@ -134,13 +102,9 @@ fn allocation_is_refused_where_it_would_be_wrong() {
 fn memory_of_others_is_not_freed() {
     let lent = [1f32, 2.0];
     // SAFETY: `lent` outlives the tensor.
-    let x =
-        unsafe { Tensor::from_blob(lent.as_ptr().cast(), &[2], &[1], Kind::Float, Device::Cpu) };
+    let x = unsafe { Tensor::from_blob(lent.as_ptr().cast(), &[2], &[1], Kind::Float, Device::Cpu) };
     let error = free_storage(&x).unwrap_err();
-    assert!(
-        error.is_invalid_argument() && error.message().contains("does not own"),
-        "{error}"
-    );
+    assert!(error.is_invalid_argument() && error.message().contains("does not own"), "{error}");
     assert_eq!(x.double_value(&[1]), 2.0);
     for wrong in [Tensor::new(), empty_meta(&[2], Kind::Float).unwrap()] {
         assert!(free_storage(&wrong).unwrap_err().is_invalid_argument());
@@ -173,17 +137,9 @@ fn meta_tensors_have_shapes_and_no_memory() {
     let x = empty_meta(&[2, 3], Kind::BFloat16).unwrap();
     assert!(is_meta(&x) && !is_allocated(&x));
     assert_eq!((x.size(), x.kind()), (vec![2, 3], Kind::BFloat16));
-    assert_eq!(
-        x.f_matmul(&empty_meta(&[3, 7], Kind::BFloat16).unwrap())
-            .unwrap()
-            .size(),
-        [2, 7]
-    );
+    assert_eq!(x.f_matmul(&empty_meta(&[3, 7], Kind::BFloat16).unwrap()).unwrap().size(), [2, 7]);
     let transposed = to_meta(&ones(&[4, 2]).tr()).unwrap();
-    assert_eq!(
-        (transposed.size(), transposed.stride()),
-        (vec![2, 4], vec![1, 2])
-    );
+    assert_eq!((transposed.size(), transposed.stride()), (vec![2, 4], vec![1, 2]));
     assert!(!is_meta(&ones(&[1])) && !is_meta(&Tensor::new()));
     assert!(empty_meta(&[-1], Kind::Float).is_err());
     assert!(to_meta(&Tensor::new()).is_err());

@@ -72,11 +72,7 @@ impl Shared {
 
     /// The full weights of a unit, as outputs of one node.
     fn full_weights(&self, unit: usize) -> Result<Vec<Tensor>> {
-        let shards: Vec<Tensor> = self.lock().units[unit]
-            .shards
-            .iter()
-            .map(Tensor::shallow_clone)
-            .collect();
+        let shards: Vec<Tensor> = self.lock().units[unit].shards.iter().map(Tensor::shallow_clone).collect();
         let world = self.clone();
         apply_function(
             "GatherUnit",
@@ -84,10 +80,7 @@ impl Shared {
             |_| Ok(self.lock().gather(unit)),
             move |_, gradients| {
                 world.lock().units[unit].reduce_scatters += 1;
-                Ok(gradients
-                    .into_iter()
-                    .map(|gradient| gradient.as_ref().map(reduce_scattered))
-                    .collect())
+                Ok(gradients.into_iter().map(|gradient| gradient.as_ref().map(reduce_scattered)).collect())
             },
         )
     }
@@ -147,26 +140,17 @@ impl Drop for Token {
 }
 
 fn layer(x: &Tensor, weights: &[Tensor]) -> Tensor {
-    x.linear(&weights[0], None::<&Tensor>)
-        .gelu("none")
-        .linear(&weights[1], None::<&Tensor>)
+    x.linear(&weights[0], None::<&Tensor>).gelu("none").linear(&weights[1], None::<&Tensor>)
 }
 
 fn new_shards() -> Vec<Vec<Tensor>> {
     tch::manual_seed(0);
-    let shard = || {
-        (Tensor::randn([WIDTH / 2, WIDTH], (Kind::Float, Device::Cpu)) * 0.1)
-            .set_requires_grad(true)
-    };
+    let shard = || (Tensor::randn([WIDTH / 2, WIDTH], (Kind::Float, Device::Cpu)) * 0.1).set_requires_grad(true);
     (0..NUM_UNITS).map(|_| vec![shard(), shard()]).collect()
 }
 
 fn gradients(shards: &[Vec<Tensor>]) -> Vec<Tensor> {
-    shards
-        .iter()
-        .flatten()
-        .map(|shard| gradient_of(shard).unwrap().unwrap())
-        .collect()
+    shards.iter().flatten().map(|shard| gradient_of(shard).unwrap().unwrap()).collect()
 }
 
 /// The same computation with whole weights in the graph.
@@ -200,10 +184,7 @@ fn weights_are_gathered_twice_and_freed_in_between() {
     let world = Shared(Arc::default());
     world.lock().units = shards
         .iter()
-        .map(|unit| Unit {
-            shards: unit.iter().map(Tensor::shallow_clone).collect(),
-            ..Unit::default()
-        })
+        .map(|unit| Unit { shards: unit.iter().map(Tensor::shallow_clone).collect(), ..Unit::default() })
         .collect();
 
     let loss = with_saved_tensor_hooks(Rc::new(world.clone()), || {
@@ -214,10 +195,7 @@ fn weights_are_gathered_twice_and_freed_in_between() {
                 world.lock().release(unit - 1);
                 let state = world.lock();
                 assert!(
-                    state.units[unit - 1]
-                        .storages
-                        .iter()
-                        .all(|storage| !storage.is_alive()),
+                    state.units[unit - 1].storages.iter().all(|storage| !storage.is_alive()),
                     "unit {} must be freed once the next one is used",
                     unit - 1
                 );
@@ -231,15 +209,8 @@ fn weights_are_gathered_twice_and_freed_in_between() {
     for (index, unit) in world.lock().units.iter().enumerate() {
         // The input needs no gradient, so the very first product does not save its weight.
         let num_saved = if index == 0 { 1 } else { 2 };
-        assert_eq!(
-            (unit.gathers, unit.tokens),
-            (1, num_saved),
-            "one gather and one token per saved weight"
-        );
-        assert!(
-            unit.storages.iter().all(|storage| !storage.is_alive()),
-            "the graph must not hold gathered weights"
-        );
+        assert_eq!((unit.gathers, unit.tokens), (1, num_saved), "one gather and one token per saved weight");
+        assert!(unit.storages.iter().all(|storage| !storage.is_alive()), "the graph must not hold gathered weights");
     }
 
     world.lock().in_backward = true;
