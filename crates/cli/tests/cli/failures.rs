@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use crate::support::{Finished, LIVE_ON, Witness, finished, launch_script, named_pipe};
+use crate::support::{Finished, LIVE_ON, Witness, finished, launch_script, named_pipe, obey};
 
 #[test]
 fn the_exit_code_is_that_of_the_failed_rank() {
@@ -39,10 +39,8 @@ fn signals_are_shown_by_name_and_become_128_plus_their_number() {
 #[test]
 fn others_are_asked_to_end_first() {
     let (_folder, pipe) = named_pipe();
-    let script = format!(
-        "if [ $RANK = 0 ]; then trap 'echo asked politely; exit 0' TERM; echo >{pipe}; {LIVE_ON}; \
-         else read line <{pipe}; exit 9; fi"
-    );
+    let obey = obey("TERM", "asked politely", &pipe);
+    let script = format!("[ $RANK = 1 ] && {{ read line <{pipe}; exit 9; }}; {obey}");
     let mut witness = Witness::new();
     let mut command = launch_script(2, &["--grace_period", "20"], &script);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::support::{Finished, LIVE_ON, Witness, launch_script, named_pipe, send};
+use crate::support::{Finished, LIVE_ON, Witness, launch_script, named_pipe, obey, send};
 
 const READY: &str = "echo ready >/dev/fd/$WITNESS";
 const STUBBORN: &str = "trap '' INT TERM HUP";
@@ -101,8 +101,7 @@ fn children_that_outlive_a_successful_rank_are_ended() {
 #[test]
 fn children_that_outlive_their_rank_are_asked_first() {
     let (_folder, pipe) = named_pipe();
-    let script =
-        format!("[ $RANK = 1 ] || {{ (trap 'echo asked; exit' TERM; echo >{pipe}; {LIVE_ON}) & read line <{pipe}; }}");
+    let script = format!("[ $RANK = 1 ] || {{ ({}) & read line <{pipe}; }}", obey("TERM", "asked", &pipe));
     let mut witness = Witness::new();
     let mut command = launch_script(2, &["--grace_period", "20"], &script);
     command.stdout(Stdio::piped());

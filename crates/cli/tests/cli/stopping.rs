@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
 
-use crate::support::{Finished, LIVE_ON, Witness, launch_script, send};
+use crate::support::{Finished, LIVE_ON, WITNESS_FILE, Witness, launch_script, obey, send};
 
 const READY: &str = "echo ready >/dev/fd/$WITNESS";
 
@@ -13,8 +13,7 @@ const READY: &str = "echo ready >/dev/fd/$WITNESS";
 fn the_signal_is_passed_on_and_becomes_the_exit_code() {
     for (signal, name, code) in [(Signal::INT, "INT", 130), (Signal::TERM, "TERM", 143), (Signal::HUP, "HUP", 129)] {
         let mut witness = Witness::new();
-        let script = format!("trap 'echo got {name}; exit 0' {name}; {READY}; {LIVE_ON}");
-        let mut command = launch_script(2, &[], &script);
+        let mut command = launch_script(2, &[], &obey(name, "obeyed", WITNESS_FILE));
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = witness.start(command);
         witness.wait_for("ready", 2);
@@ -22,6 +21,7 @@ fn the_signal_is_passed_on_and_becomes_the_exit_code() {
         let ended = Finished::from(child.wait_with_output().unwrap());
         ended
             .expect(code, &[&format!("SIG{name} received and passed on to 2 ranks"), &format!("stopped by SIG{name}")]);
+        assert_eq!(ended.sorted_stdout(), ["[rank 0] obeyed", "[rank 1] obeyed"]);
         witness.expect_nobody_survives();
     }
 }
@@ -100,8 +100,7 @@ fn a_launch_that_inherits_ignored_child_signals_still_sees_its_ranks_end() {
 #[test]
 fn user_signals_reach_the_program() {
     let mut witness = Witness::new();
-    let script = format!("trap 'echo saved; exit 0' USR1; {READY}; while :; do sleep 0.01; done");
-    let mut command = launch_script(2, &[], &script);
+    let mut command = launch_script(2, &[], &obey("USR1", "saved", WITNESS_FILE));
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = witness.start(command);
     witness.wait_for("ready", 2);

@@ -87,6 +87,22 @@ pub(crate) struct Witness {
 pub(crate) const LIVE_ON: &str =
     "i=0; while [ $i -lt 600 ]; do sleep 0.05; i=$((i+1)); done; echo survived >/dev/fd/$WITNESS";
 
+/// A shell command that becomes a process which, on `SIG{signal}`, prints `words` and ends well. It writes
+/// `ready` into the file `tells` when it is prepared. (Shells lose signals that arrive while they start a
+/// command; Python does not.)
+pub(crate) fn obey(signal: &str, words: &str, tells: &str) -> String {
+    format!(
+        "exec python3 -c \"import os, signal, time\n\
+         signal.signal(signal.SIG{signal}, lambda *_: (print('{words}', flush=True), os._exit(0)))\n\
+         open('{tells}', 'w').write('ready\\n')\n\
+         for _ in range(600): time.sleep(0.05)\n\
+         open('/dev/fd/$WITNESS', 'w').write('survived\\n')\""
+    )
+}
+
+/// The file that a [`Witness`] reads.
+pub(crate) const WITNESS_FILE: &str = "/dev/fd/$WITNESS";
+
 /// A named pipe with which ranks wait for each other: `read` from it, `echo` into it.
 pub(crate) fn named_pipe() -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().unwrap();

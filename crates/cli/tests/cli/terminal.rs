@@ -8,7 +8,7 @@ use std::process::Command;
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{OptionalActions, OutputModes, Winsize, tcgetattr, tcsetattr, tcsetwinsize};
 
-use crate::support::{launch_script, named_pipe};
+use crate::support::{launch, launch_script, named_pipe};
 
 /// Runs the command with standard output and error at a terminal of 40 x 100; what appears there, and the
 /// exit code.
@@ -109,8 +109,17 @@ fn control_c_ends_every_rank() {
 #[test]
 fn one_process_owns_the_terminal_and_decides_what_control_c_means() {
     // As a debugger does: the key interrupts what runs, and the prompt comes back.
-    let script = "trap 'echo interrupted; seen=1' INT; echo ready; while [ -z $seen ]; do sleep 0.01; done; read line; echo \"read $line\"; exit 3";
-    let (screen, code) = in_session("\\x03answer\\n", 1, &launch_script(1, &[], script));
+    let script = "import signal, sys, time\n\
+                  seen = []\n\
+                  signal.signal(signal.SIGINT, lambda *_: seen.append(1))\n\
+                  print('ready', flush=True)\n\
+                  while not seen: time.sleep(0.01)\n\
+                  print('interrupted')\n\
+                  print('read', input())\n\
+                  sys.exit(3)";
+    let mut command = launch(1, &[]);
+    command.args(["python3", "-c", script]);
+    let (screen, code) = in_session("\\x03answer\\n", 1, &command);
     assert_eq!(code, Some(3), "{screen}");
     assert!(screen.contains("interrupted") && screen.contains("read answer"), "{screen}");
 }
