@@ -1,0 +1,14 @@
+//! BERT for classification (Devlin et al. 2018, <https://arxiv.org/abs/1810.04805>), with the parameter names of
+//! Hugging Face Transformers, so that weight files are exchanged with it by name.
+
+mod attention;
+mod classification;
+mod config;
+mod embeddings;
+mod encoder;
+mod init;
+mod load;
+
+pub use classification::{BertForSequenceClassification, SequenceClassifierOutput};
+pub use config::{Activation, BertConfig, ConfigError};
+pub use load::{has_classifier, load_weights};

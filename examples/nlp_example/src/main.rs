@@ -1,0 +1,293 @@
+//! Trains BERT to classify texts, in one process or many: the loop is the same.
+//!
+//! `nlp_example --help` lists what it can be told; `README.md` beside this file shows how to start it.
+
+use accelerate::data::{DataLoader, DataLoaderShard};
+use accelerate::nn::{Module, ParamStore};
+use accelerate::optim::{AcceleratedOptimizer, AcceleratedScheduler, AdamW, LinearWithWarmup, no_decay};
+use accelerate::tch::{self, Tensor};
+use accelerate::{
+    Accelerator, DataLoaderConfiguration, Error, MixedPrecision, PreparedModel, ProjectConfiguration, ReduceOp,
+};
+use anyhow::Context;
+use nlp_example::arguments::{Arguments, Precision};
+use nlp_example::batch::{self, Batch, Example};
+use nlp_example::bert::{self, BertConfig, BertForSequenceClassification};
+use nlp_example::metrics::Scores;
+use nlp_example::plot::History;
+use nlp_example::pretrained;
+use nlp_example::progress::Progress;
+use nlp_example::readers::Table;
+use nlp_example::splits::Splits;
+use nlp_example::tokenize::{TOKENIZER_FILE, TextTokenizer};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+type Loader = DataLoaderShard<Vec<Example>, Batch>;
+type Model = PreparedModel<BertForSequenceClassification>;
+
+fn main() -> anyhow::Result<()> {
+    let arguments = Arguments::parse_line(std::env::args_os()).unwrap_or_else(|error| error.exit());
+    let accelerator = accelerator(&arguments)?;
+    tch::manual_seed(arguments.seed as i64);
+
+    // On each machine one process fetches and reads first, so that the others find everything in the cache.
+    let splits = accelerator
+        .local_main_process_first(|| Splits::load(&arguments).map_err(Error::other))
+        .context("no data to train on")?;
+    let pretrained = accelerator.local_main_process_first(|| pretrained::folder(&arguments).map_err(Error::other))?;
+
+    let tokenizer = match &pretrained {
+        Some(folder) => TextTokenizer::from_folder(folder)?,
+        None => trained_tokenizer(&accelerator, &splits.train)?,
+    };
+    let config = match &pretrained {
+        Some(folder) => pretrained::config_of(folder, &tokenizer, &splits.train)?,
+        None => pretrained::new_config(&arguments, &tokenizer, &splits.train)?,
+    };
+    splits.train.check_labels(config.num_labels())?;
+    splits.dev.check_labels(config.num_labels())?;
+    let tokenizer = tokenizer.with_max_length(arguments.max_length.min(config.max_position_embeddings as usize))?;
+
+    let store = ParamStore::new(accelerator.device());
+    let model = BertForSequenceClassification::new(&store.root(), &config)?;
+    if let Some(folder) = &pretrained {
+        let new = bert::load_weights(&store, folder)?;
+        if !new.is_empty() {
+            accelerator.print(format_args!("not in the loaded model, so learned from scratch: {}", new.join(", ")));
+        }
+    }
+
+    let mut training = Training::prepare(&accelerator, &arguments, &splits, &tokenizer, model)?;
+    let history = training.run(arguments.num_epochs())?;
+    let samples_per_second = training.samples_per_second();
+    save(&accelerator, &training.model, &config, &tokenizer, &history, &arguments.output_dir)?;
+
+    let scores = reload_and_evaluate(&accelerator, &splits.dev, &arguments)?;
+    let trained = training.scores;
+    anyhow::ensure!(
+        trained == Some(scores),
+        "the saved model does not do what the trained one did: {scores} after reading it back, before {trained:?}"
+    );
+    if accelerator.is_main_process() {
+        println!("{scores} samples_per_second={samples_per_second:.1} world_size={}", accelerator.num_processes());
+    }
+    Ok(())
+}
+
+fn accelerator(arguments: &Arguments) -> accelerate::Result<Accelerator> {
+    let mut builder = Accelerator::builder()
+        .cpu(arguments.cpu)
+        .gradient_accumulation_steps(arguments.gradient_accumulation_steps)
+        .dataloader_config(DataLoaderConfiguration {
+            split_batches: arguments.split_batches,
+            // Each epoch's order depends on the seed alone, not on how many processes drew numbers before it.
+            use_seedable_sampler: true,
+            data_seed: Some(arguments.seed),
+            ..Default::default()
+        })
+        // The model is read back at the end, on every machine.
+        .project_config(ProjectConfiguration { save_on_each_node: true, ..Default::default() });
+    if let Some(precision) = arguments.mixed_precision {
+        builder = builder.mixed_precision(match precision {
+            Precision::No => MixedPrecision::No,
+            Precision::Fp16 => MixedPrecision::Fp16,
+            Precision::Bf16 => MixedPrecision::Bf16,
+            Precision::Fp8 => MixedPrecision::Fp8,
+        });
+    }
+    builder.build()
+}
+
+/// A vocabulary learned from the training split by the main process, the same everywhere.
+fn trained_tokenizer(accelerator: &Accelerator, train: &Table) -> anyhow::Result<TextTokenizer> {
+    let mut json = vec![String::new()];
+    if accelerator.is_main_process() {
+        let texts: Vec<&str> = train.rows.iter().map(|row| row.text.as_str()).collect();
+        json = vec![TextTokenizer::train(&texts, pretrained::VOCABULARY_SIZE)?.to_json()?];
+    }
+    accelerator.broadcast_object_list(&mut json, 0)?;
+    Ok(TextTokenizer::from_json(&json[0])?)
+}
+
+/// Everything the loop needs, prepared.
+struct Training<'a> {
+    accelerator: &'a Accelerator,
+    model: Model,
+    optimizer: AcceleratedOptimizer<AdamW>,
+    train_loader: Loader,
+    dev_loader: Loader,
+    scheduler: AcceleratedScheduler<LinearWithWarmup>,
+    num_labels: usize,
+    /// Time spent in training steps alone.
+    time: Duration,
+    num_samples: usize,
+    /// After the last epoch.
+    scores: Option<Scores>,
+}
+
+impl<'a> Training<'a> {
+    fn prepare(
+        accelerator: &'a Accelerator,
+        arguments: &Arguments,
+        splits: &Splits,
+        tokenizer: &TextTokenizer,
+        model: BertForSequenceClassification,
+    ) -> anyhow::Result<Self> {
+        let num_labels = model.num_labels();
+        let optimizer = AdamW::builder(model.params())
+            .lr(arguments.learning_rate())
+            .param_groups(no_decay(model.params(), &["bias", "LayerNorm.weight"]))
+            .build()?;
+        let train_loader = DataLoader::builder(batch::encode(&splits.train, tokenizer)?)
+            .batch_size(arguments.batch_size)
+            .shuffle(true)
+            .collate_fn(batch::pad_to_longest(tokenizer.pad_id()))
+            .build()?;
+        let dev_loader = dev_loader(&splits.dev, tokenizer, arguments)?;
+        // Counted as for one process: a prepared scheduler moves once for each process.
+        let steps_per_epoch = train_loader.len().div_ceil(arguments.gradient_accumulation_steps);
+        let total_steps = steps_per_epoch * arguments.num_epochs() as usize;
+        let scheduler = LinearWithWarmup::new(&optimizer, total_steps / 10, total_steps);
+
+        let (model, optimizer, train_loader, dev_loader, scheduler) =
+            accelerator.prepare((model, optimizer, train_loader, dev_loader, scheduler))?;
+        let (time, num_samples, scores) = (Duration::ZERO, 0, None);
+        Ok(Self {
+            accelerator,
+            model,
+            optimizer,
+            train_loader,
+            dev_loader,
+            scheduler,
+            num_labels,
+            time,
+            num_samples,
+            scores,
+        })
+    }
+
+    fn run(&mut self, num_epochs: u32) -> accelerate::Result<History> {
+        let total_steps = u64::from(num_epochs) * self.train_loader.len() as u64;
+        let mut progress = match self.accelerator.is_local_main_process() {
+            true => Progress::new(total_steps),
+            false => Progress::hidden(),
+        };
+        let mut history = History::default();
+        for epoch in 1..=num_epochs {
+            progress.begin_epoch(epoch, num_epochs);
+            let losses = self.train_one_epoch(&mut progress)?;
+            let mean = losses.iter().sum::<f64>() / losses.len().max(1) as f64;
+            history.losses.extend(losses);
+            let scores = evaluate(self.accelerator, &self.model, &self.dev_loader, self.num_labels)?;
+            history.accuracies.push((history.losses.len(), scores.accuracy));
+            progress.print(&format!("epoch {epoch}/{num_epochs}: loss={mean:.4} {scores}"));
+            self.scores = Some(scores);
+        }
+        progress.finish();
+        Ok(history)
+    }
+
+    /// Goes through the training split once and returns the loss of each batch, averaged over the processes.
+    fn train_one_epoch(&mut self, progress: &mut Progress) -> accelerate::Result<Vec<f64>> {
+        let Self { accelerator, model, optimizer, scheduler, .. } = self;
+        let started_at = Instant::now();
+        let mut losses = Vec::new();
+        model.params().train();
+        for batch in self.train_loader.iter()? {
+            let batch = batch?;
+            accelerator.accumulate(&*model, || {
+                let loss = model.forward(&batch)?.loss;
+                accelerator.backward(&loss)?;
+                optimizer.step()?;
+                scheduler.step()?;
+                optimizer.zero_grad()?;
+                losses.push(loss.f_detach()?);
+                Ok(())
+            })?;
+            if let Some(loss) = losses.last() {
+                let rate = scheduler.get_last_lr().first().copied().unwrap_or_default();
+                progress.step(|| Ok::<_, Error>((loss.f_double_value(&[])?, rate)))?;
+            }
+        }
+        self.time += started_at.elapsed();
+        self.num_samples += self.train_loader.total_dataset_length();
+        // One exchange for the whole epoch; a step has no other than that of its gradients.
+        let losses = accelerator.reduce(&Tensor::f_stack(&losses, 0)?, ReduceOp::Mean, 1.0)?;
+        Ok(Vec::<f64>::try_from(losses)?)
+    }
+
+    /// Texts learned from by all processes together, per second.
+    fn samples_per_second(&self) -> f64 {
+        self.num_samples as f64 / self.time.as_secs_f64().max(f64::EPSILON)
+    }
+}
+
+fn dev_loader(
+    dev: &Table,
+    tokenizer: &TextTokenizer,
+    arguments: &Arguments,
+) -> anyhow::Result<DataLoader<Vec<Example>, Batch>> {
+    Ok(DataLoader::builder(batch::encode(dev, tokenizer)?)
+        .batch_size(arguments.batch_size)
+        .collate_fn(batch::pad_to_longest(tokenizer.pad_id()))
+        .build()?)
+}
+
+/// Scores of the model on all rows of the loader; every process gets the same.
+fn evaluate(
+    accelerator: &Accelerator,
+    model: &Model,
+    loader: &Loader,
+    num_labels: usize,
+) -> accelerate::Result<Scores> {
+    let _no_grad = tch::no_grad_guard();
+    model.params().eval();
+    let (mut predictions, mut labels) = (Vec::new(), Vec::new());
+    for batch in loader.iter()? {
+        let batch = batch?;
+        let predicted = model.forward(&batch)?.logits.f_argmax(-1, false)?;
+        // Rows that only fill up the last batch are left out here.
+        let (predicted, wanted) = accelerator.gather_for_metrics(&(predicted, batch.labels))?;
+        predictions.extend(Vec::<i64>::try_from(predicted)?);
+        labels.extend(Vec::<i64>::try_from(wanted)?);
+    }
+    Ok(Scores::new(&predictions, &labels, num_labels))
+}
+
+/// Writes weights, sizes, tokenizer and loss curve; the folder can be given to `--model_name_or_path`.
+fn save(
+    accelerator: &Accelerator,
+    model: &Model,
+    config: &BertConfig,
+    tokenizer: &TextTokenizer,
+    history: &History,
+    folder: &Path,
+) -> anyhow::Result<()> {
+    accelerator.wait_for_everyone()?;
+    accelerator.save_model(model, folder)?;
+    if accelerator.is_local_main_process() {
+        config.save(folder)?;
+        let path = folder.join(TOKENIZER_FILE);
+        std::fs::write(&path, tokenizer.to_json()?).with_context(|| format!("cannot write {}", path.display()))?;
+        history.save_svg(&folder.join("loss.svg"), "BERT for text classification")?;
+    }
+    accelerator.print(format_args!("model, tokenizer and loss curve (loss.svg) are in {}", folder.display()));
+    accelerator.wait_for_everyone()?;
+    Ok(())
+}
+
+/// Proves that the saved files hold the trained model: builds it anew from them alone and judges it again.
+fn reload_and_evaluate(accelerator: &Accelerator, dev: &Table, arguments: &Arguments) -> anyhow::Result<Scores> {
+    let folder = &arguments.output_dir;
+    let config = BertConfig::from_folder(folder)?;
+    let tokenizer = TextTokenizer::from_folder(folder)?
+        .with_max_length(arguments.max_length.min(config.max_position_embeddings as usize))?;
+    let store = ParamStore::new(accelerator.device());
+    let model = BertForSequenceClassification::new(&store.root(), &config)?;
+    accelerator.load_checkpoint_in_model(&store, folder)?;
+
+    let model = accelerator.prepare_model(model, true)?;
+    let loader = accelerator.prepare(dev_loader(dev, &tokenizer, arguments)?)?;
+    Ok(evaluate(accelerator, &model, &loader, config.num_labels())?)
+}

@@ -1,0 +1,213 @@
+//! What can be wrong with a file of labelled text.
+
+use super::{LABEL_COLUMNS, TEXT_COLUMNS};
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// Where a row stands in its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Line of a text file, counted from 1.
+    Line(u64),
+    /// Row of a Parquet file; both numbers count from 0, as Parquet tools do.
+    ParquetRow {
+        /// Which row group.
+        row_group: usize,
+        /// Which row inside it.
+        row: usize,
+    },
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Line(line) => write!(f, "line {line}"),
+            Self::ParquetRow { row_group, row } => write!(f, "row group {row_group}, row {row}"),
+        }
+    }
+}
+
+/// Labelled text that cannot be used, and why.
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    /// The file cannot be opened or read.
+    #[error("cannot read {path}", path = .path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// The extension names no known format.
+    #[error(
+        "{path}: {found}; wanted .tsv, .csv, .jsonl or .parquet, because the extension decides how a file is read",
+        path = .path.display()
+    )]
+    UnknownFormat {
+        /// The file.
+        path: PathBuf,
+        /// The extension in words.
+        found: String,
+    },
+    /// There is not a single row.
+    #[error("{path} holds no rows; wanted at least one text with its label", path = .path.display())]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
+    /// One row is malformed.
+    #[error("{path}, {place}: {problem}", path = .path.display())]
+    Row {
+        /// The file.
+        path: PathBuf,
+        /// Which row.
+        place: Place,
+        /// What is wrong with it.
+        problem: RowProblem,
+    },
+    /// A file with named columns lacks one that is needed.
+    #[error(
+        "{path} has the columns {found:?}; wanted a column named {wanted}",
+        path = .path.display(),
+        wanted = either(.wanted)
+    )]
+    MissingColumn {
+        /// The file.
+        path: PathBuf,
+        /// The columns it has.
+        found: Vec<String>,
+        /// Names that would do.
+        wanted: &'static [&'static str],
+    },
+    /// The labels do not count 0, 1, 2, ... without a gap.
+    #[error(
+        "{path}: labels go up to {largest}, but no row has label {missing}; wanted every whole number from 0 on, \
+         because each becomes one output of the model",
+        path = .path.display()
+    )]
+    LabelGap {
+        /// The file.
+        path: PathBuf,
+        /// The smallest label that no row has.
+        missing: usize,
+        /// The largest label there is.
+        largest: usize,
+    },
+    /// All rows have the same label.
+    #[error(
+        "{path}: all {num_rows} rows have label 0; wanted at least two different labels to tell apart",
+        path = .path.display()
+    )]
+    OneLabel {
+        /// The file.
+        path: PathBuf,
+        /// Number of rows.
+        num_rows: usize,
+    },
+    /// The Parquet library refused the file.
+    #[error("{path}: not a readable Parquet file", path = .path.display())]
+    Parquet {
+        /// The file.
+        path: PathBuf,
+        /// What the library said.
+        source: parquet::errors::ParquetError,
+    },
+}
+
+impl DataError {
+    pub(super) fn unknown_format(path: &Path, extension: &str) -> Self {
+        let found = match extension {
+            "" => "the file name has no extension".to_owned(),
+            other => format!("the extension .{other} is not known"),
+        };
+        Self::UnknownFormat { path: path.to_owned(), found }
+    }
+}
+
+/// What is wrong with one row.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum RowProblem {
+    /// Too few or too many fields.
+    #[error("{found} fields found, {wanted} wanted{hint}")]
+    FieldCount {
+        /// Fields in this row.
+        found: usize,
+        /// Fields in every row.
+        wanted: usize,
+        /// How to mend it, with a leading semicolon; may be empty.
+        hint: &'static str,
+    },
+    /// The bytes are not UTF-8.
+    #[error("the bytes are not UTF-8 text; save the file with UTF-8 encoding")]
+    NotUtf8,
+    /// The label is something else than a whole number.
+    #[error("the label is {found}; wanted a whole number counted from 0")]
+    LabelNotInteger {
+        /// What stands there.
+        found: String,
+    },
+    /// The label is below zero.
+    #[error(
+        "the label is {found}; wanted a whole number counted from 0 (test splits of public data sets often hide \
+         their labels behind -1 and cannot be used here)"
+    )]
+    LabelNegative {
+        /// What stands there.
+        found: i64,
+    },
+    /// The label names no class of the model.
+    #[error("the label is {found}; wanted one of 0 to {last}, the labels that the model knows", last = .num_labels - 1)]
+    LabelOutOfRange {
+        /// What stands there.
+        found: usize,
+        /// Number of classes, at least one.
+        num_labels: usize,
+    },
+    /// The text is missing or only white space.
+    #[error("the text is empty; wanted at least one word")]
+    EmptyText,
+    /// The text is not text.
+    #[error("the text is {found}; wanted a string")]
+    TextNotString {
+        /// What stands there.
+        found: String,
+    },
+    /// A JSON object lacks a key.
+    #[error("the keys are {found:?}; wanted a key named {wanted}", wanted = either(.wanted))]
+    MissingKey {
+        /// The keys it has.
+        found: Vec<String>,
+        /// Names that would do.
+        wanted: &'static [&'static str],
+    },
+    /// The line is not JSON.
+    #[error("not valid JSON: {message}; wanted one object on each line")]
+    NotJson {
+        /// What the parser said.
+        message: String,
+    },
+    /// The line is JSON, but not an object.
+    #[error("found {found}; wanted an object such as {{\"sentence\": \"...\", \"label\": 0}} on each line")]
+    NotAnObject {
+        /// Which kind of JSON value it is.
+        found: &'static str,
+    },
+    /// The Parquet library could not decode the row.
+    #[error("the row cannot be decoded: {message}")]
+    Undecodable {
+        /// What the library said.
+        message: String,
+    },
+}
+
+fn either(names: &[&str]) -> String {
+    names.join(" or ")
+}
+
+pub(super) fn missing_text_key(found: Vec<String>) -> RowProblem {
+    RowProblem::MissingKey { found, wanted: &TEXT_COLUMNS }
+}
+
+pub(super) fn missing_label_key(found: Vec<String>) -> RowProblem {
+    RowProblem::MissingKey { found, wanted: &LABEL_COLUMNS }
+}
