@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use accelerate::data::{DataLoader, TensorDataset};
+use accelerate::data::{DataLoader, TensorDataset, stack_tensors};
 use accelerate::nn::{Module, ParamStore};
 use accelerate::optim::{AdamW, Optimizer, Sgd};
 use accelerate::tch::Tensor;
@@ -69,7 +69,7 @@ fn train_with<O: Optimizer>(
     optimizer: O,
 ) -> Result<Trained> {
     let rows = TensorDataset::new(read_rows(settings.case)?)?;
-    let loader = DataLoader::builder(rows).batch_size(settings.batch_size).build()?;
+    let loader = DataLoader::builder(rows).batch_size(settings.batch_size).collate_fn(stack_tensors).build()?;
     let (model, mut optimizer, loader) = accelerator.prepare((model, optimizer, loader))?;
     let (mut losses, mut step_ms) = (Vec::new(), Vec::new());
     let mut started = Instant::now();

@@ -24,7 +24,8 @@ struct Arguments {
 #[value(rename_all = "snake_case")]
 enum Script {
     /// Process control, loaders, training, splitting
-    TestScript,
+    #[value(name = "test_script")]
+    Control,
     /// Gradient accumulation and synchronisation
     TestSync,
     /// Batch sizes per rank, even and uneven
@@ -44,7 +45,7 @@ enum Script {
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
     match arguments.script {
-        Script::TestScript => test_script::run(arguments.folder.as_deref()),
+        Script::Control => test_script::run(arguments.folder.as_deref()),
         Script::TestSync => test_sync::run(),
         Script::TestDistributedDataLoop => test_distributed_data_loop::run(),
         Script::TestOps => test_ops::run(),

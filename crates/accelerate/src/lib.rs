@@ -4,6 +4,9 @@
 //! changed lines: build an [`Accelerator`], `prepare` what you made, take batches as they come, and
 //! call `accelerator.backward`.
 
+// Derived code names this crate as its users do, also where it stands inside of it.
+extern crate self as accelerate;
+
 pub use tch;
 
 mod accelerator;
@@ -25,14 +28,15 @@ pub mod testing;
 
 pub use accelerate_core::accumulation::PartialWindow;
 pub use accelerate_core::config::{
-    AutocastKwargs, DDPCommunicationHookType, DataLoaderConfiguration, DistributedDataParallelKwargs,
-    GradScalerKwargs, GradientAccumulationPlugin, InitProcessGroupKwargs, MixedPrecision,
-    ProjectConfiguration,
+    AutocastKwargs, DDPCommunicationHookType, DataLoaderConfiguration, DistributedDataParallelKwargs, GradScalerKwargs,
+    GradientAccumulationPlugin, InitProcessGroupKwargs, MixedPrecision, ProjectConfiguration,
 };
 pub use accelerate_core::names::DistributedType;
 pub use accelerate_core::schedule::SchedulerUnit;
 pub use accelerate_derive::TensorTree;
-pub use accelerator::{Accelerator, AcceleratorBuilder, AsParamStore, HasParameters, KwargsHandler, PreparedModels, SaveModelOptions};
+pub use accelerator::{
+    Accelerator, AcceleratorBuilder, AsParamStore, HasParameters, KwargsHandler, PreparedModels, SaveModelOptions,
+};
 pub use error::{Error, Result};
 pub use group::{Group, ReduceOp};
 pub use prepare::{Prepare, PreparedModel, kind};
@@ -42,7 +46,7 @@ pub use tensor_tree::TensorTree;
 /// What a training program names: `use accelerate::prelude::*;`.
 pub mod prelude {
     pub use crate::MixedPrecision::{self, Bf16, Fp16};
-    pub use crate::data::{DataLoader, Dataset};
+    pub use crate::data::{DataLoader, Dataset, TensorDataset, VecDataset, skip_first_batches};
     pub use crate::nn::{Module, ParamStore};
     pub use crate::optim::{AdamW, LinearWithWarmup, LrScheduler, Optimizer, Sgd};
     pub use crate::{Accelerator, Error, Result, TensorTree};

@@ -220,10 +220,7 @@ fn kept_rows(counted: &[Vec<bool>], longest: usize) -> Vec<i64> {
         .iter()
         .enumerate()
         .flat_map(|(rank, rows)| {
-            rows.iter()
-                .enumerate()
-                .filter(|(_, keep)| **keep)
-                .map(move |(row, _)| (rank * longest + row) as i64)
+            rows.iter().enumerate().filter(|(_, keep)| **keep).map(move |(row, _)| (rank * longest + row) as i64)
         })
         .collect()
 }

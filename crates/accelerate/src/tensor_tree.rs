@@ -70,8 +70,7 @@ impl<T: TensorTree> TensorTree for Box<T> {
 
 impl<T: TensorTree, const N: usize> TensorTree for [T; N] {
     fn try_map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        let items: Vec<T> =
-            self.iter().map(|item| item.try_map_tensors(f)).collect::<Result<_>>()?;
+        let items: Vec<T> = self.iter().map(|item| item.try_map_tensors(f)).collect::<Result<_>>()?;
         // The length cannot differ: the vector was made from an array of N items.
         items.try_into().map_err(|_| crate::Error::other("the array changed its length"))
     }
@@ -89,14 +88,9 @@ impl<K: Clone + Ord, T: TensorTree> TensorTree for BTreeMap<K, T> {
     }
 }
 
-impl<K: Clone + Ord + Hash, T: TensorTree, S: BuildHasher + Default> TensorTree
-    for HashMap<K, T, S>
-{
+impl<K: Clone + Ord + Hash, T: TensorTree, S: BuildHasher + Default> TensorTree for HashMap<K, T, S> {
     fn try_map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        sorted(self)
-            .into_iter()
-            .map(|(key, item)| Ok((key.clone(), item.try_map_tensors(f)?)))
-            .collect()
+        sorted(self).into_iter().map(|(key, item)| Ok((key.clone(), item.try_map_tensors(f)?))).collect()
     }
     fn for_each_tensor(&self, f: &mut dyn FnMut(&Tensor)) {
         sorted(self).into_iter().for_each(|(_, item)| item.for_each_tensor(f));

@@ -40,9 +40,8 @@ pub fn ranks_with<T: Send>(
         let mut first_error = None;
         let mut results = Vec::with_capacity(world_size);
         for (rank, thread) in threads.into_iter().enumerate() {
-            let outcome = thread
-                .join()
-                .unwrap_or_else(|panic| Err(Error::other(format!("panicked: {}", panic_text(&*panic)))));
+            let outcome =
+                thread.join().unwrap_or_else(|panic| Err(Error::other(format!("panicked: {}", panic_text(&*panic)))));
             match outcome {
                 Ok(value) => results.push(value),
                 // The rank that lost its peers is rarely the one that failed first.
@@ -58,11 +57,8 @@ pub fn ranks_with<T: Send>(
 
 fn join(store: &Store, rank: usize, world_size: usize) -> Result<Group> {
     let timeout = Duration::from_secs(60);
-    let options = GlooOptions {
-        timeout,
-        interface: GlooInterface::Address("127.0.0.1".to_owned()),
-        ..GlooOptions::default()
-    };
+    let options =
+        GlooOptions { timeout, interface: GlooInterface::Address("127.0.0.1".to_owned()), ..GlooOptions::default() };
     Group::new(ProcessGroup::gloo(&store.prefix("gloo")?, rank, world_size, &options)?, store, timeout)
 }
 

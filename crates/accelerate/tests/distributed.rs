@@ -73,9 +73,12 @@ fn different_calls_are_shown_for_every_rank() {
 #[test]
 fn reduce_knows_every_reduction() {
     // The numbers of the reference's test_ops.py: ranks hold [1, 2] and [3, 4].
-    for (reduction, expected) in
-        [(ReduceOp::Sum, [4.0, 6.0]), (ReduceOp::Mean, [2.0, 3.0]), (ReduceOp::Max, [3.0, 4.0]), (ReduceOp::Min, [1.0, 2.0])]
-    {
+    for (reduction, expected) in [
+        (ReduceOp::Sum, [4.0, 6.0]),
+        (ReduceOp::Mean, [2.0, 3.0]),
+        (ReduceOp::Max, [3.0, 4.0]),
+        (ReduceOp::Min, [1.0, 2.0]),
+    ] {
         let got = ranks(2, |accelerator| {
             let first = 2.0 * accelerator.process_index() as f32 + 1.0;
             let mine = floats(&[first, first + 1.0]);
@@ -156,7 +159,8 @@ fn numbers(rows: usize, batch_size: usize) -> Result<DataLoader<VecDataset<f32>,
 #[test]
 fn metrics_see_every_row_once() {
     for world_size in 1..=4 {
-        for (rows, batch_size, split) in [(22, 4, false), (7, 2, false), (1, 4, false), (21, 12, true), (82, 16, false)] {
+        for (rows, batch_size, split) in [(22, 4, false), (7, 2, false), (1, 4, false), (21, 12, true), (82, 16, false)]
+        {
             let config = DataLoaderConfiguration { split_batches: split, ..Default::default() };
             let builder = Accelerator::builder().dataloader_config(config);
             if split && batch_size % world_size != 0 {
@@ -186,7 +190,7 @@ fn metrics_of_something_else_are_refused() {
         let loader = accelerator.prepare(numbers(8, 2)?)?;
         for batch in loader.iter()? {
             let _ = batch?;
-            accelerator.gather_for_metrics(&floats(&[1.0, 2.0, 3.0]))?;
+            let _ = accelerator.gather_for_metrics(&floats(&[1.0, 2.0, 3.0]))?;
         }
         Ok(())
     })
@@ -247,10 +251,9 @@ fn accumulated_micro_batches_learn_what_large_batches_learn() {
             let plugin = GradientAccumulationPlugin { num_steps: 3, sync_each_batch, ..Default::default() };
             for world_size in [1, 2, 4_usize] {
                 let builder = Accelerator::builder().gradient_accumulation_plugin(plugin.clone());
-                let got = ranks_with(world_size, builder, |accelerator| {
-                    train_line(&accelerator, rows, 4 / world_size, 3)
-                })
-                .unwrap();
+                let got =
+                    ranks_with(world_size, builder, |accelerator| train_line(&accelerator, rows, 4 / world_size, 3))
+                        .unwrap();
                 assert!(got.iter().all(|values| close(*values, expected)), "{world_size}: {got:?}, not {expected:?}");
             }
         }

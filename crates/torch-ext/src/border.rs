@@ -51,11 +51,7 @@ fn last_error(operation: &'static str) -> Error {
     // SAFETY: the shim fills both out-parameters and keeps the bytes until this thread's next failing call.
     let (kind, text) = unsafe {
         let kind = te_last_error(&mut message, &mut length);
-        let bytes = if message.is_null() {
-            &[][..]
-        } else {
-            std::slice::from_raw_parts(message.cast::<u8>(), length)
-        };
+        let bytes = if message.is_null() { &[][..] } else { std::slice::from_raw_parts(message.cast::<u8>(), length) };
         (ErrorKind::from_border(kind), String::from_utf8_lossy(bytes).into_owned())
     };
     // A failure left over from a call that was made around this crate must not be blamed on this one.

@@ -62,10 +62,7 @@ impl Error {
 
     /// Attaches the error a Rust callback returned.
     #[cold]
-    pub(crate) fn callback(
-        operation: &'static str,
-        source: Box<dyn std::error::Error + Send + Sync>,
-    ) -> Self {
+    pub(crate) fn callback(operation: &'static str, source: Box<dyn std::error::Error + Send + Sync>) -> Self {
         let message = source.to_string();
         Self(Box::new(Inner { kind: ErrorKind::Callback, operation, message, source: Some(source) }))
     }

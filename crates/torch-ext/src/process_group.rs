@@ -101,13 +101,7 @@ unsafe extern "C" {
     fn te_pg_recv(group: Handle, value: Handle, source: i32, tag: i32, out: *mut Handle) -> i32;
     fn te_pg_barrier(group: Handle, timeout_ms: i64, out: *mut Handle) -> i32;
     fn te_pg_monitored_barrier(group: Handle, timeout_ms: i64, wait_all_ranks: bool) -> i32;
-    fn te_pg_broadcast_coalesced(
-        group: Handle,
-        list: Handles,
-        count: usize,
-        buffer_bytes: usize,
-        root: i32,
-    ) -> i32;
+    fn te_pg_broadcast_coalesced(group: Handle, list: Handles, count: usize, buffer_bytes: usize, root: i32) -> i32;
     fn te_pg_verify_params(group: Handle, list: Handles, count: usize) -> i32;
     fn te_work_wait(work: Handle, timeout_ms: i64) -> i32;
     fn te_work_is_completed(work: Handle, out: *mut bool) -> i32;
@@ -352,14 +346,7 @@ impl ProcessGroup {
         self.world_size_times("reduce_scatter_tensor", input, output)?;
         // SAFETY: as in `all_reduce`.
         Work::start("reduce_scatter_tensor", |out| unsafe {
-            te_pg_reduce_scatter_tensor(
-                *self.lock(),
-                handle(output),
-                handle(input),
-                op as i32,
-                limit(timeout),
-                out,
-            )
+            te_pg_reduce_scatter_tensor(*self.lock(), handle(output), handle(input), op as i32, limit(timeout), out)
         })
     }
 
@@ -457,9 +444,7 @@ impl ProcessGroup {
     /// A barrier whose error on rank 0 names the ranks that did not arrive. Waits. Collective, Gloo only.
     pub fn monitored_barrier(&self, timeout: Option<Duration>, wait_all_ranks: bool) -> Result<()> {
         // SAFETY: the handle is alive.
-        check("monitored_barrier", unsafe {
-            te_pg_monitored_barrier(*self.lock(), limit(timeout), wait_all_ranks)
-        })
+        check("monitored_barrier", unsafe { te_pg_monitored_barrier(*self.lock(), limit(timeout), wait_all_ranks) })
     }
 
     /// Overwrites all tensors with those of rank `root`, packed into buffers of `buffer_bytes`. Waits. Collective.
@@ -476,9 +461,7 @@ impl ProcessGroup {
     pub fn verify_params_across_processes(&self, params: &[Tensor]) -> Result<()> {
         let list = handles(params);
         // SAFETY: as in `all_reduce`.
-        check("verify_params_across_processes", unsafe {
-            te_pg_verify_params(*self.lock(), list.as_ptr(), list.len())
-        })
+        check("verify_params_across_processes", unsafe { te_pg_verify_params(*self.lock(), list.as_ptr(), list.len()) })
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Handle> {

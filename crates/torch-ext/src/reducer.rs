@@ -113,12 +113,7 @@ unsafe impl Send for Reducer {}
 
 impl Reducer {
     /// Puts hooks on `params` (leaves that require gradients, equal on all ranks). `names` appear in errors.
-    pub fn new(
-        params: &[Tensor],
-        names: &[&str],
-        group: Arc<ProcessGroup>,
-        options: &ReducerOptions,
-    ) -> Result<Self> {
+    pub fn new(params: &[Tensor], names: &[&str], group: Arc<ProcessGroup>, options: &ReducerOptions) -> Result<Self> {
         const OPERATION: &str = "Reducer";
         if params.is_empty() {
             return Err(Error::invalid(OPERATION, "found no parameter that requires a gradient, wanted at least one"));
@@ -211,10 +206,7 @@ impl Reducer {
             Kind::Half => 5,
             Kind::BFloat16 => 15,
             other => {
-                return Err(Error::invalid(
-                    "Reducer::compress",
-                    format!("found {other:?}, wanted Half or BFloat16"),
-                ));
+                return Err(Error::invalid("Reducer::compress", format!("found {other:?}, wanted Half or BFloat16")));
             }
         };
         // SAFETY: both handles are alive; the hook keeps its own reference to the group.

@@ -27,7 +27,8 @@ unsafe extern "C" {
     fn te_store_free(store: Handle);
     fn te_bytes_free(data: *mut u8);
     fn te_store_set(store: Handle, key: *const c_char, key_length: usize, value: *const u8, length: usize) -> i32;
-    fn te_store_get(store: Handle, key: *const c_char, key_length: usize, out: *mut *mut u8, length: *mut usize) -> i32;
+    fn te_store_get(store: Handle, key: *const c_char, key_length: usize, out: *mut *mut u8, length: *mut usize)
+    -> i32;
     fn te_store_compare_set(
         store: Handle,
         key: *const c_char,
@@ -144,16 +145,15 @@ impl Store {
 
     /// A store in a file that all processes see. `num_workers` processes delete it when they are done.
     pub fn file(path: impl AsRef<Path>, num_workers: usize) -> Result<Self> {
-        let path = path.as_ref().to_str().ok_or_else(|| {
-            Error::invalid("FileStore", "the path of the store is not valid UTF-8")
-        })?;
+        let path = path
+            .as_ref()
+            .to_str()
+            .ok_or_else(|| Error::invalid("FileStore", "the path of the store is not valid UTF-8"))?;
         let num_workers = i32::try_from(num_workers)
             .map_err(|_| Error::invalid("FileStore", "the number of workers does not fit 31 bits"))?;
         let mut out = std::ptr::null_mut();
         // SAFETY: the path's bytes live through the call.
-        check("FileStore", unsafe {
-            te_store_file(path.as_ptr().cast(), path.len(), num_workers, &mut out)
-        })?;
+        check("FileStore", unsafe { te_store_file(path.as_ptr().cast(), path.len(), num_workers, &mut out) })?;
         Ok(Self(out))
     }
 
@@ -169,9 +169,7 @@ impl Store {
     pub fn prefix(&self, prefix: &str) -> Result<Self> {
         let mut out = std::ptr::null_mut();
         // SAFETY: the prefix's bytes live through the call; the shim keeps its own reference to the inner store.
-        check("PrefixStore", unsafe {
-            te_store_prefix(prefix.as_ptr().cast(), prefix.len(), self.0, &mut out)
-        })?;
+        check("PrefixStore", unsafe { te_store_prefix(prefix.as_ptr().cast(), prefix.len(), self.0, &mut out) })?;
         Ok(Self(out))
     }
 
@@ -195,9 +193,7 @@ impl Store {
     pub fn get(&self, key: &str) -> Result<Vec<u8>> {
         let (mut data, mut length) = (std::ptr::null_mut(), 0);
         // SAFETY: the key lives through the call; on success `data` and `length` describe a fresh buffer.
-        check("Store::get", unsafe {
-            te_store_get(self.0, key.as_ptr().cast(), key.len(), &mut data, &mut length)
-        })?;
+        check("Store::get", unsafe { te_store_get(self.0, key.as_ptr().cast(), key.len(), &mut data, &mut length) })?;
         // SAFETY: the buffer came from the successful call above.
         Ok(unsafe { take_bytes(data, length) })
     }
@@ -235,9 +231,7 @@ impl Store {
     pub fn add(&self, key: &str, amount: i64) -> Result<i64> {
         let mut out = 0;
         // SAFETY: the key lives through the call.
-        check("Store::add", unsafe {
-            te_store_add(self.0, key.as_ptr().cast(), key.len(), amount, &mut out)
-        })?;
+        check("Store::add", unsafe { te_store_add(self.0, key.as_ptr().cast(), key.len(), amount, &mut out) })?;
         Ok(out)
     }
 
@@ -245,9 +239,7 @@ impl Store {
     pub fn delete_key(&self, key: &str) -> Result<bool> {
         let mut out = false;
         // SAFETY: the key lives through the call.
-        check("Store::delete_key", unsafe {
-            te_store_delete_key(self.0, key.as_ptr().cast(), key.len(), &mut out)
-        })?;
+        check("Store::delete_key", unsafe { te_store_delete_key(self.0, key.as_ptr().cast(), key.len(), &mut out) })?;
         Ok(out)
     }
 

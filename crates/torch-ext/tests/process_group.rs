@@ -62,16 +62,8 @@ fn all_reduce_combines_by_every_op() {
 
 #[test]
 fn all_reduce_takes_every_dtype_of_gloo() {
-    for kind in [
-        Kind::Float,
-        Kind::Double,
-        Kind::Half,
-        Kind::BFloat16,
-        Kind::Int8,
-        Kind::Uint8,
-        Kind::Int,
-        Kind::Int64,
-    ] {
+    for kind in [Kind::Float, Kind::Double, Kind::Half, Kind::BFloat16, Kind::Int8, Kind::Uint8, Kind::Int, Kind::Int64]
+    {
         let got = ranks(2, |group| {
             let tensor = floats(&[group.rank() as f32 + 1.0]).to_kind(kind);
             group.all_reduce(&tensor, ReduceOp::Sum, None).unwrap().wait(None).unwrap();

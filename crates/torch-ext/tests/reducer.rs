@@ -41,9 +41,12 @@ fn backward(params: &[Tensor], scale: f64) {
 #[test]
 fn gradients_are_means_over_ranks_for_every_option() {
     for world_size in 1..=4 {
-        for (bucket_bytes, view, static_graph, unused) in
-            [(25 << 20, false, false, false), (16, true, false, false), (16, false, true, false), (16, false, false, true)]
-        {
+        for (bucket_bytes, view, static_graph, unused) in [
+            (25 << 20, false, false, false),
+            (16, true, false, false),
+            (16, false, true, false),
+            (16, false, false, true),
+        ] {
             let options = ReducerOptions {
                 first_bucket_bytes: 16,
                 bucket_bytes,

@@ -2,11 +2,12 @@
 
 use crate::readers::Table;
 use crate::tokenize::{TextTokenizer, TokenizeError};
+use accelerate::data::VecDataset;
 use accelerate::tch::Tensor;
 use accelerate::{Result, TensorTree};
 
 /// One labelled text as numbers.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, TensorTree)]
 pub struct Example {
     /// Ids of word pieces.
     pub input_ids: Vec<i64>,
@@ -33,7 +34,7 @@ pub struct Batch {
 ///
 /// # Errors
 /// When the tokenizers library fails.
-pub fn encode(table: &Table, tokenizer: &TextTokenizer) -> Result<Vec<Example>, TokenizeError> {
+pub fn encode(table: &Table, tokenizer: &TextTokenizer) -> Result<VecDataset<Example>, TokenizeError> {
     let texts: Vec<&str> = table.rows.iter().map(|row| row.text.as_str()).collect();
     let encoded = tokenizer.encode(&texts)?;
     let example = |(encoded, label)| {
@@ -41,7 +42,7 @@ pub fn encode(table: &Table, tokenizer: &TextTokenizer) -> Result<Vec<Example>, 
         Example { input_ids, token_type_ids, label }
     };
     let labels = table.rows.iter().map(|row| row.label as i64);
-    Ok(encoded.into_iter().zip(labels).map(example).collect())
+    Ok(VecDataset::new(encoded.into_iter().zip(labels).map(example).collect()))
 }
 
 /// A function that makes batches, each padded to its own longest text with `pad_id`.

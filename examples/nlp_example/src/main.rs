@@ -2,7 +2,7 @@
 //!
 //! `nlp_example --help` lists what it can be told; `README.md` beside this file shows how to start it.
 
-use accelerate::data::{DataLoader, DataLoaderShard};
+use accelerate::data::{DataLoader, DataLoaderShard, VecDataset};
 use accelerate::nn::{Module, ParamStore};
 use accelerate::optim::{AcceleratedOptimizer, AcceleratedScheduler, AdamW, LinearWithWarmup, no_decay};
 use accelerate::tch::{self, Tensor};
@@ -23,7 +23,7 @@ use nlp_example::tokenize::{TOKENIZER_FILE, TextTokenizer};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-type Loader = DataLoaderShard<Vec<Example>, Batch>;
+type Loader = DataLoaderShard<VecDataset<Example>, Batch>;
 type Model = PreparedModel<BertForSequenceClassification>;
 
 fn main() -> anyhow::Result<()> {
@@ -227,7 +227,7 @@ fn dev_loader(
     dev: &Table,
     tokenizer: &TextTokenizer,
     arguments: &Arguments,
-) -> anyhow::Result<DataLoader<Vec<Example>, Batch>> {
+) -> anyhow::Result<DataLoader<VecDataset<Example>, Batch>> {
     Ok(DataLoader::builder(batch::encode(dev, tokenizer)?)
         .batch_size(arguments.batch_size)
         .collate_fn(batch::pad_to_longest(tokenizer.pad_id()))

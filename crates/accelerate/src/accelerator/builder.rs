@@ -160,8 +160,7 @@ impl AcceleratorBuilder {
             self.gradient_accumulation_plugin.or_else(|| dataloader.gradient_accumulation_kwargs.clone()),
             environment.gradient_accumulation_steps,
         )?;
-        let mixed_precision =
-            self.mixed_precision.or(environment.mixed_precision).unwrap_or(MixedPrecision::No);
+        let mixed_precision = self.mixed_precision.or(environment.mixed_precision).unwrap_or(MixedPrecision::No);
         check_available(mixed_precision)?;
         let gradient_state = GradientState::new(plugin, self.partial_window)?;
         handlers.ddp.check()?;
@@ -233,10 +232,9 @@ fn accumulation_plugin(
             Err(StateError::TwoAccumulationSettings { steps, plugin: plugin.num_steps }.into())
         }
         (_, Some(plugin)) => Ok(plugin),
-        (steps, None) => Ok(GradientAccumulationPlugin {
-            num_steps: steps.or(environment).unwrap_or(1),
-            ..Default::default()
-        }),
+        (steps, None) => {
+            Ok(GradientAccumulationPlugin { num_steps: steps.or(environment).unwrap_or(1), ..Default::default() })
+        }
     }
 }
 
@@ -254,16 +252,13 @@ mod tests {
     use super::*;
 
     fn build(builder: AcceleratorBuilder, variables: &[(&str, &str)]) -> Result<Accelerator> {
-        let lookup = |name: &str| {
-            variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
-        };
+        let lookup = |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
         builder.cpu(true).build_with(&lookup, PartialState::from_environment)
     }
 
     #[test]
     fn what_is_given_beats_the_environment_beats_the_default() {
-        let variables =
-            [("ACCELERATE_MIXED_PRECISION", "bf16"), ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "3")];
+        let variables = [("ACCELERATE_MIXED_PRECISION", "bf16"), ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "3")];
         let plain = build(AcceleratorBuilder::default(), &[]).unwrap();
         assert_eq!((plain.mixed_precision(), plain.gradient_accumulation_steps()), (MixedPrecision::No, 1));
         let launched = build(AcceleratorBuilder::default(), &variables).unwrap();

@@ -131,8 +131,8 @@ impl Accelerator {
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn check_trigger(&self) -> Result<bool> {
-        let raised = Tensor::f_from_slice(&[i64::from(self.0.trigger.load(Ordering::Relaxed))])?
-            .f_to_device(self.device())?;
+        let raised =
+            Tensor::f_from_slice(&[i64::from(self.0.trigger.load(Ordering::Relaxed))])?.f_to_device(self.device())?;
         self.group().all_reduce(&raised, ReduceOp::Sum)?;
         let raised = raised.f_int64_value(&[0])? > 0;
         if raised {

@@ -3,7 +3,7 @@
 use super::{Accelerator, AsParamStore};
 use crate::error::Result;
 use crate::nn::{Param, ParamStore};
-use crate::optim;
+use crate::optim::{self, OptimizerHandle};
 use crate::prepare::PreparedModel;
 use accelerate_core::config::AutocastKwargs;
 use tch::Tensor;
@@ -198,11 +198,16 @@ impl Accelerator {
         self.precision().autocast_with(kwargs, body)?
     }
 
-    /// Divides gradients by the loss scale of fp16, once per step; nothing in other precisions.
+    /// Divides all gradients by the loss scale of fp16, once per step; nothing in other precisions.
     pub fn unscale_gradients(&self) -> Result<()> {
+        self.unscale_where(|_| true)
+    }
+
+    /// Other optimizers' gradients stay scaled: theirs may still be accumulating.
+    fn unscale_where(&self, concerns: impl Fn(&OptimizerHandle) -> bool) -> Result<()> {
         let Some(scaler) = self.scaler() else { return Ok(()) };
-        let optimizers: Vec<_> = self.optimizers().clone();
-        optimizers.iter().try_for_each(|optimizer| scaler.unscale_(optimizer))
+        let optimizers: Vec<OptimizerHandle> = self.optimizers().clone();
+        optimizers.iter().filter(|handle| concerns(handle)).try_for_each(|handle| scaler.unscale_(handle))
     }
 
     /// Scales gradients so that their norm is at most `max_norm`, and returns the norm before (0-d, float).
@@ -214,14 +219,16 @@ impl Accelerator {
         max_norm: f64,
         norm_type: f64,
     ) -> Result<Tensor> {
-        self.unscale_gradients()?;
-        optim::clip_grad_norm_(&parameters.trainable_parameters(), max_norm, norm_type)
+        let params = parameters.trainable_parameters();
+        self.unscale_where(|optimizer| optimizer.trains_any_of(&params))?;
+        optim::clip_grad_norm_(&params, max_norm, norm_type)
     }
 
     /// Limits every element of the gradients to `-clip_value..=clip_value`.
     pub fn clip_grad_value_<P: HasParameters + ?Sized>(&self, parameters: &P, clip_value: f64) -> Result<()> {
-        self.unscale_gradients()?;
-        optim::clip_grad_value_(&parameters.trainable_parameters(), clip_value)
+        let params = parameters.trainable_parameters();
+        self.unscale_where(|optimizer| optimizer.trains_any_of(&params))?;
+        optim::clip_grad_value_(&params, clip_value)
     }
 
     /// Did the last step of any prepared optimizer leave the parameters alone because of an overflow?

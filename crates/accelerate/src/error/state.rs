@@ -43,13 +43,17 @@ pub(crate) enum StateError {
     #[error("two handlers of kind {kind} were given; give each kind at most once")]
     DuplicateHandler { kind: &'static str },
 
-    #[error("gradient_accumulation_steps is {steps} and gradient_accumulation_plugin.num_steps is {plugin}; give one of them")]
+    #[error(
+        "gradient_accumulation_steps is {steps} and gradient_accumulation_plugin.num_steps is {plugin}; give one of them"
+    )]
     TwoAccumulationSettings { steps: usize, plugin: usize },
 
     #[error("{feature} is not part of this version; {cure}")]
     NotAvailable { feature: String, cure: &'static str },
 
-    #[error("DistributedDataParallel: parameters {names} got no gradient in the last backward pass, so their gradients cannot be averaged. Use them in the loss, freeze them, or set DistributedDataParallelKwargs.find_unused_parameters to true")]
+    #[error(
+        "DistributedDataParallel: parameters {names} got no gradient in the last backward pass, so their gradients cannot be averaged. Use them in the loss, freeze them, or set DistributedDataParallelKwargs.find_unused_parameters to true"
+    )]
     UnusedParameters { names: String, source: torch_ext::Error },
 
     #[error(

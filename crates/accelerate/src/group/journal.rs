@@ -80,8 +80,7 @@ impl Failure {
         if findings.store_is_gone {
             parts.push("rank 0, which keeps the rendezvous store, is gone".to_owned());
         } else if !findings.silent.is_empty() {
-            let (noun, verb) =
-                if findings.silent.len() == 1 { ("rank", "has") } else { ("ranks", "have") };
+            let (noun, verb) = if findings.silent.len() == 1 { ("rank", "has") } else { ("ranks", "have") };
             let ranks: Vec<_> = findings.silent.iter().map(usize::to_string).collect();
             parts.push(format!("{noun} {} {verb} not made this call", ranks.join(", ")));
         }
@@ -109,8 +108,7 @@ impl Journal {
 
     /// Publishes this rank's failed call and collects the others'.
     pub(super) fn ask(&self, mine: &Call, deadline: Duration) -> Findings {
-        self.collect(mine, deadline)
-            .unwrap_or_else(|_| Findings { store_is_gone: true, ..Findings::default() })
+        self.collect(mine, deadline).unwrap_or_else(|_| Findings { store_is_gone: true, ..Findings::default() })
     }
 
     fn collect(&self, mine: &Call, deadline: Duration) -> torch_ext::Result<Findings> {
@@ -176,9 +174,6 @@ mod tests {
             findings,
         };
         assert_eq!(failure.call(), "rank 0 of 4, all_reduce number 3 on [2] Float");
-        assert_eq!(
-            failure.blame(),
-            "rank 3 has not made this call; rank 1 is in barrier number 9 on [2] Float"
-        );
+        assert_eq!(failure.blame(), "rank 3 has not made this call; rank 1 is in barrier number 9 on [2] Float");
     }
 }

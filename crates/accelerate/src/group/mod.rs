@@ -141,8 +141,7 @@ impl Group {
     /// Every rank's tensor, in rank order; shapes and dtypes are equal on all ranks. Collective.
     pub fn all_gather(&self, tensor: &Tensor) -> Result<Vec<Tensor>> {
         let input = wire::movable(tensor)?;
-        let outputs: Vec<Tensor> =
-            (0..self.world_size()).map(|_| input.f_empty_like()).collect::<Result<_, _>>()?;
+        let outputs: Vec<Tensor> = (0..self.world_size()).map(|_| input.f_empty_like()).collect::<Result<_, _>>()?;
         if self.world_size() == 1 {
             return Ok(vec![tensor.f_detach_copy()?]);
         }
@@ -162,9 +161,7 @@ impl Group {
         shape[0] *= self.world_size() as i64;
         let output = Tensor::f_empty(shape.as_slice(), (rows.kind(), rows.device()))?;
         let flat = wire::movable(&output)?;
-        self.run("all_gather_into_tensor", tensor, |group| {
-            group.all_gather_into_tensor(&flat, &input, None)
-        })?;
+        self.run("all_gather_into_tensor", tensor, |group| group.all_gather_into_tensor(&flat, &input, None))?;
         Ok(output)
     }
 
@@ -191,9 +188,7 @@ impl Group {
             ReduceOp::Max => torch_ext::ReduceOp::Max,
             ReduceOp::Min => torch_ext::ReduceOp::Min,
         };
-        self.run("reduce_scatter_tensor", tensor, |group| {
-            group.reduce_scatter_tensor(&part, &whole, code, None)
-        })?;
+        self.run("reduce_scatter_tensor", tensor, |group| group.reduce_scatter_tensor(&part, &whole, code, None))?;
         if op == ReduceOp::Mean {
             let _ = part.f_div_scalar_(world_size as f64)?;
         }

@@ -23,11 +23,7 @@ pub(super) fn movable(tensor: &Tensor) -> Result<Tensor> {
 
 /// What arrived as `wire`, in the dtype and shape of `like`.
 pub(super) fn restore(wire: &Tensor, like: &Tensor) -> Result<Tensor> {
-    let typed = if wire.kind() == like.kind() {
-        wire.shallow_clone()
-    } else {
-        wire.f_view_dtype(like.kind())?
-    };
+    let typed = if wire.kind() == like.kind() { wire.shallow_clone() } else { wire.f_view_dtype(like.kind())? };
     Ok(typed.f_view(like.size().as_slice())?)
 }
 

@@ -65,11 +65,7 @@ impl PartialState {
         Self::from_environment(cpu, kwargs, &process_environment)
     }
 
-    pub(crate) fn from_environment(
-        cpu: bool,
-        kwargs: &InitProcessGroupKwargs,
-        lookup: Lookup<'_>,
-    ) -> Result<Self> {
+    pub(crate) fn from_environment(cpu: bool, kwargs: &InitProcessGroupKwargs, lookup: Lookup<'_>) -> Result<Self> {
         kwargs.check()?;
         let settings = LaunchSettings::read(lookup)?;
         let ranks = rank_variables(lookup)?;
@@ -89,8 +85,7 @@ impl PartialState {
     ) -> Result<Self> {
         let backend = device::backend(device, kwargs.backend.as_deref())?;
         let group = rendezvous::connect(ranks, device, backend, kwargs, lookup)?;
-        let distributed_type =
-            if device.is_cuda() { DistributedType::MultiGpu } else { DistributedType::MultiCpu };
+        let distributed_type = if device.is_cuda() { DistributedType::MultiGpu } else { DistributedType::MultiCpu };
         Ok(Self(Arc::new(Inner {
             device,
             backend: Some(backend),
@@ -115,8 +110,7 @@ impl PartialState {
     /// A rank of a group that exists already, all on this machine's CPU.
     pub(crate) fn of_group(group: Group) -> Self {
         let (rank, world_size) = (group.rank(), group.world_size());
-        let distributed_type =
-            if world_size > 1 { DistributedType::MultiCpu } else { DistributedType::No };
+        let distributed_type = if world_size > 1 { DistributedType::MultiCpu } else { DistributedType::No };
         Self(Arc::new(Inner {
             device: Device::Cpu,
             backend: (world_size > 1).then_some("gloo"),

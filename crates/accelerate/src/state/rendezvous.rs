@@ -15,8 +15,15 @@ use torch_ext::{GlooInterface, GlooOptions, NcclOptions, ProcessGroup, Store, Tc
 #[derive(Debug, PartialEq, Eq)]
 enum MeetingPoint {
     /// A TCP store. `served` says that somebody else, such as torchrun's agent, serves it already.
-    Tcp { host: String, port: u16, served: bool, prefix: String },
-    File { path: PathBuf },
+    Tcp {
+        host: String,
+        port: u16,
+        served: bool,
+        prefix: String,
+    },
+    File {
+        path: PathBuf,
+    },
 }
 
 /// Connects this rank with its peers. Collective over the run.
@@ -31,7 +38,8 @@ pub(super) fn connect(
     let meeting_point = meeting_point(ranks, kwargs.init_method.as_deref(), lookup)?;
     let store = open(&meeting_point, ranks, timeout)?;
     wait_for_all(&store, ranks, timeout)?;
-    let options = GlooOptions { timeout, interface: interface(&meeting_point, ranks, lookup), ..GlooOptions::default() };
+    let options =
+        GlooOptions { timeout, interface: interface(&meeting_point, ranks, lookup), ..GlooOptions::default() };
     let gloo = ProcessGroup::gloo(&store.prefix("gloo")?, ranks.rank, ranks.world_size, &options)?;
     let group = match device {
         Device::Cuda(device_index) if backend == "nccl" => {
