@@ -80,7 +80,7 @@ fn ours(case: &Path, settings: &Settings) -> Command {
 fn rival(environment: &Environment, case: &Path, settings: &Settings) -> Result<Command> {
     let mut command = environment.torchrun(NUM_PROCESSES)?;
     command.arg(paths::repository_root().join("bench/rival/ddp_step.py"));
-    let optimizer = if settings.rival_fused { "adamw_fused" } else { "adamw" };
+    let optimizer = if settings.rival_fused { "adamw" } else { "adamw_default" };
     Ok(with_settings(command, case, settings, optimizer))
 }
 
