@@ -59,7 +59,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FOLDER", default_value = "nlp_example_output", help_heading = "Model")]
     pub output_dir: PathBuf,
 
-    /// How often to go through the training texts [default: 5, with the embedded corpus 8]
+    /// How often to go through the training texts [default: 5, with the embedded corpus 6]
     #[arg(
         long,
         visible_alias = "epochs",
@@ -134,7 +134,7 @@ impl Arguments {
     /// How often to go through the training texts, given or by default.
     pub fn num_epochs(&self) -> u32 {
         let uses_own_corpus = self.train_file.is_none() && self.dataset_name.is_none();
-        self.num_epochs.unwrap_or(if uses_own_corpus { 8 } else { 5 })
+        self.num_epochs.unwrap_or(if uses_own_corpus { 6 } else { 5 })
     }
 
     /// The peak learning rate, given or by default.

@@ -1,4 +1,6 @@
 //! The loss curve as a picture: training loss per step, accuracy on the development split per epoch.
+//!
+//! Long because a chart is one list of settings, read from top to bottom.
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
