@@ -18,6 +18,7 @@ mod reducer;
 pub mod saved_tensors;
 pub mod storage;
 mod store;
+mod work;
 
 pub use autocast::{Autocast, AutocastGuard};
 pub use autograd::{CallbackResult, GradOptions};
@@ -26,6 +27,7 @@ pub use function::apply_function;
 pub use generator::Generator;
 pub use hooks::HookHandle;
 pub use nccl::NcclOptions;
-pub use process_group::{GlooInterface, GlooOptions, ProcessGroup, ReduceOp, Work};
+pub use process_group::{GlooInterface, GlooOptions, ProcessGroup, ReduceOp};
 pub use reducer::{GradBucket, Reducer, ReducerOptions, compute_bucket_assignment_by_size};
 pub use store::{Store, TcpStoreOptions};
+pub use work::Work;

@@ -1,6 +1,4 @@
 //! The loss curve as a picture: training loss per step, accuracy on the development split per epoch.
-//!
-//! Long because a chart is one list of settings, read from top to bottom.
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -73,6 +71,7 @@ impl History {
         Ok(svg)
     }
 
+    /// Long because a chart is one list of settings, read from top to bottom.
     fn draw<'a>(
         &self,
         area: &DrawingArea<SVGBackend<'a>, Shift>,
