@@ -29,7 +29,7 @@ pub mod testing;
 pub use accelerate_core::accumulation::PartialWindow;
 pub use accelerate_core::config::{
     AutocastKwargs, DDPCommunicationHookType, DataLoaderConfiguration, DistributedDataParallelKwargs, GradScalerKwargs,
-    GradientAccumulationPlugin, InitProcessGroupKwargs, MixedPrecision, ProjectConfiguration,
+    GradientAccumulationPlugin, InitProcessGroupKwargs, MixedPrecision, PowerSGDState, ProjectConfiguration,
 };
 pub use accelerate_core::names::DistributedType;
 pub use accelerate_core::schedule::SchedulerUnit;

@@ -10,6 +10,7 @@ mod distributed_data_parallel;
 mod grad_scaler;
 mod gradient_accumulation;
 mod mixed_precision;
+mod power_sgd;
 mod process_group;
 mod project;
 
@@ -19,6 +20,7 @@ pub use distributed_data_parallel::{DDPCommunicationHookType, DistributedDataPar
 pub use grad_scaler::GradScalerKwargs;
 pub use gradient_accumulation::GradientAccumulationPlugin;
 pub use mixed_precision::MixedPrecision;
+pub use power_sgd::PowerSGDState;
 pub use process_group::InitProcessGroupKwargs;
 pub use project::ProjectConfiguration;
 

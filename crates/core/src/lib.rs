@@ -6,6 +6,7 @@ pub mod environment;
 mod error;
 pub mod names;
 pub mod plan;
+pub mod power_sgd;
 pub mod sampler;
 pub mod schedule;
 pub mod split;

@@ -10,62 +10,91 @@ namespace {
 using ReducerPtr = std::shared_ptr<c10d::Reducer>;
 c10d::Reducer &reducer(void *handle) { return **static_cast<ReducerPtr *>(handle); }
 
-// Sends buckets in a narrower dtype: divide, cast, sum over ranks, cast back. The division comes
-// first, so that a sum of large half-precision gradients does not overflow.
-class CompressHook : public c10d::CommHookInterface {
- public:
-  CompressHook(GroupPtr group, at::ScalarType wire) : group_(std::move(group)), wire_(wire) {}
+using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
-  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket &bucket) override {
-    at::Tensor full = bucket.getBufferRef();
-    std::vector<at::Tensor> narrow{full.to(wire_).div_(group_->getSize())};
-    auto future = group_->allreduce(narrow)->getFuture();
-    return future->then(
-        [full, narrow](c10::ivalue::Future &done) {
-          if (done.hasError())
-            std::rethrow_exception(done.exception_ptr());
-          full.copy_(narrow[0]);
-          return c10::IValue(full);
-        },
-        c10::TensorType::get());
+// Copies what a bucket's future holds into `full`, and hands `full` on.
+FuturePtr copied_into(at::Tensor full, const FuturePtr &future) {
+  return future->then(
+      [full](c10::ivalue::Future &done) {
+        if (done.hasError())
+          std::rethrow_exception(done.exception_ptr());
+        full.copy_(c10d::detail::parseCppCommHookResult(done.value()));
+        return c10::IValue(full);
+      },
+      c10::TensorType::get());
+}
+
+// The mean over ranks, while the backward pass goes on. The division comes first, so that a sum of large
+// half-precision gradients does not overflow. With `wire`, the bucket travels in that dtype.
+class MeanHook : public c10d::CommHookInterface {
+ public:
+  MeanHook(GroupPtr group, std::optional<at::ScalarType> wire) : group_(std::move(group)), wire_(wire) {}
+
+  FuturePtr runHook(c10d::GradBucket &bucket) final {
+    if (!wire_)
+      return reduce(bucket);
+    at::Tensor full = bucket.getBuffer();
+    at::Tensor narrow = full.to(*wire_);
+    bucket.setBuffer(narrow);
+    return copied_into(full, reduce(bucket));
   }
 
-  at::Tensor parseHookResult(const c10::IValue &result) override { return c10d::detail::parseCppCommHookResult(result); }
+  at::Tensor parseHookResult(const c10::IValue &result) final { return c10d::detail::parseCppCommHookResult(result); }
+
+ protected:
+  virtual FuturePtr reduce(c10d::GradBucket &bucket) {
+    std::vector<at::Tensor> buffer{bucket.getBufferRef().div_(group_->getSize())};
+    return group_->allreduce(buffer)->getFuture();
+  }
 
  private:
   GroupPtr group_;
-  at::ScalarType wire_;
+  std::optional<at::ScalarType> wire_;
 };
 
-// A hook written in Rust. It runs on the thread of the backward pass and returns the reduced bucket.
+// A hook written in Rust. It runs on the thread of the backward pass.
 struct RustHookTable {
   void *context;
-  // Returns 0 and a fresh tensor, or -1.
-  int32_t (*call)(void *context, void *buffer, size_t index, bool is_last, void **result);
+  // Returns 0 and a fresh tensor, or 0 and null for the plain mean, or -1.
+  int32_t (*call)(void *context, void *buffer, void *const *gradients, size_t count, size_t index, bool is_last, void **result);
   void (*drop)(void *context);
 };
 
-class RustHook : public c10d::CommHookInterface {
+class RustHook : public MeanHook {
  public:
-  explicit RustHook(RustHookTable table) : table_(table) {}
+  RustHook(GroupPtr group, std::optional<at::ScalarType> wire, RustHookTable table)
+      : MeanHook(std::move(group), wire), table_(table) {}
   ~RustHook() override { table_.drop(table_.context); }
 
-  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket &bucket) override {
-    at::Tensor buffer = bucket.getBufferRef();
+ protected:
+  FuturePtr reduce(c10d::GradBucket &bucket) override {
+    at::Tensor buffer = bucket.getBuffer();
+    std::vector<at::Tensor> gradients = bucket.getGradients();
+    std::vector<void *> handles;
+    for (at::Tensor &gradient : gradients)
+      handles.push_back(&gradient);
     void *result = nullptr;
-    if (table_.call(table_.context, &buffer, bucket.getIndex(), bucket.isLast(), &result) != 0)
+    if (table_.call(table_.context, &buffer, handles.data(), handles.size(), bucket.getIndex(), bucket.isLast(), &result) != 0)
       throw CallbackFailed();
+    if (result == nullptr)
+      return MeanHook::reduce(bucket);
     std::unique_ptr<at::Tensor> owned(static_cast<at::Tensor *>(result));
-    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get(), std::vector<c10::Device>{});
+    // A future that knows its device makes the reducer's stream wait for the kernels that still write the result.
+    std::vector<c10::Device> devices;
+    if (owned->is_cuda())
+      devices.push_back(owned->device());
+    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get(), devices);
     future->markCompleted(c10::IValue(*owned));
     return future;
   }
 
-  at::Tensor parseHookResult(const c10::IValue &result) override { return c10d::detail::parseCppCommHookResult(result); }
-
  private:
   RustHookTable table_;
 };
+
+std::optional<at::ScalarType> wire_type(int32_t scalar_type) {
+  return scalar_type < 0 ? std::nullopt : std::optional(static_cast<at::ScalarType>(scalar_type));
+}
 } // namespace
 
 extern "C" {
@@ -142,16 +171,17 @@ int32_t te_reducer_num_buckets(void *handle, size_t *out) {
   return guard([&] { *out = reducer(handle).get_grad_buckets(true).size(); });
 }
 
+// `scalar_type` is the dtype on the wire, or -1 for the gradients' own.
 int32_t te_reducer_compress(void *handle, void *group_handle, int32_t scalar_type) {
   return guard([&] {
-    reducer(handle).register_comm_hook(
-        std::make_unique<CompressHook>(group(group_handle), static_cast<at::ScalarType>(scalar_type)));
+    reducer(handle).register_comm_hook(std::make_unique<MeanHook>(group(group_handle), wire_type(scalar_type)));
   });
 }
 
-int32_t te_reducer_register_hook(void *handle, RustHookTable table) {
+int32_t te_reducer_register_hook(void *handle, void *group_handle, int32_t scalar_type, RustHookTable table) {
   return guard([&] {
-    auto hook = std::make_unique<RustHook>(table);
+    // Owns the table from the first line on, so that a failure below drops the closure.
+    auto hook = std::make_unique<RustHook>(group(group_handle), wire_type(scalar_type), table);
     reducer(handle).register_comm_hook(std::move(hook));
   });
 }

@@ -1,7 +1,8 @@
 //! `c10d::Reducer`: the engine of DistributedDataParallel.
 
-use crate::border::{Handle, check, handle, handles, run_callback};
+use crate::border::{Handle, check, give, handles, run_callback};
 use crate::error::{Error, Result};
+use crate::kinds::scalar_type;
 use crate::process_group::ProcessGroup;
 use std::ffi::{c_char, c_void};
 use std::fmt;
@@ -39,14 +40,14 @@ unsafe extern "C" {
     fn te_reducer_delay_all_reduce(reducer: Handle) -> i32;
     fn te_reducer_num_buckets(reducer: Handle, out: *mut usize) -> i32;
     fn te_reducer_compress(reducer: Handle, group: Handle, scalar_type: i32) -> i32;
-    fn te_reducer_register_hook(reducer: Handle, table: HookTable) -> i32;
+    fn te_reducer_register_hook(reducer: Handle, group: Handle, scalar_type: i32, table: HookTable) -> i32;
 }
 
 /// Mirrors `RustHookTable` in shim/reducer.cpp.
 #[repr(C)]
 struct HookTable {
     context: *mut c_void,
-    call: unsafe extern "C" fn(*mut c_void, Handle, usize, bool, *mut Handle) -> i32,
+    call: unsafe extern "C" fn(*mut c_void, Handle, *const Handle, usize, usize, bool, *mut Handle) -> i32,
     drop: unsafe extern "C" fn(*mut c_void),
 }
 
@@ -85,8 +86,10 @@ impl Default for ReducerOptions {
 /// A bucket of gradients as a communication hook sees it.
 #[derive(Debug)]
 pub struct GradBucket<'a> {
-    /// All gradients of the bucket, flat, of this rank only, not divided by the world size.
+    /// All gradients of the bucket, flat, of this rank only, not divided by the world size. The hook may write to it.
     pub buffer: &'a Tensor,
+    /// The same gradients one by one: views into `buffer`, in its order, each of its parameter's shape.
+    pub gradients: &'a [Tensor],
     /// Position of the bucket in the order of reduction, from 0.
     pub index: usize,
     /// Is this the last bucket of the backward pass?
@@ -94,7 +97,7 @@ pub struct GradBucket<'a> {
 }
 
 type BoxedError = Box<dyn std::error::Error + Send + Sync>;
-type Hook = Box<dyn FnMut(GradBucket<'_>) -> std::result::Result<Tensor, BoxedError> + Send>;
+type Hook = Box<dyn FnMut(GradBucket<'_>) -> std::result::Result<Option<Tensor>, BoxedError> + Send>;
 
 /// Averages gradients over ranks, bucket by bucket, while the backward pass still runs.
 ///
@@ -200,36 +203,48 @@ impl Reducer {
         self.num_params
     }
 
-    /// Sends gradients as `Half` or `BFloat16` (`fp16_compress_hook`, `bf16_compress_hook` of PyTorch). Once, before the first backward.
+    /// Sends gradients as `Half` or `BFloat16` (`fp16_compress_hook`, `bf16_compress_hook` of PyTorch). Once, before
+    /// the first backward.
     pub fn compress(&self, wire: Kind) -> Result<()> {
-        let scalar_type = match wire {
-            Kind::Half => 5,
-            Kind::BFloat16 => 15,
-            other => {
-                return Err(Error::invalid("Reducer::compress", format!("found {other:?}, wanted Half or BFloat16")));
-            }
-        };
+        let wire = wire_type("Reducer::compress", Some(wire))?;
         // SAFETY: both handles are alive; the hook keeps its own reference to the group.
-        check("Reducer::compress", unsafe { te_reducer_compress(*self.handle, *self.group.lock(), scalar_type) })
+        check("Reducer::compress", unsafe { te_reducer_compress(*self.handle, *self.group.lock(), wire) })
     }
 
     /// Replaces the all-reduce by `hook`, which returns the reduced bucket: the mean over ranks, flat, of the
-    /// buffer's size. It runs on the thread of the backward pass, bucket after bucket in the same order on all
-    /// ranks, so it may issue collectives. Once, before the first backward.
+    /// buffer's size; or `None` for the plain mean, which is then reduced while the backward pass goes on. It runs
+    /// on the thread of the backward pass, bucket after bucket in the same order on all ranks, so it may issue
+    /// collectives. Once, before the first backward.
+    ///
+    /// With `wire`, `Half` or `BFloat16`, the hook sees and returns buckets of that dtype
+    /// (`fp16_compress_wrapper`, `bf16_compress_wrapper` of PyTorch).
     pub fn register_comm_hook(
         &self,
-        hook: impl FnMut(GradBucket<'_>) -> std::result::Result<Tensor, BoxedError> + Send + 'static,
+        wire: Option<Kind>,
+        hook: impl FnMut(GradBucket<'_>) -> std::result::Result<Option<Tensor>, BoxedError> + Send + 'static,
     ) -> Result<()> {
+        let wire = wire_type("register_comm_hook", wire)?;
         let boxed: Box<Hook> = Box::new(Box::new(hook));
         let table = HookTable { context: Box::into_raw(boxed).cast(), call: call_hook, drop: drop_hook };
-        // SAFETY: the shim owns the context from here on and drops it exactly once, also on failure.
-        check("register_comm_hook", unsafe { te_reducer_register_hook(*self.handle, table) })
+        // SAFETY: both handles are alive; the shim owns the context from here on and drops it exactly once, also on failure.
+        check("register_comm_hook", unsafe { te_reducer_register_hook(*self.handle, *self.group.lock(), wire, table) })
+    }
+}
+
+/// The dtype on the wire as the shim reads it: -1 is the gradients' own.
+fn wire_type(operation: &'static str, wire: Option<Kind>) -> Result<i32> {
+    match wire {
+        None => Ok(-1),
+        Some(kind @ (Kind::Half | Kind::BFloat16)) => Ok(scalar_type(kind)),
+        Some(other) => Err(Error::invalid(operation, format!("found {other:?}, wanted Half or BFloat16"))),
     }
 }
 
 unsafe extern "C" fn call_hook(
     context: *mut c_void,
     buffer: Handle,
+    gradients: *const Handle,
+    count: usize,
     index: usize,
     is_last: bool,
     result: *mut Handle,
@@ -237,9 +252,17 @@ unsafe extern "C" fn call_hook(
     run_callback(|| {
         // SAFETY: the context is the `Box<Hook>` made in `register_comm_hook`; the reducer calls it from one thread at a time.
         let hook = unsafe { &mut *context.cast::<Hook>() };
-        // SAFETY: libtorch lends the tensor for this call; cloning the handle makes a tensor of our own.
-        let buffer = unsafe { Tensor::clone_from_ptr(buffer.cast()) };
-        let reduced = hook(GradBucket { buffer: &buffer, index, is_last })?;
+        // SAFETY: libtorch lends the tensors for this call; cloning a handle makes a tensor of our own.
+        let own = |raw: Handle| unsafe { Tensor::clone_from_ptr(raw.cast()) };
+        let buffer = own(buffer);
+        let gradients: Vec<Tensor> = match count {
+            0 => Vec::new(),
+            // SAFETY: the shim passes `count` handles, alive through the call.
+            _ => unsafe { std::slice::from_raw_parts(gradients, count) }.iter().copied().map(own).collect(),
+        };
+        let Some(reduced) = hook(GradBucket { buffer: &buffer, gradients: &gradients, index, is_last })? else {
+            return Ok(());
+        };
         if reduced.numel() != buffer.numel() {
             return Err(format!(
                 "the communication hook returned {} elements for a bucket of {}",
@@ -248,9 +271,8 @@ unsafe extern "C" fn call_hook(
             )
             .into());
         }
-        let owned = ManuallyDrop::new(reduced);
         // SAFETY: `result` is the shim's out-parameter; ownership of the tensor passes to it.
-        unsafe { *result = handle(&owned) };
+        unsafe { *result = give(reduced) };
         Ok(())
     })
 }

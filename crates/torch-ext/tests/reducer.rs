@@ -126,12 +126,12 @@ fn hooks_decide_what_travels() {
         let reducer = Reducer::new(&params, &["a"], group.clone(), &ReducerOptions::default()).unwrap();
         let world = group.clone();
         reducer
-            .register_comm_hook(move |bucket| {
+            .register_comm_hook(None, move |bucket| {
                 let mut sum = bucket.buffer.copy();
                 world.all_reduce(&sum, ReduceOp::Sum, None)?.wait(None)?;
                 let _ = sum.g_div_scalar_(2.0);
                 // Ten times the mean, so that the test sees that this hook and no other ran.
-                Ok(sum * 10.0)
+                Ok(Some(sum * 10.0))
             })
             .unwrap();
         reducer.prepare_for_forward().unwrap();
@@ -140,6 +140,39 @@ fn hooks_decide_what_travels() {
         gradient(&params[0])
     });
     assert_eq!(got, vec![vec![15.0; 2]; 2]);
+}
+
+#[test]
+fn hooks_see_each_gradient_in_its_shape_and_may_leave_the_mean_to_the_reducer() {
+    let got = ranks(2, |group| {
+        let params = vec![parameter(1.0, 2), Tensor::ones([3, 2], (Kind::Float, Device::Cpu)).set_requires_grad(true)];
+        let rank = group.rank();
+        let reducer = Reducer::new(&params, &["a", "b"], group, &ReducerOptions::default()).unwrap();
+        let (sender, seen) = std::sync::mpsc::channel();
+        reducer
+            .register_comm_hook(Some(Kind::BFloat16), move |bucket| {
+                let shapes: Vec<Vec<i64>> = bucket.gradients.iter().map(Tensor::size).collect();
+                // Writing to a gradient writes to the buffer.
+                let _ = bucket.gradients[0].shallow_clone().f_fill_(8.0)?;
+                sender.send((shapes, bucket.buffer.kind(), bucket.buffer.numel()))?;
+                Ok(None)
+            })
+            .unwrap();
+        reducer.prepare_for_forward().unwrap();
+        reducer.prepare_for_backward(&[]).unwrap();
+        backward(&params, rank as f64 + 1.0);
+        let gradients: Vec<Vec<f32>> = params.iter().map(|p| Vec::try_from(p.grad().view(-1)).unwrap()).collect();
+        (seen.try_iter().collect::<Vec<_>>(), gradients, params[1].grad().kind())
+    });
+    for (seen, gradients, kind) in &got {
+        let [(shapes, wire, numel)] = &seen[..] else { panic!("one bucket, found {seen:?}") };
+        assert_eq!((*wire, *numel, *kind), (Kind::BFloat16, 8, Kind::Float));
+        // Buckets hold parameters in the order in which gradients come, last parameter first.
+        let filled = shapes.iter().position(|shape| shape.len() == 1).unwrap();
+        let mut expected = [vec![1.5; 2], vec![1.5; 6]];
+        expected[filled].fill(8.0);
+        assert_eq!(gradients[..], expected, "{shapes:?}");
+    }
 }
 
 #[test]

@@ -1,17 +1,22 @@
 //! Communication hooks of data parallelism: what travels in place of full-precision gradients.
 
-use crate::error::{Result, StateError};
-use crate::group::Group;
+use super::power_sgd::PowerSgd;
+use crate::error::Result;
 use accelerate_core::config::{DDPCommunicationHookType as Hook, DistributedDataParallelKwargs};
+use std::sync::Arc;
 use tch::Kind;
-use torch_ext::Reducer;
+use torch_ext::{ProcessGroup, Reducer};
 
 /// Puts the hook that `kwargs` name on the reducer.
-pub(super) fn register(reducer: &Reducer, _group: &Group, kwargs: &DistributedDataParallelKwargs) -> Result<()> {
+pub(super) fn register(
+    reducer: &Reducer,
+    group: &Arc<ProcessGroup>,
+    kwargs: &DistributedDataParallelKwargs,
+) -> Result<()> {
     let wire = |hook| match hook {
         Hook::Fp16 => Some(Kind::Half),
         Hook::Bf16 => Some(Kind::BFloat16),
-        _ => None,
+        Hook::No | Hook::PowerSgd | Hook::BatchedPowerSgd => None,
     };
     match kwargs.comm_hook {
         // The reference applies a wrapper to a hook, so without a hook there is nothing to wrap.
@@ -21,10 +26,10 @@ pub(super) fn register(reducer: &Reducer, _group: &Group, kwargs: &DistributedDa
             let kind = wire(kwargs.comm_wrapper).or(wire(kwargs.comm_hook)).unwrap_or(Kind::Half);
             Ok(reducer.compress(kind)?)
         }
-        Hook::PowerSgd | Hook::BatchedPowerSgd => Err(StateError::NotAvailable {
-            feature: format!("DistributedDataParallelKwargs.comm_hook \"{}\"", kwargs.comm_hook),
-            cure: "use \"fp16\" or \"bf16\"",
+        hook @ (Hook::PowerSgd | Hook::BatchedPowerSgd) => {
+            let state = kwargs.power_sgd_state()?;
+            let mut compression = PowerSgd::new(state, group.clone(), hook == Hook::BatchedPowerSgd);
+            Ok(reducer.register_comm_hook(wire(kwargs.comm_wrapper), move |bucket| Ok(compression.reduce(&bucket)?))?)
         }
-        .into()),
     }
 }

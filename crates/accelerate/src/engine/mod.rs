@@ -1,6 +1,7 @@
 //! What keeps the ranks' copies of a model in step. `prepare` chooses one engine per model.
 
 mod hooks;
+mod power_sgd;
 mod replicate;
 
 use crate::context::Context;

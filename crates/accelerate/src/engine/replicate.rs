@@ -57,7 +57,7 @@ impl Replicate {
                 static_graph: kwargs.static_graph,
             },
         )?;
-        hooks::register(&reducer, group, kwargs)?;
+        hooks::register(&reducer, process_group, kwargs)?;
         Ok(Arc::new(Self {
             group: group.clone(),
             reducer: Mutex::new(reducer),

@@ -1,6 +1,6 @@
 //! How gradients are averaged over replicas.
 
-use super::null_is_default;
+use super::{PowerSGDState, null_is_default};
 use crate::Result;
 use crate::error::config::ConfigErrorKind;
 use crate::names::spelled_enum;
@@ -74,7 +74,7 @@ pub struct DistributedDataParallelKwargs {
     /// A cast around the hook: `no`, `fp16` or `bf16`. Default no.
     #[serde(deserialize_with = "null_is_default")]
     pub comm_wrapper: DDPCommunicationHookType,
-    /// Options of the hook, for example `matrix_approximation_rank` of PowerSGD. Default empty.
+    /// Options of PowerSGD, the fields of [`PowerSGDState`]. Default empty.
     #[serde(deserialize_with = "null_is_default")]
     pub comm_state_option: BTreeMap<String, Value>,
 }
@@ -111,8 +111,8 @@ impl DistributedDataParallelKwargs {
     ///
     /// # Errors
     ///
-    /// [`Error::is_config`](crate::Error::is_config): `dim` other than 0, a bucket without room, or a
-    /// `comm_wrapper` that is no cast.
+    /// [`Error::is_config`](crate::Error::is_config): `dim` other than 0, a bucket without room, a
+    /// `comm_wrapper` that is no cast, or a `comm_state_option` that the hook does not know.
     ///
     /// ```
     /// # use accelerate_core::config::DistributedDataParallelKwargs;
@@ -138,6 +138,36 @@ impl DistributedDataParallelKwargs {
             }
             .into());
         }
+        if self.uses_power_sgd() {
+            return self.power_sgd_state()?.check();
+        }
+        if !self.comm_state_option.is_empty() {
+            let (first, second) = ("comm_state_option", "comm_hook");
+            let why = "only power_sgd and batched_power_sgd have options";
+            return Err(ConfigErrorKind::Contradiction { first, second, why }.into());
+        }
         Ok(())
+    }
+
+    fn uses_power_sgd(&self) -> bool {
+        matches!(self.comm_hook, DDPCommunicationHookType::PowerSgd | DDPCommunicationHookType::BatchedPowerSgd)
+    }
+
+    /// `comm_state_option` as the options of PowerSGD, defaults where it is silent.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_config`](crate::Error::is_config): an option that PowerSGD does not have, or a value of another type.
+    ///
+    /// ```
+    /// # use accelerate_core::config::DistributedDataParallelKwargs;
+    /// let kwargs: DistributedDataParallelKwargs =
+    ///     serde_json::from_str(r#"{"comm_hook": "power_sgd", "comm_state_option": {"warm_start": false}}"#).unwrap();
+    /// assert!(!kwargs.power_sgd_state()?.warm_start);
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    pub fn power_sgd_state(&self) -> Result<PowerSGDState> {
+        let options = Value::Object(self.comm_state_option.clone().into_iter().collect());
+        serde_json::from_value(options).map_err(|source| ConfigErrorKind::PowerSgdOptions { source }.into())
     }
 }

@@ -8,6 +8,8 @@ pub(crate) enum ConfigErrorKind {
     MustBePositive { name: &'static str },
     #[error("{name} is {found}, but must be {wanted}")]
     OutOfRange { name: &'static str, found: f64, wanted: &'static str },
+    #[error("comm_state_option does not hold the options of PowerSGD: {source}")]
+    PowerSgdOptions { source: serde_json::Error },
     #[error("{first} and {second} contradict each other: {why}")]
     Contradiction { first: &'static str, second: &'static str, why: &'static str },
 }

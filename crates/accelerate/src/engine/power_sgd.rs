@@ -1,0 +1,269 @@
+//! PowerSGD: gradient matrices travel as the product of two thin factors.
+//!
+//! Method: Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression", arXiv 1905.13727; the order of
+//! operations is that of PyTorch's `powerSGD_hook.py`, so that gradients are equal to its own.
+
+use crate::error::Result;
+use accelerate_core::config::PowerSGDState;
+use accelerate_core::power_sgd::{BucketPlan, Matrices, Seeds, plan, square_side};
+use std::collections::HashMap;
+use std::sync::Arc;
+use tch::{Kind, Tensor};
+use torch_ext::{Generator, GradBucket, ProcessGroup, ReduceOp};
+
+/// The hook's memory of one rank.
+pub(super) struct PowerSgd {
+    state: PowerSGDState,
+    group: Arc<ProcessGroup>,
+    /// Compress each bucket as one square matrix.
+    batched: bool,
+    seeds: Seeds,
+    /// Reducing backward passes so far.
+    iteration: u64,
+    buckets: HashMap<usize, Memory>,
+    elements_before: usize,
+    elements_after: usize,
+    next_report: u64,
+}
+
+/// What is kept of a bucket from one step to the next.
+#[derive(Default)]
+struct Memory {
+    /// What compression lost, flat.
+    error: Option<Tensor>,
+    /// All factors P and all factors Q, flat.
+    factors: Option<(Tensor, Tensor)>,
+}
+
+/// One batched product: `[batch, rows, columns]`, `[batch, rows, rank]`, `[batch, columns, rank]`.
+struct Product {
+    matrices: Tensor,
+    p: Tensor,
+    q: Tensor,
+    /// Where the result goes, if `matrices` is a stack of copies.
+    sources: Vec<Tensor>,
+}
+
+impl PowerSgd {
+    pub(super) fn new(state: PowerSGDState, group: Arc<ProcessGroup>, batched: bool) -> Self {
+        Self {
+            seeds: Seeds::new(state.random_seed),
+            state,
+            group,
+            batched,
+            iteration: 0,
+            buckets: HashMap::new(),
+            elements_before: 0,
+            elements_after: 0,
+            next_report: 0,
+        }
+    }
+
+    /// The mean over ranks of a bucket, flat; `None` is the plain mean, in the steps before compression begins.
+    pub(super) fn reduce(&mut self, bucket: &GradBucket<'_>) -> Result<Option<Tensor>> {
+        let iteration = self.iteration;
+        self.iteration += u64::from(bucket.is_last);
+        if iteration < self.state.start_power_sgd_iter {
+            return Ok(None);
+        }
+        let _no_grad = tch::no_grad_guard();
+        let reduced = if self.batched { self.reduce_as_square(bucket)? } else { self.reduce_by_layer(bucket)? };
+        if bucket.is_last && iteration >= self.next_report {
+            self.next_report = iteration + self.state.compression_stats_logging_frequency.max(1);
+            let (before, after) = (self.elements_before, self.elements_after);
+            tracing::info!(iteration, before, after, rate = before as f64 / after as f64, "PowerSGD compression");
+        }
+        Ok(Some(reduced))
+    }
+
+    fn reduce_by_layer(&mut self, bucket: &GradBucket<'_>) -> Result<Tensor> {
+        let shapes: Vec<Vec<usize>> = bucket
+            .gradients
+            .iter()
+            .map(|gradient| gradient.size().iter().map(|&size| size as usize).collect())
+            .collect();
+        let plan = plan(&shapes.iter().map(Vec::as_slice).collect::<Vec<_>>(), &self.state);
+        let views = views(bucket.buffer, &shapes)?;
+        self.compress(bucket.index, bucket.buffer, &views, &plan)?;
+        Ok(bucket.buffer.shallow_clone())
+    }
+
+    fn reduce_as_square(&mut self, bucket: &GradBucket<'_>) -> Result<Tensor> {
+        let elements = bucket.buffer.numel();
+        let side = square_side(elements);
+        let square = bucket.buffer.f_constant_pad_nd([0, (side * side - elements) as i64])?;
+        // Always compressed, whatever it saves: that is what this variant is.
+        let state = PowerSGDState { min_compression_rate: 0.0, ..self.state.clone() };
+        let plan = plan(&[&[side, side]], &state);
+        let view = square.f_view([side as i64, side as i64])?;
+        self.compress(bucket.index, &square, &[view], &plan)?;
+        Ok(square.f_narrow(0, 0, elements as i64)?)
+    }
+
+    /// Replaces `flat`, of which `gradients` are views, by its mean over ranks.
+    fn compress(&mut self, index: usize, flat: &Tensor, gradients: &[Tensor], plan: &BucketPlan) -> Result<()> {
+        self.elements_before += plan.elements_before();
+        self.elements_after += plan.elements_after();
+        let mut memory = self.buckets.remove(&index).unwrap_or_default();
+        if let Some(error) = &memory.error {
+            let _ = flat.shallow_clone().f_add_(error)?;
+        }
+        let original = if self.state.use_error_feedback { Some(flat.f_detach_copy()?) } else { None };
+
+        let uncompressed: Vec<Tensor> =
+            plan.uncompressed.iter().map(|&at| Ok(gradients[at].f_reshape(-1)?)).collect::<Result<_>>()?;
+        let uncompressed = if uncompressed.is_empty() { None } else { Some(Tensor::f_cat(&uncompressed, 0)?) };
+        let in_flight = match &uncompressed {
+            Some(tensor) => Some(self.group.all_reduce(tensor, ReduceOp::Sum, None)?),
+            None => None,
+        };
+        let (p_memory, q_memory, products) = self.low_rank_factors(memory.factors.take(), flat, gradients, plan)?;
+        for product in &products {
+            product.p.shallow_clone().f_copy_(&product.matrices.f_bmm(&product.q)?)?;
+        }
+        if let (Some(tensor), Some(work)) = (&uncompressed, in_flight) {
+            work.wait(None)?;
+            self.unpack(tensor, gradients, plan)?;
+        }
+        if !products.is_empty() {
+            // The factors P are orthogonalised next, so their sum does as well as their mean.
+            self.group.all_reduce(&p_memory, ReduceOp::Sum, None)?.wait(None)?;
+            for product in &products {
+                orthogonalize(&product.p, self.state.orthogonalization_epsilon)?;
+                let q = product.matrices.f_transpose(1, 2)?.f_bmm(&product.p)?;
+                product.q.shallow_clone().f_copy_(&q)?;
+            }
+            self.group.all_reduce(&q_memory, ReduceOp::Sum, None)?.wait(None)?;
+            let _ = q_memory.shallow_clone().f_div_scalar_(self.group.world_size() as i64)?;
+            products.iter().try_for_each(Product::write_back)?;
+        }
+        memory.error = match original {
+            Some(original) => Some(original.f_sub(flat)?),
+            None => None,
+        };
+        memory.factors = self.state.warm_start.then_some((p_memory, q_memory));
+        self.buckets.insert(index, memory);
+        Ok(())
+    }
+
+    fn unpack(&self, sum: &Tensor, gradients: &[Tensor], plan: &BucketPlan) -> Result<()> {
+        let mean = sum.shallow_clone().f_div_scalar_(self.group.world_size() as i64)?;
+        let mut start = 0;
+        for &at in &plan.uncompressed {
+            let gradient = &gradients[at];
+            let elements = gradient.numel() as i64;
+            gradient.shallow_clone().f_copy_(&mean.f_narrow(0, start, elements)?.f_view_as(gradient)?)?;
+            start += elements;
+        }
+        Ok(())
+    }
+
+    /// The memory of all P and of all Q, with the products that are views into it; Q orthogonal, P to be filled.
+    fn low_rank_factors(
+        &mut self,
+        kept: Option<(Tensor, Tensor)>,
+        flat: &Tensor,
+        gradients: &[Tensor],
+        plan: &BucketPlan,
+    ) -> Result<(Tensor, Tensor, Vec<Product>)> {
+        let fresh = kept.is_none();
+        let options = (flat.kind(), flat.device());
+        let (p_memory, q_memory) = match kept {
+            Some(factors) => factors,
+            None => (
+                Tensor::f_empty([plan.p_elements() as i64], options)?,
+                Tensor::f_empty([plan.q_elements() as i64], options)?,
+            ),
+        };
+        let (mut p_start, mut q_start) = (0, 0);
+        let mut products = Vec::with_capacity(plan.compressed.len());
+        for matrices in &plan.compressed {
+            let [batch, rows, columns, rank] =
+                [matrices.gradients.len(), matrices.rows, matrices.columns, matrices.rank].map(|size| size as i64);
+            let p = p_memory.f_narrow(0, p_start, batch * rows * rank)?.f_view([batch, rows, rank])?;
+            let q = q_memory.f_narrow(0, q_start, batch * columns * rank)?.f_view([batch, columns, rank])?;
+            (p_start, q_start) = (p_start + batch * rows * rank, q_start + batch * columns * rank);
+            products.push(Product::new(matrices, gradients, p, q)?);
+        }
+        if fresh && let Some(seed) = self.seeds.next() {
+            let generator = Generator::new_cpu()?;
+            generator.manual_seed(u64::from(seed))?;
+            for product in &products {
+                let random = Tensor::f_empty(product.q.size(), (flat.kind(), tch::Device::Cpu))?;
+                generator.normal_(&random, 0.0, 1.0)?;
+                product.q.shallow_clone().f_copy_(&random)?;
+            }
+        }
+        for product in &products {
+            orthogonalize(&product.q, self.state.orthogonalization_epsilon)?;
+        }
+        Ok((p_memory, q_memory, products))
+    }
+}
+
+impl Product {
+    fn new(matrices: &Matrices, gradients: &[Tensor], p: Tensor, q: Tensor) -> Result<Self> {
+        let shape = [matrices.rows as i64, matrices.columns as i64];
+        let mut sources =
+            matrices.gradients.iter().map(|&at| Ok(gradients[at].f_view(shape)?)).collect::<Result<Vec<_>>>()?;
+        // A single matrix is written in place.
+        let matrices = match &sources[..] {
+            [single] => single.f_unsqueeze(0)?,
+            several => Tensor::f_stack(several, 0)?,
+        };
+        if sources.len() == 1 {
+            sources.clear();
+        }
+        Ok(Self { matrices, p, q, sources })
+    }
+
+    fn write_back(&self) -> Result<()> {
+        let product = self.p.f_bmm(&self.q.f_transpose(1, 2)?)?;
+        if self.sources.is_empty() {
+            self.matrices.shallow_clone().f_copy_(&product)?;
+        }
+        for (at, source) in self.sources.iter().enumerate() {
+            source.shallow_clone().f_copy_(&product.f_select(0, at as i64)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// The gradients of a flat buffer one by one.
+fn views(flat: &Tensor, shapes: &[Vec<usize>]) -> Result<Vec<Tensor>> {
+    let mut start = 0;
+    shapes
+        .iter()
+        .map(|shape| {
+            let sizes: Vec<i64> = shape.iter().map(|&size| size as i64).collect();
+            let elements: i64 = sizes.iter().product();
+            let view = flat.f_narrow(0, start, elements)?.f_view(&sizes[..])?;
+            start += elements;
+            Ok(view)
+        })
+        .collect()
+}
+
+/// Makes the columns of each matrix of `[batch, rows, rank]` orthonormal, in place.
+///
+/// A column of zeros stays zero. PyTorch divides it by its norm, and the gradient becomes NaN.
+fn orthogonalize(matrices: &Tensor, epsilon: f64) -> Result<()> {
+    let rank = matrices.size3()?.2;
+    if rank > 2 && !matches!(matrices.kind(), Kind::Half | Kind::BFloat16) {
+        let (q, _) = Tensor::f_linalg_qr(matrices, "reduced")?;
+        matrices.shallow_clone().f_copy_(&q)?;
+        return Ok(());
+    }
+    for column in 0..rank {
+        let mut vector = matrices.f_narrow(2, column, 1)?;
+        let norm = vector.f_norm_scalaropt_dim(2.0, [1], true)?.f_add_scalar(epsilon)?;
+        let zero = norm.f_eq(0.0)?;
+        let _ = vector.f_div_(&norm.f_masked_fill(&zero, 1.0)?)?;
+        if column + 1 < rank {
+            let mut rest = matrices.f_narrow(2, column + 1, rank - column - 1)?;
+            let overlap = vector.f_mul(&rest)?.f_sum_dim_intlist([1].as_slice(), true, None::<Kind>)?;
+            let _ = rest.f_sub_(&overlap.f_mul(&vector)?)?;
+        }
+    }
+    Ok(())
+}

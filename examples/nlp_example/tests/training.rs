@@ -1,0 +1,87 @@
+//! The program itself, in one process and in two, with the options that change the loop.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use accelerate_launch::{LaunchConfig, Program, Reporter, Source, Stream, launch};
+use rstest::rstest;
+use std::fmt::Write;
+use std::io;
+use std::process::Command;
+
+/// Keeps what the ranks print on standard output.
+#[derive(Default)]
+struct Printed(Vec<u8>);
+
+impl Reporter for Printed {
+    fn output(&mut self, source: Source, bytes: &[u8]) -> io::Result<()> {
+        if source.stream == Stream::Stdout {
+            self.0.extend_from_slice(bytes);
+        }
+        Ok(())
+    }
+}
+
+/// Texts whose label is told by one of their words.
+fn table(rows: usize) -> String {
+    (0..rows).fold(String::from("sentence\tlabel\n"), |mut text, row| {
+        let (word, label) = if row % 2 == 0 { ("good", 1) } else { ("bad", 0) };
+        writeln!(text, "a {word} film number {row}\t{label}").unwrap();
+        text
+    })
+}
+
+/// What the ranks print. A single rank writes straight to the launcher's own streams, so it is started without one.
+fn output_of(config: &LaunchConfig) -> Vec<u8> {
+    if config.num_processes == 1 {
+        let output = Command::new(env!("CARGO_BIN_EXE_nlp_example")).args(&config.args).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        return output.stdout;
+    }
+    let mut printed = Printed::default();
+    if let Err(error) = launch(config, &mut printed) {
+        panic!("{:?}: {error}\n{:#?}", config.args, error.failure());
+    }
+    printed.0
+}
+
+#[rstest]
+#[case::one_rank(1, &[])]
+#[case::two_ranks(2, &[])]
+#[case::accumulated(2, &["--gradient_accumulation_steps", "2"])]
+#[case::bf16(2, &["--mixed_precision", "bf16"])]
+#[case::split_batches(2, &["--split_batches"])]
+#[case::three_ranks_accumulated_bf16(3, &["--gradient_accumulation_steps", "3", "--mixed_precision", "bf16"])]
+fn trains_saves_and_scores_the_same_when_read_back(#[case] num_processes: usize, #[case] options: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).into_os_string();
+    std::fs::write(path("train.tsv"), table(70)).unwrap();
+    std::fs::write(path("dev.tsv"), table(21)).unwrap();
+    let mut args = vec!["--train_file".into(), path("train.tsv"), "--validation_file".into(), path("dev.tsv")];
+    args.extend(["--output_dir".into(), path("out"), "--num_epochs".into(), "1".into()]);
+    args.extend(["--batch_size".into(), "6".into(), "--cpu".into()]);
+    args.extend(options.iter().map(Into::into));
+    let program = Program::Executable(env!("CARGO_BIN_EXE_nlp_example").into());
+    let config = LaunchConfig {
+        args,
+        cpu: true,
+        num_cpu_threads_per_process: Some(1),
+        ..LaunchConfig::new(program, num_processes)
+    };
+    let printed = String::from_utf8(output_of(&config)).unwrap();
+    let last = printed.lines().last().unwrap_or_default();
+    let values: Vec<(&str, f64)> = last
+        .split(' ')
+        .map(|field| field.split_once('=').and_then(|(name, value)| Some((name, value.parse().ok()?))).expect(last))
+        .collect();
+    let names: Vec<&str> = values.iter().map(|(name, _)| *name).collect();
+    assert_eq!(names, ["accuracy", "f1", "samples_per_second", "world_size"], "{last}");
+    assert_eq!(values[3].1, num_processes as f64);
+    // Correct answers come in whole rows: more would mean that a filled-up row was counted.
+    let correct = values[0].1 * 21.0;
+    assert!((correct - correct.round()).abs() < 0.01, "{last}");
+
+    for name in ["model.safetensors", "config.json", "tokenizer.json"] {
+        assert!(folder.path().join("out").join(name).metadata().unwrap().len() > 0, "{name}");
+    }
+    let curve = std::fs::read_to_string(folder.path().join("out/loss.svg")).unwrap();
+    assert!(curve.starts_with("<svg") && curve.trim_end().ends_with("</svg>"));
+}
