@@ -49,7 +49,7 @@ pub(crate) fn mse(prediction: &Tensor, target: &Tensor) -> Result<Tensor> {
     Ok(prediction.f_mse_loss(target, accelerate::tch::Reduction::Mean)?)
 }
 
-pub(crate) type RegressionLoader = DataLoader<TensorDataset<(Tensor, Tensor)>, (Tensor, Tensor)>;
+pub(crate) type RegressionLoader = DataLoader<(Tensor, Tensor)>;
 
 /// `length` points of y = 2 x + 3 with a little noise, the same on every rank.
 pub(crate) fn regression_data(length: i64) -> Result<(Tensor, Tensor)> {

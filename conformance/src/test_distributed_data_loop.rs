@@ -14,7 +14,7 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-fn loader(rows: usize, batch_size: usize) -> accelerate::Result<DataLoader<VecDataset<i64>, Tensor>> {
+fn loader(rows: usize, batch_size: usize) -> accelerate::Result<DataLoader<Tensor>> {
     DataLoader::builder(VecDataset::new((0..rows as i64).collect())).batch_size(batch_size).build()
 }
 

@@ -18,7 +18,7 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-fn loader(rows: usize, batch_size: usize, drop_last: bool) -> accelerate::Result<DataLoader<VecDataset<i64>, Tensor>> {
+fn loader(rows: usize, batch_size: usize, drop_last: bool) -> accelerate::Result<DataLoader<Tensor>> {
     let rows = (0..rows as i64).collect();
     DataLoader::builder(VecDataset::new(rows)).batch_size(batch_size).drop_last(drop_last).build()
 }

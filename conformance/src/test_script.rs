@@ -42,7 +42,7 @@ fn process_execution_check(accelerator: &Accelerator, folder: Option<&Path>) -> 
     Ok(())
 }
 
-fn numbers(length: usize, batch_size: usize, shuffle: bool) -> accelerate::Result<DataLoader<VecDataset<i64>, Tensor>> {
+fn numbers(length: usize, batch_size: usize, shuffle: bool) -> accelerate::Result<DataLoader<Tensor>> {
     let rows = (0..length as i64).collect();
     DataLoader::builder(VecDataset::new(rows)).batch_size(batch_size).shuffle(shuffle).build()
 }

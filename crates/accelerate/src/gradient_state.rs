@@ -3,6 +3,7 @@
 use crate::error::Result;
 use accelerate_core::accumulation::{Decision, PartialWindow, Window};
 use accelerate_core::config::GradientAccumulationPlugin;
+use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Shared by the accelerator, loaders, optimizers and schedulers of one [`Context`](crate::context::Context).
@@ -27,7 +28,7 @@ struct ActiveLoader {
 }
 
 /// What a loader says about the batch it has just handed out.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LoaderPosition {
     /// No batch follows on any rank.
     pub(crate) end_of_dataloader: bool,

@@ -41,6 +41,7 @@ pub use error::{Error, Result};
 pub use group::{Group, ReduceOp};
 pub use prepare::{Prepare, PreparedModel, kind};
 pub use state::{PartialState, SplitBetweenProcesses};
+pub use tensor_tree::Parcel;
 pub use tensor_tree::TensorTree;
 
 /// What a training program names: `use accelerate::prelude::*;`.

@@ -1,9 +1,14 @@
 //! Values made of tensors: batches, model outputs, whatever a user's struct holds.
 
-use crate::error::Result;
+mod parcel;
+
+use crate::error::{CollectiveError, Result};
+use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hash};
 use tch::Tensor;
+
+pub use parcel::Parcel;
 
 /// A value whose tensors can be visited and replaced, as the reference's `recursively_apply` does
 /// with lists, tuples and dictionaries.
@@ -28,6 +33,31 @@ pub trait TensorTree: Sized {
 
     /// Calls `f` with every tensor.
     fn for_each_tensor(&self, f: &mut dyn FnMut(&Tensor));
+
+    /// Takes the tree apart, so that another process can put it together: what `dispatch_batches` asks of batches.
+    ///
+    /// # Errors
+    ///
+    /// When a part of it cannot be sent: skipped fields, maps whose keys are not text or numbers, and types that
+    /// implement this trait by hand without this method.
+    fn pack(&self, parcel: &mut Parcel) -> Result<()> {
+        let _ = parcel;
+        Err(not_sendable::<Self>())
+    }
+
+    /// Puts together what [`TensorTree::pack`] took apart.
+    ///
+    /// # Errors
+    ///
+    /// When the parcel holds something else.
+    fn unpack(parcel: &mut Parcel) -> Result<Self> {
+        let _ = parcel;
+        Err(not_sendable::<Self>())
+    }
+}
+
+fn not_sendable<T>() -> crate::Error {
+    CollectiveError::NotSendable { name: std::any::type_name::<T>() }.into()
 }
 
 impl TensorTree for Tensor {
@@ -37,6 +67,13 @@ impl TensorTree for Tensor {
     fn for_each_tensor(&self, f: &mut dyn FnMut(&Tensor)) {
         f(self);
     }
+    fn pack(&self, parcel: &mut Parcel) -> Result<()> {
+        parcel.put_tensor(self);
+        Ok(())
+    }
+    fn unpack(parcel: &mut Parcel) -> Result<Self> {
+        parcel.take_tensor()
+    }
 }
 
 impl<T: TensorTree> TensorTree for Vec<T> {
@@ -45,6 +82,14 @@ impl<T: TensorTree> TensorTree for Vec<T> {
     }
     fn for_each_tensor(&self, f: &mut dyn FnMut(&Tensor)) {
         self.iter().for_each(|item| item.for_each_tensor(f));
+    }
+    fn pack(&self, parcel: &mut Parcel) -> Result<()> {
+        parcel.put(&self.len())?;
+        self.iter().try_for_each(|item| item.pack(parcel))
+    }
+    fn unpack(parcel: &mut Parcel) -> Result<Self> {
+        let length: usize = parcel.take()?;
+        (0..length).map(|_| T::unpack(parcel)).collect()
     }
 }
 
@@ -57,6 +102,14 @@ impl<T: TensorTree> TensorTree for Option<T> {
             item.for_each_tensor(f);
         }
     }
+    fn pack(&self, parcel: &mut Parcel) -> Result<()> {
+        parcel.put(&self.is_some())?;
+        self.iter().try_for_each(|item| item.pack(parcel))
+    }
+    fn unpack(parcel: &mut Parcel) -> Result<Self> {
+        let is_some = parcel.take()?;
+        if is_some { Ok(Some(T::unpack(parcel)?)) } else { Ok(None) }
+    }
 }
 
 impl<T: TensorTree> TensorTree for Box<T> {
@@ -65,6 +118,12 @@ impl<T: TensorTree> TensorTree for Box<T> {
     }
     fn for_each_tensor(&self, f: &mut dyn FnMut(&Tensor)) {
         (**self).for_each_tensor(f);
+    }
+    fn pack(&self, parcel: &mut Parcel) -> Result<()> {
+        (**self).pack(parcel)
+    }
+    fn unpack(parcel: &mut Parcel) -> Result<Self> {
+        Ok(Box::new(T::unpack(parcel)?))
     }
 }
 
@@ -77,25 +136,82 @@ impl<T: TensorTree, const N: usize> TensorTree for [T; N] {
     fn for_each_tensor(&self, f: &mut dyn FnMut(&Tensor)) {
         self.iter().for_each(|item| item.for_each_tensor(f));
     }
+    fn pack(&self, parcel: &mut Parcel) -> Result<()> {
+        self.iter().try_for_each(|item| item.pack(parcel))
+    }
+    fn unpack(parcel: &mut Parcel) -> Result<Self> {
+        let items = (0..N).map(|_| T::unpack(parcel)).collect::<Result<Vec<T>>>()?;
+        items.try_into().map_err(|_| crate::Error::other("the array changed its length"))
+    }
 }
 
-impl<K: Clone + Ord, T: TensorTree> TensorTree for BTreeMap<K, T> {
+impl<K: Clone + Ord + 'static, T: TensorTree> TensorTree for BTreeMap<K, T> {
     fn try_map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         self.iter().map(|(key, item)| Ok((key.clone(), item.try_map_tensors(f)?))).collect()
     }
     fn for_each_tensor(&self, f: &mut dyn FnMut(&Tensor)) {
         self.values().for_each(|item| item.for_each_tensor(f));
     }
+    fn pack(&self, parcel: &mut Parcel) -> Result<()> {
+        pack_entries(parcel, self.iter().collect())
+    }
+    fn unpack(parcel: &mut Parcel) -> Result<Self> {
+        unpack_entries(parcel)
+    }
 }
 
-impl<K: Clone + Ord + Hash, T: TensorTree, S: BuildHasher + Default> TensorTree for HashMap<K, T, S> {
+impl<K: Clone + Ord + Hash + 'static, T: TensorTree, S: BuildHasher + Default> TensorTree for HashMap<K, T, S> {
     fn try_map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         sorted(self).into_iter().map(|(key, item)| Ok((key.clone(), item.try_map_tensors(f)?))).collect()
     }
     fn for_each_tensor(&self, f: &mut dyn FnMut(&Tensor)) {
         sorted(self).into_iter().for_each(|(_, item)| item.for_each_tensor(f));
     }
+    fn pack(&self, parcel: &mut Parcel) -> Result<()> {
+        pack_entries(parcel, sorted(self))
+    }
+    fn unpack(parcel: &mut Parcel) -> Result<Self> {
+        unpack_entries(parcel)
+    }
 }
+
+fn pack_entries<K: 'static, T: TensorTree>(parcel: &mut Parcel, entries: Vec<(&K, &T)>) -> Result<()> {
+    parcel.put(&entries.len())?;
+    entries.into_iter().try_for_each(|(key, item)| {
+        pack_key(parcel, key)?;
+        item.pack(parcel)
+    })
+}
+
+fn unpack_entries<K: 'static, T: TensorTree, M: FromIterator<(K, T)>>(parcel: &mut Parcel) -> Result<M> {
+    let length: usize = parcel.take()?;
+    (0..length).map(|_| Ok((unpack_key(parcel)?, T::unpack(parcel)?))).collect()
+}
+
+/// Keys are asked for nothing but an order, so those that can be sent are found by their type.
+macro_rules! keys {
+    ($($type:ty),*) => {
+        fn pack_key<K: 'static>(parcel: &mut Parcel, key: &K) -> Result<()> {
+            let key: &dyn Any = key;
+            $(if let Some(key) = key.downcast_ref::<$type>() {
+                return parcel.put(key);
+            })*
+            Err(not_sendable::<K>())
+        }
+
+        fn unpack_key<K: 'static>(parcel: &mut Parcel) -> Result<K> {
+            let mut found: Option<K> = None;
+            let place: &mut dyn Any = &mut found;
+            $(if let Some(place) = place.downcast_mut::<Option<$type>>() {
+                *place = Some(parcel.take()?);
+                return found.ok_or_else(not_sendable::<K>);
+            })*
+            Err(not_sendable::<K>())
+        }
+    };
+}
+
+keys!(String, char, i8, i16, i32, i64, isize, u8, u16, u32, u64, usize);
 
 fn sorted<K: Ord, T, S>(map: &HashMap<K, T, S>) -> Vec<(&K, &T)> {
     let mut entries: Vec<_> = map.iter().collect();
@@ -113,6 +229,12 @@ macro_rules! leaf {
                 Ok(self.clone())
             }
             fn for_each_tensor(&self, _: &mut dyn FnMut(&Tensor)) {}
+            fn pack(&self, parcel: &mut Parcel) -> Result<()> {
+                parcel.put(self)
+            }
+            fn unpack(parcel: &mut Parcel) -> Result<Self> {
+                parcel.take()
+            }
         }
     )*};
 }
@@ -130,6 +252,13 @@ macro_rules! tuple {
             }
             fn for_each_tensor(&self, f: &mut dyn FnMut(&Tensor)) {
                 $(self.$index.for_each_tensor(f);)*
+            }
+            fn pack(&self, parcel: &mut Parcel) -> Result<()> {
+                $(self.$index.pack(parcel)?;)*
+                Ok(())
+            }
+            fn unpack(parcel: &mut Parcel) -> Result<Self> {
+                Ok(($($name::unpack(parcel)?,)*))
             }
         }
     };

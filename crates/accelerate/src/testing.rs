@@ -60,7 +60,7 @@ fn join(store: &Store, rank: usize, world_size: usize) -> Result<Group> {
     let timeout = Duration::from_secs(60);
     let options =
         GlooOptions { timeout, interface: GlooInterface::Address("127.0.0.1".to_owned()), ..GlooOptions::default() };
-    Group::new(ProcessGroup::gloo(&store.prefix("gloo")?, rank, world_size, &options)?, store, timeout)
+    Group::new(ProcessGroup::gloo(&store.prefix("gloo")?, rank, world_size, &options)?, store, options)
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {

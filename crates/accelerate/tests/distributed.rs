@@ -152,7 +152,7 @@ fn inputs_are_split_over_ranks() {
 }
 
 /// A loader over the numbers `0..rows` as floats.
-fn numbers(rows: usize, batch_size: usize) -> Result<DataLoader<VecDataset<f32>, Tensor>> {
+fn numbers(rows: usize, batch_size: usize) -> Result<DataLoader<Tensor>> {
     DataLoader::builder(VecDataset::new((0..rows).map(|row| row as f32).collect())).batch_size(batch_size).build()
 }
 

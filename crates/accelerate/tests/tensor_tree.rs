@@ -3,7 +3,7 @@
 
 use accelerate::data::{DataLoader, VecDataset, concatenate, find_batch_size, slice_tensors, stack_tensors};
 use accelerate::tch::{Kind, Tensor};
-use accelerate::{Error, TensorTree};
+use accelerate::{Error, Parcel, TensorTree};
 use std::collections::{BTreeMap, HashMap};
 
 fn numbers(tree: &impl TensorTree) -> Vec<i64> {
@@ -151,4 +151,41 @@ fn structs_are_sliced_and_put_together_again() {
     assert_eq!(parts.iter().map(|part| find_batch_size(part).unwrap()).collect::<Vec<_>>(), [2, 3]);
     let again = concatenate(&parts, 0).unwrap();
     assert_eq!((again.ids, again.label), (whole.ids, whole.label));
+}
+
+fn there_and_back<T: TensorTree>(tree: &T) -> accelerate::Result<T> {
+    let mut parcel = Parcel::default();
+    tree.pack(&mut parcel)?;
+    T::unpack(&mut parcel)
+}
+
+#[test]
+fn derived_trees_can_be_sent_unless_they_skip_something() {
+    #[derive(Debug, TensorTree, PartialEq)]
+    struct Inner(Tensor, i64);
+
+    #[derive(Debug, TensorTree, PartialEq)]
+    enum Sent {
+        Nothing,
+        Pair { first: Inner, second: Option<Tensor> },
+    }
+
+    let pair = Sent::Pair { first: Inner(scalar(1), 5), second: Some(scalar(2)) };
+    assert_eq!(there_and_back(&pair).unwrap(), pair);
+    assert_eq!(there_and_back(&Sent::Nothing).unwrap(), Sent::Nothing);
+
+    let mut parcel = Parcel::default();
+    parcel.put(&7u32).unwrap();
+    assert!(Sent::unpack(&mut parcel).unwrap_err().to_string().contains("no such variant"));
+
+    #[derive(Debug, TensorTree)]
+    struct Skipping {
+        tensor: Tensor,
+        #[tensor_tree(skip)]
+        handle: std::sync::Arc<()>,
+    }
+    let skipping = Skipping { tensor: scalar(1), handle: Default::default() };
+    let error = there_and_back(&skipping).unwrap_err().to_string();
+    assert!(error.contains("Skipping") && error.contains("dispatch_batches"), "{error}");
+    assert_eq!((skipping.tensor.numel(), std::sync::Arc::strong_count(&skipping.handle)), (1, 1));
 }

@@ -160,11 +160,19 @@ impl BatchSamplerShard {
     /// assert_eq!(shard.batch(&order, 1, 1), None);
     /// ```
     pub fn batch(&self, order: &[usize], round: usize, rank: usize) -> Option<Vec<Row>> {
-        self.batch_at(order, round.checked_mul(self.total_batch_size())?, rank)
+        self.batch_from(order, round.checked_mul(self.total_batch_size())?, rank)
     }
 
-    /// The batch of `rank` in the round whose first slot is row `first_row` of the order.
-    fn batch_at(&self, order: &[usize], first_row: usize, rank: usize) -> Option<Vec<Row>> {
+    /// The batch of `rank` in the round whose first slot is row `first_row` of the order, wherever the rounds
+    /// before it ended. `None`: this rank gets nothing in this round.
+    ///
+    /// ```
+    /// # use accelerate_core::sampler::BatchSamplerShard;
+    /// # let shard = BatchSamplerShard { num_processes: 2, batch_size: 2, drop_last: false, split_batches: false, even_batches: true };
+    /// let batch = shard.batch_from(&[5, 3, 1, 4, 2], 3, 1).unwrap();
+    /// assert_eq!((batch[0].index, batch[0].filler), (5, true)); // rank 0 has rows 4 and 2
+    /// ```
+    pub fn batch_from(&self, order: &[usize], first_row: usize, rank: usize) -> Option<Vec<Row>> {
         let (rank_batch_size, total) = (self.rank_batch_size(), self.total_batch_size());
         if rank >= self.num_processes || first_row >= order.len() || total == 0 {
             return None;
@@ -272,7 +280,7 @@ impl Iterator for Rounds<'_> {
             return None;
         }
         let ranks = 0..self.shard.num_processes;
-        let round = ranks.map(|rank| self.shard.batch_at(self.order, self.next_row, rank)).collect();
+        let round = ranks.map(|rank| self.shard.batch_from(self.order, self.next_row, rank)).collect();
         self.advance(1);
         Some(round)
     }

@@ -45,6 +45,7 @@ fn implementation(mut input: DeriveInput) -> syn::Result<TokenStream> {
     let (impl_generics, type_generics, where_clause) = input.generics.split_for_impl();
     let map = match_over(&shapes, Shape::map_arm);
     let visit = match_over(&shapes, Shape::visit_arm);
+    let sending = sending(&shapes);
     Ok(quote! {
         #[automatically_derived]
         impl #impl_generics ::accelerate::TensorTree for #name #type_generics #where_clause {
@@ -63,8 +64,32 @@ fn implementation(mut input: DeriveInput) -> syn::Result<TokenStream> {
             ) {
                 #visit
             }
+
+            #sending
         }
     })
+}
+
+/// How a value travels to another process. Nothing is known about skipped fields, so with one of them the trait's own
+/// answer stands, which is an error that names the type.
+fn sending(shapes: &[Shape]) -> TokenStream {
+    if shapes.is_empty() || shapes.iter().flat_map(|shape| &shape.fields).any(|field| field.skipped) {
+        return TokenStream::new();
+    }
+    let pack = shapes.iter().enumerate().map(|(number, shape)| shape.pack_arm(number as u32));
+    let unpack = shapes.iter().enumerate().map(|(number, shape)| shape.unpack_arm(number as u32));
+    quote! {
+        fn pack(&self, __parcel: &mut ::accelerate::Parcel) -> ::accelerate::Result<()> {
+            match self { #(#pack)* }
+        }
+
+        fn unpack(__parcel: &mut ::accelerate::Parcel) -> ::accelerate::Result<Self> {
+            match __parcel.take::<::core::primitive::u32>()? {
+                #(#unpack)*
+                _ => ::core::result::Result::Err(::accelerate::Error::other("there is no such variant")),
+            }
+        }
+    }
 }
 
 fn shapes(input: &DeriveInput, errors: &mut Errors) -> syn::Result<Vec<Shape>> {
@@ -121,6 +146,33 @@ impl Shape {
         });
         quote! {
             #constructor { #(#pattern),* } => ::core::result::Result::Ok(#constructor { #(#values),* }),
+        }
+    }
+
+    fn pack_arm(&self, number: u32) -> TokenStream {
+        let Self { constructor, fields } = self;
+        let pattern = fields.iter().map(|Field { member, binding, .. }| quote!(#member: #binding));
+        let packs = fields.iter().map(|Field { binding, ty, .. }| {
+            quote_spanned! {ty.span()=>
+                <#ty as ::accelerate::TensorTree>::pack(#binding, __parcel)?;
+            }
+        });
+        quote! {
+            #constructor { #(#pattern),* } => {
+                __parcel.put(&#number)?;
+                #(#packs)*
+                ::core::result::Result::Ok(())
+            }
+        }
+    }
+
+    fn unpack_arm(&self, number: u32) -> TokenStream {
+        let Self { constructor, fields } = self;
+        let values = fields.iter().map(|Field { member, ty, .. }| {
+            quote_spanned!(ty.span()=> #member: <#ty as ::accelerate::TensorTree>::unpack(__parcel)?)
+        });
+        quote! {
+            #number => ::core::result::Result::Ok(#constructor { #(#values),* }),
         }
     }
 

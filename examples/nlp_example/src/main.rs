@@ -23,7 +23,7 @@ use nlp_example::tokenize::{TOKENIZER_FILE, TextTokenizer};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-type Loader = DataLoaderShard<VecDataset<Example>, Batch>;
+type Loader = DataLoaderShard<Batch>;
 type Model = PreparedModel<BertForSequenceClassification>;
 
 fn main() -> anyhow::Result<()> {
@@ -223,11 +223,7 @@ impl<'a> Training<'a> {
     }
 }
 
-fn dev_loader(
-    dev: &Table,
-    tokenizer: &TextTokenizer,
-    arguments: &Arguments,
-) -> anyhow::Result<DataLoader<VecDataset<Example>, Batch>> {
+fn dev_loader(dev: &Table, tokenizer: &TextTokenizer, arguments: &Arguments) -> anyhow::Result<DataLoader<Batch>> {
     Ok(DataLoader::builder(batch::encode(dev, tokenizer)?)
         .batch_size(arguments.batch_size)
         .collate_fn(batch::pad_to_longest(tokenizer.pad_id()))

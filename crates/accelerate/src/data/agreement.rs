@@ -34,7 +34,7 @@ impl Exchange for Context {
     }
 }
 
-/// The order of a pass, the same on all ranks: that of rank 0.
+/// The order of a pass, the same on all ranks: that of rank 0, with the seed if that alone decides it.
 ///
 /// The generators of all ranks are in the same state already, see [`agree_on_generator`].
 pub(crate) fn agreed_indices(
@@ -42,22 +42,23 @@ pub(crate) fn agreed_indices(
     sampler: &dyn Sampler,
     epoch: usize,
     rank: usize,
-) -> Result<Vec<usize>> {
+) -> Result<(Vec<usize>, Option<u64>)> {
     if downcast::<SequentialSampler>(sampler).is_some() {
-        return sampler.indices(epoch);
+        return Ok((sampler.indices(epoch)?, None));
     }
     if let Some(seedable) = downcast::<SeedableRandomSampler>(sampler) {
         let mine = [seedable.seed() as i64, epoch as i64, seedable.len() as i64];
         let agreed = Vec::<i64>::try_from(&exchange.of_rank_zero(&Tensor::f_from_slice(&mine)?)?)?;
         check_length(rank, seedable.len(), agreed[2] as usize)?;
-        return seedable.with_seed(agreed[0] as u64).indices(agreed[1] as usize);
+        let seed = agreed[0] as u64;
+        return Ok((seedable.with_seed(seed).indices(agreed[1] as usize)?, Some(seed)));
     }
     if generator_of(sampler).is_some_and(|generator| generator.get().is_some()) {
-        return sampler.indices(epoch);
+        return Ok((sampler.indices(epoch)?, None));
     }
     let mine = sampler.indices(epoch)?.into_iter().map(|index| index as i64).collect();
     let agreed = agreed_numbers(exchange, mine)?;
-    Ok(agreed.into_iter().map(|index| index as usize).collect())
+    Ok((agreed.into_iter().map(|index| index as usize).collect(), None))
 }
 
 /// Sets the generator's state to that of rank 0 (`synchronize_rng_states` of the reference with

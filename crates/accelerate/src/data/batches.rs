@@ -1,20 +1,21 @@
 //! One pass over a loader's batches.
 
-use super::dataset::Dataset;
-use super::loader::Parts;
-use super::recipe::{Errand, Workers};
-use super::schedule::{Schedule, Sharding};
+use super::loader::{MapStyle, Parts};
+use super::position::Progress;
+use super::source::{Pass, Round};
 use crate::error::Result;
-use crate::gradient_state::{LoaderGuard, LoaderPosition};
+use crate::gradient_state::LoaderGuard;
 use std::fmt;
 use std::iter::FusedIterator;
+use std::marker::PhantomData;
+use std::sync::Arc;
 
 /// The batches of one pass, from [`DataLoader::iter`](crate::data::DataLoader::iter) or
 /// [`DataLoaderShard::iter`](crate::data::DataLoaderShard::iter).
 ///
-/// After an error the pass goes on with the next batch if it is asked for it. The pass counts as completed,
-/// and the loader's epoch moves on, when the iterator returns `None`; a pass that is broken off does not
-/// count, and the next one starts with the same epoch (as in the reference, `data_loader.py`,
+/// After an error a pass over counted rows goes on with the next batch if it is asked for it; a stream is over. The
+/// pass counts as completed, and the loader's epoch moves on, when the iterator returns `None`; a pass that is broken
+/// off does not count, and the next one starts with the same epoch (as in the reference, `data_loader.py`,
 /// `DataLoaderShard.__iter__`).
 ///
 /// ```
@@ -27,16 +28,13 @@ use std::iter::FusedIterator;
 /// assert_eq!(batches.len(), 1);
 /// # Ok::<(), accelerate::Error>(())
 /// ```
-pub struct Batches<D: Dataset, B> {
-    parts: Parts<D, B>,
-    sharding: Sharding,
-    schedule: Schedule,
+pub struct Batches<B, K = MapStyle> {
+    pass: Box<dyn Pass<B>>,
+    progress: Arc<Progress>,
     epoch: usize,
-    next_round: usize,
-    num_rounds: usize,
-    workers: Option<Workers<B>>,
     prepared: Option<Prepared<B>>,
     completed: bool,
+    kind: PhantomData<fn() -> K>,
 }
 
 /// What a prepared loader does to each batch on its way out.
@@ -45,94 +43,72 @@ pub(crate) struct Prepared<B> {
     pub(crate) guard: LoaderGuard,
 }
 
-impl<D: Dataset + 'static, B: Send + 'static> Batches<D, B> {
-    pub(crate) fn start(
-        parts: Parts<D, B>,
-        sharding: Sharding,
-        schedule: Schedule,
-        epoch: usize,
-        prepared: Option<Prepared<B>>,
-    ) -> Result<Self> {
-        let num_rounds = schedule.num_rounds(sharding.rank);
-        let next_round = parts.skip_batches.min(num_rounds);
-        let mut workers = None;
-        if 0 < parts.num_workers && next_round < num_rounds {
-            let errand = Errand {
-                schedule: schedule.clone(),
-                rank: sharding.rank,
-                first_round: next_round,
-                num_workers: parts.num_workers,
-                prefetch_factor: parts.prefetch_factor,
-            };
-            workers = Some(Workers::start(&parts.recipe, &errand)?);
-        }
-        Ok(Self { parts, sharding, schedule, epoch, next_round, num_rounds, workers, prepared, completed: false })
+impl<B: Send + 'static, K> Batches<B, K> {
+    pub(crate) fn new(pass: Box<dyn Pass<B>>, parts: &Parts<B>, epoch: usize, prepared: Option<Prepared<B>>) -> Self {
+        let progress = Arc::clone(&parts.progress);
+        Self { pass, progress, epoch, prepared, completed: false, kind: PhantomData }
     }
 
-    fn make(&self, round: usize) -> Result<B> {
-        let batch = match &self.workers {
-            Some(workers) => workers.receive(round)?,
-            None => {
-                let rows = self.schedule.batch(round, self.sharding.rank).unwrap_or_default();
-                self.parts.recipe.make(&rows)?
+    /// The batch of this process; `None` when only other processes have one.
+    fn hand_out(&self, round: Round<B>) -> Result<Option<B>> {
+        let Some(batch) = round.batches.into_iter().next().flatten() else {
+            return Ok(None);
+        };
+        let batch = match &self.prepared {
+            Some(prepared) => {
+                let batch = (prepared.place)(batch)?;
+                prepared.guard.publish(round.position);
+                batch
             }
+            None => batch,
         };
-        let Some(prepared) = &self.prepared else {
-            return Ok(batch);
-        };
-        let batch = (prepared.place)(batch)?;
-        prepared.guard.publish(self.position(round));
-        Ok(batch)
-    }
-
-    fn position(&self, round: usize) -> LoaderPosition {
-        let mut position = self.schedule.position(round);
-        if self.sharding.own_sampler {
-            position.counted_rows.clear();
-        }
-        position
+        self.progress.moved(round.delivered, round.stream);
+        Ok(Some(batch))
     }
 
     /// Ends the pass: the loop is no longer active, and the epoch is over.
-    fn complete(&mut self) -> Result<()> {
+    fn complete(&mut self) {
         self.completed = true;
-        self.workers = None;
         self.prepared = None;
-        self.parts.finish_epoch(self.epoch);
-        self.parts.order.pass_completed()
+        self.progress.finish_epoch(self.epoch);
     }
 }
 
-impl<D: Dataset + 'static, B: Send + 'static> Iterator for Batches<D, B> {
+impl<B: Send + 'static, K> Iterator for Batches<B, K> {
     type Item = Result<B>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.completed {
-            return None;
+        while !self.completed {
+            match self.pass.next_round() {
+                Some(Ok(round)) => match self.hand_out(round) {
+                    Ok(Some(batch)) => return Some(Ok(batch)),
+                    Ok(None) => {}
+                    Err(error) => return Some(Err(error)),
+                },
+                Some(Err(error)) => return Some(Err(error)),
+                None => self.complete(),
+            }
         }
-        if self.next_round == self.num_rounds {
-            return self.complete().err().map(Err);
-        }
-        let round = self.next_round;
-        self.next_round += 1;
-        Some(self.make(round))
+        None
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        let remaining = self.num_rounds - self.next_round;
-        (remaining, Some(remaining))
+        match (self.completed, self.pass.num_left()) {
+            (true, _) => (0, Some(0)),
+            (false, Some(left)) => (left, Some(left)),
+            (false, None) => (0, None),
+        }
     }
 }
 
-impl<D: Dataset + 'static, B: Send + 'static> ExactSizeIterator for Batches<D, B> {}
-impl<D: Dataset + 'static, B: Send + 'static> FusedIterator for Batches<D, B> {}
+impl<B: Send + 'static> ExactSizeIterator for Batches<B> {}
+impl<B: Send + 'static, K> FusedIterator for Batches<B, K> {}
 
-impl<D: Dataset, B> fmt::Debug for Batches<D, B> {
+impl<B, K> fmt::Debug for Batches<B, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Batches")
             .field("epoch", &self.epoch)
-            .field("next_round", &self.next_round)
-            .field("num_rounds", &self.num_rounds)
+            .field("num_left", &self.pass.num_left())
             .finish_non_exhaustive()
     }
 }

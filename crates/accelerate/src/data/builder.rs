@@ -4,15 +4,16 @@ use super::collate::Collate;
 use super::dataset::Dataset;
 use super::loader::{DataLoader, Parts};
 use super::random::SharedGenerator;
-use super::recipe::{CollateFn, Recipe};
 use super::sampler::{BatchSampler, Order, RandomSampler, Sampler, SequentialSampler};
+use super::source::recipe::{CollateFn, Recipe, WorkerOptions};
+use super::source::rows::RowSource;
 use crate::error::{DataError, Result};
 use std::fmt;
 use std::sync::Arc;
 use torch_ext::Generator;
 
 /// How many batches each background thread makes ahead of time unless told otherwise (PyTorch's default).
-const PREFETCH_FACTOR: usize = 2;
+pub(super) const PREFETCH_FACTOR: usize = 2;
 
 /// What makes batches of rows of type `T`: [`DefaultCollate`], or [`CustomCollate`] after
 /// [`DataLoaderBuilder::collate_fn`].
@@ -24,7 +25,7 @@ const PREFETCH_FACTOR: usize = 2;
 ///
 /// fn small<D: Dataset + 'static, C: Collator<D::Item>>(
 ///     builder: DataLoaderBuilder<D, C>,
-/// ) -> accelerate::Result<DataLoader<D, C::Batch>>
+/// ) -> accelerate::Result<DataLoader<C::Batch>>
 /// where
 ///     C::Batch: Send + 'static,
 /// {
@@ -71,6 +72,12 @@ impl<T: Collate + 'static> Collator<T> for DefaultCollate {
 /// # Ok::<(), accelerate::Error>(())
 /// ```
 pub struct CustomCollate<T, B>(Box<CollateFn<T, B>>);
+
+impl<T, B> CustomCollate<T, B> {
+    pub(super) fn new(function: impl Fn(Vec<T>) -> Result<B> + Send + Sync + 'static) -> Self {
+        Self(Box::new(function))
+    }
+}
 
 impl<T, B> Collator<T> for CustomCollate<T, B> {
     type Batch = B;
@@ -188,7 +195,7 @@ impl<D: Dataset, C> DataLoaderBuilder<D, C> {
         F: Fn(Vec<D::Item>) -> Result<B> + Send + Sync + 'static,
     {
         DataLoaderBuilder {
-            collator: CustomCollate(Box::new(collate_fn)),
+            collator: CustomCollate::new(collate_fn),
             dataset: self.dataset,
             batch_size: self.batch_size,
             shuffle: self.shuffle,
@@ -211,7 +218,7 @@ where
     /// # Errors
     ///
     /// When options exclude each other or a size is 0.
-    pub fn build(self) -> Result<DataLoader<D, C::Batch>> {
+    pub fn build(self) -> Result<DataLoader<C::Batch>> {
         self.check()?;
         let generator = self.generator.map(SharedGenerator::new);
         let order = match self.batch_sampler {
@@ -225,15 +232,13 @@ where
                 drop_last: self.drop_last.unwrap_or(false),
             },
         };
-        Ok(DataLoader::from_parts(Parts {
+        let prefetch_factor = self.prefetch_factor.unwrap_or(PREFETCH_FACTOR);
+        Ok(DataLoader::from_parts(Parts::new(Arc::new(RowSource {
             recipe: Arc::new(Recipe { dataset: self.dataset, collate: self.collator.into_function() }),
             order,
             generator,
-            epoch: Arc::default(),
-            skip_batches: 0,
-            num_workers: self.num_workers,
-            prefetch_factor: self.prefetch_factor.unwrap_or(PREFETCH_FACTOR),
-        }))
+            workers: WorkerOptions { num_workers: self.num_workers, prefetch_factor },
+        }))))
     }
 
     fn check(&self) -> Result<()> {

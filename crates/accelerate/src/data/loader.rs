@@ -1,137 +1,90 @@
 //! The loader a user builds.
 
-use super::agreement::{self, Exchange};
 use super::batches::Batches;
+use super::builder::{DataLoaderBuilder, DefaultCollate};
 use super::dataset::Dataset;
-use super::random::{self, SharedGenerator};
-use super::recipe::Recipe;
-use super::sampler::{BatchSampler, GeneratorSlot, Order};
-use super::schedule::{Schedule, Sharding, flatten};
-use super::{DataLoaderBuilder, DefaultCollate};
-use crate::error::{DataError, Result};
+use super::iterable::{IterableDataLoaderBuilder, IterableDataset};
+use super::position::{DataLoaderState, Progress};
+use super::source::schedule::Sharding;
+use super::source::{Begun, Finish, PassPlan, Source};
+use crate::error::Result;
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What loaders are made of. Clones share the dataset, the sampler and the epoch.
-pub(crate) struct Parts<D: Dataset, B> {
-    pub(crate) recipe: Arc<Recipe<D, B>>,
-    pub(crate) order: Order,
-    /// Draws the seed that PyTorch draws for its workers at the start of every pass.
-    pub(crate) generator: Option<SharedGenerator>,
-    pub(crate) epoch: Arc<AtomicUsize>,
+/// Marks loaders over a [`Dataset`]: their rows are counted, and any of them can be fetched.
+#[derive(Clone, Copy, Debug)]
+pub enum MapStyle {}
+
+/// Marks loaders over an [`IterableDataset`]: their rows come one after the other.
+#[derive(Clone, Copy, Debug)]
+pub enum Iterable {}
+
+/// What loaders are made of. Clones share the source and the progress.
+pub(crate) struct Parts<B> {
+    pub(crate) source: Arc<dyn Source<B>>,
+    pub(crate) progress: Arc<Progress>,
     pub(crate) skip_batches: usize,
-    pub(crate) num_workers: usize,
-    pub(crate) prefetch_factor: usize,
 }
 
-// Not derived: that would ask `D` and `B` to be `Clone`.
-impl<D: Dataset, B> Clone for Parts<D, B> {
+// Not derived: that would ask `B` to be `Clone`.
+impl<B> Clone for Parts<B> {
     fn clone(&self) -> Self {
-        Self {
-            recipe: Arc::clone(&self.recipe),
-            order: self.order.clone(),
-            generator: self.generator.clone(),
-            epoch: Arc::clone(&self.epoch),
-            ..*self
-        }
+        let (source, progress) = (Arc::clone(&self.source), Arc::clone(&self.progress));
+        Self { source, progress, skip_batches: self.skip_batches }
     }
 }
 
-impl<D: Dataset, B> Parts<D, B> {
-    /// The batches of the pass that begins now. Collective when there is an exchange.
-    ///
-    /// Draws from generators in the order of the reference: the state of rank 0 arrives, the loader draws
-    /// its seed for workers (`_BaseDataLoaderIter.__init__` of PyTorch, whether it has workers or not), and
-    /// then the sampler draws. So the default generator stays in step with that of a Python program.
-    pub(crate) fn schedule(
+impl<B> Parts<B> {
+    pub(crate) fn new(source: Arc<dyn Source<B>>) -> Self {
+        Self { source, progress: Arc::default(), skip_batches: 0 }
+    }
+
+    /// A pass from here on, and what was resumed by it.
+    pub(crate) fn plan<'a>(
         &self,
-        sharding: &Sharding,
-        exchange: Option<&dyn Exchange>,
-        epoch: usize,
-    ) -> Result<Schedule> {
-        self.recipe.dataset.set_epoch(epoch);
-        let generator = self.order.generator().and_then(GeneratorSlot::get);
-        if let (Some(exchange), Some(generator)) = (exchange, &generator) {
-            agreement::agree_on_generator(exchange, generator, self.order.len(), sharding.rank)?;
-        }
-        random::draw_seed(self.generator.as_ref())?;
-        match &self.order {
-            Order::Rows { sampler, batch_size, drop_last } => {
-                let order = match exchange {
-                    Some(exchange) => agreement::agreed_indices(exchange, &**sampler, epoch, sharding.rank)?,
-                    None => sampler.indices(epoch)?,
-                };
-                let shard = sharding.by_rows(*batch_size, *drop_last);
-                Ok(Schedule::Rows { shard, order: order.into() })
-            }
-            Order::Batches(sampler) => {
-                let mut batches = sampler.batches(epoch)?;
-                if let Some(exchange) = exchange {
-                    batches = agreement::agreed_batches(exchange, batches)?;
-                }
-                schedule_of_batches(&**sampler, batches, sharding)
-            }
+        sharding: Sharding,
+        resume: Option<&'a DataLoaderState>,
+        finish: Option<Finish<B>>,
+    ) -> PassPlan<'a, B> {
+        PassPlan {
+            sharding,
+            ranks: sharding.rank..sharding.rank + 1,
+            exchange: None,
+            epoch: self.progress.epoch(),
+            seed: self.progress.seed(),
+            resume,
+            skip_batches: self.skip_batches,
+            finish,
         }
     }
 
     /// Batches of a whole pass for this rank, without the skipped ones.
-    pub(crate) fn len(&self, sharding: &Sharding) -> usize {
-        let whole = match &self.order {
-            Order::Rows { sampler, batch_size, drop_last } => {
-                sharding.by_rows(*batch_size, *drop_last).num_rounds(sampler.len(), sharding.rank)
-            }
-            Order::Batches(sampler) if sharding.split_batches => sampler.len(),
-            Order::Batches(sampler) => {
-                sharding.by_batches(sampler.drop_last()).num_rounds(sampler.len(), sharding.rank)
-            }
-        };
-        whole.saturating_sub(self.skip_batches)
-    }
-
-    pub(crate) fn batch_size(&self) -> Option<usize> {
-        match &self.order {
-            Order::Rows { batch_size, .. } => Some(*batch_size),
-            Order::Batches(sampler) => sampler.batch_size(),
-        }
-    }
-
-    pub(crate) fn epoch(&self) -> usize {
-        self.epoch.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn set_epoch(&self, epoch: usize) {
-        self.epoch.store(epoch, Ordering::Relaxed);
-    }
-
-    /// Goes on to the next epoch, unless somebody has set another one during the pass.
-    pub(crate) fn finish_epoch(&self, epoch: usize) {
-        let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
-        let _ = self.epoch.compare_exchange(epoch, epoch + 1, success, failure);
+    pub(crate) fn num_batches(&self, sharding: &Sharding) -> Option<usize> {
+        Some(self.source.num_batches(sharding)?.saturating_sub(self.skip_batches))
     }
 
     pub(crate) fn skipping(&self, num_batches: usize) -> Self {
         Self { skip_batches: self.skip_batches + num_batches, ..self.clone() }
     }
-}
 
-fn schedule_of_batches(sampler: &dyn BatchSampler, batches: Vec<Vec<usize>>, sharding: &Sharding) -> Result<Schedule> {
-    if let Some(position) = batches.iter().position(Vec::is_empty) {
-        return Err(DataError::EmptySamplerBatch { position }.into());
+    pub(crate) fn state(&self) -> Result<DataLoaderState> {
+        Ok(self.progress.state(self.source.idle_state()?))
     }
-    match sampler.batch_size() {
-        Some(batch_size) => {
-            let shard = sharding.by_rows(batch_size, sampler.drop_last());
-            Ok(Schedule::Rows { shard, order: flatten(batches, batch_size)?.into() })
-        }
-        None => {
-            let shard = sharding.by_batches(sampler.drop_last());
-            Ok(Schedule::Batches { shard, batches: batches.into() })
-        }
+
+    pub(crate) fn debug(&self, debug: &mut fmt::DebugStruct<'_, '_>) -> fmt::Result {
+        debug
+            .field("num_rows", &self.source.num_rows())
+            .field("batch_size", &self.source.batch_size())
+            .field("epoch", &self.progress.epoch())
+            .field("skip_batches", &self.skip_batches)
+            .finish_non_exhaustive()
     }
 }
 
 /// Batches of a dataset, pass after pass (`torch.utils.data.DataLoader`).
+///
+/// `B` is what a batch is; `K` says whether rows are counted ([`MapStyle`]) or a stream ([`Iterable`]).
 ///
 /// Usable as it is, on one process and on the device where its rows are. `Accelerator::prepare` turns it
 /// into a [`DataLoaderShard`](crate::data::DataLoaderShard), which hands each process its share, on its
@@ -151,11 +104,12 @@ fn schedule_of_batches(sampler: &dyn BatchSampler, batches: Vec<Vec<usize>>, sha
 /// }
 /// # Ok::<(), accelerate::Error>(())
 /// ```
-pub struct DataLoader<D: Dataset, B> {
-    parts: Parts<D, B>,
+pub struct DataLoader<B, K = MapStyle> {
+    parts: Parts<B>,
+    kind: PhantomData<fn() -> K>,
 }
 
-impl<D: Dataset + 'static> DataLoader<D, ()> {
+impl DataLoader<()> {
     /// Starts a loader: batches of one row, in order, on this thread, built as
     /// [`Collate`](crate::data::Collate) says.
     ///
@@ -166,17 +120,38 @@ impl<D: Dataset + 'static> DataLoader<D, ()> {
     /// assert_eq!(loader.len(), 1);
     /// # Ok::<(), accelerate::Error>(())
     /// ```
-    pub fn builder(dataset: D) -> DataLoaderBuilder<D, DefaultCollate> {
+    pub fn builder<D: Dataset + 'static>(dataset: D) -> DataLoaderBuilder<D, DefaultCollate> {
         DataLoaderBuilder::new(dataset)
+    }
+
+    /// Starts a loader over a stream: batches of one row, built as [`Collate`](crate::data::Collate) says.
+    ///
+    /// ```
+    /// use accelerate::data::{DataLoader, IterableDataset, RowStream, Rows};
+    ///
+    /// struct Countdown;
+    /// impl IterableDataset for Countdown {
+    ///     type Item = i64;
+    ///     fn iter(&self) -> accelerate::Result<Box<dyn RowStream<i64>>> {
+    ///         Ok(Box::new(Rows((0..5).rev().map(Ok))))
+    ///     }
+    /// }
+    /// let loader = DataLoader::iterable(Countdown).batch_size(2).build()?;
+    /// let batches = loader.iter()?.map(|batch| Vec::<i64>::try_from(&batch.unwrap()).unwrap());
+    /// assert_eq!(batches.collect::<Vec<_>>(), [vec![4, 3], vec![2, 1], vec![0]]);
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn iterable<D: IterableDataset + 'static>(dataset: D) -> IterableDataLoaderBuilder<D, DefaultCollate> {
+        IterableDataLoaderBuilder::new(dataset)
     }
 }
 
-impl<D: Dataset + 'static, B: Send + 'static> DataLoader<D, B> {
-    pub(crate) fn from_parts(parts: Parts<D, B>) -> Self {
-        Self { parts }
+impl<B: Send + 'static, K> DataLoader<B, K> {
+    pub(crate) fn from_parts(parts: Parts<B>) -> Self {
+        Self { parts, kind: PhantomData }
     }
 
-    pub(crate) fn into_parts(self) -> Parts<D, B> {
+    pub(crate) fn into_parts(self) -> Parts<B> {
         self.parts
     }
 
@@ -184,17 +159,54 @@ impl<D: Dataset + 'static, B: Send + 'static> DataLoader<D, B> {
     ///
     /// # Errors
     ///
-    /// When the sampler fails, or threads cannot be started.
-    pub fn iter(&self) -> Result<Batches<D, B>> {
-        let sharding = Sharding::whole();
-        let epoch = self.parts.epoch();
-        let schedule = self.parts.schedule(&sharding, None, epoch)?;
-        Batches::start(self.parts.clone(), sharding, schedule, epoch, None)
+    /// When the sampler fails, threads cannot be started, or the order is another than that of the run that is
+    /// resumed.
+    pub fn iter(&self) -> Result<Batches<B, K>> {
+        let (resume, epoch) = (self.parts.progress.resume(), self.parts.progress.epoch());
+        let Begun { pass, start } =
+            self.parts.source.begin(self.parts.plan(Sharding::whole(), resume.as_ref(), None))?;
+        self.parts.progress.begin(epoch, start, resume);
+        Ok(Batches::new(pass, &self.parts, epoch, None))
     }
 
+    /// Rows per batch; `None` for a batch sampler whose batches vary in size.
+    pub fn batch_size(&self) -> Option<usize> {
+        self.parts.source.batch_size()
+    }
+
+    /// Sets the epoch of the next pass, which samplers and datasets may depend on. Without it, epochs count
+    /// completed passes from 0.
+    pub fn set_epoch(&self, epoch: usize) {
+        self.parts.progress.set_epoch(epoch);
+    }
+
+    /// The epoch of the next pass.
+    pub fn epoch(&self) -> usize {
+        self.parts.progress.epoch()
+    }
+
+    /// Where the loader stands: inside of a loop, after the batch that was handed out last.
+    ///
+    /// # Errors
+    ///
+    /// When a generator's state cannot be read.
+    pub fn state_dict(&self) -> Result<DataLoaderState> {
+        self.parts.state()
+    }
+
+    /// Lets the next pass go on where the state was saved, and the passes after it as in that run.
+    ///
+    /// The pass fails at its beginning if the order of its rows is not that of the saved run: another dataset,
+    /// sampler or batch sampler.
+    pub fn load_state_dict(&self, state: DataLoaderState) {
+        self.parts.progress.load(state);
+    }
+}
+
+impl<B: Send + 'static> DataLoader<B> {
     /// Number of batches of a pass.
     pub fn len(&self) -> usize {
-        self.parts.len(&Sharding::whole())
+        self.parts.num_batches(&Sharding::whole()).unwrap_or(0)
     }
 
     /// Does a pass have no batches?
@@ -202,48 +214,20 @@ impl<D: Dataset + 'static, B: Send + 'static> DataLoader<D, B> {
         self.len() == 0
     }
 
-    /// Rows per batch; `None` for a batch sampler whose batches vary in size.
-    pub fn batch_size(&self) -> Option<usize> {
-        self.parts.batch_size()
-    }
-
-    /// The dataset.
-    pub fn dataset(&self) -> &D {
-        &self.parts.recipe.dataset
-    }
-
-    /// Sets the epoch of the next pass, which samplers and datasets may depend on. Without it, epochs count
-    /// completed passes from 0.
-    pub fn set_epoch(&self, epoch: usize) {
-        self.parts.set_epoch(epoch);
-    }
-
-    /// The epoch of the next pass.
-    pub fn epoch(&self) -> usize {
-        self.parts.epoch()
+    /// Rows of the dataset.
+    pub fn total_dataset_length(&self) -> usize {
+        self.parts.source.num_rows().unwrap_or(0)
     }
 }
 
-impl<D: Dataset + 'static, B: Send + 'static> super::SkipFirstBatches for DataLoader<D, B> {
+impl<B: Send + 'static, K> super::SkipFirstBatches for DataLoader<B, K> {
     fn skipping(&self, num_batches: usize) -> Self {
-        Self { parts: self.parts.skipping(num_batches) }
+        Self::from_parts(self.parts.skipping(num_batches))
     }
 }
 
-impl<D: Dataset, B> fmt::Debug for DataLoader<D, B> {
+impl<B, K> fmt::Debug for DataLoader<B, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.parts.debug(&mut f.debug_struct("DataLoader"))
-    }
-}
-
-impl<D: Dataset, B> Parts<D, B> {
-    pub(crate) fn debug(&self, debug: &mut fmt::DebugStruct<'_, '_>) -> fmt::Result {
-        debug
-            .field("num_rows", &self.recipe.dataset.len())
-            .field("batch_size", &self.batch_size())
-            .field("epoch", &self.epoch())
-            .field("skip_batches", &self.skip_batches)
-            .field("num_workers", &self.num_workers)
-            .finish_non_exhaustive()
     }
 }

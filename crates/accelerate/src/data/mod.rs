@@ -12,13 +12,14 @@ mod batches;
 mod builder;
 mod collate;
 mod dataset;
+mod iterable;
 mod loader;
 mod operations;
+mod position;
 mod random;
-mod recipe;
 mod sampler;
-mod schedule;
 mod shard;
+mod source;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
@@ -28,13 +29,15 @@ pub use batches::Batches;
 pub use builder::{Collator, CustomCollate, DataLoaderBuilder, DefaultCollate};
 pub use collate::{Collate, default_collate, stack_tensors};
 pub use dataset::{Dataset, MapDataset, Subset, TensorDataset, VecDataset, random_split};
-pub use loader::DataLoader;
+pub use iterable::{IterableDataLoaderBuilder, IterableDataset, RowStream, Rows};
+pub use loader::{DataLoader, Iterable, MapStyle};
 pub use operations::{concatenate, find_batch_size, pad_input_tensors, send_to_device, slice_tensors};
+pub use position::DataLoaderState;
 pub use sampler::{
     BatchSampler, RandomSampler, Sampler, SeedableRandomSampler, SequentialSampler, SubsetRandomSampler,
     WeightedRandomSampler,
 };
-pub use shard::DataLoaderShard;
+pub use shard::{DataLoaderShard, LoaderKind};
 pub use torch_ext::Generator;
 
 /// A loader that can leave out the first batches of its passes: [`DataLoader`] or [`DataLoaderShard`].

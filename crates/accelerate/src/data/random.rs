@@ -21,6 +21,16 @@ impl SharedGenerator {
         Ok(Self::new(generator))
     }
 
+    pub(crate) fn with_state(state: &[u8]) -> Result<Self> {
+        let generator = Generator::new_cpu()?;
+        generator.set_state(&Tensor::f_from_slice(state)?)?;
+        Ok(Self::new(generator))
+    }
+
+    pub(crate) fn state_bytes(&self) -> Result<Vec<u8>> {
+        Ok(Vec::try_from(&self.state()?)?)
+    }
+
     pub(crate) fn get(&self) -> &Generator {
         &self.0
     }
@@ -32,6 +42,11 @@ impl SharedGenerator {
     pub(crate) fn set_state(&self, state: &Tensor) -> Result<()> {
         Ok(self.0.set_state(state)?)
     }
+}
+
+/// The state of the default generator.
+pub(crate) fn default_state() -> Result<Vec<u8>> {
+    Ok(Vec::try_from(&Generator::default_cpu()?.state()?)?)
 }
 
 /// What `torch.empty((), dtype=torch.int64).random_()` draws, from the default generator without one.

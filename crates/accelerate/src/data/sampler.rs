@@ -437,6 +437,45 @@ impl Order {
         }
     }
 
+    /// Prepares the drawing of an order, from the generator's state in another run if there is one. Holds until the
+    /// result is dropped.
+    pub(crate) fn begin_drawing(&self, resumed: Option<&[u8]>) -> Result<Drawing<'_>> {
+        let Some(slot) = self.generator() else { return Ok(Drawing { state: None, lent_to: None }) };
+        if let Some(generator) = slot.get() {
+            if let Some(state) = resumed {
+                generator.set_state(&Tensor::f_from_slice(state)?)?;
+            }
+            return Ok(Drawing { state: Some(generator.state_bytes()?), lent_to: None });
+        }
+        let lent = match resumed {
+            Some(state) => SharedGenerator::with_state(state)?,
+            // What the sampler would make for itself.
+            None if self.random_sampler().is_some() => SharedGenerator::seeded(random::draw_seed(None)? as u64)?,
+            // It draws from the default generator directly.
+            None => return Ok(Drawing { state: Some(random::default_state()?), lent_to: None }),
+        };
+        let state = Some(lent.state_bytes()?);
+        *slot.lock() = Some(lent);
+        Ok(Drawing { state, lent_to: Some(slot) })
+    }
+
+    pub(crate) fn seedable_sampler(&self) -> Option<&SeedableRandomSampler> {
+        match self {
+            Self::Rows { sampler, .. } => downcast(&**sampler),
+            Self::Batches(_) => None,
+        }
+    }
+
+    /// Is the order of an epoch known without any random number?
+    pub(crate) fn is_settled(&self) -> bool {
+        match self {
+            Self::Rows { sampler, .. } => {
+                downcast::<SequentialSampler>(&**sampler).is_some() || self.seedable_sampler().is_some()
+            }
+            Self::Batches(_) => false,
+        }
+    }
+
     pub(crate) fn pass_completed(&self) -> Result<()> {
         match self {
             Self::Rows { sampler, .. } => sampler.pass_completed(),
@@ -446,9 +485,31 @@ impl Order {
 }
 
 /// The generator of a sampler that has a place for one.
+/// The drawing of one order.
+#[derive(Debug)]
+pub(crate) struct Drawing<'a> {
+    /// The state of the generator that it is drawn from, where the sampler has one of its own or could have.
+    pub(crate) state: Option<Vec<u8>>,
+    /// Has a generator for this drawing only.
+    lent_to: Option<&'a GeneratorSlot>,
+}
+
+impl Drop for Drawing<'_> {
+    fn drop(&mut self) {
+        if let Some(slot) = self.lent_to {
+            *slot.lock() = None;
+        }
+    }
+}
+
 pub(crate) fn generator_of(sampler: &dyn Sampler) -> Option<&GeneratorSlot> {
     let random = downcast::<RandomSampler>(sampler).map(|sampler| &sampler.generator);
     random.or_else(|| downcast::<SubsetRandomSampler>(sampler).map(|sampler| &sampler.generator))
+}
+
+/// The seed that alone decides the sampler's orders.
+pub(crate) fn seed_of(sampler: &dyn Sampler) -> Option<u64> {
+    downcast::<SeedableRandomSampler>(sampler).map(SeedableRandomSampler::seed)
 }
 
 /// The sampler itself, if it is of type `S`.

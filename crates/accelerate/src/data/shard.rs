@@ -2,18 +2,19 @@
 
 use super::agreement::Exchange;
 use super::batches::{Batches, Prepared};
-use super::dataset::Dataset;
-use super::loader::{DataLoader, Parts};
+use super::loader::{DataLoader, Iterable, MapStyle, Parts};
 use super::operations::send_to_device;
-use super::random;
-use super::sampler::Order;
-use super::schedule::Sharding;
+use super::position::DataLoaderState;
+use super::source::dispatch::{self, DispatchLink};
+use super::source::schedule::Sharding;
+use super::source::{Begun, Finish};
 use crate::TensorTree;
 use crate::context::Context;
 use crate::error::{DataError, Result};
 use crate::gradient_state::GradientState;
 use accelerate_core::config::DataLoaderConfiguration;
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 use tch::Device;
 
@@ -31,6 +32,10 @@ use tch::Device;
 /// `Accelerator::gather_for_metrics`. Without `even_batches` there are no fillers: the last batch of some
 /// processes is shorter, and some get none at all. Their loop ends one round earlier than that of the
 /// others, so nothing collective may happen in that round.
+///
+/// With `dispatch_batches` (the default for streams that are moved to a device) rank 0 alone reads, `b * P` rows or with
+/// `split_batches` `b` rows a round, and sends each rank its own: `DataLoaderDispatcher` of the reference. All ranks
+/// get equally many then; a round that cannot be cut so is filled up from the first one.
 ///
 /// # Epochs
 ///
@@ -57,15 +62,18 @@ use tch::Device;
 /// assert_eq!(shares, [[[0, 1], [4, 0]], [[2, 3], [1, 2]]]); // the last round is filled up
 /// # Ok::<(), accelerate::Error>(())
 /// ```
-pub struct DataLoaderShard<D: Dataset, B> {
-    parts: Parts<D, B>,
+pub struct DataLoaderShard<B, K = MapStyle> {
+    parts: Parts<B>,
     sharding: Sharding,
     pub(crate) gradient_state: GradientState,
     /// `None` when there is nobody to agree with.
     exchange: Option<Arc<dyn Exchange>>,
+    /// How rank 0's batches get here; `None` when every process reads its own.
+    dispatch: Option<Arc<DispatchLink>>,
     /// `None` leaves batches where they are.
     device: Option<Device>,
     non_blocking: bool,
+    kind: PhantomData<fn() -> K>,
 }
 
 /// Where a prepared loader runs.
@@ -74,26 +82,51 @@ pub(crate) struct Place {
     pub(crate) num_processes: usize,
     pub(crate) gradient_state: GradientState,
     pub(crate) exchange: Option<Arc<dyn Exchange>>,
+    pub(crate) dispatch: Option<Arc<DispatchLink>>,
     pub(crate) device: Option<Device>,
 }
 
-impl<D: Dataset + 'static, B: Send + 'static> DataLoader<D, B> {
+/// Which of the two kinds of loader it is, for what depends on it.
+pub trait LoaderKind: 'static {
+    #[doc(hidden)]
+    const IS_STREAM: bool;
+}
+
+impl LoaderKind for MapStyle {
+    const IS_STREAM: bool = false;
+}
+
+impl LoaderKind for Iterable {
+    const IS_STREAM: bool = true;
+}
+
+impl<B: Send + 'static, K: LoaderKind> DataLoader<B, K> {
     /// This process's share of the loader, as the configuration says.
     ///
-    /// Every process must call it. `device_placement` moves batches to the context's device.
+    /// Every process must call it. `device_placement` moves batches to the context's device. Collective when batches
+    /// are dispatched.
     pub(crate) fn prepare_for(
         self,
         context: &Context,
         configuration: &DataLoaderConfiguration,
         device_placement: bool,
-    ) -> Result<DataLoaderShard<D, B>> {
+    ) -> Result<DataLoaderShard<B, K>> {
         let num_processes = context.group.world_size();
+        let dispatch = configuration.dispatch_batches.unwrap_or(K::IS_STREAM && device_placement);
+        if dispatch && !device_placement {
+            return Err(DataError::DispatchWithoutDevice.into());
+        }
+        let link = match dispatch && num_processes > 1 {
+            true => Some(Arc::new(DispatchLink::new(context.group.side_group("dispatch")?))),
+            false => None,
+        };
         let exchange: Arc<dyn Exchange> = Arc::new(context.clone());
         let place = Place {
             rank: context.group.rank(),
             num_processes,
             gradient_state: context.gradient_state.clone(),
             exchange: (num_processes > 1).then_some(exchange),
+            dispatch: link,
             device: device_placement.then_some(context.device),
         };
         self.prepare_at(place, configuration)
@@ -103,9 +136,8 @@ impl<D: Dataset + 'static, B: Send + 'static> DataLoader<D, B> {
         self,
         place: Place,
         configuration: &DataLoaderConfiguration,
-    ) -> Result<DataLoaderShard<D, B>> {
+    ) -> Result<DataLoaderShard<B, K>> {
         configuration.check()?;
-        check_available(configuration)?;
         let sharding = if configuration.use_configured_sampler {
             Sharding { own_sampler: place.num_processes > 1, ..Sharding::whole() }
         } else {
@@ -114,68 +146,46 @@ impl<D: Dataset + 'static, B: Send + 'static> DataLoader<D, B> {
                 num_processes: place.num_processes,
                 split_batches: configuration.split_batches,
                 even_batches: configuration.even_batches,
+                dispatch: place.dispatch.is_some(),
                 own_sampler: false,
             }
         };
         let mut parts = self.into_parts();
-        sharding.check(parts.batch_size())?;
-        prepare_sampler(&mut parts.order, &sharding, configuration)?;
+        sharding.check(parts.source.batch_size())?;
+        if let Some(source) = parts.source.for_ranks(&sharding, configuration)? {
+            parts.source = source;
+        }
         Ok(DataLoaderShard {
             parts,
             sharding,
             gradient_state: place.gradient_state,
             exchange: place.exchange.filter(|_| !configuration.use_configured_sampler),
+            dispatch: place.dispatch.filter(|_| !configuration.use_configured_sampler),
             device: place.device,
             non_blocking: configuration.non_blocking,
+            kind: PhantomData,
         })
     }
 }
 
-/// Refuses what cannot be honoured yet; never ignores it.
-fn check_available(configuration: &DataLoaderConfiguration) -> Result<()> {
-    if configuration.dispatch_batches == Some(true) {
-        let cure = "leave it out to let every process read its own rows";
-        let setting = "DataLoaderConfiguration.dispatch_batches";
-        return Err(DataError::NotAvailable { setting, value: "true", cure }.into());
-    }
-    if configuration.use_stateful_dataloader {
-        let cure = "save the epoch and the number of batches seen, and resume with skip_first_batches";
-        let setting = "DataLoaderConfiguration.use_stateful_dataloader";
-        return Err(DataError::NotAvailable { setting, value: "true", cure }.into());
-    }
-    Ok(())
-}
-
-/// Makes random orders something that ranks can agree on, as `prepare_data_loader` of the reference does.
-fn prepare_sampler(order: &mut Order, sharding: &Sharding, configuration: &DataLoaderConfiguration) -> Result<()> {
-    let random = order.random_sampler().filter(|_| configuration.use_seedable_sampler);
-    let Some(random) = random else {
-        // A single process goes on drawing from the default generator in every pass.
-        return match order.generator() {
-            Some(generator) if sharding.num_processes > 1 => generator.fill(),
-            _ => Ok(()),
-        };
-    };
-    let seed = match configuration.data_seed {
-        Some(seed) => seed,
-        None => random::default_seed()?,
-    };
-    let seedable = random.to_seedable(seed);
-    if let Order::Rows { sampler, .. } = order {
-        *sampler = Arc::new(seedable);
-    }
-    Ok(())
-}
-
-impl<D: Dataset + 'static, B: TensorTree + Send + 'static> DataLoaderShard<D, B> {
+impl<B: TensorTree + Send + 'static, K> DataLoaderShard<B, K> {
     /// Begins a pass. Collective when rows are shuffled: all ranks get the order of rank 0.
     ///
     /// # Errors
     ///
-    /// When the sampler or a collective fails, or threads cannot be started.
-    pub fn iter(&self) -> Result<Batches<D, B>> {
-        let epoch = self.parts.epoch();
-        let schedule = self.parts.schedule(&self.sharding, self.exchange.as_deref(), epoch)?;
+    /// When the sampler or a collective fails, threads cannot be started, or the order is another than that of the
+    /// run that is resumed.
+    pub fn iter(&self) -> Result<Batches<B, K>> {
+        let (resume, epoch) = (self.parts.progress.resume(), self.parts.progress.epoch());
+        let mut plan = self.parts.plan(self.sharding, resume.as_ref(), self.pinning());
+        let Begun { pass, start } = match &self.dispatch {
+            Some(link) => dispatch::begin(link, &*self.parts.source, plan)?,
+            None => {
+                plan.exchange = self.exchange.as_deref();
+                self.parts.source.begin(plan)?
+            }
+        };
+        self.parts.progress.begin(epoch, start, resume);
         let (device, non_blocking) = (self.device, self.non_blocking);
         let prepared = Prepared {
             place: Box::new(move |batch| match device {
@@ -184,14 +194,59 @@ impl<D: Dataset + 'static, B: TensorTree + Send + 'static> DataLoaderShard<D, B>
             }),
             guard: self.gradient_state.begin_loader(),
         };
-        Batches::start(self.parts.clone(), self.sharding, schedule, epoch, Some(prepared))
+        Ok(Batches::new(pass, &self.parts, epoch, Some(prepared)))
+    }
+
+    /// Batches bound for a GPU are made in pinned memory, from which copies need not wait for each other.
+    fn pinning(&self) -> Option<Finish<B>> {
+        let device = self.device.filter(|device| device.is_cuda() && self.non_blocking)?;
+        Some(Arc::new(move |batch: B| batch.try_map_tensors(&mut |tensor| Ok(tensor.f_pin_memory(device)?))))
     }
 }
 
-impl<D: Dataset + 'static, B: Send + 'static> DataLoaderShard<D, B> {
+impl<B: Send + 'static, K> DataLoaderShard<B, K> {
+    /// Rows that all processes together get in a full round; `None` for a batch sampler whose batches vary
+    /// in size.
+    pub fn total_batch_size(&self) -> Option<usize> {
+        let batch_size = self.parts.source.batch_size()?;
+        Some(self.sharding.by_rows(batch_size, false).total_batch_size())
+    }
+
+    /// Sets the epoch of the next pass, which the seedable sampler, samplers of the user's own and datasets may depend
+    /// on. Without it, epochs count completed passes from 0.
+    pub fn set_epoch(&self, epoch: usize) {
+        self.parts.progress.set_epoch(epoch);
+    }
+
+    /// The epoch of the next pass (`iteration` of the reference).
+    pub fn epoch(&self) -> usize {
+        self.parts.progress.epoch()
+    }
+
+    /// Where the loader stands: inside of a loop, after the batch that was handed out last. The same on every process
+    /// (but with `use_configured_sampler`), and good for any number of processes.
+    ///
+    /// # Errors
+    ///
+    /// When a generator's state cannot be read.
+    pub fn state_dict(&self) -> Result<DataLoaderState> {
+        self.parts.state()
+    }
+
+    /// Lets the next pass go on where the state was saved, and the passes after it as in that run; also on another
+    /// number of processes or with another batch size. Every process must call it with the same state.
+    ///
+    /// The pass fails at its beginning if the order of its rows is not that of the saved run: another dataset,
+    /// sampler or batch sampler.
+    pub fn load_state_dict(&self, state: DataLoaderState) {
+        self.parts.progress.load(state);
+    }
+}
+
+impl<B: Send + 'static> DataLoaderShard<B> {
     /// Number of batches that this process gets in a pass.
     pub fn len(&self) -> usize {
-        self.parts.len(&self.sharding)
+        self.parts.num_batches(&self.sharding).unwrap_or(0)
     }
 
     /// Does this process get no batches?
@@ -199,49 +254,28 @@ impl<D: Dataset + 'static, B: Send + 'static> DataLoaderShard<D, B> {
         self.len() == 0
     }
 
-    /// Rows that all processes together get in a full round; `None` for a batch sampler whose batches vary
-    /// in size.
-    pub fn total_batch_size(&self) -> Option<usize> {
-        let batch_size = self.parts.batch_size()?;
-        Some(self.sharding.by_rows(batch_size, false).total_batch_size())
-    }
-
     /// Rows of the whole dataset.
     pub fn total_dataset_length(&self) -> usize {
-        self.dataset().len()
-    }
-
-    /// The dataset.
-    pub fn dataset(&self) -> &D {
-        &self.parts.recipe.dataset
-    }
-
-    /// Sets the epoch of the next pass, which the seedable sampler, samplers of the user's own and datasets may depend
-    /// on. Without it, epochs count completed passes from 0.
-    pub fn set_epoch(&self, epoch: usize) {
-        self.parts.set_epoch(epoch);
-    }
-
-    /// The epoch of the next pass (`iteration` of the reference).
-    pub fn epoch(&self) -> usize {
-        self.parts.epoch()
+        self.parts.source.num_rows().unwrap_or(0)
     }
 }
 
-impl<D: Dataset + 'static, B: Send + 'static> super::SkipFirstBatches for DataLoaderShard<D, B> {
+impl<B: Send + 'static, K> super::SkipFirstBatches for DataLoaderShard<B, K> {
     fn skipping(&self, num_batches: usize) -> Self {
         Self {
             parts: self.parts.skipping(num_batches),
             sharding: self.sharding,
             gradient_state: self.gradient_state.clone(),
             exchange: self.exchange.clone(),
+            dispatch: self.dispatch.clone(),
             device: self.device,
             non_blocking: self.non_blocking,
+            kind: PhantomData,
         }
     }
 }
 
-impl<D: Dataset, B> fmt::Debug for DataLoaderShard<D, B> {
+impl<B, K> fmt::Debug for DataLoaderShard<B, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("DataLoaderShard");
         debug.field("sharding", &self.sharding).field("device", &self.device);

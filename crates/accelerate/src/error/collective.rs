@@ -41,6 +41,25 @@ pub(crate) enum CollectiveError {
          so they cannot take part. Use even_batches: true, whose filler rows are left out of metrics exactly"
     )]
     RanksWithoutBatch { ranks: String },
+
+    #[error(
+        "values of type {name} cannot be sent to another process; use maps with keys of type String, derive \
+         TensorTree without skipped fields, implement TensorTree::pack and unpack, or set \
+         DataLoaderConfiguration.dispatch_batches to false so that every process reads its own rows"
+    )]
+    NotSendable { name: &'static str },
+
+    #[error("a value that was sent by another process cannot be put together: {why}")]
+    Parcel { why: String },
+
+    #[error("rank 0 could not make the batch: {message}")]
+    DispatchFailed { message: String },
+
+    #[error(
+        "rank {rank} waits for round {wanted:?} (pass, round) of dispatched batches, but rank 0 sent round {found:?}; \
+         every rank has to run through the same loop, and to leave it after the same batch"
+    )]
+    OtherRound { rank: usize, wanted: (u64, u64), found: (u64, u64) },
 }
 
 impl CollectiveError {

@@ -63,8 +63,21 @@ pub(crate) enum DataError {
          If each has rows of its own on purpose, set DataLoaderConfiguration.use_configured_sampler"
     )]
     UnequalPasses { rank: usize, found: usize, wanted: usize },
-    #[error("{setting} = {value} is not available in this version; {cure}")]
-    NotAvailable { setting: &'static str, value: &'static str, cure: &'static str },
+    #[error(
+        "the order of the rows is not that of the run that is resumed ({found} entries, saved: {wanted}): going on would \
+         hand out some rows twice and others never. Use the same dataset, sampler and seed, or begin the epoch anew \
+         by leaving load_state_dict out"
+    )]
+    OtherOrder { found: u64, wanted: u64 },
+    #[error("the stream ended after {found} rows, before the place where the saved run stood: row {wanted}")]
+    StreamTooShort { found: u64, wanted: u64 },
+    #[error("the stream cannot be taken to a saved place, although it said where it stood; implement RowStream::seek")]
+    CannotSeek,
+    #[error(
+        "DataLoaderConfiguration.dispatch_batches needs device placement, because batches arrive from rank 0; leave \
+         AcceleratorBuilder::device_placement at true, or set dispatch_batches to false"
+    )]
+    DispatchWithoutDevice,
     #[error("no batch size was found, because the value holds no tensor with at least one dimension")]
     NoBatchSize,
     #[error("there is no dimension {dim} in a tensor of shape {shape:?}")]

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tch::{Device, Kind, Tensor};
-use torch_ext::{ProcessGroup, Store, Work};
+use torch_ext::{GlooOptions, ProcessGroup, Store, Work};
 
 /// How values of several ranks become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +62,10 @@ struct Links {
     process_group: Arc<ProcessGroup>,
     journal: Journal,
     timeout: Duration,
+    /// How to connect the same ranks once more.
+    store: Store,
+    gloo: GlooOptions,
+    num_side_groups: AtomicU64,
 }
 
 impl fmt::Debug for Inner {
@@ -81,15 +85,31 @@ impl Group {
     }
 
     /// A group over a backend whose ranks share `store`.
-    pub(crate) fn new(process_group: ProcessGroup, store: &Store, timeout: Duration) -> Result<Self> {
+    ///
+    /// `gloo` says how they connect for [`Group::side_group`], and holds the deadline of all collectives.
+    pub(crate) fn new(process_group: ProcessGroup, store: &Store, gloo: GlooOptions) -> Result<Self> {
         let (rank, world_size) = (process_group.rank(), process_group.world_size());
         let journal = Journal::new(store.prefix("journal")?, rank, world_size);
-        Ok(Self(Arc::new(Inner {
-            rank,
-            world_size,
-            links: Some(Links { process_group: Arc::new(process_group), journal, timeout }),
-            sequence: AtomicU64::new(0),
-        })))
+        let links = Links {
+            process_group: Arc::new(process_group),
+            journal,
+            timeout: gloo.timeout,
+            store: store.clone(),
+            gloo,
+            num_side_groups: AtomicU64::new(0),
+        };
+        Ok(Self(Arc::new(Inner { rank, world_size, links: Some(links), sequence: AtomicU64::new(0) })))
+    }
+
+    /// The same ranks with connections of their own, over Gloo: for a thread in the background, whose collectives
+    /// would otherwise come between those of the training loop in another order on every rank. Collective.
+    pub(crate) fn side_group(&self, purpose: &str) -> Result<Self> {
+        let Some(links) = &self.0.links else { return Ok(Self::single_process()) };
+        let number = links.num_side_groups.fetch_add(1, Ordering::Relaxed);
+        let store = links.store.prefix(&format!("{purpose}/{number}"))?;
+        let options = GlooOptions { threads: 1, ..links.gloo.clone() };
+        let gloo = ProcessGroup::gloo(&store.prefix("gloo")?, self.rank(), self.world_size(), &options)?;
+        Self::new(gloo, &store, options)
     }
 
     /// This process's number in the group, from 0.
@@ -253,6 +273,39 @@ impl Group {
             self.broadcast(&buffer, source)?;
         }
         Ok(Vec::try_from(&buffer)?)
+    }
+
+    /// Sends rank `r` the bytes `parts[r]`, `Uint8` of any length; every rank gets its own. `parts` is `None` on
+    /// every rank but `source`. Over Gloo only. Collective.
+    pub(crate) fn scatter_bytes(&self, parts: Option<&[Tensor]>, source: usize) -> Result<Tensor> {
+        const OP: &str = "scatter_bytes";
+        self.check_rank(OP, source)?;
+        let Some(links) = &self.0.links else {
+            return Ok(parts.and_then(|parts| parts.first()).map_or_else(Tensor::new, Tensor::shallow_clone));
+        };
+        let (sequence, group) = (self.next_sequence(), &links.process_group);
+        let explain = |error| self.explain(links, OP, sequence, String::new(), error);
+        // Messages of one round must not be taken for those of the next.
+        let tag = (sequence % (1 << 20)) as i32;
+        let Some(parts) = parts else {
+            let length = Tensor::f_from_slice(&[0i64])?;
+            group.recv(&length, Some(source), tag).and_then(|work| work.wait(None)).map_err(explain)?;
+            let part = Tensor::f_empty([i64::try_from(&length)?], (Kind::Uint8, Device::Cpu))?;
+            if 0 < part.numel() {
+                group.recv(&part, Some(source), tag).and_then(|work| work.wait(None)).map_err(explain)?;
+            }
+            return Ok(part);
+        };
+        let mut in_flight = Vec::with_capacity(2 * parts.len());
+        for (rank, part) in parts.iter().enumerate().filter(|(rank, _)| *rank != source) {
+            let length = Tensor::f_from_slice(&[part.numel() as i64])?;
+            in_flight.push((group.send(&length, rank, tag).map_err(explain)?, length));
+            if 0 < part.numel() {
+                in_flight.push((group.send(part, rank, tag).map_err(explain)?, part.shallow_clone()));
+            }
+        }
+        in_flight.into_iter().try_for_each(|(work, _kept_until_sent)| work.wait(None)).map_err(explain)?;
+        Ok(parts[source].shallow_clone())
     }
 
     /// All ranks' descriptions in rank order if they differ, `None` if all are equal.

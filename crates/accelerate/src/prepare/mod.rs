@@ -5,7 +5,7 @@ mod model;
 pub use model::PreparedModel;
 
 use crate::accelerator::Accelerator;
-use crate::data::{DataLoader, DataLoaderShard, Dataset};
+use crate::data::{DataLoader, DataLoaderShard, LoaderKind};
 use crate::error::Result;
 use crate::nn::Module;
 use crate::optim::{AcceleratedOptimizer, AcceleratedScheduler, LrScheduler, Optimizer, SchedulerOptions};
@@ -60,8 +60,8 @@ impl<O: Optimizer> Prepare<kind::Optimizer> for O {
     }
 }
 
-impl<D: Dataset + 'static, B: Send + 'static> Prepare<kind::DataLoader> for DataLoader<D, B> {
-    type Prepared = DataLoaderShard<D, B>;
+impl<B: Send + 'static, K: LoaderKind> Prepare<kind::DataLoader> for DataLoader<B, K> {
+    type Prepared = DataLoaderShard<B, K>;
     fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
         accelerator.prepare_data_loader(self)
     }
@@ -88,7 +88,7 @@ macro_rules! unchanged {
 unchanged! {
     PreparedModel<M>, [M];
     AcceleratedOptimizer<O>, [O];
-    DataLoaderShard<D, B>, [D: Dataset, B];
+    DataLoaderShard<B, K>, [B, K];
     AcceleratedScheduler<S>, [S];
 }
 
@@ -167,10 +167,10 @@ impl Accelerator {
     }
 
     /// Prepares one data loader.
-    pub fn prepare_data_loader<D: Dataset + 'static, B: Send + 'static>(
+    pub fn prepare_data_loader<B: Send + 'static, K: LoaderKind>(
         &self,
-        loader: DataLoader<D, B>,
-    ) -> Result<DataLoaderShard<D, B>> {
+        loader: DataLoader<B, K>,
+    ) -> Result<DataLoaderShard<B, K>> {
         let settings = self.settings();
         loader.prepare_for(self.context(), &settings.dataloader, settings.device_placement)
     }

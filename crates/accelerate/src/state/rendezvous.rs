@@ -43,12 +43,12 @@ pub(super) fn connect(
     let gloo = ProcessGroup::gloo(&store.prefix("gloo")?, ranks.rank, ranks.world_size, &options)?;
     let group = match device {
         Device::Cuda(device_index) if backend == "nccl" => {
-            let options = NcclOptions { timeout, device_index, cpu: Some(&gloo) };
-            ProcessGroup::nccl(&store.prefix("nccl")?, ranks.rank, ranks.world_size, &options)?
+            let nccl = NcclOptions { timeout, device_index, cpu: Some(&gloo) };
+            ProcessGroup::nccl(&store.prefix("nccl")?, ranks.rank, ranks.world_size, &nccl)?
         }
         _ => gloo,
     };
-    Group::new(group, &store, timeout)
+    Group::new(group, &store, options)
 }
 
 fn meeting_point(ranks: &RankVariables, init_method: Option<&str>, lookup: Lookup<'_>) -> Result<MeetingPoint> {

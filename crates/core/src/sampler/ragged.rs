@@ -71,10 +71,24 @@ impl RaggedBatchShard {
     /// assert_eq!(shard.batch(&[vec![0], vec![1], vec![2]], 1, 0), None);
     /// ```
     pub fn batch(&self, batches: &[Vec<usize>], round: usize, rank: usize) -> Option<Vec<Row>> {
-        if round >= self.num_rounds(batches.len(), rank) {
+        self.batch_from(batches, round.checked_mul(self.num_processes)?, rank)
+    }
+
+    /// The batch of `rank` in the round that begins with batch number `first`, wherever the rounds before it
+    /// ended; `None` when it gets nothing.
+    ///
+    /// ```
+    /// # use accelerate_core::sampler::RaggedBatchShard;
+    /// let shard = RaggedBatchShard { num_processes: 2, drop_last: false, even_batches: true };
+    /// let batch = shard.batch_from(&[vec![0], vec![1], vec![2, 3]], 2, 1).unwrap();
+    /// assert_eq!((batch[0].index, batch[0].filler), (0, true));
+    /// ```
+    pub fn batch_from(&self, batches: &[Vec<usize>], first: usize, rank: usize) -> Option<Vec<Row>> {
+        let left = batches.len().checked_sub(first)?;
+        if self.num_rounds(left, rank) == 0 {
             return None;
         }
-        let number = round * self.num_processes + rank;
+        let number = first + rank;
         let (batch, filler) = match number.checked_sub(batches.len()) {
             None => (&batches[number], false),
             Some(missing) => (&batches[missing % batches.len()], true),

@@ -20,8 +20,8 @@ fn numbered(num_rows: usize) -> DataLoaderBuilder<VecDataset<i64>, DefaultCollat
     DataLoader::builder(VecDataset::new((0..num_rows as i64).collect()))
 }
 
-type Numbered = DataLoader<VecDataset<i64>, Tensor>;
-type NumberedShard = DataLoaderShard<VecDataset<i64>, Tensor>;
+type Numbered = DataLoader<Tensor>;
+type NumberedShard = DataLoaderShard<Tensor>;
 
 fn rows_of(batch: &Tensor) -> Vec<i64> {
     Vec::try_from(batch).unwrap()
@@ -43,6 +43,7 @@ fn place(rank: usize, num_processes: usize) -> Place {
         num_processes,
         gradient_state: GradientState::new(Default::default(), Default::default()).unwrap(),
         exchange: None,
+        dispatch: None,
         device: None,
     }
 }

@@ -140,18 +140,6 @@ fn indivisible_batches_are_refused_with_the_nearest_sizes() {
 }
 
 #[test]
-fn settings_that_cannot_be_honoured_are_refused_by_name() {
-    let text = |configuration| {
-        let loader = numbered(4).build().unwrap();
-        loader.prepare_at(place(0, 2), &configuration).unwrap_err().to_string()
-    };
-    let dispatch = DataLoaderConfiguration { dispatch_batches: Some(true), ..Default::default() };
-    assert!(text(dispatch).starts_with("DataLoaderConfiguration.dispatch_batches = true is not available"));
-    let stateful = DataLoaderConfiguration { use_stateful_dataloader: true, ..Default::default() };
-    assert!(text(stateful).starts_with("DataLoaderConfiguration.use_stateful_dataloader = true is not available"));
-}
-
-#[test]
 fn dispatch_can_be_turned_off_by_name() {
     let explicit = DataLoaderConfiguration { dispatch_batches: Some(false), ..Default::default() };
     assert_eq!(shares(4, 1, 2, &explicit), [[[0], [2]], [[1], [3]]]);

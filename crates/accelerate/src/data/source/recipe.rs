@@ -1,7 +1,6 @@
 //! How a batch is made from row numbers, here or on a thread in the background.
 
-use super::dataset::Dataset;
-use super::schedule::Schedule;
+use crate::data::dataset::Dataset;
 use crate::error::{DataError, Error, Result};
 use accelerate_core::sampler::Row;
 use std::panic::AssertUnwindSafe;
@@ -38,48 +37,41 @@ fn batch_context(error: Error, rows: &[Row]) -> Error {
     error.context(format!("batch of rows {}{more} of the dataset", shown.join(", ")))
 }
 
-/// A batch, or the panic that its making ended in.
-type Outcome<B> = std::thread::Result<Result<B>>;
+/// How many threads make batches ahead of time, and how far.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WorkerOptions {
+    pub(crate) num_workers: usize,
+    /// Batches that each of them may have ready.
+    pub(crate) prefetch_factor: usize,
+}
 
-/// Threads that make batches ahead of time. Thread `i` of `n` makes every `n`-th batch from `i` on, so that
-/// batches come in order without anybody sorting them.
+/// Makes what is wanted in a round; `None` when there is no such round.
+pub(crate) type MakeRound<R> = dyn Fn(usize) -> Option<Result<R>> + Send + Sync;
+
+/// What was made, or the panic that its making ended in.
+type Outcome<R> = std::thread::Result<Result<R>>;
+
+/// Threads that make rounds ahead of time. Thread `i` of `n` makes every `n`-th round from `i` on, so that
+/// they come in order without anybody sorting them.
 #[derive(Debug)]
-pub(crate) struct Workers<B> {
+pub(crate) struct Workers<R> {
     first_round: usize,
-    /// `None` once a thread's panic has been passed on.
-    receivers: Vec<Receiver<Outcome<B>>>,
+    receivers: Vec<Receiver<Outcome<R>>>,
     threads: Vec<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
 }
 
-/// What a pass asks of its [`Workers`].
-#[derive(Clone, Debug)]
-pub(crate) struct Errand {
-    pub(crate) schedule: Schedule,
-    pub(crate) rank: usize,
-    pub(crate) first_round: usize,
-    pub(crate) num_workers: usize,
-    pub(crate) prefetch_factor: usize,
-}
-
-impl<B: Send + 'static> Workers<B> {
-    pub(crate) fn start<D>(recipe: &Arc<Recipe<D, B>>, errand: &Errand) -> Result<Self>
-    where
-        D: Dataset + 'static,
-    {
-        let mut workers = Self {
-            first_round: errand.first_round,
-            receivers: Vec::new(),
-            threads: Vec::new(),
-            stop: Arc::new(AtomicBool::new(false)),
-        };
-        for worker in 0..errand.num_workers {
-            let (sender, receiver) = sync_channel(errand.prefetch_factor);
-            let (recipe, errand) = (Arc::clone(recipe), errand.clone());
-            let stop = Arc::clone(&workers.stop);
+impl<R: Send + 'static> Workers<R> {
+    pub(crate) fn start(make: &Arc<MakeRound<R>>, first_round: usize, options: WorkerOptions) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut workers = Self { first_round, receivers: Vec::new(), threads: Vec::new(), stop };
+        for worker in 0..options.num_workers {
+            let (sender, receiver) = sync_channel(options.prefetch_factor);
+            let (make, stop) = (Arc::clone(make), Arc::clone(&workers.stop));
+            let rounds = (first_round + worker..).step_by(options.num_workers);
             let thread = std::thread::Builder::new()
                 .name(format!("data-{worker}"))
-                .spawn(move || work(&recipe, &errand, worker, &stop, &sender))
+                .spawn(move || work(&*make, rounds, &stop, &sender))
                 .map_err(|source| DataError::Spawn { source })?;
             workers.receivers.push(receiver);
             workers.threads.push(thread);
@@ -87,35 +79,34 @@ impl<B: Send + 'static> Workers<B> {
         Ok(workers)
     }
 
-    /// The batch of round `round`; rounds are asked for one after the other. Waits for it if need be, and
+    /// What was made for round `round`; rounds are asked for one after the other. Waits for it if need be, and
     /// goes on with the panic if making it panicked.
-    pub(crate) fn receive(&self, round: usize) -> Result<B> {
+    pub(crate) fn receive(&self, round: usize) -> Result<R> {
         let worker = (round - self.first_round) % self.receivers.len();
         match self.receivers[worker].recv() {
-            Ok(Ok(batch)) => batch,
+            Ok(Ok(made)) => made,
             Ok(Err(panic)) => std::panic::resume_unwind(panic),
             Err(_) => Err(DataError::WorkerGone { round }.into()),
         }
     }
 }
 
-fn work<D: Dataset, B>(
-    recipe: &Recipe<D, B>,
-    errand: &Errand,
-    worker: usize,
+fn work<R>(
+    make: &MakeRound<R>,
+    rounds: impl Iterator<Item = usize>,
     stop: &AtomicBool,
-    sender: &SyncSender<Outcome<B>>,
+    sender: &SyncSender<Outcome<R>>,
 ) {
-    let first_round = errand.first_round + worker;
-    for round in (first_round..).step_by(errand.num_workers) {
-        let Some(rows) = errand.schedule.batch(round, errand.rank) else {
-            return;
-        };
+    for round in rounds {
         if stop.load(Ordering::Relaxed) {
             return;
         }
-        // The panic is raised again by `Workers::receive`; the recipe is only shared, never changed.
-        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| recipe.make(&rows)));
+        // The panic is raised again by `Workers::receive`; what rounds are made of is only shared, never changed.
+        let outcome = match std::panic::catch_unwind(AssertUnwindSafe(|| make(round))) {
+            Ok(None) => return,
+            Ok(Some(made)) => Ok(made),
+            Err(panic) => Err(panic),
+        };
         let panicked = outcome.is_err();
         if sender.send(outcome).is_err() || panicked {
             return;
@@ -123,7 +114,7 @@ fn work<D: Dataset, B>(
     }
 }
 
-impl<B> Drop for Workers<B> {
+impl<R> Drop for Workers<R> {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         // A thread that waits for room wakes up when its receiver goes away.

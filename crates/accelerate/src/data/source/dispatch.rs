@@ -1,0 +1,270 @@
+//! Batches that rank 0 reads for all: each rank is sent its own, one round ahead of the loop.
+//!
+//! `DataLoaderDispatcher` of the reference (`data_loader.py`), which sends everything to everyone.
+
+use super::{Begun, Pass, PassPlan, Round, Source};
+use crate::error::{CollectiveError, DataError, Error, Result};
+use crate::gradient_state::LoaderPosition;
+use crate::group::Group;
+use crate::tensor_tree::{Parcel, TensorTree};
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use tch::Tensor;
+
+/// The connections between the ranks of one loader.
+#[derive(Debug)]
+pub(crate) struct DispatchLink {
+    group: Group,
+    num_passes: AtomicU64,
+}
+
+impl DispatchLink {
+    pub(crate) fn new(group: Group) -> Self {
+        Self { group, num_passes: AtomicU64::new(0) }
+    }
+}
+
+/// Begins a pass. Every rank must call it; only rank 0 asks the source.
+pub(crate) fn begin<B: TensorTree + Send + 'static>(
+    link: &Arc<DispatchLink>,
+    source: &dyn Source<B>,
+    plan: PassPlan<'_, B>,
+) -> Result<Begun<B>> {
+    let pass = link.num_passes.fetch_add(1, Ordering::Relaxed);
+    let num_left = source.num_batches(&plan.sharding).map(|batches| batches.saturating_sub(plan.skip_batches));
+    let mut start = Arc::default();
+    let reader = if link.group.rank() == 0 {
+        let ranks = 0..link.group.world_size();
+        // The other ranks wait for a first message, so a failure is told to them before it is told here.
+        Some(source.begin(PassPlan { ranks, finish: None, ..plan }).map(|begun| {
+            start = begun.start;
+            begun.pass
+        }))
+    } else {
+        None
+    };
+    // What a resumed pass still has is known to the one that reads.
+    let num_left = match &reader {
+        Some(Ok(pass)) => pass.num_left(),
+        _ => num_left,
+    };
+    let (requests, inbox) = channel();
+    let (outbox, results) = channel();
+    let courier = Courier { link: Arc::clone(link), pass, round: 0, reader };
+    let thread = std::thread::Builder::new()
+        .name("data-dispatch".to_owned())
+        .spawn(move || courier.run(&inbox, &outbox))
+        .map_err(|source| DataError::Spawn { source })?;
+    let pass = DispatchPass { requests: Some(requests), results, thread: Some(thread), num_left, asked: false };
+    Ok(Begun { pass: Box::new(pass), start })
+}
+
+/// What a round comes to: `None` at the end of the pass.
+type Delivery<B> = Option<Result<Round<B>>>;
+
+struct DispatchPass<B> {
+    /// `None` once the pass is over.
+    requests: Option<Sender<()>>,
+    results: Receiver<std::thread::Result<Delivery<B>>>,
+    thread: Option<JoinHandle<()>>,
+    num_left: Option<usize>,
+    /// Is a round under way?
+    asked: bool,
+}
+
+impl<B> DispatchPass<B> {
+    fn ask(&mut self) {
+        self.asked = match &self.requests {
+            Some(requests) => requests.send(()).is_ok(),
+            None => false,
+        };
+    }
+
+    fn end(&mut self) {
+        self.requests = None;
+        if let Some(thread) = self.thread.take() {
+            // Its panics were caught and passed on.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl<B: Send + 'static> Pass<B> for DispatchPass<B> {
+    fn next_round(&mut self) -> Option<Result<Round<B>>> {
+        if !self.asked {
+            self.ask();
+        }
+        if !self.asked {
+            return None;
+        }
+        let delivery = match self.results.recv() {
+            Ok(Ok(delivery)) => delivery,
+            Ok(Err(panic)) => std::panic::resume_unwind(panic),
+            Err(_) => None,
+        };
+        match &delivery {
+            Some(Ok(_)) => {
+                self.num_left = self.num_left.map(|left| left.saturating_sub(1));
+                // All ranks ask for the next round at the same place of their loops, so that it is under way while
+                // this one is used, and no rank waits longer for another than it would in any collective.
+                self.ask();
+            }
+            // After a failure the pass goes on if it is asked to.
+            Some(Err(_)) => self.asked = false,
+            None => self.end(),
+        }
+        delivery
+    }
+
+    fn num_left(&self) -> Option<usize> {
+        self.num_left
+    }
+}
+
+impl<B> Drop for DispatchPass<B> {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Makes and sends rounds on rank 0, receives them elsewhere.
+struct Courier<B> {
+    link: Arc<DispatchLink>,
+    pass: u64,
+    round: u64,
+    /// On rank 0 only.
+    reader: Option<Result<Box<dyn Pass<B>>>>,
+}
+
+/// What stands in front of every batch.
+type Label = (u64, u64, Content);
+
+#[derive(serde::Serialize, serde::Deserialize)]
+enum Content {
+    Batch { position: LoaderPosition, delivered: u64, stream: Option<Vec<u8>> },
+    Failed { message: String },
+    End,
+}
+
+impl<B: TensorTree + Send> Courier<B> {
+    fn run(mut self, inbox: &Receiver<()>, outbox: &Sender<std::thread::Result<Delivery<B>>>) {
+        while inbox.recv().is_ok() {
+            let made = std::panic::catch_unwind(AssertUnwindSafe(|| self.next()));
+            let made = match made {
+                Ok(delivery) => Ok(delivery),
+                Err(panic) => {
+                    // The other ranks wait for this round.
+                    let _ = self.tell(&Content::Failed { message: "the code that makes batches panicked".to_owned() });
+                    Err(panic)
+                }
+            };
+            let over = matches!(made, Ok(None) | Err(_));
+            if outbox.send(made).is_err() || over {
+                return;
+            }
+        }
+    }
+
+    fn next(&mut self) -> Delivery<B> {
+        let delivery = match &mut self.reader {
+            Some(Ok(reader)) => {
+                let made = reader.next_round();
+                self.send(made)
+            }
+            Some(Err(_)) => {
+                let error = match self.reader.take() {
+                    Some(Err(error)) => error,
+                    _ => Error::other("no reason is known"),
+                };
+                let told = self.tell(&Content::Failed { message: error.to_string() });
+                Some(Err(told.err().unwrap_or(error)))
+            }
+            None => self.receive().transpose(),
+        };
+        self.round += 1;
+        delivery
+    }
+
+    /// Tells all other ranks the same.
+    fn tell(&self, content: &Content) -> Result<()> {
+        if self.link.group.rank() != 0 {
+            return Ok(());
+        }
+        let mut parcel = Parcel::default();
+        parcel.put(&(self.pass, self.round, content))?;
+        let bytes = parcel.to_bytes()?;
+        let parts: Vec<Tensor> = (0..self.link.group.world_size()).map(|_| bytes.shallow_clone()).collect();
+        self.link.group.scatter_bytes(Some(&parts), 0).map(|_| ())
+    }
+
+    fn send(&mut self, made: Option<Result<Round<B>>>) -> Delivery<B> {
+        let failed = |error: Error| Content::Failed { message: error_chain(&error) };
+        match made {
+            None => match self.tell(&Content::End) {
+                Ok(()) => None,
+                Err(error) => Some(Err(error)),
+            },
+            Some(Err(error)) => {
+                let content = Content::Failed { message: error_chain(&error) };
+                Some(Err(self.tell(&content).err().unwrap_or(error)))
+            }
+            Some(Ok(round)) => Some(match self.parts_of(&round) {
+                Ok(parts) => self.link.group.scatter_bytes(Some(&parts), 0).map(|_| round),
+                Err(error) => {
+                    let message = error.to_string();
+                    let told = self.tell(&failed(error));
+                    Err(told.err().unwrap_or_else(|| CollectiveError::DispatchFailed { message }.into()))
+                }
+            }),
+        }
+    }
+
+    /// For each rank the round's label and its batch; nothing for rank 0, which has its batch.
+    fn parts_of(&self, round: &Round<B>) -> Result<Vec<Tensor>> {
+        let Round { batches, position, delivered, stream } = round;
+        let part = |(rank, batch): (usize, &Option<B>)| {
+            if rank == 0 {
+                return Ok(Tensor::new());
+            }
+            let content = Content::Batch { position: position.clone(), delivered: *delivered, stream: stream.clone() };
+            let mut parcel = Parcel::default();
+            parcel.put(&(self.pass, self.round, content))?;
+            parcel.put(&batch.is_some())?;
+            batch.iter().try_for_each(|batch| batch.pack(&mut parcel))?;
+            parcel.to_bytes()
+        };
+        batches.iter().enumerate().map(part).collect()
+    }
+
+    fn receive(&mut self) -> Result<Option<Round<B>>> {
+        let bytes = self.link.group.scatter_bytes(None, 0)?;
+        let mut parcel = Parcel::from_bytes(&bytes)?;
+        let (pass, round, content): Label = parcel.take()?;
+        let (wanted, found) = ((self.pass, self.round), (pass, round));
+        if wanted != found {
+            return Err(CollectiveError::OtherRound { rank: self.link.group.rank(), wanted, found }.into());
+        }
+        match content {
+            Content::End => Ok(None),
+            Content::Failed { message } => Err(CollectiveError::DispatchFailed { message }.into()),
+            Content::Batch { position, delivered, stream } => {
+                let batch = if parcel.take()? { Some(B::unpack(&mut parcel)?) } else { None };
+                Ok(Some(Round { batches: vec![batch], position, delivered, stream }))
+            }
+        }
+    }
+}
+
+/// An error with its causes, in one line.
+fn error_chain(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
