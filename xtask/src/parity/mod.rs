@@ -1,6 +1,7 @@
 //! `cargo xtask parity`: the same training in Python and here must give the same numbers.
 
 mod compare;
+mod data;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,6 +27,8 @@ pub(crate) struct Arguments {
 enum What {
     /// Losses of every step and final parameters of data-parallel training
     Ddp(Ddp),
+    /// Rows of every rank in every epoch, over a grid of loader configurations
+    Data(data::Data),
 }
 
 #[derive(Debug, Args)]
@@ -52,6 +55,7 @@ const PARAMETER_BOUND: f64 = 1e-5;
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.what {
         What::Ddp(ddp) => run_ddp(ddp),
+        What::Data(data) => data::run(data),
     }
 }
 

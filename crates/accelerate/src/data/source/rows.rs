@@ -88,9 +88,9 @@ impl<D: Dataset + 'static, B: Send + 'static> Source<B> for RowSource<D, B> {
     ) -> Result<Option<Arc<dyn Source<B>>>> {
         let random = self.order.random_sampler().filter(|_| configuration.use_seedable_sampler);
         let Some(random) = random else {
-            // A single process goes on drawing from the default generator in every pass.
+            // A process that reads alone goes on drawing from the default generator in every pass.
             match self.order.generator() {
-                Some(generator) if sharding.num_processes > 1 => generator.fill()?,
+                Some(generator) if sharding.num_processes > 1 && !sharding.dispatch => generator.fill()?,
                 _ => {}
             }
             return Ok(None);
