@@ -83,11 +83,7 @@ pub(crate) enum ReaderError {
     #[error("{setting} is {found:?}, but {wanted}")]
     Setting { setting: &'static str, found: String, wanted: &'static str },
     #[cfg_attr(not(feature = "csv"), allow(dead_code))]
-    #[error(
-        "{} is empty; wanted a first line with the names of the columns. If the file has no such line, name \
-         the columns in CsvOptions::columns",
-        path.display()
-    )]
+    #[error("{} is empty; wanted a first line with the names of the columns", path.display())]
     NoHeader { path: PathBuf },
     #[cfg_attr(not(any(feature = "csv", feature = "parquet")), allow(dead_code))]
     #[error(

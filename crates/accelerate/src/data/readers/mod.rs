@@ -23,11 +23,15 @@
 
 mod csv;
 mod file;
+mod hub;
 mod json_lines;
+mod parquet;
 mod text;
 mod token_file;
 
 pub use self::csv::{CsvDataset, CsvOptions};
+pub use self::hub::hub_dataset_files;
+pub use self::parquet::{ParquetDataset, ParquetOptions, parquet_column_names};
 pub use crate::error::{Place, Position};
 pub use json_lines::JsonLinesDataset;
 pub use token_file::{LabelledTokenFileDataset, TokenDtype, TokenFileDataset, TokenFileOptions};

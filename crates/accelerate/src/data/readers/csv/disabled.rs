@@ -46,6 +46,11 @@ impl<T: DeserializeOwned> CsvDataset<T> {
     }
 
     /// Cannot be called.
+    pub fn columns(&self) -> &[String] {
+        match self.never {}
+    }
+
+    /// Cannot be called.
     ///
     /// # Errors
     ///

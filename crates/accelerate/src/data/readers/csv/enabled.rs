@@ -40,6 +40,8 @@ pub struct CsvDataset<T> {
     rows: TextRows,
     /// Of each file.
     parsers: Vec<Parser>,
+    names: Vec<String>,
+    /// The names once more, as the `csv` crate wants them.
     columns: StringRecord,
     row: PhantomData<fn() -> T>,
 }
@@ -106,7 +108,23 @@ impl<T: DeserializeOwned> CsvDataset<T> {
             Ok((file, rows))
         })?;
         let columns = first.map(|(_, columns)| columns).unwrap_or_default();
-        Ok(Self { rows: TextRows::new(files), parsers, columns, row: PhantomData })
+        Ok(Self { rows: TextRows::new(files), parsers, names: names(&columns), columns, row: PhantomData })
+    }
+
+    /// Names of the columns, in the order in which a tuple has them.
+    ///
+    /// ```
+    /// use accelerate::data::readers::CsvDataset;
+    ///
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let path = folder.path().join("reviews.csv");
+    /// std::fs::write(&path, "text,stars\n").unwrap();
+    /// let reviews = CsvDataset::<(String, i64)>::from_files([&path])?;
+    /// assert_eq!(reviews.columns(), ["text", "stars"]);
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn columns(&self) -> &[String] {
+        &self.names
     }
 
     /// File and line of row `index`: the first line, if it has several.
