@@ -237,3 +237,22 @@ fn check_type(path: &Path, column: &str, field: &Type) -> Result<(), ReaderError
     let (column, found) = (column.to_owned(), format!("{physical} ({converted})"));
     Err(ReaderError::ColumnType { path: path.to_owned(), column, found })
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn promised_bytes_that_are_not_there_are_not_allocated() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("short");
+        std::fs::write(&path, "0123456789").unwrap();
+        let chunks = Chunks(Arc::new(PositionedFile::open(&path).unwrap()));
+        assert_eq!(&*chunks.get_bytes(7, 3).unwrap(), b"789");
+        for (start, length) in [(8, 3), (1, usize::MAX), (u64::MAX, 1)] {
+            let message = chunks.get_bytes(start, length).unwrap_err().to_string();
+            assert!(message.contains("the file has 10"), "{message}");
+        }
+    }
+}
