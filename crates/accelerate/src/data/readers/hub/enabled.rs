@@ -37,7 +37,7 @@ pub fn hub_dataset_files(repo: &str, config: Option<&str>, split: &str) -> Resul
     let repository = HFClientSync::new().map_err(failed)?.dataset(owner, name);
     let info = repository.info().revision(PARQUET_BRANCH).send().map_err(failed)?;
     let paths: Vec<String> = info.siblings.unwrap_or_default().into_iter().map(|file| file.rfilename).collect();
-    let download = |path: String| {
+    let download = |path: String| -> Result<PathBuf> {
         let file = repository.download_file().filename(path).revision(PARQUET_BRANCH).send();
         Ok(file.map_err(failed)?)
     };
