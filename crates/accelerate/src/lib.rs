@@ -3,6 +3,12 @@
 //! A plain training loop becomes one that runs on any number of processes and devices by four
 //! changed lines: build an [`Accelerator`], `prepare` what you made, take batches as they come, and
 //! call `accelerator.backward`.
+//!
+//! Cargo features, all off by default:
+//!
+//! - `cuda`: NCCL and everything else for NVIDIA GPUs.
+//! - `csv`, `parquet`: readers of such files in [`data::readers`].
+//! - `hub`: fetching datasets from the Hugging Face Hub; brings an HTTP client and an asynchronous runtime.
 
 // Derived code names this crate as its users do, also where it stands inside of it.
 extern crate self as accelerate;

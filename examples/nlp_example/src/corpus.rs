@@ -5,7 +5,7 @@
 //! (`the plot is weak but the acting is superb`, where only the main clause decides). The same seed gives the
 //! same sentences on every machine, and no development sentence occurs in the training split.
 
-use crate::readers::{Place, Row, Table};
+use crate::readers::{Position, Row, Table};
 use std::collections::HashSet;
 use std::path::PathBuf;
 
@@ -58,7 +58,7 @@ pub fn generate() -> Corpus {
 }
 
 fn table(source: &str, rows: Vec<(String, usize)>) -> Table {
-    let rows = (1..).zip(rows).map(|(line, (text, label))| Row { text, label, place: Place::Line(line) });
+    let rows = (1..).zip(rows).map(|(line, (text, label))| Row { text, label, position: Position::Line(line) });
     Table { source: PathBuf::from(source), rows: rows.collect() }
 }
 

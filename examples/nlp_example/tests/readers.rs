@@ -1,7 +1,7 @@
 //! Files of labelled text: what is read, and what a person is told when a row is malformed.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use nlp_example::readers::{DataError, Place, read};
+use nlp_example::readers::{DataError, Position, read};
 use parquet::column::writer::ColumnWriter;
 use parquet::data_type::ByteArray;
 use parquet::file::properties::WriterProperties;
@@ -22,12 +22,12 @@ fn file(name: &str, content: impl AsRef<[u8]>) -> (TempDir, PathBuf) {
 /// `(text, label, line)` of every row.
 fn rows(name: &str, content: &str) -> Vec<(String, usize, u64)> {
     let (_folder, path) = file(name, content);
-    let line = |place| match place {
-        Place::Line(line) => line,
-        Place::ParquetRow { .. } => panic!("a text file has lines"),
+    let line = |position| match position {
+        Position::Line(line) => line,
+        other => panic!("a text file has lines, not {other}"),
     };
     let table = read(&path).unwrap_or_else(|error| panic!("{error}"));
-    table.rows.into_iter().map(|row| (row.text, row.label, line(row.place))).collect()
+    table.rows.into_iter().map(|row| (row.text, row.label, line(row.position))).collect()
 }
 
 #[rstest]
@@ -74,7 +74,7 @@ fn good_files(#[case] name: &str, #[case] content: &str, #[case] wanted: &[(&str
 #[case::unclosed_quote(
     "a.csv",
     "good,1\n\"bad,0\nfine,1\n",
-    "line 2: 1 fields found, 2 wanted; a quotation mark that opens here"
+    "line 2: a quotation mark that opens in this row is never closed"
 )]
 #[case::header_counts("a.csv", "id,text,label\n1,good,1\nbad,0\n", "line 3: 2 fields found, 3 wanted")]
 #[case::no_text_column(
@@ -88,7 +88,7 @@ fn good_files(#[case] name: &str, #[case] content: &str, #[case] wanted: &[(&str
     "columns [\"text\", \"stars\"]; wanted a column named label or labels"
 )]
 #[case::empty_text("a.tsv", "good\t1\n   \t0\n", "line 2: the text is empty")]
-#[case::latin_1("a.tsv", b"good\t1\ncaf\xe9\t1\n", "line 2: the bytes are not UTF-8")]
+#[case::latin_1("a.tsv", b"good\t1\ncaf\xe9\t1\n", "line 2: the bytes of column \"text\" are not UTF-8")]
 #[case::binary("a.csv", b"\x00\xff\xfe", "line 1: the bytes are not UTF-8")]
 #[case::latin_1_json("a.jsonl", b"{\"text\": \"caf\xe9\", \"label\": 1}", "line 1: the bytes are not UTF-8")]
 #[case::broken_json(
@@ -97,7 +97,7 @@ fn good_files(#[case] name: &str, #[case] content: &str, #[case] wanted: &[(&str
     "line 2: not valid JSON: EOF while parsing"
 )]
 #[case::json_array("a.json", "[{\"text\": \"a\", \"label\": 1}]", "line 1: found an array; wanted an object")]
-#[case::json_number("a.jsonl", "7\n", "line 1: found a number; wanted an object")]
+#[case::json_number("a.jsonl", "7\n", "line 1: found 7; wanted an object")]
 #[case::json_no_text(
     "a.jsonl",
     "{\"review\": \"a\", \"label\": 1}",
@@ -121,7 +121,7 @@ fn good_files(#[case] name: &str, #[case] content: &str, #[case] wanted: &[(&str
     "line 1: the label is 0.5; wanted a whole number"
 )]
 #[case::json_negative("a.jsonl", "{\"text\": \"a\", \"label\": -3}", "line 1: the label is -3; wanted")]
-#[case::empty("a.tsv", "", "holds no rows")]
+#[case::empty("a.tsv", "", "is empty; wanted a first line")]
 #[case::only_blank("a.jsonl", "\n \n", "holds no rows")]
 #[case::only_header("a.csv", "sentence,label\n", "holds no rows")]
 #[case::no_extension("train", "good\t1\n", "the file name has no extension; wanted .tsv, .csv, .jsonl or .parquet")]
@@ -137,8 +137,8 @@ fn malformed_files(#[case] name: &str, #[case] content: impl AsRef<[u8]>, #[case
 #[test]
 fn a_missing_file_is_named() {
     let error = read(&PathBuf::from("no/such/file.tsv")).unwrap_err();
-    assert!(matches!(error, DataError::Unreadable { .. }));
-    assert_eq!(error.to_string(), "cannot read no/such/file.tsv");
+    assert!(matches!(error, DataError::Reader(_)));
+    assert!(error.to_string().starts_with("cannot open no/such/file.tsv: "), "{error}");
 }
 
 #[rstest]
@@ -210,7 +210,7 @@ fn parquet_columns_are_found(#[case] schema: &str) {
     let table = read(&path).unwrap();
     let found: Vec<_> = table.rows.iter().map(|row| (row.text.as_str(), row.label)).collect();
     assert_eq!(found, [("first", 0), ("second", 1), ("first", 2), ("second", 0)]);
-    assert_eq!(table.rows[3].place, Place::ParquetRow { row_group: 1, row: 1 });
+    assert_eq!(table.rows[3].position, Position::RowGroup { row_group: 1, row: 1 });
 }
 
 #[rstest]
@@ -252,6 +252,6 @@ fn a_truncated_parquet_file_is_an_error() {
     for length in [4, bytes.len() / 2, bytes.len() - 1] {
         std::fs::write(&path, &bytes[..length]).unwrap();
         let error = read(&path).unwrap_err();
-        assert!(matches!(error, DataError::Parquet { .. }), "{error}");
+        assert!(matches!(error, DataError::Reader(_)), "{error}");
     }
 }

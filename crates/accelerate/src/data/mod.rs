@@ -1,7 +1,7 @@
 //! Datasets, samplers, and loaders that hand out batches.
 //!
 //! A [`Dataset`] has rows, a [`Sampler`] orders them, [`Collate`] makes batches of them, and a [`DataLoader`] puts the
-//! three together. `Accelerator::prepare` turns a loader into a [`DataLoaderShard`]: each process gets its own
+//! three together. Rows of files come from [`readers`]. `Accelerator::prepare` turns a loader into a [`DataLoaderShard`]: each process gets its own
 //! batches, on its own device.
 //!
 //! Names, defaults and orders are those of `torch.utils.data` and of Python Accelerate's `data_loader.py`: with the
@@ -17,6 +17,7 @@ mod loader;
 mod operations;
 mod position;
 mod random;
+pub mod readers;
 mod sampler;
 mod shard;
 mod source;

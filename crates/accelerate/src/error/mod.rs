@@ -6,6 +6,7 @@ mod collective;
 mod data;
 mod nn;
 mod optim;
+mod reader;
 mod state;
 mod weights;
 
@@ -13,6 +14,8 @@ pub(crate) use collective::CollectiveError;
 pub(crate) use data::DataError;
 pub(crate) use nn::NnError;
 pub(crate) use optim::OptimError;
+pub use reader::{Place, Position};
+pub(crate) use reader::{ReaderError, RowProblem};
 pub(crate) use state::StateError;
 pub(crate) use weights::WeightsError;
 
@@ -52,6 +55,8 @@ pub(crate) enum Kind {
     Nn(NnError),
     #[error(transparent)]
     Optim(OptimError),
+    #[error(transparent)]
+    Reader(ReaderError),
     #[error(transparent)]
     State(StateError),
     #[error(transparent)]
@@ -112,7 +117,7 @@ impl Error {
 
     /// Data could not be read or does not have the promised form.
     pub fn is_data(&self) -> bool {
-        matches!(self.kind(), Kind::Data(_))
+        matches!(self.kind(), Kind::Data(_) | Kind::Reader(_))
     }
 
     /// Weights on disk are missing, damaged, or do not fit the model.
@@ -163,6 +168,7 @@ from_kind! {
     Data(DataError),
     Nn(NnError),
     Optim(OptimError),
+    Reader(ReaderError),
     State(StateError),
     Weights(WeightsError),
 }

@@ -1,43 +1,14 @@
 //! What can be wrong with a file of labelled text.
 
-use super::{LABEL_COLUMNS, TEXT_COLUMNS};
-use std::fmt;
+use accelerate::data::readers::Place;
 use std::path::{Path, PathBuf};
-
-/// Where a row stands in its file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// Line of a text file, counted from 1.
-    Line(u64),
-    /// Row of a Parquet file; both numbers count from 0, as Parquet tools do.
-    ParquetRow {
-        /// Which row group.
-        row_group: usize,
-        /// Which row inside it.
-        row: usize,
-    },
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Line(line) => write!(f, "line {line}"),
-            Self::ParquetRow { row_group, row } => write!(f, "row group {row_group}, row {row}"),
-        }
-    }
-}
 
 /// Labelled text that cannot be used, and why.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    /// The file cannot be opened or read.
-    #[error("cannot read {path}", path = .path.display())]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// What the operating system said.
-        source: std::io::Error,
-    },
+    /// The file cannot be read as what its extension says; the message names file and row.
+    #[error(transparent)]
+    Reader(#[from] accelerate::Error),
     /// The extension names no known format.
     #[error(
         "{path}: {found}; wanted .tsv, .csv, .jsonl or .parquet, because the extension decides how a file is read",
@@ -56,11 +27,9 @@ pub enum DataError {
         path: PathBuf,
     },
     /// One row is malformed.
-    #[error("{path}, {place}: {problem}", path = .path.display())]
+    #[error("{place}: {problem}")]
     Row {
-        /// The file.
-        path: PathBuf,
-        /// Which row.
+        /// Where it stands.
         place: Place,
         /// What is wrong with it.
         problem: RowProblem,
@@ -104,14 +73,6 @@ pub enum DataError {
         /// Number of rows.
         num_rows: usize,
     },
-    /// The Parquet library refused the file.
-    #[error("{path}: not a readable Parquet file", path = .path.display())]
-    Parquet {
-        /// The file.
-        path: PathBuf,
-        /// What the library said.
-        source: parquet::errors::ParquetError,
-    },
 }
 
 impl DataError {
@@ -122,21 +83,15 @@ impl DataError {
         };
         Self::UnknownFormat { path: path.to_owned(), found }
     }
+
+    pub(super) fn missing_column(path: &Path, found: &[String], wanted: &'static [&'static str]) -> Self {
+        Self::MissingColumn { path: path.to_owned(), found: found.to_vec(), wanted }
+    }
 }
 
 /// What is wrong with one row.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum RowProblem {
-    /// Too few or too many fields.
-    #[error("{found} fields found, {wanted} wanted{hint}")]
-    FieldCount {
-        /// Fields in this row.
-        found: usize,
-        /// Fields in every row.
-        wanted: usize,
-        /// How to mend it, with a leading semicolon; may be empty.
-        hint: &'static str,
-    },
     /// The bytes are not UTF-8.
     #[error("the bytes are not UTF-8 text; save the file with UTF-8 encoding")]
     NotUtf8,
@@ -180,34 +135,14 @@ pub enum RowProblem {
         /// Names that would do.
         wanted: &'static [&'static str],
     },
-    /// The line is not JSON.
-    #[error("not valid JSON: {message}; wanted one object on each line")]
-    NotJson {
-        /// What the parser said.
-        message: String,
-    },
     /// The line is JSON, but not an object.
     #[error("found {found}; wanted an object such as {{\"sentence\": \"...\", \"label\": 0}} on each line")]
     NotAnObject {
         /// Which kind of JSON value it is.
-        found: &'static str,
-    },
-    /// The Parquet library could not decode the row.
-    #[error("the row cannot be decoded: {message}")]
-    Undecodable {
-        /// What the library said.
-        message: String,
+        found: String,
     },
 }
 
 fn either(names: &[&str]) -> String {
     names.join(" or ")
-}
-
-pub(super) fn missing_text_key(found: Vec<String>) -> RowProblem {
-    RowProblem::MissingKey { found, wanted: &TEXT_COLUMNS }
-}
-
-pub(super) fn missing_label_key(found: Vec<String>) -> RowProblem {
-    RowProblem::MissingKey { found, wanted: &LABEL_COLUMNS }
 }

@@ -1,6 +1,7 @@
 //! Labels of a whole table: how many there are, and whether they fit a model.
 
 use super::{DataError, RowProblem, Table};
+use accelerate::data::readers::Place;
 use std::collections::BTreeSet;
 
 impl Table {
@@ -30,8 +31,7 @@ impl Table {
         match self.rows.iter().find(|row| row.label >= num_labels) {
             None => Ok(()),
             Some(row) => Err(DataError::Row {
-                path: self.source.clone(),
-                place: row.place,
+                place: Place { path: self.source.clone(), position: row.position },
                 problem: RowProblem::LabelOutOfRange { found: row.label, num_labels },
             }),
         }

@@ -4,15 +4,17 @@
 //! counted from 0). Nothing is skipped or guessed: the first row that is not like that ends the reading
 //! with an error that names the file and the line.
 
+mod cell;
 mod delimited;
 mod error;
 mod json_lines;
 mod labels;
 mod parquet;
 
-pub use error::{DataError, Place, RowProblem};
+pub use accelerate::data::readers::Position;
+pub use error::{DataError, RowProblem};
 
-use std::fs;
+use accelerate::data::readers::Place;
 use std::path::{Path, PathBuf};
 
 /// Names that the column of texts may have, best first.
@@ -28,8 +30,8 @@ pub struct Row {
     pub text: String,
     /// Which class it belongs to, counted from 0.
     pub label: usize,
-    /// Where it stands in its file, for error messages.
-    pub place: Place,
+    /// Where in its file it stands, for error messages.
+    pub position: Position,
 }
 
 /// The rows of one file, in its order.
@@ -63,9 +65,8 @@ pub struct Table {
 pub fn read(path: &Path) -> Result<Table, DataError> {
     let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
     let rows = match extension.to_ascii_lowercase().as_str() {
-        "tsv" => delimited::parse(path, &bytes_of(path)?, b'\t')?,
-        "csv" => delimited::parse(path, &bytes_of(path)?, b',')?,
-        "jsonl" | "ndjson" | "json" => json_lines::parse(path, &bytes_of(path)?)?,
+        "tsv" | "csv" => delimited::parse(path)?,
+        "jsonl" | "ndjson" | "json" => json_lines::parse(path)?,
         "parquet" => parquet::parse(path)?,
         _ => return Err(DataError::unknown_format(path, extension)),
     };
@@ -75,25 +76,17 @@ pub fn read(path: &Path) -> Result<Table, DataError> {
     Ok(Table { source: path.to_owned(), rows })
 }
 
-fn bytes_of(path: &Path) -> Result<Vec<u8>, DataError> {
-    let bytes = fs::read(path).map_err(|source| DataError::Unreadable { path: path.to_owned(), source })?;
-    // Spreadsheet programs write a byte order mark, which would become part of the first column's name.
-    const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
-    Ok(bytes.strip_prefix(BYTE_ORDER_MARK).map(<[u8]>::to_vec).unwrap_or(bytes))
+/// What makes the whole error out of what is wrong with a row.
+fn at(place: &Place) -> impl FnOnce(RowProblem) -> DataError {
+    let place = place.clone();
+    |problem| DataError::Row { place, problem }
 }
 
-/// A row from the two fields as text, as they come out of TSV and CSV.
-fn row(text: &str, label: &str, place: Place) -> Result<Row, RowProblem> {
-    let label: i64 =
-        label.trim().parse().map_err(|_| RowProblem::LabelNotInteger { found: format!("{:?}", label.trim()) })?;
-    checked_row(text, label, place)
-}
-
-fn checked_row(text: &str, label: i64, place: Place) -> Result<Row, RowProblem> {
+fn checked_row(text: &str, label: i64, place: &Place) -> Result<Row, RowProblem> {
     let text = text.trim();
     if text.is_empty() {
         return Err(RowProblem::EmptyText);
     }
     let label = usize::try_from(label).map_err(|_| RowProblem::LabelNegative { found: label })?;
-    Ok(Row { text: text.to_owned(), label, place })
+    Ok(Row { text: text.to_owned(), label, position: place.position })
 }

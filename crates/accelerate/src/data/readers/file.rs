@@ -1,0 +1,149 @@
+//! A file that is read by position, and rows of several files in one count.
+
+use crate::error::{DataError, ReaderError, Result};
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::ops::Deref;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// What is read ahead when a file is scanned from front to back.
+const SCAN_BYTES: usize = 256 * 1024;
+
+/// A file that many threads read at once, each where it wants.
+///
+/// Read by position rather than mapped: pages of a map count as memory of this process once touched, and a map over a
+/// file that another program cuts off ends this one with SIGBUS, where a read is an error. The
+/// operating system caches the file in both cases.
+#[derive(Debug)]
+pub(super) struct PositionedFile {
+    path: PathBuf,
+    file: File,
+    num_bytes: u64,
+}
+
+impl PositionedFile {
+    pub(super) fn open(path: &Path) -> Result<Self, ReaderError> {
+        // Asked before opening: to open a pipe is to wait for its writer.
+        let kind = std::fs::metadata(path).map_err(ReaderError::io("open", path))?.file_type();
+        if !kind.is_file() {
+            let found = if kind.is_dir() { "a folder" } else { "a device or a pipe" };
+            return Err(ReaderError::NotAFile { path: path.to_owned(), found });
+        }
+        let file = File::open(path).map_err(ReaderError::io("open", path))?;
+        let num_bytes = file.metadata().map_err(ReaderError::io("open", path))?.len();
+        Ok(Self { path: path.to_owned(), file, num_bytes })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Size when it was opened.
+    pub(super) fn num_bytes(&self) -> u64 {
+        self.num_bytes
+    }
+
+    /// Bytes `start..end`.
+    pub(super) fn read(&self, start: u64, end: u64) -> Result<Vec<u8>, ReaderError> {
+        let mut bytes = vec![0; end.saturating_sub(start) as usize];
+        self.file.read_exact_at(&mut bytes, start).map_err(|source| match source.kind() {
+            io::ErrorKind::UnexpectedEof => ReaderError::Shrunk {
+                path: self.path.clone(),
+                found_bytes: self.file.metadata().map_or(start, |metadata| metadata.len()),
+                wanted_bytes: self.num_bytes,
+            },
+            _ => ReaderError::io("read", &self.path)(source),
+        })?;
+        Ok(bytes)
+    }
+
+    /// From byte `start` on, through a buffer.
+    pub(super) fn scan(&self, start: u64) -> BufReader<FromPosition<&Self>> {
+        BufReader::with_capacity(SCAN_BYTES, FromPosition { file: self, at: start })
+    }
+
+    /// Where text begins: behind the byte order mark that spreadsheet programs write.
+    pub(super) fn text_start(&self) -> Result<u64, ReaderError> {
+        const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+        let mark = BYTE_ORDER_MARK.len() as u64;
+        let is_marked = mark <= self.num_bytes && self.read(0, mark)? == BYTE_ORDER_MARK;
+        Ok(if is_marked { mark } else { 0 })
+    }
+}
+
+/// Reads on from a position of its own.
+#[derive(Debug)]
+pub(super) struct FromPosition<F> {
+    pub(super) file: F,
+    pub(super) at: u64,
+}
+
+impl<F: Deref<Target = PositionedFile>> Read for FromPosition<F> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let num_read = self.file.file.read_at(buffer, self.at)?;
+        self.at += num_read as u64;
+        Ok(num_read)
+    }
+}
+
+/// Opens every file; there must be one.
+pub(super) fn open_all<F>(
+    paths: impl IntoIterator<Item: AsRef<Path>>,
+    open: impl FnMut(PositionedFile) -> Result<F>,
+) -> Result<Vec<F>> {
+    let mut open = open;
+    let files: Vec<F> =
+        paths.into_iter().map(|path| open(PositionedFile::open(path.as_ref())?)).collect::<Result<_>>()?;
+    if files.is_empty() {
+        return Err(ReaderError::NoFiles.into());
+    }
+    Ok(files)
+}
+
+/// Parts that lie one behind the other, each with so many rows.
+#[derive(Debug)]
+pub(super) struct Joined {
+    /// Number of rows before the end of each part.
+    ends: Vec<usize>,
+}
+
+impl Joined {
+    pub(super) fn new(num_rows: impl IntoIterator<Item = usize>) -> Self {
+        let mut end = 0;
+        let ends = num_rows.into_iter().map(|rows| {
+            end = usize::saturating_add(end, rows);
+            end
+        });
+        Self { ends: ends.collect() }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.ends.last().copied().unwrap_or_default()
+    }
+
+    /// Which part row `index` is in, and which row of that part it is.
+    pub(super) fn locate(&self, index: usize) -> Result<(usize, usize)> {
+        if self.len() <= index {
+            return Err(DataError::NoSuchRow { index, num_rows: self.len() }.into());
+        }
+        let part = self.ends.partition_point(|&end| end <= index);
+        let first = part.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or_default();
+        Ok((part, index - first))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_located_across_parts_that_may_be_empty() {
+        let joined = Joined::new([0, 2, 0, 0, 1]);
+        let places: Vec<_> = (0..3).map(|index| joined.locate(index).unwrap()).collect();
+        assert_eq!(places, [(1, 0), (1, 1), (4, 0)]);
+        assert!(joined.locate(3).unwrap_err().to_string().contains("row 3 does not exist: the dataset has 3 rows"));
+        assert!(Joined::new([]).locate(0).is_err());
+    }
+}

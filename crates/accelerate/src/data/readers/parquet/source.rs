@@ -1,0 +1,258 @@
+//! One Parquet file: its footer, the columns that are wanted, and row groups decoded whole.
+
+use super::super::file::{FromPosition, PositionedFile};
+use crate::error::{Place, Position, ReaderError, RowProblem};
+use bytes::Bytes;
+use parquet::basic::{ConvertedType, Type as PhysicalType};
+use parquet::errors::ParquetError;
+use parquet::file::reader::{ChunkReader, FileReader, Length, SerializedFileReader};
+use parquet::record::Field;
+use parquet::schema::types::{Type, TypePtr};
+use std::fmt;
+use std::io::BufReader;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Longest part of the library's messages that is shown: some print a whole field.
+const MAX_REASON_CHARS: usize = 300;
+
+/// The library's own access to files moves one cursor that all threads share.
+struct Chunks(Arc<PositionedFile>);
+
+impl Length for Chunks {
+    fn len(&self) -> u64 {
+        self.0.num_bytes()
+    }
+}
+
+impl ChunkReader for Chunks {
+    type T = BufReader<FromPosition<Arc<PositionedFile>>>;
+
+    fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
+        Ok(BufReader::new(FromPosition { file: Arc::clone(&self.0), at: start }))
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
+        let end = start.checked_add(length as u64).filter(|&end| end <= self.0.num_bytes());
+        // Before anything is allocated: the numbers come out of the file.
+        let end = end.ok_or_else(|| {
+            let num_bytes = self.0.num_bytes();
+            ParquetError::EOF(format!("{length} bytes at byte {start} are promised, but the file has {num_bytes}"))
+        })?;
+        Ok(self.0.read(start, end).map_err(|error| ParquetError::External(Box::new(error)))?.into())
+    }
+}
+
+/// Decoded rows, one behind the other.
+#[derive(Debug)]
+pub(super) struct RowGroup {
+    fields: Vec<Field>,
+    num_columns: usize,
+}
+
+impl RowGroup {
+    pub(super) fn row(&self, row: usize) -> &[Field] {
+        let start = row * self.num_columns;
+        self.fields.get(start..start + self.num_columns).unwrap_or_default()
+    }
+}
+
+/// A Parquet file whose footer has been read.
+pub(super) struct Source {
+    file: Arc<PositionedFile>,
+    reader: SerializedFileReader<Chunks>,
+    /// The wanted columns in the order of the file.
+    projection: Type,
+    /// Where in a row of the projection each wanted column is.
+    order: Vec<usize>,
+    /// Names of the wanted columns, in the order in which they are wanted.
+    columns: Vec<String>,
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Source").field("path", &self.path()).finish_non_exhaustive()
+    }
+}
+
+impl Source {
+    /// Names of all columns, of whatever types.
+    pub(super) fn column_names(file: PositionedFile) -> Result<Vec<String>, ReaderError> {
+        Ok(names(&read_footer(&Arc::new(file))?))
+    }
+
+    /// Reads the footer and finds the columns; all of them without `wanted`.
+    pub(super) fn open(file: PositionedFile, wanted: Option<&[String]>) -> Result<Self, ReaderError> {
+        let path = file.path().to_owned();
+        let file = Arc::new(file);
+        let reader = read_footer(&file)?;
+        let schema = reader.metadata().file_metadata().schema();
+        let fields = schema.get_fields();
+        let names = names(&reader);
+        let columns = wanted.map_or_else(|| names.clone(), <[String]>::to_vec);
+        let positions = columns.iter().map(|wanted| {
+            names.iter().position(|name| name == wanted).ok_or_else(|| ReaderError::NoSuchColumn {
+                path: path.clone(),
+                found: names.clone(),
+                wanted: wanted.clone(),
+            })
+        });
+        let positions: Vec<usize> = positions.collect::<Result<_, _>>()?;
+        let mut in_file = positions.clone();
+        in_file.sort_unstable();
+        in_file.dedup();
+        if in_file.len() != positions.len() || in_file.is_empty() {
+            return Err(ReaderError::Selection { found: columns });
+        }
+        let chosen: Vec<TypePtr> = in_file.iter().map(|&position| Arc::clone(&fields[position])).collect();
+        for field in &chosen {
+            check_type(&path, field.name(), field)?;
+        }
+        // The library wants the columns in the order of the file.
+        let projection = Type::group_type_builder(schema.name()).with_fields(chosen).build();
+        let projection = projection.map_err(unreadable(&path))?;
+        let order = positions.iter().map(|position| in_file.partition_point(|other| other < position)).collect();
+        Ok(Self { file, reader, projection, order, columns })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    pub(super) fn columns(&self) -> &[String] {
+        &self.columns
+    }
+
+    /// Number of rows of each row group.
+    pub(super) fn row_groups(&self) -> impl Iterator<Item = usize> + '_ {
+        let groups = self.reader.metadata().row_groups().iter();
+        groups.map(|group| usize::try_from(group.num_rows()).unwrap_or_default())
+    }
+
+    /// About how many bytes of memory a row group takes when it is decoded.
+    pub(super) fn decoded_bytes(&self, row_group: usize) -> u64 {
+        let Some(group) = self.reader.metadata().row_groups().get(row_group) else {
+            return 0;
+        };
+        let wanted = group.columns().iter().filter(|column| {
+            let root = column.column_path().parts().first();
+            root.is_some_and(|root| self.columns.contains(root))
+        });
+        let data_bytes: u64 = wanted.map(|column| column.uncompressed_size().unsigned_abs()).sum();
+        let num_fields = group.num_rows().unsigned_abs().saturating_mul(self.columns.len() as u64);
+        data_bytes.saturating_add(num_fields.saturating_mul(size_of::<Field>() as u64))
+    }
+
+    pub(super) fn place(&self, row_group: usize, row: usize) -> Place {
+        Place { path: self.path().to_owned(), position: Position::RowGroup { row_group, row } }
+    }
+
+    /// Decodes the wanted columns of a row group.
+    pub(super) fn decode(&self, row_group: usize) -> Result<RowGroup, ReaderError> {
+        let num_columns = self.columns.len();
+        let num_rows = self.row_groups().nth(row_group).unwrap_or_default();
+        let mut fields = Vec::new();
+        let decoded = guarded(|| {
+            let group = self.reader.get_row_group(row_group)?;
+            let rows = group.get_row_iter(Some(self.projection.clone()))?;
+            for row in rows {
+                let mut row: Vec<Field> = row?.into_columns().into_iter().map(|(_, field)| field).collect();
+                let taken =
+                    |&position: &usize| row.get_mut(position).map(|field| std::mem::replace(field, Field::Null));
+                fields.extend(self.order.iter().filter_map(taken));
+            }
+            Ok(())
+        });
+        let row = fields.len() / num_columns;
+        let wrong = |message| {
+            let place = self.place(row_group, row);
+            Err(ReaderError::Row { place, problem: RowProblem::Undecodable { message } })
+        };
+        match decoded {
+            Err(error) => wrong(reason(&error)),
+            Ok(()) if row != num_rows => wrong(format!("the row group ends here, but promises {num_rows} rows")),
+            Ok(()) => Ok(RowGroup { fields, num_columns }),
+        }
+    }
+}
+
+fn read_footer(file: &Arc<PositionedFile>) -> Result<SerializedFileReader<Chunks>, ReaderError> {
+    guarded(|| SerializedFileReader::new(Chunks(Arc::clone(file)))).map_err(unreadable(file.path()))
+}
+
+fn unreadable(path: &Path) -> impl FnOnce(ParquetError) -> ReaderError {
+    let path = path.to_owned();
+    move |error| ReaderError::Parquet { path, reason: reason(&error) }
+}
+
+fn names(reader: &SerializedFileReader<Chunks>) -> Vec<String> {
+    let fields = reader.metadata().file_metadata().schema().get_fields();
+    fields.iter().map(|field| field.name().to_owned()).collect()
+}
+
+/// The library panics on some malformed files, which must end a training program as little as any other.
+fn guarded<T>(call: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, ParquetError> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
+        let message = panic.downcast_ref::<String>().map(String::as_str);
+        let message = message.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
+        Err(ParquetError::General(message.to_owned()))
+    })
+}
+
+fn reason(error: &ParquetError) -> String {
+    let text = error.to_string();
+    match text.char_indices().nth(MAX_REASON_CHARS) {
+        Some((end, _)) => format!("{} ...", &text[..end]),
+        None => text,
+    }
+}
+
+/// Refuses types that the library cannot turn into fields: it would panic on the first row.
+fn check_type(path: &Path, column: &str, field: &Type) -> Result<(), ReaderError> {
+    if !field.is_primitive() {
+        return field.get_fields().iter().try_for_each(|child| check_type(path, column, child));
+    }
+    use ConvertedType as C;
+    let (physical, converted) = (field.get_physical_type(), field.get_basic_info().converted_type());
+    let is_known = match (physical, converted) {
+        (_, C::DECIMAL) => 0 <= field.get_scale() && field.get_scale() <= field.get_precision(),
+        (PhysicalType::INT32, converted) => matches!(
+            converted,
+            C::NONE | C::INT_8 | C::INT_16 | C::INT_32 | C::UINT_8 | C::UINT_16 | C::UINT_32 | C::DATE | C::TIME_MILLIS
+        ),
+        (PhysicalType::INT64, converted) => matches!(
+            converted,
+            C::NONE | C::INT_64 | C::UINT_64 | C::TIME_MICROS | C::TIMESTAMP_MILLIS | C::TIMESTAMP_MICROS
+        ),
+        (PhysicalType::BYTE_ARRAY, converted) => {
+            matches!(converted, C::NONE | C::UTF8 | C::ENUM | C::JSON | C::BSON)
+        }
+        (PhysicalType::FIXED_LEN_BYTE_ARRAY, converted) => converted == C::NONE,
+        _ => true,
+    };
+    if is_known {
+        return Ok(());
+    }
+    let (column, found) = (column.to_owned(), format!("{physical} ({converted})"));
+    Err(ReaderError::ColumnType { path: path.to_owned(), column, found })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn promised_bytes_that_are_not_there_are_not_allocated() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("short");
+        std::fs::write(&path, "0123456789").unwrap();
+        let chunks = Chunks(Arc::new(PositionedFile::open(&path).unwrap()));
+        assert_eq!(&*chunks.get_bytes(7, 3).unwrap(), b"789");
+        for (start, length) in [(8, 3), (1, usize::MAX), (u64::MAX, 1)] {
+            let message = chunks.get_bytes(start, length).unwrap_err().to_string();
+            assert!(message.contains("the file has 10"), "{message}");
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! What can go wrong when rows are read from files.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// Where a row stands in its file; shown as `reviews.csv, line 3`.
+///
+/// For checks of your own, which should name the row as the readers do. Readers hand it out by their method `place`.
+///
+/// ```
+/// use accelerate::data::readers::JsonLinesDataset;
+///
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = folder.path().join("stars.jsonl");
+/// std::fs::write(&path, "3\n\n9\n").unwrap();
+/// let stars = JsonLinesDataset::<i64>::from_files([&path])?;
+/// assert!(stars.place(1)?.to_string().ends_with("stars.jsonl, line 3"));
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The file.
+    pub path: PathBuf,
+    /// Where inside of it.
+    pub position: Position,
+}
+
+/// Where inside of its file a row stands.
+///
+/// ```
+/// use accelerate::data::readers::Position;
+///
+/// assert_eq!(Position::Line(3).to_string(), "line 3");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Position {
+    /// Line of a text file, counted from 1: the row's first one.
+    Line(u64),
+    /// Row of a Parquet file; both numbers count from 0, as Parquet tools do.
+    RowGroup {
+        /// Which row group.
+        row_group: usize,
+        /// Which row inside of it.
+        row: usize,
+    },
+    /// First token of a block, counted from 0.
+    Token(u64),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}", self.path.display(), self.position)
+    }
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Line(line) => write!(f, "line {line}"),
+            Self::RowGroup { row_group, row } => write!(f, "row group {row_group}, row {row}"),
+            Self::Token(token) => write!(f, "token {token}"),
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReaderError {
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io { action: &'static str, path: PathBuf, source: std::io::Error },
+    #[error("{} is {found}, but rows are read from a file; name its files one by one", path.display())]
+    NotAFile { path: PathBuf, found: &'static str },
+    #[error("no file was given to read rows from; give at least one")]
+    NoFiles,
+    #[error(
+        "{} ends at byte {found_bytes}, but had {wanted_bytes} bytes when it was opened; files must not change while \
+         they are read",
+        path.display()
+    )]
+    Shrunk { path: PathBuf, found_bytes: u64, wanted_bytes: u64 },
+    #[error("{place}: {problem}")]
+    Row { place: Place, problem: RowProblem },
+    #[error("{setting} is {found:?}, but {wanted}")]
+    Setting { setting: &'static str, found: String, wanted: &'static str },
+    #[cfg_attr(not(feature = "csv"), allow(dead_code))]
+    #[error("{} is empty; wanted a first line with the names of the columns", path.display())]
+    NoHeader { path: PathBuf },
+    #[cfg_attr(not(any(feature = "csv", feature = "parquet")), allow(dead_code))]
+    #[error(
+        "{} has the columns {found:?}, but {} has {wanted:?}; files of one dataset must have the same columns in the \
+         same order",
+        path.display(),
+        first.display()
+    )]
+    OtherColumns { path: PathBuf, found: Vec<String>, first: PathBuf, wanted: Vec<String> },
+    #[error(
+        "{} holds {found_bytes} bytes of tokens, which is not a multiple of {token_bytes}, the size of one {dtype}; \
+         the file was cut off, or TokenFileOptions.dtype or header_bytes is wrong",
+        path.display()
+    )]
+    TornToken { path: PathBuf, found_bytes: u64, token_bytes: u64, dtype: &'static str },
+    #[error("{} has {found_bytes} bytes, fewer than TokenFileOptions.header_bytes, which is {wanted_bytes}", path.display())]
+    TornHeader { path: PathBuf, found_bytes: u64, wanted_bytes: u64 },
+    #[error(
+        "{} holds {found} tokens, too few for one block; wanted at least {wanted}, or a smaller block_size",
+        path.display()
+    )]
+    NoBlock { path: PathBuf, found: u64, wanted: u64 },
+    #[cfg(feature = "parquet")]
+    #[error("{} is not a readable Parquet file: {reason}; write or download it again", path.display())]
+    Parquet { path: PathBuf, reason: String },
+    #[cfg(feature = "parquet")]
+    #[error("ParquetOptions.columns is {found:?}, but must name each column once, and at least one")]
+    Selection { found: Vec<String> },
+    #[cfg(feature = "parquet")]
+    #[error("{} has the columns {found:?}; wanted a column named {wanted:?}", path.display())]
+    NoSuchColumn { path: PathBuf, found: Vec<String>, wanted: String },
+    #[cfg(feature = "parquet")]
+    #[error(
+        "the column {column:?} of {} has the type {found}, which this reader does not know; leave it out with \
+         ParquetOptions.columns, or write it as numbers, text or lists of them",
+        path.display()
+    )]
+    ColumnType { path: PathBuf, column: String, found: String },
+    #[allow(dead_code, reason = "with all features on, nothing is disabled")]
+    #[error(
+        "{wanted} was compiled out, because the cargo feature `{feature}` of accelerate is off; turn it on in \
+         Cargo.toml: accelerate = {{ package = \"accelerate-rs\", features = [\"{feature}\"] }}"
+    )]
+    FeatureDisabled { wanted: &'static str, feature: &'static str },
+    #[cfg(feature = "hub")]
+    #[error("cannot fetch the dataset {repo:?} from the Hugging Face Hub: {reason}")]
+    Fetch { repo: String, reason: String },
+    #[cfg(any(feature = "hub", test))]
+    #[error(
+        "the dataset {repo:?} has the {what}s {found:?}; {}",
+        match asked {
+            Some(asked) => format!("{asked:?} is none of them"),
+            None => format!("choose one of them as {what}"),
+        }
+    )]
+    Choice { repo: String, what: &'static str, asked: Option<String>, found: Vec<String> },
+}
+
+impl ReaderError {
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io { action, path, source }
+    }
+}
+
+/// What is wrong with one row.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub(crate) enum RowProblem {
+    #[cfg_attr(not(feature = "csv"), allow(dead_code))]
+    #[error("{found} fields found, {wanted} wanted{hint}")]
+    FieldCount { found: usize, wanted: usize, hint: &'static str },
+    #[cfg_attr(not(feature = "csv"), allow(dead_code))]
+    #[error("a quotation mark that opens in this row is never closed")]
+    UnclosedQuote,
+    #[error("the bytes{} are not UTF-8 text; save the file with UTF-8 encoding", in_column(.column))]
+    NotUtf8 { column: Option<String> },
+    #[error("not valid JSON: {message}; wanted one value on each line")]
+    NotJson { message: String },
+    #[cfg_attr(not(feature = "csv"), allow(dead_code))]
+    #[error("column {column:?} holds {found:?}, which does not fit: {message}")]
+    Cell { column: String, found: String, message: String },
+    #[error("the row does not have the wanted form: {message}{columns}", columns = having(.columns))]
+    Form { message: String, columns: Vec<String> },
+    #[cfg(feature = "parquet")]
+    #[error("the row cannot be decoded: {message}")]
+    Undecodable { message: String },
+}
+
+fn in_column(column: &Option<String>) -> String {
+    column.as_ref().map(|column| format!(" of column {column:?}")).unwrap_or_default()
+}
+
+fn having(columns: &[String]) -> String {
+    if columns.is_empty() { String::new() } else { format!("; it has the columns {columns:?}") }
+}
