@@ -59,6 +59,11 @@ impl GradientState {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How gradients are accumulated at present.
+    pub(crate) fn plugin(&self) -> GradientAccumulationPlugin {
+        self.lock().window.plugin().clone()
+    }
+
     pub(crate) fn num_steps(&self) -> usize {
         self.lock().window.plugin().num_steps
     }

@@ -18,6 +18,8 @@ mod engine;
 mod error;
 mod gradient_state;
 mod group;
+mod local_sgd;
+mod memory;
 pub mod nn;
 mod operations;
 pub mod optim;
@@ -39,6 +41,8 @@ pub use accelerator::{
 };
 pub use error::{Error, Result};
 pub use group::{Group, ReduceOp};
+pub use local_sgd::LocalSGD;
+pub use memory::{ExecutableBatchSize, clear_device_cache, find_executable_batch_size};
 pub use prepare::{Prepare, PreparedModel, kind};
 pub use state::{PartialState, SplitBetweenProcesses};
 pub use tensor_tree::TensorTree;

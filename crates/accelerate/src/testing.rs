@@ -3,6 +3,8 @@
 use crate::accelerator::{Accelerator, AcceleratorBuilder};
 use crate::error::{Error, Result};
 use crate::group::Group;
+use crate::memory::panic_text;
+use std::sync::Arc;
 use std::time::Duration;
 use torch_ext::{GlooInterface, GlooOptions, ProcessGroup, Store};
 
@@ -60,13 +62,6 @@ fn join(store: &Store, rank: usize, world_size: usize) -> Result<Group> {
     let timeout = Duration::from_secs(60);
     let options =
         GlooOptions { timeout, interface: GlooInterface::Address("127.0.0.1".to_owned()), ..GlooOptions::default() };
-    Group::new(ProcessGroup::gloo(&store.prefix("gloo")?, rank, world_size, &options)?, store, timeout)
-}
-
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
-    panic
-        .downcast_ref::<String>()
-        .map(String::as_str)
-        .or_else(|| panic.downcast_ref::<&str>().copied())
-        .unwrap_or("without a message")
+    let connect = move |store: &Store| Ok(ProcessGroup::gloo(&store.prefix("gloo")?, rank, world_size, &options)?);
+    Group::new(Arc::new(connect), store, timeout)
 }

@@ -137,22 +137,14 @@ impl Accelerator {
     /// ```
     pub fn accumulate<T>(&self, models: &impl PreparedModels, body: impl FnOnce() -> Result<T>) -> Result<T> {
         let decision = self.context().gradient_state.begin_micro_batch();
-        self.with_gradient_sync(models, decision.reduce, body)
+        // Whoever keeps gradients local around this, `no_sync` or `LocalSGD`, goes on doing so.
+        if decision.reduce { body() } else { self.no_sync(models, body) }
     }
 
     /// Runs `body` without averaging gradients over ranks; they accumulate on each rank.
     pub fn no_sync<T>(&self, models: &impl PreparedModels, body: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.with_gradient_sync(models, false, body)
-    }
-
-    fn with_gradient_sync<T>(
-        &self,
-        models: &impl PreparedModels,
-        sync: bool,
-        body: impl FnOnce() -> Result<T>,
-    ) -> Result<T> {
         let mut before = Vec::new();
-        models.set_gradient_sync(sync, &mut before);
+        models.set_gradient_sync(false, &mut before);
         let result = body();
         models.restore_gradient_sync(&mut before.into_iter());
         result

@@ -1,5 +1,6 @@
 //! What can go wrong while the processes of a run find their place and each other.
 
+use accelerate_core::names::DistributedType;
 use std::time::Duration;
 
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +62,14 @@ pub(crate) enum StateError {
          {on_main}. Build the same model on every rank"
     )]
     DifferentModels { rank: usize, on_main: String, there: String },
+
+    #[error(
+        "LocalSGD averages whole models, but the run is {distributed_type}, whose processes hold parts of one; use it          with data parallelism (NO, MULTI_CPU, MULTI_GPU)"
+    )]
+    LocalSgdKind { distributed_type: DistributedType },
+
+    #[error("local_sgd_steps is 0, but must be at least 1: the number of steps between two averages")]
+    NoLocalSteps,
 }
 
 impl StateError {

@@ -62,7 +62,13 @@ struct Links {
     process_group: Arc<ProcessGroup>,
     journal: Journal,
     timeout: Duration,
+    store: Store,
+    connect: Arc<Connect>,
+    forks: AtomicU64,
 }
+
+/// Makes the backend of a group whose ranks meet in the store. Collective.
+pub(crate) type Connect = dyn Fn(&Store) -> Result<ProcessGroup> + Send + Sync;
 
 impl fmt::Debug for Inner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -80,16 +86,32 @@ impl Group {
         Self(Arc::new(Inner { rank: 0, world_size: 1, links: None, sequence: AtomicU64::new(0) }))
     }
 
-    /// A group over a backend whose ranks share `store`.
-    pub(crate) fn new(process_group: ProcessGroup, store: &Store, timeout: Duration) -> Result<Self> {
+    /// A group over the backend that `connect` makes; its ranks share `store`. Collective.
+    pub(crate) fn new(connect: Arc<Connect>, store: &Store, timeout: Duration) -> Result<Self> {
+        let process_group = connect(store)?;
         let (rank, world_size) = (process_group.rank(), process_group.world_size());
-        let journal = Journal::new(store.prefix("journal")?, rank, world_size);
-        Ok(Self(Arc::new(Inner {
-            rank,
-            world_size,
-            links: Some(Links { process_group: Arc::new(process_group), journal, timeout }),
-            sequence: AtomicU64::new(0),
-        })))
+        let links = Links {
+            process_group: Arc::new(process_group),
+            journal: Journal::new(store.prefix("journal")?, rank, world_size),
+            timeout,
+            store: store.clone(),
+            connect,
+            forks: AtomicU64::new(0),
+        };
+        Ok(Self(Arc::new(Inner { rank, world_size, links: Some(links), sequence: AtomicU64::new(0) })))
+    }
+
+    /// The same processes, connected once more: what becomes of one group does not touch the other. Collective.
+    pub(crate) fn fork(&self) -> Result<Self> {
+        let Some(links) = &self.0.links else { return Ok(Self::single_process()) };
+        let number = links.forks.fetch_add(1, Ordering::Relaxed);
+        let store = links.store.prefix(&format!("fork/{number}"))?;
+        Self::new(links.connect.clone(), &store, links.timeout)
+    }
+
+    /// The store in which the ranks met, for what they have to say outside of collectives; none in a group of one.
+    pub(crate) fn store(&self) -> Option<&Store> {
+        self.0.links.as_ref().map(|links| &links.store)
     }
 
     /// This process's number in the group, from 0.
@@ -213,6 +235,33 @@ impl Group {
         links.process_group.broadcast_coalesced(tensors, BUFFER_BYTES, source).map_err(|error| {
             self.explain(links, "broadcast_coalesced", sequence, format!("{} tensors", tensors.len()), error)
         })
+    }
+
+    /// Combines many tensors over all ranks, in place, packed into flat messages by dtype. Collective.
+    ///
+    /// [`ReduceOp::Mean`] needs floating dtypes.
+    pub(crate) fn all_reduce_coalesced(&self, tensors: &[Tensor], op: ReduceOp) -> Result<()> {
+        /// The size of PyTorch's gradient buckets: large messages, and little memory for copies.
+        const BUFFER_BYTES: usize = 25 << 20;
+        if self.world_size() == 1 || tensors.is_empty() {
+            return Ok(());
+        }
+        let _no_grad = tch::no_grad_guard();
+        let assignment = torch_ext::compute_bucket_assignment_by_size(tensors, &[BUFFER_BYTES])?;
+        for bucket in 0..=assignment.iter().copied().max().unwrap_or(0) {
+            let members: Vec<&Tensor> =
+                tensors.iter().zip(&assignment).filter(|(_, own)| **own == bucket).map(|(tensor, _)| tensor).collect();
+            let flat: Vec<Tensor> = members.iter().map(|tensor| tensor.f_reshape([-1])).collect::<Result<_, _>>()?;
+            let buffer = Tensor::f_cat(&flat, 0)?;
+            self.all_reduce(&buffer, op)?;
+            let mut start = 0;
+            for tensor in members {
+                let elements = tensor.numel() as i64;
+                tensor.shallow_clone().f_copy_(&buffer.f_narrow(0, start, elements)?.f_view_as(tensor)?)?;
+                start += elements;
+            }
+        }
+        Ok(())
     }
 
     /// Every rank's bytes, in rank order; lengths may differ. Collective (two operations).

@@ -7,6 +7,7 @@ use accelerate_core::config::InitProcessGroupKwargs;
 use accelerate_core::environment::RankVariables;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tch::Device;
 use torch_ext::{GlooInterface, GlooOptions, NcclOptions, ProcessGroup, Store, TcpStoreOptions};
@@ -40,15 +41,18 @@ pub(super) fn connect(
     wait_for_all(&store, ranks, timeout)?;
     let options =
         GlooOptions { timeout, interface: interface(&meeting_point, ranks, lookup), ..GlooOptions::default() };
-    let gloo = ProcessGroup::gloo(&store.prefix("gloo")?, ranks.rank, ranks.world_size, &options)?;
-    let group = match device {
-        Device::Cuda(device_index) if backend == "nccl" => {
-            let options = NcclOptions { timeout, device_index, cpu: Some(&gloo) };
-            ProcessGroup::nccl(&store.prefix("nccl")?, ranks.rank, ranks.world_size, &options)?
-        }
-        _ => gloo,
+    let (rank, world_size) = (ranks.rank, ranks.world_size);
+    let device_index = match device {
+        Device::Cuda(index) if backend == "nccl" => Some(index),
+        _ => None,
     };
-    Group::new(group, &store, timeout)
+    let connect = move |store: &Store| {
+        let gloo = ProcessGroup::gloo(&store.prefix("gloo")?, rank, world_size, &options)?;
+        let Some(device_index) = device_index else { return Ok(gloo) };
+        let options = NcclOptions { timeout, device_index, cpu: Some(&gloo) };
+        Ok(ProcessGroup::nccl(&store.prefix("nccl")?, rank, world_size, &options)?)
+    };
+    Group::new(Arc::new(connect), &store, timeout)
 }
 
 fn meeting_point(ranks: &RankVariables, init_method: Option<&str>, lookup: Lookup<'_>) -> Result<MeetingPoint> {
