@@ -37,7 +37,8 @@ pub use accelerate_core::names::DistributedType;
 pub use accelerate_core::schedule::SchedulerUnit;
 pub use accelerate_derive::TensorTree;
 pub use accelerator::{
-    Accelerator, AcceleratorBuilder, AsParamStore, HasParameters, KwargsHandler, PreparedModels, SaveModelOptions,
+    Accelerator, AcceleratorBuilder, AsParamStore, HasParameters, KwargsHandler, ModelEngine, PreparedModels,
+    SaveModelOptions,
 };
 pub use error::{Error, Result};
 pub use group::{Group, ReduceOp};

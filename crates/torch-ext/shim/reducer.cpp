@@ -168,10 +168,10 @@ int32_t te_reducer_delay_all_reduce(void *handle) {
 }
 
 // What a rank without data does while the others run a backward pass: the same reductions in the same order
-// (`_DDPJoinHook.main_hook` of torch). With `contribution` 0 it adds zeros; otherwise its own gradients, multiplied by it,
-// which are gone afterwards.
+// (`_DDPJoinHook.main_hook` of torch). With `contribution` 0 it adds zeros; otherwise its own gradients, multiplied by it.
+// Afterwards its gradients are the reduced ones, with `keep`, or else gone if it contributed them.
 int32_t te_reducer_shadow_backward(void *handle, void *group_handle, void *const *params, size_t count, bool find_unused_parameters,
-                                   double contribution) {
+                                   double contribution, bool keep) {
   return guard([&] {
     at::NoGradGuard no_grad;
     c10d::Reducer &self = reducer(handle);
@@ -193,9 +193,20 @@ int32_t te_reducer_shadow_backward(void *handle, void *group_handle, void *const
       std::vector<at::Tensor> maps{used};
       group(group_handle)->allreduce(maps)->wait();
     }
-    for (FuturePtr &future : pending)
-      future->waitAndThrow();
-    for (size_t i = 0; contribution != 0 && i < count; ++i)
+    for (size_t at = 0; at < pending.size(); ++at) {
+      pending[at]->waitAndThrow();
+      if (!keep)
+        continue;
+      at::Tensor reduced = c10d::detail::parseCppCommHookResult(pending[at]->value());
+      int64_t start = 0;
+      for (const at::Tensor &owner : buckets[at].getParameters()) {
+        at::Tensor gradient = at::empty_like(owner);
+        gradient.copy_(reduced.narrow(0, start, owner.numel()).view(owner.sizes()));
+        at::Tensor(owner).mutable_grad() = gradient;
+        start += owner.numel();
+      }
+    }
+    for (size_t i = 0; !keep && contribution != 0 && i < count; ++i)
       tensor(params[i]).mutable_grad().reset();
     self.push_rebuilt_params_for_all_indices();
   });

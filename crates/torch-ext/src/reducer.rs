@@ -45,6 +45,7 @@ unsafe extern "C" {
         count: usize,
         find_unused_parameters: bool,
         contribution: f64,
+        keep: bool,
     ) -> i32;
     fn te_reducer_num_buckets(reducer: Handle, out: *mut usize) -> i32;
     fn te_reducer_compress(reducer: Handle, group: Handle, scalar_type: i32) -> i32;
@@ -206,12 +207,15 @@ impl Reducer {
 
     /// Takes part in a backward pass of the other ranks without one of its own (`_DDPJoinHook.main_hook` of
     /// `torch.nn.parallel.distributed`): reduces every bucket, and what ranks say of unused parameters, in the
-    /// order of a backward pass. This rank's part is zeros or, with `contribution`, its own gradients multiplied
-    /// by that number; they are then dropped. Waits. Collective.
+    /// order of a backward pass. Waits. Collective.
     ///
-    /// The others divide by the world size, or the communication hook does; so without a hook `contribution` has
-    /// to contain that division. The first backward pass with `static_graph` cannot be taken part in.
-    pub fn shadow_backward(&self, contribution: Option<f64>) -> Result<()> {
+    /// This rank's part is zeros or, with `contribution`, its own gradients multiplied by that number. The others divide
+    /// by the world size, or the communication hook does; so without a hook `contribution` has to contain that
+    /// division. Afterwards this rank's gradients are the reduced ones, with `keep`, or else gone if they were
+    /// contributed.
+    ///
+    /// The first backward pass with `static_graph` cannot be taken part in.
+    pub fn shadow_backward(&self, contribution: Option<f64>, keep: bool) -> Result<()> {
         let list = handles(&self.params);
         // Not locked through the call: a hook locks the group for its own collectives. The reducer itself never does.
         let group = *self.group.lock();
@@ -224,6 +228,7 @@ impl Reducer {
                 list.len(),
                 self.find_unused_parameters,
                 contribution.unwrap_or(0.0),
+                keep,
             )
         })
     }

@@ -3,6 +3,7 @@
 mod builder;
 mod collectives;
 mod handlers;
+mod join;
 mod persistence;
 mod process_control;
 mod training;
@@ -10,7 +11,7 @@ mod training;
 pub use builder::AcceleratorBuilder;
 pub use handlers::KwargsHandler;
 pub use persistence::{AsParamStore, SaveModelOptions};
-pub use training::{HasParameters, PreparedModels};
+pub use training::{HasParameters, ModelEngine, PreparedModels};
 
 use crate::amp::{GradScaler, MixedPrecision, Precision};
 use crate::context::Context;

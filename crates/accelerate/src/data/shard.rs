@@ -30,7 +30,8 @@ use tch::Device;
 /// left out with `drop_last`, else filled up with rows from the start of the order. Filler rows do not count in
 /// `Accelerator::gather_for_metrics`. Without `even_batches` there are no fillers: the last batch of some
 /// processes is shorter, and some get none at all. Their loop ends one round earlier than that of the
-/// others, so nothing collective may happen in that round.
+/// others, so nothing collective may happen in that round, unless the loop runs inside
+/// [`Accelerator::join_uneven_inputs`](crate::Accelerator::join_uneven_inputs).
 ///
 /// # Epochs
 ///
@@ -167,6 +168,14 @@ fn prepare_sampler(order: &mut Order, sharding: &Sharding, configuration: &DataL
     Ok(())
 }
 
+impl<D: Dataset, B> DataLoaderShard<D, B> {
+    /// How a pass that begins now is shared: `Accelerator::join_uneven_inputs` may override `even_batches`.
+    fn sharding(&self) -> Sharding {
+        let even_batches = self.gradient_state.even_batches().filter(|_| !self.sharding.own_sampler);
+        Sharding { even_batches: even_batches.unwrap_or(self.sharding.even_batches), ..self.sharding }
+    }
+}
+
 impl<D: Dataset + 'static, B: TensorTree + Send + 'static> DataLoaderShard<D, B> {
     /// Begins a pass. Collective when rows are shuffled: all ranks get the order of rank 0.
     ///
@@ -175,7 +184,8 @@ impl<D: Dataset + 'static, B: TensorTree + Send + 'static> DataLoaderShard<D, B>
     /// When the sampler or a collective fails, or threads cannot be started.
     pub fn iter(&self) -> Result<Batches<D, B>> {
         let epoch = self.parts.epoch();
-        let schedule = self.parts.schedule(&self.sharding, self.exchange.as_deref(), epoch)?;
+        let sharding = self.sharding();
+        let schedule = self.parts.schedule(&sharding, self.exchange.as_deref(), epoch)?;
         let (device, non_blocking) = (self.device, self.non_blocking);
         let prepared = Prepared {
             place: Box::new(move |batch| match device {
@@ -184,14 +194,14 @@ impl<D: Dataset + 'static, B: TensorTree + Send + 'static> DataLoaderShard<D, B>
             }),
             guard: self.gradient_state.begin_loader(),
         };
-        Batches::start(self.parts.clone(), self.sharding, schedule, epoch, Some(prepared))
+        Batches::start(self.parts.clone(), sharding, schedule, epoch, Some(prepared))
     }
 }
 
 impl<D: Dataset + 'static, B: Send + 'static> DataLoaderShard<D, B> {
     /// Number of batches that this process gets in a pass.
     pub fn len(&self) -> usize {
-        self.parts.len(&self.sharding)
+        self.parts.len(&self.sharding())
     }
 
     /// Does this process get no batches?

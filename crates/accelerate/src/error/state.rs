@@ -68,6 +68,17 @@ pub(crate) enum StateError {
     )]
     LocalSgdKind { distributed_type: DistributedType },
 
+    #[error(
+        "ranks inside join_uneven_inputs make different calls: {per_rank}. All ranks that still have batches have to          make the same ones, and no collective but forward and backward passes and gather_for_metrics can be          followed by a rank that is out of batches; make other calls after join_uneven_inputs"
+    )]
+    StrayedInJoin { per_rank: String },
+
+    #[error("the ranks begin different join_uneven_inputs ({per_rank}); give all of them the same models and settings")]
+    DifferentJoins { per_rank: String },
+
+    #[error("join_uneven_inputs is called inside of join_uneven_inputs; give all models to one call")]
+    NestedJoin,
+
     #[error("local_sgd_steps is 0, but must be at least 1: the number of steps between two averages")]
     NoLocalSteps,
 }
