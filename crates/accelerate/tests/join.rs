@@ -9,7 +9,6 @@ use accelerate::{
     Accelerator, AcceleratorBuilder, DDPCommunicationHookType, DataLoaderConfiguration, DistributedDataParallelKwargs,
     Error, GradScalerKwargs, GradientAccumulationPlugin, MixedPrecision, ReduceOp, Result,
 };
-use std::sync::atomic::{AtomicUsize, Ordering};
 use tch::{Device, Kind, Tensor};
 
 const RATE: f64 = 0.1;
@@ -158,13 +157,48 @@ fn ranks_without_batches_add_zeros() {
 #[test]
 fn what_a_rank_has_accumulated_is_not_lost() {
     for world_size in [2, 3] {
-        for (rows, steps) in [(3, 2), (5, 2), (7, 3), (8, 3), (9, 4)] {
+        // Whole windows, and last ones of one round and of several.
+        for (rows, steps) in [(3, 2), (5, 2), (7, 3), (8, 3), (9, 4), (3, 3), (9, 3), (11, 4)] {
             for sync_each_batch in [false, true] {
                 let plugin = GradientAccumulationPlugin { num_steps: steps, sync_each_batch, ..Default::default() };
                 let builder = uneven().gradient_accumulation_plugin(plugin);
                 check(world_size, builder, Plan { rows, batch_size: 1, steps, width: 3 }, 1e-5);
             }
         }
+    }
+}
+
+#[test]
+fn a_rank_far_behind_follows_through_a_whole_window() {
+    for sync_each_batch in [false, true] {
+        let plugin = GradientAccumulationPlugin { num_steps: 4, sync_each_batch, ..Default::default() };
+        let got = ranks_with(2, uneven().gradient_accumulation_plugin(plugin), |accelerator| {
+            let store = ParamStore::new(accelerator.device());
+            let linear = Linear::new(store.root(), 1, 1, Default::default())?;
+            let weight = linear.weight.clone();
+            let model = accelerator.prepare(ModuleFn::new(&store, move |x: &Tensor| linear.forward(x)))?;
+            let rank = accelerator.process_index();
+            let x = Tensor::full([1, 1], rank as f64 + 1.0, (Kind::Float, Device::Cpu));
+            accelerator.join_uneven_inputs(&model, None, || {
+                for _ in 0..[4, 1][rank] {
+                    accelerator.accumulate(&model, || accelerator.backward(&model.forward(&x)?.sum(None)))?;
+                }
+                Ok(())
+            })?;
+            // The place in the window is common: the next four micro-batches are one on both ranks.
+            let mut syncs = Vec::new();
+            for _ in 0..4 {
+                accelerator.accumulate(&model, || {
+                    syncs.push(accelerator.sync_gradients());
+                    Ok(())
+                })?;
+            }
+            assert_eq!(syncs, [false, false, false, true]);
+            Ok(weight.grad().map(|grad| grad.double_value(&[0, 0])))
+        })
+        .unwrap();
+        // The gradients are 1 and 2: four quarters of the one and a quarter of the other, over two ranks.
+        assert_eq!(got, [Some(0.75), None], "sync_each_batch {sync_each_batch}");
     }
 }
 
@@ -404,7 +438,6 @@ fn a_triggered_reduction_is_followed() {
 
 #[test]
 fn even_batches_are_overridden_for_the_time_of_the_join() {
-    let steps = AtomicUsize::new(0);
     let got = ranks(2, |accelerator| {
         let model = Net::new(3)?;
         let layers = model.layers;
@@ -422,10 +455,11 @@ fn even_batches_are_overridden_for_the_time_of_the_join() {
             accelerator.join_uneven_inputs(&model, Some(false), || -> Result<()> { Err(Error::other("enough")) });
         assert_eq!(failed.unwrap_err().to_string(), "enough");
         lengths.push(loader.len());
-        // After an error too, reductions are no longer announced.
+        // After an error too, reductions are no longer announced: the reducer's own collectives are not counted.
         let x = Tensor::from_slice(&[1f32]);
+        let before = format!("{:?}", accelerator.group());
         accelerator.backward(&loss(&model.forward(&x)?, &x))?;
-        steps.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(format!("{:?}", accelerator.group()), before);
         Ok(lengths)
     })
     .unwrap();
