@@ -3,7 +3,7 @@
 use crate::regression::{RegressionModel, mse, regression_data};
 use accelerate::optim::Sgd;
 use accelerate::{Accelerator, Error, find_executable_batch_size};
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 pub(crate) fn run() -> Result<()> {
     let accelerator = Accelerator::builder().cpu(true).build()?;
@@ -46,7 +46,7 @@ fn test_any_other_error(accelerator: &Accelerator) -> Result<()> {
         }
         accelerator.wait_for_everyone()
     });
-    let error = result.expect_err("the last rank failed").to_string();
+    let error = result.err().context("the last rank failed, so all have to")?.to_string();
     ensure!(error.contains("Oops, we had an error!"), "{error}");
     let named = format!("rank {} failed with batch size 128", accelerator.num_processes() - 1);
     ensure!(accelerator.is_last_process() || error.contains(&named), "{error}");

@@ -109,6 +109,14 @@ impl Group {
         Self::new(links.connect.clone(), &store, links.timeout)
     }
 
+    /// Tells ranks that will miss this one in a collective why it makes none any more.
+    pub(crate) fn leave(&self, reason: &str) -> Result<()> {
+        match &self.0.links {
+            Some(links) => Ok(links.journal.leave(reason)?),
+            None => Ok(()),
+        }
+    }
+
     /// The store in which the ranks met, for what they have to say outside of collectives; none in a group of one.
     pub(crate) fn store(&self) -> Option<&Store> {
         self.0.links.as_ref().map(|links| &links.store)

@@ -146,6 +146,11 @@ impl ExecutableBatchSize {
             let fork = accelerator.fork()?;
             let meeting = Meeting::new(fork.group())?;
             let outcome = attempt(|| body(&fork, batch_size));
+            if let Verdict::OutOfMemory(text) | Verdict::Failed(text) = outcome.verdict() {
+                // Before the connections go, so that nobody has to ask around who is missing. Where the store is gone,
+                // the verdict fails as well, and that is reported.
+                let _ = fork.group().leave(&text);
+            }
             // A try that went well keeps its connections until all ranks are done with theirs.
             let kept = matches!(outcome, Outcome::Done(_)).then_some(fork);
             let decision = meeting.decide(&outcome.verdict());
