@@ -3,6 +3,7 @@
 mod failing;
 mod regression;
 mod test_distributed_data_loop;
+mod test_memory_utils;
 mod test_metrics;
 mod test_ops;
 mod test_script;
@@ -34,6 +35,8 @@ enum Script {
     TestOps,
     /// Metrics over uneven data
     TestMetrics,
+    /// Batch sizes that do not fit on one rank
+    TestMemoryUtils,
     /// Rank 1 kills itself while the others reduce
     DyingRank,
     /// Rank 1 never makes the call the others make
@@ -50,6 +53,7 @@ fn main() -> anyhow::Result<()> {
         Script::TestDistributedDataLoop => test_distributed_data_loop::run(),
         Script::TestOps => test_ops::run(),
         Script::TestMetrics => test_metrics::run(),
+        Script::TestMemoryUtils => test_memory_utils::run(),
         Script::DyingRank => failing::dying_rank(),
         Script::AbsentRank => failing::absent_rank(),
         Script::StrayingRank => failing::straying_rank(),

@@ -6,7 +6,15 @@ use rstest::rstest;
 
 #[rstest]
 fn script(
-    #[values("test_script", "test_sync", "test_distributed_data_loop", "test_ops", "test_metrics")] name: &str,
+    #[values(
+        "test_script",
+        "test_sync",
+        "test_distributed_data_loop",
+        "test_ops",
+        "test_metrics",
+        "test_memory_utils"
+    )]
+    name: &str,
     #[values(1, 2, 3, 4)] num_processes: usize,
 ) {
     let folder = tempfile::tempdir().unwrap();

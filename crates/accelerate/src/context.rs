@@ -1,6 +1,6 @@
 //! The one value that everything prepared shares, in place of global state.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, Join};
 use crate::error::Result;
 use crate::gradient_state::GradientState;
 use crate::group::Group;
@@ -21,6 +21,8 @@ pub(crate) struct Inner {
     pub(crate) group: Group,
     pub(crate) gradient_state: GradientState,
     models: Mutex<Vec<PreparedParameters>>,
+    /// Inside `join_uneven_inputs`.
+    join: Mutex<Option<Arc<Join>>>,
 }
 
 /// The parameters of a prepared model and what keeps them in step.
@@ -45,6 +47,7 @@ impl Context {
             state,
             gradient_state,
             models: Mutex::new(Vec::new()),
+            join: Mutex::new(None),
         }))
     }
 
@@ -64,6 +67,15 @@ impl Context {
 
     pub(crate) fn forget_models(&self) {
         self.lock().clear();
+    }
+
+    /// The `join_uneven_inputs` that is under way.
+    pub(crate) fn join(&self) -> Option<Arc<Join>> {
+        self.join.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set_join(&self, join: Option<Arc<Join>>) {
+        *self.join.lock().unwrap_or_else(PoisonError::into_inner) = join;
     }
 
     /// To be called before parameters are updated: gradients must be complete on every rank.

@@ -1,7 +1,7 @@
 //! Where the training loop stands: is this the micro-batch that synchronises, is this the last batch.
 
 use crate::error::Result;
-use accelerate_core::accumulation::{Decision, PartialWindow, Window};
+use accelerate_core::accumulation::{Decision, PartialWindow, Window, WindowState};
 use accelerate_core::config::GradientAccumulationPlugin;
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,6 +19,8 @@ struct Inner {
     /// Loaders being iterated, innermost last.
     active_loaders: Vec<ActiveLoader>,
     next_loader_id: u64,
+    /// What holds in place of the loaders' own setting, inside `join_uneven_inputs`.
+    even_batches: Option<bool>,
 }
 
 #[derive(Debug)]
@@ -52,12 +54,45 @@ impl GradientState {
             decision: None,
             active_loaders: Vec::new(),
             next_loader_id: 0,
+            even_batches: None,
         }))))
     }
 
     // The state stays consistent between statements, so a panic elsewhere does not spoil it.
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How gradients are accumulated at present.
+    pub(crate) fn plugin(&self) -> GradientAccumulationPlugin {
+        self.lock().window.plugin().clone()
+    }
+
+    /// What passes that begin now use in place of their loaders' `even_batches`.
+    pub(crate) fn even_batches(&self) -> Option<bool> {
+        self.lock().even_batches
+    }
+
+    /// Sets [`GradientState::even_batches`]; returns what held before.
+    pub(crate) fn set_even_batches(&self, even_batches: Option<bool>) -> Option<bool> {
+        std::mem::replace(&mut self.lock().even_batches, even_batches)
+    }
+
+    /// Where the accumulation window stands.
+    pub(crate) fn window_state(&self) -> WindowState {
+        self.lock().window.state()
+    }
+
+    /// Goes on where another rank's window stands.
+    pub(crate) fn restore_window(&self, state: WindowState) {
+        self.lock().window.restore(state);
+    }
+
+    /// The factor that the next backward pass will apply to what is accumulated, and whether gradients are complete
+    /// after it.
+    pub(crate) fn reduction_to_come(&self) -> (f64, bool) {
+        let decision = self.lock().decision;
+        decision.map_or((1.0, true), |decision| (decision.rescale_accumulated.unwrap_or(1.0), decision.sync))
     }
 
     pub(crate) fn num_steps(&self) -> usize {

@@ -24,6 +24,8 @@ mod engine;
 mod error;
 mod gradient_state;
 mod group;
+mod local_sgd;
+mod memory;
 pub mod nn;
 mod operations;
 pub mod optim;
@@ -41,10 +43,13 @@ pub use accelerate_core::names::DistributedType;
 pub use accelerate_core::schedule::SchedulerUnit;
 pub use accelerate_derive::TensorTree;
 pub use accelerator::{
-    Accelerator, AcceleratorBuilder, AsParamStore, HasParameters, KwargsHandler, PreparedModels, SaveModelOptions,
+    Accelerator, AcceleratorBuilder, AsParamStore, HasParameters, KwargsHandler, ModelEngine, PreparedModels,
+    SaveModelOptions,
 };
 pub use error::{Error, Result};
 pub use group::{Group, ReduceOp};
+pub use local_sgd::LocalSGD;
+pub use memory::{ExecutableBatchSize, clear_device_cache, find_executable_batch_size};
 pub use prepare::{Prepare, PreparedModel, kind};
 pub use state::{PartialState, SplitBetweenProcesses};
 pub use tensor_tree::Parcel;

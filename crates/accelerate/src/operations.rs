@@ -1,12 +1,13 @@
 //! Collectives over trees of tensors and over objects (`utils/operations.py` of the reference).
 
-use crate::error::{CollectiveError, Result};
+use crate::engine::{Call, Join};
+use crate::error::{CollectiveError, Error, Result};
 use crate::gradient_state::LoaderPosition;
 use crate::group::{Group, ReduceOp, shape_text};
 use crate::tensor_tree::TensorTree;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 /// Shapes and dtypes of all tensors of a tree, in running text.
 fn describe(tree: &impl TensorTree) -> String {
@@ -129,18 +130,26 @@ fn decode<T: DeserializeOwned>(op: &'static str, bytes: &[u8]) -> Result<T> {
         .map_err(|error| CollectiveError::Object { op, verb: "read", source: error.into() }.into())
 }
 
+/// Which rows of which rank count in the round at hand.
+struct Counted<'a> {
+    rows: &'a [Vec<bool>],
+    /// Some rank has no batch in this round, and follows those that have.
+    absent: Option<&'a Join>,
+}
+
 /// The rows of all ranks that count, each row of the data set once. Collective.
 ///
 /// `position` is what the active loader published for this round; without one, or when the loader cannot
-/// know its rows, everything counts.
+/// know its rows, everything counts. `join` is what ranks without batches are in.
 pub(crate) fn gather_for_metrics<T: TensorTree>(
     group: &Group,
     tree: &T,
     position: Option<&LoaderPosition>,
+    join: Option<&Join>,
 ) -> Result<T> {
-    let Some(counted) = counted_rows(group, position)? else { return gather(group, tree) };
+    let Some(counted) = counted_rows(group, position, join)? else { return gather(group, tree) };
     let rank = group.rank();
-    let wanted = counted[rank].len();
+    let wanted = counted.rows[rank].len();
     let mut wrong = None;
     tree.for_each_tensor(&mut |tensor| {
         if tensor.size().first().is_some_and(|rows| *rows != wanted as i64) {
@@ -150,19 +159,82 @@ pub(crate) fn gather_for_metrics<T: TensorTree>(
     if let Some(found) = wrong {
         return Err(CollectiveError::NotRows { found, rank, wanted }.into());
     }
-    let longest = counted.iter().map(Vec::len).max().unwrap_or(0);
+    if let Some(join) = counted.absent {
+        return gather_rows_present(group, tree, counted.rows, join);
+    }
+    let longest = counted.rows.iter().map(Vec::len).max().unwrap_or(0);
     let padded = tree.try_map_tensors(&mut |tensor| pad_rows(tensor, longest))?;
-    let keep = kept_rows(counted, longest);
-    let all = keep.len() == longest * counted.len();
-    group.agree("gather_for_metrics", &describe(&padded), "Only the number of rows may differ between ranks")?;
+    let keep = kept_rows(counted.rows, longest);
+    let all = keep.len() == longest * counted.rows.len();
+    const CURE: &str = "Only the number of rows may differ between ranks: pad other dims with \
+                        accelerator.pad_across_processes(&tensor, dim, pad_index, false) first, or gather one object \
+                        per row with gather_object_for_metrics";
+    group.agree("gather_for_metrics", &describe(&padded), CURE)?;
     padded.try_map_tensors(&mut |tensor| {
         let gathered = group.all_gather_into_tensor(tensor)?;
         // One value per rank, such as a mean loss, has no rows to leave out.
         if all || tensor.dim() == 0 {
             return Ok(gathered);
         }
-        Ok(gathered.f_index_select(0, &Tensor::f_from_slice(&keep)?.f_to_device(tensor.device())?)?)
+        Ok(gathered.f_index_select(0, &indices(&keep, tensor)?)?)
     })
+}
+
+/// As [`gather_for_metrics`] where ranks without a batch do not know what is gathered: rows travel as bytes.
+fn gather_rows_present<T: TensorTree>(group: &Group, tree: &T, counted: &[Vec<bool>], join: &Join) -> Result<T> {
+    let keep = kept_rows(&counted[group.rank()..=group.rank()], 0);
+    let mut shapes = Vec::new();
+    let mut bytes = Vec::new();
+    let mut outcome = Ok(());
+    tree.for_each_tensor(&mut |tensor| {
+        shapes.push(row_text(tensor));
+        if outcome.is_ok() {
+            outcome = append_rows(&mut bytes, tensor, &keep);
+        }
+    });
+    outcome?;
+    join.announce(Call::Metrics { shapes: shapes.join(", ") })?;
+    let parts = group.all_gather_bytes(&bytes)?;
+    // Where the next tensor's rows of each rank begin.
+    let mut starts = vec![0; parts.len()];
+    tree.try_map_tensors(&mut |tensor| {
+        let row_elements: i64 = tensor.size().iter().skip(1).product();
+        let mut shape = if tensor.dim() == 0 { vec![1] } else { tensor.size() };
+        let mut rows = Vec::new();
+        for ((part, counted), start) in
+            parts.iter().zip(counted).zip(&mut starts).filter(|((_, rows), _)| !rows.is_empty())
+        {
+            shape[0] = if tensor.dim() == 0 { 1 } else { counted.iter().filter(|keep| **keep).count() as i64 };
+            let end = *start + (shape[0] * row_elements) as usize * tensor.kind().elt_size_in_bytes();
+            let own = part.get(*start..end).ok_or_else(|| Error::other("a rank sent fewer rows than it has"))?;
+            rows.push(Tensor::f_from_data_size(own, &shape, tensor.kind())?);
+            *start = end;
+        }
+        Ok(Tensor::f_cat(&rows, 0)?.f_to_device(tensor.device())?)
+    })
+}
+
+/// What has to be equal on all ranks: everything but the number of rows.
+fn row_text(tensor: &Tensor) -> String {
+    match tensor.size().as_slice() {
+        [] => format!("[] {:?}", tensor.kind()),
+        [_, rest @ ..] => format!("rows of {rest:?} {:?}", tensor.kind()),
+    }
+}
+
+/// Appends the memory of the rows to keep; of a 0-d tensor its one value.
+fn append_rows(bytes: &mut Vec<u8>, tensor: &Tensor, keep: &[i64]) -> Result<()> {
+    let tensor = tensor.f_detach()?;
+    let rows = if tensor.dim() == 0 { tensor } else { tensor.f_index_select(0, &indices(keep, &tensor)?)? };
+    if rows.numel() > 0 {
+        let flat = rows.f_to_device(Device::Cpu)?.f_contiguous()?.f_view([-1])?.f_view_dtype(Kind::Uint8)?;
+        bytes.extend(Vec::<u8>::try_from(&flat)?);
+    }
+    Ok(())
+}
+
+fn indices(rows: &[i64], like: &Tensor) -> Result<Tensor> {
+    Ok(Tensor::f_from_slice(rows)?.f_to_device(like.device())?)
 }
 
 /// As [`gather_for_metrics`], for one object per row.
@@ -170,34 +242,42 @@ pub(crate) fn gather_object_for_metrics<T: Serialize + DeserializeOwned>(
     group: &Group,
     objects: &[T],
     position: Option<&LoaderPosition>,
+    join: Option<&Join>,
 ) -> Result<Vec<T>> {
-    let Some(counted) = counted_rows(group, position)? else { return gather_object(group, objects) };
-    let mine = &counted[group.rank()];
+    const OP: &str = "gather_object_for_metrics";
+    let Some(counted) = counted_rows(group, position, join)? else { return gather_object(group, objects) };
+    let mine = &counted.rows[group.rank()];
     if mine.len() != objects.len() {
         let found = format!("{} objects", objects.len());
         return Err(CollectiveError::NotRows { found, rank: group.rank(), wanted: mine.len() }.into());
     }
+    if let Some(join) = counted.absent {
+        join.announce(Call::Metrics { shapes: "objects".to_owned() })?;
+    }
     let kept: Vec<&T> = objects.iter().zip(mine).filter(|(_, keep)| **keep).map(|(object, _)| object).collect();
-    let parts = group.all_gather_bytes(&encode("gather_object", &kept)?)?;
-    let lists: Vec<Vec<T>> = parts.iter().map(|part| decode("gather_object", part)).collect::<Result<_>>()?;
+    let parts = group.all_gather_bytes(&encode(OP, &kept)?)?;
+    // Ranks without a batch send nothing, not even an empty list.
+    let parts = parts.iter().filter(|part| !part.is_empty());
+    let lists: Vec<Vec<T>> = parts.map(|part| decode(OP, part)).collect::<Result<_>>()?;
     Ok(lists.into_iter().flatten().collect())
 }
 
-fn counted_rows<'a>(group: &Group, position: Option<&'a LoaderPosition>) -> Result<Option<&'a [Vec<bool>]>> {
+fn counted_rows<'a>(
+    group: &Group,
+    position: Option<&'a LoaderPosition>,
+    join: Option<&'a Join>,
+) -> Result<Option<Counted<'a>>> {
     let Some(position) = position.filter(|position| position.counted_rows.len() == group.world_size()) else {
         return Ok(None);
     };
-    let absent: Vec<String> = position
-        .counted_rows
-        .iter()
-        .enumerate()
-        .filter(|(_, rows)| rows.is_empty())
-        .map(|(rank, _)| rank.to_string())
-        .collect();
-    if absent.is_empty() {
-        return Ok(Some(&position.counted_rows));
+    let rows = &position.counted_rows;
+    let absent: Vec<String> =
+        (0..rows.len()).filter(|rank| rows[*rank].is_empty()).map(|rank| rank.to_string()).collect();
+    match (absent.is_empty(), join) {
+        (true, _) => Ok(Some(Counted { rows, absent: None })),
+        (false, Some(join)) => Ok(Some(Counted { rows, absent: Some(join) })),
+        (false, None) => Err(CollectiveError::RanksWithoutBatch { ranks: absent.join(", ") }.into()),
     }
-    Err(CollectiveError::RanksWithoutBatch { ranks: absent.join(", ") }.into())
 }
 
 fn pad_rows(tensor: &Tensor, rows: usize) -> Result<Tensor> {

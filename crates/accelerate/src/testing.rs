@@ -2,9 +2,10 @@
 
 use crate::accelerator::{Accelerator, AcceleratorBuilder};
 use crate::error::{Error, Result};
-use crate::group::Group;
+use crate::group::{Group, connect_gloo};
+use crate::memory::panic_text;
 use std::time::Duration;
-use torch_ext::{GlooInterface, GlooOptions, ProcessGroup, Store};
+use torch_ext::{GlooInterface, GlooOptions, Store};
 
 /// Runs `body` on `world_size` ranks, each on a thread of its own, and returns the results in rank order.
 ///
@@ -60,13 +61,5 @@ fn join(store: &Store, rank: usize, world_size: usize) -> Result<Group> {
     let timeout = Duration::from_secs(60);
     let options =
         GlooOptions { timeout, interface: GlooInterface::Address("127.0.0.1".to_owned()), ..GlooOptions::default() };
-    Group::new(ProcessGroup::gloo(&store.prefix("gloo")?, rank, world_size, &options)?, store, options)
-}
-
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
-    panic
-        .downcast_ref::<String>()
-        .map(String::as_str)
-        .or_else(|| panic.downcast_ref::<&str>().copied())
-        .unwrap_or("without a message")
+    Group::new(connect_gloo(rank, world_size, options.clone()), store, options)
 }

@@ -198,6 +198,33 @@ fn metrics_of_something_else_are_refused() {
     assert!(error.to_string().contains("the batch has 2 rows"), "{error}");
 }
 
+#[test]
+fn metrics_of_unequal_shapes_name_the_cure_and_objects_have_none() {
+    let errors = ranks(2, |accelerator| {
+        let loader = accelerator.prepare(numbers(3, 2)?)?;
+        let mut error = String::new();
+        let mut texts = Vec::new();
+        for batch in loader.iter()? {
+            // As many words for a row as its number and the rank say.
+            let rows = to_vec(&batch?);
+            let words = 1 + accelerator.process_index();
+            let tensor = Tensor::zeros([2, words as i64], (Kind::Float, Device::Cpu));
+            error = accelerator.gather_for_metrics(&tensor).unwrap_err().to_string();
+            let lists: Vec<Vec<usize>> = rows.iter().map(|row| vec![*row as usize; words]).collect();
+            texts.extend(accelerator.gather_object_for_metrics(&lists)?);
+        }
+        assert_eq!(texts, [vec![0], vec![1], vec![2, 2]]);
+        Ok(error)
+    })
+    .unwrap();
+    for error in errors {
+        for words in ["rank 1: gather_for_metrics of [2, 2] Float", "pad_across_processes", "gather_object_for_metrics"]
+        {
+            assert!(error.contains(words), "{error}");
+        }
+    }
+}
+
 /// y = 2x + 3 without noise, learnt by a line; returns weight and bias after `epochs`.
 fn train_line(accelerator: &Accelerator, rows: usize, batch_size: usize, epochs: usize) -> Result<[f32; 2]> {
     let store = ParamStore::new(accelerator.device());

@@ -86,7 +86,7 @@ fn sending(shapes: &[Shape]) -> TokenStream {
         fn unpack(__parcel: &mut ::accelerate::Parcel) -> ::accelerate::Result<Self> {
             match __parcel.take::<::core::primitive::u32>()? {
                 #(#unpack)*
-                _ => ::core::result::Result::Err(::accelerate::Error::other("there is no such variant")),
+                __number => ::core::result::Result::Err(__parcel.unknown_variant(__number)),
             }
         }
     }

@@ -9,7 +9,8 @@ mod expand;
 /// Derives `accelerate::TensorTree`: a value is mapped field by field, and its tensors are visited in the
 /// order of declaration.
 ///
-/// Fields marked `#[tensor_tree(skip)]` hold no tensors; they are cloned.
+/// Fields marked `#[tensor_tree(skip)]` hold no tensors; they are cloned. A type without such fields can be sent to
+/// other processes (`dispatch_batches`).
 ///
 /// ```
 /// # // A stand-in for the accelerate crate, which this one cannot depend on.

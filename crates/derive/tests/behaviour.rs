@@ -18,6 +18,31 @@ pub type Result<T> = std::result::Result<T, String>;
 pub trait TensorTree: Sized {
     fn try_map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self>;
     fn for_each_tensor(&self, f: &mut dyn FnMut(&Tensor));
+    fn pack(&self, parcel: &mut Parcel) -> Result<()> {
+        let _ = parcel;
+        Err("cannot be sent".to_owned())
+    }
+    fn unpack(parcel: &mut Parcel) -> Result<Self> {
+        let _ = parcel;
+        Err("cannot be sent".to_owned())
+    }
+}
+
+/// Numbers in a row.
+#[derive(Debug, Default)]
+pub struct Parcel(std::collections::VecDeque<i64>);
+
+impl Parcel {
+    pub fn put(&mut self, number: &u32) -> Result<()> {
+        self.0.push_back(i64::from(*number));
+        Ok(())
+    }
+    pub fn take<T: TryFrom<i64>>(&mut self) -> Result<T> {
+        self.0.pop_front().and_then(|number| number.try_into().ok()).ok_or("nothing there".to_owned())
+    }
+    pub fn unknown_variant(&self, number: u32) -> String {
+        format!("no variant {number}")
+    }
 }
 
 impl TensorTree for Tensor {
@@ -27,6 +52,15 @@ impl TensorTree for Tensor {
 
     fn for_each_tensor(&self, f: &mut dyn FnMut(&Tensor)) {
         f(self);
+    }
+
+    fn pack(&self, parcel: &mut Parcel) -> Result<()> {
+        parcel.0.push_back(self.0);
+        Ok(())
+    }
+
+    fn unpack(parcel: &mut Parcel) -> Result<Self> {
+        parcel.take().map(Tensor)
     }
 }
 
@@ -38,6 +72,26 @@ impl<T: TensorTree> TensorTree for Option<Box<T>> {
     fn for_each_tensor(&self, f: &mut dyn FnMut(&Tensor)) {
         self.iter().for_each(|tree| tree.for_each_tensor(f));
     }
+}
+
+#[test]
+fn variants_travel_with_their_number_and_skipping_types_do_not_travel() {
+    #[derive(Debug, PartialEq, TensorTree)]
+    enum Sent {
+        None,
+        Two { f: Tensor, parcel: Tensor },
+    }
+
+    let mut parcel = Parcel::default();
+    Sent::Two { f: Tensor(5), parcel: Tensor(6) }.pack(&mut parcel).unwrap();
+    Sent::None.pack(&mut parcel).unwrap();
+    assert_eq!(parcel.0, [1, 5, 6, 0]);
+    assert_eq!(Sent::unpack(&mut parcel), Ok(Sent::Two { f: Tensor(5), parcel: Tensor(6) }));
+    assert_eq!(Sent::unpack(&mut parcel), Ok(Sent::None));
+    parcel.put(&2).unwrap();
+    assert_eq!(Sent::unpack(&mut parcel), Err("no variant 2".to_owned()));
+    let skipping = Named { f: Tensor(1), tensor: Tensor(2), notes: HashMap::new() };
+    assert_eq!(skipping.pack(&mut parcel), Err("cannot be sent".to_owned()));
 }
 
 /// Adds 10 to each tensor, and lists tensors in the order of both methods, which must agree.

@@ -3,6 +3,7 @@
 #include "common.h"
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/DeviceGuard.h>
@@ -310,6 +311,18 @@ bool te_weak_storage_expired(void *weak) {
   return static_cast<c10::weak_intrusive_ptr<c10::StorageImpl> *>(weak)->expired();
 }
 void te_weak_storage_free(void *weak) { delete static_cast<c10::weak_intrusive_ptr<c10::StorageImpl> *>(weak); }
+
+// Gives memory that no tensor uses back to the device. Nothing on the CPU, whose allocator keeps none.
+int32_t te_empty_cache() {
+  return guard([] {
+    auto type = at::getAccelerator(false);
+    if (!type)
+      return;
+    auto *allocator = dynamic_cast<c10::DeviceAllocator *>(c10::GetAllocator(*type));
+    if (allocator != nullptr && allocator->initialized())
+      allocator->emptyCache();
+  });
+}
 
 // ---- meta tensors ----
 int32_t te_meta_empty(const int64_t *shape, size_t num_dims, int32_t kind, void **result) {

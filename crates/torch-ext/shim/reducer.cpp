@@ -167,6 +167,51 @@ int32_t te_reducer_delay_all_reduce(void *handle) {
   return guard([&] { reducer(handle).delay_all_reduce(); });
 }
 
+// What a rank without data does while the others run a backward pass: the same reductions in the same order
+// (`_DDPJoinHook.main_hook` of torch). With `contribution` 0 it adds zeros; otherwise its own gradients, multiplied by it.
+// Afterwards its gradients are the reduced ones, with `keep`, or else gone if it contributed them.
+int32_t te_reducer_shadow_backward(void *handle, void *group_handle, void *const *params, size_t count, bool find_unused_parameters,
+                                   double contribution, bool keep) {
+  return guard([&] {
+    at::NoGradGuard no_grad;
+    c10d::Reducer &self = reducer(handle);
+    std::vector<c10d::GradBucket> buckets = self.get_grad_buckets(/*return_zero_tensors=*/true);
+    std::vector<FuturePtr> pending;
+    for (c10d::GradBucket &bucket : buckets) {
+      std::vector<at::Tensor> gradients = bucket.getGradients();
+      std::vector<at::Tensor> owners = bucket.getParameters();
+      for (size_t i = 0; contribution != 0 && i < owners.size(); ++i)
+        if (owners[i].grad().defined())
+          gradients[i].copy_(owners[i].grad()).mul_(contribution);
+      pending.push_back(self.run_comm_hook(bucket));
+    }
+    if (find_unused_parameters) {
+      at::Tensor used = at::zeros_like(self.get_local_used_map_on_device());
+      for (size_t i = 0; contribution != 0 && i < count; ++i)
+        if (tensor(params[i]).grad().defined())
+          used[static_cast<int64_t>(i)] = 1;
+      std::vector<at::Tensor> maps{used};
+      group(group_handle)->allreduce(maps)->wait();
+    }
+    for (size_t at = 0; at < pending.size(); ++at) {
+      pending[at]->waitAndThrow();
+      if (!keep)
+        continue;
+      at::Tensor reduced = c10d::detail::parseCppCommHookResult(pending[at]->value());
+      int64_t start = 0;
+      for (const at::Tensor &owner : buckets[at].getParameters()) {
+        at::Tensor gradient = at::empty_like(owner);
+        gradient.copy_(reduced.narrow(0, start, owner.numel()).view(owner.sizes()));
+        at::Tensor(owner).mutable_grad() = gradient;
+        start += owner.numel();
+      }
+    }
+    for (size_t i = 0; !keep && contribution != 0 && i < count; ++i)
+      tensor(params[i]).mutable_grad().reset();
+    self.push_rebuilt_params_for_all_indices();
+  });
+}
+
 int32_t te_reducer_num_buckets(void *handle, size_t *out) {
   return guard([&] { *out = reducer(handle).get_grad_buckets(true).size(); });
 }

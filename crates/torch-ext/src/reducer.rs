@@ -38,6 +38,15 @@ unsafe extern "C" {
     fn te_reducer_prepare_for_backward(reducer: Handle, outputs: *const Handle, count: usize) -> i32;
     fn te_reducer_check_finalized(reducer: Handle) -> i32;
     fn te_reducer_delay_all_reduce(reducer: Handle) -> i32;
+    fn te_reducer_shadow_backward(
+        reducer: Handle,
+        group: Handle,
+        params: *const Handle,
+        count: usize,
+        find_unused_parameters: bool,
+        contribution: f64,
+        keep: bool,
+    ) -> i32;
     fn te_reducer_num_buckets(reducer: Handle, out: *mut usize) -> i32;
     fn te_reducer_compress(reducer: Handle, group: Handle, scalar_type: i32) -> i32;
     fn te_reducer_register_hook(reducer: Handle, group: Handle, scalar_type: i32, table: HookTable) -> i32;
@@ -106,7 +115,8 @@ type Hook = Box<dyn FnMut(GradBucket<'_>) -> std::result::Result<Option<Tensor>,
 /// the gradients are means over ranks. An iteration without the two calls accumulates locally (`no_sync`).
 pub struct Reducer {
     handle: ManuallyDrop<Handle>,
-    num_params: usize,
+    params: Vec<Tensor>,
+    find_unused_parameters: bool,
     // The reducer issues collectives on this group, so the group has to outlive it.
     group: Arc<ProcessGroup>,
 }
@@ -147,7 +157,12 @@ impl Reducer {
                 &mut out,
             )
         })?;
-        Ok(Self { handle: ManuallyDrop::new(out), num_params: params.len(), group })
+        Ok(Self {
+            handle: ManuallyDrop::new(out),
+            params: params.iter().map(Tensor::shallow_clone).collect(),
+            find_unused_parameters: options.find_unused_parameters,
+            group,
+        })
     }
 
     /// To be called before each forward pass that will be followed by a reducing backward pass.
@@ -190,6 +205,34 @@ impl Reducer {
         check("DistributedDataParallel", unsafe { te_reducer_delay_all_reduce(*self.handle) })
     }
 
+    /// Takes part in a backward pass of the other ranks without one of its own (`_DDPJoinHook.main_hook` of
+    /// `torch.nn.parallel.distributed`): reduces every bucket, and what ranks say of unused parameters, in the
+    /// order of a backward pass. Waits. Collective.
+    ///
+    /// This rank's part is zeros or, with `contribution`, its own gradients multiplied by that number. The others divide
+    /// by the world size, or the communication hook does; so without a hook `contribution` has to contain that
+    /// division. Afterwards this rank's gradients are the reduced ones, with `keep`, or else gone if they were
+    /// contributed.
+    ///
+    /// The first backward pass with `static_graph` cannot be taken part in.
+    pub fn shadow_backward(&self, contribution: Option<f64>, keep: bool) -> Result<()> {
+        let list = handles(&self.params);
+        // Not locked through the call: a hook locks the group for its own collectives. The reducer itself never does.
+        let group = *self.group.lock();
+        // SAFETY: all handles are alive through the call.
+        check("DistributedDataParallel", unsafe {
+            te_reducer_shadow_backward(
+                *self.handle,
+                group,
+                list.as_ptr(),
+                list.len(),
+                self.find_unused_parameters,
+                contribution.unwrap_or(0.0),
+                keep,
+            )
+        })
+    }
+
     /// How many buckets the gradients are in.
     pub fn num_buckets(&self) -> Result<usize> {
         let mut out = 0;
@@ -200,7 +243,7 @@ impl Reducer {
 
     /// How many parameters the reducer watches.
     pub fn num_params(&self) -> usize {
-        self.num_params
+        self.params.len()
     }
 
     /// Sends gradients as `Half` or `BFloat16` (`fp16_compress_hook`, `bf16_compress_hook` of PyTorch). Once, before
@@ -291,7 +334,7 @@ impl Drop for Reducer {
 
 impl fmt::Debug for Reducer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reducer").field("num_params", &self.num_params).finish()
+        f.debug_struct("Reducer").field("num_params", &self.params.len()).finish()
     }
 }
 

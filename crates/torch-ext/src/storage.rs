@@ -16,6 +16,19 @@ unsafe extern "C" {
     fn te_storage_downgrade(tensor: Handle) -> *mut c_void;
     fn te_weak_storage_expired(weak: *mut c_void) -> bool;
     fn te_weak_storage_free(weak: *mut c_void);
+    fn te_empty_cache() -> i32;
+}
+
+/// Gives device memory that libtorch keeps for later, and no tensor uses, back to the device
+/// (`torch.cuda.empty_cache`). Nothing happens on the CPU, where none is kept.
+///
+/// ```
+/// torch_ext::storage::empty_cache()?;
+/// # Ok::<(), torch_ext::Error>(())
+/// ```
+pub fn empty_cache() -> Result<()> {
+    // SAFETY: no arguments; only memory that no tensor uses is released.
+    check("storage::empty_cache", unsafe { te_empty_cache() })
 }
 
 /// The identity of a tensor's storage: equal for tensors that share one (views, detached copies), different for

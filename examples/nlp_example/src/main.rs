@@ -2,7 +2,7 @@
 //!
 //! `nlp_example --help` lists what it can be told; `README.md` beside this file shows how to start it.
 
-use accelerate::data::{DataLoader, DataLoaderShard, VecDataset};
+use accelerate::data::{DataLoader, DataLoaderShard};
 use accelerate::nn::{Module, ParamStore};
 use accelerate::optim::{AcceleratedOptimizer, AcceleratedScheduler, AdamW, LinearWithWarmup, no_decay};
 use accelerate::tch::{self, Tensor};
@@ -11,7 +11,7 @@ use accelerate::{
 };
 use anyhow::Context;
 use nlp_example::arguments::{Arguments, Precision};
-use nlp_example::batch::{self, Batch, Example};
+use nlp_example::batch::{self, Batch};
 use nlp_example::bert::{self, BertConfig, BertForSequenceClassification};
 use nlp_example::metrics::Scores;
 use nlp_example::plot::History;

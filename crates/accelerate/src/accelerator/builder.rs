@@ -152,6 +152,7 @@ impl AcceleratorBuilder {
         lookup: Lookup<'_>,
         state: impl FnOnce(bool, &InitProcessGroupKwargs, Lookup<'_>) -> Result<PartialState>,
     ) -> Result<Accelerator> {
+        let mut recipe = self.clone();
         let environment = LaunchSettings::read(lookup)?;
         let handlers = Handlers::sort(self.handlers)?;
         let dataloader = self.dataloader_config.unwrap_or_default();
@@ -162,6 +163,7 @@ impl AcceleratorBuilder {
         )?;
         let mixed_precision = self.mixed_precision.or(environment.mixed_precision).unwrap_or(MixedPrecision::No);
         check_available(mixed_precision)?;
+        recipe.mixed_precision = Some(mixed_precision);
         let gradient_state = GradientState::new(plugin, self.partial_window)?;
         handlers.ddp.check()?;
         dataloader.check()?;
@@ -178,7 +180,18 @@ impl AcceleratorBuilder {
             step_scheduler_with_optimizer: self.step_scheduler_with_optimizer.unwrap_or(true),
             scheduler_unit: self.scheduler_unit.unwrap_or(SchedulerUnit::Reference),
         };
-        Ok(Accelerator::from_parts(Context::new(state, gradient_state), settings, precision, scaler))
+        let context = Context::new(state, gradient_state);
+        Ok(Accelerator::from_parts(context, settings, precision, scaler, recipe))
+    }
+
+    /// An accelerator with nothing prepared, in the same run and with the same settings as the one that this builder
+    /// has made, but with a group of its own: when ranks fail in there, `accelerator` remains usable. Collective.
+    pub(super) fn fork(&self, accelerator: &Accelerator) -> Result<Accelerator> {
+        let state = accelerator.state().with_group(accelerator.group().fork()?);
+        let plugin = accelerator.context().gradient_state.plugin();
+        let recipe =
+            Self { gradient_accumulation_steps: None, gradient_accumulation_plugin: Some(plugin), ..self.clone() };
+        recipe.build_with(&|_| None, |_, _, _| Ok(state))
     }
 }
 

@@ -38,6 +38,13 @@ impl Accelerator {
     /// ranks even are left out. To be called inside the loop over a prepared loader, on tensors whose dim 0 are
     /// the rows of the batch (0-d tensors give one value per rank). Collective.
     ///
+    /// In a round in which some ranks have no batch (without `even_batches`), it works inside of
+    /// [`Accelerator::join_uneven_inputs`] only, where the ranks that have one get the rows of all of them.
+    ///
+    /// # Errors
+    /// Tensors that do not have the rows of the batch; other dims that differ between ranks, with all shapes and the
+    /// cure; ranks without a batch outside of a join.
+    ///
     /// ```
     /// use accelerate::{data::{DataLoader, VecDataset}, testing};
     ///
@@ -55,13 +62,16 @@ impl Accelerator {
     /// ```
     pub fn gather_for_metrics<T: TensorTree>(&self, input_data: &T) -> Result<T> {
         let position = self.context().gradient_state.active_position();
-        operations::gather_for_metrics(self.group(), input_data, position.as_ref())
+        let join = self.context().join();
+        operations::gather_for_metrics(self.group(), input_data, position.as_ref(), join.as_deref())
     }
 
-    /// As [`Accelerator::gather_for_metrics`], for one object per row of the batch. Collective.
+    /// As [`Accelerator::gather_for_metrics`], for one object per row of the batch: for whatever has no common shape, such
+    /// as texts or lists of boxes. Collective.
     pub fn gather_object_for_metrics<T: Serialize + DeserializeOwned>(&self, objects: &[T]) -> Result<Vec<T>> {
         let position = self.context().gradient_state.active_position();
-        operations::gather_object_for_metrics(self.group(), objects, position.as_ref())
+        let join = self.context().join();
+        operations::gather_object_for_metrics(self.group(), objects, position.as_ref(), join.as_deref())
     }
 
     /// Every tensor combined over ranks, then multiplied by `scale`; the inputs stay as they are. Collective.

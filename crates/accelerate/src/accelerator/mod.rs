@@ -3,6 +3,7 @@
 mod builder;
 mod collectives;
 mod handlers;
+mod join;
 mod persistence;
 mod process_control;
 mod training;
@@ -10,7 +11,7 @@ mod training;
 pub use builder::AcceleratorBuilder;
 pub use handlers::KwargsHandler;
 pub use persistence::{AsParamStore, SaveModelOptions};
-pub use training::{HasParameters, PreparedModels};
+pub use training::{HasParameters, ModelEngine, PreparedModels};
 
 use crate::amp::{GradScaler, MixedPrecision, Precision};
 use crate::context::Context;
@@ -46,6 +47,8 @@ struct Inner {
     scaler: Option<GradScaler>,
     optimizers: Mutex<Vec<OptimizerHandle>>,
     trigger: AtomicBool,
+    /// What it was built from.
+    recipe: AcceleratorBuilder,
 }
 
 /// What the builder decided, as `prepare` needs it.
@@ -73,7 +76,13 @@ impl Accelerator {
         AcceleratorBuilder::default()
     }
 
-    fn from_parts(context: Context, settings: Settings, precision: Precision, scaler: Option<GradScaler>) -> Self {
+    fn from_parts(
+        context: Context,
+        settings: Settings,
+        precision: Precision,
+        scaler: Option<GradScaler>,
+        recipe: AcceleratorBuilder,
+    ) -> Self {
         Self(Arc::new(Inner {
             context,
             settings,
@@ -81,7 +90,13 @@ impl Accelerator {
             scaler,
             optimizers: Mutex::new(Vec::new()),
             trigger: AtomicBool::new(false),
+            recipe,
         }))
+    }
+
+    /// The same run and settings with nothing prepared and a group of its own. Collective.
+    pub(crate) fn fork(&self) -> Result<Self> {
+        self.0.recipe.fork(self)
     }
 
     pub(crate) fn context(&self) -> &Context {

@@ -1,53 +1,45 @@
 //! The training step: accumulation, backward, clipping.
 
 use super::{Accelerator, AsParamStore};
+use crate::engine::Engine;
 use crate::error::Result;
 use crate::nn::{Param, ParamStore};
 use crate::optim::{self, OptimizerHandle};
 use crate::prepare::PreparedModel;
 use accelerate_core::config::AutocastKwargs;
+use std::sync::Arc;
 use tch::Tensor;
 use torch_ext::autograd::gradient_of;
 use torch_ext::foreach;
 
-/// One prepared model or a tuple of them, for [`Accelerator::accumulate`] and [`Accelerator::no_sync`].
-pub trait PreparedModels {
-    /// Whether coming backward passes reduce gradients over ranks; pushes what held before to `before`.
-    fn set_gradient_sync(&self, sync: bool, before: &mut Vec<bool>);
+/// What keeps the copies of one prepared model in step; opaque.
+#[derive(Clone, Debug)]
+pub struct ModelEngine(pub(crate) Arc<dyn Engine>);
 
-    /// Puts back what [`PreparedModels::set_gradient_sync`] found.
-    fn restore_gradient_sync(&self, before: &mut std::vec::IntoIter<bool>);
+/// One prepared model or a tuple of them, for [`Accelerator::accumulate`], [`Accelerator::no_sync`] and
+/// [`Accelerator::join_uneven_inputs`].
+pub trait PreparedModels {
+    /// Appends what keeps the models in step, model by model.
+    fn engines(&self, engines: &mut Vec<ModelEngine>);
 }
 
 impl<M> PreparedModels for PreparedModel<M> {
-    fn set_gradient_sync(&self, sync: bool, before: &mut Vec<bool>) {
-        before.push(self.engine().set_gradient_sync(sync));
-    }
-
-    fn restore_gradient_sync(&self, before: &mut std::vec::IntoIter<bool>) {
-        self.engine().set_gradient_sync(before.next().unwrap_or(true));
+    fn engines(&self, engines: &mut Vec<ModelEngine>) {
+        engines.push(ModelEngine(self.shared_engine()));
     }
 }
 
 impl<T: PreparedModels> PreparedModels for &T {
-    fn set_gradient_sync(&self, sync: bool, before: &mut Vec<bool>) {
-        (**self).set_gradient_sync(sync, before);
-    }
-
-    fn restore_gradient_sync(&self, before: &mut std::vec::IntoIter<bool>) {
-        (**self).restore_gradient_sync(before);
+    fn engines(&self, engines: &mut Vec<ModelEngine>) {
+        (**self).engines(engines);
     }
 }
 
 macro_rules! tuple {
     ($($model:ident $index:tt),*) => {
         impl<$($model: PreparedModels),*> PreparedModels for ($($model,)*) {
-            fn set_gradient_sync(&self, sync: bool, before: &mut Vec<bool>) {
-                $(self.$index.set_gradient_sync(sync, before);)*
-            }
-
-            fn restore_gradient_sync(&self, before: &mut std::vec::IntoIter<bool>) {
-                $(self.$index.restore_gradient_sync(before);)*
+            fn engines(&self, engines: &mut Vec<ModelEngine>) {
+                $(self.$index.engines(engines);)*
             }
         }
     };
@@ -137,24 +129,19 @@ impl Accelerator {
     /// ```
     pub fn accumulate<T>(&self, models: &impl PreparedModels, body: impl FnOnce() -> Result<T>) -> Result<T> {
         let decision = self.context().gradient_state.begin_micro_batch();
-        self.with_gradient_sync(models, decision.reduce, body)
+        // Whoever keeps gradients local around this, `no_sync` or `LocalSGD`, goes on doing so.
+        if decision.reduce { body() } else { self.no_sync(models, body) }
     }
 
     /// Runs `body` without averaging gradients over ranks; they accumulate on each rank.
     pub fn no_sync<T>(&self, models: &impl PreparedModels, body: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.with_gradient_sync(models, false, body)
-    }
-
-    fn with_gradient_sync<T>(
-        &self,
-        models: &impl PreparedModels,
-        sync: bool,
-        body: impl FnOnce() -> Result<T>,
-    ) -> Result<T> {
-        let mut before = Vec::new();
-        models.set_gradient_sync(sync, &mut before);
+        let mut engines = Vec::new();
+        models.engines(&mut engines);
+        let before: Vec<bool> = engines.iter().map(|engine| engine.0.set_gradient_sync(false)).collect();
         let result = body();
-        models.restore_gradient_sync(&mut before.into_iter());
+        for (engine, before) in engines.iter().zip(before) {
+            engine.0.set_gradient_sync(before);
+        }
         result
     }
 

@@ -31,7 +31,8 @@ use tch::Device;
 /// left out with `drop_last`, else filled up with rows from the start of the order. Filler rows do not count in
 /// `Accelerator::gather_for_metrics`. Without `even_batches` there are no fillers: the last batch of some
 /// processes is shorter, and some get none at all. Their loop ends one round earlier than that of the
-/// others, so nothing collective may happen in that round.
+/// others, so nothing collective may happen in that round, unless the loop runs inside
+/// [`Accelerator::join_uneven_inputs`](crate::Accelerator::join_uneven_inputs).
 ///
 /// With `dispatch_batches` (the default for streams that are moved to a device) rank 0 alone reads, `b * P` rows or with
 /// `split_batches` `b` rows a round, and sends each rank its own: `DataLoaderDispatcher` of the reference. All ranks
@@ -117,7 +118,7 @@ impl<B: Send + 'static, K: LoaderKind> DataLoader<B, K> {
             return Err(DataError::DispatchWithoutDevice.into());
         }
         let link = match dispatch && num_processes > 1 {
-            true => Some(Arc::new(DispatchLink::new(context.group.side_group("dispatch")?))),
+            true => Some(Arc::new(DispatchLink::new(context.group.side_group()?))),
             false => None,
         };
         let exchange: Arc<dyn Exchange> = Arc::new(context.clone());
@@ -168,6 +169,14 @@ impl<B: Send + 'static, K: LoaderKind> DataLoader<B, K> {
     }
 }
 
+impl<B, K> DataLoaderShard<B, K> {
+    /// How a pass that begins now is shared: `Accelerator::join_uneven_inputs` may override `even_batches`.
+    fn sharding(&self) -> Sharding {
+        let even_batches = self.gradient_state.even_batches().filter(|_| !self.sharding.own_sampler);
+        Sharding { even_batches: even_batches.unwrap_or(self.sharding.even_batches), ..self.sharding }
+    }
+}
+
 impl<B: TensorTree + Send + 'static, K> DataLoaderShard<B, K> {
     /// Begins a pass. Collective when rows are shuffled: all ranks get the order of rank 0.
     ///
@@ -177,7 +186,7 @@ impl<B: TensorTree + Send + 'static, K> DataLoaderShard<B, K> {
     /// run that is resumed.
     pub fn iter(&self) -> Result<Batches<B, K>> {
         let (resume, epoch) = (self.parts.progress.resume(), self.parts.progress.epoch());
-        let mut plan = self.parts.plan(self.sharding, resume.as_ref(), self.pinning());
+        let mut plan = self.parts.plan(self.sharding(), resume.as_ref(), self.pinning());
         let Begun { pass, start } = match &self.dispatch {
             Some(link) => dispatch::begin(link, &*self.parts.source, plan)?,
             None => {
@@ -246,7 +255,7 @@ impl<B: Send + 'static, K> DataLoaderShard<B, K> {
 impl<B: Send + 'static> DataLoaderShard<B> {
     /// Number of batches that this process gets in a pass.
     pub fn len(&self) -> usize {
-        self.parts.num_batches(&self.sharding).unwrap_or(0)
+        self.parts.num_batches(&self.sharding()).unwrap_or(0)
     }
 
     /// Does this process get no batches?

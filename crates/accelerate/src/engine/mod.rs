@@ -1,6 +1,7 @@
 //! What keeps the ranks' copies of a model in step. `prepare` chooses one engine per model.
 
 mod hooks;
+mod join;
 mod power_sgd;
 mod replicate;
 
@@ -8,6 +9,7 @@ use crate::context::Context;
 use crate::error::Result;
 use crate::nn::ParamStore;
 use accelerate_core::config::DistributedDataParallelKwargs;
+pub(crate) use join::{Call, Join, Reduction, Summary};
 use std::fmt;
 use std::sync::Arc;
 use tch::Tensor;
@@ -37,6 +39,26 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
     /// Whether coming backward passes reduce gradients over ranks; returns what held before.
     fn set_gradient_sync(&self, _sync: bool) -> bool {
         true
+    }
+
+    /// From now on, reductions are announced to ranks that are out of batches, as those of model number `model`; `None`
+    /// ends that.
+    ///
+    /// # Errors
+    /// An engine whose reductions cannot be followed.
+    fn set_join(&self, _join: Option<(Arc<Join>, usize)>) -> Result<()> {
+        Ok(())
+    }
+
+    /// Takes part in a training step of the other ranks without a batch; `source` is the first of them. Gradients of an
+    /// open window are contributed. Collective.
+    fn follow(&self, _source: usize, _reduction: Reduction) -> Result<()> {
+        Ok(())
+    }
+
+    /// Overwrites parameters and buffers with those of rank `source`. Collective.
+    fn copy_from(&self, _source: usize) -> Result<()> {
+        Ok(())
     }
 
     /// Makes the next backward pass reduce, although its forward pass ran without synchronisation.

@@ -3,12 +3,12 @@
 //! Method: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020;
 //! the order of calls is that of `torch.nn.parallel.DistributedDataParallel`.
 
-use super::{Alone, Engine, hooks};
+use super::{Alone, Engine, Join, Reduction, hooks};
 use crate::context::Context;
 use crate::error::{Error, Result, StateError};
 use crate::group::{Group, shape_text};
 use crate::nn::{Param, ParamStore};
-use accelerate_core::config::{DistributedDataParallelKwargs, FIRST_BUCKET_BYTES};
+use accelerate_core::config::{DDPCommunicationHookType, DistributedDataParallelKwargs, FIRST_BUCKET_BYTES};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
@@ -18,6 +18,7 @@ use torch_ext::{Reducer, ReducerOptions};
 #[derive(Debug)]
 pub(super) struct Replicate {
     group: Group,
+    store: ParamStore,
     reducer: Mutex<Reducer>,
     /// Names in the order of the reducer's parameters.
     names: Vec<String>,
@@ -27,6 +28,12 @@ pub(super) struct Replicate {
     gradient_sync: AtomicBool,
     /// With `static_graph`, the first backward pass only records and is reduced at its end.
     first_static_pass: AtomicBool,
+    static_graph: bool,
+    /// The communication hook divides by the world size; without one the reducer does.
+    has_hook: bool,
+    /// The gradients of this rank are those of a window that is not complete yet.
+    window_open: AtomicBool,
+    join: Mutex<Option<(Arc<Join>, usize)>>,
 }
 
 impl Replicate {
@@ -38,7 +45,7 @@ impl Replicate {
         let group = &context.group;
         let Some(process_group) = group.process_group() else { return Ok(Arc::new(Alone)) };
         check_same_model(group, store)?;
-        copy_from_main_process(group, store)?;
+        copy_from(group, store, 0)?;
         let trainable = store.trainable_parameters();
         if trainable.is_empty() {
             return Ok(Arc::new(Alone));
@@ -60,13 +67,38 @@ impl Replicate {
         hooks::register(&reducer, process_group, kwargs)?;
         Ok(Arc::new(Self {
             group: group.clone(),
+            store: store.clone(),
             reducer: Mutex::new(reducer),
             names,
             buffers: if kwargs.broadcast_buffers { store.buffers() } else { Vec::new() },
             find_unused_parameters: kwargs.find_unused_parameters,
             gradient_sync: AtomicBool::new(true),
             first_static_pass: AtomicBool::new(kwargs.static_graph),
+            static_graph: kwargs.static_graph,
+            has_hook: kwargs.comm_hook != DDPCommunicationHookType::No,
+            window_open: AtomicBool::new(false),
+            join: Mutex::new(None),
         }))
+    }
+
+    /// Announces a reduction to ranks that are out of batches; the rank whose buffers count.
+    fn announce(&self, with_forward: bool) -> Result<usize> {
+        // The lock is not held through the collective: it guards two small values only.
+        let join = self.join.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some((join, model)) = join else {
+            self.window_open.store(false, Ordering::Relaxed);
+            return Ok(0);
+        };
+        let (source, ends_window) = join.announce_reduction(model, with_forward)?;
+        self.window_open.store(!ends_window, Ordering::Relaxed);
+        Ok(source)
+    }
+
+    /// What ranks do before a forward pass whether they have a batch or not.
+    fn begin_forward(&self, source: usize) -> Result<()> {
+        self.reducer().rebuild_buckets().map_err(|error| self.explain(error))?;
+        let buffers: Vec<Tensor> = self.buffers.iter().map(Param::local).collect();
+        self.group.broadcast_coalesced(&buffers, source)
     }
 
     fn reducer(&self) -> MutexGuard<'_, Reducer> {
@@ -94,15 +126,12 @@ impl Replicate {
 impl Engine for Replicate {
     fn before_forward(&self) -> Result<()> {
         if !self.synchronises() {
+            self.window_open.store(true, Ordering::Relaxed);
             return Ok(());
         }
-        {
-            let reducer = self.reducer();
-            reducer.prepare_for_forward().map_err(|error| self.explain(error))?;
-            reducer.rebuild_buckets().map_err(|error| self.explain(error))?;
-        }
-        let buffers: Vec<Tensor> = self.buffers.iter().map(Param::local).collect();
-        self.group.broadcast_coalesced(&buffers, 0)
+        let source = self.announce(true)?;
+        self.reducer().prepare_for_forward().map_err(|error| self.explain(error))?;
+        self.begin_forward(source)
     }
 
     fn after_forward(&self, outputs: &[Tensor]) -> Result<()> {
@@ -129,7 +158,31 @@ impl Engine for Replicate {
         self.gradient_sync.swap(sync, Ordering::Relaxed)
     }
 
+    fn set_join(&self, join: Option<(Arc<Join>, usize)>) -> Result<()> {
+        if join.is_some() && self.static_graph {
+            let feature = "join_uneven_inputs of a model with DistributedDataParallelKwargs.static_graph".to_owned();
+            return Err(StateError::NotAvailable { feature, cure: "set static_graph to false" }.into());
+        }
+        *self.join.lock().unwrap_or_else(PoisonError::into_inner) = join;
+        Ok(())
+    }
+
+    fn follow(&self, source: usize, reduction: Reduction) -> Result<()> {
+        if reduction.with_forward {
+            self.begin_forward(source)?;
+        }
+        let divisor = if self.has_hook { 1.0 } else { self.group.world_size() as f64 };
+        let keep = !reduction.ends_window;
+        let contribution = self.window_open.swap(keep, Ordering::Relaxed).then_some(reduction.rescale / divisor);
+        self.reducer().shadow_backward(contribution, keep).map_err(|error| self.explain(error))
+    }
+
+    fn copy_from(&self, source: usize) -> Result<()> {
+        copy_from(&self.group, &self.store, source)
+    }
+
     fn trigger_sync_in_backward(&self) -> Result<()> {
+        self.announce(false)?;
         self.set_gradient_sync(true);
         self.reducer().prepare_for_backward(&[]).map_err(|error| self.explain(error))
     }
@@ -167,14 +220,14 @@ fn first_difference(a: &str, b: &str) -> Option<(String, String)> {
     }
 }
 
-fn copy_from_main_process(group: &Group, store: &ParamStore) -> Result<()> {
+fn copy_from(group: &Group, store: &ParamStore, source: usize) -> Result<()> {
     let tensors: Vec<Tensor> = store
         .parameters()
         .iter()
         .chain(&store.buffers())
         .map(|param| Ok(param.local().f_detach()?))
         .collect::<Result<_>>()?;
-    group.broadcast_coalesced(&tensors, 0)
+    group.broadcast_coalesced(&tensors, source)
 }
 
 /// The numbers after "did not receive grad for rank <r>:" in the reducer's message.

@@ -38,7 +38,8 @@ pub(crate) enum CollectiveError {
 
     #[error(
         "gather_for_metrics is called in a round in which rank(s) {ranks} have no batch (even_batches is false), \
-         so they cannot take part. Use even_batches: true, whose filler rows are left out of metrics exactly"
+         so they cannot take part. Use even_batches: true, whose filler rows are left out of metrics exactly, or run \
+         the loop inside of accelerator.join_uneven_inputs"
     )]
     RanksWithoutBatch { ranks: String },
 

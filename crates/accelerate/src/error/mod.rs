@@ -4,6 +4,7 @@
 
 mod collective;
 mod data;
+mod memory;
 mod nn;
 mod optim;
 mod reader;
@@ -12,6 +13,7 @@ mod weights;
 
 pub(crate) use collective::CollectiveError;
 pub(crate) use data::DataError;
+pub(crate) use memory::MemoryError;
 pub(crate) use nn::NnError;
 pub(crate) use optim::OptimError;
 pub use reader::{Place, Position};
@@ -19,6 +21,7 @@ pub(crate) use reader::{ReaderError, RowProblem};
 pub(crate) use state::StateError;
 pub(crate) use weights::WeightsError;
 
+use crate::memory::says_out_of_memory;
 use std::fmt;
 
 /// The result of every fallible call of this crate.
@@ -51,6 +54,8 @@ pub(crate) enum Kind {
     Collective(CollectiveError),
     #[error(transparent)]
     Data(DataError),
+    #[error(transparent)]
+    Memory(MemoryError),
     #[error(transparent)]
     Nn(NnError),
     #[error(transparent)]
@@ -110,6 +115,24 @@ impl Error {
         }
     }
 
+    /// Memory ran out, on the device or on the CPU: libtorch's words for it stand somewhere in the chain of causes
+    /// (`should_reduce_batch_size` of the reference, `utils/memory.py`).
+    ///
+    /// ```
+    /// let error = accelerate::Error::other("CUDA out of memory. Tried to allocate 20.00 MiB");
+    /// assert!(error.context("layer 3").is_out_of_memory());
+    /// ```
+    pub fn is_out_of_memory(&self) -> bool {
+        let mut cause: Option<&dyn std::error::Error> = Some(self);
+        while let Some(error) = cause {
+            if says_out_of_memory(&error.to_string()) {
+                return true;
+            }
+            cause = error.source();
+        }
+        false
+    }
+
     /// Settings contradict each other or cannot be honoured.
     pub fn is_config(&self) -> bool {
         matches!(self.kind(), Kind::Core(_) | Kind::State(_))
@@ -166,6 +189,7 @@ from_kind! {
     Tensor(tch::TchError),
     Collective(CollectiveError),
     Data(DataError),
+    Memory(MemoryError),
     Nn(NnError),
     Optim(OptimError),
     Reader(ReaderError),

@@ -1,5 +1,6 @@
 //! What can go wrong while the processes of a run find their place and each other.
 
+use accelerate_core::names::DistributedType;
 use std::time::Duration;
 
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +62,25 @@ pub(crate) enum StateError {
          {on_main}. Build the same model on every rank"
     )]
     DifferentModels { rank: usize, on_main: String, there: String },
+
+    #[error(
+        "LocalSGD averages whole models, but the run is {distributed_type}, whose processes hold parts of one; use it          with data parallelism (NO, MULTI_CPU, MULTI_GPU)"
+    )]
+    LocalSgdKind { distributed_type: DistributedType },
+
+    #[error(
+        "ranks inside join_uneven_inputs make different calls: {per_rank}. All ranks that still have batches have to          make the same ones, and no collective but forward and backward passes and gather_for_metrics can be          followed by a rank that is out of batches; make other calls after join_uneven_inputs"
+    )]
+    StrayedInJoin { per_rank: String },
+
+    #[error("the ranks begin different join_uneven_inputs ({per_rank}); give all of them the same models and settings")]
+    DifferentJoins { per_rank: String },
+
+    #[error("join_uneven_inputs is called inside of join_uneven_inputs; give all models to one call")]
+    NestedJoin,
+
+    #[error("local_sgd_steps is 0, but must be at least 1: the number of steps between two averages")]
+    NoLocalSteps,
 }
 
 impl StateError {

@@ -52,6 +52,8 @@ pub(crate) struct Findings {
     pub(crate) silent: Vec<usize>,
     /// Ranks that were in another call.
     pub(crate) elsewhere: Vec<(usize, Call)>,
+    /// Ranks that have left the group, and why. With them the failure is explained: who else was where is not asked.
+    pub(crate) left: Vec<(usize, String)>,
 }
 
 /// A failed collective in full.
@@ -84,6 +86,9 @@ impl Failure {
             let ranks: Vec<_> = findings.silent.iter().map(usize::to_string).collect();
             parts.push(format!("{noun} {} {verb} not made this call", ranks.join(", ")));
         }
+        for (rank, reason) in &findings.left {
+            parts.push(format!("rank {rank} has left: {reason}"));
+        }
         for (rank, call) in &findings.elsewhere {
             parts.push(format!("rank {rank} is in {call}"));
         }
@@ -106,6 +111,22 @@ impl Journal {
         Self { store, rank, world_size }
     }
 
+    /// Says that this rank makes no call any more, and why.
+    pub(super) fn leave(&self, reason: &str) -> torch_ext::Result<()> {
+        self.store.set(&left_key(self.rank), reason.as_bytes())
+    }
+
+    fn left(&self) -> torch_ext::Result<Vec<(usize, String)>> {
+        let mut left = Vec::new();
+        for rank in (0..self.world_size).filter(|rank| *rank != self.rank) {
+            let key = left_key(rank);
+            if self.store.check(&[&key])? {
+                left.push((rank, String::from_utf8_lossy(&self.store.get(&key)?).into_owned()));
+            }
+        }
+        Ok(left)
+    }
+
     /// Publishes this rank's failed call and collects the others'.
     pub(super) fn ask(&self, mine: &Call, deadline: Duration) -> Findings {
         self.collect(mine, deadline).unwrap_or_else(|_| Findings { store_is_gone: true, ..Findings::default() })
@@ -113,6 +134,10 @@ impl Journal {
 
     fn collect(&self, mine: &Call, deadline: Duration) -> torch_ext::Result<Findings> {
         self.store.set(&key(self.rank), mine.encode().as_bytes())?;
+        let left = self.left()?;
+        if !left.is_empty() {
+            return Ok(Findings { left, ..Findings::default() });
+        }
         let keys: Vec<String> = (0..self.world_size).map(key).collect();
         let names: Vec<&str> = keys.iter().map(String::as_str).collect();
         match self.store.wait(&names, GRACE.min(deadline)) {
@@ -138,6 +163,10 @@ impl Journal {
 
 fn key(rank: usize) -> String {
     format!("failed/{rank}")
+}
+
+fn left_key(rank: usize) -> String {
+    format!("left/{rank}")
 }
 
 #[cfg(test)]
@@ -175,5 +204,14 @@ mod tests {
         };
         assert_eq!(failure.call(), "rank 0 of 4, all_reduce number 3 on [2] Float");
         assert_eq!(failure.blame(), "rank 3 has not made this call; rank 1 is in barrier number 9 on [2] Float");
+    }
+
+    #[test]
+    fn a_rank_that_has_left_is_explanation_enough() {
+        let store = Store::hash().unwrap();
+        let journal = |rank| Journal::new(store.clone(), rank, 3);
+        journal(2).leave("out of memory").unwrap();
+        let findings = journal(0).ask(&call("all_reduce", 3), Duration::from_secs(60));
+        assert_eq!(findings, Findings { left: vec![(2, "out of memory".into())], ..Findings::default() });
     }
 }

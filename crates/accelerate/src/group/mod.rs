@@ -62,10 +62,19 @@ struct Links {
     process_group: Arc<ProcessGroup>,
     journal: Journal,
     timeout: Duration,
-    /// How to connect the same ranks once more.
+    /// How to connect the same ranks once more: as they are, or over Gloo in any case.
     store: Store,
+    connect: Arc<Connect>,
     gloo: GlooOptions,
-    num_side_groups: AtomicU64,
+    num_forks: AtomicU64,
+}
+
+/// Makes the backend of a group whose ranks meet in the store. Collective.
+pub(crate) type Connect = dyn Fn(&Store) -> Result<ProcessGroup> + Send + Sync;
+
+/// Connects the ranks over Gloo.
+pub(crate) fn connect_gloo(rank: usize, world_size: usize, options: GlooOptions) -> Arc<Connect> {
+    Arc::new(move |store: &Store| Ok(ProcessGroup::gloo(&store.prefix("gloo")?, rank, world_size, &options)?))
 }
 
 impl fmt::Debug for Inner {
@@ -84,32 +93,58 @@ impl Group {
         Self(Arc::new(Inner { rank: 0, world_size: 1, links: None, sequence: AtomicU64::new(0) }))
     }
 
-    /// A group over a backend whose ranks share `store`.
+    /// A group over the backend that `connect` makes; its ranks share `store`. Collective.
     ///
-    /// `gloo` says how they connect for [`Group::side_group`], and holds the deadline of all collectives.
-    pub(crate) fn new(process_group: ProcessGroup, store: &Store, gloo: GlooOptions) -> Result<Self> {
+    /// `gloo` is how they connect for [`Group::side_group`], and holds the deadline of all collectives.
+    pub(crate) fn new(connect: Arc<Connect>, store: &Store, gloo: GlooOptions) -> Result<Self> {
+        let process_group = connect(store)?;
         let (rank, world_size) = (process_group.rank(), process_group.world_size());
-        let journal = Journal::new(store.prefix("journal")?, rank, world_size);
         let links = Links {
             process_group: Arc::new(process_group),
-            journal,
+            journal: Journal::new(store.prefix("journal")?, rank, world_size),
             timeout: gloo.timeout,
             store: store.clone(),
+            connect,
             gloo,
-            num_side_groups: AtomicU64::new(0),
+            num_forks: AtomicU64::new(0),
         };
         Ok(Self(Arc::new(Inner { rank, world_size, links: Some(links), sequence: AtomicU64::new(0) })))
     }
 
-    /// The same ranks with connections of their own, over Gloo: for a thread in the background, whose collectives
+    /// The same processes, connected once more: what becomes of one group does not touch the other. Collective.
+    pub(crate) fn fork(&self) -> Result<Self> {
+        self.connect_again(|links| (Arc::clone(&links.connect), links.gloo.clone()))
+    }
+
+    /// The same processes with connections of their own, over Gloo: for a thread in the background, whose collectives
     /// would otherwise come between those of the training loop in another order on every rank. Collective.
-    pub(crate) fn side_group(&self, purpose: &str) -> Result<Self> {
+    pub(crate) fn side_group(&self) -> Result<Self> {
+        let (rank, world_size) = (self.rank(), self.world_size());
+        self.connect_again(|links| {
+            let options = GlooOptions { threads: 1, ..links.gloo.clone() };
+            (connect_gloo(rank, world_size, options.clone()), options)
+        })
+    }
+
+    fn connect_again(&self, how: impl FnOnce(&Links) -> (Arc<Connect>, GlooOptions)) -> Result<Self> {
         let Some(links) = &self.0.links else { return Ok(Self::single_process()) };
-        let number = links.num_side_groups.fetch_add(1, Ordering::Relaxed);
-        let store = links.store.prefix(&format!("{purpose}/{number}"))?;
-        let options = GlooOptions { threads: 1, ..links.gloo.clone() };
-        let gloo = ProcessGroup::gloo(&store.prefix("gloo")?, self.rank(), self.world_size(), &options)?;
-        Self::new(gloo, &store, options)
+        let number = links.num_forks.fetch_add(1, Ordering::Relaxed);
+        let store = links.store.prefix(&format!("fork/{number}"))?;
+        let (connect, gloo) = how(links);
+        Self::new(connect, &store, gloo)
+    }
+
+    /// Tells ranks that will miss this one in a collective why it makes none any more.
+    pub(crate) fn leave(&self, reason: &str) -> Result<()> {
+        match &self.0.links {
+            Some(links) => Ok(links.journal.leave(reason)?),
+            None => Ok(()),
+        }
+    }
+
+    /// The store in which the ranks met, for what they have to say outside of collectives; none in a group of one.
+    pub(crate) fn store(&self) -> Option<&Store> {
+        self.0.links.as_ref().map(|links| &links.store)
     }
 
     /// This process's number in the group, from 0.
@@ -233,6 +268,33 @@ impl Group {
         links.process_group.broadcast_coalesced(tensors, BUFFER_BYTES, source).map_err(|error| {
             self.explain(links, "broadcast_coalesced", sequence, format!("{} tensors", tensors.len()), error)
         })
+    }
+
+    /// Combines many tensors over all ranks, in place, packed into flat messages by dtype. Collective.
+    ///
+    /// [`ReduceOp::Mean`] needs floating dtypes.
+    pub(crate) fn all_reduce_coalesced(&self, tensors: &[Tensor], op: ReduceOp) -> Result<()> {
+        /// The size of PyTorch's gradient buckets: large messages, and little memory for copies.
+        const BUFFER_BYTES: usize = 25 << 20;
+        if self.world_size() == 1 || tensors.is_empty() {
+            return Ok(());
+        }
+        let _no_grad = tch::no_grad_guard();
+        let assignment = torch_ext::compute_bucket_assignment_by_size(tensors, &[BUFFER_BYTES])?;
+        for bucket in 0..=assignment.iter().copied().max().unwrap_or(0) {
+            let members: Vec<&Tensor> =
+                tensors.iter().zip(&assignment).filter(|(_, own)| **own == bucket).map(|(tensor, _)| tensor).collect();
+            let flat: Vec<Tensor> = members.iter().map(|tensor| tensor.f_reshape([-1])).collect::<Result<_, _>>()?;
+            let buffer = Tensor::f_cat(&flat, 0)?;
+            self.all_reduce(&buffer, op)?;
+            let mut start = 0;
+            for tensor in members {
+                let elements = tensor.numel() as i64;
+                tensor.shallow_clone().f_copy_(&buffer.f_narrow(0, start, elements)?.f_view_as(tensor)?)?;
+                start += elements;
+            }
+        }
+        Ok(())
     }
 
     /// Every rank's bytes, in rank order; lengths may differ. Collective (two operations).

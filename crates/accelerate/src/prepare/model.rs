@@ -27,6 +27,10 @@ impl<M> PreparedModel<M> {
         &*self.engine
     }
 
+    pub(crate) fn shared_engine(&self) -> Arc<dyn Engine> {
+        self.engine.clone()
+    }
+
     /// The model as it was given to `prepare`, without the run around it.
     pub fn into_inner(self) -> M {
         self.model

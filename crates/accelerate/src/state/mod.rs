@@ -121,6 +121,12 @@ impl PartialState {
         }))
     }
 
+    /// This process among the same peers, connected by another group.
+    pub(crate) fn with_group(&self, group: Group) -> Self {
+        let Inner { device, backend, distributed_type, local_process_index, num_local_processes, .. } = *self.0;
+        Self(Arc::new(Inner { device, backend, distributed_type, group, local_process_index, num_local_processes }))
+    }
+
     /// The device this process computes on.
     pub fn device(&self) -> Device {
         self.0.device

@@ -1,12 +1,13 @@
 //! How the processes of a run find each other: one store, then one group.
 
 use crate::error::{Result, StateError};
-use crate::group::Group;
+use crate::group::{Group, connect_gloo};
 use crate::state::Lookup;
 use accelerate_core::config::InitProcessGroupKwargs;
 use accelerate_core::environment::RankVariables;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tch::Device;
 use torch_ext::{GlooInterface, GlooOptions, NcclOptions, ProcessGroup, Store, TcpStoreOptions};
@@ -40,15 +41,16 @@ pub(super) fn connect(
     wait_for_all(&store, ranks, timeout)?;
     let options =
         GlooOptions { timeout, interface: interface(&meeting_point, ranks, lookup), ..GlooOptions::default() };
-    let gloo = ProcessGroup::gloo(&store.prefix("gloo")?, ranks.rank, ranks.world_size, &options)?;
-    let group = match device {
-        Device::Cuda(device_index) if backend == "nccl" => {
-            let nccl = NcclOptions { timeout, device_index, cpu: Some(&gloo) };
-            ProcessGroup::nccl(&store.prefix("nccl")?, ranks.rank, ranks.world_size, &nccl)?
-        }
+    let (rank, world_size) = (ranks.rank, ranks.world_size);
+    let gloo = connect_gloo(rank, world_size, options.clone());
+    let connect = match device {
+        Device::Cuda(device_index) if backend == "nccl" => Arc::new(move |store: &Store| {
+            let options = NcclOptions { timeout, device_index, cpu: Some(&gloo(store)?) };
+            Ok(ProcessGroup::nccl(&store.prefix("nccl")?, rank, world_size, &options)?)
+        }),
         _ => gloo,
     };
-    Group::new(group, &store, options)
+    Group::new(connect, &store, options)
 }
 
 fn meeting_point(ranks: &RankVariables, init_method: Option<&str>, lookup: Lookup<'_>) -> Result<MeetingPoint> {

@@ -88,6 +88,12 @@ impl Parcel {
         rmp_serde::from_read(&mut self.form).map_err(|error| spoiled(error.to_string()))
     }
 
+    /// What derived code says to a number that stands for none of the type's variants.
+    #[doc(hidden)]
+    pub fn unknown_variant(&self, number: u32) -> crate::Error {
+        spoiled(format!("there is no such variant: {number}"))
+    }
+
     /// All of it as one tensor, `Uint8` on the CPU, of any length.
     pub(crate) fn to_bytes(&self) -> Result<Tensor> {
         let flat: Vec<Tensor> = self
