@@ -96,48 +96,48 @@ pub(super) fn run(arguments: &Data) -> Result<()> {
         let mut command = ranks::launch(world_size, &paths::release_binary("parity_data"));
         command.arg("--");
         record(command, &file, world_size, &ours)?;
-
         let (theirs, ours) = (read(&theirs, world_size)?, read(&ours, world_size)?);
-        let verdicts: Vec<Verdict> = cases
-            .iter()
-            .enumerate()
-            .map(|(at, case)| judge(case, &of_case(&theirs, at), &of_case(&ours, at)))
-            .collect();
-        let count = |wanted: fn(&Verdict) -> bool| verdicts.iter().filter(|verdict| wanted(verdict)).count();
-        let different = count(|verdict| *verdict == Verdict::Different);
-        num_different += different;
-        println!(
-            "parity=data world_size={world_size} cases={} equal={} differ_by_design={} different={different} {}",
-            cases.len(),
-            count(|verdict| *verdict == Verdict::Equal),
-            count(|verdict| matches!(verdict, Verdict::ByDesign(_))),
-            if different == 0 { "ok" } else { "FAILED" },
-        );
-        for (at, verdict) in verdicts.iter().enumerate() {
-            let show = match verdict {
-                Verdict::Equal => false,
-                Verdict::Different => true,
-                Verdict::ByDesign(fault) if shown.contains(fault) => false,
-                Verdict::ByDesign(fault) => {
-                    shown.push(*fault);
-                    println!("  {}, for example:", fault.reason());
-                    true
-                }
-            };
-            if show {
-                println!(
-                    "  {:?}\n    theirs {:?}\n    ours   {:?}",
-                    cases[at],
-                    of_case(&theirs, at),
-                    of_case(&ours, at)
-                );
-            }
-        }
+        num_different += report(&cases, world_size, &theirs, &ours, &mut shown);
     }
     if num_different > 0 {
         bail!("{num_different} cases differ from Python Accelerate without a reason");
     }
     Ok(())
+}
+
+/// Prints the line of a world size, every case that differs, and one example of each known fault that was not `shown`
+/// yet; returns how many cases differ without a reason.
+fn report(
+    cases: &[Case],
+    world_size: usize,
+    theirs: &[Vec<Outcome>],
+    ours: &[Vec<Outcome>],
+    shown: &mut Vec<Fault>,
+) -> usize {
+    let verdicts: Vec<Verdict> =
+        cases.iter().enumerate().map(|(at, case)| judge(case, &of_case(theirs, at), &of_case(ours, at))).collect();
+    let count = |wanted: fn(&Verdict) -> bool| verdicts.iter().filter(|verdict| wanted(verdict)).count();
+    let different = count(|verdict| *verdict == Verdict::Different);
+    println!(
+        "parity=data world_size={world_size} cases={} equal={} differ_by_design={} different={different} {}",
+        cases.len(),
+        count(|verdict| *verdict == Verdict::Equal),
+        count(|verdict| matches!(verdict, Verdict::ByDesign(_))),
+        if different == 0 { "ok" } else { "FAILED" },
+    );
+    for (at, verdict) in verdicts.iter().enumerate() {
+        match verdict {
+            Verdict::Equal => continue,
+            Verdict::ByDesign(fault) if shown.contains(fault) => continue,
+            Verdict::ByDesign(fault) => {
+                shown.push(*fault);
+                println!("  {}, for example:", fault.reason());
+            }
+            Verdict::Different => {}
+        }
+        println!("  {:?}\n    theirs {:?}\n    ours   {:?}", cases[at], of_case(theirs, at), of_case(ours, at));
+    }
+    different
 }
 
 /// Both programs take the same arguments and write the same files.

@@ -18,7 +18,7 @@ const ALLOWED: [(&str, &[&str]); 10] = [
     ("accelerate-derive", &[]),
     ("accelerate-rs", &["accelerate-core", "accelerate-launch", "torch-ext", "accelerate-derive"]),
     // Examples see what users see; torch-ext is named for the folder of libtorch that it hands on.
-    ("nlp_example", &["accelerate-rs", "torch-ext"]),
+    ("nlp_example", &["accelerate-launch", "accelerate-rs", "torch-ext"]),
     ("conformance", &["accelerate-core", "accelerate-launch", "accelerate-rs", "torch-ext"]),
     (
         "bench",
