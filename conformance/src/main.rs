@@ -1,6 +1,7 @@
 //! Runs one script on this rank; `accelerate launch` or the tests start as many ranks as they want.
 
 mod failing;
+mod killed_and_resumed;
 mod regression;
 mod test_distributed_data_loop;
 mod test_memory_utils;
@@ -37,6 +38,8 @@ enum Script {
     TestMetrics,
     /// Batch sizes that do not fit on one rank
     TestMemoryUtils,
+    /// Reads an epoch until it is told to die, and goes on where the run before stopped
+    KilledAndResumed,
     /// Rank 1 kills itself while the others reduce
     DyingRank,
     /// Rank 1 never makes the call the others make
@@ -54,6 +57,7 @@ fn main() -> anyhow::Result<()> {
         Script::TestOps => test_ops::run(),
         Script::TestMetrics => test_metrics::run(),
         Script::TestMemoryUtils => test_memory_utils::run(),
+        Script::KilledAndResumed => killed_and_resumed::run(arguments.folder.as_deref()),
         Script::DyingRank => failing::dying_rank(),
         Script::AbsentRank => failing::absent_rank(),
         Script::StrayingRank => failing::straying_rank(),

@@ -3,8 +3,8 @@
 use crate::regression::{RegressionModel, ensure_close, mse, regression_data, regression_loader};
 use accelerate::data::{DataLoader, VecDataset};
 use accelerate::optim::Sgd;
-use accelerate::tch::{Kind, Tensor};
-use accelerate::{Accelerator, DataLoaderConfiguration, MixedPrecision};
+use accelerate::tch::{self, Kind, Tensor};
+use accelerate::{Accelerator, DataLoaderConfiguration, MixedPrecision, RngType};
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -13,6 +13,7 @@ use std::path::Path;
 pub(crate) fn run(folder: Option<&Path>) -> Result<()> {
     let accelerator = Accelerator::builder().cpu(true).build()?;
     process_execution_check(&accelerator, folder)?;
+    rng_sync_check(&accelerator)?;
     dl_preparation_check(&accelerator)?;
     seedable_sampler_check(&accelerator)?;
     split_between_processes_checks(&accelerator)?;
@@ -45,6 +46,26 @@ fn process_execution_check(accelerator: &Accelerator, folder: Option<&Path>) -> 
 fn numbers(length: usize, batch_size: usize, shuffle: bool) -> accelerate::Result<DataLoader<Tensor>> {
     let rows = (0..length as i64).collect();
     DataLoader::builder(VecDataset::new(rows)).batch_size(batch_size).shuffle(shuffle).build()
+}
+
+/// Ranks that are seeded differently draw the same once they have taken over rank 0's state, asked for or by a loader.
+fn rng_sync_check(accelerator: &Accelerator) -> Result<()> {
+    let rank = accelerator.process_index() as i64;
+    let same_everywhere = || -> Result<bool> {
+        let drawn = accelerator.gather(&tch::Tensor::randn([1], tch::kind::FLOAT_CPU))?;
+        Ok(Vec::<f32>::try_from(&drawn)?.windows(2).all(|pair| pair[0] == pair[1]))
+    };
+    tch::manual_seed(rank);
+    ensure!(accelerator.num_processes() == 1 || !same_everywhere()?, "seeds make no difference");
+    tch::manual_seed(rank);
+    accelerator.synchronize_rng_states(&[RngType::Torch])?;
+    ensure!(same_everywhere()?, "the states differ after synchronisation");
+    let configured = Accelerator::builder().rng_types([RngType::Torch]).build_from(accelerator)?;
+    let loader = configured.prepare(numbers(8, 2, false)?)?;
+    tch::manual_seed(rank);
+    let _batches = loader.iter()?;
+    ensure!(same_everywhere()?, "the states differ after a pass has begun");
+    Ok(())
 }
 
 /// Every item exactly once, for all combinations of split and shuffle.

@@ -39,7 +39,7 @@ pub use accelerate_core::config::{
     AutocastKwargs, DDPCommunicationHookType, DataLoaderConfiguration, DistributedDataParallelKwargs, GradScalerKwargs,
     GradientAccumulationPlugin, InitProcessGroupKwargs, MixedPrecision, PowerSGDState, ProjectConfiguration,
 };
-pub use accelerate_core::names::DistributedType;
+pub use accelerate_core::names::{DistributedType, RngType};
 pub use accelerate_core::schedule::SchedulerUnit;
 pub use accelerate_derive::TensorTree;
 pub use accelerator::{

@@ -5,6 +5,7 @@
 
 mod ddp;
 mod launch;
+mod loader;
 mod record;
 
 use anyhow::{Result, bail};
@@ -39,6 +40,8 @@ enum What {
     Launch,
     /// One training step of two ranks (milliseconds), and their peak memory (MiB per rank)
     Ddp(ddp::Settings),
+    /// Data loading (microseconds): from memory, with work per row, behind skipped batches, dispatched by rank 0
+    Loader,
     /// Everything
     All,
 }
@@ -55,7 +58,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.what {
         What::Ddp(settings) => races.extend(ddp::races(&environment, arguments.rounds, settings)?),
         What::All => races.extend(ddp::races(&environment, arguments.rounds, &ddp::Settings::default())?),
-        What::Launch => {}
+        What::Launch | What::Loader => {}
+    }
+    if matches!(arguments.what, What::Loader | What::All) {
+        races.extend(loader::races(&environment, arguments.rounds)?);
     }
     for race in &races {
         println!("{race}");

@@ -13,6 +13,7 @@ use accelerate_core::config::{
     GradientAccumulationPlugin, InitProcessGroupKwargs, ProjectConfiguration,
 };
 use accelerate_core::environment::LaunchSettings;
+use accelerate_core::names::RngType;
 use accelerate_core::schedule::SchedulerUnit;
 
 /// Describes an [`Accelerator`]. For every setting: what is given here, else the launcher's environment, else
@@ -35,6 +36,7 @@ pub struct AcceleratorBuilder {
     partial_window: PartialWindow,
     cpu: bool,
     dataloader_config: Option<DataLoaderConfiguration>,
+    rng_types: Option<Vec<RngType>>,
     project_config: Option<ProjectConfiguration>,
     step_scheduler_with_optimizer: Option<bool>,
     scheduler_unit: Option<SchedulerUnit>,
@@ -82,6 +84,13 @@ impl AcceleratorBuilder {
     /// How data loaders are prepared.
     pub fn dataloader_config(mut self, config: DataLoaderConfiguration) -> Self {
         self.dataloader_config = Some(config);
+        self
+    }
+
+    /// The random number streams that all ranks take over from rank 0 when a pass over a prepared loader begins.
+    /// Default: [`RngType::Generator`], which is done in any case, because the order of rows is rank 0's.
+    pub fn rng_types(mut self, rng_types: impl IntoIterator<Item = RngType>) -> Self {
+        self.rng_types = Some(rng_types.into_iter().collect());
         self
     }
 
@@ -175,6 +184,7 @@ impl AcceleratorBuilder {
         let settings = Settings {
             device_placement: self.device_placement.unwrap_or(true),
             dataloader,
+            rng_types: self.rng_types.unwrap_or_else(|| vec![RngType::Generator]),
             project: self.project_config.unwrap_or_default(),
             ddp: handlers.ddp,
             step_scheduler_with_optimizer: self.step_scheduler_with_optimizer.unwrap_or(true),

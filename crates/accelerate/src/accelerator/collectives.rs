@@ -5,6 +5,7 @@ use crate::error::Result;
 use crate::group::ReduceOp;
 use crate::operations;
 use crate::tensor_tree::TensorTree;
+use accelerate_core::names::RngType;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -95,6 +96,21 @@ impl Accelerator {
     /// Every tensor as it is on rank `from_process`; the other ranks give tensors of the same shapes. Collective.
     pub fn broadcast<T: TensorTree>(&self, tensor: &T, from_process: usize) -> Result<T> {
         operations::broadcast(self.group(), tensor, from_process)
+    }
+
+    /// Sets random number streams of this process to the states of rank 0's. Collective.
+    ///
+    /// ```
+    /// use accelerate::{Accelerator, RngType};
+    ///
+    /// Accelerator::builder().cpu(true).build()?.synchronize_rng_states(&[RngType::Torch])?;
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When a stream does not exist on this device.
+    pub fn synchronize_rng_states(&self, rng_types: &[RngType]) -> Result<()> {
+        crate::data::synchronize_rng_states(self.context(), rng_types, Some(self.device()))
     }
 
     /// Replaces the objects by those of rank `from_process`. Collective.

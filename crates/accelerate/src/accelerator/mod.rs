@@ -19,6 +19,7 @@ use crate::error::Result;
 use crate::optim::OptimizerHandle;
 use crate::state::PartialState;
 use accelerate_core::config::{DataLoaderConfiguration, DistributedDataParallelKwargs, ProjectConfiguration};
+use accelerate_core::names::RngType;
 use accelerate_core::schedule::SchedulerUnit;
 use std::fmt;
 use std::sync::atomic::AtomicBool;
@@ -56,6 +57,7 @@ struct Inner {
 pub(crate) struct Settings {
     pub(crate) device_placement: bool,
     pub(crate) dataloader: DataLoaderConfiguration,
+    pub(crate) rng_types: Vec<RngType>,
     pub(crate) project: ProjectConfiguration,
     pub(crate) ddp: DistributedDataParallelKwargs,
     pub(crate) step_scheduler_with_optimizer: bool,

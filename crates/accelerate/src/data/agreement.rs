@@ -4,9 +4,11 @@ use super::random::SharedGenerator;
 use super::sampler::{Sampler, SeedableRandomSampler, SequentialSampler, downcast, generator_of};
 use crate::context::Context;
 use crate::error::{DataError, Result};
+use accelerate_core::names::RngType;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use tch::{Device, Tensor};
+use torch_ext::Generator;
 
 /// The two collectives that loaders need; collective like those of `Group`.
 pub(crate) trait Exchange: Send + Sync + fmt::Debug {
@@ -78,6 +80,26 @@ pub(crate) fn agree_on_generator(
     length.copy_from_slice(&Vec::<u8>::try_from(&agreed.f_slice(0, state_bytes, None, 1)?)?);
     check_length(rank, num_rows, u64::from_le_bytes(length) as usize)?;
     generator.set_state(&agreed.f_slice(0, 0, state_bytes, 1)?)
+}
+
+/// Sets generators to the states of rank 0's (`synchronize_rng_states` of the reference, `utils/random.py`).
+///
+/// The sampler's own generator is not among them: whatever is asked for, the order of rows is rank 0's.
+pub(crate) fn synchronize_rng_states(
+    exchange: &dyn Exchange,
+    rng_types: &[RngType],
+    device: Option<Device>,
+) -> Result<()> {
+    for rng_type in rng_types {
+        let generator = match (rng_type, device) {
+            (RngType::Generator, _) => continue,
+            (RngType::Torch, _) => Generator::default_cpu()?,
+            (RngType::Cuda, Some(Device::Cuda(index))) => Generator::default_cuda(index)?,
+            (other, _) => return Err(DataError::NoSuchGenerator { rng_type: other.to_string() }.into()),
+        };
+        generator.set_state(&exchange.of_rank_zero(&generator.state()?)?)?;
+    }
+    Ok(())
 }
 
 /// Ranks that shuffle different numbers of rows would end up with rows seen twice and never.

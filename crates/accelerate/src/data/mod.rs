@@ -26,6 +26,7 @@ mod source;
 mod tests;
 
 pub use accelerate_core::config::DataLoaderConfiguration;
+pub(crate) use agreement::synchronize_rng_states;
 pub use batches::Batches;
 pub use builder::{Collator, CustomCollate, DataLoaderBuilder, DefaultCollate};
 pub use collate::{Collate, default_collate, stack_tensors};

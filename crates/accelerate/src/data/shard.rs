@@ -1,6 +1,6 @@
 //! The loader that `prepare` makes: this process's share of every batch, on its device.
 
-use super::agreement::Exchange;
+use super::agreement::{self, Exchange};
 use super::batches::{Batches, Prepared};
 use super::loader::{DataLoader, Iterable, MapStyle, Parts};
 use super::operations::send_to_device;
@@ -9,10 +9,12 @@ use super::source::dispatch::{self, DispatchLink};
 use super::source::schedule::Sharding;
 use super::source::{Begun, Finish};
 use crate::TensorTree;
+use crate::accelerator::Settings;
 use crate::context::Context;
 use crate::error::{DataError, Result};
 use crate::gradient_state::GradientState;
 use accelerate_core::config::DataLoaderConfiguration;
+use accelerate_core::names::RngType;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -74,6 +76,7 @@ pub struct DataLoaderShard<B, K = MapStyle> {
     /// `None` leaves batches where they are.
     device: Option<Device>,
     non_blocking: bool,
+    rng_types: Vec<RngType>,
     kind: PhantomData<fn() -> K>,
 }
 
@@ -85,6 +88,7 @@ pub(crate) struct Place {
     pub(crate) exchange: Option<Arc<dyn Exchange>>,
     pub(crate) dispatch: Option<Arc<DispatchLink>>,
     pub(crate) device: Option<Device>,
+    pub(crate) rng_types: Vec<RngType>,
 }
 
 /// Which of the two kinds of loader it is, for what depends on it.
@@ -104,15 +108,10 @@ impl LoaderKind for Iterable {
 impl<B: Send + 'static, K: LoaderKind> DataLoader<B, K> {
     /// This process's share of the loader, as the configuration says.
     ///
-    /// Every process must call it. `device_placement` moves batches to the context's device. Collective when batches
-    /// are dispatched.
-    pub(crate) fn prepare_for(
-        self,
-        context: &Context,
-        configuration: &DataLoaderConfiguration,
-        device_placement: bool,
-    ) -> Result<DataLoaderShard<B, K>> {
+    /// Every process must call it. Collective when batches are dispatched.
+    pub(crate) fn prepare_for(self, context: &Context, settings: &Settings) -> Result<DataLoaderShard<B, K>> {
         let num_processes = context.group.world_size();
+        let (configuration, device_placement) = (&settings.dataloader, settings.device_placement);
         let dispatch = configuration.dispatch_batches.unwrap_or(K::IS_STREAM && device_placement);
         if dispatch && !device_placement {
             return Err(DataError::DispatchWithoutDevice.into());
@@ -129,6 +128,7 @@ impl<B: Send + 'static, K: LoaderKind> DataLoader<B, K> {
             exchange: (num_processes > 1).then_some(exchange),
             dispatch: link,
             device: device_placement.then_some(context.device),
+            rng_types: settings.rng_types.clone(),
         };
         self.prepare_at(place, configuration)
     }
@@ -164,6 +164,7 @@ impl<B: Send + 'static, K: LoaderKind> DataLoader<B, K> {
             dispatch: place.dispatch.filter(|_| !configuration.use_configured_sampler),
             device: place.device,
             non_blocking: configuration.non_blocking,
+            rng_types: place.rng_types,
             kind: PhantomData,
         })
     }
@@ -186,6 +187,9 @@ impl<B: TensorTree + Send + 'static, K> DataLoaderShard<B, K> {
     /// run that is resumed.
     pub fn iter(&self) -> Result<Batches<B, K>> {
         let (resume, epoch) = (self.parts.progress.resume(), self.parts.progress.epoch());
+        if let Some(exchange) = &self.exchange {
+            agreement::synchronize_rng_states(&**exchange, &self.rng_types, self.device)?;
+        }
         let mut plan = self.parts.plan(self.sharding(), resume.as_ref(), self.pinning());
         let Begun { pass, start } = match &self.dispatch {
             Some(link) => dispatch::begin(link, &*self.parts.source, plan)?,
@@ -232,8 +236,8 @@ impl<B: Send + 'static, K> DataLoaderShard<B, K> {
         self.parts.progress.epoch()
     }
 
-    /// Where the loader stands: inside of a loop, after the batch that was handed out last. The same on every process
-    /// (but with `use_configured_sampler`), and good for any number of processes.
+    /// Where the loader stands: inside of a loop, after the batch that was handed out last. Save that of the main
+    /// process (with `use_configured_sampler` that of every process); it is good for any number of processes.
     ///
     /// # Errors
     ///
@@ -279,6 +283,7 @@ impl<B: Send + 'static, K> super::SkipFirstBatches for DataLoaderShard<B, K> {
             dispatch: self.dispatch.clone(),
             device: self.device,
             non_blocking: self.non_blocking,
+            rng_types: self.rng_types.clone(),
             kind: PhantomData,
         }
     }

@@ -78,6 +78,11 @@ pub(crate) enum DataError {
          AcceleratorBuilder::device_placement at true, or set dispatch_batches to false"
     )]
     DispatchWithoutDevice,
+    #[error(
+        "there is no random number stream \"{rng_type}\" on this device to take over from rank 0; give \"torch\", \"generator\" \
+         or, on a CUDA device, \"cuda\" to AcceleratorBuilder::rng_types"
+    )]
+    NoSuchGenerator { rng_type: String },
     #[error("no batch size was found, because the value holds no tensor with at least one dimension")]
     NoBatchSize,
     #[error("there is no dimension {dim} in a tensor of shape {shape:?}")]

@@ -172,7 +172,7 @@ impl Accelerator {
         loader: DataLoader<B, K>,
     ) -> Result<DataLoaderShard<B, K>> {
         let settings = self.settings();
-        loader.prepare_for(self.context(), &settings.dataloader, settings.device_placement)
+        loader.prepare_for(self.context(), settings)
     }
 
     /// Prepares one scheduler.

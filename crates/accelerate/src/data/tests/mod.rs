@@ -44,6 +44,7 @@ fn place(rank: usize, num_processes: usize) -> Place {
         gradient_state: GradientState::new(Default::default(), Default::default()).unwrap(),
         exchange: None,
         dispatch: None,
+        rng_types: Vec::new(),
         device: None,
     }
 }
