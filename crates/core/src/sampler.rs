@@ -9,10 +9,12 @@
 //! `BatchSamplerShard`, `IterableDatasetShard` and `DataLoaderDispatcher` (`data_loader.py`), which reach
 //! them with buffers; closed form makes any round reachable in constant time.
 
+mod order;
 mod ragged;
 mod seed;
 mod stream;
 
+pub use order::RowOrder;
 pub use ragged::RaggedBatchShard;
 pub use seed::SeedableRandomSampler;
 pub use stream::{IterableDatasetShard, Slot, SlotSource, dispatch_slots};
@@ -173,24 +175,36 @@ impl BatchSamplerShard {
     /// assert_eq!((batch[0].index, batch[0].filler), (5, true)); // rank 0 has rows 4 and 2
     /// ```
     pub fn batch_from(&self, order: &[usize], first_row: usize, rank: usize) -> Option<Vec<Row>> {
+        let positions = self.positions_from(order.len(), first_row, rank)?;
+        Some(positions.into_iter().map(|at| Row { index: order[at.index], ..at }).collect())
+    }
+
+    /// [`BatchSamplerShard::batch_from`] for an order of `num_rows` rows that is not at hand: `index` of each row is
+    /// its position in the order, less than `num_rows`.
+    ///
+    /// ```
+    /// # use accelerate_core::sampler::BatchSamplerShard;
+    /// # let shard = BatchSamplerShard { num_processes: 2, batch_size: 2, drop_last: false, split_batches: false, even_batches: true };
+    /// let positions = shard.positions_from(5, 3, 0).unwrap();
+    /// assert_eq!((positions[0].index, positions[1].index), (3, 4));
+    /// ```
+    pub fn positions_from(&self, num_rows: usize, first_row: usize, rank: usize) -> Option<Vec<Row>> {
         let (rank_batch_size, total) = (self.rank_batch_size(), self.total_batch_size());
-        if rank >= self.num_processes || first_row >= order.len() || total == 0 {
+        if rank >= self.num_processes || first_row >= num_rows || total == 0 {
             return None;
         }
-        let incomplete = order.len() - first_row < total;
+        let incomplete = num_rows - first_row < total;
         if incomplete && self.drop_last {
             return None;
         }
         let start = first_row.saturating_add(rank.saturating_mul(rank_batch_size));
-        let real = order.get(start..).unwrap_or_default();
-        let real = &real[..real.len().min(rank_batch_size)];
-        let mut batch: Vec<Row> = real.iter().map(|&index| Row { index, filler: false }).collect();
+        let end = start.saturating_add(rank_batch_size);
+        let real = (start..end.min(num_rows)).map(|index| Row { index, filler: false });
+        let mut batch: Vec<Row> = real.collect();
         if incomplete && self.even_batches {
-            let repeated = &order[..order.len().min(total)];
-            for slot in start + real.len()..start.saturating_add(rank_batch_size) {
-                let index = repeated[(slot - order.len()) % repeated.len()];
-                batch.push(Row { index, filler: true });
-            }
+            let repeated = num_rows.min(total);
+            let filler = |slot| Row { index: (slot - num_rows) % repeated, filler: true };
+            batch.extend((start.max(num_rows)..end).map(filler));
         }
         (!batch.is_empty()).then_some(batch)
     }

@@ -4,8 +4,12 @@ use crate::border::{Handle, handles};
 use crate::error::{Error, Result};
 use tch::{Device, Kind, Tensor};
 
-/// `c10::ScalarType` of a kind; tch keeps its own table private.
-pub(crate) fn scalar_type(kind: Kind) -> i32 {
+/// `c10::ScalarType` of a kind, a number that is the same in every release; tch keeps its own table private.
+///
+/// ```
+/// assert_eq!(torch_ext::scalar_type(tch::Kind::BFloat16), 15);
+/// ```
+pub fn scalar_type(kind: Kind) -> i32 {
     match kind {
         Kind::Uint8 => 0,
         Kind::Int8 => 1,
@@ -31,7 +35,11 @@ pub(crate) fn scalar_type(kind: Kind) -> i32 {
 }
 
 /// The kind of a `c10::ScalarType`, where tch has one.
-pub(crate) fn kind_from_scalar_type(value: i32) -> Option<Kind> {
+///
+/// ```
+/// assert_eq!(torch_ext::kind_from_scalar_type(15), Some(tch::Kind::BFloat16));
+/// ```
+pub fn kind_from_scalar_type(value: i32) -> Option<Kind> {
     const KINDS: [Kind; 20] = [
         Kind::Uint8,
         Kind::Int8,

@@ -26,6 +26,7 @@ pub use error::{Error, Result};
 pub use function::apply_function;
 pub use generator::Generator;
 pub use hooks::HookHandle;
+pub use kinds::{kind_from_scalar_type, scalar_type};
 pub use nccl::NcclOptions;
 pub use process_group::{GlooInterface, GlooOptions, ProcessGroup, ReduceOp};
 pub use reducer::{GradBucket, Reducer, ReducerOptions, compute_bucket_assignment_by_size};

@@ -29,26 +29,28 @@ struct Contest {
     goal: Goal,
 }
 
+/// Batches of 32 rows in memory, fetched by the main thread of one process.
+const MEMORY: Contest = Contest {
+    name: "loader_memory_w0",
+    mode: "memory",
+    num_workers: 0,
+    batches: 500,
+    num_processes: 1,
+    goal: Goal::Ratio(0.25),
+};
+
 const CONTESTS: [Contest; 7] = [
-    contest("loader_memory_w0", "memory", 0, 500, 1, Goal::Ratio(0.25)),
-    contest("loader_memory_w2", "memory", 2, 500, 1, Goal::Ratio(0.03)),
-    contest("loader_work_w2", "work", 2, 20, 1, Goal::Ratio(1.0)),
-    contest("loader_skip", "skip", 0, 1, 1, Goal::Micros(1000.0)),
-    contest("loader_first_batch", "first-batch", 0, 500, 1, Goal::Micros(2000.0)),
-    contest("loader_dispatch_2", "dispatch", 0, 300, 2, Goal::Ratio(0.3)),
-    contest("loader_dispatch_4", "dispatch", 0, 300, 4, Goal::Ratio(0.3)),
+    MEMORY,
+    Contest { name: "loader_memory_w2", num_workers: 2, goal: Goal::Ratio(0.03), ..MEMORY },
+    Contest { name: "loader_work_w2", mode: "work", num_workers: 2, batches: 20, goal: Goal::Ratio(1.0), ..MEMORY },
+    Contest { name: "loader_skip", mode: "skip", batches: 1, goal: Goal::Micros(1000.0), ..MEMORY },
+    Contest { name: "loader_first_batch", mode: "first-batch", goal: Goal::Micros(2000.0), ..MEMORY },
+    Contest { num_processes: 2, ..DISPATCH },
+    Contest { name: "loader_dispatch_4", num_processes: 4, ..DISPATCH },
 ];
 
-const fn contest(
-    name: &'static str,
-    mode: &'static str,
-    num_workers: usize,
-    batches: usize,
-    num_processes: usize,
-    goal: Goal,
-) -> Contest {
-    Contest { name, mode, num_workers, batches, num_processes, goal }
-}
+const DISPATCH: Contest =
+    Contest { name: "loader_dispatch_2", mode: "dispatch", batches: 300, goal: Goal::Ratio(0.3), ..MEMORY };
 
 /// Runs both sides for `rounds` rounds. Values are microseconds: per batch, or until the first one.
 pub(super) fn races(environment: &Environment, rounds: usize) -> Result<Vec<Race>> {

@@ -1,30 +1,26 @@
-//! Keeps a run: `bench/runs/<date>-<machine>/{README.md,raw.csv,summary.md}`.
+//! Keeps a run: `bench/runs/<date>-<machine>[-<number>]/{README.md,raw.csv,summary.md}`.
 
 use std::fmt::Write;
 use std::fs;
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::python::Environment;
 use crate::race::Race;
 use crate::{libtorch, paths, process};
 
-/// Writes the run and returns its folder. A second run on one day replaces only the races it ran again.
+/// Writes the run and returns its folder, a new one: no run is ever written over.
 pub(super) fn write(environment: &Environment, races: &[Race]) -> Result<PathBuf> {
     let date = process::read(Command::new("date").arg("+%Y-%m-%d"))?.trim().to_owned();
     let processor = processor();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let folder = paths::repository_root().join(format!("bench/runs/{date}-{cores}-core-{}", slug(&processor)));
-    fs::create_dir_all(&folder).with_context(|| format!("could not create {}", folder.display()))?;
-    let old = fs::read_to_string(folder.join("raw.csv")).unwrap_or_default();
-    let raw = raw_csv(&old, races);
-    fs::write(
-        folder.join("summary.md"),
-        summary(&raw, races, &fs::read_to_string(folder.join("summary.md")).unwrap_or_default()),
-    )?;
-    fs::write(folder.join("raw.csv"), raw)?;
+    let runs = paths::repository_root().join("bench/runs");
+    let folder = new_folder(&runs, &format!("{date}-{cores}-core-{}", slug(&processor)))?;
+    fs::write(folder.join("summary.md"), summary(races))?;
+    fs::write(folder.join("raw.csv"), raw_csv(races))?;
     let commit = process::read(
         Command::new("git").args(["rev-parse", "--short=12", "HEAD"]).current_dir(paths::repository_root()),
     );
@@ -47,19 +43,22 @@ pub(super) fn write(environment: &Environment, races: &[Race]) -> Result<PathBuf
     Ok(folder)
 }
 
-const HEADER: &str = "race,unit,round,ours,rival,ratio";
-
-/// The old rows of other races, then the new rows.
-fn raw_csv(old: &str, races: &[Race]) -> String {
-    let is_kept = |line: &&str| {
-        let name = line.split(',').next().unwrap_or_default();
-        *line != HEADER && !races.iter().any(|race| race.name == name)
-    };
-    let mut text = format!("{HEADER}\n");
-    for line in old.lines().filter(is_kept) {
-        text.push_str(line);
-        text.push('\n');
+/// Makes a folder of that name, or of that name and the first number from 2 on that is free.
+fn new_folder(parent: &Path, name: &str) -> Result<PathBuf> {
+    fs::create_dir_all(parent).with_context(|| format!("could not create {}", parent.display()))?;
+    let names = std::iter::once(name.to_owned()).chain((2..).map(|number| format!("{name}-{number}")));
+    for folder in names.map(|name| parent.join(name)) {
+        match fs::create_dir(&folder) {
+            Ok(()) => return Ok(folder),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error).with_context(|| format!("could not create {}", folder.display())),
+        }
     }
+    bail!("every number has been given to a run of {name}")
+}
+
+fn raw_csv(races: &[Race]) -> String {
+    let mut text = "race,unit,round,ours,rival,ratio\n".to_owned();
     for race in races {
         for (round, pair) in race.pairs.iter().enumerate() {
             let ratio = pair.ours / pair.rival;
@@ -70,22 +69,13 @@ fn raw_csv(old: &str, races: &[Race]) -> String {
     text
 }
 
-/// The printed lines, as they were printed; lines of other races in an earlier summary stay.
-fn summary(raw: &str, races: &[Race], old: &str) -> String {
-    let kept = old.lines().filter(|line| {
-        line.strip_prefix("race=")
-            .is_some_and(|rest| !races.iter().any(|race| rest.starts_with(&format!("{} ", race.name))))
-    });
-    let mut text = format!(
-        "# Summary\n\n{} rounds are in `raw.csv`. A goal is met when the ratio is at most the goal.\n\n```text\n",
-        raw.lines().count() - 1
-    );
-    for line in kept.map(str::to_owned).chain(races.iter().map(Race::to_string)) {
-        text.push_str(&line);
-        text.push('\n');
-    }
-    text.push_str("```\n");
-    text
+/// The printed lines, as they were printed.
+fn summary(races: &[Race]) -> String {
+    let rounds: usize = races.iter().map(|race| race.pairs.len()).sum();
+    let lines: String = races.iter().map(|race| format!("{race}\n")).collect();
+    format!(
+        "# Summary\n\n{rounds} rounds are in `raw.csv`. A goal is met when the ratio is at most the goal.\n\n```text\n{lines}```\n"
+    )
 }
 
 fn processor() -> String {
@@ -124,15 +114,21 @@ mod tests {
     }
 
     #[test]
-    fn a_later_run_replaces_its_own_races_only() {
-        let first = raw_csv("", &[race("ddp_step", 1.0), race("launch_noop", 1.0)]);
-        let second = raw_csv(&first, &[race("ddp_step", 3.0)]);
-        assert_eq!(second, format!("{HEADER}\nlaunch_noop,s,1,1,2,0.5\nddp_step,s,1,3,2,1.5\n"));
-        let summary_text =
-            summary(&second, &[race("ddp_step", 3.0)], &summary(&first, &[race("launch_noop", 1.0)], ""));
-        assert_eq!(summary_text.matches("race=").count(), 2);
-        assert!(
-            summary_text.contains("race=launch_noop ours=1.0000") && summary_text.contains("race=ddp_step ours=3.0000")
+    fn every_round_and_every_line_is_kept() {
+        let races = [race("ddp_step", 1.0), race("launch_noop", 3.0)];
+        assert_eq!(
+            raw_csv(&races),
+            "race,unit,round,ours,rival,ratio\nddp_step,s,1,1,2,0.5\nlaunch_noop,s,1,3,2,1.5\n"
         );
+        let summary = summary(&races);
+        assert!(summary.contains("2 rounds") && summary.contains("race=launch_noop ours=3.0000"), "{summary}");
+    }
+
+    #[test]
+    fn a_later_run_of_the_day_gets_a_folder_of_its_own() {
+        let parent = tempfile::tempdir().unwrap();
+        let make = || new_folder(parent.path(), "2026-11-20-2-core").unwrap();
+        let names = [make(), make(), make()].map(|folder| folder.file_name().unwrap().to_string_lossy().into_owned());
+        assert_eq!(names, ["2026-11-20-2-core", "2026-11-20-2-core-2", "2026-11-20-2-core-3"]);
     }
 }

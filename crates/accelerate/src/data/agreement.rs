@@ -1,10 +1,11 @@
 //! What all ranks must agree on before a pass: one small collective per epoch.
 
 use super::random::SharedGenerator;
-use super::sampler::{Sampler, SeedableRandomSampler, SequentialSampler, downcast, generator_of};
+use super::sampler::{Sampler, SeedableRandomSampler, SequentialSampler, downcast, generator_of, order_of};
 use crate::context::Context;
 use crate::error::{DataError, Result};
 use accelerate_core::names::RngType;
+use accelerate_core::sampler::RowOrder;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use tch::{Device, Tensor};
@@ -44,23 +45,24 @@ pub(crate) fn agreed_indices(
     sampler: &dyn Sampler,
     epoch: usize,
     rank: usize,
-) -> Result<(Vec<usize>, Option<u64>)> {
+) -> Result<(RowOrder, Option<u64>)> {
     if downcast::<SequentialSampler>(sampler).is_some() {
-        return Ok((sampler.indices(epoch)?, None));
+        return Ok((order_of(sampler, epoch)?, None));
     }
     if let Some(seedable) = downcast::<SeedableRandomSampler>(sampler) {
         let mine = [seedable.seed() as i64, epoch as i64, seedable.len() as i64];
         let agreed = Vec::<i64>::try_from(&exchange.of_rank_zero(&Tensor::f_from_slice(&mine)?)?)?;
         check_length(rank, seedable.len(), agreed[2] as usize)?;
         let seed = agreed[0] as u64;
-        return Ok((seedable.with_seed(seed).indices(agreed[1] as usize)?, Some(seed)));
+        return Ok((order_of(&seedable.with_seed(seed), agreed[1] as usize)?, Some(seed)));
     }
     if generator_of(sampler).is_some_and(|generator| generator.get().is_some()) {
-        return Ok((sampler.indices(epoch)?, None));
+        return Ok((order_of(sampler, epoch)?, None));
     }
     let mine = sampler.indices(epoch)?.into_iter().map(|index| index as i64).collect();
     let agreed = agreed_numbers(exchange, mine)?;
-    Ok((agreed.into_iter().map(|index| index as usize).collect(), None))
+    let order: Vec<usize> = agreed.into_iter().map(|index| index as usize).collect();
+    Ok((order.into(), None))
 }
 
 /// Sets the generator's state to that of rank 0 (`synchronize_rng_states` of the reference with

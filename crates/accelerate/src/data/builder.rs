@@ -40,6 +40,12 @@ pub trait Collator<T> {
 
     #[doc(hidden)]
     fn into_function(self) -> Box<dyn Fn(Vec<T>) -> Result<Self::Batch> + Send + Sync>;
+
+    /// [`Collate::from_stacked`], where the function does the same as [`Collate`].
+    #[doc(hidden)]
+    fn from_stacked() -> Option<fn(T) -> Option<Self::Batch>> {
+        None
+    }
 }
 
 /// Batches are made as [`Collate`] says.
@@ -58,6 +64,9 @@ impl<T: Collate + 'static> Collator<T> for DefaultCollate {
     type Batch = T::Batch;
     fn into_function(self) -> Box<dyn Fn(Vec<T>) -> Result<T::Batch> + Send + Sync> {
         Box::new(T::collate)
+    }
+    fn from_stacked() -> Option<fn(T) -> Option<T::Batch>> {
+        Some(T::from_stacked)
     }
 }
 
@@ -234,7 +243,11 @@ where
         };
         let prefetch_factor = self.prefetch_factor.unwrap_or(PREFETCH_FACTOR);
         Ok(DataLoader::from_parts(Parts::new(Arc::new(RowSource {
-            recipe: Arc::new(Recipe { dataset: self.dataset, collate: self.collator.into_function() }),
+            recipe: Arc::new(Recipe {
+                dataset: self.dataset,
+                collate: self.collator.into_function(),
+                from_stacked: C::from_stacked(),
+            }),
             order,
             generator,
             workers: WorkerOptions { num_workers: self.num_workers, prefetch_factor },

@@ -42,6 +42,22 @@ pub trait Collate: Sized {
     ///
     /// When there are no rows or they do not agree in shape, dtype or keys; the message names the row.
     fn collate(items: Vec<Self>) -> Result<Self::Batch>;
+
+    /// The batch from a row whose tensors have one dimension more, in front, over all rows of the batch: what
+    /// [`Dataset::get_stacked`](crate::data::Dataset::get_stacked) fetches. The same as [`Collate::collate`] makes of
+    /// the rows one by one; `None`, the default, where such a row does not say enough for that.
+    ///
+    /// ```
+    /// use accelerate::{data::Collate, tch::Tensor};
+    ///
+    /// let stacked = Tensor::from_slice2(&[[1i64, 2], [3, 4]]);
+    /// assert_eq!(Tensor::from_stacked(stacked).unwrap().size(), [2, 2]);
+    /// assert!(i64::from_stacked(1).is_none()); // the first of how many?
+    /// ```
+    fn from_stacked(stacked: Self) -> Option<Self::Batch> {
+        let _ = stacked;
+        None
+    }
 }
 
 /// Builds a batch from rows as [`Collate`] says; what a loader does when it is not given a
@@ -129,6 +145,9 @@ impl Collate for Tensor {
     fn collate(items: Vec<Self>) -> Result<Tensor> {
         stack(&items)
     }
+    fn from_stacked(stacked: Self) -> Option<Tensor> {
+        Some(stacked)
+    }
 }
 
 fn matrix<T: tch::kind::Element + Copy>(rows: &[&[T]]) -> Result<Tensor> {
@@ -214,6 +233,9 @@ impl Collate for () {
     fn collate(_: Vec<Self>) -> Result<()> {
         Ok(())
     }
+    fn from_stacked((): ()) -> Option<()> {
+        Some(())
+    }
 }
 
 impl<T: Collate> Collate for Option<T> {
@@ -231,6 +253,12 @@ impl<T: Collate> Collate for Option<T> {
         }
         if has_value { T::collate(values).map(Some) } else { Ok(None) }
     }
+    fn from_stacked(stacked: Self) -> Option<Self::Batch> {
+        match stacked {
+            Some(value) => T::from_stacked(value).map(Some),
+            None => Some(None),
+        }
+    }
 }
 
 impl<K: Ord + std::fmt::Debug, T: Collate> Collate for BTreeMap<K, T> {
@@ -247,6 +275,9 @@ impl<K: Ord + std::fmt::Debug, T: Collate> Collate for BTreeMap<K, T> {
         }
         columns.into_iter().map(|(key, column)| Ok((key, T::collate(column)?))).collect()
     }
+    fn from_stacked(stacked: Self) -> Option<Self::Batch> {
+        stacked.into_iter().map(|(key, value)| Some((key, T::from_stacked(value)?))).collect()
+    }
 }
 
 impl<K, T, S> Collate for HashMap<K, T, S>
@@ -259,6 +290,9 @@ where
     fn collate(items: Vec<Self>) -> Result<Self::Batch> {
         let sorted = items.into_iter().map(|item| item.into_iter().collect()).collect();
         Ok(BTreeMap::collate(sorted)?.into_iter().collect())
+    }
+    fn from_stacked(stacked: Self) -> Option<Self::Batch> {
+        stacked.into_iter().map(|(key, value)| Some((key, T::from_stacked(value)?))).collect()
     }
 }
 
@@ -273,6 +307,9 @@ macro_rules! tuples {
                     $($column.push($name);)*
                 }
                 Ok(($($name::collate($column)?,)*))
+            }
+            fn from_stacked(($($column,)*): Self) -> Option<Self::Batch> {
+                Some(($($name::from_stacked($column)?,)*))
             }
         }
     };

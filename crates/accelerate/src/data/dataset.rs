@@ -44,6 +44,29 @@ pub trait Dataset: Send + Sync {
     /// keeps the cause.
     fn get(&self, index: usize) -> Result<Self::Item>;
 
+    /// Several rows at once, for datasets that can do that faster than one by one: a row whose tensors have one
+    /// dimension more, in front, over the rows. `None`, the default, for datasets that cannot.
+    ///
+    /// Loaders ask for it where batches are made as [`Collate`](crate::data::Collate) says. The tensors must not share
+    /// memory with the dataset: a loop may change its batches in place.
+    ///
+    /// ```
+    /// use accelerate::data::{Dataset, TensorDataset};
+    /// use accelerate::tch::Tensor;
+    ///
+    /// let dataset = TensorDataset::new(Tensor::from_slice(&[10i64, 11, 12]))?;
+    /// assert_eq!(dataset.get_stacked(&[2, 0]).unwrap()?, Tensor::from_slice(&[12i64, 10]));
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As those of [`Dataset::get`]. A loader then fetches the rows one by one, to find the one at fault.
+    fn get_stacked(&self, indices: &[usize]) -> Option<Result<Self::Item>> {
+        let _ = indices;
+        None
+    }
+
     /// Has the dataset no rows?
     fn is_empty(&self) -> bool {
         self.len() == 0
@@ -65,6 +88,9 @@ macro_rules! forward {
             }
             fn get(&self, index: usize) -> Result<D::Item> {
                 (**self).get(index)
+            }
+            fn get_stacked(&self, indices: &[usize]) -> Option<Result<D::Item>> {
+                (**self).get_stacked(indices)
             }
             fn set_epoch(&self, epoch: usize) {
                 (**self).set_epoch(epoch);
@@ -121,6 +147,25 @@ impl<T: TensorTree + Send> TensorDataset<T> {
         let num_rows = num_rows.ok_or(DataError::NoTensors)? as usize;
         Ok(Self { tensors: Mutex::new(tensors), num_rows })
     }
+
+    fn copy_rows(&self, indices: &[usize]) -> Result<T> {
+        if let Some(&index) = indices.iter().find(|&&index| self.num_rows <= index) {
+            return Err(DataError::NoSuchRow { index, num_rows: self.num_rows }.into());
+        }
+        // Other threads need not wait for the copying.
+        let tensors = lock(&self.tensors).try_map_tensors(&mut |tensor| Ok(tensor.shallow_clone()))?;
+        if let Some(&first) = indices.first().filter(|_| indices.windows(2).all(|pair| pair[0] + 1 == pair[1])) {
+            return tensors.try_map_tensors(&mut |tensor| {
+                let rows = tensor.f_narrow(0, first as i64, indices.len() as i64)?;
+                let mut copy = Tensor::f_empty(rows.size(), (rows.kind(), rows.device()))?;
+                copy.f_copy_(&rows)?;
+                Ok(copy)
+            });
+        }
+        let indices: Vec<i64> = indices.iter().map(|&index| index as i64).collect();
+        let indices = Tensor::f_from_slice(&indices)?;
+        tensors.try_map_tensors(&mut |tensor| Ok(tensor.f_index_select(0, &indices.f_to_device(tensor.device())?)?))
+    }
 }
 
 impl<T: TensorTree + Send> Dataset for TensorDataset<T> {
@@ -133,6 +178,9 @@ impl<T: TensorTree + Send> Dataset for TensorDataset<T> {
             return Err(DataError::NoSuchRow { index, num_rows: self.num_rows }.into());
         }
         lock(&self.tensors).try_map_tensors(&mut |tensor| Ok(tensor.f_select(0, index as i64)?))
+    }
+    fn get_stacked(&self, indices: &[usize]) -> Option<Result<T>> {
+        Some(self.copy_rows(indices))
     }
 }
 
@@ -288,6 +336,10 @@ impl<D: Dataset> Dataset for Subset<D> {
             None => Err(DataError::NoSuchRow { index, num_rows: self.indices.len() }.into()),
         }
     }
+    fn get_stacked(&self, indices: &[usize]) -> Option<Result<D::Item>> {
+        let inner: Option<Vec<usize>> = indices.iter().map(|&index| self.indices.get(index).copied()).collect();
+        self.dataset.get_stacked(&inner?)
+    }
     fn set_epoch(&self, epoch: usize) {
         self.dataset.set_epoch(epoch);
     }
@@ -374,6 +426,25 @@ mod tests {
         assert_eq!(text(VecDataset::new(vec![1i64, 2]).get(2)), wanted);
         assert_eq!(text(Subset::new(VecDataset::new(vec![1i64, 2]), vec![0, 2])), wanted);
         assert_eq!(text(Subset::new(VecDataset::new(vec![1i64, 2, 3]), vec![0, 2]).unwrap().get(2)), wanted);
+    }
+
+    #[test]
+    fn rows_fetched_at_once_are_those_fetched_one_by_one() {
+        let rows = || Tensor::arange(24, (Kind::Float, Device::Cpu)).reshape([6, 2, 2]).transpose(1, 2);
+        let dataset = TensorDataset::new((rows(), vec![Tensor::arange(6, (Kind::Int64, Device::Cpu))])).unwrap();
+        let subset = Subset::new(&dataset, vec![5, 1, 2, 3, 3]).unwrap();
+        for indices in [&[1usize, 2, 3][..], &[4], &[3, 1, 1], &[2, 1], &[0, 4], &[]] {
+            let (inputs, labels) = subset.get_stacked(indices).unwrap().unwrap();
+            assert_eq!((inputs.size()[0], labels[0].size()), (indices.len() as i64, vec![indices.len() as i64]));
+            assert!(inputs.is_contiguous(), "{indices:?}");
+            for (position, &index) in indices.iter().enumerate() {
+                let (input, label) = subset.get(index).unwrap();
+                assert_eq!((inputs.get(position as i64), labels[0].get(position as i64)), (input, label[0].copy()));
+            }
+            let _ = (inputs + 1.0, labels[0].shallow_clone().fill_(-1));
+        }
+        assert_eq!(dataset.get(5).unwrap().1[0].int64_value(&[]), 5, "a batch must not share memory with the dataset");
+        assert!(subset.get_stacked(&[5]).is_none() && dataset.get_stacked(&[6]).unwrap().is_err());
     }
 
     #[test]

@@ -13,10 +13,36 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 /// Marks loaders over a [`Dataset`]: their rows are counted, and any of them can be fetched.
+///
+/// ```
+/// use accelerate::data::{DataLoader, MapStyle, VecDataset};
+/// use accelerate::tch::Tensor;
+///
+/// // The same type as DataLoader<Tensor>.
+/// let loader: DataLoader<Tensor, MapStyle> = DataLoader::builder(VecDataset::new(vec![1i64, 2])).build()?;
+/// assert_eq!(loader.len(), 2);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub enum MapStyle {}
 
 /// Marks loaders over an [`IterableDataset`]: their rows come one after the other.
+///
+/// ```
+/// use accelerate::data::{DataLoader, Iterable, IterableDataset, RowStream, Rows};
+/// use accelerate::tch::Tensor;
+///
+/// struct Numbers;
+/// impl IterableDataset for Numbers {
+///     type Item = i64;
+///     fn iter(&self) -> accelerate::Result<Box<dyn RowStream<i64>>> {
+///         Ok(Box::new(Rows((0..3).map(Ok))))
+///     }
+/// }
+/// let loader: DataLoader<Tensor, Iterable> = DataLoader::iterable(Numbers).build()?;
+/// assert_eq!(loader.iter()?.count(), 3);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub enum Iterable {}
 

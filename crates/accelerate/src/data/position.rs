@@ -1,6 +1,7 @@
 //! Where a loader stands, as a value that can be saved, and how a pass is begun again from it.
 
 use crate::error::{DataError, Result};
+use accelerate_core::sampler::RowOrder;
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
@@ -122,12 +123,12 @@ impl Drop for DefaultGeneratorGuard {
 /// What identifies the order of a pass. The checksum is only taken when a state is saved.
 #[derive(Debug)]
 pub(crate) enum OrderDigest {
-    Rows(Arc<[usize]>),
+    Rows(RowOrder),
     Known(u64, u32),
 }
 
 impl OrderDigest {
-    pub(crate) fn of_rows(order: Arc<[usize]>) -> Self {
+    pub(crate) fn of_rows(order: RowOrder) -> Self {
         Self::Rows(order)
     }
 
@@ -138,7 +139,7 @@ impl OrderDigest {
 
     fn value(&self) -> (u64, u32) {
         match self {
-            Self::Rows(order) => (order.len() as u64, checksum(order.iter().copied())),
+            Self::Rows(order) => (order.len() as u64, checksum(order.iter())),
             Self::Known(length, checksum) => (*length, *checksum),
         }
     }

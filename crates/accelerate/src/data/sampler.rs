@@ -2,6 +2,7 @@
 
 use super::random::{self, SharedGenerator};
 use crate::error::{DataError, Result};
+use accelerate_core::sampler::RowOrder;
 use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
@@ -484,7 +485,6 @@ impl Order {
     }
 }
 
-/// The generator of a sampler that has a place for one.
 /// The drawing of one order.
 #[derive(Debug)]
 pub(crate) struct Drawing<'a> {
@@ -502,9 +502,18 @@ impl Drop for Drawing<'_> {
     }
 }
 
+/// The generator of a sampler that has a place for one.
 pub(crate) fn generator_of(sampler: &dyn Sampler) -> Option<&GeneratorSlot> {
     let random = downcast::<RandomSampler>(sampler).map(|sampler| &sampler.generator);
     random.or_else(|| downcast::<SubsetRandomSampler>(sampler).map(|sampler| &sampler.generator))
+}
+
+/// The rows of one pass.
+pub(crate) fn order_of(sampler: &dyn Sampler, epoch: usize) -> Result<RowOrder> {
+    match downcast::<SequentialSampler>(sampler) {
+        Some(sequential) => Ok(RowOrder::Sequential(sequential.num_rows)),
+        None => sampler.indices(epoch).map(RowOrder::from),
+    }
 }
 
 /// The seed that alone decides the sampler's orders.

@@ -91,7 +91,21 @@ pub(crate) struct Place {
     pub(crate) rng_types: Vec<RngType>,
 }
 
-/// Which of the two kinds of loader it is, for what depends on it.
+/// Which of the two kinds of loader it is, for what depends on it: [`MapStyle`] or [`Iterable`].
+///
+/// ```
+/// use accelerate::data::{DataLoader, DataLoaderShard, LoaderKind, VecDataset};
+/// use accelerate::{Accelerator, tch::Tensor};
+///
+/// /// Works with loaders of both kinds.
+/// fn count<K: LoaderKind>(loader: &DataLoaderShard<Tensor, K>) -> accelerate::Result<usize> {
+///     Ok(loader.iter()?.count())
+/// }
+/// let accelerator = Accelerator::builder().cpu(true).build()?;
+/// let loader = accelerator.prepare(DataLoader::builder(VecDataset::new(vec![1i64, 2])).build()?)?;
+/// assert_eq!(count(&loader)?, 2);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
 pub trait LoaderKind: 'static {
     #[doc(hidden)]
     const IS_STREAM: bool;
@@ -116,7 +130,7 @@ impl<B: Send + 'static, K: LoaderKind> DataLoader<B, K> {
         if dispatch && !device_placement {
             return Err(DataError::DispatchWithoutDevice.into());
         }
-        let link = match dispatch && num_processes > 1 {
+        let link = match dispatch && num_processes > 1 && !configuration.use_configured_sampler {
             true => Some(Arc::new(DispatchLink::new(context.group.side_group()?))),
             false => None,
         };
@@ -161,7 +175,7 @@ impl<B: Send + 'static, K: LoaderKind> DataLoader<B, K> {
             sharding,
             gradient_state: place.gradient_state,
             exchange: place.exchange.filter(|_| !configuration.use_configured_sampler),
-            dispatch: place.dispatch.filter(|_| !configuration.use_configured_sampler),
+            dispatch: place.dispatch,
             device: place.device,
             non_blocking: configuration.non_blocking,
             rng_types: place.rng_types,
@@ -179,7 +193,8 @@ impl<B, K> DataLoaderShard<B, K> {
 }
 
 impl<B: TensorTree + Send + 'static, K> DataLoaderShard<B, K> {
-    /// Begins a pass. Collective when rows are shuffled: all ranks get the order of rank 0.
+    /// Begins a pass. Collective when rows are shuffled (all ranks get the order of rank 0), when batches are
+    /// dispatched, and with `rng_types` other than "generator".
     ///
     /// # Errors
     ///

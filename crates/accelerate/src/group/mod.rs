@@ -367,7 +367,7 @@ impl Group {
             }
         }
         in_flight.into_iter().try_for_each(|(work, _kept_until_sent)| work.wait(None)).map_err(explain)?;
-        Ok(parts[source].shallow_clone())
+        Ok(parts.get(source).map_or_else(Tensor::new, Tensor::shallow_clone))
     }
 
     /// All ranks' descriptions in rank order if they differ, `None` if all are equal.

@@ -6,22 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io::Cursor;
 use tch::{Device, Kind, Tensor};
-
-/// Dtypes by the number that stands for them on the wire.
-const KINDS: [Kind; 12] = [
-    Kind::Uint8,
-    Kind::Int8,
-    Kind::Int16,
-    Kind::Int,
-    Kind::Int64,
-    Kind::Half,
-    Kind::Float,
-    Kind::Double,
-    Kind::ComplexFloat,
-    Kind::ComplexDouble,
-    Kind::Bool,
-    Kind::BFloat16,
-];
+use torch_ext::{kind_from_scalar_type, scalar_type};
 
 /// Tensors begin at multiples of this, so that they can be used where they lie.
 const ALIGNMENT: usize = 64;
@@ -49,8 +34,8 @@ pub struct Parcel {
 #[derive(Serialize, Deserialize)]
 struct Header {
     form: Vec<u8>,
-    /// Dtype, shape, and where it begins after the header.
-    tensors: Vec<(u8, Vec<i64>, usize)>,
+    /// `c10::ScalarType`, shape, and where it begins after the header.
+    tensors: Vec<(i32, Vec<i64>, usize)>,
 }
 
 impl Parcel {
@@ -106,7 +91,7 @@ impl Parcel {
         for tensor in &flat {
             let start = end;
             end = (start + size_in_bytes(tensor)).next_multiple_of(ALIGNMENT);
-            tensors.push((number_of(tensor.kind())?, tensor.size(), start));
+            tensors.push((scalar_type(tensor.kind()), tensor.size(), start));
         }
         let starts: Vec<usize> = tensors.iter().map(|(_, _, start)| *start).collect();
         let header = Header { form: self.form.get_ref().clone(), tensors };
@@ -142,13 +127,13 @@ impl Parcel {
         let header: Header = rmp_serde::from_slice(&header).map_err(|error| spoiled(error.to_string()))?;
         let data_start = (8 + length).next_multiple_of(ALIGNMENT);
         let tensors = header.tensors.iter().map(|(number, shape, start)| {
-            let kind =
-                *KINDS.get(usize::from(*number)).ok_or_else(|| spoiled(format!("dtype {number} is not known")))?;
-            let elements: i64 = shape.iter().product();
-            if elements == 0 {
+            let kind = kind_from_scalar_type(*number).ok_or_else(|| spoiled(format!("dtype {number} is not known")))?;
+            let length =
+                bytes_of(shape, kind).ok_or_else(|| spoiled(format!("there is no tensor of shape {shape:?}")))?;
+            if length == 0 {
                 return Ok(Tensor::f_empty(shape, (kind, Device::Cpu))?);
             }
-            let data = part(data_start + start, elements as usize * kind.elt_size_in_bytes())?;
+            let data = part(data_start.saturating_add(*start), length)?;
             Ok(data.f_view_dtype(kind)?.f_view(shape.as_slice())?)
         });
         Ok(Self { tensors: tensors.collect::<Result<_>>()?, form: Cursor::new(header.form), num_taken: 0 })
@@ -159,9 +144,13 @@ fn size_in_bytes(tensor: &Tensor) -> usize {
     tensor.numel() * tensor.kind().elt_size_in_bytes()
 }
 
-fn number_of(kind: Kind) -> Result<u8> {
-    let number = KINDS.iter().position(|&known| known == kind);
-    number.map(|number| number as u8).ok_or_else(|| spoiled(format!("tensors of dtype {kind:?} cannot be sent")))
+/// `None` for a shape that no tensor can have.
+fn bytes_of(shape: &[i64], kind: Kind) -> Option<usize> {
+    let mut length = kind.elt_size_in_bytes();
+    for &size in shape {
+        length = length.checked_mul(usize::try_from(size).ok()?)?;
+    }
+    Some(length)
 }
 
 fn spoiled(why: impl Into<String>) -> crate::Error {
@@ -189,7 +178,7 @@ mod tests {
 
     #[test]
     fn every_dtype_and_shape_arrives() {
-        for kind in KINDS {
+        for kind in (0..16).filter(|number| !(12..15).contains(number)).filter_map(kind_from_scalar_type) {
             for shape in [vec![], vec![0], vec![3], vec![2, 0, 4], vec![3, 5]] {
                 let tensor = Tensor::ones(&shape, (kind, Device::Cpu));
                 let back = there_and_back(&(tensor.shallow_clone(), tensor.shallow_clone())).1;
@@ -237,5 +226,18 @@ mod tests {
         let mut longer = bytes.clone();
         longer[..8].copy_from_slice(&u64::MAX.to_le_bytes());
         assert!(Parcel::from_bytes(&Tensor::from_slice(&longer)).is_err());
+    }
+
+    #[test]
+    fn tensors_that_cannot_be_are_an_error() {
+        let entries =
+            [(4, vec![i64::MAX, 2], 0), (4, vec![-1], 0), (4, vec![1], usize::MAX), (22, vec![1], 0), (-1, vec![1], 0)];
+        for entry in entries {
+            let header = rmp_serde::to_vec(&Header { form: Vec::new(), tensors: vec![entry.clone()] }).unwrap();
+            let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+            bytes.extend(header);
+            bytes.resize(256, 0);
+            assert!(Parcel::from_bytes(&Tensor::from_slice(&bytes)).is_err(), "{entry:?}");
+        }
     }
 }

@@ -37,7 +37,8 @@ pub struct DataLoaderConfiguration {
     pub use_configured_sampler: bool,
     /// Copy batches to the device without waiting for the copy to end. Default false.
     pub non_blocking: bool,
-    /// Save the loader's position with every checkpoint. Default false.
+    /// Taken over from Python Accelerate and without effect: every loader can say where it stands, with or without it.
+    /// Default false.
     pub use_stateful_dataloader: bool,
     /// Settings of gradient accumulation, for those who keep them here. Default `None`; Python Accelerate
     /// keeps them in `GradientAccumulationPlugin` only. Given in both places, they must agree.

@@ -179,8 +179,7 @@ impl<B: TensorTree + Send> Courier<B> {
                     Some(Err(error)) => error,
                     _ => Error::other("no reason is known"),
                 };
-                let told = self.tell(&Content::Failed { message: error.to_string() });
-                Some(Err(told.err().unwrap_or(error)))
+                Some(Err(self.tell_failure(error)))
             }
             None => self.receive().transpose(),
         };
@@ -201,25 +200,19 @@ impl<B: TensorTree + Send> Courier<B> {
     }
 
     fn send(&mut self, made: Option<Result<Round<B>>>) -> Delivery<B> {
-        let failed = |error: Error| Content::Failed { message: error_chain(&error) };
         match made {
-            None => match self.tell(&Content::End) {
-                Ok(()) => None,
-                Err(error) => Some(Err(error)),
-            },
-            Some(Err(error)) => {
-                let content = Content::Failed { message: error_chain(&error) };
-                Some(Err(self.tell(&content).err().unwrap_or(error)))
-            }
-            Some(Ok(round)) => Some(match self.parts_of(&round) {
-                Ok(parts) => self.link.group.scatter_bytes(Some(&parts), 0).map(|_| round),
-                Err(error) => {
-                    let message = error.to_string();
-                    let told = self.tell(&failed(error));
-                    Err(told.err().unwrap_or_else(|| CollectiveError::DispatchFailed { message }.into()))
-                }
-            }),
+            None => self.tell(&Content::End).err().map(Err),
+            Some(made) => Some(made.and_then(|round| Ok((self.parts_of(&round)?, round))).map_or_else(
+                |error| Err(self.tell_failure(error)),
+                |(parts, round)| self.link.group.scatter_bytes(Some(&parts), 0).map(|_| round),
+            )),
         }
+    }
+
+    /// The error itself, once the other ranks know of it; what kept them from knowing otherwise.
+    fn tell_failure(&self, error: Error) -> Error {
+        let content = Content::Failed { message: error_chain(&error) };
+        self.tell(&content).err().unwrap_or(error)
     }
 
     /// For each rank the round's label and its batch; nothing for rank 0, which has its batch.

@@ -15,17 +15,32 @@ pub(crate) type CollateFn<T, B> = dyn Fn(Vec<T>) -> Result<B> + Send + Sync;
 pub(crate) struct Recipe<D: Dataset, B> {
     pub(crate) dataset: D,
     pub(crate) collate: Box<CollateFn<D::Item, B>>,
+    /// A batch from what [`Dataset::get_stacked`] fetches, where batches are made in that way anyhow.
+    pub(crate) from_stacked: Option<FromStacked<D::Item, B>>,
 }
+
+/// See [`Collate::from_stacked`](crate::data::Collate::from_stacked).
+pub(crate) type FromStacked<T, B> = fn(T) -> Option<B>;
 
 impl<D: Dataset, B> Recipe<D, B> {
     /// Fetches the rows and makes the batch.
     pub(crate) fn make(&self, rows: &[Row]) -> Result<B> {
+        if let Some(batch) = self.make_at_once(rows) {
+            return Ok(batch);
+        }
         let fetch = |row: &Row| {
             let item = self.dataset.get(row.index);
             item.map_err(|error| error.context(format!("row {} of the dataset", row.index)))
         };
         let items = rows.iter().map(fetch).collect::<Result<Vec<_>>>()?;
         (self.collate)(items).map_err(|error| batch_context(error, rows))
+    }
+
+    /// `None` where that is not possible. A failure is none either: fetched one by one, the row at fault is known.
+    fn make_at_once(&self, rows: &[Row]) -> Option<B> {
+        let from_stacked = self.from_stacked?;
+        let indices: Vec<usize> = rows.iter().map(|row| row.index).collect();
+        from_stacked(self.dataset.get_stacked(&indices)?.ok()?)
     }
 }
 

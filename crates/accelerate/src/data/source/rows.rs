@@ -7,7 +7,7 @@ use crate::data::agreement;
 use crate::data::dataset::Dataset;
 use crate::data::position::{DataLoaderState, DefaultGeneratorGuard, OrderDigest, PassStart, RandomStates};
 use crate::data::random::{self, SharedGenerator};
-use crate::data::sampler::{BatchSampler, GeneratorSlot, Order, Sampler, SeedableRandomSampler, seed_of};
+use crate::data::sampler::{BatchSampler, GeneratorSlot, Order, Sampler, SeedableRandomSampler, order_of, seed_of};
 use crate::error::{DataError, Result};
 use accelerate_core::config::DataLoaderConfiguration;
 use std::sync::Arc;
@@ -136,10 +136,9 @@ impl<D: Dataset + 'static, B: Send + 'static> RowSource<D, B> {
                 let sampler: &dyn Sampler = reseeded.as_ref().map_or(&**sampler, |sampler| sampler);
                 let (order, seed) = match plan.exchange {
                     Some(exchange) => agreement::agreed_indices(exchange, sampler, plan.epoch, rank)?,
-                    None => (sampler.indices(plan.epoch)?, seed_of(sampler)),
+                    None => (order_of(sampler, plan.epoch)?, seed_of(sampler)),
                 };
-                let order: Arc<[usize]> = order.into();
-                let schedule = Schedule::of_rows(&plan.sharding, *batch_size, *drop_last, Arc::clone(&order));
+                let schedule = Schedule::of_rows(&plan.sharding, *batch_size, *drop_last, order.clone());
                 (schedule, OrderDigest::of_rows(order), seed)
             }
             Order::Batches(sampler) => {

@@ -3,7 +3,7 @@
 use crate::data::sampler::BatchSampler;
 use crate::error::{DataError, Result};
 use crate::gradient_state::LoaderPosition;
-use accelerate_core::sampler::{BatchSamplerShard, RaggedBatchShard, Row, SlotSource, dispatch_slots};
+use accelerate_core::sampler::{BatchSamplerShard, RaggedBatchShard, Row, RowOrder, SlotSource, dispatch_slots};
 use std::sync::Arc;
 
 /// How the batches of a loader are shared between processes.
@@ -89,7 +89,7 @@ pub(crate) struct Schedule {
 enum Deal {
     Rows {
         shard: BatchSamplerShard,
-        order: Arc<[usize]>,
+        order: RowOrder,
         dispatch: bool,
     },
     Batches {
@@ -106,7 +106,7 @@ enum Deal {
 }
 
 impl Schedule {
-    pub(crate) fn of_rows(sharding: &Sharding, batch_size: usize, drop_last: bool, order: Arc<[usize]>) -> Self {
+    pub(crate) fn of_rows(sharding: &Sharding, batch_size: usize, drop_last: bool, order: RowOrder) -> Self {
         let (shard, dispatch) = (sharding.by_rows(batch_size, drop_last), sharding.dispatch);
         Self { deal: Deal::Rows { shard, order, dispatch }, first: 0 }
     }
@@ -173,12 +173,21 @@ impl Schedule {
     pub(crate) fn batch(&self, round: usize, rank: usize) -> Option<Vec<Row>> {
         let start = self.first.checked_add(round.checked_mul(self.per_round())?)?;
         match &self.deal {
-            Deal::Rows { shard, order, dispatch: false } => shard.batch_from(order, start, rank),
+            Deal::Rows { shard, order, dispatch: false } => {
+                shard.positions_from(order.len(), start, rank).map(|positions| order.rows_at(positions))
+            }
             Deal::Rows { shard, order, dispatch: true } => {
-                let rows = shard.total_batch_size();
-                let chunk = order.get(start..order.len().min(start.saturating_add(rows)))?;
-                let dropped = shard.drop_last && chunk.len() < rows;
-                if dropped { None } else { cut(chunk, &order[..rows.min(order.len())], shard.num_processes, rank) }
+                let per_round = shard.total_batch_size();
+                let chunk = order.len().checked_sub(start)?.min(per_round);
+                if shard.drop_last && chunk < per_round {
+                    return None;
+                }
+                let position = |source| match source {
+                    SlotSource::Current(offset) => start + offset,
+                    SlotSource::First(offset) => offset,
+                };
+                let positions = cut(chunk, per_round.min(order.len()), shard.num_processes, rank, position)?;
+                Some(order.rows_at(positions))
             }
             // Batches in front of the first one still fill up the last round.
             Deal::Batches { shard, batches } => shard.batch_from(batches, start, rank),
@@ -188,7 +197,11 @@ impl Schedule {
                     let dropped = *drop_last && batches.len() < *per_round;
                     (!dropped).then(|| batches.concat())
                 };
-                cut(&joined(start)?, &joined(0)?, *num_processes, rank)
+                let (chunk, first_chunk) = (joined(start)?, joined(0)?);
+                cut(chunk.len(), first_chunk.len(), *num_processes, rank, |source| match source {
+                    SlotSource::Current(offset) => chunk[offset],
+                    SlotSource::First(offset) => first_chunk[offset],
+                })
             }
         }
     }
@@ -207,18 +220,22 @@ impl Schedule {
     }
 }
 
-/// The part of `rank` of a chunk that rank 0 has read, as the dispatcher of the reference cuts it.
-fn cut(chunk: &[usize], first_chunk: &[usize], num_processes: usize, rank: usize) -> Option<Vec<Row>> {
+/// The part of `rank` of a chunk that rank 0 has read, as the dispatcher of the reference cuts it; `index` says what
+/// stands in a slot.
+fn cut(
+    chunk: usize,
+    first_chunk: usize,
+    num_processes: usize,
+    rank: usize,
+    index: impl Fn(SlotSource) -> usize,
+) -> Option<Vec<Row>> {
     if num_processes == 1 {
-        return (!chunk.is_empty()).then(|| chunk.iter().map(|&index| Row { index, filler: false }).collect());
+        let row = |offset| Row { index: index(SlotSource::Current(offset)), filler: false };
+        return (0 < chunk).then(|| (0..chunk).map(row).collect());
     }
-    let mut ranks = dispatch_slots(chunk.len(), first_chunk.len(), num_processes, false);
+    let mut ranks = dispatch_slots(chunk, first_chunk, num_processes, false);
     let slots = if rank < ranks.len() { ranks.swap_remove(rank) } else { return None };
-    let row = |source| match source {
-        SlotSource::Current(position) => chunk[position],
-        SlotSource::First(position) => first_chunk[position],
-    };
-    Some(slots.into_iter().map(|slot| Row { index: row(slot.source), filler: slot.filler }).collect())
+    Some(slots.into_iter().map(|slot| Row { index: index(slot.source), filler: slot.filler }).collect())
 }
 
 /// The one order behind the batches of a sampler that promises batches of `batch_size` rows.
