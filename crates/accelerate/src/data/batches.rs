@@ -2,6 +2,7 @@
 
 use super::loader::{MapStyle, Parts};
 use super::position::Progress;
+use super::share::Shares;
 use super::source::{Pass, Round};
 use crate::error::Result;
 use crate::gradient_state::LoaderGuard;
@@ -41,6 +42,7 @@ pub struct Batches<B, K = MapStyle> {
 pub(crate) struct Prepared<B> {
     pub(crate) place: Box<dyn Fn(B) -> Result<B> + Send>,
     pub(crate) guard: LoaderGuard,
+    pub(crate) shares: Shares,
 }
 
 impl<B: Send + 'static, K> Batches<B, K> {
@@ -57,7 +59,7 @@ impl<B: Send + 'static, K> Batches<B, K> {
         let batch = match &self.prepared {
             Some(prepared) => {
                 let batch = (prepared.place)(batch)?;
-                prepared.guard.publish(round.position);
+                prepared.guard.publish(prepared.shares.for_all_ranks(round.position));
                 batch
             }
             None => batch,

@@ -20,6 +20,7 @@ mod random;
 pub mod readers;
 mod sampler;
 mod shard;
+mod share;
 mod source;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
@@ -40,6 +41,8 @@ pub use sampler::{
     WeightedRandomSampler,
 };
 pub use shard::{DataLoaderShard, LoaderKind};
+pub(crate) use share::Shares;
+pub use share::prepare_data_loader;
 pub use torch_ext::Generator;
 
 /// A loader that can leave out the first batches of its passes: [`DataLoader`] or [`DataLoaderShard`].

@@ -5,6 +5,7 @@ use super::batches::{Batches, Prepared};
 use super::loader::{DataLoader, Iterable, MapStyle, Parts};
 use super::operations::send_to_device;
 use super::position::DataLoaderState;
+use super::share::Shares;
 use super::source::dispatch::{self, DispatchLink};
 use super::source::schedule::Sharding;
 use super::source::{Begun, Finish};
@@ -68,6 +69,7 @@ use tch::Device;
 pub struct DataLoaderShard<B, K = MapStyle> {
     parts: Parts<B>,
     sharding: Sharding,
+    shares: Shares,
     pub(crate) gradient_state: GradientState,
     /// `None` when there is nobody to agree with.
     exchange: Option<Arc<dyn Exchange>>,
@@ -82,8 +84,9 @@ pub struct DataLoaderShard<B, K = MapStyle> {
 
 /// Where a prepared loader runs.
 pub(crate) struct Place {
-    pub(crate) rank: usize,
-    pub(crate) num_processes: usize,
+    /// This process's share of the rows.
+    pub(crate) share: usize,
+    pub(crate) shares: Shares,
     pub(crate) gradient_state: GradientState,
     pub(crate) exchange: Option<Arc<dyn Exchange>>,
     pub(crate) dispatch: Option<Arc<DispatchLink>>,
@@ -123,7 +126,12 @@ impl<B: Send + 'static, K: LoaderKind> DataLoader<B, K> {
     /// This process's share of the loader, as the configuration says.
     ///
     /// Every process must call it. Collective when batches are dispatched.
-    pub(crate) fn prepare_for(self, context: &Context, settings: &Settings) -> Result<DataLoaderShard<B, K>> {
+    pub(crate) fn prepare_for(
+        self,
+        context: &Context,
+        settings: &Settings,
+        shares: Shares,
+    ) -> Result<DataLoaderShard<B, K>> {
         let num_processes = context.group.world_size();
         let (configuration, device_placement) = (&settings.dataloader, settings.device_placement);
         let dispatch = configuration.dispatch_batches.unwrap_or(K::IS_STREAM && device_placement);
@@ -131,13 +139,13 @@ impl<B: Send + 'static, K: LoaderKind> DataLoader<B, K> {
             return Err(DataError::DispatchWithoutDevice.into());
         }
         let link = match dispatch && num_processes > 1 && !configuration.use_configured_sampler {
-            true => Some(Arc::new(DispatchLink::new(context.group.side_group()?))),
+            true => Some(Arc::new(DispatchLink::new(context.group.side_group()?, shares.clone()))),
             false => None,
         };
         let exchange: Arc<dyn Exchange> = Arc::new(context.clone());
         let place = Place {
-            rank: context.group.rank(),
-            num_processes,
+            share: shares.of_rank(context.group.rank()),
+            shares,
             gradient_state: context.gradient_state.clone(),
             exchange: (num_processes > 1).then_some(exchange),
             dispatch: link,
@@ -154,11 +162,11 @@ impl<B: Send + 'static, K: LoaderKind> DataLoader<B, K> {
     ) -> Result<DataLoaderShard<B, K>> {
         configuration.check()?;
         let sharding = if configuration.use_configured_sampler {
-            Sharding { own_sampler: place.num_processes > 1, ..Sharding::whole() }
+            Sharding { own_sampler: place.shares.len() > 1, ..Sharding::whole() }
         } else {
             Sharding {
-                rank: place.rank,
-                num_processes: place.num_processes,
+                rank: place.share,
+                num_processes: place.shares.len(),
                 split_batches: configuration.split_batches,
                 even_batches: configuration.even_batches,
                 dispatch: place.dispatch.is_some(),
@@ -173,6 +181,7 @@ impl<B: Send + 'static, K: LoaderKind> DataLoader<B, K> {
         Ok(DataLoaderShard {
             parts,
             sharding,
+            shares: place.shares,
             gradient_state: place.gradient_state,
             exchange: place.exchange.filter(|_| !configuration.use_configured_sampler),
             dispatch: place.dispatch,
@@ -221,6 +230,7 @@ impl<B: TensorTree + Send + 'static, K> DataLoaderShard<B, K> {
                 None => Ok(batch),
             }),
             guard: self.gradient_state.begin_loader(),
+            shares: self.shares.clone(),
         };
         Ok(Batches::new(pass, &self.parts, epoch, Some(prepared)))
     }
@@ -293,6 +303,7 @@ impl<B: Send + 'static, K> super::SkipFirstBatches for DataLoaderShard<B, K> {
         Self {
             parts: self.parts.skipping(num_batches),
             sharding: self.sharding,
+            shares: self.shares.clone(),
             gradient_state: self.gradient_state.clone(),
             exchange: self.exchange.clone(),
             dispatch: self.dispatch.clone(),

@@ -40,6 +40,11 @@ pub(crate) enum DataError {
     )]
     IndivisibleBatch { batch_size: usize, num_processes: usize },
     #[error(
+        "the rows cannot be shared: {why}; every rank must name the same number of shares, and every share must be named \
+         by equally many ranks"
+    )]
+    BadShares { why: String },
+    #[error(
         "split_batches needs to know the batch size to cut batches into equal parts, but the batch sampler \
          returns None from BatchSampler::batch_size; return its fixed size there, or set \
          DataLoaderConfiguration.split_batches to false"

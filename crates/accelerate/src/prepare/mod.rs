@@ -5,7 +5,7 @@ mod model;
 pub use model::PreparedModel;
 
 use crate::accelerator::Accelerator;
-use crate::data::{DataLoader, DataLoaderShard, LoaderKind};
+use crate::data::{DataLoader, DataLoaderShard, LoaderKind, Shares};
 use crate::error::Result;
 use crate::nn::Module;
 use crate::optim::{AcceleratedOptimizer, AcceleratedScheduler, LrScheduler, Optimizer, SchedulerOptions};
@@ -172,7 +172,8 @@ impl Accelerator {
         loader: DataLoader<B, K>,
     ) -> Result<DataLoaderShard<B, K>> {
         let settings = self.settings();
-        loader.prepare_for(self.context(), settings)
+        let shares = Shares::one_each(self.context().group.world_size());
+        loader.prepare_for(self.context(), settings, shares)
     }
 
     /// Prepares one scheduler.

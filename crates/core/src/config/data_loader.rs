@@ -32,8 +32,9 @@ pub struct DataLoaderConfiguration {
     pub use_seedable_sampler: bool,
     /// Seed of the seedable sampler's first epoch; the same on all ranks. Default `None`: drawn by rank 0.
     pub data_seed: Option<u64>,
-    /// The loader's sampler already picks the rows of its rank: leave it as it is. Default false; Python
-    /// Accelerate has no such field.
+    /// The loader's sampler, or its stream, already picks the rows of its rank (a stream that opens only this rank's
+    /// files, for instance): leave it as it is. What other ranks read is not known then, so metrics count every
+    /// row. Default false; Python Accelerate has no such field.
     pub use_configured_sampler: bool,
     /// Copy batches to the device without waiting for the copy to end. Default false.
     pub non_blocking: bool,

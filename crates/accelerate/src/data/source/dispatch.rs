@@ -3,6 +3,7 @@
 //! `DataLoaderDispatcher` of the reference (`data_loader.py`), which sends everything to everyone.
 
 use super::{Begun, Pass, PassPlan, Round, Source};
+use crate::data::share::Shares;
 use crate::error::{CollectiveError, DataError, Error, Result};
 use crate::gradient_state::LoaderPosition;
 use crate::group::Group;
@@ -18,12 +19,13 @@ use tch::Tensor;
 #[derive(Debug)]
 pub(crate) struct DispatchLink {
     group: Group,
+    shares: Shares,
     num_passes: AtomicU64,
 }
 
 impl DispatchLink {
-    pub(crate) fn new(group: Group) -> Self {
-        Self { group, num_passes: AtomicU64::new(0) }
+    pub(crate) fn new(group: Group, shares: Shares) -> Self {
+        Self { group, shares, num_passes: AtomicU64::new(0) }
     }
 }
 
@@ -37,7 +39,7 @@ pub(crate) fn begin<B: TensorTree + Send + 'static>(
     let num_left = source.num_batches(&plan.sharding).map(|batches| batches.saturating_sub(plan.skip_batches));
     let mut start = Arc::default();
     let reader = if link.group.rank() == 0 {
-        let ranks = 0..link.group.world_size();
+        let ranks = 0..link.shares.len();
         // The other ranks wait for a first message, so a failure is told to them before it is told here.
         Some(source.begin(PassPlan { ranks, finish: None, ..plan }).map(|begun| {
             start = begun.start;
@@ -204,7 +206,7 @@ impl<B: TensorTree + Send> Courier<B> {
             None => self.tell(&Content::End).err().map(Err),
             Some(made) => Some(made.and_then(|round| Ok((self.parts_of(&round)?, round))).map_or_else(
                 |error| Err(self.tell_failure(error)),
-                |(parts, round)| self.link.group.scatter_bytes(Some(&parts), 0).map(|_| round),
+                |(parts, round)| self.link.group.scatter_bytes(Some(&parts), 0).map(|_| self.keep_own(round)),
             )),
         }
     }
@@ -215,13 +217,21 @@ impl<B: TensorTree + Send> Courier<B> {
         self.tell(&content).err().unwrap_or(error)
     }
 
+    /// The round with the batch of this rank only.
+    fn keep_own(&self, mut round: Round<B>) -> Round<B> {
+        let own = self.link.shares.of_rank(self.link.group.rank());
+        let batch = round.batches.get_mut(own).and_then(Option::take);
+        Round { batches: vec![batch], ..round }
+    }
+
     /// For each rank the round's label and its batch; nothing for rank 0, which has its batch.
     fn parts_of(&self, round: &Round<B>) -> Result<Vec<Tensor>> {
         let Round { batches, position, delivered, stream } = round;
-        let part = |(rank, batch): (usize, &Option<B>)| {
+        let part = |rank| {
             if rank == 0 {
                 return Ok(Tensor::new());
             }
+            let batch = batches.get(self.link.shares.of_rank(rank)).and_then(Option::as_ref);
             let content = Content::Batch { position: position.clone(), delivered: *delivered, stream: stream.clone() };
             let mut parcel = Parcel::default();
             parcel.put(&(self.pass, self.round, content))?;
@@ -229,7 +239,7 @@ impl<B: TensorTree + Send> Courier<B> {
             batch.iter().try_for_each(|batch| batch.pack(&mut parcel))?;
             parcel.to_bytes()
         };
-        batches.iter().enumerate().map(part).collect()
+        (0..self.link.group.world_size()).map(part).collect()
     }
 
     fn receive(&mut self) -> Result<Option<Round<B>>> {

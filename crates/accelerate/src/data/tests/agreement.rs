@@ -86,7 +86,7 @@ fn the_epoch_of_rank_zero_is_the_one_that_counts() {
     let configuration =
         DataLoaderConfiguration { use_seedable_sampler: true, data_seed: Some(3), ..Default::default() };
     let passes = on_ranks(2, |place| {
-        let rank = place.rank;
+        let rank = place.share;
         let loader = numbered(10).shuffle(true).build().unwrap();
         let loader = loader.prepare_at(place, &configuration).unwrap();
         // A mistake: set_epoch on the main process only.
@@ -111,7 +111,7 @@ fn samplers_that_differ_between_ranks_give_way_to_rank_zero() {
     }
     for rotation in [0, 3] {
         let passes = on_ranks(2, |place| {
-            let sampler = Rotated(rotation * place.rank);
+            let sampler = Rotated(rotation * place.share);
             let loader = numbered(8).batch_size(2).sampler(sampler).build().unwrap();
             two_epochs(&loader.prepare_at(place, &DataLoaderConfiguration::default()).unwrap())
         });
@@ -132,7 +132,7 @@ fn batch_samplers_that_differ_in_length_give_way_to_rank_zero() {
         }
     }
     let passes = on_ranks(2, |place| {
-        let loader = numbered(6).batch_sampler(Chunks(1 + place.rank)).build().unwrap();
+        let loader = numbered(6).batch_sampler(Chunks(1 + place.share)).build().unwrap();
         let loader = loader.prepare_at(place, &DataLoaderConfiguration::default()).unwrap();
         pass(loader.iter().unwrap())
     });
@@ -144,7 +144,7 @@ fn datasets_that_differ_in_length_are_refused_by_rank() {
     for use_seedable_sampler in [false, true] {
         let configuration = DataLoaderConfiguration { use_seedable_sampler, ..Default::default() };
         let messages = on_ranks(2, |place| {
-            let loader = numbered(10 + place.rank).shuffle(true).build().unwrap();
+            let loader = numbered(10 + place.share).shuffle(true).build().unwrap();
             let loader = loader.prepare_at(place, &configuration).unwrap();
             loader.iter().err().map(|error| error.to_string())
         });

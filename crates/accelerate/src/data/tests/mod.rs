@@ -8,6 +8,7 @@ mod workers;
 
 use super::agreement::Exchange;
 use super::shard::Place;
+use super::share::Shares;
 use super::{DataLoader, DataLoaderBuilder, DataLoaderShard, DefaultCollate, VecDataset};
 use crate::Result;
 use crate::gradient_state::GradientState;
@@ -39,8 +40,8 @@ fn at_end(state: &GradientState) -> bool {
 
 fn place(rank: usize, num_processes: usize) -> Place {
     Place {
-        rank,
-        num_processes,
+        share: rank,
+        shares: Shares::one_each(num_processes),
         gradient_state: GradientState::new(Default::default(), Default::default()).unwrap(),
         exchange: None,
         dispatch: None,
