@@ -7,9 +7,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use accelerate::data::{DataLoader, TensorDataset, stack_tensors};
-use accelerate::nn::{Module, ParamStore};
+use accelerate::nn::{Module, Param, ParamStore};
 use accelerate::optim::{AdamW, Optimizer, Sgd};
-use accelerate::tch::Tensor;
+use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{Accelerator, PreparedModel};
 use anyhow::{Context, Result, bail, ensure};
 use nlp_example::batch::Batch;
@@ -152,5 +152,40 @@ mod tests {
         .unwrap();
         let message = read_rows(folder.path()).unwrap_err().to_string();
         assert!(message.contains("rows.safetensors") && message.contains("labels"), "{message}");
+    }
+}
+
+/// Numbers between -1 and 1 that the rivals in Python make alike (`formula` in `rival/optimizer.py`): float32.
+///
+/// # Errors
+/// libtorch's own.
+pub fn formula(shape: &[i64], phase: f64) -> Result<Tensor> {
+    let count: i64 = shape.iter().product();
+    let numbers = Tensor::f_arange(count, (Kind::Double, Device::Cpu))?;
+    let numbers = numbers.f_mul_scalar(0.7)?.f_add_scalar(phase)?.f_sin()?;
+    Ok(numbers.f_to_kind(Kind::Float)?.f_reshape(shape)?)
+}
+
+/// The mean square of all parameters: what both sides of a race compare.
+///
+/// # Errors
+/// libtorch's own.
+pub fn mean_square(params: &[Param]) -> Result<f64> {
+    let (mut total, mut count) = (0.0, 0);
+    for param in params {
+        let values = param.get().f_detach()?.f_to_kind(Kind::Double)?;
+        total += values.f_square()?.f_sum(Kind::Double)?.f_double_value(&[])?;
+        count += param.numel();
+    }
+    Ok(total / count as f64)
+}
+
+/// The median; not a number where there is none.
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    match values.len() {
+        0 => f64::NAN,
+        count if count % 2 == 1 => values[count / 2],
+        count => f64::midpoint(values[count / 2 - 1], values[count / 2]),
     }
 }

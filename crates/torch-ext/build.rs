@@ -40,8 +40,21 @@ fn main() {
         build.file(format!("shim/{name}.cpp"));
     }
     build.compile("torch_ext_shim");
+    compile_kernels(&include);
     println!("cargo::rerun-if-changed=shim");
     println!("cargo::rustc-link-lib=stdc++");
+}
+
+/// The loops that compute something themselves: optimised, and with a product and a sum rounded together only where
+/// they say so.
+fn compile_kernels(include: &Path) {
+    let mut build = cc::Build::new();
+    build.cpp(true).std("c++20").pic(true).warnings(false).debug(false).opt_level(3).include("shim").include(include);
+    build.flag("-ffp-contract=off").flag("-fvisibility=hidden");
+    if let Ok(abi) = env::var("LIBTORCH_CXX11_ABI") {
+        build.define("_GLIBCXX_USE_CXX11_ABI", abi.as_str());
+    }
+    build.file("shim/adam_kernel.cpp").compile("torch_ext_kernels");
 }
 
 /// Adds NCCL. Its headers and CUDA's come from the folders in `ACCELERATE_CUDA_INCLUDE` (`cargo xtask check-cuda`

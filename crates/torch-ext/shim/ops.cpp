@@ -1,5 +1,6 @@
 // Operations and states that tch does not bind: autocast, fused and foreach kernels, loss scaling, generators,
 // storages, meta tensors.
+#include "adam_kernel.h"
 #include "common.h"
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
@@ -7,6 +8,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/DeviceGuard.h>
+#include <algorithm>
 #include <c10/core/StorageImpl.h>
 #include <mutex>
 
@@ -101,6 +103,15 @@ int32_t te_fused_adam(bool decoupled, List params, List grads, List exp_avgs, Li
                       List state_steps, double lr, double beta1, double beta2, double weight_decay, double eps,
                       bool amsgrad, bool maximize, void *grad_scale, void *found_inf) {
   return guard_no_grad([&] {
+    if (!grad_scale && !found_inf) {
+      const auto p = params.get(), g = grads.get(), m = exp_avgs.get(), v = exp_avg_sqs.get();
+      const auto most = max_exp_avg_sqs.get(), steps = state_steps.get();
+      const te::AdamNumbers numbers{lr, beta1, beta2, weight_decay, eps, amsgrad, maximize, decoupled};
+      if (te::adam_on_cpu(numbers, {p, g, m, v, most, steps})) {
+        count_as_changed(p);
+        return;
+      }
+    }
     auto run = [&](auto op) {
       op(params.get(), grads.get(), exp_avgs.get(), exp_avg_sqs.get(), max_exp_avg_sqs.get(), state_steps.get(), lr,
          beta1, beta2, weight_decay, eps, amsgrad, maximize, optional_tensor(grad_scale), optional_tensor(found_inf));
@@ -134,7 +145,18 @@ int32_t te_fused_adagrad(List params, List grads, List state_sums, List state_st
 
 // ---- foreach ----
 int32_t te_foreach_add_scalar(List self, double value) {
-  return guard_no_grad([&] { at::_foreach_add_(self.get(), at::Scalar(value)); });
+  return guard_no_grad([&] {
+    const auto tensors = self.get();
+    // Counts of steps: for a single number, entering libtorch takes a hundred times as long as the addition.
+    const auto is_number = [](const at::Tensor &tensor) {
+      return tensor.device().is_cpu() && tensor.scalar_type() == at::kFloat && tensor.numel() == 1;
+    };
+    if (!std::all_of(tensors.begin(), tensors.end(), is_number))
+      return at::_foreach_add_(tensors, at::Scalar(value));
+    for (const at::Tensor &tensor : tensors)
+      *tensor.data_ptr<float>() += float(value);
+    count_as_changed(tensors);
+  });
 }
 int32_t te_foreach_add(List self, List other, double alpha) {
   return guard_no_grad([&] { at::_foreach_add_(self.get(), other.get(), at::Scalar(alpha)); });

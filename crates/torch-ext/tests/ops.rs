@@ -338,3 +338,87 @@ fn the_scale_grows_after_an_interval_and_backs_off_at_once() {
     }
     assert!(update_scale_(&scale, &Tensor::from(0i64), &Tensor::from(0f32), &rule).is_err());
 }
+
+/// One tensor of every length that matters to the loops of the kernel, with a gradient and a state.
+fn adam_case(kind: Kind) -> Vec<[Tensor; 4]> {
+    tch::manual_seed(7);
+    let sizes: [i64; 9] = [0, 1, 7, 8, 9, 1000, 16_384, 16_391, 100_003];
+    let random = |size| Tensor::randn([size], (Kind::Float, Device::Cpu)).to_kind(kind);
+    sizes.into_iter().map(|size| [random(size), random(size), random(size), random(size).abs()]).collect()
+}
+
+fn adam_step(decoupled: bool, config: &FusedAdam, case: &[[Tensor; 4]], grad_scale: Option<&Tensor>) -> Vec<Tensor> {
+    let copies: Vec<[Tensor; 4]> = case.iter().map(|tensors| tensors.each_ref().map(Tensor::copy)).collect();
+    let max: Vec<Tensor> = copies.iter().map(|tensors| &tensors[3] * 1.001).collect();
+    let steps: Vec<Tensor> = (0..case.len()).map(|index| Tensor::from(index as f32 + 1.0)).collect();
+    let list = |index: usize| -> Vec<&Tensor> { copies.iter().map(|tensors| &tensors[index]).collect() };
+    let (max, steps): (Vec<&Tensor>, Vec<&Tensor>) = (max.iter().collect(), steps.iter().collect());
+    let tensors = AdamTensors {
+        params: &list(0),
+        grads: &list(1),
+        exp_avgs: &list(2),
+        exp_avg_sqs: &list(3),
+        max_exp_avg_sqs: if config.amsgrad { &max } else { &[] },
+        state_steps: &steps,
+        grad_scale,
+        found_inf: None,
+    };
+    let step = if decoupled { fused_adamw_ } else { fused_adam_ };
+    step(config, &tensors).unwrap();
+    let max = max.into_iter().map(Tensor::copy).filter(|_| config.amsgrad);
+    copies.iter().flat_map(|tensors| [0, 2, 3].map(|index| tensors[index].copy())).chain(max).collect()
+}
+
+#[test]
+fn the_step_on_the_cpu_is_that_of_libtorch_to_the_bit() {
+    let case = adam_case(Kind::Float);
+    // With a loss scale, even one of 1, libtorch's own kernel runs.
+    let one = Tensor::from(1f32);
+    for index in 0..32 {
+        let on = |bit: i32| index >> bit & 1 == 1;
+        let config = FusedAdam {
+            lr: 0.013,
+            beta1: if on(0) { 0.9 } else { 0.3 },
+            beta2: 0.95,
+            weight_decay: if on(1) { 0.07 } else { 0.0 },
+            eps: 1e-6,
+            amsgrad: on(2),
+            maximize: on(3),
+        };
+        let ours = adam_step(on(4), &config, &case, None);
+        let theirs = adam_step(on(4), &config, &case, Some(&one));
+        for (position, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
+            let same = ours.view_dtype(Kind::Int).equal(&theirs.view_dtype(Kind::Int));
+            assert!(same, "{config:?}, decoupled {}, tensor {position} of {:?}", on(4), ours.size());
+        }
+    }
+}
+
+#[test]
+fn what_the_own_kernel_is_not_made_for_goes_to_libtorch() {
+    let config =
+        FusedAdam { lr: 0.1, beta1: 0.9, beta2: 0.99, weight_decay: 0.0, eps: 1e-8, amsgrad: false, maximize: false };
+    let one = Tensor::from(1f32);
+    for kind in [Kind::Double, Kind::BFloat16] {
+        let case = adam_case(kind);
+        let (ours, theirs) = (adam_step(true, &config, &case, None), adam_step(true, &config, &case, Some(&one)));
+        assert!(ours.iter().zip(&theirs).all(|(ours, theirs)| ours.equal(theirs)), "{kind:?}");
+    }
+    let [param, grad, mean, square] =
+        adam_case(Kind::Float).remove(5).map(|tensor| tensor.reshape([10, 100]).transpose(0, 1));
+    let step = Tensor::from(1f32);
+    let before = param.contiguous();
+    fused_adamw_(
+        &config,
+        &AdamTensors {
+            params: &[&param],
+            grads: &[&grad],
+            exp_avgs: &[&mean],
+            exp_avg_sqs: &[&square],
+            state_steps: &[&step],
+            ..AdamTensors::default()
+        },
+    )
+    .unwrap();
+    assert!(!param.contiguous().equal(&before));
+}
