@@ -275,6 +275,9 @@ def quantize(values, qmap):
     codes = codes.clip(min=0)
     up = (codes + 1).clip(max=255)
     codes = torch.where(normed - qmap[codes] >= (qmap[up] - qmap[codes]) * 0.5, up, codes)
+    if qmap[0] == 0.0:
+        # Unlike torchao: a square that is not zero never becomes zero, or the next step divides by almost nothing.
+        codes = torch.where((codes == 0) & (normed > 0), 1, codes)
     return codes.to(torch.uint8), scale
 
 
@@ -283,7 +286,7 @@ def dequantize(codes, scale, qmap):
 
 
 def adamw8bit():
-    """The step of torchao's `single_param_adam`, over 16 blocks. Numbers are written down by a rule, not drawn."""
+    """The step of torchao's `single_param_adam` (but for `quantize`), over 16 blocks. Numbers are written down by a rule, not drawn."""
     numel, lr, beta1, beta2, eps, weight_decay = 4096, 1e-2, 0.9, 0.95, 1e-8, 0.1
     position = torch.arange(numel, dtype=torch.float64)
     rule = lambda step: ((position * 7919 + step * 104729) % 1009 / 1009 - 0.5) * 10 ** (-(position % 7) / 2)

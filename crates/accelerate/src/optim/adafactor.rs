@@ -129,7 +129,7 @@ impl Squares {
 
 /// Over one dimension that stays, of size 1, without a tensor of all squares.
 fn mean_of_squares(grad: &Tensor, dim: i64) -> Result<Tensor> {
-    let mut norms = grad.f_frobenius_norm([dim], true)?;
+    let mut norms = grad.f_linalg_norm(2.0, &[dim][..], true, None)?;
     let count = grad.numel() / norms.numel().max(1);
     Ok(norms.f_square_()?.f_div_scalar_(count as f64)?)
 }

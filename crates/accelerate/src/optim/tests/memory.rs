@@ -3,6 +3,7 @@
 use super::{one_weight, set_grad, weight};
 use crate::nn::{Init, ParamStore};
 use crate::optim::{Adafactor, AdamW, AdamW8bit, Lion, OneCycleLr, Optimizer, OptimizerState, ParamGroup, RMSprop};
+use std::ops::Range;
 use tch::{Device, Kind, Tensor};
 use torch_ext::autograd::set_gradient;
 
@@ -15,19 +16,23 @@ fn several_sizes(kind: Kind) -> ParamStore {
     store
 }
 
-/// Gradients of many sizes, the same for the same step.
-fn set_grads(store: &ParamStore, step: usize) {
+/// Gradients of many sizes, from `exp(-spread)` to `exp(spread)`; the same for the same step.
+fn set_grads(store: &ParamStore, step: usize, spread: f64) {
     for param in store.trainable_parameters() {
         let local = param.local();
         let position = Tensor::arange(local.numel() as i64, (Kind::Double, Device::Cpu));
-        let wave = (&position * 0.7 + step as f64 * 0.3).sin() * (-(&position * 0.013).sin() * 4.0).exp();
+        let wave = (&position * 0.7 + step as f64 * 0.3).sin() * ((&position * 0.013).sin() * -spread).exp();
         set_gradient(&local, Some(&wave.to_kind(local.kind()).reshape(local.size()))).unwrap();
     }
 }
 
-fn train(optimizer: &mut impl Optimizer, store: &ParamStore, steps: std::ops::Range<usize>) {
+fn train(optimizer: &mut impl Optimizer, store: &ParamStore, steps: Range<usize>) {
+    train_spread(optimizer, store, steps, 4.0);
+}
+
+fn train_spread(optimizer: &mut impl Optimizer, store: &ParamStore, steps: Range<usize>, spread: f64) {
     for step in steps {
-        set_grads(store, step);
+        set_grads(store, step, spread);
         optimizer.step().unwrap();
     }
 }
@@ -46,7 +51,7 @@ fn num_bytes(state: &OptimizerState, param: &str) -> usize {
 fn optim_state_has_the_promised_size() {
     let store = several_sizes(Kind::Float);
     let state = |optimizer: &mut dyn Optimizer| {
-        set_grads(&store, 0);
+        set_grads(&store, 0, 4.0);
         optimizer.step().unwrap();
         optimizer.state_dict().unwrap()
     };
@@ -65,17 +70,22 @@ fn optim_state_has_the_promised_size() {
 
 #[test]
 fn optim_8_bits_stay_close_to_exact_averages() {
-    let (exact_store, store) = (several_sizes(Kind::Float), several_sizes(Kind::Float));
     let (lr, num_steps) = (1e-2, 10);
-    train(&mut AdamW::new(&exact_store, lr).unwrap(), &exact_store, 0..num_steps);
-    train(&mut AdamW8bit::new(&store, lr).unwrap(), &store, 0..num_steps);
-    let (exact, found) = (weights(&exact_store), weights(&store));
-    let distances: Vec<f64> = exact.iter().zip(&found).map(|(exact, found)| (exact - found).abs()).collect();
-    let (large, others) = distances.split_at(128 * 64);
-    let mean = large.iter().sum::<f64>() / large.len() as f64;
-    let moved = exact[..large.len()].iter().map(|weight| (weight - 1.0).abs()).sum::<f64>() / large.len() as f64;
-    assert!(0.0 < mean && mean < 0.03 * moved, "{mean} of {moved}");
-    assert!(others.iter().all(|&distance| distance < 1e-5), "small tensors are exact");
+    for (spread, tolerance) in [(1.0, 0.015), (4.0, 0.07)] {
+        let (exact_store, store) = (several_sizes(Kind::Float), several_sizes(Kind::Float));
+        train_spread(&mut AdamW::new(&exact_store, lr).unwrap(), &exact_store, 0..num_steps, spread);
+        train_spread(&mut AdamW8bit::new(&store, lr).unwrap(), &store, 0..num_steps, spread);
+        let (exact, found) = (weights(&exact_store), weights(&store));
+        let distances: Vec<f64> = exact.iter().zip(&found).map(|(exact, found)| (exact - found).abs()).collect();
+        let (large, others) = distances.split_at(128 * 64);
+        let mean = large.iter().sum::<f64>() / large.len() as f64;
+        let moved = exact[..large.len()].iter().map(|weight| (weight - 1.0).abs()).sum::<f64>() / large.len() as f64;
+        assert!(0.0 < mean && mean < tolerance * moved, "{mean} of {moved}");
+        // Not one weight runs away.
+        let worst = large.iter().copied().fold(0.0, f64::max);
+        assert!(worst < lr * num_steps as f64, "{worst}");
+        assert!(others.iter().all(|&distance| distance < 1e-5), "small tensors are exact");
+    }
 }
 
 #[test]
@@ -99,10 +109,10 @@ fn check_resume<O: Optimizer>(what: &str, make: impl Fn(&ParamStore) -> O) {
     train(&mut first, &store, 0..3);
     let mut second = make(&store);
     second.load_state_dict(&first.state_dict().unwrap()).unwrap();
-    // What goes on goes on from copies.
-    train(&mut first, &several_sizes(Kind::Float), 3..4);
+    drop(first);
     train(&mut second, &store, 3..6);
-    assert_eq!(weights(&store), weights(&whole_store), "{what}");
+    // Not assert_eq: nobody wants to read all those numbers.
+    assert!(weights(&store) == weights(&whole_store), "{what}");
 }
 
 #[test]
