@@ -330,3 +330,17 @@ impl AdafactorBuilder {
         Ok(Adafactor { handle, options: self.options, variances })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn optim_epsilon_is_the_distance_from_1_to_the_next_number() {
+        for kind in [Kind::Half, Kind::BFloat16, Kind::Float, Kind::Double] {
+            let one = Tensor::ones([1], (kind, Device::Cpu));
+            assert_ne!(&one + epsilon(kind), one, "{kind:?}");
+            assert_eq!(&one + epsilon(kind) / 2.0, one, "{kind:?}");
+        }
+    }
+}
