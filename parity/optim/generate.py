@@ -1,8 +1,9 @@
 """Writes what PyTorch's optimizers, schedules, clipping and loss scaling compute, for the Rust tests.
 
 Run with torch 2.11.0:  python parity/optim/generate.py
-Outputs (committed): optimizers.json, schedules.json, clip.json, grad_scaler.json, beside this file.
-`transformers` is not needed: its three warmup formulas are written down here as lambdas.
+Outputs (committed): optimizers.json, schedules.json, plateau.json, adamw8bit.json, clip.json, grad_scaler.json,
+beside this file. `transformers` is not needed: its warmup formulas are written down here. Nor is `torchao`: 8-bit
+AdamW is written down here by its definition, and so is Lion, which torch does not have.
 """
 
 import json
@@ -14,6 +15,28 @@ import torch
 HERE = pathlib.Path(__file__).parent
 SHAPES = {"weight": [3, 4], "bias": [5], "scale": [2, 2, 2]}
 NUM_STEPS = 6
+
+
+class Lion(torch.optim.Optimizer):
+    """Chen and others 2023, algorithm 2, in the order of arithmetic of the authors' lion_pytorch.py."""
+
+    def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0, foreach=None):
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            (beta1, beta2), lr = group["betas"], group["lr"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                if not self.state[p]:
+                    self.state[p]["exp_avg"] = torch.zeros_like(p)
+                m = self.state[p]["exp_avg"]
+                p.mul_(1 - lr * group["weight_decay"])
+                p.add_(torch.sign(m * beta1 + p.grad * (1 - beta1)), alpha=-lr)
+                m.mul_(beta2).add_(p.grad, alpha=1 - beta2)
+
 
 OPTIMIZERS = {
     "adamw_default": (torch.optim.AdamW, {"lr": 1e-2}),
@@ -29,7 +52,24 @@ OPTIMIZERS = {
         torch.optim.Adagrad,
         {"lr": 0.1, "lr_decay": 0.05, "weight_decay": 0.02, "initial_accumulator_value": 0.1},
     ),
+    "rmsprop_default": (torch.optim.RMSprop, {"lr": 1e-2}),
+    "rmsprop_momentum": (torch.optim.RMSprop, {"lr": 1e-2, "momentum": 0.9, "weight_decay": 0.1, "alpha": 0.9}),
+    "rmsprop_centered": (torch.optim.RMSprop, {"lr": 1e-2, "centered": True, "maximize": True, "eps": 1e-6}),
+    "rmsprop_all": (
+        torch.optim.RMSprop,
+        {"lr": 3e-3, "momentum": 0.5, "centered": True, "maximize": True, "weight_decay": 0.05},
+    ),
+    "adafactor_default": (torch.optim.Adafactor, {"lr": 1e-2}),
+    "adafactor_decay": (
+        torch.optim.Adafactor,
+        {"lr": 0.8, "weight_decay": 0.1, "beta2_decay": -0.5, "d": 1.5, "eps": (0.5, 2.0)},
+    ),
+    "adafactor_maximize": (torch.optim.Adafactor, {"lr": 0.1, "maximize": True, "eps": (1e-15, 1e-3)}),
+    "lion_default": (Lion, {"lr": 1e-2}),
+    "lion_decay": (Lion, {"lr": 3e-3, "betas": (0.5, 0.8), "weight_decay": 0.2}),
 }
+# What torch has no fused kernels for, it computes with operations over lists.
+WITHOUT_FUSED = (torch.optim.RMSprop, torch.optim.Adafactor, Lion)
 
 
 def flat(tensor):
@@ -52,7 +92,8 @@ def start(dtype=torch.float32):
 def run(optimizer_class, options, fused):
     values, grads = start()
     params = {name: torch.nn.Parameter(value.clone()) for name, value in values.items()}
-    optimizer = optimizer_class(params.values(), **options, fused=fused)
+    kernels = "foreach" if optimizer_class in WITHOUT_FUSED else "fused"
+    optimizer = optimizer_class(params.values(), **options, **{kernels: fused})
     steps = []
     for step in grads:
         for name, param in params.items():
@@ -120,6 +161,30 @@ def cosine(warmup, total, cycles):
     return rule
 
 
+def restarts(warmup, total, cycles):
+    def rule(step):
+        if step < warmup:
+            return float(step) / float(max(1, warmup))
+        progress = float(step - warmup) / float(max(1, total - warmup))
+        if progress >= 1.0:
+            return 0.0
+        return max(0.0, 0.5 * (1.0 + math.cos(math.pi * ((float(cycles) * progress) % 1.0))))
+
+    return rule
+
+
+def inverse_sqrt(warmup, timescale=None):
+    timescale = timescale or warmup or 10_000
+
+    def rule(step):
+        if step < warmup:
+            return float(step) / float(max(1, warmup))
+        shift = timescale - warmup
+        return 1.0 / math.sqrt((step + shift) / timescale)
+
+    return rule
+
+
 def schedules():
     lr = torch.optim.lr_scheduler
     cases = {
@@ -132,6 +197,14 @@ def schedules():
         "exponential_0.97": (lambda o: lr.ExponentialLR(o, 0.97), 40),
         "polynomial_10_2": (lambda o: lr.PolynomialLR(o, 10, 2.0), 14),
         "lambda_0.95": (lambda o: lr.LambdaLR(o, lambda step: 0.95**step), 20),
+        "restarts_4_30_3": (lambda o: lr.LambdaLR(o, restarts(4, 30, 3)), 33),
+        "restarts_0_9_1": (lambda o: lr.LambdaLR(o, restarts(0, 9, 1)), 10),
+        "inverse_sqrt_5": (lambda o: lr.LambdaLR(o, inverse_sqrt(5)), 40),
+        "inverse_sqrt_0": (lambda o: lr.LambdaLR(o, inverse_sqrt(0)), 10),
+        "inverse_sqrt_3_timescale_7": (lambda o: lr.LambdaLR(o, inverse_sqrt(3, 7)), 20),
+        "multi_step_2_5_5_9_0.3": (lambda o: lr.MultiStepLR(o, [2, 5, 5, 9], 0.3), 12),
+        "cosine_annealing_7_0.001": (lambda o: lr.CosineAnnealingLR(o, 7, 0.001), 30),
+        "cosine_annealing_10": (lambda o: lr.CosineAnnealingLR(o, 10), 22),
         "one_cycle_20": (lambda o: lr.OneCycleLR(o, 0.5, total_steps=20), 20),
         "one_cycle_13_linear": (
             lambda o: lr.OneCycleLR(o, 0.5, total_steps=13, pct_start=0.4, anneal_strategy="linear"),
@@ -153,6 +226,90 @@ def schedules():
             momenta.append(optimizer.param_groups[0]["momentum"])
         out[name] = {"lrs": rates, "momentum": momenta}
     return out
+
+
+def plateau():
+    """Rates after each metric; the metrics fall, rest, jump and once are no numbers."""
+    metrics = [5.0, 4.0, 3.9999, 3.9, 4.1, 4.1, math.nan, 3.5, 3.5, 3.5, 3.4999, 3.4998, 3.3, 3.2999, 9.0, 9.0, 9.0, 9.0]
+    metrics += [9.0, 9.0005, 9.0008, 1.0, 1.0, 1.1, 1.2, 0.5, -1.0, -1.00005, -1.0002, -1.0002, -1.0002, -1.0002, -1.0002]
+    cases = []
+    for options in (
+        {},
+        {"patience": 1},
+        {"patience": 0, "factor": 0.5, "cooldown": 2},
+        {"patience": 2, "threshold": 0.05, "threshold_mode": "abs", "min_lr": [0.003, 0.0]},
+        {"mode": "max", "patience": 1, "factor": 0.3, "min_lr": 1e-3},
+        {"mode": "max", "patience": 3, "threshold_mode": "abs", "threshold": 0.2},
+        {"patience": 0, "factor": 0.1, "eps": 1e-3},
+    ):
+        one, two = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.SGD([{"params": [one]}, {"params": [two], "lr": 0.02}], lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, **options)
+        rows = []
+        for metric in metrics:
+            scheduler.step(metric)
+            rows.append([scheduler.get_last_lr(), scheduler.best, scheduler.num_bad_epochs, scheduler.cooldown_counter])
+        cases.append({"options": options, "rows": rows})
+    return {"metrics": [None if math.isnan(metric) else metric for metric in metrics], "cases": cases}
+
+
+def dynamic_map(signed):
+    """Dettmers and others 2021: bitsandbytes' `create_dynamic_map`, with 7 exponent bits of 8."""
+    data = []
+    for i in range(7):
+        fraction_items = 2**i + 1 if signed else 2 ** (i + 1) + 1
+        boundaries = torch.linspace(0.1, 1, fraction_items)
+        means = (boundaries[:-1] + boundaries[1:]) / 2.0
+        data += ((10 ** (-6 + i)) * means).tolist()
+        if signed:
+            data += (-(10 ** (-6 + i)) * means).tolist()
+    return torch.tensor(sorted(data + [0.0, 1.0]))
+
+
+def quantize(values, qmap):
+    blocks = values.view(-1, 256)
+    scale = blocks.abs().amax(-1).clip(torch.finfo(torch.float32).tiny)
+    normed = blocks / scale.view(-1, 1)
+    # The largest code whose value is not above the number, then the nearer of it and the next.
+    codes = torch.searchsorted(qmap, normed, right=True) - 1
+    codes = codes.clip(min=0)
+    up = (codes + 1).clip(max=255)
+    codes = torch.where(normed - qmap[codes] >= (qmap[up] - qmap[codes]) * 0.5, up, codes)
+    if qmap[0] == 0.0:
+        # Unlike torchao: a square that is not zero never becomes zero, or the next step divides by almost nothing.
+        codes = torch.where((codes == 0) & (normed > 0), 1, codes)
+    return codes.to(torch.uint8), scale
+
+
+def dequantize(codes, scale, qmap):
+    return (qmap[codes.long()] * scale.view(-1, 1)).flatten()
+
+
+def adamw8bit():
+    """The step of torchao's `single_param_adam` (but for `quantize`), over 16 blocks. Numbers are written down by a rule, not drawn."""
+    numel, lr, beta1, beta2, eps, weight_decay = 4096, 1e-2, 0.9, 0.95, 1e-8, 0.1
+    position = torch.arange(numel, dtype=torch.float64)
+    rule = lambda step: ((position * 7919 + step * 104729) % 1009 / 1009 - 0.5) * 10 ** (-(position % 7) / 2)
+    signed, unsigned = dynamic_map(True), dynamic_map(False)
+    p = rule(0).float()
+    exp_avg, exp_avg_sq = quantize(torch.zeros(numel), signed), quantize(torch.zeros(numel), unsigned)
+    rows = []
+    for step in range(1, 7):
+        grad = rule(step).float()
+        p = p - lr * weight_decay * p
+        m = dequantize(*exp_avg, signed).lerp(grad, 1 - beta1)
+        v = dequantize(*exp_avg_sq, unsigned).lerp(grad.square(), 1 - beta2)
+        denom = v.sqrt() / (1 - beta2**step) ** 0.5 + eps
+        p = p - lr * (m / (1 - beta1**step)) / denom
+        exp_avg, exp_avg_sq = quantize(m, signed), quantize(v, unsigned)
+        row = {"param": flat(p[::16]), "param_sum": float(p.double().sum())}
+        for name, (codes, scale) in {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}.items():
+            row[name] = codes.flatten()[::16].tolist()
+            row[f"{name}_sum"] = int(codes.long().sum())
+            row[f"{name}_scale"] = flat(scale)
+        rows.append(row)
+    options = {"lr": lr, "betas": [beta1, beta2], "eps": eps, "weight_decay": weight_decay}
+    return {"numel": numel, "options": options, "rows": rows}
 
 
 def clip():
@@ -204,6 +361,8 @@ def main():
     for name, make in {
         "optimizers": optimizers,
         "schedules": schedules,
+        "plateau": plateau,
+        "adamw8bit": adamw8bit,
         "clip": clip,
         "grad_scaler": grad_scaler,
     }.items():

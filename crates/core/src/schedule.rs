@@ -6,6 +6,7 @@
 
 mod multipliers;
 mod one_cycle;
+mod plateau;
 mod ticks;
 
 pub use multipliers::{
@@ -13,4 +14,5 @@ pub use multipliers::{
     exponential, inverse_sqrt_with_warmup, linear_with_warmup, multi_step, polynomial_with_warmup, step_decay,
 };
 pub use one_cycle::{AnnealStrategy, OneCycle, OneCyclePoint};
+pub use plateau::{Plateau, PlateauMode, PlateauState, ThresholdMode};
 pub use ticks::{SchedulerRule, SchedulerUnit, capped_ticks, ticks_per_step};

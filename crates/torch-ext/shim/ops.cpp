@@ -176,6 +176,12 @@ int32_t te_foreach_div_scalar(List self, double value) {
 int32_t te_foreach_div(List self, List other) {
   return guard_no_grad([&] { at::_foreach_div_(self.get(), other.get()); });
 }
+int32_t te_foreach_sqrt(List self) {
+  return guard_no_grad([&] { at::_foreach_sqrt_(self.get()); });
+}
+int32_t te_foreach_sign(List self) {
+  return guard_no_grad([&] { at::_foreach_sign_(self.get()); });
+}
 int32_t te_foreach_zero(List self) {
   return guard_no_grad([&] { at::_foreach_zero_(self.get()); });
 }

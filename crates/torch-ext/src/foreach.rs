@@ -18,6 +18,8 @@ unsafe extern "C" {
     fn te_foreach_mul(tensors: TensorList, other: TensorList) -> i32;
     fn te_foreach_div_scalar(tensors: TensorList, value: f64) -> i32;
     fn te_foreach_div(tensors: TensorList, other: TensorList) -> i32;
+    fn te_foreach_sqrt(tensors: TensorList) -> i32;
+    fn te_foreach_sign(tensors: TensorList) -> i32;
     fn te_foreach_zero(tensors: TensorList) -> i32;
     fn te_foreach_copy(tensors: TensorList, source: TensorList, non_blocking: bool) -> i32;
     fn te_foreach_lerp(tensors: TensorList, end: TensorList, weight: f64) -> i32;
@@ -135,6 +137,32 @@ pub fn div_scalar_(tensors: &[&Tensor], value: f64) -> Result<()> {
 pub fn div_(tensors: &[&Tensor], other: &[&Tensor]) -> Result<()> {
     // SAFETY: the handles are borrowed for the call.
     two_lists("foreach::div_", tensors, ("other", other), |list, other| unsafe { te_foreach_div(list, other) })
+}
+
+/// Each entry becomes its square root.
+///
+/// ```
+/// let x = tch::Tensor::from_slice(&[4f32, 9.0]);
+/// torch_ext::foreach::sqrt_(&[&x])?;
+/// assert_eq!(x, tch::Tensor::from_slice(&[2f32, 3.0]));
+/// # Ok::<(), torch_ext::Error>(())
+/// ```
+pub fn sqrt_(tensors: &[&Tensor]) -> Result<()> {
+    // SAFETY: the handles are borrowed for the call.
+    one_list("foreach::sqrt_", tensors, |list| unsafe { te_foreach_sqrt(list) })
+}
+
+/// Each entry becomes its sign: -1, 0 or 1.
+///
+/// ```
+/// let x = tch::Tensor::from_slice(&[4f32, 0.0, -0.5]);
+/// torch_ext::foreach::sign_(&[&x])?;
+/// assert_eq!(x, tch::Tensor::from_slice(&[1f32, 0.0, -1.0]));
+/// # Ok::<(), torch_ext::Error>(())
+/// ```
+pub fn sign_(tensors: &[&Tensor]) -> Result<()> {
+    // SAFETY: the handles are borrowed for the call.
+    one_list("foreach::sign_", tensors, |list| unsafe { te_foreach_sign(list) })
 }
 
 /// Fills each tensor with zeros.

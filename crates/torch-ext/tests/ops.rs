@@ -281,12 +281,26 @@ fn foreach_operations_act_on_every_tensor_of_any_shape() {
         operation(&[&a, &b], &[&c, &d]);
         [values(&a), values(&b)].concat()
     };
-    let cases: [(Operation<'_>, [f64; 6]); 9] = [
+    let cases: [(Operation<'_>, [f64; 6]); 11] = [
         (&|x, y| foreach::add_(x, y, 0.5).unwrap(), [3.0, 6.0, 4.0, 4.0, 4.0, 4.0]),
         (&|x, _| foreach::add_scalar_(x, -1.0).unwrap(), [0.0, 1.0, 2.0, 2.0, 2.0, 2.0]),
         (&|x, y| foreach::mul_(x, y).unwrap(), [4.0, 16.0, 6.0, 6.0, 6.0, 6.0]),
         (&|x, _| foreach::mul_tensor_(x, &Tensor::from(2f32)).unwrap(), [2.0, 4.0, 6.0, 6.0, 6.0, 6.0]),
         (&|x, y| foreach::div_(x, y).unwrap(), [0.25, 0.25, 1.5, 1.5, 1.5, 1.5]),
+        (
+            &|x, _| {
+                foreach::add_scalar_(x, -2.0).unwrap();
+                foreach::sign_(x).unwrap();
+            },
+            [-1.0, 0.0, 1.0, 1.0, 1.0, 1.0],
+        ),
+        (
+            &|x, _| {
+                foreach::mul_(x, x).unwrap();
+                foreach::sqrt_(x).unwrap();
+            },
+            [1.0, 2.0, 3.0, 3.0, 3.0, 3.0],
+        ),
         (&|x, y| foreach::copy_(x, y).unwrap(), [4.0, 8.0, 2.0, 2.0, 2.0, 2.0]),
         (&|x, y| foreach::lerp_(x, y, 0.25).unwrap(), [1.75, 3.5, 2.75, 2.75, 2.75, 2.75]),
         (&|x, y| foreach::addcmul_(x, y, y, 1.0).unwrap(), [17.0, 66.0, 7.0, 7.0, 7.0, 7.0]),

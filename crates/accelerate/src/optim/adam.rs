@@ -2,9 +2,9 @@
 
 use super::Optimizer;
 use super::batches::{Batch, batches};
-use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero};
+use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero, check_beta};
 use super::state::{Loading, OptimizerState, save_groups, save_tensor};
-use crate::error::{OptimError, Result};
+use crate::error::Result;
 use crate::nn::ParamStore;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -376,11 +376,4 @@ impl<O: AdamKind> AdamBuilder<O> {
         let moments = handle.params().map(|_| None).collect();
         Ok(O::from_core(Core { handle, options: self.options, decoupled: O::DECOUPLED, moments }))
     }
-}
-
-fn check_beta(owner: &'static str, name: &'static str, found: f64) -> Result<()> {
-    if (0.0..1.0).contains(&found) {
-        return Ok(());
-    }
-    Err(OptimError::Setting { owner, name, found, wanted: "0 or more, and less than 1" }.into())
 }

@@ -1,5 +1,6 @@
 //! Sorting of parameters into the lists that fused kernels take.
 
+use super::handle::{GroupSettings, OptimizerHandle};
 use crate::error::Result;
 use crate::nn::Param;
 use tch::{Device, Kind, Tensor};
@@ -29,6 +30,25 @@ impl Batch {
 /// A list as the kernels take it.
 pub(crate) fn references(tensors: &[Tensor]) -> Vec<&Tensor> {
     tensors.iter().collect()
+}
+
+/// One step of an optimizer: what it does to each batch of each group, outside of autograd.
+pub(super) fn step_batches(
+    handle: &OptimizerHandle,
+    mut step: impl FnMut(&Batch, GroupSettings) -> Result<()>,
+) -> Result<()> {
+    let _no_grad = tch::no_grad_guard();
+    let mut first_slot = 0;
+    for group in 0..handle.num_groups() {
+        let params = handle.group_params(group);
+        let settings = handle.settings(group)?;
+        for batch in batches(params, first_slot)? {
+            step(&batch, settings)?;
+        }
+        first_slot += params.len();
+    }
+    handle.record_step();
+    Ok(())
 }
 
 /// The parameters that have a gradient, in order, apart by device and dtype.

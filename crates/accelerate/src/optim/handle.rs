@@ -26,9 +26,10 @@ pub struct ParamGroup {
     pub params: Vec<Param>,
     /// Learning rate.
     pub lr: Option<f64>,
-    /// Weight decay: decoupled in AdamW, added to the gradient (L2) in the others.
+    /// Weight decay: added to the gradient (L2) in SGD, Adam, Adagrad and RMSprop, apart from it
+    /// (decoupled) in the others.
     pub weight_decay: Option<f64>,
-    /// Momentum of SGD, first beta of Adam and AdamW.
+    /// Momentum of SGD and RMSprop, first beta of Adam, AdamW, AdamW8bit and Lion.
     pub momentum: Option<f64>,
     /// A name for logs and saved state.
     pub name: Option<String>,
@@ -52,7 +53,7 @@ impl ParamGroup {
         Self { weight_decay: Some(weight_decay), ..self }
     }
 
-    /// Sets the group's own momentum (SGD) or first beta (Adam, AdamW).
+    /// Sets the group's own momentum (SGD, RMSprop) or first beta (Adam, AdamW, Lion).
     #[must_use]
     pub fn momentum(self, momentum: f64) -> Self {
         Self { momentum: Some(momentum), ..self }
@@ -99,7 +100,7 @@ pub struct GroupDefaults {
     pub lr: f64,
     /// Weight decay.
     pub weight_decay: f64,
-    /// Momentum of SGD, first beta of Adam and AdamW; `None` for optimizers that have neither.
+    /// Momentum of SGD and RMSprop, first beta of the Adams and Lion; `None` for optimizers that have neither.
     pub momentum: Option<f64>,
 }
 
@@ -237,7 +238,7 @@ impl OptimizerHandle {
         self.update(group, |settings| settings.lr = lr)
     }
 
-    /// The momentum (SGD) or first beta (Adam, AdamW) of one group.
+    /// The momentum (SGD, RMSprop) or first beta (Adam, AdamW, Lion) of one group.
     ///
     /// # Errors
     /// There is no such group.
@@ -245,7 +246,7 @@ impl OptimizerHandle {
         Ok(self.settings(group)?.momentum)
     }
 
-    /// Sets the momentum (SGD) or first beta (Adam, AdamW) of one group, from the next step on.
+    /// Sets the momentum (SGD, RMSprop) or first beta (Adam, AdamW, Lion) of one group, from the next step on.
     ///
     /// # Errors
     /// There is no such group.
@@ -384,4 +385,12 @@ pub(super) fn at_least_zero(owner: &'static str, name: &'static str, found: f64)
         return Ok(());
     }
     Err(OptimError::Setting { owner, name, found, wanted: "a finite number, 0 or more" }.into())
+}
+
+/// Refuses what is no share of an average that can be kept.
+pub(super) fn check_beta(owner: &'static str, name: &'static str, found: f64) -> Result<()> {
+    if (0.0..1.0).contains(&found) {
+        return Ok(());
+    }
+    Err(OptimError::Setting { owner, name, found, wanted: "0 or more, and less than 1" }.into())
 }

@@ -1,16 +1,23 @@
 //! Optimizers, learning-rate schedules, gradient clipping, and what `prepare` makes of them.
 //!
-//! Optimizers compute with libtorch's fused kernels: one call per device and dtype, not one per
-//! parameter. Their state has PyTorch's names and shapes. An optimizer and its schedulers share an
+//! [`AdamW`], [`Adam`], [`Sgd`] and (on the CPU) [`Adagrad`] compute with libtorch's fused kernels, [`RMSprop`] and
+//! [`Lion`] with its operations over lists: one call per device and dtype, not one per parameter.
+//! [`Adafactor`] and [`AdamW8bit`], which are there to save memory, go parameter by parameter. State has
+//! PyTorch's names and shapes. An optimizer and its schedulers share an
 //! [`OptimizerHandle`], so a schedule keeps working after `prepare` has wrapped both.
 
+mod adafactor;
 mod adagrad;
 mod adam;
+mod adamw8bit;
 mod batches;
 mod clip;
 mod handle;
+mod lion;
 mod prepared;
 mod prepared_schedule;
+mod quantized;
+mod rmsprop;
 pub mod schedule;
 mod sgd;
 mod state;
@@ -18,19 +25,24 @@ mod state;
 #[allow(clippy::unwrap_used)]
 mod tests;
 
+pub use adafactor::{Adafactor, AdafactorBuilder};
 pub use adagrad::{Adagrad, AdagradBuilder};
 pub use adam::{Adam, AdamBuilder, AdamW};
+pub use adamw8bit::{AdamW8bit, AdamW8bitBuilder};
 pub(crate) use batches::{gradients, references};
 pub use clip::{
     ClipGradNorm, clip_grad_norm_, clip_grad_norm_with, clip_grad_value_, clip_grads_with_norm_, get_total_norm,
 };
 pub use handle::{GroupDefaults, OptimizerHandle, ParamGroup, no_decay};
+pub use lion::{Lion, LionBuilder};
 pub use prepared::AcceleratedOptimizer;
 pub use prepared_schedule::AcceleratedScheduler;
 pub(crate) use prepared_schedule::SchedulerOptions;
+pub use rmsprop::{RMSprop, RMSpropBuilder};
 pub use schedule::{
-    AnnealStrategy, ConstantWithWarmup, CosineWithWarmup, ExponentialLr, LambdaLr, LinearWithWarmup, LrScheduler,
-    OneCycleLr, PolynomialLr, SchedulerState, StepLr,
+    AnnealStrategy, ConstantWithWarmup, CosineAnnealingLr, CosineWithHardRestartsWithWarmup, CosineWithWarmup,
+    ExponentialLr, InverseSqrtWithWarmup, LambdaLr, LinearWithWarmup, LrScheduler, MultiStepLr, OneCycleLr, Plateau,
+    PlateauMode, PlateauState, PolynomialLr, ReduceLrOnPlateau, SchedulerState, StepLr, ThresholdMode,
 };
 pub use sgd::{Sgd, SgdBuilder};
 pub use state::{GroupState, OptimizerState};

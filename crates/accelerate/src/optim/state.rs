@@ -5,7 +5,7 @@ use crate::error::{OptimError, Result};
 use crate::nn::Param;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 /// Everything an optimizer needs to go on later.
 ///
@@ -55,7 +55,7 @@ pub struct GroupState {
     pub initial_lr: Option<f64>,
     /// Weight decay.
     pub weight_decay: f64,
-    /// Momentum (SGD) or first beta (Adam, AdamW).
+    /// Momentum (SGD, RMSprop) or first beta (Adam, AdamW, Lion).
     pub momentum: f64,
     /// The optimizer's other settings, by PyTorch's names.
     pub options: serde_json::Map<String, serde_json::Value>,
@@ -126,29 +126,50 @@ impl<'a> Loading<'a> {
         }
     }
 
-    /// Copies of one parameter's state tensors, in the order of `names`: on its device and, except
-    /// for `step`, with its dtype. `None` when nothing was saved for it.
-    pub(super) fn tensors(&mut self, param: &Param, names: &[&str]) -> Result<Option<Vec<Tensor>>> {
+    /// Was a state tensor of this name saved for the parameter?
+    pub(super) fn has(&self, param: &Param, name: &str) -> bool {
+        self.state.tensors.contains_key(&key(name, param))
+    }
+
+    /// Copies of one parameter's state tensors, in the order of `names`: all of its shape, dtype and
+    /// device, but `step`, which is a float scalar there. `None` when nothing was saved for it.
+    pub(super) fn tensors(&mut self, param: &Param, names: &[&'static str]) -> Result<Option<Vec<Tensor>>> {
         let target = param.local();
-        let mut tensors = Vec::with_capacity(names.len());
+        let mut wanted = Vec::with_capacity(names.len());
+        for &name in names {
+            wanted.push(if name == "step" {
+                Wanted::step(target.device())
+            } else {
+                Wanted { name, shape: target.size(), kind: target.f_kind()?, device: target.device() }
+            });
+        }
+        self.tensors_as(param, &wanted)
+    }
+
+    /// As [`tensors`](Self::tensors), for states that are not all like their parameter.
+    pub(super) fn tensors_as(&mut self, param: &Param, wanted: &[Wanted]) -> Result<Option<Vec<Tensor>>> {
+        let mut tensors = Vec::with_capacity(wanted.len());
         let mut missing = Vec::new();
-        for name in names {
-            let key = format!("{name}.{}", param.name());
+        for Wanted { name, shape, kind, device } in wanted {
+            let key = key(name, param);
             let Some(saved) = self.state.tensors.get(&key) else {
                 missing.push(key);
                 continue;
             };
             self.num_tensors_used += 1;
-            let is_step = *name == "step";
-            let wanted = if is_step { Vec::new() } else { target.size() };
-            if saved.size() != wanted {
-                self.problems.push(format!("\"{key}\" has shape {:?}, not {wanted:?}", saved.size()));
+            let (found_shape, found_kind) = (saved.size(), saved.f_kind()?);
+            if found_shape != *shape {
+                self.problems.push(format!("\"{key}\" has shape {found_shape:?}, not {shape:?}"));
                 continue;
             }
-            let kind = if is_step { Kind::Float } else { target.f_kind()? };
-            tensors.push(saved.f_to_device(target.device())?.f_to_kind(kind)?.f_detach_copy()?);
+            // Numbers may be rounded; codes of quantized state are no numbers.
+            if (found_kind == Kind::Uint8) != (*kind == Kind::Uint8) {
+                self.problems.push(format!("\"{key}\" has dtype {found_kind:?}, not {kind:?}"));
+                continue;
+            }
+            tensors.push(saved.f_to_device(*device)?.f_to_kind(*kind)?.f_detach_copy()?);
         }
-        if missing.len() == names.len() {
+        if missing.len() == wanted.len() {
             return Ok(None);
         }
         self.problems.extend(missing.into_iter().map(|key| format!("\"{key}\" is missing")));
@@ -178,6 +199,27 @@ impl<'a> Loading<'a> {
     }
 }
 
+/// A state tensor as the optimizer will hold it.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub(super) name: &'static str,
+    pub(super) shape: Vec<i64>,
+    pub(super) kind: Kind,
+    pub(super) device: Device,
+}
+
+impl Wanted {
+    /// The number of steps: a float scalar.
+    pub(super) fn step(device: Device) -> Self {
+        Self { name: "step", shape: Vec::new(), kind: Kind::Float, device }
+    }
+}
+
+/// Where a state tensor is found: its own name, a dot, the parameter's name.
+fn key(name: &str, param: &Param) -> String {
+    format!("{name}.{}", param.name())
+}
+
 /// Adds a copy of one state tensor to the map of saved ones.
 pub(super) fn save_tensor(
     tensors: &mut BTreeMap<String, Tensor>,
@@ -185,6 +227,6 @@ pub(super) fn save_tensor(
     param: &Param,
     tensor: &Tensor,
 ) -> Result<()> {
-    tensors.insert(format!("{name}.{}", param.name()), tensor.f_detach_copy()?);
+    tensors.insert(key(name, param), tensor.f_detach_copy()?);
     Ok(())
 }

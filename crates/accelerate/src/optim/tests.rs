@@ -1,5 +1,7 @@
 //! Prepared optimizers and schedulers, shared loss scaling, saved state, refused settings.
 
+mod memory;
+
 use super::*;
 use crate::amp::{GradScaler, GradScalerKwargs};
 use crate::context::Context;
@@ -311,6 +313,12 @@ fn optim_training_goes_on_from_saved_state() {
     check_resume(|store| Sgd::builder(store).momentum(0.9).lr(0.1).build().unwrap());
     check_resume(|store| Sgd::new(store, 0.1).unwrap());
     check_resume(|store| Adagrad::builder(store).lr(0.1).lr_decay(0.1).build().unwrap());
+    check_resume(|store| RMSprop::new(store, 0.1).unwrap());
+    check_resume(|store| RMSprop::builder(store).momentum(0.9).build().unwrap());
+    check_resume(|store| RMSprop::builder(store).momentum(0.9).centered(true).build().unwrap());
+    check_resume(|store| Adafactor::new(store, 0.1).unwrap());
+    check_resume(|store| Lion::new(store, 0.1).unwrap());
+    check_resume(|store| AdamW8bit::new(store, 0.1).unwrap());
 }
 
 #[test]
@@ -340,7 +348,7 @@ fn optim_saved_state_that_does_not_fit_is_listed_and_refused() {
 fn optim_builders_refuse_impossible_settings() {
     let store = two_weights();
     let param = store.get("weight").unwrap();
-    let twice = vec![ParamGroup::new(vec![param.clone()]), ParamGroup::new(vec![param])];
+    let twice = vec![ParamGroup::new(vec![param.clone()]), ParamGroup::new(vec![param.clone()])];
     let refused: Vec<(crate::Result<()>, &str)> = vec![
         (AdamW::new(&store, -0.1).map(drop), "lr is -0.1"),
         (AdamW::new(&store, f64::NAN).map(drop), "lr is NaN"),
@@ -350,6 +358,22 @@ fn optim_builders_refuse_impossible_settings() {
         (Sgd::builder(&store).momentum(-0.9).build().map(drop), "momentum is -0.9"),
         (Sgd::builder(&store).nesterov(true).build().map(drop), "momentum above 0"),
         (Adagrad::builder(&store).lr_decay(-1.0).build().map(drop), "lr_decay is -1"),
+        (RMSprop::builder(&store).alpha(-0.1).build().map(drop), "alpha is -0.1"),
+        (RMSprop::builder(&store).eps(f64::NAN).build().map(drop), "eps is NaN"),
+        (RMSprop::builder(&store).momentum(-1.0).build().map(drop), "momentum is -1"),
+        (Adafactor::new(&store, f64::INFINITY).map(drop), "lr is inf"),
+        (Adafactor::builder(&store).beta2_decay(0.1).build().map(drop), "beta2_decay is 0.1"),
+        (Adafactor::builder(&store).d(0.9).build().map(drop), "d is 0.9"),
+        (Adafactor::builder(&store).eps((Some(-1.0), 1e-3)).build().map(drop), "eps1 is -1"),
+        (Adafactor::builder(&store).eps((None, -1.0)).build().map(drop), "eps2 is -1"),
+        (Lion::builder(&store).betas((0.9, 1.0)).build().map(drop), "beta2 is 1"),
+        (Lion::builder(&store).betas((-0.5, 0.9)).build().map(drop), "beta1 is -0.5"),
+        (AdamW8bit::builder(&store).betas((1.5, 0.9)).build().map(drop), "beta1 is 1.5"),
+        (AdamW8bit::builder(&store).eps(-1.0).build().map(drop), "eps is -1"),
+        (
+            AdamW8bit::builder(&store).param_groups(vec![ParamGroup::new(vec![param]).momentum(1.0)]).build().map(drop),
+            "beta1 is 1",
+        ),
         (
             AdamW::builder(&store).param_groups(twice).build().map(drop),
             "\"weight\" is in parameter group 0 and again in group 1",
@@ -365,6 +389,15 @@ fn optim_builders_refuse_impossible_settings() {
     assert!(error.contains("Adagrad has neither"), "{error}");
     assert!(OneCycleLr::new(&AdamW::new(&store, 0.1).unwrap(), 1.0, 0).is_err());
     assert!(LambdaLr::per_group(&optimizer, Vec::new()).is_err());
+    assert!(CosineAnnealingLr::new(&optimizer, 0, 0.0).is_err());
+    for (settings, wanted) in [
+        (Plateau { factor: 1.0, ..Plateau::default() }, "factor"),
+        (Plateau { threshold: -0.1, ..Plateau::default() }, "threshold"),
+        (Plateau { min_lr: vec![0.0, 0.1], ..Plateau::default() }, "2 minimal rates"),
+    ] {
+        let error = ReduceLrOnPlateau::with_settings(&optimizer, settings).unwrap_err().to_string();
+        assert!(error.contains(wanted), "{error}");
+    }
     assert!(optimizer.handle().set_lr(1, 0.1).unwrap_err().to_string().contains("no parameter group 1"));
 }
 

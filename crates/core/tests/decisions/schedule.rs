@@ -60,6 +60,36 @@ fn degenerate_lengths_stay_finite() {
     }
 }
 
+/// Which of the metrics lower the rate. Every number of PyTorch's rule is compared in `crates/accelerate`.
+#[rstest]
+#[case::patience(Plateau { patience: 1, ..Plateau::default() }, &[2.0, 2.0, 2.0, 2.0, 2.0], &[2, 4])]
+#[case::cooldown(Plateau { patience: 0, cooldown: 2, ..Plateau::default() }, &[2.0; 6], &[1, 4])]
+#[case::higher(Plateau { patience: 0, mode: PlateauMode::Max, ..Plateau::default() }, &[1.0, 2.0, 1.9, 3.0], &[2])]
+#[case::no_number(Plateau { patience: 0, ..Plateau::default() }, &[f64::NAN, 1.0, f64::NAN], &[0, 2])]
+#[case::by_difference(
+    Plateau { patience: 0, threshold: 0.5, threshold_mode: ThresholdMode::Abs, ..Plateau::default() },
+    &[3.0, 2.6, 2.4],
+    &[1]
+)]
+fn a_plateau_is_noticed(#[case] plateau: Plateau, #[case] metrics: &[f64], #[case] wanted: &[usize]) {
+    let mut state = PlateauState::default();
+    let lowered = (0..metrics.len()).filter(|&index| plateau.observe(&mut state, metrics[index]));
+    assert_eq!(lowered.collect::<Vec<_>>(), wanted);
+    assert_eq!(state.last_epoch, metrics.len() as u64);
+}
+
+#[test]
+fn a_lowered_rate_has_a_floor_and_a_least_change() {
+    let plateau = Plateau { factor: 0.5, eps: 0.01, ..Plateau::default() };
+    let rows = [(1.0, 0.0, 0.5), (1.0, 0.8, 0.8), (1.0, 2.0, 1.0), (0.02, 0.0, 0.02), (0.021, 0.0, 0.0105)];
+    for (lr, min_lr, wanted) in rows {
+        assert_eq!(plateau.lowered(lr, min_lr), wanted, "{lr}, at least {min_lr}");
+    }
+    for (factor, threshold) in [(1.0, 0.0), (-0.1, 0.0), (f64::NAN, 0.0), (0.5, -1.0), (0.5, f64::INFINITY)] {
+        assert!(Plateau { factor, threshold, ..Plateau::default() }.check().unwrap_err().is_config());
+    }
+}
+
 #[rstest]
 #[case::no_steps(OneCycle { total_steps: 0, ..OneCycle::default() }, 0, "total_steps is 0")]
 #[case::over(OneCycle { total_steps: 5, ..OneCycle::default() }, 6, "at most total_steps")]

@@ -125,6 +125,57 @@ impl StepLr {
 
 scheduler!(StepLr);
 
+/// The rate is multiplied by `gamma` at each of some steps. PyTorch's `MultiStepLR`.
+///
+/// ```
+/// use accelerate::nn::{Init, ParamStore};
+/// use accelerate::optim::{LrScheduler, MultiStepLr, Optimizer, Sgd};
+/// use accelerate::tch::Device;
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// store.root().param("weight", ([2], Init::Zeros))?;
+/// let mut optimizer = Sgd::new(&store, 1.0)?;
+/// let mut scheduler = MultiStepLr::new(&optimizer, &[2, 3], 0.5);
+/// let mut rates = scheduler.get_last_lr();
+/// for _ in 0..4 {
+///     optimizer.step()?;
+///     scheduler.step()?;
+///     rates.extend(scheduler.get_last_lr());
+/// }
+/// assert_eq!(rates, [1.0, 1.0, 0.5, 0.25, 0.25]);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct MultiStepLr {
+    clock: Clock,
+    rule: Milestones,
+}
+
+#[derive(Debug)]
+struct Milestones {
+    milestones: Vec<u64>,
+    gamma: f64,
+}
+
+impl Milestones {
+    fn rate(&self, tick: &Tick) -> f64 {
+        let reached = self.milestones.iter().filter(|&&milestone| milestone == tick.epoch).count();
+        if reached == 0 { tick.lr } else { tick.lr * self.gamma.powf(reached as f64) }
+    }
+}
+
+impl MultiStepLr {
+    /// Starts the schedule. Steps in any order; one that is listed twice counts twice. PyTorch's default
+    /// for `gamma` is 0.1.
+    pub fn new(optimizer: &impl Optimizer, milestones: &[usize], gamma: f64) -> Self {
+        let milestones = milestones.iter().map(|&milestone| milestone as u64).collect();
+        let rule = Milestones { milestones, gamma };
+        Self { clock: Clock::start(optimizer.handle(), |tick| rule.rate(tick)), rule }
+    }
+}
+
+scheduler!(MultiStepLr);
+
 /// The rate is multiplied by `gamma` at every step. PyTorch's `ExponentialLR`.
 ///
 /// ```
@@ -221,7 +272,7 @@ impl PolynomialLr {
 
 scheduler!(PolynomialLr);
 
-fn positive(owner: &'static str, name: &'static str, found: usize) -> Result<()> {
+pub(super) fn positive(owner: &'static str, name: &'static str, found: usize) -> Result<()> {
     if 0 < found {
         return Ok(());
     }

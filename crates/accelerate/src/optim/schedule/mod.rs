@@ -4,14 +4,22 @@
 //! for step 0 when it is made, for the next one at each [`LrScheduler::step`]. Formulas and order of
 //! arithmetic are PyTorch's and `transformers`', so rates agree to the last bits.
 
+mod annealing;
 mod decay;
 mod one_cycle;
+mod plateau;
 mod warmup;
 
-pub use accelerate_core::schedule::{AnnealStrategy, OneCycle, SchedulerUnit};
-pub use decay::{ExponentialLr, LambdaLr, PolynomialLr, StepLr};
+pub use accelerate_core::schedule::{
+    AnnealStrategy, OneCycle, Plateau, PlateauMode, PlateauState, SchedulerUnit, ThresholdMode,
+};
+pub use annealing::CosineAnnealingLr;
+pub use decay::{ExponentialLr, LambdaLr, MultiStepLr, PolynomialLr, StepLr};
 pub use one_cycle::OneCycleLr;
-pub use warmup::{ConstantWithWarmup, CosineWithWarmup, LinearWithWarmup};
+pub use plateau::ReduceLrOnPlateau;
+pub use warmup::{
+    ConstantWithWarmup, CosineWithHardRestartsWithWarmup, CosineWithWarmup, InverseSqrtWithWarmup, LinearWithWarmup,
+};
 
 use super::OptimizerHandle;
 use crate::error::{OptimError, Result};

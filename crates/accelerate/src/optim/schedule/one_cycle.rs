@@ -8,8 +8,8 @@ use accelerate_core::schedule::OneCycle;
 /// The rate rises to a maximum and falls far below its start, while momentum does the opposite.
 ///
 /// PyTorch's `OneCycleLR` with its fields and defaults, after Smith and Topin, "Super-Convergence"
-/// (arXiv 1708.07120). It changes the momentum of `Sgd` and the first beta of `Adam` and `AdamW` unless
-/// `cycle_momentum` is off. Steps beyond `total_steps` are an error.
+/// (arXiv 1708.07120). It changes the momentum of `Sgd` and `RMSprop` and the first beta of the Adams and
+/// `Lion` unless `cycle_momentum` is off. Steps beyond `total_steps` are an error.
 ///
 /// ```
 /// use accelerate::nn::{Init, ParamStore};

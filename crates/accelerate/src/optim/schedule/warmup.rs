@@ -151,3 +151,113 @@ impl CosineWithWarmup {
 }
 
 scheduler!(CosineWithWarmup);
+
+/// The rate rises straight from 0 in `warmup` steps, then falls `num_cycles` times along half a cosine from
+/// full to 0, until `total` steps, and stays 0.
+///
+/// `get_cosine_with_hard_restarts_schedule_with_warmup` of `transformers`.
+///
+/// ```
+/// use accelerate::nn::{Init, ParamStore};
+/// use accelerate::optim::{CosineWithHardRestartsWithWarmup, LrScheduler, Optimizer, Sgd};
+/// use accelerate::tch::Device;
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// store.root().param("weight", ([2], Init::Zeros))?;
+/// let mut optimizer = Sgd::new(&store, 1.0)?;
+/// let mut scheduler = CosineWithHardRestartsWithWarmup::new(&optimizer, 0, 4, 2);
+/// let mut rates = scheduler.get_last_lr();
+/// for _ in 0..4 {
+///     optimizer.step()?;
+///     scheduler.step()?;
+///     rates.extend(scheduler.get_last_lr());
+/// }
+/// for (found, wanted) in rates.iter().zip([1.0, 0.5, 1.0, 0.5, 0.0]) {
+///     assert!((found - wanted).abs() < 1e-12);
+/// }
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct CosineWithHardRestartsWithWarmup {
+    clock: Clock,
+    rule: Restarts,
+}
+
+#[derive(Debug)]
+struct Restarts {
+    warmup: u64,
+    total: u64,
+    num_cycles: u64,
+}
+
+impl Restarts {
+    fn rate(&self, tick: &Tick) -> f64 {
+        let Self { warmup, total, num_cycles } = *self;
+        tick.base_lr * formula::cosine_with_hard_restarts_with_warmup(tick.epoch, warmup, total, num_cycles)
+    }
+}
+
+impl CosineWithHardRestartsWithWarmup {
+    /// Starts the schedule and sets the rates for the first step. The default of `transformers` for
+    /// `num_cycles` is 1.
+    pub fn new(optimizer: &impl Optimizer, warmup: usize, total: usize, num_cycles: usize) -> Self {
+        let rule = Restarts { warmup: warmup as u64, total: total as u64, num_cycles: num_cycles as u64 };
+        Self { clock: Clock::start(optimizer.handle(), |tick| rule.rate(tick)), rule }
+    }
+}
+
+scheduler!(CosineWithHardRestartsWithWarmup);
+
+/// The rate rises straight from 0 in `warmup` steps, then falls as the inverse square root of the step.
+///
+/// `get_inverse_sqrt_schedule` of `transformers`.
+///
+/// ```
+/// use accelerate::nn::{Init, ParamStore};
+/// use accelerate::optim::{InverseSqrtWithWarmup, LrScheduler, Optimizer, Sgd};
+/// use accelerate::tch::Device;
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// store.root().param("weight", ([2], Init::Zeros))?;
+/// let mut optimizer = Sgd::new(&store, 1.0)?;
+/// let mut scheduler = InverseSqrtWithWarmup::new(&optimizer, 1);
+/// for _ in 0..4 {
+///     optimizer.step()?;
+///     scheduler.step()?;
+/// }
+/// assert_eq!(scheduler.get_last_lr(), [0.5]);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct InverseSqrtWithWarmup {
+    clock: Clock,
+    rule: InverseSqrt,
+}
+
+#[derive(Debug)]
+struct InverseSqrt {
+    warmup: u64,
+    timescale: u64,
+}
+
+impl InverseSqrt {
+    fn rate(&self, tick: &Tick) -> f64 {
+        tick.base_lr * formula::inverse_sqrt_with_warmup(tick.epoch, self.warmup, self.timescale)
+    }
+}
+
+impl InverseSqrtWithWarmup {
+    /// Starts the schedule and sets the rates for the first step. The root's unit is `warmup`, or
+    /// 10,000 steps without any.
+    pub fn new(optimizer: &impl Optimizer, warmup: usize) -> Self {
+        Self::with_timescale(optimizer, warmup, if warmup == 0 { 10_000 } else { warmup })
+    }
+
+    /// Chooses the root's unit: `timescale` steps after the warmup, the rate is down to `1 / sqrt(2)`.
+    pub fn with_timescale(optimizer: &impl Optimizer, warmup: usize, timescale: usize) -> Self {
+        let rule = InverseSqrt { warmup: warmup as u64, timescale: timescale as u64 };
+        Self { clock: Clock::start(optimizer.handle(), |tick| rule.rate(tick)), rule }
+    }
+}
+
+scheduler!(InverseSqrtWithWarmup);

@@ -1,0 +1,195 @@
+//! Lion.
+
+use super::Optimizer;
+use super::batches::{Batch, references, step_batches};
+use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, check_beta};
+use super::state::{Loading, OptimizerState, save_groups, save_tensor};
+use crate::error::Result;
+use crate::nn::ParamStore;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use tch::Tensor;
+use torch_ext::foreach;
+
+/// Lion: every entry moves by the learning rate, up or down; only the sign is learned.
+///
+/// Each step first shrinks a parameter by `lr * weight_decay`, then moves it by
+/// `lr * sign(beta1 * exp_avg + (1 - beta1) * gradient)`, and only then lets `exp_avg` keep `beta2` of
+/// itself and take `1 - beta2` of the gradient (Chen and others, "Symbolic Discovery of Optimization
+/// Algorithms", 2023; order of arithmetic as in its authors' `lion_pytorch.py`). Their advice: a
+/// learning rate 3 to 10 times smaller than AdamW's, and a weight decay as much larger.
+///
+/// State is made at a parameter's first step with a gradient: `exp_avg` of its shape and dtype, half of
+/// what AdamW keeps.
+///
+/// ```
+/// use accelerate::{nn::{Init, ParamStore}, optim::{Lion, Optimizer}, tch::Device};
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// let weight = store.root().param("weight", ([1], Init::Zeros))?;
+/// let mut optimizer = Lion::new(&store, 0.1)?;
+/// (weight.get() * 5.0).sum(None).backward();
+/// optimizer.step()?;
+/// assert!((weight.get().double_value(&[0]) + 0.1).abs() < 1e-6);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Lion {
+    handle: OptimizerHandle,
+    options: Options,
+    /// Group by group, in the order of the parameters.
+    exp_avgs: Vec<Option<Tensor>>,
+}
+
+/// Settings that all groups share, under the names PyTorch saves such settings by.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Options {
+    betas: (f64, f64),
+}
+
+impl Lion {
+    /// Trains every parameter of the store that requires a gradient. The authors' default rate is 1e-4.
+    ///
+    /// # Errors
+    /// There is none, or `lr` is negative or not finite.
+    pub fn new(store: &ParamStore, lr: f64) -> Result<Self> {
+        Self::builder(store).lr(lr).build()
+    }
+
+    /// Chooses other settings than the authors' defaults; see [`LionBuilder`].
+    pub fn builder(store: &ParamStore) -> LionBuilder {
+        LionBuilder {
+            groups: vec![ParamGroup::new(store.trainable_parameters())],
+            lr: 1e-4,
+            weight_decay: 0.0,
+            options: Options { betas: (0.9, 0.99) },
+        }
+    }
+
+    fn step_batch(&mut self, batch: &Batch, settings: GroupSettings) -> Result<()> {
+        let (beta1, beta2) = (settings.momentum, self.options.betas.1);
+        let (params, grads) = (batch.params(), batch.grads());
+        let mut updates = Vec::with_capacity(params.len());
+        for (&slot, param) in batch.slots.iter().zip(&params) {
+            if self.exp_avgs[slot].is_none() {
+                self.exp_avgs[slot] = Some(param.f_zeros_like()?);
+            }
+            updates.push(param.f_empty_like()?);
+        }
+        let exp_avgs: Vec<&Tensor> = batch.slots.iter().filter_map(|&slot| self.exp_avgs[slot].as_ref()).collect();
+        foreach::mul_scalar_(&params, 1.0 - settings.lr * settings.weight_decay)?;
+
+        let updates = references(&updates);
+        foreach::copy_(&updates, &exp_avgs)?;
+        foreach::mul_scalar_(&updates, beta1)?;
+        foreach::add_(&updates, &grads, 1.0 - beta1)?;
+        foreach::sign_(&updates)?;
+        foreach::add_(&params, &updates, -settings.lr)?;
+
+        foreach::mul_scalar_(&exp_avgs, beta2)?;
+        Ok(foreach::add_(&exp_avgs, &grads, 1.0 - beta2)?)
+    }
+}
+
+impl Optimizer for Lion {
+    fn step(&mut self) -> Result<()> {
+        let handle = self.handle.clone();
+        step_batches(&handle, |batch, settings| self.step_batch(batch, settings))
+    }
+
+    fn handle(&self) -> &OptimizerHandle {
+        &self.handle
+    }
+
+    fn state_dict(&self) -> Result<OptimizerState> {
+        let mut tensors = BTreeMap::new();
+        for (param, exp_avg) in self.handle.params().zip(&self.exp_avgs) {
+            if let Some(exp_avg) = exp_avg {
+                save_tensor(&mut tensors, "exp_avg", param, exp_avg)?;
+            }
+        }
+        let mut groups = save_groups(&self.handle, &self.options)?;
+        for group in &mut groups {
+            let betas = serde_json::json!([group.momentum, self.options.betas.1]);
+            group.options.insert("betas".to_string(), betas);
+        }
+        Ok(OptimizerState { tensors, groups })
+    }
+
+    fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {
+        let _no_grad = tch::no_grad_guard();
+        let mut loading = Loading::new(&self.handle, state);
+        let options = loading.options(self.options.clone());
+        let mut exp_avgs = Vec::with_capacity(self.exp_avgs.len());
+        for param in self.handle.params() {
+            exp_avgs.push(loading.tensors(param, &["exp_avg"])?.and_then(|mut tensors| tensors.pop()));
+        }
+        loading.finish()?;
+        self.options = options;
+        self.exp_avgs = exp_avgs;
+        Ok(())
+    }
+}
+
+/// Settings of [`Lion`].
+///
+/// ```
+/// use accelerate::{nn::{Init, ParamStore}, optim::Lion, tch::Device};
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// store.root().param("weight", ([1], Init::Zeros))?;
+/// let optimizer = Lion::builder(&store).lr(3e-5).betas((0.95, 0.98)).weight_decay(0.1).build()?;
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct LionBuilder {
+    groups: Vec<ParamGroup>,
+    lr: f64,
+    weight_decay: f64,
+    options: Options,
+}
+
+impl LionBuilder {
+    /// Learning rate (default 0.0001).
+    #[must_use]
+    pub fn lr(self, lr: f64) -> Self {
+        Self { lr, ..self }
+    }
+
+    /// How much of the average the update's sign listens to, and how much of it each step keeps
+    /// (default 0.9, 0.99).
+    #[must_use]
+    pub fn betas(mut self, betas: (f64, f64)) -> Self {
+        self.options.betas = betas;
+        self
+    }
+
+    /// Weight decay, apart from the gradient (default 0).
+    #[must_use]
+    pub fn weight_decay(self, weight_decay: f64) -> Self {
+        Self { weight_decay, ..self }
+    }
+
+    /// Train these groups instead of all parameters of the store.
+    #[must_use]
+    pub fn param_groups(self, groups: Vec<ParamGroup>) -> Self {
+        Self { groups, ..self }
+    }
+
+    /// Checks the settings and makes the optimizer.
+    ///
+    /// # Errors
+    /// A setting out of range, no parameters, or a parameter in two groups.
+    pub fn build(self) -> Result<Lion> {
+        let (beta1, beta2) = self.options.betas;
+        check_beta("Lion", "beta1", beta1)?;
+        check_beta("Lion", "beta2", beta2)?;
+        for beta1 in self.groups.iter().filter_map(|group| group.momentum) {
+            check_beta("Lion", "beta1", beta1)?;
+        }
+        let defaults = GroupDefaults { lr: self.lr, weight_decay: self.weight_decay, momentum: Some(beta1) };
+        let handle = OptimizerHandle::new("Lion", self.groups, defaults)?;
+        let exp_avgs = handle.params().map(|_| None).collect();
+        Ok(Lion { handle, options: self.options, exp_avgs })
+    }
+}

@@ -1,0 +1,314 @@
+//! RMSprop.
+
+use super::Optimizer;
+use super::batches::{Batch, references, step_batches};
+use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero};
+use super::state::{Loading, OptimizerState, save_groups, save_tensor};
+use crate::error::Result;
+use crate::nn::ParamStore;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use tch::{Device, Kind, Tensor};
+use torch_ext::foreach;
+
+/// RMSprop, as `torch.optim.RMSprop`: gradients are divided by a running average of their size.
+///
+/// Each step moves a parameter by `lr * gradient / (sqrt(square_avg) + eps)`, where `square_avg` keeps
+/// `alpha` of itself and takes `1 - alpha` of the squared gradient (Hinton, "Neural Networks for Machine
+/// Learning", lecture 6e, 2012). With `centered`, the squared average of the gradient is taken off
+/// `square_avg` (Graves, "Generating Sequences With Recurrent Neural Networks", 2013); with momentum,
+/// the quotient enters a buffer and the buffer moves the parameter. Weight decay is added to the
+/// gradient.
+///
+/// State is made at a parameter's first step with a gradient: `square_avg`, with momentum
+/// `momentum_buffer`, with `centered` `grad_avg`, all of its shape and dtype, and `step`, a float scalar.
+///
+/// ```
+/// use accelerate::{nn::{Init, ParamStore}, optim::{Optimizer, RMSprop}, tch::Device};
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// let weight = store.root().param("weight", ([1], Init::Zeros))?;
+/// let mut optimizer = RMSprop::new(&store, 0.1)?;
+/// (weight.get() * 5.0).sum(None).backward();
+/// optimizer.step()?;
+/// // 0.1 * 5 / sqrt(0.01 * 25)
+/// assert!((weight.get().double_value(&[0]) + 1.0).abs() < 1e-6);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct RMSprop {
+    handle: OptimizerHandle,
+    options: Options,
+    /// Group by group, in the order of the parameters.
+    averages: Vec<Option<Averages>>,
+}
+
+/// Settings that all groups share, under the names PyTorch saves them by.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Options {
+    alpha: f64,
+    eps: f64,
+    centered: bool,
+    maximize: bool,
+}
+
+#[derive(Debug)]
+struct Averages {
+    step: Tensor,
+    square_avg: Tensor,
+    /// Only with momentum, which a schedule may switch on later.
+    momentum_buffer: Option<Tensor>,
+    /// Only if centered.
+    grad_avg: Option<Tensor>,
+}
+
+impl Averages {
+    fn zeros(param: &Tensor, centered: bool) -> Result<Self> {
+        Ok(Self {
+            step: Tensor::f_zeros([0i64; 0], (Kind::Float, Device::Cpu))?,
+            square_avg: param.f_zeros_like()?,
+            momentum_buffer: None,
+            grad_avg: if centered { Some(param.f_zeros_like()?) } else { None },
+        })
+    }
+}
+
+impl RMSprop {
+    /// Trains every parameter of the store that requires a gradient. PyTorch's default rate is 0.01.
+    ///
+    /// # Errors
+    /// There is none, or `lr` is negative or not finite.
+    pub fn new(store: &ParamStore, lr: f64) -> Result<Self> {
+        Self::builder(store).lr(lr).build()
+    }
+
+    /// Chooses other settings than PyTorch's defaults; see [`RMSpropBuilder`].
+    pub fn builder(store: &ParamStore) -> RMSpropBuilder {
+        RMSpropBuilder {
+            groups: vec![ParamGroup::new(store.trainable_parameters())],
+            lr: 1e-2,
+            weight_decay: 0.0,
+            momentum: 0.0,
+            options: Options { alpha: 0.99, eps: 1e-8, centered: false, maximize: false },
+        }
+    }
+
+    fn make_state(&mut self, batch: &Batch, settings: GroupSettings) -> Result<()> {
+        for (&slot, param) in batch.slots.iter().zip(batch.params()) {
+            if self.averages[slot].is_none() {
+                self.averages[slot] = Some(Averages::zeros(param, self.options.centered)?);
+            }
+            if let Some(averages) = &mut self.averages[slot]
+                && averages.momentum_buffer.is_none()
+                && 0.0 < settings.momentum
+            {
+                averages.momentum_buffer = Some(param.f_zeros_like()?);
+            }
+        }
+        Ok(())
+    }
+
+    fn step_batch(&mut self, batch: &Batch, settings: GroupSettings) -> Result<()> {
+        self.make_state(batch, settings)?;
+        let Options { alpha, eps, centered, maximize } = self.options;
+        let params = batch.params();
+        let grads = adjusted_gradients(batch, settings.weight_decay, maximize)?;
+        let grads = references(&grads);
+        let averages = || batch.slots.iter().filter_map(|&slot| self.averages[slot].as_ref());
+        let square_avgs: Vec<&Tensor> = averages().map(|a| &a.square_avg).collect();
+        foreach::add_scalar_(&averages().map(|a| &a.step).collect::<Vec<_>>(), 1.0)?;
+        foreach::mul_scalar_(&square_avgs, alpha)?;
+        foreach::addcmul_(&square_avgs, &grads, &grads, 1.0 - alpha)?;
+
+        let roots = copies(&square_avgs)?;
+        let roots = references(&roots);
+        if centered {
+            let grad_avgs: Vec<&Tensor> = averages().filter_map(|a| a.grad_avg.as_ref()).collect();
+            foreach::lerp_(&grad_avgs, &grads, 1.0 - alpha)?;
+            foreach::addcmul_(&roots, &grad_avgs, &grad_avgs, -1.0)?;
+        }
+        foreach::sqrt_(&roots)?;
+        foreach::add_scalar_(&roots, eps)?;
+
+        if 0.0 < settings.momentum {
+            let buffers: Vec<&Tensor> = averages().filter_map(|a| a.momentum_buffer.as_ref()).collect();
+            foreach::mul_scalar_(&buffers, settings.momentum)?;
+            foreach::addcdiv_(&buffers, &grads, &roots, 1.0)?;
+            foreach::add_(&params, &buffers, -settings.lr)?;
+        } else {
+            foreach::addcdiv_(&params, &grads, &roots, -settings.lr)?;
+        }
+        Ok(())
+    }
+}
+
+/// The gradients as the update uses them: turned round to go up, and with weight decay. The
+/// gradients themselves stay as they are.
+fn adjusted_gradients(batch: &Batch, weight_decay: f64, maximize: bool) -> Result<Vec<Tensor>> {
+    if weight_decay == 0.0 && !maximize {
+        return Ok(batch.gradients.iter().map(Tensor::shallow_clone).collect());
+    }
+    let grads = copies(&batch.grads())?;
+    if maximize {
+        foreach::mul_scalar_(&references(&grads), -1.0)?;
+    }
+    if weight_decay != 0.0 {
+        foreach::add_(&references(&grads), &batch.params(), weight_decay)?;
+    }
+    Ok(grads)
+}
+
+fn copies(tensors: &[&Tensor]) -> Result<Vec<Tensor>> {
+    let mut copies = Vec::with_capacity(tensors.len());
+    for tensor in tensors {
+        copies.push(tensor.f_empty_like()?);
+    }
+    foreach::copy_(&references(&copies), tensors)?;
+    Ok(copies)
+}
+
+impl Optimizer for RMSprop {
+    fn step(&mut self) -> Result<()> {
+        let handle = self.handle.clone();
+        step_batches(&handle, |batch, settings| self.step_batch(batch, settings))
+    }
+
+    fn handle(&self) -> &OptimizerHandle {
+        &self.handle
+    }
+
+    fn state_dict(&self) -> Result<OptimizerState> {
+        let mut tensors = BTreeMap::new();
+        for (param, averages) in self.handle.params().zip(&self.averages) {
+            let Some(averages) = averages else { continue };
+            save_tensor(&mut tensors, "step", param, &averages.step)?;
+            save_tensor(&mut tensors, "square_avg", param, &averages.square_avg)?;
+            for (name, tensor) in [("momentum_buffer", &averages.momentum_buffer), ("grad_avg", &averages.grad_avg)] {
+                if let Some(tensor) = tensor {
+                    save_tensor(&mut tensors, name, param, tensor)?;
+                }
+            }
+        }
+        Ok(OptimizerState { tensors, groups: save_groups(&self.handle, &self.options)? })
+    }
+
+    fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {
+        let _no_grad = tch::no_grad_guard();
+        let mut loading = Loading::new(&self.handle, state);
+        let options = loading.options(self.options.clone());
+        let mut averages = Vec::with_capacity(self.averages.len());
+        for param in self.handle.params() {
+            let saved = loading.tensors(param, if options.centered { &CENTERED } else { &CENTERED[..2] })?;
+            // Whether there is a buffer depends on the momentum of the steps so far, not on the present one.
+            let buffer = match loading.has(param, "momentum_buffer") {
+                true => loading.tensors(param, &["momentum_buffer"])?.and_then(|mut tensors| tensors.pop()),
+                false => None,
+            };
+            averages.push(saved.and_then(|tensors| Averages::from_saved(tensors, buffer)));
+        }
+        loading.finish()?;
+        for averages in averages.iter_mut().flatten() {
+            averages.step = averages.step.f_to_device(Device::Cpu)?;
+        }
+        self.options = options;
+        self.averages = averages;
+        Ok(())
+    }
+}
+
+/// The states that every parameter has if the optimizer is centered; without, the first two.
+const CENTERED: [&str; 3] = ["step", "square_avg", "grad_avg"];
+
+impl Averages {
+    /// Takes the tensors in the order of [`CENTERED`].
+    fn from_saved(tensors: Vec<Tensor>, momentum_buffer: Option<Tensor>) -> Option<Self> {
+        let mut tensors = tensors.into_iter();
+        Some(Self { step: tensors.next()?, square_avg: tensors.next()?, momentum_buffer, grad_avg: tensors.next() })
+    }
+}
+
+/// Settings of [`RMSprop`].
+///
+/// ```
+/// use accelerate::{nn::{Init, ParamStore}, optim::RMSprop, tch::Device};
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// store.root().param("weight", ([1], Init::Zeros))?;
+/// let optimizer = RMSprop::builder(&store).lr(1e-3).alpha(0.9).momentum(0.9).centered(true).build()?;
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct RMSpropBuilder {
+    groups: Vec<ParamGroup>,
+    lr: f64,
+    weight_decay: f64,
+    momentum: f64,
+    options: Options,
+}
+
+impl RMSpropBuilder {
+    /// Learning rate (default 0.01).
+    #[must_use]
+    pub fn lr(self, lr: f64) -> Self {
+        Self { lr, ..self }
+    }
+
+    /// How much of the average of squared gradients each step keeps (default 0.99).
+    #[must_use]
+    pub fn alpha(mut self, alpha: f64) -> Self {
+        self.options.alpha = alpha;
+        self
+    }
+
+    /// Added to the root of the average (default 1e-8).
+    #[must_use]
+    pub fn eps(mut self, eps: f64) -> Self {
+        self.options.eps = eps;
+        self
+    }
+
+    /// Weight decay, added to the gradient (default 0).
+    #[must_use]
+    pub fn weight_decay(self, weight_decay: f64) -> Self {
+        Self { weight_decay, ..self }
+    }
+
+    /// How much of the momentum buffer each step keeps (default 0: no buffer at all).
+    #[must_use]
+    pub fn momentum(self, momentum: f64) -> Self {
+        Self { momentum, ..self }
+    }
+
+    /// Divide by an estimate of the gradient's standard deviation instead of its size (default `false`).
+    #[must_use]
+    pub fn centered(mut self, centered: bool) -> Self {
+        self.options.centered = centered;
+        self
+    }
+
+    /// Go up the gradient instead of down (default `false`).
+    #[must_use]
+    pub fn maximize(mut self, maximize: bool) -> Self {
+        self.options.maximize = maximize;
+        self
+    }
+
+    /// Train these groups instead of all parameters of the store.
+    #[must_use]
+    pub fn param_groups(self, groups: Vec<ParamGroup>) -> Self {
+        Self { groups, ..self }
+    }
+
+    /// Checks the settings and makes the optimizer.
+    ///
+    /// # Errors
+    /// A setting out of range, no parameters, or a parameter in two groups.
+    pub fn build(self) -> Result<RMSprop> {
+        at_least_zero("RMSprop", "alpha", self.options.alpha)?;
+        at_least_zero("RMSprop", "eps", self.options.eps)?;
+        let defaults = GroupDefaults { lr: self.lr, weight_decay: self.weight_decay, momentum: Some(self.momentum) };
+        let handle = OptimizerHandle::new("RMSprop", self.groups, defaults)?;
+        let averages = handle.params().map(|_| None).collect();
+        Ok(RMSprop { handle, options: self.options, averages })
+    }
+}
