@@ -5,18 +5,10 @@ use std::process::Command;
 use anyhow::{Result, ensure};
 use serde_json::Value;
 
+use super::Goal;
 use crate::python::Environment;
-use crate::race::{Pair, Race, median};
+use crate::race::{Pair, Race};
 use crate::{paths, process, ranks};
-
-/// How far a race's goal is.
-#[derive(Debug, Clone, Copy)]
-enum Goal {
-    /// Ours divided by theirs.
-    Ratio(f64),
-    /// Ours, in microseconds.
-    Micros(f64),
-}
 
 /// One race: what both programs are told.
 #[derive(Debug, Clone, Copy)]
@@ -69,12 +61,7 @@ impl Contest {
                 pairs.push(Pair { ours: slowest(&ours), rival: slowest(&rival) });
             }
         }
-        let goal = match self.goal {
-            Goal::Ratio(ratio) => ratio,
-            // A limit in time becomes a ratio to what the rival took.
-            Goal::Micros(limit) => limit / median(pairs.iter().map(|pair| pair.rival).collect()),
-        };
-        Ok(Race { name: self.name, unit: "us", goal, pairs })
+        Ok(Race { name: self.name, unit: "us", goal: self.goal.ratio(&pairs), pairs })
     }
 
     fn ours(&self) -> Command {

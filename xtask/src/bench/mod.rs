@@ -7,12 +7,13 @@ mod ddp;
 mod launch;
 mod loader;
 mod record;
+mod step;
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 
 use crate::python::Environment;
-use crate::race::Race;
+use crate::race::{Pair, Race, median};
 use crate::{libtorch, ranks};
 
 /// Race against Python Accelerate.
@@ -42,8 +43,31 @@ enum What {
     Ddp(ddp::Settings),
     /// Data loading (microseconds): from memory, with work per row, behind skipped batches, dispatched by rank 0
     Loader,
+    /// Whole steps of a tiny model, and what preparing adds to them (microseconds)
+    Step,
+    /// The optimizer alone: many small tensors, 32 million parameters, and with scaler and clipping (microseconds)
+    Optimizer,
     /// Everything
     All,
+}
+
+/// How far a race's goal is.
+#[derive(Debug, Clone, Copy)]
+enum Goal {
+    /// Ours divided by theirs.
+    Ratio(f64),
+    /// Ours, in microseconds.
+    Micros(f64),
+}
+
+impl Goal {
+    /// As a ratio of ours to theirs: a limit in time is divided by what the rival took.
+    fn ratio(self, pairs: &[Pair]) -> f64 {
+        match self {
+            Goal::Ratio(ratio) => ratio,
+            Goal::Micros(limit) => limit / median(pairs.iter().map(|pair| pair.rival).collect()),
+        }
+    }
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
@@ -58,10 +82,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.what {
         What::Ddp(settings) => races.extend(ddp::races(&environment, arguments.rounds, settings)?),
         What::All => races.extend(ddp::races(&environment, arguments.rounds, &ddp::Settings::default())?),
-        What::Launch | What::Loader => {}
+        What::Launch | What::Loader | What::Step | What::Optimizer => {}
     }
     if matches!(arguments.what, What::Loader | What::All) {
         races.extend(loader::races(&environment, arguments.rounds)?);
+    }
+    if matches!(arguments.what, What::Step | What::All) {
+        races.extend(step::races(&environment, arguments.rounds, &step::STEPS)?);
+    }
+    if matches!(arguments.what, What::Optimizer | What::All) {
+        races.extend(step::races(&environment, arguments.rounds, &step::OPTIMIZERS)?);
     }
     for race in &races {
         println!("{race}");

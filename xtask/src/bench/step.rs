@@ -1,0 +1,141 @@
+//! The races of the training step and of the optimizer, in one process.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::Goal;
+use crate::python::Environment;
+use crate::race::{Pair, Race};
+use crate::{paths, process, ranks};
+
+/// One race: what both programs are told.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Contest {
+    name: &'static str,
+    /// `bench/src/bin/<program>.rs` against `bench/rival/<program>.py`.
+    program: &'static str,
+    mode: &'static str,
+    steps: usize,
+    warmup: usize,
+    /// The rival's AdamW is asked to be fused.
+    rival_fused: bool,
+    goal: Goal,
+}
+
+const STEP: Contest = Contest {
+    name: "step_small_fused",
+    program: "step",
+    mode: "step",
+    steps: 3000,
+    warmup: 300,
+    rival_fused: true,
+    goal: Goal::Ratio(0.4),
+};
+
+/// `cargo xtask bench step`.
+pub(super) const STEPS: [Contest; 3] = [
+    STEP,
+    Contest { name: "step_small_default", rival_fused: false, goal: Goal::Ratio(0.3), ..STEP },
+    Contest { name: "prepare_tax", mode: "tax", steps: 800, warmup: 100, goal: Goal::Micros(10.0), ..STEP },
+];
+
+// The rival's optimizer is always fused here.
+const OPTIMIZER: Contest = Contest {
+    name: "optimizer_small",
+    program: "optimizer",
+    mode: "small",
+    steps: 400,
+    warmup: 50,
+    rival_fused: false,
+    goal: Goal::Ratio(0.5),
+};
+
+/// `cargo xtask bench optimizer`.
+pub(super) const OPTIMIZERS: [Contest; 3] = [
+    OPTIMIZER,
+    Contest { name: "optimizer_large", mode: "large", steps: 25, warmup: 5, goal: Goal::Ratio(1.0), ..OPTIMIZER },
+    Contest { name: "optimizer_sweep", mode: "sweep", steps: 15, warmup: 3, goal: Goal::Ratio(0.6), ..OPTIMIZER },
+];
+
+/// Runs both sides for `rounds` rounds. Values are microseconds per step.
+pub(super) fn races(environment: &Environment, rounds: usize, contests: &[Contest]) -> Result<Vec<Race>> {
+    contests.iter().map(|contest| contest.race(environment, rounds)).collect()
+}
+
+impl Contest {
+    fn race(&self, environment: &Environment, rounds: usize) -> Result<Race> {
+        let mut pairs = Vec::new();
+        // The first round of each side fills the page cache and is not counted.
+        for round in 0..=rounds {
+            let ours = Report::of(self.ours())?;
+            let rival = Report::of(self.rival(environment)?)?;
+            check_answers(self.name, ours.answer, rival.answer)?;
+            if round > 0 {
+                pairs.push(Pair { ours: ours.micros, rival: rival.micros });
+            }
+        }
+        Ok(Race { name: self.name, unit: "us", goal: self.goal.ratio(&pairs), pairs })
+    }
+
+    fn ours(&self) -> Command {
+        let mut command = ranks::launch(1, &paths::release_binary(self.program));
+        command.arg("--");
+        self.with_settings(command)
+    }
+
+    fn rival(&self, environment: &Environment) -> Result<Command> {
+        let mut command = environment.torchrun(1)?;
+        command.arg(paths::repository_root().join(format!("bench/rival/{}.py", self.program)));
+        let mut command = self.with_settings(command);
+        if self.rival_fused {
+            command.arg("--fused");
+        }
+        Ok(command)
+    }
+
+    fn with_settings(&self, mut command: Command) -> Command {
+        command.args(["--mode", self.mode, "--steps", &self.steps.to_string()]);
+        command.args(["--warmup", &self.warmup.to_string()]);
+        command
+    }
+}
+
+/// What a program reports.
+#[derive(Debug, PartialEq)]
+struct Report {
+    micros: f64,
+    answer: f64,
+}
+
+impl Report {
+    fn of(mut command: Command) -> Result<Report> {
+        let printed = process::read(&mut command)?;
+        let text = *ranks::marked(&printed, "report=").first().context("the program reported nothing")?;
+        let value: Value = serde_json::from_str(text).with_context(|| format!("a report is not JSON: {text}"))?;
+        let number = |name: &str| value[name].as_f64().with_context(|| format!("a report without `{name}`: {text}"));
+        Ok(Report { micros: number("micros")?, answer: number("answer")? })
+    }
+}
+
+/// Sums in another order differ in the last digits, another gradient or rule differs in the first.
+fn check_answers(name: &str, ours: f64, rival: f64) -> Result<()> {
+    let agree = (ours - rival).abs() <= 1e-3 * rival.abs();
+    ensure!(agree, "the race {name} is void: parameters of mean square {ours} here and {rival} there");
+    Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_parameters_void_the_race() {
+        check_answers("step", 0.25, 0.250_1).unwrap();
+        let message = check_answers("step", 0.25, 0.26).unwrap_err().to_string();
+        assert!(message.contains("0.25 here and 0.26 there"), "{message}");
+        assert!(check_answers("step", f64::NAN, 0.26).is_err());
+    }
+}
