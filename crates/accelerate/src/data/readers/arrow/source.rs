@@ -148,14 +148,12 @@ impl Source {
         fields: &arrow_schema::Fields,
         wanted: impl Fn(usize) -> bool,
     ) -> Result<(Buffer, u64), Failure> {
-        let ranges = wanted_ranges(batch, version, fields, wanted)?;
+        let ranges = wanted_ranges(batch, block.body_bytes, version, fields, wanted)?;
         let mut body = vec![0; block.body_bytes as usize];
         let body_at = block.start + block.header_bytes;
         for range in joined(ranges.clone()) {
             let bytes = body.get_mut(range.start as usize..range.end as usize);
-            let bytes = bytes.ok_or_else(|| {
-                format!("it refers to byte {} of {} in the body of the message", range.end, block.body_bytes)
-            })?;
+            let bytes = bytes.ok_or_else(changed)?;
             self.file.read_into(bytes, body_at + range.start)?;
         }
         let num_bytes = if batch.compression().is_some() {
@@ -218,6 +216,7 @@ impl table::Source for Source {
 /// Which bytes of the body hold the wanted columns. All of it where the columns cannot be told apart.
 fn wanted_ranges(
     batch: arrow_ipc::RecordBatch<'_>,
+    body_bytes: u64,
     version: MetadataVersion,
     fields: &arrow_schema::Fields,
     wanted: impl Fn(usize) -> bool,
@@ -225,8 +224,11 @@ fn wanted_ranges(
     let buffers = batch.buffers().into_iter().flatten();
     let ranges = buffers.map(|buffer| {
         let (start, length) = (u64::try_from(buffer.offset()), u64::try_from(buffer.length()));
-        let end = start.ok().zip(length.ok()).and_then(|(start, length)| Some(start..start.checked_add(length)?));
-        end.ok_or_else(|| format!("{} bytes at byte {} of its body are promised", buffer.length(), buffer.offset()))
+        let range = start.ok().zip(length.ok()).and_then(|(start, length)| Some(start..start.checked_add(length)?));
+        range.filter(|range| range.end <= body_bytes).ok_or_else(|| {
+            let (length, start) = (buffer.length(), buffer.offset());
+            format!("{length} bytes at byte {start} of its body are promised, but the body has {body_bytes}")
+        })
     });
     let ranges: Vec<Range<u64>> = ranges.collect::<Result<_, _>>()?;
     let mut view_counts = batch.variadicBufferCounts().into_iter().flatten();
