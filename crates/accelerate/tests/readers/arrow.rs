@@ -183,13 +183,13 @@ fn values<T: serde::de::DeserializeOwned>(array: impl Array + 'static) -> Result
     let batch = RecordBatch::try_from_iter_with_nullable(columns.map(|(name, array)| (name, array, true))).unwrap();
     let read = |format, columns: &[&str], compression| {
         let options = IpcWriteOptions::default().try_with_compression(compression).unwrap();
-        let (_folder, path) = file("a.arrow", written(format, &batch.schema(), &[batch.clone()], options));
+        let (_folder, path) = file("a.arrow", written(format, &batch.schema(), std::slice::from_ref(&batch), options));
         let dataset = ArrowDataset::<(T,)>::with_options([&path], &select(columns))?;
         (0..dataset.len()).map(|index| dataset.get(index).map(|(value,)| value)).collect::<Result<Vec<_>>>()
     };
     // The columns around it are found behind it, whatever it is made of.
     for format in FORMATS {
-        let (_folder, path) = arrow_file(format, &batch.schema(), &[batch.clone()]);
+        let (_folder, path) = arrow_file(format, &batch.schema(), std::slice::from_ref(&batch));
         let around = ArrowDataset::<(i32, i32)>::with_options([&path], &select(&["after", "before"]))?;
         assert_eq!(rows(&around), (0..batch.num_rows() as i32).map(|row| (row, row)).collect::<Vec<_>>());
     }
@@ -463,7 +463,7 @@ fn compressed_bytes_that_promise_too_much_are_refused() {
     let batch = RecordBatch::try_from_iter([("a", column)]).unwrap();
     for codec in [CompressionType::ZSTD, CompressionType::LZ4_FRAME] {
         let options = IpcWriteOptions::default().try_with_compression(Some(codec)).unwrap();
-        let content = written(Format::Streaming, &batch.schema(), &[batch.clone()], options);
+        let content = written(Format::Streaming, &batch.schema(), std::slice::from_ref(&batch), options);
         let length = 8000i64.to_le_bytes();
         let at = content.windows(8).rposition(|bytes| bytes == length).unwrap();
         for promised in [i64::MAX, 1 << 50, i64::MIN, 8001] {
