@@ -7,7 +7,7 @@
 //! Cargo features, all off by default:
 //!
 //! - `cuda`: NCCL and everything else for NVIDIA GPUs.
-//! - `csv`, `parquet`: readers of such files in [`data::readers`].
+//! - `arrow`, `csv`, `parquet`: readers of such files in [`data::readers`].
 //! - `hub`: fetching datasets from the Hugging Face Hub; brings an HTTP client and an asynchronous runtime.
 
 // Derived code names this crate as its users do, also where it stands inside of it.

@@ -44,6 +44,13 @@ pub enum Position {
         /// Which row inside of it.
         row: usize,
     },
+    /// Row of an Arrow file; both numbers count from 0.
+    RecordBatch {
+        /// Which record batch.
+        record_batch: usize,
+        /// Which row inside of it.
+        row: usize,
+    },
     /// First token of a block, counted from 0.
     Token(u64),
 }
@@ -59,6 +66,7 @@ impl fmt::Display for Position {
         match self {
             Self::Line(line) => write!(f, "line {line}"),
             Self::RowGroup { row_group, row } => write!(f, "row group {row_group}, row {row}"),
+            Self::RecordBatch { record_batch, row } => write!(f, "record batch {record_batch}, row {row}"),
             Self::Token(token) => write!(f, "token {token}"),
         }
     }
@@ -85,7 +93,7 @@ pub(crate) enum ReaderError {
     #[cfg_attr(not(feature = "csv"), allow(dead_code))]
     #[error("{} is empty; wanted a first line with the names of the columns", path.display())]
     NoHeader { path: PathBuf },
-    #[cfg_attr(not(any(feature = "csv", feature = "parquet")), allow(dead_code))]
+    #[cfg_attr(not(any(feature = "arrow", feature = "csv", feature = "parquet")), allow(dead_code))]
     #[error(
         "{} has the columns {found:?}, but {} has {wanted:?}; files of one dataset must have the same columns in the \
          same order",
@@ -106,22 +114,22 @@ pub(crate) enum ReaderError {
         path.display()
     )]
     NoBlock { path: PathBuf, found: u64, wanted: u64 },
-    #[cfg(feature = "parquet")]
-    #[error("{} is not a readable Parquet file: {reason}; write or download it again", path.display())]
-    Parquet { path: PathBuf, reason: String },
-    #[cfg(feature = "parquet")]
-    #[error("ParquetOptions.columns is {found:?}, but must name each column once, and at least one")]
-    Selection { found: Vec<String> },
-    #[cfg(feature = "parquet")]
+    #[cfg(any(feature = "arrow", feature = "parquet"))]
+    #[error("{} is not a readable {format} file: {reason}; write or download it again", path.display())]
+    Unreadable { path: PathBuf, format: &'static str, reason: String },
+    #[cfg(any(feature = "arrow", feature = "parquet"))]
+    #[error("{setting} is {found:?}, but must name each column once, and at least one")]
+    Selection { setting: &'static str, found: Vec<String> },
+    #[cfg(any(feature = "arrow", feature = "parquet"))]
     #[error("{} has the columns {found:?}; wanted a column named {wanted:?}", path.display())]
     NoSuchColumn { path: PathBuf, found: Vec<String>, wanted: String },
-    #[cfg(feature = "parquet")]
+    #[cfg(any(feature = "arrow", feature = "parquet"))]
     #[error(
         "the column {column:?} of {} has the type {found}, which this reader does not know; leave it out with \
-         ParquetOptions.columns, or write it as numbers, text or lists of them",
+         {setting}, or write it as numbers, text or lists of them",
         path.display()
     )]
-    ColumnType { path: PathBuf, column: String, found: String },
+    ColumnType { path: PathBuf, column: String, found: String, setting: &'static str },
     #[allow(dead_code, reason = "with all features on, nothing is disabled")]
     #[error(
         "{wanted} was compiled out, because the cargo feature `{feature}` of accelerate is off; turn it on in \
@@ -167,7 +175,7 @@ pub(crate) enum RowProblem {
     Cell { column: String, found: String, message: String },
     #[error("the row does not have the wanted form: {message}{columns}", columns = having(.columns))]
     Form { message: String, columns: Vec<String> },
-    #[cfg(feature = "parquet")]
+    #[cfg(any(feature = "arrow", feature = "parquet"))]
     #[error("the row cannot be decoded: {message}")]
     Undecodable { message: String },
 }

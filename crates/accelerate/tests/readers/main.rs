@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[cfg(feature = "arrow")]
+mod arrow;
 #[cfg(feature = "csv")]
 mod csv;
 mod json_lines;

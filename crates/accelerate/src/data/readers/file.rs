@@ -47,15 +47,20 @@ impl PositionedFile {
     /// Bytes `start..end`.
     pub(super) fn read(&self, start: u64, end: u64) -> Result<Vec<u8>, ReaderError> {
         let mut bytes = vec![0; end.saturating_sub(start) as usize];
-        self.file.read_exact_at(&mut bytes, start).map_err(|source| match source.kind() {
+        self.read_into(&mut bytes, start)?;
+        Ok(bytes)
+    }
+
+    /// As many bytes as there is room for, from byte `start` on.
+    pub(super) fn read_into(&self, bytes: &mut [u8], start: u64) -> Result<(), ReaderError> {
+        self.file.read_exact_at(bytes, start).map_err(|source| match source.kind() {
             io::ErrorKind::UnexpectedEof => ReaderError::Shrunk {
                 path: self.path.clone(),
                 found_bytes: self.file.metadata().map_or(start, |metadata| metadata.len()),
                 wanted_bytes: self.num_bytes,
             },
             _ => ReaderError::io("read", &self.path)(source),
-        })?;
-        Ok(bytes)
+        })
     }
 
     /// From byte `start` on, through a buffer.

@@ -1,7 +1,8 @@
-//! Datasets whose rows come from files: CSV, JSON lines, Parquet, and flat files of token ids.
+//! Datasets whose rows come from files: Arrow, CSV, JSON lines, Parquet, and flat files of token ids.
 //!
 //! | dataset | reads | cargo feature |
 //! |---|---|---|
+//! | [`ArrowDataset`] | Arrow's file and streaming formats, some or all columns; what `save_to_disk` writes | `arrow` |
 //! | [`CsvDataset`] | comma- and tab-separated values | `csv` |
 //! | [`JsonLinesDataset`] | one JSON value on each line | none |
 //! | [`ParquetDataset`] | Parquet, some or all columns | `parquet` |
@@ -16,19 +17,31 @@
 //!   threads, so they shuffle, shard over processes and resume as any other.
 //! - Several files are one dataset, in the order in which they are given.
 //! - A row is parsed when it is fetched, into a type of your own by `serde`. Opening keeps little in memory: eight bytes
-//!   per row for text, the footers for Parquet, nothing for tokens.
-//! - What is wrong is said with file and line (row group and row, token); nothing is skipped or guessed. `place` gives the
+//!   per row for text, the footers for Parquet, the positions of the record batches for Arrow, nothing for tokens.
+//! - What is wrong is said with file and line (row group or record batch and row, token); nothing is skipped or guessed. `place` gives the
 //!   same for checks of your own.
 //! - Files must not change while they are read.
 
+mod arrow;
+#[cfg(any(feature = "arrow", feature = "parquet"))]
+mod cache;
+#[cfg(any(feature = "arrow", feature = "parquet"))]
+mod columns;
 mod csv;
 mod file;
+#[cfg(any(feature = "arrow", feature = "parquet"))]
+mod guarded;
 mod hub;
 mod json_lines;
 mod parquet;
+#[cfg(any(feature = "arrow", feature = "parquet"))]
+mod row;
+#[cfg(any(feature = "arrow", feature = "parquet"))]
+mod table;
 mod text;
 mod token_file;
 
+pub use self::arrow::{ArrowDataset, ArrowOptions, arrow_column_names};
 pub use self::csv::{CsvDataset, CsvOptions};
 pub use self::hub::hub_dataset_files;
 pub use self::parquet::{ParquetDataset, ParquetOptions, parquet_column_names};

@@ -1,16 +1,15 @@
 //! The feature `parquet` is on: row groups are decoded by the `parquet` crate's record reader, which needs no Arrow.
 
-use super::super::file::{Joined, PositionedFile, open_all};
+use super::super::file::PositionedFile;
+use super::super::table::Table;
 use super::ParquetOptions;
-use super::cache::Cache;
-use super::field::RowFields;
-use super::source::{RowGroup, Source};
+use super::source::Source;
 use crate::data::Dataset;
-use crate::error::{Place, ReaderError, Result, RowProblem};
+use crate::error::{Place, Result};
 use serde::de::DeserializeOwned;
 use std::fmt;
 use std::marker::PhantomData;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Rows of Parquet files, as values of type `T`: a struct with `#[derive(serde::Deserialize)]`, whose fields are found
 /// by the names of the columns, a map, or a tuple in the order of the columns.
@@ -46,12 +45,7 @@ use std::path::{Path, PathBuf};
 /// # Ok::<(), accelerate::Error>(())
 /// ```
 pub struct ParquetDataset<T> {
-    sources: Vec<Source>,
-    /// File and row group of each part.
-    parts: Vec<(usize, usize)>,
-    joined: Joined,
-    columns: Vec<String>,
-    cache: Cache<RowGroup>,
+    table: Table<Source>,
     row: PhantomData<fn() -> T>,
 }
 
@@ -109,24 +103,8 @@ impl<T: DeserializeOwned> ParquetDataset<T> {
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn with_options(paths: impl IntoIterator<Item: AsRef<Path>>, options: &ParquetOptions) -> Result<Self> {
-        let mut first: Option<(PathBuf, Vec<String>)> = None;
-        let sources = open_all(paths, |file| {
-            let source = Source::open(file, options.columns.as_deref())?;
-            let found = source.columns().to_vec();
-            let (path, wanted) = first.get_or_insert_with(|| (source.path().to_owned(), found.clone()));
-            if found != *wanted {
-                let (first, wanted) = (path.clone(), wanted.clone());
-                return Err(ReaderError::OtherColumns { path: source.path().to_owned(), found, first, wanted }.into());
-            }
-            Ok(source)
-        })?;
-        let parts = sources.iter().enumerate().flat_map(|(position, source)| {
-            source.row_groups().enumerate().map(move |(row_group, num_rows)| ((position, row_group), num_rows))
-        });
-        let (parts, num_rows): (Vec<_>, Vec<_>) = parts.unzip();
-        let columns = first.map(|(_, columns)| columns).unwrap_or_default();
-        let cache = Cache::new(options.cache_bytes);
-        Ok(Self { sources, parts, joined: Joined::new(num_rows), columns, cache, row: PhantomData })
+        let open = |file| Source::open(file, options.columns.as_deref());
+        Ok(Self { table: Table::open(paths, open, options.cache_bytes)?, row: PhantomData })
     }
 
     /// Names of the columns, in the order in which a tuple has them.
@@ -140,7 +118,7 @@ impl<T: DeserializeOwned> ParquetDataset<T> {
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn columns(&self) -> &[String] {
-        &self.columns
+        self.table.columns()
     }
 
     /// File, row group and row of row `index`.
@@ -158,35 +136,22 @@ impl<T: DeserializeOwned> ParquetDataset<T> {
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn place(&self, index: usize) -> Result<Place> {
-        let (part, row) = self.joined.locate(index)?;
-        let (source, row_group) = self.parts[part];
-        Ok(self.sources[source].place(row_group, row))
+        self.table.place(index)
     }
 }
 
 impl<T: DeserializeOwned> Dataset for ParquetDataset<T> {
     type Item = T;
     fn len(&self) -> usize {
-        self.joined.len()
+        self.table.len()
     }
     fn get(&self, index: usize) -> Result<T> {
-        let (part, row) = self.joined.locate(index)?;
-        let (source, row_group) = self.parts[part];
-        let source = &self.sources[source];
-        let decoded = self.cache.get(part, source.decoded_bytes(row_group), || source.decode(row_group))?;
-        let fields = RowFields { names: &self.columns, fields: decoded.row(row) };
-        T::deserialize(fields).map_err(|error| {
-            let message = error.to_string();
-            // A message that names its column needs no list of them.
-            let columns = if message.starts_with("column ") { Vec::new() } else { self.columns.clone() };
-            let problem = RowProblem::Form { message, columns };
-            ReaderError::Row { place: source.place(row_group, row), problem }.into()
-        })
+        self.table.get(index)
     }
 }
 
 impl<T> fmt::Debug for ParquetDataset<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ParquetDataset").field("num_rows", &self.joined.len()).finish_non_exhaustive()
+        f.debug_struct("ParquetDataset").field("num_rows", &self.table.len()).finish_non_exhaustive()
     }
 }

@@ -1,7 +1,5 @@
 //! Rows of Parquet files: behind the cargo feature `parquet`.
 
-#[cfg(feature = "parquet")]
-mod cache;
 #[cfg(not(feature = "parquet"))]
 mod disabled;
 #[cfg(feature = "parquet")]

@@ -1,6 +1,10 @@
 //! One Parquet file: its footer, the columns that are wanted, and row groups decoded whole.
 
+use super::super::columns::Selection;
 use super::super::file::{FromPosition, PositionedFile};
+use super::super::guarded::guarded;
+use super::super::table::{self, Source as _};
+use super::field::Fields;
 use crate::error::{Place, Position, ReaderError, RowProblem};
 use bytes::Bytes;
 use parquet::basic::{ConvertedType, Type as PhysicalType};
@@ -10,12 +14,8 @@ use parquet::record::Field;
 use parquet::schema::types::{Type, TypePtr};
 use std::fmt;
 use std::io::BufReader;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
-
-/// Longest part of the library's messages that is shown: some print a whole field.
-const MAX_REASON_CHARS: usize = 300;
 
 /// The library's own access to files moves one cursor that all threads share.
 struct Chunks(Arc<PositionedFile>);
@@ -52,9 +52,9 @@ pub(super) struct RowGroup {
 }
 
 impl RowGroup {
-    pub(super) fn row(&self, row: usize) -> &[Field] {
+    pub(super) fn row(&self, row: usize) -> Fields<'_> {
         let start = row * self.num_columns;
-        self.fields.get(start..start + self.num_columns).unwrap_or_default()
+        Fields(self.fields.get(start..start + self.num_columns).unwrap_or_default())
     }
 }
 
@@ -89,49 +89,68 @@ impl Source {
         let reader = read_footer(&file)?;
         let schema = reader.metadata().file_metadata().schema();
         let fields = schema.get_fields();
-        let names = names(&reader);
-        let columns = wanted.map_or_else(|| names.clone(), <[String]>::to_vec);
-        let positions = columns.iter().map(|wanted| {
-            names.iter().position(|name| name == wanted).ok_or_else(|| ReaderError::NoSuchColumn {
-                path: path.clone(),
-                found: names.clone(),
-                wanted: wanted.clone(),
-            })
-        });
-        let positions: Vec<usize> = positions.collect::<Result<_, _>>()?;
+        let Selection { positions, names: columns } =
+            Selection::new(&path, &names(&reader), wanted, "ParquetOptions.columns")?;
         let mut in_file = positions.clone();
         in_file.sort_unstable();
-        in_file.dedup();
-        if in_file.len() != positions.len() || in_file.is_empty() {
-            return Err(ReaderError::Selection { found: columns });
-        }
         let chosen: Vec<TypePtr> = in_file.iter().map(|&position| Arc::clone(&fields[position])).collect();
         for field in &chosen {
             check_type(&path, field.name(), field)?;
         }
         // The library wants the columns in the order of the file.
         let projection = Type::group_type_builder(schema.name()).with_fields(chosen).build();
-        let projection = projection.map_err(unreadable(&path))?;
+        let projection = projection.map_err(|error| unreadable(&path)(error.to_string()))?;
         let order = positions.iter().map(|position| in_file.partition_point(|other| other < position)).collect();
         Ok(Self { file, reader, projection, order, columns })
     }
 
-    pub(super) fn path(&self) -> &Path {
+    /// Decodes the wanted columns of a row group.
+    fn decode_fields(&self, row_group: usize) -> Result<RowGroup, ReaderError> {
+        let num_columns = self.columns.len();
+        let num_rows = self.part_rows().nth(row_group).unwrap_or_default();
+        let mut fields = Vec::new();
+        let decoded = guarded(|| {
+            let group = self.reader.get_row_group(row_group)?;
+            let rows = group.get_row_iter(Some(self.projection.clone()))?;
+            for row in rows {
+                let mut row: Vec<Field> = row?.into_columns().into_iter().map(|(_, field)| field).collect();
+                let taken =
+                    |&position: &usize| row.get_mut(position).map(|field| std::mem::replace(field, Field::Null));
+                fields.extend(self.order.iter().filter_map(taken));
+            }
+            Ok::<_, ParquetError>(())
+        });
+        let row = fields.len() / num_columns;
+        let wrong = |message| {
+            let place = self.place(row_group, row);
+            Err(ReaderError::Row { place, problem: RowProblem::Undecodable { message } })
+        };
+        match decoded {
+            Err(reason) => wrong(reason),
+            Ok(()) if row != num_rows => wrong(format!("the row group ends here, but promises {num_rows} rows")),
+            Ok(()) => Ok(RowGroup { fields, num_columns }),
+        }
+    }
+}
+
+impl table::Source for Source {
+    type Part = RowGroup;
+    type Cells<'a> = Fields<'a>;
+
+    fn path(&self) -> &Path {
         self.file.path()
     }
 
-    pub(super) fn columns(&self) -> &[String] {
+    fn columns(&self) -> &[String] {
         &self.columns
     }
 
-    /// Number of rows of each row group.
-    pub(super) fn row_groups(&self) -> impl Iterator<Item = usize> + '_ {
+    fn part_rows(&self) -> impl Iterator<Item = usize> {
         let groups = self.reader.metadata().row_groups().iter();
         groups.map(|group| usize::try_from(group.num_rows()).unwrap_or_default())
     }
 
-    /// About how many bytes of memory a row group takes when it is decoded.
-    pub(super) fn decoded_bytes(&self, row_group: usize) -> u64 {
+    fn part_bytes(&self, row_group: usize) -> u64 {
         let Some(group) = self.reader.metadata().row_groups().get(row_group) else {
             return 0;
         };
@@ -144,36 +163,16 @@ impl Source {
         data_bytes.saturating_add(num_fields.saturating_mul(size_of::<Field>() as u64))
     }
 
-    pub(super) fn place(&self, row_group: usize, row: usize) -> Place {
+    fn place(&self, row_group: usize, row: usize) -> Place {
         Place { path: self.path().to_owned(), position: Position::RowGroup { row_group, row } }
     }
 
-    /// Decodes the wanted columns of a row group.
-    pub(super) fn decode(&self, row_group: usize) -> Result<RowGroup, ReaderError> {
-        let num_columns = self.columns.len();
-        let num_rows = self.row_groups().nth(row_group).unwrap_or_default();
-        let mut fields = Vec::new();
-        let decoded = guarded(|| {
-            let group = self.reader.get_row_group(row_group)?;
-            let rows = group.get_row_iter(Some(self.projection.clone()))?;
-            for row in rows {
-                let mut row: Vec<Field> = row?.into_columns().into_iter().map(|(_, field)| field).collect();
-                let taken =
-                    |&position: &usize| row.get_mut(position).map(|field| std::mem::replace(field, Field::Null));
-                fields.extend(self.order.iter().filter_map(taken));
-            }
-            Ok(())
-        });
-        let row = fields.len() / num_columns;
-        let wrong = |message| {
-            let place = self.place(row_group, row);
-            Err(ReaderError::Row { place, problem: RowProblem::Undecodable { message } })
-        };
-        match decoded {
-            Err(error) => wrong(reason(&error)),
-            Ok(()) if row != num_rows => wrong(format!("the row group ends here, but promises {num_rows} rows")),
-            Ok(()) => Ok(RowGroup { fields, num_columns }),
-        }
+    fn decode(&self, row_group: usize, _: usize) -> Result<(RowGroup, u64), ReaderError> {
+        Ok((self.decode_fields(row_group)?, self.part_bytes(row_group)))
+    }
+
+    fn cells(row_group: &RowGroup, row: usize) -> Fields<'_> {
+        row_group.row(row)
     }
 }
 
@@ -181,31 +180,14 @@ fn read_footer(file: &Arc<PositionedFile>) -> Result<SerializedFileReader<Chunks
     guarded(|| SerializedFileReader::new(Chunks(Arc::clone(file)))).map_err(unreadable(file.path()))
 }
 
-fn unreadable(path: &Path) -> impl FnOnce(ParquetError) -> ReaderError {
+fn unreadable(path: &Path) -> impl FnOnce(String) -> ReaderError {
     let path = path.to_owned();
-    move |error| ReaderError::Parquet { path, reason: reason(&error) }
+    move |reason| ReaderError::Unreadable { path, format: "Parquet", reason }
 }
 
 fn names(reader: &SerializedFileReader<Chunks>) -> Vec<String> {
     let fields = reader.metadata().file_metadata().schema().get_fields();
     fields.iter().map(|field| field.name().to_owned()).collect()
-}
-
-/// The library panics on some malformed files, which must end a training program as little as any other.
-fn guarded<T>(call: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, ParquetError> {
-    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
-        let message = panic.downcast_ref::<String>().map(String::as_str);
-        let message = message.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
-        Err(ParquetError::General(message.to_owned()))
-    })
-}
-
-fn reason(error: &ParquetError) -> String {
-    let text = error.to_string();
-    match text.char_indices().nth(MAX_REASON_CHARS) {
-        Some((end, _)) => format!("{} ...", &text[..end]),
-        None => text,
-    }
 }
 
 /// Refuses types that the library cannot turn into fields: it would panic on the first row.
@@ -235,7 +217,7 @@ fn check_type(path: &Path, column: &str, field: &Type) -> Result<(), ReaderError
         return Ok(());
     }
     let (column, found) = (column.to_owned(), format!("{physical} ({converted})"));
-    Err(ReaderError::ColumnType { path: path.to_owned(), column, found })
+    Err(ReaderError::ColumnType { path: path.to_owned(), column, found, setting: "ParquetOptions.columns" })
 }
 
 #[cfg(test)]

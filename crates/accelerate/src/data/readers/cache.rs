@@ -24,15 +24,28 @@ impl<V> Cache<V> {
         Self { budget_bytes, entries: Mutex::new(Vec::new()) }
     }
 
-    /// The value for `key`, which takes about `num_bytes`. What `make` refuses to make is tried again the next time.
-    pub(super) fn get<E>(&self, key: usize, num_bytes: u64, make: impl FnOnce() -> Result<V, E>) -> Result<Arc<V>, E> {
+    /// The value for `key`, which is thought to take `num_bytes`; `make` says how many it takes indeed. What it refuses to
+    /// make is tried again the next time.
+    pub(super) fn get<E>(
+        &self,
+        key: usize,
+        num_bytes: u64,
+        make: impl FnOnce() -> Result<(V, u64), E>,
+    ) -> Result<Arc<V>, E> {
         let value = self.entry(key, num_bytes);
         let mut value = lock(&value);
         if let Some(value) = &*value {
             return Ok(Arc::clone(value));
         }
-        let made = Arc::new(make()?);
+        let (made, made_bytes) = make()?;
+        let made = Arc::new(made);
         *value = Some(Arc::clone(&made));
+        if made_bytes != num_bytes {
+            // Nobody waits for a value while holding the list, so this lock inside of the value's cannot deadlock.
+            let mut entries = lock(&self.entries);
+            entries.iter_mut().filter(|entry| entry.key == key).for_each(|entry| entry.num_bytes = made_bytes);
+            self.shrink(&mut entries);
+        }
         Ok(made)
     }
 
@@ -44,6 +57,12 @@ impl<V> Cache<V> {
         };
         let value = Arc::clone(&entry.value);
         entries.insert(0, entry);
+        self.shrink(&mut entries);
+        value
+    }
+
+    /// Forgets what was used longest ago, until the rest fits; the last used one stays in any case.
+    fn shrink(&self, entries: &mut Vec<Entry<V>>) {
         let mut used_bytes = 0u64;
         let within_budget = entries.iter().take_while(|entry| {
             used_bytes = used_bytes.saturating_add(entry.num_bytes);
@@ -51,7 +70,6 @@ impl<V> Cache<V> {
         });
         let num_kept = within_budget.count().max(1);
         entries.truncate(num_kept);
-        value
     }
 }
 
@@ -72,7 +90,7 @@ mod tests {
         for &key in keys {
             let make = || {
                 made.push(key);
-                Ok::<_, ()>(key * 100)
+                Ok::<_, ()>((key * 100, 10))
             };
             assert_eq!(*cache.get(key, 10, make).unwrap(), key * 100);
         }
@@ -87,10 +105,24 @@ mod tests {
     }
 
     #[test]
+    fn what_turns_out_larger_displaces_others() {
+        let cache = Cache::new(100);
+        let mut num_made = 0;
+        for (key, made_bytes) in [(1, 10), (2, 10), (3, 95), (2, 10), (3, 95)] {
+            let make = || {
+                num_made += 1;
+                Ok::<_, ()>(((), made_bytes))
+            };
+            cache.get(key, 10, make).unwrap();
+        }
+        assert_eq!(num_made, 5, "3 leaves no room for 2, and 2 none for 3");
+    }
+
+    #[test]
     fn what_failed_is_tried_again() {
         let cache = Cache::new(100);
-        assert_eq!(cache.get(1, 10, || Err::<(), _>("no")).unwrap_err(), "no");
-        cache.get(1, 10, || Ok::<_, &str>(())).unwrap();
+        assert_eq!(cache.get(1, 10, || Err::<((), u64), _>("no")).unwrap_err(), "no");
+        cache.get(1, 10, || Ok::<_, &str>(((), 10))).unwrap();
     }
 
     #[test]
@@ -102,7 +134,7 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     barrier.wait();
-                    let make = || Ok::<_, ()>(made.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
+                    let make = || Ok::<_, ()>((made.fetch_add(1, std::sync::atomic::Ordering::Relaxed), 10));
                     assert_eq!(*cache.get(7, 10, make).unwrap(), 0);
                 });
             }
