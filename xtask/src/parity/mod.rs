@@ -2,6 +2,7 @@
 
 mod compare;
 mod data;
+mod precision;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,6 +30,8 @@ enum What {
     Ddp(Ddp),
     /// Rows of every rank in every epoch, over a grid of loader configurations
     Data(data::Data),
+    /// Losses, learning rates and skipped steps in every precision, with accumulation and clipping
+    Precision(precision::Precision),
 }
 
 #[derive(Debug, Args)]
@@ -56,6 +59,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.what {
         What::Ddp(ddp) => run_ddp(ddp),
         What::Data(data) => data::run(data),
+        What::Precision(precision) => precision::run(precision),
     }
 }
 

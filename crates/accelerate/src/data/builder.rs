@@ -5,7 +5,7 @@ use super::dataset::Dataset;
 use super::loader::{DataLoader, Parts};
 use super::random::SharedGenerator;
 use super::sampler::{BatchSampler, Order, RandomSampler, Sampler, SequentialSampler};
-use super::source::recipe::{CollateFn, Recipe, WorkerOptions};
+use super::source::recipe::{CollateFn, FromStacked, Recipe, WorkerOptions};
 use super::source::rows::RowSource;
 use crate::error::{DataError, Result};
 use std::fmt;
@@ -43,7 +43,7 @@ pub trait Collator<T> {
 
     /// [`Collate::from_stacked`], where the function does the same as [`Collate`].
     #[doc(hidden)]
-    fn from_stacked() -> Option<fn(T) -> Option<Self::Batch>> {
+    fn from_stacked() -> Option<FromStacked<T, Self::Batch>> {
         None
     }
 }
@@ -65,7 +65,7 @@ impl<T: Collate + 'static> Collator<T> for DefaultCollate {
     fn into_function(self) -> Box<dyn Fn(Vec<T>) -> Result<T::Batch> + Send + Sync> {
         Box::new(T::collate)
     }
-    fn from_stacked() -> Option<fn(T) -> Option<T::Batch>> {
+    fn from_stacked() -> Option<FromStacked<T, T::Batch>> {
         Some(T::from_stacked)
     }
 }

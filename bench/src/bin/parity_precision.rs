@@ -1,0 +1,141 @@
+//! Trains a small model in every precision and writes what is compared with Python: our half of
+//! `cargo xtask parity precision`.
+//!
+//! Reads `cases.json` and writes `outcomes.json`, one entry per case, as `parity/precision.py` does.
+
+use std::fs;
+use std::path::PathBuf;
+
+use accelerate::data::{DataLoader, TensorDataset};
+use accelerate::nn::{LayerNorm, Linear, Module, ModuleFn, ParamStore};
+use accelerate::optim::{AdamW, LinearWithWarmup, Optimizer, Sgd};
+use accelerate::tch::{Device, Kind, Reduction, Tensor};
+use accelerate::{Accelerator, GradScalerKwargs, MixedPrecision};
+use anyhow::{Context, Result, bail, ensure};
+use bench::formula;
+use clap::Parser;
+use serde::{Deserialize, Serialize};
+
+/// Train a small model in every precision and write losses, learning rates and skipped steps.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// The cases to train
+    #[arg(long)]
+    cases: PathBuf,
+    /// How many ranks must take part
+    #[arg(long = "world_size")]
+    world_size: usize,
+    /// The folder to write to
+    #[arg(long)]
+    output: PathBuf,
+}
+
+#[derive(Debug, Deserialize)]
+struct Case {
+    precision: String,
+    accumulation: usize,
+    optimizer: String,
+    clip: bool,
+    /// Micro-batches whose loss is infinite.
+    planted: Vec<usize>,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Outcome {
+    /// For every micro-batch the loss of every rank.
+    losses: Vec<Vec<f64>>,
+    /// After every micro-batch.
+    lrs: Vec<f64>,
+    skipped: Vec<bool>,
+}
+
+// The settings stand in `parity/precision.py` as well.
+const MICRO_BATCHES: usize = 100;
+const BATCH_SIZE: usize = 16;
+const WIDTH: i64 = 48;
+const CLASSES: i64 = 10;
+const MAX_NORM: f64 = 0.3;
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let accelerator = Accelerator::builder().cpu(true).build()?;
+    let (found, wanted) = (accelerator.num_processes(), arguments.world_size);
+    ensure!(found == wanted, "{found} processes take part; {wanted} were asked for");
+    let text = fs::read_to_string(&arguments.cases)
+        .with_context(|| format!("could not read {}", arguments.cases.display()))?;
+    let cases: Vec<Case> = serde_json::from_str(&text)?;
+    let outcomes: Vec<Outcome> = cases.iter().map(|case| train(&accelerator, case)).collect::<Result<_>>()?;
+    if accelerator.is_main_process() {
+        fs::create_dir_all(&arguments.output)?;
+        fs::write(arguments.output.join("outcomes.json"), serde_json::to_string(&outcomes)?)?;
+    }
+    accelerator.wait_for_everyone()?;
+    Ok(())
+}
+
+fn train(run: &Accelerator, case: &Case) -> Result<Outcome> {
+    let precision: MixedPrecision = case.precision.parse()?;
+    let scaling = GradScalerKwargs { init_scale: 1024.0, growth_interval: 20, ..Default::default() };
+    let accelerator = Accelerator::builder()
+        .mixed_precision(precision)
+        .gradient_accumulation_steps(case.accumulation)
+        .kwargs_handler(scaling)
+        .build_from(run)?;
+    let store = ParamStore::new(Device::Cpu);
+    let first = Linear::new(store.root() / "first", WIDTH, 2 * WIDTH, Default::default())?;
+    let norm = LayerNorm::new(store.root() / "norm", [2 * WIDTH], Default::default())?;
+    let second = Linear::new(store.root() / "second", 2 * WIDTH, CLASSES, Default::default())?;
+    for (index, param) in store.trainable_parameters().iter().enumerate() {
+        param.copy_(&(formula(&param.shape(), index as f64)? * 0.2))?;
+    }
+    let model = ModuleFn::new(&store, move |input: &Tensor| {
+        let hidden = norm.forward(&first.forward(input)?)?.f_gelu("none")?;
+        second.forward(&hidden)
+    });
+    match case.optimizer.as_str() {
+        "sgd" => train_with(
+            &accelerator,
+            case,
+            model,
+            Sgd::builder(&store).lr(0.05).momentum(0.9).weight_decay(0.01).build()?,
+        ),
+        "adamw" => train_with(&accelerator, case, model, AdamW::builder(&store).lr(2e-3).weight_decay(0.01).build()?),
+        other => bail!("unknown optimizer {other:?}"),
+    }
+}
+
+fn train_with<M: Module<Input = Tensor, Output = Tensor>>(
+    accelerator: &Accelerator,
+    case: &Case,
+    model: M,
+    optimizer: impl Optimizer,
+) -> Result<Outcome> {
+    let num_rows = (MICRO_BATCHES * BATCH_SIZE * accelerator.num_processes()) as i64;
+    let labels = Tensor::f_arange(num_rows, (Kind::Int64, Device::Cpu))?.f_remainder(CLASSES)?;
+    let rows = TensorDataset::new((formula(&[num_rows, WIDTH], 0.25)?, labels))?;
+    let loader = DataLoader::builder(rows).batch_size(BATCH_SIZE).build()?;
+    let total = MICRO_BATCHES * accelerator.num_processes();
+    let scheduler = LinearWithWarmup::new(&optimizer, 10, total);
+    let (model, mut optimizer, loader, mut scheduler) = accelerator.prepare((model, optimizer, loader, scheduler))?;
+    let mut outcome = Outcome::default();
+    for (index, batch) in loader.iter()?.enumerate() {
+        let (input, labels) = batch?;
+        accelerator.accumulate(&model, || {
+            let logits = model.forward(&input)?;
+            let loss = logits.f_cross_entropy_loss(&labels, None::<Tensor>, Reduction::Mean, -100, 0.0)?;
+            let mine = loss.f_detach()?.f_to_kind(Kind::Double)?.f_reshape([1])?;
+            outcome.losses.push(Vec::try_from(&accelerator.gather(&mine)?)?);
+            let is_planted = case.planted.contains(&index);
+            accelerator.backward(&if is_planted { loss.f_mul_scalar(f64::INFINITY)? } else { loss })?;
+            if case.clip && accelerator.sync_gradients() {
+                let _norm = accelerator.clip_grad_norm_(&*model, MAX_NORM, 2.0)?;
+            }
+            optimizer.step()?;
+            scheduler.step()?;
+            optimizer.zero_grad()
+        })?;
+        outcome.skipped.push(accelerator.sync_gradients() && optimizer.step_was_skipped());
+        outcome.lrs.push(scheduler.get_last_lr().first().copied().unwrap_or(f64::NAN));
+    }
+    Ok(outcome)
+}

@@ -1,0 +1,204 @@
+//! `cargo xtask parity precision`: losses, learning rates and skipped steps in every precision, in Python and here.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+use crate::python::Environment;
+use crate::{libtorch, paths, process, ranks};
+
+/// Compare training in every precision.
+#[derive(Debug, Args)]
+pub(super) struct Precision {
+    /// Numbers of ranks
+    #[arg(long = "world_sizes", value_delimiter = ',', default_values_t = [1, 2])]
+    world_sizes: Vec<usize>,
+}
+
+/// One training run; both programs read it.
+#[derive(Clone, Debug, Serialize)]
+struct Case {
+    precision: &'static str,
+    accumulation: usize,
+    optimizer: &'static str,
+    clip: bool,
+    /// Micro-batches whose loss is infinite.
+    planted: Vec<usize>,
+}
+
+/// What a run saw, micro-batch by micro-batch.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+struct Outcome {
+    /// One loss for every rank.
+    losses: Vec<Vec<f64>>,
+    lrs: Vec<f64>,
+    skipped: Vec<bool>,
+}
+
+/// Largest difference of a loss in float32, and of a learning rate.
+const BOUND: f64 = 1e-5;
+
+pub(super) fn run(arguments: &Precision) -> Result<()> {
+    libtorch::ensure()?;
+    let environment = Environment::ensure()?;
+    ranks::build()?;
+    let work = paths::target_folder().join("parity/precision");
+    fs::create_dir_all(&work)?;
+    println!("reference: {}", environment.versions);
+    let cases = cases();
+    let file = work.join("cases.json");
+    fs::write(&file, serde_json::to_string(&cases)?)?;
+
+    let mut num_different = 0;
+    for &world_size in &arguments.world_sizes {
+        let theirs = |permuted: bool| -> Result<Vec<Outcome>> {
+            let mut command = environment.torchrun(world_size)?;
+            command.arg(paths::repository_root().join("parity/precision.py"));
+            if permuted {
+                command.arg("--permuted");
+            }
+            outcomes(command, &file, world_size, &work.join(format!("python{world_size}{permuted}")))
+        };
+        let mut command = ranks::launch(world_size, &paths::release_binary("parity_precision"));
+        command.arg("--");
+        let ours = outcomes(command, &file, world_size, &work.join(format!("rust{world_size}")))?;
+        let (theirs, permuted) = (theirs(false)?, theirs(true)?);
+        for (index, case) in cases.iter().enumerate() {
+            let (Some(ours), Some(theirs), Some(permuted)) = (ours.get(index), theirs.get(index), permuted.get(index))
+            else {
+                bail!("only some of the {} cases were trained", cases.len());
+            };
+            let compared = Comparison::of(case, ours, theirs, permuted);
+            num_different += usize::from(!compared.is_equal());
+            println!("{} world_size={world_size} {compared}", case.name());
+        }
+    }
+    if num_different > 0 {
+        bail!("{num_different} cases differ from Python");
+    }
+    Ok(())
+}
+
+fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for precision in ["no", "bf16", "fp16"] {
+        for accumulation in [1, 2, 4] {
+            for optimizer in ["sgd", "adamw"] {
+                for clip in [false, true] {
+                    // Without loss scaling an infinite loss ends the training, in Python as here.
+                    let planted = if precision == "fp16" { vec![3, 4, 21, 50, 51, 52, 53, 54, 55, 90] } else { vec![] };
+                    cases.push(Case { precision, accumulation, optimizer, clip, planted });
+                }
+            }
+        }
+    }
+    cases
+}
+
+impl Case {
+    fn name(&self) -> String {
+        let Self { precision, accumulation, optimizer, clip, .. } = self;
+        format!("precision={precision} accumulation={accumulation} optimizer={optimizer} clip={clip}")
+    }
+}
+
+/// Trains all cases and reads what came of them.
+fn outcomes(mut command: Command, cases: &Path, world_size: usize, output: &Path) -> Result<Vec<Outcome>> {
+    if output.exists() {
+        fs::remove_dir_all(output).with_context(|| format!("could not remove {}", output.display()))?;
+    }
+    command.arg("--cases").arg(cases).args(["--world_size", &world_size.to_string()]).arg("--output").arg(output);
+    process::read(&mut command)?;
+    let file = output.join("outcomes.json");
+    let text = fs::read_to_string(&file).with_context(|| format!("could not read {}", file.display()))?;
+    let outcomes: Vec<Outcome> = serde_json::from_str(&text)?;
+    for outcome in &outcomes {
+        ensure!(outcome.losses.iter().all(|losses| losses.len() == world_size), "a rank's loss is missing");
+    }
+    Ok(outcomes)
+}
+
+/// How far both sides are apart.
+#[derive(Debug)]
+struct Comparison {
+    loss: f64,
+    /// How far two runs of Python are apart that add up in another order.
+    spread: f64,
+    lr: f64,
+    bound: f64,
+    num_skipped: usize,
+    same_skipped: bool,
+}
+
+impl Comparison {
+    fn of(case: &Case, ours: &Outcome, theirs: &Outcome, permuted: &Outcome) -> Comparison {
+        let flat = |outcome: &Outcome| outcome.losses.concat();
+        let spread = largest_difference(&flat(theirs), &flat(permuted));
+        Comparison {
+            loss: largest_difference(&flat(ours), &flat(theirs)),
+            spread,
+            lr: largest_difference(&ours.lrs, &theirs.lrs),
+            bound: if case.precision == "no" { BOUND } else { spread },
+            num_skipped: theirs.skipped.iter().filter(|skipped| **skipped).count(),
+            same_skipped: ours.skipped == theirs.skipped,
+        }
+    }
+
+    /// A difference that is not a number is none that is small enough.
+    fn is_equal(&self) -> bool {
+        self.loss <= self.bound && self.lr <= BOUND && self.same_skipped
+    }
+}
+
+impl std::fmt::Display for Comparison {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { loss, spread, lr, bound, num_skipped, same_skipped } = self;
+        let skipped = if *same_skipped { "the same" } else { "OTHER" };
+        let verdict = if self.is_equal() { "equal" } else { "DIFFERENT" };
+        write!(
+            formatter,
+            "loss={loss:.1e} bound={bound:.1e} python_spread={spread:.1e} lr={lr:.1e} skipped={num_skipped} ({skipped}) {verdict}"
+        )
+    }
+}
+
+/// Not a number if there are not equally many, or one of them is none.
+fn largest_difference(ours: &[f64], theirs: &[f64]) -> f64 {
+    if ours.len() != theirs.len() {
+        return f64::NAN;
+    }
+    let differences = ours.iter().zip(theirs).map(|(ours, theirs)| (ours - theirs).abs());
+    differences.fold(0.0, |most, next| if next.is_nan() || most.is_nan() { f64::NAN } else { f64::max(most, next) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(loss: f64, lr: f64, skipped: bool) -> Outcome {
+        Outcome { losses: vec![vec![loss]], lrs: vec![lr], skipped: vec![skipped] }
+    }
+
+    #[test]
+    fn every_difference_counts() {
+        let case = |precision| Case { precision, accumulation: 1, optimizer: "sgd", clip: false, planted: Vec::new() };
+        let (theirs, permuted) = (outcome(1.0, 0.5, false), outcome(1.001, 0.5, false));
+        for (precision, ours, wanted) in [
+            ("no", outcome(1.0, 0.5, false), true),
+            ("no", outcome(1.0005, 0.5, false), false),
+            ("bf16", outcome(1.0005, 0.5, false), true),
+            ("bf16", outcome(1.002, 0.5, false), false),
+            ("bf16", outcome(f64::NAN, 0.5, false), false),
+            ("no", outcome(1.0, 0.6, false), false),
+            ("no", outcome(1.0, 0.5, true), false),
+            ("no", Outcome { losses: vec![], ..outcome(1.0, 0.5, false) }, false),
+        ] {
+            let compared = Comparison::of(&case(precision), &ours, &theirs, &permuted);
+            assert_eq!(compared.is_equal(), wanted, "{precision}: {ours:?}");
+        }
+    }
+}
