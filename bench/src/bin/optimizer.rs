@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use accelerate::nn::{Init, Param, ParamStore};
 use accelerate::optim::{AdamW, Optimizer};
-use accelerate::tch::{Device, Kind, Tensor, no_grad};
+use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{Accelerator, GradScalerKwargs, MixedPrecision};
 use anyhow::Result;
 use bench::{formula, mean_square, median};
@@ -125,9 +125,7 @@ fn sweep(arguments: &Arguments, params: &[Param], gradients: &[Tensor], optimize
             accelerator.backward(&product.sum(Kind::Float))?;
         }
         let start = Instant::now();
-        let _norm = no_grad(|| accelerator.clip_grad_norm_(params, MAX_NORM, 2.0))?;
-        optimizer.step()?;
-        optimizer.zero_grad()?;
+        let _norm = optimizer.clip_step_and_zero_grad(MAX_NORM)?;
         if arguments.warmup <= step {
             micros.push(start.elapsed().as_secs_f64() * 1e6);
         }

@@ -4,13 +4,9 @@
 // and a sum together was found by comparing bits (tests/ops.rs): the loop over eight elements at a time and the one over
 // the elements that are left at a tensor's end differ in that.
 #include "adam_kernel.h"
+#include "share.h"
 
-#include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <memory>
-
-#include <ATen/Parallel.h>
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
@@ -48,8 +44,12 @@ __attribute__((target("avx2,fma"))) void step_vectors(const AdamNumbers &n, cons
   const __m256 decay = _mm256_set1_ps(float(n.weight_decay)), keep = _mm256_set1_ps(float(1 - n.lr * n.weight_decay));
   const __m256 root = _mm256_set1_ps(float(p.factors.bias_correction2_sqrt)), eps = _mm256_set1_ps(float(n.eps));
   const __m256 minus_step = _mm256_set1_ps(float(-p.factors.step_size)), minus_one = _mm256_set1_ps(-1.0f);
+  const bool is_scaled = n.grad_factor != 1;
+  const __m256 factor = _mm256_set1_ps(float(n.grad_factor));
   for (int64_t i = 0; i < end; i += WIDTH) {
     __m256 grad = _mm256_loadu_ps(p.grad + i), param = _mm256_loadu_ps(p.param + i);
+    if (is_scaled)
+      grad = _mm256_mul_ps(grad, factor);
     if (n.maximize)
       grad = _mm256_mul_ps(grad, minus_one);
     if (n.weight_decay != 0) {
@@ -84,7 +84,9 @@ __attribute__((target("avx2,fma"))) void step_rest(const AdamNumbers &n, const P
   const float root = float(p.factors.bias_correction2_sqrt), eps = float(n.eps);
   const float minus_step = float(-p.factors.step_size), keep = float(1 - n.lr * n.weight_decay);
   for (int64_t i = start; i < p.count; ++i) {
-    float grad = n.maximize ? -p.grad[i] : p.grad[i], param = p.param[i];
+    float grad = n.grad_factor != 1 ? p.grad[i] * float(n.grad_factor) : p.grad[i], param = p.param[i];
+    if (n.maximize)
+      grad = -grad;
     if (n.weight_decay != 0) {
       if (n.decoupled)
         param *= keep;
@@ -137,55 +139,19 @@ std::vector<Piece> pieces_of(const AdamNumbers &n, const AdamLists &lists, int64
   return pieces;
 }
 
-// Pieces that threads take one after the other. at::parallel_for would need the OpenMP runtime that libtorch brings along
-// under a name of its own. A thread that comes late finds nothing left, and nobody waits for it, so a pool whose threads
-// are all busy costs time only.
-class Work {
-public:
-  Work(const AdamNumbers &numbers, std::vector<Piece> pieces) : numbers_(numbers), pieces_(std::move(pieces)) {}
-
-  void help() {
-    for (;;) {
-      // Several at a time where they are tiny, so that threads do not meet at the counter.
-      const size_t begin = next_.fetch_add(TURN), end = std::min(begin + TURN, pieces_.size());
-      if (begin >= end)
-        return;
-      for (size_t i = begin; i < end; ++i) {
-        const int64_t vectors = pieces_[i].count - pieces_[i].count % WIDTH;
-        step_vectors(numbers_, pieces_[i], vectors);
-        step_rest(numbers_, pieces_[i], vectors);
-      }
-      if (done_.fetch_add(end - begin) + (end - begin) == pieces_.size())
-        done_.notify_all();
-    }
-  }
-
-  void wait() {
-    for (size_t done = done_.load(); done < pieces_.size(); done = done_.load())
-      done_.wait(done);
-  }
-
-private:
-  static constexpr size_t TURN = 4;
-  const AdamNumbers numbers_;
-  const std::vector<Piece> pieces_;
-  std::atomic<size_t> next_{0}, done_{0};
-};
-
 } // namespace
 
 bool adam_on_cpu(const AdamNumbers &numbers, const AdamLists &lists) {
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !all_fit(numbers, lists))
     return false;
   int64_t total = 0;
-  std::vector<Piece> pieces = pieces_of(numbers, lists, total);
-  auto work = std::make_shared<Work>(numbers, std::move(pieces));
+  const std::vector<Piece> pieces = pieces_of(numbers, lists, total);
   // Waking a thread up takes about as long as a few pieces.
-  const int64_t helpers = std::min<int64_t>(at::get_num_threads(), total / (4 * PIECE)) - 1;
-  for (int64_t i = 0; i < helpers; ++i)
-    at::launch([work] { work->help(); });
-  work->help();
-  work->wait();
+  share(pieces.size(), total / (4 * PIECE), [&numbers, &pieces](size_t i) {
+    const int64_t vectors = pieces[i].count - pieces[i].count % WIDTH;
+    step_vectors(numbers, pieces[i], vectors);
+    step_rest(numbers, pieces[i], vectors);
+  });
   return true;
 }
 

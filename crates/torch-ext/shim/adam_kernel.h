@@ -10,6 +10,8 @@ namespace te {
 
 struct AdamNumbers {
   double lr, beta1, beta2, weight_decay, eps;
+  // Gradients are multiplied by it on the way; they stay as they are in memory.
+  double grad_factor;
   bool amsgrad, maximize, decoupled;
 };
 

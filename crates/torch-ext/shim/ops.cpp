@@ -2,6 +2,7 @@
 // storages, meta tensors.
 #include "adam_kernel.h"
 #include "common.h"
+#include "norm_kernel.h"
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
@@ -101,19 +102,22 @@ int32_t te_autocast_clear_cache() {
 // ---- fused optimizers ----
 int32_t te_fused_adam(bool decoupled, List params, List grads, List exp_avgs, List exp_avg_sqs, List max_exp_avg_sqs,
                       List state_steps, double lr, double beta1, double beta2, double weight_decay, double eps,
-                      bool amsgrad, bool maximize, void *grad_scale, void *found_inf) {
+                      bool amsgrad, bool maximize, double grad_factor, void *grad_scale, void *found_inf) {
   return guard_no_grad([&] {
     if (!grad_scale && !found_inf) {
       const auto p = params.get(), g = grads.get(), m = exp_avgs.get(), v = exp_avg_sqs.get();
       const auto most = max_exp_avg_sqs.get(), steps = state_steps.get();
-      const te::AdamNumbers numbers{lr, beta1, beta2, weight_decay, eps, amsgrad, maximize, decoupled};
+      const te::AdamNumbers numbers{lr, beta1, beta2, weight_decay, eps, grad_factor, amsgrad, maximize, decoupled};
       if (te::adam_on_cpu(numbers, {p, g, m, v, most, steps})) {
         count_as_changed(p);
         return;
       }
     }
+    std::vector<at::Tensor> scaled = grads.get();
+    if (grad_factor != 1)
+      scaled = at::_foreach_mul(scaled, at::Scalar(grad_factor));
     auto run = [&](auto op) {
-      op(params.get(), grads.get(), exp_avgs.get(), exp_avg_sqs.get(), max_exp_avg_sqs.get(), state_steps.get(), lr,
+      op(params.get(), scaled, exp_avgs.get(), exp_avg_sqs.get(), max_exp_avg_sqs.get(), state_steps.get(), lr,
          beta1, beta2, weight_decay, eps, amsgrad, maximize, optional_tensor(grad_scale), optional_tensor(found_inf));
     };
     if (decoupled)
@@ -144,6 +148,13 @@ int32_t te_fused_adagrad(List params, List grads, List state_sums, List state_st
 }
 
 // ---- foreach ----
+int32_t te_sum_of_squares(List self, bool *is_known, double *sum) {
+  return guard_no_grad([&] {
+    const std::optional<double> found = sum_of_squares_on_cpu(self.get());
+    *is_known = found.has_value();
+    *sum = found.value_or(0);
+  });
+}
 int32_t te_foreach_add_scalar(List self, double value) {
   return guard_no_grad([&] {
     const auto tensors = self.get();

@@ -11,6 +11,7 @@ use crate::kinds::{ListHandles, TensorList, check_lengths};
 use tch::Tensor;
 
 unsafe extern "C" {
+    fn te_sum_of_squares(tensors: TensorList, is_known: *mut bool, sum: *mut f64) -> i32;
     fn te_foreach_add_scalar(tensors: TensorList, value: f64) -> i32;
     fn te_foreach_add(tensors: TensorList, other: TensorList, alpha: f64) -> i32;
     fn te_foreach_mul_scalar(tensors: TensorList, value: f64) -> i32;
@@ -26,6 +27,29 @@ unsafe extern "C" {
     fn te_foreach_addcmul(tensors: TensorList, left: TensorList, right: TensorList, value: f64) -> i32;
     fn te_foreach_addcdiv(tensors: TensorList, left: TensorList, right: TensorList, value: f64) -> i32;
     fn te_foreach_norm(tensors: TensorList, ord: f64, results: *mut Handle) -> i32;
+}
+
+/// The sum of the squares of all elements, in double precision and in one pass: finite exactly where all elements are.
+/// The same for any number of threads. `None` unless all tensors are float32 on the CPU and without gaps, and where the
+/// processor lacks AVX2.
+///
+/// # Errors
+/// None that is expected.
+///
+/// ```
+/// use tch::Tensor;
+/// use torch_ext::foreach::sum_of_squares;
+/// let sum = sum_of_squares(&[&Tensor::from_slice(&[3f32]), &Tensor::from_slice(&[4f32, 0.0])])?;
+/// assert!(sum.is_none_or(|sum| sum == 25.0));
+/// # Ok::<(), torch_ext::Error>(())
+/// ```
+pub fn sum_of_squares(tensors: &[&Tensor]) -> Result<Option<f64>> {
+    let handles = ListHandles::new(tensors);
+    let (mut is_known, mut sum) = (false, 0.0);
+    // SAFETY: the handles are borrowed from tensors that live through the call, and both places are ours.
+    let status = unsafe { te_sum_of_squares(handles.list(), &raw mut is_known, &raw mut sum) };
+    check("sum_of_squares", status)?;
+    Ok(is_known.then_some(sum))
 }
 
 /// Runs one call over the border unless there is nothing to do.

@@ -29,6 +29,7 @@ unsafe extern "C" {
         eps: f64,
         amsgrad: bool,
         maximize: bool,
+        grad_factor: f64,
         grad_scale: Handle,
         found_inf: Handle,
     ) -> i32;
@@ -95,6 +96,8 @@ pub struct AdamTensors<'a> {
     pub max_exp_avg_sqs: &'a [&'a Tensor],
     /// Steps taken including this one, one float scalar per parameter. The caller adds one *before* the call.
     pub state_steps: &'a [&'a Tensor],
+    /// Multiplies the gradients on the way into the step; in memory they stay as they are.
+    pub grad_factor: Option<f64>,
     /// Loss scale to divide the gradients by.
     pub grad_scale: Option<&'a Tensor>,
     /// One if the step is to be skipped, else zero.
@@ -190,6 +193,7 @@ fn fused_adam(operation: &'static str, decoupled: bool, config: &FusedAdam, tens
             config.eps,
             config.amsgrad,
             config.maximize,
+            tensors.grad_factor.unwrap_or(1.0),
             optional(tensors.grad_scale),
             optional(tensors.found_inf),
         )

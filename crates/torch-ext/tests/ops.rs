@@ -374,6 +374,7 @@ fn adam_step(decoupled: bool, config: &FusedAdam, case: &[[Tensor; 4]], grad_sca
         exp_avg_sqs: &list(3),
         max_exp_avg_sqs: if config.amsgrad { &max } else { &[] },
         state_steps: &steps,
+        grad_factor: None,
         grad_scale,
         found_inf: None,
     };
@@ -435,4 +436,55 @@ fn what_the_own_kernel_is_not_made_for_goes_to_libtorch() {
     )
     .unwrap();
     assert!(!param.contiguous().equal(&before));
+}
+
+#[test]
+fn a_factor_of_the_gradients_is_a_product_beforehand() {
+    let config =
+        FusedAdam { lr: 0.1, beta1: 0.9, beta2: 0.99, weight_decay: 0.1, eps: 1e-8, amsgrad: false, maximize: true };
+    for kind in [Kind::Float, Kind::Double] {
+        let step = |factor: Option<f64>, before: f64| {
+            let [param, grad, mean, square] = adam_case(kind).remove(7);
+            let (grad, unchanged) = (&grad * before, &grad * before);
+            let count = Tensor::from(3f32);
+            let tensors = AdamTensors {
+                params: &[&param],
+                grads: &[&grad],
+                exp_avgs: &[&mean],
+                exp_avg_sqs: &[&square],
+                state_steps: &[&count],
+                grad_factor: factor,
+                ..AdamTensors::default()
+            };
+            fused_adamw_(&config, &tensors).unwrap();
+            assert!(grad.equal(&unchanged));
+            param
+        };
+        assert!(step(Some(0.37), 1.0).equal(&step(None, 0.37)), "{kind:?}");
+        assert!(!step(Some(0.37), 1.0).equal(&step(None, 1.0)), "{kind:?}");
+    }
+}
+
+#[test]
+fn a_sum_of_squares_is_exact_and_finite_exactly_where_all_elements_are() {
+    let float = (Kind::Float, Device::Cpu);
+    let cases = adam_case(Kind::Float);
+    let tensors: Vec<&Tensor> = cases.iter().flatten().collect();
+    let wanted: f64 =
+        tensors.iter().map(|x| x.to_kind(Kind::Double).square().sum(Kind::Double).double_value(&[])).sum();
+    let Some(found) = foreach::sum_of_squares(&tensors).unwrap() else { return };
+    assert!((found - wanted).abs() < 1e-12 * wanted, "{found} {wanted}");
+    for size in [1, 8, 40_000] {
+        for (value, is_finite) in [(f64::from(f32::MAX), true), (f64::INFINITY, false), (f64::NAN, false)] {
+            let tensor = Tensor::zeros([size], float);
+            let _ = tensor.narrow(0, size - 1, 1).fill_(value);
+            let sum = foreach::sum_of_squares(&[&tensor]).unwrap().unwrap();
+            assert_eq!(sum.is_finite(), is_finite, "{value} in {size}");
+        }
+    }
+    assert_eq!(foreach::sum_of_squares(&[]).unwrap(), Some(0.0));
+    let dense = Tensor::ones([4, 6], float);
+    assert_eq!(foreach::sum_of_squares(&[&dense.tr()]).unwrap(), Some(24.0));
+    assert_eq!(foreach::sum_of_squares(&[&dense.narrow(1, 0, 2)]).unwrap(), None);
+    assert_eq!(foreach::sum_of_squares(&[&dense.to_kind(Kind::Double)]).unwrap(), None);
 }

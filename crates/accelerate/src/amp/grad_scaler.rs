@@ -12,7 +12,7 @@
 //! already accumulated are then brought to the new scale.
 
 use crate::error::{OptimError, Result};
-use crate::optim::{Optimizer, OptimizerHandle, gradients, references};
+use crate::optim::{Optimizer, OptimizerHandle, clip_coefficient, gradients, references};
 use accelerate_core::config::GradScalerKwargs;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -280,9 +280,44 @@ impl GradScaler {
     /// [`step`](Self::step), and [`update`](Self::update) once all announced optimizers have stepped.
     pub(crate) fn step_together(&self, optimizer: &mut impl Optimizer) -> Result<()> {
         self.step(optimizer)?;
+        self.lock().end_step_if_all_stepped()
+    }
+
+    /// [`step_together`](Self::step_together) with gradients clipped on the way, given the sum of the squares of the
+    /// gradients as they are. Returns the norm of the true ones. They must be dropped afterwards.
+    pub(crate) fn step_clipped(
+        &self,
+        optimizer: &mut impl Optimizer,
+        max_norm: f64,
+        sum_of_squares: f64,
+    ) -> Result<f64> {
+        let handle = optimizer.handle().clone();
+        let inv_scale = {
+            let mut inner = self.lock();
+            let (is_unscaled, ends_step) = match inner.entry(&handle).map(|entry| &entry.stage) {
+                Some(Stage::Unscaled(_)) => (true, false),
+                Some(Stage::Stepped(_)) => (false, true),
+                Some(Stage::Scaled) | None => (false, false),
+            };
+            // These gradients were made with the present scale, so it must not move before.
+            let scale = inner.scaled("step")?.scale.f_double_value(&[])?;
+            if ends_step {
+                inner.end_step()?;
+            }
+            if is_unscaled { 1.0 } else { scale.recip() }
+        };
+        let norm = sum_of_squares.sqrt() * inv_scale;
+        let found_inf = Tensor::from(if norm.is_finite() { 0f32 } else { 1.0 });
+        if norm.is_finite() {
+            optimizer.step_with_factor(inv_scale * clip_coefficient(max_norm, norm))?;
+        }
+        handle.record_found_inf(found_inf.shallow_clone());
         let mut inner = self.lock();
-        let all_stepped = inner.expected().all(|entry| matches!(entry.stage, Stage::Stepped(_)));
-        if all_stepped { inner.end_step() } else { Ok(()) }
+        if let Some(entry) = inner.entry(&handle) {
+            entry.stage = Stage::Stepped(found_inf);
+        }
+        inner.end_step_if_all_stepped()?;
+        Ok(norm)
     }
 }
 
@@ -366,6 +401,11 @@ impl Inner {
             }
         }
         Ok(found_inf)
+    }
+
+    fn end_step_if_all_stepped(&mut self) -> Result<()> {
+        let all_stepped = self.expected().all(|entry| matches!(entry.stage, Stage::Stepped(_)));
+        if all_stepped { self.end_step() } else { Ok(()) }
     }
 
     /// Ends the training step of the prepared optimizers.

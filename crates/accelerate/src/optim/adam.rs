@@ -82,7 +82,7 @@ struct Core {
 }
 
 impl Core {
-    fn step(&mut self, found_inf: Option<&Tensor>) -> Result<()> {
+    fn step(&mut self, grad_factor: Option<f64>, found_inf: Option<&Tensor>) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
         let handle = self.handle.clone();
         let mut first_slot = 0;
@@ -90,7 +90,7 @@ impl Core {
             let params = handle.group_params(group);
             let settings = handle.settings(group)?;
             for batch in batches(params, first_slot)? {
-                self.step_batch(&batch, settings, found_inf)?;
+                self.step_batch(&batch, settings, grad_factor, found_inf)?;
             }
             first_slot += params.len();
         }
@@ -98,7 +98,13 @@ impl Core {
         Ok(())
     }
 
-    fn step_batch(&mut self, batch: &Batch, settings: GroupSettings, found_inf: Option<&Tensor>) -> Result<()> {
+    fn step_batch(
+        &mut self,
+        batch: &Batch,
+        settings: GroupSettings,
+        grad_factor: Option<f64>,
+        found_inf: Option<&Tensor>,
+    ) -> Result<()> {
         for (&slot, param) in batch.slots.iter().zip(batch.params()) {
             if self.moments[slot].is_none() {
                 self.moments[slot] = Some(Moments::zeros(param, self.options.amsgrad)?);
@@ -117,6 +123,7 @@ impl Core {
             exp_avg_sqs: &exp_avg_sqs,
             max_exp_avg_sqs: &max_exp_avg_sqs,
             state_steps: &steps,
+            grad_factor,
             grad_scale: None,
             found_inf,
         };
@@ -144,9 +151,9 @@ impl Core {
     fn step_unless(&mut self, found_inf: &Tensor) -> Result<()> {
         // Reading a CPU tensor waits for nobody, and then the kernels need not run at all.
         if found_inf.device() != Device::Cpu {
-            return self.step(Some(found_inf));
+            return self.step(None, Some(found_inf));
         }
-        if found_inf.f_double_value(&[])? == 0.0 { self.step(None) } else { Ok(()) }
+        if found_inf.f_double_value(&[])? == 0.0 { self.step(None, None) } else { Ok(()) }
     }
 
     fn params(&self) -> impl Iterator<Item = (usize, &crate::nn::Param)> {
@@ -256,7 +263,10 @@ macro_rules! adam_kind {
 
         impl Optimizer for $type {
             fn step(&mut self) -> Result<()> {
-                self.0.step(None)
+                self.0.step(None, None)
+            }
+            fn step_with_factor(&mut self, grad_factor: f64) -> Result<()> {
+                self.0.step(Some(grad_factor), None)
             }
             fn step_unless(&mut self, found_inf: &Tensor) -> Result<()> {
                 self.0.step_unless(found_inf)

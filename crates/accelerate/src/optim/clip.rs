@@ -163,6 +163,13 @@ fn total_norm(grads: &[Vec<Tensor>], norm_type: f64) -> Result<Tensor> {
     Ok(total.unwrap_or(norms))
 }
 
+/// What gradients of norm `total_norm` are multiplied by so that their norm is at most `max_norm`.
+pub(crate) fn clip_coefficient(max_norm: f64, total_norm: f64) -> f64 {
+    // Written so that a norm that is not a number stays one.
+    let coefficient = max_norm / (total_norm + 1e-6);
+    if coefficient > 1.0 { 1.0 } else { coefficient }
+}
+
 fn clip(grads: &[Vec<Tensor>], max_norm: f64, total_norm: &Tensor) -> Result<()> {
     let _no_grad = tch::no_grad_guard();
     // Multiplying by 1 where nothing is to be clipped is cheaper than asking the device.

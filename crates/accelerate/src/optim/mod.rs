@@ -30,6 +30,7 @@ pub use adagrad::{Adagrad, AdagradBuilder};
 pub use adam::{Adam, AdamBuilder, AdamW};
 pub use adamw8bit::{AdamW8bit, AdamW8bitBuilder};
 pub(crate) use batches::{gradients, references};
+pub(crate) use clip::clip_coefficient;
 pub use clip::{
     ClipGradNorm, clip_grad_norm_, clip_grad_norm_with, clip_grad_value_, clip_grads_with_norm_, get_total_norm,
 };
@@ -49,6 +50,7 @@ pub use state::{GroupState, OptimizerState};
 
 use crate::error::Result;
 use tch::Tensor;
+use torch_ext::foreach;
 
 /// Changes parameters by their gradients.
 ///
@@ -110,6 +112,22 @@ pub trait Optimizer {
     /// libtorch's own.
     fn step_unless(&mut self, found_inf: &Tensor) -> Result<()> {
         if found_inf.f_double_value(&[])? == 0.0 { self.step() } else { Ok(()) }
+    }
+
+    /// As [`step`](Self::step) with every gradient multiplied by `grad_factor`. What the gradients are afterwards is
+    /// not defined: they must be dropped.
+    ///
+    /// The default multiplies them first; optimizers with kernels of their own do it on the way.
+    ///
+    /// # Errors
+    /// libtorch's own.
+    fn step_with_factor(&mut self, grad_factor: f64) -> Result<()> {
+        if grad_factor != 1.0 {
+            for grads in gradients(self.handle().params())? {
+                foreach::mul_scalar_(&references(&grads), grad_factor)?;
+            }
+        }
+        self.step()
     }
 
     /// Drops all gradients, so that the next backward pass starts from nothing. PyTorch's

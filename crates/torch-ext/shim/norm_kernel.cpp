@@ -1,0 +1,68 @@
+// The sum of the squares of many float tensors on the CPU, in one pass and in double: no product of two floats is too large
+// for it, so the sum is finite exactly where all elements are.
+#include "norm_kernel.h"
+#include "share.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+#define TE_HAS_KERNEL 1
+#endif
+
+namespace te {
+
+#ifdef TE_HAS_KERNEL
+namespace {
+
+struct Piece {
+  const float *data;
+  int64_t count;
+};
+
+constexpr int64_t PIECE = 1 << 15;
+
+__attribute__((target("avx2,fma"))) double sum_of(const Piece &piece) {
+  __m256d low = _mm256_setzero_pd(), high = _mm256_setzero_pd();
+  int64_t i = 0;
+  for (; i + 8 <= piece.count; i += 8) {
+    const __m256 x = _mm256_loadu_ps(piece.data + i);
+    const __m256d a = _mm256_cvtps_pd(_mm256_castps256_ps128(x)), b = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
+    low = _mm256_fmadd_pd(a, a, low);
+    high = _mm256_fmadd_pd(b, b, high);
+  }
+  double lanes[4];
+  _mm256_storeu_pd(lanes, _mm256_add_pd(low, high));
+  double sum = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+  for (; i < piece.count; ++i)
+    sum += double(piece.data[i]) * double(piece.data[i]);
+  return sum;
+}
+
+} // namespace
+
+std::optional<double> sum_of_squares_on_cpu(const std::vector<at::Tensor> &tensors) {
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
+    return std::nullopt;
+  std::vector<Piece> pieces;
+  for (const at::Tensor &tensor : tensors) {
+    if (!tensor.device().is_cpu() || tensor.scalar_type() != at::kFloat || !tensor.is_non_overlapping_and_dense())
+      return std::nullopt;
+    const float *data = tensor.const_data_ptr<float>();
+    for (int64_t at = 0; at < tensor.numel(); at += PIECE)
+      pieces.push_back({data + at, std::min<int64_t>(PIECE, tensor.numel() - at)});
+  }
+  // Added up in the order of the tensors, so that the sum does not depend on the number of threads.
+  std::vector<double> sums(pieces.size());
+  share(pieces.size(), pieces.size() / 4, [&pieces, &sums](size_t i) { sums[i] = sum_of(pieces[i]); });
+  double total = 0;
+  for (const double sum : sums)
+    total += sum;
+  return total;
+}
+
+#else
+
+std::optional<double> sum_of_squares_on_cpu(const std::vector<at::Tensor> &) { return std::nullopt; }
+
+#endif
+
+} // namespace te
