@@ -4,6 +4,7 @@
 // and a sum together was found by comparing bits (tests/ops.rs): the loop over eight elements at a time and the one over
 // the elements that are left at a tensor's end differ in that.
 #include "adam_kernel.h"
+#include "prefetch.h"
 #include "share.h"
 
 #include <cmath>
@@ -47,6 +48,12 @@ __attribute__((target("avx2,fma"))) void step_vectors(const AdamNumbers &n, cons
   const bool is_scaled = n.grad_factor != 1;
   const __m256 factor = _mm256_set1_ps(float(n.grad_factor));
   for (int64_t i = 0; i < end; i += WIDTH) {
+    if (i % LINE == 0) {
+      prefetch(p.grad + i);
+      prefetch(p.param + i);
+      prefetch(p.exp_avg + i);
+      prefetch(p.exp_avg_sq + i);
+    }
     __m256 grad = _mm256_loadu_ps(p.grad + i), param = _mm256_loadu_ps(p.param + i);
     if (is_scaled)
       grad = _mm256_mul_ps(grad, factor);
