@@ -129,32 +129,6 @@ pub fn write_parameters(model: &impl Module, path: &Path) -> Result<()> {
     Tensor::write_safetensors(&tensors, path).with_context(|| format!("could not write {}", path.display()))
 }
 
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_peak_is_read_in_bytes() {
-        assert_eq!(parse_peak("VmPeak:\t 9 kB\nVmHWM:\t    2048 kB\n"), Some(2_097_152));
-        assert_eq!(parse_peak("VmRSS: 2 kB\n"), None);
-        assert!(peak_resident_bytes().unwrap() > 1 << 20);
-    }
-
-    #[test]
-    fn rows_without_labels_are_refused_by_name() {
-        let folder = tempfile::tempdir().unwrap();
-        let ids = Tensor::from_slice2(&[[1i64, 2], [3, 4]]);
-        Tensor::write_safetensors(
-            &[("input_ids", &ids), ("attention_mask", &ids)],
-            folder.path().join("rows.safetensors"),
-        )
-        .unwrap();
-        let message = read_rows(folder.path()).unwrap_err().to_string();
-        assert!(message.contains("rows.safetensors") && message.contains("labels"), "{message}");
-    }
-}
-
 /// Numbers between -1 and 1 that the rivals in Python make alike (`formula` in `rival/optimizer.py`): float32.
 ///
 /// # Errors
@@ -187,5 +161,31 @@ pub fn median(mut values: Vec<f64>) -> f64 {
         0 => f64::NAN,
         count if count % 2 == 1 => values[count / 2],
         count => f64::midpoint(values[count / 2 - 1], values[count / 2]),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peak_is_read_in_bytes() {
+        assert_eq!(parse_peak("VmPeak:\t 9 kB\nVmHWM:\t    2048 kB\n"), Some(2_097_152));
+        assert_eq!(parse_peak("VmRSS: 2 kB\n"), None);
+        assert!(peak_resident_bytes().unwrap() > 1 << 20);
+    }
+
+    #[test]
+    fn rows_without_labels_are_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let ids = Tensor::from_slice2(&[[1i64, 2], [3, 4]]);
+        Tensor::write_safetensors(
+            &[("input_ids", &ids), ("attention_mask", &ids)],
+            folder.path().join("rows.safetensors"),
+        )
+        .unwrap();
+        let message = read_rows(folder.path()).unwrap_err().to_string();
+        assert!(message.contains("rows.safetensors") && message.contains("labels"), "{message}");
     }
 }

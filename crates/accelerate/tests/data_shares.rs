@@ -56,7 +56,8 @@ fn four_ranks(dispatch: bool, num_rows: i64, share: fn(usize) -> usize) -> Vec<(
 
 #[test]
 fn ranks_of_one_share_get_the_same_batches_and_rows_count_once() {
-    let shares: [(&str, fn(usize) -> usize); 3] =
+    type Share = fn(usize) -> usize;
+    let shares: [(&str, Share); 3] =
         [("blocks", |rank| rank / 2), ("in turns", |rank| rank % 2), ("rank 0 has the second", |rank| 1 - rank / 2)];
     for (name, share) in shares {
         for dispatch in [false, true] {

@@ -99,6 +99,7 @@ fn slug(name: &str) -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use crate::race::Pair;
