@@ -229,6 +229,14 @@ int32_t te_amp_update_scale(void *scale, void *growth_tracker, void *found_inf, 
   });
 }
 
+// ---- determinism ----
+int32_t te_set_deterministic_algorithms(bool enabled, bool warn_only) {
+  return guard([&] { at::globalContext().setDeterministicAlgorithms(enabled, warn_only); });
+}
+int32_t te_deterministic_algorithms(bool *enabled) {
+  return guard([&] { *enabled = at::globalContext().deterministicAlgorithms(); });
+}
+
 // ---- generators ----
 int32_t te_generator_default(int32_t device, int32_t index, void **result) {
   return guard([&] {

@@ -4,6 +4,7 @@ pub mod amp;
 pub mod autocast;
 pub mod autograd;
 mod border;
+mod deterministic;
 mod error;
 pub mod foreach;
 pub mod function;
@@ -22,6 +23,7 @@ mod work;
 
 pub use autocast::{Autocast, AutocastGuard};
 pub use autograd::{CallbackResult, GradOptions};
+pub use deterministic::{are_deterministic_algorithms_enabled, use_deterministic_algorithms};
 pub use error::{Error, Result};
 pub use function::apply_function;
 pub use generator::Generator;

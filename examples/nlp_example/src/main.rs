@@ -8,6 +8,7 @@ use accelerate::optim::{AcceleratedOptimizer, AcceleratedScheduler, AdamW, Linea
 use accelerate::tch::{self, Tensor};
 use accelerate::{
     Accelerator, DataLoaderConfiguration, Error, MixedPrecision, PreparedModel, ProjectConfiguration, ReduceOp,
+    set_seed,
 };
 use anyhow::Context;
 use nlp_example::arguments::{Arguments, Precision};
@@ -29,7 +30,7 @@ type Model = PreparedModel<BertForSequenceClassification>;
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse_line(std::env::args_os()).unwrap_or_else(|error| error.exit());
     let accelerator = accelerator(&arguments)?;
-    tch::manual_seed(arguments.seed as i64);
+    set_seed(arguments.seed);
 
     // On each machine one process fetches and reads first, so that the others find everything in the cache.
     let splits = accelerator

@@ -2,7 +2,7 @@
 
 use super::{Accelerator, AsParamStore};
 use crate::engine::Engine;
-use crate::error::Result;
+use crate::error::{OptimError, Result};
 use crate::nn::{Param, ParamStore};
 use crate::optim::{self, OptimizerHandle};
 use crate::prepare::PreparedModel;
@@ -99,6 +99,7 @@ impl Accelerator {
         }
         torch_ext::autograd::backward(&[&scaled], None, false, false)
             .map_err(|error| context.group.explain_reducer(error))?;
+        self.optimizers().iter().for_each(OptimizerHandle::gradients_made);
         models.iter().try_for_each(|model| model.engine.after_backward())
     }
 
@@ -200,6 +201,9 @@ impl Accelerator {
     /// Scales gradients so that their norm is at most `max_norm`, and returns the norm before (0-d, float).
     ///
     /// To be called where [`Accelerator::sync_gradients`] is true, when gradients are complete.
+    ///
+    /// # Errors
+    /// The optimizer has stepped since the last backward pass.
     pub fn clip_grad_norm_<P: HasParameters + ?Sized>(
         &self,
         parameters: &P,
@@ -207,6 +211,7 @@ impl Accelerator {
         norm_type: f64,
     ) -> Result<Tensor> {
         let params = parameters.trainable_parameters();
+        self.check_before_step("clip_grad_norm_", &params)?;
         self.unscale_where(|optimizer| optimizer.trains_any_of(&params))?;
         optim::clip_grad_norm_(&params, max_norm, norm_type)
     }
@@ -214,8 +219,22 @@ impl Accelerator {
     /// Limits every element of the gradients to `-clip_value..=clip_value`.
     pub fn clip_grad_value_<P: HasParameters + ?Sized>(&self, parameters: &P, clip_value: f64) -> Result<()> {
         let params = parameters.trainable_parameters();
+        self.check_before_step("clip_grad_value_", &params)?;
         self.unscale_where(|optimizer| optimizer.trains_any_of(&params))?;
         optim::clip_grad_value_(&params, clip_value)
+    }
+
+    /// Gradients are of use before the step. One optimizer of several that has not stepped yet is enough.
+    fn check_before_step(&self, call: &'static str, params: &[Param]) -> Result<()> {
+        let optimizers = self.optimizers();
+        let is_concerned = |optimizer: &&OptimizerHandle| optimizer.trains_any_of(params);
+        match optimizers.iter().find(is_concerned) {
+            Some(first) if optimizers.iter().filter(is_concerned).all(OptimizerHandle::are_gradients_used) => {
+                let optimizer = first.optimizer_name();
+                Err(OptimError::ClippedAfterStep { call, optimizer }.into())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Did the last step of any prepared optimizer leave the parameters alone because of an overflow?

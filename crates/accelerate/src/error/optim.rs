@@ -58,4 +58,14 @@ pub(crate) enum OptimError {
     AlreadyStepped { call: &'static str },
     #[error("GradScaler::update was called before any optimizer of this step was unscaled or stepped")]
     NothingToUpdate,
+    #[error(
+        "the scheduler moves with its optimizer, but the {optimizer} that it was made for was not prepared, so nobody \
+         knows when it steps. Prepare both: `let (optimizer, scheduler) = accelerator.prepare((optimizer, scheduler))?`"
+    )]
+    OptimizerNotPrepared { optimizer: &'static str },
+    #[error(
+        "{call} came after the step of {optimizer}, which has used these gradients already, so it would change nothing. \
+         Clip between Accelerator::backward and the step"
+    )]
+    ClippedAfterStep { call: &'static str, optimizer: &'static str },
 }

@@ -144,6 +144,20 @@ struct State {
     settings: Vec<GroupSettings>,
     num_steps: u64,
     last_step: LastStep,
+    /// `prepare` has wrapped the optimizer.
+    is_prepared: bool,
+    gradients: Gradients,
+}
+
+/// What a prepared optimizer knows about its gradients.
+#[derive(Clone, Copy, PartialEq)]
+enum Gradients {
+    /// No backward pass of the accelerator's has run.
+    Unknown,
+    /// Of a backward pass since the last step.
+    Fresh,
+    /// The last step has used them.
+    Used,
 }
 
 /// Whether the last step changed the parameters.
@@ -177,7 +191,13 @@ impl OptimizerHandle {
             settings.push(group);
         }
         let groups = groups.into_iter().map(|group| (group.name, group.params)).collect();
-        let state = State { settings, num_steps: 0, last_step: LastStep::Taken };
+        let state = State {
+            settings,
+            num_steps: 0,
+            last_step: LastStep::Taken,
+            is_prepared: false,
+            gradients: Gradients::Unknown,
+        };
         let has_momentum = defaults.momentum.is_some();
         Ok(Self(Arc::new(Shared { optimizer, has_momentum, groups, state: Mutex::new(state) })))
     }
@@ -298,6 +318,32 @@ impl OptimizerHandle {
         let mut state = self.lock();
         state.num_steps += 1;
         state.last_step = LastStep::Taken;
+    }
+
+    pub(crate) fn set_prepared(&self) {
+        self.lock().is_prepared = true;
+    }
+
+    pub(crate) fn is_prepared(&self) -> bool {
+        self.lock().is_prepared
+    }
+
+    /// A backward pass of the accelerator's has run.
+    pub(crate) fn gradients_made(&self) {
+        self.lock().gradients = Gradients::Fresh;
+    }
+
+    /// The prepared optimizer has stepped.
+    pub(crate) fn gradients_used(&self) {
+        let mut state = self.lock();
+        if state.gradients == Gradients::Fresh {
+            state.gradients = Gradients::Used;
+        }
+    }
+
+    /// Has a step used the gradients, and no backward pass made new ones since?
+    pub(crate) fn are_gradients_used(&self) -> bool {
+        self.lock().gradients == Gradients::Used
     }
 
     /// Notes that the step counted only if this scalar, which may still be in flight, is zero.

@@ -56,6 +56,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
             scaler.expect(&handle);
             Scaling { scaler, handle }
         });
+        optimizer.handle().set_prepared();
         Self { optimizer, context, scaling }
     }
 
@@ -69,9 +70,11 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
         }
         self.context.before_step()?;
         match &self.scaling {
-            Some(scaling) => scaling.scaler.step_together(&mut self.optimizer),
-            None => self.optimizer.step(),
+            Some(scaling) => scaling.scaler.step_together(&mut self.optimizer)?,
+            None => self.optimizer.step()?,
         }
+        self.optimizer.handle().gradients_used();
+        Ok(())
     }
 
     /// Drops all gradients, unless they are still being accumulated.
@@ -143,6 +146,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
                 norm
             }
         };
+        handle.gradients_used();
         self.zero_grad()?;
         Ok(Some(norm))
     }

@@ -2,7 +2,7 @@
 
 use super::schedule::{LrScheduler, SchedulerState};
 use crate::context::Context;
-use crate::error::Result;
+use crate::error::{OptimError, Result};
 use accelerate_core::schedule::{SchedulerRule, SchedulerUnit, capped_ticks, ticks_per_step};
 use std::fmt;
 use std::ops::Deref;
@@ -50,8 +50,12 @@ impl<S: LrScheduler> AcceleratedScheduler<S> {
     /// Moves the schedule if the optimizer has moved.
     ///
     /// # Errors
-    /// Those of the scheduler, such as the end of a one-cycle schedule.
+    /// Those of the scheduler, such as the end of a one-cycle schedule; its optimizer was not prepared.
     pub fn step(&mut self) -> Result<()> {
+        if self.rule.step_with_optimizer && !self.scheduler.handle().is_prepared() {
+            let optimizer = self.scheduler.handle().optimizer_name();
+            return Err(OptimError::OptimizerNotPrepared { optimizer }.into());
+        }
         let sync_gradients = self.context.gradient_state.sync_gradients();
         // Asking may wait for the device, so only when the answer matters.
         let asks_optimizer = self.rule.step_with_optimizer && sync_gradients;
