@@ -115,8 +115,9 @@ fn optim_nothing_moves_while_gradients_accumulate() {
 fn optim_one_cycle_survives_rounding_up_but_not_running_on() {
     let run = |options: SchedulerOptions, num_steps: usize| -> crate::Result<Vec<f64>> {
         let (store, context) = (one_weight(), Context::single_process());
-        let mut optimizer = Sgd::builder(&store).momentum(0.9).build()?;
+        let optimizer = Sgd::builder(&store).momentum(0.9).build()?;
         let cycle = OneCycleLr::new(&optimizer, 1.0, 10)?;
+        let mut optimizer = AcceleratedOptimizer::new(optimizer, context.clone(), None);
         let mut scheduler = AcceleratedScheduler::new(cycle, context, options);
         for _ in 0..num_steps {
             optimizer.step()?;
