@@ -262,51 +262,22 @@ pub struct AdafactorBuilder {
 }
 
 impl AdafactorBuilder {
-    /// Learning rate, relative to the size of each parameter (default 0.01).
-    #[must_use]
-    pub fn lr(self, lr: f64) -> Self {
-        Self { lr, ..self }
-    }
-
-    /// The squared gradient of step `t` enters the mean with weight `t` to this power (default -0.8).
-    #[must_use]
-    pub fn beta2_decay(mut self, beta2_decay: f64) -> Self {
-        self.options.beta2_decay = beta2_decay;
-        self
-    }
-
-    /// The smallest root of a mean square to divide by, and the smallest size a parameter counts as
-    /// having (default `(None, 0.001)`; `None` is the dtype's epsilon).
-    #[must_use]
-    pub fn eps(mut self, eps: (Option<f64>, f64)) -> Self {
-        self.options.eps = eps;
-        self
-    }
-
-    /// The largest root mean square of an update, before its length is chosen (default 1).
-    #[must_use]
-    pub fn d(mut self, d: f64) -> Self {
-        self.options.d = d;
-        self
-    }
-
-    /// Weight decay, apart from the gradient (default 0).
-    #[must_use]
-    pub fn weight_decay(self, weight_decay: f64) -> Self {
-        Self { weight_decay, ..self }
-    }
-
-    /// Go up the gradient instead of down (default `false`).
-    #[must_use]
-    pub fn maximize(mut self, maximize: bool) -> Self {
-        self.options.maximize = maximize;
-        self
-    }
-
-    /// Train these groups instead of all parameters of the store.
-    #[must_use]
-    pub fn param_groups(self, groups: Vec<ParamGroup>) -> Self {
-        Self { groups, ..self }
+    settings! {
+        /// Learning rate, relative to the size of each parameter (default 0.01).
+        lr: f64 => lr;
+        /// The squared gradient of step `t` enters the mean with weight `t` to this power (default -0.8).
+        beta2_decay: f64 => options.beta2_decay;
+        /// The smallest root of a mean square to divide by, and the smallest size a parameter counts as
+        /// having (default `(None, 0.001)`; `None` is the dtype's epsilon).
+        eps: (Option<f64>, f64) => options.eps;
+        /// The largest root mean square of an update, before its length is chosen (default 1).
+        d: f64 => options.d;
+        /// Weight decay, apart from the gradient (default 0).
+        weight_decay: f64 => weight_decay;
+        /// Go up the gradient instead of down (default `false`).
+        maximize: bool => options.maximize;
+        /// Train these groups instead of all parameters of the store.
+        param_groups: Vec<ParamGroup> => groups;
     }
 
     /// Checks the settings and makes the optimizer.

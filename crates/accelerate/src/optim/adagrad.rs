@@ -1,7 +1,7 @@
 //! Adagrad.
 
 use super::Optimizer;
-use super::batches::{Batch, batches};
+use super::batches::{Batch, step_batches};
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero};
 use super::state::{Loading, OptimizerState, save_groups, save_tensor};
 use crate::error::Result;
@@ -132,19 +132,8 @@ impl Adagrad {
 
 impl Optimizer for Adagrad {
     fn step(&mut self) -> Result<()> {
-        let _no_grad = tch::no_grad_guard();
         let handle = self.handle.clone();
-        let mut first_slot = 0;
-        for group in 0..handle.num_groups() {
-            let params = handle.group_params(group);
-            let settings = handle.settings(group)?;
-            for batch in batches(params, first_slot)? {
-                self.step_batch(&batch, settings)?;
-            }
-            first_slot += params.len();
-        }
-        handle.record_step();
-        Ok(())
+        step_batches(&handle, |batch, settings| self.step_batch(batch, settings))
     }
 
     fn handle(&self) -> &OptimizerHandle {
@@ -200,50 +189,21 @@ pub struct AdagradBuilder {
 }
 
 impl AdagradBuilder {
-    /// Learning rate (default 0.01).
-    #[must_use]
-    pub fn lr(self, lr: f64) -> Self {
-        Self { lr, ..self }
-    }
-
-    /// How fast the learning rate falls with the number of steps (default 0).
-    #[must_use]
-    pub fn lr_decay(mut self, lr_decay: f64) -> Self {
-        self.options.lr_decay = lr_decay;
-        self
-    }
-
-    /// Weight decay, added to the gradient (default 0).
-    #[must_use]
-    pub fn weight_decay(self, weight_decay: f64) -> Self {
-        Self { weight_decay, ..self }
-    }
-
-    /// Added to the root of the sum of squares (default 1e-10).
-    #[must_use]
-    pub fn eps(mut self, eps: f64) -> Self {
-        self.options.eps = eps;
-        self
-    }
-
-    /// What the sum of squares starts from (default 0).
-    #[must_use]
-    pub fn initial_accumulator_value(mut self, value: f64) -> Self {
-        self.options.initial_accumulator_value = value;
-        self
-    }
-
-    /// Go up the gradient instead of down (default `false`).
-    #[must_use]
-    pub fn maximize(mut self, maximize: bool) -> Self {
-        self.options.maximize = maximize;
-        self
-    }
-
-    /// Train these groups instead of all parameters of the store.
-    #[must_use]
-    pub fn param_groups(self, groups: Vec<ParamGroup>) -> Self {
-        Self { groups, ..self }
+    settings! {
+        /// Learning rate (default 0.01).
+        lr: f64 => lr;
+        /// How fast the learning rate falls with the number of steps (default 0).
+        lr_decay: f64 => options.lr_decay;
+        /// Weight decay, added to the gradient (default 0).
+        weight_decay: f64 => weight_decay;
+        /// Added to the root of the sum of squares (default 1e-10).
+        eps: f64 => options.eps;
+        /// What the sum of squares starts from (default 0).
+        initial_accumulator_value: f64 => options.initial_accumulator_value;
+        /// Go up the gradient instead of down (default `false`).
+        maximize: bool => options.maximize;
+        /// Train these groups instead of all parameters of the store.
+        param_groups: Vec<ParamGroup> => groups;
     }
 
     /// Checks the settings and makes the optimizer.

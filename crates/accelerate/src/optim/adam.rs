@@ -1,7 +1,7 @@
 //! Adam and AdamW.
 
 use super::Optimizer;
-use super::batches::{Batch, batches};
+use super::batches::{Batch, step_batches};
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero, check_beta};
 use super::state::{Loading, OptimizerState, save_groups, save_tensor};
 use crate::error::Result;
@@ -83,19 +83,8 @@ struct Core {
 
 impl Core {
     fn step(&mut self, grad_factor: Option<f64>, found_inf: Option<&Tensor>) -> Result<()> {
-        let _no_grad = tch::no_grad_guard();
         let handle = self.handle.clone();
-        let mut first_slot = 0;
-        for group in 0..handle.num_groups() {
-            let params = handle.group_params(group);
-            let settings = handle.settings(group)?;
-            for batch in batches(params, first_slot)? {
-                self.step_batch(&batch, settings, grad_factor, found_inf)?;
-            }
-            first_slot += params.len();
-        }
-        handle.record_step();
-        Ok(())
+        step_batches(&handle, |batch, settings| self.step_batch(batch, settings, grad_factor, found_inf))
     }
 
     fn step_batch(
@@ -323,50 +312,21 @@ impl<O: AdamKind> AdamBuilder<O> {
         }
     }
 
-    /// Learning rate (default 0.001).
-    #[must_use]
-    pub fn lr(self, lr: f64) -> Self {
-        Self { lr, ..self }
-    }
-
-    /// How much of the averages of gradient and squared gradient each step keeps (default 0.9, 0.999).
-    #[must_use]
-    pub fn betas(mut self, betas: (f64, f64)) -> Self {
-        self.options.betas = betas;
-        self
-    }
-
-    /// Added to the root of the squared average (default 1e-8).
-    #[must_use]
-    pub fn eps(mut self, eps: f64) -> Self {
-        self.options.eps = eps;
-        self
-    }
-
-    /// Weight decay (default 0.01 in AdamW, 0 in Adam).
-    #[must_use]
-    pub fn weight_decay(self, weight_decay: f64) -> Self {
-        Self { weight_decay, ..self }
-    }
-
-    /// Divide by the largest squared average so far instead of the present one (default `false`).
-    #[must_use]
-    pub fn amsgrad(mut self, amsgrad: bool) -> Self {
-        self.options.amsgrad = amsgrad;
-        self
-    }
-
-    /// Go up the gradient instead of down (default `false`).
-    #[must_use]
-    pub fn maximize(mut self, maximize: bool) -> Self {
-        self.options.maximize = maximize;
-        self
-    }
-
-    /// Train these groups instead of all parameters of the store.
-    #[must_use]
-    pub fn param_groups(self, groups: Vec<ParamGroup>) -> Self {
-        Self { groups, ..self }
+    settings! {
+        /// Learning rate (default 0.001).
+        lr: f64 => lr;
+        /// How much of the averages of gradient and squared gradient each step keeps (default 0.9, 0.999).
+        betas: (f64, f64) => options.betas;
+        /// Added to the root of the squared average (default 1e-8).
+        eps: f64 => options.eps;
+        /// Weight decay (default 0.01 in AdamW, 0 in Adam).
+        weight_decay: f64 => weight_decay;
+        /// Divide by the largest squared average so far instead of the present one (default `false`).
+        amsgrad: bool => options.amsgrad;
+        /// Go up the gradient instead of down (default `false`).
+        maximize: bool => options.maximize;
+        /// Train these groups instead of all parameters of the store.
+        param_groups: Vec<ParamGroup> => groups;
     }
 
     /// Checks the settings and makes the optimizer.

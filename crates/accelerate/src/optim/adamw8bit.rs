@@ -304,36 +304,17 @@ pub struct AdamW8bitBuilder {
 }
 
 impl AdamW8bitBuilder {
-    /// Learning rate (default 0.001).
-    #[must_use]
-    pub fn lr(self, lr: f64) -> Self {
-        Self { lr, ..self }
-    }
-
-    /// How much of the averages of gradient and squared gradient each step keeps (default 0.9, 0.999).
-    #[must_use]
-    pub fn betas(mut self, betas: (f64, f64)) -> Self {
-        self.options.betas = betas;
-        self
-    }
-
-    /// Added to the root of the squared average (default 1e-8).
-    #[must_use]
-    pub fn eps(mut self, eps: f64) -> Self {
-        self.options.eps = eps;
-        self
-    }
-
-    /// Weight decay, apart from the gradient (default 0.01).
-    #[must_use]
-    pub fn weight_decay(self, weight_decay: f64) -> Self {
-        Self { weight_decay, ..self }
-    }
-
-    /// Train these groups instead of all parameters of the store.
-    #[must_use]
-    pub fn param_groups(self, groups: Vec<ParamGroup>) -> Self {
-        Self { groups, ..self }
+    settings! {
+        /// Learning rate (default 0.001).
+        lr: f64 => lr;
+        /// How much of the averages of gradient and squared gradient each step keeps (default 0.9, 0.999).
+        betas: (f64, f64) => options.betas;
+        /// Added to the root of the squared average (default 1e-8).
+        eps: f64 => options.eps;
+        /// Weight decay, apart from the gradient (default 0.01).
+        weight_decay: f64 => weight_decay;
+        /// Train these groups instead of all parameters of the store.
+        param_groups: Vec<ParamGroup> => groups;
     }
 
     /// Checks the settings and makes the optimizer.

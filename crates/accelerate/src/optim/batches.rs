@@ -54,7 +54,7 @@ pub(super) fn step_batches(
 /// The parameters that have a gradient, in order, apart by device and dtype.
 ///
 /// `first_slot` is the position of the first of `params` in the optimizer's list of states.
-pub(super) fn batches(params: &[Param], first_slot: usize) -> Result<Vec<Batch>> {
+fn batches(params: &[Param], first_slot: usize) -> Result<Vec<Batch>> {
     let mut batches: Vec<Batch> = Vec::with_capacity(1);
     for (offset, param) in params.iter().enumerate() {
         let tensor = param.local();

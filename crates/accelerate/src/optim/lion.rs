@@ -150,30 +150,16 @@ pub struct LionBuilder {
 }
 
 impl LionBuilder {
-    /// Learning rate (default 0.0001).
-    #[must_use]
-    pub fn lr(self, lr: f64) -> Self {
-        Self { lr, ..self }
-    }
-
-    /// How much of the average the update's sign listens to, and how much of it each step keeps
-    /// (default 0.9, 0.99).
-    #[must_use]
-    pub fn betas(mut self, betas: (f64, f64)) -> Self {
-        self.options.betas = betas;
-        self
-    }
-
-    /// Weight decay, apart from the gradient (default 0).
-    #[must_use]
-    pub fn weight_decay(self, weight_decay: f64) -> Self {
-        Self { weight_decay, ..self }
-    }
-
-    /// Train these groups instead of all parameters of the store.
-    #[must_use]
-    pub fn param_groups(self, groups: Vec<ParamGroup>) -> Self {
-        Self { groups, ..self }
+    settings! {
+        /// Learning rate (default 0.0001).
+        lr: f64 => lr;
+        /// How much of the average the update's sign listens to, and how much of it each step keeps
+        /// (default 0.9, 0.99).
+        betas: (f64, f64) => options.betas;
+        /// Weight decay, apart from the gradient (default 0).
+        weight_decay: f64 => weight_decay;
+        /// Train these groups instead of all parameters of the store.
+        param_groups: Vec<ParamGroup> => groups;
     }
 
     /// Checks the settings and makes the optimizer.

@@ -6,6 +6,9 @@
 //! PyTorch's names and shapes. An optimizer and its schedulers share an
 //! [`OptimizerHandle`], so a schedule keeps working after `prepare` has wrapped both.
 
+#[macro_use]
+mod settings;
+
 mod adafactor;
 mod adagrad;
 mod adam;
@@ -118,6 +121,18 @@ pub trait Optimizer {
     /// not defined: they must be dropped.
     ///
     /// The default multiplies them first; optimizers with kernels of their own do it on the way.
+    ///
+    /// ```
+    /// use accelerate::{nn::{Init, ParamStore}, optim::{Optimizer, Sgd}, tch::Device};
+    ///
+    /// let store = ParamStore::new(Device::Cpu);
+    /// let weight = store.root().param("weight", ([1], Init::Zeros))?;
+    /// let mut optimizer = Sgd::new(&store, 1.0)?;
+    /// (weight.get() * 8.0).sum(None).backward();
+    /// optimizer.step_with_factor(0.5)?;
+    /// assert_eq!(weight.get().double_value(&[0]), -4.0);
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
     ///
     /// # Errors
     /// libtorch's own.

@@ -134,6 +134,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
                         sum.sqrt()
                     }
                 };
+                handle.gradients_used();
                 Tensor::from(norm as f32)
             }
             None => {
@@ -146,7 +147,6 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
                 norm
             }
         };
-        handle.gradients_used();
         self.zero_grad()?;
         Ok(Some(norm))
     }

@@ -247,56 +247,23 @@ pub struct RMSpropBuilder {
 }
 
 impl RMSpropBuilder {
-    /// Learning rate (default 0.01).
-    #[must_use]
-    pub fn lr(self, lr: f64) -> Self {
-        Self { lr, ..self }
-    }
-
-    /// How much of the average of squared gradients each step keeps (default 0.99).
-    #[must_use]
-    pub fn alpha(mut self, alpha: f64) -> Self {
-        self.options.alpha = alpha;
-        self
-    }
-
-    /// Added to the root of the average (default 1e-8).
-    #[must_use]
-    pub fn eps(mut self, eps: f64) -> Self {
-        self.options.eps = eps;
-        self
-    }
-
-    /// Weight decay, added to the gradient (default 0).
-    #[must_use]
-    pub fn weight_decay(self, weight_decay: f64) -> Self {
-        Self { weight_decay, ..self }
-    }
-
-    /// How much of the momentum buffer each step keeps (default 0: no buffer at all).
-    #[must_use]
-    pub fn momentum(self, momentum: f64) -> Self {
-        Self { momentum, ..self }
-    }
-
-    /// Divide by an estimate of the gradient's standard deviation instead of its size (default `false`).
-    #[must_use]
-    pub fn centered(mut self, centered: bool) -> Self {
-        self.options.centered = centered;
-        self
-    }
-
-    /// Go up the gradient instead of down (default `false`).
-    #[must_use]
-    pub fn maximize(mut self, maximize: bool) -> Self {
-        self.options.maximize = maximize;
-        self
-    }
-
-    /// Train these groups instead of all parameters of the store.
-    #[must_use]
-    pub fn param_groups(self, groups: Vec<ParamGroup>) -> Self {
-        Self { groups, ..self }
+    settings! {
+        /// Learning rate (default 0.01).
+        lr: f64 => lr;
+        /// How much of the average of squared gradients each step keeps (default 0.99).
+        alpha: f64 => options.alpha;
+        /// Added to the root of the average (default 1e-8).
+        eps: f64 => options.eps;
+        /// Weight decay, added to the gradient (default 0).
+        weight_decay: f64 => weight_decay;
+        /// How much of the momentum buffer each step keeps (default 0: no buffer at all).
+        momentum: f64 => momentum;
+        /// Divide by an estimate of the gradient's standard deviation instead of its size (default `false`).
+        centered: bool => options.centered;
+        /// Go up the gradient instead of down (default `false`).
+        maximize: bool => options.maximize;
+        /// Train these groups instead of all parameters of the store.
+        param_groups: Vec<ParamGroup> => groups;
     }
 
     /// Checks the settings and makes the optimizer.

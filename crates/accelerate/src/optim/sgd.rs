@@ -1,7 +1,7 @@
 //! Stochastic gradient descent.
 
 use super::Optimizer;
-use super::batches::{Batch, batches};
+use super::batches::{Batch, step_batches};
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup};
 use super::state::{Loading, OptimizerState, save_groups, save_tensor};
 use crate::error::{OptimError, Result};
@@ -65,19 +65,8 @@ impl Sgd {
     }
 
     fn step_all(&mut self, found_inf: Option<&Tensor>) -> Result<()> {
-        let _no_grad = tch::no_grad_guard();
         let handle = self.handle.clone();
-        let mut first_slot = 0;
-        for group in 0..handle.num_groups() {
-            let params = handle.group_params(group);
-            let settings = handle.settings(group)?;
-            for batch in batches(params, first_slot)? {
-                self.step_batch(&batch, settings, found_inf)?;
-            }
-            first_slot += params.len();
-        }
-        handle.record_step();
-        Ok(())
+        step_batches(&handle, |batch, settings| self.step_batch(batch, settings, found_inf))
     }
 
     fn step_batch(&mut self, batch: &Batch, settings: GroupSettings, found_inf: Option<&Tensor>) -> Result<()> {
@@ -207,49 +196,21 @@ pub struct SgdBuilder {
 }
 
 impl SgdBuilder {
-    /// Learning rate (default 0.001).
-    #[must_use]
-    pub fn lr(self, lr: f64) -> Self {
-        Self { lr, ..self }
-    }
-
-    /// How much of the buffer each step keeps (default 0: no buffer at all).
-    #[must_use]
-    pub fn momentum(self, momentum: f64) -> Self {
-        Self { momentum, ..self }
-    }
-
-    /// How much less than the whole gradient enters the buffer (default 0).
-    #[must_use]
-    pub fn dampening(mut self, dampening: f64) -> Self {
-        self.options.dampening = dampening;
-        self
-    }
-
-    /// Weight decay, added to the gradient (default 0).
-    #[must_use]
-    pub fn weight_decay(self, weight_decay: f64) -> Self {
-        Self { weight_decay, ..self }
-    }
-
-    /// Look one step ahead (default `false`).
-    #[must_use]
-    pub fn nesterov(mut self, nesterov: bool) -> Self {
-        self.options.nesterov = nesterov;
-        self
-    }
-
-    /// Go up the gradient instead of down (default `false`).
-    #[must_use]
-    pub fn maximize(mut self, maximize: bool) -> Self {
-        self.options.maximize = maximize;
-        self
-    }
-
-    /// Train these groups instead of all parameters of the store.
-    #[must_use]
-    pub fn param_groups(self, groups: Vec<ParamGroup>) -> Self {
-        Self { groups, ..self }
+    settings! {
+        /// Learning rate (default 0.001).
+        lr: f64 => lr;
+        /// How much of the buffer each step keeps (default 0: no buffer at all).
+        momentum: f64 => momentum;
+        /// How much less than the whole gradient enters the buffer (default 0).
+        dampening: f64 => options.dampening;
+        /// Weight decay, added to the gradient (default 0).
+        weight_decay: f64 => weight_decay;
+        /// Look one step ahead (default `false`).
+        nesterov: bool => options.nesterov;
+        /// Go up the gradient instead of down (default `false`).
+        maximize: bool => options.maximize;
+        /// Train these groups instead of all parameters of the store.
+        param_groups: Vec<ParamGroup> => groups;
     }
 
     /// Checks the settings and makes the optimizer.
