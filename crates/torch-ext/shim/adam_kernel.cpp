@@ -4,15 +4,10 @@
 // and a sum together was found by comparing bits (tests/ops.rs): the loop over eight elements at a time and the one over
 // the elements that are left at a tensor's end differ in that.
 #include "adam_kernel.h"
-#include "prefetch.h"
+#include "avx2.h"
 #include "share.h"
 
 #include <cmath>
-
-#if defined(__x86_64__) && defined(__GNUC__)
-#include <immintrin.h>
-#define TE_HAS_KERNEL 1
-#endif
 
 namespace te {
 
@@ -126,9 +121,10 @@ bool all_fit(const AdamNumbers &numbers, const AdamLists &lists) {
   return true;
 }
 
-std::vector<Piece> pieces_of(const AdamNumbers &n, const AdamLists &lists, int64_t &total) {
-  std::vector<Piece> pieces;
-  pieces.reserve(lists.params.size());
+// Returns the number of elements.
+int64_t cut(const AdamNumbers &n, const AdamLists &lists, std::vector<Piece> &pieces) {
+  int64_t total = 0;
+  pieces.clear();
   for (size_t i = 0; i < lists.params.size(); ++i) {
     const double step = *lists.state_steps[i].const_data_ptr<float>();
     const double bias_correction1 = 1 - std::pow(n.beta1, step), bias_correction2 = 1 - std::pow(n.beta2, step);
@@ -143,18 +139,19 @@ std::vector<Piece> pieces_of(const AdamNumbers &n, const AdamLists &lists, int64
                         std::min(PIECE, size - at), factors});
     total += size;
   }
-  return pieces;
+  return total;
 }
 
 } // namespace
 
 bool adam_on_cpu(const AdamNumbers &numbers, const AdamLists &lists) {
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !all_fit(numbers, lists))
+  if (!processor_has_avx2() || !all_fit(numbers, lists))
     return false;
-  int64_t total = 0;
-  const std::vector<Piece> pieces = pieces_of(numbers, lists, total);
-  // Waking a thread up takes about as long as a few pieces.
-  share(pieces.size(), total / (4 * PIECE), [&numbers, &pieces](size_t i) {
+  // Kept by the thread, so that a step takes no memory.
+  thread_local std::vector<Piece> scratch;
+  const int64_t total = cut(numbers, lists, scratch);
+  // Waking a thread up takes about as long as a few pieces. Those threads have a `scratch` of their own.
+  share(scratch.size(), total / (4 * PIECE), [&numbers, &pieces = std::as_const(scratch)](size_t i) {
     const int64_t vectors = pieces[i].count - pieces[i].count % WIDTH;
     step_vectors(numbers, pieces[i], vectors);
     step_rest(numbers, pieces[i], vectors);

@@ -53,6 +53,7 @@ inline std::vector<at::Tensor> tensors(void *const *handles, size_t count) {
   return out;
 }
 
+inline std::vector<at::Tensor> &tensor_vec(void *handle) { return *static_cast<std::vector<at::Tensor> *>(handle); }
 inline at::Tensor &tensor(void *handle) { return *static_cast<at::Tensor *>(handle); }
 inline void *hand_over(at::Tensor t) { return new at::Tensor(std::move(t)); }
 

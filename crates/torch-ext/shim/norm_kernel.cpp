@@ -1,13 +1,8 @@
 // The sum of the squares of many float tensors on the CPU, in one pass and in double: no product of two floats is too large
 // for it, so the sum is finite exactly where all elements are.
 #include "norm_kernel.h"
-#include "prefetch.h"
+#include "avx2.h"
 #include "share.h"
-
-#if defined(__x86_64__) && defined(__GNUC__)
-#include <immintrin.h>
-#define TE_HAS_KERNEL 1
-#endif
 
 namespace te {
 
@@ -53,9 +48,14 @@ __attribute__((target("avx2,fma"))) double sum_of(const Piece &piece) {
 } // namespace
 
 std::optional<double> sum_of_squares_on_cpu(const std::vector<at::Tensor> &tensors) {
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
+  if (!processor_has_avx2())
     return std::nullopt;
-  std::vector<Piece> pieces;
+  // Kept by the thread, so that a step takes no memory. Threads that help have others of their own.
+  thread_local std::vector<Piece> pieces_scratch;
+  thread_local std::vector<double> sums_scratch;
+  std::vector<Piece> &pieces = pieces_scratch;
+  std::vector<double> &sums = sums_scratch;
+  pieces.clear();
   for (const at::Tensor &tensor : tensors) {
     if (!tensor.device().is_cpu() || tensor.scalar_type() != at::kFloat || !tensor.is_non_overlapping_and_dense())
       return std::nullopt;
@@ -64,7 +64,7 @@ std::optional<double> sum_of_squares_on_cpu(const std::vector<at::Tensor> &tenso
       pieces.push_back({data + at, std::min<int64_t>(PIECE, tensor.numel() - at)});
   }
   // Added up in the order of the tensors, so that the sum does not depend on the number of threads.
-  std::vector<double> sums(pieces.size());
+  sums.assign(pieces.size(), 0);
   share(pieces.size(), pieces.size(), [&pieces, &sums](size_t i) { sums[i] = sum_of(pieces[i]); });
   double total = 0;
   for (const double sum : sums)

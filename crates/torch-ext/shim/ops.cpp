@@ -18,12 +18,10 @@ using namespace te;
 namespace te {
 namespace {
 
-// Mirrors `TensorList` in src/kinds.rs.
-struct List {
-  void *const *handles;
-  size_t count;
-  std::vector<at::Tensor> get() const { return tensors(handles, count); }
-};
+// The handle of a `TensorVec` (src/tensor_vec.rs): its tensors are used where they lie, so that a call over a list that
+// is kept takes no memory.
+using List = void *;
+const std::vector<at::Tensor> &all(List list) { return tensor_vec(list); }
 
 std::optional<at::Tensor> optional_tensor(void *handle) {
   return handle ? std::optional<at::Tensor>(tensor(handle)) : std::nullopt;
@@ -105,26 +103,24 @@ int32_t te_fused_adam(bool decoupled, List params, List grads, List exp_avgs, Li
                       bool amsgrad, bool maximize, double grad_factor, void *grad_scale, void *found_inf) {
   return guard_no_grad([&] {
     if (!grad_scale && !found_inf) {
-      const auto p = params.get(), g = grads.get(), m = exp_avgs.get(), v = exp_avg_sqs.get();
-      const auto most = max_exp_avg_sqs.get(), steps = state_steps.get();
       const te::AdamNumbers numbers{lr, beta1, beta2, weight_decay, eps, grad_factor, amsgrad, maximize, decoupled};
-      if (te::adam_on_cpu(numbers, {p, g, m, v, most, steps})) {
-        count_as_changed(p);
+      if (te::adam_on_cpu(numbers, {all(params), all(grads), all(exp_avgs), all(exp_avg_sqs), all(max_exp_avg_sqs),
+                                    all(state_steps)})) {
+        count_as_changed(all(params));
         return;
       }
     }
-    std::vector<at::Tensor> scaled = grads.get();
-    if (grad_factor != 1)
-      scaled = at::_foreach_mul(scaled, at::Scalar(grad_factor));
+    std::vector<at::Tensor> scaled =
+        grad_factor == 1 ? all(grads) : at::_foreach_mul(all(grads), at::Scalar(grad_factor));
     auto run = [&](auto op) {
-      op(params.get(), scaled, exp_avgs.get(), exp_avg_sqs.get(), max_exp_avg_sqs.get(), state_steps.get(), lr,
+      op(all(params), scaled, all(exp_avgs), all(exp_avg_sqs), all(max_exp_avg_sqs), all(state_steps), lr,
          beta1, beta2, weight_decay, eps, amsgrad, maximize, optional_tensor(grad_scale), optional_tensor(found_inf));
     };
     if (decoupled)
       run([](auto &&...args) { at::_fused_adamw_(args...); });
     else
       run([](auto &&...args) { at::_fused_adam_(args...); });
-    count_as_changed(params.get());
+    count_as_changed(all(params));
   });
 }
 
@@ -132,32 +128,32 @@ int32_t te_fused_sgd(List params, List grads, List momentum_buffers, double weig
                      double dampening, bool nesterov, bool maximize, bool is_first_step, void *grad_scale,
                      void *found_inf) {
   return guard_no_grad([&] {
-    at::_fused_sgd_(params.get(), grads.get(), momentum_buffers.get(), weight_decay, momentum, lr, dampening, nesterov,
+    at::_fused_sgd_(all(params), all(grads), all(momentum_buffers), weight_decay, momentum, lr, dampening, nesterov,
                     maximize, is_first_step, optional_tensor(grad_scale), optional_tensor(found_inf));
-    count_as_changed(params.get());
+    count_as_changed(all(params));
   });
 }
 
 int32_t te_fused_adagrad(List params, List grads, List state_sums, List state_steps, double lr, double lr_decay,
                          double weight_decay, double eps, bool maximize, void *grad_scale, void *found_inf) {
   return guard_no_grad([&] {
-    at::_fused_adagrad_(params.get(), grads.get(), state_sums.get(), state_steps.get(), lr, lr_decay, weight_decay, eps,
+    at::_fused_adagrad_(all(params), all(grads), all(state_sums), all(state_steps), lr, lr_decay, weight_decay, eps,
                         maximize, optional_tensor(grad_scale), optional_tensor(found_inf));
-    count_as_changed(params.get());
+    count_as_changed(all(params));
   });
 }
 
 // ---- foreach ----
 int32_t te_sum_of_squares(List self, bool *is_known, double *sum) {
   return guard_no_grad([&] {
-    const std::optional<double> found = sum_of_squares_on_cpu(self.get());
+    const std::optional<double> found = sum_of_squares_on_cpu(all(self));
     *is_known = found.has_value();
     *sum = found.value_or(0);
   });
 }
 int32_t te_foreach_add_scalar(List self, double value) {
   return guard_no_grad([&] {
-    const auto tensors = self.get();
+    const auto &tensors = all(self);
     // Counts of steps: for a single number, entering libtorch takes a hundred times as long as the addition.
     const auto is_number = [](const at::Tensor &tensor) {
       return tensor.device().is_cpu() && tensor.scalar_type() == at::kFloat && tensor.numel() == 1;
@@ -170,56 +166,58 @@ int32_t te_foreach_add_scalar(List self, double value) {
   });
 }
 int32_t te_foreach_add(List self, List other, double alpha) {
-  return guard_no_grad([&] { at::_foreach_add_(self.get(), other.get(), at::Scalar(alpha)); });
+  return guard_no_grad([&] { at::_foreach_add_(all(self), all(other), at::Scalar(alpha)); });
 }
 int32_t te_foreach_mul_scalar(List self, double value) {
-  return guard_no_grad([&] { at::_foreach_mul_(self.get(), at::Scalar(value)); });
+  return guard_no_grad([&] { at::_foreach_mul_(all(self), at::Scalar(value)); });
 }
 int32_t te_foreach_mul_tensor(List self, void *value) {
-  return guard_no_grad([&] { at::_foreach_mul_(self.get(), tensor(value)); });
+  return guard_no_grad([&] { at::_foreach_mul_(all(self), tensor(value)); });
 }
 int32_t te_foreach_mul(List self, List other) {
-  return guard_no_grad([&] { at::_foreach_mul_(self.get(), other.get()); });
+  return guard_no_grad([&] { at::_foreach_mul_(all(self), all(other)); });
 }
 int32_t te_foreach_div_scalar(List self, double value) {
-  return guard_no_grad([&] { at::_foreach_div_(self.get(), at::Scalar(value)); });
+  return guard_no_grad([&] { at::_foreach_div_(all(self), at::Scalar(value)); });
 }
 int32_t te_foreach_div(List self, List other) {
-  return guard_no_grad([&] { at::_foreach_div_(self.get(), other.get()); });
+  return guard_no_grad([&] { at::_foreach_div_(all(self), all(other)); });
 }
 int32_t te_foreach_sqrt(List self) {
-  return guard_no_grad([&] { at::_foreach_sqrt_(self.get()); });
+  return guard_no_grad([&] { at::_foreach_sqrt_(all(self)); });
 }
 int32_t te_foreach_sign(List self) {
-  return guard_no_grad([&] { at::_foreach_sign_(self.get()); });
+  return guard_no_grad([&] { at::_foreach_sign_(all(self)); });
 }
 int32_t te_foreach_zero(List self) {
-  return guard_no_grad([&] { at::_foreach_zero_(self.get()); });
+  return guard_no_grad([&] { at::_foreach_zero_(all(self)); });
 }
 int32_t te_foreach_copy(List self, List source, bool non_blocking) {
-  return guard_no_grad([&] { at::_foreach_copy_(self.get(), source.get(), non_blocking); });
+  return guard_no_grad([&] { at::_foreach_copy_(all(self), all(source), non_blocking); });
 }
 int32_t te_foreach_lerp(List self, List end, double weight) {
-  return guard_no_grad([&] { at::_foreach_lerp_(self.get(), end.get(), at::Scalar(weight)); });
+  return guard_no_grad([&] { at::_foreach_lerp_(all(self), all(end), at::Scalar(weight)); });
 }
 int32_t te_foreach_addcmul(List self, List left, List right, double value) {
-  return guard_no_grad([&] { at::_foreach_addcmul_(self.get(), left.get(), right.get(), at::Scalar(value)); });
+  return guard_no_grad([&] { at::_foreach_addcmul_(all(self), all(left), all(right), at::Scalar(value)); });
 }
 int32_t te_foreach_addcdiv(List self, List numerator, List denominator, double value) {
-  return guard_no_grad([&] { at::_foreach_addcdiv_(self.get(), numerator.get(), denominator.get(), at::Scalar(value)); });
+  return guard_no_grad([&] { at::_foreach_addcdiv_(all(self), all(numerator), all(denominator), at::Scalar(value)); });
 }
-int32_t te_foreach_norm(List self, double ord, void **results) {
+int32_t te_foreach_norm(List self, double ord, List norms) {
+  return guard_no_grad([&] { tensor_vec(norms) = at::_foreach_norm(all(self), at::Scalar(ord)); });
+}
+int32_t te_foreach_empty_like(List self, List empty) {
   return guard_no_grad([&] {
-    auto norms = at::_foreach_norm(self.get(), at::Scalar(ord));
-    for (size_t i = 0; i < norms.size(); ++i)
-      results[i] = hand_over(std::move(norms[i]));
+    for (const at::Tensor &tensor : all(self))
+      tensor_vec(empty).push_back(at::empty_like(tensor));
   });
 }
 
 // ---- loss scaling ----
 int32_t te_amp_unscale(List grads, void *found_inf, void *inv_scale) {
   return guard_no_grad(
-      [&] { at::_amp_foreach_non_finite_check_and_unscale_(grads.get(), tensor(found_inf), tensor(inv_scale)); });
+      [&] { at::_amp_foreach_non_finite_check_and_unscale_(all(grads), tensor(found_inf), tensor(inv_scale)); });
 }
 int32_t te_amp_update_scale(void *scale, void *growth_tracker, void *found_inf, double growth_factor,
                             double backoff_factor, int64_t growth_interval) {

@@ -16,6 +16,12 @@ namespace te {
 // own. A thread that comes late finds nothing left, and nobody waits for it, so a pool whose threads are all busy costs
 // time only.
 template <typename F> void share(size_t count, int64_t threads, F work) {
+  const int64_t helpers = std::min<int64_t>(threads, at::get_num_threads()) - 1;
+  if (helpers <= 0) {
+    for (size_t i = 0; i < count; ++i)
+      work(i);
+    return;
+  }
   struct State {
     explicit State(size_t count, F &&work) : count(count), work(std::move(work)) {}
     void help() {
@@ -36,7 +42,6 @@ template <typename F> void share(size_t count, int64_t threads, F work) {
     std::atomic<size_t> next{0}, done{0};
   };
   auto state = std::make_shared<State>(count, std::move(work));
-  const int64_t helpers = std::min<int64_t>(threads, at::get_num_threads()) - 1;
   for (int64_t i = 0; i < helpers; ++i)
     at::launch([state] { state->help(); });
   state->help();

@@ -2,11 +2,11 @@
 
 use crate::border::{Handle, check, handle};
 use crate::error::Result;
-use crate::kinds::{ListHandles, TensorList};
+use crate::tensor_vec::TensorList;
 use tch::Tensor;
 
 unsafe extern "C" {
-    fn te_amp_unscale(grads: TensorList, found_inf: Handle, inv_scale: Handle) -> i32;
+    fn te_amp_unscale(grads: Handle, found_inf: Handle, inv_scale: Handle) -> i32;
     fn te_amp_update_scale(
         scale: Handle,
         growth_tracker: Handle,
@@ -32,14 +32,14 @@ unsafe extern "C" {
 /// assert_eq!(found_inf.double_value(&[]), 1.0);
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
-pub fn non_finite_check_and_unscale_(grads: &[&Tensor], found_inf: &Tensor, inv_scale: &Tensor) -> Result<()> {
+pub fn non_finite_check_and_unscale_(grads: &dyn TensorList, found_inf: &Tensor, inv_scale: &Tensor) -> Result<()> {
+    let grads = grads.lend();
     if grads.is_empty() {
         return Ok(());
     }
-    let grads = ListHandles::new(grads);
     // SAFETY: all handles are borrowed for the call.
     check("amp::non_finite_check_and_unscale_", unsafe {
-        te_amp_unscale(grads.list(), handle(found_inf), handle(inv_scale))
+        te_amp_unscale(grads.raw(), handle(found_inf), handle(inv_scale))
     })
 }
 

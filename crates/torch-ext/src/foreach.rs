@@ -5,28 +5,30 @@
 //! list. Nothing here is recorded by autograd, so leaves that require gradients may be written to. An empty list is
 //! nothing to do.
 
-use crate::border::{Handle, adopt, check, handle};
+use crate::border::{Handle, check, handle};
 use crate::error::Result;
-use crate::kinds::{ListHandles, TensorList, check_lengths};
+use crate::kinds::check_lengths;
+use crate::tensor_vec::{TensorList, TensorVec};
 use tch::Tensor;
 
 unsafe extern "C" {
-    fn te_sum_of_squares(tensors: TensorList, is_known: *mut bool, sum: *mut f64) -> i32;
-    fn te_foreach_add_scalar(tensors: TensorList, value: f64) -> i32;
-    fn te_foreach_add(tensors: TensorList, other: TensorList, alpha: f64) -> i32;
-    fn te_foreach_mul_scalar(tensors: TensorList, value: f64) -> i32;
-    fn te_foreach_mul_tensor(tensors: TensorList, value: Handle) -> i32;
-    fn te_foreach_mul(tensors: TensorList, other: TensorList) -> i32;
-    fn te_foreach_div_scalar(tensors: TensorList, value: f64) -> i32;
-    fn te_foreach_div(tensors: TensorList, other: TensorList) -> i32;
-    fn te_foreach_sqrt(tensors: TensorList) -> i32;
-    fn te_foreach_sign(tensors: TensorList) -> i32;
-    fn te_foreach_zero(tensors: TensorList) -> i32;
-    fn te_foreach_copy(tensors: TensorList, source: TensorList, non_blocking: bool) -> i32;
-    fn te_foreach_lerp(tensors: TensorList, end: TensorList, weight: f64) -> i32;
-    fn te_foreach_addcmul(tensors: TensorList, left: TensorList, right: TensorList, value: f64) -> i32;
-    fn te_foreach_addcdiv(tensors: TensorList, left: TensorList, right: TensorList, value: f64) -> i32;
-    fn te_foreach_norm(tensors: TensorList, ord: f64, results: *mut Handle) -> i32;
+    fn te_sum_of_squares(tensors: Handle, is_known: *mut bool, sum: *mut f64) -> i32;
+    fn te_foreach_add_scalar(tensors: Handle, value: f64) -> i32;
+    fn te_foreach_add(tensors: Handle, other: Handle, alpha: f64) -> i32;
+    fn te_foreach_mul_scalar(tensors: Handle, value: f64) -> i32;
+    fn te_foreach_mul_tensor(tensors: Handle, value: Handle) -> i32;
+    fn te_foreach_mul(tensors: Handle, other: Handle) -> i32;
+    fn te_foreach_div_scalar(tensors: Handle, value: f64) -> i32;
+    fn te_foreach_div(tensors: Handle, other: Handle) -> i32;
+    fn te_foreach_sqrt(tensors: Handle) -> i32;
+    fn te_foreach_sign(tensors: Handle) -> i32;
+    fn te_foreach_zero(tensors: Handle) -> i32;
+    fn te_foreach_copy(tensors: Handle, source: Handle, non_blocking: bool) -> i32;
+    fn te_foreach_lerp(tensors: Handle, end: Handle, weight: f64) -> i32;
+    fn te_foreach_addcmul(tensors: Handle, left: Handle, right: Handle, value: f64) -> i32;
+    fn te_foreach_addcdiv(tensors: Handle, left: Handle, right: Handle, value: f64) -> i32;
+    fn te_foreach_norm(tensors: Handle, ord: f64, norms: Handle) -> i32;
+    fn te_foreach_empty_like(tensors: Handle, empty: Handle) -> i32;
 }
 
 /// The sum of the squares of all elements, in double precision and in one pass: finite exactly where all elements are.
@@ -43,33 +45,30 @@ unsafe extern "C" {
 /// assert!(sum.is_none_or(|sum| sum == 25.0));
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
-pub fn sum_of_squares(tensors: &[&Tensor]) -> Result<Option<f64>> {
-    let handles = ListHandles::new(tensors);
+pub fn sum_of_squares(tensors: &dyn TensorList) -> Result<Option<f64>> {
+    let tensors = tensors.lend();
     let (mut is_known, mut sum) = (false, 0.0);
     // SAFETY: the handles are borrowed from tensors that live through the call, and both places are ours.
-    let status = unsafe { te_sum_of_squares(handles.list(), &raw mut is_known, &raw mut sum) };
+    let status = unsafe { te_sum_of_squares(tensors.raw(), &raw mut is_known, &raw mut sum) };
     check("sum_of_squares", status)?;
     Ok(is_known.then_some(sum))
 }
 
 /// Runs one call over the border unless there is nothing to do.
-fn one_list(operation: &'static str, tensors: &[&Tensor], call: impl FnOnce(TensorList) -> i32) -> Result<()> {
-    if tensors.is_empty() {
-        return Ok(());
-    }
-    let tensors = ListHandles::new(tensors);
-    check(operation, call(tensors.list()))
+fn one_list(operation: &'static str, tensors: &dyn TensorList, call: impl FnOnce(Handle) -> i32) -> Result<()> {
+    let tensors = tensors.lend();
+    if tensors.is_empty() { Ok(()) } else { check(operation, call(tensors.raw())) }
 }
 
 fn two_lists(
     operation: &'static str,
-    tensors: &[&Tensor],
-    (name, other): (&str, &[&Tensor]),
-    call: impl FnOnce(TensorList, TensorList) -> i32,
+    tensors: &dyn TensorList,
+    (name, other): (&str, &dyn TensorList),
+    call: impl FnOnce(Handle, Handle) -> i32,
 ) -> Result<()> {
+    let (tensors, other) = (tensors.lend(), other.lend());
     check_lengths(operation, ("tensors", tensors.len()), &[(name, other.len())])?;
-    let other = ListHandles::new(other);
-    one_list(operation, tensors, |tensors| call(tensors, other.list()))
+    if tensors.is_empty() { Ok(()) } else { check(operation, call(tensors.raw(), other.raw())) }
 }
 
 /// `tensor += value` for each tensor.
@@ -80,8 +79,8 @@ fn two_lists(
 /// assert_eq!(x, tch::Tensor::from_slice(&[2f32, 3.0]));
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
-pub fn add_scalar_(tensors: &[&Tensor], value: f64) -> Result<()> {
-    // SAFETY: the handles are borrowed for the call.
+pub fn add_scalar_(tensors: &dyn TensorList, value: f64) -> Result<()> {
+    // SAFETY: the lists are borrowed for the call.
     one_list("foreach::add_scalar_", tensors, |list| unsafe { te_foreach_add_scalar(list, value) })
 }
 
@@ -93,8 +92,8 @@ pub fn add_scalar_(tensors: &[&Tensor], value: f64) -> Result<()> {
 /// assert_eq!(x, tch::Tensor::from_slice(&[6f32, 12.0]));
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
-pub fn add_(tensors: &[&Tensor], other: &[&Tensor], alpha: f64) -> Result<()> {
-    // SAFETY: the handles are borrowed for the call.
+pub fn add_(tensors: &dyn TensorList, other: &dyn TensorList, alpha: f64) -> Result<()> {
+    // SAFETY: the lists are borrowed for the call.
     two_lists("foreach::add_", tensors, ("other", other), |list, other| unsafe { te_foreach_add(list, other, alpha) })
 }
 
@@ -106,8 +105,8 @@ pub fn add_(tensors: &[&Tensor], other: &[&Tensor], alpha: f64) -> Result<()> {
 /// assert_eq!(x, tch::Tensor::from_slice(&[3f32, 6.0]));
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
-pub fn mul_scalar_(tensors: &[&Tensor], value: f64) -> Result<()> {
-    // SAFETY: the handles are borrowed for the call.
+pub fn mul_scalar_(tensors: &dyn TensorList, value: f64) -> Result<()> {
+    // SAFETY: the lists are borrowed for the call.
     one_list("foreach::mul_scalar_", tensors, |list| unsafe { te_foreach_mul_scalar(list, value) })
 }
 
@@ -119,8 +118,8 @@ pub fn mul_scalar_(tensors: &[&Tensor], value: f64) -> Result<()> {
 /// assert_eq!(x, tch::Tensor::from_slice(&[0.5f32, 1.0]));
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
-pub fn mul_tensor_(tensors: &[&Tensor], value: &Tensor) -> Result<()> {
-    // SAFETY: the handles are borrowed for the call.
+pub fn mul_tensor_(tensors: &dyn TensorList, value: &Tensor) -> Result<()> {
+    // SAFETY: the lists are borrowed for the call.
     one_list("foreach::mul_tensor_", tensors, |list| unsafe { te_foreach_mul_tensor(list, handle(value)) })
 }
 
@@ -132,8 +131,8 @@ pub fn mul_tensor_(tensors: &[&Tensor], value: &Tensor) -> Result<()> {
 /// assert_eq!(x, tch::Tensor::from_slice(&[10f32, 40.0]));
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
-pub fn mul_(tensors: &[&Tensor], other: &[&Tensor]) -> Result<()> {
-    // SAFETY: the handles are borrowed for the call.
+pub fn mul_(tensors: &dyn TensorList, other: &dyn TensorList) -> Result<()> {
+    // SAFETY: the lists are borrowed for the call.
     two_lists("foreach::mul_", tensors, ("other", other), |list, other| unsafe { te_foreach_mul(list, other) })
 }
 
@@ -145,8 +144,8 @@ pub fn mul_(tensors: &[&Tensor], other: &[&Tensor]) -> Result<()> {
 /// assert_eq!(x, tch::Tensor::from_slice(&[0.5f32, 1.0]));
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
-pub fn div_scalar_(tensors: &[&Tensor], value: f64) -> Result<()> {
-    // SAFETY: the handles are borrowed for the call.
+pub fn div_scalar_(tensors: &dyn TensorList, value: f64) -> Result<()> {
+    // SAFETY: the lists are borrowed for the call.
     one_list("foreach::div_scalar_", tensors, |list| unsafe { te_foreach_div_scalar(list, value) })
 }
 
@@ -158,8 +157,8 @@ pub fn div_scalar_(tensors: &[&Tensor], value: f64) -> Result<()> {
 /// assert_eq!(x, tch::Tensor::from_slice(&[0.5f32, 0.25]));
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
-pub fn div_(tensors: &[&Tensor], other: &[&Tensor]) -> Result<()> {
-    // SAFETY: the handles are borrowed for the call.
+pub fn div_(tensors: &dyn TensorList, other: &dyn TensorList) -> Result<()> {
+    // SAFETY: the lists are borrowed for the call.
     two_lists("foreach::div_", tensors, ("other", other), |list, other| unsafe { te_foreach_div(list, other) })
 }
 
@@ -171,8 +170,8 @@ pub fn div_(tensors: &[&Tensor], other: &[&Tensor]) -> Result<()> {
 /// assert_eq!(x, tch::Tensor::from_slice(&[2f32, 3.0]));
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
-pub fn sqrt_(tensors: &[&Tensor]) -> Result<()> {
-    // SAFETY: the handles are borrowed for the call.
+pub fn sqrt_(tensors: &dyn TensorList) -> Result<()> {
+    // SAFETY: the lists are borrowed for the call.
     one_list("foreach::sqrt_", tensors, |list| unsafe { te_foreach_sqrt(list) })
 }
 
@@ -184,8 +183,8 @@ pub fn sqrt_(tensors: &[&Tensor]) -> Result<()> {
 /// assert_eq!(x, tch::Tensor::from_slice(&[1f32, 0.0, -1.0]));
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
-pub fn sign_(tensors: &[&Tensor]) -> Result<()> {
-    // SAFETY: the handles are borrowed for the call.
+pub fn sign_(tensors: &dyn TensorList) -> Result<()> {
+    // SAFETY: the lists are borrowed for the call.
     one_list("foreach::sign_", tensors, |list| unsafe { te_foreach_sign(list) })
 }
 
@@ -197,8 +196,8 @@ pub fn sign_(tensors: &[&Tensor]) -> Result<()> {
 /// assert_eq!(x, tch::Tensor::from_slice(&[0f32, 0.0]));
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
-pub fn zero_(tensors: &[&Tensor]) -> Result<()> {
-    // SAFETY: the handles are borrowed for the call.
+pub fn zero_(tensors: &dyn TensorList) -> Result<()> {
+    // SAFETY: the lists are borrowed for the call.
     one_list("foreach::zero_", tensors, |list| unsafe { te_foreach_zero(list) })
 }
 
@@ -210,8 +209,8 @@ pub fn zero_(tensors: &[&Tensor]) -> Result<()> {
 /// assert_eq!(x, tch::Tensor::from_slice(&[1f32, 2.0]));
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
-pub fn copy_(tensors: &[&Tensor], source: &[&Tensor]) -> Result<()> {
-    // SAFETY: the handles are borrowed for the call.
+pub fn copy_(tensors: &dyn TensorList, source: &dyn TensorList) -> Result<()> {
+    // SAFETY: the lists are borrowed for the call.
     two_lists("foreach::copy_", tensors, ("source", source), |list, source| unsafe {
         te_foreach_copy(list, source, false)
     })
@@ -225,8 +224,8 @@ pub fn copy_(tensors: &[&Tensor], source: &[&Tensor]) -> Result<()> {
 /// assert_eq!(x, tch::Tensor::from_slice(&[1f32, 2.5]));
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
-pub fn lerp_(tensors: &[&Tensor], end: &[&Tensor], weight: f64) -> Result<()> {
-    // SAFETY: the handles are borrowed for the call.
+pub fn lerp_(tensors: &dyn TensorList, end: &dyn TensorList, weight: f64) -> Result<()> {
+    // SAFETY: the lists are borrowed for the call.
     two_lists("foreach::lerp_", tensors, ("end", end), |list, end| unsafe { te_foreach_lerp(list, end, weight) })
 }
 
@@ -238,13 +237,13 @@ pub fn lerp_(tensors: &[&Tensor], end: &[&Tensor], weight: f64) -> Result<()> {
 /// assert_eq!(x, tch::Tensor::from_slice(&[19f32]));
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
-pub fn addcmul_(tensors: &[&Tensor], left: &[&Tensor], right: &[&Tensor], value: f64) -> Result<()> {
+pub fn addcmul_(tensors: &dyn TensorList, left: &dyn TensorList, right: &dyn TensorList, value: f64) -> Result<()> {
     const OPERATION: &str = "foreach::addcmul_";
+    let (tensors, left) = (tensors.lend(), left.lend());
     check_lengths(OPERATION, ("tensors", tensors.len()), &[("left", left.len())])?;
-    let left = ListHandles::new(left);
-    // SAFETY: the handles are borrowed for the call.
-    two_lists(OPERATION, tensors, ("right", right), |list, right| unsafe {
-        te_foreach_addcmul(list, left.list(), right, value)
+    // SAFETY: the lists are borrowed for the call.
+    two_lists(OPERATION, &*tensors, ("right", right), |list, right| unsafe {
+        te_foreach_addcmul(list, left.raw(), right, value)
     })
 }
 
@@ -257,13 +256,18 @@ pub fn addcmul_(tensors: &[&Tensor], left: &[&Tensor], right: &[&Tensor], value:
 /// assert_eq!(x, tch::Tensor::from_slice(&[-1f32]));
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
-pub fn addcdiv_(tensors: &[&Tensor], numerator: &[&Tensor], denominator: &[&Tensor], value: f64) -> Result<()> {
+pub fn addcdiv_(
+    tensors: &dyn TensorList,
+    numerator: &dyn TensorList,
+    denominator: &dyn TensorList,
+    value: f64,
+) -> Result<()> {
     const OPERATION: &str = "foreach::addcdiv_";
+    let (tensors, numerator) = (tensors.lend(), numerator.lend());
     check_lengths(OPERATION, ("tensors", tensors.len()), &[("numerator", numerator.len())])?;
-    let numerator = ListHandles::new(numerator);
-    // SAFETY: the handles are borrowed for the call.
-    two_lists(OPERATION, tensors, ("denominator", denominator), |list, denominator| unsafe {
-        te_foreach_addcdiv(list, numerator.list(), denominator, value)
+    // SAFETY: the lists are borrowed for the call.
+    two_lists(OPERATION, &*tensors, ("denominator", denominator), |list, denominator| unsafe {
+        te_foreach_addcdiv(list, numerator.raw(), denominator, value)
     })
 }
 
@@ -274,13 +278,28 @@ pub fn addcdiv_(tensors: &[&Tensor], numerator: &[&Tensor], denominator: &[&Tens
 ///
 /// ```
 /// let x = tch::Tensor::from_slice(&[3f32, 4.0]);
-/// assert_eq!(torch_ext::foreach::norm(&[&x], 2.0)?[0].double_value(&[]), 5.0);
+/// assert_eq!(torch_ext::foreach::norm(&[&x], 2.0)?.get(0)?.double_value(&[]), 5.0);
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
-pub fn norm(tensors: &[&Tensor], ord: f64) -> Result<Vec<Tensor>> {
-    let mut results = vec![std::ptr::null_mut(); tensors.len()];
-    // SAFETY: the handles are borrowed for the call; `results` has one place per tensor.
-    one_list("foreach::norm", tensors, |list| unsafe { te_foreach_norm(list, ord, results.as_mut_ptr()) })?;
-    // SAFETY: on success every place holds a fresh handle, adopted once.
-    Ok(results.into_iter().map(|raw| unsafe { adopt(raw) }).collect())
+pub fn norm(tensors: &dyn TensorList, ord: f64) -> Result<TensorVec> {
+    let tensors = tensors.lend();
+    let norms = TensorVec::with_capacity(tensors.len());
+    // SAFETY: the lists are borrowed for the call; `norms` is ours alone.
+    one_list("foreach::norm", &*tensors, |list| unsafe { te_foreach_norm(list, ord, norms.raw()) })?;
+    Ok(norms)
+}
+
+/// New tensors, with nothing in them yet, of the shapes, kinds and devices of these.
+///
+/// ```
+/// let x = tch::Tensor::from_slice(&[3f32, 4.0]);
+/// assert_eq!(torch_ext::foreach::empty_like(&[&x])?.get(0)?.size(), [2]);
+/// # Ok::<(), torch_ext::Error>(())
+/// ```
+pub fn empty_like(tensors: &dyn TensorList) -> Result<TensorVec> {
+    let tensors = tensors.lend();
+    let empty = TensorVec::with_capacity(tensors.len());
+    // SAFETY: the lists are borrowed for the call; `empty` is ours alone.
+    one_list("foreach::empty_like", &*tensors, |list| unsafe { te_foreach_empty_like(list, empty.raw()) })?;
+    Ok(empty)
 }

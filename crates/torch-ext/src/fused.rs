@@ -10,18 +10,19 @@
 
 use crate::border::{Handle, check, handle};
 use crate::error::Result;
-use crate::kinds::{ListHandles, TensorList, check_lengths};
+use crate::kinds::check_lengths;
+use crate::tensor_vec::{NO_TENSORS, TensorList};
 use tch::Tensor;
 
 unsafe extern "C" {
     fn te_fused_adam(
         decoupled: bool,
-        params: TensorList,
-        grads: TensorList,
-        exp_avgs: TensorList,
-        exp_avg_sqs: TensorList,
-        max_exp_avg_sqs: TensorList,
-        state_steps: TensorList,
+        params: Handle,
+        grads: Handle,
+        exp_avgs: Handle,
+        exp_avg_sqs: Handle,
+        max_exp_avg_sqs: Handle,
+        state_steps: Handle,
         lr: f64,
         beta1: f64,
         beta2: f64,
@@ -34,9 +35,9 @@ unsafe extern "C" {
         found_inf: Handle,
     ) -> i32;
     fn te_fused_sgd(
-        params: TensorList,
-        grads: TensorList,
-        momentum_buffers: TensorList,
+        params: Handle,
+        grads: Handle,
+        momentum_buffers: Handle,
         weight_decay: f64,
         momentum: f64,
         lr: f64,
@@ -48,10 +49,10 @@ unsafe extern "C" {
         found_inf: Handle,
     ) -> i32;
     fn te_fused_adagrad(
-        params: TensorList,
-        grads: TensorList,
-        state_sums: TensorList,
-        state_steps: TensorList,
+        params: Handle,
+        grads: Handle,
+        state_sums: Handle,
+        state_steps: Handle,
         lr: f64,
         lr_decay: f64,
         weight_decay: f64,
@@ -82,26 +83,42 @@ pub struct FusedAdam {
 }
 
 /// Tensors of Adam and AdamW.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct AdamTensors<'a> {
     /// Parameters, updated.
-    pub params: &'a [&'a Tensor],
+    pub params: &'a dyn TensorList,
     /// Their gradients; divided in place by `grad_scale` when that is given.
-    pub grads: &'a [&'a Tensor],
+    pub grads: &'a dyn TensorList,
     /// Means of gradients, updated.
-    pub exp_avgs: &'a [&'a Tensor],
+    pub exp_avgs: &'a dyn TensorList,
     /// Means of squared gradients, updated.
-    pub exp_avg_sqs: &'a [&'a Tensor],
+    pub exp_avg_sqs: &'a dyn TensorList,
     /// Largest means of squared gradients, updated; empty without `amsgrad`.
-    pub max_exp_avg_sqs: &'a [&'a Tensor],
+    pub max_exp_avg_sqs: &'a dyn TensorList,
     /// Steps taken including this one, one float scalar per parameter. The caller adds one *before* the call.
-    pub state_steps: &'a [&'a Tensor],
+    pub state_steps: &'a dyn TensorList,
     /// Multiplies the gradients on the way into the step; in memory they stay as they are.
     pub grad_factor: Option<f64>,
     /// Loss scale to divide the gradients by.
     pub grad_scale: Option<&'a Tensor>,
     /// One if the step is to be skipped, else zero.
     pub found_inf: Option<&'a Tensor>,
+}
+
+impl Default for AdamTensors<'_> {
+    fn default() -> Self {
+        Self {
+            params: NO_TENSORS,
+            grads: NO_TENSORS,
+            exp_avgs: NO_TENSORS,
+            exp_avg_sqs: NO_TENSORS,
+            max_exp_avg_sqs: NO_TENSORS,
+            state_steps: NO_TENSORS,
+            grad_factor: None,
+            grad_scale: None,
+            found_inf: None,
+        }
+    }
 }
 
 /// One AdamW step (Loshchilov & Hutter 2019: decoupled weight decay), `torch._fused_adamw_`.
@@ -147,26 +164,6 @@ pub fn fused_adam_(config: &FusedAdam, tensors: &AdamTensors<'_>) -> Result<()> 
 }
 
 fn fused_adam(operation: &'static str, decoupled: bool, config: &FusedAdam, tensors: &AdamTensors<'_>) -> Result<()> {
-    let count = tensors.params.len();
-    let max_count = if config.amsgrad { count } else { 0 };
-    check_lengths(
-        operation,
-        ("params", count),
-        &[
-            ("grads", tensors.grads.len()),
-            ("exp_avgs", tensors.exp_avgs.len()),
-            ("exp_avg_sqs", tensors.exp_avg_sqs.len()),
-            ("state_steps", tensors.state_steps.len()),
-        ],
-    )?;
-    check_lengths(
-        operation,
-        (if config.amsgrad { "params" } else { "max_exp_avg_sqs without amsgrad" }, max_count),
-        &[("max_exp_avg_sqs", tensors.max_exp_avg_sqs.len())],
-    )?;
-    if count == 0 {
-        return Ok(());
-    }
     let [params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps] = [
         tensors.params,
         tensors.grads,
@@ -175,17 +172,36 @@ fn fused_adam(operation: &'static str, decoupled: bool, config: &FusedAdam, tens
         tensors.max_exp_avg_sqs,
         tensors.state_steps,
     ]
-    .map(ListHandles::new);
-    // SAFETY: all handles are borrowed from tensors that live through the call.
+    .map(TensorList::lend);
+    let count = params.len();
+    check_lengths(
+        operation,
+        ("params", count),
+        &[
+            ("grads", grads.len()),
+            ("exp_avgs", exp_avgs.len()),
+            ("exp_avg_sqs", exp_avg_sqs.len()),
+            ("state_steps", state_steps.len()),
+        ],
+    )?;
+    check_lengths(
+        operation,
+        if config.amsgrad { ("params", count) } else { ("max_exp_avg_sqs without amsgrad", 0) },
+        &[("max_exp_avg_sqs", max_exp_avg_sqs.len())],
+    )?;
+    if count == 0 {
+        return Ok(());
+    }
+    // SAFETY: the lists, and the tensors apart from them, live through the call.
     let status = unsafe {
         te_fused_adam(
             decoupled,
-            params.list(),
-            grads.list(),
-            exp_avgs.list(),
-            exp_avg_sqs.list(),
-            max_exp_avg_sqs.list(),
-            state_steps.list(),
+            params.raw(),
+            grads.raw(),
+            exp_avgs.raw(),
+            exp_avg_sqs.raw(),
+            max_exp_avg_sqs.raw(),
+            state_steps.raw(),
             config.lr,
             config.beta1,
             config.beta2,
@@ -219,20 +235,33 @@ pub struct FusedSgd {
 }
 
 /// Tensors of SGD.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct SgdTensors<'a> {
     /// Parameters, updated.
-    pub params: &'a [&'a Tensor],
+    pub params: &'a dyn TensorList,
     /// Their gradients; divided in place by `grad_scale` when that is given.
-    pub grads: &'a [&'a Tensor],
+    pub grads: &'a dyn TensorList,
     /// Momentum, updated; empty without momentum.
-    pub momentum_buffers: &'a [&'a Tensor],
+    pub momentum_buffers: &'a dyn TensorList,
     /// The momentum buffers hold nothing yet (they may be uninitialised): they become the gradients.
     pub is_first_step: bool,
     /// Loss scale to divide the gradients by.
     pub grad_scale: Option<&'a Tensor>,
     /// One if the step is to be skipped, else zero.
     pub found_inf: Option<&'a Tensor>,
+}
+
+impl Default for SgdTensors<'_> {
+    fn default() -> Self {
+        Self {
+            params: NO_TENSORS,
+            grads: NO_TENSORS,
+            momentum_buffers: NO_TENSORS,
+            is_first_step: false,
+            grad_scale: None,
+            found_inf: None,
+        }
+    }
 }
 
 /// One step of stochastic gradient descent, `torch._fused_sgd_`.
@@ -253,28 +282,24 @@ pub struct SgdTensors<'a> {
 /// ```
 pub fn fused_sgd_(config: &FusedSgd, tensors: &SgdTensors<'_>) -> Result<()> {
     const OPERATION: &str = "fused_sgd_";
-    let count = tensors.params.len();
-    check_lengths(OPERATION, ("params", count), &[("grads", tensors.grads.len())])?;
-    let has_momentum = config.momentum != 0.0;
+    let [params, grads, momentum_buffers] =
+        [tensors.params, tensors.grads, tensors.momentum_buffers].map(TensorList::lend);
+    let count = params.len();
+    check_lengths(OPERATION, ("params", count), &[("grads", grads.len())])?;
     check_lengths(
         OPERATION,
-        (
-            if has_momentum { "params" } else { "momentum_buffers without momentum" },
-            if has_momentum { count } else { 0 },
-        ),
-        &[("momentum_buffers", tensors.momentum_buffers.len())],
+        if config.momentum == 0.0 { ("momentum_buffers without momentum", 0) } else { ("params", count) },
+        &[("momentum_buffers", momentum_buffers.len())],
     )?;
     if count == 0 {
         return Ok(());
     }
-    let [params, grads, momentum_buffers] =
-        [tensors.params, tensors.grads, tensors.momentum_buffers].map(ListHandles::new);
-    // SAFETY: all handles are borrowed from tensors that live through the call.
+    // SAFETY: the lists, and the tensors apart from them, live through the call.
     let status = unsafe {
         te_fused_sgd(
-            params.list(),
-            grads.list(),
-            momentum_buffers.list(),
+            params.raw(),
+            grads.raw(),
+            momentum_buffers.raw(),
             config.weight_decay,
             config.momentum,
             config.lr,
@@ -305,20 +330,33 @@ pub struct FusedAdagrad {
 }
 
 /// Tensors of Adagrad.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct AdagradTensors<'a> {
     /// Parameters, updated.
-    pub params: &'a [&'a Tensor],
+    pub params: &'a dyn TensorList,
     /// Their gradients; divided in place by `grad_scale` when that is given.
-    pub grads: &'a [&'a Tensor],
+    pub grads: &'a dyn TensorList,
     /// Sums of squared gradients, updated.
-    pub state_sums: &'a [&'a Tensor],
+    pub state_sums: &'a dyn TensorList,
     /// Steps taken including this one, one float scalar per parameter. The caller adds one *before* the call.
-    pub state_steps: &'a [&'a Tensor],
+    pub state_steps: &'a dyn TensorList,
     /// Loss scale to divide the gradients by.
     pub grad_scale: Option<&'a Tensor>,
     /// One if the step is to be skipped, else zero.
     pub found_inf: Option<&'a Tensor>,
+}
+
+impl Default for AdagradTensors<'_> {
+    fn default() -> Self {
+        Self {
+            params: NO_TENSORS,
+            grads: NO_TENSORS,
+            state_sums: NO_TENSORS,
+            state_steps: NO_TENSORS,
+            grad_scale: None,
+            found_inf: None,
+        }
+    }
 }
 
 /// One Adagrad step (Duchi et al. 2011), `torch._fused_adagrad_`.
@@ -342,27 +380,23 @@ pub struct AdagradTensors<'a> {
 /// ```
 pub fn fused_adagrad_(config: &FusedAdagrad, tensors: &AdagradTensors<'_>) -> Result<()> {
     const OPERATION: &str = "fused_adagrad_";
+    let [params, grads, state_sums, state_steps] =
+        [tensors.params, tensors.grads, tensors.state_sums, tensors.state_steps].map(TensorList::lend);
     check_lengths(
         OPERATION,
-        ("params", tensors.params.len()),
-        &[
-            ("grads", tensors.grads.len()),
-            ("state_sums", tensors.state_sums.len()),
-            ("state_steps", tensors.state_steps.len()),
-        ],
+        ("params", params.len()),
+        &[("grads", grads.len()), ("state_sums", state_sums.len()), ("state_steps", state_steps.len())],
     )?;
-    if tensors.params.is_empty() {
+    if params.is_empty() {
         return Ok(());
     }
-    let [params, grads, state_sums, state_steps] =
-        [tensors.params, tensors.grads, tensors.state_sums, tensors.state_steps].map(ListHandles::new);
-    // SAFETY: all handles are borrowed from tensors that live through the call.
+    // SAFETY: the lists, and the tensors apart from them, live through the call.
     let status = unsafe {
         te_fused_adagrad(
-            params.list(),
-            grads.list(),
-            state_sums.list(),
-            state_steps.list(),
+            params.raw(),
+            grads.raw(),
+            state_sums.raw(),
+            state_steps.raw(),
             config.lr,
             config.lr_decay,
             config.weight_decay,

@@ -1,8 +1,7 @@
-//! How tch's kinds and devices, and lists of tensors, are written at the border.
+//! How tch's kinds and devices are written at the border.
 
-use crate::border::{Handle, handles};
 use crate::error::{Error, Result};
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind};
 
 /// `c10::ScalarType` of a kind, a number that is the same in every release; tch keeps its own table private.
 ///
@@ -72,26 +71,6 @@ pub(crate) fn device_type(device: Device) -> i32 {
         Device::Cuda(_) => 1,
         Device::Vulkan => 10,
         Device::Mps => 13,
-    }
-}
-
-/// Mirrors `te::List` in shim/ops.cpp. The handles must outlive the call.
-#[repr(C)]
-pub(crate) struct TensorList {
-    handles: *const Handle,
-    count: usize,
-}
-
-/// Keeps the handles of a list alive for one call.
-pub(crate) struct ListHandles(Vec<Handle>);
-
-impl ListHandles {
-    pub(crate) fn new(tensors: &[&Tensor]) -> Self {
-        Self(handles(tensors.iter().copied()))
-    }
-
-    pub(crate) fn list(&self) -> TensorList {
-        TensorList { handles: self.0.as_ptr(), count: self.0.len() }
     }
 }
 

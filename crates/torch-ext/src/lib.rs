@@ -19,6 +19,7 @@ mod reducer;
 pub mod saved_tensors;
 pub mod storage;
 mod store;
+mod tensor_vec;
 mod work;
 
 pub use autocast::{Autocast, AutocastGuard};
@@ -33,4 +34,5 @@ pub use nccl::NcclOptions;
 pub use process_group::{GlooInterface, GlooOptions, ProcessGroup, ReduceOp};
 pub use reducer::{GradBucket, Reducer, ReducerOptions, compute_bucket_assignment_by_size};
 pub use store::{Store, TcpStoreOptions};
+pub use tensor_vec::{LentList, TensorList, TensorVec};
 pub use work::Work;

@@ -3,7 +3,7 @@
 
 use tch::{Device, Kind, Tensor};
 use torch_ext::amp::{ScaleUpdate, non_finite_check_and_unscale_, update_scale_};
-use torch_ext::foreach;
+use torch_ext::{TensorList, TensorVec, foreach};
 use torch_ext::fused::{
     AdagradTensors, AdamTensors, FusedAdagrad, FusedAdam, FusedSgd, SgdTensors, fused_adagrad_, fused_adam_,
     fused_adamw_, fused_sgd_,
@@ -257,10 +257,11 @@ fn lists_of_unequal_length_are_refused_by_name() {
 fn empty_lists_are_nothing_to_do() {
     let sgd = FusedSgd { lr: 1.0, momentum: 0.9, dampening: 0.0, weight_decay: 0.0, nesterov: false, maximize: false };
     fused_sgd_(&sgd, &SgdTensors::default()).unwrap();
-    foreach::zero_(&[]).unwrap();
-    foreach::mul_(&[], &[]).unwrap();
-    assert!(foreach::norm(&[], 2.0).unwrap().is_empty());
-    non_finite_check_and_unscale_(&[], &Tensor::from(0f32), &Tensor::from(1f32)).unwrap();
+    let none = TensorVec::with_capacity(0);
+    foreach::zero_(&none).unwrap();
+    foreach::mul_(&none, &none).unwrap();
+    assert!(foreach::norm(&none, 2.0).unwrap().is_empty());
+    non_finite_check_and_unscale_(&none, &Tensor::from(0f32), &Tensor::from(1f32)).unwrap();
 }
 
 #[test]
@@ -273,7 +274,7 @@ fn shapes_that_do_not_fit_are_errors() {
 
 #[test]
 fn foreach_operations_act_on_every_tensor_of_any_shape() {
-    type Operation<'a> = &'a dyn Fn(&[&Tensor], &[&Tensor]);
+    type Operation<'a> = &'a dyn Fn(&dyn TensorList, &dyn TensorList);
     let run = |operation: Operation<'_>| {
         let (a, b) = (floats(&[1.0, 2.0]), Tensor::full([2, 2], 3.0, FLOAT));
         let (c, d) = (floats(&[4.0, 8.0]), Tensor::full([2, 2], 2.0, FLOAT));
@@ -317,7 +318,7 @@ fn norms_of_every_order() {
     for (ord, expected) in [(1.0, [7.0, 8.0]), (2.0, [5.0, 4.0]), (f64::INFINITY, [4.0, 2.0])] {
         let norms = foreach::norm(&[&x, &y], ord).unwrap();
         assert_eq!(norms.iter().map(|norm| norm.double_value(&[])).collect::<Vec<_>>(), expected);
-        assert!(norms.iter().all(|norm| norm.size().is_empty()));
+        assert!(norms.iter().all(|norm: Tensor| norm.size().is_empty()));
     }
 }
 
@@ -482,9 +483,33 @@ fn a_sum_of_squares_is_exact_and_finite_exactly_where_all_elements_are() {
             assert_eq!(sum.is_finite(), is_finite, "{value} in {size}");
         }
     }
-    assert_eq!(foreach::sum_of_squares(&[]).unwrap(), Some(0.0));
+    assert_eq!(foreach::sum_of_squares(&TensorVec::with_capacity(0)).unwrap(), Some(0.0));
     let dense = Tensor::ones([4, 6], float);
     assert_eq!(foreach::sum_of_squares(&[&dense.tr()]).unwrap(), Some(24.0));
     assert_eq!(foreach::sum_of_squares(&[&dense.narrow(1, 0, 2)]).unwrap(), None);
     assert_eq!(foreach::sum_of_squares(&[&dense.to_kind(Kind::Double)]).unwrap(), None);
+}
+
+#[test]
+fn a_list_holds_its_tensors_and_gathers_their_gradients() {
+    let (x, y) = (floats(&START).set_requires_grad(true), floats(&START).set_requires_grad(true));
+    let list: TensorVec = [&x, &y].into_iter().collect();
+    let mut gradients = TensorVec::with_capacity(2);
+    assert!(!list.has_gradient() && !gradients.fill_with_gradients_of(&list) && gradients.is_empty());
+
+    (&y * 2.0).sum(Kind::Float).backward();
+    assert!(list.has_gradient() && !gradients.fill_with_gradients_of(&list));
+    assert_eq!(gradients.len(), 1);
+    (&x * 3.0).sum(Kind::Float).backward();
+    assert!(gradients.fill_with_gradients_of(&list));
+    assert_eq!(gradients.iter().map(|grad| grad.double_value(&[0])).collect::<Vec<_>>(), [3.0, 2.0]);
+
+    list.drop_gradients().unwrap();
+    assert!(!list.has_gradient() && !x.grad().defined());
+    // Dropped by the leaves, still held here.
+    assert_eq!(gradients.get(0).unwrap().double_value(&[0]), 3.0);
+    gradients.clear();
+    assert!(gradients.get(0).unwrap_err().to_string().contains("TensorVec::get"));
+    drop(x);
+    assert_eq!(values(&list.get(0).unwrap()), START.map(f64::from));
 }
