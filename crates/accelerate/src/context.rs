@@ -20,7 +20,8 @@ pub(crate) struct Inner {
     /// All processes of the job.
     pub(crate) group: Group,
     pub(crate) gradient_state: GradientState,
-    models: Mutex<Vec<PreparedParameters>>,
+    /// Replaced as a whole, so that a step borrows it without copying.
+    models: Mutex<Arc<[PreparedParameters]>>,
     /// Inside `join_uneven_inputs`.
     join: Mutex<Option<Arc<Join>>>,
 }
@@ -46,27 +47,28 @@ impl Context {
             group: state.group().clone(),
             state,
             gradient_state,
-            models: Mutex::new(Vec::new()),
+            models: Mutex::default(),
             join: Mutex::new(None),
         }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<PreparedParameters>> {
-        // A list of shared pointers: whole after every statement, also where another thread panicked.
+    fn lock(&self) -> MutexGuard<'_, Arc<[PreparedParameters]>> {
+        // A shared pointer: whole after every statement, also where another thread panicked.
         self.models.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The models prepared so far, in order.
-    pub(crate) fn models(&self) -> Vec<PreparedParameters> {
+    pub(crate) fn models(&self) -> Arc<[PreparedParameters]> {
         self.lock().clone()
     }
 
     pub(crate) fn register(&self, model: PreparedParameters) {
-        self.lock().push(model);
+        let mut models = self.lock();
+        *models = models.iter().cloned().chain([model]).collect();
     }
 
     pub(crate) fn forget_models(&self) {
-        self.lock().clear();
+        *self.lock() = Arc::default();
     }
 
     /// The `join_uneven_inputs` that is under way.

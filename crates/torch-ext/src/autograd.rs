@@ -80,7 +80,7 @@ pub fn backward(
         te_backward(
             outputs.as_ptr(),
             outputs.len(),
-            gradients.as_ref().map_or(std::ptr::null(), Vec::as_ptr),
+            gradients.as_ref().map_or(std::ptr::null(), |list| list.as_ptr()),
             std::ptr::null(),
             0,
             retain_graph || create_graph,
@@ -130,7 +130,7 @@ pub fn grad(
         te_grad(
             outputs.as_ptr(),
             outputs.len(),
-            gradients.as_ref().map_or(std::ptr::null(), Vec::as_ptr),
+            gradients.as_ref().map_or(std::ptr::null(), |list| list.as_ptr()),
             inputs.as_ptr(),
             inputs.len(),
             options.retain_graph || options.create_graph,

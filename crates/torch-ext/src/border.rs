@@ -1,6 +1,7 @@
 //! The border to the C++ shim: status codes become [`Error`], panics stop here.
 
 use crate::error::{Error, ErrorKind, Result};
+use smallvec::SmallVec;
 use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{c_char, c_void};
@@ -75,8 +76,8 @@ pub(crate) fn handle(tensor: &Tensor) -> Handle {
     tensor.as_ptr().cast_mut().cast()
 }
 
-/// The borrowed handles of many tensors, valid while the tensors live.
-pub(crate) fn handles<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Vec<Handle> {
+/// The borrowed handles of some tensors, valid while the tensors live. For few of them no memory is taken.
+pub(crate) fn handles<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> SmallVec<[Handle; 4]> {
     tensors.into_iter().map(handle).collect()
 }
 

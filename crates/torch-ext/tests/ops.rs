@@ -3,11 +3,11 @@
 
 use tch::{Device, Kind, Tensor};
 use torch_ext::amp::{ScaleUpdate, non_finite_check_and_unscale_, update_scale_};
-use torch_ext::{TensorList, TensorVec, foreach};
 use torch_ext::fused::{
     AdagradTensors, AdamTensors, FusedAdagrad, FusedAdam, FusedSgd, SgdTensors, fused_adagrad_, fused_adam_,
     fused_adamw_, fused_sgd_,
 };
+use torch_ext::{TensorList, TensorVec, foreach};
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 

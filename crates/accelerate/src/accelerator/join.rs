@@ -75,7 +75,7 @@ impl Accelerator {
         let context = self.context();
         let _even_batches = EvenBatches::override_with(&context.gradient_state, even_batches);
         let mut engines = Vec::new();
-        models.engines(&mut engines);
+        models.for_each_engine(&mut |engine| engines.push(engine));
         let engines: Vec<Arc<dyn Engine>> = engines.into_iter().map(|engine| engine.0).collect();
         let even = context.gradient_state.even_batches().unwrap_or(self.settings().dataloader.even_batches);
         if !self.use_distributed() {

@@ -7,9 +7,9 @@ use crate::nn::{Param, ParamStore};
 use crate::optim::{self, OptimizerHandle};
 use crate::prepare::PreparedModel;
 use accelerate_core::config::AutocastKwargs;
+use smallvec::SmallVec;
 use std::sync::Arc;
 use tch::Tensor;
-use torch_ext::autograd::gradient_of;
 use torch_ext::foreach;
 
 /// What keeps the copies of one prepared model in step; opaque.
@@ -19,27 +19,27 @@ pub struct ModelEngine(pub(crate) Arc<dyn Engine>);
 /// One prepared model or a tuple of them, for [`Accelerator::accumulate`], [`Accelerator::no_sync`] and
 /// [`Accelerator::join_uneven_inputs`].
 pub trait PreparedModels {
-    /// Appends what keeps the models in step, model by model.
-    fn engines(&self, engines: &mut Vec<ModelEngine>);
+    /// Calls `visit` with what keeps the models in step, model by model.
+    fn for_each_engine(&self, visit: &mut dyn FnMut(ModelEngine));
 }
 
 impl<M> PreparedModels for PreparedModel<M> {
-    fn engines(&self, engines: &mut Vec<ModelEngine>) {
-        engines.push(ModelEngine(self.shared_engine()));
+    fn for_each_engine(&self, visit: &mut dyn FnMut(ModelEngine)) {
+        visit(ModelEngine(self.shared_engine()));
     }
 }
 
 impl<T: PreparedModels> PreparedModels for &T {
-    fn engines(&self, engines: &mut Vec<ModelEngine>) {
-        (**self).engines(engines);
+    fn for_each_engine(&self, visit: &mut dyn FnMut(ModelEngine)) {
+        (**self).for_each_engine(visit);
     }
 }
 
 macro_rules! tuple {
     ($($model:ident $index:tt),*) => {
         impl<$($model: PreparedModels),*> PreparedModels for ($($model,)*) {
-            fn engines(&self, engines: &mut Vec<ModelEngine>) {
-                $(self.$index.engines(engines);)*
+            fn for_each_engine(&self, visit: &mut dyn FnMut(ModelEngine)) {
+                $(self.$index.for_each_engine(visit);)*
             }
         }
     };
@@ -88,7 +88,7 @@ impl Accelerator {
         let models = context.models();
         let scaling = context.gradient_state.begin_backward();
         if let Some(factor) = scaling.rescale_accumulated {
-            for model in &models {
+            for model in models.iter() {
                 scale_gradients(&model.store, factor)?;
             }
         }
@@ -136,12 +136,14 @@ impl Accelerator {
 
     /// Runs `body` without averaging gradients over ranks; they accumulate on each rank.
     pub fn no_sync<T>(&self, models: &impl PreparedModels, body: impl FnOnce() -> Result<T>) -> Result<T> {
-        let mut engines = Vec::new();
-        models.engines(&mut engines);
-        let before: Vec<bool> = engines.iter().map(|engine| engine.0.set_gradient_sync(false)).collect();
+        let mut before: SmallVec<[(ModelEngine, bool); 4]> = SmallVec::new();
+        models.for_each_engine(&mut |engine| {
+            let sync = engine.0.set_gradient_sync(false);
+            before.push((engine, sync));
+        });
         let result = body();
-        for (engine, before) in engines.iter().zip(before) {
-            engine.0.set_gradient_sync(before);
+        for (engine, sync) in before {
+            engine.0.set_gradient_sync(sync);
         }
         result
     }
@@ -244,9 +246,8 @@ impl Accelerator {
 }
 
 fn scale_gradients(store: &ParamStore, factor: f64) -> Result<()> {
-    let mut gradients = Vec::new();
-    for param in store.trainable_parameters() {
-        gradients.extend(gradient_of(&param.local())?);
+    for grads in optim::gradients(&store.trainable_parameters())? {
+        foreach::mul_scalar_(&grads.tensors, factor)?;
     }
-    if gradients.is_empty() { Ok(()) } else { Ok(foreach::mul_scalar_(&gradients.iter().collect::<Vec<_>>(), factor)?) }
+    Ok(())
 }

@@ -12,7 +12,7 @@
 //! already accumulated are then brought to the new scale.
 
 use crate::error::{OptimError, Result};
-use crate::optim::{Optimizer, OptimizerHandle, clip_coefficient, gradients, references};
+use crate::optim::{Optimizer, OptimizerHandle, clip_coefficient, gradients};
 use accelerate_core::config::GradScalerKwargs;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -385,17 +385,16 @@ impl Inner {
         let inv_scale = scale.f_to_kind(Kind::Double)?.f_reciprocal()?.f_to_kind(Kind::Float)?;
         let found_inf = scale.f_zeros_like()?;
         for grads in gradients(optimizer.params())? {
-            let Some(first) = grads.first() else { continue };
-            if first.f_kind()? == Kind::Half {
+            let device = grads.device;
+            if grads.kind == Kind::Half {
                 return Err(half_gradient(optimizer));
             }
-            let device = first.device();
             if device == found_inf.device() {
-                amp::non_finite_check_and_unscale_(&references(&grads), &found_inf, &inv_scale)?;
+                amp::non_finite_check_and_unscale_(&grads.tensors, &found_inf, &inv_scale)?;
             } else {
                 let found_here = found_inf.f_zeros_like()?.f_to_device(device)?;
                 let inv_scale = inv_scale.f_to_device(device)?;
-                amp::non_finite_check_and_unscale_(&references(&grads), &found_here, &inv_scale)?;
+                amp::non_finite_check_and_unscale_(&grads.tensors, &found_here, &inv_scale)?;
                 let found_here = found_here.f_to_device(found_inf.device())?;
                 found_inf.shallow_clone().f_copy_(&found_inf.f_maximum(&found_here)?)?;
             }
@@ -425,7 +424,7 @@ impl Inner {
         let factor = self.scaled("update")?.scale.f_div(&old_scale)?;
         for optimizer in &resting {
             for grads in gradients(optimizer.params())? {
-                foreach::mul_tensor_(&references(&grads), &factor.f_to_device(grads[0].device())?)?;
+                foreach::mul_tensor_(&grads.tensors, &factor.f_to_device(grads.device)?)?;
             }
         }
         Ok(())

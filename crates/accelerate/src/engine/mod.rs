@@ -14,6 +14,9 @@ use std::fmt;
 use std::sync::Arc;
 use tch::Tensor;
 
+/// Calls a function with tensor after tensor.
+pub(crate) type Visit<'a> = &'a dyn Fn(&mut dyn FnMut(&Tensor));
+
 /// The points of a training step at which an engine acts.
 pub(crate) trait Engine: fmt::Debug + Send + Sync {
     /// Before a forward pass whose gradients will be wanted.
@@ -21,8 +24,8 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// After it, with every tensor of its output.
-    fn after_forward(&self, _outputs: &[Tensor]) -> Result<()> {
+    /// After it; `_outputs` visits every tensor of its output.
+    fn after_forward(&self, _outputs: Visit<'_>) -> Result<()> {
         Ok(())
     }
 

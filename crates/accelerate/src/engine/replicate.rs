@@ -3,7 +3,7 @@
 //! Method: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020;
 //! the order of calls is that of `torch.nn.parallel.DistributedDataParallel`.
 
-use super::{Alone, Engine, Join, Reduction, hooks};
+use super::{Alone, Engine, Join, Reduction, Visit, hooks};
 use crate::context::Context;
 use crate::error::{Error, Result, StateError};
 use crate::group::{Group, shape_text};
@@ -134,13 +134,16 @@ impl Engine for Replicate {
         self.begin_forward(source)
     }
 
-    fn after_forward(&self, outputs: &[Tensor]) -> Result<()> {
+    fn after_forward(&self, outputs: Visit<'_>) -> Result<()> {
         if !self.synchronises() {
             return Ok(());
         }
         // Without a search for unused parameters the reducer expects all of them, and needs no outputs.
-        let outputs = if self.find_unused_parameters { outputs } else { &[] };
-        self.reducer().prepare_for_backward(outputs).map_err(|error| self.explain(error))
+        let mut tensors = Vec::new();
+        if self.find_unused_parameters {
+            outputs(&mut |tensor| tensors.push(tensor.shallow_clone()));
+        }
+        self.reducer().prepare_for_backward(&tensors).map_err(|error| self.explain(error))
     }
 
     fn after_backward(&self) -> Result<()> {

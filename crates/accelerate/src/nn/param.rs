@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::{Kind, Tensor};
 
@@ -63,11 +64,17 @@ struct Inner {
     role: Role,
     // tch's Tensor may be sent but not shared, hence a mutex and not a read-write lock.
     storage: Mutex<Box<dyn Storage>>,
+    storage_version: AtomicU64,
 }
 
 impl Param {
     pub(crate) fn new(name: String, role: Role, tensor: Tensor) -> Self {
-        Self(Arc::new(Inner { name, role, storage: Mutex::new(Box::new(Replicated(tensor))) }))
+        Self(Arc::new(Inner {
+            name,
+            role,
+            storage: Mutex::new(Box::new(Replicated(tensor))),
+            storage_version: AtomicU64::new(0),
+        }))
     }
 
     // A storage has no half-changed state: a panic elsewhere does not spoil it.
@@ -171,7 +178,14 @@ impl Param {
     /// Changes how the parameter is kept. Layers notice nothing.
     #[allow(dead_code, reason = "the engines that shard and offload parameters install their storage here")]
     pub(crate) fn replace_storage(&self, storage: Box<dyn Storage>) -> Box<dyn Storage> {
+        self.0.storage_version.fetch_add(1, Ordering::AcqRel);
         std::mem::replace(&mut *self.storage(), storage)
+    }
+
+    /// Counts how often [`replace_storage`](Self::replace_storage) was called: who keeps [`local`](Self::local) over
+    /// steps must look.
+    pub(crate) fn storage_version(&self) -> u64 {
+        self.0.storage_version.load(Ordering::Acquire)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Adafactor.
 
 use super::Optimizer;
-use super::batches::step_batches;
+use super::batches::step_each;
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero};
 use super::state::{Loading, OptimizerState, Wanted, save_groups, save_tensor};
 use crate::error::{OptimError, Result};
@@ -197,12 +197,7 @@ impl Adafactor {
 impl Optimizer for Adafactor {
     fn step(&mut self) -> Result<()> {
         let handle = self.handle.clone();
-        step_batches(&handle, |batch, settings| {
-            for ((&slot, param), grad) in batch.slots.iter().zip(&batch.tensors).zip(&batch.gradients) {
-                self.step_one(slot, param, grad, settings)?;
-            }
-            Ok(())
-        })
+        step_each(&handle, |slot, param, grad, settings| self.step_one(slot, param, grad, settings))
     }
 
     fn handle(&self) -> &OptimizerHandle {

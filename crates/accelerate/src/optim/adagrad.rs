@@ -1,7 +1,7 @@
 //! Adagrad.
 
 use super::Optimizer;
-use super::batches::{Batch, step_batches};
+use super::batches::{Batch, Batches};
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero};
 use super::state::{Loading, OptimizerState, save_groups, save_tensor};
 use crate::error::Result;
@@ -9,8 +9,8 @@ use crate::nn::ParamStore;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tch::{Device, Kind, Tensor};
-use torch_ext::foreach;
 use torch_ext::fused::{AdagradTensors, FusedAdagrad, fused_adagrad_};
+use torch_ext::{TensorVec, foreach};
 
 /// Adagrad, as `torch.optim.Adagrad(fused=True)`: steps get smaller where gradients were large.
 ///
@@ -36,6 +36,7 @@ pub struct Adagrad {
     options: Options,
     /// Group by group, in the order of the parameters.
     sums: Vec<Option<SquaredSum>>,
+    batches: Batches<Lists>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -70,70 +71,91 @@ impl Adagrad {
             options: Options { lr_decay: 0.0, eps: 1e-10, initial_accumulator_value: 0.0, maximize: false },
         }
     }
+}
 
-    fn step_batch(&mut self, batch: &Batch, settings: GroupSettings) -> Result<()> {
-        for (&slot, param) in batch.slots.iter().zip(batch.params()) {
-            if self.sums[slot].is_none() {
-                self.sums[slot] = Some(SquaredSum {
+/// The state of the parameters of one batch.
+#[derive(Debug)]
+struct Lists {
+    steps: TensorVec,
+    sums: TensorVec,
+}
+
+impl Lists {
+    /// Makes the state of parameters that have none yet.
+    fn of(sums: &mut [Option<SquaredSum>], slots: &[usize], params: &TensorVec, start: f64) -> Result<Self> {
+        let mut lists =
+            Self { steps: TensorVec::with_capacity(slots.len()), sums: TensorVec::with_capacity(slots.len()) };
+        for (&slot, param) in slots.iter().zip(params.iter()) {
+            let state = match &mut sums[slot] {
+                Some(state) => state,
+                none => none.insert(SquaredSum {
                     step: Tensor::f_zeros([0i64; 0], (Kind::Float, Device::Cpu))?,
-                    sum: param.f_full_like(self.options.initial_accumulator_value)?,
-                });
-            }
-        }
-        let state = || batch.slots.iter().filter_map(|&slot| self.sums[slot].as_ref());
-        let steps: Vec<&Tensor> = state().map(|s| &s.step).collect();
-        let sums: Vec<&Tensor> = state().map(|s| &s.sum).collect();
-        foreach::add_scalar_(&steps, 1.0)?;
-        if batch.device == Device::Cpu {
-            let config = FusedAdagrad {
-                lr: settings.lr,
-                lr_decay: self.options.lr_decay,
-                weight_decay: settings.weight_decay,
-                eps: self.options.eps,
-                maximize: self.options.maximize,
+                    sum: param.f_full_like(start)?,
+                }),
             };
-            let tensors = AdagradTensors {
-                params: &batch.params(),
-                grads: &batch.grads(),
-                state_sums: &sums,
-                state_steps: &steps,
-                ..AdagradTensors::default()
-            };
-            return Ok(fused_adagrad_(&config, &tensors)?);
+            lists.steps.push(&state.step);
+            lists.sums.push(&state.sum);
         }
-        // libtorch has no fused kernel for GPUs.
-        let (params, grads) = (batch.params(), batch.grads());
-        for (i, step) in steps.iter().enumerate() {
-            self.step_one(params[i], grads[i], sums[i], step, settings)?;
-        }
-        Ok(())
+        Ok(lists)
     }
+}
 
-    fn step_one(
-        &self,
-        param: &Tensor,
-        grad: &Tensor,
-        sum: &Tensor,
-        step: &Tensor,
-        settings: GroupSettings,
-    ) -> Result<()> {
-        let mut grad = if self.options.maximize { grad.f_neg()? } else { grad.shallow_clone() };
-        if settings.weight_decay != 0.0 {
-            grad = grad.f_add(&param.f_mul_scalar(settings.weight_decay)?)?;
+fn step_batch(batch: &Batch<Lists>, settings: GroupSettings, options: &Options) -> Result<()> {
+    let Lists { steps, sums } = &batch.state;
+    foreach::add_scalar_(steps, 1.0)?;
+    if batch.device != Device::Cpu {
+        // libtorch has no fused kernel for GPUs.
+        for (i, param) in batch.params.iter().enumerate() {
+            step_one(options, &param, &batch.grads.get(i)?, &sums.get(i)?, &steps.get(i)?, settings)?;
         }
-        let steps_before = step.f_double_value(&[])? - 1.0;
-        let lr = settings.lr / (1.0 + steps_before * self.options.lr_decay);
-        let sum = sum.shallow_clone().f_addcmul_(&grad, &grad)?;
-        let scaled = grad.f_div(&sum.f_sqrt()?.f_add_scalar(self.options.eps)?)?.f_mul_scalar(lr)?;
-        let _ = param.shallow_clone().f_sub_(&scaled)?;
-        Ok(())
+        return Ok(());
     }
+    let config = FusedAdagrad {
+        lr: settings.lr,
+        lr_decay: options.lr_decay,
+        weight_decay: settings.weight_decay,
+        eps: options.eps,
+        maximize: options.maximize,
+    };
+    let tensors = AdagradTensors {
+        params: &batch.params,
+        grads: &batch.grads,
+        state_sums: sums,
+        state_steps: steps,
+        ..AdagradTensors::default()
+    };
+    Ok(fused_adagrad_(&config, &tensors)?)
+}
+
+fn step_one(
+    options: &Options,
+    param: &Tensor,
+    grad: &Tensor,
+    sum: &Tensor,
+    step: &Tensor,
+    settings: GroupSettings,
+) -> Result<()> {
+    let mut grad = if options.maximize { grad.f_neg()? } else { grad.shallow_clone() };
+    if settings.weight_decay != 0.0 {
+        grad = grad.f_add(&param.f_mul_scalar(settings.weight_decay)?)?;
+    }
+    let steps_before = step.f_double_value(&[])? - 1.0;
+    let lr = settings.lr / (1.0 + steps_before * options.lr_decay);
+    let sum = sum.shallow_clone().f_addcmul_(&grad, &grad)?;
+    let scaled = grad.f_div(&sum.f_sqrt()?.f_add_scalar(options.eps)?)?.f_mul_scalar(lr)?;
+    let _ = param.shallow_clone().f_sub_(&scaled)?;
+    Ok(())
 }
 
 impl Optimizer for Adagrad {
     fn step(&mut self) -> Result<()> {
-        let handle = self.handle.clone();
-        step_batches(&handle, |batch, settings| self.step_batch(batch, settings))
+        let Self { handle, options, sums, batches } = self;
+        batches.step(
+            handle,
+            |_| false,
+            |slots, params, _| Lists::of(sums, slots, params, options.initial_accumulator_value),
+            |batch, settings| step_batch(batch, settings, options),
+        )
     }
 
     fn handle(&self) -> &OptimizerHandle {
@@ -166,6 +188,7 @@ impl Optimizer for Adagrad {
         loading.finish()?;
         self.options = options;
         self.sums = sums;
+        self.batches.clear();
         Ok(())
     }
 }
@@ -218,6 +241,6 @@ impl AdagradBuilder {
         let defaults = GroupDefaults { lr: self.lr, weight_decay: self.weight_decay, momentum: None };
         let handle = OptimizerHandle::new("Adagrad", self.groups, defaults)?;
         let sums = handle.params().map(|_| None).collect();
-        Ok(Adagrad { handle, options: self.options, sums })
+        Ok(Adagrad { handle, options: self.options, sums, batches: Batches::default() })
     }
 }

@@ -1,7 +1,7 @@
 //! Adam and AdamW.
 
 use super::Optimizer;
-use super::batches::{Batch, step_batches};
+use super::batches::{Batch, Batches};
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero, check_beta};
 use super::state::{Loading, OptimizerState, save_groups, save_tensor};
 use crate::error::Result;
@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use tch::{Device, Kind, Tensor};
-use torch_ext::foreach;
 use torch_ext::fused::{AdamTensors, FusedAdam, fused_adam_, fused_adamw_};
+use torch_ext::{TensorVec, foreach};
 
 /// Adam with decoupled weight decay, as `torch.optim.AdamW(fused=True)`.
 ///
@@ -79,62 +79,28 @@ struct Core {
     decoupled: bool,
     /// Group by group, in the order of the parameters.
     moments: Vec<Option<Moments>>,
+    batches: Batches<Lists>,
+}
+
+/// The moments of the parameters of one batch.
+#[derive(Debug)]
+struct Lists {
+    steps: TensorVec,
+    exp_avgs: TensorVec,
+    exp_avg_sqs: TensorVec,
+    /// Empty without amsgrad.
+    max_exp_avg_sqs: TensorVec,
 }
 
 impl Core {
     fn step(&mut self, grad_factor: Option<f64>, found_inf: Option<&Tensor>) -> Result<()> {
-        let handle = self.handle.clone();
-        step_batches(&handle, |batch, settings| self.step_batch(batch, settings, grad_factor, found_inf))
-    }
-
-    fn step_batch(
-        &mut self,
-        batch: &Batch,
-        settings: GroupSettings,
-        grad_factor: Option<f64>,
-        found_inf: Option<&Tensor>,
-    ) -> Result<()> {
-        for (&slot, param) in batch.slots.iter().zip(batch.params()) {
-            if self.moments[slot].is_none() {
-                self.moments[slot] = Some(Moments::zeros(param, self.options.amsgrad)?);
-            }
-        }
-        let moments = || batch.slots.iter().filter_map(|&slot| self.moments[slot].as_ref());
-        let steps: Vec<&Tensor> = moments().map(|m| &m.step).collect();
-        let exp_avgs: Vec<&Tensor> = moments().map(|m| &m.exp_avg).collect();
-        let exp_avg_sqs: Vec<&Tensor> = moments().map(|m| &m.exp_avg_sq).collect();
-        let max_exp_avg_sqs: Vec<&Tensor> = moments().filter_map(|m| m.max_exp_avg_sq.as_ref()).collect();
-        foreach::add_scalar_(&steps, 1.0)?;
-        let tensors = AdamTensors {
-            params: &batch.params(),
-            grads: &batch.grads(),
-            exp_avgs: &exp_avgs,
-            exp_avg_sqs: &exp_avg_sqs,
-            max_exp_avg_sqs: &max_exp_avg_sqs,
-            state_steps: &steps,
-            grad_factor,
-            grad_scale: None,
-            found_inf,
-        };
-        let config = FusedAdam {
-            lr: settings.lr,
-            beta1: settings.momentum,
-            beta2: self.options.betas.1,
-            weight_decay: settings.weight_decay,
-            eps: self.options.eps,
-            amsgrad: self.options.amsgrad,
-            maximize: self.options.maximize,
-        };
-        if self.decoupled {
-            fused_adamw_(&config, &tensors)?;
-        } else {
-            fused_adam_(&config, &tensors)?;
-        }
-        // The device skipped the update if it found an infinity; then the step does not count either.
-        if let Some(found_inf) = found_inf {
-            foreach::add_(&steps, &vec![found_inf; steps.len()], -1.0)?;
-        }
-        Ok(())
+        let Self { handle, options, decoupled, moments, batches } = self;
+        batches.step(
+            handle,
+            |_| false,
+            |slots, params, _| Lists::of(moments, slots, params, options.amsgrad),
+            |batch, settings| step_batch(batch, settings, options, *decoupled, grad_factor, found_inf),
+        )
     }
 
     fn step_unless(&mut self, found_inf: &Tensor) -> Result<()> {
@@ -185,7 +151,72 @@ impl Core {
         loading.finish()?;
         self.options = options;
         self.moments = moments;
+        self.batches.clear();
         Ok(())
+    }
+}
+
+fn step_batch(
+    batch: &Batch<Lists>,
+    settings: GroupSettings,
+    options: &Options,
+    decoupled: bool,
+    grad_factor: Option<f64>,
+    found_inf: Option<&Tensor>,
+) -> Result<()> {
+    let Lists { steps, exp_avgs, exp_avg_sqs, max_exp_avg_sqs } = &batch.state;
+    foreach::add_scalar_(steps, 1.0)?;
+    let tensors = AdamTensors {
+        params: &batch.params,
+        grads: &batch.grads,
+        exp_avgs,
+        exp_avg_sqs,
+        max_exp_avg_sqs,
+        state_steps: steps,
+        grad_factor,
+        grad_scale: None,
+        found_inf,
+    };
+    let config = FusedAdam {
+        lr: settings.lr,
+        beta1: settings.momentum,
+        beta2: options.betas.1,
+        weight_decay: settings.weight_decay,
+        eps: options.eps,
+        amsgrad: options.amsgrad,
+        maximize: options.maximize,
+    };
+    if decoupled {
+        fused_adamw_(&config, &tensors)?;
+    } else {
+        fused_adam_(&config, &tensors)?;
+    }
+    // The device skipped the update if it found an infinity; then the step does not count either.
+    if let Some(found_inf) = found_inf {
+        foreach::add_(steps, &vec![found_inf; steps.len()], -1.0)?;
+    }
+    Ok(())
+}
+
+impl Lists {
+    /// Makes the moments of parameters that have none yet.
+    fn of(moments: &mut [Option<Moments>], slots: &[usize], params: &TensorVec, amsgrad: bool) -> Result<Self> {
+        let list = || TensorVec::with_capacity(slots.len());
+        let mut lists =
+            Self { steps: list(), exp_avgs: list(), exp_avg_sqs: list(), max_exp_avg_sqs: TensorVec::with_capacity(0) };
+        for (&slot, param) in slots.iter().zip(params.iter()) {
+            let moments = match &mut moments[slot] {
+                Some(moments) => moments,
+                none => none.insert(Moments::zeros(&param, amsgrad)?),
+            };
+            lists.steps.push(&moments.step);
+            lists.exp_avgs.push(&moments.exp_avg);
+            lists.exp_avg_sqs.push(&moments.exp_avg_sq);
+            if let Some(max_exp_avg_sq) = &moments.max_exp_avg_sq {
+                lists.max_exp_avg_sqs.push(max_exp_avg_sq);
+            }
+        }
+        Ok(lists)
     }
 }
 
@@ -344,6 +375,12 @@ impl<O: AdamKind> AdamBuilder<O> {
             GroupDefaults { lr: self.lr, weight_decay: self.weight_decay, momentum: Some(self.options.betas.0) };
         let handle = OptimizerHandle::new(O::NAME, self.groups, defaults)?;
         let moments = handle.params().map(|_| None).collect();
-        Ok(O::from_core(Core { handle, options: self.options, decoupled: O::DECOUPLED, moments }))
+        Ok(O::from_core(Core {
+            handle,
+            options: self.options,
+            decoupled: O::DECOUPLED,
+            moments,
+            batches: Batches::default(),
+        }))
     }
 }

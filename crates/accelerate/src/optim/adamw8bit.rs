@@ -1,7 +1,7 @@
 //! AdamW with its state in 8 bits.
 
 use super::Optimizer;
-use super::batches::step_batches;
+use super::batches::step_each;
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero, check_beta};
 use super::quantized::{BLOCK_SIZE, Codebook, is_quantized};
 use super::state::{Loading, OptimizerState, Wanted, save_groups, save_tensor};
@@ -237,13 +237,17 @@ impl AdamW8bit {
 impl Optimizer for AdamW8bit {
     fn step(&mut self) -> Result<()> {
         let handle = self.handle.clone();
-        step_batches(&handle, |batch, settings| {
-            let (exp_avg, exp_avg_sq) = (Codebook::signed(batch.device)?, Codebook::unsigned(batch.device)?);
-            let books = Codebooks { exp_avg, exp_avg_sq };
-            for ((&slot, param), grad) in batch.slots.iter().zip(&batch.tensors).zip(&batch.gradients) {
-                self.step_one(slot, param, grad, &books, settings)?;
-            }
-            Ok(())
+        let mut books: Option<(Device, Codebooks)> = None;
+        step_each(&handle, |slot, param, grad, settings| {
+            let device = param.device();
+            let (_, books) = match &mut books {
+                Some(books) if books.0 == device => books,
+                other => {
+                    let (exp_avg, exp_avg_sq) = (Codebook::signed(device)?, Codebook::unsigned(device)?);
+                    other.insert((device, Codebooks { exp_avg, exp_avg_sq }))
+                }
+            };
+            self.step_one(slot, param, grad, books, settings)
         })
     }
 

@@ -1,99 +1,205 @@
-//! Sorting of parameters into the lists that fused kernels take.
+//! Parameters sorted into the lists that fused kernels take, kept from step to step.
 
 use super::handle::{GroupSettings, OptimizerHandle};
 use crate::error::Result;
 use crate::nn::Param;
 use tch::{Device, Kind, Tensor};
+use torch_ext::TensorVec;
 use torch_ext::autograd::gradient_of;
 
-/// Parallel lists for one fused call: all on one device with one dtype.
+/// Parallel lists for one fused call: the members of a group that have gradients, on one device and of one dtype.
 #[derive(Debug)]
-pub(super) struct Batch {
+pub(super) struct Batch<S> {
     pub(super) device: Device,
-    kind: Kind,
     /// Positions of the parameters in the optimizer's list of states.
     pub(super) slots: Vec<usize>,
-    pub(super) tensors: Vec<Tensor>,
-    pub(super) gradients: Vec<Tensor>,
+    pub(super) params: TensorVec,
+    /// Filled for the length of a step: gradients must be free to go when the user drops them.
+    pub(super) grads: TensorVec,
+    /// What the optimizer keeps for these parameters.
+    pub(super) state: S,
 }
 
-impl Batch {
-    pub(super) fn params(&self) -> Vec<&Tensor> {
-        references(&self.tensors)
+/// The batches of all groups. They are made at the first step and again when other parameters have gradients.
+#[derive(Debug)]
+pub(super) struct Batches<S> {
+    groups: Vec<Group<S>>,
+    /// [`storage_version`] of the parameters that the lists hold.
+    version: u64,
+}
+
+#[derive(Debug)]
+struct Group<S> {
+    batches: Vec<Batch<S>>,
+    /// Optimizers keep more where there is momentum, and a schedule may switch it on and off.
+    has_momentum: bool,
+    /// The parameters without gradients.
+    resting: TensorVec,
+}
+
+impl<S> Default for Batches<S> {
+    fn default() -> Self {
+        Self { groups: Vec::new(), version: 0 }
+    }
+}
+
+impl<S> Batches<S> {
+    /// To be called when the states that the batches hold are no longer the optimizer's.
+    pub(super) fn clear(&mut self) {
+        self.groups.clear();
     }
 
-    pub(super) fn grads(&self) -> Vec<&Tensor> {
-        references(&self.gradients)
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Batch<S>> {
+        self.groups.iter().flat_map(|group| &group.batches)
+    }
+
+    /// One step of an optimizer: what `step` does to each batch of each group, outside of autograd.
+    ///
+    /// `state` makes what goes with a batch that holds the parameters of these positions. Parameters for which
+    /// `is_apart` differs do not share a batch.
+    pub(super) fn step(
+        &mut self,
+        handle: &OptimizerHandle,
+        is_apart: impl Fn(usize) -> bool,
+        mut state: impl FnMut(&[usize], &TensorVec, GroupSettings) -> Result<S>,
+        mut step: impl FnMut(&Batch<S>, GroupSettings) -> Result<()>,
+    ) -> Result<()> {
+        let _no_grad = tch::no_grad_guard();
+        let result = (|| {
+            if !self.collect_gradients(handle)? {
+                self.make(handle, is_apart, &mut state)?;
+            }
+            for (group, Group { batches, .. }) in self.groups.iter().enumerate() {
+                let settings = handle.settings(group)?;
+                batches.iter().try_for_each(|batch| step(batch, settings))?;
+            }
+            handle.record_step();
+            Ok(())
+        })();
+        self.groups.iter_mut().flat_map(|group| &mut group.batches).for_each(|batch| batch.grads.clear());
+        result
+    }
+
+    /// False if the batches do not fit the parameters that have gradients now.
+    fn collect_gradients(&mut self, handle: &OptimizerHandle) -> Result<bool> {
+        if self.groups.len() != handle.num_groups() || self.version != storage_version(handle.params()) {
+            return Ok(false);
+        }
+        for (index, group) in self.groups.iter_mut().enumerate() {
+            let fits = group.has_momentum == has_momentum(handle.settings(index)?)
+                && !group.resting.has_gradient()
+                && group.batches.iter_mut().all(|batch| batch.grads.fill_with_gradients_of(&batch.params));
+            if !fits {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn make(
+        &mut self,
+        handle: &OptimizerHandle,
+        is_apart: impl Fn(usize) -> bool,
+        state: &mut impl FnMut(&[usize], &TensorVec, GroupSettings) -> Result<S>,
+    ) -> Result<()> {
+        self.groups.clear();
+        self.version = storage_version(handle.params());
+        let mut first_slot = 0;
+        for group in 0..handle.num_groups() {
+            let (params, settings) = (handle.group_params(group), handle.settings(group)?);
+            let (lists, resting) = sort(params, first_slot, &is_apart)?;
+            let mut batches = Vec::with_capacity(lists.len());
+            for List { key: (device, ..), slots, params } in lists {
+                let state = state(&slots, &params, settings)?;
+                let mut grads = TensorVec::with_capacity(params.len());
+                grads.fill_with_gradients_of(&params);
+                batches.push(Batch { device, slots, params, grads, state });
+            }
+            self.groups.push(Group { batches, has_momentum: has_momentum(settings), resting });
+            first_slot += params.len();
+        }
+        Ok(())
     }
 }
 
-/// A list as the kernels take it.
-pub(crate) fn references(tensors: &[Tensor]) -> Vec<&Tensor> {
-    tensors.iter().collect()
+fn has_momentum(settings: GroupSettings) -> bool {
+    settings.momentum != 0.0
 }
 
-/// One step of an optimizer: what it does to each batch of each group, outside of autograd.
-pub(super) fn step_batches(
+/// Changes whenever one of the parameters is stored elsewhere.
+pub(super) fn storage_version<'a>(params: impl IntoIterator<Item = &'a Param>) -> u64 {
+    params.into_iter().map(Param::storage_version).sum()
+}
+
+/// One step of an optimizer that goes parameter by parameter: what `step` does to each position, parameter and gradient,
+/// outside of autograd.
+pub(super) fn step_each(
     handle: &OptimizerHandle,
-    mut step: impl FnMut(&Batch, GroupSettings) -> Result<()>,
+    mut step: impl FnMut(usize, &Tensor, &Tensor, GroupSettings) -> Result<()>,
 ) -> Result<()> {
     let _no_grad = tch::no_grad_guard();
-    let mut first_slot = 0;
+    let mut slot = 0;
     for group in 0..handle.num_groups() {
-        let params = handle.group_params(group);
         let settings = handle.settings(group)?;
-        for batch in batches(params, first_slot)? {
-            step(&batch, settings)?;
+        for param in handle.group_params(group) {
+            let param = param.local();
+            if let Some(grad) = gradient_of(&param)? {
+                step(slot, &param, &grad, settings)?;
+            }
+            slot += 1;
         }
-        first_slot += params.len();
     }
     handle.record_step();
     Ok(())
 }
 
-/// The parameters that have a gradient, in order, apart by device and dtype.
-///
-/// `first_slot` is the position of the first of `params` in the optimizer's list of states.
-fn batches(params: &[Param], first_slot: usize) -> Result<Vec<Batch>> {
-    let mut batches: Vec<Batch> = Vec::with_capacity(1);
-    for (offset, param) in params.iter().enumerate() {
+struct List {
+    key: (Device, Kind, bool),
+    slots: Vec<usize>,
+    params: TensorVec,
+}
+
+/// The parameters that have a gradient, in order, apart by device and dtype; and those that have none.
+fn sort(params: &[Param], first_slot: usize, is_apart: impl Fn(usize) -> bool) -> Result<(Vec<List>, TensorVec)> {
+    let mut lists: Vec<List> = Vec::with_capacity(1);
+    let mut resting = TensorVec::with_capacity(0);
+    for (slot, param) in (first_slot..).zip(params) {
         let tensor = param.local();
-        let Some(grad) = gradient_of(&tensor)? else { continue };
-        let (device, kind) = (tensor.device(), tensor.f_kind()?);
+        if gradient_of(&tensor)?.is_none() {
+            resting.push(&tensor);
+            continue;
+        }
+        let key = (tensor.device(), tensor.f_kind()?, is_apart(slot));
         // One or two combinations in practice, so a search beats a map.
-        let found = batches.iter().position(|batch| batch.device == device && batch.kind == kind);
-        let batch = match found {
-            Some(found) => &mut batches[found],
-            None => {
-                let room = params.len() - offset;
-                batches.push(Batch {
-                    device,
-                    kind,
-                    slots: Vec::with_capacity(room),
-                    tensors: Vec::with_capacity(room),
-                    gradients: Vec::with_capacity(room),
-                });
-                let last = batches.len() - 1;
-                &mut batches[last]
+        match lists.iter_mut().find(|list| list.key == key) {
+            Some(list) => {
+                list.slots.push(slot);
+                list.params.push(&tensor);
             }
-        };
-        batch.slots.push(first_slot + offset);
-        batch.tensors.push(tensor);
-        batch.gradients.push(grad);
+            None => lists.push(List { key, slots: vec![slot], params: [&tensor].into_iter().collect() }),
+        }
     }
-    Ok(batches)
+    Ok((lists, resting))
 }
 
 /// The gradients that exist, apart by device and dtype: what clipping and unscaling work on.
-pub(crate) fn gradients<'a>(params: impl IntoIterator<Item = &'a Param>) -> Result<Vec<Vec<Tensor>>> {
-    let mut lists: Vec<((Device, Kind), Vec<Tensor>)> = Vec::with_capacity(1);
+pub(crate) fn gradients<'a>(params: impl IntoIterator<Item = &'a Param>) -> Result<Vec<Gradients>> {
+    let mut lists: Vec<Gradients> = Vec::with_capacity(1);
     for param in params {
         let Some(grad) = gradient_of(&param.local())? else { continue };
-        let key = (grad.device(), grad.f_kind()?);
-        match lists.iter_mut().find(|(other, _)| *other == key) {
-            Some((_, list)) => list.push(grad),
-            None => lists.push((key, vec![grad])),
+        let (device, kind) = (grad.device(), grad.f_kind()?);
+        match lists.iter_mut().find(|list| list.device == device && list.kind == kind) {
+            Some(list) => list.tensors.push(&grad),
+            None => lists.push(Gradients { device, kind, tensors: [&grad].into_iter().collect() }),
         }
     }
-    Ok(lists.into_iter().map(|(_, list)| list).collect())
+    Ok(lists)
+}
+
+/// Gradients on one device and of one dtype, at least one.
+#[derive(Debug)]
+pub(crate) struct Gradients {
+    pub(crate) device: Device,
+    pub(crate) kind: Kind,
+    pub(crate) tensors: TensorVec,
 }

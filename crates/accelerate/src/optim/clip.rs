@@ -1,6 +1,6 @@
 //! Gradient clipping, as `torch.nn.utils.clip_grad_norm_` and `clip_grad_value_`.
 
-use super::batches::{gradients, references};
+use super::batches::{Gradients, gradients};
 use crate::error::{OptimError, Result};
 use crate::nn::Param;
 use tch::{Device, Kind, Tensor};
@@ -138,7 +138,7 @@ pub fn clip_grads_with_norm_(params: &[Param], max_norm: f64, total_norm: &Tenso
 pub fn clip_grad_value_(params: &[Param], clip_value: f64) -> Result<()> {
     let _no_grad = tch::no_grad_guard();
     for grads in gradients(params)? {
-        for mut grad in grads {
+        for mut grad in grads.tensors.iter() {
             let _ = grad.f_clamp_(-clip_value, clip_value)?;
         }
     }
@@ -146,21 +146,19 @@ pub fn clip_grad_value_(params: &[Param], clip_value: f64) -> Result<()> {
 }
 
 /// The norm of the norms, in the order and with the kernels PyTorch uses.
-fn total_norm(grads: &[Vec<Tensor>], norm_type: f64) -> Result<Tensor> {
+fn total_norm(grads: &[Gradients], norm_type: f64) -> Result<Tensor> {
     let _no_grad = tch::no_grad_guard();
-    let Some(first) = grads.first().and_then(|list| list.first()) else {
+    let Some(&Gradients { device, .. }) = grads.first() else {
         return Ok(Tensor::f_zeros([0i64; 0], (Kind::Float, Device::Cpu))?);
     };
-    let device = first.device();
     let mut norms = Vec::new();
     for list in grads {
-        for norm in foreach::norm(&references(list), norm_type)? {
+        for norm in foreach::norm(&list.tensors, norm_type)?.iter() {
             norms.push(norm.f_to_device(device)?);
         }
     }
     let norms = Tensor::f_stack(&norms, 0)?;
-    let total = foreach::norm(&[&norms], norm_type)?.into_iter().next();
-    Ok(total.unwrap_or(norms))
+    Ok(foreach::norm(&[&norms], norm_type)?.get(0)?)
 }
 
 /// What gradients of norm `total_norm` are multiplied by so that their norm is at most `max_norm`.
@@ -170,15 +168,13 @@ pub(crate) fn clip_coefficient(max_norm: f64, total_norm: f64) -> f64 {
     if coefficient > 1.0 { 1.0 } else { coefficient }
 }
 
-fn clip(grads: &[Vec<Tensor>], max_norm: f64, total_norm: &Tensor) -> Result<()> {
+fn clip(grads: &[Gradients], max_norm: f64, total_norm: &Tensor) -> Result<()> {
     let _no_grad = tch::no_grad_guard();
     // Multiplying by 1 where nothing is to be clipped is cheaper than asking the device.
     let factor = total_norm.f_add_scalar(1e-6)?.f_reciprocal()?.f_mul_scalar(max_norm)?;
     let factor = factor.f_clamp_max(1.0)?;
     for list in grads {
-        if let Some(first) = list.first() {
-            foreach::mul_tensor_(&references(list), &factor.f_to_device(first.device())?)?;
-        }
+        foreach::mul_tensor_(&list.tensors, &factor.f_to_device(list.device)?)?;
     }
     Ok(())
 }

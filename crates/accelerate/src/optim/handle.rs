@@ -1,12 +1,13 @@
 //! Parameter groups, and the handle by which optimizer, schedulers and accelerator share them.
 
+use super::batches::storage_version;
 use crate::error::{OptimError, Result};
 use crate::nn::{Param, ParamStore};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
-use torch_ext::autograd::set_gradient;
+use torch_ext::TensorVec;
 
 /// Parameters that are trained alike. What is `None` follows the optimizer's own setting.
 ///
@@ -147,6 +148,8 @@ struct State {
     /// `prepare` has wrapped the optimizer.
     is_prepared: bool,
     gradients: Gradients,
+    /// All parameters in one list, with the version of where they are stored.
+    tensors: Option<(u64, TensorVec)>,
 }
 
 /// What a prepared optimizer knows about its gradients.
@@ -197,6 +200,7 @@ impl OptimizerHandle {
             last_step: LastStep::Taken,
             is_prepared: false,
             gradients: Gradients::Unknown,
+            tensors: None,
         };
         let has_momentum = defaults.momentum.is_some();
         Ok(Self(Arc::new(Shared { optimizer, has_momentum, groups, state: Mutex::new(state) })))
@@ -279,10 +283,18 @@ impl OptimizerHandle {
     /// # Errors
     /// libtorch's own.
     pub fn zero_grad(&self) -> Result<()> {
-        for param in self.params() {
-            set_gradient(&param.local(), None)?;
+        let version = storage_version(self.params());
+        let mut state = self.lock();
+        let is_current = state.tensors.as_ref().is_some_and(|tensors| tensors.0 == version);
+        if !is_current {
+            let mut tensors = TensorVec::with_capacity(0);
+            self.params().for_each(|param| tensors.push(&param.local()));
+            state.tensors = Some((version, tensors));
         }
-        Ok(())
+        match &state.tensors {
+            Some((_, tensors)) => Ok(tensors.drop_gradients()?),
+            None => Ok(()),
+        }
     }
 
     /// Did the last step leave the parameters alone because a gradient was infinite or not a number?

@@ -1,7 +1,7 @@
 //! Lion.
 
 use super::Optimizer;
-use super::batches::{Batch, references, step_batches};
+use super::batches::{Batch, Batches};
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, check_beta};
 use super::state::{Loading, OptimizerState, save_groups, save_tensor};
 use crate::error::Result;
@@ -9,7 +9,7 @@ use crate::nn::ParamStore;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tch::Tensor;
-use torch_ext::foreach;
+use torch_ext::{TensorVec, foreach};
 
 /// Lion: every entry moves by the learning rate, up or down; only the sign is learned.
 ///
@@ -39,6 +39,8 @@ pub struct Lion {
     options: Options,
     /// Group by group, in the order of the parameters.
     exp_avgs: Vec<Option<Tensor>>,
+    /// With the averages of the parameters.
+    batches: Batches<TensorVec>,
 }
 
 /// Settings that all groups share, under the names PyTorch saves such settings by.
@@ -65,36 +67,45 @@ impl Lion {
             options: Options { betas: (0.9, 0.99) },
         }
     }
+}
 
-    fn step_batch(&mut self, batch: &Batch, settings: GroupSettings) -> Result<()> {
-        let (beta1, beta2) = (settings.momentum, self.options.betas.1);
-        let (params, grads) = (batch.params(), batch.grads());
-        let mut updates = Vec::with_capacity(params.len());
-        for (&slot, param) in batch.slots.iter().zip(&params) {
-            if self.exp_avgs[slot].is_none() {
-                self.exp_avgs[slot] = Some(param.f_zeros_like()?);
-            }
-            updates.push(param.f_empty_like()?);
-        }
-        let exp_avgs: Vec<&Tensor> = batch.slots.iter().filter_map(|&slot| self.exp_avgs[slot].as_ref()).collect();
-        foreach::mul_scalar_(&params, 1.0 - settings.lr * settings.weight_decay)?;
+fn step_batch(batch: &Batch<TensorVec>, settings: GroupSettings, beta2: f64) -> Result<()> {
+    let Batch { params, grads, state: exp_avgs, .. } = batch;
+    let beta1 = settings.momentum;
+    foreach::mul_scalar_(params, 1.0 - settings.lr * settings.weight_decay)?;
 
-        let updates = references(&updates);
-        foreach::copy_(&updates, &exp_avgs)?;
-        foreach::mul_scalar_(&updates, beta1)?;
-        foreach::add_(&updates, &grads, 1.0 - beta1)?;
-        foreach::sign_(&updates)?;
-        foreach::add_(&params, &updates, -settings.lr)?;
+    let updates = foreach::empty_like(params)?;
+    foreach::copy_(&updates, exp_avgs)?;
+    foreach::mul_scalar_(&updates, beta1)?;
+    foreach::add_(&updates, grads, 1.0 - beta1)?;
+    foreach::sign_(&updates)?;
+    foreach::add_(params, &updates, -settings.lr)?;
 
-        foreach::mul_scalar_(&exp_avgs, beta2)?;
-        Ok(foreach::add_(&exp_avgs, &grads, 1.0 - beta2)?)
+    foreach::mul_scalar_(exp_avgs, beta2)?;
+    Ok(foreach::add_(exp_avgs, grads, 1.0 - beta2)?)
+}
+
+/// Makes the averages of parameters that have none yet.
+fn averages_of(exp_avgs: &mut [Option<Tensor>], slots: &[usize], params: &TensorVec) -> Result<TensorVec> {
+    let mut list = TensorVec::with_capacity(slots.len());
+    for (&slot, param) in slots.iter().zip(params.iter()) {
+        list.push(match &mut exp_avgs[slot] {
+            Some(exp_avg) => exp_avg,
+            none => none.insert(param.f_zeros_like()?),
+        });
     }
+    Ok(list)
 }
 
 impl Optimizer for Lion {
     fn step(&mut self) -> Result<()> {
-        let handle = self.handle.clone();
-        step_batches(&handle, |batch, settings| self.step_batch(batch, settings))
+        let Self { handle, options, exp_avgs, batches } = self;
+        batches.step(
+            handle,
+            |_| false,
+            |slots, params, _| averages_of(exp_avgs, slots, params),
+            |batch, settings| step_batch(batch, settings, options.betas.1),
+        )
     }
 
     fn handle(&self) -> &OptimizerHandle {
@@ -127,6 +138,7 @@ impl Optimizer for Lion {
         loading.finish()?;
         self.options = options;
         self.exp_avgs = exp_avgs;
+        self.batches.clear();
         Ok(())
     }
 }
@@ -176,6 +188,6 @@ impl LionBuilder {
         let defaults = GroupDefaults { lr: self.lr, weight_decay: self.weight_decay, momentum: Some(beta1) };
         let handle = OptimizerHandle::new("Lion", self.groups, defaults)?;
         let exp_avgs = handle.params().map(|_| None).collect();
-        Ok(Lion { handle, options: self.options, exp_avgs })
+        Ok(Lion { handle, options: self.options, exp_avgs, batches: Batches::default() })
     }
 }

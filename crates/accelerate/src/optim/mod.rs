@@ -32,7 +32,7 @@ pub use adafactor::{Adafactor, AdafactorBuilder};
 pub use adagrad::{Adagrad, AdagradBuilder};
 pub use adam::{Adam, AdamBuilder, AdamW};
 pub use adamw8bit::{AdamW8bit, AdamW8bitBuilder};
-pub(crate) use batches::{gradients, references};
+pub(crate) use batches::gradients;
 pub(crate) use clip::clip_coefficient;
 pub use clip::{
     ClipGradNorm, clip_grad_norm_, clip_grad_norm_with, clip_grad_value_, clip_grads_with_norm_, get_total_norm,
@@ -139,7 +139,7 @@ pub trait Optimizer {
     fn step_with_factor(&mut self, grad_factor: f64) -> Result<()> {
         if grad_factor != 1.0 {
             for grads in gradients(self.handle().params())? {
-                foreach::mul_scalar_(&references(&grads), grad_factor)?;
+                foreach::mul_scalar_(&grads.tensors, grad_factor)?;
             }
         }
         self.step()

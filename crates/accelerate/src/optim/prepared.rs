@@ -120,9 +120,11 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
             return Ok(None);
         }
         let handle = self.optimizer.handle().clone();
-        let sum = {
-            let grads = gradients(handle.params())?;
-            foreach::sum_of_squares(&grads.iter().flatten().collect::<Vec<_>>())?
+        let sum = match gradients(handle.params())?.as_slice() {
+            [] => Some(0.0),
+            [all] => foreach::sum_of_squares(&all.tensors)?,
+            // Not all of them are float32 on the CPU.
+            _ => None,
         };
         let norm = match sum {
             Some(sum) => {

@@ -1,7 +1,7 @@
 //! RMSprop.
 
 use super::Optimizer;
-use super::batches::{Batch, references, step_batches};
+use super::batches::{Batch, Batches};
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero};
 use super::state::{Loading, OptimizerState, save_groups, save_tensor};
 use crate::error::Result;
@@ -9,7 +9,7 @@ use crate::nn::ParamStore;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tch::{Device, Kind, Tensor};
-use torch_ext::foreach;
+use torch_ext::{TensorVec, foreach};
 
 /// RMSprop, as `torch.optim.RMSprop`: gradients are divided by a running average of their size.
 ///
@@ -41,6 +41,18 @@ pub struct RMSprop {
     options: Options,
     /// Group by group, in the order of the parameters.
     averages: Vec<Option<Averages>>,
+    batches: Batches<Lists>,
+}
+
+/// The averages of the parameters of one batch.
+#[derive(Debug)]
+struct Lists {
+    steps: TensorVec,
+    square_avgs: TensorVec,
+    /// Empty without momentum.
+    momentum_buffers: TensorVec,
+    /// Empty unless centered.
+    grad_avgs: TensorVec,
 }
 
 /// Settings that all groups share, under the names PyTorch saves them by.
@@ -92,85 +104,95 @@ impl RMSprop {
             options: Options { alpha: 0.99, eps: 1e-8, centered: false, maximize: false },
         }
     }
+}
 
-    fn make_state(&mut self, batch: &Batch, settings: GroupSettings) -> Result<()> {
-        for (&slot, param) in batch.slots.iter().zip(batch.params()) {
-            if self.averages[slot].is_none() {
-                self.averages[slot] = Some(Averages::zeros(param, self.options.centered)?);
+impl Lists {
+    /// Makes the averages of parameters that have none yet.
+    fn of(
+        averages: &mut [Option<Averages>],
+        slots: &[usize],
+        params: &TensorVec,
+        settings: GroupSettings,
+        centered: bool,
+    ) -> Result<Self> {
+        let list = || TensorVec::with_capacity(slots.len());
+        let mut lists = Self { steps: list(), square_avgs: list(), momentum_buffers: list(), grad_avgs: list() };
+        for (&slot, param) in slots.iter().zip(params.iter()) {
+            let averages = match &mut averages[slot] {
+                Some(averages) => averages,
+                none => none.insert(Averages::zeros(&param, centered)?),
+            };
+            lists.steps.push(&averages.step);
+            lists.square_avgs.push(&averages.square_avg);
+            if 0.0 < settings.momentum {
+                lists.momentum_buffers.push(match &mut averages.momentum_buffer {
+                    Some(buffer) => buffer,
+                    none => none.insert(param.f_zeros_like()?),
+                });
             }
-            if let Some(averages) = &mut self.averages[slot]
-                && averages.momentum_buffer.is_none()
-                && 0.0 < settings.momentum
-            {
-                averages.momentum_buffer = Some(param.f_zeros_like()?);
+            if let Some(grad_avg) = &averages.grad_avg {
+                lists.grad_avgs.push(grad_avg);
             }
         }
-        Ok(())
-    }
-
-    fn step_batch(&mut self, batch: &Batch, settings: GroupSettings) -> Result<()> {
-        self.make_state(batch, settings)?;
-        let Options { alpha, eps, centered, maximize } = self.options;
-        let params = batch.params();
-        let grads = adjusted_gradients(batch, settings.weight_decay, maximize)?;
-        let grads = references(&grads);
-        let averages = || batch.slots.iter().filter_map(|&slot| self.averages[slot].as_ref());
-        let square_avgs: Vec<&Tensor> = averages().map(|a| &a.square_avg).collect();
-        foreach::add_scalar_(&averages().map(|a| &a.step).collect::<Vec<_>>(), 1.0)?;
-        foreach::mul_scalar_(&square_avgs, alpha)?;
-        foreach::addcmul_(&square_avgs, &grads, &grads, 1.0 - alpha)?;
-
-        let roots = copies(&square_avgs)?;
-        let roots = references(&roots);
-        if centered {
-            let grad_avgs: Vec<&Tensor> = averages().filter_map(|a| a.grad_avg.as_ref()).collect();
-            foreach::lerp_(&grad_avgs, &grads, 1.0 - alpha)?;
-            foreach::addcmul_(&roots, &grad_avgs, &grad_avgs, -1.0)?;
-        }
-        foreach::sqrt_(&roots)?;
-        foreach::add_scalar_(&roots, eps)?;
-
-        if 0.0 < settings.momentum {
-            let buffers: Vec<&Tensor> = averages().filter_map(|a| a.momentum_buffer.as_ref()).collect();
-            foreach::mul_scalar_(&buffers, settings.momentum)?;
-            foreach::addcdiv_(&buffers, &grads, &roots, 1.0)?;
-            foreach::add_(&params, &buffers, -settings.lr)?;
-        } else {
-            foreach::addcdiv_(&params, &grads, &roots, -settings.lr)?;
-        }
-        Ok(())
+        Ok(lists)
     }
 }
 
-/// The gradients as the update uses them: turned round to go up, and with weight decay. The
-/// gradients themselves stay as they are.
-fn adjusted_gradients(batch: &Batch, weight_decay: f64, maximize: bool) -> Result<Vec<Tensor>> {
-    if weight_decay == 0.0 && !maximize {
-        return Ok(batch.gradients.iter().map(Tensor::shallow_clone).collect());
+fn step_batch(batch: &Batch<Lists>, settings: GroupSettings, options: &Options) -> Result<()> {
+    let Options { alpha, eps, centered, maximize } = *options;
+    let Lists { steps, square_avgs, momentum_buffers, grad_avgs } = &batch.state;
+    let params = &batch.params;
+    let adjusted = adjusted_gradients(batch, settings.weight_decay, maximize)?;
+    let grads = adjusted.as_ref().unwrap_or(&batch.grads);
+    foreach::add_scalar_(steps, 1.0)?;
+    foreach::mul_scalar_(square_avgs, alpha)?;
+    foreach::addcmul_(square_avgs, grads, grads, 1.0 - alpha)?;
+
+    let roots = foreach::empty_like(square_avgs)?;
+    foreach::copy_(&roots, square_avgs)?;
+    if centered {
+        foreach::lerp_(grad_avgs, grads, 1.0 - alpha)?;
+        foreach::addcmul_(&roots, grad_avgs, grad_avgs, -1.0)?;
     }
-    let grads = copies(&batch.grads())?;
+    foreach::sqrt_(&roots)?;
+    foreach::add_scalar_(&roots, eps)?;
+
+    if 0.0 < settings.momentum {
+        foreach::mul_scalar_(momentum_buffers, settings.momentum)?;
+        foreach::addcdiv_(momentum_buffers, grads, &roots, 1.0)?;
+        foreach::add_(params, momentum_buffers, -settings.lr)?;
+    } else {
+        foreach::addcdiv_(params, grads, &roots, -settings.lr)?;
+    }
+    Ok(())
+}
+
+/// The gradients as the update uses them: turned round to go up, and with weight decay. `None` if that is what they are;
+/// the gradients themselves stay as they are.
+fn adjusted_gradients(batch: &Batch<Lists>, weight_decay: f64, maximize: bool) -> Result<Option<TensorVec>> {
+    if weight_decay == 0.0 && !maximize {
+        return Ok(None);
+    }
+    let grads = foreach::empty_like(&batch.grads)?;
+    foreach::copy_(&grads, &batch.grads)?;
     if maximize {
-        foreach::mul_scalar_(&references(&grads), -1.0)?;
+        foreach::mul_scalar_(&grads, -1.0)?;
     }
     if weight_decay != 0.0 {
-        foreach::add_(&references(&grads), &batch.params(), weight_decay)?;
+        foreach::add_(&grads, &batch.params, weight_decay)?;
     }
-    Ok(grads)
-}
-
-fn copies(tensors: &[&Tensor]) -> Result<Vec<Tensor>> {
-    let mut copies = Vec::with_capacity(tensors.len());
-    for tensor in tensors {
-        copies.push(tensor.f_empty_like()?);
-    }
-    foreach::copy_(&references(&copies), tensors)?;
-    Ok(copies)
+    Ok(Some(grads))
 }
 
 impl Optimizer for RMSprop {
     fn step(&mut self) -> Result<()> {
-        let handle = self.handle.clone();
-        step_batches(&handle, |batch, settings| self.step_batch(batch, settings))
+        let Self { handle, options, averages, batches } = self;
+        batches.step(
+            handle,
+            |_| false,
+            |slots, params, settings| Lists::of(averages, slots, params, settings, options.centered),
+            |batch, settings| step_batch(batch, settings, options),
+        )
     }
 
     fn handle(&self) -> &OptimizerHandle {
@@ -212,6 +234,7 @@ impl Optimizer for RMSprop {
         }
         self.options = options;
         self.averages = averages;
+        self.batches.clear();
         Ok(())
     }
 }
@@ -276,6 +299,6 @@ impl RMSpropBuilder {
         let defaults = GroupDefaults { lr: self.lr, weight_decay: self.weight_decay, momentum: Some(self.momentum) };
         let handle = OptimizerHandle::new("RMSprop", self.groups, defaults)?;
         let averages = handle.params().map(|_| None).collect();
-        Ok(RMSprop { handle, options: self.options, averages })
+        Ok(RMSprop { handle, options: self.options, averages, batches: Batches::default() })
     }
 }

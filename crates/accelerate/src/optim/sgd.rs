@@ -1,7 +1,7 @@
 //! Stochastic gradient descent.
 
 use super::Optimizer;
-use super::batches::{Batch, step_batches};
+use super::batches::{Batch, Batches};
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup};
 use super::state::{Loading, OptimizerState, save_groups, save_tensor};
 use crate::error::{OptimError, Result};
@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tch::{Device, Tensor};
 use torch_ext::fused::{FusedSgd, SgdTensors, fused_sgd_};
+use torch_ext::{TensorVec, foreach};
 
 /// Stochastic gradient descent, as `torch.optim.SGD(fused=True)`.
 ///
@@ -35,6 +36,15 @@ pub struct Sgd {
     options: Options,
     /// Group by group, in the order of the parameters.
     buffers: Vec<Option<Tensor>>,
+    batches: Batches<Momentum>,
+}
+
+/// The momentum buffers of the parameters of one batch; none without momentum.
+#[derive(Debug)]
+struct Momentum {
+    buffers: TensorVec,
+    /// The buffers hold nothing yet, and are not the optimizer's before the step has been taken.
+    is_first_step: bool,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -65,71 +75,75 @@ impl Sgd {
     }
 
     fn step_all(&mut self, found_inf: Option<&Tensor>) -> Result<()> {
-        let handle = self.handle.clone();
-        step_batches(&handle, |batch, settings| self.step_batch(batch, settings, found_inf))
+        let Self { handle, options, buffers, batches } = self;
+        // A skipped first step must not leave empty buffers behind that count as filled.
+        let mut is_skipped = false;
+        batches.step(
+            handle,
+            // The kernel treats a whole call as first step or as later step, so parameters that get their first gradient
+            // later than others go in a call of their own.
+            |slot| buffers[slot].is_none(),
+            |slots, params, settings| Momentum::of(buffers, slots, params, settings),
+            |batch, settings| {
+                if batch.state.is_first_step
+                    && let Some(found_inf) = found_inf
+                {
+                    is_skipped = found_inf.f_double_value(&[])? != 0.0;
+                }
+                if batch.state.is_first_step && is_skipped {
+                    return Ok(());
+                }
+                step_batch(batch, settings, options, found_inf)
+            },
+        )?;
+        if batches.iter().any(|batch| batch.state.is_first_step) {
+            if !is_skipped {
+                for batch in batches.iter().filter(|batch| batch.state.is_first_step) {
+                    for (&slot, buffer) in batch.slots.iter().zip(batch.state.buffers.iter()) {
+                        buffers[slot] = Some(buffer);
+                    }
+                }
+            }
+            batches.clear();
+        }
+        Ok(())
     }
+}
 
-    fn step_batch(&mut self, batch: &Batch, settings: GroupSettings, found_inf: Option<&Tensor>) -> Result<()> {
+impl Momentum {
+    fn of(buffers: &[Option<Tensor>], slots: &[usize], params: &TensorVec, settings: GroupSettings) -> Result<Self> {
         if settings.momentum == 0.0 {
-            let members: Vec<usize> = (0..batch.slots.len()).collect();
-            return self.launch(batch, &members, settings, false, found_inf);
+            return Ok(Self { buffers: TensorVec::with_capacity(0), is_first_step: false });
         }
-        // The kernel treats a whole call as first step or as later step, so parameters that get
-        // their first gradient later than others go in a call of their own.
-        let (later, first): (Vec<usize>, Vec<usize>) =
-            (0..batch.slots.len()).partition(|&i| self.buffers[batch.slots[i]].is_some());
-        self.launch(batch, &later, settings, false, found_inf)?;
-        if first.is_empty() {
-            return Ok(());
-        }
-        // A skipped first step must not leave an empty buffer behind that counts as filled.
-        if let Some(found_inf) = found_inf
-            && found_inf.f_double_value(&[])? != 0.0
-        {
-            return Ok(());
-        }
-        for &i in &first {
-            self.buffers[batch.slots[i]] = Some(batch.gradients[i].f_zeros_like()?);
-        }
-        self.launch(batch, &first, settings, true, None)
+        let saved: TensorVec = slots.iter().filter_map(|&slot| buffers[slot].as_ref()).collect();
+        let is_first_step = saved.is_empty();
+        Ok(Self { buffers: if is_first_step { foreach::empty_like(params)? } else { saved }, is_first_step })
     }
+}
 
-    fn launch(
-        &self,
-        batch: &Batch,
-        members: &[usize],
-        settings: GroupSettings,
-        is_first_step: bool,
-        found_inf: Option<&Tensor>,
-    ) -> Result<()> {
-        if members.is_empty() {
-            return Ok(());
-        }
-        let params: Vec<&Tensor> = members.iter().map(|&i| &batch.tensors[i]).collect();
-        let grads: Vec<&Tensor> = members.iter().map(|&i| &batch.gradients[i]).collect();
-        let momentum_buffers: Vec<&Tensor> = if settings.momentum == 0.0 {
-            Vec::new()
-        } else {
-            members.iter().filter_map(|&i| self.buffers[batch.slots[i]].as_ref()).collect()
-        };
-        let config = FusedSgd {
-            lr: settings.lr,
-            momentum: settings.momentum,
-            dampening: self.options.dampening,
-            weight_decay: settings.weight_decay,
-            nesterov: self.options.nesterov,
-            maximize: self.options.maximize,
-        };
-        let tensors = SgdTensors {
-            params: &params,
-            grads: &grads,
-            momentum_buffers: &momentum_buffers,
-            is_first_step,
-            grad_scale: None,
-            found_inf,
-        };
-        Ok(fused_sgd_(&config, &tensors)?)
-    }
+fn step_batch(
+    batch: &Batch<Momentum>,
+    settings: GroupSettings,
+    options: &Options,
+    found_inf: Option<&Tensor>,
+) -> Result<()> {
+    let config = FusedSgd {
+        lr: settings.lr,
+        momentum: settings.momentum,
+        dampening: options.dampening,
+        weight_decay: settings.weight_decay,
+        nesterov: options.nesterov,
+        maximize: options.maximize,
+    };
+    let tensors = SgdTensors {
+        params: &batch.params,
+        grads: &batch.grads,
+        momentum_buffers: &batch.state.buffers,
+        is_first_step: batch.state.is_first_step,
+        grad_scale: None,
+        found_inf,
+    };
+    Ok(fused_sgd_(&config, &tensors)?)
 }
 
 impl Optimizer for Sgd {
@@ -170,6 +184,7 @@ impl Optimizer for Sgd {
         loading.finish()?;
         self.options = options;
         self.buffers = buffers;
+        self.batches.clear();
         Ok(())
     }
 }
@@ -226,6 +241,6 @@ impl SgdBuilder {
         let defaults = GroupDefaults { lr: self.lr, weight_decay: self.weight_decay, momentum: Some(momentum) };
         let handle = OptimizerHandle::new("Sgd", self.groups, defaults)?;
         let buffers = handle.params().map(|_| None).collect();
-        Ok(Sgd { handle, options: self.options, buffers })
+        Ok(Sgd { handle, options: self.options, buffers, batches: Batches::default() })
     }
 }

@@ -8,7 +8,6 @@ use crate::tensor_tree::TensorTree;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
-use tch::Tensor;
 use torch_ext::autograd::is_grad_enabled;
 
 /// A prepared model. Derefs to the user's own; [`PreparedModel::forward`] adds what the run needs.
@@ -52,9 +51,7 @@ impl<M: Module> PreparedModel<M> {
         }
         let output = self.precision.autocast(|| self.model.forward(input))??;
         if gradients_wanted {
-            let mut tensors: Vec<Tensor> = Vec::new();
-            output.for_each_tensor(&mut |tensor| tensors.push(tensor.shallow_clone()));
-            self.engine.after_forward(&tensors)?;
+            self.engine.after_forward(&|visit| output.for_each_tensor(visit))?;
         }
         self.precision.cast_outputs(output)
     }
