@@ -68,7 +68,8 @@ impl Context {
     }
 
     pub(crate) fn forget_models(&self) {
-        *self.lock() = Arc::default();
+        let models = std::mem::take(&mut *self.lock());
+        models.iter().for_each(|model| model.store.set_of_prepared_model(false));
     }
 
     /// The `join_uneven_inputs` that is under way.

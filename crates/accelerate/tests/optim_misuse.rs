@@ -1,9 +1,9 @@
 //! What a training loop can get wrong around its step is an error with its cure, on the first step.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use accelerate::nn::{Init, Param, ParamStore};
-use accelerate::optim::{AdamW, LinearWithWarmup, Sgd};
-use accelerate::tch::{Device, Kind};
+use accelerate::nn::{Init, ModuleFn, Param, ParamStore};
+use accelerate::optim::{Adafactor, AdamW, LinearWithWarmup, Lion, Optimizer, Sgd};
+use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{Accelerator, Error, GradScalerKwargs, MixedPrecision};
 
 fn weight(kind: Kind) -> (ParamStore, Param) {
@@ -71,6 +71,40 @@ fn a_scheduler_whose_optimizer_was_not_prepared_is_refused() {
     // The order does not matter.
     let _optimizer = accelerator.prepare(optimizer).unwrap();
     scheduler.step().unwrap();
+}
+
+#[test]
+fn stepping_an_optimizer_that_was_not_prepared_is_refused() {
+    let accelerator = accelerator(MixedPrecision::No);
+    let (store, _) = weight(Kind::Float);
+    let module = |store: &ParamStore| {
+        let weight = store.get("weight").unwrap();
+        ModuleFn::new(store, move |input: &Tensor| Ok((weight.get() * input).sum(Kind::Float)))
+    };
+    let mut plain: [Box<dyn Optimizer>; 3] = [
+        Box::new(Sgd::new(&store, 0.1).unwrap()),
+        Box::new(Lion::new(&store, 0.1).unwrap()),
+        Box::new(Adafactor::new(&store, 0.1).unwrap()),
+    ];
+    // Nothing is prepared: a loop of one's own.
+    plain.iter_mut().for_each(|optimizer| optimizer.step().unwrap());
+    let model = accelerator.prepare(module(&store)).unwrap();
+    for optimizer in &mut plain {
+        let text = optimizer.step().unwrap_err().to_string();
+        assert!(text.contains("\"weight\"") && text.contains("accelerator.prepare(optimizer)"), "{text}");
+    }
+    let mut optimizer = accelerator.prepare(Sgd::new(&store, 0.1).unwrap()).unwrap();
+    optimizer.step().unwrap();
+    let mut taken_back = optimizer.into_inner();
+    taken_back.step().unwrap_err();
+    let _model = model.into_inner();
+    taken_back.step().unwrap();
+    // A model that is only evaluated is nobody's concern.
+    let _evaluated = accelerator.prepare_model(module(&store), true).unwrap();
+    taken_back.step().unwrap();
+    let _model = accelerator.prepare(module(&store)).unwrap();
+    accelerator.free_memory();
+    taken_back.step().unwrap();
 }
 
 #[test]

@@ -64,6 +64,12 @@ pub(crate) enum OptimError {
     )]
     OptimizerNotPrepared { optimizer: &'static str },
     #[error(
+        "this {optimizer} was not prepared, but trains \"{parameter}\" of a prepared model: it would step in the middle of \
+         an accumulation window, and on gradients that are still scaled. Prepare it: \
+         `let mut optimizer = accelerator.prepare(optimizer)?`"
+    )]
+    SteppedUnprepared { optimizer: &'static str, parameter: String },
+    #[error(
         "{call} came after the step of {optimizer}, which has used these gradients already, so it would change nothing. \
          Clip between Accelerator::backward and the step"
     )]

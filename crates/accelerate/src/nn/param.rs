@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::{Kind, Tensor};
 
@@ -65,6 +65,7 @@ struct Inner {
     // tch's Tensor may be sent but not shared, hence a mutex and not a read-write lock.
     storage: Mutex<Box<dyn Storage>>,
     storage_version: AtomicU64,
+    is_of_prepared_model: AtomicBool,
 }
 
 impl Param {
@@ -74,6 +75,7 @@ impl Param {
             role,
             storage: Mutex::new(Box::new(Replicated(tensor))),
             storage_version: AtomicU64::new(0),
+            is_of_prepared_model: AtomicBool::new(false),
         }))
     }
 
@@ -180,6 +182,15 @@ impl Param {
     pub(crate) fn replace_storage(&self, storage: Box<dyn Storage>) -> Box<dyn Storage> {
         self.0.storage_version.fetch_add(1, Ordering::AcqRel);
         std::mem::replace(&mut *self.storage(), storage)
+    }
+
+    /// Does a model that `prepare` returned train it? Then its optimizer has to be prepared too.
+    pub(crate) fn is_of_prepared_model(&self) -> bool {
+        self.0.is_of_prepared_model.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_of_prepared_model(&self, is_of_prepared_model: bool) {
+        self.0.is_of_prepared_model.store(is_of_prepared_model, Ordering::Relaxed);
     }
 
     /// Counts how often [`replace_storage`](Self::replace_storage) was called: who keeps [`local`](Self::local) over

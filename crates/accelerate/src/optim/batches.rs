@@ -64,6 +64,7 @@ impl<S> Batches<S> {
         mut state: impl FnMut(&[usize], &TensorVec, GroupSettings) -> Result<S>,
         mut step: impl FnMut(&Batch<S>, GroupSettings) -> Result<()>,
     ) -> Result<()> {
+        handle.check_prepared()?;
         let _no_grad = tch::no_grad_guard();
         let result = (|| {
             if !self.collect_gradients(handle)? {
@@ -137,6 +138,7 @@ pub(super) fn step_each(
     handle: &OptimizerHandle,
     mut step: impl FnMut(usize, &Tensor, &Tensor, GroupSettings) -> Result<()>,
 ) -> Result<()> {
+    handle.check_prepared()?;
     let _no_grad = tch::no_grad_guard();
     let mut slot = 0;
     for group in 0..handle.num_groups() {

@@ -332,8 +332,22 @@ impl OptimizerHandle {
         state.last_step = LastStep::Taken;
     }
 
-    pub(crate) fn set_prepared(&self) {
-        self.lock().is_prepared = true;
+    pub(crate) fn set_prepared(&self, is_prepared: bool) {
+        self.lock().is_prepared = is_prepared;
+    }
+
+    /// Refuses the step of an optimizer that does not know about accumulation and loss scaling, although its model does.
+    pub(crate) fn check_prepared(&self) -> Result<()> {
+        if self.is_prepared() {
+            return Ok(());
+        }
+        match self.params().find(|param| param.is_of_prepared_model()) {
+            Some(param) => {
+                let (optimizer, parameter) = (self.optimizer_name(), param.name().to_string());
+                Err(OptimError::SteppedUnprepared { optimizer, parameter }.into())
+            }
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn is_prepared(&self) -> bool {

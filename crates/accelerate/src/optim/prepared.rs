@@ -56,7 +56,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
             scaler.expect(&handle);
             Scaling { scaler, handle }
         });
-        optimizer.handle().set_prepared();
+        optimizer.handle().set_prepared(true);
         Self { optimizer, context, scaling }
     }
 
@@ -176,8 +176,9 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
         self.optimizer.load_state_dict(state)
     }
 
-    /// The optimizer as it was before `prepare`.
+    /// The optimizer as it was before `prepare`. It is no longer one of a prepared model's.
     pub fn into_inner(self) -> O {
+        self.optimizer.handle().set_prepared(false);
         self.optimizer
     }
 }

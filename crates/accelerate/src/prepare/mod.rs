@@ -156,6 +156,7 @@ impl Accelerator {
             store.to_device(self.device())?;
         }
         let engine = crate::engine::start(self.context(), &store, &settings.ddp, evaluation_mode)?;
+        store.set_of_prepared_model(!evaluation_mode);
         self.context().register(crate::context::PreparedParameters { store, engine: engine.clone() });
         Ok(PreparedModel::new(model, engine, self.precision()))
     }

@@ -31,7 +31,11 @@ impl<M> PreparedModel<M> {
     }
 
     /// The model as it was given to `prepare`, without the run around it.
-    pub fn into_inner(self) -> M {
+    pub fn into_inner(self) -> M
+    where
+        M: Module,
+    {
+        self.model.params().set_of_prepared_model(false);
         self.model
     }
 }
