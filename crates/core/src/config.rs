@@ -7,6 +7,7 @@
 mod autocast;
 mod data_loader;
 mod distributed_data_parallel;
+mod fully_sharded;
 mod grad_scaler;
 mod gradient_accumulation;
 mod mixed_precision;
@@ -17,6 +18,7 @@ mod project;
 pub use autocast::AutocastKwargs;
 pub use data_loader::DataLoaderConfiguration;
 pub use distributed_data_parallel::{DDPCommunicationHookType, DistributedDataParallelKwargs, FIRST_BUCKET_BYTES};
+pub use fully_sharded::{AutoWrapPolicy, FullyShardedDataParallelPlugin, ShardingStrategy};
 pub use grad_scaler::GradScalerKwargs;
 pub use gradient_accumulation::GradientAccumulationPlugin;
 pub use mixed_precision::MixedPrecision;

@@ -1,12 +1,15 @@
 //! What `prepare` will do to a model, as a value: printable, serialisable, decided without libtorch.
 //!
-//! Today a plan replicates every parameter and averages gradients in buckets. Sharding will add placements
-//! here, next to [`Placement::Replicate`], and nowhere else.
+//! A plan either replicates every parameter and averages gradients in buckets, or shards parameters in [`Unit`]s.
+
+mod sharded;
 
 use crate::config::{DistributedDataParallelKwargs, FIRST_BUCKET_BYTES};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
+
+pub use sharded::{RankBytes, Unit, plan_sharded};
 
 /// What a plan has to know of a model: its parameters, in the order they were registered.
 ///
@@ -91,6 +94,11 @@ pub enum Placement {
     Replicate,
     /// Whole on every rank and never changed: it gets no gradient.
     Frozen,
+    /// In parts, one per rank, as a piece of this unit.
+    Shard {
+        /// Position in [`Plan::units`].
+        unit: usize,
+    },
 }
 
 /// Gradients that travel together.
@@ -129,6 +137,9 @@ pub struct Plan {
     /// Buckets in the order in which their all-reduce is expected to start: gradients become ready from the
     /// last registered parameter to the first. Empty on one rank.
     pub buckets: Vec<Bucket>,
+    /// What is gathered together, in the order of the first parameters. Empty without sharding.
+    #[serde(default)]
+    pub units: Vec<Unit>,
 }
 
 /// Plans plain data parallel: every rank has everything, and gradients are averaged in buckets of at most
@@ -158,7 +169,7 @@ pub fn plan_data_parallel(inventory: &Inventory, kwargs: &DistributedDataParalle
         buckets = assign_buckets(inventory, &[FIRST_BUCKET_BYTES, kwargs.bucket_cap_bytes()]);
         buckets.reverse();
     }
-    Plan { world_size, inventory: inventory.clone(), placements, buckets }
+    Plan { world_size, inventory: inventory.clone(), placements, buckets, units: Vec::new() }
 }
 
 /// Deals the parameters that get gradients to buckets, in registration order
@@ -207,12 +218,14 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bytes = crate::weight_files::format_size(self.inventory.total_bytes() as u64);
         let num_parameters = self.inventory.parameters.len();
-        writeln!(f, "plan for {} ranks: {num_parameters} parameters, {bytes} on each", self.world_size)?;
+        let (ranks, how) = (self.world_size, if self.units.is_empty() { "on each" } else { "in all" });
+        writeln!(f, "plan for {ranks} ranks: {num_parameters} parameters, {bytes} {how}")?;
         let widest = self.inventory.parameters.iter().map(|entry| entry.name.len()).max();
         for (parameter, placement) in self.inventory.parameters.iter().zip(&self.placements) {
             let placement = match placement {
-                Placement::Replicate => "replicate",
-                Placement::Frozen => "frozen",
+                Placement::Replicate => "replicate".to_owned(),
+                Placement::Frozen => "frozen".to_owned(),
+                Placement::Shard { unit } => format!("shard of unit {unit}"),
             };
             let ParameterEntry { name, shape, dtype, ties, .. } = parameter;
             write!(f, "  {name:width$}  {dtype} {shape:?}  {placement}", width = widest.unwrap_or(0))?;
@@ -225,6 +238,9 @@ impl fmt::Display for Plan {
             let bytes = crate::weight_files::format_size(bucket.bytes as u64);
             let num_gradients = bucket.parameters.len();
             writeln!(f, "  bucket {number}: {num_gradients} gradients of {}, {bytes}", bucket.dtype)?;
+        }
+        for (number, unit) in self.units.iter().enumerate() {
+            writeln!(f, "  unit {number}: {unit}")?;
         }
         Ok(())
     }

@@ -6,6 +6,7 @@ mod config;
 mod environment;
 mod golden;
 mod plan;
+mod plan_sharded;
 mod power_sgd;
 mod sampler;
 mod schedule;

@@ -1,0 +1,160 @@
+//! How a model is sharded over ranks.
+
+use super::null_is_default;
+use crate::Result;
+use crate::error::config::ConfigErrorKind;
+use crate::names::spelled_enum;
+use serde::{Deserialize, Serialize};
+
+spelled_enum! {
+    /// What each rank keeps only a part of (`sharding_strategy` of the reference).
+    ///
+    /// ```
+    /// use accelerate_core::config::ShardingStrategy;
+    /// assert_eq!("2".parse::<ShardingStrategy>()?, ShardingStrategy::ShardGradOp);
+    /// assert_eq!(ShardingStrategy::default().to_string(), "FULL_SHARD");
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    #[derive(Default)]
+    ShardingStrategy, "sharding strategy" {
+        /// Parameters, gradients and optimizer state; parameters are gathered for the forward pass and again for the
+        /// backward pass (ZeRO-3). The default.
+        #[default]
+        FullShard = "FULL_SHARD" | "1",
+        /// The same, but parameters stay gathered from the forward pass to the end of the backward pass.
+        ShardGradOp = "SHARD_GRAD_OP" | "2",
+        /// Nothing: plain data parallelism.
+        NoShard = "NO_SHARD" | "3",
+    }
+}
+
+spelled_enum! {
+    /// How parameters are divided into units, which are gathered together (`auto_wrap_policy` of the reference).
+    ///
+    /// ```
+    /// use accelerate_core::config::AutoWrapPolicy;
+    /// assert_eq!(AutoWrapPolicy::default().to_string(), "NO_WRAP");
+    /// ```
+    #[derive(Default)]
+    AutoWrapPolicy, "auto-wrap policy" {
+        /// One unit per module path that `transformer_cls_names_to_wrap` matches, and one of the rest.
+        TransformerBasedWrap = "TRANSFORMER_BASED_WRAP",
+        /// From the leaves up, a module becomes a unit once it has `min_num_params` parameters that are in none.
+        SizeBasedWrap = "SIZE_BASED_WRAP",
+        /// One unit of everything. The default.
+        #[default]
+        NoWrap = "NO_WRAP",
+    }
+}
+
+/// How a model is sharded over ranks (`FullyShardedDataParallelPlugin` of the reference, `utils/dataclasses.py`).
+/// A key that this version does not honour is an error, in files and here alike.
+///
+/// ```
+/// use accelerate_core::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin, ShardingStrategy};
+/// let plugin: FullyShardedDataParallelPlugin = serde_json::from_str(
+///     r#"{"sharding_strategy": "SHARD_GRAD_OP", "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 1000}"#,
+/// ).unwrap();
+/// assert_eq!(plugin.sharding_strategy, ShardingStrategy::ShardGradOp);
+/// assert!(serde_json::from_str::<FullyShardedDataParallelPlugin>(r#"{"cpu_offload": true}"#).is_err());
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FullyShardedDataParallelPlugin {
+    /// Which of PyTorch's two versions the other fields follow, 1 or 2. They differ in names only. Default 1.
+    pub fsdp_version: u32,
+    /// What is sharded. Default everything.
+    #[serde(deserialize_with = "null_is_default")]
+    pub sharding_strategy: ShardingStrategy,
+    /// Version 2's name for the choice between `FULL_SHARD` (`true`) and `SHARD_GRAD_OP` (`false`). Default none: as
+    /// `sharding_strategy` says.
+    pub reshard_after_forward: Option<bool>,
+    /// How parameters are divided into units. Default: one unit.
+    #[serde(deserialize_with = "null_is_default")]
+    pub auto_wrap_policy: AutoWrapPolicy,
+    /// Paths of the modules that are units of their own, `*` for any one name between dots: `encoder.layer.*`. Where
+    /// Python has class names, a Rust model has paths. Default empty: every numbered module, outermost first, such as
+    /// the blocks of a transformer.
+    #[serde(deserialize_with = "null_is_default")]
+    pub transformer_cls_names_to_wrap: Vec<String>,
+    /// Number of parameters from which a module is a unit. Needed by `SIZE_BASED_WRAP` only.
+    pub min_num_params: Option<usize>,
+    /// Copy parameters and buffers of rank 0 to all ranks first. Default true; Python Accelerate's is false, and true
+    /// in its launcher.
+    pub sync_module_states: bool,
+}
+
+impl Default for FullyShardedDataParallelPlugin {
+    fn default() -> Self {
+        Self {
+            fsdp_version: 1,
+            sharding_strategy: ShardingStrategy::FullShard,
+            reshard_after_forward: None,
+            auto_wrap_policy: AutoWrapPolicy::NoWrap,
+            transformer_cls_names_to_wrap: Vec::new(),
+            min_num_params: None,
+            sync_module_states: true,
+        }
+    }
+}
+
+impl FullyShardedDataParallelPlugin {
+    /// Are parameters freed between the forward and the backward pass?
+    ///
+    /// ```
+    /// # use accelerate_core::config::FullyShardedDataParallelPlugin;
+    /// let plugin = FullyShardedDataParallelPlugin { reshard_after_forward: Some(false), ..Default::default() };
+    /// assert!(!plugin.frees_after_forward());
+    /// ```
+    pub fn frees_after_forward(&self) -> bool {
+        self.reshard_after_forward.unwrap_or(self.sharding_strategy == ShardingStrategy::FullShard)
+    }
+
+    /// Checks that the fields are possible and do not contradict each other.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_config`](crate::Error::is_config): an unknown version, `SIZE_BASED_WRAP` without `min_num_params`,
+    /// `reshard_after_forward` against `NO_SHARD`.
+    ///
+    /// ```
+    /// # use accelerate_core::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin};
+    /// let plugin = FullyShardedDataParallelPlugin { auto_wrap_policy: AutoWrapPolicy::SizeBasedWrap, ..Default::default() };
+    /// assert!(plugin.check().unwrap_err().to_string().contains("min_num_params"));
+    /// ```
+    pub fn check(&self) -> Result<()> {
+        if !(1..=2).contains(&self.fsdp_version) {
+            let (name, found) = ("fsdp_version", f64::from(self.fsdp_version));
+            return Err(ConfigErrorKind::OutOfRange { name, found, wanted: "1 or 2" }.into());
+        }
+        let contradiction = |first, second, why| Err(ConfigErrorKind::Contradiction { first, second, why }.into());
+        let is_by_size = self.auto_wrap_policy == AutoWrapPolicy::SizeBasedWrap;
+        match self.min_num_params {
+            None if is_by_size => {
+                return contradiction(
+                    "auto_wrap_policy SIZE_BASED_WRAP",
+                    "min_num_params",
+                    "without a number of parameters no module is large enough or too small",
+                );
+            }
+            Some(0) => return Err(ConfigErrorKind::MustBePositive { name: "min_num_params" }.into()),
+            Some(_) if !is_by_size => {
+                return contradiction("min_num_params", "auto_wrap_policy", "only SIZE_BASED_WRAP counts parameters");
+            }
+            _ => {}
+        }
+        if !self.transformer_cls_names_to_wrap.is_empty()
+            && self.auto_wrap_policy != AutoWrapPolicy::TransformerBasedWrap
+        {
+            return contradiction(
+                "transformer_cls_names_to_wrap",
+                "auto_wrap_policy",
+                "only TRANSFORMER_BASED_WRAP looks at paths",
+            );
+        }
+        if self.sharding_strategy == ShardingStrategy::NoShard && self.reshard_after_forward.is_some() {
+            return contradiction("reshard_after_forward", "sharding_strategy NO_SHARD", "nothing is ever gathered");
+        }
+        Ok(())
+    }
+}

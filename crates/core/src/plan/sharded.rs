@@ -1,0 +1,250 @@
+//! Parameters in parts: which are gathered together, and which elements each rank keeps.
+
+use super::{Inventory, ParameterEntry, Placement, Plan};
+use crate::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+
+/// Parameters that are gathered in one message.
+///
+/// Their elements stand one behind the other, padded at the end so that every rank keeps as many (FlatParameter of
+/// Zhao et al., "PyTorch FSDP", arXiv 2304.11277). A parameter's elements may lie on several ranks, or on none but one.
+///
+/// ```
+/// use accelerate_core::config::FullyShardedDataParallelPlugin;
+/// use accelerate_core::plan::{Inventory, ParameterEntry, plan_sharded};
+/// let parameters = vec![
+///     ParameterEntry::new("weight", &[3, 2], "float32", 4),
+///     ParameterEntry::new("bias", &[3], "float32", 4),
+/// ];
+/// let plan = plan_sharded(&Inventory { parameters }, &FullyShardedDataParallelPlugin::default(), 2);
+/// let unit = &plan.units[0];
+/// assert_eq!((unit.num_elements, unit.shard_elements), (9, 5));
+/// assert_eq!(unit.part_of(0, 1), 5..6); // the weight's last element is on rank 1
+/// assert_eq!(unit.part_of(1, 1), 0..3); // so is the whole bias
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Unit {
+    /// The module that is the unit; empty for what belongs to no other.
+    pub path: String,
+    /// The element type of all its parameters.
+    pub dtype: String,
+    /// Whether its parameters get gradients; all or none do.
+    pub requires_grad: bool,
+    /// Positions in the inventory, in registration order.
+    pub parameters: Vec<usize>,
+    /// Where each of them begins, and at the end the number of elements.
+    pub offsets: Vec<usize>,
+    /// Elements of all of them.
+    pub num_elements: usize,
+    /// Elements that each rank keeps, padding included.
+    pub shard_elements: usize,
+}
+
+impl Unit {
+    fn new(
+        (path, dtype, requires_grad): (String, String, bool),
+        parameters: Vec<usize>,
+        inventory: &Inventory,
+        world_size: usize,
+    ) -> Self {
+        let mut offsets = vec![0];
+        let mut num_elements: usize = 0;
+        for &position in &parameters {
+            num_elements = num_elements.saturating_add(inventory.parameters[position].num_elements());
+            offsets.push(num_elements);
+        }
+        let shard_elements = num_elements.div_ceil(world_size.max(1));
+        Self { path, dtype, requires_grad, parameters, offsets, num_elements, shard_elements }
+    }
+
+    /// Elements of the unit that rank `rank` keeps, without padding.
+    pub fn shard_of(&self, rank: usize) -> Range<usize> {
+        let at = |rank: usize| rank.saturating_mul(self.shard_elements).min(self.num_elements);
+        at(rank)..at(rank + 1)
+    }
+
+    /// Elements of the unit's `member`-th parameter that rank `rank` keeps, counted from the parameter's first; empty if
+    /// there are none.
+    pub fn part_of(&self, member: usize, rank: usize) -> Range<usize> {
+        let (start, end) = (self.offsets[member], self.offsets[member + 1]);
+        let shard = self.shard_of(rank);
+        let (from, to) = (shard.start.clamp(start, end), shard.end.clamp(start, end));
+        from - start..to - start
+    }
+}
+
+impl fmt::Display for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = if self.path.is_empty() { "(root)" } else { &self.path };
+        let frozen = if self.requires_grad { "" } else { ", frozen" };
+        let (count, elements, own) = (self.parameters.len(), self.num_elements, self.shard_elements);
+        write!(f, "{path}: {count} parameters of {}{frozen}, {elements} elements, {own} on each rank", self.dtype)
+    }
+}
+
+/// Memory of one rank while it trains, in bytes, apart from activations and the optimizer.
+///
+/// ```
+/// use accelerate_core::config::FullyShardedDataParallelPlugin;
+/// use accelerate_core::plan::{Inventory, ParameterEntry, plan_sharded};
+/// let parameters = vec![ParameterEntry::new("weight", &[8], "float32", 4)];
+/// let plan = plan_sharded(&Inventory { parameters }, &FullyShardedDataParallelPlugin::default(), 4);
+/// let bytes = plan.bytes_per_rank();
+/// assert_eq!((bytes.parameters, bytes.gradients, bytes.largest_unit), (8, 8, 32));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankBytes {
+    /// Of parameters between steps.
+    pub parameters: usize,
+    /// Of gradients between the backward pass and the step.
+    pub gradients: usize,
+    /// Of the largest unit, gathered; 0 without sharding.
+    pub largest_unit: usize,
+}
+
+impl Plan {
+    /// What the plan takes on each rank.
+    pub fn bytes_per_rank(&self) -> RankBytes {
+        let mut bytes = RankBytes::default();
+        for (parameter, placement) in self.inventory.parameters.iter().zip(&self.placements) {
+            let whole = parameter.bytes();
+            match placement {
+                Placement::Replicate => {
+                    bytes.parameters = bytes.parameters.saturating_add(whole);
+                    bytes.gradients = bytes.gradients.saturating_add(whole);
+                }
+                Placement::Frozen => bytes.parameters = bytes.parameters.saturating_add(whole),
+                Placement::Shard { .. } => {}
+            }
+        }
+        for unit in &self.units {
+            let element_bytes =
+                unit.parameters.first().map_or(0, |&first| self.inventory.parameters[first].element_bytes);
+            let own = unit.shard_elements.saturating_mul(element_bytes);
+            bytes.parameters = bytes.parameters.saturating_add(own);
+            bytes.gradients = bytes.gradients.saturating_add(if unit.requires_grad { own } else { 0 });
+            bytes.largest_unit = bytes.largest_unit.max(own.saturating_mul(self.world_size));
+        }
+        bytes
+    }
+}
+
+/// Plans full sharding: every parameter in a unit, every unit in equal parts on all ranks.
+///
+/// Parameters of different element types, and frozen ones, have units of their own. A tied parameter that several units
+/// use belongs to the root unit.
+///
+/// ```
+/// use accelerate_core::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin};
+/// use accelerate_core::plan::{Inventory, ParameterEntry, plan_sharded};
+/// let parameters = ["embed.weight", "layers.0.weight", "layers.1.weight"]
+///     .map(|name| ParameterEntry::new(name, &[4], "float32", 4)).to_vec();
+/// let plugin = FullyShardedDataParallelPlugin {
+///     auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap,
+///     ..Default::default()
+/// };
+/// let plan = plan_sharded(&Inventory { parameters }, &plugin, 2);
+/// let paths: Vec<_> = plan.units.iter().map(|unit| unit.path.as_str()).collect();
+/// assert_eq!(paths, ["", "layers.0", "layers.1"]);
+/// ```
+pub fn plan_sharded(inventory: &Inventory, plugin: &FullyShardedDataParallelPlugin, world_size: usize) -> Plan {
+    let by_size = match (plugin.auto_wrap_policy, plugin.min_num_params) {
+        (AutoWrapPolicy::SizeBasedWrap, Some(least)) => modules_by_size(inventory, least),
+        _ => Vec::new(),
+    };
+    let path_of = |name| unit_path(name, plugin, &by_size);
+    let mut keys: Vec<(String, String, bool)> = Vec::new();
+    let mut members: Vec<Vec<usize>> = Vec::new();
+    for (position, parameter) in inventory.parameters.iter().enumerate() {
+        let ParameterEntry { name, dtype, requires_grad, ties, .. } = parameter;
+        let path = path_of(name);
+        let path = if ties.iter().all(|tie| path_of(tie) == path) { path } else { "" };
+        let key = (path.to_owned(), dtype.clone(), *requires_grad);
+        match keys.iter().position(|known| *known == key) {
+            Some(unit) => members[unit].push(position),
+            None => {
+                keys.push(key);
+                members.push(vec![position]);
+            }
+        }
+    }
+    let units: Vec<Unit> =
+        keys.into_iter().zip(members).map(|(key, members)| Unit::new(key, members, inventory, world_size)).collect();
+    let mut placements = vec![Placement::Frozen; inventory.parameters.len()];
+    for (unit, content) in units.iter().enumerate() {
+        content.parameters.iter().for_each(|&position| placements[position] = Placement::Shard { unit });
+    }
+    Plan { world_size, inventory: inventory.clone(), placements, buckets: Vec::new(), units }
+}
+
+/// The module that is a parameter's unit; empty for the root.
+fn unit_path<'a>(name: &'a str, plugin: &FullyShardedDataParallelPlugin, by_size: &[String]) -> &'a str {
+    let patterns = &plugin.transformer_cls_names_to_wrap;
+    match plugin.auto_wrap_policy {
+        AutoWrapPolicy::NoWrap => "",
+        AutoWrapPolicy::SizeBasedWrap => longest_prefix(name, |module| by_size.iter().any(|unit| unit == module)),
+        AutoWrapPolicy::TransformerBasedWrap if patterns.is_empty() => numbered_module(name),
+        AutoWrapPolicy::TransformerBasedWrap => {
+            longest_prefix(name, |module| patterns.iter().any(|pattern| matches_path(pattern, module)))
+        }
+    }
+}
+
+/// The modules that a parameter is in, outermost first: of `a.b.weight` these are `a` and `a.b`.
+fn modules(name: &str) -> impl DoubleEndedIterator<Item = &str> {
+    name.match_indices('.').map(|(end, _)| &name[..end])
+}
+
+fn longest_prefix(name: &str, is_unit: impl Fn(&str) -> bool) -> &str {
+    modules(name).rev().find(|module| is_unit(module)).unwrap_or("")
+}
+
+/// The outermost module with a number for a name: one of a list.
+fn numbered_module(name: &str) -> &str {
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    modules(name).find(|module| module.rsplit('.').next().is_some_and(is_number)).unwrap_or("")
+}
+
+/// `*` stands for any one name between dots.
+fn matches_path(pattern: &str, path: &str) -> bool {
+    let (mut patterns, mut parts) = (pattern.split('.'), path.split('.'));
+    loop {
+        match (patterns.next(), parts.next()) {
+            (None, None) => return true,
+            (Some(pattern), Some(part)) if pattern == "*" || pattern == part => {}
+            _ => return false,
+        }
+    }
+}
+
+/// From the leaves up, the modules with at least so many elements that are in no unit further down
+/// (`torch.distributed.fsdp.wrap.size_based_auto_wrap_policy`).
+fn modules_by_size(inventory: &Inventory, least: usize) -> Vec<String> {
+    let mut left: BTreeMap<&str, usize> = BTreeMap::new();
+    for parameter in &inventory.parameters {
+        for module in modules(&parameter.name) {
+            let count = left.entry(module).or_default();
+            *count = count.saturating_add(parameter.num_elements());
+        }
+    }
+    let mut deepest_first: Vec<&str> = left.keys().copied().collect();
+    deepest_first.sort_by_key(|module| std::cmp::Reverse(module.matches('.').count()));
+    let mut units = Vec::new();
+    for module in deepest_first {
+        let own = left[module];
+        if own < least {
+            continue;
+        }
+        for outer in modules(module).chain([module]) {
+            if let Some(count) = left.get_mut(outer) {
+                *count -= own;
+            }
+        }
+        units.push(module.to_owned());
+    }
+    units
+}
