@@ -37,8 +37,9 @@ pub mod testing;
 
 pub use accelerate_core::accumulation::PartialWindow;
 pub use accelerate_core::config::{
-    AutocastKwargs, DDPCommunicationHookType, DataLoaderConfiguration, DistributedDataParallelKwargs, GradScalerKwargs,
-    GradientAccumulationPlugin, InitProcessGroupKwargs, MixedPrecision, PowerSGDState, ProjectConfiguration,
+    AutoWrapPolicy, AutocastKwargs, DDPCommunicationHookType, DataLoaderConfiguration, DistributedDataParallelKwargs,
+    FullyShardedDataParallelPlugin, GradScalerKwargs, GradientAccumulationPlugin, InitProcessGroupKwargs,
+    MixedPrecision, PowerSGDState, ProjectConfiguration, ShardingStrategy,
 };
 pub use accelerate_core::names::{DistributedType, RngType};
 pub use accelerate_core::schedule::SchedulerUnit;

@@ -9,8 +9,8 @@ use crate::group::Group;
 use crate::state::{Lookup, PartialState, process_environment};
 use accelerate_core::accumulation::PartialWindow;
 use accelerate_core::config::{
-    AutocastKwargs, DataLoaderConfiguration, DistributedDataParallelKwargs, GradScalerKwargs,
-    GradientAccumulationPlugin, InitProcessGroupKwargs, ProjectConfiguration,
+    AutocastKwargs, DataLoaderConfiguration, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin,
+    GradScalerKwargs, GradientAccumulationPlugin, InitProcessGroupKwargs, ProjectConfiguration,
 };
 use accelerate_core::environment::LaunchSettings;
 use accelerate_core::names::RngType;
@@ -41,6 +41,7 @@ pub struct AcceleratorBuilder {
     step_scheduler_with_optimizer: Option<bool>,
     scheduler_unit: Option<SchedulerUnit>,
     outputs_to_fp32: Option<bool>,
+    fsdp_plugin: Option<FullyShardedDataParallelPlugin>,
     handlers: Vec<KwargsHandler>,
 }
 
@@ -124,6 +125,28 @@ impl AcceleratorBuilder {
         self
     }
 
+    /// Shards models over the ranks, instead of giving each rank a whole one.
+    ///
+    /// ```
+    /// use accelerate::nn::{Linear, ModuleFn, ParamStore};
+    /// use accelerate::{Accelerator, FullyShardedDataParallelPlugin, testing, tch::Tensor};
+    ///
+    /// let builder = Accelerator::builder().fsdp_plugin(FullyShardedDataParallelPlugin::default());
+    /// let elements = testing::ranks_with(2, builder, |accelerator| {
+    ///     let store = ParamStore::new(accelerator.device());
+    ///     let linear = Linear::new(store.root(), 4, 2, Default::default())?;
+    ///     let model = accelerator.prepare(ModuleFn::new(&store, move |input: &Tensor| linear.forward(input)))?;
+    ///     model.forward(&Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0]))?;
+    ///     Ok(store.num_parameters())
+    /// })?;
+    /// assert_eq!(elements, [5, 5]); // of the ten
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn fsdp_plugin(mut self, plugin: FullyShardedDataParallelPlugin) -> Self {
+        self.fsdp_plugin = Some(plugin);
+        self
+    }
+
     /// Finds this process's place in its run and makes the accelerator. Collective in a run of several processes.
     ///
     /// # Errors
@@ -175,6 +198,7 @@ impl AcceleratorBuilder {
         recipe.mixed_precision = Some(mixed_precision);
         let gradient_state = GradientState::new(plugin, self.partial_window)?;
         handlers.ddp.check()?;
+        self.fsdp_plugin.as_ref().map_or(Ok(()), FullyShardedDataParallelPlugin::check)?;
         dataloader.check()?;
         let scaler = needs_grad_scaler(mixed_precision).then(|| GradScaler::new(handlers.scaler)).transpose()?;
 
@@ -187,6 +211,7 @@ impl AcceleratorBuilder {
             rng_types: self.rng_types.unwrap_or_else(|| vec![RngType::Generator]),
             project: self.project_config.unwrap_or_default(),
             ddp: handlers.ddp,
+            fsdp: self.fsdp_plugin,
             step_scheduler_with_optimizer: self.step_scheduler_with_optimizer.unwrap_or(true),
             scheduler_unit: self.scheduler_unit.unwrap_or(SchedulerUnit::Reference),
         };

@@ -18,7 +18,9 @@ use crate::context::Context;
 use crate::error::Result;
 use crate::optim::OptimizerHandle;
 use crate::state::PartialState;
-use accelerate_core::config::{DataLoaderConfiguration, DistributedDataParallelKwargs, ProjectConfiguration};
+use accelerate_core::config::{
+    DataLoaderConfiguration, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin, ProjectConfiguration,
+};
 use accelerate_core::names::RngType;
 use accelerate_core::schedule::SchedulerUnit;
 use std::fmt;
@@ -60,6 +62,7 @@ pub(crate) struct Settings {
     pub(crate) rng_types: Vec<RngType>,
     pub(crate) project: ProjectConfiguration,
     pub(crate) ddp: DistributedDataParallelKwargs,
+    pub(crate) fsdp: Option<FullyShardedDataParallelPlugin>,
     pub(crate) step_scheduler_with_optimizer: bool,
     pub(crate) scheduler_unit: SchedulerUnit,
 }

@@ -57,7 +57,7 @@ impl Accelerator {
     ///
     /// The main process writes (with `save_on_each_node` the first of each machine); the others return at once,
     /// so call [`Accelerator::wait_for_everyone`] before reading the files elsewhere. A crash leaves the old
-    /// files or the new ones, never half of each file.
+    /// files or the new ones, never half of each file. Collective if the model is sharded.
     ///
     /// # Errors
     /// A file that cannot be written, by path.
@@ -91,10 +91,12 @@ impl Accelerator {
         } else {
             self.is_main_process()
         };
-        if writes {
-            save_model_weights(model.as_param_store(), save_directory, &options)?;
+        let store = model.as_param_store();
+        match writes {
+            true => save_model_weights(store, save_directory, &options).map(drop),
+            // The writers gather the parameters that others have parts of.
+            false => store.take_part_in_state_dict(),
         }
-        Ok(())
     }
 
     /// Reads weights by name into a model: one safetensors file, an index, or a folder with either. Every process

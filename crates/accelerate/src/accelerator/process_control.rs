@@ -4,6 +4,7 @@ use super::Accelerator;
 use crate::error::Result;
 use crate::group::{Group, ReduceOp};
 use crate::state::SplitBetweenProcesses;
+use accelerate_core::config::{FullyShardedDataParallelPlugin, ShardingStrategy};
 use accelerate_core::names::DistributedType;
 use std::fmt;
 use std::sync::atomic::Ordering;
@@ -17,7 +18,12 @@ impl Accelerator {
 
     /// How the processes of the run work together.
     pub fn distributed_type(&self) -> DistributedType {
-        self.state().distributed_type()
+        let is_sharded =
+            |plugin: &FullyShardedDataParallelPlugin| plugin.sharding_strategy != ShardingStrategy::NoShard;
+        match &self.settings().fsdp {
+            Some(plugin) if is_sharded(plugin) => DistributedType::Fsdp,
+            _ => self.state().distributed_type(),
+        }
     }
 
     /// Does the run have more than one process?

@@ -12,6 +12,7 @@
 //! already accumulated are then brought to the new scale.
 
 use crate::error::{OptimError, Result};
+use crate::group::{Group, ReduceOp};
 use crate::optim::{Optimizer, OptimizerHandle, clip_coefficient, gradients};
 use accelerate_core::config::GradScalerKwargs;
 use serde::{Deserialize, Serialize};
@@ -384,7 +385,8 @@ impl Inner {
         // As PyTorch: in double precision, then rounded, so that the quotient is the nearest float.
         let inv_scale = scale.f_to_kind(Kind::Double)?.f_reciprocal()?.f_to_kind(Kind::Float)?;
         let found_inf = scale.f_zeros_like()?;
-        for grads in gradients(optimizer.params())? {
+        let lists = gradients(optimizer.params())?;
+        for grads in &lists {
             let device = grads.device;
             if grads.kind == Kind::Half {
                 return Err(half_gradient(optimizer));
@@ -399,6 +401,10 @@ impl Inner {
                 found_inf.shallow_clone().f_copy_(&found_inf.f_maximum(&found_here)?)?;
             }
         }
+        // A rank sees its part only, and all have to skip the step or none.
+        let mut groups: Vec<&Group> = lists.iter().filter_map(|list| list.group.as_ref()).collect();
+        groups.dedup();
+        groups.iter().try_for_each(|group| group.all_reduce(&found_inf, ReduceOp::Max))?;
         Ok(found_inf)
     }
 

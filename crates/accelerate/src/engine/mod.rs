@@ -4,23 +4,39 @@ mod hooks;
 mod join;
 mod power_sgd;
 mod replicate;
+mod shard;
 
 use crate::context::Context;
 use crate::error::Result;
 use crate::nn::ParamStore;
-use accelerate_core::config::DistributedDataParallelKwargs;
+use accelerate_core::config::{DistributedDataParallelKwargs, FullyShardedDataParallelPlugin, ShardingStrategy};
+use accelerate_core::plan::Plan;
 pub(crate) use join::{Call, Join, Reduction, Summary};
 use std::fmt;
 use std::sync::Arc;
 use tch::Tensor;
+use torch_ext::saved_tensors::SavedTensorHooksGuard;
 
 /// Calls a function with tensor after tensor.
 pub(crate) type Visit<'a> = &'a dyn Fn(&mut dyn FnMut(&Tensor));
+
+/// Holds for the length of a forward pass.
+pub(crate) type ForwardScope = Option<SavedTensorHooksGuard>;
 
 /// The points of a training step at which an engine acts.
 pub(crate) trait Engine: fmt::Debug + Send + Sync {
     /// Before a forward pass whose gradients will be wanted.
     fn before_forward(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Around every forward pass, also of one whose gradients are not wanted: saved-tensor hooks that hold inside.
+    fn enter_forward(&self) -> Result<ForwardScope> {
+        Ok(None)
+    }
+
+    /// The end of it, whether it failed or not.
+    fn leave_forward(&self) -> Result<()> {
         Ok(())
     }
 
@@ -64,6 +80,11 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
         Ok(())
     }
 
+    /// What was decided about the model's parameters, where that is kept.
+    fn plan(&self) -> Option<&Plan> {
+        None
+    }
+
     /// Makes the next backward pass reduce, although its forward pass ran without synchronisation.
     fn trigger_sync_in_backward(&self) -> Result<()> {
         Ok(())
@@ -81,11 +102,15 @@ pub(crate) fn start(
     context: &Context,
     store: &ParamStore,
     kwargs: &DistributedDataParallelKwargs,
+    sharding: Option<&FullyShardedDataParallelPlugin>,
     evaluation_mode: bool,
 ) -> Result<Arc<dyn Engine>> {
     kwargs.check()?;
-    if context.group.world_size() == 1 || evaluation_mode {
-        return Ok(Arc::new(Alone));
+    match sharding {
+        Some(plugin) if plugin.sharding_strategy != ShardingStrategy::NoShard => {
+            Ok(Arc::new(shard::Shard::start(context, store, plugin)?))
+        }
+        _ if context.group.world_size() == 1 || evaluation_mode => Ok(Arc::new(Alone)),
+        _ => replicate::Replicate::start(context, store, kwargs),
     }
-    replicate::Replicate::start(context, store, kwargs)
 }

@@ -192,7 +192,7 @@ impl Engine for Replicate {
 }
 
 /// Fails on every rank, naming the first difference, unless all ranks built the same model.
-fn check_same_model(group: &Group, store: &ParamStore) -> Result<()> {
+pub(super) fn check_same_model(group: &Group, store: &ParamStore) -> Result<()> {
     let inventory: String = store
         .parameters()
         .iter()
@@ -223,7 +223,7 @@ fn first_difference(a: &str, b: &str) -> Option<(String, String)> {
     }
 }
 
-fn copy_from(group: &Group, store: &ParamStore, source: usize) -> Result<()> {
+pub(super) fn copy_from(group: &Group, store: &ParamStore, source: usize) -> Result<()> {
     let tensors: Vec<Tensor> = store
         .parameters()
         .iter()

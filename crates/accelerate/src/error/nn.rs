@@ -5,6 +5,11 @@ use tch::{Kind, TchError};
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NnError {
     #[error(
+        "{parameter} is sharded over ranks, and a sharded model does not move to another device or element type; do that \
+         before `prepare`"
+    )]
+    ShardedData { parameter: String },
+    #[error(
         "the parameter name `{name}` is taken already, by a tensor of shape {shape:?}; give each layer its \
          own place with `&path / \"name\"`, or use `path.alias` to tie two layers to one weight"
     )]

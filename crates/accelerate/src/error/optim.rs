@@ -64,6 +64,11 @@ pub(crate) enum OptimError {
     )]
     OptimizerNotPrepared { optimizer: &'static str },
     #[error(
+        "{optimizer} looks at rows and columns of whole parameters, but \"{parameter}\" is sharded; use an optimizer that \
+         goes element by element, such as AdamW"
+    )]
+    NeedsWholeParameters { optimizer: &'static str, parameter: String },
+    #[error(
         "this {optimizer} was not prepared, but trains \"{parameter}\" of a prepared model: it would step in the middle of \
          an accumulation window, and on gradients that are still scaled. Prepare it: \
          `let mut optimizer = accelerator.prepare(optimizer)?`"

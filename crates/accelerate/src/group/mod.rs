@@ -476,6 +476,15 @@ impl Group {
 }
 
 /// A tensor's shape and dtype in running text: `[2, 3] Float`.
+/// The same group, not one of the same ranks.
+impl PartialEq for Group {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Group {}
+
 pub(crate) fn shape_text(tensor: &Tensor) -> String {
     format!("{:?} {:?}", tensor.size(), tensor.kind())
 }

@@ -67,6 +67,7 @@ pub(crate) use matching::{Mismatch, match_names, memory_of};
 pub use module_fn::ModuleFn;
 pub use norm::{GroupNorm, GroupNormConfig, LayerNorm, LayerNormConfig, RMSNorm, RMSNormConfig};
 pub use param::Param;
+pub(crate) use param::Storage;
 pub use path::{Initial, Path};
 pub use sequential::Sequential;
 pub use state_dict::{LoadReport, StateDict};

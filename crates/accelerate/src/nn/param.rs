@@ -1,6 +1,7 @@
 //! The handle on one parameter or buffer, and the strategy that stores it.
 
 use crate::error::Result;
+use crate::group::Group;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,6 +16,23 @@ pub(crate) trait Storage: Send {
     fn materialize(&self) -> Tensor;
     /// What this rank owns.
     fn local(&self) -> Tensor;
+    /// Sizes of the whole tensor's dims.
+    fn whole_shape(&self) -> Vec<i64> {
+        self.local().size()
+    }
+    /// The whole tensor, detached. Collective if ranks own parts of it.
+    fn whole(&self) -> Result<Tensor> {
+        Ok(self.local().f_detach()?)
+    }
+    /// Overwrites what this rank owns with its part of a tensor that has the whole shape, or broadcasts to it.
+    fn overwrite(&self, whole: &Tensor) -> Result<()> {
+        self.local().f_copy_(whole)?;
+        Ok(())
+    }
+    /// The ranks that own the other parts, if there are any.
+    fn group(&self) -> Option<Group> {
+        None
+    }
 }
 
 /// Every rank holds the whole tensor.
@@ -101,9 +119,19 @@ impl Param {
         &self.0.name
     }
 
-    /// Sizes of the local tensor's dims.
+    /// Sizes of the dims of the whole tensor, also where this process owns only a part.
     pub fn shape(&self) -> Vec<i64> {
-        self.local().size()
+        self.storage().whole_shape()
+    }
+
+    /// The whole tensor, detached; a copy where ranks own parts. Collective there.
+    pub(crate) fn whole(&self) -> Result<Tensor> {
+        self.storage().whole()
+    }
+
+    /// The ranks that own the other parts, if the parameter is sharded.
+    pub(crate) fn shard_group(&self) -> Option<Group> {
+        self.storage().group()
     }
 
     /// The element type.
@@ -168,8 +196,7 @@ impl Param {
     /// ```
     pub fn copy_(&self, source: &Tensor) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
-        self.local().f_copy_(source)?;
-        Ok(())
+        self.storage().overwrite(source)
     }
 
     /// Are both handles on the same parameter? True for tied weights.
@@ -178,7 +205,6 @@ impl Param {
     }
 
     /// Changes how the parameter is kept. Layers notice nothing.
-    #[allow(dead_code, reason = "the engines that shard and offload parameters install their storage here")]
     pub(crate) fn replace_storage(&self, storage: Box<dyn Storage>) -> Box<dyn Storage> {
         self.0.storage_version.fetch_add(1, Ordering::AcqRel);
         std::mem::replace(&mut *self.storage(), storage)

@@ -286,7 +286,7 @@ impl ParamStore {
     }
 
     /// All parameters and persistent buffers. The tensors are detached but share their storage with the model:
-    /// copy them to keep them.
+    /// copy them to keep them. Of a sharded model they are copies, whole on every rank, and the call is collective.
     ///
     /// ```
     /// use accelerate::nn::{Linear, ParamStore};
@@ -299,9 +299,16 @@ impl ParamStore {
     /// ```
     pub fn state_dict(&self) -> Result<StateDict> {
         let entries = self.persistent().into_iter();
-        let state: Result<StateDict> =
-            entries.map(|param| Ok((param.name().to_owned(), param.local().f_detach()?))).collect();
+        let state: Result<StateDict> = entries.map(|param| Ok((param.name().to_owned(), param.whole()?))).collect();
         Ok(state?.with_aliases(self.aliases()))
+    }
+
+    /// What [`ParamStore::state_dict`] of other ranks needs of this one.
+    pub(crate) fn take_part_in_state_dict(&self) -> Result<()> {
+        self.persistent()
+            .iter()
+            .filter(|param| param.shard_group().is_some())
+            .try_for_each(|param| param.whole().map(drop))
     }
 
     /// Overwrites parameters and buffers by name, casting element types and devices.
@@ -383,6 +390,10 @@ impl ParamStore {
 
     fn replace_data(&self, convert: impl Fn(&Tensor) -> Result<Tensor, tch::TchError>) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
+        if let Some(param) = self.filtered(|param| param.shard_group().is_some()).first() {
+            // The parts are pieces of larger tensors, which would be left behind.
+            return Err(NnError::ShardedData { parameter: param.name().to_owned() }.into());
+        }
         for param in self.filtered(|_| true) {
             // The tensor object stays and its data change, as in torch.nn.Module.to: whoever holds it follows.
             let mut local = param.local();

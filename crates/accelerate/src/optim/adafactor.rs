@@ -197,6 +197,11 @@ impl Adafactor {
 impl Optimizer for Adafactor {
     fn step(&mut self) -> Result<()> {
         let handle = self.handle.clone();
+        if let Some(param) = handle.params().find(|param| param.shard_group().is_some()) {
+            return Err(
+                OptimError::NeedsWholeParameters { optimizer: "Adafactor", parameter: param.name().into() }.into()
+            );
+        }
         step_each(&handle, |slot, param, grad, settings| self.step_one(slot, param, grad, settings))
     }
 

@@ -2,6 +2,7 @@
 
 use super::handle::{GroupSettings, OptimizerHandle};
 use crate::error::Result;
+use crate::group::Group;
 use crate::nn::Param;
 use tch::{Device, Kind, Tensor};
 use torch_ext::TensorVec;
@@ -23,13 +24,13 @@ pub(super) struct Batch<S> {
 /// The batches of all groups. They are made at the first step and again when other parameters have gradients.
 #[derive(Debug)]
 pub(super) struct Batches<S> {
-    groups: Vec<Group<S>>,
+    groups: Vec<GroupBatches<S>>,
     /// [`storage_version`] of the parameters that the lists hold.
     version: u64,
 }
 
 #[derive(Debug)]
-struct Group<S> {
+struct GroupBatches<S> {
     batches: Vec<Batch<S>>,
     /// Optimizers keep more where there is momentum, and a schedule may switch it on and off.
     has_momentum: bool,
@@ -70,7 +71,7 @@ impl<S> Batches<S> {
             if !self.collect_gradients(handle)? {
                 self.make(handle, is_apart, &mut state)?;
             }
-            for (group, Group { batches, .. }) in self.groups.iter().enumerate() {
+            for (group, GroupBatches { batches, .. }) in self.groups.iter().enumerate() {
                 let settings = handle.settings(group)?;
                 batches.iter().try_for_each(|batch| step(batch, settings))?;
             }
@@ -116,7 +117,7 @@ impl<S> Batches<S> {
                 grads.fill_with_gradients_of(&params);
                 batches.push(Batch { device, slots, params, grads, state });
             }
-            self.groups.push(Group { batches, has_momentum: has_momentum(settings), resting });
+            self.groups.push(GroupBatches { batches, has_momentum: has_momentum(settings), resting });
             first_slot += params.len();
         }
         Ok(())
@@ -184,15 +185,16 @@ fn sort(params: &[Param], first_slot: usize, is_apart: impl Fn(usize) -> bool) -
     Ok((lists, resting))
 }
 
-/// The gradients that exist, apart by device and dtype: what clipping and unscaling work on.
+/// The gradients that exist, apart by device, dtype and the ranks that they are spread over: what clipping and unscaling
+/// work on.
 pub(crate) fn gradients<'a>(params: impl IntoIterator<Item = &'a Param>) -> Result<Vec<Gradients>> {
     let mut lists: Vec<Gradients> = Vec::with_capacity(1);
     for param in params {
         let Some(grad) = gradient_of(&param.local())? else { continue };
-        let (device, kind) = (grad.device(), grad.f_kind()?);
-        match lists.iter_mut().find(|list| list.device == device && list.kind == kind) {
+        let (device, kind, group) = (grad.device(), grad.f_kind()?, param.shard_group());
+        match lists.iter_mut().find(|list| list.device == device && list.kind == kind && list.group == group) {
             Some(list) => list.tensors.push(&grad),
-            None => lists.push(Gradients { device, kind, tensors: [&grad].into_iter().collect() }),
+            None => lists.push(Gradients { device, kind, group, tensors: [&grad].into_iter().collect() }),
         }
     }
     Ok(lists)
@@ -203,5 +205,7 @@ pub(crate) fn gradients<'a>(params: impl IntoIterator<Item = &'a Param>) -> Resu
 pub(crate) struct Gradients {
     pub(crate) device: Device,
     pub(crate) kind: Kind,
+    /// The ranks that hold the other parts of these gradients; what is computed of them has to be combined.
+    pub(crate) group: Option<Group>,
     pub(crate) tensors: TensorVec,
 }

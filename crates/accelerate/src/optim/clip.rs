@@ -2,6 +2,7 @@
 
 use super::batches::{Gradients, gradients};
 use crate::error::{OptimError, Result};
+use crate::group::{Group, ReduceOp};
 use crate::nn::Param;
 use tch::{Device, Kind, Tensor};
 use torch_ext::foreach;
@@ -153,12 +154,35 @@ fn total_norm(grads: &[Gradients], norm_type: f64) -> Result<Tensor> {
     };
     let mut norms = Vec::new();
     for list in grads {
-        for norm in foreach::norm(&list.tensors, norm_type)?.iter() {
-            norms.push(norm.f_to_device(device)?);
+        match &list.group {
+            None => {
+                for norm in foreach::norm(&list.tensors, norm_type)?.iter() {
+                    norms.push(norm.f_to_device(device)?);
+                }
+            }
+            Some(group) => norms.push(norm_over_ranks(list, group, norm_type)?.f_to_device(device)?),
         }
     }
-    let norms = Tensor::f_stack(&norms, 0)?;
-    Ok(foreach::norm(&[&norms], norm_type)?.get(0)?)
+    Ok(foreach::norm(&[&Tensor::f_stack(&norms, 0)?], norm_type)?.get(0)?)
+}
+
+/// The norm of gradients of which each rank of the group holds a part. Collective.
+fn norm_over_ranks(list: &Gradients, group: &Group, norm_type: f64) -> Result<Tensor> {
+    // The largest of no elements is not defined, and a rank may hold no element of a parameter.
+    let parts: Vec<Tensor> = list.tensors.iter().filter(|part| part.numel() > 0).collect();
+    let own = if parts.is_empty() {
+        Tensor::f_zeros([0i64; 0], (list.kind, list.device))?
+    } else {
+        let norms: Vec<Tensor> = foreach::norm(&parts.iter().collect::<Vec<_>>(), norm_type)?.iter().collect();
+        foreach::norm(&[&Tensor::f_stack(&norms, 0)?], norm_type)?.get(0)?
+    };
+    if norm_type.is_infinite() {
+        group.all_reduce(&own, ReduceOp::Max)?;
+        return Ok(own);
+    }
+    let power = own.f_pow_tensor_scalar(norm_type)?;
+    group.all_reduce(&power, ReduceOp::Sum)?;
+    Ok(power.f_pow_tensor_scalar(norm_type.recip())?)
 }
 
 /// What gradients of norm `total_norm` are multiplied by so that their norm is at most `max_norm`.

@@ -122,8 +122,8 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
         let handle = self.optimizer.handle().clone();
         let sum = match gradients(handle.params())?.as_slice() {
             [] => Some(0.0),
-            [all] => foreach::sum_of_squares(&all.tensors)?,
-            // Not all of them are float32 on the CPU.
+            [all] if all.group.is_none() => foreach::sum_of_squares(&all.tensors)?,
+            // Not all of them are here, or float32 on the CPU.
             _ => None,
         };
         let norm = match sum {

@@ -9,6 +9,7 @@ use crate::data::{DataLoader, DataLoaderShard, LoaderKind, Shares};
 use crate::error::Result;
 use crate::nn::Module;
 use crate::optim::{AcceleratedOptimizer, AcceleratedScheduler, LrScheduler, Optimizer, SchedulerOptions};
+use accelerate_core::plan::Plan;
 
 /// What [`Accelerator::prepare`] takes: a model, an optimizer, a data loader, a scheduler, something
 /// prepared already, or a tuple of up to eight of them in any order.
@@ -155,10 +156,30 @@ impl Accelerator {
         if settings.device_placement {
             store.to_device(self.device())?;
         }
-        let engine = crate::engine::start(self.context(), &store, &settings.ddp, evaluation_mode)?;
+        let sharding = settings.fsdp.as_ref();
+        let engine = crate::engine::start(self.context(), &store, &settings.ddp, sharding, evaluation_mode)?;
         store.set_of_prepared_model(!evaluation_mode);
         self.context().register(crate::context::PreparedParameters { store, engine: engine.clone() });
         Ok(PreparedModel::new(model, engine, self.precision()))
+    }
+
+    /// How the parameters of each sharded model prepared so far are kept, in the order of `prepare`; print it to see which
+    /// are gathered together.
+    ///
+    /// ```
+    /// use accelerate::nn::{Linear, ModuleFn, ParamStore};
+    /// use accelerate::{Accelerator, FullyShardedDataParallelPlugin, tch::Tensor};
+    ///
+    /// let plugin = FullyShardedDataParallelPlugin::default();
+    /// let accelerator = Accelerator::builder().cpu(true).fsdp_plugin(plugin).build()?;
+    /// let store = ParamStore::new(accelerator.device());
+    /// let linear = Linear::new(store.root(), 4, 2, Default::default())?;
+    /// let _model = accelerator.prepare(ModuleFn::new(&store, move |input: &Tensor| linear.forward(input)))?;
+    /// assert_eq!(accelerator.plan()[0].units[0].num_elements, 10);
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn plan(&self) -> Vec<Plan> {
+        self.context().models().iter().filter_map(|model| model.engine.plan().cloned()).collect()
     }
 
     /// Prepares one optimizer.

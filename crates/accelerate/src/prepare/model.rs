@@ -53,7 +53,11 @@ impl<M: Module> PreparedModel<M> {
         if gradients_wanted {
             self.engine.before_forward()?;
         }
-        let output = self.precision.autocast(|| self.model.forward(input))??;
+        let scope = self.engine.enter_forward()?;
+        let output = self.precision.autocast(|| self.model.forward(input));
+        drop(scope);
+        self.engine.leave_forward()?;
+        let output = output??;
         if gradients_wanted {
             self.engine.after_forward(&|visit| output.for_each_tensor(visit))?;
         }

@@ -1,0 +1,100 @@
+//! How often parameters travel, and what stays in memory.
+
+use super::{Counts, Shard};
+use crate::nn::{Linear, ModuleFn, ParamStore};
+use crate::prepare::PreparedModel;
+use crate::{Accelerator, AutoWrapPolicy, FullyShardedDataParallelPlugin, Result, testing};
+use std::sync::Arc;
+use tch::{Kind, Tensor};
+
+const NUM_BLOCKS: usize = 3;
+
+/// Blocks of two layers each, and a head that belongs to the root.
+fn prepared(
+    accelerator: &Accelerator,
+    frees: bool,
+) -> Result<(PreparedModel<impl crate::nn::Module<Input = Tensor, Output = Tensor>>, Shard)> {
+    let store = ParamStore::new(accelerator.device());
+    let mut blocks = Vec::new();
+    for block in 0..NUM_BLOCKS {
+        let path = store.root() / "blocks" / block;
+        let up = Linear::new(&path / "up", 5, 7, Default::default())?;
+        blocks.push((up, Linear::new(&path / "down", 7, 5, Default::default())?));
+    }
+    let head = Linear::new(store.root() / "head", 5, 1, Default::default())?;
+    let model = ModuleFn::new(&store, move |input: &Tensor| {
+        let mut x = input.shallow_clone();
+        for (up, down) in &blocks {
+            x = down.forward(&up.forward(&x)?.f_gelu("none")?)?;
+        }
+        head.forward(&x)
+    });
+    let plugin = FullyShardedDataParallelPlugin {
+        auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap,
+        reshard_after_forward: Some(frees),
+        ..Default::default()
+    };
+    let shard = Shard::start(accelerator.context(), &store, &plugin)?;
+    Ok((PreparedModel::new(model, Arc::new(shard.clone()), accelerator.precision()), shard))
+}
+
+fn is_anything_gathered(shard: &Shard) -> bool {
+    let state = shard.lock();
+    !state.gathered.is_empty() || state.units.iter().any(|unit| unit.whole.is_some() || unit.num_tokens > 0)
+}
+
+#[test]
+fn two_gathers_and_one_reduce_scatter_per_unit_and_step() {
+    for (frees, gathers) in [(true, 2), (false, 1)] {
+        let counts = testing::ranks(2, |accelerator| {
+            let (model, shard) = prepared(&accelerator, frees)?;
+            for step in 1..=3 {
+                let loss =
+                    model.forward(&Tensor::ones([4, 5], (Kind::Float, tch::Device::Cpu)))?.f_square()?.f_sum(None)?;
+                assert_eq!(
+                    shard.lock().units.iter().any(|unit| unit.whole.is_some()),
+                    !frees,
+                    "after the forward pass"
+                );
+                torch_ext::autograd::backward(&[&loss], None, false, false)?;
+                super::Engine::after_backward(&shard)?;
+                assert!(!is_anything_gathered(&shard), "after step {step}");
+            }
+            Ok(shard.counts())
+        })
+        .unwrap();
+        let wanted = Counts { gathers: 3 * gathers, reduce_scatters: 3 };
+        assert_eq!(counts, vec![vec![wanted; NUM_BLOCKS + 1]; 2], "frees after the forward pass: {frees}");
+    }
+}
+
+#[test]
+fn evaluation_gathers_once_and_keeps_nothing() {
+    for frees in [true, false] {
+        let counts = testing::ranks(2, |accelerator| {
+            let (model, shard) = prepared(&accelerator, frees)?;
+            let _ = tch::no_grad(|| model.forward(&Tensor::ones([4, 5], (Kind::Float, tch::Device::Cpu))))?;
+            assert!(!is_anything_gathered(&shard));
+            Ok(shard.counts())
+        })
+        .unwrap();
+        assert_eq!(counts[0], [Counts { gathers: 1, reduce_scatters: 0 }; NUM_BLOCKS + 1]);
+    }
+}
+
+#[test]
+fn a_parameter_outside_of_a_forward_pass_is_whole_for_once() {
+    testing::ranks(3, |accelerator| {
+        let (model, shard) = prepared(&accelerator, true)?;
+        let weight = crate::nn::Module::params(&*model).get("blocks.1.up.weight").unwrap();
+        assert_eq!((weight.get().size(), weight.shape()), (vec![7, 5], vec![7, 5]));
+        assert!(weight.numel() < 35 && weight.local().dim() == 1);
+        let penalty = weight.get().f_square()?.f_sum(None)?;
+        torch_ext::autograd::backward(&[&penalty], None, false, false)?;
+        let gradient = weight.grad().unwrap();
+        assert!((gradient - weight.local() * 2.0).abs().sum(None).double_value(&[]) < 1e-5);
+        assert!(!is_anything_gathered(&shard));
+        Ok(())
+    })
+    .unwrap();
+}

@@ -1,0 +1,274 @@
+//! Sharded training computes what replicated training computes, on any number of ranks.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use accelerate::nn::{Embedding, Init, Linear, LinearConfig, Module, ModuleFn, Param, ParamStore};
+use accelerate::optim::{Adafactor, AdamW, Sgd};
+use accelerate::tch::{Device, Kind, Tensor};
+use accelerate::{
+    Accelerator, AutoWrapPolicy, Error, FullyShardedDataParallelPlugin, LocalSGD, MixedPrecision, Result,
+    ShardingStrategy, testing,
+};
+
+/// What a run gave: losses, norms before clipping, and the parameters by name.
+type Outcome = (Vec<f64>, Vec<f64>, Vec<(String, Vec<f64>)>);
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    world_size: usize,
+    accumulation: usize,
+    max_norm: Option<f64>,
+    norm_type: f64,
+    momentum_only: bool,
+}
+
+const CASE: Case = Case { world_size: 2, accumulation: 1, max_norm: None, norm_type: 2.0, momentum_only: false };
+
+/// Odd shapes, an embedding tied to the head, a frozen weight, and a scale that is a single number.
+fn model(accelerator: &Accelerator) -> Result<(ParamStore, impl Module<Input = Tensor, Output = Tensor>)> {
+    let store = ParamStore::new(accelerator.device());
+    let root = store.root();
+    let embed = Embedding::new(&root / "embed", 11, 5, Default::default())?;
+    let mut blocks = Vec::new();
+    for block in 0..3 {
+        let path = &root / "blocks" / block;
+        let up = Linear::new(&path / "up", 5, 7, Default::default())?;
+        let down = Linear::new(&path / "down", 7, 5, LinearConfig { bias: block != 1 })?;
+        blocks.push((up, down));
+    }
+    let scale = root.param("scale", ([], Init::Ones))?;
+    let head = (&root / "head").alias("weight", &embed.weight)?;
+    for (index, param) in store.parameters().iter().enumerate() {
+        let numel = param.numel() as i64;
+        let values = Tensor::arange(numel, (Kind::Double, Device::Cpu)) * 0.7 + index as f64;
+        param.copy_(&(values.sin() * 0.5).reshape(param.shape()))?;
+    }
+    store.get("blocks.2.up.weight").unwrap().set_requires_grad(false)?;
+    let module = ModuleFn::new(&store, move |tokens: &Tensor| {
+        let mut x = embed.forward(tokens)?;
+        for (up, down) in &blocks {
+            x = (down.forward(&up.forward(&x)?.f_gelu("none")?)? + x) * scale.get();
+        }
+        Ok(x.f_linear(&head.get(), None::<&Tensor>)?)
+    });
+    Ok((store, module))
+}
+
+fn train(accelerator: &Accelerator, case: Case) -> Result<Outcome> {
+    let (store, module) = model(accelerator)?;
+    let adamw = AdamW::new(&store, 0.02)?;
+    let sgd = Sgd::builder(&store).lr(0.05).momentum(0.9).build()?;
+    let model = accelerator.prepare(module)?;
+    let (mut losses, mut norms) = (Vec::new(), Vec::new());
+    let rank = accelerator.process_index() as i64;
+    let mut run = |step: &mut dyn FnMut() -> Result<()>| -> Result<()> {
+        for index in 0..4 * case.accumulation as i64 {
+            accelerator.accumulate(&model, || {
+                let tokens = (Tensor::arange(6, (Kind::Int64, Device::Cpu)) * 3 + 2 * rank + index).remainder(11);
+                let logits = model.forward(&tokens)?;
+                let loss = logits.f_cross_entropy_loss::<Tensor>(
+                    &((tokens + 1).remainder(11)),
+                    None,
+                    tch_mean(),
+                    -100,
+                    0.0,
+                )?;
+                losses.push(loss.double_value(&[]));
+                accelerator.backward(&loss)?;
+                if let Some(max_norm) = case.max_norm
+                    && accelerator.sync_gradients()
+                {
+                    norms.push(accelerator.clip_grad_norm_(&model, max_norm, case.norm_type)?.double_value(&[]));
+                }
+                step()
+            })?;
+        }
+        Ok(())
+    };
+    if case.momentum_only {
+        let mut optimizer = accelerator.prepare(sgd)?;
+        run(&mut || optimizer.step().and_then(|()| optimizer.zero_grad()))?;
+    } else {
+        let mut optimizer = accelerator.prepare(adamw)?;
+        run(&mut || optimizer.step().and_then(|()| optimizer.zero_grad()))?;
+    }
+    let state = store.state_dict()?;
+    let values = |tensor: &Tensor| Vec::<f64>::try_from(tensor.to_kind(Kind::Double).reshape([-1])).unwrap();
+    Ok((losses, norms, state.iter().map(|(name, tensor)| (name.to_owned(), values(tensor))).collect()))
+}
+
+fn tch_mean() -> accelerate::tch::Reduction {
+    accelerate::tch::Reduction::Mean
+}
+
+fn run(case: Case, plugin: Option<FullyShardedDataParallelPlugin>) -> Vec<Outcome> {
+    let mut builder = Accelerator::builder().gradient_accumulation_steps(case.accumulation);
+    if let Some(plugin) = plugin {
+        builder = builder.fsdp_plugin(plugin);
+    }
+    testing::ranks_with(case.world_size, builder, |accelerator| train(&accelerator, case)).unwrap()
+}
+
+fn largest_difference(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+}
+
+fn assert_equal(case: Case, plugin: FullyShardedDataParallelPlugin) {
+    let (replicated, sharded) = (run(case, None), run(case, Some(plugin.clone())));
+    for (rank, (wanted, found)) in replicated.iter().zip(&sharded).enumerate() {
+        let context = format!("rank {rank} of {case:?}, {plugin:?}");
+        assert!(largest_difference(&wanted.0, &found.0) <= 1e-6, "losses {:?} {:?}: {context}", wanted.0, found.0);
+        assert!(largest_difference(&wanted.1, &found.1) <= 1e-5, "norms {:?} {:?}: {context}", wanted.1, found.1);
+        for ((name, wanted), (other, found)) in wanted.2.iter().zip(&found.2) {
+            assert_eq!(name, other);
+            let difference = largest_difference(wanted, found);
+            assert!(difference <= 1e-6, "{name} differs by {difference}: {context}");
+            if case.world_size == 2 && case.accumulation == 1 && case.max_norm.is_none() {
+                assert_eq!(difference, 0.0, "a sum of two has one order: {name}, {context}");
+            }
+        }
+    }
+}
+
+fn plugin(strategy: ShardingStrategy, policy: AutoWrapPolicy) -> FullyShardedDataParallelPlugin {
+    FullyShardedDataParallelPlugin {
+        sharding_strategy: strategy,
+        auto_wrap_policy: policy,
+        min_num_params: (policy == AutoWrapPolicy::SizeBasedWrap).then_some(30),
+        ..Default::default()
+    }
+}
+
+use AutoWrapPolicy::{NoWrap, SizeBasedWrap, TransformerBasedWrap};
+use ShardingStrategy::{FullShard, NoShard, ShardGradOp};
+
+#[test]
+fn every_strategy_on_every_number_of_ranks() {
+    for world_size in 1..=4 {
+        for strategy in [FullShard, ShardGradOp, NoShard] {
+            assert_equal(Case { world_size, ..CASE }, plugin(strategy, TransformerBasedWrap));
+        }
+    }
+}
+
+#[test]
+fn every_way_to_make_units() {
+    for policy in [NoWrap, SizeBasedWrap, TransformerBasedWrap] {
+        assert_equal(Case { world_size: 3, momentum_only: true, ..CASE }, plugin(FullShard, policy));
+    }
+}
+
+#[test]
+fn accumulation_and_clipping() {
+    for world_size in [1, 2, 3] {
+        for (accumulation, max_norm, norm_type) in
+            [(4, None, 2.0), (1, Some(0.1), 2.0), (4, Some(0.05), 1.0), (1, Some(0.02), f64::INFINITY)]
+        {
+            let case = Case { world_size, accumulation, max_norm, norm_type, ..CASE };
+            assert_equal(case, plugin(FullShard, TransformerBasedWrap));
+        }
+    }
+}
+
+#[test]
+fn an_overflow_in_one_part_skips_the_step_on_all_ranks() {
+    let builder = Accelerator::builder().mixed_precision(MixedPrecision::Fp16).fsdp_plugin(plugin(FullShard, NoWrap));
+    let skipped = testing::ranks_with(3, builder, |accelerator| {
+        let store = ParamStore::new(accelerator.device());
+        let weight = store.root().param("weight", ([6], Init::Ones))?;
+        let used = weight.clone();
+        let module = ModuleFn::new(&store, move |input: &Tensor| Ok((used.get() * input).f_sum(Kind::Float)?));
+        let optimizer = Sgd::new(&store, 0.1)?;
+        let (model, mut optimizer) = accelerator.prepare((module, optimizer))?;
+        let mut seen = Vec::new();
+        for bad in [1f32, f32::INFINITY, 1.0] {
+            // Only the last element overflows, which is the last rank's.
+            let loss = model.forward(&Tensor::from_slice(&[1f32, 1.0, 1.0, 1.0, 1.0, bad]))?;
+            accelerator.backward(&loss)?;
+            optimizer.step()?;
+            optimizer.zero_grad()?;
+            seen.push(accelerator.optimizer_step_was_skipped());
+        }
+        Ok((seen, Vec::<f64>::try_from(weight.local().to_kind(Kind::Double)).unwrap()))
+    })
+    .unwrap();
+    for (seen, own) in skipped {
+        assert_eq!(seen, [false, true, false]);
+        assert!(own.iter().all(|value| (value - 0.8).abs() < 1e-6), "{own:?}");
+    }
+}
+
+#[test]
+fn weights_move_between_any_numbers_of_ranks_through_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let builder = || Accelerator::builder().fsdp_plugin(plugin(FullShard, TransformerBasedWrap));
+    let saved = testing::ranks_with(3, builder(), |accelerator| {
+        let outcome = train(&accelerator, Case { world_size: 3, ..CASE })?;
+        let (store, module) = model(&accelerator)?;
+        let model = accelerator.prepare(module)?;
+        store.get("embed.weight").unwrap().copy_(&Tensor::from(7f32))?;
+        accelerator.save_model(&model, folder.path())?;
+        accelerator.wait_for_everyone()?;
+        Ok(outcome)
+    })
+    .unwrap();
+    assert_eq!(saved.len(), 3);
+    for world_size in [1, 2, 4] {
+        testing::ranks_with(world_size, builder(), |accelerator| {
+            let (store, module) = model(&accelerator)?;
+            let wanted = store.get("blocks.0.up.weight").unwrap().get().detach().copy();
+            let model = accelerator.prepare(module)?;
+            for param in store.parameters() {
+                param.copy_(&Tensor::from(0f32))?;
+            }
+            accelerator.load_checkpoint_in_model(&model, folder.path())?;
+            let state = store.state_dict()?;
+            assert_eq!(state.get("blocks.0.up.weight").unwrap(), &wanted);
+            assert_eq!(state.get("embed.weight").unwrap(), &Tensor::full([11, 5], 7.0, (Kind::Float, Device::Cpu)));
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn what_needs_whole_parameters_is_refused() {
+    let texts = testing::ranks_with(2, Accelerator::builder().fsdp_plugin(plugin(FullShard, NoWrap)), |accelerator| {
+        let (store, module) = model(&accelerator)?;
+        let adafactor = Adafactor::new(&store, 0.1)?;
+        let (model, mut adafactor) = accelerator.prepare((module, adafactor))?;
+        let text = |result: Result<()>| result.unwrap_err().to_string();
+        let local_sgd: Result<(), Error> = LocalSGD::new(&accelerator, &model, 2, true).map(drop);
+        let join = accelerator.join_uneven_inputs(&model, Some(false), || Ok(()));
+        Ok([text(adafactor.step()), text(store.to_kind(Kind::Double)), text(local_sgd), text(join)])
+    })
+    .unwrap();
+    for ([adafactor, moved, local_sgd, join], _) in texts.iter().zip(0..) {
+        assert!(adafactor.contains("\"embed.weight\" is sharded") && adafactor.contains("AdamW"), "{adafactor}");
+        assert!(moved.contains("before `prepare`"), "{moved}");
+        assert!(local_sgd.contains("FSDP"), "{local_sgd}");
+        assert!(join.contains("join_uneven_inputs of a sharded model"), "{join}");
+    }
+}
+
+#[test]
+fn an_optimizer_made_before_prepare_keeps_parts_of_its_state_only() {
+    let elements =
+        testing::ranks_with(2, Accelerator::builder().fsdp_plugin(plugin(FullShard, NoWrap)), |accelerator| {
+            let (store, module) = model(&accelerator)?;
+            let optimizer = AdamW::new(&store, 0.1)?;
+            let all: usize = store.trainable_parameters().iter().map(Param::numel).sum();
+            let (model, mut optimizer) = accelerator.prepare((module, optimizer))?;
+            let loss = model.forward(&Tensor::from_slice(&[1i64, 2]))?.f_square()?.f_mean(Kind::Float)?;
+            accelerator.backward(&loss)?;
+            optimizer.step()?;
+            let state = optimizer.state_dict()?;
+            let own: usize =
+                state.tensors.iter().filter(|(name, _)| name.starts_with("exp_avg_sq")).map(|(_, t)| t.numel()).sum();
+            Ok((all, own))
+        })
+        .unwrap();
+    let all = elements[0].0;
+    assert_eq!(elements.iter().map(|(_, own)| own).sum::<usize>(), all);
+    assert!(elements.iter().all(|(_, own)| own.abs_diff(all / 2) <= 1));
+}
