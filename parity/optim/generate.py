@@ -235,6 +235,10 @@ def schedules():
         "warmed_step_4_0.1": (lambda o: warmed(lr, o, 0.1, 4, lambda o: lr.StepLR(o, 3, 0.5)), 14),
         "warmed_cosine_5_third": (lambda o: warmed(lr, o, 1 / 3, 5, lambda o: lr.CosineAnnealingLR(o, 10, 1e-3)), 18),
         "warmed_lambda_3_1": (lambda o: warmed(lr, o, 1.0, 3, lambda o: lr.LambdaLR(o, lambda n: 0.95**n)), 9),
+        "warmed_one_cycle_3_0.5": (
+            lambda o: warmed(lr, o, 0.5, 3, lambda o: lr.OneCycleLR(o, 0.5, total_steps=8)),
+            11,
+        ),
         "one_cycle_20": (lambda o: lr.OneCycleLR(o, 0.5, total_steps=20), 20),
         "one_cycle_13_linear": (
             lambda o: lr.OneCycleLR(o, 0.5, total_steps=13, pct_start=0.4, anneal_strategy="linear"),

@@ -266,6 +266,7 @@ fn optim_warmups_before_other_schedules_follow_pytorch() {
     check_schedule("warmed_cosine_5_third", |o| {
         Warmup::new(CosineAnnealingLr::new(o, 10, 1e-3).unwrap(), 5, 1.0 / 3.0).unwrap()
     });
+    check_schedule("warmed_one_cycle_3_0.5", |o| Warmup::new(OneCycleLr::new(o, 0.5, 8).unwrap(), 3, 0.5).unwrap());
     check_schedule("warmed_lambda_3_1", |o| {
         Warmup::new(LambdaLr::new(o, |step| 0.95f64.powf(step as f64)), 3, 1.0).unwrap()
     });

@@ -82,8 +82,8 @@ scheduler!(LinearLr);
 /// At step `s` below `warmup` the rate is the first rate of `scheduler` times
 /// `start_factor + (1 - start_factor) * s / warmup`, at step `warmup + s` what `scheduler` gives for its step `s`. These are
 /// the rates of PyTorch's `SequentialLR([LinearLR(optimizer, start_factor, total_iters=warmup), scheduler], [warmup])`.
-/// Unlike that, it may begin at 0, and a schedule whose first rate is not the optimizer's (`OneCycleLr`) is warmed up to
-/// its own. A rate set by hand during the warmup is overwritten.
+/// Unlike that, it may begin at 0, and where the function of a `LambdaLr` does not begin with 1, the warmup ends at the rate
+/// with which it begins. A rate set by hand during the warmup is overwritten.
 ///
 /// ```
 /// use accelerate::nn::{Init, ParamStore};
