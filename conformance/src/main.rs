@@ -3,12 +3,17 @@
 mod failing;
 mod killed_and_resumed;
 mod regression;
+mod test_ddp_comm_hook;
 mod test_distributed_data_loop;
+mod test_kwargs_handlers;
 mod test_memory_utils;
 mod test_metrics;
 mod test_ops;
+mod test_optimizer;
+mod test_scheduler;
 mod test_script;
 mod test_sync;
+mod training_check;
 
 use clap::{Parser, ValueEnum};
 
@@ -38,6 +43,14 @@ enum Script {
     TestMetrics,
     /// Batch sizes that do not fit on one rank
     TestMemoryUtils,
+    /// Saved state, windows and skipped steps of optimizers
+    TestOptimizer,
+    /// How far schedules move with their optimizers
+    TestScheduler,
+    /// Compressed gradients
+    TestDdpCommHook,
+    /// Settings of single mechanisms
+    TestKwargsHandlers,
     /// Reads an epoch until it is told to die, and goes on where the run before stopped
     KilledAndResumed,
     /// Rank 1 kills itself while the others reduce
@@ -57,6 +70,10 @@ fn main() -> anyhow::Result<()> {
         Script::TestOps => test_ops::run(),
         Script::TestMetrics => test_metrics::run(),
         Script::TestMemoryUtils => test_memory_utils::run(),
+        Script::TestOptimizer => test_optimizer::run(),
+        Script::TestScheduler => test_scheduler::run(),
+        Script::TestDdpCommHook => test_ddp_comm_hook::run(),
+        Script::TestKwargsHandlers => test_kwargs_handlers::run(),
         Script::KilledAndResumed => killed_and_resumed::run(arguments.folder.as_deref()),
         Script::DyingRank => failing::dying_rank(),
         Script::AbsentRank => failing::absent_rank(),

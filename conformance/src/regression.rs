@@ -3,7 +3,7 @@
 use accelerate::data::{DataLoader, TensorDataset};
 use accelerate::nn::{Module, Param, ParamStore};
 use accelerate::tch::{Kind, Tensor};
-use accelerate::{Error, Result};
+use accelerate::{Accelerator, Error, Result};
 
 /// A line with one weight and one bias.
 pub(crate) struct RegressionModel {
@@ -59,6 +59,13 @@ pub(crate) fn regression_data(length: i64) -> Result<(Tensor, Tensor)> {
     let noise = x.f_mul_scalar(37.0)?.f_sin()?.f_mul_scalar(0.1)?;
     let y = x.f_mul_scalar(2.0)?.f_add_scalar(3.0)?.f_add(&noise)?;
     Ok((x, y))
+}
+
+/// A batch of its own for every rank; four of them, over and over.
+pub(crate) fn rank_batch(accelerator: &Accelerator, step: usize) -> Result<(Tensor, Tensor)> {
+    let (x, y) = regression_data(16 * accelerator.num_processes() as i64)?;
+    let start = (accelerator.process_index() * 16 + 4 * (step % 4)) as i64;
+    Ok((x.f_narrow(0, start, 4)?, y.f_narrow(0, start, 4)?))
 }
 
 pub(crate) fn regression_loader(length: i64, batch_size: usize, shuffle: bool) -> Result<RegressionLoader> {

@@ -1,10 +1,9 @@
 //! `test_script.py`: process control, loader preparation, training against a single process, splitting.
 
-use crate::regression::{RegressionModel, ensure_close, mse, regression_data, regression_loader};
+use crate::training_check::training_check;
 use accelerate::data::{DataLoader, VecDataset};
-use accelerate::optim::Sgd;
 use accelerate::tch::{self, Kind, Tensor};
-use accelerate::{Accelerator, DataLoaderConfiguration, MixedPrecision, RngType};
+use accelerate::{Accelerator, DataLoaderConfiguration, RngType};
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -18,7 +17,9 @@ pub(crate) fn run(folder: Option<&Path>) -> Result<()> {
     seedable_sampler_check(&accelerator)?;
     split_between_processes_checks(&accelerator)?;
     trigger_check(&accelerator)?;
-    training_check(&accelerator)?;
+    for use_seedable_sampler in [false, true] {
+        training_check(&accelerator, use_seedable_sampler)?;
+    }
     accelerator.print(format_args!("test_script: all checks passed"));
     Ok(())
 }
@@ -149,62 +150,7 @@ fn trigger_check(accelerator: &Accelerator) -> Result<()> {
     Ok(())
 }
 
-/// The same training on one process, by hand: batches of the whole run.
-fn mock_training(length: i64, batch_size: i64, epochs: usize) -> Result<[f64; 2]> {
-    let (x, y) = regression_data(length)?;
-    let [mut a, mut b] = [0f64; 2];
-    for _ in 0..epochs {
-        for start in (0..length).step_by(batch_size as usize) {
-            let (x, y) = (x.f_narrow(0, start, batch_size)?, y.f_narrow(0, start, batch_size)?);
-            let residual = (&x * a + b - &y) * 2.0;
-            let gradient_a = (&residual * &x).f_mean(Kind::Float)?.f_double_value(&[])?;
-            let gradient_b = residual.f_mean(Kind::Float)?.f_double_value(&[])?;
-            a -= 0.1 * gradient_a;
-            b -= 0.1 * gradient_b;
-        }
-    }
-    Ok([a, b])
-}
-
-fn training_check(accelerator: &Accelerator) -> Result<()> {
-    let world_size = accelerator.num_processes();
-    let length = (8 * 4 * world_size) as i64;
-    let expected = mock_training(length, (8 * world_size) as i64, 3)?;
-    for (precision, tolerance) in
-        [(MixedPrecision::No, 1e-5), (MixedPrecision::Bf16, 0.1), (MixedPrecision::Fp16, 0.05)]
-    {
-        for split_batches in [false, true] {
-            let config = DataLoaderConfiguration { split_batches, ..Default::default() };
-            let configured = sibling_with(accelerator, config, precision)?;
-            let batch_size = if split_batches { 8 * world_size } else { 8 };
-            let model = RegressionModel::new(configured.device(), 0.0, 0.0)?;
-            let optimizer = Sgd::new(accelerate::nn::Module::params(&model), 0.1)?;
-            let loader = regression_loader(length, batch_size, false)?;
-            let (loader, model, mut optimizer) = configured.prepare((loader, model, optimizer))?;
-            for _ in 0..3 {
-                for batch in loader.iter()? {
-                    let (x, y) = batch?;
-                    configured.backward(&mse(&model.forward(&x)?, &y)?)?;
-                    optimizer.step()?;
-                    optimizer.zero_grad()?;
-                }
-            }
-            let what = format!("{precision}, split_batches {split_batches}, {world_size} ranks");
-            ensure_close(model.values()?, expected, tolerance, &what)?;
-        }
-    }
-    Ok(())
-}
-
 /// An accelerator with other settings in the same run.
 fn sibling(accelerator: &Accelerator, config: DataLoaderConfiguration) -> Result<Accelerator> {
-    sibling_with(accelerator, config, MixedPrecision::No)
-}
-
-fn sibling_with(
-    accelerator: &Accelerator,
-    config: DataLoaderConfiguration,
-    precision: MixedPrecision,
-) -> Result<Accelerator> {
-    Ok(Accelerator::builder().dataloader_config(config).mixed_precision(precision).build_from(accelerator)?)
+    Ok(Accelerator::builder().dataloader_config(config).build_from(accelerator)?)
 }

@@ -1,6 +1,6 @@
 //! `test_sync.py`: where gradients differ between ranks, where they agree, and where optimizers step.
 
-use crate::regression::{RegressionModel, ensure_close, mse, regression_data, regression_loader};
+use crate::regression::{RegressionModel, ensure_close, mse, rank_batch, regression_data, regression_loader};
 use accelerate::nn::Module;
 use accelerate::optim::{AdamW, LambdaLr};
 use accelerate::{Accelerator, DataLoaderConfiguration, GradientAccumulationPlugin};
@@ -25,13 +25,6 @@ pub(crate) fn run() -> Result<()> {
 fn gradients_agree(accelerator: &Accelerator, model: &RegressionModel) -> Result<bool> {
     let everywhere = accelerator.gather_object(&[model.gradients()?])?;
     Ok(everywhere.iter().all(|other| *other == everywhere[0]))
-}
-
-/// A batch of its own for every rank.
-fn rank_batch(accelerator: &Accelerator, step: usize) -> Result<(accelerate::tch::Tensor, accelerate::tch::Tensor)> {
-    let (x, y) = regression_data(16 * accelerator.num_processes() as i64)?;
-    let start = (accelerator.process_index() * 16 + 4 * (step % 4)) as i64;
-    Ok((x.f_narrow(0, start, 4)?, y.f_narrow(0, start, 4)?))
 }
 
 fn test_distributed_sync(accelerator: &Accelerator) -> Result<()> {

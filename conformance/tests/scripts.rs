@@ -12,7 +12,11 @@ fn script(
         "test_distributed_data_loop",
         "test_ops",
         "test_metrics",
-        "test_memory_utils"
+        "test_memory_utils",
+        "test_optimizer",
+        "test_scheduler",
+        "test_ddp_comm_hook",
+        "test_kwargs_handlers"
     )]
     name: &str,
     #[values(1, 2, 3, 4)] num_processes: usize,

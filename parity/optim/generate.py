@@ -185,6 +185,24 @@ def inverse_sqrt(warmup, timescale=None):
     return rule
 
 
+def polynomial(warmup, total, lr_init, lr_end=1e-7, power=1.0):
+    def rule(step):
+        if step < warmup:
+            return float(step) / float(max(1, warmup))
+        if step > total:
+            return lr_end / lr_init
+        left = 1 - (step - warmup) / (total - warmup)
+        return ((lr_init - lr_end) * left**power + lr_end) / lr_init
+
+    return rule
+
+
+def warmed(lr, optimizer, start_factor, steps, schedule):
+    """A line up to the rate of `schedule`, then `schedule` from its beginning."""
+    line = lr.LinearLR(optimizer, start_factor, total_iters=steps)
+    return lr.SequentialLR(optimizer, [line, schedule(optimizer)], [steps])
+
+
 def schedules():
     lr = torch.optim.lr_scheduler
     cases = {
@@ -205,6 +223,22 @@ def schedules():
         "multi_step_2_5_5_9_0.3": (lambda o: lr.MultiStepLR(o, [2, 5, 5, 9], 0.3), 12),
         "cosine_annealing_7_0.001": (lambda o: lr.CosineAnnealingLR(o, 7, 0.001), 30),
         "cosine_annealing_10": (lambda o: lr.CosineAnnealingLR(o, 10), 22),
+        "linear_lr_0.25_1_6": (lambda o: lr.LinearLR(o, 0.25, 1.0, 6), 9),
+        "linear_lr_default": (lambda o: lr.LinearLR(o), 7),
+        "linear_lr_1_0_4": (lambda o: lr.LinearLR(o, 1.0, 0.0, 4), 6),
+        # The formula knows one initial rate; here each of the two groups has the formula with its own.
+        "polynomial_warmup_4_20": (lambda o: lr.LambdaLR(o, [polynomial(4, 20, 0.1), polynomial(4, 20, 0.02)]), 24),
+        "polynomial_warmup_0_11_0.001_2.5": (
+            lambda o: lr.LambdaLR(o, [polynomial(0, 11, 0.1, 0.001, 2.5), polynomial(0, 11, 0.02, 0.001, 2.5)]),
+            14,
+        ),
+        "warmed_step_4_0.1": (lambda o: warmed(lr, o, 0.1, 4, lambda o: lr.StepLR(o, 3, 0.5)), 14),
+        "warmed_cosine_5_third": (lambda o: warmed(lr, o, 1 / 3, 5, lambda o: lr.CosineAnnealingLR(o, 10, 1e-3)), 18),
+        "warmed_lambda_3_1": (lambda o: warmed(lr, o, 1.0, 3, lambda o: lr.LambdaLR(o, lambda n: 0.95**n)), 9),
+        "warmed_one_cycle_3_0.5": (
+            lambda o: warmed(lr, o, 0.5, 3, lambda o: lr.OneCycleLR(o, 0.5, total_steps=8)),
+            11,
+        ),
         "one_cycle_20": (lambda o: lr.OneCycleLR(o, 0.5, total_steps=20), 20),
         "one_cycle_13_linear": (
             lambda o: lr.OneCycleLR(o, 0.5, total_steps=13, pct_start=0.4, anneal_strategy="linear"),

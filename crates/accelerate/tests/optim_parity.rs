@@ -8,9 +8,9 @@ use accelerate::nn::{ParamStore, init::Init};
 use accelerate::optim::schedule::OneCycle;
 use accelerate::optim::{
     Adafactor, Adagrad, Adam, AdamW, AdamW8bit, AnnealStrategy, ConstantWithWarmup, CosineAnnealingLr,
-    CosineWithHardRestartsWithWarmup, CosineWithWarmup, ExponentialLr, InverseSqrtWithWarmup, LambdaLr,
+    CosineWithHardRestartsWithWarmup, CosineWithWarmup, ExponentialLr, InverseSqrtWithWarmup, LambdaLr, LinearLr,
     LinearWithWarmup, Lion, LrScheduler, MultiStepLr, OneCycleLr, Optimizer, ParamGroup, Plateau, PolynomialLr,
-    RMSprop, ReduceLrOnPlateau, Sgd, StepLr, clip_grad_norm_,
+    PolynomialWithWarmup, RMSprop, ReduceLrOnPlateau, Sgd, StepLr, Warmup, clip_grad_norm_,
 };
 use accelerate::tch::{Device, Kind, Tensor};
 use serde_json::Value;
@@ -254,6 +254,22 @@ fn optim_warmup_schedules_follow_transformers() {
     check_schedule("inverse_sqrt_5", |o| InverseSqrtWithWarmup::new(o, 5));
     check_schedule("inverse_sqrt_0", |o| InverseSqrtWithWarmup::new(o, 0));
     check_schedule("inverse_sqrt_3_timescale_7", |o| InverseSqrtWithWarmup::with_timescale(o, 3, 7));
+    check_schedule("polynomial_warmup_4_20", |o| PolynomialWithWarmup::new(o, 4, 20).unwrap());
+    check_schedule("polynomial_warmup_0_11_0.001_2.5", |o| {
+        PolynomialWithWarmup::with_settings(o, 0, 11, 0.001, 2.5).unwrap()
+    });
+}
+
+#[test]
+fn optim_warmups_before_other_schedules_follow_pytorch() {
+    check_schedule("warmed_step_4_0.1", |o| Warmup::new(StepLr::new(o, 3, 0.5).unwrap(), 4, 0.1).unwrap());
+    check_schedule("warmed_cosine_5_third", |o| {
+        Warmup::new(CosineAnnealingLr::new(o, 10, 1e-3).unwrap(), 5, 1.0 / 3.0).unwrap()
+    });
+    check_schedule("warmed_one_cycle_3_0.5", |o| Warmup::new(OneCycleLr::new(o, 0.5, 8).unwrap(), 3, 0.5).unwrap());
+    check_schedule("warmed_lambda_3_1", |o| {
+        Warmup::new(LambdaLr::new(o, |step| 0.95f64.powf(step as f64)), 3, 1.0).unwrap()
+    });
 }
 
 #[test]
@@ -264,6 +280,9 @@ fn optim_decays_follow_pytorch() {
     check_schedule("multi_step_2_5_5_9_0.3", |o| MultiStepLr::new(o, &[9, 5, 2, 5], 0.3));
     check_schedule("cosine_annealing_7_0.001", |o| CosineAnnealingLr::new(o, 7, 0.001).unwrap());
     check_schedule("cosine_annealing_10", |o| CosineAnnealingLr::new(o, 10, 0.0).unwrap());
+    check_schedule("linear_lr_0.25_1_6", |o| LinearLr::new(o, 0.25, 1.0, 6).unwrap());
+    check_schedule("linear_lr_default", |o| LinearLr::new(o, 1.0 / 3.0, 1.0, 5).unwrap());
+    check_schedule("linear_lr_1_0_4", |o| LinearLr::new(o, 1.0, 0.0, 4).unwrap());
     check_schedule("lambda_0.95", |o| LambdaLr::new(o, |step| 0.95f64.powf(step as f64)));
 }
 

@@ -21,6 +21,11 @@ pub(crate) enum OptimError {
     )]
     GroupCount { scheduler: &'static str, what: &'static str, found: usize, wanted: usize },
     #[error(
+        "the saved state holds {found} inner schedules, but {scheduler} has {wanted}; load a state that the same kind of \
+         scheduler has saved"
+    )]
+    InnerSchedules { scheduler: &'static str, found: usize, wanted: usize },
+    #[error(
         "OneCycleLr with cycle_momentum changes the optimizer's momentum or first beta, but {optimizer} has neither; \
          set cycle_momentum: false"
     )]

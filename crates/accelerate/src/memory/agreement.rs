@@ -106,8 +106,9 @@ impl Meeting {
         let verdicts: Vec<_> = verdicts.iter().map(|bytes| bytes.as_deref().map(Verdict::decode)).collect();
         let decision = decide(&verdicts);
         if matches!(decision, Decision::Failed { .. }) {
-            // Rank 0 keeps the store: were it to end now, the others could not read why.
-            self.exchange(store, "read", b"", FAREWELL)?;
+            // Rank 0 keeps the store: were it to end now, the others could not read why. It leaves when all have said
+            // that they did, maybe before they hear so of each other, and the decision stands without that.
+            let _ = self.exchange(store, "read", b"", FAREWELL);
         }
         Ok(decision)
     }
@@ -133,6 +134,7 @@ impl Meeting {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use torch_ext::TcpStoreOptions;
 
     #[test]
     fn verdicts_survive_the_store() {
@@ -154,6 +156,36 @@ mod tests {
         assert_eq!(meeting.decide(&Verdict::Done).unwrap(), Decision::Silent { ranks: vec![1, 2] });
         let text = meeting.silent(&[1, 2]).to_string();
         assert!(text.contains("rank(s) 1, 2 did not come"), "{text}");
+    }
+
+    #[test]
+    #[allow(clippy::unwrap_used)]
+    fn a_store_that_goes_after_the_decision_does_not_undo_it() {
+        let deadline = Duration::from_secs(10);
+        let connect = |port: u16, is_server: bool| {
+            let options = TcpStoreOptions {
+                host: "127.0.0.1".into(),
+                port,
+                is_server,
+                num_workers: None,
+                wait_for_workers: false,
+                timeout: deadline,
+                listen_fd: None,
+            };
+            Store::tcp(&options).unwrap()
+        };
+        let server = connect(0, true);
+        let store = connect(server.port().unwrap(), false);
+        server.set("end/0", Verdict::Failed("f".into()).encode().as_bytes()).unwrap();
+        let meeting = Meeting { store: Some(store), rank: 1, world_size: 2, deadline };
+        let decision = std::thread::scope(|scope| {
+            scope.spawn(move || {
+                server.wait(&["read/1"], deadline).unwrap();
+                drop(server);
+            });
+            meeting.decide(&Verdict::Done).unwrap()
+        });
+        assert_eq!(decision, Decision::Failed { rank: 0, text: "f".into() });
     }
 
     #[test]

@@ -45,8 +45,9 @@ pub(crate) use prepared_schedule::SchedulerOptions;
 pub use rmsprop::{RMSprop, RMSpropBuilder};
 pub use schedule::{
     AnnealStrategy, ConstantWithWarmup, CosineAnnealingLr, CosineWithHardRestartsWithWarmup, CosineWithWarmup,
-    ExponentialLr, InverseSqrtWithWarmup, LambdaLr, LinearWithWarmup, LrScheduler, MultiStepLr, OneCycleLr, Plateau,
-    PlateauMode, PlateauState, PolynomialLr, ReduceLrOnPlateau, SchedulerState, StepLr, ThresholdMode,
+    ExponentialLr, InverseSqrtWithWarmup, LambdaLr, LinearLr, LinearWithWarmup, LrScheduler, MultiStepLr, OneCycleLr,
+    Plateau, PlateauMode, PlateauState, PolynomialLr, PolynomialWithWarmup, ReduceLrOnPlateau, SchedulerState, StepLr,
+    ThresholdMode, Warmup,
 };
 pub use sgd::{Sgd, SgdBuilder};
 pub use state::{GroupState, OptimizerState};

@@ -1,6 +1,7 @@
 //! Prepared optimizers and schedulers, shared loss scaling, saved state, refused settings.
 
 mod memory;
+mod schedules;
 
 use super::*;
 use crate::amp::{GradScaler, GradScalerKwargs};

@@ -6,6 +6,7 @@
 
 mod annealing;
 mod decay;
+mod linear;
 mod one_cycle;
 mod plateau;
 mod warmup;
@@ -15,10 +16,12 @@ pub use accelerate_core::schedule::{
 };
 pub use annealing::CosineAnnealingLr;
 pub use decay::{ExponentialLr, LambdaLr, MultiStepLr, PolynomialLr, StepLr};
+pub use linear::{LinearLr, Warmup};
 pub use one_cycle::OneCycleLr;
 pub use plateau::ReduceLrOnPlateau;
 pub use warmup::{
     ConstantWithWarmup, CosineWithHardRestartsWithWarmup, CosineWithWarmup, InverseSqrtWithWarmup, LinearWithWarmup,
+    PolynomialWithWarmup,
 };
 
 use super::OptimizerHandle;
@@ -104,6 +107,9 @@ pub struct SchedulerState {
     /// The rates set last.
     #[serde(rename = "_last_lr")]
     pub last_lr: Vec<f64>,
+    /// Where the schedules within this one stand; only [`Warmup`] has any.
+    #[serde(rename = "_schedulers", default, skip_serializing_if = "Vec::is_empty")]
+    pub schedulers: Vec<SchedulerState>,
 }
 
 /// The moment for which a rate is asked.
@@ -163,6 +169,7 @@ impl Clock {
             step_count: self.last_epoch + 1,
             base_lrs: self.base_lrs.clone(),
             last_lr: self.last_lr.clone(),
+            schedulers: Vec::new(),
         }
     }
 

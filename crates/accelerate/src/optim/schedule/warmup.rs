@@ -1,6 +1,7 @@
 //! The schedules of `transformers`: a warmup, then something that falls or stays.
 
 use super::{Clock, Tick, scheduler};
+use crate::error::{OptimError, Result};
 use crate::optim::Optimizer;
 use accelerate_core::schedule as formula;
 
@@ -261,3 +262,85 @@ impl InverseSqrtWithWarmup {
 }
 
 scheduler!(InverseSqrtWithWarmup);
+
+/// The rate rises straight from 0 in `warmup` steps, then falls to `lr_end` at `total` steps along a power of a
+/// straight line, and stays there.
+///
+/// `get_polynomial_decay_schedule_with_warmup` of `transformers`. There, `lr_end` is meant for groups with the optimizer's
+/// own rate, and others end at their share of it; here every parameter group ends at `lr_end`.
+///
+/// ```
+/// use accelerate::nn::{Init, ParamStore};
+/// use accelerate::optim::{LrScheduler, Optimizer, PolynomialWithWarmup, Sgd};
+/// use accelerate::tch::Device;
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// store.root().param("weight", ([2], Init::Zeros))?;
+/// let mut optimizer = Sgd::new(&store, 1.0)?;
+/// let mut scheduler = PolynomialWithWarmup::with_settings(&optimizer, 2, 4, 0.5, 2.0)?;
+/// let mut rates = scheduler.get_last_lr();
+/// for _ in 0..5 {
+///     optimizer.step()?;
+///     scheduler.step()?;
+///     rates.extend(scheduler.get_last_lr());
+/// }
+/// assert_eq!(rates, [0.0, 0.5, 1.0, 0.625, 0.5, 0.5]);
+/// assert!(PolynomialWithWarmup::with_settings(&optimizer, 2, 4, 1.0, 2.0).is_err());
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct PolynomialWithWarmup {
+    clock: Clock,
+    rule: Polynomial,
+}
+
+#[derive(Debug)]
+struct Polynomial {
+    warmup: u64,
+    total: u64,
+    lr_end: f64,
+    power: f64,
+}
+
+impl Polynomial {
+    fn rate(&self, tick: &Tick) -> f64 {
+        let Self { warmup, total, lr_end, power } = *self;
+        tick.base_lr * formula::polynomial_with_warmup(tick.epoch, warmup, total, power, lr_end / tick.base_lr)
+    }
+}
+
+impl PolynomialWithWarmup {
+    /// Falls straight to a rate of 1e-7, the defaults of `transformers`.
+    ///
+    /// # Errors
+    /// As [`with_settings`](Self::with_settings).
+    pub fn new(optimizer: &impl Optimizer, warmup: usize, total: usize) -> Result<Self> {
+        Self::with_settings(optimizer, warmup, total, 1e-7, 1.0)
+    }
+
+    /// Falls to `lr_end` along a straight line to the power of `power`.
+    ///
+    /// # Errors
+    /// `lr_end` is negative, or not below the initial rate of every parameter group; `power` is not above 0.
+    pub fn with_settings(
+        optimizer: &impl Optimizer,
+        warmup: usize,
+        total: usize,
+        lr_end: f64,
+        power: f64,
+    ) -> Result<Self> {
+        let owner = "PolynomialWithWarmup";
+        let is_below = |lr: &f64| lr_end < *lr;
+        if !(0.0..f64::INFINITY).contains(&lr_end) || !optimizer.handle().initial_lrs().iter().all(is_below) {
+            let wanted = "0 or more, and below the initial learning rate of every parameter group";
+            return Err(OptimError::Setting { owner, name: "lr_end", found: lr_end, wanted }.into());
+        }
+        if !power.is_finite() || power <= 0.0 {
+            return Err(OptimError::Setting { owner, name: "power", found: power, wanted: "above 0" }.into());
+        }
+        let rule = Polynomial { warmup: warmup as u64, total: total as u64, lr_end, power };
+        Ok(Self { clock: Clock::start(optimizer.handle(), |tick| rule.rate(tick)), rule })
+    }
+}
+
+scheduler!(PolynomialWithWarmup);
