@@ -15,6 +15,7 @@ mod kinds;
 pub mod meta;
 mod nccl;
 mod process_group;
+pub mod profiler;
 mod reducer;
 pub mod saved_tensors;
 pub mod storage;
