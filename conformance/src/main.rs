@@ -7,6 +7,7 @@ mod test_distributed_data_loop;
 mod test_memory_utils;
 mod test_metrics;
 mod test_ops;
+mod test_profile;
 mod test_script;
 mod test_sync;
 
@@ -38,6 +39,8 @@ enum Script {
     TestMetrics,
     /// Batch sizes that do not fit on one rank
     TestMemoryUtils,
+    /// Trace files of all ranks
+    TestProfile,
     /// Reads an epoch until it is told to die, and goes on where the run before stopped
     KilledAndResumed,
     /// Rank 1 kills itself while the others reduce
@@ -57,6 +60,7 @@ fn main() -> anyhow::Result<()> {
         Script::TestOps => test_ops::run(),
         Script::TestMetrics => test_metrics::run(),
         Script::TestMemoryUtils => test_memory_utils::run(),
+        Script::TestProfile => test_profile::run(arguments.folder.as_deref()),
         Script::KilledAndResumed => killed_and_resumed::run(arguments.folder.as_deref()),
         Script::DyingRank => failing::dying_rank(),
         Script::AbsentRank => failing::absent_rank(),

@@ -12,7 +12,8 @@ fn script(
         "test_distributed_data_loop",
         "test_ops",
         "test_metrics",
-        "test_memory_utils"
+        "test_memory_utils",
+        "test_profile"
     )]
     name: &str,
     #[values(1, 2, 3, 4)] num_processes: usize,

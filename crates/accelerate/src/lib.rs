@@ -30,6 +30,7 @@ pub mod nn;
 mod operations;
 pub mod optim;
 mod prepare;
+pub mod profile;
 mod random;
 mod state;
 mod tensor_tree;
@@ -37,8 +38,9 @@ pub mod testing;
 
 pub use accelerate_core::accumulation::PartialWindow;
 pub use accelerate_core::config::{
-    AutocastKwargs, DDPCommunicationHookType, DataLoaderConfiguration, DistributedDataParallelKwargs, GradScalerKwargs,
-    GradientAccumulationPlugin, InitProcessGroupKwargs, MixedPrecision, PowerSGDState, ProjectConfiguration,
+    AutocastKwargs, Compilation, DDPCommunicationHookType, DataLoaderConfiguration, DistributedDataParallelKwargs,
+    DynamoBackend, DynamoMode, GradScalerKwargs, GradientAccumulationPlugin, InitProcessGroupKwargs, MixedPrecision,
+    PowerSGDState, ProfilerActivity, ProjectConfiguration, ScheduleOption, TorchDynamoPlugin,
 };
 pub use accelerate_core::names::{DistributedType, RngType};
 pub use accelerate_core::schedule::SchedulerUnit;
@@ -52,6 +54,7 @@ pub use group::{Group, ReduceOp};
 pub use local_sgd::LocalSGD;
 pub use memory::{ExecutableBatchSize, clear_device_cache, find_executable_batch_size};
 pub use prepare::{Prepare, PreparedModel, kind};
+pub use profile::ProfileKwargs;
 pub use random::{SeedOptions, set_seed};
 pub use state::{PartialState, SplitBetweenProcesses};
 pub use tensor_tree::Parcel;

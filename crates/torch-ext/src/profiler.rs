@@ -84,7 +84,8 @@ struct RawOptions {
 
 impl From<&ProfilerOptions> for RawOptions {
     fn from(options: &ProfilerOptions) -> Self {
-        let ProfilerOptions { cpu, cuda, record_shapes, profile_memory, with_stack, with_flops, with_modules } = *options;
+        let ProfilerOptions { cpu, cuda, record_shapes, profile_memory, with_stack, with_flops, with_modules } =
+            *options;
         Self { cpu, cuda, record_shapes, profile_memory, with_stack, with_flops, with_modules }
     }
 }
@@ -275,9 +276,8 @@ impl Trace {
     pub fn save(&mut self, path: &Path) -> Result<()> {
         let operation = "Trace::save";
         let failed = |error: std::io::Error| Error::invalid(operation, format!("{}: {error}", path.display()));
-        let text = path
-            .to_str()
-            .ok_or_else(|| Error::invalid(operation, format!("{} is not valid UTF-8", path.display())))?;
+        let text =
+            path.to_str().ok_or_else(|| Error::invalid(operation, format!("{} is not valid UTF-8", path.display())))?;
         // Where libtorch cannot write it says nothing, so the file is made here and must have grown afterwards.
         std::fs::File::create(path).map_err(failed)?;
         // SAFETY: the trace is alive; the path is copied during the call.

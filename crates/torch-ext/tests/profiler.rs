@@ -61,7 +61,8 @@ fn a_second_profiler_is_refused_and_the_first_goes_on() {
     let first = Profiler::start(&ProfilerOptions::default()).unwrap();
     let error = Profiler::start(&ProfilerOptions::default()).unwrap_err();
     assert!(error.is_busy() && error.to_string().contains("one trace for all threads"), "{error}");
-    let elsewhere = std::thread::spawn(|| Profiler::start(&ProfilerOptions::default()).map(drop).unwrap_err().is_busy());
+    let elsewhere =
+        std::thread::spawn(|| Profiler::start(&ProfilerOptions::default()).map(drop).unwrap_err().is_busy());
     assert!(elsewhere.join().unwrap());
     let _ = Tensor::from_slice(&[1f32]).relu();
     named(&first.stop().unwrap().events().unwrap(), "aten::relu");

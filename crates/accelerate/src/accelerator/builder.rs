@@ -6,15 +6,17 @@ use crate::context::Context;
 use crate::error::{Result, StateError};
 use crate::gradient_state::GradientState;
 use crate::group::Group;
+use crate::profile::ProfileKwargs;
 use crate::state::{Lookup, PartialState, process_environment};
 use accelerate_core::accumulation::PartialWindow;
 use accelerate_core::config::{
-    AutocastKwargs, DataLoaderConfiguration, DistributedDataParallelKwargs, GradScalerKwargs,
-    GradientAccumulationPlugin, InitProcessGroupKwargs, ProjectConfiguration,
+    AutocastKwargs, Compilation, DataLoaderConfiguration, DistributedDataParallelKwargs, DynamoBackend,
+    GradScalerKwargs, GradientAccumulationPlugin, InitProcessGroupKwargs, ProjectConfiguration, TorchDynamoPlugin,
 };
 use accelerate_core::environment::LaunchSettings;
 use accelerate_core::names::RngType;
 use accelerate_core::schedule::SchedulerUnit;
+use tch::Device;
 
 /// Describes an [`Accelerator`]. For every setting: what is given here, else the launcher's environment, else
 /// the default.
@@ -41,6 +43,8 @@ pub struct AcceleratorBuilder {
     step_scheduler_with_optimizer: Option<bool>,
     scheduler_unit: Option<SchedulerUnit>,
     outputs_to_fp32: Option<bool>,
+    dynamo_plugin: Option<TorchDynamoPlugin>,
+    dynamo_backend: Option<DynamoBackend>,
     handlers: Vec<KwargsHandler>,
 }
 
@@ -118,6 +122,31 @@ impl AcceleratorBuilder {
         self
     }
 
+    /// Which compiler prepared models go through, and how. Default: the launcher's, else none.
+    ///
+    /// Compilers that need Python are an error, and so is every setting that the chosen one has no use for. What there is
+    /// besides "no" and "eager": "ts" for models that are TorchScript files ([`nn::ScriptModule`](crate::nn::ScriptModule)),
+    /// "aot_inductor" for packages that were compiled ahead of time
+    /// ([`nn::AotInductorModule`](crate::nn::AotInductorModule)).
+    ///
+    /// ```
+    /// use accelerate::{Accelerator, DynamoBackend, TorchDynamoPlugin};
+    ///
+    /// let plugin = TorchDynamoPlugin { backend: Some(DynamoBackend::Inductor), ..Default::default() };
+    /// let error = Accelerator::builder().cpu(true).dynamo_plugin(plugin).build().unwrap_err();
+    /// assert!(error.is_config() && error.to_string().contains("needs Python"));
+    /// ```
+    pub fn dynamo_plugin(mut self, plugin: TorchDynamoPlugin) -> Self {
+        self.dynamo_plugin = Some(plugin);
+        self
+    }
+
+    /// As [`AcceleratorBuilder::dynamo_plugin`] with nothing but the backend; excludes it.
+    pub fn dynamo_backend(mut self, backend: DynamoBackend) -> Self {
+        self.dynamo_backend = Some(backend);
+        self
+    }
+
     /// Settings of one mechanism; each kind at most once.
     pub fn kwargs_handler(mut self, handler: impl Into<KwargsHandler>) -> Self {
         self.handlers.push(handler.into());
@@ -173,12 +202,16 @@ impl AcceleratorBuilder {
         let mixed_precision = self.mixed_precision.or(environment.mixed_precision).unwrap_or(MixedPrecision::No);
         check_available(mixed_precision)?;
         recipe.mixed_precision = Some(mixed_precision);
+        let dynamo = dynamo_plugin(self.dynamo_plugin, self.dynamo_backend)?.or(environment.dynamo);
+        let compilation = dynamo.compilation()?;
+        (recipe.dynamo_plugin, recipe.dynamo_backend) = (Some(dynamo), None);
         let gradient_state = GradientState::new(plugin, self.partial_window)?;
         handlers.ddp.check()?;
         dataloader.check()?;
         let scaler = needs_grad_scaler(mixed_precision).then(|| GradScaler::new(handlers.scaler)).transpose()?;
 
         let state = state(self.cpu, &handlers.init, lookup)?;
+        check_device(compilation, state.device())?;
         let precision =
             Precision::new(mixed_precision, state.device(), handlers.autocast, self.outputs_to_fp32.unwrap_or(true));
         let settings = Settings {
@@ -189,6 +222,8 @@ impl AcceleratorBuilder {
             ddp: handlers.ddp,
             step_scheduler_with_optimizer: self.step_scheduler_with_optimizer.unwrap_or(true),
             scheduler_unit: self.scheduler_unit.unwrap_or(SchedulerUnit::Reference),
+            profile: handlers.profile,
+            compilation,
         };
         let context = Context::new(state, gradient_state);
         Ok(Accelerator::from_parts(context, settings, precision, scaler, recipe))
@@ -211,6 +246,7 @@ struct Handlers {
     scaler: GradScalerKwargs,
     init: InitProcessGroupKwargs,
     autocast: AutocastKwargs,
+    profile: ProfileKwargs,
 }
 
 impl Handlers {
@@ -234,6 +270,10 @@ impl Handlers {
                 KwargsHandler::Autocast(kwargs) => {
                     sorted.autocast = kwargs;
                     "AutocastKwargs"
+                }
+                KwargsHandler::Profile(kwargs) => {
+                    sorted.profile = kwargs;
+                    "ProfileKwargs"
                 }
             };
             if seen.contains(&kind) {
@@ -259,6 +299,26 @@ fn accumulation_plugin(
             Ok(GradientAccumulationPlugin { num_steps: steps.or(environment).unwrap_or(1), ..Default::default() })
         }
     }
+}
+
+fn dynamo_plugin(plugin: Option<TorchDynamoPlugin>, backend: Option<DynamoBackend>) -> Result<TorchDynamoPlugin> {
+    match (plugin, backend) {
+        (Some(_), Some(_)) => Err(StateError::TwoDynamoSettings.into()),
+        (Some(plugin), None) => Ok(plugin),
+        (None, backend) => Ok(TorchDynamoPlugin { backend, ..Default::default() }),
+    }
+}
+
+fn check_device(compilation: Compilation, device: Device) -> Result<()> {
+    if compilation != Compilation::CudaGraphs {
+        return Ok(());
+    }
+    if !device.is_cuda() {
+        let (device, cure) = (format!("{device:?}"), "run where there is one, or choose backend \"no\"");
+        return Err(StateError::GraphsWithoutCuda { device, cure }.into());
+    }
+    let feature = "dynamo backend \"cudagraphs\"".to_owned();
+    Err(StateError::NotAvailable { feature, cure: "choose \"ts\", \"aot_inductor\" or \"no\"" }.into())
 }
 
 fn check_available(mixed_precision: MixedPrecision) -> Result<()> {

@@ -17,8 +17,11 @@ use crate::amp::{GradScaler, MixedPrecision, Precision};
 use crate::context::Context;
 use crate::error::Result;
 use crate::optim::OptimizerHandle;
+use crate::profile::ProfileKwargs;
 use crate::state::PartialState;
-use accelerate_core::config::{DataLoaderConfiguration, DistributedDataParallelKwargs, ProjectConfiguration};
+use accelerate_core::config::{
+    Compilation, DataLoaderConfiguration, DistributedDataParallelKwargs, ProjectConfiguration,
+};
 use accelerate_core::names::RngType;
 use accelerate_core::schedule::SchedulerUnit;
 use std::fmt;
@@ -62,6 +65,8 @@ pub(crate) struct Settings {
     pub(crate) ddp: DistributedDataParallelKwargs,
     pub(crate) step_scheduler_with_optimizer: bool,
     pub(crate) scheduler_unit: SchedulerUnit,
+    pub(crate) profile: ProfileKwargs,
+    pub(crate) compilation: Compilation,
 }
 
 impl Accelerator {

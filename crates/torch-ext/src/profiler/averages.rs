@@ -151,8 +151,7 @@ impl KeyAverages {
     /// The columns in which anything stands.
     fn columns(&self) -> Vec<Column> {
         let any = |has: fn(&KeyAverage) -> bool| self.rows.iter().any(has);
-        let mut columns =
-            vec![Column::Name, Column::SelfCpuShare, Column::SelfCpu, Column::Cpu, Column::CpuAverage];
+        let mut columns = vec![Column::Name, Column::SelfCpuShare, Column::SelfCpu, Column::Cpu, Column::CpuAverage];
         if any(|row| row.device_ns != 0) {
             columns.extend([Column::SelfDevice, Column::Device]);
         }
@@ -431,11 +430,10 @@ mod tests {
 
     #[test]
     fn time_inside_of_another_event_is_not_its_own() {
-        check(&[op("a", 1, 0, 100), op("b", 1, 10, 40), op("c", 1, 20, 30), op("b", 1, 50, 60)], &[
-            ("a", 1, 60, 100, 0, 0),
-            ("b", 2, 30, 40, 0, 0),
-            ("c", 1, 10, 10, 0, 0),
-        ]);
+        check(
+            &[op("a", 1, 0, 100), op("b", 1, 10, 40), op("c", 1, 20, 30), op("b", 1, 50, 60)],
+            &[("a", 1, 60, 100, 0, 0), ("b", 2, 30, 40, 0, 0), ("c", 1, 10, 10, 0, 0)],
+        );
         // Neither another thread's, nor one after the other, nor one that ends later.
         check(&[op("a", 1, 0, 100), op("b", 2, 10, 40)], &[("a", 1, 100, 100, 0, 0), ("b", 1, 30, 30, 0, 0)]);
         check(&[op("a", 1, 0, 100), op("b", 1, 100, 140)], &[("a", 1, 100, 100, 0, 0), ("b", 1, 40, 40, 0, 0)]);
@@ -468,7 +466,8 @@ mod tests {
 
     #[test]
     fn shapes_divide_a_name_only_when_asked() {
-        let with_shape = |size| Event { input_shapes: vec![vec![size]], ..op("a", 1, 10 * size as u64, 11 * size as u64) };
+        let with_shape =
+            |size| Event { input_shapes: vec![vec![size]], ..op("a", 1, 10 * size as u64, 11 * size as u64) };
         let events = [with_shape(1), with_shape(2), with_shape(1)];
         assert_eq!(KeyAverages::of(&events, false).rows().len(), 1);
         let grouped = KeyAverages::of(&events, true);
