@@ -53,7 +53,7 @@ fn a_trace_is_json_with_what_was_asked_for() {
         ..Default::default()
     };
     for kwargs in [&plain, &full] {
-        accelerator().profile_with(kwargs, |_| work()).unwrap();
+        let _ = accelerator().profile_with(kwargs, |_| work()).unwrap();
     }
     let plain = events(&folder.path().join("plain/profile_0.json"));
     let full = events(&folder.path().join("full/profile_0.json"));
@@ -115,7 +115,7 @@ fn every_cycle_of_a_schedule_has_its_file_and_its_call() {
     let (steps, last) = accelerator()
         .profile_with(&kwargs, |profiler| {
             for _ in 0..12 {
-                work()?;
+                let _ = work()?;
                 profiler.step()?;
             }
             Ok(profiler.step_num())
@@ -147,7 +147,7 @@ fn a_cycle_that_the_loop_cuts_short_is_handed_over_and_none_is_none() {
     let steps = |count: u32| {
         let run = accelerator().profile_with(&kwargs, |profiler| {
             for _ in 0..count {
-                work()?;
+                let _ = work()?;
                 profiler.step()?;
             }
             Ok(())
@@ -168,7 +168,7 @@ fn stacks_and_modules_are_those_of_torchscript() {
     let kwargs = ProfileKwargs { with_stack: true, with_modules: true, ..Default::default() };
     let (_, trace) = accelerator()
         .profile_with(&kwargs, |_| {
-            accelerate::nn::Module::forward(&model, &x)?;
+            let _ = accelerate::nn::Module::forward(&model, &x)?;
             work()
         })
         .unwrap();
@@ -219,5 +219,5 @@ fn failures_inside_end_the_profile_without_a_file() {
     let refusing = OnTraceReady::new(|_| Err(Error::other("not today")));
     let kwargs = ProfileKwargs { on_trace_ready: Some(refusing), ..Default::default() };
     assert_eq!(accelerator().profile_with(&kwargs, |_| work()).unwrap_err().to_string(), "not today");
-    accelerator().profile(|_| work()).unwrap();
+    let _ = accelerator().profile(|_| work()).unwrap();
 }

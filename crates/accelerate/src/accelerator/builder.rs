@@ -350,6 +350,12 @@ mod tests {
             AcceleratorBuilder::default().mixed_precision(MixedPrecision::Fp16).gradient_accumulation_steps(2);
         let given = build(builder, &variables).unwrap();
         assert_eq!((given.mixed_precision(), given.gradient_accumulation_steps()), (MixedPrecision::Fp16, 2));
+
+        let variables = [("ACCELERATE_DYNAMO_BACKEND", "ts"), ("ACCELERATE_DYNAMO_USE_FULLGRAPH", "False")];
+        let compilation = |builder| build(builder, &variables).unwrap().settings().compilation;
+        assert_eq!(compilation(AcceleratorBuilder::default()), Compilation::TorchScript);
+        let given = AcceleratorBuilder::default().dynamo_backend(DynamoBackend::Eager);
+        assert_eq!(compilation(given), Compilation::None);
     }
 
     #[test]
@@ -370,6 +376,13 @@ mod tests {
             ),
             (AcceleratorBuilder::default().mixed_precision(MixedPrecision::Fp8), vec![], "fp8"),
             (AcceleratorBuilder::default().gradient_accumulation_steps(0), vec![], "0"),
+            (AcceleratorBuilder::default(), vec![("ACCELERATE_DYNAMO_BACKEND", "inductor")], "needs Python"),
+            (AcceleratorBuilder::default(), vec![("ACCELERATE_DYNAMO_MODE", "max-autotune")], "TorchDynamoPlugin.mode"),
+            (
+                AcceleratorBuilder::default().dynamo_backend(DynamoBackend::Ts),
+                vec![("ACCELERATE_DYNAMO_USE_FULLGRAPH", "true")],
+                "backend \"ts\"",
+            ),
             (AcceleratorBuilder::default(), vec![("WORLD_SIZE", "2")], "RANK"),
             (AcceleratorBuilder::default(), vec![("ACCELERATE_MIXED_PRECISION", "half")], "half"),
         ] {
