@@ -194,7 +194,9 @@ fn settings_of_the_compiler_are_checked_when_the_accelerator_is_built() {
     }
 }
 
-/// The compiled code is the machine's own, so the package is made where it is wanted: `generate.py <path>`.
+/// The compiled code is the machine's own, so the package is made where it is wanted: `generate.py <path>`, then
+/// `ACCELERATE_TEST_AOTI_PACKAGE=<path> cargo nextest run -p accelerate-rs a_package_computes`. Without one there is
+/// nothing to check here; what is no package is checked above.
 #[test]
 fn a_package_computes_what_the_model_does_and_nothing_else() {
     let Some(path) = std::env::var_os("ACCELERATE_TEST_AOTI_PACKAGE").map(PathBuf::from) else {

@@ -88,10 +88,10 @@ impl ScriptModule {
         Ok(tensors)
     }
 
-    /// Training mode (`true`) or evaluation mode of the module and all modules in it.
+    /// Training mode (`true`) or evaluation mode of the module and all modules in it; a frozen one stays in evaluation mode.
     ///
     /// # Errors
-    /// libtorch's; a frozen module has no mode.
+    /// libtorch's.
     pub fn set_training(&self, training: bool) -> Result<()> {
         // SAFETY: the module is alive.
         check("ScriptModule::set_training", unsafe { te_script_set_training(self.raw, training) })

@@ -47,7 +47,8 @@ impl<I: TensorTree, O: FromTensors> ScriptModule<I, O> {
     /// Reads a file, wherever its tensors were when it was saved, and puts them on `device`.
     ///
     /// The model begins in training mode, as every model here. Parameters that share their memory are one parameter with
-    /// [aliases](ParamStore::aliases). A frozen module (`torch.jit.freeze`) has no parameters.
+    /// [aliases](ParamStore::aliases). A frozen module (`torch.jit.freeze`) has no parameters and
+    /// stays in evaluation mode.
     ///
     /// # Errors
     /// A file that is missing or no TorchScript; a device that is neither the CPU nor CUDA.
