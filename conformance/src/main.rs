@@ -10,6 +10,7 @@ mod test_memory_utils;
 mod test_metrics;
 mod test_ops;
 mod test_optimizer;
+mod test_profile;
 mod test_scheduler;
 mod test_script;
 mod test_sync;
@@ -51,6 +52,8 @@ enum Script {
     TestDdpCommHook,
     /// Settings of single mechanisms
     TestKwargsHandlers,
+    /// Trace files of all ranks
+    TestProfile,
     /// Reads an epoch until it is told to die, and goes on where the run before stopped
     KilledAndResumed,
     /// Rank 1 kills itself while the others reduce
@@ -74,6 +77,7 @@ fn main() -> anyhow::Result<()> {
         Script::TestScheduler => test_scheduler::run(),
         Script::TestDdpCommHook => test_ddp_comm_hook::run(),
         Script::TestKwargsHandlers => test_kwargs_handlers::run(),
+        Script::TestProfile => test_profile::run(arguments.folder.as_deref()),
         Script::KilledAndResumed => killed_and_resumed::run(arguments.folder.as_deref()),
         Script::DyingRank => failing::dying_rank(),
         Script::AbsentRank => failing::absent_rank(),

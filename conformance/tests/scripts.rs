@@ -16,7 +16,8 @@ fn script(
         "test_optimizer",
         "test_scheduler",
         "test_ddp_comm_hook",
-        "test_kwargs_handlers"
+        "test_kwargs_handlers",
+        "test_profile"
     )]
     name: &str,
     #[values(1, 2, 3, 4)] num_processes: usize,

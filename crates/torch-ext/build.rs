@@ -35,7 +35,19 @@ fn main() {
     if env::var_os("CARGO_FEATURE_CUDA").is_some() {
         add_cuda(&mut build, &lib);
     }
-    let sources = ["error", "store", "process_group", "reducer", "autograd", "saved_tensors", "ops", "tensor_vec"];
+    let sources = [
+        "error",
+        "store",
+        "process_group",
+        "reducer",
+        "autograd",
+        "saved_tensors",
+        "ops",
+        "tensor_vec",
+        "profiler",
+        "script_module",
+        "aot_inductor",
+    ];
     for name in sources {
         build.file(format!("shim/{name}.cpp"));
     }

@@ -30,6 +30,7 @@ pub mod nn;
 mod operations;
 pub mod optim;
 mod prepare;
+pub mod profile;
 mod random;
 mod state;
 mod tensor_tree;
@@ -37,9 +38,10 @@ pub mod testing;
 
 pub use accelerate_core::accumulation::PartialWindow;
 pub use accelerate_core::config::{
-    AutoWrapPolicy, AutocastKwargs, DDPCommunicationHookType, DataLoaderConfiguration, DistributedDataParallelKwargs,
-    FullyShardedDataParallelPlugin, GradScalerKwargs, GradientAccumulationPlugin, InitProcessGroupKwargs,
-    MixedPrecision, PowerSGDState, ProjectConfiguration, ShardingStrategy,
+    AutoWrapPolicy, AutocastKwargs, Compilation, DDPCommunicationHookType, DataLoaderConfiguration,
+    DistributedDataParallelKwargs, DynamoBackend, DynamoMode, FullyShardedDataParallelPlugin, GradScalerKwargs,
+    GradientAccumulationPlugin, InitProcessGroupKwargs, MixedPrecision, PowerSGDState, ProfilerActivity,
+    ProjectConfiguration, ScheduleOption, ShardingStrategy, TorchDynamoPlugin,
 };
 pub use accelerate_core::names::{DistributedType, RngType};
 pub use accelerate_core::schedule::SchedulerUnit;
@@ -53,6 +55,7 @@ pub use group::{Group, ReduceOp};
 pub use local_sgd::LocalSGD;
 pub use memory::{ExecutableBatchSize, clear_device_cache, find_executable_batch_size};
 pub use prepare::{Prepare, PreparedModel, kind};
+pub use profile::ProfileKwargs;
 pub use random::{SeedOptions, set_seed};
 pub use state::{PartialState, SplitBetweenProcesses};
 pub use tensor_tree::Parcel;

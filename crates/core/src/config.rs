@@ -13,7 +13,9 @@ mod gradient_accumulation;
 mod mixed_precision;
 mod power_sgd;
 mod process_group;
+mod profile;
 mod project;
+mod torch_dynamo;
 
 pub use autocast::AutocastKwargs;
 pub use data_loader::DataLoaderConfiguration;
@@ -24,7 +26,9 @@ pub use gradient_accumulation::GradientAccumulationPlugin;
 pub use mixed_precision::MixedPrecision;
 pub use power_sgd::PowerSGDState;
 pub use process_group::InitProcessGroupKwargs;
+pub use profile::{ProfilerActivity, ScheduleOption};
 pub use project::ProjectConfiguration;
+pub use torch_dynamo::{Compilation, DynamoBackend, DynamoMode, TorchDynamoPlugin};
 
 use serde::{Deserialize, Deserializer};
 

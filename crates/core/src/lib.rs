@@ -7,6 +7,7 @@ mod error;
 pub mod names;
 pub mod plan;
 pub mod power_sgd;
+pub mod profile;
 pub mod sampler;
 pub mod schedule;
 pub mod split;

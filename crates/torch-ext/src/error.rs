@@ -34,6 +34,8 @@ pub(crate) enum ErrorKind {
     Invalid,
     Callback,
     NotCompiled,
+    /// Only made on this side.
+    Busy,
 }
 
 impl ErrorKind {
@@ -95,6 +97,11 @@ impl Error {
     /// A closure given to libtorch (a hook, a custom function) returned an error; see [`std::error::Error::source`].
     pub fn is_callback(&self) -> bool {
         self.0.kind == ErrorKind::Callback
+    }
+
+    /// What there is one of in a process is in use, for example the profiler.
+    pub fn is_busy(&self) -> bool {
+        self.0.kind == ErrorKind::Busy
     }
 
     /// The operation needs a cargo feature that this build lacks.

@@ -1,6 +1,7 @@
 //! What `tch` leaves out of libtorch.
 
 pub mod amp;
+mod aot_inductor;
 pub mod autocast;
 pub mod autograd;
 mod border;
@@ -15,13 +16,17 @@ mod kinds;
 pub mod meta;
 mod nccl;
 mod process_group;
+pub mod profiler;
+mod push;
 mod reducer;
 pub mod saved_tensors;
+mod script_module;
 pub mod storage;
 mod store;
 mod tensor_vec;
 mod work;
 
+pub use aot_inductor::{AotInductorModel, InputSpec};
 pub use autocast::{Autocast, AutocastGuard};
 pub use autograd::{CallbackResult, GradOptions};
 pub use deterministic::{are_deterministic_algorithms_enabled, use_deterministic_algorithms};
@@ -33,6 +38,7 @@ pub use kinds::{kind_from_scalar_type, scalar_type};
 pub use nccl::NcclOptions;
 pub use process_group::{GlooInterface, GlooOptions, ProcessGroup, ReduceOp};
 pub use reducer::{GradBucket, Reducer, ReducerOptions, compute_bucket_assignment_by_size};
+pub use script_module::{ScriptModule, ScriptTensor};
 pub use store::{Store, TcpStoreOptions};
 pub use tensor_vec::{LentList, TensorList, TensorVec};
 pub use work::Work;

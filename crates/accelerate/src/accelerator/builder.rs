@@ -6,15 +6,18 @@ use crate::context::Context;
 use crate::error::{Result, StateError};
 use crate::gradient_state::GradientState;
 use crate::group::Group;
+use crate::profile::ProfileKwargs;
 use crate::state::{Lookup, PartialState, process_environment};
 use accelerate_core::accumulation::PartialWindow;
 use accelerate_core::config::{
-    AutocastKwargs, DataLoaderConfiguration, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin,
-    GradScalerKwargs, GradientAccumulationPlugin, InitProcessGroupKwargs, ProjectConfiguration,
+    AutocastKwargs, Compilation, DataLoaderConfiguration, DistributedDataParallelKwargs, DynamoBackend,
+    FullyShardedDataParallelPlugin, GradScalerKwargs, GradientAccumulationPlugin, InitProcessGroupKwargs,
+    ProjectConfiguration, TorchDynamoPlugin,
 };
 use accelerate_core::environment::LaunchSettings;
 use accelerate_core::names::RngType;
 use accelerate_core::schedule::SchedulerUnit;
+use tch::Device;
 
 /// Describes an [`Accelerator`]. For every setting: what is given here, else the launcher's environment, else
 /// the default.
@@ -42,6 +45,8 @@ pub struct AcceleratorBuilder {
     scheduler_unit: Option<SchedulerUnit>,
     outputs_to_fp32: Option<bool>,
     fsdp_plugin: Option<FullyShardedDataParallelPlugin>,
+    dynamo_plugin: Option<TorchDynamoPlugin>,
+    dynamo_backend: Option<DynamoBackend>,
     handlers: Vec<KwargsHandler>,
 }
 
@@ -116,6 +121,31 @@ impl AcceleratorBuilder {
     /// Give half-precision outputs of prepared models as float32. Default true, as the reference.
     pub fn outputs_to_fp32(mut self, outputs_to_fp32: bool) -> Self {
         self.outputs_to_fp32 = Some(outputs_to_fp32);
+        self
+    }
+
+    /// Which compiler prepared models go through, and how. Default: the launcher's, else none.
+    ///
+    /// Compilers that need Python are an error, and so is every setting that the chosen one has no use for. What there is
+    /// besides "no" and "eager": "ts" for models that are TorchScript files ([`nn::ScriptModule`](crate::nn::ScriptModule)),
+    /// "aot_inductor" for packages that were compiled ahead of time
+    /// ([`nn::AotInductorModule`](crate::nn::AotInductorModule)).
+    ///
+    /// ```
+    /// use accelerate::{Accelerator, DynamoBackend, TorchDynamoPlugin};
+    ///
+    /// let plugin = TorchDynamoPlugin { backend: Some(DynamoBackend::Inductor), ..Default::default() };
+    /// let error = Accelerator::builder().cpu(true).dynamo_plugin(plugin).build().unwrap_err();
+    /// assert!(error.is_config() && error.to_string().contains("needs Python"));
+    /// ```
+    pub fn dynamo_plugin(mut self, plugin: TorchDynamoPlugin) -> Self {
+        self.dynamo_plugin = Some(plugin);
+        self
+    }
+
+    /// As [`AcceleratorBuilder::dynamo_plugin`] with nothing but the backend; excludes it.
+    pub fn dynamo_backend(mut self, backend: DynamoBackend) -> Self {
+        self.dynamo_backend = Some(backend);
         self
     }
 
@@ -196,6 +226,9 @@ impl AcceleratorBuilder {
         let mixed_precision = self.mixed_precision.or(environment.mixed_precision).unwrap_or(MixedPrecision::No);
         check_available(mixed_precision)?;
         recipe.mixed_precision = Some(mixed_precision);
+        let dynamo = dynamo_plugin(self.dynamo_plugin, self.dynamo_backend)?.or(environment.dynamo);
+        let compilation = dynamo.compilation()?;
+        (recipe.dynamo_plugin, recipe.dynamo_backend) = (Some(dynamo), None);
         let gradient_state = GradientState::new(plugin, self.partial_window)?;
         handlers.ddp.check()?;
         self.fsdp_plugin.as_ref().map_or(Ok(()), FullyShardedDataParallelPlugin::check)?;
@@ -203,6 +236,7 @@ impl AcceleratorBuilder {
         let scaler = needs_grad_scaler(mixed_precision).then(|| GradScaler::new(handlers.scaler)).transpose()?;
 
         let state = state(self.cpu, &handlers.init, lookup)?;
+        check_device(compilation, state.device())?;
         let precision =
             Precision::new(mixed_precision, state.device(), handlers.autocast, self.outputs_to_fp32.unwrap_or(true));
         let settings = Settings {
@@ -214,6 +248,8 @@ impl AcceleratorBuilder {
             fsdp: self.fsdp_plugin,
             step_scheduler_with_optimizer: self.step_scheduler_with_optimizer.unwrap_or(true),
             scheduler_unit: self.scheduler_unit.unwrap_or(SchedulerUnit::Reference),
+            profile: handlers.profile,
+            compilation,
         };
         let context = Context::new(state, gradient_state);
         Ok(Accelerator::from_parts(context, settings, precision, scaler, recipe))
@@ -236,6 +272,7 @@ struct Handlers {
     scaler: GradScalerKwargs,
     init: InitProcessGroupKwargs,
     autocast: AutocastKwargs,
+    profile: ProfileKwargs,
 }
 
 impl Handlers {
@@ -259,6 +296,10 @@ impl Handlers {
                 KwargsHandler::Autocast(kwargs) => {
                     sorted.autocast = kwargs;
                     "AutocastKwargs"
+                }
+                KwargsHandler::Profile(kwargs) => {
+                    sorted.profile = kwargs;
+                    "ProfileKwargs"
                 }
             };
             if seen.contains(&kind) {
@@ -284,6 +325,26 @@ fn accumulation_plugin(
             Ok(GradientAccumulationPlugin { num_steps: steps.or(environment).unwrap_or(1), ..Default::default() })
         }
     }
+}
+
+fn dynamo_plugin(plugin: Option<TorchDynamoPlugin>, backend: Option<DynamoBackend>) -> Result<TorchDynamoPlugin> {
+    match (plugin, backend) {
+        (Some(_), Some(_)) => Err(StateError::TwoDynamoSettings.into()),
+        (Some(plugin), None) => Ok(plugin),
+        (None, backend) => Ok(TorchDynamoPlugin { backend, ..Default::default() }),
+    }
+}
+
+fn check_device(compilation: Compilation, device: Device) -> Result<()> {
+    if compilation != Compilation::CudaGraphs {
+        return Ok(());
+    }
+    if !device.is_cuda() {
+        let (device, cure) = (format!("{device:?}"), "run where there is one, or choose backend \"no\"");
+        return Err(StateError::GraphsWithoutCuda { device, cure }.into());
+    }
+    let feature = "dynamo backend \"cudagraphs\"".to_owned();
+    Err(StateError::NotAvailable { feature, cure: "choose \"ts\", \"aot_inductor\" or \"no\"" }.into())
 }
 
 fn check_available(mixed_precision: MixedPrecision) -> Result<()> {
@@ -315,6 +376,12 @@ mod tests {
             AcceleratorBuilder::default().mixed_precision(MixedPrecision::Fp16).gradient_accumulation_steps(2);
         let given = build(builder, &variables).unwrap();
         assert_eq!((given.mixed_precision(), given.gradient_accumulation_steps()), (MixedPrecision::Fp16, 2));
+
+        let variables = [("ACCELERATE_DYNAMO_BACKEND", "ts"), ("ACCELERATE_DYNAMO_USE_FULLGRAPH", "False")];
+        let compilation = |builder| build(builder, &variables).unwrap().settings().compilation;
+        assert_eq!(compilation(AcceleratorBuilder::default()), Compilation::TorchScript);
+        let given = AcceleratorBuilder::default().dynamo_backend(DynamoBackend::Eager);
+        assert_eq!(compilation(given), Compilation::None);
     }
 
     #[test]
@@ -335,6 +402,13 @@ mod tests {
             ),
             (AcceleratorBuilder::default().mixed_precision(MixedPrecision::Fp8), vec![], "fp8"),
             (AcceleratorBuilder::default().gradient_accumulation_steps(0), vec![], "0"),
+            (AcceleratorBuilder::default(), vec![("ACCELERATE_DYNAMO_BACKEND", "inductor")], "needs Python"),
+            (AcceleratorBuilder::default(), vec![("ACCELERATE_DYNAMO_MODE", "max-autotune")], "TorchDynamoPlugin.mode"),
+            (
+                AcceleratorBuilder::default().dynamo_backend(DynamoBackend::Ts),
+                vec![("ACCELERATE_DYNAMO_USE_FULLGRAPH", "true")],
+                "backend \"ts\"",
+            ),
             (AcceleratorBuilder::default(), vec![("WORLD_SIZE", "2")], "RANK"),
             (AcceleratorBuilder::default(), vec![("ACCELERATE_MIXED_PRECISION", "half")], "half"),
         ] {

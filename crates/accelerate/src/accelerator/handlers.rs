@@ -1,5 +1,6 @@
 //! Settings of single mechanisms, handed to the accelerator as the reference's `kwargs_handlers`.
 
+use crate::profile::ProfileKwargs;
 use accelerate_core::config::{
     AutocastKwargs, DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs,
 };
@@ -24,6 +25,8 @@ pub enum KwargsHandler {
     InitProcessGroup(InitProcessGroupKwargs),
     /// Autocast around forward passes.
     Autocast(AutocastKwargs),
+    /// What [`Accelerator::profile`](crate::Accelerator::profile) records.
+    Profile(ProfileKwargs),
 }
 
 macro_rules! from {
@@ -41,4 +44,5 @@ from! {
     GradScaler(GradScalerKwargs),
     InitProcessGroup(InitProcessGroupKwargs),
     Autocast(AutocastKwargs),
+    Profile(ProfileKwargs),
 }

@@ -17,9 +17,11 @@ use crate::amp::{GradScaler, MixedPrecision, Precision};
 use crate::context::Context;
 use crate::error::Result;
 use crate::optim::OptimizerHandle;
+use crate::profile::ProfileKwargs;
 use crate::state::PartialState;
 use accelerate_core::config::{
-    DataLoaderConfiguration, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin, ProjectConfiguration,
+    Compilation, DataLoaderConfiguration, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin,
+    ProjectConfiguration,
 };
 use accelerate_core::names::RngType;
 use accelerate_core::schedule::SchedulerUnit;
@@ -65,6 +67,8 @@ pub(crate) struct Settings {
     pub(crate) fsdp: Option<FullyShardedDataParallelPlugin>,
     pub(crate) step_scheduler_with_optimizer: bool,
     pub(crate) scheduler_unit: SchedulerUnit,
+    pub(crate) profile: ProfileKwargs,
+    pub(crate) compilation: Compilation,
 }
 
 impl Accelerator {

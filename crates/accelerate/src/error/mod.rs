@@ -7,6 +7,7 @@ mod data;
 mod memory;
 mod nn;
 mod optim;
+mod profile;
 mod reader;
 mod state;
 mod weights;
@@ -16,6 +17,7 @@ pub(crate) use data::DataError;
 pub(crate) use memory::MemoryError;
 pub(crate) use nn::NnError;
 pub(crate) use optim::OptimError;
+pub(crate) use profile::ProfileError;
 pub use reader::{Place, Position};
 pub(crate) use reader::{ReaderError, RowProblem};
 pub(crate) use state::StateError;
@@ -60,6 +62,8 @@ pub(crate) enum Kind {
     Nn(NnError),
     #[error(transparent)]
     Optim(OptimError),
+    #[error(transparent)]
+    Profile(ProfileError),
     #[error(transparent)]
     Reader(ReaderError),
     #[error(transparent)]
@@ -135,7 +139,11 @@ impl Error {
 
     /// Settings contradict each other or cannot be honoured.
     pub fn is_config(&self) -> bool {
-        matches!(self.kind(), Kind::Core(_) | Kind::State(_))
+        match self.kind() {
+            Kind::Core(_) | Kind::State(_) => true,
+            Kind::Profile(error) => error.is_config(),
+            _ => false,
+        }
     }
 
     /// Data could not be read or does not have the promised form.
@@ -192,6 +200,7 @@ from_kind! {
     Memory(MemoryError),
     Nn(NnError),
     Optim(OptimError),
+    Profile(ProfileError),
     Reader(ReaderError),
     State(StateError),
     Weights(WeightsError),

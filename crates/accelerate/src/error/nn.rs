@@ -61,6 +61,21 @@ pub(crate) enum NnError {
     OneValuePerChannel { layer: &'static str, name: String, found: Vec<i64> },
 
     #[error(
+        "{path} gave {found} tensors, but the program takes {wanted}; name another output type, \
+         {module}<Input, Output>, or return other tensors there"
+    )]
+    NumOutputs { module: &'static str, path: String, found: usize, wanted: &'static str },
+
+    #[error("{module} {path}: {source}")]
+    Compiled { module: &'static str, path: String, source: torch_ext::Error },
+
+    #[error(
+        "AotInductorModule {path} was given inputs that want gradients, but its compiled code has no backward pass; call \
+         it inside of tch::no_grad, detach the inputs, or train the model as a ScriptModule or in Rust"
+    )]
+    NoBackward { path: String },
+
+    #[error(
         "a tensor of shape {shape:?} has no fan-in and fan-out: Xavier and Kaiming initialisation need at \
          least the two dims [out, in]; use uniform, normal or constant values instead"
     )]

@@ -1,5 +1,6 @@
 //! What can go wrong while the processes of a run find their place and each other.
 
+use accelerate_core::config::DynamoBackend;
 use accelerate_core::names::DistributedType;
 use std::time::Duration;
 
@@ -48,6 +49,20 @@ pub(crate) enum StateError {
         "gradient_accumulation_steps is {steps} and gradient_accumulation_plugin.num_steps is {plugin}; give one of them"
     )]
     TwoAccumulationSettings { steps: usize, plugin: usize },
+
+    #[error("dynamo_plugin and dynamo_backend are both given; give one of them")]
+    TwoDynamoSettings,
+
+    #[error(
+        "dynamo backend \"{backend}\" is chosen, but the model is {found}; {cure}, prepare it with another accelerator, \
+         or choose backend \"no\""
+    )]
+    NotCompiled { backend: DynamoBackend, found: &'static str, cure: &'static str },
+
+    #[error(
+        "dynamo backend \"cudagraphs\" captures work of a CUDA device, but this process computes on {device}; {cure}"
+    )]
+    GraphsWithoutCuda { device: String, cure: &'static str },
 
     #[error("{feature} is not part of this version; {cure}")]
     NotAvailable { feature: String, cure: &'static str },

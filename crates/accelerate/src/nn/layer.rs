@@ -3,6 +3,7 @@
 use super::ParamStore;
 use crate::TensorTree;
 use crate::error::{Error, NnError, Result};
+use accelerate_core::config::Compilation;
 use tch::{TchError, Tensor};
 
 /// A model: what [`Accelerator::prepare`](crate::Accelerator::prepare) takes and gives back ready for many
@@ -42,6 +43,13 @@ pub trait Module {
 
     /// All parameters and buffers of the model.
     fn params(&self) -> &ParamStore;
+
+    /// The compiler that the model has been through. None, unless it is, or consists of, a
+    /// [`ScriptModule`](super::ScriptModule) or an [`AotInductorModule`](super::AotInductorModule):
+    /// [`Accelerator::prepare`](crate::Accelerator::prepare) compares it with what was asked for.
+    fn compilation(&self) -> Compilation {
+        Compilation::None
+    }
 }
 
 /// A step from one tensor to another, for [`Sequential`](crate::nn::Sequential).

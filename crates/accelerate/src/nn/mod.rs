@@ -6,6 +6,7 @@
 //!   the keys of PyTorch's `state_dict`, so weight files are exchanged by name.
 //! - Layers are plain structs with public fields; a model is whatever struct holds them and implements
 //!   [`Module`].
+//! - [`ScriptModule`] is a TorchScript file as a model, [`AotInductorModule`] a model compiled ahead of time.
 //! - [`init`] holds PyTorch's initialisations: the same seed gives the same bits.
 //!
 //! ```
@@ -37,8 +38,10 @@
 //! ```
 
 mod activation;
+mod aot_inductor;
 mod attention;
 mod batch_norm;
+mod compiled;
 mod conv;
 mod dropout;
 mod embedding;
@@ -50,13 +53,16 @@ mod module_fn;
 mod norm;
 mod param;
 mod path;
+mod script_module;
 mod sequential;
 mod state_dict;
 mod store;
 
 pub use activation::{Gelu, Relu, Silu, Tanh};
+pub use aot_inductor::AotInductorModule;
 pub use attention::{AttentionMask, InProjection, MultiheadAttention, MultiheadAttentionConfig};
 pub use batch_norm::{BatchNorm, BatchNorm1d, BatchNorm2d, BatchNormConfig};
+pub use compiled::FromTensors;
 pub use conv::{Conv, Conv1d, Conv1dConfig, Conv2d, Conv2dConfig, ConvConfig, Padding};
 pub use dropout::Dropout;
 pub use embedding::{Embedding, EmbeddingConfig};
@@ -69,6 +75,8 @@ pub use norm::{GroupNorm, GroupNormConfig, LayerNorm, LayerNormConfig, RMSNorm, 
 pub use param::Param;
 pub(crate) use param::Storage;
 pub use path::{Initial, Path};
+pub use script_module::ScriptModule;
 pub use sequential::Sequential;
 pub use state_dict::{LoadReport, StateDict};
 pub use store::{ParamStore, TrainingFlag};
+pub use torch_ext::InputSpec;

@@ -1,5 +1,6 @@
 //! `prepare`: every kind of object knows how to become ready for many processes.
 
+mod compile;
 mod model;
 
 pub use model::PreparedModel;
@@ -152,6 +153,7 @@ impl Accelerator {
     /// Collective.
     pub fn prepare_model<M: Module>(&self, model: M, evaluation_mode: bool) -> Result<PreparedModel<M>> {
         let settings = self.settings();
+        compile::check(settings.compilation, model.compilation())?;
         let store = model.params().clone();
         if settings.device_placement {
             store.to_device(self.device())?;

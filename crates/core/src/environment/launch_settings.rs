@@ -2,7 +2,7 @@
 
 use super::{Variables, parse_flag};
 use crate::Result;
-use crate::config::MixedPrecision;
+use crate::config::{MixedPrecision, TorchDynamoPlugin};
 use crate::error::environment::EnvironmentErrorKind as Kind;
 
 /// What `accelerate launch` (ours or the reference's) asks of the program it starts.
@@ -41,6 +41,8 @@ pub struct LaunchSettings {
     pub cpu_affinity: bool,
     /// `ACCELERATE_LOG_LEVEL`, as written.
     pub log_level: Option<String>,
+    /// `ACCELERATE_DYNAMO_*`: the compiler that models go through.
+    pub dynamo: TorchDynamoPlugin,
 }
 
 impl LaunchSettings {
@@ -60,6 +62,7 @@ impl LaunchSettings {
             torch_device: variables.text("ACCELERATE_TORCH_DEVICE"),
             cpu_affinity: parse_flag(lookup, "ACCELERATE_CPU_AFFINITY", false)?,
             log_level: variables.text("ACCELERATE_LOG_LEVEL"),
+            dynamo: TorchDynamoPlugin::from_environment(lookup)?,
         })
     }
 }

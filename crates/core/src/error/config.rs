@@ -12,6 +12,16 @@ pub(crate) enum ConfigErrorKind {
     PowerSgdOptions { source: serde_json::Error },
     #[error("{first} and {second} contradict each other: {why}")]
     Contradiction { first: &'static str, second: &'static str, why: &'static str },
+    #[error(
+        "dynamo backend \"{backend}\" needs Python, which compiles models while they run; without it there are \"ts\" for \
+         TorchScript files (nn::ScriptModule), \"aot_inductor\" for packages that were compiled ahead of time \
+         (nn::AotInductorModule), and \"eager\" or \"no\" for no compiler"
+    )]
+    DynamoNeedsPython { backend: &'static str },
+    #[error(
+        "TorchDynamoPlugin.{field} is {found}, but backend \"{backend}\" has no use for it: {why}. Leave {field} out"
+    )]
+    DynamoSetting { field: &'static str, found: String, backend: &'static str, why: &'static str },
 }
 
 fn quoted(choices: &[&str]) -> String {

@@ -1,6 +1,6 @@
 //! Launchers as tables of variables.
 
-use accelerate_core::config::MixedPrecision;
+use accelerate_core::config::{DynamoBackend, MixedPrecision};
 use accelerate_core::environment::{LaunchSettings, Launcher, RankVariables, first_host, parse_flag, rank_variables};
 use proptest::prelude::*;
 use rstest::rstest;
@@ -208,7 +208,7 @@ fn settings_of_the_launcher() {
     assert_eq!(LaunchSettings::read(&|_| None).unwrap(), LaunchSettings::default());
     let all = "ACCELERATE_MIXED_PRECISION=fp16 ACCELERATE_USE_CPU=True ACCELERATE_DEBUG_MODE=on \
                ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 ACCELERATE_TORCH_DEVICE=cuda:1 \
-               ACCELERATE_CPU_AFFINITY=1 ACCELERATE_LOG_LEVEL=DEBUG";
+               ACCELERATE_CPU_AFFINITY=1 ACCELERATE_LOG_LEVEL=DEBUG ACCELERATE_DYNAMO_BACKEND=TS";
     let wanted = LaunchSettings {
         mixed_precision: Some(MixedPrecision::Fp16),
         use_cpu: true,
@@ -217,6 +217,7 @@ fn settings_of_the_launcher() {
         torch_device: Some("cuda:1".to_owned()),
         cpu_affinity: true,
         log_level: Some("DEBUG".to_owned()),
+        dynamo: DynamoBackend::Ts.into(),
     };
     assert_eq!(LaunchSettings::read(&lookup(all)).unwrap(), wanted);
     let auto = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=auto ACCELERATE_USE_CPU=";
