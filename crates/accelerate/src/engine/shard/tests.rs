@@ -4,16 +4,40 @@ use super::{Counts, Shard};
 use crate::nn::{Linear, ModuleFn, ParamStore};
 use crate::prepare::PreparedModel;
 use crate::{Accelerator, AutoWrapPolicy, FullyShardedDataParallelPlugin, Result, testing};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use tch::{Kind, Tensor};
+use torch_ext::storage::WeakStorage;
 
 const NUM_BLOCKS: usize = 3;
+
+/// What a forward pass sees of its engine after each block: it is made before the engine is.
+#[derive(Clone, Default)]
+struct Watched(Arc<Mutex<Seen>>);
+
+#[derive(Default)]
+struct Seen {
+    shard: Option<Shard>,
+    /// Most units gathered at once.
+    most_gathered: usize,
+    /// The memory of every gathered unit.
+    storages: Vec<WeakStorage>,
+}
+
+impl Watched {
+    fn look(&self) {
+        let mut seen = self.0.lock().unwrap();
+        let Some(shard) = seen.shard.clone() else { return };
+        let state = shard.lock();
+        seen.most_gathered = seen.most_gathered.max(state.gathered.len());
+        seen.storages.extend(state.units.iter().filter_map(|unit| unit.whole.as_ref()).map(WeakStorage::new));
+    }
+}
 
 /// Blocks of two layers each, and a head that belongs to the root.
 fn prepared(
     accelerator: &Accelerator,
     frees: bool,
-) -> Result<(PreparedModel<impl crate::nn::Module<Input = Tensor, Output = Tensor>>, Shard)> {
+) -> Result<(PreparedModel<impl crate::nn::Module<Input = Tensor, Output = Tensor>>, Shard, Watched)> {
     let store = ParamStore::new(accelerator.device());
     let mut blocks = Vec::new();
     for block in 0..NUM_BLOCKS {
@@ -22,10 +46,13 @@ fn prepared(
         blocks.push((up, Linear::new(&path / "down", 7, 5, Default::default())?));
     }
     let head = Linear::new(store.root() / "head", 5, 1, Default::default())?;
+    let watched = Watched::default();
+    let inside = watched.clone();
     let model = ModuleFn::new(&store, move |input: &Tensor| {
         let mut x = input.shallow_clone();
         for (up, down) in &blocks {
             x = down.forward(&up.forward(&x)?.f_gelu("none")?)?;
+            inside.look();
         }
         head.forward(&x)
     });
@@ -35,7 +62,8 @@ fn prepared(
         ..Default::default()
     };
     let shard = Shard::start(accelerator.context(), &store, &plugin)?;
-    Ok((PreparedModel::new(model, Arc::new(shard.clone()), accelerator.precision()), shard))
+    watched.0.lock().unwrap().shard = Some(shard.clone());
+    Ok((PreparedModel::new(model, Arc::new(shard.clone()), accelerator.precision()), shard, watched))
 }
 
 fn is_anything_gathered(shard: &Shard) -> bool {
@@ -47,7 +75,7 @@ fn is_anything_gathered(shard: &Shard) -> bool {
 fn two_gathers_and_one_reduce_scatter_per_unit_and_step() {
     for (frees, gathers) in [(true, 2), (false, 1)] {
         let counts = testing::ranks(2, |accelerator| {
-            let (model, shard) = prepared(&accelerator, frees)?;
+            let (model, shard, _watched) = prepared(&accelerator, frees)?;
             for step in 1..=3 {
                 let loss =
                     model.forward(&Tensor::ones([4, 5], (Kind::Float, tch::Device::Cpu)))?.f_square()?.f_sum(None)?;
@@ -69,10 +97,26 @@ fn two_gathers_and_one_reduce_scatter_per_unit_and_step() {
 }
 
 #[test]
+fn memory_of_a_block_goes_when_the_next_one_is_used() {
+    for (frees, most) in [(true, 1), (false, NUM_BLOCKS)] {
+        let seen = testing::ranks(2, |accelerator| {
+            let (model, _shard, watched) = prepared(&accelerator, frees)?;
+            let output = model.forward(&Tensor::ones([4, 5], (Kind::Float, tch::Device::Cpu)))?;
+            let seen = watched.0.lock().unwrap();
+            let alive = seen.storages.iter().filter(|storage| storage.is_alive()).count();
+            drop(output);
+            Ok((seen.most_gathered, alive > 0))
+        })
+        .unwrap();
+        assert_eq!(seen, [(most, !frees); 2], "frees after the forward pass: {frees}");
+    }
+}
+
+#[test]
 fn evaluation_gathers_once_and_keeps_nothing() {
     for frees in [true, false] {
         let counts = testing::ranks(2, |accelerator| {
-            let (model, shard) = prepared(&accelerator, frees)?;
+            let (model, shard, _watched) = prepared(&accelerator, frees)?;
             let _ = tch::no_grad(|| model.forward(&Tensor::ones([4, 5], (Kind::Float, tch::Device::Cpu))))?;
             assert!(!is_anything_gathered(&shard));
             Ok(shard.counts())
@@ -85,7 +129,7 @@ fn evaluation_gathers_once_and_keeps_nothing() {
 #[test]
 fn a_parameter_outside_of_a_forward_pass_is_whole_for_once() {
     testing::ranks(3, |accelerator| {
-        let (model, shard) = prepared(&accelerator, true)?;
+        let (model, shard, _watched) = prepared(&accelerator, true)?;
         let weight = crate::nn::Module::params(&*model).get("blocks.1.up.weight").unwrap();
         assert_eq!((weight.get().size(), weight.shape()), (vec![7, 5], vec![7, 5]));
         assert!(weight.numel() < 35 && weight.local().dim() == 1);
