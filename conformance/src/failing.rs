@@ -1,7 +1,8 @@
 //! Ranks that fail in the three ways that make Python programs hang.
 
+use accelerate::nn::{Linear, ModuleFn, ParamStore};
 use accelerate::tch::Tensor;
-use accelerate::{Accelerator, InitProcessGroupKwargs, ReduceOp};
+use accelerate::{Accelerator, AutoWrapPolicy, FullyShardedDataParallelPlugin, InitProcessGroupKwargs, ReduceOp};
 use std::time::Duration;
 
 fn accelerator(timeout: Duration) -> accelerate::Result<Accelerator> {
@@ -37,5 +38,29 @@ pub(crate) fn straying_rank() -> anyhow::Result<()> {
         accelerator.group().all_gather(&Tensor::from_slice(&[1f32, 2.0, 3.0]))?;
     }
     accelerator.wait_for_everyone()?;
+    Ok(())
+}
+
+/// Rank 1 ends abruptly in the middle of the forward pass of a sharded model; the others want its parts.
+pub(crate) fn dying_rank_in_gather() -> anyhow::Result<()> {
+    let plugin =
+        FullyShardedDataParallelPlugin { auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap, ..Default::default() };
+    let accelerator = Accelerator::builder().cpu(true).fsdp_plugin(plugin).build()?;
+    let store = ParamStore::new(accelerator.device());
+    let layers = (0..3)
+        .map(|layer| Linear::new(store.root() / "layers" / layer, 4, 4, Default::default()))
+        .collect::<accelerate::Result<Vec<_>>>()?;
+    let dies = accelerator.process_index() == 1;
+    let model = accelerator.prepare(ModuleFn::new(&store, move |input: &Tensor| {
+        let mut x = input.shallow_clone();
+        for (index, layer) in layers.iter().enumerate() {
+            if dies && index == 1 {
+                std::process::abort();
+            }
+            x = layer.forward(&x)?;
+        }
+        Ok(x)
+    }))?;
+    let _output = model.forward(&Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0]))?;
     Ok(())
 }

@@ -58,6 +58,8 @@ enum Script {
     KilledAndResumed,
     /// Rank 1 kills itself while the others reduce
     DyingRank,
+    /// Rank 1 kills itself while the others gather a sharded model
+    DyingRankInGather,
     /// Rank 1 never makes the call the others make
     AbsentRank,
     /// Rank 1 makes another call than the others
@@ -80,6 +82,7 @@ fn main() -> anyhow::Result<()> {
         Script::TestProfile => test_profile::run(arguments.folder.as_deref()),
         Script::KilledAndResumed => killed_and_resumed::run(arguments.folder.as_deref()),
         Script::DyingRank => failing::dying_rank(),
+        Script::DyingRankInGather => failing::dying_rank_in_gather(),
         Script::AbsentRank => failing::absent_rank(),
         Script::StrayingRank => failing::straying_rank(),
     }

@@ -44,6 +44,16 @@ fn a_rank_that_dies_is_named_by_the_others() {
 }
 
 #[test]
+fn a_rank_that_dies_while_others_gather_its_parts_is_named() {
+    let mut ranks = start("dying_rank_in_gather", 3);
+    let _ = end(ranks.remove(1));
+    for text in ranks.into_iter().map(end).map(|output| said(&output)) {
+        assert!(text.contains("all_gather_into_tensor"), "{text}");
+        assert!(text.contains("rank 1 has not made this call") || text.contains("rank 0, which keeps"), "{text}");
+    }
+}
+
+#[test]
 fn a_rank_that_stays_away_is_named_after_the_deadline() {
     let mut ranks = start("absent_rank", 2);
     let absent = ranks.pop().unwrap();

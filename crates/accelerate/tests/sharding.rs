@@ -272,3 +272,43 @@ fn an_optimizer_made_before_prepare_keeps_parts_of_its_state_only() {
     assert_eq!(elements.iter().map(|(_, own)| own).sum::<usize>(), all);
     assert!(elements.iter().all(|(_, own)| own.abs_diff(all / 2) <= 1));
 }
+
+/// Two layers of one shape, used in an order that the rank chooses.
+fn in_order(
+    accelerator: &Accelerator,
+    reversed: bool,
+) -> Result<(ParamStore, impl Module<Input = Tensor, Output = Tensor>)> {
+    let store = ParamStore::new(accelerator.device());
+    let mut layers = Vec::new();
+    for layer in 0..2 {
+        layers.push(Linear::new(store.root() / "layers" / layer, 4, 4, Default::default())?);
+    }
+    if reversed {
+        layers.reverse();
+    }
+    let module = ModuleFn::new(&store, move |input: &Tensor| {
+        layers.iter().try_fold(input.shallow_clone(), |x, layer| Ok(layer.forward(&x)?.f_tanh()?))
+    });
+    Ok((store, module))
+}
+
+#[test]
+fn ranks_that_use_units_in_different_orders_are_told_before_the_step() {
+    let builder = Accelerator::builder().fsdp_plugin(plugin(FullShard, TransformerBasedWrap));
+    let texts = testing::ranks_with(3, builder, |accelerator| {
+        let (store, module) = in_order(&accelerator, accelerator.process_index() == 2)?;
+        let (model, mut optimizer) = accelerator.prepare((module, Sgd::new(&store, 0.1)?))?;
+        let before = store.state_dict()?.iter().map(|(_, tensor)| tensor.copy()).collect::<Vec<_>>();
+        let input = Tensor::ones([2, 4], (Kind::Float, Device::Cpu));
+        let loss = model.forward(&input)?.f_sum(Kind::Float)?;
+        let trained = accelerator.backward(&loss).and_then(|()| optimizer.step()).unwrap_err().to_string();
+        let evaluated = accelerate::tch::no_grad(|| model.forward(&input)).unwrap_err().to_string();
+        let after = store.state_dict()?.iter().map(|(_, tensor)| tensor.copy()).collect::<Vec<_>>();
+        assert_eq!(before, after);
+        Ok([trained, evaluated])
+    })
+    .unwrap();
+    for text in texts.iter().flatten() {
+        assert!(text.contains("rank 2 gathers unit 1 (layers.1) where rank 0 gathers unit 0 (layers.0)"), "{text}");
+    }
+}

@@ -200,13 +200,16 @@ pub(super) fn check_same_model(group: &Group, store: &ParamStore) -> Result<()> 
         .map(|param| format!("{} {}\n", param.name(), shape_text(&param.local())))
         .collect();
     let Some(inventories) = group.disagreement("prepare", &inventory)? else { return Ok(()) };
-    let first = inventories.first().map_or("", String::as_str);
-    let difference = inventories
-        .iter()
-        .enumerate()
-        .find_map(|(rank, other)| first_difference(first, other).map(|(a, b)| (rank, a, b)));
-    let (rank, on_main, there) = difference.unwrap_or((0, String::new(), String::new()));
+    let (rank, on_main, there) = difference_from_main(&inventories);
     Err(StateError::DifferentModels { rank, on_main, there }.into())
+}
+
+/// The first rank whose lines are not those of rank 0, and the first pair of lines that differ.
+pub(super) fn difference_from_main(texts: &[String]) -> (usize, String, String) {
+    let main = texts.first().map_or("", String::as_str);
+    let difference =
+        texts.iter().enumerate().find_map(|(rank, other)| first_difference(main, other).map(|(a, b)| (rank, a, b)));
+    difference.unwrap_or_default()
 }
 
 fn first_difference(a: &str, b: &str) -> Option<(String, String)> {

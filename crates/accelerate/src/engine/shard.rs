@@ -12,7 +12,7 @@
 #[allow(clippy::unwrap_used)]
 mod tests;
 
-use super::replicate::{check_same_model, copy_from};
+use super::replicate::{check_same_model, copy_from, difference_from_main};
 use super::{Engine, ForwardScope, Join, Reduction};
 use crate::context::Context;
 use crate::error::{Error, Result, StateError};
@@ -49,6 +49,9 @@ struct State {
     phase: Phase,
     /// The unit that was asked for last in this forward pass.
     current: Option<usize>,
+    /// What travelled since ranks last compared: a gather and a reduce-scatter of equal sizes cannot be told from those of
+    /// another unit by anyone else.
+    travelled: Vec<Travel>,
     /// Why a parameter could not be gathered: [`Storage::materialize`] has no way to say it.
     failure: Option<Error>,
 }
@@ -59,6 +62,13 @@ enum Phase {
     Forward,
     /// In a backward pass, or between passes.
     Other,
+}
+
+/// A collective of a unit.
+#[derive(Clone, Copy)]
+enum Travel {
+    Gather(usize),
+    ReduceScatter(usize),
 }
 
 struct UnitState {
@@ -106,6 +116,7 @@ impl Shard {
                 gathered: HashMap::new(),
                 phase: Phase::Other,
                 current: None,
+                travelled: Vec::new(),
                 failure: None,
             }),
             plan,
@@ -179,6 +190,7 @@ impl Shard {
         let _no_grad = tch::no_grad_guard();
         let whole = self.0.group.all_gather_into_tensor(&shard)?;
         let mut state = self.lock();
+        state.travelled.push(Travel::Gather(unit));
         state.gathered.insert(storage_id(&whole), unit);
         state.units[unit].whole = Some(whole.shallow_clone());
         state.units[unit].counts.gathers += 1;
@@ -229,7 +241,10 @@ impl Shard {
             let _ = flat.f_mul_scalar_((group.world_size() as f64).recip())?;
         }
         let own = group.reduce_scatter_tensor(&flat, ReduceOp::Sum)?;
-        self.lock().units[unit].counts.reduce_scatters += 1;
+        let mut state = self.lock();
+        state.travelled.push(Travel::ReduceScatter(unit));
+        state.units[unit].counts.reduce_scatters += 1;
+        drop(state);
         pieces(content, group.rank(), &own)?.into_iter().map(|piece| Ok(Some(piece))).collect()
     }
 
@@ -240,6 +255,27 @@ impl Shard {
             (0..state.units.len()).map(|unit| state.release(unit)).collect()
         };
         drop(released);
+    }
+
+    /// Fails on every rank unless all ranks have gathered and reduced the same units in the same order. Collective if
+    /// anything has travelled.
+    fn check_order(&self) -> Result<()> {
+        let travelled = std::mem::take(&mut self.lock().travelled);
+        if travelled.is_empty() {
+            return Ok(());
+        }
+        let line = |travel: &Travel| {
+            let (what, unit) = match travel {
+                Travel::Gather(unit) => ("gathers", unit),
+                Travel::ReduceScatter(unit) => ("reduces", unit),
+            };
+            let path = &self.unit(*unit).path;
+            format!("{what} unit {unit} ({})\n", if path.is_empty() { "root" } else { path })
+        };
+        let order: String = travelled.iter().map(line).collect();
+        let Some(orders) = self.0.group.disagreement("check_order", &order)? else { return Ok(()) };
+        let (rank, on_main, there) = difference_from_main(&orders);
+        Err(StateError::DifferentOrders { rank, on_main, there }.into())
     }
 
     /// How often each unit travelled so far, in the order of the plan.
@@ -293,12 +329,19 @@ impl Engine for Shard {
             // The graph holds the memory until the backward pass is over.
             self.lock().units.iter_mut().for_each(|unit| unit.outputs = None);
         }
-        failure.map_or(Ok(()), Err)
+        failure.map_or(Ok(()), Err)?;
+        // With gradients the backward pass follows, which compares for both.
+        if is_grad_enabled() { Ok(()) } else { self.check_order() }
     }
 
     fn after_backward(&self) -> Result<()> {
         self.release_all();
-        Ok(())
+        self.check_order()
+    }
+
+    fn before_step(&self) -> Result<()> {
+        // Of backward passes that were not the accelerator's.
+        self.check_order()
     }
 
     fn set_join(&self, join: Option<(Arc<Join>, usize)>) -> Result<()> {

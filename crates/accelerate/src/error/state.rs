@@ -79,6 +79,13 @@ pub(crate) enum StateError {
     DifferentModels { rank: usize, on_main: String, there: String },
 
     #[error(
+        "the ranks used the units of a sharded model in different orders, so they gathered parts of different parameters: rank \
+         {rank} {there} where rank 0 {on_main}. Nothing was updated. Compute with the same modules in the same order on \
+         every rank"
+    )]
+    DifferentOrders { rank: usize, on_main: String, there: String },
+
+    #[error(
         "LocalSGD averages whole models, but the run is {distributed_type}, whose processes hold parts of one; use it          with data parallelism (NO, MULTI_CPU, MULTI_GPU)"
     )]
     LocalSgdKind { distributed_type: DistributedType },
