@@ -13,7 +13,7 @@ use crate::race::{Pair, Race, median};
 use crate::{paths, process, ranks};
 
 /// How many ranks train.
-const NUM_PROCESSES: usize = 2;
+pub(super) const NUM_PROCESSES: usize = 2;
 /// Rows per rank and step.
 const BATCH_SIZE: usize = 8;
 /// Largest difference of two losses of the same step and rank. A few dozen steps of training widen
@@ -42,7 +42,7 @@ impl Default for Settings {
 
 /// What one rank reports.
 #[derive(Debug, PartialEq)]
-struct Report {
+pub(super) struct Report {
     rank: u64,
     step_ms: Vec<f64>,
     peak_resident_mib: f64,
@@ -92,7 +92,7 @@ fn with_settings(mut command: Command, case: &Path, settings: &Settings, optimiz
 }
 
 /// Runs the command and reads what its ranks report, in the order of ranks.
-fn reports(mut command: Command) -> Result<Vec<Report>> {
+pub(super) fn reports(mut command: Command) -> Result<Vec<Report>> {
     let printed = process::read(&mut command)?;
     let mut reports: Vec<Report> =
         ranks::marked(&printed, "report=").into_iter().map(parse_report).collect::<Result<_>>()?;
@@ -120,7 +120,7 @@ fn parse_report(text: &str) -> Result<Report> {
 }
 
 /// Both sides must have computed the same before their times are compared.
-fn check_answers(ours: &[Report], rival: &[Report]) -> Result<()> {
+pub(super) fn check_answers(ours: &[Report], rival: &[Report]) -> Result<()> {
     for (our, their) in ours.iter().zip(rival) {
         let rank = our.rank;
         let (our_steps, their_steps) = (our.losses.len(), their.losses.len());
@@ -139,7 +139,7 @@ fn check_answers(ours: &[Report], rival: &[Report]) -> Result<()> {
 }
 
 /// Of all timed steps of all ranks.
-fn median_step(reports: &[Report]) -> f64 {
+pub(super) fn median_step(reports: &[Report]) -> f64 {
     median(reports.iter().flat_map(|report| report.step_ms.iter().copied()).collect())
 }
 

@@ -4,6 +4,7 @@
 //! answer is checked before its time counts.
 
 mod ddp;
+mod fsdp;
 mod launch;
 mod loader;
 mod record;
@@ -41,6 +42,10 @@ enum What {
     Launch,
     /// One training step of two ranks (milliseconds), and their peak memory (MiB per rank)
     Ddp(ddp::Settings),
+    /// One training step of a model that two ranks share (milliseconds)
+    Fsdp,
+    /// Peak memory of a model that two ranks share, over what it should be (MiB)
+    Memory,
     /// Data loading (microseconds): from memory, with work per row, behind skipped batches, dispatched by rank 0
     Loader,
     /// Whole steps of a tiny model, and what preparing adds to them (microseconds)
@@ -82,7 +87,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.what {
         What::Ddp(settings) => races.extend(ddp::races(&environment, arguments.rounds, settings)?),
         What::All => races.extend(ddp::races(&environment, arguments.rounds, &ddp::Settings::default())?),
-        What::Launch | What::Loader | What::Step | What::Optimizer => {}
+        What::Launch | What::Fsdp | What::Memory | What::Loader | What::Step | What::Optimizer => {}
+    }
+    if matches!(arguments.what, What::Fsdp | What::All) {
+        races.extend(fsdp::races(&environment, arguments.rounds)?);
+    }
+    if matches!(arguments.what, What::Memory | What::All) {
+        races.push(fsdp::memory(arguments.rounds)?);
     }
     if matches!(arguments.what, What::Loader | What::All) {
         races.extend(loader::races(&environment, arguments.rounds)?);

@@ -230,15 +230,19 @@ impl Shard {
             let state = self.lock();
             (state.units[unit].shard.f_kind()?, state.units[unit].shard.device())
         };
-        let mut flat = Tensor::f_zeros([(content.shard_elements * group.world_size()) as i64], options)?;
+        let num_elements = content.shard_elements * group.world_size();
+        let flat = Tensor::f_empty([num_elements as i64], options)?;
+        let place = |start: usize, end: usize| flat.f_narrow(0, start as i64, (end - start) as i64);
+        let _ = place(content.num_elements, num_elements)?.f_zero_()?;
+        // Before the sum, as in `c10d::Reducer`: the same rounding, and no overflow that the mean would not have. As a
+        // tensor, because the product with a number would be made elsewhere and copied.
+        let scale = Tensor::f_full([0i64; 0], (group.world_size() as f64).recip(), options)?;
         for (member, gradient) in gradients.into_iter().enumerate() {
-            let Some(gradient) = gradient else { continue };
-            let (start, end) = (content.offsets[member], content.offsets[member + 1]);
-            flat.f_narrow(0, start as i64, (end - start) as i64)?.f_copy_(&gradient.f_reshape([-1])?)?;
-        }
-        if group.world_size() > 1 {
-            // Before the sum, as in `c10d::Reducer`: the same rounding, and no overflow that the mean would not have.
-            let _ = flat.f_mul_scalar_((group.world_size() as f64).recip())?;
+            let mut place = place(content.offsets[member], content.offsets[member + 1])?;
+            let _ = match gradient {
+                Some(gradient) => gradient.f_mul_out(&place.f_view_as(&gradient)?, &scale)?,
+                None => place.f_zero_()?,
+            };
         }
         let own = group.reduce_scatter_tensor(&flat, ReduceOp::Sum)?;
         let mut state = self.lock();

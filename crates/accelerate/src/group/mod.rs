@@ -237,17 +237,42 @@ impl Group {
         if world_size == 1 {
             return Ok(whole.f_detach_copy()?);
         }
-        let mut part = Tensor::f_empty(shape.as_slice(), (tensor.kind(), tensor.device()))?;
-        let code = match op {
-            ReduceOp::Sum | ReduceOp::Mean => torch_ext::ReduceOp::Sum,
-            ReduceOp::Max => torch_ext::ReduceOp::Max,
-            ReduceOp::Min => torch_ext::ReduceOp::Min,
+        let mut part = if tensor.device() == Device::Cpu {
+            self.exchange_and_combine(&whole, op)?.f_view(shape.as_slice())?
+        } else {
+            let part = Tensor::f_empty(shape.as_slice(), (tensor.kind(), tensor.device()))?;
+            let code = match op {
+                ReduceOp::Sum | ReduceOp::Mean => torch_ext::ReduceOp::Sum,
+                ReduceOp::Max => torch_ext::ReduceOp::Max,
+                ReduceOp::Min => torch_ext::ReduceOp::Min,
+            };
+            self.run("reduce_scatter_tensor", tensor, |group| group.reduce_scatter_tensor(&part, &whole, code, None))?;
+            part
         };
-        self.run("reduce_scatter_tensor", tensor, |group| group.reduce_scatter_tensor(&part, &whole, code, None))?;
         if op == ReduceOp::Mean {
             let _ = part.f_div_scalar_(world_size as f64)?;
         }
         Ok(part)
+    }
+
+    /// All ranks' versions of this rank's part of `whole`, combined in rank order; flat.
+    ///
+    /// Gloo's own reduce-scatter is an all-reduce of a copy, of which a part is copied out (libtorch 2.11.0). Sending
+    /// each rank only its part takes less than half the time.
+    fn exchange_and_combine(&self, whole: &Tensor, op: ReduceOp) -> Result<Tensor> {
+        let flat = whole.f_view([-1])?;
+        let received = flat.f_empty_like()?;
+        self.run("reduce_scatter_tensor", whole, |group| group.all_to_all_single(&received, &flat, &[], &[], None))?;
+        let versions = received.f_chunk(self.world_size() as i64, 0)?;
+        let mut combined = versions[0].shallow_clone();
+        for version in &versions[1..] {
+            combined = match op {
+                ReduceOp::Sum | ReduceOp::Mean => combined.f_add(version)?,
+                ReduceOp::Max => combined.f_maximum(version)?,
+                ReduceOp::Min => combined.f_minimum(version)?,
+            };
+        }
+        Ok(combined)
     }
 
     /// Returns when every rank has called it. Collective.

@@ -1,0 +1,233 @@
+//! Trains a sharded or replicated model and reports time, memory and losses: our half of `cargo xtask bench fsdp`.
+//!
+//! Each rank prints one line of JSON, as `bench/rival/fsdp_step.py` does. Sizes stand in both programs.
+
+use std::time::Instant;
+
+use accelerate::nn::{Embedding, LayerNorm, Linear, Module, ModuleFn, ParamStore, Path};
+use accelerate::optim::AdamW;
+use accelerate::tch::{Device, Kind, Reduction, Tensor};
+use accelerate::{Accelerator, AutoWrapPolicy, FullyShardedDataParallelPlugin};
+use anyhow::Result;
+use bench::peak_resident_bytes;
+use clap::{Parser, ValueEnum};
+use serde_json::json;
+
+/// Train a sharded or replicated model and report milliseconds per step, memory and losses.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// What is trained
+    #[arg(long)]
+    model: Model,
+    /// What each rank keeps
+    #[arg(long, default_value = "shard")]
+    engine: Engine,
+    /// Rows per rank and step
+    #[arg(long = "batch_size")]
+    batch_size: i64,
+    /// Width of the transformer
+    #[arg(long, default_value_t = 256)]
+    width: i64,
+    /// Steps, the warm-up included
+    #[arg(long)]
+    steps: usize,
+    /// Steps that are not timed
+    #[arg(long)]
+    warmup: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Model {
+    /// Linear layers: 12.6 million parameters
+    Mlp,
+    /// Layers of attention and two linear ones: 10 million parameters at width 256
+    Transformer,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Engine {
+    /// A part of every parameter; one unit per layer
+    Shard,
+    /// Every parameter
+    Replicate,
+}
+
+const NUM_LAYERS: usize = 12;
+const MLP_WIDTH: i64 = 1024;
+const VOCABULARY: i64 = 1000;
+const NUM_HEADS: i64 = 4;
+const LENGTH: i64 = 64;
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let accelerator = accelerator(arguments.engine)?;
+    // Before there is a model: what memory is measured against.
+    let idle_resident_bytes = peak_resident_bytes()?;
+    let store = ParamStore::new(Device::Cpu);
+    match arguments.model {
+        Model::Mlp => train(&accelerator, &arguments, mlp(&store)?, idle_resident_bytes),
+        Model::Transformer => {
+            train(&accelerator, &arguments, transformer(&store, arguments.width)?, idle_resident_bytes)
+        }
+    }
+}
+
+fn accelerator(engine: Engine) -> Result<Accelerator> {
+    let builder = Accelerator::builder().cpu(true);
+    let builder = match engine {
+        Engine::Replicate => builder,
+        Engine::Shard => builder.fsdp_plugin(FullyShardedDataParallelPlugin {
+            auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap,
+            ..Default::default()
+        }),
+    };
+    Ok(builder.build()?)
+}
+
+fn train(
+    accelerator: &Accelerator,
+    arguments: &Arguments,
+    model: impl Module<Input = Tensor, Output = Tensor>,
+    idle_resident_bytes: u64,
+) -> Result<()> {
+    fill(model.params())?;
+    let num_parameters: usize = model.params().parameters().iter().map(|param| param.numel()).sum();
+    let rank = accelerator.process_index() as i64;
+    let (input, target) = batch(arguments, rank)?;
+    let optimizer = AdamW::builder(model.params()).lr(1e-4).weight_decay(0.01).build()?;
+    let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
+    let (mut losses, mut step_ms) = (Vec::new(), Vec::new());
+    let mut started = Instant::now();
+    for step in 0..arguments.steps {
+        let loss = loss(arguments.model, &model.forward(&input)?, &target)?;
+        accelerator.backward(&loss)?;
+        optimizer.step()?;
+        optimizer.zero_grad()?;
+        losses.push(loss.f_double_value(&[])?);
+        if arguments.warmup <= step {
+            step_ms.push(started.elapsed().as_secs_f64() * 1e3);
+        }
+        started = Instant::now();
+    }
+    let report = json!({
+        "rank": rank,
+        "world_size": accelerator.num_processes(),
+        "step_ms": step_ms,
+        "losses": losses,
+        "num_parameters": num_parameters,
+        "idle_resident_bytes": idle_resident_bytes,
+        "peak_resident_bytes": peak_resident_bytes()?,
+    });
+    println!("report={report}");
+    accelerator.wait_for_everyone()?;
+    Ok(())
+}
+
+fn mlp(store: &ParamStore) -> Result<impl Module<Input = Tensor, Output = Tensor> + use<>> {
+    let root = store.root();
+    let layers = (0..NUM_LAYERS)
+        .map(|layer| Linear::new(&root / "layers" / layer, MLP_WIDTH, MLP_WIDTH, Default::default()))
+        .collect::<accelerate::Result<Vec<_>>>()?;
+    Ok(ModuleFn::new(store, move |input: &Tensor| {
+        let mut x = input.shallow_clone();
+        for layer in &layers {
+            x = layer.forward(&x)?.f_relu()?;
+        }
+        Ok(x)
+    }))
+}
+
+fn transformer(store: &ParamStore, width: i64) -> Result<impl Module<Input = Tensor, Output = Tensor> + use<>> {
+    let root = store.root();
+    let embed = Embedding::new(&root / "embed", VOCABULARY, width, Default::default())?;
+    let layers = (0..NUM_LAYERS)
+        .map(|layer| Block::new(&(&root / "layers" / layer), width))
+        .collect::<accelerate::Result<Vec<_>>>()?;
+    let head = Linear::new(&root / "head", width, VOCABULARY, Default::default())?;
+    Ok(ModuleFn::new(store, move |tokens: &Tensor| {
+        let mut x = embed.forward(tokens)?;
+        for layer in &layers {
+            x = layer.forward(&x)?;
+        }
+        head.forward(&x)
+    }))
+}
+
+/// One layer of the transformer.
+struct Block {
+    norm_1: LayerNorm,
+    qkv: Linear,
+    out: Linear,
+    norm_2: LayerNorm,
+    up: Linear,
+    down: Linear,
+    width: i64,
+}
+
+impl Block {
+    fn new(path: &Path, width: i64) -> accelerate::Result<Self> {
+        Ok(Self {
+            norm_1: LayerNorm::new(path / "norm_1", [width], Default::default())?,
+            qkv: Linear::new(path / "qkv", width, 3 * width, Default::default())?,
+            out: Linear::new(path / "out", width, width, Default::default())?,
+            norm_2: LayerNorm::new(path / "norm_2", [width], Default::default())?,
+            up: Linear::new(path / "up", width, 4 * width, Default::default())?,
+            down: Linear::new(path / "down", 4 * width, width, Default::default())?,
+            width,
+        })
+    }
+
+    fn forward(&self, x: &Tensor) -> accelerate::Result<Tensor> {
+        let heads = self.qkv.forward(&self.norm_1.forward(x)?)?;
+        let heads = heads.f_unflatten(2, [3, NUM_HEADS, self.width / NUM_HEADS])?.f_permute([2, 0, 3, 1, 4])?;
+        let heads = heads.f_unbind(0)?;
+        let none = None::<Tensor>;
+        let attended =
+            Tensor::f_scaled_dot_product_attention(&heads[0], &heads[1], &heads[2], none, 0.0, true, None, false)?;
+        let x = x.f_add(&self.out.forward(&attended.f_transpose(1, 2)?.f_flatten(2, 3)?)?)?;
+        let hidden = self.up.forward(&self.norm_2.forward(&x)?)?.f_gelu("none")?;
+        Ok(x.f_add(&self.down.forward(&hidden)?)?)
+    }
+}
+
+/// The same numbers in both programs: one libtorch, one generator.
+fn noise(shape: &[i64], seed: i64) -> Result<Tensor> {
+    accelerate::tch::manual_seed(seed);
+    Ok(Tensor::f_randn(shape, (Kind::Float, Device::Cpu))?)
+}
+
+/// Matrices of noise, biases of zeros; scales stay ones.
+fn fill(store: &ParamStore) -> Result<()> {
+    for (index, param) in store.parameters().iter().enumerate() {
+        let shape = param.shape();
+        if let [_, columns] = shape[..] {
+            param.copy_(&(noise(&shape, index as i64)? * (2.0 / columns as f64).sqrt()))?;
+        } else if param.name().ends_with("bias") {
+            param.copy_(&Tensor::f_zeros(&shape[..], (Kind::Float, Device::Cpu))?)?;
+        }
+    }
+    Ok(())
+}
+
+/// Input and target, other ones on each rank.
+fn batch(arguments: &Arguments, rank: i64) -> Result<(Tensor, Tensor)> {
+    let batch_size = arguments.batch_size;
+    if arguments.model == Model::Mlp {
+        let shape = [batch_size, MLP_WIDTH];
+        return Ok((noise(&shape, 1000 + rank)?, noise(&shape, 2000 + rank)?));
+    }
+    let tokens = Tensor::f_arange(batch_size * LENGTH, (Kind::Int64, Device::Cpu))?;
+    let tokens = (tokens * 7 + rank).f_remainder(VOCABULARY)?.f_view([batch_size, LENGTH])?;
+    let target = (&tokens + 1).f_remainder(VOCABULARY)?;
+    Ok((tokens, target))
+}
+
+fn loss(model: Model, output: &Tensor, target: &Tensor) -> Result<Tensor> {
+    Ok(match model {
+        Model::Mlp => output.f_mse_loss(target, Reduction::Mean)?,
+        Model::Transformer => {
+            let none = None::<Tensor>;
+            output.f_flatten(0, 1)?.f_cross_entropy_loss(&target.f_flatten(0, -1)?, none, Reduction::Mean, -100, 0.0)?
+        }
+    })
+}
