@@ -69,19 +69,21 @@ fn a_script_learns_as_the_same_model_in_rust() {
     store.load_state_dict(&script.params().state_dict().unwrap(), true).unwrap();
     store.eval();
     let rust = ModuleFn::new(&store, move |x: &Tensor| head.forward(&norm.forward(&hidden.forward(x)?)?.relu()));
-    let mut script_optimizer = Sgd::new(script.params(), 0.1).unwrap();
-    let mut rust_optimizer = Sgd::new(&store, 0.1).unwrap();
+    let script_optimizer = Sgd::new(script.params(), 0.1).unwrap();
+    let rust_optimizer = Sgd::new(&store, 0.1).unwrap();
     let before = script.params().get("head.weight").unwrap().get().copy();
     let script = accelerator.prepare(script).unwrap();
-    let rust = Accelerator::builder().cpu(true).build().unwrap().prepare(rust).unwrap();
+    let plain = Accelerator::builder().cpu(true).build().unwrap();
+    let (rust, mut rust_optimizer) = plain.prepare((rust, rust_optimizer)).unwrap();
+    let mut script_optimizer = accelerator.prepare(script_optimizer).unwrap();
     for _ in 0..3 {
         for (loss, optimizer) in [
             (script.forward(&input()).unwrap(), &mut script_optimizer),
             (rust.forward(&input()).unwrap(), &mut rust_optimizer),
         ] {
             accelerator.backward(&loss.square().sum(Kind::Float)).unwrap();
-            accelerate::optim::Optimizer::step(optimizer).unwrap();
-            accelerate::optim::Optimizer::zero_grad(optimizer).unwrap();
+            optimizer.step().unwrap();
+            optimizer.zero_grad().unwrap();
         }
     }
     assert_ne!(before, script.params().get("head.weight").unwrap().get());

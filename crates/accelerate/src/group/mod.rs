@@ -126,6 +126,11 @@ impl Group {
         })
     }
 
+    /// How often the group was connected once more, the same on all ranks.
+    pub(crate) fn num_forks(&self) -> u64 {
+        self.0.links.as_ref().map_or(0, |links| links.num_forks.load(Ordering::Relaxed))
+    }
+
     fn connect_again(&self, how: impl FnOnce(&Links) -> (Arc<Connect>, GlooOptions)) -> Result<Self> {
         let Some(links) = &self.0.links else { return Ok(Self::single_process()) };
         let number = links.num_forks.fetch_add(1, Ordering::Relaxed);

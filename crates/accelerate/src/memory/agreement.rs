@@ -89,9 +89,11 @@ pub(super) struct Meeting {
 }
 
 impl Meeting {
+    /// Before the group is forked for the try, so that ranks can also meet when that fails.
     pub(super) fn new(group: &Group) -> Result<Self> {
+        let place = format!("verdict/{}", group.num_forks());
         Ok(Self {
-            store: group.store().map(|store| store.prefix("verdict")).transpose()?,
+            store: group.store().map(|store| store.prefix(&place)).transpose()?,
             rank: group.rank(),
             world_size: group.world_size(),
             // Others may have to sit out a collective before they can come.

@@ -143,16 +143,23 @@ impl ExecutableBatchSize {
             if let Some(sizes) = group.disagreement("find_executable_batch_size", &found)? {
                 return Err(MemoryError::DifferentBatchSizes { sizes: sizes.join(", ") }.into());
             }
-            let fork = accelerator.fork()?;
-            let meeting = Meeting::new(fork.group())?;
-            let outcome = attempt(|| body(&fork, batch_size));
-            if let Verdict::OutOfMemory(text) | Verdict::Failed(text) = outcome.verdict() {
+            let meeting = Meeting::new(group)?;
+            // A rank that has connected can run out of memory and leave while others are still connecting; that is part of
+            // the try.
+            let (fork, outcome) = match accelerator.fork() {
+                Ok(fork) => {
+                    let outcome = attempt(|| body(&fork, batch_size));
+                    (Some(fork), outcome)
+                }
+                Err(error) => (None, Outcome::Failed(error)),
+            };
+            if let (Some(fork), Verdict::OutOfMemory(text) | Verdict::Failed(text)) = (&fork, outcome.verdict()) {
                 // Before the connections go, so that nobody has to ask around who is missing. Where the store is gone,
                 // the verdict fails as well, and that is reported.
                 let _ = fork.group().leave(&text);
             }
             // A try that went well keeps its connections until all ranks are done with theirs.
-            let kept = matches!(outcome, Outcome::Done(_)).then_some(fork);
+            let kept = fork.filter(|_| matches!(outcome, Outcome::Done(_)));
             let decision = meeting.decide(&outcome.verdict());
             drop(kept);
             match (decision, outcome) {
