@@ -8,6 +8,7 @@ use tch::Tensor;
 
 unsafe extern "C" {
     fn te_storage_id(tensor: Handle) -> usize;
+    fn te_storage_use_count(tensor: Handle) -> usize;
     fn te_storage_bytes(tensor: Handle, bytes: *mut usize) -> i32;
     fn te_storage_offset(tensor: Handle) -> i64;
     fn te_storage_free(tensor: Handle) -> i32;
@@ -45,6 +46,22 @@ pub fn empty_cache() -> Result<()> {
 pub fn storage_id(tensor: &Tensor) -> usize {
     // SAFETY: the handle is borrowed for the call.
     unsafe { te_storage_id(handle(tensor)) }
+}
+
+/// How many tensors look at the storage now, views and detached copies included, also those that graphs and unfinished
+/// collectives hold; 0 for tensors without storage. Clones of one handle (`shallow_clone`) count once.
+///
+/// ```
+/// use torch_ext::storage::storage_use_count;
+/// let x = tch::Tensor::from_slice(&[1f32, 2.0]);
+/// let view = x.narrow(0, 0, 1);
+/// assert_eq!(storage_use_count(&x), 2);
+/// drop(view);
+/// assert_eq!(storage_use_count(&x.shallow_clone()), 1);
+/// ```
+pub fn storage_use_count(tensor: &Tensor) -> usize {
+    // SAFETY: the handle is borrowed for the call.
+    unsafe { te_storage_use_count(handle(tensor)) }
 }
 
 /// The size of the whole storage, which may be more than the tensor's own entries; 0 when it is freed.

@@ -8,9 +8,12 @@
 //! al., "ZeRO", SC 2020. PyTorch hangs this on modules; here it hangs on parameters ([`Storage`]), so any code that
 //! asks for a parameter takes part.
 
+mod buffers;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
+
+use buffers::Buffers;
 
 use super::replicate::{check_same_model, copy_from, difference_from_main};
 use super::{Engine, ForwardScope, Join, Reduction};
@@ -44,6 +47,7 @@ struct Inner {
 
 struct State {
     units: Vec<UnitState>,
+    buffers: Buffers,
     /// Storage of a gathered unit -> the unit.
     gathered: HashMap<usize, usize>,
     phase: Phase,
@@ -113,6 +117,7 @@ impl Shard {
             frees_after_forward: plugin.frees_after_forward(),
             state: Mutex::new(State {
                 units,
+                buffers: Buffers::default(),
                 gathered: HashMap::new(),
                 phase: Phase::Other,
                 current: None,
@@ -188,13 +193,22 @@ impl Shard {
             }
         };
         let _no_grad = tch::no_grad_guard();
-        let whole = self.0.group.all_gather_into_tensor(&shard)?;
+        let whole = self.buffer(unit)?;
+        self.0.group.all_gather_into(&whole, &shard)?;
         let mut state = self.lock();
         state.travelled.push(Travel::Gather(unit));
         state.gathered.insert(storage_id(&whole), unit);
         state.units[unit].whole = Some(whole.shallow_clone());
         state.units[unit].counts.gathers += 1;
         Ok(whole)
+    }
+
+    /// Memory for a whole unit.
+    fn buffer(&self, unit: usize) -> Result<Tensor> {
+        let num_elements = self.unit(unit).shard_elements * self.0.group.world_size();
+        let State { units, buffers, .. } = &mut *self.lock();
+        let shard = &units[unit].shard;
+        buffers.take(num_elements, (shard.f_kind()?, shard.device()))
     }
 
     /// The parameters in a gathered unit, each with a version counter of its own.
@@ -226,17 +240,13 @@ impl Shard {
     fn reduce_scatter(&self, unit: usize, gradients: Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>> {
         let _no_grad = tch::no_grad_guard();
         let (content, group) = (self.unit(unit), &self.0.group);
-        let options = {
-            let state = self.lock();
-            (state.units[unit].shard.f_kind()?, state.units[unit].shard.device())
-        };
-        let num_elements = content.shard_elements * group.world_size();
-        let flat = Tensor::f_empty([num_elements as i64], options)?;
+        let flat = self.buffer(unit)?;
+        let num_elements = flat.numel();
         let place = |start: usize, end: usize| flat.f_narrow(0, start as i64, (end - start) as i64);
         let _ = place(content.num_elements, num_elements)?.f_zero_()?;
         // Before the sum, as in `c10d::Reducer`: the same rounding, and no overflow that the mean would not have. As a
         // tensor, because the product with a number would be made elsewhere and copied.
-        let scale = Tensor::f_full([0i64; 0], (group.world_size() as f64).recip(), options)?;
+        let scale = Tensor::f_full([0i64; 0], (group.world_size() as f64).recip(), (flat.f_kind()?, flat.device()))?;
         for (member, gradient) in gradients.into_iter().enumerate() {
             let mut place = place(content.offsets[member], content.offsets[member + 1])?;
             let _ = match gradient {
@@ -244,7 +254,7 @@ impl Shard {
                 None => place.f_zero_()?,
             };
         }
-        let own = group.reduce_scatter_tensor(&flat, ReduceOp::Sum)?;
+        let own = group.reduce_scatter_with(&flat, &self.buffer(unit)?, ReduceOp::Sum)?;
         let mut state = self.lock();
         state.travelled.push(Travel::ReduceScatter(unit));
         state.units[unit].counts.reduce_scatters += 1;

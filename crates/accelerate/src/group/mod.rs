@@ -213,16 +213,21 @@ impl Group {
     /// 0-d tensor becomes `[world_size]`. Shapes and dtypes are equal on all ranks. Collective.
     pub fn all_gather_into_tensor(&self, tensor: &Tensor) -> Result<Tensor> {
         let rows = if tensor.dim() == 0 { tensor.f_reshape([1])? } else { tensor.f_detach()? };
-        if self.world_size() == 1 {
-            return Ok(rows.f_detach_copy()?);
-        }
-        let input = wire::movable(&rows)?;
         let mut shape = rows.size();
         shape[0] *= self.world_size() as i64;
         let output = Tensor::f_empty(shape.as_slice(), (rows.kind(), rows.device()))?;
-        let flat = wire::movable(&output)?;
-        self.run("all_gather_into_tensor", tensor, |group| group.all_gather_into_tensor(&flat, &input, None))?;
+        self.all_gather_into(&output, &rows)?;
         Ok(output)
+    }
+
+    /// The same into memory that is there: `output` is `[world_size * n, ...]`. Collective.
+    pub(crate) fn all_gather_into(&self, output: &Tensor, rows: &Tensor) -> Result<()> {
+        if self.world_size() == 1 {
+            output.shallow_clone().f_copy_(rows)?;
+            return Ok(());
+        }
+        let (input, flat) = (wire::movable(rows)?, wire::movable(output)?);
+        self.run("all_gather_into_tensor", rows, |group| group.all_gather_into_tensor(&flat, &input, None))
     }
 
     /// Combines all ranks' `[world_size * n, ...]` tensors; this rank gets its `[n, ...]` part. Collective.
@@ -243,7 +248,7 @@ impl Group {
             return Ok(whole.f_detach_copy()?);
         }
         let mut part = if tensor.device() == Device::Cpu {
-            self.exchange_and_combine(&whole, op)?.f_view(shape.as_slice())?
+            self.exchange_and_combine(&whole, &whole.f_empty_like()?, op)?.f_view(shape.as_slice())?
         } else {
             let part = Tensor::f_empty(shape.as_slice(), (tensor.kind(), tensor.device()))?;
             let code = match op {
@@ -260,13 +265,22 @@ impl Group {
         Ok(part)
     }
 
-    /// All ranks' versions of this rank's part of `whole`, combined in rank order; flat.
+    /// The same of a flat tensor, without a mean, with room for `[world_size * n]` elements that come from others.
+    /// Collective.
+    pub(crate) fn reduce_scatter_with(&self, whole: &Tensor, room: &Tensor, op: ReduceOp) -> Result<Tensor> {
+        if self.world_size() > 1 && whole.device() == Device::Cpu && op != ReduceOp::Mean {
+            self.exchange_and_combine(whole, room, op)
+        } else {
+            self.reduce_scatter_tensor(whole, op)
+        }
+    }
+
+    /// All ranks' versions of this rank's part of `whole`, combined in rank order; flat. They come into `received`.
     ///
     /// Gloo's own reduce-scatter is an all-reduce of a copy, of which a part is copied out (libtorch 2.11.0). Sending
     /// each rank only its part takes less than half the time.
-    fn exchange_and_combine(&self, whole: &Tensor, op: ReduceOp) -> Result<Tensor> {
-        let flat = whole.f_view([-1])?;
-        let received = flat.f_empty_like()?;
+    fn exchange_and_combine(&self, whole: &Tensor, received: &Tensor, op: ReduceOp) -> Result<Tensor> {
+        let (flat, received) = (whole.f_view([-1])?, received.f_view([-1])?);
         self.run("reduce_scatter_tensor", whole, |group| group.all_to_all_single(&received, &flat, &[], &[], None))?;
         let versions = received.f_chunk(self.world_size() as i64, 0)?;
         let mut combined = versions[0].shallow_clone();

@@ -1,0 +1,72 @@
+//! Memory for whole units, used again and again: taking it from the system anew for every gather costs more than the gather.
+
+use crate::error::Result;
+use tch::{Device, Kind, Tensor};
+use torch_ext::storage::storage_use_count;
+
+/// Flat tensors, each in use as long as anything looks at its memory: parameters, graphs, unfinished collectives.
+///
+/// There are as many as were ever in use at once.
+#[derive(Default)]
+pub(super) struct Buffers(Vec<Tensor>);
+
+impl Buffers {
+    /// A flat tensor with anything in it: the smallest idle buffer that is large enough, or a new one.
+    pub(super) fn take(&mut self, num_elements: usize, (kind, device): (Kind, Device)) -> Result<Tensor> {
+        let fits = |buffer: &&Tensor| {
+            num_elements <= buffer.numel()
+                && buffer.device() == device
+                && buffer.f_kind().is_ok_and(|own| own == kind)
+                && is_idle(buffer)
+        };
+        let size = num_elements as i64;
+        if let Some(buffer) = self.0.iter().filter(fits).min_by_key(|buffer| buffer.numel()) {
+            return Ok(buffer.f_narrow(0, 0, size)?);
+        }
+        let buffer = Tensor::f_empty([size], (kind, device))?;
+        let all = buffer.f_narrow(0, 0, size)?;
+        self.0.push(buffer);
+        Ok(all)
+    }
+
+    #[cfg(test)]
+    pub(super) fn num_in_use(&self) -> usize {
+        self.0.iter().filter(|buffer| !is_idle(buffer)).count()
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// Does nobody but the list look at it?
+fn is_idle(buffer: &Tensor) -> bool {
+    storage_use_count(buffer) == 1
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
+
+    #[test]
+    fn what_is_in_use_is_never_handed_out() {
+        let mut buffers = Buffers::default();
+        let small = buffers.take(4, FLOAT).unwrap();
+        let large = buffers.take(8, FLOAT).unwrap();
+        let view = small.narrow(0, 1, 2).detach();
+        drop(small);
+        let other = buffers.take(3, FLOAT).unwrap();
+        assert_eq!((buffers.len(), buffers.num_in_use()), (3, 3), "a view keeps a buffer in use");
+        drop((view, large, other));
+        assert_eq!(buffers.num_in_use(), 0);
+        let fitting = buffers.take(4, FLOAT).unwrap();
+        assert_eq!((fitting.numel(), buffers.take(5, FLOAT).unwrap().numel()), (4, 5));
+        assert_eq!(buffers.len(), 3, "nothing new was needed");
+        let _double = buffers.take(1, (Kind::Double, Device::Cpu)).unwrap();
+        assert_eq!(buffers.len(), 4);
+    }
+}
