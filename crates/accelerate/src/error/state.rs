@@ -86,12 +86,15 @@ pub(crate) enum StateError {
     DifferentOrders { rank: usize, on_main: String, there: String },
 
     #[error(
-        "LocalSGD averages whole models, but the run is {distributed_type}, whose processes hold parts of one; use it          with data parallelism (NO, MULTI_CPU, MULTI_GPU)"
+        "LocalSGD averages whole models, but the run is {distributed_type}, whose processes hold parts of one; use it \
+         with data parallelism (NO, MULTI_CPU, MULTI_GPU)"
     )]
     LocalSgdKind { distributed_type: DistributedType },
 
     #[error(
-        "ranks inside join_uneven_inputs make different calls: {per_rank}. All ranks that still have batches have to          make the same ones, and no collective but forward and backward passes and gather_for_metrics can be          followed by a rank that is out of batches; make other calls after join_uneven_inputs"
+        "ranks inside join_uneven_inputs make different calls: {per_rank}. All ranks that still have batches have to \
+         make the same ones, and no collective but forward and backward passes and gather_for_metrics can be \
+         followed by a rank that is out of batches; make other calls after join_uneven_inputs"
     )]
     StrayedInJoin { per_rank: String },
 
