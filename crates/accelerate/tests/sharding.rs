@@ -1,9 +1,9 @@
 //! Sharded training computes what replicated training computes, on any number of ranks.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use accelerate::nn::{Embedding, Init, Linear, LinearConfig, Module, ModuleFn, Param, ParamStore};
-use accelerate::optim::{Adafactor, AdamW, Sgd};
-use accelerate::tch::{Device, Kind, Tensor};
+use accelerate::nn::{Embedding, Init, Linear, LinearConfig, Module, ModuleFn, Param, ParamStore, ScriptModule};
+use accelerate::optim::{Adafactor, AdamW, AdamW8bit, Optimizer, Sgd};
+use accelerate::tch::{self, Device, Kind, Tensor};
 use accelerate::{
     Accelerator, AutoWrapPolicy, Error, FullyShardedDataParallelPlugin, LocalSGD, MixedPrecision, Result,
     ShardingStrategy, testing,
@@ -243,11 +243,66 @@ fn what_needs_whole_parameters_is_refused() {
         Ok([text(adafactor.step()), text(store.to_kind(Kind::Double)), text(local_sgd), text(join)])
     })
     .unwrap();
-    for ([adafactor, moved, local_sgd, join], _) in texts.iter().zip(0..) {
+    for [adafactor, moved, local_sgd, join] in &texts {
         assert!(adafactor.contains("\"embed.weight\" is sharded") && adafactor.contains("AdamW"), "{adafactor}");
         assert!(moved.contains("before `prepare`"), "{moved}");
         assert!(local_sgd.contains("FSDP"), "{local_sgd}");
         assert!(join.contains("join_uneven_inputs of a sharded model"), "{join}");
+    }
+}
+
+#[test]
+fn state_of_whole_parameters_is_refused_once_they_are_parts() {
+    let texts = testing::ranks_with(2, Accelerator::builder().fsdp_plugin(plugin(FullShard, NoWrap)), |accelerator| {
+        let (store, module) = model(&accelerator)?;
+        let mut optimizers = (AdamW::new(&store, 0.1)?, Sgd::builder(&store).lr(0.1).momentum(0.9).build()?);
+        let mut small = AdamW8bit::new(&store, 0.1)?;
+        let saved = small.state_dict()?;
+        let tokens = Tensor::from_slice(&[1i64, 2]);
+        module.forward(&tokens)?.f_sum(Kind::Float)?.backward();
+        optimizers.0.step()?;
+        optimizers.1.step()?;
+        small.load_state_dict(&saved)?;
+        let (model, (mut adamw, mut sgd)) = accelerator.prepare((module, optimizers))?;
+        let mut small = accelerator.prepare(small)?;
+        accelerator.backward(&model.forward(&tokens)?.f_sum(Kind::Float)?)?;
+        let text = |result: Result<()>| result.unwrap_err().to_string();
+        let texts = [text(adamw.step()), text(sgd.step()), text(small.step())];
+        let fresh = AdamW::new(&store, 0.1)?.state_dict()?;
+        adamw.load_state_dict(&fresh)?;
+        adamw.step()?;
+        Ok(texts)
+    })
+    .unwrap();
+    for text in texts.iter().flatten() {
+        assert!(text.contains("state is that of whole parameters") && text.contains("Prepare"), "{text}");
+    }
+}
+
+#[test]
+fn tensors_that_others_compute_with_are_not_taken_apart() {
+    let texts = testing::ranks_with(2, Accelerator::builder().fsdp_plugin(plugin(FullShard, NoWrap)), |accelerator| {
+        let variables = tch::nn::VarStore::new(accelerator.device());
+        let linear = tch::nn::linear(variables.root(), 2, 1, Default::default());
+        let store = ParamStore::from_var_store(&variables)?;
+        let tch_model = ModuleFn::new(&store, move |input: &Tensor| Ok(tch::nn::Module::forward(&linear, input)));
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/compiled/mlp.pt");
+        let script: ScriptModule = ScriptModule::load(file, accelerator.device())?;
+        let (store, module) = model(&accelerator)?;
+        let _model = accelerator.prepare(module)?;
+        let again = ModuleFn::new(&store, |input: &Tensor| Ok(input.shallow_clone()));
+        assert_eq!(store.num_parameters(), model(&accelerator)?.0.num_parameters());
+        Ok([
+            accelerator.prepare(tch_model).unwrap_err().to_string(),
+            accelerator.prepare(script).unwrap_err().to_string(),
+            accelerator.prepare(again).unwrap_err().to_string(),
+        ])
+    })
+    .unwrap();
+    for [variables, script, again] in &texts {
+        assert!(variables.contains("the tensors of a tch::nn::VarStore"), "{variables}");
+        assert!(script.contains("a ScriptModule"), "{script}");
+        assert!(again.contains("\"embed.weight\" is sharded already"), "{again}");
     }
 }
 

@@ -103,6 +103,9 @@ impl Shard {
         store: &ParamStore,
         plugin: &FullyShardedDataParallelPlugin,
     ) -> Result<Self> {
+        if let Some(holder) = store.tensor_holder() {
+            return Err(StateError::TensorsElsewhere { holder }.into());
+        }
         let group = context.group.clone();
         check_same_model(&group, store)?;
         if plugin.sync_module_states && group.world_size() > 1 {
@@ -292,6 +295,11 @@ impl Shard {
         Err(StateError::DifferentOrders { rank, on_main, there }.into())
     }
 
+    /// Of a parameter that was asked for outside of a forward pass, where nobody could be told.
+    fn pending_failure(&self) -> Result<()> {
+        self.lock().failure.take().map_or(Ok(()), Err)
+    }
+
     /// How often each unit travelled so far, in the order of the plan.
     #[cfg(test)]
     pub(super) fn counts(&self) -> Vec<Counts> {
@@ -322,8 +330,9 @@ impl Engine for Shard {
     fn enter_forward(&self) -> Result<ForwardScope> {
         // Of a forward pass that ended in a panic.
         self.release_all();
+        self.pending_failure()?;
         let mut state = self.lock();
-        (state.phase, state.current, state.failure) = (Phase::Forward, None, None);
+        (state.phase, state.current) = (Phase::Forward, None);
         drop(state);
         if !self.0.frees_after_forward {
             return Ok(None);
@@ -354,6 +363,7 @@ impl Engine for Shard {
     }
 
     fn before_step(&self) -> Result<()> {
+        self.pending_failure()?;
         // Of backward passes that were not the accelerator's.
         self.check_order()
     }

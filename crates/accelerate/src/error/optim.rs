@@ -80,6 +80,12 @@ pub(crate) enum OptimError {
     )]
     SteppedUnprepared { optimizer: &'static str, parameter: String },
     #[error(
+        "this {optimizer} has stepped or loaded state before its model was sharded, so its state is that of whole parameters, \
+         of which this process now keeps parts. Prepare model and optimizer before the first step and before \
+         Optimizer::load_state_dict"
+    )]
+    StateFromBeforeSharding { optimizer: &'static str },
+    #[error(
         "{call} came after the step of {optimizer}, which has used these gradients already, so it would change nothing. \
          Clip between Accelerator::backward and the step"
     )]

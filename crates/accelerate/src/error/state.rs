@@ -79,6 +79,18 @@ pub(crate) enum StateError {
     DifferentModels { rank: usize, on_main: String, there: String },
 
     #[error(
+        "this model computes with the tensors of {holder}, not with those that Param::get gives, so its parameters cannot be \
+         taken apart; build it of the layers of accelerate::nn, or choose ShardingStrategy::NoShard"
+    )]
+    TensorsElsewhere { holder: &'static str },
+
+    #[error(
+        "\"{parameter}\" is sharded already: its model was prepared before. Keep what `prepare` returned then, or build the model \
+         anew"
+    )]
+    AlreadySharded { parameter: String },
+
+    #[error(
         "the ranks used the units of a sharded model in different orders, so they gathered parts of different parameters: rank \
          {rank} {there} where rank 0 {on_main}. Nothing was updated. Compute with the same modules in the same order on \
          every rank"

@@ -104,6 +104,9 @@ impl Param {
 
     /// The tensor to compute with: whole, on the store's device. Gradients of a loss reach the parameter
     /// through it. No copy is made.
+    ///
+    /// Collective if the parameter is sharded: inside a forward pass once for each unit, outside of one at every call. A
+    /// failure between ranks is an error of the forward pass, or of the next one.
     pub fn get(&self) -> Tensor {
         self.storage().materialize()
     }
@@ -139,9 +142,9 @@ impl Param {
         self.local().kind()
     }
 
-    /// Number of elements this process owns.
+    /// Number of elements of the whole tensor, also where this process owns only a part.
     pub fn numel(&self) -> usize {
-        self.local().numel()
+        self.shape().iter().map(|&size| size.max(0) as usize).product()
     }
 
     /// Does a backward pass give this parameter a gradient? Buffers never get one.

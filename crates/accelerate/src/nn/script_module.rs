@@ -57,6 +57,7 @@ impl<I: TensorTree, O: FromTensors> ScriptModule<I, O> {
         let failed = |source: TorchError| failed(&path, source);
         let module = torch_ext::ScriptModule::load(&path, device).map_err(failed)?;
         let store = ParamStore::new(device);
+        store.set_tensor_holder("a ScriptModule");
         let mut params = HashMap::new();
         for ScriptTensor { name, tensor, is_buffer } in module.tensors().map_err(failed)? {
             if is_buffer {

@@ -61,6 +61,8 @@ struct State {
     positions: HashMap<String, usize>,
     /// Further names of tied weights, to their first name.
     aliases: BTreeMap<String, String>,
+    /// Who computes with the same tensors without asking a [`Param`] for them.
+    tensor_holder: Option<&'static str>,
 }
 
 impl State {
@@ -112,8 +114,18 @@ impl ParamStore {
                 params: Vec::new(),
                 positions: HashMap::new(),
                 aliases: BTreeMap::new(),
+                tensor_holder: None,
             }),
         }))
+    }
+
+    /// Who computes with the same tensors without asking a [`Param`] for them, if anyone does.
+    pub(crate) fn tensor_holder(&self) -> Option<&'static str> {
+        self.state().tensor_holder
+    }
+
+    pub(super) fn set_tensor_holder(&self, holder: &'static str) {
+        self.state().tensor_holder = Some(holder);
     }
 
     /// Tells the parameters whether a prepared model trains them.
@@ -144,6 +156,7 @@ impl ParamStore {
     /// ```
     pub fn from_var_store(variables: &tch::nn::VarStore) -> Result<Self> {
         let store = Self::with_kind(variables.device(), variables.kind());
+        store.set_tensor_holder("a tch::nn::VarStore");
         let variables = variables.variables_.lock().unwrap_or_else(PoisonError::into_inner);
         let mut names: Vec<&String> = variables.named_variables.keys().collect();
         names.sort();

@@ -65,11 +65,12 @@ impl<S> Batches<S> {
         mut state: impl FnMut(&[usize], &TensorVec, GroupSettings) -> Result<S>,
         mut step: impl FnMut(&Batch<S>, GroupSettings) -> Result<()>,
     ) -> Result<()> {
-        handle.check_prepared()?;
+        let version = handle.check_step()?;
         let _no_grad = tch::no_grad_guard();
         let result = (|| {
-            if !self.collect_gradients(handle)? {
+            if self.version != version || !self.collect_gradients(handle)? {
                 self.make(handle, is_apart, &mut state)?;
+                self.version = version;
             }
             for (group, GroupBatches { batches, .. }) in self.groups.iter().enumerate() {
                 let settings = handle.settings(group)?;
@@ -84,7 +85,7 @@ impl<S> Batches<S> {
 
     /// False if the batches do not fit the parameters that have gradients now.
     fn collect_gradients(&mut self, handle: &OptimizerHandle) -> Result<bool> {
-        if self.groups.len() != handle.num_groups() || self.version != storage_version(handle.params()) {
+        if self.groups.len() != handle.num_groups() {
             return Ok(false);
         }
         for (index, group) in self.groups.iter_mut().enumerate() {
@@ -105,7 +106,6 @@ impl<S> Batches<S> {
         state: &mut impl FnMut(&[usize], &TensorVec, GroupSettings) -> Result<S>,
     ) -> Result<()> {
         self.groups.clear();
-        self.version = storage_version(handle.params());
         let mut first_slot = 0;
         for group in 0..handle.num_groups() {
             let (params, settings) = (handle.group_params(group), handle.settings(group)?);
@@ -139,7 +139,7 @@ pub(super) fn step_each(
     handle: &OptimizerHandle,
     mut step: impl FnMut(usize, &Tensor, &Tensor, GroupSettings) -> Result<()>,
 ) -> Result<()> {
-    handle.check_prepared()?;
+    handle.check_step()?;
     let _no_grad = tch::no_grad_guard();
     let mut slot = 0;
     for group in 0..handle.num_groups() {

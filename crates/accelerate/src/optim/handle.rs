@@ -147,6 +147,8 @@ struct State {
     last_step: LastStep,
     /// `prepare` has wrapped the optimizer.
     is_prepared: bool,
+    /// [`storage_version`] of the parameters that the optimizer's state is for; `None` before the first step.
+    state_version: Option<u64>,
     gradients: Gradients,
     /// All parameters in one list, with the version of where they are stored.
     tensors: Option<(u64, TensorVec)>,
@@ -199,6 +201,7 @@ impl OptimizerHandle {
             num_steps: 0,
             last_step: LastStep::Taken,
             is_prepared: false,
+            state_version: None,
             gradients: Gradients::Unknown,
             tensors: None,
         };
@@ -336,18 +339,28 @@ impl OptimizerHandle {
         self.lock().is_prepared = is_prepared;
     }
 
-    /// Refuses the step of an optimizer that does not know about accumulation and loss scaling, although its model does.
-    pub(crate) fn check_prepared(&self) -> Result<()> {
-        if self.is_prepared() {
-            return Ok(());
+    /// Refuses a step that would go wrong unseen: of an optimizer that does not know about accumulation and loss scaling,
+    /// although its model does; and with state of whole parameters, although only parts of them are left.
+    ///
+    /// Returns the [`storage_version`] of the parameters.
+    pub(super) fn check_step(&self) -> Result<u64> {
+        let optimizer = self.optimizer_name();
+        if !self.is_prepared()
+            && let Some(param) = self.params().find(|param| param.is_of_prepared_model())
+        {
+            let parameter = param.name().to_string();
+            return Err(OptimError::SteppedUnprepared { optimizer, parameter }.into());
         }
-        match self.params().find(|param| param.is_of_prepared_model()) {
-            Some(param) => {
-                let (optimizer, parameter) = (self.optimizer_name(), param.name().to_string());
-                Err(OptimError::SteppedUnprepared { optimizer, parameter }.into())
-            }
-            None => Ok(()),
+        let version = storage_version(self.params());
+        if *self.lock().state_version.get_or_insert(version) != version {
+            return Err(OptimError::StateFromBeforeSharding { optimizer }.into());
         }
+        Ok(version)
+    }
+
+    /// All state is as the parameters are stored now.
+    pub(super) fn state_loaded(&self) {
+        self.lock().state_version = Some(storage_version(self.params()));
     }
 
     pub(crate) fn is_prepared(&self) -> bool {

@@ -195,6 +195,7 @@ impl<'a> Loading<'a> {
                 settings.momentum = group.momentum;
             })?;
         }
+        self.handle.state_loaded();
         Ok(())
     }
 }

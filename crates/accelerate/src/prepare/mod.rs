@@ -7,7 +7,7 @@ pub use model::PreparedModel;
 
 use crate::accelerator::Accelerator;
 use crate::data::{DataLoader, DataLoaderShard, LoaderKind, Shares};
-use crate::error::Result;
+use crate::error::{Result, StateError};
 use crate::nn::Module;
 use crate::optim::{AcceleratedOptimizer, AcceleratedScheduler, LrScheduler, Optimizer, SchedulerOptions};
 use accelerate_core::plan::Plan;
@@ -155,6 +155,9 @@ impl Accelerator {
         let settings = self.settings();
         compile::check(settings.compilation, model.compilation())?;
         let store = model.params().clone();
+        if let Some(param) = store.parameters().iter().find(|param| param.shard_group().is_some()) {
+            return Err(StateError::AlreadySharded { parameter: param.name().to_owned() }.into());
+        }
         if settings.device_placement {
             store.to_device(self.device())?;
         }
