@@ -38,7 +38,7 @@ pub mod testing;
 
 pub use accelerate_core::accumulation::PartialWindow;
 pub use accelerate_core::config::{
-    AutoWrapPolicy, AutocastKwargs, Compilation, DDPCommunicationHookType, DataLoaderConfiguration,
+    AutoWrapPolicy, AutocastKwargs, BackwardPrefetch, Compilation, DDPCommunicationHookType, DataLoaderConfiguration,
     DistributedDataParallelKwargs, DynamoBackend, DynamoMode, FullyShardedDataParallelPlugin, GradScalerKwargs,
     GradientAccumulationPlugin, InitProcessGroupKwargs, MixedPrecision, PowerSGDState, ProfilerActivity,
     ProjectConfiguration, ScheduleOption, ShardingStrategy, TorchDynamoPlugin,

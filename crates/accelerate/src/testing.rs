@@ -58,7 +58,11 @@ pub fn ranks_with<T: Send>(
 }
 
 fn join(store: &Store, rank: usize, world_size: usize) -> Result<Group> {
-    let timeout = Duration::from_secs(60);
+    join_with_deadline(store, rank, world_size, Duration::from_secs(60))
+}
+
+/// One rank's end of a group whose collectives have this deadline. Collective.
+pub(crate) fn join_with_deadline(store: &Store, rank: usize, world_size: usize, timeout: Duration) -> Result<Group> {
     let options =
         GlooOptions { timeout, interface: GlooInterface::Address("127.0.0.1".to_owned()), ..GlooOptions::default() };
     Group::new(connect_gloo(rank, world_size, options.clone()), store, options)

@@ -123,7 +123,9 @@ fn assert_equal(case: Case, plugin: FullyShardedDataParallelPlugin) {
             assert_eq!(name, other);
             let difference = largest_difference(wanted, found);
             assert!(difference <= 1e-6, "{name} differs by {difference}: {context}");
-            if case.world_size == 2 && case.accumulation == 1 && case.max_norm.is_none() {
+            // Parts of gradients are added in another order than whole ones.
+            let adds_parts = case.accumulation > 1 && plugin.sharding_strategy == OptimizerStateAndGradients;
+            if case.world_size == 2 && !adds_parts && case.max_norm.is_none() {
                 assert_eq!(difference, 0.0, "a sum of two has one order: {name}, {context}");
             }
         }
@@ -140,13 +142,16 @@ fn plugin(strategy: ShardingStrategy, policy: AutoWrapPolicy) -> FullyShardedDat
 }
 
 use AutoWrapPolicy::{NoWrap, SizeBasedWrap, TransformerBasedWrap};
-use ShardingStrategy::{FullShard, NoShard, ShardGradOp};
+use ShardingStrategy::{FullShard, NoShard, OptimizerState, OptimizerStateAndGradients, ShardGradOp};
 
 #[test]
 fn every_strategy_on_every_number_of_ranks() {
     for world_size in 1..=4 {
-        for strategy in [FullShard, ShardGradOp, NoShard] {
-            assert_equal(Case { world_size, ..CASE }, plugin(strategy, TransformerBasedWrap));
+        for strategy in [FullShard, ShardGradOp, NoShard, OptimizerState, OptimizerStateAndGradients] {
+            for accumulation in [1, 4] {
+                let case = Case { world_size, accumulation, ..CASE };
+                assert_equal(case, plugin(strategy, TransformerBasedWrap));
+            }
         }
     }
 }

@@ -20,7 +20,7 @@ mod torch_dynamo;
 pub use autocast::AutocastKwargs;
 pub use data_loader::DataLoaderConfiguration;
 pub use distributed_data_parallel::{DDPCommunicationHookType, DistributedDataParallelKwargs, FIRST_BUCKET_BYTES};
-pub use fully_sharded::{AutoWrapPolicy, FullyShardedDataParallelPlugin, ShardingStrategy};
+pub use fully_sharded::{AutoWrapPolicy, BackwardPrefetch, FullyShardedDataParallelPlugin, ShardingStrategy};
 pub use grad_scaler::GradScalerKwargs;
 pub use gradient_accumulation::GradientAccumulationPlugin;
 pub use mixed_precision::MixedPrecision;

@@ -4,7 +4,7 @@
 
 mod sharded;
 
-use crate::config::{DistributedDataParallelKwargs, FIRST_BUCKET_BYTES};
+use crate::config::{DistributedDataParallelKwargs, FIRST_BUCKET_BYTES, ShardingStrategy};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -130,6 +130,9 @@ pub struct Bucket {
 pub struct Plan {
     /// Number of ranks the plan is for.
     pub world_size: usize,
+    /// What each rank keeps only a part of.
+    #[serde(default = "replicated")]
+    pub sharding_strategy: ShardingStrategy,
     /// What the plan was made from.
     pub inventory: Inventory,
     /// One entry per parameter of the inventory, in its order.
@@ -140,6 +143,11 @@ pub struct Plan {
     /// What is gathered together, in the order of the first parameters. Empty without sharding.
     #[serde(default)]
     pub units: Vec<Unit>,
+}
+
+/// Of plans that were written before there was a choice.
+fn replicated() -> ShardingStrategy {
+    ShardingStrategy::NoShard
 }
 
 /// Plans plain data parallel: every rank has everything, and gradients are averaged in buckets of at most
@@ -169,7 +177,8 @@ pub fn plan_data_parallel(inventory: &Inventory, kwargs: &DistributedDataParalle
         buckets = assign_buckets(inventory, &[FIRST_BUCKET_BYTES, kwargs.bucket_cap_bytes()]);
         buckets.reverse();
     }
-    Plan { world_size, inventory: inventory.clone(), placements, buckets, units: Vec::new() }
+    let inventory = inventory.clone();
+    Plan { world_size, sharding_strategy: replicated(), inventory, placements, buckets, units: Vec::new() }
 }
 
 /// Deals the parameters that get gradients to buckets, in registration order

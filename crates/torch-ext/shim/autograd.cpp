@@ -4,6 +4,7 @@
 #include <mutex>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -227,6 +228,18 @@ int32_t te_register_hook(void *handle, void *data, int32_t (*call)(void *data, v
       if (status < 0)
         throw CallbackFailed();
       return result;
+    });
+  });
+}
+
+// Takes `data` in every case.
+int32_t te_queue_callback(void *data, int32_t (*call)(void *data), DropFn drop) {
+  // std::function wants to be copyable.
+  auto owned = std::make_shared<Owned>(data, drop);
+  return guard([&] {
+    torch::autograd::Engine::get_default_engine().queue_callback([owned, call] {
+      if (call(owned->get()) != 0)
+        throw CallbackFailed();
     });
   });
 }

@@ -25,6 +25,7 @@ unsafe extern "C" {
         call: unsafe extern "C" fn(*mut c_void, Handle, *mut Handle) -> i32,
         drop: DropFn,
     ) -> i32;
+    fn te_queue_callback(data: *mut c_void, call: unsafe extern "C" fn(*mut c_void) -> i32, drop: DropFn) -> i32;
 }
 
 /// Answers of a hook beside -1 (failed), shared with shim/autograd.cpp.
@@ -116,6 +117,61 @@ pub fn register_hook(
     let status = unsafe { te_register_hook(handle(tensor), data, call_gradient, drop_slot::<GradientHook>) };
     check("register_hook", status)?;
     Ok(HookHandle { slot: remover })
+}
+
+/// Runs `callback` once, when the backward pass that is running now has accumulated all its gradients.
+///
+/// To be called from inside a backward pass: from a hook or the backward closure of a custom function. Callbacks run in
+/// the order in which they were queued, on the thread that called `backward`. Not at all if the pass fails; then they
+/// are dropped. An error or panic reaches the caller of [`autograd::backward`](crate::autograd::backward).
+/// The counterpart of `Variable._execution_engine.queue_callback`.
+///
+/// # Errors
+/// No backward pass is running on this thread.
+///
+/// ```
+/// use std::sync::{Arc, Mutex};
+/// use torch_ext::{autograd, hooks};
+/// let weight = tch::Tensor::from(3f32).set_requires_grad(true);
+/// let log = Arc::new(Mutex::new(Vec::new()));
+/// let seen = Arc::clone(&log);
+/// hooks::register_hook(&weight, move |_| {
+///     let seen = Arc::clone(&seen);
+///     hooks::queue_callback(move || Ok(seen.lock().unwrap().push("at the end")))?;
+///     Ok(None)
+/// })?;
+/// autograd::backward(&[&(&weight * 2.0)], None, false, false)?;
+/// assert_eq!(*log.lock().unwrap(), ["at the end"]);
+/// assert!(hooks::queue_callback(|| Ok(())).is_err());
+/// # Ok::<(), torch_ext::Error>(())
+/// ```
+pub fn queue_callback(callback: impl FnOnce() -> CallbackResult<()> + Send + 'static) -> Result<()> {
+    let data = Box::into_raw(Box::new(Once::Waiting(Box::new(callback)))).cast();
+    // SAFETY: the shim takes `data` over in every case and drops it exactly once through the given function.
+    check("queue_callback", unsafe { te_queue_callback(data, call_once, drop_once) })
+}
+
+/// A callback before and after its only call.
+enum Once {
+    Waiting(Box<dyn FnOnce() -> CallbackResult<()> + Send>),
+    Called,
+}
+
+unsafe extern "C" fn call_once(data: *mut c_void) -> i32 {
+    run_callback(|| {
+        // SAFETY: C++ owns the box through the call and makes no other meanwhile.
+        match std::mem::replace(unsafe { &mut *data.cast::<Once>() }, Once::Called) {
+            Once::Waiting(callback) => callback(),
+            Once::Called => Ok(()),
+        }
+    })
+}
+
+unsafe extern "C" fn drop_once(data: *mut c_void) {
+    drop_without_unwinding(|| {
+        // SAFETY: the pointer came from `Box::into_raw` of this type, and C++ calls this once.
+        drop(unsafe { Box::from_raw(data.cast::<Once>()) });
+    });
 }
 
 /// Takes a hook off its tensor again.

@@ -91,6 +91,13 @@ pub(crate) enum StateError {
     AlreadySharded { parameter: String },
 
     #[error(
+        "a forward pass used the units of a sharded model in the order {now}, the one before it in the order {before}, in \
+         which they were fetched ahead. Use them in one order, or set FullyShardedDataParallelPlugin.dynamic, or switch \
+         forward_prefetch off"
+    )]
+    ChangedOrder { before: String, now: String },
+
+    #[error(
         "the ranks used the units of a sharded model in different orders, so they gathered parts of different parameters: rank \
          {rank} {there} where rank 0 {on_main}. Nothing was updated. Compute with the same modules in the same order on \
          every rank"

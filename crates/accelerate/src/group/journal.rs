@@ -151,8 +151,7 @@ impl Journal {
                 continue;
             }
             match Call::decode(&self.store.get(names[rank])?) {
-                // Only the operation and its number have to agree: rank-dependent shapes may be legal.
-                Some(call) if call.op == mine.op && call.sequence == mine.sequence => {}
+                Some(call) if call == *mine => {}
                 Some(call) => findings.elsewhere.push((rank, call)),
                 None => findings.silent.push(rank),
             }

@@ -1,9 +1,11 @@
 //! Every collective goes through a [`Group`]: it knows the operation's name, number, shape and deadline.
 
+mod in_flight;
 mod journal;
 mod wire;
 
 use crate::error::{CollectiveError, Result};
+pub(crate) use in_flight::{InFlight, Versions};
 pub(crate) use journal::Failure;
 use journal::{Call, Journal};
 use std::fmt;
@@ -263,16 +265,6 @@ impl Group {
             let _ = part.f_div_scalar_(world_size as f64)?;
         }
         Ok(part)
-    }
-
-    /// The same of a flat tensor, without a mean, with room for `[world_size * n]` elements that come from others.
-    /// Collective.
-    pub(crate) fn reduce_scatter_with(&self, whole: &Tensor, room: &Tensor, op: ReduceOp) -> Result<Tensor> {
-        if self.world_size() > 1 && whole.device() == Device::Cpu && op != ReduceOp::Mean {
-            self.exchange_and_combine(whole, room, op)
-        } else {
-            self.reduce_scatter_tensor(whole, op)
-        }
     }
 
     /// All ranks' versions of this rank's part of `whole`, combined in rank order; flat. They come into `received`.

@@ -25,6 +25,12 @@ spelled_enum! {
         ShardGradOp = "SHARD_GRAD_OP" | "2",
         /// Nothing: plain data parallelism.
         NoShard = "NO_SHARD" | "3",
+        /// Optimizer state; parameters are whole at all times. Micro-batches without synchronisation add up whole
+        /// gradients (ZeRO-1).
+        OptimizerState = "OPTIMIZER_STATE",
+        /// Optimizer state and gradients; parameters are whole at all times. Every backward pass reduces gradients to
+        /// parts, also inside of an accumulation window (ZeRO-2).
+        OptimizerStateAndGradients = "OPTIMIZER_STATE_AND_GRADIENTS",
     }
 }
 
@@ -44,6 +50,25 @@ spelled_enum! {
         /// One unit of everything. The default.
         #[default]
         NoWrap = "NO_WRAP",
+    }
+}
+
+spelled_enum! {
+    /// When the parameters of the next unit of a backward pass are asked for (`backward_prefetch` of the reference).
+    ///
+    /// ```
+    /// use accelerate_core::config::BackwardPrefetch;
+    /// assert_eq!(BackwardPrefetch::default().to_string(), "NO_PREFETCH");
+    /// ```
+    #[derive(Default)]
+    BackwardPrefetch, "backward prefetch" {
+        /// Before the gradients of the present unit are computed: two units in memory, most overlap.
+        BackwardPre = "BACKWARD_PRE" | "1",
+        /// After them, while they travel.
+        BackwardPost = "BACKWARD_POST" | "2",
+        /// When they are needed. The default.
+        #[default]
+        NoPrefetch = "NO_PREFETCH" | "3",
     }
 }
 
@@ -82,6 +107,16 @@ pub struct FullyShardedDataParallelPlugin {
     /// Copy parameters and buffers of rank 0 to all ranks first. Default true; Python Accelerate's is false, and true
     /// in its launcher.
     pub sync_module_states: bool,
+    /// In a backward pass, ask for the next unit ahead. Default no.
+    #[serde(deserialize_with = "null_is_default")]
+    pub backward_prefetch: BackwardPrefetch,
+    /// In a forward pass, ask for the next unit ahead, in the order of the pass before. Default false.
+    pub forward_prefetch: bool,
+    /// Ask for one unit ahead at most, instead of two. Default true.
+    pub limit_all_gathers: bool,
+    /// With `forward_prefetch`, allow forward passes to use units in another order than the pass before; ranks still
+    /// have to agree. Default false: that is an error. Not a field of Python Accelerate's.
+    pub dynamic: bool,
 }
 
 impl Default for FullyShardedDataParallelPlugin {
@@ -94,6 +129,10 @@ impl Default for FullyShardedDataParallelPlugin {
             transformer_cls_names_to_wrap: Vec::new(),
             min_num_params: None,
             sync_module_states: true,
+            backward_prefetch: BackwardPrefetch::NoPrefetch,
+            forward_prefetch: false,
+            limit_all_gathers: true,
+            dynamic: false,
         }
     }
 }
@@ -108,6 +147,18 @@ impl FullyShardedDataParallelPlugin {
     /// ```
     pub fn frees_after_forward(&self) -> bool {
         self.reshard_after_forward.unwrap_or(self.sharding_strategy == ShardingStrategy::FullShard)
+    }
+
+    /// Are parameters whole between steps too? Then they are gathered once after each step.
+    ///
+    /// ```
+    /// # use accelerate_core::config::{FullyShardedDataParallelPlugin, ShardingStrategy};
+    /// let sharding_strategy = ShardingStrategy::OptimizerState;
+    /// assert!(FullyShardedDataParallelPlugin { sharding_strategy, ..Default::default() }.keeps_whole_parameters());
+    /// ```
+    pub fn keeps_whole_parameters(&self) -> bool {
+        use ShardingStrategy::{OptimizerState, OptimizerStateAndGradients};
+        matches!(self.sharding_strategy, OptimizerState | OptimizerStateAndGradients)
     }
 
     /// Checks that the fields are possible and do not contradict each other.
@@ -152,8 +203,21 @@ impl FullyShardedDataParallelPlugin {
                 "only TRANSFORMER_BASED_WRAP looks at paths",
             );
         }
-        if self.sharding_strategy == ShardingStrategy::NoShard && self.reshard_after_forward.is_some() {
-            return contradiction("reshard_after_forward", "sharding_strategy NO_SHARD", "nothing is ever gathered");
+        if self.reshard_after_forward.is_some() {
+            if self.sharding_strategy == ShardingStrategy::NoShard {
+                return contradiction(
+                    "reshard_after_forward",
+                    "sharding_strategy NO_SHARD",
+                    "nothing is ever gathered",
+                );
+            }
+            if self.keeps_whole_parameters() {
+                return contradiction(
+                    "reshard_after_forward",
+                    "a sharding_strategy without parameters",
+                    "they are whole on every rank at all times",
+                );
+            }
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Parameters in parts: which are gathered together, and which elements each rank keeps.
 
 use super::{Inventory, ParameterEntry, Placement, Plan};
-use crate::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin};
+use crate::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin, ShardingStrategy};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -86,7 +86,7 @@ impl fmt::Display for Unit {
     }
 }
 
-/// Memory of one rank while it trains, in bytes, apart from activations and the optimizer.
+/// Memory of one rank while it trains with Adam, in bytes, apart from activations (Rajbhandari et al., "ZeRO", SC 2020, §3).
 ///
 /// ```
 /// use accelerate_core::config::FullyShardedDataParallelPlugin;
@@ -94,7 +94,7 @@ impl fmt::Display for Unit {
 /// let parameters = vec![ParameterEntry::new("weight", &[8], "float32", 4)];
 /// let plan = plan_sharded(&Inventory { parameters }, &FullyShardedDataParallelPlugin::default(), 4);
 /// let bytes = plan.bytes_per_rank();
-/// assert_eq!((bytes.parameters, bytes.gradients, bytes.largest_unit), (8, 8, 32));
+/// assert_eq!((bytes.parameters, bytes.gradients, bytes.optimizer_state, bytes.largest_unit), (8, 8, 16, 32));
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankBytes {
@@ -102,7 +102,9 @@ pub struct RankBytes {
     pub parameters: usize,
     /// Of gradients between the backward pass and the step.
     pub gradients: usize,
-    /// Of the largest unit, gathered; 0 without sharding.
+    /// Of two averages for every element that is trained, of its own element type: what Adam keeps.
+    pub optimizer_state: usize,
+    /// Of the largest unit, gathered; 0 where parameters are whole at all times.
     pub largest_unit: usize,
 }
 
@@ -116,6 +118,7 @@ impl Plan {
                 Placement::Replicate => {
                     bytes.parameters = bytes.parameters.saturating_add(whole);
                     bytes.gradients = bytes.gradients.saturating_add(whole);
+                    bytes.optimizer_state = bytes.optimizer_state.saturating_add(whole.saturating_mul(2));
                 }
                 Placement::Frozen => bytes.parameters = bytes.parameters.saturating_add(whole),
                 Placement::Shard { .. } => {}
@@ -125,9 +128,18 @@ impl Plan {
             let element_bytes =
                 unit.parameters.first().map_or(0, |&first| self.inventory.parameters[first].element_bytes);
             let own = unit.shard_elements.saturating_mul(element_bytes);
-            bytes.parameters = bytes.parameters.saturating_add(own);
-            bytes.gradients = bytes.gradients.saturating_add(if unit.requires_grad { own } else { 0 });
-            bytes.largest_unit = bytes.largest_unit.max(own.saturating_mul(self.world_size));
+            let whole = own.saturating_mul(self.world_size);
+            let (parameters, gradients) = match self.sharding_strategy {
+                ShardingStrategy::OptimizerState => (whole, whole),
+                ShardingStrategy::OptimizerStateAndGradients => (whole, own),
+                _ => (own, own),
+            };
+            bytes.parameters = bytes.parameters.saturating_add(parameters);
+            bytes.gradients = bytes.gradients.saturating_add(if unit.requires_grad { gradients } else { 0 });
+            let gathered = if parameters == whole { 0 } else { whole };
+            bytes.largest_unit = bytes.largest_unit.max(gathered);
+            let state = own.saturating_mul(if unit.requires_grad { 2 } else { 0 });
+            bytes.optimizer_state = bytes.optimizer_state.saturating_add(state);
         }
         bytes
     }
@@ -178,7 +190,8 @@ pub fn plan_sharded(inventory: &Inventory, plugin: &FullyShardedDataParallelPlug
     for (unit, content) in units.iter().enumerate() {
         content.parameters.iter().for_each(|&position| placements[position] = Placement::Shard { unit });
     }
-    Plan { world_size, inventory: inventory.clone(), placements, buckets: Vec::new(), units }
+    let sharding_strategy = plugin.sharding_strategy;
+    Plan { world_size, sharding_strategy, inventory: inventory.clone(), placements, buckets: Vec::new(), units }
 }
 
 /// The module that is a parameter's unit; empty for the root.

@@ -72,7 +72,10 @@ fn element_types_and_frozen_parameters_have_units_of_their_own() {
     let plan = plan_sharded(&Inventory { parameters }, &FullyShardedDataParallelPlugin::default(), 2);
     let members: Vec<&[usize]> = plan.units.iter().map(|unit| unit.parameters.as_slice()).collect();
     assert_eq!(members, [&[0, 3][..], &[1], &[2]]);
-    assert_eq!(plan.bytes_per_rank(), RankBytes { parameters: 8 + 4 + 4, gradients: 8 + 4, largest_unit: 16 });
+    assert_eq!(
+        plan.bytes_per_rank(),
+        RankBytes { parameters: 8 + 4 + 4, gradients: 8 + 4, optimizer_state: 2 * (8 + 4), largest_unit: 16 }
+    );
 }
 
 #[test]

@@ -34,6 +34,17 @@ fn prepared(
     accelerator: &Accelerator,
     frees: bool,
 ) -> Result<(PreparedModel<impl crate::nn::Module<Input = Tensor, Output = Tensor>>, Shard, Watched)> {
+    prepared_with(
+        accelerator,
+        FullyShardedDataParallelPlugin { reshard_after_forward: Some(frees), ..Default::default() },
+    )
+}
+
+/// The same, with other settings.
+fn prepared_with(
+    accelerator: &Accelerator,
+    plugin: FullyShardedDataParallelPlugin,
+) -> Result<(PreparedModel<impl crate::nn::Module<Input = Tensor, Output = Tensor>>, Shard, Watched)> {
     let store = ParamStore::new(accelerator.device());
     let mut blocks = Vec::new();
     for block in 0..NUM_BLOCKS {
@@ -52,11 +63,7 @@ fn prepared(
         }
         head.forward(&x)
     });
-    let plugin = FullyShardedDataParallelPlugin {
-        auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap,
-        reshard_after_forward: Some(frees),
-        ..Default::default()
-    };
+    let plugin = FullyShardedDataParallelPlugin { auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap, ..plugin };
     let shard = Shard::start(accelerator.context(), &store, &plugin)?;
     watched.0.lock().unwrap().shard = Some(shard.clone());
     Ok((PreparedModel::new(model, Arc::new(shard.clone()), accelerator.precision()), shard, watched))
@@ -69,10 +76,11 @@ fn is_anything_gathered(shard: &Shard) -> bool {
 
 #[test]
 fn two_gathers_and_one_reduce_scatter_per_unit_and_step() {
+    const STEPS: usize = 12;
     for (frees, gathers) in [(true, 2), (false, 1)] {
         let counts = testing::ranks(2, |accelerator| {
             let (model, shard, _watched) = prepared(&accelerator, frees)?;
-            for step in 1..=3 {
+            for step in 1..=STEPS {
                 let loss =
                     model.forward(&Tensor::ones([4, 5], (Kind::Float, tch::Device::Cpu)))?.f_square()?.f_sum(None)?;
                 assert_eq!(
@@ -84,12 +92,14 @@ fn two_gathers_and_one_reduce_scatter_per_unit_and_step() {
                 super::Engine::after_backward(&shard)?;
                 assert!(!is_anything_gathered(&shard), "after step {step}");
             }
-            // A block, the root, a block's gradients before and after their exchange; Gloo may hold another for a moment.
-            assert!(!frees || shard.lock().buffers.len() <= 6, "{} buffers", shard.lock().buffers.len());
+            // A block, the root, gradients before and after their exchange; of all units those of this rank, for two steps.
+            // Gloo may hold another for a moment.
+            let most = if frees { 20 } else { 30 };
+            assert!(shard.lock().buffers.len() <= most, "{} buffers", shard.lock().buffers.len());
             Ok(shard.counts())
         })
         .unwrap();
-        let wanted = Counts { gathers: 3 * gathers, reduce_scatters: 3 };
+        let wanted = Counts { gathers: STEPS * gathers, reduce_scatters: STEPS };
         assert_eq!(counts, vec![vec![wanted; NUM_BLOCKS + 1]; 2], "frees after the forward pass: {frees}");
     }
 }
@@ -145,4 +155,76 @@ fn a_parameter_outside_of_a_forward_pass_is_whole_for_once() {
         Ok(())
     })
     .unwrap();
+}
+
+/// Trains some steps of `accumulation` micro-batches; all but the last of each without synchronisation.
+fn train(
+    accelerator: &Accelerator,
+    plugin: FullyShardedDataParallelPlugin,
+    (steps, accumulation): (usize, usize),
+) -> Result<(Shard, usize)> {
+    let (model, shard, watched) = prepared_with(accelerator, plugin)?;
+    let input = Tensor::ones([4, 5], (Kind::Float, tch::Device::Cpu));
+    for _ in 0..steps {
+        for micro_batch in 0..accumulation {
+            let sync = super::Engine::set_gradient_sync(&shard, micro_batch + 1 == accumulation);
+            let loss = model.forward(&input)?.f_square()?.f_sum(None)?;
+            torch_ext::autograd::backward(&[&loss], None, false, false)?;
+            super::Engine::after_backward(&shard)?;
+            super::Engine::set_gradient_sync(&shard, sync);
+        }
+        super::Engine::before_step(&shard)?;
+    }
+    let most_gathered = watched.0.lock().unwrap().most_gathered;
+    Ok((shard, most_gathered))
+}
+
+#[test]
+fn strategies_differ_in_how_often_units_travel() {
+    use crate::ShardingStrategy::{FullShard, OptimizerState, OptimizerStateAndGradients, ShardGradOp};
+    // Gathers and reduce-scatters of three steps, without and with four micro-batches.
+    let cases = [
+        (FullShard, (6, 3), (24, 3)),
+        (ShardGradOp, (3, 3), (12, 3)),
+        (OptimizerState, (3, 3), (3, 3)),
+        (OptimizerStateAndGradients, (3, 3), (3, 12)),
+    ];
+    for (sharding_strategy, once, accumulated) in cases {
+        for (accumulation, (gathers, reduce_scatters)) in [(1, once), (4, accumulated)] {
+            let plugin = FullyShardedDataParallelPlugin { sharding_strategy, ..Default::default() };
+            let counts =
+                testing::ranks(2, |accelerator| Ok(train(&accelerator, plugin.clone(), (3, accumulation))?.0.counts()));
+            let wanted = vec![vec![Counts { gathers, reduce_scatters }; NUM_BLOCKS + 1]; 2];
+            assert_eq!(counts.unwrap(), wanted, "{sharding_strategy}, {accumulation} micro-batches");
+        }
+    }
+}
+
+#[test]
+fn what_is_fetched_ahead_is_not_fetched_again() {
+    use crate::BackwardPrefetch::{BackwardPost, BackwardPre, NoPrefetch};
+    for (forward_prefetch, backward_prefetch, limit_all_gathers) in
+        [(true, NoPrefetch, true), (false, BackwardPre, true), (false, BackwardPost, true), (true, BackwardPre, false)]
+    {
+        let settings = (forward_prefetch, backward_prefetch, limit_all_gathers);
+        let plugin = FullyShardedDataParallelPlugin {
+            forward_prefetch,
+            backward_prefetch,
+            limit_all_gathers,
+            ..Default::default()
+        };
+        let counts = testing::ranks(2, |accelerator| {
+            let (shard, most_gathered) = train(&accelerator, plugin.clone(), (4, 1))?;
+            assert_eq!(most_gathered, 1, "what is on its way is not gathered yet");
+            assert!(!is_anything_gathered(&shard));
+            let state = shard.lock();
+            assert_eq!(state.forward_order.known().len(), NUM_BLOCKS + 1);
+            assert_eq!(state.backward_order.known().len(), NUM_BLOCKS + 1);
+            assert!(state.units.iter().all(|unit| unit.arriving.is_none()));
+            drop(state);
+            Ok(shard.counts())
+        });
+        let wanted = vec![vec![Counts { gathers: 8, reduce_scatters: 4 }; NUM_BLOCKS + 1]; 2];
+        assert_eq!(counts.unwrap(), wanted, "{settings:?}");
+    }
 }

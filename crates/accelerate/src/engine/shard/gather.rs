@@ -1,0 +1,209 @@
+//! From parts to parameters: when a unit is gathered, when its memory goes, and what is fetched ahead.
+
+use super::order::Travel;
+use super::unit::views;
+use super::{Phase, Shard, State};
+use crate::error::Result;
+use crate::group::InFlight;
+use accelerate_core::config::BackwardPrefetch;
+use smallvec::SmallVec;
+use tch::Tensor;
+use torch_ext::autograd::is_grad_enabled;
+use torch_ext::storage::storage_id;
+
+/// Who asks for a unit.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Pass {
+    Forward,
+    Backward,
+    /// Somebody outside of both: it says nothing about what is needed next.
+    None,
+}
+
+impl Shard {
+    /// One parameter to compute with. Collective unless its unit is gathered already.
+    pub(super) fn materialize(&self, unit: usize, member: usize) -> Result<Tensor> {
+        let records = is_grad_enabled() && self.unit(unit).requires_grad;
+        let released = self.enter_unit(unit);
+        drop(released);
+        if let Some((recorded, outputs)) = &self.lock().units[unit].outputs
+            && *recorded == records
+        {
+            return Ok(outputs[member].shallow_clone());
+        }
+        let pass = if self.lock().phase == Phase::Forward { Pass::Forward } else { Pass::None };
+        let whole = self.gather(unit, pass)?;
+        let outputs = if records { self.outputs_of(unit, &whole)? } else { self.views(unit, &whole)? };
+        let output = outputs[member].shallow_clone();
+        let released = {
+            let mut state = self.lock();
+            if state.phase == Phase::Forward {
+                state.units[unit].outputs = Some((records, outputs));
+                Released::default()
+            } else {
+                // Nobody says when this use ends, so nothing is kept for the next.
+                state.release(unit)
+            }
+        };
+        drop(released);
+        Ok(output)
+    }
+
+    /// Notes that a unit is in use, and lets those of the module before it go: frozen parameters of a module are a unit
+    /// of their own. The root unit stays: what belongs to no module is used at both ends of a model.
+    fn enter_unit(&self, unit: usize) -> SmallVec<[Released; 2]> {
+        let mut state = self.lock();
+        let path = |unit: usize| &self.unit(unit).path;
+        if state.phase != Phase::Forward || path(unit).is_empty() {
+            return SmallVec::new();
+        }
+        match state.current.replace(unit) {
+            Some(before) if path(before) != path(unit) && self.0.frees_after_forward => {
+                let of_module = (0..state.units.len()).filter(|&other| path(other) == path(before));
+                of_module.map(|unit| state.release(unit)).collect()
+            }
+            _ => SmallVec::new(),
+        }
+    }
+
+    /// The unit's elements of all ranks. Collective unless they are here already.
+    pub(super) fn gather(&self, unit: usize, pass: Pass) -> Result<Tensor> {
+        if let Some(whole) = self.lock().units[unit].usable_whole() {
+            return Ok(whole);
+        }
+        self.start_gather(unit)?;
+        self.start_expected(unit, pass)?;
+        self.receive(unit)
+    }
+
+    /// Waits for a unit that was asked for.
+    fn receive(&self, unit: usize) -> Result<Tensor> {
+        let (whole, in_flight) = {
+            let mut state = self.lock();
+            match state.units[unit].arriving.take() {
+                Some(arriving) => arriving,
+                None => (self.whole_memory(&mut state, unit)?, None),
+            }
+        };
+        in_flight.map_or(Ok(()), InFlight::wait)?;
+        let mut state = self.lock();
+        state.gathered.insert(storage_id(&whole), unit);
+        state.units[unit].arrived(&whole)?;
+        Ok(whole)
+    }
+
+    /// Asks for the unit's elements of all ranks, unless that has been done.
+    fn start_gather(&self, unit: usize) -> Result<()> {
+        let _no_grad = tch::no_grad_guard();
+        let mut state = self.lock();
+        if state.units[unit].arriving.is_some() {
+            return Ok(());
+        }
+        let whole = self.whole_memory(&mut state, unit)?;
+        let in_flight = self.0.group.start_all_gather(&whole, &state.units[unit].shard, &self.label(unit))?;
+        state.travelled.push(Travel::Gather(unit));
+        let own = &mut state.units[unit];
+        own.counts.gathers += 1;
+        own.arriving = Some((whole, in_flight));
+        Ok(())
+    }
+
+    /// Asks for the units that the pass before used after this one.
+    fn start_expected(&self, unit: usize, pass: Pass) -> Result<()> {
+        let expected: SmallVec<[usize; 2]> = {
+            let mut state = self.lock();
+            let prefetch = &self.0.prefetch;
+            let (order, is_wanted) = match pass {
+                Pass::Forward => (&mut state.forward_order, prefetch.forward),
+                Pass::Backward => (&mut state.backward_order, prefetch.backward == BackwardPrefetch::BackwardPre),
+                Pass::None => return Ok(()),
+            };
+            let ahead = order.record(unit);
+            let most = if is_wanted { prefetch.most_units } else { 0 };
+            ahead.iter().take(most).copied().collect()
+        };
+        expected.into_iter().try_for_each(|unit| self.start_unless_here(unit))
+    }
+
+    /// After a unit's backward pass, asks for what the next one needs.
+    pub(super) fn start_expected_after_backward(&self) -> Result<()> {
+        if self.0.prefetch.backward != BackwardPrefetch::BackwardPost {
+            return Ok(());
+        }
+        let next = self.lock().backward_order.next();
+        next.map_or(Ok(()), |unit| self.start_unless_here(unit))
+    }
+
+    fn start_unless_here(&self, unit: usize) -> Result<()> {
+        let is_here = self.lock().units[unit].usable_whole().is_some();
+        if is_here { Ok(()) } else { self.start_gather(unit) }
+    }
+
+    /// Waits for what was asked for in vain, and forgets it: its memory will be used again.
+    pub(super) fn receive_what_is_left(&self) -> Result<()> {
+        let arriving: SmallVec<[_; 2]> = self.lock().units.iter_mut().filter_map(|unit| unit.arriving.take()).collect();
+        arriving.into_iter().try_for_each(|(_whole, in_flight)| in_flight.map_or(Ok(()), InFlight::wait))
+    }
+
+    /// Where the whole unit goes.
+    fn whole_memory(&self, state: &mut State, unit: usize) -> Result<Tensor> {
+        let State { units, buffers, .. } = state;
+        match &units[unit].whole {
+            Some(whole) => Ok(whole.shallow_clone()),
+            None => {
+                let num_elements = self.unit(unit).shard_elements * self.0.group.world_size();
+                let shard = &units[unit].shard;
+                buffers.take(num_elements, (shard.f_kind()?, shard.device()))
+            }
+        }
+    }
+
+    /// The parameters in a gathered unit.
+    pub(super) fn views(&self, unit: usize, whole: &Tensor) -> Result<Vec<Tensor>, tch::TchError> {
+        views(self.unit(unit), &self.0.shapes, whole)
+    }
+
+    /// The same as outputs of one node, whose backward is the reduce-scatter.
+    fn outputs_of(&self, unit: usize, whole: &Tensor) -> Result<Vec<Tensor>> {
+        let locals: Vec<Tensor> = self.lock().units[unit].locals.iter().map(Tensor::shallow_clone).collect();
+        let shard = self.clone();
+        Ok(torch_ext::apply_function(
+            "GatherUnit",
+            &locals.iter().collect::<Vec<_>>(),
+            |_| Ok(self.views(unit, whole)?),
+            move |_, gradients| Ok(shard.reduce(unit, gradients)?),
+        )?)
+    }
+
+    /// Lets all gathered units go.
+    pub(super) fn release_all(&self) {
+        let released: Vec<Released> = {
+            let mut state = self.lock();
+            (0..state.units.len()).map(|unit| state.release(unit)).collect()
+        };
+        drop(released);
+    }
+}
+
+/// What a unit held while it was gathered; dropped without the lock, because whoever drops tensors may run anything.
+#[derive(Default)]
+pub(super) struct Released {
+    _whole: Option<Tensor>,
+    _outputs: Option<(bool, Vec<Tensor>)>,
+}
+
+impl State {
+    #[must_use = "to be dropped without the lock"]
+    pub(super) fn release(&mut self, unit: usize) -> Released {
+        let Self { units, gathered, stays_whole, .. } = self;
+        let unit = &mut units[unit];
+        let outputs = unit.outputs.take();
+        if *stays_whole {
+            return Released { _whole: None, _outputs: outputs };
+        }
+        if let Some(whole) = &unit.whole {
+            gathered.remove(&storage_id(whole));
+        }
+        Released { _whole: unit.whole.take(), _outputs: outputs }
+    }
+}

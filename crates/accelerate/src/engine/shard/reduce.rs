@@ -1,0 +1,209 @@
+//! From gradients of whole parameters to the mean of this rank's part, piece by piece beside the backward pass.
+
+use super::order::Travel;
+use super::unit::pieces;
+use super::{Shard, State};
+use crate::error::Result;
+use crate::group::Versions;
+use accelerate_core::plan::Unit;
+use std::collections::VecDeque;
+use std::ops::Range;
+use tch::Tensor;
+use torch_ext::autograd::{gradient_of, set_gradient};
+use torch_ext::hooks::queue_callback;
+use torch_ext::storage::storage_use_count;
+
+/// What one message carries, of all ranks together. Large enough that its price is its bytes, small enough that
+/// gradients are not held twice.
+const PIECE_BYTES: usize = 4 << 20;
+
+/// How many pieces travel at once.
+const MOST_PIECES: usize = 4;
+
+/// The gradients that are on their way, in the order in which they were sent.
+#[derive(Default)]
+pub(super) struct Reducing {
+    pieces: VecDeque<Piece>,
+    /// The running backward pass will call [`Shard::finish_backward`].
+    is_end_awaited: bool,
+}
+
+/// A piece of a unit's gradients.
+struct Piece {
+    versions: Versions,
+    /// Where the sum goes, in the gradient of this rank's part.
+    sum: Tensor,
+    /// The unit and the gradient of its part, with the last piece.
+    completes: Option<(usize, Tensor)>,
+}
+
+impl Shard {
+    /// Takes the gradients of a unit's parameters from the backward pass. What it returns is accumulated there and then;
+    /// what is reduced over ranks comes at the end of the pass. Collective where gradients are synchronised.
+    pub(super) fn reduce(&self, unit: usize, gradients: Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>> {
+        let _no_grad = tch::no_grad_guard();
+        if self.0.group.world_size() == 1 {
+            let flatten = |gradient: Option<Tensor>| gradient.map(|gradient| gradient.f_reshape([-1])).transpose();
+            return Ok(gradients.into_iter().map(flatten).collect::<Result<_, _>>()?);
+        }
+        let nothing_yet = gradients.iter().map(|_| None).collect();
+        let (syncs, before) = {
+            let mut state = self.lock();
+            (state.gradient_sync, std::mem::take(&mut state.units[unit].unreduced))
+        };
+        let gradients = added(before, gradients)?;
+        if syncs {
+            self.start_reduce(unit, gradients)?;
+            self.await_end_of_backward()?;
+            self.start_expected_after_backward()?;
+        } else {
+            self.lock().units[unit].unreduced = gradients;
+        }
+        Ok(nothing_yet)
+    }
+
+    fn await_end_of_backward(&self) -> Result<()> {
+        if !std::mem::replace(&mut self.lock().reducing.is_end_awaited, true) {
+            let shard = self.clone();
+            queue_callback(move || Ok(shard.finish_backward()?))?;
+        }
+        Ok(())
+    }
+
+    /// Sends what other ranks add up, and makes room for the sum of this rank's part.
+    fn start_reduce(&self, unit: usize, gradients: Vec<Option<Tensor>>) -> Result<()> {
+        let (content, world_size) = (self.unit(unit), self.0.group.world_size());
+        let flatten = |gradient: Option<Tensor>| gradient.map(|gradient| gradient.f_reshape([-1])).transpose();
+        let gradients: Vec<Option<Tensor>> = gradients.into_iter().map(flatten).collect::<Result<_, _>>()?;
+        let (sum, options) = {
+            let State { units, buffers, travelled, .. } = &mut *self.lock();
+            travelled.push(Travel::ReduceScatter(unit));
+            units[unit].counts.reduce_scatters += 1;
+            let options = (units[unit].shard.f_kind()?, units[unit].shard.device());
+            (buffers.take(content.shard_elements, options)?, options)
+        };
+        // Before the sum, as in `c10d::Reducer`: the same rounding, and no overflow that the mean would not have. As a
+        // tensor, because the product with a number would be made elsewhere and copied.
+        let scale = Tensor::f_full([0i64; 0], (world_size as f64).recip(), options)?;
+        let step = (PIECE_BYTES / options.0.elt_size_in_bytes() / world_size).clamp(1, content.shard_elements.max(1));
+        for start in (0..content.shard_elements).step_by(step) {
+            let range = start..(start + step).min(content.shard_elements);
+            self.finish_pieces(MOST_PIECES - 1)?;
+            let memory = || -> Result<Tensor> {
+                let whole = self.lock().buffers.take(step * world_size, options)?;
+                Ok(whole.f_narrow(0, 0, (range.len() * world_size) as i64)?)
+            };
+            let rows = memory()?;
+            pack(content, &gradients, &range, &rows, &scale)?;
+            let versions = self.0.group.start_reduce_scatter(&rows, memory, &self.label(unit))?;
+            let place = sum.f_narrow(0, range.start as i64, range.len() as i64)?;
+            let completes = (range.end == content.shard_elements).then(|| (unit, sum.shallow_clone()));
+            self.lock().reducing.pieces.push_back(Piece { versions, sum: place, completes });
+        }
+        Ok(())
+    }
+
+    /// Waits until at most so many pieces are on their way.
+    fn finish_pieces(&self, most_left: usize) -> Result<()> {
+        loop {
+            let piece = {
+                let mut state = self.lock();
+                if state.reducing.pieces.len() <= most_left {
+                    return Ok(());
+                }
+                state.reducing.pieces.pop_front()
+            };
+            let Some(Piece { versions, sum, completes }) = piece else { return Ok(()) };
+            versions.add_into(sum, true)?;
+            if let Some((unit, gradient)) = completes {
+                self.accumulate(unit, &gradient)?;
+            }
+        }
+    }
+
+    /// Gives the parameters their pieces of the gradient of this rank's part.
+    fn accumulate(&self, unit: usize, gradient: &Tensor) -> Result<()> {
+        let locals: Vec<Tensor> = self.lock().units[unit].locals.iter().map(Tensor::shallow_clone).collect();
+        for (local, piece) in locals.iter().zip(pieces(self.unit(unit), self.0.group.rank(), gradient)?) {
+            match gradient_of(local)? {
+                Some(mut before) => drop(before.f_add_(&piece)?),
+                None => set_gradient(local, Some(&piece))?,
+            }
+        }
+        Ok(())
+    }
+
+    /// At the end of a backward pass whose gradients are reduced.
+    fn finish_backward(&self) -> Result<()> {
+        self.lock().reducing.is_end_awaited = false;
+        self.reduce_what_is_left()
+    }
+
+    /// Reduces gradients that were kept whole and that no later backward pass has touched, and waits for all of them.
+    pub(super) fn reduce_what_is_left(&self) -> Result<()> {
+        let _no_grad = tch::no_grad_guard();
+        for unit in 0..self.0.plan.units.len() {
+            let left = std::mem::take(&mut self.lock().units[unit].unreduced);
+            if !left.is_empty() {
+                self.start_reduce(unit, left)?;
+            }
+        }
+        self.finish_pieces(0)
+    }
+
+    /// Forgets a backward pass that has failed. What is on its way has to arrive first: its memory will be used again.
+    pub(super) fn abandon_backward(&self) -> Result<()> {
+        let abandoned = std::mem::take(&mut self.lock().reducing);
+        abandoned.pieces.into_iter().try_for_each(|piece| piece.versions.add_into(piece.sum, true))
+    }
+}
+
+/// Sums of gradients, by member; `before` is empty if there are none yet. As DistributedDataParallel does it, older ones
+/// first.
+fn added(before: Vec<Option<Tensor>>, gradients: Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>> {
+    let mut before = before.into_iter();
+    let add = |gradient: Option<Tensor>| match (before.next().flatten(), gradient) {
+        (Some(mut sum), Some(gradient)) => Ok(Some(sum.f_add_(&gradient)?)),
+        // It will be added to, so nobody else may look at it.
+        (None, Some(gradient)) if storage_use_count(&gradient) == 1 && gradient.is_contiguous() => {
+            Ok(Some(gradient.f_detach()?))
+        }
+        (None, Some(gradient)) => Ok(Some(gradient.f_detach_copy()?.f_contiguous()?)),
+        (sum, None) => Ok(sum),
+    };
+    gradients.into_iter().map(add).collect()
+}
+
+/// Writes what each rank gets of `range` of its part, one row for each, multiplied by `scale`.
+fn pack(unit: &Unit, gradients: &[Option<Tensor>], range: &Range<usize>, rows: &Tensor, scale: &Tensor) -> Result<()> {
+    let size = range.len();
+    for rank in 0..rows.numel() / size.max(1) {
+        let (from, to) = (rank * unit.shard_elements + range.start, rank * unit.shard_elements + range.end);
+        let place = |start: usize, end: usize| {
+            rows.f_narrow(0, (rank * size + start - from) as i64, end.saturating_sub(start) as i64)
+        };
+        for member in unit.offsets.partition_point(|&offset| offset <= from).saturating_sub(1)..gradients.len() {
+            let (start, end) = (unit.offsets[member].max(from), unit.offsets[member + 1].min(to));
+            if to <= start {
+                break;
+            }
+            if end <= start {
+                continue;
+            }
+            let mut place = place(start, end)?;
+            let _ = match &gradients[member] {
+                Some(gradient) => {
+                    let own = gradient.f_narrow(0, (start - unit.offsets[member]) as i64, (end - start) as i64)?;
+                    own.f_mul_out(&place, scale)?
+                }
+                None => place.f_zero_()?,
+            };
+        }
+        // Behind the last element of the unit.
+        let padding = unit.num_elements.clamp(from, to);
+        if padding < to {
+            let _ = place(padding, to)?.f_zero_()?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,71 @@
+//! What a parameter of a sharded model is to layers, optimizers and checkpoints.
+
+use super::gather::{Pass, Released};
+use super::{Phase, Shard};
+use crate::error::Result;
+use crate::group::Group;
+use crate::nn::Storage;
+use tch::Tensor;
+
+/// The storage of one parameter of a sharded model.
+pub(super) struct Part {
+    pub(super) shard: Shard,
+    pub(super) unit: usize,
+    pub(super) member: usize,
+}
+
+impl Part {
+    fn shape(&self) -> &[i64] {
+        let position = self.shard.unit(self.unit).parameters[self.member];
+        &self.shard.0.shapes[position]
+    }
+}
+
+impl Storage for Part {
+    fn materialize(&self) -> Tensor {
+        self.shard.materialize(self.unit, self.member).unwrap_or_else(|error| {
+            tracing::error!("a parameter could not be gathered: {error}");
+            let stand_in = {
+                let mut state = self.shard.lock();
+                state.failure.get_or_insert(error);
+                let shard = &state.units[self.unit].shard;
+                Tensor::f_zeros(self.shape(), (shard.kind(), shard.device()))
+            };
+            // The forward pass goes on with zeros and ends in the error that is kept.
+            stand_in.unwrap_or_else(|_| Tensor::new())
+        })
+    }
+
+    fn local(&self) -> Tensor {
+        self.shard.lock().units[self.unit].locals[self.member].shallow_clone()
+    }
+
+    fn whole_shape(&self) -> Vec<i64> {
+        self.shape().to_vec()
+    }
+
+    fn whole(&self) -> Result<Tensor> {
+        let whole = self.shard.gather(self.unit, Pass::None)?;
+        let view = self.shard.views(self.unit, &whole)?.swap_remove(self.member);
+        let copy = view.f_detach_copy()?;
+        let released = {
+            let mut state = self.shard.lock();
+            if state.phase == Phase::Other { state.release(self.unit) } else { Released::default() }
+        };
+        drop(released);
+        Ok(copy)
+    }
+
+    fn overwrite(&self, whole: &Tensor) -> Result<()> {
+        let _no_grad = tch::no_grad_guard();
+        let part = self.shard.unit(self.unit).part_of(self.member, self.shard.0.group.rank());
+        let flat = whole.f_expand(self.shape(), true)?.f_reshape([-1])?;
+        self.local().f_copy_(&flat.f_narrow(0, part.start as i64, part.len() as i64)?)?;
+        self.shard.lock().units[self.unit].is_stale = true;
+        Ok(())
+    }
+
+    fn group(&self) -> Option<Group> {
+        Some(self.shard.0.group.clone())
+    }
+}

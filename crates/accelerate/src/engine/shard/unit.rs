@@ -1,0 +1,116 @@
+//! One unit on one rank: its part, the whole while it is gathered, and how the two divide into parameters.
+
+use super::Counts;
+use crate::error::Result;
+use crate::group::{Group, InFlight};
+use crate::nn::Param;
+use accelerate_core::plan::Unit;
+use tch::Tensor;
+use torch_ext::autograd::version;
+
+pub(super) struct UnitState {
+    /// This rank's part, `[shard_elements]`, padded with zeros. In `whole` where that always stays.
+    pub(super) shard: Tensor,
+    /// The parameters' pieces of it: leaves, each with elements of one parameter, perhaps none.
+    pub(super) locals: Vec<Tensor>,
+    /// `[world_size * shard_elements]` while gathered.
+    pub(super) whole: Option<Tensor>,
+    /// Other ranks' parts may have changed since the whole was gathered. Only where it always stays.
+    pub(super) is_stale: bool,
+    /// How often the whole had been written to when it was gathered.
+    version: i64,
+    /// What `whole` will be.
+    pub(super) arriving: Option<(Tensor, Option<InFlight>)>,
+    /// The parameters as this forward pass sees them, and whether gradients are recorded.
+    pub(super) outputs: Option<(bool, Vec<Tensor>)>,
+    /// Sums of whole gradients that have not been reduced, by member; empty if there are none.
+    pub(super) unreduced: Vec<Option<Tensor>>,
+    /// How many saved tensors in graphs stand for parameters of the unit.
+    pub(super) num_tokens: usize,
+    pub(super) counts: Counts,
+}
+
+impl UnitState {
+    /// Takes this rank's part of `params`, or all of them and the part in it if they stay whole.
+    pub(super) fn split(unit: &Unit, params: &[Param], group: &Group, stays_whole: bool) -> Result<Self> {
+        let _no_grad = tch::no_grad_guard();
+        let first = params[unit.parameters[0]].local();
+        let options = (first.f_kind()?, first.device());
+        let size = unit.shard_elements as i64;
+        let (shard, whole) = if stays_whole || group.world_size() == 1 {
+            let whole = Tensor::f_zeros([size * group.world_size() as i64], options)?;
+            (whole.f_narrow(0, size * group.rank() as i64, size)?, Some(whole))
+        } else {
+            (Tensor::f_zeros([size], options)?, None)
+        };
+        let mut locals = pieces(unit, group.rank(), &shard)?;
+        for (member, (local, &position)) in locals.iter_mut().zip(&unit.parameters).enumerate() {
+            let part = unit.part_of(member, group.rank());
+            let own = params[position].local().f_detach()?.f_reshape([-1])?;
+            local.f_copy_(&own.f_narrow(0, part.start as i64, part.len() as i64)?)?;
+            *local = local.f_detach()?.f_set_requires_grad(unit.requires_grad)?;
+        }
+        Ok(Self {
+            shard,
+            locals,
+            whole,
+            is_stale: stays_whole,
+            version: 0,
+            arriving: None,
+            outputs: None,
+            unreduced: Vec::new(),
+            num_tokens: 0,
+            counts: Counts::default(),
+        })
+    }
+}
+
+impl UnitState {
+    /// The whole unit, if that is here and as the other ranks have it: since it was gathered, nobody has written to the
+    /// part of this rank in it.
+    pub(super) fn usable_whole(&self) -> Option<Tensor> {
+        let whole = self.whole.as_ref()?;
+        let is_usable = !self.is_stale && version(whole).is_ok_and(|version| version == self.version);
+        is_usable.then(|| whole.shallow_clone())
+    }
+
+    /// The whole unit has arrived in `whole`.
+    pub(super) fn arrived(&mut self, whole: &Tensor) -> Result<()> {
+        self.version = version(whole)?;
+        self.is_stale = false;
+        self.whole = Some(whole.shallow_clone());
+        Ok(())
+    }
+}
+
+/// The parameters' pieces of a rank's part of a unit.
+pub(super) fn pieces(unit: &Unit, rank: usize, own: &Tensor) -> Result<Vec<Tensor>> {
+    let first = unit.shard_of(rank).start;
+    let piece = |member: usize| {
+        let part = unit.part_of(member, rank);
+        let start = if part.is_empty() { 0 } else { unit.offsets[member] + part.start - first };
+        Ok(own.f_narrow(0, start as i64, part.len() as i64)?)
+    };
+    (0..unit.parameters.len()).map(piece).collect()
+}
+
+/// The parameters in a whole unit, each with a version counter of its own.
+pub(super) fn views(unit: &Unit, shapes: &[Vec<i64>], whole: &Tensor) -> Result<Vec<Tensor>, tch::TchError> {
+    let _no_grad = tch::no_grad_guard();
+    let view = |(member, &position): (usize, &usize)| {
+        let shape = &shapes[position];
+        let mut view = Tensor::f_empty([0], (whole.f_kind()?, whole.device()))?;
+        let offset = unit.offsets[member] as i64;
+        view.f_set_source_tensor_storage_offset_(whole, offset, shape, contiguous_strides(shape))
+    };
+    unit.parameters.iter().enumerate().map(view).collect()
+}
+
+/// Of a tensor without gaps.
+fn contiguous_strides(shape: &[i64]) -> Vec<i64> {
+    let mut strides = vec![1; shape.len()];
+    for dim in (1..shape.len()).rev() {
+        strides[dim - 1] = strides[dim] * shape[dim].max(1);
+    }
+    strides
+}
