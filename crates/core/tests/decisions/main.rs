@@ -3,6 +3,8 @@
 
 mod accumulation;
 mod config;
+mod deep_speed;
+mod deep_speed_resolve;
 mod environment;
 mod golden;
 mod plan;
