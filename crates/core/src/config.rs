@@ -6,6 +6,7 @@
 
 mod autocast;
 mod data_loader;
+mod deep_speed;
 mod distributed_data_parallel;
 mod fully_sharded;
 mod grad_scaler;
@@ -19,6 +20,12 @@ mod torch_dynamo;
 
 pub use autocast::AutocastKwargs;
 pub use data_loader::DataLoaderConfiguration;
+pub use deep_speed::{
+    Auto, DeepSpeedBf16, DeepSpeedConfig, DeepSpeedFacts, DeepSpeedFp16, DeepSpeedOffload, DeepSpeedOptimizer,
+    DeepSpeedOptimizerType, DeepSpeedPlugin, DeepSpeedSchedule, DeepSpeedScheduler, DeepSpeedSchedulerType,
+    DeepSpeedSource, DeepSpeedZeroOptimization, InertKey, OffloadDevice, OffloadTarget, OptimizerAlgorithm,
+    OptimizerInCode, ResolvedDeepSpeedConfig, SchedulerInCode, WarmupType, ZeroStage, check_deep_speed_prepared,
+};
 pub use distributed_data_parallel::{DDPCommunicationHookType, DistributedDataParallelKwargs, FIRST_BUCKET_BYTES};
 pub use fully_sharded::{AutoWrapPolicy, BackwardPrefetch, FullyShardedDataParallelPlugin, ShardingStrategy};
 pub use grad_scaler::GradScalerKwargs;

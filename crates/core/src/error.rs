@@ -9,6 +9,7 @@ use std::fmt;
 
 pub(crate) mod config;
 pub(crate) mod data;
+pub(crate) mod deep_speed;
 pub(crate) mod environment;
 pub(crate) mod weight_files;
 
@@ -45,6 +46,12 @@ pub(crate) enum ErrorKind {
     Environment(#[from] environment::EnvironmentErrorKind),
     #[error(transparent)]
     WeightFiles(#[from] weight_files::WeightFilesErrorKind),
+}
+
+impl From<deep_speed::DeepSpeedErrorKind> for ErrorKind {
+    fn from(kind: deep_speed::DeepSpeedErrorKind) -> Self {
+        Self::Config(kind.into())
+    }
 }
 
 impl Error {

@@ -2,6 +2,8 @@
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigErrorKind {
+    #[error(transparent)]
+    DeepSpeed(#[from] super::deep_speed::DeepSpeedErrorKind),
     #[error("{found:?} is not a {what}; the choices are {}", quoted(choices))]
     UnknownName { what: &'static str, found: String, choices: &'static [&'static str] },
     #[error("{name} is 0, but must be at least 1")]

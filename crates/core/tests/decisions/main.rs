@@ -3,7 +3,10 @@
 
 mod accumulation;
 mod config;
+mod deep_speed;
+mod deep_speed_resolve;
 mod environment;
+mod environment_plugins;
 mod golden;
 mod plan;
 mod plan_sharded;

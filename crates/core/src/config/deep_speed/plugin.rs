@@ -1,0 +1,357 @@
+//! The plugin that names a configuration, or takes its place.
+
+use super::{Auto, DeepSpeedConfig, DeepSpeedOffload, DeepSpeedZeroOptimization, OffloadDevice, ZeroStage, json};
+use crate::Result;
+use crate::error::config::ConfigErrorKind;
+use crate::error::deep_speed::{Conflict, DeepSpeedErrorKind, Problem};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// Where a DeepSpeed configuration is: in a file, or here. Text that begins with `{` is the configuration itself. (The
+/// reference takes it in base64 too.)
+///
+/// ```
+/// use accelerate_core::config::DeepSpeedSource;
+/// assert_eq!("ds_config.json".parse::<DeepSpeedSource>()?, DeepSpeedSource::Path("ds_config.json".into()));
+/// assert!(matches!(r#"{"train_batch_size": 8}"#.parse()?, DeepSpeedSource::Entries(_)));
+/// # Ok::<(), accelerate_core::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub enum DeepSpeedSource {
+    /// A JSON file.
+    Path(PathBuf),
+    /// Its content.
+    Entries(Map<String, Value>),
+}
+
+impl FromStr for DeepSpeedSource {
+    type Err = crate::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        if !text.trim_start().starts_with('{') {
+            return Ok(Self::Path(text.into()));
+        }
+        let entries = json::read_object(text).map_err(|source| DeepSpeedErrorKind::Json { source })?;
+        Ok(Self::Entries(entries))
+    }
+}
+
+impl Serialize for DeepSpeedSource {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Path(path) => path.serialize(serializer),
+            Self::Entries(entries) => entries.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for DeepSpeedSource {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match Value::deserialize(deserializer)? {
+            Value::String(text) => text.parse().map_err(serde::de::Error::custom),
+            Value::Object(entries) => Ok(Self::Entries(entries)),
+            _ => Err(serde::de::Error::custom("a DeepSpeed configuration is a path or an object")),
+        }
+    }
+}
+
+/// Training by a DeepSpeed configuration (`DeepSpeedPlugin` of the reference, `utils/dataclasses.py`).
+///
+/// A field that is `None` says nothing: the configuration decides, else the default given here. A field that says
+/// something fills "auto" and absent keys of the configuration; the reference passes over the field where the key is
+/// absent. The reference's `transformer_moe_cls_names`, `enable_msamp` and `msamp_opt_level` are not available.
+///
+/// ```
+/// use accelerate_core::config::{Auto, DeepSpeedPlugin, OffloadDevice, ZeroStage};
+/// let plugin: DeepSpeedPlugin = serde_json::from_str(
+///     r#"{"zero_stage": 3, "gradient_accumulation_steps": "auto", "offload_param_device": "cpu"}"#,
+/// ).unwrap();
+/// assert_eq!((plugin.zero_stage, plugin.gradient_accumulation_steps), (Some(ZeroStage::Parameters), Some(Auto::Auto)));
+/// assert_eq!(plugin.offload_param_device, Some(OffloadDevice::Cpu));
+/// assert!(serde_json::from_str::<DeepSpeedPlugin>(r#"{"enable_msamp": true}"#).is_err());
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DeepSpeedPlugin {
+    /// The configuration, or the path of its file. Default none: it is made from the other fields.
+    #[serde(deserialize_with = "none_is_absent")]
+    pub hf_ds_config: Option<DeepSpeedSource>,
+    /// Micro-batches per optimizer step, at least 1. Default "auto": the accelerator's.
+    pub gradient_accumulation_steps: Option<Auto<usize>>,
+    /// Largest 2-norm of all gradients together; 0 for no limit. Default: "auto" without a configuration, which is 1.0.
+    pub gradient_clipping: Option<Auto<f64>>,
+    /// What is in parts instead of copies. Default without a configuration 2.
+    pub zero_stage: Option<ZeroStage>,
+    /// Is the smallest batch of all loaders the one that `train_micro_batch_size_per_gpu` means, or the largest? Default
+    /// true.
+    #[serde(deserialize_with = "null_is_true")]
+    pub is_train_batch_min: bool,
+    /// Where the state of the optimizer is kept; from stage 1. Default none.
+    pub offload_optimizer_device: Option<OffloadDevice>,
+    /// Where parameters are kept; stage 3 only. Default none.
+    pub offload_param_device: Option<OffloadDevice>,
+    /// The folder for the optimizer's state on "nvme".
+    #[serde(deserialize_with = "none_is_absent")]
+    pub offload_optimizer_nvme_path: Option<PathBuf>,
+    /// The folder for parameters on "nvme".
+    #[serde(deserialize_with = "none_is_absent")]
+    pub offload_param_nvme_path: Option<PathBuf>,
+    /// Make parameters in parts from the start; stage 3 only. Default: at stage 3.
+    pub zero3_init_flag: Option<bool>,
+    /// Write whole weights when a model is saved at stage 3. Default false. Here a saved model is always whole.
+    pub zero3_save_16bit_model: Option<bool>,
+}
+
+impl Default for DeepSpeedPlugin {
+    fn default() -> Self {
+        Self {
+            hf_ds_config: None,
+            gradient_accumulation_steps: None,
+            gradient_clipping: None,
+            zero_stage: None,
+            is_train_batch_min: true,
+            offload_optimizer_device: None,
+            offload_param_device: None,
+            offload_optimizer_nvme_path: None,
+            offload_param_nvme_path: None,
+            zero3_init_flag: None,
+            zero3_save_16bit_model: None,
+        }
+    }
+}
+
+impl DeepSpeedPlugin {
+    /// Checks that the fields are possible by themselves.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_config`](crate::Error::is_config): no accumulation steps, a norm that is negative or no number, an
+    /// "nvme" device without a folder where there is no configuration that could name it.
+    ///
+    /// ```
+    /// # use accelerate_core::config::{DeepSpeedPlugin, OffloadDevice};
+    /// let plugin = DeepSpeedPlugin { offload_param_device: Some(OffloadDevice::Nvme), ..Default::default() };
+    /// assert!(plugin.check().unwrap_err().to_string().contains("offload_param_nvme_path is missing"));
+    /// ```
+    pub fn check(&self) -> Result<()> {
+        if self.gradient_accumulation_steps == Some(Auto::Value(0)) {
+            return Err(ConfigErrorKind::MustBePositive { name: "gradient_accumulation_steps" }.into());
+        }
+        if let Some(Auto::Value(found)) = self.gradient_clipping
+            && !(found.is_finite() && found >= 0.0)
+        {
+            let (name, wanted) = ("gradient_clipping", "a number of at least 0");
+            return Err(ConfigErrorKind::OutOfRange { name, found, wanted }.into());
+        }
+        let missing: Vec<Problem> = [
+            ("offload_optimizer_nvme_path", self.offload_optimizer_device, &self.offload_optimizer_nvme_path),
+            ("offload_param_nvme_path", self.offload_param_device, &self.offload_param_nvme_path),
+        ]
+        .into_iter()
+        .filter(|(_, device, path)| *device == Some(OffloadDevice::Nvme) && path.is_none())
+        .map(|(key, ..)| Problem::Missing { key: key.to_owned(), why: NVME_NEEDS_PATH })
+        .collect();
+        if self.hf_ds_config.is_none() && !missing.is_empty() {
+            return Err(DeepSpeedErrorKind::Document { problems: missing }.into());
+        }
+        Ok(())
+    }
+
+    /// Fills what is `None` from `other`, such as what the [environment](Self::from_environment) says.
+    ///
+    /// ```
+    /// # use accelerate_core::config::{Auto, DeepSpeedPlugin, ZeroStage};
+    /// let given = DeepSpeedPlugin { zero_stage: Some(ZeroStage::Parameters), ..Default::default() };
+    /// let other = DeepSpeedPlugin {
+    ///     zero_stage: Some(ZeroStage::Gradients),
+    ///     gradient_clipping: Some(Auto::Value(1.0)),
+    ///     ..Default::default()
+    /// };
+    /// let both = given.or(other);
+    /// assert_eq!((both.zero_stage, both.gradient_clipping), (Some(ZeroStage::Parameters), Some(Auto::Value(1.0))));
+    /// ```
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            hf_ds_config: self.hf_ds_config.or(other.hf_ds_config),
+            gradient_accumulation_steps: self.gradient_accumulation_steps.or(other.gradient_accumulation_steps),
+            gradient_clipping: self.gradient_clipping.or(other.gradient_clipping),
+            zero_stage: self.zero_stage.or(other.zero_stage),
+            is_train_batch_min: self.is_train_batch_min && other.is_train_batch_min,
+            offload_optimizer_device: self.offload_optimizer_device.or(other.offload_optimizer_device),
+            offload_param_device: self.offload_param_device.or(other.offload_param_device),
+            offload_optimizer_nvme_path: self.offload_optimizer_nvme_path.or(other.offload_optimizer_nvme_path),
+            offload_param_nvme_path: self.offload_param_nvme_path.or(other.offload_param_nvme_path),
+            zero3_init_flag: self.zero3_init_flag.or(other.zero3_init_flag),
+            zero3_save_16bit_model: self.zero3_save_16bit_model.or(other.zero3_save_16bit_model),
+        }
+    }
+
+    /// The configuration with the plugin's fields in it. `read` gives the text of the file that `hf_ds_config` names.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_config`](crate::Error::is_config): what [`check`](Self::check) and [`DeepSpeedConfig::from_entries`]
+    /// refuse; a file that cannot be read; a configuration without `zero_optimization` and no `zero_stage`; fields that
+    /// differ from what the configuration says, all in one error.
+    ///
+    /// ```
+    /// use accelerate_core::config::{Auto, DeepSpeedPlugin, ZeroStage};
+    /// let plugin = DeepSpeedPlugin {
+    ///     hf_ds_config: Some("ds_config.json".parse()?),
+    ///     gradient_clipping: Some(Auto::Value(0.5)),
+    ///     ..Default::default()
+    /// };
+    /// let file = r#"{"zero_optimization": {"stage": 3}, "gradient_clipping": "auto"}"#;
+    /// let config = plugin.config(&|_| Ok(file.to_owned()))?;
+    /// assert_eq!(config.gradient_clipping, Some(Auto::Value(0.5)));
+    ///
+    /// let plugin = DeepSpeedPlugin { zero_stage: Some(ZeroStage::Gradients), ..plugin };
+    /// let error = plugin.config(&|_| Ok(file.to_owned())).unwrap_err();
+    /// assert!(error.to_string().contains("zero_optimization.stage is 3, but DeepSpeedPlugin.zero_stage is 2"));
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    pub fn config(&self, read: &dyn Fn(&Path) -> std::io::Result<String>) -> Result<DeepSpeedConfig> {
+        self.check()?;
+        let mut config = match &self.hf_ds_config {
+            None => self.config_of_fields(),
+            Some(DeepSpeedSource::Entries(entries)) => DeepSpeedConfig::from_entries(entries)?,
+            Some(DeepSpeedSource::Path(path)) => {
+                let text = read(path).map_err(|cause| {
+                    crate::Error::new(DeepSpeedErrorKind::File { path: path.clone() }).caused_by(cause)
+                })?;
+                DeepSpeedConfig::from_json(&text)?
+            }
+        };
+        if config.zero_optimization.is_none() && self.zero_stage.is_none() {
+            let why = "write {\"stage\": ..}, or give DeepSpeedPlugin.zero_stage";
+            let problems = vec![Problem::Missing { key: "zero_optimization".to_owned(), why }];
+            return Err(DeepSpeedErrorKind::Document { problems }.into());
+        }
+        let conflicts = self.put_into(&mut config);
+        if conflicts.is_empty() { Ok(config) } else { Err(DeepSpeedErrorKind::Conflicts { conflicts }.into()) }
+    }
+
+    /// What stands for a configuration where there is none.
+    fn config_of_fields(&self) -> DeepSpeedConfig {
+        DeepSpeedConfig {
+            train_batch_size: Some(Auto::Auto),
+            train_micro_batch_size_per_gpu: Some(Auto::Auto),
+            gradient_accumulation_steps: Some(Auto::Auto),
+            gradient_clipping: Some(Auto::Auto),
+            zero_optimization: Some(DeepSpeedZeroOptimization {
+                stage: Some(Auto::Value(self.zero_stage.unwrap_or(ZeroStage::Gradients))),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }
+    }
+
+    fn put_into(&self, config: &mut DeepSpeedConfig) -> Vec<Conflict> {
+        let mut merge = Merge::default();
+        let zero = config.zero_optimization.get_or_insert_default();
+        let DeepSpeedOffload { device, nvme_path } = &mut zero.offload_optimizer;
+        merge.put(
+            "gradient_accumulation_steps",
+            "DeepSpeedPlugin.gradient_accumulation_steps",
+            &mut config.gradient_accumulation_steps,
+            self.gradient_accumulation_steps.and_then(Auto::value),
+        );
+        merge.put(
+            "gradient_clipping",
+            "DeepSpeedPlugin.gradient_clipping",
+            &mut config.gradient_clipping,
+            self.gradient_clipping.and_then(Auto::value),
+        );
+        merge.put("zero_optimization.stage", "DeepSpeedPlugin.zero_stage", &mut zero.stage, self.zero_stage);
+        merge.put(
+            "zero_optimization.offload_optimizer.device",
+            "DeepSpeedPlugin.offload_optimizer_device",
+            device,
+            self.offload_optimizer_device,
+        );
+        merge.put(
+            "zero_optimization.offload_optimizer.nvme_path",
+            "DeepSpeedPlugin.offload_optimizer_nvme_path",
+            nvme_path,
+            self.offload_optimizer_nvme_path.clone(),
+        );
+        let DeepSpeedOffload { device, nvme_path } = &mut zero.offload_param;
+        merge.put(
+            "zero_optimization.offload_param.device",
+            "DeepSpeedPlugin.offload_param_device",
+            device,
+            self.offload_param_device,
+        );
+        merge.put(
+            "zero_optimization.offload_param.nvme_path",
+            "DeepSpeedPlugin.offload_param_nvme_path",
+            nvme_path,
+            self.offload_param_nvme_path.clone(),
+        );
+        merge.put(
+            "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+            "DeepSpeedPlugin.zero3_save_16bit_model",
+            &mut zero.stage3_gather_16bit_weights_on_model_save,
+            self.zero3_save_16bit_model,
+        );
+        merge.conflicts
+    }
+}
+
+pub(super) const NVME_NEEDS_PATH: &str = "device \"nvme\" needs a folder on that disk";
+
+/// Puts values that the program gives into a configuration, and keeps those that it contradicts.
+#[derive(Default)]
+pub(super) struct Merge {
+    pub(super) conflicts: Vec<Conflict>,
+}
+
+impl Merge {
+    pub(super) fn put<T: PartialEq + Serialize>(
+        &mut self,
+        key: &str,
+        source: &'static str,
+        slot: &mut Option<Auto<T>>,
+        given: Option<T>,
+    ) {
+        let Some(given) = given else { return };
+        match slot {
+            Some(Auto::Value(configured)) => self.compare(key, configured, source, &given),
+            slot => *slot = Some(Auto::Value(given)),
+        }
+    }
+
+    pub(super) fn compare<T: PartialEq + Serialize>(
+        &mut self,
+        key: &str,
+        configured: &T,
+        source: &'static str,
+        given: &T,
+    ) {
+        if configured != given {
+            let shown = |value: &T| serde_json::to_string(value).unwrap_or_default();
+            let (configured, given) = (shown(configured), shown(given));
+            self.conflicts.push(Conflict { key: key.to_owned(), configured, source, given });
+        }
+    }
+}
+
+/// The reference writes "none" for a path that is not there.
+fn none_is_absent<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: serde::de::DeserializeOwned,
+{
+    match Value::deserialize(deserializer)? {
+        Value::Null => Ok(None),
+        Value::String(text) if text == "none" => Ok(None),
+        value => T::deserialize(value).map(Some).map_err(serde::de::Error::custom),
+    }
+}
+
+fn null_is_true<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(true))
+}

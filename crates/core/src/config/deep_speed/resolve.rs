@@ -1,0 +1,311 @@
+//! Filling a configuration from what the run knows.
+
+mod batch;
+mod sections;
+
+use super::plugin::{Merge, NVME_NEEDS_PATH};
+use super::{
+    Auto, DeepSpeedConfig, DeepSpeedOffload, DeepSpeedOptimizer, DeepSpeedPlugin, DeepSpeedSchedule,
+    DeepSpeedZeroOptimization, InertKey, OffloadDevice, OffloadTarget, OptimizerInCode, SchedulerInCode, ZeroStage,
+    check_deep_speed_prepared,
+};
+use crate::Result;
+use crate::config::{GradScalerKwargs, MixedPrecision};
+use crate::error::config::ConfigErrorKind;
+use crate::error::deep_speed::{DeepSpeedErrorKind, Problem, RemainingAuto};
+use std::path::PathBuf;
+
+/// What the run knows when models, optimizers and loaders are prepared.
+///
+/// ```
+/// use accelerate_core::config::DeepSpeedFacts;
+/// let facts = DeepSpeedFacts { world_size: 2, batch_sizes: vec![Some(8), Some(16)], ..Default::default() };
+/// assert!(facts.optimizer.is_none() && !facts.split_batches);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeepSpeedFacts {
+    /// Count of all processes. Default 1.
+    pub world_size: usize,
+    /// Micro-batches per optimizer step, where the program gives a number itself.
+    pub gradient_accumulation_steps: Option<usize>,
+    /// The mixed precision asked for; `No` asks for nothing.
+    pub mixed_precision: MixedPrecision,
+    /// Batch size of each loader as the program made it; `None` for one that is not cut into batches of one size.
+    pub batch_sizes: Vec<Option<usize>>,
+    /// Are batches of the loaders cut into one part for each process? Default false: each process gets whole ones.
+    pub split_batches: bool,
+    /// The width of the model's layers, if it is known. Without it three sizes that change nothing here stay unknown
+    /// where they are "auto", which is an error in the reference.
+    pub hidden_size: Option<u64>,
+    /// The optimizer, if one was passed.
+    pub optimizer: Option<OptimizerInCode>,
+    /// The scheduler, if one was passed.
+    pub scheduler: Option<SchedulerInCode>,
+    /// Is everything computed in the memory of the host? Then what is offloaded there is there already. Default false.
+    pub computes_on_cpu: bool,
+}
+
+impl Default for DeepSpeedFacts {
+    fn default() -> Self {
+        Self {
+            world_size: 1,
+            gradient_accumulation_steps: None,
+            mixed_precision: MixedPrecision::No,
+            batch_sizes: Vec::new(),
+            split_batches: false,
+            hidden_size: None,
+            optimizer: None,
+            scheduler: None,
+            computes_on_cpu: false,
+        }
+    }
+}
+
+/// A configuration in which every number is known.
+///
+/// ```
+/// use accelerate_core::config::{DeepSpeedFacts, DeepSpeedPlugin};
+/// let plugin = DeepSpeedPlugin::default();
+/// let facts = DeepSpeedFacts { world_size: 2, batch_sizes: vec![Some(8)], ..Default::default() };
+/// let resolved = plugin.resolve(&plugin.config(&|_| Ok(String::new()))?, &facts)?;
+/// assert_eq!((resolved.train_micro_batch_size_per_gpu, resolved.train_batch_size), (8, 16));
+/// assert_eq!((resolved.gradient_clipping, resolved.zero_stage.as_u8()), (Some(1.0), 2));
+/// # Ok::<(), accelerate_core::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct ResolvedDeepSpeedConfig {
+    /// Rows per step of the optimizer, over all processes.
+    pub train_batch_size: usize,
+    /// Rows per forward pass of one process.
+    pub train_micro_batch_size_per_gpu: usize,
+    /// Forward passes per step of the optimizer.
+    pub gradient_accumulation_steps: usize,
+    /// Largest 2-norm of all gradients together; `None` for no limit.
+    pub gradient_clipping: Option<f64>,
+    /// What is in parts instead of copies.
+    pub zero_stage: ZeroStage,
+    /// Are parameters to be made in parts from the start?
+    pub zero3_init: bool,
+    /// Where the state of the optimizer is kept, if not where it is computed.
+    pub offload_optimizer: Option<OffloadTarget>,
+    /// Where parameters are kept, if not where they are computed with.
+    pub offload_param: Option<OffloadTarget>,
+    /// Write whole weights when a model is saved at stage 3.
+    pub stage3_gather_16bit_weights_on_model_save: bool,
+    /// Elements reduced in one message, if given.
+    pub reduce_bucket_size: Option<u64>,
+    /// Elements fetched ahead of their use, if given.
+    pub stage3_prefetch_bucket_size: Option<u64>,
+    /// Elements below which a parameter stays whole, if given.
+    pub stage3_param_persistence_threshold: Option<u64>,
+    /// The optimizer, if the configuration has one.
+    pub optimizer: Option<DeepSpeedOptimizer>,
+    /// The schedule of the learning rate, if the configuration has one.
+    pub scheduler: Option<DeepSpeedSchedule>,
+    /// What layers compute in.
+    pub mixed_precision: MixedPrecision,
+    /// How losses are scaled, in fp16.
+    pub grad_scaler: Option<GradScalerKwargs>,
+    /// What was asked for but changes nothing here, to be told once.
+    pub inert_keys: Vec<InertKey>,
+}
+
+/// What is gathered while a configuration is filled, to be reported together.
+struct Filling<'a> {
+    config: &'a DeepSpeedConfig,
+    facts: &'a DeepSpeedFacts,
+    remaining: Vec<RemainingAuto>,
+    merge: Merge,
+    problems: Vec<Problem>,
+    inert: Vec<InertKey>,
+}
+
+impl DeepSpeedPlugin {
+    /// Fills every "auto" of `config`, which [`config`](Self::config) gave, from what the run knows (`_prepare_deepspeed`
+    /// of the reference, `accelerator.py`).
+    ///
+    /// | key | from |
+    /// |---|---|
+    /// | `train_micro_batch_size_per_gpu` | the smallest (`is_train_batch_min`) or largest batch of all loaders |
+    /// | `gradient_accumulation_steps` | the accelerator, else 1 |
+    /// | `train_batch_size` | the product of these two and the count of processes |
+    /// | `gradient_clipping` | 1.0 |
+    /// | `fp16.enabled`, `bf16.enabled` | the mixed precision |
+    /// | `zero_optimization.stage3_gather_16bit_weights_on_model_save` | false |
+    /// | `zero_optimization.{reduce_bucket_size, stage3_prefetch_bucket_size, stage3_param_persistence_threshold}` | h * h, 0.9 * h * h, 10 * h, for the hidden size h |
+    /// | `optimizer.params.{lr, weight_decay}` | the `DummyOptim` |
+    /// | `scheduler.params.warmup_min_lr` | 0 |
+    /// | `scheduler.params.warmup_max_lr` | the optimizer's rate |
+    /// | `scheduler.params.warmup_num_steps` | the `DummyScheduler`, at least 1 |
+    /// | `scheduler.params.total_num_steps` | the `DummyScheduler`, divided by the count of processes unless batches are split |
+    ///
+    /// Of the three numbers about batches one may be absent, which is then computed. `warmup_max_lr` is the rate that the
+    /// optimizer will have; in the reference it is the `DummyOptim`'s, even where the configuration gives another.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_config`](crate::Error::is_config): what [`check_deep_speed_prepared`] refuses; each "auto" that nothing
+    /// fills, all in one error; numbers that differ from the program's, all in one error; a `train_batch_size` that is not
+    /// the product; fp16 and bf16 at once; an "nvme" device without a folder.
+    ///
+    /// ```
+    /// use accelerate_core::config::{DeepSpeedFacts, DeepSpeedPlugin};
+    /// let json = r#"{"zero_optimization": {"stage": 2}, "train_batch_size": 16, "train_micro_batch_size_per_gpu": 4}"#;
+    /// let plugin = DeepSpeedPlugin { hf_ds_config: Some(json.parse()?), ..Default::default() };
+    /// let config = plugin.config(&|_| Ok(String::new()))?;
+    /// let facts = DeepSpeedFacts { world_size: 2, ..Default::default() };
+    /// assert_eq!(plugin.resolve(&config, &facts)?.gradient_accumulation_steps, 2);
+    ///
+    /// let facts = DeepSpeedFacts { gradient_accumulation_steps: Some(4), ..facts };
+    /// assert!(plugin.resolve(&config, &facts).unwrap_err().to_string().contains("* 2 processes is 32"));
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    pub fn resolve(&self, config: &DeepSpeedConfig, facts: &DeepSpeedFacts) -> Result<ResolvedDeepSpeedConfig> {
+        if facts.world_size == 0 {
+            return Err(ConfigErrorKind::MustBePositive { name: "world_size" }.into());
+        }
+        check_deep_speed_prepared(config, facts.optimizer.as_ref(), facts.scheduler.as_ref())?;
+        let mut filling = Filling::new(config, facts);
+        let batch = filling.batch(self.is_train_batch_min);
+        let (mixed_precision, grad_scaler) = filling.precision()?;
+        let optimizer = filling.optimizer();
+        let scheduler = filling.scheduler(optimizer.as_ref());
+        let zero = config.zero_optimization.clone().unwrap_or_default();
+        // Where a configuration says "auto" and nobody says more, the plugin's default holds, not DeepSpeed's.
+        let auto_stage = self.zero_stage.unwrap_or(ZeroStage::Gradients);
+        let zero_stage = zero.stage.map_or(ZeroStage::Disabled, |stage| stage.value().unwrap_or(auto_stage));
+        let (offload_optimizer, offload_param) = filling.offloads(&zero, zero_stage);
+        if zero.stage3_gather_16bit_weights_on_model_save == Some(Auto::Value(false)) {
+            let key = "zero_optimization.stage3_gather_16bit_weights_on_model_save";
+            filling.has_no_effect(key, "a saved model is always whole");
+        }
+        let zero3_init = filling.zero3_init(self.zero3_init_flag, zero_stage);
+        let size = |slot: Option<Auto<u64>>, of: fn(u64) -> u64| {
+            slot.and_then(|size| size.value().or(facts.hidden_size.map(of)))
+        };
+        let inert_keys = filling.finish()?;
+        let batch = batch?;
+        Ok(ResolvedDeepSpeedConfig {
+            train_batch_size: batch.train,
+            train_micro_batch_size_per_gpu: batch.micro,
+            gradient_accumulation_steps: batch.accumulation,
+            gradient_clipping: config
+                .gradient_clipping
+                .map(|norm| norm.value().unwrap_or(1.0))
+                .filter(|&norm| norm > 0.0),
+            zero_stage,
+            zero3_init,
+            offload_optimizer,
+            offload_param,
+            stage3_gather_16bit_weights_on_model_save: zero
+                .stage3_gather_16bit_weights_on_model_save
+                .and_then(Auto::value)
+                .unwrap_or(false),
+            reduce_bucket_size: size(zero.reduce_bucket_size, |width| width.saturating_mul(width)),
+            stage3_prefetch_bucket_size: size(zero.stage3_prefetch_bucket_size, |width| {
+                (0.9 * width as f64 * width as f64) as u64
+            }),
+            stage3_param_persistence_threshold: size(zero.stage3_param_persistence_threshold, |width| {
+                width.saturating_mul(10)
+            }),
+            optimizer,
+            scheduler,
+            mixed_precision,
+            grad_scaler,
+            inert_keys,
+        })
+    }
+}
+
+impl<'a> Filling<'a> {
+    fn new(config: &'a DeepSpeedConfig, facts: &'a DeepSpeedFacts) -> Self {
+        let remaining = config
+            .unfilled_autos
+            .iter()
+            .map(|key| RemainingAuto { key: key.clone(), why: "nothing in the program tells it" })
+            .collect();
+        let inert = config.inert_keys.clone();
+        Self { config, facts, remaining, merge: Merge::default(), problems: Vec::new(), inert }
+    }
+
+    fn remains(&mut self, key: &str, why: &'static str) {
+        self.remaining.push(RemainingAuto { key: key.to_owned(), why });
+    }
+
+    fn has_no_effect(&mut self, key: &str, why: &'static str) {
+        self.inert.push(InertKey { key: key.to_owned(), why });
+    }
+
+    /// The keys without effect, unless something was wrong.
+    fn finish(self) -> Result<Vec<InertKey>> {
+        if !self.merge.conflicts.is_empty() {
+            return Err(DeepSpeedErrorKind::Conflicts { conflicts: self.merge.conflicts }.into());
+        }
+        if !self.remaining.is_empty() {
+            return Err(DeepSpeedErrorKind::RemainingAuto { remaining: self.remaining }.into());
+        }
+        if !self.problems.is_empty() {
+            return Err(DeepSpeedErrorKind::Document { problems: self.problems }.into());
+        }
+        Ok(self.inert)
+    }
+
+    fn offloads(
+        &mut self,
+        zero: &DeepSpeedZeroOptimization,
+        stage: ZeroStage,
+    ) -> (Option<OffloadTarget>, Option<OffloadTarget>) {
+        let optimizer = self.offload("zero_optimization.offload_optimizer", &zero.offload_optimizer);
+        let param = self.offload("zero_optimization.offload_param", &zero.offload_param);
+        let only = |filling: &mut Self, target: Option<OffloadTarget>, key, from: ZeroStage, why| {
+            if target.is_some() && stage < from {
+                filling.has_no_effect(key, why);
+                return None;
+            }
+            target
+        };
+        (
+            only(
+                self,
+                optimizer,
+                "zero_optimization.offload_optimizer",
+                ZeroStage::OptimizerStates,
+                "at stage 0 nothing is in parts",
+            ),
+            only(
+                self,
+                param,
+                "zero_optimization.offload_param",
+                ZeroStage::Parameters,
+                "below stage 3 parameters are whole",
+            ),
+        )
+    }
+
+    fn offload(&mut self, key: &str, offload: &DeepSpeedOffload) -> Option<OffloadTarget> {
+        let path = || offload.nvme_path.clone().and_then(Auto::value);
+        match offload.device.and_then(Auto::value).unwrap_or_default() {
+            OffloadDevice::None => None,
+            OffloadDevice::Cpu if self.facts.computes_on_cpu => {
+                self.has_no_effect(key, "everything is in the memory of the host already");
+                None
+            }
+            OffloadDevice::Cpu => Some(OffloadTarget::Cpu),
+            OffloadDevice::Nvme => {
+                if path().is_none() {
+                    let key = format!("{key}.nvme_path");
+                    self.problems.push(Problem::Missing { key, why: NVME_NEEDS_PATH });
+                }
+                Some(OffloadTarget::Nvme(path().unwrap_or_else(PathBuf::new)))
+            }
+        }
+    }
+
+    fn zero3_init(&mut self, flag: Option<bool>, stage: ZeroStage) -> bool {
+        let is_stage_3 = stage == ZeroStage::Parameters;
+        if flag == Some(true) && !is_stage_3 {
+            self.has_no_effect("zero3_init_flag", "below stage 3 parameters are whole");
+        }
+        flag.unwrap_or(true) && is_stage_3
+    }
+}

@@ -1,0 +1,453 @@
+//! DeepSpeed configurations filled from a run, and how they are carried out.
+
+use accelerate_core::Error;
+use accelerate_core::config::*;
+use rstest::rstest;
+use serde_json::{Value, json};
+
+fn resolve(document: Value, facts: &DeepSpeedFacts) -> Result<ResolvedDeepSpeedConfig, Error> {
+    let source = Some(document.to_string().parse()?);
+    let plugin =
+        DeepSpeedPlugin { hf_ds_config: source, zero_stage: Some(ZeroStage::Parameters), ..Default::default() };
+    plugin.resolve(&plugin.config(&|_| Ok(String::new()))?, facts)
+}
+
+fn loaders(sizes: &[usize]) -> DeepSpeedFacts {
+    DeepSpeedFacts { world_size: 2, batch_sizes: sizes.iter().copied().map(Some).collect(), ..Default::default() }
+}
+
+#[track_caller]
+fn refuses(result: Result<ResolvedDeepSpeedConfig, Error>, messages: &[&str]) {
+    let error = result.unwrap_err();
+    let text = error.to_string();
+    assert!(error.is_config());
+    for message in messages {
+        assert!(text.contains(message), "{message}: {text}");
+    }
+    let listed = text.matches("\n  - ").count();
+    assert!(listed == 0 || listed == messages.len(), "{text}");
+}
+
+/// train, micro, accumulation; absent as `null`, on two processes.
+#[rstest]
+#[case::loaders(json!(["auto", "auto", "auto"]), &[8, 16], None, [16, 8, 1])]
+#[case::accelerator(json!(["auto", "auto", "auto"]), &[8], Some(4), [64, 8, 4])]
+#[case::nothing(json!([null, null, null]), &[8], None, [16, 8, 1])]
+#[case::accelerator_of_nothing(json!([null, null, null]), &[8], Some(3), [48, 8, 3])]
+#[case::written(json!([32, 4, 4]), &[], None, [32, 4, 4])]
+#[case::written_twice(json!([32, 4, 4]), &[4], Some(4), [32, 4, 4])]
+#[case::no_train(json!([null, 4, 3]), &[], None, [24, 4, 3])]
+#[case::no_micro(json!([24, null, 3]), &[], None, [24, 4, 3])]
+#[case::no_micro_whatever_loaders(json!([24, null, 3]), &[5], None, [24, 4, 3])]
+#[case::no_micro_and_no_loader(json!([24, "auto", 3]), &[], None, [24, 4, 3])]
+#[case::no_accumulation(json!([24, 4, null]), &[], None, [24, 4, 3])]
+#[case::no_accumulation_by_loader(json!([24, "auto", null]), &[4], None, [24, 4, 3])]
+#[case::train_alone(json!([24, null, null]), &[], None, [24, 12, 1])]
+fn batches(#[case] written: Value, #[case] sizes: &[usize], #[case] given: Option<usize>, #[case] wanted: [usize; 3]) {
+    let document = json!({
+        "train_batch_size": written[0], "train_micro_batch_size_per_gpu": written[1],
+        "gradient_accumulation_steps": written[2], "zero_optimization": {}
+    });
+    let facts = DeepSpeedFacts { gradient_accumulation_steps: given, ..loaders(sizes) };
+    let found = resolve(document, &facts).unwrap();
+    let found = [found.train_batch_size, found.train_micro_batch_size_per_gpu, found.gradient_accumulation_steps];
+    assert_eq!(found, wanted);
+}
+
+#[rstest]
+#[case::product(json!([16, 4, 4]), &[], None,
+    "train_batch_size is 16, but train_micro_batch_size_per_gpu 4 * gradient_accumulation_steps 4 * 2 processes is 32; \
+     write 32 or \"auto\"")]
+#[case::auto_accumulation(json!([16, 4, "auto"]), &[], None, "gradient_accumulation_steps 1 * 2 processes is 8")]
+#[case::by_loader(json!([24, "auto", 3]), &[5], None, "per_gpu 5 * gradient_accumulation_steps 3 * 2 processes is 30")]
+#[case::accumulation(json!([24, 5, null]), &[], None,
+    "train_batch_size is 24, which cannot be divided by train_micro_batch_size_per_gpu * 2 processes to give \
+     gradient_accumulation_steps; make it a multiple of 10")]
+#[case::micro(json!([24, null, 5]), &[], None, "to give train_micro_batch_size_per_gpu; make it a multiple of 10")]
+#[case::no_loader(json!(["auto", "auto", 1]), &[], None,
+    "train_micro_batch_size_per_gpu: no loader was passed to prepare")]
+#[case::other_accumulation(json!([32, 4, 4]), &[], Some(2),
+    "gradient_accumulation_steps is 4, but gradient_accumulation_steps of the accelerator is 2")]
+fn no_batches(#[case] written: Value, #[case] sizes: &[usize], #[case] given: Option<usize>, #[case] message: &str) {
+    let document = json!({
+        "train_batch_size": written[0], "train_micro_batch_size_per_gpu": written[1],
+        "gradient_accumulation_steps": written[2], "zero_optimization": {}
+    });
+    let facts = DeepSpeedFacts { gradient_accumulation_steps: given, ..loaders(sizes) };
+    refuses(resolve(document, &facts), &[message]);
+}
+
+#[test]
+fn loaders_tell_the_micro_batch() {
+    let document = || json!({"zero_optimization": {}, "train_micro_batch_size_per_gpu": "auto"});
+    let plugin = DeepSpeedPlugin { is_train_batch_min: false, ..Default::default() };
+    let facts = loaders(&[8, 16]);
+    let config = plugin.config(&|_| Ok(String::new())).unwrap();
+    assert_eq!(plugin.resolve(&config, &facts).unwrap().train_micro_batch_size_per_gpu, 16);
+    let split = DeepSpeedFacts { split_batches: true, ..facts.clone() };
+    assert_eq!(resolve(document(), &split).unwrap().train_micro_batch_size_per_gpu, 4);
+    let tiny = DeepSpeedFacts { split_batches: true, ..loaders(&[1]) };
+    refuses(resolve(document(), &tiny), &["fewer rows than there are processes"]);
+    let unknown = DeepSpeedFacts { batch_sizes: vec![Some(8), None], ..facts };
+    refuses(resolve(document(), &unknown), &["has no batch size"]);
+    let nobody = DeepSpeedFacts { world_size: 0, ..Default::default() };
+    refuses(resolve(document(), &nobody), &["world_size is 0"]);
+}
+
+#[rstest]
+#[case(json!({"train_micro_batch_size_per_gpu": 4}), "train_micro_batch_size_per_gpu")]
+#[case(json!({"train_batch_size": 8}), "train_batch_size")]
+fn loaders_of_another_size_are_told(#[case] mut document: Value, #[case] key: &str) {
+    document["zero_optimization"] = json!({});
+    let keys = |facts: &DeepSpeedFacts| resolve(document.clone(), facts).unwrap().inert_keys;
+    assert_eq!(keys(&loaders(&[8])).iter().map(|inert| inert.key.as_str()).collect::<Vec<_>>(), [key]);
+    assert_eq!((keys(&loaders(&[4, 8])), keys(&loaders(&[]))), (vec![], vec![]));
+}
+
+#[rstest]
+#[case(json!(null), None)]
+#[case(json!(0), None)]
+#[case(json!("auto"), Some(1.0))]
+#[case(json!(0.3), Some(0.3))]
+fn clipping(#[case] written: Value, #[case] wanted: Option<f64>) {
+    let document = json!({"zero_optimization": {}, "gradient_clipping": written});
+    assert_eq!(resolve(document, &loaders(&[1])).unwrap().gradient_clipping, wanted);
+}
+
+#[rstest]
+#[case("auto", Some(1000), [Some(1_000_000), Some(900_000), Some(10_000)])]
+#[case("auto", Some(7), [Some(49), Some(44), Some(70)])]
+#[case("auto", None, [None, None, None])]
+#[case("5", Some(7), [Some(5), Some(5), Some(5)])]
+fn sizes_of_messages(#[case] written: &str, #[case] hidden_size: Option<u64>, #[case] wanted: [Option<u64>; 3]) {
+    let written = written.parse::<u64>().map_or(json!(written), |size| json!(size));
+    let document = json!({"zero_optimization": {
+        "reduce_bucket_size": written, "stage3_prefetch_bucket_size": written,
+        "stage3_param_persistence_threshold": written
+    }});
+    let found = resolve(document, &DeepSpeedFacts { hidden_size, ..loaders(&[1]) }).unwrap();
+    let sizes = [found.reduce_bucket_size, found.stage3_prefetch_bucket_size, found.stage3_param_persistence_threshold];
+    assert_eq!(sizes, wanted);
+}
+
+#[rstest]
+#[case::nothing(json!({}), MixedPrecision::No, MixedPrecision::No)]
+#[case::asked(json!({}), MixedPrecision::Fp16, MixedPrecision::Fp16)]
+#[case::asked_with_auto(json!({"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}}), MixedPrecision::Bf16, MixedPrecision::Bf16)]
+#[case::section_without_word(json!({"fp16": {"hysteresis": 2}}), MixedPrecision::Fp16, MixedPrecision::Fp16)]
+#[case::written(json!({"bf16": {"enabled": true}}), MixedPrecision::No, MixedPrecision::Bf16)]
+#[case::off(json!({"bf16": {"enabled": false}}), MixedPrecision::Fp16, MixedPrecision::Fp16)]
+#[case::eight_bits(json!({"bf16": {"enabled": true}}), MixedPrecision::Fp8, MixedPrecision::Fp8)]
+fn precision(#[case] mut document: Value, #[case] asked: MixedPrecision, #[case] wanted: MixedPrecision) {
+    document["zero_optimization"] = json!({});
+    let found = resolve(document, &DeepSpeedFacts { mixed_precision: asked, ..loaders(&[1]) }).unwrap();
+    assert_eq!((found.mixed_precision, found.grad_scaler.is_some()), (wanted, wanted == MixedPrecision::Fp16));
+}
+
+#[rstest]
+#[case(json!({"fp16": {"enabled": true}}), MixedPrecision::Bf16,
+    &["fp16.enabled is true, but mixed_precision of the program is \"bf16\""])]
+#[case(json!({"fp16": {"enabled": false}}), MixedPrecision::Fp16, &["fp16.enabled is false"])]
+#[case(json!({"bf16": {"enabled": true}}), MixedPrecision::Fp16, &["bf16.enabled is true"])]
+#[case(json!({"bf16": {"enabled": false}}), MixedPrecision::Fp8, &["bf16.enabled is false, but mixed_precision of the program is \"fp8\""])]
+#[case(json!({"fp16": {"enabled": true}, "bf16": {"enabled": true}}), MixedPrecision::No,
+    &["fp16.enabled and bf16.enabled contradict each other"])]
+fn no_precision(#[case] mut document: Value, #[case] asked: MixedPrecision, #[case] messages: &[&str]) {
+    document["zero_optimization"] = json!({});
+    refuses(resolve(document, &DeepSpeedFacts { mixed_precision: asked, ..loaders(&[1]) }), messages);
+}
+
+#[test]
+fn losses_are_scaled_as_written() {
+    let document =
+        json!({"zero_optimization": {}, "fp16": {"enabled": true, "initial_scale_power": 4, "loss_scale_window": 7}});
+    let scaler = resolve(document, &loaders(&[1])).unwrap().grad_scaler.unwrap();
+    assert_eq!((scaler.init_scale, scaler.growth_interval), (16.0, 7));
+    let asked = DeepSpeedFacts { mixed_precision: MixedPrecision::Fp16, ..loaders(&[1]) };
+    let scaler = resolve(json!({"zero_optimization": {}}), &asked).unwrap().grad_scaler.unwrap();
+    assert_eq!((scaler.init_scale, scaler.growth_interval), (65_536.0, 1000));
+    scaler.check().unwrap();
+}
+
+fn dummies() -> DeepSpeedFacts {
+    DeepSpeedFacts {
+        optimizer: Some(OptimizerInCode::Dummy { lr: Some(0.1), weight_decay: Some(0.2) }),
+        scheduler: Some(SchedulerInCode::Dummy {
+            total_num_steps: Some(101),
+            warmup_num_steps: Some(0),
+            has_callable: false,
+        }),
+        ..loaders(&[1])
+    }
+}
+
+fn of_autos() -> Value {
+    json!({
+        "zero_optimization": {},
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}},
+        "scheduler": {"type": "WarmupDecayLR", "params": {
+            "warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto", "total_num_steps": "auto"}}
+    })
+}
+
+#[test]
+fn dummies_fill_optimizer_and_schedule() {
+    let found = resolve(of_autos(), &dummies()).unwrap();
+    let optimizer = found.optimizer.unwrap();
+    assert_eq!((optimizer.lr, optimizer.weight_decay), (0.1, 0.2));
+    let schedule = |total_num_steps| DeepSpeedSchedule::WarmupDecayLr {
+        warmup_min_lr: 0.0,
+        warmup_max_lr: 0.1,
+        warmup_num_steps: 1,
+        warmup_type: WarmupType::Log,
+        total_num_steps,
+    };
+    assert_eq!(found.scheduler, Some(schedule(51)));
+    let split = DeepSpeedFacts { split_batches: true, batch_sizes: vec![Some(2)], ..dummies() };
+    assert_eq!(resolve(of_autos(), &split).unwrap().scheduler, Some(schedule(101)));
+}
+
+#[test]
+fn what_is_not_said_has_defaults() {
+    let document = json!({
+        "zero_optimization": {}, "optimizer": {"type": "Adagrad"}, "scheduler": {"type": "WarmupLR"}
+    });
+    let facts =
+        DeepSpeedFacts { optimizer: Some(OptimizerInCode::Dummy { lr: None, weight_decay: None }), ..loaders(&[1]) };
+    let found = resolve(document.clone(), &facts).unwrap();
+    let optimizer = found.optimizer.unwrap();
+    assert_eq!((optimizer.lr, optimizer.weight_decay), (0.01, 0.0));
+    let wanted = DeepSpeedSchedule::WarmupLr {
+        warmup_min_lr: 0.0,
+        warmup_max_lr: Some(0.01),
+        warmup_num_steps: 1000,
+        warmup_type: WarmupType::Log,
+    };
+    assert_eq!(found.scheduler, Some(wanted));
+    // Keys that are absent are filled by the dummies, too.
+    let optimizer = resolve(document, &DeepSpeedFacts { scheduler: None, ..dummies() }).unwrap().optimizer.unwrap();
+    assert_eq!((optimizer.lr, optimizer.weight_decay), (0.1, 0.2));
+}
+
+#[test]
+fn the_schedule_rises_to_the_rate_that_the_optimizer_has() {
+    let mut document = of_autos();
+    document["optimizer"]["params"]["lr"] = json!(0.5);
+    let facts =
+        DeepSpeedFacts { optimizer: Some(OptimizerInCode::Dummy { lr: None, weight_decay: None }), ..dummies() };
+    let schedule = resolve(document, &facts).unwrap().scheduler.unwrap();
+    assert!(matches!(schedule, DeepSpeedSchedule::WarmupDecayLr { warmup_max_lr: 0.5, .. }), "{schedule:?}");
+    let mut document = of_autos();
+    document["optimizer"] = json!(null);
+    let facts = DeepSpeedFacts { optimizer: Some(OptimizerInCode::Own { lr: Some(0.25) }), ..dummies() };
+    let schedule = resolve(document, &facts).unwrap().scheduler.unwrap();
+    assert!(matches!(schedule, DeepSpeedSchedule::WarmupDecayLr { warmup_max_lr: 0.25, .. }), "{schedule:?}");
+}
+
+#[test]
+fn autos_that_nothing_fills_are_listed_together() {
+    let mut document = of_autos();
+    document["optimizer"]["params"]["betas"] = json!("auto");
+    document["zero_optimization"]["overlap_comm"] = json!("auto");
+    document["train_micro_batch_size_per_gpu"] = json!("auto");
+    refuses(
+        resolve(document, &DeepSpeedFacts::default()),
+        &[
+            "optimizer.params.betas: nothing in the program tells it",
+            "zero_optimization.overlap_comm: nothing in the program tells it",
+            "train_micro_batch_size_per_gpu: no loader",
+            "optimizer.params.lr: no DummyOptim",
+            "optimizer.params.weight_decay: no DummyOptim",
+            "scheduler.params.warmup_num_steps: no DummyScheduler",
+            "scheduler.params.warmup_min_lr: no DummyScheduler",
+            "scheduler.params.warmup_max_lr: no DummyScheduler",
+            "scheduler.params.total_num_steps: no DummyScheduler with total_num_steps",
+        ],
+    );
+    let mut document = of_autos();
+    document["optimizer"] = json!(null);
+    let facts = DeepSpeedFacts { optimizer: None, ..dummies() };
+    refuses(resolve(document, &facts), &["scheduler.params.warmup_max_lr: the optimizer's rate is not known"]);
+}
+
+#[test]
+fn dummies_that_say_something_else_are_listed_together() {
+    let mut document = of_autos();
+    document["optimizer"]["params"] = json!({"lr": 0.5, "weight_decay": 0});
+    document["scheduler"]["params"] = json!({"warmup_num_steps": 5, "total_num_steps": 101});
+    refuses(
+        resolve(document, &dummies()),
+        &[
+            "optimizer.params.lr is 0.5, but lr of the DummyOptim is 0.1",
+            "optimizer.params.weight_decay is 0.0, but weight_decay of the DummyOptim is 0.2",
+            "scheduler.params.warmup_num_steps is 5, but warmup_num_steps of the DummyScheduler is 1",
+            "scheduler.params.total_num_steps is 101, but total_num_steps of the DummyScheduler, per process, is 51",
+        ],
+    );
+}
+
+#[test]
+fn mismatches_with_the_program_are_found_here_too() {
+    let own = DeepSpeedFacts { optimizer: Some(OptimizerInCode::Own { lr: None }), ..dummies() };
+    refuses(resolve(of_autos(), &own), &["pass a DummyOptim in its place"]);
+}
+
+/// Numbers of DeepSpeed's formulas for a rise of 4 steps and an end at 10.
+#[rstest]
+#[case::cosine(
+    DeepSpeedSchedule::WarmupCosineLr {
+        warmup_min_ratio: 0.1, cos_min_ratio: 0.2, warmup_num_steps: 4, warmup_type: WarmupType::Linear, total_num_steps: 10
+    },
+    [0.0, 0.2, 0.65, 1.1, 1.55, 1.892820323028, 1.6, 1.2, 0.8, 0.507179676972, 0.4, 0.4, 0.4, 0.4]
+)]
+#[case::decay(
+    DeepSpeedSchedule::WarmupDecayLr {
+        warmup_min_lr: 0.5, warmup_max_lr: 1.0, warmup_num_steps: 4, warmup_type: WarmupType::Log, total_num_steps: 10
+    },
+    [0.5, 0.5, 0.75, 0.89624062518, 1.0, 1.0, 0.916666666667, 0.833333333333, 0.75, 0.666666666667, 0.583333333333, 0.5,
+     0.5, 0.5]
+)]
+fn rates(#[case] schedule: DeepSpeedSchedule, #[case] wanted: [f64; 14]) {
+    for (step, wanted) in wanted.into_iter().enumerate() {
+        let found = schedule.lr(step as u64, 2.0);
+        assert!((found - wanted).abs() < 1e-11, "{step}: {found} {wanted}");
+    }
+}
+
+#[test]
+fn a_rise_takes_two_steps_at_least_and_ends_at_the_optimizers_rate() {
+    let schedule = DeepSpeedSchedule::WarmupLr {
+        warmup_min_lr: 0.0,
+        warmup_max_lr: None,
+        warmup_num_steps: 1,
+        warmup_type: WarmupType::Log,
+    };
+    assert_eq!([0, 1, 2, 3].map(|step| schedule.lr(step, 0.5)), [0.0, 0.0, 0.5, 0.5]);
+    let short = DeepSpeedSchedule::WarmupCosineLr {
+        warmup_min_ratio: 0.0,
+        cos_min_ratio: 0.0,
+        warmup_num_steps: u64::MAX,
+        warmup_type: WarmupType::Linear,
+        total_num_steps: 0,
+    };
+    assert!(short.lr(u64::MAX, 1.0).is_finite());
+}
+
+#[rstest]
+#[case::stage_0(0, "none", "none", &[])]
+#[case::offload_of_nothing(0, "cpu", "cpu", &["zero_optimization.offload_optimizer", "zero_optimization.offload_param"])]
+#[case::parameters_are_whole(2, "none", "nvme", &["zero_optimization.offload_param"])]
+#[case::all(3, "none", "none", &[])]
+fn offload_where_there_is_nothing_to_offload(
+    #[case] stage: u8,
+    #[case] optimizer: &str,
+    #[case] param: &str,
+    #[case] inert: &[&str],
+) {
+    let document = json!({"zero_optimization": {
+        "stage": stage, "offload_optimizer": {"device": optimizer}, "offload_param": {"device": param, "nvme_path": "/n"}
+    }});
+    let plugin = DeepSpeedPlugin { hf_ds_config: Some(document.to_string().parse().unwrap()), ..Default::default() };
+    let config = plugin.config(&|_| Ok(String::new())).unwrap();
+    let found = plugin.resolve(&config, &loaders(&[1])).unwrap();
+    assert_eq!((found.offload_optimizer, found.offload_param), (None, None));
+    assert_eq!(found.inert_keys.iter().map(|inert| inert.key.as_str()).collect::<Vec<_>>(), inert);
+}
+
+#[test]
+fn offload() {
+    let document = json!({"zero_optimization": {
+        "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme", "nvme_path": "/n"}
+    }});
+    let found = resolve(document.clone(), &loaders(&[1])).unwrap();
+    assert_eq!(found.offload_optimizer, Some(OffloadTarget::Cpu));
+    assert_eq!(found.offload_param, Some(OffloadTarget::Nvme("/n".into())));
+    let text = found.fully_sharded_plugin().unwrap_err().to_string();
+    assert!(text.contains("zero_optimization.offload_optimizer.device is cpu: write \"none\""), "{text}");
+    assert!(text.contains("zero_optimization.offload_param.device is nvme at /n"), "{text}");
+
+    let on_cpu = DeepSpeedFacts { computes_on_cpu: true, ..loaders(&[1]) };
+    let found = resolve(document, &on_cpu).unwrap();
+    assert_eq!(found.offload_optimizer, None);
+    assert_eq!(found.inert_keys[0].key, "zero_optimization.offload_optimizer");
+
+    let document = json!({"zero_optimization": {"offload_param": {"device": "nvme"}}});
+    refuses(resolve(document, &loaders(&[1])), &["zero_optimization.offload_param.nvme_path is missing"]);
+}
+
+#[rstest]
+#[case(0, Some(ShardingStrategy::NoShard), AutoWrapPolicy::NoWrap)]
+#[case(1, None, AutoWrapPolicy::NoWrap)]
+#[case(2, Some(ShardingStrategy::ShardGradOp), AutoWrapPolicy::TransformerBasedWrap)]
+#[case(3, Some(ShardingStrategy::FullShard), AutoWrapPolicy::TransformerBasedWrap)]
+fn stages(#[case] stage: u64, #[case] strategy: Option<ShardingStrategy>, #[case] policy: AutoWrapPolicy) {
+    let plugin = DeepSpeedPlugin { zero_stage: ZeroStage::new(stage), ..Default::default() };
+    let found = plugin.resolve(&plugin.config(&|_| Ok(String::new())).unwrap(), &loaders(&[1])).unwrap();
+    match (found.fully_sharded_plugin(), strategy) {
+        (Ok(plugin), Some(strategy)) => {
+            plugin.check().unwrap();
+            assert_eq!((plugin.sharding_strategy, plugin.auto_wrap_policy), (strategy, policy));
+        }
+        (Err(error), None) => {
+            assert!(error.is_config() && error.to_string().contains("zero_optimization.stage is 1: choose stage 2"));
+        }
+        (found, wanted) => panic!("{found:?} {wanted:?}"),
+    }
+}
+
+#[rstest]
+#[case(3, None, true, 0)]
+#[case(3, Some(false), false, 0)]
+#[case(2, None, false, 0)]
+#[case(2, Some(true), false, 1)]
+fn parameters_in_parts_from_the_start(
+    #[case] stage: u64,
+    #[case] flag: Option<bool>,
+    #[case] wanted: bool,
+    #[case] num_inert: usize,
+) {
+    let plugin = DeepSpeedPlugin { zero_stage: ZeroStage::new(stage), zero3_init_flag: flag, ..Default::default() };
+    let found = plugin.resolve(&plugin.config(&|_| Ok(String::new())).unwrap(), &loaders(&[1])).unwrap();
+    assert_eq!((found.zero3_init, found.inert_keys.len()), (wanted, num_inert));
+}
+
+#[test]
+fn stages_and_whole_weights_have_defaults() {
+    let found = |zero: Value| {
+        let document = json!({"zero_optimization": zero});
+        let plugin =
+            DeepSpeedPlugin { hf_ds_config: Some(document.to_string().parse().unwrap()), ..Default::default() };
+        plugin.resolve(&plugin.config(&|_| Ok(String::new())).unwrap(), &loaders(&[1])).unwrap()
+    };
+    assert_eq!(found(json!({})).zero_stage, ZeroStage::Disabled);
+    assert_eq!(found(json!({"stage": "auto"})).zero_stage, ZeroStage::Gradients);
+    let whole = |value| found(json!({"stage3_gather_16bit_weights_on_model_save": value}));
+    assert!(whole(json!(true)).stage3_gather_16bit_weights_on_model_save);
+    assert!(!whole(json!("auto")).stage3_gather_16bit_weights_on_model_save);
+    assert_eq!(whole(json!(false)).inert_keys[0].key, "zero_optimization.stage3_gather_16bit_weights_on_model_save");
+}
+
+/// The example that users of the Python API are shown: fields and document say the same, or one of them says nothing.
+#[test]
+fn fields_beside_a_document() {
+    let document = json!({
+        "train_batch_size": 16, "gradient_accumulation_steps": 4,
+        "optimizer": {"type": "Adam", "params": {"lr": 1e-4}},
+        "zero_optimization": {
+            "stage": 2, "offload_optimizer": {"device": "cpu"}, "overlap_comm": true, "contiguous_gradients": true
+        },
+        "fp16": {"enabled": true}
+    });
+    let plugin = DeepSpeedPlugin {
+        hf_ds_config: Some(document.to_string().parse().unwrap()),
+        zero_stage: Some(ZeroStage::Gradients),
+        gradient_accumulation_steps: Some(Auto::Value(4)),
+        gradient_clipping: Some(Auto::Value(1.0)),
+        ..Default::default()
+    };
+    let config = plugin.config(&|_| Ok(String::new())).unwrap();
+    let found = plugin.resolve(&config, &DeepSpeedFacts { world_size: 2, ..Default::default() }).unwrap();
+    assert_eq!((found.train_micro_batch_size_per_gpu, found.gradient_clipping), (2, Some(1.0)));
+    assert_eq!((found.mixed_precision, found.optimizer.unwrap().lr), (MixedPrecision::Fp16, 1e-4));
+    assert_eq!(found.offload_optimizer, Some(OffloadTarget::Cpu));
+}
