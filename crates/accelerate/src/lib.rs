@@ -39,9 +39,9 @@ pub mod testing;
 pub use accelerate_core::accumulation::PartialWindow;
 pub use accelerate_core::config::{
     AutoWrapPolicy, AutocastKwargs, BackwardPrefetch, Compilation, DDPCommunicationHookType, DataLoaderConfiguration,
-    DistributedDataParallelKwargs, DynamoBackend, DynamoMode, FullyShardedDataParallelPlugin, GradScalerKwargs,
-    GradientAccumulationPlugin, InitProcessGroupKwargs, MixedPrecision, PowerSGDState, ProfilerActivity,
-    ProjectConfiguration, ScheduleOption, ShardingStrategy, TorchDynamoPlugin,
+    DistributedDataParallelKwargs, DynamoBackend, DynamoMode, FloatType, FullyShardedDataParallelPlugin,
+    GradScalerKwargs, GradientAccumulationPlugin, InitProcessGroupKwargs, MixedPrecision, MixedPrecisionPolicy,
+    PowerSGDState, ProfilerActivity, ProjectConfiguration, ScheduleOption, ShardingStrategy, TorchDynamoPlugin,
 };
 pub use accelerate_core::names::{DistributedType, RngType};
 pub use accelerate_core::schedule::SchedulerUnit;

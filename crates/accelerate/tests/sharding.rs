@@ -5,8 +5,8 @@ use accelerate::nn::{Embedding, Init, Linear, LinearConfig, Module, ModuleFn, Pa
 use accelerate::optim::{Adafactor, AdamW, AdamW8bit, Optimizer, Sgd};
 use accelerate::tch::{self, Device, Kind, Tensor};
 use accelerate::{
-    Accelerator, AutoWrapPolicy, Error, FullyShardedDataParallelPlugin, LocalSGD, MixedPrecision, Result,
-    ShardingStrategy, testing,
+    Accelerator, AutoWrapPolicy, Error, FloatType, FullyShardedDataParallelPlugin, LocalSGD, MixedPrecision,
+    MixedPrecisionPolicy, Result, ShardingStrategy, testing,
 };
 
 /// What a run gave: losses, norms before clipping, and the parameters by name.
@@ -177,7 +177,9 @@ fn accumulation_and_clipping() {
 
 #[test]
 fn an_overflow_in_one_part_skips_the_step_on_all_ranks() {
-    let builder = Accelerator::builder().mixed_precision(MixedPrecision::Fp16).fsdp_plugin(plugin(FullShard, NoWrap));
+    let mixed_precision_policy = Some(MixedPrecisionPolicy::default());
+    let plugin = FullyShardedDataParallelPlugin { mixed_precision_policy, ..plugin(FullShard, NoWrap) };
+    let builder = Accelerator::builder().mixed_precision(MixedPrecision::Fp16).fsdp_plugin(plugin);
     let skipped = testing::ranks_with(3, builder, |accelerator| {
         let store = ParamStore::new(accelerator.device());
         let weight = store.root().param("weight", ([6], Init::Ones))?;
@@ -253,6 +255,51 @@ fn what_needs_whole_parameters_is_refused() {
         assert!(moved.contains("before `prepare`"), "{moved}");
         assert!(local_sgd.contains("FSDP"), "{local_sgd}");
         assert!(join.contains("join_uneven_inputs of a sharded model"), "{join}");
+    }
+}
+
+/// Losses of five steps in bfloat16, and where everything has its parts: the types of parts, gradients and what layers see.
+fn train_in_bf16(world_size: usize, plugin: FullyShardedDataParallelPlugin) -> (Vec<f64>, [Kind; 3]) {
+    let builder = Accelerator::builder().mixed_precision(MixedPrecision::Bf16).fsdp_plugin(plugin);
+    let runs = testing::ranks_with(world_size, builder, |accelerator| {
+        let (store, module) = model(&accelerator)?;
+        let (model, mut optimizer) = accelerator.prepare((module, AdamW::new(&store, 0.02)?))?;
+        let tokens = Tensor::arange(11, (Kind::Int64, Device::Cpu));
+        let weight = store.get("blocks.1.up.weight").unwrap();
+        let (mut losses, mut gradient) = (Vec::new(), Kind::Int);
+        for _ in 0..5 {
+            let loss = model.forward(&tokens)?.f_cross_entropy_loss::<Tensor>(&tokens, None, tch_mean(), -100, 0.0)?;
+            losses.push(loss.double_value(&[]));
+            accelerator.backward(&loss)?;
+            gradient = weight.grad().unwrap().kind();
+            optimizer.step()?;
+            optimizer.zero_grad()?;
+        }
+        assert_eq!(store.state_dict()?.get("embed.weight").unwrap().kind(), Kind::Float, "nothing is lost on saving");
+        Ok((losses, [weight.local().kind(), gradient, weight.get().kind()]))
+    });
+    runs.unwrap().swap_remove(0)
+}
+
+#[test]
+fn bfloat16_is_what_travels_and_float32_what_is_kept() {
+    let (in_float32, _) = train_in_bf16(2, plugin(NoShard, NoWrap));
+    for strategy in [FullShard, ShardGradOp, OptimizerState] {
+        for world_size in [1, 2] {
+            let (losses, kinds) = train_in_bf16(world_size, plugin(strategy, TransformerBasedWrap));
+            assert_eq!(kinds, [Kind::Float, Kind::Float, Kind::BFloat16], "{strategy}, {world_size} ranks");
+            let difference = largest_difference(&losses, &in_float32);
+            assert!(0.0 < difference && difference < 0.004, "{strategy}: {losses:?} {in_float32:?}");
+            assert!(losses[4] < losses[0] - 0.015, "{losses:?}");
+        }
+        let mixed_precision_policy = Some(MixedPrecisionPolicy {
+            param_dtype: Some(FloatType::BFloat16),
+            reduce_dtype: Some(FloatType::Float32),
+        });
+        let exact = FullyShardedDataParallelPlugin { mixed_precision_policy, ..plugin(strategy, TransformerBasedWrap) };
+        let (exactly_reduced, _) = train_in_bf16(3, exact);
+        let (reduced, _) = train_in_bf16(3, plugin(strategy, TransformerBasedWrap));
+        assert_ne!(exactly_reduced, reduced, "a third is not a number of bfloat16");
     }
 }
 

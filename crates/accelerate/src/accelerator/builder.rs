@@ -167,7 +167,7 @@ impl AcceleratorBuilder {
     ///     let linear = Linear::new(store.root(), 4, 2, Default::default())?;
     ///     let model = accelerator.prepare(ModuleFn::new(&store, move |input: &Tensor| linear.forward(input)))?;
     ///     model.forward(&Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0]))?;
-    ///     Ok(store.num_parameters())
+    ///     Ok(store.parameters().iter().map(|param| param.local().numel()).sum::<usize>())
     /// })?;
     /// assert_eq!(elements, [5, 5]); // of the ten
     /// # Ok::<(), accelerate::Error>(())

@@ -9,7 +9,9 @@ mod shard;
 use crate::context::Context;
 use crate::error::Result;
 use crate::nn::ParamStore;
-use accelerate_core::config::{DistributedDataParallelKwargs, FullyShardedDataParallelPlugin, ShardingStrategy};
+use accelerate_core::config::{
+    DistributedDataParallelKwargs, FullyShardedDataParallelPlugin, MixedPrecision, ShardingStrategy,
+};
 use accelerate_core::plan::Plan;
 pub(crate) use join::{Call, Join, Reduction, Summary};
 use std::fmt;
@@ -102,13 +104,13 @@ pub(crate) fn start(
     context: &Context,
     store: &ParamStore,
     kwargs: &DistributedDataParallelKwargs,
-    sharding: Option<&FullyShardedDataParallelPlugin>,
+    sharding: Option<(&FullyShardedDataParallelPlugin, MixedPrecision)>,
     evaluation_mode: bool,
 ) -> Result<Arc<dyn Engine>> {
     kwargs.check()?;
     match sharding {
-        Some(plugin) if plugin.sharding_strategy != ShardingStrategy::NoShard => {
-            Ok(Arc::new(shard::Shard::start(context, store, plugin)?))
+        Some((plugin, mixed_precision)) if plugin.sharding_strategy != ShardingStrategy::NoShard => {
+            Ok(Arc::new(shard::Shard::start(context, store, plugin, mixed_precision)?))
         }
         _ if context.group.world_size() == 1 || evaluation_mode => Ok(Arc::new(Alone)),
         _ => replicate::Replicate::start(context, store, kwargs),

@@ -31,7 +31,7 @@ use crate::context::Context;
 use crate::error::{Error, Result, StateError};
 use crate::group::Group;
 use crate::nn::{Param, ParamStore};
-use accelerate_core::config::{BackwardPrefetch, FullyShardedDataParallelPlugin, ShardingStrategy};
+use accelerate_core::config::{BackwardPrefetch, FullyShardedDataParallelPlugin, MixedPrecision, ShardingStrategy};
 use accelerate_core::plan::{Inventory, ParameterEntry, Plan, Unit, plan_sharded};
 use std::collections::HashMap;
 use std::fmt;
@@ -111,6 +111,7 @@ impl Shard {
         context: &Context,
         store: &ParamStore,
         plugin: &FullyShardedDataParallelPlugin,
+        mixed_precision: MixedPrecision,
     ) -> Result<Self> {
         if let Some(holder) = store.tensor_holder() {
             return Err(StateError::TensorsElsewhere { holder }.into());
@@ -123,7 +124,8 @@ impl Shard {
         let params = store.parameters();
         let plan = plan_sharded(&inventory(store, &params)?, plugin, group.world_size());
         let stays_whole = plugin.keeps_whole_parameters() || group.world_size() == 1;
-        let split = |unit: &Unit| UnitState::split(unit, &params, &group, stays_whole);
+        let policy = plugin.precision(mixed_precision);
+        let split = |unit: &Unit| UnitState::split(unit, &params, &group, stays_whole, policy);
         let units = plan.units.iter().map(split).collect::<Result<Vec<_>>>()?;
         let shard = Self(Arc::new(Inner {
             group,

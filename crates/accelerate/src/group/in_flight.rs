@@ -46,13 +46,13 @@ impl Versions {
         let Self { in_flight, versions } = self;
         in_flight.map_or(Ok(()), InFlight::wait)?;
         let rest = match versions.as_slice() {
-            [first, second, rest @ ..] if is_fresh => {
+            [first, second, rest @ ..] if is_fresh && first.f_kind()? == sum.f_kind()? => {
                 let _ = first.f_add_out(&sum, second)?;
                 rest
             }
-            [only] if is_fresh => {
-                sum.f_copy_(only)?;
-                &[]
+            [first, rest @ ..] if is_fresh => {
+                sum.f_copy_(first)?;
+                rest
             }
             all => all,
         };

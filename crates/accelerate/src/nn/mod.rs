@@ -67,6 +67,7 @@ pub use conv::{Conv, Conv1d, Conv1dConfig, Conv2d, Conv2dConfig, ConvConfig, Pad
 pub use dropout::Dropout;
 pub use embedding::{Embedding, EmbeddingConfig};
 pub use init::Init;
+pub(crate) use init::is_floating;
 pub use layer::{Layer, Module};
 pub use linear::{DenseKernel, Linear, LinearConfig, LinearKernel};
 pub(crate) use matching::{Mismatch, match_names, memory_of};

@@ -161,7 +161,7 @@ impl Accelerator {
         if settings.device_placement {
             store.to_device(self.device())?;
         }
-        let sharding = settings.fsdp.as_ref();
+        let sharding = settings.fsdp.as_ref().map(|plugin| (plugin, self.mixed_precision()));
         let engine = crate::engine::start(self.context(), &store, &settings.ddp, sharding, evaluation_mode)?;
         store.set_of_prepared_model(!evaluation_mode);
         self.context().register(crate::context::PreparedParameters { store, engine: engine.clone() });

@@ -1,6 +1,6 @@
 //! How a model is sharded over ranks.
 
-use super::null_is_default;
+use super::{MixedPrecision, null_is_default};
 use crate::Result;
 use crate::error::config::ConfigErrorKind;
 use crate::names::spelled_enum;
@@ -72,6 +72,42 @@ spelled_enum! {
     }
 }
 
+spelled_enum! {
+    /// An element type of parameters and gradients, as PyTorch writes it.
+    ///
+    /// ```
+    /// use accelerate_core::config::FloatType;
+    /// assert_eq!("bf16".parse::<FloatType>()?, FloatType::BFloat16);
+    /// assert_eq!(FloatType::Float32.to_string(), "float32");
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    FloatType, "floating-point type" {
+        /// 32 bits.
+        Float32 = "float32" | "fp32" | "torch.float32",
+        /// 16 bits with the range of `float32`.
+        BFloat16 = "bfloat16" | "bf16" | "torch.bfloat16",
+        /// 16 bits with a small range.
+        Float16 = "float16" | "fp16" | "torch.float16",
+    }
+}
+
+/// The element types in which a sharded model computes and reduces (`MixedPrecision` and `MixedPrecisionPolicy` of
+/// PyTorch's two versions). Every rank's part, its gradient and the optimizer's state keep the parameters' own type.
+///
+/// ```
+/// use accelerate_core::config::{FloatType, FullyShardedDataParallelPlugin, MixedPrecisionPolicy};
+/// let policy: MixedPrecisionPolicy = serde_json::from_str(r#"{"param_dtype": "bf16"}"#).unwrap();
+/// assert_eq!(policy, MixedPrecisionPolicy { param_dtype: Some(FloatType::BFloat16), reduce_dtype: None });
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MixedPrecisionPolicy {
+    /// In which parameters are gathered and computed with. Default: their own.
+    pub param_dtype: Option<FloatType>,
+    /// In which gradients travel; they are added up in the parameters' own type. Default: as `param_dtype`.
+    pub reduce_dtype: Option<FloatType>,
+}
+
 /// How a model is sharded over ranks (`FullyShardedDataParallelPlugin` of the reference, `utils/dataclasses.py`).
 /// A key that this version does not honour is an error, in files and here alike.
 ///
@@ -83,7 +119,7 @@ spelled_enum! {
 /// assert_eq!(plugin.sharding_strategy, ShardingStrategy::ShardGradOp);
 /// assert!(serde_json::from_str::<FullyShardedDataParallelPlugin>(r#"{"cpu_offload": true}"#).is_err());
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FullyShardedDataParallelPlugin {
     /// Which of PyTorch's two versions the other fields follow, 1 or 2. They differ in names only. Default 1.
@@ -117,6 +153,8 @@ pub struct FullyShardedDataParallelPlugin {
     /// With `forward_prefetch`, allow forward passes to use units in another order than the pass before; ranks still
     /// have to agree. Default false: that is an error. Not a field of Python Accelerate's.
     pub dynamic: bool,
+    /// In which types to compute and reduce. Default: both in that of the accelerator's mixed precision.
+    pub mixed_precision_policy: Option<MixedPrecisionPolicy>,
 }
 
 impl Default for FullyShardedDataParallelPlugin {
@@ -133,6 +171,7 @@ impl Default for FullyShardedDataParallelPlugin {
             forward_prefetch: false,
             limit_all_gathers: true,
             dynamic: false,
+            mixed_precision_policy: None,
         }
     }
 }
@@ -159,6 +198,24 @@ impl FullyShardedDataParallelPlugin {
     pub fn keeps_whole_parameters(&self) -> bool {
         use ShardingStrategy::{OptimizerState, OptimizerStateAndGradients};
         matches!(self.sharding_strategy, OptimizerState | OptimizerStateAndGradients)
+    }
+
+    /// The policy of a run in `mixed_precision`: what is given, else both types that of the run.
+    ///
+    /// ```
+    /// use accelerate_core::config::{FloatType, FullyShardedDataParallelPlugin, MixedPrecision};
+    /// let policy = FullyShardedDataParallelPlugin::default().precision(MixedPrecision::Bf16);
+    /// assert_eq!((policy.param_dtype, policy.reduce_dtype), (Some(FloatType::BFloat16), Some(FloatType::BFloat16)));
+    /// ```
+    pub fn precision(&self, mixed_precision: MixedPrecision) -> MixedPrecisionPolicy {
+        let of_run = match mixed_precision {
+            MixedPrecision::No => None,
+            MixedPrecision::Fp16 => Some(FloatType::Float16),
+            MixedPrecision::Bf16 | MixedPrecision::Fp8 => Some(FloatType::BFloat16),
+        };
+        let given = self.mixed_precision_policy;
+        let policy = given.unwrap_or(MixedPrecisionPolicy { param_dtype: of_run, reduce_dtype: None });
+        MixedPrecisionPolicy { reduce_dtype: policy.reduce_dtype.or(policy.param_dtype), ..policy }
     }
 
     /// Checks that the fields are possible and do not contradict each other.

@@ -11,12 +11,6 @@ const BOOLEAN: &str = "one of y, yes, t, true, on, 1 or n, no, f, false, off, 0"
 /// what to do about others.
 const NOT_HONOURED: &[(&str, &[&str], &str)] = &[
     ("FSDP_OFFLOAD_PARAMS", NO, "parts stay on the device; set it to false"),
-    (
-        "FSDP_BACKWARD_PREFETCH",
-        &["no_prefetch", "none"],
-        "the engine decides when units are gathered; set it to NO_PREFETCH",
-    ),
-    ("FSDP_FORWARD_PREFETCH", NO, "the engine decides when units are gathered; set it to false"),
     // Optimizers see parts of the original parameters, and every rank loads what it keeps, whatever is set.
     ("FSDP_USE_ORIG_PARAMS", YES_OR_NO, "it is true or false"),
     ("FSDP_CPU_RAM_EFFICIENT_LOADING", YES_OR_NO, "it is true or false"),
@@ -34,7 +28,7 @@ impl FullyShardedDataParallelPlugin {
     /// What comes of it is not [checked](Self::check) yet.
     ///
     /// Read are `FSDP_{VERSION, SHARDING_STRATEGY, RESHARD_AFTER_FORWARD, AUTO_WRAP_POLICY, TRANSFORMER_CLS_TO_WRAP,
-    /// MIN_NUM_PARAMS, SYNC_MODULE_STATES}`. Of two variables that a launcher always sets, only what was asked for
+    /// MIN_NUM_PARAMS, SYNC_MODULE_STATES, BACKWARD_PREFETCH, FORWARD_PREFETCH}`. Of two variables that a launcher always sets, only what was asked for
     /// counts: `FSDP_MIN_NUM_PARAMS` for `SIZE_BASED_WRAP`, and `FSDP_SHARDING_STRATEGY=FULL_SHARD` only where
     /// `FSDP_RESHARD_AFTER_FORWARD` names no other strategy. (In the reference's version 1 the latter is never looked at,
     /// although its questionnaire asks for it.)
@@ -66,6 +60,14 @@ impl FullyShardedDataParallelPlugin {
             .unwrap_or(default.auto_wrap_policy);
         let names = variables.text("FSDP_TRANSFORMER_CLS_TO_WRAP").filter(|names| names != "None");
         let min_num_params = variables.number("FSDP_MIN_NUM_PARAMS", "a whole number of at least 0")?;
+        let backward_prefetch = match variables.text("FSDP_BACKWARD_PREFETCH").as_deref() {
+            Some("None") => None,
+            _ => variables.parsed(
+                "FSDP_BACKWARD_PREFETCH",
+                "one of BACKWARD_PRE, BACKWARD_POST, NO_PREFETCH",
+                str::parse,
+            )?,
+        };
         Ok(Self {
             fsdp_version,
             sharding_strategy,
@@ -76,6 +78,9 @@ impl FullyShardedDataParallelPlugin {
                 .unwrap_or_default(),
             min_num_params: min_num_params.filter(|_| auto_wrap_policy == crate::config::AutoWrapPolicy::SizeBasedWrap),
             sync_module_states: variables.flag("FSDP_SYNC_MODULE_STATES")?.unwrap_or(default.sync_module_states),
+            backward_prefetch: backward_prefetch.unwrap_or(default.backward_prefetch),
+            forward_prefetch: variables.flag("FSDP_FORWARD_PREFETCH")?.unwrap_or(default.forward_prefetch),
+            ..default
         })
     }
 }

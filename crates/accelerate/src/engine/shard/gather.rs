@@ -1,7 +1,7 @@
 //! From parts to parameters: when a unit is gathered, when its memory goes, and what is fetched ahead.
 
 use super::order::Travel;
-use super::unit::views;
+use super::unit::{UnitState, views};
 use super::{Phase, Shard, State};
 use crate::error::Result;
 use crate::group::InFlight;
@@ -74,6 +74,23 @@ impl Shard {
         self.start_gather(unit)?;
         self.start_expected(unit, pass)?;
         self.receive(unit)
+    }
+
+    /// The same in the type in which it is kept, which may be more exact than the one to compute in.
+    pub(super) fn gather_exactly(&self, unit: usize) -> Result<Tensor> {
+        let (shard, computes_in) = {
+            let state = self.lock();
+            (state.units[unit].shard.shallow_clone(), state.units[unit].kinds.compute)
+        };
+        if shard.f_kind()? == computes_in {
+            return self.gather(unit, Pass::None);
+        }
+        let num_elements = self.unit(unit).shard_elements * self.0.group.world_size();
+        let _no_grad = tch::no_grad_guard();
+        let whole = self.lock().buffers.take(num_elements, (shard.f_kind()?, shard.device()))?;
+        let in_flight = self.0.group.start_all_gather(&whole, &shard, &self.label(unit))?;
+        in_flight.map_or(Ok(()), InFlight::wait)?;
+        Ok(whole)
     }
 
     /// Waits for a unit that was asked for.
@@ -152,8 +169,8 @@ impl Shard {
             Some(whole) => Ok(whole.shallow_clone()),
             None => {
                 let num_elements = self.unit(unit).shard_elements * self.0.group.world_size();
-                let shard = &units[unit].shard;
-                buffers.take(num_elements, (shard.f_kind()?, shard.device()))
+                let UnitState { shard, kinds, .. } = &units[unit];
+                buffers.take(num_elements, (kinds.compute, shard.device()))
             }
         }
     }

@@ -1,14 +1,14 @@
 //! From gradients of whole parameters to the mean of this rank's part, piece by piece beside the backward pass.
 
 use super::order::Travel;
-use super::unit::pieces;
+use super::unit::{UnitState, pieces};
 use super::{Shard, State};
 use crate::error::Result;
 use crate::group::Versions;
 use accelerate_core::plan::Unit;
 use std::collections::VecDeque;
 use std::ops::Range;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 use torch_ext::autograd::{gradient_of, set_gradient};
 use torch_ext::hooks::queue_callback;
 use torch_ext::storage::storage_use_count;
@@ -51,15 +51,23 @@ impl Shard {
             let mut state = self.lock();
             (state.gradient_sync, std::mem::take(&mut state.units[unit].unreduced))
         };
-        let gradients = added(before, gradients)?;
-        if syncs {
-            self.start_reduce(unit, gradients)?;
-            self.await_end_of_backward()?;
-            self.start_expected_after_backward()?;
+        if syncs && before.is_empty() {
+            self.reduce_at_end(unit, gradients)?;
         } else {
-            self.lock().units[unit].unreduced = gradients;
+            let gradients = added(before, gradients, self.lock().units[unit].kinds.reduce)?;
+            if syncs {
+                self.reduce_at_end(unit, gradients)?;
+            } else {
+                self.lock().units[unit].unreduced = gradients;
+            }
         }
         Ok(nothing_yet)
+    }
+
+    fn reduce_at_end(&self, unit: usize, gradients: Vec<Option<Tensor>>) -> Result<()> {
+        self.start_reduce(unit, gradients)?;
+        self.await_end_of_backward()?;
+        self.start_expected_after_backward()
     }
 
     fn await_end_of_backward(&self) -> Result<()> {
@@ -79,8 +87,9 @@ impl Shard {
             let State { units, buffers, travelled, .. } = &mut *self.lock();
             travelled.push(Travel::ReduceScatter(unit));
             units[unit].counts.reduce_scatters += 1;
-            let options = (units[unit].shard.f_kind()?, units[unit].shard.device());
-            (buffers.take(content.shard_elements, options)?, options)
+            let UnitState { shard, kinds, .. } = &units[unit];
+            let sum = buffers.take(content.shard_elements, (shard.f_kind()?, shard.device()))?;
+            (sum, (kinds.reduce, shard.device()))
         };
         // Before the sum, as in `c10d::Reducer`: the same rounding, and no overflow that the mean would not have. As a
         // tensor, because the product with a number would be made elsewhere and copied.
@@ -158,17 +167,18 @@ impl Shard {
     }
 }
 
-/// Sums of gradients, by member; `before` is empty if there are none yet. As DistributedDataParallel does it, older ones
-/// first.
-fn added(before: Vec<Option<Tensor>>, gradients: Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>> {
+/// Sums of gradients, by member, of element type `kind`; `before` is empty if there are none yet. As
+/// DistributedDataParallel does it, older ones first.
+fn added(before: Vec<Option<Tensor>>, gradients: Vec<Option<Tensor>>, kind: Kind) -> Result<Vec<Option<Tensor>>> {
     let mut before = before.into_iter();
     let add = |gradient: Option<Tensor>| match (before.next().flatten(), gradient) {
         (Some(mut sum), Some(gradient)) => Ok(Some(sum.f_add_(&gradient)?)),
         // It will be added to, so nobody else may look at it.
-        (None, Some(gradient)) if storage_use_count(&gradient) == 1 && gradient.is_contiguous() => {
-            Ok(Some(gradient.f_detach()?))
+        (None, Some(gradient)) => {
+            let is_ours = storage_use_count(&gradient) == 1 && gradient.is_contiguous() && gradient.f_kind()? == kind;
+            let gradient = gradient.f_detach()?;
+            Ok(Some(if is_ours { gradient } else { gradient.f_contiguous()?.f_totype(kind)?.f_detach_copy()? }))
         }
-        (None, Some(gradient)) => Ok(Some(gradient.f_detach_copy()?.f_contiguous()?)),
         (sum, None) => Ok(sum),
     };
     gradients.into_iter().map(add).collect()
@@ -194,7 +204,13 @@ fn pack(unit: &Unit, gradients: &[Option<Tensor>], range: &Range<usize>, rows: &
             let _ = match &gradients[member] {
                 Some(gradient) => {
                     let own = gradient.f_narrow(0, (start - unit.offsets[member]) as i64, (end - start) as i64)?;
-                    own.f_mul_out(&place, scale)?
+                    if own.f_kind()? == rows.f_kind()? {
+                        own.f_mul_out(&place, scale)?
+                    } else {
+                        // A product is rounded to the type of the gradient before it is written.
+                        place.f_copy_(&own)?;
+                        place.f_mul_(scale)?
+                    }
                 }
                 None => place.f_zero_()?,
             };

@@ -1,6 +1,6 @@
 //! What a parameter of a sharded model is to layers, optimizers and checkpoints.
 
-use super::gather::{Pass, Released};
+use super::gather::Released;
 use super::{Phase, Shard};
 use crate::error::Result;
 use crate::group::Group;
@@ -45,7 +45,7 @@ impl Storage for Part {
     }
 
     fn whole(&self) -> Result<Tensor> {
-        let whole = self.shard.gather(self.unit, Pass::None)?;
+        let whole = self.shard.gather_exactly(self.unit)?;
         let view = self.shard.views(self.unit, &whole)?.swap_remove(self.member);
         let copy = view.f_detach_copy()?;
         let released = {

@@ -64,7 +64,7 @@ fn prepared_with(
         head.forward(&x)
     });
     let plugin = FullyShardedDataParallelPlugin { auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap, ..plugin };
-    let shard = Shard::start(accelerator.context(), &store, &plugin)?;
+    let shard = Shard::start(accelerator.context(), &store, &plugin, accelerator.mixed_precision())?;
     watched.0.lock().unwrap().shard = Some(shard.clone());
     Ok((PreparedModel::new(model, Arc::new(shard.clone()), accelerator.precision()), shard, watched))
 }

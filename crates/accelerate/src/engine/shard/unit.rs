@@ -3,22 +3,24 @@
 use super::Counts;
 use crate::error::Result;
 use crate::group::{Group, InFlight};
-use crate::nn::Param;
+use crate::nn::{Param, is_floating};
+use accelerate_core::config::{FloatType, MixedPrecisionPolicy};
 use accelerate_core::plan::Unit;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 use torch_ext::autograd::version;
 
 pub(super) struct UnitState {
-    /// This rank's part, `[shard_elements]`, padded with zeros. In `whole` where that always stays.
+    /// This rank's part, `[shard_elements]`, padded with zeros. In `whole` where that always stays and has its type.
     pub(super) shard: Tensor,
     /// The parameters' pieces of it: leaves, each with elements of one parameter, perhaps none.
     pub(super) locals: Vec<Tensor>,
-    /// `[world_size * shard_elements]` while gathered.
+    /// `[world_size * shard_elements]` of the type to compute in, while gathered.
     pub(super) whole: Option<Tensor>,
     /// Other ranks' parts may have changed since the whole was gathered. Only where it always stays.
     pub(super) is_stale: bool,
-    /// How often the whole had been written to when it was gathered.
+    /// How often this rank's part had been written to when the whole was gathered.
     version: i64,
+    pub(super) kinds: Kinds,
     /// What `whole` will be.
     pub(super) arriving: Option<(Tensor, Option<InFlight>)>,
     /// The parameters as this forward pass sees them, and whether gradients are recorded.
@@ -30,18 +32,46 @@ pub(super) struct UnitState {
     pub(super) counts: Counts,
 }
 
+/// The element types of a unit beside that of its part.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kinds {
+    pub(super) compute: Kind,
+    pub(super) reduce: Kind,
+}
+
+impl Kinds {
+    /// Integers stay what they are.
+    fn new(own: Kind, policy: MixedPrecisionPolicy) -> Self {
+        let kind = |wanted: Option<FloatType>| match wanted {
+            Some(_) if !is_floating(own) => own,
+            Some(FloatType::Float32) => Kind::Float,
+            Some(FloatType::BFloat16) => Kind::BFloat16,
+            Some(FloatType::Float16) => Kind::Half,
+            None => own,
+        };
+        Self { compute: kind(policy.param_dtype), reduce: kind(policy.reduce_dtype) }
+    }
+}
+
 impl UnitState {
     /// Takes this rank's part of `params`, or all of them and the part in it if they stay whole.
-    pub(super) fn split(unit: &Unit, params: &[Param], group: &Group, stays_whole: bool) -> Result<Self> {
+    pub(super) fn split(
+        unit: &Unit,
+        params: &[Param],
+        group: &Group,
+        stays_whole: bool,
+        policy: MixedPrecisionPolicy,
+    ) -> Result<Self> {
         let _no_grad = tch::no_grad_guard();
         let first = params[unit.parameters[0]].local();
         let options = (first.f_kind()?, first.device());
         let size = unit.shard_elements as i64;
-        let (shard, whole) = if stays_whole || group.world_size() == 1 {
-            let whole = Tensor::f_zeros([size * group.world_size() as i64], options)?;
-            (whole.f_narrow(0, size * group.rank() as i64, size)?, Some(whole))
-        } else {
-            (Tensor::f_zeros([size], options)?, None)
+        let kinds = Kinds::new(options.0, policy);
+        let whole = || Tensor::f_zeros([size * group.world_size() as i64], (kinds.compute, options.1));
+        let whole = if stays_whole { Some(whole()?) } else { None };
+        let shard = match &whole {
+            Some(whole) if kinds.compute == options.0 => whole.f_narrow(0, size * group.rank() as i64, size)?,
+            _ => Tensor::f_zeros([size], options)?,
         };
         let mut locals = pieces(unit, group.rank(), &shard)?;
         for (member, (local, &position)) in locals.iter_mut().zip(&unit.parameters).enumerate() {
@@ -56,6 +86,7 @@ impl UnitState {
             whole,
             is_stale: stays_whole,
             version: 0,
+            kinds,
             arriving: None,
             outputs: None,
             unreduced: Vec::new(),
@@ -70,13 +101,13 @@ impl UnitState {
     /// part of this rank in it.
     pub(super) fn usable_whole(&self) -> Option<Tensor> {
         let whole = self.whole.as_ref()?;
-        let is_usable = !self.is_stale && version(whole).is_ok_and(|version| version == self.version);
+        let is_usable = !self.is_stale && version(&self.shard).is_ok_and(|version| version == self.version);
         is_usable.then(|| whole.shallow_clone())
     }
 
     /// The whole unit has arrived in `whole`.
     pub(super) fn arrived(&mut self, whole: &Tensor) -> Result<()> {
-        self.version = version(whole)?;
+        self.version = version(&self.shard)?;
         self.is_stale = false;
         self.whole = Some(whole.shallow_clone());
         Ok(())

@@ -5,24 +5,24 @@ use crate::Result;
 use crate::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin, ShardingStrategy};
 use crate::error::deep_speed::{DeepSpeedErrorKind, Unavailable};
 
-/// The strategy that keeps in parts what a stage does; `None` where there is none yet.
-const fn sharding_strategy(stage: ZeroStage) -> Option<ShardingStrategy> {
+/// The strategy that keeps in parts what a stage does.
+const fn sharding_strategy(stage: ZeroStage) -> ShardingStrategy {
     match stage {
-        ZeroStage::Disabled => Some(ShardingStrategy::NoShard),
-        ZeroStage::OptimizerStates => None,
-        ZeroStage::Gradients => Some(ShardingStrategy::ShardGradOp),
-        ZeroStage::Parameters => Some(ShardingStrategy::FullShard),
+        ZeroStage::Disabled => ShardingStrategy::NoShard,
+        ZeroStage::OptimizerStates => ShardingStrategy::OptimizerState,
+        ZeroStage::Gradients => ShardingStrategy::OptimizerStateAndGradients,
+        ZeroStage::Parameters => ShardingStrategy::FullShard,
     }
 }
 
 impl ResolvedDeepSpeedConfig {
-    /// The plugin that trains as the configuration asks: stage 3 is `FULL_SHARD`, stage 2 `SHARD_GRAD_OP`, stage 0
-    /// `NO_SHARD`. What is gathered together is a block of the model (`TRANSFORMER_BASED_WRAP` with every numbered
-    /// module), where DeepSpeed goes by modules and sizes.
+    /// The plugin that trains as the configuration asks: stage 3 is `FULL_SHARD`, stage 2 `OPTIMIZER_STATE_AND_GRADIENTS`,
+    /// stage 1 `OPTIMIZER_STATE`, stage 0 `NO_SHARD`. What is gathered together is a block of the model
+    /// (`TRANSFORMER_BASED_WRAP` with every numbered module), where DeepSpeed goes by modules and sizes.
     ///
     /// # Errors
     ///
-    /// [`Error::is_config`](crate::Error::is_config), one for all: stage 1, and offload.
+    /// [`Error::is_config`](crate::Error::is_config), one for all: offload.
     ///
     /// ```
     /// use accelerate_core::config::{DeepSpeedFacts, DeepSpeedPlugin, ShardingStrategy, ZeroStage};
@@ -34,14 +34,6 @@ impl ResolvedDeepSpeedConfig {
     /// ```
     pub fn fully_sharded_plugin(&self) -> Result<FullyShardedDataParallelPlugin> {
         let mut items = Vec::new();
-        let strategy = sharding_strategy(self.zero_stage);
-        if strategy.is_none() {
-            items.push(Unavailable {
-                key: "zero_optimization.stage",
-                found: self.zero_stage.to_string(),
-                instead: "choose stage 2, which keeps gradients in parts too, or 0",
-            });
-        }
         for (key, target) in [
             ("zero_optimization.offload_optimizer.device", &self.offload_optimizer),
             ("zero_optimization.offload_param.device", &self.offload_param),
@@ -51,9 +43,10 @@ impl ResolvedDeepSpeedConfig {
                 items.push(Unavailable { key, found: target.to_string(), instead });
             }
         }
-        let Some(sharding_strategy) = strategy.filter(|_| items.is_empty()) else {
+        if !items.is_empty() {
             return Err(DeepSpeedErrorKind::Unavailable { items }.into());
-        };
+        }
+        let sharding_strategy = sharding_strategy(self.zero_stage);
         let auto_wrap_policy = match sharding_strategy {
             ShardingStrategy::NoShard => AutoWrapPolicy::NoWrap,
             _ => AutoWrapPolicy::TransformerBasedWrap,
