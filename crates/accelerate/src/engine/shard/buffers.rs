@@ -28,11 +28,13 @@ impl Buffers {
             return Ok(Tensor::f_empty([size], (kind, device))?);
         }
         if let Some(buffer) = self.0.iter().find(fits) {
-            return Ok(buffer.shallow_clone());
+            return Ok(buffer.f_narrow(0, 0, size)?);
         }
         let buffer = Tensor::f_empty([size], (kind, device))?;
-        self.0.push(buffer.shallow_clone());
-        Ok(buffer)
+        // A view counts as a user of the memory; a clone of the handle would not.
+        let all = buffer.f_narrow(0, 0, size)?;
+        self.0.push(buffer);
+        Ok(all)
     }
 
     #[cfg(test)]
