@@ -3,7 +3,7 @@
 
 use accelerate::data::{DataLoader, TensorDataset};
 use accelerate::nn::{Linear, Module, ModuleFn, ParamStore};
-use accelerate::optim::AdamW;
+use accelerate::optim::{AdamW, DummyOptim, DummyScheduler};
 use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{Accelerator, AcceleratorBuilder, DeepSpeedPlugin, DistributedType, Result, testing};
 
@@ -81,7 +81,12 @@ fn every_stage_trains_as_replicas_with_the_same_accumulation_and_clipping_do() {
 fn numbers_that_the_loaders_contradict_are_refused() {
     let stage = r#""zero_optimization": {"stage": 2}"#;
     for (json, words) in [
-        (format!(r#"{{{stage}, "train_batch_size": 64, "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": 2}}"#), "16"),
+        (
+            format!(
+                r#"{{{stage}, "train_batch_size": 64, "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": 2}}"#
+            ),
+            "16",
+        ),
         (
             format!(r#"{{{stage}, "train_batch_size": "auto", "communication_data_typo": 1}}"#),
             "communication_data_typo",
@@ -116,4 +121,49 @@ fn an_optimizer_is_made_by_one_side_only() {
     let (store, _) = model(&accelerator).unwrap();
     let error = accelerator.prepare(AdamW::new(&store, 0.1).unwrap()).unwrap_err();
     assert!(error.is_config(), "{error}");
+}
+
+/// What the configuration's optimizer and schedule are made of, and the rates that they go through.
+fn rates_of_dummies(json: &str, dummy: impl Fn(DummyOptim) -> DummyOptim) -> Result<Vec<f64>> {
+    let accelerator = by(json).cpu(true).build()?;
+    let (store, module) = model(&accelerator)?;
+    let optimizer = dummy(DummyOptim::new(&store));
+    let scheduler = DummyScheduler::new(&optimizer).total_num_steps(8).warmup_num_steps(3);
+    let (model, mut optimizer, mut scheduler) = accelerator.prepare((module, optimizer, scheduler))?;
+    let mut rates = Vec::new();
+    for _ in 0..4 {
+        accelerator.backward(&model.forward(&Tensor::ones([1, 5], FLOAT))?.f_sum(Kind::Float)?)?;
+        optimizer.step()?;
+        scheduler.step()?;
+        rates.push(scheduler.get_last_lr()[0]);
+    }
+    Ok(rates)
+}
+
+#[test]
+fn dummies_become_what_the_configuration_describes() {
+    let schedule =
+        r#""scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto", "warmup_type": "linear"}}"#;
+    for optimizer in ["Adam", "AdamW", "Adagrad", "Lion", "SGD", "RMSprop"] {
+        let json = format!(
+            r#"{{"zero_optimization": {{"stage": 2}}, {schedule}, "optimizer": {{"type": "{optimizer}", "params": {{"lr": "auto"}}}}}}"#
+        );
+        let rates = rates_of_dummies(&json, |dummy| dummy.lr(0.3)).unwrap();
+        let wanted = [0.0, 0.1, 0.2, 0.3];
+        assert!(rates.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-12), "{optimizer}: {rates:?}");
+    }
+    let stage = r#""zero_optimization": {"stage": 2}"#;
+    let adam = r#""optimizer": {"type": "Adam", "params": {"lr": 0.1}}"#;
+    for (json, words) in [
+        (format!("{{{stage}, {schedule}}}"), "optimizer"),
+        (format!("{{{stage}, {}}}", adam.replace("0.1", "0.3")), "scheduler"),
+        (format!("{{{stage}, {adam}, {schedule}}}"), "0.3"),
+    ] {
+        let error = rates_of_dummies(&json, |dummy| dummy.lr(0.3)).unwrap_err();
+        assert!(error.is_config() && error.to_string().contains(words), "{error}");
+    }
+    let plain = Accelerator::builder().cpu(true).build().unwrap();
+    let (store, _) = model(&plain).unwrap();
+    let error = plain.prepare(DummyOptim::new(&store)).map(drop).unwrap_err().to_string();
+    assert!(error.contains("DummyOptim") && error.contains("deepspeed_plugin"), "{error}");
 }

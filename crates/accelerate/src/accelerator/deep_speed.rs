@@ -1,13 +1,13 @@
 //! Training by a DeepSpeed configuration: what it says becomes settings of the accelerator.
 
-use crate::error::Result;
+use crate::error::{Result, StateError};
 use crate::state::Lookup;
 use accelerate_core::config::{
-    Auto, DeepSpeedConfig, DeepSpeedFacts, DeepSpeedPlugin, OptimizerInCode, ResolvedDeepSpeedConfig,
-    check_deep_speed_prepared,
+    Auto, DeepSpeedConfig, DeepSpeedFacts, DeepSpeedOptimizer, DeepSpeedPlugin, DeepSpeedSchedule, OptimizerInCode,
+    ResolvedDeepSpeedConfig, SchedulerInCode, check_deep_speed_prepared,
 };
 use std::fs;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A configuration while objects are prepared: loaders tell numbers that it leaves open.
 #[derive(Debug)]
@@ -25,19 +25,18 @@ impl DeepSpeed {
         Ok(Self { plugin, config, facts: Mutex::default() })
     }
 
+    fn facts(&self) -> MutexGuard<'_, DeepSpeedFacts> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// What holds before any object is prepared. Where the batch size is left to the loaders, its numbers are not checked
     /// yet.
     pub(super) fn settle(&self, facts: DeepSpeedFacts) -> Result<ResolvedDeepSpeedConfig> {
-        let mut config = self.config.clone();
+        let mut config = self.without_batch_size();
         // These are checked against the objects that are prepared for them.
         (config.optimizer, config.scheduler) = (None, None);
-        let knows_batch = |number: &Option<Auto<usize>>| matches!(number, Some(Auto::Value(_)));
-        if !knows_batch(&config.train_micro_batch_size_per_gpu) {
-            config.train_micro_batch_size_per_gpu = Some(Auto::Value(1));
-            config.train_batch_size = Some(Auto::Auto);
-        }
         let resolved = self.plugin.resolve(&config, &facts)?;
-        *self.facts.lock().unwrap_or_else(PoisonError::into_inner) = facts;
+        *self.facts() = facts;
         Ok(resolved)
     }
 
@@ -48,8 +47,11 @@ impl DeepSpeed {
     pub(crate) fn loader_prepared(&self, batch_size: Option<usize>) -> Result<usize> {
         let mut config = self.config.clone();
         (config.optimizer, config.scheduler) = (None, None);
-        let mut facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
-        facts.batch_sizes.push(batch_size);
+        let facts = {
+            let mut facts = self.facts();
+            facts.batch_sizes.push(batch_size);
+            DeepSpeedFacts { optimizer: None, scheduler: None, ..facts.clone() }
+        };
         let resolved = self.plugin.resolve(&config, &facts)?;
         // Told here, because loaders for evaluation may well have other sizes.
         for inert in resolved.inert_keys.iter().filter(|inert| inert.key == "train_micro_batch_size_per_gpu") {
@@ -60,7 +62,48 @@ impl DeepSpeed {
 
     /// Refuses an optimizer of the program's own beside one of the configuration.
     pub(crate) fn optimizer_prepared(&self, lr: Option<f64>) -> Result<()> {
-        Ok(check_deep_speed_prepared(&self.config, Some(&OptimizerInCode::Own { lr }), None)?)
+        let own = OptimizerInCode::Own { lr };
+        check_deep_speed_prepared(&self.config, Some(&own), None)?;
+        self.facts().optimizer = Some(own);
+        Ok(())
+    }
+
+    /// Refuses a scheduler of the program's own beside one of the configuration.
+    pub(crate) fn scheduler_prepared(&self) -> Result<()> {
+        Ok(check_deep_speed_prepared(&self.config, self.facts().optimizer.as_ref(), Some(&SchedulerInCode::Own))?)
+    }
+
+    /// The optimizer that the configuration describes, for a dummy with these numbers.
+    pub(crate) fn optimizer(&self, lr: Option<f64>, weight_decay: Option<f64>) -> Result<DeepSpeedOptimizer> {
+        let dummy = OptimizerInCode::Dummy { lr, weight_decay };
+        check_deep_speed_prepared(&self.config, Some(&dummy), None)?;
+        let config = DeepSpeedConfig { scheduler: None, ..self.without_batch_size() };
+        let facts = DeepSpeedFacts { optimizer: Some(dummy), scheduler: None, ..self.facts().clone() };
+        let resolved = self.plugin.resolve(&config, &facts)?;
+        self.facts().optimizer = facts.optimizer;
+        resolved.optimizer.ok_or_else(|| StateError::NoDeepSpeedSection { section: "optimizer" }.into())
+    }
+
+    /// The schedule that the configuration describes, for a dummy with these numbers.
+    pub(crate) fn schedule(
+        &self,
+        total_num_steps: Option<u64>,
+        warmup_num_steps: Option<usize>,
+    ) -> Result<DeepSpeedSchedule> {
+        let dummy = SchedulerInCode::Dummy { total_num_steps, warmup_num_steps, has_callable: false };
+        let facts = DeepSpeedFacts { scheduler: Some(dummy), ..self.facts().clone() };
+        let resolved = self.plugin.resolve(&self.without_batch_size(), &facts)?;
+        resolved.scheduler.ok_or_else(|| StateError::NoDeepSpeedSection { section: "scheduler" }.into())
+    }
+
+    /// The configuration with some batch size, where it leaves that to the loaders.
+    fn without_batch_size(&self) -> DeepSpeedConfig {
+        let mut config = self.config.clone();
+        if !matches!(config.train_micro_batch_size_per_gpu, Some(Auto::Value(_))) {
+            config.train_micro_batch_size_per_gpu = Some(Auto::Value(1));
+            config.train_batch_size = Some(Auto::Auto);
+        }
+        config
     }
 }
 

@@ -50,6 +50,20 @@ pub(crate) enum StateError {
     )]
     TwoAccumulationSettings { steps: usize, plugin: usize },
 
+    #[error(
+        "{dummy} stands for what a DeepSpeed configuration describes, but this accelerator has none; give it one \
+         (AcceleratorBuilder::deepspeed_plugin), or prepare an optimizer or scheduler of accelerate::optim"
+    )]
+    DummyWithoutDeepSpeed { dummy: &'static str },
+
+    #[error("the DeepSpeed configuration has no section \"{section}\" to make what is prepared of; write one")]
+    NoDeepSpeedSection { section: &'static str },
+
+    #[error(
+        "the DummyScheduler was prepared before its DummyOptim; prepare the optimizer first, or in the same tuple before it"
+    )]
+    SchedulerBeforeOptimizer,
+
     #[error("fsdp_plugin and deepspeed_plugin are both given, and each says how models are sharded; give one of them")]
     TwoShardingPlugins,
 

@@ -15,6 +15,7 @@ mod adam;
 mod adamw8bit;
 mod batches;
 mod clip;
+mod deep_speed;
 mod handle;
 mod lion;
 mod prepared;
@@ -37,6 +38,7 @@ pub(crate) use clip::clip_coefficient;
 pub use clip::{
     ClipGradNorm, clip_grad_norm_, clip_grad_norm_with, clip_grad_value_, clip_grads_with_norm_, get_total_norm,
 };
+pub use deep_speed::{DummyOptim, DummyScheduler};
 pub use handle::{GroupDefaults, OptimizerHandle, ParamGroup, no_decay};
 pub use lion::{Lion, LionBuilder};
 pub use prepared::AcceleratedOptimizer;
@@ -45,9 +47,9 @@ pub(crate) use prepared_schedule::SchedulerOptions;
 pub use rmsprop::{RMSprop, RMSpropBuilder};
 pub use schedule::{
     AnnealStrategy, ConstantWithWarmup, CosineAnnealingLr, CosineWithHardRestartsWithWarmup, CosineWithWarmup,
-    ExponentialLr, InverseSqrtWithWarmup, LambdaLr, LinearLr, LinearWithWarmup, LrScheduler, MultiStepLr, OneCycleLr,
-    Plateau, PlateauMode, PlateauState, PolynomialLr, PolynomialWithWarmup, ReduceLrOnPlateau, SchedulerState, StepLr,
-    ThresholdMode, Warmup,
+    DeepSpeedLr, ExponentialLr, InverseSqrtWithWarmup, LambdaLr, LinearLr, LinearWithWarmup, LrScheduler, MultiStepLr,
+    OneCycleLr, Plateau, PlateauMode, PlateauState, PolynomialLr, PolynomialWithWarmup, ReduceLrOnPlateau,
+    SchedulerState, StepLr, ThresholdMode, Warmup,
 };
 pub use sgd::{Sgd, SgdBuilder};
 pub use state::{GroupState, OptimizerState};

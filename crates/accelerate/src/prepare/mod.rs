@@ -9,8 +9,12 @@ use crate::accelerator::Accelerator;
 use crate::data::{DataLoader, DataLoaderShard, LoaderKind, Shares};
 use crate::error::{Result, StateError};
 use crate::nn::Module;
-use crate::optim::{AcceleratedOptimizer, AcceleratedScheduler, LrScheduler, Optimizer, SchedulerOptions};
+use crate::optim::{
+    AcceleratedOptimizer, AcceleratedScheduler, DeepSpeedLr, DummyOptim, DummyScheduler, LrScheduler, Optimizer,
+    SchedulerOptions,
+};
 use accelerate_core::plan::Plan;
+use accelerate_core::schedule::SchedulerUnit;
 
 /// What [`Accelerator::prepare`] takes: a model, an optimizer, a data loader, a scheduler, something
 /// prepared already, or a tuple of up to eight of them in any order.
@@ -43,6 +47,9 @@ pub mod kind {
     /// An [`LrScheduler`](crate::optim::LrScheduler).
     #[derive(Debug)]
     pub struct Scheduler;
+    /// A [`DummyOptim`](crate::optim::DummyOptim) or [`DummyScheduler`](crate::optim::DummyScheduler).
+    #[derive(Debug)]
+    pub struct Dummy;
     /// Something that `prepare` returned before.
     #[derive(Debug)]
     pub struct Prepared;
@@ -72,7 +79,31 @@ impl<B: Send + 'static, K: LoaderKind> Prepare<kind::DataLoader> for DataLoader<
 impl<S: LrScheduler> Prepare<kind::Scheduler> for S {
     type Prepared = AcceleratedScheduler<S>;
     fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
-        Ok(accelerator.prepare_scheduler(self))
+        accelerator.prepare_scheduler(self)
+    }
+}
+
+impl Prepare<kind::Dummy> for DummyOptim {
+    type Prepared = AcceleratedOptimizer<Box<dyn Optimizer>>;
+    fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
+        let Some(deep_speed) = &accelerator.settings().deep_speed else {
+            return Err(StateError::DummyWithoutDeepSpeed { dummy: "DummyOptim" }.into());
+        };
+        let optimizer = deep_speed.optimizer(self.lr, self.weight_decay)?;
+        Ok(accelerator.wrap_optimizer(self.make(&optimizer)?))
+    }
+}
+
+impl Prepare<kind::Dummy> for DummyScheduler {
+    type Prepared = AcceleratedScheduler<DeepSpeedLr>;
+    fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
+        let Some(deep_speed) = &accelerator.settings().deep_speed else {
+            return Err(StateError::DummyWithoutDeepSpeed { dummy: "DummyScheduler" }.into());
+        };
+        let handle = self.optimizer().ok_or(StateError::SchedulerBeforeOptimizer)?;
+        let schedule = deep_speed.schedule(self.total_num_steps, self.warmup_num_steps)?;
+        // The configuration counts steps of the optimizer.
+        Ok(accelerator.wrap_scheduler(DeepSpeedLr::new(handle, schedule), SchedulerUnit::OptimizerStep))
     }
 }
 
@@ -192,13 +223,16 @@ impl Accelerator {
     /// # Errors
     /// A DeepSpeed configuration has an optimizer too.
     pub fn prepare_optimizer<O: Optimizer>(&self, optimizer: O) -> Result<AcceleratedOptimizer<O>> {
-        let settings = self.settings();
-        if let Some(deep_speed) = &settings.deep_speed {
+        if let Some(deep_speed) = &self.settings().deep_speed {
             deep_speed.optimizer_prepared(optimizer.handle().learning_rates().first().copied())?;
         }
+        Ok(self.wrap_optimizer(optimizer))
+    }
+
+    fn wrap_optimizer<O: Optimizer>(&self, optimizer: O) -> AcceleratedOptimizer<O> {
         self.register_optimizer(optimizer.handle());
         let (context, scaler) = (self.context().clone(), self.scaler().cloned());
-        Ok(AcceleratedOptimizer::new(optimizer, context, scaler, settings.gradient_clipping))
+        AcceleratedOptimizer::new(optimizer, context, scaler, self.settings().gradient_clipping)
     }
 
     /// Prepares one data loader.
@@ -215,13 +249,23 @@ impl Accelerator {
     }
 
     /// Prepares one scheduler.
-    pub fn prepare_scheduler<S: LrScheduler>(&self, scheduler: S) -> AcceleratedScheduler<S> {
+    ///
+    /// # Errors
+    /// A DeepSpeed configuration has a scheduler too.
+    pub fn prepare_scheduler<S: LrScheduler>(&self, scheduler: S) -> Result<AcceleratedScheduler<S>> {
+        if let Some(deep_speed) = &self.settings().deep_speed {
+            deep_speed.scheduler_prepared()?;
+        }
+        Ok(self.wrap_scheduler(scheduler, self.settings().scheduler_unit))
+    }
+
+    fn wrap_scheduler<S: LrScheduler>(&self, scheduler: S, unit: SchedulerUnit) -> AcceleratedScheduler<S> {
         let settings = self.settings();
         let options = SchedulerOptions {
             num_processes: self.num_processes(),
             split_batches: settings.dataloader.split_batches,
             step_with_optimizer: settings.step_scheduler_with_optimizer,
-            unit: settings.scheduler_unit,
+            unit,
         };
         AcceleratedScheduler::new(scheduler, self.context().clone(), options)
     }

@@ -227,7 +227,8 @@ fn pack(unit: &Unit, gradients: &[Option<Tensor>], range: &Range<usize>, rows: &
         let place = |start: usize, end: usize| {
             rows.f_narrow(0, (rank * size + start - from) as i64, end.saturating_sub(start) as i64)
         };
-        for member in unit.offsets.partition_point(|&offset| offset <= from).saturating_sub(1)..gradients.len() {
+        let first = unit.offsets.partition_point(|&offset| offset <= from).saturating_sub(1);
+        for (member, gradient) in gradients.iter().enumerate().skip(first) {
             let (start, end) = (unit.offsets[member].max(from), unit.offsets[member + 1].min(to));
             if to <= start {
                 break;
@@ -236,7 +237,7 @@ fn pack(unit: &Unit, gradients: &[Option<Tensor>], range: &Range<usize>, rows: &
                 continue;
             }
             let mut place = place(start, end)?;
-            match &gradients[member] {
+            match gradient {
                 Some(gradient) => {
                     let first = unit.offsets[member];
                     write_scaled(gradient, &(start - first..end - first), &mut place, scale)?;

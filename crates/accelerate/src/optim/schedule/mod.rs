@@ -6,6 +6,7 @@
 
 mod annealing;
 mod decay;
+mod deep_speed;
 mod linear;
 mod one_cycle;
 mod plateau;
@@ -16,6 +17,7 @@ pub use accelerate_core::schedule::{
 };
 pub use annealing::CosineAnnealingLr;
 pub use decay::{ExponentialLr, LambdaLr, MultiStepLr, PolynomialLr, StepLr};
+pub use deep_speed::DeepSpeedLr;
 pub use linear::{LinearLr, Warmup};
 pub use one_cycle::OneCycleLr;
 pub use plateau::ReduceLrOnPlateau;

@@ -1,0 +1,31 @@
+//! The schedule of a DeepSpeed configuration.
+
+use super::{Clock, Tick, scheduler};
+use crate::optim::OptimizerHandle;
+use accelerate_core::config::DeepSpeedSchedule;
+
+/// The learning rate of a DeepSpeed configuration's `scheduler` section: `WarmupLR`, `WarmupDecayLR` or `WarmupCosineLR`.
+/// `prepare` makes it of a [`DummyScheduler`](crate::optim::DummyScheduler), where there is an example.
+#[derive(Debug)]
+pub struct DeepSpeedLr {
+    clock: Clock,
+    rule: Rule,
+}
+
+#[derive(Debug)]
+struct Rule(DeepSpeedSchedule);
+
+impl Rule {
+    fn rate(&self, tick: &Tick) -> f64 {
+        self.0.lr(tick.epoch, tick.base_lr)
+    }
+}
+
+impl DeepSpeedLr {
+    pub(crate) fn new(handle: &OptimizerHandle, schedule: DeepSpeedSchedule) -> Self {
+        let rule = Rule(schedule);
+        Self { clock: Clock::start(handle, |tick| rule.rate(tick)), rule }
+    }
+}
+
+scheduler!(DeepSpeedLr);
