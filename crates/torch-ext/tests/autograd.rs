@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use tch::{Device, Kind, Tensor};
 use torch_ext::HookHandle;
 use torch_ext::autograd::{self, GradOptions, gradient_of, set_gradient};
-use torch_ext::hooks::{register_hook, register_post_accumulate_grad_hook};
+use torch_ext::hooks::{self, register_hook, register_post_accumulate_grad_hook};
 use torch_ext::storage::storage_id;
 
 fn leaf(values: &[f32]) -> Tensor {
@@ -373,4 +373,49 @@ fn hooks_work_on_any_thread() {
     threads.into_iter().for_each(|thread| thread.join().unwrap());
     assert_eq!(runs.load(Ordering::SeqCst), 200);
     assert_eq!(gradient(&x).unwrap(), [400.0]);
+}
+
+#[test]
+fn queued_callbacks_run_in_order_once_all_gradients_are_there() {
+    let weight = Tensor::from(2f32).set_requires_grad(true);
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let (seen, watched) = (Arc::clone(&log), weight.shallow_clone());
+    hooks::register_hook(&weight, move |_| {
+        for number in 0..2 {
+            let (seen, weight) = (Arc::clone(&seen), watched.shallow_clone());
+            hooks::queue_callback(move || {
+                let gradient = autograd::gradient_of(&weight)?.ok_or("no gradient")?;
+                seen.lock().unwrap().push((number, gradient.double_value(&[])));
+                Ok(())
+            })?;
+        }
+        Ok(None)
+    })
+    .unwrap();
+    autograd::backward(&[&(&weight * 3.0)], None, false, false).unwrap();
+    assert_eq!(*log.lock().unwrap(), [(0, 3.0), (1, 3.0)]);
+}
+
+#[test]
+fn a_queued_callback_fails_the_pass_and_goes_with_a_pass_that_fails() {
+    let kept = Arc::new(());
+    for fails_in_callback in [true, false] {
+        let weight = Tensor::from(2f32).set_requires_grad(true);
+        let captured = Arc::clone(&kept);
+        hooks::register_hook(&weight, move |_| {
+            let captured = Arc::clone(&captured);
+            hooks::queue_callback(move || {
+                let _captured = captured;
+                Err("the callback failed".into())
+            })?;
+            if fails_in_callback { Ok(None) } else { Err("the hook failed".into()) }
+        })
+        .unwrap();
+        let error = autograd::backward(&[&(&weight * 3.0)], None, false, false).unwrap_err();
+        let source = std::error::Error::source(&error).unwrap().to_string();
+        assert_eq!(source, if fails_in_callback { "the callback failed" } else { "the hook failed" });
+        drop(weight);
+        assert_eq!(Arc::strong_count(&kept), 1, "what a callback captured is dropped");
+    }
+    assert!(hooks::queue_callback(|| Ok(())).is_err(), "no backward pass is running");
 }
