@@ -86,7 +86,25 @@ impl Accelerator {
         self.save_model_with(model, save_directory, &SaveModelOptions::default())
     }
 
-    /// As [`Accelerator::save_model`], with all its settings.
+    /// As [`Accelerator::save_model`], with all its settings. Collective if the model is sharded; then all ranks need the
+    /// same settings.
+    ///
+    /// # Errors
+    /// Those of [`Accelerator::save_model`]; a size that cannot be read; settings that differ between ranks.
+    ///
+    /// ```
+    /// use accelerate::{Accelerator, SaveModelOptions, nn::{Linear, ParamStore}};
+    ///
+    /// let folder = std::env::temp_dir().join(format!("accelerate-save-with-{}", std::process::id()));
+    /// let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// let store = ParamStore::new(accelerator.device());
+    /// Linear::new(store.root(), 4, 4, Default::default())?;
+    /// let options = SaveModelOptions { max_shard_size: "64B".into() };
+    /// accelerator.save_model_with(&store, &folder, &options)?;
+    /// assert!(folder.join("model-00002-of-00002.safetensors").exists());
+    /// # std::fs::remove_dir_all(&folder).map_err(accelerate::Error::other)?;
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
     pub fn save_model_with<M: AsParamStore + ?Sized>(
         &self,
         model: &M,
