@@ -34,7 +34,7 @@ pub struct TensorEntry {
 pub struct ParallelFiles {
     /// Positions of the tensors that arrive together, in the order of arrival: those of one unit, or those without one
     /// and of one element size. The widest elements come first, so that no tensor of a file needs a hole before it; of
-    /// these the largest unit, so that its memory serves all further ones.
+    /// these the largest unit, so that what comes last is small and evens out what ranks have.
     pub groups: Vec<Vec<usize>>,
     /// The files, each with its tensors in the order of arrival.
     pub files: WeightFiles,
