@@ -7,7 +7,10 @@ use std::time::Instant;
 use accelerate::nn::{Embedding, LayerNorm, Linear, Module, ModuleFn, ParamStore, Path};
 use accelerate::optim::AdamW;
 use accelerate::tch::{Device, Kind, Reduction, Tensor};
-use accelerate::{Accelerator, AutoWrapPolicy, FullyShardedDataParallelPlugin};
+use accelerate::{
+    Accelerator, AutoWrapPolicy, BackwardPrefetch, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin,
+    ShardingStrategy,
+};
 use anyhow::Result;
 use bench::peak_resident_bytes;
 use clap::{Parser, ValueEnum};
@@ -19,9 +22,12 @@ struct Arguments {
     /// What is trained
     #[arg(long)]
     model: Model,
-    /// What each rank keeps
-    #[arg(long, default_value = "shard")]
-    engine: Engine,
+    /// What each rank keeps only a part of: nothing (0), optimizer state (1), gradients too (2), everything (3)
+    #[arg(long, default_value_t = 3)]
+    stage: u8,
+    /// Ask for units before they are used
+    #[arg(long)]
+    prefetch: bool,
     /// Rows per rank and step
     #[arg(long = "batch_size")]
     batch_size: i64,
@@ -42,14 +48,8 @@ enum Model {
     Mlp,
     /// Layers of attention and two linear ones: 10 million parameters at width 256
     Transformer,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Engine {
-    /// A part of every parameter; one unit per layer
-    Shard,
-    /// Every parameter
-    Replicate,
+    /// The smallest GPT-2, its head tied to its embedding: 124 million parameters
+    Gpt2,
 }
 
 const NUM_LAYERS: usize = 12;
@@ -60,11 +60,12 @@ const LENGTH: i64 = 64;
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    let accelerator = accelerator(arguments.engine)?;
+    let accelerator = accelerator(&arguments)?;
     // Before there is a model: what memory is measured against.
     let idle_resident_bytes = peak_resident_bytes()?;
     let store = ParamStore::new(Device::Cpu);
     match arguments.model {
+        Model::Gpt2 => train(&accelerator, &arguments, gpt2(&store)?, idle_resident_bytes),
         Model::Mlp => train(&accelerator, &arguments, mlp(&store)?, idle_resident_bytes),
         Model::Transformer => {
             train(&accelerator, &arguments, transformer(&store, arguments.width)?, idle_resident_bytes)
@@ -72,16 +73,30 @@ fn main() -> Result<()> {
     }
 }
 
-fn accelerator(engine: Engine) -> Result<Accelerator> {
+fn accelerator(arguments: &Arguments) -> Result<Accelerator> {
     let builder = Accelerator::builder().cpu(true);
-    let builder = match engine {
-        Engine::Replicate => builder,
-        Engine::Shard => builder.fsdp_plugin(FullyShardedDataParallelPlugin {
-            auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap,
-            ..Default::default()
-        }),
+    let sharding_strategy = match arguments.stage {
+        // Otherwise c10d keeps every gradient twice.
+        0 => {
+            let kwargs = DistributedDataParallelKwargs { gradient_as_bucket_view: true, ..Default::default() };
+            return Ok(builder.kwargs_handler(kwargs).build()?);
+        }
+        1 => ShardingStrategy::OptimizerState,
+        2 => ShardingStrategy::OptimizerStateAndGradients,
+        _ => ShardingStrategy::FullShard,
     };
-    Ok(builder.build()?)
+    let plugin = FullyShardedDataParallelPlugin {
+        sharding_strategy,
+        auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap,
+        forward_prefetch: arguments.prefetch,
+        backward_prefetch: if arguments.prefetch {
+            BackwardPrefetch::BackwardPre
+        } else {
+            BackwardPrefetch::NoPrefetch
+        },
+        ..Default::default()
+    };
+    Ok(builder.fsdp_plugin(plugin).build()?)
 }
 
 fn train(
@@ -90,7 +105,9 @@ fn train(
     model: impl Module<Input = Tensor, Output = Tensor>,
     idle_resident_bytes: u64,
 ) -> Result<()> {
-    fill(model.params())?;
+    if arguments.model != Model::Gpt2 {
+        fill(model.params())?;
+    }
     let num_parameters: usize = model.params().parameters().iter().map(|param| param.numel()).sum();
     let rank = accelerator.process_index() as i64;
     let (input, target) = batch(arguments, rank)?;
@@ -150,6 +167,27 @@ fn transformer(store: &ParamStore, width: i64) -> Result<impl Module<Input = Ten
             x = layer.forward(&x)?;
         }
         head.forward(&x)
+    }))
+}
+
+/// As published, but for dropout: 50257 tokens, 1024 positions, 12 layers of width 768.
+fn gpt2(store: &ParamStore) -> Result<impl Module<Input = Tensor, Output = Tensor> + use<>> {
+    const WIDTH: i64 = 768;
+    let root = store.root();
+    let tokens = Embedding::new(&root / "wte", 50257, WIDTH, Default::default())?;
+    let positions = Embedding::new(&root / "wpe", 1024, WIDTH, Default::default())?;
+    let layers = (0..NUM_LAYERS)
+        .map(|layer| Block::new(&(&root / "h" / layer), WIDTH))
+        .collect::<accelerate::Result<Vec<_>>>()?;
+    let norm = LayerNorm::new(&root / "ln_f", [WIDTH], Default::default())?;
+    let head = (&root / "lm_head").alias("weight", &tokens.weight)?;
+    Ok(ModuleFn::new(store, move |input: &Tensor| {
+        let place = Tensor::f_arange(input.size()[1], (Kind::Int64, Device::Cpu))?;
+        let mut x = tokens.forward(input)?.f_add(&positions.forward(&place)?)?;
+        for layer in &layers {
+            x = layer.forward(&x)?;
+        }
+        Ok(norm.forward(&x)?.f_linear(&head.get(), None::<&Tensor>)?)
     }))
 }
 
@@ -225,7 +263,7 @@ fn batch(arguments: &Arguments, rank: i64) -> Result<(Tensor, Tensor)> {
 fn loss(model: Model, output: &Tensor, target: &Tensor) -> Result<Tensor> {
     Ok(match model {
         Model::Mlp => output.f_mse_loss(target, Reduction::Mean)?,
-        Model::Transformer => {
+        Model::Transformer | Model::Gpt2 => {
             let none = None::<Tensor>;
             output.f_flatten(0, 1)?.f_cross_entropy_loss(&target.f_flatten(0, -1)?, none, Reduction::Mean, -100, 0.0)?
         }

@@ -38,10 +38,11 @@ pub mod testing;
 
 pub use accelerate_core::accumulation::PartialWindow;
 pub use accelerate_core::config::{
-    AutoWrapPolicy, AutocastKwargs, BackwardPrefetch, Compilation, DDPCommunicationHookType, DataLoaderConfiguration,
-    DistributedDataParallelKwargs, DynamoBackend, DynamoMode, FloatType, FullyShardedDataParallelPlugin,
-    GradScalerKwargs, GradientAccumulationPlugin, InitProcessGroupKwargs, MixedPrecision, MixedPrecisionPolicy,
-    PowerSGDState, ProfilerActivity, ProjectConfiguration, ScheduleOption, ShardingStrategy, TorchDynamoPlugin,
+    Auto, AutoWrapPolicy, AutocastKwargs, BackwardPrefetch, Compilation, DDPCommunicationHookType,
+    DataLoaderConfiguration, DeepSpeedPlugin, DeepSpeedSource, DistributedDataParallelKwargs, DynamoBackend,
+    DynamoMode, FloatType, FullyShardedDataParallelPlugin, GradScalerKwargs, GradientAccumulationPlugin,
+    InitProcessGroupKwargs, MixedPrecision, MixedPrecisionPolicy, OffloadDevice, PowerSGDState, ProfilerActivity,
+    ProjectConfiguration, ScheduleOption, ShardingStrategy, TorchDynamoPlugin, ZeroStage,
 };
 pub use accelerate_core::names::{DistributedType, RngType};
 pub use accelerate_core::schedule::SchedulerUnit;

@@ -54,7 +54,7 @@ impl Contest {
         let mut pairs = Vec::new();
         // The first round of each side fills the page cache and is not counted.
         for round in 0..=rounds {
-            let ours = reports(self.ours("shard"))?;
+            let ours = reports(self.ours("3"))?;
             let rival = self.rival_reports(environment)?;
             check_answers(&ours, &rival).with_context(|| format!("in {}", self.name))?;
             if round > 0 {
@@ -64,15 +64,15 @@ impl Contest {
         Ok(Race { name: self.name, unit: "ms", goal: self.goal, pairs })
     }
 
-    fn ours(&self, engine: &str) -> Command {
+    fn ours(&self, stage: &str) -> Command {
         let mut command = ranks::launch(NUM_PROCESSES, &paths::release_binary("fsdp_step"));
-        command.args(["--", "--engine", engine]);
+        command.args(["--", "--stage", stage]);
         self.with_settings(command)
     }
 
     fn rival_reports(&self, environment: &Environment) -> Result<Vec<Report>> {
         if self.rival == Rival::OwnReplicated {
-            return reports(self.ours("replicate"));
+            return reports(self.ours("0"));
         }
         let mut command = environment.torchrun(NUM_PROCESSES)?;
         command.arg(paths::repository_root().join("bench/rival/fsdp_step.py"));
@@ -86,35 +86,59 @@ impl Contest {
     }
 }
 
-/// Of the transformer in the race for memory: 38.8 million parameters, far more than the activations of one row.
-const WIDTH: usize = 512;
-/// A layer of it has 12 square matrices; vectors are below a hundredth.
-const LARGEST_UNIT_ELEMENTS: usize = 12 * WIDTH * WIDTH;
+/// The smallest GPT-2, whose largest unit holds both embeddings and the last normalisation.
+const LARGEST_UNIT_ELEMENTS: usize = (50257 + 1024 + 2) * 768;
 
-/// Peak memory of a rank beyond that of an idle one. In the place of a rival stands what full sharding with AdamW
-/// should take: 16 bytes per parameter over the ranks, and the largest unit whole. Values are MiB of the larger rank.
-pub(super) fn memory(rounds: usize) -> Result<Race> {
+/// The races for memory: their names, the stage and the number of ranks.
+const MEMORY: [(&str, usize, usize); 8] = [
+    ("memory_stage0_w2", 0, 2),
+    ("memory_stage1_w2", 1, 2),
+    ("memory_stage2_w2", 2, 2),
+    ("memory_stage3_w2", 3, 2),
+    ("memory_stage0_w4", 0, 4),
+    ("memory_stage1_w4", 1, 4),
+    ("memory_stage2_w4", 2, 4),
+    ("memory_stage3_w4", 3, 4),
+];
+
+/// Peak memory of a rank beyond that of an idle one. In the place of a rival stands what training in float32 with AdamW
+/// should take (Rajbhandari et al., "ZeRO", SC 2020, §3), and the largest unit whole. Values are MiB of the largest rank.
+pub(super) fn memory(rounds: usize) -> Result<Vec<Race>> {
+    MEMORY.iter().map(|&(name, stage, num_ranks)| memory_race(name, stage, num_ranks, rounds)).collect()
+}
+
+fn memory_race(name: &'static str, stage: usize, num_ranks: usize, rounds: usize) -> Result<Race> {
     let mut pairs = Vec::new();
     for _ in 0..rounds {
-        let mut command = ranks::launch(NUM_PROCESSES, &paths::release_binary("fsdp_step"));
-        command.args(["--", "--engine", "shard", "--model", "transformer", "--width", &WIDTH.to_string()]);
-        command.args(["--batch_size", "1", "--steps", "5", "--warmup", "1"]);
+        let mut command = ranks::launch(num_ranks, &paths::release_binary("fsdp_step"));
+        command.args(["--", "--model", "gpt2", "--stage", &stage.to_string()]);
+        command.args(["--batch_size", "1", "--steps", "3", "--warmup", "1"]);
         let printed = process::read(&mut command)?;
-        let ranks: Vec<Pair> = ranks::marked(&printed, "report=").into_iter().map(memory_of).collect::<Result<_>>()?;
-        ensure!(ranks.len() == NUM_PROCESSES, "the race is void: {} ranks reported", ranks.len());
-        pairs.extend(ranks.into_iter().max_by(|a, b| a.ours.total_cmp(&b.ours)));
+        let reports = ranks::marked(&printed, "report=");
+        ensure!(reports.len() == num_ranks, "the race is void: {} ranks reported", reports.len());
+        let of_ranks: Vec<Pair> =
+            reports.into_iter().map(|report| memory_of(report, stage, num_ranks)).collect::<Result<_>>()?;
+        pairs.extend(of_ranks.into_iter().max_by(|a, b| a.ours.total_cmp(&b.ours)));
     }
-    Ok(Race { name: "memory_stage3_w2", unit: "MiB", goal: 1.1, pairs })
+    Ok(Race { name, unit: "MiB", goal: 1.1, pairs })
 }
 
 /// What a rank took, and what it should have taken.
-fn memory_of(report: &str) -> Result<Pair> {
+fn memory_of(report: &str, stage: usize, num_ranks: usize) -> Result<Pair> {
     let value: Value = serde_json::from_str(report).with_context(|| format!("a report is not JSON: {report}"))?;
     let number = |name: &str| value[name].as_f64().with_context(|| format!("a report without `{name}`: {report}"));
-    ensure!(number("world_size")? == NUM_PROCESSES as f64, "the race is void: a rank trained alone");
+    ensure!(number("world_size")? == num_ranks as f64, "the race is void: a rank trained with others than it should");
     let mib = f64::from(1 << 20);
     let taken = number("peak_resident_bytes")? - number("idle_resident_bytes")?;
-    let formula = 16.0 * number("num_parameters")? / NUM_PROCESSES as f64 + (4 * LARGEST_UNIT_ELEMENTS) as f64;
+    // Bytes of a parameter that every rank has, and that ranks share.
+    let (everywhere, shared) = match stage {
+        0 => (16.0, 0.0),
+        1 => (8.0, 8.0),
+        2 => (4.0, 12.0),
+        _ => (0.0, 16.0),
+    };
+    let per_parameter = everywhere + shared / num_ranks as f64;
+    let formula = per_parameter * number("num_parameters")? + (4 * LARGEST_UNIT_ELEMENTS) as f64;
     Ok(Pair { ours: taken / mib, rival: formula / mib })
 }
 
@@ -127,7 +151,11 @@ mod tests {
     fn memory_counts_from_the_idle_rank() {
         let report = r#"{"world_size": 2, "num_parameters": 1048576, "idle_resident_bytes": 1048576,
             "peak_resident_bytes": 22020096}"#;
-        assert_eq!(memory_of(report).unwrap(), Pair { ours: 20.0, rival: 20.0 });
-        assert!(memory_of(r#"{"world_size": 1}"#).is_err());
+        let unit = (4 * LARGEST_UNIT_ELEMENTS) as f64 / f64::from(1 << 20);
+        for (stage, formula) in [(0, 16.0), (1, 12.0), (2, 10.0), (3, 8.0)] {
+            assert_eq!(memory_of(report, stage, 2).unwrap(), Pair { ours: 20.0, rival: formula + unit });
+        }
+        assert!(memory_of(report, 3, 4).is_err());
+        assert!(memory_of(r#"{"world_size": 1}"#, 3, 2).is_err());
     }
 }

@@ -93,7 +93,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         races.extend(fsdp::races(&environment, arguments.rounds)?);
     }
     if matches!(arguments.what, What::Memory | What::All) {
-        races.push(fsdp::memory(arguments.rounds)?);
+        races.extend(fsdp::memory(arguments.rounds)?);
     }
     if matches!(arguments.what, What::Loader | What::All) {
         races.extend(loader::races(&environment, arguments.rounds)?);

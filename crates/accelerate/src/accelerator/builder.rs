@@ -1,5 +1,6 @@
 //! From wishes and environment to an accelerator: everything is decided here, once.
 
+use super::deep_speed::{DeepSpeed, is_asked_for};
 use super::{Accelerator, KwargsHandler, Settings};
 use crate::amp::{GradScaler, MixedPrecision, Precision, needs_grad_scaler};
 use crate::context::Context;
@@ -10,13 +11,14 @@ use crate::profile::ProfileKwargs;
 use crate::state::{Lookup, PartialState, process_environment};
 use accelerate_core::accumulation::PartialWindow;
 use accelerate_core::config::{
-    AutocastKwargs, Compilation, DataLoaderConfiguration, DistributedDataParallelKwargs, DynamoBackend,
-    FullyShardedDataParallelPlugin, GradScalerKwargs, GradientAccumulationPlugin, InitProcessGroupKwargs,
-    ProjectConfiguration, TorchDynamoPlugin,
+    AutocastKwargs, Compilation, DataLoaderConfiguration, DeepSpeedFacts, DeepSpeedPlugin,
+    DistributedDataParallelKwargs, DynamoBackend, FullyShardedDataParallelPlugin, GradScalerKwargs,
+    GradientAccumulationPlugin, InitProcessGroupKwargs, ProjectConfiguration, TorchDynamoPlugin,
 };
 use accelerate_core::environment::LaunchSettings;
 use accelerate_core::names::RngType;
 use accelerate_core::schedule::SchedulerUnit;
+use std::sync::Arc;
 use tch::Device;
 
 /// Describes an [`Accelerator`]. For every setting: what is given here, else the launcher's environment, else
@@ -45,6 +47,7 @@ pub struct AcceleratorBuilder {
     scheduler_unit: Option<SchedulerUnit>,
     outputs_to_fp32: Option<bool>,
     fsdp_plugin: Option<FullyShardedDataParallelPlugin>,
+    deepspeed_plugin: Option<DeepSpeedPlugin>,
     dynamo_plugin: Option<TorchDynamoPlugin>,
     dynamo_backend: Option<DynamoBackend>,
     handlers: Vec<KwargsHandler>,
@@ -155,7 +158,31 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Shards models over the ranks, instead of giving each rank a whole one.
+    /// Trains as a DeepSpeed configuration says: its stage, precision, accumulation and clipping, on the sharding engine
+    /// of [`fsdp_plugin`](Self::fsdp_plugin), which it excludes. Default: none, or with `ACCELERATE_USE_DEEPSPEED` what the
+    /// launcher's variables say.
+    ///
+    /// Every key of the configuration is honoured, refused by name, or told to have no effect here. Batch sizes that it
+    /// leaves "auto" come from the loaders that are prepared; numbers that contradict each other are errors then.
+    /// `gradient_clipping` is done by each step of a prepared optimizer.
+    ///
+    /// ```
+    /// use accelerate::{Accelerator, DeepSpeedPlugin, MixedPrecision};
+    ///
+    /// let json = r#"{"bf16": {"enabled": true}, "zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 4}"#;
+    /// let plugin = DeepSpeedPlugin { hf_ds_config: Some(json.parse()?), ..Default::default() };
+    /// let accelerator = Accelerator::builder().cpu(true).deepspeed_plugin(plugin).build()?;
+    /// assert_eq!(accelerator.gradient_accumulation_steps(), 4);
+    /// assert_eq!(accelerator.mixed_precision(), MixedPrecision::Bf16);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn deepspeed_plugin(mut self, plugin: DeepSpeedPlugin) -> Self {
+        self.deepspeed_plugin = Some(plugin);
+        self
+    }
+
+    /// Shards models over the ranks, instead of giving each rank a whole one. Default: not, or with `ACCELERATE_USE_FSDP`
+    /// as the launcher's `FSDP_*` variables say.
     ///
     /// ```
     /// use accelerate::nn::{Linear, ModuleFn, ParamStore};
@@ -218,24 +245,52 @@ impl AcceleratorBuilder {
         let environment = LaunchSettings::read(lookup)?;
         let handlers = Handlers::sort(self.handlers)?;
         let dataloader = self.dataloader_config.unwrap_or_default();
-        let plugin = accumulation_plugin(
+        let accumulation_kwargs = dataloader.gradient_accumulation_kwargs.clone();
+        let given_plugin = self.gradient_accumulation_plugin.or(accumulation_kwargs);
+        let given_steps = given_plugin.as_ref().map(|plugin| plugin.num_steps).or(self.gradient_accumulation_steps);
+        let given_steps = given_steps.or(environment.gradient_accumulation_steps);
+        let mut plugin = accumulation_plugin(
             self.gradient_accumulation_steps,
-            self.gradient_accumulation_plugin.or_else(|| dataloader.gradient_accumulation_kwargs.clone()),
+            given_plugin,
             environment.gradient_accumulation_steps,
         )?;
-        let mixed_precision = self.mixed_precision.or(environment.mixed_precision).unwrap_or(MixedPrecision::No);
+        let mut mixed_precision = self.mixed_precision.or(environment.mixed_precision).unwrap_or(MixedPrecision::No);
         check_available(mixed_precision)?;
-        recipe.mixed_precision = Some(mixed_precision);
+        let (mut fsdp, deep_speed) = sharding_plugins(self.fsdp_plugin, self.deepspeed_plugin, lookup)?;
+        (recipe.fsdp_plugin, recipe.deepspeed_plugin) = (fsdp.clone(), deep_speed.clone());
+        let deep_speed = deep_speed.map(DeepSpeed::read).transpose()?;
         let dynamo = dynamo_plugin(self.dynamo_plugin, self.dynamo_backend)?.or(environment.dynamo);
         let compilation = dynamo.compilation()?;
         (recipe.dynamo_plugin, recipe.dynamo_backend) = (Some(dynamo), None);
-        let gradient_state = GradientState::new(plugin, self.partial_window)?;
         handlers.ddp.check()?;
-        self.fsdp_plugin.as_ref().map_or(Ok(()), FullyShardedDataParallelPlugin::check)?;
+        fsdp.as_ref().map_or(Ok(()), FullyShardedDataParallelPlugin::check)?;
         dataloader.check()?;
-        let scaler = needs_grad_scaler(mixed_precision).then(|| GradScaler::new(handlers.scaler)).transpose()?;
 
         let state = state(self.cpu, &handlers.init, lookup)?;
+        let (mut scaler, mut gradient_clipping) = (handlers.scaler, None);
+        if let Some(deep_speed) = &deep_speed {
+            let resolved = deep_speed.settle(DeepSpeedFacts {
+                world_size: state.num_processes(),
+                gradient_accumulation_steps: given_steps,
+                mixed_precision,
+                split_batches: dataloader.split_batches,
+                computes_on_cpu: state.device() == Device::Cpu,
+                ..Default::default()
+            })?;
+            if state.is_main_process() {
+                resolved
+                    .inert_keys
+                    .iter()
+                    .for_each(|inert| tracing::info!("DeepSpeed's {} has no effect: {}", inert.key, inert.why));
+            }
+            fsdp = Some(resolved.fully_sharded_plugin()?);
+            (mixed_precision, gradient_clipping) = (resolved.mixed_precision, resolved.gradient_clipping);
+            plugin.num_steps = resolved.gradient_accumulation_steps;
+            scaler = resolved.grad_scaler.unwrap_or(scaler);
+        }
+        recipe.mixed_precision = Some(mixed_precision);
+        let gradient_state = GradientState::new(plugin, self.partial_window)?;
+        let scaler = needs_grad_scaler(mixed_precision).then(|| GradScaler::new(scaler)).transpose()?;
         check_device(compilation, state.device())?;
         let precision =
             Precision::new(mixed_precision, state.device(), handlers.autocast, self.outputs_to_fp32.unwrap_or(true));
@@ -245,7 +300,9 @@ impl AcceleratorBuilder {
             rng_types: self.rng_types.unwrap_or_else(|| vec![RngType::Generator]),
             project: self.project_config.unwrap_or_default(),
             ddp: handlers.ddp,
-            fsdp: self.fsdp_plugin,
+            fsdp,
+            deep_speed: deep_speed.map(Arc::new),
+            gradient_clipping,
             step_scheduler_with_optimizer: self.step_scheduler_with_optimizer.unwrap_or(true),
             scheduler_unit: self.scheduler_unit.unwrap_or(SchedulerUnit::Reference),
             profile: handlers.profile,
@@ -327,6 +384,30 @@ fn accumulation_plugin(
     }
 }
 
+/// What shards models: what is given, else what the launcher's variables say.
+fn sharding_plugins(
+    fsdp: Option<FullyShardedDataParallelPlugin>,
+    deep_speed: Option<DeepSpeedPlugin>,
+    lookup: Lookup<'_>,
+) -> Result<(Option<FullyShardedDataParallelPlugin>, Option<DeepSpeedPlugin>)> {
+    let fsdp = match fsdp {
+        None if deep_speed.is_none() && is_asked_for(lookup, "ACCELERATE_USE_FSDP") => {
+            Some(FullyShardedDataParallelPlugin::from_environment(lookup)?)
+        }
+        fsdp => fsdp,
+    };
+    let deep_speed = match deep_speed {
+        deep_speed if fsdp.is_none() && is_asked_for(lookup, "ACCELERATE_USE_DEEPSPEED") => {
+            Some(deep_speed.unwrap_or_default().or(DeepSpeedPlugin::from_environment(lookup)?))
+        }
+        deep_speed => deep_speed,
+    };
+    if fsdp.is_some() && deep_speed.is_some() {
+        return Err(StateError::TwoShardingPlugins.into());
+    }
+    Ok((fsdp, deep_speed))
+}
+
 fn dynamo_plugin(plugin: Option<TorchDynamoPlugin>, backend: Option<DynamoBackend>) -> Result<TorchDynamoPlugin> {
     match (plugin, backend) {
         (Some(_), Some(_)) => Err(StateError::TwoDynamoSettings.into()),
@@ -385,6 +466,26 @@ mod tests {
     }
 
     #[test]
+    fn sharding_is_what_the_launcher_says_unless_something_is_given() {
+        use accelerate_core::config::ShardingStrategy::{FullShard, OptimizerState, ShardGradOp};
+        let strategy = |builder, variables: &[(&str, &str)]| {
+            build(builder, variables).unwrap().settings().fsdp.as_ref().map(|plugin| plugin.sharding_strategy)
+        };
+        let builder = AcceleratorBuilder::default;
+        let fsdp = [("ACCELERATE_USE_FSDP", "true"), ("FSDP_SHARDING_STRATEGY", "SHARD_GRAD_OP")];
+        assert_eq!(strategy(builder(), &fsdp), Some(ShardGradOp));
+        assert_eq!(strategy(builder(), &fsdp[1..]), None, "nobody asked to shard");
+        assert_eq!(strategy(builder().fsdp_plugin(Default::default()), &fsdp), Some(FullShard));
+        let deep_speed = [
+            ("ACCELERATE_USE_DEEPSPEED", "true"),
+            ("ACCELERATE_DEEPSPEED_ZERO_STAGE", "1"),
+            ("ACCELERATE_GRADIENT_CLIPPING", "0.5"),
+        ];
+        assert_eq!(strategy(builder(), &deep_speed), Some(OptimizerState));
+        assert_eq!(build(builder(), &deep_speed).unwrap().settings().gradient_clipping, Some(0.5));
+    }
+
+    #[test]
     fn contradictions_are_named() {
         let plugin = GradientAccumulationPlugin { num_steps: 4, ..Default::default() };
         for (builder, variables, words) in [
@@ -408,6 +509,11 @@ mod tests {
                 AcceleratorBuilder::default().dynamo_backend(DynamoBackend::Ts),
                 vec![("ACCELERATE_DYNAMO_USE_FULLGRAPH", "true")],
                 "backend \"ts\"",
+            ),
+            (
+                AcceleratorBuilder::default().fsdp_plugin(Default::default()).deepspeed_plugin(Default::default()),
+                vec![],
+                "both given",
             ),
             (AcceleratorBuilder::default(), vec![("WORLD_SIZE", "2")], "RANK"),
             (AcceleratorBuilder::default(), vec![("ACCELERATE_MIXED_PRECISION", "half")], "half"),

@@ -2,6 +2,7 @@
 
 mod builder;
 mod collectives;
+mod deep_speed;
 mod handlers;
 mod join;
 mod persistence;
@@ -9,6 +10,7 @@ mod process_control;
 mod training;
 
 pub use builder::AcceleratorBuilder;
+pub(crate) use deep_speed::DeepSpeed;
 pub use handlers::KwargsHandler;
 pub use persistence::{AsParamStore, SaveModelOptions};
 pub use training::{HasParameters, ModelEngine, PreparedModels};
@@ -65,6 +67,9 @@ pub(crate) struct Settings {
     pub(crate) project: ProjectConfiguration,
     pub(crate) ddp: DistributedDataParallelKwargs,
     pub(crate) fsdp: Option<FullyShardedDataParallelPlugin>,
+    pub(crate) deep_speed: Option<Arc<DeepSpeed>>,
+    /// Largest norm of gradients, to which every step of a prepared optimizer clips them.
+    pub(crate) gradient_clipping: Option<f64>,
     pub(crate) step_scheduler_with_optimizer: bool,
     pub(crate) scheduler_unit: SchedulerUnit,
     pub(crate) profile: ProfileKwargs,

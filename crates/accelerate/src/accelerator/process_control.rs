@@ -20,6 +20,9 @@ impl Accelerator {
     pub fn distributed_type(&self) -> DistributedType {
         let is_sharded =
             |plugin: &FullyShardedDataParallelPlugin| plugin.sharding_strategy != ShardingStrategy::NoShard;
+        if self.settings().deep_speed.is_some() {
+            return DistributedType::DeepSpeed;
+        }
         match &self.settings().fsdp {
             Some(plugin) if is_sharded(plugin) => DistributedType::Fsdp,
             _ => self.state().distributed_type(),

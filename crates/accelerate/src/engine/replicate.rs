@@ -227,13 +227,20 @@ fn first_difference(a: &str, b: &str) -> Option<(String, String)> {
 }
 
 pub(super) fn copy_from(group: &Group, store: &ParamStore, source: usize) -> Result<()> {
-    let tensors: Vec<Tensor> = store
+    /// From here on a message of its own costs less than the memory for a copy.
+    const LARGE_BYTES: usize = 4 << 20;
+    let (large, small): (Vec<Tensor>, Vec<Tensor>) = store
         .parameters()
         .iter()
         .chain(&store.buffers())
         .map(|param| Ok(param.local().f_detach()?))
-        .collect::<Result<_>>()?;
-    group.broadcast_coalesced(&tensors, source)
+        .collect::<Result<Vec<Tensor>>>()?
+        .into_iter()
+        .partition(|tensor| {
+            LARGE_BYTES <= tensor.numel() * tensor.kind().elt_size_in_bytes() && tensor.is_contiguous()
+        });
+    large.iter().try_for_each(|tensor| group.broadcast(tensor, source))?;
+    group.broadcast_coalesced(&small, source)
 }
 
 /// The numbers after "did not receive grad for rank <r>:" in the reducer's message.

@@ -125,8 +125,6 @@ impl Shard {
         let plan = plan_sharded(&inventory(store, &params)?, plugin, group.world_size());
         let stays_whole = plugin.keeps_whole_parameters() || group.world_size() == 1;
         let policy = plugin.precision(mixed_precision);
-        let split = |unit: &Unit| UnitState::split(unit, &params, &group, stays_whole, policy);
-        let units = plan.units.iter().map(split).collect::<Result<Vec<_>>>()?;
         let shard = Self(Arc::new(Inner {
             group,
             shapes: params.iter().map(Param::shape).collect(),
@@ -139,7 +137,7 @@ impl Shard {
                 is_dynamic: plugin.dynamic,
             },
             state: Mutex::new(State {
-                units,
+                units: Vec::with_capacity(plan.units.len()),
                 buffers: Buffers::default(),
                 gathered: HashMap::new(),
                 stays_whole,
@@ -154,7 +152,10 @@ impl Shard {
             }),
             plan,
         }));
+        // One after the other: the whole parameters of a unit go when its parts are there.
         for (unit, content) in shard.0.plan.units.iter().enumerate() {
+            let parts = UnitState::split(content, &params, &shard.0.group, stays_whole, policy)?;
+            shard.lock().units.push(parts);
             for (member, &position) in content.parameters.iter().enumerate() {
                 params[position].replace_storage(Box::new(Part { shard: shard.clone(), unit, member }));
             }

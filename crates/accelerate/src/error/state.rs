@@ -50,6 +50,9 @@ pub(crate) enum StateError {
     )]
     TwoAccumulationSettings { steps: usize, plugin: usize },
 
+    #[error("fsdp_plugin and deepspeed_plugin are both given, and each says how models are sharded; give one of them")]
+    TwoShardingPlugins,
+
     #[error("dynamo_plugin and dynamo_backend are both given; give one of them")]
     TwoDynamoSettings,
 

@@ -35,6 +35,8 @@ pub struct AcceleratedOptimizer<O> {
     optimizer: O,
     context: Context,
     scaling: Option<Scaling>,
+    /// The largest norm that a step lets gradients have.
+    gradient_clipping: Option<f64>,
 }
 
 /// The scaler waits for this optimizer as long as this value lives.
@@ -50,14 +52,19 @@ impl Drop for Scaling {
 }
 
 impl<O: Optimizer> AcceleratedOptimizer<O> {
-    pub(crate) fn new(optimizer: O, context: Context, scaler: Option<GradScaler>) -> Self {
+    pub(crate) fn new(
+        optimizer: O,
+        context: Context,
+        scaler: Option<GradScaler>,
+        gradient_clipping: Option<f64>,
+    ) -> Self {
         let scaling = scaler.filter(GradScaler::is_enabled).map(|scaler| {
             let handle = optimizer.handle().clone();
             scaler.expect(&handle);
             Scaling { scaler, handle }
         });
         optimizer.handle().set_prepared(true);
-        Self { optimizer, context, scaling }
+        Self { optimizer, context, scaling, gradient_clipping }
     }
 
     /// Updates the parameters, unless gradients are still being accumulated.
@@ -69,6 +76,9 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
             return Ok(());
         }
         self.context.before_step()?;
+        if let Some(max_norm) = self.gradient_clipping {
+            let _norm = self.clip(max_norm)?;
+        }
         match &self.scaling {
             Some(scaling) => scaling.scaler.step_together(&mut self.optimizer)?,
             None => self.optimizer.step()?,
@@ -140,17 +150,23 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
                 Tensor::from(norm as f32)
             }
             None => {
-                if let Some(scaling) = &self.scaling {
-                    scaling.scaler.unscale_(&handle)?;
-                }
-                let params: Vec<Param> = handle.params().cloned().collect();
-                let norm = clip_grad_norm_(&params, max_norm, 2.0)?;
+                let norm = self.clip(max_norm)?;
                 self.step()?;
                 norm
             }
         };
         self.zero_grad()?;
         Ok(Some(norm))
+    }
+
+    /// Returns the 2-norm before.
+    fn clip(&self, max_norm: f64) -> Result<Tensor> {
+        let handle = self.optimizer.handle();
+        if let Some(scaling) = &self.scaling {
+            scaling.scaler.unscale_(handle)?;
+        }
+        let params: Vec<Param> = handle.params().cloned().collect();
+        clip_grad_norm_(&params, max_norm, 2.0)
     }
 
     /// Did the last step leave the parameters alone because a gradient was infinite or not a number?

@@ -59,7 +59,7 @@ fn optim_scheduler_moves_by_processes_like_the_reference() {
         let (store, context) = (one_weight(), Context::single_process());
         let optimizer = Sgd::new(&store, 1.0).unwrap();
         let lambda = LambdaLr::new(&optimizer, |n| 1.0 - n as f64 / 10.0);
-        let mut optimizer = AcceleratedOptimizer::new(optimizer, context.clone(), None);
+        let mut optimizer = AcceleratedOptimizer::new(optimizer, context.clone(), None, None);
         let mut scheduler = AcceleratedScheduler::new(lambda, context, options);
         optimizer.step().unwrap();
         scheduler.step().unwrap();
@@ -79,7 +79,7 @@ fn optim_schedule_ends_at_zero_with_any_accumulation() {
         let total = num_batches / num_steps * num_processes;
         let optimizer = Sgd::new(&store, 1.0).unwrap();
         let linear = LinearWithWarmup::new(&optimizer, 0, total);
-        let mut optimizer = AcceleratedOptimizer::new(optimizer, context.clone(), None);
+        let mut optimizer = AcceleratedOptimizer::new(optimizer, context.clone(), None, None);
         let mut scheduler = AcceleratedScheduler::new(linear, context.clone(), reference(num_processes, false));
         for batch in 0..num_batches {
             assert!(0.0 < scheduler.get_last_lr()[0], "batch {batch} of accumulation {num_steps}");
@@ -97,7 +97,7 @@ fn optim_nothing_moves_while_gradients_accumulate() {
     let (store, context) = (one_weight(), Context::single_process());
     let optimizer = Sgd::new(&store, 0.5).unwrap();
     let exponential = ExponentialLr::new(&optimizer, 0.5);
-    let mut optimizer = AcceleratedOptimizer::new(optimizer, context.clone(), None);
+    let mut optimizer = AcceleratedOptimizer::new(optimizer, context.clone(), None, None);
     let mut scheduler = AcceleratedScheduler::new(exponential, context.clone(), reference(1, false));
     set_grad(&store, 1.0);
     context.gradient_state.set_sync_gradients(false);
@@ -118,7 +118,7 @@ fn optim_one_cycle_survives_rounding_up_but_not_running_on() {
         let (store, context) = (one_weight(), Context::single_process());
         let optimizer = Sgd::builder(&store).momentum(0.9).build()?;
         let cycle = OneCycleLr::new(&optimizer, 1.0, 10)?;
-        let mut optimizer = AcceleratedOptimizer::new(optimizer, context.clone(), None);
+        let mut optimizer = AcceleratedOptimizer::new(optimizer, context.clone(), None, None);
         let mut scheduler = AcceleratedScheduler::new(cycle, context, options);
         for _ in 0..num_steps {
             optimizer.step()?;
@@ -143,7 +143,7 @@ fn optim_overflow_skips_step_and_schedule() {
         let optimizer = AdamW::new(&store, 0.1).unwrap();
         let exponential = ExponentialLr::new(&optimizer, 0.5);
         let scaler = scaler(8.0, 100);
-        let mut optimizer = AcceleratedOptimizer::new(optimizer, context.clone(), Some(scaler.clone()));
+        let mut optimizer = AcceleratedOptimizer::new(optimizer, context.clone(), Some(scaler.clone()), None);
         let mut scheduler = AcceleratedScheduler::new(exponential, context, reference(1, false));
         for (gradient, skipped, scale) in [(bad, true, 4.0), (4.0, false, 4.0), (bad, true, 2.0)] {
             let (before, rate) = (weight(&store), scheduler.get_last_lr()[0]);
@@ -166,7 +166,7 @@ fn optim_gradients_are_unscaled_once_per_step() {
     let (store, context) = (one_weight(), Context::single_process());
     let scaler = scaler(8.0, 100);
     let optimizer = Sgd::new(&store, 1.0).unwrap();
-    let mut optimizer = AcceleratedOptimizer::new(optimizer, context, Some(scaler.clone()));
+    let mut optimizer = AcceleratedOptimizer::new(optimizer, context, Some(scaler.clone()), None);
     for _ in 0..2 {
         start_scaling(&scaler);
         set_grad(&store, 4.0);
@@ -192,7 +192,7 @@ fn optim_scale_moves_once_for_all_prepared_optimizers() {
     let (store_a, store_b) = (one_weight(), one_weight());
     let scaler = scaler(8.0, 2);
     let prepare =
-        |store| AcceleratedOptimizer::new(Sgd::new(store, 1.0).unwrap(), context.clone(), Some(scaler.clone()));
+        |store| AcceleratedOptimizer::new(Sgd::new(store, 1.0).unwrap(), context.clone(), Some(scaler.clone()), None);
     let (mut a, mut b) = (prepare(&store_a), prepare(&store_b));
     start_scaling(&scaler);
     let mut step = |gradient_a: f32, gradient_b: f32| {
@@ -223,7 +223,7 @@ fn optim_gradients_of_a_resting_optimizer_follow_the_scale() {
     let (store_a, store_b) = (one_weight(), one_weight());
     let scaler = scaler(8.0, 100);
     let prepare =
-        |store| AcceleratedOptimizer::new(Sgd::new(store, 1.0).unwrap(), context.clone(), Some(scaler.clone()));
+        |store| AcceleratedOptimizer::new(Sgd::new(store, 1.0).unwrap(), context.clone(), Some(scaler.clone()), None);
     let (mut a, mut b) = (prepare(&store_a), prepare(&store_b));
     start_scaling(&scaler);
     // B has gathered a true gradient of 0.5; A steps twice before B does.

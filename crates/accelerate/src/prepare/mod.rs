@@ -58,7 +58,7 @@ impl<M: Module> Prepare<kind::Model> for M {
 impl<O: Optimizer> Prepare<kind::Optimizer> for O {
     type Prepared = AcceleratedOptimizer<O>;
     fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
-        Ok(accelerator.prepare_optimizer(self))
+        accelerator.prepare_optimizer(self)
     }
 }
 
@@ -188,9 +188,17 @@ impl Accelerator {
     }
 
     /// Prepares one optimizer.
-    pub fn prepare_optimizer<O: Optimizer>(&self, optimizer: O) -> AcceleratedOptimizer<O> {
+    ///
+    /// # Errors
+    /// A DeepSpeed configuration has an optimizer too.
+    pub fn prepare_optimizer<O: Optimizer>(&self, optimizer: O) -> Result<AcceleratedOptimizer<O>> {
+        let settings = self.settings();
+        if let Some(deep_speed) = &settings.deep_speed {
+            deep_speed.optimizer_prepared(optimizer.handle().learning_rates().first().copied())?;
+        }
         self.register_optimizer(optimizer.handle());
-        AcceleratedOptimizer::new(optimizer, self.context().clone(), self.scaler().cloned())
+        let (context, scaler) = (self.context().clone(), self.scaler().cloned());
+        Ok(AcceleratedOptimizer::new(optimizer, context, scaler, settings.gradient_clipping))
     }
 
     /// Prepares one data loader.
@@ -199,6 +207,9 @@ impl Accelerator {
         loader: DataLoader<B, K>,
     ) -> Result<DataLoaderShard<B, K>> {
         let settings = self.settings();
+        if let Some(deep_speed) = &settings.deep_speed {
+            self.set_gradient_accumulation_steps(deep_speed.loader_prepared(loader.batch_size())?)?;
+        }
         let shares = Shares::one_each(self.context().group.world_size());
         loader.prepare_for(self.context(), settings, shares)
     }

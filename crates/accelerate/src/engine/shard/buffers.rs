@@ -4,26 +4,34 @@ use crate::error::Result;
 use tch::{Device, Kind, Tensor};
 use torch_ext::storage::storage_use_count;
 
+/// What the C library never keeps for later: `DEFAULT_MMAP_THRESHOLD_MAX` of glibc.
+const LARGE_BYTES: usize = 32 << 20;
+
 /// Flat tensors, each in use as long as anything looks at its memory: parameters, graphs, unfinished collectives.
 ///
-/// There are as many as were ever in use at once.
+/// There are as many as were ever in use at once, but for large ones: those are taken from the system and given back
+/// every time, which the C library does with them anyway, and which is little against what it takes to fill them.
 #[derive(Default)]
 pub(super) struct Buffers(Vec<Tensor>);
 
 impl Buffers {
-    /// A flat tensor with anything in it: the smallest idle buffer that is large enough, or a new one.
+    /// A flat tensor with anything in it: an idle buffer of this size, or a new one.
     pub(super) fn take(&mut self, num_elements: usize, (kind, device): (Kind, Device)) -> Result<Tensor> {
         let fits = |buffer: &&Tensor| {
-            num_elements <= buffer.numel()
+            num_elements == buffer.numel()
                 && buffer.device() == device
                 && buffer.f_kind().is_ok_and(|own| own == kind)
                 && is_idle(buffer)
         };
         let size = num_elements as i64;
-        if let Some(buffer) = self.0.iter().filter(fits).min_by_key(|buffer| buffer.numel()) {
+        if LARGE_BYTES <= num_elements * kind.elt_size_in_bytes() {
+            return Ok(Tensor::f_empty([size], (kind, device))?);
+        }
+        if let Some(buffer) = self.0.iter().find(fits) {
             return Ok(buffer.f_narrow(0, 0, size)?);
         }
         let buffer = Tensor::f_empty([size], (kind, device))?;
+        // A view counts as a user of the memory; a clone of the handle would not.
         let all = buffer.f_narrow(0, 0, size)?;
         self.0.push(buffer);
         Ok(all)
@@ -64,9 +72,11 @@ mod tests {
         drop((view, large, other));
         assert_eq!(buffers.num_in_use(), 0);
         let fitting = buffers.take(4, FLOAT).unwrap();
-        assert_eq!((fitting.numel(), buffers.take(5, FLOAT).unwrap().numel()), (4, 5));
+        assert_eq!((fitting.numel(), buffers.take(8, FLOAT).unwrap().numel()), (4, 8));
         assert_eq!(buffers.len(), 3, "nothing new was needed");
-        let _double = buffers.take(1, (Kind::Double, Device::Cpu)).unwrap();
+        let _double = buffers.take(8, (Kind::Double, Device::Cpu)).unwrap();
         assert_eq!(buffers.len(), 4);
+        let large = buffers.take(LARGE_BYTES / 4, FLOAT).unwrap();
+        assert_eq!((large.numel(), buffers.len()), (LARGE_BYTES / 4, 4), "large ones are not kept");
     }
 }

@@ -81,8 +81,6 @@ impl Shard {
     /// Sends what other ranks add up, and makes room for the sum of this rank's part.
     fn start_reduce(&self, unit: usize, gradients: Vec<Option<Tensor>>) -> Result<()> {
         let (content, world_size) = (self.unit(unit), self.0.group.world_size());
-        let flatten = |gradient: Option<Tensor>| gradient.map(|gradient| gradient.f_reshape([-1])).transpose();
-        let gradients: Vec<Option<Tensor>> = gradients.into_iter().map(flatten).collect::<Result<_, _>>()?;
         let (sum, options) = {
             let State { units, buffers, travelled, .. } = &mut *self.lock();
             travelled.push(Travel::ReduceScatter(unit));
@@ -184,6 +182,43 @@ fn added(before: Vec<Option<Tensor>>, gradients: Vec<Option<Tensor>>, kind: Kind
     gradients.into_iter().map(add).collect()
 }
 
+/// Writes elements `range` of a tensor, counted in the order of its dims, multiplied by `scale`. A tensor with other strides
+/// is read in rows: the gradient of a linear layer is a transposed matrix, and a copy of it all would be as large.
+fn write_scaled(tensor: &Tensor, range: &Range<usize>, place: &mut Tensor, scale: &Tensor) -> Result<()> {
+    if tensor.is_contiguous() {
+        let flat = tensor.f_view([-1])?;
+        return write_product(&flat.f_narrow(0, range.start as i64, range.len() as i64)?, place, scale);
+    }
+    let row = tensor.numel() / tensor.size()[0].max(1) as usize;
+    let mut start = range.start;
+    while start < range.end {
+        let (index, column) = (start / row, start % row);
+        let num_rows = (range.end - start) / row;
+        let (own, end) = if column == 0 && num_rows > 0 {
+            (tensor.f_narrow(0, index as i64, num_rows as i64)?, start + num_rows * row)
+        } else {
+            let end = range.end.min((index + 1) * row);
+            let flat = tensor.f_select(0, index as i64)?.f_reshape([-1])?;
+            (flat.f_narrow(0, column as i64, (end - start) as i64)?, end)
+        };
+        let mut part = place.f_narrow(0, (start - range.start) as i64, (end - start) as i64)?.f_view_as(&own)?;
+        write_product(&own, &mut part, scale)?;
+        start = end;
+    }
+    Ok(())
+}
+
+fn write_product(own: &Tensor, place: &mut Tensor, scale: &Tensor) -> Result<()> {
+    if own.f_kind()? == place.f_kind()? {
+        let _ = own.f_mul_out(place, scale)?;
+    } else {
+        // A product is rounded to the type of the gradient before it is written.
+        place.f_copy_(own)?;
+        let _ = place.f_mul_(scale)?;
+    }
+    Ok(())
+}
+
 /// Writes what each rank gets of `range` of its part, one row for each, multiplied by `scale`.
 fn pack(unit: &Unit, gradients: &[Option<Tensor>], range: &Range<usize>, rows: &Tensor, scale: &Tensor) -> Result<()> {
     let size = range.len();
@@ -201,18 +236,12 @@ fn pack(unit: &Unit, gradients: &[Option<Tensor>], range: &Range<usize>, rows: &
                 continue;
             }
             let mut place = place(start, end)?;
-            let _ = match &gradients[member] {
+            match &gradients[member] {
                 Some(gradient) => {
-                    let own = gradient.f_narrow(0, (start - unit.offsets[member]) as i64, (end - start) as i64)?;
-                    if own.f_kind()? == rows.f_kind()? {
-                        own.f_mul_out(&place, scale)?
-                    } else {
-                        // A product is rounded to the type of the gradient before it is written.
-                        place.f_copy_(&own)?;
-                        place.f_mul_(scale)?
-                    }
+                    let first = unit.offsets[member];
+                    write_scaled(gradient, &(start - first..end - first), &mut place, scale)?;
                 }
-                None => place.f_zero_()?,
+                None => drop(place.f_zero_()?),
             };
         }
         // Behind the last element of the unit.
@@ -222,4 +251,30 @@ fn pack(unit: &Unit, gradients: &[Option<Tensor>], range: &Range<usize>, rows: &
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use tch::Device;
+
+    #[test]
+    fn any_range_of_any_strides_is_written_in_the_order_of_the_dims() {
+        let numbers = Tensor::arange(24, (Kind::Float, Device::Cpu));
+        let scale = Tensor::from(0.5f32);
+        for tensor in [numbers.view([4, 6]), numbers.view([6, 4]).tr(), numbers.view([2, 3, 4]).permute([2, 0, 1])] {
+            let wanted = tensor.reshape([-1]) * 0.5;
+            for start in 0..24 {
+                for end in start..=24 {
+                    for kind in [Kind::Float, Kind::Double] {
+                        let mut place = Tensor::zeros([(end - start) as i64], (kind, Device::Cpu));
+                        write_scaled(&tensor, &(start..end), &mut place, &scale).unwrap();
+                        let wanted = wanted.narrow(0, start as i64, (end - start) as i64).to_kind(kind);
+                        assert_eq!(place, wanted, "{start}..{end} of {:?}", tensor.stride());
+                    }
+                }
+            }
+        }
+    }
 }
