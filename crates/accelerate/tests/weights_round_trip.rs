@@ -158,6 +158,21 @@ fn every_element_type_and_form_comes_back() {
 }
 
 #[test]
+fn a_tensor_too_large_to_be_copied_at_once_comes_back() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("large.safetensors");
+    // More than two pieces of 8 MiB, and no whole number of them.
+    let rows = Tensor::arange(3 * 700_001, (Kind::Double, Device::Cpu)).view([3, 700_001]);
+    let state: StateDict = [("rows".to_string(), rows.shallow_clone()), ("columns".to_string(), rows.transpose(0, 1))]
+        .into_iter()
+        .collect();
+    save_file(&state, &path).unwrap();
+    let loaded = load_file(&path).unwrap();
+    assert_eq!(loaded.get("rows"), Some(&rows));
+    assert_eq!(loaded.get("columns"), Some(&rows.transpose(0, 1)));
+}
+
+#[test]
 fn loading_casts_to_the_models_element_type() {
     let folder = TempDir::new().unwrap();
     let saved = model(1.0);

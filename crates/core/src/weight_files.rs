@@ -5,10 +5,12 @@
 //! `huggingface_hub.serialization` and `save_model` of the reference.
 
 mod index;
+mod parallel;
 mod shards;
 mod size;
 
 pub use index::{Index, IndexMetadata};
+pub use parallel::{ParallelFiles, TensorEntry};
 pub use shards::{WeightFiles, is_weight_file_of, plan_shards, shard_file_names};
 pub use size::{format_size, parse_size};
 

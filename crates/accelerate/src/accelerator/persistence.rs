@@ -1,8 +1,10 @@
 //! Weights on disk.
 
 use super::Accelerator;
-use crate::checkpoint::{LoadOptions, SaveOptions, load_checkpoint_in_model, save_model_weights};
-use crate::error::Result;
+use crate::checkpoint::{
+    LoadOptions, SaveOptions, Writers, load_checkpoint_in_model, save_model_weights, save_sharded_model_weights,
+};
+use crate::error::{Error, Result};
 use crate::nn::{LoadReport, Module, ParamStore};
 use crate::prepare::PreparedModel;
 use accelerate_core::weight_files::parse_size;
@@ -57,10 +59,16 @@ impl Accelerator {
     ///
     /// The main process writes (with `save_on_each_node` the first of each machine); the others return at once,
     /// so call [`Accelerator::wait_for_everyone`] before reading the files elsewhere. A crash leaves the old
-    /// files or the new ones, never half of each file. Collective if the model is sharded.
+    /// files or the new ones, never half of each file.
+    ///
+    /// A model sharded over several ranks is gathered unit by unit, and each rank writes files of its own: at least one for
+    /// each rank that gets a tensor, of equal sizes as far as tensors allow. No rank ever holds more than one unit whole.
+    /// With `save_on_each_node` the first process of each machine writes all of them, into a folder that others need not
+    /// see. Then the call is collective, and returns when all files are in place.
     ///
     /// # Errors
-    /// A file that cannot be written, by path.
+    /// [`is_weights`](crate::Error::is_weights): a file that cannot be written, by path; of a sharded model on every rank,
+    /// with the rank that failed. An earlier save is then as it was, unless the failure came among the final renames.
     ///
     /// ```
     /// use accelerate::{Accelerator, nn::{Linear, ParamStore}};
@@ -78,32 +86,68 @@ impl Accelerator {
         self.save_model_with(model, save_directory, &SaveModelOptions::default())
     }
 
-    /// As [`Accelerator::save_model`], with all its settings.
+    /// As [`Accelerator::save_model`], with all its settings. Collective if the model is sharded; then all ranks need the
+    /// same settings.
+    ///
+    /// # Errors
+    /// Those of [`Accelerator::save_model`]; a size that cannot be read; settings that differ between ranks.
+    ///
+    /// ```
+    /// use accelerate::{Accelerator, SaveModelOptions, nn::{Linear, ParamStore}};
+    ///
+    /// let folder = std::env::temp_dir().join(format!("accelerate-save-with-{}", std::process::id()));
+    /// let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// let store = ParamStore::new(accelerator.device());
+    /// Linear::new(store.root(), 4, 4, Default::default())?;
+    /// let options = SaveModelOptions { max_shard_size: "64B".into() };
+    /// accelerator.save_model_with(&store, &folder, &options)?;
+    /// assert!(folder.join("model-00002-of-00002.safetensors").exists());
+    /// # std::fs::remove_dir_all(&folder).map_err(accelerate::Error::other)?;
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
     pub fn save_model_with<M: AsParamStore + ?Sized>(
         &self,
         model: &M,
         save_directory: impl AsRef<Path>,
         options: &SaveModelOptions,
     ) -> Result<()> {
-        let options = SaveOptions { max_shard_bytes: parse_size(&options.max_shard_size)?, ..Default::default() };
-        let writes = if self.project_configuration().save_on_each_node {
-            self.is_local_main_process()
-        } else {
-            self.is_main_process()
-        };
         let store = model.as_param_store();
-        match writes {
+        let max_shard_bytes = parse_size(&options.max_shard_size).map_err(Error::from);
+        let options = max_shard_bytes.map(|max_shard_bytes| SaveOptions { max_shard_bytes, ..Default::default() });
+        let on_each_node = self.project_configuration().save_on_each_node;
+        if let Some(group) = store.shard_group().filter(|group| group.world_size() > 1) {
+            let writers = match on_each_node {
+                true => Writers::FirstOfEachNode { is_first: self.is_local_main_process() },
+                false => Writers::AllRanks,
+            };
+            return save_sharded_model_weights(store, &group, save_directory.as_ref(), options, writers);
+        }
+        let options = options?;
+        match if on_each_node { self.is_local_main_process() } else { self.is_main_process() } {
             true => save_model_weights(store, save_directory, &options).map(drop),
-            // The writers gather the parameters that others have parts of.
-            false => store.take_part_in_state_dict(),
+            false => Ok(()),
         }
     }
 
     /// Reads weights by name into a model: one safetensors file, an index, or a folder with either. Every process
-    /// reads for itself. All names and shapes are compared first, and must fit.
+    /// reads for itself, of sharded parameters the part that it keeps. All names and shapes are compared first, and must
+    /// fit. Not collective.
     ///
     /// # Errors
     /// All missing, unexpected and mis-shaped weights in one error; damaged files by path.
+    ///
+    /// ```
+    /// use accelerate::{Accelerator, nn::{Linear, ParamStore}};
+    ///
+    /// let folder = std::env::temp_dir().join(format!("accelerate-load-model-{}", std::process::id()));
+    /// let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// let store = ParamStore::new(accelerator.device());
+    /// Linear::new(store.root(), 2, 2, Default::default())?;
+    /// accelerator.save_model(&store, &folder)?;
+    /// assert!(accelerator.load_checkpoint_in_model(&store, &folder)?.missing_keys.is_empty());
+    /// # std::fs::remove_dir_all(&folder).map_err(accelerate::Error::other)?;
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
     pub fn load_checkpoint_in_model<M: AsParamStore + ?Sized>(
         &self,
         model: &M,

@@ -22,22 +22,16 @@ pub(super) struct PendingFile {
 }
 
 impl PendingFile {
-    /// Writes beside `target`, under a hidden name that no reader looks for.
-    pub(super) fn write(target: &Path, write: impl FnOnce(&mut dyn Write) -> Result<(), WriteError>) -> Result<Self> {
-        let name = target.file_name().unwrap_or_default().to_string_lossy();
-        let process = std::process::id();
-        let temporary = target.with_file_name(format!(".{name}.{process}.{TEMPORARY_EXTENSION}"));
-        let file = File::create(&temporary).map_err(io_error("create", &temporary))?;
-        let pending = Self { temporary, target: target.to_owned(), committed: false };
-        let mut buffered = BufWriter::with_capacity(1 << 20, file);
-        write(&mut buffered).map_err(|error| match error {
-            WriteError::Io(source) => io_error("write", target)(source).into(),
-            WriteError::Other(error) => error,
-        })?;
-        let file = buffered.into_inner().map_err(|error| io_error("write", target)(error.into_error()))?;
-        // Without this, a power cut after the rename could leave the name on an empty file.
-        file.sync_all().map_err(io_error("flush", target))?;
-        Ok(pending)
+    /// Writes all of it.
+    pub(super) fn write(target: &Path, content: &[u8]) -> Result<Self> {
+        let mut file = OpenFile::create(target)?;
+        file.append(content)?;
+        file.finish()
+    }
+
+    /// What the file is called until it is in its place.
+    pub(super) fn temporary_name(&self) -> String {
+        self.temporary.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
     /// Puts the file in its place, over an older one.
@@ -57,15 +51,37 @@ impl Drop for PendingFile {
     }
 }
 
-/// What stops the writing of a file.
-pub(super) enum WriteError {
-    Io(io::Error),
-    Other(crate::Error),
+/// A file that is being written. Dropped without [`finish`](Self::finish), it is removed.
+#[derive(Debug)]
+pub(super) struct OpenFile {
+    // Closed before it is removed.
+    file: BufWriter<File>,
+    pending: PendingFile,
 }
 
-impl From<io::Error> for WriteError {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
+impl OpenFile {
+    /// Begins a file beside `target`, under a hidden name that no reader looks for.
+    pub(super) fn create(target: &Path) -> Result<Self> {
+        let name = target.file_name().unwrap_or_default().to_string_lossy();
+        let process = std::process::id();
+        let temporary = target.with_file_name(format!(".{name}.{process}.{TEMPORARY_EXTENSION}"));
+        let file = File::create(&temporary).map_err(io_error("create", &temporary))?;
+        let pending = PendingFile { temporary, target: target.to_owned(), committed: false };
+        Ok(Self { file: BufWriter::with_capacity(1 << 20, file), pending })
+    }
+
+    pub(super) fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        Ok(self.file.write_all(bytes).map_err(io_error("write", &self.pending.target))?)
+    }
+
+    /// Sees to it that all is on the disk.
+    pub(super) fn finish(self) -> Result<PendingFile> {
+        let Self { file, pending } = self;
+        let target = &pending.target;
+        let file = file.into_inner().map_err(|error| io_error("write", target)(error.into_error()))?;
+        // Without this, a power cut after the rename could leave the name on an empty file.
+        file.sync_all().map_err(io_error("flush", target))?;
+        Ok(pending)
     }
 }
 

@@ -74,7 +74,9 @@ pub fn modern_layer_norm_names(name: &str) -> String {
 ///
 /// `path` is a safetensors file, an index (`*.safetensors.index.json`), or a folder that holds one of
 /// them. A tied weight may be present under any of its names, or several. Headers of all files are checked
-/// and compared with the model before anything is changed; tensors are then read one at a time.
+/// and compared with the model before anything is changed; tensors are then read one at a time. Of a sharded
+/// parameter, only the elements that this process keeps are read: files of any number of ranks load on any other.
+/// Not collective.
 ///
 /// # Errors
 /// [`is_weights`](crate::Error::is_weights): a file is absent, truncated or damaged; an index names what is not
@@ -105,18 +107,22 @@ pub fn load_checkpoint_in_model(
     path: impl AsRef<Path>,
     options: &LoadOptions,
 ) -> Result<LoadReport> {
-    let mut source = Source::open(path.as_ref())?;
-    let found = mapped_names(&source, options)?;
+    load_source(store, &mut Source::open(path.as_ref())?, options)
+}
+
+fn load_source(store: &ParamStore, source: &mut Source, options: &LoadOptions) -> Result<LoadReport> {
+    let found = mapped_names(source, options)?;
     let (mut pairs, mismatch) = match_names(store, &found);
     if mismatch.is_fatal(options.strict) {
-        return Err(WeightsError::DoesNotFit { path: source.path, mismatch }.into());
+        return Err(WeightsError::DoesNotFit { path: source.path.clone(), mismatch }.into());
     }
     // Tensors are listed file by file in the order of their data, which a disk reads fastest.
     pairs.sort_by_key(|(position, _)| *position);
     for (position, param) in pairs {
         let (name, _, file) = &source.tensors[position];
-        param.copy_(&source.files[*file].read(name)?)?;
+        param.copy_part_(&source.files[*file].read_elements(name, Some(param.part()))?)?;
     }
+    tracing::debug!(path = %source.path.display(), num_bytes = source.num_bytes_read(), "read weights");
     Ok(LoadReport { missing_keys: mismatch.missing, unexpected_keys: mismatch.unexpected })
 }
 
@@ -132,4 +138,37 @@ fn mapped_names(source: &Source, options: &LoadOptions) -> Result<Vec<(String, V
         found.push((mapped, shape.clone()));
     }
     Ok(found)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::nn::{Init, ModuleFn};
+    use crate::{Accelerator, FullyShardedDataParallelPlugin, testing};
+    use tch::{Kind, Tensor};
+
+    #[test]
+    fn each_rank_reads_its_part_and_no_more() {
+        let folder = tempfile::tempdir().unwrap();
+        for world_size in 1..=4u64 {
+            let builder = Accelerator::builder().fsdp_plugin(FullyShardedDataParallelPlugin::default());
+            let read = testing::ranks_with(world_size as usize, builder, |accelerator| {
+                let store = ParamStore::new(accelerator.device());
+                for (name, shape) in [("a", &[13, 7][..]), ("b", &[101]), ("c", &[])] {
+                    store.root().param(name, (shape, Init::Ones))?;
+                }
+                store.root().buffer("mean", Tensor::ones([4], (Kind::Float, accelerator.device())), true)?;
+                accelerator.prepare(ModuleFn::new(&store, |input: &Tensor| Ok(input.shallow_clone())))?;
+                accelerator.save_model(&store, folder.path())?;
+                let mut source = Source::open(folder.path())?;
+                load_source(&store, &mut source, &LoadOptions::default())?;
+                Ok(source.num_bytes_read())
+            })
+            .unwrap();
+            let (parameters, buffer) = (4 * (13 * 7 + 101 + 1), 4 * 4);
+            assert_eq!(read.iter().sum::<u64>(), parameters + world_size * buffer, "{read:?}");
+            assert!(read.iter().all(|&bytes| bytes <= parameters.div_ceil(4 * world_size) * 4 + buffer), "{read:?}");
+        }
+    }
 }

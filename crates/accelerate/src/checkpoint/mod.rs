@@ -4,15 +4,17 @@
 //! - One `model.safetensors`, or `model-00001-of-0000N.safetensors` with `model.safetensors.index.json`.
 //! - A tied weight is written once, under its first name; a file may hold it under any of its names.
 //! - The same weights give the same bytes: tensors by descending alignment, then by name, as every writer of
-//!   safetensors has it; the only metadata are `{"format":"pt"}`.
+//!   safetensors has it; the only metadata are `{"format":"pt"}`. Of a sharded model, tensors of one alignment come in the
+//!   order in which they are gathered, so that files can be written without a rank ever holding the whole model.
 //! - A file is written beside its place, flushed to the disk and renamed; the index comes last, and older
 //!   files of the same model go after that. Whoever reads meanwhile, or after a crash, finds whole files; and an
 //!   index exists only while all its shards are of the same save.
 //! - Nothing is loaded before every name and shape has been compared with the model, and every header with
 //!   the length of its file.
 //!
-//! These functions know one process. With several, the main process saves and every process loads:
-//! [`Accelerator`](crate::Accelerator) sees to that.
+//! These functions know one process. With several, the main process saves, or each its files if the model is sharded,
+//! and every process loads: [`Accelerator`](crate::Accelerator) sees to that. A process reads of a sharded parameter the
+//! part that it keeps.
 //!
 //! ```
 //! use accelerate::checkpoint::{LoadOptions, SaveOptions, load_checkpoint_in_model, save_model_weights};
@@ -36,10 +38,12 @@ mod dtype;
 mod load;
 mod reader;
 mod save;
+mod sharded;
 mod source;
 mod writer;
 
 pub use load::{LoadOptions, load_checkpoint_in_model, modern_layer_norm_names};
 pub use reader::load_file;
 pub use save::{SaveOptions, save_model_weights};
+pub(crate) use sharded::{Writers, save_sharded_model_weights};
 pub use writer::save_file;

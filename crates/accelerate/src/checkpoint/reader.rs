@@ -7,6 +7,7 @@ use crate::nn::StateDict;
 use safetensors::tensor::{Metadata, TensorInfo};
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use tch::Tensor;
 
@@ -47,6 +48,8 @@ pub(super) struct WeightFile {
     data_at: u64,
     /// One buffer for all reads.
     bytes: Vec<u8>,
+    /// How much has been read, without the header.
+    num_bytes_read: u64,
 }
 
 impl WeightFile {
@@ -63,7 +66,7 @@ impl WeightFile {
             return Err(WeightsError::Length { path, found_bytes, wanted_bytes }.into());
         }
         let names = metadata.offset_keys();
-        Ok(Self { path: path.to_owned(), file, metadata, names, data_at, bytes: Vec::new() })
+        Ok(Self { path: path.to_owned(), file, metadata, names, data_at, bytes: Vec::new(), num_bytes_read: 0 })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -87,8 +90,20 @@ impl WeightFile {
         })
     }
 
+    /// How much has been read so far, without the header.
+    pub(super) fn num_bytes_read(&self) -> u64 {
+        self.num_bytes_read
+    }
+
     /// One tensor, on the CPU.
     pub(super) fn read(&mut self, name: &str) -> Result<Tensor> {
+        let shape = self.shape(name).unwrap_or_default();
+        let flat = self.read_elements(name, None)?;
+        Ok(flat.f_reshape(shape)?)
+    }
+
+    /// Some elements of a tensor in row-major order, all without a range; flat, on the CPU. Nothing else is read.
+    pub(super) fn read_elements(&mut self, name: &str, elements: Option<Range<usize>>) -> Result<Tensor> {
         let info = self.info(name)?;
         let Some(kind) = to_kind(info.dtype) else {
             let (path, name) = (self.path.clone(), name.to_owned());
@@ -96,12 +111,19 @@ impl WeightFile {
         };
         // The header has been checked: shape, element type and offsets agree, and end with the file.
         let (start, end) = info.data_offsets;
-        self.bytes.resize(end - start, 0);
-        let start = SeekFrom::Start(self.data_at + start as u64);
-        self.file.seek(start).map_err(io_error("read", &self.path))?;
+        let element_bytes = kind.elt_size_in_bytes();
+        let num_elements = (end - start) / element_bytes;
+        let elements = elements.unwrap_or(0..num_elements);
+        if elements.start > elements.end || elements.end > num_elements {
+            let reason = format!("`{name}` has {num_elements} elements, and {elements:?} were asked for");
+            return Err(WeightsError::Header { path: self.path.clone(), reason }.into());
+        }
+        self.bytes.resize(elements.len() * element_bytes, 0);
+        let start = self.data_at + (start + elements.start * element_bytes) as u64;
+        self.file.seek(SeekFrom::Start(start)).map_err(io_error("read", &self.path))?;
         self.file.read_exact(&mut self.bytes).map_err(io_error("read", &self.path))?;
-        let shape: Vec<i64> = info.shape.iter().map(|size| *size as i64).collect();
-        Ok(Tensor::f_from_data_size(&self.bytes, &shape, kind)?)
+        self.num_bytes_read += self.bytes.len() as u64;
+        Ok(Tensor::f_from_data_size(&self.bytes, &[elements.len() as i64], kind)?)
     }
 }
 

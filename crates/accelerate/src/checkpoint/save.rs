@@ -1,7 +1,7 @@
 //! A model's weights to files.
 
 use super::atomic::{PendingFile, abandoned, io_error, sync_folder};
-use super::writer::{num_bytes, write_pending};
+use super::writer::write_pending;
 use crate::error::{Result, WeightsError};
 use crate::nn::ParamStore;
 use accelerate_core::weight_files::{DEFAULT_MAX_SHARD_BYTES, DEFAULT_STEM, Index, WeightFiles, is_weight_file_of};
@@ -38,6 +38,9 @@ impl Default for SaveOptions {
 /// Weights that are tied, or share their memory otherwise, are written once under the first name. Weight
 /// files of an earlier save with the same stem are removed, once the new ones are in place.
 ///
+/// Collective if the model is sharded, and each rank that calls it writes everything: there
+/// [`Accelerator::save_model`](crate::Accelerator::save_model) has each rank write a part.
+///
 /// # Errors
 /// [`is_weights`](crate::Error::is_weights): the disk is full or the folder not writable. What was there before is
 /// then untouched. Only an error or a crash in the middle of the final renames of *several* files can leave
@@ -69,7 +72,8 @@ pub fn save_model_weights(store: &ParamStore, folder: impl AsRef<Path>, options:
     let tensors = distinct(state.iter());
     let mut sizes = Vec::with_capacity(tensors.len());
     for (name, tensor) in &tensors {
-        sizes.push(((*name).to_owned(), num_bytes(tensor)? as u64));
+        let bytes = tensor.numel() * tensor.f_kind()?.elt_size_in_bytes();
+        sizes.push(((*name).to_owned(), bytes as u64));
     }
     let plan = WeightFiles::plan(&sizes, options.max_shard_bytes, &options.stem);
 
@@ -80,11 +84,7 @@ pub fn save_model_weights(store: &ParamStore, folder: impl AsRef<Path>, options:
             names.iter().filter_map(|name| by_name.get_key_value(name.as_str())).map(|(n, t)| (*n, *t)).collect();
         pending.push(write_pending(&content, &folder.join(file))?);
     }
-    if let Some(index) = &plan.index {
-        let path = folder.join(Index::file_name(&options.stem));
-        let json = index.to_json().map_err(|source| WeightsError::Index { path: path.clone(), source })?;
-        pending.push(PendingFile::write(&path, |file| Ok(file.write_all(json.as_bytes())?))?);
-    }
+    pending.extend(write_index(folder, &plan, &options.stem)?);
 
     withdraw_index(folder, &plan, &options.stem)?;
     let written = pending.into_iter().map(PendingFile::commit).collect::<Result<Vec<_>>>()?;
@@ -93,9 +93,17 @@ pub fn save_model_weights(store: &ParamStore, folder: impl AsRef<Path>, options:
     Ok(written)
 }
 
+/// Writes the index, if there is one, beside its place.
+pub(super) fn write_index(folder: &Path, plan: &WeightFiles, stem: &str) -> Result<Option<PendingFile>> {
+    let Some(index) = &plan.index else { return Ok(None) };
+    let path = folder.join(Index::file_name(stem));
+    let json = index.to_json().map_err(|source| WeightsError::Index { path: path.clone(), source })?;
+    PendingFile::write(&path, json.as_bytes()).map(Some)
+}
+
 /// Removes the index of an earlier save whose shards are about to be replaced one by one: a crash between
 /// two of them leaves a folder without an index, which no one loads, and not shards of two saves under one.
-fn withdraw_index(folder: &Path, plan: &WeightFiles, stem: &str) -> Result<()> {
+pub(super) fn withdraw_index(folder: &Path, plan: &WeightFiles, stem: &str) -> Result<()> {
     let index = folder.join(Index::file_name(stem));
     let replaces_shards = plan.index.is_some() && plan.files.iter().any(|(file, _)| folder.join(file).exists());
     if replaces_shards && index.exists() {
@@ -112,7 +120,7 @@ fn distinct<'a>(tensors: impl Iterator<Item = (&'a str, &'a Tensor)>) -> Vec<(&'
 }
 
 /// Removes what an earlier save left; the index first, so that it never names files that are gone.
-fn remove_stale(folder: &Path, plan: &WeightFiles, stem: &str) -> Result<()> {
+pub(super) fn remove_stale(folder: &Path, plan: &WeightFiles, stem: &str) -> Result<()> {
     let mut stale = Vec::new();
     for entry in fs::read_dir(folder).map_err(io_error("read", folder))? {
         let name = entry.map_err(io_error("read", folder))?.file_name();

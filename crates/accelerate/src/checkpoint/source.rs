@@ -37,6 +37,11 @@ impl Source {
         Self::with_files(path, files, &HashMap::new())
     }
 
+    /// Bytes of tensors read so far.
+    pub(super) fn num_bytes_read(&self) -> u64 {
+        self.files.iter().map(WeightFile::num_bytes_read).sum()
+    }
+
     fn open_index(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path).map_err(io_error("read", path))?;
         let index = Index::from_json(&text).map_err(|source| WeightsError::Index { path: path.to_owned(), source })?;

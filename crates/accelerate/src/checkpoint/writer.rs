@@ -1,18 +1,19 @@
 //! One safetensors file, written.
 
-use super::atomic::{PendingFile, WriteError, sync_folder};
+use super::atomic::{OpenFile, PendingFile, sync_folder};
 use super::dtype::to_dtype;
 use crate::error::{Result, WeightsError};
 use crate::nn::StateDict;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use std::collections::HashMap;
-use std::io::Write;
 use std::path::Path;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 /// Readers refuse longer headers.
 const MAX_HEADER_BYTES: usize = 100_000_000;
+/// How much of a tensor is copied at a time on its way to a file.
+const PIECE_BYTES: usize = 8 << 20;
 
 /// Writes named tensors to one safetensors file, whole or not at all: `safetensors.torch.save_file`.
 ///
@@ -43,62 +44,107 @@ pub fn save_file(state: &StateDict, path: impl AsRef<Path>) -> Result<()> {
     }
 }
 
-/// Number of bytes a tensor takes in a file.
-pub(super) fn num_bytes(tensor: &Tensor) -> Result<usize> {
-    Ok(tensor.numel() * tensor.f_kind()?.elt_size_in_bytes())
+/// What a file's header says of a tensor, apart from where it is.
+#[derive(Debug)]
+pub(super) struct TensorSpec {
+    name: String,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    num_bytes: usize,
+}
+
+impl TensorSpec {
+    /// Of a tensor that is to be written to `path`.
+    pub(super) fn new(name: &str, kind: Kind, shape: &[i64], path: &Path) -> Result<Self> {
+        let Some(dtype) = to_dtype(kind) else {
+            let (path, name) = (path.to_owned(), name.to_owned());
+            return Err(WeightsError::KindNotWritable { path, name, kind }.into());
+        };
+        let shape: Vec<usize> = shape.iter().map(|&size| size.max(0) as usize).collect();
+        let num_bytes = shape.iter().product::<usize>() * kind.elt_size_in_bytes();
+        Ok(Self { name: name.to_owned(), dtype, shape, num_bytes })
+    }
+
+    /// Number of bytes the tensor takes in a file.
+    pub(super) fn num_bytes(&self) -> usize {
+        self.num_bytes
+    }
 }
 
 /// Writes the tensors beside `path`, in the order that every writer of the format uses.
 pub(super) fn write_pending(tensors: &[(&str, &Tensor)], path: &Path) -> Result<PendingFile> {
     let mut entries = Vec::with_capacity(tensors.len());
     for (name, tensor) in tensors {
-        let kind = tensor.f_kind()?;
-        let Some(dtype) = to_dtype(kind) else {
-            let (path, name) = (path.to_owned(), (*name).to_owned());
-            return Err(WeightsError::KindNotWritable { path, name, kind }.into());
-        };
-        entries.push((dtype, *name, *tensor));
+        entries.push((TensorSpec::new(name, tensor.f_kind()?, &tensor.size(), path)?, *tensor));
     }
     // Largest alignment first keeps every tensor aligned without holes.
-    entries.sort_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(b.1)));
-    let header = header(&entries, path)?;
-    PendingFile::write(path, |file| {
-        file.write_all(&(header.len() as u64).to_le_bytes())?;
-        file.write_all(&header)?;
-        let mut bytes = Vec::new();
-        for (_, _, tensor) in entries {
-            write_tensor(tensor, &mut bytes, file)?;
-        }
-        Ok(())
-    })
+    entries.sort_by(|(a, _), (b, _)| b.dtype.cmp(&a.dtype).then(a.name.cmp(&b.name)));
+    let mut file = TensorFile::create(path, entries.iter().map(|(spec, _)| spec))?;
+    entries.iter().try_for_each(|(_, tensor)| file.append(tensor))?;
+    file.finish()
 }
 
-fn header(entries: &[(Dtype, &str, &Tensor)], path: &Path) -> Result<Vec<u8>> {
-    let mut infos = Vec::with_capacity(entries.len());
-    let mut offset = 0;
-    for (dtype, name, tensor) in entries {
-        let end = offset + num_bytes(tensor)?;
-        let shape = tensor.size().into_iter().map(|size| size as usize).collect();
-        let info = TensorInfo { dtype: *dtype, shape, data_offsets: (offset, end) };
-        infos.push(((*name).to_owned(), info));
-        offset = end;
+/// A safetensors file to which tensors are appended in the order of its header.
+#[derive(Debug)]
+pub(super) struct TensorFile {
+    file: OpenFile,
+    num_missing: usize,
+    /// One buffer for all tensors.
+    bytes: Vec<u8>,
+}
+
+impl TensorFile {
+    /// Begins the file beside `path`.
+    pub(super) fn create<'a>(path: &Path, tensors: impl ExactSizeIterator<Item = &'a TensorSpec>) -> Result<Self> {
+        let num_missing = tensors.len();
+        let header = header(tensors, path)?;
+        let mut file = OpenFile::create(path)?;
+        file.append(&(header.len() as u64).to_le_bytes())?;
+        file.append(&header)?;
+        Ok(Self { file, num_missing, bytes: Vec::new() })
     }
+
+    /// Appends the next tensor, a piece at a time: writing costs no memory but for a piece.
+    pub(super) fn append(&mut self, tensor: &Tensor) -> Result<()> {
+        let element_bytes = tensor.f_kind()?.elt_size_in_bytes();
+        let flat = tensor.f_detach()?.f_reshape([-1])?;
+        let Self { file, bytes, .. } = self;
+        let mut start = 0;
+        while start < flat.numel() {
+            let length = (PIECE_BYTES / element_bytes).min(flat.numel() - start);
+            bytes.resize(length * element_bytes, 0);
+            flat.f_narrow(0, start as i64, length as i64)?.f_copy_data_u8(bytes, length)?;
+            file.append(bytes)?;
+            start += length;
+        }
+        self.num_missing = self.num_missing.saturating_sub(1);
+        Ok(())
+    }
+
+    /// Have all tensors of the header been appended?
+    pub(super) fn is_complete(&self) -> bool {
+        self.num_missing == 0
+    }
+
+    pub(super) fn finish(self) -> Result<PendingFile> {
+        self.file.finish()
+    }
+}
+
+fn header<'a>(tensors: impl Iterator<Item = &'a TensorSpec>, path: &Path) -> Result<Vec<u8>> {
+    let mut offset = 0;
+    let infos = tensors.map(|TensorSpec { name, dtype, shape, num_bytes }| {
+        let start = offset;
+        offset += num_bytes;
+        (name.clone(), TensorInfo { dtype: *dtype, shape: shape.clone(), data_offsets: (start, offset) })
+    });
     let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let damaged = |reason: String| WeightsError::Header { path: path.to_owned(), reason };
-    let metadata = Metadata::new(Some(format), infos).map_err(|error| damaged(error.to_string()))?;
+    let metadata = Metadata::new(Some(format), infos.collect()).map_err(|error| damaged(error.to_string()))?;
     let mut header = serde_json::to_vec(&metadata).map_err(|error| damaged(error.to_string()))?;
     header.resize(header.len().next_multiple_of(8), b' ');
     if header.len() > MAX_HEADER_BYTES {
         return Err(damaged(format!("its header would have {} bytes", header.len())).into());
     }
     Ok(header)
-}
-
-/// Copies one tensor at a time through `bytes`, so that the file costs no more memory than its largest tensor.
-fn write_tensor(tensor: &Tensor, bytes: &mut Vec<u8>, file: &mut dyn Write) -> Result<(), WriteError> {
-    let size = num_bytes(tensor).map_err(WriteError::Other)?;
-    bytes.resize(size, 0);
-    let copied = tensor.f_copy_data_u8(bytes, tensor.numel());
-    copied.map_err(|error| WriteError::Other(error.into()))?;
-    Ok(file.write_all(bytes)?)
 }

@@ -49,6 +49,22 @@ pub(crate) enum WeightsError {
     )]
     KindNotWritable { path: PathBuf, name: String, kind: Kind },
 
+    #[error("the model was not saved, because {failures}. {}", if *was_replacing {
+        "The folder may hold files of two saves, and then no index, so that they do not load as one; free what is in \
+         the way and save again"
+    } else {
+        "What was saved there before is as it was; see to it that every rank can write there, and save again"
+    })]
+    FailedRanks { failures: String, was_replacing: bool },
+
+    #[error(
+        "rank 0 writes into another folder than this rank: {} is not there. Each rank writes files of its own, so the \
+         folder has to be on a file system that all share; where there is none, ProjectConfiguration.save_on_each_node \
+         has one process of each machine write everything",
+        path.display()
+    )]
+    NotShared { path: PathBuf },
+
     #[error("the index {} cannot be used: {source}", path.display())]
     Index { path: PathBuf, source: accelerate_core::Error },
 

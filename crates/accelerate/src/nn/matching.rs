@@ -88,7 +88,9 @@ pub(crate) fn match_names(store: &ParamStore, found: &[(String, Vec<i64>)]) -> (
     let filled: HashSet<_> = pairs.iter().map(|(_, param)| memory_of(&param.local())).collect();
     let is_missing = |param: &Param| {
         let is_counter = param.is_buffer() && param.name().ends_with("num_batches_tracked");
-        !is_counter && (param.numel() == 0 || !filled.contains(&memory_of(&param.local())))
+        let local = param.local();
+        // A rank may own no element of a sharded parameter.
+        !is_counter && (local.numel() == 0 || !filled.contains(&memory_of(&local)))
     };
     let missing = absent.into_iter().filter(is_missing);
     mismatch.missing = missing.map(|param| param.name().to_owned()).collect();

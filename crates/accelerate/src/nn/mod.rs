@@ -74,7 +74,7 @@ pub(crate) use matching::{Mismatch, match_names, memory_of};
 pub use module_fn::ModuleFn;
 pub use norm::{GroupNorm, GroupNormConfig, LayerNorm, LayerNormConfig, RMSNorm, RMSNormConfig};
 pub use param::Param;
-pub(crate) use param::Storage;
+pub(crate) use param::{Storage, UnitMember};
 pub use path::{Initial, Path};
 pub use script_module::ScriptModule;
 pub use sequential::Sequential;

@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::group::Group;
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::{Kind, Tensor};
@@ -24,15 +25,40 @@ pub(crate) trait Storage: Send {
     fn whole(&self) -> Result<Tensor> {
         Ok(self.local().f_detach()?)
     }
+    /// Which of the whole tensor's elements this rank owns, in row-major order.
+    fn part(&self) -> Range<usize> {
+        0..self.local().numel()
+    }
+    /// Where ranks own parts: what the parameter is gathered with, and its place in that.
+    fn unit(&self) -> Option<UnitMember> {
+        None
+    }
+    /// All parameters of the unit whole, by member; they share the memory of the unit. Collective if ranks own parts.
+    fn whole_unit(&self) -> Result<Vec<Tensor>> {
+        Ok(vec![self.whole()?])
+    }
     /// Overwrites what this rank owns with its part of a tensor that has the whole shape, or broadcasts to it.
     fn overwrite(&self, whole: &Tensor) -> Result<()> {
         self.local().f_copy_(whole)?;
+        Ok(())
+    }
+    /// Overwrites what this rank owns with as many elements.
+    fn overwrite_part(&self, part: &Tensor) -> Result<()> {
+        let mut local = self.local();
+        local.f_copy_(&part.f_reshape(local.size())?)?;
         Ok(())
     }
     /// The ranks that own the other parts, if there are any.
     fn group(&self) -> Option<Group> {
         None
     }
+}
+
+/// The place of a parameter among those that are gathered together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct UnitMember {
+    pub(crate) unit: usize,
+    pub(crate) member: usize,
 }
 
 /// Every rank holds the whole tensor.
@@ -132,6 +158,22 @@ impl Param {
         self.storage().whole()
     }
 
+    /// Which of the whole tensor's elements this process owns, in row-major order: all, unless the parameter is sharded.
+    pub(crate) fn part(&self) -> Range<usize> {
+        self.storage().part()
+    }
+
+    /// What a sharded parameter is gathered with, and its place in that.
+    pub(crate) fn unit(&self) -> Option<UnitMember> {
+        self.storage().unit()
+    }
+
+    /// All parameters of a sharded parameter's unit, whole and by member. They hold the memory of the unit until the last
+    /// is dropped. Collective.
+    pub(crate) fn whole_unit(&self) -> Result<Vec<Tensor>> {
+        self.storage().whole_unit()
+    }
+
     /// The ranks that own the other parts, if the parameter is sharded.
     pub(crate) fn shard_group(&self) -> Option<Group> {
         self.storage().group()
@@ -200,6 +242,12 @@ impl Param {
     pub fn copy_(&self, source: &Tensor) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
         self.storage().overwrite(source)
+    }
+
+    /// Overwrites [`part`](Self::part) with as many elements, casting element type and device.
+    pub(crate) fn copy_part_(&self, part: &Tensor) -> Result<()> {
+        let _no_grad = tch::no_grad_guard();
+        self.storage().overwrite_part(part)
     }
 
     /// Are both handles on the same parameter? True for tied weights.

@@ -4,6 +4,7 @@ use super::init::is_floating;
 use super::param::Role;
 use super::{LoadReport, Param, Path, StateDict, match_names, memory_of};
 use crate::error::{NnError, Result, WeightsError};
+use crate::group::Group;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -316,12 +317,9 @@ impl ParamStore {
         Ok(state?.with_aliases(self.aliases()))
     }
 
-    /// What [`ParamStore::state_dict`] of other ranks needs of this one.
-    pub(crate) fn take_part_in_state_dict(&self) -> Result<()> {
-        self.persistent()
-            .iter()
-            .filter(|param| param.shard_group().is_some())
-            .try_for_each(|param| param.whole().map(drop))
+    /// The ranks that own parts of the parameters, if the model is sharded.
+    pub(crate) fn shard_group(&self) -> Option<Group> {
+        self.parameters().iter().find_map(Param::shard_group)
     }
 
     /// Overwrites parameters and buffers by name, casting element types and devices.

@@ -77,14 +77,18 @@ impl WeightFiles {
     /// Lays out tensors of the given sizes in files of at most `max_shard_bytes`. A model without tensors
     /// gets one empty file.
     pub fn plan(tensors: &[(String, u64)], max_shard_bytes: u64, stem: &str) -> Self {
-        let mut shards = plan_shards(tensors, max_shard_bytes);
+        let total_size = tensors.iter().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
+        Self::of_shards(plan_shards(tensors, max_shard_bytes), total_size, stem)
+    }
+
+    /// One file for each shard; one empty file if there are none.
+    pub(super) fn of_shards(mut shards: Vec<Vec<String>>, total_size: u64, stem: &str) -> Self {
         if shards.is_empty() {
             shards.push(Vec::new());
         }
         let names = shard_file_names(stem, shards.len());
         let files: Vec<(String, Vec<String>)> = names.into_iter().zip(shards).collect();
         let index = (files.len() > 1).then(|| {
-            let total_size = tensors.iter().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
             let weight_map =
                 files.iter().flat_map(|(file, names)| names.iter().map(|name| (name.clone(), file.clone()))).collect();
             Index { metadata: IndexMetadata { total_size, other: BTreeMap::new() }, weight_map }

@@ -100,7 +100,102 @@ fn sizes_are_written_for_people() {
     assert_eq!(texts, ["0 B", "999 B", "1 KB", "1.5 MB", "10 GB", "2 MB"]);
 }
 
+fn entry(name: &str, bytes: u64, element_bytes: u64, unit: Option<usize>) -> TensorEntry {
+    TensorEntry { name: name.to_owned(), bytes, element_bytes, unit }
+}
+
+#[rstest]
+#[case::a_unit_is_dealt_to_all(
+    vec![entry("a", 8, 4, Some(0)), entry("b", 4, 4, Some(0)), entry("c", 4, 4, Some(0))], 2, 100,
+    vec![vec![0, 1, 2]], vec![(0, vec!["a"]), (1, vec!["b", "c"])],
+)]
+#[case::wide_elements_first_then_large_units(
+    vec![entry("half", 80, 2, Some(0)), entry("small", 4, 4, Some(1)), entry("large", 12, 4, Some(2))], 1, 1000,
+    vec![vec![2], vec![1], vec![0]], vec![(0, vec!["large", "small", "half"])],
+)]
+#[case::what_is_whole_comes_by_element_size(
+    vec![entry("count", 8, 8, None), entry("mean", 8, 4, None), entry("weight", 4, 4, Some(0))], 1, 1000,
+    vec![vec![0], vec![2], vec![1]], vec![(0, vec!["count", "weight", "mean"])],
+)]
+#[case::a_limit_on_files(
+    vec![entry("a", 8, 4, Some(0)), entry("b", 8, 4, Some(1)), entry("c", 8, 4, Some(2))], 1, 16,
+    vec![vec![0], vec![1], vec![2]], vec![(0, vec!["a", "b"]), (0, vec!["c"])],
+)]
+#[case::a_tensor_beyond_the_limit(
+    vec![entry("a", 8, 4, Some(0)), entry("huge", 40, 4, Some(0)), entry("b", 8, 4, Some(0))], 1, 16,
+    vec![vec![0, 1, 2]], vec![(0, vec!["huge"]), (0, vec!["a", "b"])],
+)]
+#[case::more_ranks_than_tensors(
+    vec![entry("a", 8, 4, Some(0)), entry("b", 0, 4, Some(0))], 4, 100,
+    vec![vec![0, 1]], vec![(0, vec!["a"]), (1, vec!["b"])],
+)]
+#[case::nothing(vec![], 3, 100, vec![], vec![(0, vec![])])]
+fn ranks_that_write_together(
+    #[case] tensors: Vec<TensorEntry>,
+    #[case] num_writers: usize,
+    #[case] max_shard_bytes: u64,
+    #[case] groups: Vec<Vec<usize>>,
+    #[case] wanted: Vec<(usize, Vec<&str>)>,
+) {
+    let plan = ParallelFiles::plan(&tensors, num_writers, max_shard_bytes, "model");
+    assert_eq!(plan.groups, groups);
+    let found: Vec<(usize, Vec<&str>)> = std::iter::zip(&plan.writers, &plan.files.files)
+        .map(|(&writer, (_, names))| (writer, names.iter().map(String::as_str).collect()))
+        .collect();
+    assert_eq!(found, wanted);
+    assert_eq!(plan.files.index.is_some(), plan.files.files.len() > 1);
+}
+
 proptest! {
+    #[test]
+    fn files_of_several_ranks_are_balanced_aligned_and_in_the_order_of_arrival(
+        tensors in prop::collection::vec((0..40_u64, 0..4_u32, prop::option::of(0..5_usize)), 0..40),
+        num_writers in 1..6_usize,
+        max_shard_bytes in 1..2000_u64,
+    ) {
+        let tensors: Vec<TensorEntry> = tensors
+            .into_iter()
+            .enumerate()
+            .map(|(position, (elements, width, unit))| {
+                // The tensors of a unit have one element type.
+                let element_bytes = 1 << unit.map_or(width, |unit| unit as u32 % 4);
+                entry(&format!("t{position}"), elements * element_bytes, element_bytes, unit)
+            })
+            .collect();
+        let plan = ParallelFiles::plan(&tensors, num_writers, max_shard_bytes, "model");
+        let arrival: Vec<usize> = plan.groups.concat();
+        let mut all = arrival.clone();
+        all.sort_unstable();
+        prop_assert_eq!(all, (0..tensors.len()).collect::<Vec<_>>());
+        for group in &plan.groups {
+            prop_assert!(group.iter().all(|&position| tensors[position].unit == tensors[group[0]].unit));
+        }
+
+        let arrives_at = |name: &String| arrival.iter().position(|&it| tensors[it].name == *name).unwrap();
+        let (mut bytes_of, mut count_of) = (vec![0; num_writers], vec![0; num_writers]);
+        let mut written = 0;
+        for ((_, names), &writer) in std::iter::zip(&plan.files.files, &plan.writers) {
+            prop_assert!(names.is_sorted_by_key(arrives_at), "{names:?}");
+            let mut offset = 0;
+            for name in names {
+                let tensor = &tensors[arrival[arrives_at(name)]];
+                prop_assert_eq!(offset % tensor.element_bytes, 0, "{} in {:?}", name, names);
+                offset += tensor.bytes;
+            }
+            prop_assert!(offset <= max_shard_bytes || names.len() == 1);
+            bytes_of[writer] += offset;
+            count_of[writer] += names.len();
+            written += names.len();
+        }
+        prop_assert_eq!(written, tensors.len());
+        let largest = tensors.iter().map(|tensor| tensor.bytes).max().unwrap_or(0);
+        prop_assert!(bytes_of.iter().max().unwrap() - bytes_of.iter().min().unwrap() <= largest, "{:?}", bytes_of);
+        prop_assert!(tensors.len() < num_writers || count_of.iter().all(|&count| count > 0), "{:?}", count_of);
+        if plan.files.files.len() > 1 {
+            prop_assert!(plan.files.files.len() >= num_writers.min(tensors.len()));
+        }
+    }
+
     #[test]
     fn no_text_is_too_strange(text in ".{0,12}") {
         let _ = parse_size(&text);

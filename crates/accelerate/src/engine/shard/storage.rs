@@ -4,7 +4,8 @@ use super::gather::Released;
 use super::{Phase, Shard};
 use crate::error::Result;
 use crate::group::Group;
-use crate::nn::Storage;
+use crate::nn::{Storage, UnitMember};
+use std::ops::Range;
 use tch::Tensor;
 
 /// The storage of one parameter of a sharded model.
@@ -45,22 +46,37 @@ impl Storage for Part {
     }
 
     fn whole(&self) -> Result<Tensor> {
+        Ok(self.whole_unit()?.swap_remove(self.member).f_detach_copy()?)
+    }
+
+    fn part(&self) -> Range<usize> {
+        self.shard.unit(self.unit).part_of(self.member, self.shard.0.group.rank())
+    }
+
+    fn unit(&self) -> Option<UnitMember> {
+        Some(UnitMember { unit: self.unit, member: self.member })
+    }
+
+    fn whole_unit(&self) -> Result<Vec<Tensor>> {
         let whole = self.shard.gather_exactly(self.unit)?;
-        let view = self.shard.views(self.unit, &whole)?.swap_remove(self.member);
-        let copy = view.f_detach_copy()?;
+        let views = self.shard.views(self.unit, &whole)?;
         let released = {
             let mut state = self.shard.lock();
             if state.phase == Phase::Other { state.release(self.unit) } else { Released::default() }
         };
         drop(released);
-        Ok(copy)
+        Ok(views)
     }
 
     fn overwrite(&self, whole: &Tensor) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
-        let part = self.shard.unit(self.unit).part_of(self.member, self.shard.0.group.rank());
+        let part = self.part();
         let flat = whole.f_expand(self.shape(), true)?.f_reshape([-1])?;
-        self.local().f_copy_(&flat.f_narrow(0, part.start as i64, part.len() as i64)?)?;
+        self.overwrite_part(&flat.f_narrow(0, part.start as i64, part.len() as i64)?)
+    }
+
+    fn overwrite_part(&self, part: &Tensor) -> Result<()> {
+        self.local().f_copy_(part)?;
         self.shard.lock().units[self.unit].is_stale = true;
         Ok(())
     }

@@ -1,0 +1,267 @@
+//! A sharded model's weights to files: units pass all ranks one after the other, and each rank writes its tensors of them.
+//!
+//! Ranks agree on every step before they take the next, so that a disk that is full on one of them is an error on all, and
+//! nothing is replaced before everything new is on the disks.
+
+use super::atomic::{PendingFile, io_error, sync_folder};
+use super::save::{SaveOptions, remove_stale, withdraw_index, write_index};
+use super::writer::{TensorFile, TensorSpec};
+use crate::error::{Result, WeightsError};
+use crate::group::Group;
+use crate::nn::{Param, ParamStore, memory_of};
+use accelerate_core::weight_files::{Index, ParallelFiles, TensorEntry, format_size};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::Path;
+use tch::Tensor;
+
+const OP: &str = "save_model";
+
+/// Which ranks write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Writers {
+    /// Each its own files, into a folder that all of them see; rank 0 also the index.
+    AllRanks,
+    /// One of each machine everything, into a folder that others need not see.
+    FirstOfEachNode { is_first: bool },
+}
+
+impl Writers {
+    fn count(self, group: &Group) -> usize {
+        match self {
+            Self::AllRanks => group.world_size(),
+            Self::FirstOfEachNode { .. } => 1,
+        }
+    }
+
+    /// The number of this rank among the writers.
+    fn own(self, group: &Group) -> Option<usize> {
+        match self {
+            Self::AllRanks => Some(group.rank()),
+            Self::FirstOfEachNode { is_first } => is_first.then_some(0),
+        }
+    }
+
+    fn writes_index(self, group: &Group) -> bool {
+        self.own(group) == Some(0)
+    }
+}
+
+/// [`save_model_weights`](super::save_model_weights) for parameters of which ranks own parts. `options` may be an error of
+/// this rank, of which the others have to hear. Collective.
+pub(crate) fn save_sharded_model_weights(
+    store: &ParamStore,
+    group: &Group,
+    folder: &Path,
+    options: Result<SaveOptions>,
+    writers: Writers,
+) -> Result<()> {
+    let tensors = options.and_then(|options| Ok((list_tensors(store, folder)?, options)));
+    let (tensors, options) = agree_on_success(group, false, tensors)?;
+    let save = Save::plan(tensors, group, folder, options, writers);
+    save.agree_on_layout()?;
+    save.make_folder()?;
+
+    let written = save.write()?;
+    let (files, index) = agree_on_success(group, false, written)?;
+    let withdrawn = save.if_writing_index(|| withdraw_index(folder, &save.plan.files, &save.options.stem));
+    agree_on_success(group, true, withdrawn)?;
+    agree_on_success(group, true, save.put_in_place(files))?;
+    let replaced = save.if_writing_index(|| {
+        if let Some(index) = index {
+            index.commit()?;
+            sync_folder(folder)?;
+        }
+        remove_stale(folder, &save.plan.files, &save.options.stem)
+    });
+    agree_on_success(group, true, replaced)
+}
+
+/// A parameter or buffer and how it is written.
+struct SavedTensor {
+    param: Param,
+    spec: TensorSpec,
+    entry: TensorEntry,
+}
+
+/// What is saved: tied weights once, and memory that tensors share once.
+fn list_tensors(store: &ParamStore, folder: &Path) -> Result<Vec<SavedTensor>> {
+    let mut seen = HashSet::new();
+    let mut tensors = Vec::new();
+    for param in store.persistent() {
+        let (local, unit) = (param.local(), param.unit().map(|place| place.unit));
+        if unit.is_none() && local.numel() > 0 && !seen.insert(memory_of(&local)) {
+            continue;
+        }
+        let (name, kind) = (param.name().to_owned(), local.f_kind()?);
+        let spec = TensorSpec::new(&name, kind, &param.shape(), &folder.join(&name))?;
+        let bytes = spec.num_bytes() as u64;
+        let entry = TensorEntry { name, bytes, element_bytes: kind.elt_size_in_bytes() as u64, unit };
+        tensors.push(SavedTensor { param, spec, entry });
+    }
+    Ok(tensors)
+}
+
+struct Save<'a> {
+    group: &'a Group,
+    folder: &'a Path,
+    options: SaveOptions,
+    writers: Writers,
+    tensors: Vec<SavedTensor>,
+    plan: ParallelFiles,
+}
+
+impl<'a> Save<'a> {
+    fn plan(
+        tensors: Vec<SavedTensor>,
+        group: &'a Group,
+        folder: &'a Path,
+        options: SaveOptions,
+        writers: Writers,
+    ) -> Self {
+        let entries: Vec<TensorEntry> = tensors.iter().map(|tensor| tensor.entry.clone()).collect();
+        let plan = ParallelFiles::plan(&entries, writers.count(group), options.max_shard_bytes, &options.stem);
+        Self { group, folder, options, writers, tensors, plan }
+    }
+
+    /// Ranks with different plans would wait for units that others do not gather. Collective.
+    fn agree_on_layout(&self) -> Result<()> {
+        let mut hasher = DefaultHasher::new();
+        for tensor in &self.tensors {
+            (&tensor.entry.name, tensor.entry.unit, tensor.entry.bytes).hash(&mut hasher);
+        }
+        self.plan.files.files.hash(&mut hasher);
+        let (num_tensors, num_files) = (self.tensors.len(), self.plan.files.files.len());
+        let (most, layout) = (format_size(self.options.max_shard_bytes), hasher.finish());
+        let description =
+            format!("{num_tensors} tensors in {num_files} files of at most {most} (layout {layout:016x})");
+        self.group.agree(OP, &description, "save the same model with the same max_shard_size on all ranks")
+    }
+
+    /// Makes the folder, and makes sure that all ranks who write together see the same one. Collective.
+    fn make_folder(&self) -> Result<()> {
+        let make = || fs::create_dir_all(self.folder).map_err(io_error("create", self.folder));
+        if let Writers::FirstOfEachNode { .. } = self.writers {
+            return agree_on_success(self.group, false, self.if_writing_index(|| Ok(make()?)));
+        }
+        // A path that no rank has asked for before: file systems of a network remember what was not there.
+        let path = self.folder.join(Index::file_name(&self.options.stem));
+        let mut probe = None;
+        let made = self.if_writing_index(|| {
+            make()?;
+            probe = Some(PendingFile::write(&path, &[])?);
+            Ok(())
+        });
+        agree_on_success(self.group, false, made)?;
+        let name = probe.as_ref().map(PendingFile::temporary_name).unwrap_or_default();
+        let name = self.group.broadcast_bytes(name.as_bytes(), 0)?;
+        let path = self.folder.join(String::from_utf8_lossy(&name).as_ref());
+        let seen = if path.exists() { Ok(()) } else { Err(WeightsError::NotShared { path }.into()) };
+        agree_on_success(self.group, false, seen)
+    }
+
+    /// Gathers unit after unit and writes this rank's files beside their places, and the index where this rank writes it.
+    ///
+    /// The outer error is one between ranks, after which nothing can be agreed on; the inner one is this rank's own: it
+    /// goes on gathering for the others. Collective.
+    fn write(&self) -> Result<Result<(Vec<PendingFile>, Option<PendingFile>)>> {
+        let mut own = Ok(OwnFiles::new(self));
+        for group in &self.plan.groups {
+            let Some(&first) = group.first() else { continue };
+            let first = &self.tensors[first].param;
+            let unit = first.unit().map_or_else(|| Ok(Vec::new()), |_| first.whole_unit())?;
+            let appended = own.as_mut().map_or(Ok(()), |files| {
+                group.iter().try_for_each(|&position| match self.tensors[position].param.unit() {
+                    Some(place) => files.append(position, &unit[place.member]),
+                    None => files.append(position, &self.tensors[position].param.whole()?),
+                })
+            });
+            if let Err(error) = appended {
+                own = Err(error);
+            }
+        }
+        Ok(own.and_then(|own| {
+            let writes_index = self.writers.writes_index(self.group);
+            let index =
+                if writes_index { write_index(self.folder, &self.plan.files, &self.options.stem)? } else { None };
+            Ok((own.finished, index))
+        }))
+    }
+
+    /// Renames this rank's files.
+    fn put_in_place(&self, files: Vec<PendingFile>) -> Result<()> {
+        if files.is_empty() {
+            return Ok(());
+        }
+        files.into_iter().try_for_each(|file| file.commit().map(drop))?;
+        sync_folder(self.folder)
+    }
+
+    fn if_writing_index(&self, run: impl FnOnce() -> Result<()>) -> Result<()> {
+        if self.writers.writes_index(self.group) { run() } else { Ok(()) }
+    }
+}
+
+/// The files that this rank writes.
+struct OwnFiles<'a> {
+    save: &'a Save<'a>,
+    /// File name and the tensors in it, by position.
+    files: Vec<(&'a str, Vec<usize>)>,
+    /// The file of each tensor.
+    file_of: HashMap<usize, usize>,
+    open: BTreeMap<usize, TensorFile>,
+    finished: Vec<PendingFile>,
+}
+
+impl<'a> OwnFiles<'a> {
+    fn new(save: &'a Save<'a>) -> Self {
+        let entries = save.tensors.iter().enumerate();
+        let positions: HashMap<&str, usize> =
+            entries.map(|(position, tensor)| (tensor.entry.name.as_str(), position)).collect();
+        let own = save.writers.own(save.group);
+        let own_files =
+            save.plan.files.files.iter().zip(&save.plan.writers).filter(|(_, writer)| Some(**writer) == own);
+        let files: Vec<(&str, Vec<usize>)> = own_files
+            .map(|((file, names), _)| {
+                let positions = names.iter().filter_map(|name| positions.get(name.as_str()).copied());
+                (file.as_str(), positions.collect())
+            })
+            .collect();
+        let of_file = |(file, (_, positions)): (usize, &(&str, Vec<usize>))| {
+            positions.iter().map(|&position| (position, file)).collect::<Vec<_>>()
+        };
+        let file_of = files.iter().enumerate().flat_map(of_file).collect();
+        Self { save, files, file_of, open: BTreeMap::new(), finished: Vec::new() }
+    }
+
+    /// Writes a tensor, if it is in one of the files: they open with their first tensor and are finished with their last.
+    fn append(&mut self, position: usize, tensor: &Tensor) -> Result<()> {
+        let Some(&number) = self.file_of.get(&position) else { return Ok(()) };
+        let mut file = match self.open.remove(&number) {
+            Some(file) => file,
+            None => {
+                let (name, positions) = &self.files[number];
+                let specs = positions.iter().map(|&position| &self.save.tensors[position].spec);
+                TensorFile::create(&self.save.folder.join(name), specs)?
+            }
+        };
+        file.append(tensor)?;
+        if file.is_complete() {
+            self.finished.push(file.finish()?);
+        } else {
+            self.open.insert(number, file);
+        }
+        Ok(())
+    }
+}
+
+/// Passes on what this rank has made if all ranks have succeeded; else fails on all of them, with every rank's failure.
+/// Collective.
+fn agree_on_success<T>(group: &Group, was_replacing: bool, own: Result<T>) -> Result<T> {
+    let text = own.as_ref().map_or_else(|error| format!("failed: {error}"), |_| String::new());
+    let Some(texts) = group.disagreement(OP, &text)? else { return own };
+    let failed = texts.iter().enumerate().filter(|(_, text)| !text.is_empty());
+    let failures: Vec<String> = failed.map(|(rank, text)| format!("rank {rank} {text}")).collect();
+    Err(WeightsError::FailedRanks { failures: failures.join("; "), was_replacing }.into())
+}
