@@ -304,6 +304,45 @@ fn bfloat16_is_what_travels_and_float32_what_is_kept() {
 }
 
 #[test]
+fn a_graph_from_before_the_step_is_refused() {
+    for strategy in [FullShard, OptimizerState] {
+        for world_size in [1, 2] {
+            let builder = Accelerator::builder().fsdp_plugin(plugin(strategy, TransformerBasedWrap));
+            let texts = testing::ranks_with(world_size, builder, |accelerator| {
+                let (store, module) = model(&accelerator)?;
+                let (model, mut optimizer) = accelerator.prepare((module, AdamW::new(&store, 0.1)?))?;
+                let loss = || Ok::<_, Error>(model.forward(&Tensor::from_slice(&[1i64, 2]))?.f_sum(Kind::Float)?);
+                let (first, second) = (loss()?, loss()?);
+                accelerator.backward(&first)?;
+                optimizer.step()?;
+                Ok(format!("{:?}", accelerator.backward(&second).unwrap_err()))
+            });
+            for text in texts.unwrap() {
+                assert!(text.contains("were changed between"), "{strategy} on {world_size} ranks: {text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn parts_that_are_written_to_directly_reach_all_ranks() {
+    for strategy in [FullShard, ShardGradOp, OptimizerState] {
+        let builder = Accelerator::builder().fsdp_plugin(plugin(strategy, TransformerBasedWrap));
+        let seen = testing::ranks_with(2, builder, |accelerator| {
+            let (store, module) = model(&accelerator)?;
+            let model = accelerator.prepare(module)?;
+            let tokens = Tensor::from_slice(&[1i64, 2]);
+            let _ = tch::no_grad(|| model.forward(&tokens))?;
+            for param in store.parameters() {
+                let _ = tch::no_grad(|| param.local().f_zero_())?;
+            }
+            Ok(tch::no_grad(|| model.forward(&tokens))?.abs().max().double_value(&[]))
+        });
+        assert_eq!(seen.unwrap(), [0.0, 0.0], "{strategy}");
+    }
+}
+
+#[test]
 fn state_of_whole_parameters_is_refused_once_they_are_parts() {
     let texts = testing::ranks_with(2, Accelerator::builder().fsdp_plugin(plugin(FullShard, NoWrap)), |accelerator| {
         let (store, module) = model(&accelerator)?;

@@ -11,9 +11,9 @@ use crate::profile::ProfileKwargs;
 use crate::state::{Lookup, PartialState, process_environment};
 use accelerate_core::accumulation::PartialWindow;
 use accelerate_core::config::{
-    AutocastKwargs, Compilation, DataLoaderConfiguration, DeepSpeedFacts, DeepSpeedPlugin,
-    DistributedDataParallelKwargs, DynamoBackend, FullyShardedDataParallelPlugin, GradScalerKwargs,
-    GradientAccumulationPlugin, InitProcessGroupKwargs, ProjectConfiguration, TorchDynamoPlugin,
+    AutocastKwargs, Compilation, DataLoaderConfiguration, DeepSpeedPlugin, DistributedDataParallelKwargs,
+    DynamoBackend, FullyShardedDataParallelPlugin, GradScalerKwargs, GradientAccumulationPlugin,
+    InitProcessGroupKwargs, ProjectConfiguration, TorchDynamoPlugin,
 };
 use accelerate_core::environment::LaunchSettings;
 use accelerate_core::names::RngType;
@@ -246,12 +246,9 @@ impl AcceleratorBuilder {
         let handlers = Handlers::sort(self.handlers)?;
         let dataloader = self.dataloader_config.unwrap_or_default();
         let accumulation_kwargs = dataloader.gradient_accumulation_kwargs.clone();
-        let given_plugin = self.gradient_accumulation_plugin.or(accumulation_kwargs);
-        let given_steps = given_plugin.as_ref().map(|plugin| plugin.num_steps).or(self.gradient_accumulation_steps);
-        let given_steps = given_steps.or(environment.gradient_accumulation_steps);
-        let mut plugin = accumulation_plugin(
+        let (mut plugin, is_given) = accumulation_plugin(
             self.gradient_accumulation_steps,
-            given_plugin,
+            self.gradient_accumulation_plugin.or(accumulation_kwargs),
             environment.gradient_accumulation_steps,
         )?;
         let mut mixed_precision = self.mixed_precision.or(environment.mixed_precision).unwrap_or(MixedPrecision::No);
@@ -269,20 +266,8 @@ impl AcceleratorBuilder {
         let state = state(self.cpu, &handlers.init, lookup)?;
         let (mut scaler, mut gradient_clipping) = (handlers.scaler, None);
         if let Some(deep_speed) = &deep_speed {
-            let resolved = deep_speed.settle(DeepSpeedFacts {
-                world_size: state.num_processes(),
-                gradient_accumulation_steps: given_steps,
-                mixed_precision,
-                split_batches: dataloader.split_batches,
-                computes_on_cpu: state.device() == Device::Cpu,
-                ..Default::default()
-            })?;
-            if state.is_main_process() {
-                resolved
-                    .inert_keys
-                    .iter()
-                    .for_each(|inert| tracing::info!("DeepSpeed's {} has no effect: {}", inert.key, inert.why));
-            }
+            let steps = is_given.then_some(plugin.num_steps);
+            let resolved = deep_speed.settle(&state, mixed_precision, steps, dataloader.split_batches)?;
             fsdp = Some(resolved.fully_sharded_plugin()?);
             (mixed_precision, gradient_clipping) = (resolved.mixed_precision, resolved.gradient_clipping);
             plugin.num_steps = resolved.gradient_accumulation_steps;
@@ -368,18 +353,21 @@ impl Handlers {
     }
 }
 
+/// How gradients accumulate, and whether anyone has said so.
 fn accumulation_plugin(
     steps: Option<usize>,
     plugin: Option<GradientAccumulationPlugin>,
     environment: Option<usize>,
-) -> Result<GradientAccumulationPlugin> {
+) -> Result<(GradientAccumulationPlugin, bool)> {
     match (steps, plugin) {
         (Some(steps), Some(plugin)) if steps != plugin.num_steps => {
             Err(StateError::TwoAccumulationSettings { steps, plugin: plugin.num_steps }.into())
         }
-        (_, Some(plugin)) => Ok(plugin),
+        (_, Some(plugin)) => Ok((plugin, true)),
         (steps, None) => {
-            Ok(GradientAccumulationPlugin { num_steps: steps.or(environment).unwrap_or(1), ..Default::default() })
+            let steps = steps.or(environment);
+            let plugin = GradientAccumulationPlugin { num_steps: steps.unwrap_or(1), ..Default::default() };
+            Ok((plugin, steps.is_some()))
         }
     }
 }

@@ -1,13 +1,14 @@
 //! Training by a DeepSpeed configuration: what it says becomes settings of the accelerator.
 
 use crate::error::{Result, StateError};
-use crate::state::Lookup;
+use crate::state::{Lookup, PartialState};
 use accelerate_core::config::{
-    Auto, DeepSpeedConfig, DeepSpeedFacts, DeepSpeedOptimizer, DeepSpeedPlugin, DeepSpeedSchedule, OptimizerInCode,
-    ResolvedDeepSpeedConfig, SchedulerInCode, check_deep_speed_prepared,
+    Auto, DeepSpeedConfig, DeepSpeedFacts, DeepSpeedOptimizer, DeepSpeedPlugin, DeepSpeedSchedule, MixedPrecision,
+    OptimizerInCode, ResolvedDeepSpeedConfig, SchedulerInCode, check_deep_speed_prepared,
 };
 use std::fs;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use tch::Device;
 
 /// A configuration while objects are prepared: loaders tell numbers that it leaves open.
 #[derive(Debug)]
@@ -31,12 +32,31 @@ impl DeepSpeed {
 
     /// What holds before any object is prepared. Where the batch size is left to the loaders, its numbers are not checked
     /// yet.
-    pub(super) fn settle(&self, facts: DeepSpeedFacts) -> Result<ResolvedDeepSpeedConfig> {
+    ///
+    /// `steps` is the number of micro-batches, where the program has given one.
+    pub(super) fn settle(
+        &self,
+        state: &PartialState,
+        mixed_precision: MixedPrecision,
+        steps: Option<usize>,
+        split_batches: bool,
+    ) -> Result<ResolvedDeepSpeedConfig> {
+        let facts = DeepSpeedFacts {
+            world_size: state.num_processes(),
+            gradient_accumulation_steps: steps,
+            mixed_precision,
+            split_batches,
+            computes_on_cpu: state.device() == Device::Cpu,
+            ..Default::default()
+        };
         let mut config = self.without_batch_size();
         // These are checked against the objects that are prepared for them.
         (config.optimizer, config.scheduler) = (None, None);
         let resolved = self.plugin.resolve(&config, &facts)?;
         *self.facts() = facts;
+        for inert in resolved.inert_keys.iter().filter(|_| state.is_main_process()) {
+            tracing::info!("DeepSpeed's {} has no effect: {}", inert.key, inert.why);
+        }
         Ok(resolved)
     }
 

@@ -196,7 +196,8 @@ impl Engine for Shard {
         state.forward_order.abandon();
         state.backward_order.abandon();
         drop(state);
-        if !self.0.frees_after_forward {
+        // Otherwise graphs keep the memory of this pass to themselves.
+        if !self.0.frees_after_forward && !self.lock().stays_whole {
             return Ok(None);
         }
         Ok(Some(push_saved_tensor_hooks(Rc::new(self.clone()))?))

@@ -108,6 +108,12 @@ pub(crate) enum StateError {
     AlreadySharded { parameter: String },
 
     #[error(
+        "the parameters of {unit} were changed between the forward pass and the backward pass that needs them, so its gradients \
+         would mix old and new values. Run the backward pass before the optimizer steps or weights are loaded"
+    )]
+    ChangedSinceForward { unit: String },
+
+    #[error(
         "a forward pass used the units of a sharded model in the order {now}, the one before it in the order {before}, in \
          which they were fetched ahead. Use them in one order, or set FullyShardedDataParallelPlugin.dynamic, or switch \
          forward_prefetch off"

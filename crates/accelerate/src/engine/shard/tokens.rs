@@ -2,6 +2,7 @@
 
 use super::gather::{Pass, Released};
 use super::{Phase, Shard};
+use crate::error::{Error, StateError};
 use tch::Tensor;
 use torch_ext::autograd::CallbackResult;
 use torch_ext::saved_tensors::{Packed, SavedTensorHooks, SavedToken};
@@ -12,12 +13,14 @@ impl SavedTensorHooks for Shard {
         let mut state = self.lock();
         let Some(&unit) = state.gathered.get(&storage_id(tensor)) else { return Packed::Keep };
         state.units[unit].num_tokens += 1;
+        let version = state.units[unit].gathered_version();
         Packed::Token(Box::new(Token {
             shard: self.clone(),
             unit,
             sizes: tensor.size(),
             strides: tensor.stride(),
             offset: storage_offset(tensor),
+            version,
         }))
     }
 }
@@ -29,10 +32,17 @@ struct Token {
     sizes: Vec<i64>,
     strides: Vec<i64>,
     offset: i64,
+    /// Of the parameters when the graph was made.
+    version: i64,
 }
 
 impl SavedToken for Token {
     fn unpack(&self) -> CallbackResult<Tensor> {
+        // As libtorch does with tensors that it has saved itself.
+        if self.shard.lock().units[self.unit].version()? != self.version {
+            let unit = self.shard.label(self.unit);
+            return Err(Error::from(StateError::ChangedSinceForward { unit }).into());
+        }
         let whole = self.shard.gather(self.unit, Pass::Backward)?;
         Ok(whole.f_as_strided(&self.sizes[..], &self.strides[..], self.offset)?)
     }

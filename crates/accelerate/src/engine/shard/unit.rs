@@ -19,7 +19,7 @@ pub(super) struct UnitState {
     /// Other ranks' parts may have changed since the whole was gathered. Only where it always stays.
     pub(super) is_stale: bool,
     /// How often this rank's part had been written to when the whole was gathered.
-    version: i64,
+    gathered_version: i64,
     pub(super) kinds: Kinds,
     /// What `whole` will be.
     pub(super) arriving: Option<(Tensor, Option<InFlight>)>,
@@ -85,7 +85,7 @@ impl UnitState {
             locals,
             whole,
             is_stale: stays_whole,
-            version: 0,
+            gathered_version: 0,
             kinds,
             arriving: None,
             outputs: None,
@@ -101,13 +101,23 @@ impl UnitState {
     /// part of this rank in it.
     pub(super) fn usable_whole(&self) -> Option<Tensor> {
         let whole = self.whole.as_ref()?;
-        let is_usable = !self.is_stale && version(&self.shard).is_ok_and(|version| version == self.version);
+        let is_usable = !self.is_stale && self.version().is_ok_and(|version| version == self.gathered_version);
         is_usable.then(|| whole.shallow_clone())
+    }
+
+    /// How often this rank's part has been written to.
+    pub(super) fn version(&self) -> Result<i64> {
+        Ok(version(&self.shard)?)
+    }
+
+    /// The same when the whole was gathered.
+    pub(super) fn gathered_version(&self) -> i64 {
+        self.gathered_version
     }
 
     /// The whole unit has arrived in `whole`.
     pub(super) fn arrived(&mut self, whole: &Tensor) -> Result<()> {
-        self.version = version(&self.shard)?;
+        self.gathered_version = self.version()?;
         self.is_stale = false;
         self.whole = Some(whole.shallow_clone());
         Ok(())
