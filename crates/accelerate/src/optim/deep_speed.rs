@@ -18,7 +18,7 @@ use tch::Tensor;
 /// let json = r#"{
 ///     "zero_optimization": {"stage": 1},
 ///     "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": 0.1}},
-///     "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 2, "total_num_steps": "auto"}}
+///     "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_max_lr": "auto", "warmup_num_steps": 2, "total_num_steps": "auto"}}
 /// }"#;
 /// let plugin = DeepSpeedPlugin { hf_ds_config: Some(json.parse()?), ..Default::default() };
 /// let accelerator = Accelerator::builder().cpu(true).deepspeed_plugin(plugin).build()?;
