@@ -31,7 +31,7 @@ pub(super) fn machine_paths(tree: &Tree) -> Result<Vec<String>> {
     Ok(tree.files.iter().filter(|file| file.path != "Cargo.lock").flat_map(|file| lines_with(file, is_path)).collect())
 }
 
-/// Whether `mark` occurs where a path begins: `src/tmp/x` and `https://host/home/` are no machine paths.
+/// Whether `mark` occurs where a path begins: inside a longer path or an address it is no machine path.
 fn starts_a_path(line: &str, mark: &str) -> bool {
     let continues_a_path = |before: char| before.is_alphanumeric() || "._~-}/<>)".contains(before);
     line.match_indices(mark).any(|(at, _)| !line[..at].ends_with(continues_a_path))

@@ -51,23 +51,17 @@ impl Shard {
             let mut state = self.lock();
             (state.gradient_sync, std::mem::take(&mut state.units[unit].unreduced))
         };
-        if syncs && before.is_empty() {
-            self.reduce_at_end(unit, gradients)?;
+        let is_sum = !syncs || !before.is_empty();
+        let kind = self.lock().units[unit].kinds.reduce;
+        let gradients = if is_sum { added(before, gradients, kind)? } else { gradients };
+        if syncs {
+            self.start_reduce(unit, gradients)?;
+            self.await_end_of_backward()?;
+            self.start_expected_after_backward()?;
         } else {
-            let gradients = added(before, gradients, self.lock().units[unit].kinds.reduce)?;
-            if syncs {
-                self.reduce_at_end(unit, gradients)?;
-            } else {
-                self.lock().units[unit].unreduced = gradients;
-            }
+            self.lock().units[unit].unreduced = gradients;
         }
         Ok(nothing_yet)
-    }
-
-    fn reduce_at_end(&self, unit: usize, gradients: Vec<Option<Tensor>>) -> Result<()> {
-        self.start_reduce(unit, gradients)?;
-        self.await_end_of_backward()?;
-        self.start_expected_after_backward()
     }
 
     fn await_end_of_backward(&self) -> Result<()> {
@@ -121,7 +115,7 @@ impl Shard {
                 state.reducing.pieces.pop_front()
             };
             let Some(Piece { versions, sum, completes }) = piece else { return Ok(()) };
-            versions.add_into(sum, true)?;
+            versions.sum_into(sum)?;
             if let Some((unit, gradient)) = completes {
                 self.accumulate(unit, &gradient)?;
             }
@@ -161,7 +155,7 @@ impl Shard {
     /// Forgets a backward pass that has failed. What is on its way has to arrive first: its memory will be used again.
     pub(super) fn abandon_backward(&self) -> Result<()> {
         let abandoned = std::mem::take(&mut self.lock().reducing);
-        abandoned.pieces.into_iter().try_for_each(|piece| piece.versions.add_into(piece.sum, true))
+        abandoned.pieces.into_iter().try_for_each(|piece| piece.versions.sum_into(piece.sum))
     }
 }
 

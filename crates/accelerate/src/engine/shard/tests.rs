@@ -251,3 +251,111 @@ fn saving_gathers_each_unit_once_and_lets_it_go() {
     })
     .unwrap();
 }
+
+/// A model of two layers that uses them in the order that `reversed` tells at each pass, and fails on demand when
+/// gradients come back to between them.
+fn steered(
+    accelerator: &Accelerator,
+    plugin: &FullyShardedDataParallelPlugin,
+    reversed: Arc<Mutex<bool>>,
+    fails: Arc<Mutex<bool>>,
+) -> Result<(ParamStore, Shard, PreparedModel<impl crate::nn::Module<Input = Tensor, Output = Tensor> + use<>>)> {
+    let store = ParamStore::new(accelerator.device());
+    let path = |layer: usize| store.root() / "layers" / layer;
+    let layers = [Linear::new(path(0), 3, 3, Default::default())?, Linear::new(path(1), 3, 3, Default::default())?];
+    // Whole numbers: sums are the same in any order.
+    for layer in &layers {
+        if let Some(bias) = &layer.bias {
+            bias.copy_(&Tensor::ones([3], (Kind::Float, tch::Device::Cpu)))?;
+        }
+        layer.weight.copy_(&Tensor::eye(3, (Kind::Float, tch::Device::Cpu)))?;
+    }
+    let module = ModuleFn::new(&store, move |input: &Tensor| {
+        let [first, second] =
+            if *reversed.lock().unwrap() { [&layers[1], &layers[0]] } else { [&layers[0], &layers[1]] };
+        let between = first.forward(input)?;
+        let fails = Arc::clone(&fails);
+        let between = torch_ext::apply_function(
+            "Steered",
+            &[&between],
+            |_| Ok(vec![between.f_mul_scalar(1.0)?]),
+            move |_, gradients| if *fails.lock().unwrap() { Err("steered".into()) } else { Ok(gradients) },
+        )?;
+        second.forward(&between[0])
+    });
+    let plugin =
+        FullyShardedDataParallelPlugin { auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap, ..plugin.clone() };
+    let shard = Shard::start(accelerator.context(), &store, &plugin, accelerator.mixed_precision())?;
+    let model = PreparedModel::new(module, Arc::new(shard.clone()), accelerator.precision());
+    Ok((store, shard, model))
+}
+
+#[test]
+fn another_order_is_an_error_unless_it_may_change() {
+    for dynamic in [false, true] {
+        let plugin = FullyShardedDataParallelPlugin { forward_prefetch: true, dynamic, ..Default::default() };
+        testing::ranks(2, |accelerator| {
+            let reversed = Arc::new(Mutex::new(false));
+            let (_, shard, model) = steered(&accelerator, &plugin, Arc::clone(&reversed), Arc::default())?;
+            let input = Tensor::ones([1, 3], (Kind::Float, tch::Device::Cpu));
+            let wanted = model.forward(&input)?;
+            assert_eq!(model.forward(&input)?, wanted);
+            *reversed.lock().unwrap() = true;
+            match model.forward(&input) {
+                Ok(output) => {
+                    assert!(dynamic, "another order went by");
+                    assert_eq!(output, wanted);
+                }
+                Err(error) => {
+                    let text = error.to_string();
+                    assert!(!dynamic && text.contains("the order unit 1 (layers.1), unit 0 (layers.0)"), "{text}");
+                }
+            }
+            assert!(shard.lock().units.iter().all(|unit| unit.arriving.is_none()));
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn a_backward_pass_that_fails_leaves_nothing_behind() {
+    testing::ranks(2, |accelerator| {
+        let fails = Arc::new(Mutex::new(false));
+        let (store, _shard, model) = steered(&accelerator, &Default::default(), Arc::default(), Arc::clone(&fails))?;
+        let input = Tensor::ones([1, 3], (Kind::Float, tch::Device::Cpu));
+        let backward = || -> Result<()> {
+            Ok(torch_ext::autograd::backward(&[&model.forward(&input)?.f_sum(None)?], None, false, false)?)
+        };
+        *fails.lock().unwrap() = true;
+        assert!(backward().is_err());
+        *fails.lock().unwrap() = false;
+        backward()?;
+        for bias in ["layers.0.bias", "layers.1.bias"] {
+            let gradient = store.get(bias).unwrap().grad().unwrap();
+            assert_eq!(gradient, gradient.ones_like(), "{bias}: of one pass, not of two");
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn gradients_that_nobody_has_reduced_are_reduced_before_the_step() {
+    testing::ranks(3, |accelerator| {
+        let (store, shard, model) = steered(&accelerator, &Default::default(), Arc::default(), Arc::default())?;
+        let input = Tensor::full([1, 3], accelerator.process_index() as i64, (Kind::Float, tch::Device::Cpu));
+        super::Engine::set_gradient_sync(&shard, false);
+        for _ in 0..2 {
+            torch_ext::autograd::backward(&[&model.forward(&input)?.f_sum(None)?], None, false, false)?;
+        }
+        let weight = store.get("layers.0.weight").unwrap();
+        assert!(weight.grad().is_none());
+        super::Engine::before_step(&shard)?;
+        let gradient = weight.grad().unwrap();
+        // Twice the mean of 0, 1 and 2.
+        assert!(gradient.numel() == 0 || gradient.allclose(&gradient.full_like(2), 1e-6, 1e-6, false), "{gradient}");
+        Ok(())
+    })
+    .unwrap();
+}
