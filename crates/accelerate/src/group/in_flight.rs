@@ -132,10 +132,6 @@ impl Group {
         start: impl FnOnce(&ProcessGroup, i32) -> torch_ext::Result<Vec<Work>>,
     ) -> Result<Option<InFlight>> {
         let Some(links) = &self.0.links else { return Ok(None) };
-        // Gloo's buffers have at least one byte.
-        if tensor.numel() == 0 {
-            return Ok(None);
-        }
         let sequence = self.next_sequence();
         let label = format!("{label} {}", shape_text(tensor));
         match start(&links.process_group, tag(sequence, tensor.numel())) {

@@ -213,7 +213,8 @@ fn write_product(own: &Tensor, place: &mut Tensor, scale: &Tensor) -> Result<()>
     Ok(())
 }
 
-/// Writes what each rank gets of `range` of its part, one row for each, multiplied by `scale`.
+/// Writes what each rank gets of `range` of its part, one row for each, multiplied by `scale`. What stands behind the last
+/// element of the unit is nobody's.
 fn pack(unit: &Unit, gradients: &[Option<Tensor>], range: &Range<usize>, rows: &Tensor, scale: &Tensor) -> Result<()> {
     let size = range.len();
     for rank in 0..rows.numel() / size.max(1) {
@@ -238,11 +239,6 @@ fn pack(unit: &Unit, gradients: &[Option<Tensor>], range: &Range<usize>, rows: &
                 }
                 None => drop(place.f_zero_()?),
             };
-        }
-        // Behind the last element of the unit.
-        let padding = unit.num_elements.clamp(from, to);
-        if padding < to {
-            let _ = place(padding, to)?.f_zero_()?;
         }
     }
     Ok(())

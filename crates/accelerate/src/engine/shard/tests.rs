@@ -3,7 +3,9 @@
 use super::{Counts, Shard};
 use crate::nn::{Linear, ModuleFn, ParamStore};
 use crate::prepare::PreparedModel;
-use crate::{Accelerator, AutoWrapPolicy, FullyShardedDataParallelPlugin, Result, testing};
+use crate::{
+    Accelerator, AutoWrapPolicy, FloatType, FullyShardedDataParallelPlugin, MixedPrecisionPolicy, Result, testing,
+};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tch::{Kind, Tensor};
@@ -355,6 +357,60 @@ fn gradients_that_nobody_has_reduced_are_reduced_before_the_step() {
         let gradient = weight.grad().unwrap();
         // Twice the mean of 0, 1 and 2.
         assert!(gradient.numel() == 0 || gradient.allclose(&gradient.full_like(2), 1e-6, 1e-6, false), "{gradient}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_parameter_without_a_gradient_gets_zeros() {
+    testing::ranks(2, |accelerator| {
+        let store = ParamStore::new(accelerator.device());
+        let layer = Linear::new(store.root() / "layer", 3, 3, Default::default())?;
+        let shard = Shard::start(accelerator.context(), &store, &Default::default(), accelerator.mixed_precision())?;
+        let uses_bias = Arc::new(Mutex::new(true));
+        let has_bias = Arc::clone(&uses_bias);
+        let module = ModuleFn::new(&store, move |input: &Tensor| {
+            let weight = layer.weight.get();
+            let bias = layer.bias.as_ref().filter(|_| *has_bias.lock().unwrap()).map(crate::nn::Param::get);
+            Ok(input.f_linear(&weight, bias)?)
+        });
+        let model = PreparedModel::new(module, Arc::new(shard.clone()), accelerator.precision());
+        let bias = store.get("layer.bias").unwrap();
+        for (is_used, wanted) in [(true, 1.0), (false, 0.0)] {
+            *uses_bias.lock().unwrap() = is_used;
+            torch_ext::autograd::set_gradient(&bias.local(), None)?;
+            let input = Tensor::ones([1, 3], (Kind::Float, tch::Device::Cpu));
+            torch_ext::autograd::backward(&[&model.forward(&input)?.f_sum(None)?], None, false, false)?;
+            let gradient = bias.grad().unwrap();
+            assert_eq!(gradient, gradient.full_like(wanted), "used: {is_used}");
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn gradients_add_up_in_the_type_in_which_they_are_reduced() {
+    let plugin = FullyShardedDataParallelPlugin {
+        mixed_precision_policy: Some(MixedPrecisionPolicy {
+            param_dtype: Some(FloatType::BFloat16),
+            reduce_dtype: Some(FloatType::Float32),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    testing::ranks(2, |accelerator| {
+        let (store, shard, model) = steered(&accelerator, &plugin, Arc::default(), Arc::default())?;
+        // 257 is no bfloat16.
+        for (factor, syncs) in [(256, false), (1, true)] {
+            super::Engine::set_gradient_sync(&shard, syncs);
+            let input = Tensor::ones([1, 3], (Kind::BFloat16, tch::Device::Cpu));
+            let loss = model.forward(&input)?.f_sum(None)? * factor;
+            torch_ext::autograd::backward(&[&loss], None, false, false)?;
+        }
+        let gradient = store.get("layers.1.bias").unwrap().grad().unwrap();
+        assert_eq!(gradient, gradient.full_like(257));
         Ok(())
     })
     .unwrap();
