@@ -2,7 +2,7 @@
 
 use crate::accelerator::{Accelerator, AcceleratorBuilder};
 use crate::error::{Error, Result};
-use crate::group::{Group, connect_gloo};
+use crate::group::{Group, Members, connect_gloo};
 use crate::memory::panic_text;
 use std::time::Duration;
 use torch_ext::{GlooInterface, GlooOptions, Store};
@@ -65,5 +65,5 @@ fn join(store: &Store, rank: usize, world_size: usize) -> Result<Group> {
 pub(crate) fn join_with_deadline(store: &Store, rank: usize, world_size: usize, timeout: Duration) -> Result<Group> {
     let options =
         GlooOptions { timeout, interface: GlooInterface::Address("127.0.0.1".to_owned()), ..GlooOptions::default() };
-    Group::new(connect_gloo(rank, world_size, options.clone()), store, options)
+    Group::new(connect_gloo(options.clone()), store, options, Members::all(rank, world_size))
 }

@@ -142,7 +142,9 @@ fn plugin(strategy: ShardingStrategy, policy: AutoWrapPolicy) -> FullyShardedDat
 }
 
 use AutoWrapPolicy::{NoWrap, SizeBasedWrap, TransformerBasedWrap};
-use ShardingStrategy::{FullShard, NoShard, OptimizerState, OptimizerStateAndGradients, ShardGradOp};
+use ShardingStrategy::{
+    FullShard, HybridShard, HybridShardZero2, NoShard, OptimizerState, OptimizerStateAndGradients, ShardGradOp,
+};
 
 #[test]
 fn every_strategy_on_every_number_of_ranks() {
@@ -153,6 +155,31 @@ fn every_strategy_on_every_number_of_ranks() {
                 assert_equal(case, plugin(strategy, TransformerBasedWrap));
             }
         }
+    }
+}
+
+#[test]
+fn groups_of_ranks_of_every_size() {
+    for (world_size, dp_shard_size) in [(1, 1), (2, 1), (2, 2), (3, 1), (4, 1), (4, 2), (4, 4)] {
+        for strategy in [HybridShard, HybridShardZero2] {
+            for (accumulation, max_norm) in [(1, None), (4, Some(0.05))] {
+                let case = Case { world_size, accumulation, max_norm, ..CASE };
+                let plugin = plugin(strategy, TransformerBasedWrap);
+                assert_equal(case, FullyShardedDataParallelPlugin { dp_shard_size: Some(dp_shard_size), ..plugin });
+            }
+        }
+    }
+}
+
+#[test]
+fn groups_that_ranks_do_not_fill_are_an_error_on_all_of_them() {
+    let plugin = FullyShardedDataParallelPlugin { dp_shard_size: Some(2), ..plugin(HybridShard, NoWrap) };
+    let texts = testing::ranks_with(3, Accelerator::builder().fsdp_plugin(plugin), |accelerator| {
+        let (_, module) = model(&accelerator)?;
+        Ok(accelerator.prepare(module).map(drop).unwrap_err().to_string())
+    });
+    for text in texts.unwrap() {
+        assert!(text.contains("3 ranks do not fill groups of 2"), "{text}");
     }
 }
 
@@ -207,21 +234,33 @@ fn an_overflow_in_one_part_skips_the_step_on_all_ranks() {
 
 #[test]
 fn weights_move_between_any_numbers_of_ranks_through_files() {
+    let full = plugin(FullShard, TransformerBasedWrap);
+    let hybrid = |size| FullyShardedDataParallelPlugin {
+        dp_shard_size: Some(size),
+        ..plugin(HybridShard, TransformerBasedWrap)
+    };
+    weights_move(3, full.clone(), &[(1, full.clone()), (2, full.clone()), (4, full.clone()), (4, hybrid(2))]);
+    weights_move(4, hybrid(2), &[(1, hybrid(1)), (3, hybrid(3)), (3, full)]);
+}
+
+/// From a run that saves to runs that load.
+fn weights_move(
+    world_size: usize,
+    plugin: FullyShardedDataParallelPlugin,
+    readers: &[(usize, FullyShardedDataParallelPlugin)],
+) {
     let folder = tempfile::tempdir().unwrap();
-    let builder = || Accelerator::builder().fsdp_plugin(plugin(FullShard, TransformerBasedWrap));
-    let saved = testing::ranks_with(3, builder(), |accelerator| {
-        let outcome = train(&accelerator, Case { world_size: 3, ..CASE })?;
+    let builder = |plugin: &FullyShardedDataParallelPlugin| Accelerator::builder().fsdp_plugin(plugin.clone());
+    testing::ranks_with(world_size, builder(&plugin), |accelerator| {
         let (store, module) = model(&accelerator)?;
         let model = accelerator.prepare(module)?;
         store.get("embed.weight").unwrap().copy_(&Tensor::from(7f32))?;
         accelerator.save_model(&model, folder.path())?;
-        accelerator.wait_for_everyone()?;
-        Ok(outcome)
+        accelerator.wait_for_everyone()
     })
     .unwrap();
-    assert_eq!(saved.len(), 3);
-    for world_size in [1, 2, 4] {
-        testing::ranks_with(world_size, builder(), |accelerator| {
+    for (world_size, plugin) in readers {
+        testing::ranks_with(*world_size, builder(plugin), |accelerator| {
             let (store, module) = model(&accelerator)?;
             let wanted = store.get("blocks.0.up.weight").unwrap().get().detach().copy();
             let model = accelerator.prepare(module)?;

@@ -4,6 +4,7 @@ pub mod accumulation;
 pub mod config;
 pub mod environment;
 mod error;
+pub mod mesh;
 pub mod names;
 pub mod plan;
 pub mod power_sgd;

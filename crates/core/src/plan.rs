@@ -130,6 +130,9 @@ pub struct Bucket {
 pub struct Plan {
     /// Number of ranks the plan is for.
     pub world_size: usize,
+    /// How many groups of ranks hold the same parts; they average their gradients. 1 except for hybrid strategies.
+    #[serde(default = "one")]
+    pub num_replicas: usize,
     /// What each rank keeps only a part of.
     #[serde(default = "replicated")]
     pub sharding_strategy: ShardingStrategy,
@@ -143,6 +146,10 @@ pub struct Plan {
     /// What is gathered together, in the order of the first parameters. Empty without sharding.
     #[serde(default)]
     pub units: Vec<Unit>,
+}
+
+fn one() -> usize {
+    1
 }
 
 /// Of plans that were written before there was a choice.
@@ -178,7 +185,8 @@ pub fn plan_data_parallel(inventory: &Inventory, kwargs: &DistributedDataParalle
         buckets.reverse();
     }
     let inventory = inventory.clone();
-    Plan { world_size, sharding_strategy: replicated(), inventory, placements, buckets, units: Vec::new() }
+    let (num_replicas, sharding_strategy) = (one(), replicated());
+    Plan { world_size, num_replicas, sharding_strategy, inventory, placements, buckets, units: Vec::new() }
 }
 
 /// Deals the parameters that get gradients to buckets, in registration order

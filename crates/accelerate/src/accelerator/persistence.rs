@@ -115,12 +115,12 @@ impl Accelerator {
         let max_shard_bytes = parse_size(&options.max_shard_size).map_err(Error::from);
         let options = max_shard_bytes.map(|max_shard_bytes| SaveOptions { max_shard_bytes, ..Default::default() });
         let on_each_node = self.project_configuration().save_on_each_node;
-        if let Some(group) = store.shard_group().filter(|group| group.world_size() > 1) {
+        if self.num_processes() > 1 && store.shard_group().is_some() {
             let writers = match on_each_node {
                 true => Writers::FirstOfEachNode { is_first: self.is_local_main_process() },
                 false => Writers::AllRanks,
             };
-            return save_sharded_model_weights(store, &group, save_directory.as_ref(), options, writers);
+            return save_sharded_model_weights(store, self.group(), save_directory.as_ref(), options, writers);
         }
         let options = options?;
         match if on_each_node { self.is_local_main_process() } else { self.is_main_process() } {

@@ -46,7 +46,12 @@ use torch_ext::saved_tensors::push_saved_tensor_hooks;
 pub(super) struct Shard(Arc<Inner>);
 
 struct Inner {
+    /// All ranks.
+    job: Group,
+    /// The ranks that have the other parts: all of them, or under a hybrid strategy those of a group.
     group: Group,
+    /// The ranks that have the same part, if there are others.
+    replicas: Option<Group>,
     plan: Plan,
     /// Sizes of the whole parameters, in the order of the inventory.
     shapes: Vec<Vec<i64>>,
@@ -116,17 +121,24 @@ impl Shard {
         if let Some(holder) = store.tensor_holder() {
             return Err(StateError::TensorsElsewhere { holder }.into());
         }
-        let group = context.group.clone();
-        check_same_model(&group, store)?;
-        if plugin.sync_module_states && group.world_size() > 1 {
-            copy_from(&group, store, 0)?;
+        let job = context.group.clone();
+        let mesh = plugin.mesh(job.world_size(), context.state.num_local_processes())?;
+        check_same_model(&job, store)?;
+        if plugin.sync_module_states && job.world_size() > 1 {
+            copy_from(&job, store, 0)?;
         }
+        let (group, replicas) = match mesh.num_replicas() {
+            1 => (job.clone(), None),
+            _ => (job.part(&mesh.shard_ranks(job.rank()))?, Some(job.part(&mesh.replica_ranks(job.rank()))?)),
+        };
         let params = store.parameters();
-        let plan = plan_sharded(&inventory(store, &params)?, plugin, group.world_size());
+        let plan = plan_sharded(&inventory(store, &params)?, plugin, mesh);
         let stays_whole = plugin.keeps_whole_parameters() || group.world_size() == 1;
         let policy = plugin.precision(mixed_precision);
         let shard = Self(Arc::new(Inner {
+            job,
             group,
+            replicas,
             shapes: params.iter().map(Param::shape).collect(),
             frees_after_forward: !stays_whole && plugin.frees_after_forward(),
             always_reduces: plugin.sharding_strategy == ShardingStrategy::OptimizerStateAndGradients,

@@ -123,6 +123,14 @@ impl Group {
         Ok(Versions { in_flight, versions: incoming })
     }
 
+    /// Starts to add up a tensor over all ranks, in place. Collective.
+    pub(crate) fn start_all_reduce(&self, tensor: &Tensor, label: &str) -> Result<Option<InFlight>> {
+        let sum = tensor.f_detach()?;
+        self.start("all_reduce", label, tensor, |group, _| {
+            Ok(vec![group.all_reduce(&sum, torch_ext::ReduceOp::Sum, None)?])
+        })
+    }
+
     /// Starts one numbered operation, which may consist of several messages. `None` in a group of one.
     fn start(
         &self,
@@ -187,6 +195,32 @@ mod tests {
                 .unwrap();
             }
         }
+    }
+
+    #[test]
+    fn a_rank_that_is_missing_in_a_part_of_the_job_is_named_by_its_rank_in_the_job() {
+        let store = Store::hash().unwrap();
+        let failed = std::thread::scope(|scope| {
+            let ranks: Vec<_> = (0..4)
+                .map(|rank| {
+                    let store = store.clone();
+                    scope.spawn(move || {
+                        let job = testing::join_with_deadline(&store, rank, 4, Duration::from_millis(800)).unwrap();
+                        let part = job.part(&[rank % 2, rank % 2 + 2]).unwrap();
+                        let own = Tensor::from_slice(&[rank as f32]);
+                        // Everyone stays until all are done, so that nobody's connections go.
+                        let outcome = (rank != 3).then(|| part.all_reduce(&own, crate::ReduceOp::Sum));
+                        (job, part, own, outcome)
+                    })
+                })
+                .collect();
+            let ends: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+            assert_eq!((&ends[0].2, &ends[2].2), (&Tensor::from_slice(&[2f32]), &Tensor::from_slice(&[2f32])));
+            ends.into_iter().nth(1).unwrap().3.unwrap().unwrap_err()
+        });
+        let text = failed.to_string();
+        assert!(failed.is_timeout(), "{text}");
+        assert!(text.contains("rank 1 of ranks 1, 3") && text.contains("rank 3 has not made this call"), "{text}");
     }
 
     #[test]

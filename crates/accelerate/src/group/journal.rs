@@ -4,6 +4,7 @@
 //! reads what the others have published; a rank that has published nothing is dead, stuck, or still on
 //! its way.
 
+use super::Members;
 use std::fmt;
 use std::time::Duration;
 use torch_ext::Store;
@@ -48,7 +49,7 @@ impl fmt::Display for Call {
 pub(crate) struct Findings {
     /// The store did not answer: its host, rank 0, is gone.
     pub(crate) store_is_gone: bool,
-    /// Ranks that said nothing.
+    /// Ranks in the job that said nothing.
     pub(crate) silent: Vec<usize>,
     /// Ranks that were in another call.
     pub(crate) elsewhere: Vec<(usize, Call)>,
@@ -59,8 +60,7 @@ pub(crate) struct Findings {
 /// A failed collective in full.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    pub(crate) rank: usize,
-    pub(crate) world_size: usize,
+    pub(crate) members: Members,
     pub(crate) op: &'static str,
     pub(crate) sequence: u64,
     pub(crate) shape: String,
@@ -72,7 +72,7 @@ impl Failure {
     /// The call: `rank 1 of 2, all_reduce number 7 on [2] Float`.
     pub(crate) fn call(&self) -> String {
         let call = Call { op: self.op.to_owned(), sequence: self.sequence, shape: self.shape.clone() };
-        format!("rank {} of {}, {call}", self.rank, self.world_size)
+        format!("{}, {call}", self.members.own_place())
     }
 
     /// Who is to blame, as far as the others' answers tell.
@@ -102,26 +102,30 @@ impl Failure {
 #[derive(Debug)]
 pub(super) struct Journal {
     store: Store,
-    rank: usize,
-    world_size: usize,
+    members: Members,
 }
 
 impl Journal {
-    pub(super) fn new(store: Store, rank: usize, world_size: usize) -> Self {
-        Self { store, rank, world_size }
+    pub(super) fn new(store: Store, members: Members) -> Self {
+        Self { store, members }
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> {
+        let own = self.members.rank();
+        (0..self.members.world_size()).filter(move |rank| *rank != own)
     }
 
     /// Says that this rank makes no call any more, and why.
     pub(super) fn leave(&self, reason: &str) -> torch_ext::Result<()> {
-        self.store.set(&left_key(self.rank), reason.as_bytes())
+        self.store.set(&left_key(self.members.rank()), reason.as_bytes())
     }
 
     fn left(&self) -> torch_ext::Result<Vec<(usize, String)>> {
         let mut left = Vec::new();
-        for rank in (0..self.world_size).filter(|rank| *rank != self.rank) {
+        for rank in self.others() {
             let key = left_key(rank);
             if self.store.check(&[&key])? {
-                left.push((rank, String::from_utf8_lossy(&self.store.get(&key)?).into_owned()));
+                left.push((self.members.in_job(rank), String::from_utf8_lossy(&self.store.get(&key)?).into_owned()));
             }
         }
         Ok(left)
@@ -133,27 +137,28 @@ impl Journal {
     }
 
     fn collect(&self, mine: &Call, deadline: Duration) -> torch_ext::Result<Findings> {
-        self.store.set(&key(self.rank), mine.encode().as_bytes())?;
+        self.store.set(&key(self.members.rank()), mine.encode().as_bytes())?;
         let left = self.left()?;
         if !left.is_empty() {
             return Ok(Findings { left, ..Findings::default() });
         }
-        let keys: Vec<String> = (0..self.world_size).map(key).collect();
+        let keys: Vec<String> = (0..self.members.world_size()).map(key).collect();
         let names: Vec<&str> = keys.iter().map(String::as_str).collect();
         match self.store.wait(&names, GRACE.min(deadline)) {
             Err(error) if !error.is_timeout() => return Err(error),
             _ => {}
         }
         let mut findings = Findings::default();
-        for rank in (0..self.world_size).filter(|rank| *rank != self.rank) {
+        for rank in self.others() {
+            let in_job = self.members.in_job(rank);
             if !self.store.check(&[names[rank]])? {
-                findings.silent.push(rank);
+                findings.silent.push(in_job);
                 continue;
             }
             match Call::decode(&self.store.get(names[rank])?) {
                 Some(call) if call == *mine => {}
-                Some(call) => findings.elsewhere.push((rank, call)),
-                None => findings.silent.push(rank),
+                Some(call) => findings.elsewhere.push((in_job, call)),
+                None => findings.silent.push(in_job),
             }
         }
         Ok(findings)
@@ -186,15 +191,14 @@ mod tests {
     #[test]
     fn silent_and_straying_ranks_are_told_apart() {
         let store = Store::hash().unwrap();
-        let journal = |rank| Journal::new(store.clone(), rank, 4);
+        let journal = |rank| Journal::new(store.clone(), Members::all(rank, 4));
         store.set("failed/1", call("barrier", 9).encode().as_bytes()).unwrap();
         store.set("failed/2", call("all_reduce", 3).encode().as_bytes()).unwrap();
         let findings = journal(0).ask(&call("all_reduce", 3), Duration::from_millis(20));
         assert_eq!(findings.silent, [3]);
         assert_eq!(findings.elsewhere, [(1, call("barrier", 9))]);
         let failure = Failure {
-            rank: 0,
-            world_size: 4,
+            members: Members::all(0, 4),
             op: "all_reduce",
             sequence: 3,
             shape: "[2] Float".into(),
@@ -208,7 +212,7 @@ mod tests {
     #[test]
     fn a_rank_that_has_left_is_explanation_enough() {
         let store = Store::hash().unwrap();
-        let journal = |rank| Journal::new(store.clone(), rank, 3);
+        let journal = |rank| Journal::new(store.clone(), Members::all(rank, 3));
         journal(2).leave("out of memory").unwrap();
         let findings = journal(0).ask(&call("all_reduce", 3), Duration::from_secs(60));
         assert_eq!(findings, Findings { left: vec![(2, "out of memory".into())], ..Findings::default() });

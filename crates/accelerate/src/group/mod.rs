@@ -2,12 +2,14 @@
 
 mod in_flight;
 mod journal;
+mod members;
 mod wire;
 
-use crate::error::{CollectiveError, Result};
+use crate::error::{CollectiveError, Error, Result};
 pub(crate) use in_flight::{InFlight, Versions};
 pub(crate) use journal::Failure;
 use journal::{Call, Journal};
+pub(crate) use members::Members;
 use std::fmt;
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
@@ -52,8 +54,7 @@ pub enum ReduceOp {
 pub struct Group(Arc<Inner>);
 
 struct Inner {
-    rank: usize,
-    world_size: usize,
+    members: Members,
     /// Absent in a group of one.
     links: Option<Links>,
     sequence: AtomicU64,
@@ -72,18 +73,20 @@ struct Links {
 }
 
 /// Makes the backend of a group whose ranks meet in the store. Collective.
-pub(crate) type Connect = dyn Fn(&Store) -> Result<ProcessGroup> + Send + Sync;
+pub(crate) type Connect = dyn Fn(&Store, &Members) -> Result<ProcessGroup> + Send + Sync;
 
 /// Connects the ranks over Gloo.
-pub(crate) fn connect_gloo(rank: usize, world_size: usize, options: GlooOptions) -> Arc<Connect> {
-    Arc::new(move |store: &Store| Ok(ProcessGroup::gloo(&store.prefix("gloo")?, rank, world_size, &options)?))
+pub(crate) fn connect_gloo(options: GlooOptions) -> Arc<Connect> {
+    Arc::new(move |store: &Store, members: &Members| {
+        Ok(ProcessGroup::gloo(&store.prefix("gloo")?, members.rank(), members.world_size(), &options)?)
+    })
 }
 
 impl fmt::Debug for Inner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Group")
-            .field("rank", &self.rank)
-            .field("world_size", &self.world_size)
+            .field("rank", &self.members.rank())
+            .field("world_size", &self.members.world_size())
             .field("sequence", &self.sequence)
             .finish()
     }
@@ -92,39 +95,47 @@ impl fmt::Debug for Inner {
 impl Group {
     /// A group of one.
     pub(crate) fn single_process() -> Self {
-        Self(Arc::new(Inner { rank: 0, world_size: 1, links: None, sequence: AtomicU64::new(0) }))
+        Self(Arc::new(Inner { members: Members::all(0, 1), links: None, sequence: AtomicU64::new(0) }))
     }
 
     /// A group over the backend that `connect` makes; its ranks share `store`. Collective.
     ///
     /// `gloo` is how they connect for [`Group::side_group`], and holds the deadline of all collectives.
-    pub(crate) fn new(connect: Arc<Connect>, store: &Store, gloo: GlooOptions) -> Result<Self> {
-        let process_group = connect(store)?;
-        let (rank, world_size) = (process_group.rank(), process_group.world_size());
+    pub(crate) fn new(connect: Arc<Connect>, store: &Store, gloo: GlooOptions, members: Members) -> Result<Self> {
+        let process_group = connect(store, &members)?;
         let links = Links {
             process_group: Arc::new(process_group),
-            journal: Journal::new(store.prefix("journal")?, rank, world_size),
+            journal: Journal::new(store.prefix("journal")?, members.clone()),
             timeout: gloo.timeout,
             store: store.clone(),
             connect,
             gloo,
             num_forks: AtomicU64::new(0),
         };
-        Ok(Self(Arc::new(Inner { rank, world_size, links: Some(links), sequence: AtomicU64::new(0) })))
+        Ok(Self(Arc::new(Inner { members, links: Some(links), sequence: AtomicU64::new(0) })))
     }
 
     /// The same processes, connected once more: what becomes of one group does not touch the other. Collective.
     pub(crate) fn fork(&self) -> Result<Self> {
-        self.connect_again(|links| (Arc::clone(&links.connect), links.gloo.clone()))
+        self.connect_again("", self.0.members.clone(), |links| (Arc::clone(&links.connect), links.gloo.clone()))
+    }
+
+    /// The ranks `ranks` of this group, this one among them, connected once more among themselves: their ranks there are
+    /// their places in the list. Collective over the whole group, where every rank names the part that it is in.
+    pub(crate) fn part(&self, ranks: &[usize]) -> Result<Self> {
+        let own = ranks.iter().position(|&rank| rank == self.rank());
+        let own = own.ok_or_else(|| Error::other(format!("rank {} is not among ranks {ranks:?}", self.rank())))?;
+        let members = self.0.members.part(ranks, own);
+        let name = ranks.first().map_or_else(String::new, |first| format!("/of/{first}"));
+        self.connect_again(&name, members, |links| (Arc::clone(&links.connect), links.gloo.clone()))
     }
 
     /// The same processes with connections of their own, over Gloo: for a thread in the background, whose collectives
     /// would otherwise come between those of the training loop in another order on every rank. Collective.
     pub(crate) fn side_group(&self) -> Result<Self> {
-        let (rank, world_size) = (self.rank(), self.world_size());
-        self.connect_again(|links| {
+        self.connect_again("", self.0.members.clone(), |links| {
             let options = GlooOptions { threads: 1, ..links.gloo.clone() };
-            (connect_gloo(rank, world_size, options.clone()), options)
+            (connect_gloo(options.clone()), options)
         })
     }
 
@@ -133,12 +144,20 @@ impl Group {
         self.0.links.as_ref().map_or(0, |links| links.num_forks.load(Ordering::Relaxed))
     }
 
-    fn connect_again(&self, how: impl FnOnce(&Links) -> (Arc<Connect>, GlooOptions)) -> Result<Self> {
+    fn connect_again(
+        &self,
+        name: &str,
+        members: Members,
+        how: impl FnOnce(&Links) -> (Arc<Connect>, GlooOptions),
+    ) -> Result<Self> {
         let Some(links) = &self.0.links else { return Ok(Self::single_process()) };
         let number = links.num_forks.fetch_add(1, Ordering::Relaxed);
-        let store = links.store.prefix(&format!("fork/{number}"))?;
+        if members.world_size() == 1 {
+            return Ok(Self(Arc::new(Inner { members, links: None, sequence: AtomicU64::new(0) })));
+        }
+        let store = links.store.prefix(&format!("fork/{number}{name}"))?;
         let (connect, gloo) = how(links);
-        Self::new(connect, &store, gloo)
+        Self::new(connect, &store, gloo, members)
     }
 
     /// Tells ranks that will miss this one in a collective why it makes none any more.
@@ -156,12 +175,12 @@ impl Group {
 
     /// This process's number in the group, from 0.
     pub fn rank(&self) -> usize {
-        self.0.rank
+        self.0.members.rank()
     }
 
     /// Number of processes in the group.
     pub fn world_size(&self) -> usize {
-        self.0.world_size
+        self.0.members.world_size()
     }
 
     /// How long a collective waits for the slowest rank; `None` in a group of one.
@@ -494,15 +513,8 @@ impl Group {
         }
         let call = Call { op: op.to_owned(), sequence, shape: shape.clone() };
         let findings = links.journal.ask(&call, links.timeout);
-        let failure = Failure {
-            rank: self.rank(),
-            world_size: self.world_size(),
-            op,
-            sequence,
-            shape,
-            deadline: links.timeout,
-            findings,
-        };
+        let failure =
+            Failure { members: self.0.members.clone(), op, sequence, shape, deadline: links.timeout, findings };
         if source.is_timeout() {
             CollectiveError::Timeout { failure, source }.into()
         } else {

@@ -1,7 +1,7 @@
 //! How the processes of a run find each other: one store, then one group.
 
 use crate::error::{Result, StateError};
-use crate::group::{Group, connect_gloo};
+use crate::group::{Group, Members, connect_gloo};
 use crate::state::Lookup;
 use accelerate_core::config::InitProcessGroupKwargs;
 use accelerate_core::environment::RankVariables;
@@ -41,16 +41,15 @@ pub(super) fn connect(
     wait_for_all(&store, ranks, timeout)?;
     let options =
         GlooOptions { timeout, interface: interface(&meeting_point, ranks, lookup), ..GlooOptions::default() };
-    let (rank, world_size) = (ranks.rank, ranks.world_size);
-    let gloo = connect_gloo(rank, world_size, options.clone());
+    let gloo = connect_gloo(options.clone());
     let connect = match device {
-        Device::Cuda(device_index) if backend == "nccl" => Arc::new(move |store: &Store| {
-            let options = NcclOptions { timeout, device_index, cpu: Some(&gloo(store)?) };
-            Ok(ProcessGroup::nccl(&store.prefix("nccl")?, rank, world_size, &options)?)
+        Device::Cuda(device_index) if backend == "nccl" => Arc::new(move |store: &Store, members: &Members| {
+            let options = NcclOptions { timeout, device_index, cpu: Some(&gloo(store, members)?) };
+            Ok(ProcessGroup::nccl(&store.prefix("nccl")?, members.rank(), members.world_size(), &options)?)
         }),
         _ => gloo,
     };
-    Group::new(connect, &store, options)
+    Group::new(connect, &store, options, Members::all(ranks.rank, ranks.world_size))
 }
 
 fn meeting_point(ranks: &RankVariables, init_method: Option<&str>, lookup: Lookup<'_>) -> Result<MeetingPoint> {

@@ -3,6 +3,7 @@
 use super::{MixedPrecision, null_is_default};
 use crate::Result;
 use crate::error::config::ConfigErrorKind;
+use crate::mesh::Mesh;
 use crate::names::spelled_enum;
 use serde::{Deserialize, Serialize};
 
@@ -31,6 +32,11 @@ spelled_enum! {
         /// Optimizer state and gradients; parameters are whole at all times. Every backward pass reduces gradients to
         /// parts, also inside of an accumulation window (ZeRO-2).
         OptimizerStateAndGradients = "OPTIMIZER_STATE_AND_GRADIENTS",
+        /// As `FULL_SHARD` within groups of `dp_shard_size` ranks, which average their gradients with the other groups: what
+        /// is gathered stays within a machine.
+        HybridShard = "HYBRID_SHARD" | "4",
+        /// As `SHARD_GRAD_OP` within such groups.
+        HybridShardZero2 = "HYBRID_SHARD_ZERO2" | "_HYBRID_SHARD_ZERO2" | "5",
     }
 }
 
@@ -130,6 +136,9 @@ pub struct FullyShardedDataParallelPlugin {
     /// Version 2's name for the choice between `FULL_SHARD` (`true`) and `SHARD_GRAD_OP` (`false`). Default none: as
     /// `sharding_strategy` says.
     pub reshard_after_forward: Option<bool>,
+    /// Among how many neighbouring ranks `HYBRID_SHARD` and `HYBRID_SHARD_ZERO2` divide the model (`ParallelismConfig` of
+    /// the reference has it by this name). Default: those of one machine.
+    pub dp_shard_size: Option<usize>,
     /// How parameters are divided into units. Default: one unit.
     #[serde(deserialize_with = "null_is_default")]
     pub auto_wrap_policy: AutoWrapPolicy,
@@ -163,6 +172,7 @@ impl Default for FullyShardedDataParallelPlugin {
             fsdp_version: 1,
             sharding_strategy: ShardingStrategy::FullShard,
             reshard_after_forward: None,
+            dp_shard_size: None,
             auto_wrap_policy: AutoWrapPolicy::NoWrap,
             transformer_cls_names_to_wrap: Vec::new(),
             min_num_params: None,
@@ -185,7 +195,34 @@ impl FullyShardedDataParallelPlugin {
     /// assert!(!plugin.frees_after_forward());
     /// ```
     pub fn frees_after_forward(&self) -> bool {
-        self.reshard_after_forward.unwrap_or(self.sharding_strategy == ShardingStrategy::FullShard)
+        use ShardingStrategy::{FullShard, HybridShard};
+        self.reshard_after_forward.unwrap_or(matches!(self.sharding_strategy, FullShard | HybridShard))
+    }
+
+    /// How `world_size` ranks, `local_world_size` of them on each machine, divide the model.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_config`](crate::Error::is_config): the ranks do not fill whole groups.
+    ///
+    /// ```
+    /// use accelerate_core::config::{FullyShardedDataParallelPlugin, ShardingStrategy};
+    /// let sharding_strategy = ShardingStrategy::HybridShard;
+    /// let plugin = FullyShardedDataParallelPlugin { sharding_strategy, ..Default::default() };
+    /// assert_eq!(plugin.mesh(16, 8)?.num_replicas(), 2);
+    /// assert_eq!(FullyShardedDataParallelPlugin::default().mesh(16, 8)?.num_replicas(), 1);
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    pub fn mesh(&self, world_size: usize, local_world_size: usize) -> Result<Mesh> {
+        match self.is_hybrid() {
+            true => Mesh::new(world_size, self.dp_shard_size.unwrap_or(local_world_size)),
+            false => Ok(world_size.into()),
+        }
+    }
+
+    fn is_hybrid(&self) -> bool {
+        use ShardingStrategy::{HybridShard, HybridShardZero2};
+        matches!(self.sharding_strategy, HybridShard | HybridShardZero2)
     }
 
     /// Are parameters whole between steps too? Then they are gathered once after each step.
@@ -223,7 +260,7 @@ impl FullyShardedDataParallelPlugin {
     /// # Errors
     ///
     /// [`Error::is_config`](crate::Error::is_config): an unknown version, `SIZE_BASED_WRAP` without `min_num_params`,
-    /// `reshard_after_forward` against `NO_SHARD`.
+    /// `reshard_after_forward` against `NO_SHARD`, `dp_shard_size` for a strategy that is not hybrid.
     ///
     /// ```
     /// # use accelerate_core::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin};
@@ -258,6 +295,13 @@ impl FullyShardedDataParallelPlugin {
                 "transformer_cls_names_to_wrap",
                 "auto_wrap_policy",
                 "only TRANSFORMER_BASED_WRAP looks at paths",
+            );
+        }
+        if self.dp_shard_size.is_some() && !self.is_hybrid() {
+            return contradiction(
+                "dp_shard_size",
+                "sharding_strategy",
+                "only the hybrid strategies have groups of ranks",
             );
         }
         if self.reshard_after_forward.is_some() {

@@ -10,6 +10,11 @@ pub(crate) enum ConfigErrorKind {
     MustBePositive { name: &'static str },
     #[error("{name} is {found}, but must be {wanted}")]
     OutOfRange { name: &'static str, found: f64, wanted: &'static str },
+    #[error(
+        "{world_size} ranks do not fill groups of {shard_size}; let dp_shard_size divide the number of ranks (without it, a \
+         group is the ranks of one machine)"
+    )]
+    IncompleteMesh { world_size: usize, shard_size: usize },
     #[error("comm_state_option does not hold the options of PowerSGD: {source}")]
     PowerSgdOptions { source: serde_json::Error },
     #[error("{first} and {second} contradict each other: {why}")]

@@ -2,6 +2,7 @@
 
 use super::{Inventory, ParameterEntry, Placement, Plan};
 use crate::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin, ShardingStrategy};
+use crate::mesh::Mesh;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -49,7 +50,7 @@ impl Unit {
         (path, dtype, requires_grad): (String, String, bool),
         parameters: Vec<usize>,
         inventory: &Inventory,
-        world_size: usize,
+        shard_size: usize,
     ) -> Self {
         let mut offsets = vec![0];
         let mut num_elements: usize = 0;
@@ -57,7 +58,7 @@ impl Unit {
             num_elements = num_elements.saturating_add(inventory.parameters[position].num_elements());
             offsets.push(num_elements);
         }
-        let shard_elements = num_elements.div_ceil(world_size.max(1));
+        let shard_elements = num_elements.div_ceil(shard_size);
         Self { path, dtype, requires_grad, parameters, offsets, num_elements, shard_elements }
     }
 
@@ -128,7 +129,7 @@ impl Plan {
             let element_bytes =
                 unit.parameters.first().map_or(0, |&first| self.inventory.parameters[first].element_bytes);
             let own = unit.shard_elements.saturating_mul(element_bytes);
-            let whole = own.saturating_mul(self.world_size);
+            let whole = own.saturating_mul(self.world_size / self.num_replicas.max(1));
             let (parameters, gradients) = match self.sharding_strategy {
                 ShardingStrategy::OptimizerState => (whole, whole),
                 ShardingStrategy::OptimizerStateAndGradients => (whole, own),
@@ -145,7 +146,8 @@ impl Plan {
     }
 }
 
-/// Plans full sharding: every parameter in a unit, every unit in equal parts on all ranks.
+/// Plans full sharding: every parameter in a unit, every unit in equal parts on the ranks of each row of `mesh`; a number is
+/// that of ranks in a single row.
 ///
 /// Parameters of different element types, and frozen ones, have units of their own. A tied parameter that several units
 /// use belongs to the root unit.
@@ -163,7 +165,8 @@ impl Plan {
 /// let paths: Vec<_> = plan.units.iter().map(|unit| unit.path.as_str()).collect();
 /// assert_eq!(paths, ["", "layers.0", "layers.1"]);
 /// ```
-pub fn plan_sharded(inventory: &Inventory, plugin: &FullyShardedDataParallelPlugin, world_size: usize) -> Plan {
+pub fn plan_sharded(inventory: &Inventory, plugin: &FullyShardedDataParallelPlugin, mesh: impl Into<Mesh>) -> Plan {
+    let mesh = mesh.into();
     let by_size = match (plugin.auto_wrap_policy, plugin.min_num_params) {
         (AutoWrapPolicy::SizeBasedWrap, Some(least)) => modules_by_size(inventory, least),
         _ => Vec::new(),
@@ -184,14 +187,25 @@ pub fn plan_sharded(inventory: &Inventory, plugin: &FullyShardedDataParallelPlug
             }
         }
     }
-    let units: Vec<Unit> =
-        keys.into_iter().zip(members).map(|(key, members)| Unit::new(key, members, inventory, world_size)).collect();
+    let units: Vec<Unit> = keys
+        .into_iter()
+        .zip(members)
+        .map(|(key, members)| Unit::new(key, members, inventory, mesh.shard_size()))
+        .collect();
     let mut placements = vec![Placement::Frozen; inventory.parameters.len()];
     for (unit, content) in units.iter().enumerate() {
         content.parameters.iter().for_each(|&position| placements[position] = Placement::Shard { unit });
     }
     let sharding_strategy = plugin.sharding_strategy;
-    Plan { world_size, sharding_strategy, inventory: inventory.clone(), placements, buckets: Vec::new(), units }
+    Plan {
+        world_size: mesh.world_size(),
+        num_replicas: mesh.num_replicas(),
+        sharding_strategy,
+        inventory: inventory.clone(),
+        placements,
+        buckets: Vec::new(),
+        units,
+    }
 }
 
 /// The module that is a parameter's unit; empty for the root.

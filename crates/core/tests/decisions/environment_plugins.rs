@@ -149,6 +149,8 @@ fn launcher_with<'a>(changes: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> 
         transformer_cls_names_to_wrap: vec!["a.*".to_owned(), "b.*".to_owned()],
         ..Default::default()
     })]
+#[case(&[("SHARDING_STRATEGY", "HYBRID_SHARD_ZERO2")],
+    FullyShardedDataParallelPlugin { sharding_strategy: ShardingStrategy::HybridShardZero2, ..Default::default() })]
 #[case(&[("STATE_DICT_TYPE", "FULL_STATE_DICT"), ("BACKWARD_PREFETCH", "NO_PREFETCH"), ("IGNORED_MODULES", "None")],
     FullyShardedDataParallelPlugin::default())]
 fn sharding_by_variables(#[case] changes: &[(&str, &str)], #[case] wanted: FullyShardedDataParallelPlugin) {
@@ -166,7 +168,7 @@ fn nothing_set_is_the_default() {
 #[rstest]
 #[case(&[("VERSION", "3")], &["FSDP_VERSION is \"3\"", "1 or 2"])]
 #[case(&[("VERSION", "x")], &["FSDP_VERSION is \"x\"", "1 or 2"])]
-#[case(&[("SHARDING_STRATEGY", "HYBRID_SHARD")], &["FSDP_SHARDING_STRATEGY is \"HYBRID_SHARD\""])]
+#[case(&[("SHARDING_STRATEGY", "HYBRID")], &["FSDP_SHARDING_STRATEGY is \"HYBRID\""])]
 #[case(&[("RESHARD_AFTER_FORWARD", "maybe")], &["FSDP_RESHARD_AFTER_FORWARD is \"maybe\"", "a sharding strategy"])]
 #[case(&[("VERSION", "2"), ("RESHARD_AFTER_FORWARD", "full_shard")], &["FSDP_RESHARD_AFTER_FORWARD", "one of y, yes"])]
 #[case(&[("VERSION", "2"), ("SHARDING_STRATEGY", "NO_SHARD")], &["FSDP_SHARDING_STRATEGY", "with version 2"])]

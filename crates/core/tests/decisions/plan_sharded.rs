@@ -1,6 +1,7 @@
 //! Units and shards.
 
-use accelerate_core::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin};
+use accelerate_core::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin, ShardingStrategy};
+use accelerate_core::mesh::Mesh;
 use accelerate_core::plan::*;
 use proptest::prelude::*;
 use rstest::rstest;
@@ -86,6 +87,40 @@ fn what_several_units_share_belongs_to_the_root() {
     assert_eq!(plan.units.iter().map(|unit| unit.path.as_str()).collect::<Vec<_>>(), ["", "layers.1"]);
 }
 
+#[rstest]
+#[case(ShardingStrategy::HybridShard, None, 2, 3)]
+#[case(ShardingStrategy::HybridShardZero2, Some(2), 3, 5)]
+#[case(ShardingStrategy::HybridShard, Some(6), 1, 2)]
+#[case(ShardingStrategy::FullShard, None, 1, 2)]
+fn groups_divide_the_model_among_their_own_ranks(
+    #[case] sharding_strategy: ShardingStrategy,
+    #[case] dp_shard_size: Option<usize>,
+    #[case] num_replicas: usize,
+    #[case] shard_elements: usize,
+) {
+    let plugin = FullyShardedDataParallelPlugin { sharding_strategy, dp_shard_size, ..Default::default() };
+    plugin.check().unwrap();
+    let inventory = Inventory { parameters: vec![entry("weight", 9)] };
+    let plan = plan_sharded(&inventory, &plugin, plugin.mesh(6, 3).unwrap());
+    assert_eq!((plan.world_size, plan.num_replicas), (6, num_replicas));
+    assert_eq!(plan.units[0].shard_elements, shard_elements);
+    assert_eq!(plan.bytes_per_rank().largest_unit, 4 * shard_elements * 6 / num_replicas);
+}
+
+#[rstest]
+#[case(6, 4)]
+#[case(6, 0)]
+#[case(2, 3)]
+fn groups_that_ranks_do_not_fill_are_refused(#[case] world_size: usize, #[case] dp_shard_size: usize) {
+    let sharding_strategy = ShardingStrategy::HybridShard;
+    let dp_shard_size = Some(dp_shard_size);
+    let plugin = FullyShardedDataParallelPlugin { sharding_strategy, dp_shard_size, ..Default::default() };
+    let error = plugin.mesh(world_size, world_size).unwrap_err();
+    assert!(error.is_config() && error.to_string().contains("let dp_shard_size divide"), "{error}");
+    let plugin = FullyShardedDataParallelPlugin { dp_shard_size, ..Default::default() };
+    assert!(plugin.check().unwrap_err().to_string().contains("only the hybrid strategies"));
+}
+
 #[test]
 fn people_can_read_it() {
     let parameters = vec![entry("layers.0.weight", 5), entry("head", 4)];
@@ -96,6 +131,18 @@ fn people_can_read_it() {
 }
 
 proptest! {
+    #[test]
+    fn every_rank_is_in_one_row_and_one_column(num_replicas in 1usize..6, shard_size in 1usize..6) {
+        let mesh = Mesh::new(num_replicas * shard_size, shard_size).unwrap();
+        for rank in 0..mesh.world_size() {
+            let (row, column) = (mesh.shard_ranks(rank), mesh.replica_ranks(rank));
+            prop_assert_eq!((row.len(), column.len()), (shard_size, num_replicas));
+            prop_assert_eq!(row.iter().filter(|other| column.contains(other)).collect::<Vec<_>>(), [&rank]);
+            prop_assert!(row.iter().all(|&other| mesh.shard_ranks(other) == row));
+            prop_assert!(column.iter().all(|&other| mesh.replica_ranks(other) == column));
+        }
+    }
+
     #[test]
     fn every_element_is_on_exactly_one_rank(
         sizes in prop::collection::vec(0usize..20, 1..8),

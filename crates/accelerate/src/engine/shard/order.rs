@@ -69,7 +69,7 @@ impl Shard {
             format!("{what} {}\n", self.label(*unit))
         };
         let order: String = travelled.iter().map(line).collect();
-        let Some(orders) = self.0.group.disagreement("check_order", &order)? else { return Ok(()) };
+        let Some(orders) = self.0.job.disagreement("check_order", &order)? else { return Ok(()) };
         let (rank, on_main, there) = difference_from_main(&orders);
         Err(StateError::DifferentOrders { rank, on_main, there }.into())
     }

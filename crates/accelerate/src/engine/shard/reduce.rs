@@ -4,7 +4,7 @@ use super::order::Travel;
 use super::unit::{UnitState, pieces};
 use super::{Shard, State};
 use crate::error::Result;
-use crate::group::Versions;
+use crate::group::{InFlight, Versions};
 use accelerate_core::plan::Unit;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -24,6 +24,8 @@ const MOST_PIECES: usize = 4;
 #[derive(Default)]
 pub(super) struct Reducing {
     pieces: VecDeque<Piece>,
+    /// Units whose sums are added up over replicas, in the order in which that began.
+    replicated: VecDeque<Replicated>,
     /// The running backward pass will call [`Shard::finish_backward`].
     is_end_awaited: bool,
 }
@@ -37,12 +39,19 @@ struct Piece {
     completes: Option<(usize, Tensor)>,
 }
 
+/// A unit's gradient on its way between the ranks that have the same part.
+struct Replicated {
+    in_flight: Option<InFlight>,
+    unit: usize,
+    gradient: Tensor,
+}
+
 impl Shard {
     /// Takes the gradients of a unit's parameters from the backward pass. What it returns is accumulated there and then;
     /// what is reduced over ranks comes at the end of the pass. Collective where gradients are synchronised.
     pub(super) fn reduce(&self, unit: usize, gradients: Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>> {
         let _no_grad = tch::no_grad_guard();
-        if self.0.group.world_size() == 1 {
+        if self.0.job.world_size() == 1 {
             let flatten = |gradient: Option<Tensor>| gradient.map(|gradient| gradient.f_reshape([-1])).transpose();
             return Ok(gradients.into_iter().map(flatten).collect::<Result<_, _>>()?);
         }
@@ -85,7 +94,7 @@ impl Shard {
         };
         // Before the sum, as in `c10d::Reducer`: the same rounding, and no overflow that the mean would not have. As a
         // tensor, because the product with a number would be made elsewhere and copied.
-        let scale = Tensor::f_full([0i64; 0], (world_size as f64).recip(), options)?;
+        let scale = Tensor::f_full([0i64; 0], (self.0.job.world_size() as f64).recip(), options)?;
         let step = (PIECE_BYTES / options.0.elt_size_in_bytes() / world_size).clamp(1, content.shard_elements.max(1));
         for start in (0..content.shard_elements).step_by(step) {
             let range = start..(start + step).min(content.shard_elements);
@@ -116,10 +125,24 @@ impl Shard {
             };
             let Some(Piece { versions, sum, completes }) = piece else { return Ok(()) };
             versions.sum_into(sum)?;
-            if let Some((unit, gradient)) = completes {
-                self.accumulate(unit, &gradient)?;
+            match (completes, &self.0.replicas) {
+                (None, _) => {}
+                (Some((unit, gradient)), None) => self.accumulate(unit, &gradient)?,
+                (Some((unit, gradient)), Some(replicas)) => {
+                    let in_flight = replicas.start_all_reduce(&gradient, &self.label(unit))?;
+                    self.lock().reducing.replicated.push_back(Replicated { in_flight, unit, gradient });
+                }
             }
         }
+    }
+
+    /// Waits until all units' gradients are sums over all ranks.
+    fn finish_replicated(&self) -> Result<()> {
+        let replicated = std::mem::take(&mut self.lock().reducing.replicated);
+        replicated.into_iter().try_for_each(|Replicated { in_flight, unit, gradient }| {
+            in_flight.map_or(Ok(()), InFlight::wait)?;
+            self.accumulate(unit, &gradient)
+        })
     }
 
     /// Gives the parameters their pieces of the gradient of this rank's part.
@@ -149,13 +172,15 @@ impl Shard {
                 self.start_reduce(unit, left)?;
             }
         }
-        self.finish_pieces(0)
+        self.finish_pieces(0)?;
+        self.finish_replicated()
     }
 
     /// Forgets a backward pass that has failed. What is on its way has to arrive first: its memory will be used again.
     pub(super) fn abandon_backward(&self) -> Result<()> {
-        let abandoned = std::mem::take(&mut self.lock().reducing);
-        abandoned.pieces.into_iter().try_for_each(|piece| piece.versions.sum_into(piece.sum))
+        let Reducing { pieces, replicated, .. } = std::mem::take(&mut self.lock().reducing);
+        pieces.into_iter().try_for_each(|piece| piece.versions.sum_into(piece.sum))?;
+        replicated.into_iter().try_for_each(|unit| unit.in_flight.map_or(Ok(()), InFlight::wait))
     }
 }
 

@@ -199,7 +199,7 @@ const INERT: &[(&str, &str)] = &[
 ];
 
 const STAGE_1_TO_3: &str = "remove it; the stages work without";
-const HYBRID: &str = "remove it; all ranks share one set of parts";
+const HYBRID: &str = "remove it; groups of ranks are HYBRID_SHARD of a FullyShardedDataParallelPlugin";
 const QUANTISED: &str = "remove it; parameters and gradients travel as they are";
 const MASTER: &str = "remove it; parameters stay in 32 bits and layers compute in fewer under autocast";
 const MEAN: &str = "remove it; gradients are averaged over ranks in their own format";
