@@ -10,6 +10,11 @@ pub(crate) enum NnError {
     )]
     ShardedData { parameter: String },
     #[error(
+        "the parts do not make up this model:\n  {}\nNothing was loaded. Give the parts of all processes, of the same model",
+        problems.join("\n  ")
+    )]
+    PartsMismatch { problems: Vec<String> },
+    #[error(
         "the parameter name `{name}` is taken already, by a tensor of shape {shape:?}; give each layer its \
          own place with `&path / \"name\"`, or use `path.alias` to tie two layers to one weight"
     )]

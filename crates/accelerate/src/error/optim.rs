@@ -74,6 +74,13 @@ pub(crate) enum OptimError {
     )]
     NeedsWholeParameters { optimizer: &'static str, parameter: String },
     #[error(
+        "\"{key}\" of {optimizer} is state of a part of its parameter and cannot be put together with that of other parts; \
+         load it on as many processes as saved it, or use an optimizer that goes element by element, such as AdamW"
+    )]
+    StateInBlocks { optimizer: &'static str, key: String },
+    #[error("the states do not make up one optimizer:\n  {}\nGive the states of all processes of one run", problems.join("\n  "))]
+    StatesMismatch { problems: Vec<String> },
+    #[error(
         "this {optimizer} was not prepared, but trains \"{parameter}\" of a prepared model: it would step in the middle of \
          an accumulation window, and on gradients that are still scaled. Prepare it: \
          `let mut optimizer = accelerator.prepare(optimizer)?`"

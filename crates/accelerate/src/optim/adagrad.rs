@@ -3,7 +3,7 @@
 use super::Optimizer;
 use super::batches::{Batch, Batches};
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero};
-use super::state::{Loading, OptimizerState, save_groups, save_tensor};
+use super::state::{Loading, OptimizerState, save_groups, save_parts, save_tensor};
 use crate::error::Result;
 use crate::nn::ParamStore;
 use serde::{Deserialize, Serialize};
@@ -170,7 +170,8 @@ impl Optimizer for Adagrad {
                 save_tensor(&mut tensors, "sum", param, &state.sum)?;
             }
         }
-        Ok(OptimizerState { tensors, groups: save_groups(&self.handle, &self.options)? })
+        let groups = save_groups(&self.handle, &self.options)?;
+        Ok(OptimizerState { tensors, groups, parts: save_parts(&self.handle) })
     }
 
     fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {

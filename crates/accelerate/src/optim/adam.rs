@@ -3,7 +3,7 @@
 use super::Optimizer;
 use super::batches::{Batch, Batches};
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero, check_beta};
-use super::state::{Loading, OptimizerState, save_groups, save_tensor};
+use super::state::{Loading, OptimizerState, save_groups, save_parts, save_tensor};
 use crate::error::Result;
 use crate::nn::ParamStore;
 use serde::{Deserialize, Serialize};
@@ -131,7 +131,7 @@ impl Core {
             let betas = serde_json::json!([group.momentum, self.options.betas.1]);
             group.options.insert("betas".to_string(), betas);
         }
-        Ok(OptimizerState { tensors, groups })
+        Ok(OptimizerState { tensors, groups, parts: save_parts(&self.handle) })
     }
 
     fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {

@@ -28,6 +28,7 @@ mod state;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
+mod whole_state;
 
 pub use adafactor::{Adafactor, AdafactorBuilder};
 pub use adagrad::{Adagrad, AdagradBuilder};

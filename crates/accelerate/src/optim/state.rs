@@ -2,7 +2,7 @@
 
 use super::handle::OptimizerHandle;
 use crate::error::{OptimError, Result};
-use crate::nn::Param;
+use crate::nn::{Param, TensorPart};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tch::{Device, Kind, Tensor};
@@ -31,6 +31,8 @@ pub struct OptimizerState {
     pub tensors: BTreeMap<String, Tensor>,
     /// One entry for each parameter group, in order.
     pub groups: Vec<GroupState>,
+    /// By name, which elements of a sharded parameter the tensors are state of: then they are flat. Empty if none is sharded.
+    pub parts: BTreeMap<String, TensorPart>,
 }
 
 /// The settings of one parameter group.
@@ -81,6 +83,12 @@ pub(super) fn save_groups(handle: &OptimizerHandle, options: &impl Serialize) ->
             })
         })
         .collect()
+}
+
+/// Writes which elements of its parameters an optimizer has state of.
+pub(super) fn save_parts(handle: &OptimizerHandle) -> BTreeMap<String, TensorPart> {
+    let part = |param: &Param| Some((param.name().to_owned(), TensorPart::of(param)?));
+    handle.params().filter_map(part).collect()
 }
 
 /// The groups' part of loading: first everything is checked, then everything is set.
@@ -157,6 +165,13 @@ impl<'a> Loading<'a> {
                 continue;
             };
             self.num_tensors_used += 1;
+            let saved = match self.own_elements(param, saved, shape)? {
+                Ok(saved) => saved,
+                Err(problem) => {
+                    self.problems.push(format!("\"{key}\" {problem}"));
+                    continue;
+                }
+            };
             let (found_shape, found_kind) = (saved.size(), saved.f_kind()?);
             if found_shape != *shape {
                 self.problems.push(format!("\"{key}\" has shape {found_shape:?}, not {shape:?}"));
@@ -174,6 +189,31 @@ impl<'a> Loading<'a> {
         }
         self.problems.extend(missing.into_iter().map(|key| format!("\"{key}\" is missing")));
         Ok(Some(tensors))
+    }
+
+    /// Of state that has an element for each of its parameter's, those that this process keeps. The inner error says why
+    /// they are not there.
+    fn own_elements(&self, param: &Param, saved: &Tensor, wanted: &[i64]) -> Result<Result<Tensor, String>> {
+        let own = TensorPart::of(param);
+        let is_elementwise = *wanted == *param.local().size();
+        match (self.state.parts.get(param.name()), &own) {
+            (None, Some(own)) if is_elementwise && saved.size() == own.shape => {
+                let flat = saved.f_detach()?.f_reshape([-1])?;
+                Ok(Ok(flat.f_narrow(0, own.start as i64, own.range().len() as i64)?))
+            }
+            (Some(saved_part), None) if is_elementwise && saved_part.is_whole() && saved_part.shape == wanted => {
+                Ok(Ok(saved.f_reshape(wanted)?))
+            }
+            (Some(found), own) if own.as_ref() != Some(found) => {
+                let range = |part: &TensorPart| format!("elements {:?} of {:?}", part.range(), part.shape);
+                let wanted = own.as_ref().map_or_else(|| "all".to_owned(), range);
+                let found = range(found);
+                Ok(Err(format!(
+                    "has {found}, not {wanted}: put all processes' states together (OptimizerState::from_parts)"
+                )))
+            }
+            _ => Ok(Ok(saved.shallow_clone())),
+        }
     }
 
     /// Says whether all of the state fits, and if so sets the groups. To be called before the
