@@ -209,7 +209,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     // State that has no element for each of the parameter's.
     let errors = testing::ranks_with(2, sharded(FullShard, None), |accelerator| {
         let store = ParamStore::new(Device::Cpu);
-        let weight = store.root().param("weight", Tensor::ones([10_000], (Kind::Float, Device::Cpu)))?;
+        let weight = store.root().param("weight", Tensor::ones([8192], (Kind::Float, Device::Cpu)))?;
         let module = ModuleFn::new(&store, move |input: &Tensor| Ok((weight.get() * input).f_sum(None)?));
         let (model, mut optimizer) = accelerator.prepare((module, AdamW8bit::new(&store, 0.1)?))?;
         accelerator.backward(&model.forward(&Tensor::from(2f32))?)?;
