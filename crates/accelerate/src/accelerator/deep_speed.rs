@@ -116,6 +116,11 @@ impl DeepSpeed {
         resolved.scheduler.ok_or_else(|| StateError::NoDeepSpeedSection { section: "scheduler" }.into())
     }
 
+    /// Is the program to build models without memory for their parameters?
+    pub(crate) fn wants_empty_weights(&self) -> bool {
+        self.plugin.zero3_init_flag == Some(true)
+    }
+
     /// The configuration with some batch size, where it leaves that to the loaders.
     fn without_batch_size(&self) -> DeepSpeedConfig {
         let mut config = self.config.clone();

@@ -112,7 +112,12 @@ pub(crate) fn start(
         Some((plugin, mixed_precision)) if plugin.sharding_strategy != ShardingStrategy::NoShard => {
             Ok(Arc::new(shard::Shard::start(context, store, plugin, mixed_precision)?))
         }
-        _ if context.group.world_size() == 1 || evaluation_mode => Ok(Arc::new(Alone)),
-        _ => replicate::Replicate::start(context, store, kwargs),
+        _ => {
+            store.materialize()?;
+            match context.group.world_size() == 1 || evaluation_mode {
+                true => Ok(Arc::new(Alone)),
+                false => replicate::Replicate::start(context, store, kwargs),
+            }
+        }
     }
 }

@@ -226,6 +226,7 @@ fn first_difference(a: &str, b: &str) -> Option<(String, String)> {
     }
 }
 
+/// Parameters without memory are left out.
 pub(super) fn copy_from(group: &Group, store: &ParamStore, source: usize) -> Result<()> {
     /// From here on a message of its own costs less than the memory for a copy.
     const LARGE_BYTES: usize = 4 << 20;
@@ -233,6 +234,7 @@ pub(super) fn copy_from(group: &Group, store: &ParamStore, source: usize) -> Res
         .parameters()
         .iter()
         .chain(&store.buffers())
+        .filter(|param| !param.is_deferred())
         .map(|param| Ok(param.local().f_detach()?))
         .collect::<Result<Vec<Tensor>>>()?
         .into_iter()

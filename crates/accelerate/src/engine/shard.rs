@@ -37,7 +37,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tch::Kind;
+use tch::{Kind, Tensor};
 use torch_ext::autograd::is_grad_enabled;
 use torch_ext::saved_tensors::push_saved_tensor_hooks;
 
@@ -53,6 +53,8 @@ struct Inner {
     /// The ranks that have the same part, if there are others.
     replicas: Option<Group>,
     plan: Plan,
+    /// Name of a parameter -> its unit, and its place in that.
+    places: HashMap<String, (usize, usize)>,
     /// Sizes of the whole parameters, in the order of the inventory.
     shapes: Vec<Vec<i64>>,
     /// Do gathered parameters go before the backward pass?
@@ -139,6 +141,7 @@ impl Shard {
             job,
             group,
             replicas,
+            places: places(&plan),
             shapes: params.iter().map(Param::shape).collect(),
             frees_after_forward: !stays_whole && plugin.frees_after_forward(),
             always_reduces: plugin.sharding_strategy == ShardingStrategy::OptimizerStateAndGradients,
@@ -164,15 +167,33 @@ impl Shard {
             }),
             plan,
         }));
-        // One after the other: the whole parameters of a unit go when its parts are there.
-        for (unit, content) in shard.0.plan.units.iter().enumerate() {
-            let parts = UnitState::split(content, &params, &shard.0.group, stays_whole, policy)?;
-            shard.lock().units.push(parts);
-            for (member, &position) in content.parameters.iter().enumerate() {
-                params[position].replace_storage(Box::new(Part { shard: shard.clone(), unit, member }));
-            }
+        for content in &shard.0.plan.units {
+            let first = params[content.parameters[0]].local();
+            let unit = UnitState::new(content, &first, &shard.0.group, stays_whole, policy)?;
+            shard.lock().units.push(unit);
         }
+        // One after the other: a whole parameter goes when its part is there.
+        for param in params.iter().filter(|param| !param.is_deferred()) {
+            shard.take_over(param, &param.local())?;
+        }
+        store.initialise_each(|param, whole| {
+            if plugin.sync_module_states {
+                shard.0.job.broadcast(&whole, 0)?;
+            }
+            shard.take_over(param, &whole)
+        })?;
         Ok(shard)
+    }
+
+    /// Keeps this rank's part of a parameter.
+    fn take_over(&self, param: &Param, whole: &Tensor) -> Result<()> {
+        let Some(&(unit, member)) = self.0.places.get(param.name()) else { return Ok(()) };
+        let part = self.unit(unit).part_of(member, self.0.group.rank());
+        let own = whole.f_detach()?.f_reshape([-1])?.f_narrow(0, part.start as i64, part.len() as i64)?;
+        let mut local = self.lock().units[unit].locals[member].shallow_clone();
+        tch::no_grad(|| local.f_copy_(&own))?;
+        drop(param.replace_storage(Box::new(Part { shard: self.clone(), unit, member })));
+        Ok(())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -286,6 +307,15 @@ impl fmt::Debug for Shard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shard").field("num_units", &self.0.plan.units.len()).finish_non_exhaustive()
     }
+}
+
+fn places(plan: &Plan) -> HashMap<String, (usize, usize)> {
+    let members = |(unit, content): (usize, &Unit)| {
+        let name = |&position: &usize| plan.inventory.parameters[position].name.clone();
+        let names: Vec<String> = content.parameters.iter().map(name).collect();
+        names.into_iter().enumerate().map(move |(member, name)| (name, (unit, member)))
+    };
+    plan.units.iter().enumerate().flat_map(members).collect()
 }
 
 fn inventory(store: &ParamStore, params: &[Param]) -> Result<Inventory> {

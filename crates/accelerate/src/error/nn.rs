@@ -5,10 +5,15 @@ use tch::{Kind, TchError};
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NnError {
     #[error(
-        "{parameter} is sharded over ranks, and a sharded model does not move to another device or element type; do that \
-         before `prepare`"
+        "{parameter} is sharded over ranks, and a sharded model does not move to another device or element type, nor is it \
+         initialised again; do that before `prepare`"
     )]
     ShardedData { parameter: String },
+    #[error(
+        "{parameter} has no memory yet, because its store was made by ParamStore::init_empty_weights; load or save it after \
+         Accelerator::prepare, or after ParamStore::materialize"
+    )]
+    Deferred { parameter: String },
     #[error(
         "the parts do not make up this model:\n  {}\nNothing was loaded. Give the parts of all processes, of the same model",
         problems.join("\n  ")

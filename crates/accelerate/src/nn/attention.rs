@@ -1,7 +1,7 @@
 //! Multi-head attention on libtorch's fused `scaled_dot_product_attention`.
 
 use super::layer::forward_error;
-use super::{Init, Linear, LinearConfig, Param, Path, TrainingFlag, init};
+use super::{Init, Linear, LinearConfig, Param, Path, TrainingFlag};
 use crate::error::{NnError, Result};
 use std::borrow::Borrow;
 use tch::{Kind, Tensor};
@@ -127,13 +127,10 @@ impl MultiheadAttention {
             config.bias.then(|| path.param("in_proj_bias", ([3 * embed_dim], Init::Zeros))).transpose()?;
         let out_proj = Linear::new(path / "out_proj", embed_dim, embed_dim, LinearConfig { bias: config.bias })?;
         for weight in in_proj.weights() {
-            // Drawn on the CPU like all first values, then copied to where the weight is.
-            let drawn = Tensor::f_empty(weight.shape(), (weight.kind(), tch::Device::Cpu))?;
-            init::xavier_uniform_(&drawn, 1.0)?;
-            weight.copy_(&drawn)?;
+            weight.initialise(None, Init::XavierUniform { gain: 1.0 })?;
         }
         if let Some(bias) = &out_proj.bias {
-            init::zeros_(&bias.local())?;
+            bias.initialise(None, Init::Zeros)?;
         }
         let training = path.training_flag();
         Ok(Self { in_proj, in_proj_bias, out_proj, embed_dim, num_heads, config, training })

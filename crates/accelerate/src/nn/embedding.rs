@@ -1,6 +1,6 @@
 //! Rows of a table by index.
 
-use super::init::{self, Init};
+use super::init::Init;
 use super::layer::{forward_error, impl_layer};
 use super::{Param, Path};
 use crate::error::{NnError, Result};
@@ -66,8 +66,7 @@ impl Embedding {
     /// Sets the padding row to zero, as after an initialisation of one's own.
     pub fn zero_padding_row(&self) -> Result<()> {
         if let Some(index) = self.padding_idx {
-            let _no_grad = tch::no_grad_guard();
-            init::zeros_(&self.weight.local().f_select(0, index)?)?;
+            self.weight.initialise(Some(index), Init::Zeros)?;
         }
         Ok(())
     }

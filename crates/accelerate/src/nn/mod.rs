@@ -43,6 +43,7 @@ mod attention;
 mod batch_norm;
 mod compiled;
 mod conv;
+mod deferred;
 mod dropout;
 mod embedding;
 pub mod init;

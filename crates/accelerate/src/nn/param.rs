@@ -1,5 +1,7 @@
 //! The handle on one parameter or buffer, and the strategy that stores it.
 
+use super::Init;
+use super::deferred::fill;
 use crate::error::Result;
 use crate::group::Group;
 use std::fmt;
@@ -47,6 +49,14 @@ pub(crate) trait Storage: Send {
         let mut local = self.local();
         local.f_copy_(&part.f_reshape(local.size())?)?;
         Ok(())
+    }
+    /// Fills the whole of it, or one row.
+    fn initialise(&self, row: Option<i64>, init: Init) -> Result<()> {
+        fill(&self.local(), row, init)
+    }
+    /// Is there no memory for it yet?
+    fn is_deferred(&self) -> bool {
+        false
     }
     /// The ranks that own the other parts, if there are any.
     fn group(&self) -> Option<Group> {
@@ -114,10 +124,14 @@ struct Inner {
 
 impl Param {
     pub(crate) fn new(name: String, role: Role, tensor: Tensor) -> Self {
+        Self::with_storage(name, role, Box::new(Replicated(tensor)))
+    }
+
+    pub(super) fn with_storage(name: String, role: Role, storage: Box<dyn Storage>) -> Self {
         Self(Arc::new(Inner {
             name,
             role,
-            storage: Mutex::new(Box::new(Replicated(tensor))),
+            storage: Mutex::new(storage),
             storage_version: AtomicU64::new(0),
             is_of_prepared_model: AtomicBool::new(false),
         }))
@@ -262,6 +276,22 @@ impl Param {
     }
 
     /// Does a model that `prepare` returned train it? Then its optimizer has to be prepared too.
+    /// Fills it, or its row `row`, now or once it has memory.
+    pub(super) fn initialise(&self, row: Option<i64>, init: Init) -> Result<()> {
+        self.storage().initialise(row, init)
+    }
+
+    pub(crate) fn is_deferred(&self) -> bool {
+        self.storage().is_deferred()
+    }
+
+    /// From now on every rank holds the whole of it.
+    pub(super) fn set_replicated(&self, whole: Tensor) -> Result<()> {
+        let whole = whole.f_set_requires_grad(self.requires_grad())?;
+        drop(self.replace_storage(Box::new(Replicated(whole))));
+        Ok(())
+    }
+
     pub(crate) fn is_of_prepared_model(&self) -> bool {
         self.0.is_of_prepared_model.load(Ordering::Relaxed)
     }

@@ -129,7 +129,13 @@ impl Path {
         let name = self.full_name(name);
         // Before the draw, so that an error leaves the random stream as it was.
         self.store.check_free(&name)?;
-        let tensor = self.create(initial.into())?;
+        let initial = initial.into();
+        if let Initial::Shaped(shape, init) = &initial
+            && let Some(param) = self.store.insert_deferred(&name, shape, *init)?
+        {
+            return Ok(param);
+        }
+        let tensor = self.create(initial)?;
         if !init::is_floating(tensor.f_kind()?) {
             return Err(NnError::IntegerParameter { name, kind: tensor.f_kind()? }.into());
         }

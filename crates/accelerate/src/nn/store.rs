@@ -1,5 +1,6 @@
 //! All parameters of a model by name.
 
+use super::deferred::{Initialisations, ParamInitFn};
 use super::init::is_floating;
 use super::param::Role;
 use super::{LoadReport, Param, Path, StateDict, match_names, memory_of};
@@ -54,9 +55,9 @@ struct Inner {
 }
 
 #[derive(Debug)]
-struct State {
-    device: Device,
-    kind: Kind,
+pub(super) struct State {
+    pub(super) device: Device,
+    pub(super) kind: Kind,
     params: Vec<Param>,
     /// First names only.
     positions: HashMap<String, usize>,
@@ -64,6 +65,9 @@ struct State {
     aliases: BTreeMap<String, String>,
     /// Who computes with the same tensors without asking a [`Param`] for them.
     tensor_holder: Option<&'static str>,
+    /// Where parameters get no memory at first: what is to be done to them.
+    pub(super) initialisations: Option<Initialisations>,
+    pub(super) param_init_fn: Option<ParamInitFn>,
 }
 
 impl State {
@@ -107,6 +111,10 @@ impl ParamStore {
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn with_kind(device: Device, kind: Kind) -> Self {
+        Self::with_initialisations(device, kind, None)
+    }
+
+    pub(super) fn with_initialisations(device: Device, kind: Kind, initialisations: Option<Initialisations>) -> Self {
         Self(Arc::new(Inner {
             training: TrainingFlag(Arc::new(AtomicBool::new(true))),
             state: Mutex::new(State {
@@ -116,6 +124,8 @@ impl ParamStore {
                 positions: HashMap::new(),
                 aliases: BTreeMap::new(),
                 tensor_holder: None,
+                initialisations,
+                param_init_fn: None,
             }),
         }))
     }
@@ -192,7 +202,7 @@ impl ParamStore {
     }
 
     // Every change is a single step, so a panic elsewhere does not spoil the state.
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -408,7 +418,13 @@ impl ParamStore {
         for param in self.filtered(|_| true) {
             // The tensor object stays and its data change, as in torch.nn.Module.to: whoever holds it follows.
             let mut local = param.local();
-            let converted = convert(&local.f_detach()?)?;
+            let converted = match param.is_deferred() {
+                // One element, which stands for all.
+                true => {
+                    convert(&local.f_detach()?.f_as_strided([0i64; 0], [0i64; 0], 0)?)?.f_expand(local.size(), false)?
+                }
+                false => convert(&local.f_detach()?)?,
+            };
             let grad = param.grad().map(|grad| convert(&grad)).transpose()?;
             local.f_set_data(&converted)?;
             if let (Some(mut old), Some(new)) = (param.grad(), grad) {

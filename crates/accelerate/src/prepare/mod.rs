@@ -8,7 +8,7 @@ pub use model::PreparedModel;
 use crate::accelerator::Accelerator;
 use crate::data::{DataLoader, DataLoaderShard, LoaderKind, Shares};
 use crate::error::{Result, StateError};
-use crate::nn::Module;
+use crate::nn::{Module, Param};
 use crate::optim::{
     AcceleratedOptimizer, AcceleratedScheduler, DeepSpeedLr, DummyOptim, DummyScheduler, LrScheduler, Optimizer,
     SchedulerOptions,
@@ -191,6 +191,11 @@ impl Accelerator {
         }
         if settings.device_placement {
             store.to_device(self.device())?;
+        }
+        let wants_empty = settings.deep_speed.as_ref().is_some_and(|deep_speed| deep_speed.wants_empty_weights());
+        if wants_empty && self.is_main_process() && !store.parameters().iter().any(Param::is_deferred) {
+            let cure = "build it over ParamStore::init_empty_weights";
+            tracing::warn!("zero3_init_flag has no effect on a model that each process has built whole; {cure}");
         }
         let sharding = settings.fsdp.as_ref().map(|plugin| (plugin, self.mixed_precision()));
         let engine = crate::engine::start(self.context(), &store, &settings.ddp, sharding, evaluation_mode)?;

@@ -2,9 +2,9 @@
 
 use super::gather::Released;
 use super::{Phase, Shard};
-use crate::error::Result;
+use crate::error::{NnError, Result};
 use crate::group::Group;
-use crate::nn::{Storage, UnitMember};
+use crate::nn::{Init, Storage, UnitMember};
 use std::ops::Range;
 use tch::Tensor;
 
@@ -79,6 +79,12 @@ impl Storage for Part {
         self.local().f_copy_(part)?;
         self.shard.lock().units[self.unit].is_stale = true;
         Ok(())
+    }
+
+    fn initialise(&self, _row: Option<i64>, _init: Init) -> Result<()> {
+        let position = self.shard.unit(self.unit).parameters[self.member];
+        let parameter = self.shard.0.plan.inventory.parameters[position].name.clone();
+        Err(NnError::ShardedData { parameter }.into())
     }
 
     fn group(&self) -> Option<Group> {

@@ -3,7 +3,7 @@
 use super::Counts;
 use crate::error::Result;
 use crate::group::{Group, InFlight};
-use crate::nn::{Param, is_floating};
+use crate::nn::is_floating;
 use accelerate_core::config::{FloatType, MixedPrecisionPolicy};
 use accelerate_core::plan::Unit;
 use tch::{Kind, Tensor};
@@ -54,30 +54,29 @@ impl Kinds {
 }
 
 impl UnitState {
-    /// Takes this rank's part of `params`, or all of them and the part in it if they stay whole.
-    pub(super) fn split(
+    /// Room for this rank's part of parameters like `first`, or for all of them and the part in it if they stay whole.
+    pub(super) fn new(
         unit: &Unit,
-        params: &[Param],
+        first: &Tensor,
         group: &Group,
         stays_whole: bool,
         policy: MixedPrecisionPolicy,
     ) -> Result<Self> {
         let _no_grad = tch::no_grad_guard();
-        let first = params[unit.parameters[0]].local();
         let options = (first.f_kind()?, first.device());
         let size = unit.shard_elements as i64;
         let kinds = Kinds::new(options.0, policy);
-        let whole = || Tensor::f_zeros([size * group.world_size() as i64], (kinds.compute, options.1));
+        // Memory that nobody has written to is none yet, and whole parameters are still there.
+        let whole = || Tensor::f_empty([size * group.world_size() as i64], (kinds.compute, options.1));
         let whole = if stays_whole { Some(whole()?) } else { None };
         let shard = match &whole {
             Some(whole) if kinds.compute == options.0 => whole.f_narrow(0, size * group.rank() as i64, size)?,
-            _ => Tensor::f_zeros([size], options)?,
+            _ => Tensor::f_empty([size], options)?,
         };
+        let num_own = unit.shard_of(group.rank()).len() as i64;
+        let _padding = shard.f_narrow(0, num_own, size - num_own)?.f_zero_()?;
         let mut locals = pieces(unit, group.rank(), &shard)?;
-        for (member, (local, &position)) in locals.iter_mut().zip(&unit.parameters).enumerate() {
-            let part = unit.part_of(member, group.rank());
-            let own = params[position].local().f_detach()?.f_reshape([-1])?;
-            local.f_copy_(&own.f_narrow(0, part.start as i64, part.len() as i64)?)?;
+        for local in &mut locals {
             *local = local.f_detach()?.f_set_requires_grad(unit.requires_grad)?;
         }
         Ok(Self {
