@@ -9,6 +9,7 @@ mod environment;
 mod environment_plugins;
 mod golden;
 mod plan;
+mod plan_memory;
 mod plan_sharded;
 mod power_sgd;
 mod profile;
