@@ -280,6 +280,7 @@ fn a_wrong_index_is_refused(#[case] index: &str, #[case] words: &str) {
 #[case("bert-base-cased", &["there is no file at bert-base-cased", "Models are read from disk",
     "huggingface-cli download bert-base-cased --local-dir bert-base-cased"])]
 #[case("org/some.model-7b", &["huggingface-cli download org/some.model-7b --local-dir some.model-7b"])]
+#[case("a/longer/path", &["there is no file at a/longer/path; a .safetensors file"])]
 #[case("absent/model.safetensors", &["there is no file at absent/model.safetensors; a .safetensors file"])]
 #[case("model.bin", &["model.bin is in PyTorch's own format", "safetensors"])]
 #[case("pickled", &["pickled/model.bin is in PyTorch's own format"])]
@@ -316,6 +317,18 @@ fn what_cannot_be_planned_says_why(#[case] flags: &str, #[case] words: &str) {
 fn wrong_flags_are_usage_errors(#[case] flags: &str, #[case] words: &str) {
     let folder = folder_with_model();
     estimate(folder.path(), &format!(". {flags}")).expect(2, &[words]);
+}
+
+#[test]
+fn nobody_has_to_read_the_output() {
+    let folder = folder_with_model();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = accelerate();
+    command.args(["estimate-memory", "."]).current_dir(folder.path()).stdout(writer);
+    let ended = finished(command);
+    ended.expect(0, &[]);
+    assert_eq!(ended.stderr, "");
 }
 
 #[test]
