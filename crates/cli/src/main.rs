@@ -2,6 +2,7 @@
 
 mod completions;
 mod env;
+mod estimate_memory;
 mod launch;
 
 use std::error::Error;
@@ -25,6 +26,7 @@ struct Cli {
 enum Command {
     Launch(launch::Arguments),
     Env(env::Arguments),
+    EstimateMemory(estimate_memory::Arguments),
     Completions(completions::Arguments),
 }
 
@@ -35,18 +37,23 @@ fn main() -> ExitCode {
     }
     let outcome = match Cli::parse().command {
         Command::Launch(arguments) => return launch::run(arguments),
-        Command::Env(arguments) => env::run(&arguments),
-        Command::Completions(arguments) => completions::run(&arguments),
+        Command::Env(arguments) => env::run(&arguments).map_err(Into::into),
+        Command::EstimateMemory(arguments) => estimate_memory::run(&arguments),
+        Command::Completions(arguments) => completions::run(&arguments).map_err(Into::into),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         // `accelerate env | head -1` is no mistake.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) if is_broken_pipe(error.as_ref()) => ExitCode::SUCCESS,
         Err(error) => {
-            print_error("accelerate", &error, &error.to_string());
+            print_error("accelerate", error.as_ref(), &error.to_string());
             ExitCode::FAILURE
         }
     }
+}
+
+fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
 /// Prints `text`, which describes `error`, and then the chain of its causes. In colour at a terminal.

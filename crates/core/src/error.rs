@@ -11,6 +11,7 @@ pub(crate) mod config;
 pub(crate) mod data;
 pub(crate) mod deep_speed;
 pub(crate) mod environment;
+pub(crate) mod plan;
 pub(crate) mod weight_files;
 
 /// The result of every fallible call of this crate.
@@ -45,6 +46,8 @@ pub(crate) enum ErrorKind {
     #[error(transparent)]
     Environment(#[from] environment::EnvironmentErrorKind),
     #[error(transparent)]
+    Plan(#[from] plan::PlanErrorKind),
+    #[error(transparent)]
     WeightFiles(#[from] weight_files::WeightFilesErrorKind),
 }
 
@@ -75,6 +78,11 @@ impl Error {
     /// The environment variables of a launcher are missing, malformed or contradict each other.
     pub fn is_environment(&self) -> bool {
         matches!(self.0.kind, ErrorKind::Environment(_))
+    }
+
+    /// A plan cannot be carried out: it takes more memory than there is.
+    pub fn is_plan(&self) -> bool {
+        matches!(self.0.kind, ErrorKind::Plan(_))
     }
 
     /// Rows, batches or splits of data do not fit what was asked for.
@@ -146,14 +154,19 @@ mod tests {
 
     #[test]
     fn each_kind_answers_to_exactly_one_predicate() {
-        let answers =
-            |error: Error| [error.is_config(), error.is_data(), error.is_environment(), error.is_weight_files()];
+        let answers = |error: Error| {
+            [error.is_config(), error.is_data(), error.is_environment(), error.is_plan(), error.is_weight_files()]
+        };
         let zero = config::ConfigErrorKind::MustBePositive { name: "num_steps" };
-        assert_eq!(answers(Error::new(zero)), [true, false, false, false]);
-        assert_eq!(answers(Error::new(data::DataErrorKind::ZeroBatchSize)), [false, true, false, false]);
+        assert_eq!(answers(Error::new(zero)), [true, false, false, false, false]);
+        assert_eq!(answers(Error::new(data::DataErrorKind::ZeroBatchSize)), [false, true, false, false, false]);
         let missing = environment::EnvironmentErrorKind::WorldSizeWithoutRank { world_size: 2 };
-        assert_eq!(answers(Error::new(missing)), [false, false, true, false]);
+        assert_eq!(answers(Error::new(missing)), [false, false, true, false, false]);
+        let weight = crate::plan::ParameterEntry::new("weight", &[1], "float32", 4);
+        let inventory = crate::plan::Inventory { parameters: vec![weight] };
+        let plan = crate::plan::plan_data_parallel(&inventory, &Default::default(), 1);
+        assert_eq!(answers(plan.check_fits(0).unwrap_err()), [false, false, false, true, false]);
         let size = weight_files::WeightFilesErrorKind::Size { found: "x".to_owned() };
-        assert_eq!(answers(Error::new(size)), [false, false, false, true]);
+        assert_eq!(answers(Error::new(size)), [false, false, false, false, true]);
     }
 }

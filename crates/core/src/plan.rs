@@ -2,14 +2,18 @@
 //!
 //! A plan either replicates every parameter and averages gradients in buckets, or shards parameters in [`Unit`]s.
 
+mod display;
+mod estimate;
+mod memory;
 mod sharded;
 
-use crate::config::{DistributedDataParallelKwargs, FIRST_BUCKET_BYTES, ShardingStrategy};
+use crate::config::{DistributedDataParallelKwargs, FIRST_BUCKET_BYTES, FloatType, ShardingStrategy};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fmt;
 
-pub use sharded::{RankBytes, Unit, plan_sharded};
+pub use estimate::{EstimateDtype, MemoryEstimate, estimate_memory};
+pub use memory::{Phase, PhaseBytes, RankBytes};
+pub use sharded::{Unit, plan_sharded};
 
 /// What a plan has to know of a model: its parameters, in the order they were registered.
 ///
@@ -31,6 +35,26 @@ impl Inventory {
     /// Bytes of all parameters together, tied ones once.
     pub fn total_bytes(&self) -> usize {
         self.parameters.iter().map(ParameterEntry::bytes).fold(0, usize::saturating_add)
+    }
+
+    /// The same parameters after [`Module::to`](https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html):
+    /// floating-point numbers of another type, everything else as it was.
+    ///
+    /// ```
+    /// use accelerate_core::config::FloatType;
+    /// use accelerate_core::plan::{Inventory, ParameterEntry};
+    /// let inventory = Inventory {
+    ///     parameters: vec![ParameterEntry::new("weight", &[2], "bfloat16", 2), ParameterEntry::new("ids", &[2], "int64", 8)],
+    /// };
+    /// assert_eq!(inventory.in_type(FloatType::Float32).total_bytes(), 2 * 4 + 2 * 8);
+    /// ```
+    pub fn in_type(&self, wanted: FloatType) -> Self {
+        let mut inventory = self.clone();
+        for parameter in inventory.parameters.iter_mut().filter(|parameter| parameter.is_floating_point()) {
+            parameter.dtype = wanted.to_string();
+            parameter.element_bytes = wanted.element_bytes();
+        }
+        inventory
     }
 }
 
@@ -78,6 +102,17 @@ impl ParameterEntry {
     /// ```
     pub fn num_elements(&self) -> usize {
         self.shape.iter().fold(1, |elements, &size| elements.saturating_mul(size))
+    }
+
+    /// Whether its elements are floating-point numbers, of any width.
+    ///
+    /// ```
+    /// # use accelerate_core::plan::ParameterEntry;
+    /// assert!(ParameterEntry::new("weight", &[2], "bfloat16", 2).is_floating_point());
+    /// assert!(!ParameterEntry::new("ids", &[2], "int64", 8).is_floating_point());
+    /// ```
+    pub fn is_floating_point(&self) -> bool {
+        ["float", "bfloat"].iter().any(|prefix| self.dtype.starts_with(prefix))
     }
 
     /// Bytes of the whole parameter.
@@ -143,6 +178,9 @@ pub struct Plan {
     /// Buckets in the order in which their all-reduce is expected to start: gradients become ready from the
     /// last registered parameter to the first. Empty on one rank.
     pub buckets: Vec<Bucket>,
+    /// Gradients are views into their buckets, which then take no memory of their own.
+    #[serde(default)]
+    pub gradient_as_bucket_view: bool,
     /// What is gathered together, in the order of the first parameters. Empty without sharding.
     #[serde(default)]
     pub units: Vec<Unit>,
@@ -184,9 +222,16 @@ pub fn plan_data_parallel(inventory: &Inventory, kwargs: &DistributedDataParalle
         buckets = assign_buckets(inventory, &[FIRST_BUCKET_BYTES, kwargs.bucket_cap_bytes()]);
         buckets.reverse();
     }
-    let inventory = inventory.clone();
-    let (num_replicas, sharding_strategy) = (one(), replicated());
-    Plan { world_size, num_replicas, sharding_strategy, inventory, placements, buckets, units: Vec::new() }
+    Plan {
+        world_size,
+        num_replicas: one(),
+        sharding_strategy: replicated(),
+        inventory: inventory.clone(),
+        placements,
+        buckets,
+        gradient_as_bucket_view: kwargs.gradient_as_bucket_view,
+        units: Vec::new(),
+    }
 }
 
 /// Deals the parameters that get gradients to buckets, in registration order
@@ -228,37 +273,4 @@ pub fn assign_buckets(inventory: &Inventory, limits_bytes: &[usize]) -> Vec<Buck
     closed.retain(|bucket| !bucket.parameters.is_empty());
     closed.sort_by_key(|bucket| bucket.parameters[0]);
     closed
-}
-
-impl fmt::Display for Plan {
-    /// A table of placements and a list of buckets, for people.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bytes = crate::weight_files::format_size(self.inventory.total_bytes() as u64);
-        let num_parameters = self.inventory.parameters.len();
-        let (ranks, how) = (self.world_size, if self.units.is_empty() { "on each" } else { "in all" });
-        writeln!(f, "plan for {ranks} ranks: {num_parameters} parameters, {bytes} {how}")?;
-        let widest = self.inventory.parameters.iter().map(|entry| entry.name.len()).max();
-        for (parameter, placement) in self.inventory.parameters.iter().zip(&self.placements) {
-            let placement = match placement {
-                Placement::Replicate => "replicate".to_owned(),
-                Placement::Frozen => "frozen".to_owned(),
-                Placement::Shard { unit } => format!("shard of unit {unit}"),
-            };
-            let ParameterEntry { name, shape, dtype, ties, .. } = parameter;
-            write!(f, "  {name:width$}  {dtype} {shape:?}  {placement}", width = widest.unwrap_or(0))?;
-            match ties.as_slice() {
-                [] => writeln!(f)?,
-                ties => writeln!(f, "  also {}", ties.join(", "))?,
-            }
-        }
-        for (number, bucket) in self.buckets.iter().enumerate() {
-            let bytes = crate::weight_files::format_size(bucket.bytes as u64);
-            let num_gradients = bucket.parameters.len();
-            writeln!(f, "  bucket {number}: {num_gradients} gradients of {}, {bytes}", bucket.dtype)?;
-        }
-        for (number, unit) in self.units.iter().enumerate() {
-            writeln!(f, "  unit {number}: {unit}")?;
-        }
-        Ok(())
-    }
 }

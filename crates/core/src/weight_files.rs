@@ -4,11 +4,13 @@
 //! `model-00001-of-00003.safetensors` and so on with `model.safetensors.index.json`. Rules are those of
 //! `huggingface_hub.serialization` and `save_model` of the reference.
 
+mod folder;
 mod index;
 mod parallel;
 mod shards;
 mod size;
 
+pub use folder::choose_weight_file;
 pub use index::{Index, IndexMetadata};
 pub use parallel::{ParallelFiles, TensorEntry};
 pub use shards::{WeightFiles, is_weight_file_of, plan_shards, shard_file_names};

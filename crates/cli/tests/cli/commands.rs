@@ -13,7 +13,7 @@ fn the_version_is_that_of_the_package() {
 
 #[test]
 fn without_a_command_there_is_help_and_an_error_code() {
-    finished(accelerate()).expect(2, &["Usage", "launch", "env", "completions"]);
+    finished(accelerate()).expect(2, &["Usage", "launch", "env", "estimate-memory", "completions"]);
 }
 
 #[test]

@@ -97,6 +97,21 @@ spelled_enum! {
     }
 }
 
+impl FloatType {
+    /// Bytes of one element.
+    ///
+    /// ```
+    /// use accelerate_core::config::FloatType;
+    /// assert_eq!(FloatType::BFloat16.element_bytes(), 2);
+    /// ```
+    pub const fn element_bytes(self) -> usize {
+        match self {
+            Self::Float32 => 4,
+            Self::BFloat16 | Self::Float16 => 2,
+        }
+    }
+}
+
 /// The element types in which a sharded model computes and reduces (`MixedPrecision` and `MixedPrecisionPolicy` of
 /// PyTorch's two versions). Every rank's part, its gradient and the optimizer's state keep the parameters' own type.
 ///

@@ -62,6 +62,18 @@ impl Unit {
         Self { path, dtype, requires_grad, parameters, offsets, num_elements, shard_elements }
     }
 
+    /// What people read in the place of its path.
+    pub(super) fn shown_path(&self) -> &str {
+        if self.path.is_empty() { "(root)" } else { &self.path }
+    }
+
+    /// What is in it, for people.
+    pub(super) fn content(&self) -> String {
+        let frozen = if self.requires_grad { "" } else { ", frozen" };
+        let (count, elements, own) = (self.parameters.len(), self.num_elements, self.shard_elements);
+        format!("{count} parameters of {}{frozen}, {elements} elements, {own} on each rank", self.dtype)
+    }
+
     /// Elements of the unit that rank `rank` keeps, without padding.
     pub fn shard_of(&self, rank: usize) -> Range<usize> {
         let at = |rank: usize| rank.saturating_mul(self.shard_elements).min(self.num_elements);
@@ -80,69 +92,7 @@ impl Unit {
 
 impl fmt::Display for Unit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let path = if self.path.is_empty() { "(root)" } else { &self.path };
-        let frozen = if self.requires_grad { "" } else { ", frozen" };
-        let (count, elements, own) = (self.parameters.len(), self.num_elements, self.shard_elements);
-        write!(f, "{path}: {count} parameters of {}{frozen}, {elements} elements, {own} on each rank", self.dtype)
-    }
-}
-
-/// Memory of one rank while it trains with Adam, in bytes, apart from activations (Rajbhandari et al., "ZeRO", SC 2020, §3).
-///
-/// ```
-/// use accelerate_core::config::FullyShardedDataParallelPlugin;
-/// use accelerate_core::plan::{Inventory, ParameterEntry, plan_sharded};
-/// let parameters = vec![ParameterEntry::new("weight", &[8], "float32", 4)];
-/// let plan = plan_sharded(&Inventory { parameters }, &FullyShardedDataParallelPlugin::default(), 4);
-/// let bytes = plan.bytes_per_rank();
-/// assert_eq!((bytes.parameters, bytes.gradients, bytes.optimizer_state, bytes.largest_unit), (8, 8, 16, 32));
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RankBytes {
-    /// Of parameters between steps.
-    pub parameters: usize,
-    /// Of gradients between the backward pass and the step.
-    pub gradients: usize,
-    /// Of two averages for every element that is trained, of its own element type: what Adam keeps.
-    pub optimizer_state: usize,
-    /// Of the largest unit, gathered; 0 where parameters are whole at all times.
-    pub largest_unit: usize,
-}
-
-impl Plan {
-    /// What the plan takes on each rank.
-    pub fn bytes_per_rank(&self) -> RankBytes {
-        let mut bytes = RankBytes::default();
-        for (parameter, placement) in self.inventory.parameters.iter().zip(&self.placements) {
-            let whole = parameter.bytes();
-            match placement {
-                Placement::Replicate => {
-                    bytes.parameters = bytes.parameters.saturating_add(whole);
-                    bytes.gradients = bytes.gradients.saturating_add(whole);
-                    bytes.optimizer_state = bytes.optimizer_state.saturating_add(whole.saturating_mul(2));
-                }
-                Placement::Frozen => bytes.parameters = bytes.parameters.saturating_add(whole),
-                Placement::Shard { .. } => {}
-            }
-        }
-        for unit in &self.units {
-            let element_bytes =
-                unit.parameters.first().map_or(0, |&first| self.inventory.parameters[first].element_bytes);
-            let own = unit.shard_elements.saturating_mul(element_bytes);
-            let whole = own.saturating_mul(self.world_size / self.num_replicas.max(1));
-            let (parameters, gradients) = match self.sharding_strategy {
-                ShardingStrategy::OptimizerState => (whole, whole),
-                ShardingStrategy::OptimizerStateAndGradients => (whole, own),
-                _ => (own, own),
-            };
-            bytes.parameters = bytes.parameters.saturating_add(parameters);
-            bytes.gradients = bytes.gradients.saturating_add(if unit.requires_grad { gradients } else { 0 });
-            let gathered = if parameters == whole { 0 } else { whole };
-            bytes.largest_unit = bytes.largest_unit.max(gathered);
-            let state = own.saturating_mul(if unit.requires_grad { 2 } else { 0 });
-            bytes.optimizer_state = bytes.optimizer_state.saturating_add(state);
-        }
-        bytes
+        write!(f, "{}: {}", self.shown_path(), self.content())
     }
 }
 
@@ -196,15 +146,27 @@ pub fn plan_sharded(inventory: &Inventory, plugin: &FullyShardedDataParallelPlug
     for (unit, content) in units.iter().enumerate() {
         content.parameters.iter().for_each(|&position| placements[position] = Placement::Shard { unit });
     }
-    let sharding_strategy = plugin.sharding_strategy;
     Plan {
         world_size: mesh.world_size(),
         num_replicas: mesh.num_replicas(),
-        sharding_strategy,
+        sharding_strategy: strategy_in_effect(plugin),
         inventory: inventory.clone(),
         placements,
         buckets: Vec::new(),
+        gradient_as_bucket_view: false,
         units,
+    }
+}
+
+/// Of two that differ in it only, the one that `reshard_after_forward` names, which is version 2's word for the choice.
+fn strategy_in_effect(plugin: &FullyShardedDataParallelPlugin) -> ShardingStrategy {
+    use ShardingStrategy::{FullShard, HybridShard, HybridShardZero2, ShardGradOp};
+    match (plugin.sharding_strategy, plugin.frees_after_forward()) {
+        (FullShard | ShardGradOp, true) => FullShard,
+        (FullShard | ShardGradOp, false) => ShardGradOp,
+        (HybridShard | HybridShardZero2, true) => HybridShard,
+        (HybridShard | HybridShardZero2, false) => HybridShardZero2,
+        (other, _) => other,
     }
 }
 
@@ -222,7 +184,7 @@ fn unit_path<'a>(name: &'a str, plugin: &FullyShardedDataParallelPlugin, by_size
 }
 
 /// The modules that a parameter is in, outermost first: of `a.b.weight` these are `a` and `a.b`.
-fn modules(name: &str) -> impl DoubleEndedIterator<Item = &str> {
+pub(super) fn modules(name: &str) -> impl DoubleEndedIterator<Item = &str> {
     name.match_indices('.').map(|(end, _)| &name[..end])
 }
 
@@ -231,7 +193,7 @@ fn longest_prefix(name: &str, is_unit: impl Fn(&str) -> bool) -> &str {
 }
 
 /// The outermost module with a number for a name: one of a list.
-fn numbered_module(name: &str) -> &str {
+pub(super) fn numbered_module(name: &str) -> &str {
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     modules(name).find(|module| module.rsplit('.').next().is_some_and(is_number)).unwrap_or("")
 }

@@ -10,6 +10,7 @@ mod environment_plugins;
 mod golden;
 mod parts;
 mod plan;
+mod plan_memory;
 mod plan_sharded;
 mod power_sgd;
 mod profile;

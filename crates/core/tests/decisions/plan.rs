@@ -44,10 +44,12 @@ fn a_plan_is_printed_for_people() {
     assert_eq!(
         plan.to_string(),
         "\
-plan for 2 ranks: 2 parameters, 2.4 KB on each
+plan for 2 ranks: NO_SHARD, 2 parameters, 2.4 KB on each
   embedding.weight  float32 [300, 2]  replicate  also head.weight
   scale             float16 []  frozen
   bucket 0: 1 gradients of float32, 2.4 KB
+  memory of each rank: 2.4 KB parameters, 2.4 KB gradients, 4.8 KB optimizer state (Adam), 2.4 KB buckets; at most \
+12 KB (backward), without activations
 "
     );
 }

@@ -73,10 +73,9 @@ fn element_types_and_frozen_parameters_have_units_of_their_own() {
     let plan = plan_sharded(&Inventory { parameters }, &FullyShardedDataParallelPlugin::default(), 2);
     let members: Vec<&[usize]> = plan.units.iter().map(|unit| unit.parameters.as_slice()).collect();
     assert_eq!(members, [&[0, 3][..], &[1], &[2]]);
-    assert_eq!(
-        plan.bytes_per_rank(),
-        RankBytes { parameters: 8 + 4 + 4, gradients: 8 + 4, optimizer_state: 2 * (8 + 4), largest_unit: 16 }
-    );
+    let bytes = plan.bytes_per_rank();
+    assert_eq!((bytes.parameters, bytes.gradients, bytes.optimizer_state), (8 + 4 + 4, 8 + 4, 2 * (8 + 4)));
+    assert_eq!((bytes.largest_unit, bytes.gathered_units, bytes.whole_gradients), (16, 16 + 8 + 8, 16 + 8));
 }
 
 #[test]
@@ -128,6 +127,10 @@ fn people_can_read_it() {
     assert!(text.contains("layers.0.weight  float32 [5]  shard of unit 0"), "{text}");
     assert!(text.contains("unit 0: layers.0: 1 parameters of float32, 5 elements, 3 on each rank"), "{text}");
     assert!(text.contains("unit 1: (root): 1 parameters"), "{text}");
+    assert!(text.starts_with("plan for 2 ranks: FULL_SHARD, 2 parameters, 36 B in all\n"), "{text}");
+    let memory = "memory of each rank: 20 B parameters, 20 B gradients, 40 B optimizer state (Adam), 40 B gathered at once; \
+                  at most 160 B (backward), without activations";
+    assert!(text.contains(memory), "{text}");
 }
 
 proptest! {

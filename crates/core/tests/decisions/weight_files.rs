@@ -222,3 +222,16 @@ proptest! {
         prop_assert_eq!(names, wanted);
     }
 }
+
+#[rstest]
+#[case(&["b.safetensors", "model.safetensors", "model.safetensors.index.json"], Some("model.safetensors"))]
+#[case(&["b.safetensors", "model.safetensors.index.json"], Some("model.safetensors.index.json"))]
+#[case(&["b.safetensors", "x.safetensors.index.json"], Some("x.safetensors.index.json"))]
+#[case(&["b.safetensors", ".hidden.safetensors", "config.json"], Some("b.safetensors"))]
+#[case(&["a.safetensors", "b.safetensors"], None)]
+#[case(&["a.safetensors.index.json", "b.safetensors.index.json", "c.safetensors"], None)]
+#[case(&["pytorch_model.bin", "safetensors"], None)]
+#[case(&[], None)]
+fn the_file_to_begin_with_is_the_usual_or_the_only_one(#[case] names: &[&str], #[case] wanted: Option<&str>) {
+    assert_eq!(choose_weight_file(names), wanted);
+}

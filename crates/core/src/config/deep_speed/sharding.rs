@@ -5,20 +5,43 @@ use crate::Result;
 use crate::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin, ShardingStrategy};
 use crate::error::deep_speed::{DeepSpeedErrorKind, Unavailable};
 
-/// The strategy that keeps in parts what a stage does.
-const fn sharding_strategy(stage: ZeroStage) -> ShardingStrategy {
-    match stage {
-        ZeroStage::Disabled => ShardingStrategy::NoShard,
-        ZeroStage::OptimizerStates => ShardingStrategy::OptimizerState,
-        ZeroStage::Gradients => ShardingStrategy::OptimizerStateAndGradients,
-        ZeroStage::Parameters => ShardingStrategy::FullShard,
+impl ZeroStage {
+    /// The strategy that keeps in parts what the stage does.
+    ///
+    /// ```
+    /// use accelerate_core::config::{ShardingStrategy, ZeroStage};
+    /// assert_eq!(ZeroStage::Parameters.sharding_strategy(), ShardingStrategy::FullShard);
+    /// ```
+    pub const fn sharding_strategy(self) -> ShardingStrategy {
+        match self {
+            Self::Disabled => ShardingStrategy::NoShard,
+            Self::OptimizerStates => ShardingStrategy::OptimizerState,
+            Self::Gradients => ShardingStrategy::OptimizerStateAndGradients,
+            Self::Parameters => ShardingStrategy::FullShard,
+        }
+    }
+
+    /// The plugin that shards as the stage does. What is gathered together is a block of the model
+    /// (`TRANSFORMER_BASED_WRAP` with every numbered module), where DeepSpeed goes by modules and sizes.
+    ///
+    /// ```
+    /// use accelerate_core::config::{AutoWrapPolicy, ZeroStage};
+    /// let plugin = ZeroStage::Gradients.fully_sharded_plugin();
+    /// assert_eq!(plugin.auto_wrap_policy, AutoWrapPolicy::TransformerBasedWrap);
+    /// ```
+    pub fn fully_sharded_plugin(self) -> FullyShardedDataParallelPlugin {
+        let sharding_strategy = self.sharding_strategy();
+        let auto_wrap_policy = match sharding_strategy {
+            ShardingStrategy::NoShard => AutoWrapPolicy::NoWrap,
+            _ => AutoWrapPolicy::TransformerBasedWrap,
+        };
+        FullyShardedDataParallelPlugin { sharding_strategy, auto_wrap_policy, ..Default::default() }
     }
 }
 
 impl ResolvedDeepSpeedConfig {
     /// The plugin that trains as the configuration asks: stage 3 is `FULL_SHARD`, stage 2 `OPTIMIZER_STATE_AND_GRADIENTS`,
-    /// stage 1 `OPTIMIZER_STATE`, stage 0 `NO_SHARD`. What is gathered together is a block of the model
-    /// (`TRANSFORMER_BASED_WRAP` with every numbered module), where DeepSpeed goes by modules and sizes.
+    /// stage 1 `OPTIMIZER_STATE`, stage 0 `NO_SHARD` ([`ZeroStage::fully_sharded_plugin`]).
     ///
     /// # Errors
     ///
@@ -46,11 +69,6 @@ impl ResolvedDeepSpeedConfig {
         if !items.is_empty() {
             return Err(DeepSpeedErrorKind::Unavailable { items }.into());
         }
-        let sharding_strategy = sharding_strategy(self.zero_stage);
-        let auto_wrap_policy = match sharding_strategy {
-            ShardingStrategy::NoShard => AutoWrapPolicy::NoWrap,
-            _ => AutoWrapPolicy::TransformerBasedWrap,
-        };
-        Ok(FullyShardedDataParallelPlugin { sharding_strategy, auto_wrap_policy, ..Default::default() })
+        Ok(self.zero_stage.fully_sharded_plugin())
     }
 }

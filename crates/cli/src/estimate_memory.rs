@@ -1,0 +1,254 @@
+//! `accelerate estimate-memory`: what a model takes of memory, before anything is started.
+
+mod error;
+mod report;
+mod weights;
+
+use std::error::Error;
+use std::io::Write as _;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use accelerate_core::config::{
+    AutoWrapPolicy, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin, ShardingStrategy, ZeroStage,
+};
+use accelerate_core::plan::{EstimateDtype, Inventory, Plan, estimate_memory, plan_data_parallel, plan_sharded};
+use accelerate_core::weight_files::parse_size;
+use clap::Args;
+use error::EstimateError;
+
+/// Show how much memory a model takes, to be loaded and to be trained, on one process or sharded over many.
+///
+/// The model is a .safetensors file, an index of several (model.safetensors.index.json), or a folder with either. Only
+/// headers are read, so that the largest model takes milliseconds. Activations are never counted: they depend on the
+/// batch.
+///
+/// With --plan it shows what `prepare` would do on --num_processes ranks, and what each rank has of parameters, gradients
+/// and optimizer state in each phase of training. --memory checks that against what there is.
+#[derive(Debug, Args)]
+#[command(after_help = "Every flag may also be spelled with - instead of _.")]
+#[command(after_long_help = "Examples:\n  \
+    What it takes to load a model, and to train it with Adam on one process:\n    \
+      accelerate estimate-memory models/bert-base-cased --dtypes float32 float16\n  \
+    Whether four ranks with 24 GB each can train it in float32, with a unit for each block:\n    \
+      accelerate estimate-memory models/bert-base-cased --plan --num_processes 4 --dtypes float32 \\\n      \
+        --fsdp_sharding_strategy FULL_SHARD --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP --memory 24GB\n\n\
+    Every flag may also be spelled with - instead of _ (--num-processes).\n\n\
+    Exit code: 0; 1 if the model cannot be read or does not fit into --memory; 2 for wrong flags.")]
+pub(crate) struct Arguments {
+    /// A .safetensors file, an index of several, or a folder with either.
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+
+    /// Element types to estimate for: float32, float16, bfloat16, int8, int4.
+    ///
+    /// Without it: float32 float16 int8 int4. With --plan it is the one type to train in, and without it that of the
+    /// files.
+    #[arg(long, value_name = "DTYPE", num_args = 1..)]
+    dtypes: Vec<EstimateDtype>,
+
+    /// Show what `prepare` would do, and the memory of each rank in each phase of training with Adam.
+    #[arg(long)]
+    plan: bool,
+
+    /// Number of ranks of the plan, 1 without it.
+    #[arg(long = "num_processes", alias = "num-processes", value_name = "N", requires = "plan")]
+    num_processes: Option<NonZeroUsize>,
+
+    /// What is kept in parts: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD (or 1, 2, 3), OPTIMIZER_STATE,
+    /// OPTIMIZER_STATE_AND_GRADIENTS.
+    ///
+    /// FULL_SHARD without it. NO_SHARD is plain data parallelism.
+    #[arg(
+        long = "fsdp_sharding_strategy",
+        alias = "fsdp-sharding-strategy",
+        value_name = "STRATEGY",
+        requires = "plan"
+    )]
+    fsdp_sharding_strategy: Option<ShardingStrategy>,
+
+    /// The same as a stage of ZeRO, from 0 for nothing to 3 for everything. As in DeepSpeed configurations, each block
+    /// is a unit then.
+    #[arg(long = "zero_stage", alias = "zero-stage", value_name = "STAGE", requires = "plan")]
+    #[arg(value_parser = zero_stage, conflicts_with = "fsdp_sharding_strategy")]
+    zero_stage: Option<ZeroStage>,
+
+    /// What is gathered together: TRANSFORMER_BASED_WRAP (each block), SIZE_BASED_WRAP, NO_WRAP (everything).
+    #[arg(long = "fsdp_auto_wrap_policy", alias = "fsdp-auto-wrap-policy", value_name = "POLICY", requires = "plan")]
+    fsdp_auto_wrap_policy: Option<AutoWrapPolicy>,
+
+    /// Paths of the modules that TRANSFORMER_BASED_WRAP takes for blocks, separated by commas; * stands for any one name.
+    ///
+    /// Without it every numbered module is one. For example encoder.layer.*
+    #[arg(
+        long = "fsdp_transformer_layer_cls_to_wrap",
+        alias = "fsdp-transformer-layer-cls-to-wrap",
+        value_name = "PATHS",
+        value_delimiter = ',',
+        requires = "plan"
+    )]
+    fsdp_transformer_layer_cls_to_wrap: Vec<String>,
+
+    /// Number of parameters from which SIZE_BASED_WRAP makes a module a unit.
+    #[arg(long = "fsdp_min_num_params", alias = "fsdp-min-num-params", value_name = "N", requires = "plan")]
+    fsdp_min_num_params: Option<usize>,
+
+    /// Among how many neighbouring ranks HYBRID_SHARD and HYBRID_SHARD_ZERO2 divide the model: those of one machine.
+    #[arg(long = "dp_shard_size", alias = "dp-shard-size", value_name = "N", requires = "plan")]
+    dp_shard_size: Option<usize>,
+
+    /// Fail if the plan takes more than this on a rank, and say which plans do not. For example 24GB or 80GiB.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "plan")]
+    memory: Option<u64>,
+
+    /// List every parameter, bucket and unit of the plan.
+    #[arg(long, requires = "plan", conflicts_with = "json")]
+    verbose: bool,
+
+    /// Print JSON, with all sizes in bytes.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
+    let inventory = weights::read_inventory(&arguments.model)?;
+    let plan = if arguments.plan { Some(plan(arguments, inventory.clone())?) } else { None };
+    let text = match &plan {
+        Some(plan) if arguments.json => report::plan_as_json(plan)?,
+        Some(plan) => report::plan(plan, arguments.verbose, arguments.memory),
+        None => {
+            let dtypes = if arguments.dtypes.is_empty() { &EstimateDtype::DEFAULT[..] } else { &arguments.dtypes };
+            let estimates: Vec<_> = dtypes.iter().map(|&dtype| estimate_memory(&inventory, dtype)).collect();
+            if arguments.json { report::estimates_as_json(&estimates)? } else { report::estimates(&estimates) }
+        }
+    };
+    anstream::stdout().lock().write_all(text.as_bytes())?;
+    match (plan, arguments.memory) {
+        (Some(plan), Some(available_bytes)) => Ok(plan.check_fits(available_bytes)?),
+        _ => Ok(()),
+    }
+}
+
+fn plan(arguments: &Arguments, inventory: Inventory) -> Result<Plan, Box<dyn Error>> {
+    let inventory = match arguments.dtypes.as_slice() {
+        [] => inventory,
+        [dtype] => {
+            let wanted = dtype.float_type().ok_or(EstimateError::NotTrainable { dtype: *dtype })?;
+            inventory.in_type(wanted)
+        }
+        several => return Err(EstimateError::SeveralTypes { dtypes: several.to_vec() }.into()),
+    };
+    let plugin = plugin(arguments);
+    plugin.check()?;
+    let world_size = arguments.num_processes.map_or(1, NonZeroUsize::get);
+    Ok(match plugin.sharding_strategy {
+        ShardingStrategy::NoShard => {
+            plan_data_parallel(&inventory, &DistributedDataParallelKwargs::default(), world_size)
+        }
+        // Ranks of a job on one machine, unless the groups are given.
+        _ => plan_sharded(&inventory, &plugin, plugin.mesh(world_size, world_size)?),
+    })
+}
+
+fn plugin(arguments: &Arguments) -> FullyShardedDataParallelPlugin {
+    let default = arguments.zero_stage.map(ZeroStage::fully_sharded_plugin).unwrap_or_default();
+    FullyShardedDataParallelPlugin {
+        sharding_strategy: arguments.fsdp_sharding_strategy.unwrap_or(default.sharding_strategy),
+        auto_wrap_policy: arguments.fsdp_auto_wrap_policy.unwrap_or(default.auto_wrap_policy),
+        transformer_cls_names_to_wrap: arguments.fsdp_transformer_layer_cls_to_wrap.clone(),
+        min_num_params: arguments.fsdp_min_num_params,
+        dp_shard_size: arguments.dp_shard_size,
+        ..default
+    }
+}
+
+fn zero_stage(text: &str) -> Result<ZeroStage, String> {
+    let stage = text.parse().ok().and_then(ZeroStage::new);
+    stage.ok_or_else(|| format!("\"{text}\" is not a stage of ZeRO; the choices are 0, 1, 2, 3"))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::{Cli, Command};
+    use clap::Parser;
+    use rstest::rstest;
+
+    fn parsed(flags: &str) -> Result<Arguments, clap::Error> {
+        let words = ["accelerate", "estimate-memory", "model"].into_iter().chain(flags.split_whitespace());
+        match Cli::try_parse_from(words)?.command {
+            Command::EstimateMemory(arguments) => Ok(arguments),
+            other => unreachable!("{other:?}"),
+        }
+    }
+
+    fn of_strategy(sharding_strategy: ShardingStrategy) -> FullyShardedDataParallelPlugin {
+        FullyShardedDataParallelPlugin { sharding_strategy, ..Default::default() }
+    }
+
+    fn wrapped(
+        sharding_strategy: ShardingStrategy,
+        auto_wrap_policy: AutoWrapPolicy,
+    ) -> FullyShardedDataParallelPlugin {
+        FullyShardedDataParallelPlugin { auto_wrap_policy, ..of_strategy(sharding_strategy) }
+    }
+
+    use AutoWrapPolicy::{NoWrap, SizeBasedWrap, TransformerBasedWrap};
+    use ShardingStrategy::{FullShard, HybridShard, NoShard, OptimizerState, OptimizerStateAndGradients, ShardGradOp};
+
+    #[rstest]
+    #[case("--plan", of_strategy(FullShard))]
+    #[case("--plan --fsdp_sharding_strategy shard_grad_op", of_strategy(ShardGradOp))]
+    #[case("--plan --fsdp-sharding-strategy 3", of_strategy(NoShard))]
+    #[case("--plan --zero_stage 0", of_strategy(NoShard))]
+    #[case(
+        "--plan --fsdp_sharding_strategy HYBRID_SHARD --dp_shard_size 4",
+        FullyShardedDataParallelPlugin { dp_shard_size: Some(4), ..of_strategy(HybridShard) }
+    )]
+    #[case("--plan --zero_stage 1", wrapped(OptimizerState, TransformerBasedWrap))]
+    #[case("--plan --zero_stage 2", wrapped(OptimizerStateAndGradients, TransformerBasedWrap))]
+    #[case("--plan --zero-stage 3 --fsdp_auto_wrap_policy NO_WRAP", wrapped(FullShard, NoWrap))]
+    #[case(
+        "--plan --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP --fsdp_transformer_layer_cls_to_wrap h.*,head",
+        FullyShardedDataParallelPlugin {
+            transformer_cls_names_to_wrap: vec!["h.*".into(), "head".into()],
+            ..wrapped(FullShard, TransformerBasedWrap)
+        }
+    )]
+    #[case(
+        "--plan --fsdp_auto_wrap_policy SIZE_BASED_WRAP --fsdp_min_num_params 1000",
+        FullyShardedDataParallelPlugin { min_num_params: Some(1000), ..wrapped(FullShard, SizeBasedWrap) }
+    )]
+    fn flags_become_a_plugin(#[case] flags: &str, #[case] wanted: FullyShardedDataParallelPlugin) {
+        assert_eq!(plugin(&parsed(flags).unwrap()), wanted);
+    }
+
+    #[rstest]
+    #[case("--dtypes float64", "float64")]
+    #[case("--plan --fsdp_sharding_strategy HALF_SHARD", "HALF_SHARD")]
+    #[case("--dp_shard_size 2", "--plan")]
+    #[case("--plan --zero_stage 4", "0, 1, 2, 3")]
+    #[case("--plan --zero_stage 2 --fsdp_sharding_strategy 1", "--fsdp_sharding_strategy")]
+    #[case("--plan --num_processes 0", "zero")]
+    #[case("--plan --memory 80", "")]
+    #[case("--plan --memory lots", "lots")]
+    #[case("--plan --verbose --json", "--json")]
+    #[case("--num_processes 2", "--plan")]
+    #[case("--fsdp_sharding_strategy 1", "--plan")]
+    #[case("--zero_stage 1", "--plan")]
+    #[case("--fsdp_auto_wrap_policy NO_WRAP", "--plan")]
+    #[case("--fsdp_transformer_layer_cls_to_wrap h", "--plan")]
+    #[case("--fsdp_min_num_params 1", "--plan")]
+    #[case("--memory 1GB", "--plan")]
+    #[case("--verbose", "--plan")]
+    fn wrong_flags_are_named(#[case] flags: &str, #[case] words: &str) {
+        match parsed(flags) {
+            Ok(_) => assert!(words.is_empty(), "{flags}"),
+            Err(error) => {
+                assert_eq!(error.exit_code(), 2);
+                assert!(!words.is_empty() && error.to_string().contains(words), "{error}");
+            }
+        }
+    }
+}

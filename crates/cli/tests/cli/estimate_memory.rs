@@ -1,0 +1,340 @@
+//! What a model takes of memory, read from files that each test writes.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use rstest::rstest;
+
+use crate::support::{Finished, accelerate, finished};
+
+/// Bytes of a safetensors file with these tensors, all zeros: name, element type, bytes of one element, number of elements.
+fn file_of(tensors: &[(&str, &str, usize, usize)]) -> Vec<u8> {
+    let (mut items, mut end) = (Vec::new(), 0);
+    for (name, dtype, element_bytes, size) in tensors {
+        let start = end;
+        end += element_bytes * size;
+        items.push(format!(r#""{name}":{{"dtype":"{dtype}","shape":[{size}],"data_offsets":[{start},{end}]}}"#));
+    }
+    with_header(&format!("{{{}}}", items.join(",")), end)
+}
+
+fn with_header(header: &str, data_bytes: usize) -> Vec<u8> {
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.resize(bytes.len() + data_bytes, 0);
+    bytes
+}
+
+/// 100 elements outside of blocks, 50 in each of two blocks, and one integer.
+const MODEL: [(&str, &str, usize, usize); 4] = [
+    ("h.10.weight", "F32", 4, 50),
+    ("embed.weight", "F32", 4, 100),
+    ("h.9.weight", "F32", 4, 50),
+    ("ids", "I64", 8, 1),
+];
+
+fn write(folder: &Path, name: &str, bytes: impl AsRef<[u8]>) {
+    fs::write(folder.join(name), bytes).unwrap();
+}
+
+fn folder_with_model() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "model.safetensors", file_of(&MODEL));
+    folder
+}
+
+fn estimate(folder: &Path, line: &str) -> Finished {
+    let mut command: Command = accelerate();
+    command.arg("estimate-memory").args(line.split_whitespace()).current_dir(folder);
+    finished(command)
+}
+
+#[track_caller]
+fn expect_lines(found: &Finished, lines: &[&str]) {
+    found.expect(0, &[]);
+    let squeezed: Vec<String> =
+        found.stdout.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    for line in lines {
+        assert!(squeezed.iter().any(|found| found == line), "{line:?} is missing in\n{}", found.stdout);
+    }
+}
+
+#[test]
+fn the_table_has_a_line_for_each_dtype() {
+    let folder = folder_with_model();
+    let all = estimate(folder.path(), "model.safetensors");
+    let lines = [
+        "dtype largest layer total size training with Adam",
+        "float32 400 B 808 B 3.23 KB",
+        "float16 200 B 404 B 1.62 KB",
+        "int8 100 B 202 B N/A",
+        "int4 50 B 101 B N/A",
+        "The largest layer is embed. Activations come on top.",
+    ];
+    expect_lines(&all, &lines);
+    let some = estimate(folder.path(), "model.safetensors --dtypes int8 bfloat16");
+    expect_lines(&some, &["int8 100 B 202 B N/A", "bfloat16 200 B 404 B 1.62 KB"]);
+    assert!(!some.stdout.contains("float32"), "{}", some.stdout);
+}
+
+#[test]
+fn columns_are_aligned() {
+    let folder = folder_with_model();
+    let found = estimate(folder.path(), "model.safetensors");
+    let widths: Vec<usize> = found.stdout.lines().take(5).map(str::len).collect();
+    assert_eq!(widths, [widths[0]; 5], "{}", found.stdout);
+}
+
+#[test]
+fn json_counts_bytes() {
+    let folder = folder_with_model();
+    let found = estimate(folder.path(), "model.safetensors --dtypes float16 --json");
+    found.expect(0, &[]);
+    let json: serde_json::Value = serde_json::from_str(&found.stdout).unwrap();
+    let wanted = serde_json::json!({"estimates": [{
+        "dtype": "float16", "largest_layer": "embed", "largest_layer_bytes": 200, "total_bytes": 404, "training_bytes": 1616,
+    }]});
+    assert_eq!(json, wanted);
+}
+
+/// Wherever the same tensors are, the same comes out.
+#[rstest]
+#[case("model.safetensors")]
+#[case("single")]
+#[case("sharded")]
+#[case("sharded/model.safetensors.index.json")]
+fn a_model_is_a_file_an_index_or_a_folder(#[case] model: &str) {
+    let folder = folder_with_model();
+    fs::create_dir(folder.path().join("single")).unwrap();
+    write(&folder.path().join("single"), "weights.safetensors", file_of(&MODEL));
+    let sharded = folder.path().join("sharded");
+    fs::create_dir(&sharded).unwrap();
+    let (first, second) = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors");
+    write(&sharded, first, file_of(&MODEL[..2]));
+    // What the index does not name is no part of the model.
+    write(&sharded, second, file_of(&[MODEL[2], MODEL[3], ("left.over", "F32", 4, 1000)]));
+    let index = format!(
+        r#"{{"weight_map": {{"h.10.weight": "{first}", "embed.weight": "{first}", "h.9.weight": "{second}", "ids": "{second}"}}}}"#
+    );
+    write(&sharded, "model.safetensors.index.json", index);
+    let found = estimate(folder.path(), &format!("{model} --plan --num_processes 2 --verbose"));
+    let whole = estimate(folder.path(), "model.safetensors --plan --num_processes 2 --verbose");
+    found.expect(0, &[]);
+    assert_eq!(found.stdout, whole.stdout);
+}
+
+#[test]
+fn a_plan_shows_units_and_the_memory_of_each_phase() {
+    let folder = folder_with_model();
+    let blocks = "--fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP";
+    let found = estimate(folder.path(), &format!(". --plan --num_processes 2 {blocks}"));
+    expect_lines(
+        &found,
+        &[
+            "plan for 2 ranks: FULL_SHARD, 4 parameters, 808 B in all",
+            "unit 0: (root): 1 parameters of float32, 100 elements, 50 on each rank",
+            "unit 2: h.10: 1 parameters of float32, 50 elements, 25 on each rank",
+            "unit 3: (root): 1 parameters of int64, frozen, 1 elements, 1 on each rank",
+            "each rank parameters gradients optimizer state gathered units total",
+            // The parts of the root come first, while all is whole.
+            "load 1.01 KB - - - 1.01 KB ███████████",
+            "forward 408 B - 800 B 616 B 1.82 KB █████████████████████",
+            "backward 408 B 1 KB 800 B 616 B 2.82 KB ████████████████████████████████",
+            "step 408 B 400 B 800 B - 1.61 KB ██████████████████",
+            "At most 2.82 KB on each rank (backward). Activations come on top.",
+        ],
+    );
+    assert!(!found.stdout.contains('\u{1b}'), "no colours outside of a terminal");
+    assert!(!found.stdout.contains("h.9.weight"), "{}", found.stdout);
+    let verbose = estimate(folder.path(), &format!(". --plan --num_processes 2 {blocks} --verbose"));
+    expect_lines(&verbose, &["h.9.weight float32 [50] shard of unit 1"]);
+}
+
+/// Flags, and the first line of the plan with parameters, gradients and state between steps.
+#[rstest]
+#[case("", "plan for 1 ranks: FULL_SHARD, 4", [808, 800, 1600])]
+#[case("--num_processes 2 --fsdp_sharding_strategy SHARD_GRAD_OP", "plan for 2 ranks: SHARD_GRAD_OP", [408, 400, 800])]
+#[case("--num_processes 2 --fsdp_sharding_strategy 3", "plan for 2 ranks: NO_SHARD", [808, 800, 1600])]
+#[case("--num_processes 2 --zero_stage 0", "plan for 2 ranks: NO_SHARD", [808, 800, 1600])]
+#[case("--num-processes 4 --zero-stage 1", "plan for 4 ranks: OPTIMIZER_STATE,", [848, 816, 408])]
+#[case("--num_processes 2 --zero_stage 2", "plan for 2 ranks: OPTIMIZER_STATE_AND_GRADIENTS,", [816, 400, 800])]
+#[case("--num_processes 2 --zero_stage 3", "plan for 2 ranks: FULL_SHARD", [408, 400, 800])]
+#[case("--num_processes 2 --dtypes bfloat16", "plan for 2 ranks: FULL_SHARD, 4 parameters, 408 B", [208, 200, 400])]
+fn every_flag_has_its_effect_on_the_plan(#[case] flags: &str, #[case] head: &str, #[case] bytes: [u64; 3]) {
+    let folder = folder_with_model();
+    let text = estimate(folder.path(), &format!(". --plan {flags}"));
+    text.expect(0, &[]);
+    assert!(text.stdout.starts_with(head), "{}", text.stdout);
+    let json = estimate(folder.path(), &format!(". --plan --json {flags}"));
+    let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+    let found =
+        ["parameters", "gradients", "optimizer_state"].map(|name| json["bytes_per_rank"][name].as_u64().unwrap());
+    assert_eq!(found, bytes);
+    assert_eq!(json["phases"][json["peak_phase"].as_str().unwrap()]["total"], json["peak_bytes"]);
+    assert_eq!(json["plan"]["inventory"]["parameters"].as_array().unwrap().len(), 4);
+}
+
+#[rstest]
+#[case("--fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP --fsdp_transformer_layer_cls_to_wrap h.10,embed", &["h.10", "embed"])]
+#[case("--fsdp_auto_wrap_policy SIZE_BASED_WRAP --fsdp_min_num_params 60", &["embed", "h"])]
+#[case("--fsdp-auto-wrap-policy NO_WRAP", &["(root)"])]
+fn units_are_what_the_policy_says(#[case] flags: &str, #[case] units: &[&str]) {
+    let folder = folder_with_model();
+    let found = estimate(folder.path(), &format!(". --plan {flags}"));
+    found.expect(0, &[]);
+    for unit in units {
+        assert!(found.stdout.contains(&format!(": {unit}: ")), "{unit} in\n{}", found.stdout);
+    }
+}
+
+#[test]
+fn buffers_of_batch_norms_and_integers_are_not_trained() {
+    let folder = tempfile::tempdir().unwrap();
+    let tensors = [
+        ("bn.weight", "F32", 4, 4),
+        ("bn.running_mean", "F32", 4, 4),
+        ("bn.running_var", "F32", 4, 4),
+        ("bn.num_batches_tracked", "I64", 8, 1),
+    ];
+    write(folder.path(), "model.safetensors", file_of(&tensors));
+    let found = estimate(folder.path(), ". --plan --zero_stage 0 --verbose");
+    assert_eq!(found.stdout.matches("  frozen\n").count(), 3, "{}", found.stdout);
+    assert_eq!(found.stdout.matches("  replicate\n").count(), 1, "{}", found.stdout);
+}
+
+#[test]
+fn memory_that_is_there_leaves_some_for_activations() {
+    let folder = folder_with_model();
+    let found = estimate(folder.path(), ". --plan --zero_stage 3 --num_processes 2 --memory 3KB");
+    expect_lines(
+        &found,
+        &["At most 2.82 KB on each rank (backward). Activations come on top. For them 176 B are left."],
+    );
+}
+
+#[test]
+fn memory_that_is_not_there_is_an_error_with_a_cure() {
+    let folder = folder_with_model();
+    let found = estimate(folder.path(), ". --plan --zero_stage 1 --num_processes 2 --memory 2.9KB");
+    let words = [
+        "accelerate: error: OPTIMIZER_STATE on 2 ranks takes 3.02 KB of memory on each at its peak (backward)",
+        "there is only 2.9 KB",
+        "the largest unit is (root) with 400 B",
+        "These fit:\n  - OPTIMIZER_STATE on 4 ranks takes 2.68 KB\n  - FULL_SHARD on 2 ranks takes 2.82 KB\n",
+    ];
+    found.expect(1, &words);
+    assert!(found.stdout.starts_with("plan for 2 ranks"), "the plan is shown nevertheless");
+}
+
+/// Claims of files that would cost memory or bring the reader down, and what is said of them.
+#[rstest]
+#[case::nothing(vec![], "has only 0 bytes")]
+#[case::half_a_length(vec![1, 2, 3], "has only 3 bytes")]
+#[case::longer_than_the_file(with_header("{}", 0).into_iter().take(9).collect(), "claims 2 bytes, but the file has only 9 in all")]
+#[case::longer_than_any(u64::MAX.to_le_bytes().to_vec(), "claims 18446744073709551615 bytes, more than")]
+#[case::longer_than_allowed(100_000_001_u64.to_le_bytes().to_vec(), "more than the 100000000 allowed")]
+#[case::no_json(with_header("this is not JSON", 0), "not a safetensors file, or damaged: expected")]
+#[case::no_text(with_header("{\"a\u{0}\"", 0), "not a safetensors file, or damaged")]
+#[case::truncated(file_of(&MODEL).into_iter().take(400).collect(), "has 400 bytes, but its header describes")]
+#[case::too_long(file_of(&MODEL).into_iter().chain([0]).collect(), "but its header describes")]
+#[case::wrong_size(with_header(r#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#, 4), "invalid shape")]
+#[case::overflow(
+    with_header(r#"{"w":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}}"#, 4),
+    "overflow"
+)]
+#[case::hole(with_header(r#"{"w":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}"#, 8), "invalid offset")]
+#[case::backwards(with_header(r#"{"w":{"dtype":"F32","shape":[1],"data_offsets":[8,4]}}"#, 8), "invalid offset")]
+#[case::unknown_type(with_header(r#"{"w":{"dtype":"F33","shape":[1],"data_offsets":[0,4]}}"#, 4), "F33")]
+#[case::narrow_type(
+    with_header(r#"{"w":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}"#, 1),
+    "the tensor w has the element type F4, of which libtorch has none"
+)]
+fn hostile_files_are_refused(#[case] bytes: Vec<u8>, #[case] words: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "model.safetensors", bytes);
+    let found = estimate(folder.path(), "model.safetensors");
+    found.expect(1, &["accelerate: error: ", "model.safetensors", words]);
+    assert!(!found.stderr.contains("panicked"), "{found:?}");
+}
+
+/// An index beside one file with the tensor `there`.
+#[rstest]
+#[case("[1, 2]", "this is not an index of weight files")]
+#[case(r#"{"weight_map": {"w": "../a.safetensors"}}"#, "\"../a.safetensors\" for \"w\"")]
+#[case(
+    r#"{"weight_map": {"a": "gone.safetensors", "b": "gone.safetensors"}}"#,
+    "names gone.safetensors for 2 tensor(s)"
+)]
+#[case(r#"{"weight_map": {"absent": "a.safetensors"}}"#, "says that absent is in a.safetensors")]
+#[case(r#"{"weight_map": {"there": "damaged.safetensors"}}"#, "damaged.safetensors is not a safetensors file")]
+fn a_wrong_index_is_refused(#[case] index: &str, #[case] words: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "a.safetensors", file_of(&[("there", "F32", 4, 1)]));
+    write(folder.path(), "damaged.safetensors", "damaged");
+    write(folder.path(), "model.safetensors.index.json", index);
+    estimate(folder.path(), ".").expect(1, &[words]);
+}
+
+#[rstest]
+#[case("bert-base-cased", &["there is no file at bert-base-cased", "Models are read from disk",
+    "huggingface-cli download bert-base-cased --local-dir bert-base-cased"])]
+#[case("org/some.model-7b", &["huggingface-cli download org/some.model-7b --local-dir some.model-7b"])]
+#[case("a/longer/path", &["there is no file at a/longer/path; a .safetensors file"])]
+#[case("absent/model.safetensors", &["there is no file at absent/model.safetensors; a .safetensors file"])]
+#[case("model.bin", &["model.bin is in PyTorch's own format", "safetensors"])]
+#[case("pickled", &["pickled/model.bin is in PyTorch's own format"])]
+#[case("two", &["the folder two has no weights to choose", "a.safetensors, b.safetensors"])]
+#[case("empty", &["the folder empty has no weights", "there are no files"])]
+fn what_is_no_model_says_what_is_wanted(#[case] model: &str, #[case] words: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "model.bin", "");
+    for name in ["pickled", "two", "empty"] {
+        fs::create_dir(folder.path().join(name)).unwrap();
+    }
+    write(folder.path(), "pickled/model.bin", "");
+    write(folder.path(), "two/a.safetensors", "");
+    write(folder.path(), "two/b.safetensors", "");
+    let found = estimate(folder.path(), model);
+    found.expect(1, words);
+    let is_hub_name = words[0].ends_with("cased") || model.starts_with("org");
+    assert_eq!(found.stderr.contains("huggingface-cli"), is_hub_name, "{}", found.stderr);
+}
+
+#[rstest]
+#[case("--plan --dtypes int8", "int8 cannot be trained")]
+#[case("--plan --dtypes float32 float16", "--dtypes names float32, float16; choose one")]
+#[case("--plan --fsdp_min_num_params 5", "only SIZE_BASED_WRAP counts parameters")]
+#[case("--plan --fsdp_auto_wrap_policy SIZE_BASED_WRAP", "without a number of parameters")]
+fn what_cannot_be_planned_says_why(#[case] flags: &str, #[case] words: &str) {
+    let folder = folder_with_model();
+    estimate(folder.path(), &format!(". {flags}")).expect(1, &[words]);
+}
+
+#[rstest]
+#[case("--dtypes float64", "the choices are \"float32\", \"float16\", \"bfloat16\", \"int8\", \"int4\"")]
+#[case("--memory 1GB", "--plan")]
+fn wrong_flags_are_usage_errors(#[case] flags: &str, #[case] words: &str) {
+    let folder = folder_with_model();
+    estimate(folder.path(), &format!(". {flags}")).expect(2, &[words]);
+}
+
+#[test]
+fn nobody_has_to_read_the_output() {
+    let folder = folder_with_model();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = accelerate();
+    command.args(["estimate-memory", "."]).current_dir(folder.path()).stdout(writer);
+    let ended = finished(command);
+    ended.expect(0, &[]);
+    assert_eq!(ended.stderr, "");
+}
+
+#[test]
+fn help_teaches_by_example() {
+    let folder = tempfile::tempdir().unwrap();
+    let help = estimate(folder.path(), "--help");
+    help.expect(0, &[]);
+    assert!(help.stdout.contains("accelerate estimate-memory models/bert-base-cased --plan --num_processes 4"));
+}

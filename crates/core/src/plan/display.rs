@@ -1,0 +1,116 @@
+//! Plans for people.
+
+use super::{ParameterEntry, Placement, Plan, RankBytes, Unit};
+use crate::weight_files::format_size;
+use std::fmt;
+
+impl fmt::Display for Plan {
+    /// Placements, buckets, units, and the memory of each rank.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write_head(f)?;
+        self.write_placements(f)?;
+        for (number, bucket) in self.buckets.iter().enumerate() {
+            let bytes = format_size(bucket.bytes as u64);
+            let num_gradients = bucket.parameters.len();
+            writeln!(f, "  bucket {number}: {num_gradients} gradients of {}, {bytes}", bucket.dtype)?;
+        }
+        for (number, unit) in self.units.iter().enumerate() {
+            writeln!(f, "  unit {number}: {unit}")?;
+        }
+        write_memory(&self.bytes_per_rank(), f)
+    }
+}
+
+impl Plan {
+    /// The plan in a few lines, whatever the size of the model: no parameters, equal units in one line, and no memory.
+    ///
+    /// ```
+    /// use accelerate_core::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin};
+    /// use accelerate_core::plan::{Inventory, ParameterEntry, plan_sharded};
+    /// let parameters = (0..24).map(|i| ParameterEntry::new(&format!("h.{i}.w"), &[4], "float32", 4)).collect();
+    /// let auto_wrap_policy = AutoWrapPolicy::TransformerBasedWrap;
+    /// let plugin = FullyShardedDataParallelPlugin { auto_wrap_policy, ..Default::default() };
+    /// let plan = plan_sharded(&Inventory { parameters }, &plugin, 2);
+    /// assert!(plan.summary().to_string().contains("units 0 to 23: h.0 to h.23, each with 1 parameters of float32"));
+    /// ```
+    pub fn summary(&self) -> impl fmt::Display + '_ {
+        Summary(self)
+    }
+
+    fn write_head(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = format_size(self.inventory.total_bytes() as u64);
+        let num_parameters = self.inventory.parameters.len();
+        let (ranks, how) = (self.world_size, if self.units.is_empty() { "on each" } else { "in all" });
+        writeln!(f, "plan for {ranks} ranks: {}, {num_parameters} parameters, {bytes} {how}", self.sharding_strategy)
+    }
+
+    fn write_placements(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let widest = self.inventory.parameters.iter().map(|entry| entry.name.len()).max();
+        for (parameter, placement) in self.inventory.parameters.iter().zip(&self.placements) {
+            let placement = match placement {
+                Placement::Replicate => "replicate".to_owned(),
+                Placement::Frozen => "frozen".to_owned(),
+                Placement::Shard { unit } => format!("shard of unit {unit}"),
+            };
+            let ParameterEntry { name, shape, dtype, ties, .. } = parameter;
+            write!(f, "  {name:width$}  {dtype} {shape:?}  {placement}", width = widest.unwrap_or(0))?;
+            match ties.as_slice() {
+                [] => writeln!(f)?,
+                ties => writeln!(f, "  also {}", ties.join(", "))?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn write_memory(bytes: &RankBytes, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let components = [
+        (bytes.parameters, "parameters"),
+        (bytes.gradients, "gradients"),
+        (bytes.optimizer_state, "optimizer state (Adam)"),
+        (bytes.buckets, "buckets"),
+        (bytes.gathered_units, "gathered at once"),
+    ];
+    let present = components.into_iter().filter(|&(bytes, _)| bytes > 0);
+    let listed: Vec<String> = present.map(|(bytes, what)| format!("{} {what}", format_size(bytes as u64))).collect();
+    let (phase, peak) = bytes.peak();
+    let peak = format_size(peak as u64);
+    writeln!(f, "  memory of each rank: {}; at most {peak} ({phase}), without activations", listed.join(", "))
+}
+
+struct Summary<'a>(&'a Plan);
+
+impl fmt::Display for Summary<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Plan { buckets, units, .. } = self.0;
+        self.0.write_head(f)?;
+        if let Some(largest) = buckets.iter().map(|bucket| bucket.bytes).max() {
+            writeln!(f, "  gradients travel in {} buckets of up to {}", buckets.len(), format_size(largest as u64))?;
+        }
+        let mut first = 0;
+        for run in units.chunk_by(is_alike) {
+            match run {
+                [start, _, .., end] => writeln!(
+                    f,
+                    "  units {first} to {}: {} to {}, each with {}",
+                    first + run.len() - 1,
+                    start.path,
+                    end.path,
+                    start.content()
+                )?,
+                few => {
+                    for (number, unit) in few.iter().enumerate() {
+                        writeln!(f, "  unit {}: {unit}", first + number)?;
+                    }
+                }
+            }
+            first += run.len();
+        }
+        Ok(())
+    }
+}
+
+/// Whether two units differ in their paths only.
+fn is_alike(one: &Unit, other: &Unit) -> bool {
+    one.offsets == other.offsets && one.dtype == other.dtype && one.requires_grad == other.requires_grad
+}
