@@ -135,6 +135,7 @@ impl Shard {
         };
         let params = store.parameters();
         let plan = plan_sharded(&inventory(store, &params)?, plugin, mesh);
+        check_memory(&job, &plan, plugin.max_memory)?;
         let stays_whole = plugin.keeps_whole_parameters() || group.world_size() == 1;
         let policy = plugin.precision(mixed_precision);
         let shard = Self(Arc::new(Inner {
@@ -306,6 +307,18 @@ impl Engine for Shard {
 impl fmt::Debug for Shard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shard").field("num_units", &self.0.plan.units.len()).finish_non_exhaustive()
+    }
+}
+
+/// Fails on all ranks if the plan is too large for one of them. Collective.
+fn check_memory(job: &Group, plan: &Plan, max_memory: Option<u64>) -> Result<()> {
+    let own = max_memory.map_or(Ok(()), |bytes| plan.check_fits(bytes));
+    let text = own.as_ref().map_or_else(ToString::to_string, |()| String::new());
+    let texts = job.disagreement("prepare", &text)?.unwrap_or_default();
+    own?;
+    match texts.into_iter().enumerate().find(|(_, text)| !text.is_empty()) {
+        Some((rank, reason)) => Err(StateError::PlanDoesNotFit { rank, reason }.into()),
+        None => Ok(()),
     }
 }
 

@@ -95,6 +95,9 @@ pub(crate) enum StateError {
     )]
     DifferentModels { rank: usize, on_main: String, there: String },
 
+    #[error("rank {rank} cannot keep its part of the model: {reason}")]
+    PlanDoesNotFit { rank: usize, reason: String },
+
     #[error(
         "this model computes with the tensors of {holder}, not with those that Param::get gives, so its parameters cannot be \
          taken apart; build it of the layers of accelerate::nn, or choose ShardingStrategy::NoShard"

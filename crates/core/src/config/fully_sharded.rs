@@ -177,6 +177,10 @@ pub struct FullyShardedDataParallelPlugin {
     /// With `forward_prefetch`, allow forward passes to use units in another order than the pass before; ranks still
     /// have to agree. Default false: that is an error. Not a field of Python Accelerate's.
     pub dynamic: bool,
+    /// The most bytes that parameters, gradients and Adam's state may take on a rank in any phase; preparing a model that
+    /// needs more is an error on all ranks, before anything is divided ([`Plan::check_fits`](crate::plan::Plan::check_fits)).
+    /// Default none. Not a field of Python Accelerate's.
+    pub max_memory: Option<u64>,
     /// In which types to compute and reduce. Default: both in that of the accelerator's mixed precision.
     pub mixed_precision_policy: Option<MixedPrecisionPolicy>,
 }
@@ -196,6 +200,7 @@ impl Default for FullyShardedDataParallelPlugin {
             forward_prefetch: false,
             limit_all_gathers: true,
             dynamic: false,
+            max_memory: None,
             mixed_precision_policy: None,
         }
     }

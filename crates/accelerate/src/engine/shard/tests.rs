@@ -415,3 +415,18 @@ fn gradients_add_up_in_the_type_in_which_they_are_reduced() {
     })
     .unwrap();
 }
+
+#[test]
+fn a_plan_that_does_not_fit_one_rank_is_an_error_on_all_of_them() {
+    for limits in [[Some(200), Some(200)], [None, Some(200)]] {
+        let texts = testing::ranks(2, |accelerator| {
+            let max_memory = limits[accelerator.process_index()];
+            let plugin = FullyShardedDataParallelPlugin { max_memory, ..Default::default() };
+            Ok(steered(&accelerator, &plugin, Arc::default(), Arc::default()).map(drop).unwrap_err().to_string())
+        });
+        let [first, second] = texts.unwrap().try_into().unwrap();
+        assert!(second.contains("FULL_SHARD on 2 ranks") && second.contains("the largest unit is"), "{second}");
+        let of_other = format!("rank 1 cannot keep its part of the model: {second}");
+        assert_eq!(first, if limits[0].is_some() { second } else { of_other });
+    }
+}
