@@ -108,6 +108,9 @@ pub(crate) fn start(
     evaluation_mode: bool,
 ) -> Result<Arc<dyn Engine>> {
     kwargs.check()?;
+    if sharding.is_some_and(|(plugin, _)| plugin.activation_checkpointing) {
+        store.gradient_checkpointing_enable()?;
+    }
     match sharding {
         Some((plugin, mixed_precision)) if plugin.sharding_strategy != ShardingStrategy::NoShard => {
             Ok(Arc::new(shard::Shard::start(context, store, plugin, mixed_precision)?))

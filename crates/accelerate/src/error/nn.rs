@@ -15,6 +15,21 @@ pub(crate) enum NnError {
     )]
     Deferred { parameter: String },
     #[error(
+        "activation checkpointing was asked for, but no layer of the model is made to be computed again; put its blocks into \
+         nn::Checkpointed, or call nn::checkpoint where they are used"
+    )]
+    NothingToCheckpoint,
+    #[error(
+        "{what} of a checkpointed segment was changed between its forward pass and the backward pass, which computes it again: \
+         gradients would mix old and new values. Run the backward pass first"
+    )]
+    ChangedBeforeRecomputing { what: String },
+    #[error(
+        "a checkpointed segment saved {wanted} tensors in the forward pass and {found} when it was computed again; it has to do \
+         the same both times, whatever else has changed"
+    )]
+    RecomputedOtherwise { wanted: usize, found: usize },
+    #[error(
         "the parts do not make up this model:\n  {}\nNothing was loaded. Give the parts of all processes, of the same model",
         problems.join("\n  ")
     )]

@@ -38,6 +38,7 @@
 //! ```
 
 mod activation;
+mod activation_checkpointing;
 mod aot_inductor;
 mod attention;
 mod batch_norm;
@@ -61,6 +62,8 @@ mod state_dict;
 mod store;
 
 pub use activation::{Gelu, Relu, Silu, Tanh};
+pub(crate) use activation_checkpointing::while_recomputing;
+pub use activation_checkpointing::{CheckpointOptions, Checkpointed, checkpoint, checkpoint_with};
 pub use aot_inductor::AotInductorModule;
 pub use attention::{AttentionMask, InProjection, MultiheadAttention, MultiheadAttentionConfig};
 pub use batch_norm::{BatchNorm, BatchNorm1d, BatchNorm2d, BatchNormConfig};

@@ -1,6 +1,7 @@
 //! The handle on one parameter or buffer, and the strategy that stores it.
 
 use super::Init;
+use super::activation_checkpointing::note_use;
 use super::deferred::fill;
 use crate::error::Result;
 use crate::group::Group;
@@ -148,6 +149,7 @@ impl Param {
     /// Collective if the parameter is sharded: inside a forward pass once for each unit, outside of one at every call. A
     /// failure between ranks is an error of the forward pass, or of the next one.
     pub fn get(&self) -> Tensor {
+        note_use(self);
         self.storage().materialize()
     }
 

@@ -68,6 +68,8 @@ pub(super) struct State {
     /// Where parameters get no memory at first: what is to be done to them.
     pub(super) initialisations: Option<Initialisations>,
     pub(super) param_init_fn: Option<ParamInitFn>,
+    /// Are layers checkpointed? Shared with those that can be, of which there are none if this is the only one.
+    is_checkpointing: Arc<AtomicBool>,
 }
 
 impl State {
@@ -126,6 +128,7 @@ impl ParamStore {
                 tensor_holder: None,
                 initialisations,
                 param_init_fn: None,
+                is_checkpointing: Arc::default(),
             }),
         }))
     }
@@ -263,6 +266,42 @@ impl ParamStore {
     /// The mode as a value that layers keep.
     pub fn training_flag(&self) -> TrainingFlag {
         self.0.training.clone()
+    }
+
+    /// From now on, layers in [`Checkpointed`](crate::nn::Checkpointed) compute their activations once more in the backward
+    /// pass in place of keeping them (`gradient_checkpointing_enable` of Transformers).
+    ///
+    /// # Errors
+    /// The model has no such layer.
+    ///
+    /// ```
+    /// use accelerate::nn::{Checkpointed, Linear, ParamStore};
+    /// use accelerate::tch::Device;
+    ///
+    /// let store = ParamStore::new(Device::Cpu);
+    /// assert!(store.gradient_checkpointing_enable().is_err());
+    /// let block = Checkpointed::new(store.root(), |path| Linear::new(path, 2, 2, Default::default()))?;
+    /// store.gradient_checkpointing_enable()?;
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn gradient_checkpointing_enable(&self) -> Result<()> {
+        let is_checkpointing = self.checkpointing_flag();
+        // One is the store's, one is here.
+        if Arc::strong_count(&is_checkpointing) <= 2 {
+            return Err(NnError::NothingToCheckpoint.into());
+        }
+        is_checkpointing.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// From now on, all layers keep their activations.
+    pub fn gradient_checkpointing_disable(&self) {
+        self.checkpointing_flag().store(false, Ordering::Relaxed);
+    }
+
+    /// Are layers that can be checkpointed?
+    pub(super) fn checkpointing_flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.state().is_checkpointing)
     }
 
     /// All parameters, frozen ones too, without buffers; tied weights once.

@@ -177,6 +177,9 @@ pub struct FullyShardedDataParallelPlugin {
     /// With `forward_prefetch`, allow forward passes to use units in another order than the pass before; ranks still
     /// have to agree. Default false: that is an error. Not a field of Python Accelerate's.
     pub dynamic: bool,
+    /// Compute the activations of layers in `nn::Checkpointed` once more in the backward pass in place of keeping them.
+    /// Default false.
+    pub activation_checkpointing: bool,
     /// The most bytes that parameters, gradients and Adam's state may take on a rank in any phase; preparing a model that
     /// needs more is an error on all ranks, before anything is divided ([`Plan::check_fits`](crate::plan::Plan::check_fits)).
     /// Default none. Not a field of Python Accelerate's.
@@ -200,6 +203,7 @@ impl Default for FullyShardedDataParallelPlugin {
             forward_prefetch: false,
             limit_all_gathers: true,
             dynamic: false,
+            activation_checkpointing: false,
             max_memory: None,
             mixed_precision_policy: None,
         }

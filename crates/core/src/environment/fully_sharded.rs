@@ -14,8 +14,11 @@ const NOT_HONOURED: &[(&str, &[&str], &str)] = &[
     // Optimizers see parts of the original parameters, and every rank loads what it keeps, whatever is set.
     ("FSDP_USE_ORIG_PARAMS", YES_OR_NO, "it is true or false"),
     ("FSDP_CPU_RAM_EFFICIENT_LOADING", YES_OR_NO, "it is true or false"),
-    ("FSDP_ACTIVATION_CHECKPOINTING", NO, "activations are kept; set it to false"),
-    ("FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD", NO, "activations are kept; set it to false"),
+    (
+        "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD",
+        NO,
+        "call nn::checkpoint_with and its offload_to_cpu in the model; set it to false",
+    ),
     ("FSDP_IGNORED_MODULES", &["none"], "every parameter is in a unit; unset it"),
 ];
 
@@ -28,7 +31,7 @@ impl FullyShardedDataParallelPlugin {
     /// What comes of it is not [checked](Self::check) yet.
     ///
     /// Read are `FSDP_{VERSION, SHARDING_STRATEGY, RESHARD_AFTER_FORWARD, AUTO_WRAP_POLICY, TRANSFORMER_CLS_TO_WRAP,
-    /// MIN_NUM_PARAMS, SYNC_MODULE_STATES, BACKWARD_PREFETCH, FORWARD_PREFETCH}`. Of two variables that a launcher always sets, only what was asked for
+    /// MIN_NUM_PARAMS, SYNC_MODULE_STATES, BACKWARD_PREFETCH, FORWARD_PREFETCH, ACTIVATION_CHECKPOINTING}`. Of two variables that a launcher always sets, only what was asked for
     /// counts: `FSDP_MIN_NUM_PARAMS` for `SIZE_BASED_WRAP`, and `FSDP_SHARDING_STRATEGY=FULL_SHARD` only where
     /// `FSDP_RESHARD_AFTER_FORWARD` names no other strategy. (In the reference's version 1 the latter is never looked at,
     /// although its questionnaire asks for it.)
@@ -79,6 +82,9 @@ impl FullyShardedDataParallelPlugin {
             min_num_params: min_num_params.filter(|_| auto_wrap_policy == crate::config::AutoWrapPolicy::SizeBasedWrap),
             sync_module_states: variables.flag("FSDP_SYNC_MODULE_STATES")?.unwrap_or(default.sync_module_states),
             backward_prefetch: backward_prefetch.unwrap_or(default.backward_prefetch),
+            activation_checkpointing: variables
+                .flag("FSDP_ACTIVATION_CHECKPOINTING")?
+                .unwrap_or(default.activation_checkpointing),
             forward_prefetch: variables.flag("FSDP_FORWARD_PREFETCH")?.unwrap_or(default.forward_prefetch),
             ..default
         })

@@ -149,6 +149,8 @@ fn launcher_with<'a>(changes: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> 
         transformer_cls_names_to_wrap: vec!["a.*".to_owned(), "b.*".to_owned()],
         ..Default::default()
     })]
+#[case(&[("ACTIVATION_CHECKPOINTING", "true")],
+    FullyShardedDataParallelPlugin { activation_checkpointing: true, ..Default::default() })]
 #[case(&[("SHARDING_STRATEGY", "HYBRID_SHARD_ZERO2")],
     FullyShardedDataParallelPlugin { sharding_strategy: ShardingStrategy::HybridShardZero2, ..Default::default() })]
 #[case(&[("STATE_DICT_TYPE", "FULL_STATE_DICT"), ("BACKWARD_PREFETCH", "NO_PREFETCH"), ("IGNORED_MODULES", "None")],
@@ -180,7 +182,7 @@ fn nothing_set_is_the_default() {
 #[case(&[("OFFLOAD_PARAMS", "true")], &["FSDP_OFFLOAD_PARAMS is \"true\", which is not available"])]
 #[case(&[("BACKWARD_PREFETCH", "BACKWARD")], &["FSDP_BACKWARD_PREFETCH", "NO_PREFETCH"])]
 #[case(&[("FORWARD_PREFETCH", "ahead")], &["FSDP_FORWARD_PREFETCH is \"ahead\""])]
-#[case(&[("ACTIVATION_CHECKPOINTING", "true")], &["FSDP_ACTIVATION_CHECKPOINTING is \"true\""])]
+#[case(&[("ACTIVATION_CHECKPOINTING", "maybe")], &["FSDP_ACTIVATION_CHECKPOINTING is \"maybe\""])]
 #[case(&[("ACTIVATION_CHECKPOINTING_OFFLOAD", "1")], &["FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD is \"1\""])]
 #[case(&[("IGNORED_MODULES", "head")], &["FSDP_IGNORED_MODULES is \"head\""])]
 #[case(&[("USE_ORIG_PARAMS", "maybe")], &["FSDP_USE_ORIG_PARAMS is \"maybe\""])]

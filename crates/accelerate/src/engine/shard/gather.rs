@@ -5,6 +5,7 @@ use super::unit::{UnitState, views};
 use super::{Phase, Shard, State};
 use crate::error::Result;
 use crate::group::InFlight;
+use crate::nn::while_recomputing;
 use accelerate_core::config::BackwardPrefetch;
 use smallvec::SmallVec;
 use tch::Tensor;
@@ -31,13 +32,17 @@ impl Shard {
         {
             return Ok(outputs[member].shallow_clone());
         }
-        let pass = if self.lock().phase == Phase::Forward { Pass::Forward } else { Pass::None };
+        let pass = match self.lock().phase {
+            Phase::Forward => Pass::Forward,
+            Phase::Other if self.stays_while_recomputing(unit) => Pass::Backward,
+            Phase::Other => Pass::None,
+        };
         let whole = self.gather(unit, pass)?;
         let outputs = if records { self.outputs_of(unit, &whole)? } else { self.views(unit, &whole)? };
         let output = outputs[member].shallow_clone();
         let released = {
             let mut state = self.lock();
-            if state.phase == Phase::Forward {
+            if pass != Pass::None {
                 state.units[unit].outputs = Some((records, outputs));
                 Released::default()
             } else {
@@ -47,6 +52,22 @@ impl Shard {
         };
         drop(released);
         Ok(output)
+    }
+
+    /// Whether a checkpointed segment is being computed again. Then a unit stays until that is done, and afterwards as long as
+    /// the graph needs it.
+    fn stays_while_recomputing(&self, unit: usize) -> bool {
+        let shard = self.clone();
+        while_recomputing(move || {
+            let released = {
+                let mut state = shard.lock();
+                match shard.0.frees_after_forward && state.units[unit].num_tokens == 0 {
+                    true => state.release(unit),
+                    false => Released { _whole: None, _outputs: state.units[unit].outputs.take() },
+                }
+            };
+            drop(released);
+        })
     }
 
     /// Notes that a unit is in use, and lets those of the module before it go: frozen parameters of a module are a unit

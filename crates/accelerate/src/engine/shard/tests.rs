@@ -4,7 +4,8 @@ use super::{Counts, Shard};
 use crate::nn::{Linear, ModuleFn, ParamStore};
 use crate::prepare::PreparedModel;
 use crate::{
-    Accelerator, AutoWrapPolicy, FloatType, FullyShardedDataParallelPlugin, MixedPrecisionPolicy, Result, testing,
+    Accelerator, AutoWrapPolicy, BackwardPrefetch, FloatType, FullyShardedDataParallelPlugin, MixedPrecisionPolicy,
+    Result, ShardingStrategy, testing,
 };
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -428,5 +429,51 @@ fn a_plan_that_does_not_fit_one_rank_is_an_error_on_all_of_them() {
         assert!(second.contains("FULL_SHARD on 2 ranks") && second.contains("the largest unit is"), "{second}");
         let of_other = format!("rank 1 cannot keep its part of the model: {second}");
         assert_eq!(first, if limits[0].is_some() { second } else { of_other });
+    }
+}
+
+#[test]
+fn checkpointed_blocks_travel_no_more_often() {
+    use crate::nn::Checkpointed;
+    use ShardingStrategy::{FullShard, OptimizerState, ShardGradOp};
+    // The first layer is used before the second one and after it.
+    for (sharding_strategy, gathers) in [(FullShard, [4, 2]), (ShardGradOp, [1, 1]), (OptimizerState, [1, 1])] {
+        for backward_prefetch in [BackwardPrefetch::NoPrefetch, BackwardPrefetch::BackwardPre] {
+            let plugin = FullyShardedDataParallelPlugin {
+                sharding_strategy,
+                backward_prefetch,
+                auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap,
+                activation_checkpointing: true,
+                ..Default::default()
+            };
+            testing::ranks(2, |accelerator| {
+                let store = ParamStore::new(accelerator.device());
+                let path = |layer: usize| store.root() / "layers" / layer;
+                let layer = |index| Checkpointed::new(path(index), |path| Linear::new(path, 3, 3, Default::default()));
+                let layers = [layer(0)?, layer(1)?];
+                store.gradient_checkpointing_enable()?;
+                let module = ModuleFn::new(&store, move |input: &Tensor| {
+                    let hidden = layers[1].forward(&layers[0].forward(input)?.f_tanh()?)?;
+                    layers[0].forward(&hidden)
+                });
+                let shard = Shard::start(accelerator.context(), &store, &plugin, accelerator.mixed_precision())?;
+                let model = PreparedModel::new(module, Arc::new(shard.clone()), accelerator.precision());
+                for _ in 0..2 {
+                    let before = shard.counts();
+                    super::Engine::before_step(&shard)?;
+                    let loss = model.forward(&Tensor::ones([1, 3], (Kind::Float, tch::Device::Cpu)))?.f_sum(None)?;
+                    torch_ext::autograd::backward(&[&loss], None, false, false)?;
+                    assert!(shard.lock().gathered.is_empty() || gathers == [1, 1], "all that was gathered has gone");
+                    super::Engine::after_backward(&shard)?;
+                    for ((after, before), gathers) in shard.counts().iter().zip(before).zip(gathers) {
+                        assert_eq!(after.gathers - before.gathers, gathers, "{sharding_strategy}");
+                        let wanted = gathers.div_ceil(2);
+                        assert_eq!(after.reduce_scatters - before.reduce_scatters, wanted, "{sharding_strategy}");
+                    }
+                }
+                Ok(())
+            })
+            .unwrap();
+        }
     }
 }
