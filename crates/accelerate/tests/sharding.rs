@@ -159,6 +159,30 @@ fn every_strategy_on_every_number_of_ranks() {
 }
 
 #[test]
+fn modules_that_stay_whole() {
+    for strategy in [FullShard, OptimizerState, HybridShard] {
+        for (world_size, accumulation, max_norm) in [(1, 1, None), (2, 1, None), (3, 4, Some(0.05))] {
+            for modules in [&["blocks.*.up"][..], &["embed", "blocks.0"], &["blocks", "embed"]] {
+                let case = Case { world_size, accumulation, max_norm, ..CASE };
+                let ignored_modules = modules.iter().map(|&path| path.to_owned()).collect();
+                let dp_shard_size = (strategy == HybridShard).then_some(1);
+                let plugin = plugin(strategy, TransformerBasedWrap);
+                assert_equal(case, FullyShardedDataParallelPlugin { ignored_modules, dp_shard_size, ..plugin });
+            }
+        }
+    }
+}
+
+#[test]
+fn a_module_that_is_not_there_cannot_stay_whole() {
+    let plugin = FullyShardedDataParallelPlugin { ignored_modules: vec!["heads".into()], ..plugin(FullShard, NoWrap) };
+    let accelerator = Accelerator::builder().cpu(true).fsdp_plugin(plugin).build().unwrap();
+    let (_, module) = model(&accelerator).unwrap();
+    let text = accelerator.prepare(module).map(drop).unwrap_err().to_string();
+    assert!(text.contains("\"heads\"") && text.contains("blocks.0.up, blocks.1"), "{text}");
+}
+
+#[test]
 fn groups_of_ranks_of_every_size() {
     for (world_size, dp_shard_size) in [(1, 1), (2, 1), (2, 2), (3, 1), (4, 1), (4, 2), (4, 4)] {
         for strategy in [HybridShard, HybridShardZero2] {

@@ -32,7 +32,7 @@ use crate::error::{Error, Result, StateError};
 use crate::group::Group;
 use crate::nn::{Param, ParamStore};
 use accelerate_core::config::{BackwardPrefetch, FullyShardedDataParallelPlugin, MixedPrecision, ShardingStrategy};
-use accelerate_core::plan::{Inventory, ParameterEntry, Plan, Unit, plan_sharded};
+use accelerate_core::plan::{Inventory, ParameterEntry, Placement, Plan, Unit, plan_sharded};
 use std::collections::HashMap;
 use std::fmt;
 use std::rc::Rc;
@@ -53,6 +53,8 @@ struct Inner {
     /// The ranks that have the same part, if there are others.
     replicas: Option<Group>,
     plan: Plan,
+    /// Parameters that get gradients and are whole on every rank.
+    replicated: Vec<Param>,
     /// Name of a parameter -> its unit, and its place in that.
     places: HashMap<String, (usize, usize)>,
     /// Sizes of the whole parameters, in the order of the inventory.
@@ -92,6 +94,8 @@ struct State {
     /// What travelled since ranks last compared: a gather and a reduce-scatter of equal sizes cannot be told from those of
     /// another unit by anyone else.
     travelled: Vec<Travel>,
+    /// Gradients of [`Inner::replicated`] may not be averages yet.
+    has_own_gradients: bool,
     /// Why a parameter could not be gathered: [`Storage::materialize`](crate::nn::Storage::materialize) has no way to say
     /// it.
     failure: Option<Error>,
@@ -134,7 +138,9 @@ impl Shard {
             _ => (job.part(&mesh.shard_ranks(job.rank()))?, Some(job.part(&mesh.replica_ranks(job.rank()))?)),
         };
         let params = store.parameters();
-        let plan = plan_sharded(&inventory(store, &params)?, plugin, mesh);
+        let inventory = inventory(store, &params)?;
+        plugin.check_ignored(&inventory)?;
+        let plan = plan_sharded(&inventory, plugin, mesh);
         check_memory(&job, &plan, plugin.max_memory)?;
         let stays_whole = plugin.keeps_whole_parameters() || group.world_size() == 1;
         let policy = plugin.precision(mixed_precision);
@@ -142,6 +148,7 @@ impl Shard {
             job,
             group,
             replicas,
+            replicated: replicated(&plan, &params),
             places: places(&plan),
             shapes: params.iter().map(Param::shape).collect(),
             frees_after_forward: !stays_whole && plugin.frees_after_forward(),
@@ -164,6 +171,7 @@ impl Shard {
                 forward_order: Order::default(),
                 backward_order: Order::default(),
                 travelled: Vec::new(),
+                has_own_gradients: false,
                 failure: None,
             }),
             plan,
@@ -181,7 +189,10 @@ impl Shard {
             if plugin.sync_module_states {
                 shard.0.job.broadcast(&whole, 0)?;
             }
-            shard.take_over(param, &whole)
+            match shard.0.places.contains_key(param.name()) {
+                true => shard.take_over(param, &whole),
+                false => param.set_replicated(whole),
+            }
         })?;
         Ok(shard)
     }
@@ -227,6 +238,7 @@ impl Engine for Shard {
         self.pending_failure()?;
         let mut state = self.lock();
         (state.phase, state.current) = (Phase::Forward, None);
+        state.has_own_gradients |= is_grad_enabled();
         state.forward_order.abandon();
         state.backward_order.abandon();
         drop(state);
@@ -262,12 +274,18 @@ impl Engine for Shard {
         self.receive_what_is_left()?;
         self.release_all();
         self.lock().backward_order.finish();
+        if self.lock().gradient_sync {
+            self.average_replicated()?;
+        }
         self.check_order()
     }
 
     fn before_step(&self) -> Result<()> {
         self.pending_failure()?;
         self.reduce_what_is_left()?;
+        if self.lock().has_own_gradients {
+            self.average_replicated()?;
+        }
         // Of backward passes that were not the accelerator's.
         self.check_order()?;
         let mut state = self.lock();
@@ -320,6 +338,11 @@ fn check_memory(job: &Group, plan: &Plan, max_memory: Option<u64>) -> Result<()>
         Some((rank, reason)) => Err(StateError::PlanDoesNotFit { rank, reason }.into()),
         None => Ok(()),
     }
+}
+
+fn replicated(plan: &Plan, params: &[Param]) -> Vec<Param> {
+    let placed = params.iter().zip(&plan.placements);
+    placed.filter(|(_, placement)| **placement == Placement::Replicate).map(|(param, _)| param.clone()).collect()
 }
 
 fn places(plan: &Plan) -> HashMap<String, (usize, usize)> {

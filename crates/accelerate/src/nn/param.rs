@@ -288,7 +288,7 @@ impl Param {
     }
 
     /// From now on every rank holds the whole of it.
-    pub(super) fn set_replicated(&self, whole: Tensor) -> Result<()> {
+    pub(crate) fn set_replicated(&self, whole: Tensor) -> Result<()> {
         let whole = whole.f_set_requires_grad(self.requires_grad())?;
         drop(self.replace_storage(Box::new(Replicated(whole))));
         Ok(())

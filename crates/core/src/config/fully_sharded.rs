@@ -162,6 +162,10 @@ pub struct FullyShardedDataParallelPlugin {
     /// the blocks of a transformer.
     #[serde(deserialize_with = "null_is_default")]
     pub transformer_cls_names_to_wrap: Vec<String>,
+    /// Paths of modules whose parameters every rank keeps whole, `*` for any one name between dots; gradients are averaged as
+    /// without sharding. (PyTorch leaves them to the program, so ranks drift apart.) Default empty.
+    #[serde(deserialize_with = "null_is_default")]
+    pub ignored_modules: Vec<String>,
     /// Number of parameters from which a module is a unit. Needed by `SIZE_BASED_WRAP` only.
     pub min_num_params: Option<usize>,
     /// Copy parameters and buffers of rank 0 to all ranks first. Default true; Python Accelerate's is false, and true
@@ -197,6 +201,7 @@ impl Default for FullyShardedDataParallelPlugin {
             dp_shard_size: None,
             auto_wrap_policy: AutoWrapPolicy::NoWrap,
             transformer_cls_names_to_wrap: Vec::new(),
+            ignored_modules: Vec::new(),
             min_num_params: None,
             sync_module_states: true,
             backward_prefetch: BackwardPrefetch::NoPrefetch,

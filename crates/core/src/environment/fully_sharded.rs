@@ -19,7 +19,6 @@ const NOT_HONOURED: &[(&str, &[&str], &str)] = &[
         NO,
         "call nn::checkpoint_with and its offload_to_cpu in the model; set it to false",
     ),
-    ("FSDP_IGNORED_MODULES", &["none"], "every parameter is in a unit; unset it"),
 ];
 
 const NO: &[&str] = &["false", "no", "off", "0", "n", "f", "none"];
@@ -31,7 +30,7 @@ impl FullyShardedDataParallelPlugin {
     /// What comes of it is not [checked](Self::check) yet.
     ///
     /// Read are `FSDP_{VERSION, SHARDING_STRATEGY, RESHARD_AFTER_FORWARD, AUTO_WRAP_POLICY, TRANSFORMER_CLS_TO_WRAP,
-    /// MIN_NUM_PARAMS, SYNC_MODULE_STATES, BACKWARD_PREFETCH, FORWARD_PREFETCH, ACTIVATION_CHECKPOINTING}`. Of two variables that a launcher always sets, only what was asked for
+    /// MIN_NUM_PARAMS, SYNC_MODULE_STATES, BACKWARD_PREFETCH, FORWARD_PREFETCH, IGNORED_MODULES, ACTIVATION_CHECKPOINTING}`. Of two variables that a launcher always sets, only what was asked for
     /// counts: `FSDP_MIN_NUM_PARAMS` for `SIZE_BASED_WRAP`, and `FSDP_SHARDING_STRATEGY=FULL_SHARD` only where
     /// `FSDP_RESHARD_AFTER_FORWARD` names no other strategy. (In the reference's version 1 the latter is never looked at,
     /// although its questionnaire asks for it.)
@@ -76,9 +75,8 @@ impl FullyShardedDataParallelPlugin {
             sharding_strategy,
             reshard_after_forward,
             auto_wrap_policy,
-            transformer_cls_names_to_wrap: names
-                .map(|names| names.split(',').map(|name| name.trim().to_owned()).collect())
-                .unwrap_or_default(),
+            transformer_cls_names_to_wrap: paths(names),
+            ignored_modules: paths(variables.text("FSDP_IGNORED_MODULES").filter(|names| names != "None")),
             min_num_params: min_num_params.filter(|_| auto_wrap_policy == crate::config::AutoWrapPolicy::SizeBasedWrap),
             sync_module_states: variables.flag("FSDP_SYNC_MODULE_STATES")?.unwrap_or(default.sync_module_states),
             backward_prefetch: backward_prefetch.unwrap_or(default.backward_prefetch),
@@ -89,6 +87,10 @@ impl FullyShardedDataParallelPlugin {
             ..default
         })
     }
+}
+
+fn paths(names: Option<String>) -> Vec<String> {
+    names.map(|names| names.split(',').map(|name| name.trim().to_owned()).collect()).unwrap_or_default()
 }
 
 fn version(variables: &Variables<'_>) -> Result<Option<u32>> {

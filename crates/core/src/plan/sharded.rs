@@ -1,10 +1,12 @@
 //! Parameters in parts: which are gathered together, and which elements each rank keeps.
 
 use super::{Inventory, ParameterEntry, Placement, Plan};
+use crate::Result;
 use crate::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin, ShardingStrategy};
+use crate::error::config::ConfigErrorKind;
 use crate::mesh::Mesh;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 
@@ -122,10 +124,15 @@ pub fn plan_sharded(inventory: &Inventory, plugin: &FullyShardedDataParallelPlug
         _ => Vec::new(),
     };
     let path_of = |name| unit_path(name, plugin, &by_size);
+    let mut placements = vec![Placement::Frozen; inventory.parameters.len()];
     let mut keys: Vec<(String, String, bool)> = Vec::new();
     let mut members: Vec<Vec<usize>> = Vec::new();
     for (position, parameter) in inventory.parameters.iter().enumerate() {
         let ParameterEntry { name, dtype, requires_grad, ties, .. } = parameter;
+        if is_ignored(name, plugin) {
+            placements[position] = if *requires_grad { Placement::Replicate } else { Placement::Frozen };
+            continue;
+        }
         let path = path_of(name);
         let path = if ties.iter().all(|tie| path_of(tie) == path) { path } else { "" };
         let key = (path.to_owned(), dtype.clone(), *requires_grad);
@@ -142,7 +149,6 @@ pub fn plan_sharded(inventory: &Inventory, plugin: &FullyShardedDataParallelPlug
         .zip(members)
         .map(|(key, members)| Unit::new(key, members, inventory, mesh.shard_size()))
         .collect();
-    let mut placements = vec![Placement::Frozen; inventory.parameters.len()];
     for (unit, content) in units.iter().enumerate() {
         content.parameters.iter().for_each(|&position| placements[position] = Placement::Shard { unit });
     }
@@ -167,6 +173,41 @@ fn strategy_in_effect(plugin: &FullyShardedDataParallelPlugin) -> ShardingStrate
         (HybridShard | HybridShardZero2, true) => HybridShard,
         (HybridShard | HybridShardZero2, false) => HybridShardZero2,
         (other, _) => other,
+    }
+}
+
+/// Is a parameter in a module that is not to be divided?
+fn is_ignored(name: &str, plugin: &FullyShardedDataParallelPlugin) -> bool {
+    modules(name).any(|module| plugin.ignored_modules.iter().any(|pattern| matches_path(pattern, module)))
+}
+
+impl FullyShardedDataParallelPlugin {
+    /// Checks that there is a module for each of `ignored_modules`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_config`](crate::Error::is_config), naming the first that stands for nothing and the model's modules.
+    ///
+    /// ```
+    /// use accelerate_core::config::FullyShardedDataParallelPlugin;
+    /// use accelerate_core::plan::{Inventory, ParameterEntry};
+    /// let inventory = Inventory { parameters: vec![ParameterEntry::new("head.weight", &[2], "float32", 4)] };
+    /// let plugin = |path: &str| {
+    ///     FullyShardedDataParallelPlugin { ignored_modules: vec![path.to_owned()], ..Default::default() }
+    /// };
+    /// plugin("head").check_ignored(&inventory)?;
+    /// assert!(plugin("tail").check_ignored(&inventory).unwrap_err().to_string().contains("\"tail\""));
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    pub fn check_ignored(&self, inventory: &Inventory) -> Result<()> {
+        let known: BTreeSet<&str> = inventory.parameters.iter().flat_map(|entry| modules(&entry.name)).collect();
+        match self.ignored_modules.iter().find(|pattern| !known.iter().any(|module| matches_path(pattern, module))) {
+            None => Ok(()),
+            Some(found) => {
+                let (found, known) = (found.clone(), known.into_iter().map(str::to_owned).collect());
+                Err(ConfigErrorKind::NoSuchModule { field: "ignored_modules", found, known }.into())
+            }
+        }
     }
 }
 

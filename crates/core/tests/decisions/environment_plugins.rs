@@ -151,6 +151,8 @@ fn launcher_with<'a>(changes: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> 
     })]
 #[case(&[("ACTIVATION_CHECKPOINTING", "true")],
     FullyShardedDataParallelPlugin { activation_checkpointing: true, ..Default::default() })]
+#[case(&[("IGNORED_MODULES", "head, blocks.*.norm")],
+    FullyShardedDataParallelPlugin { ignored_modules: vec!["head".into(), "blocks.*.norm".into()], ..Default::default() })]
 #[case(&[("SHARDING_STRATEGY", "HYBRID_SHARD_ZERO2")],
     FullyShardedDataParallelPlugin { sharding_strategy: ShardingStrategy::HybridShardZero2, ..Default::default() })]
 #[case(&[("STATE_DICT_TYPE", "FULL_STATE_DICT"), ("BACKWARD_PREFETCH", "NO_PREFETCH"), ("IGNORED_MODULES", "None")],
@@ -184,7 +186,6 @@ fn nothing_set_is_the_default() {
 #[case(&[("FORWARD_PREFETCH", "ahead")], &["FSDP_FORWARD_PREFETCH is \"ahead\""])]
 #[case(&[("ACTIVATION_CHECKPOINTING", "maybe")], &["FSDP_ACTIVATION_CHECKPOINTING is \"maybe\""])]
 #[case(&[("ACTIVATION_CHECKPOINTING_OFFLOAD", "1")], &["FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD is \"1\""])]
-#[case(&[("IGNORED_MODULES", "head")], &["FSDP_IGNORED_MODULES is \"head\""])]
 #[case(&[("USE_ORIG_PARAMS", "maybe")], &["FSDP_USE_ORIG_PARAMS is \"maybe\""])]
 #[case(&[("STATE_DICT_TYPE", "SHARDED_STATE_DICT")], &["FSDP_STATE_DICT_TYPE", "FULL_STATE_DICT"])]
 #[case(&[("VERSION", "2"), ("STATE_DICT_TYPE", "LOCAL_STATE_DICT")], &["FSDP_STATE_DICT_TYPE is \"LOCAL_STATE_DICT\""])]

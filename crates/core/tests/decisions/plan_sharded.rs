@@ -121,6 +121,21 @@ fn groups_that_ranks_do_not_fill_are_refused(#[case] world_size: usize, #[case] 
 }
 
 #[test]
+fn what_is_ignored_stays_whole() {
+    let mut parameters = NAMES.map(|(name, size)| entry(name, size)).to_vec();
+    parameters[2].requires_grad = false;
+    let ignored_modules = vec!["layers.0".to_owned(), "*".to_owned()];
+    let plugin = |count: usize| FullyShardedDataParallelPlugin {
+        ignored_modules: ignored_modules[..count].to_vec(),
+        ..plugin(TransformerBasedWrap, &[], None)
+    };
+    let placements = |count| plan_sharded(&Inventory { parameters: parameters.clone() }, &plugin(count), 2).placements;
+    let shard = |unit| Placement::Shard { unit };
+    assert_eq!(placements(1), [shard(0), Placement::Replicate, Placement::Frozen, shard(1), shard(1), shard(0)]);
+    assert!(placements(2).iter().all(|placement| !matches!(placement, Placement::Shard { .. })));
+}
+
+#[test]
 fn people_can_read_it() {
     let parameters = vec![entry("layers.0.weight", 5), entry("head", 4)];
     let text = plan_sharded(&Inventory { parameters }, &plugin(TransformerBasedWrap, &[], None), 2).to_string();

@@ -4,7 +4,7 @@ use super::order::Travel;
 use super::unit::{UnitState, pieces};
 use super::{Shard, State};
 use crate::error::Result;
-use crate::group::{InFlight, Versions};
+use crate::group::{InFlight, ReduceOp, Versions};
 use accelerate_core::plan::Unit;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -174,6 +174,27 @@ impl Shard {
         }
         self.finish_pieces(0)?;
         self.finish_replicated()
+    }
+
+    /// Averages the gradients of parameters that are in no unit; one that is missing counts as zeros. Collective.
+    pub(super) fn average_replicated(&self) -> Result<()> {
+        self.lock().has_own_gradients = false;
+        if self.0.job.world_size() == 1 || self.0.replicated.is_empty() {
+            return Ok(());
+        }
+        let _no_grad = tch::no_grad_guard();
+        let mut gradients = Vec::with_capacity(self.0.replicated.len());
+        for param in &self.0.replicated {
+            let local = param.local();
+            let mut gradient = match gradient_of(&local)? {
+                Some(gradient) => gradient,
+                None => local.f_zeros_like()?,
+            };
+            // Before the sum, as in `c10d::Reducer`.
+            gradients.push(gradient.f_mul_scalar_(1.0 / self.0.job.world_size() as f64)?);
+            set_gradient(&local, gradients.last())?;
+        }
+        self.0.job.all_reduce_coalesced(&gradients, ReduceOp::Sum)
     }
 
     /// Forgets a backward pass that has failed. What is on its way has to arrive first: its memory will be used again.
