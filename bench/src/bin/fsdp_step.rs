@@ -2,6 +2,7 @@
 //!
 //! Each rank prints one line of JSON, as `bench/rival/fsdp_step.py` does. Sizes stand in both programs.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
 use accelerate::nn::{Embedding, LayerNorm, Linear, Module, ModuleFn, ParamStore, Path};
@@ -40,6 +41,9 @@ struct Arguments {
     /// Steps that are not timed
     #[arg(long)]
     warmup: usize,
+    /// Save the model to this folder after the last step, and load it from there
+    #[arg(long)]
+    folder: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -63,7 +67,11 @@ fn main() -> Result<()> {
     let accelerator = accelerator(&arguments)?;
     // Before there is a model: what memory is measured against.
     let idle_resident_bytes = peak_resident_bytes()?;
-    let store = ParamStore::new(Device::Cpu);
+    let store = match arguments.model {
+        // Its values do not matter, its memory does.
+        Model::Gpt2 => ParamStore::init_empty_weights(Device::Cpu),
+        Model::Mlp | Model::Transformer => ParamStore::new(Device::Cpu),
+    };
     match arguments.model {
         Model::Gpt2 => train(&accelerator, &arguments, gpt2(&store)?, idle_resident_bytes),
         Model::Mlp => train(&accelerator, &arguments, mlp(&store)?, idle_resident_bytes),
@@ -125,6 +133,11 @@ fn train(
             step_ms.push(started.elapsed().as_secs_f64() * 1e3);
         }
         started = Instant::now();
+    }
+    if let Some(folder) = &arguments.folder {
+        accelerator.save_model(&model, folder)?;
+        accelerator.wait_for_everyone()?;
+        accelerator.load_checkpoint_in_model(&model, folder)?;
     }
     let report = json!({
         "rank": rank,

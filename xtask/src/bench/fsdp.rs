@@ -1,5 +1,6 @@
 //! The races of sharded training on two ranks: the time of a step, and peak memory.
 
+use std::fs;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
@@ -101,7 +102,7 @@ const MEMORY: [(&str, usize, usize); 8] = [
     ("memory_stage3_w4", 3, 4),
 ];
 
-/// Peak memory of a rank beyond that of an idle one. In the place of a rival stands what training in float32 with AdamW
+/// Peak memory of a rank beyond that of an idle one, from building the model over training to saving and loading it. In the place of a rival stands what training in float32 with AdamW
 /// should take (Rajbhandari et al., "ZeRO", SC 2020, §3), and the largest unit whole. Values are MiB of the largest rank.
 pub(super) fn memory(rounds: usize) -> Result<Vec<Race>> {
     MEMORY.iter().map(|&(name, stage, num_ranks)| memory_race(name, stage, num_ranks, rounds)).collect()
@@ -109,10 +110,14 @@ pub(super) fn memory(rounds: usize) -> Result<Vec<Race>> {
 
 fn memory_race(name: &'static str, stage: usize, num_ranks: usize, rounds: usize) -> Result<Race> {
     let mut pairs = Vec::new();
+    let folder = paths::target_folder().join("bench/memory");
     for _ in 0..rounds {
+        if folder.exists() {
+            fs::remove_dir_all(&folder).with_context(|| format!("could not remove {}", folder.display()))?;
+        }
         let mut command = ranks::launch(num_ranks, &paths::release_binary("fsdp_step"));
         command.args(["--", "--model", "gpt2", "--stage", &stage.to_string()]);
-        command.args(["--batch_size", "1", "--steps", "3", "--warmup", "1"]);
+        command.args(["--batch_size", "1", "--steps", "3", "--warmup", "1", "--folder"]).arg(&folder);
         let printed = process::read(&mut command)?;
         let reports = ranks::marked(&printed, "report=");
         ensure!(reports.len() == num_ranks, "the race is void: {} ranks reported", reports.len());
@@ -120,6 +125,7 @@ fn memory_race(name: &'static str, stage: usize, num_ranks: usize, rounds: usize
             reports.into_iter().map(|report| memory_of(report, stage, num_ranks)).collect::<Result<_>>()?;
         pairs.extend(of_ranks.into_iter().max_by(|a, b| a.ours.total_cmp(&b.ours)));
     }
+    fs::remove_dir_all(&folder).with_context(|| format!("could not remove {}", folder.display()))?;
     Ok(Race { name, unit: "MiB", goal: 1.1, pairs })
 }
 
