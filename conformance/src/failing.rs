@@ -3,6 +3,8 @@
 use accelerate::nn::{Linear, ModuleFn, ParamStore};
 use accelerate::tch::Tensor;
 use accelerate::{Accelerator, AutoWrapPolicy, FullyShardedDataParallelPlugin, InitProcessGroupKwargs, ReduceOp};
+use anyhow::Context;
+use std::path::Path;
 use std::time::Duration;
 
 fn accelerator(timeout: Duration) -> accelerate::Result<Accelerator> {
@@ -62,5 +64,24 @@ pub(crate) fn dying_rank_in_gather() -> anyhow::Result<()> {
         Ok(x)
     }))?;
     let _output = model.forward(&Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0]))?;
+    Ok(())
+}
+
+/// Saves a model of ones, or of twos where there is one already. Each rank writes files of more than 1 KiB.
+pub(crate) fn saved_sharded(folder: Option<&Path>) -> anyhow::Result<()> {
+    let folder = folder.context("the folder to save to has to be given")?;
+    let value = if folder.exists() { 2.0 } else { 1.0 };
+    let plugin =
+        FullyShardedDataParallelPlugin { auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap, ..Default::default() };
+    let accelerator = Accelerator::builder().cpu(true).fsdp_plugin(plugin).build()?;
+    let store = ParamStore::new(accelerator.device());
+    let layers = (0..3)
+        .map(|layer| Linear::new(store.root() / "layers" / layer, 32, 32, Default::default()))
+        .collect::<accelerate::Result<Vec<_>>>()?;
+    for param in store.parameters() {
+        param.copy_(&Tensor::from(value))?;
+    }
+    let model = accelerator.prepare(ModuleFn::new(&store, move |input: &Tensor| layers[0].forward(input)))?;
+    accelerator.save_model(&model, folder)?;
     Ok(())
 }

@@ -60,6 +60,8 @@ enum Script {
     DyingRank,
     /// Rank 1 kills itself while the others gather a sharded model
     DyingRankInGather,
+    /// Saves a sharded model, of ones or, over that, of twos
+    SavedSharded,
     /// Rank 1 never makes the call the others make
     AbsentRank,
     /// Rank 1 makes another call than the others
@@ -83,6 +85,7 @@ fn main() -> anyhow::Result<()> {
         Script::KilledAndResumed => killed_and_resumed::run(arguments.folder.as_deref()),
         Script::DyingRank => failing::dying_rank(),
         Script::DyingRankInGather => failing::dying_rank_in_gather(),
+        Script::SavedSharded => failing::saved_sharded(arguments.folder.as_deref()),
         Script::AbsentRank => failing::absent_rank(),
         Script::StrayingRank => failing::straying_rank(),
     }

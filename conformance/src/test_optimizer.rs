@@ -43,7 +43,8 @@ fn saved_and_loaded(state: OptimizerState) -> Result<OptimizerState> {
     save_file(&state.tensors.into_iter().collect::<StateDict>(), &path)?;
     let tensors = load_file(&path)?;
     let tensors = tensors.iter().map(|(name, tensor)| (name.to_owned(), tensor.shallow_clone())).collect();
-    Ok(OptimizerState { tensors, groups: serde_json::from_str::<Vec<GroupState>>(&groups)? })
+    let groups = serde_json::from_str::<Vec<GroupState>>(&groups)?;
+    Ok(OptimizerState { tensors, groups, ..Default::default() })
 }
 
 /// Six steps are three, and three more by another model and optimizer that took over the state: to the bit. Unlike the

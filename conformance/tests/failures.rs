@@ -1,16 +1,28 @@
 //! Ranks that die, stay away or stray: the others say who and where, and nobody hangs.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use accelerate::checkpoint::{LoadOptions, load_checkpoint_in_model};
+use accelerate::nn::{Linear, ParamStore};
+use accelerate::tch::Device;
 use std::net::TcpListener;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Output, Stdio};
 
 /// Starts the ranks as torchrun would, without a supervisor: what the others say is their own.
 fn start(script: &str, world_size: usize) -> Vec<Child> {
+    start_with(world_size, |_| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_conformance"));
+        command.arg(script);
+        command
+    })
+}
+
+/// The same with a command for each rank.
+fn start_with(world_size: usize, command: impl Fn(usize) -> Command) -> Vec<Child> {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
     (0..world_size)
         .map(|rank| {
-            Command::new(env!("CARGO_BIN_EXE_conformance"))
-                .arg(script)
+            command(rank)
                 .envs([("RANK", rank.to_string()), ("LOCAL_RANK", rank.to_string())])
                 .envs([("WORLD_SIZE", world_size.to_string()), ("LOCAL_WORLD_SIZE", world_size.to_string())])
                 .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port), ("OMP_NUM_THREADS", "1")])
@@ -50,6 +62,43 @@ fn a_rank_that_dies_while_others_gather_its_parts_is_named() {
     for text in ranks.into_iter().map(end).map(|output| said(&output)) {
         assert!(text.contains("all_gather number") && text.contains("unit 1 (layers.1)"), "{text}");
         assert!(text.contains("rank 1 has not made this call") || text.contains("rank 0, which keeps"), "{text}");
+    }
+}
+
+#[test]
+fn a_rank_that_is_killed_while_it_saves_is_named_and_leaves_the_old_files() {
+    let temporary = tempfile::tempdir().unwrap();
+    let folder = temporary.path().join("model");
+    let save = |limit: Option<usize>| {
+        start_with(3, |rank| {
+            // The kernel kills a process that writes more than this many blocks of 512 bytes to a file.
+            let limit = if limit == Some(rank) { "ulimit -f 1 && " } else { "" };
+            let mut command = Command::new("sh");
+            command.args(["-c", &format!("{limit}exec \"$0\" saved_sharded --folder \"$1\"")]);
+            command.arg(env!("CARGO_BIN_EXE_conformance")).arg(&folder);
+            command
+        })
+    };
+    for rank in save(None) {
+        let output = end(rank);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    for dying in 0..3 {
+        let outputs: Vec<Output> = save(Some(dying)).into_iter().map(end).collect();
+        assert_eq!(outputs[dying].status.signal(), Some(25), "SIGXFSZ");
+        for (_, output) in outputs.iter().enumerate().filter(|(rank, _)| *rank != dying) {
+            let text = said(output);
+            let is_named = text.contains(&format!("rank {dying} has not made this call"));
+            assert!(is_named || text.contains("rank 0, which keeps"), "{text}");
+        }
+        let store = ParamStore::new(Device::Cpu);
+        for layer in 0..3 {
+            Linear::new(store.root() / "layers" / layer, 32, 32, Default::default()).unwrap();
+        }
+        load_checkpoint_in_model(&store, &folder, &LoadOptions::default()).unwrap();
+        for param in store.parameters() {
+            assert_eq!(param.get().detach(), param.get().detach().ones_like(), "{} after {dying}", param.name());
+        }
     }
 }
 
