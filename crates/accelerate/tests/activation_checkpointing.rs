@@ -137,7 +137,7 @@ fn what_operations_save_is_not_kept() {
     }
     assert_eq!(seen.lock().unwrap().len(), 3, "called twice with, once without");
     let _no_grad = tch::no_grad_guard();
-    run(true).unwrap();
+    let _ = run(true).unwrap();
     assert_eq!(seen.lock().unwrap().len(), 4);
 }
 
@@ -160,7 +160,7 @@ fn what_would_be_silently_wrong_is_an_error() {
 
     // A bias is saved by nobody, and yet what comes of it is.
     let output = run(&x(), false).unwrap();
-    tch::no_grad(|| bias.local().f_add_scalar_(1.0)).unwrap();
+    let _ = tch::no_grad(|| bias.local().f_add_scalar_(1.0)).unwrap();
     let error = text(output);
     assert!(error.contains("\"head.bias\" of a checkpointed segment was changed"), "{error}");
 

@@ -27,7 +27,7 @@ impl Mesh {
     /// # Errors
     /// [`Error::is_config`](crate::Error::is_config): they do not fill whole rows.
     pub fn new(world_size: usize, shard_size: usize) -> Result<Self> {
-        if shard_size == 0 || world_size == 0 || world_size % shard_size != 0 {
+        if shard_size == 0 || world_size == 0 || !world_size.is_multiple_of(shard_size) {
             return Err(ConfigErrorKind::IncompleteMesh { world_size, shard_size }.into());
         }
         Ok(Self { num_replicas: world_size / shard_size, shard_size })

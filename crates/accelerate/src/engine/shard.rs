@@ -101,6 +101,37 @@ struct State {
     failure: Option<Error>,
 }
 
+impl Prefetch {
+    fn new(plugin: &FullyShardedDataParallelPlugin) -> Self {
+        Self {
+            forward: plugin.forward_prefetch,
+            backward: plugin.backward_prefetch,
+            most_units: if plugin.limit_all_gathers { 1 } else { 2 },
+            is_dynamic: plugin.dynamic,
+        }
+    }
+}
+
+impl State {
+    fn new(units: Vec<UnitState>, stays_whole: bool) -> Self {
+        Self {
+            units,
+            buffers: Buffers::default(),
+            gathered: HashMap::new(),
+            stays_whole,
+            phase: Phase::Other,
+            current: None,
+            gradient_sync: true,
+            reducing: Reducing::default(),
+            forward_order: Order::default(),
+            backward_order: Order::default(),
+            travelled: Vec::new(),
+            has_own_gradients: false,
+            failure: None,
+        }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq)]
 enum Phase {
     /// In the forward pass of the prepared model.
@@ -130,6 +161,11 @@ impl Shard {
         let job = context.group.clone();
         let mesh = plugin.mesh(job.world_size(), context.state.num_local_processes())?;
         check_same_model(&job, store)?;
+        let params = store.parameters();
+        let inventory = inventory(store, &params)?;
+        plugin.check_ignored(&inventory)?;
+        let plan = plan_sharded(&inventory, plugin, mesh);
+        check_memory(&job, &plan, plugin.max_memory)?;
         if plugin.sync_module_states && job.world_size() > 1 {
             copy_from(&job, store, 0)?;
         }
@@ -137,13 +173,13 @@ impl Shard {
             1 => (job.clone(), None),
             _ => (job.part(&mesh.shard_ranks(job.rank()))?, Some(job.part(&mesh.replica_ranks(job.rank()))?)),
         };
-        let params = store.parameters();
-        let inventory = inventory(store, &params)?;
-        plugin.check_ignored(&inventory)?;
-        let plan = plan_sharded(&inventory, plugin, mesh);
-        check_memory(&job, &plan, plugin.max_memory)?;
         let stays_whole = plugin.keeps_whole_parameters() || group.world_size() == 1;
         let policy = plugin.precision(mixed_precision);
+        let new_unit = |content: &Unit| {
+            let first = params[content.parameters[0]].local();
+            UnitState::new(content, &first, &group, stays_whole, policy)
+        };
+        let units = plan.units.iter().map(new_unit).collect::<Result<_>>()?;
         let shard = Self(Arc::new(Inner {
             job,
             group,
@@ -153,48 +189,29 @@ impl Shard {
             shapes: params.iter().map(Param::shape).collect(),
             frees_after_forward: !stays_whole && plugin.frees_after_forward(),
             always_reduces: plugin.sharding_strategy == ShardingStrategy::OptimizerStateAndGradients,
-            prefetch: Prefetch {
-                forward: plugin.forward_prefetch,
-                backward: plugin.backward_prefetch,
-                most_units: if plugin.limit_all_gathers { 1 } else { 2 },
-                is_dynamic: plugin.dynamic,
-            },
-            state: Mutex::new(State {
-                units: Vec::with_capacity(plan.units.len()),
-                buffers: Buffers::default(),
-                gathered: HashMap::new(),
-                stays_whole,
-                phase: Phase::Other,
-                current: None,
-                gradient_sync: true,
-                reducing: Reducing::default(),
-                forward_order: Order::default(),
-                backward_order: Order::default(),
-                travelled: Vec::new(),
-                has_own_gradients: false,
-                failure: None,
-            }),
+            prefetch: Prefetch::new(plugin),
+            state: Mutex::new(State::new(units, stays_whole)),
             plan,
         }));
-        for content in &shard.0.plan.units {
-            let first = params[content.parameters[0]].local();
-            let unit = UnitState::new(content, &first, &shard.0.group, stays_whole, policy)?;
-            shard.lock().units.push(unit);
-        }
-        // One after the other: a whole parameter goes when its part is there.
-        for param in params.iter().filter(|param| !param.is_deferred()) {
-            shard.take_over(param, &param.local())?;
+        shard.take_apart(store, plugin.sync_module_states)?;
+        Ok(shard)
+    }
+
+    /// Keeps this rank's parts of all parameters, one after the other: a whole parameter goes when its part is there.
+    /// Collective if parameters without memory are those of rank 0.
+    fn take_apart(&self, store: &ParamStore, sync_module_states: bool) -> Result<()> {
+        for param in store.parameters().iter().filter(|param| !param.is_deferred()) {
+            self.take_over(param, &param.local())?;
         }
         store.initialise_each(|param, whole| {
-            if plugin.sync_module_states {
-                shard.0.job.broadcast(&whole, 0)?;
+            if sync_module_states {
+                self.0.job.broadcast(&whole, 0)?;
             }
-            match shard.0.places.contains_key(param.name()) {
-                true => shard.take_over(param, &whole),
+            match self.0.places.contains_key(param.name()) {
+                true => self.take_over(param, &whole),
                 false => param.set_replicated(whole),
             }
-        })?;
-        Ok(shard)
+        })
     }
 
     /// Keeps this rank's part of a parameter.

@@ -176,12 +176,14 @@ struct Segment {
     recomputed: Mutex<Vec<Option<Tensor>>>,
 }
 
+type Function = dyn Fn(&[Tensor]) -> Result<Tensor> + Send;
+
 struct Kept {
     inputs: Vec<Input>,
     surroundings: Surroundings,
     /// The parameters that were asked for, and how often each had been written to.
     params: Vec<(Param, i64)>,
-    function: Box<dyn Fn(&[Tensor]) -> Result<Tensor> + Send>,
+    function: Box<Function>,
 }
 
 impl Segment {

@@ -34,7 +34,9 @@ impl Initialisations {
 
 /// Fills a new parameter in place of its layer; gets its name.
 #[derive(Clone)]
-pub(super) struct ParamInitFn(Arc<dyn Fn(&str, &Tensor) -> Result<()> + Send + Sync>);
+pub(super) struct ParamInitFn(Arc<InitFn>);
+
+type InitFn = dyn Fn(&str, &Tensor) -> Result<()> + Send + Sync;
 
 impl fmt::Debug for ParamInitFn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -124,7 +124,7 @@ fn groups_that_ranks_do_not_fill_are_refused(#[case] world_size: usize, #[case] 
 fn what_is_ignored_stays_whole() {
     let mut parameters = NAMES.map(|(name, size)| entry(name, size)).to_vec();
     parameters[2].requires_grad = false;
-    let ignored_modules = vec!["layers.0".to_owned(), "*".to_owned()];
+    let ignored_modules = ["layers.0".to_owned(), "*".to_owned()];
     let plugin = |count: usize| FullyShardedDataParallelPlugin {
         ignored_modules: ignored_modules[..count].to_vec(),
         ..plugin(TransformerBasedWrap, &[], None)
