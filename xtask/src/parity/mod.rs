@@ -2,6 +2,7 @@
 
 mod compare;
 mod data;
+mod fsdp;
 mod grid;
 mod precision;
 
@@ -33,6 +34,8 @@ enum What {
     Data(data::Data),
     /// Losses, learning rates and skipped steps in every precision, with accumulation and clipping
     Precision(precision::Precision),
+    /// Losses and final parameters of sharded training
+    Fsdp(fsdp::Fsdp),
 }
 
 #[derive(Debug, Args)]
@@ -59,6 +62,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         What::Ddp(ddp) => run_ddp(ddp),
         What::Data(data) => data::run(data),
         What::Precision(precision) => precision::run(precision),
+        What::Fsdp(fsdp) => fsdp::run(fsdp),
     }
 }
 
