@@ -10,10 +10,6 @@ Accelerate refuses or ignores fp16 on a CPU, so that is written out with what Ac
 GradScaler.
 """
 
-import argparse
-import json
-from pathlib import Path
-
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
@@ -21,15 +17,11 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 
+import grid
+from grid import formula, opposite
+
 # The settings stand in `bench/src/bin/parity_precision.rs` as well.
 MICRO_BATCHES, BATCH_SIZE, WIDTH, CLASSES, MAX_NORM = 100, 16, 48, 10, 0.3
-
-
-def formula(shape, phase):
-    count = 1
-    for size in shape:
-        count *= size
-    return (torch.arange(count, dtype=torch.float64) * 0.7 + phase).sin().to(torch.float32).reshape(shape)
 
 
 def make_model():
@@ -63,8 +55,7 @@ def rows(world_size, permuted):
     count = MICRO_BATCHES * BATCH_SIZE * world_size
     inputs, labels = formula([count, WIDTH], 0.25), torch.arange(count) % CLASSES
     if permuted:
-        order = torch.arange(count).reshape(-1, BATCH_SIZE).flip(1).reshape(-1)
-        inputs, labels = inputs[order], labels[order]
+        inputs, labels = opposite(inputs, BATCH_SIZE), opposite(labels, BATCH_SIZE)
     return DataLoader(TensorDataset(inputs, labels), batch_size=BATCH_SIZE)
 
 
@@ -115,25 +106,5 @@ def train(case, permuted):
     return outcome
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=Path, required=True)
-    parser.add_argument("--world_size", type=int, required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--permuted", action="store_true")
-    arguments = parser.parse_args()
-
-    accelerator = Accelerator(cpu=True)
-    if accelerator.num_processes != arguments.world_size:
-        raise RuntimeError(f"{accelerator.num_processes} processes take part; {arguments.world_size} were asked for")
-    outcomes = [train(case, arguments.permuted) for case in json.loads(arguments.cases.read_text())]
-    if accelerator.is_main_process:
-        arguments.output.mkdir(parents=True, exist_ok=True)
-        (arguments.output / "outcomes.json").write_text(json.dumps(outcomes) + "\n")
-    accelerator.wait_for_everyone()
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    grid.run(__doc__, train, "permuted")

@@ -3,6 +3,8 @@
 //! The Python counterparts are `parity/case.py` and the loops of `parity/ddp_train.py` and
 //! `bench/rival/ddp_step.py`. Settings stand in both places and must stay equal.
 
+pub mod grid;
+
 use std::path::Path;
 use std::time::Instant;
 

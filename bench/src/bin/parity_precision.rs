@@ -3,32 +3,14 @@
 //!
 //! Reads `cases.json` and writes `outcomes.json`, one entry per case, as `parity/precision.py` does.
 
-use std::fs;
-use std::path::PathBuf;
-
 use accelerate::data::{DataLoader, TensorDataset};
 use accelerate::nn::{LayerNorm, Linear, Module, ModuleFn, ParamStore};
 use accelerate::optim::{AdamW, LinearWithWarmup, Optimizer, Sgd};
 use accelerate::tch::{Device, Kind, Reduction, Tensor};
 use accelerate::{Accelerator, GradScalerKwargs, MixedPrecision};
-use anyhow::{Context, Result, bail, ensure};
-use bench::formula;
-use clap::Parser;
+use anyhow::{Result, bail};
+use bench::{formula, grid};
 use serde::{Deserialize, Serialize};
-
-/// Train a small model in every precision and write losses, learning rates and skipped steps.
-#[derive(Debug, Parser)]
-struct Arguments {
-    /// The cases to train
-    #[arg(long)]
-    cases: PathBuf,
-    /// How many ranks must take part
-    #[arg(long = "world_size")]
-    world_size: usize,
-    /// The folder to write to
-    #[arg(long)]
-    output: PathBuf,
-}
 
 #[derive(Debug, Deserialize)]
 struct Case {
@@ -57,20 +39,7 @@ const CLASSES: i64 = 10;
 const MAX_NORM: f64 = 0.3;
 
 fn main() -> Result<()> {
-    let arguments = Arguments::parse();
-    let accelerator = Accelerator::builder().cpu(true).build()?;
-    let (found, wanted) = (accelerator.num_processes(), arguments.world_size);
-    ensure!(found == wanted, "{found} processes take part; {wanted} were asked for");
-    let text = fs::read_to_string(&arguments.cases)
-        .with_context(|| format!("could not read {}", arguments.cases.display()))?;
-    let cases: Vec<Case> = serde_json::from_str(&text)?;
-    let outcomes: Vec<Outcome> = cases.iter().map(|case| train(&accelerator, case)).collect::<Result<_>>()?;
-    if accelerator.is_main_process() {
-        fs::create_dir_all(&arguments.output)?;
-        fs::write(arguments.output.join("outcomes.json"), serde_json::to_string(&outcomes)?)?;
-    }
-    accelerator.wait_for_everyone()?;
-    Ok(())
+    grid::run(train)
 }
 
 fn train(run: &Accelerator, case: &Case) -> Result<Outcome> {

@@ -1,5 +1,6 @@
-//! Compares what two trainings left behind: `losses.json` and `final.safetensors`.
+//! Compares what two trainings left behind: losses, and parameters by name.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -9,13 +10,24 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 /// How far two trainings are apart.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Difference {
-    /// The largest absolute difference of a loss.
+    /// The largest absolute difference of any rank's loss at any step.
     pub(super) loss: f64,
     /// The largest difference of a parameter, as a part of the largest absolute value of its tensor.
     pub(super) parameter: f64,
 }
 
-/// Compares the folders of two trainings. Files of different shape are an error, not a difference.
+impl Difference {
+    /// A difference that is not a number is none that is small enough.
+    pub(super) fn is_within(self, bound: Difference) -> bool {
+        self.loss <= bound.loss && self.parameter <= bound.parameter
+    }
+}
+
+/// Values by name.
+pub(super) type Parameters = BTreeMap<String, Vec<f64>>;
+
+/// Compares the folders of two trainings, `losses.json` and `final.safetensors`. Files of different shape are an error,
+/// not a difference.
 pub(super) fn folders(ours: &Path, theirs: &Path) -> Result<Difference> {
     let read = |folder: &Path, name: &str| {
         let path = folder.join(name);
@@ -24,7 +36,7 @@ pub(super) fn folders(ours: &Path, theirs: &Path) -> Result<Difference> {
     let losses = |folder: &Path| parse_losses(&read(folder, "losses.json")?);
     let loss = losses_apart(&losses(ours)?, &losses(theirs)?)?;
     let (our_bytes, their_bytes) = (read(ours, "final.safetensors")?, read(theirs, "final.safetensors")?);
-    let parameter = parameters_apart(&SafeTensors::deserialize(&our_bytes)?, &SafeTensors::deserialize(&their_bytes)?)?;
+    let parameter = parameters_apart(&parse_parameters(&our_bytes)?, &parse_parameters(&their_bytes)?)?;
     Ok(Difference { loss, parameter })
 }
 
@@ -33,7 +45,16 @@ fn parse_losses(bytes: &[u8]) -> Result<Vec<Vec<f64>>> {
     serde_json::from_slice(bytes).context("losses.json is not a list of lists of numbers")
 }
 
-fn losses_apart(ours: &[Vec<f64>], theirs: &[Vec<f64>]) -> Result<f64> {
+/// By names with shapes.
+fn parse_parameters(bytes: &[u8]) -> Result<Parameters> {
+    let tensors = SafeTensors::deserialize(bytes)?;
+    let named =
+        tensors.iter().map(|(name, tensor)| Ok((format!("{name} {:?}", tensor.shape()), values(name, &tensor)?)));
+    named.collect()
+}
+
+/// The largest difference of a loss: one list per step, one loss per rank.
+pub(super) fn losses_apart(ours: &[Vec<f64>], theirs: &[Vec<f64>]) -> Result<f64> {
     ensure!(!theirs.is_empty() && ours.len() == theirs.len(), "{} steps here, {} there", ours.len(), theirs.len());
     let mut largest = 0.0;
     for (step, (our_losses, their_losses)) in ours.iter().zip(theirs).enumerate() {
@@ -46,29 +67,17 @@ fn losses_apart(ours: &[Vec<f64>], theirs: &[Vec<f64>]) -> Result<f64> {
     Ok(largest)
 }
 
-fn parameters_apart(ours: &SafeTensors<'_>, theirs: &SafeTensors<'_>) -> Result<f64> {
-    let sorted = |tensors: &SafeTensors<'_>| {
-        let mut names: Vec<String> = tensors.names().into_iter().map(|name| name.to_string()).collect();
-        names.sort();
-        names
-    };
-    let (our_names, their_names) = (sorted(ours), sorted(theirs));
-    if our_names != their_names {
-        let only = |some: &[String], others: &[String]| {
-            some.iter().filter(|name| !others.contains(name)).cloned().collect::<Vec<_>>().join(", ")
+/// The largest difference of a parameter, as a part of the largest absolute value of its tensor.
+pub(super) fn parameters_apart(ours: &Parameters, theirs: &Parameters) -> Result<f64> {
+    if !ours.keys().eq(theirs.keys()) {
+        let only = |some: &Parameters, others: &Parameters| {
+            some.keys().filter(|name| !others.contains_key(*name)).cloned().collect::<Vec<_>>().join(", ")
         };
-        let (here, there) = (only(&our_names, &their_names), only(&their_names, &our_names));
+        let (here, there) = (only(ours, theirs), only(theirs, ours));
         bail!("different parameters; only here: [{here}], only there: [{there}]");
     }
-    let mut largest = 0.0;
-    for name in &their_names {
-        let (our_tensor, their_tensor) = (ours.tensor(name)?, theirs.tensor(name)?);
-        let (our_shape, their_shape) = (our_tensor.shape(), their_tensor.shape());
-        ensure!(our_shape == their_shape, "{name}: shape {our_shape:?} here, {their_shape:?} there");
-        let apart = values_apart(&values(name, &our_tensor)?, &values(name, &their_tensor)?);
-        largest = larger(largest, apart);
-    }
-    Ok(largest)
+    let pairs = ours.values().zip(theirs.values());
+    Ok(pairs.fold(0.0, |largest, (ours, theirs)| larger(largest, values_apart(ours, theirs))))
 }
 
 fn values(name: &str, tensor: &TensorView<'_>) -> Result<Vec<f64>> {
@@ -82,9 +91,17 @@ fn values(name: &str, tensor: &TensorView<'_>) -> Result<Vec<f64>> {
 
 /// The largest difference as a part of the largest of `theirs`; the plain difference if all are zero.
 fn values_apart(ours: &[f64], theirs: &[f64]) -> f64 {
-    let largest = ours.iter().zip(theirs).fold(0.0, |largest, (our, their)| larger(largest, (our - their).abs()));
+    let largest = largest_difference(ours, theirs);
     let scale = theirs.iter().fold(0.0, |largest, their| larger(largest, their.abs()));
     if scale > 0.0 { largest / scale } else { largest }
+}
+
+/// Not a number if there are not equally many, or one of them is none.
+pub(super) fn largest_difference(ours: &[f64], theirs: &[f64]) -> f64 {
+    if ours.len() != theirs.len() {
+        return f64::NAN;
+    }
+    ours.iter().zip(theirs).fold(0.0, |largest, (our, their)| larger(largest, (our - their).abs()))
 }
 
 /// The larger of two; not a number if either is, which `f64::max` would forget.
@@ -144,8 +161,8 @@ mod tests {
             ("[[0.5], [0.5]]", good.1, "steps"),
             ("[[0.5, 0.5]]", good.1, "ranks"),
             ("[[null]]", good.1, "list of lists"),
-            ("[[0.5]]", &[("b", &[1.0_f32][..])][..], "only here: [b], only there: [a]"),
-            ("[[0.5]]", &[("a", &[1.0_f32, 2.0][..])][..], "shape"),
+            ("[[0.5]]", &[("b", &[1.0_f32][..])][..], "only here: [b [1]], only there: [a [1]]"),
+            ("[[0.5]]", &[("a", &[1.0_f32, 2.0][..])][..], "only here: [a [2]], only there: [a [1]]"),
         ];
         for (losses, tensors, want) in others {
             let message = format!("{:#}", compare((losses, tensors), good).unwrap_err());

@@ -2,6 +2,8 @@
 
 mod compare;
 mod data;
+mod fsdp;
+mod grid;
 mod precision;
 
 use std::fs;
@@ -32,6 +34,8 @@ enum What {
     Data(data::Data),
     /// Losses, learning rates and skipped steps in every precision, with accumulation and clipping
     Precision(precision::Precision),
+    /// Losses and final parameters of sharded training
+    Fsdp(fsdp::Fsdp),
 }
 
 #[derive(Debug, Args)]
@@ -50,16 +54,15 @@ struct Ddp {
     optimizers: Vec<String>,
 }
 
-/// Largest absolute difference of any rank's loss at any step.
-const LOSS_BOUND: f64 = 1e-5;
-/// Largest difference of a parameter, as a part of the largest absolute value of its tensor.
-const PARAMETER_BOUND: f64 = 1e-5;
+/// Of trainings in float32.
+const BOUND: Difference = Difference { loss: 1e-5, parameter: 1e-5 };
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.what {
         What::Ddp(ddp) => run_ddp(ddp),
         What::Data(data) => data::run(data),
         What::Precision(precision) => precision::run(precision),
+        What::Fsdp(fsdp) => fsdp::run(fsdp),
     }
 }
 
@@ -79,9 +82,9 @@ fn run_ddp(arguments: &Ddp) -> Result<()> {
             let (theirs, ours) = (work.join("python"), work.join("rust"));
             run.train_theirs(&environment, &theirs)?;
             run.train_ours(&ours)?;
-            let Difference { loss, parameter } = compare::folders(&ours, &theirs)?;
-            // Written so that a difference that is not a number fails.
-            let is_equal = loss <= LOSS_BOUND && parameter <= PARAMETER_BOUND;
+            let difference = compare::folders(&ours, &theirs)?;
+            let Difference { loss, parameter } = difference;
+            let is_equal = difference.is_within(BOUND);
             failed += usize::from(!is_equal);
             println!(
                 "parity=ddp optimizer={optimizer} world_size={world_size} steps={} max_loss_diff={loss:.3e} \
@@ -92,7 +95,7 @@ fn run_ddp(arguments: &Ddp) -> Result<()> {
         }
     }
     if failed > 0 {
-        bail!("{failed} cases differ by more than {LOSS_BOUND:e} (losses) or {PARAMETER_BOUND:e} (parameters)");
+        bail!("{failed} cases differ by more than {:e} (losses) or {:e} (parameters)", BOUND.loss, BOUND.parameter);
     }
     Ok(())
 }

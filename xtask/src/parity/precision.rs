@@ -1,15 +1,12 @@
 //! `cargo xtask parity precision`: losses, learning rates and skipped steps in every precision, in Python and here.
 
-use std::fs;
-use std::path::Path;
-use std::process::Command;
-
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-use crate::python::Environment;
-use crate::{libtorch, paths, process, ranks};
+use super::BOUND;
+use super::compare::{largest_difference, losses_apart};
+use super::grid::Grid;
 
 /// Compare training in every precision.
 #[derive(Debug, Args)]
@@ -39,40 +36,18 @@ struct Outcome {
     skipped: Vec<bool>,
 }
 
-/// Largest difference of a loss in float32, and of a learning rate.
-const BOUND: f64 = 1e-5;
+/// Largest difference of a learning rate.
+const LR_BOUND: f64 = 1e-5;
 
 pub(super) fn run(arguments: &Precision) -> Result<()> {
-    libtorch::ensure()?;
-    let environment = Environment::ensure()?;
-    ranks::build()?;
-    let work = paths::target_folder().join("parity/precision");
-    fs::create_dir_all(&work)?;
-    println!("reference: {}", environment.versions);
     let cases = cases();
-    let file = work.join("cases.json");
-    fs::write(&file, serde_json::to_string(&cases)?)?;
-
+    let grid = Grid::new("precision", &cases)?;
     let mut num_different = 0;
     for &world_size in &arguments.world_sizes {
-        let theirs = |permuted: bool| -> Result<Vec<Outcome>> {
-            let mut command = environment.torchrun(world_size)?;
-            command.arg(paths::repository_root().join("parity/precision.py"));
-            if permuted {
-                command.arg("--permuted");
-            }
-            outcomes(command, &file, world_size, &work.join(format!("python{world_size}{permuted}")))
-        };
-        let mut command = ranks::launch(world_size, &paths::release_binary("parity_precision"));
-        command.arg("--");
-        let ours = outcomes(command, &file, world_size, &work.join(format!("rust{world_size}")))?;
-        let (theirs, permuted) = (theirs(false)?, theirs(true)?);
+        let ours: Vec<Outcome> = grid.ours(world_size)?;
+        let (theirs, permuted) = (grid.theirs(world_size, &[])?, grid.theirs(world_size, &["--permuted"])?);
         for (index, case) in cases.iter().enumerate() {
-            let (Some(ours), Some(theirs), Some(permuted)) = (ours.get(index), theirs.get(index), permuted.get(index))
-            else {
-                bail!("only some of the {} cases were trained", cases.len());
-            };
-            let compared = Comparison::of(case, ours, theirs, permuted);
+            let compared = Comparison::of(case, &ours[index], &theirs[index], &permuted[index])?;
             num_different += usize::from(!compared.is_equal());
             println!("{} world_size={world_size} {compared}", case.name());
         }
@@ -106,22 +81,6 @@ impl Case {
     }
 }
 
-/// Trains all cases and reads what came of them.
-fn outcomes(mut command: Command, cases: &Path, world_size: usize, output: &Path) -> Result<Vec<Outcome>> {
-    if output.exists() {
-        fs::remove_dir_all(output).with_context(|| format!("could not remove {}", output.display()))?;
-    }
-    command.arg("--cases").arg(cases).args(["--world_size", &world_size.to_string()]).arg("--output").arg(output);
-    process::read(&mut command)?;
-    let file = output.join("outcomes.json");
-    let text = fs::read_to_string(&file).with_context(|| format!("could not read {}", file.display()))?;
-    let outcomes: Vec<Outcome> = serde_json::from_str(&text)?;
-    for outcome in &outcomes {
-        ensure!(outcome.losses.iter().all(|losses| losses.len() == world_size), "a rank's loss is missing");
-    }
-    Ok(outcomes)
-}
-
 /// How far both sides are apart.
 #[derive(Debug)]
 struct Comparison {
@@ -135,22 +94,21 @@ struct Comparison {
 }
 
 impl Comparison {
-    fn of(case: &Case, ours: &Outcome, theirs: &Outcome, permuted: &Outcome) -> Comparison {
-        let flat = |outcome: &Outcome| outcome.losses.concat();
-        let spread = largest_difference(&flat(theirs), &flat(permuted));
-        Comparison {
-            loss: largest_difference(&flat(ours), &flat(theirs)),
+    fn of(case: &Case, ours: &Outcome, theirs: &Outcome, permuted: &Outcome) -> Result<Comparison> {
+        let spread = losses_apart(&theirs.losses, &permuted.losses)?;
+        Ok(Comparison {
+            loss: losses_apart(&ours.losses, &theirs.losses)?,
             spread,
             lr: largest_difference(&ours.lrs, &theirs.lrs),
-            bound: if case.precision == "no" { BOUND } else { spread },
+            bound: if case.precision == "no" { BOUND.loss } else { spread },
             num_skipped: theirs.skipped.iter().filter(|skipped| **skipped).count(),
             same_skipped: ours.skipped == theirs.skipped,
-        }
+        })
     }
 
     /// A difference that is not a number is none that is small enough.
     fn is_equal(&self) -> bool {
-        self.loss <= self.bound && self.lr <= BOUND && self.same_skipped
+        self.loss <= self.bound && self.lr <= LR_BOUND && self.same_skipped
     }
 }
 
@@ -164,15 +122,6 @@ impl std::fmt::Display for Comparison {
             "loss={loss:.1e} bound={bound:.1e} python_spread={spread:.1e} lr={lr:.1e} skipped={num_skipped} ({skipped}) {verdict}"
         )
     }
-}
-
-/// Not a number if there are not equally many, or one of them is none.
-fn largest_difference(ours: &[f64], theirs: &[f64]) -> f64 {
-    if ours.len() != theirs.len() {
-        return f64::NAN;
-    }
-    let differences = ours.iter().zip(theirs).map(|(ours, theirs)| (ours - theirs).abs());
-    differences.fold(0.0, |most, next| if next.is_nan() || most.is_nan() { f64::NAN } else { f64::max(most, next) })
 }
 
 #[cfg(test)]
@@ -198,7 +147,7 @@ mod tests {
             ("no", Outcome { losses: vec![], ..outcome(1.0, 0.5, false) }, false),
         ] {
             let compared = Comparison::of(&case(precision), &ours, &theirs, &permuted);
-            assert_eq!(compared.is_equal(), wanted, "{precision}: {ours:?}");
+            assert_eq!(compared.is_ok_and(|compared| compared.is_equal()), wanted, "{precision}: {ours:?}");
         }
     }
 }

@@ -48,7 +48,7 @@ impl TensorPart {
 /// model. The parts of all processes make up a model on any number of processes.
 ///
 /// ```
-/// use accelerate::nn::{Linear, ModuleFn, ParamStore};
+/// use accelerate::nn::{Linear, Module, ModuleFn, ParamStore};
 /// use accelerate::{Accelerator, FullyShardedDataParallelPlugin, tch::Tensor, testing};
 ///
 /// let builder = || Accelerator::builder().fsdp_plugin(FullyShardedDataParallelPlugin::default());
