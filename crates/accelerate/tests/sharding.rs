@@ -1,7 +1,7 @@
 //! Sharded training computes what replicated training computes, on any number of ranks.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use accelerate::nn::{Embedding, Init, Linear, LinearConfig, Module, ModuleFn, Param, ParamStore, ScriptModule};
+use accelerate::nn::{Embedding, EmbeddingConfig, Init, Linear, LinearConfig, Module, ModuleFn, Param, ParamStore, ScriptModule};
 use accelerate::optim::{Adafactor, AdamW, AdamW8bit, Optimizer, Sgd};
 use accelerate::tch::{self, Device, Kind, Tensor};
 use accelerate::{
@@ -363,6 +363,49 @@ fn bfloat16_is_what_travels_and_float32_what_is_kept() {
         let (exactly_reduced, _) = train_in_bf16(3, exact);
         let (reduced, _) = train_in_bf16(3, plugin(strategy, TransformerBasedWrap));
         assert_ne!(exactly_reduced, reduced, "a third is not a number of bfloat16");
+    }
+}
+
+#[test]
+fn rows_of_embeddings_get_the_gradients_of_whole_tables() {
+    for is_tied in [false, true] {
+        for accumulation in [1, 2] {
+            let run = |plugin: Option<FullyShardedDataParallelPlugin>| {
+                let builder = Accelerator::builder().gradient_accumulation_steps(accumulation);
+                let builder = plugin.map_or(builder.clone(), |plugin| builder.fsdp_plugin(plugin));
+                testing::ranks_with(2, builder, |accelerator| {
+                    let store = ParamStore::new(accelerator.device());
+                    let config = EmbeddingConfig { padding_idx: Some(3) };
+                    let embed = Embedding::new(store.root() / "embed", 9, 5, config)?;
+                    let values = Tensor::arange(45, (Kind::Float, Device::Cpu)).sin().view([9, 5]);
+                    embed.weight.copy_(&values)?;
+                    let weight = embed.weight.clone();
+                    let module = ModuleFn::new(&store, move |tokens: &Tensor| {
+                        let rows = embed.forward(tokens)?.f_tanh()?;
+                        if is_tied { Ok(rows.f_matmul(&embed.weight.get().f_tr()?)?) } else { Ok(rows) }
+                    });
+                    let (model, mut optimizer) = accelerator.prepare((module, Sgd::new(&store, 0.1)?))?;
+                    // Rows that occur several times, the one for padding, and some that do not occur.
+                    let rank = accelerator.process_index() as i32;
+                    let tokens = Tensor::from_slice(&[1i32, 7, 3, 7, 7, rank]).view([2, 3]);
+                    for step in 0..4 {
+                        accelerator.accumulate(&model, || {
+                            let output = model.forward(&(&tokens + (step % 2)))?;
+                            accelerator.backward(&output.f_square()?.f_mean(None)?)?;
+                            optimizer.step()?;
+                            optimizer.zero_grad()
+                        })?;
+                    }
+                    let whole = store.state_dict()?.get("embed.weight").unwrap().reshape([-1]);
+                    assert!(weight.get().requires_grad());
+                    Ok(Vec::<f32>::try_from(whole).unwrap())
+                })
+                .unwrap()
+            };
+            let found = run(Some(plugin(FullShard, NoWrap)));
+            assert_eq!(found, run(None), "tied: {is_tied}, accumulation {accumulation}");
+            assert_ne!(found[0][35], (35f32).sin(), "it learns");
+        }
     }
 }
 

@@ -3,12 +3,12 @@
 use super::atomic::io_error;
 use super::reader::WeightFile;
 use crate::error::{Result, WeightsError};
-use accelerate_core::weight_files::{DEFAULT_STEM, EXTENSION, Index, shard_file_names};
+use accelerate_core::weight_files::{EXTENSION, Index, choose_weight_file};
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const INDEX_SUFFIX: &str = ".safetensors.index.json";
 /// What PyTorch's own format is called.
 const PICKLE_EXTENSIONS: [&str; 4] = ["bin", "pt", "pth", "ckpt"];
 
@@ -93,7 +93,6 @@ impl Source {
     }
 }
 
-/// In the order of the reference: the single file, the index, then whatever is the only one of its sort.
 fn choose_in_folder(folder: &Path) -> Result<PathBuf> {
     let mut names = Vec::new();
     for entry in fs::read_dir(folder).map_err(io_error("read", folder))? {
@@ -101,25 +100,16 @@ fn choose_in_folder(folder: &Path) -> Result<PathBuf> {
         names.push(entry.file_name().to_string_lossy().into_owned());
     }
     names.sort();
-    let usual = [shard_file_names(DEFAULT_STEM, 1).concat(), Index::file_name(DEFAULT_STEM)];
-    if let Some(name) = usual.iter().find(|name| names.contains(name)) {
+    let known: Vec<&str> = names.iter().map(String::as_str).collect();
+    if let Some(name) = choose_weight_file(&known) {
         return Ok(folder.join(name));
     }
-    let visible = || names.iter().filter(|name| !name.starts_with('.'));
-    let indices: Vec<_> = visible().filter(|name| name.ends_with(INDEX_SUFFIX)).collect();
-    let single: Vec<_> =
-        visible().filter(|name| Path::new(name).extension().is_some_and(|it| it == EXTENSION)).collect();
-    match (indices.as_slice(), single.as_slice()) {
-        ([index], _) => Ok(folder.join(index)),
-        ([], [file]) => Ok(folder.join(file)),
-        _ => {
-            let is_pickle = |name: &&String| {
-                Path::new(name).extension().is_some_and(|it| PICKLE_EXTENSIONS.iter().any(|pickle| it == *pickle))
-            };
-            match visible().find(is_pickle) {
-                Some(pickle) if single.is_empty() => Err(WeightsError::Pickle { path: folder.join(pickle) }.into()),
-                _ => Err(WeightsError::NoWeights { folder: folder.to_owned(), names }.into()),
-            }
-        }
+    let extension = |name: &&str| Path::new(name).extension().map(OsStr::to_owned);
+    let has_weights = known.iter().filter_map(extension).any(|it| it == EXTENSION);
+    let is_pickle =
+        |name: &&&str| extension(name).is_some_and(|it| PICKLE_EXTENSIONS.iter().any(|pickle| it == *pickle));
+    match known.iter().filter(|name| !name.starts_with('.')).find(is_pickle) {
+        Some(pickle) if !has_weights => Err(WeightsError::Pickle { path: folder.join(pickle) }.into()),
+        _ => Err(WeightsError::NoWeights { folder: folder.to_owned(), names }.into()),
     }
 }

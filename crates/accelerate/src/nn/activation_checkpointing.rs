@@ -103,12 +103,12 @@ pub fn checkpoint_with(
         num_saved: AtomicUsize::new(0),
         recomputed: Mutex::default(),
     });
-    let scope = Scope::enter(Kind::Recording(Vec::new()));
+    let scope = Scope::enter(Call::First(Vec::new()));
     let output = {
         let kept = segment.kept();
         with_saved_tensor_hooks(Rc::new(Recording(Arc::clone(&segment))), || (kept.function)(&own))?
     };
-    if let Kind::Recording(params) = scope.leave() {
+    if let Call::First(params) = scope.leave() {
         segment.kept().params = params;
     }
     output
@@ -200,10 +200,10 @@ impl Segment {
         kept.check_unchanged()?;
         let inputs: Vec<Tensor> = kept.inputs.iter().map(Input::again).collect::<Result<_>>()?;
         let replay = Rc::new(Replay::default());
-        let scope = Scope::enter(Kind::Replaying(Vec::new()));
+        let scope = Scope::enter(Call::Second(Vec::new()));
         let hooks: Rc<dyn SavedTensorHooks> = Rc::clone(&replay) as Rc<dyn SavedTensorHooks>;
         let outcome = kept.surroundings.run(|| with_saved_tensor_hooks(hooks, || (kept.function)(&inputs)));
-        if let Kind::Replaying(at_end) = scope.leave() {
+        if let Call::Second(at_end) = scope.leave() {
             at_end.into_iter().for_each(|run| run());
         }
         let _output = outcome???;
@@ -349,29 +349,30 @@ impl SavedToken for Slot {
 
 thread_local! {
     /// The segments that this thread is in, innermost last.
-    static SCOPES: RefCell<Vec<Kind>> = const { RefCell::new(Vec::new()) };
+    static SCOPES: RefCell<Vec<Call>> = const { RefCell::new(Vec::new()) };
 }
 
-enum Kind {
-    /// The first call: parameters that it asks for.
-    Recording(Vec<(Param, i64)>),
-    /// The second call: what to do at its end.
-    Replaying(Vec<Box<dyn FnOnce()>>),
+/// Of a segment's function.
+enum Call {
+    /// Parameters that it asks for.
+    First(Vec<(Param, i64)>),
+    /// What to do at its end.
+    Second(Vec<Box<dyn FnOnce()>>),
 }
 
 /// A segment that this thread is in, until this is dropped.
 struct Scope;
 
 impl Scope {
-    fn enter(kind: Kind) -> Self {
-        SCOPES.with_borrow_mut(|scopes| scopes.push(kind));
+    fn enter(call: Call) -> Self {
+        SCOPES.with_borrow_mut(|scopes| scopes.push(call));
         Self
     }
 
-    fn leave(self) -> Kind {
-        let kind = SCOPES.with_borrow_mut(Vec::pop);
+    fn leave(self) -> Call {
+        let call = SCOPES.with_borrow_mut(Vec::pop);
         std::mem::forget(self);
-        kind.unwrap_or(Kind::Recording(Vec::new()))
+        call.unwrap_or(Call::First(Vec::new()))
     }
 }
 
@@ -384,11 +385,11 @@ impl Drop for Scope {
 
 /// Notes that a parameter is used, if a segment is being recorded.
 pub(super) fn note_use(param: &Param) {
-    let is_recording = SCOPES.with_borrow(|scopes| matches!(scopes.last(), Some(Kind::Recording(_))));
+    let is_recording = SCOPES.with_borrow(|scopes| matches!(scopes.last(), Some(Call::First(_))));
     // A parameter's version is asked for while nothing here is borrowed.
     if is_recording && let Ok(version) = version(&param.local()) {
         SCOPES.with_borrow_mut(|scopes| {
-            if let Some(Kind::Recording(params)) = scopes.last_mut() {
+            if let Some(Call::First(params)) = scopes.last_mut() {
                 params.push((param.clone(), version));
             }
         });
@@ -398,7 +399,7 @@ pub(super) fn note_use(param: &Param) {
 /// Is this thread computing activations again? Then `at_end` is run when it has done that.
 pub(crate) fn while_recomputing(at_end: impl FnOnce() + 'static) -> bool {
     SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {
-        Some(Kind::Replaying(ends)) => {
+        Some(Call::Second(ends)) => {
             ends.push(Box::new(at_end));
             true
         }

@@ -294,6 +294,11 @@ impl Param {
         Ok(())
     }
 
+    /// Do ranks own parts of it?
+    pub(crate) fn is_in_parts(&self) -> bool {
+        self.storage().group().is_some_and(|group| group.world_size() > 1)
+    }
+
     pub(crate) fn is_of_prepared_model(&self) -> bool {
         self.0.is_of_prepared_model.load(Ordering::Relaxed)
     }

@@ -56,6 +56,12 @@ impl Shard {
             return Ok(gradients.into_iter().map(flatten).collect::<Result<_, _>>()?);
         }
         let nothing_yet = gradients.iter().map(|_| None).collect();
+        // Of an embedding that is not tied.
+        let dense = |gradient: Option<Tensor>| match gradient {
+            Some(gradient) if gradient.is_sparse() => Ok(Some(gradient.f_to_dense(None, false)?)),
+            gradient => Ok(gradient),
+        };
+        let gradients = gradients.into_iter().map(dense).collect::<Result<Vec<_>>>()?;
         let (syncs, before) = {
             let mut state = self.lock();
             (state.gradient_sync, std::mem::take(&mut state.units[unit].unreduced))
