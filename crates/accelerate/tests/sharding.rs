@@ -1,7 +1,9 @@
 //! Sharded training computes what replicated training computes, on any number of ranks.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use accelerate::nn::{Embedding, EmbeddingConfig, Init, Linear, LinearConfig, Module, ModuleFn, Param, ParamStore, ScriptModule};
+use accelerate::nn::{
+    Embedding, EmbeddingConfig, Init, Linear, LinearConfig, Module, ModuleFn, Param, ParamStore, ScriptModule,
+};
 use accelerate::optim::{Adafactor, AdamW, AdamW8bit, Optimizer, Sgd};
 use accelerate::tch::{self, Device, Kind, Tensor};
 use accelerate::{

@@ -45,7 +45,8 @@ impl Default for CheckpointOptions {
 ///
 /// Gradients are those of a plain call, also of parameters and other tensors that `function` captures. The second call gets
 /// the same random numbers and runs under the same autocast. What a sharded model gathers for it, the backward pass would have
-/// gathered anyway. Without gradients it is a plain call.
+/// gathered anyway. Without gradients it is a plain call. Captured tensors that are neither inputs nor [`Param`]s must not be
+/// written to before the backward pass: nobody compares them.
 ///
 /// # Errors
 /// Those of `function`. Out of the backward pass: an input or a [`Param`] was changed since, or the second call did not save
