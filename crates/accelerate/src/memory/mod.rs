@@ -110,6 +110,7 @@ impl ExecutableBatchSize {
     /// - What was made of the try's accelerator must not outlive a `body` that failed: while a prepared model is kept
     ///   somewhere outside, connections stay open, and the others are released by their deadline only.
     /// - Ranks wait for each other at the end of every try, for twice the deadline of collectives.
+    /// - `body` is not called in a try that another rank has already left while this one was connecting.
     ///
     /// # Errors
     /// Those of `body` other than lack of memory, on every rank: the rank that failed gets its own, the others one that
