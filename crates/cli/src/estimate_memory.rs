@@ -10,7 +10,8 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use accelerate_core::config::{
-    AutoWrapPolicy, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin, ShardingStrategy, ZeroStage,
+    AutoWrapPolicy, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin, OffloadDevice, OffloadTarget,
+    ShardingStrategy, ZeroStage,
 };
 use accelerate_core::plan::{EstimateDtype, Inventory, Plan, estimate_memory, plan_data_parallel, plan_sharded};
 use accelerate_core::weight_files::parse_size;
@@ -32,7 +33,10 @@ use error::EstimateError;
       accelerate estimate-memory models/bert-base-cased --dtypes float32 float16\n  \
     Whether four ranks with 24 GB each can train it in float32, with a unit for each block:\n    \
       accelerate estimate-memory models/bert-base-cased --plan --num_processes 4 --dtypes float32 \\\n      \
-        --fsdp_sharding_strategy FULL_SHARD --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP --memory 24GB\n\n\
+        --fsdp_sharding_strategy FULL_SHARD --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP --memory 24GB\n  \
+    What stays in memory if parameters and Adam's state are files on a fast disk, and what the disk must hold:\n    \
+      accelerate estimate-memory models/bert-base-cased --plan --num_processes 4 --zero_stage 3 \\\n      \
+        --offload_optimizer_device nvme --offload_param_device nvme\n\n\
     Every flag may also be spelled with - instead of _ (--num-processes).\n\n\
     Exit code: 0; 1 if the model cannot be read or does not fit into --memory; 2 for wrong flags.")]
 pub(crate) struct Arguments {
@@ -97,6 +101,25 @@ pub(crate) struct Arguments {
     #[arg(long = "dp_shard_size", alias = "dp-shard-size", value_name = "N", requires = "plan")]
     dp_shard_size: Option<usize>,
 
+    /// Where Adam's state is kept between steps: none (the device that computes), cpu, nvme.
+    ///
+    /// In the host's memory (cpu) it counts as memory of the rank, on a disk (nvme) it does not: then at most 96 MiB of it
+    /// are in memory, and as much of parameters that are there too. Works from OPTIMIZER_STATE or --zero_stage 1 on.
+    #[arg(
+        long = "offload_optimizer_device",
+        alias = "offload-optimizer-device",
+        value_name = "DEVICE",
+        requires = "plan"
+    )]
+    offload_optimizer_device: Option<OffloadDevice>,
+
+    /// Where parameters are kept while they are not used: none, cpu, nvme.
+    ///
+    /// Needs FULL_SHARD, SHARD_GRAD_OP, a hybrid strategy or --zero_stage 3; nvme needs --offload_optimizer_device nvme
+    /// too.
+    #[arg(long = "offload_param_device", alias = "offload-param-device", value_name = "DEVICE", requires = "plan")]
+    offload_param_device: Option<OffloadDevice>,
+
     /// Fail if the plan takes more than this on a rank, and say which plans do not. For example 24GB or 80GiB.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "plan")]
     memory: Option<u64>,
@@ -158,7 +181,18 @@ fn plugin(arguments: &Arguments) -> FullyShardedDataParallelPlugin {
         transformer_cls_names_to_wrap: arguments.fsdp_transformer_layer_cls_to_wrap.clone(),
         min_num_params: arguments.fsdp_min_num_params,
         dp_shard_size: arguments.dp_shard_size,
+        offload_optimizer: arguments.offload_optimizer_device.and_then(target),
+        offload_params: arguments.offload_param_device.and_then(target),
         ..default
+    }
+}
+
+/// A plan counts bytes and writes nothing, so that any folder does.
+fn target(device: OffloadDevice) -> Option<OffloadTarget> {
+    match device {
+        OffloadDevice::None => None,
+        OffloadDevice::Cpu => Some(OffloadTarget::Cpu),
+        OffloadDevice::Nvme => Some(OffloadTarget::Nvme(".".into())),
     }
 }
 
@@ -220,6 +254,15 @@ mod tests {
         "--plan --fsdp_auto_wrap_policy SIZE_BASED_WRAP --fsdp_min_num_params 1000",
         FullyShardedDataParallelPlugin { min_num_params: Some(1000), ..wrapped(FullShard, SizeBasedWrap) }
     )]
+    #[case(
+        "--plan --offload_optimizer_device nvme --offload_param_device cpu",
+        FullyShardedDataParallelPlugin {
+            offload_optimizer: Some(OffloadTarget::Nvme(".".into())),
+            offload_params: Some(OffloadTarget::Cpu),
+            ..of_strategy(FullShard)
+        }
+    )]
+    #[case("--plan --offload-optimizer-device none --offload-param-device none", of_strategy(FullShard))]
     fn flags_become_a_plugin(#[case] flags: &str, #[case] wanted: FullyShardedDataParallelPlugin) {
         assert_eq!(plugin(&parsed(flags).unwrap()), wanted);
     }
@@ -240,6 +283,9 @@ mod tests {
     #[case("--fsdp_auto_wrap_policy NO_WRAP", "--plan")]
     #[case("--fsdp_transformer_layer_cls_to_wrap h", "--plan")]
     #[case("--fsdp_min_num_params 1", "--plan")]
+    #[case("--offload_optimizer_device cpu", "--plan")]
+    #[case("--offload_param_device cpu", "--plan")]
+    #[case("--plan --offload_param_device disk", "\"none\", \"cpu\", \"nvme\"")]
     #[case("--memory 1GB", "--plan")]
     #[case("--verbose", "--plan")]
     fn wrong_flags_are_named(#[case] flags: &str, #[case] words: &str) {

@@ -12,6 +12,7 @@ mod fully_sharded;
 mod grad_scaler;
 mod gradient_accumulation;
 mod mixed_precision;
+mod offload;
 mod power_sgd;
 mod process_group;
 mod profile;
@@ -23,8 +24,8 @@ pub use data_loader::DataLoaderConfiguration;
 pub use deep_speed::{
     Auto, DeepSpeedBf16, DeepSpeedConfig, DeepSpeedFacts, DeepSpeedFp16, DeepSpeedOffload, DeepSpeedOptimizer,
     DeepSpeedOptimizerType, DeepSpeedPlugin, DeepSpeedSchedule, DeepSpeedScheduler, DeepSpeedSchedulerType,
-    DeepSpeedSource, DeepSpeedZeroOptimization, InertKey, OffloadDevice, OffloadTarget, OptimizerAlgorithm,
-    OptimizerInCode, ResolvedDeepSpeedConfig, SchedulerInCode, WarmupType, ZeroStage, check_deep_speed_prepared,
+    DeepSpeedSource, DeepSpeedZeroOptimization, InertKey, OptimizerAlgorithm, OptimizerInCode, ResolvedDeepSpeedConfig,
+    SchedulerInCode, WarmupType, ZeroStage, check_deep_speed_prepared,
 };
 pub use distributed_data_parallel::{DDPCommunicationHookType, DistributedDataParallelKwargs, FIRST_BUCKET_BYTES};
 pub use fully_sharded::{
@@ -33,6 +34,7 @@ pub use fully_sharded::{
 pub use grad_scaler::GradScalerKwargs;
 pub use gradient_accumulation::GradientAccumulationPlugin;
 pub use mixed_precision::MixedPrecision;
+pub use offload::{OffloadDevice, OffloadTarget};
 pub use power_sgd::PowerSGDState;
 pub use process_group::InitProcessGroupKwargs;
 pub use profile::{ProfilerActivity, ScheduleOption};

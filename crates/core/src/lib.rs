@@ -6,6 +6,7 @@ pub mod environment;
 mod error;
 pub mod mesh;
 pub mod names;
+pub mod offload;
 pub mod parts;
 pub mod plan;
 pub mod power_sgd;

@@ -7,12 +7,12 @@ mod estimate;
 mod memory;
 mod sharded;
 
-use crate::config::{DistributedDataParallelKwargs, FIRST_BUCKET_BYTES, FloatType, ShardingStrategy};
+use crate::config::{DistributedDataParallelKwargs, FIRST_BUCKET_BYTES, FloatType, OffloadDevice, ShardingStrategy};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 pub use estimate::{EstimateDtype, MemoryEstimate, estimate_memory};
-pub use memory::{Phase, PhaseBytes, RankBytes};
+pub use memory::{NVME_BLOCKS_BYTES, Phase, PhaseBytes, RankBytes};
 pub use sharded::{Unit, plan_sharded};
 
 /// What a plan has to know of a model: its parameters, in the order they were registered.
@@ -184,6 +184,13 @@ pub struct Plan {
     /// What is gathered together, in the order of the first parameters. Empty without sharding.
     #[serde(default)]
     pub units: Vec<Unit>,
+    /// Where the optimizer's state of units is kept between steps. Folders are each rank's own matter; the plan is the
+    /// same on all.
+    #[serde(default)]
+    pub optimizer_offload: OffloadDevice,
+    /// Where parts of units are kept while they are not used.
+    #[serde(default)]
+    pub params_offload: OffloadDevice,
 }
 
 fn one() -> usize {
@@ -231,6 +238,8 @@ pub fn plan_data_parallel(inventory: &Inventory, kwargs: &DistributedDataParalle
         buckets,
         gradient_as_bucket_view: kwargs.gradient_as_bucket_view,
         units: Vec::new(),
+        optimizer_offload: OffloadDevice::None,
+        params_offload: OffloadDevice::None,
     }
 }
 

@@ -71,12 +71,13 @@ struct Component {
     bytes_of: fn(&PhaseBytes) -> usize,
 }
 
-const COMPONENTS: [Component; 5] = [
+const COMPONENTS: [Component; 6] = [
     Component { name: "parameters", colour: AnsiColor::Blue, bytes_of: |bytes| bytes.parameters },
     Component { name: "gradients", colour: AnsiColor::Yellow, bytes_of: |bytes| bytes.gradients },
     Component { name: "optimizer state", colour: AnsiColor::Magenta, bytes_of: |bytes| bytes.optimizer_state },
     Component { name: "gathered units", colour: AnsiColor::Cyan, bytes_of: |bytes| bytes.gathered_units },
     Component { name: "buckets", colour: AnsiColor::Green, bytes_of: |bytes| bytes.buckets },
+    Component { name: "NVMe blocks", colour: AnsiColor::Red, bytes_of: |bytes| bytes.nvme_blocks },
 ];
 
 /// The plan, in short or in full, and a table of what each rank has in each phase, with a bar for each.
@@ -105,6 +106,9 @@ pub(super) fn plan(plan: &Plan, is_verbose: bool, available_bytes: Option<u64>) 
         write!(text, "\n\nAt most {} on each rank ({peak_phase}). Activations come on top.", format_size(peak as u64));
     if let Some(left) = available_bytes.and_then(|available| available.checked_sub(peak as u64)) {
         let _ = write!(text, " For them {} are left.", format_size(left));
+    }
+    if bytes.on_nvme > 0 {
+        let _ = write!(text, " On NVMe: {} of each rank.", format_size(bytes.on_nvme as u64));
     }
     text + "\n"
 }

@@ -161,6 +161,13 @@ fn a_plan_shows_units_and_the_memory_of_each_phase() {
 #[case("--num_processes 2 --zero_stage 2", "plan for 2 ranks: OPTIMIZER_STATE_AND_GRADIENTS,", [816, 400, 800])]
 #[case("--num_processes 2 --zero_stage 3", "plan for 2 ranks: FULL_SHARD", [408, 400, 800])]
 #[case("--num_processes 2 --dtypes bfloat16", "plan for 2 ranks: FULL_SHARD, 4 parameters, 408 B", [208, 200, 400])]
+#[case("--num_processes 2 --offload_optimizer_device cpu", "plan for 2 ranks: FULL_SHARD", [408, 400, 800])]
+#[case("--num_processes 2 --zero_stage 1 --offload_optimizer_device nvme", "plan for 2 ranks: OPT", [816, 800, 0])]
+#[case(
+    "--num_processes 2 --offload-optimizer-device nvme --offload-param-device nvme",
+    "plan for 2 ranks: FULL_SHARD, 4 parameters, 808 B in all\n  optimizer state: on NVMe while not in use\n",
+    [0, 400, 0]
+)]
 fn every_flag_has_its_effect_on_the_plan(#[case] flags: &str, #[case] head: &str, #[case] bytes: [u64; 3]) {
     let folder = folder_with_model();
     let text = estimate(folder.path(), &format!(". --plan {flags}"));
@@ -201,6 +208,23 @@ fn buffers_of_batch_norms_and_integers_are_not_trained() {
     let found = estimate(folder.path(), ". --plan --zero_stage 0 --verbose");
     assert_eq!(found.stdout.matches("  frozen\n").count(), 3, "{}", found.stdout);
     assert_eq!(found.stdout.matches("  replicate\n").count(), 1, "{}", found.stdout);
+}
+
+#[test]
+fn what_is_on_nvme_stands_beside_the_memory() {
+    let folder = folder_with_model();
+    let both = "--offload_optimizer_device nvme --offload_param_device nvme";
+    let found = estimate(folder.path(), &format!(". --plan --zero_stage 3 --num_processes 2 {both}"));
+    expect_lines(
+        &found,
+        &[
+            "optimizer state: on NVMe while not in use",
+            "parameters: on NVMe while not in use",
+            "each rank parameters gradients gathered units NVMe blocks total",
+            "forward - - 616 B 1.21 KB 1.82 KB █████████████████████",
+            "At most 2.82 KB on each rank (backward). Activations come on top. On NVMe: 1.21 KB of each rank.",
+        ],
+    );
 }
 
 #[test]
@@ -306,6 +330,8 @@ fn what_is_no_model_says_what_is_wanted(#[case] model: &str, #[case] words: &[&s
 #[case("--plan --dtypes float32 float16", "--dtypes names float32, float16; choose one")]
 #[case("--plan --fsdp_min_num_params 5", "only SIZE_BASED_WRAP counts parameters")]
 #[case("--plan --fsdp_auto_wrap_policy SIZE_BASED_WRAP", "without a number of parameters")]
+#[case("--plan --offload_param_device nvme", "put both on NVMe")]
+#[case("--plan --zero_stage 2 --offload_param_device cpu", "parameters are whole on every rank")]
 fn what_cannot_be_planned_says_why(#[case] flags: &str, #[case] words: &str) {
     let folder = folder_with_model();
     estimate(folder.path(), &format!(". {flags}")).expect(1, &[words]);
@@ -337,4 +363,5 @@ fn help_teaches_by_example() {
     let help = estimate(folder.path(), "--help");
     help.expect(0, &[]);
     assert!(help.stdout.contains("accelerate estimate-memory models/bert-base-cased --plan --num_processes 4"));
+    assert!(help.stdout.contains("--offload_optimizer_device nvme --offload_param_device nvme"));
 }

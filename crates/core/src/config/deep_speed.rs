@@ -27,4 +27,4 @@ pub use prepared::{OptimizerInCode, SchedulerInCode, check_deep_speed_prepared};
 pub use reader::InertKey;
 pub use resolve::{DeepSpeedFacts, ResolvedDeepSpeedConfig};
 pub use scheduler::{DeepSpeedSchedule, DeepSpeedScheduler, DeepSpeedSchedulerType, WarmupType};
-pub use zero::{DeepSpeedOffload, DeepSpeedZeroOptimization, OffloadDevice, OffloadTarget, ZeroStage};
+pub use zero::{DeepSpeedOffload, DeepSpeedZeroOptimization, ZeroStage};

@@ -1,6 +1,6 @@
 //! How a model is sharded over ranks.
 
-use super::{MixedPrecision, null_is_default};
+use super::{MixedPrecision, OffloadDevice, OffloadTarget, null_is_default};
 use crate::Result;
 use crate::error::config::ConfigErrorKind;
 use crate::mesh::Mesh;
@@ -138,7 +138,7 @@ pub struct MixedPrecisionPolicy {
 ///     r#"{"sharding_strategy": "SHARD_GRAD_OP", "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 1000}"#,
 /// ).unwrap();
 /// assert_eq!(plugin.sharding_strategy, ShardingStrategy::ShardGradOp);
-/// assert!(serde_json::from_str::<FullyShardedDataParallelPlugin>(r#"{"cpu_offload": true}"#).is_err());
+/// assert!(serde_json::from_str::<FullyShardedDataParallelPlugin>(r#"{"use_orig_params": true}"#).is_err());
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -184,6 +184,23 @@ pub struct FullyShardedDataParallelPlugin {
     /// Compute the activations of layers in `nn::Checkpointed` once more in the backward pass in place of keeping them.
     /// Default false.
     pub activation_checkpointing: bool,
+    /// Keep the inputs of such layers, which are all that is kept of them between the passes, in the host's memory. Needs
+    /// `activation_checkpointing`. On a CPU it changes nothing. Default false.
+    #[serde(deserialize_with = "null_is_default")]
+    pub activation_checkpointing_offload: bool,
+    /// Keep this rank's parts of parameters, their gradients and the optimizer's state in the host's memory, where the
+    /// optimizer steps too; what is gathered is on the device that computes. Needs a strategy that keeps parameters in
+    /// parts. On a CPU it changes nothing. Default false.
+    #[serde(deserialize_with = "null_is_default")]
+    pub cpu_offload: bool,
+    /// Where the optimizer's state of this rank's parts is kept between steps, with any strategy but `NO_SHARD`. Default
+    /// none: as `cpu_offload` says. Not a field of Python Accelerate's plugin, which leaves it to DeepSpeed
+    /// (`offload_optimizer`).
+    pub offload_optimizer: Option<OffloadTarget>,
+    /// Where this rank's parts of parameters are kept while they are not used, with a strategy that keeps them in parts.
+    /// On NVMe they need the optimizer's state there, too. Default none: as `cpu_offload` says. Not a field of Python
+    /// Accelerate's plugin, which leaves it to DeepSpeed (`offload_param`).
+    pub offload_params: Option<OffloadTarget>,
     /// The most bytes that parameters, gradients and Adam's state may take on a rank in any phase; preparing a model that
     /// needs more is an error on all ranks, before anything is divided ([`Plan::check_fits`](crate::plan::Plan::check_fits)).
     /// Default none. Not a field of Python Accelerate's.
@@ -209,6 +226,10 @@ impl Default for FullyShardedDataParallelPlugin {
             limit_all_gathers: true,
             dynamic: false,
             activation_checkpointing: false,
+            activation_checkpointing_offload: false,
+            cpu_offload: false,
+            offload_optimizer: None,
+            offload_params: None,
             max_memory: None,
             mixed_precision_policy: None,
         }
@@ -266,6 +287,40 @@ impl FullyShardedDataParallelPlugin {
         matches!(self.sharding_strategy, OptimizerState | OptimizerStateAndGradients)
     }
 
+    /// Where the optimizer's state of this rank's parts is kept between steps: `offload_optimizer`, else the host's memory
+    /// with `cpu_offload`; `None` for the device that computes.
+    ///
+    /// ```
+    /// use accelerate_core::config::{FullyShardedDataParallelPlugin, OffloadTarget};
+    /// let plugin = FullyShardedDataParallelPlugin { cpu_offload: true, ..Default::default() };
+    /// assert_eq!(plugin.optimizer_offload(), Some(&OffloadTarget::Cpu));
+    /// assert_eq!(FullyShardedDataParallelPlugin::default().optimizer_offload(), None);
+    /// ```
+    pub fn optimizer_offload(&self) -> Option<&OffloadTarget> {
+        self.offload_optimizer.as_ref().or_else(|| self.offload_by_flag())
+    }
+
+    /// Where this rank's parts of parameters are kept while they are not used: `offload_params`, else the host's memory
+    /// with `cpu_offload`; `None` for the device that computes.
+    ///
+    /// ```
+    /// use accelerate_core::config::{FullyShardedDataParallelPlugin, OffloadTarget};
+    /// let nvme = OffloadTarget::Nvme("/local_nvme".into());
+    /// let plugin = FullyShardedDataParallelPlugin {
+    ///     cpu_offload: true,
+    ///     offload_params: Some(nvme.clone()),
+    ///     ..Default::default()
+    /// };
+    /// assert_eq!(plugin.params_offload(), Some(&nvme)); // the field that says more counts
+    /// ```
+    pub fn params_offload(&self) -> Option<&OffloadTarget> {
+        self.offload_params.as_ref().or_else(|| self.offload_by_flag())
+    }
+
+    fn offload_by_flag(&self) -> Option<&OffloadTarget> {
+        self.cpu_offload.then_some(&OffloadTarget::Cpu)
+    }
+
     /// The policy of a run in `mixed_precision`: what is given, else both types that of the run.
     ///
     /// ```
@@ -289,7 +344,9 @@ impl FullyShardedDataParallelPlugin {
     /// # Errors
     ///
     /// [`Error::is_config`](crate::Error::is_config): an unknown version, `SIZE_BASED_WRAP` without `min_num_params`,
-    /// `reshard_after_forward` against `NO_SHARD`, `dp_shard_size` for a strategy that is not hybrid.
+    /// `reshard_after_forward` against `NO_SHARD`, `dp_shard_size` for a strategy that is not hybrid, offload of what is
+    /// whole on every rank, parameters on NVMe without the optimizer's state, NVMe without a folder, and
+    /// `activation_checkpointing_offload` without `activation_checkpointing`.
     ///
     /// ```
     /// # use accelerate_core::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin};
@@ -349,6 +406,49 @@ impl FullyShardedDataParallelPlugin {
                 );
             }
         }
+        self.check_offload()
+    }
+
+    fn check_offload(&self) -> Result<()> {
+        let contradiction = |first, second, why| Err(ConfigErrorKind::Contradiction { first, second, why }.into());
+        if self.activation_checkpointing_offload && !self.activation_checkpointing {
+            return contradiction(
+                "activation_checkpointing_offload",
+                "activation_checkpointing false",
+                "only layers that are computed twice have inputs to offload; set activation_checkpointing to true",
+            );
+        }
+        let is_sharded = self.sharding_strategy != ShardingStrategy::NoShard;
+        let has_parts = is_sharded && !self.keeps_whole_parameters();
+        for (field, is_asked, is_possible, why) in [
+            ("cpu_offload", self.cpu_offload, has_parts, PARAMETERS_ARE_WHOLE),
+            ("offload_params", self.offload_params.is_some(), has_parts, PARAMETERS_ARE_WHOLE),
+            ("offload_optimizer", self.offload_optimizer.is_some(), is_sharded, NOTHING_IS_IN_PARTS),
+        ] {
+            if is_asked && !is_possible {
+                return contradiction(field, "sharding_strategy", why);
+            }
+        }
+        for (field, target) in
+            [("offload_optimizer", &self.offload_optimizer), ("offload_params", &self.offload_params)]
+        {
+            if matches!(target, Some(OffloadTarget::Nvme(path)) if path.as_os_str().is_empty()) {
+                return Err(ConfigErrorKind::NoFolder { field }.into());
+            }
+        }
+        let is_on_nvme =
+            |target: Option<&OffloadTarget>| target.map(OffloadTarget::device) == Some(OffloadDevice::Nvme);
+        if is_on_nvme(self.params_offload()) && !is_on_nvme(self.optimizer_offload()) {
+            return contradiction(
+                "offload_params on NVMe",
+                "offload_optimizer elsewhere",
+                "a step changes parameters block by block together with their state; put both on NVMe, or offload_params to cpu",
+            );
+        }
         Ok(())
     }
 }
+
+const PARAMETERS_ARE_WHOLE: &str = "parameters are whole on every rank at all times; choose FULL_SHARD, SHARD_GRAD_OP or a \
+                                    hybrid strategy (offload_optimizer works with OPTIMIZER_STATE, too)";
+const NOTHING_IS_IN_PARTS: &str = "with NO_SHARD nothing is in parts; choose OPTIMIZER_STATE or another strategy";

@@ -10,18 +10,11 @@ const BOOLEAN: &str = "one of y, yes, t, true, on, 1 or n, no, f, false, off, 0"
 /// Variables that are not honoured, the values that ask for nothing (all that a launcher writes unasked among them), and
 /// what to do about others.
 const NOT_HONOURED: &[(&str, &[&str], &str)] = &[
-    ("FSDP_OFFLOAD_PARAMS", NO, "parts stay on the device; set it to false"),
     // Optimizers see parts of the original parameters, and every rank loads what it keeps, whatever is set.
     ("FSDP_USE_ORIG_PARAMS", YES_OR_NO, "it is true or false"),
     ("FSDP_CPU_RAM_EFFICIENT_LOADING", YES_OR_NO, "it is true or false"),
-    (
-        "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD",
-        NO,
-        "call nn::checkpoint_with and its offload_to_cpu in the model; set it to false",
-    ),
 ];
 
-const NO: &[&str] = &["false", "no", "off", "0", "n", "f", "none"];
 const YES_OR_NO: &[&str] = &["false", "no", "off", "0", "n", "f", "none", "true", "yes", "on", "1", "y", "t"];
 
 impl FullyShardedDataParallelPlugin {
@@ -30,10 +23,11 @@ impl FullyShardedDataParallelPlugin {
     /// What comes of it is not [checked](Self::check) yet.
     ///
     /// Read are `FSDP_{VERSION, SHARDING_STRATEGY, RESHARD_AFTER_FORWARD, AUTO_WRAP_POLICY, TRANSFORMER_CLS_TO_WRAP,
-    /// MIN_NUM_PARAMS, SYNC_MODULE_STATES, BACKWARD_PREFETCH, FORWARD_PREFETCH, IGNORED_MODULES, ACTIVATION_CHECKPOINTING}`. Of two variables that a launcher always sets, only what was asked for
-    /// counts: `FSDP_MIN_NUM_PARAMS` for `SIZE_BASED_WRAP`, and `FSDP_SHARDING_STRATEGY=FULL_SHARD` only where
-    /// `FSDP_RESHARD_AFTER_FORWARD` names no other strategy. (In the reference's version 1 the latter is never looked at,
-    /// although its questionnaire asks for it.)
+    /// MIN_NUM_PARAMS, SYNC_MODULE_STATES, BACKWARD_PREFETCH, FORWARD_PREFETCH, IGNORED_MODULES, OFFLOAD_PARAMS,
+    /// ACTIVATION_CHECKPOINTING, ACTIVATION_CHECKPOINTING_OFFLOAD}`; `FSDP_OFFLOAD_PARAMS` is the field `cpu_offload`. Of two
+    /// variables that a launcher always sets, only what was asked for counts: `FSDP_MIN_NUM_PARAMS` for `SIZE_BASED_WRAP`,
+    /// and `FSDP_SHARDING_STRATEGY=FULL_SHARD` only where `FSDP_RESHARD_AFTER_FORWARD` names no other strategy. (In the
+    /// reference's version 1 the latter is never looked at, although its questionnaire asks for it.)
     ///
     /// # Errors
     ///
@@ -47,8 +41,11 @@ impl FullyShardedDataParallelPlugin {
     /// assert_eq!(plugin.sharding_strategy, ShardingStrategy::ShardGradOp);
     ///
     /// let lookup = |name: &str| (name == "FSDP_OFFLOAD_PARAMS").then(|| "true".to_owned());
+    /// assert!(FullyShardedDataParallelPlugin::from_environment(&lookup)?.cpu_offload);
+    ///
+    /// let lookup = |name: &str| (name == "FSDP_STATE_DICT_TYPE").then(|| "LOCAL_STATE_DICT".to_owned());
     /// let error = FullyShardedDataParallelPlugin::from_environment(&lookup).unwrap_err();
-    /// assert!(error.is_environment() && error.to_string().contains("FSDP_OFFLOAD_PARAMS is \"true\""));
+    /// assert!(error.is_environment() && error.to_string().contains("FSDP_STATE_DICT_TYPE is \"LOCAL_STATE_DICT\""));
     /// # Ok::<(), accelerate_core::Error>(())
     /// ```
     pub fn from_environment(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
@@ -83,6 +80,10 @@ impl FullyShardedDataParallelPlugin {
             activation_checkpointing: variables
                 .flag("FSDP_ACTIVATION_CHECKPOINTING")?
                 .unwrap_or(default.activation_checkpointing),
+            activation_checkpointing_offload: variables
+                .flag("FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD")?
+                .unwrap_or(default.activation_checkpointing_offload),
+            cpu_offload: variables.flag("FSDP_OFFLOAD_PARAMS")?.unwrap_or(default.cpu_offload),
             forward_prefetch: variables.flag("FSDP_FORWARD_PREFETCH")?.unwrap_or(default.forward_prefetch),
             ..default
         })

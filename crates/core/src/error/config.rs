@@ -15,6 +15,8 @@ pub(crate) enum ConfigErrorKind {
          group is the ranks of one machine)"
     )]
     IncompleteMesh { world_size: usize, shard_size: usize },
+    #[error("{field} is on NVMe, but its folder is empty text; name a folder on that disk, for example /local_nvme")]
+    NoFolder { field: &'static str },
     #[error("{field} has {found:?}, but no module of the model has that path; there are {}", known.join(", "))]
     NoSuchModule { field: &'static str, found: String, known: Vec<String> },
     #[error("comm_state_option does not hold the options of PowerSGD: {source}")]

@@ -46,8 +46,6 @@ pub(crate) enum DeepSpeedErrorKind {
         world_size: usize,
         wanted: &'static str,
     },
-    #[error("the DeepSpeed configuration asks for what is not available here:{}", listed(items))]
-    Unavailable { items: Vec<Unavailable> },
     #[error(
         "an optimizer was passed to prepare, and the DeepSpeed configuration has one too; pass a DummyOptim in its place, or \
          remove \"optimizer\" from the configuration"
@@ -134,20 +132,6 @@ impl fmt::Display for Conflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { key, configured, source, given } = self;
         write!(f, "{key} is {configured}, but {source} is {given}")
-    }
-}
-
-/// One wish that cannot be fulfilled.
-#[derive(Debug)]
-pub(crate) struct Unavailable {
-    pub(crate) key: &'static str,
-    pub(crate) found: String,
-    pub(crate) instead: &'static str,
-}
-
-impl fmt::Display for Unavailable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} is {}: {}", self.key, self.found, self.instead)
     }
 }
 

@@ -1,11 +1,12 @@
 //! Plans for people.
 
 use super::{ParameterEntry, Placement, Plan, RankBytes, Unit};
+use crate::config::OffloadDevice;
 use crate::weight_files::format_size;
 use std::fmt;
 
 impl fmt::Display for Plan {
-    /// Placements, buckets, units, and the memory of each rank.
+    /// Placements, buckets, units, what is offloaded, and the memory of each rank.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.write_head(f)?;
         self.write_placements(f)?;
@@ -41,7 +42,16 @@ impl Plan {
         let bytes = format_size(self.inventory.total_bytes() as u64);
         let num_parameters = self.inventory.parameters.len();
         let (ranks, how) = (self.world_size, if self.units.is_empty() { "on each" } else { "in all" });
-        writeln!(f, "plan for {ranks} ranks: {}, {num_parameters} parameters, {bytes} {how}", self.sharding_strategy)
+        writeln!(f, "plan for {ranks} ranks: {}, {num_parameters} parameters, {bytes} {how}", self.sharding_strategy)?;
+        let offloads = [("optimizer state", self.optimizer_offload), ("parameters", self.params_offload)];
+        for (what, device) in offloads {
+            match device {
+                OffloadDevice::None => {}
+                OffloadDevice::Cpu => writeln!(f, "  {what}: in the host's memory while not in use")?,
+                OffloadDevice::Nvme => writeln!(f, "  {what}: on NVMe while not in use")?,
+            }
+        }
+        Ok(())
     }
 
     fn write_placements(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -70,12 +80,17 @@ fn write_memory(bytes: &RankBytes, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (bytes.optimizer_state, "optimizer state (Adam)"),
         (bytes.buckets, "buckets"),
         (bytes.gathered_units, "gathered at once"),
+        (bytes.nvme_blocks, "blocks from and to NVMe"),
     ];
     let present = components.into_iter().filter(|&(bytes, _)| bytes > 0);
     let listed: Vec<String> = present.map(|(bytes, what)| format!("{} {what}", format_size(bytes as u64))).collect();
     let (phase, peak) = bytes.peak();
     let peak = format_size(peak as u64);
-    writeln!(f, "  memory of each rank: {}; at most {peak} ({phase}), without activations", listed.join(", "))
+    write!(f, "  memory of each rank: {}; at most {peak} ({phase}), without activations", listed.join(", "))?;
+    match bytes.on_nvme {
+        0 => writeln!(f),
+        on_nvme => writeln!(f, "; on NVMe: {}", format_size(on_nvme as u64)),
+    }
 }
 
 struct Summary<'a>(&'a Plan);

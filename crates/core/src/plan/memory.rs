@@ -2,7 +2,7 @@
 
 use super::{Inventory, Placement, Plan, Unit, plan_sharded};
 use crate::Result;
-use crate::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin, ShardingStrategy};
+use crate::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin, OffloadDevice, ShardingStrategy};
 use crate::error::plan::{Alternative, PlanErrorKind as Kind};
 use crate::names::spelled_enum;
 use serde::{Deserialize, Serialize};
@@ -31,7 +31,8 @@ spelled_enum! {
 /// Memory of one rank while it trains with Adam, in bytes (Rajbhandari et al., "ZeRO", SC 2020, §3).
 ///
 /// It is what outlives single operations: activations, and a few MiB of messages on their way, come on top. Element
-/// types are the parameters' own; mixed precision makes what is gathered smaller.
+/// types are the parameters' own; mixed precision makes what is gathered smaller. What is offloaded to the host's memory
+/// counts as memory, what is on NVMe does not.
 ///
 /// ```
 /// use accelerate_core::config::FullyShardedDataParallelPlugin;
@@ -63,7 +64,18 @@ pub struct RankBytes {
     pub buckets: usize,
     /// The most there is while the whole model is divided, unit by unit.
     pub loading: usize,
+    /// Of blocks on their way between memory and NVMe: no more than is on NVMe, and [`NVME_BLOCKS_BYTES`] at most of
+    /// parameters and of what Adam keeps each.
+    #[serde(default)]
+    pub nvme_blocks: usize,
+    /// Of parts of parameters and of what Adam keeps that are files on NVMe: on the disk, not in memory.
+    #[serde(default)]
+    pub on_nvme: usize,
 }
+
+/// The most bytes of one kind (parameters, or what the optimizer keeps) that a rank has on their way between memory and
+/// NVMe: 12 blocks of 8 MiB.
+pub const NVME_BLOCKS_BYTES: usize = 12 * crate::offload::MAX_BLOCK_BYTES;
 
 /// Memory of one rank in one [`Phase`], in bytes.
 ///
@@ -84,13 +96,17 @@ pub struct PhaseBytes {
     pub gathered_units: usize,
     /// Of the buckets of data parallelism, beside the gradients.
     pub buckets: usize,
+    /// Of blocks on their way between memory and NVMe.
+    #[serde(default)]
+    pub nvme_blocks: usize,
 }
 
 impl PhaseBytes {
     /// All together.
     pub fn total(&self) -> usize {
-        let Self { parameters, gradients, optimizer_state, gathered_units, buckets } = *self;
-        [parameters, gradients, optimizer_state, gathered_units, buckets].into_iter().fold(0, usize::saturating_add)
+        let Self { parameters, gradients, optimizer_state, gathered_units, buckets, nvme_blocks } = *self;
+        let all = [parameters, gradients, optimizer_state, gathered_units, buckets, nvme_blocks];
+        all.into_iter().fold(0, usize::saturating_add)
     }
 }
 
@@ -99,10 +115,10 @@ impl RankBytes {
     ///
     /// | phase | bytes |
     /// |---|---|
-    /// | load | `loading`, `buckets` |
-    /// | forward | `parameters`, `optimizer_state`, `buckets`, `gathered_units` |
+    /// | load | `loading`, `buckets`, `nvme_blocks` |
+    /// | forward | `parameters`, `optimizer_state`, `buckets`, `nvme_blocks`, `gathered_units` |
     /// | backward | the same, `gradients`, `whole_gradients` |
-    /// | step | `parameters`, `optimizer_state`, `buckets`, `gradients` |
+    /// | step | `parameters`, `optimizer_state`, `buckets`, `nvme_blocks`, `gradients` |
     ///
     /// ```
     /// use accelerate_core::plan::{Phase, RankBytes};
@@ -110,11 +126,11 @@ impl RankBytes {
     /// assert_eq!(Phase::ALL.iter().map(|&phase| bytes.in_phase(phase).total()).collect::<Vec<_>>(), [5, 12, 16, 16]);
     /// ```
     pub fn in_phase(&self, phase: Phase) -> PhaseBytes {
-        let Self { parameters, gradients, optimizer_state, gathered_units, whole_gradients, buckets, loading, .. } =
-            *self;
-        let always = PhaseBytes { parameters, optimizer_state, buckets, ..PhaseBytes::default() };
+        let Self { parameters, gradients, optimizer_state, gathered_units, buckets, nvme_blocks, .. } = *self;
+        let Self { whole_gradients, loading, .. } = *self;
+        let always = PhaseBytes { parameters, optimizer_state, buckets, nvme_blocks, ..PhaseBytes::default() };
         match phase {
-            Phase::Load => PhaseBytes { parameters: loading, buckets, ..PhaseBytes::default() },
+            Phase::Load => PhaseBytes { parameters: loading, buckets, nvme_blocks, ..PhaseBytes::default() },
             Phase::Forward => PhaseBytes { gathered_units, ..always },
             Phase::Backward => {
                 PhaseBytes { gathered_units, gradients: gradients.saturating_add(whole_gradients), ..always }
@@ -190,17 +206,22 @@ impl Plan {
         // Gathered and trained bytes of each module: frozen parameters of one are a unit of their own.
         let mut modules: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
         let mut undivided = self.inventory.total_bytes();
+        let [are_params_away, is_state_away] =
+            [self.params_offload, self.optimizer_offload].map(|device| device == OffloadDevice::Nvme);
+        let (mut params_on_nvme, mut state_on_nvme) = (0, 0);
         bytes.loading = undivided;
         for unit in &self.units {
             let UnitBytes { original, whole, parameters, gradients, optimizer_state } =
                 UnitBytes::of(unit, &self.inventory, strategy, shard_size);
-            add(&mut bytes.parameters, parameters);
-            add(&mut bytes.gradients, gradients);
-            add(&mut bytes.optimizer_state, optimizer_state);
-            // A unit's parts are made while it is still whole.
-            bytes.loading = bytes.loading.max(undivided.saturating_add(bytes.parameters));
+            // A unit's parts are made while it is still whole, in memory wherever they go then.
+            let with_parts = undivided.saturating_add(bytes.parameters).saturating_add(parameters);
+            bytes.loading = bytes.loading.max(with_parts);
             undivided = undivided.saturating_sub(original);
-            let gathered = if parameters == whole { 0 } else { whole };
+            add(if are_params_away { &mut params_on_nvme } else { &mut bytes.parameters }, parameters);
+            add(if is_state_away { &mut state_on_nvme } else { &mut bytes.optimizer_state }, optimizer_state);
+            add(&mut bytes.gradients, gradients);
+            // What is on the disk has to be read to be used, also by a rank that has all of it.
+            let gathered = if parameters == whole && !are_params_away { 0 } else { whole };
             bytes.largest_unit = bytes.largest_unit.max(gathered);
             let of_module = modules.entry(&unit.path).or_default();
             add(&mut of_module.0, gathered);
@@ -217,6 +238,9 @@ impl Plan {
             _ => most(|module| module.0),
         };
         bytes.gathered_units = root.0.saturating_add(beside_root);
+        bytes.on_nvme = params_on_nvme.saturating_add(state_on_nvme);
+        // Each of the two has blocks of its own.
+        bytes.nvme_blocks = params_on_nvme.min(NVME_BLOCKS_BYTES) + state_on_nvme.min(NVME_BLOCKS_BYTES);
         bytes
     }
 
@@ -304,7 +328,11 @@ impl Plan {
         };
         let auto_wrap_policy = AutoWrapPolicy::TransformerBasedWrap;
         let plugin = FullyShardedDataParallelPlugin { auto_wrap_policy, ..Default::default() };
-        let by_block = plan_sharded(&self.inventory, &plugin, self.world_size);
+        let by_block = Plan {
+            optimizer_offload: self.optimizer_offload,
+            params_offload: self.params_offload,
+            ..plan_sharded(&self.inventory, &plugin, self.world_size)
+        };
         let mut candidates = vec![(&by_block, full, self.world_size.max(2))];
         if !self.units.is_empty() {
             candidates.insert(0, (&by_block, own, self.world_size));

@@ -2,7 +2,7 @@
 
 use super::{Inventory, ParameterEntry, Placement, Plan};
 use crate::Result;
-use crate::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin, ShardingStrategy};
+use crate::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin, OffloadDevice, OffloadTarget, ShardingStrategy};
 use crate::error::config::ConfigErrorKind;
 use crate::mesh::Mesh;
 use serde::{Deserialize, Serialize};
@@ -152,6 +152,7 @@ pub fn plan_sharded(inventory: &Inventory, plugin: &FullyShardedDataParallelPlug
     for (unit, content) in units.iter().enumerate() {
         content.parameters.iter().for_each(|&position| placements[position] = Placement::Shard { unit });
     }
+    let device = |target: Option<&OffloadTarget>| target.map_or(OffloadDevice::None, OffloadTarget::device);
     Plan {
         world_size: mesh.world_size(),
         num_replicas: mesh.num_replicas(),
@@ -161,6 +162,8 @@ pub fn plan_sharded(inventory: &Inventory, plugin: &FullyShardedDataParallelPlug
         buckets: Vec::new(),
         gradient_as_bucket_view: false,
         units,
+        optimizer_offload: device(plugin.optimizer_offload()),
+        params_offload: device(plugin.params_offload()),
     }
 }
 

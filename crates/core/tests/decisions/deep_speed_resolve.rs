@@ -354,25 +354,103 @@ fn offload_where_there_is_nothing_to_offload(
     assert_eq!(found.inert_keys.iter().map(|inert| inert.key.as_str()).collect::<Vec<_>>(), inert);
 }
 
-#[test]
-fn offload() {
-    let document = json!({"zero_optimization": {
-        "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme", "nvme_path": "/n"}
-    }});
-    let found = resolve(document.clone(), &loaders(&[1])).unwrap();
-    assert_eq!(found.offload_optimizer, Some(OffloadTarget::Cpu));
-    assert_eq!(found.offload_param, Some(OffloadTarget::Nvme("/n".into())));
-    let text = found.fully_sharded_plugin().unwrap_err().to_string();
-    assert!(text.contains("zero_optimization.offload_optimizer.device is cpu: write \"none\""), "{text}");
-    assert!(text.contains("zero_optimization.offload_param.device is nvme at /n"), "{text}");
+fn nvme(path: &str) -> Option<OffloadTarget> {
+    Some(OffloadTarget::Nvme(path.into()))
+}
 
-    let on_cpu = DeepSpeedFacts { computes_on_cpu: true, ..loaders(&[1]) };
-    let found = resolve(document, &on_cpu).unwrap();
+/// Stage, the two sections as device and folder; what becomes of them.
+#[rstest]
+#[case::state_of_stage_1(1, ["cpu", "/o"], ["none", "/p"], Some(OffloadTarget::Cpu), None)]
+#[case::state_of_stage_2(2, ["nvme", "/o"], ["none", "/p"], nvme("/o"), None)]
+#[case::parameters_alone(3, ["none", "/o"], ["cpu", "/p"], None, Some(OffloadTarget::Cpu))]
+#[case::both_on_disks(3, ["nvme", "/o"], ["nvme", "/p"], nvme("/o"), nvme("/p"))]
+#[case::state_on_a_disk(3, ["nvme", "/o"], ["cpu", "/p"], nvme("/o"), Some(OffloadTarget::Cpu))]
+#[case::nothing_on_the_disk_below_stage_3(2, ["cpu", "/o"], ["nvme", "/p"], Some(OffloadTarget::Cpu), None)]
+fn offload_is_carried_over(
+    #[case] stage: u8,
+    #[case] optimizer: [&str; 2],
+    #[case] param: [&str; 2],
+    #[case] optimizer_target: Option<OffloadTarget>,
+    #[case] param_target: Option<OffloadTarget>,
+) {
+    let section = |[device, path]: [&str; 2]| json!({"device": device, "nvme_path": path});
+    let document = json!({"zero_optimization": {
+        "stage": stage, "offload_optimizer": section(optimizer), "offload_param": section(param)
+    }});
+    let plugin = DeepSpeedPlugin { hf_ds_config: Some(document.to_string().parse().unwrap()), ..Default::default() };
+    let config = plugin.config(&|_| Ok(String::new())).unwrap();
+    let resolved = plugin.resolve(&config, &loaders(&[1])).unwrap();
+    assert_eq!((&resolved.offload_optimizer, &resolved.offload_param), (&optimizer_target, &param_target));
+    let found = resolved.fully_sharded_plugin();
+    found.check().unwrap();
+    assert_eq!((found.optimizer_offload(), found.params_offload()), (optimizer_target.as_ref(), param_target.as_ref()));
+}
+
+#[rstest]
+#[case::no_folder(json!({"offload_optimizer": {"device": "nvme"}, "offload_param": {"device": "nvme"}}), &[
+    "zero_optimization.offload_optimizer.nvme_path is missing", "zero_optimization.offload_param.nvme_path is missing"])]
+#[case::empty_folder(json!({"offload_optimizer": {"device": "nvme", "nvme_path": ""}}),
+    &["zero_optimization.offload_optimizer.nvme_path is missing"])]
+#[case::state_elsewhere(
+    json!({"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme", "nvme_path": "/n"}}),
+    &["zero_optimization.offload_param.device is \"nvme\" without the optimizer's state, which is not available: a step \
+       changes parameters block by block together with their state; write \"nvme\" with its \"nvme_path\" in \
+       \"offload_optimizer\" too, or \"cpu\" here"])]
+#[case::state_nowhere(json!({"offload_param": {"device": "nvme", "nvme_path": "/n"}}),
+    &["zero_optimization.offload_param.device is \"nvme\" without the optimizer's state"])]
+fn no_offload(#[case] zero: Value, #[case] messages: &[&str]) {
+    for computes_on_cpu in [false, true] {
+        let facts = DeepSpeedFacts { computes_on_cpu, ..loaders(&[1]) };
+        refuses(resolve(json!({"zero_optimization": zero}), &facts), messages);
+    }
+}
+
+#[test]
+fn where_everything_is_on_the_host_nothing_is_offloaded_to_it() {
+    let document = json!({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}});
+    let found = resolve(document, &DeepSpeedFacts { computes_on_cpu: true, ..loaders(&[1]) }).unwrap();
     assert_eq!(found.offload_optimizer, None);
     assert_eq!(found.inert_keys[0].key, "zero_optimization.offload_optimizer");
+}
 
-    let document = json!({"zero_optimization": {"offload_param": {"device": "nvme"}}});
-    refuses(resolve(document, &loaders(&[1])), &["zero_optimization.offload_param.nvme_path is missing"]);
+/// Stage, size of a group, and what becomes of it on six processes.
+#[rstest]
+#[case(3, json!(null), ShardingStrategy::FullShard, None, 1, 0)]
+#[case(3, json!(-1), ShardingStrategy::FullShard, None, 1, 0)]
+#[case(3, json!(0), ShardingStrategy::FullShard, None, 1, 0)]
+#[case(3, json!(2), ShardingStrategy::HybridShard, Some(2), 3, 0)]
+#[case(3, json!(6), ShardingStrategy::HybridShard, Some(6), 1, 0)]
+#[case(2, json!(2), ShardingStrategy::OptimizerStateAndGradients, None, 1, 1)]
+#[case(0, json!(4), ShardingStrategy::NoShard, None, 1, 1)]
+fn groups_of_ranks(
+    #[case] stage: u8,
+    #[case] size: Value,
+    #[case] strategy: ShardingStrategy,
+    #[case] dp_shard_size: Option<usize>,
+    #[case] num_replicas: usize,
+    #[case] num_inert: usize,
+) {
+    let document = json!({"zero_optimization": {"stage": stage, "mics_shard_size": size}});
+    let plugin = DeepSpeedPlugin { hf_ds_config: Some(document.to_string().parse().unwrap()), ..Default::default() };
+    let config = plugin.config(&|_| Ok(String::new())).unwrap();
+    let resolved = plugin.resolve(&config, &DeepSpeedFacts { world_size: 6, ..loaders(&[1]) }).unwrap();
+    let inert: Vec<&str> = resolved.inert_keys.iter().map(|inert| inert.key.as_str()).collect();
+    assert_eq!(inert, ["zero_optimization.mics_shard_size"][..num_inert]);
+    let found = resolved.fully_sharded_plugin();
+    found.check().unwrap();
+    assert_eq!((found.sharding_strategy, found.dp_shard_size), (strategy, dp_shard_size));
+    assert_eq!(found.mesh(6, 3).unwrap().num_replicas(), num_replicas);
+}
+
+#[rstest]
+#[case(json!(4), "mics_shard_size is 4 among 6 processes, but must be a number that divides that of the processes")]
+#[case(json!(12), "mics_shard_size is 12 among 6 processes")]
+#[case(json!(-2), "mics_shard_size is -2, but must be -1 for none, or a whole number of at least 0")]
+#[case(json!(1.5), "mics_shard_size is 1.5, but must be")]
+#[case(json!("auto"), "zero_optimization.mics_shard_size: nothing in the program tells it")]
+fn no_groups_of_ranks(#[case] size: Value, #[case] message: &str) {
+    let document = json!({"zero_optimization": {"mics_shard_size": size}});
+    refuses(resolve(document, &DeepSpeedFacts { world_size: 6, ..loaders(&[1]) }), &[message]);
 }
 
 #[rstest]
@@ -384,7 +462,7 @@ fn stages(#[case] stage: u64, #[case] strategy: ShardingStrategy, #[case] policy
     let plugin = DeepSpeedPlugin { zero_stage: ZeroStage::new(stage), ..Default::default() };
     let facts = DeepSpeedFacts { batch_sizes: vec![Some(1)], ..Default::default() };
     let resolved = plugin.resolve(&plugin.config(&|_| Ok(String::new())).unwrap(), &facts).unwrap();
-    let found = resolved.fully_sharded_plugin().unwrap();
+    let found = resolved.fully_sharded_plugin();
     found.check().unwrap();
     assert_eq!((found.sharding_strategy, found.auto_wrap_policy), (strategy, policy));
 }

@@ -151,6 +151,11 @@ fn launcher_with<'a>(changes: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> 
     })]
 #[case(&[("ACTIVATION_CHECKPOINTING", "true")],
     FullyShardedDataParallelPlugin { activation_checkpointing: true, ..Default::default() })]
+#[case(&[("OFFLOAD_PARAMS", "True")], FullyShardedDataParallelPlugin { cpu_offload: true, ..Default::default() })]
+#[case(&[("ACTIVATION_CHECKPOINTING", "true"), ("ACTIVATION_CHECKPOINTING_OFFLOAD", "1")],
+    FullyShardedDataParallelPlugin {
+        activation_checkpointing: true, activation_checkpointing_offload: true, ..Default::default()
+    })]
 #[case(&[("IGNORED_MODULES", "head, blocks.*.norm")],
     FullyShardedDataParallelPlugin { ignored_modules: vec!["head".into(), "blocks.*.norm".into()], ..Default::default() })]
 #[case(&[("SHARDING_STRATEGY", "HYBRID_SHARD_ZERO2")],
@@ -181,11 +186,11 @@ fn nothing_set_is_the_default() {
 #[case(&[("AUTO_WRAP_POLICY", "ALWAYS")], &["FSDP_AUTO_WRAP_POLICY is \"ALWAYS\""])]
 #[case(&[("MIN_NUM_PARAMS", "1e8")], &["FSDP_MIN_NUM_PARAMS is \"1e8\""])]
 #[case(&[("SYNC_MODULE_STATES", "maybe")], &["FSDP_SYNC_MODULE_STATES is \"maybe\""])]
-#[case(&[("OFFLOAD_PARAMS", "true")], &["FSDP_OFFLOAD_PARAMS is \"true\", which is not available"])]
+#[case(&[("OFFLOAD_PARAMS", "cpu")], &["FSDP_OFFLOAD_PARAMS is \"cpu\"", "one of y, yes"])]
 #[case(&[("BACKWARD_PREFETCH", "BACKWARD")], &["FSDP_BACKWARD_PREFETCH", "NO_PREFETCH"])]
 #[case(&[("FORWARD_PREFETCH", "ahead")], &["FSDP_FORWARD_PREFETCH is \"ahead\""])]
 #[case(&[("ACTIVATION_CHECKPOINTING", "maybe")], &["FSDP_ACTIVATION_CHECKPOINTING is \"maybe\""])]
-#[case(&[("ACTIVATION_CHECKPOINTING_OFFLOAD", "1")], &["FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD is \"1\""])]
+#[case(&[("ACTIVATION_CHECKPOINTING_OFFLOAD", "cpu")], &["FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD is \"cpu\""])]
 #[case(&[("USE_ORIG_PARAMS", "maybe")], &["FSDP_USE_ORIG_PARAMS is \"maybe\""])]
 #[case(&[("STATE_DICT_TYPE", "SHARDED_STATE_DICT")], &["FSDP_STATE_DICT_TYPE", "FULL_STATE_DICT"])]
 #[case(&[("VERSION", "2"), ("STATE_DICT_TYPE", "LOCAL_STATE_DICT")], &["FSDP_STATE_DICT_TYPE is \"LOCAL_STATE_DICT\""])]

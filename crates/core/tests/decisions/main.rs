@@ -8,6 +8,7 @@ mod deep_speed_resolve;
 mod environment;
 mod environment_plugins;
 mod golden;
+mod offload;
 mod parts;
 mod plan;
 mod plan_memory;

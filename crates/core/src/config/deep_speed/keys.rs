@@ -103,6 +103,7 @@ pub(super) const HONOURED: &[&str] = &[
     "zero_optimization.reduce_bucket_size",
     "zero_optimization.stage3_prefetch_bucket_size",
     "zero_optimization.stage3_param_persistence_threshold",
+    "zero_optimization.mics_shard_size",
     "fp16",
     "fp16.enabled",
     "fp16.initial_scale_power",
@@ -169,6 +170,7 @@ const INERT: &[(&str, &str)] = &[
     ("zero_optimization.stage3_use_all_reduce_for_fetch_params", MODULES),
     ("zero_optimization.stage3_allgather_sequential", MODULES),
     ("zero_optimization.stage3_partition_stream_chunk_size", MODULES),
+    ("zero_optimization.mics_hierarchical_params_gather", "each unit of a group of ranks is gathered in one message"),
     ("zero_optimization.memory_efficient_linear", "linear layers save their input and no more in any case"),
     ("zero_optimization.override_module_apply", "there is no Module.apply to override"),
     ("zero_optimization.log_trace_cache_warnings", CHECKS),
@@ -199,7 +201,6 @@ const INERT: &[(&str, &str)] = &[
 ];
 
 const STAGE_1_TO_3: &str = "remove it; the stages work without";
-const HYBRID: &str = "remove it; groups of ranks are HYBRID_SHARD of a FullyShardedDataParallelPlugin";
 const QUANTISED: &str = "remove it; parameters and gradients travel as they are";
 const MASTER: &str = "remove it; parameters stay in 32 bits and layers compute in fewer under autocast";
 const MEAN: &str = "remove it; gradients are averaged over ranks in their own format";
@@ -278,9 +279,11 @@ const REFUSED: &[(&str, Off, &str)] = &[
         Off::Disabled,
         "name the modules in transformer_cls_names_to_wrap of a FullyShardedDataParallelPlugin",
     ),
-    ("zero_optimization.zero_hpz_partition_size", Off::Number(1.0), HYBRID),
-    ("zero_optimization.mics_shard_size", Off::Number(-1.0), HYBRID),
-    ("zero_optimization.mics_hierarchical_params_gather", Off::Disabled, HYBRID),
+    (
+        "zero_optimization.zero_hpz_partition_size",
+        Off::Number(1.0),
+        "remove it; \"mics_shard_size\" keeps what is gathered within groups of ranks",
+    ),
     ("zero_optimization.zero_quantized_weights", Off::Disabled, QUANTISED),
     ("zero_optimization.zero_quantized_nontrainable_weights", Off::Disabled, QUANTISED),
     ("zero_optimization.zero_quantized_gradients", Off::Disabled, QUANTISED),

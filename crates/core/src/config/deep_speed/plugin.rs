@@ -1,7 +1,8 @@
 //! The plugin that names a configuration, or takes its place.
 
-use super::{Auto, DeepSpeedConfig, DeepSpeedOffload, DeepSpeedZeroOptimization, OffloadDevice, ZeroStage, json};
+use super::{Auto, DeepSpeedConfig, DeepSpeedOffload, DeepSpeedZeroOptimization, ZeroStage, json};
 use crate::Result;
+use crate::config::OffloadDevice;
 use crate::error::config::ConfigErrorKind;
 use crate::error::deep_speed::{Conflict, DeepSpeedErrorKind, Problem};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};

@@ -6,11 +6,10 @@ mod sections;
 use super::plugin::{Merge, NVME_NEEDS_PATH};
 use super::{
     Auto, DeepSpeedConfig, DeepSpeedOffload, DeepSpeedOptimizer, DeepSpeedPlugin, DeepSpeedSchedule,
-    DeepSpeedZeroOptimization, InertKey, OffloadDevice, OffloadTarget, OptimizerInCode, SchedulerInCode, ZeroStage,
-    check_deep_speed_prepared,
+    DeepSpeedZeroOptimization, InertKey, OptimizerInCode, SchedulerInCode, ZeroStage, check_deep_speed_prepared,
 };
 use crate::Result;
-use crate::config::{GradScalerKwargs, MixedPrecision};
+use crate::config::{GradScalerKwargs, MixedPrecision, OffloadDevice, OffloadTarget};
 use crate::error::config::ConfigErrorKind;
 use crate::error::deep_speed::{DeepSpeedErrorKind, Problem, RemainingAuto};
 use std::path::PathBuf;
@@ -86,6 +85,8 @@ pub struct ResolvedDeepSpeedConfig {
     pub zero_stage: ZeroStage,
     /// Are parameters to be made in parts from the start?
     pub zero3_init: bool,
+    /// Among how many neighbouring ranks parameters are divided, if not among all; they fill whole groups.
+    pub mics_shard_size: Option<usize>,
     /// Where the state of the optimizer is kept, if not where it is computed.
     pub offload_optimizer: Option<OffloadTarget>,
     /// Where parameters are kept, if not where they are computed with.
@@ -146,7 +147,8 @@ impl DeepSpeedPlugin {
     ///
     /// [`Error::is_config`](crate::Error::is_config): what [`check_deep_speed_prepared`] refuses; each "auto" that nothing
     /// fills, all in one error; numbers that differ from the program's, all in one error; a `train_batch_size` that is not
-    /// the product; fp16 and bf16 at once; an "nvme" device without a folder.
+    /// the product; fp16 and bf16 at once; an "nvme" device without a folder; parameters on NVMe without the optimizer's
+    /// state; a `mics_shard_size` that does not divide the count of processes.
     ///
     /// ```
     /// use accelerate_core::config::{DeepSpeedFacts, DeepSpeedPlugin};
@@ -175,6 +177,7 @@ impl DeepSpeedPlugin {
         let auto_stage = self.zero_stage.unwrap_or(ZeroStage::Gradients);
         let zero_stage = zero.stage.map_or(ZeroStage::Disabled, |stage| stage.value().unwrap_or(auto_stage));
         let (offload_optimizer, offload_param) = filling.offloads(&zero, zero_stage);
+        let mics_shard_size = filling.mics_shard_size(zero.mics_shard_size, zero_stage);
         if zero.stage3_gather_16bit_weights_on_model_save == Some(Auto::Value(false)) {
             let key = "zero_optimization.stage3_gather_16bit_weights_on_model_save";
             filling.has_no_effect(key, "a saved model is always whole");
@@ -195,6 +198,7 @@ impl DeepSpeedPlugin {
                 .filter(|&norm| norm > 0.0),
             zero_stage,
             zero3_init,
+            mics_shard_size,
             offload_optimizer,
             offload_param,
             stage3_gather_16bit_weights_on_model_save: zero
@@ -216,6 +220,8 @@ impl DeepSpeedPlugin {
         })
     }
 }
+
+const PARAMETERS_ARE_WHOLE: &str = "below stage 3 parameters are whole";
 
 impl<'a> Filling<'a> {
     fn new(config: &'a DeepSpeedConfig, facts: &'a DeepSpeedFacts) -> Self {
@@ -264,26 +270,43 @@ impl<'a> Filling<'a> {
             }
             target
         };
-        (
-            only(
-                self,
-                optimizer,
-                "zero_optimization.offload_optimizer",
-                ZeroStage::OptimizerStates,
-                "at stage 0 nothing is in parts",
-            ),
-            only(
-                self,
-                param,
-                "zero_optimization.offload_param",
-                ZeroStage::Parameters,
-                "below stage 3 parameters are whole",
-            ),
-        )
+        let optimizer = only(
+            self,
+            optimizer,
+            "zero_optimization.offload_optimizer",
+            ZeroStage::OptimizerStates,
+            "at stage 0 nothing is in parts",
+        );
+        let param = only(self, param, "zero_optimization.offload_param", ZeroStage::Parameters, PARAMETERS_ARE_WHOLE);
+        let is_on_nvme = |target: &Option<OffloadTarget>| matches!(target, Some(OffloadTarget::Nvme(_)));
+        if is_on_nvme(&param) && !is_on_nvme(&optimizer) {
+            self.problems.push(Problem::Refused {
+                key: "zero_optimization.offload_param.device".to_owned(),
+                found: "\"nvme\" without the optimizer's state".to_owned(),
+                instead: "a step changes parameters block by block together with their state; write \"nvme\" with its \
+                          \"nvme_path\" in \"offload_optimizer\" too, or \"cpu\" here",
+            });
+        }
+        (optimizer, param)
+    }
+
+    /// What asks for groups of ranks at stage 3, where DeepSpeed looks at it.
+    fn mics_shard_size(&mut self, size: Option<usize>, stage: ZeroStage) -> Option<usize> {
+        let (key, size) = ("zero_optimization.mics_shard_size", size?);
+        if stage < ZeroStage::Parameters {
+            self.has_no_effect(key, PARAMETERS_ARE_WHOLE);
+            return None;
+        }
+        if !self.facts.world_size.is_multiple_of(size) {
+            let found = format!("{size} among {} processes", self.facts.world_size);
+            let wanted = "a number that divides that of the processes, so that they fill whole groups";
+            self.problems.push(Problem::Value { key: key.to_owned(), found, wanted });
+        }
+        Some(size)
     }
 
     fn offload(&mut self, key: &str, offload: &DeepSpeedOffload) -> Option<OffloadTarget> {
-        let path = || offload.nvme_path.clone().and_then(Auto::value);
+        let path = || offload.nvme_path.clone().and_then(Auto::value).filter(|path| !path.as_os_str().is_empty());
         match offload.device.and_then(Auto::value).unwrap_or_default() {
             OffloadDevice::None => None,
             OffloadDevice::Cpu if self.facts.computes_on_cpu => {
@@ -304,7 +327,7 @@ impl<'a> Filling<'a> {
     fn zero3_init(&mut self, flag: Option<bool>, stage: ZeroStage) -> bool {
         let is_stage_3 = stage == ZeroStage::Parameters;
         if flag == Some(true) && !is_stage_3 {
-            self.has_no_effect("zero3_init_flag", "below stage 3 parameters are whole");
+            self.has_no_effect("zero3_init_flag", PARAMETERS_ARE_WHOLE);
         }
         flag.unwrap_or(true) && is_stage_3
     }

@@ -1,9 +1,7 @@
 //! How a resolved configuration is carried out: by the project's own sharding.
 
 use super::{ResolvedDeepSpeedConfig, ZeroStage};
-use crate::Result;
 use crate::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin, ShardingStrategy};
-use crate::error::deep_speed::{DeepSpeedErrorKind, Unavailable};
 
 impl ZeroStage {
     /// The strategy that keeps in parts what the stage does.
@@ -41,34 +39,36 @@ impl ZeroStage {
 
 impl ResolvedDeepSpeedConfig {
     /// The plugin that trains as the configuration asks: stage 3 is `FULL_SHARD`, stage 2 `OPTIMIZER_STATE_AND_GRADIENTS`,
-    /// stage 1 `OPTIMIZER_STATE`, stage 0 `NO_SHARD` ([`ZeroStage::fully_sharded_plugin`]).
-    ///
-    /// # Errors
-    ///
-    /// [`Error::is_config`](crate::Error::is_config), one for all: offload.
+    /// stage 1 `OPTIMIZER_STATE`, stage 0 `NO_SHARD` ([`ZeroStage::fully_sharded_plugin`]). With `mics_shard_size` stage 3 is
+    /// `HYBRID_SHARD` in groups of so many ranks. Offload is carried over.
     ///
     /// ```
-    /// use accelerate_core::config::{DeepSpeedFacts, DeepSpeedPlugin, ShardingStrategy, ZeroStage};
-    /// let plugin = DeepSpeedPlugin { zero_stage: Some(ZeroStage::Parameters), ..Default::default() };
+    /// use accelerate_core::config::{
+    ///     DeepSpeedFacts, DeepSpeedPlugin, OffloadDevice, OffloadTarget, ShardingStrategy, ZeroStage,
+    /// };
+    /// let plugin = DeepSpeedPlugin {
+    ///     zero_stage: Some(ZeroStage::Parameters),
+    ///     offload_optimizer_device: Some(OffloadDevice::Cpu),
+    ///     ..Default::default()
+    /// };
     /// let facts = DeepSpeedFacts { batch_sizes: vec![Some(8)], ..Default::default() };
     /// let resolved = plugin.resolve(&plugin.config(&|_| Ok(String::new()))?, &facts)?;
-    /// assert_eq!(resolved.fully_sharded_plugin()?.sharding_strategy, ShardingStrategy::FullShard);
+    /// let sharded = resolved.fully_sharded_plugin();
+    /// assert_eq!(sharded.sharding_strategy, ShardingStrategy::FullShard);
+    /// assert_eq!(sharded.optimizer_offload(), Some(&OffloadTarget::Cpu));
     /// # Ok::<(), accelerate_core::Error>(())
     /// ```
-    pub fn fully_sharded_plugin(&self) -> Result<FullyShardedDataParallelPlugin> {
-        let mut items = Vec::new();
-        for (key, target) in [
-            ("zero_optimization.offload_optimizer.device", &self.offload_optimizer),
-            ("zero_optimization.offload_param.device", &self.offload_param),
-        ] {
-            if let Some(target) = target {
-                let instead = "write \"none\"; what is in parts stays on the device";
-                items.push(Unavailable { key, found: target.to_string(), instead });
-            }
+    pub fn fully_sharded_plugin(&self) -> FullyShardedDataParallelPlugin {
+        let of_stage = self.zero_stage.fully_sharded_plugin();
+        FullyShardedDataParallelPlugin {
+            sharding_strategy: match self.mics_shard_size {
+                Some(_) => ShardingStrategy::HybridShard,
+                None => of_stage.sharding_strategy,
+            },
+            dp_shard_size: self.mics_shard_size,
+            offload_optimizer: self.offload_optimizer.clone(),
+            offload_params: self.offload_param.clone(),
+            ..of_stage
         }
-        if !items.is_empty() {
-            return Err(DeepSpeedErrorKind::Unavailable { items }.into());
-        }
-        Ok(self.zero_stage.fully_sharded_plugin())
     }
 }

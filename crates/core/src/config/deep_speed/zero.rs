@@ -2,7 +2,7 @@
 
 use super::Auto;
 use super::reader::{COUNT, FLAG, Kind, Section, TEXT};
-use crate::names::spelled_enum;
+use crate::config::OffloadDevice;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
@@ -67,50 +67,6 @@ impl<'de> Deserialize<'de> for ZeroStage {
     }
 }
 
-spelled_enum! {
-    /// Where something is kept that is not in use (`device` of DeepSpeed's offload sections).
-    ///
-    /// ```
-    /// use accelerate_core::config::OffloadDevice;
-    /// assert_eq!("cpu".parse::<OffloadDevice>()?, OffloadDevice::Cpu);
-    /// assert_eq!(OffloadDevice::default().to_string(), "none");
-    /// # Ok::<(), accelerate_core::Error>(())
-    /// ```
-    #[derive(Default)]
-    OffloadDevice, "device to offload to" {
-        /// On the device that computes. The default.
-        #[default]
-        None = "none",
-        /// In the memory of the host.
-        Cpu = "cpu",
-        /// In files on a fast disk.
-        Nvme = "nvme",
-    }
-}
-
-/// Where something is kept, once everything is known. Nothing of the kind is `None` around it.
-///
-/// ```
-/// use accelerate_core::config::OffloadTarget;
-/// assert_eq!(OffloadTarget::Nvme("/local_nvme".into()).to_string(), "nvme at /local_nvme");
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum OffloadTarget {
-    /// In the memory of the host.
-    Cpu,
-    /// In files below this folder.
-    Nvme(PathBuf),
-}
-
-impl fmt::Display for OffloadTarget {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cpu => f.write_str("cpu"),
-            Self::Nvme(path) => write!(f, "nvme at {}", path.display()),
-        }
-    }
-}
-
 /// `zero_optimization.offload_optimizer` or `zero_optimization.offload_param`.
 ///
 /// ```
@@ -157,8 +113,17 @@ pub struct DeepSpeedZeroOptimization {
     pub stage3_prefetch_bucket_size: Option<Auto<u64>>,
     /// Elements below which a parameter stays whole. "auto": ten times the hidden size.
     pub stage3_param_persistence_threshold: Option<Auto<u64>>,
+    /// Among how many neighbouring ranks the model is divided, where the other groups hold the same (MiCS; Zhang et al.,
+    /// arXiv 2205.00119); stage 3 only. In files -1 or 0 for none. Default none: among all.
+    pub mics_shard_size: Option<usize>,
 }
 
+/// `Some(None)` is a number that asks for nothing.
+const GROUP: Kind<Option<usize>> =
+    Kind::new("-1 for none, or a whole number of at least 0", |value| match value.as_i64() {
+        Some(-1 | 0) => Some(None),
+        number => usize::try_from(number?).ok().map(Some),
+    });
 const STAGE: Kind<ZeroStage> = Kind::new("0, 1, 2 or 3", |value| ZeroStage::new(value.as_u64()?));
 const DEVICE: Kind<OffloadDevice> = Kind::new("\"none\", \"cpu\" or \"nvme\"", |value| value.as_str()?.parse().ok());
 
@@ -170,6 +135,7 @@ impl DeepSpeedZeroOptimization {
             offload_optimizer: DeepSpeedOffload::read(section.section("offload_optimizer")),
             offload_param: DeepSpeedOffload::read(section.section("offload_param")),
             stage3_gather_16bit_weights_on_model_save: section.auto("stage3_gather_16bit_weights_on_model_save", &FLAG),
+            mics_shard_size: section.plain("mics_shard_size", &GROUP).flatten(),
             ..Self::default()
         };
         for (key, slot) in [
