@@ -44,6 +44,7 @@ fn main() {
         "saved_tensors",
         "ops",
         "tensor_vec",
+        "file",
         "profiler",
         "script_module",
         "aot_inductor",

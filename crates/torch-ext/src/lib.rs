@@ -7,6 +7,7 @@ pub mod autograd;
 mod border;
 mod deterministic;
 mod error;
+pub mod file;
 pub mod foreach;
 pub mod function;
 pub mod fused;

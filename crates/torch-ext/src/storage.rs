@@ -20,6 +20,12 @@ unsafe extern "C" {
     fn te_empty_cache() -> i32;
 }
 
+#[cfg(target_os = "linux")]
+unsafe extern "C" {
+    fn madvise(address: *mut c_void, length: usize, advice: i32) -> i32;
+    fn sysconf(name: i32) -> i64;
+}
+
 /// Gives device memory that libtorch keeps for later, and no tensor uses, back to the device
 /// (`torch.cuda.empty_cache`). Nothing happens on the CPU, where none is kept.
 ///
@@ -140,6 +146,34 @@ pub fn allocate_storage(tensor: &Tensor, num_bytes: usize) -> Result<()> {
 pub fn is_allocated(tensor: &Tensor) -> bool {
     // SAFETY: the handle is borrowed for the call.
     unsafe { te_storage_is_allocated(handle(tensor)) }
+}
+
+/// Lends the memory of a tensor's entries back to the system until they are written to again; until then they are
+/// anything. For a tensor on the CPU that is kept for its memory: nothing may use it meanwhile. Contiguous tensors only, and
+/// only whole pages go. Elsewhere, and on other systems than Linux, nothing happens.
+///
+/// The allocator keeps the memory, and so do its tensors: only what is resident shrinks.
+///
+/// ```
+/// let buffer = tch::Tensor::zeros([1 << 20], (tch::Kind::Float, tch::Device::Cpu));
+/// torch_ext::storage::release_pages(&buffer);
+/// assert_eq!(buffer.shallow_clone().fill_(1.0).double_value(&[77]), 1.0);
+/// ```
+pub fn release_pages(tensor: &Tensor) {
+    #[cfg(target_os = "linux")]
+    if tensor.device() == tch::Device::Cpu && tensor.is_contiguous() && is_allocated(tensor) {
+        const SC_PAGESIZE: i32 = 30;
+        const MADV_DONTNEED: i32 = 4;
+        // SAFETY: asks for a number.
+        let page = unsafe { sysconf(SC_PAGESIZE) }.max(1) as usize;
+        let (start, num_bytes) = (tensor.data_ptr() as usize, tensor.numel() * tensor.kind().elt_size_in_bytes());
+        let (first, end) = (start.next_multiple_of(page), (start + num_bytes) / page * page);
+        if first < end {
+            // SAFETY: the pages hold entries of this tensor and nothing else, so only these change: to zeros in private
+            // memory, to what a file says in a mapping of it. A failure leaves everything as it is.
+            unsafe { madvise(first as *mut c_void, end - first, MADV_DONTNEED) };
+        }
+    }
 }
 
 /// Knows a storage without keeping it alive.

@@ -1,0 +1,70 @@
+// Positioned reads and writes between files and the memory of tensors. Here and not in Rust, because no reference to the
+// bytes may exist there: libtorch and other tensors see the same memory.
+#include "common.h"
+#include <algorithm>
+#include <cerrno>
+#include <sys/types.h>
+#include <unistd.h>
+
+using namespace te;
+
+namespace {
+
+// The most that one call to the kernel moves; it would move less than 2 GiB anyway.
+constexpr size_t MOST_BYTES = size_t(1) << 30;
+
+template <typename Transfer> int32_t transfer_all(size_t size, Transfer &&transfer) {
+  for (size_t done = 0; done < size;) {
+    const ssize_t moved = transfer(done, std::min(MOST_BYTES, size - done));
+    if (moved > 0)
+      done += size_t(moved);
+    else if (moved == 0)
+      return -1;
+    else if (errno != EINTR)
+      return errno;
+  }
+  return 0;
+}
+
+bool is_in_one_piece(const at::Tensor &t) { return t.defined() && t.device().is_cpu() && t.is_contiguous(); }
+
+} // namespace
+
+// These return 0, the number of an error of the system, -1 at the end of the file, or -2 for a tensor whose memory is not
+// in one piece on the CPU. At the end of a file nothing is written either.
+extern "C" {
+int32_t te_read_at(void *handle, int32_t file, int64_t offset) noexcept {
+  try {
+    const at::Tensor &t = tensor(handle);
+    if (!is_in_one_piece(t))
+      return -2;
+    char *bytes = static_cast<char *>(t.mutable_data_ptr());
+    return transfer_all(t.nbytes(), [&](size_t done, size_t count) {
+      return pread(file, bytes + done, count, off_t(offset + int64_t(done)));
+    });
+  } catch (...) {
+    return -2;
+  }
+}
+int32_t te_write_at(void *handle, int32_t file, int64_t offset) noexcept {
+  try {
+    const at::Tensor &t = tensor(handle);
+    if (!is_in_one_piece(t))
+      return -2;
+    const char *bytes = static_cast<const char *>(t.const_data_ptr());
+    return transfer_all(t.nbytes(), [&](size_t done, size_t count) {
+      return pwrite(file, bytes + done, count, off_t(offset + int64_t(done)));
+    });
+  } catch (...) {
+    return -2;
+  }
+}
+// The address of the first byte, 0 if there is none.
+size_t te_address(void *handle) noexcept {
+  try {
+    return reinterpret_cast<size_t>(tensor(handle).const_data_ptr());
+  } catch (...) {
+    return 0;
+  }
+}
+}
