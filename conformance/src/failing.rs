@@ -1,9 +1,13 @@
 //! Ranks that fail in the three ways that make Python programs hang.
 
 use accelerate::nn::{Linear, ModuleFn, ParamStore};
-use accelerate::tch::Tensor;
-use accelerate::{Accelerator, AutoWrapPolicy, FullyShardedDataParallelPlugin, InitProcessGroupKwargs, ReduceOp};
-use anyhow::Context;
+use accelerate::optim::AdamW;
+use accelerate::tch::{Device, Kind, Tensor};
+use accelerate::{
+    Accelerator, AutoWrapPolicy, FullyShardedDataParallelPlugin, InitProcessGroupKwargs, OffloadTarget, ReduceOp,
+};
+use anyhow::{Context, bail};
+use rustix::process::{Resource, Rlimit, setrlimit};
 use std::path::Path;
 use std::time::Duration;
 
@@ -84,4 +88,40 @@ pub(crate) fn saved_sharded(folder: Option<&Path>) -> anyhow::Result<()> {
     let model = accelerator.prepare(ModuleFn::new(&store, move |input: &Tensor| layers[0].forward(input)))?;
     accelerator.save_model(&model, folder)?;
     Ok(())
+}
+
+/// Saves a model of ones to `folder`, and trains it with state and parameters on the disk of that folder; between the first step
+/// and the second, rank 1 loses the right to write to files. The signal that it would get has to be ignored.
+pub(crate) fn full_disk(folder: Option<&Path>) -> anyhow::Result<()> {
+    let folder = folder.context("the folder to save to has to be given")?;
+    let scratch = Some(OffloadTarget::Nvme(folder.parent().context("it has to be in another folder")?.to_owned()));
+    let plugin = FullyShardedDataParallelPlugin {
+        auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap,
+        offload_optimizer: scratch.clone(),
+        offload_params: scratch,
+        ..Default::default()
+    };
+    let accelerator = Accelerator::builder().cpu(true).fsdp_plugin(plugin).build()?;
+    let store = ParamStore::new(accelerator.device());
+    let linear = Linear::new(store.root() / "layers" / 0, 32, 32, Default::default())?;
+    for param in store.parameters() {
+        param.copy_(&Tensor::from(1f32))?;
+    }
+    let model = ModuleFn::new(&store, move |input: &Tensor| linear.forward(input));
+    let (model, mut optimizer) = accelerator.prepare((model, AdamW::new(&store, 0.1)?))?;
+    accelerator.save_model(&model, folder)?;
+    for step in 0..2 {
+        if step == 1 && accelerator.process_index() == 1 {
+            setrlimit(Resource::Fsize, Rlimit { current: Some(0), maximum: None })?;
+        }
+        let output = model.forward(&Tensor::ones([32], (Kind::Float, Device::Cpu)))?;
+        accelerator.backward(&output.sum(None))?;
+        if let Err(error) = optimizer.step() {
+            // Nobody may go on with parameters and state of two steps.
+            let next = optimizer.step().err().context("a step after one that failed was taken")?;
+            return Err(error.context(format!("then {next}")).into());
+        }
+        optimizer.zero_grad()?;
+    }
+    bail!("the disk was full, and nobody has said so")
 }

@@ -62,6 +62,8 @@ enum Script {
     DyingRankInGather,
     /// Saves a sharded model, of ones or, over that, of twos
     SavedSharded,
+    /// Saves a sharded model, then trains it over a disk that fills for rank 1
+    FullDisk,
     /// Rank 1 never makes the call the others make
     AbsentRank,
     /// Rank 1 makes another call than the others
@@ -86,6 +88,7 @@ fn main() -> anyhow::Result<()> {
         Script::DyingRank => failing::dying_rank(),
         Script::DyingRankInGather => failing::dying_rank_in_gather(),
         Script::SavedSharded => failing::saved_sharded(arguments.folder.as_deref()),
+        Script::FullDisk => failing::full_disk(arguments.folder.as_deref()),
         Script::AbsentRank => failing::absent_rank(),
         Script::StrayingRank => failing::straying_rank(),
     }

@@ -103,6 +103,31 @@ fn a_rank_that_is_killed_while_it_saves_is_named_and_leaves_the_old_files() {
 }
 
 #[test]
+fn a_disk_that_fills_while_state_is_offloaded_stops_all_ranks_and_leaves_what_was_saved() {
+    let temporary = tempfile::tempdir().unwrap();
+    let folder = temporary.path().join("model");
+    let ranks = start_with(3, |_| {
+        let mut command = Command::new("sh");
+        command.args(["-c", "trap '' XFSZ; exec \"$0\" full_disk --folder \"$1\""]);
+        command.arg(env!("CARGO_BIN_EXE_conformance")).arg(&folder);
+        command
+    });
+    for (rank, output) in ranks.into_iter().map(end).enumerate() {
+        let text = said(&output);
+        assert!(text.contains("cannot write offloaded state in"), "rank {rank}: {text}");
+        assert_eq!(text.contains("the optimizer's step failed on rank 1"), rank != 1, "rank {rank}: {text}");
+        assert!(text.contains("offloaded state of this AdamW was lost in a step that failed"), "rank {rank}: {text}");
+    }
+    let store = ParamStore::new(Device::Cpu);
+    Linear::new(store.root() / "layers" / 0, 32, 32, Default::default()).unwrap();
+    load_checkpoint_in_model(&store, &folder, &LoadOptions::default()).unwrap();
+    for param in store.parameters() {
+        assert_eq!(param.get().detach(), param.get().detach().ones_like(), "{}", param.name());
+    }
+    assert_eq!(temporary.path().read_dir().unwrap().count(), 1, "no scratch file is left");
+}
+
+#[test]
 fn a_rank_that_stays_away_is_named_after_the_deadline() {
     let mut ranks = start("absent_rank", 2);
     let absent = ranks.pop().unwrap();

@@ -27,6 +27,7 @@ mod group;
 mod local_sgd;
 mod memory;
 pub mod nn;
+mod offload;
 mod operations;
 pub mod optim;
 mod prepare;
@@ -41,8 +42,8 @@ pub use accelerate_core::config::{
     Auto, AutoWrapPolicy, AutocastKwargs, BackwardPrefetch, Compilation, DDPCommunicationHookType,
     DataLoaderConfiguration, DeepSpeedPlugin, DeepSpeedSource, DistributedDataParallelKwargs, DynamoBackend,
     DynamoMode, FloatType, FullyShardedDataParallelPlugin, GradScalerKwargs, GradientAccumulationPlugin,
-    InitProcessGroupKwargs, MixedPrecision, MixedPrecisionPolicy, OffloadDevice, PowerSGDState, ProfilerActivity,
-    ProjectConfiguration, ScheduleOption, ShardingStrategy, TorchDynamoPlugin, ZeroStage,
+    InitProcessGroupKwargs, MixedPrecision, MixedPrecisionPolicy, OffloadDevice, OffloadTarget, PowerSGDState,
+    ProfilerActivity, ProjectConfiguration, ScheduleOption, ShardingStrategy, TorchDynamoPlugin, ZeroStage,
 };
 pub use accelerate_core::names::{DistributedType, RngType};
 pub use accelerate_core::schedule::SchedulerUnit;

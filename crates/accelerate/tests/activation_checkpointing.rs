@@ -209,6 +209,7 @@ fn replicated_and_sharded_models_train_as_without() {
                 sharding_strategy,
                 auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap,
                 activation_checkpointing: true,
+                activation_checkpointing_offload: world_size == 2,
                 ..Default::default()
             };
             let builder = builder.clone().fsdp_plugin(plugin);

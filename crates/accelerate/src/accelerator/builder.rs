@@ -268,7 +268,7 @@ impl AcceleratorBuilder {
         if let Some(deep_speed) = &deep_speed {
             let steps = is_given.then_some(plugin.num_steps);
             let resolved = deep_speed.settle(&state, mixed_precision, steps, dataloader.split_batches)?;
-            fsdp = Some(resolved.fully_sharded_plugin()?);
+            fsdp = Some(resolved.fully_sharded_plugin());
             (mixed_precision, gradient_clipping) = (resolved.mixed_precision, resolved.gradient_clipping);
             plugin.num_steps = resolved.gradient_accumulation_steps;
             scaler = resolved.grad_scaler.unwrap_or(scaler);

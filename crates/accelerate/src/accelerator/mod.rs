@@ -22,7 +22,7 @@ use crate::optim::OptimizerHandle;
 use crate::profile::ProfileKwargs;
 use crate::state::PartialState;
 use accelerate_core::config::{
-    Compilation, DataLoaderConfiguration, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin,
+    Compilation, DataLoaderConfiguration, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin, OffloadTarget,
     ProjectConfiguration,
 };
 use accelerate_core::names::RngType;
@@ -30,6 +30,7 @@ use accelerate_core::schedule::SchedulerUnit;
 use std::fmt;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tch::Device;
 
 /// Makes one training program run on one process or many, in any precision (`Accelerator` of the reference).
 ///
@@ -74,6 +75,16 @@ pub(crate) struct Settings {
     pub(crate) scheduler_unit: SchedulerUnit,
     pub(crate) profile: ProfileKwargs,
     pub(crate) compilation: Compilation,
+}
+
+impl Settings {
+    /// Where optimizers keep their state, if that is not where parameters are: parts in the host's memory have theirs beside
+    /// them anyway.
+    pub(crate) fn optimizer_offload(&self, device: Device) -> Option<&OffloadTarget> {
+        let plugin = self.fsdp.as_ref()?;
+        let is_beside_parts = device == Device::Cpu || plugin.params_offload() == Some(&OffloadTarget::Cpu);
+        plugin.optimizer_offload().filter(|target| **target != OffloadTarget::Cpu || !is_beside_parts)
+    }
 }
 
 impl Accelerator {

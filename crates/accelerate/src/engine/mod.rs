@@ -8,7 +8,7 @@ mod shard;
 
 use crate::context::Context;
 use crate::error::Result;
-use crate::nn::ParamStore;
+use crate::nn::{CheckpointOptions, ParamStore};
 use accelerate_core::config::{
     DistributedDataParallelKwargs, FullyShardedDataParallelPlugin, MixedPrecision, ShardingStrategy,
 };
@@ -108,8 +108,9 @@ pub(crate) fn start(
     evaluation_mode: bool,
 ) -> Result<Arc<dyn Engine>> {
     kwargs.check()?;
-    if sharding.is_some_and(|(plugin, _)| plugin.activation_checkpointing) {
-        store.gradient_checkpointing_enable()?;
+    if let Some((plugin, _)) = sharding.filter(|(plugin, _)| plugin.activation_checkpointing) {
+        let offload_to_cpu = plugin.activation_checkpointing_offload;
+        store.gradient_checkpointing_enable_with(CheckpointOptions { offload_to_cpu, ..Default::default() })?;
     }
     match sharding {
         Some((plugin, mixed_precision)) if plugin.sharding_strategy != ShardingStrategy::NoShard => {

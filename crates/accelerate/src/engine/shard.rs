@@ -10,6 +10,8 @@
 
 mod buffers;
 mod gather;
+mod gradient;
+mod offload;
 mod order;
 mod reduce;
 mod storage;
@@ -20,6 +22,7 @@ mod tokens;
 mod unit;
 
 use buffers::Buffers;
+use offload::{Home, ReadAhead};
 use order::{Order, Travel};
 use reduce::Reducing;
 use storage::Part;
@@ -37,7 +40,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 use torch_ext::autograd::is_grad_enabled;
 use torch_ext::saved_tensors::push_saved_tensor_hooks;
 
@@ -59,6 +62,9 @@ struct Inner {
     places: HashMap<String, (usize, usize)>,
     /// Sizes of the whole parameters, in the order of the inventory.
     shapes: Vec<Vec<i64>>,
+    /// Where parameters are computed with.
+    device: Device,
+    home: Home,
     /// Do gathered parameters go before the backward pass?
     frees_after_forward: bool,
     /// Are all gradients reduced in the backward pass that makes them, whoever asks to wait?
@@ -91,6 +97,8 @@ struct State {
     reducing: Reducing,
     forward_order: Order,
     backward_order: Order,
+    /// Of a model on a disk.
+    read_ahead: Option<ReadAhead>,
     /// What travelled since ranks last compared: a gather and a reduce-scatter of equal sizes cannot be told from those of
     /// another unit by anyone else.
     travelled: Vec<Travel>,
@@ -125,6 +133,7 @@ impl State {
             reducing: Reducing::default(),
             forward_order: Order::default(),
             backward_order: Order::default(),
+            read_ahead: None,
             travelled: Vec::new(),
             has_own_gradients: false,
             failure: None,
@@ -173,11 +182,13 @@ impl Shard {
             1 => (job.clone(), None),
             _ => (job.part(&mesh.shard_ranks(job.rank()))?, Some(job.part(&mesh.replica_ranks(job.rank()))?)),
         };
-        let stays_whole = plugin.keeps_whole_parameters() || group.world_size() == 1;
+        let device = params.first().map_or(Device::Cpu, |param| param.local().device());
+        let home = Home::new(&job, plugin.params_offload(), &plan, device)?;
+        let stays_whole = plugin.keeps_whole_parameters() || (group.world_size() == 1 && matches!(home, Home::Device));
         let policy = plugin.precision(mixed_precision);
         let new_unit = |content: &Unit| {
             let first = params[content.parameters[0]].local();
-            UnitState::new(content, &first, &group, stays_whole, policy)
+            UnitState::new(content, &first, home.device(device), &group, stays_whole, policy)
         };
         let units = plan.units.iter().map(new_unit).collect::<Result<_>>()?;
         let shard = Self(Arc::new(Inner {
@@ -187,6 +198,8 @@ impl Shard {
             replicated: replicated(&plan, &params),
             places: places(&plan),
             shapes: params.iter().map(Param::shape).collect(),
+            device,
+            home,
             frees_after_forward: !stays_whole && plugin.frees_after_forward(),
             always_reduces: plugin.sharding_strategy == ShardingStrategy::OptimizerStateAndGradients,
             prefetch: Prefetch::new(plugin),
@@ -219,10 +232,14 @@ impl Shard {
         let Some(&(unit, member)) = self.0.places.get(param.name()) else { return Ok(()) };
         let part = self.unit(unit).part_of(member, self.0.group.rank());
         let own = whole.f_detach()?.f_reshape([-1])?.f_narrow(0, part.start as i64, part.len() as i64)?;
-        let mut local = self.lock().units[unit].locals[member].shallow_clone();
+        let (mut local, is_last) = {
+            let state = &mut self.lock().units[unit];
+            state.num_missing -= 1;
+            (state.locals[member].shallow_clone(), state.num_missing == 0)
+        };
         tch::no_grad(|| local.f_copy_(&own))?;
         drop(param.replace_storage(Box::new(Part { shard: self.clone(), unit, member })));
-        Ok(())
+        if is_last { self.put_away(unit) } else { Ok(()) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

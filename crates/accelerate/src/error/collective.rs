@@ -21,6 +21,9 @@ pub(crate) enum CollectiveError {
     #[error("{op} needs the same shapes and dtypes on every rank, but found {per_rank}. {cure}")]
     Disagreement { op: &'static str, per_rank: String, cure: &'static str },
 
+    #[error("{what} failed on rank {rank}, and ends on this rank too: {reason}")]
+    FailedElsewhere { what: &'static str, rank: usize, reason: String },
+
     #[error("{op} cannot cut {shape} into {world_size} equal parts along dim 0; pad it to a multiple first")]
     Indivisible { op: &'static str, shape: String, world_size: usize },
 

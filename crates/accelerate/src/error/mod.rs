@@ -6,6 +6,7 @@ mod collective;
 mod data;
 mod memory;
 mod nn;
+mod offload;
 mod optim;
 mod profile;
 mod reader;
@@ -16,6 +17,7 @@ pub(crate) use collective::CollectiveError;
 pub(crate) use data::DataError;
 pub(crate) use memory::MemoryError;
 pub(crate) use nn::NnError;
+pub(crate) use offload::OffloadError;
 pub(crate) use optim::OptimError;
 pub(crate) use profile::ProfileError;
 pub use reader::{Place, Position};
@@ -60,6 +62,8 @@ pub(crate) enum Kind {
     Memory(MemoryError),
     #[error(transparent)]
     Nn(NnError),
+    #[error(transparent)]
+    Offload(OffloadError),
     #[error(transparent)]
     Optim(OptimError),
     #[error(transparent)]
@@ -199,6 +203,7 @@ from_kind! {
     Data(DataError),
     Memory(MemoryError),
     Nn(NnError),
+    Offload(OffloadError),
     Optim(OptimError),
     Profile(ProfileError),
     Reader(ReaderError),

@@ -446,6 +446,19 @@ impl Group {
     }
 
     /// Fails on every rank, with all ranks' descriptions, unless all ranks describe the same call. Collective.
+    /// Fails on the other ranks if something has failed on one, where `failure` says why; there it is up to the caller.
+    /// Collective.
+    pub(crate) fn check_others(&self, what: &'static str, failure: Option<&str>) -> Result<()> {
+        let text = failure.unwrap_or_default();
+        let texts = self.disagreement(what, text)?.unwrap_or_default();
+        match texts.into_iter().enumerate().find(|(_, text)| !text.is_empty()) {
+            Some((rank, reason)) if text.is_empty() => {
+                Err(CollectiveError::FailedElsewhere { what, rank, reason }.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn agree(&self, op: &'static str, description: &str, cure: &'static str) -> Result<()> {
         let call = format!("{op} of {description}");
         let Some(calls) = self.disagreement(op, &call)? else { return Ok(()) };

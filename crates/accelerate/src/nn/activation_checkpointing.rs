@@ -11,7 +11,7 @@ use std::borrow::Borrow;
 use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::{Device, Tensor};
 use torch_ext::autocast::{autocast_dtype, is_autocast_enabled, is_cache_enabled};
@@ -136,8 +136,11 @@ pub fn checkpoint_with(
 pub struct Checkpointed<L> {
     /// The layer itself.
     pub layer: Arc<L>,
-    is_enabled: Arc<AtomicBool>,
+    switch: CheckpointingSwitch,
 }
+
+/// How layers of a store are checkpointed, if they are; shared by all of them.
+pub(super) type CheckpointingSwitch = Arc<Mutex<Option<CheckpointOptions>>>;
 
 impl<L: Layer + Sync + 'static> Checkpointed<L> {
     /// Builds the layer under `path`; its parameters have the names that they would have without this.
@@ -146,7 +149,7 @@ impl<L: Layer + Sync + 'static> Checkpointed<L> {
     /// Those of `make`.
     pub fn new(path: impl Borrow<Path>, make: impl FnOnce(&Path) -> Result<L>) -> Result<Self> {
         let path = path.borrow();
-        Ok(Self { layer: Arc::new(make(path)?), is_enabled: path.store().checkpointing_flag() })
+        Ok(Self { layer: Arc::new(make(path)?), switch: path.store().checkpointing_switch() })
     }
 
     /// The layer's output.
@@ -154,11 +157,10 @@ impl<L: Layer + Sync + 'static> Checkpointed<L> {
     /// # Errors
     /// Those of the layer and of [`checkpoint`].
     pub fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        if !self.is_enabled.load(Ordering::Relaxed) {
-            return self.layer.forward(input);
-        }
+        let options = *self.switch.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(options) = options else { return self.layer.forward(input) };
         let layer = Arc::clone(&self.layer);
-        checkpoint(&[input], move |inputs| layer.forward(&inputs[0]))
+        checkpoint_with(&options, &[input], move |inputs| layer.forward(&inputs[0]))
     }
 }
 

@@ -93,9 +93,8 @@ impl Embedding {
     }
 }
 
-/// Rows of a weight as an operation whose gradient has those rows only. Of a sharded model the whole gradient is needed
-/// for a moment, and a tied weight then has one of them and not two. It has the values, to the bit, of the gradient
-/// that libtorch makes.
+/// Rows of a weight as an operation whose gradient has those rows only: a rank that keeps a part of a table needs no more
+/// of it than it sends. It has the values, to the bit, of the gradient that libtorch makes.
 fn with_sparse_gradient(weight: &Tensor, indices: &Tensor, padding_idx: i64, rows: Tensor) -> Result<Tensor> {
     let size = weight.size();
     let mut outputs = apply_function(

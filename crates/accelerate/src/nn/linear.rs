@@ -2,7 +2,7 @@
 
 use super::init::{self, Init};
 use super::layer::{forward_error, impl_layer};
-use super::{Param, Path};
+use super::{Param, Path, product};
 use crate::error::Result;
 use std::borrow::Borrow;
 use std::fmt::Debug;
@@ -24,6 +24,17 @@ pub trait LinearKernel: Send + Sync + Debug {
     /// `input [.., in_features]`, `weight [out_features, in_features]`, `bias [out_features]` to
     /// `[.., out_features]`, differentiable in all three.
     fn linear(&self, input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor, TchError>;
+
+    /// Is it libtorch's own product, in both passes? Then the gradient of a weight of which each process has a part may
+    /// be made in pieces, as they are sent.
+    ///
+    /// ```
+    /// use accelerate::nn::{DenseKernel, LinearKernel};
+    /// assert!(DenseKernel.is_dense());
+    /// ```
+    fn is_dense(&self) -> bool {
+        false
+    }
 }
 
 /// libtorch's own `linear`.
@@ -33,6 +44,10 @@ pub struct DenseKernel;
 impl LinearKernel for DenseKernel {
     fn linear(&self, input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor, TchError> {
         input.f_linear(weight, bias)
+    }
+
+    fn is_dense(&self) -> bool {
+        true
     }
 }
 
@@ -119,6 +134,11 @@ impl Linear {
     /// Another last dim, or another element type than the weight's.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let bias = self.bias.as_ref().map(Param::get);
+        if self.kernel.is_dense()
+            && let Some(take) = product::taker(&self.weight, input)?
+        {
+            return product::linear(input, &self.weight.get(), bias.as_ref(), take);
+        }
         self.kernel.linear(input, &self.weight.get(), bias.as_ref()).map_err(|source| {
             let wanted = format!("[.., {}] of {:?}", self.in_features(), self.weight.kind());
             forward_error("Linear", self.weight.name(), wanted, input, source)

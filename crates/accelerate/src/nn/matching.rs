@@ -4,6 +4,7 @@ use super::{Param, ParamStore};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use tch::{Kind, Tensor};
+use torch_ext::storage::{storage_id, storage_offset};
 
 /// All differences between what a model has and what was found for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -99,6 +100,6 @@ pub(crate) fn match_names(store: &ParamStore, found: &[(String, Vec<i64>)]) -> (
 }
 
 /// The same for two tensors that are one piece of memory seen in the same way. Meaningless for empty ones.
-pub(crate) fn memory_of(tensor: &Tensor) -> (usize, Vec<i64>, Vec<i64>, Option<Kind>) {
-    (tensor.data_ptr() as usize, tensor.size(), tensor.stride(), tensor.f_kind().ok())
+pub(crate) fn memory_of(tensor: &Tensor) -> (usize, i64, Vec<i64>, Vec<i64>, Option<Kind>) {
+    (storage_id(tensor), storage_offset(tensor), tensor.size(), tensor.stride(), tensor.f_kind().ok())
 }

@@ -1,8 +1,8 @@
 //! The handle on one parameter or buffer, and the strategy that stores it.
 
-use super::Init;
 use super::activation_checkpointing::note_use;
 use super::deferred::fill;
+use super::{Init, TakeProduct};
 use crate::error::Result;
 use crate::group::Group;
 use std::fmt;
@@ -55,14 +55,32 @@ pub(crate) trait Storage: Send {
     fn initialise(&self, row: Option<i64>, init: Init) -> Result<()> {
         fill(&self.local(), row, init)
     }
+    /// Where what this rank owns is elsewhere between uses: brings it into memory, with that of the whole unit.
+    fn bring(&self) -> Result<Option<Box<dyn Resident>>> {
+        Ok(None)
+    }
+    /// Does [`local`](Self::local) have memory only while somebody has [brought](Self::bring) it?
+    fn is_away(&self) -> bool {
+        false
+    }
     /// Is there no memory for it yet?
     fn is_deferred(&self) -> bool {
         false
+    }
+    /// Who takes the gradient of a matrix as a product that has not been computed, if anyone does.
+    fn product_taker(&self) -> Option<TakeProduct> {
+        None
     }
     /// The ranks that own the other parts, if there are any.
     fn group(&self) -> Option<Group> {
         None
     }
+}
+
+/// What ranks own of a unit, in memory. Dropped, it goes, and changes with it.
+pub(crate) trait Resident {
+    /// Writes it back to where it was.
+    fn keep_changes(self: Box<Self>) -> Result<()>;
 }
 
 /// The place of a parameter among those that are gathered together.
@@ -154,7 +172,8 @@ impl Param {
     }
 
     /// What this process owns of the parameter: what optimizers update and checkpoints write. The same
-    /// tensor as [`get`](Self::get) unless the parameter is sharded. No copy is made.
+    /// tensor as [`get`](Self::get) unless the parameter is sharded. No copy is made. Where the parts of a sharded model are
+    /// offloaded to a disk it has no memory, and computing with it is an error.
     pub fn local(&self) -> Tensor {
         self.storage().local()
     }
@@ -193,6 +212,11 @@ impl Param {
     /// The ranks that own the other parts, if the parameter is sharded.
     pub(crate) fn shard_group(&self) -> Option<Group> {
         self.storage().group()
+    }
+
+    /// Who takes the gradient of a matrix as a product that has not been computed, if anyone does.
+    pub(super) fn product_taker(&self) -> Option<TakeProduct> {
+        self.storage().product_taker()
     }
 
     /// The element type.
@@ -277,7 +301,16 @@ impl Param {
         std::mem::replace(&mut *self.storage(), storage)
     }
 
-    /// Does a model that `prepare` returned train it? Then its optimizer has to be prepared too.
+    /// Brings what this process owns into memory, together with its unit, if it is elsewhere between uses.
+    pub(crate) fn bring(&self) -> Result<Option<Box<dyn Resident>>> {
+        self.storage().bring()
+    }
+
+    /// Does [`local`](Self::local) have memory only while somebody has [brought](Self::bring) it?
+    pub(crate) fn is_away(&self) -> bool {
+        self.storage().is_away()
+    }
+
     /// Fills it, or its row `row`, now or once it has memory.
     pub(super) fn initialise(&self, row: Option<i64>, init: Init) -> Result<()> {
         self.storage().initialise(row, init)
@@ -299,6 +332,7 @@ impl Param {
         self.storage().group().is_some_and(|group| group.world_size() > 1)
     }
 
+    /// Does a model that `prepare` returned train it? Then its optimizer has to be prepared too.
     pub(crate) fn is_of_prepared_model(&self) -> bool {
         self.0.is_of_prepared_model.load(Ordering::Relaxed)
     }

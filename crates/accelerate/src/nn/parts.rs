@@ -89,6 +89,7 @@ impl ParamStore {
     pub fn sharded_state_dict(&self) -> Result<ShardedStateDict> {
         let mut state = ShardedStateDict::default();
         for param in self.persistent() {
+            let _resident = param.bring()?;
             state.tensors.insert(param.name().to_owned(), param.local().f_detach_copy()?);
             state.parts.extend(TensorPart::of(&param).map(|part| (param.name().to_owned(), part)));
         }

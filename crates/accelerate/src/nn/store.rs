@@ -1,5 +1,6 @@
 //! All parameters of a model by name.
 
+use super::activation_checkpointing::{CheckpointOptions, CheckpointingSwitch};
 use super::deferred::{Initialisations, ParamInitFn};
 use super::init::is_floating;
 use super::param::Role;
@@ -69,7 +70,7 @@ pub(super) struct State {
     pub(super) initialisations: Option<Initialisations>,
     pub(super) param_init_fn: Option<ParamInitFn>,
     /// Are layers checkpointed? Shared with those that can be, of which there are none if this is the only one.
-    is_checkpointing: Arc<AtomicBool>,
+    checkpointing: CheckpointingSwitch,
 }
 
 impl State {
@@ -128,7 +129,7 @@ impl ParamStore {
                 tensor_holder: None,
                 initialisations,
                 param_init_fn: None,
-                is_checkpointing: Arc::default(),
+                checkpointing: Arc::default(),
             }),
         }))
     }
@@ -285,23 +286,42 @@ impl ParamStore {
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn gradient_checkpointing_enable(&self) -> Result<()> {
-        let is_checkpointing = self.checkpointing_flag();
+        self.gradient_checkpointing_enable_with(CheckpointOptions::default())
+    }
+
+    /// The same with other options, for example inputs of the layers in the memory of the CPU.
+    ///
+    /// # Errors
+    /// The model has no such layer.
+    ///
+    /// ```
+    /// use accelerate::nn::{CheckpointOptions, Checkpointed, Linear, ParamStore};
+    /// use accelerate::tch::Device;
+    ///
+    /// let store = ParamStore::new(Device::Cpu);
+    /// let block = Checkpointed::new(store.root(), |path| Linear::new(path, 2, 2, Default::default()))?;
+    /// let options = CheckpointOptions { offload_to_cpu: true, ..Default::default() };
+    /// store.gradient_checkpointing_enable_with(options)?;
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn gradient_checkpointing_enable_with(&self, options: CheckpointOptions) -> Result<()> {
+        let switch = self.checkpointing_switch();
         // One is the store's, one is here.
-        if Arc::strong_count(&is_checkpointing) <= 2 {
+        if Arc::strong_count(&switch) <= 2 {
             return Err(NnError::NothingToCheckpoint.into());
         }
-        is_checkpointing.store(true, Ordering::Relaxed);
+        *switch.lock().unwrap_or_else(PoisonError::into_inner) = Some(options);
         Ok(())
     }
 
     /// From now on, all layers keep their activations.
     pub fn gradient_checkpointing_disable(&self) {
-        self.checkpointing_flag().store(false, Ordering::Relaxed);
+        *self.checkpointing_switch().lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Are layers that can be checkpointed?
-    pub(super) fn checkpointing_flag(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.state().is_checkpointing)
+    /// What layers that can be checkpointed look at.
+    pub(super) fn checkpointing_switch(&self) -> CheckpointingSwitch {
+        Arc::clone(&self.state().checkpointing)
     }
 
     /// All parameters, frozen ones too, without buffers; tied weights once.

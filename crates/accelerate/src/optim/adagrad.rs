@@ -3,9 +3,11 @@
 use super::Optimizer;
 use super::batches::{Batch, Batches};
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero};
+use super::offloaded::{Elements, OffloadedState, Plane, offload};
 use super::state::{Loading, OptimizerState, save_groups, save_parts, save_tensor};
 use crate::error::Result;
 use crate::nn::ParamStore;
+use accelerate_core::config::OffloadTarget;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tch::{Device, Kind, Tensor};
@@ -37,6 +39,8 @@ pub struct Adagrad {
     /// Group by group, in the order of the parameters.
     sums: Vec<Option<SquaredSum>>,
     batches: Batches<Lists>,
+    /// Instead of the sums.
+    offloaded: Option<OffloadedState>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -45,6 +49,13 @@ struct Options {
     eps: f64,
     initial_accumulator_value: f64,
     maximize: bool,
+}
+
+impl Options {
+    /// The state of an offloaded parameter besides its steps.
+    fn planes(&self) -> Vec<Plane> {
+        vec![Plane { name: "sum", initial: self.initial_accumulator_value }]
+    }
 }
 
 #[derive(Debug)]
@@ -103,10 +114,21 @@ impl Lists {
 fn step_batch(batch: &Batch<Lists>, settings: GroupSettings, options: &Options) -> Result<()> {
     let Lists { steps, sums } = &batch.state;
     foreach::add_scalar_(steps, 1.0)?;
-    if batch.device != Device::Cpu {
+    update(&batch.params, &batch.grads, sums, steps, settings, options)
+}
+
+fn update(
+    params: &TensorVec,
+    grads: &TensorVec,
+    sums: &TensorVec,
+    steps: &TensorVec,
+    settings: GroupSettings,
+    options: &Options,
+) -> Result<()> {
+    if !params.is_empty() && params.get(0)?.device() != Device::Cpu {
         // libtorch has no fused kernel for GPUs.
-        for (i, param) in batch.params.iter().enumerate() {
-            step_one(options, &param, &batch.grads.get(i)?, &sums.get(i)?, &steps.get(i)?, settings)?;
+        for (i, param) in params.iter().enumerate() {
+            step_one(options, &param, &grads.get(i)?, &sums.get(i)?, &steps.get(i)?, settings)?;
         }
         return Ok(());
     }
@@ -117,13 +139,7 @@ fn step_batch(batch: &Batch<Lists>, settings: GroupSettings, options: &Options) 
         eps: options.eps,
         maximize: options.maximize,
     };
-    let tensors = AdagradTensors {
-        params: &batch.params,
-        grads: &batch.grads,
-        state_sums: sums,
-        state_steps: steps,
-        ..AdagradTensors::default()
-    };
+    let tensors = AdagradTensors { params, grads, state_sums: sums, state_steps: steps, ..AdagradTensors::default() };
     Ok(fused_adagrad_(&config, &tensors)?)
 }
 
@@ -149,7 +165,12 @@ fn step_one(
 
 impl Optimizer for Adagrad {
     fn step(&mut self) -> Result<()> {
-        let Self { handle, options, sums, batches } = self;
+        let Self { handle, options, sums, batches, offloaded } = self;
+        if let Some(offloaded) = offloaded {
+            return offloaded.step(handle, |Elements { params, grads, state, steps }, settings| {
+                update(params, grads, &state[0], steps, settings, options)
+            });
+        }
         batches.step(
             handle,
             |_| false,
@@ -163,7 +184,7 @@ impl Optimizer for Adagrad {
     }
 
     fn state_dict(&self) -> Result<OptimizerState> {
-        let mut tensors = BTreeMap::new();
+        let mut tensors = self.offloaded.as_ref().map_or(Ok(BTreeMap::new()), |own| own.save(&self.handle))?;
         for (param, state) in self.handle.params().zip(&self.sums) {
             if let Some(state) = state {
                 save_tensor(&mut tensors, "step", param, &state.step)?;
@@ -178,6 +199,12 @@ impl Optimizer for Adagrad {
         let _no_grad = tch::no_grad_guard();
         let mut loading = Loading::new(&self.handle, state);
         let options = loading.options(self.options.clone());
+        if let Some(offloaded) = &mut self.offloaded {
+            offloaded.load(&self.handle, loading, options.planes())?;
+            self.options = options;
+            self.sums.iter_mut().for_each(|sum| *sum = None);
+            return Ok(());
+        }
         let mut sums = Vec::with_capacity(self.sums.len());
         for param in self.handle.params() {
             let saved = loading.tensors(param, &["step", "sum"])?;
@@ -191,6 +218,15 @@ impl Optimizer for Adagrad {
         self.sums = sums;
         self.batches.clear();
         Ok(())
+    }
+
+    fn offload_state(&mut self, target: &OffloadTarget) -> Result<()> {
+        let offloaded = OffloadedState::new(target, self.options.planes(), true, &self.handle);
+        offload(self, offloaded, |own| &mut own.offloaded)
+    }
+
+    fn is_state_offloaded(&self) -> bool {
+        self.offloaded.is_some()
     }
 }
 
@@ -242,6 +278,6 @@ impl AdagradBuilder {
         let defaults = GroupDefaults { lr: self.lr, weight_decay: self.weight_decay, momentum: None };
         let handle = OptimizerHandle::new("Adagrad", self.groups, defaults)?;
         let sums = handle.params().map(|_| None).collect();
-        Ok(Adagrad { handle, options: self.options, sums, batches: Batches::default() })
+        Ok(Adagrad { handle, options: self.options, sums, batches: Batches::default(), offloaded: None })
     }
 }

@@ -3,9 +3,11 @@
 use super::Optimizer;
 use super::batches::{Batch, Batches};
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero, check_beta};
+use super::offloaded::{Elements, OffloadedState, Plane, offload};
 use super::state::{Loading, OptimizerState, save_groups, save_parts, save_tensor};
 use crate::error::Result;
 use crate::nn::ParamStore;
+use accelerate_core::config::OffloadTarget;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -80,6 +82,8 @@ struct Core {
     /// Group by group, in the order of the parameters.
     moments: Vec<Option<Moments>>,
     batches: Batches<Lists>,
+    /// Instead of the moments.
+    offloaded: Option<OffloadedState>,
 }
 
 /// The moments of the parameters of one batch.
@@ -94,13 +98,34 @@ struct Lists {
 
 impl Core {
     fn step(&mut self, grad_factor: Option<f64>, found_inf: Option<&Tensor>) -> Result<()> {
-        let Self { handle, options, decoupled, moments, batches } = self;
-        batches.step(
-            handle,
-            |_| false,
-            |slots, params, _| Lists::of(moments, slots, params, options.amsgrad),
-            |batch, settings| step_batch(batch, settings, options, *decoupled, grad_factor, found_inf),
-        )
+        let Self { handle, options, decoupled, moments, batches, offloaded } = self;
+        let Some(offloaded) = offloaded else {
+            return batches.step(
+                handle,
+                |_| false,
+                |slots, params, _| Lists::of(moments, slots, params, options.amsgrad),
+                |batch, settings| step_batch(batch, settings, options, *decoupled, grad_factor, found_inf),
+            );
+        };
+        // State that does not change need not move.
+        if found_inf.map_or(Ok(0.0), |found_inf| found_inf.f_double_value(&[]))? != 0.0 {
+            return Ok(());
+        }
+        offloaded.step(handle, |elements, settings| {
+            let Elements { params, grads, state, steps } = elements;
+            let none = TensorVec::with_capacity(0);
+            let tensors = AdamTensors {
+                params,
+                grads,
+                exp_avgs: &state[0],
+                exp_avg_sqs: &state[1],
+                max_exp_avg_sqs: state.get(2).unwrap_or(&none),
+                state_steps: steps,
+                grad_factor,
+                ..AdamTensors::default()
+            };
+            update(&tensors, settings, options, *decoupled)
+        })
     }
 
     fn step_unless(&mut self, found_inf: &Tensor) -> Result<()> {
@@ -116,7 +141,7 @@ impl Core {
     }
 
     fn state_dict(&self) -> Result<OptimizerState> {
-        let mut tensors = BTreeMap::new();
+        let mut tensors = self.offloaded.as_ref().map_or(Ok(BTreeMap::new()), |own| own.save(&self.handle))?;
         for (slot, param) in self.params() {
             let Some(moments) = &self.moments[slot] else { continue };
             save_tensor(&mut tensors, "step", param, &moments.step)?;
@@ -138,6 +163,12 @@ impl Core {
         let _no_grad = tch::no_grad_guard();
         let mut loading = Loading::new(&self.handle, state);
         let options = loading.options(self.options.clone());
+        if let Some(offloaded) = &mut self.offloaded {
+            offloaded.load(&self.handle, loading, planes(options.amsgrad))?;
+            self.options = options;
+            self.moments.iter_mut().for_each(|moments| *moments = None);
+            return Ok(());
+        }
         let names: &[&str] = if options.amsgrad {
             &["step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
         } else {
@@ -177,6 +208,15 @@ fn step_batch(
         grad_scale: None,
         found_inf,
     };
+    update(&tensors, settings, options, decoupled)?;
+    // The device skipped the update if it found an infinity; then the step does not count either.
+    if let Some(found_inf) = found_inf {
+        foreach::add_(steps, &vec![found_inf; steps.len()], -1.0)?;
+    }
+    Ok(())
+}
+
+fn update(tensors: &AdamTensors<'_>, settings: GroupSettings, options: &Options, decoupled: bool) -> Result<()> {
     let config = FusedAdam {
         lr: settings.lr,
         beta1: settings.momentum,
@@ -187,15 +227,17 @@ fn step_batch(
         maximize: options.maximize,
     };
     if decoupled {
-        fused_adamw_(&config, &tensors)?;
+        fused_adamw_(&config, tensors)?;
     } else {
-        fused_adam_(&config, &tensors)?;
-    }
-    // The device skipped the update if it found an infinity; then the step does not count either.
-    if let Some(found_inf) = found_inf {
-        foreach::add_(steps, &vec![found_inf; steps.len()], -1.0)?;
+        fused_adam_(&config, tensors)?;
     }
     Ok(())
+}
+
+/// The state of offloaded parameters besides their steps.
+fn planes(amsgrad: bool) -> Vec<Plane> {
+    let names = ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"];
+    names.into_iter().take(if amsgrad { 3 } else { 2 }).map(|name| Plane { name, initial: 0.0 }).collect()
 }
 
 impl Lists {
@@ -300,6 +342,14 @@ macro_rules! adam_kind {
             fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {
                 self.0.load_state_dict(state)
             }
+            fn offload_state(&mut self, target: &OffloadTarget) -> Result<()> {
+                let planes = planes(self.0.options.amsgrad);
+                let offloaded = OffloadedState::new(target, planes, true, &self.0.handle);
+                offload(self, offloaded, |own| &mut own.0.offloaded)
+            }
+            fn is_state_offloaded(&self) -> bool {
+                self.0.offloaded.is_some()
+            }
         }
     };
 }
@@ -381,6 +431,7 @@ impl<O: AdamKind> AdamBuilder<O> {
             decoupled: O::DECOUPLED,
             moments,
             batches: Batches::default(),
+            offloaded: None,
         }))
     }
 }

@@ -11,7 +11,6 @@ use torch_ext::autograd::gradient_of;
 /// Parallel lists for one fused call: the members of a group that have gradients, on one device and of one dtype.
 #[derive(Debug)]
 pub(super) struct Batch<S> {
-    pub(super) device: Device,
     /// Positions of the parameters in the optimizer's list of states.
     pub(super) slots: Vec<usize>,
     pub(super) params: TensorVec,
@@ -111,11 +110,11 @@ impl<S> Batches<S> {
             let (params, settings) = (handle.group_params(group), handle.settings(group)?);
             let (lists, resting) = sort(params, first_slot, &is_apart)?;
             let mut batches = Vec::with_capacity(lists.len());
-            for List { key: (device, ..), slots, params } in lists {
+            for List { slots, params, .. } in lists {
                 let state = state(&slots, &params, settings)?;
                 let mut grads = TensorVec::with_capacity(params.len());
                 grads.fill_with_gradients_of(&params);
-                batches.push(Batch { device, slots, params, grads, state });
+                batches.push(Batch { slots, params, grads, state });
             }
             self.groups.push(GroupBatches { batches, has_momentum: has_momentum(settings), resting });
             first_slot += params.len();

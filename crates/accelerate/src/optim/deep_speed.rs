@@ -3,7 +3,7 @@
 use super::{Adagrad, Adam, AdamW, Lion, Optimizer, OptimizerHandle, OptimizerState, ParamGroup, RMSprop, Sgd};
 use crate::error::Result;
 use crate::nn::ParamStore;
-use accelerate_core::config::{DeepSpeedOptimizer, OptimizerAlgorithm};
+use accelerate_core::config::{DeepSpeedOptimizer, OffloadTarget, OptimizerAlgorithm};
 use std::sync::{Arc, OnceLock};
 use tch::Tensor;
 
@@ -164,5 +164,11 @@ impl Optimizer for Box<dyn Optimizer> {
     }
     fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {
         (**self).load_state_dict(state)
+    }
+    fn offload_state(&mut self, target: &OffloadTarget) -> Result<()> {
+        (**self).offload_state(target)
+    }
+    fn is_state_offloaded(&self) -> bool {
+        (**self).is_state_offloaded()
     }
 }

@@ -1,11 +1,13 @@
 //! Lion.
 
 use super::Optimizer;
-use super::batches::{Batch, Batches};
+use super::batches::Batches;
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, check_beta};
+use super::offloaded::{Elements, OffloadedState, Plane, offload};
 use super::state::{Loading, OptimizerState, save_groups, save_parts, save_tensor};
 use crate::error::Result;
 use crate::nn::ParamStore;
+use accelerate_core::config::OffloadTarget;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tch::Tensor;
@@ -41,7 +43,12 @@ pub struct Lion {
     exp_avgs: Vec<Option<Tensor>>,
     /// With the averages of the parameters.
     batches: Batches<TensorVec>,
+    /// Instead of the averages.
+    offloaded: Option<OffloadedState>,
 }
+
+/// The state of an offloaded parameter.
+const EXP_AVG: Plane = Plane { name: "exp_avg", initial: 0.0 };
 
 /// Settings that all groups share, under the names PyTorch saves such settings by.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -69,8 +76,13 @@ impl Lion {
     }
 }
 
-fn step_batch(batch: &Batch<TensorVec>, settings: GroupSettings, beta2: f64) -> Result<()> {
-    let Batch { params, grads, state: exp_avgs, .. } = batch;
+fn update(
+    params: &TensorVec,
+    grads: &TensorVec,
+    exp_avgs: &TensorVec,
+    settings: GroupSettings,
+    beta2: f64,
+) -> Result<()> {
     let beta1 = settings.momentum;
     foreach::mul_scalar_(params, 1.0 - settings.lr * settings.weight_decay)?;
 
@@ -99,12 +111,18 @@ fn averages_of(exp_avgs: &mut [Option<Tensor>], slots: &[usize], params: &Tensor
 
 impl Optimizer for Lion {
     fn step(&mut self) -> Result<()> {
-        let Self { handle, options, exp_avgs, batches } = self;
+        let Self { handle, options, exp_avgs, batches, offloaded } = self;
+        let beta2 = options.betas.1;
+        if let Some(offloaded) = offloaded {
+            return offloaded.step(handle, |Elements { params, grads, state, .. }, settings| {
+                update(params, grads, &state[0], settings, beta2)
+            });
+        }
         batches.step(
             handle,
             |_| false,
             |slots, params, _| averages_of(exp_avgs, slots, params),
-            |batch, settings| step_batch(batch, settings, options.betas.1),
+            |batch, settings| update(&batch.params, &batch.grads, &batch.state, settings, beta2),
         )
     }
 
@@ -113,7 +131,7 @@ impl Optimizer for Lion {
     }
 
     fn state_dict(&self) -> Result<OptimizerState> {
-        let mut tensors = BTreeMap::new();
+        let mut tensors = self.offloaded.as_ref().map_or(Ok(BTreeMap::new()), |own| own.save(&self.handle))?;
         for (param, exp_avg) in self.handle.params().zip(&self.exp_avgs) {
             if let Some(exp_avg) = exp_avg {
                 save_tensor(&mut tensors, "exp_avg", param, exp_avg)?;
@@ -131,6 +149,12 @@ impl Optimizer for Lion {
         let _no_grad = tch::no_grad_guard();
         let mut loading = Loading::new(&self.handle, state);
         let options = loading.options(self.options.clone());
+        if let Some(offloaded) = &mut self.offloaded {
+            offloaded.load(&self.handle, loading, vec![EXP_AVG])?;
+            self.options = options;
+            self.exp_avgs.iter_mut().for_each(|exp_avg| *exp_avg = None);
+            return Ok(());
+        }
         let mut exp_avgs = Vec::with_capacity(self.exp_avgs.len());
         for param in self.handle.params() {
             exp_avgs.push(loading.tensors(param, &["exp_avg"])?.and_then(|mut tensors| tensors.pop()));
@@ -140,6 +164,15 @@ impl Optimizer for Lion {
         self.exp_avgs = exp_avgs;
         self.batches.clear();
         Ok(())
+    }
+
+    fn offload_state(&mut self, target: &OffloadTarget) -> Result<()> {
+        let offloaded = OffloadedState::new(target, vec![EXP_AVG], false, &self.handle);
+        offload(self, offloaded, |own| &mut own.offloaded)
+    }
+
+    fn is_state_offloaded(&self) -> bool {
+        self.offloaded.is_some()
     }
 }
 
@@ -188,6 +221,6 @@ impl LionBuilder {
         let defaults = GroupDefaults { lr: self.lr, weight_decay: self.weight_decay, momentum: Some(beta1) };
         let handle = OptimizerHandle::new("Lion", self.groups, defaults)?;
         let exp_avgs = handle.params().map(|_| None).collect();
-        Ok(Lion { handle, options: self.options, exp_avgs, batches: Batches::default() })
+        Ok(Lion { handle, options: self.options, exp_avgs, batches: Batches::default(), offloaded: None })
     }
 }

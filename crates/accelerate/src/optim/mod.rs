@@ -18,6 +18,7 @@ mod clip;
 mod deep_speed;
 mod handle;
 mod lion;
+mod offloaded;
 mod prepared;
 mod prepared_schedule;
 mod quantized;
@@ -55,7 +56,8 @@ pub use schedule::{
 pub use sgd::{Sgd, SgdBuilder};
 pub use state::{GroupState, OptimizerState};
 
-use crate::error::Result;
+use crate::error::{OffloadError, Result};
+use accelerate_core::config::OffloadTarget;
 use tch::Tensor;
 use torch_ext::foreach;
 
@@ -173,4 +175,41 @@ pub trait Optimizer {
     /// # Errors
     /// Parameters, groups or shapes differ from the saved ones; all differences are listed.
     fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()>;
+
+    /// Keeps the state off the device from now on, also what is there already: in the memory of the host, or in files of a
+    /// folder, which must be there. A step then brings it into memory block by block, reading ahead and writing behind,
+    /// and changes what it always changes, to the bit. The files have no names, take their room at the first step and are
+    /// gone when the process ends; [`state_dict`](Self::state_dict) is what lasts. `prepare` calls it where a plugin asks
+    /// for it.
+    ///
+    /// [`Adam`], [`AdamW`], [`Adagrad`] and [`Lion`] can. Method: Rajbhandari et al., "ZeRO-Infinity", SC 2021.
+    ///
+    /// ```
+    /// use accelerate::{OffloadTarget, nn::{Init, ParamStore}, optim::{AdamW, Optimizer, Sgd}, tch::Device};
+    ///
+    /// let store = ParamStore::new(Device::Cpu);
+    /// let weight = store.root().param("weight", ([1], Init::Zeros))?;
+    /// let mut optimizer = AdamW::new(&store, 0.1)?;
+    /// optimizer.offload_state(&OffloadTarget::Nvme(std::env::temp_dir()))?;
+    /// assert!(optimizer.is_state_offloaded());
+    /// (weight.get() * 5.0).sum(None).backward();
+    /// optimizer.step()?;
+    /// assert!((weight.get().double_value(&[0]) + 0.1).abs() < 1e-6);
+    /// assert!(optimizer.state_dict()?.tensors.contains_key("exp_avg.weight"));
+    /// assert!(Sgd::new(&store, 0.1)?.offload_state(&OffloadTarget::Cpu).is_err());
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// An optimizer that has no such state; with state that is there already also those of
+    /// [`load_state_dict`](Self::load_state_dict) and a disk without room.
+    fn offload_state(&mut self, _target: &OffloadTarget) -> Result<()> {
+        Err(OffloadError::NotElementwise { optimizer: self.handle().optimizer_name() }.into())
+    }
+
+    /// Does [`step`](Self::step) move state over a disk or a bus, where it can fail on one process only? For an example see
+    /// [`offload_state`](Self::offload_state).
+    fn is_state_offloaded(&self) -> bool {
+        false
+    }
 }

@@ -79,12 +79,24 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
         if let Some(max_norm) = self.gradient_clipping {
             let _norm = self.clip(max_norm)?;
         }
-        match &self.scaling {
-            Some(scaling) => scaling.scaler.step_together(&mut self.optimizer)?,
-            None => self.optimizer.step()?,
-        }
+        let stepped = match &self.scaling {
+            Some(scaling) => scaling.scaler.step_together(&mut self.optimizer),
+            None => self.optimizer.step(),
+        };
+        self.check_step(stepped)?;
         self.optimizer.handle().gradients_used();
         Ok(())
+    }
+
+    /// A disk can fail on one rank only; then the others stop too, instead of waiting for it later. Collective if state is
+    /// offloaded.
+    fn check_step<T>(&self, stepped: Result<T>) -> Result<T> {
+        let is_between_ranks = stepped.as_ref().is_err_and(|error| error.is_timeout() || error.is_peer_failure());
+        if self.optimizer.is_state_offloaded() && !is_between_ranks {
+            let failure = stepped.as_ref().err().map(ToString::to_string);
+            self.context.group.check_others("the optimizer's step", failure.as_deref())?;
+        }
+        stepped
     }
 
     /// Drops all gradients, unless they are still being accumulated.
@@ -140,12 +152,13 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
             Some(sum) => {
                 self.context.before_step()?;
                 let norm = match &self.scaling {
-                    Some(scaling) => scaling.scaler.step_clipped(&mut self.optimizer, max_norm, sum)?,
+                    Some(scaling) => scaling.scaler.step_clipped(&mut self.optimizer, max_norm, sum),
                     None => {
-                        self.optimizer.step_with_factor(clip_coefficient(max_norm, sum.sqrt()))?;
-                        sum.sqrt()
+                        let factor = clip_coefficient(max_norm, sum.sqrt());
+                        self.optimizer.step_with_factor(factor).map(|()| sum.sqrt())
                     }
                 };
+                let norm = self.check_step(norm)?;
                 handle.gradients_used();
                 Tensor::from(norm as f32)
             }

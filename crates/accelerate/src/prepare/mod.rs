@@ -90,7 +90,7 @@ impl Prepare<kind::Dummy> for DummyOptim {
             return Err(StateError::DummyWithoutDeepSpeed { dummy: "DummyOptim" }.into());
         };
         let optimizer = deep_speed.optimizer(self.lr, self.weight_decay)?;
-        Ok(accelerator.wrap_optimizer(self.make(&optimizer)?))
+        accelerator.wrap_optimizer(self.make(&optimizer)?)
     }
 }
 
@@ -226,18 +226,21 @@ impl Accelerator {
     /// Prepares one optimizer.
     ///
     /// # Errors
-    /// A DeepSpeed configuration has an optimizer too.
+    /// A DeepSpeed configuration has an optimizer too; its state is to be offloaded, and it has none that can be.
     pub fn prepare_optimizer<O: Optimizer>(&self, optimizer: O) -> Result<AcceleratedOptimizer<O>> {
         if let Some(deep_speed) = &self.settings().deep_speed {
             deep_speed.optimizer_prepared(optimizer.handle().learning_rates().first().copied())?;
         }
-        Ok(self.wrap_optimizer(optimizer))
+        self.wrap_optimizer(optimizer)
     }
 
-    fn wrap_optimizer<O: Optimizer>(&self, optimizer: O) -> AcceleratedOptimizer<O> {
+    fn wrap_optimizer<O: Optimizer>(&self, mut optimizer: O) -> Result<AcceleratedOptimizer<O>> {
+        if let Some(target) = self.settings().optimizer_offload(self.device()) {
+            optimizer.offload_state(target)?;
+        }
         self.register_optimizer(optimizer.handle());
         let (context, scaler) = (self.context().clone(), self.scaler().cloned());
-        AcceleratedOptimizer::new(optimizer, context, scaler, self.settings().gradient_clipping)
+        Ok(AcceleratedOptimizer::new(optimizer, context, scaler, self.settings().gradient_clipping))
     }
 
     /// Prepares one data loader.

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use tch::{Device, Kind, Tensor};
-use torch_ext::storage::storage_use_count;
+use torch_ext::storage::{release_pages, storage_use_count};
 
 /// What the C library never keeps for later: `DEFAULT_MMAP_THRESHOLD_MAX` of glibc.
 const LARGE_BYTES: usize = 32 << 20;
@@ -10,7 +10,8 @@ const LARGE_BYTES: usize = 32 << 20;
 /// Flat tensors, each in use as long as anything looks at its memory: parameters, graphs, unfinished collectives.
 ///
 /// There are as many as were ever in use at once, but for large ones: those are taken from the system and given back
-/// every time, which the C library does with them anyway, and which is little against what it takes to fill them.
+/// every time, which the C library does with them anyway, and which is little against what it takes to fill them. While
+/// one is in use a rank needs the most memory, so idle buffers lend theirs to the system then.
 #[derive(Default)]
 pub(super) struct Buffers(Vec<Tensor>);
 
@@ -25,6 +26,7 @@ impl Buffers {
         };
         let size = num_elements as i64;
         if LARGE_BYTES <= num_elements * kind.elt_size_in_bytes() {
+            self.0.iter().filter(|buffer| is_idle(buffer)).for_each(release_pages);
             return Ok(Tensor::f_empty([size], (kind, device))?);
         }
         if let Some(buffer) = self.0.iter().find(fits) {
@@ -78,5 +80,18 @@ mod tests {
         assert_eq!(buffers.len(), 4);
         let large = buffers.take(LARGE_BYTES / 4, FLOAT).unwrap();
         assert_eq!((large.numel(), buffers.len()), (LARGE_BYTES / 4, 4), "large ones are not kept");
+    }
+
+    #[test]
+    fn idle_buffers_lend_their_memory_while_a_large_one_is_in_use() {
+        let mut buffers = Buffers::default();
+        let (mut idle, mut in_use) = (buffers.take(1 << 16, FLOAT).unwrap(), buffers.take(1 << 16, FLOAT).unwrap());
+        let _ = (idle.fill_(1.0), in_use.fill_(2.0));
+        drop(idle);
+        let _large = buffers.take(LARGE_BYTES / 4, FLOAT).unwrap();
+        let again = buffers.take(1 << 16, FLOAT).unwrap();
+        // What the system hands out is zeros.
+        assert_eq!(again.double_value(&[1 << 15]), if cfg!(target_os = "linux") { 0.0 } else { 1.0 });
+        assert_eq!(in_use, in_use.full_like(2.0));
     }
 }

@@ -1,7 +1,7 @@
 //! From parts to parameters: when a unit is gathered, when its memory goes, and what is fetched ahead.
 
 use super::order::Travel;
-use super::unit::{UnitState, views};
+use super::unit::views;
 use super::{Phase, Shard, State};
 use crate::error::Result;
 use crate::group::InFlight;
@@ -99,17 +99,18 @@ impl Shard {
 
     /// The same in the type in which it is kept, which may be more exact than the one to compute in.
     pub(super) fn gather_exactly(&self, unit: usize) -> Result<Tensor> {
-        let (shard, computes_in) = {
+        let (kind, computes_in) = {
             let state = self.lock();
-            (state.units[unit].shard.shallow_clone(), state.units[unit].kinds.compute)
+            (state.units[unit].shard.f_kind()?, state.units[unit].kinds.compute)
         };
-        if shard.f_kind()? == computes_in {
+        if kind == computes_in {
             return self.gather(unit, Pass::None);
         }
         let num_elements = self.unit(unit).shard_elements * self.0.group.world_size();
         let _no_grad = tch::no_grad_guard();
-        let whole = self.lock().buffers.take(num_elements, (shard.f_kind()?, shard.device()))?;
-        let in_flight = self.0.group.start_all_gather(&whole, &shard, &self.label(unit))?;
+        let whole = self.lock().buffers.take(num_elements, (kind, self.0.device))?;
+        let own = self.own_part(unit, &whole)?;
+        let in_flight = self.0.group.start_all_gather(&whole, &own, &self.label(unit))?;
         in_flight.map_or(Ok(()), InFlight::wait)?;
         Ok(whole)
     }
@@ -138,7 +139,10 @@ impl Shard {
             return Ok(());
         }
         let whole = self.whole_memory(&mut state, unit)?;
-        let in_flight = self.0.group.start_all_gather(&whole, &state.units[unit].shard, &self.label(unit))?;
+        drop(state);
+        let own = self.own_part(unit, &whole)?;
+        let in_flight = self.0.group.start_all_gather(&whole, &own, &self.label(unit))?;
+        let mut state = self.lock();
         state.travelled.push(Travel::Gather(unit));
         let own = &mut state.units[unit];
         own.counts.gathers += 1;
@@ -148,7 +152,7 @@ impl Shard {
 
     /// Asks for the units that the pass before used after this one.
     fn start_expected(&self, unit: usize, pass: Pass) -> Result<()> {
-        let expected: SmallVec<[usize; 2]> = {
+        let (expected, next): (SmallVec<[usize; 2]>, _) = {
             let mut state = self.lock();
             let prefetch = &self.0.prefetch;
             let (order, is_wanted) = match pass {
@@ -158,9 +162,13 @@ impl Shard {
             };
             let ahead = order.record(unit);
             let most = if is_wanted { prefetch.most_units } else { 0 };
-            ahead.iter().take(most).copied().collect()
+            (ahead.iter().take(most).copied().collect(), ahead.get(most).copied())
         };
-        expected.into_iter().try_for_each(|unit| self.start_unless_here(unit))
+        expected.into_iter().try_for_each(|unit| self.start_unless_here(unit))?;
+        if let Some(next) = next.filter(|&next| self.lock().units[next].usable_whole().is_none()) {
+            self.read_ahead(next);
+        }
+        Ok(())
     }
 
     /// After a unit's backward pass, asks for what the next one needs.
@@ -190,8 +198,7 @@ impl Shard {
             Some(whole) => Ok(whole.shallow_clone()),
             None => {
                 let num_elements = self.unit(unit).shard_elements * self.0.group.world_size();
-                let UnitState { shard, kinds, .. } = &units[unit];
-                buffers.take(num_elements, (kinds.compute, shard.device()))
+                buffers.take(num_elements, (units[unit].kinds.compute, self.0.device))
             }
         }
     }

@@ -1,10 +1,12 @@
 //! From gradients of whole parameters to the mean of this rank's part, piece by piece beside the backward pass.
 
+use super::gradient::Gradient;
 use super::order::Travel;
 use super::unit::{UnitState, pieces};
 use super::{Shard, State};
 use crate::error::Result;
 use crate::group::{InFlight, ReduceOp, Versions};
+use crate::nn::Product;
 use accelerate_core::plan::Unit;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -24,6 +26,8 @@ const MOST_PIECES: usize = 4;
 #[derive(Default)]
 pub(super) struct Reducing {
     pieces: VecDeque<Piece>,
+    /// Gradients of weights that nobody has computed, by unit and member.
+    products: Vec<(usize, usize, Product)>,
     /// Units whose sums are added up over replicas, in the order in which that began.
     replicated: VecDeque<Replicated>,
     /// The running backward pass will call [`Shard::finish_backward`].
@@ -52,31 +56,44 @@ impl Shard {
     pub(super) fn reduce(&self, unit: usize, gradients: Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>> {
         let _no_grad = tch::no_grad_guard();
         if self.0.job.world_size() == 1 {
-            let flatten = |gradient: Option<Tensor>| gradient.map(|gradient| gradient.f_reshape([-1])).transpose();
-            return Ok(gradients.into_iter().map(flatten).collect::<Result<_, _>>()?);
+            let home = self.0.home.device(self.0.device);
+            let flatten = |gradient: Tensor| gradient.f_reshape([-1])?.f_to_device(home);
+            return Ok(gradients.into_iter().map(|own| own.map(flatten).transpose()).collect::<Result<_, _>>()?);
         }
         let nothing_yet = gradients.iter().map(|_| None).collect();
-        // Of an embedding that is not tied.
-        let dense = |gradient: Option<Tensor>| match gradient {
-            Some(gradient) if gradient.is_sparse() => Ok(Some(gradient.f_to_dense(None, false)?)),
-            gradient => Ok(gradient),
-        };
-        let gradients = gradients.into_iter().map(dense).collect::<Result<Vec<_>>>()?;
+        let gradients = self.with_products(unit, gradients)?;
         let (syncs, before) = {
             let mut state = self.lock();
             (state.gradient_sync, std::mem::take(&mut state.units[unit].unreduced))
         };
-        let is_sum = !syncs || !before.is_empty();
-        let kind = self.lock().units[unit].kinds.reduce;
-        let gradients = if is_sum { added(before, gradients, kind)? } else { gradients };
-        if syncs {
-            self.start_reduce(unit, gradients)?;
-            self.await_end_of_backward()?;
-            self.start_expected_after_backward()?;
+        if syncs && before.is_empty() {
+            self.start_reduce(unit, &gradients)?;
         } else {
-            self.lock().units[unit].unreduced = gradients;
+            let kind = self.lock().units[unit].kinds.reduce;
+            let sums = added(before, gradients, kind)?;
+            if !syncs {
+                self.lock().units[unit].unreduced = sums;
+                return Ok(nothing_yet);
+            }
+            self.start_reduce(unit, &whole(sums)?)?;
         }
+        self.await_end_of_backward()?;
+        self.start_expected_after_backward()?;
         Ok(nothing_yet)
+    }
+
+    /// Keeps the gradient of a weight as a product, until the backward pass comes to the weight's unit.
+    pub(super) fn take_product(&self, unit: usize, member: usize, product: Product) {
+        self.lock().reducing.products.push((unit, member, product));
+    }
+
+    /// The gradients of a unit's parameters, by member.
+    fn with_products(&self, unit: usize, computed: Vec<Option<Tensor>>) -> Result<Vec<Gradient>> {
+        let mut products: Vec<Vec<Product>> = computed.iter().map(|_| Vec::new()).collect();
+        for (_, member, product) in self.lock().reducing.products.extract_if(.., |(of, _, _)| *of == unit) {
+            products[member].push(product);
+        }
+        products.into_iter().zip(computed).map(|(products, computed)| Gradient::new(products, computed)).collect()
     }
 
     fn await_end_of_backward(&self) -> Result<()> {
@@ -88,15 +105,15 @@ impl Shard {
     }
 
     /// Sends what other ranks add up, and makes room for the sum of this rank's part.
-    fn start_reduce(&self, unit: usize, gradients: Vec<Option<Tensor>>) -> Result<()> {
+    fn start_reduce(&self, unit: usize, gradients: &[Gradient]) -> Result<()> {
         let (content, world_size) = (self.unit(unit), self.0.group.world_size());
         let (sum, options) = {
             let State { units, buffers, travelled, .. } = &mut *self.lock();
             travelled.push(Travel::ReduceScatter(unit));
             units[unit].counts.reduce_scatters += 1;
             let UnitState { shard, kinds, .. } = &units[unit];
-            let sum = buffers.take(content.shard_elements, (shard.f_kind()?, shard.device()))?;
-            (sum, (kinds.reduce, shard.device()))
+            let sum = buffers.take(content.shard_elements, (shard.f_kind()?, self.0.device))?;
+            (sum, (kinds.reduce, self.0.device))
         };
         // Before the sum, as in `c10d::Reducer`: the same rounding, and no overflow that the mean would not have. As a
         // tensor, because the product with a number would be made elsewhere and copied.
@@ -110,7 +127,7 @@ impl Shard {
                 Ok(whole.f_narrow(0, 0, (range.len() * world_size) as i64)?)
             };
             let rows = memory()?;
-            pack(content, &gradients, &range, &rows, &scale)?;
+            pack(content, gradients, &range, &rows, &scale)?;
             let versions = self.0.group.start_reduce_scatter(&rows, memory, &self.label(unit))?;
             let place = sum.f_narrow(0, range.start as i64, range.len() as i64)?;
             let completes = (range.end == content.shard_elements).then(|| (unit, sum.shallow_clone()));
@@ -154,7 +171,8 @@ impl Shard {
     /// Gives the parameters their pieces of the gradient of this rank's part.
     fn accumulate(&self, unit: usize, gradient: &Tensor) -> Result<()> {
         let locals: Vec<Tensor> = self.lock().units[unit].locals.iter().map(Tensor::shallow_clone).collect();
-        for (local, piece) in locals.iter().zip(pieces(self.unit(unit), self.0.group.rank(), gradient)?) {
+        let gradient = gradient.f_to_device(self.0.home.device(self.0.device))?;
+        for (local, piece) in locals.iter().zip(pieces(self.unit(unit), self.0.group.rank(), &gradient)?) {
             match gradient_of(local)? {
                 Some(mut before) => drop(before.f_add_(&piece)?),
                 None => set_gradient(local, Some(&piece))?,
@@ -175,7 +193,7 @@ impl Shard {
         for unit in 0..self.0.plan.units.len() {
             let left = std::mem::take(&mut self.lock().units[unit].unreduced);
             if !left.is_empty() {
-                self.start_reduce(unit, left)?;
+                self.start_reduce(unit, &whole(left)?)?;
             }
         }
         self.finish_pieces(0)?;
@@ -213,9 +231,9 @@ impl Shard {
 
 /// Sums of gradients, by member, of element type `kind`; `before` is empty if there are none yet. As
 /// DistributedDataParallel does it, older ones first.
-fn added(before: Vec<Option<Tensor>>, gradients: Vec<Option<Tensor>>, kind: Kind) -> Result<Vec<Option<Tensor>>> {
+fn added(before: Vec<Option<Tensor>>, gradients: Vec<Gradient>, kind: Kind) -> Result<Vec<Option<Tensor>>> {
     let mut before = before.into_iter();
-    let add = |gradient: Option<Tensor>| match (before.next().flatten(), gradient) {
+    let add = |gradient: Gradient| match (before.next().flatten(), gradient.into_whole()?) {
         (Some(mut sum), Some(gradient)) => Ok(Some(sum.f_add_(&gradient)?)),
         // It will be added to, so nobody else may look at it.
         (None, Some(gradient)) => {
@@ -228,46 +246,14 @@ fn added(before: Vec<Option<Tensor>>, gradients: Vec<Option<Tensor>>, kind: Kind
     gradients.into_iter().map(add).collect()
 }
 
-/// Writes elements `range` of a tensor, counted in the order of its dims, multiplied by `scale`. A tensor with other strides
-/// is read in rows: the gradient of a linear layer is a transposed matrix, and a copy of it all would be as large.
-fn write_scaled(tensor: &Tensor, range: &Range<usize>, place: &mut Tensor, scale: &Tensor) -> Result<()> {
-    if tensor.is_contiguous() {
-        let flat = tensor.f_view([-1])?;
-        return write_product(&flat.f_narrow(0, range.start as i64, range.len() as i64)?, place, scale);
-    }
-    let row = tensor.numel() / tensor.size()[0].max(1) as usize;
-    let mut start = range.start;
-    while start < range.end {
-        let (index, column) = (start / row, start % row);
-        let num_rows = (range.end - start) / row;
-        let (own, end) = if column == 0 && num_rows > 0 {
-            (tensor.f_narrow(0, index as i64, num_rows as i64)?, start + num_rows * row)
-        } else {
-            let end = range.end.min((index + 1) * row);
-            let flat = tensor.f_select(0, index as i64)?.f_reshape([-1])?;
-            (flat.f_narrow(0, column as i64, (end - start) as i64)?, end)
-        };
-        let mut part = place.f_narrow(0, (start - range.start) as i64, (end - start) as i64)?.f_view_as(&own)?;
-        write_product(&own, &mut part, scale)?;
-        start = end;
-    }
-    Ok(())
-}
-
-fn write_product(own: &Tensor, place: &mut Tensor, scale: &Tensor) -> Result<()> {
-    if own.f_kind()? == place.f_kind()? {
-        let _ = own.f_mul_out(place, scale)?;
-    } else {
-        // A product is rounded to the type of the gradient before it is written.
-        place.f_copy_(own)?;
-        let _ = place.f_mul_(scale)?;
-    }
-    Ok(())
+/// Gradients that have been added up.
+fn whole(sums: Vec<Option<Tensor>>) -> Result<Vec<Gradient>> {
+    sums.into_iter().map(|sum| Gradient::new(Vec::new(), sum)).collect()
 }
 
 /// Writes what each rank gets of `range` of its part, one row for each, multiplied by `scale`. What stands behind the last
 /// element of the unit is nobody's.
-fn pack(unit: &Unit, gradients: &[Option<Tensor>], range: &Range<usize>, rows: &Tensor, scale: &Tensor) -> Result<()> {
+fn pack(unit: &Unit, gradients: &[Gradient], range: &Range<usize>, rows: &Tensor, scale: &Tensor) -> Result<()> {
     let size = range.len();
     for rank in 0..rows.numel() / size.max(1) {
         let (from, to) = (rank * unit.shard_elements + range.start, rank * unit.shard_elements + range.end);
@@ -283,41 +269,9 @@ fn pack(unit: &Unit, gradients: &[Option<Tensor>], range: &Range<usize>, rows: &
             if end <= start {
                 continue;
             }
-            let mut place = place(start, end)?;
-            match gradient {
-                Some(gradient) => {
-                    let first = unit.offsets[member];
-                    write_scaled(gradient, &(start - first..end - first), &mut place, scale)?;
-                }
-                None => drop(place.f_zero_()?),
-            };
+            let first = unit.offsets[member];
+            gradient.write(&(start - first..end - first), &mut place(start, end)?, scale)?;
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-    use tch::Device;
-
-    #[test]
-    fn any_range_of_any_strides_is_written_in_the_order_of_the_dims() {
-        let numbers = Tensor::arange(24, (Kind::Float, Device::Cpu));
-        let scale = Tensor::from(0.5f32);
-        for tensor in [numbers.view([4, 6]), numbers.view([6, 4]).tr(), numbers.view([2, 3, 4]).permute([2, 0, 1])] {
-            let wanted = tensor.reshape([-1]) * 0.5;
-            for start in 0..24 {
-                for end in start..=24 {
-                    for kind in [Kind::Float, Kind::Double] {
-                        let mut place = Tensor::zeros([(end - start) as i64], (kind, Device::Cpu));
-                        write_scaled(&tensor, &(start..end), &mut place, &scale).unwrap();
-                        let wanted = wanted.narrow(0, start as i64, (end - start) as i64).to_kind(kind);
-                        assert_eq!(place, wanted, "{start}..{end} of {:?}", tensor.stride());
-                    }
-                }
-            }
-        }
-    }
 }

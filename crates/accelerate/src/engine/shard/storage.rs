@@ -4,7 +4,7 @@ use super::gather::Released;
 use super::{Phase, Shard};
 use crate::error::{NnError, Result};
 use crate::group::Group;
-use crate::nn::{Init, Storage, UnitMember};
+use crate::nn::{Init, Resident, Storage, TakeProduct, UnitMember};
 use std::ops::Range;
 use tch::Tensor;
 
@@ -29,8 +29,7 @@ impl Storage for Part {
             let stand_in = {
                 let mut state = self.shard.lock();
                 state.failure.get_or_insert(error);
-                let shard = &state.units[self.unit].shard;
-                Tensor::f_zeros(self.shape(), (shard.kind(), shard.device()))
+                Tensor::f_zeros(self.shape(), (state.units[self.unit].shard.kind(), self.shard.0.device))
             };
             // The forward pass goes on with zeros and ends in the error that is kept.
             stand_in.unwrap_or_else(|_| Tensor::new())
@@ -76,15 +75,29 @@ impl Storage for Part {
     }
 
     fn overwrite_part(&self, part: &Tensor) -> Result<()> {
+        let resident = self.bring()?;
         self.local().f_copy_(part)?;
         self.shard.lock().units[self.unit].is_stale = true;
-        Ok(())
+        resident.map_or(Ok(()), Resident::keep_changes)
+    }
+
+    fn bring(&self) -> Result<Option<Box<dyn Resident>>> {
+        self.shard.bring(self.unit)
+    }
+
+    fn is_away(&self) -> bool {
+        self.shard.0.home.is_disk()
     }
 
     fn initialise(&self, _row: Option<i64>, _init: Init) -> Result<()> {
         let position = self.shard.unit(self.unit).parameters[self.member];
         let parameter = self.shard.0.plan.inventory.parameters[position].name.clone();
         Err(NnError::ShardedData { parameter }.into())
+    }
+
+    fn product_taker(&self) -> Option<TakeProduct> {
+        let (shard, unit, member) = (self.shard.clone(), self.unit, self.member);
+        Some(Box::new(move |product| shard.take_product(unit, member, product)))
     }
 
     fn group(&self) -> Option<Group> {

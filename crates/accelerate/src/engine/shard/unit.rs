@@ -6,7 +6,7 @@ use crate::group::{Group, InFlight};
 use crate::nn::is_floating;
 use accelerate_core::config::{FloatType, MixedPrecisionPolicy};
 use accelerate_core::plan::Unit;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 use torch_ext::autograd::version;
 
 pub(super) struct UnitState {
@@ -29,6 +29,10 @@ pub(super) struct UnitState {
     pub(super) unreduced: Vec<Option<Tensor>>,
     /// How many saved tensors in graphs stand for parameters of the unit.
     pub(super) num_tokens: usize,
+    /// How many need the part of an offloaded unit in memory.
+    pub(super) num_users: usize,
+    /// Parameters whose part is not in `shard` yet.
+    pub(super) num_missing: usize,
     pub(super) counts: Counts,
 }
 
@@ -54,10 +58,12 @@ impl Kinds {
 }
 
 impl UnitState {
-    /// Room for this rank's part of parameters like `first`, or for all of them and the part in it if they stay whole.
+    /// Room on `home` for this rank's part of parameters like `first`, or for all of them and the part in it if they stay
+    /// whole.
     pub(super) fn new(
         unit: &Unit,
         first: &Tensor,
+        home: Device,
         group: &Group,
         stays_whole: bool,
         policy: MixedPrecisionPolicy,
@@ -71,7 +77,7 @@ impl UnitState {
         let whole = if stays_whole { Some(whole()?) } else { None };
         let shard = match &whole {
             Some(whole) if kinds.compute == options.0 => whole.f_narrow(0, size * group.rank() as i64, size)?,
-            _ => Tensor::f_empty([size], options)?,
+            _ => Tensor::f_empty([size], (options.0, home))?,
         };
         let num_own = unit.shard_of(group.rank()).len() as i64;
         let _padding = shard.f_narrow(0, num_own, size - num_own)?.f_zero_()?;
@@ -90,6 +96,8 @@ impl UnitState {
             outputs: None,
             unreduced: Vec::new(),
             num_tokens: 0,
+            num_users: 0,
+            num_missing: unit.parameters.len(),
             counts: Counts::default(),
         })
     }
