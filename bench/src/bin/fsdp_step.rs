@@ -193,14 +193,14 @@ fn gpt2(store: &ParamStore) -> Result<impl Module<Input = Tensor, Output = Tenso
         .map(|layer| Block::new(&(&root / "h" / layer), WIDTH))
         .collect::<accelerate::Result<Vec<_>>>()?;
     let norm = LayerNorm::new(&root / "ln_f", [WIDTH], Default::default())?;
-    let head = (&root / "lm_head").alias("weight", &tokens.weight)?;
+    let head = Linear::tied((&root / "lm_head").alias("weight", &tokens.weight)?, None);
     Ok(ModuleFn::new(store, move |input: &Tensor| {
         let place = Tensor::f_arange(input.size()[1], (Kind::Int64, Device::Cpu))?;
         let mut x = tokens.forward(input)?.f_add(&positions.forward(&place)?)?;
         for layer in &layers {
             x = layer.forward(&x)?;
         }
-        Ok(norm.forward(&x)?.f_linear(&head.get(), None::<&Tensor>)?)
+        head.forward(&norm.forward(&x)?)
     }))
 }
 

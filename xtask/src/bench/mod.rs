@@ -7,6 +7,7 @@ mod ddp;
 mod fsdp;
 mod launch;
 mod loader;
+mod offload;
 mod record;
 mod step;
 
@@ -46,6 +47,8 @@ enum What {
     Fsdp,
     /// Peak memory of a model that two ranks share, over what it should be (MiB)
     Memory,
+    /// A step of an optimizer whose state is on a disk, over what the disk takes to move it (milliseconds)
+    Offload,
     /// Data loading (microseconds): from memory, with work per row, behind skipped batches, dispatched by rank 0
     Loader,
     /// Whole steps of a tiny model, and what preparing adds to them (microseconds)
@@ -87,13 +90,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.what {
         What::Ddp(settings) => races.extend(ddp::races(&environment, arguments.rounds, settings)?),
         What::All => races.extend(ddp::races(&environment, arguments.rounds, &ddp::Settings::default())?),
-        What::Launch | What::Fsdp | What::Memory | What::Loader | What::Step | What::Optimizer => {}
+        _ => {}
     }
     if matches!(arguments.what, What::Fsdp | What::All) {
         races.extend(fsdp::races(&environment, arguments.rounds)?);
     }
     if matches!(arguments.what, What::Memory | What::All) {
         races.extend(fsdp::memory(arguments.rounds)?);
+    }
+    if matches!(arguments.what, What::Offload | What::All) {
+        races.extend(offload::races(arguments.rounds)?);
     }
     if matches!(arguments.what, What::Loader | What::All) {
         races.extend(loader::races(&environment, arguments.rounds)?);
