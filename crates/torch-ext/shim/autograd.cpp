@@ -122,6 +122,26 @@ struct RustFunction : Node {
   }
 };
 
+// Two names of one tensor. It saves nothing, so any number of passes may run it.
+class TwoUses : public Node {
+public:
+  variable_list apply(variable_list &&gradients) override {
+    auto &first = gradients[0], &second = gradients[1];
+    if (!second.defined())
+      return {std::move(first)};
+    if (!first.defined())
+      return {second.layout() == at::kStrided ? second : second.to_dense()};
+    // As the engine decides it for gradients that meet, but for sparse ones, which it never adds in place.
+    bool alone = first.layout() == at::kStrided && first.use_count() == 1 && first.storage().use_count() == 1;
+    if (at::GradMode::is_enabled() || !alone)
+      return {first.add(second)};
+    first.add_(second);
+    return {std::move(first)};
+  }
+
+  std::string name() const override { return "TwoUses"; }
+};
+
 // A function between the collection of its edges and the wrapping of its outputs.
 struct PendingFunction {
   std::shared_ptr<RustFunction> node; // null when nothing has to be differentiated
@@ -290,6 +310,20 @@ int32_t te_function_finish(void *pending_handle, void *const *outputs, size_t nu
     }
     for (size_t i = 0; i < num_outputs; ++i)
       results[i] = hand_over(*wrapped[i]);
+  });
+}
+
+// `results` has room for two handles.
+int32_t te_two_uses(void *handle, void **results) {
+  return guard([&] {
+    const auto &whole = tensor(handle);
+    std::shared_ptr<Node> node(new TwoUses(), torch::autograd::deleteNode);
+    node->set_next_edges(torch::autograd::collect_next_edges(whole));
+    for (size_t i = 0; i < 2; ++i) {
+      auto use = whole.detach();
+      torch::autograd::create_gradient_edge(use, node);
+      results[i] = hand_over(std::move(use));
+    }
   });
 }
 

@@ -1,7 +1,7 @@
 //! Custom autograd functions: a graph node whose forward and backward are Rust closures.
 
 use crate::autograd::{CallbackResult, adopt_optional};
-use crate::border::{Handle, adopt, check, give, handles, run_callback};
+use crate::border::{Handle, adopt, check, give, handle, handles, run_callback};
 use crate::error::{Error, Result};
 use crate::hooks::drop_without_unwinding;
 use std::ffi::{c_char, c_void};
@@ -40,6 +40,7 @@ unsafe extern "C" {
         drop: unsafe extern "C" fn(*mut c_void),
         results: *mut Handle,
     ) -> i32;
+    fn te_two_uses(tensor: Handle, results: *mut Handle) -> i32;
     fn te_function_num_saved(node: *mut c_void) -> usize;
     fn te_function_saved(node: *mut c_void, results: *mut Handle) -> i32;
     fn te_function_needs_input_grad(node: *mut c_void, index: usize) -> bool;
@@ -107,6 +108,40 @@ pub fn apply_function(
         return Err(Error::invalid(OPERATION, format!("output {index} of `{name}` is undefined")));
     }
     pending.finish(&outputs, &context, Backward { name: name.to_owned(), closure: Box::new(backward) })
+}
+
+/// Two tensors that share the memory of `tensor`, whose gradients become one before they reach it.
+///
+/// Where both come and the gradient of the first belongs to nobody else, that of the second is added to it in place, also
+/// if it is sparse: libtorch needs memory for a third then. Meant for a large table with two uses, one of which touches few
+/// rows. The two may be used again after a backward pass, in any number of graphs. In passes with `create_graph` nothing is
+/// changed in place.
+///
+/// # Errors
+/// `tensor` does not require a gradient.
+///
+/// ```
+/// use tch::{Device, Kind, Tensor};
+/// use torch_ext::{autograd, function::two_uses};
+/// let table = Tensor::ones([4, 2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+/// let [whole, rows] = two_uses(&table)?;
+/// let loss = whole.sum(Kind::Float) + Tensor::embedding(&rows, &Tensor::from(1i64), -1, false, true).sum(Kind::Float);
+/// autograd::backward(&[&loss], None, false, false)?;
+/// let gradient = autograd::gradient_of(&table)?.ok_or("no gradient")?;
+/// assert_eq!(Vec::<Vec<f32>>::try_from(&gradient)?, [[1.0, 1.0], [2.0, 2.0], [1.0, 1.0], [1.0, 1.0]]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn two_uses(tensor: &Tensor) -> Result<[Tensor; 2]> {
+    const OPERATION: &str = "two_uses";
+    if !tensor.requires_grad() {
+        return Err(Error::invalid(OPERATION, "a tensor that does not require a gradient"));
+    }
+    let mut results = [std::ptr::null_mut(); 2];
+    // SAFETY: the tensor lives through the call; on success both places hold a fresh handle, adopted once.
+    unsafe {
+        check(OPERATION, te_two_uses(handle(tensor), results.as_mut_ptr()))?;
+        Ok(results.map(|raw| adopt(raw)))
+    }
 }
 
 /// What `forward` tells the graph.

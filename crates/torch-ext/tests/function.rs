@@ -5,7 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use tch::{Device, Kind, Tensor};
 use torch_ext::apply_function;
-use torch_ext::autograd::{self, gradient_of};
+use torch_ext::autograd::{self, GradOptions, gradient_of};
+use torch_ext::function::two_uses;
+use torch_ext::hooks::register_hook;
 use torch_ext::storage::WeakStorage;
 
 fn leaf(values: &[f32]) -> Tensor {
@@ -335,4 +337,65 @@ fn a_backward_closure_may_run_a_backward_pass_of_its_own() {
     .unwrap();
     run_backward(&(&y[0] * 5.0)).unwrap();
     assert_eq!(gradient(&x).unwrap(), [30.0]);
+}
+
+/// Gradient of a table `[3, 2]`, whole and with rows 0 and 2 only, of which the first backward pass may use either.
+fn whole_and_rows(whole: &Tensor, rows: &Tensor, uses: (bool, bool), is_sparse: bool) -> Tensor {
+    let of_whole = (whole * Tensor::arange(6, (Kind::Float, Device::Cpu)).view([3, 2])).sum(Kind::Float);
+    let picked = Tensor::embedding(rows, &Tensor::from_slice(&[2i64, 0, 2]), -1, false, is_sparse);
+    let of_rows = picked.sum(Kind::Float) * 0.5;
+    let used = |loss: Tensor, is_used: bool| if is_used { loss } else { loss.detach() };
+    used(of_whole, uses.0) + used(of_rows, uses.1)
+}
+
+#[test]
+fn two_uses_of_a_table_have_the_gradient_of_one() {
+    for (uses, is_sparse) in [(true, true), (true, false), (false, true)]
+        .into_iter()
+        .flat_map(|uses| [true, false].map(|is_sparse| (uses, is_sparse)))
+    {
+        let table = || Tensor::zeros([3, 2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let (wanted, found) = (table(), table());
+        let [whole, rows] = two_uses(&found).unwrap();
+        // The same two serve pass after pass.
+        for passes in 1..=3 {
+            run_backward(&whole_and_rows(&wanted, &wanted, uses, false)).unwrap();
+            run_backward(&whole_and_rows(&whole, &rows, uses, is_sparse)).unwrap();
+            assert!(!gradient_of(&found).unwrap().unwrap().is_sparse());
+            assert_eq!(gradient(&found), gradient(&wanted), "{uses:?}, sparse: {is_sparse}, {passes} passes");
+        }
+        let gradient_in_pass = |loss: &Tensor, table: &Tensor, create_graph: bool| {
+            let options = GradOptions { create_graph, ..Default::default() };
+            autograd::grad(&[loss], &[table], None, options).unwrap()[0].as_ref().map(values)
+        };
+        let recorded = gradient_in_pass(&whole_and_rows(&whole, &rows, uses, is_sparse), &found, true);
+        let plain = gradient_in_pass(&whole_and_rows(&wanted, &wanted, uses, false), &wanted, false);
+        assert_eq!(recorded, plain, "recorded");
+    }
+}
+
+#[test]
+fn a_gradient_of_rows_is_added_in_place_unless_somebody_else_has_the_other() {
+    for is_kept in [false, true] {
+        let table = Tensor::zeros([3, 2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let [whole, rows] = two_uses(&table).unwrap();
+        let seen = Arc::new(Mutex::new((0, None)));
+        let log = Arc::clone(&seen);
+        register_hook(&whole, move |gradient| {
+            *log.lock().unwrap() = (gradient.data_ptr() as usize, is_kept.then(|| gradient.shallow_clone()));
+            Ok(None)
+        })
+        .unwrap();
+        run_backward(&whole_and_rows(&whole, &rows, (true, true), true)).unwrap();
+        let (place, kept) = &*seen.lock().unwrap();
+        assert_eq!(gradient_of(&table).unwrap().unwrap().data_ptr() as usize == *place, !is_kept);
+        assert_eq!(gradient(&table), Some(vec![0.5, 1.5, 2.0, 3.0, 5.0, 6.0]));
+        assert_eq!(kept.as_ref().map(values), is_kept.then(|| vec![0.0, 1.0, 2.0, 3.0, 4.0, 5.0]));
+    }
+}
+
+#[test]
+fn two_uses_of_a_constant_are_refused() {
+    let text = two_uses(&Tensor::from(1f32)).unwrap_err().to_string();
+    assert!(text.contains("does not require a gradient"), "{text}");
 }

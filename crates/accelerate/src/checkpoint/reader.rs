@@ -6,10 +6,11 @@ use crate::error::{Result, WeightsError};
 use crate::nn::StateDict;
 use safetensors::tensor::{Metadata, TensorInfo};
 use std::fs::File;
-use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::io::{ErrorKind, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use tch::Tensor;
+use tch::{Device, Tensor};
+use torch_ext::file::read_at;
 
 const LENGTH_BYTES: u64 = 8;
 /// The format's law: a longer header is an attack or a damaged file.
@@ -46,8 +47,6 @@ pub(super) struct WeightFile {
     /// Names in the order of their data.
     names: Vec<String>,
     data_at: u64,
-    /// One buffer for all reads.
-    bytes: Vec<u8>,
     /// How much has been read, without the header.
     num_bytes_read: u64,
 }
@@ -66,7 +65,7 @@ impl WeightFile {
             return Err(WeightsError::Length { path, found_bytes, wanted_bytes }.into());
         }
         let names = metadata.offset_keys();
-        Ok(Self { path: path.to_owned(), file, metadata, names, data_at, bytes: Vec::new(), num_bytes_read: 0 })
+        Ok(Self { path: path.to_owned(), file, metadata, names, data_at, num_bytes_read: 0 })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -118,12 +117,12 @@ impl WeightFile {
             let reason = format!("`{name}` has {num_elements} elements, and {elements:?} were asked for");
             return Err(WeightsError::Header { path: self.path.clone(), reason }.into());
         }
-        self.bytes.resize(elements.len() * element_bytes, 0);
         let start = self.data_at + (start + elements.start * element_bytes) as u64;
-        self.file.seek(SeekFrom::Start(start)).map_err(io_error("read", &self.path))?;
-        self.file.read_exact(&mut self.bytes).map_err(io_error("read", &self.path))?;
-        self.num_bytes_read += self.bytes.len() as u64;
-        Ok(Tensor::f_from_data_size(&self.bytes, &[elements.len() as i64], kind)?)
+        // There is no room for a large tensor twice.
+        let tensor = Tensor::f_empty([elements.len() as i64], (kind, Device::Cpu))?;
+        read_at(&self.file, &tensor, start).map_err(io_error("read", &self.path))?;
+        self.num_bytes_read += (elements.len() * element_bytes) as u64;
+        Ok(tensor)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::init::Init;
 use super::layer::{forward_error, impl_layer};
+use super::table::SharedTable;
 use super::{Param, Path};
 use crate::error::{NnError, Result};
 use std::borrow::Borrow;
@@ -78,7 +79,10 @@ impl Embedding {
     /// # Errors
     /// An index outside of the table; indices that are not int64 or int32.
     pub fn forward(&self, indices: &Tensor) -> Result<Tensor> {
-        let (weight, padding_idx) = (self.weight.get(), self.padding_idx.unwrap_or(-1));
+        let shared = SharedTable::of(&self.weight)?;
+        let makes_rows = shared.is_some() || self.weight.is_in_parts();
+        let weight = shared.map_or_else(|| self.weight.get(), |table| table.rows);
+        let padding_idx = self.padding_idx.unwrap_or(-1);
         let rows = || {
             Tensor::f_embedding(&weight, indices, padding_idx, false, false).map_err(|source| {
                 let num_embeddings = self.weight.shape()[0];
@@ -86,7 +90,7 @@ impl Embedding {
                 forward_error("Embedding", self.weight.name(), wanted, indices, source)
             })
         };
-        if !self.weight.is_in_parts() || !weight.requires_grad() || !is_grad_enabled() {
+        if !makes_rows || !weight.requires_grad() || !is_grad_enabled() {
             return rows();
         }
         with_sparse_gradient(&weight, indices, padding_idx, tch::no_grad(rows)?)
@@ -94,7 +98,7 @@ impl Embedding {
 }
 
 /// Rows of a weight as an operation whose gradient has those rows only: a rank that keeps a part of a table needs no more
-/// of it than it sends. It has the values, to the bit, of the gradient that libtorch makes.
+/// of it than it sends, and the gradient of a table's other use has room for them. It has the values, to the bit, of the gradient that libtorch makes.
 fn with_sparse_gradient(weight: &Tensor, indices: &Tensor, padding_idx: i64, rows: Tensor) -> Result<Tensor> {
     let size = weight.size();
     let mut outputs = apply_function(

@@ -2,6 +2,7 @@
 
 use super::init::{self, Init};
 use super::layer::{forward_error, impl_layer};
+use super::table::SharedTable;
 use super::{Param, Path, product};
 use crate::error::Result;
 use std::borrow::Borrow;
@@ -134,10 +135,13 @@ impl Linear {
     /// Another last dim, or another element type than the weight's.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let bias = self.bias.as_ref().map(Param::get);
-        if self.kernel.is_dense()
-            && let Some(take) = product::taker(&self.weight, input)?
-        {
-            return product::linear(input, &self.weight.get(), bias.as_ref(), take);
+        if self.kernel.is_dense() && product::is_for_linear(&self.weight, input)? {
+            if let Some(take) = product::taker(&self.weight, input)? {
+                return product::linear(input, &self.weight.get(), bias.as_ref(), Some(take));
+            }
+            if let Some(table) = SharedTable::of(&self.weight)? {
+                return product::linear(input, &table.whole, bias.as_ref(), None);
+            }
         }
         self.kernel.linear(input, &self.weight.get(), bias.as_ref()).map_err(|source| {
             let wanted = format!("[.., {}] of {:?}", self.in_features(), self.weight.kind());

@@ -61,6 +61,7 @@ mod script_module;
 mod sequential;
 mod state_dict;
 mod store;
+mod table;
 
 pub use activation::{Gelu, Relu, Silu, Tanh};
 pub(crate) use activation_checkpointing::while_recomputing;

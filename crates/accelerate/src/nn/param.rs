@@ -5,6 +5,7 @@ use super::deferred::fill;
 use super::{Init, TakeProduct};
 use crate::error::Result;
 use crate::group::Group;
+use std::cell::OnceCell;
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -71,6 +72,10 @@ pub(crate) trait Storage: Send {
     fn product_taker(&self) -> Option<TakeProduct> {
         None
     }
+    /// Two names of the tensor to compute with whose gradients become one before they reach it, always the same ones.
+    fn two_uses(&self) -> Result<Option<[Tensor; 2]>> {
+        Ok(None)
+    }
     /// The ranks that own the other parts, if there are any.
     fn group(&self) -> Option<Group> {
         None
@@ -91,14 +96,33 @@ pub(crate) struct UnitMember {
 }
 
 /// Every rank holds the whole tensor.
-struct Replicated(Tensor);
+struct Replicated {
+    tensor: Tensor,
+    two_uses: OnceCell<[Tensor; 2]>,
+}
+
+impl Replicated {
+    fn new(tensor: Tensor) -> Self {
+        Self { tensor, two_uses: OnceCell::new() }
+    }
+}
 
 impl Storage for Replicated {
     fn materialize(&self) -> Tensor {
-        self.0.shallow_clone()
+        self.tensor.shallow_clone()
     }
     fn local(&self) -> Tensor {
-        self.0.shallow_clone()
+        self.tensor.shallow_clone()
+    }
+    fn two_uses(&self) -> Result<Option<[Tensor; 2]>> {
+        let uses = match self.two_uses.get() {
+            Some(uses) => uses,
+            None => {
+                let uses = torch_ext::function::two_uses(&self.tensor)?;
+                self.two_uses.get_or_init(|| uses)
+            }
+        };
+        Ok(Some(uses.each_ref().map(Tensor::shallow_clone)))
     }
 }
 
@@ -139,11 +163,12 @@ struct Inner {
     storage: Mutex<Box<dyn Storage>>,
     storage_version: AtomicU64,
     is_of_prepared_model: AtomicBool,
+    is_tied: AtomicBool,
 }
 
 impl Param {
     pub(crate) fn new(name: String, role: Role, tensor: Tensor) -> Self {
-        Self::with_storage(name, role, Box::new(Replicated(tensor)))
+        Self::with_storage(name, role, Box::new(Replicated::new(tensor)))
     }
 
     pub(super) fn with_storage(name: String, role: Role, storage: Box<dyn Storage>) -> Self {
@@ -153,6 +178,7 @@ impl Param {
             storage: Mutex::new(storage),
             storage_version: AtomicU64::new(0),
             is_of_prepared_model: AtomicBool::new(false),
+            is_tied: AtomicBool::new(false),
         }))
     }
 
@@ -217,6 +243,13 @@ impl Param {
     /// Who takes the gradient of a matrix as a product that has not been computed, if anyone does.
     pub(super) fn product_taker(&self) -> Option<TakeProduct> {
         self.storage().product_taker()
+    }
+
+    /// Two names of the tensor to compute with whose gradients become one before they reach it; `None` if the storage
+    /// has no such.
+    pub(super) fn two_uses(&self) -> Result<Option<[Tensor; 2]>> {
+        note_use(self);
+        self.storage().two_uses()
     }
 
     /// The element type.
@@ -323,7 +356,7 @@ impl Param {
     /// From now on every rank holds the whole of it.
     pub(crate) fn set_replicated(&self, whole: Tensor) -> Result<()> {
         let whole = whole.f_set_requires_grad(self.requires_grad())?;
-        drop(self.replace_storage(Box::new(Replicated(whole))));
+        drop(self.replace_storage(Box::new(Replicated::new(whole))));
         Ok(())
     }
 
@@ -339,6 +372,15 @@ impl Param {
 
     pub(crate) fn set_of_prepared_model(&self, is_of_prepared_model: bool) {
         self.0.is_of_prepared_model.store(is_of_prepared_model, Ordering::Relaxed);
+    }
+
+    /// Has it a second name?
+    pub(super) fn is_tied(&self) -> bool {
+        self.0.is_tied.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_tied(&self) {
+        self.0.is_tied.store(true, Ordering::Relaxed);
     }
 
     /// Counts how often [`replace_storage`](Self::replace_storage) was called: who keeps [`local`](Self::local) over

@@ -1,4 +1,5 @@
-//! Linear layers over weights in parts: their weight's gradient may stay a product that nobody has computed.
+//! Linear layers over weights in parts, whose gradient may stay a product that nobody has computed, and over tables with two
+//! uses.
 //!
 //! A rank needs its own part of a weight's gradient and sends the others away. The whole gradient of a large table is
 //! more than both its factors together while a batch has few rows, so the factors are kept until somebody wants rows.
@@ -44,10 +45,23 @@ impl Product {
 /// Where gradients go that are not computed in the backward pass.
 pub(crate) type TakeProduct = Box<dyn Fn(Product) + Send>;
 
-/// Who takes the gradient of a weight as a product, where it is worth while for this input. On a GPU it is not: there,
-/// products of few rows leave most of it idle.
+/// Is this for [`linear`]: a weight in parts or with two uses, and an input that fits? Others are told what is wrong with
+/// them by libtorch.
+pub(super) fn is_for_linear(weight: &Param, input: &Tensor) -> Result<bool> {
+    if !(weight.is_tied() || weight.is_in_parts()) || !is_grad_enabled() {
+        return Ok(false);
+    }
+    if input.device() != Device::Cpu || is_autocast_enabled(Device::Cpu)? {
+        return Ok(false);
+    }
+    let shape = weight.shape();
+    Ok(shape.len() == 2 && input.size().last() == shape.last() && input.f_kind()? == weight.kind())
+}
+
+/// Who takes the gradient of a weight as a product, where it is worth while for this input, which is [for it](is_for_linear).
+/// On a GPU it is not: there, products of few rows leave most of it idle.
 pub(super) fn taker(weight: &Param, input: &Tensor) -> Result<Option<TakeProduct>> {
-    if !is_grad_enabled() || !weight.is_in_parts() || !weight.requires_grad() {
+    if !weight.is_in_parts() || !weight.requires_grad() {
         return Ok(None);
     }
     let (shape, kind) = (weight.shape(), weight.kind());
@@ -55,15 +69,17 @@ pub(super) fn taker(weight: &Param, input: &Tensor) -> Result<Option<TakeProduct
     let (num_elements, num_rows) = (weight.numel(), input.numel() as i64 / in_features.max(1));
     let is_large = LARGE_BYTES < num_elements * kind.elt_size_in_bytes();
     let has_small_factors = num_rows * (out_features + in_features) < num_elements as i64;
-    let is_plain = input.device() == Device::Cpu && input.f_kind()? == kind && !is_autocast_enabled(Device::Cpu)?;
-    // Others are told what is wrong with them by libtorch.
-    let fits = input.size().last() == Some(&in_features);
-    Ok(if is_large && has_small_factors && is_plain && fits { weight.product_taker() } else { None })
+    Ok(if is_large && has_small_factors { weight.product_taker() } else { None })
 }
 
-/// `torch.nn.functional.linear` with the gradients, to the bit, that libtorch makes, but for that of the weight: `take`
-/// gets that as a product.
-pub(super) fn linear(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, take: TakeProduct) -> Result<Tensor> {
+/// `torch.nn.functional.linear` with the gradients, to the bit, that libtorch makes. If there is `take`, that of the weight
+/// is not computed: `take` gets it as a product. Otherwise nobody else has it, and it may be added to in place.
+pub(super) fn linear(
+    input: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    take: Option<TakeProduct>,
+) -> Result<Tensor> {
     let output = tch::no_grad(|| input.f_linear(weight, bias))?;
     let size = weight.size();
     let inputs: Vec<&Tensor> = [Some(input), Some(weight), bias].into_iter().flatten().collect();
@@ -92,7 +108,11 @@ pub(super) fn linear(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, tak
                 // Summed over rows by libtorch.
                 results[2] = Some(output_gradient.shallow_clone());
             }
-            take(Product::new(&output_gradient.f_detach()?, &saved[0].f_detach()?.f_reshape([-1, size[1]])?));
+            let input = saved[0].f_reshape([-1, size[1]])?;
+            match &take {
+                Some(take) => take(Product::new(&output_gradient.f_detach()?, &input.f_detach()?)),
+                None => results[1] = Some(output_gradient.f_tr()?.f_mm(&input)?),
+            }
             Ok(results)
         },
     )?;
@@ -113,14 +133,14 @@ mod tests {
             (Tensor::arange(count, (Kind::Float, Device::Cpu)) * 0.7).sin().view(size).set_requires_grad(true)
         };
         for (input_size, has_bias) in [(&[4, 6][..], true), (&[2, 3, 6], true), (&[2, 3, 6], false), (&[6], true)] {
-            let run = |kept: Option<Arc<Mutex<Option<Product>>>>| {
+            let run = |kept: Option<Arc<Mutex<Option<Product>>>>, takes: bool| {
                 let (input, weight) = (numbers(input_size), numbers(&[5, 6]));
                 let bias = has_bias.then(|| numbers(&[5]));
                 let output = match kept.clone() {
                     None => input.linear(&weight, bias.as_ref()),
                     Some(kept) => {
                         let take: TakeProduct = Box::new(move |product| *kept.lock().unwrap() = Some(product));
-                        linear(&input, &weight, bias.as_ref(), take).unwrap()
+                        linear(&input, &weight, bias.as_ref(), takes.then_some(take)).unwrap()
                     }
                 };
                 output.square().sum(Kind::Float).backward();
@@ -128,7 +148,14 @@ mod tests {
                 let of_weight = product.map_or_else(|| weight.grad(), |product| product.rows(&(0..5)).unwrap());
                 (output.detach(), input.grad(), of_weight, bias.map(|bias| bias.grad()))
             };
-            assert_eq!(run(Some(Arc::default())), run(None), "{input_size:?}, bias: {has_bias}");
+            let wanted = run(None, false);
+            for takes in [false, true] {
+                assert_eq!(
+                    run(Some(Arc::default()), takes),
+                    wanted,
+                    "{input_size:?}, bias: {has_bias}, takes: {takes}"
+                );
+            }
         }
     }
 }

@@ -226,6 +226,7 @@ impl ParamStore {
             return Err(NnError::ForeignAlias { alias, name }.into());
         }
         state.aliases.insert(alias, param.name().to_owned());
+        param.set_tied();
         Ok(param.clone())
     }
 
