@@ -47,10 +47,14 @@ pub(crate) fn straying_rank() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Rank 1 ends abruptly in the middle of the forward pass of a sharded model; the others want its parts.
-pub(crate) fn dying_rank_in_gather() -> anyhow::Result<()> {
-    let plugin =
-        FullyShardedDataParallelPlugin { auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap, ..Default::default() };
+/// Rank 1 ends abruptly in the middle of the forward pass of a sharded model; the others want its parts, which it sends or
+/// which they read.
+pub(crate) fn dying_rank_in_gather(direct_all_gather: bool) -> anyhow::Result<()> {
+    let plugin = FullyShardedDataParallelPlugin {
+        auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap,
+        direct_all_gather,
+        ..Default::default()
+    };
     let accelerator = Accelerator::builder().cpu(true).fsdp_plugin(plugin).build()?;
     let store = ParamStore::new(accelerator.device());
     let layers = (0..3)
@@ -67,7 +71,9 @@ pub(crate) fn dying_rank_in_gather() -> anyhow::Result<()> {
         }
         Ok(x)
     }))?;
-    let _output = model.forward(&Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0]))?;
+    // Parts may have been read before the rank was gone; its gradients cannot be there.
+    let output = model.forward(&Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0]))?;
+    accelerator.backward(&output.f_sum(None)?)?;
     Ok(())
 }
 

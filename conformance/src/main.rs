@@ -60,6 +60,7 @@ enum Script {
     DyingRank,
     /// Rank 1 kills itself while the others gather a sharded model
     DyingRankInGather,
+    DyingRankInReading,
     /// Saves a sharded model, of ones or, over that, of twos
     SavedSharded,
     /// Saves a sharded model, then trains it over a disk that fills for rank 1
@@ -86,7 +87,8 @@ fn main() -> anyhow::Result<()> {
         Script::TestProfile => test_profile::run(arguments.folder.as_deref()),
         Script::KilledAndResumed => killed_and_resumed::run(arguments.folder.as_deref()),
         Script::DyingRank => failing::dying_rank(),
-        Script::DyingRankInGather => failing::dying_rank_in_gather(),
+        Script::DyingRankInGather => failing::dying_rank_in_gather(false),
+        Script::DyingRankInReading => failing::dying_rank_in_gather(true),
         Script::SavedSharded => failing::saved_sharded(arguments.folder.as_deref()),
         Script::FullDisk => failing::full_disk(arguments.folder.as_deref()),
         Script::AbsentRank => failing::absent_rank(),

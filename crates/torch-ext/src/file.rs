@@ -71,7 +71,7 @@ fn signed(offset: u64) -> io::Result<i64> {
     i64::try_from(offset).map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "no file reaches that far"))
 }
 
-fn done(status: i32, at_end: io::ErrorKind) -> io::Result<()> {
+pub(crate) fn done(status: i32, at_end: io::ErrorKind) -> io::Result<()> {
     match status {
         0 => Ok(()),
         -1 => Err(at_end.into()),

@@ -17,6 +17,7 @@ mod kinds;
 pub mod meta;
 mod nccl;
 mod process_group;
+pub mod process_memory;
 pub mod profiler;
 mod push;
 mod reducer;

@@ -20,6 +20,7 @@ mod storage;
 mod tests;
 mod tokens;
 mod unit;
+mod window;
 
 use buffers::Buffers;
 use offload::{Home, ReadAhead};
@@ -27,6 +28,7 @@ use order::{Order, Travel};
 use reduce::Reducing;
 use storage::Part;
 use unit::UnitState;
+use window::{Direct, Window};
 
 use super::replicate::{check_same_model, copy_from};
 use super::{Engine, ForwardScope, Join, Reduction};
@@ -65,6 +67,8 @@ struct Inner {
     /// Where parameters are computed with.
     device: Device,
     home: Home,
+    /// Where ranks read each other's parts out of memory.
+    direct: Option<Direct>,
     /// Do gathered parameters go before the backward pass?
     frees_after_forward: bool,
     /// Are all gradients reduced in the backward pass that makes them, whoever asks to wait?
@@ -97,6 +101,8 @@ struct State {
     reducing: Reducing,
     forward_order: Order,
     backward_order: Order,
+    /// While ranks may read each other's parts.
+    window: Option<Window>,
     /// Of a model on a disk.
     read_ahead: Option<ReadAhead>,
     /// What travelled since ranks last compared: a gather and a reduce-scatter of equal sizes cannot be told from those of
@@ -133,6 +139,7 @@ impl State {
             reducing: Reducing::default(),
             forward_order: Order::default(),
             backward_order: Order::default(),
+            window: None,
             read_ahead: None,
             travelled: Vec::new(),
             has_own_gradients: false,
@@ -190,7 +197,8 @@ impl Shard {
             let first = params[content.parameters[0]].local();
             UnitState::new(content, &first, home.device(device), &group, stays_whole, policy)
         };
-        let units = plan.units.iter().map(new_unit).collect::<Result<_>>()?;
+        let units = plan.units.iter().map(new_unit).collect::<Result<Vec<_>>>()?;
+        let direct = if plugin.direct_all_gather { Direct::new(&group, &units, &home)? } else { None };
         let shard = Self(Arc::new(Inner {
             job,
             group,
@@ -200,6 +208,7 @@ impl Shard {
             shapes: params.iter().map(Param::shape).collect(),
             device,
             home,
+            direct,
             frees_after_forward: !stays_whole && plugin.frees_after_forward(),
             always_reduces: plugin.sharding_strategy == ShardingStrategy::OptimizerStateAndGradients,
             prefetch: Prefetch::new(plugin),
@@ -270,6 +279,8 @@ impl Engine for Shard {
         self.receive_what_is_left()?;
         self.abandon_backward()?;
         self.pending_failure()?;
+        self.end_window()?;
+        self.open_window()?;
         let mut state = self.lock();
         (state.phase, state.current) = (Phase::Forward, None);
         state.has_own_gradients |= is_grad_enabled();
@@ -289,6 +300,7 @@ impl Engine for Shard {
             state.phase = Phase::Other;
             state.failure.take()
         };
+        self.leave_window()?;
         if self.0.frees_after_forward || !is_grad_enabled() {
             self.release_all();
         } else {
@@ -321,6 +333,7 @@ impl Engine for Shard {
             self.average_replicated()?;
         }
         // Of backward passes that were not the accelerator's.
+        self.end_window()?;
         self.check_order()?;
         let mut state = self.lock();
         if state.stays_whole {

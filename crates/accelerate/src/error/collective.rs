@@ -18,6 +18,16 @@ pub(crate) enum CollectiveError {
     )]
     PeerGone { failure: Failure, source: torch_ext::Error },
 
+    #[error(
+        "{what} could not be read from the memory of rank {rank}: {source}. The first process that failed says why"
+    )]
+    MemoryGone { rank: usize, what: String, source: std::io::Error },
+
+    #[error(
+        "rank {rank} changed or dropped its parameters while {what} was being read from it. Every rank has to make the same          passes in the same order; change parameters before the forward pass or after the backward pass"
+    )]
+    MemoryClosed { rank: usize, what: String },
+
     #[error("{op} needs the same shapes and dtypes on every rank, but found {per_rank}. {cure}")]
     Disagreement { op: &'static str, per_rank: String, cure: &'static str },
 
@@ -72,6 +82,6 @@ impl CollectiveError {
     }
 
     pub(crate) fn is_peer_failure(&self) -> bool {
-        matches!(self, Self::PeerGone { .. })
+        matches!(self, Self::PeerGone { .. } | Self::MemoryGone { .. })
     }
 }

@@ -131,6 +131,11 @@ pub(crate) enum StateError {
     DifferentOrders { rank: usize, on_main: String, there: String },
 
     #[error(
+        "parameters of {unit} were changed between a forward pass and its backward pass, while other ranks may have been reading          them. Change them before the forward pass or after the backward pass"
+    )]
+    ChangedWhileRead { unit: String },
+
+    #[error(
         "LocalSGD averages whole models, but the run is {distributed_type}, whose processes hold parts of one; use it \
          with data parallelism (NO, MULTI_CPU, MULTI_GPU)"
     )]

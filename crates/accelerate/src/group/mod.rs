@@ -3,6 +3,7 @@
 mod in_flight;
 mod journal;
 mod members;
+mod neighbours;
 mod wire;
 
 use crate::error::{CollectiveError, Error, Result};
@@ -10,6 +11,7 @@ pub(crate) use in_flight::{InFlight, Versions};
 pub(crate) use journal::Failure;
 use journal::{Call, Journal};
 pub(crate) use members::Members;
+pub(crate) use neighbours::Neighbours;
 use std::fmt;
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
@@ -445,7 +447,6 @@ impl Group {
         Ok(Some(texts.iter().map(|text| String::from_utf8_lossy(text).into_owned()).collect()))
     }
 
-    /// Fails on every rank, with all ranks' descriptions, unless all ranks describe the same call. Collective.
     /// Fails on the other ranks if something has failed on one, where `failure` says why; there it is up to the caller.
     /// Collective.
     pub(crate) fn check_others(&self, what: &'static str, failure: Option<&str>) -> Result<()> {
@@ -459,6 +460,7 @@ impl Group {
         }
     }
 
+    /// Fails on every rank, with all ranks' descriptions, unless all ranks describe the same call. Collective.
     pub(crate) fn agree(&self, op: &'static str, description: &str, cure: &'static str) -> Result<()> {
         let call = format!("{op} of {description}");
         let Some(calls) = self.disagreement(op, &call)? else { return Ok(()) };
@@ -536,7 +538,6 @@ impl Group {
     }
 }
 
-/// A tensor's shape and dtype in running text: `[2, 3] Float`.
 /// The same group, not one of the same ranks.
 impl PartialEq for Group {
     fn eq(&self, other: &Self) -> bool {
@@ -546,6 +547,7 @@ impl PartialEq for Group {
 
 impl Eq for Group {}
 
+/// A tensor's shape and dtype in running text: `[2, 3] Float`.
 pub(crate) fn shape_text(tensor: &Tensor) -> String {
     format!("{:?} {:?}", tensor.size(), tensor.kind())
 }

@@ -181,6 +181,10 @@ pub struct FullyShardedDataParallelPlugin {
     /// With `forward_prefetch`, allow forward passes to use units in another order than the pass before; ranks still
     /// have to agree. Default false: that is an error. Not a field of Python Accelerate's.
     pub dynamic: bool,
+    /// Where all ranks that share a model run on one machine's CPU and may read each other's memory (Linux, one user, one
+    /// container), take parts out of it in place of sending them; nothing is asked for ahead then. Ranks with the same parent
+    /// let each other do it. Default true. Not a field of Python Accelerate's.
+    pub direct_all_gather: bool,
     /// Compute the activations of layers in `nn::Checkpointed` once more in the backward pass in place of keeping them.
     /// Default false.
     pub activation_checkpointing: bool,
@@ -225,6 +229,7 @@ impl Default for FullyShardedDataParallelPlugin {
             forward_prefetch: false,
             limit_all_gathers: true,
             dynamic: false,
+            direct_all_gather: true,
             activation_checkpointing: false,
             activation_checkpointing_offload: false,
             cpu_offload: false,

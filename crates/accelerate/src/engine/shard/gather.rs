@@ -92,7 +92,7 @@ impl Shard {
         if let Some(whole) = self.lock().units[unit].usable_whole() {
             return Ok(whole);
         }
-        self.start_gather(unit)?;
+        self.start_gather(unit, pass)?;
         self.start_expected(unit, pass)?;
         self.receive(unit)
     }
@@ -132,7 +132,7 @@ impl Shard {
     }
 
     /// Asks for the unit's elements of all ranks, unless that has been done.
-    fn start_gather(&self, unit: usize) -> Result<()> {
+    fn start_gather(&self, unit: usize, pass: Pass) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
         let mut state = self.lock();
         if state.units[unit].arriving.is_some() {
@@ -141,7 +141,11 @@ impl Shard {
         let whole = self.whole_memory(&mut state, unit)?;
         drop(state);
         let own = self.own_part(unit, &whole)?;
-        let in_flight = self.0.group.start_all_gather(&whole, &own, &self.label(unit))?;
+        // Outside of passes nobody would know when a rank has read what it wants.
+        let in_flight = match pass != Pass::None && self.read_others(unit, &whole)? {
+            true => None,
+            false => self.0.group.start_all_gather(&whole, &own, &self.label(unit))?,
+        };
         let mut state = self.lock();
         state.travelled.push(Travel::Gather(unit));
         let own = &mut state.units[unit];
@@ -182,7 +186,7 @@ impl Shard {
 
     fn start_unless_here(&self, unit: usize) -> Result<()> {
         let is_here = self.lock().units[unit].usable_whole().is_some();
-        if is_here { Ok(()) } else { self.start_gather(unit) }
+        if is_here || self.has_window() { Ok(()) } else { self.start_gather(unit, Pass::Forward) }
     }
 
     /// Waits for what was asked for in vain, and forgets it: its memory will be used again.

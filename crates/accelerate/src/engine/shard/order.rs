@@ -69,7 +69,10 @@ impl Shard {
             format!("{what} {}\n", self.label(*unit))
         };
         let order: String = travelled.iter().map(line).collect();
-        let Some(orders) = self.0.job.disagreement("check_order", &order)? else { return Ok(()) };
+        let orders = self.0.job.disagreement("check_order", &order)?;
+        // Everyone is here, so nobody reads parts any more.
+        let closed = self.close_window();
+        let Some(orders) = orders else { return closed };
         let (rank, on_main, there) = difference_from_main(&orders);
         Err(StateError::DifferentOrders { rank, on_main, there }.into())
     }

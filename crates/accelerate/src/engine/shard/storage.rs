@@ -75,6 +75,7 @@ impl Storage for Part {
     }
 
     fn overwrite_part(&self, part: &Tensor) -> Result<()> {
+        self.shard.close_window()?;
         let resident = self.bring()?;
         self.local().f_copy_(part)?;
         self.shard.lock().units[self.unit].is_stale = true;
