@@ -62,6 +62,26 @@ impl Error {
         Self::new(ErrorKind::Invalid, operation, message)
     }
 
+    /// A deadline that passed while Rust code waited for other ranks without libtorch.
+    ///
+    /// ```
+    /// assert!(torch_ext::Error::timeout("all_gather", "rank 1 is late").is_timeout());
+    /// ```
+    #[cold]
+    pub fn timeout(operation: &'static str, message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Timeout, operation, message)
+    }
+
+    /// A rank that Rust code has lost without libtorch.
+    ///
+    /// ```
+    /// assert!(torch_ext::Error::connection("all_gather", "rank 1 is gone").is_connection());
+    /// ```
+    #[cold]
+    pub fn connection(operation: &'static str, message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Connection, operation, message)
+    }
+
     /// Attaches the error a Rust callback returned.
     #[cold]
     pub(crate) fn callback(operation: &'static str, source: Box<dyn std::error::Error + Send + Sync>) -> Self {

@@ -279,7 +279,7 @@ impl Engine for Shard {
         self.receive_what_is_left()?;
         self.abandon_backward()?;
         self.pending_failure()?;
-        self.end_window()?;
+        self.close_window()?;
         self.open_window()?;
         let mut state = self.lock();
         (state.phase, state.current) = (Phase::Forward, None);
@@ -300,7 +300,7 @@ impl Engine for Shard {
             state.phase = Phase::Other;
             state.failure.take()
         };
-        self.leave_window()?;
+        self.end_pass();
         if self.0.frees_after_forward || !is_grad_enabled() {
             self.release_all();
         } else {
@@ -333,8 +333,8 @@ impl Engine for Shard {
             self.average_replicated()?;
         }
         // Of backward passes that were not the accelerator's.
-        self.end_window()?;
         self.check_order()?;
+        self.close_window()?;
         let mut state = self.lock();
         if state.stays_whole {
             state.units.iter_mut().for_each(|unit| unit.is_stale = true);

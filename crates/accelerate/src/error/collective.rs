@@ -19,11 +19,6 @@ pub(crate) enum CollectiveError {
     PeerGone { failure: Failure, source: torch_ext::Error },
 
     #[error(
-        "{what} could not be read from the memory of rank {rank}: {source}. The first process that failed says why"
-    )]
-    MemoryGone { rank: usize, what: String, source: std::io::Error },
-
-    #[error(
         "rank {rank} changed or dropped its parameters while {what} was being read from it. Every rank has to make the same          passes in the same order; change parameters before the forward pass or after the backward pass"
     )]
     MemoryClosed { rank: usize, what: String },
@@ -82,6 +77,6 @@ impl CollectiveError {
     }
 
     pub(crate) fn is_peer_failure(&self) -> bool {
-        matches!(self, Self::PeerGone { .. } | Self::MemoryGone { .. })
+        matches!(self, Self::PeerGone { .. })
     }
 }

@@ -41,6 +41,11 @@ pub(crate) struct Versions {
 }
 
 impl Versions {
+    /// Versions that are all here.
+    pub(crate) fn here(versions: Vec<Tensor>) -> Self {
+        Self { in_flight: None, versions }
+    }
+
     /// Waits for all versions and writes their sum.
     pub(crate) fn sum_into(self, mut sum: Tensor) -> Result<()> {
         let Self { in_flight, versions } = self;
@@ -100,7 +105,7 @@ impl Group {
         let world_size = self.world_size() as i64;
         let versions = rows.f_view([world_size, -1])?.f_unbind(0)?;
         if world_size == 1 {
-            return Ok(Versions { in_flight: None, versions });
+            return Ok(Versions::here(versions));
         }
         if rows.device() != Device::Cpu {
             let part = versions[self.rank()].f_empty_like()?;

@@ -11,7 +11,7 @@ pub(crate) use in_flight::{InFlight, Versions};
 pub(crate) use journal::Failure;
 use journal::{Call, Journal};
 pub(crate) use members::Members;
-pub(crate) use neighbours::Neighbours;
+pub(crate) use neighbours::{MOST_OFFERS, Neighbours, Visit};
 use std::fmt;
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
@@ -512,6 +512,20 @@ impl Group {
             }
             _ => error.into(),
         }
+    }
+
+    /// Turns a failure of ranks that read each other's memory into one that names the call.
+    #[cold]
+    fn explain_own(&self, op: &'static str, label: String, error: torch_ext::Error) -> Error {
+        match &self.0.links {
+            Some(links) => self.explain(links, op, self.0.sequence.load(Ordering::Relaxed), label, error),
+            None => error.into(),
+        }
+    }
+
+    /// What people call rank `rank` of the group.
+    fn name_of(&self, rank: usize) -> usize {
+        self.0.members.in_job(rank)
     }
 
     #[cold]

@@ -1,26 +1,74 @@
 //! Ranks on one machine that read each other's memory: nothing passes through sockets, and nobody waits for the one it reads
-//! from.
+//! from, unless what it wants is not there yet.
 //!
 //! The kernel copies once, from process to process, as MPI libraries do within a machine (Goglin, Moreaud, "KNEM", Journal
 //! of Parallel and Distributed Computing 73, 2013).
 
-use super::Group;
+use super::{Group, ReduceOp};
 use crate::error::{CollectiveError, Result};
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
+use std::io;
 use std::sync::atomic::{AtomicI64, Ordering, fence};
+use std::thread;
+use std::time::{Duration, Instant};
 use tch::Tensor;
 use torch_ext::process_memory::{let_siblings_read, read};
 
 /// Stands where nobody may read.
 const CLOSED: i64 = 0;
 
+/// How many pieces of memory can be on offer at once.
+pub(crate) const MOST_OFFERS: usize = 8;
+
+/// How long to sleep before looking again: less than a piece takes, and more than looking does.
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// Numbers on a board.
+const NUM_WORDS: usize = 4 + MOST_OFFERS;
+
+/// What others see of a rank.
+#[derive(Debug, Default)]
+#[repr(C)]
+struct Board {
+    /// What its memory holds: whoever reads looks whether it is still the same afterwards.
+    stamp: AtomicI64,
+    /// Pieces offered since the opening, and pieces taken from every other rank.
+    num_offered: AtomicI64,
+    num_taken: AtomicI64,
+    /// Passes since the opening in which it does not read any more.
+    num_ended: AtomicI64,
+    /// Addresses of the last offers, by their numbers modulo the number of places.
+    places: [AtomicI64; MOST_OFFERS],
+}
+
+/// A board as it was when it was read.
+struct Seen([i64; NUM_WORDS]);
+
+impl Seen {
+    fn stamp(&self) -> i64 {
+        self.0[0]
+    }
+    fn num_offered(&self) -> i64 {
+        self.0[1]
+    }
+    fn num_taken(&self) -> i64 {
+        self.0[2]
+    }
+    fn num_ended(&self) -> i64 {
+        self.0[3]
+    }
+    fn place(&self, number: i64) -> usize {
+        self.0[4 + number as usize % MOST_OFFERS] as usize
+    }
+}
+
 /// All ranks of a group, which can read each other's memory.
 #[derive(Debug)]
 pub(crate) struct Neighbours {
+    group: Group,
     peers: Vec<Peer>,
-    /// What this rank's memory holds: others that read look whether it is still the same afterwards.
-    stamp: Box<AtomicI64>,
+    board: Box<Board>,
     /// The stamp of the last opening, or the number that the ranks met with.
     last: AtomicI64,
 }
@@ -28,7 +76,7 @@ pub(crate) struct Neighbours {
 #[derive(Debug)]
 struct Peer {
     process: u32,
-    stamp_at: usize,
+    board_at: usize,
 }
 
 impl Group {
@@ -41,14 +89,15 @@ impl Group {
         let _ = let_siblings_read();
         // A number nobody else has: another process may have the same id in another container.
         let nonce = (RandomState::new().hash_one(std::process::id()) >> 1) as i64 | 1;
-        let stamp = Box::new(AtomicI64::new(nonce));
-        let own = [i64::from(std::process::id()), &raw const *stamp as i64, nonce];
+        let board = Box::new(Board { stamp: AtomicI64::new(nonce), ..Default::default() });
+        let own = [i64::from(std::process::id()), &raw const *board as i64, nonce];
         let cards = Vec::<i64>::try_from(&self.all_gather_into_tensor(&Tensor::f_from_slice(&own)?)?)?;
-        let peer = |card: &[i64]| Peer { process: card[0] as u32, stamp_at: card[1] as usize };
-        let found = Neighbours { peers: cards.chunks_exact(3).map(peer).collect(), stamp, last: AtomicI64::new(nonce) };
-        let reads = |(rank, card): (usize, &[i64])| found.stamp_of(rank).is_ok_and(|stamp| stamp == card[2]);
+        let peer = |card: &[i64]| Peer { process: card[0] as u32, board_at: card[1] as usize };
+        let peers = cards.chunks_exact(3).map(peer).collect();
+        let found = Neighbours { group: self.clone(), peers, board, last: AtomicI64::new(nonce) };
+        let reads = |(rank, card): (usize, &[i64])| found.look(rank).is_ok_and(|board| board.stamp() == card[2]);
         let can_read = Tensor::f_from_slice(&[i64::from(cards.chunks_exact(3).enumerate().all(reads))])?;
-        self.all_reduce(&can_read, super::ReduceOp::Min)?;
+        self.all_reduce(&can_read, ReduceOp::Min)?;
         found.close();
         Ok((i64::try_from(&can_read)? == 1).then_some(found))
     }
@@ -57,38 +106,149 @@ impl Group {
 impl Neighbours {
     /// From now on this rank's memory may be read; others compare this number.
     pub(crate) fn open(&self) -> i64 {
+        let Board { stamp, num_offered, num_taken, num_ended, .. } = &*self.board;
+        [num_offered, num_taken, num_ended].into_iter().for_each(|number| number.store(0, Ordering::SeqCst));
         // Odd numbers only, so never `CLOSED`.
-        let stamp = self.last.fetch_add(2, Ordering::Relaxed).wrapping_add(2);
-        self.stamp.store(stamp, Ordering::SeqCst);
-        stamp
+        let own = self.last.fetch_add(2, Ordering::Relaxed).wrapping_add(2);
+        stamp.store(own, Ordering::SeqCst);
+        own
     }
 
     /// From now on it may not: what was read is found to be wrong by the one who read it.
     pub(crate) fn close(&self) {
-        self.stamp.store(CLOSED, Ordering::SeqCst);
+        self.board.stamp.store(CLOSED, Ordering::SeqCst);
         // Before anything that is written to the memory afterwards.
         fence(Ordering::SeqCst);
     }
 
-    fn stamp_of(&self, rank: usize) -> std::io::Result<i64> {
-        let place = Tensor::f_from_slice(&[0i64]).map_err(std::io::Error::other)?;
-        let peer = &self.peers[rank];
-        read(peer.process, peer.stamp_at, &place)?;
-        i64::try_from(&place).map_err(std::io::Error::other)
+    /// Offers memory to all other ranks, which stays as it is until it has been [taken](Self::await_taken); the number of
+    /// the offer.
+    pub(crate) fn offer(&self, address: usize) -> i64 {
+        let number = self.board.num_offered.load(Ordering::SeqCst);
+        self.board.places[number as usize % MOST_OFFERS].store(address as i64, Ordering::SeqCst);
+        self.board.num_offered.store(number + 1, Ordering::SeqCst);
+        number
     }
 
-    /// Fills `place` from what rank `rank` has at an address, while it is open as `stamp`; `what` is for messages.
+    /// Says that this rank has taken what it wants of one more offer of every rank.
+    pub(crate) fn has_taken(&self) {
+        self.board.num_taken.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Says that this rank has ended one more pass, and does not read for it any more.
+    pub(crate) fn has_ended(&self) {
+        self.board.num_ended.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn look(&self, rank: usize) -> io::Result<Seen> {
+        let mut seen = Seen([0; NUM_WORDS]);
+        let board = Tensor::f_from_slice(&seen.0).map_err(io::Error::other)?;
+        let Peer { process, board_at } = self.peers[rank];
+        read(process, board_at, &board)?;
+        board.f_copy_data(&mut seen.0, NUM_WORDS).map_err(io::Error::other)?;
+        Ok(seen)
+    }
+
+    /// Looks at a rank's board until something is found there.
+    fn await_board<T>(
+        &self,
+        rank: usize,
+        visit: &Visit<'_>,
+        find: impl Fn(io::Result<Seen>) -> Result<Option<T>>,
+    ) -> Result<T> {
+        let started = Instant::now();
+        let deadline = self.group.timeout().unwrap_or(Duration::MAX);
+        loop {
+            if let Some(found) = find(self.look(rank))? {
+                return Ok(found);
+            }
+            if deadline <= started.elapsed() {
+                let error = torch_ext::Error::timeout(visit.op, format!("rank {} is late", self.group.name_of(rank)));
+                return Err(self.group.explain_own(visit.op, visit.what.clone(), error));
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+
+    /// Waits until all ranks have ended something or do not read any more: they have closed, or are gone.
+    fn await_others(&self, visit: &Visit<'_>, has_ended: impl Fn(&Seen) -> bool) -> Result<()> {
+        let others = (0..self.peers.len()).filter(|&rank| rank != self.group.rank());
+        others.into_iter().try_for_each(|rank| {
+            let ends = |seen: &Seen| seen.stamp() != visit.stamps[rank] || has_ended(seen);
+            self.await_board(rank, visit, |seen| Ok(seen.as_ref().map_or(true, ends).then_some(())))
+        })
+    }
+
+    fn check(&self, rank: usize, visit: &Visit<'_>, seen: &Seen) -> Result<()> {
+        if seen.stamp() == visit.stamps[rank] {
+            return Ok(());
+        }
+        Err(CollectiveError::MemoryClosed { rank: self.group.name_of(rank), what: visit.what.clone() }.into())
+    }
+
+    #[cold]
+    fn lost(&self, rank: usize, visit: &Visit<'_>, source: &io::Error) -> crate::Error {
+        let rank = self.group.name_of(rank);
+        let error =
+            torch_ext::Error::connection(visit.op, format!("the memory of rank {rank} cannot be read: {source}"));
+        self.group.explain_own(visit.op, visit.what.clone(), error)
+    }
+
+    /// Fills `place` from what rank `rank` has at an address.
     ///
     /// # Errors
     /// The rank is gone, or has closed its memory meanwhile.
-    pub(crate) fn read(&self, rank: usize, address: usize, stamp: i64, place: &Tensor, what: &str) -> Result<()> {
-        let read = read(self.peers[rank].process, address, place).and_then(|()| self.stamp_of(rank));
-        match read {
-            Ok(found) if found == stamp => Ok(()),
-            Ok(_) => Err(CollectiveError::MemoryClosed { rank, what: what.to_owned() }.into()),
-            Err(source) => Err(CollectiveError::MemoryGone { rank, what: what.to_owned(), source }.into()),
-        }
+    pub(crate) fn read(&self, rank: usize, address: usize, place: &Tensor, visit: &Visit<'_>) -> Result<()> {
+        let Peer { process, .. } = self.peers[rank];
+        let seen = read(process, address, place).and_then(|()| self.look(rank));
+        self.check(rank, visit, &seen.map_err(|source| self.lost(rank, visit, &source))?)
     }
+
+    /// Waits for offer `number` of rank `rank`, and fills `place` from its bytes `offset` and following.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read); the deadline has passed.
+    pub(crate) fn take(
+        &self,
+        rank: usize,
+        number: i64,
+        offset: usize,
+        place: &Tensor,
+        visit: &Visit<'_>,
+    ) -> Result<()> {
+        let seen = self.await_board(rank, visit, |seen| {
+            let seen = seen.map_err(|source| self.lost(rank, visit, &source))?;
+            self.check(rank, visit, &seen)?;
+            Ok((number < seen.num_offered()).then_some(seen))
+        })?;
+        self.read(rank, seen.place(number) + offset, place, visit)
+    }
+
+    /// Waits until all ranks have taken offer `number` of this one.
+    ///
+    /// # Errors
+    /// The deadline has passed.
+    pub(crate) fn await_taken(&self, number: i64, visit: &Visit<'_>) -> Result<()> {
+        self.await_others(visit, |seen| number < seen.num_taken())
+    }
+
+    /// Waits until all ranks have ended as many passes as this one.
+    ///
+    /// # Errors
+    /// The deadline has passed.
+    pub(crate) fn await_ended(&self, visit: &Visit<'_>) -> Result<()> {
+        let number = self.board.num_ended.load(Ordering::SeqCst);
+        self.await_others(visit, |seen| number <= seen.num_ended())
+    }
+}
+
+/// What one reads, and how the ranks have opened.
+pub(crate) struct Visit<'a> {
+    pub(crate) op: &'static str,
+    /// For messages.
+    pub(crate) what: String,
+    /// By rank.
+    pub(crate) stamps: &'a [i64],
 }
 
 #[cfg(test)]
@@ -96,6 +256,16 @@ impl Neighbours {
 mod tests {
     use super::*;
     use crate::testing;
+    use torch_ext::Store;
+
+    fn visit(stamps: &[i64]) -> Visit<'_> {
+        Visit { op: "reading", what: "numbers".to_owned(), stamps }
+    }
+
+    /// All ranks' numbers, one from each.
+    fn exchange(group: &Group, own: i64) -> Vec<i64> {
+        Vec::try_from(&group.all_gather_into_tensor(&Tensor::from_slice(&[own])).unwrap()).unwrap()
+    }
 
     #[test]
     fn ranks_read_what_others_have_while_it_is_open() {
@@ -109,26 +279,81 @@ mod tests {
                 let own = Tensor::from_slice(&[group.rank() as i64, 7]);
                 let next = (group.rank() + 1) % world_size;
                 for _ in 0..2 {
-                    let card = Tensor::from_slice(&[own.data_ptr() as i64, neighbours.open()]);
-                    let cards = group.all_gather(&card)?;
-                    let (address, stamp) = (cards[next].int64_value(&[0]) as usize, cards[next].int64_value(&[1]));
+                    let stamps = exchange(group, neighbours.open());
+                    let address = exchange(group, own.data_ptr() as i64)[next] as usize;
                     let place = Tensor::from_slice(&[0i64; 2]);
-                    neighbours.read(next, address, stamp, &place, "numbers")?;
+                    neighbours.read(next, address, &place, &visit(&stamps))?;
                     assert_eq!(place, Tensor::from_slice(&[next as i64, 7]));
-                    let other = neighbours.read(next, address, stamp + 2, &place, "numbers").unwrap_err();
+                    let others = vec![1; world_size];
+                    let other = neighbours.read(next, address, &place, &visit(&others)).unwrap_err();
                     assert!(other.to_string().contains("numbers"), "another stamp: {other}");
+                    let absent = neighbours.read(next, 0, &place, &visit(&stamps)).unwrap_err();
+                    assert!(absent.is_peer_failure(), "{absent}");
                     group.barrier()?;
                     neighbours.close();
                     group.barrier()?;
-                    let closed = neighbours.read(next, address, stamp, &place, "numbers").unwrap_err();
-                    assert!(closed.to_string().contains(&format!("rank {next}")), "{closed}");
-                    let absent = neighbours.read(next, 0, CLOSED, &place, "numbers").unwrap_err();
-                    assert!(absent.is_peer_failure(), "{absent}");
+                    let closed = neighbours.read(next, address, &place, &visit(&stamps)).unwrap_err();
+                    assert!(closed.to_string().contains(&format!("rank {next} changed")), "{closed}");
                     group.barrier()?;
                 }
                 Ok(())
             })
             .unwrap();
         }
+    }
+
+    #[test]
+    fn offers_are_taken_in_their_order_and_stay_until_then() {
+        testing::ranks(3, |accelerator| {
+            let group = accelerator.group();
+            let neighbours = group.neighbours()?.unwrap();
+            let stamps = exchange(group, neighbours.open());
+            let visit = visit(&stamps);
+            let mut memory = Tensor::from_slice(&[0i64; 3]);
+            for number in 0..3 * MOST_OFFERS as i64 {
+                if 0 < number {
+                    neighbours.await_taken(number - 1, &visit)?;
+                }
+                // Overwrites what others would still find if nobody had waited.
+                memory.copy_(&(Tensor::from_slice(&[0i64, 1, 2]) + 10 * number + 1000 * group.rank() as i64));
+                assert_eq!(neighbours.offer(memory.data_ptr() as usize), number);
+                for rank in (0..3).filter(|&rank| rank != group.rank()) {
+                    let place = Tensor::from_slice(&[0i64]);
+                    neighbours.take(rank, number, 8 * group.rank(), &place, &visit)?;
+                    assert_eq!(i64::try_from(&place)?, group.rank() as i64 + 10 * number + 1000 * rank as i64);
+                }
+                neighbours.has_taken();
+            }
+            group.barrier()
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn a_rank_that_offers_nothing_is_named_at_the_deadline() {
+        let store = Store::hash().unwrap();
+        let rank = |rank: usize| {
+            let group = testing::join_with_deadline(&store, rank, 2, Duration::from_millis(800)).unwrap();
+            let neighbours = group.neighbours().unwrap().unwrap();
+            let stamps = exchange(&group, neighbours.open());
+            let taken = (rank == 0).then(|| neighbours.take(1, 0, 0, &Tensor::from_slice(&[0i64]), &visit(&stamps)));
+            // The other stays until it has been missed.
+            if rank == 0 {
+                store.set("missed", &[]).unwrap();
+            } else {
+                store.wait(&["missed"], Duration::from_secs(60)).unwrap();
+            }
+            taken
+        };
+        let rank = &rank;
+        let error = std::thread::scope(|scope| {
+            let threads = [0, 1].map(|number| scope.spawn(move || rank(number)));
+            threads.map(|thread| thread.join().unwrap()).into_iter().flatten().next().unwrap().unwrap_err()
+        });
+        let text = error.to_string();
+        assert!(
+            error.is_timeout() && text.contains("numbers") && text.contains("rank 1 has not made this call"),
+            "{text}"
+        );
     }
 }

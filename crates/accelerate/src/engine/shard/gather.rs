@@ -141,8 +141,7 @@ impl Shard {
         let whole = self.whole_memory(&mut state, unit)?;
         drop(state);
         let own = self.own_part(unit, &whole)?;
-        // Outside of passes nobody would know when a rank has read what it wants.
-        let in_flight = match pass != Pass::None && self.read_others(unit, &whole)? {
+        let in_flight = match self.read_others(unit, &whole, pass)? {
             true => None,
             false => self.0.group.start_all_gather(&whole, &own, &self.label(unit))?,
         };

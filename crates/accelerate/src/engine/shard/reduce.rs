@@ -20,7 +20,7 @@ use torch_ext::storage::storage_use_count;
 const PIECE_BYTES: usize = 4 << 20;
 
 /// How many pieces travel at once.
-const MOST_PIECES: usize = 4;
+pub(super) const MOST_PIECES: usize = 4;
 
 /// The gradients that are on their way, in the order in which they were sent.
 #[derive(Default)]
@@ -36,11 +36,23 @@ pub(super) struct Reducing {
 
 /// A piece of a unit's gradients.
 struct Piece {
-    versions: Versions,
+    unit: usize,
+    travel: PieceTravel,
     /// Where the sum goes, in the gradient of this rank's part.
     sum: Tensor,
-    /// The unit and the gradient of its part, with the last piece.
-    completes: Option<(usize, Tensor)>,
+    /// The gradient of the unit's part, with the last piece.
+    completes: Option<Tensor>,
+}
+
+/// How a piece comes to the ranks that add it up.
+enum PieceTravel {
+    Sent(Versions),
+    /// It lies in `rows`, one for each rank, in a buffer of `buffer_elements`.
+    Offered {
+        number: i64,
+        rows: Tensor,
+        buffer_elements: usize,
+    },
 }
 
 /// A unit's gradient on its way between the ranks that have the same part.
@@ -128,10 +140,13 @@ impl Shard {
             };
             let rows = memory()?;
             pack(content, gradients, &range, &rows, &scale)?;
-            let versions = self.0.group.start_reduce_scatter(&rows, memory, &self.label(unit))?;
+            let travel = match self.offer(&rows)? {
+                Some(number) => PieceTravel::Offered { number, rows, buffer_elements: step * world_size },
+                None => PieceTravel::Sent(self.0.group.start_reduce_scatter(&rows, memory, &self.label(unit))?),
+            };
             let place = sum.f_narrow(0, range.start as i64, range.len() as i64)?;
-            let completes = (range.end == content.shard_elements).then(|| (unit, sum.shallow_clone()));
-            self.lock().reducing.pieces.push_back(Piece { versions, sum: place, completes });
+            let completes = (range.end == content.shard_elements).then(|| sum.shallow_clone());
+            self.lock().reducing.pieces.push_back(Piece { unit, travel, sum: place, completes });
         }
         Ok(())
     }
@@ -146,12 +161,19 @@ impl Shard {
                 }
                 state.reducing.pieces.pop_front()
             };
-            let Some(Piece { versions, sum, completes }) = piece else { return Ok(()) };
-            versions.sum_into(sum)?;
+            let Some(Piece { unit, travel, sum, completes }) = piece else { return Ok(()) };
+            match travel {
+                PieceTravel::Sent(versions) => versions.sum_into(sum)?,
+                PieceTravel::Offered { number, rows, buffer_elements } => {
+                    let room = self.lock().buffers.take(buffer_elements, (rows.f_kind()?, rows.device()))?;
+                    let room = room.f_narrow(0, 0, rows.numel() as i64)?;
+                    self.sum_offered(unit, number, rows, &room, sum)?;
+                }
+            }
             match (completes, &self.0.replicas) {
                 (None, _) => {}
-                (Some((unit, gradient)), None) => self.accumulate(unit, &gradient)?,
-                (Some((unit, gradient)), Some(replicas)) => {
+                (Some(gradient), None) => self.accumulate(unit, &gradient)?,
+                (Some(gradient), Some(replicas)) => {
                     let in_flight = replicas.start_all_reduce(&gradient, &self.label(unit))?;
                     self.lock().reducing.replicated.push_back(Replicated { in_flight, unit, gradient });
                 }
@@ -197,6 +219,7 @@ impl Shard {
             }
         }
         self.finish_pieces(0)?;
+        self.await_lent(0)?;
         self.finish_replicated()
     }
 
@@ -224,7 +247,13 @@ impl Shard {
     /// Forgets a backward pass that has failed. What is on its way has to arrive first: its memory will be used again.
     pub(super) fn abandon_backward(&self) -> Result<()> {
         let Reducing { pieces, replicated, .. } = std::mem::take(&mut self.lock().reducing);
-        pieces.into_iter().try_for_each(|piece| piece.versions.sum_into(piece.sum))?;
+        for Piece { travel, sum, .. } in pieces {
+            match travel {
+                PieceTravel::Sent(versions) => versions.sum_into(sum)?,
+                // Whoever still reads it finds the window closed.
+                PieceTravel::Offered { .. } => self.close_window()?,
+            }
+        }
         replicated.into_iter().try_for_each(|unit| unit.in_flight.map_or(Ok(()), InFlight::wait))
     }
 }

@@ -1,13 +1,25 @@
 //! While parameters stay as they are, ranks on one machine read each other's parts out of memory, whenever they need them.
 //!
+//! Gradients of other ranks' parts lie ready for them in the same way, piece by piece.
+//!
 //! A window opens with a forward pass and closes when all ranks have compared what they gathered, after the backward pass,
 //! before anything changes. Whoever changes parameters in between is found out, by itself or by who has read them.
 
+use super::gather::Pass;
+use super::reduce::MOST_PIECES;
 use super::unit::UnitState;
 use super::{Home, Shard};
 use crate::error::{Result, StateError};
-use crate::group::{Group, InFlight, Neighbours};
+use crate::group::{Group, InFlight, MOST_OFFERS, Neighbours, Versions, Visit};
+use std::collections::VecDeque;
 use tch::{Device, Kind, Tensor};
+use torch_ext::hooks::queue_callback;
+
+/// How many pieces of gradients may wait to be taken while this rank goes on.
+const MOST_LENT: usize = 2;
+
+// What has been offered and not been taken has a place of its own.
+const _: () = assert!(MOST_PIECES + MOST_LENT < MOST_OFFERS);
 
 /// Ranks whose parts can be read.
 pub(super) struct Direct {
@@ -21,10 +33,10 @@ pub(super) struct Window {
     /// The numbers under which ranks have opened, by rank, and what brings them.
     stamps: Tensor,
     opening: Option<InFlight>,
-    /// Tells when all ranks have ended the forward pass.
-    leaving: Option<InFlight>,
-    /// Parts have been read since.
-    reads_on: bool,
+    /// Gradients that other ranks may not have taken yet, by the numbers of their offers.
+    lent: VecDeque<(i64, Tensor)>,
+    /// The running backward pass will say when it has ended.
+    is_end_awaited: bool,
     /// How often own parts had been written to.
     versions: Vec<i64>,
 }
@@ -55,7 +67,7 @@ impl Shard {
         let stamps = Tensor::f_zeros([group.world_size() as i64], (Kind::Int64, Device::Cpu))?;
         let own = Tensor::f_from_slice(&[direct.neighbours.open()])?;
         let opening = group.start_all_gather(&stamps, &own, "parameters at the beginning of a forward pass")?;
-        self.lock().window = Some(Window { stamps, opening, leaving: None, reads_on: false, versions });
+        self.lock().window = Some(Window { stamps, opening, lent: VecDeque::new(), is_end_awaited: false, versions });
         Ok(())
     }
 
@@ -64,62 +76,114 @@ impl Shard {
         self.lock().window.is_some()
     }
 
-    /// Reads the other ranks' parts of a unit to where they belong in `whole`; whether that is possible.
-    pub(super) fn read_others(&self, unit: usize, whole: &Tensor) -> Result<bool> {
-        let Some(direct) = &self.0.direct else { return Ok(false) };
+    /// How ranks have opened, by rank; `None` without a window.
+    fn stamps(&self) -> Result<Option<Vec<i64>>> {
         let (stamps, opening) = {
             let mut state = self.lock();
-            let Some(window) = &mut state.window else { return Ok(false) };
-            window.reads_on |= window.leaving.is_some();
+            let Some(window) = &mut state.window else { return Ok(None) };
             (window.stamps.shallow_clone(), window.opening.take())
         };
         opening.map_or(Ok(()), InFlight::wait)?;
-        let places = whole.f_detach()?.f_chunk(self.0.group.world_size() as i64, 0)?;
+        Ok(Some(Vec::try_from(&stamps)?))
+    }
+
+    /// Reads the other ranks' parts of a unit to where they belong in `whole`; whether that is possible.
+    pub(super) fn read_others(&self, unit: usize, whole: &Tensor, pass: Pass) -> Result<bool> {
+        // Outside of passes nobody would know when a rank has read what it wants.
+        if pass == Pass::None {
+            return Ok(false);
+        }
+        let (Some(direct), Some(stamps)) = (&self.0.direct, self.stamps()?) else { return Ok(false) };
+        if pass == Pass::Backward {
+            self.await_end_of_reading()?;
+        }
+        let visit = Visit { op: "all_gather", what: self.label(unit), stamps: &stamps };
+        let places = whole.f_detach()?.f_chunk(stamps.len() as i64, 0)?;
         for (rank, place) in places.iter().enumerate().filter(|(rank, _)| *rank != self.0.group.rank()) {
-            let stamp = stamps.f_int64_value(&[rank as i64])?;
-            direct.neighbours.read(rank, direct.parts[unit][rank], stamp, place, &self.label(unit))?;
+            direct.neighbours.read(rank, direct.parts[unit][rank], place, &visit)?;
         }
         Ok(true)
     }
 
-    /// Says that this rank has read what it needed for the forward pass.
-    pub(super) fn leave_window(&self) -> Result<()> {
-        if !self.has_window() {
+    fn await_end_of_reading(&self) -> Result<()> {
+        let is_awaited = |window: &mut Window| std::mem::replace(&mut window.is_end_awaited, true);
+        if self.lock().window.as_mut().is_some_and(is_awaited) {
             return Ok(());
         }
-        let group = &self.0.group;
-        let ends = Tensor::f_zeros([group.world_size() as i64], (Kind::Int64, Device::Cpu))?;
-        let own = Tensor::f_zeros([1], (Kind::Int64, Device::Cpu))?;
-        let leaving = group.start_all_gather(&ends, &own, "the end of a forward pass")?;
-        if let Some(window) = &mut self.lock().window {
-            window.leaving = leaving;
-        }
+        let shard = self.clone();
+        queue_callback(move || {
+            if let Some(window) = &mut shard.lock().window {
+                window.is_end_awaited = false;
+            }
+            shard.end_pass();
+            Ok(())
+        })?;
         Ok(())
     }
 
-    /// Ends the window of an earlier forward pass, if there is one. Collective.
-    pub(super) fn end_window(&self) -> Result<()> {
-        // A backward pass that was not the accelerator's may still be reading elsewhere.
-        let reads_on = self.lock().window.as_ref().is_some_and(|window| window.reads_on);
-        if reads_on {
-            self.check_order()?;
-        }
-        self.close_window()
+    /// Offers rows of gradients, one for each rank, to those that want them; the number of the offer, if that is possible.
+    pub(super) fn offer(&self, rows: &Tensor) -> Result<Option<i64>> {
+        let (Some(direct), Some(_)) = (&self.0.direct, self.stamps()?) else { return Ok(None) };
+        Ok(Some(direct.neighbours.offer(rows.data_ptr() as usize)))
     }
 
-    /// Closes the window, if there is one, before parameters change. Waits until all ranks have ended the forward pass; what
-    /// they read in a backward pass, they say when they [compare](Self::check_order) what they gathered.
+    /// Adds up this rank's rows of an offer of all ranks, `rows` among them, in the order of ranks. `room` is memory for as
+    /// many elements.
+    pub(super) fn sum_offered(&self, unit: usize, number: i64, rows: Tensor, room: &Tensor, sum: Tensor) -> Result<()> {
+        let (Some(direct), Some(stamps)) = (&self.0.direct, self.stamps()?) else {
+            return Err(StateError::ChangedWhileRead { unit: self.label(unit) }.into());
+        };
+        let visit = Visit { op: "reduce_scatter", what: self.label(unit), stamps: &stamps };
+        let (own, world_size) = (self.0.group.rank(), stamps.len());
+        let row_bytes = rows.numel() / world_size * rows.f_kind()?.elt_size_in_bytes();
+        let mut versions = room.f_view([world_size as i64, -1])?.f_unbind(0)?;
+        versions[own] = rows.f_view([world_size as i64, -1])?.f_select(0, own as i64)?;
+        for (rank, place) in versions.iter().enumerate().filter(|(rank, _)| *rank != own) {
+            direct.neighbours.take(rank, number, own * row_bytes, place, &visit)?;
+        }
+        direct.neighbours.has_taken();
+        Versions::here(versions).sum_into(sum)?;
+        if let Some(window) = &mut self.lock().window {
+            window.lent.push_back((number, rows));
+        }
+        self.await_lent(MOST_LENT)
+    }
+
+    /// Waits until other ranks have taken all gradients but the last so many.
+    pub(super) fn await_lent(&self, most_left: usize) -> Result<()> {
+        loop {
+            let (number, _rows) = {
+                let mut state = self.lock();
+                match &mut state.window {
+                    Some(window) if most_left < window.lent.len() => match window.lent.pop_front() {
+                        Some(lent) => lent,
+                        None => return Ok(()),
+                    },
+                    _ => return Ok(()),
+                }
+            };
+            if let (Some(direct), Some(stamps)) = (&self.0.direct, self.stamps()?) {
+                let visit = Visit { op: "reduce_scatter", what: "gradients".to_owned(), stamps: &stamps };
+                direct.neighbours.await_taken(number, &visit)?;
+            }
+        }
+    }
+
+    /// Says that this rank has read what it needed for a forward or backward pass.
+    pub(super) fn end_pass(&self) {
+        if let Some(direct) = self.0.direct.as_ref().filter(|_| self.has_window()) {
+            direct.neighbours.has_ended();
+        }
+    }
+
+    /// Closes the window, if there is one, before parameters change. Waits until all ranks have ended as many passes.
     ///
     /// # Errors
     /// Parameters have been changed already.
     pub(super) fn close_window(&self) -> Result<()> {
-        let Some(window) = self.lock().window.take() else { return Ok(()) };
-        let Window { opening, leaving, versions, .. } = window;
-        let ended = [opening, leaving].into_iter().flatten().try_for_each(InFlight::wait);
-        if let Some(direct) = &self.0.direct {
-            direct.neighbours.close();
-        }
-        ended?;
+        let window = self.lock().window.take();
+        let (Some(direct), Some(window)) = (&self.0.direct, window) else { return Ok(()) };
+        let versions = direct.close(window)?;
         let state = self.lock();
         for (unit, (own, &before)) in state.units.iter().zip(&versions).enumerate() {
             if own.version()? != before {
@@ -130,16 +194,28 @@ impl Shard {
     }
 }
 
+impl Direct {
+    /// Waits until nobody reads any more; how often own parts had been written to at the beginning.
+    fn close(&self, window: Window) -> Result<Vec<i64>> {
+        let Window { stamps, opening, versions, lent, .. } = window;
+        let opened = opening.map_or(Ok(()), InFlight::wait).and_then(|()| Ok(Vec::<i64>::try_from(&stamps)?));
+        let ended = opened.and_then(|stamps| {
+            let what = "the end of a pass".to_owned();
+            self.neighbours.await_ended(&Visit { op: "forward or backward", what, stamps: &stamps })
+        });
+        self.neighbours.close();
+        drop(lent);
+        ended.map(|()| versions)
+    }
+}
+
 /// Parameters go with their model; others may still be reading them.
 impl Drop for super::Inner {
     fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some(Window { opening, leaving, .. }) = state.window.take() {
+        let window = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner).window.take();
+        if let (Some(direct), Some(window)) = (&self.direct, window) {
             // Nobody is left who could be told: who still reads then, finds the window closed.
-            let _ = [opening, leaving].into_iter().flatten().try_for_each(InFlight::wait);
-        }
-        if let Some(direct) = &self.direct {
-            direct.neighbours.close();
+            let _ = direct.close(window);
         }
     }
 }
