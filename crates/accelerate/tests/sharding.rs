@@ -117,6 +117,9 @@ fn largest_difference(a: &[f64], b: &[f64]) -> f64 {
 
 fn assert_equal(case: Case, plugin: FullyShardedDataParallelPlugin) {
     let (replicated, sharded) = (run(case, None), run(case, Some(plugin.clone())));
+    // Whether parts are read out of memory, as here, or sent changes nothing.
+    let sent = FullyShardedDataParallelPlugin { direct_all_gather: false, ..plugin.clone() };
+    assert!(run(case, Some(sent)) == sharded, "sent and read: {case:?}, {plugin:?}");
     for (rank, (wanted, found)) in replicated.iter().zip(&sharded).enumerate() {
         let context = format!("rank {rank} of {case:?}, {plugin:?}");
         assert!(largest_difference(&wanted.0, &found.0) <= 1e-6, "losses {:?} {:?}: {context}", wanted.0, found.0);

@@ -214,6 +214,8 @@ fn what_is_fetched_ahead_is_not_fetched_again() {
             forward_prefetch,
             backward_prefetch,
             limit_all_gathers,
+            // What is read out of memory is not asked for ahead.
+            direct_all_gather: false,
             ..Default::default()
         };
         let counts = testing::ranks(2, |accelerator| {
@@ -296,7 +298,12 @@ fn steered(
 #[test]
 fn another_order_is_an_error_unless_it_may_change() {
     for dynamic in [false, true] {
-        let plugin = FullyShardedDataParallelPlugin { forward_prefetch: true, dynamic, ..Default::default() };
+        let plugin = FullyShardedDataParallelPlugin {
+            forward_prefetch: true,
+            dynamic,
+            direct_all_gather: false,
+            ..Default::default()
+        };
         testing::ranks(2, |accelerator| {
             let reversed = Arc::new(Mutex::new(false));
             let (_, shard, model) = steered(&accelerator, &plugin, Arc::clone(&reversed), Arc::default())?;
@@ -475,4 +482,29 @@ fn checkpointed_blocks_travel_no_more_often() {
             .unwrap();
         }
     }
+}
+
+#[test]
+fn parts_are_read_out_of_memory_between_a_forward_pass_and_the_comparison_after_its_backward_pass() {
+    testing::ranks(3, |accelerator| {
+        let (model, shard, _) = prepared(&accelerator, true)?;
+        assert!(shard.0.direct.is_some(), "ranks of one process can read each other's memory");
+        let input = Tensor::ones([2, 5], (Kind::Float, tch::Device::Cpu));
+        for _ in 0..2 {
+            let loss = model.forward(&input)?.f_sum(None)?;
+            assert!(shard.has_window());
+            accelerator.backward(&loss)?;
+            // The accelerator of the test has not prepared the model.
+            crate::engine::Engine::after_backward(&shard)?;
+            assert!(!shard.has_window());
+            let _ = tch::no_grad(|| model.forward(&input))?;
+            assert!(!shard.has_window(), "nobody will read after a pass without gradients");
+        }
+        let sent = FullyShardedDataParallelPlugin { direct_all_gather: false, ..Default::default() };
+        let (model, shard, _) = prepared_with(&accelerator, sent)?;
+        let _loss = model.forward(&input)?;
+        assert!(shard.0.direct.is_none() && !shard.has_window());
+        Ok(())
+    })
+    .unwrap();
 }

@@ -1,0 +1,150 @@
+//! Ranks that read each other's parts out of memory: whoever changes or drops parameters meanwhile is found out.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use accelerate::nn::{Linear, Module, ModuleFn, ParamStore};
+use accelerate::optim::Sgd;
+use accelerate::tch::{self, Device, Kind, Tensor};
+use accelerate::{Accelerator, AcceleratorBuilder, AutoWrapPolicy, FullyShardedDataParallelPlugin, Result, testing};
+use std::sync::Barrier;
+use torch_ext::autograd::backward;
+
+fn builder() -> AcceleratorBuilder {
+    let auto_wrap_policy = AutoWrapPolicy::TransformerBasedWrap;
+    Accelerator::builder().fsdp_plugin(FullyShardedDataParallelPlugin { auto_wrap_policy, ..Default::default() })
+}
+
+const WIDTH: i64 = 8;
+
+fn ones() -> Tensor {
+    Tensor::ones([1, WIDTH], (Kind::Float, Device::Cpu))
+}
+
+/// Three layers of ones over `WIDTH`; `between` is called before the last one.
+fn layers<F: Fn() + Send + 'static>(
+    store: &ParamStore,
+    between: F,
+) -> Result<impl Module<Input = Tensor, Output = Tensor> + use<F>> {
+    let layer = |index: usize| Linear::new(store.root() / "layers" / index, WIDTH, WIDTH, Default::default());
+    let layers = (0..3).map(layer).collect::<Result<Vec<_>>>()?;
+    for param in store.parameters() {
+        param.copy_(&Tensor::from(1.0))?;
+    }
+    Ok(ModuleFn::new(store, move |input: &Tensor| {
+        let mut x = input.shallow_clone();
+        for (index, layer) in layers.iter().enumerate() {
+            if index == 2 {
+                between();
+            }
+            x = layer.forward(&x)? / WIDTH as f64;
+        }
+        Ok(x)
+    }))
+}
+
+/// A rank whose model is gone early still gives the others what they need of it.
+#[test]
+fn a_rank_that_has_ended_waits_until_nobody_reads_its_parts() {
+    for backward_too in [false, true] {
+        let (arrived, left) = (Barrier::new(2), Barrier::new(2));
+        let (arrived, left): (&'static Barrier, &'static Barrier) =
+            (Box::leak(Box::new(arrived)), Box::leak(Box::new(left)));
+        let outputs = testing::ranks_with(2, builder(), |accelerator| {
+            let waits = accelerator.process_index() == 1;
+            let store = ParamStore::new(Device::Cpu);
+            let between = move || {
+                arrived.wait();
+                if waits {
+                    // Rank 0 has ended its forward pass, and goes on to drop its model.
+                    left.wait();
+                }
+            };
+            let model = accelerator.prepare(layers(&store, between)?)?;
+            let output = model.forward(&ones())?;
+            if !waits {
+                left.wait();
+            }
+            if backward_too {
+                // Not the accelerator's: nothing is compared afterwards.
+                backward(&[&output.sum(Kind::Float)], None, false, false)?;
+            }
+            Ok(output.double_value(&[0, 0]))
+        });
+        // Of layers of ones, divided by their width: each adds an eighth.
+        assert_eq!(outputs.unwrap(), [1.375; 2], "backward: {backward_too}");
+    }
+}
+
+#[test]
+fn parts_that_change_between_the_passes_are_an_error() {
+    let texts = testing::ranks_with(2, builder(), |accelerator| {
+        let store = ParamStore::new(Device::Cpu);
+        let model = accelerator.prepare(layers(&store, || ())?)?;
+        let _output = model.forward(&ones())?;
+        for param in store.parameters() {
+            let _ = tch::no_grad(|| param.local().f_add_scalar_(1.0))?;
+        }
+        let text = model.forward(&ones()).unwrap_err().to_string();
+        // The next pass is as any other.
+        let again = model.forward(&ones())?.double_value(&[0, 0]);
+        Ok((text, again))
+    });
+    for (text, again) in texts.unwrap() {
+        assert!(text.contains("were changed between a forward pass and its backward pass"), "{text}");
+        assert!(again > 2.0, "computed with the new values: {again}");
+    }
+}
+
+/// Values that everyone sets between the passes of two graphs are seen by the second one.
+#[test]
+fn parameters_may_be_overwritten_between_passes_without_a_step() {
+    let outputs = testing::ranks_with(3, builder(), |accelerator| {
+        let store = ParamStore::new(Device::Cpu);
+        let model = accelerator.prepare(layers(&store, || ())?)?;
+        let mut outputs = Vec::new();
+        for value in 0..20 {
+            for param in store.parameters() {
+                param.copy_(&Tensor::from(f64::from(value)))?;
+            }
+            // With and without gradients, and without a backward pass.
+            let output =
+                if value % 2 == 0 { model.forward(&ones())? } else { tch::no_grad(|| model.forward(&ones()))? };
+            outputs.push(output.double_value(&[0, 0]));
+        }
+        Ok(outputs)
+    });
+    for found in outputs.unwrap() {
+        for (value, found) in found.into_iter().enumerate() {
+            let v = value as f64;
+            let wanted = (0..3).fold(1.0, |x, _| v * x + v / 8.0);
+            assert!((found - wanted).abs() <= 1e-5 * wanted.max(1.0), "{value}: {found} {wanted}");
+        }
+    }
+}
+
+/// Ranks are as unequal as they can be, and all have the same sums.
+#[test]
+fn ranks_of_different_speed_train_alike() {
+    let losses = testing::ranks_with(3, builder(), |accelerator| {
+        let store = ParamStore::new(Device::Cpu);
+        let rank = accelerator.process_index();
+        let busy = move || {
+            // Work that only some ranks have.
+            let size = 200 * rank as i64 + 1;
+            let table = Tensor::ones([size, size], (Kind::Float, Device::Cpu));
+            let _ = table.mm(&table);
+        };
+        let (model, mut optimizer) = accelerator.prepare((layers(&store, busy)?, Sgd::new(&store, 0.01)?))?;
+        let mut losses = Vec::new();
+        for _ in 0..10 {
+            let loss = (model.forward(&ones())? - 0.5).square().mean(Kind::Float);
+            accelerator.backward(&loss)?;
+            optimizer.step()?;
+            optimizer.zero_grad()?;
+            losses.push(loss.double_value(&[]));
+        }
+        Ok(losses)
+    });
+    let losses = losses.unwrap();
+    assert_eq!((&losses[0], &losses[0]), (&losses[1], &losses[2]));
+    assert!(losses[0][9] < losses[0][0] && losses[0].windows(2).all(|pair| pair[1] < pair[0]), "{losses:?}");
+}
