@@ -7,6 +7,7 @@ use accelerate::tch::{self, Device, Kind, Tensor};
 use accelerate::{Accelerator, AcceleratorBuilder, AutoWrapPolicy, FullyShardedDataParallelPlugin, Result, testing};
 use std::sync::Barrier;
 use torch_ext::autograd::backward;
+use torch_ext::hooks::register_hook;
 
 fn builder() -> AcceleratorBuilder {
     let auto_wrap_policy = AutoWrapPolicy::TransformerBasedWrap;
@@ -20,7 +21,7 @@ fn ones() -> Tensor {
 }
 
 /// Three layers of ones over `WIDTH`; `between` is called before the last one.
-fn layers<F: Fn() + Send + 'static>(
+fn layers<F: Fn(&Tensor) + Send + 'static>(
     store: &ParamStore,
     between: F,
 ) -> Result<impl Module<Input = Tensor, Output = Tensor> + use<F>> {
@@ -33,7 +34,7 @@ fn layers<F: Fn() + Send + 'static>(
         let mut x = input.shallow_clone();
         for (index, layer) in layers.iter().enumerate() {
             if index == 2 {
-                between();
+                between(&x);
             }
             x = layer.forward(&x)? / WIDTH as f64;
         }
@@ -41,36 +42,48 @@ fn layers<F: Fn() + Send + 'static>(
     }))
 }
 
+/// When rank 0 ends, while rank 1 still needs its parts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Ends {
+    InForward,
+    /// Of gradients that are not added up over ranks: those would keep rank 0.
+    InBackward,
+}
+
 /// A rank whose model is gone early still gives the others what they need of it.
 #[test]
 fn a_rank_that_has_ended_waits_until_nobody_reads_its_parts() {
-    for backward_too in [false, true] {
-        let (arrived, left) = (Barrier::new(2), Barrier::new(2));
-        let (arrived, left): (&'static Barrier, &'static Barrier) =
-            (Box::leak(Box::new(arrived)), Box::leak(Box::new(left)));
-        let outputs = testing::ranks_with(2, builder(), |accelerator| {
+    for ends in [Ends::InForward, Ends::InBackward] {
+        let left: &'static Barrier = Box::leak(Box::new(Barrier::new(2)));
+        let results = testing::ranks_with(2, builder(), |accelerator| {
             let waits = accelerator.process_index() == 1;
             let store = ParamStore::new(Device::Cpu);
-            let between = move || {
-                arrived.wait();
-                if waits {
-                    // Rank 0 has ended its forward pass, and goes on to drop its model.
-                    left.wait();
+            let between = move |x: &Tensor| match ends {
+                Ends::InForward if waits => drop(left.wait()),
+                Ends::InBackward if waits => {
+                    let wait = move |_: &Tensor| {
+                        left.wait();
+                        Ok(None)
+                    };
+                    register_hook(x, wait).unwrap();
                 }
+                _ => {}
             };
             let model = accelerator.prepare(layers(&store, between)?)?;
-            let output = model.forward(&ones())?;
+            let input = ones().set_requires_grad(true);
+            let output = model.forward(&input)?;
+            if ends == Ends::InBackward {
+                // Not the accelerator's: nothing is compared afterwards.
+                accelerator.no_sync(&model, || Ok(backward(&[&output.sum(Kind::Float)], None, false, false)?))?;
+            }
             if !waits {
                 left.wait();
             }
-            if backward_too {
-                // Not the accelerator's: nothing is compared afterwards.
-                backward(&[&output.sum(Kind::Float)], None, false, false)?;
-            }
-            Ok(output.double_value(&[0, 0]))
+            let gradient = (ends == Ends::InBackward).then(|| input.grad().double_value(&[0, 0]));
+            Ok((output.double_value(&[0, 0]), gradient))
         });
-        // Of layers of ones, divided by their width: each adds an eighth.
-        assert_eq!(outputs.unwrap(), [1.375; 2], "backward: {backward_too}");
+        // Of layers of ones, divided by their width: each adds an eighth, and hands gradients on as they are.
+        assert_eq!(results.unwrap(), [(1.375, (ends == Ends::InBackward).then_some(1.0)); 2], "{ends:?}");
     }
 }
 
@@ -78,7 +91,7 @@ fn a_rank_that_has_ended_waits_until_nobody_reads_its_parts() {
 fn parts_that_change_between_the_passes_are_an_error() {
     let texts = testing::ranks_with(2, builder(), |accelerator| {
         let store = ParamStore::new(Device::Cpu);
-        let model = accelerator.prepare(layers(&store, || ())?)?;
+        let model = accelerator.prepare(layers(&store, |_| ())?)?;
         let _output = model.forward(&ones())?;
         for param in store.parameters() {
             let _ = tch::no_grad(|| param.local().f_add_scalar_(1.0))?;
@@ -99,7 +112,7 @@ fn parts_that_change_between_the_passes_are_an_error() {
 fn parameters_may_be_overwritten_between_passes_without_a_step() {
     let outputs = testing::ranks_with(3, builder(), |accelerator| {
         let store = ParamStore::new(Device::Cpu);
-        let model = accelerator.prepare(layers(&store, || ())?)?;
+        let model = accelerator.prepare(layers(&store, |_| ())?)?;
         let mut outputs = Vec::new();
         for value in 0..20 {
             for param in store.parameters() {
@@ -127,7 +140,7 @@ fn ranks_of_different_speed_train_alike() {
     let losses = testing::ranks_with(3, builder(), |accelerator| {
         let store = ParamStore::new(Device::Cpu);
         let rank = accelerator.process_index();
-        let busy = move || {
+        let busy = move |_: &Tensor| {
             // Work that only some ranks have.
             let size = 200 * rank as i64 + 1;
             let table = Tensor::ones([size, size], (Kind::Float, Device::Cpu));
@@ -136,15 +149,17 @@ fn ranks_of_different_speed_train_alike() {
         let (model, mut optimizer) = accelerator.prepare((layers(&store, busy)?, Sgd::new(&store, 0.01)?))?;
         let mut losses = Vec::new();
         for _ in 0..10 {
-            let loss = (model.forward(&ones())? - 0.5).square().mean(Kind::Float);
+            let input = ones() * (rank + 1) as f64;
+            let loss = (model.forward(&input)? - 0.5).square().mean(Kind::Float);
             accelerator.backward(&loss)?;
             optimizer.step()?;
             optimizer.zero_grad()?;
             losses.push(loss.double_value(&[]));
         }
-        Ok(losses)
+        let state = store.state_dict()?;
+        let weight = state.get("layers.2.weight").unwrap();
+        Ok((losses, Vec::<f32>::try_from(weight.reshape([-1])).unwrap()))
     });
-    let losses = losses.unwrap();
-    assert_eq!((&losses[0], &losses[0]), (&losses[1], &losses[2]));
-    assert!(losses[0][9] < losses[0][0] && losses[0].windows(2).all(|pair| pair[1] < pair[0]), "{losses:?}");
+    let trained = losses.unwrap();
+    assert!(trained.iter().all(|(losses, weight)| losses[9] < losses[0] && *weight == trained[0].1), "{trained:?}");
 }

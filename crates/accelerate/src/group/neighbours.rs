@@ -309,12 +309,13 @@ mod tests {
             let neighbours = group.neighbours()?.unwrap();
             let stamps = exchange(group, neighbours.open());
             let visit = visit(&stamps);
-            let mut memory = Tensor::from_slice(&[0i64; 3]);
+            let mut memories = [0, 1].map(|_| Tensor::from_slice(&[0i64; 3]));
             for number in 0..3 * MOST_OFFERS as i64 {
-                if 0 < number {
-                    neighbours.await_taken(number - 1, &visit)?;
+                if 1 < number {
+                    neighbours.await_taken(number - 2, &visit)?;
                 }
                 // Overwrites what others would still find if nobody had waited.
+                let memory = &mut memories[number as usize % 2];
                 memory.copy_(&(Tensor::from_slice(&[0i64, 1, 2]) + 10 * number + 1000 * group.rank() as i64));
                 assert_eq!(neighbours.offer(memory.data_ptr() as usize), number);
                 for rank in (0..3).filter(|&rank| rank != group.rank()) {
