@@ -363,11 +363,32 @@ fn bfloat16_is_what_travels_and_float32_what_is_kept() {
         let mixed_precision_policy = Some(MixedPrecisionPolicy {
             param_dtype: Some(FloatType::BFloat16),
             reduce_dtype: Some(FloatType::Float32),
+            ..Default::default()
         });
         let exact = FullyShardedDataParallelPlugin { mixed_precision_policy, ..plugin(strategy, TransformerBasedWrap) };
         let (exactly_reduced, _) = train_in_bf16(3, exact);
         let (reduced, _) = train_in_bf16(3, plugin(strategy, TransformerBasedWrap));
         assert_ne!(exactly_reduced, reduced, "a third is not a number of bfloat16");
+    }
+}
+
+#[test]
+fn outputs_are_of_the_type_that_is_asked_for() {
+    for (mixed_precision, output_dtype, wanted) in [
+        (MixedPrecision::Bf16, None, Kind::Float),
+        (MixedPrecision::Bf16, Some(FloatType::BFloat16), Kind::BFloat16),
+        (MixedPrecision::No, None, Kind::Float),
+        (MixedPrecision::No, Some(FloatType::Float16), Kind::Half),
+    ] {
+        let mixed_precision_policy = Some(MixedPrecisionPolicy { output_dtype, ..Default::default() });
+        let plugin =
+            FullyShardedDataParallelPlugin { mixed_precision_policy, ..plugin(FullShard, TransformerBasedWrap) };
+        let builder = Accelerator::builder().mixed_precision(mixed_precision).fsdp_plugin(plugin);
+        let kinds = testing::ranks_with(2, builder, |accelerator| {
+            let (_, module) = model(&accelerator)?;
+            Ok(accelerator.prepare(module)?.forward(&Tensor::from_slice(&[1i64, 2]))?.kind())
+        });
+        assert_eq!(kinds.unwrap(), [wanted; 2], "{mixed_precision:?}, {output_dtype:?}");
     }
 }
 

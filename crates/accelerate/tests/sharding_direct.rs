@@ -163,3 +163,39 @@ fn ranks_of_different_speed_train_alike() {
     let trained = losses.unwrap();
     assert!(trained.iter().all(|(losses, weight)| losses[9] < losses[0] && *weight == trained[0].1), "{trained:?}");
 }
+
+/// Two models of one accelerator, each sharded on its own, one of them computing with what the other one makes.
+#[test]
+fn several_models_and_optimizers() {
+    let run = |builder: AcceleratorBuilder| {
+        let values = testing::ranks_with(2, builder, |accelerator| {
+            let stores = [0, 1].map(|_| ParamStore::new(Device::Cpu));
+            let models = (layers(&stores[0], |_| ())?, layers(&stores[1], |_| ())?);
+            let optimizers = (Sgd::new(&stores[0], 0.02)?, Sgd::new(&stores[1], 0.01)?);
+            let (generator, judge) = accelerator.prepare(models)?;
+            let (mut first, mut second) = accelerator.prepare(optimizers)?;
+            let input = ones() * (1.0 + accelerator.process_index() as f64);
+            for _ in 0..3 {
+                let made = generator.forward(&input)?;
+                accelerator.backward(&judge.forward(&made.detach())?.square().mean(None))?;
+                second.step()?;
+                second.zero_grad()?;
+                accelerator.backward(&(judge.forward(&made)? + 1.0).square().mean(None))?;
+                first.step()?;
+                first.zero_grad()?;
+                second.zero_grad()?;
+            }
+            let mut values = Vec::new();
+            for store in &stores {
+                for (_, tensor) in store.state_dict()?.iter() {
+                    values.push(Vec::<f32>::try_from(tensor.reshape([-1])).unwrap());
+                }
+            }
+            Ok(values)
+        });
+        values.unwrap()
+    };
+    let wanted = run(Accelerator::builder());
+    assert!(wanted[0].iter().flatten().all(|value| value.is_finite() && *value != 1.0));
+    assert!(run(builder()) == wanted);
+}

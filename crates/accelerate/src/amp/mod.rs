@@ -10,7 +10,17 @@ pub use accelerate_core::config::{GradScalerKwargs, MixedPrecision};
 pub use grad_scaler::{GradScaler, GradScalerState};
 pub(crate) use precision::Precision;
 
+use accelerate_core::config::FloatType;
 use tch::Kind;
+
+/// The type as libtorch has it.
+pub(crate) fn float_kind(float_type: FloatType) -> Kind {
+    match float_type {
+        FloatType::Float32 => Kind::Float,
+        FloatType::BFloat16 => Kind::BFloat16,
+        FloatType::Float16 => Kind::Half,
+    }
+}
 
 /// The format that matrix products are computed in under autocast; `None` without mixed precision.
 ///

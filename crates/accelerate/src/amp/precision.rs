@@ -2,6 +2,7 @@
 
 use super::{MixedPrecision, autocast_kind};
 use crate::error::Result;
+use crate::nn::is_floating;
 use crate::tensor_tree::TensorTree;
 use accelerate_core::config::AutocastKwargs;
 use tch::{Device, Kind, Tensor};
@@ -14,6 +15,8 @@ pub(crate) struct Precision {
     device: Device,
     kwargs: AutocastKwargs,
     outputs_to_fp32: bool,
+    /// What outputs are cast to in place of that.
+    output_kind: Option<Kind>,
 }
 
 impl Precision {
@@ -23,7 +26,12 @@ impl Precision {
         kwargs: AutocastKwargs,
         outputs_to_fp32: bool,
     ) -> Self {
-        Self { mixed_precision, device, kwargs, outputs_to_fp32 }
+        Self { mixed_precision, device, kwargs, outputs_to_fp32, output_kind: None }
+    }
+
+    /// The same, with another type for outputs, where that is given.
+    pub(crate) fn with_outputs(self, output_kind: Option<Kind>) -> Self {
+        Self { output_kind, ..self }
     }
 
     pub(crate) fn mixed_precision(&self) -> MixedPrecision {
@@ -47,8 +55,15 @@ impl Precision {
         Ok(autocast.run(body)?)
     }
 
-    /// Half-precision tensors of a model's output as float32, as the reference does by default.
+    /// Half-precision tensors of a model's output as float32, as the reference does by default, or all floating-point ones
+    /// in the type that is asked for.
     pub(crate) fn cast_outputs<T: TensorTree>(&self, output: T) -> Result<T> {
+        if let Some(kind) = self.output_kind {
+            return output.try_map_tensors(&mut |tensor: &Tensor| match is_floating(tensor.kind()) {
+                true => Ok(tensor.f_to_kind(kind)?),
+                false => Ok(tensor.shallow_clone()),
+            });
+        }
         if !self.outputs_to_fp32 || self.mixed_precision == MixedPrecision::No {
             return Ok(output);
         }

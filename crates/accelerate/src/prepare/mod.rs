@@ -6,6 +6,7 @@ mod model;
 pub use model::PreparedModel;
 
 use crate::accelerator::Accelerator;
+use crate::amp::float_kind;
 use crate::data::{DataLoader, DataLoaderShard, LoaderKind, Shares};
 use crate::error::{Result, StateError};
 use crate::nn::{Module, Param};
@@ -201,7 +202,9 @@ impl Accelerator {
         let engine = crate::engine::start(self.context(), &store, &settings.ddp, sharding, evaluation_mode)?;
         store.set_of_prepared_model(!evaluation_mode);
         self.context().register(crate::context::PreparedParameters { store, engine: engine.clone() });
-        Ok(PreparedModel::new(model, engine, self.precision()))
+        let policy = settings.fsdp.as_ref().and_then(|plugin| plugin.mixed_precision_policy);
+        let output_kind = policy.and_then(|policy| policy.output_dtype).map(float_kind);
+        Ok(PreparedModel::new(model, engine, self.precision().with_outputs(output_kind)))
     }
 
     /// How the parameters of each sharded model prepared so far are kept, in the order of `prepare`; print it to see which

@@ -118,7 +118,7 @@ impl FloatType {
 /// ```
 /// use accelerate_core::config::{FloatType, FullyShardedDataParallelPlugin, MixedPrecisionPolicy};
 /// let policy: MixedPrecisionPolicy = serde_json::from_str(r#"{"param_dtype": "bf16"}"#).unwrap();
-/// assert_eq!(policy, MixedPrecisionPolicy { param_dtype: Some(FloatType::BFloat16), reduce_dtype: None });
+/// assert_eq!(policy, MixedPrecisionPolicy { param_dtype: Some(FloatType::BFloat16), ..Default::default() });
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -127,6 +127,9 @@ pub struct MixedPrecisionPolicy {
     pub param_dtype: Option<FloatType>,
     /// In which gradients travel; they are added up in the parameters' own type. Default: as `param_dtype`.
     pub reduce_dtype: Option<FloatType>,
+    /// To which floating-point outputs of the prepared model are cast. Default: float32 in mixed precision, as without sharding,
+    /// and what they are otherwise.
+    pub output_dtype: Option<FloatType>,
 }
 
 /// How a model is sharded over ranks (`FullyShardedDataParallelPlugin` of the reference, `utils/dataclasses.py`).
@@ -340,7 +343,7 @@ impl FullyShardedDataParallelPlugin {
             MixedPrecision::Bf16 | MixedPrecision::Fp8 => Some(FloatType::BFloat16),
         };
         let given = self.mixed_precision_policy;
-        let policy = given.unwrap_or(MixedPrecisionPolicy { param_dtype: of_run, reduce_dtype: None });
+        let policy = given.unwrap_or(MixedPrecisionPolicy { param_dtype: of_run, ..Default::default() });
         MixedPrecisionPolicy { reduce_dtype: policy.reduce_dtype.or(policy.param_dtype), ..policy }
     }
 

@@ -404,6 +404,7 @@ fn gradients_add_up_in_the_type_in_which_they_are_reduced() {
         mixed_precision_policy: Some(MixedPrecisionPolicy {
             param_dtype: Some(FloatType::BFloat16),
             reduce_dtype: Some(FloatType::Float32),
+            ..Default::default()
         }),
         ..Default::default()
     };

@@ -1,6 +1,7 @@
 //! One unit on one rank: its part, the whole while it is gathered, and how the two divide into parameters.
 
 use super::Counts;
+use crate::amp::float_kind;
 use crate::error::Result;
 use crate::group::{Group, InFlight};
 use crate::nn::is_floating;
@@ -48,9 +49,7 @@ impl Kinds {
     fn new(own: Kind, policy: MixedPrecisionPolicy) -> Self {
         let kind = |wanted: Option<FloatType>| match wanted {
             Some(_) if !is_floating(own) => own,
-            Some(FloatType::Float32) => Kind::Float,
-            Some(FloatType::BFloat16) => Kind::BFloat16,
-            Some(FloatType::Float16) => Kind::Half,
+            Some(wanted) => float_kind(wanted),
             None => own,
         };
         Self { compute: kind(policy.param_dtype), reduce: kind(policy.reduce_dtype) }

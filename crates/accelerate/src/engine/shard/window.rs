@@ -12,6 +12,8 @@ use super::{Home, Shard};
 use crate::error::{Result, StateError};
 use crate::group::{Group, InFlight, MOST_OFFERS, Neighbours, Versions, Visit};
 use std::collections::VecDeque;
+use std::sync::PoisonError;
+use std::thread;
 use tch::{Device, Kind, Tensor};
 use torch_ext::hooks::queue_callback;
 
@@ -212,10 +214,13 @@ impl Direct {
 /// Parameters go with their model; others may still be reading them.
 impl Drop for super::Inner {
     fn drop(&mut self) {
-        let window = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner).window.take();
-        if let (Some(direct), Some(window)) = (&self.direct, window) {
-            // Nobody is left who could be told: who still reads then, finds the window closed.
-            let _ = direct.close(window);
+        let window = self.state.get_mut().unwrap_or_else(PoisonError::into_inner).window.take();
+        let (Some(direct), Some(window)) = (&self.direct, window) else { return };
+        // A rank that has failed, or not even begun to read, does not wait for others, which may never come so far.
+        if window.opening.is_some() || thread::panicking() {
+            return direct.neighbours.close();
         }
+        // Nobody is left who could be told: who still reads then, finds the window closed.
+        let _ = direct.close(window);
     }
 }
