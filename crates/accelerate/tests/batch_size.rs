@@ -4,7 +4,10 @@
 use accelerate::nn::{Linear, ModuleFn, ParamStore};
 use accelerate::optim::Sgd;
 use accelerate::testing::{ranks, ranks_with};
-use accelerate::{Accelerator, DistributedDataParallelKwargs, Error, ReduceOp, Result, find_executable_batch_size};
+use accelerate::{
+    Accelerator, AutoWrapPolicy, DistributedDataParallelKwargs, Error, FullyShardedDataParallelPlugin, ReduceOp,
+    Result, find_executable_batch_size,
+};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tch::{Device, Kind, Tensor};
 
@@ -58,10 +61,17 @@ fn train(accelerator: &Accelerator, place: Option<Place>) -> Result<f64> {
 #[test]
 fn all_ranks_try_again_wherever_one_ran_out_of_memory() {
     let kwargs = DistributedDataParallelKwargs { bucket_cap_mb: 0.001, ..Default::default() };
-    for place in [Place::BeforeTheFirstStep, Place::BetweenForwardAndBackward, Place::WithinBackward] {
+    let replicated = Accelerator::builder().kwargs_handler(kwargs);
+    let sharded = Accelerator::builder().fsdp_plugin(FullyShardedDataParallelPlugin {
+        auto_wrap_policy: AutoWrapPolicy::SizeBasedWrap,
+        min_num_params: Some(1),
+        ..Default::default()
+    });
+    let places = [Place::BeforeTheFirstStep, Place::BetweenForwardAndBackward, Place::WithinBackward];
+    for (builder, place) in [replicated, sharded].iter().flat_map(|builder| places.map(|place| (builder, place))) {
         for world_size in 1..=3 {
             let tries = AtomicUsize::new(0);
-            let builder = Accelerator::builder().kwargs_handler(kwargs.clone());
+            let builder = builder.clone();
             let got = ranks_with(world_size, builder, |accelerator| {
                 let mut executable = find_executable_batch_size().starting_batch_size(10);
                 let total = executable.run_on(&accelerator, |accelerator, batch_size| {

@@ -77,6 +77,6 @@ impl CollectiveError {
     }
 
     pub(crate) fn is_peer_failure(&self) -> bool {
-        matches!(self, Self::PeerGone { .. })
+        matches!(self, Self::PeerGone { .. } | Self::MemoryClosed { .. })
     }
 }

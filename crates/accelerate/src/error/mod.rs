@@ -100,6 +100,8 @@ impl Error {
     pub(crate) fn kind(&self) -> &Kind {
         match &*self.0 {
             Kind::Context { source, .. } => source.kind(),
+            // What failed inside of a backward pass comes back through libtorch.
+            Kind::Torch(error) if error.is_callback() => own_cause(error).map_or(&self.0, Self::kind),
             kind => kind,
         }
     }
@@ -209,4 +211,16 @@ from_kind! {
     Reader(ReaderError),
     State(StateError),
     Weights(WeightsError),
+}
+
+/// The first of this crate's own errors among the causes.
+fn own_cause(error: &torch_ext::Error) -> Option<&Error> {
+    let mut cause = std::error::Error::source(error);
+    while let Some(found) = cause {
+        if let Some(own) = found.downcast_ref::<Error>() {
+            return Some(own);
+        }
+        cause = found.source();
+    }
+    None
 }
