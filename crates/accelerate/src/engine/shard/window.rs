@@ -66,7 +66,8 @@ impl Shard {
         let Some(direct) = &self.0.direct else { return Ok(()) };
         let group = &self.0.group;
         let versions = self.lock().units.iter().map(|unit| unit.version()).collect::<Result<_>>()?;
-        let stamps = Tensor::f_zeros([group.world_size() as i64], (Kind::Int64, Device::Cpu))?;
+        // Nobody opens as this, should the others' numbers not arrive.
+        let stamps = Tensor::f_full([group.world_size() as i64], -1, (Kind::Int64, Device::Cpu))?;
         let own = Tensor::f_from_slice(&[direct.neighbours.open()])?;
         let opening = group.start_all_gather(&stamps, &own, "parameters at the beginning of a forward pass")?;
         self.lock().window = Some(Window { stamps, opening, lent: VecDeque::new(), is_end_awaited: false, versions });
@@ -141,7 +142,9 @@ impl Shard {
         let mut versions = room.f_view([world_size as i64, -1])?.f_unbind(0)?;
         versions[own] = rows.f_view([world_size as i64, -1])?.f_select(0, own as i64)?;
         for (rank, place) in versions.iter().enumerate().filter(|(rank, _)| *rank != own) {
-            direct.neighbours.take(rank, number, own * row_bytes, place, &visit)?;
+            let taken = direct.neighbours.take(rank, number, own * row_bytes, place, &visit);
+            // What this rank has offered goes with the error.
+            taken.inspect_err(|_| direct.neighbours.close())?;
         }
         direct.neighbours.has_taken();
         Versions::here(versions).sum_into(sum)?;
@@ -166,7 +169,8 @@ impl Shard {
             };
             if let (Some(direct), Some(stamps)) = (&self.0.direct, self.stamps()?) {
                 let visit = Visit { op: "reduce_scatter", what: "gradients".to_owned(), stamps: &stamps };
-                direct.neighbours.await_taken(number, &visit)?;
+                let taken = direct.neighbours.await_taken(number, &visit);
+                taken.inspect_err(|_| direct.neighbours.close())?;
             }
         }
     }
