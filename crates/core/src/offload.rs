@@ -8,7 +8,7 @@ pub const ALIGNMENT: usize = 4096;
 
 /// The most that one block holds. Large enough that a disk's price is its bytes, small enough that several are in memory
 /// at once.
-pub const MAX_BLOCK_BYTES: usize = 8 << 20;
+pub const MAX_BLOCK_BYTES: usize = 2 << 20;
 
 /// Where a member may be cut. Kernels over lists work in pieces of this size from the beginning of a tensor, so that
 /// what is cut here has the same values to the bit as what is not.
@@ -153,7 +153,7 @@ mod tests {
     /// `(unit, [(member, start, len, at)])` of each block.
     type Blocks = Vec<(usize, Vec<(usize, usize, usize, usize)>)>;
 
-    const MOST: usize = 1 << 20;
+    const MOST: usize = MAX_BLOCK_BYTES / 8;
 
     #[rstest]
     #[case::nothing(&[], vec![])]

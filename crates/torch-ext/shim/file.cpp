@@ -12,8 +12,9 @@ using namespace te;
 
 namespace {
 
-// The most that one call to the kernel moves; it would move less than 2 GiB anyway.
-constexpr size_t MOST_BYTES = size_t(1) << 30;
+// The most that one call to the kernel moves. Where several threads read and write, disks take a quarter longer for requests
+// of 8 MiB than for these; in memory it makes no difference.
+constexpr size_t MOST_BYTES = size_t(2) << 20;
 
 template <typename Transfer> int32_t transfer_all(size_t size, Transfer &&transfer) {
   for (size_t done = 0; done < size;) {

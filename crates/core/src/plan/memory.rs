@@ -74,7 +74,7 @@ pub struct RankBytes {
 }
 
 /// The most bytes of one kind (parameters, or what the optimizer keeps) that a rank has on their way between memory and
-/// NVMe: 12 blocks of 8 MiB.
+/// NVMe: 12 blocks of 2 MiB.
 pub const NVME_BLOCKS_BYTES: usize = 12 * crate::offload::MAX_BLOCK_BYTES;
 
 /// Memory of one rank in one [`Phase`], in bytes.
