@@ -61,7 +61,7 @@ pub struct Block {
 /// use accelerate_core::offload::{BlockLayout, Member};
 /// let member = |num_elements, unit| Member { num_elements, element_bytes: 4, unit };
 /// // Two moments in float32 for each parameter.
-/// let layout = BlockLayout::new(&[member(1_500_000, 0), member(10, 0), member(7, 1)], 2);
+/// let layout = BlockLayout::new(&[member(400_000, 0), member(10, 0), member(7, 1)], 2);
 /// assert_eq!(layout.blocks.len(), 3);
 /// assert_eq!(layout.blocks[1].segments[1].member, 1);
 /// assert_eq!(layout.num_bytes, layout.blocks.iter().map(|block| block.num_bytes as u64).sum::<u64>());
