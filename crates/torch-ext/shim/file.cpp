@@ -29,7 +29,19 @@ template <typename Transfer> int32_t transfer_all(size_t size, Transfer &&transf
   return 0;
 }
 
-bool is_in_one_piece(const at::Tensor &t) { return t.defined() && t.device().is_cpu() && t.is_contiguous(); }
+// Moves all bytes of a tensor, which is `changed` by that or only read; `transfer` gets the address of some of them, how many
+// went before, and how many there are.
+template <typename Transfer> int32_t move_bytes(void *handle, bool changed, Transfer &&transfer) noexcept {
+  try {
+    const at::Tensor &t = tensor(handle);
+    if (!t.defined() || !t.device().is_cpu() || !t.is_contiguous())
+      return -2;
+    char *bytes = static_cast<char *>(changed ? t.mutable_data_ptr() : const_cast<void *>(t.const_data_ptr()));
+    return transfer_all(t.nbytes(), [&](size_t done, size_t count) { return transfer(bytes + done, done, count); });
+  } catch (...) {
+    return -2;
+  }
+}
 
 } // namespace
 
@@ -37,45 +49,21 @@ bool is_in_one_piece(const at::Tensor &t) { return t.defined() && t.device().is_
 // in one piece on the CPU. At the end of a file nothing is written either.
 extern "C" {
 int32_t te_read_at(void *handle, int32_t file, int64_t offset) noexcept {
-  try {
-    const at::Tensor &t = tensor(handle);
-    if (!is_in_one_piece(t))
-      return -2;
-    char *bytes = static_cast<char *>(t.mutable_data_ptr());
-    return transfer_all(t.nbytes(), [&](size_t done, size_t count) {
-      return pread(file, bytes + done, count, off_t(offset + int64_t(done)));
-    });
-  } catch (...) {
-    return -2;
-  }
+  return move_bytes(handle, true, [&](char *bytes, size_t done, size_t count) {
+    return pread(file, bytes, count, off_t(offset + int64_t(done)));
+  });
 }
 int32_t te_write_at(void *handle, int32_t file, int64_t offset) noexcept {
-  try {
-    const at::Tensor &t = tensor(handle);
-    if (!is_in_one_piece(t))
-      return -2;
-    const char *bytes = static_cast<const char *>(t.const_data_ptr());
-    return transfer_all(t.nbytes(), [&](size_t done, size_t count) {
-      return pwrite(file, bytes + done, count, off_t(offset + int64_t(done)));
-    });
-  } catch (...) {
-    return -2;
-  }
+  return move_bytes(handle, false, [&](const char *bytes, size_t done, size_t count) {
+    return pwrite(file, bytes, count, off_t(offset + int64_t(done)));
+  });
 }
 int32_t te_read_process(void *handle, int32_t process, size_t address) noexcept {
-  try {
-    const at::Tensor &t = tensor(handle);
-    if (!is_in_one_piece(t))
-      return -2;
-    char *bytes = static_cast<char *>(t.mutable_data_ptr());
-    return transfer_all(t.nbytes(), [&](size_t done, size_t count) {
-      iovec here{bytes + done, count};
-      iovec there{reinterpret_cast<void *>(address + done), count};
-      return process_vm_readv(process, &here, 1, &there, 1, 0);
-    });
-  } catch (...) {
-    return -2;
-  }
+  return move_bytes(handle, true, [&](char *bytes, size_t done, size_t count) {
+    iovec here{bytes, count};
+    iovec there{reinterpret_cast<void *>(address + done), count};
+    return process_vm_readv(process, &here, 1, &there, 1, 0);
+  });
 }
 // Where a process may only be read by its ancestors unless it says otherwise (Yama), its siblings may from now on.
 int32_t te_let_siblings_read() noexcept {
