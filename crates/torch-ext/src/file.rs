@@ -102,6 +102,19 @@ mod tests {
         assert_eq!(read_at(&file, &row, u64::MAX).unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }
 
+    /// More than one call to the kernel moves.
+    #[test]
+    fn large_memory_travels_whole() {
+        let numbers = Tensor::arange(1_300_001, (Kind::Float, Device::Cpu));
+        let place = || Tensor::full([1_300_001], -1, (Kind::Float, Device::Cpu));
+        let (file, from_file, from_memory) = (tempfile::tempfile().unwrap(), place(), place());
+        write_at(&file, &numbers, 12).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 12 + 4 * 1_300_001);
+        read_at(&file, &from_file, 12).unwrap();
+        crate::process_memory::read(std::process::id(), numbers.data_ptr() as usize, &from_memory).unwrap();
+        assert!(from_file == numbers && from_memory == numbers);
+    }
+
     #[test]
     fn the_systems_errors_come_through() {
         let readable = std::fs::File::open("/dev/null").unwrap();
