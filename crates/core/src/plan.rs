@@ -2,6 +2,7 @@
 //!
 //! A plan either replicates every parameter and averages gradients in buckets, or shards parameters in [`Unit`]s.
 
+mod collectives;
 mod display;
 mod estimate;
 mod memory;
@@ -11,6 +12,7 @@ use crate::config::{DistributedDataParallelKwargs, FIRST_BUCKET_BYTES, FloatType
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+pub use collectives::{Collective, Content, Operation};
 pub use estimate::{EstimateDtype, MemoryEstimate, estimate_memory};
 pub use memory::{NVME_BLOCKS_BYTES, Phase, PhaseBytes, RankBytes};
 pub use sharded::{Unit, plan_sharded};
@@ -191,6 +193,9 @@ pub struct Plan {
     /// Where parts of units are kept while they are not used.
     #[serde(default)]
     pub params_offload: OffloadDevice,
+    /// The most that units take together which are asked for before they are used; 0 if none are.
+    #[serde(default)]
+    pub bytes_ahead: usize,
 }
 
 fn one() -> usize {
@@ -240,6 +245,7 @@ pub fn plan_data_parallel(inventory: &Inventory, kwargs: &DistributedDataParalle
         units: Vec::new(),
         optimizer_offload: OffloadDevice::None,
         params_offload: OffloadDevice::None,
+        bytes_ahead: 0,
     }
 }
 

@@ -81,7 +81,6 @@ struct Inner {
 struct Prefetch {
     forward: bool,
     backward: BackwardPrefetch,
-    most_units: usize,
     /// The order of forward passes may change.
     is_dynamic: bool,
 }
@@ -117,12 +116,7 @@ struct State {
 
 impl Prefetch {
     fn new(plugin: &FullyShardedDataParallelPlugin) -> Self {
-        Self {
-            forward: plugin.forward_prefetch,
-            backward: plugin.backward_prefetch,
-            most_units: if plugin.limit_all_gathers { 1 } else { 2 },
-            is_dynamic: plugin.dynamic,
-        }
+        Self { forward: plugin.forward_prefetch, backward: plugin.backward_prefetch, is_dynamic: plugin.dynamic }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use accelerate_core::plan::{MemoryEstimate, Phase, PhaseBytes, Plan, RankBytes};
+use accelerate_core::plan::{Collective, MemoryEstimate, Phase, PhaseBytes, Plan, RankBytes};
 use accelerate_core::weight_files::format_size;
 use anstyle::{AnsiColor, Style};
 use serde::Serialize;
@@ -39,6 +39,7 @@ pub(super) fn estimates_as_json(estimates: &[MemoryEstimate]) -> serde_json::Res
 #[derive(Serialize)]
 struct PlanAndBytes<'a> {
     plan: &'a Plan,
+    collectives: Vec<Collective>,
     bytes_per_rank: RankBytes,
     phases: BTreeMap<Phase, PhaseTotal>,
     peak_phase: Phase,
@@ -60,7 +61,7 @@ pub(super) fn plan_as_json(plan: &Plan) -> serde_json::Result<String> {
     };
     let phases = Phase::ALL.iter().map(phase).collect();
     let (peak_phase, peak_bytes) = bytes_per_rank.peak();
-    let all = PlanAndBytes { plan, bytes_per_rank, phases, peak_phase, peak_bytes };
+    let all = PlanAndBytes { plan, collectives: plan.collectives(), bytes_per_rank, phases, peak_phase, peak_bytes };
     Ok(serde_json::to_string_pretty(&all)? + "\n")
 }
 

@@ -174,12 +174,14 @@ pub struct FullyShardedDataParallelPlugin {
     /// Copy parameters and buffers of rank 0 to all ranks first. Default true; Python Accelerate's is false, and true
     /// in its launcher.
     pub sync_module_states: bool,
-    /// In a backward pass, ask for the next unit ahead. Default no.
+    /// In a backward pass, ask for the next units ahead. Default no.
     #[serde(deserialize_with = "null_is_default")]
     pub backward_prefetch: BackwardPrefetch,
-    /// In a forward pass, ask for the next unit ahead, in the order of the pass before. Default false.
+    /// In a forward pass, ask for the next units ahead, in the order of the pass before. Default false.
     pub forward_prefetch: bool,
-    /// Ask for one unit ahead at most, instead of two. Default true.
+    /// Limit the bytes of units that are asked for ahead and have not been used yet: together those of the largest unit
+    /// ([`Plan::bytes_ahead`](crate::plan::Plan::bytes_ahead)), though one may always be. Default true; otherwise all that
+    /// the pass before used are asked for at once.
     pub limit_all_gathers: bool,
     /// With `forward_prefetch`, allow forward passes to use units in another order than the pass before; ranks still
     /// have to agree. Default false: that is an error. Not a field of Python Accelerate's.

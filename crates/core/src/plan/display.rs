@@ -1,12 +1,12 @@
 //! Plans for people.
 
-use super::{ParameterEntry, Placement, Plan, RankBytes, Unit};
+use super::{Collective, Operation, ParameterEntry, Placement, Plan, RankBytes, Unit};
 use crate::config::OffloadDevice;
 use crate::weight_files::format_size;
 use std::fmt;
 
 impl fmt::Display for Plan {
-    /// Placements, buckets, units, what is offloaded, and the memory of each rank.
+    /// Placements, buckets, units, what is offloaded, the collectives of a step, and the memory of each rank.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.write_head(f)?;
         self.write_placements(f)?;
@@ -18,6 +18,11 @@ impl fmt::Display for Plan {
         for (number, unit) in self.units.iter().enumerate() {
             writeln!(f, "  unit {number}: {unit}")?;
         }
+        let collectives = self.collectives();
+        for collective in &collectives {
+            writeln!(f, "  {}: {collective}, {}", collective.phase, format_size(collective.bytes as u64))?;
+        }
+        write_collectives(&collectives, f)?;
         write_memory(&self.bytes_per_rank(), f)
     }
 }
@@ -73,6 +78,21 @@ impl Plan {
     }
 }
 
+/// How often what is done with how many bytes, and what each rank has to send for it.
+fn write_collectives(collectives: &[Collective], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let count = |&operation: &Operation| {
+        let bytes = collectives.iter().filter(|collective| collective.operation == operation).map(|own| own.bytes);
+        let (count, bytes) = bytes.fold((0, 0_usize), |(count, sum), bytes| (count + 1, sum.saturating_add(bytes)));
+        (count > 0).then(|| format!("{count} {operation} of {}", format_size(bytes as u64)))
+    };
+    let counts: Vec<String> = Operation::ALL.iter().filter_map(count).collect();
+    if counts.is_empty() {
+        return Ok(());
+    }
+    let sent = collectives.iter().fold(0, |sum: usize, own| sum.saturating_add(own.sent_bytes()));
+    writeln!(f, "  collectives of a step: {}; each rank sends {}", counts.join(", "), format_size(sent as u64))
+}
+
 fn write_memory(bytes: &RankBytes, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let components = [
         (bytes.parameters, "parameters"),
@@ -121,7 +141,7 @@ impl fmt::Display for Summary<'_> {
             }
             first += run.len();
         }
-        Ok(())
+        write_collectives(&self.0.collectives(), f)
     }
 }
 

@@ -54,8 +54,8 @@ pub struct RankBytes {
     pub optimizer_state: usize,
     /// Of the largest unit, gathered; 0 where parameters are whole at all times.
     pub largest_unit: usize,
-    /// Of all units that are gathered at the same time: the root and the largest module beside it, or everything with
-    /// `SHARD_GRAD_OP`; 0 where parameters are whole at all times.
+    /// Of all units that are gathered at the same time: the root, the largest module beside it and what is asked for
+    /// ahead, or everything with `SHARD_GRAD_OP`; 0 where parameters are whole at all times.
     pub gathered_units: usize,
     /// Of whole gradients that wait in the backward pass until those of their unit are complete: the root's, which its
     /// first and its last parameter share, and those of the largest module beside it. 0 without sharding.
@@ -74,7 +74,7 @@ pub struct RankBytes {
 }
 
 /// The most bytes of one kind (parameters, or what the optimizer keeps) that a rank has on their way between memory and
-/// NVMe: 12 blocks of 2 MiB.
+/// NVMe: 12 blocks of 1 MiB.
 pub const NVME_BLOCKS_BYTES: usize = 12 * crate::offload::MAX_BLOCK_BYTES;
 
 /// Memory of one rank in one [`Phase`], in bytes.
@@ -195,8 +195,13 @@ impl Plan {
         self.bytes_with(self.sharding_strategy, self.shard_size())
     }
 
+    /// Of a whole unit, padding included.
+    pub(super) fn gathered_bytes(&self, unit: usize) -> usize {
+        UnitBytes::of(&self.units[unit], &self.inventory, self.sharding_strategy, self.shard_size()).whole
+    }
+
     /// Among how many ranks units are divided.
-    fn shard_size(&self) -> usize {
+    pub(super) fn shard_size(&self) -> usize {
         self.world_size / self.num_replicas.max(1)
     }
 
@@ -231,11 +236,10 @@ impl Plan {
         let root = modules.remove("").unwrap_or_default();
         let most = |bytes_of: fn(&(usize, usize)) -> usize| modules.values().map(bytes_of).max().unwrap_or(0);
         bytes.whole_gradients = root.1.saturating_add(most(|module| module.1));
+        let all = modules.values().fold(0, |sum: usize, module| sum.saturating_add(module.0));
         let beside_root = match strategy {
-            ShardingStrategy::ShardGradOp | ShardingStrategy::HybridShardZero2 => {
-                modules.values().fold(0, |sum: usize, module| sum.saturating_add(module.0))
-            }
-            _ => most(|module| module.0),
+            ShardingStrategy::ShardGradOp | ShardingStrategy::HybridShardZero2 => all,
+            _ => most(|module| module.0).saturating_add(self.bytes_ahead).min(all),
         };
         bytes.gathered_units = root.0.saturating_add(beside_root);
         bytes.on_nvme = params_on_nvme.saturating_add(state_on_nvme);
@@ -303,10 +307,8 @@ impl Plan {
 
     /// What is largest of what is used together: what it is, its name and its bytes.
     fn largest(&self) -> (&'static str, &str, usize) {
-        let units = self.units.iter().map(|unit| {
-            let bytes = UnitBytes::of(unit, &self.inventory, self.sharding_strategy, self.shard_size()).whole;
-            ("unit", unit.shown_path(), bytes)
-        });
+        let positions = self.units.iter().enumerate();
+        let units = positions.map(|(position, unit)| ("unit", unit.shown_path(), self.gathered_bytes(position)));
         let parameters =
             self.inventory.parameters.iter().map(|entry| ("parameter", entry.name.as_str(), entry.bytes()));
         let largest = if self.units.is_empty() {

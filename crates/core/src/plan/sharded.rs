@@ -2,7 +2,9 @@
 
 use super::{Inventory, ParameterEntry, Placement, Plan};
 use crate::Result;
-use crate::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin, OffloadDevice, OffloadTarget, ShardingStrategy};
+use crate::config::{
+    AutoWrapPolicy, BackwardPrefetch, FullyShardedDataParallelPlugin, OffloadDevice, OffloadTarget, ShardingStrategy,
+};
 use crate::error::config::ConfigErrorKind;
 use crate::mesh::Mesh;
 use serde::{Deserialize, Serialize};
@@ -153,7 +155,7 @@ pub fn plan_sharded(inventory: &Inventory, plugin: &FullyShardedDataParallelPlug
         content.parameters.iter().for_each(|&position| placements[position] = Placement::Shard { unit });
     }
     let device = |target: Option<&OffloadTarget>| target.map_or(OffloadDevice::None, OffloadTarget::device);
-    Plan {
+    let plan = Plan {
         world_size: mesh.world_size(),
         num_replicas: mesh.num_replicas(),
         sharding_strategy: strategy_in_effect(plugin),
@@ -164,7 +166,19 @@ pub fn plan_sharded(inventory: &Inventory, plugin: &FullyShardedDataParallelPlug
         units,
         optimizer_offload: device(plugin.optimizer_offload()),
         params_offload: device(plugin.params_offload()),
+        bytes_ahead: 0,
+    };
+    Plan { bytes_ahead: bytes_ahead(&plan, plugin), ..plan }
+}
+
+/// The root is not fetched ahead of anything: it stays through a pass.
+fn bytes_ahead(plan: &Plan, plugin: &FullyShardedDataParallelPlugin) -> usize {
+    if !plugin.forward_prefetch && plugin.backward_prefetch == BackwardPrefetch::NoPrefetch {
+        return 0;
     }
+    let modules = plan.units.iter().enumerate().filter(|(_, unit)| !unit.path.is_empty());
+    let bytes = modules.map(|(unit, _)| plan.gathered_bytes(unit));
+    if plugin.limit_all_gathers { bytes.max().unwrap_or(0) } else { bytes.fold(0, usize::saturating_add) }
 }
 
 /// Of two that differ in it only, the one that `reshard_after_forward` names, which is version 2's word for the choice.

@@ -11,6 +11,7 @@ mod golden;
 mod offload;
 mod parts;
 mod plan;
+mod plan_collectives;
 mod plan_memory;
 mod plan_sharded;
 mod power_sgd;

@@ -48,6 +48,8 @@ plan for 2 ranks: NO_SHARD, 2 parameters, 2.4 KB on each
   embedding.weight  float32 [300, 2]  replicate  also head.weight
   scale             float16 []  frozen
   bucket 0: 1 gradients of float32, 2.4 KB
+  backward: all-reduce bucket 0, 2.4 KB
+  collectives of a step: 1 all-reduce of 2.4 KB; each rank sends 2.4 KB
   memory of each rank: 2.4 KB parameters, 2.4 KB gradients, 4.8 KB optimizer state (Adam), 2.4 KB buckets; at most \
 12 KB (backward), without activations
 "

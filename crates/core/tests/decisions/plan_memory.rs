@@ -1,7 +1,8 @@
 //! What plans take of each rank's memory, and whether it is there.
 
 use accelerate_core::config::{
-    AutoWrapPolicy, DistributedDataParallelKwargs, FloatType, FullyShardedDataParallelPlugin, ShardingStrategy,
+    AutoWrapPolicy, BackwardPrefetch, DistributedDataParallelKwargs, FloatType, FullyShardedDataParallelPlugin,
+    ShardingStrategy,
 };
 use accelerate_core::plan::*;
 use rstest::rstest;
@@ -28,6 +29,7 @@ const ALL: usize = 4 * 220;
 /// The root and the largest block.
 const AT_ONCE: usize = 4 * 160;
 
+use BackwardPrefetch::{BackwardPost, BackwardPre, NoPrefetch};
 use ShardingStrategy::{FullShard, OptimizerState, OptimizerStateAndGradients, ShardGradOp};
 
 /// Parameters, gradients, state; the largest unit, gathered units, whole gradients; loading.
@@ -185,13 +187,41 @@ plan for 2 ranks: FULL_SHARD, 43 parameters, 688 B in all
   units 1 to 40: h.0 to h.39, each with 1 parameters of float32, 4 elements, 2 on each rank
   unit 41: tail.0: 1 parameters of float32, 2 elements, 1 on each rank
   unit 42: tail.1: 1 parameters of float32, 2 elements, 1 on each rank
+  collectives of a step: 86 all-gather of 1.38 KB, 43 reduce-scatter of 688 B; each rank sends 1.03 KB
 "
     );
     let plan = plan_data_parallel(&inventory, &DistributedDataParallelKwargs::default(), 2);
     assert_eq!(
         plan.summary().to_string(),
-        "plan for 2 ranks: NO_SHARD, 43 parameters, 688 B on each\n  gradients travel in 1 buckets of up to 688 B\n"
+        "plan for 2 ranks: NO_SHARD, 43 parameters, 688 B on each\n  gradients travel in 1 buckets of up to 688 B\n  \
+         collectives of a step: 1 all-reduce of 688 B; each rank sends 688 B\n"
     );
+}
+
+/// Of a forward and a backward pass, with the units that stay within the limit: the root takes 400 bytes, blocks 240 and 200
+/// trained and 40 frozen.
+#[rstest]
+#[case::none(false, NoPrefetch, true, 0, AT_ONCE)]
+#[case::limited(true, NoPrefetch, true, 240, 4 * (100 + 60 + 60))]
+#[case::in_backward(false, BackwardPost, true, 240, 4 * (100 + 60 + 60))]
+#[case::unlimited(true, BackwardPre, false, 480, 4 * (100 + 60 + 60))]
+fn what_is_asked_for_ahead_takes_memory(
+    #[case] forward_prefetch: bool,
+    #[case] backward_prefetch: BackwardPrefetch,
+    #[case] limit_all_gathers: bool,
+    #[case] bytes_ahead: usize,
+    #[case] gathered_units: usize,
+) {
+    let auto_wrap_policy = AutoWrapPolicy::TransformerBasedWrap;
+    let plugin = FullyShardedDataParallelPlugin {
+        auto_wrap_policy,
+        forward_prefetch,
+        backward_prefetch,
+        limit_all_gathers,
+        ..Default::default()
+    };
+    let plan = plan_sharded(&inventory(), &plugin, 2);
+    assert_eq!((plan.bytes_ahead, plan.bytes_per_rank().gathered_units), (bytes_ahead, gathered_units));
 }
 
 #[rstest]

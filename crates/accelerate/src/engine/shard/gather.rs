@@ -1,6 +1,6 @@
 //! From parts to parameters: when a unit is gathered, when its memory goes, and what is fetched ahead.
 
-use super::order::Travel;
+use super::order::{Order, Travel};
 use super::unit::views;
 use super::{Phase, Shard, State};
 use crate::error::Result;
@@ -11,6 +11,9 @@ use smallvec::SmallVec;
 use tch::Tensor;
 use torch_ext::autograd::is_grad_enabled;
 use torch_ext::storage::storage_id;
+
+/// The units that a pass gathers.
+type OrderOf = fn(&mut State) -> &mut Order;
 
 /// Who asks for a unit.
 #[derive(Clone, Copy, PartialEq)]
@@ -155,23 +158,14 @@ impl Shard {
 
     /// Asks for the units that the pass before used after this one.
     fn start_expected(&self, unit: usize, pass: Pass) -> Result<()> {
-        let (expected, next): (SmallVec<[usize; 2]>, _) = {
-            let mut state = self.lock();
-            let prefetch = &self.0.prefetch;
-            let (order, is_wanted) = match pass {
-                Pass::Forward => (&mut state.forward_order, prefetch.forward),
-                Pass::Backward => (&mut state.backward_order, prefetch.backward == BackwardPrefetch::BackwardPre),
-                Pass::None => return Ok(()),
-            };
-            let ahead = order.record(unit);
-            let most = if is_wanted { prefetch.most_units } else { 0 };
-            (ahead.iter().take(most).copied().collect(), ahead.get(most).copied())
+        let prefetch = &self.0.prefetch;
+        let (order_of, is_wanted): (OrderOf, _) = match pass {
+            Pass::Forward => (|state| &mut state.forward_order, prefetch.forward),
+            Pass::Backward => (|state| &mut state.backward_order, prefetch.backward == BackwardPrefetch::BackwardPre),
+            Pass::None => return Ok(()),
         };
-        expected.into_iter().try_for_each(|unit| self.start_unless_here(unit))?;
-        if let Some(next) = next.filter(|&next| self.lock().units[next].usable_whole().is_none()) {
-            self.read_ahead(next);
-        }
-        Ok(())
+        order_of(&mut self.lock()).record(unit);
+        self.start_next(order_of, is_wanted)
     }
 
     /// After a unit's backward pass, asks for what the next one needs.
@@ -179,13 +173,27 @@ impl Shard {
         if self.0.prefetch.backward != BackwardPrefetch::BackwardPost {
             return Ok(());
         }
-        let next = self.lock().backward_order.next();
-        next.map_or(Ok(()), |unit| self.start_unless_here(unit))
+        self.start_next(|state| &mut state.backward_order, true)
     }
 
-    fn start_unless_here(&self, unit: usize) -> Result<()> {
-        let is_here = self.lock().units[unit].usable_whole().is_some();
-        if is_here || self.has_window() { Ok(()) } else { self.start_gather(unit, Pass::Forward) }
+    /// Asks for the units that come next if that `is_wanted`, and has the one after them read from where it is kept.
+    fn start_next(&self, order_of: OrderOf, is_wanted: bool) -> Result<()> {
+        let (asked, next): (SmallVec<[usize; 2]>, _) = {
+            let mut state = self.lock();
+            let expected = SmallVec::<[usize; 16]>::from_slice(order_of(&mut state).expected());
+            let is_here = |unit: usize| state.units[unit].usable_whole().is_some();
+            let count = if is_wanted { self.0.plan.num_ahead(&expected, is_here) } else { 0 };
+            let next = expected.get(count).copied().filter(|&unit| !is_here(unit));
+            // What is read out of memory needs no time in advance.
+            let is_asked = |unit: &usize| state.window.is_none() && !is_here(*unit);
+            (expected[..count].iter().copied().filter(is_asked).collect(), next)
+        };
+        // The kind of pass matters to windows only.
+        asked.into_iter().try_for_each(|unit| self.start_gather(unit, Pass::Forward))?;
+        if let Some(next) = next {
+            self.read_ahead(next);
+        }
+        Ok(())
     }
 
     /// Waits for what was asked for in vain, and forgets it: its memory will be used again.

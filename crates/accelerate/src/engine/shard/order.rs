@@ -21,15 +21,14 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// Notes that `unit` is gathered; returns which are expected next, nothing once the pass has taken another way.
-    pub(super) fn record(&mut self, unit: usize) -> &[usize] {
+    /// Notes that `unit` is gathered.
+    pub(super) fn record(&mut self, unit: usize) {
         self.now.push(unit);
-        self.known.strip_prefix(self.now.as_slice()).unwrap_or_default()
     }
 
-    /// What comes next if the pass goes on as the one before.
-    pub(super) fn next(&self) -> Option<usize> {
-        self.known.strip_prefix(self.now.as_slice())?.first().copied()
+    /// Which are gathered next if the pass goes on as the one before; nothing once it has taken another way.
+    pub(super) fn expected(&self) -> &[usize] {
+        self.known.strip_prefix(self.now.as_slice()).unwrap_or_default()
     }
 
     /// Ends a pass, whose order is the known one from now on; returns the order before if it was another.
@@ -106,17 +105,21 @@ mod tests {
     #[test]
     fn what_comes_next_is_known_until_the_pass_takes_another_way() {
         let mut order = Order::default();
+        let after = |order: &mut Order, unit: usize| {
+            order.record(unit);
+            order.expected().to_vec()
+        };
         for unit in [2, 0, 1] {
-            assert!(order.record(unit).is_empty(), "nothing is known in the first pass");
+            assert!(after(&mut order, unit).is_empty(), "nothing is known in the first pass");
         }
         assert_eq!(order.finish(), None);
-        assert_eq!(order.record(2), [0, 1]);
-        assert_eq!(order.record(0), [1]);
-        assert!(order.record(3).is_empty());
-        assert!(order.record(1).is_empty());
+        assert_eq!(after(&mut order, 2), [0, 1]);
+        assert_eq!(after(&mut order, 0), [1]);
+        assert!(after(&mut order, 3).is_empty());
+        assert!(after(&mut order, 1).is_empty());
         assert_eq!(order.finish(), Some(vec![2, 0, 1]));
-        assert_eq!(order.record(2), [0, 3, 1]);
+        assert_eq!(after(&mut order, 2), [0, 3, 1]);
         order.abandon();
-        assert_eq!(order.record(2), [0, 3, 1]);
+        assert_eq!(after(&mut order, 2), [0, 3, 1]);
     }
 }

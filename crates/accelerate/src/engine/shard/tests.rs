@@ -3,10 +3,12 @@
 use super::{Counts, Shard};
 use crate::nn::{Linear, ModuleFn, ParamStore};
 use crate::prepare::PreparedModel;
+
 use crate::{
     Accelerator, AutoWrapPolicy, BackwardPrefetch, FloatType, FullyShardedDataParallelPlugin, MixedPrecisionPolicy,
     Result, ShardingStrategy, testing,
 };
+use accelerate_core::plan::{Collective, Content, Operation, Plan};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tch::{Kind, Tensor};
@@ -22,13 +24,20 @@ struct Seen {
     shard: Option<Shard>,
     /// Most units gathered at once.
     most_gathered: usize,
+    /// Most units on their way at once.
+    most_arriving: usize,
 }
 
 impl Watched {
     fn look(&self) {
         let mut seen = self.0.lock().unwrap();
-        let gathered = seen.shard.as_ref().map_or(0, |shard| shard.lock().gathered.len());
+        let Some(shard) = &seen.shard else { return };
+        let (gathered, arriving) = {
+            let state = shard.lock();
+            (state.gathered.len(), state.units.iter().filter(|unit| unit.arriving.is_some()).count())
+        };
         seen.most_gathered = seen.most_gathered.max(gathered);
+        seen.most_arriving = seen.most_arriving.max(arriving);
     }
 }
 
@@ -160,12 +169,13 @@ fn a_parameter_outside_of_a_forward_pass_is_whole_for_once() {
     .unwrap();
 }
 
-/// Trains some steps of `accumulation` micro-batches; all but the last of each without synchronisation.
+/// Trains some steps of `accumulation` micro-batches; all but the last of each without synchronisation. Returns how many units
+/// were gathered, and how many on their way, at once.
 fn train(
     accelerator: &Accelerator,
     plugin: FullyShardedDataParallelPlugin,
     (steps, accumulation): (usize, usize),
-) -> Result<(Shard, usize)> {
+) -> Result<(Shard, [usize; 2])> {
     let (model, shard, watched) = prepared_with(accelerator, plugin)?;
     let input = Tensor::ones([4, 5], (Kind::Float, tch::Device::Cpu));
     for _ in 0..steps {
@@ -178,8 +188,22 @@ fn train(
         }
         super::Engine::before_step(&shard)?;
     }
-    let most_gathered = watched.0.lock().unwrap().most_gathered;
-    Ok((shard, most_gathered))
+    let Seen { most_gathered, most_arriving, .. } = *watched.0.lock().unwrap();
+    Ok((shard, [most_gathered, most_arriving]))
+}
+
+/// What a plan says of three steps.
+fn three_steps_of(plan: &Plan) -> Vec<Counts> {
+    let collectives = plan.collectives();
+    let count = |unit: usize, operation: Operation| {
+        let is_such = |own: &&Collective| (own.operation, own.content) == (operation, Content::Unit(unit));
+        3 * collectives.iter().filter(is_such).count()
+    };
+    let counts = |unit: usize| Counts {
+        gathers: count(unit, Operation::AllGather),
+        reduce_scatters: count(unit, Operation::ReduceScatter),
+    };
+    (0..plan.units.len()).map(counts).collect()
 }
 
 #[test]
@@ -195,10 +219,16 @@ fn strategies_differ_in_how_often_units_travel() {
     for (sharding_strategy, once, accumulated) in cases {
         for (accumulation, (gathers, reduce_scatters)) in [(1, once), (4, accumulated)] {
             let plugin = FullyShardedDataParallelPlugin { sharding_strategy, ..Default::default() };
-            let counts =
-                testing::ranks(2, |accelerator| Ok(train(&accelerator, plugin.clone(), (3, accumulation))?.0.counts()));
-            let wanted = vec![vec![Counts { gathers, reduce_scatters }; NUM_BLOCKS + 1]; 2];
-            assert_eq!(counts.unwrap(), wanted, "{sharding_strategy}, {accumulation} micro-batches");
+            let wanted = vec![Counts { gathers, reduce_scatters }; NUM_BLOCKS + 1];
+            testing::ranks(2, |accelerator| {
+                let (shard, _) = train(&accelerator, plugin.clone(), (3, accumulation))?;
+                assert_eq!(shard.counts(), wanted, "{sharding_strategy}, {accumulation} micro-batches");
+                if accumulation == 1 {
+                    assert_eq!(three_steps_of(&shard.0.plan), wanted, "{sharding_strategy}");
+                }
+                Ok(())
+            })
+            .unwrap();
         }
     }
 }
@@ -206,9 +236,14 @@ fn strategies_differ_in_how_often_units_travel() {
 #[test]
 fn what_is_fetched_ahead_is_not_fetched_again() {
     use crate::BackwardPrefetch::{BackwardPost, BackwardPre, NoPrefetch};
-    for (forward_prefetch, backward_prefetch, limit_all_gathers) in
-        [(true, NoPrefetch, true), (false, BackwardPre, true), (false, BackwardPost, true), (true, BackwardPre, false)]
-    {
+    // With how many units on their way at most in a forward pass: blocks are of equal size.
+    for (forward_prefetch, backward_prefetch, limit_all_gathers, most_arriving) in [
+        (true, NoPrefetch, true, 1),
+        (false, BackwardPre, true, 0),
+        (false, BackwardPost, true, 0),
+        (true, BackwardPre, false, NUM_BLOCKS),
+        (false, BackwardPost, false, 0),
+    ] {
         let settings = (forward_prefetch, backward_prefetch, limit_all_gathers);
         let plugin = FullyShardedDataParallelPlugin {
             forward_prefetch,
@@ -219,8 +254,8 @@ fn what_is_fetched_ahead_is_not_fetched_again() {
             ..Default::default()
         };
         let counts = testing::ranks(2, |accelerator| {
-            let (shard, most_gathered) = train(&accelerator, plugin.clone(), (4, 1))?;
-            assert_eq!(most_gathered, 1, "what is on its way is not gathered yet");
+            let (shard, most) = train(&accelerator, plugin.clone(), (4, 1))?;
+            assert_eq!(most, [1, most_arriving], "what is on its way is not gathered yet: {settings:?}");
             assert!(!is_anything_gathered(&shard));
             let state = shard.lock();
             assert_eq!(state.forward_order.known().len(), NUM_BLOCKS + 1);
