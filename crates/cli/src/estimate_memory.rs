@@ -103,7 +103,7 @@ pub(crate) struct Arguments {
 
     /// Where Adam's state is kept between steps: none (the device that computes), cpu, nvme.
     ///
-    /// In the host's memory (cpu) it counts as memory of the rank, on a disk (nvme) it does not: then at most 24 MiB of it
+    /// In the host's memory (cpu) it counts as memory of the rank, on a disk (nvme) it does not: then at most 8 MiB of it
     /// are in memory, and as much of parameters that are there too. Works from OPTIMIZER_STATE or --zero_stage 1 on.
     #[arg(
         long = "offload_optimizer_device",

@@ -6,9 +6,9 @@
 /// What files are read and written in multiples of, so that the kernel need not keep a copy of them: the size of a page.
 pub const ALIGNMENT: usize = 4096;
 
-/// The most that one block holds. Large enough that a disk's price is its bytes, small enough that several are in memory
-/// at once.
-pub const MAX_BLOCK_BYTES: usize = 2 << 20;
+/// The most that one block holds. Large enough that a disk's price is its bytes, and small enough that several requests are
+/// on their way at once: disks and what virtual machines have for them take large requests apart, one after the other.
+pub const MAX_BLOCK_BYTES: usize = 512 << 10;
 
 /// Where a member may be cut. Kernels over lists work in pieces of this size from the beginning of a tensor, so that
 /// what is cut here has the same values to the bit as what is not.
@@ -61,7 +61,7 @@ pub struct Block {
 /// use accelerate_core::offload::{BlockLayout, Member};
 /// let member = |num_elements, unit| Member { num_elements, element_bytes: 4, unit };
 /// // Two moments in float32 for each parameter.
-/// let layout = BlockLayout::new(&[member(400_000, 0), member(10, 0), member(7, 1)], 2);
+/// let layout = BlockLayout::new(&[member(80_000, 0), member(10, 0), member(7, 1)], 2);
 /// assert_eq!(layout.blocks.len(), 3);
 /// assert_eq!(layout.blocks[1].segments[1].member, 1);
 /// assert_eq!(layout.num_bytes, layout.blocks.iter().map(|block| block.num_bytes as u64).sum::<u64>());

@@ -29,18 +29,27 @@ template <typename Transfer> int32_t transfer_all(size_t size, Transfer &&transf
   return 0;
 }
 
-// Moves all bytes of a tensor, which is `changed` by that or only read; `transfer` gets the address of some of them, how many
-// went before, and how many there are.
-template <typename Transfer> int32_t move_bytes(void *handle, bool changed, Transfer &&transfer) noexcept {
+// The bytes of a tensor, which is `changed` by what follows or only read; 0, or -2.
+int32_t memory_of(void *handle, bool changed, char *&bytes, size_t &size) noexcept {
   try {
     const at::Tensor &t = tensor(handle);
     if (!t.defined() || !t.device().is_cpu() || !t.is_contiguous())
       return -2;
-    char *bytes = static_cast<char *>(changed ? t.mutable_data_ptr() : const_cast<void *>(t.const_data_ptr()));
-    return transfer_all(t.nbytes(), [&](size_t done, size_t count) { return transfer(bytes + done, done, count); });
+    bytes = static_cast<char *>(changed ? t.mutable_data_ptr() : const_cast<void *>(t.const_data_ptr()));
+    size = t.nbytes();
+    return bytes == nullptr && size > 0 ? -2 : 0;
   } catch (...) {
     return -2;
   }
+}
+
+// Moves all bytes of a tensor; `transfer` gets the address of some of them, how many went before, and how many there are.
+template <typename Transfer> int32_t move_bytes(void *handle, bool changed, Transfer &&transfer) noexcept {
+  char *bytes = nullptr;
+  size_t size = 0;
+  if (memory_of(handle, changed, bytes, size) != 0)
+    return -2;
+  return transfer_all(size, [&](size_t done, size_t count) { return transfer(bytes + done, done, count); });
 }
 
 } // namespace
@@ -73,12 +82,11 @@ int32_t te_let_siblings_read() noexcept {
   return ENOSYS;
 #endif
 }
-// The address of the first byte, 0 if there is none.
-size_t te_address(void *handle) noexcept {
-  try {
-    return reinterpret_cast<size_t>(tensor(handle).const_data_ptr());
-  } catch (...) {
-    return 0;
-  }
+// The address of the first byte, and how many there are.
+int32_t te_memory(void *handle, bool changed, uint8_t **address, size_t *size) noexcept {
+  char *bytes = nullptr;
+  const int32_t status = memory_of(handle, changed, bytes, *size);
+  *address = reinterpret_cast<uint8_t *>(bytes);
+  return status;
 }
 }

@@ -9,7 +9,7 @@ use tch::{Device, Kind, TchError, Tensor};
 unsafe extern "C" {
     fn te_read_at(tensor: Handle, file: i32, offset: i64) -> i32;
     fn te_write_at(tensor: Handle, file: i32, offset: i64) -> i32;
-    fn te_address(tensor: Handle) -> usize;
+    fn te_memory(tensor: Handle, changed: bool, address: *mut *mut u8, size: *mut usize) -> i32;
 }
 
 /// Fills a tensor with the bytes of a file from `offset` on. Other tensors over the same memory see them; nobody may
@@ -62,13 +62,21 @@ pub fn write_at(file: &File, tensor: &Tensor, offset: u64) -> io::Result<()> {
 pub fn aligned_bytes(num_bytes: usize, alignment: usize) -> Result<Tensor, TchError> {
     let alignment = alignment.max(1);
     let bytes = Tensor::f_empty([(num_bytes + alignment) as i64], (Kind::Uint8, Device::Cpu))?;
-    // SAFETY: the handle is borrowed for the call.
-    let address = unsafe { te_address(handle(&bytes)) };
+    let address = memory_of(&bytes, false).map_err(|error| TchError::Torch(error.to_string()))?.0 as usize;
     bytes.f_narrow(0, (address.next_multiple_of(alignment) - address) as i64, num_bytes as i64)
 }
 
-fn signed(offset: u64) -> io::Result<i64> {
+pub(crate) fn signed(offset: u64) -> io::Result<i64> {
     i64::try_from(offset).map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "no file reaches that far"))
+}
+
+/// Where a tensor's bytes are, which will be `changed` or only read, and how many there are. They may be used as long as the
+/// tensor lives and its storage is not freed.
+pub(crate) fn memory_of(tensor: &Tensor, changed: bool) -> io::Result<(*mut u8, usize)> {
+    let (mut address, mut size) = (std::ptr::null_mut(), 0);
+    // SAFETY: the handle is borrowed for the call, which writes to both places.
+    let status = unsafe { te_memory(handle(tensor), changed, &raw mut address, &raw mut size) };
+    done(status, io::ErrorKind::InvalidInput).map(|()| (address, size))
 }
 
 pub(crate) fn done(status: i32, at_end: io::ErrorKind) -> io::Result<()> {

@@ -8,6 +8,7 @@ mod border;
 mod deterministic;
 mod error;
 pub mod file;
+pub mod file_queue;
 pub mod foreach;
 pub mod function;
 pub mod fused;

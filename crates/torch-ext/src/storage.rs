@@ -161,19 +161,52 @@ pub fn is_allocated(tensor: &Tensor) -> bool {
 /// ```
 pub fn release_pages(tensor: &Tensor) {
     #[cfg(target_os = "linux")]
-    if tensor.device() == tch::Device::Cpu && tensor.is_contiguous() && is_allocated(tensor) {
-        const SC_PAGESIZE: i32 = 30;
+    if let Some(pages) = whole_pages(tensor) {
         const MADV_DONTNEED: i32 = 4;
-        // SAFETY: asks for a number.
-        let page = unsafe { sysconf(SC_PAGESIZE) }.max(1) as usize;
-        let (start, num_bytes) = (tensor.data_ptr() as usize, tensor.numel() * tensor.kind().elt_size_in_bytes());
-        let (first, end) = (start.next_multiple_of(page), (start + num_bytes) / page * page);
-        if first < end {
-            // SAFETY: the pages hold entries of this tensor and nothing else, so only these change: to zeros in private
-            // memory, to what a file says in a mapping of it. A failure leaves everything as it is.
-            unsafe { madvise(first as *mut c_void, end - first, MADV_DONTNEED) };
-        }
+        // SAFETY: the pages hold entries of this tensor and nothing else, so only these change: to zeros in private
+        // memory, to what a file says in a mapping of it. A failure leaves everything as it is.
+        unsafe { madvise(pages.start as *mut c_void, pages.len(), MADV_DONTNEED) };
     }
+}
+
+/// The size of a large page, where there are any.
+pub const LARGE_PAGE_BYTES: usize = 2 << 20;
+
+/// Has the system put a tensor on the CPU on pages of [`LARGE_PAGE_BYTES`] where whole ones fit; its entries become anything. It
+/// should begin at a multiple of that ([`aligned_bytes`](crate::file::aligned_bytes)). A disk's requests to and from such
+/// memory are of one piece, where they would be of hundreds. Contiguous tensors only. Elsewhere, and where there are no such
+/// pages, nothing happens.
+///
+/// ```
+/// use torch_ext::storage::{LARGE_PAGE_BYTES, prefer_large_pages};
+/// let mut bytes = torch_ext::file::aligned_bytes(2 * LARGE_PAGE_BYTES, LARGE_PAGE_BYTES)?;
+/// prefer_large_pages(&bytes);
+/// assert_eq!(bytes.fill_(1).double_value(&[77]), 1.0);
+/// # Ok::<(), tch::TchError>(())
+/// ```
+pub fn prefer_large_pages(tensor: &Tensor) {
+    #[cfg(target_os = "linux")]
+    if let Some(pages) = whole_pages(tensor) {
+        const MADV_HUGEPAGE: i32 = 14;
+        // SAFETY: what is in the pages stays as it is, whether they become large ones or not.
+        unsafe { madvise(pages.start as *mut c_void, pages.len(), MADV_HUGEPAGE) };
+        // The allocator may have handed out small ones that were in use before.
+        release_pages(tensor);
+    }
+}
+
+/// The addresses of pages that hold entries of a tensor and nothing else; `None` if there are none, or not on the CPU.
+#[cfg(target_os = "linux")]
+fn whole_pages(tensor: &Tensor) -> Option<std::ops::Range<usize>> {
+    const SC_PAGESIZE: i32 = 30;
+    if tensor.device() != tch::Device::Cpu || !tensor.is_contiguous() || !is_allocated(tensor) {
+        return None;
+    }
+    // SAFETY: asks for a number.
+    let page = unsafe { sysconf(SC_PAGESIZE) }.max(1) as usize;
+    let (start, num_bytes) = (tensor.data_ptr() as usize, tensor.numel() * tensor.kind().elt_size_in_bytes());
+    let (first, end) = (start.next_multiple_of(page), (start + num_bytes) / page * page);
+    (first < end).then_some(first..end)
 }
 
 /// Knows a storage without keeping it alive.

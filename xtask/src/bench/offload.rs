@@ -9,7 +9,7 @@ use crate::race::{Pair, Race};
 use crate::{paths, process, ranks};
 
 /// Steps, each beside a measurement of the disk.
-const STEPS: usize = 5;
+const STEPS: usize = 7;
 
 /// The smallest GPT-2.
 const NUM_PARAMETERS: u64 = 124_439_808;

@@ -1,27 +1,29 @@
 //! Blocks that are read ahead, changed one at a time, and written behind.
 
-use super::BlockStore;
-use crate::error::{OffloadError, Result};
+use super::store::{self, BlockStore, Direction, Transfer};
+use crate::error::Result;
+use accelerate_core::config::OffloadTarget;
 use accelerate_core::offload::{Block, BlockLayout, MAX_BLOCK_BYTES};
 use accelerate_core::plan::NVME_BLOCKS_BYTES;
-use crossbeam_channel::{Receiver, Sender, unbounded};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, Scope};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use tch::{Device, Kind, Tensor};
 
-/// Blocks in memory at once: for each thread one that travels, one that is changed, and some that wait.
+/// Blocks in memory at once: one is changed, the others are on their way. A disk is idle between two requests of one who waits.
 const NUM_BUFFERS: usize = NVME_BLOCKS_BYTES / MAX_BLOCK_BYTES;
-
-/// Threads that read, and as many that write: a disk is idle between two blocks of one thread.
-const NUM_THREADS: usize = 4;
 
 /// All blocks of some state, and the memory that they come to.
 #[derive(Debug)]
 pub(crate) struct Blocks {
     pub(crate) layout: BlockLayout,
-    store: Arc<dyn BlockStore>,
-    /// Kept from step to step, and used by one pass at a time: there are never more.
-    buffers: Mutex<Vec<Tensor>>,
+    /// Used by one pass at a time.
+    memory: Mutex<Memory>,
+}
+
+#[derive(Debug)]
+struct Memory {
+    store: Box<dyn BlockStore>,
+    /// Kept from step to step.
+    buffers: Vec<Tensor>,
 }
 
 /// What happens to a block besides being looked at.
@@ -36,8 +38,18 @@ pub(crate) enum Pass {
 }
 
 impl Blocks {
-    pub(crate) fn new(layout: BlockLayout, store: Arc<dyn BlockStore>) -> Self {
-        Self { layout, store, buffers: Mutex::default() }
+    /// Room on `target` for state of tensors on `device`.
+    ///
+    /// # Errors
+    /// The folder is not there, or there is no room in it.
+    pub(crate) fn new(layout: BlockLayout, target: &OffloadTarget, device: Device) -> Result<Self> {
+        let store = store::open(target, layout.num_bytes, device, NUM_BUFFERS)?;
+        Ok(Self::over(layout, store))
+    }
+
+    /// `store` takes as many transfers at once as there are buffers.
+    fn over(layout: BlockLayout, store: Box<dyn BlockStore>) -> Self {
+        Self { layout, memory: Mutex::new(Memory { store, buffers: Vec::new() }) }
     }
 
     /// Brings each block that is `wanted` into memory and shows it to `visit`, in any order: its planes, each
@@ -52,113 +64,100 @@ impl Blocks {
         options: impl Fn(&Block) -> (Kind, Device),
         mut visit: impl FnMut(&Block, &[Tensor]) -> Result<()>,
     ) -> Result<()> {
-        let Self { layout, store, buffers } = self;
-        let (store, num_planes) = (&**store, layout.num_planes);
-        let mut memory = lock(buffers);
-        let blocks: Vec<&Block> = layout.blocks.iter().filter(|block| wanted(block)).collect();
-        let largest = layout.blocks.iter().map(|block| block.num_bytes).max().unwrap_or(0);
-        while memory.len() < NUM_BUFFERS.min(blocks.len()) {
-            memory.push(store.buffer(largest)?);
-        }
-        let todo = filled(blocks.iter().copied()).1;
-        let (free_sender, free) = filled(memory.drain(..));
-        let (ready_sender, ready) = unbounded();
-        let (changed_sender, changed) = unbounded();
-        let result = thread::scope(|scope| {
-            for _ in 0..NUM_THREADS {
-                let (todo, free, ready) = (todo.clone(), free.clone(), ready_sender.clone());
-                spawn(scope, move || read_ahead(store, pass, &todo, &free, &ready))?;
-                let (changed, free, ready) = (changed.clone(), free_sender.clone(), ready_sender.clone());
-                spawn(scope, move || write_behind(store, pass, &changed, &free, &ready))?;
+        let blocks: Vec<&Block> = self.layout.blocks.iter().filter(|block| wanted(block)).collect();
+        let largest = self.layout.blocks.iter().map(|block| block.num_bytes).max().unwrap_or(0);
+        let num_planes = self.layout.num_planes;
+        let change = |block: &Block, buffer: &Tensor| {
+            let (kind, device) = options(block);
+            let bytes = buffer.f_to_device(device)?;
+            visit(block, &planes(&bytes, block, num_planes, kind)?)?;
+            if device != buffer.device() && pass != Pass::Read {
+                buffer.shallow_clone().f_copy_(&bytes)?;
             }
-            // A thread ends when nobody is left who could send it anything.
-            drop((ready_sender, free_sender));
-            for _ in 0..blocks.len() {
-                let (block, buffer) = ready.recv().map_err(|_| OffloadError::ThreadGone)?;
-                let buffer: Tensor = buffer?;
-                let (kind, device) = options(block);
-                let bytes = buffer.f_to_device(device)?;
-                let planes = planes(&bytes, block, num_planes, kind)?;
-                visit(block, &planes)?;
-                if device != buffer.device() && pass != Pass::Read {
-                    buffer.shallow_clone().f_copy_(&bytes)?;
+            Ok(())
+        };
+        let mut memory = lock(&self.memory);
+        memory.settle()?;
+        memory.make_buffers(NUM_BUFFERS.min(self.layout.blocks.len()), largest)?;
+        memory.stream(pass, &blocks, change)
+    }
+}
+
+impl Memory {
+    /// Makes what is not there yet: all in one piece, which may be on large pages then.
+    fn make_buffers(&mut self, count: usize, num_bytes: usize) -> Result<()> {
+        if self.buffers.is_empty() && count > 0 {
+            let memory = self.store.buffer(count * num_bytes)?;
+            self.buffers = memory.f_view([count as i64, num_bytes as i64])?.f_unbind(0)?;
+        }
+        Ok(())
+    }
+
+    /// Takes `blocks` through `change`, the next ones being read and those before written meanwhile. An error leaves transfers
+    /// behind.
+    fn stream(
+        &mut self,
+        pass: Pass,
+        blocks: &[&Block],
+        mut change: impl FnMut(&Block, &Tensor) -> Result<()>,
+    ) -> Result<()> {
+        let mut next = blocks.iter();
+        let mut free: Vec<usize> = (0..self.buffers.len()).collect();
+        // What each buffer is in use for.
+        let mut uses: Vec<Option<(&Block, Direction)>> = vec![None; self.buffers.len()];
+        loop {
+            // What is asked first decides: a block must not go for want of a buffer.
+            let begins = free.last().copied().and_then(|number| Some((number, *next.next()?)));
+            let (number, block, has_come) = match begins {
+                Some((number, block)) => {
+                    free.pop();
+                    (number, block, pass == Pass::Write)
                 }
-                changed_sender.send((block, buffer)).map_err(|_| OffloadError::ThreadGone)?;
+                None => {
+                    let Some((number, ended)) = self.store.finish()? else { return Ok(()) };
+                    ended?;
+                    match uses[number].take() {
+                        Some((block, Direction::Read)) => (number, block, true),
+                        _ => {
+                            free.push(number);
+                            continue;
+                        }
+                    }
+                }
+            };
+            if has_come {
+                change(block, &self.buffers[number])?;
             }
-            drop(changed_sender);
-            // What writing has to say that nobody has heard yet.
-            ready.iter().try_for_each(|(_, failed)| failed.map(drop))
-        });
-        memory.extend(free.try_iter());
-        result
+            let direction = if has_come { Direction::Write } else { Direction::Read };
+            if has_come && pass == Pass::Read {
+                free.push(number);
+                continue;
+            }
+            let bytes = self.buffers[number].f_narrow(0, 0, block.num_bytes as i64)?;
+            self.store.start(Transfer { direction, offset: block.file_offset, bytes, number })?;
+            uses[number] = Some((block, direction));
+        }
     }
-}
 
-fn spawn<'scope>(scope: &'scope Scope<'scope, '_>, work: impl FnOnce() + Send + 'scope) -> Result<()> {
-    let builder = thread::Builder::new().name("offload".to_owned());
-    builder.spawn_scoped(scope, work).map_err(|source| OffloadError::Spawn { source })?;
-    Ok(())
-}
-
-fn lock(buffers: &Mutex<Vec<Tensor>>) -> MutexGuard<'_, Vec<Tensor>> {
-    // A list of memory is always whole.
-    buffers.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A channel with something in it.
-fn filled<T>(items: impl IntoIterator<Item = T>) -> (Sender<T>, Receiver<T>) {
-    let (sender, receiver) = unbounded();
-    // The receiver is here.
-    items.into_iter().for_each(|item| drop(sender.send(item)));
-    (sender, receiver)
-}
-
-/// A block, and its memory or why there is nothing in it.
-type Ready<'a> = (&'a Block, Result<Tensor>);
-
-fn read_ahead<'a>(
-    store: &dyn BlockStore,
-    pass: Pass,
-    todo: &Receiver<&'a Block>,
-    free: &Receiver<Tensor>,
-    ready: &Sender<Ready<'a>>,
-) {
-    for block in todo {
-        let Ok(buffer) = free.recv() else { return };
-        let read = match pass {
-            Pass::Write => Ok(()),
-            Pass::Read | Pass::Update => part(&buffer, block).and_then(|bytes| store.read(block.file_offset, &bytes)),
-        };
-        if ready.send((block, read.map(|()| buffer))).is_err() {
-            return;
+    /// Waits for transfers that a pass has left behind: they use the buffers.
+    fn settle(&mut self) -> Result<()> {
+        loop {
+            match self.store.finish() {
+                Ok(None) => return Ok(()),
+                // Why that pass has failed is known.
+                Ok(Some(_)) => {}
+                Err(error) => {
+                    self.buffers.clear();
+                    return Err(error);
+                }
+            }
         }
     }
 }
 
-fn write_behind<'a>(
-    store: &dyn BlockStore,
-    pass: Pass,
-    changed: &Receiver<(&'a Block, Tensor)>,
-    free: &Sender<Tensor>,
-    ready: &Sender<Ready<'a>>,
-) {
-    for (block, buffer) in changed {
-        let written = match pass {
-            Pass::Read => Ok(()),
-            Pass::Write | Pass::Update => part(&buffer, block).and_then(|bytes| store.write(block.file_offset, &bytes)),
-        };
-        let told = written.map_or_else(|error| ready.send((block, Err(error))).is_ok(), |()| true);
-        // Nobody waits for memory once all blocks have been read.
-        let _ = free.send(buffer);
-        if !told {
-            return;
-        }
-    }
-}
-
-/// What a block takes of a buffer.
-fn part(buffer: &Tensor, block: &Block) -> Result<Tensor> {
-    Ok(buffer.f_narrow(0, 0, block.num_bytes as i64)?)
+fn lock(memory: &Mutex<Memory>) -> MutexGuard<'_, Memory> {
+    // A pass that has panicked leaves no more behind than one that has failed.
+    memory.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn planes(bytes: &Tensor, block: &Block, num_planes: usize, kind: Kind) -> Result<Vec<Tensor>> {
@@ -171,8 +170,7 @@ fn planes(bytes: &Tensor, block: &Block, num_planes: usize, kind: Kind) -> Resul
 mod tests {
     use super::*;
     use crate::error::Error;
-    use crate::offload::open;
-    use accelerate_core::config::OffloadTarget;
+    use crate::offload::store::tests::all_kinds;
     use accelerate_core::offload::Member;
     use std::collections::BTreeSet;
 
@@ -181,14 +179,14 @@ mod tests {
     fn layout() -> BlockLayout {
         let member = |num_elements, unit| Member { num_elements, element_bytes: 4, unit };
         // More blocks than buffers.
-        BlockLayout::new(&[member(2_500_000, 0), member(3, 0), member(12_000_000, 1), member(7, 2)], 2)
+        BlockLayout::new(&[member(150_000, 0), member(3, 0), member(2_000_000, 1), member(7, 2)], 2)
     }
 
-    fn stores(layout: &BlockLayout) -> (tempfile::TempDir, Vec<Arc<dyn BlockStore>>) {
+    fn all_blocks(layout: &BlockLayout) -> (tempfile::TempDir, Vec<Blocks>) {
         let folder = tempfile::tempdir().unwrap();
-        let targets = [OffloadTarget::Nvme(folder.path().to_owned()), OffloadTarget::Cpu];
-        let stores = targets.iter().map(|target| open(target, layout.num_bytes, Device::Cpu).unwrap()).collect();
-        (folder, stores)
+        let stores = all_kinds(folder.path(), layout.num_bytes, NUM_BUFFERS).into_iter();
+        let blocks = stores.map(|store| Blocks::over(layout.clone(), store)).collect();
+        (folder, blocks)
     }
 
     fn visited(blocks: &Blocks, pass: Pass, mut visit: impl FnMut(f64, &[Tensor])) -> BTreeSet<u64> {
@@ -206,11 +204,10 @@ mod tests {
     #[test]
     fn every_block_comes_once_and_goes_back_where_it_was() {
         let layout = layout();
-        let (_folder, stores) = stores(&layout);
-        for store in stores {
+        let (_folder, kinds) = all_blocks(&layout);
+        for blocks in kinds {
             let all: BTreeSet<u64> = layout.blocks.iter().map(|block| block.file_offset).collect();
             assert!(all.len() > NUM_BUFFERS);
-            let blocks = Blocks::new(layout.clone(), store);
             let fill = |number: f64, planes: &[Tensor]| {
                 let _ = (planes[0].shallow_clone().fill_(number), planes[1].shallow_clone().fill_(-number));
             };
@@ -231,16 +228,14 @@ mod tests {
                 };
                 assert_eq!(visited(&blocks, Pass::Read, check), all);
             }
-            assert_eq!(lock(&blocks.buffers).len(), NUM_BUFFERS, "memory is kept");
+            assert_eq!(lock(&blocks.memory).buffers.len(), NUM_BUFFERS, "memory is kept");
         }
     }
 
     #[test]
     fn only_what_is_wanted_moves() {
-        let layout = layout();
-        let (_folder, stores) = stores(&layout);
-        for store in stores {
-            let blocks = Blocks::new(layout.clone(), store);
+        let (_folder, kinds) = all_blocks(&layout());
+        for blocks in kinds {
             let mut units = Vec::new();
             let of_block = |block: &Block, _: &[Tensor]| {
                 units.push(block.unit);
@@ -254,24 +249,28 @@ mod tests {
 
     /// Fails to read or write one block.
     #[derive(Debug)]
-    struct Failing(Arc<dyn BlockStore>, Pass, u64);
+    struct Failing {
+        store: Box<dyn BlockStore>,
+        direction: Direction,
+        offset: u64,
+        failed: Vec<usize>,
+    }
 
     impl BlockStore for Failing {
         fn buffer(&self, num_bytes: usize) -> Result<Tensor> {
-            self.0.buffer(num_bytes)
+            self.store.buffer(num_bytes)
         }
-        fn read(&self, offset: u64, bytes: &Tensor) -> Result<()> {
-            if self.1 == Pass::Read && offset == self.2 {
-                Err(Error::other("no read"))
-            } else {
-                self.0.read(offset, bytes)
+        fn start(&mut self, transfer: Transfer) -> Result<()> {
+            if (transfer.direction, transfer.offset) == (self.direction, self.offset) {
+                self.failed.push(transfer.number);
+                return Ok(());
             }
+            self.store.start(transfer)
         }
-        fn write(&self, offset: u64, bytes: &Tensor) -> Result<()> {
-            if self.1 == Pass::Write && offset == self.2 {
-                Err(Error::other("no write"))
-            } else {
-                self.0.write(offset, bytes)
+        fn finish(&mut self) -> Result<Option<(usize, Result<()>)>> {
+            match self.failed.pop() {
+                Some(number) => Ok(Some((number, Err(Error::other("no transfer"))))),
+                None => self.store.finish(),
             }
         }
     }
@@ -279,22 +278,27 @@ mod tests {
     #[test]
     fn a_failure_at_any_block_ends_the_pass_with_its_error() {
         let layout = layout();
-        let (_folder, stores) = stores(&layout);
-        for offset in layout.blocks.iter().map(|block| block.file_offset) {
-            for (fails, text) in [(Pass::Read, "no read"), (Pass::Write, "no write")] {
-                let store = Arc::new(Failing(Arc::clone(&stores[1]), fails, offset));
-                let blocks = Blocks::new(layout.clone(), store);
-                let error = blocks.run(Pass::Update, |_| true, |_| FLOAT, |_, _| Ok(())).unwrap_err();
-                assert_eq!(error.to_string(), text);
+        let folder = tempfile::tempdir().unwrap();
+        let offsets: Vec<u64> = layout.blocks.iter().map(|block| block.file_offset).step_by(7).collect();
+        for offset in offsets {
+            for direction in [Direction::Read, Direction::Write] {
+                for store in all_kinds(folder.path(), layout.num_bytes, NUM_BUFFERS) {
+                    let store = Box::new(Failing { store, direction, offset, failed: Vec::new() });
+                    let blocks = Blocks::over(layout.clone(), store);
+                    let error = blocks.run(Pass::Update, |_| true, |_| FLOAT, |_, _| Ok(())).unwrap_err();
+                    assert_eq!(error.to_string(), "no transfer");
+                }
             }
-            let blocks = Blocks::new(layout.clone(), Arc::clone(&stores[0]));
-            let visit = |block: &Block, _: &[Tensor]| match block.file_offset == offset {
-                true => Err(Error::other("no visit")),
-                false => Ok(()),
-            };
-            assert_eq!(blocks.run(Pass::Update, |_| true, |_| FLOAT, visit).unwrap_err().to_string(), "no visit");
-            // The next pass finds everything in order again.
-            assert_eq!(visited(&blocks, Pass::Read, |_, _| {}).len(), layout.blocks.len());
+            for store in all_kinds(folder.path(), layout.num_bytes, NUM_BUFFERS) {
+                let blocks = Blocks::over(layout.clone(), store);
+                let visit = |block: &Block, _: &[Tensor]| match block.file_offset == offset {
+                    true => Err(Error::other("no visit")),
+                    false => Ok(()),
+                };
+                assert_eq!(blocks.run(Pass::Update, |_| true, |_| FLOAT, visit).unwrap_err().to_string(), "no visit");
+                // The next pass finds everything in order again.
+                assert_eq!(visited(&blocks, Pass::Read, |_, _| {}).len(), layout.blocks.len());
+            }
         }
     }
 }

@@ -7,7 +7,8 @@
 //! "ZeRO-Infinity: Breaking the GPU Memory Wall for Extreme Scale Deep Learning", SC 2021.
 
 mod blocks;
+mod queued;
 mod store;
+mod threads;
 
 pub(crate) use blocks::{Blocks, Pass};
-pub(crate) use store::{BlockStore, open};

@@ -6,7 +6,7 @@ use super::handle::{GroupSettings, OptimizerHandle};
 use super::state::{Loading, save_tensor};
 use crate::error::{OffloadError, Result};
 use crate::nn::{Param, Resident};
-use crate::offload::{Blocks, Pass, open};
+use crate::offload::{Blocks, Pass};
 use accelerate_core::config::OffloadTarget;
 use accelerate_core::offload::{Block, BlockLayout, Member, Segment};
 use std::collections::BTreeMap;
@@ -160,9 +160,8 @@ impl OffloadedState {
         let device = params.first().map_or(Device::Cpu, Tensor::device);
         // The old one goes first: there may be no room for both.
         self.stored = None;
-        let store = open(&self.target, layout.num_bytes, device)?;
         let groups = (0..handle.num_groups()).flat_map(|group| handle.group_params(group).iter().map(move |_| group));
-        let blocks = Blocks::new(layout, store);
+        let blocks = Blocks::new(layout, &self.target, device)?;
         let rounds = match handle.params().any(Param::is_away) {
             false => vec![order],
             true => {

@@ -74,8 +74,8 @@ pub struct RankBytes {
 }
 
 /// The most bytes of one kind (parameters, or what the optimizer keeps) that a rank has on their way between memory and
-/// NVMe: 12 blocks of 1 MiB.
-pub const NVME_BLOCKS_BYTES: usize = 12 * crate::offload::MAX_BLOCK_BYTES;
+/// NVMe: 16 blocks of 512 KiB.
+pub const NVME_BLOCKS_BYTES: usize = 16 * crate::offload::MAX_BLOCK_BYTES;
 
 /// Memory of one rank in one [`Phase`], in bytes.
 ///

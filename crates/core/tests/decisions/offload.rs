@@ -188,12 +188,12 @@ fn a_large_model_moves_in_blocks() {
     let weight = ParameterEntry::new("w", &[1 << 26], "float32", 4);
     let plan = plan_sharded(&Inventory { parameters: vec![weight] }, &plugin(FullShard, "nvme", ""), 2);
     let bytes = plan.bytes_per_rank();
-    assert_eq!((bytes.on_nvme, bytes.nvme_blocks), (2 << 27, 12 << 21));
-    assert_eq!(NVME_BLOCKS_BYTES, 12 << 21);
+    assert_eq!((bytes.on_nvme, bytes.nvme_blocks), (2 << 27, 16 << 19));
+    assert_eq!(NVME_BLOCKS_BYTES, 16 << 19);
     let weight = ParameterEntry::new("w", &[1 << 26], "float32", 4);
     let both = plan_sharded(&Inventory { parameters: vec![weight] }, &plugin(FullShard, "nvme", "nvme"), 2);
     let bytes = both.bytes_per_rank();
-    assert_eq!((bytes.on_nvme, bytes.nvme_blocks), (3 << 27, 2 * (12 << 21)), "each kind has blocks of its own");
+    assert_eq!((bytes.on_nvme, bytes.nvme_blocks), (3 << 27, 2 * (16 << 19)), "each kind has blocks of its own");
 }
 
 #[test]

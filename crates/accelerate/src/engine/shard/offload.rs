@@ -4,7 +4,7 @@ use super::Shard;
 use crate::error::{OffloadError, Result};
 use crate::group::Group;
 use crate::nn::Resident;
-use crate::offload::{Blocks, Pass, open};
+use crate::offload::{Blocks, Pass};
 use accelerate_core::config::OffloadTarget;
 use accelerate_core::offload::{Block, BlockLayout, Member};
 use accelerate_core::plan::{Plan, Unit};
@@ -36,10 +36,10 @@ impl Home {
                 };
                 let members: Vec<Member> = plan.units.iter().enumerate().map(member).collect();
                 let layout = BlockLayout::new(&members, 1);
-                let store = open(target, layout.num_bytes, Device::Cpu);
-                let failure = store.as_ref().err().map(ToString::to_string);
+                let blocks = Blocks::new(layout, target, Device::Cpu);
+                let failure = blocks.as_ref().err().map(ToString::to_string);
                 job.check_others("offloading parameters", failure.as_deref())?;
-                Ok(Self::Disk(Blocks::new(layout, store?)))
+                Ok(Self::Disk(blocks?))
             }
         }
     }
