@@ -180,8 +180,10 @@ fn every_flag_has_its_effect_on_the_plan(#[case] flags: &str, #[case] head: &str
     assert_eq!(found, bytes);
     assert_eq!(json["phases"][json["peak_phase"].as_str().unwrap()]["total"], json["peak_bytes"]);
     assert_eq!(json["plan"]["inventory"]["parameters"].as_array().unwrap().len(), 4);
-    assert_eq!(json["collectives"][0]["phase"], "forward");
-    assert!(text.stdout.contains("\n  collectives of a step: "), "{}", text.stdout);
+    // One rank sends nothing.
+    let has_collectives = !json["collectives"].as_array().unwrap().is_empty();
+    assert_eq!(has_collectives, !head.contains("for 1 ranks"));
+    assert_eq!(text.stdout.contains("\n  collectives of a step: "), has_collectives, "{}", text.stdout);
 }
 
 #[rstest]
