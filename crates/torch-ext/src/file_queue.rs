@@ -83,7 +83,8 @@ impl FileQueue {
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] for a tensor that is not contiguous, or not on the CPU; [`io::ErrorKind::WouldBlock`]
-    /// if as many transfers are on their way as the queue is long; the system's own. Then nothing has begun.
+    /// if as many transfers are on their way as the queue is long. Then nothing has begun; the system's own errors come with
+    /// [`wait`](Self::wait).
     pub fn start_read(&mut self, bytes: &Tensor, offset: u64, tag: u64) -> io::Result<()> {
         self.start(Transfer { tag, bytes: bytes.shallow_clone(), is_write: false, offset, done: 0 })
     }
@@ -139,7 +140,7 @@ impl FileQueue {
     }
 }
 
-/// Asks the kernel for what is left of a transfer.
+/// Asks the kernel for what is left of a transfer. An error says that it will never see it.
 fn submit(ring: &mut IoUring, file: &File, place: usize, transfer: &Transfer) -> io::Result<()> {
     let (address, size) = memory_of(&transfer.bytes, !transfer.is_write)?;
     let left = size.saturating_sub(transfer.done);
@@ -153,11 +154,10 @@ fn submit(ring: &mut IoUring, file: &File, place: usize, transfer: &Transfer) ->
     // long as itself.
     unsafe { ring.submission().push(&entry.user_data(place as u64)) }
         .map_err(|full| io::Error::new(io::ErrorKind::WouldBlock, full))?;
-    match ring.submit() {
-        // It stays in the ring, and goes with the next, or when somebody waits.
-        Err(error) if is_passing(&error) => Ok(()),
-        submitted => submitted.map(drop),
-    }
+    // What the kernel does not take now stays in the ring, with the tensor's address: the transfer goes on. Who waits tries
+    // again, and is told why it fails.
+    let _ = ring.submit();
+    Ok(())
 }
 
 /// The kernel would have taken it at another moment.
