@@ -6,8 +6,8 @@
 /// What files are read and written in multiples of, so that the kernel need not keep a copy of them: the size of a page.
 pub const ALIGNMENT: usize = 4096;
 
-/// The most that one block holds. Large enough that a disk's price is its bytes, and small enough that several requests are
-/// on their way at once: disks and what virtual machines have for them take large requests apart, one after the other.
+/// The most that one block holds. Large enough that a disk's price is its bytes, and small enough that many requests are on
+/// their way at once in little memory, and that a block fits into a core's own cache while it is changed.
 pub const MAX_BLOCK_BYTES: usize = 512 << 10;
 
 /// Where a member may be cut. Kernels over lists work in pieces of this size from the beginning of a tensor, so that

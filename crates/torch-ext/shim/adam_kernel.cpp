@@ -48,6 +48,12 @@ __attribute__((target("avx2,fma"))) void step_vectors(const AdamNumbers &n, cons
       prefetch(p.param + i);
       prefetch(p.exp_avg + i);
       prefetch(p.exp_avg_sq + i);
+      if (n.demote_averages && 2 * LINE <= i) {
+        demote(p.exp_avg + i);
+        demote(p.exp_avg_sq + i);
+        if (p.max_exp_avg_sq)
+          demote(p.max_exp_avg_sq + i);
+      }
     }
     __m256 grad = _mm256_loadu_ps(p.grad + i), param = _mm256_loadu_ps(p.param + i);
     if (is_scaled)

@@ -13,6 +13,8 @@ struct AdamNumbers {
   // Gradients are multiplied by it on the way; they stay as they are in memory.
   double grad_factor;
   bool amsgrad, maximize, decoupled;
+  // A device, or another core, reads the averages next.
+  bool demote_averages;
 };
 
 struct AdamLists {

@@ -21,6 +21,12 @@ constexpr int64_t LINE = 16;
 // eighth faster (2.5 GHz Xeon, one thread); further ahead gains no more. Addresses behind the end do no harm.
 inline void prefetch(const float *address) { __builtin_prefetch(address + 256, 0, 3); }
 
+// Moves the line before last, which is complete, to the cache that all cores share, for somebody else to read. On the way it
+// costs a fifth of what it does in a pass of its own. Processors without this instruction take its code for none.
+inline void demote(const float *address) {
+  asm volatile("cldemote %0" : : "m"(*reinterpret_cast<const char *>(address - 2 * LINE)));
+}
+
 #endif
 
 } // namespace te

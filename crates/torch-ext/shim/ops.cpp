@@ -100,10 +100,12 @@ int32_t te_autocast_clear_cache() {
 // ---- fused optimizers ----
 int32_t te_fused_adam(bool decoupled, List params, List grads, List exp_avgs, List exp_avg_sqs, List max_exp_avg_sqs,
                       List state_steps, double lr, double beta1, double beta2, double weight_decay, double eps,
-                      bool amsgrad, bool maximize, double grad_factor, void *grad_scale, void *found_inf) {
+                      bool amsgrad, bool maximize, double grad_factor, void *grad_scale, void *found_inf,
+                      bool demote_averages) {
   return guard_no_grad([&] {
     if (!grad_scale && !found_inf) {
-      const te::AdamNumbers numbers{lr, beta1, beta2, weight_decay, eps, grad_factor, amsgrad, maximize, decoupled};
+      const te::AdamNumbers numbers{lr,      beta1,    beta2,     weight_decay,   eps, grad_factor,
+                                    amsgrad, maximize, decoupled, demote_averages};
       if (te::adam_on_cpu(numbers, {all(params), all(grads), all(exp_avgs), all(exp_avg_sqs), all(max_exp_avg_sqs),
                                     all(state_steps)})) {
         count_as_changed(all(params));

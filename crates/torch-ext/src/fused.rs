@@ -33,6 +33,7 @@ unsafe extern "C" {
         grad_factor: f64,
         grad_scale: Handle,
         found_inf: Handle,
+        demote_averages: bool,
     ) -> i32;
     fn te_fused_sgd(
         params: Handle,
@@ -103,6 +104,9 @@ pub struct AdamTensors<'a> {
     pub grad_scale: Option<&'a Tensor>,
     /// One if the step is to be skipped, else zero.
     pub found_inf: Option<&'a Tensor>,
+    /// A disk, or another core, reads the averages next: the processor is told to move them to the cache that all cores share
+    /// (Intel's CLDEMOTE). A hint, which changes no value.
+    pub demote_averages: bool,
 }
 
 impl Default for AdamTensors<'_> {
@@ -117,6 +121,7 @@ impl Default for AdamTensors<'_> {
             grad_factor: None,
             grad_scale: None,
             found_inf: None,
+            demote_averages: false,
         }
     }
 }
@@ -212,6 +217,7 @@ fn fused_adam(operation: &'static str, decoupled: bool, config: &FusedAdam, tens
             tensors.grad_factor.unwrap_or(1.0),
             optional(tensors.grad_scale),
             optional(tensors.found_inf),
+            tensors.demote_averages,
         )
     };
     check(operation, status)

@@ -122,6 +122,7 @@ impl Core {
                 max_exp_avg_sqs: state.get(2).unwrap_or(&none),
                 state_steps: steps,
                 grad_factor,
+                demote_averages: true,
                 ..AdamTensors::default()
             };
             update(&tensors, settings, options, *decoupled)
@@ -205,8 +206,8 @@ fn step_batch(
         max_exp_avg_sqs,
         state_steps: steps,
         grad_factor,
-        grad_scale: None,
         found_inf,
+        ..AdamTensors::default()
     };
     update(&tensors, settings, options, decoupled)?;
     // The device skipped the update if it found an infinity; then the step does not count either.
