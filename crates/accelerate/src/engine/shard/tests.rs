@@ -15,7 +15,7 @@ use tch::{Kind, Tensor};
 
 const NUM_BLOCKS: usize = 3;
 
-/// What a forward pass sees of its engine after each block: it is made before the engine is.
+/// What passes see of their engine after each block: it is made before the engine is.
 #[derive(Clone, Default)]
 struct Watched(Arc<Mutex<Seen>>);
 
@@ -24,12 +24,12 @@ struct Seen {
     shard: Option<Shard>,
     /// Most units gathered at once.
     most_gathered: usize,
-    /// Most units on their way at once.
-    most_arriving: usize,
+    /// Most units on their way at once in forward passes, and in backward passes.
+    most_arriving: [usize; 2],
 }
 
 impl Watched {
-    fn look(&self) {
+    fn look(&self, is_backward: bool) {
         let mut seen = self.0.lock().unwrap();
         let Some(shard) = &seen.shard else { return };
         let (gathered, arriving) = {
@@ -37,7 +37,24 @@ impl Watched {
             (state.gathered.len(), state.units.iter().filter(|unit| unit.arriving.is_some()).count())
         };
         seen.most_gathered = seen.most_gathered.max(gathered);
-        seen.most_arriving = seen.most_arriving.max(arriving);
+        let most_arriving = &mut seen.most_arriving[usize::from(is_backward)];
+        *most_arriving = arriving.max(*most_arriving);
+    }
+
+    /// Looks now, and when the gradient of `x` comes back.
+    fn look_both_ways(&self, x: &Tensor) -> Result<Tensor> {
+        self.look(false);
+        let watched = self.clone();
+        let same = torch_ext::apply_function(
+            "Watched",
+            &[x],
+            |_| Ok(vec![x.f_mul_scalar(1.0)?]),
+            move |_, gradients| {
+                watched.look(true);
+                Ok(gradients)
+            },
+        )?;
+        Ok(same[0].shallow_clone())
     }
 }
 
@@ -70,8 +87,7 @@ fn prepared_with(
     let model = ModuleFn::new(&store, move |input: &Tensor| {
         let mut x = input.shallow_clone();
         for (up, down) in &blocks {
-            x = down.forward(&up.forward(&x)?.f_gelu("none")?)?;
-            inside.look();
+            x = inside.look_both_ways(&down.forward(&up.forward(&x)?.f_gelu("none")?)?)?;
         }
         head.forward(&x)
     });
@@ -170,12 +186,12 @@ fn a_parameter_outside_of_a_forward_pass_is_whole_for_once() {
 }
 
 /// Trains some steps of `accumulation` micro-batches; all but the last of each without synchronisation. Returns how many units
-/// were gathered, and how many on their way, at once.
+/// were gathered at once, and how many on their way, in forward and in backward passes.
 fn train(
     accelerator: &Accelerator,
     plugin: FullyShardedDataParallelPlugin,
     (steps, accumulation): (usize, usize),
-) -> Result<(Shard, [usize; 2])> {
+) -> Result<(Shard, [usize; 3])> {
     let (model, shard, watched) = prepared_with(accelerator, plugin)?;
     let input = Tensor::ones([4, 5], (Kind::Float, tch::Device::Cpu));
     for _ in 0..steps {
@@ -189,7 +205,7 @@ fn train(
         super::Engine::before_step(&shard)?;
     }
     let Seen { most_gathered, most_arriving, .. } = *watched.0.lock().unwrap();
-    Ok((shard, [most_gathered, most_arriving]))
+    Ok((shard, [most_gathered, most_arriving[0], most_arriving[1]]))
 }
 
 /// What a plan says of three steps.
@@ -236,13 +252,13 @@ fn strategies_differ_in_how_often_units_travel() {
 #[test]
 fn what_is_fetched_ahead_is_not_fetched_again() {
     use crate::BackwardPrefetch::{BackwardPost, BackwardPre, NoPrefetch};
-    // With how many units on their way at most in a forward pass: blocks are of equal size.
+    // With how many units on their way at most in a forward and in a backward pass: blocks are of equal size.
     for (forward_prefetch, backward_prefetch, limit_all_gathers, most_arriving) in [
-        (true, NoPrefetch, true, 1),
-        (false, BackwardPre, true, 0),
-        (false, BackwardPost, true, 0),
-        (true, BackwardPre, false, NUM_BLOCKS),
-        (false, BackwardPost, false, 0),
+        (true, NoPrefetch, true, [1, 0]),
+        (false, BackwardPre, true, [0, 1]),
+        (false, BackwardPost, true, [0, 1]),
+        (true, BackwardPre, false, [NUM_BLOCKS, NUM_BLOCKS]),
+        (false, BackwardPost, false, [0, NUM_BLOCKS]),
     ] {
         let settings = (forward_prefetch, backward_prefetch, limit_all_gathers);
         let plugin = FullyShardedDataParallelPlugin {
@@ -255,7 +271,11 @@ fn what_is_fetched_ahead_is_not_fetched_again() {
         };
         let counts = testing::ranks(2, |accelerator| {
             let (shard, most) = train(&accelerator, plugin.clone(), (4, 1))?;
-            assert_eq!(most, [1, most_arriving], "what is on its way is not gathered yet: {settings:?}");
+            assert_eq!(
+                most,
+                [1, most_arriving[0], most_arriving[1]],
+                "what is on its way is not gathered yet: {settings:?}"
+            );
             assert!(!is_anything_gathered(&shard));
             let state = shard.lock();
             assert_eq!(state.forward_order.known().len(), NUM_BLOCKS + 1);
