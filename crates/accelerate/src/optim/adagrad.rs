@@ -2,6 +2,7 @@
 
 use super::Optimizer;
 use super::batches::{Batch, Batches};
+use super::flat::{self, Steps};
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero};
 use super::offloaded::{Elements, OffloadedState, Plane, offload};
 use super::state::{Loading, OptimizerState, save_groups, save_parts, save_tensor};
@@ -11,8 +12,8 @@ use accelerate_core::config::OffloadTarget;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tch::{Device, Kind, Tensor};
+use torch_ext::TensorVec;
 use torch_ext::fused::{AdagradTensors, FusedAdagrad, fused_adagrad_};
-use torch_ext::{TensorVec, foreach};
 
 /// Adagrad, as `torch.optim.Adagrad(fused=True)`: steps get smaller where gradients were large.
 ///
@@ -87,34 +88,28 @@ impl Adagrad {
 /// The state of the parameters of one batch.
 #[derive(Debug)]
 struct Lists {
-    steps: TensorVec,
+    steps: Steps,
     sums: TensorVec,
 }
 
 impl Lists {
     /// Makes the state of parameters that have none yet.
     fn of(sums: &mut [Option<SquaredSum>], slots: &[usize], params: &TensorVec, start: f64) -> Result<Self> {
-        let mut lists =
-            Self { steps: TensorVec::with_capacity(slots.len()), sums: TensorVec::with_capacity(slots.len()) };
-        for (&slot, param) in slots.iter().zip(params.iter()) {
-            let state = match &mut sums[slot] {
-                Some(state) => state,
-                none => none.insert(SquaredSum {
-                    step: Tensor::f_zeros([0i64; 0], (Kind::Float, Device::Cpu))?,
-                    sum: param.f_full_like(start)?,
-                }),
+        flat::begin(sums, slots, params, |params| {
+            let begin = |[sum]: [Tensor; 1]| {
+                Ok(SquaredSum { step: Tensor::f_zeros([0i64; 0], (Kind::Float, Device::Cpu))?, sum })
             };
-            lists.steps.push(&state.step);
-            lists.sums.push(&state.sum);
-        }
-        Ok(lists)
+            flat::full_like(params, start)?.into_iter().map(begin).collect()
+        })?;
+        let steps = Steps::of(sums, slots, |state| &mut state.step)?;
+        Ok(Self { steps, sums: slots.iter().filter_map(|&slot| Some(&sums[slot].as_ref()?.sum)).collect() })
     }
 }
 
 fn step_batch(batch: &Batch<Lists>, settings: GroupSettings, options: &Options) -> Result<()> {
     let Lists { steps, sums } = &batch.state;
-    foreach::add_scalar_(steps, 1.0)?;
-    update(&batch.params, &batch.grads, sums, steps, settings, options)
+    steps.count()?;
+    update(&batch.params, &batch.grads, sums, &steps.each, settings, options)
 }
 
 fn update(

@@ -2,6 +2,7 @@
 
 use super::Optimizer;
 use super::batches::{Batch, Batches};
+use super::flat::{self, Steps};
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero, check_beta};
 use super::offloaded::{Elements, OffloadedState, Plane, offload};
 use super::state::{Loading, OptimizerState, save_groups, save_parts, save_tensor};
@@ -12,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use tch::{Device, Kind, Tensor};
+use torch_ext::TensorVec;
 use torch_ext::fused::{AdamTensors, FusedAdam, fused_adam_, fused_adamw_};
-use torch_ext::{TensorVec, foreach};
 
 /// Adam with decoupled weight decay, as `torch.optim.AdamW(fused=True)`.
 ///
@@ -89,7 +90,7 @@ struct Core {
 /// The moments of the parameters of one batch.
 #[derive(Debug)]
 struct Lists {
-    steps: TensorVec,
+    steps: Steps,
     exp_avgs: TensorVec,
     exp_avg_sqs: TensorVec,
     /// Empty without amsgrad.
@@ -197,24 +198,21 @@ fn step_batch(
     found_inf: Option<&Tensor>,
 ) -> Result<()> {
     let Lists { steps, exp_avgs, exp_avg_sqs, max_exp_avg_sqs } = &batch.state;
-    foreach::add_scalar_(steps, 1.0)?;
+    steps.count()?;
     let tensors = AdamTensors {
         params: &batch.params,
         grads: &batch.grads,
         exp_avgs,
         exp_avg_sqs,
         max_exp_avg_sqs,
-        state_steps: steps,
+        state_steps: &steps.each,
         grad_factor,
         found_inf,
         ..AdamTensors::default()
     };
     update(&tensors, settings, options, decoupled)?;
     // The device skipped the update if it found an infinity; then the step does not count either.
-    if let Some(found_inf) = found_inf {
-        foreach::add_(steps, &vec![found_inf; steps.len()], -1.0)?;
-    }
-    Ok(())
+    found_inf.map_or(Ok(()), |found_inf| steps.take_back(found_inf))
 }
 
 fn update(tensors: &AdamTensors<'_>, settings: GroupSettings, options: &Options, decoupled: bool) -> Result<()> {
@@ -244,33 +242,32 @@ fn planes(amsgrad: bool) -> Vec<Plane> {
 impl Lists {
     /// Makes the moments of parameters that have none yet.
     fn of(moments: &mut [Option<Moments>], slots: &[usize], params: &TensorVec, amsgrad: bool) -> Result<Self> {
-        let list = || TensorVec::with_capacity(slots.len());
-        let mut lists =
-            Self { steps: list(), exp_avgs: list(), exp_avg_sqs: list(), max_exp_avg_sqs: TensorVec::with_capacity(0) };
-        for (&slot, param) in slots.iter().zip(params.iter()) {
-            let moments = match &mut moments[slot] {
-                Some(moments) => moments,
-                none => none.insert(Moments::zeros(&param, amsgrad)?),
-            };
-            lists.steps.push(&moments.step);
-            lists.exp_avgs.push(&moments.exp_avg);
-            lists.exp_avg_sqs.push(&moments.exp_avg_sq);
-            if let Some(max_exp_avg_sq) = &moments.max_exp_avg_sq {
-                lists.max_exp_avg_sqs.push(max_exp_avg_sq);
-            }
-        }
-        Ok(lists)
+        flat::begin(moments, slots, params, |params| Moments::zeros(params, amsgrad))?;
+        let steps = Steps::of(moments, slots, |moments| &mut moments.step)?;
+        let own = || slots.iter().filter_map(|&slot| moments[slot].as_ref());
+        Ok(Self {
+            steps,
+            exp_avgs: own().map(|moments| &moments.exp_avg).collect(),
+            exp_avg_sqs: own().map(|moments| &moments.exp_avg_sq).collect(),
+            max_exp_avg_sqs: own().filter_map(|moments| moments.max_exp_avg_sq.as_ref()).collect(),
+        })
     }
 }
 
 impl Moments {
-    fn zeros(param: &Tensor, amsgrad: bool) -> Result<Self> {
-        Ok(Self {
-            step: Tensor::f_zeros([0i64; 0], (Kind::Float, param.device()))?,
-            exp_avg: param.f_zeros_like()?,
-            exp_avg_sq: param.f_zeros_like()?,
-            max_exp_avg_sq: if amsgrad { Some(param.f_zeros_like()?) } else { None },
-        })
+    /// Those of some parameters of one type and device.
+    fn zeros(params: &[Tensor], amsgrad: bool) -> Result<Vec<Self>> {
+        let moments: Vec<_> = match amsgrad {
+            true => {
+                flat::full_like(params, 0.0)?.into_iter().map(|[mean, square, max]| (mean, square, Some(max))).collect()
+            }
+            false => flat::full_like(params, 0.0)?.into_iter().map(|[mean, square]| (mean, square, None)).collect(),
+        };
+        let begin = |(exp_avg, exp_avg_sq, max_exp_avg_sq): (Tensor, _, _)| {
+            let step = Tensor::f_zeros([0i64; 0], (Kind::Float, exp_avg.device()))?;
+            Ok(Self { step, exp_avg, exp_avg_sq, max_exp_avg_sq })
+        };
+        moments.into_iter().map(begin).collect()
     }
 
     /// Takes `step, exp_avg, exp_avg_sq[, max_exp_avg_sq]`.

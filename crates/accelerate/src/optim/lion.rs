@@ -2,6 +2,7 @@
 
 use super::Optimizer;
 use super::batches::Batches;
+use super::flat;
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, check_beta};
 use super::offloaded::{Elements, OffloadedState, Plane, offload};
 use super::state::{Loading, OptimizerState, save_groups, save_parts, save_tensor};
@@ -99,14 +100,8 @@ fn update(
 
 /// Makes the averages of parameters that have none yet.
 fn averages_of(exp_avgs: &mut [Option<Tensor>], slots: &[usize], params: &TensorVec) -> Result<TensorVec> {
-    let mut list = TensorVec::with_capacity(slots.len());
-    for (&slot, param) in slots.iter().zip(params.iter()) {
-        list.push(match &mut exp_avgs[slot] {
-            Some(exp_avg) => exp_avg,
-            none => none.insert(param.f_zeros_like()?),
-        });
-    }
-    Ok(list)
+    flat::begin(exp_avgs, slots, params, flat::zeros_like)?;
+    Ok(slots.iter().filter_map(|&slot| exp_avgs[slot].as_ref()).collect())
 }
 
 impl Optimizer for Lion {

@@ -3,7 +3,7 @@
 //! [`AdamW`], [`Adam`], [`Sgd`] and (on the CPU) [`Adagrad`] compute with libtorch's fused kernels, [`RMSprop`] and
 //! [`Lion`] with its operations over lists: one call per device and dtype, not one per parameter.
 //! [`Adafactor`] and [`AdamW8bit`], which are there to save memory, go parameter by parameter. State has
-//! PyTorch's names and shapes. An optimizer and its schedulers share an
+//! PyTorch's names and shapes; that of parameters stepped together is one piece of memory. An optimizer and its schedulers share an
 //! [`OptimizerHandle`], so a schedule keeps working after `prepare` has wrapped both.
 
 #[macro_use]
@@ -16,6 +16,7 @@ mod adamw8bit;
 mod batches;
 mod clip;
 mod deep_speed;
+mod flat;
 mod handle;
 mod lion;
 mod offloaded;

@@ -2,6 +2,7 @@
 
 use super::Optimizer;
 use super::batches::{Batch, Batches};
+use super::flat::{self, Steps};
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero};
 use super::state::{Loading, OptimizerState, save_groups, save_parts, save_tensor};
 use crate::error::Result;
@@ -41,13 +42,15 @@ pub struct RMSprop {
     options: Options,
     /// Group by group, in the order of the parameters.
     averages: Vec<Option<Averages>>,
+    /// Only with momentum, which a schedule may switch on later.
+    momentum_buffers: Vec<Option<Tensor>>,
     batches: Batches<Lists>,
 }
 
 /// The averages of the parameters of one batch.
 #[derive(Debug)]
 struct Lists {
-    steps: TensorVec,
+    steps: Steps,
     square_avgs: TensorVec,
     /// Empty without momentum.
     momentum_buffers: TensorVec,
@@ -68,20 +71,20 @@ struct Options {
 struct Averages {
     step: Tensor,
     square_avg: Tensor,
-    /// Only with momentum, which a schedule may switch on later.
-    momentum_buffer: Option<Tensor>,
     /// Only if centered.
     grad_avg: Option<Tensor>,
 }
 
 impl Averages {
-    fn zeros(param: &Tensor, centered: bool) -> Result<Self> {
-        Ok(Self {
-            step: Tensor::f_zeros([0i64; 0], (Kind::Float, Device::Cpu))?,
-            square_avg: param.f_zeros_like()?,
-            momentum_buffer: None,
-            grad_avg: if centered { Some(param.f_zeros_like()?) } else { None },
-        })
+    fn zeros(params: &[Tensor], centered: bool) -> Result<Vec<Self>> {
+        let averages: Vec<_> = match centered {
+            true => flat::full_like(params, 0.0)?.into_iter().map(|[square, mean]| (square, Some(mean))).collect(),
+            false => flat::full_like(params, 0.0)?.into_iter().map(|[square]| (square, None)).collect(),
+        };
+        let begin = |(square_avg, grad_avg)| {
+            Ok(Self { step: Tensor::f_zeros([0i64; 0], (Kind::Float, Device::Cpu))?, square_avg, grad_avg })
+        };
+        averages.into_iter().map(begin).collect()
     }
 }
 
@@ -110,31 +113,26 @@ impl Lists {
     /// Makes the averages of parameters that have none yet.
     fn of(
         averages: &mut [Option<Averages>],
+        momentum_buffers: &mut [Option<Tensor>],
         slots: &[usize],
         params: &TensorVec,
         settings: GroupSettings,
         centered: bool,
     ) -> Result<Self> {
-        let list = || TensorVec::with_capacity(slots.len());
-        let mut lists = Self { steps: list(), square_avgs: list(), momentum_buffers: list(), grad_avgs: list() };
-        for (&slot, param) in slots.iter().zip(params.iter()) {
-            let averages = match &mut averages[slot] {
-                Some(averages) => averages,
-                none => none.insert(Averages::zeros(&param, centered)?),
-            };
-            lists.steps.push(&averages.step);
-            lists.square_avgs.push(&averages.square_avg);
-            if 0.0 < settings.momentum {
-                lists.momentum_buffers.push(match &mut averages.momentum_buffer {
-                    Some(buffer) => buffer,
-                    none => none.insert(param.f_zeros_like()?),
-                });
-            }
-            if let Some(grad_avg) = &averages.grad_avg {
-                lists.grad_avgs.push(grad_avg);
-            }
+        flat::begin(averages, slots, params, |params| Averages::zeros(params, centered))?;
+        let has_momentum = 0.0 < settings.momentum;
+        if has_momentum {
+            flat::begin(momentum_buffers, slots, params, flat::zeros_like)?;
         }
-        Ok(lists)
+        let steps = Steps::of(averages, slots, |averages| &mut averages.step)?;
+        let own = || slots.iter().filter_map(|&slot| averages[slot].as_ref());
+        let buffers = slots.iter().filter(|_| has_momentum).filter_map(|&slot| momentum_buffers[slot].as_ref());
+        Ok(Self {
+            steps,
+            square_avgs: own().map(|averages| &averages.square_avg).collect(),
+            momentum_buffers: buffers.collect(),
+            grad_avgs: own().filter_map(|averages| averages.grad_avg.as_ref()).collect(),
+        })
     }
 }
 
@@ -144,7 +142,7 @@ fn step_batch(batch: &Batch<Lists>, settings: GroupSettings, options: &Options) 
     let params = &batch.params;
     let adjusted = adjusted_gradients(batch, settings.weight_decay, maximize)?;
     let grads = adjusted.as_ref().unwrap_or(&batch.grads);
-    foreach::add_scalar_(steps, 1.0)?;
+    steps.count()?;
     foreach::mul_scalar_(square_avgs, alpha)?;
     foreach::addcmul_(square_avgs, grads, grads, 1.0 - alpha)?;
 
@@ -186,11 +184,11 @@ fn adjusted_gradients(batch: &Batch<Lists>, weight_decay: f64, maximize: bool) -
 
 impl Optimizer for RMSprop {
     fn step(&mut self) -> Result<()> {
-        let Self { handle, options, averages, batches } = self;
+        let Self { handle, options, averages, momentum_buffers, batches } = self;
         batches.step(
             handle,
             |_| false,
-            |slots, params, settings| Lists::of(averages, slots, params, settings, options.centered),
+            |slots, params, settings| Lists::of(averages, momentum_buffers, slots, params, settings, options.centered),
             |batch, settings| step_batch(batch, settings, options),
         )
     }
@@ -201,11 +199,12 @@ impl Optimizer for RMSprop {
 
     fn state_dict(&self) -> Result<OptimizerState> {
         let mut tensors = BTreeMap::new();
-        for (param, averages) in self.handle.params().zip(&self.averages) {
+        for ((param, averages), momentum_buffer) in self.handle.params().zip(&self.averages).zip(&self.momentum_buffers)
+        {
             let Some(averages) = averages else { continue };
             save_tensor(&mut tensors, "step", param, &averages.step)?;
             save_tensor(&mut tensors, "square_avg", param, &averages.square_avg)?;
-            for (name, tensor) in [("momentum_buffer", &averages.momentum_buffer), ("grad_avg", &averages.grad_avg)] {
+            for (name, tensor) in [("momentum_buffer", momentum_buffer), ("grad_avg", &averages.grad_avg)] {
                 if let Some(tensor) = tensor {
                     save_tensor(&mut tensors, name, param, tensor)?;
                 }
@@ -220,21 +219,22 @@ impl Optimizer for RMSprop {
         let mut loading = Loading::new(&self.handle, state);
         let options = loading.options(self.options.clone());
         let mut averages = Vec::with_capacity(self.averages.len());
+        let mut momentum_buffers = Vec::with_capacity(self.averages.len());
         for param in self.handle.params() {
             let saved = loading.tensors(param, if options.centered { &CENTERED } else { &CENTERED[..2] })?;
             // Whether there is a buffer depends on the momentum of the steps so far, not on the present one.
-            let buffer = match loading.has(param, "momentum_buffer") {
+            momentum_buffers.push(match loading.has(param, "momentum_buffer") {
                 true => loading.tensors(param, &["momentum_buffer"])?.and_then(|mut tensors| tensors.pop()),
                 false => None,
-            };
-            averages.push(saved.and_then(|tensors| Averages::from_saved(tensors, buffer)));
+            });
+            averages.push(saved.and_then(Averages::from_saved));
         }
         loading.finish()?;
         for averages in averages.iter_mut().flatten() {
             averages.step = averages.step.f_to_device(Device::Cpu)?;
         }
         self.options = options;
-        self.averages = averages;
+        (self.averages, self.momentum_buffers) = (averages, momentum_buffers);
         self.batches.clear();
         Ok(())
     }
@@ -245,9 +245,9 @@ const CENTERED: [&str; 3] = ["step", "square_avg", "grad_avg"];
 
 impl Averages {
     /// Takes the tensors in the order of [`CENTERED`].
-    fn from_saved(tensors: Vec<Tensor>, momentum_buffer: Option<Tensor>) -> Option<Self> {
+    fn from_saved(tensors: Vec<Tensor>) -> Option<Self> {
         let mut tensors = tensors.into_iter();
-        Some(Self { step: tensors.next()?, square_avg: tensors.next()?, momentum_buffer, grad_avg: tensors.next() })
+        Some(Self { step: tensors.next()?, square_avg: tensors.next()?, grad_avg: tensors.next() })
     }
 }
 
@@ -300,6 +300,7 @@ impl RMSpropBuilder {
         let defaults = GroupDefaults { lr: self.lr, weight_decay: self.weight_decay, momentum: Some(self.momentum) };
         let handle = OptimizerHandle::new("RMSprop", self.groups, defaults)?;
         let averages = handle.params().map(|_| None).collect();
-        Ok(RMSprop { handle, options: self.options, averages, batches: Batches::default() })
+        let momentum_buffers = handle.params().map(|_| None).collect();
+        Ok(RMSprop { handle, options: self.options, averages, momentum_buffers, batches: Batches::default() })
     }
 }

@@ -2,6 +2,7 @@
 
 use super::Optimizer;
 use super::batches::{Batch, Batches};
+use super::flat;
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup};
 use super::state::{Loading, OptimizerState, save_groups, save_parts, save_tensor};
 use crate::error::{OptimError, Result};
@@ -9,8 +10,8 @@ use crate::nn::ParamStore;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tch::{Device, Tensor};
+use torch_ext::TensorVec;
 use torch_ext::fused::{FusedSgd, SgdTensors, fused_sgd_};
-use torch_ext::{TensorVec, foreach};
 
 /// Stochastic gradient descent, as `torch.optim.SGD(fused=True)`.
 ///
@@ -117,7 +118,11 @@ impl Momentum {
         }
         let saved: TensorVec = slots.iter().filter_map(|&slot| buffers[slot].as_ref()).collect();
         let is_first_step = saved.is_empty();
-        Ok(Self { buffers: if is_first_step { foreach::empty_like(params)? } else { saved }, is_first_step })
+        let buffers = match is_first_step {
+            true => flat::zeros_like(&params.iter().collect::<Vec<_>>())?.iter().collect(),
+            false => saved,
+        };
+        Ok(Self { buffers, is_first_step })
     }
 }
 
