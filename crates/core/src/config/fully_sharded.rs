@@ -123,7 +123,8 @@ impl FloatType {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MixedPrecisionPolicy {
-    /// In which parameters are gathered and computed with. Default: their own.
+    /// In which parameters are gathered and computed with. Default: their own. Inputs stay as they are: with
+    /// `mixed_precision`, autocast brings both together.
     pub param_dtype: Option<FloatType>,
     /// In which gradients travel; they are added up in the parameters' own type. Default: as `param_dtype`.
     pub reduce_dtype: Option<FloatType>,
