@@ -7,7 +7,7 @@
 pub const ALIGNMENT: usize = 4096;
 
 /// The most that one block holds. Large enough that a disk's price is its bytes, and small enough that many requests are on
-/// their way at once in little memory, and that a block fits into a core's own cache while it is changed.
+/// their way at once in little memory.
 pub const MAX_BLOCK_BYTES: usize = 512 << 10;
 
 /// Where a member may be cut. Kernels over lists work in pieces of this size from the beginning of a tensor, so that

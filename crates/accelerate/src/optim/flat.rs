@@ -17,8 +17,11 @@ pub(super) fn full_like<const N: usize>(params: &[Tensor], value: f64) -> Result
     let Some(first) = params.first() else { return Ok(Vec::new()) };
     let options = (first.f_kind()?, first.device());
     let element_bytes = options.0.elt_size_in_bytes().max(1);
-    let room = |param: &Tensor| param.numel().next_multiple_of(ALIGNMENT / element_bytes);
-    let plane: usize = params.iter().filter(|param| param.is_contiguous()).map(room).sum();
+    let room = |param: &Tensor| match param.is_contiguous() {
+        true => param.numel().next_multiple_of(ALIGNMENT / element_bytes),
+        false => 0,
+    };
+    let plane: usize = params.iter().map(room).sum();
     let memory = Tensor::f_full([(N * plane) as i64], value, options)?;
     let mut start = 0;
     let mut tensors = Vec::with_capacity(params.len());
@@ -31,7 +34,7 @@ pub(super) fn full_like<const N: usize>(params: &[Tensor], value: f64) -> Result
         };
         let all: Vec<Tensor> = (0..N).map(tensor).collect::<Result<_, _>>()?;
         tensors.extend(<[Tensor; N]>::try_from(all).ok());
-        start += if param.is_contiguous() { room(param) } else { 0 };
+        start += room(param);
     }
     Ok(tensors)
 }
