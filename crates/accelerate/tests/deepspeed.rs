@@ -77,6 +77,56 @@ fn every_stage_trains_as_replicas_with_the_same_accumulation_and_clipping_do() {
     }
 }
 
+/// A third is no number of bfloat16: three ranks see in which type gradients travel.
+#[test]
+fn gradients_travel_and_add_up_in_the_type_that_is_asked_for() {
+    let run = |keys: &str| {
+        let json = format!(
+            r#"{{"zero_optimization": {{"stage": 3}}, "bf16": {{"enabled": true}}, {keys}
+                "gradient_accumulation_steps": 2, "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto"}}"#
+        );
+        train(by(&json), 3, None)
+    };
+    let in_bf16 = run("");
+    let in_float32 = run(r#""communication_data_type": "fp32","#);
+    assert_ne!(in_float32, in_bf16);
+    assert_eq!(run(r#""data_types": {"grad_accum_dtype": "fp32"},"#), in_float32);
+    assert_eq!(run(r#""communication_data_type": "bf16","#), in_bf16);
+}
+
+#[test]
+fn models_are_saved_in_16_bits_where_that_is_asked_for() {
+    for world_size in [1, 2] {
+        for (asked, wanted) in [(true, Kind::BFloat16), (false, Kind::Float)] {
+            let json = format!(
+                r#"{{"zero_optimization": {{"stage": 3, "stage3_gather_16bit_weights_on_model_save": {asked}}},
+                    "bf16": {{"enabled": true}}, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}}"#
+            );
+            let folder = tempfile::tempdir().unwrap();
+            let trained = testing::ranks_with(world_size, by(&json), |accelerator| {
+                let (store, module) = model(&accelerator)?;
+                let prepared = accelerator.prepare(module)?;
+                accelerator.save_model(&prepared, folder.path())?;
+                store.state_dict()
+            });
+            let mut found = Vec::new();
+            for file in std::fs::read_dir(folder.path()).unwrap() {
+                let path = file.unwrap().path();
+                if path.extension().is_some_and(|extension| extension == "safetensors") {
+                    let state = accelerate::checkpoint::load_file(&path).unwrap();
+                    found.extend(state.iter().map(|(name, tensor)| (name.to_owned(), tensor.shallow_clone())));
+                }
+            }
+            let trained = trained.unwrap().swap_remove(0);
+            assert_eq!(found.len(), trained.iter().count());
+            for (name, tensor) in found {
+                assert_eq!(tensor.kind(), wanted, "{name} on {world_size} ranks");
+                assert_eq!(tensor, trained.get(&name).unwrap().to_kind(wanted), "{name} on {world_size} ranks");
+            }
+        }
+    }
+}
+
 #[test]
 fn numbers_that_the_loaders_contradict_are_refused() {
     let stage = r#""zero_optimization": {"stage": 2}"#;

@@ -155,7 +155,7 @@ fn files_are_balanced_and_no_larger_than_asked_for() {
     for (max_shard_size, num_ranks) in [("10GB", 3), ("100B", 3), ("1B", 2)] {
         let folder = TempDir::new().unwrap();
         testing::ranks_with(num_ranks, sharded(ShardingStrategy::FullShard), |accelerator| {
-            let options = SaveModelOptions { max_shard_size: max_shard_size.to_owned() };
+            let options = SaveModelOptions { max_shard_size: max_shard_size.to_owned(), ..Default::default() };
             accelerator.save_model_with(&prepared(&accelerator, 1.0)?, folder.path(), &options)
         })
         .unwrap();
@@ -278,7 +278,7 @@ fn a_rank_that_cannot_put_its_file_in_place_leaves_no_index() {
 fn disagreeing(of_rank: impl Fn(usize) -> (PathBuf, &'static str) + Sync) -> Vec<String> {
     testing::ranks_with(3, sharded(ShardingStrategy::FullShard), |accelerator| {
         let (folder, size) = of_rank(accelerator.process_index());
-        let options = SaveModelOptions { max_shard_size: size.to_owned() };
+        let options = SaveModelOptions { max_shard_size: size.to_owned(), ..Default::default() };
         let store = prepared(&accelerator, 2.0)?;
         let error = accelerator.save_model_with(&store, folder, &options).unwrap_err();
         // The ranks are in step: whatever follows works.

@@ -130,7 +130,7 @@ fn assert_equal(case: Case, plugin: FullyShardedDataParallelPlugin) {
             assert!(difference <= 1e-6, "{name} differs by {difference}: {context}");
             // Parts of gradients are added in another order than whole ones.
             let adds_parts = case.accumulation > 1 && plugin.sharding_strategy == OptimizerStateAndGradients;
-            if case.world_size == 2 && !adds_parts && case.max_norm.is_none() {
+            if case.world_size <= 2 && !adds_parts && case.max_norm.is_none() {
                 assert_eq!(difference, 0.0, "a sum of two has one order: {name}, {context}");
             }
         }
@@ -155,8 +155,8 @@ use ShardingStrategy::{
 fn every_strategy_on_every_number_of_ranks() {
     for world_size in 1..=4 {
         for strategy in [FullShard, ShardGradOp, NoShard, OptimizerState, OptimizerStateAndGradients] {
-            for accumulation in [1, 4] {
-                let case = Case { world_size, accumulation, ..CASE };
+            for (accumulation, max_norm) in [(1, None), (4, None), (1, Some(0.1)), (4, Some(0.05))] {
+                let case = Case { world_size, accumulation, max_norm, ..CASE };
                 assert_equal(case, plugin(strategy, TransformerBasedWrap));
             }
         }
@@ -235,7 +235,10 @@ fn accumulation_and_clipping() {
 fn an_overflow_in_one_part_skips_the_step_on_all_ranks() {
     let mixed_precision_policy = Some(MixedPrecisionPolicy::default());
     let plugin = FullyShardedDataParallelPlugin { mixed_precision_policy, ..plugin(FullShard, NoWrap) };
-    let builder = Accelerator::builder().mixed_precision(MixedPrecision::Fp16).fsdp_plugin(plugin);
+    // Gradients travel in 16 bits.
+    let scaler = accelerate::GradScalerKwargs { init_scale: 128.0, ..Default::default() };
+    let builder =
+        Accelerator::builder().mixed_precision(MixedPrecision::Fp16).kwargs_handler(scaler).fsdp_plugin(plugin);
     let skipped = testing::ranks_with(3, builder, |accelerator| {
         let store = ParamStore::new(accelerator.device());
         let weight = store.root().param("weight", ([6], Init::Ones))?;
@@ -257,7 +260,7 @@ fn an_overflow_in_one_part_skips_the_step_on_all_ranks() {
     .unwrap();
     for (seen, own) in skipped {
         assert_eq!(seen, [false, true, false]);
-        assert!(own.iter().all(|value| (value - 0.8).abs() < 1e-6), "{own:?}");
+        assert!(own.iter().all(|value| (value - 0.8).abs() < 1e-4), "{own:?}");
     }
 }
 

@@ -265,7 +265,7 @@ fn files_of_an_earlier_save_do_not_survive() {
 fn two_models_share_a_folder_under_different_stems() {
     let folder = TempDir::new().unwrap();
     for stem in ["student", "teacher"] {
-        let options = SaveOptions { stem: stem.into(), max_shard_bytes: 60 };
+        let options = SaveOptions { stem: stem.into(), max_shard_bytes: 60, ..Default::default() };
         save_model_weights(&model(0.0), folder.path(), &options).unwrap();
     }
     assert_eq!(listing(folder.path()).len(), 8);

@@ -59,8 +59,8 @@ pub(crate) struct Arguments {
     #[arg(long = "num_processes", alias = "num-processes", value_name = "N", requires = "plan")]
     num_processes: Option<NonZeroUsize>,
 
-    /// What is kept in parts: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD (or 1, 2, 3), OPTIMIZER_STATE,
-    /// OPTIMIZER_STATE_AND_GRADIENTS.
+    /// What is kept in parts: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, HYBRID_SHARD_ZERO2 (or 1 to 5),
+    /// OPTIMIZER_STATE, OPTIMIZER_STATE_AND_GRADIENTS.
     ///
     /// FULL_SHARD without it. NO_SHARD is plain data parallelism.
     #[arg(
@@ -163,6 +163,7 @@ fn plan(arguments: &Arguments, inventory: Inventory) -> Result<Plan, Box<dyn Err
     };
     let plugin = plugin(arguments);
     plugin.check()?;
+    plugin.check_modules(&inventory)?;
     let world_size = arguments.num_processes.map_or(1, NonZeroUsize::get);
     Ok(match plugin.sharding_strategy {
         ShardingStrategy::NoShard => {

@@ -264,15 +264,17 @@ impl AcceleratorBuilder {
         dataloader.check()?;
 
         let state = state(self.cpu, &handlers.init, lookup)?;
-        let (mut scaler, mut gradient_clipping) = (handlers.scaler, None);
+        let (mut scaler, mut gradient_clipping, mut saved_dtype) = (handlers.scaler, None, None);
         if let Some(deep_speed) = &deep_speed {
             let steps = is_given.then_some(plugin.num_steps);
             let resolved = deep_speed.settle(&state, mixed_precision, steps, dataloader.split_batches)?;
             fsdp = Some(resolved.fully_sharded_plugin());
             (mixed_precision, gradient_clipping) = (resolved.mixed_precision, resolved.gradient_clipping);
+            saved_dtype = resolved.saved_dtype();
             plugin.num_steps = resolved.gradient_accumulation_steps;
             scaler = resolved.grad_scaler.unwrap_or(scaler);
         }
+        fsdp.as_ref().map_or(Ok(()), |plugin| plugin.check_precision(mixed_precision))?;
         recipe.mixed_precision = Some(mixed_precision);
         let gradient_state = GradientState::new(plugin, self.partial_window)?;
         let scaler = needs_grad_scaler(mixed_precision).then(|| GradScaler::new(scaler)).transpose()?;
@@ -288,6 +290,7 @@ impl AcceleratorBuilder {
             fsdp,
             deep_speed: deep_speed.map(Arc::new),
             gradient_clipping,
+            saved_dtype,
             step_scheduler_with_optimizer: self.step_scheduler_with_optimizer.unwrap_or(true),
             scheduler_unit: self.scheduler_unit.unwrap_or(SchedulerUnit::Reference),
             profile: handlers.profile,

@@ -22,8 +22,8 @@ use crate::optim::OptimizerHandle;
 use crate::profile::ProfileKwargs;
 use crate::state::PartialState;
 use accelerate_core::config::{
-    Compilation, DataLoaderConfiguration, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin, OffloadTarget,
-    ProjectConfiguration,
+    Compilation, DataLoaderConfiguration, DistributedDataParallelKwargs, FloatType, FullyShardedDataParallelPlugin,
+    OffloadTarget, ProjectConfiguration,
 };
 use accelerate_core::names::RngType;
 use accelerate_core::schedule::SchedulerUnit;
@@ -72,6 +72,8 @@ pub(crate) struct Settings {
     /// Largest norm of gradients, to which every step of a prepared optimizer clips them.
     pub(crate) gradient_clipping: Option<f64>,
     pub(crate) step_scheduler_with_optimizer: bool,
+    /// What `save_model` writes floating-point weights in, if not in their own type.
+    pub(crate) saved_dtype: Option<FloatType>,
     pub(crate) scheduler_unit: SchedulerUnit,
     pub(crate) profile: ProfileKwargs,
     pub(crate) compilation: Compilation,

@@ -7,6 +7,7 @@ use crate::checkpoint::{
 use crate::error::{Error, Result};
 use crate::nn::{LoadReport, Module, ParamStore};
 use crate::prepare::PreparedModel;
+use accelerate_core::config::FloatType;
 use accelerate_core::weight_files::parse_size;
 use std::path::Path;
 
@@ -37,7 +38,7 @@ impl<M: Module> AsParamStore for PreparedModel<M> {
 /// How [`Accelerator::save_model_with`] writes.
 ///
 /// ```
-/// let options = accelerate::SaveModelOptions { max_shard_size: "1GB".into() };
+/// let options = accelerate::SaveModelOptions { max_shard_size: "1GB".into(), ..Default::default() };
 /// assert_eq!(accelerate::SaveModelOptions::default().max_shard_size, "10GB");
 /// # let _ = options;
 /// ```
@@ -46,11 +47,14 @@ pub struct SaveModelOptions {
     /// Largest size of one file, such as `"1GB"` (decimal) or `"1GiB"`; a larger tensor gets a file of its own.
     /// Default `"10GB"`.
     pub max_shard_size: String,
+    /// The type that floating-point weights are written in. Default: their own; with DeepSpeed's `zero3_save_16bit_model`
+    /// that of the mixed precision.
+    pub dtype: Option<FloatType>,
 }
 
 impl Default for SaveModelOptions {
     fn default() -> Self {
-        Self { max_shard_size: "10GB".to_owned() }
+        Self { max_shard_size: "10GB".to_owned(), dtype: None }
     }
 }
 
@@ -93,13 +97,13 @@ impl Accelerator {
     /// Those of [`Accelerator::save_model`]; a size that cannot be read; settings that differ between ranks.
     ///
     /// ```
-    /// use accelerate::{Accelerator, SaveModelOptions, nn::{Linear, ParamStore}};
+    /// use accelerate::{Accelerator, FloatType, SaveModelOptions, nn::{Linear, ParamStore}};
     ///
     /// let folder = std::env::temp_dir().join(format!("accelerate-save-with-{}", std::process::id()));
     /// let accelerator = Accelerator::builder().cpu(true).build()?;
     /// let store = ParamStore::new(accelerator.device());
-    /// Linear::new(store.root(), 4, 4, Default::default())?;
-    /// let options = SaveModelOptions { max_shard_size: "64B".into() };
+    /// Linear::new(store.root(), 8, 4, Default::default())?;
+    /// let options = SaveModelOptions { max_shard_size: "64B".into(), dtype: Some(FloatType::BFloat16) };
     /// accelerator.save_model_with(&store, &folder, &options)?;
     /// assert!(folder.join("model-00002-of-00002.safetensors").exists());
     /// # std::fs::remove_dir_all(&folder).map_err(accelerate::Error::other)?;
@@ -113,7 +117,9 @@ impl Accelerator {
     ) -> Result<()> {
         let store = model.as_param_store();
         let max_shard_bytes = parse_size(&options.max_shard_size).map_err(Error::from);
-        let options = max_shard_bytes.map(|max_shard_bytes| SaveOptions { max_shard_bytes, ..Default::default() });
+        let dtype = options.dtype.or(self.settings().saved_dtype);
+        let options =
+            max_shard_bytes.map(|max_shard_bytes| SaveOptions { max_shard_bytes, dtype, ..Default::default() });
         let on_each_node = self.project_configuration().save_on_each_node;
         if self.num_processes() > 1 && store.shard_group().is_some() {
             let writers = match on_each_node {

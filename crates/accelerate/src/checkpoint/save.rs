@@ -1,9 +1,10 @@
 //! A model's weights to files.
 
 use super::atomic::{PendingFile, abandoned, io_error, sync_folder};
-use super::writer::write_pending;
+use super::writer::{write_pending, written_kind};
 use crate::error::{Result, WeightsError};
 use crate::nn::ParamStore;
+use accelerate_core::config::FloatType;
 use accelerate_core::weight_files::{DEFAULT_MAX_SHARD_BYTES, DEFAULT_STEM, Index, WeightFiles, is_weight_file_of};
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -24,11 +25,13 @@ pub struct SaveOptions {
     pub max_shard_bytes: u64,
     /// What file names begin with. Default: `model`.
     pub stem: String,
+    /// The type that floating-point weights are written in. Default: their own.
+    pub dtype: Option<FloatType>,
 }
 
 impl Default for SaveOptions {
     fn default() -> Self {
-        Self { max_shard_bytes: DEFAULT_MAX_SHARD_BYTES, stem: DEFAULT_STEM.to_owned() }
+        Self { max_shard_bytes: DEFAULT_MAX_SHARD_BYTES, stem: DEFAULT_STEM.to_owned(), dtype: None }
     }
 }
 
@@ -72,7 +75,7 @@ pub fn save_model_weights(store: &ParamStore, folder: impl AsRef<Path>, options:
     let tensors = distinct(state.iter());
     let mut sizes = Vec::with_capacity(tensors.len());
     for (name, tensor) in &tensors {
-        let bytes = tensor.numel() * tensor.f_kind()?.elt_size_in_bytes();
+        let bytes = tensor.numel() * written_kind(tensor.f_kind()?, options.dtype).elt_size_in_bytes();
         sizes.push(((*name).to_owned(), bytes as u64));
     }
     let plan = WeightFiles::plan(&sizes, options.max_shard_bytes, &options.stem);
@@ -82,7 +85,7 @@ pub fn save_model_weights(store: &ParamStore, folder: impl AsRef<Path>, options:
     for (file, names) in &plan.files {
         let content: Vec<(&str, &Tensor)> =
             names.iter().filter_map(|name| by_name.get_key_value(name.as_str())).map(|(n, t)| (*n, *t)).collect();
-        pending.push(write_pending(&content, &folder.join(file))?);
+        pending.push(write_pending(&content, options.dtype, &folder.join(file))?);
     }
     pending.extend(write_index(folder, &plan, &options.stem)?);
 

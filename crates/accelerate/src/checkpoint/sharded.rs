@@ -5,10 +5,11 @@
 
 use super::atomic::{PendingFile, io_error, sync_folder};
 use super::save::{SaveOptions, remove_stale, withdraw_index, write_index};
-use super::writer::{TensorFile, TensorSpec};
+use super::writer::{TensorFile, TensorSpec, written_kind};
 use crate::error::{Result, WeightsError};
 use crate::group::Group;
 use crate::nn::{Param, ParamStore, memory_of};
+use accelerate_core::config::FloatType;
 use accelerate_core::weight_files::{Index, ParallelFiles, TensorEntry, format_size};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
@@ -57,7 +58,7 @@ pub(crate) fn save_sharded_model_weights(
     options: Result<SaveOptions>,
     writers: Writers,
 ) -> Result<()> {
-    let tensors = options.and_then(|options| Ok((list_tensors(store, folder)?, options)));
+    let tensors = options.and_then(|options| Ok((list_tensors(store, options.dtype, folder)?, options)));
     let (tensors, options) = agree_on_success(group, false, tensors)?;
     let save = Save::plan(tensors, group, folder, options, writers);
     save.agree_on_layout()?;
@@ -85,8 +86,8 @@ struct SavedTensor {
     entry: TensorEntry,
 }
 
-/// What is saved: tied weights once, and memory that tensors share once.
-fn list_tensors(store: &ParamStore, folder: &Path) -> Result<Vec<SavedTensor>> {
+/// What is saved, floating-point ones as `dtype` if given: tied weights once, and memory that tensors share once.
+fn list_tensors(store: &ParamStore, dtype: Option<FloatType>, folder: &Path) -> Result<Vec<SavedTensor>> {
     let mut seen = HashSet::new();
     let mut tensors = Vec::new();
     for param in store.persistent() {
@@ -94,7 +95,7 @@ fn list_tensors(store: &ParamStore, folder: &Path) -> Result<Vec<SavedTensor>> {
         if unit.is_none() && local.numel() > 0 && !seen.insert(memory_of(&local)) {
             continue;
         }
-        let (name, kind) = (param.name().to_owned(), local.f_kind()?);
+        let (name, kind) = (param.name().to_owned(), written_kind(local.f_kind()?, dtype));
         let spec = TensorSpec::new(&name, kind, &param.shape(), &folder.join(&name))?;
         let bytes = spec.num_bytes() as u64;
         let entry = TensorEntry { name, bytes, element_bytes: kind.elt_size_in_bytes() as u64, unit };
@@ -132,11 +133,12 @@ impl<'a> Save<'a> {
             (&tensor.entry.name, tensor.entry.unit, tensor.entry.bytes).hash(&mut hasher);
         }
         self.plan.files.files.hash(&mut hasher);
+        self.options.dtype.map(FloatType::as_str).hash(&mut hasher);
         let (num_tensors, num_files) = (self.tensors.len(), self.plan.files.files.len());
         let (most, layout) = (format_size(self.options.max_shard_bytes), hasher.finish());
         let description =
             format!("{num_tensors} tensors in {num_files} files of at most {most} (layout {layout:016x})");
-        self.group.agree(OP, &description, "save the same model with the same max_shard_size on all ranks")
+        self.group.agree(OP, &description, "save the same model with the same max_shard_size and dtype on all ranks")
     }
 
     /// Makes the folder, and makes sure that all ranks who write together see the same one. Collective.
@@ -246,7 +248,7 @@ impl<'a> OwnFiles<'a> {
                 TensorFile::create(&self.save.folder.join(name), specs)?
             }
         };
-        file.append(tensor)?;
+        file.append(tensor, &self.save.tensors[position].spec)?;
         if file.is_complete() {
             self.finished.push(file.finish()?);
         } else {

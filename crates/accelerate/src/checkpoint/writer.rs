@@ -2,8 +2,10 @@
 
 use super::atomic::{OpenFile, PendingFile, sync_folder};
 use super::dtype::to_dtype;
+use crate::amp::float_kind;
 use crate::error::{Result, WeightsError};
-use crate::nn::StateDict;
+use crate::nn::{StateDict, is_floating};
+use accelerate_core::config::FloatType;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use std::collections::HashMap;
@@ -37,7 +39,7 @@ const PIECE_BYTES: usize = 8 << 20;
 /// ```
 pub fn save_file(state: &StateDict, path: impl AsRef<Path>) -> Result<()> {
     let path = path.as_ref();
-    write_pending(&state.iter().collect::<Vec<_>>(), path)?.commit()?;
+    write_pending(&state.iter().collect::<Vec<_>>(), None, path)?.commit()?;
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => sync_folder(folder),
         _ => sync_folder(Path::new(".")),
@@ -48,6 +50,7 @@ pub fn save_file(state: &StateDict, path: impl AsRef<Path>) -> Result<()> {
 #[derive(Debug)]
 pub(super) struct TensorSpec {
     name: String,
+    kind: Kind,
     dtype: Dtype,
     shape: Vec<usize>,
     num_bytes: usize,
@@ -62,7 +65,7 @@ impl TensorSpec {
         };
         let shape: Vec<usize> = shape.iter().map(|&size| size.max(0) as usize).collect();
         let num_bytes = shape.iter().product::<usize>() * kind.elt_size_in_bytes();
-        Ok(Self { name: name.to_owned(), dtype, shape, num_bytes })
+        Ok(Self { name: name.to_owned(), kind, dtype, shape, num_bytes })
     }
 
     /// Number of bytes the tensor takes in a file.
@@ -71,16 +74,23 @@ impl TensorSpec {
     }
 }
 
-/// Writes the tensors beside `path`, in the order that every writer of the format uses.
-pub(super) fn write_pending(tensors: &[(&str, &Tensor)], path: &Path) -> Result<PendingFile> {
+/// The element type in which a tensor of type `own` is written where floating-point ones are to have `dtype`.
+pub(super) fn written_kind(own: Kind, dtype: Option<FloatType>) -> Kind {
+    dtype.filter(|_| is_floating(own)).map_or(own, float_kind)
+}
+
+/// Writes the tensors beside `path`, in the order that every writer of the format uses; floating-point ones as `dtype`, if
+/// given.
+pub(super) fn write_pending(tensors: &[(&str, &Tensor)], dtype: Option<FloatType>, path: &Path) -> Result<PendingFile> {
     let mut entries = Vec::with_capacity(tensors.len());
     for (name, tensor) in tensors {
-        entries.push((TensorSpec::new(name, tensor.f_kind()?, &tensor.size(), path)?, *tensor));
+        let kind = written_kind(tensor.f_kind()?, dtype);
+        entries.push((TensorSpec::new(name, kind, &tensor.size(), path)?, *tensor));
     }
     // Largest alignment first keeps every tensor aligned without holes.
     entries.sort_by(|(a, _), (b, _)| b.dtype.cmp(&a.dtype).then(a.name.cmp(&b.name)));
     let mut file = TensorFile::create(path, entries.iter().map(|(spec, _)| spec))?;
-    entries.iter().try_for_each(|(_, tensor)| file.append(tensor))?;
+    entries.iter().try_for_each(|(spec, tensor)| file.append(tensor, spec))?;
     file.finish()
 }
 
@@ -104,16 +114,16 @@ impl TensorFile {
         Ok(Self { file, num_missing, bytes: Vec::new() })
     }
 
-    /// Appends the next tensor, a piece at a time: writing costs no memory but for a piece.
-    pub(super) fn append(&mut self, tensor: &Tensor) -> Result<()> {
-        let element_bytes = tensor.f_kind()?.elt_size_in_bytes();
+    /// Appends the next tensor, a piece at a time: writing, and casting to the type of `spec`, cost no memory but for a piece.
+    pub(super) fn append(&mut self, tensor: &Tensor, spec: &TensorSpec) -> Result<()> {
+        let element_bytes = spec.kind.elt_size_in_bytes();
         let flat = tensor.f_detach()?.f_reshape([-1])?;
         let Self { file, bytes, .. } = self;
         let mut start = 0;
         while start < flat.numel() {
             let length = (PIECE_BYTES / element_bytes).min(flat.numel() - start);
             bytes.resize(length * element_bytes, 0);
-            flat.f_narrow(0, start as i64, length as i64)?.f_copy_data_u8(bytes, length)?;
+            flat.f_narrow(0, start as i64, length as i64)?.f_to_kind(spec.kind)?.f_copy_data_u8(bytes, length)?;
             file.append(bytes)?;
             start += length;
         }
@@ -133,7 +143,7 @@ impl TensorFile {
 
 fn header<'a>(tensors: impl Iterator<Item = &'a TensorSpec>, path: &Path) -> Result<Vec<u8>> {
     let mut offset = 0;
-    let infos = tensors.map(|TensorSpec { name, dtype, shape, num_bytes }| {
+    let infos = tensors.map(|TensorSpec { name, dtype, shape, num_bytes, .. }| {
         let start = offset;
         offset += num_bytes;
         (name.clone(), TensorInfo { dtype: *dtype, shape: shape.clone(), data_offsets: (start, offset) })

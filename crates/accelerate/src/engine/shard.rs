@@ -71,6 +71,8 @@ struct Inner {
     direct: Option<Direct>,
     /// Do gathered parameters go before the backward pass?
     frees_after_forward: bool,
+    /// Do layers compute in other types than that of the parts?
+    is_mixed: bool,
     /// Are all gradients reduced in the backward pass that makes them, whoever asks to wait?
     always_reduces: bool,
     prefetch: Prefetch,
@@ -117,6 +119,11 @@ struct State {
 impl Prefetch {
     fn new(plugin: &FullyShardedDataParallelPlugin) -> Self {
         Self { forward: plugin.forward_prefetch, backward: plugin.backward_prefetch, is_dynamic: plugin.dynamic }
+    }
+
+    /// Is it an error if a forward pass uses units in another order than the one before?
+    fn wants_one_order(&self) -> bool {
+        (self.forward || self.backward != BackwardPrefetch::NoPrefetch) && !self.is_dynamic
     }
 }
 
@@ -172,8 +179,12 @@ impl Shard {
         let mesh = plugin.mesh(job.world_size(), context.state.num_local_processes())?;
         check_same_model(&job, store)?;
         let params = store.parameters();
-        let inventory = inventory(store, &params)?;
-        plugin.check_ignored(&inventory)?;
+        let is_mixed = mixed_precision != MixedPrecision::No;
+        let inventory = inventory(store, &params, is_mixed)?;
+        plugin.check_modules(&inventory)?;
+        if context.state.is_main_process() {
+            warn_of_wider(&params, &inventory);
+        }
         let plan = plan_sharded(&inventory, plugin, mesh);
         check_memory(&job, &plan, plugin.max_memory)?;
         if plugin.sync_module_states && job.world_size() > 1 {
@@ -189,7 +200,8 @@ impl Shard {
         let policy = plugin.precision(mixed_precision);
         let new_unit = |content: &Unit| {
             let first = params[content.parameters[0]].local();
-            UnitState::new(content, &first, home.device(device), &group, stays_whole, policy)
+            let options = (kept_kind(&first, is_mixed)?, first.device());
+            UnitState::new(content, options, home.device(device), &group, stays_whole, policy)
         };
         let units = plan.units.iter().map(new_unit).collect::<Result<Vec<_>>>()?;
         let direct = if plugin.direct_all_gather { Direct::new(&group, &units, &home)? } else { None };
@@ -203,6 +215,7 @@ impl Shard {
             device,
             home,
             direct,
+            is_mixed,
             frees_after_forward: !stays_whole && plugin.frees_after_forward(),
             always_reduces: plugin.sharding_strategy == ShardingStrategy::OptimizerStateAndGradients,
             prefetch: Prefetch::new(plugin),
@@ -227,7 +240,15 @@ impl Shard {
                 true => self.take_over(param, &whole),
                 false => param.set_replicated(whole),
             }
-        })
+        })?;
+        for param in &self.0.replicated {
+            let local = param.local();
+            let kind = kept_kind(&local, self.0.is_mixed)?;
+            if kind != local.f_kind()? {
+                param.set_replicated(local.f_detach()?.f_to_kind(kind)?)?;
+            }
+        }
+        Ok(())
     }
 
     /// Keeps this rank's part of a parameter.
@@ -395,11 +416,31 @@ fn places(plan: &Plan) -> HashMap<String, (usize, usize)> {
     plan.units.iter().enumerate().flat_map(members).collect()
 }
 
-fn inventory(store: &ParamStore, params: &[Param]) -> Result<Inventory> {
+/// The element type in which a parameter is kept and trained: in mixed precision 16 bits are for computing, and steps would
+/// be lost in them (`_prepare_fsdp` and `fsdp2_prepare_model` of the reference).
+fn kept_kind(param: &Tensor, is_mixed: bool) -> Result<Kind> {
+    Ok(match param.f_kind()? {
+        Kind::Half | Kind::BFloat16 if is_mixed && param.requires_grad() => Kind::Float,
+        own => own,
+    })
+}
+
+/// Says which parameters are kept in another type than the program has given them.
+fn warn_of_wider(params: &[Param], inventory: &Inventory) {
+    let wider =
+        params.iter().zip(&inventory.parameters).filter(|(param, entry)| dtype_name(param.kind()) != entry.dtype);
+    let names: Vec<&str> = wider.map(|(_, entry)| entry.name.as_str()).collect();
+    if let [first, others @ ..] = names.as_slice() {
+        let others = others.len();
+        tracing::warn!("mixed precision trains parameters of 16 bits in float32: {first} and {others} others");
+    }
+}
+
+fn inventory(store: &ParamStore, params: &[Param], is_mixed: bool) -> Result<Inventory> {
     let aliases = store.aliases();
     let entry = |param: &Param| {
         let local = param.local();
-        let kind = local.f_kind()?;
+        let kind = kept_kind(&local, is_mixed)?;
         Ok(ParameterEntry {
             name: param.name().to_owned(),
             shape: local.size().into_iter().map(|size| size.max(0) as usize).collect(),

@@ -119,7 +119,7 @@ pub(crate) enum StateError {
     #[error(
         "a forward pass used the units of a sharded model in the order {now}, the one before it in the order {before}, in \
          which they were fetched ahead. Use them in one order, or set FullyShardedDataParallelPlugin.dynamic, or switch \
-         forward_prefetch off"
+         forward_prefetch and backward_prefetch off"
     )]
     ChangedOrder { before: String, now: String },
 

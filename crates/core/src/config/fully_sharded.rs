@@ -123,10 +123,12 @@ impl FloatType {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MixedPrecisionPolicy {
-    /// In which parameters are gathered and computed with. Default: their own. Inputs stay as they are: with
-    /// `mixed_precision`, autocast brings both together.
+    /// In which parameters are gathered and computed with. Default: that of the run's `mixed_precision`, else their own;
+    /// with `mixed_precision` another one is an error. Inputs stay as they are: with `mixed_precision`, autocast brings both
+    /// together.
     pub param_dtype: Option<FloatType>,
-    /// In which gradients travel; they are added up in the parameters' own type. Default: as `param_dtype`.
+    /// In which gradients travel, and in which whole ones add up over micro-batches that do not synchronise. What arrives
+    /// from other ranks is added up in the type of the parts. Default: as `param_dtype`.
     pub reduce_dtype: Option<FloatType>,
     /// To which floating-point outputs of the prepared model are cast. Default: float32 in mixed precision, as without sharding,
     /// and what they are otherwise.
@@ -162,7 +164,7 @@ pub struct FullyShardedDataParallelPlugin {
     #[serde(deserialize_with = "null_is_default")]
     pub auto_wrap_policy: AutoWrapPolicy,
     /// Paths of the modules that are units of their own, `*` for any one name between dots: `encoder.layer.*`. Where
-    /// Python has class names, a Rust model has paths. Default empty: every numbered module, outermost first, such as
+    /// Python has class names, a Rust model has paths; one that no module has is an error. Default empty: every numbered module, outermost first, such as
     /// the blocks of a transformer.
     #[serde(deserialize_with = "null_is_default")]
     pub transformer_cls_names_to_wrap: Vec<String>,
@@ -184,8 +186,8 @@ pub struct FullyShardedDataParallelPlugin {
     /// ([`Plan::bytes_ahead`](crate::plan::Plan::bytes_ahead)), though one may always be. Default true; otherwise all that
     /// the pass before used are asked for at once.
     pub limit_all_gathers: bool,
-    /// With `forward_prefetch`, allow forward passes to use units in another order than the pass before; ranks still
-    /// have to agree. Default false: that is an error. Not a field of Python Accelerate's.
+    /// With `forward_prefetch` or `backward_prefetch`, allow forward passes to use units in another order than the pass
+    /// before; ranks still have to agree. Default false: that is an error. Not a field of Python Accelerate's.
     pub dynamic: bool,
     /// Where all ranks that share a model run on one machine's CPU and may read each other's memory (Linux, one user, one
     /// container), take parts out of it in place of sending them; nothing is asked for ahead then. Ranks with the same parent
@@ -340,14 +342,38 @@ impl FullyShardedDataParallelPlugin {
     /// assert_eq!((policy.param_dtype, policy.reduce_dtype), (Some(FloatType::BFloat16), Some(FloatType::BFloat16)));
     /// ```
     pub fn precision(&self, mixed_precision: MixedPrecision) -> MixedPrecisionPolicy {
-        let of_run = match mixed_precision {
-            MixedPrecision::No => None,
-            MixedPrecision::Fp16 => Some(FloatType::Float16),
-            MixedPrecision::Bf16 | MixedPrecision::Fp8 => Some(FloatType::BFloat16),
-        };
-        let given = self.mixed_precision_policy;
-        let policy = given.unwrap_or(MixedPrecisionPolicy { param_dtype: of_run, ..Default::default() });
-        MixedPrecisionPolicy { reduce_dtype: policy.reduce_dtype.or(policy.param_dtype), ..policy }
+        let given = self.mixed_precision_policy.unwrap_or_default();
+        let param_dtype = given.param_dtype.or(mixed_precision.float_type());
+        MixedPrecisionPolicy { param_dtype, reduce_dtype: given.reduce_dtype.or(param_dtype), ..given }
+    }
+
+    /// Checks that a run in `mixed_precision` computes with parameters in the type that they are gathered in.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_config`](crate::Error::is_config): `param_dtype` of the policy is another type.
+    ///
+    /// ```
+    /// use accelerate_core::config::{FloatType, FullyShardedDataParallelPlugin, MixedPrecision, MixedPrecisionPolicy};
+    /// let policy = MixedPrecisionPolicy { param_dtype: Some(FloatType::BFloat16), ..Default::default() };
+    /// let plugin = FullyShardedDataParallelPlugin { mixed_precision_policy: Some(policy), ..Default::default() };
+    /// assert!(plugin.check_precision(MixedPrecision::Bf16).is_ok() && plugin.check_precision(MixedPrecision::No).is_ok());
+    /// assert!(plugin.check_precision(MixedPrecision::Fp16).unwrap_err().to_string().contains("param_dtype"));
+    /// ```
+    pub fn check_precision(&self, mixed_precision: MixedPrecision) -> Result<()> {
+        let of_run = mixed_precision.float_type();
+        match self.mixed_precision_policy.and_then(|policy| policy.param_dtype) {
+            Some(param_dtype) if of_run.is_some_and(|of_run| of_run != param_dtype) => {
+                Err(ConfigErrorKind::Contradiction {
+                    first: "mixed_precision_policy.param_dtype",
+                    second: "mixed_precision",
+                    why: "autocast would copy every whole parameter into the run's type and keep that until the backward pass; \
+                          leave param_dtype out, or set mixed_precision to \"no\"",
+                }
+                .into())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Checks that the fields are possible and do not contradict each other.
@@ -355,7 +381,7 @@ impl FullyShardedDataParallelPlugin {
     /// # Errors
     ///
     /// [`Error::is_config`](crate::Error::is_config): an unknown version, `SIZE_BASED_WRAP` without `min_num_params`,
-    /// `reshard_after_forward` against `NO_SHARD`, `dp_shard_size` for a strategy that is not hybrid, offload of what is
+    /// `reshard_after_forward` or types of a `mixed_precision_policy` against `NO_SHARD`, `dp_shard_size` for a strategy that is not hybrid, offload of what is
     /// whole on every rank, parameters on NVMe without the optimizer's state, NVMe without a folder, and
     /// `activation_checkpointing_offload` without `activation_checkpointing`.
     ///
@@ -417,7 +443,23 @@ impl FullyShardedDataParallelPlugin {
                 );
             }
         }
+        self.check_policy()?;
         self.check_offload()
+    }
+
+    fn check_policy(&self) -> Result<()> {
+        let policy = self.mixed_precision_policy.unwrap_or_default();
+        let has_types = policy.param_dtype.is_some() || policy.reduce_dtype.is_some();
+        if has_types && self.sharding_strategy == ShardingStrategy::NoShard {
+            return Err(ConfigErrorKind::Contradiction {
+                first: "param_dtype or reduce_dtype of mixed_precision_policy",
+                second: "sharding_strategy NO_SHARD",
+                why: "nothing is ever gathered; set mixed_precision, and comm_hook of DistributedDataParallelKwargs for \
+                      gradients",
+            }
+            .into());
+        }
+        Ok(())
     }
 
     fn check_offload(&self) -> Result<()> {

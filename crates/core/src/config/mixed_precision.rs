@@ -1,5 +1,6 @@
 //! The number format that layers compute in.
 
+use super::FloatType;
 use crate::names::spelled_enum;
 
 spelled_enum! {
@@ -26,5 +27,22 @@ spelled_enum! {
         Bf16 = "bf16",
         /// 8-bit floating point for matrix products.
         Fp8 = "fp8",
+    }
+}
+
+impl MixedPrecision {
+    /// The element type that layers compute in, where that is not the parameters' own.
+    ///
+    /// ```
+    /// use accelerate_core::config::{FloatType, MixedPrecision};
+    /// assert_eq!(MixedPrecision::Bf16.float_type(), Some(FloatType::BFloat16));
+    /// assert_eq!(MixedPrecision::No.float_type(), None);
+    /// ```
+    pub const fn float_type(self) -> Option<FloatType> {
+        match self {
+            Self::No => None,
+            Self::Fp16 => Some(FloatType::Float16),
+            Self::Bf16 | Self::Fp8 => Some(FloatType::BFloat16),
+        }
     }
 }

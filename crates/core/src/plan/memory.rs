@@ -213,7 +213,9 @@ impl Plan {
         let mut undivided = self.inventory.total_bytes();
         let [are_params_away, is_state_away] =
             [self.params_offload, self.optimizer_offload].map(|device| device == OffloadDevice::Nvme);
-        let (mut params_on_nvme, mut state_on_nvme) = (0, 0);
+        let mut params_on_nvme = 0;
+        // Optimizers offload what they keep for parameters that are whole, too.
+        let mut state_on_nvme = if is_state_away { std::mem::take(&mut bytes.optimizer_state) } else { 0 };
         bytes.loading = undivided;
         for unit in &self.units {
             let UnitBytes { original, whole, parameters, gradients, optimizer_state } =

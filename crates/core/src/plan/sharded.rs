@@ -199,7 +199,7 @@ fn is_ignored(name: &str, plugin: &FullyShardedDataParallelPlugin) -> bool {
 }
 
 impl FullyShardedDataParallelPlugin {
-    /// Checks that there is a module for each of `ignored_modules`.
+    /// Checks that there is a module for each of `transformer_cls_names_to_wrap` and `ignored_modules`.
     ///
     /// # Errors
     ///
@@ -212,17 +212,22 @@ impl FullyShardedDataParallelPlugin {
     /// let plugin = |path: &str| {
     ///     FullyShardedDataParallelPlugin { ignored_modules: vec![path.to_owned()], ..Default::default() }
     /// };
-    /// plugin("head").check_ignored(&inventory)?;
-    /// assert!(plugin("tail").check_ignored(&inventory).unwrap_err().to_string().contains("\"tail\""));
+    /// plugin("head").check_modules(&inventory)?;
+    /// assert!(plugin("tail").check_modules(&inventory).unwrap_err().to_string().contains("\"tail\""));
     /// # Ok::<(), accelerate_core::Error>(())
     /// ```
-    pub fn check_ignored(&self, inventory: &Inventory) -> Result<()> {
+    pub fn check_modules(&self, inventory: &Inventory) -> Result<()> {
         let known: BTreeSet<&str> = inventory.parameters.iter().flat_map(|entry| modules(&entry.name)).collect();
-        match self.ignored_modules.iter().find(|pattern| !known.iter().any(|module| matches_path(pattern, module))) {
+        let is_absent = |pattern: &&String| !known.iter().any(|module| matches_path(pattern, module));
+        let fields = [
+            ("transformer_cls_names_to_wrap", &self.transformer_cls_names_to_wrap),
+            ("ignored_modules", &self.ignored_modules),
+        ];
+        match fields.iter().find_map(|(field, paths)| Some((*field, paths.iter().find(is_absent)?))) {
             None => Ok(()),
-            Some(found) => {
+            Some((field, found)) => {
                 let (found, known) = (found.clone(), known.into_iter().map(str::to_owned).collect());
-                Err(ConfigErrorKind::NoSuchModule { field: "ignored_modules", found, known }.into())
+                Err(ConfigErrorKind::NoSuchModule { field, found, known }.into())
             }
         }
     }

@@ -179,8 +179,9 @@ fn null_is_absent_and_data_types_may_say_what_holds() {
     .unwrap();
     assert_eq!((config.train_batch_size, config.bf16.enabled), (None, Some(Auto::Value(true))));
     assert_eq!(config.zero_optimization.unwrap().offload_param.nvme_path, None);
-    let error = read(json!({"data_types": {"grad_accum_dtype": "bf16"}})).unwrap_err().to_string();
-    assert!(error.contains("data_types.grad_accum_dtype is \"bf16\", which is not available"), "{error}");
+    assert_eq!(config.grad_accum_dtype, Some(FloatType::Float32));
+    let error = read(json!({"data_types": {"grad_accum_dtype": "int8"}})).unwrap_err().to_string();
+    assert!(error.contains("data_types.grad_accum_dtype is \"int8\", but must be \"fp32\""), "{error}");
 }
 
 #[test]

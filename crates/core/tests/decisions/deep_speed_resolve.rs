@@ -483,20 +483,80 @@ fn parameters_in_parts_from_the_start(
     assert_eq!((found.zero3_init, found.inert_keys.len()), (wanted, num_inert));
 }
 
+/// What a document is resolved to that no field of the plugin adds to.
+fn resolve_alone(document: &Value) -> Result<ResolvedDeepSpeedConfig, Error> {
+    let plugin = DeepSpeedPlugin { hf_ds_config: Some(document.to_string().parse().unwrap()), ..Default::default() };
+    plugin.resolve(&plugin.config(&|_| Ok(String::new())).unwrap(), &loaders(&[1]))
+}
+
 #[test]
-fn stages_and_whole_weights_have_defaults() {
-    let found = |zero: Value| {
-        let document = json!({"zero_optimization": zero});
-        let plugin =
-            DeepSpeedPlugin { hf_ds_config: Some(document.to_string().parse().unwrap()), ..Default::default() };
-        plugin.resolve(&plugin.config(&|_| Ok(String::new())).unwrap(), &loaders(&[1])).unwrap()
-    };
+fn stages_have_defaults() {
+    let found = |zero: Value| resolve_alone(&json!({"zero_optimization": zero})).unwrap();
     assert_eq!(found(json!({})).zero_stage, ZeroStage::Disabled);
     assert_eq!(found(json!({"stage": "auto"})).zero_stage, ZeroStage::Gradients);
-    let whole = |value| found(json!({"stage3_gather_16bit_weights_on_model_save": value}));
-    assert!(whole(json!(true)).stage3_gather_16bit_weights_on_model_save);
-    assert!(!whole(json!("auto")).stage3_gather_16bit_weights_on_model_save);
-    assert_eq!(whole(json!(false)).inert_keys[0].key, "zero_optimization.stage3_gather_16bit_weights_on_model_save");
+}
+
+#[rstest]
+#[case(3, json!(true), json!({"bf16": {"enabled": true}}), Some(FloatType::BFloat16), None)]
+#[case(3, json!(true), json!({"fp16": {"enabled": true}}), Some(FloatType::Float16), None)]
+#[case(3, json!("auto"), json!({"bf16": {"enabled": true}}), None, None)]
+#[case(3, json!(false), json!({"bf16": {"enabled": true}}), None, Some("in 32 bits"))]
+#[case(3, json!(true), json!({}), None, Some("nothing is in 16 bits"))]
+#[case(2, json!(true), json!({"bf16": {"enabled": true}}), None, Some("below stage 3"))]
+fn weights_are_saved_in_16_bits_where_they_are_computed_with_in_16(
+    #[case] stage: u8,
+    #[case] asked: Value,
+    #[case] mut document: Value,
+    #[case] wanted: Option<FloatType>,
+    #[case] why_not: Option<&str>,
+) {
+    document["zero_optimization"] = json!({"stage": stage, "stage3_gather_16bit_weights_on_model_save": asked});
+    let found = resolve_alone(&document).unwrap();
+    assert_eq!(found.saved_dtype(), wanted);
+    let told: Vec<_> = found.inert_keys.iter().map(|inert| inert.key.rsplit('.').next().unwrap()).collect();
+    assert_eq!(told, Vec::from_iter(why_not.map(|_| "stage3_gather_16bit_weights_on_model_save")));
+    assert!(why_not.is_none_or(|words| found.inert_keys[0].why.contains(words)), "{:?}", found.inert_keys);
+}
+
+#[rstest]
+#[case(2, json!(null), json!(null), None)]
+#[case(2, json!("fp32"), json!(null), Some(FloatType::Float32))]
+#[case(3, json!(null), json!("fp32"), Some(FloatType::Float32))]
+#[case(3, json!("bf16"), json!("bf16"), Some(FloatType::BFloat16))]
+#[case(1, json!("fp16"), json!(null), Some(FloatType::Float16))]
+#[case(0, json!("fp32"), json!("fp32"), None)]
+fn gradients_travel_and_add_up_in_the_type_that_is_written(
+    #[case] stage: u8,
+    #[case] travels: Value,
+    #[case] adds_up: Value,
+    #[case] wanted: Option<FloatType>,
+) {
+    let document = json!({
+        "zero_optimization": {"stage": stage}, "bf16": {"enabled": true},
+        "communication_data_type": travels, "data_types": {"grad_accum_dtype": adds_up}
+    });
+    let found = resolve_alone(&document).unwrap();
+    assert_eq!(found.reduce_dtype, wanted);
+    let precision = found.fully_sharded_plugin().precision(found.mixed_precision);
+    assert_eq!(precision.param_dtype, Some(FloatType::BFloat16));
+    assert_eq!(precision.reduce_dtype, wanted.or(Some(FloatType::BFloat16)));
+    found.fully_sharded_plugin().check().unwrap();
+}
+
+#[rstest]
+#[case(2, "bf16", "fp32", "data_types.grad_accum_dtype is another type than communication_data_type, \"bfloat16\"")]
+#[case(0, "bf16", "bf16", "communication_data_type is \"bfloat16\" at stage 0, which is not available: set comm_hook")]
+fn types_of_gradients_that_cannot_be(
+    #[case] stage: u8,
+    #[case] travels: &str,
+    #[case] adds_up: &str,
+    #[case] message: &str,
+) {
+    let document = json!({
+        "zero_optimization": {"stage": stage}, "communication_data_type": travels,
+        "data_types": {"grad_accum_dtype": adds_up}
+    });
+    refuses(resolve_alone(&document), &[message]);
 }
 
 /// The example that users of the Python API are shown: fields and document say the same, or one of them says nothing.

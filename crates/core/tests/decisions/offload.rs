@@ -176,11 +176,11 @@ fn what_is_on_nvme_is_not_in_memory(
 }
 
 #[test]
-fn what_ranks_have_whole_stays_in_memory() {
+fn of_what_ranks_have_whole_only_state_is_offloaded() {
     let plugin =
         FullyShardedDataParallelPlugin { ignored_modules: vec!["h".to_owned()], ..plugin(FullShard, "nvme", "nvme") };
     let bytes = plan_sharded(&inventory(), &plugin, 2).bytes_per_rank();
-    assert_eq!((bytes.parameters, bytes.optimizer_state, bytes.on_nvme), (480, 960, 80 + 160));
+    assert_eq!((bytes.parameters, bytes.optimizer_state, bytes.on_nvme), (480, 0, 80 + 160 + 960));
 }
 
 #[test]

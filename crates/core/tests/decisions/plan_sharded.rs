@@ -1,6 +1,8 @@
 //! Units and shards.
 
-use accelerate_core::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin, ShardingStrategy};
+use accelerate_core::config::{
+    AutoWrapPolicy, FloatType, FullyShardedDataParallelPlugin, MixedPrecision, MixedPrecisionPolicy, ShardingStrategy,
+};
 use accelerate_core::mesh::Mesh;
 use accelerate_core::plan::*;
 use proptest::prelude::*;
@@ -29,6 +31,8 @@ const NAMES: [(&str, usize); 6] = [
 ];
 
 use AutoWrapPolicy::{NoWrap, SizeBasedWrap, TransformerBasedWrap};
+use FloatType::{BFloat16, Float16, Float32};
+use ShardingStrategy::{FullShard, NoShard};
 
 #[rstest]
 #[case(plugin(NoWrap, &[], None), &["", "", "", "", "", ""])]
@@ -133,6 +137,66 @@ fn what_is_ignored_stays_whole() {
     let shard = |unit| Placement::Shard { unit };
     assert_eq!(placements(1), [shard(0), Placement::Replicate, Placement::Frozen, shard(1), shard(1), shard(0)]);
     assert!(placements(2).iter().all(|placement| !matches!(placement, Placement::Shard { .. })));
+}
+
+#[rstest]
+#[case(&["layers.*", "embed"], &["layers.0"], None)]
+#[case(&["BertLayer"], &[], Some("transformer_cls_names_to_wrap has \"BertLayer\""))]
+#[case(&["layers.*", "layers.*.*"], &[], Some("transformer_cls_names_to_wrap has \"layers.*.*\""))]
+#[case(&[], &["layers.0", "layers.9"], Some("ignored_modules has \"layers.9\""))]
+fn modules_that_are_named_have_to_be_there(
+    #[case] to_wrap: &[&str],
+    #[case] ignored: &[&str],
+    #[case] message: Option<&str>,
+) {
+    let parameters = vec![entry("embed.weight", 5), entry("layers.0.weight", 4), entry("layers.1.weight", 4)];
+    let ignored_modules = ignored.iter().map(|&path| path.to_owned()).collect();
+    let plugin = FullyShardedDataParallelPlugin { ignored_modules, ..plugin(TransformerBasedWrap, to_wrap, None) };
+    let found = plugin.check_modules(&Inventory { parameters });
+    match message {
+        None => found.unwrap(),
+        Some(message) => {
+            let text = found.unwrap_err().to_string();
+            assert!(text.contains(message) && text.contains("there are embed, layers, layers.0, layers.1"), "{text}");
+        }
+    }
+}
+
+/// Types of the policy, the run's mixed precision and strategy; what is gathered and what travels, or what is wrong.
+#[rstest]
+#[case([None, None], MixedPrecision::No, FullShard, Ok([None, None]))]
+#[case([None, None], MixedPrecision::Bf16, FullShard, Ok([Some(BFloat16), Some(BFloat16)]))]
+#[case([None, Some(Float32)], MixedPrecision::Fp16, FullShard, Ok([Some(Float16), Some(Float32)]))]
+#[case([Some(BFloat16), None], MixedPrecision::No, FullShard, Ok([Some(BFloat16), Some(BFloat16)]))]
+#[case([Some(BFloat16), None], MixedPrecision::Fp8, FullShard, Ok([Some(BFloat16), Some(BFloat16)]))]
+#[case([Some(Float32), None], MixedPrecision::Bf16, FullShard, Err("autocast would copy every whole parameter"))]
+#[case([Some(Float16), None], MixedPrecision::Bf16, FullShard, Err("autocast would copy every whole parameter"))]
+#[case([None, Some(BFloat16)], MixedPrecision::No, NoShard, Err("nothing is ever gathered; set mixed_precision"))]
+fn precision_of_a_policy(
+    #[case] types: [Option<FloatType>; 2],
+    #[case] mixed_precision: MixedPrecision,
+    #[case] sharding_strategy: ShardingStrategy,
+    #[case] wanted: Result<[Option<FloatType>; 2], &str>,
+) {
+    let [param_dtype, reduce_dtype] = types;
+    let policy = MixedPrecisionPolicy { param_dtype, reduce_dtype, ..Default::default() };
+    let plugin = FullyShardedDataParallelPlugin {
+        sharding_strategy,
+        mixed_precision_policy: Some(policy),
+        ..Default::default()
+    };
+    let checked = plugin.check().and_then(|()| plugin.check_precision(mixed_precision));
+    match wanted {
+        Ok(types) => {
+            checked.unwrap();
+            let found = plugin.precision(mixed_precision);
+            assert_eq!([found.param_dtype, found.reduce_dtype], types);
+        }
+        Err(words) => {
+            let text = checked.unwrap_err().to_string();
+            assert!(text.contains(words), "{text}");
+        }
+    }
 }
 
 #[test]

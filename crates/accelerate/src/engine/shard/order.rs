@@ -79,11 +79,11 @@ impl Shard {
     /// Ends a forward pass whose gradients are wanted.
     ///
     /// # Errors
-    /// It used units in another order than the one before, and units were fetched ahead in that order.
+    /// It used units in another order than the one before, and units are fetched ahead in that order.
     pub(super) fn finish_forward_order(&self) -> Result<()> {
         let mut state = self.lock();
         let before = state.forward_order.finish();
-        let Some(before) = before.filter(|_| self.0.prefetch.forward && !self.0.prefetch.is_dynamic) else {
+        let Some(before) = before.filter(|_| self.0.prefetch.wants_one_order()) else {
             return Ok(());
         };
         let text = |units: &[usize]| units.iter().map(|&unit| self.label(unit)).collect::<Vec<_>>().join(", ");

@@ -57,18 +57,17 @@ impl Kinds {
 }
 
 impl UnitState {
-    /// Room on `home` for this rank's part of parameters like `first`, or for all of them and the part in it if they stay
-    /// whole.
+    /// Room on `home` for this rank's part of parameters that are of this type and computed with on this device, or for all
+    /// of them and the part in it if they stay whole.
     pub(super) fn new(
         unit: &Unit,
-        first: &Tensor,
+        options: (Kind, Device),
         home: Device,
         group: &Group,
         stays_whole: bool,
         policy: MixedPrecisionPolicy,
     ) -> Result<Self> {
         let _no_grad = tch::no_grad_guard();
-        let options = (first.f_kind()?, first.device());
         let size = unit.shard_elements as i64;
         let kinds = Kinds::new(options.0, policy);
         // Memory that nobody has written to is none yet, and whole parameters are still there.
@@ -76,7 +75,11 @@ impl UnitState {
         let whole = if stays_whole { Some(whole()?) } else { None };
         let shard = match &whole {
             Some(whole) if kinds.compute == options.0 => whole.f_narrow(0, size * group.rank() as i64, size)?,
-            _ => Tensor::f_empty([size], (options.0, home))?,
+            _ => {
+                let own = Tensor::f_empty([size], (options.0, home))?;
+                // Copies from and to a GPU then need no detour.
+                if home == Device::Cpu && options.1.is_cuda() { own.f_pin_memory(options.1)? } else { own }
+            }
         };
         let num_own = unit.shard_of(group.rank()).len() as i64;
         let _padding = shard.f_narrow(0, num_own, size - num_own)?.f_zero_()?;

@@ -3,6 +3,7 @@
 use super::reader::{FLAG, Findings, InertKey, Kind, NOT_NEGATIVE, POSITIVE, Section};
 use super::{Auto, DeepSpeedOptimizer, DeepSpeedScheduler, DeepSpeedZeroOptimization, json};
 use crate::Result;
+use crate::config::FloatType;
 use crate::error::deep_speed::{DeepSpeedErrorKind, Problem};
 use serde_json::{Map, Value};
 
@@ -69,6 +70,10 @@ pub struct DeepSpeedConfig {
     pub fp16: DeepSpeedFp16,
     /// bfloat16.
     pub bf16: DeepSpeedBf16,
+    /// In which gradients travel.
+    pub communication_data_type: Option<FloatType>,
+    /// In which gradients add up over micro-batches (`data_types.grad_accum_dtype`).
+    pub grad_accum_dtype: Option<FloatType>,
     /// The optimizer, if the configuration has one.
     pub optimizer: Option<DeepSpeedOptimizer<Option<Auto<f64>>>>,
     /// The schedule of the learning rate, if the configuration has one.
@@ -81,6 +86,7 @@ pub struct DeepSpeedConfig {
 
 const SCALE_POWER: Kind<u8> =
     Kind::new("a whole number from 0 to 64", |value| u8::try_from(value.as_u64()?).ok().filter(|power| *power <= 64));
+const FLOAT_TYPE: Kind<FloatType> = Kind::new("\"fp32\", \"fp16\" or \"bf16\"", |value| value.as_str()?.parse().ok());
 const WINDOW: Kind<u32> =
     Kind::new("a whole number of at least 1", |value| u32::try_from(value.as_u64()?).ok().filter(|steps| *steps > 0));
 
@@ -137,6 +143,7 @@ impl DeepSpeedConfig {
             gradient_clipping: root.auto("gradient_clipping", &NOT_NEGATIVE),
             zero_optimization: root.section("zero_optimization").map(DeepSpeedZeroOptimization::read),
             fp16: root.section("fp16").map(read_fp16).unwrap_or_default(),
+            communication_data_type: root.plain("communication_data_type", &FLOAT_TYPE),
             optimizer: root.section("optimizer").and_then(DeepSpeedOptimizer::read),
             scheduler: root.section("scheduler").and_then(DeepSpeedScheduler::read),
             ..Self::default()
@@ -150,7 +157,8 @@ impl DeepSpeedConfig {
                 config.bf16 = read_bf16(section);
             }
         }
-        if let Some(section) = root.section("data_types") {
+        if let Some(mut section) = root.section("data_types") {
+            config.grad_accum_dtype = section.plain("grad_accum_dtype", &FLOAT_TYPE);
             section.finish(None);
         }
         root.finish(None);

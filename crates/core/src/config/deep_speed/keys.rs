@@ -90,7 +90,9 @@ pub(super) const HONOURED: &[&str] = &[
     "train_micro_batch_size_per_gpu",
     "gradient_accumulation_steps",
     "gradient_clipping",
+    "communication_data_type",
     "data_types",
+    "data_types.grad_accum_dtype",
     "zero_optimization",
     "zero_optimization.stage",
     "zero_optimization.offload_optimizer",
@@ -142,6 +144,7 @@ const OFFLOAD: &str = "it tunes how DeepSpeed moves what is offloaded";
 const PRINTING: &str = "it has DeepSpeed print something; Accelerator::profile measures, and the program prints";
 const ANY_OPTIMIZER: &str = "every optimizer works with every stage";
 const KERNEL: &str = "it chooses among kernels that compute the same";
+const AT_ONCE: &str = "gradients are added up as soon as they are made in any case";
 const CHECKS: &str = "it is about checks inside DeepSpeed";
 
 const INERT: &[(&str, &str)] = &[
@@ -191,8 +194,8 @@ const INERT: &[(&str, &str)] = &[
     ("fp16.consecutive_hysteresis", "as PyTorch's GradScaler does, each step that overflows lowers the scale"),
     ("fp16.min_loss_scale", "as PyTorch's GradScaler does, the scale falls as far as overflows ask"),
     ("fp16.fused_mode", KERNEL),
-    ("bf16.immediate_grad_update", "gradients accumulate in the format of the parameters, 32 bits"),
-    ("bfloat16.immediate_grad_update", "gradients accumulate in the format of the parameters, 32 bits"),
+    ("bf16.immediate_grad_update", AT_ONCE),
+    ("bfloat16.immediate_grad_update", AT_ONCE),
     ("optimizer.legacy_fusion", KERNEL),
     ("optimizer.params.torch_adam", KERNEL),
     ("optimizer.params.fused", KERNEL),
@@ -218,7 +221,6 @@ const REFUSED: &[(&str, Off, &str)] = &[
         Off::Disabled,
         "set \"bf16\" or \"fp16\" to {\"enabled\": true}: layers compute under autocast then",
     ),
-    ("communication_data_type", Off::Text("fp32"), MEAN),
     ("seq_parallel_comm_data_type", Off::Text("fp32"), MEAN),
     ("prescale_gradients", Off::Disabled, MEAN),
     ("gradient_predivide_factor", Off::Number(1.0), MEAN),
@@ -243,7 +245,11 @@ const REFUSED: &[(&str, Off, &str)] = &[
     ("csv_monitor", Off::Disabled, TRACKER),
     ("autotuning", Off::Disabled, "remove it, and look for a batch size with find_executable_batch_size"),
     ("elasticity", Off::Disabled, "remove it; batch sizes are those of the loaders, for any number of processes"),
-    ("activation_checkpointing", Off::Disabled, "remove it; activations are kept"),
+    (
+        "activation_checkpointing",
+        Off::Disabled,
+        "remove it, and call gradient_checkpointing_enable of the model's ParamStore",
+    ),
     ("sparse_attention", Off::Disabled, "remove it; attention is what the model computes"),
     ("progressive_layer_drop", Off::Disabled, COMPRESSION),
     ("compression_training", Off::Disabled, COMPRESSION),
@@ -256,7 +262,6 @@ const REFUSED: &[(&str, Off, &str)] = &[
     ("checkpoint", Off::Disabled, CHECKPOINT),
     ("nebula", Off::Disabled, CHECKPOINT),
     ("datastates_ckpt", Off::Disabled, CHECKPOINT),
-    ("data_types.grad_accum_dtype", Off::Text("fp32"), MASTER),
     ("data_types.param_dtype", Off::Text("fp32"), MASTER),
     ("data_types.buffer_dtype", Off::Text("fp32"), MASTER),
     ("zero_optimization.cpu_offload", Off::Disabled, "write \"offload_optimizer\": {\"device\": \"cpu\"}"),

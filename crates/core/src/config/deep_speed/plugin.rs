@@ -99,9 +99,11 @@ pub struct DeepSpeedPlugin {
     /// The folder for parameters on "nvme".
     #[serde(deserialize_with = "none_is_absent")]
     pub offload_param_nvme_path: Option<PathBuf>,
-    /// Make parameters in parts from the start; stage 3 only. Default: at stage 3.
+    /// The program builds models without memory for their parameters (`ParamStore::init_empty_weights`), to be made in parts
+    /// from the start; stage 3 only. A flag does not change how a program builds its models: `true` is a warning where one
+    /// was built whole. Default: models may be built either way.
     pub zero3_init_flag: Option<bool>,
-    /// Write whole weights when a model is saved at stage 3. Default false. Here a saved model is always whole.
+    /// Write weights in the 16 bits of fp16 or bf16 when a model is saved at stage 3. Default false: in the 32 that are trained.
     pub zero3_save_16bit_model: Option<bool>,
 }
 

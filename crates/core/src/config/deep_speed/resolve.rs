@@ -9,7 +9,7 @@ use super::{
     DeepSpeedZeroOptimization, InertKey, OptimizerInCode, SchedulerInCode, ZeroStage, check_deep_speed_prepared,
 };
 use crate::Result;
-use crate::config::{GradScalerKwargs, MixedPrecision, OffloadDevice, OffloadTarget};
+use crate::config::{FloatType, GradScalerKwargs, MixedPrecision, OffloadDevice, OffloadTarget};
 use crate::error::config::ConfigErrorKind;
 use crate::error::deep_speed::{DeepSpeedErrorKind, Problem, RemainingAuto};
 use std::path::PathBuf;
@@ -83,7 +83,8 @@ pub struct ResolvedDeepSpeedConfig {
     pub gradient_clipping: Option<f64>,
     /// What is in parts instead of copies.
     pub zero_stage: ZeroStage,
-    /// Are parameters to be made in parts from the start?
+    /// May models be built without memory for their parameters (`ParamStore::init_empty_weights`), which are then made in
+    /// parts from the start? The program builds them so.
     pub zero3_init: bool,
     /// Among how many neighbouring ranks parameters are divided, if not among all; they fill whole groups.
     pub mics_shard_size: Option<usize>,
@@ -91,8 +92,10 @@ pub struct ResolvedDeepSpeedConfig {
     pub offload_optimizer: Option<OffloadTarget>,
     /// Where parameters are kept, if not where they are computed with.
     pub offload_param: Option<OffloadTarget>,
-    /// Write whole weights when a model is saved at stage 3.
+    /// At stage 3, `save_model` writes weights in the 16 bits of the mixed precision in place of the 32 that are trained.
     pub stage3_gather_16bit_weights_on_model_save: bool,
+    /// In which gradients travel and add up over micro-batches, if not in what the mixed precision computes in.
+    pub reduce_dtype: Option<FloatType>,
     /// Elements reduced in one message, if given.
     pub reduce_bucket_size: Option<u64>,
     /// Elements fetched ahead of their use, if given.
@@ -178,10 +181,8 @@ impl DeepSpeedPlugin {
         let zero_stage = zero.stage.map_or(ZeroStage::Disabled, |stage| stage.value().unwrap_or(auto_stage));
         let (offload_optimizer, offload_param) = filling.offloads(&zero, zero_stage);
         let mics_shard_size = filling.mics_shard_size(zero.mics_shard_size, zero_stage);
-        if zero.stage3_gather_16bit_weights_on_model_save == Some(Auto::Value(false)) {
-            let key = "zero_optimization.stage3_gather_16bit_weights_on_model_save";
-            filling.has_no_effect(key, "a saved model is always whole");
-        }
+        let saves_16bit = filling.saves_16bit(&zero, zero_stage, mixed_precision);
+        let reduce_dtype = filling.reduce_dtype(zero_stage);
         let zero3_init = filling.zero3_init(self.zero3_init_flag, zero_stage);
         let size = |slot: Option<Auto<u64>>, of: fn(u64) -> u64| {
             slot.and_then(|size| size.value().or(facts.hidden_size.map(of)))
@@ -201,10 +202,8 @@ impl DeepSpeedPlugin {
             mics_shard_size,
             offload_optimizer,
             offload_param,
-            stage3_gather_16bit_weights_on_model_save: zero
-                .stage3_gather_16bit_weights_on_model_save
-                .and_then(Auto::value)
-                .unwrap_or(false),
+            stage3_gather_16bit_weights_on_model_save: saves_16bit,
+            reduce_dtype,
             reduce_bucket_size: size(zero.reduce_bucket_size, |width| width.saturating_mul(width)),
             stage3_prefetch_bucket_size: size(zero.stage3_prefetch_bucket_size, |width| {
                 (0.9 * width as f64 * width as f64) as u64
@@ -322,6 +321,50 @@ impl<'a> Filling<'a> {
                 Some(OffloadTarget::Nvme(path().unwrap_or_else(PathBuf::new)))
             }
         }
+    }
+
+    fn saves_16bit(
+        &mut self,
+        zero: &DeepSpeedZeroOptimization,
+        stage: ZeroStage,
+        mixed_precision: MixedPrecision,
+    ) -> bool {
+        let key = "zero_optimization.stage3_gather_16bit_weights_on_model_save";
+        match zero.stage3_gather_16bit_weights_on_model_save.and_then(Auto::value) {
+            None => return false,
+            Some(false) => self.has_no_effect(key, "a saved model is always whole, and in 32 bits unless this is true"),
+            Some(true) if stage < ZeroStage::Parameters => self.has_no_effect(key, PARAMETERS_ARE_WHOLE),
+            Some(true) if mixed_precision.float_type().is_none() => {
+                self.has_no_effect(key, "without fp16 or bf16 nothing is in 16 bits");
+            }
+            Some(true) => return true,
+        }
+        false
+    }
+
+    /// What both types of gradients are, which is one here.
+    fn reduce_dtype(&mut self, stage: ZeroStage) -> Option<FloatType> {
+        let (travels, adds_up) = (self.config.communication_data_type, self.config.grad_accum_dtype);
+        let dtype = travels.or(adds_up)?;
+        let key = if travels.is_some() { "communication_data_type" } else { "data_types.grad_accum_dtype" };
+        if stage == ZeroStage::Disabled {
+            if dtype != FloatType::Float32 {
+                self.problems.push(Problem::Refused {
+                    key: key.to_owned(),
+                    found: format!("\"{dtype}\" at stage 0"),
+                    instead: "set comm_hook of DistributedDataParallelKwargs",
+                });
+            }
+            return None;
+        }
+        if adds_up.is_some_and(|adds_up| adds_up != dtype) {
+            self.problems.push(Problem::Refused {
+                key: "data_types.grad_accum_dtype".to_owned(),
+                found: format!("another type than communication_data_type, \"{dtype}\""),
+                instead: "gradients add up in the type that they travel in; give one of the two, or both alike",
+            });
+        }
+        Some(dtype)
     }
 
     fn zero3_init(&mut self, flag: Option<bool>, stage: ZeroStage) -> bool {

@@ -1,7 +1,9 @@
 //! How a resolved configuration is carried out: by the project's own sharding.
 
 use super::{ResolvedDeepSpeedConfig, ZeroStage};
-use crate::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin, ShardingStrategy};
+use crate::config::{
+    AutoWrapPolicy, FloatType, FullyShardedDataParallelPlugin, MixedPrecisionPolicy, ShardingStrategy,
+};
 
 impl ZeroStage {
     /// The strategy that keeps in parts what the stage does.
@@ -40,7 +42,7 @@ impl ZeroStage {
 impl ResolvedDeepSpeedConfig {
     /// The plugin that trains as the configuration asks: stage 3 is `FULL_SHARD`, stage 2 `OPTIMIZER_STATE_AND_GRADIENTS`,
     /// stage 1 `OPTIMIZER_STATE`, stage 0 `NO_SHARD` ([`ZeroStage::fully_sharded_plugin`]). With `mics_shard_size` stage 3 is
-    /// `HYBRID_SHARD` in groups of so many ranks. Offload is carried over.
+    /// `HYBRID_SHARD` in groups of so many ranks. Offload and the type of gradients that travel are carried over.
     ///
     /// ```
     /// use accelerate_core::config::{
@@ -68,7 +70,25 @@ impl ResolvedDeepSpeedConfig {
             dp_shard_size: self.mics_shard_size,
             offload_optimizer: self.offload_optimizer.clone(),
             offload_params: self.offload_param.clone(),
+            mixed_precision_policy: self
+                .reduce_dtype
+                .map(|dtype| MixedPrecisionPolicy { reduce_dtype: Some(dtype), ..Default::default() }),
             ..of_stage
         }
+    }
+
+    /// The type that `save_model` writes floating-point weights in, if not in what they are trained in.
+    ///
+    /// ```
+    /// use accelerate_core::config::{DeepSpeedFacts, DeepSpeedPlugin, FloatType};
+    /// let json = r#"{"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": true},
+    ///     "bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1}"#;
+    /// let plugin = DeepSpeedPlugin { hf_ds_config: Some(json.parse()?), ..Default::default() };
+    /// let resolved = plugin.resolve(&plugin.config(&|_| Ok(String::new()))?, &DeepSpeedFacts::default())?;
+    /// assert_eq!(resolved.saved_dtype(), Some(FloatType::BFloat16));
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    pub fn saved_dtype(&self) -> Option<FloatType> {
+        self.mixed_precision.float_type().filter(|_| self.stage3_gather_16bit_weights_on_model_save)
     }
 }

@@ -105,7 +105,7 @@ pub struct DeepSpeedZeroOptimization {
     pub offload_optimizer: DeepSpeedOffload,
     /// Where parameters are kept; stage 3 only.
     pub offload_param: DeepSpeedOffload,
-    /// Write whole weights when a model is saved at stage 3. Default false. Here a saved model is always whole.
+    /// Write weights in 16 bits when a model is saved at stage 3. Default false: in the 32 that are trained.
     pub stage3_gather_16bit_weights_on_model_save: Option<Auto<bool>>,
     /// Elements reduced in one message. "auto": the square of the hidden size.
     pub reduce_bucket_size: Option<Auto<u64>>,
