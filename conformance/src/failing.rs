@@ -19,6 +19,8 @@ fn accelerator(timeout: Duration) -> accelerate::Result<Accelerator> {
 /// Rank 1 ends abruptly, with its sockets open, while the others wait for it.
 pub(crate) fn dying_rank() -> anyhow::Result<()> {
     let accelerator = accelerator(Duration::from_secs(60))?;
+    // Who dies while others still connect is missed by those in another way.
+    accelerator.wait_for_everyone()?;
     if accelerator.process_index() == 1 {
         std::process::abort();
     }
@@ -28,7 +30,7 @@ pub(crate) fn dying_rank() -> anyhow::Result<()> {
 
 /// Rank 1 lives, but waits elsewhere: for the end of its standard input.
 pub(crate) fn absent_rank() -> anyhow::Result<()> {
-    let accelerator = accelerator(Duration::from_secs(2))?;
+    let accelerator = accelerator(Duration::from_secs(6))?;
     if accelerator.process_index() == 1 {
         std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
         return Ok(());
@@ -39,7 +41,7 @@ pub(crate) fn absent_rank() -> anyhow::Result<()> {
 
 /// The classic mistake: a collective that only the main process reaches.
 pub(crate) fn straying_rank() -> anyhow::Result<()> {
-    let accelerator = accelerator(Duration::from_secs(2))?;
+    let accelerator = accelerator(Duration::from_secs(6))?;
     if accelerator.is_main_process() {
         accelerator.group().all_gather(&Tensor::from_slice(&[1f32, 2.0, 3.0]))?;
     }

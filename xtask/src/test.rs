@@ -77,8 +77,10 @@ fn plain_tests(arguments: &[String]) -> Result<(bool, Counts)> {
         "cargo-nextest is not installed: running `cargo test`, one test program after the other. \
          `cargo install --locked cargo-nextest` makes this faster"
     );
-    // Tests that start several processes share two cores badly with others of their kind.
+    // Tests that start several processes share two cores badly with others of their kind, and those of one program share
+    // libtorch's generator.
     let mut command = process::cargo(&["test", "--workspace", "--all-targets", "--no-fail-fast"]);
+    command.env("RUST_TEST_THREADS", "1");
     let (succeeded, printed) = process::run_and_read(command.args(arguments))?;
     Ok((succeeded, counts_of_cargo_test(&printed)))
 }

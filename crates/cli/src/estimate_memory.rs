@@ -197,7 +197,7 @@ fn target(device: OffloadDevice) -> Option<OffloadTarget> {
     }
 }
 
-fn zero_stage(text: &str) -> Result<ZeroStage, String> {
+pub(crate) fn zero_stage(text: &str) -> Result<ZeroStage, String> {
     let stage = text.parse().ok().and_then(ZeroStage::new);
     stage.ok_or_else(|| format!("\"{text}\" is not a stage of ZeRO; the choices are 0, 1, 2, 3"))
 }

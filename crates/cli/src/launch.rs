@@ -1,5 +1,7 @@
 //! `accelerate launch`: from flags to a [`LaunchConfig`], and from its outcome to an exit code.
 
+mod sharding;
+
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
@@ -8,6 +10,7 @@ use std::time::Duration;
 use accelerate_core::config::MixedPrecision;
 use accelerate_launch::{Helper, LaunchConfig, Program, TerminalOptions, TerminalReporter, launch, num_visible_gpus};
 use clap::Args;
+use sharding::{DeepSpeedArguments, FsdpArguments};
 
 /// Start a program on one or many processes, watch over them, and explain what went wrong.
 ///
@@ -28,6 +31,11 @@ use clap::Args;
       accelerate launch --cpu --num_processes 4 train.py --batch_size 8\n  \
     Mixed precision and gradient accumulation for a program that leaves them open:\n    \
       accelerate launch --mixed_precision bf16 --gradient_accumulation_steps 4 target/release/train\n  \
+    A model in parts on four processes, a unit for each block:\n    \
+      accelerate launch --num_processes 4 --use_fsdp --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP \\\n      \
+        target/release/train\n  \
+    The same by a DeepSpeed configuration:\n    \
+      accelerate launch --num_processes 4 --use_deepspeed --deepspeed_config_file zero3.json target/release/train\n  \
     Two machines with eight processes each; the second one uses --machine_rank 1:\n    \
       accelerate launch --num_machines 2 --machine_rank 0 --main_process_ip 10.0.0.1 \\\n      \
         --main_process_port 29500 --num_processes 16 target/release/train\n\n\
@@ -107,6 +115,12 @@ pub(crate) struct Arguments {
     #[arg(long = "shutdown_grace_period", alias = "shutdown-grace-period", value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     shutdown_grace_period: Duration,
 
+    #[command(flatten)]
+    fsdp: FsdpArguments,
+
+    #[command(flatten)]
+    deep_speed: DeepSpeedArguments,
+
     /// The program (a path, a name in PATH, a .py file, or with -m a module), then its arguments.
     ///
     /// Everything after the program belongs to it. A -- directly after the program is dropped.
@@ -119,6 +133,10 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
     let has_prefix = !arguments.no_prefix;
     if let (None, false) = (arguments.num_processes, is_quiet) {
         anstream::eprintln!("accelerate launch: {}", explain_default(&arguments));
+    }
+    if let Err(error) = check_sharding(&arguments) {
+        crate::print_error("accelerate launch", &error, &error.to_string());
+        return ExitCode::from(2);
     }
     let config = config(arguments);
     let mut reporter = TerminalReporter::new(TerminalOptions { has_prefix, is_quiet });
@@ -137,7 +155,24 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
     }
 }
 
+/// What the flags about sharding set for the ranks.
+fn sharding_variables(arguments: &Arguments) -> Vec<(OsString, OsString)> {
+    [arguments.fsdp.variables(), arguments.deep_speed.variables()].concat()
+}
+
+/// Fails on what every rank would fail on, before there are any.
+fn check_sharding(arguments: &Arguments) -> Result<(), accelerate_core::Error> {
+    let variables = sharding_variables(arguments);
+    let lookup = |name: &str| {
+        let given = variables.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
+        given.or_else(|| std::env::var_os(name)).map(|value| value.to_string_lossy().into_owned())
+    };
+    arguments.fsdp.check(&lookup)?;
+    arguments.deep_speed.check(&lookup)
+}
+
 fn config(arguments: Arguments) -> LaunchConfig {
+    let environment = sharding_variables(&arguments);
     let num_processes = arguments.num_processes.unwrap_or_else(|| default_num_processes(&arguments));
     let mut words = arguments.program.into_iter();
     // Never missing: the flags' definition requires it.
@@ -161,6 +196,7 @@ fn config(arguments: Arguments) -> LaunchConfig {
         mixed_precision: arguments.mixed_precision,
         gradient_accumulation_steps: arguments.gradient_accumulation_steps,
         num_cpu_threads_per_process: arguments.num_cpu_threads_per_process,
+        environment,
         grace_period: arguments.grace_period,
         shutdown_grace_period: arguments.shutdown_grace_period,
         helper: Some(Helper::this_executable()),
@@ -198,13 +234,14 @@ fn seconds(text: &str) -> Result<Duration, String> {
 mod tests {
     use super::*;
     use crate::{Cli, Command};
+    use accelerate_core::config::{AutoWrapPolicy, BackwardPrefetch, FullyShardedDataParallelPlugin, ShardingStrategy};
     use clap::Parser;
     use rstest::rstest;
 
     fn parsed(line: &str) -> LaunchConfig {
         let words = ["accelerate", "launch"].into_iter().chain(line.split_whitespace());
         match Cli::try_parse_from(words).unwrap().command {
-            Command::Launch(arguments) => config(arguments),
+            Command::Launch(arguments) => config(*arguments),
             other => unreachable!("{other:?}"),
         }
     }
@@ -258,7 +295,98 @@ mod tests {
     }
 
     #[rstest]
+    #[case("--use_fsdp", &["ACCELERATE_USE_FSDP=true"])]
+    #[case(
+        "--use_fsdp --fsdp_version 1 --fsdp_sharding_strategy 2 --fsdp_reshard_after_forward true --fsdp_min_num_params 5 \
+         --fsdp_auto_wrap_policy SIZE_BASED_WRAP --fsdp_transformer_layer_cls_to_wrap layer.*,head --fsdp_ignored_modules a.b \
+         --fsdp_backward_prefetch BACKWARD_PRE --fsdp_forward_prefetch no --fsdp_offload_params 1 \
+         --fsdp_sync_module_states true --fsdp_activation_checkpointing true \
+         --fsdp_activation_checkpointing_offload false --fsdp_state_dict_type FULL_STATE_DICT --fsdp_use_orig_params true \
+         --fsdp_cpu_ram_efficient_loading true",
+        &[
+            "ACCELERATE_USE_FSDP=true", "FSDP_VERSION=1", "FSDP_SHARDING_STRATEGY=SHARD_GRAD_OP",
+            "FSDP_RESHARD_AFTER_FORWARD=true", "FSDP_AUTO_WRAP_POLICY=SIZE_BASED_WRAP",
+            "FSDP_TRANSFORMER_CLS_TO_WRAP=layer.*,head", "FSDP_MIN_NUM_PARAMS=5", "FSDP_IGNORED_MODULES=a.b",
+            "FSDP_BACKWARD_PREFETCH=BACKWARD_PRE", "FSDP_FORWARD_PREFETCH=false", "FSDP_OFFLOAD_PARAMS=true",
+            "FSDP_SYNC_MODULE_STATES=true", "FSDP_ACTIVATION_CHECKPOINTING=true",
+            "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD=false", "FSDP_STATE_DICT_TYPE=FULL_STATE_DICT",
+            "FSDP_USE_ORIG_PARAMS=true", "FSDP_CPU_RAM_EFFICIENT_LOADING=true",
+        ]
+    )]
+    #[case(
+        "--use-deepspeed --deepspeed-config-file ds.json --zero-stage 3 --offload_optimizer_device nvme \
+         --offload_param_device cpu --offload_optimizer_nvme_path /a --offload_param_nvme_path /b \
+         --gradient_clipping auto --zero3_init_flag true --zero3_save_16bit_model off",
+        &[
+            "ACCELERATE_USE_DEEPSPEED=true", "ACCELERATE_DEEPSPEED_CONFIG_FILE=ds.json",
+            "ACCELERATE_DEEPSPEED_ZERO_STAGE=3", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE=nvme",
+            "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE=cpu", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH=/a",
+            "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH=/b", "ACCELERATE_GRADIENT_CLIPPING=auto",
+            "ACCELERATE_DEEPSPEED_ZERO3_INIT=true", "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL=false",
+        ]
+    )]
+    fn flags_about_sharding_become_variables(#[case] flags: &str, #[case] wanted: &[&str]) {
+        let found = parsed(&format!("{flags} --num_processes 2 train")).environment;
+        let found: Vec<String> =
+            found.iter().map(|(name, value)| format!("{}={}", name.display(), value.display())).collect();
+        assert_eq!(found, wanted);
+    }
+
+    /// What the library reads of these variables.
+    #[test]
+    fn variables_are_those_that_the_library_reads() {
+        let environment = parsed(
+            "--use_fsdp --fsdp_sharding_strategy HYBRID_SHARD --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP \
+             --fsdp_transformer_layer_cls_to_wrap layer.* --fsdp_ignored_modules head --fsdp_backward_prefetch BACKWARD_POST \
+             --fsdp_forward_prefetch true --fsdp_offload_params true --fsdp_sync_module_states false \
+             --fsdp_activation_checkpointing true --fsdp_activation_checkpointing_offload true train",
+        );
+        let lookup = |name: &str| {
+            let found = environment.environment.iter().find(|(key, _)| key == name);
+            found.map(|(_, value)| value.to_string_lossy().into_owned())
+        };
+        let wanted = FullyShardedDataParallelPlugin {
+            sharding_strategy: ShardingStrategy::HybridShard,
+            auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap,
+            transformer_cls_names_to_wrap: vec!["layer.*".into()],
+            ignored_modules: vec!["head".into()],
+            backward_prefetch: BackwardPrefetch::BackwardPost,
+            forward_prefetch: true,
+            cpu_offload: true,
+            sync_module_states: false,
+            activation_checkpointing: true,
+            activation_checkpointing_offload: true,
+            ..Default::default()
+        };
+        assert_eq!(FullyShardedDataParallelPlugin::from_environment(&lookup).unwrap(), wanted);
+    }
+
+    #[rstest]
+    #[case("--use_fsdp --fsdp_auto_wrap_policy SIZE_BASED_WRAP", "min_num_params")]
+    #[case("--use_fsdp --fsdp_version 3", "FSDP_VERSION")]
+    #[case("--use_fsdp --fsdp_state_dict_type LOCAL_STATE_DICT", "FSDP_STATE_DICT_TYPE")]
+    #[case(
+        "--use_fsdp --fsdp_cpu_ram_efficient_loading true --fsdp_sync_module_states false",
+        "FSDP_SYNC_MODULE_STATES"
+    )]
+    #[case("--use_deepspeed --offload_optimizer_device nvme", "nvme_path")]
+    #[case("--use_deepspeed --deepspeed_config_file /nowhere/ds.json", "/nowhere/ds.json")]
+    #[case("--use_deepspeed --gradient_clipping much", "ACCELERATE_GRADIENT_CLIPPING")]
+    fn what_ranks_would_fail_on_is_told_before_there_are_any(#[case] flags: &str, #[case] words: &str) {
+        let line = ["accelerate", "launch"].into_iter().chain(flags.split_whitespace()).chain(["train"]);
+        let Command::Launch(arguments) = Cli::try_parse_from(line).unwrap().command else { unreachable!() };
+        let text = check_sharding(&arguments).unwrap_err().to_string();
+        assert!(text.contains(words), "{text}");
+    }
+
+    #[rstest]
     #[case("", "PROGRAM")]
+    #[case("--fsdp_version 2 train", "--use_fsdp")]
+    #[case("--zero_stage 2 train", "--use_deepspeed")]
+    #[case("--use_deepspeed --zero_stage 4 train", "not a stage of ZeRO")]
+    #[case("--use_fsdp --use_deepspeed train", "--use_deepspeed")]
+    #[case("--use_fsdp --fsdp_forward_prefetch maybe train", "maybe")]
+    #[case("--use_fsdp --fsdp_sharding_strategy SOME train", "SOME")]
     #[case("--num_process 2 train", "--num_process")]
     #[case("--num_processes two train", "two")]
     #[case("--num_processes -1 train", "-1")]

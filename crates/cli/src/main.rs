@@ -24,7 +24,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Launch(launch::Arguments),
+    Launch(Box<launch::Arguments>),
     Env(env::Arguments),
     EstimateMemory(estimate_memory::Arguments),
     Completions(completions::Arguments),
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
         return code;
     }
     let outcome = match Cli::parse().command {
-        Command::Launch(arguments) => return launch::run(arguments),
+        Command::Launch(arguments) => return launch::run(*arguments),
         Command::Env(arguments) => env::run(&arguments).map_err(Into::into),
         Command::EstimateMemory(arguments) => estimate_memory::run(&arguments),
         Command::Completions(arguments) => completions::run(&arguments).map_err(Into::into),

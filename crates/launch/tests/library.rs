@@ -98,8 +98,15 @@ fn a_failure_says_who_and_why() {
 /// Nothing adopts what is left here, so every group must be dealt with as a group.
 #[test]
 fn stubborn_groups_are_gone_when_the_launch_returns() {
-    let script = "trap '' TERM; (while :; do sleep 0.05; done) & [ $RANK = 1 ] && { sleep 0.1; exit 1; }; wait";
-    let config = LaunchConfig { grace_period: Duration::from_millis(100), ..config(2, script) };
+    let folder = tempfile::tempdir().unwrap();
+    // Rank 1 fails once rank 0 is deaf.
+    let deaf = folder.path().join("deaf");
+    let script = format!(
+        "trap '' TERM; (while :; do sleep 0.05; done) & \
+         if [ $RANK = 0 ]; then : >'{0}'; else until [ -e '{0}' ]; do sleep 0.01; done; exit 1; fi; wait",
+        deaf.display()
+    );
+    let config = LaunchConfig { grace_period: Duration::from_millis(100), ..config(2, &script) };
     let error = collected(&config).1.unwrap_err();
     let failure = error.failure().unwrap();
     assert_eq!(failure.others[0].ended, Ended::Signalled { signal: 9, core_dumped: false });

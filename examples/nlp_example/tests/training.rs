@@ -43,14 +43,31 @@ fn output_of(config: &LaunchConfig) -> Vec<u8> {
     printed.0
 }
 
+/// What `accelerate launch --use_fsdp --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP` sets.
+const FSDP: &[(&str, &str)] = &[("ACCELERATE_USE_FSDP", "true"), ("FSDP_AUTO_WRAP_POLICY", "TRANSFORMER_BASED_WRAP")];
+/// `--use_deepspeed --zero_stage 2`, with Adam's state on a disk.
+const ZERO_2: &[(&str, &str)] = &[
+    ("ACCELERATE_USE_DEEPSPEED", "true"),
+    ("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"),
+    ("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "nvme"),
+    ("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH", env!("CARGO_TARGET_TMPDIR")),
+];
+
 #[rstest]
-#[case::one_rank(1, &[])]
-#[case::two_ranks(2, &[])]
-#[case::accumulated(2, &["--gradient_accumulation_steps", "2"])]
-#[case::bf16(2, &["--mixed_precision", "bf16"])]
-#[case::split_batches(2, &["--split_batches"])]
-#[case::three_ranks_accumulated_bf16(3, &["--gradient_accumulation_steps", "3", "--mixed_precision", "bf16"])]
-fn trains_saves_and_scores_the_same_when_read_back(#[case] num_processes: usize, #[case] options: &[&str]) {
+#[case::one_rank(1, &[], &[])]
+#[case::two_ranks(2, &[], &[])]
+#[case::accumulated(2, &["--gradient_accumulation_steps", "2"], &[])]
+#[case::bf16(2, &["--mixed_precision", "bf16"], &[])]
+#[case::split_batches(2, &["--split_batches"], &[])]
+#[case::three_ranks_accumulated_bf16(3, &["--gradient_accumulation_steps", "3", "--mixed_precision", "bf16"], &[])]
+#[case::sharded(2, &[], FSDP)]
+#[case::sharded_bf16(3, &["--mixed_precision", "bf16"], FSDP)]
+#[case::deep_speed(2, &[], ZERO_2)]
+fn trains_saves_and_scores_the_same_when_read_back(
+    #[case] num_processes: usize,
+    #[case] options: &[&str],
+    #[case] variables: &[(&str, &str)],
+) {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).into_os_string();
     std::fs::write(path("train.tsv"), table(70)).unwrap();
@@ -64,6 +81,7 @@ fn trains_saves_and_scores_the_same_when_read_back(#[case] num_processes: usize,
         args,
         cpu: true,
         num_cpu_threads_per_process: Some(1),
+        environment: variables.iter().map(|(name, value)| (name.into(), value.into())).collect(),
         ..LaunchConfig::new(program, num_processes)
     };
     let printed = String::from_utf8(output_of(&config)).unwrap();

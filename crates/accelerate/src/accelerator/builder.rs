@@ -259,9 +259,7 @@ impl AcceleratorBuilder {
         let dynamo = dynamo_plugin(self.dynamo_plugin, self.dynamo_backend)?.or(environment.dynamo);
         let compilation = dynamo.compilation()?;
         (recipe.dynamo_plugin, recipe.dynamo_backend) = (Some(dynamo), None);
-        handlers.ddp.check()?;
-        fsdp.as_ref().map_or(Ok(()), FullyShardedDataParallelPlugin::check)?;
-        dataloader.check()?;
+        check_settings(&handlers.ddp, fsdp.as_ref(), mixed_precision, &dataloader)?;
 
         let state = state(self.cpu, &handlers.init, lookup)?;
         let (mut scaler, mut gradient_clipping, mut saved_dtype) = (handlers.scaler, None, None);
@@ -274,7 +272,6 @@ impl AcceleratorBuilder {
             plugin.num_steps = resolved.gradient_accumulation_steps;
             scaler = resolved.grad_scaler.unwrap_or(scaler);
         }
-        fsdp.as_ref().map_or(Ok(()), |plugin| plugin.check_precision(mixed_precision))?;
         recipe.mixed_precision = Some(mixed_precision);
         let gradient_state = GradientState::new(plugin, self.partial_window)?;
         let scaler = needs_grad_scaler(mixed_precision).then(|| GradScaler::new(scaler)).transpose()?;
@@ -375,6 +372,21 @@ fn accumulation_plugin(
     }
 }
 
+/// What can be told before there is a connection to anyone.
+fn check_settings(
+    ddp: &DistributedDataParallelKwargs,
+    fsdp: Option<&FullyShardedDataParallelPlugin>,
+    mixed_precision: MixedPrecision,
+    dataloader: &DataLoaderConfiguration,
+) -> Result<()> {
+    ddp.check()?;
+    if let Some(plugin) = fsdp {
+        plugin.check()?;
+        plugin.check_precision(mixed_precision)?;
+    }
+    Ok(dataloader.check()?)
+}
+
 /// What shards models: what is given, else what the launcher's variables say.
 fn sharding_plugins(
     fsdp: Option<FullyShardedDataParallelPlugin>,
@@ -431,10 +443,21 @@ fn check_available(mixed_precision: MixedPrecision) -> Result<()> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use accelerate_core::config::{FloatType, MixedPrecisionPolicy};
 
     fn build(builder: AcceleratorBuilder, variables: &[(&str, &str)]) -> Result<Accelerator> {
         let lookup = |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
         builder.cpu(true).build_with(&lookup, PartialState::from_environment)
+    }
+
+    #[test]
+    fn parameters_are_gathered_in_the_type_that_layers_compute_in() {
+        let policy = MixedPrecisionPolicy { param_dtype: Some(FloatType::Float32), ..Default::default() };
+        let plugin = FullyShardedDataParallelPlugin { mixed_precision_policy: Some(policy), ..Default::default() };
+        let builder = AcceleratorBuilder::default().fsdp_plugin(plugin);
+        assert!(build(builder.clone(), &[]).is_ok());
+        let error = build(builder.mixed_precision(MixedPrecision::Bf16), &[]).unwrap_err();
+        assert!(error.is_config() && error.to_string().contains("param_dtype"), "{error}");
     }
 
     #[test]

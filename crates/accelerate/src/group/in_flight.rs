@@ -210,7 +210,7 @@ mod tests {
                 .map(|rank| {
                     let store = store.clone();
                     scope.spawn(move || {
-                        let job = testing::join_with_deadline(&store, rank, 4, Duration::from_millis(800)).unwrap();
+                        let job = testing::join_with_deadline(&store, rank, 4, Duration::from_secs(5)).unwrap();
                         let part = job.part(&[rank % 2, rank % 2 + 2]).unwrap();
                         let own = Tensor::from_slice(&[rank as f32]);
                         // Everyone stays until all are done, so that nobody's connections go.
@@ -260,6 +260,7 @@ mod tests {
         let store = &store;
         let rank = |rank: usize| {
             let group = testing::join_with_deadline(store, rank, 2, Duration::from_secs(2))?;
+            group.barrier()?;
             let size = 3 + rank as i64;
             let whole = Tensor::zeros([2 * size], FLOAT);
             let flight = group.start_all_gather(&whole, &Tensor::zeros([size], FLOAT), "unit blocks.0")?;

@@ -334,7 +334,7 @@ mod tests {
     fn a_rank_that_offers_nothing_is_named_at_the_deadline() {
         let store = Store::hash().unwrap();
         let rank = |rank: usize| {
-            let group = testing::join_with_deadline(&store, rank, 2, Duration::from_millis(800)).unwrap();
+            let group = testing::join_with_deadline(&store, rank, 2, Duration::from_secs(5)).unwrap();
             let neighbours = group.neighbours().unwrap().unwrap();
             let stamps = exchange(&group, neighbours.open());
             let taken = (rank == 0).then(|| neighbours.take(1, 0, 0, &Tensor::from_slice(&[0i64]), &visit(&stamps)));

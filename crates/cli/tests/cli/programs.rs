@@ -165,3 +165,14 @@ fn launches_at_the_same_time_choose_different_ports() {
     ports.dedup();
     assert_eq!(ports.len(), NUM_LAUNCHES);
 }
+
+#[test]
+fn flags_about_sharding_reach_all_ranks_or_none() {
+    let script = "echo $ACCELERATE_USE_FSDP $FSDP_VERSION";
+    let told = finished(launch_script(2, &["--no_prefix", "--use_fsdp", "--fsdp_version", "2"], script));
+    assert_eq!((told.code, told.sorted_stdout()), (Some(0), vec!["true 2", "true 2"]));
+    let flags = ["--use_fsdp", "--fsdp_auto_wrap_policy", "SIZE_BASED_WRAP"];
+    let refused = finished(launch_script(2, &flags, "echo started"));
+    assert_eq!((refused.code, refused.stdout.as_str()), (Some(2), ""), "{refused:?}");
+    assert!(refused.stderr.contains("min_num_params"), "{refused:?}");
+}

@@ -46,7 +46,7 @@ fn a_progress_bar_passes_unchanged_and_lines_go_above_it() {
     let (_folder, fifo) = named_pipe();
     // Rank 1 speaks between two states of the bar.
     let script = format!(
-        "if [ $RANK = 0 ]; then printf '\\r 50%%' >&2; sleep 0.2; echo >{0}; cat {0} >/dev/null; sleep 0.2; \
+        "if [ $RANK = 0 ]; then printf '\\r 50%%' >&2; sleep 0.2; echo >{0}; cat {0} >/dev/null; sleep 2; \
          printf '\\r100%%\\n' >&2; else cat {0} >/dev/null; echo note; echo >{0}; fi",
         fifo
     );

@@ -67,6 +67,12 @@ impl FullyShardedDataParallelPlugin {
                 str::parse,
             )?,
         };
+        let sync_module_states = variables.flag("FSDP_SYNC_MODULE_STATES")?.unwrap_or(default.sync_module_states);
+        if !sync_module_states && variables.flag("FSDP_CPU_RAM_EFFICIENT_LOADING")? == Some(true) {
+            let [first, second] = ["FSDP_CPU_RAM_EFFICIENT_LOADING", "FSDP_SYNC_MODULE_STATES"].map(str::to_owned);
+            let why = "where only rank 0 loads, the others need its weights; set the second to true";
+            return Err(Kind::Contradiction { first, second, why }.into());
+        }
         Ok(Self {
             fsdp_version,
             sharding_strategy,
@@ -75,7 +81,7 @@ impl FullyShardedDataParallelPlugin {
             transformer_cls_names_to_wrap: paths(names),
             ignored_modules: paths(variables.text("FSDP_IGNORED_MODULES").filter(|names| names != "None")),
             min_num_params: min_num_params.filter(|_| auto_wrap_policy == crate::config::AutoWrapPolicy::SizeBasedWrap),
-            sync_module_states: variables.flag("FSDP_SYNC_MODULE_STATES")?.unwrap_or(default.sync_module_states),
+            sync_module_states,
             backward_prefetch: backward_prefetch.unwrap_or(default.backward_prefetch),
             activation_checkpointing: variables
                 .flag("FSDP_ACTIVATION_CHECKPOINTING")?
