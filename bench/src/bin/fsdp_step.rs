@@ -10,7 +10,7 @@ use accelerate::optim::AdamW;
 use accelerate::tch::{Device, Kind, Reduction, Tensor};
 use accelerate::{
     Accelerator, AutoWrapPolicy, BackwardPrefetch, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin,
-    ShardingStrategy,
+    ShardingStrategy, set_seed,
 };
 use anyhow::Result;
 use bench::peak_resident_bytes;
@@ -68,8 +68,11 @@ fn main() -> Result<()> {
     // Before there is a model: what memory is measured against.
     let idle_resident_bytes = peak_resident_bytes()?;
     let store = match arguments.model {
-        // Its values do not matter, its memory does.
-        Model::Gpt2 => ParamStore::init_empty_weights(Device::Cpu),
+        // Drawn where it is built, and the same in every run.
+        Model::Gpt2 => {
+            set_seed(0);
+            ParamStore::init_empty_weights(Device::Cpu)
+        }
         Model::Mlp | Model::Transformer => ParamStore::new(Device::Cpu),
     };
     match arguments.model {

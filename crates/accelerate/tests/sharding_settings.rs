@@ -1,7 +1,7 @@
 //! Settings of sharded models that do not change what is computed, or change it in one way only.
 #![allow(clippy::unwrap_used)]
 
-use ShardingStrategy::{FullShard, OptimizerState, OptimizerStateAndGradients};
+use ShardingStrategy::{FullShard, NoShard, OptimizerState, OptimizerStateAndGradients};
 use accelerate::nn::{Linear, Module, ModuleFn, ParamStore};
 use accelerate::optim::AdamW;
 use accelerate::tch::{Device, Kind, Tensor};
@@ -125,5 +125,26 @@ fn synchronising_in_each_micro_batch_gives_the_same_steps() {
         let start = model(Kind::Float, 0.0).unwrap().0.get("layers.0.weight").unwrap().get().double_value(&[0, 0]);
         let end = wanted[0].parameters.iter().find(|(name, ..)| name == "layers.0.weight").unwrap().2[0];
         assert!((start - end).abs() > 1e-4, "it has trained: {start} {end}");
+    }
+}
+
+#[test]
+fn every_prepared_model_has_a_plan() {
+    for strategy in [None, Some(NoShard), Some(FullShard)] {
+        let builder = Accelerator::builder();
+        let builder = strategy.map_or(builder.clone(), |strategy| builder.fsdp_plugin(plugin(strategy)));
+        let plans = testing::ranks_with(2, builder, |accelerator| {
+            assert!(accelerator.plan().is_empty());
+            let _models = accelerator.prepare((model(Kind::Float, 0.0)?.1, model(Kind::Double, 0.0)?.1))?;
+            Ok(accelerator.plan())
+        });
+        for plans in plans.unwrap() {
+            let [first, second] = plans.try_into().unwrap();
+            assert_eq!((first.world_size, first.inventory.parameters.len()), (2, 6), "{strategy:?}");
+            let is_sharded = strategy == Some(FullShard);
+            assert_eq!((first.units.is_empty(), first.buckets.is_empty()), (!is_sharded, is_sharded), "{strategy:?}");
+            assert_eq!(second.inventory.parameters[5].dtype, "float64");
+            assert_eq!(second.inventory.total_bytes(), 2 * first.inventory.total_bytes());
+        }
     }
 }

@@ -94,15 +94,22 @@ fn with_settings(mut command: Command, case: &Path, settings: &Settings, optimiz
 /// Runs the command and reads what its ranks report, in the order of ranks.
 pub(super) fn reports(mut command: Command) -> Result<Vec<Report>> {
     let printed = process::read(&mut command)?;
-    let mut reports: Vec<Report> =
-        ranks::marked(&printed, "report=").into_iter().map(parse_report).collect::<Result<_>>()?;
+    parse_reports(&ranks::marked(&printed, "report="), NUM_PROCESSES)
+}
+
+/// In the order of ranks, all of which must be there.
+pub(super) fn parse_reports(texts: &[&str], num_ranks: usize) -> Result<Vec<Report>> {
+    let mut reports: Vec<Report> = texts.iter().map(|text| parse_report(text, num_ranks)).collect::<Result<_>>()?;
     reports.sort_by_key(|report| report.rank);
     let ranks: Vec<u64> = reports.iter().map(|report| report.rank).collect();
-    ensure!(ranks == [0, 1], "the race is void: ranks {ranks:?} reported, not 0 and 1");
+    ensure!(
+        ranks.iter().copied().eq(0..num_ranks as u64),
+        "the race is void: ranks {ranks:?} reported, and not each of {num_ranks} once"
+    );
     Ok(reports)
 }
 
-fn parse_report(text: &str) -> Result<Report> {
+fn parse_report(text: &str, num_ranks: usize) -> Result<Report> {
     let value: Value = serde_json::from_str(text).with_context(|| format!("a rank's report is not JSON: {text}"))?;
     let numbers = |name: &str| -> Result<Vec<f64>> {
         let list = value.get(name).and_then(Value::as_array).with_context(|| format!("a report without `{name}`"))?;
@@ -110,7 +117,7 @@ fn parse_report(text: &str) -> Result<Report> {
     };
     let number =
         |name: &str| value.get(name).and_then(Value::as_u64).with_context(|| format!("a report without `{name}`"));
-    ensure!(number("world_size")? == NUM_PROCESSES as u64, "the race is void: a rank trained alone");
+    ensure!(number("world_size")? == num_ranks as u64, "the race is void: a rank trained alone, or with others");
     Ok(Report {
         rank: number("rank")?,
         step_ms: numbers("step_ms")?,
@@ -160,13 +167,17 @@ mod tests {
     fn a_report_is_read() {
         let text = r#"{"rank": 1, "world_size": 2, "step_ms": [1.5], "peak_resident_bytes": 1048576, "losses": [0.5]}"#;
         let want = Report { rank: 1, step_ms: vec![1.5], peak_resident_mib: 1.0, losses: vec![0.5] };
-        assert_eq!(parse_report(text).unwrap(), want);
+        assert_eq!(parse_report(text, 2).unwrap(), want);
+        assert!(parse_reports(&[text], 2).unwrap_err().to_string().contains("ranks [1] reported"));
+        assert!(parse_reports(&[text, text], 2).is_err());
+        let first = text.replace(r#""rank": 1"#, r#""rank": 0"#);
+        assert_eq!(parse_reports(&[text, &first], 2).unwrap()[1], want);
     }
 
     #[test]
     fn a_rank_that_trained_alone_voids_the_race() {
         let text = r#"{"rank": 0, "world_size": 1, "step_ms": [], "peak_resident_bytes": 1, "losses": []}"#;
-        assert!(parse_report(text).unwrap_err().to_string().contains("trained alone"));
+        assert!(parse_report(text, 2).unwrap_err().to_string().contains("trained alone"));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::ddp::{NUM_PROCESSES, Report, check_answers, median_step, reports};
+use super::ddp::{NUM_PROCESSES, Report, check_answers, median_step, parse_reports, reports};
 use crate::python::Environment;
 use crate::race::{Pair, Race};
 use crate::{paths, process, ranks};
@@ -102,13 +102,28 @@ const MEMORY: [(&str, usize, usize); 8] = [
     ("memory_stage3_w4", 3, 4),
 ];
 
-/// Peak memory of a rank beyond that of an idle one, from building the model over training to saving and loading it. In the place of a rival stands what training in float32 with AdamW
-/// should take (Rajbhandari et al., "ZeRO", SC 2020, §3), and the largest unit whole. Values are MiB of the largest rank.
+/// Peak memory of a rank beyond that of an idle one, from building the model over training to saving and loading it. In the
+/// place of a rival stands what training in float32 with AdamW should take (Rajbhandari et al., "ZeRO", SC 2020, §3), and the
+/// largest unit whole. Values are MiB of the largest rank. Losses have to be those of stage 0 on as many ranks.
 pub(super) fn memory(rounds: usize) -> Result<Vec<Race>> {
-    MEMORY.iter().map(|&(name, stage, num_ranks)| memory_race(name, stage, num_ranks, rounds)).collect()
+    let mut answers = Vec::new();
+    let mut race = |&(name, stage, num_ranks): &(&'static str, usize, usize)| {
+        if stage == 0 {
+            answers.clear();
+        }
+        memory_race(name, stage, num_ranks, rounds, &mut answers)
+    };
+    MEMORY.iter().map(&mut race).collect()
 }
 
-fn memory_race(name: &'static str, stage: usize, num_ranks: usize, rounds: usize) -> Result<Race> {
+/// `answers` are the reports that losses are compared with; where there are none, the first of this race.
+fn memory_race(
+    name: &'static str,
+    stage: usize,
+    num_ranks: usize,
+    rounds: usize,
+    answers: &mut Vec<Report>,
+) -> Result<Race> {
     let mut pairs = Vec::new();
     let folder = paths::target_folder().join("bench/memory");
     for _ in 0..rounds {
@@ -120,7 +135,12 @@ fn memory_race(name: &'static str, stage: usize, num_ranks: usize, rounds: usize
         command.args(["--batch_size", "1", "--steps", "3", "--warmup", "1", "--folder"]).arg(&folder);
         let printed = process::read(&mut command)?;
         let reports = ranks::marked(&printed, "report=");
-        ensure!(reports.len() == num_ranks, "the race is void: {} ranks reported", reports.len());
+        let found = parse_reports(&reports, num_ranks)?;
+        if answers.is_empty() {
+            *answers = found;
+        } else {
+            check_answers(&found, answers).with_context(|| format!("in {name}"))?;
+        }
         let of_ranks: Vec<Pair> =
             reports.into_iter().map(|report| memory_of(report, stage, num_ranks)).collect::<Result<_>>()?;
         pairs.extend(of_ranks.into_iter().max_by(|a, b| a.ours.total_cmp(&b.ours)));

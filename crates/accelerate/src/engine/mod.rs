@@ -1,6 +1,7 @@
 //! What keeps the ranks' copies of a model in step. `prepare` chooses one engine per model.
 
 mod hooks;
+mod inventory;
 mod join;
 mod power_sgd;
 mod replicate;
@@ -13,6 +14,7 @@ use accelerate_core::config::{
     DistributedDataParallelKwargs, FullyShardedDataParallelPlugin, MixedPrecision, ShardingStrategy,
 };
 use accelerate_core::plan::Plan;
+pub(crate) use inventory::inventory;
 pub(crate) use join::{Call, Join, Reduction, Summary};
 use std::fmt;
 use std::sync::Arc;
@@ -82,7 +84,7 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// What was decided about the model's parameters, where that is kept.
+    /// What was decided about the model's parameters, where that cannot be found out from them any more.
     fn plan(&self) -> Option<&Plan> {
         None
     }

@@ -30,6 +30,7 @@ use storage::Part;
 use unit::UnitState;
 use window::{Direct, Window};
 
+use super::inventory::{inventory, kept_kind};
 use super::replicate::{check_same_model, copy_from};
 use super::{Engine, ForwardScope, Join, Reduction};
 use crate::context::Context;
@@ -37,12 +38,12 @@ use crate::error::{Error, Result, StateError};
 use crate::group::Group;
 use crate::nn::{Param, ParamStore};
 use accelerate_core::config::{BackwardPrefetch, FullyShardedDataParallelPlugin, MixedPrecision, ShardingStrategy};
-use accelerate_core::plan::{Inventory, ParameterEntry, Placement, Plan, Unit, plan_sharded};
+use accelerate_core::plan::{Placement, Plan, Unit, plan_sharded};
 use std::collections::HashMap;
 use std::fmt;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
 use torch_ext::autograd::is_grad_enabled;
 use torch_ext::saved_tensors::push_saved_tensor_hooks;
 
@@ -180,10 +181,10 @@ impl Shard {
         check_same_model(&job, store)?;
         let params = store.parameters();
         let is_mixed = mixed_precision != MixedPrecision::No;
-        let inventory = inventory(store, &params, is_mixed)?;
+        let inventory = inventory(store, is_mixed);
         plugin.check_modules(&inventory)?;
         if context.state.is_main_process() {
-            warn_of_wider(&params, &inventory);
+            warn_of_wider(&params, is_mixed);
         }
         let plan = plan_sharded(&inventory, plugin, mesh);
         check_memory(&job, &plan, plugin.max_memory)?;
@@ -199,8 +200,8 @@ impl Shard {
         let stays_whole = plugin.keeps_whole_parameters() || (group.world_size() == 1 && matches!(home, Home::Device));
         let policy = plugin.precision(mixed_precision);
         let new_unit = |content: &Unit| {
-            let first = params[content.parameters[0]].local();
-            let options = (kept_kind(&first, is_mixed)?, first.device());
+            let first = &params[content.parameters[0]];
+            let options = (kept_kind(first, is_mixed), first.local().device());
             UnitState::new(content, options, home.device(device), &group, stays_whole, policy)
         };
         let units = plan.units.iter().map(new_unit).collect::<Result<Vec<_>>>()?;
@@ -242,10 +243,9 @@ impl Shard {
             }
         })?;
         for param in &self.0.replicated {
-            let local = param.local();
-            let kind = kept_kind(&local, self.0.is_mixed)?;
-            if kind != local.f_kind()? {
-                param.set_replicated(local.f_detach()?.f_to_kind(kind)?)?;
+            let kind = kept_kind(param, self.0.is_mixed);
+            if kind != param.kind() {
+                param.set_replicated(param.local().f_detach()?.f_to_kind(kind)?)?;
             }
         }
         Ok(())
@@ -416,50 +416,12 @@ fn places(plan: &Plan) -> HashMap<String, (usize, usize)> {
     plan.units.iter().enumerate().flat_map(members).collect()
 }
 
-/// The element type in which a parameter is kept and trained: in mixed precision 16 bits are for computing, and steps would
-/// be lost in them (`_prepare_fsdp` and `fsdp2_prepare_model` of the reference).
-fn kept_kind(param: &Tensor, is_mixed: bool) -> Result<Kind> {
-    Ok(match param.f_kind()? {
-        Kind::Half | Kind::BFloat16 if is_mixed && param.requires_grad() => Kind::Float,
-        own => own,
-    })
-}
-
 /// Says which parameters are kept in another type than the program has given them.
-fn warn_of_wider(params: &[Param], inventory: &Inventory) {
-    let wider =
-        params.iter().zip(&inventory.parameters).filter(|(param, entry)| dtype_name(param.kind()) != entry.dtype);
-    let names: Vec<&str> = wider.map(|(_, entry)| entry.name.as_str()).collect();
+fn warn_of_wider(params: &[Param], is_mixed: bool) {
+    let wider = params.iter().filter(|param| kept_kind(param, is_mixed) != param.kind());
+    let names: Vec<&str> = wider.map(Param::name).collect();
     if let [first, others @ ..] = names.as_slice() {
         let others = others.len();
         tracing::warn!("mixed precision trains parameters of 16 bits in float32: {first} and {others} others");
-    }
-}
-
-fn inventory(store: &ParamStore, params: &[Param], is_mixed: bool) -> Result<Inventory> {
-    let aliases = store.aliases();
-    let entry = |param: &Param| {
-        let local = param.local();
-        let kind = kept_kind(&local, is_mixed)?;
-        Ok(ParameterEntry {
-            name: param.name().to_owned(),
-            shape: local.size().into_iter().map(|size| size.max(0) as usize).collect(),
-            dtype: dtype_name(kind),
-            element_bytes: kind.elt_size_in_bytes(),
-            requires_grad: local.requires_grad(),
-            ties: aliases.iter().filter(|(_, first)| *first == param.name()).map(|(alias, _)| alias.clone()).collect(),
-        })
-    };
-    Ok(Inventory { parameters: params.iter().map(entry).collect::<Result<_>>()? })
-}
-
-/// As PyTorch writes it.
-fn dtype_name(kind: Kind) -> String {
-    match kind {
-        Kind::Float => "float32".to_owned(),
-        Kind::Double => "float64".to_owned(),
-        Kind::Half => "float16".to_owned(),
-        Kind::BFloat16 => "bfloat16".to_owned(),
-        other => format!("{other:?}").to_lowercase(),
     }
 }

@@ -7,14 +7,16 @@ pub use model::PreparedModel;
 
 use crate::accelerator::Accelerator;
 use crate::amp::float_kind;
+use crate::context::PreparedParameters;
 use crate::data::{DataLoader, DataLoaderShard, LoaderKind, Shares};
+use crate::engine::inventory;
 use crate::error::{Result, StateError};
 use crate::nn::{Module, Param};
 use crate::optim::{
     AcceleratedOptimizer, AcceleratedScheduler, DeepSpeedLr, DummyOptim, DummyScheduler, LrScheduler, Optimizer,
     SchedulerOptions,
 };
-use accelerate_core::plan::Plan;
+use accelerate_core::plan::{Plan, plan_data_parallel};
 use accelerate_core::schedule::SchedulerUnit;
 
 /// What [`Accelerator::prepare`] takes: a model, an optimizer, a data loader, a scheduler, something
@@ -201,14 +203,14 @@ impl Accelerator {
         let sharding = settings.fsdp.as_ref().map(|plugin| (plugin, self.mixed_precision()));
         let engine = crate::engine::start(self.context(), &store, &settings.ddp, sharding, evaluation_mode)?;
         store.set_of_prepared_model(!evaluation_mode);
-        self.context().register(crate::context::PreparedParameters { store, engine: engine.clone() });
+        self.context().register(PreparedParameters { store, engine: engine.clone() });
         let policy = settings.fsdp.as_ref().and_then(|plugin| plugin.mixed_precision_policy);
         let output_kind = policy.and_then(|policy| policy.output_dtype).map(float_kind);
         Ok(PreparedModel::new(model, engine, self.precision().with_outputs(output_kind)))
     }
 
-    /// How the parameters of each sharded model prepared so far are kept, in the order of `prepare`; print it to see which
-    /// are gathered together.
+    /// How the parameters of each model prepared so far are kept, in the order of `prepare`; print it to see which are gathered
+    /// or reduced together. For a model that was prepared for evaluation it says what training would do.
     ///
     /// ```
     /// use accelerate::nn::{Linear, ModuleFn, ParamStore};
@@ -220,10 +222,15 @@ impl Accelerator {
     /// let linear = Linear::new(store.root(), 4, 2, Default::default())?;
     /// let _model = accelerator.prepare(ModuleFn::new(&store, move |input: &Tensor| linear.forward(input)))?;
     /// assert_eq!(accelerator.plan()[0].units[0].num_elements, 10);
+    /// println!("{}", accelerator.plan()[0]);
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn plan(&self) -> Vec<Plan> {
-        self.context().models().iter().filter_map(|model| model.engine.plan().cloned()).collect()
+        let plan = |model: &PreparedParameters| match model.engine.plan() {
+            Some(plan) => plan.clone(),
+            None => plan_data_parallel(&inventory(&model.store, false), &self.settings().ddp, self.num_processes()),
+        };
+        self.context().models().iter().map(plan).collect()
     }
 
     /// Prepares one optimizer.
