@@ -6,8 +6,8 @@ use accelerate::checkpoint::{LoadOptions, SaveOptions, load_checkpoint_in_model,
 use accelerate::nn::*;
 use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{
-    Accelerator, AcceleratorBuilder, AutoWrapPolicy, FullyShardedDataParallelPlugin, ProjectConfiguration, Result,
-    SaveModelOptions, ShardingStrategy, testing,
+    Accelerator, AcceleratorBuilder, AutoWrapPolicy, FloatType, FullyShardedDataParallelPlugin, ProjectConfiguration,
+    Result, SaveModelOptions, ShardingStrategy, testing,
 };
 use std::collections::BTreeMap;
 use std::fs;
@@ -276,9 +276,18 @@ fn a_rank_that_cannot_put_its_file_in_place_leaves_no_index() {
 
 /// Each rank saves with what `of_rank` says; returns their errors.
 fn disagreeing(of_rank: impl Fn(usize) -> (PathBuf, &'static str) + Sync) -> Vec<String> {
+    disagreeing_in_type(of_rank, |_| None)
+}
+
+/// The same with a type to write in.
+fn disagreeing_in_type(
+    of_rank: impl Fn(usize) -> (PathBuf, &'static str) + Sync,
+    dtype: impl Fn(usize) -> Option<FloatType> + Sync,
+) -> Vec<String> {
     testing::ranks_with(3, sharded(ShardingStrategy::FullShard), |accelerator| {
         let (folder, size) = of_rank(accelerator.process_index());
-        let options = SaveModelOptions { max_shard_size: size.to_owned(), ..Default::default() };
+        let dtype = dtype(accelerator.process_index());
+        let options = SaveModelOptions { max_shard_size: size.to_owned(), dtype };
         let store = prepared(&accelerator, 2.0)?;
         let error = accelerator.save_model_with(&store, folder, &options).unwrap_err();
         // The ranks are in step: whatever follows works.
@@ -299,6 +308,13 @@ fn ranks_that_do_not_ask_for_the_same_are_told() {
         (
             disagreeing(|rank| (own(), if rank == 2 { "10B" } else { "1GB" })),
             &["3 files", "of at most 10 B", "max_shard"],
+        ),
+        (
+            disagreeing_in_type(
+                |_| (own(), "1GB"),
+                |rank| Some(if rank == 2 { FloatType::Float16 } else { FloatType::BFloat16 }),
+            ),
+            &["save the same model with the same max_shard_size and dtype"],
         ),
         (
             disagreeing(|rank| (if rank == 1 { other.path().to_owned() } else { own() }, "1GB")),

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use accelerate::FloatType;
 use accelerate::checkpoint::{
     LoadOptions, SaveOptions, load_checkpoint_in_model, load_file, modern_layer_norm_names, save_file,
     save_model_weights,
@@ -258,6 +259,33 @@ fn files_of_an_earlier_save_do_not_survive() {
         let loaded = model(99.0);
         load_checkpoint_in_model(&loaded, folder.path(), &LoadOptions::default()).unwrap();
         assert_same_values(&loaded, &model(seed as f64));
+    }
+}
+
+#[test]
+fn real_numbers_are_written_in_the_type_that_is_asked_for_and_nothing_else() {
+    let kinds = [Kind::Float, Kind::Double, Kind::Half, Kind::BFloat16, Kind::ComplexFloat, Kind::Int64, Kind::Bool];
+    let store = ParamStore::new(Device::Cpu);
+    for (index, kind) in kinds.into_iter().enumerate() {
+        let values = (Tensor::arange(5, (Kind::Float, Device::Cpu)) - 1.3).to_kind(kind);
+        store.root().buffer(&format!("b{index}"), values, true).unwrap();
+    }
+    let folder = TempDir::new().unwrap();
+    for max_shard_bytes in [20, 1_000_000] {
+        let options = SaveOptions { max_shard_bytes, dtype: Some(FloatType::BFloat16), ..Default::default() };
+        let files = save_model_weights(&store, folder.path(), &options).unwrap();
+        let mut found = Vec::new();
+        for file in files.iter().filter(|file| file.extension().unwrap() == "safetensors") {
+            let state = load_file(file).unwrap();
+            found.extend(state.iter().map(|(name, tensor)| (name.to_owned(), tensor.shallow_clone())));
+        }
+        assert_eq!(found.len(), kinds.len());
+        for (name, found) in found {
+            let own = store.get(&name).unwrap().get();
+            let is_real = [Kind::Float, Kind::Double, Kind::Half, Kind::BFloat16].contains(&own.kind());
+            let wanted = if is_real { own.to_kind(Kind::BFloat16) } else { own };
+            assert_eq!((found.kind(), &found), (wanted.kind(), &wanted), "{name}");
+        }
     }
 }
 

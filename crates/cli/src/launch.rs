@@ -162,7 +162,9 @@ fn sharding_variables(arguments: &Arguments) -> Vec<(OsString, OsString)> {
 
 /// Fails on what every rank would fail on, before there are any.
 fn check_sharding(arguments: &Arguments) -> Result<(), accelerate_core::Error> {
-    let variables = sharding_variables(arguments);
+    let mut variables = sharding_variables(arguments);
+    let steps = arguments.gradient_accumulation_steps.map(|steps| steps.to_string().into());
+    variables.extend(steps.map(|steps| ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS".into(), steps)));
     let lookup = |name: &str| {
         let given = variables.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
         given.or_else(|| std::env::var_os(name)).map(|value| value.to_string_lossy().into_owned())
@@ -295,7 +297,8 @@ mod tests {
     }
 
     #[rstest]
-    #[case("--use_fsdp", &["ACCELERATE_USE_FSDP=true"])]
+    #[case("", &[])]
+    #[case("--use_fsdp", &["ACCELERATE_USE_FSDP=true", "ACCELERATE_USE_DEEPSPEED=false"])]
     #[case(
         "--use_fsdp --fsdp_version 1 --fsdp_sharding_strategy 2 --fsdp_reshard_after_forward true --fsdp_min_num_params 5 \
          --fsdp_auto_wrap_policy SIZE_BASED_WRAP --fsdp_transformer_layer_cls_to_wrap layer.*,head --fsdp_ignored_modules a.b \
@@ -304,7 +307,7 @@ mod tests {
          --fsdp_activation_checkpointing_offload false --fsdp_state_dict_type FULL_STATE_DICT --fsdp_use_orig_params true \
          --fsdp_cpu_ram_efficient_loading true",
         &[
-            "ACCELERATE_USE_FSDP=true", "FSDP_VERSION=1", "FSDP_SHARDING_STRATEGY=SHARD_GRAD_OP",
+            "ACCELERATE_USE_FSDP=true", "ACCELERATE_USE_DEEPSPEED=false", "FSDP_VERSION=1", "FSDP_SHARDING_STRATEGY=SHARD_GRAD_OP",
             "FSDP_RESHARD_AFTER_FORWARD=true", "FSDP_AUTO_WRAP_POLICY=SIZE_BASED_WRAP",
             "FSDP_TRANSFORMER_CLS_TO_WRAP=layer.*,head", "FSDP_MIN_NUM_PARAMS=5", "FSDP_IGNORED_MODULES=a.b",
             "FSDP_BACKWARD_PREFETCH=BACKWARD_PRE", "FSDP_FORWARD_PREFETCH=false", "FSDP_OFFLOAD_PARAMS=true",
@@ -318,7 +321,7 @@ mod tests {
          --offload_param_device cpu --offload_optimizer_nvme_path /a --offload_param_nvme_path /b \
          --gradient_clipping auto --zero3_init_flag true --zero3_save_16bit_model off",
         &[
-            "ACCELERATE_USE_DEEPSPEED=true", "ACCELERATE_DEEPSPEED_CONFIG_FILE=ds.json",
+            "ACCELERATE_USE_DEEPSPEED=true", "ACCELERATE_USE_FSDP=false", "ACCELERATE_DEEPSPEED_CONFIG_FILE=ds.json",
             "ACCELERATE_DEEPSPEED_ZERO_STAGE=3", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE=nvme",
             "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE=cpu", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH=/a",
             "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH=/b", "ACCELERATE_GRADIENT_CLIPPING=auto",
@@ -364,6 +367,13 @@ mod tests {
     #[rstest]
     #[case("--use_fsdp --fsdp_auto_wrap_policy SIZE_BASED_WRAP", "min_num_params")]
     #[case("--use_fsdp --fsdp_version 3", "FSDP_VERSION")]
+    #[case("--use_fsdp --fsdp_min_num_params 5", "only SIZE_BASED_WRAP counts parameters")]
+    #[case("--use_fsdp --fsdp_reshard_after_forward maybe", "FSDP_RESHARD_AFTER_FORWARD")]
+    #[case(
+        "--use_deepspeed --gradient_accumulation_steps 2 --zero_stage 2 --deepspeed_config_file \
+         {\"gradient_accumulation_steps\":4,\"zero_optimization\":{\"stage\":2}}",
+        "gradient_accumulation_steps is 4"
+    )]
     #[case("--use_fsdp --fsdp_state_dict_type LOCAL_STATE_DICT", "FSDP_STATE_DICT_TYPE")]
     #[case(
         "--use_fsdp --fsdp_cpu_ram_efficient_loading true --fsdp_sync_module_states false",

@@ -55,6 +55,7 @@ impl Inventory {
         for parameter in inventory.parameters.iter_mut().filter(|parameter| parameter.is_floating_point()) {
             parameter.dtype = wanted.to_string();
             parameter.element_bytes = wanted.element_bytes();
+            parameter.original_element_bytes = None;
         }
         inventory
     }
@@ -72,6 +73,9 @@ pub struct ParameterEntry {
     pub dtype: String,
     /// Bytes of one element.
     pub element_bytes: usize,
+    /// Bytes of one element before the model is prepared, where that is another number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub original_element_bytes: Option<usize>,
     /// Whether it gets a gradient.
     pub requires_grad: bool,
     /// Other paths under which the same parameter is used.
@@ -91,6 +95,7 @@ impl ParameterEntry {
             shape: shape.to_owned(),
             dtype: dtype.to_owned(),
             element_bytes,
+            original_element_bytes: None,
             requires_grad: true,
             ties: Vec::new(),
         }
@@ -120,6 +125,11 @@ impl ParameterEntry {
     /// Bytes of the whole parameter.
     pub fn bytes(&self) -> usize {
         self.num_elements().saturating_mul(self.element_bytes)
+    }
+
+    /// The same before the model is prepared.
+    fn original_bytes(&self) -> usize {
+        self.num_elements().saturating_mul(self.original_element_bytes.unwrap_or(self.element_bytes))
     }
 }
 

@@ -25,7 +25,7 @@ pub struct SaveOptions {
     pub max_shard_bytes: u64,
     /// What file names begin with. Default: `model`.
     pub stem: String,
-    /// The type that floating-point weights are written in. Default: their own.
+    /// The type that floating-point weights and buffers are written in. Default: their own.
     pub dtype: Option<FloatType>,
 }
 

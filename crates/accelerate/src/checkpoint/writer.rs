@@ -4,7 +4,7 @@ use super::atomic::{OpenFile, PendingFile, sync_folder};
 use super::dtype::to_dtype;
 use crate::amp::float_kind;
 use crate::error::{Result, WeightsError};
-use crate::nn::{StateDict, is_floating};
+use crate::nn::StateDict;
 use accelerate_core::config::FloatType;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -76,7 +76,8 @@ impl TensorSpec {
 
 /// The element type in which a tensor of type `own` is written where floating-point ones are to have `dtype`.
 pub(super) fn written_kind(own: Kind, dtype: Option<FloatType>) -> Kind {
-    dtype.filter(|_| is_floating(own)).map_or(own, float_kind)
+    let is_real = matches!(own, Kind::Float | Kind::Double | Kind::Half | Kind::BFloat16);
+    dtype.filter(|_| is_real).map_or(own, float_kind)
 }
 
 /// Writes the tensors beside `path`, in the order that every writer of the format uses; floating-point ones as `dtype`, if

@@ -39,8 +39,8 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// The end of it, whether it failed or not.
-    fn leave_forward(&self) -> Result<()> {
+    /// The end of it, whether the model has `succeeded` or not.
+    fn leave_forward(&self, _succeeded: bool) -> Result<()> {
         Ok(())
     }
 
@@ -116,7 +116,7 @@ pub(crate) fn start(
     }
     match sharding {
         Some((plugin, mixed_precision)) if plugin.sharding_strategy != ShardingStrategy::NoShard => {
-            Ok(Arc::new(shard::Shard::start(context, store, plugin, mixed_precision)?))
+            Ok(Arc::new(shard::Shard::start(context, store, plugin, mixed_precision, evaluation_mode)?))
         }
         _ => {
             store.materialize()?;

@@ -30,7 +30,7 @@ use storage::Part;
 use unit::UnitState;
 use window::{Direct, Window};
 
-use super::inventory::{inventory, kept_kind};
+use super::inventory::inventory;
 use super::replicate::{check_same_model, copy_from};
 use super::{Engine, ForwardScope, Join, Reduction};
 use crate::context::Context;
@@ -38,12 +38,12 @@ use crate::error::{Error, Result, StateError};
 use crate::group::Group;
 use crate::nn::{Param, ParamStore};
 use accelerate_core::config::{BackwardPrefetch, FullyShardedDataParallelPlugin, MixedPrecision, ShardingStrategy};
-use accelerate_core::plan::{Placement, Plan, Unit, plan_sharded};
+use accelerate_core::plan::{Inventory, Placement, Plan, Unit, plan_sharded};
 use std::collections::HashMap;
 use std::fmt;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 use torch_ext::autograd::is_grad_enabled;
 use torch_ext::saved_tensors::push_saved_tensor_hooks;
 
@@ -72,8 +72,6 @@ struct Inner {
     direct: Option<Direct>,
     /// Do gathered parameters go before the backward pass?
     frees_after_forward: bool,
-    /// Do layers compute in other types than that of the parts?
-    is_mixed: bool,
     /// Are all gradients reduced in the backward pass that makes them, whoever asks to wait?
     always_reduces: bool,
     prefetch: Prefetch,
@@ -172,6 +170,7 @@ impl Shard {
         store: &ParamStore,
         plugin: &FullyShardedDataParallelPlugin,
         mixed_precision: MixedPrecision,
+        evaluation_mode: bool,
     ) -> Result<Self> {
         if let Some(holder) = store.tensor_holder() {
             return Err(StateError::TensorsElsewhere { holder }.into());
@@ -180,11 +179,11 @@ impl Shard {
         let mesh = plugin.mesh(job.world_size(), context.state.num_local_processes())?;
         check_same_model(&job, store)?;
         let params = store.parameters();
-        let is_mixed = mixed_precision != MixedPrecision::No;
-        let inventory = inventory(store, is_mixed);
+        let mut inventory = inventory(store);
         plugin.check_modules(&inventory)?;
-        if context.state.is_main_process() {
-            warn_of_wider(&params, is_mixed);
+        if !evaluation_mode {
+            inventory = plugin.kept(inventory, mixed_precision);
+            warn_of_wider(context, &inventory);
         }
         let plan = plan_sharded(&inventory, plugin, mesh);
         check_memory(&job, &plan, plugin.max_memory)?;
@@ -200,8 +199,9 @@ impl Shard {
         let stays_whole = plugin.keeps_whole_parameters() || (group.world_size() == 1 && matches!(home, Home::Device));
         let policy = plugin.precision(mixed_precision);
         let new_unit = |content: &Unit| {
-            let first = &params[content.parameters[0]];
-            let options = (kept_kind(first, is_mixed), first.local().device());
+            let first = params[content.parameters[0]].local();
+            let is_widened = plan.inventory.parameters[content.parameters[0]].original_element_bytes.is_some();
+            let options = (if is_widened { Kind::Float } else { first.f_kind()? }, first.device());
             UnitState::new(content, options, home.device(device), &group, stays_whole, policy)
         };
         let units = plan.units.iter().map(new_unit).collect::<Result<Vec<_>>>()?;
@@ -216,7 +216,6 @@ impl Shard {
             device,
             home,
             direct,
-            is_mixed,
             frees_after_forward: !stays_whole && plugin.frees_after_forward(),
             always_reduces: plugin.sharding_strategy == ShardingStrategy::OptimizerStateAndGradients,
             prefetch: Prefetch::new(plugin),
@@ -241,14 +240,7 @@ impl Shard {
                 true => self.take_over(param, &whole),
                 false => param.set_replicated(whole),
             }
-        })?;
-        for param in &self.0.replicated {
-            let kind = kept_kind(param, self.0.is_mixed);
-            if kind != param.kind() {
-                param.set_replicated(param.local().f_detach()?.f_to_kind(kind)?)?;
-            }
-        }
-        Ok(())
+        })
     }
 
     /// Keeps this rank's part of a parameter.
@@ -309,7 +301,7 @@ impl Engine for Shard {
         Ok(Some(push_saved_tensor_hooks(Rc::new(self.clone()))?))
     }
 
-    fn leave_forward(&self) -> Result<()> {
+    fn leave_forward(&self, succeeded: bool) -> Result<()> {
         let failure = {
             let mut state = self.lock();
             state.phase = Phase::Other;
@@ -324,7 +316,7 @@ impl Engine for Shard {
         }
         failure.map_or(Ok(()), Err)?;
         self.receive_what_is_left()?;
-        if is_grad_enabled() {
+        if is_grad_enabled() && succeeded {
             self.finish_forward_order()?;
         }
         // With gradients the backward pass follows, which compares for both.
@@ -417,11 +409,11 @@ fn places(plan: &Plan) -> HashMap<String, (usize, usize)> {
 }
 
 /// Says which parameters are kept in another type than the program has given them.
-fn warn_of_wider(params: &[Param], is_mixed: bool) {
-    let wider = params.iter().filter(|param| kept_kind(param, is_mixed) != param.kind());
-    let names: Vec<&str> = wider.map(Param::name).collect();
-    if let [first, others @ ..] = names.as_slice() {
-        let others = others.len();
-        tracing::warn!("mixed precision trains parameters of 16 bits in float32: {first} and {others} others");
+fn warn_of_wider(context: &Context, inventory: &Inventory) {
+    let widened = inventory.parameters.iter().filter(|entry| entry.original_element_bytes.is_some());
+    let names: Vec<&str> = widened.map(|entry| entry.name.as_str()).collect();
+    if context.state.is_main_process() && !names.is_empty() {
+        let names = names.join(", ");
+        tracing::warn!("in mixed precision these parameters of 16 bits are kept and trained in float32: {names}");
     }
 }

@@ -117,8 +117,8 @@ pub(crate) enum StateError {
     ChangedSinceForward { unit: String },
 
     #[error(
-        "a forward pass used the units of a sharded model in the order {now}, the one before it in the order {before}, in \
-         which they were fetched ahead. Use them in one order, or set FullyShardedDataParallelPlugin.dynamic, or switch \
+        "a forward pass used the units of a sharded model in the order {now}, the one before it in the order {before}, and \
+         units are to be fetched ahead. Use them in one order, or set FullyShardedDataParallelPlugin.dynamic, or switch \
          forward_prefetch and backward_prefetch off"
     )]
     ChangedOrder { before: String, now: String },

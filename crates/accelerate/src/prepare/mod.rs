@@ -228,7 +228,7 @@ impl Accelerator {
     pub fn plan(&self) -> Vec<Plan> {
         let plan = |model: &PreparedParameters| match model.engine.plan() {
             Some(plan) => plan.clone(),
-            None => plan_data_parallel(&inventory(&model.store, false), &self.settings().ddp, self.num_processes()),
+            None => plan_data_parallel(&inventory(&model.store), &self.settings().ddp, self.num_processes()),
         };
         self.context().models().iter().map(plan).collect()
     }

@@ -56,7 +56,7 @@ impl<M: Module> PreparedModel<M> {
         let scope = self.engine.enter_forward()?;
         let output = self.precision.autocast(|| self.model.forward(input));
         drop(scope);
-        self.engine.leave_forward()?;
+        self.engine.leave_forward(matches!(output, Ok(Ok(_))))?;
         let output = output??;
         if gradients_wanted {
             self.engine.after_forward(&|visit| output.for_each_tensor(visit))?;

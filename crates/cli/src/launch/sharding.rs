@@ -32,6 +32,8 @@ pub(super) struct FsdpArguments {
     fsdp_sharding_strategy: Option<ShardingStrategy>,
 
     /// Are parameters freed between the forward and the backward pass? true or false.
+    ///
+    /// With version 1 also the name of a strategy, as in the reference.
     #[arg(long = "fsdp_reshard_after_forward", alias = "fsdp-reshard-after-forward", value_name = "BOOL")]
     #[arg(requires = "use_fsdp")]
     fsdp_reshard_after_forward: Option<String>,
@@ -172,7 +174,9 @@ impl FsdpArguments {
     /// What the ranks get.
     pub(super) fn variables(&self) -> Vec<Variable> {
         collect([
-            ("ACCELERATE_USE_FSDP", flag(self.use_fsdp)),
+            ("ACCELERATE_USE_FSDP", flag(self.use_fsdp, "true")),
+            // Of two that are asked for, the other might come from this command's own environment.
+            ("ACCELERATE_USE_DEEPSPEED", flag(self.use_fsdp, "false")),
             ("FSDP_VERSION", text(self.fsdp_version)),
             ("FSDP_SHARDING_STRATEGY", text(self.fsdp_sharding_strategy)),
             ("FSDP_RESHARD_AFTER_FORWARD", text(self.fsdp_reshard_after_forward.as_ref())),
@@ -194,10 +198,13 @@ impl FsdpArguments {
 
     /// Fails on what every rank would fail on. `lookup` gives what the ranks will find.
     pub(super) fn check(&self, lookup: &dyn Fn(&str) -> Option<String>) -> Result<(), Error> {
-        match self.use_fsdp {
-            true => FullyShardedDataParallelPlugin::from_environment(lookup)?.check(),
-            false => Ok(()),
+        if !self.use_fsdp {
+            return Ok(());
         }
+        let plugin = FullyShardedDataParallelPlugin::from_environment(lookup)?;
+        // As a variable this is passed over without SIZE_BASED_WRAP, because the reference's launcher always sets it.
+        let min_num_params = self.fsdp_min_num_params.or(plugin.min_num_params);
+        FullyShardedDataParallelPlugin { min_num_params, ..plugin }.check()
     }
 }
 
@@ -206,7 +213,8 @@ impl DeepSpeedArguments {
     pub(super) fn variables(&self) -> Vec<Variable> {
         let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.clone().into_os_string());
         collect([
-            ("ACCELERATE_USE_DEEPSPEED", flag(self.use_deepspeed)),
+            ("ACCELERATE_USE_DEEPSPEED", flag(self.use_deepspeed, "true")),
+            ("ACCELERATE_USE_FSDP", flag(self.use_deepspeed, "false")),
             ("ACCELERATE_DEEPSPEED_CONFIG_FILE", path(&self.deepspeed_config_file)),
             ("ACCELERATE_DEEPSPEED_ZERO_STAGE", text(self.zero_stage)),
             ("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", text(self.offload_optimizer_device)),
@@ -234,8 +242,8 @@ fn collect<const N: usize>(variables: [(&str, Option<OsString>); N]) -> Vec<Vari
     variables.into_iter().filter_map(|(name, value)| Some((name.into(), value?))).collect()
 }
 
-fn flag(is_given: bool) -> Option<OsString> {
-    is_given.then(|| "true".into())
+fn flag(is_given: bool, value: &str) -> Option<OsString> {
+    is_given.then(|| value.into())
 }
 
 fn text(value: Option<impl ToString>) -> Option<OsString> {

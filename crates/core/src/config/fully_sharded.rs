@@ -113,7 +113,8 @@ impl FloatType {
 }
 
 /// The element types in which a sharded model computes and reduces (`MixedPrecision` and `MixedPrecisionPolicy` of
-/// PyTorch's two versions). Every rank's part, its gradient and the optimizer's state keep the parameters' own type.
+/// PyTorch's two versions). Every rank's part, its gradient and the optimizer's state keep the parameters' own type, or
+/// float32 where that has 16 bits and the run is in mixed precision ([`FullyShardedDataParallelPlugin::kept`]).
 ///
 /// ```
 /// use accelerate_core::config::{FloatType, FullyShardedDataParallelPlugin, MixedPrecisionPolicy};

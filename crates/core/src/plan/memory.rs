@@ -1,6 +1,6 @@
 //! What a plan takes of each rank's memory, phase by phase, and whether that is there.
 
-use super::{Inventory, Placement, Plan, Unit, plan_sharded};
+use super::{Inventory, ParameterEntry, Placement, Plan, Unit, plan_sharded};
 use crate::Result;
 use crate::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin, OffloadDevice, ShardingStrategy};
 use crate::error::plan::{Alternative, PlanErrorKind as Kind};
@@ -31,7 +31,7 @@ spelled_enum! {
 /// Memory of one rank while it trains with Adam, in bytes (Rajbhandari et al., "ZeRO", SC 2020, §3).
 ///
 /// It is what outlives single operations: activations, and a few MiB of messages on their way, come on top. Element
-/// types are the parameters' own; mixed precision makes what is gathered smaller. What is offloaded to the host's memory
+/// types are those in which parameters are kept; mixed precision makes what is gathered smaller. What is offloaded to the host's memory
 /// counts as memory, what is on NVMe does not.
 ///
 /// ```
@@ -164,7 +164,8 @@ struct UnitBytes {
 
 impl UnitBytes {
     fn of(unit: &Unit, inventory: &Inventory, strategy: ShardingStrategy, shard_size: usize) -> Self {
-        let element_bytes = unit.parameters.first().map_or(0, |&first| inventory.parameters[first].element_bytes);
+        let members = unit.parameters.iter().map(|&position| &inventory.parameters[position]);
+        let element_bytes = members.clone().next().map_or(0, |first| first.element_bytes);
         let own = unit.num_elements.div_ceil(shard_size.max(1)).saturating_mul(element_bytes);
         let whole = own.saturating_mul(shard_size);
         let (parameters, gradients) = match strategy {
@@ -177,7 +178,7 @@ impl UnitBytes {
         };
         let if_trained = |bytes| if unit.requires_grad { bytes } else { 0 };
         Self {
-            original: unit.num_elements.saturating_mul(element_bytes),
+            original: members.map(ParameterEntry::original_bytes).fold(0, usize::saturating_add),
             whole,
             parameters,
             gradients: if_trained(gradients),
@@ -210,7 +211,8 @@ impl Plan {
         let mut bytes = self.replicated_bytes();
         // Gathered and trained bytes of each module: frozen parameters of one are a unit of their own.
         let mut modules: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
-        let mut undivided = self.inventory.total_bytes();
+        let originals = self.inventory.parameters.iter().map(ParameterEntry::original_bytes);
+        let mut undivided = originals.fold(0, usize::saturating_add);
         let [are_params_away, is_state_away] =
             [self.params_offload, self.optimizer_offload].map(|device| device == OffloadDevice::Nvme);
         let mut params_on_nvme = 0;

@@ -3,7 +3,8 @@
 use super::{Inventory, ParameterEntry, Placement, Plan};
 use crate::Result;
 use crate::config::{
-    AutoWrapPolicy, BackwardPrefetch, FullyShardedDataParallelPlugin, OffloadDevice, OffloadTarget, ShardingStrategy,
+    AutoWrapPolicy, BackwardPrefetch, FloatType, FullyShardedDataParallelPlugin, MixedPrecision, OffloadDevice,
+    OffloadTarget, ShardingStrategy,
 };
 use crate::error::config::ConfigErrorKind;
 use crate::mesh::Mesh;
@@ -217,7 +218,8 @@ impl FullyShardedDataParallelPlugin {
     /// # Ok::<(), accelerate_core::Error>(())
     /// ```
     pub fn check_modules(&self, inventory: &Inventory) -> Result<()> {
-        let known: BTreeSet<&str> = inventory.parameters.iter().flat_map(|entry| modules(&entry.name)).collect();
+        let names = inventory.parameters.iter().flat_map(|entry| entry.ties.iter().chain([&entry.name]));
+        let known: BTreeSet<&str> = names.flat_map(|name| modules(name)).collect();
         let is_absent = |pattern: &&String| !known.iter().any(|module| matches_path(pattern, module));
         let fields = [
             ("transformer_cls_names_to_wrap", &self.transformer_cls_names_to_wrap),
@@ -230,6 +232,36 @@ impl FullyShardedDataParallelPlugin {
                 Err(ConfigErrorKind::NoSuchModule { field, found, known }.into())
             }
         }
+    }
+}
+
+impl FullyShardedDataParallelPlugin {
+    /// The parameters as a run in `mixed_precision` keeps and trains them: those of 16 bits in float32, because steps would be
+    /// lost in fewer bits (`_prepare_fsdp` and `fsdp2_prepare_model` of the reference). Frozen ones, and those of
+    /// `ignored_modules`, stay what they are.
+    ///
+    /// ```
+    /// use accelerate_core::config::{FullyShardedDataParallelPlugin, MixedPrecision};
+    /// use accelerate_core::plan::{Inventory, ParameterEntry};
+    /// let inventory = Inventory { parameters: vec![ParameterEntry::new("weight", &[2], "bfloat16", 2)] };
+    /// let plugin = FullyShardedDataParallelPlugin::default();
+    /// assert_eq!(plugin.kept(inventory.clone(), MixedPrecision::Bf16).parameters[0].dtype, "float32");
+    /// assert_eq!(plugin.kept(inventory.clone(), MixedPrecision::No), inventory);
+    /// ```
+    pub fn kept(&self, mut inventory: Inventory, mixed_precision: MixedPrecision) -> Inventory {
+        let is_widened = |entry: &&mut ParameterEntry| {
+            entry.requires_grad
+                && matches!(entry.dtype.as_str(), "float16" | "bfloat16")
+                && !is_ignored(&entry.name, self)
+        };
+        if mixed_precision != MixedPrecision::No {
+            for entry in inventory.parameters.iter_mut().filter(is_widened) {
+                entry.original_element_bytes = Some(entry.element_bytes);
+                entry.dtype = FloatType::Float32.to_string();
+                entry.element_bytes = FloatType::Float32.element_bytes();
+            }
+        }
+        inventory
     }
 }
 

@@ -545,6 +545,7 @@ fn gradients_travel_and_add_up_in_the_type_that_is_written(
 
 #[rstest]
 #[case(2, "bf16", "fp32", "data_types.grad_accum_dtype is another type than communication_data_type, \"bfloat16\"")]
+#[case(0, "fp32", "bf16", "data_types.grad_accum_dtype is another type than communication_data_type, \"float32\"")]
 #[case(0, "bf16", "bf16", "communication_data_type is \"bfloat16\" at stage 0, which is not available: set comm_hook")]
 fn types_of_gradients_that_cannot_be(
     #[case] stage: u8,

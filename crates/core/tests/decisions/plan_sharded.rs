@@ -141,6 +141,7 @@ fn what_is_ignored_stays_whole() {
 
 #[rstest]
 #[case(&["layers.*", "embed"], &["layers.0"], None)]
+#[case(&["layers.*", "head"], &["head"], None)]
 #[case(&["BertLayer"], &[], Some("transformer_cls_names_to_wrap has \"BertLayer\""))]
 #[case(&["layers.*", "layers.*.*"], &[], Some("transformer_cls_names_to_wrap has \"layers.*.*\""))]
 #[case(&[], &["layers.0", "layers.9"], Some("ignored_modules has \"layers.9\""))]
@@ -149,7 +150,8 @@ fn modules_that_are_named_have_to_be_there(
     #[case] ignored: &[&str],
     #[case] message: Option<&str>,
 ) {
-    let parameters = vec![entry("embed.weight", 5), entry("layers.0.weight", 4), entry("layers.1.weight", 4)];
+    let tied = ParameterEntry { ties: vec!["head.weight".to_owned()], ..entry("embed.weight", 5) };
+    let parameters = vec![tied, entry("layers.0.weight", 4), entry("layers.1.weight", 4)];
     let ignored_modules = ignored.iter().map(|&path| path.to_owned()).collect();
     let plugin = FullyShardedDataParallelPlugin { ignored_modules, ..plugin(TransformerBasedWrap, to_wrap, None) };
     let found = plugin.check_modules(&Inventory { parameters });
@@ -157,7 +159,10 @@ fn modules_that_are_named_have_to_be_there(
         None => found.unwrap(),
         Some(message) => {
             let text = found.unwrap_err().to_string();
-            assert!(text.contains(message) && text.contains("there are embed, layers, layers.0, layers.1"), "{text}");
+            assert!(
+                text.contains(message) && text.contains("there are embed, head, layers, layers.0, layers.1"),
+                "{text}"
+            );
         }
     }
 }
@@ -197,6 +202,31 @@ fn precision_of_a_policy(
             assert!(text.contains(words), "{text}");
         }
     }
+}
+
+#[rstest]
+#[case(MixedPrecision::Bf16, ["float32", "float16", "float32", "float64", "bfloat16"])]
+#[case(MixedPrecision::Fp16, ["float32", "float16", "float32", "float64", "bfloat16"])]
+#[case(MixedPrecision::No, ["bfloat16", "float16", "float32", "float64", "bfloat16"])]
+fn weights_of_16_bits_are_kept_in_float32(#[case] mixed_precision: MixedPrecision, #[case] wanted: [&str; 5]) {
+    let of = |name: &str, dtype: &str, element_bytes| ParameterEntry::new(name, &[10], dtype, element_bytes);
+    let frozen = ParameterEntry { requires_grad: false, ..of("b.frozen", "float16", 2) };
+    let parameters = vec![
+        of("a.weight", "bfloat16", 2),
+        frozen,
+        of("b.weight", "float32", 4),
+        of("b.wide", "float64", 8),
+        of("c.weight", "bfloat16", 2),
+    ];
+    let plugin = FullyShardedDataParallelPlugin { ignored_modules: vec!["c".to_owned()], ..Default::default() };
+    let given = Inventory { parameters };
+    let kept = plugin.kept(given.clone(), mixed_precision);
+    assert_eq!(kept.parameters.iter().map(|entry| entry.dtype.as_str()).collect::<Vec<_>>(), wanted);
+    // Loading takes what the program has made, and the parts in the type that is kept.
+    let loading = |inventory: &Inventory| plan_sharded(inventory, &plugin, 10).bytes_per_rank().loading;
+    let parts = kept.total_bytes() - 10 * 2;
+    assert!((given.total_bytes()..=given.total_bytes() + 10 * 2 + parts / 10).contains(&loading(&kept)));
+    assert_eq!(loading(&kept) == loading(&given), mixed_precision == MixedPrecision::No);
 }
 
 #[test]

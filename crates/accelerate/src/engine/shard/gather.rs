@@ -92,6 +92,10 @@ impl Shard {
 
     /// The unit's elements of all ranks. Collective unless they are here already.
     pub(super) fn gather(&self, unit: usize, pass: Pass) -> Result<Tensor> {
+        if pass == Pass::Forward {
+            // Whether it is here or not: that may differ from pass to pass, which units a pass uses may not.
+            self.lock().forward_order.record(unit);
+        }
         if let Some(whole) = self.lock().units[unit].usable_whole() {
             return Ok(whole);
         }
@@ -164,7 +168,10 @@ impl Shard {
             Pass::Backward => (|state| &mut state.backward_order, prefetch.backward == BackwardPrefetch::BackwardPre),
             Pass::None => return Ok(()),
         };
-        order_of(&mut self.lock()).record(unit);
+        if pass == Pass::Backward {
+            // Saved tensors ask again and again.
+            self.lock().backward_order.record(unit);
+        }
         self.start_next(order_of, is_wanted)
     }
 

@@ -11,7 +11,7 @@ pub(super) enum Travel {
     ReduceScatter(usize),
 }
 
-/// The units that passes of one kind gather, in order.
+/// The units that forward passes use, or backward passes gather, in order.
 #[derive(Default)]
 pub(super) struct Order {
     /// Of the last whole pass.
@@ -21,12 +21,12 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// Notes that `unit` is gathered.
+    /// Notes that it is the turn of `unit`.
     pub(super) fn record(&mut self, unit: usize) {
         self.now.push(unit);
     }
 
-    /// Which are gathered next if the pass goes on as the one before; nothing once it has taken another way.
+    /// Whose turn is next if the pass goes on as the one before; nothing once it has taken another way.
     pub(super) fn expected(&self) -> &[usize] {
         self.known.strip_prefix(self.now.as_slice()).unwrap_or_default()
     }

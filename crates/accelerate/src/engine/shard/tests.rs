@@ -1,5 +1,7 @@
 //! How often parameters travel, and what stays in memory.
 
+mod orders;
+
 use super::{Counts, Shard};
 use crate::nn::{Linear, ModuleFn, ParamStore};
 use crate::prepare::PreparedModel;
@@ -92,7 +94,7 @@ fn prepared_with(
         head.forward(&x)
     });
     let plugin = FullyShardedDataParallelPlugin { auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap, ..plugin };
-    let shard = Shard::start(accelerator.context(), &store, &plugin, accelerator.mixed_precision())?;
+    let shard = Shard::start(accelerator.context(), &store, &plugin, accelerator.mixed_precision(), false)?;
     watched.0.lock().unwrap().shard = Some(shard.clone());
     Ok((PreparedModel::new(model, Arc::new(shard.clone()), accelerator.precision()), shard, watched))
 }
@@ -319,7 +321,7 @@ fn saving_gathers_each_unit_once_and_lets_it_go() {
         for layer in 0..NUM_LAYERS {
             Linear::new(store.root() / "layers" / layer, 5, 7, Default::default())?;
         }
-        let shard = Shard::start(accelerator.context(), &store, &plugin, accelerator.mixed_precision())?;
+        let shard = Shard::start(accelerator.context(), &store, &plugin, accelerator.mixed_precision(), false)?;
         accelerator.save_model(&store, folder.path())?;
         assert!(shard.counts().iter().all(|counts| counts.gathers == 1), "{:?}", shard.counts());
         assert!(!is_anything_gathered(&shard));
@@ -364,47 +366,9 @@ fn steered(
     });
     let plugin =
         FullyShardedDataParallelPlugin { auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap, ..plugin.clone() };
-    let shard = Shard::start(accelerator.context(), &store, &plugin, accelerator.mixed_precision())?;
+    let shard = Shard::start(accelerator.context(), &store, &plugin, accelerator.mixed_precision(), false)?;
     let model = PreparedModel::new(module, Arc::new(shard.clone()), accelerator.precision());
     Ok((store, shard, model))
-}
-
-#[test]
-fn another_order_is_an_error_unless_it_may_change() {
-    use BackwardPrefetch::{BackwardPre, NoPrefetch};
-    for (forward_prefetch, backward_prefetch, dynamic) in
-        [(true, NoPrefetch, false), (false, BackwardPre, false), (true, NoPrefetch, true), (false, NoPrefetch, false)]
-    {
-        let may_change = dynamic || (!forward_prefetch && backward_prefetch == NoPrefetch);
-        let plugin = FullyShardedDataParallelPlugin {
-            forward_prefetch,
-            backward_prefetch,
-            dynamic,
-            direct_all_gather: false,
-            ..Default::default()
-        };
-        testing::ranks(2, |accelerator| {
-            let reversed = Arc::new(Mutex::new(false));
-            let (_, shard, model) = steered(&accelerator, &plugin, Arc::clone(&reversed), Arc::default())?;
-            let input = Tensor::ones([1, 3], (Kind::Float, tch::Device::Cpu));
-            let wanted = model.forward(&input)?;
-            assert_eq!(model.forward(&input)?, wanted);
-            *reversed.lock().unwrap() = true;
-            match model.forward(&input) {
-                Ok(output) => {
-                    assert!(may_change, "another order went by");
-                    assert_eq!(output, wanted);
-                }
-                Err(error) => {
-                    let text = error.to_string();
-                    assert!(!may_change && text.contains("the order unit 1 (layers.1), unit 0 (layers.0)"), "{text}");
-                }
-            }
-            assert!(shard.lock().units.iter().all(|unit| unit.arriving.is_none()));
-            Ok(())
-        })
-        .unwrap();
-    }
 }
 
 #[test]
@@ -454,7 +418,8 @@ fn a_parameter_without_a_gradient_gets_zeros() {
     testing::ranks(2, |accelerator| {
         let store = ParamStore::new(accelerator.device());
         let layer = Linear::new(store.root() / "layer", 3, 3, Default::default())?;
-        let shard = Shard::start(accelerator.context(), &store, &Default::default(), accelerator.mixed_precision())?;
+        let shard =
+            Shard::start(accelerator.context(), &store, &Default::default(), accelerator.mixed_precision(), false)?;
         let uses_bias = Arc::new(Mutex::new(true));
         let has_bias = Arc::clone(&uses_bias);
         let module = ModuleFn::new(&store, move |input: &Tensor| {
@@ -542,7 +507,7 @@ fn checkpointed_blocks_travel_no_more_often() {
                     let hidden = layers[1].forward(&layers[0].forward(input)?.f_tanh()?)?;
                     layers[0].forward(&hidden)
                 });
-                let shard = Shard::start(accelerator.context(), &store, &plugin, accelerator.mixed_precision())?;
+                let shard = Shard::start(accelerator.context(), &store, &plugin, accelerator.mixed_precision(), false)?;
                 let model = PreparedModel::new(module, Arc::new(shard.clone()), accelerator.precision());
                 for _ in 0..2 {
                     let before = shard.counts();

@@ -346,25 +346,27 @@ impl<'a> Filling<'a> {
     fn reduce_dtype(&mut self, stage: ZeroStage) -> Option<FloatType> {
         let (travels, adds_up) = (self.config.communication_data_type, self.config.grad_accum_dtype);
         let dtype = travels.or(adds_up)?;
-        let key = if travels.is_some() { "communication_data_type" } else { "data_types.grad_accum_dtype" };
-        if stage == ZeroStage::Disabled {
-            if dtype != FloatType::Float32 {
-                self.problems.push(Problem::Refused {
-                    key: key.to_owned(),
-                    found: format!("\"{dtype}\" at stage 0"),
-                    instead: "set comm_hook of DistributedDataParallelKwargs",
-                });
-            }
-            return None;
-        }
+        let mut refuse = |key: &str, found, instead| {
+            self.problems.push(Problem::Refused { key: key.to_owned(), found, instead });
+        };
         if adds_up.is_some_and(|adds_up| adds_up != dtype) {
-            self.problems.push(Problem::Refused {
-                key: "data_types.grad_accum_dtype".to_owned(),
-                found: format!("another type than communication_data_type, \"{dtype}\""),
-                instead: "gradients add up in the type that they travel in; give one of the two, or both alike",
-            });
+            let found = format!("another type than communication_data_type, \"{dtype}\"");
+            let instead = "gradients add up in the type that they travel in; give one of the two, or both alike";
+            refuse("data_types.grad_accum_dtype", found, instead);
+        } else if stage == ZeroStage::Disabled && dtype != FloatType::Float32 {
+            let found = format!("\"{dtype}\" at stage 0");
+            match travels {
+                Some(_) => {
+                    refuse("communication_data_type", found, "set comm_hook of DistributedDataParallelKwargs");
+                }
+                None => refuse(
+                    "data_types.grad_accum_dtype",
+                    found,
+                    "remove it; gradients add up in that of the parameters",
+                ),
+            }
         }
-        Some(dtype)
+        Some(dtype).filter(|_| stage != ZeroStage::Disabled)
     }
 
     fn zero3_init(&mut self, flag: Option<bool>, stage: ZeroStage) -> bool {
