@@ -81,6 +81,11 @@ impl Context {
         *self.join.lock().unwrap_or_else(PoisonError::into_inner) = join;
     }
 
+    /// To be called before gradients are looked at: those that no backward pass has reduced are reduced.
+    pub(crate) fn complete_gradients(&self) -> Result<()> {
+        self.models().iter().try_for_each(|model| model.engine.complete_gradients())
+    }
+
     /// To be called before parameters are updated: gradients must be complete on every rank.
     pub(crate) fn before_step(&self) -> Result<()> {
         self.models().iter().try_for_each(|model| model.engine.before_step())

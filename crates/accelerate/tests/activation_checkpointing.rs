@@ -114,6 +114,19 @@ fn a_graph_may_be_gone_through_twice_and_segments_may_hold_segments() {
     assert_eq!(run(true), run(false));
 }
 
+/// What its operations have saved is not there before the segment has an output; waiting for that would have no end.
+#[test]
+fn a_segment_cannot_be_differentiated_within_itself() {
+    let x = Tensor::from_slice(&[0.3f32, -1.0]).set_requires_grad(true);
+    let found = checkpoint(&[&x], |inputs| {
+        let y = inputs[0].f_exp()?.f_square()?;
+        let gradients = torch_ext::autograd::grad(&[&y.f_sum(None)?], &[&inputs[0]], None, Default::default())?;
+        Ok(gradients[0].as_ref().unwrap().shallow_clone())
+    });
+    let error = format!("{:?}", found.unwrap_err());
+    assert!(error.contains("within a checkpointed segment"), "{error}");
+}
+
 #[test]
 fn what_operations_save_is_not_kept() {
     let seen: Arc<Mutex<Vec<Tensor>>> = Arc::default();

@@ -146,3 +146,24 @@ fn autocast_is_left_to_libtorch() {
     let builder = || Accelerator::builder().mixed_precision(MixedPrecision::Bf16);
     assert!(train(1, builder(), Uses::Both, true) == train(1, builder(), Uses::Both, false));
 }
+
+/// The two names of a table follow it to other data.
+#[test]
+fn a_table_that_has_moved_is_used_where_it_is() {
+    let run = |has_layers: bool| {
+        let store = ParamStore::new(Device::Cpu);
+        let model = tied(&store, Uses::Both, has_layers).unwrap();
+        let mut found = Vec::new();
+        for step in 0..2 {
+            let output = model.forward(&tokens(step)).unwrap();
+            backward(&[&output.square().mean(None)], None, false, false).unwrap();
+            store.to_kind(Kind::Double).unwrap();
+            store.to_kind(Kind::Float).unwrap();
+            store.parameters()[0].copy_(&(store.parameters()[0].get() * 2.0)).unwrap();
+            found.push(Vec::<f32>::try_from(output.reshape([-1])).unwrap());
+            found.push(Vec::try_from(store.parameters()[0].grad().unwrap().reshape([-1])).unwrap());
+        }
+        found
+    };
+    assert_same(&run(true), &run(false), Uses::Both, "moved");
+}

@@ -136,16 +136,12 @@ impl Accelerator {
 
     /// Runs `body` without averaging gradients over ranks; they accumulate on each rank.
     pub fn no_sync<T>(&self, models: &impl PreparedModels, body: impl FnOnce() -> Result<T>) -> Result<T> {
-        let mut before: SmallVec<[(ModelEngine, bool); 4]> = SmallVec::new();
+        let mut unsynchronised = Unsynchronised::default();
         models.for_each_engine(&mut |engine| {
             let sync = engine.0.set_gradient_sync(false);
-            before.push((engine, sync));
+            unsynchronised.before.push((engine, sync));
         });
-        let result = body();
-        for (engine, sync) in before {
-            engine.0.set_gradient_sync(sync);
-        }
-        result
+        body()
     }
 
     /// Makes the next backward pass average gradients, although its forward pass ran under [`Accelerator::no_sync`].
@@ -214,6 +210,7 @@ impl Accelerator {
     ) -> Result<Tensor> {
         let params = parameters.trainable_parameters();
         self.check_before_step("clip_grad_norm_", &params)?;
+        self.context().complete_gradients()?;
         self.unscale_where(|optimizer| optimizer.trains_any_of(&params))?;
         optim::clip_grad_norm_(&params, max_norm, norm_type)
     }
@@ -222,6 +219,7 @@ impl Accelerator {
     pub fn clip_grad_value_<P: HasParameters + ?Sized>(&self, parameters: &P, clip_value: f64) -> Result<()> {
         let params = parameters.trainable_parameters();
         self.check_before_step("clip_grad_value_", &params)?;
+        self.context().complete_gradients()?;
         self.unscale_where(|optimizer| optimizer.trains_any_of(&params))?;
         optim::clip_grad_value_(&params, clip_value)
     }
@@ -245,9 +243,24 @@ impl Accelerator {
     }
 }
 
+/// Engines that do not reduce gradients, until this is dropped: also by a panic, after which ranks would drift apart.
+#[derive(Default)]
+struct Unsynchronised {
+    before: SmallVec<[(ModelEngine, bool); 4]>,
+}
+
+impl Drop for Unsynchronised {
+    fn drop(&mut self) {
+        for (engine, sync) in self.before.drain(..) {
+            engine.0.set_gradient_sync(sync);
+        }
+    }
+}
+
 fn scale_gradients(store: &ParamStore, factor: f64) -> Result<()> {
     for grads in optim::gradients(&store.trainable_parameters())? {
         foreach::mul_scalar_(&grads.tensors, factor)?;
     }
-    Ok(())
+    let factor = Tensor::from(factor);
+    store.trainable_parameters().iter().try_for_each(|param| param.scale_unreduced(&factor))
 }

@@ -432,6 +432,7 @@ impl Inner {
             for grads in gradients(optimizer.params())? {
                 foreach::mul_tensor_(&grads.tensors, &factor.f_to_device(grads.device)?)?;
             }
+            optimizer.params().try_for_each(|param| param.scale_unreduced(&factor))?;
         }
         Ok(())
     }

@@ -54,6 +54,14 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
         Ok(())
     }
 
+    /// Before gradients are looked at outside of a backward pass. Collective.
+    fn complete_gradients(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// After a forward pass that has panicked: what it held goes. Nobody is asked or told.
+    fn abandon_forward(&self) {}
+
     /// Before parameters are updated.
     fn before_step(&self) -> Result<()> {
         Ok(())

@@ -333,12 +333,23 @@ impl Engine for Shard {
         self.check_order()
     }
 
-    fn before_step(&self) -> Result<()> {
+    fn complete_gradients(&self) -> Result<()> {
         self.pending_failure()?;
         self.reduce_what_is_left()?;
         if self.lock().has_own_gradients {
             self.average_replicated()?;
         }
+        Ok(())
+    }
+
+    fn abandon_forward(&self) {
+        self.lock().phase = Phase::Other;
+        self.end_pass();
+        self.release_all();
+    }
+
+    fn before_step(&self) -> Result<()> {
+        self.complete_gradients()?;
         // Of backward passes that were not the accelerator's.
         self.check_order()?;
         self.close_window()?;

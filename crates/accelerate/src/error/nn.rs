@@ -10,6 +10,16 @@ pub(crate) enum NnError {
     )]
     ShardedData { parameter: String },
     #[error(
+        "{parameter} is sharded over ranks, and whether it gets gradients was decided by `prepare`, for all parameters of its \
+         unit; call set_requires_grad before that"
+    )]
+    ShardedRequiresGrad { parameter: String },
+    #[error(
+        "gradients are asked for within a checkpointed segment, before what it saves for them is there; ask for them outside, or \
+         do not checkpoint the segment"
+    )]
+    DifferentiatedWithin,
+    #[error(
         "{parameter} has no memory yet, because its store was made by ParamStore::init_empty_weights; load or save it after \
          Accelerator::prepare, or after ParamStore::materialize"
     )]

@@ -11,7 +11,7 @@ use std::borrow::Borrow;
 use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::{Device, Tensor};
 use torch_ext::autocast::{autocast_dtype, is_autocast_enabled, is_cache_enabled};
@@ -102,6 +102,7 @@ pub fn checkpoint_with(
             function: Box::new(function),
         }),
         num_saved: AtomicUsize::new(0),
+        has_output: AtomicBool::new(false),
         recomputed: Mutex::default(),
     });
     let scope = Scope::enter(Call::First(Vec::new()));
@@ -112,6 +113,7 @@ pub fn checkpoint_with(
     if let Call::First(params) = scope.leave() {
         segment.kept().params = params;
     }
+    segment.has_output.store(true, Ordering::Release);
     output
 }
 
@@ -175,6 +177,8 @@ struct Segment {
     kept: Mutex<Kept>,
     /// How many tensors its operations have saved.
     num_saved: AtomicUsize,
+    /// Is the first call over?
+    has_output: AtomicBool,
     /// These, after the second call, until somebody asks for them.
     recomputed: Mutex<Vec<Option<Tensor>>>,
 }
@@ -199,6 +203,9 @@ impl Segment {
     }
 
     fn recompute(&self) -> Result<()> {
+        if !self.has_output.load(Ordering::Acquire) {
+            return Err(NnError::DifferentiatedWithin.into());
+        }
         let kept = self.kept();
         kept.check_unchanged()?;
         let inputs: Vec<Tensor> = kept.inputs.iter().map(Input::again).collect::<Result<_>>()?;
@@ -382,7 +389,10 @@ impl Scope {
 impl Drop for Scope {
     /// After a panic.
     fn drop(&mut self) {
-        drop(SCOPES.with_borrow_mut(Vec::pop));
+        let call = SCOPES.with_borrow_mut(Vec::pop);
+        if let Some(Call::Second(ends)) = call {
+            ends.into_iter().for_each(|end| end());
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use super::deferred::fill;
 use super::{Init, TakeProduct};
 use crate::error::Result;
 use crate::group::Group;
-use std::cell::OnceCell;
+use std::cell::RefCell;
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -76,6 +76,17 @@ pub(crate) trait Storage: Send {
     fn two_uses(&self) -> Result<Option<[Tensor; 2]>> {
         Ok(None)
     }
+    /// Freezes or unfreezes it.
+    fn set_requires_grad(&self, requires_grad: bool) -> Result<()> {
+        let _ = self.local().f_set_requires_grad(requires_grad)?;
+        Ok(())
+    }
+    /// Multiplies a gradient that ranks have not reduced yet, and that is not the local part's before that.
+    fn scale_unreduced(&self, _factor: &Tensor) -> Result<()> {
+        Ok(())
+    }
+    /// Drops such a gradient.
+    fn drop_unreduced(&self) {}
     /// The ranks that own the other parts, if there are any.
     fn group(&self) -> Option<Group> {
         None
@@ -98,12 +109,12 @@ pub(crate) struct UnitMember {
 /// Every rank holds the whole tensor.
 struct Replicated {
     tensor: Tensor,
-    two_uses: OnceCell<[Tensor; 2]>,
+    two_uses: RefCell<Option<[Tensor; 2]>>,
 }
 
 impl Replicated {
     fn new(tensor: Tensor) -> Self {
-        Self { tensor, two_uses: OnceCell::new() }
+        Self { tensor, two_uses: RefCell::new(None) }
     }
 }
 
@@ -115,14 +126,14 @@ impl Storage for Replicated {
         self.tensor.shallow_clone()
     }
     fn two_uses(&self) -> Result<Option<[Tensor; 2]>> {
-        let uses = match self.two_uses.get() {
+        // A store that moved has given the tensor other data.
+        let is_same = |one: &Tensor| one.data_ptr() == self.tensor.data_ptr() && one.kind() == self.tensor.kind();
+        let mut known = self.two_uses.borrow_mut();
+        let uses = match known.take().filter(|[one, _]| is_same(one)) {
             Some(uses) => uses,
-            None => {
-                let uses = torch_ext::function::two_uses(&self.tensor)?;
-                self.two_uses.get_or_init(|| uses)
-            }
+            None => torch_ext::function::two_uses(&self.tensor)?,
         };
-        Ok(Some(uses.each_ref().map(Tensor::shallow_clone)))
+        Ok(Some(known.insert(uses).each_ref().map(Tensor::shallow_clone)))
     }
 }
 
@@ -270,7 +281,7 @@ impl Param {
     /// Freezes (`false`) or unfreezes (`true`) the parameter.
     ///
     /// # Errors
-    /// Unfreezing a tensor of integers, which cannot have a gradient.
+    /// Unfreezing a tensor of integers, which cannot have a gradient; a change once ranks own parts of the parameter.
     ///
     /// ```
     /// # use accelerate::{nn::{Init, ParamStore}, tch::Device};
@@ -281,8 +292,17 @@ impl Param {
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn set_requires_grad(&self, requires_grad: bool) -> Result<()> {
-        let _ = self.local().f_set_requires_grad(requires_grad)?;
-        Ok(())
+        self.storage().set_requires_grad(requires_grad)
+    }
+
+    /// Multiplies what backward passes without synchronisation have left to be reduced by `factor`, a scalar.
+    pub(crate) fn scale_unreduced(&self, factor: &Tensor) -> Result<()> {
+        self.storage().scale_unreduced(factor)
+    }
+
+    /// Drops it, as dropping the gradient does on one rank.
+    pub(crate) fn drop_unreduced(&self) {
+        self.storage().drop_unreduced();
     }
 
     /// The gradient that backward passes have summed up so far, if there is one.

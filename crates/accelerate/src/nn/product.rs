@@ -108,6 +108,10 @@ pub(super) fn linear(
                 // Summed over rows by libtorch.
                 results[2] = Some(output_gradient.shallow_clone());
             }
+            // Asked for the input's gradient alone, nobody comes to fetch the weight's.
+            if !context.needs_input_grad(1) {
+                return Ok(results);
+            }
             let input = saved[0].f_reshape([-1, size[1]])?;
             match &take {
                 Some(take) => take(Product::new(&output_gradient.f_detach()?, &input.f_detach()?)),

@@ -287,6 +287,7 @@ impl OptimizerHandle {
     /// libtorch's own.
     pub fn zero_grad(&self) -> Result<()> {
         let version = storage_version(self.params());
+        self.params().for_each(Param::drop_unreduced);
         let mut state = self.lock();
         let is_current = state.tensors.as_ref().is_some_and(|tensors| tensors.0 == version);
         if !is_current {

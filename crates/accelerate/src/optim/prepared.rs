@@ -142,6 +142,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
             return Ok(None);
         }
         let handle = self.optimizer.handle().clone();
+        self.context.complete_gradients()?;
         let sum = match gradients(handle.params())?.as_slice() {
             [] => Some(0.0),
             [all] if all.group.is_none() => foreach::sum_of_squares(&all.tensors)?,

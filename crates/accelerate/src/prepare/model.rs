@@ -54,7 +54,9 @@ impl<M: Module> PreparedModel<M> {
             self.engine.before_forward()?;
         }
         let scope = self.engine.enter_forward()?;
+        let guard = AbandonOnPanic(&*self.engine);
         let output = self.precision.autocast(|| self.model.forward(input));
+        std::mem::forget(guard);
         drop(scope);
         self.engine.leave_forward(matches!(output, Ok(Ok(_))))?;
         let output = output??;
@@ -62,6 +64,15 @@ impl<M: Module> PreparedModel<M> {
             self.engine.after_forward(&|visit| output.for_each_tensor(visit))?;
         }
         self.precision.cast_outputs(output)
+    }
+}
+
+/// Dropped by a panic in a model.
+struct AbandonOnPanic<'a>(&'a dyn Engine);
+
+impl Drop for AbandonOnPanic<'_> {
+    fn drop(&mut self) {
+        self.0.abandon_forward();
     }
 }
 

@@ -133,6 +133,10 @@ impl Shard {
         };
         in_flight.map_or(Ok(()), InFlight::wait)?;
         let mut state = self.lock();
+        if let Some(outdated) = &state.units[unit].whole {
+            let outdated = storage_id(outdated);
+            state.gathered.remove(&outdated);
+        }
         state.gathered.insert(storage_id(&whole), unit);
         state.units[unit].arrived(&whole)?;
         Ok(whole)
@@ -211,10 +215,11 @@ impl Shard {
 
     /// Where the whole unit goes.
     fn whole_memory(&self, state: &mut State, unit: usize) -> Result<Tensor> {
-        let State { units, buffers, .. } = state;
+        let State { units, buffers, stays_whole, .. } = state;
         match &units[unit].whole {
-            Some(whole) => Ok(whole.shallow_clone()),
-            None => {
+            Some(whole) if *stays_whole => Ok(whole.shallow_clone()),
+            // What is there is outdated, and a graph may need it as it is.
+            _ => {
                 let num_elements = self.unit(unit).shard_elements * self.0.group.world_size();
                 buffers.take(num_elements, (units[unit].kinds.compute, self.0.device))
             }

@@ -6,7 +6,7 @@ use super::unit::{UnitState, pieces};
 use super::{Shard, State};
 use crate::error::Result;
 use crate::group::{InFlight, ReduceOp, Versions};
-use crate::nn::Product;
+use crate::nn::{Param, Product};
 use accelerate_core::plan::Unit;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -231,8 +231,8 @@ impl Shard {
         }
         let _no_grad = tch::no_grad_guard();
         let mut gradients = Vec::with_capacity(self.0.replicated.len());
-        for param in &self.0.replicated {
-            let local = param.local();
+        // Those that were frozen since then have none, and zeros would let them decay.
+        for local in self.0.replicated.iter().map(Param::local).filter(Tensor::requires_grad) {
             let mut gradient = match gradient_of(&local)? {
                 Some(gradient) => gradient,
                 None => local.f_zeros_like()?,

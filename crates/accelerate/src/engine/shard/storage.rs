@@ -101,6 +101,37 @@ impl Storage for Part {
         Some(Box::new(move |product| shard.take_product(unit, member, product)))
     }
 
+    fn set_requires_grad(&self, requires_grad: bool) -> Result<()> {
+        if requires_grad == self.shard.unit(self.unit).requires_grad {
+            return Ok(());
+        }
+        let position = self.shard.unit(self.unit).parameters[self.member];
+        let parameter = self.shard.0.plan.inventory.parameters[position].name.clone();
+        Err(NnError::ShardedRequiresGrad { parameter }.into())
+    }
+
+    fn scale_unreduced(&self, factor: &Tensor) -> Result<()> {
+        let mut state = self.shard.lock();
+        if let Some(Some(gradient)) = state.units[self.unit].unreduced.get_mut(self.member) {
+            let _ = gradient.f_mul_(factor)?;
+        }
+        Ok(())
+    }
+
+    fn drop_unreduced(&self) {
+        let dropped = {
+            let mut state = self.shard.lock();
+            let unreduced = &mut state.units[self.unit].unreduced;
+            let own = unreduced.get_mut(self.member).and_then(Option::take);
+            // Nothing is to be reduced of a unit without any.
+            if unreduced.iter().all(Option::is_none) {
+                unreduced.clear();
+            }
+            own
+        };
+        drop(dropped);
+    }
+
     fn group(&self) -> Option<Group> {
         Some(self.shard.0.group.clone())
     }
