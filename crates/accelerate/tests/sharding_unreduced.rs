@@ -247,3 +247,61 @@ fn a_panic_in_a_model_leaves_everything_as_it_was() {
         values(&store)
     });
 }
+
+/// Parameters of `ignored_modules` may be frozen and unfrozen at any time, on all ranks alike.
+#[test]
+fn what_ranks_have_whole_may_be_frozen_and_unfrozen() {
+    for (begins, then) in [(true, false), (false, true)] {
+        let run = |plugin: Option<FullyShardedDataParallelPlugin>| {
+            let builder = Accelerator::builder();
+            let builder = plugin.map_or(builder.clone(), |plugin| builder.fsdp_plugin(plugin));
+            testing::ranks_with(2, builder, |accelerator| {
+                let (store, module) = model(5, || ())?;
+                let weight = store.get("layers.1.weight").unwrap();
+                weight.set_requires_grad(begins)?;
+                // Over all of them, so that it steps whatever has a gradient.
+                let group = accelerate::optim::ParamGroup::new(store.parameters());
+                let optimizer = AdamW::builder(&store).lr(0.05).weight_decay(0.1).param_groups(vec![group]).build()?;
+                let (model, mut optimizer) = accelerator.prepare((module, optimizer))?;
+                let mut found = Vec::new();
+                for number in 0..4 {
+                    if number == 2 {
+                        weight.set_requires_grad(then)?;
+                    }
+                    accelerator.backward(&loss(&model.forward(&input(&accelerator, number))?)?)?;
+                    optimizer.step()?;
+                    optimizer.zero_grad()?;
+                    found.push(weight.get().double_value(&[1, 1]));
+                }
+                Ok((found, values(&store)?))
+            })
+            .unwrap()
+        };
+        let ignored_modules = vec!["layers.1".to_owned()];
+        let found = run(Some(FullyShardedDataParallelPlugin { ignored_modules, ..plugin(FullShard) }));
+        assert_eq!(found[0], found[1], "ranks drift apart");
+        let at = &found[0].0;
+        // AdamW decays what has a gradient, also one of zeros.
+        assert_eq!([at[0] == at[1], at[2] == at[3]], [!begins, !then], "{at:?}");
+    }
+}
+
+#[test]
+fn the_loss_scale_is_taken_from_gradients_that_nobody_has_reduced() {
+    let scaler = accelerate::GradScalerKwargs { init_scale: 64.0, ..Default::default() };
+    let builder = Accelerator::builder().mixed_precision(accelerate::MixedPrecision::Fp16).kwargs_handler(scaler);
+    let moved = testing::ranks_with(2, builder.fsdp_plugin(plugin(FullShard)), |accelerator| {
+        let (store, module) = model(5, || ())?;
+        let (model, mut optimizer) = accelerator.prepare((module, Sgd::new(&store, 1.0)?))?;
+        let before = values(&store)?;
+        accelerator
+            .no_sync(&model, || accelerator.backward(&(loss(&model.forward(&input(&accelerator, 0))?)? * 0.01)))?;
+        accelerator.unscale_gradients()?;
+        optimizer.step()?;
+        let after = values(&store)?;
+        Ok(before.iter().zip(&after).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max))
+    });
+    for moved in moved.unwrap() {
+        assert!(0.0 < moved && moved < 0.02, "{moved}");
+    }
+}

@@ -184,8 +184,10 @@ impl Accelerator {
         self.precision().autocast_with(kwargs, body)?
     }
 
-    /// Divides all gradients by the loss scale of fp16, once per step; nothing in other precisions.
+    /// Divides all gradients by the loss scale of fp16, once per step; nothing in other precisions. Collective where ranks have
+    /// not reduced gradients of a sharded model yet, as all that looks at gradients.
     pub fn unscale_gradients(&self) -> Result<()> {
+        self.context().complete_gradients()?;
         self.unscale_where(|_| true)
     }
 
@@ -198,7 +200,7 @@ impl Accelerator {
 
     /// Scales gradients so that their norm is at most `max_norm`, and returns the norm before (0-d, float).
     ///
-    /// To be called where [`Accelerator::sync_gradients`] is true, when gradients are complete.
+    /// To be called where [`Accelerator::sync_gradients`] is true, when gradients are complete. Collective for a sharded model.
     ///
     /// # Errors
     /// The optimizer has stepped since the last backward pass.
@@ -215,7 +217,8 @@ impl Accelerator {
         optim::clip_grad_norm_(&params, max_norm, norm_type)
     }
 
-    /// Limits every element of the gradients to `-clip_value..=clip_value`.
+    /// Limits every element of the gradients to `-clip_value..=clip_value`. Collective where ranks have not reduced gradients of
+    /// a sharded model yet.
     pub fn clip_grad_value_<P: HasParameters + ?Sized>(&self, parameters: &P, clip_value: f64) -> Result<()> {
         let params = parameters.trainable_parameters();
         self.check_before_step("clip_grad_value_", &params)?;
@@ -251,7 +254,8 @@ struct Unsynchronised {
 
 impl Drop for Unsynchronised {
     fn drop(&mut self) {
-        for (engine, sync) in self.before.drain(..) {
+        // The other way round: one model may be there twice.
+        for (engine, sync) in self.before.drain(..).rev() {
             engine.0.set_gradient_sync(sync);
         }
     }

@@ -59,8 +59,8 @@ struct Inner {
     /// The ranks that have the same part, if there are others.
     replicas: Option<Group>,
     plan: Plan,
-    /// Parameters that get gradients and are whole on every rank.
-    replicated: Vec<Param>,
+    /// Parameters that are whole on every rank, and whether they were to get gradients when the model was prepared.
+    replicated: Vec<(Param, bool)>,
     /// Name of a parameter -> its unit, and its place in that.
     places: HashMap<String, (usize, usize)>,
     /// Sizes of the whole parameters, in the order of the inventory.
@@ -329,6 +329,8 @@ impl Engine for Shard {
         self.lock().backward_order.finish();
         if self.lock().gradient_sync {
             self.average_replicated()?;
+        } else {
+            self.lock().has_own_gradients = true;
         }
         self.check_order()
     }
@@ -349,6 +351,8 @@ impl Engine for Shard {
     }
 
     fn before_step(&self) -> Result<()> {
+        // What a pass that panicked has asked for would be taken for the values after the step.
+        self.receive_what_is_left()?;
         self.complete_gradients()?;
         // Of backward passes that were not the accelerator's.
         self.check_order()?;
@@ -405,9 +409,12 @@ fn check_memory(job: &Group, plan: &Plan, max_memory: Option<u64>) -> Result<()>
     }
 }
 
-fn replicated(plan: &Plan, params: &[Param]) -> Vec<Param> {
-    let placed = params.iter().zip(&plan.placements);
-    placed.filter(|(_, placement)| **placement == Placement::Replicate).map(|(param, _)| param.clone()).collect()
+fn replicated(plan: &Plan, params: &[Param]) -> Vec<(Param, bool)> {
+    let own = |(param, placement): (&Param, &Placement)| match placement {
+        Placement::Shard { .. } => None,
+        Placement::Replicate | Placement::Frozen => Some((param.clone(), *placement == Placement::Replicate)),
+    };
+    params.iter().zip(&plan.placements).filter_map(own).collect()
 }
 
 fn places(plan: &Plan) -> HashMap<String, (usize, usize)> {

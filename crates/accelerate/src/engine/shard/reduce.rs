@@ -6,7 +6,7 @@ use super::unit::{UnitState, pieces};
 use super::{Shard, State};
 use crate::error::Result;
 use crate::group::{InFlight, ReduceOp, Versions};
-use crate::nn::{Param, Product};
+use crate::nn::Product;
 use accelerate_core::plan::Unit;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -231,15 +231,21 @@ impl Shard {
         }
         let _no_grad = tch::no_grad_guard();
         let mut gradients = Vec::with_capacity(self.0.replicated.len());
-        // Those that were frozen since then have none, and zeros would let them decay.
-        for local in self.0.replicated.iter().map(Param::local).filter(Tensor::requires_grad) {
-            let mut gradient = match gradient_of(&local)? {
-                Some(gradient) => gradient,
-                None => local.f_zeros_like()?,
-            };
+        for (param, trained) in &self.0.replicated {
+            let local = param.local();
+            // Of those that were unfrozen since `prepare`, too.
+            if !trained && !local.requires_grad() {
+                continue;
+            }
+            let own = gradient_of(&local)?;
+            // Zeros would let a parameter that was frozen since then decay.
+            let is_kept = own.is_some() || local.requires_grad();
+            let mut gradient = own.map_or_else(|| local.f_zeros_like(), Ok)?;
             // Before the sum, as in `c10d::Reducer`.
             gradients.push(gradient.f_mul_scalar_(1.0 / self.0.job.world_size() as f64)?);
-            set_gradient(&local, gradients.last())?;
+            if is_kept {
+                set_gradient(&local, gradients.last())?;
+            }
         }
         self.0.job.all_reduce_coalesced(&gradients, ReduceOp::Sum)
     }

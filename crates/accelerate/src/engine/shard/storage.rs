@@ -76,6 +76,7 @@ impl Storage for Part {
 
     fn overwrite_part(&self, part: &Tensor) -> Result<()> {
         self.shard.close_window()?;
+        self.shard.receive_what_is_left()?;
         let resident = self.bring()?;
         self.local().f_copy_(part)?;
         self.shard.lock().units[self.unit].is_stale = true;
@@ -113,7 +114,7 @@ impl Storage for Part {
     fn scale_unreduced(&self, factor: &Tensor) -> Result<()> {
         let mut state = self.shard.lock();
         if let Some(Some(gradient)) = state.units[self.unit].unreduced.get_mut(self.member) {
-            let _ = gradient.f_mul_(factor)?;
+            let _ = gradient.f_mul_(&factor.f_to_device(gradient.device())?)?;
         }
         Ok(())
     }
