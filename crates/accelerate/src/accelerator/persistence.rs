@@ -47,8 +47,8 @@ pub struct SaveModelOptions {
     /// Largest size of one file, such as `"1GB"` (decimal) or `"1GiB"`; a larger tensor gets a file of its own.
     /// Default `"10GB"`.
     pub max_shard_size: String,
-    /// The type that floating-point weights and buffers are written in. Default: their own; with DeepSpeed's `zero3_save_16bit_model`
-    /// that of the mixed precision.
+    /// The type that floating-point weights and buffers are written in. Default: their own; with DeepSpeed's
+    /// `zero3_save_16bit_model` that of the mixed precision.
     pub dtype: Option<FloatType>,
 }
 

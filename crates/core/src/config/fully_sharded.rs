@@ -165,8 +165,8 @@ pub struct FullyShardedDataParallelPlugin {
     #[serde(deserialize_with = "null_is_default")]
     pub auto_wrap_policy: AutoWrapPolicy,
     /// Paths of the modules that are units of their own, `*` for any one name between dots: `encoder.layer.*`. Where
-    /// Python has class names, a Rust model has paths; one that no module has is an error. Default empty: every numbered module, outermost first, such as
-    /// the blocks of a transformer.
+    /// Python has class names, a Rust model has paths; one that no module has is an error. Default empty: every
+    /// numbered module, outermost first, such as the blocks of a transformer.
     #[serde(deserialize_with = "null_is_default")]
     pub transformer_cls_names_to_wrap: Vec<String>,
     /// Paths of modules whose parameters every rank keeps whole, `*` for any one name between dots; gradients are averaged as
@@ -382,9 +382,10 @@ impl FullyShardedDataParallelPlugin {
     /// # Errors
     ///
     /// [`Error::is_config`](crate::Error::is_config): an unknown version, `SIZE_BASED_WRAP` without `min_num_params`,
-    /// `reshard_after_forward` or types of a `mixed_precision_policy` against `NO_SHARD`, `dp_shard_size` for a strategy that is not hybrid, offload of what is
-    /// whole on every rank, parameters on NVMe without the optimizer's state, NVMe without a folder, and
-    /// `activation_checkpointing_offload` without `activation_checkpointing`.
+    /// `reshard_after_forward` or types of a `mixed_precision_policy` against `NO_SHARD`, `dp_shard_size` for a
+    /// strategy that is not hybrid, offload of what is whole on every rank, parameters on NVMe without the
+    /// optimizer's state, NVMe without a folder, and `activation_checkpointing_offload` without
+    /// `activation_checkpointing`.
     ///
     /// ```
     /// # use accelerate_core::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin};
