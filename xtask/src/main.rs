@@ -4,6 +4,7 @@
 //! Nothing here links libtorch: these tasks are what finds it.
 
 mod bench;
+mod book;
 mod check_cuda;
 mod ci;
 mod demo;
@@ -51,6 +52,8 @@ enum Task {
     Parity(parity::Arguments),
     /// Race against Python Accelerate
     Bench(bench::Arguments),
+    /// Build the book of the project into `target/book`
+    Book(book::Arguments),
     /// Type-check the `cuda` feature against header packages; needs no CUDA toolkit
     CheckCuda(check_cuda::Arguments),
 }
@@ -64,6 +67,7 @@ fn main() -> ExitCode {
         Task::Tidy(arguments) => tidy::run(&arguments),
         Task::Parity(arguments) => parity::run(&arguments),
         Task::Bench(arguments) => bench::run(&arguments),
+        Task::Book(arguments) => book::run(&arguments),
         Task::CheckCuda(arguments) => check_cuda::run(&arguments),
     };
     match outcome {

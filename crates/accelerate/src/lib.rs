@@ -20,6 +20,8 @@ pub mod amp;
 pub mod checkpoint;
 mod context;
 pub mod data;
+#[cfg(doctest)]
+mod documentation;
 mod engine;
 mod error;
 mod gradient_state;

@@ -1,6 +1,7 @@
 //! `cargo xtask tidy`: the rules of the workspace. Each is a test as well, so `cargo test` runs them.
 
 mod dependencies;
+mod documents;
 mod files;
 mod functions;
 
@@ -21,7 +22,7 @@ pub(crate) struct Arguments {}
 type Rule = (&'static str, fn(&Tree) -> Result<Vec<String>>);
 
 /// All rules, in the order in which they are reported.
-const RULES: [Rule; 10] = [
+const RULES: [Rule; 14] = [
     ("crates depend only on crates to their left", dependencies::direction),
     ("libtorch stays out of the crates that must start fast", dependencies::libtorch_closure),
     ("tch and libtorch are pinned together", dependencies::pins),
@@ -32,6 +33,10 @@ const RULES: [Rule; 10] = [
     ("long functions give a reason", functions::lengths),
     ("every crate has a README", files::readmes),
     ("nothing is left unfinished or switched off", files::unfinished),
+    ("links in documents lead somewhere", documents::links),
+    ("files that documents name exist", documents::named_files),
+    ("every chapter is in the book and is tested", documents::chapters),
+    ("the README is short", documents::short_readme),
 ];
 
 pub(crate) fn run(_: &Arguments) -> Result<()> {
@@ -146,5 +151,9 @@ mod tests {
         long_functions_give_a_reason: "long functions give a reason";
         every_crate_has_a_readme: "every crate has a README";
         nothing_is_unfinished_or_switched_off: "nothing is left unfinished or switched off";
+        links_in_documents_lead_somewhere: "links in documents lead somewhere";
+        files_that_documents_name_exist: "files that documents name exist";
+        every_chapter_is_in_the_book_and_is_tested: "every chapter is in the book and is tested";
+        the_readme_is_short: "the README is short";
     }
 }

@@ -1,0 +1,27 @@
+//! The README and the chapters of the book as documentation tests: every Rust block in them is compiled, and run unless it
+//! says `no_run`.
+
+macro_rules! pages {
+    ($($name:ident: $path:literal;)*) => {$(
+        #[doc = include_str!(concat!("../../../", $path))]
+        struct $name;
+    )*};
+}
+
+pages! {
+    Readme: "README.md";
+    Introduction: "docs/src/index.md";
+    Installation: "docs/src/installation.md";
+    QuickTour: "docs/src/quick_tour.md";
+    ComingFromPython: "docs/src/coming_from_python.md";
+    Launching: "docs/src/launching.md";
+    Data: "docs/src/data.md";
+    Optimizers: "docs/src/optimizers.md";
+    MixedPrecision: "docs/src/mixed_precision.md";
+    Sharding: "docs/src/sharding.md";
+    DeepSpeed: "docs/src/deepspeed.md";
+    Offload: "docs/src/offload.md";
+    Profiling: "docs/src/profiling.md";
+    Settings: "docs/src/settings.md";
+    Differences: "docs/src/differences.md";
+}
