@@ -18,23 +18,19 @@ pub use tch;
 mod accelerator;
 pub mod amp;
 pub mod checkpoint;
-mod context;
 pub mod data;
 #[cfg(doctest)]
 mod documentation;
 mod engine;
 mod error;
-mod gradient_state;
 mod group;
 mod local_sgd;
 mod memory;
 pub mod nn;
 mod offload;
-mod operations;
 pub mod optim;
-mod prepare;
 pub mod profile;
-mod random;
+mod session;
 mod state;
 mod tensor_tree;
 pub mod testing;
@@ -51,16 +47,14 @@ pub use accelerate_core::names::{DistributedType, RngType};
 pub use accelerate_core::schedule::SchedulerUnit;
 pub use accelerate_derive::TensorTree;
 pub use accelerator::{
-    Accelerator, AcceleratorBuilder, AsParamStore, HasParameters, KwargsHandler, ModelEngine, PreparedModels,
-    SaveModelOptions,
+    Accelerator, AcceleratorBuilder, AsParamStore, HasParameters, KwargsHandler, ModelEngine, Prepare,
+    PrepareDataLoaderOptions, PreparedModel, PreparedModels, SaveModelOptions, SeedOptions, kind, set_seed,
 };
 pub use error::{Error, Result};
 pub use group::{Group, ReduceOp};
 pub use local_sgd::LocalSGD;
 pub use memory::{ExecutableBatchSize, clear_device_cache, find_executable_batch_size};
-pub use prepare::{Prepare, PreparedModel, kind};
 pub use profile::ProfileKwargs;
-pub use random::{SeedOptions, set_seed};
 pub use state::{PartialState, SplitBetweenProcesses};
 pub use tensor_tree::Parcel;
 pub use tensor_tree::TensorTree;

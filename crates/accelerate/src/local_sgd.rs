@@ -1,11 +1,11 @@
 //! Local SGD: ranks train by themselves and average their parameters now and then (`local_sgd.py` of the reference).
 
 use crate::accelerator::Accelerator;
-use crate::engine::Engine;
+use crate::accelerator::PreparedModel;
 use crate::error::{Result, StateError};
 use crate::group::{Group, ReduceOp};
 use crate::nn::{Module, ParamStore};
-use crate::prepare::PreparedModel;
+use crate::session::Engine;
 use accelerate_core::names::DistributedType;
 use std::fmt;
 use std::sync::Arc;

@@ -1,9 +1,8 @@
 //! Ranks for tests and examples: several accelerators in one process, connected by Gloo.
 
 use crate::accelerator::{Accelerator, AcceleratorBuilder};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, panic_text};
 use crate::group::{Group, Members, connect_gloo};
-use crate::memory::panic_text;
 use std::time::Duration;
 use torch_ext::{GlooInterface, GlooOptions, Store};
 

@@ -3,10 +3,9 @@
 
 use accelerate::data::{
     DataLoader, DataLoaderConfiguration, DataLoaderShard, IterableDataset, LoaderKind, RowStream, Rows, VecDataset,
-    prepare_data_loader,
 };
 use accelerate::tch::Tensor;
-use accelerate::{Accelerator, Result, testing};
+use accelerate::{Accelerator, PrepareDataLoaderOptions, Result, testing};
 
 struct Numbers(i64);
 
@@ -37,6 +36,10 @@ fn pass<K: LoaderKind>(
     Ok((batches, gathered))
 }
 
+fn of_two(share: usize) -> PrepareDataLoaderOptions {
+    PrepareDataLoaderOptions { num_processes: Some(2), process_index: Some(share) }
+}
+
 /// With `share(rank)` of two, four ranks run through `num_rows` rows, shuffled or dispatched.
 fn four_ranks(dispatch: bool, num_rows: i64, share: fn(usize) -> usize) -> Vec<(Vec<Vec<i64>>, Vec<i64>)> {
     testing::ranks(4, move |accelerator| {
@@ -45,11 +48,11 @@ fn four_ranks(dispatch: bool, num_rows: i64, share: fn(usize) -> usize) -> Vec<(
         let share = share(accelerator.process_index());
         if dispatch {
             let loader = DataLoader::iterable(Numbers(num_rows)).batch_size(2).build()?;
-            return pass(&accelerator, &prepare_data_loader(&accelerator, loader, 2, share)?);
+            return pass(&accelerator, &accelerator.prepare_data_loader(loader, of_two(share))?);
         }
         let rows = VecDataset::new((0..num_rows).collect());
         let loader = DataLoader::builder(rows).batch_size(2).shuffle(true).build()?;
-        pass(&accelerator, &prepare_data_loader(&accelerator, loader, 2, share)?)
+        pass(&accelerator, &accelerator.prepare_data_loader(loader, of_two(share))?)
     })
     .unwrap()
 }
@@ -79,7 +82,7 @@ fn ranks_of_one_share_get_the_same_batches_and_rows_count_once() {
 fn shares_that_do_not_fit_are_an_error_on_every_rank() {
     testing::ranks(3, |accelerator| {
         let loader = DataLoader::builder(VecDataset::new(vec![1i64, 2])).build()?;
-        let error = prepare_data_loader(&accelerator, loader, 2, accelerator.process_index() % 2).unwrap_err();
+        let error = accelerator.prepare_data_loader(loader, of_two(accelerator.process_index() % 2)).unwrap_err();
         assert!(error.is_data() && error.to_string().contains("2 of 3 ranks want share 0"), "{error}");
         Ok(())
     })

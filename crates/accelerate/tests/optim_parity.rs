@@ -3,14 +3,14 @@
 //! The numbers were written by `parity/optim/generate.py` with torch 2.11.0.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use accelerate::amp::{GradScaler, GradScalerKwargs};
+use accelerate::GradScalerKwargs;
 use accelerate::nn::{ParamStore, init::Init};
 use accelerate::optim::schedule::OneCycle;
 use accelerate::optim::{
     Adafactor, Adagrad, Adam, AdamW, AdamW8bit, AnnealStrategy, ConstantWithWarmup, CosineAnnealingLr,
-    CosineWithHardRestartsWithWarmup, CosineWithWarmup, ExponentialLr, InverseSqrtWithWarmup, LambdaLr, LinearLr,
-    LinearWithWarmup, Lion, LrScheduler, MultiStepLr, OneCycleLr, Optimizer, ParamGroup, Plateau, PolynomialLr,
-    PolynomialWithWarmup, RMSprop, ReduceLrOnPlateau, Sgd, StepLr, Warmup, clip_grad_norm_,
+    CosineWithHardRestartsWithWarmup, CosineWithWarmup, ExponentialLr, GradScaler, InverseSqrtWithWarmup, LambdaLr,
+    LinearLr, LinearWithWarmup, Lion, LrScheduler, MultiStepLr, OneCycleLr, Optimizer, ParamGroup, Plateau,
+    PolynomialLr, PolynomialWithWarmup, RMSprop, ReduceLrOnPlateau, Sgd, StepLr, Warmup, clip_grad_norm_,
 };
 use accelerate::tch::{Device, Kind, Tensor};
 use serde_json::Value;

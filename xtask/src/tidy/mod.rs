@@ -3,6 +3,7 @@
 mod dependencies;
 mod documents;
 mod files;
+mod floors;
 mod functions;
 
 use std::fs;
@@ -14,7 +15,7 @@ use clap::Args;
 
 use crate::{paths, process};
 
-/// Check the rules of the workspace: dependency direction, raw memory, sizes, headers.
+/// Check the rules of the workspace: directions of dependencies, raw memory, sizes, headers.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {}
 
@@ -22,8 +23,9 @@ pub(crate) struct Arguments {}
 type Rule = (&'static str, fn(&Tree) -> Result<Vec<String>>);
 
 /// All rules, in the order in which they are reported.
-const RULES: [Rule; 14] = [
+const RULES: [Rule; 15] = [
     ("crates depend only on crates to their left", dependencies::direction),
+    ("folders of the main crate use only folders below them", floors::direction),
     ("libtorch stays out of the crates that must start fast", dependencies::libtorch_closure),
     ("tch and libtorch are pinned together", dependencies::pins),
     ("raw memory is touched in torch-ext only", files::raw_memory),
@@ -142,6 +144,8 @@ mod tests {
 
     tidy_tests! {
         crates_depend_only_on_crates_to_their_left: "crates depend only on crates to their left";
+        folders_of_the_main_crate_use_only_folders_below_them:
+            "folders of the main crate use only folders below them";
         libtorch_stays_out_of_fast_crates: "libtorch stays out of the crates that must start fast";
         tch_and_libtorch_are_pinned_together: "tch and libtorch are pinned together";
         raw_memory_is_touched_in_torch_ext_only: "raw memory is touched in torch-ext only";

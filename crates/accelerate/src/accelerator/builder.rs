@@ -2,12 +2,13 @@
 
 use super::deep_speed::{DeepSpeed, is_asked_for};
 use super::{Accelerator, KwargsHandler, Settings};
-use crate::amp::{GradScaler, MixedPrecision, Precision, needs_grad_scaler};
-use crate::context::Context;
+use crate::amp::{MixedPrecision, Precision, needs_grad_scaler};
 use crate::error::{Result, StateError};
-use crate::gradient_state::GradientState;
 use crate::group::Group;
+use crate::optim::GradScaler;
 use crate::profile::ProfileKwargs;
+use crate::session::GradientState;
+use crate::session::Session;
 use crate::state::{Lookup, PartialState, process_environment};
 use accelerate_core::accumulation::PartialWindow;
 use accelerate_core::config::{
@@ -293,15 +294,15 @@ impl AcceleratorBuilder {
             profile: handlers.profile,
             compilation,
         };
-        let context = Context::new(state, gradient_state);
-        Ok(Accelerator::from_parts(context, settings, precision, scaler, recipe))
+        let session = Session::new(state, gradient_state);
+        Ok(Accelerator::from_parts(session, settings, precision, scaler, recipe))
     }
 
     /// An accelerator with nothing prepared, in the same run and with the same settings as the one that this builder
     /// has made, but with a group of its own: when ranks fail in there, `accelerator` remains usable. Collective.
     pub(super) fn fork(&self, accelerator: &Accelerator) -> Result<Accelerator> {
         let state = accelerator.state().with_group(accelerator.group().fork()?);
-        let plugin = accelerator.context().gradient_state.plugin();
+        let plugin = accelerator.session().gradient_state.plugin();
         let recipe =
             Self { gradient_accumulation_steps: None, gradient_accumulation_plugin: Some(plugin), ..self.clone() };
         recipe.build_with(&|_| None, |_, _, _| Ok(state))

@@ -1,9 +1,8 @@
 //! Collectives on whatever is made of tensors, and on objects.
 
-use super::Accelerator;
+use super::{Accelerator, operations};
 use crate::error::Result;
 use crate::group::ReduceOp;
-use crate::operations;
 use crate::tensor_tree::TensorTree;
 use accelerate_core::names::RngType;
 use serde::Serialize;
@@ -62,16 +61,16 @@ impl Accelerator {
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn gather_for_metrics<T: TensorTree>(&self, input_data: &T) -> Result<T> {
-        let position = self.context().gradient_state.active_position();
-        let join = self.context().join();
+        let position = self.session().gradient_state.active_position();
+        let join = self.session().join();
         operations::gather_for_metrics(self.group(), input_data, position.as_ref(), join.as_deref())
     }
 
     /// As [`Accelerator::gather_for_metrics`], for one object per row of the batch: for whatever has no common shape, such
     /// as texts or lists of boxes. Collective.
     pub fn gather_object_for_metrics<T: Serialize + DeserializeOwned>(&self, objects: &[T]) -> Result<Vec<T>> {
-        let position = self.context().gradient_state.active_position();
-        let join = self.context().join();
+        let position = self.session().gradient_state.active_position();
+        let join = self.session().join();
         operations::gather_object_for_metrics(self.group(), objects, position.as_ref(), join.as_deref())
     }
 
@@ -110,7 +109,7 @@ impl Accelerator {
     /// # Errors
     /// When a stream does not exist on this device.
     pub fn synchronize_rng_states(&self, rng_types: &[RngType]) -> Result<()> {
-        crate::data::synchronize_rng_states(self.context(), rng_types, Some(self.device()))
+        crate::data::synchronize_rng_states(self.session(), rng_types, Some(self.device()))
     }
 
     /// Replaces the objects by those of rank `from_process`. Collective.

@@ -1,11 +1,9 @@
 //! `join_uneven_inputs`: ranks that run out of batches go along with the others.
 
 use super::{Accelerator, PreparedModels};
-use crate::amp::GradScalerState;
-use crate::context::Context;
-use crate::engine::{Engine, Join, Summary};
 use crate::error::{Error, Result, StateError};
-use crate::gradient_state::GradientState;
+use crate::optim::GradScalerState;
+use crate::session::{Engine, GradientState, Join, Session, Summary};
 use std::sync::Arc;
 
 impl Accelerator {
@@ -72,12 +70,12 @@ impl Accelerator {
         even_batches: Option<bool>,
         body: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        let context = self.context();
-        let _even_batches = EvenBatches::override_with(&context.gradient_state, even_batches);
+        let session = self.session();
+        let _even_batches = EvenBatches::override_with(&session.gradient_state, even_batches);
         let mut engines = Vec::new();
         models.for_each_engine(&mut |engine| engines.push(engine));
         let engines: Vec<Arc<dyn Engine>> = engines.into_iter().map(|engine| engine.0).collect();
-        let even = context.gradient_state.even_batches().unwrap_or(self.settings().dataloader.even_batches);
+        let even = session.gradient_state.even_batches().unwrap_or(self.settings().dataloader.even_batches);
         if !self.use_distributed() {
             return body();
         }
@@ -88,7 +86,7 @@ impl Accelerator {
         if even {
             return body();
         }
-        let joined = Joined::begin(context, &engines)?;
+        let joined = Joined::begin(session, &engines)?;
         let value = body()?;
         let summary = joined.join.follow(&engines, self.optimizer_steps())?;
         drop(joined);
@@ -117,7 +115,7 @@ impl Accelerator {
             return Ok(());
         };
         if mine.followed > theirs.followed {
-            self.context().gradient_state.restore_window(theirs.window);
+            self.session().gradient_state.restore_window(theirs.window);
         }
         if mine.optimizer_steps < theirs.optimizer_steps {
             tracing::warn!(
@@ -154,29 +152,29 @@ impl Drop for EvenBatches<'_> {
 
 /// Reductions are announced as long as this lives.
 struct Joined<'a> {
-    context: &'a Context,
+    session: &'a Session,
     engines: &'a [Arc<dyn Engine>],
     join: Arc<Join>,
 }
 
 impl<'a> Joined<'a> {
-    fn begin(context: &'a Context, engines: &'a [Arc<dyn Engine>]) -> Result<Self> {
-        if context.join().is_some() {
+    fn begin(session: &'a Session, engines: &'a [Arc<dyn Engine>]) -> Result<Self> {
+        if session.join().is_some() {
             return Err(StateError::NestedJoin.into());
         }
-        let join = Arc::new(Join::new(context.group.clone(), context.gradient_state.clone()));
-        let joined = Self { context, engines, join };
+        let join = Arc::new(Join::new(session.group.clone(), session.gradient_state.clone()));
+        let joined = Self { session, engines, join };
         for (model, engine) in engines.iter().enumerate() {
             engine.set_join(Some((joined.join.clone(), model)))?;
         }
-        context.set_join(Some(joined.join.clone()));
+        session.set_join(Some(joined.join.clone()));
         Ok(joined)
     }
 }
 
 impl Drop for Joined<'_> {
     fn drop(&mut self) {
-        self.context.set_join(None);
+        self.session.set_join(None);
         for engine in self.engines {
             // Ending never fails; only beginning does.
             let _ = engine.set_join(None);

@@ -5,21 +5,27 @@ mod collectives;
 mod deep_speed;
 mod handlers;
 mod join;
+mod operations;
 mod persistence;
+mod prepare;
 mod process_control;
+mod profile;
+mod seed;
 mod training;
 
 pub use builder::AcceleratorBuilder;
 pub(crate) use deep_speed::DeepSpeed;
 pub use handlers::KwargsHandler;
 pub use persistence::{AsParamStore, SaveModelOptions};
+pub use prepare::{Prepare, PrepareDataLoaderOptions, PreparedModel, kind};
+pub use seed::{SeedOptions, set_seed};
 pub use training::{HasParameters, ModelEngine, PreparedModels};
 
-use crate::amp::{GradScaler, MixedPrecision, Precision};
-use crate::context::Context;
+use crate::amp::{MixedPrecision, Precision};
 use crate::error::Result;
-use crate::optim::OptimizerHandle;
+use crate::optim::{GradScaler, OptimizerHandle};
 use crate::profile::ProfileKwargs;
+use crate::session::Session;
 use crate::state::PartialState;
 use accelerate_core::config::{
     Compilation, DataLoaderConfiguration, DistributedDataParallelKwargs, FloatType, FullyShardedDataParallelPlugin,
@@ -49,7 +55,7 @@ use tch::Device;
 pub struct Accelerator(Arc<Inner>);
 
 struct Inner {
-    context: Context,
+    session: Session,
     settings: Settings,
     precision: Precision,
     scaler: Option<GradScaler>,
@@ -104,14 +110,14 @@ impl Accelerator {
     }
 
     fn from_parts(
-        context: Context,
+        session: Session,
         settings: Settings,
         precision: Precision,
         scaler: Option<GradScaler>,
         recipe: AcceleratorBuilder,
     ) -> Self {
         Self(Arc::new(Inner {
-            context,
+            session,
             settings,
             precision,
             scaler,
@@ -126,8 +132,8 @@ impl Accelerator {
         self.0.recipe.fork(self)
     }
 
-    pub(crate) fn context(&self) -> &Context {
-        &self.0.context
+    pub(crate) fn session(&self) -> &Session {
+        &self.0.session
     }
 
     pub(crate) fn settings(&self) -> &Settings {
@@ -153,7 +159,7 @@ impl Accelerator {
 
     /// What this process knows of its run.
     pub fn state(&self) -> &PartialState {
-        &self.0.context.state
+        &self.0.session.state
     }
 
     /// The precision of forward passes.
@@ -174,9 +180,9 @@ impl Accelerator {
     /// Forgets everything prepared so far, so that its memory is freed when the user drops it too. The count of
     /// micro-batches starts anew.
     pub fn free_memory(&self) {
-        self.0.context.forget_models();
+        self.0.session.forget_models();
         self.optimizers().clear();
-        self.0.context.gradient_state.restart();
+        self.0.session.gradient_state.restart();
     }
 }
 

@@ -1,12 +1,11 @@
 //! Weights on disk.
 
-use super::Accelerator;
+use super::{Accelerator, PreparedModel};
 use crate::checkpoint::{
     LoadOptions, SaveOptions, Writers, load_checkpoint_in_model, save_model_weights, save_sharded_model_weights,
 };
 use crate::error::{Error, Result};
 use crate::nn::{LoadReport, Module, ParamStore};
-use crate::prepare::PreparedModel;
 use accelerate_core::config::FloatType;
 use accelerate_core::weight_files::parse_size;
 use std::path::Path;

@@ -1,11 +1,10 @@
 //! The training step: accumulation, backward, clipping.
 
-use super::{Accelerator, AsParamStore};
-use crate::engine::Engine;
+use super::{Accelerator, AsParamStore, PreparedModel};
 use crate::error::{OptimError, Result};
 use crate::nn::{Param, ParamStore};
 use crate::optim::{self, OptimizerHandle};
-use crate::prepare::PreparedModel;
+use crate::session::Engine;
 use accelerate_core::config::AutocastKwargs;
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -84,9 +83,9 @@ impl Accelerator {
     /// # Errors
     /// libtorch's; those of hooks; a peer that is gone or does not take part, by rank.
     pub fn backward(&self, loss: &Tensor) -> Result<()> {
-        let context = self.context();
-        let models = context.models();
-        let scaling = context.gradient_state.begin_backward();
+        let session = self.session();
+        let models = session.models();
+        let scaling = session.gradient_state.begin_backward();
         if let Some(factor) = scaling.rescale_accumulated {
             for model in models.iter() {
                 scale_gradients(&model.store, factor)?;
@@ -98,7 +97,7 @@ impl Accelerator {
             scaled = scaler.scale(&scaled)?;
         }
         torch_ext::autograd::backward(&[&scaled], None, false, false)
-            .map_err(|error| context.group.explain_reducer(error))?;
+            .map_err(|error| session.group.explain_reducer(error))?;
         self.optimizers().iter().for_each(OptimizerHandle::gradients_made);
         models.iter().try_for_each(|model| model.engine.after_backward())
     }
@@ -129,7 +128,7 @@ impl Accelerator {
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn accumulate<T>(&self, models: &impl PreparedModels, body: impl FnOnce() -> Result<T>) -> Result<T> {
-        let decision = self.context().gradient_state.begin_micro_batch();
+        let decision = self.session().gradient_state.begin_micro_batch();
         // Whoever keeps gradients local around this, `no_sync` or `LocalSGD`, goes on doing so.
         if decision.reduce { body() } else { self.no_sync(models, body) }
     }
@@ -151,27 +150,27 @@ impl Accelerator {
 
     /// Is this the micro-batch at whose end gradients are synchronised and optimizers step?
     pub fn sync_gradients(&self) -> bool {
-        self.context().gradient_state.sync_gradients()
+        self.session().gradient_state.sync_gradients()
     }
 
     /// Overrides where gradients are synchronised, for loops that do not use [`Accelerator::accumulate`].
     pub fn set_sync_gradients(&self, sync: bool) {
-        self.context().gradient_state.set_sync_gradients(sync);
+        self.session().gradient_state.set_sync_gradients(sync);
     }
 
     /// Is the innermost prepared loader that is being iterated at its last batch?
     pub fn end_of_dataloader(&self) -> bool {
-        self.context().gradient_state.end_of_dataloader()
+        self.session().gradient_state.end_of_dataloader()
     }
 
     /// Number of micro-batches of an accumulation window.
     pub fn gradient_accumulation_steps(&self) -> usize {
-        self.context().gradient_state.num_steps()
+        self.session().gradient_state.num_steps()
     }
 
     /// Changes the number of micro-batches of coming windows.
     pub fn set_gradient_accumulation_steps(&self, steps: usize) -> Result<()> {
-        self.context().gradient_state.set_num_steps(steps)
+        self.session().gradient_state.set_num_steps(steps)
     }
 
     /// Runs `body` in the run's mixed precision, for computations outside of prepared models.
@@ -187,7 +186,7 @@ impl Accelerator {
     /// Divides all gradients by the loss scale of fp16, once per step; nothing in other precisions. Collective where ranks have
     /// not reduced gradients of a sharded model yet, as all that looks at gradients.
     pub fn unscale_gradients(&self) -> Result<()> {
-        self.context().complete_gradients()?;
+        self.session().complete_gradients()?;
         self.unscale_where(|_| true)
     }
 
@@ -212,7 +211,7 @@ impl Accelerator {
     ) -> Result<Tensor> {
         let params = parameters.trainable_parameters();
         self.check_before_step("clip_grad_norm_", &params)?;
-        self.context().complete_gradients()?;
+        self.session().complete_gradients()?;
         self.unscale_where(|optimizer| optimizer.trains_any_of(&params))?;
         optim::clip_grad_norm_(&params, max_norm, norm_type)
     }
@@ -222,7 +221,7 @@ impl Accelerator {
     pub fn clip_grad_value_<P: HasParameters + ?Sized>(&self, parameters: &P, clip_value: f64) -> Result<()> {
         let params = parameters.trainable_parameters();
         self.check_before_step("clip_grad_value_", &params)?;
-        self.context().complete_gradients()?;
+        self.session().complete_gradients()?;
         self.unscale_where(|optimizer| optimizer.trains_any_of(&params))?;
         optim::clip_grad_value_(&params, clip_value)
     }

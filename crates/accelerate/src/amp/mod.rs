@@ -1,13 +1,11 @@
 //! Mixed precision: which number format layers compute in, and how small gradients survive fp16.
 //!
 //! Parameters, gradients and optimizer state stay in float32. `prepare` makes the forward pass compute
-//! in the format of [`MixedPrecision`]; with fp16 a [`GradScaler`] keeps gradients in range.
+//! in the format of [`MixedPrecision`]; with fp16 a [`GradScaler`](crate::optim::GradScaler) keeps gradients in range.
 
-mod grad_scaler;
 mod precision;
 
-pub use accelerate_core::config::{GradScalerKwargs, MixedPrecision};
-pub use grad_scaler::{GradScaler, GradScalerState};
+pub use accelerate_core::config::MixedPrecision;
 pub(crate) use precision::Precision;
 
 use accelerate_core::config::FloatType;

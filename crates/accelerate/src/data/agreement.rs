@@ -2,8 +2,8 @@
 
 use super::random::SharedGenerator;
 use super::sampler::{Sampler, SeedableRandomSampler, SequentialSampler, downcast, generator_of, order_of};
-use crate::context::Context;
 use crate::error::{DataError, Result};
+use crate::session::Session;
 use accelerate_core::names::RngType;
 use accelerate_core::sampler::RowOrder;
 use std::fmt;
@@ -20,7 +20,7 @@ pub(crate) trait Exchange: Send + Sync + fmt::Debug {
     fn of_all_ranks(&self, tensor: &Tensor) -> Result<Vec<Tensor>>;
 }
 
-impl Exchange for Context {
+impl Exchange for Session {
     fn of_rank_zero(&self, tensor: &Tensor) -> Result<Tensor> {
         // A copy, because the tensor may share its storage with a generator or with the caller. Collectives
         // of GPU groups want it on their device.

@@ -5,7 +5,7 @@ use super::position::Progress;
 use super::share::Shares;
 use super::source::{Pass, Round};
 use crate::error::Result;
-use crate::gradient_state::LoaderGuard;
+use crate::session::LoaderGuard;
 use std::fmt;
 use std::iter::FusedIterator;
 use std::marker::PhantomData;

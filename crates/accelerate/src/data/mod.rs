@@ -40,9 +40,9 @@ pub use sampler::{
     BatchSampler, RandomSampler, Sampler, SeedableRandomSampler, SequentialSampler, SubsetRandomSampler,
     WeightedRandomSampler,
 };
+pub(crate) use shard::LoaderSettings;
 pub use shard::{DataLoaderShard, LoaderKind};
 pub(crate) use share::Shares;
-pub use share::prepare_data_loader;
 pub use torch_ext::Generator;
 
 /// A loader that can leave out the first batches of its passes: [`DataLoader`] or [`DataLoaderShard`].

@@ -10,10 +10,9 @@ use super::source::dispatch::{self, DispatchLink};
 use super::source::schedule::Sharding;
 use super::source::{Begun, Finish};
 use crate::TensorTree;
-use crate::accelerator::Settings;
-use crate::context::Context;
 use crate::error::{DataError, Result};
-use crate::gradient_state::GradientState;
+use crate::session::GradientState;
+use crate::session::Session;
 use accelerate_core::config::DataLoaderConfiguration;
 use accelerate_core::names::RngType;
 use std::fmt;
@@ -82,6 +81,16 @@ pub struct DataLoaderShard<B, K = MapStyle> {
     kind: PhantomData<fn() -> K>,
 }
 
+/// What a run says of its loaders.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LoaderSettings<'a> {
+    pub(crate) configuration: &'a DataLoaderConfiguration,
+    /// Do batches move to the device?
+    pub(crate) device_placement: bool,
+    /// Random number streams that ranks take over from rank 0 when a pass begins.
+    pub(crate) rng_types: &'a [RngType],
+}
+
 /// Where a prepared loader runs.
 pub(crate) struct Place {
     /// This process's share of the rows.
@@ -128,29 +137,29 @@ impl<B: Send + 'static, K: LoaderKind> DataLoader<B, K> {
     /// Every process must call it. Collective when batches are dispatched.
     pub(crate) fn prepare_for(
         self,
-        context: &Context,
-        settings: &Settings,
+        session: &Session,
+        settings: LoaderSettings<'_>,
         shares: Shares,
     ) -> Result<DataLoaderShard<B, K>> {
-        let num_processes = context.group.world_size();
-        let (configuration, device_placement) = (&settings.dataloader, settings.device_placement);
+        let num_processes = session.group.world_size();
+        let LoaderSettings { configuration, device_placement, rng_types } = settings;
         let dispatch = configuration.dispatch_batches.unwrap_or(K::IS_STREAM && device_placement);
         if dispatch && !device_placement {
             return Err(DataError::DispatchWithoutDevice.into());
         }
         let link = match dispatch && num_processes > 1 && !configuration.use_configured_sampler {
-            true => Some(Arc::new(DispatchLink::new(context.group.side_group()?, shares.clone()))),
+            true => Some(Arc::new(DispatchLink::new(session.group.side_group()?, shares.clone()))),
             false => None,
         };
-        let exchange: Arc<dyn Exchange> = Arc::new(context.clone());
+        let exchange: Arc<dyn Exchange> = Arc::new(session.clone());
         let place = Place {
-            share: shares.of_rank(context.group.rank()),
+            share: shares.of_rank(session.group.rank()),
             shares,
-            gradient_state: context.gradient_state.clone(),
+            gradient_state: session.gradient_state.clone(),
             exchange: (num_processes > 1).then_some(exchange),
             dispatch: link,
-            device: device_placement.then_some(context.device),
-            rng_types: settings.rng_types.clone(),
+            device: device_placement.then_some(session.device),
+            rng_types: rng_types.to_vec(),
         };
         self.prepare_at(place, configuration)
     }

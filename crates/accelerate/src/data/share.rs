@@ -1,53 +1,10 @@
 //! Processes that share their data: which of them get the same batches.
 
-use super::loader::DataLoader;
-use super::shard::{DataLoaderShard, LoaderKind};
-use crate::accelerator::Accelerator;
 use crate::error::{DataError, Result};
-use crate::gradient_state::LoaderPosition;
 use crate::group::Group;
+use crate::session::LoaderPosition;
 use std::sync::Arc;
-use tch::Tensor;
-
-/// Prepares a loader for processes of which several work on the same rows (`prepare_data_loader` of the reference,
-/// `data_loader.py`, with `num_processes` and `process_index`, which it derives from the device mesh): processes that
-/// each hold a part of one model need the same batches.
-///
-/// The rows are dealt to `num_processes` shares, and this process gets share `process_index`. With a mesh in which
-/// groups of `k` consecutive ranks hold one model, that is `world_size / k` shares, and share `rank / k`. Everything
-/// else is as with [`Accelerator::prepare`]; rows that several processes have count once in `gather_for_metrics`.
-/// Averaging gradients over all processes stays right, because every share is held by equally many.
-///
-/// Collective.
-///
-/// ```
-/// use accelerate::data::{DataLoader, VecDataset, prepare_data_loader};
-/// use accelerate::testing;
-///
-/// let batches = testing::ranks(4, |accelerator| {
-///     let loader = DataLoader::builder(VecDataset::new(vec![10i64, 11, 12, 13])).batch_size(2).build()?;
-///     let loader = prepare_data_loader(&accelerator, loader, 2, accelerator.process_index() / 2)?;
-///     let batch = loader.iter()?.next().unwrap()?;
-///     Ok(Vec::<i64>::try_from(&batch)?)
-/// })?;
-/// assert_eq!(batches, [[10, 11], [10, 11], [12, 13], [12, 13]]);
-/// # Ok::<(), accelerate::Error>(())
-/// ```
-///
-/// # Errors
-///
-/// [`is_data`](crate::Error::is_data): the processes name different numbers of shares, a share that does not exist, or
-/// some shares more often than others; and what `Accelerator::prepare` refuses.
-pub fn prepare_data_loader<B: Send + 'static, K: LoaderKind>(
-    accelerator: &Accelerator,
-    loader: DataLoader<B, K>,
-    num_processes: usize,
-    process_index: usize,
-) -> Result<DataLoaderShard<B, K>> {
-    let context = accelerator.context();
-    let shares = Shares::agree(&context.group, context.device, num_processes, process_index)?;
-    loader.prepare_for(context, accelerator.settings(), shares)
-}
+use tch::{Device, Tensor};
 
 /// Which share of the rows each rank gets.
 #[derive(Clone, Debug)]
@@ -63,7 +20,7 @@ impl Shares {
     }
 
     /// What all ranks have asked for. Collective.
-    fn agree(group: &Group, device: tch::Device, num_shares: usize, share: usize) -> Result<Self> {
+    pub(crate) fn agree(group: &Group, device: Device, num_shares: usize, share: usize) -> Result<Self> {
         let mine = Tensor::f_from_slice(&[num_shares as i64, share as i64])?.f_to_device(device)?;
         let all = group.all_gather(&mine)?;
         let number = |tensor: &Tensor, index: i64| -> Result<usize> {

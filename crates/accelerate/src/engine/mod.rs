@@ -1,107 +1,23 @@
-//! What keeps the ranks' copies of a model in step. `prepare` chooses one engine per model.
+//! The engines, which keep what the ranks hold of a model in step. `prepare` chooses one for each model.
+//!
+//! An engine is given the group of all ranks, the model's parameters and settings. It knows neither the session nor the
+//! accelerator; the session calls it at the points of a step that [`Engine`] names.
 
 mod hooks;
 mod inventory;
-mod join;
 mod power_sgd;
 mod replicate;
 mod shard;
 
-use crate::context::Context;
 use crate::error::Result;
+use crate::group::Group;
 use crate::nn::{CheckpointOptions, ParamStore};
+use crate::session::Engine;
 use accelerate_core::config::{
     DistributedDataParallelKwargs, FullyShardedDataParallelPlugin, MixedPrecision, ShardingStrategy,
 };
-use accelerate_core::plan::Plan;
 pub(crate) use inventory::inventory;
-pub(crate) use join::{Call, Join, Reduction, Summary};
-use std::fmt;
 use std::sync::Arc;
-use tch::Tensor;
-use torch_ext::saved_tensors::SavedTensorHooksGuard;
-
-/// Calls a function with tensor after tensor.
-pub(crate) type Visit<'a> = &'a dyn Fn(&mut dyn FnMut(&Tensor));
-
-/// Holds for the length of a forward pass.
-pub(crate) type ForwardScope = Option<SavedTensorHooksGuard>;
-
-/// The points of a training step at which an engine acts.
-pub(crate) trait Engine: fmt::Debug + Send + Sync {
-    /// Before a forward pass whose gradients will be wanted.
-    fn before_forward(&self) -> Result<()> {
-        Ok(())
-    }
-
-    /// Around every forward pass, also of one whose gradients are not wanted: saved-tensor hooks that hold inside.
-    fn enter_forward(&self) -> Result<ForwardScope> {
-        Ok(None)
-    }
-
-    /// The end of it, whether the model has `succeeded` or not.
-    fn leave_forward(&self, _succeeded: bool) -> Result<()> {
-        Ok(())
-    }
-
-    /// After it; `_outputs` visits every tensor of its output.
-    fn after_forward(&self, _outputs: Visit<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    /// After a backward pass.
-    fn after_backward(&self) -> Result<()> {
-        Ok(())
-    }
-
-    /// Before gradients are looked at outside of a backward pass. Collective.
-    fn complete_gradients(&self) -> Result<()> {
-        Ok(())
-    }
-
-    /// After a forward pass that has panicked: what it held goes. Nobody is asked or told.
-    fn abandon_forward(&self) {}
-
-    /// Before parameters are updated.
-    fn before_step(&self) -> Result<()> {
-        Ok(())
-    }
-
-    /// Whether coming backward passes reduce gradients over ranks; returns what held before.
-    fn set_gradient_sync(&self, _sync: bool) -> bool {
-        true
-    }
-
-    /// From now on, reductions are announced to ranks that are out of batches, as those of model number `model`; `None`
-    /// ends that.
-    ///
-    /// # Errors
-    /// An engine whose reductions cannot be followed.
-    fn set_join(&self, _join: Option<(Arc<Join>, usize)>) -> Result<()> {
-        Ok(())
-    }
-
-    /// Takes part in a training step of the other ranks without a batch; `source` is the first of them. Gradients of an
-    /// open window are contributed. Collective.
-    fn follow(&self, _source: usize, _reduction: Reduction) -> Result<()> {
-        Ok(())
-    }
-
-    /// Overwrites parameters and buffers with those of rank `source`. Collective.
-    fn copy_from(&self, _source: usize) -> Result<()> {
-        Ok(())
-    }
-
-    /// What was decided about the model's parameters, where that cannot be found out from them any more.
-    fn plan(&self) -> Option<&Plan> {
-        None
-    }
-
-    /// Makes the next backward pass reduce, although its forward pass ran without synchronisation.
-    fn trigger_sync_in_backward(&self) -> Result<()> {
-        Ok(())
-    }
-}
 
 /// One process: nothing to keep in step.
 #[derive(Debug)]
@@ -109,14 +25,25 @@ struct Alone;
 
 impl Engine for Alone {}
 
+/// What an engine is told of the model that it begins to serve.
+#[derive(Debug)]
+pub(crate) struct Start<'a> {
+    /// All ranks of the job.
+    pub(crate) group: &'a Group,
+    /// Number of ranks on this machine.
+    pub(crate) num_local_processes: usize,
+    pub(crate) store: &'a ParamStore,
+    /// How replicas average their gradients.
+    pub(crate) kwargs: &'a DistributedDataParallelKwargs,
+    /// How the model is sharded, if it is, and the precision of its forward passes.
+    pub(crate) sharding: Option<(&'a FullyShardedDataParallelPlugin, MixedPrecision)>,
+    /// Is the model evaluated only, so that it gets no gradients?
+    pub(crate) evaluation_mode: bool,
+}
+
 /// The engine for a model, with its parameters made equal on all ranks. Collective.
-pub(crate) fn start(
-    context: &Context,
-    store: &ParamStore,
-    kwargs: &DistributedDataParallelKwargs,
-    sharding: Option<(&FullyShardedDataParallelPlugin, MixedPrecision)>,
-    evaluation_mode: bool,
-) -> Result<Arc<dyn Engine>> {
+pub(crate) fn start(model: &Start<'_>) -> Result<Arc<dyn Engine>> {
+    let &Start { group, store, kwargs, sharding, evaluation_mode, .. } = model;
     kwargs.check()?;
     if let Some((plugin, _)) = sharding.filter(|(plugin, _)| plugin.activation_checkpointing) {
         let offload_to_cpu = plugin.activation_checkpointing_offload;
@@ -124,13 +51,13 @@ pub(crate) fn start(
     }
     match sharding {
         Some((plugin, mixed_precision)) if plugin.sharding_strategy != ShardingStrategy::NoShard => {
-            Ok(Arc::new(shard::Shard::start(context, store, plugin, mixed_precision, evaluation_mode)?))
+            Ok(Arc::new(shard::Shard::start(model, plugin, mixed_precision)?))
         }
         _ => {
             store.materialize()?;
-            match context.group.world_size() == 1 || evaluation_mode {
+            match group.world_size() == 1 || evaluation_mode {
                 true => Ok(Arc::new(Alone)),
-                false => replicate::Replicate::start(context, store, kwargs),
+                false => replicate::Replicate::start(group, store, kwargs),
             }
         }
     }

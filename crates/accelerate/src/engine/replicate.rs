@@ -3,11 +3,11 @@
 //! Method: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020;
 //! the order of calls is that of `torch.nn.parallel.DistributedDataParallel`.
 
-use super::{Alone, Engine, Join, Reduction, Visit, hooks};
-use crate::context::Context;
+use super::{Alone, Engine, hooks};
 use crate::error::{Error, Result, StateError};
 use crate::group::{Group, shape_text};
 use crate::nn::{Param, ParamStore};
+use crate::session::{Join, Reduction, Visit};
 use accelerate_core::config::{DDPCommunicationHookType, DistributedDataParallelKwargs, FIRST_BUCKET_BYTES};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,11 +38,10 @@ pub(super) struct Replicate {
 
 impl Replicate {
     pub(super) fn start(
-        context: &Context,
+        group: &Group,
         store: &ParamStore,
         kwargs: &DistributedDataParallelKwargs,
     ) -> Result<Arc<dyn Engine>> {
-        let group = &context.group;
         let Some(process_group) = group.process_group() else { return Ok(Arc::new(Alone)) };
         check_same_model(group, store)?;
         copy_from(group, store, 0)?;

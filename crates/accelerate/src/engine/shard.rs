@@ -32,11 +32,11 @@ use window::{Direct, Window};
 
 use super::inventory::inventory;
 use super::replicate::{check_same_model, copy_from};
-use super::{Engine, ForwardScope, Join, Reduction};
-use crate::context::Context;
+use super::{Engine, Start};
 use crate::error::{Error, Result, StateError};
 use crate::group::Group;
 use crate::nn::{Param, ParamStore};
+use crate::session::{ForwardScope, Join, Reduction};
 use accelerate_core::config::{BackwardPrefetch, FullyShardedDataParallelPlugin, MixedPrecision, ShardingStrategy};
 use accelerate_core::plan::{Inventory, Placement, Plan, Unit, plan_sharded};
 use std::collections::HashMap;
@@ -166,24 +166,23 @@ pub(crate) struct Counts {
 impl Shard {
     /// Takes the parameters of `store` apart. Collective.
     pub(super) fn start(
-        context: &Context,
-        store: &ParamStore,
+        model: &Start<'_>,
         plugin: &FullyShardedDataParallelPlugin,
         mixed_precision: MixedPrecision,
-        evaluation_mode: bool,
     ) -> Result<Self> {
+        let &Start { group: job, num_local_processes, store, evaluation_mode, .. } = model;
         if let Some(holder) = store.tensor_holder() {
             return Err(StateError::TensorsElsewhere { holder }.into());
         }
-        let job = context.group.clone();
-        let mesh = plugin.mesh(job.world_size(), context.state.num_local_processes())?;
+        let job = job.clone();
+        let mesh = plugin.mesh(job.world_size(), num_local_processes)?;
         check_same_model(&job, store)?;
         let params = store.parameters();
         let mut inventory = inventory(store);
         plugin.check_modules(&inventory)?;
         if !evaluation_mode {
             inventory = plugin.kept(inventory, mixed_precision);
-            warn_of_wider(context, &inventory);
+            warn_of_wider(&job, &inventory);
         }
         let plan = plan_sharded(&inventory, plugin, mesh);
         check_memory(&job, &plan, plugin.max_memory)?;
@@ -427,10 +426,10 @@ fn places(plan: &Plan) -> HashMap<String, (usize, usize)> {
 }
 
 /// Says which parameters are kept in another type than the program has given them.
-fn warn_of_wider(context: &Context, inventory: &Inventory) {
+fn warn_of_wider(job: &Group, inventory: &Inventory) {
     let widened = inventory.parameters.iter().filter(|entry| entry.original_element_bytes.is_some());
     let names: Vec<&str> = widened.map(|entry| entry.name.as_str()).collect();
-    if context.state.is_main_process() && !names.is_empty() {
+    if job.rank() == 0 && !names.is_empty() {
         let names = names.join(", ");
         tracing::warn!("in mixed precision these parameters of 16 bits are kept and trained in float32: {names}");
     }

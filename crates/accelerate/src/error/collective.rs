@@ -1,6 +1,6 @@
 //! What can go wrong between processes.
 
-use crate::group::Failure;
+use super::Failure;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CollectiveError {

@@ -1,4 +1,4 @@
-//! What can go wrong while a batch size that fits into memory is looked for.
+//! Memory that runs out, and what can go wrong while a batch size that fits into it is looked for.
 
 use std::time::Duration;
 
@@ -30,4 +30,11 @@ pub(crate) enum MemoryError {
          or are stuck. Look at their output"
     )]
     Silent { ranks: String, deadline: Duration },
+}
+
+/// The texts of `should_reduce_batch_size` (`utils/memory.py` of the reference), from CUDA, cuDNN and the CPU.
+pub(crate) fn says_out_of_memory(text: &str) -> bool {
+    const TEXTS: [&str; 3] =
+        [" out of memory", "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED", "DefaultCPUAllocator: can't allocate memory"];
+    TEXTS.iter().any(|wanted| text.contains(wanted))
 }

@@ -4,7 +4,9 @@
 
 mod collective;
 mod data;
+mod failure;
 mod memory;
+mod mismatch;
 mod nn;
 mod offload;
 mod optim;
@@ -15,7 +17,9 @@ mod weights;
 
 pub(crate) use collective::CollectiveError;
 pub(crate) use data::DataError;
-pub(crate) use memory::MemoryError;
+pub(crate) use failure::{Call, Failure, Findings};
+pub(crate) use memory::{MemoryError, says_out_of_memory};
+pub(crate) use mismatch::{Mismatch, Misshaped};
 pub(crate) use nn::NnError;
 pub(crate) use offload::OffloadError;
 pub(crate) use optim::OptimError;
@@ -25,7 +29,7 @@ pub(crate) use reader::{ReaderError, RowProblem};
 pub(crate) use state::StateError;
 pub(crate) use weights::WeightsError;
 
-use crate::memory::says_out_of_memory;
+use std::any::Any;
 use std::fmt;
 
 /// The result of every fallible call of this crate.
@@ -223,4 +227,13 @@ fn own_cause(error: &torch_ext::Error) -> Option<&Error> {
         cause = found.source();
     }
     None
+}
+
+/// What a panic said.
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("without a message")
 }

@@ -1,6 +1,6 @@
 //! What can go wrong when weights are written or read.
 
-use crate::nn::Mismatch;
+use super::Mismatch;
 use std::path::PathBuf;
 use tch::Kind;
 

@@ -5,7 +5,7 @@
 //! its way.
 
 use super::Members;
-use std::fmt;
+use crate::error::{Call, Findings};
 use std::time::Duration;
 use torch_ext::Store;
 
@@ -15,14 +15,6 @@ const GRACE: Duration = Duration::from_millis(1500);
 
 /// How often it waits as long: one rank that is gone is the usual reason, and while more are silent, some may only be late.
 const MOST_WAITS: usize = 4;
-
-/// A collective call as one rank saw it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Call {
-    pub(crate) op: String,
-    pub(crate) sequence: u64,
-    pub(crate) shape: String,
-}
 
 impl Call {
     fn encode(&self) -> String {
@@ -37,68 +29,6 @@ impl Call {
             sequence: lines.next()?.parse().ok()?,
             shape: lines.next()?.to_owned(),
         })
-    }
-}
-
-impl fmt::Display for Call {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} number {}", self.op, self.sequence)?;
-        if self.shape.is_empty() { Ok(()) } else { write!(f, " on {}", self.shape) }
-    }
-}
-
-/// What the other ranks said about themselves.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Findings {
-    /// The store did not answer: its host, rank 0, is gone.
-    pub(crate) store_is_gone: bool,
-    /// Ranks in the job that said nothing.
-    pub(crate) silent: Vec<usize>,
-    /// Ranks that were in another call.
-    pub(crate) elsewhere: Vec<(usize, Call)>,
-    /// Ranks that have left the group, and why. With them the failure is explained: who else was where is not asked.
-    pub(crate) left: Vec<(usize, String)>,
-}
-
-/// A failed collective in full.
-#[derive(Debug)]
-pub(crate) struct Failure {
-    pub(crate) members: Members,
-    pub(crate) op: &'static str,
-    pub(crate) sequence: u64,
-    pub(crate) shape: String,
-    pub(crate) deadline: Duration,
-    pub(crate) findings: Findings,
-}
-
-impl Failure {
-    /// The call: `rank 1 of 2, all_reduce number 7 on [2] Float`.
-    pub(crate) fn call(&self) -> String {
-        let call = Call { op: self.op.to_owned(), sequence: self.sequence, shape: self.shape.clone() };
-        format!("{}, {call}", self.members.own_place())
-    }
-
-    /// Who is to blame, as far as the others' answers tell.
-    pub(crate) fn blame(&self) -> String {
-        let findings = &self.findings;
-        let mut parts = Vec::new();
-        if findings.store_is_gone {
-            parts.push("rank 0, which keeps the rendezvous store, is gone".to_owned());
-        } else if !findings.silent.is_empty() {
-            let (noun, verb) = if findings.silent.len() == 1 { ("rank", "has") } else { ("ranks", "have") };
-            let ranks: Vec<_> = findings.silent.iter().map(usize::to_string).collect();
-            parts.push(format!("{noun} {} {verb} not made this call", ranks.join(", ")));
-        }
-        for (rank, reason) in &findings.left {
-            parts.push(format!("rank {rank} has left: {reason}"));
-        }
-        for (rank, call) in &findings.elsewhere {
-            parts.push(format!("rank {rank} is in {call}"));
-        }
-        if parts.is_empty() {
-            parts.push("all ranks made this call, so the network between them is at fault".to_owned());
-        }
-        parts.join("; ")
     }
 }
 
@@ -187,6 +117,7 @@ fn left_key(rank: usize) -> String {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::error::Failure;
 
     fn call(op: &str, sequence: u64) -> Call {
         Call { op: op.into(), sequence, shape: "[2] Float".into() }
@@ -208,10 +139,8 @@ mod tests {
         assert_eq!(findings.silent, [3]);
         assert_eq!(findings.elsewhere, [(1, call("barrier", 9))]);
         let failure = Failure {
-            members: Members::all(0, 4),
-            op: "all_reduce",
-            sequence: 3,
-            shape: "[2] Float".into(),
+            place: Members::all(0, 4).own_place(),
+            call: call("all_reduce", 3),
             deadline: Duration::from_secs(5),
             findings,
         };

@@ -6,10 +6,9 @@ mod members;
 mod neighbours;
 mod wire;
 
-use crate::error::{CollectiveError, Error, Result};
+use crate::error::{Call, CollectiveError, Error, Failure, Result};
 pub(crate) use in_flight::{InFlight, Versions};
-pub(crate) use journal::Failure;
-use journal::{Call, Journal};
+use journal::Journal;
 pub(crate) use members::Members;
 pub(crate) use neighbours::{MOST_OFFERS, Neighbours, Visit};
 use std::fmt;
@@ -540,10 +539,9 @@ impl Group {
         if !(source.is_timeout() || source.is_connection()) {
             return source.into();
         }
-        let call = Call { op: op.to_owned(), sequence, shape: shape.clone() };
+        let call = Call { op: op.to_owned(), sequence, shape };
         let findings = links.journal.ask(&call, links.timeout);
-        let failure =
-            Failure { members: self.0.members.clone(), op, sequence, shape, deadline: links.timeout, findings };
+        let failure = Failure { place: self.0.members.own_place(), call, deadline: links.timeout, findings };
         if source.is_timeout() {
             CollectiveError::Timeout { failure, source }.into()
         } else {

@@ -3,7 +3,7 @@
 mod agreement;
 
 use crate::accelerator::Accelerator;
-use crate::error::{Error, MemoryError, Result};
+use crate::error::{Error, MemoryError, Result, panic_text, says_out_of_memory};
 use agreement::{Decision, Meeting, Verdict};
 use std::any::Any;
 use std::fmt;
@@ -242,22 +242,6 @@ fn attempt<T>(body: impl FnOnce() -> Result<T>) -> Outcome<T> {
         Err(panic) if says_out_of_memory(panic_text(&*panic)) => Outcome::OutOfMemory(panic_text(&*panic).to_owned()),
         Err(panic) => Outcome::Panicked(panic),
     }
-}
-
-/// The texts of `should_reduce_batch_size` (`utils/memory.py` of the reference), from CUDA, cuDNN and the CPU.
-pub(crate) fn says_out_of_memory(text: &str) -> bool {
-    const TEXTS: [&str; 3] =
-        [" out of memory", "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED", "DefaultCPUAllocator: can't allocate memory"];
-    TEXTS.iter().any(|wanted| text.contains(wanted))
-}
-
-/// What a panic said.
-pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
-    panic
-        .downcast_ref::<String>()
-        .map(String::as_str)
-        .or_else(|| panic.downcast_ref::<&str>().copied())
-        .unwrap_or("without a message")
 }
 
 #[cfg(test)]

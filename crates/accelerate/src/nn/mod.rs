@@ -77,7 +77,7 @@ pub use init::Init;
 pub(crate) use init::is_floating;
 pub use layer::{Layer, Module};
 pub use linear::{DenseKernel, Linear, LinearConfig, LinearKernel};
-pub(crate) use matching::{Mismatch, match_names, memory_of};
+pub(crate) use matching::{match_names, memory_of};
 pub use module_fn::ModuleFn;
 pub use norm::{GroupNorm, GroupNormConfig, LayerNorm, LayerNormConfig, RMSNorm, RMSNormConfig};
 pub use param::Param;

@@ -303,7 +303,7 @@ impl OptimizerHandle {
 
     /// Did the last step leave the parameters alone because a gradient was infinite or not a number?
     ///
-    /// Only steps through a [`GradScaler`](crate::amp::GradScaler) are ever skipped. Asking waits for
+    /// Only steps through a [`GradScaler`](crate::optim::GradScaler) are ever skipped. Asking waits for
     /// the device if its answer is not there yet.
     pub fn step_was_skipped(&self) -> bool {
         let mut state = self.lock();

@@ -17,6 +17,7 @@ mod batches;
 mod clip;
 mod deep_speed;
 mod flat;
+mod grad_scaler;
 mod handle;
 mod lion;
 mod offloaded;
@@ -42,6 +43,7 @@ pub use clip::{
     ClipGradNorm, clip_grad_norm_, clip_grad_norm_with, clip_grad_value_, clip_grads_with_norm_, get_total_norm,
 };
 pub use deep_speed::{DummyOptim, DummyScheduler};
+pub use grad_scaler::{GradScaler, GradScalerState};
 pub use handle::{GroupDefaults, OptimizerHandle, ParamGroup, no_decay};
 pub use lion::{Lion, LionBuilder};
 pub use prepared::AcceleratedOptimizer;

@@ -1,10 +1,9 @@
 //! What `prepare` makes of an optimizer.
 
-use super::{Optimizer, OptimizerHandle, OptimizerState, clip_coefficient, clip_grad_norm_, gradients};
-use crate::amp::GradScaler;
-use crate::context::Context;
+use super::{GradScaler, Optimizer, OptimizerHandle, OptimizerState, clip_coefficient, clip_grad_norm_, gradients};
 use crate::error::Result;
 use crate::nn::Param;
+use crate::session::Session;
 use std::fmt;
 use std::ops::Deref;
 use tch::Tensor;
@@ -33,7 +32,7 @@ use torch_ext::foreach;
 /// ```
 pub struct AcceleratedOptimizer<O> {
     optimizer: O,
-    context: Context,
+    session: Session,
     scaling: Option<Scaling>,
     /// The largest norm that a step lets gradients have.
     gradient_clipping: Option<f64>,
@@ -54,7 +53,7 @@ impl Drop for Scaling {
 impl<O: Optimizer> AcceleratedOptimizer<O> {
     pub(crate) fn new(
         optimizer: O,
-        context: Context,
+        session: Session,
         scaler: Option<GradScaler>,
         gradient_clipping: Option<f64>,
     ) -> Self {
@@ -64,7 +63,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
             Scaling { scaler, handle }
         });
         optimizer.handle().set_prepared(true);
-        Self { optimizer, context, scaling, gradient_clipping }
+        Self { optimizer, session, scaling, gradient_clipping }
     }
 
     /// Updates the parameters, unless gradients are still being accumulated.
@@ -72,10 +71,10 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
     /// # Errors
     /// Those of the optimizer; with loss scaling also a step before any backward pass.
     pub fn step(&mut self) -> Result<()> {
-        if !self.context.gradient_state.sync_gradients() {
+        if !self.session.gradient_state.sync_gradients() {
             return Ok(());
         }
-        self.context.before_step()?;
+        self.session.before_step()?;
         if let Some(max_norm) = self.gradient_clipping {
             let _norm = self.clip(max_norm)?;
         }
@@ -94,7 +93,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
         let is_between_ranks = stepped.as_ref().is_err_and(|error| error.is_timeout() || error.is_peer_failure());
         if self.optimizer.is_state_offloaded() && !is_between_ranks {
             let failure = stepped.as_ref().err().map(ToString::to_string);
-            self.context.group.check_others("the optimizer's step", failure.as_deref())?;
+            self.session.group.check_others("the optimizer's step", failure.as_deref())?;
         }
         stepped
     }
@@ -104,7 +103,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
     /// # Errors
     /// Those of the optimizer.
     pub fn zero_grad(&mut self) -> Result<()> {
-        if !self.context.gradient_state.sync_gradients() {
+        if !self.session.gradient_state.sync_gradients() {
             return Ok(());
         }
         if let Some(scaling) = &self.scaling {
@@ -138,11 +137,11 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
     /// # Errors
     /// Those of the optimizer; with loss scaling also a step before any backward pass.
     pub fn clip_step_and_zero_grad(&mut self, max_norm: f64) -> Result<Option<Tensor>> {
-        if !self.context.gradient_state.sync_gradients() {
+        if !self.session.gradient_state.sync_gradients() {
             return Ok(None);
         }
         let handle = self.optimizer.handle().clone();
-        self.context.complete_gradients()?;
+        self.session.complete_gradients()?;
         let sum = match gradients(handle.params())?.as_slice() {
             [] => Some(0.0),
             [all] if all.group.is_none() => foreach::sum_of_squares(&all.tensors)?,
@@ -151,7 +150,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
         };
         let norm = match sum {
             Some(sum) => {
-                self.context.before_step()?;
+                self.session.before_step()?;
                 let norm = match &self.scaling {
                     Some(scaling) => scaling.scaler.step_clipped(&mut self.optimizer, max_norm, sum),
                     None => {

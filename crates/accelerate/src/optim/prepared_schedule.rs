@@ -1,8 +1,8 @@
 //! What `prepare` makes of a learning-rate scheduler.
 
 use super::schedule::{LrScheduler, SchedulerState};
-use crate::context::Context;
 use crate::error::{OptimError, Result};
+use crate::session::Session;
 use accelerate_core::schedule::{SchedulerRule, SchedulerUnit, capped_ticks, ticks_per_step};
 use std::fmt;
 use std::ops::Deref;
@@ -34,14 +34,14 @@ pub(crate) use accelerate_core::schedule::SchedulerRule as SchedulerOptions;
 /// ```
 pub struct AcceleratedScheduler<S> {
     scheduler: S,
-    context: Context,
+    session: Session,
     rule: SchedulerRule,
 }
 
 impl<S: LrScheduler> AcceleratedScheduler<S> {
-    pub(crate) fn new(scheduler: S, context: Context, rule: SchedulerRule) -> Self {
-        let prepared = Self { scheduler, context, rule };
-        if prepared.context.group.rank() == 0 {
+    pub(crate) fn new(scheduler: S, session: Session, rule: SchedulerRule) -> Self {
+        let prepared = Self { scheduler, session, rule };
+        if prepared.session.group.rank() == 0 {
             tracing::info!("{}", prepared.describe());
         }
         prepared
@@ -56,7 +56,7 @@ impl<S: LrScheduler> AcceleratedScheduler<S> {
             let optimizer = self.scheduler.handle().optimizer_name();
             return Err(OptimError::OptimizerNotPrepared { optimizer }.into());
         }
-        let sync_gradients = self.context.gradient_state.sync_gradients();
+        let sync_gradients = self.session.gradient_state.sync_gradients();
         // Asking may wait for the device, so only when the answer matters.
         let asks_optimizer = self.rule.step_with_optimizer && sync_gradients;
         let was_skipped = asks_optimizer && self.scheduler.handle().step_was_skipped();

@@ -4,9 +4,9 @@ mod memory;
 mod schedules;
 
 use super::*;
-use crate::amp::{GradScaler, GradScalerKwargs};
-use crate::context::Context;
 use crate::nn::{Init, ParamStore};
+use crate::session::Session;
+use accelerate_core::config::GradScalerKwargs;
 use accelerate_core::schedule::SchedulerUnit;
 use tch::{Device, Kind, Tensor};
 use torch_ext::autograd::{gradient_of, set_gradient};
@@ -56,11 +56,11 @@ fn optim_scheduler_moves_by_processes_like_the_reference() {
         (plain(reference(4, false)), 1),
         (by_step(reference(4, false)), 1),
     ] {
-        let (store, context) = (one_weight(), Context::single_process());
+        let (store, session) = (one_weight(), Session::single_process());
         let optimizer = Sgd::new(&store, 1.0).unwrap();
         let lambda = LambdaLr::new(&optimizer, |n| 1.0 - n as f64 / 10.0);
-        let mut optimizer = AcceleratedOptimizer::new(optimizer, context.clone(), None, None);
-        let mut scheduler = AcceleratedScheduler::new(lambda, context, options);
+        let mut optimizer = AcceleratedOptimizer::new(optimizer, session.clone(), None, None);
+        let mut scheduler = AcceleratedScheduler::new(lambda, session, options);
         optimizer.step().unwrap();
         scheduler.step().unwrap();
         assert_eq!(scheduler.get_last_lr(), [1.0 - f64::from(ticks) / 10.0], "{options:?}");
@@ -73,17 +73,17 @@ fn optim_scheduler_moves_by_processes_like_the_reference() {
 #[test]
 fn optim_schedule_ends_at_zero_with_any_accumulation() {
     for (num_steps, num_processes) in [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2)] {
-        let (store, context) = (one_weight(), Context::single_process());
-        context.gradient_state.set_num_steps(num_steps).unwrap();
+        let (store, session) = (one_weight(), Session::single_process());
+        session.gradient_state.set_num_steps(num_steps).unwrap();
         let num_batches = 16;
         let total = num_batches / num_steps * num_processes;
         let optimizer = Sgd::new(&store, 1.0).unwrap();
         let linear = LinearWithWarmup::new(&optimizer, 0, total);
-        let mut optimizer = AcceleratedOptimizer::new(optimizer, context.clone(), None, None);
-        let mut scheduler = AcceleratedScheduler::new(linear, context.clone(), reference(num_processes, false));
+        let mut optimizer = AcceleratedOptimizer::new(optimizer, session.clone(), None, None);
+        let mut scheduler = AcceleratedScheduler::new(linear, session.clone(), reference(num_processes, false));
         for batch in 0..num_batches {
             assert!(0.0 < scheduler.get_last_lr()[0], "batch {batch} of accumulation {num_steps}");
-            context.gradient_state.begin_micro_batch();
+            session.gradient_state.begin_micro_batch();
             optimizer.step().unwrap();
             scheduler.step().unwrap();
             optimizer.zero_grad().unwrap();
@@ -94,18 +94,18 @@ fn optim_schedule_ends_at_zero_with_any_accumulation() {
 
 #[test]
 fn optim_nothing_moves_while_gradients_accumulate() {
-    let (store, context) = (one_weight(), Context::single_process());
+    let (store, session) = (one_weight(), Session::single_process());
     let optimizer = Sgd::new(&store, 0.5).unwrap();
     let exponential = ExponentialLr::new(&optimizer, 0.5);
-    let mut optimizer = AcceleratedOptimizer::new(optimizer, context.clone(), None, None);
-    let mut scheduler = AcceleratedScheduler::new(exponential, context.clone(), reference(1, false));
+    let mut optimizer = AcceleratedOptimizer::new(optimizer, session.clone(), None, None);
+    let mut scheduler = AcceleratedScheduler::new(exponential, session.clone(), reference(1, false));
     set_grad(&store, 1.0);
-    context.gradient_state.set_sync_gradients(false);
+    session.gradient_state.set_sync_gradients(false);
     optimizer.step().unwrap();
     scheduler.step().unwrap();
     optimizer.zero_grad().unwrap();
     assert_eq!((weight(&store), grad(&store), scheduler.get_last_lr()), (1.0, Some(1.0), vec![0.5]));
-    context.gradient_state.set_sync_gradients(true);
+    session.gradient_state.set_sync_gradients(true);
     optimizer.step().unwrap();
     scheduler.step().unwrap();
     optimizer.zero_grad().unwrap();
@@ -115,11 +115,11 @@ fn optim_nothing_moves_while_gradients_accumulate() {
 #[test]
 fn optim_one_cycle_survives_rounding_up_but_not_running_on() {
     let run = |options: SchedulerOptions, num_steps: usize| -> crate::Result<Vec<f64>> {
-        let (store, context) = (one_weight(), Context::single_process());
+        let (store, session) = (one_weight(), Session::single_process());
         let optimizer = Sgd::builder(&store).momentum(0.9).build()?;
         let cycle = OneCycleLr::new(&optimizer, 1.0, 10)?;
-        let mut optimizer = AcceleratedOptimizer::new(optimizer, context.clone(), None, None);
-        let mut scheduler = AcceleratedScheduler::new(cycle, context, options);
+        let mut optimizer = AcceleratedOptimizer::new(optimizer, session.clone(), None, None);
+        let mut scheduler = AcceleratedScheduler::new(cycle, session, options);
         for _ in 0..num_steps {
             optimizer.step()?;
             scheduler.step()?;
@@ -139,12 +139,12 @@ fn optim_one_cycle_survives_rounding_up_but_not_running_on() {
 #[test]
 fn optim_overflow_skips_step_and_schedule() {
     for bad in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
-        let (store, context) = (one_weight(), Context::single_process());
+        let (store, session) = (one_weight(), Session::single_process());
         let optimizer = AdamW::new(&store, 0.1).unwrap();
         let exponential = ExponentialLr::new(&optimizer, 0.5);
         let scaler = scaler(8.0, 100);
-        let mut optimizer = AcceleratedOptimizer::new(optimizer, context.clone(), Some(scaler.clone()), None);
-        let mut scheduler = AcceleratedScheduler::new(exponential, context, reference(1, false));
+        let mut optimizer = AcceleratedOptimizer::new(optimizer, session.clone(), Some(scaler.clone()), None);
+        let mut scheduler = AcceleratedScheduler::new(exponential, session, reference(1, false));
         for (gradient, skipped, scale) in [(bad, true, 4.0), (4.0, false, 4.0), (bad, true, 2.0)] {
             let (before, rate) = (weight(&store), scheduler.get_last_lr()[0]);
             start_scaling(&scaler);
@@ -163,10 +163,10 @@ fn optim_overflow_skips_step_and_schedule() {
 
 #[test]
 fn optim_gradients_are_unscaled_once_per_step() {
-    let (store, context) = (one_weight(), Context::single_process());
+    let (store, session) = (one_weight(), Session::single_process());
     let scaler = scaler(8.0, 100);
     let optimizer = Sgd::new(&store, 1.0).unwrap();
-    let mut optimizer = AcceleratedOptimizer::new(optimizer, context, Some(scaler.clone()), None);
+    let mut optimizer = AcceleratedOptimizer::new(optimizer, session, Some(scaler.clone()), None);
     for _ in 0..2 {
         start_scaling(&scaler);
         set_grad(&store, 4.0);
@@ -188,11 +188,11 @@ fn optim_gradients_are_unscaled_once_per_step() {
 
 #[test]
 fn optim_scale_moves_once_for_all_prepared_optimizers() {
-    let context = Context::single_process();
+    let session = Session::single_process();
     let (store_a, store_b) = (one_weight(), one_weight());
     let scaler = scaler(8.0, 2);
     let prepare =
-        |store| AcceleratedOptimizer::new(Sgd::new(store, 1.0).unwrap(), context.clone(), Some(scaler.clone()), None);
+        |store| AcceleratedOptimizer::new(Sgd::new(store, 1.0).unwrap(), session.clone(), Some(scaler.clone()), None);
     let (mut a, mut b) = (prepare(&store_a), prepare(&store_b));
     start_scaling(&scaler);
     let mut step = |gradient_a: f32, gradient_b: f32| {
@@ -219,11 +219,11 @@ fn optim_scale_moves_once_for_all_prepared_optimizers() {
 
 #[test]
 fn optim_gradients_of_a_resting_optimizer_follow_the_scale() {
-    let context = Context::single_process();
+    let session = Session::single_process();
     let (store_a, store_b) = (one_weight(), one_weight());
     let scaler = scaler(8.0, 100);
     let prepare =
-        |store| AcceleratedOptimizer::new(Sgd::new(store, 1.0).unwrap(), context.clone(), Some(scaler.clone()), None);
+        |store| AcceleratedOptimizer::new(Sgd::new(store, 1.0).unwrap(), session.clone(), Some(scaler.clone()), None);
     let (mut a, mut b) = (prepare(&store_a), prepare(&store_b));
     start_scaling(&scaler);
     // B has gathered a true gradient of 0.5; A steps twice before B does.

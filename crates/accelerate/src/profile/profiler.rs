@@ -1,9 +1,9 @@
 //! The profiler that a block is given: it follows the schedule, step by step.
 
 use super::{ProfileKwargs, ProfileTrace};
-use crate::accelerator::Accelerator;
 use crate::error::{ProfileError, Result};
 use accelerate_core::profile::{ProfilerAction, transition};
+use tch::Device;
 use torch_ext::profiler::{ProfilerOptions, RecordFunction, record_function};
 
 /// Follows the steps of a loop inside of [`Accelerator::profile`](crate::Accelerator::profile).
@@ -25,13 +25,14 @@ pub struct Profiler {
 }
 
 impl Profiler {
-    pub(super) fn start(kwargs: ProfileKwargs, accelerator: &Accelerator) -> Result<Self> {
-        let options = kwargs.options(accelerator.device())?;
+    /// For rank `rank` of `world_size`, which computes on `device`.
+    pub(crate) fn start(kwargs: ProfileKwargs, device: Device, rank: usize, world_size: usize) -> Result<Self> {
+        let options = kwargs.options(device)?;
         let mut profiler = Self {
             kwargs,
             options,
-            rank: accelerator.process_index(),
-            world_size: accelerator.num_processes(),
+            rank,
+            world_size,
             step: 0,
             action: ProfilerAction::None,
             cycle: 0,
@@ -80,7 +81,7 @@ impl Profiler {
     }
 
     /// Ends the last step and gives the last recording.
-    pub(super) fn finish(mut self) -> Result<Option<ProfileTrace>> {
+    pub(crate) fn finish(mut self) -> Result<Option<ProfileTrace>> {
         self.range = None;
         self.go_to(None)?;
         Ok(self.last)

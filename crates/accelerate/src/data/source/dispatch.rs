@@ -5,8 +5,8 @@
 use super::{Begun, Pass, PassPlan, Round, Source};
 use crate::data::share::Shares;
 use crate::error::{CollectiveError, DataError, Error, Result};
-use crate::gradient_state::LoaderPosition;
 use crate::group::Group;
+use crate::session::LoaderPosition;
 use crate::tensor_tree::{Parcel, TensorTree};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;

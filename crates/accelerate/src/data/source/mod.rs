@@ -9,7 +9,7 @@ pub(super) mod stream;
 use super::agreement::Exchange;
 use super::position::{DataLoaderState, PassStart};
 use crate::error::Result;
-use crate::gradient_state::LoaderPosition;
+use crate::session::LoaderPosition;
 use accelerate_core::config::DataLoaderConfiguration;
 use schedule::Sharding;
 use std::ops::Range;

@@ -2,7 +2,7 @@
 
 use crate::data::sampler::BatchSampler;
 use crate::error::{DataError, Result};
-use crate::gradient_state::LoaderPosition;
+use crate::session::LoaderPosition;
 use accelerate_core::sampler::{BatchSamplerShard, RaggedBatchShard, Row, RowOrder, SlotSource, dispatch_slots};
 use std::sync::Arc;
 

@@ -6,7 +6,7 @@ use super::{Begun, Finish, Pass, PassPlan, Round, Source};
 use crate::data::iterable::{IterableDataset, RowStream};
 use crate::data::position::DataLoaderState;
 use crate::error::{DataError, Result};
-use crate::gradient_state::LoaderPosition;
+use crate::session::LoaderPosition;
 use accelerate_core::config::DataLoaderConfiguration;
 use accelerate_core::sampler::{IterableDatasetShard, Slot, SlotSource, dispatch_slots};
 use std::ops::Range;

@@ -11,7 +11,7 @@ use super::shard::Place;
 use super::share::Shares;
 use super::{DataLoader, DataLoaderBuilder, DataLoaderShard, DefaultCollate, VecDataset};
 use crate::Result;
-use crate::gradient_state::GradientState;
+use crate::session::GradientState;
 use accelerate_core::config::DataLoaderConfiguration;
 use std::sync::{Arc, Mutex};
 use tch::Tensor;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::data::{BatchSampler, Sampler};
-use crate::gradient_state::LoaderPosition;
+use crate::session::LoaderPosition;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 

@@ -2,13 +2,11 @@
 
 mod orders;
 
-use super::{Counts, Shard};
+use super::{Counts, Shard, Start};
 use crate::nn::{Linear, ModuleFn, ParamStore};
-use crate::prepare::PreparedModel;
-
 use crate::{
     Accelerator, AutoWrapPolicy, BackwardPrefetch, FloatType, FullyShardedDataParallelPlugin, MixedPrecision,
-    MixedPrecisionPolicy, Result, ShardingStrategy, testing,
+    MixedPrecisionPolicy, PreparedModel, Result, ShardingStrategy, testing,
 };
 use accelerate_core::plan::{Collective, Content, Operation, Plan};
 use std::sync::{Arc, Mutex};
@@ -16,6 +14,19 @@ use std::time::{Duration, Instant};
 use tch::{Kind, Tensor};
 
 const NUM_BLOCKS: usize = 3;
+
+/// The engine that `prepare` would begin for a model that is trained.
+fn start(accelerator: &Accelerator, store: &ParamStore, plugin: &FullyShardedDataParallelPlugin) -> Result<Shard> {
+    let model = Start {
+        group: accelerator.group(),
+        num_local_processes: accelerator.state().num_local_processes(),
+        store,
+        kwargs: &Default::default(),
+        sharding: None,
+        evaluation_mode: false,
+    };
+    Shard::start(&model, plugin, accelerator.mixed_precision())
+}
 
 /// What passes see of their engine after each block: it is made before the engine is.
 #[derive(Clone, Default)]
@@ -94,7 +105,7 @@ fn prepared_with(
         head.forward(&x)
     });
     let plugin = FullyShardedDataParallelPlugin { auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap, ..plugin };
-    let shard = Shard::start(accelerator.context(), &store, &plugin, accelerator.mixed_precision(), false)?;
+    let shard = start(accelerator, &store, &plugin)?;
     watched.0.lock().unwrap().shard = Some(shard.clone());
     Ok((PreparedModel::new(model, Arc::new(shard.clone()), accelerator.precision()), shard, watched))
 }
@@ -321,7 +332,7 @@ fn saving_gathers_each_unit_once_and_lets_it_go() {
         for layer in 0..NUM_LAYERS {
             Linear::new(store.root() / "layers" / layer, 5, 7, Default::default())?;
         }
-        let shard = Shard::start(accelerator.context(), &store, &plugin, accelerator.mixed_precision(), false)?;
+        let shard = start(&accelerator, &store, &plugin)?;
         accelerator.save_model(&store, folder.path())?;
         assert!(shard.counts().iter().all(|counts| counts.gathers == 1), "{:?}", shard.counts());
         assert!(!is_anything_gathered(&shard));
@@ -366,7 +377,7 @@ fn steered(
     });
     let plugin =
         FullyShardedDataParallelPlugin { auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap, ..plugin.clone() };
-    let shard = Shard::start(accelerator.context(), &store, &plugin, accelerator.mixed_precision(), false)?;
+    let shard = start(accelerator, &store, &plugin)?;
     let model = PreparedModel::new(module, Arc::new(shard.clone()), accelerator.precision());
     Ok((store, shard, model))
 }
@@ -418,8 +429,7 @@ fn a_parameter_without_a_gradient_gets_zeros() {
     testing::ranks(2, |accelerator| {
         let store = ParamStore::new(accelerator.device());
         let layer = Linear::new(store.root() / "layer", 3, 3, Default::default())?;
-        let shard =
-            Shard::start(accelerator.context(), &store, &Default::default(), accelerator.mixed_precision(), false)?;
+        let shard = start(&accelerator, &store, &Default::default())?;
         let uses_bias = Arc::new(Mutex::new(true));
         let has_bias = Arc::clone(&uses_bias);
         let module = ModuleFn::new(&store, move |input: &Tensor| {
@@ -507,7 +517,7 @@ fn checkpointed_blocks_travel_no_more_often() {
                     let hidden = layers[1].forward(&layers[0].forward(input)?.f_tanh()?)?;
                     layers[0].forward(&hidden)
                 });
-                let shard = Shard::start(accelerator.context(), &store, &plugin, accelerator.mixed_precision(), false)?;
+                let shard = start(&accelerator, &store, &plugin)?;
                 let model = PreparedModel::new(module, Arc::new(shard.clone()), accelerator.precision());
                 for _ in 0..2 {
                     let before = shard.counts();
@@ -540,7 +550,7 @@ fn parts_are_read_out_of_memory_between_a_forward_pass_and_the_comparison_after_
             assert!(shard.has_window());
             accelerator.backward(&loss)?;
             // The accelerator of the test has not prepared the model.
-            crate::engine::Engine::after_backward(&shard)?;
+            crate::session::Engine::after_backward(&shard)?;
             assert!(!shard.has_window());
             let _ = tch::no_grad(|| model.forward(&input))?;
             assert!(!shard.has_window(), "nobody will read after a pass without gradients");

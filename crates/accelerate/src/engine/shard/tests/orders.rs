@@ -1,7 +1,7 @@
 //! Passes use units in one order, and what counts as another one.
 
 use super::*;
-use crate::engine::Engine;
+use crate::session::Engine;
 
 #[test]
 fn another_order_is_an_error_unless_it_may_change() {

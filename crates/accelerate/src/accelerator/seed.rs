@@ -1,6 +1,6 @@
 //! Seeds.
 
-use crate::accelerator::Accelerator;
+use super::Accelerator;
 use crate::error::Result;
 
 /// How [`Accelerator::set_seed`] seeds, beyond the seed.

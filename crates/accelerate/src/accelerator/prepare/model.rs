@@ -1,9 +1,9 @@
 //! A model made ready: its forward pass runs in mixed precision and arms the gradient reduction.
 
 use crate::amp::Precision;
-use crate::engine::Engine;
 use crate::error::Result;
 use crate::nn::Module;
+use crate::session::Engine;
 use crate::tensor_tree::TensorTree;
 use std::fmt;
 use std::ops::Deref;

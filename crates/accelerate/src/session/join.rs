@@ -4,9 +4,8 @@
 //! one comparison of 8 bytes; only when ranks differ, because some are out of batches, do descriptions travel. A rank that
 //! makes a call of another kind is compared by the same collective, and so becomes an error on all ranks.
 
-use super::Engine;
+use super::{Engine, GradientState};
 use crate::error::{Result, StateError};
-use crate::gradient_state::GradientState;
 use crate::group::Group;
 use accelerate_core::accumulation::WindowState;
 use serde::{Deserialize, Serialize};
@@ -102,7 +101,7 @@ impl Join {
 
     /// Tells all ranks that this one is about to reduce the gradients of a model; the rank whose buffers count, and
     /// whether gradients will be complete. Collective.
-    pub(super) fn announce_reduction(&self, model: usize, with_forward: bool) -> Result<(usize, bool)> {
+    pub(crate) fn announce_reduction(&self, model: usize, with_forward: bool) -> Result<(usize, bool)> {
         let (rescale, ends_window) = self.gradient_state.reduction_to_come();
         let source = self.announce(Call::Reduction(Reduction { model, with_forward, rescale, ends_window }))?;
         Ok((source, ends_window))

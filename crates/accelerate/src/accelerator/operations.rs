@@ -1,9 +1,8 @@
 //! Collectives over trees of tensors and over objects (`utils/operations.py` of the reference).
 
-use crate::engine::{Call, Join};
 use crate::error::{CollectiveError, Error, Result};
-use crate::gradient_state::LoaderPosition;
 use crate::group::{Group, ReduceOp, shape_text};
+use crate::session::{Call, Join, LoaderPosition};
 use crate::tensor_tree::TensorTree;
 use serde::Serialize;
 use serde::de::DeserializeOwned;

@@ -1,21 +1,23 @@
 //! `prepare`: every kind of object knows how to become ready for many processes.
 
 mod compile;
+mod loader;
 mod model;
 
+pub use loader::PrepareDataLoaderOptions;
 pub use model::PreparedModel;
 
-use crate::accelerator::Accelerator;
+use super::Accelerator;
 use crate::amp::float_kind;
-use crate::context::PreparedParameters;
-use crate::data::{DataLoader, DataLoaderShard, LoaderKind, Shares};
-use crate::engine::inventory;
+use crate::data::{DataLoader, DataLoaderShard, LoaderKind};
+use crate::engine::{self, inventory};
 use crate::error::{Result, StateError};
 use crate::nn::{Module, Param};
 use crate::optim::{
     AcceleratedOptimizer, AcceleratedScheduler, DeepSpeedLr, DummyOptim, DummyScheduler, LrScheduler, Optimizer,
     SchedulerOptions,
 };
+use crate::session::PreparedParameters;
 use accelerate_core::plan::{Plan, plan_data_parallel};
 use accelerate_core::schedule::SchedulerUnit;
 
@@ -75,7 +77,7 @@ impl<O: Optimizer> Prepare<kind::Optimizer> for O {
 impl<B: Send + 'static, K: LoaderKind> Prepare<kind::DataLoader> for DataLoader<B, K> {
     type Prepared = DataLoaderShard<B, K>;
     fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
-        accelerator.prepare_data_loader(self)
+        accelerator.prepare_data_loader(self, PrepareDataLoaderOptions::default())
     }
 }
 
@@ -201,9 +203,16 @@ impl Accelerator {
             tracing::warn!("zero3_init_flag has no effect on a model that each process has built whole; {cure}");
         }
         let sharding = settings.fsdp.as_ref().map(|plugin| (plugin, self.mixed_precision()));
-        let engine = crate::engine::start(self.context(), &store, &settings.ddp, sharding, evaluation_mode)?;
+        let engine = engine::start(&engine::Start {
+            group: self.group(),
+            num_local_processes: self.state().num_local_processes(),
+            store: &store,
+            kwargs: &settings.ddp,
+            sharding,
+            evaluation_mode,
+        })?;
         store.set_of_prepared_model(!evaluation_mode);
-        self.context().register(PreparedParameters { store, engine: engine.clone() });
+        self.session().register(PreparedParameters { store, engine: engine.clone() });
         let policy = settings.fsdp.as_ref().and_then(|plugin| plugin.mixed_precision_policy);
         let output_kind = policy.and_then(|policy| policy.output_dtype).map(float_kind);
         Ok(PreparedModel::new(model, engine, self.precision().with_outputs(output_kind)))
@@ -230,7 +239,7 @@ impl Accelerator {
             Some(plan) => plan.clone(),
             None => plan_data_parallel(&inventory(&model.store), &self.settings().ddp, self.num_processes()),
         };
-        self.context().models().iter().map(plan).collect()
+        self.session().models().iter().map(plan).collect()
     }
 
     /// Prepares one optimizer.
@@ -249,21 +258,8 @@ impl Accelerator {
             optimizer.offload_state(target)?;
         }
         self.register_optimizer(optimizer.handle());
-        let (context, scaler) = (self.context().clone(), self.scaler().cloned());
-        Ok(AcceleratedOptimizer::new(optimizer, context, scaler, self.settings().gradient_clipping))
-    }
-
-    /// Prepares one data loader.
-    pub fn prepare_data_loader<B: Send + 'static, K: LoaderKind>(
-        &self,
-        loader: DataLoader<B, K>,
-    ) -> Result<DataLoaderShard<B, K>> {
-        let settings = self.settings();
-        if let Some(deep_speed) = &settings.deep_speed {
-            self.set_gradient_accumulation_steps(deep_speed.loader_prepared(loader.batch_size())?)?;
-        }
-        let shares = Shares::one_each(self.context().group.world_size());
-        loader.prepare_for(self.context(), settings, shares)
+        let (session, scaler) = (self.session().clone(), self.scaler().cloned());
+        Ok(AcceleratedOptimizer::new(optimizer, session, scaler, self.settings().gradient_clipping))
     }
 
     /// Prepares one scheduler.
@@ -285,6 +281,6 @@ impl Accelerator {
             step_with_optimizer: settings.step_scheduler_with_optimizer,
             unit,
         };
-        AcceleratedScheduler::new(scheduler, self.context().clone(), options)
+        AcceleratedScheduler::new(scheduler, self.session().clone(), options)
     }
 }

@@ -6,7 +6,7 @@ use accelerate_core::config::GradientAccumulationPlugin;
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Shared by the accelerator, loaders, optimizers and schedulers of one [`Context`](crate::context::Context).
+/// Shared by the accelerator, loaders, optimizers and schedulers of one [`Session`](super::Session).
 #[derive(Clone, Debug)]
 pub(crate) struct GradientState(Arc<Mutex<Inner>>);
 

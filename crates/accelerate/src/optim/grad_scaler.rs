@@ -11,9 +11,9 @@
 //! another one begins its next step, the old step is over and the scale moves. Gradients that the resting one has
 //! already accumulated are then brought to the new scale.
 
+use super::{Optimizer, OptimizerHandle, clip_coefficient, gradients};
 use crate::error::{OptimError, Result};
 use crate::group::{Group, ReduceOp};
-use crate::optim::{Optimizer, OptimizerHandle, clip_coefficient, gradients};
 use accelerate_core::config::GradScalerKwargs;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -26,9 +26,9 @@ use torch_ext::{amp, foreach};
 /// [`Accelerator::backward`](crate::Accelerator) and prepared optimizers use one by themselves. By hand:
 ///
 /// ```
-/// use accelerate::amp::{GradScaler, GradScalerKwargs};
+/// use accelerate::GradScalerKwargs;
 /// use accelerate::nn::{Init, ParamStore};
-/// use accelerate::optim::{Optimizer, Sgd};
+/// use accelerate::optim::{GradScaler, Optimizer, Sgd};
 /// use accelerate::tch::{Device, Kind};
 ///
 /// let store = ParamStore::new(Device::Cpu);
@@ -95,7 +95,8 @@ enum Stage {
 /// A saved scale; the fields are PyTorch's.
 ///
 /// ```
-/// use accelerate::amp::{GradScaler, GradScalerKwargs, GradScalerState};
+/// use accelerate::GradScalerKwargs;
+/// use accelerate::optim::{GradScaler, GradScalerState};
 ///
 /// let scaler = GradScaler::new(GradScalerKwargs::default())?;
 /// let state = GradScalerState { scale: 1024.0, ..scaler.state_dict()?.unwrap() };

@@ -1,8 +1,14 @@
 //! The one value that everything prepared shares, in place of global state.
 
-use crate::engine::{Engine, Join};
+mod engine;
+mod gradient_state;
+mod join;
+
+pub(crate) use engine::{Engine, ForwardScope, Visit};
+pub(crate) use gradient_state::{GradientState, LoaderGuard, LoaderPosition};
+pub(crate) use join::{Call, Join, Reduction, Summary};
+
 use crate::error::Result;
-use crate::gradient_state::GradientState;
 use crate::group::Group;
 use crate::nn::ParamStore;
 use crate::state::PartialState;
@@ -11,7 +17,7 @@ use tch::Device;
 
 /// What an [`Accelerator`](crate::Accelerator) and all it prepared have in common.
 #[derive(Clone, Debug)]
-pub(crate) struct Context(Arc<Inner>);
+pub(crate) struct Session(Arc<Inner>);
 
 #[derive(Debug)]
 pub(crate) struct Inner {
@@ -33,14 +39,14 @@ pub(crate) struct PreparedParameters {
     pub(crate) engine: Arc<dyn Engine>,
 }
 
-impl std::ops::Deref for Context {
+impl std::ops::Deref for Session {
     type Target = Inner;
     fn deref(&self) -> &Inner {
         &self.0
     }
 }
 
-impl Context {
+impl Session {
     pub(crate) fn new(state: PartialState, gradient_state: GradientState) -> Self {
         Self(Arc::new(Inner {
             device: state.device(),

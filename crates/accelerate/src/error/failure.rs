@@ -1,0 +1,72 @@
+//! A failed collective as people are told of it: which call it was, and where the other ranks were.
+
+use std::fmt;
+use std::time::Duration;
+
+/// A collective call as one rank saw it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Call {
+    pub(crate) op: String,
+    pub(crate) sequence: u64,
+    pub(crate) shape: String,
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} number {}", self.op, self.sequence)?;
+        if self.shape.is_empty() { Ok(()) } else { write!(f, " on {}", self.shape) }
+    }
+}
+
+/// What the other ranks said about themselves.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Findings {
+    /// The store did not answer: its host, rank 0, is gone.
+    pub(crate) store_is_gone: bool,
+    /// Ranks in the job that said nothing.
+    pub(crate) silent: Vec<usize>,
+    /// Ranks that were in another call.
+    pub(crate) elsewhere: Vec<(usize, Call)>,
+    /// Ranks that have left the group, and why. With them the failure is explained: who else was where is not asked.
+    pub(crate) left: Vec<(usize, String)>,
+}
+
+/// A failed collective in full.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    /// This process among the members of the group: `rank 1 of 4`.
+    pub(crate) place: String,
+    pub(crate) call: Call,
+    pub(crate) deadline: Duration,
+    pub(crate) findings: Findings,
+}
+
+impl Failure {
+    /// The call: `rank 1 of 2, all_reduce number 7 on [2] Float`.
+    pub(crate) fn call(&self) -> String {
+        format!("{}, {}", self.place, self.call)
+    }
+
+    /// Who is to blame, as far as the others' answers tell.
+    pub(crate) fn blame(&self) -> String {
+        let findings = &self.findings;
+        let mut parts = Vec::new();
+        if findings.store_is_gone {
+            parts.push("rank 0, which keeps the rendezvous store, is gone".to_owned());
+        } else if !findings.silent.is_empty() {
+            let (noun, verb) = if findings.silent.len() == 1 { ("rank", "has") } else { ("ranks", "have") };
+            let ranks: Vec<_> = findings.silent.iter().map(usize::to_string).collect();
+            parts.push(format!("{noun} {} {verb} not made this call", ranks.join(", ")));
+        }
+        for (rank, reason) in &findings.left {
+            parts.push(format!("rank {rank} has left: {reason}"));
+        }
+        for (rank, call) in &findings.elsewhere {
+            parts.push(format!("rank {rank} is in {call}"));
+        }
+        if parts.is_empty() {
+            parts.push("all ranks made this call, so the network between them is at fault".to_owned());
+        }
+        parts.join("; ")
+    }
+}

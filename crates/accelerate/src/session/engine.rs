@@ -1,0 +1,91 @@
+//! What a session asks of the engine that keeps a model in step.
+
+use super::join::{Join, Reduction};
+use crate::error::Result;
+use accelerate_core::plan::Plan;
+use std::fmt;
+use std::sync::Arc;
+use tch::Tensor;
+use torch_ext::saved_tensors::SavedTensorHooksGuard;
+
+/// Calls a function with tensor after tensor.
+pub(crate) type Visit<'a> = &'a dyn Fn(&mut dyn FnMut(&Tensor));
+
+/// Holds for the length of a forward pass.
+pub(crate) type ForwardScope = Option<SavedTensorHooksGuard>;
+
+/// The points of a training step at which an engine acts.
+pub(crate) trait Engine: fmt::Debug + Send + Sync {
+    /// Before a forward pass whose gradients will be wanted.
+    fn before_forward(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Around every forward pass, also of one whose gradients are not wanted: saved-tensor hooks that hold inside.
+    fn enter_forward(&self) -> Result<ForwardScope> {
+        Ok(None)
+    }
+
+    /// The end of it, whether the model has `succeeded` or not.
+    fn leave_forward(&self, _succeeded: bool) -> Result<()> {
+        Ok(())
+    }
+
+    /// After it; `_outputs` visits every tensor of its output.
+    fn after_forward(&self, _outputs: Visit<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    /// After a backward pass.
+    fn after_backward(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Before gradients are looked at outside of a backward pass. Collective.
+    fn complete_gradients(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// After a forward pass that has panicked: what it held goes. Nobody is asked or told.
+    fn abandon_forward(&self) {}
+
+    /// Before parameters are updated.
+    fn before_step(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether coming backward passes reduce gradients over ranks; returns what held before.
+    fn set_gradient_sync(&self, _sync: bool) -> bool {
+        true
+    }
+
+    /// From now on, reductions are announced to ranks that are out of batches, as those of model number `model`; `None`
+    /// ends that.
+    ///
+    /// # Errors
+    /// An engine whose reductions cannot be followed.
+    fn set_join(&self, _join: Option<(Arc<Join>, usize)>) -> Result<()> {
+        Ok(())
+    }
+
+    /// Takes part in a training step of the other ranks without a batch; `source` is the first of them. Gradients of an
+    /// open window are contributed. Collective.
+    fn follow(&self, _source: usize, _reduction: Reduction) -> Result<()> {
+        Ok(())
+    }
+
+    /// Overwrites parameters and buffers with those of rank `source`. Collective.
+    fn copy_from(&self, _source: usize) -> Result<()> {
+        Ok(())
+    }
+
+    /// What was decided about the model's parameters, where that cannot be found out from them any more.
+    fn plan(&self) -> Option<&Plan> {
+        None
+    }
+
+    /// Makes the next backward pass reduce, although its forward pass ran without synchronisation.
+    fn trigger_sync_in_backward(&self) -> Result<()> {
+        Ok(())
+    }
+}
