@@ -4,7 +4,7 @@
 use crate::regression::{RegressionModel, mse, rank_batch};
 use accelerate::checkpoint::{load_file, save_file};
 use accelerate::nn::{Module, StateDict};
-use accelerate::optim::{AcceleratedOptimizer, AdamW, GroupState, Optimizer, OptimizerState, Sgd};
+use accelerate::optim::{AcceleratedOptimizer, AdamW, GroupState, OptimizerState, Sgd};
 use accelerate::{Accelerator, MixedPrecision, PreparedModel};
 use anyhow::{Result, ensure};
 

@@ -94,7 +94,7 @@ impl<S: LrScheduler> Training<S> {
 
     /// The rate that the schedule says and the one that the optimizer uses are the same.
     fn lr(&self) -> Result<f64> {
-        let (said, used) = (self.scheduler.get_last_lr(), self.scheduler.handle().learning_rates());
+        let (said, used) = (self.scheduler.get_last_lr(), self.scheduler.scheduler().handle().learning_rates());
         ensure!(said == used && said.len() == 1, "the schedule says {said:?}, the optimizer uses {used:?}");
         Ok(said[0])
     }
@@ -131,7 +131,7 @@ fn one_cycle_test(accelerator: &Accelerator, case: Case) -> Result<()> {
         while plain.last_epoch() < wanted {
             plain.step()?;
         }
-        let found = training.scheduler.last_epoch();
+        let found = training.scheduler.scheduler().last_epoch();
         ensure!(found == wanted, "{case:?}, step {step}: the cycle is at {found}, not {wanted}");
         ensure!(training.lr()? == plain.get_last_lr()[0], "{case:?}, step {step}: the rate of step {wanted}");
     }

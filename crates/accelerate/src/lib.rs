@@ -55,6 +55,7 @@ pub use group::{Group, ReduceOp};
 pub use local_sgd::LocalSGD;
 pub use memory::{ExecutableBatchSize, clear_device_cache, find_executable_batch_size};
 pub use profile::ProfileKwargs;
+pub use session::ObjectState;
 pub use state::{PartialState, SplitBetweenProcesses};
 pub use tensor_tree::Parcel;
 pub use tensor_tree::TensorTree;

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use accelerate::nn::{Linear, ModuleFn, ParamStore};
-use accelerate::optim::{Optimizer, Sgd};
+use accelerate::optim::Sgd;
 use accelerate::testing::{ranks, ranks_with};
 use accelerate::{Accelerator, LocalSGD, Result};
 use tch::{Device, Kind, Tensor};

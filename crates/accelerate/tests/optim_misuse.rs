@@ -95,7 +95,7 @@ fn stepping_an_optimizer_that_was_not_prepared_is_refused() {
     }
     let mut optimizer = accelerator.prepare(Sgd::new(&store, 0.1).unwrap()).unwrap();
     optimizer.step().unwrap();
-    let mut taken_back = optimizer.into_inner();
+    let mut taken_back = optimizer.into_inner().unwrap();
     taken_back.step().unwrap_err();
     let _model = model.into_inner();
     taken_back.step().unwrap();

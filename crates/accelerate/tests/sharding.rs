@@ -203,9 +203,9 @@ fn groups_of_ranks_of_every_size() {
 #[test]
 fn groups_that_ranks_do_not_fill_are_an_error_on_all_of_them() {
     let plugin = FullyShardedDataParallelPlugin { dp_shard_size: Some(2), ..plugin(HybridShard, NoWrap) };
-    let texts = testing::ranks_with(3, Accelerator::builder().fsdp_plugin(plugin), |accelerator| {
-        let (_, module) = model(&accelerator)?;
-        Ok(accelerator.prepare(module).map(drop).unwrap_err().to_string())
+    let texts = testing::ranks(3, |accelerator| {
+        let builder = Accelerator::builder().fsdp_plugin(plugin.clone());
+        Ok(builder.build_from(&accelerator).map(drop).unwrap_err().to_string())
     });
     for text in texts.unwrap() {
         assert!(text.contains("3 ranks do not fill groups of 2"), "{text}");

@@ -8,7 +8,6 @@ use crate::group::Group;
 use crate::optim::GradScaler;
 use crate::profile::ProfileKwargs;
 use crate::session::GradientState;
-use crate::session::Session;
 use crate::state::{Lookup, PartialState, process_environment};
 use accelerate_core::accumulation::PartialWindow;
 use accelerate_core::config::{
@@ -242,7 +241,6 @@ impl AcceleratorBuilder {
         lookup: Lookup<'_>,
         state: impl FnOnce(bool, &InitProcessGroupKwargs, Lookup<'_>) -> Result<PartialState>,
     ) -> Result<Accelerator> {
-        let mut recipe = self.clone();
         let environment = LaunchSettings::read(lookup)?;
         let handlers = Handlers::sort(self.handlers)?;
         let dataloader = self.dataloader_config.unwrap_or_default();
@@ -255,11 +253,9 @@ impl AcceleratorBuilder {
         let mut mixed_precision = self.mixed_precision.or(environment.mixed_precision).unwrap_or(MixedPrecision::No);
         check_available(mixed_precision)?;
         let (mut fsdp, deep_speed) = sharding_plugins(self.fsdp_plugin, self.deepspeed_plugin, lookup)?;
-        (recipe.fsdp_plugin, recipe.deepspeed_plugin) = (fsdp.clone(), deep_speed.clone());
         let deep_speed = deep_speed.map(DeepSpeed::read).transpose()?;
         let dynamo = dynamo_plugin(self.dynamo_plugin, self.dynamo_backend)?.or(environment.dynamo);
         let compilation = dynamo.compilation()?;
-        (recipe.dynamo_plugin, recipe.dynamo_backend) = (Some(dynamo), None);
         check_settings(&handlers.ddp, fsdp.as_ref(), mixed_precision, &dataloader)?;
 
         let state = state(self.cpu, &handlers.init, lookup)?;
@@ -273,7 +269,6 @@ impl AcceleratorBuilder {
             plugin.num_steps = resolved.gradient_accumulation_steps;
             scaler = resolved.grad_scaler.unwrap_or(scaler);
         }
-        recipe.mixed_precision = Some(mixed_precision);
         let gradient_state = GradientState::new(plugin, self.partial_window)?;
         let scaler = needs_grad_scaler(mixed_precision).then(|| GradScaler::new(scaler)).transpose()?;
         check_device(compilation, state.device())?;
@@ -294,18 +289,7 @@ impl AcceleratorBuilder {
             profile: handlers.profile,
             compilation,
         };
-        let session = Session::new(state, gradient_state);
-        Ok(Accelerator::from_parts(session, settings, precision, scaler, recipe))
-    }
-
-    /// An accelerator with nothing prepared, in the same run and with the same settings as the one that this builder
-    /// has made, but with a group of its own: when ranks fail in there, `accelerator` remains usable. Collective.
-    pub(super) fn fork(&self, accelerator: &Accelerator) -> Result<Accelerator> {
-        let state = accelerator.state().with_group(accelerator.group().fork()?);
-        let plugin = accelerator.session().gradient_state.plugin();
-        let recipe =
-            Self { gradient_accumulation_steps: None, gradient_accumulation_plugin: Some(plugin), ..self.clone() };
-        recipe.build_with(&|_| None, |_, _, _| Ok(state))
+        Accelerator::from_parts(state, gradient_state, settings, precision, scaler)
     }
 }
 

@@ -26,6 +26,13 @@ impl DeepSpeed {
         Ok(Self { plugin, config, facts: Mutex::default() })
     }
 
+    /// The same configuration where nothing is prepared yet.
+    pub(super) fn anew(&self) -> Self {
+        let facts =
+            DeepSpeedFacts { batch_sizes: Vec::new(), optimizer: None, scheduler: None, ..self.facts().clone() };
+        Self { plugin: self.plugin.clone(), config: self.config.clone(), facts: Mutex::new(facts) }
+    }
+
     fn facts(&self) -> MutexGuard<'_, DeepSpeedFacts> {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -3,7 +3,7 @@
 use super::{Accelerator, PreparedModels};
 use crate::error::{Error, Result, StateError};
 use crate::optim::GradScalerState;
-use crate::session::{Engine, GradientState, Join, Session, Summary};
+use crate::session::{Engine, GradientState, Join, PreparedOptimizer, Session, Summary};
 use std::sync::Arc;
 
 impl Accelerator {
@@ -96,7 +96,7 @@ impl Accelerator {
 
     /// Steps of all prepared optimizers together.
     fn optimizer_steps(&self) -> u64 {
-        self.optimizers().iter().map(crate::optim::OptimizerHandle::num_steps).sum()
+        self.session().objects().optimizers().map(PreparedOptimizer::num_steps).sum()
     }
 
     /// Makes this rank's state that of a rank that had most batches, as far as the accelerator keeps it. Collective.

@@ -23,19 +23,21 @@ pub use training::{HasParameters, ModelEngine, PreparedModels};
 
 use crate::amp::{MixedPrecision, Precision};
 use crate::error::Result;
-use crate::optim::{GradScaler, OptimizerHandle};
+use crate::optim::GradScaler;
 use crate::profile::ProfileKwargs;
-use crate::session::Session;
+use crate::session::{GradientState, Object, ObjectState, Session};
 use crate::state::PartialState;
 use accelerate_core::config::{
     Compilation, DataLoaderConfiguration, DistributedDataParallelKwargs, FloatType, FullyShardedDataParallelPlugin,
-    OffloadTarget, ProjectConfiguration,
+    OffloadTarget, ProjectConfiguration, ShardingStrategy,
 };
+use accelerate_core::mesh::Mesh;
 use accelerate_core::names::RngType;
 use accelerate_core::schedule::SchedulerUnit;
+use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Device;
 
 /// Makes one training program run on one process or many, in any precision (`Accelerator` of the reference).
@@ -59,10 +61,7 @@ struct Inner {
     settings: Settings,
     precision: Precision,
     scaler: Option<GradScaler>,
-    optimizers: Mutex<Vec<OptimizerHandle>>,
     trigger: AtomicBool,
-    /// What it was built from.
-    recipe: AcceleratorBuilder,
 }
 
 /// What the builder decided, as `prepare` needs it.
@@ -86,6 +85,17 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
+    /// How the processes divide models.
+    fn mesh(&self, state: &PartialState) -> Result<Mesh> {
+        let (world_size, num_local_processes) = (state.num_processes(), state.num_local_processes());
+        match &self.fsdp {
+            Some(plugin) if plugin.sharding_strategy != ShardingStrategy::NoShard => {
+                Ok(plugin.mesh(world_size, num_local_processes)?)
+            }
+            _ => Ok(Mesh::replicated(world_size)),
+        }
+    }
+
     /// Where optimizers keep their state, if that is not where parameters are: parts in the host's memory have theirs beside
     /// them anyway.
     pub(crate) fn optimizer_offload(&self, device: Device) -> Option<&OffloadTarget> {
@@ -109,27 +119,38 @@ impl Accelerator {
         AcceleratorBuilder::default()
     }
 
+    /// Joins the processes of `state` as the settings say.
     fn from_parts(
-        session: Session,
+        state: PartialState,
+        gradient_state: GradientState,
         settings: Settings,
         precision: Precision,
         scaler: Option<GradScaler>,
-        recipe: AcceleratorBuilder,
-    ) -> Self {
-        Self(Arc::new(Inner {
-            session,
-            settings,
-            precision,
-            scaler,
-            optimizers: Mutex::new(Vec::new()),
-            trigger: AtomicBool::new(false),
-            recipe,
-        }))
+    ) -> Result<Self> {
+        let mesh = settings.mesh(&state)?;
+        let session = Session::new(state, mesh, gradient_state);
+        let accelerator =
+            Self(Arc::new(Inner { session, settings, precision, scaler, trigger: AtomicBool::new(false) }));
+        accelerator.register_scaler();
+        Ok(accelerator)
     }
 
-    /// The same run and settings with nothing prepared and a group of its own. Collective.
+    /// The scaler is there before anything is prepared.
+    fn register_scaler(&self) {
+        if let Some(scaler) = self.scaler() {
+            self.session().register(Object::GradScaler(Arc::new(scaler.clone())));
+        }
+    }
+
+    /// An accelerator of the same run and settings, whose session has nothing prepared and a group of its own: when ranks
+    /// fail in there, this one remains usable. Collective.
     pub(crate) fn fork(&self) -> Result<Self> {
-        self.0.recipe.fork(self)
+        let state = self.state().with_group(self.group().fork()?);
+        let settings = self.settings();
+        let deep_speed = settings.deep_speed.as_ref().map(|deep_speed| Arc::new(deep_speed.anew()));
+        let settings = Settings { deep_speed, ..settings.clone() };
+        let scaler = self.scaler().map(|scaler| GradScaler::new(scaler.kwargs().clone())).transpose()?;
+        Self::from_parts(state, self.session().gradient_state.anew(), settings, self.precision(), scaler)
     }
 
     pub(crate) fn session(&self) -> &Session {
@@ -146,15 +167,6 @@ impl Accelerator {
 
     pub(crate) fn scaler(&self) -> Option<&GradScaler> {
         self.0.scaler.as_ref()
-    }
-
-    fn optimizers(&self) -> MutexGuard<'_, Vec<OptimizerHandle>> {
-        // A list of shared handles: whole after every statement, also where another thread panicked.
-        self.0.optimizers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn register_optimizer(&self, handle: &OptimizerHandle) {
-        self.optimizers().push(handle.clone());
     }
 
     /// What this process knows of its run.
@@ -177,12 +189,56 @@ impl Accelerator {
         &self.0.settings.project
     }
 
+    /// The states of everything prepared so far, as copies: models, optimizers, schedulers, data loaders and the loss scaler,
+    /// by kind and order (`model`, `model_1`, `optimizer`, `scheduler`, `dataloader`, `scaler`). Of what is sharded, each
+    /// process has its own elements. Gradients that are being accumulated are not part of it. Not collective.
+    ///
+    /// ```
+    /// use accelerate::{Accelerator, nn::{Init, ModuleFn, ParamStore}, optim::{AdamW, LinearWithWarmup}, tch::Tensor};
+    ///
+    /// let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// let store = ParamStore::new(accelerator.device());
+    /// let weight = store.root().param("weight", ([2], Init::Ones))?;
+    /// let optimizer = AdamW::new(&store, 0.1)?;
+    /// let scheduler = LinearWithWarmup::new(&optimizer, 1, 10);
+    /// let model = ModuleFn::new(&store, { let weight = weight.clone(); move |x: &Tensor| Ok(weight.get() * x) });
+    /// let (model, mut optimizer, mut scheduler) = accelerator.prepare((model, optimizer, scheduler))?;
+    /// let mut train = || {
+    ///     accelerator.backward(&model.forward(&Tensor::from_slice(&[1f32, 2.0]))?.sum(None))?;
+    ///     optimizer.step()?;
+    ///     scheduler.step()?;
+    ///     optimizer.zero_grad()?;
+    ///     Ok::<_, accelerate::Error>(weight.get().copy())
+    /// };
+    /// train()?;
+    /// let states = accelerator.state_dict()?;
+    /// assert_eq!(states.keys().collect::<Vec<_>>(), ["model", "optimizer", "scheduler"]);
+    /// let then = train()?;
+    /// accelerator.load_state_dict(&states)?;
+    /// assert_eq!(train()?, then);
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of the objects, by name.
+    pub fn state_dict(&self) -> Result<BTreeMap<String, ObjectState>> {
+        self.session().objects().state_dict()
+    }
+
+    /// Takes everything prepared back to where [`Accelerator::state_dict`] found it on this process. Not collective, but
+    /// every process has to call it.
+    ///
+    /// # Errors
+    /// States of other objects than were prepared; then nothing is changed. Those of the objects, by name.
+    pub fn load_state_dict(&self, states: &BTreeMap<String, ObjectState>) -> Result<()> {
+        self.session().objects().load_state_dict(states)
+    }
+
     /// Forgets everything prepared so far, so that its memory is freed when the user drops it too. The count of
     /// micro-batches starts anew.
     pub fn free_memory(&self) {
-        self.0.session.forget_models();
-        self.optimizers().clear();
-        self.0.session.gradient_state.restart();
+        self.session().clear();
+        self.register_scaler();
     }
 }
 

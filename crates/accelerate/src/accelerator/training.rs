@@ -3,8 +3,8 @@
 use super::{Accelerator, AsParamStore, PreparedModel};
 use crate::error::{OptimError, Result};
 use crate::nn::{Param, ParamStore};
-use crate::optim::{self, OptimizerHandle};
-use crate::session::Engine;
+use crate::optim;
+use crate::session::{Engine, PreparedOptimizer};
 use accelerate_core::config::AutocastKwargs;
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -84,10 +84,10 @@ impl Accelerator {
     /// libtorch's; those of hooks; a peer that is gone or does not take part, by rank.
     pub fn backward(&self, loss: &Tensor) -> Result<()> {
         let session = self.session();
-        let models = session.models();
+        let objects = session.objects();
         let scaling = session.gradient_state.begin_backward();
         if let Some(factor) = scaling.rescale_accumulated {
-            for model in models.iter() {
+            for model in objects.models() {
                 scale_gradients(&model.store, factor)?;
             }
         }
@@ -98,8 +98,8 @@ impl Accelerator {
         }
         torch_ext::autograd::backward(&[&scaled], None, false, false)
             .map_err(|error| session.group.explain_reducer(error))?;
-        self.optimizers().iter().for_each(OptimizerHandle::gradients_made);
-        models.iter().try_for_each(|model| model.engine.after_backward())
+        objects.optimizers().for_each(PreparedOptimizer::gradients_made);
+        objects.models().try_for_each(|model| model.engine.after_backward())
     }
 
     /// Runs the work on one micro-batch. Within it, optimizers, schedulers and `zero_grad` act only on the
@@ -191,10 +191,9 @@ impl Accelerator {
     }
 
     /// Other optimizers' gradients stay scaled: theirs may still be accumulating.
-    fn unscale_where(&self, concerns: impl Fn(&OptimizerHandle) -> bool) -> Result<()> {
-        let Some(scaler) = self.scaler() else { return Ok(()) };
-        let optimizers: Vec<OptimizerHandle> = self.optimizers().clone();
-        optimizers.iter().filter(|handle| concerns(handle)).try_for_each(|handle| scaler.unscale_(handle))
+    fn unscale_where(&self, concerns: impl Fn(&dyn PreparedOptimizer) -> bool) -> Result<()> {
+        let objects = self.session().objects();
+        objects.optimizers().filter(|optimizer| concerns(*optimizer)).try_for_each(PreparedOptimizer::unscale)
     }
 
     /// Scales gradients so that their norm is at most `max_norm`, and returns the norm before (0-d, float).
@@ -228,11 +227,10 @@ impl Accelerator {
 
     /// Gradients are of use before the step. One optimizer of several that has not stepped yet is enough.
     fn check_before_step(&self, call: &'static str, params: &[Param]) -> Result<()> {
-        let optimizers = self.optimizers();
-        let is_concerned = |optimizer: &&OptimizerHandle| optimizer.trains_any_of(params);
-        match optimizers.iter().find(is_concerned) {
-            Some(first) if optimizers.iter().filter(is_concerned).all(OptimizerHandle::are_gradients_used) => {
-                let optimizer = first.optimizer_name();
+        let objects = self.session().objects();
+        let mut concerned = objects.optimizers().filter(|optimizer| optimizer.trains_any_of(params)).peekable();
+        match concerned.peek().map(|first| first.name()) {
+            Some(optimizer) if concerned.all(PreparedOptimizer::are_gradients_used) => {
                 Err(OptimError::ClippedAfterStep { call, optimizer }.into())
             }
             _ => Ok(()),
@@ -241,7 +239,7 @@ impl Accelerator {
 
     /// Did the last step of any prepared optimizer leave the parameters alone because of an overflow?
     pub fn optimizer_step_was_skipped(&self) -> bool {
-        self.optimizers().iter().any(crate::optim::OptimizerHandle::step_was_skipped)
+        self.session().objects().optimizers().any(PreparedOptimizer::step_was_skipped)
     }
 }
 

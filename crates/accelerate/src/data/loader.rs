@@ -7,7 +7,8 @@ use super::iterable::{IterableDataLoaderBuilder, IterableDataset};
 use super::position::{DataLoaderState, Progress};
 use super::source::schedule::Sharding;
 use super::source::{Begun, Finish, PassPlan, Source};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::session::{ObjectState, Stateful};
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -105,6 +106,19 @@ impl<B> Parts<B> {
             .field("epoch", &self.progress.epoch())
             .field("skip_batches", &self.skip_batches)
             .finish_non_exhaustive()
+    }
+}
+
+/// What a session registers of a prepared loader.
+impl<B: Send + 'static> Stateful for Parts<B> {
+    fn state_dict(&self) -> Result<ObjectState> {
+        let values = serde_json::to_value(self.state()?).map_err(Error::other)?;
+        Ok(ObjectState { values, ..Default::default() })
+    }
+
+    fn load_state_dict(&self, state: &ObjectState) -> Result<()> {
+        self.progress.load(serde_json::from_value(state.values.clone()).map_err(Error::other)?);
+        Ok(())
     }
 }
 

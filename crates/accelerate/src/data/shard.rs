@@ -11,8 +11,7 @@ use super::source::schedule::Sharding;
 use super::source::{Begun, Finish};
 use crate::TensorTree;
 use crate::error::{DataError, Result};
-use crate::session::GradientState;
-use crate::session::Session;
+use crate::session::{GradientState, Object, Session};
 use accelerate_core::config::DataLoaderConfiguration;
 use accelerate_core::names::RngType;
 use std::fmt;
@@ -134,7 +133,7 @@ impl LoaderKind for Iterable {
 impl<B: Send + 'static, K: LoaderKind> DataLoader<B, K> {
     /// This process's share of the loader, as the configuration says.
     ///
-    /// Every process must call it. Collective when batches are dispatched.
+    /// Every process must call it. Collective when batches are dispatched. Registers the loader with the session.
     pub(crate) fn prepare_for(
         self,
         session: &Session,
@@ -161,7 +160,9 @@ impl<B: Send + 'static, K: LoaderKind> DataLoader<B, K> {
             device: device_placement.then_some(session.device),
             rng_types: rng_types.to_vec(),
         };
-        self.prepare_at(place, configuration)
+        let loader = self.prepare_at(place, configuration)?;
+        session.register(Object::DataLoader(Arc::new(loader.parts.clone())));
+        Ok(loader)
     }
 
     pub(crate) fn prepare_at(

@@ -1,6 +1,6 @@
 //! The engines, which keep what the ranks hold of a model in step. `prepare` chooses one for each model.
 //!
-//! An engine is given the group of all ranks, the model's parameters and settings. It knows neither the session nor the
+//! An engine is given the mesh of ranks, the model's parameters and settings. It knows neither the session nor the
 //! accelerator; the session calls it at the points of a step that [`Engine`] names.
 
 mod hooks;
@@ -10,9 +10,8 @@ mod replicate;
 mod shard;
 
 use crate::error::Result;
-use crate::group::Group;
 use crate::nn::{CheckpointOptions, ParamStore};
-use crate::session::Engine;
+use crate::session::{DeviceMesh, Engine};
 use accelerate_core::config::{
     DistributedDataParallelKwargs, FullyShardedDataParallelPlugin, MixedPrecision, ShardingStrategy,
 };
@@ -28,10 +27,8 @@ impl Engine for Alone {}
 /// What an engine is told of the model that it begins to serve.
 #[derive(Debug)]
 pub(crate) struct Start<'a> {
-    /// All ranks of the job.
-    pub(crate) group: &'a Group,
-    /// Number of ranks on this machine.
-    pub(crate) num_local_processes: usize,
+    /// The ranks of the job, and what they divide models along.
+    pub(crate) mesh: &'a DeviceMesh,
     pub(crate) store: &'a ParamStore,
     /// How replicas average their gradients.
     pub(crate) kwargs: &'a DistributedDataParallelKwargs,
@@ -43,7 +40,7 @@ pub(crate) struct Start<'a> {
 
 /// The engine for a model, with its parameters made equal on all ranks. Collective.
 pub(crate) fn start(model: &Start<'_>) -> Result<Arc<dyn Engine>> {
-    let &Start { group, store, kwargs, sharding, evaluation_mode, .. } = model;
+    let &Start { mesh, store, kwargs, sharding, evaluation_mode } = model;
     kwargs.check()?;
     if let Some((plugin, _)) = sharding.filter(|(plugin, _)| plugin.activation_checkpointing) {
         let offload_to_cpu = plugin.activation_checkpointing_offload;
@@ -55,9 +52,9 @@ pub(crate) fn start(model: &Start<'_>) -> Result<Arc<dyn Engine>> {
         }
         _ => {
             store.materialize()?;
-            match group.world_size() == 1 || evaluation_mode {
+            match mesh.job().world_size() == 1 || evaluation_mode {
                 true => Ok(Arc::new(Alone)),
-                false => replicate::Replicate::start(group, store, kwargs),
+                false => replicate::Replicate::start(mesh.job(), store, kwargs),
             }
         }
     }

@@ -38,6 +38,7 @@ use crate::group::Group;
 use crate::nn::{Param, ParamStore};
 use crate::session::{ForwardScope, Join, Reduction};
 use accelerate_core::config::{BackwardPrefetch, FullyShardedDataParallelPlugin, MixedPrecision, ShardingStrategy};
+use accelerate_core::mesh::Axis;
 use accelerate_core::plan::{Inventory, Placement, Plan, Unit, plan_sharded};
 use std::collections::HashMap;
 use std::fmt;
@@ -170,12 +171,11 @@ impl Shard {
         plugin: &FullyShardedDataParallelPlugin,
         mixed_precision: MixedPrecision,
     ) -> Result<Self> {
-        let &Start { group: job, num_local_processes, store, evaluation_mode, .. } = model;
+        let &Start { mesh, store, evaluation_mode, .. } = model;
         if let Some(holder) = store.tensor_holder() {
             return Err(StateError::TensorsElsewhere { holder }.into());
         }
-        let job = job.clone();
-        let mesh = plugin.mesh(job.world_size(), num_local_processes)?;
+        let job = mesh.job().clone();
         check_same_model(&job, store)?;
         let params = store.parameters();
         let mut inventory = inventory(store);
@@ -184,15 +184,14 @@ impl Shard {
             inventory = plugin.kept(inventory, mixed_precision);
             warn_of_wider(&job, &inventory);
         }
-        let plan = plan_sharded(&inventory, plugin, mesh);
+        let plan = plan_sharded(&inventory, plugin, mesh.shape());
         check_memory(&job, &plan, plugin.max_memory)?;
         if plugin.sync_module_states && job.world_size() > 1 {
             copy_from(&job, store, 0)?;
         }
-        let (group, replicas) = match mesh.num_replicas() {
-            1 => (job.clone(), None),
-            _ => (job.part(&mesh.shard_ranks(job.rank()))?, Some(job.part(&mesh.replica_ranks(job.rank()))?)),
-        };
+        let group = mesh.group(Axis::DpShard)?;
+        let has_replicas = mesh.shape().num_replicas() > 1;
+        let replicas = has_replicas.then(|| mesh.group(Axis::DpReplicate)).transpose()?;
         let device = params.first().map_or(Device::Cpu, |param| param.local().device());
         let home = Home::new(&job, plugin.params_offload(), &plan, device)?;
         let stays_whole = plugin.keeps_whole_parameters() || (group.world_size() == 1 && matches!(home, Home::Device));

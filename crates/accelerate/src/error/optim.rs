@@ -1,4 +1,4 @@
-//! What can go wrong in `optim` and `amp`.
+//! What can go wrong in `optim`.
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OptimError {
@@ -14,6 +14,11 @@ pub(crate) enum OptimError {
          every parameter belongs to exactly one group"
     )]
     DuplicateParameter { optimizer: &'static str, parameter: String, first: usize, second: usize },
+    #[error(
+        "the {what} cannot be taken back, because another thread is reading its state from the accelerator; wait for \
+         that thread first"
+    )]
+    InUse { what: &'static str },
     #[error("there is no parameter group {group}; the optimizer has {num_groups}, counted from 0")]
     NoSuchGroup { group: usize, num_groups: usize },
     #[error(

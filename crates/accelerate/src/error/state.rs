@@ -37,6 +37,13 @@ pub(crate) enum StateError {
     NobodyListens { host: String, port: u16, timeout: Duration, source: std::io::Error },
 
     #[error(
+        "the saved states are not those of what this accelerator has prepared: {}; prepare as many objects of each kind, in \
+         the same order, before load_state_dict",
+        other_objects(missing, unexpected)
+    )]
+    OtherObjects { missing: String, unexpected: String },
+
+    #[error(
         "rank(s) {missing} of {world_size} did not arrive within {timeout:?}; look at their output, or start all \
          {world_size} processes"
     )]
@@ -162,4 +169,10 @@ impl StateError {
     pub(crate) fn is_timeout(&self) -> bool {
         matches!(self, Self::NobodyListens { .. } | Self::NotArrived { .. })
     }
+}
+
+fn other_objects(missing: &str, unexpected: &str) -> String {
+    let lacking = (!missing.is_empty()).then(|| format!("there is none of {missing}"));
+    let extra = (!unexpected.is_empty()).then(|| format!("{unexpected} was not prepared"));
+    lacking.into_iter().chain(extra).collect::<Vec<_>>().join(", and ")
 }

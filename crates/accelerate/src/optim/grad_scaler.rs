@@ -12,8 +12,9 @@
 //! already accumulated are then brought to the new scale.
 
 use super::{Optimizer, OptimizerHandle, clip_coefficient, gradients};
-use crate::error::{OptimError, Result};
+use crate::error::{Error, OptimError, Result};
 use crate::group::{Group, ReduceOp};
+use crate::session::{ObjectState, Stateful};
 use accelerate_core::config::GradScalerKwargs;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -55,7 +56,8 @@ use torch_ext::{amp, foreach};
 pub struct GradScaler(Arc<Shared>);
 
 struct Shared {
-    enabled: bool,
+    /// What it was made with.
+    kwargs: GradScalerKwargs,
     inner: Mutex<Inner>,
 }
 
@@ -126,9 +128,13 @@ impl GradScaler {
     /// A factor or interval with which the scale could not grow or fall.
     pub fn new(kwargs: GradScalerKwargs) -> Result<Self> {
         kwargs.check()?;
-        let enabled = kwargs.enabled;
-        let inner = Inner { kwargs, growth_tracker: 0, on_device: None, entries: Vec::new() };
-        Ok(Self(Arc::new(Shared { enabled, inner: Mutex::new(inner) })))
+        let inner = Inner { kwargs: kwargs.clone(), growth_tracker: 0, on_device: None, entries: Vec::new() };
+        Ok(Self(Arc::new(Shared { kwargs, inner: Mutex::new(inner) })))
+    }
+
+    /// What it was made with.
+    pub(crate) fn kwargs(&self) -> &GradScalerKwargs {
+        &self.0.kwargs
     }
 
     // Every statement leaves the state whole, so a panic elsewhere does not spoil it.
@@ -138,7 +144,7 @@ impl GradScaler {
 
     /// Does it scale at all?
     pub fn is_enabled(&self) -> bool {
-        self.0.enabled
+        self.0.kwargs.enabled
     }
 
     /// The loss times the scale: run the backward pass on the result. Float32 even for an fp16 loss.
@@ -323,6 +329,19 @@ impl GradScaler {
     }
 }
 
+/// A disabled one has no state: `null`.
+impl Stateful for GradScaler {
+    fn state_dict(&self) -> Result<ObjectState> {
+        let values = serde_json::to_value(GradScaler::state_dict(self)?).map_err(Error::other)?;
+        Ok(ObjectState { values, ..Default::default() })
+    }
+
+    fn load_state_dict(&self, state: &ObjectState) -> Result<()> {
+        let state: Option<GradScalerState> = serde_json::from_value(state.values.clone()).map_err(Error::other)?;
+        state.map_or(Ok(()), |state| GradScaler::load_state_dict(self, &state))
+    }
+}
+
 impl Inner {
     fn on_device(&mut self, like: &Tensor) -> Result<&OnDevice> {
         if self.on_device.is_none() {
@@ -485,7 +504,7 @@ impl fmt::Debug for GradScaler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inner = self.lock();
         f.debug_struct("GradScaler")
-            .field("enabled", &self.0.enabled)
+            .field("enabled", &self.is_enabled())
             .field("kwargs", &inner.kwargs)
             .field("num_optimizers", &inner.entries.len())
             .finish_non_exhaustive()

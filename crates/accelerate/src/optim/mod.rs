@@ -108,7 +108,7 @@ use torch_ext::foreach;
 /// assert!((weight.get().double_value(&[0]) + 0.1).abs() < 1e-6);
 /// # Ok::<(), accelerate::Error>(())
 /// ```
-pub trait Optimizer {
+pub trait Optimizer: Send + 'static {
     /// Updates every parameter that has a gradient. Gradients stay as they are.
     ///
     /// # Errors

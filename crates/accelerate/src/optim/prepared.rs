@@ -1,16 +1,18 @@
 //! What `prepare` makes of an optimizer.
 
 use super::{GradScaler, Optimizer, OptimizerHandle, OptimizerState, clip_coefficient, clip_grad_norm_, gradients};
-use crate::error::Result;
+use crate::error::{Error, OptimError, Result};
 use crate::nn::Param;
-use crate::session::Session;
+use crate::session::{Object, ObjectState, PreparedOptimizer, Session, Stateful};
 use std::fmt;
-use std::ops::Deref;
+use std::ops::DerefMut;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
 use torch_ext::foreach;
 
 /// An optimizer that knows about gradient accumulation and loss scaling. Made by
-/// [`Accelerator::prepare`](crate::Accelerator::prepare); derefs to your own.
+/// [`Accelerator::prepare`](crate::Accelerator::prepare), which shares it with the accelerator until
+/// [`free_memory`](crate::Accelerator::free_memory); [`optimizer`](Self::optimizer) is your own.
 ///
 /// - While gradients are being accumulated, [`step`](Self::step) and [`zero_grad`](Self::zero_grad) do
 ///   nothing, so the training loop needs no `if`.
@@ -31,11 +33,68 @@ use torch_ext::foreach;
 /// # Ok::<(), accelerate::Error>(())
 /// ```
 pub struct AcceleratedOptimizer<O> {
-    optimizer: O,
+    shared: Arc<Shared<O>>,
     session: Session,
     scaling: Option<Scaling>,
     /// The largest norm that a step lets gradients have.
     gradient_clipping: Option<f64>,
+}
+
+/// What the program and the session have of one optimizer.
+struct Shared<O> {
+    handle: OptimizerHandle,
+    scaler: Option<GradScaler>,
+    optimizer: Mutex<O>,
+}
+
+impl<O> Shared<O> {
+    fn lock(&self) -> MutexGuard<'_, O> {
+        // After a panic in a step the optimizer is what it was without a lock around it.
+        self.optimizer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<O: Optimizer> Stateful for Shared<O> {
+    fn state_dict(&self) -> Result<ObjectState> {
+        let OptimizerState { tensors, groups, parts } = self.lock().state_dict()?;
+        Ok(ObjectState { tensors, parts, values: serde_json::json!({ "param_groups": groups }) })
+    }
+
+    fn load_state_dict(&self, state: &ObjectState) -> Result<()> {
+        let tensors = state.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect();
+        let groups = serde_json::from_value(state.values["param_groups"].clone()).map_err(Error::other)?;
+        self.lock().load_state_dict(&OptimizerState { tensors, groups, parts: state.parts.clone() })
+    }
+}
+
+impl<O: Optimizer> PreparedOptimizer for Shared<O> {
+    fn name(&self) -> &'static str {
+        self.handle.optimizer_name()
+    }
+
+    fn trains_any_of(&self, params: &[Param]) -> bool {
+        self.handle.trains_any_of(params)
+    }
+
+    fn gradients_made(&self) {
+        self.handle.gradients_made();
+    }
+
+    fn are_gradients_used(&self) -> bool {
+        self.handle.are_gradients_used()
+    }
+
+    fn unscale(&self) -> Result<()> {
+        self.scaler.as_ref().map_or(Ok(()), |scaler| scaler.unscale_(&self.handle))
+    }
+
+    fn step_was_skipped(&self) -> bool {
+        self.handle.step_was_skipped()
+    }
+
+    fn num_steps(&self) -> u64 {
+        self.handle.num_steps()
+    }
 }
 
 /// The scaler waits for this optimizer as long as this value lives.
@@ -51,19 +110,34 @@ impl Drop for Scaling {
 }
 
 impl<O: Optimizer> AcceleratedOptimizer<O> {
+    /// Registers the optimizer with the session.
     pub(crate) fn new(
         optimizer: O,
         session: Session,
         scaler: Option<GradScaler>,
         gradient_clipping: Option<f64>,
     ) -> Self {
-        let scaling = scaler.filter(GradScaler::is_enabled).map(|scaler| {
-            let handle = optimizer.handle().clone();
+        let handle = optimizer.handle().clone();
+        let scaler = scaler.filter(GradScaler::is_enabled);
+        let scaling = scaler.clone().map(|scaler| {
             scaler.expect(&handle);
-            Scaling { scaler, handle }
+            Scaling { scaler, handle: handle.clone() }
         });
-        optimizer.handle().set_prepared(true);
-        Self { optimizer, session, scaling, gradient_clipping }
+        handle.set_prepared(true);
+        let shared = Arc::new(Shared { handle, scaler, optimizer: Mutex::new(optimizer) });
+        session.register(Object::Optimizer(shared.clone()));
+        Self { shared, session, scaling, gradient_clipping }
+    }
+
+    /// Your own optimizer (`AcceleratedOptimizer.optimizer` of the reference). Drop what this returns before the next call on
+    /// the prepared one or on the accelerator's state: they wait for it.
+    pub fn optimizer(&self) -> impl DerefMut<Target = O> + '_ {
+        self.shared.lock()
+    }
+
+    /// Parameter groups and learning rates.
+    pub fn handle(&self) -> &OptimizerHandle {
+        &self.shared.handle
     }
 
     /// Updates the parameters, unless gradients are still being accumulated.
@@ -79,11 +153,11 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
             let _norm = self.clip(max_norm)?;
         }
         let stepped = match &self.scaling {
-            Some(scaling) => scaling.scaler.step_together(&mut self.optimizer),
-            None => self.optimizer.step(),
+            Some(scaling) => scaling.scaler.step_together(&mut *self.shared.lock()),
+            None => self.shared.lock().step(),
         };
         self.check_step(stepped)?;
-        self.optimizer.handle().gradients_used();
+        self.handle().gradients_used();
         Ok(())
     }
 
@@ -91,7 +165,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
     /// offloaded.
     fn check_step<T>(&self, stepped: Result<T>) -> Result<T> {
         let is_between_ranks = stepped.as_ref().is_err_and(|error| error.is_timeout() || error.is_peer_failure());
-        if self.optimizer.is_state_offloaded() && !is_between_ranks {
+        if self.shared.lock().is_state_offloaded() && !is_between_ranks {
             let failure = stepped.as_ref().err().map(ToString::to_string);
             self.session.group.check_others("the optimizer's step", failure.as_deref())?;
         }
@@ -109,7 +183,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
         if let Some(scaling) = &self.scaling {
             scaling.scaler.gradients_dropped(&scaling.handle);
         }
-        self.optimizer.zero_grad()
+        self.shared.lock().zero_grad()
     }
 
     /// `clip_grad_norm_`, [`step`](Self::step) and [`zero_grad`](Self::zero_grad) in one: clips this optimizer's gradients
@@ -140,7 +214,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
         if !self.session.gradient_state.sync_gradients() {
             return Ok(None);
         }
-        let handle = self.optimizer.handle().clone();
+        let handle = self.handle().clone();
         self.session.complete_gradients()?;
         let sum = match gradients(handle.params())?.as_slice() {
             [] => Some(0.0),
@@ -152,10 +226,10 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
             Some(sum) => {
                 self.session.before_step()?;
                 let norm = match &self.scaling {
-                    Some(scaling) => scaling.scaler.step_clipped(&mut self.optimizer, max_norm, sum),
+                    Some(scaling) => scaling.scaler.step_clipped(&mut *self.shared.lock(), max_norm, sum),
                     None => {
                         let factor = clip_coefficient(max_norm, sum.sqrt());
-                        self.optimizer.step_with_factor(factor).map(|()| sum.sqrt())
+                        self.shared.lock().step_with_factor(factor).map(|()| sum.sqrt())
                     }
                 };
                 let norm = self.check_step(norm)?;
@@ -174,7 +248,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
 
     /// Returns the 2-norm before.
     fn clip(&self, max_norm: f64) -> Result<Tensor> {
-        let handle = self.optimizer.handle();
+        let handle = self.handle();
         if let Some(scaling) = &self.scaling {
             scaling.scaler.unscale_(handle)?;
         }
@@ -186,7 +260,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
     ///
     /// Calls of [`step`](Self::step) that accumulation turned into nothing do not count.
     pub fn step_was_skipped(&self) -> bool {
-        self.optimizer.handle().step_was_skipped()
+        self.handle().step_was_skipped()
     }
 
     /// Everything needed to go on later; see [`Optimizer::state_dict`].
@@ -194,7 +268,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
     /// # Errors
     /// Those of the optimizer.
     pub fn state_dict(&self) -> Result<OptimizerState> {
-        self.optimizer.state_dict()
+        self.shared.lock().state_dict()
     }
 
     /// Takes over saved state; see [`Optimizer::load_state_dict`].
@@ -202,27 +276,31 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
     /// # Errors
     /// Those of the optimizer.
     pub fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {
-        self.optimizer.load_state_dict(state)
+        self.shared.lock().load_state_dict(state)
     }
 
-    /// The optimizer as it was before `prepare`. It is no longer one of a prepared model's.
-    pub fn into_inner(self) -> O {
-        self.optimizer.handle().set_prepared(false);
-        self.optimizer
+    /// Does a step move state over a disk or a bus? See [`Optimizer::is_state_offloaded`].
+    pub fn is_state_offloaded(&self) -> bool {
+        self.shared.lock().is_state_offloaded()
     }
-}
 
-impl<O> Deref for AcceleratedOptimizer<O> {
-    type Target = O;
-    fn deref(&self) -> &O {
-        &self.optimizer
+    /// The optimizer as it was before `prepare`. It is no longer one of a prepared model's, nor among the accelerator's.
+    ///
+    /// # Errors
+    /// Another thread is reading its state from the accelerator.
+    pub fn into_inner(self) -> Result<O> {
+        let Self { shared, session, .. } = self;
+        session.forget(&shared);
+        let shared = Arc::into_inner(shared).ok_or(OptimError::InUse { what: "optimizer" })?;
+        shared.handle.set_prepared(false);
+        Ok(shared.optimizer.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 impl<O: fmt::Debug> fmt::Debug for AcceleratedOptimizer<O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AcceleratedOptimizer")
-            .field("optimizer", &self.optimizer)
+            .field("optimizer", &*self.shared.lock())
             .field("scaled", &self.scaling.is_some())
             .finish_non_exhaustive()
     }

@@ -1,16 +1,18 @@
 //! What `prepare` makes of a learning-rate scheduler.
 
 use super::schedule::{LrScheduler, SchedulerState};
-use crate::error::{OptimError, Result};
-use crate::session::Session;
+use crate::error::{Error, OptimError, Result};
+use crate::session::{Object, ObjectState, Session, Stateful};
 use accelerate_core::schedule::{SchedulerRule, SchedulerUnit, capped_ticks, ticks_per_step};
 use std::fmt;
-use std::ops::Deref;
+use std::ops::DerefMut;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(crate) use accelerate_core::schedule::SchedulerRule as SchedulerOptions;
 
 /// A scheduler that moves with its optimizer. Made by
-/// [`Accelerator::prepare`](crate::Accelerator::prepare); derefs to your own.
+/// [`Accelerator::prepare`](crate::Accelerator::prepare), which shares it with the accelerator until
+/// [`free_memory`](crate::Accelerator::free_memory); [`scheduler`](Self::scheduler) is your own.
 ///
 /// [`step`](Self::step) does nothing while gradients are being accumulated, or when the optimizer
 /// skipped its step because of an overflow. Otherwise the schedule moves by
@@ -33,14 +35,39 @@ pub(crate) use accelerate_core::schedule::SchedulerRule as SchedulerOptions;
 /// # Ok::<(), accelerate::Error>(())
 /// ```
 pub struct AcceleratedScheduler<S> {
-    scheduler: S,
+    shared: Arc<Shared<S>>,
     session: Session,
     rule: SchedulerRule,
 }
 
+/// What the program and the session have of one scheduler.
+struct Shared<S>(Mutex<S>);
+
+impl<S> Shared<S> {
+    fn lock(&self) -> MutexGuard<'_, S> {
+        // After a panic in a step the scheduler is what it was without a lock around it.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<S: LrScheduler> Stateful for Shared<S> {
+    fn state_dict(&self) -> Result<ObjectState> {
+        let values = serde_json::to_value(self.lock().state_dict()?).map_err(Error::other)?;
+        Ok(ObjectState { values, ..Default::default() })
+    }
+
+    fn load_state_dict(&self, state: &ObjectState) -> Result<()> {
+        let state = serde_json::from_value(state.values.clone()).map_err(Error::other)?;
+        self.lock().load_state_dict(&state)
+    }
+}
+
 impl<S: LrScheduler> AcceleratedScheduler<S> {
+    /// Registers the scheduler with the session.
     pub(crate) fn new(scheduler: S, session: Session, rule: SchedulerRule) -> Self {
-        let prepared = Self { scheduler, session, rule };
+        let shared = Arc::new(Shared(Mutex::new(scheduler)));
+        session.register(Object::Scheduler(shared.clone()));
+        let prepared = Self { shared, session, rule };
         if prepared.session.group.rank() == 0 {
             tracing::info!("{}", prepared.describe());
         }
@@ -52,26 +79,27 @@ impl<S: LrScheduler> AcceleratedScheduler<S> {
     /// # Errors
     /// Those of the scheduler, such as the end of a one-cycle schedule; its optimizer was not prepared.
     pub fn step(&mut self) -> Result<()> {
-        if self.rule.step_with_optimizer && !self.scheduler.handle().is_prepared() {
-            let optimizer = self.scheduler.handle().optimizer_name();
+        let mut scheduler = self.shared.lock();
+        if self.rule.step_with_optimizer && !scheduler.handle().is_prepared() {
+            let optimizer = scheduler.handle().optimizer_name();
             return Err(OptimError::OptimizerNotPrepared { optimizer }.into());
         }
         let sync_gradients = self.session.gradient_state.sync_gradients();
         // Asking may wait for the device, so only when the answer matters.
         let asks_optimizer = self.rule.step_with_optimizer && sync_gradients;
-        let was_skipped = asks_optimizer && self.scheduler.handle().step_was_skipped();
+        let was_skipped = asks_optimizer && scheduler.handle().step_was_skipped();
         let ticks = self.rule.ticks(sync_gradients, was_skipped);
-        for _ in 0..self.capped(ticks) {
-            self.scheduler.step()?;
+        for _ in 0..self.capped(&*scheduler, ticks) {
+            scheduler.step()?;
         }
         Ok(())
     }
 
     /// One tick for every process may overshoot the end of a schedule by a few; that is no mistake of
     /// the caller's. Where one step is one tick, it is.
-    fn capped(&self, ticks: usize) -> usize {
+    fn capped(&self, scheduler: &S, ticks: usize) -> usize {
         if self.counts_processes() {
-            capped_ticks(ticks, self.scheduler.last_epoch(), self.scheduler.total_steps())
+            capped_ticks(ticks, scheduler.last_epoch(), scheduler.total_steps())
         } else {
             ticks
         }
@@ -107,7 +135,7 @@ impl<S: LrScheduler> AcceleratedScheduler<S> {
 
     /// The learning rates set last, one for each parameter group.
     pub fn get_last_lr(&self) -> Vec<f64> {
-        self.scheduler.get_last_lr()
+        self.shared.lock().get_last_lr()
     }
 
     /// Everything needed to go on later; see [`LrScheduler::state_dict`].
@@ -115,7 +143,7 @@ impl<S: LrScheduler> AcceleratedScheduler<S> {
     /// # Errors
     /// Those of the scheduler.
     pub fn state_dict(&self) -> Result<SchedulerState> {
-        self.scheduler.state_dict()
+        self.shared.lock().state_dict()
     }
 
     /// Takes over saved state; see [`LrScheduler::load_state_dict`].
@@ -123,26 +151,31 @@ impl<S: LrScheduler> AcceleratedScheduler<S> {
     /// # Errors
     /// Those of the scheduler.
     pub fn load_state_dict(&mut self, state: &SchedulerState) -> Result<()> {
-        self.scheduler.load_state_dict(state)
+        self.shared.lock().load_state_dict(state)
     }
 
-    /// The scheduler as it was before `prepare`.
-    pub fn into_inner(self) -> S {
-        self.scheduler
+    /// Your own scheduler (`AcceleratedScheduler.scheduler` of the reference). Drop what this returns before the next call on
+    /// the prepared one or on the accelerator's state: they wait for it.
+    pub fn scheduler(&self) -> impl DerefMut<Target = S> + '_ {
+        self.shared.lock()
     }
-}
 
-impl<S> Deref for AcceleratedScheduler<S> {
-    type Target = S;
-    fn deref(&self) -> &S {
-        &self.scheduler
+    /// The scheduler as it was before `prepare`, no longer among the accelerator's.
+    ///
+    /// # Errors
+    /// Another thread is reading its state from the accelerator.
+    pub fn into_inner(self) -> Result<S> {
+        let Self { shared, session, .. } = self;
+        session.forget(&shared);
+        let shared = Arc::into_inner(shared).ok_or(OptimError::InUse { what: "scheduler" })?;
+        Ok(shared.0.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 impl<S: fmt::Debug> fmt::Debug for AcceleratedScheduler<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AcceleratedScheduler")
-            .field("scheduler", &self.scheduler)
+            .field("scheduler", &*self.shared.lock())
             .field("rule", &self.rule)
             .finish_non_exhaustive()
     }

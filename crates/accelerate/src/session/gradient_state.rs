@@ -48,14 +48,18 @@ pub(crate) struct BackwardScaling {
 
 impl GradientState {
     pub(crate) fn new(plugin: GradientAccumulationPlugin, partial_window: PartialWindow) -> Result<Self> {
-        Ok(Self(Arc::new(Mutex::new(Inner {
-            window: Window::new(plugin)?.partial_window(partial_window),
+        Ok(Self::of(Window::new(plugin)?.partial_window(partial_window)))
+    }
+
+    fn of(window: Window) -> Self {
+        Self(Arc::new(Mutex::new(Inner {
+            window,
             sync_gradients: true,
             decision: None,
             active_loaders: Vec::new(),
             next_loader_id: 0,
             even_batches: None,
-        }))))
+        })))
     }
 
     // The state stays consistent between statements, so a panic elsewhere does not spoil it.
@@ -63,9 +67,11 @@ impl GradientState {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How gradients are accumulated at present.
-    pub(crate) fn plugin(&self) -> GradientAccumulationPlugin {
-        self.lock().window.plugin().clone()
+    /// One that accumulates in the same way, at the beginning of a window and outside of all loops.
+    pub(crate) fn anew(&self) -> Self {
+        let mut window = self.lock().window.clone();
+        window.reset();
+        Self::of(window)
     }
 
     /// What passes that begin now use in place of their loaders' `even_batches`.

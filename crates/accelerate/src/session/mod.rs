@@ -1,21 +1,30 @@
-//! The one value that everything prepared shares, in place of global state.
+//! The one value behind an accelerator, which everything that it prepares shares, in place of global state: who this process
+//! is and how it reaches the others, where accumulation and loops stand, and what was prepared.
+//!
+//! Two sessions in one process do not know of each other.
 
 mod engine;
 mod gradient_state;
 mod join;
+mod mesh;
+mod registry;
 
 pub(crate) use engine::{Engine, ForwardScope, Visit};
 pub(crate) use gradient_state::{GradientState, LoaderGuard, LoaderPosition};
 pub(crate) use join::{Call, Join, Reduction, Summary};
+pub(crate) use mesh::DeviceMesh;
+pub use registry::ObjectState;
+pub(crate) use registry::{Object, Objects, PreparedOptimizer, PreparedParameters, Stateful};
 
 use crate::error::Result;
 use crate::group::Group;
-use crate::nn::ParamStore;
 use crate::state::PartialState;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use accelerate_core::mesh::Mesh;
+use registry::Registry;
+use std::sync::{Arc, Mutex, PoisonError};
 use tch::Device;
 
-/// What an [`Accelerator`](crate::Accelerator) and all it prepared have in common.
+/// What an [`Accelerator`](crate::Accelerator) and all that it prepared have in common. Clones are the same session.
 #[derive(Clone, Debug)]
 pub(crate) struct Session(Arc<Inner>);
 
@@ -25,18 +34,12 @@ pub(crate) struct Inner {
     pub(crate) device: Device,
     /// All processes of the job.
     pub(crate) group: Group,
+    /// The same processes, by what they divide a model along.
+    pub(crate) mesh: DeviceMesh,
     pub(crate) gradient_state: GradientState,
-    /// Replaced as a whole, so that a step borrows it without copying.
-    models: Mutex<Arc<[PreparedParameters]>>,
+    registry: Registry,
     /// Inside `join_uneven_inputs`.
     join: Mutex<Option<Arc<Join>>>,
-}
-
-/// The parameters of a prepared model and what keeps them in step.
-#[derive(Clone, Debug)]
-pub(crate) struct PreparedParameters {
-    pub(crate) store: ParamStore,
-    pub(crate) engine: Arc<dyn Engine>,
 }
 
 impl std::ops::Deref for Session {
@@ -47,35 +50,37 @@ impl std::ops::Deref for Session {
 }
 
 impl Session {
-    pub(crate) fn new(state: PartialState, gradient_state: GradientState) -> Self {
+    /// A session with nothing prepared, for the processes of `state`, laid out as `mesh`.
+    pub(crate) fn new(state: PartialState, mesh: Mesh, gradient_state: GradientState) -> Self {
         Self(Arc::new(Inner {
             device: state.device(),
             group: state.group().clone(),
+            mesh: DeviceMesh::new(state.group().clone(), mesh),
             state,
             gradient_state,
-            models: Mutex::default(),
+            registry: Registry::default(),
             join: Mutex::new(None),
         }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Arc<[PreparedParameters]>> {
-        // A shared pointer: whole after every statement, also where another thread panicked.
-        self.models.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What was prepared so far, in order.
+    pub(crate) fn objects(&self) -> Objects {
+        self.registry.objects()
     }
 
-    /// The models prepared so far, in order.
-    pub(crate) fn models(&self) -> Arc<[PreparedParameters]> {
-        self.lock().clone()
+    pub(crate) fn register(&self, object: Object) {
+        self.registry.add(object);
     }
 
-    pub(crate) fn register(&self, model: PreparedParameters) {
-        let mut models = self.lock();
-        *models = models.iter().cloned().chain([model]).collect();
+    /// Takes out an object that the program takes back.
+    pub(crate) fn forget<T: ?Sized>(&self, object: &Arc<T>) {
+        self.registry.remove(object);
     }
 
-    pub(crate) fn forget_models(&self) {
-        let models = std::mem::take(&mut *self.lock());
-        models.iter().for_each(|model| model.store.set_of_prepared_model(false));
+    /// Forgets everything prepared so far, and begins to count micro-batches anew.
+    pub(crate) fn clear(&self) {
+        self.registry.clear().models().for_each(|model| model.store.set_of_prepared_model(false));
+        self.gradient_state.restart();
     }
 
     /// The `join_uneven_inputs` that is under way.
@@ -89,12 +94,12 @@ impl Session {
 
     /// To be called before gradients are looked at: those that no backward pass has reduced are reduced.
     pub(crate) fn complete_gradients(&self) -> Result<()> {
-        self.models().iter().try_for_each(|model| model.engine.complete_gradients())
+        self.objects().models().try_for_each(|model| model.engine.complete_gradients())
     }
 
     /// To be called before parameters are updated: gradients must be complete on every rank.
     pub(crate) fn before_step(&self) -> Result<()> {
-        self.models().iter().try_for_each(|model| model.engine.before_step())
+        self.objects().models().try_for_each(|model| model.engine.before_step())
     }
 
     /// One process on the CPU: what tests of single-process behaviour need.
@@ -102,6 +107,6 @@ impl Session {
     #[allow(clippy::unwrap_used)]
     pub(crate) fn single_process() -> Self {
         let gradient_state = GradientState::new(Default::default(), Default::default()).unwrap();
-        Self::new(PartialState::single_process(Device::Cpu), gradient_state)
+        Self::new(PartialState::single_process(Device::Cpu), Mesh::replicated(1), gradient_state)
     }
 }

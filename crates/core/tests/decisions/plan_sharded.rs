@@ -3,7 +3,7 @@
 use accelerate_core::config::{
     AutoWrapPolicy, FloatType, FullyShardedDataParallelPlugin, MixedPrecision, MixedPrecisionPolicy, ShardingStrategy,
 };
-use accelerate_core::mesh::Mesh;
+use accelerate_core::mesh::{Axis, Mesh};
 use accelerate_core::plan::*;
 use proptest::prelude::*;
 use rstest::rstest;
@@ -247,11 +247,11 @@ proptest! {
     fn every_rank_is_in_one_row_and_one_column(num_replicas in 1usize..6, shard_size in 1usize..6) {
         let mesh = Mesh::new(num_replicas * shard_size, shard_size).unwrap();
         for rank in 0..mesh.world_size() {
-            let (row, column) = (mesh.shard_ranks(rank), mesh.replica_ranks(rank));
+            let (row, column) = (mesh.ranks_along(Axis::DpShard, rank), mesh.ranks_along(Axis::DpReplicate, rank));
             prop_assert_eq!((row.len(), column.len()), (shard_size, num_replicas));
             prop_assert_eq!(row.iter().filter(|other| column.contains(other)).collect::<Vec<_>>(), [&rank]);
-            prop_assert!(row.iter().all(|&other| mesh.shard_ranks(other) == row));
-            prop_assert!(column.iter().all(|&other| mesh.replica_ranks(other) == column));
+            prop_assert!(row.iter().all(|&other| mesh.ranks_along(Axis::DpShard, other) == row));
+            prop_assert!(column.iter().all(|&other| mesh.ranks_along(Axis::DpReplicate, other) == column));
         }
     }
 

@@ -17,9 +17,10 @@ use crate::optim::{
     AcceleratedOptimizer, AcceleratedScheduler, DeepSpeedLr, DummyOptim, DummyScheduler, LrScheduler, Optimizer,
     SchedulerOptions,
 };
-use crate::session::PreparedParameters;
+use crate::session::{Object, PreparedParameters};
 use accelerate_core::plan::{Plan, plan_data_parallel};
 use accelerate_core::schedule::SchedulerUnit;
+use std::sync::Arc;
 
 /// What [`Accelerator::prepare`] takes: a model, an optimizer, a data loader, a scheduler, something
 /// prepared already, or a tuple of up to eight of them in any order.
@@ -204,15 +205,15 @@ impl Accelerator {
         }
         let sharding = settings.fsdp.as_ref().map(|plugin| (plugin, self.mixed_precision()));
         let engine = engine::start(&engine::Start {
-            group: self.group(),
-            num_local_processes: self.state().num_local_processes(),
+            mesh: &self.session().mesh,
             store: &store,
             kwargs: &settings.ddp,
             sharding,
             evaluation_mode,
         })?;
         store.set_of_prepared_model(!evaluation_mode);
-        self.session().register(PreparedParameters { store, engine: engine.clone() });
+        let prepared = PreparedParameters { store, engine: engine.clone() };
+        self.session().register(Object::Model(Arc::new(prepared)));
         let policy = settings.fsdp.as_ref().and_then(|plugin| plugin.mixed_precision_policy);
         let output_kind = policy.and_then(|policy| policy.output_dtype).map(float_kind);
         Ok(PreparedModel::new(model, engine, self.precision().with_outputs(output_kind)))
@@ -239,7 +240,7 @@ impl Accelerator {
             Some(plan) => plan.clone(),
             None => plan_data_parallel(&inventory(&model.store), &self.settings().ddp, self.num_processes()),
         };
-        self.session().models().iter().map(plan).collect()
+        self.session().objects().models().map(plan).collect()
     }
 
     /// Prepares one optimizer.
@@ -257,7 +258,6 @@ impl Accelerator {
         if let Some(target) = self.settings().optimizer_offload(self.device()) {
             optimizer.offload_state(target)?;
         }
-        self.register_optimizer(optimizer.handle());
         let (session, scaler) = (self.session().clone(), self.scaler().cloned());
         Ok(AcceleratedOptimizer::new(optimizer, session, scaler, self.settings().gradient_clipping))
     }

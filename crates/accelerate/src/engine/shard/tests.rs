@@ -4,6 +4,7 @@ mod orders;
 
 use super::{Counts, Shard, Start};
 use crate::nn::{Linear, ModuleFn, ParamStore};
+use crate::session::DeviceMesh;
 use crate::{
     Accelerator, AutoWrapPolicy, BackwardPrefetch, FloatType, FullyShardedDataParallelPlugin, MixedPrecision,
     MixedPrecisionPolicy, PreparedModel, Result, ShardingStrategy, testing,
@@ -17,9 +18,10 @@ const NUM_BLOCKS: usize = 3;
 
 /// The engine that `prepare` would begin for a model that is trained.
 fn start(accelerator: &Accelerator, store: &ParamStore, plugin: &FullyShardedDataParallelPlugin) -> Result<Shard> {
+    let group = accelerator.group();
+    let shape = plugin.mesh(group.world_size(), group.world_size())?;
     let model = Start {
-        group: accelerator.group(),
-        num_local_processes: accelerator.state().num_local_processes(),
+        mesh: &DeviceMesh::new(group.clone(), shape),
         store,
         kwargs: &Default::default(),
         sharding: None,

@@ -52,7 +52,7 @@ use serde::{Deserialize, Serialize};
 /// assert_eq!(optimizer.handle().get_lr(0)?, 0.05);
 /// # Ok::<(), accelerate::Error>(())
 /// ```
-pub trait LrScheduler {
+pub trait LrScheduler: Send + 'static {
     /// Sets the learning rates for the optimizer's next step.
     ///
     /// # Errors

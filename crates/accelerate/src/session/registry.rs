@@ -1,0 +1,218 @@
+//! Everything that was prepared, with its state.
+
+use super::Engine;
+use crate::error::{Result, StateError};
+use crate::nn::{Param, ParamStore, ShardedStateDict, TensorPart};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tch::Tensor;
+
+/// The state of one prepared object as it is saved: tensors by name, and all else as JSON.
+///
+/// ```
+/// use accelerate::{Accelerator, nn::{Init, ParamStore}, optim::Sgd};
+///
+/// let accelerator = Accelerator::builder().cpu(true).build()?;
+/// let store = ParamStore::new(accelerator.device());
+/// store.root().param("weight", ([2], Init::Zeros))?;
+/// let _optimizer = accelerator.prepare(Sgd::new(&store, 0.1)?)?;
+/// let states = accelerator.state_dict()?;
+/// assert_eq!(states["optimizer"].values["param_groups"][0]["lr"], 0.1);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct ObjectState {
+    /// By name. Copies, of this process's elements only where the object is sharded.
+    pub tensors: BTreeMap<String, Tensor>,
+    /// By the name of a parameter that is sharded, which of its elements are in `tensors`, flat.
+    pub parts: BTreeMap<String, TensorPart>,
+    /// What is not a tensor.
+    pub values: serde_json::Value,
+}
+
+/// Whatever has a state with which a run goes on (`Stateful` of `torch.distributed.checkpoint`).
+///
+/// Neither call is collective: each process gives and takes what it keeps itself.
+pub(crate) trait Stateful: Send + Sync {
+    /// Everything that is needed to go on later, as copies.
+    fn state_dict(&self) -> Result<ObjectState>;
+
+    /// Takes over what [`state_dict`](Self::state_dict) gave on this process.
+    fn load_state_dict(&self, state: &ObjectState) -> Result<()>;
+}
+
+/// The parameters of a prepared model and what keeps them in step.
+#[derive(Clone, Debug)]
+pub(crate) struct PreparedParameters {
+    pub(crate) store: ParamStore,
+    pub(crate) engine: Arc<dyn Engine>,
+}
+
+impl Stateful for PreparedParameters {
+    fn state_dict(&self) -> Result<ObjectState> {
+        let ShardedStateDict { tensors, parts } = self.store.sharded_state_dict()?;
+        Ok(ObjectState { tensors, parts, ..Default::default() })
+    }
+
+    fn load_state_dict(&self, state: &ObjectState) -> Result<()> {
+        let tensors = state.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect();
+        self.store.load_sharded_state_dict(&[ShardedStateDict { tensors, parts: state.parts.clone() }])
+    }
+}
+
+/// What a session asks of a prepared optimizer.
+pub(crate) trait PreparedOptimizer: Stateful {
+    fn name(&self) -> &'static str;
+
+    /// Is one of these parameters among its own?
+    fn trains_any_of(&self, params: &[Param]) -> bool;
+
+    /// A backward pass of the accelerator's has run.
+    fn gradients_made(&self);
+
+    /// Has a step used the gradients, and no backward pass made new ones since?
+    fn are_gradients_used(&self) -> bool;
+
+    /// Divides its gradients by the loss scale, once in a training step; nothing without loss scaling.
+    fn unscale(&self) -> Result<()>;
+
+    /// Did the last step leave the parameters alone because of an overflow?
+    fn step_was_skipped(&self) -> bool;
+
+    /// Number of steps, skipped ones included.
+    fn num_steps(&self) -> u64;
+}
+
+/// A prepared object, shared with the program.
+#[derive(Clone)]
+pub(crate) enum Object {
+    Model(Arc<PreparedParameters>),
+    Optimizer(Arc<dyn PreparedOptimizer>),
+    Scheduler(Arc<dyn Stateful>),
+    DataLoader(Arc<dyn Stateful>),
+    GradScaler(Arc<dyn Stateful>),
+}
+
+impl Object {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Model(_) => "model",
+            Self::Optimizer(_) => "optimizer",
+            Self::Scheduler(_) => "scheduler",
+            Self::DataLoader(_) => "dataloader",
+            Self::GradScaler(_) => "scaler",
+        }
+    }
+
+    fn stateful(&self) -> &dyn Stateful {
+        match self {
+            Self::Model(model) => &**model,
+            Self::Optimizer(optimizer) => &**optimizer,
+            Self::Scheduler(object) | Self::DataLoader(object) | Self::GradScaler(object) => &**object,
+        }
+    }
+}
+
+/// Prepared objects in the order of `prepare`.
+#[derive(Clone, Default)]
+pub(crate) struct Objects(Arc<[Object]>);
+
+impl Objects {
+    pub(crate) fn models(&self) -> impl Iterator<Item = &PreparedParameters> {
+        self.0.iter().filter_map(|object| match object {
+            Object::Model(model) => Some(&**model),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn optimizers(&self) -> impl Iterator<Item = &dyn PreparedOptimizer> {
+        self.0.iter().filter_map(|object| match object {
+            Object::Optimizer(optimizer) => Some(&**optimizer),
+            _ => None,
+        })
+    }
+
+    /// With their names: the kind, and from the second of a kind on its number, as in `optimizer_1`.
+    fn named(&self) -> BTreeMap<String, &dyn Stateful> {
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        let name = |object: &Object| {
+            let kind = object.kind();
+            let count = counts.entry(kind).or_default();
+            *count += 1;
+            if *count == 1 { kind.to_owned() } else { format!("{kind}_{}", *count - 1) }
+        };
+        let names: Vec<String> = self.0.iter().map(name).collect();
+        names.into_iter().zip(self.0.iter().map(Object::stateful)).collect()
+    }
+
+    /// The states of all, by name.
+    pub(crate) fn state_dict(&self) -> Result<BTreeMap<String, ObjectState>> {
+        let state = |(name, object): (String, &dyn Stateful)| match object.state_dict() {
+            Ok(state) => Ok((name, state)),
+            Err(error) => Err(error.context(name)),
+        };
+        self.named().into_iter().map(state).collect()
+    }
+
+    /// Gives every object its state.
+    ///
+    /// # Errors
+    /// States of other objects; then nothing is changed. Those of the objects, by name.
+    pub(crate) fn load_state_dict(&self, states: &BTreeMap<String, ObjectState>) -> Result<()> {
+        let objects = self.named();
+        let missing: Vec<String> = objects.keys().filter(|name| !states.contains_key(*name)).cloned().collect();
+        let unexpected: Vec<String> = states.keys().filter(|name| !objects.contains_key(*name)).cloned().collect();
+        if !(missing.is_empty() && unexpected.is_empty()) {
+            let (missing, unexpected) = (missing.join(", "), unexpected.join(", "));
+            return Err(StateError::OtherObjects { missing, unexpected }.into());
+        }
+        for (name, object) in objects {
+            states.get(&name).map_or(Ok(()), |state| object.load_state_dict(state)).map_err(|e| e.context(name))?;
+        }
+        Ok(())
+    }
+}
+
+/// What a session has prepared. Replaced as a whole, so that a step borrows the list without copying it.
+#[derive(Default)]
+pub(super) struct Registry(Mutex<Objects>);
+
+impl Registry {
+    fn lock(&self) -> MutexGuard<'_, Objects> {
+        // A shared pointer: whole after every statement, also where another thread panicked.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn objects(&self) -> Objects {
+        self.lock().clone()
+    }
+
+    pub(super) fn add(&self, object: Object) {
+        let mut objects = self.lock();
+        *objects = Objects(objects.0.iter().cloned().chain([object]).collect());
+    }
+
+    /// Takes out an object that the program keeps for itself.
+    pub(super) fn remove<T: ?Sized>(&self, taken: &Arc<T>) {
+        let is_it = |object: &Object| match object {
+            Object::Model(model) => std::ptr::addr_eq(Arc::as_ptr(model), Arc::as_ptr(taken)),
+            Object::Optimizer(optimizer) => std::ptr::addr_eq(Arc::as_ptr(optimizer), Arc::as_ptr(taken)),
+            Object::Scheduler(object) | Object::DataLoader(object) | Object::GradScaler(object) => {
+                std::ptr::addr_eq(Arc::as_ptr(object), Arc::as_ptr(taken))
+            }
+        };
+        let mut objects = self.lock();
+        *objects = Objects(objects.0.iter().filter(|object| !is_it(object)).cloned().collect());
+    }
+
+    pub(super) fn clear(&self) -> Objects {
+        std::mem::take(&mut *self.lock())
+    }
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.objects().0.iter().map(Object::kind)).finish()
+    }
+}
