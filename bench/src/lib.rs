@@ -149,7 +149,7 @@ pub fn formula(shape: &[i64], phase: f64) -> Result<Tensor> {
 pub fn mean_square(params: &[Param]) -> Result<f64> {
     let (mut total, mut count) = (0.0, 0);
     for param in params {
-        let values = param.get().f_detach()?.f_to_kind(Kind::Double)?;
+        let values = param.get()?.f_detach()?.f_to_kind(Kind::Double)?;
         total += values.f_square()?.f_sum(Kind::Double)?.f_double_value(&[])?;
         count += param.numel();
     }

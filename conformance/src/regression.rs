@@ -22,7 +22,7 @@ impl RegressionModel {
     }
 
     pub(crate) fn values(&self) -> Result<[f64; 2]> {
-        Ok([self.a.get().f_double_value(&[0])?, self.b.get().f_double_value(&[0])?])
+        Ok([self.a.get()?.f_double_value(&[0])?, self.b.get()?.f_double_value(&[0])?])
     }
 
     pub(crate) fn gradients(&self) -> Result<[f64; 2]> {
@@ -36,7 +36,7 @@ impl Module for RegressionModel {
     type Output = Tensor;
 
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        Ok(x.f_mul(&self.a.get())?.f_add(&self.b.get())?)
+        Ok(x.f_mul(&self.a.get()?)?.f_add(&self.b.get()?)?)
     }
 
     fn params(&self) -> &ParamStore {

@@ -56,7 +56,7 @@ fn gradients(accelerator: &Accelerator, kwargs: DistributedDataParallelKwargs, s
     let optimizer = Sgd::new(&store, 0.1)?;
     let model = ModuleFn::new(&store, {
         let param = param.clone();
-        move |x: &Tensor| Ok(param.get().f_mul(x)?)
+        move |x: &Tensor| Ok(param.get()?.f_mul(x)?)
     });
     let (model, mut optimizer) = configured.prepare((model, optimizer))?;
     let input = local_gradient(configured.process_index())?;

@@ -102,7 +102,7 @@ fn test_ddp_bucket_size(accelerator: &Accelerator) -> Result<()> {
         let model = configured.prepare(ModuleFn::new(&store, move |x: &Tensor| {
             let mut sum = x.f_zeros_like()?;
             for param in &params {
-                sum = sum.f_add(&param.get().f_sum(Kind::Float)?.f_mul(x)?)?;
+                sum = sum.f_add(&param.get()?.f_sum(Kind::Float)?.f_mul(x)?)?;
             }
             Ok(sum)
         }))?;
@@ -129,7 +129,7 @@ fn test_ddp_find_unused_parameters(accelerator: &Accelerator) -> Result<()> {
         let optimizer = Sgd::new(&store, 1.0)?;
         let model = ModuleFn::new(&store, {
             let used = used.clone();
-            move |x: &Tensor| Ok(used.get().f_mul(x)?)
+            move |x: &Tensor| Ok(used.get()?.f_mul(x)?)
         });
         let (model, mut optimizer) = configured.prepare((model, optimizer))?;
         configured.backward(&model.forward(&Tensor::from(configured.process_index() as f32))?.f_sum(Kind::Float)?)?;
@@ -137,7 +137,7 @@ fn test_ddp_find_unused_parameters(accelerator: &Accelerator) -> Result<()> {
         if find_unused_parameters || configured.num_processes() == 1 {
             outcome?;
             let wanted = 1.0 - (configured.num_processes() - 1) as f64 / 2.0;
-            let found = used.get().f_double_value(&[0])?;
+            let found = used.get()?.f_double_value(&[0])?;
             ensure!((found - wanted).abs() < 1e-6, "a step by the mean of all ranks gives {wanted}, not {found}");
         } else {
             let error = outcome.err().context("an unused parameter went unnoticed")?.to_string();
@@ -168,7 +168,7 @@ fn test_autocast_kwargs(accelerator: &Accelerator) -> Result<()> {
         ensure!(product()? == Kind::Float, "outside of autocast");
         let store = ParamStore::new(configured.device());
         let weight = store.root().param("weight", ([2, 2], Init::Ones))?;
-        let model = configured.prepare(ModuleFn::new(&store, move |x: &Tensor| Ok(x.f_matmul(&weight.get())?)))?;
+        let model = configured.prepare(ModuleFn::new(&store, move |x: &Tensor| Ok(x.f_matmul(&weight.get()?)?)))?;
         ensure!(model.forward(&ones)?.f_kind()? == wanted, "in a prepared model");
     }
     Ok(())

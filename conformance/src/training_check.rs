@@ -59,7 +59,7 @@ fn layer(accelerator: &Accelerator) -> Result<impl Module<Input = Tensor, Output
     let store = ParamStore::new(accelerator.device());
     let linear = Linear::new(store.root(), 1, 1, LinearConfig::default())?;
     for param in store.parameters() {
-        param.copy_(&param.get().f_zeros_like()?)?;
+        param.copy_(&param.get()?.f_zeros_like()?)?;
     }
     Ok(ModuleFn::new(&store, move |x: &Tensor| Ok(linear.forward(&x.f_unsqueeze(-1)?)?.f_squeeze_dim(-1)?)))
 }
@@ -68,7 +68,7 @@ fn layer(accelerator: &Accelerator) -> Result<impl Module<Input = Tensor, Output
 fn values(model: &impl Module) -> Result<[f64; 2]> {
     let params = model.params().parameters();
     ensure!(params.len() == 2, "a line has two parameters, not {}", params.len());
-    Ok([params[0].get().f_reshape([-1])?.f_double_value(&[0])?, params[1].get().f_double_value(&[0])?])
+    Ok([params[0].get()?.f_reshape([-1])?.f_double_value(&[0])?, params[1].get()?.f_double_value(&[0])?])
 }
 
 fn loader(accelerator: &Accelerator, case: &Case, batch_size: usize, seed: u64) -> Result<RegressionLoader> {

@@ -68,7 +68,7 @@ fn main() -> Result<()> {
         floor.push(best);
     }
     for (found, wanted) in store.parameters().iter().zip(same_store.parameters()) {
-        ensure!(found.get().f_equal(&wanted.get())?, "{} differs from what it is with state in memory", found.name());
+        ensure!(found.get()?.f_equal(&wanted.get()?)?, "{} differs from what it is with state in memory", found.name());
     }
     println!("report={}", json!({"ours": ours, "floor": floor, "num_parameters": num_parameters}));
     Ok(())
@@ -96,7 +96,7 @@ fn training() -> Result<(ParamStore, AdamW)> {
 fn set_gradients(store: &ParamStore) -> Result<()> {
     for (index, param) in store.parameters().iter().enumerate() {
         let gradient: Tensor = formula(&param.shape(), index as f64 + 0.5)? * 0.01;
-        (param.get() * gradient).sum(Kind::Float).f_backward()?;
+        (param.get()? * gradient).sum(Kind::Float).f_backward()?;
     }
     Ok(())
 }

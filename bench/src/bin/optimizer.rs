@@ -94,7 +94,7 @@ fn main() -> Result<()> {
 /// Gives every parameter a gradient that requires nothing of autograd: `d(p * g)/dp = g`.
 fn set_gradients(params: &[Param], gradients: &[Tensor], factor: f64) -> Result<()> {
     for (param, gradient) in params.iter().zip(gradients) {
-        (param.get() * (gradient * factor)).sum(Kind::Float).f_backward()?;
+        (param.get()? * (gradient * factor)).sum(Kind::Float).f_backward()?;
     }
     Ok(())
 }
@@ -121,7 +121,7 @@ fn sweep(arguments: &Arguments, params: &[Param], gradients: &[Tensor], optimize
     for step in 0..arguments.steps {
         // The scaler multiplies the loss; the factor of the gradients is part of the backward pass, not of the sweep.
         for (param, gradient) in params.iter().zip(gradients) {
-            let product = param.get() * gradient;
+            let product = param.get()? * gradient;
             accelerator.backward(&product.sum(Kind::Float))?;
         }
         let start = Instant::now();

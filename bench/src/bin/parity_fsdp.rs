@@ -140,7 +140,7 @@ fn model(store: &ParamStore) -> Result<impl Module<Input = Tensor, Output = Tens
         for layer in &layers {
             x = layer.forward(&x)?;
         }
-        head.forward(&norm.forward(&x)?.f_mul(&scale.get())?)
+        head.forward(&norm.forward(&x)?.f_mul(&scale.get()?)?)
     }))
 }
 

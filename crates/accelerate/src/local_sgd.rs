@@ -47,7 +47,7 @@ use tch::Tensor;
 ///         local_sgd.step()?;
 ///     }
 ///     local_sgd.finish()?;
-///     Ok(weight.get().f_double_value(&[0, 0])?)
+///     Ok(weight.get()?.f_double_value(&[0, 0])?)
 /// })?;
 /// assert_eq!(weights, [-3.0, -3.0]); // the mean of -2 and -4
 /// # Ok::<(), accelerate::Error>(())

@@ -53,7 +53,7 @@ fn model(device: Device, p: f64) -> Result<(ParamStore, impl Module<Input = Tens
     store.get("blocks.1.up.weight").unwrap().set_requires_grad(false)?;
     let module = ModuleFn::new(&store, move |tokens: &Tensor| {
         let hidden = blocks.iter().try_fold(embed.forward(tokens)?, |hidden, block| block.forward(&hidden))?;
-        Ok(hidden.f_linear(&embed.weight.get(), None::<&Tensor>)?)
+        Ok(hidden.f_linear(&embed.weight.get()?, None::<&Tensor>)?)
     });
     Ok((store, module))
 }

@@ -54,7 +54,7 @@ fn train(accelerator: &Accelerator, place: Option<Place>) -> Result<f64> {
         optimizer.step()?;
         optimizer.zero_grad()?;
     }
-    let total = store.parameters().iter().map(|param| param.get().sum(Kind::Double).double_value(&[])).sum();
+    let total = store.parameters().iter().map(|param| param.get().unwrap().sum(Kind::Double).double_value(&[])).sum();
     Ok(total)
 }
 

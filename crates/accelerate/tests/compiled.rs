@@ -44,7 +44,7 @@ fn a_script_has_its_parameters_by_name_and_python_s_outputs() {
 #[test]
 fn the_mode_of_the_store_is_that_of_the_script() {
     let model: ScriptModule = ScriptModule::load(file("mlp.pt"), Device::Cpu).unwrap();
-    let counter = || model.params().get("norm.num_batches_tracked").unwrap().get().int64_value(&[]);
+    let counter = || model.params().get("norm.num_batches_tracked").unwrap().get().unwrap().int64_value(&[]);
     let _ = model.forward(&input()).unwrap();
     assert_eq!(counter(), 1, "models begin in training mode");
     model.params().eval();
@@ -71,7 +71,7 @@ fn a_script_learns_as_the_same_model_in_rust() {
     let rust = ModuleFn::new(&store, move |x: &Tensor| head.forward(&norm.forward(&hidden.forward(x)?)?.relu()));
     let script_optimizer = Sgd::new(script.params(), 0.1).unwrap();
     let rust_optimizer = Sgd::new(&store, 0.1).unwrap();
-    let before = script.params().get("head.weight").unwrap().get().copy();
+    let before = script.params().get("head.weight").unwrap().get().unwrap().copy();
     let script = accelerator.prepare(script).unwrap();
     let plain = Accelerator::builder().cpu(true).build().unwrap();
     let (rust, mut rust_optimizer) = plain.prepare((rust, rust_optimizer)).unwrap();
@@ -86,10 +86,10 @@ fn a_script_learns_as_the_same_model_in_rust() {
             optimizer.zero_grad().unwrap();
         }
     }
-    assert_ne!(before, script.params().get("head.weight").unwrap().get());
+    assert_ne!(before, script.params().get("head.weight").unwrap().get().unwrap());
     for (name, param) in store.named_parameters() {
-        let learned = script.params().get(&name).unwrap().get();
-        assert!(learned.allclose(&param.get(), 1e-5, 1e-6, false), "{name}");
+        let learned = script.params().get(&name).unwrap().get().unwrap();
+        assert!(learned.allclose(&param.get().unwrap(), 1e-5, 1e-6, false), "{name}");
     }
 }
 

@@ -57,7 +57,7 @@ impl Net {
     fn forward(layers: &Layers, x: &Tensor) -> Result<Tensor> {
         let mut y = layers.linear[1].forward(&layers.linear[0].forward(&x.f_unsqueeze(1)?)?.f_tanh()?)?;
         for ballast in &layers.ballast {
-            y = (y + ballast.get().f_narrow(0, 0, 1)?).f_tanh()?;
+            y = (y + ballast.get()?.f_narrow(0, 0, 1)?).f_tanh()?;
         }
         Ok(y)
     }
@@ -66,7 +66,7 @@ impl Net {
         store
             .parameters()
             .iter()
-            .flat_map(|param| Vec::<f32>::try_from(param.get().detach().reshape(-1)).unwrap())
+            .flat_map(|param| Vec::<f32>::try_from(param.get().unwrap().detach().reshape(-1)).unwrap())
             .collect()
     }
 }
@@ -249,7 +249,7 @@ fn buffers_come_from_a_rank_that_has_a_batch() {
             let rank = accelerator.process_index();
             let counted = || -> f64 {
                 let tracked = store.buffers().into_iter().find(|buffer| buffer.name().ends_with("tracked"));
-                tracked.unwrap().get().to_kind(Kind::Double).double_value(&[])
+                tracked.unwrap().get().unwrap().to_kind(Kind::Double).double_value(&[])
             };
             let mut seen = Vec::new();
             accelerator.join_uneven_inputs(&model, None, || {
@@ -261,7 +261,7 @@ fn buffers_come_from_a_rank_that_has_a_batch() {
                 Ok(())
             })?;
             assert!(seen.iter().zip(1..).all(|(seen, wanted)| *seen == f64::from(wanted)), "rank {rank}: {seen:?}");
-            let value = |buffer: Param| buffer.get().to_kind(Kind::Double).sum(None).double_value(&[]);
+            let value = |buffer: Param| buffer.get().unwrap().to_kind(Kind::Double).sum(None).double_value(&[]);
             Ok((counted(), store.buffers().into_iter().map(value).collect::<Vec<_>>()))
         })
         .unwrap();
@@ -285,7 +285,7 @@ fn the_rank_that_had_most_batches_is_copied() {
             }
             weight.copy_(&Tensor::full([1, 1], rank as f64, (Kind::Float, Device::Cpu)))
         })?;
-        Ok(weight.get().double_value(&[0, 0]))
+        Ok(weight.get()?.double_value(&[0, 0]))
     })
     .unwrap();
     assert_eq!(got, [2.0; 3]);

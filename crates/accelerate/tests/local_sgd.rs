@@ -38,10 +38,10 @@ fn train(accelerator: &Accelerator, local_sgd_steps: usize, enabled: bool, steps
             optimizer.zero_grad()
         })?;
         local_sgd.step()?;
-        seen.push(weight.get().double_value(&[0, 0]));
+        seen.push(weight.get().unwrap().double_value(&[0, 0]));
     }
     local_sgd.finish()?;
-    seen.push(weight.get().double_value(&[0, 0]));
+    seen.push(weight.get().unwrap().double_value(&[0, 0]));
     Ok(seen)
 }
 
@@ -109,7 +109,7 @@ fn one_local_step_of_sgd_with_momentum_equals_averaged_gradients() {
                 optimizer.step()?;
                 optimizer.zero_grad()?;
                 local_sgd.step()?;
-                seen.push(weight.get().double_value(&[0, 0]));
+                seen.push(weight.get().unwrap().double_value(&[0, 0]));
             }
             local_sgd.finish()?;
             assert!(optimizer.handle().num_steps() == 5);
@@ -141,7 +141,7 @@ fn many_tensors_of_several_dtypes_travel_flat() {
             Ok(store
                 .parameters()
                 .iter()
-                .map(|param| param.get().mean(Kind::Double).double_value(&[]))
+                .map(|param| param.get().unwrap().mean(Kind::Double).double_value(&[]))
                 .collect::<Vec<_>>())
         })
         .unwrap();

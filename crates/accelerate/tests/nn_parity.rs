@@ -230,7 +230,7 @@ fn check_forward<L>(
     assert_eq!(store.buffers().len(), wanted.len(), "{name}: buffers");
     for buffer in store.buffers() {
         let what = format!("{name}: {}", buffer.name());
-        check_close(&what, &buffer.get(), &wanted[buffer.name()]);
+        check_close(&what, &buffer.get().unwrap(), &wanted[buffer.name()]);
     }
 }
 

@@ -142,7 +142,7 @@ fn a_tied_weight_loads_under_any_of_its_names() {
         let words = store.root().param("words", ([2], Init::Zeros)).unwrap();
         store.root().alias("decoder", &words).unwrap();
         store.load_state_dict(&state(entries), true).unwrap();
-        assert_eq!(words.get().double_value(&[1]), 3.0, "{entries:?}");
+        assert_eq!(words.get().unwrap().double_value(&[1]), 3.0, "{entries:?}");
     }
 }
 
@@ -155,7 +155,7 @@ fn where_a_state_dict_has_both_names_of_a_tied_weight_the_first_counts() {
         let value = |name: &str| Tensor::from_slice(&[if name == "words" { 1.0f32 } else { 2.0 }]);
         let state = order.iter().map(|name| (name.to_string(), value(name))).collect();
         store.load_state_dict(&state, true).unwrap();
-        assert_eq!(words.get().double_value(&[0]), 1.0, "{order:?}");
+        assert_eq!(words.get().unwrap().double_value(&[0]), 1.0, "{order:?}");
     }
 }
 
@@ -187,7 +187,7 @@ fn loading_lists_everything_that_does_not_fit_and_changes_nothing() {
     ] {
         assert!(text.contains(part), "{text} lacks {part}");
     }
-    assert_eq!(good.get().double_value(&[0]), 0.0);
+    assert_eq!(good.get().unwrap().double_value(&[0]), 0.0);
     // A wrong shape is an error also when names need not agree, as in PyTorch.
     assert!(store.load_state_dict(&found, false).is_err());
 }
@@ -200,7 +200,7 @@ fn a_tolerant_load_reports_what_it_left_out() {
     let report = store.load_state_dict(&state(&[("good", &[2]), ("stranger", &[1])]), false).unwrap();
     assert_eq!(report.missing_keys, ["absent"]);
     assert_eq!(report.unexpected_keys, ["stranger"]);
-    assert_eq!(good.get().double_value(&[0]), 3.0);
+    assert_eq!(good.get().unwrap().double_value(&[0]), 3.0);
 }
 
 #[test]
@@ -210,8 +210,8 @@ fn loading_casts_and_keeps_the_parameter_trainable() {
     let half: StateDict =
         [("weight".to_string(), Tensor::full([2], 0.5, (Kind::BFloat16, Device::Cpu)))].into_iter().collect();
     store.load_state_dict(&half, true).unwrap();
-    assert_eq!(weight.get(), Tensor::full([2], 0.5, CPU));
-    assert!(weight.get().is_leaf() && weight.requires_grad());
+    assert_eq!(weight.get().unwrap(), Tensor::full([2], 0.5, CPU));
+    assert!(weight.get().unwrap().is_leaf() && weight.requires_grad());
 }
 
 #[test]
@@ -254,13 +254,13 @@ fn the_mode_reaches_layers_made_before_and_after() {
 fn casting_in_place_reaches_layers_gradients_and_later_layers() {
     let store = store();
     let layer = Linear::new(store.root() / "a", 2, 2, Default::default()).unwrap();
-    let held = layer.weight.get();
+    let held = layer.weight.get().unwrap();
     layer.forward(&Tensor::ones([1, 2], CPU)).unwrap().sum(Kind::Float).backward();
     store.to_kind(Kind::Double).unwrap();
 
     assert_eq!(held.kind(), Kind::Double);
     assert_eq!(layer.weight.grad().unwrap().kind(), Kind::Double);
-    assert!(layer.weight.requires_grad() && layer.weight.get().is_leaf());
+    assert!(layer.weight.requires_grad() && layer.weight.get().unwrap().is_leaf());
     layer.forward(&Tensor::ones([1, 2], (Kind::Double, Device::Cpu))).unwrap().sum(Kind::Double).backward();
     assert_eq!(layer.weight.grad().unwrap(), Tensor::full([2, 2], 2.0, (Kind::Double, Device::Cpu)));
     let later = Linear::new(store.root() / "b", 2, 2, Default::default()).unwrap();
@@ -309,8 +309,8 @@ fn values_are_copied_from_a_var_store_by_name() {
     let store = store();
     let layer = Linear::new(store.root() / "head", 2, 3, Default::default()).unwrap();
     store.copy_from(&variables).unwrap();
-    assert_eq!(layer.weight.get(), linear.ws);
-    assert_ne!(layer.weight.get().data_ptr(), linear.ws.data_ptr());
+    assert_eq!(layer.weight.get().unwrap(), linear.ws);
+    assert_ne!(layer.weight.get().unwrap().data_ptr(), linear.ws.data_ptr());
 }
 
 /// Calls that go wrong, and what the message has to say.

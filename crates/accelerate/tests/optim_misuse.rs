@@ -20,7 +20,7 @@ fn accelerator(precision: MixedPrecision) -> Accelerator {
 }
 
 fn backward(accelerator: &Accelerator, weight: &Param) -> Result<(), Error> {
-    accelerator.backward(&weight.get().sum(Kind::Float))
+    accelerator.backward(&weight.get().unwrap().sum(Kind::Float))
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn stepping_an_optimizer_that_was_not_prepared_is_refused() {
     let (store, _) = weight(Kind::Float);
     let module = |store: &ParamStore| {
         let weight = store.get("weight").unwrap();
-        ModuleFn::new(store, move |input: &Tensor| Ok((weight.get() * input).sum(Kind::Float)))
+        ModuleFn::new(store, move |input: &Tensor| Ok((weight.get()? * input).sum(Kind::Float)))
     };
     let mut plain: [Box<dyn Optimizer>; 3] = [
         Box::new(Sgd::new(&store, 0.1).unwrap()),
@@ -111,7 +111,7 @@ fn stepping_an_optimizer_that_was_not_prepared_is_refused() {
 fn a_second_backward_pass_over_one_graph_is_refused() {
     let accelerator = accelerator(MixedPrecision::No);
     let (_store, weight) = weight(Kind::Float);
-    let loss = weight.get().square().sum(Kind::Float);
+    let loss = weight.get().unwrap().square().sum(Kind::Float);
     accelerator.backward(&loss).unwrap();
     let text = accelerator.backward(&loss).unwrap_err().to_string();
     assert!(text.contains("second time"), "{text}");

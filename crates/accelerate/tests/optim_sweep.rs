@@ -33,7 +33,7 @@ fn backward(accelerator: &Accelerator, params: &[Param], step: usize) -> Result<
     let factor = if step == 4 { f64::INFINITY } else { 10f64.powi(step as i32 % 3 - 4) };
     for param in params {
         let slope = Tensor::arange(param.numel() as i64, (Kind::Float, Device::Cpu)).cos() + step as f64;
-        let weight = param.get();
+        let weight = param.get().unwrap();
         accelerator.backward(&((weight.reshape([-1]) * slope.to_kind(weight.kind())).sum(Kind::Float) * factor))?;
     }
     Ok(())
@@ -59,7 +59,7 @@ fn train<O: Optimizer>(
         skipped.push(optimizer.step_was_skipped());
         assert!(params.iter().all(|param| param.grad().is_none()));
     }
-    (norms, skipped, params.iter().map(|param| param.get().detach().copy()).collect())
+    (norms, skipped, params.iter().map(|param| param.get().unwrap().detach().copy()).collect())
 }
 
 fn compare<O: Optimizer>(precision: MixedPrecision, kind: Kind, unscale_first: bool, make: impl Fn(&ParamStore) -> O) {

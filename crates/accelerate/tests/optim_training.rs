@@ -12,7 +12,7 @@ use accelerate::{
 fn line(accelerator: &Accelerator) -> Result<(ParamStore, impl Module<Input = Tensor, Output = Tensor> + use<>)> {
     let store = ParamStore::new(accelerator.device());
     let weight = store.root().param("weight", Tensor::from_slice(&[1.0f32]))?;
-    let model = ModuleFn::new(&store, move |input: &Tensor| Ok(weight.get().f_mul(input)?));
+    let model = ModuleFn::new(&store, move |input: &Tensor| Ok(weight.get()?.f_mul(input)?));
     Ok((store, model))
 }
 

@@ -48,9 +48,9 @@ fn model(accelerator: &Accelerator) -> Result<(ParamStore, impl Module<Input = T
     let module = ModuleFn::new(&store, move |tokens: &Tensor| {
         let mut x = embed.forward(tokens)?;
         for (up, down) in &blocks {
-            x = (down.forward(&up.forward(&x)?.f_gelu("none")?)? + x) * scale.get();
+            x = (down.forward(&up.forward(&x)?.f_gelu("none")?)? + x) * scale.get()?;
         }
-        Ok(x.f_linear(&head.get(), None::<&Tensor>)?)
+        Ok(x.f_linear(&head.get()?, None::<&Tensor>)?)
     });
     Ok((store, module))
 }
@@ -243,7 +243,7 @@ fn an_overflow_in_one_part_skips_the_step_on_all_ranks() {
         let store = ParamStore::new(accelerator.device());
         let weight = store.root().param("weight", ([6], Init::Ones))?;
         let used = weight.clone();
-        let module = ModuleFn::new(&store, move |input: &Tensor| Ok((used.get() * input).f_sum(Kind::Float)?));
+        let module = ModuleFn::new(&store, move |input: &Tensor| Ok((used.get()? * input).f_sum(Kind::Float)?));
         let optimizer = Sgd::new(&store, 0.1)?;
         let (model, mut optimizer) = accelerator.prepare((module, optimizer))?;
         let mut seen = Vec::new();
@@ -294,7 +294,7 @@ fn weights_move(
     for (world_size, plugin) in readers {
         testing::ranks_with(*world_size, builder(plugin), |accelerator| {
             let (store, module) = model(&accelerator)?;
-            let wanted = store.get("blocks.0.up.weight").unwrap().get().detach().copy();
+            let wanted = store.get("blocks.0.up.weight").unwrap().get().unwrap().detach().copy();
             let model = accelerator.prepare(module)?;
             for param in store.parameters() {
                 param.copy_(&Tensor::from(0f32))?;
@@ -347,7 +347,7 @@ fn train_in_bf16(world_size: usize, plugin: FullyShardedDataParallelPlugin) -> (
             optimizer.zero_grad()?;
         }
         assert_eq!(store.state_dict()?.get("embed.weight").unwrap().kind(), Kind::Float, "nothing is lost on saving");
-        Ok((losses, [weight.local().kind(), gradient, weight.get().kind()]))
+        Ok((losses, [weight.local().kind(), gradient, weight.get()?.kind()]))
     });
     runs.unwrap().swap_remove(0)
 }
@@ -411,7 +411,7 @@ fn rows_of_embeddings_get_the_gradients_of_whole_tables() {
                     let weight = embed.weight.clone();
                     let module = ModuleFn::new(&store, move |tokens: &Tensor| {
                         let rows = embed.forward(tokens)?.f_tanh()?;
-                        if is_tied { Ok(rows.f_matmul(&embed.weight.get().f_tr()?)?) } else { Ok(rows) }
+                        if is_tied { Ok(rows.f_matmul(&embed.weight.get()?.f_tr()?)?) } else { Ok(rows) }
                     });
                     let (model, mut optimizer) = accelerator.prepare((module, Sgd::new(&store, 0.1)?))?;
                     // Rows that occur several times, the one for padding, and some that do not occur.
@@ -426,7 +426,7 @@ fn rows_of_embeddings_get_the_gradients_of_whole_tables() {
                         })?;
                     }
                     let whole = store.state_dict()?.get("embed.weight").unwrap().reshape([-1]);
-                    assert!(weight.get().requires_grad());
+                    assert!(weight.get().unwrap().requires_grad());
                     Ok(Vec::<f32>::try_from(whole).unwrap())
                 })
                 .unwrap()

@@ -27,9 +27,9 @@ fn model(store: &ParamStore) -> Result<impl Module<Input = Tensor, Output = Tens
     Ok(ModuleFn::new(store, move |tokens: &Tensor| {
         let mut x = embed.forward(tokens)?;
         for block in &blocks {
-            x = block.forward(&x)?.f_gelu("none")? + x * scale.get();
+            x = block.forward(&x)?.f_gelu("none")? + x * scale.get()?;
         }
-        Ok(x.f_linear(&head.get(), None::<&Tensor>)?)
+        Ok(x.f_linear(&head.get()?, None::<&Tensor>)?)
     }))
 }
 
@@ -202,10 +202,10 @@ fn what_was_read_ahead_is_not_used_once_it_is_old() {
         let module = ModuleFn::new(&store, {
             let params = params.clone();
             move |stops: &bool| {
-                let product = params[0].get();
+                let product = params[0].get().unwrap();
                 match stops {
                     true => Err(accelerate::Error::other("half way")),
-                    false => Ok(product * params[1].get() * params[2].get()),
+                    false => Ok(product * params[1].get()? * params[2].get()?),
                 }
             }
         });
@@ -251,7 +251,7 @@ fn files_are_those_of_a_model_in_memory() {
         let _model = accelerator.prepare(model(&store)?)?;
         let wanted = store.state_dict()?;
         for param in store.parameters() {
-            param.copy_(&param.get().f_zeros_like()?)?;
+            param.copy_(&param.get()?.f_zeros_like()?)?;
         }
         accelerator.load_checkpoint_in_model(&store, saved.path())?;
         for ((name, found), (_, wanted)) in store.state_dict()?.iter().zip(wanted.iter()) {
@@ -270,7 +270,7 @@ fn models_without_memory_go_to_the_disk_part_by_part() {
         let blocks = store.root() / "blocks";
         let param = |index: usize, value| (&blocks / index).param("weight", ([5, 4], Init::Constant(value)));
         let params = [param(0, 0.5)?, param(1, -2.0)?];
-        let module = ModuleFn::new(&store, move |x: &Tensor| Ok(x.f_matmul(&params[0].get())? * params[1].get()));
+        let module = ModuleFn::new(&store, move |x: &Tensor| Ok(x.f_matmul(&params[0].get()?)? * params[1].get()?));
         let _model = accelerator.prepare(module)?;
         for (tensor, value) in store.state_dict()?.iter().map(|(_, tensor)| tensor).zip([0.5, -2.0]) {
             assert_eq!(tensor, &Tensor::full([5, 4], value, (Kind::Float, Device::Cpu)));

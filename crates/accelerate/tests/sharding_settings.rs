@@ -144,7 +144,8 @@ fn synchronising_in_each_micro_batch_gives_the_same_steps() {
                 assert!(far <= 1e-6, "{name} differs by {far} with {strategy}");
             }
         }
-        let start = model(Kind::Float, 0.0).unwrap().0.get("layers.0.weight").unwrap().get().double_value(&[0, 0]);
+        let start =
+            model(Kind::Float, 0.0).unwrap().0.get("layers.0.weight").unwrap().get().unwrap().double_value(&[0, 0]);
         let end = wanted[0].parameters.iter().find(|(name, ..)| name == "layers.0.weight").unwrap().2[0];
         assert!((start - end).abs() > 1e-4, "it has trained: {start} {end}");
     }

@@ -271,7 +271,7 @@ fn what_ranks_have_whole_may_be_frozen_and_unfrozen() {
                     accelerator.backward(&loss(&model.forward(&input(&accelerator, number))?)?)?;
                     optimizer.step()?;
                     optimizer.zero_grad()?;
-                    found.push(weight.get().double_value(&[1, 1]));
+                    found.push(weight.get().unwrap().double_value(&[1, 1]));
                 }
                 Ok((found, values(&store)?))
             })

@@ -42,12 +42,12 @@ fn tied(
     Ok(ModuleFn::new(store, move |tokens: &Tensor| {
         let embed = |tokens: &Tensor| match has_layers {
             true => embedding.forward(tokens),
-            false => Ok(Tensor::f_embedding(&weight.get(), tokens, PADDING, false, false)?),
+            false => Ok(Tensor::f_embedding(&weight.get()?, tokens, PADDING, false, false)?),
         };
         let layer = head.clone();
         let score = move |x: &Tensor| match has_layers {
             true => layer.forward(x),
-            false => Ok(x.f_linear(&layer.weight.get(), layer.bias.as_ref().map(|bias| bias.get()))?),
+            false => Ok(x.f_linear(&layer.weight.get()?, layer.bias.as_ref().map(|bias| bias.get().unwrap()))?),
         };
         match uses {
             Uses::Both => score(&embed(tokens)?),
@@ -120,7 +120,7 @@ fn train(world_size: usize, builder: AcceleratorBuilder, uses: Uses, has_layers:
                 optimizer.zero_grad()
             })?;
         }
-        Ok(store.parameters().iter().map(|param| Vec::try_from(param.get().reshape([-1])).unwrap()).collect())
+        Ok(store.parameters().iter().map(|param| Vec::try_from(param.get().unwrap().reshape([-1])).unwrap()).collect())
     })
     .unwrap()
     .swap_remove(0)
@@ -159,7 +159,7 @@ fn a_table_that_has_moved_is_used_where_it_is() {
             backward(&[&output.square().mean(None)], None, false, false).unwrap();
             store.to_kind(Kind::Double).unwrap();
             store.to_kind(Kind::Float).unwrap();
-            store.parameters()[0].copy_(&(store.parameters()[0].get() * 2.0)).unwrap();
+            store.parameters()[0].copy_(&(store.parameters()[0].get().unwrap() * 2.0)).unwrap();
             found.push(Vec::<f32>::try_from(output.reshape([-1])).unwrap());
             found.push(Vec::try_from(store.parameters()[0].grad().unwrap().reshape([-1])).unwrap());
         }

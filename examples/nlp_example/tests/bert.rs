@@ -76,7 +76,7 @@ fn names_are_those_of_transformers() {
 fn new_weights_are_normal_and_the_padding_row_is_zero() {
     let config = BertConfig::small(500, 2, 64);
     let (store, _) = model(&config, 0);
-    let get = |name: &str| store.get(name).unwrap().get();
+    let get = |name: &str| store.get(name).unwrap().get().unwrap();
     let words = get("bert.embeddings.word_embeddings.weight");
     assert_eq!(words.get(0).abs().max().double_value(&[]), 0.0);
     let std = words.std(true).double_value(&[]);
@@ -130,7 +130,7 @@ fn save_as(store: &ParamStore, folder: &Path, rename: impl Fn(&str) -> Option<St
     let tensors: Vec<(String, Tensor)> = store
         .named_parameters()
         .into_iter()
-        .filter_map(|(name, param)| Some((rename(&name)?, param.get().detach())))
+        .filter_map(|(name, param)| Some((rename(&name)?, param.get().unwrap().detach())))
         .collect();
     Tensor::write_safetensors(&tensors, folder.join("model.safetensors")).unwrap();
 }
@@ -160,7 +160,7 @@ fn folders_of_any_age_load_by_name(#[case] rename: fn(&str) -> Option<String>, #
     assert_eq!(load_weights(&loaded, folder.path()).unwrap(), new);
     assert_eq!(has_classifier(folder.path()).unwrap(), new.is_empty());
     for (name, param) in saved.named_parameters() {
-        let is_equal = param.get() == loaded.get(&name).unwrap().get();
+        let is_equal = param.get().unwrap() == loaded.get(&name).unwrap().get().unwrap();
         // New biases are zero in both models.
         assert!(is_equal || new.contains(&name.as_str()), "{name} was not loaded");
     }
@@ -171,7 +171,7 @@ fn several_files_with_an_index_load_too() {
     let folder = TempDir::new().unwrap();
     let (saved, saved_model) = model(&config(), 1);
     let tensors: Vec<(String, Tensor)> =
-        saved.named_parameters().into_iter().map(|(name, param)| (name, param.get().detach())).collect();
+        saved.named_parameters().into_iter().map(|(name, param)| (name, param.get().unwrap().detach())).collect();
     let (first, second) = tensors.split_at(10);
     let mut weight_map = serde_json::Map::new();
     for (file, part) in [("model-00001-of-00002.safetensors", first), ("model-00002-of-00002.safetensors", second)] {
@@ -198,7 +198,7 @@ fn all_weights_that_do_not_fit_are_listed() {
         name => Some(name.to_owned()),
     });
     let (loaded, _) = model(&config(), 2);
-    let before = loaded.get("classifier.weight").unwrap().get().copy();
+    let before = loaded.get("classifier.weight").unwrap().get().unwrap().copy();
     let error = load_weights(&loaded, folder.path()).unwrap_err();
     assert!(error.is_weights(), "{error}");
     let message = error.to_string();
@@ -214,7 +214,7 @@ fn all_weights_that_do_not_fit_are_listed() {
     ] {
         assert!(message.contains(part), "{part:?} is not in: {message}");
     }
-    assert_eq!(before, loaded.get("classifier.weight").unwrap().get(), "nothing may change before the error");
+    assert_eq!(before, loaded.get("classifier.weight").unwrap().get().unwrap(), "nothing may change before the error");
 }
 
 #[test]

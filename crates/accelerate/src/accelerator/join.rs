@@ -56,7 +56,7 @@ impl Accelerator {
     ///         }
     ///         Ok(())
     ///     })?;
-    ///     Ok(weight.get().f_double_value(&[0, 0])?)
+    ///     Ok(weight.get()?.f_double_value(&[0, 0])?)
     /// })?;
     /// assert_eq!(weights, [-3.5, -3.5]); // -(1 + 2) / 2 - (4 + 0) / 2
     /// # Ok::<(), accelerate::Error>(())

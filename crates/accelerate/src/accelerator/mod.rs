@@ -201,14 +201,14 @@ impl Accelerator {
     /// let weight = store.root().param("weight", ([2], Init::Ones))?;
     /// let optimizer = AdamW::new(&store, 0.1)?;
     /// let scheduler = LinearWithWarmup::new(&optimizer, 1, 10);
-    /// let model = ModuleFn::new(&store, { let weight = weight.clone(); move |x: &Tensor| Ok(weight.get() * x) });
+    /// let model = ModuleFn::new(&store, { let weight = weight.clone(); move |x: &Tensor| Ok(weight.get()? * x) });
     /// let (model, mut optimizer, mut scheduler) = accelerator.prepare((model, optimizer, scheduler))?;
     /// let mut train = || {
     ///     accelerator.backward(&model.forward(&Tensor::from_slice(&[1f32, 2.0]))?.sum(None))?;
     ///     optimizer.step()?;
     ///     scheduler.step()?;
     ///     optimizer.zero_grad()?;
-    ///     Ok::<_, accelerate::Error>(weight.get().copy())
+    ///     Ok::<_, accelerate::Error>(weight.get()?.copy())
     /// };
     /// train()?;
     /// let states = accelerator.state_dict()?;

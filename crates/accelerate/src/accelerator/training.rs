@@ -89,6 +89,7 @@ impl Accelerator {
         if let Some(factor) = scaling.rescale_accumulated {
             for model in objects.models() {
                 scale_gradients(&model.store, factor)?;
+                model.engine.scale_unreduced(&|_| true, &Tensor::from(factor))?;
             }
         }
         let mut scaled =
@@ -262,6 +263,5 @@ fn scale_gradients(store: &ParamStore, factor: f64) -> Result<()> {
     for grads in optim::gradients(&store.trainable_parameters())? {
         foreach::mul_scalar_(&grads.tensors, factor)?;
     }
-    let factor = Tensor::from(factor);
-    store.trainable_parameters().iter().try_for_each(|param| param.scale_unreduced(&factor))
+    Ok(())
 }

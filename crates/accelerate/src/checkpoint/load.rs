@@ -98,7 +98,7 @@ pub fn modern_layer_norm_names(name: &str) -> String {
 ///     .key_map(|name| name.trim_start_matches("bert.").to_owned());
 /// let report = load_checkpoint_in_model(&store, &path, &options)?;
 /// assert_eq!(report.missing_keys, ["proj.bias"]);
-/// assert_eq!(proj.weight.get().double_value(&[1, 1]), 1.0);
+/// assert_eq!(proj.weight.get()?.double_value(&[1, 1]), 1.0);
 /// # std::fs::remove_file(&path).map_err(accelerate::Error::other)?;
 /// # Ok::<(), accelerate::Error>(())
 /// ```

@@ -36,7 +36,7 @@ use super::{Engine, Start};
 use crate::error::{Error, Result, StateError};
 use crate::group::Group;
 use crate::nn::{Param, ParamStore};
-use crate::session::{ForwardScope, Join, Reduction};
+use crate::session::{Concerns, ForwardScope, Join, Reduction};
 use accelerate_core::config::{BackwardPrefetch, FullyShardedDataParallelPlugin, MixedPrecision, ShardingStrategy};
 use accelerate_core::mesh::Axis;
 use accelerate_core::plan::{Inventory, Placement, Plan, Unit, plan_sharded};
@@ -111,9 +111,6 @@ struct State {
     travelled: Vec<Travel>,
     /// Gradients of [`Inner::replicated`] may not be averages yet.
     has_own_gradients: bool,
-    /// Why a parameter could not be gathered: [`Storage::materialize`](crate::nn::Storage::materialize) has no way to say
-    /// it.
-    failure: Option<Error>,
 }
 
 impl Prefetch {
@@ -144,7 +141,6 @@ impl State {
             read_ahead: None,
             travelled: Vec::new(),
             has_own_gradients: false,
-            failure: None,
         }
     }
 }
@@ -200,7 +196,8 @@ impl Shard {
             let first = params[content.parameters[0]].local();
             let is_widened = plan.inventory.parameters[content.parameters[0]].original_element_bytes.is_some();
             let options = (if is_widened { Kind::Float } else { first.f_kind()? }, first.device());
-            UnitState::new(content, options, home.device(device), &group, stays_whole, policy)
+            let members = content.parameters.iter().map(|&position| params[position].downgrade()).collect();
+            UnitState::new(content, members, options, home.device(device), &group, stays_whole, policy)
         };
         let units = plan.units.iter().map(new_unit).collect::<Result<Vec<_>>>()?;
         let direct = if plugin.direct_all_gather { Direct::new(&group, &units, &home)? } else { None };
@@ -265,11 +262,6 @@ impl Shard {
         &self.0.plan.units[unit]
     }
 
-    /// Of a parameter that was asked for outside of a forward pass, where nobody could be told.
-    fn pending_failure(&self) -> Result<()> {
-        self.lock().failure.take().map_or(Ok(()), Err)
-    }
-
     /// How often each unit travelled so far, in the order of the plan.
     #[cfg(test)]
     pub(super) fn counts(&self) -> Vec<Counts> {
@@ -283,7 +275,6 @@ impl Engine for Shard {
         self.release_all();
         self.receive_what_is_left()?;
         self.abandon_backward()?;
-        self.pending_failure()?;
         self.close_window()?;
         self.open_window()?;
         let mut state = self.lock();
@@ -299,12 +290,8 @@ impl Engine for Shard {
         Ok(Some(push_saved_tensor_hooks(Rc::new(self.clone()))?))
     }
 
-    fn leave_forward(&self, succeeded: bool) -> Result<()> {
-        let failure = {
-            let mut state = self.lock();
-            state.phase = Phase::Other;
-            state.failure.take()
-        };
+    fn leave_forward(&self, failure: Option<&Error>) -> Result<()> {
+        self.lock().phase = Phase::Other;
         self.end_pass();
         if self.0.frees_after_forward || !is_grad_enabled() {
             self.release_all();
@@ -312,9 +299,12 @@ impl Engine for Shard {
             // The graph holds the memory until the backward pass is over.
             self.lock().units.iter_mut().for_each(|unit| unit.outputs = None);
         }
-        failure.map_or(Ok(()), Err)?;
+        // Ranks that have lost each other would only wait for the same deadline once more.
+        if failure.is_some_and(|error| error.is_timeout() || error.is_peer_failure()) {
+            return Ok(());
+        }
         self.receive_what_is_left()?;
-        if is_grad_enabled() && succeeded {
+        if is_grad_enabled() && failure.is_none() {
             self.finish_forward_order()?;
         }
         // With gradients the backward pass follows, which compares for both.
@@ -334,12 +324,27 @@ impl Engine for Shard {
     }
 
     fn complete_gradients(&self) -> Result<()> {
-        self.pending_failure()?;
         self.reduce_what_is_left()?;
         if self.lock().has_own_gradients {
             self.average_replicated()?;
         }
         Ok(())
+    }
+
+    fn scale_unreduced(&self, concerns: Concerns<'_>, factor: &Tensor) -> Result<()> {
+        self.each_unreduced(concerns, |gradient| {
+            if let Some(gradient) = gradient {
+                let _ = gradient.f_mul_(&factor.f_to_device(gradient.device())?)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn drop_unreduced(&self, concerns: Concerns<'_>) -> Result<()> {
+        self.each_unreduced(concerns, |gradient| {
+            drop(gradient.take());
+            Ok(())
+        })
     }
 
     fn abandon_forward(&self) {

@@ -1,7 +1,7 @@
 //! Multi-head attention on libtorch's fused `scaled_dot_product_attention`.
 
 use super::layer::forward_error;
-use super::{Init, Linear, LinearConfig, Param, Path, TrainingFlag};
+use super::{Init, Linear, LinearConfig, Param, Path, TrainingFlag, functional};
 use crate::error::{NnError, Result};
 use std::borrow::Borrow;
 use tch::{Kind, Tensor};
@@ -171,34 +171,26 @@ impl MultiheadAttention {
 
     /// Queries, keys and values as `[batch, num_heads, length, features of a head]`.
     fn project(&self, query: &Tensor, key: &Tensor, value: &Tensor) -> Result<[Tensor; 3]> {
-        let bias = self.in_proj_bias.as_ref().map(Param::get);
-        let embed_dim = self.embed_dim;
+        let (bias, embed_dim) = (self.in_proj_bias.as_ref(), self.embed_dim);
         if let InProjection::Packed(weight) = &self.in_proj
             && std::ptr::eq(query, key)
             && std::ptr::eq(key, value)
         {
-            let packed =
-                query.f_linear(&weight.get(), bias).map_err(|source| self.error(query, None, source.to_string()))?;
+            let packed = functional::linear(query, weight, bias)?;
+            let packed = packed.map_err(|source| self.error(query, None, source.to_string()))?;
             let part = |index| self.split_heads(&packed.f_narrow(2, index * embed_dim, embed_dim)?);
             return Ok([part(0)?, part(1)?, part(2)?]);
         }
-        let weights = match &self.in_proj {
-            InProjection::Packed(weight) => {
-                let packed = weight.get();
-                let part = |index| packed.f_narrow(0, index * embed_dim, embed_dim);
-                [part(0)?, part(1)?, part(2)?]
-            }
-            InProjection::Separate { q_proj_weight, k_proj_weight, v_proj_weight } => {
-                [q_proj_weight.get(), k_proj_weight.get(), v_proj_weight.get()]
-            }
-        };
-        let projected = |input: &Tensor, index: usize, features| {
-            let part = |bias: &Tensor| bias.f_narrow(0, index as i64 * embed_dim, embed_dim);
-            let bias = bias.as_ref().map(part).transpose()?;
-            let output = input
-                .f_linear(&weights[index], bias)
-                .map_err(|source| self.error(input, features, source.to_string()))?;
-            self.split_heads(&output)
+        let projected = |input: &Tensor, index: i64, features| {
+            let own = index * embed_dim..(index + 1) * embed_dim;
+            let weight = match &self.in_proj {
+                InProjection::Packed(weight) => (weight, own.clone()),
+                InProjection::Separate { q_proj_weight, k_proj_weight, v_proj_weight } => {
+                    ([q_proj_weight, k_proj_weight, v_proj_weight][index as usize], 0..embed_dim)
+                }
+            };
+            let output = functional::linear_rows(input, weight, bias.map(|bias| (bias, own)))?;
+            self.split_heads(&output.map_err(|source| self.error(input, features, source.to_string()))?)
         };
         Ok([projected(query, 0, None)?, projected(key, 1, self.config.kdim)?, projected(value, 2, self.config.vdim)?])
     }

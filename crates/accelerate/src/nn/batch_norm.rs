@@ -1,7 +1,8 @@
 //! Normalisation over a batch, with running statistics for evaluation.
 
+use super::functional::BatchStatistics;
 use super::layer::{forward_error, impl_layer};
-use super::{Init, Param, Path, TrainingFlag};
+use super::{Init, Param, Path, TrainingFlag, functional};
 use crate::error::{NnError, Result};
 use std::borrow::Borrow;
 use tch::{Device, Kind, Tensor};
@@ -60,7 +61,7 @@ pub struct BatchNorm<const N: usize> {
 /// let norm = BatchNorm1d::new(store.root(), 1, Default::default())?;
 /// let output = norm.forward(&Tensor::from_slice(&[2.0f32, 4.0]).view([2, 1]))?;
 /// assert!((output.double_value(&[0, 0]) + 1.0).abs() < 1e-4);
-/// assert_eq!(norm.num_batches_tracked.unwrap().get().int64_value(&[]), 1);
+/// assert_eq!(norm.num_batches_tracked.unwrap().get()?.int64_value(&[]), 1);
 /// # Ok::<(), accelerate::Error>(())
 /// ```
 pub type BatchNorm1d = BatchNorm<1>;
@@ -136,19 +137,10 @@ impl<const N: usize> BatchNorm<N> {
             return Err(NnError::OneValuePerChannel { layer, name, found: input.size() }.into());
         }
         let momentum = if training { self.count_batch()? } else { 0.0 };
-        let get = |param: &Option<Param>| param.as_ref().map(Param::get);
-        input
-            .f_batch_norm(
-                get(&self.weight),
-                get(&self.bias),
-                get(&self.running_mean),
-                get(&self.running_var),
-                use_batch,
-                momentum,
-                self.config.eps,
-                true,
-            )
-            .map_err(|source| self.error(input, source))
+        let running = (self.running_mean.as_ref(), self.running_var.as_ref());
+        let statistics = BatchStatistics { running, use_batch, momentum };
+        let affine = (self.weight.as_ref(), self.bias.as_ref());
+        functional::batch_norm(input, affine, &statistics, self.config.eps)?.map_err(|source| self.error(input, source))
     }
 
     /// Counts one batch; returns the weight it gets in the running statistics.
@@ -159,7 +151,7 @@ impl<const N: usize> BatchNorm<N> {
         let _ = counter.local().f_add_scalar_(1)?;
         match self.config.momentum {
             Some(momentum) => Ok(momentum),
-            None => Ok(1.0 / counter.get().f_int64_value(&[])? as f64),
+            None => Ok(1.0 / counter.get()?.f_int64_value(&[])? as f64),
         }
     }
 

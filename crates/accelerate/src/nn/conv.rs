@@ -1,8 +1,8 @@
 //! Convolutions.
 
 use super::init::{self, Init};
-use super::layer::{forward_error, impl_layer};
-use super::{Param, Path};
+use super::layer::impl_layer;
+use super::{Param, Path, functional};
 use crate::error::{NnError, Result};
 use std::borrow::Borrow;
 use tch::Tensor;
@@ -109,11 +109,6 @@ impl<const N: usize> Conv<N> {
         let bias = config.bias.then(|| path.param("bias", ([out_channels], init::default_bias(fan_in)))).transpose()?;
         Ok(Self { weight, bias, config })
     }
-
-    fn wanted(&self) -> String {
-        let channels = self.weight.shape()[1] * self.config.groups;
-        format!("[batch, {channels}{}]", ", size".repeat(N))
-    }
 }
 
 impl Conv<1> {
@@ -122,13 +117,7 @@ impl Conv<1> {
     /// # Errors
     /// Another number of channels; an input shorter than the kernel.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let (weight, bias) = (self.weight.get(), self.bias.as_ref().map(Param::get));
-        let ConvConfig { stride, padding, dilation, groups, .. } = self.config;
-        match padding {
-            Padding::Explicit(zeros) => input.f_conv1d(&weight, bias, stride, zeros, dilation, groups),
-            Padding::Same => input.f_conv1d_padding(&weight, bias, stride, "same", dilation, groups),
-        }
-        .map_err(|source| forward_error("Conv1d", self.weight.name(), self.wanted(), input, source))
+        functional::conv1d(input, &self.weight, self.bias.as_ref(), self.config)
     }
 }
 
@@ -138,13 +127,7 @@ impl Conv<2> {
     /// # Errors
     /// Another number of channels; an input smaller than the kernel.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let (weight, bias) = (self.weight.get(), self.bias.as_ref().map(Param::get));
-        let ConvConfig { stride, padding, dilation, groups, .. } = self.config;
-        match padding {
-            Padding::Explicit(zeros) => input.f_conv2d(&weight, bias, stride, zeros, dilation, groups),
-            Padding::Same => input.f_conv2d_padding(&weight, bias, stride, "same", dilation, groups),
-        }
-        .map_err(|source| forward_error("Conv2d", self.weight.name(), self.wanted(), input, source))
+        functional::conv2d(input, &self.weight, self.bias.as_ref(), self.config)
     }
 }
 

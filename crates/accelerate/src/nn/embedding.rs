@@ -1,14 +1,11 @@
 //! Rows of a table by index.
 
 use super::init::Init;
-use super::layer::{forward_error, impl_layer};
-use super::table::SharedTable;
-use super::{Param, Path};
+use super::layer::impl_layer;
+use super::{Param, Path, functional};
 use crate::error::{NnError, Result};
 use std::borrow::Borrow;
-use tch::{Kind, Tensor};
-use torch_ext::apply_function;
-use torch_ext::autograd::is_grad_enabled;
+use tch::Tensor;
 
 /// What an [`Embedding`] may be told besides its sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,49 +76,8 @@ impl Embedding {
     /// # Errors
     /// An index outside of the table; indices that are not int64 or int32.
     pub fn forward(&self, indices: &Tensor) -> Result<Tensor> {
-        let shared = SharedTable::of(&self.weight)?;
-        let makes_rows = shared.is_some() || self.weight.is_in_parts();
-        let weight = shared.map_or_else(|| self.weight.get(), |table| table.rows);
-        let padding_idx = self.padding_idx.unwrap_or(-1);
-        let rows = || {
-            Tensor::f_embedding(&weight, indices, padding_idx, false, false).map_err(|source| {
-                let num_embeddings = self.weight.shape()[0];
-                let wanted = format!("int64 or int32 indices from 0 to {}", num_embeddings - 1);
-                forward_error("Embedding", self.weight.name(), wanted, indices, source)
-            })
-        };
-        if !makes_rows || !weight.requires_grad() || !is_grad_enabled() {
-            return rows();
-        }
-        with_sparse_gradient(&weight, indices, padding_idx, tch::no_grad(rows)?)
+        functional::embedding(indices, &self.weight, self.padding_idx)
     }
-}
-
-/// Rows of a weight as an operation whose gradient has those rows only: a rank that keeps a part of a table needs no more
-/// of it than it sends, and the gradient of a table's other use has room for them. It has the values, to the bit, of the gradient that libtorch makes.
-fn with_sparse_gradient(weight: &Tensor, indices: &Tensor, padding_idx: i64, rows: Tensor) -> Result<Tensor> {
-    let size = weight.size();
-    let mut outputs = apply_function(
-        "Embedding",
-        &[weight],
-        |context| {
-            context.save_for_backward(&[indices]);
-            Ok(vec![rows])
-        },
-        move |context, gradients| {
-            let Some(Some(gradient)) = gradients.first() else { return Ok(vec![None]) };
-            let indices = context.saved_tensors()?[0].f_reshape([-1])?.f_to_kind(Kind::Int64)?;
-            let values = gradient.f_reshape([-1, size[1]])?;
-            let counts = indices.f_ne(padding_idx)?.f_nonzero()?.f_squeeze_dim(1)?;
-            let (indices, values) = (indices.f_index_select(0, &counts)?, values.f_index_select(0, &counts)?);
-            let (rows, place, _) = indices.f_internal_unique2(true, true, false)?;
-            let options = (values.f_kind()?, values.device());
-            let sums = Tensor::f_zeros([rows.size()[0], size[1]], options)?.f_index_add_(0, &place, &values)?;
-            let rows = rows.f_unsqueeze(0)?;
-            Ok(vec![Some(Tensor::f_sparse_coo_tensor_indices_size(&rows, &sums, &size[..], options, true)?)])
-        },
-    )?;
-    Ok(outputs.swap_remove(0))
 }
 
 impl_layer!(Embedding);

@@ -2,53 +2,61 @@
 
 use super::init::{self, Init};
 use super::layer::{forward_error, impl_layer};
-use super::table::SharedTable;
-use super::{Param, Path, product};
+use super::{Param, Path, functional};
 use crate::error::Result;
 use std::borrow::Borrow;
 use std::fmt::Debug;
 use std::sync::Arc;
-use tch::{TchError, Tensor};
+use tch::Tensor;
 
-/// How a [`Linear`] layer multiplies: dense here; tensor-parallel, FP8 and int8 replace it.
+/// How a [`Linear`] layer multiplies: dense here; tensor-parallel, FP8 and int8 products replace it.
+///
+/// A kernel gets parameters, not tensors, and so decides itself what it asks of them: the full weight, what this rank owns of
+/// it, or what it is stored as.
 ///
 /// ```
-/// use accelerate::nn::{DenseKernel, LinearKernel};
-/// use accelerate::tch::Tensor;
+/// use accelerate::nn::{DenseKernel, Linear, LinearKernel, Param, ParamStore};
+/// use accelerate::tch::{Device, Tensor};
+/// use std::sync::Arc;
 ///
-/// let (input, weight) = (Tensor::from_slice(&[1.0f32, 2.0]), Tensor::from_slice(&[3.0f32, 4.0]).view([1, 2]));
-/// let output = DenseKernel.linear(&input, &weight, None)?;
-/// assert_eq!(output.double_value(&[0]), 11.0);
-/// # Ok::<(), accelerate::tch::TchError>(())
+/// /// Counts how often it is asked.
+/// #[derive(Debug, Default)]
+/// struct Counted(std::sync::atomic::AtomicUsize);
+///
+/// impl LinearKernel for Counted {
+///     fn linear(&self, input: &Tensor, weight: &Param, bias: Option<&Param>) -> accelerate::Result<Tensor> {
+///         self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+///         DenseKernel.linear(input, weight, bias)
+///     }
+/// }
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// let counted = Arc::new(Counted::default());
+/// let layer = Linear { kernel: counted.clone(), ..Linear::new(store.root(), 2, 1, Default::default())? };
+/// layer.forward(&Tensor::from_slice(&[1.0f32, 2.0]))?;
+/// assert_eq!(counted.0.load(std::sync::atomic::Ordering::Relaxed), 1);
+/// # Ok::<(), accelerate::Error>(())
 /// ```
 pub trait LinearKernel: Send + Sync + Debug {
     /// `input [.., in_features]`, `weight [out_features, in_features]`, `bias [out_features]` to
-    /// `[.., out_features]`, differentiable in all three.
-    fn linear(&self, input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor, TchError>;
-
-    /// Is it libtorch's own product, in both passes? Then the gradient of a weight of which each process has a part may
-    /// be made in pieces, as they are sent.
+    /// `[.., out_features]`, differentiable in all three. Collective where [`Param::get`] is.
     ///
-    /// ```
-    /// use accelerate::nn::{DenseKernel, LinearKernel};
-    /// assert!(DenseKernel.is_dense());
-    /// ```
-    fn is_dense(&self) -> bool {
-        false
-    }
+    /// # Errors
+    /// Those of [`Param::get`]; an input with another last dim, or of another element type than the weight's.
+    fn linear(&self, input: &Tensor, weight: &Param, bias: Option<&Param>) -> Result<Tensor>;
 }
 
-/// libtorch's own `linear`.
+/// libtorch's own `linear`. The gradient of a large weight of which ranks own shards is made in pieces, as they are sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DenseKernel;
 
 impl LinearKernel for DenseKernel {
-    fn linear(&self, input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor, TchError> {
-        input.f_linear(weight, bias)
-    }
-
-    fn is_dense(&self) -> bool {
-        true
+    fn linear(&self, input: &Tensor, weight: &Param, bias: Option<&Param>) -> Result<Tensor> {
+        functional::linear(input, weight, bias)?.map_err(|source| {
+            let in_features = weight.shape().get(1).copied().unwrap_or_default();
+            let wanted = format!("[.., {in_features}] of {:?}", weight.kind());
+            forward_error("Linear", weight.name(), wanted, input, source)
+        })
     }
 }
 
@@ -132,21 +140,9 @@ impl Linear {
     /// `[.., in_features]` to `[.., out_features]`.
     ///
     /// # Errors
-    /// Another last dim, or another element type than the weight's.
+    /// Another last dim, or another element type than the weight's; a parameter that cannot be gathered.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let bias = self.bias.as_ref().map(Param::get);
-        if self.kernel.is_dense() && product::is_for_linear(&self.weight, input)? {
-            if let Some(take) = product::taker(&self.weight, input)? {
-                return product::linear(input, &self.weight.get(), bias.as_ref(), Some(take));
-            }
-            if let Some(table) = SharedTable::of(&self.weight)? {
-                return product::linear(input, &table.whole, bias.as_ref(), None);
-            }
-        }
-        self.kernel.linear(input, &self.weight.get(), bias.as_ref()).map_err(|source| {
-            let wanted = format!("[.., {}] of {:?}", self.in_features(), self.weight.kind());
-            forward_error("Linear", self.weight.name(), wanted, input, source)
-        })
+        self.kernel.linear(input, &self.weight, self.bias.as_ref())
     }
 }
 

@@ -1,7 +1,7 @@
 //! Normalisation over the features of one example: no state, the same in training and evaluation.
 
-use super::layer::{forward_error, impl_layer};
-use super::{Init, Param, Path};
+use super::layer::impl_layer;
+use super::{Init, Param, Path, functional};
 use crate::error::{NnError, Result};
 use std::borrow::Borrow;
 use tch::Tensor;
@@ -69,11 +69,8 @@ impl LayerNorm {
     /// # Errors
     /// The input's last dims are not `normalized_shape`.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let (weight, bias) = (get(&self.weight), get(&self.bias));
-        input.f_layer_norm(&self.normalized_shape, weight, bias, self.eps, true).map_err(|source| {
-            let wanted = format!("last dims {:?}", self.normalized_shape);
-            forward_error("LayerNorm", name(&self.weight), wanted, input, source)
-        })
+        let affine = (self.weight.as_ref(), self.bias.as_ref());
+        functional::layer_norm(input, &self.normalized_shape, affine, self.eps)
     }
 }
 
@@ -132,10 +129,7 @@ impl RMSNorm {
     /// # Errors
     /// The input's last dims are not `normalized_shape`.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        input.f_rms_norm(&self.normalized_shape, get(&self.weight), self.eps).map_err(|source| {
-            let wanted = format!("last dims {:?}", self.normalized_shape);
-            forward_error("RMSNorm", name(&self.weight), wanted, input, source)
-        })
+        functional::rms_norm(input, &self.normalized_shape, self.weight.as_ref(), self.eps)
     }
 }
 
@@ -204,11 +198,8 @@ impl GroupNorm {
     /// # Errors
     /// Another number of channels.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let (weight, bias) = (get(&self.weight), get(&self.bias));
-        input.f_group_norm(self.num_groups, weight, bias, self.eps, true).map_err(|source| {
-            let wanted = format!("[batch, {}, ..]", self.num_channels);
-            forward_error("GroupNorm", name(&self.weight), wanted, input, source)
-        })
+        let affine = (self.weight.as_ref(), self.bias.as_ref());
+        functional::group_norm(input, (self.num_groups, self.num_channels), affine, self.eps)
     }
 }
 
@@ -216,14 +207,6 @@ fn affine(path: &Path, shape: &[i64], scale: bool, bias: bool) -> Result<(Option
     let weight = scale.then(|| path.param("weight", (shape, Init::Ones))).transpose()?;
     let bias = (scale && bias).then(|| path.param("bias", (shape, Init::Zeros))).transpose()?;
     Ok((weight, bias))
-}
-
-fn get(param: &Option<Param>) -> Option<Tensor> {
-    param.as_ref().map(Param::get)
-}
-
-fn name(param: &Option<Param>) -> &str {
-    param.as_ref().map_or("without parameters", Param::name)
 }
 
 impl_layer!(LayerNorm, RMSNorm, GroupNorm);

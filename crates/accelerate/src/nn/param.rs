@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tch::{Kind, Tensor};
 
 /// How a parameter is kept between uses.
@@ -17,8 +17,8 @@ use tch::{Kind, Tensor};
 /// Layers see [`materialize`](Storage::materialize), optimizers and checkpoints see
 /// [`local`](Storage::local). The two are the same tensor while every rank holds the whole of it.
 pub(crate) trait Storage: Send {
-    /// The whole tensor, fit to compute with; gradients flow from it to the local part.
-    fn materialize(&self) -> Tensor;
+    /// The whole tensor, fit to compute with; gradients flow from it to the local part. Collective if ranks own parts of it.
+    fn materialize(&self) -> Result<Tensor>;
     /// What this rank owns.
     fn local(&self) -> Tensor;
     /// Sizes of the whole tensor's dims.
@@ -81,12 +81,6 @@ pub(crate) trait Storage: Send {
         let _ = self.local().f_set_requires_grad(requires_grad)?;
         Ok(())
     }
-    /// Multiplies a gradient that ranks have not reduced yet, and that is not the local part's before that.
-    fn scale_unreduced(&self, _factor: &Tensor) -> Result<()> {
-        Ok(())
-    }
-    /// Drops such a gradient.
-    fn drop_unreduced(&self) {}
     /// The ranks that own the other parts, if there are any.
     fn group(&self) -> Option<Group> {
         None
@@ -119,8 +113,8 @@ impl Replicated {
 }
 
 impl Storage for Replicated {
-    fn materialize(&self) -> Tensor {
-        self.tensor.shallow_clone()
+    fn materialize(&self) -> Result<Tensor> {
+        Ok(self.tensor.shallow_clone())
     }
     fn local(&self) -> Tensor {
         self.tensor.shallow_clone()
@@ -160,12 +154,23 @@ pub(crate) enum Role {
 /// assert_eq!((scale.shape(), scale.kind()), (vec![4], Kind::Float));
 /// assert!(scale.requires_grad());
 ///
-/// scale.get().f_sum(Kind::Float)?.f_backward()?;
+/// scale.get()?.f_sum(Kind::Float)?.f_backward()?;
 /// assert_eq!(scale.grad().map(|grad| grad.size()), Some(vec![4]));
 /// # Ok::<(), accelerate::Error>(())
 /// ```
 #[derive(Clone)]
 pub struct Param(Arc<Inner>);
+
+/// A [`Param`] for those whom its storage holds: they do not keep it in turn.
+#[derive(Clone)]
+pub(crate) struct WeakParam(Weak<Inner>);
+
+impl WeakParam {
+    /// The parameter, if anybody still has it.
+    pub(crate) fn upgrade(&self) -> Option<Param> {
+        self.0.upgrade().map(Param)
+    }
+}
 
 struct Inner {
     name: String,
@@ -201,9 +206,12 @@ impl Param {
     /// The tensor to compute with: whole, on the store's device. Gradients of a loss reach the parameter
     /// through it. No copy is made.
     ///
-    /// Collective if the parameter is sharded: inside a forward pass once for each unit, outside of one at every call. A
-    /// failure between ranks is an error of the forward pass, or of the next one.
-    pub fn get(&self) -> Tensor {
+    /// Collective if the parameter is sharded: inside a forward pass once for each unit, outside of one at every call.
+    ///
+    /// # Errors
+    /// Of a sharded parameter only: the unit could not be gathered, because a rank is gone or late, or because a part of the
+    /// unit could not be read from the disk.
+    pub fn get(&self) -> Result<Tensor> {
         note_use(self);
         self.storage().materialize()
     }
@@ -295,16 +303,6 @@ impl Param {
         self.storage().set_requires_grad(requires_grad)
     }
 
-    /// Multiplies what backward passes without synchronisation have left to be reduced by `factor`, a scalar.
-    pub(crate) fn scale_unreduced(&self, factor: &Tensor) -> Result<()> {
-        self.storage().scale_unreduced(factor)
-    }
-
-    /// Drops it, as dropping the gradient does on one rank.
-    pub(crate) fn drop_unreduced(&self) {
-        self.storage().drop_unreduced();
-    }
-
     /// The gradient that backward passes have summed up so far, if there is one.
     pub fn grad(&self) -> Option<Tensor> {
         self.local().f_grad().ok().filter(Tensor::defined)
@@ -329,7 +327,7 @@ impl Param {
     /// # use accelerate::{nn::{Init, ParamStore}, tch::{Device, Tensor}};
     /// let weight = ParamStore::new(Device::Cpu).root().param("weight", ([2], Init::Zeros))?;
     /// weight.copy_(&Tensor::from_slice(&[1.0f64, 2.0]))?;
-    /// assert_eq!(weight.get().f_double_value(&[1])?, 2.0);
+    /// assert_eq!(weight.get()?.f_double_value(&[1])?, 2.0);
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn copy_(&self, source: &Tensor) -> Result<()> {
@@ -346,6 +344,10 @@ impl Param {
     /// Are both handles on the same parameter? True for tied weights.
     pub fn is_same(&self, other: &Param) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakParam {
+        WeakParam(Arc::downgrade(&self.0))
     }
 
     /// Changes how the parameter is kept. Layers notice nothing.
@@ -422,6 +424,7 @@ impl fmt::Debug for Param {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use tch::Device;
@@ -429,8 +432,8 @@ mod tests {
     struct Doubled(Tensor);
 
     impl Storage for Doubled {
-        fn materialize(&self) -> Tensor {
-            &self.0 * 2.0
+        fn materialize(&self) -> Result<Tensor> {
+            Ok(self.0.f_mul_scalar(2.0)?)
         }
         fn local(&self) -> Tensor {
             self.0.shallow_clone()
@@ -445,9 +448,9 @@ mod tests {
         let local = param.local();
         param.replace_storage(Box::new(Doubled(local)));
 
-        clone.get().sum(Kind::Float).backward();
+        clone.get().unwrap().sum(Kind::Float).backward();
 
-        assert_eq!(clone.get().double_value(&[0]), 2.0);
+        assert_eq!(clone.get().unwrap().double_value(&[0]), 2.0);
         assert_eq!(clone.local().double_value(&[0]), 1.0);
         assert_eq!(param.grad().map(|grad| grad.double_value(&[0])), Some(2.0));
     }

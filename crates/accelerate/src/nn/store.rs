@@ -411,7 +411,7 @@ impl ParamStore {
     /// assert!(error.to_string().contains("1 missing: proj.weight"));
     /// let report = store.load_state_dict(&found, false)?;
     /// assert_eq!(report.missing_keys, ["proj.weight"]);
-    /// assert_eq!(layer.bias.unwrap().get().double_value(&[0]), 7.0);
+    /// assert_eq!(layer.bias.unwrap().get()?.double_value(&[0]), 7.0);
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn load_state_dict(&self, state: &StateDict, strict: bool) -> Result<LoadReport> {

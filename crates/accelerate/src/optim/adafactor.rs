@@ -30,9 +30,9 @@ use tch::{Device, Kind, Tensor};
 /// let store = ParamStore::new(Device::Cpu);
 /// let weight = store.root().param("weight", ([4, 3], Init::Ones))?;
 /// let mut optimizer = Adafactor::new(&store, 0.01)?;
-/// (weight.get() * 5.0).sum(None).backward();
+/// (weight.get()? * 5.0).sum(None).backward();
 /// optimizer.step()?;
-/// assert!((weight.get().double_value(&[0, 0]) - 0.99).abs() < 1e-6);
+/// assert!((weight.get()?.double_value(&[0, 0]) - 0.99).abs() < 1e-6);
 /// assert_eq!(optimizer.state_dict()?.tensors["row_var.weight"].size(), [4, 1]);
 /// # Ok::<(), accelerate::Error>(())
 /// ```

@@ -28,9 +28,9 @@ use torch_ext::fused::{AdagradTensors, FusedAdagrad, fused_adagrad_};
 /// let store = ParamStore::new(Device::Cpu);
 /// let weight = store.root().param("weight", ([1], Init::Zeros))?;
 /// let mut optimizer = Adagrad::new(&store, 0.1)?;
-/// (weight.get() * 5.0).sum(None).backward();
+/// (weight.get()? * 5.0).sum(None).backward();
 /// optimizer.step()?;
-/// assert!((weight.get().double_value(&[0]) + 0.1).abs() < 1e-6);
+/// assert!((weight.get()?.double_value(&[0]) + 0.1).abs() < 1e-6);
 /// # Ok::<(), accelerate::Error>(())
 /// ```
 #[derive(Debug)]

@@ -32,11 +32,11 @@ use torch_ext::fused::{AdamTensors, FusedAdam, fused_adam_, fused_adamw_};
 /// let store = ParamStore::new(Device::Cpu);
 /// let weight = store.root().param("weight", ([1], Init::Zeros))?;
 /// let mut optimizer = AdamW::new(&store, 0.1)?;
-/// (weight.get() * 5.0).sum(None).backward();
+/// (weight.get()? * 5.0).sum(None).backward();
 /// optimizer.step()?;
 /// optimizer.zero_grad()?;
 /// // The first step has the length of the learning rate, whatever the gradient's size.
-/// assert!((weight.get().double_value(&[0]) + 0.1).abs() < 1e-6);
+/// assert!((weight.get()?.double_value(&[0]) + 0.1).abs() < 1e-6);
 /// # Ok::<(), accelerate::Error>(())
 /// ```
 #[derive(Debug)]

@@ -41,10 +41,10 @@ impl Default for ClipGradNorm {
 ///
 /// let store = ParamStore::new(Device::Cpu);
 /// let weight = store.root().param("weight", ([2], Init::Zeros))?;
-/// (weight.get() * accelerate::tch::Tensor::from_slice(&[3.0f32, 4.0])).sum(None).backward();
+/// (weight.get()? * accelerate::tch::Tensor::from_slice(&[3.0f32, 4.0])).sum(None).backward();
 /// let norm = clip_grad_norm_(&store.trainable_parameters(), 1.0, 2.0)?;
 /// assert_eq!(norm.double_value(&[]), 5.0);
-/// assert!((weight.get().grad().double_value(&[1]) - 0.8).abs() < 1e-6);
+/// assert!((weight.get()?.grad().double_value(&[1]) - 0.8).abs() < 1e-6);
 /// # Ok::<(), accelerate::Error>(())
 /// ```
 ///
@@ -61,7 +61,7 @@ pub fn clip_grad_norm_(params: &[Param], max_norm: f64, norm_type: f64) -> Resul
 ///
 /// let store = ParamStore::new(Device::Cpu);
 /// let weight = store.root().param("weight", ([1], Init::Zeros))?;
-/// (weight.get() * f64::NAN).sum(None).backward();
+/// (weight.get()? * f64::NAN).sum(None).backward();
 /// let settings = ClipGradNorm { error_if_nonfinite: true, ..Default::default() };
 /// assert!(clip_grad_norm_with(&store.trainable_parameters(), settings).is_err());
 /// # Ok::<(), accelerate::Error>(())
@@ -89,7 +89,7 @@ pub fn clip_grad_norm_with(params: &[Param], settings: ClipGradNorm) -> Result<T
 ///
 /// let store = ParamStore::new(Device::Cpu);
 /// let weight = store.root().param("weight", ([3], Init::Zeros))?;
-/// weight.get().sum(None).backward();
+/// weight.get()?.sum(None).backward();
 /// let params = store.trainable_parameters();
 /// assert_eq!(get_total_norm(&params, 1.0)?.double_value(&[]), 3.0);
 /// assert_eq!(get_total_norm(&params, f64::INFINITY)?.double_value(&[]), 1.0);
@@ -109,9 +109,9 @@ pub fn get_total_norm(params: &[Param], norm_type: f64) -> Result<Tensor> {
 ///
 /// let store = ParamStore::new(Device::Cpu);
 /// let weight = store.root().param("weight", ([1], Init::Zeros))?;
-/// (weight.get() * 8.0).sum(None).backward();
+/// (weight.get()? * 8.0).sum(None).backward();
 /// clip_grads_with_norm_(&store.trainable_parameters(), 1.0, &Tensor::from(4.0f32))?;
-/// assert!((weight.get().grad().double_value(&[0]) - 2.0).abs() < 1e-5);
+/// assert!((weight.get()?.grad().double_value(&[0]) - 2.0).abs() < 1e-5);
 /// # Ok::<(), accelerate::Error>(())
 /// ```
 ///
@@ -128,9 +128,9 @@ pub fn clip_grads_with_norm_(params: &[Param], max_norm: f64, total_norm: &Tenso
 ///
 /// let store = ParamStore::new(Device::Cpu);
 /// let weight = store.root().param("weight", ([1], Init::Zeros))?;
-/// (weight.get() * -8.0).sum(None).backward();
+/// (weight.get()? * -8.0).sum(None).backward();
 /// clip_grad_value_(&store.trainable_parameters(), 0.5)?;
-/// assert_eq!(weight.get().grad().double_value(&[0]), -0.5);
+/// assert_eq!(weight.get()?.grad().double_value(&[0]), -0.5);
 /// # Ok::<(), accelerate::Error>(())
 /// ```
 ///

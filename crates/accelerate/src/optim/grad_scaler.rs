@@ -37,14 +37,14 @@ use torch_ext::{amp, foreach};
 /// let mut optimizer = Sgd::new(&store, 0.1)?;
 /// let scaler = GradScaler::new(GradScalerKwargs::default())?;
 ///
-/// let loss = (weight.get() * 2.0).sum(Kind::Float);
+/// let loss = (weight.get()? * 2.0).sum(Kind::Float);
 /// scaler.scale(&loss)?.backward();
 /// scaler.step(&mut optimizer)?;
 /// scaler.update()?;
-/// assert!((weight.get().double_value(&[0]) + 0.2).abs() < 1e-6);
+/// assert!((weight.get()?.double_value(&[0]) + 0.2).abs() < 1e-6);
 ///
 /// optimizer.zero_grad()?;
-/// let loss = (weight.get() * f64::INFINITY).sum(Kind::Float);
+/// let loss = (weight.get()? * f64::INFINITY).sum(Kind::Float);
 /// scaler.scale(&loss)?.backward();
 /// scaler.step(&mut optimizer)?;
 /// scaler.update()?;
@@ -80,9 +80,13 @@ struct OnDevice {
 struct Entry {
     handle: OptimizerHandle,
     /// Announced by a prepared optimizer; stays from step to step.
-    expected: bool,
+    expected: Option<Expected>,
     stage: Stage,
 }
+
+/// What an announced optimizer leaves with the scaler: how to multiply those of its gradients that it does not see, because
+/// ranks have not reduced them yet.
+type Expected = Arc<dyn Fn(&Tensor) -> Result<()> + Send + Sync>;
 
 #[derive(Debug)]
 enum Stage {
@@ -262,12 +266,17 @@ impl GradScaler {
         Ok(())
     }
 
-    /// Announces an optimizer whose step the scale waits for.
-    pub(crate) fn expect(&self, optimizer: &OptimizerHandle) {
+    /// Announces an optimizer whose step the scale waits for. `scale_unreduced` multiplies those of its gradients that ranks have
+    /// not reduced yet.
+    pub(crate) fn expect(
+        &self,
+        optimizer: &OptimizerHandle,
+        scale_unreduced: impl Fn(&Tensor) -> Result<()> + Send + Sync + 'static,
+    ) {
         let mut inner = self.lock();
         inner.forget(optimizer);
         let (handle, stage) = (optimizer.clone(), Stage::Scaled);
-        inner.entries.push(Entry { handle, expected: true, stage });
+        inner.entries.push(Entry { handle, expected: Some(Arc::new(scale_unreduced)), stage });
     }
 
     /// Takes an announcement back.
@@ -369,7 +378,7 @@ impl Inner {
     }
 
     fn expected(&self) -> impl Iterator<Item = &Entry> {
-        self.entries.iter().filter(|entry| entry.expected)
+        self.entries.iter().filter(|entry| entry.expected.is_some())
     }
 
     fn forget(&mut self, optimizer: &OptimizerHandle) {
@@ -380,7 +389,7 @@ impl Inner {
     fn unscale(&mut self, optimizer: &OptimizerHandle, call: &'static str) -> Result<Tensor> {
         let ends_step = match self.entry(optimizer) {
             Some(Entry { stage: Stage::Unscaled(found_inf), .. }) => return Ok(found_inf.shallow_clone()),
-            Some(Entry { stage: Stage::Stepped(_), expected: true, .. }) => true,
+            Some(Entry { stage: Stage::Stepped(_), expected: Some(_), .. }) => true,
             Some(Entry { stage: Stage::Stepped(_), .. }) => {
                 return Err(OptimError::AlreadyStepped { call }.into());
             }
@@ -394,7 +403,7 @@ impl Inner {
         let stage = Stage::Unscaled(found_inf.shallow_clone());
         match self.entry(optimizer) {
             Some(entry) => entry.stage = stage,
-            None => self.entries.push(Entry { handle: optimizer.clone(), expected: false, stage }),
+            None => self.entries.push(Entry { handle: optimizer.clone(), expected: None, stage }),
         }
         Ok(found_inf)
     }
@@ -435,10 +444,10 @@ impl Inner {
 
     /// Ends the training step of the prepared optimizers.
     fn end_step(&mut self) -> Result<()> {
-        let resting: Vec<OptimizerHandle> = self
+        let resting: Vec<(OptimizerHandle, Option<Expected>)> = self
             .expected()
             .filter(|entry| matches!(entry.stage, Stage::Scaled))
-            .map(|entry| entry.handle.clone())
+            .map(|entry| (entry.handle.clone(), entry.expected.clone()))
             .collect();
         let found_infs = self.take_found_infs(|stage| matches!(stage, Stage::Stepped(_)));
         if resting.is_empty() {
@@ -448,11 +457,11 @@ impl Inner {
         self.update(&found_infs)?;
         let _no_grad = tch::no_grad_guard();
         let factor = self.scaled("update")?.scale.f_div(&old_scale)?;
-        for optimizer in &resting {
+        for (optimizer, expected) in &resting {
             for grads in gradients(optimizer.params())? {
                 foreach::mul_tensor_(&grads.tensors, &factor.f_to_device(grads.device)?)?;
             }
-            optimizer.params().try_for_each(|param| param.scale_unreduced(&factor))?;
+            expected.as_ref().map_or(Ok(()), |scale_unreduced| scale_unreduced(&factor))?;
         }
         Ok(())
     }
@@ -470,7 +479,7 @@ impl Inner {
             {
                 found_infs.push(found_inf);
             }
-            entry.expected
+            entry.expected.is_some()
         });
         found_infs
     }

@@ -239,6 +239,11 @@ impl OptimizerHandle {
         self.0.groups.iter().flat_map(|(_, params)| params)
     }
 
+    /// Does the optimizer train this parameter?
+    pub(crate) fn trains(&self, param: &Param) -> bool {
+        self.params().any(|own| own.is_same(param))
+    }
+
     /// Does the optimizer train any of these parameters?
     pub fn trains_any_of(&self, params: &[Param]) -> bool {
         self.params().any(|own| params.iter().any(|param| own.is_same(param)))
@@ -281,13 +286,13 @@ impl OptimizerHandle {
         self.update(group, |settings| settings.momentum = momentum)
     }
 
-    /// Drops the gradient of every parameter, as `zero_grad(set_to_none=True)` in PyTorch.
+    /// Drops the gradient of every parameter, as `zero_grad(set_to_none=True)` in PyTorch. What backward passes of a sharded
+    /// model have left to be reduced goes by [`AcceleratedOptimizer::zero_grad`](super::AcceleratedOptimizer::zero_grad).
     ///
     /// # Errors
     /// libtorch's own.
     pub fn zero_grad(&self) -> Result<()> {
         let version = storage_version(self.params());
-        self.params().for_each(Param::drop_unreduced);
         let mut state = self.lock();
         let is_current = state.tensors.as_ref().is_some_and(|tensors| tensors.0 == version);
         if !is_current {

@@ -103,9 +103,9 @@ use torch_ext::foreach;
 /// let defaults = GroupDefaults { lr: 0.1, weight_decay: 0.0, momentum: None };
 /// let groups = vec![ParamGroup::new(store.trainable_parameters())];
 /// let mut optimizer = SignSgd(OptimizerHandle::new("SignSgd", groups, defaults)?);
-/// (weight.get() * 3.0).sum(None).backward();
+/// (weight.get()? * 3.0).sum(None).backward();
 /// optimizer.step()?;
-/// assert!((weight.get().double_value(&[0]) + 0.1).abs() < 1e-6);
+/// assert!((weight.get()?.double_value(&[0]) + 0.1).abs() < 1e-6);
 /// # Ok::<(), accelerate::Error>(())
 /// ```
 pub trait Optimizer: Send + 'static {
@@ -137,9 +137,9 @@ pub trait Optimizer: Send + 'static {
     /// let store = ParamStore::new(Device::Cpu);
     /// let weight = store.root().param("weight", ([1], Init::Zeros))?;
     /// let mut optimizer = Sgd::new(&store, 1.0)?;
-    /// (weight.get() * 8.0).sum(None).backward();
+    /// (weight.get()? * 8.0).sum(None).backward();
     /// optimizer.step_with_factor(0.5)?;
-    /// assert_eq!(weight.get().double_value(&[0]), -4.0);
+    /// assert_eq!(weight.get()?.double_value(&[0]), -4.0);
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     ///
@@ -195,9 +195,9 @@ pub trait Optimizer: Send + 'static {
     /// let mut optimizer = AdamW::new(&store, 0.1)?;
     /// optimizer.offload_state(&OffloadTarget::Nvme(std::env::temp_dir()))?;
     /// assert!(optimizer.is_state_offloaded());
-    /// (weight.get() * 5.0).sum(None).backward();
+    /// (weight.get()? * 5.0).sum(None).backward();
     /// optimizer.step()?;
-    /// assert!((weight.get().double_value(&[0]) + 0.1).abs() < 1e-6);
+    /// assert!((weight.get()?.double_value(&[0]) + 0.1).abs() < 1e-6);
     /// assert!(optimizer.state_dict()?.tensors.contains_key("exp_avg.weight"));
     /// assert!(Sgd::new(&store, 0.1)?.offload_state(&OffloadTarget::Cpu).is_err());
     /// # Ok::<(), accelerate::Error>(())

@@ -120,7 +120,8 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
         let handle = optimizer.handle().clone();
         let scaler = scaler.filter(GradScaler::is_enabled);
         let scaling = scaler.clone().map(|scaler| {
-            scaler.expect(&handle);
+            let (own, its_session) = (handle.clone(), session.clone());
+            scaler.expect(&handle, move |factor| its_session.scale_unreduced(&|param| own.trains(param), factor));
             Scaling { scaler, handle: handle.clone() }
         });
         handle.set_prepared(true);
@@ -183,6 +184,8 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
         if let Some(scaling) = &self.scaling {
             scaling.scaler.gradients_dropped(&scaling.handle);
         }
+        let handle = self.handle();
+        self.session.drop_unreduced(&|param| handle.trains(param))?;
         self.shared.lock().zero_grad()
     }
 
@@ -201,10 +204,10 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
     /// let store = ParamStore::new(accelerator.device());
     /// let weight = store.root().param("weight", ([2], Init::Zeros))?;
     /// let mut optimizer = accelerator.prepare(Sgd::new(&store, 1.0)?)?;
-    /// accelerator.backward(&(weight.get() * accelerate::tch::Tensor::from_slice(&[3f32, 4.0])).sum(None))?;
+    /// accelerator.backward(&(weight.get()? * accelerate::tch::Tensor::from_slice(&[3f32, 4.0])).sum(None))?;
     /// let norm = optimizer.clip_step_and_zero_grad(1.0)?.unwrap();
     /// assert_eq!(norm.double_value(&[]), 5.0);
-    /// assert!((weight.get().double_value(&[1]) + 0.8).abs() < 1e-6 && weight.grad().is_none());
+    /// assert!((weight.get()?.double_value(&[1]) + 0.8).abs() < 1e-6 && weight.grad().is_none());
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     ///

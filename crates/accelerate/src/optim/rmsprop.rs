@@ -30,10 +30,10 @@ use torch_ext::{TensorVec, foreach};
 /// let store = ParamStore::new(Device::Cpu);
 /// let weight = store.root().param("weight", ([1], Init::Zeros))?;
 /// let mut optimizer = RMSprop::new(&store, 0.1)?;
-/// (weight.get() * 5.0).sum(None).backward();
+/// (weight.get()? * 5.0).sum(None).backward();
 /// optimizer.step()?;
 /// // 0.1 * 5 / sqrt(0.01 * 25)
-/// assert!((weight.get().double_value(&[0]) + 1.0).abs() < 1e-6);
+/// assert!((weight.get()?.double_value(&[0]) + 1.0).abs() < 1e-6);
 /// # Ok::<(), accelerate::Error>(())
 /// ```
 #[derive(Debug)]

@@ -26,9 +26,9 @@ use torch_ext::fused::{FusedSgd, SgdTensors, fused_sgd_};
 /// let store = ParamStore::new(Device::Cpu);
 /// let weight = store.root().param("weight", ([1], Init::Zeros))?;
 /// let mut optimizer = Sgd::new(&store, 0.1)?;
-/// (weight.get() * 5.0).sum(None).backward();
+/// (weight.get()? * 5.0).sum(None).backward();
 /// optimizer.step()?;
-/// assert!((weight.get().double_value(&[0]) + 0.5).abs() < 1e-6);
+/// assert!((weight.get()?.double_value(&[0]) + 0.5).abs() < 1e-6);
 /// # Ok::<(), accelerate::Error>(())
 /// ```
 #[derive(Debug)]

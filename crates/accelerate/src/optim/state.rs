@@ -15,7 +15,7 @@ use tch::{Device, Kind, Tensor};
 /// let store = ParamStore::new(Device::Cpu);
 /// let weight = store.root().param("weight", ([2], Init::Zeros))?;
 /// let mut optimizer = AdamW::new(&store, 1e-3)?;
-/// weight.get().sum(None).backward();
+/// weight.get()?.sum(None).backward();
 /// optimizer.step()?;
 /// let state = optimizer.state_dict()?;
 /// assert_eq!(state.tensors["exp_avg.weight"].size(), [2]);

@@ -1,7 +1,8 @@
 //! What a session asks of the engine that keeps a model in step.
 
 use super::join::{Join, Reduction};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::nn::Param;
 use accelerate_core::plan::Plan;
 use std::fmt;
 use std::sync::Arc;
@@ -10,6 +11,9 @@ use torch_ext::saved_tensors::SavedTensorHooksGuard;
 
 /// Calls a function with tensor after tensor.
 pub(crate) type Visit<'a> = &'a dyn Fn(&mut dyn FnMut(&Tensor));
+
+/// Is this one of the parameters that a call is about?
+pub(crate) type Concerns<'a> = &'a dyn Fn(&Param) -> bool;
 
 /// Holds for the length of a forward pass.
 pub(crate) type ForwardScope = Option<SavedTensorHooksGuard>;
@@ -26,8 +30,8 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// The end of it, whether the model has `succeeded` or not.
-    fn leave_forward(&self, _succeeded: bool) -> Result<()> {
+    /// The end of it; `_failure` is the model's, if it has failed.
+    fn leave_forward(&self, _failure: Option<&Error>) -> Result<()> {
         Ok(())
     }
 
@@ -43,6 +47,16 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
 
     /// Before gradients are looked at outside of a backward pass. Collective.
     fn complete_gradients(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Multiplies those gradients of parameters that a call `_concerns`, and that ranks have not reduced yet, by a scalar.
+    fn scale_unreduced(&self, _concerns: Concerns<'_>, _factor: &Tensor) -> Result<()> {
+        Ok(())
+    }
+
+    /// Drops those gradients of parameters that a call `_concerns`, and that ranks have not reduced yet.
+    fn drop_unreduced(&self, _concerns: Concerns<'_>) -> Result<()> {
         Ok(())
     }
 

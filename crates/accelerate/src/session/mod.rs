@@ -9,7 +9,7 @@ mod join;
 mod mesh;
 mod registry;
 
-pub(crate) use engine::{Engine, ForwardScope, Visit};
+pub(crate) use engine::{Concerns, Engine, ForwardScope, Visit};
 pub(crate) use gradient_state::{GradientState, LoaderGuard, LoaderPosition};
 pub(crate) use join::{Call, Join, Reduction, Summary};
 pub(crate) use mesh::DeviceMesh;
@@ -22,7 +22,7 @@ use crate::state::PartialState;
 use accelerate_core::mesh::Mesh;
 use registry::Registry;
 use std::sync::{Arc, Mutex, PoisonError};
-use tch::Device;
+use tch::{Device, Tensor};
 
 /// What an [`Accelerator`](crate::Accelerator) and all that it prepared have in common. Clones are the same session.
 #[derive(Clone, Debug)]
@@ -95,6 +95,16 @@ impl Session {
     /// To be called before gradients are looked at: those that no backward pass has reduced are reduced.
     pub(crate) fn complete_gradients(&self) -> Result<()> {
         self.objects().models().try_for_each(|model| model.engine.complete_gradients())
+    }
+
+    /// Multiplies those gradients of parameters that a call `concerns`, and that ranks have not reduced yet, by a scalar.
+    pub(crate) fn scale_unreduced(&self, concerns: Concerns<'_>, factor: &Tensor) -> Result<()> {
+        self.objects().models().try_for_each(|model| model.engine.scale_unreduced(concerns, factor))
+    }
+
+    /// Drops those gradients of parameters that a call `concerns`, and that ranks have not reduced yet.
+    pub(crate) fn drop_unreduced(&self, concerns: Concerns<'_>) -> Result<()> {
+        self.objects().models().try_for_each(|model| model.engine.drop_unreduced(concerns))
     }
 
     /// To be called before parameters are updated: gradients must be complete on every rank.

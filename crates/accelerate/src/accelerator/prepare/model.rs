@@ -55,11 +55,13 @@ impl<M: Module> PreparedModel<M> {
         }
         let scope = self.engine.enter_forward()?;
         let guard = AbandonOnPanic(&*self.engine);
-        let output = self.precision.autocast(|| self.model.forward(input));
+        let output = self.precision.autocast(|| self.model.forward(input)).and_then(|output| output);
         std::mem::forget(guard);
         drop(scope);
-        self.engine.leave_forward(matches!(output, Ok(Ok(_))))?;
-        let output = output??;
+        let left = self.engine.leave_forward(output.as_ref().err());
+        // Why the model has failed explains what may have failed after it.
+        let output = output?;
+        left?;
         if gradients_wanted {
             self.engine.after_forward(&|visit| output.for_each_tensor(visit))?;
         }

@@ -151,7 +151,8 @@ impl Shard {
         }
         let whole = self.whole_memory(&mut state, unit)?;
         drop(state);
-        let own = self.own_part(unit, &whole)?;
+        // The others would wait for it until the deadline, and not know why.
+        let own = self.own_part(unit, &whole).inspect_err(|error| drop(self.0.group.leave(&error.to_string())))?;
         let in_flight = match self.read_others(unit, &whole, pass)? {
             true => None,
             false => self.0.group.start_all_gather(&whole, &own, &self.label(unit))?,

@@ -4,9 +4,10 @@ use super::gradient::Gradient;
 use super::order::Travel;
 use super::unit::{UnitState, pieces};
 use super::{Shard, State};
+use crate::session::Concerns;
 use crate::error::Result;
 use crate::group::{InFlight, ReduceOp, Versions};
-use crate::nn::Product;
+use crate::nn::{Product, WeakParam};
 use accelerate_core::plan::Unit;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -221,6 +222,33 @@ impl Shard {
         self.finish_pieces(0)?;
         self.await_lent(0)?;
         self.finish_replicated()
+    }
+
+    /// Changes the gradients that have not been reduced of the parameters that a call is about.
+    pub(super) fn each_unreduced(
+        &self,
+        concerns: Concerns<'_>,
+        change: impl Fn(&mut Option<Tensor>) -> Result<()>,
+    ) -> Result<()> {
+        let _no_grad = tch::no_grad_guard();
+        for unit in 0..self.0.plan.units.len() {
+            let (params, mut unreduced) = {
+                let own = &mut self.lock().units[unit];
+                if own.unreduced.is_empty() {
+                    continue;
+                }
+                (own.params.clone(), std::mem::take(&mut own.unreduced))
+            };
+            let is_concerned = |param: &WeakParam| param.upgrade().is_some_and(|param| concerns(&param));
+            let mut concerned = params.iter().zip(&mut unreduced).filter(|(param, _)| is_concerned(param));
+            let changed = concerned.try_for_each(|(_, gradient)| change(gradient));
+            // Nothing is to be reduced of a unit without any.
+            if unreduced.iter().any(Option::is_some) {
+                self.lock().units[unit].unreduced = unreduced;
+            }
+            changed?;
+        }
+        Ok(())
     }
 
     /// Averages the gradients of parameters that are in no unit; one that is missing counts as zeros. Collective.

@@ -23,17 +23,8 @@ impl Part {
 }
 
 impl Storage for Part {
-    fn materialize(&self) -> Tensor {
-        self.shard.materialize(self.unit, self.member).unwrap_or_else(|error| {
-            tracing::error!("a parameter could not be gathered: {error}");
-            let stand_in = {
-                let mut state = self.shard.lock();
-                state.failure.get_or_insert(error);
-                Tensor::f_zeros(self.shape(), (state.units[self.unit].shard.kind(), self.shard.0.device))
-            };
-            // The forward pass goes on with zeros and ends in the error that is kept.
-            stand_in.unwrap_or_else(|_| Tensor::new())
-        })
+    fn materialize(&self) -> Result<Tensor> {
+        self.shard.materialize(self.unit, self.member)
     }
 
     fn local(&self) -> Tensor {
@@ -109,28 +100,6 @@ impl Storage for Part {
         let position = self.shard.unit(self.unit).parameters[self.member];
         let parameter = self.shard.0.plan.inventory.parameters[position].name.clone();
         Err(NnError::ShardedRequiresGrad { parameter }.into())
-    }
-
-    fn scale_unreduced(&self, factor: &Tensor) -> Result<()> {
-        let mut state = self.shard.lock();
-        if let Some(Some(gradient)) = state.units[self.unit].unreduced.get_mut(self.member) {
-            let _ = gradient.f_mul_(&factor.f_to_device(gradient.device())?)?;
-        }
-        Ok(())
-    }
-
-    fn drop_unreduced(&self) {
-        let dropped = {
-            let mut state = self.shard.lock();
-            let unreduced = &mut state.units[self.unit].unreduced;
-            let own = unreduced.get_mut(self.member).and_then(Option::take);
-            // Nothing is to be reduced of a unit without any.
-            if unreduced.iter().all(Option::is_none) {
-                unreduced.clear();
-            }
-            own
-        };
-        drop(dropped);
     }
 
     fn group(&self) -> Option<Group> {

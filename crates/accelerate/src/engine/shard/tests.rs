@@ -1,5 +1,6 @@
 //! How often parameters travel, and what stays in memory.
 
+mod failures;
 mod orders;
 
 use super::{Counts, Shard, Start};
@@ -207,9 +208,9 @@ fn a_parameter_outside_of_a_forward_pass_is_whole_for_once() {
     testing::ranks(3, |accelerator| {
         let (model, shard, _watched) = prepared(&accelerator, true)?;
         let weight = crate::nn::Module::params(&*model).get("blocks.1.up.weight").unwrap();
-        assert_eq!((weight.get().size(), weight.shape()), (vec![7, 5], vec![7, 5]));
+        assert_eq!((weight.get()?.size(), weight.shape()), (vec![7, 5], vec![7, 5]));
         assert!(weight.numel() == 35 && weight.local().numel() < 35);
-        let penalty = weight.get().f_square()?.f_sum(None)?;
+        let penalty = weight.get()?.f_square()?.f_sum(None)?;
         torch_ext::autograd::backward(&[&penalty], None, false, false)?;
         let gradient = weight.grad().unwrap();
         assert!((gradient - weight.local() * 2.0).abs().sum(None).double_value(&[]) < 1e-5);
@@ -435,8 +436,9 @@ fn a_parameter_without_a_gradient_gets_zeros() {
         let uses_bias = Arc::new(Mutex::new(true));
         let has_bias = Arc::clone(&uses_bias);
         let module = ModuleFn::new(&store, move |input: &Tensor| {
-            let weight = layer.weight.get();
-            let bias = layer.bias.as_ref().filter(|_| *has_bias.lock().unwrap()).map(crate::nn::Param::get);
+            let weight = layer.weight.get()?;
+            let bias =
+                layer.bias.as_ref().filter(|_| *has_bias.lock().unwrap()).map(crate::nn::Param::get).transpose()?;
             Ok(input.f_linear(&weight, bias)?)
         });
         let model = PreparedModel::new(module, Arc::new(shard.clone()), accelerator.precision());

@@ -4,7 +4,7 @@ use super::Counts;
 use crate::amp::float_kind;
 use crate::error::Result;
 use crate::group::{Group, InFlight};
-use crate::nn::is_floating;
+use crate::nn::{WeakParam, is_floating};
 use accelerate_core::config::{FloatType, MixedPrecisionPolicy};
 use accelerate_core::plan::Unit;
 use tch::{Device, Kind, Tensor};
@@ -26,6 +26,8 @@ pub(super) struct UnitState {
     pub(super) arriving: Option<(Tensor, Option<InFlight>)>,
     /// The parameters as this forward pass sees them, and whether gradients are recorded.
     pub(super) outputs: Option<(bool, Vec<Tensor>)>,
+    /// The parameters, which the storage of each keeps this alive through.
+    pub(super) params: Vec<WeakParam>,
     /// Sums of whole gradients that have not been reduced, by member; empty if there are none.
     pub(super) unreduced: Vec<Option<Tensor>>,
     /// How many saved tensors in graphs stand for parameters of the unit.
@@ -61,6 +63,7 @@ impl UnitState {
     /// of them and the part in it if they stay whole.
     pub(super) fn new(
         unit: &Unit,
+        params: Vec<WeakParam>,
         options: (Kind, Device),
         home: Device,
         group: &Group,
@@ -96,6 +99,7 @@ impl UnitState {
             kinds,
             arriving: None,
             outputs: None,
+            params,
             unreduced: Vec::new(),
             num_tokens: 0,
             num_users: 0,
