@@ -1,4 +1,4 @@
-//! State of sharded models and their optimizers as values: whole or in parts, between any numbers of ranks.
+//! State of sharded models and their optimizers as values: whole or in shards, between any numbers of ranks.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use accelerate::nn::{Linear, Module, ModuleFn, ParamStore, ShardedStateDict, StateDict};
@@ -48,7 +48,7 @@ fn lion(store: &ParamStore) -> Result<Box<dyn Optimizer>> {
 /// What one rank is after some steps.
 struct Saved {
     whole: (StateDict, OptimizerState),
-    parts: (ShardedStateDict, OptimizerState),
+    shards: (ShardedStateDict, OptimizerState),
 }
 
 /// All ranks' states, for one rank at a time to look at.
@@ -76,10 +76,10 @@ fn run(accelerator: &Accelerator, make: Maker, taken: Taken<'_>, steps: std::ops
         }
         Taken::Parts(saved) => {
             let ranks = saved.lock().unwrap();
-            let parts: Vec<_> = ranks.iter().map(|saved| copy_of(&saved.parts.0)).collect();
-            store.load_sharded_state_dict(&parts)?;
-            let parts: Vec<_> = ranks.iter().map(|saved| copy_of_state(&saved.parts.1)).collect();
-            optimizer.load_state_dict(&OptimizerState::from_parts(&parts)?)?;
+            let shards: Vec<_> = ranks.iter().map(|saved| copy_of(&saved.shards.0)).collect();
+            store.load_sharded_state_dict(&shards)?;
+            let shards: Vec<_> = ranks.iter().map(|saved| copy_of_state(&saved.shards.1)).collect();
+            optimizer.load_state_dict(&OptimizerState::from_shards(&shards)?)?;
         }
     }
     for step in steps {
@@ -90,18 +90,18 @@ fn run(accelerator: &Accelerator, make: Maker, taken: Taken<'_>, steps: std::ops
     }
     Ok(Saved {
         whole: (store.state_dict()?, optimizer.full_state_dict()?),
-        parts: (store.sharded_state_dict()?, optimizer.state_dict()?),
+        shards: (store.sharded_state_dict()?, optimizer.state_dict()?),
     })
 }
 
 fn copy_of(state: &ShardedStateDict) -> ShardedStateDict {
     let tensors = state.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect();
-    ShardedStateDict { tensors, parts: state.parts.clone() }
+    ShardedStateDict { tensors, shards: state.shards.clone() }
 }
 
 fn copy_of_state(state: &OptimizerState) -> OptimizerState {
     let tensors = state.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect();
-    OptimizerState { tensors, groups: state.groups.clone(), parts: state.parts.clone() }
+    OptimizerState { tensors, groups: state.groups.clone(), shards: state.shards.clone() }
 }
 
 fn sharded(sharding_strategy: ShardingStrategy, dp_shard_size: Option<usize>) -> AcceleratorBuilder {
@@ -148,7 +148,7 @@ fn goes_on(name: &str, make: Maker) {
                 .unwrap();
         for rank in &saved {
             assert_equal(&rank.whole, &halfway.whole, &format!("{name}, saved on {world_size}"));
-            assert!(rank.whole.1.parts.is_empty() && !rank.parts.1.parts.is_empty());
+            assert!(rank.whole.1.shards.is_empty() && !rank.shards.1.shards.is_empty());
         }
         let saved = Mutex::new(saved);
         for (readers, builder) in [
@@ -176,34 +176,34 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     let (store, _) = model(Device::Cpu).unwrap();
     let mut optimizer = AdamW::builder(&store).amsgrad(true).build().unwrap();
 
-    // A part where all is wanted.
-    let text = optimizer.load_state_dict(&ranks[1].parts.1).unwrap_err().to_string();
+    // A shard where all is wanted.
+    let text = optimizer.load_state_dict(&ranks[1].shards.1).unwrap_err().to_string();
     assert!(text.contains("\"exp_avg.layers.0.weight\" has elements 7..14 of [5, 3], not all"), "{text}");
 
     // Of three ranks, one is missing.
     ranks.remove(1);
-    let states: Vec<_> = ranks.iter().map(|rank| copy_of_state(&rank.parts.1)).collect();
-    let text = OptimizerState::from_parts(&states).unwrap_err().to_string();
+    let states: Vec<_> = ranks.iter().map(|rank| copy_of_state(&rank.shards.1)).collect();
+    let text = OptimizerState::from_shards(&states).unwrap_err().to_string();
     assert!(text.contains("\"exp_avg.layers.0.weight\": elements 7..14 are missing"), "{text}");
-    let parts: Vec<_> = ranks.iter().map(|rank| copy_of(&rank.parts.0)).collect();
+    let shards: Vec<_> = ranks.iter().map(|rank| copy_of(&rank.shards.0)).collect();
     let before = store.state_dict().unwrap();
-    let text = store.load_sharded_state_dict(&parts).unwrap_err().to_string();
+    let text = store.load_sharded_state_dict(&shards).unwrap_err().to_string();
     assert!(text.contains("\"layers.0.weight\": elements 7..14 are missing"), "{text}");
     assert!(before.iter().all(|(name, tensor)| store.get(name).unwrap().get().unwrap() == *tensor));
 
     // Of another model.
-    let mut other = copy_of(&ranks[0].parts.0);
-    for part in other.parts.values_mut() {
-        part.shape.push(1);
+    let mut other = copy_of(&ranks[0].shards.0);
+    for shard in other.shards.values_mut() {
+        shard.shape.push(1);
     }
     let text = store.load_sharded_state_dict(&[other]).unwrap_err().to_string();
     assert!(text.contains("its shape is [5, 3, 1], not [5, 3]"), "{text}");
 
     // Of other settings.
-    let mut state = copy_of_state(&ranks[0].parts.1);
+    let mut state = copy_of_state(&ranks[0].shards.1);
     state.groups[0].lr = 1.0;
-    let states = [copy_of_state(&ranks[1].parts.1), state];
-    let text = OptimizerState::from_parts(&states).unwrap_err().to_string();
+    let states = [copy_of_state(&ranks[1].shards.1), state];
+    let text = OptimizerState::from_shards(&states).unwrap_err().to_string();
     assert!(text.contains("the parameter groups of states 0 and 1 differ"), "{text}");
 
     // State that has no element for each of the parameter's.
@@ -217,6 +217,6 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
         Ok(optimizer.full_state_dict().unwrap_err().to_string())
     });
     for text in errors.unwrap() {
-        assert!(text.contains("AdamW8bit is state of a part of its parameter"), "{text}");
+        assert!(text.contains("AdamW8bit is state of a shard of its parameter"), "{text}");
     }
 }

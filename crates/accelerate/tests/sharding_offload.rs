@@ -115,7 +115,7 @@ fn training_over_a_disk_is_training_in_memory() {
             let wanted = run(case, plugin.clone());
             let plugin = FullyShardedDataParallelPlugin { offload_optimizer: nvme(&folder), ..plugin };
             assert_same(&run(case, plugin.clone()), &wanted, &format!("state of {strategy} on {world_size}"));
-            if !plugin.keeps_whole_parameters() {
+            if !plugin.keeps_full_parameters() {
                 let plugin = FullyShardedDataParallelPlugin { offload_params: nvme(&folder), ..plugin };
                 assert_same(&run(case, plugin), &wanted, &format!("parameters of {strategy} on {world_size}"));
             }

@@ -7,12 +7,12 @@ mod error;
 pub mod mesh;
 pub mod names;
 pub mod offload;
-pub mod parts;
 pub mod plan;
 pub mod power_sgd;
 pub mod profile;
 pub mod sampler;
 pub mod schedule;
+pub mod shards;
 pub mod split;
 pub mod weight_files;
 

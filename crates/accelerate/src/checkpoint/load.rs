@@ -120,7 +120,7 @@ fn load_source(store: &ParamStore, source: &mut Source, options: &LoadOptions) -
     pairs.sort_by_key(|(position, _)| *position);
     for (position, param) in pairs {
         let (name, _, file) = &source.tensors[position];
-        param.copy_part_(&source.files[*file].read_elements(name, Some(param.part()))?)?;
+        param.copy_shard_(&source.files[*file].read_elements(name, Some(param.shard_range()))?)?;
     }
     tracing::debug!(path = %source.path.display(), num_bytes = source.num_bytes_read(), "read weights");
     Ok(LoadReport { missing_keys: mismatch.missing, unexpected_keys: mismatch.unexpected })

@@ -49,7 +49,7 @@ impl Writers {
     }
 }
 
-/// [`save_model_weights`](super::save_model_weights) for parameters of which ranks own parts. `options` may be an error of
+/// [`save_model_weights`](super::save_model_weights) for parameters of which ranks own shards. `options` may be an error of
 /// this rank, of which the others have to hear. Collective.
 pub(crate) fn save_sharded_model_weights(
     store: &ParamStore,
@@ -172,11 +172,11 @@ impl<'a> Save<'a> {
         for group in &self.plan.groups {
             let Some(&first) = group.first() else { continue };
             let first = &self.tensors[first].param;
-            let unit = first.unit().map_or_else(|| Ok(Vec::new()), |_| first.whole_unit())?;
+            let unit = first.unit().map_or_else(|| Ok(Vec::new()), |_| first.full_unit())?;
             let appended = own.as_mut().map_or(Ok(()), |files| {
                 group.iter().try_for_each(|&position| match self.tensors[position].param.unit() {
                     Some(place) => files.append(position, &unit[place.member]),
-                    None => files.append(position, &self.tensors[position].param.whole()?),
+                    None => files.append(position, &self.tensors[position].param.full_tensor()?),
                 })
             });
             if let Err(error) = appended {
@@ -261,9 +261,11 @@ impl<'a> OwnFiles<'a> {
 /// Passes on what this rank has made if all ranks have succeeded; else fails on all of them, with every rank's failure.
 /// Collective.
 fn agree_on_success<T>(group: &Group, was_replacing: bool, own: Result<T>) -> Result<T> {
-    let text = own.as_ref().map_or_else(|error| format!("failed: {error}"), |_| String::new());
-    let Some(texts) = group.disagreement(OP, &text)? else { return own };
-    let failed = texts.iter().enumerate().filter(|(_, text)| !text.is_empty());
-    let failures: Vec<String> = failed.map(|(rank, text)| format!("rank {rank} {text}")).collect();
+    let text = own.as_ref().err().map(ToString::to_string);
+    let failed = group.failures(OP, text.as_deref())?;
+    if failed.is_empty() {
+        return own;
+    }
+    let failures: Vec<String> = failed.iter().map(|(rank, text)| format!("rank {rank} failed: {text}")).collect();
     Err(WeightsError::FailedRanks { failures: failures.join("; "), was_replacing }.into())
 }

@@ -3,11 +3,11 @@
 //! An engine is given the mesh of ranks, the model's parameters and settings. It knows neither the session nor the
 //! accelerator; the session calls it at the points of a step that [`Engine`] names.
 
+mod fsdp;
 mod hooks;
 mod inventory;
 mod power_sgd;
 mod replicate;
-mod shard;
 
 use crate::error::Result;
 use crate::nn::{CheckpointOptions, ParamStore};
@@ -48,7 +48,7 @@ pub(crate) fn start(model: &Start<'_>) -> Result<Arc<dyn Engine>> {
     }
     match sharding {
         Some((plugin, mixed_precision)) if plugin.sharding_strategy != ShardingStrategy::NoShard => {
-            Ok(Arc::new(shard::Shard::start(model, plugin, mixed_precision)?))
+            Ok(Arc::new(fsdp::FullyShard::start(model, plugin, mixed_precision)?))
         }
         _ => {
             store.materialize()?;

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 /// A collective call as one rank saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Call {
+pub(crate) struct CollectiveCall {
     pub(crate) op: String,
     pub(crate) sequence: u64,
     pub(crate) shape: String,
 }
 
-impl fmt::Display for Call {
+impl fmt::Display for CollectiveCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} number {}", self.op, self.sequence)?;
         if self.shape.is_empty() { Ok(()) } else { write!(f, " on {}", self.shape) }
@@ -26,7 +26,7 @@ pub(crate) struct Findings {
     /// Ranks in the job that said nothing.
     pub(crate) silent: Vec<usize>,
     /// Ranks that were in another call.
-    pub(crate) elsewhere: Vec<(usize, Call)>,
+    pub(crate) elsewhere: Vec<(usize, CollectiveCall)>,
     /// Ranks that have left the group, and why. With them the failure is explained: who else was where is not asked.
     pub(crate) left: Vec<(usize, String)>,
 }
@@ -36,7 +36,7 @@ pub(crate) struct Findings {
 pub(crate) struct Failure {
     /// This process among the members of the group: `rank 1 of 4`.
     pub(crate) place: String,
-    pub(crate) call: Call,
+    pub(crate) call: CollectiveCall,
     pub(crate) deadline: Duration,
     pub(crate) findings: Findings,
 }

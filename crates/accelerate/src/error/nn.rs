@@ -40,7 +40,7 @@ pub(crate) enum NnError {
     )]
     RecomputedOtherwise { wanted: usize, found: usize },
     #[error(
-        "the parts do not make up this model:\n  {}\nNothing was loaded. Give the parts of all processes, of the same model",
+        "the shards do not make up this model:\n  {}\nNothing was loaded. Give the shards of all processes, of the same model",
         problems.join("\n  ")
     )]
     PartsMismatch { problems: Vec<String> },

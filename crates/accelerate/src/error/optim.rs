@@ -74,12 +74,12 @@ pub(crate) enum OptimError {
     )]
     OptimizerNotPrepared { optimizer: &'static str },
     #[error(
-        "{optimizer} looks at rows and columns of whole parameters, but \"{parameter}\" is sharded; use an optimizer that \
+        "{optimizer} looks at rows and columns of full parameters, but \"{parameter}\" is sharded; use an optimizer that \
          goes element by element, such as AdamW"
     )]
     NeedsWholeParameters { optimizer: &'static str, parameter: String },
     #[error(
-        "\"{key}\" of {optimizer} is state of a part of its parameter and cannot be put together with that of other parts; \
+        "\"{key}\" of {optimizer} is state of a shard of its parameter and cannot be put together with that of other shards; \
          load it on as many processes as saved it, or use an optimizer that goes element by element, such as AdamW"
     )]
     StateInBlocks { optimizer: &'static str, key: String },
@@ -92,8 +92,8 @@ pub(crate) enum OptimError {
     )]
     SteppedUnprepared { optimizer: &'static str, parameter: String },
     #[error(
-        "this {optimizer} has stepped or loaded state before its model was sharded, so its state is that of whole parameters, \
-         of which this process now keeps parts. Prepare model and optimizer before the first step and before \
+        "this {optimizer} has stepped or loaded state before its model was sharded, so its state is that of full parameters, \
+         of which this process now keeps shards. Prepare model and optimizer before the first step and before \
          Optimizer::load_state_dict"
     )]
     StateFromBeforeSharding { optimizer: &'static str },

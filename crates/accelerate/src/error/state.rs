@@ -102,12 +102,9 @@ pub(crate) enum StateError {
     )]
     DifferentModels { rank: usize, on_main: String, there: String },
 
-    #[error("rank {rank} cannot keep its part of the model: {reason}")]
-    PlanDoesNotFit { rank: usize, reason: String },
-
     #[error(
         "this model computes with the tensors of {holder}, not with those that Param::get gives, so its parameters cannot be \
-         taken apart; build it of the layers of accelerate::nn, or choose ShardingStrategy::NoShard"
+         sharded; build it of the layers of accelerate::nn, or choose ShardingStrategy::NoShard"
     )]
     TensorsElsewhere { holder: &'static str },
 
@@ -143,7 +140,7 @@ pub(crate) enum StateError {
     ChangedWhileRead { unit: String },
 
     #[error(
-        "LocalSGD averages whole models, but the run is {distributed_type}, whose processes hold parts of one; use it \
+        "LocalSGD averages whole models, but the run is {distributed_type}, whose processes hold shards of one; use it \
          with data parallelism (NO, MULTI_CPU, MULTI_GPU)"
     )]
     LocalSgdKind { distributed_type: DistributedType },

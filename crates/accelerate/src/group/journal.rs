@@ -5,7 +5,7 @@
 //! its way.
 
 use super::Members;
-use crate::error::{Call, Findings};
+use crate::error::{CollectiveCall, Findings};
 use std::time::Duration;
 use torch_ext::Store;
 
@@ -16,7 +16,7 @@ const GRACE: Duration = Duration::from_millis(1500);
 /// How often it waits as long: one rank that is gone is the usual reason, and while more are silent, some may only be late.
 const MOST_WAITS: usize = 4;
 
-impl Call {
+impl CollectiveCall {
     fn encode(&self) -> String {
         format!("{}\n{}\n{}", self.op, self.sequence, self.shape)
     }
@@ -69,11 +69,11 @@ impl Journal {
     }
 
     /// Publishes this rank's failed call and collects the others'.
-    pub(super) fn ask(&self, mine: &Call, deadline: Duration) -> Findings {
+    pub(super) fn ask(&self, mine: &CollectiveCall, deadline: Duration) -> Findings {
         self.collect(mine, deadline).unwrap_or_else(|_| Findings { store_is_gone: true, ..Findings::default() })
     }
 
-    fn collect(&self, mine: &Call, deadline: Duration) -> torch_ext::Result<Findings> {
+    fn collect(&self, mine: &CollectiveCall, deadline: Duration) -> torch_ext::Result<Findings> {
         self.store.set(&key(self.members.rank()), mine.encode().as_bytes())?;
         let left = self.left()?;
         if !left.is_empty() {
@@ -95,7 +95,7 @@ impl Journal {
                 findings.silent.push(in_job);
                 continue;
             }
-            match Call::decode(&self.store.get(names[rank])?) {
+            match CollectiveCall::decode(&self.store.get(names[rank])?) {
                 Some(call) if call == *mine => {}
                 Some(call) => findings.elsewhere.push((in_job, call)),
                 None => findings.silent.push(in_job),
@@ -119,14 +119,14 @@ mod tests {
     use super::*;
     use crate::error::Failure;
 
-    fn call(op: &str, sequence: u64) -> Call {
-        Call { op: op.into(), sequence, shape: "[2] Float".into() }
+    fn call(op: &str, sequence: u64) -> CollectiveCall {
+        CollectiveCall { op: op.into(), sequence, shape: "[2] Float".into() }
     }
 
     #[test]
     fn calls_survive_the_store() {
-        assert_eq!(Call::decode(call("all_reduce", 3).encode().as_bytes()), Some(call("all_reduce", 3)));
-        assert_eq!(Call::decode(b"nonsense"), None);
+        assert_eq!(CollectiveCall::decode(call("all_reduce", 3).encode().as_bytes()), Some(call("all_reduce", 3)));
+        assert_eq!(CollectiveCall::decode(b"nonsense"), None);
     }
 
     #[test]

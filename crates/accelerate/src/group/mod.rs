@@ -1,16 +1,18 @@
 //! Every collective goes through a [`Group`]: it knows the operation's name, number, shape and deadline.
 
-mod in_flight;
 mod journal;
 mod members;
-mod neighbours;
+mod peer_memory;
+mod peer_reads;
+mod pending;
+mod transport;
 mod wire;
 
-use crate::error::{Call, CollectiveError, Error, Failure, Result};
-pub(crate) use in_flight::{InFlight, Versions};
+use crate::error::{CollectiveCall, CollectiveError, Error, Failure, Result};
 use journal::Journal;
 pub(crate) use members::Members;
-pub(crate) use neighbours::{MOST_OFFERS, Neighbours, Visit};
+pub(crate) use peer_reads::MOST_PENDING;
+pub(crate) use pending::{PendingCollective, PendingReduceScatter};
 use std::fmt;
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
@@ -18,6 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tch::{Device, Kind, Tensor};
 use torch_ext::{GlooOptions, ProcessGroup, Store, Work};
+pub(crate) use transport::{NeededBy, PendingSum, ShardTransport};
 
 /// How values of several ranks become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +33,17 @@ pub enum ReduceOp {
     Max,
     /// Smallest value.
     Min,
+}
+
+impl ReduceOp {
+    /// What the backend computes: it knows no means of all types.
+    fn of_backend(self) -> torch_ext::ReduceOp {
+        match self {
+            ReduceOp::Sum | ReduceOp::Mean => torch_ext::ReduceOp::Sum,
+            ReduceOp::Max => torch_ext::ReduceOp::Max,
+            ReduceOp::Min => torch_ext::ReduceOp::Min,
+        }
+    }
 }
 
 /// Processes that work together. Cheap to clone; clones count operations together.
@@ -122,11 +136,11 @@ impl Group {
     }
 
     /// The ranks `ranks` of this group, this one among them, connected once more among themselves: their ranks there are
-    /// their places in the list. Collective over the whole group, where every rank names the part that it is in.
-    pub(crate) fn part(&self, ranks: &[usize]) -> Result<Self> {
+    /// their places in the list. Collective over the whole group, where every rank names the subgroup that it is in.
+    pub(crate) fn subgroup(&self, ranks: &[usize]) -> Result<Self> {
         let own = ranks.iter().position(|&rank| rank == self.rank());
         let own = own.ok_or_else(|| Error::other(format!("rank {} is not among ranks {ranks:?}", self.rank())))?;
-        let members = self.0.members.part(ranks, own);
+        let members = self.0.members.subgroup(ranks, own);
         let name = ranks.first().map_or_else(String::new, |first| format!("/of/{first}"));
         self.connect_again(&name, members, |links| (Arc::clone(&links.connect), links.gloo.clone()))
     }
@@ -199,11 +213,7 @@ impl Group {
     /// The tensor must be contiguous. [`ReduceOp::Mean`] needs a floating dtype.
     pub fn all_reduce(&self, tensor: &Tensor, op: ReduceOp) -> Result<()> {
         let sum_then_divide = op == ReduceOp::Mean;
-        let op = match op {
-            ReduceOp::Sum | ReduceOp::Mean => torch_ext::ReduceOp::Sum,
-            ReduceOp::Max => torch_ext::ReduceOp::Max,
-            ReduceOp::Min => torch_ext::ReduceOp::Min,
-        };
+        let op = op.of_backend();
         let reduced = tch::no_grad(|| tensor.detach());
         self.run("all_reduce", tensor, |group| group.all_reduce(&reduced, op, None))?;
         if sum_then_divide && self.world_size() > 1 {
@@ -252,7 +262,7 @@ impl Group {
         self.run("all_gather_into_tensor", rows, |group| group.all_gather_into_tensor(&flat, &input, None))
     }
 
-    /// Combines all ranks' `[world_size * n, ...]` tensors; this rank gets its `[n, ...]` part. Collective.
+    /// Combines all ranks' `[world_size * n, ...]` tensors; this rank gets its `[n, ...]` shard. Collective.
     pub fn reduce_scatter_tensor(&self, tensor: &Tensor, op: ReduceOp) -> Result<Tensor> {
         let mut shape = tensor.size();
         let world_size = self.world_size() as i64;
@@ -265,45 +275,17 @@ impl Group {
             .into());
         }
         shape[0] /= world_size;
-        let whole = tensor.f_detach()?.f_contiguous()?;
+        let rows = tensor.f_detach()?.f_contiguous()?;
         if world_size == 1 {
-            return Ok(whole.f_detach_copy()?);
+            return Ok(rows.f_detach_copy()?);
         }
-        let mut part = if tensor.device() == Device::Cpu {
-            self.exchange_and_combine(&whole, &whole.f_empty_like()?, op)?.f_view(shape.as_slice())?
-        } else {
-            let part = Tensor::f_empty(shape.as_slice(), (tensor.kind(), tensor.device()))?;
-            let code = match op {
-                ReduceOp::Sum | ReduceOp::Mean => torch_ext::ReduceOp::Sum,
-                ReduceOp::Max => torch_ext::ReduceOp::Max,
-                ReduceOp::Min => torch_ext::ReduceOp::Min,
-            };
-            self.run("reduce_scatter_tensor", tensor, |group| group.reduce_scatter_tensor(&part, &whole, code, None))?;
-            part
-        };
+        let mut shard = Tensor::f_empty(shape.as_slice(), (tensor.kind(), tensor.device()))?;
+        let pending = self.start_reduce_scatter(&rows, || Ok(rows.f_empty_like()?), op, "")?;
+        pending.write_to(shard.f_view([-1])?)?;
         if op == ReduceOp::Mean {
-            let _ = part.f_div_scalar_(world_size as f64)?;
+            let _ = shard.f_div_scalar_(world_size as f64)?;
         }
-        Ok(part)
-    }
-
-    /// All ranks' versions of this rank's part of `whole`, combined in rank order; flat. They come into `received`.
-    ///
-    /// Gloo's own reduce-scatter is an all-reduce of a copy, of which a part is copied out (libtorch 2.11.0). Sending
-    /// each rank only its part takes less than half the time.
-    fn exchange_and_combine(&self, whole: &Tensor, received: &Tensor, op: ReduceOp) -> Result<Tensor> {
-        let (flat, received) = (whole.f_view([-1])?, received.f_view([-1])?);
-        self.run("reduce_scatter_tensor", whole, |group| group.all_to_all_single(&received, &flat, &[], &[], None))?;
-        let versions = received.f_chunk(self.world_size() as i64, 0)?;
-        let mut combined = versions[0].shallow_clone();
-        for version in &versions[1..] {
-            combined = match op {
-                ReduceOp::Sum | ReduceOp::Mean => combined.f_add(version)?,
-                ReduceOp::Max => combined.f_maximum(version)?,
-                ReduceOp::Min => combined.f_minimum(version)?,
-            };
-        }
-        Ok(combined)
+        Ok(shard)
     }
 
     /// Returns when every rank has called it. Collective.
@@ -446,16 +428,21 @@ impl Group {
         Ok(Some(texts.iter().map(|text| String::from_utf8_lossy(text).into_owned()).collect()))
     }
 
-    /// Fails on the other ranks if something has failed on one, where `failure` says why; there it is up to the caller.
-    /// Collective.
-    pub(crate) fn check_others(&self, what: &'static str, failure: Option<&str>) -> Result<()> {
-        let text = failure.unwrap_or_default();
-        let texts = self.disagreement(what, text)?.unwrap_or_default();
-        match texts.into_iter().enumerate().find(|(_, text)| !text.is_empty()) {
-            Some((rank, reason)) if text.is_empty() => {
-                Err(CollectiveError::FailedElsewhere { what, rank, reason }.into())
-            }
-            _ => Ok(()),
+    /// What has failed, by rank, where `own` is what has failed on this one; empty if nothing has, or the same on all. Collective.
+    pub(crate) fn failures(&self, what: &'static str, own: Option<&str>) -> Result<Vec<(usize, String)>> {
+        let texts = self.disagreement(what, own.unwrap_or_default())?.unwrap_or_default();
+        Ok(texts.into_iter().enumerate().filter(|(_, text)| !text.is_empty()).collect())
+    }
+
+    /// Passes on what this rank has made of `what` if all ranks have succeeded. Otherwise fails on all of them: with the
+    /// rank's own failure, or with that of the first that has failed. Collective.
+    pub(crate) fn agree_on_success<T>(&self, what: &'static str, own: Result<T>) -> Result<T> {
+        let text = own.as_ref().err().map(ToString::to_string);
+        let failures = self.failures(what, text.as_deref());
+        let made = own?;
+        match failures?.into_iter().next() {
+            Some((rank, reason)) => Err(CollectiveError::FailedElsewhere { what, rank, reason }.into()),
+            None => Ok(made),
         }
     }
 
@@ -539,7 +526,7 @@ impl Group {
         if !(source.is_timeout() || source.is_connection()) {
             return source.into();
         }
-        let call = Call { op: op.to_owned(), sequence, shape };
+        let call = CollectiveCall { op: op.to_owned(), sequence, shape };
         let findings = links.journal.ask(&call, links.timeout);
         let failure = Failure { place: self.0.members.own_place(), call, deadline: links.timeout, findings };
         if source.is_timeout() {

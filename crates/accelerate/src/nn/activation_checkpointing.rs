@@ -105,12 +105,12 @@ pub fn checkpoint_with(
         has_output: AtomicBool::new(false),
         recomputed: Mutex::default(),
     });
-    let scope = Scope::enter(Call::First(Vec::new()));
+    let scope = Scope::enter(Run::First(Vec::new()));
     let output = {
         let kept = segment.kept();
         with_saved_tensor_hooks(Rc::new(Recording(Arc::clone(&segment))), || (kept.function)(&own))?
     };
-    if let Call::First(params) = scope.leave() {
+    if let Run::First(params) = scope.leave() {
         segment.kept().params = params;
     }
     segment.has_output.store(true, Ordering::Release);
@@ -210,10 +210,10 @@ impl Segment {
         kept.check_unchanged()?;
         let inputs: Vec<Tensor> = kept.inputs.iter().map(Input::again).collect::<Result<_>>()?;
         let replay = Rc::new(Replay::default());
-        let scope = Scope::enter(Call::Second(Vec::new()));
+        let scope = Scope::enter(Run::Second(Vec::new()));
         let hooks: Rc<dyn SavedTensorHooks> = Rc::clone(&replay) as Rc<dyn SavedTensorHooks>;
         let outcome = kept.surroundings.run(|| with_saved_tensor_hooks(hooks, || (kept.function)(&inputs)));
-        if let Call::Second(at_end) = scope.leave() {
+        if let Run::Second(at_end) = scope.leave() {
             at_end.into_iter().for_each(|run| run());
         }
         let _output = outcome???;
@@ -359,11 +359,11 @@ impl SavedToken for Slot {
 
 thread_local! {
     /// The segments that this thread is in, innermost last.
-    static SCOPES: RefCell<Vec<Call>> = const { RefCell::new(Vec::new()) };
+    static SCOPES: RefCell<Vec<Run>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Of a segment's function.
-enum Call {
+enum Run {
     /// Parameters that it asks for.
     First(Vec<(Param, i64)>),
     /// What to do at its end.
@@ -374,15 +374,15 @@ enum Call {
 struct Scope;
 
 impl Scope {
-    fn enter(call: Call) -> Self {
+    fn enter(call: Run) -> Self {
         SCOPES.with_borrow_mut(|scopes| scopes.push(call));
         Self
     }
 
-    fn leave(self) -> Call {
+    fn leave(self) -> Run {
         let call = SCOPES.with_borrow_mut(Vec::pop);
         std::mem::forget(self);
-        call.unwrap_or(Call::First(Vec::new()))
+        call.unwrap_or(Run::First(Vec::new()))
     }
 }
 
@@ -390,7 +390,7 @@ impl Drop for Scope {
     /// After a panic.
     fn drop(&mut self) {
         let call = SCOPES.with_borrow_mut(Vec::pop);
-        if let Some(Call::Second(ends)) = call {
+        if let Some(Run::Second(ends)) = call {
             ends.into_iter().for_each(|end| end());
         }
     }
@@ -398,11 +398,11 @@ impl Drop for Scope {
 
 /// Notes that a parameter is used, if a segment is being recorded.
 pub(super) fn note_use(param: &Param) {
-    let is_recording = SCOPES.with_borrow(|scopes| matches!(scopes.last(), Some(Call::First(_))));
+    let is_recording = SCOPES.with_borrow(|scopes| matches!(scopes.last(), Some(Run::First(_))));
     // A parameter's version is asked for while nothing here is borrowed.
     if is_recording && let Ok(version) = version(&param.local()) {
         SCOPES.with_borrow_mut(|scopes| {
-            if let Some(Call::First(params)) = scopes.last_mut() {
+            if let Some(Run::First(params)) = scopes.last_mut() {
                 params.push((param.clone(), version));
             }
         });
@@ -412,7 +412,7 @@ pub(super) fn note_use(param: &Param) {
 /// Is this thread computing activations again? Then `at_end` is run when it has done that.
 pub(crate) fn while_recomputing(at_end: impl FnOnce() + 'static) -> bool {
     SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {
-        Some(Call::Second(ends)) => {
+        Some(Run::Second(ends)) => {
             ends.push(Box::new(at_end));
             true
         }

@@ -65,13 +65,13 @@ impl Storage for Deferred {
     fn local(&self) -> Tensor {
         self.placeholder.shallow_clone()
     }
-    fn whole(&self) -> Result<Tensor> {
+    fn full_tensor(&self) -> Result<Tensor> {
         self.no_memory()
     }
-    fn overwrite(&self, _whole: &Tensor) -> Result<()> {
+    fn overwrite(&self, _full: &Tensor) -> Result<()> {
         self.no_memory()
     }
-    fn overwrite_part(&self, _part: &Tensor) -> Result<()> {
+    fn overwrite_shard(&self, _shard: &Tensor) -> Result<()> {
         self.no_memory()
     }
     fn initialise(&self, row: Option<i64>, init: Init) -> Result<()> {
@@ -99,7 +99,7 @@ pub(super) fn fill(tensor: &Tensor, row: Option<i64>, init: Init) -> Result<()> 
 impl ParamStore {
     /// An empty store whose parameters get no memory when layers are built (`accelerate.init_empty_weights`, `zero.Init`):
     /// [`Accelerator::prepare`](crate::Accelerator::prepare) fills them. Of a sharded model each process then keeps its
-    /// parts only, and never holds more whole parameters at once than a layer has.
+    /// shards only, and never holds more full parameters at once than a layer has.
     ///
     /// The model is the one that [`ParamStore::new`] would have given. Parameters made from tensors, and buffers, have their
     /// memory at once. Until `prepare` or [`materialize`](Self::materialize), all elements read as NaN, and loading or
@@ -158,7 +158,7 @@ impl ParamStore {
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn materialize(&self) -> Result<()> {
-        self.initialise_each(|param, whole| param.set_replicated(whole))
+        self.initialise_each(|param, full| param.set_replicated(full))
     }
 
     /// Makes the values of one parameter without memory after the other; `keep` decides what becomes of them.
@@ -180,18 +180,18 @@ impl ParamStore {
             if init_fn.is_some() && !is_last {
                 continue;
             }
-            let whole = match under_way.remove(parameter.as_str()) {
-                Some(whole) => whole,
+            let full = match under_way.remove(parameter.as_str()) {
+                Some(full) => full,
                 None => memory(&param)?,
             };
             match &init_fn {
-                Some(ParamInitFn(init_fn)) => tch::no_grad(|| init_fn(parameter, &whole))?,
-                None => fill(&whole, *row, *init)?,
+                Some(ParamInitFn(init_fn)) => tch::no_grad(|| init_fn(parameter, &full))?,
+                None => fill(&full, *row, *init)?,
             }
             if is_last {
-                keep(&param, whole)?;
+                keep(&param, full)?;
             } else {
-                under_way.insert(parameter, whole);
+                under_way.insert(parameter, full);
             }
         }
         Ok(())

@@ -8,8 +8,8 @@
 //! layer's parameter, and the input that was wanted and found.
 
 use super::layer::forward_error;
-use super::table::SharedTable;
-use super::{ConvConfig, Padding, Param, product};
+use super::tied_embedding::TiedEmbedding;
+use super::{ConvConfig, Padding, Param, deferred_weight_grad};
 use crate::error::Result;
 use std::ops::Range;
 use tch::{Kind, TchError, Tensor};
@@ -20,12 +20,12 @@ use torch_ext::autograd::is_grad_enabled;
 /// error is libtorch's, for the layer to explain.
 pub(super) fn linear(input: &Tensor, weight: &Param, bias: Option<&Param>) -> Result<Result<Tensor, TchError>> {
     let bias = get(bias)?;
-    if product::is_for_linear(weight, input)? {
-        if let Some(take) = product::taker(weight, input)? {
-            return product::linear(input, &weight.get()?, bias.as_ref(), Some(take)).map(Ok);
+    if deferred_weight_grad::is_for_linear(weight, input)? {
+        if let Some(defer) = deferred_weight_grad::deferral(weight, input)? {
+            return deferred_weight_grad::linear(input, &weight.get()?, bias.as_ref(), Some(defer)).map(Ok);
         }
-        if let Some(table) = SharedTable::of(weight)? {
-            return product::linear(input, &table.whole, bias.as_ref(), None).map(Ok);
+        if let Some(table) = TiedEmbedding::of(weight)? {
+            return deferred_weight_grad::linear(input, &table.dense, bias.as_ref(), None).map(Ok);
         }
     }
     Ok(input.f_linear(&weight.get()?, bias))
@@ -46,8 +46,8 @@ pub(super) fn linear_rows(
 
 /// `indices [..]` and `weight [num_embeddings, embedding_dim]` to `[.., embedding_dim]`. The row `padding_idx` gets no gradient.
 pub(super) fn embedding(indices: &Tensor, weight: &Param, padding_idx: Option<i64>) -> Result<Tensor> {
-    let shared = SharedTable::of(weight)?;
-    let makes_rows = shared.is_some() || weight.is_in_parts();
+    let shared = TiedEmbedding::of(weight)?;
+    let makes_rows = shared.is_some() || weight.is_sharded();
     let table = shared.map_or_else(|| weight.get(), |table| Ok(table.rows))?;
     let padding_idx = padding_idx.unwrap_or(-1);
     let rows = || {

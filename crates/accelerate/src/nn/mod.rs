@@ -1,7 +1,7 @@
 //! Parameters, where they live, and the layers that compute with them.
 //!
 //! - [`Param`] is a cheap handle on one parameter or buffer. Layers ask it for the tensor to compute
-//!   with; *how* it is stored (whole, sharded, offloaded) is a strategy behind the handle.
+//!   with; *how* it is stored (replicated, sharded, offloaded) is a strategy behind the handle.
 //! - [`ParamStore`] owns all of them by name, [`Path`] makes them: `&path / "encoder" / 0`. Names equal
 //!   the keys of PyTorch's `state_dict`, so weight files are exchanged by name.
 //! - Layers are plain structs with public fields; a model is whatever struct holds them and implements
@@ -45,6 +45,7 @@ mod batch_norm;
 mod compiled;
 mod conv;
 mod deferred;
+mod deferred_weight_grad;
 mod dropout;
 mod embedding;
 mod functional;
@@ -55,14 +56,13 @@ mod matching;
 mod module_fn;
 mod norm;
 mod param;
-mod parts;
 mod path;
-mod product;
 mod script_module;
 mod sequential;
+mod sharded_state;
 mod state_dict;
 mod store;
-mod table;
+mod tied_embedding;
 
 pub use activation::{Gelu, Relu, Silu, Tanh};
 pub(crate) use activation_checkpointing::while_recomputing;
@@ -72,6 +72,7 @@ pub use attention::{AttentionMask, InProjection, MultiheadAttention, MultiheadAt
 pub use batch_norm::{BatchNorm, BatchNorm1d, BatchNorm2d, BatchNormConfig};
 pub use compiled::FromTensors;
 pub use conv::{Conv, Conv1d, Conv1dConfig, Conv2d, Conv2dConfig, ConvConfig, Padding};
+pub(crate) use deferred_weight_grad::{DeferWeightGrad, DeferredWeightGrad};
 pub use dropout::Dropout;
 pub use embedding::{Embedding, EmbeddingConfig};
 pub use init::Init;
@@ -83,12 +84,11 @@ pub use module_fn::ModuleFn;
 pub use norm::{GroupNorm, GroupNormConfig, LayerNorm, LayerNormConfig, RMSNorm, RMSNormConfig};
 pub use param::Param;
 pub(crate) use param::{Resident, Storage, UnitMember, WeakParam};
-pub(crate) use parts::assemble;
-pub use parts::{ShardedStateDict, TensorPart};
 pub use path::{Initial, Path};
-pub(crate) use product::{Product, TakeProduct};
 pub use script_module::ScriptModule;
 pub use sequential::Sequential;
+pub(crate) use sharded_state::assemble;
+pub use sharded_state::{ShardedStateDict, TensorShard};
 pub use state_dict::{LoadReport, StateDict};
 pub use store::{ParamStore, TrainingFlag};
 pub use torch_ext::InputSpec;

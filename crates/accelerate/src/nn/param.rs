@@ -2,7 +2,7 @@
 
 use super::activation_checkpointing::note_use;
 use super::deferred::fill;
-use super::{Init, TakeProduct};
+use super::{DeferWeightGrad, Init};
 use crate::error::Result;
 use crate::group::Group;
 use std::cell::RefCell;
@@ -15,61 +15,61 @@ use tch::{Kind, Tensor};
 /// How a parameter is kept between uses.
 ///
 /// Layers see [`materialize`](Storage::materialize), optimizers and checkpoints see
-/// [`local`](Storage::local). The two are the same tensor while every rank holds the whole of it.
+/// [`local`](Storage::local). The two are the same tensor while every rank holds all of it.
 pub(crate) trait Storage: Send {
-    /// The whole tensor, fit to compute with; gradients flow from it to the local part. Collective if ranks own parts of it.
+    /// The full tensor, fit to compute with; gradients flow from it to the local shard. Collective if ranks own shards of it.
     fn materialize(&self) -> Result<Tensor>;
     /// What this rank owns.
     fn local(&self) -> Tensor;
-    /// Sizes of the whole tensor's dims.
-    fn whole_shape(&self) -> Vec<i64> {
+    /// Sizes of the full tensor's dims.
+    fn full_shape(&self) -> Vec<i64> {
         self.local().size()
     }
-    /// The whole tensor, detached. Collective if ranks own parts of it.
-    fn whole(&self) -> Result<Tensor> {
+    /// The full tensor, detached. Collective if ranks own shards of it.
+    fn full_tensor(&self) -> Result<Tensor> {
         Ok(self.local().f_detach()?)
     }
-    /// Which of the whole tensor's elements this rank owns, in row-major order.
-    fn part(&self) -> Range<usize> {
+    /// Which of the full tensor's elements this rank owns, in row-major order.
+    fn shard_range(&self) -> Range<usize> {
         0..self.local().numel()
     }
-    /// Where ranks own parts: what the parameter is gathered with, and its place in that.
+    /// Where ranks own shards: what the parameter is gathered with, and its place in that.
     fn unit(&self) -> Option<UnitMember> {
         None
     }
-    /// All parameters of the unit whole, by member; they share the memory of the unit. Collective if ranks own parts.
-    fn whole_unit(&self) -> Result<Vec<Tensor>> {
-        Ok(vec![self.whole()?])
+    /// All parameters of the unit in full, by member; they share the memory of the unit. Collective if ranks own shards.
+    fn full_unit(&self) -> Result<Vec<Tensor>> {
+        Ok(vec![self.full_tensor()?])
     }
-    /// Overwrites what this rank owns with its part of a tensor that has the whole shape, or broadcasts to it.
-    fn overwrite(&self, whole: &Tensor) -> Result<()> {
-        self.local().f_copy_(whole)?;
+    /// Overwrites what this rank owns with its shard of a tensor that has the full shape, or broadcasts to it.
+    fn overwrite(&self, full: &Tensor) -> Result<()> {
+        self.local().f_copy_(full)?;
         Ok(())
     }
     /// Overwrites what this rank owns with as many elements.
-    fn overwrite_part(&self, part: &Tensor) -> Result<()> {
+    fn overwrite_shard(&self, shard: &Tensor) -> Result<()> {
         let mut local = self.local();
-        local.f_copy_(&part.f_reshape(local.size())?)?;
+        local.f_copy_(&shard.f_reshape(local.size())?)?;
         Ok(())
     }
-    /// Fills the whole of it, or one row.
+    /// Fills all of it, or one row.
     fn initialise(&self, row: Option<i64>, init: Init) -> Result<()> {
         fill(&self.local(), row, init)
     }
-    /// Where what this rank owns is elsewhere between uses: brings it into memory, with that of the whole unit.
-    fn bring(&self) -> Result<Option<Box<dyn Resident>>> {
+    /// Where what this rank owns is elsewhere between uses: loads it into memory, with that of the unit.
+    fn load(&self) -> Result<Option<Box<dyn Resident>>> {
         Ok(None)
     }
-    /// Does [`local`](Self::local) have memory only while somebody has [brought](Self::bring) it?
-    fn is_away(&self) -> bool {
+    /// Does [`local`](Self::local) have memory only while somebody has [loaded](Self::load) it?
+    fn is_offloaded(&self) -> bool {
         false
     }
     /// Is there no memory for it yet?
     fn is_deferred(&self) -> bool {
         false
     }
-    /// Who takes the gradient of a matrix as a product that has not been computed, if anyone does.
-    fn product_taker(&self) -> Option<TakeProduct> {
+    /// Who takes the gradient of a matrix that has not been computed, if anyone does.
+    fn defer_weight_grad(&self) -> Option<DeferWeightGrad> {
         None
     }
     /// Two names of the tensor to compute with whose gradients become one before they reach it, always the same ones.
@@ -81,7 +81,7 @@ pub(crate) trait Storage: Send {
         let _ = self.local().f_set_requires_grad(requires_grad)?;
         Ok(())
     }
-    /// The ranks that own the other parts, if there are any.
+    /// The ranks that own the other shards, if there are any.
     fn group(&self) -> Option<Group> {
         None
     }
@@ -90,7 +90,7 @@ pub(crate) trait Storage: Send {
 /// What ranks own of a unit, in memory. Dropped, it goes, and changes with it.
 pub(crate) trait Resident {
     /// Writes it back to where it was.
-    fn keep_changes(self: Box<Self>) -> Result<()>;
+    fn store(self: Box<Self>) -> Result<()>;
 }
 
 /// The place of a parameter among those that are gathered together.
@@ -100,7 +100,7 @@ pub(crate) struct UnitMember {
     pub(crate) member: usize,
 }
 
-/// Every rank holds the whole tensor.
+/// Every rank holds the full tensor.
 struct Replicated {
     tensor: Tensor,
     two_uses: RefCell<Option<[Tensor; 2]>>,
@@ -203,21 +203,21 @@ impl Param {
         self.0.storage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The tensor to compute with: whole, on the store's device. Gradients of a loss reach the parameter
+    /// The tensor to compute with: in full, on the store's device. Gradients of a loss reach the parameter
     /// through it. No copy is made.
     ///
     /// Collective if the parameter is sharded: inside a forward pass once for each unit, outside of one at every call.
     ///
     /// # Errors
-    /// Of a sharded parameter only: the unit could not be gathered, because a rank is gone or late, or because a part of the
-    /// unit could not be read from the disk.
+    /// Of a sharded parameter only: the unit could not be gathered, because a rank is gone or late, or because a shard
+    /// could not be read from the disk.
     pub fn get(&self) -> Result<Tensor> {
         note_use(self);
         self.storage().materialize()
     }
 
     /// What this process owns of the parameter: what optimizers update and checkpoints write. The same
-    /// tensor as [`get`](Self::get) unless the parameter is sharded. No copy is made. Where the parts of a sharded model are
+    /// tensor as [`get`](Self::get) unless the parameter is sharded. No copy is made. Where the shards of a model are
     /// offloaded to a disk it has no memory, and computing with it is an error.
     pub fn local(&self) -> Tensor {
         self.storage().local()
@@ -228,19 +228,19 @@ impl Param {
         &self.0.name
     }
 
-    /// Sizes of the dims of the whole tensor, also where this process owns only a part.
+    /// Sizes of the dims of the full tensor, also where this process owns only a shard.
     pub fn shape(&self) -> Vec<i64> {
-        self.storage().whole_shape()
+        self.storage().full_shape()
     }
 
-    /// The whole tensor, detached; a copy where ranks own parts. Collective there.
-    pub(crate) fn whole(&self) -> Result<Tensor> {
-        self.storage().whole()
+    /// The full tensor, detached; a copy where ranks own shards. Collective there.
+    pub(crate) fn full_tensor(&self) -> Result<Tensor> {
+        self.storage().full_tensor()
     }
 
-    /// Which of the whole tensor's elements this process owns, in row-major order: all, unless the parameter is sharded.
-    pub(crate) fn part(&self) -> Range<usize> {
-        self.storage().part()
+    /// Which of the full tensor's elements this process owns, in row-major order: all, unless the parameter is sharded.
+    pub(crate) fn shard_range(&self) -> Range<usize> {
+        self.storage().shard_range()
     }
 
     /// What a sharded parameter is gathered with, and its place in that.
@@ -248,20 +248,20 @@ impl Param {
         self.storage().unit()
     }
 
-    /// All parameters of a sharded parameter's unit, whole and by member. They hold the memory of the unit until the last
+    /// All parameters of a sharded parameter's unit, in full and by member. They hold the memory of the unit until the last
     /// is dropped. Collective.
-    pub(crate) fn whole_unit(&self) -> Result<Vec<Tensor>> {
-        self.storage().whole_unit()
+    pub(crate) fn full_unit(&self) -> Result<Vec<Tensor>> {
+        self.storage().full_unit()
     }
 
-    /// The ranks that own the other parts, if the parameter is sharded.
+    /// The ranks that own the other shards, if the parameter is sharded.
     pub(crate) fn shard_group(&self) -> Option<Group> {
         self.storage().group()
     }
 
-    /// Who takes the gradient of a matrix as a product that has not been computed, if anyone does.
-    pub(super) fn product_taker(&self) -> Option<TakeProduct> {
-        self.storage().product_taker()
+    /// Who takes the gradient of a matrix that has not been computed, if anyone does.
+    pub(super) fn defer_weight_grad(&self) -> Option<DeferWeightGrad> {
+        self.storage().defer_weight_grad()
     }
 
     /// Two names of the tensor to compute with whose gradients become one before they reach it; `None` if the storage
@@ -276,7 +276,7 @@ impl Param {
         self.local().kind()
     }
 
-    /// Number of elements of the whole tensor, also where this process owns only a part.
+    /// Number of elements of the full tensor, also where this process owns only a shard.
     pub fn numel(&self) -> usize {
         self.shape().iter().map(|&size| size.max(0) as usize).product()
     }
@@ -289,7 +289,7 @@ impl Param {
     /// Freezes (`false`) or unfreezes (`true`) the parameter.
     ///
     /// # Errors
-    /// Unfreezing a tensor of integers, which cannot have a gradient; a change once ranks own parts of the parameter.
+    /// Unfreezing a tensor of integers, which cannot have a gradient; a change once ranks own shards of the parameter.
     ///
     /// ```
     /// # use accelerate::{nn::{Init, ParamStore}, tch::Device};
@@ -335,10 +335,10 @@ impl Param {
         self.storage().overwrite(source)
     }
 
-    /// Overwrites [`part`](Self::part) with as many elements, casting element type and device.
-    pub(crate) fn copy_part_(&self, part: &Tensor) -> Result<()> {
+    /// Overwrites [`part`](Self::shard_range) with as many elements, casting element type and device.
+    pub(crate) fn copy_shard_(&self, shard: &Tensor) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
-        self.storage().overwrite_part(part)
+        self.storage().overwrite_shard(shard)
     }
 
     /// Are both handles on the same parameter? True for tied weights.
@@ -356,14 +356,14 @@ impl Param {
         std::mem::replace(&mut *self.storage(), storage)
     }
 
-    /// Brings what this process owns into memory, together with its unit, if it is elsewhere between uses.
-    pub(crate) fn bring(&self) -> Result<Option<Box<dyn Resident>>> {
-        self.storage().bring()
+    /// Loads what this process owns into memory, together with its unit, if it is elsewhere between uses.
+    pub(crate) fn load(&self) -> Result<Option<Box<dyn Resident>>> {
+        self.storage().load()
     }
 
-    /// Does [`local`](Self::local) have memory only while somebody has [brought](Self::bring) it?
-    pub(crate) fn is_away(&self) -> bool {
-        self.storage().is_away()
+    /// Does [`local`](Self::local) have memory only while somebody has [loaded](Self::load) it?
+    pub(crate) fn is_offloaded(&self) -> bool {
+        self.storage().is_offloaded()
     }
 
     /// Fills it, or its row `row`, now or once it has memory.
@@ -375,15 +375,15 @@ impl Param {
         self.storage().is_deferred()
     }
 
-    /// From now on every rank holds the whole of it.
-    pub(crate) fn set_replicated(&self, whole: Tensor) -> Result<()> {
-        let whole = whole.f_set_requires_grad(self.requires_grad())?;
-        drop(self.replace_storage(Box::new(Replicated::new(whole))));
+    /// From now on every rank holds all of it.
+    pub(crate) fn set_replicated(&self, full: Tensor) -> Result<()> {
+        let full = full.f_set_requires_grad(self.requires_grad())?;
+        drop(self.replace_storage(Box::new(Replicated::new(full))));
         Ok(())
     }
 
-    /// Do ranks own parts of it?
-    pub(crate) fn is_in_parts(&self) -> bool {
+    /// Do ranks own shards of it?
+    pub(crate) fn is_sharded(&self) -> bool {
         self.storage().group().is_some_and(|group| group.world_size() > 1)
     }
 

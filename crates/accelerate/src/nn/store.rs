@@ -370,7 +370,7 @@ impl ParamStore {
     }
 
     /// All parameters and persistent buffers. The tensors are detached but share their storage with the model:
-    /// copy them to keep them. Of a sharded model they are copies, whole on every rank, and the call is collective.
+    /// copy them to keep them. Of a sharded model they are copies, in full on every rank, and the call is collective.
     ///
     /// ```
     /// use accelerate::nn::{Linear, ParamStore};
@@ -383,11 +383,12 @@ impl ParamStore {
     /// ```
     pub fn state_dict(&self) -> Result<StateDict> {
         let entries = self.persistent().into_iter();
-        let state: Result<StateDict> = entries.map(|param| Ok((param.name().to_owned(), param.whole()?))).collect();
+        let state: Result<StateDict> =
+            entries.map(|param| Ok((param.name().to_owned(), param.full_tensor()?))).collect();
         Ok(state?.with_aliases(self.aliases()))
     }
 
-    /// The ranks that own parts of the parameters, if the model is sharded.
+    /// The ranks that own shards of the parameters, if the model is sharded.
     pub(crate) fn shard_group(&self) -> Option<Group> {
         self.parameters().iter().find_map(Param::shard_group)
     }
@@ -472,7 +473,7 @@ impl ParamStore {
     fn replace_data(&self, convert: impl Fn(&Tensor) -> Result<Tensor, tch::TchError>) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
         if let Some(param) = self.filtered(|param| param.shard_group().is_some()).first() {
-            // The parts are pieces of larger tensors, which would be left behind.
+            // The shards are pieces of larger tensors, which would be left behind.
             return Err(NnError::ShardedData { parameter: param.name().to_owned() }.into());
         }
         for param in self.filtered(|_| true) {

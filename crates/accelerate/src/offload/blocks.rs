@@ -28,7 +28,7 @@ struct Memory {
 
 /// What happens to a block besides being looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pass {
+pub(crate) enum Access {
     /// It is read, and stays as it is.
     Read,
     /// It is written, whatever was there.
@@ -59,7 +59,7 @@ impl Blocks {
     /// Those of `visit` and of the store; then some blocks have been changed and others not.
     pub(crate) fn run(
         &self,
-        pass: Pass,
+        access: Access,
         wanted: impl Fn(&Block) -> bool,
         options: impl Fn(&Block) -> (Kind, Device),
         mut visit: impl FnMut(&Block, &[Tensor]) -> Result<()>,
@@ -71,7 +71,7 @@ impl Blocks {
             let (kind, device) = options(block);
             let bytes = buffer.f_to_device(device)?;
             visit(block, &planes(&bytes, block, num_planes, kind)?)?;
-            if device != buffer.device() && pass != Pass::Read {
+            if device != buffer.device() && access != Access::Read {
                 buffer.shallow_clone().f_copy_(&bytes)?;
             }
             Ok(())
@@ -79,7 +79,7 @@ impl Blocks {
         let mut memory = lock(&self.memory);
         memory.settle()?;
         memory.make_buffers(NUM_BUFFERS.min(self.layout.blocks.len()), largest)?;
-        memory.stream(pass, &blocks, change)
+        memory.stream(access, &blocks, change)
     }
 }
 
@@ -97,7 +97,7 @@ impl Memory {
     /// behind.
     fn stream(
         &mut self,
-        pass: Pass,
+        access: Access,
         blocks: &[&Block],
         mut change: impl FnMut(&Block, &Tensor) -> Result<()>,
     ) -> Result<()> {
@@ -111,7 +111,7 @@ impl Memory {
             let (number, block, has_come) = match begins {
                 Some((number, block)) => {
                     free.pop();
-                    (number, block, pass == Pass::Write)
+                    (number, block, access == Access::Write)
                 }
                 None => {
                     let Some((number, ended)) = self.store.finish()? else { return Ok(()) };
@@ -129,7 +129,7 @@ impl Memory {
                 change(block, &self.buffers[number])?;
             }
             let direction = if has_come { Direction::Write } else { Direction::Read };
-            if has_come && pass == Pass::Read {
+            if has_come && access == Access::Read {
                 free.push(number);
                 continue;
             }
@@ -189,7 +189,7 @@ mod tests {
         (folder, blocks)
     }
 
-    fn visited(blocks: &Blocks, pass: Pass, mut visit: impl FnMut(f64, &[Tensor])) -> BTreeSet<u64> {
+    fn visited(blocks: &Blocks, access: Access, mut visit: impl FnMut(f64, &[Tensor])) -> BTreeSet<u64> {
         let mut seen = BTreeSet::new();
         let of_block = |block: &Block, planes: &[Tensor]| {
             assert!(planes.iter().all(|plane| plane.numel() == block.num_elements && plane.kind() == Kind::Float));
@@ -197,7 +197,7 @@ mod tests {
             visit(block.file_offset as f64, planes);
             Ok(())
         };
-        blocks.run(pass, |_| true, |_| FLOAT, of_block).unwrap();
+        blocks.run(access, |_| true, |_| FLOAT, of_block).unwrap();
         seen
     }
 
@@ -211,11 +211,11 @@ mod tests {
             let fill = |number: f64, planes: &[Tensor]| {
                 let _ = (planes[0].shallow_clone().fill_(number), planes[1].shallow_clone().fill_(-number));
             };
-            assert_eq!(visited(&blocks, Pass::Write, fill), all);
+            assert_eq!(visited(&blocks, Access::Write, fill), all);
             let double = |_: f64, planes: &[Tensor]| {
                 planes.iter().for_each(|plane| drop(plane.shallow_clone().g_mul_scalar_(2.0)))
             };
-            assert_eq!(visited(&blocks, Pass::Update, double), all);
+            assert_eq!(visited(&blocks, Access::Update, double), all);
             for _ in 0..2 {
                 let check = |number: f64, planes: &[Tensor]| {
                     for (plane, sign) in planes.iter().zip([2.0, -2.0]) {
@@ -226,7 +226,7 @@ mod tests {
                         let _ = plane.shallow_clone().zero_();
                     }
                 };
-                assert_eq!(visited(&blocks, Pass::Read, check), all);
+                assert_eq!(visited(&blocks, Access::Read, check), all);
             }
             assert_eq!(lock(&blocks.memory).buffers.len(), NUM_BUFFERS, "memory is kept");
         }
@@ -241,9 +241,11 @@ mod tests {
                 units.push(block.unit);
                 Ok(())
             };
-            blocks.run(Pass::Update, |block| block.unit == 2, |_| FLOAT, of_block).unwrap();
+            blocks.run(Access::Update, |block| block.unit == 2, |_| FLOAT, of_block).unwrap();
             assert_eq!(units, [2]);
-            blocks.run(Pass::Update, |_| false, |_| FLOAT, |_, _| Err(Error::other("nothing was asked for"))).unwrap();
+            blocks
+                .run(Access::Update, |_| false, |_| FLOAT, |_, _| Err(Error::other("nothing was asked for")))
+                .unwrap();
         }
     }
 
@@ -285,10 +287,10 @@ mod tests {
                 for store in all_kinds(folder.path(), layout.num_bytes, NUM_BUFFERS) {
                     let store = Box::new(Failing { store, direction, offset, failed: Vec::new() });
                     let blocks = Blocks::over(layout.clone(), store);
-                    let run = |pass: Pass| blocks.run(pass, |_| true, |_| FLOAT, |_, _| Ok(()));
-                    assert_eq!(run(Pass::Update).unwrap_err().to_string(), "no transfer");
+                    let run = |access: Access| blocks.run(access, |_| true, |_| FLOAT, |_, _| Ok(()));
+                    assert_eq!(run(Access::Update).unwrap_err().to_string(), "no transfer");
                     // What a pass need not do, it does not.
-                    let other = if direction == Direction::Read { Pass::Write } else { Pass::Read };
+                    let other = if direction == Direction::Read { Access::Write } else { Access::Read };
                     run(other).unwrap();
                 }
             }
@@ -298,9 +300,9 @@ mod tests {
                     true => Err(Error::other("no visit")),
                     false => Ok(()),
                 };
-                assert_eq!(blocks.run(Pass::Update, |_| true, |_| FLOAT, visit).unwrap_err().to_string(), "no visit");
+                assert_eq!(blocks.run(Access::Update, |_| true, |_| FLOAT, visit).unwrap_err().to_string(), "no visit");
                 // The next pass finds everything in order again.
-                assert_eq!(visited(&blocks, Pass::Read, |_, _| {}).len(), layout.blocks.len());
+                assert_eq!(visited(&blocks, Access::Read, |_, _| {}).len(), layout.blocks.len());
             }
         }
     }

@@ -11,4 +11,4 @@ mod queued;
 mod store;
 mod threads;
 
-pub(crate) use blocks::{Blocks, Pass};
+pub(crate) use blocks::{Access, Blocks};

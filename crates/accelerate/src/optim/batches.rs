@@ -204,7 +204,7 @@ pub(crate) fn gradients<'a>(params: impl IntoIterator<Item = &'a Param>) -> Resu
 pub(crate) struct Gradients {
     pub(crate) device: Device,
     pub(crate) kind: Kind,
-    /// The ranks that hold the other parts of these gradients; what is computed of them has to be combined.
+    /// The ranks that hold the other shards of these gradients; what is computed of them has to be combined.
     pub(crate) group: Option<Group>,
     pub(crate) tensors: TensorVec,
 }

@@ -346,7 +346,7 @@ impl OptimizerHandle {
     }
 
     /// Refuses a step that would go wrong unseen: of an optimizer that does not know about accumulation and loss scaling,
-    /// although its model does; and with state of whole parameters, although only parts of them are left.
+    /// although its model does; and with state of full parameters, although only shards of them are left.
     ///
     /// Returns the [`storage_version`] of the parameters.
     pub(super) fn check_step(&self) -> Result<u64> {

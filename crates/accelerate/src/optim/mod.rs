@@ -17,6 +17,7 @@ mod batches;
 mod clip;
 mod deep_speed;
 mod flat;
+mod full_state;
 mod grad_scaler;
 mod handle;
 mod lion;
@@ -31,7 +32,6 @@ mod state;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
-mod whole_state;
 
 pub use adafactor::{Adafactor, AdafactorBuilder};
 pub use adagrad::{Adagrad, AdagradBuilder};

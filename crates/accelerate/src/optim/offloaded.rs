@@ -6,7 +6,7 @@ use super::handle::{GroupSettings, OptimizerHandle};
 use super::state::{Loading, save_tensor};
 use crate::error::{OffloadError, Result};
 use crate::nn::{Param, Resident};
-use crate::offload::{Blocks, Pass};
+use crate::offload::{Access, Blocks};
 use accelerate_core::config::OffloadTarget;
 use accelerate_core::offload::{Block, BlockLayout, Member, Segment};
 use std::collections::BTreeMap;
@@ -108,9 +108,9 @@ impl OffloadedState {
         let params: Vec<&Param> = handle.params().collect();
         let rounds = self.stored.as_ref().map_or(Vec::new(), |stored| stored.rounds.clone());
         for round in rounds {
-            let resident = params[round[0]].bring()?;
+            let resident = params[round[0]].load()?;
             self.step_round(handle, &params, &round, &apply)?;
-            resident.map_or(Ok(()), Resident::keep_changes)?;
+            resident.map_or(Ok(()), Resident::store)?;
         }
         self.is_lost = false;
         handle.record_step();
@@ -138,7 +138,7 @@ impl OffloadedState {
             }
             Ok(())
         };
-        blocks.run(Pass::Update, |block| present(block).is_some(), options, update)
+        blocks.run(Access::Update, |block| present(block).is_some(), options, update)
     }
 
     fn check_not_lost(&self, handle: &OptimizerHandle) -> Result<()> {
@@ -162,7 +162,7 @@ impl OffloadedState {
         self.stored = None;
         let groups = (0..handle.num_groups()).flat_map(|group| handle.group_params(group).iter().map(move |_| group));
         let blocks = Blocks::new(layout, &self.target, device)?;
-        let rounds = match handle.params().any(Param::is_away) {
+        let rounds = match handle.params().any(Param::is_offloaded) {
             false => vec![order],
             true => {
                 let units: Vec<_> = handle.params().map(Param::unit).map(|own| own.map(|member| member.unit)).collect();
@@ -222,7 +222,7 @@ impl OffloadedState {
             }
             saved.push(Some(own));
         }
-        stored.transfer(Pass::Read, &saved)?;
+        stored.transfer(Access::Read, &saved)?;
         Ok(tensors)
     }
 
@@ -255,7 +255,7 @@ impl OffloadedState {
             loaded.push(Some(tensors));
         }
         if let Some(stored) = &self.stored {
-            stored.transfer(Pass::Write, &loaded)?;
+            stored.transfer(Access::Write, &loaded)?;
         }
         self.is_lost = false;
         Ok(())
@@ -264,7 +264,7 @@ impl OffloadedState {
 
 impl Stored {
     /// Reads or writes the planes of the parameters that have state, by position in the optimizer's list.
-    fn transfer(&self, pass: Pass, state: &[Option<Vec<Tensor>>]) -> Result<()> {
+    fn transfer(&self, access: Access, state: &[Option<Vec<Tensor>>]) -> Result<()> {
         let of_segment = |own: &Segment| state[own.member].as_ref();
         let first = |block: &Block| block.segments.iter().find_map(of_segment).and_then(|planes| planes.first());
         let options =
@@ -274,15 +274,15 @@ impl Stored {
                 for (tensor, plane) in of_segment(own).into_iter().flatten().zip(planes) {
                     let mut kept = flat_part(tensor, own)?;
                     let mut room = plane.f_narrow(0, own.at as i64, own.len as i64)?;
-                    match pass {
-                        Pass::Read => kept.f_copy_(&room)?,
-                        Pass::Write | Pass::Update => room.f_copy_(&kept)?,
+                    match access {
+                        Access::Read => kept.f_copy_(&room)?,
+                        Access::Write | Access::Update => room.f_copy_(&kept)?,
                     }
                 }
             }
             Ok(())
         };
-        self.blocks.run(pass, |block| first(block).is_some(), options, visit)
+        self.blocks.run(access, |block| first(block).is_some(), options, visit)
     }
 }
 

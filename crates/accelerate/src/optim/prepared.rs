@@ -56,14 +56,14 @@ impl<O> Shared<O> {
 
 impl<O: Optimizer> Stateful for Shared<O> {
     fn state_dict(&self) -> Result<ObjectState> {
-        let OptimizerState { tensors, groups, parts } = self.lock().state_dict()?;
-        Ok(ObjectState { tensors, parts, values: serde_json::json!({ "param_groups": groups }) })
+        let OptimizerState { tensors, groups, shards } = self.lock().state_dict()?;
+        Ok(ObjectState { tensors, shards, values: serde_json::json!({ "param_groups": groups }) })
     }
 
     fn load_state_dict(&self, state: &ObjectState) -> Result<()> {
         let tensors = state.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect();
         let groups = serde_json::from_value(state.values["param_groups"].clone()).map_err(Error::other)?;
-        self.lock().load_state_dict(&OptimizerState { tensors, groups, parts: state.parts.clone() })
+        self.lock().load_state_dict(&OptimizerState { tensors, groups, shards: state.shards.clone() })
     }
 }
 
@@ -166,11 +166,11 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
     /// offloaded.
     fn check_step<T>(&self, stepped: Result<T>) -> Result<T> {
         let is_between_ranks = stepped.as_ref().is_err_and(|error| error.is_timeout() || error.is_peer_failure());
-        if self.shared.lock().is_state_offloaded() && !is_between_ranks {
-            let failure = stepped.as_ref().err().map(ToString::to_string);
-            self.session.group.check_others("the optimizer's step", failure.as_deref())?;
+        let is_state_offloaded = self.shared.lock().is_state_offloaded();
+        match is_state_offloaded && !is_between_ranks {
+            true => self.session.group.agree_on_success("the optimizer's step", stepped),
+            false => stepped,
         }
-        stepped
     }
 
     /// Drops all gradients, unless they are still being accumulated.

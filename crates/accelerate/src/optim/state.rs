@@ -2,7 +2,7 @@
 
 use super::handle::OptimizerHandle;
 use crate::error::{OptimError, Result};
-use crate::nn::{Param, TensorPart};
+use crate::nn::{Param, TensorShard};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tch::{Device, Kind, Tensor};
@@ -32,7 +32,7 @@ pub struct OptimizerState {
     /// One entry for each parameter group, in order.
     pub groups: Vec<GroupState>,
     /// By name, which elements of a sharded parameter the tensors are state of: then they are flat. Empty if none is sharded.
-    pub parts: BTreeMap<String, TensorPart>,
+    pub shards: BTreeMap<String, TensorShard>,
 }
 
 /// The settings of one parameter group.
@@ -63,7 +63,7 @@ pub struct GroupState {
     pub options: serde_json::Map<String, serde_json::Value>,
 }
 
-/// Writes the groups' part of a state.
+/// Writes the groups' shard of a state.
 pub(super) fn save_groups(handle: &OptimizerHandle, options: &impl Serialize) -> Result<Vec<GroupState>> {
     let options = match serde_json::to_value(options).map_err(crate::Error::other)? {
         serde_json::Value::Object(options) => options,
@@ -86,12 +86,12 @@ pub(super) fn save_groups(handle: &OptimizerHandle, options: &impl Serialize) ->
 }
 
 /// Writes which elements of its parameters an optimizer has state of.
-pub(super) fn save_parts(handle: &OptimizerHandle) -> BTreeMap<String, TensorPart> {
-    let part = |param: &Param| Some((param.name().to_owned(), TensorPart::of(param)?));
-    handle.params().filter_map(part).collect()
+pub(super) fn save_shards(handle: &OptimizerHandle) -> BTreeMap<String, TensorShard> {
+    let shard = |param: &Param| Some((param.name().to_owned(), TensorShard::of(param)?));
+    handle.params().filter_map(shard).collect()
 }
 
-/// The groups' part of loading: first everything is checked, then everything is set.
+/// The groups' shard of loading: first everything is checked, then everything is set.
 pub(super) struct Loading<'a> {
     handle: &'a OptimizerHandle,
     state: &'a OptimizerState,
@@ -194,22 +194,22 @@ impl<'a> Loading<'a> {
     /// Of state that has an element for each of its parameter's, those that this process keeps. The inner error says why
     /// they are not there.
     fn own_elements(&self, param: &Param, saved: &Tensor, wanted: &[i64]) -> Result<Result<Tensor, String>> {
-        let own = TensorPart::of(param);
+        let own = TensorShard::of(param);
         let is_elementwise = *wanted == *param.local().size();
-        match (self.state.parts.get(param.name()), &own) {
+        match (self.state.shards.get(param.name()), &own) {
             (None, Some(own)) if is_elementwise && saved.size() == own.shape => {
                 let flat = saved.f_detach()?.f_reshape([-1])?;
                 Ok(Ok(flat.f_narrow(0, own.start as i64, own.range().len() as i64)?))
             }
-            (Some(saved_part), None) if is_elementwise && saved_part.is_whole() && saved_part.shape == wanted => {
+            (Some(saved_shard), None) if is_elementwise && saved_shard.is_full() && saved_shard.shape == wanted => {
                 Ok(Ok(saved.f_reshape(wanted)?))
             }
             (Some(found), own) if own.as_ref() != Some(found) => {
-                let range = |part: &TensorPart| format!("elements {:?} of {:?}", part.range(), part.shape);
+                let range = |shard: &TensorShard| format!("elements {:?} of {:?}", shard.range(), shard.shape);
                 let wanted = own.as_ref().map_or_else(|| "all".to_owned(), range);
                 let found = range(found);
                 Ok(Err(format!(
-                    "has {found}, not {wanted}: put all processes' states together (OptimizerState::from_parts)"
+                    "has {found}, not {wanted}: put all processes' states together (OptimizerState::from_shards)"
                 )))
             }
             _ => Ok(Ok(saved.shallow_clone())),

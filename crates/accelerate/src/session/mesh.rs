@@ -39,7 +39,7 @@ impl DeviceMesh {
         if let Some((_, group)) = along.iter().find(|(known, _)| *known == axis) {
             return Ok(group.clone());
         }
-        let group = self.job.part(&self.shape.ranks_along(axis, self.job.rank()))?;
+        let group = self.job.subgroup(&self.shape.ranks_along(axis, self.job.rank()))?;
         along.push((axis, group.clone()));
         Ok(group)
     }

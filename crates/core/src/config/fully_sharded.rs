@@ -294,9 +294,9 @@ impl FullyShardedDataParallelPlugin {
     /// ```
     /// # use accelerate_core::config::{FullyShardedDataParallelPlugin, ShardingStrategy};
     /// let sharding_strategy = ShardingStrategy::OptimizerState;
-    /// assert!(FullyShardedDataParallelPlugin { sharding_strategy, ..Default::default() }.keeps_whole_parameters());
+    /// assert!(FullyShardedDataParallelPlugin { sharding_strategy, ..Default::default() }.keeps_full_parameters());
     /// ```
-    pub fn keeps_whole_parameters(&self) -> bool {
+    pub fn keeps_full_parameters(&self) -> bool {
         use ShardingStrategy::{OptimizerState, OptimizerStateAndGradients};
         matches!(self.sharding_strategy, OptimizerState | OptimizerStateAndGradients)
     }
@@ -437,7 +437,7 @@ impl FullyShardedDataParallelPlugin {
                     "nothing is ever gathered",
                 );
             }
-            if self.keeps_whole_parameters() {
+            if self.keeps_full_parameters() {
                 return contradiction(
                     "reshard_after_forward",
                     "a sharding_strategy without parameters",
@@ -474,7 +474,7 @@ impl FullyShardedDataParallelPlugin {
             );
         }
         let is_sharded = self.sharding_strategy != ShardingStrategy::NoShard;
-        let has_parts = is_sharded && !self.keeps_whole_parameters();
+        let has_parts = is_sharded && !self.keeps_full_parameters();
         for (field, is_asked, is_possible, why) in [
             ("cpu_offload", self.cpu_offload, has_parts, PARAMETERS_ARE_WHOLE),
             ("offload_params", self.offload_params.is_some(), has_parts, PARAMETERS_ARE_WHOLE),

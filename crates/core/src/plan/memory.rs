@@ -59,7 +59,7 @@ pub struct RankBytes {
     pub gathered_units: usize,
     /// Of whole gradients that wait in the backward pass until those of their unit are complete: the root's, which its
     /// first and its last parameter share, and those of the largest module beside it. 0 without sharding.
-    pub whole_gradients: usize,
+    pub unsharded_gradients: usize,
     /// Of the buckets of data parallelism, beside the gradients.
     pub buckets: usize,
     /// The most there is while the whole model is divided, unit by unit.
@@ -117,7 +117,7 @@ impl RankBytes {
     /// |---|---|
     /// | load | `loading`, `buckets`, `nvme_blocks` |
     /// | forward | `parameters`, `optimizer_state`, `buckets`, `nvme_blocks`, `gathered_units` |
-    /// | backward | the same, `gradients`, `whole_gradients` |
+    /// | backward | the same, `gradients`, `unsharded_gradients` |
     /// | step | `parameters`, `optimizer_state`, `buckets`, `nvme_blocks`, `gradients` |
     ///
     /// ```
@@ -127,13 +127,13 @@ impl RankBytes {
     /// ```
     pub fn in_phase(&self, phase: Phase) -> PhaseBytes {
         let Self { parameters, gradients, optimizer_state, gathered_units, buckets, nvme_blocks, .. } = *self;
-        let Self { whole_gradients, loading, .. } = *self;
+        let Self { unsharded_gradients, loading, .. } = *self;
         let always = PhaseBytes { parameters, optimizer_state, buckets, nvme_blocks, ..PhaseBytes::default() };
         match phase {
             Phase::Load => PhaseBytes { parameters: loading, buckets, nvme_blocks, ..PhaseBytes::default() },
             Phase::Forward => PhaseBytes { gathered_units, ..always },
             Phase::Backward => {
-                PhaseBytes { gathered_units, gradients: gradients.saturating_add(whole_gradients), ..always }
+                PhaseBytes { gathered_units, gradients: gradients.saturating_add(unsharded_gradients), ..always }
             }
             Phase::Step => PhaseBytes { gradients, ..always },
         }
@@ -239,7 +239,7 @@ impl Plan {
         }
         let root = modules.remove("").unwrap_or_default();
         let most = |bytes_of: fn(&(usize, usize)) -> usize| modules.values().map(bytes_of).max().unwrap_or(0);
-        bytes.whole_gradients = root.1.saturating_add(most(|module| module.1));
+        bytes.unsharded_gradients = root.1.saturating_add(most(|module| module.1));
         let all = modules.values().fold(0, |sum: usize, module| sum.saturating_add(module.0));
         let beside_root = match strategy {
             ShardingStrategy::ShardGradOp | ShardingStrategy::HybridShardZero2 => all,

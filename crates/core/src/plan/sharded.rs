@@ -28,8 +28,8 @@ use std::ops::Range;
 /// let plan = plan_sharded(&Inventory { parameters }, &FullyShardedDataParallelPlugin::default(), 2);
 /// let unit = &plan.units[0];
 /// assert_eq!((unit.num_elements, unit.shard_elements), (9, 5));
-/// assert_eq!(unit.part_of(0, 1), 5..6); // the weight's last element is on rank 1
-/// assert_eq!(unit.part_of(1, 1), 0..3); // so is the whole bias
+/// assert_eq!(unit.member_shard(0, 1), 5..6); // the weight's last element is on rank 1
+/// assert_eq!(unit.member_shard(1, 1), 0..3); // so is the whole bias
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -87,7 +87,7 @@ impl Unit {
 
     /// Elements of the unit's `member`-th parameter that rank `rank` keeps, counted from the parameter's first; empty if
     /// there are none.
-    pub fn part_of(&self, member: usize, rank: usize) -> Range<usize> {
+    pub fn member_shard(&self, member: usize, rank: usize) -> Range<usize> {
         let (start, end) = (self.offsets[member], self.offsets[member + 1]);
         let shard = self.shard_of(rank);
         let (from, to) = (shard.start.clamp(start, end), shard.end.clamp(start, end));

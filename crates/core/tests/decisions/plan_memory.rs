@@ -52,13 +52,13 @@ fn every_strategy_takes_what_its_table_says(
         optimizer_state,
         largest_unit,
         gathered_units,
-        whole_gradients,
+        unsharded_gradients,
         buckets,
         loading,
         nvme_blocks,
         on_nvme,
     } = bytes;
-    let found = [parameters, gradients, optimizer_state, largest_unit, gathered_units, whole_gradients, loading];
+    let found = [parameters, gradients, optimizer_state, largest_unit, gathered_units, unsharded_gradients, loading];
     assert_eq!(found, wanted);
     assert_eq!([buckets, nvme_blocks, on_nvme], [0; 3]);
 }
@@ -93,7 +93,7 @@ fn phases_are_sums_of_what_is_there_in_them() {
         optimizer_state: 100,
         largest_unit: 7,
         gathered_units: 1_000,
-        whole_gradients: 10_000,
+        unsharded_gradients: 10_000,
         buckets: 100_000,
         loading: 1_000_000,
         nvme_blocks: 20_000_000,

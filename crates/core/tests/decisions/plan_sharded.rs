@@ -79,7 +79,7 @@ fn element_types_and_frozen_parameters_have_units_of_their_own() {
     assert_eq!(members, [&[0, 3][..], &[1], &[2]]);
     let bytes = plan.bytes_per_rank();
     assert_eq!((bytes.parameters, bytes.gradients, bytes.optimizer_state), (8 + 4 + 4, 8 + 4, 2 * (8 + 4)));
-    assert_eq!((bytes.largest_unit, bytes.gathered_units, bytes.whole_gradients), (16, 16 + 8 + 8, 16 + 8));
+    assert_eq!((bytes.largest_unit, bytes.gathered_units, bytes.unsharded_gradients), (16, 16 + 8 + 8, 16 + 8));
 }
 
 #[test]
@@ -268,7 +268,7 @@ proptest! {
         for (member, &size) in sizes.iter().enumerate() {
             let mut next = 0;
             for rank in 0..world_size {
-                let part = unit.part_of(member, rank);
+                let part = unit.member_shard(member, rank);
                 prop_assert!(part.is_empty() || part.start == next);
                 next += part.len();
                 // As long as the overlap of the parameter and the rank's shard.

@@ -13,18 +13,18 @@ const LARGE_BYTES: usize = 4 << 20;
 
 /// The names under which the uses of a table reach the graph.
 #[derive(Debug)]
-pub(super) struct SharedTable {
+pub(super) struct TiedEmbedding {
     /// For a linear layer, whose gradient is as large as the table.
-    pub(super) whole: Tensor,
+    pub(super) dense: Tensor,
     /// For an embedding, whose gradient may have some rows only.
     pub(super) rows: Tensor,
 }
 
-impl SharedTable {
+impl TiedEmbedding {
     /// Of a parameter that is such a table, while gradients are recorded. On a GPU it is not worth while: to find out which
     /// rows there are, the host would wait for it.
     pub(super) fn of(weight: &Param) -> Result<Option<Self>> {
-        if !weight.is_tied() || !is_grad_enabled() || weight.is_in_parts() {
+        if !weight.is_tied() || !is_grad_enabled() || weight.is_sharded() {
             return Ok(None);
         }
         let local = weight.local();
@@ -32,6 +32,6 @@ impl SharedTable {
         if num_bytes < LARGE_BYTES || !local.requires_grad() || local.device() != Device::Cpu {
             return Ok(None);
         }
-        Ok(weight.two_uses()?.map(|[whole, rows]| Self { whole, rows }))
+        Ok(weight.two_uses()?.map(|[dense, rows]| Self { dense, rows }))
     }
 }

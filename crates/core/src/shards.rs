@@ -1,4 +1,4 @@
-//! Elements in parts: which of the pieces that are there make up a part that is wanted.
+//! Elements in shards: which of the pieces that are there make up a shard that is wanted.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ pub struct Copied {
 /// The first elements that no piece has.
 ///
 /// ```
-/// use accelerate_core::parts::{Copied, cover};
+/// use accelerate_core::shards::{Copied, cover};
 /// let copies = cover(2..7, &[4..9, 0..4])?;
 /// assert_eq!(copies, [
 ///     Copied { source: 1, from: 2..4, to: 0 },

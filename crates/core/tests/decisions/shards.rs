@@ -1,12 +1,12 @@
-//! Parts from pieces.
+//! Shards from pieces.
 
-use accelerate_core::parts::{Copied, cover};
+use accelerate_core::shards::{Copied, cover};
 use proptest::prelude::*;
 
 proptest! {
     /// Every element comes from where it stands in a piece, or the first that is missing is named.
     #[test]
-    fn parts_are_what_their_elements_say(
+    fn shards_are_what_their_elements_say(
         bounds in prop::collection::vec((0usize..30, 0usize..12), 0..6),
         start in 0usize..30,
         length in 0usize..20,

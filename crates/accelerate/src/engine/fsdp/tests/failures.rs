@@ -10,8 +10,8 @@ use torch_ext::Store;
 enum Planted {
     /// It asks for the units in the other order, and so for a message of another size.
     OtherOrder,
-    /// It cannot read its own part of the second unit.
-    OwnPartGone,
+    /// It cannot read its own shard of the second unit.
+    OwnShardGone,
 }
 
 const DEADLINE: Duration = Duration::from_secs(3);
@@ -47,12 +47,11 @@ fn failures(store: &Store, rank: usize, planted: Planted, records: bool, end: &B
         direct_all_gather: false,
         ..Default::default()
     };
-    let shard = start(&accelerator, &store, &plugin).unwrap();
-    if rank == 1 && matches!(planted, Planted::OwnPartGone) {
-        let own = &mut shard.lock().units[1].shard;
-        *own = Tensor::zeros([7], (Kind::Float, own.device()));
+    let engine = start(&accelerator, &store, &plugin).unwrap();
+    if rank == 1 && matches!(planted, Planted::OwnShardGone) {
+        engine.0.units.spoil_shard(1);
     }
-    let model = PreparedModel::new(module, Arc::new(shard), accelerator.precision());
+    let model = PreparedModel::new(module, Arc::new(engine), accelerator.precision());
     let input = Tensor::from_slice(&[0f32]);
     let forward = || model.forward(&input).unwrap_err();
     let error = if records { forward() } else { tch::no_grad(forward) };
@@ -64,7 +63,7 @@ fn failures(store: &Store, rank: usize, planted: Planted, records: bool, end: &B
 
 #[test]
 fn a_gather_that_fails_is_the_error_of_the_get_that_needed_it() {
-    for (planted, records) in [(Planted::OtherOrder, true), (Planted::OtherOrder, false), (Planted::OwnPartGone, true)]
+    for (planted, records) in [(Planted::OtherOrder, true), (Planted::OtherOrder, false), (Planted::OwnShardGone, true)]
     {
         let (store, end) = (Store::hash().unwrap(), Barrier::new(2));
         let (store, end, started) = (&store, &end, Instant::now());
@@ -83,10 +82,10 @@ fn a_gather_that_fails_is_the_error_of_the_get_that_needed_it() {
                     let is_between_ranks = of_get.is_timeout() || of_get.is_peer_failure();
                     assert!(is_between_ranks && text.contains("layers."), "rank {rank}: {text}");
                 }
-                Planted::OwnPartGone if rank == 0 => {
+                Planted::OwnShardGone if rank == 0 => {
                     assert!(of_get.is_timeout() && text.contains("rank 1 has left: "), "{text}");
                 }
-                Planted::OwnPartGone => assert!(!of_get.is_timeout(), "{text}"),
+                Planted::OwnShardGone => assert!(!of_get.is_timeout(), "{text}"),
             }
         }
     }

@@ -3,7 +3,8 @@
 mod failures;
 mod orders;
 
-use super::{Counts, Shard, Start};
+use super::issued::Counts;
+use super::{FullyShard, Start};
 use crate::nn::{Linear, ModuleFn, ParamStore};
 use crate::session::DeviceMesh;
 use crate::{
@@ -18,7 +19,7 @@ use tch::{Kind, Tensor};
 const NUM_BLOCKS: usize = 3;
 
 /// The engine that `prepare` would begin for a model that is trained.
-fn start(accelerator: &Accelerator, store: &ParamStore, plugin: &FullyShardedDataParallelPlugin) -> Result<Shard> {
+fn start(accelerator: &Accelerator, store: &ParamStore, plugin: &FullyShardedDataParallelPlugin) -> Result<FullyShard> {
     let group = accelerator.group();
     let shape = plugin.mesh(group.world_size(), group.world_size())?;
     let model = Start {
@@ -28,7 +29,7 @@ fn start(accelerator: &Accelerator, store: &ParamStore, plugin: &FullyShardedDat
         sharding: None,
         evaluation_mode: false,
     };
-    Shard::start(&model, plugin, accelerator.mixed_precision())
+    FullyShard::start(&model, plugin, accelerator.mixed_precision())
 }
 
 /// What passes see of their engine after each block: it is made before the engine is.
@@ -37,7 +38,7 @@ struct Watched(Arc<Mutex<Seen>>);
 
 #[derive(Default)]
 struct Seen {
-    shard: Option<Shard>,
+    engine: Option<FullyShard>,
     /// Most units gathered at once.
     most_gathered: usize,
     /// Most units on their way at once in forward passes, and in backward passes.
@@ -47,11 +48,8 @@ struct Seen {
 impl Watched {
     fn look(&self, is_backward: bool) {
         let mut seen = self.0.lock().unwrap();
-        let Some(shard) = &seen.shard else { return };
-        let (gathered, arriving) = {
-            let state = shard.lock();
-            (state.gathered.len(), state.units.iter().filter(|unit| unit.arriving.is_some()).count())
-        };
+        let Some(engine) = &seen.engine else { return };
+        let (gathered, arriving) = { engine.0.units.num_unsharded_and_arriving() };
         seen.most_gathered = seen.most_gathered.max(gathered);
         let most_arriving = &mut seen.most_arriving[usize::from(is_backward)];
         *most_arriving = arriving.max(*most_arriving);
@@ -78,7 +76,7 @@ impl Watched {
 fn prepared(
     accelerator: &Accelerator,
     frees: bool,
-) -> Result<(PreparedModel<impl crate::nn::Module<Input = Tensor, Output = Tensor>>, Shard, Watched)> {
+) -> Result<(PreparedModel<impl crate::nn::Module<Input = Tensor, Output = Tensor>>, FullyShard, Watched)> {
     prepared_with(
         accelerator,
         FullyShardedDataParallelPlugin { reshard_after_forward: Some(frees), ..Default::default() },
@@ -89,7 +87,7 @@ fn prepared(
 fn prepared_with(
     accelerator: &Accelerator,
     plugin: FullyShardedDataParallelPlugin,
-) -> Result<(PreparedModel<impl crate::nn::Module<Input = Tensor, Output = Tensor>>, Shard, Watched)> {
+) -> Result<(PreparedModel<impl crate::nn::Module<Input = Tensor, Output = Tensor>>, FullyShard, Watched)> {
     let store = ParamStore::new(accelerator.device());
     let mut blocks = Vec::new();
     for block in 0..NUM_BLOCKS {
@@ -108,14 +106,19 @@ fn prepared_with(
         head.forward(&x)
     });
     let plugin = FullyShardedDataParallelPlugin { auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap, ..plugin };
-    let shard = start(accelerator, &store, &plugin)?;
-    watched.0.lock().unwrap().shard = Some(shard.clone());
-    Ok((PreparedModel::new(model, Arc::new(shard.clone()), accelerator.precision()), shard, watched))
+    let engine = start(accelerator, &store, &plugin)?;
+    watched.0.lock().unwrap().engine = Some(engine.clone());
+    Ok((PreparedModel::new(model, Arc::new(engine.clone()), accelerator.precision()), engine, watched))
 }
 
-fn is_anything_gathered(shard: &Shard) -> bool {
-    let state = shard.lock();
-    !state.gathered.is_empty() || state.units.iter().any(|unit| unit.whole.is_some() || unit.num_tokens > 0)
+/// How often each unit was gathered, and its gradients were reduced.
+fn counts(engine: &FullyShard) -> Vec<Counts> {
+    engine.0.issued.counts(engine.0.units.len())
+}
+
+fn is_anything_gathered(engine: &FullyShard) -> bool {
+    let units = &engine.0.units;
+    units.num_unsharded_and_arriving().0 > 0 || units.has_full() || units.num_tokens().iter().any(|&count| count > 0)
 }
 
 #[test]
@@ -123,24 +126,20 @@ fn two_gathers_and_one_reduce_scatter_per_unit_and_step() {
     const STEPS: usize = 12;
     for (frees, gathers) in [(true, 2), (false, 1)] {
         let counts = testing::ranks(2, |accelerator| {
-            let (model, shard, _watched) = prepared(&accelerator, frees)?;
+            let (model, engine, _watched) = prepared(&accelerator, frees)?;
             for step in 1..=STEPS {
                 let loss =
                     model.forward(&Tensor::ones([4, 5], (Kind::Float, tch::Device::Cpu)))?.f_square()?.f_sum(None)?;
-                assert_eq!(
-                    shard.lock().units.iter().any(|unit| unit.whole.is_some()),
-                    !frees,
-                    "after the forward pass"
-                );
+                assert_eq!(engine.0.units.has_full(), !frees, "after the forward pass");
                 torch_ext::autograd::backward(&[&loss], None, false, false)?;
-                super::Engine::after_backward(&shard)?;
-                assert!(!is_anything_gathered(&shard), "after step {step}");
+                super::Engine::after_backward(&engine)?;
+                assert!(!is_anything_gathered(&engine), "after step {step}");
             }
             // A block, the root, gradients before and after their exchange; of all units those of this rank, for two steps.
             // Gloo may hold another for a moment.
             let most = if frees { 20 } else { 30 };
-            assert!(shard.lock().buffers.len() <= most, "{} buffers", shard.lock().buffers.len());
-            Ok(shard.counts())
+            assert!(engine.0.units.buffers.len() <= most, "{} buffers", engine.0.units.buffers.len());
+            Ok(counts(&engine))
         })
         .unwrap();
         let wanted = Counts { gathers: STEPS * gathers, reduce_scatters: STEPS };
@@ -152,11 +151,11 @@ fn two_gathers_and_one_reduce_scatter_per_unit_and_step() {
 fn memory_of_a_block_goes_when_the_next_one_is_used() {
     for (frees, most) in [(true, 1), (false, NUM_BLOCKS)] {
         let seen = testing::ranks(2, |accelerator| {
-            let (model, shard, watched) = prepared(&accelerator, frees)?;
+            let (model, engine, watched) = prepared(&accelerator, frees)?;
             let output = model.forward(&Tensor::ones([4, 5], (Kind::Float, tch::Device::Cpu)))?;
             let most_gathered = watched.0.lock().unwrap().most_gathered;
             // Gloo's thread lets go of what it gathered a moment after it has said so.
-            let is_in_use = || shard.lock().buffers.num_in_use() > 0;
+            let is_in_use = || engine.0.units.buffers.num_in_use() > 0;
             let started = Instant::now();
             while frees && is_in_use() && started.elapsed() < Duration::from_secs(20) {
                 std::thread::yield_now();
@@ -178,9 +177,9 @@ fn graphs_keep_no_parameters_in_any_precision() {
         for mixed_precision in [MixedPrecision::No, MixedPrecision::Bf16, MixedPrecision::Fp16] {
             let plugin = FullyShardedDataParallelPlugin { mixed_precision_policy: policy, ..Default::default() };
             testing::ranks_with(2, Accelerator::builder().mixed_precision(mixed_precision), |accelerator| {
-                let (model, shard, _watched) = prepared_with(&accelerator, plugin.clone())?;
+                let (model, engine, _watched) = prepared_with(&accelerator, plugin.clone())?;
                 let _output = model.forward(&Tensor::ones([4, 5], (Kind::Float, tch::Device::Cpu)))?;
-                let tokens: Vec<usize> = shard.lock().units.iter().map(|unit| unit.num_tokens).collect();
+                let tokens: Vec<usize> = engine.0.units.num_tokens();
                 assert!(tokens.iter().all(|&tokens| tokens > 0), "{mixed_precision}, {policy:?}: {tokens:?}");
                 Ok(())
             })
@@ -193,10 +192,10 @@ fn graphs_keep_no_parameters_in_any_precision() {
 fn evaluation_gathers_once_and_keeps_nothing() {
     for frees in [true, false] {
         let counts = testing::ranks(2, |accelerator| {
-            let (model, shard, _watched) = prepared(&accelerator, frees)?;
+            let (model, engine, _watched) = prepared(&accelerator, frees)?;
             let _ = tch::no_grad(|| model.forward(&Tensor::ones([4, 5], (Kind::Float, tch::Device::Cpu))))?;
-            assert!(!is_anything_gathered(&shard));
-            Ok(shard.counts())
+            assert!(!is_anything_gathered(&engine));
+            Ok(counts(&engine))
         })
         .unwrap();
         assert_eq!(counts[0], [Counts { gathers: 1, reduce_scatters: 0 }; NUM_BLOCKS + 1]);
@@ -206,7 +205,7 @@ fn evaluation_gathers_once_and_keeps_nothing() {
 #[test]
 fn a_parameter_outside_of_a_forward_pass_is_whole_for_once() {
     testing::ranks(3, |accelerator| {
-        let (model, shard, _watched) = prepared(&accelerator, true)?;
+        let (model, engine, _watched) = prepared(&accelerator, true)?;
         let weight = crate::nn::Module::params(&*model).get("blocks.1.up.weight").unwrap();
         assert_eq!((weight.get()?.size(), weight.shape()), (vec![7, 5], vec![7, 5]));
         assert!(weight.numel() == 35 && weight.local().numel() < 35);
@@ -214,7 +213,7 @@ fn a_parameter_outside_of_a_forward_pass_is_whole_for_once() {
         torch_ext::autograd::backward(&[&penalty], None, false, false)?;
         let gradient = weight.grad().unwrap();
         assert!((gradient - weight.local() * 2.0).abs().sum(None).double_value(&[]) < 1e-5);
-        assert!(!is_anything_gathered(&shard));
+        assert!(!is_anything_gathered(&engine));
         Ok(())
     })
     .unwrap();
@@ -226,21 +225,21 @@ fn train(
     accelerator: &Accelerator,
     plugin: FullyShardedDataParallelPlugin,
     (steps, accumulation): (usize, usize),
-) -> Result<(Shard, [usize; 3])> {
-    let (model, shard, watched) = prepared_with(accelerator, plugin)?;
+) -> Result<(FullyShard, [usize; 3])> {
+    let (model, engine, watched) = prepared_with(accelerator, plugin)?;
     let input = Tensor::ones([4, 5], (Kind::Float, tch::Device::Cpu));
     for _ in 0..steps {
         for micro_batch in 0..accumulation {
-            let sync = super::Engine::set_gradient_sync(&shard, micro_batch + 1 == accumulation);
+            let sync = super::Engine::set_gradient_sync(&engine, micro_batch + 1 == accumulation);
             let loss = model.forward(&input)?.f_square()?.f_sum(None)?;
             torch_ext::autograd::backward(&[&loss], None, false, false)?;
-            super::Engine::after_backward(&shard)?;
-            super::Engine::set_gradient_sync(&shard, sync);
+            super::Engine::after_backward(&engine)?;
+            super::Engine::set_gradient_sync(&engine, sync);
         }
-        super::Engine::before_step(&shard)?;
+        super::Engine::before_step(&engine)?;
     }
     let Seen { most_gathered, most_arriving, .. } = *watched.0.lock().unwrap();
-    Ok((shard, [most_gathered, most_arriving[0], most_arriving[1]]))
+    Ok((engine, [most_gathered, most_arriving[0], most_arriving[1]]))
 }
 
 /// What a plan says of three steps.
@@ -272,10 +271,10 @@ fn strategies_differ_in_how_often_units_travel() {
             let plugin = FullyShardedDataParallelPlugin { sharding_strategy, ..Default::default() };
             let wanted = vec![Counts { gathers, reduce_scatters }; NUM_BLOCKS + 1];
             testing::ranks(2, |accelerator| {
-                let (shard, _) = train(&accelerator, plugin.clone(), (3, accumulation))?;
-                assert_eq!(shard.counts(), wanted, "{sharding_strategy}, {accumulation} micro-batches");
+                let (engine, _) = train(&accelerator, plugin.clone(), (3, accumulation))?;
+                assert_eq!(counts(&engine), wanted, "{sharding_strategy}, {accumulation} micro-batches");
                 if accumulation == 1 {
-                    assert_eq!(three_steps_of(&shard.0.plan), wanted, "{sharding_strategy}");
+                    assert_eq!(three_steps_of(&engine.0.units.plan), wanted, "{sharding_strategy}");
                 }
                 Ok(())
             })
@@ -305,19 +304,16 @@ fn what_is_fetched_ahead_is_not_fetched_again() {
             ..Default::default()
         };
         let counts = testing::ranks(2, |accelerator| {
-            let (shard, most) = train(&accelerator, plugin.clone(), (4, 1))?;
+            let (engine, most) = train(&accelerator, plugin.clone(), (4, 1))?;
             assert_eq!(
                 most,
                 [1, most_arriving[0], most_arriving[1]],
                 "what is on its way is not gathered yet: {settings:?}"
             );
-            assert!(!is_anything_gathered(&shard));
-            let state = shard.lock();
-            assert_eq!(state.forward_order.known().len(), NUM_BLOCKS + 1);
-            assert_eq!(state.backward_order.known().len(), NUM_BLOCKS + 1);
-            assert!(state.units.iter().all(|unit| unit.arriving.is_none()));
-            drop(state);
-            Ok(shard.counts())
+            assert!(!is_anything_gathered(&engine));
+            assert_eq!(engine.0.prefetcher.num_known(), [NUM_BLOCKS + 1; 2]);
+            assert_eq!(engine.0.units.num_unsharded_and_arriving().1, 0);
+            Ok(counts(&engine))
         });
         let wanted = vec![vec![Counts { gathers: 8, reduce_scatters: 4 }; NUM_BLOCKS + 1]; 2];
         assert_eq!(counts.unwrap(), wanted, "{settings:?}");
@@ -335,13 +331,13 @@ fn saving_gathers_each_unit_once_and_lets_it_go() {
         for layer in 0..NUM_LAYERS {
             Linear::new(store.root() / "layers" / layer, 5, 7, Default::default())?;
         }
-        let shard = start(&accelerator, &store, &plugin)?;
+        let engine = start(&accelerator, &store, &plugin)?;
         accelerator.save_model(&store, folder.path())?;
-        assert!(shard.counts().iter().all(|counts| counts.gathers == 1), "{:?}", shard.counts());
-        assert!(!is_anything_gathered(&shard));
+        assert!(counts(&engine).iter().all(|counts| counts.gathers == 1), "{:?}", counts(&engine));
+        assert!(!is_anything_gathered(&engine));
         // Gloo may hold one more for a moment.
-        let num_buffers = shard.lock().buffers.len();
-        assert!(num_buffers <= 3, "{num_buffers} of {NUM_LAYERS} units were whole at once");
+        let num_buffers = engine.0.units.buffers.len();
+        assert!(num_buffers <= 3, "{num_buffers} of {NUM_LAYERS} units were unsharded at once");
         Ok(())
     })
     .unwrap();
@@ -354,7 +350,7 @@ fn steered(
     plugin: &FullyShardedDataParallelPlugin,
     reversed: Arc<Mutex<bool>>,
     fails: Arc<Mutex<bool>>,
-) -> Result<(ParamStore, Shard, PreparedModel<impl crate::nn::Module<Input = Tensor, Output = Tensor> + use<>>)> {
+) -> Result<(ParamStore, FullyShard, PreparedModel<impl crate::nn::Module<Input = Tensor, Output = Tensor> + use<>>)> {
     let store = ParamStore::new(accelerator.device());
     let path = |layer: usize| store.root() / "layers" / layer;
     let layers = [Linear::new(path(0), 3, 3, Default::default())?, Linear::new(path(1), 3, 3, Default::default())?];
@@ -380,9 +376,9 @@ fn steered(
     });
     let plugin =
         FullyShardedDataParallelPlugin { auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap, ..plugin.clone() };
-    let shard = start(accelerator, &store, &plugin)?;
-    let model = PreparedModel::new(module, Arc::new(shard.clone()), accelerator.precision());
-    Ok((store, shard, model))
+    let engine = start(accelerator, &store, &plugin)?;
+    let model = PreparedModel::new(module, Arc::new(engine.clone()), accelerator.precision());
+    Ok((store, engine, model))
 }
 
 #[test]
@@ -410,15 +406,15 @@ fn a_backward_pass_that_fails_leaves_nothing_behind() {
 #[test]
 fn gradients_that_nobody_has_reduced_are_reduced_before_the_step() {
     testing::ranks(3, |accelerator| {
-        let (store, shard, model) = steered(&accelerator, &Default::default(), Arc::default(), Arc::default())?;
+        let (store, engine, model) = steered(&accelerator, &Default::default(), Arc::default(), Arc::default())?;
         let input = Tensor::full([1, 3], accelerator.process_index() as i64, (Kind::Float, tch::Device::Cpu));
-        super::Engine::set_gradient_sync(&shard, false);
+        super::Engine::set_gradient_sync(&engine, false);
         for _ in 0..2 {
             torch_ext::autograd::backward(&[&model.forward(&input)?.f_sum(None)?], None, false, false)?;
         }
         let weight = store.get("layers.0.weight").unwrap();
         assert!(weight.grad().is_none());
-        super::Engine::before_step(&shard)?;
+        super::Engine::before_step(&engine)?;
         let gradient = weight.grad().unwrap();
         // Twice the mean of 0, 1 and 2.
         assert!(gradient.numel() == 0 || gradient.allclose(&gradient.full_like(2), 1e-6, 1e-6, false), "{gradient}");
@@ -432,7 +428,7 @@ fn a_parameter_without_a_gradient_gets_zeros() {
     testing::ranks(2, |accelerator| {
         let store = ParamStore::new(accelerator.device());
         let layer = Linear::new(store.root() / "layer", 3, 3, Default::default())?;
-        let shard = start(&accelerator, &store, &Default::default())?;
+        let engine = start(&accelerator, &store, &Default::default())?;
         let uses_bias = Arc::new(Mutex::new(true));
         let has_bias = Arc::clone(&uses_bias);
         let module = ModuleFn::new(&store, move |input: &Tensor| {
@@ -441,7 +437,7 @@ fn a_parameter_without_a_gradient_gets_zeros() {
                 layer.bias.as_ref().filter(|_| *has_bias.lock().unwrap()).map(crate::nn::Param::get).transpose()?;
             Ok(input.f_linear(&weight, bias)?)
         });
-        let model = PreparedModel::new(module, Arc::new(shard.clone()), accelerator.precision());
+        let model = PreparedModel::new(module, Arc::new(engine.clone()), accelerator.precision());
         let bias = store.get("layer.bias").unwrap();
         for (is_used, wanted) in [(true, 1.0), (false, 0.0)] {
             *uses_bias.lock().unwrap() = is_used;
@@ -467,10 +463,10 @@ fn gradients_add_up_in_the_type_in_which_they_are_reduced() {
         ..Default::default()
     };
     testing::ranks(2, |accelerator| {
-        let (store, shard, model) = steered(&accelerator, &plugin, Arc::default(), Arc::default())?;
+        let (store, engine, model) = steered(&accelerator, &plugin, Arc::default(), Arc::default())?;
         // 257 is no bfloat16.
         for (factor, syncs) in [(256, false), (1, true)] {
-            super::Engine::set_gradient_sync(&shard, syncs);
+            super::Engine::set_gradient_sync(&engine, syncs);
             let input = Tensor::ones([1, 3], (Kind::BFloat16, tch::Device::Cpu));
             let loss = model.forward(&input)?.f_sum(None)? * factor;
             torch_ext::autograd::backward(&[&loss], None, false, false)?;
@@ -492,7 +488,7 @@ fn a_plan_that_does_not_fit_one_rank_is_an_error_on_all_of_them() {
         });
         let [first, second] = texts.unwrap().try_into().unwrap();
         assert!(second.contains("FULL_SHARD on 2 ranks") && second.contains("the largest unit is"), "{second}");
-        let of_other = format!("rank 1 cannot keep its part of the model: {second}");
+        let of_other = format!("keeping a shard of the model failed on rank 1, and ends on this rank too: {second}");
         assert_eq!(first, if limits[0].is_some() { second } else { of_other });
     }
 }
@@ -521,16 +517,19 @@ fn checkpointed_blocks_travel_no_more_often() {
                     let hidden = layers[1].forward(&layers[0].forward(input)?.f_tanh()?)?;
                     layers[0].forward(&hidden)
                 });
-                let shard = start(&accelerator, &store, &plugin)?;
-                let model = PreparedModel::new(module, Arc::new(shard.clone()), accelerator.precision());
+                let engine = start(&accelerator, &store, &plugin)?;
+                let model = PreparedModel::new(module, Arc::new(engine.clone()), accelerator.precision());
                 for _ in 0..2 {
-                    let before = shard.counts();
-                    super::Engine::before_step(&shard)?;
+                    let before = counts(&engine);
+                    super::Engine::before_step(&engine)?;
                     let loss = model.forward(&Tensor::ones([1, 3], (Kind::Float, tch::Device::Cpu)))?.f_sum(None)?;
                     torch_ext::autograd::backward(&[&loss], None, false, false)?;
-                    assert!(shard.lock().gathered.is_empty() || gathers == [1, 1], "all that was gathered has gone");
-                    super::Engine::after_backward(&shard)?;
-                    for ((after, before), gathers) in shard.counts().iter().zip(before).zip(gathers) {
+                    assert!(
+                        engine.0.units.num_unsharded_and_arriving().0 == 0 || gathers == [1, 1],
+                        "all that was gathered has gone"
+                    );
+                    super::Engine::after_backward(&engine)?;
+                    for ((after, before), gathers) in counts(&engine).iter().zip(before).zip(gathers) {
                         assert_eq!(after.gathers - before.gathers, gathers, "{sharding_strategy}");
                         let wanted = gathers.div_ceil(2);
                         assert_eq!(after.reduce_scatters - before.reduce_scatters, wanted, "{sharding_strategy}");
@@ -546,23 +545,23 @@ fn checkpointed_blocks_travel_no_more_often() {
 #[test]
 fn parts_are_read_out_of_memory_between_a_forward_pass_and_the_comparison_after_its_backward_pass() {
     testing::ranks(3, |accelerator| {
-        let (model, shard, _) = prepared(&accelerator, true)?;
-        assert!(shard.0.direct.is_some(), "ranks of one process can read each other's memory");
+        let (model, engine, _) = prepared(&accelerator, true)?;
+        assert!(engine.0.transport.has_peers(), "ranks of one process can read each other's memory");
         let input = Tensor::ones([2, 5], (Kind::Float, tch::Device::Cpu));
         for _ in 0..2 {
             let loss = model.forward(&input)?.f_sum(None)?;
-            assert!(shard.has_window());
+            assert!(engine.0.transport.reads());
             accelerator.backward(&loss)?;
             // The accelerator of the test has not prepared the model.
-            crate::session::Engine::after_backward(&shard)?;
-            assert!(!shard.has_window());
+            crate::session::Engine::after_backward(&engine)?;
+            assert!(!engine.0.transport.reads());
             let _ = tch::no_grad(|| model.forward(&input))?;
-            assert!(!shard.has_window(), "nobody will read after a pass without gradients");
+            assert!(!engine.0.transport.reads(), "nobody will read after a pass without gradients");
         }
         let sent = FullyShardedDataParallelPlugin { direct_all_gather: false, ..Default::default() };
-        let (model, shard, _) = prepared_with(&accelerator, sent)?;
+        let (model, engine, _) = prepared_with(&accelerator, sent)?;
         let _loss = model.forward(&input)?;
-        assert!(shard.0.direct.is_none() && !shard.has_window());
+        assert!(!engine.0.transport.has_peers() && !engine.0.transport.reads());
         Ok(())
     })
     .unwrap();

@@ -19,7 +19,7 @@ fn another_order_is_an_error_unless_it_may_change() {
         };
         testing::ranks(2, |accelerator| {
             let reversed = Arc::new(Mutex::new(false));
-            let (_, shard, model) = steered(&accelerator, &plugin, Arc::clone(&reversed), Arc::default())?;
+            let (_, engine, model) = steered(&accelerator, &plugin, Arc::clone(&reversed), Arc::default())?;
             let input = Tensor::ones([1, 3], (Kind::Float, tch::Device::Cpu));
             let wanted = model.forward(&input)?;
             assert_eq!(model.forward(&input)?, wanted);
@@ -34,14 +34,14 @@ fn another_order_is_an_error_unless_it_may_change() {
                     assert!(!may_change && text.contains("the order unit 1 (layers.1), unit 0 (layers.0)"), "{text}");
                 }
             }
-            assert!(shard.lock().units.iter().all(|unit| unit.arriving.is_none()));
+            assert!(engine.0.units.num_unsharded_and_arriving().1 == 0);
             Ok(())
         })
         .unwrap();
     }
 }
 
-/// Units that are whole already are used in that order, too, and passes that fail or are without gradients have none.
+/// Units that are unsharded already are used in that order, too, and passes that fail or are without gradients have none.
 #[test]
 fn one_order_of_use_is_one_order_whatever_is_gathered() {
     use ShardingStrategy::{FullShard, OptimizerState, OptimizerStateAndGradients, ShardGradOp};
@@ -55,17 +55,17 @@ fn one_order_of_use_is_one_order_whatever_is_gathered() {
         };
         for world_size in [1, 2] {
             testing::ranks(world_size, |accelerator| {
-                let (_, shard, model) = steered(&accelerator, &plugin, Arc::default(), Arc::default())?;
+                let (_, engine, model) = steered(&accelerator, &plugin, Arc::default(), Arc::default())?;
                 let input = Tensor::ones([1, 3], (Kind::Float, tch::Device::Cpu));
                 for _ in 0..2 {
                     // Two micro-batches, two passes before one backward pass, a step, an evaluation, and one that fails.
                     for syncs in [false, true] {
-                        Engine::set_gradient_sync(&shard, syncs);
+                        Engine::set_gradient_sync(&engine, syncs);
                         let losses = [model.forward(&input)?.f_sum(None)?, model.forward(&input)?.f_sum(None)?];
                         torch_ext::autograd::backward(&[&losses[0], &losses[1]], None, false, false)?;
-                        Engine::after_backward(&shard)?;
+                        Engine::after_backward(&engine)?;
                     }
-                    Engine::before_step(&shard)?;
+                    Engine::before_step(&engine)?;
                     let _output = tch::no_grad(|| model.forward(&input))?;
                     let error = model.forward(&Tensor::ones([1, 4], (Kind::Float, tch::Device::Cpu))).unwrap_err();
                     assert!(error.to_string().contains("layers.0"), "{strategy}: {error}");

@@ -1,14 +1,14 @@
 //! The gradient of one parameter while it leaves a rank piece by piece, with as little of it computed as can be.
 
 use crate::error::Result;
-use crate::nn::Product;
+use crate::nn::DeferredWeightGrad;
 use std::ops::Range;
 use tch::Tensor;
 
 /// What a backward pass gives one parameter.
 pub(super) enum Gradient {
     Absent,
-    Whole(Tensor),
+    Dense(Tensor),
     /// A matrix, as what it is the sum of.
     Sum {
         /// Rows and columns.
@@ -19,9 +19,9 @@ pub(super) enum Gradient {
 
 pub(super) enum Summand {
     /// Of a linear layer.
-    Product(Product),
+    Deferred(DeferredWeightGrad),
     /// Of anything.
-    Whole(Tensor),
+    Dense(Tensor),
     /// Of an embedding.
     Rows {
         /// In ascending order, none twice.
@@ -32,27 +32,27 @@ pub(super) enum Summand {
 }
 
 impl Gradient {
-    /// The sum of products, in the order of the backward pass, and of what libtorch has added up itself, which it hands over
+    /// The sum of deferred, in the order of the backward pass, and of what libtorch has added up itself, which it hands over
     /// at the end of the pass.
-    pub(super) fn new(products: Vec<Product>, computed: Option<Tensor>) -> Result<Self> {
-        let is_sum = !products.is_empty() || computed.as_ref().is_some_and(Tensor::is_sparse);
-        let size = match (products.first(), &computed) {
+    pub(super) fn new(deferred: Vec<DeferredWeightGrad>, computed: Option<Tensor>) -> Result<Self> {
+        let is_sum = !deferred.is_empty() || computed.as_ref().is_some_and(Tensor::is_sparse);
+        let size = match (deferred.first(), &computed) {
             (Some(product), _) => product.size(),
             (None, Some(computed)) if is_sum => (computed.size()[0] as usize, computed.size()[1] as usize),
             (None, computed) => {
-                return Ok(computed.as_ref().map_or(Self::Absent, |it| Self::Whole(it.shallow_clone())));
+                return Ok(computed.as_ref().map_or(Self::Absent, |it| Self::Dense(it.shallow_clone())));
             }
         };
-        let mut summands: Vec<Summand> = products.into_iter().map(Summand::Product).collect();
+        let mut summands: Vec<Summand> = deferred.into_iter().map(Summand::Deferred).collect();
         summands.extend(computed.map(Summand::computed).transpose()?);
         Ok(Self::Sum { size, summands })
     }
 
     /// All of it as one tensor.
-    pub(super) fn into_whole(self) -> Result<Option<Tensor>> {
+    pub(super) fn into_tensor(self) -> Result<Option<Tensor>> {
         match self {
             Self::Absent => Ok(None),
-            Self::Whole(tensor) => Ok(Some(tensor)),
+            Self::Dense(tensor) => Ok(Some(tensor)),
             Self::Sum { size, summands } => rows_of(&summands, &(0..size.0)),
         }
     }
@@ -61,13 +61,13 @@ impl Gradient {
     pub(super) fn write(&self, range: &Range<usize>, place: &mut Tensor, scale: &Tensor) -> Result<()> {
         match self {
             Self::Absent => {}
-            Self::Whole(tensor) => return write_scaled(tensor, range, place, scale),
+            Self::Dense(tensor) => return write_scaled(tensor, range, place, scale),
             Self::Sum { size: (_, num_columns), summands } => {
                 let rows = range.start / num_columns..range.end.div_ceil(*num_columns);
                 if let Some(sum) = rows_of(summands, &rows)? {
                     let start = range.start - rows.start * num_columns;
                     let own = sum.f_view([-1])?.f_narrow(0, start as i64, range.len() as i64)?;
-                    return write_product(&own, place, scale);
+                    return write_scaled_rows(&own, place, scale);
                 }
             }
         }
@@ -84,7 +84,7 @@ fn rows_of(summands: &[Summand], rows: &Range<usize>) -> Result<Option<Tensor>> 
 impl Summand {
     fn computed(gradient: Tensor) -> Result<Self> {
         if !gradient.is_sparse() {
-            return Ok(Self::Whole(gradient));
+            return Ok(Self::Dense(gradient));
         }
         let gradient = gradient.f_coalesce()?;
         let indices = Vec::try_from(gradient.f_indices()?.f_select(0, 0)?)?;
@@ -95,8 +95,8 @@ impl Summand {
     fn added_to(&self, sum: Option<Tensor>, rows: &Range<usize>) -> Result<Option<Tensor>> {
         let (start, size) = (rows.start as i64, rows.len() as i64);
         let own = match self {
-            Self::Product(product) => product.rows(rows)?,
-            Self::Whole(tensor) => tensor.f_narrow(0, start, size)?.f_detach_copy()?,
+            Self::Deferred(gradient) => gradient.rows(rows)?,
+            Self::Dense(tensor) => tensor.f_narrow(0, start, size)?.f_detach_copy()?,
             Self::Rows { indices, values } => {
                 let place = |row: usize| indices.partition_point(|&index| (index as usize) < row);
                 let places = place(rows.start)..place(rows.end);
@@ -123,7 +123,7 @@ impl Summand {
 fn write_scaled(tensor: &Tensor, range: &Range<usize>, place: &mut Tensor, scale: &Tensor) -> Result<()> {
     if tensor.is_contiguous() {
         let flat = tensor.f_view([-1])?;
-        return write_product(&flat.f_narrow(0, range.start as i64, range.len() as i64)?, place, scale);
+        return write_scaled_rows(&flat.f_narrow(0, range.start as i64, range.len() as i64)?, place, scale);
     }
     let row = tensor.numel() / tensor.size()[0].max(1) as usize;
     let mut start = range.start;
@@ -138,13 +138,13 @@ fn write_scaled(tensor: &Tensor, range: &Range<usize>, place: &mut Tensor, scale
             (flat.f_narrow(0, column as i64, (end - start) as i64)?, end)
         };
         let mut part = place.f_narrow(0, (start - range.start) as i64, (end - start) as i64)?.f_view_as(&own)?;
-        write_product(&own, &mut part, scale)?;
+        write_scaled_rows(&own, &mut part, scale)?;
         start = end;
     }
     Ok(())
 }
 
-fn write_product(own: &Tensor, place: &mut Tensor, scale: &Tensor) -> Result<()> {
+fn write_scaled_rows(own: &Tensor, place: &mut Tensor, scale: &Tensor) -> Result<()> {
     if own.f_kind()? == place.f_kind()? {
         let _ = own.f_mul_out(place, scale)?;
     } else {
@@ -183,26 +183,27 @@ mod tests {
     #[test]
     fn any_range_of_a_sum_is_written_whatever_it_is_the_sum_of() {
         let options = (Kind::Float, Device::Cpu);
-        let product =
-            || Product::new(&Tensor::arange(8, options).view([2, 4]), &Tensor::arange(6, options).view([2, 3]));
+        let product = || {
+            DeferredWeightGrad::new(&Tensor::arange(8, options).view([2, 4]), &Tensor::arange(6, options).view([2, 3]))
+        };
         let dense = || Tensor::arange(12, options).view([4, 3]);
         let rows = || {
             let (indices, values) = (Tensor::from_slice(&[1i64, 3]).view([1, 2]), Tensor::arange(6, options) + 1);
             Tensor::sparse_coo_tensor_indices_size(&indices, &values.view([2, 3]), [4, 3], options, false)
         };
-        for (num_products, computed) in
+        for (num_deferred, computed) in
             [(0, Some(rows())), (1, None), (1, Some(rows())), (2, Some(dense())), (1, Some(dense())), (0, None)]
         {
             let gradient = || {
-                let products = (0..num_products).map(|_| product()).collect();
-                Gradient::new(products, computed.as_ref().map(Tensor::shallow_clone)).unwrap()
+                let deferred = (0..num_deferred).map(|_| product()).collect();
+                Gradient::new(deferred, computed.as_ref().map(Tensor::shallow_clone)).unwrap()
             };
             let mut wanted = Tensor::zeros([4, 3], options);
-            (0..num_products).for_each(|_| wanted += product().rows(&(0..4)).unwrap());
+            (0..num_deferred).for_each(|_| wanted += product().rows(&(0..4)).unwrap());
             if let Some(computed) = &computed {
                 wanted += if computed.is_sparse() { computed.to_dense(None, false) } else { computed.shallow_clone() };
             }
-            assert_eq!(gradient().into_whole().unwrap().unwrap_or_else(|| wanted.zeros_like()), wanted);
+            assert_eq!(gradient().into_tensor().unwrap().unwrap_or_else(|| wanted.zeros_like()), wanted);
             let (flat, scale) = (wanted.view([-1]) * 0.5, Tensor::from(0.5f32));
             for start in 0..12 {
                 for end in start + 1..=12 {

@@ -1,7 +1,7 @@
-//! Linear layers over weights in parts, whose gradient may stay a product that nobody has computed, and over tables with two
+//! Linear layers over sharded weights, whose gradient may stay a product that nobody has computed, and over tables with two
 //! uses.
 //!
-//! A rank needs its own part of a weight's gradient and sends the others away. The whole gradient of a large table is
+//! A rank needs its own shard of a weight's gradient and sends the others away. The full gradient of a large table is
 //! more than both its factors together while a batch has few rows, so the factors are kept until somebody wants rows.
 
 use super::Param;
@@ -12,19 +12,19 @@ use torch_ext::apply_function;
 use torch_ext::autocast::is_autocast_enabled;
 use torch_ext::autograd::is_grad_enabled;
 
-/// Smaller gradients are made whole: one product is faster than several.
+/// Smaller gradients are made at once: one product is faster than several.
 const LARGE_BYTES: usize = 4 << 20;
 
 /// A weight's gradient that has not been computed: `output_gradient^T input`.
 #[derive(Debug)]
-pub(crate) struct Product {
+pub(crate) struct DeferredWeightGrad {
     /// `[n, out_features]`.
     output_gradient: Tensor,
     /// `[n, in_features]`.
     input: Tensor,
 }
 
-impl Product {
+impl DeferredWeightGrad {
     /// Of an output's gradient, `[n, out_features]`, and the input, `[n, in_features]`.
     pub(crate) fn new(output_gradient: &Tensor, input: &Tensor) -> Self {
         Self { output_gradient: output_gradient.shallow_clone(), input: input.shallow_clone() }
@@ -43,12 +43,12 @@ impl Product {
 }
 
 /// Where gradients go that are not computed in the backward pass.
-pub(crate) type TakeProduct = Box<dyn Fn(Product) + Send>;
+pub(crate) type DeferWeightGrad = Box<dyn Fn(DeferredWeightGrad) + Send>;
 
-/// Is this for [`linear`]: a weight in parts or with two uses, and an input that fits? Others are told what is wrong with
+/// Is this for [`linear`]: a sharded weight or with two uses, and an input that fits? Others are told what is wrong with
 /// them by libtorch.
 pub(super) fn is_for_linear(weight: &Param, input: &Tensor) -> Result<bool> {
-    if !(weight.is_tied() || weight.is_in_parts()) || !is_grad_enabled() {
+    if !(weight.is_tied() || weight.is_sharded()) || !is_grad_enabled() {
         return Ok(false);
     }
     if input.device() != Device::Cpu || is_autocast_enabled(Device::Cpu)? {
@@ -58,10 +58,10 @@ pub(super) fn is_for_linear(weight: &Param, input: &Tensor) -> Result<bool> {
     Ok(shape.len() == 2 && input.size().last() == shape.last() && input.f_kind()? == weight.kind())
 }
 
-/// Who takes the gradient of a weight as a product, where it is worth while for this input, which is [for it](is_for_linear).
+/// Who takes the gradient of a weight without its being computed, where it is worth while for this input, which is [for it](is_for_linear).
 /// On a GPU it is not: there, products of few rows leave most of it idle.
-pub(super) fn taker(weight: &Param, input: &Tensor) -> Result<Option<TakeProduct>> {
-    if !weight.is_in_parts() || !weight.requires_grad() {
+pub(super) fn deferral(weight: &Param, input: &Tensor) -> Result<Option<DeferWeightGrad>> {
+    if !weight.is_sharded() || !weight.requires_grad() {
         return Ok(None);
     }
     let (shape, kind) = (weight.shape(), weight.kind());
@@ -69,16 +69,16 @@ pub(super) fn taker(weight: &Param, input: &Tensor) -> Result<Option<TakeProduct
     let (num_elements, num_rows) = (weight.numel(), input.numel() as i64 / in_features.max(1));
     let is_large = LARGE_BYTES < num_elements * kind.elt_size_in_bytes();
     let has_small_factors = num_rows * (out_features + in_features) < num_elements as i64;
-    Ok(if is_large && has_small_factors { weight.product_taker() } else { None })
+    Ok(if is_large && has_small_factors { weight.defer_weight_grad() } else { None })
 }
 
-/// `torch.nn.functional.linear` with the gradients, to the bit, that libtorch makes. If there is `take`, that of the weight
-/// is not computed: `take` gets it as a product. Otherwise nobody else has it, and it may be added to in place.
+/// `torch.nn.functional.linear` with the gradients, to the bit, that libtorch makes. If there is `defer`, that of the weight
+/// is not computed: `defer` gets it as its two factors. Otherwise nobody else has it, and it may be added to in place.
 pub(super) fn linear(
     input: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
-    take: Option<TakeProduct>,
+    defer: Option<DeferWeightGrad>,
 ) -> Result<Tensor> {
     let output = tch::no_grad(|| input.f_linear(weight, bias))?;
     let size = weight.size();
@@ -113,8 +113,8 @@ pub(super) fn linear(
                 return Ok(results);
             }
             let input = saved[0].f_reshape([-1, size[1]])?;
-            match &take {
-                Some(take) => take(Product::new(&output_gradient.f_detach()?, &input.f_detach()?)),
+            match &defer {
+                Some(defer) => defer(DeferredWeightGrad::new(&output_gradient.f_detach()?, &input.f_detach()?)),
                 None => results[1] = Some(output_gradient.f_tr()?.f_mm(&input)?),
             }
             Ok(results)
@@ -137,19 +137,19 @@ mod tests {
             (Tensor::arange(count, (Kind::Float, Device::Cpu)) * 0.7).sin().view(size).set_requires_grad(true)
         };
         for (input_size, has_bias) in [(&[4, 6][..], true), (&[2, 3, 6], true), (&[2, 3, 6], false), (&[6], true)] {
-            let run = |kept: Option<Arc<Mutex<Option<Product>>>>, takes: bool| {
+            let run = |kept: Option<Arc<Mutex<Option<DeferredWeightGrad>>>>, takes: bool| {
                 let (input, weight) = (numbers(input_size), numbers(&[5, 6]));
                 let bias = has_bias.then(|| numbers(&[5]));
                 let output = match kept.clone() {
                     None => input.linear(&weight, bias.as_ref()),
                     Some(kept) => {
-                        let take: TakeProduct = Box::new(move |product| *kept.lock().unwrap() = Some(product));
-                        linear(&input, &weight, bias.as_ref(), takes.then_some(take)).unwrap()
+                        let defer: DeferWeightGrad = Box::new(move |gradient| *kept.lock().unwrap() = Some(gradient));
+                        linear(&input, &weight, bias.as_ref(), takes.then_some(defer)).unwrap()
                     }
                 };
                 output.square().sum(Kind::Float).backward();
-                let product = kept.and_then(|kept| kept.lock().unwrap().take());
-                let of_weight = product.map_or_else(|| weight.grad(), |product| product.rows(&(0..5)).unwrap());
+                let deferred = kept.and_then(|kept| kept.lock().unwrap().take());
+                let of_weight = deferred.map_or_else(|| weight.grad(), |gradient| gradient.rows(&(0..5)).unwrap());
                 (output.detach(), input.grad(), of_weight, bias.map(|bias| bias.grad()))
             };
             let wanted = run(None, false);

@@ -24,13 +24,13 @@ pub(crate) const MOST_OFFERS: usize = 8;
 /// How long to sleep before looking again: less than a piece takes, and more than looking does.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// Numbers on a board.
+/// Numbers of a status.
 const NUM_WORDS: usize = 4 + MOST_OFFERS;
 
-/// What others see of a rank.
+/// What its peers see of a rank.
 #[derive(Debug, Default)]
 #[repr(C)]
-struct Board {
+struct PeerStatus {
     /// What its memory holds: whoever reads looks whether it is still the same afterwards.
     stamp: AtomicI64,
     /// Pieces offered since the opening, and pieces taken from every other rank.
@@ -42,7 +42,7 @@ struct Board {
     places: [AtomicI64; MOST_OFFERS],
 }
 
-/// A board as it was when it was read.
+/// A status as it was when a peer read it.
 struct Seen([i64; NUM_WORDS]);
 
 impl Seen {
@@ -63,12 +63,12 @@ impl Seen {
     }
 }
 
-/// All ranks of a group, which can read each other's memory.
+/// The ranks of a group, each of which can read the memory of every other.
 #[derive(Debug)]
-pub(crate) struct Neighbours {
+pub(crate) struct PeerMemory {
     group: Group,
     peers: Vec<Peer>,
-    board: Box<Board>,
+    status: Box<PeerStatus>,
     /// The stamp of the last opening, or the number that the ranks met with.
     last: AtomicI64,
 }
@@ -76,12 +76,12 @@ pub(crate) struct Neighbours {
 #[derive(Debug)]
 struct Peer {
     process: u32,
-    board_at: usize,
+    status_at: usize,
 }
 
 impl Group {
     /// The ranks, if each can read every other's memory; `None` on all of them otherwise. Collective.
-    pub(crate) fn neighbours(&self) -> Result<Option<Neighbours>> {
+    pub(crate) fn peer_memory(&self) -> Result<Option<PeerMemory>> {
         if self.world_size() == 1 {
             return Ok(None);
         }
@@ -89,13 +89,13 @@ impl Group {
         let _ = let_siblings_read();
         // A number nobody else has: another process may have the same id in another container.
         let nonce = (RandomState::new().hash_one(std::process::id()) >> 1) as i64 | 1;
-        let board = Box::new(Board { stamp: AtomicI64::new(nonce), ..Default::default() });
-        let own = [i64::from(std::process::id()), &raw const *board as i64, nonce];
+        let status = Box::new(PeerStatus { stamp: AtomicI64::new(nonce), ..Default::default() });
+        let own = [i64::from(std::process::id()), &raw const *status as i64, nonce];
         let cards = Vec::<i64>::try_from(&self.all_gather_into_tensor(&Tensor::f_from_slice(&own)?)?)?;
-        let peer = |card: &[i64]| Peer { process: card[0] as u32, board_at: card[1] as usize };
+        let peer = |card: &[i64]| Peer { process: card[0] as u32, status_at: card[1] as usize };
         let peers = cards.chunks_exact(3).map(peer).collect();
-        let found = Neighbours { group: self.clone(), peers, board, last: AtomicI64::new(nonce) };
-        let reads = |(rank, card): (usize, &[i64])| found.look(rank).is_ok_and(|board| board.stamp() == card[2]);
+        let found = PeerMemory { group: self.clone(), peers, status, last: AtomicI64::new(nonce) };
+        let reads = |(rank, card): (usize, &[i64])| found.look(rank).is_ok_and(|status| status.stamp() == card[2]);
         let can_read = Tensor::f_from_slice(&[i64::from(cards.chunks_exact(3).enumerate().all(reads))])?;
         self.all_reduce(&can_read, ReduceOp::Min)?;
         found.close();
@@ -103,10 +103,10 @@ impl Group {
     }
 }
 
-impl Neighbours {
+impl PeerMemory {
     /// From now on this rank's memory may be read; others compare this number.
     pub(crate) fn open(&self) -> i64 {
-        let Board { stamp, num_offered, num_taken, num_ended, .. } = &*self.board;
+        let PeerStatus { stamp, num_offered, num_taken, num_ended, .. } = &*self.status;
         [num_offered, num_taken, num_ended].into_iter().for_each(|number| number.store(0, Ordering::SeqCst));
         // Odd numbers only, so never `CLOSED`.
         let own = self.last.fetch_add(2, Ordering::Relaxed).wrapping_add(2);
@@ -116,7 +116,7 @@ impl Neighbours {
 
     /// From now on it may not: what was read is found to be wrong by the one who read it.
     pub(crate) fn close(&self) {
-        self.board.stamp.store(CLOSED, Ordering::SeqCst);
+        self.status.stamp.store(CLOSED, Ordering::SeqCst);
         // Before anything that is written to the memory afterwards.
         fence(Ordering::SeqCst);
     }
@@ -124,36 +124,36 @@ impl Neighbours {
     /// Offers memory to all other ranks, which stays as it is until it has been [taken](Self::await_taken); the number of
     /// the offer.
     pub(crate) fn offer(&self, address: usize) -> i64 {
-        let number = self.board.num_offered.load(Ordering::SeqCst);
-        self.board.places[number as usize % MOST_OFFERS].store(address as i64, Ordering::SeqCst);
-        self.board.num_offered.store(number + 1, Ordering::SeqCst);
+        let number = self.status.num_offered.load(Ordering::SeqCst);
+        self.status.places[number as usize % MOST_OFFERS].store(address as i64, Ordering::SeqCst);
+        self.status.num_offered.store(number + 1, Ordering::SeqCst);
         number
     }
 
     /// Says that this rank has taken what it wants of one more offer of every rank.
     pub(crate) fn has_taken(&self) {
-        self.board.num_taken.fetch_add(1, Ordering::SeqCst);
+        self.status.num_taken.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Says that this rank has ended one more pass, and does not read for it any more.
     pub(crate) fn has_ended(&self) {
-        self.board.num_ended.fetch_add(1, Ordering::SeqCst);
+        self.status.num_ended.fetch_add(1, Ordering::SeqCst);
     }
 
     fn look(&self, rank: usize) -> io::Result<Seen> {
         let mut seen = Seen([0; NUM_WORDS]);
-        let board = Tensor::f_from_slice(&seen.0).map_err(io::Error::other)?;
-        let Peer { process, board_at } = self.peers[rank];
-        read(process, board_at, &board)?;
-        board.f_copy_data(&mut seen.0, NUM_WORDS).map_err(io::Error::other)?;
+        let status = Tensor::f_from_slice(&seen.0).map_err(io::Error::other)?;
+        let Peer { process, status_at } = self.peers[rank];
+        read(process, status_at, &status)?;
+        status.f_copy_data(&mut seen.0, NUM_WORDS).map_err(io::Error::other)?;
         Ok(seen)
     }
 
-    /// Looks at a rank's board until something is found there.
-    fn await_board<T>(
+    /// Looks at a rank's status until something is found there.
+    fn await_status<T>(
         &self,
         rank: usize,
-        visit: &Visit<'_>,
+        reading: &PeerRead<'_>,
         find: impl Fn(io::Result<Seen>) -> Result<Option<T>>,
     ) -> Result<T> {
         let started = Instant::now();
@@ -163,45 +163,45 @@ impl Neighbours {
                 return Ok(found);
             }
             if deadline <= started.elapsed() {
-                let error = torch_ext::Error::timeout(visit.op, format!("rank {} is late", self.group.name_of(rank)));
-                return Err(self.group.explain_own(visit.op, visit.what.clone(), error));
+                let error = torch_ext::Error::timeout(reading.op, format!("rank {} is late", self.group.name_of(rank)));
+                return Err(self.group.explain_own(reading.op, reading.what.clone(), error));
             }
             thread::sleep(PAUSE);
         }
     }
 
     /// Waits until all ranks have ended something or do not read any more: they have closed, or are gone.
-    fn await_others(&self, visit: &Visit<'_>, has_ended: impl Fn(&Seen) -> bool) -> Result<()> {
+    fn await_others(&self, reading: &PeerRead<'_>, has_ended: impl Fn(&Seen) -> bool) -> Result<()> {
         let others = (0..self.peers.len()).filter(|&rank| rank != self.group.rank());
         others.into_iter().try_for_each(|rank| {
-            let ends = |seen: &Seen| seen.stamp() != visit.stamps[rank] || has_ended(seen);
-            self.await_board(rank, visit, |seen| Ok(seen.as_ref().map_or(true, ends).then_some(())))
+            let ends = |seen: &Seen| seen.stamp() != reading.stamps[rank] || has_ended(seen);
+            self.await_status(rank, reading, |seen| Ok(seen.as_ref().map_or(true, ends).then_some(())))
         })
     }
 
-    fn check(&self, rank: usize, visit: &Visit<'_>, seen: &Seen) -> Result<()> {
-        if seen.stamp() == visit.stamps[rank] {
+    fn check(&self, rank: usize, reading: &PeerRead<'_>, seen: &Seen) -> Result<()> {
+        if seen.stamp() == reading.stamps[rank] {
             return Ok(());
         }
-        Err(CollectiveError::MemoryClosed { rank: self.group.name_of(rank), what: visit.what.clone() }.into())
+        Err(CollectiveError::MemoryClosed { rank: self.group.name_of(rank), what: reading.what.clone() }.into())
     }
 
     #[cold]
-    fn lost(&self, rank: usize, visit: &Visit<'_>, source: &io::Error) -> crate::Error {
+    fn lost(&self, rank: usize, reading: &PeerRead<'_>, source: &io::Error) -> crate::Error {
         let rank = self.group.name_of(rank);
         let error =
-            torch_ext::Error::connection(visit.op, format!("the memory of rank {rank} cannot be read: {source}"));
-        self.group.explain_own(visit.op, visit.what.clone(), error)
+            torch_ext::Error::connection(reading.op, format!("the memory of rank {rank} cannot be read: {source}"));
+        self.group.explain_own(reading.op, reading.what.clone(), error)
     }
 
     /// Fills `place` from what rank `rank` has at an address.
     ///
     /// # Errors
     /// The rank is gone, or has closed its memory meanwhile.
-    pub(crate) fn read(&self, rank: usize, address: usize, place: &Tensor, visit: &Visit<'_>) -> Result<()> {
+    pub(crate) fn read(&self, rank: usize, address: usize, place: &Tensor, reading: &PeerRead<'_>) -> Result<()> {
         let Peer { process, .. } = self.peers[rank];
         let seen = read(process, address, place).and_then(|()| self.look(rank));
-        self.check(rank, visit, &seen.map_err(|source| self.lost(rank, visit, &source))?)
+        self.check(rank, reading, &seen.map_err(|source| self.lost(rank, reading, &source))?)
     }
 
     /// Waits for offer `number` of rank `rank`, and fills `place` from its bytes `offset` and following.
@@ -214,36 +214,36 @@ impl Neighbours {
         number: i64,
         offset: usize,
         place: &Tensor,
-        visit: &Visit<'_>,
+        reading: &PeerRead<'_>,
     ) -> Result<()> {
-        let seen = self.await_board(rank, visit, |seen| {
-            let seen = seen.map_err(|source| self.lost(rank, visit, &source))?;
-            self.check(rank, visit, &seen)?;
+        let seen = self.await_status(rank, reading, |seen| {
+            let seen = seen.map_err(|source| self.lost(rank, reading, &source))?;
+            self.check(rank, reading, &seen)?;
             Ok((number < seen.num_offered()).then_some(seen))
         })?;
-        self.read(rank, seen.place(number) + offset, place, visit)
+        self.read(rank, seen.place(number) + offset, place, reading)
     }
 
     /// Waits until all ranks have taken offer `number` of this one.
     ///
     /// # Errors
     /// The deadline has passed.
-    pub(crate) fn await_taken(&self, number: i64, visit: &Visit<'_>) -> Result<()> {
-        self.await_others(visit, |seen| number < seen.num_taken())
+    pub(crate) fn await_taken(&self, number: i64, reading: &PeerRead<'_>) -> Result<()> {
+        self.await_others(reading, |seen| number < seen.num_taken())
     }
 
     /// Waits until all ranks have ended as many passes as this one.
     ///
     /// # Errors
     /// The deadline has passed.
-    pub(crate) fn await_ended(&self, visit: &Visit<'_>) -> Result<()> {
-        let number = self.board.num_ended.load(Ordering::SeqCst);
-        self.await_others(visit, |seen| number <= seen.num_ended())
+    pub(crate) fn await_ended(&self, reading: &PeerRead<'_>) -> Result<()> {
+        let number = self.status.num_ended.load(Ordering::SeqCst);
+        self.await_others(reading, |seen| number <= seen.num_ended())
     }
 }
 
-/// What one reads, and how the ranks have opened.
-pub(crate) struct Visit<'a> {
+/// What a rank reads of its peers, and the numbers under which they have opened their memory.
+pub(crate) struct PeerRead<'a> {
     pub(crate) op: &'static str,
     /// For messages.
     pub(crate) what: String,
@@ -258,8 +258,8 @@ mod tests {
     use crate::testing;
     use torch_ext::Store;
 
-    fn visit(stamps: &[i64]) -> Visit<'_> {
-        Visit { op: "reading", what: "numbers".to_owned(), stamps }
+    fn reading(stamps: &[i64]) -> PeerRead<'_> {
+        PeerRead { op: "reading", what: "numbers".to_owned(), stamps }
     }
 
     /// All ranks' numbers, one from each.
@@ -272,27 +272,27 @@ mod tests {
         for world_size in 1..=3 {
             testing::ranks(world_size, |accelerator| {
                 let group = accelerator.group();
-                let Some(neighbours) = group.neighbours()? else {
+                let Some(peer_memory) = group.peer_memory()? else {
                     assert_eq!(world_size, 1);
                     return Ok(());
                 };
                 let own = Tensor::from_slice(&[group.rank() as i64, 7]);
                 let next = (group.rank() + 1) % world_size;
                 for _ in 0..2 {
-                    let stamps = exchange(group, neighbours.open());
+                    let stamps = exchange(group, peer_memory.open());
                     let address = exchange(group, own.data_ptr() as i64)[next] as usize;
                     let place = Tensor::from_slice(&[0i64; 2]);
-                    neighbours.read(next, address, &place, &visit(&stamps))?;
+                    peer_memory.read(next, address, &place, &reading(&stamps))?;
                     assert_eq!(place, Tensor::from_slice(&[next as i64, 7]));
                     let others = vec![1; world_size];
-                    let other = neighbours.read(next, address, &place, &visit(&others)).unwrap_err();
+                    let other = peer_memory.read(next, address, &place, &reading(&others)).unwrap_err();
                     assert!(other.to_string().contains("numbers"), "another stamp: {other}");
-                    let absent = neighbours.read(next, 0, &place, &visit(&stamps)).unwrap_err();
+                    let absent = peer_memory.read(next, 0, &place, &reading(&stamps)).unwrap_err();
                     assert!(absent.is_peer_failure(), "{absent}");
                     group.barrier()?;
-                    neighbours.close();
+                    peer_memory.close();
                     group.barrier()?;
-                    let closed = neighbours.read(next, address, &place, &visit(&stamps)).unwrap_err();
+                    let closed = peer_memory.read(next, address, &place, &reading(&stamps)).unwrap_err();
                     assert!(closed.to_string().contains(&format!("rank {next} changed")), "{closed}");
                     group.barrier()?;
                 }
@@ -306,24 +306,24 @@ mod tests {
     fn offers_are_taken_in_their_order_and_stay_until_then() {
         testing::ranks(3, |accelerator| {
             let group = accelerator.group();
-            let neighbours = group.neighbours()?.unwrap();
-            let stamps = exchange(group, neighbours.open());
-            let visit = visit(&stamps);
+            let peer_memory = group.peer_memory()?.unwrap();
+            let stamps = exchange(group, peer_memory.open());
+            let reading = reading(&stamps);
             let mut memories = [0, 1].map(|_| Tensor::from_slice(&[0i64; 3]));
             for number in 0..3 * MOST_OFFERS as i64 {
                 if 1 < number {
-                    neighbours.await_taken(number - 2, &visit)?;
+                    peer_memory.await_taken(number - 2, &reading)?;
                 }
                 // Overwrites what others would still find if nobody had waited.
                 let memory = &mut memories[number as usize % 2];
                 memory.copy_(&(Tensor::from_slice(&[0i64, 1, 2]) + 10 * number + 1000 * group.rank() as i64));
-                assert_eq!(neighbours.offer(memory.data_ptr() as usize), number);
+                assert_eq!(peer_memory.offer(memory.data_ptr() as usize), number);
                 for rank in (0..3).filter(|&rank| rank != group.rank()) {
                     let place = Tensor::from_slice(&[0i64]);
-                    neighbours.take(rank, number, 8 * group.rank(), &place, &visit)?;
+                    peer_memory.take(rank, number, 8 * group.rank(), &place, &reading)?;
                     assert_eq!(i64::try_from(&place)?, group.rank() as i64 + 10 * number + 1000 * rank as i64);
                 }
-                neighbours.has_taken();
+                peer_memory.has_taken();
             }
             group.barrier()
         })
@@ -335,9 +335,9 @@ mod tests {
         let store = Store::hash().unwrap();
         let rank = |rank: usize| {
             let group = testing::join_with_deadline(&store, rank, 2, Duration::from_secs(5)).unwrap();
-            let neighbours = group.neighbours().unwrap().unwrap();
-            let stamps = exchange(&group, neighbours.open());
-            let taken = (rank == 0).then(|| neighbours.take(1, 0, 0, &Tensor::from_slice(&[0i64]), &visit(&stamps)));
+            let peer_memory = group.peer_memory().unwrap().unwrap();
+            let stamps = exchange(&group, peer_memory.open());
+            let taken = (rank == 0).then(|| peer_memory.take(1, 0, 0, &Tensor::from_slice(&[0i64]), &reading(&stamps)));
             // The other stays until it has been missed.
             if rank == 0 {
                 store.set("missed", &[]).unwrap();

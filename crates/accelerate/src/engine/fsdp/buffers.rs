@@ -1,6 +1,7 @@
-//! Memory for whole units, used again and again: taking it from the system anew for every gather costs more than the gather.
+//! Memory for unsharded units, used again and again: taking it from the system anew for every gather costs more than the gather.
 
 use crate::error::Result;
+use std::sync::{Mutex, PoisonError};
 use tch::{Device, Kind, Tensor};
 use torch_ext::storage::{release_pages, storage_use_count};
 
@@ -13,11 +14,11 @@ const LARGE_BYTES: usize = 32 << 20;
 /// every time, which the C library does with them anyway, and which is little against what it takes to fill them. While
 /// one is in use a rank needs the most memory, so idle buffers lend theirs to the system then.
 #[derive(Default)]
-pub(super) struct Buffers(Vec<Tensor>);
+pub(super) struct Buffers(Mutex<Vec<Tensor>>);
 
 impl Buffers {
     /// A flat tensor with anything in it: an idle buffer of this size, or a new one.
-    pub(super) fn take(&mut self, num_elements: usize, (kind, device): (Kind, Device)) -> Result<Tensor> {
+    pub(super) fn take(&self, num_elements: usize, (kind, device): (Kind, Device)) -> Result<Tensor> {
         let fits = |buffer: &&Tensor| {
             num_elements == buffer.numel()
                 && buffer.device() == device
@@ -25,28 +26,32 @@ impl Buffers {
                 && is_idle(buffer)
         };
         let size = num_elements as i64;
+        // A list that only grows: whole after every statement.
+        let mut buffers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if LARGE_BYTES <= num_elements * kind.elt_size_in_bytes() {
-            self.0.iter().filter(|buffer| is_idle(buffer)).for_each(release_pages);
+            buffers.iter().filter(|buffer| is_idle(buffer)).for_each(release_pages);
             return Ok(Tensor::f_empty([size], (kind, device))?);
         }
-        if let Some(buffer) = self.0.iter().find(fits) {
+        if let Some(buffer) = buffers.iter().find(fits) {
             return Ok(buffer.f_narrow(0, 0, size)?);
         }
         let buffer = Tensor::f_empty([size], (kind, device))?;
         // A view counts as a user of the memory; a clone of the handle would not.
         let all = buffer.f_narrow(0, 0, size)?;
-        self.0.push(buffer);
+        buffers.push(buffer);
         Ok(all)
     }
 
     #[cfg(test)]
+    #[allow(clippy::unwrap_used)]
     pub(super) fn num_in_use(&self) -> usize {
-        self.0.iter().filter(|buffer| !is_idle(buffer)).count()
+        self.0.lock().unwrap().iter().filter(|buffer| !is_idle(buffer)).count()
     }
 
     #[cfg(test)]
+    #[allow(clippy::unwrap_used)]
     pub(super) fn len(&self) -> usize {
-        self.0.len()
+        self.0.lock().unwrap().len()
     }
 }
 
@@ -64,7 +69,7 @@ mod tests {
 
     #[test]
     fn what_is_in_use_is_never_handed_out() {
-        let mut buffers = Buffers::default();
+        let buffers = Buffers::default();
         let small = buffers.take(4, FLOAT).unwrap();
         let large = buffers.take(8, FLOAT).unwrap();
         let view = small.narrow(0, 1, 2).detach();
@@ -84,7 +89,7 @@ mod tests {
 
     #[test]
     fn idle_buffers_lend_their_memory_while_a_large_one_is_in_use() {
-        let mut buffers = Buffers::default();
+        let buffers = Buffers::default();
         let (mut idle, mut in_use) = (buffers.take(1 << 16, FLOAT).unwrap(), buffers.take(1 << 16, FLOAT).unwrap());
         let _ = (idle.fill_(1.0), in_use.fill_(2.0));
         drop(idle);

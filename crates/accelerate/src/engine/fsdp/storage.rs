@@ -1,0 +1,95 @@
+//! What a parameter of a sharded model is to layers, optimizers and checkpoints.
+
+use super::FullyShard;
+use crate::error::{NnError, Result};
+use crate::group::Group;
+use crate::nn::{DeferWeightGrad, Init, Resident, Storage, UnitMember};
+use std::ops::Range;
+use tch::Tensor;
+
+/// The storage of one parameter of a sharded model.
+pub(super) struct ShardedStorage {
+    pub(super) engine: FullyShard,
+    pub(super) unit: usize,
+    pub(super) member: usize,
+}
+
+impl ShardedStorage {
+    fn name(&self) -> String {
+        self.engine.0.units.name(self.unit, self.member).to_owned()
+    }
+}
+
+impl Storage for ShardedStorage {
+    fn materialize(&self) -> Result<Tensor> {
+        self.engine.materialize(self.unit, self.member)
+    }
+
+    fn local(&self) -> Tensor {
+        self.engine.0.units.local(self.unit, self.member)
+    }
+
+    fn full_shape(&self) -> Vec<i64> {
+        self.engine.0.units.shape(self.unit, self.member).to_vec()
+    }
+
+    fn full_tensor(&self) -> Result<Tensor> {
+        Ok(self.full_unit()?.swap_remove(self.member).f_detach_copy()?)
+    }
+
+    fn shard_range(&self) -> Range<usize> {
+        let units = &self.engine.0.units;
+        units.content(self.unit).member_shard(self.member, units.rank)
+    }
+
+    fn unit(&self) -> Option<UnitMember> {
+        Some(UnitMember { unit: self.unit, member: self.member })
+    }
+
+    fn full_unit(&self) -> Result<Vec<Tensor>> {
+        self.engine.gather_exactly(self.unit)
+    }
+
+    fn overwrite(&self, full: &Tensor) -> Result<()> {
+        let _no_grad = tch::no_grad_guard();
+        let shard = self.shard_range();
+        let flat = full.f_expand(self.full_shape(), true)?.f_reshape([-1])?;
+        self.overwrite_shard(&flat.f_narrow(0, shard.start as i64, shard.len() as i64)?)
+    }
+
+    fn overwrite_shard(&self, shard: &Tensor) -> Result<()> {
+        self.engine.before_change()?;
+        let resident = self.load()?;
+        self.local().f_copy_(shard)?;
+        self.engine.0.units.set_unit_stale(self.unit);
+        resident.map_or(Ok(()), Resident::store)
+    }
+
+    fn load(&self) -> Result<Option<Box<dyn Resident>>> {
+        self.engine.0.offloader.load(self.unit)
+    }
+
+    fn is_offloaded(&self) -> bool {
+        self.engine.0.offloader.is_on_disk()
+    }
+
+    fn initialise(&self, _row: Option<i64>, _init: Init) -> Result<()> {
+        Err(NnError::ShardedData { parameter: self.name() }.into())
+    }
+
+    fn defer_weight_grad(&self) -> Option<DeferWeightGrad> {
+        let (engine, unit, member) = (self.engine.clone(), self.unit, self.member);
+        Some(Box::new(move |gradient| engine.0.reducer.defer(unit, member, gradient)))
+    }
+
+    fn set_requires_grad(&self, requires_grad: bool) -> Result<()> {
+        if requires_grad == self.engine.0.units.content(self.unit).requires_grad {
+            return Ok(());
+        }
+        Err(NnError::ShardedRequiresGrad { parameter: self.name() }.into())
+    }
+
+    fn group(&self) -> Option<Group> {
+        Some(self.engine.0.transport.group().clone())
+    }
+}
