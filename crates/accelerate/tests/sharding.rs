@@ -478,7 +478,7 @@ fn parts_that_are_written_to_directly_reach_all_ranks() {
 }
 
 #[test]
-fn state_of_whole_parameters_is_refused_once_they_are_parts() {
+fn state_of_full_parameters_is_refused_once_they_are_sharded() {
     let texts = testing::ranks_with(2, Accelerator::builder().fsdp_plugin(plugin(FullShard, NoWrap)), |accelerator| {
         let (store, module) = model(&accelerator)?;
         let mut optimizers = (AdamW::new(&store, 0.1)?, Sgd::builder(&store).lr(0.1).momentum(0.9).build()?);
@@ -501,12 +501,12 @@ fn state_of_whole_parameters_is_refused_once_they_are_parts() {
     })
     .unwrap();
     for text in texts.iter().flatten() {
-        assert!(text.contains("state is that of whole parameters") && text.contains("Prepare"), "{text}");
+        assert!(text.contains("state is that of full parameters") && text.contains("Prepare"), "{text}");
     }
 }
 
 #[test]
-fn tensors_that_others_compute_with_are_not_taken_apart() {
+fn tensors_that_others_compute_with_are_not_sharded() {
     let texts = testing::ranks_with(2, Accelerator::builder().fsdp_plugin(plugin(FullShard, NoWrap)), |accelerator| {
         let variables = tch::nn::VarStore::new(accelerator.device());
         let linear = tch::nn::linear(variables.root(), 2, 1, Default::default());

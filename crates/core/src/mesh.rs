@@ -8,7 +8,7 @@ use std::fmt;
 /// runs fastest: neighbours in number are neighbours along `tp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Axis {
-    /// Ranks along it hold the same part of a model.
+    /// Ranks along it hold the same shard of a model.
     DpReplicate,
     /// Ranks along it divide a model's parameters.
     DpShard,
@@ -101,7 +101,7 @@ impl Mesh {
     }
 }
 
-/// Every rank has another part.
+/// Every rank has another shard.
 impl From<usize> for Mesh {
     fn from(world_size: usize) -> Self {
         Self { sizes: [1, world_size.max(1), 1, 1, 1] }

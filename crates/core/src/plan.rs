@@ -122,7 +122,7 @@ impl ParameterEntry {
         ["float", "bfloat"].iter().any(|prefix| self.dtype.starts_with(prefix))
     }
 
-    /// Bytes of the whole parameter.
+    /// Bytes of the full parameter.
     pub fn bytes(&self) -> usize {
         self.num_elements().saturating_mul(self.element_bytes)
     }
@@ -141,7 +141,7 @@ pub enum Placement {
     Replicate,
     /// Whole on every rank and never changed: it gets no gradient.
     Frozen,
-    /// In parts, one per rank, as a piece of this unit.
+    /// In shards, one per rank, as a piece of this unit.
     Shard {
         /// Position in [`Plan::units`].
         unit: usize,
@@ -177,10 +177,10 @@ pub struct Bucket {
 pub struct Plan {
     /// Number of ranks the plan is for.
     pub world_size: usize,
-    /// How many groups of ranks hold the same parts; they average their gradients. 1 except for hybrid strategies.
+    /// How many groups of ranks hold the same shards; they average their gradients. 1 except for hybrid strategies.
     #[serde(default = "one")]
     pub num_replicas: usize,
-    /// What each rank keeps only a part of.
+    /// What each rank keeps only a shard of.
     #[serde(default = "replicated")]
     pub sharding_strategy: ShardingStrategy,
     /// What the plan was made from.
@@ -200,7 +200,7 @@ pub struct Plan {
     /// same on all.
     #[serde(default)]
     pub optimizer_offload: OffloadDevice,
-    /// Where parts of units are kept while they are not used.
+    /// Where shards of units are kept while they are not used.
     #[serde(default)]
     pub params_offload: OffloadDevice,
     /// The most that units take together which are asked for before they are used; 0 if none are.

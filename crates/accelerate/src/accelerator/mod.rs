@@ -96,12 +96,12 @@ impl Settings {
         }
     }
 
-    /// Where optimizers keep their state, if that is not where parameters are: parts in the host's memory have theirs beside
+    /// Where optimizers keep their state, if that is not where parameters are: shards in the host's memory have theirs beside
     /// them anyway.
     pub(crate) fn optimizer_offload(&self, device: Device) -> Option<&OffloadTarget> {
         let plugin = self.fsdp.as_ref()?;
-        let is_beside_parts = device == Device::Cpu || plugin.params_offload() == Some(&OffloadTarget::Cpu);
-        plugin.optimizer_offload().filter(|target| **target != OffloadTarget::Cpu || !is_beside_parts)
+        let is_beside_shards = device == Device::Cpu || plugin.params_offload() == Some(&OffloadTarget::Cpu);
+        plugin.optimizer_offload().filter(|target| **target != OffloadTarget::Cpu || !is_beside_shards)
     }
 }
 

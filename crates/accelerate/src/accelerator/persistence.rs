@@ -135,7 +135,7 @@ impl Accelerator {
     }
 
     /// Reads weights by name into a model: one safetensors file, an index, or a folder with either. Every process
-    /// reads for itself, of sharded parameters the part that it keeps. All names and shapes are compared first, and must
+    /// reads for itself, of sharded parameters the shard that it keeps. All names and shapes are compared first, and must
     /// fit. Not collective.
     ///
     /// # Errors

@@ -14,7 +14,7 @@
 //!
 //! These functions know one process. With several, the main process saves, or each its files if the model is sharded,
 //! and every process loads: [`Accelerator`](crate::Accelerator) sees to that. A process reads of a sharded parameter the
-//! part that it keeps.
+//! shard that it keeps.
 //!
 //! ```
 //! use accelerate::checkpoint::{LoadOptions, SaveOptions, load_checkpoint_in_model, save_model_weights};

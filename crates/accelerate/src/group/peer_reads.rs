@@ -87,7 +87,7 @@ impl PeerReads {
         Ok(Some(Vec::try_from(&stamps)?))
     }
 
-    /// Reads the other ranks' parts of a shard to where they belong in `full`; whether that is possible.
+    /// Reads what the other ranks have as shard number `shard` to where it belongs in `full`; whether that is possible.
     pub(super) fn read(&self, shard: usize, full: &Tensor, label: &str) -> Result<bool> {
         let Some(stamps) = self.stamps()? else { return Ok(false) };
         let reading = PeerRead { op: "all_gather", what: label.to_owned(), stamps: &stamps };

@@ -83,8 +83,8 @@ impl ShardTransport {
         }
     }
 
-    /// Starts to collect all ranks' parts of a shard in `full`, where this rank's part, `own`, may stand already. `None` if
-    /// they are there at once. Collective.
+    /// Starts to collect what all ranks have as shard number `shard` in `full`, where this rank's `own` may stand already.
+    /// `None` if all is there at once. Collective.
     pub(crate) fn start_all_gather(
         &self,
         shard: usize,

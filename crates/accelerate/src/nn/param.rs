@@ -335,7 +335,7 @@ impl Param {
         self.storage().overwrite(source)
     }
 
-    /// Overwrites [`part`](Self::shard_range) with as many elements, casting element type and device.
+    /// Overwrites the elements in [`shard_range`](Self::shard_range) with as many, casting element type and device.
     pub(crate) fn copy_shard_(&self, shard: &Tensor) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
         self.storage().overwrite_shard(shard)

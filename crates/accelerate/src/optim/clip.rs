@@ -166,14 +166,14 @@ fn total_norm(grads: &[Gradients], norm_type: f64) -> Result<Tensor> {
     Ok(foreach::norm(&[&Tensor::f_stack(&norms, 0)?], norm_type)?.get(0)?)
 }
 
-/// The norm of gradients of which each rank of the group holds a part. Collective.
+/// The norm of gradients of which each rank of the group holds a shard. Collective.
 fn norm_over_ranks(list: &Gradients, group: &Group, norm_type: f64) -> Result<Tensor> {
     // The largest of no elements is not defined, and a rank may hold no element of a parameter.
-    let parts: Vec<Tensor> = list.tensors.iter().filter(|part| part.numel() > 0).collect();
-    let own = if parts.is_empty() {
+    let shards: Vec<Tensor> = list.tensors.iter().filter(|shard| shard.numel() > 0).collect();
+    let own = if shards.is_empty() {
         Tensor::f_zeros([0i64; 0], (list.kind, list.device))?
     } else {
-        let norms: Vec<Tensor> = foreach::norm(&parts.iter().collect::<Vec<_>>(), norm_type)?.iter().collect();
+        let norms: Vec<Tensor> = foreach::norm(&shards.iter().collect::<Vec<_>>(), norm_type)?.iter().collect();
         foreach::norm(&[&Tensor::f_stack(&norms, 0)?], norm_type)?.get(0)?
     };
     if norm_type.is_infinite() {

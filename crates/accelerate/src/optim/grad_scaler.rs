@@ -430,7 +430,7 @@ impl Inner {
                 found_inf.shallow_clone().f_copy_(&found_inf.f_maximum(&found_here)?)?;
             }
         }
-        // A rank sees its part only, and all have to skip the step or none.
+        // A rank sees its shard only, and all have to skip the step or none.
         let mut groups: Vec<&Group> = lists.iter().filter_map(|list| list.group.as_ref()).collect();
         groups.dedup();
         groups.iter().try_for_each(|group| group.all_reduce(&found_inf, ReduceOp::Max))?;

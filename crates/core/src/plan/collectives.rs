@@ -15,11 +15,11 @@ spelled_enum! {
     /// assert_eq!(Operation::ReduceScatter.to_string(), "reduce-scatter");
     /// ```
     Operation, "collective operation" {
-        /// Each rank has a part, and gets the whole.
+        /// Each rank has a shard, and gets all of it.
         AllGather = "all-gather",
-        /// Each rank has the whole, and gets the sum of one part.
+        /// Each rank has all of it, and gets the sum of one shard.
         ReduceScatter = "reduce-scatter",
-        /// Each rank has the whole, and gets the sum of the whole.
+        /// Each rank has all of it, and gets the sum of all of it.
         AllReduce = "all-reduce",
     }
 }
@@ -37,7 +37,7 @@ pub enum Content {
     Unit(usize),
     /// Gradients of the bucket with this position in [`Plan::buckets`].
     Bucket(usize),
-    /// Gradients of all parameters of a divided model that are whole on every rank.
+    /// Gradients of all parameters of a divided model that every rank has in full.
     Replicated,
 }
 
@@ -70,14 +70,14 @@ pub struct Collective {
     pub content: Content,
     /// Among how many ranks.
     pub num_ranks: usize,
-    /// Of the whole tensor, padding included: what an all-gather makes, and what a reduction takes from each rank. In the
+    /// Of the full tensor, padding included: what an all-gather makes, and what a reduction takes from each rank. In the
     /// parameters' own element type; mixed precision makes it less.
     pub bytes: usize,
 }
 
 impl Collective {
     /// The least that one rank has to send for it (Thakur et al., "Optimization of Collective Communication Operations in
-    /// MPICH", 2005): all of the tensor but its own part, twice for an all-reduce.
+    /// MPICH", 2005): all of the tensor but its own shard, twice for an all-reduce.
     ///
     /// ```
     /// use accelerate_core::plan::{Collective, Content, Operation, Phase};
@@ -120,12 +120,12 @@ impl Plan {
                 step.push(Collective { phase, operation, content, num_ranks, bytes });
             }
         };
-        let whole_bytes = |unit: usize| self.gathered_bytes(unit);
+        let full_bytes = |unit: usize| self.gathered_bytes(unit);
         for unit in 0..self.units.len() {
-            add(Phase::Forward, Operation::AllGather, Content::Unit(unit), shard_size, whole_bytes(unit));
+            add(Phase::Forward, Operation::AllGather, Content::Unit(unit), shard_size, full_bytes(unit));
         }
         for unit in (0..self.units.len()).rev() {
-            let (content, bytes) = (Content::Unit(unit), whole_bytes(unit));
+            let (content, bytes) = (Content::Unit(unit), full_bytes(unit));
             if regathers {
                 add(Phase::Backward, Operation::AllGather, content, shard_size, bytes);
             }

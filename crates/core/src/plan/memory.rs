@@ -41,23 +41,23 @@ spelled_enum! {
 /// let plan = plan_sharded(&Inventory { parameters }, &FullyShardedDataParallelPlugin::default(), 4);
 /// let bytes = plan.bytes_per_rank();
 /// assert_eq!((bytes.parameters, bytes.gradients, bytes.optimizer_state, bytes.largest_unit), (8, 8, 16, 32));
-/// assert_eq!(bytes.peak(), (Phase::Backward, 8 + 8 + 16 + 32 + 32)); // the unit and its gradients are whole
+/// assert_eq!(bytes.peak(), (Phase::Backward, 8 + 8 + 16 + 32 + 32)); // the unit and its gradients are unsharded
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankBytes {
     /// Of parameters between steps.
     pub parameters: usize,
     /// Of gradients between the backward pass and the step. With `FULL_SHARD` and `SHARD_GRAD_OP` of a step with one
-    /// micro-batch; windows of several add up whole gradients, as with `OPTIMIZER_STATE`.
+    /// micro-batch; windows of several add up full gradients, as with `OPTIMIZER_STATE`.
     pub gradients: usize,
     /// Of two averages for every element that is trained, of its own element type: what Adam keeps.
     pub optimizer_state: usize,
-    /// Of the largest unit, gathered; 0 where parameters are whole at all times.
+    /// Of the largest unit, gathered; 0 where parameters stay unsharded.
     pub largest_unit: usize,
     /// Of all units that are gathered at the same time: the root, the largest module beside it and what is asked for
-    /// ahead, or everything with `SHARD_GRAD_OP`; 0 where parameters are whole at all times.
+    /// ahead, or everything with `SHARD_GRAD_OP`; 0 where parameters stay unsharded.
     pub gathered_units: usize,
-    /// Of whole gradients that wait in the backward pass until those of their unit are complete: the root's, which its
+    /// Of full gradients that wait in the backward pass until those of their unit are complete: the root's, which its
     /// first and its last parameter share, and those of the largest module beside it. 0 without sharding.
     pub unsharded_gradients: usize,
     /// Of the buckets of data parallelism, beside the gradients.
@@ -68,7 +68,7 @@ pub struct RankBytes {
     /// parameters and of what Adam keeps each.
     #[serde(default)]
     pub nvme_blocks: usize,
-    /// Of parts of parameters and of what Adam keeps that are files on NVMe: on the disk, not in memory.
+    /// Of shards of parameters and of what Adam keeps that are files on NVMe: on the disk, not in memory.
     #[serde(default)]
     pub on_nvme: usize,
 }
@@ -86,13 +86,13 @@ pub const NVME_BLOCKS_BYTES: usize = 16 * crate::offload::MAX_BLOCK_BYTES;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PhaseBytes {
-    /// Of parameters, or parts of them.
+    /// Of parameters, or shards of them.
     pub parameters: usize,
-    /// Of gradients, whole ones and parts.
+    /// Of gradients, full ones and shards.
     pub gradients: usize,
     /// Of what Adam keeps.
     pub optimizer_state: usize,
-    /// Of gathered units, beside this rank's parts.
+    /// Of gathered units, beside this rank's shards.
     pub gathered_units: usize,
     /// Of the buckets of data parallelism, beside the gradients.
     pub buckets: usize,
@@ -222,7 +222,7 @@ impl Plan {
         for unit in &self.units {
             let UnitBytes { original, whole, parameters, gradients, optimizer_state } =
                 UnitBytes::of(unit, &self.inventory, strategy, shard_size);
-            // A unit's parts are made while it is still whole, in memory wherever they go then.
+            // A unit's shards are made while it is still there in full, in memory wherever they go then.
             let with_parts = undivided.saturating_add(bytes.parameters).saturating_add(parameters);
             bytes.loading = bytes.loading.max(with_parts);
             undivided = undivided.saturating_sub(original);

@@ -1,4 +1,4 @@
-//! Parameters in parts: which are gathered together, and which elements each rank keeps.
+//! Parameters in shards: which are gathered together, and which elements each rank keeps.
 
 use super::{Inventory, ParameterEntry, Placement, Plan};
 use crate::Result;
@@ -101,7 +101,7 @@ impl fmt::Display for Unit {
     }
 }
 
-/// Plans full sharding: every parameter in a unit, every unit in equal parts on the ranks of each row of `mesh`; a number is
+/// Plans full sharding: every parameter in a unit, every unit in equal shards on the ranks of each row of `mesh`; a number is
 /// that of ranks in a single row.
 ///
 /// Parameters of different element types, and frozen ones, have units of their own. A tied parameter that several units

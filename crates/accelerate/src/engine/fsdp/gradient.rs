@@ -137,8 +137,8 @@ fn write_scaled(tensor: &Tensor, range: &Range<usize>, place: &mut Tensor, scale
             let flat = tensor.f_select(0, index as i64)?.f_reshape([-1])?;
             (flat.f_narrow(0, column as i64, (end - start) as i64)?, end)
         };
-        let mut part = place.f_narrow(0, (start - range.start) as i64, (end - start) as i64)?.f_view_as(&own)?;
-        write_scaled_rows(&own, &mut part, scale)?;
+        let mut rows = place.f_narrow(0, (start - range.start) as i64, (end - start) as i64)?.f_view_as(&own)?;
+        write_scaled_rows(&own, &mut rows, scale)?;
         start = end;
     }
     Ok(())

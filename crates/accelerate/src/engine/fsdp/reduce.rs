@@ -367,7 +367,7 @@ fn computed(sums: Vec<Option<Tensor>>) -> Result<Vec<Gradient>> {
     sums.into_iter().map(|sum| Gradient::new(Vec::new(), sum)).collect()
 }
 
-/// Writes what each rank gets of `range` of its part, one row for each, multiplied by `scale`. What stands behind the last
+/// Writes what each rank gets of `range` of its shard, one row for each, multiplied by `scale`. What stands behind the last
 /// element of the unit is nobody's.
 fn pack(unit: &Unit, gradients: &[Gradient], range: &Range<usize>, rows: &Tensor, scale: &Tensor) -> Result<()> {
     let size = range.len();
