@@ -335,7 +335,7 @@ fn saving_gathers_each_unit_once_and_lets_it_go() {
             Linear::new(store.root() / "layers" / layer, 5, 7, Default::default())?;
         }
         let shard = start(&accelerator, &store, &plugin)?;
-        accelerator.save_model(&store, folder.path())?;
+        accelerator.save_model(&store, folder.path(), &Default::default())?;
         assert!(shard.counts().iter().all(|counts| counts.gathers == 1), "{:?}", shard.counts());
         assert!(!is_anything_gathered(&shard));
         // Gloo may hold one more for a moment.
