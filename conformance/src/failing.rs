@@ -94,7 +94,7 @@ pub(crate) fn saved_sharded(folder: Option<&Path>) -> anyhow::Result<()> {
         param.copy_(&Tensor::from(value))?;
     }
     let model = accelerator.prepare(ModuleFn::new(&store, move |input: &Tensor| layers[0].forward(input)))?;
-    accelerator.save_model(&model, folder)?;
+    accelerator.save_model(&model, folder, &Default::default())?;
     Ok(())
 }
 
@@ -117,7 +117,7 @@ pub(crate) fn full_disk(folder: Option<&Path>) -> anyhow::Result<()> {
     }
     let model = ModuleFn::new(&store, move |input: &Tensor| linear.forward(input));
     let (model, mut optimizer) = accelerator.prepare((model, AdamW::new(&store, 0.1)?))?;
-    accelerator.save_model(&model, folder)?;
+    accelerator.save_model(&model, folder, &Default::default())?;
     for step in 0..2 {
         if step == 1 && accelerator.process_index() == 1 {
             setrlimit(Resource::Fsize, Rlimit { current: Some(0), maximum: None })?;

@@ -7,7 +7,7 @@
 use accelerate::nn::{Init, ModuleFn, ParamStore};
 use accelerate::optim::Sgd;
 use accelerate::tch::{Kind, Tensor};
-use accelerate::{Accelerator, DDPCommunicationHookType as Hook, DistributedDataParallelKwargs};
+use accelerate::{Accelerator, DDPCommunicationHookType as Hook, DistributedDataParallelKwargs, main_println};
 use anyhow::{Result, ensure};
 use serde_json::json;
 
@@ -26,7 +26,7 @@ pub(crate) fn run() -> Result<()> {
     }
     test_error_feedback(&accelerator, Hook::PowerSgd)?;
     test_error_feedback(&accelerator, Hook::BatchedPowerSgd)?;
-    accelerator.print(format_args!("test_ddp_comm_hook: all checks passed"));
+    main_println!(accelerator, "test_ddp_comm_hook: all checks passed");
     Ok(())
 }
 

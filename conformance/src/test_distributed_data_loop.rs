@@ -3,7 +3,7 @@
 use crate::regression::RegressionModel;
 use accelerate::data::{BatchSampler, DataLoader, VecDataset};
 use accelerate::tch::Tensor;
-use accelerate::{Accelerator, DataLoaderConfiguration};
+use accelerate::{Accelerator, DataLoaderConfiguration, JoinOptions, PrepareModelOptions, main_println};
 use anyhow::{Result, ensure};
 
 pub(crate) fn run() -> Result<()> {
@@ -15,7 +15,7 @@ pub(crate) fn run() -> Result<()> {
     test_join_can_override_even_batches(&accelerator)?;
     test_join_can_override_for_mixed_type_dataloaders(&accelerator)?;
     test_join_has_no_effect_on_what_it_cannot_join(&accelerator)?;
-    accelerator.print(format_args!("test_distributed_data_loop: all checks passed"));
+    main_println!(accelerator, "test_distributed_data_loop: all checks passed");
     Ok(())
 }
 
@@ -93,7 +93,7 @@ fn test_can_join_uneven_inputs(accelerator: &Accelerator) -> Result<()> {
     let loader = uneven.prepare(loader(3, 1)?)?;
     for _ in 0..2 {
         let mut batch_indices = Vec::new();
-        uneven.join_uneven_inputs(&model, None, || {
+        uneven.join_uneven_inputs(&model, JoinOptions::default(), || {
             for (batch_index, batch) in loader.iter()?.enumerate() {
                 uneven.backward(&model.forward(&batch?)?.f_sum(accelerate::tch::Kind::Float)?)?;
                 batch_indices.push(batch_index);
@@ -112,7 +112,8 @@ fn test_join_can_override_even_batches(accelerator: &Accelerator) -> Result<()> 
     let model = even.prepare(RegressionModel::new(even.device(), 1.0, 1.0)?)?;
     let (train, valid) = even.prepare((loader(3, 1)?, loader(3, 1)?))?;
     let default = train.len();
-    let overridden = even.join_uneven_inputs(&model, Some(false), || Ok([train.len(), valid.len()]))?;
+    let overridden =
+        even.join_uneven_inputs(&model, JoinOptions { even_batches: Some(false) }, || Ok([train.len(), valid.len()]))?;
     let (rank, world_size) = (even.process_index(), even.num_processes());
     let uneven = 3 / world_size + usize::from(rank < 3 % world_size);
     ensure!(overridden == [uneven; 2], "{overridden:?} batches, wanted {uneven}");
@@ -144,7 +145,8 @@ fn test_join_can_override_for_mixed_type_dataloaders(accelerator: &Accelerator) 
     let model = even.prepare(RegressionModel::new(even.device(), 1.0, 1.0)?)?;
     let own = DataLoader::builder(VecDataset::new(vec![0i64, 1, 2])).batch_sampler(SingleRows(3)).build()?;
     let (train, own) = even.prepare((loader(3, 1)?, own))?;
-    let overridden = even.join_uneven_inputs(&model, Some(false), || Ok([train.len(), own.len()]))?;
+    let overridden =
+        even.join_uneven_inputs(&model, JoinOptions { even_batches: Some(false) }, || Ok([train.len(), own.len()]))?;
     let (rank, world_size) = (even.process_index(), even.num_processes());
     let uneven = 3 / world_size + usize::from(rank < 3 % world_size);
     ensure!(overridden == [uneven; 2], "{overridden:?} batches, wanted {uneven}");
@@ -156,9 +158,12 @@ fn test_join_can_override_for_mixed_type_dataloaders(accelerator: &Accelerator) 
 /// the loop runs as it is.
 fn test_join_has_no_effect_on_what_it_cannot_join(accelerator: &Accelerator) -> Result<()> {
     let uneven = with_even_batches(accelerator, false)?;
-    let model = uneven.prepare_model(RegressionModel::new(uneven.device(), 1.0, 1.0)?, true)?;
+    let model = uneven.prepare_model(
+        RegressionModel::new(uneven.device(), 1.0, 1.0)?,
+        PrepareModelOptions { evaluation_mode: true, ..Default::default() },
+    )?;
     let loader = uneven.prepare(loader(3, 1)?)?;
-    let batches = uneven.join_uneven_inputs(&model, None, || {
+    let batches = uneven.join_uneven_inputs(&model, JoinOptions::default(), || {
         let mut batches = 0;
         for batch in loader.iter()? {
             model.forward(&batch?)?.f_sum(accelerate::tch::Kind::Float)?.f_backward()?;

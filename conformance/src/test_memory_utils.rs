@@ -2,14 +2,14 @@
 
 use crate::regression::{RegressionModel, mse, regression_data};
 use accelerate::optim::Sgd;
-use accelerate::{Accelerator, Error, find_executable_batch_size};
+use accelerate::{Accelerator, Error, find_executable_batch_size, main_println};
 use anyhow::{Context, Result, ensure};
 
 pub(crate) fn run() -> Result<()> {
     let accelerator = Accelerator::builder().cpu(true).build()?;
     test_memory_explicit(&accelerator)?;
     test_any_other_error(&accelerator)?;
-    accelerator.print(format_args!("test_memory_utils: all checks passed"));
+    main_println!(accelerator, "test_memory_utils: all checks passed");
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use accelerate::data::{DataLoader, VecDataset};
 use accelerate::tch::Tensor;
-use accelerate::{Accelerator, DataLoaderConfiguration};
+use accelerate::{Accelerator, DataLoaderConfiguration, main_println};
 use anyhow::{Result, ensure};
 
 pub(crate) fn run() -> Result<()> {
@@ -14,7 +14,7 @@ pub(crate) fn run() -> Result<()> {
     }
     test_drop_last(&accelerator)?;
     test_gather_for_metrics_with_non_tensor_objects(&accelerator)?;
-    accelerator.print(format_args!("test_metrics: all checks passed"));
+    main_println!(accelerator, "test_metrics: all checks passed");
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! `test_ops.py`: every collective with its numbers.
 
 use accelerate::tch::{Kind, Tensor};
-use accelerate::{Accelerator, ReduceOp};
+use accelerate::{Accelerator, PadOptions, ReduceOp, main_println};
 use anyhow::{Result, ensure};
 
 pub(crate) fn run() -> Result<()> {
@@ -12,7 +12,7 @@ pub(crate) fn run() -> Result<()> {
     test_pad_across_processes(&accelerator)?;
     test_reduce(&accelerator)?;
     test_op_checker(&accelerator)?;
-    accelerator.print(format_args!("test_ops: all checks passed"));
+    main_println!(accelerator, "test_ops: all checks passed");
     Ok(())
 }
 
@@ -46,7 +46,7 @@ fn test_broadcast(accelerator: &Accelerator) -> Result<()> {
 fn test_pad_across_processes(accelerator: &Accelerator) -> Result<()> {
     let length = accelerator.num_processes() as i64 + i64::from(accelerator.is_main_process());
     let tensor = Tensor::f_arange(length, (Kind::Int64, accelerator.device()))?;
-    let padded = Vec::<i64>::try_from(&accelerator.pad_across_processes(&tensor, 0, 0.0, false)?)?;
+    let padded = Vec::<i64>::try_from(&accelerator.pad_across_processes(&tensor, PadOptions::default())?)?;
     ensure!(padded.len() == accelerator.num_processes() + 1);
     if !accelerator.is_main_process() {
         ensure!(padded.last() == Some(&0));
@@ -64,7 +64,7 @@ fn test_reduce(accelerator: &Accelerator) -> Result<()> {
         (ReduceOp::Mean, (0..world_size).map(|index| column(index).sum::<f32>() / world_size as f32).collect()),
         (ReduceOp::Max, (0..world_size).map(|index| column(index).fold(0.0, f32::max)).collect()),
     ] {
-        let reduced = Vec::<f32>::try_from(&accelerator.reduce(&tensor, reduction, 1.0)?)?;
+        let reduced = Vec::<f32>::try_from(&accelerator.reduce(&tensor, reduction)?)?;
         ensure!(reduced == expected, "{reduction:?}: {reduced:?}, not {expected:?}");
     }
     Ok(())

@@ -5,7 +5,7 @@ use crate::regression::{RegressionModel, mse, rank_batch};
 use accelerate::checkpoint::{load_file, save_file};
 use accelerate::nn::{Module, StateDict};
 use accelerate::optim::{AcceleratedOptimizer, AdamW, GroupState, OptimizerState, Sgd};
-use accelerate::{Accelerator, MixedPrecision, PreparedModel};
+use accelerate::{Accelerator, MixedPrecision, PreparedModel, main_println};
 use anyhow::{Result, ensure};
 
 pub(crate) fn run() -> Result<()> {
@@ -13,7 +13,7 @@ pub(crate) fn run() -> Result<()> {
     test_accelerated_optimizer_pickling(&accelerator)?;
     test_steps_wait_for_the_end_of_a_window(&accelerator)?;
     test_accelerated_optimizer_step_was_skipped(&accelerator)?;
-    accelerator.print(format_args!("test_optimizer: all checks passed"));
+    main_println!(accelerator, "test_optimizer: all checks passed");
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use crate::regression::{RegressionModel, mse, regression_data};
 use accelerate::optim::Sgd;
-use accelerate::{Accelerator, ProfileKwargs};
+use accelerate::{Accelerator, ProfileKwargs, main_println};
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
 
@@ -14,7 +14,7 @@ pub(crate) fn run(folder: Option<&Path>) -> Result<()> {
     let optimizer = Sgd::new(accelerate::nn::Module::params(&model), 0.1)?;
     let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
     let (x, y) = regression_data(8)?;
-    let (_, trace) = accelerator.profile(|profiler| {
+    let (_, trace) = accelerator.profile(None, |profiler| {
         for _ in 0..3 {
             let loss = profiler.record_function("forward", || mse(&model.forward(&x)?, &y))?;
             accelerator.backward(&loss)?;
@@ -35,6 +35,6 @@ pub(crate) fn run(folder: Option<&Path>) -> Result<()> {
         );
     }
     ensure!(std::fs::read_dir(&folder)?.count() == accelerator.num_processes(), "other files beside the traces");
-    accelerator.print(format_args!("test_profile: all checks passed"));
+    main_println!(accelerator, "test_profile: all checks passed");
     Ok(())
 }

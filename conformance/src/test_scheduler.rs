@@ -7,6 +7,7 @@ use accelerate::optim::{
 };
 use accelerate::{
     Accelerator, DataLoaderConfiguration, GradientAccumulationPlugin, MixedPrecision, PreparedModel, SchedulerUnit,
+    main_println,
 };
 use anyhow::{Result, ensure};
 
@@ -26,7 +27,7 @@ pub(crate) fn run() -> Result<()> {
             accumulation_test(&accelerator, num_steps, adjust_scheduler)?;
         }
     }
-    accelerator.print(format_args!("test_scheduler: all checks passed"));
+    main_println!(accelerator, "test_scheduler: all checks passed");
     Ok(())
 }
 

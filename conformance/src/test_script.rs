@@ -3,7 +3,7 @@
 use crate::training_check::training_check;
 use accelerate::data::{DataLoader, VecDataset};
 use accelerate::tch::{self, Kind, Tensor};
-use accelerate::{Accelerator, DataLoaderConfiguration, RngType};
+use accelerate::{Accelerator, DataLoaderConfiguration, RngType, SplitOptions, main_println};
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -20,7 +20,7 @@ pub(crate) fn run(folder: Option<&Path>) -> Result<()> {
     for use_seedable_sampler in [false, true] {
         training_check(&accelerator, use_seedable_sampler)?;
     }
-    accelerator.print(format_args!("test_script: all checks passed"));
+    main_println!(accelerator, "test_script: all checks passed");
     Ok(())
 }
 
@@ -122,11 +122,13 @@ fn split_between_processes_checks(accelerator: &Accelerator) -> Result<()> {
     for (items, padding) in [(17, false), (17, true), (world_size, false), (2 * world_size, true)] {
         let list: Vec<usize> = (0..items).collect();
         let nested = BTreeMap::from([("a", list.clone()), ("b", list.iter().map(|item| 2 * item).collect())]);
-        let mine = accelerator.split_between_processes(&list, padding)?;
-        let share = accelerator.split_between_processes(&nested, padding)?;
+        let mine = accelerator.split_between_processes(&list, SplitOptions { apply_padding: padding })?;
+        let share = accelerator.split_between_processes(&nested, SplitOptions { apply_padding: padding })?;
         ensure!(share["a"] == mine && share["b"] == mine.iter().map(|item| 2 * item).collect::<Vec<_>>());
-        let tensor = accelerator
-            .split_between_processes(&Tensor::f_arange(items as i64, (Kind::Int64, accelerator.device()))?, padding)?;
+        let tensor = accelerator.split_between_processes(
+            &Tensor::f_arange(items as i64, (Kind::Int64, accelerator.device()))?,
+            SplitOptions { apply_padding: padding },
+        )?;
         ensure!(Vec::<i64>::try_from(&tensor)?.iter().map(|item| *item as usize).eq(mine.iter().copied()));
         let all = accelerator.gather_object(&mine)?;
         let longest = items.div_ceil(world_size);

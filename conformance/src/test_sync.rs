@@ -3,7 +3,7 @@
 use crate::regression::{RegressionModel, ensure_close, mse, rank_batch, regression_data, regression_loader};
 use accelerate::nn::Module;
 use accelerate::optim::{AdamW, LambdaLr};
-use accelerate::{Accelerator, DataLoaderConfiguration, GradientAccumulationPlugin};
+use accelerate::{Accelerator, DataLoaderConfiguration, GradientAccumulationPlugin, main_println};
 use anyhow::{Result, ensure};
 
 pub(crate) fn run() -> Result<()> {
@@ -17,7 +17,7 @@ pub(crate) fn run() -> Result<()> {
         }
     }
     test_dataloader_break(&accelerator)?;
-    accelerator.print(format_args!("test_sync: all checks passed"));
+    main_println!(accelerator, "test_sync: all checks passed");
     Ok(())
 }
 

@@ -138,7 +138,7 @@ fn train(
         started = Instant::now();
     }
     if let Some(folder) = &arguments.folder {
-        accelerator.save_model(&model, folder)?;
+        accelerator.save_model(&model, folder, &Default::default())?;
         accelerator.wait_for_everyone()?;
         accelerator.load_checkpoint_in_model(&model, folder)?;
     }

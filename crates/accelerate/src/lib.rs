@@ -47,18 +47,37 @@ pub use accelerate_core::names::{DistributedType, RngType};
 pub use accelerate_core::schedule::SchedulerUnit;
 pub use accelerate_derive::TensorTree;
 pub use accelerator::{
-    Accelerator, AcceleratorBuilder, AsParamStore, HasParameters, KwargsHandler, ModelEngine, Prepare,
-    PrepareDataLoaderOptions, PreparedModel, PreparedModels, SaveModelOptions, SeedOptions, kind, set_seed,
+    Accelerator, AcceleratorBuilder, HasParameters, JoinOptions, KwargsHandler, ModelRef, PadOptions, Prepare,
+    PrepareDataLoaderOptions, PrepareModelOptions, PreparedModel, ReduceOptions, SeedOptions, kind, set_seed,
 };
+pub use checkpoint::SaveModelOptions;
 pub use error::{Error, Result};
 pub use group::{Group, ReduceOp};
-pub use local_sgd::LocalSGD;
+pub use local_sgd::{LocalSGD, LocalSGDOptions};
 pub use memory::{ExecutableBatchSize, clear_device_cache, find_executable_batch_size};
 pub use profile::ProfileKwargs;
 pub use session::ObjectState;
-pub use state::{PartialState, SplitBetweenProcesses};
+pub use state::{PartialState, SplitBetweenProcesses, SplitOptions};
 pub use tensor_tree::Parcel;
 pub use tensor_tree::TensorTree;
+
+/// `println!` on the first process of each machine (`Accelerator.print` of the reference). Its first argument is an
+/// [`Accelerator`] or a [`PartialState`].
+///
+/// ```
+/// use accelerate::{Accelerator, main_println};
+///
+/// let accelerator = Accelerator::builder().cpu(true).build()?;
+/// let loss = 0.25;
+/// main_println!(accelerator, "step {}: loss {loss:.2}", 7);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[macro_export]
+macro_rules! main_println {
+    ($accelerator:expr, $($message:tt)+) => {
+        $accelerator.print(::std::format_args!($($message)+))
+    };
+}
 
 /// What a training program names: `use accelerate::prelude::*;`.
 pub mod prelude {
@@ -66,6 +85,6 @@ pub mod prelude {
     pub use crate::data::{DataLoader, Dataset, TensorDataset, VecDataset, skip_first_batches};
     pub use crate::nn::{Module, ParamStore};
     pub use crate::optim::{AdamW, LinearWithWarmup, LrScheduler, Optimizer, Sgd};
-    pub use crate::{Accelerator, Error, Result, TensorTree};
+    pub use crate::{Accelerator, Error, Result, TensorTree, main_println};
     pub use tch::{self, Device, Kind, Tensor};
 }

@@ -38,7 +38,7 @@ use tch::Tensor;
 ///     let model = ModuleFn::new(&store, move |x: &Tensor| linear.forward(x));
 ///     let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
 ///
-///     let mut local_sgd = LocalSGD::new(&accelerator, &model, 2, true)?;
+///     let mut local_sgd = LocalSGD::new(&accelerator, &model, 2)?;
 ///     for _ in 0..2 {
 ///         let x = Tensor::from_slice(&[accelerator.process_index() as f32 + 1.0]);
 ///         accelerator.backward(&model.forward(&x)?.sum(None))?; // the gradient is x: 1 on rank 0, 2 on rank 1
@@ -62,6 +62,32 @@ pub struct LocalSGD {
     mode: Option<LocalMode>,
 }
 
+/// How [`LocalSGD`] trains. A number of steps becomes one by `into`.
+///
+/// ```
+/// use accelerate::LocalSGDOptions;
+/// assert_eq!(LocalSGDOptions::default(), LocalSGDOptions::from(8));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalSGDOptions {
+    /// Parameters are averaged after as many steps. Default 8, as in the reference's example.
+    pub local_sgd_steps: usize,
+    /// `false` changes nothing and averages nothing, so that a program can leave its loop as it is. Default true.
+    pub enabled: bool,
+}
+
+impl Default for LocalSGDOptions {
+    fn default() -> Self {
+        Self { local_sgd_steps: 8, enabled: true }
+    }
+}
+
+impl From<usize> for LocalSGDOptions {
+    fn from(local_sgd_steps: usize) -> Self {
+        Self { local_sgd_steps, ..Self::default() }
+    }
+}
+
 /// Gradients stay on their rank as long as this lives.
 struct LocalMode {
     engine: Arc<dyn Engine>,
@@ -75,17 +101,17 @@ impl Drop for LocalMode {
 }
 
 impl LocalSGD {
-    /// Begins to train locally. Not collective. With `enabled` false, or one process, nothing is changed and nothing
-    /// averaged.
+    /// Begins to train locally: a number of steps, or [`LocalSGDOptions`]. Not collective. In one process nothing is changed
+    /// and nothing averaged.
     ///
     /// # Errors
     /// `local_sgd_steps` of 0; a run whose processes do not each hold the whole model.
     pub fn new<M: Module>(
         accelerator: &Accelerator,
         model: &PreparedModel<M>,
-        local_sgd_steps: usize,
-        enabled: bool,
+        options: impl Into<LocalSGDOptions>,
     ) -> Result<Self> {
+        let LocalSGDOptions { local_sgd_steps, enabled } = options.into();
         let distributed_type = accelerator.distributed_type();
         let whole = matches!(distributed_type, DistributedType::No | DistributedType::MultiCpu);
         if !whole && !distributed_type.is_multi_device() {
@@ -96,7 +122,7 @@ impl LocalSGD {
         }
         let enabled = enabled && accelerator.use_distributed();
         let mode = enabled.then(|| {
-            let engine = model.shared_engine();
+            let engine = model.shared_engine().clone();
             LocalMode { before: engine.set_gradient_sync(false), engine }
         });
         let (group, store) = (accelerator.group().clone(), model.params().clone());

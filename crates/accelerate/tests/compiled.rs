@@ -66,7 +66,7 @@ fn a_script_learns_as_the_same_model_in_rust() {
     let hidden = Linear::new(store.root() / "hidden", 3, 4, Default::default()).unwrap();
     let norm = accelerate::nn::BatchNorm1d::new(store.root() / "norm", 4, Default::default()).unwrap();
     let head = Linear::new(store.root() / "head", 4, 2, Default::default()).unwrap();
-    store.load_state_dict(&script.params().state_dict().unwrap(), true).unwrap();
+    store.load_state_dict(&script.params().state_dict().unwrap(), Default::default()).unwrap();
     store.eval();
     let rust = ModuleFn::new(&store, move |x: &Tensor| head.forward(&norm.forward(&hidden.forward(x)?)?.relu()));
     let script_optimizer = Sgd::new(script.params(), 0.1).unwrap();

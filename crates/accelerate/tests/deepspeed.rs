@@ -45,7 +45,7 @@ fn train(builder: AcceleratorBuilder, world_size: usize, max_norm: Option<f64>) 
                 let loss = (model.forward(&rows)? - wanted).f_square()?.f_mean(Kind::Float)? * 100.0;
                 accelerator.backward(&loss)?;
                 if let Some(max_norm) = max_norm.filter(|_| accelerator.sync_gradients()) {
-                    let _norm = accelerator.clip_grad_norm_(&model, max_norm, 2.0)?;
+                    let _norm = accelerator.clip_grad_norm_(&model, max_norm)?;
                 }
                 optimizer.step()?;
                 optimizer.zero_grad()
@@ -106,7 +106,7 @@ fn models_are_saved_in_16_bits_where_that_is_asked_for() {
             let trained = testing::ranks_with(world_size, by(&json), |accelerator| {
                 let (store, module) = model(&accelerator)?;
                 let prepared = accelerator.prepare(module)?;
-                accelerator.save_model(&prepared, folder.path())?;
+                accelerator.save_model(&prepared, folder.path(), &Default::default())?;
                 store.state_dict()
             });
             let mut found = Vec::new();

@@ -6,7 +6,8 @@ use accelerate::nn::{Linear, ModuleFn, ParamStore};
 use accelerate::optim::{AdamW, Sgd};
 use accelerate::testing::{ranks, ranks_with};
 use accelerate::{
-    Accelerator, AcceleratorBuilder, DataLoaderConfiguration, DistributedDataParallelKwargs, Error, ReduceOp, Result,
+    Accelerator, AcceleratorBuilder, DataLoaderConfiguration, DistributedDataParallelKwargs, Error, PadOptions,
+    ReduceOp, Result, SplitOptions,
 };
 use accelerate::{GradientAccumulationPlugin, PartialWindow};
 use std::collections::BTreeMap;
@@ -60,7 +61,7 @@ fn different_calls_are_shown_for_every_rank() {
         let error = if accelerator.is_main_process() {
             accelerator.gather(&tensor).unwrap_err()
         } else {
-            accelerator.reduce(&tensor, ReduceOp::Sum, 1.0).unwrap_err()
+            accelerator.reduce(&tensor, ReduceOp::Sum).unwrap_err()
         };
         Ok(error.to_string())
     })
@@ -82,7 +83,7 @@ fn reduce_knows_every_reduction() {
         let got = ranks(2, |accelerator| {
             let first = 2.0 * accelerator.process_index() as f32 + 1.0;
             let mine = floats(&[first, first + 1.0]);
-            let reduced = accelerator.reduce(&mine, reduction, 1.0)?;
+            let reduced = accelerator.reduce(&mine, reduction)?;
             assert_eq!(to_vec(&mine), [first, first + 1.0], "the input stays as it is");
             Ok(to_vec(&reduced))
         })
@@ -96,9 +97,10 @@ fn padding_makes_lengths_equal() {
     let got = ranks(3, |accelerator| {
         let length = accelerator.process_index() + 1;
         let mine = floats(&vec![1.0; length]);
-        let back = accelerator.pad_across_processes(&mine, 0, 0.0, false)?;
-        let front = accelerator.pad_across_processes(&mine, 0, -1.0, true)?;
-        let other_dim = accelerator.pad_across_processes(&mine, 1, 0.0, false)?;
+        let back = accelerator.pad_across_processes(&mine, PadOptions::default())?;
+        let front = accelerator
+            .pad_across_processes(&mine, PadOptions { pad_index: -1.0, pad_first: true, ..Default::default() })?;
+        let other_dim = accelerator.pad_across_processes(&mine, PadOptions { dim: 1, ..Default::default() })?;
         assert_eq!(other_dim.size(), [length as i64]);
         Ok((to_vec(&back), to_vec(&front)))
     })
@@ -140,9 +142,12 @@ fn inputs_are_split_over_ranks() {
             let items: Vec<usize> = (0..num_items).collect();
             let nested = BTreeMap::from([("a", items.clone()), ("b", items.clone())]);
             let tensor = Tensor::arange(num_items as i64, (Kind::Int64, Device::Cpu));
-            let mine = accelerator.split_between_processes(&items, padding)?;
-            assert_eq!(accelerator.split_between_processes(&nested, padding)?["b"], mine);
-            let rows = accelerator.split_between_processes(&tensor, padding)?;
+            let mine = accelerator.split_between_processes(&items, SplitOptions { apply_padding: padding })?;
+            assert_eq!(
+                accelerator.split_between_processes(&nested, SplitOptions { apply_padding: padding })?["b"],
+                mine
+            );
+            let rows = accelerator.split_between_processes(&tensor, SplitOptions { apply_padding: padding })?;
             assert_eq!(rows.size(), [mine.len() as i64]);
             Ok(mine.len())
         })
@@ -469,8 +474,8 @@ fn clipping_sees_true_gradients() {
             let (model, _optimizer) = accelerator.prepare((model, optimizer))?;
             let x = Tensor::from_slice2(&[[3f32, 4.0]]);
             accelerator.backward(&model.forward(&x)?.sum(None))?;
-            let norm = accelerator.clip_grad_norm_(&model, 1.0, 2.0)?.double_value(&[]);
-            let after = accelerator.clip_grad_norm_(&model, 100.0, 2.0)?.double_value(&[]);
+            let norm = accelerator.clip_grad_norm_(&model, 1.0)?.double_value(&[]);
+            let after = accelerator.clip_grad_norm_(&model, 100.0)?.double_value(&[]);
             Ok((norm, after))
         })
         .unwrap();

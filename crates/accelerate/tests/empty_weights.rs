@@ -136,11 +136,11 @@ fn what_needs_memory_says_so() {
     Linear::new(other.root(), 2, 2, Default::default()).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let accelerator = Accelerator::builder().cpu(true).build().unwrap();
-    accelerator.save_model(&other, folder.path()).unwrap();
+    accelerator.save_model(&other, folder.path(), &Default::default()).unwrap();
     let copied = linear.weight.copy_(&Tensor::from(1f32));
-    let loaded = store.load_state_dict(&other.state_dict().unwrap(), true).map(drop);
+    let loaded = store.load_state_dict(&other.state_dict().unwrap(), Default::default()).map(drop);
     let read = accelerator.load_checkpoint_in_model(&store, folder.path()).map(drop);
-    let saved = accelerator.save_model(&store, folder.path().join("new"));
+    let saved = accelerator.save_model(&store, folder.path().join("new"), &Default::default());
     for result in [copied, loaded, read, saved] {
         let text = format!("{:?}", result.unwrap_err());
         assert!(text.contains("Deferred { parameter:"), "{text}");

@@ -7,7 +7,7 @@ use accelerate::optim::{Optimizer, Sgd};
 use accelerate::testing::{ranks, ranks_with};
 use accelerate::{
     Accelerator, AcceleratorBuilder, DDPCommunicationHookType, DataLoaderConfiguration, DistributedDataParallelKwargs,
-    Error, GradScalerKwargs, GradientAccumulationPlugin, MixedPrecision, ReduceOp, Result,
+    Error, GradScalerKwargs, GradientAccumulationPlugin, JoinOptions, MixedPrecision, ReduceOp, Result,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -95,7 +95,7 @@ fn train(accelerator: &Accelerator, plan: Plan) -> Result<Vec<f32>> {
     let loader = numbers(plan.rows, plan.batch_size)?;
     let (model, mut optimizer, loader) = accelerator.prepare((model, optimizer, loader))?;
     for _ in 0..EPOCHS {
-        accelerator.join_uneven_inputs(&model, None, || {
+        accelerator.join_uneven_inputs(&model, JoinOptions::default(), || {
             for batch in loader.iter()? {
                 let x = batch?;
                 accelerator.accumulate(&model, || {
@@ -179,7 +179,7 @@ fn a_rank_far_behind_follows_through_a_whole_window() {
             let model = accelerator.prepare(ModuleFn::new(&store, move |x: &Tensor| linear.forward(x)))?;
             let rank = accelerator.process_index();
             let x = Tensor::full([1, 1], rank as f64 + 1.0, (Kind::Float, Device::Cpu));
-            accelerator.join_uneven_inputs(&model, None, || {
+            accelerator.join_uneven_inputs(&model, JoinOptions::default(), || {
                 for _ in 0..[4, 1][rank] {
                     accelerator.accumulate(&model, || accelerator.backward(&model.forward(&x)?.sum(None)))?;
                 }
@@ -252,7 +252,7 @@ fn buffers_come_from_a_rank_that_has_a_batch() {
                 tracked.unwrap().get().unwrap().to_kind(Kind::Double).double_value(&[])
             };
             let mut seen = Vec::new();
-            accelerator.join_uneven_inputs(&model, None, || {
+            accelerator.join_uneven_inputs(&model, JoinOptions::default(), || {
                 for _ in 0..batches[rank] {
                     let x = Tensor::from_slice(&[1f32, rank as f32]).unsqueeze(1);
                     accelerator.backward(&model.forward(&x)?.square().sum(Kind::Float))?;
@@ -279,7 +279,7 @@ fn the_rank_that_had_most_batches_is_copied() {
         let model = accelerator.prepare(ModuleFn::new(&store, move |x: &Tensor| linear.forward(x)))?;
         let rank = accelerator.process_index();
         // The last rank has most, contrary to what loaders do.
-        accelerator.join_uneven_inputs(&model, None, || {
+        accelerator.join_uneven_inputs(&model, JoinOptions::default(), || {
             for _ in 0..[1, 0, 3][rank] {
                 accelerator.backward(&model.forward(&Tensor::ones([1, 1], (Kind::Float, Device::Cpu)))?.sum(None))?;
             }
@@ -301,7 +301,7 @@ fn metrics_see_every_row_once_although_ranks_are_out_of_batches() {
                 let model = ModuleFn::new(&store, move |x: &Tensor| Net::forward(&layers, x));
                 let (model, loader) = accelerator.prepare((model, numbers(rows, batch_size)?))?;
                 let (mut seen, mut objects, mut means) = (Vec::new(), Vec::new(), 0);
-                accelerator.join_uneven_inputs(&model, None, || {
+                accelerator.join_uneven_inputs(&model, JoinOptions::default(), || {
                     for batch in loader.iter()? {
                         let x = batch?;
                         let error = loss(&model.forward(&x)?, &x);
@@ -351,11 +351,11 @@ fn another_collective_is_an_error_on_all_ranks() {
         let (store, layers) = (net.store.clone(), net.layers);
         let model = ModuleFn::new(&store, move |x: &Tensor| Net::forward(&layers, x));
         let (model, loader) = accelerator.prepare((model, numbers(4, 1)?))?;
-        let result = accelerator.join_uneven_inputs(&model, None, || {
+        let result = accelerator.join_uneven_inputs(&model, JoinOptions::default(), || {
             for batch in loader.iter()? {
                 let x = batch?;
                 accelerator.backward(&loss(&model.forward(&x)?, &x))?;
-                let _ = accelerator.reduce(&x.mean(None), ReduceOp::Mean, 1.0)?;
+                let _ = accelerator.reduce(&x.mean(None), ReduceOp::Mean)?;
             }
             Ok(())
         });
@@ -376,7 +376,7 @@ fn ranks_that_stray_are_shown() {
             let layers = net.layers;
             accelerator.prepare(ModuleFn::new(&net.store, move |x: &Tensor| Net::forward(&layers, x))).unwrap()
         });
-        let result = accelerator.join_uneven_inputs(&(&models[0], &models[1]), None, || {
+        let result = accelerator.join_uneven_inputs(&(&models[0], &models[1]), JoinOptions::default(), || {
             models[accelerator.process_index()].forward(&Tensor::from_slice(&[1f32]))
         });
         Ok(result.unwrap_err().to_string())
@@ -396,7 +396,7 @@ fn several_models_take_turns() {
             accelerator.prepare(ModuleFn::new(&net.store, move |x: &Tensor| Net::forward(&layers, x))).unwrap()
         });
         let loader = accelerator.prepare(numbers(7, 1)?)?;
-        accelerator.join_uneven_inputs(&(&models[0], &models[1]), None, || {
+        accelerator.join_uneven_inputs(&(&models[0], &models[1]), JoinOptions::default(), || {
             for (index, batch) in loader.iter()?.enumerate() {
                 let x = batch?;
                 // The second model is trained in every other round only, and twice then.
@@ -421,7 +421,7 @@ fn a_triggered_reduction_is_followed() {
         let linear = Linear::new(store.root(), 1, 1, Default::default())?;
         let weight = linear.weight.clone();
         let model = accelerator.prepare(ModuleFn::new(&store, move |x: &Tensor| linear.forward(x)))?;
-        accelerator.join_uneven_inputs(&model, None, || {
+        accelerator.join_uneven_inputs(&model, JoinOptions::default(), || {
             let x = Tensor::full([1, 1], 1.0 + accelerator.process_index() as f64, (Kind::Float, Device::Cpu));
             let loss = accelerator.no_sync(&model, || Ok(model.forward(&x)?.sum(None)))?;
             if accelerator.is_main_process() {
@@ -445,14 +445,16 @@ fn even_batches_are_overridden_for_the_time_of_the_join() {
         let loader = accelerator.prepare(numbers(3, 1)?)?;
         let mut lengths = vec![loader.len()];
         for even_batches in [Some(false), Some(true), None] {
-            accelerator.join_uneven_inputs(&model, even_batches, || {
+            accelerator.join_uneven_inputs(&model, JoinOptions { even_batches }, || {
                 lengths.push(loader.iter()?.count());
                 assert_eq!(loader.len(), lengths[lengths.len() - 1]);
                 Ok(())
             })?;
         }
         let failed =
-            accelerator.join_uneven_inputs(&model, Some(false), || -> Result<()> { Err(Error::other("enough")) });
+            accelerator.join_uneven_inputs(&model, JoinOptions { even_batches: Some(false) }, || -> Result<()> {
+                Err(Error::other("enough"))
+            });
         assert_eq!(failed.unwrap_err().to_string(), "enough");
         lengths.push(loader.len());
         // After an error too, reductions are no longer announced: the reducer's own collectives are not counted.
@@ -472,10 +474,11 @@ fn joins_are_not_nested_and_begin_alike() {
         let net = Net::new(3)?;
         let layers = net.layers;
         let model = accelerator.prepare(ModuleFn::new(&net.store, move |x: &Tensor| Net::forward(&layers, x)))?;
-        let inner = || accelerator.join_uneven_inputs(&model, None, || Ok(()));
-        let nested = accelerator.join_uneven_inputs(&model, None, inner).unwrap_err();
+        let inner = || accelerator.join_uneven_inputs(&model, JoinOptions::default(), || Ok(()));
+        let nested = accelerator.join_uneven_inputs(&model, JoinOptions::default(), inner).unwrap_err();
         let even = Some(accelerator.is_main_process());
-        let different = accelerator.join_uneven_inputs(&model, even, || Ok(())).unwrap_err();
+        let different =
+            accelerator.join_uneven_inputs(&model, JoinOptions { even_batches: even }, || Ok(())).unwrap_err();
         Ok([nested.to_string(), different.to_string()])
     })
     .unwrap();

@@ -4,7 +4,7 @@
 use accelerate::nn::{Linear, ModuleFn, ParamStore};
 use accelerate::optim::Sgd;
 use accelerate::testing::{ranks, ranks_with};
-use accelerate::{Accelerator, LocalSGD, Result};
+use accelerate::{Accelerator, LocalSGD, LocalSGDOptions, Result};
 use tch::{Device, Kind, Tensor};
 
 fn scalar(value: f64) -> Tensor {
@@ -28,7 +28,7 @@ fn train(accelerator: &Accelerator, local_sgd_steps: usize, enabled: bool, steps
     let optimizer = Sgd::new(&store, RATE)?;
     let model = ModuleFn::new(&store, move |x: &Tensor| linear.forward(x));
     let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
-    let mut local_sgd = LocalSGD::new(accelerator, &model, local_sgd_steps, enabled)?;
+    let mut local_sgd = LocalSGD::new(accelerator, &model, LocalSGDOptions { local_sgd_steps, enabled })?;
     let mut seen = Vec::new();
     for _ in 0..steps {
         accelerator.accumulate(&model, || {
@@ -101,7 +101,7 @@ fn one_local_step_of_sgd_with_momentum_equals_averaged_gradients() {
             let optimizer = Sgd::builder(&store).lr(RATE).momentum(0.9).build()?;
             let model = ModuleFn::new(&store, move |x: &Tensor| linear.forward(x));
             let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
-            let mut local_sgd = LocalSGD::new(&accelerator, &model, 1, enabled)?;
+            let mut local_sgd = LocalSGD::new(&accelerator, &model, LocalSGDOptions { local_sgd_steps: 1, enabled })?;
             let mut seen = Vec::new();
             for _ in 0..5 {
                 let error = model.forward(&scalar(accelerator.process_index() as f64 + 1.0))? - 1.0;
@@ -136,7 +136,7 @@ fn many_tensors_of_several_dtypes_travel_flat() {
                 param.copy_(&Tensor::full(param.shape(), value, (param.kind(), Device::Cpu)))?;
             }
             let collectives = collectives_so_far(&accelerator);
-            LocalSGD::new(&accelerator, &model, 1, true)?.finish()?;
+            LocalSGD::new(&accelerator, &model, 1)?.finish()?;
             assert_eq!(collectives_so_far(&accelerator) - collectives, 3, "one message for each dtype");
             Ok(store
                 .parameters()
@@ -165,7 +165,7 @@ fn gradients_are_averaged_again_afterwards_and_after_an_error() {
             let weight = linear.weight.clone();
             let model = ModuleFn::new(&store, move |x: &Tensor| linear.forward(x));
             let model = accelerator.prepare(model)?;
-            let local_sgd = LocalSGD::new(&accelerator, &model, 1, true)?;
+            let local_sgd = LocalSGD::new(&accelerator, &model, 1)?;
             let x = scalar(accelerator.process_index() as f64 + 1.0);
             accelerator.backward(&model.forward(&x)?.sum(None))?;
             let alone = weight.grad().unwrap().double_value(&[0, 0]);
@@ -201,7 +201,7 @@ fn nonsense_is_refused() {
     let error = ranks(2, |accelerator| {
         let (store, linear) = line(&accelerator)?;
         let model = accelerator.prepare(ModuleFn::new(&store, move |x: &Tensor| linear.forward(x)))?;
-        LocalSGD::new(&accelerator, &model, 0, true).map(drop)
+        LocalSGD::new(&accelerator, &model, 0).map(drop)
     })
     .unwrap_err();
     assert!(error.is_config() && error.to_string().contains("local_sgd_steps is 0"), "{error}");

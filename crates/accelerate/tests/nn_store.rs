@@ -45,11 +45,14 @@ fn parameters_come_in_the_order_of_their_making_without_buffers() {
 #[test]
 fn buffers_that_are_not_persistent_stay_out_of_the_state_dict() {
     let store = store();
-    store.root().buffer("position_ids", Tensor::arange(4, (Kind::Int64, Device::Cpu)), false).unwrap();
+    store
+        .root()
+        .buffer("position_ids", Tensor::arange(4, (Kind::Int64, Device::Cpu)), BufferOptions { persistent: false })
+        .unwrap();
     assert!(store.state_dict().unwrap().is_empty());
     assert_eq!(store.buffers().len(), 1);
-    store.load_state_dict(&StateDict::default(), true).unwrap();
-    let error = store.load_state_dict(&state(&[("position_ids", &[4])]), true).unwrap_err();
+    store.load_state_dict(&StateDict::default(), Default::default()).unwrap();
+    let error = store.load_state_dict(&state(&[("position_ids", &[4])]), Default::default()).unwrap_err();
     assert!(error.to_string().contains("1 unexpected: position_ids"), "{error}");
 }
 
@@ -70,7 +73,7 @@ fn a_name_is_given_once() {
     let taken = root.param("weight", ([2, 3], Init::Zeros)).unwrap();
     let errors = [
         root.param("weight", ([1], Init::Zeros)).unwrap_err(),
-        root.buffer("weight", ([1], Init::Zeros), true).unwrap_err(),
+        root.buffer("weight", ([1], Init::Zeros), Default::default()).unwrap_err(),
         root.alias("weight", &taken).unwrap_err(),
     ];
     for error in errors {
@@ -141,7 +144,7 @@ fn a_tied_weight_loads_under_any_of_its_names() {
         let store = store();
         let words = store.root().param("words", ([2], Init::Zeros)).unwrap();
         store.root().alias("decoder", &words).unwrap();
-        store.load_state_dict(&state(entries), true).unwrap();
+        store.load_state_dict(&state(entries), Default::default()).unwrap();
         assert_eq!(words.get().unwrap().double_value(&[1]), 3.0, "{entries:?}");
     }
 }
@@ -154,7 +157,7 @@ fn where_a_state_dict_has_both_names_of_a_tied_weight_the_first_counts() {
         store.root().alias("decoder", &words).unwrap();
         let value = |name: &str| Tensor::from_slice(&[if name == "words" { 1.0f32 } else { 2.0 }]);
         let state = order.iter().map(|name| (name.to_string(), value(name))).collect();
-        store.load_state_dict(&state, true).unwrap();
+        store.load_state_dict(&state, Default::default()).unwrap();
         assert_eq!(words.get().unwrap().double_value(&[0]), 1.0, "{order:?}");
     }
 }
@@ -177,7 +180,7 @@ fn loading_lists_everything_that_does_not_fit_and_changes_nothing() {
         root.param(name, ([2, 2], Init::Zeros)).unwrap();
     }
     let found = state(&[("good", &[2]), ("stranger", &[1]), ("short", &[2]), ("long", &[2, 3]), ("alien", &[1])]);
-    let error = store.load_state_dict(&found, true).unwrap_err();
+    let error = store.load_state_dict(&found, Default::default()).unwrap_err();
     assert!(error.is_weights());
     let text = error.to_string();
     for part in [
@@ -189,7 +192,7 @@ fn loading_lists_everything_that_does_not_fit_and_changes_nothing() {
     }
     assert_eq!(good.get().unwrap().double_value(&[0]), 0.0);
     // A wrong shape is an error also when names need not agree, as in PyTorch.
-    assert!(store.load_state_dict(&found, false).is_err());
+    assert!(store.load_state_dict(&found, LoadStateDictOptions { strict: false }).is_err());
 }
 
 #[test]
@@ -197,7 +200,7 @@ fn a_tolerant_load_reports_what_it_left_out() {
     let store = store();
     let good = store.root().param("good", ([2], Init::Zeros)).unwrap();
     store.root().param("absent", ([2], Init::Zeros)).unwrap();
-    let report = store.load_state_dict(&state(&[("good", &[2]), ("stranger", &[1])]), false).unwrap();
+    let report = store.load_state_dict(&state(&[("good", &[2]), ("stranger", &[1])]), LoadStateDictOptions { strict: false }).unwrap();
     assert_eq!(report.missing_keys, ["absent"]);
     assert_eq!(report.unexpected_keys, ["stranger"]);
     assert_eq!(good.get().unwrap().double_value(&[0]), 3.0);
@@ -209,7 +212,7 @@ fn loading_casts_and_keeps_the_parameter_trainable() {
     let weight = store.root().param("weight", ([2], Init::Zeros)).unwrap();
     let half: StateDict =
         [("weight".to_string(), Tensor::full([2], 0.5, (Kind::BFloat16, Device::Cpu)))].into_iter().collect();
-    store.load_state_dict(&half, true).unwrap();
+    store.load_state_dict(&half, Default::default()).unwrap();
     assert_eq!(weight.get().unwrap(), Tensor::full([2], 0.5, CPU));
     assert!(weight.get().unwrap().is_leaf() && weight.requires_grad());
 }
@@ -219,7 +222,7 @@ fn old_files_without_a_batch_counter_load() {
     let store = store();
     BatchNorm1d::new(store.root(), 2, Default::default()).unwrap();
     let found = state(&[("weight", &[2]), ("bias", &[2]), ("running_mean", &[2]), ("running_var", &[2])]);
-    store.load_state_dict(&found, true).unwrap();
+    store.load_state_dict(&found, Default::default()).unwrap();
 }
 
 #[test]

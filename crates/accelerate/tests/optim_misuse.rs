@@ -4,7 +4,7 @@
 use accelerate::nn::{Init, ModuleFn, Param, ParamStore};
 use accelerate::optim::{Adafactor, AdamW, LinearWithWarmup, Lion, Optimizer, Sgd};
 use accelerate::tch::{Device, Kind, Tensor};
-use accelerate::{Accelerator, Error, GradScalerKwargs, MixedPrecision};
+use accelerate::{Accelerator, Error, GradScalerKwargs, MixedPrecision, PrepareModelOptions};
 
 fn weight(kind: Kind) -> (ParamStore, Param) {
     let store = ParamStore::new(Device::Cpu);
@@ -31,13 +31,13 @@ fn clipping_after_the_step_is_refused() {
         let mut optimizer = accelerator.prepare(AdamW::new(&store, 0.1).unwrap()).unwrap();
         for drops in [false, true] {
             backward(&accelerator, &weight).unwrap();
-            let _norm = accelerator.clip_grad_norm_(&store, 1.0, 2.0).unwrap();
+            let _norm = accelerator.clip_grad_norm_(&store, 1.0).unwrap();
             optimizer.step().unwrap();
             if drops {
                 optimizer.zero_grad().unwrap();
             }
             for error in [
-                accelerator.clip_grad_norm_(&store, 1.0, 2.0).unwrap_err(),
+                accelerator.clip_grad_norm_(&store, 1.0).unwrap_err(),
                 accelerator.clip_grad_value_(&store, 1.0).unwrap_err(),
             ] {
                 let text = error.to_string();
@@ -56,8 +56,8 @@ fn one_optimizer_that_has_not_stepped_is_reason_enough_to_clip() {
     backward(&accelerator, &first).unwrap();
     backward(&accelerator, &second).unwrap();
     first_optimizer.step().unwrap();
-    let _norm = accelerator.clip_grad_norm_(&vec![first, second], 1.0, 2.0).unwrap();
-    assert!(accelerator.clip_grad_norm_(&first_store, 1.0, 2.0).is_err());
+    let _norm = accelerator.clip_grad_norm_(&vec![first, second], 1.0).unwrap();
+    assert!(accelerator.clip_grad_norm_(&first_store, 1.0).is_err());
 }
 
 #[test]
@@ -100,7 +100,9 @@ fn stepping_an_optimizer_that_was_not_prepared_is_refused() {
     let _model = model.into_inner();
     taken_back.step().unwrap();
     // A model that is only evaluated is nobody's concern.
-    let _evaluated = accelerator.prepare_model(module(&store), true).unwrap();
+    let _evaluated = accelerator
+        .prepare_model(module(&store), PrepareModelOptions { evaluation_mode: true, ..Default::default() })
+        .unwrap();
     taken_back.step().unwrap();
     let _model = accelerator.prepare(module(&store)).unwrap();
     accelerator.free_memory();

@@ -131,7 +131,7 @@ fn state_moves_out_in_the_middle_and_loads_from_either() {
             // State that was there before goes.
             step(&third, &mut *loaded, 7, None).unwrap();
             loaded.load_state_dict(&kept.state_dict().unwrap()).unwrap();
-            third.load_state_dict(&here.state_dict().unwrap(), true).unwrap();
+            third.load_state_dict(&here.state_dict().unwrap(), Default::default()).unwrap();
             for number in 1..4 {
                 for (store, optimizer) in [(&here, &mut kept), (&there, &mut moved), (&third, &mut loaded)] {
                     step(store, &mut **optimizer, number, None).unwrap();

@@ -7,7 +7,7 @@ use accelerate::GradScalerKwargs;
 use accelerate::nn::{ParamStore, init::Init};
 use accelerate::optim::schedule::OneCycle;
 use accelerate::optim::{
-    Adafactor, Adagrad, Adam, AdamW, AdamW8bit, AnnealStrategy, ConstantWithWarmup, CosineAnnealingLr,
+    Adafactor, Adagrad, Adam, AdamW, AdamW8bit, AnnealStrategy, ClipGradNorm, ConstantWithWarmup, CosineAnnealingLr,
     CosineWithHardRestartsWithWarmup, CosineWithWarmup, ExponentialLr, GradScaler, InverseSqrtWithWarmup, LambdaLr,
     LinearLr, LinearWithWarmup, Lion, LrScheduler, MultiStepLr, OneCycleLr, Optimizer, ParamGroup, Plateau,
     PolynomialLr, PolynomialWithWarmup, RMSprop, ReduceLrOnPlateau, Sgd, StepLr, Warmup, clip_grad_norm_,
@@ -351,7 +351,9 @@ fn optim_clipping_follows_pytorch() {
         }
         let norm_type = case["norm_type"].as_f64().unwrap_or(f64::INFINITY);
         let max_norm = case["max_norm"].as_f64().unwrap();
-        let norm = clip_grad_norm_(&store.trainable_parameters(), max_norm, norm_type).unwrap();
+        let norm =
+            clip_grad_norm_(&store.trainable_parameters(), ClipGradNorm { max_norm, norm_type, ..Default::default() })
+                .unwrap();
         let what = format!("norm of order {norm_type}, at most {max_norm}");
         assert_close(&[norm.double_value(&[])], &[case["total_norm"].as_f64().unwrap()], 1e-6, &what);
         for name in names {

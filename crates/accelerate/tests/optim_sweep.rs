@@ -64,7 +64,7 @@ fn train<O: Optimizer>(
 
 fn compare<O: Optimizer>(precision: MixedPrecision, kind: Kind, unscale_first: bool, make: impl Fn(&ParamStore) -> O) {
     let one_by_one = |accelerator: &Accelerator, params: &[Param], optimizer: &mut AcceleratedOptimizer<O>| {
-        let norm = accelerator.clip_grad_norm_(params, MAX_NORM, 2.0)?;
+        let norm = accelerator.clip_grad_norm_(params, MAX_NORM)?;
         optimizer.step()?;
         optimizer.zero_grad()?;
         Ok(norm)

@@ -53,7 +53,7 @@ fn a_trace_is_json_with_what_was_asked_for() {
         ..Default::default()
     };
     for kwargs in [&plain, &full] {
-        let _ = accelerator().profile_with(kwargs, |_| work()).unwrap();
+        let _ = accelerator().profile(kwargs.clone(), |_| work()).unwrap();
     }
     let plain = events(&folder.path().join("plain/profile_0.json"));
     let full = events(&folder.path().join("full/profile_0.json"));
@@ -76,7 +76,7 @@ fn sums_are_those_of_the_work() {
     let _alone = alone();
     let kwargs = ProfileKwargs { record_shapes: true, profile_memory: true, with_flops: true, ..Default::default() };
     let accelerator = Accelerator::builder().cpu(true).kwargs_handler(kwargs).build().unwrap();
-    let (sizes, trace) = accelerator.profile(|_| Ok((work()?.size(), work()?.size()))).unwrap();
+    let (sizes, trace) = accelerator.profile(None, |_| Ok((work()?.size(), work()?.size()))).unwrap();
     assert_eq!(sizes, (vec![4, 4], vec![4, 4]));
     let averages = trace.as_ref().unwrap().key_averages().unwrap();
     let product = averages.get("aten::mm").unwrap();
@@ -113,7 +113,7 @@ fn every_cycle_of_a_schedule_has_its_file_and_its_call() {
         ..Default::default()
     };
     let (steps, last) = accelerator()
-        .profile_with(&kwargs, |profiler| {
+        .profile(kwargs, |profiler| {
             for _ in 0..12 {
                 let _ = work()?;
                 profiler.step()?;
@@ -145,7 +145,7 @@ fn a_cycle_that_the_loop_cuts_short_is_handed_over_and_none_is_none() {
     let schedule = ScheduleOption { wait: 2, active: 5, ..Default::default() };
     let kwargs = ProfileKwargs { schedule_option: Some(schedule), ..Default::default() };
     let steps = |count: u32| {
-        let run = accelerator().profile_with(&kwargs, |profiler| {
+        let run = accelerator().profile(kwargs.clone(), |profiler| {
             for _ in 0..count {
                 let _ = work()?;
                 profiler.step()?;
@@ -167,7 +167,7 @@ fn stacks_and_modules_are_those_of_torchscript() {
     let x = Tensor::ones([2, 3], (Kind::Float, Device::Cpu));
     let kwargs = ProfileKwargs { with_stack: true, with_modules: true, ..Default::default() };
     let (_, trace) = accelerator()
-        .profile_with(&kwargs, |_| {
+        .profile(kwargs, |_| {
             let _ = accelerate::nn::Module::forward(&model, &x)?;
             work()
         })
@@ -191,14 +191,14 @@ fn wishes_that_cannot_be_honoured_are_errors() {
         (activities(&[]), "ProfileKwargs.activities is empty"),
         (ProfileKwargs { schedule_option: Some(schedule), ..Default::default() }, "schedule_option.active is 0"),
     ] {
-        let error = accelerator().profile_with(&kwargs, |_| work()).unwrap_err();
+        let error = accelerator().profile(kwargs, |_| work()).unwrap_err();
         assert!(error.is_config() && error.to_string().contains(words), "{error}");
     }
     if !accelerate::tch::Cuda::is_available() {
-        let error = accelerator().profile_with(&activities(&[ProfilerActivity::Cuda]), |_| work()).unwrap_err();
+        let error = accelerator().profile(activities(&[ProfilerActivity::Cuda]), |_| work()).unwrap_err();
         assert!(error.is_config() && error.to_string().contains("no CUDA device"), "{error}");
     }
-    let nested = accelerator().profile(|_| accelerator().profile(|_| work())).unwrap_err();
+    let nested = accelerator().profile(None, |_| accelerator().profile(None, |_| work())).unwrap_err();
     assert!(nested.to_string().contains("a profiler is running in this process already"), "{nested}");
 }
 
@@ -207,17 +207,17 @@ fn failures_inside_end_the_profile_without_a_file() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let kwargs = ProfileKwargs { output_trace_dir: Some(folder.path().to_owned()), ..Default::default() };
-    let failed = accelerator().profile_with(&kwargs, |_| -> Result<()> { Err(Error::other("no data")) });
+    let failed = accelerator().profile(kwargs, |_| -> Result<()> { Err(Error::other("no data")) });
     assert_eq!(failed.unwrap_err().to_string(), "no data");
     assert!(files(folder.path()).is_empty());
     // The profiler is free again, also for a file that is in the way of the folder.
     let blocked = folder.path().join("file");
     std::fs::write(&blocked, "").unwrap();
     let kwargs = ProfileKwargs { output_trace_dir: Some(blocked), ..Default::default() };
-    let error = accelerator().profile_with(&kwargs, |_| work()).unwrap_err();
+    let error = accelerator().profile(kwargs, |_| work()).unwrap_err();
     assert!(error.to_string().contains("file"), "{error}");
     let refusing = OnTraceReady::new(|_| Err(Error::other("not today")));
     let kwargs = ProfileKwargs { on_trace_ready: Some(refusing), ..Default::default() };
-    assert_eq!(accelerator().profile_with(&kwargs, |_| work()).unwrap_err().to_string(), "not today");
-    let _ = accelerator().profile(|_| work()).unwrap();
+    assert_eq!(accelerator().profile(kwargs, |_| work()).unwrap_err().to_string(), "not today");
+    let _ = accelerator().profile(None, |_| work()).unwrap();
 }

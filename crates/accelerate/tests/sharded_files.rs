@@ -2,7 +2,8 @@
 //! one rank.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use accelerate::checkpoint::{LoadOptions, SaveOptions, load_checkpoint_in_model, load_file, save_model_weights};
+use accelerate::checkpoint::{LoadOptions, load_checkpoint_in_model, load_file, save_model_weights};
+use accelerate::nn::BufferOptions;
 use accelerate::nn::*;
 use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{
@@ -46,7 +47,7 @@ fn store() -> Result<ParamStore> {
     root.param("scale", ([0i64; 0], Init::Ones))?;
     root.param("empty", ([0, 3], Init::Ones))?;
     BatchNorm1d::new(&root / "norm", 5, Default::default())?;
-    root.buffer("scratch", Tensor::zeros([2], (Kind::Float, Device::Cpu)), false)?;
+    root.buffer("scratch", Tensor::zeros([2], (Kind::Float, Device::Cpu)), BufferOptions { persistent: false })?;
     (&root / "head").alias("weight", &embed.weight)?;
     store.get("blocks.2.up.weight").unwrap().set_requires_grad(false)?;
     Ok(store)
@@ -110,7 +111,7 @@ fn read(folder: &Path) -> Contents {
 
 fn save(world_size: usize, strategy: ShardingStrategy, seed: f64, folder: &Path) {
     testing::ranks_with(world_size, sharded(strategy), |accelerator| {
-        accelerator.save_model(&prepared(&accelerator, seed)?, folder)
+        accelerator.save_model(&prepared(&accelerator, seed)?, folder, &Default::default())
     })
     .unwrap();
 }
@@ -118,7 +119,7 @@ fn save(world_size: usize, strategy: ShardingStrategy, seed: f64, folder: &Path)
 /// The error of each rank.
 fn failed_save(world_size: usize, seed: f64, folder: &Path) -> Vec<String> {
     testing::ranks_with(world_size, sharded(ShardingStrategy::FullShard), |accelerator| {
-        let error = accelerator.save_model(&prepared(&accelerator, seed)?, folder).unwrap_err();
+        let error = accelerator.save_model(&prepared(&accelerator, seed)?, folder, &Default::default()).unwrap_err();
         assert!(error.is_weights(), "{error}");
         Ok(error.to_string())
     })
@@ -156,7 +157,7 @@ fn files_are_balanced_and_no_larger_than_asked_for() {
         let folder = TempDir::new().unwrap();
         testing::ranks_with(num_ranks, sharded(ShardingStrategy::FullShard), |accelerator| {
             let options = SaveModelOptions { max_shard_size: max_shard_size.to_owned(), ..Default::default() };
-            accelerator.save_model_with(&prepared(&accelerator, 1.0)?, folder.path(), &options)
+            accelerator.save_model(&prepared(&accelerator, 1.0)?, folder.path(), &options)
         })
         .unwrap();
         assert_eq!(read(folder.path()), wanted(1.0));
@@ -187,12 +188,12 @@ fn one_rank_and_replicas_write_what_they_always_wrote() {
     let plain = TempDir::new().unwrap();
     let store = store().unwrap();
     fill(&store, 3.0).unwrap();
-    save_model_weights(&store, plain.path(), &SaveOptions::default()).unwrap();
+    save_model_weights(&store, plain.path(), &SaveModelOptions::default()).unwrap();
     let bytes = fs::read(plain.path().join("model.safetensors")).unwrap();
     for (world_size, builder) in [(1, sharded(ShardingStrategy::FullShard)), (2, Accelerator::builder())] {
         let folder = TempDir::new().unwrap();
         testing::ranks_with(world_size, builder, |accelerator| {
-            accelerator.save_model(&prepared(&accelerator, 3.0)?, folder.path())
+            accelerator.save_model(&prepared(&accelerator, 3.0)?, folder.path(), &Default::default())
         })
         .unwrap();
         assert_eq!(listing(folder.path()), ["model.safetensors"]);
@@ -287,9 +288,9 @@ fn disagreeing_in_type(
     testing::ranks_with(3, sharded(ShardingStrategy::FullShard), |accelerator| {
         let (folder, size) = of_rank(accelerator.process_index());
         let dtype = dtype(accelerator.process_index());
-        let options = SaveModelOptions { max_shard_size: size.to_owned(), dtype };
+        let options = SaveModelOptions { max_shard_size: size.to_owned(), dtype, ..Default::default() };
         let store = prepared(&accelerator, 2.0)?;
-        let error = accelerator.save_model_with(&store, folder, &options).unwrap_err();
+        let error = accelerator.save_model(&store, folder, &options).unwrap_err();
         // The ranks are in step: whatever follows works.
         assert_eq!(contents(store.state_dict()?.iter()), wanted(2.0));
         Ok(error.to_string())
@@ -341,14 +342,14 @@ fn on_each_node_one_process_writes_everything() {
     testing::ranks_with(3, builder.clone(), |accelerator| {
         let store = prepared(&accelerator, 1.0)?;
         let own = if accelerator.is_local_main_process() { &folder.path().join("saved") } else { &nowhere };
-        accelerator.save_model(&store, own)
+        accelerator.save_model(&store, own, &Default::default())
     })
     .unwrap();
     assert_eq!(listing(&folder.path().join("saved")), ["model.safetensors"]);
     assert_eq!(read(&folder.path().join("saved")), wanted(1.0));
 
     let texts = testing::ranks_with(3, builder, |accelerator| {
-        let error = accelerator.save_model(&prepared(&accelerator, 1.0)?, &nowhere).unwrap_err();
+        let error = accelerator.save_model(&prepared(&accelerator, 1.0)?, &nowhere, &Default::default()).unwrap_err();
         Ok(error.to_string())
     })
     .unwrap();

@@ -71,7 +71,7 @@ fn run(accelerator: &Accelerator, make: Maker, taken: Taken<'_>, steps: std::ops
         Taken::Whole(saved) => {
             let ranks = saved.lock().unwrap();
             let (weights, state) = &ranks[ranks.len() - 1].whole;
-            store.load_state_dict(weights, true)?;
+            store.load_state_dict(weights, Default::default())?;
             optimizer.load_state_dict(state)?;
         }
         Taken::Parts(saved) => {

@@ -4,11 +4,11 @@
 use accelerate::nn::{
     Embedding, EmbeddingConfig, Init, Linear, LinearConfig, Module, ModuleFn, Param, ParamStore, ScriptModule,
 };
-use accelerate::optim::{Adafactor, AdamW, AdamW8bit, Optimizer, Sgd};
+use accelerate::optim::{Adafactor, AdamW, AdamW8bit, ClipGradNorm, Optimizer, Sgd};
 use accelerate::tch::{self, Device, Kind, Tensor};
 use accelerate::{
-    Accelerator, AutoWrapPolicy, Error, FloatType, FullyShardedDataParallelPlugin, LocalSGD, MixedPrecision,
-    MixedPrecisionPolicy, Result, ShardingStrategy, testing,
+    Accelerator, AutoWrapPolicy, Error, FloatType, FullyShardedDataParallelPlugin, JoinOptions, LocalSGD,
+    MixedPrecision, MixedPrecisionPolicy, Result, ShardingStrategy, testing,
 };
 
 /// What a run gave: losses, norms before clipping, and the parameters by name.
@@ -79,7 +79,8 @@ fn train(accelerator: &Accelerator, case: Case) -> Result<Outcome> {
                 if let Some(max_norm) = case.max_norm
                     && accelerator.sync_gradients()
                 {
-                    norms.push(accelerator.clip_grad_norm_(&model, max_norm, case.norm_type)?.double_value(&[]));
+                    let clipping = ClipGradNorm { max_norm, norm_type: case.norm_type, ..Default::default() };
+                    norms.push(accelerator.clip_grad_norm_(&model, clipping)?.double_value(&[]));
                 }
                 step()
             })?;
@@ -287,7 +288,7 @@ fn weights_move(
         let (store, module) = model(&accelerator)?;
         let model = accelerator.prepare(module)?;
         store.get("embed.weight").unwrap().copy_(&Tensor::from(7f32))?;
-        accelerator.save_model(&model, folder.path())?;
+        accelerator.save_model(&model, folder.path(), &Default::default())?;
         accelerator.wait_for_everyone()
     })
     .unwrap();
@@ -316,8 +317,8 @@ fn what_needs_whole_parameters_is_refused() {
         let adafactor = Adafactor::new(&store, 0.1)?;
         let (model, mut adafactor) = accelerator.prepare((module, adafactor))?;
         let text = |result: Result<()>| result.unwrap_err().to_string();
-        let local_sgd: Result<(), Error> = LocalSGD::new(&accelerator, &model, 2, true).map(drop);
-        let join = accelerator.join_uneven_inputs(&model, Some(false), || Ok(()));
+        let local_sgd: Result<(), Error> = LocalSGD::new(&accelerator, &model, 2).map(drop);
+        let join = accelerator.join_uneven_inputs(&model, JoinOptions { even_batches: Some(false) }, || Ok(()));
         Ok([text(adafactor.step()), text(store.to_kind(Kind::Double)), text(local_sgd), text(join)])
     })
     .unwrap();

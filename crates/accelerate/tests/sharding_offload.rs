@@ -229,7 +229,7 @@ fn files_are_those_of_a_model_in_memory() {
         testing::ranks_with(3, builder, |accelerator| {
             let store = ParamStore::new(accelerator.device());
             let model = accelerator.prepare(model(&store)?)?;
-            accelerator.save_model(&model, folder)
+            accelerator.save_model(&model, folder, &Default::default())
         })
         .unwrap();
     };

@@ -7,7 +7,7 @@ use accelerate::optim::AdamW;
 use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{
     Accelerator, AcceleratorBuilder, AutoWrapPolicy, FullyShardedDataParallelPlugin, GradientAccumulationPlugin,
-    MixedPrecision, OffloadTarget, Result, ShardingStrategy, testing,
+    MixedPrecision, OffloadTarget, PrepareModelOptions, Result, ShardingStrategy, testing,
 };
 
 const FROZEN: &str = "layers.2.bias";
@@ -105,7 +105,8 @@ fn what_is_only_evaluated_stays_in_16_bits() {
     let builder = Accelerator::builder().mixed_precision(MixedPrecision::Bf16).fsdp_plugin(plugin(FullShard));
     let kinds = testing::ranks_with(2, builder, |accelerator| {
         let (store, module) = model(Kind::BFloat16, 0.0)?;
-        let model = accelerator.prepare_model(module, true)?;
+        let model =
+            accelerator.prepare_model(module, PrepareModelOptions { evaluation_mode: true, ..Default::default() })?;
         let input = Tensor::ones([2, 5], (Kind::Float, Device::Cpu));
         let _output = accelerate::tch::no_grad(|| model.forward(&input))?;
         Ok(store.parameters().iter().map(|param| param.local().kind()).collect::<Vec<_>>())

@@ -2,9 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use accelerate::checkpoint::{
-    LoadOptions, SaveOptions, load_checkpoint_in_model, load_file, save_file, save_model_weights,
-};
+use accelerate::SaveModelOptions;
+use accelerate::checkpoint::{LoadOptions, load_checkpoint_in_model, load_file, save_file, save_model_weights};
 use accelerate::nn::*;
 use accelerate::tch::{Device, Kind, Tensor};
 use std::fs;
@@ -28,7 +27,7 @@ fn saved() -> (TempDir, Vec<PathBuf>) {
     for param in store.parameters() {
         param.copy_(&Tensor::ones([4], CPU)).unwrap();
     }
-    let options = SaveOptions { max_shard_bytes: 16, ..Default::default() };
+    let options = SaveModelOptions { max_shard_size: "16B".into(), ..Default::default() };
     let files = save_model_weights(&store, folder.path(), &options).unwrap();
     assert_eq!(files.len(), 4);
     (folder, files)
@@ -246,7 +245,8 @@ fn folders_without_weights_say_what_they_hold() {
 #[test]
 fn a_folder_with_one_file_of_another_name_is_understood() {
     let folder = TempDir::new().unwrap();
-    save_model_weights(&model(), folder.path(), &SaveOptions { stem: "adapter".into(), ..Default::default() }).unwrap();
+    save_model_weights(&model(), folder.path(), &SaveModelOptions { stem: "adapter".into(), ..Default::default() })
+        .unwrap();
     load_checkpoint_in_model(&model(), folder.path(), &LoadOptions::default()).unwrap();
 }
 
@@ -264,8 +264,8 @@ fn a_failed_save_leaves_the_earlier_one_and_no_litter() {
     let store = model();
     // The last tensor cannot be written: the format has no such type.
     let complex = Tensor::zeros([16], (Kind::ComplexDouble, Device::Cpu));
-    store.root().buffer("wave", complex, true).unwrap();
-    let options = SaveOptions { max_shard_bytes: 16, ..Default::default() };
+    store.root().buffer("wave", complex, Default::default()).unwrap();
+    let options = SaveModelOptions { max_shard_size: "16B".into(), ..Default::default() };
     let error = save_model_weights(&store, folder.path(), &options).unwrap_err();
     let text = error.to_string();
     assert!(error.is_weights() && text.contains("`wave`") && text.contains("ComplexDouble"), "{text}");
@@ -281,7 +281,7 @@ fn shards_of_two_saves_never_load_as_one() {
     let old_shard = fs::read(&files[2]).unwrap();
     fs::remove_file(&files[2]).unwrap();
     fs::create_dir_all(files[2].join("in the way")).unwrap();
-    let options = SaveOptions { max_shard_bytes: 16, ..Default::default() };
+    let options = SaveModelOptions { max_shard_size: "16B".into(), ..Default::default() };
     let error = save_model_weights(&model(), folder.path(), &options).unwrap_err();
     assert!(error.to_string().contains("cannot move into place"), "{error}");
     // What a crash between two renames would have left: new shards, and the last one old.
@@ -295,7 +295,7 @@ fn a_folder_that_cannot_be_made_is_named() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
-    let error = save_model_weights(&model(), file.join("out"), &SaveOptions::default()).unwrap_err();
+    let error = save_model_weights(&model(), file.join("out"), &SaveModelOptions::default()).unwrap_err();
     assert!(error.is_weights() && error.to_string().contains("cannot create"), "{error}");
 }
 
@@ -308,7 +308,7 @@ fn a_full_disk_is_reported() {
         let folder = TempDir::new().unwrap();
         let temporary = format!(".model.safetensors.{}.tmp", std::process::id());
         std::os::unix::fs::symlink(device, folder.path().join(temporary)).unwrap();
-        let error = save_model_weights(&model(), folder.path(), &SaveOptions::default()).unwrap_err();
+        let error = save_model_weights(&model(), folder.path(), &SaveModelOptions::default()).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("cannot write") && text.contains("model.safetensors"), "{text}");
         assert!(fs::read_dir(folder.path()).unwrap().next().is_none());

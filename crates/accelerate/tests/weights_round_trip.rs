@@ -2,13 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use accelerate::FloatType;
 use accelerate::checkpoint::{
-    LoadOptions, SaveOptions, load_checkpoint_in_model, load_file, modern_layer_norm_names, save_file,
-    save_model_weights,
+    LoadOptions, load_checkpoint_in_model, load_file, modern_layer_norm_names, save_file, save_model_weights,
 };
 use accelerate::nn::*;
 use accelerate::tch::{Device, Kind, Tensor};
+use accelerate::{FloatType, SaveModelOptions};
 use safetensors::tensor::{Dtype, TensorView};
 use std::collections::HashMap;
 use std::fs;
@@ -48,8 +47,8 @@ fn listing(folder: &Path) -> Vec<String> {
     names
 }
 
-fn in_shards_of(max_shard_bytes: u64) -> SaveOptions {
-    SaveOptions { max_shard_bytes, ..Default::default() }
+fn in_shards_of(max_shard_bytes: u64) -> SaveModelOptions {
+    SaveModelOptions { max_shard_size: format!("{max_shard_bytes}B"), ..Default::default() }
 }
 
 #[test]
@@ -178,7 +177,7 @@ fn loading_casts_to_the_models_element_type() {
     let folder = TempDir::new().unwrap();
     let saved = model(1.0);
     saved.to_kind(Kind::BFloat16).unwrap();
-    save_model_weights(&saved, folder.path(), &SaveOptions::default()).unwrap();
+    save_model_weights(&saved, folder.path(), &SaveModelOptions::default()).unwrap();
     let loaded = model(0.0);
     load_checkpoint_in_model(&loaded, folder.path(), &LoadOptions::default()).unwrap();
     let words = loaded.get("words.weight").unwrap();
@@ -214,7 +213,7 @@ fn parameters_that_share_memory_are_written_once_and_load() {
     let folder = TempDir::new().unwrap();
     let saved = make();
     saved.get("first").unwrap().copy_(&Tensor::from_slice(&[1f32, 2.0, 3.0])).unwrap();
-    let files = save_model_weights(&saved, folder.path(), &SaveOptions::default()).unwrap();
+    let files = save_model_weights(&saved, folder.path(), &SaveModelOptions::default()).unwrap();
     assert_eq!(load_file(&files[0]).unwrap().names().collect::<Vec<_>>(), ["first"]);
     let loaded = make();
     load_checkpoint_in_model(&loaded, folder.path(), &LoadOptions::default()).unwrap();
@@ -268,11 +267,11 @@ fn real_numbers_are_written_in_the_type_that_is_asked_for_and_nothing_else() {
     let store = ParamStore::new(Device::Cpu);
     for (index, kind) in kinds.into_iter().enumerate() {
         let values = (Tensor::arange(5, (Kind::Float, Device::Cpu)) - 1.3).to_kind(kind);
-        store.root().buffer(&format!("b{index}"), values, true).unwrap();
+        store.root().buffer(&format!("b{index}"), values, Default::default()).unwrap();
     }
     let folder = TempDir::new().unwrap();
     for max_shard_bytes in [20, 1_000_000] {
-        let options = SaveOptions { max_shard_bytes, dtype: Some(FloatType::BFloat16), ..Default::default() };
+        let options = SaveModelOptions { dtype: Some(FloatType::BFloat16), ..in_shards_of(max_shard_bytes) };
         let files = save_model_weights(&store, folder.path(), &options).unwrap();
         let mut found = Vec::new();
         for file in files.iter().filter(|file| file.extension().unwrap() == "safetensors") {
@@ -293,7 +292,7 @@ fn real_numbers_are_written_in_the_type_that_is_asked_for_and_nothing_else() {
 fn two_models_share_a_folder_under_different_stems() {
     let folder = TempDir::new().unwrap();
     for stem in ["student", "teacher"] {
-        let options = SaveOptions { stem: stem.into(), max_shard_bytes: 60, ..Default::default() };
+        let options = SaveModelOptions { stem: stem.into(), max_shard_size: "60B".into(), ..Default::default() };
         save_model_weights(&model(0.0), folder.path(), &options).unwrap();
     }
     assert_eq!(listing(folder.path()).len(), 8);
@@ -310,7 +309,7 @@ fn files_are_readable_like_any_other_the_user_makes() {
     let folder = TempDir::new().unwrap();
     let plain = folder.path().join("plain");
     fs::write(&plain, "").unwrap();
-    let files = save_model_weights(&model(0.0), folder.path(), &SaveOptions::default()).unwrap();
+    let files = save_model_weights(&model(0.0), folder.path(), &SaveModelOptions::default()).unwrap();
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
     assert_eq!(mode(&files[0]), mode(&plain));
 }

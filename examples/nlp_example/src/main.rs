@@ -7,8 +7,8 @@ use accelerate::nn::{Module, ParamStore};
 use accelerate::optim::{AcceleratedOptimizer, AcceleratedScheduler, AdamW, LinearWithWarmup, no_decay};
 use accelerate::tch::{self, Tensor};
 use accelerate::{
-    Accelerator, DataLoaderConfiguration, Error, MixedPrecision, PreparedModel, ProjectConfiguration, ReduceOp,
-    set_seed,
+    Accelerator, DataLoaderConfiguration, Error, MixedPrecision, PrepareModelOptions, PreparedModel,
+    ProjectConfiguration, ReduceOp, main_println, set_seed,
 };
 use anyhow::Context;
 use nlp_example::arguments::{Arguments, Precision};
@@ -55,7 +55,7 @@ fn main() -> anyhow::Result<()> {
     if let Some(folder) = &pretrained {
         let new = bert::load_weights(&store, folder)?;
         if !new.is_empty() {
-            accelerator.print(format_args!("not in the loaded model, so learned from scratch: {}", new.join(", ")));
+            main_println!(accelerator, "not in the loaded model, so learned from scratch: {}", new.join(", "));
         }
     }
 
@@ -214,7 +214,7 @@ impl<'a> Training<'a> {
         self.time += started_at.elapsed();
         self.num_samples += self.train_loader.total_dataset_length();
         // One exchange for the whole epoch; a step has no other than that of its gradients.
-        let losses = accelerator.reduce(&Tensor::f_stack(&losses, 0)?, ReduceOp::Mean, 1.0)?;
+        let losses = accelerator.reduce(&Tensor::f_stack(&losses, 0)?, ReduceOp::Mean)?;
         Ok(Vec::<f64>::try_from(losses)?)
     }
 
@@ -262,14 +262,14 @@ fn save(
     folder: &Path,
 ) -> anyhow::Result<()> {
     accelerator.wait_for_everyone()?;
-    accelerator.save_model(model, folder)?;
+    accelerator.save_model(model, folder, &Default::default())?;
     if accelerator.is_local_main_process() {
         config.save(folder)?;
         let path = folder.join(TOKENIZER_FILE);
         std::fs::write(&path, tokenizer.to_json()?).with_context(|| format!("cannot write {}", path.display()))?;
         history.save_svg(&folder.join("loss.svg"), "BERT for text classification")?;
     }
-    accelerator.print(format_args!("model, tokenizer and loss curve (loss.svg) are in {}", folder.display()));
+    main_println!(accelerator, "model, tokenizer and loss curve (loss.svg) are in {}", folder.display());
     accelerator.wait_for_everyone()?;
     Ok(())
 }
@@ -284,7 +284,8 @@ fn reload_and_evaluate(accelerator: &Accelerator, dev: &Table, arguments: &Argum
     let model = BertForSequenceClassification::new(&store.root(), &config)?;
     accelerator.load_checkpoint_in_model(&store, folder)?;
 
-    let model = accelerator.prepare_model(model, true)?;
+    let model =
+        accelerator.prepare_model(model, PrepareModelOptions { evaluation_mode: true, ..Default::default() })?;
     let loader = accelerator.prepare(dev_loader(dev, &tokenizer, arguments)?)?;
     Ok(evaluate(accelerator, &model, &loader, config.num_labels())?)
 }

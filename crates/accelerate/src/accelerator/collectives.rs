@@ -1,8 +1,8 @@
 //! Collectives on whatever is made of tensors, and on objects.
 
-use super::{Accelerator, operations};
+use super::Accelerator;
+use super::operations::{self, PadOptions, ReduceOptions};
 use crate::error::Result;
-use crate::group::ReduceOp;
 use crate::tensor_tree::TensorTree;
 use accelerate_core::names::RngType;
 use serde::Serialize;
@@ -74,22 +74,48 @@ impl Accelerator {
         operations::gather_object_for_metrics(self.group(), objects, position.as_ref(), join.as_deref())
     }
 
-    /// Every tensor combined over ranks, then multiplied by `scale`; the inputs stay as they are. Collective.
-    pub fn reduce<T: TensorTree>(&self, tensor: &T, reduction: ReduceOp, scale: f64) -> Result<T> {
-        operations::reduce(self.group(), tensor, reduction, scale)
+    /// Every tensor combined over ranks; the inputs stay as they are. `options` is how: a [`ReduceOp`], or [`ReduceOptions`]
+    /// to multiply the results too. Collective.
+    ///
+    /// ```
+    /// use accelerate::{ReduceOp, ReduceOptions, testing, tch::Tensor};
+    ///
+    /// testing::ranks(2, |accelerator| {
+    ///     let mine = Tensor::from(accelerator.process_index() as f32 + 1.0);
+    ///     assert_eq!(accelerator.reduce(&mine, ReduceOp::Sum)?.double_value(&[]), 3.0);
+    ///     let options = ReduceOptions { scale: 10.0, ..Default::default() };
+    ///     assert_eq!(accelerator.reduce(&mine, options)?.double_value(&[]), 30.0);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Shapes that differ between ranks: all of them are shown.
+    pub fn reduce<T: TensorTree>(&self, tensor: &T, options: impl Into<ReduceOptions>) -> Result<T> {
+        operations::reduce(self.group(), tensor, options.into())
     }
 
-    /// Every tensor padded along `dim` to its length on the rank where it is longest, with `pad_index`, at the end
-    /// or (`pad_first`) at the front. A tensor without that dim stays as it is. Collective.
-    pub fn pad_across_processes<T: TensorTree>(
-        &self,
-        tensor: &T,
-        dim: i64,
-        pad_index: f64,
-        pad_first: bool,
-    ) -> Result<T> {
-        let padding = operations::Padding { dim, pad_index, pad_first };
-        operations::pad_across_processes(self.group(), tensor, padding)
+    /// Every tensor padded along a dim to its length on the rank where it is longest. A tensor without that dim stays as it
+    /// is. Collective.
+    ///
+    /// ```
+    /// use accelerate::{PadOptions, testing, tch::Tensor};
+    ///
+    /// testing::ranks(2, |accelerator| {
+    ///     let mine = Tensor::from_slice(&vec![7i64; accelerator.process_index() + 1]);
+    ///     let padded = accelerator.pad_across_processes(&mine, PadOptions { pad_first: true, ..Default::default() })?;
+    ///     let expected = if accelerator.is_main_process() { [0, 7] } else { [7, 7] };
+    ///     assert_eq!(padded, Tensor::from_slice(&expected));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Other dims that differ between ranks.
+    pub fn pad_across_processes<T: TensorTree>(&self, tensor: &T, options: PadOptions) -> Result<T> {
+        operations::pad_across_processes(self.group(), tensor, options)
     }
 
     /// Every tensor as it is on rank `from_process`; the other ranks give tensors of the same shapes. Collective.

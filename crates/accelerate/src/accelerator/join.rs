@@ -1,17 +1,29 @@
 //! `join_uneven_inputs`: ranks that run out of batches go along with the others.
 
-use super::{Accelerator, PreparedModels};
+use super::models::for_each_engine;
+use super::{Accelerator, HasParameters};
 use crate::error::{Error, Result, StateError};
 use crate::optim::GradScalerState;
 use crate::session::{Engine, GradientState, Join, PreparedOptimizer, Session, Summary};
 use std::sync::Arc;
+
+/// How [`Accelerator::join_uneven_inputs`] treats loaders.
+///
+/// ```
+/// assert_eq!(accelerate::JoinOptions::default().even_batches, None);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct JoinOptions {
+    /// Overrides the setting of all prepared loaders for passes that begin inside. Default `None`: they keep theirs.
+    pub even_batches: Option<bool>,
+}
 
 impl Accelerator {
     /// Runs `body`, a training loop in which some ranks may have fewer batches than others: a rank that is through with
     /// it goes along with the reductions of the others until all are (`join_uneven_inputs` of the reference,
     /// `accelerator.py`; the method is that of `torch.distributed.algorithms.Join` with `DistributedDataParallel`).
     ///
-    /// `even_batches` overrides the setting of all prepared loaders for passes that begin inside `body`. With even
+    /// [`JoinOptions::even_batches`] overrides the setting of all prepared loaders for passes that begin inside `body`. With even
     /// batches no rank runs out first, and `body` is merely run. One process merely runs it too. Unlike in
     /// the reference, CPU ranks join as GPU ranks do. Collective.
     ///
@@ -37,7 +49,7 @@ impl Accelerator {
     ///
     /// ```
     /// use accelerate::data::{DataLoader, VecDataset};
-    /// use accelerate::{nn::{Linear, ModuleFn, ParamStore}, optim::Sgd, tch::Tensor, testing};
+    /// use accelerate::{nn::{Linear, ModuleFn, ParamStore}, optim::Sgd, tch::Tensor, testing, JoinOptions};
     ///
     /// let weights = testing::ranks(2, |accelerator| {
     ///     let store = ParamStore::new(accelerator.device());
@@ -48,7 +60,7 @@ impl Accelerator {
     ///     let model = ModuleFn::new(&store, move |x: &Tensor| linear.forward(x));
     ///     let loader = DataLoader::builder(VecDataset::new(vec![1f32, 2.0, 4.0])).build()?;
     ///     let (model, mut optimizer, loader) = accelerator.prepare((model, optimizer, loader))?;
-    ///     accelerator.join_uneven_inputs(&model, Some(false), || {
+    ///     accelerator.join_uneven_inputs(&model, JoinOptions { even_batches: Some(false) }, || {
     ///         for batch in loader.iter()? { // two batches on rank 0, one on rank 1
     ///             accelerator.backward(&model.forward(&batch?)?.sum(None))?;
     ///             optimizer.step()?;
@@ -63,18 +75,17 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// Those of `body`; ranks that begin different joins or make different calls; a failed peer.
+    /// Those of `body`; a model that was not prepared; ranks that begin different joins or make different calls; a failed peer.
     pub fn join_uneven_inputs<T>(
         &self,
-        models: &impl PreparedModels,
-        even_batches: Option<bool>,
+        models: &(impl HasParameters + ?Sized),
+        options: JoinOptions,
         body: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
         let session = self.session();
-        let _even_batches = EvenBatches::override_with(&session.gradient_state, even_batches);
-        let mut engines = Vec::new();
-        models.for_each_engine(&mut |engine| engines.push(engine));
-        let engines: Vec<Arc<dyn Engine>> = engines.into_iter().map(|engine| engine.0).collect();
+        let _even_batches = EvenBatches::override_with(&session.gradient_state, options.even_batches);
+        let mut engines: Vec<Arc<dyn Engine>> = Vec::new();
+        for_each_engine(models, "join_uneven_inputs", &mut |engine| engines.push(engine.clone()))?;
         let even = session.gradient_state.even_batches().unwrap_or(self.settings().dataloader.even_batches);
         if !self.use_distributed() {
             return body();

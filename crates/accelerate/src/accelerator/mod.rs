@@ -5,6 +5,7 @@ mod collectives;
 mod deep_speed;
 mod handlers;
 mod join;
+mod models;
 mod operations;
 mod persistence;
 mod prepare;
@@ -16,10 +17,11 @@ mod training;
 pub use builder::AcceleratorBuilder;
 pub(crate) use deep_speed::DeepSpeed;
 pub use handlers::KwargsHandler;
-pub use persistence::{AsParamStore, SaveModelOptions};
-pub use prepare::{Prepare, PrepareDataLoaderOptions, PreparedModel, kind};
+pub use join::JoinOptions;
+pub use models::{HasParameters, ModelRef};
+pub use operations::{PadOptions, ReduceOptions};
+pub use prepare::{Prepare, PrepareDataLoaderOptions, PrepareModelOptions, PreparedModel, kind};
 pub use seed::{SeedOptions, set_seed};
-pub use training::{HasParameters, ModelEngine, PreparedModels};
 
 use crate::amp::{MixedPrecision, Precision};
 use crate::error::Result;
@@ -50,7 +52,7 @@ use tch::Device;
 ///
 /// let accelerator = Accelerator::builder().cpu(true).gradient_accumulation_steps(2).build()?;
 /// assert_eq!((accelerator.process_index(), accelerator.num_processes()), (0, 1));
-/// accelerator.print(format_args!("training on {:?}", accelerator.device()));
+/// accelerate::main_println!(accelerator, "training on {:?}", accelerator.device());
 /// # Ok::<(), accelerate::Error>(())
 /// ```
 #[derive(Clone)]

@@ -17,14 +17,41 @@ fn describe(tree: &impl TensorTree) -> String {
 
 /// Every tensor joined over ranks along dim 0, in rank order. Collective.
 pub(crate) fn gather<T: TensorTree>(group: &Group, tree: &T) -> Result<T> {
-    const CURE: &str = "For tensors of unequal length, call accelerator.pad_across_processes(&tensor, dim, \
-                        pad_index, false) first; for values that are not tensors, gather_object";
+    const CURE: &str = "For tensors of unequal length, call accelerator.pad_across_processes(&tensor, \
+                        PadOptions { dim, .. }) first; for values that are not tensors, gather_object";
     group.agree("gather", &describe(tree), CURE)?;
     tree.try_map_tensors(&mut |tensor| group.all_gather_into_tensor(tensor))
 }
 
-/// Every tensor combined over ranks and multiplied by `scale`. Collective.
-pub(crate) fn reduce<T: TensorTree>(group: &Group, tree: &T, reduction: ReduceOp, scale: f64) -> Result<T> {
+/// How [`Accelerator::reduce`](crate::Accelerator::reduce) combines tensors. A [`ReduceOp`] becomes one by `into`.
+///
+/// ```
+/// use accelerate::{ReduceOp, ReduceOptions};
+/// assert_eq!(ReduceOptions::default(), ReduceOp::Sum.into());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ReduceOptions {
+    /// Default: the sum.
+    pub reduction: ReduceOp,
+    /// What the result is multiplied by. Default 1.
+    pub scale: f64,
+}
+
+impl Default for ReduceOptions {
+    fn default() -> Self {
+        ReduceOp::Sum.into()
+    }
+}
+
+impl From<ReduceOp> for ReduceOptions {
+    fn from(reduction: ReduceOp) -> Self {
+        Self { reduction, scale: 1.0 }
+    }
+}
+
+/// Every tensor combined over ranks. Collective.
+pub(crate) fn reduce<T: TensorTree>(group: &Group, tree: &T, options: ReduceOptions) -> Result<T> {
+    let ReduceOptions { reduction, scale } = options;
     const CURE: &str = "Give tensors of the same shape on every rank";
     group.agree("reduce", &describe(tree), CURE)?;
     tree.try_map_tensors(&mut |tensor| {
@@ -45,16 +72,24 @@ pub(crate) fn broadcast<T: TensorTree>(group: &Group, tree: &T, from_process: us
     })
 }
 
-/// How [`pad_across_processes`] fills.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Padding {
-    pub(crate) dim: i64,
-    pub(crate) pad_index: f64,
-    pub(crate) pad_first: bool,
+/// How [`Accelerator::pad_across_processes`](crate::Accelerator::pad_across_processes) pads.
+///
+/// ```
+/// let options = accelerate::PadOptions::default();
+/// assert_eq!((options.dim, options.pad_index, options.pad_first), (0, 0.0, false));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PadOptions {
+    /// Along which dim; a negative number counts from the last one. Default 0.
+    pub dim: i64,
+    /// With what. Default 0.
+    pub pad_index: f64,
+    /// At the front instead of the end? Default false.
+    pub pad_first: bool,
 }
 
 /// Every tensor with `dim` as long as on the rank where it is longest. Collective.
-pub(crate) fn pad_across_processes<T: TensorTree>(group: &Group, tree: &T, padding: Padding) -> Result<T> {
+pub(crate) fn pad_across_processes<T: TensorTree>(group: &Group, tree: &T, padding: PadOptions) -> Result<T> {
     const CURE: &str = "Only the padded dim may differ between ranks";
     let mut others = Vec::new();
     tree.for_each_tensor(&mut |tensor| {
@@ -79,7 +114,7 @@ fn dim_of(tensor: &Tensor, dim: i64) -> Option<usize> {
     (0..num_dims).contains(&dim).then_some(dim as usize)
 }
 
-fn pad_one(group: &Group, tensor: &Tensor, padding: Padding) -> Result<Tensor> {
+fn pad_one(group: &Group, tensor: &Tensor, padding: PadOptions) -> Result<Tensor> {
     let Some(dim) = dim_of(tensor, padding.dim) else { return Ok(tensor.shallow_clone()) };
     let mut shape = tensor.size();
     let length = shape[dim];
@@ -166,7 +201,7 @@ pub(crate) fn gather_for_metrics<T: TensorTree>(
     let keep = kept_rows(counted.rows, longest);
     let all = keep.len() == longest * counted.rows.len();
     const CURE: &str = "Only the number of rows may differ between ranks: pad other dims with \
-                        accelerator.pad_across_processes(&tensor, dim, pad_index, false) first, or gather one object \
+                        accelerator.pad_across_processes(&tensor, PadOptions { dim, .. }) first, or gather one object \
                         per row with gather_object_for_metrics";
     group.agree("gather_for_metrics", &describe(&padded), CURE)?;
     padded.try_map_tensors(&mut |tensor| {

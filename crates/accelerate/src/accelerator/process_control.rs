@@ -3,7 +3,7 @@
 use super::Accelerator;
 use crate::error::Result;
 use crate::group::{Group, ReduceOp};
-use crate::state::SplitBetweenProcesses;
+use crate::state::{SplitBetweenProcesses, SplitOptions};
 use accelerate_core::config::{FullyShardedDataParallelPlugin, ShardingStrategy};
 use accelerate_core::names::DistributedType;
 use std::fmt;
@@ -110,11 +110,11 @@ impl Accelerator {
     }
 
     /// This process's share of `inputs`; see [`PartialState::split_between_processes`](crate::PartialState::split_between_processes).
-    pub fn split_between_processes<T: SplitBetweenProcesses>(&self, inputs: &T, apply_padding: bool) -> Result<T> {
-        self.state().split_between_processes(inputs, apply_padding)
+    pub fn split_between_processes<T: SplitBetweenProcesses>(&self, inputs: &T, options: SplitOptions) -> Result<T> {
+        self.state().split_between_processes(inputs, options)
     }
 
-    /// Prints a line on the first process of each machine.
+    /// Prints a line on the first process of each machine: what [`main_println!`](crate::main_println) calls.
     pub fn print(&self, message: fmt::Arguments<'_>) {
         self.state().print(message);
     }

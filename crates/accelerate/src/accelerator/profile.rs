@@ -5,8 +5,8 @@ use crate::error::Result;
 use crate::profile::{ProfileKwargs, ProfileTrace, Profiler};
 
 impl Accelerator {
-    /// Records what libtorch does inside `body` on this thread, as [`ProfileKwargs`] given to
-    /// [`AcceleratorBuilder::kwargs_handler`](crate::AcceleratorBuilder::kwargs_handler) say.
+    /// Records what libtorch does inside `body` on this thread, as `kwargs` say; `None` stands for the
+    /// [`ProfileKwargs`] given to [`AcceleratorBuilder::kwargs_handler`](crate::AcceleratorBuilder::kwargs_handler).
     ///
     /// Returns what `body` returns, and the last recording; there is none if a schedule came to no cycle. With
     /// `output_trace_dir` each rank writes Chrome traces there, for `chrome://tracing` or Perfetto, and ranks wait for each
@@ -21,22 +21,12 @@ impl Accelerator {
     ///
     /// let accelerator = Accelerator::builder().cpu(true).build()?;
     /// let x = Tensor::ones([16, 16], (Kind::Float, Device::Cpu));
-    /// let (_, trace) = accelerator.profile(|_| Ok(x.f_matmul(&x)?.f_relu()?))?;
+    /// let (_, trace) = accelerator.profile(None, |_| Ok(x.f_matmul(&x)?.f_relu()?))?;
     /// let averages = trace.expect("without a schedule everything is recorded").key_averages()?;
-    /// accelerator.print(format_args!("{}", averages.table(SortBy::SelfCpuTime, 10)));
+    /// accelerate::main_println!(accelerator, "{}", averages.table(SortBy::SelfCpuTime, 10));
     /// assert_eq!(averages.get("aten::mm").map(|row| row.count), Some(1));
     /// # Ok::<(), accelerate::Error>(())
     /// ```
-    ///
-    /// # Errors
-    /// Those of `body`, after which nothing is written; settings that cannot be honoured; another profiler in this process; a
-    /// trace that cannot be written; those of `on_trace_ready`; a peer that is gone.
-    pub fn profile<T>(&self, body: impl FnOnce(&mut Profiler) -> Result<T>) -> Result<(T, Option<ProfileTrace>)> {
-        let kwargs = self.settings().profile.clone();
-        self.profile_with(&kwargs, body)
-    }
-
-    /// As [`Accelerator::profile`], with settings for this block alone.
     ///
     /// Here, steps 1 and 3 of a loop are recorded, each after a step of warmup:
     ///
@@ -54,7 +44,7 @@ impl Accelerator {
     ///     })),
     ///     ..Default::default()
     /// };
-    /// let (steps, _) = accelerator.profile_with(&kwargs, |profiler| {
+    /// let (steps, _) = accelerator.profile(kwargs, |profiler| {
     ///     for _ in 0..6 {
     ///         let _ = Tensor::from_slice(&[1.0f32]).f_relu()?;
     ///         profiler.step()?;
@@ -66,16 +56,19 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// As [`Accelerator::profile`].
-    pub fn profile_with<T>(
+    /// Those of `body`, after which nothing is written; settings that cannot be honoured; another profiler in this process; a
+    /// trace that cannot be written; those of `on_trace_ready`; a peer that is gone.
+    pub fn profile<T>(
         &self,
-        kwargs: &ProfileKwargs,
+        kwargs: impl Into<Option<ProfileKwargs>>,
         body: impl FnOnce(&mut Profiler) -> Result<T>,
     ) -> Result<(T, Option<ProfileTrace>)> {
-        let mut profiler = Profiler::start(kwargs.clone(), self.device(), self.process_index(), self.num_processes())?;
+        let kwargs = kwargs.into().unwrap_or_else(|| self.settings().profile.clone());
+        let writes_traces = kwargs.output_trace_dir.is_some();
+        let mut profiler = Profiler::start(kwargs, self.device(), self.process_index(), self.num_processes())?;
         let output = body(&mut profiler)?;
         let finished = profiler.finish();
-        if kwargs.output_trace_dir.is_some() {
+        if writes_traces {
             // Also where this rank could not write, so that the others do not wait for it in vain.
             self.wait_for_everyone()?;
         }

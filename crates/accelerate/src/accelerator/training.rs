@@ -1,77 +1,16 @@
 //! The training step: accumulation, backward, clipping.
 
-use super::{Accelerator, AsParamStore, PreparedModel};
+use super::models::for_each_engine;
+use super::{Accelerator, HasParameters};
 use crate::error::{OptimError, Result};
 use crate::nn::{Param, ParamStore};
-use crate::optim;
+use crate::optim::{self, ClipGradNorm};
 use crate::session::{Engine, PreparedOptimizer};
 use accelerate_core::config::AutocastKwargs;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use tch::Tensor;
 use torch_ext::foreach;
-
-/// What keeps the copies of one prepared model in step; opaque.
-#[derive(Clone, Debug)]
-pub struct ModelEngine(pub(crate) Arc<dyn Engine>);
-
-/// One prepared model or a tuple of them, for [`Accelerator::accumulate`], [`Accelerator::no_sync`] and
-/// [`Accelerator::join_uneven_inputs`].
-pub trait PreparedModels {
-    /// Calls `visit` with what keeps the models in step, model by model.
-    fn for_each_engine(&self, visit: &mut dyn FnMut(ModelEngine));
-}
-
-impl<M> PreparedModels for PreparedModel<M> {
-    fn for_each_engine(&self, visit: &mut dyn FnMut(ModelEngine)) {
-        visit(ModelEngine(self.shared_engine()));
-    }
-}
-
-impl<T: PreparedModels> PreparedModels for &T {
-    fn for_each_engine(&self, visit: &mut dyn FnMut(ModelEngine)) {
-        (**self).for_each_engine(visit);
-    }
-}
-
-macro_rules! tuple {
-    ($($model:ident $index:tt),*) => {
-        impl<$($model: PreparedModels),*> PreparedModels for ($($model,)*) {
-            fn for_each_engine(&self, visit: &mut dyn FnMut(ModelEngine)) {
-                $(self.$index.for_each_engine(visit);)*
-            }
-        }
-    };
-}
-
-tuple!(A 0);
-tuple!(A 0, B 1);
-tuple!(A 0, B 1, C 2);
-tuple!(A 0, B 1, C 2, D 3);
-
-/// Whatever has parameters: a model, prepared or not, a store, a list of parameters.
-pub trait HasParameters {
-    /// The trainable parameters.
-    fn trainable_parameters(&self) -> Vec<Param>;
-}
-
-impl<T: AsParamStore> HasParameters for T {
-    fn trainable_parameters(&self) -> Vec<Param> {
-        self.as_param_store().trainable_parameters()
-    }
-}
-
-impl HasParameters for [Param] {
-    fn trainable_parameters(&self) -> Vec<Param> {
-        self.to_vec()
-    }
-}
-
-impl HasParameters for Vec<Param> {
-    fn trainable_parameters(&self) -> Vec<Param> {
-        self.clone()
-    }
-}
 
 impl Accelerator {
     /// Runs the backward pass of a scalar loss.
@@ -128,25 +67,41 @@ impl Accelerator {
     /// assert_eq!(synced, [false, true, false, true]);
     /// # Ok::<(), accelerate::Error>(())
     /// ```
-    pub fn accumulate<T>(&self, models: &impl PreparedModels, body: impl FnOnce() -> Result<T>) -> Result<T> {
+    ///
+    /// # Errors
+    /// Those of `body`; a model that was not prepared.
+    pub fn accumulate<T>(&self, models: &(impl HasParameters + ?Sized), body: impl FnOnce() -> Result<T>) -> Result<T> {
+        for_each_engine(models, "accumulate", &mut |_| {})?;
         let decision = self.session().gradient_state.begin_micro_batch();
         // Whoever keeps gradients local around this, `no_sync` or `LocalSGD`, goes on doing so.
         if decision.reduce { body() } else { self.no_sync(models, body) }
     }
 
     /// Runs `body` without averaging gradients over ranks; they accumulate on each rank.
-    pub fn no_sync<T>(&self, models: &impl PreparedModels, body: impl FnOnce() -> Result<T>) -> Result<T> {
+    ///
+    /// # Errors
+    /// Those of `body`; a model that was not prepared.
+    pub fn no_sync<T>(&self, models: &(impl HasParameters + ?Sized), body: impl FnOnce() -> Result<T>) -> Result<T> {
         let mut unsynchronised = Unsynchronised::default();
-        models.for_each_engine(&mut |engine| {
-            let sync = engine.0.set_gradient_sync(false);
-            unsynchronised.before.push((engine, sync));
-        });
+        for_each_engine(models, "no_sync", &mut |engine| {
+            let sync = engine.set_gradient_sync(false);
+            unsynchronised.before.push((engine.clone(), sync));
+        })?;
         body()
     }
 
     /// Makes the next backward pass average gradients, although its forward pass ran under [`Accelerator::no_sync`].
-    pub fn trigger_sync_in_backward<M>(&self, model: &PreparedModel<M>) -> Result<()> {
-        model.engine().trigger_sync_in_backward()
+    ///
+    /// # Errors
+    /// A model that was not prepared; a peer that is gone.
+    pub fn trigger_sync_in_backward(&self, model: &(impl HasParameters + ?Sized)) -> Result<()> {
+        let mut outcome = Ok(());
+        for_each_engine(model, "trigger_sync_in_backward", &mut |engine| {
+            if outcome.is_ok() {
+                outcome = engine.trigger_sync_in_backward();
+            }
+        })?;
+        outcome
     }
 
     /// Is this the micro-batch at whose end gradients are synchronised and optimizers step?
@@ -174,14 +129,31 @@ impl Accelerator {
         self.session().gradient_state.set_num_steps(steps)
     }
 
-    /// Runs `body` in the run's mixed precision, for computations outside of prepared models.
-    pub fn autocast<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.precision().autocast(body)?
-    }
-
-    /// As [`Accelerator::autocast`], with settings for this block alone, for example `enabled: false`.
-    pub fn autocast_with<T>(&self, kwargs: &AutocastKwargs, body: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.precision().autocast_with(kwargs, body)?
+    /// Runs `body` in the run's mixed precision, for computations outside of prepared models. `kwargs` are settings for this
+    /// block alone, such as `enabled: false`; `None` stands for those of the run.
+    ///
+    /// ```
+    /// use accelerate::{Accelerator, AutocastKwargs, MixedPrecision, tch::{Device, Kind, Tensor}};
+    ///
+    /// let accelerator = Accelerator::builder().cpu(true).mixed_precision(MixedPrecision::Bf16).build()?;
+    /// let x = Tensor::ones([2, 2], (Kind::Float, Device::Cpu));
+    /// assert_eq!(accelerator.autocast(None, || Ok(x.f_matmul(&x)?))?.kind(), Kind::BFloat16);
+    /// let off = AutocastKwargs { enabled: false, ..Default::default() };
+    /// assert_eq!(accelerator.autocast(off, || Ok(x.f_matmul(&x)?))?.kind(), Kind::Float);
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of `body`.
+    pub fn autocast<T>(
+        &self,
+        kwargs: impl Into<Option<AutocastKwargs>>,
+        body: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        match kwargs.into() {
+            Some(kwargs) => self.precision().autocast_with(&kwargs, body)?,
+            None => self.precision().autocast(body)?,
+        }
     }
 
     /// Divides all gradients by the loss scale of fp16, once per step; nothing in other precisions. Collective where ranks have
@@ -197,23 +169,23 @@ impl Accelerator {
         objects.optimizers().filter(|optimizer| concerns(*optimizer)).try_for_each(PreparedOptimizer::unscale)
     }
 
-    /// Scales gradients so that their norm is at most `max_norm`, and returns the norm before (0-d, float).
+    /// Scales gradients so that their norm is at most a largest one, and returns the norm before (0-d, float). `clipping` is
+    /// the largest 2-norm, or a [`ClipGradNorm`] for norms of another order.
     ///
     /// To be called where [`Accelerator::sync_gradients`] is true, when gradients are complete. Collective for a sharded model.
     ///
     /// # Errors
-    /// The optimizer has stepped since the last backward pass.
+    /// The optimizer has stepped since the last backward pass; those of [`optim::clip_grad_norm_`](crate::optim::clip_grad_norm_).
     pub fn clip_grad_norm_<P: HasParameters + ?Sized>(
         &self,
         parameters: &P,
-        max_norm: f64,
-        norm_type: f64,
+        clipping: impl Into<ClipGradNorm>,
     ) -> Result<Tensor> {
         let params = parameters.trainable_parameters();
         self.check_before_step("clip_grad_norm_", &params)?;
         self.session().complete_gradients()?;
         self.unscale_where(|optimizer| optimizer.trains_any_of(&params))?;
-        optim::clip_grad_norm_(&params, max_norm, norm_type)
+        optim::clip_grad_norm_(&params, clipping)
     }
 
     /// Limits every element of the gradients to `-clip_value..=clip_value`. Collective where ranks have not reduced gradients of
@@ -247,14 +219,14 @@ impl Accelerator {
 /// Engines that do not reduce gradients, until this is dropped: also by a panic, after which ranks would drift apart.
 #[derive(Default)]
 struct Unsynchronised {
-    before: SmallVec<[(ModelEngine, bool); 4]>,
+    before: SmallVec<[(Arc<dyn Engine>, bool); 4]>,
 }
 
 impl Drop for Unsynchronised {
     fn drop(&mut self) {
         // The other way round: one model may be there twice.
         for (engine, sync) in self.before.drain(..).rev() {
-            engine.0.set_gradient_sync(sync);
+            engine.set_gradient_sync(sync);
         }
     }
 }

@@ -158,9 +158,13 @@ mod tests {
                 for (name, shape) in [("a", &[13, 7][..]), ("b", &[101]), ("c", &[])] {
                     store.root().param(name, (shape, Init::Ones))?;
                 }
-                store.root().buffer("mean", Tensor::ones([4], (Kind::Float, accelerator.device())), true)?;
+                store.root().buffer(
+                    "mean",
+                    Tensor::ones([4], (Kind::Float, accelerator.device())),
+                    Default::default(),
+                )?;
                 accelerator.prepare(ModuleFn::new(&store, |input: &Tensor| Ok(input.shallow_clone())))?;
-                accelerator.save_model(&store, folder.path())?;
+                accelerator.save_model(&store, folder.path(), &Default::default())?;
                 let mut source = Source::open(folder.path())?;
                 load_source(&store, &mut source, &LoadOptions::default())?;
                 Ok(source.num_bytes_read())

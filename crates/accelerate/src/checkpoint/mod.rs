@@ -17,14 +17,14 @@
 //! shard that it keeps.
 //!
 //! ```
-//! use accelerate::checkpoint::{LoadOptions, SaveOptions, load_checkpoint_in_model, save_model_weights};
+//! use accelerate::checkpoint::{LoadOptions, SaveModelOptions, load_checkpoint_in_model, save_model_weights};
 //! use accelerate::nn::{Linear, ParamStore};
 //! use accelerate::tch::Device;
 //!
 //! let folder = std::env::temp_dir().join(format!("accelerate-doc-{}", std::process::id()));
 //! let store = ParamStore::new(Device::Cpu);
 //! Linear::new(store.root() / "classifier", 4, 2, Default::default())?;
-//! let files = save_model_weights(&store, &folder, &SaveOptions::default())?;
+//! let files = save_model_weights(&store, &folder, &SaveModelOptions::default())?;
 //! assert_eq!(files[0].file_name().unwrap(), "model.safetensors");
 //!
 //! let report = load_checkpoint_in_model(&store, &folder, &LoadOptions::default())?;
@@ -44,6 +44,6 @@ mod writer;
 
 pub use load::{LoadOptions, load_checkpoint_in_model, modern_layer_norm_names};
 pub use reader::load_file;
-pub use save::{SaveOptions, save_model_weights};
+pub use save::{SaveModelOptions, save_model_weights};
 pub(crate) use sharded::{Writers, save_sharded_model_weights};
 pub use writer::save_file;

@@ -5,33 +5,41 @@ use super::writer::{write_pending, written_kind};
 use crate::error::{Result, WeightsError};
 use crate::nn::ParamStore;
 use accelerate_core::config::FloatType;
-use accelerate_core::weight_files::{DEFAULT_MAX_SHARD_BYTES, DEFAULT_STEM, Index, WeightFiles, is_weight_file_of};
+use accelerate_core::weight_files::{DEFAULT_STEM, Index, WeightFiles, is_weight_file_of, parse_size};
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use tch::Tensor;
 
-/// How [`save_model_weights`] lays out the files.
+/// How [`save_model_weights`] and [`Accelerator::save_model`](crate::Accelerator::save_model) write.
 ///
 /// ```
-/// use accelerate::checkpoint::SaveOptions;
-/// assert_eq!(SaveOptions::default().max_shard_bytes, 10_000_000_000);
-/// assert_eq!(SaveOptions::default().stem, "model");
+/// let options = accelerate::SaveModelOptions { max_shard_size: "1GB".into(), ..Default::default() };
+/// assert_eq!(accelerate::SaveModelOptions::default().max_shard_size, "10GB");
+/// assert_eq!(options.stem, "model");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SaveOptions {
-    /// Largest number of bytes of tensors in one file; a single larger tensor gets a file of its own.
-    /// Default: 10 GB.
-    pub max_shard_bytes: u64,
-    /// What file names begin with. Default: `model`.
+pub struct SaveModelOptions {
+    /// Largest size of the tensors in one file, such as `"1GB"` (decimal), `"1GiB"` or `"64B"`; a single larger tensor gets a
+    /// file of its own. Default `"10GB"`.
+    pub max_shard_size: String,
+    /// What file names begin with. Default `"model"`.
     pub stem: String,
-    /// The type that floating-point weights and buffers are written in. Default: their own.
+    /// The type that floating-point weights and buffers are written in. Default: their own; in `Accelerator::save_model`
+    /// with DeepSpeed's `zero3_save_16bit_model` that of the mixed precision.
     pub dtype: Option<FloatType>,
 }
 
-impl Default for SaveOptions {
+impl SaveModelOptions {
+    /// Largest number of bytes of tensors in one file.
+    pub(crate) fn max_shard_bytes(&self) -> Result<u64> {
+        Ok(parse_size(&self.max_shard_size)?)
+    }
+}
+
+impl Default for SaveModelOptions {
     fn default() -> Self {
-        Self { max_shard_bytes: DEFAULT_MAX_SHARD_BYTES, stem: DEFAULT_STEM.to_owned(), dtype: None }
+        Self { max_shard_size: "10GB".to_owned(), stem: DEFAULT_STEM.to_owned(), dtype: None }
     }
 }
 
@@ -45,19 +53,20 @@ impl Default for SaveOptions {
 /// [`Accelerator::save_model`](crate::Accelerator::save_model) has each rank write a part.
 ///
 /// # Errors
-/// [`is_weights`](crate::Error::is_weights): the disk is full or the folder not writable. What was there before is
-/// then untouched. Only an error or a crash in the middle of the final renames of *several* files can leave
+/// A size that cannot be read. [`is_weights`](crate::Error::is_weights): the disk is full or the folder not writable. What was
+/// there before is then untouched. Only an error or a crash in the middle of the final renames of *several* files can leave
 /// files of two saves, and then without an index, so that they cannot be loaded as one.
 ///
 /// ```
-/// use accelerate::checkpoint::{SaveOptions, save_model_weights};
+/// use accelerate::SaveModelOptions;
+/// use accelerate::checkpoint::save_model_weights;
 /// use accelerate::nn::{Linear, ParamStore};
 /// use accelerate::tch::Device;
 ///
 /// let folder = std::env::temp_dir().join(format!("accelerate-save-model-{}", std::process::id()));
 /// let store = ParamStore::new(Device::Cpu);
 /// Linear::new(store.root(), 4, 4, Default::default())?;
-/// let options = SaveOptions { max_shard_bytes: 64, ..Default::default() };
+/// let options = SaveModelOptions { max_shard_size: "64B".into(), ..Default::default() };
 /// let files = save_model_weights(&store, &folder, &options)?;
 /// let names: Vec<_> = files.iter().map(|path| path.file_name().unwrap().to_str().unwrap()).collect();
 /// assert_eq!(names, [
@@ -68,7 +77,12 @@ impl Default for SaveOptions {
 /// # std::fs::remove_dir_all(&folder).map_err(accelerate::Error::other)?;
 /// # Ok::<(), accelerate::Error>(())
 /// ```
-pub fn save_model_weights(store: &ParamStore, folder: impl AsRef<Path>, options: &SaveOptions) -> Result<Vec<PathBuf>> {
+pub fn save_model_weights(
+    store: &ParamStore,
+    folder: impl AsRef<Path>,
+    options: &SaveModelOptions,
+) -> Result<Vec<PathBuf>> {
+    let max_shard_bytes = options.max_shard_bytes()?;
     let folder = folder.as_ref();
     fs::create_dir_all(folder).map_err(io_error("create", folder))?;
     let state = store.state_dict()?;
@@ -78,7 +92,7 @@ pub fn save_model_weights(store: &ParamStore, folder: impl AsRef<Path>, options:
         let bytes = tensor.numel() * written_kind(tensor.f_kind()?, options.dtype).elt_size_in_bytes();
         sizes.push(((*name).to_owned(), bytes as u64));
     }
-    let plan = WeightFiles::plan(&sizes, options.max_shard_bytes, &options.stem);
+    let plan = WeightFiles::plan(&sizes, max_shard_bytes, &options.stem);
 
     let by_name: HashMap<&str, &Tensor> = tensors.into_iter().collect();
     let mut pending = Vec::new();

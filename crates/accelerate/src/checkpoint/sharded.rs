@@ -4,7 +4,7 @@
 //! nothing is replaced before everything new is on the disks.
 
 use super::atomic::{PendingFile, io_error, sync_folder};
-use super::save::{SaveOptions, remove_stale, withdraw_index, write_index};
+use super::save::{SaveModelOptions, remove_stale, withdraw_index, write_index};
 use super::writer::{TensorFile, TensorSpec, written_kind};
 use crate::error::{Result, WeightsError};
 use crate::group::Group;
@@ -49,24 +49,26 @@ impl Writers {
     }
 }
 
-/// [`save_model_weights`](super::save_model_weights) for parameters of which ranks own shards. `options` may be an error of
-/// this rank, of which the others have to hear. Collective.
+/// [`save_model_weights`](super::save_model_weights) for parameters of which ranks own shards. Options that this rank
+/// cannot read are an error on all of them. Collective.
 pub(crate) fn save_sharded_model_weights(
     store: &ParamStore,
     group: &Group,
     folder: &Path,
-    options: Result<SaveOptions>,
+    options: &SaveModelOptions,
     writers: Writers,
 ) -> Result<()> {
-    let tensors = options.and_then(|options| Ok((list_tensors(store, options.dtype, folder)?, options)));
-    let (tensors, options) = agree_on_success(group, false, tensors)?;
-    let save = Save::plan(tensors, group, folder, options, writers);
+    let max_shard_bytes = options.max_shard_bytes();
+    let tensors = max_shard_bytes.and_then(|bytes| Ok((list_tensors(store, options.dtype, folder)?, bytes)));
+    let (tensors, max_shard_bytes) = agree_on_success(group, false, tensors)?;
+    let layout = Layout { stem: options.stem.clone(), dtype: options.dtype, max_shard_bytes };
+    let save = Save::plan(tensors, group, folder, layout, writers);
     save.agree_on_layout()?;
     save.make_folder()?;
 
     let written = save.write()?;
     let (files, index) = agree_on_success(group, false, written)?;
-    let withdrawn = save.if_writing_index(|| withdraw_index(folder, &save.plan.files, &save.options.stem));
+    let withdrawn = save.if_writing_index(|| withdraw_index(folder, &save.plan.files, &save.layout.stem));
     agree_on_success(group, true, withdrawn)?;
     agree_on_success(group, true, save.put_in_place(files))?;
     let replaced = save.if_writing_index(|| {
@@ -74,7 +76,7 @@ pub(crate) fn save_sharded_model_weights(
             index.commit()?;
             sync_folder(folder)?;
         }
-        remove_stale(folder, &save.plan.files, &save.options.stem)
+        remove_stale(folder, &save.plan.files, &save.layout.stem)
     });
     agree_on_success(group, true, replaced)
 }
@@ -104,26 +106,27 @@ fn list_tensors(store: &ParamStore, dtype: Option<FloatType>, folder: &Path) -> 
     Ok(tensors)
 }
 
+/// [`SaveModelOptions`] with its size read.
+struct Layout {
+    stem: String,
+    dtype: Option<FloatType>,
+    max_shard_bytes: u64,
+}
+
 struct Save<'a> {
     group: &'a Group,
     folder: &'a Path,
-    options: SaveOptions,
+    layout: Layout,
     writers: Writers,
     tensors: Vec<SavedTensor>,
     plan: ParallelFiles,
 }
 
 impl<'a> Save<'a> {
-    fn plan(
-        tensors: Vec<SavedTensor>,
-        group: &'a Group,
-        folder: &'a Path,
-        options: SaveOptions,
-        writers: Writers,
-    ) -> Self {
+    fn plan(tensors: Vec<SavedTensor>, group: &'a Group, folder: &'a Path, layout: Layout, writers: Writers) -> Self {
         let entries: Vec<TensorEntry> = tensors.iter().map(|tensor| tensor.entry.clone()).collect();
-        let plan = ParallelFiles::plan(&entries, writers.count(group), options.max_shard_bytes, &options.stem);
-        Self { group, folder, options, writers, tensors, plan }
+        let plan = ParallelFiles::plan(&entries, writers.count(group), layout.max_shard_bytes, &layout.stem);
+        Self { group, folder, layout, writers, tensors, plan }
     }
 
     /// Ranks with different plans would wait for units that others do not gather. Collective.
@@ -133,9 +136,9 @@ impl<'a> Save<'a> {
             (&tensor.entry.name, tensor.entry.unit, tensor.entry.bytes).hash(&mut hasher);
         }
         self.plan.files.files.hash(&mut hasher);
-        self.options.dtype.map(FloatType::as_str).hash(&mut hasher);
+        self.layout.dtype.map(FloatType::as_str).hash(&mut hasher);
         let (num_tensors, num_files) = (self.tensors.len(), self.plan.files.files.len());
-        let (most, layout) = (format_size(self.options.max_shard_bytes), hasher.finish());
+        let (most, layout) = (format_size(self.layout.max_shard_bytes), hasher.finish());
         let description =
             format!("{num_tensors} tensors in {num_files} files of at most {most} (layout {layout:016x})");
         self.group.agree(OP, &description, "save the same model with the same max_shard_size and dtype on all ranks")
@@ -148,7 +151,7 @@ impl<'a> Save<'a> {
             return agree_on_success(self.group, false, self.if_writing_index(|| Ok(make()?)));
         }
         // A path that no rank has asked for before: file systems of a network remember what was not there.
-        let path = self.folder.join(Index::file_name(&self.options.stem));
+        let path = self.folder.join(Index::file_name(&self.layout.stem));
         let mut probe = None;
         let made = self.if_writing_index(|| {
             make()?;
@@ -186,7 +189,7 @@ impl<'a> Save<'a> {
         Ok(own.and_then(|own| {
             let writes_index = self.writers.writes_index(self.group);
             let index =
-                if writes_index { write_index(self.folder, &self.plan.files, &self.options.stem)? } else { None };
+                if writes_index { write_index(self.folder, &self.plan.files, &self.layout.stem)? } else { None };
             Ok((own.finished, index))
         }))
     }

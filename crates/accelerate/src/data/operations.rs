@@ -6,17 +6,28 @@ use crate::error::{DataError, Result};
 use std::ops::Range;
 use tch::{Device, Tensor};
 
+/// How [`send_to_device`] copies.
+///
+/// ```
+/// assert!(!accelerate::data::SendToDeviceOptions::default().non_blocking);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SendToDeviceOptions {
+    /// May a copy from pinned host memory to a GPU still be under way when the call returns? Work queued on that GPU waits for
+    /// it. Default false.
+    pub non_blocking: bool,
+}
+
 /// Moves every tensor to the device (`send_to_device` of the reference, `utils/operations.py`).
 ///
-/// Shapes and dtypes stay. Tensors that are there already are not copied. With `non_blocking`, a copy from
-/// pinned host memory to a GPU may still be under way when this returns; work queued on that GPU waits for it.
+/// Shapes and dtypes stay. Tensors that are there already are not copied.
 /// Differentiable.
 ///
 /// ```
 /// use accelerate::data::send_to_device;
 /// use accelerate::tch::{Device, Tensor};
 ///
-/// let (ids, name) = send_to_device((Tensor::from_slice(&[1i64, 2]), "row".to_owned()), Device::Cpu, false)?;
+/// let (ids, name) = send_to_device((Tensor::from_slice(&[1i64, 2]), "row".to_owned()), Device::Cpu, Default::default())?;
 /// assert_eq!((ids.size(), name.as_str()), (vec![2], "row"));
 /// # Ok::<(), accelerate::Error>(())
 /// ```
@@ -24,7 +35,8 @@ use tch::{Device, Tensor};
 /// # Errors
 ///
 /// When the device does not exist or has no room.
-pub fn send_to_device<T: TensorTree>(tree: T, device: Device, non_blocking: bool) -> Result<T> {
+pub fn send_to_device<T: TensorTree>(tree: T, device: Device, options: SendToDeviceOptions) -> Result<T> {
+    let SendToDeviceOptions { non_blocking } = options;
     let mut is_there = true;
     tree.for_each_tensor(&mut |tensor| is_there &= tensor.device() == device);
     if is_there {

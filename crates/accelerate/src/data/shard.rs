@@ -3,7 +3,7 @@
 use super::agreement::{self, Exchange};
 use super::batches::{Batches, Prepared};
 use super::loader::{DataLoader, Iterable, MapStyle, Parts};
-use super::operations::send_to_device;
+use super::operations::{SendToDeviceOptions, send_to_device};
 use super::position::DataLoaderState;
 use super::share::Shares;
 use super::source::dispatch::{self, DispatchLink};
@@ -236,7 +236,7 @@ impl<B: TensorTree + Send + 'static, K> DataLoaderShard<B, K> {
         let (device, non_blocking) = (self.device, self.non_blocking);
         let prepared = Prepared {
             place: Box::new(move |batch| match device {
-                Some(device) => send_to_device(batch, device, non_blocking),
+                Some(device) => send_to_device(batch, device, SendToDeviceOptions { non_blocking }),
                 None => Ok(batch),
             }),
             guard: self.gradient_state.begin_loader(),

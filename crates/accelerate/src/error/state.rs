@@ -36,6 +36,12 @@ pub(crate) enum StateError {
     )]
     NobodyListens { host: String, port: u16, timeout: Duration, source: std::io::Error },
 
+    #[error("{call} was given a model that `prepare` has not returned; pass on what accelerator.prepare(model) gave")]
+    NotPrepared { call: &'static str },
+
+    #[error("{call} takes one model, but was given {found}; call it once for each model")]
+    NotOneModel { call: &'static str, found: usize },
+
     #[error(
         "the saved states are not those of what this accelerator has prepared: {}; prepare as many objects of each kind, in \
          the same order, before load_state_dict",

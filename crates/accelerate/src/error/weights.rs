@@ -10,7 +10,7 @@ pub(crate) enum WeightsError {
     Io { action: &'static str, path: PathBuf, source: std::io::Error },
 
     #[error(
-        "the state dict does not fit the model: {mismatch}. Nothing was changed. Pass strict = false to load \
+        "the state dict does not fit the model: {mismatch}. Nothing was changed. Give LoadStateDictOptions {{ strict: false }} to load \
          what has the same name and shape"
     )]
     StateDict { mismatch: Mismatch },

@@ -125,7 +125,7 @@ impl ExecutableBatchSize {
     ///         if accelerator.process_index() == 1 && batch_size > 8 {
     ///             return Err(Error::other("CUDA out of memory.")); // rank 0 waits for rank 1 below
     ///         }
-    ///         accelerator.reduce(&Tensor::from(batch_size as i64), ReduceOp::Max, 1.0)?;
+    ///         accelerator.reduce(&Tensor::from(batch_size as i64), ReduceOp::Max)?;
     ///         Ok(batch_size)
     ///     })
     /// })?;

@@ -93,14 +93,14 @@ impl<const N: usize> BatchNorm<N> {
         let parameter = |name, init| path.param(name, ([num_features], init));
         let weight = config.affine.then(|| parameter("weight", Init::Ones)).transpose()?;
         let bias = config.affine.then(|| parameter("bias", Init::Zeros)).transpose()?;
-        let buffer = |name, init| path.buffer(name, ([num_features], init), true);
+        let buffer = |name, init| path.buffer(name, ([num_features], init), Default::default());
         let tracked = config.track_running_stats;
         let running_mean = tracked.then(|| buffer("running_mean", Init::Zeros)).transpose()?;
         let running_var = tracked.then(|| buffer("running_var", Init::Ones)).transpose()?;
         let num_batches_tracked = match tracked {
             true => {
                 let zero = Tensor::f_zeros([0i64; 0], (Kind::Int64, Device::Cpu))?;
-                Some(path.buffer("num_batches_tracked", zero, true)?)
+                Some(path.buffer("num_batches_tracked", zero, Default::default())?)
             }
             false => None,
         };

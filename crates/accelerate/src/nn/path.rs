@@ -7,6 +7,23 @@ use crate::error::{NnError, Result};
 use std::ops::Div;
 use tch::{Device, Kind, Tensor};
 
+/// How [`Path::buffer`] keeps a buffer.
+///
+/// ```
+/// assert!(accelerate::nn::BufferOptions::default().persistent);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BufferOptions {
+    /// Is it saved with the model? Default true.
+    pub persistent: bool,
+}
+
+impl Default for BufferOptions {
+    fn default() -> Self {
+        Self { persistent: true }
+    }
+}
+
 /// A place in a [`ParamStore`], under which layers register their parameters.
 ///
 /// `/` descends: `&path / "layer" / 0` names what PyTorch calls `layer.0`.
@@ -143,22 +160,23 @@ impl Path {
         self.store.insert(Param::new(name, Role::Parameter, tensor))
     }
 
-    /// Registers state that is saved with the model (if `persistent`) but not learned.
+    /// Registers state that is not learned (`register_buffer` of PyTorch).
     ///
     /// # Errors
     /// The name is taken or malformed.
     ///
     /// ```
-    /// use accelerate::nn::ParamStore;
+    /// use accelerate::nn::{BufferOptions, ParamStore};
     /// use accelerate::tch::{Device, Kind, Tensor};
     ///
     /// let store = ParamStore::new(Device::Cpu);
     /// let positions = Tensor::arange(8, (Kind::Int64, Device::Cpu));
-    /// let buffer = store.root().buffer("position_ids", positions, false)?;
+    /// let buffer = store.root().buffer("position_ids", positions, BufferOptions { persistent: false })?;
     /// assert!(buffer.is_buffer() && !buffer.is_persistent());
     /// # Ok::<(), accelerate::Error>(())
     /// ```
-    pub fn buffer(&self, name: &str, initial: impl Into<Initial>, persistent: bool) -> Result<Param> {
+    pub fn buffer(&self, name: &str, initial: impl Into<Initial>, options: BufferOptions) -> Result<Param> {
+        let BufferOptions { persistent } = options;
         let name = self.full_name(name);
         self.store.check_free(&name)?;
         let tensor = self.create(initial.into())?.f_set_requires_grad(false)?;

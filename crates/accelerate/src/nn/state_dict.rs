@@ -87,6 +87,23 @@ impl IntoIterator for StateDict {
     }
 }
 
+/// How [`ParamStore::load_state_dict`](super::ParamStore::load_state_dict) compares names.
+///
+/// ```
+/// assert!(accelerate::nn::LoadStateDictOptions::default().strict);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadStateDictOptions {
+    /// Is a name that only the model or only the state has an error? Default true.
+    pub strict: bool,
+}
+
+impl Default for LoadStateDictOptions {
+    fn default() -> Self {
+        Self { strict: true }
+    }
+}
+
 /// What a tolerant load left out; PyTorch's `_IncompatibleKeys`. Both lists are empty after a strict load.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]

@@ -4,7 +4,7 @@ use super::activation_checkpointing::{CheckpointOptions, CheckpointingSwitch};
 use super::deferred::{Initialisations, ParamInitFn};
 use super::init::is_floating;
 use super::param::Role;
-use super::{LoadReport, Param, Path, StateDict, match_names, memory_of};
+use super::{LoadReport, LoadStateDictOptions, Param, Path, StateDict, match_names, memory_of};
 use crate::error::{NnError, Result, WeightsError};
 use crate::group::Group;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -396,30 +396,30 @@ impl ParamStore {
     /// Overwrites parameters and buffers by name, casting element types and devices.
     ///
     /// Tied weights may stand under any of their names. Nothing is changed unless everything fits. With
-    /// `strict` false, names that only one side has are reported instead; a wrong shape is an error always.
+    /// `strict` false in the options, names that only one side has are reported instead; a wrong shape is an error always.
     ///
     /// # Errors
     /// Lists *all* missing, unexpected and mis-shaped names.
     ///
     /// ```
-    /// use accelerate::nn::{Linear, ParamStore, StateDict};
+    /// use accelerate::nn::{Linear, LoadStateDictOptions, ParamStore, StateDict};
     /// use accelerate::tch::{Device, Tensor};
     ///
     /// let store = ParamStore::new(Device::Cpu);
     /// let layer = Linear::new(store.root() / "proj", 1, 1, Default::default())?;
     /// let found: StateDict = [("proj.bias".to_string(), Tensor::from_slice(&[7.0f32]))].into_iter().collect();
-    /// let error = store.load_state_dict(&found, true).unwrap_err();
+    /// let error = store.load_state_dict(&found, Default::default()).unwrap_err();
     /// assert!(error.to_string().contains("1 missing: proj.weight"));
-    /// let report = store.load_state_dict(&found, false)?;
+    /// let report = store.load_state_dict(&found, LoadStateDictOptions { strict: false })?;
     /// assert_eq!(report.missing_keys, ["proj.weight"]);
     /// assert_eq!(layer.bias.unwrap().get()?.double_value(&[0]), 7.0);
     /// # Ok::<(), accelerate::Error>(())
     /// ```
-    pub fn load_state_dict(&self, state: &StateDict, strict: bool) -> Result<LoadReport> {
+    pub fn load_state_dict(&self, state: &StateDict, options: LoadStateDictOptions) -> Result<LoadReport> {
         let entries: Vec<(&str, &Tensor)> = state.iter().collect();
         let found: Vec<_> = entries.iter().map(|(name, tensor)| ((*name).to_owned(), tensor.size())).collect();
         let (pairs, mismatch) = match_names(self, &found);
-        if mismatch.is_fatal(strict) {
+        if mismatch.is_fatal(options.strict) {
             return Err(WeightsError::StateDict { mismatch }.into());
         }
         for (position, param) in pairs {
@@ -434,7 +434,7 @@ impl ParamStore {
     /// # Errors
     /// Lists all names and shapes that differ.
     pub fn copy_from(&self, variables: &tch::nn::VarStore) -> Result<()> {
-        self.load_state_dict(&variables.variables().into_iter().collect(), true)?;
+        self.load_state_dict(&variables.variables().into_iter().collect(), LoadStateDictOptions::default())?;
         Ok(())
     }
 

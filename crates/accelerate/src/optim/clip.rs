@@ -7,7 +7,7 @@ use crate::nn::Param;
 use tch::{Device, Kind, Tensor};
 use torch_ext::foreach;
 
-/// How [`clip_grad_norm_with`] clips.
+/// How [`clip_grad_norm_`] clips.
 ///
 /// ```
 /// let settings = accelerate::optim::ClipGradNorm { max_norm: 1.0, ..Default::default() };
@@ -30,55 +30,48 @@ impl Default for ClipGradNorm {
     }
 }
 
-/// Scales all gradients by one factor, so that their total norm is at most `max_norm`; returns the
-/// norm before, a scalar on the device of the first gradient.
+/// A norm of order 2.
+impl From<f64> for ClipGradNorm {
+    fn from(max_norm: f64) -> Self {
+        Self { max_norm, ..Self::default() }
+    }
+}
+
+/// Scales all gradients by one factor, so that their total norm is at most a largest one; returns the norm before, a scalar on
+/// the device of the first gradient. `clipping` is the largest 2-norm, or a [`ClipGradNorm`] with all settings.
 ///
 /// The norm is that of one vector made of all gradients stored on this process. With parameters
 /// prepared by an accelerator use its `clip_grad_norm_`, which also undoes loss scaling.
 ///
 /// ```
-/// use accelerate::{nn::{Init, ParamStore}, optim::clip_grad_norm_, tch::Device};
+/// use accelerate::{nn::{Init, ParamStore}, optim::{ClipGradNorm, clip_grad_norm_}, tch::{Device, Tensor}};
 ///
 /// let store = ParamStore::new(Device::Cpu);
 /// let weight = store.root().param("weight", ([2], Init::Zeros))?;
-/// (weight.get()? * accelerate::tch::Tensor::from_slice(&[3.0f32, 4.0])).sum(None).backward();
-/// let norm = clip_grad_norm_(&store.trainable_parameters(), 1.0, 2.0)?;
+/// (weight.get()? * Tensor::from_slice(&[3.0f32, 4.0])).sum(None).backward();
+/// let norm = clip_grad_norm_(&store.trainable_parameters(), 1.0)?;
 /// assert_eq!(norm.double_value(&[]), 5.0);
 /// assert!((weight.get()?.grad().double_value(&[1]) - 0.8).abs() < 1e-6);
-/// # Ok::<(), accelerate::Error>(())
-/// ```
 ///
-/// # Errors
-/// libtorch's own.
-pub fn clip_grad_norm_(params: &[Param], max_norm: f64, norm_type: f64) -> Result<Tensor> {
-    clip_grad_norm_with(params, ClipGradNorm { max_norm, norm_type, error_if_nonfinite: false })
-}
-
-/// [`clip_grad_norm_`] with all its settings.
-///
-/// ```
-/// use accelerate::{nn::{Init, ParamStore}, optim::{ClipGradNorm, clip_grad_norm_with}, tch::Device};
-///
-/// let store = ParamStore::new(Device::Cpu);
-/// let weight = store.root().param("weight", ([1], Init::Zeros))?;
 /// (weight.get()? * f64::NAN).sum(None).backward();
-/// let settings = ClipGradNorm { error_if_nonfinite: true, ..Default::default() };
-/// assert!(clip_grad_norm_with(&store.trainable_parameters(), settings).is_err());
+/// let strict = ClipGradNorm { error_if_nonfinite: true, ..Default::default() };
+/// assert!(clip_grad_norm_(&store.trainable_parameters(), strict).is_err());
 /// # Ok::<(), accelerate::Error>(())
 /// ```
 ///
 /// # Errors
 /// The norm is not finite and `error_if_nonfinite` is set.
-pub fn clip_grad_norm_with(params: &[Param], settings: ClipGradNorm) -> Result<Tensor> {
+pub fn clip_grad_norm_(params: &[Param], clipping: impl Into<ClipGradNorm>) -> Result<Tensor> {
+    let ClipGradNorm { max_norm, norm_type, error_if_nonfinite } = clipping.into();
     let grads = gradients(params)?;
-    let total_norm = total_norm(&grads, settings.norm_type)?;
-    if settings.error_if_nonfinite {
+    let total_norm = total_norm(&grads, norm_type)?;
+    if error_if_nonfinite {
         let norm = total_norm.f_double_value(&[])?;
         if !norm.is_finite() {
-            return Err(OptimError::NonFiniteNorm { norm_type: settings.norm_type, norm }.into());
+            return Err(OptimError::NonFiniteNorm { norm_type, norm }.into());
         }
     }
-    clip(&grads, settings.max_norm, &total_norm)?;
+    clip(&grads, max_norm, &total_norm)?;
     Ok(total_norm)
 }
 

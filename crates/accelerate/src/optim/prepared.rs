@@ -256,7 +256,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
             scaling.scaler.unscale_(handle)?;
         }
         let params: Vec<Param> = handle.params().cloned().collect();
-        clip_grad_norm_(&params, max_norm, 2.0)
+        clip_grad_norm_(&params, max_norm)
     }
 
     /// Did the last step leave the parameters alone because a gradient was infinite or not a number?

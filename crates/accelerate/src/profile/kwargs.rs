@@ -24,7 +24,7 @@ use torch_ext::profiler::ProfilerOptions;
 ///     ..Default::default()
 /// };
 /// let accelerator = Accelerator::builder().cpu(true).kwargs_handler(kwargs).build()?;
-/// accelerator.profile(|_| Ok(Tensor::from_slice(&[1.0f32]).f_relu()?))?;
+/// accelerator.profile(None, |_| Ok(Tensor::from_slice(&[1.0f32]).f_relu()?))?;
 /// assert!(folder.join("profile_0.json").is_file());
 /// # std::fs::remove_dir_all(&folder).map_err(accelerate::Error::other)?;
 /// # Ok::<(), accelerate::Error>(())

@@ -66,7 +66,7 @@ impl Profiler {
     /// ```
     /// use accelerate::{Accelerator, tch::Tensor};
     /// let accelerator = Accelerator::builder().cpu(true).build()?;
-    /// let (_, trace) = accelerator.profile(|profiler| {
+    /// let (_, trace) = accelerator.profile(None, |profiler| {
     ///     profiler.record_function("tokenize", || Ok(Tensor::from_slice(&[1.0f32]).f_relu()?))
     /// })?;
     /// assert!(trace.unwrap().key_averages()?.get("tokenize").is_some());

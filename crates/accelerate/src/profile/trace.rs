@@ -65,7 +65,7 @@ impl ProfileTrace {
     /// ```
     /// use accelerate::{Accelerator, tch::Tensor};
     /// let accelerator = Accelerator::builder().cpu(true).build()?;
-    /// let (_, trace) = accelerator.profile(|_| Ok(Tensor::from_slice(&[1.0f32]).f_relu()?))?;
+    /// let (_, trace) = accelerator.profile(None, |_| Ok(Tensor::from_slice(&[1.0f32]).f_relu()?))?;
     /// # let path = std::env::temp_dir().join(format!("accelerate-trace-doc-{}.json", std::process::id()));
     /// trace.unwrap().export_chrome_trace(&path)?;
     /// assert!(path.is_file());

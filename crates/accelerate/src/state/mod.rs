@@ -5,7 +5,7 @@ mod process_control;
 mod rendezvous;
 mod split;
 
-pub use split::SplitBetweenProcesses;
+pub use split::{SplitBetweenProcesses, SplitOptions};
 
 use crate::error::Result;
 use crate::group::Group;

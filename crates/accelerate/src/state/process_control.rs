@@ -1,7 +1,7 @@
 //! Who does what: the main process, each machine's main process, everyone in turn.
 
 use crate::error::Result;
-use crate::state::{PartialState, SplitBetweenProcesses};
+use crate::state::{PartialState, SplitBetweenProcesses, SplitOptions};
 use std::fmt;
 
 impl PartialState {
@@ -73,25 +73,25 @@ impl PartialState {
     }
 
     /// This process's share of `inputs`: equal parts in order, the first ranks taking one more where the
-    /// number does not divide. `apply_padding` repeats the last item so that all shares have one length.
+    /// number does not divide. [`SplitOptions::apply_padding`] evens them out.
     /// Vectors, tensors (along dim 0) and maps of them; a run of one gets everything.
     ///
     /// ```
     /// use accelerate::PartialState;
     ///
     /// let state = PartialState::new(true, &Default::default())?;
-    /// assert_eq!(state.split_between_processes(&vec!["a", "b", "c"], false)?, ["a", "b", "c"]);
+    /// assert_eq!(state.split_between_processes(&vec!["a", "b", "c"], Default::default())?, ["a", "b", "c"]);
     /// # Ok::<(), accelerate::Error>(())
     /// ```
-    pub fn split_between_processes<T: SplitBetweenProcesses>(&self, inputs: &T, apply_padding: bool) -> Result<T> {
-        inputs.split_for(self.process_index(), self.num_processes(), apply_padding)
+    pub fn split_between_processes<T: SplitBetweenProcesses>(&self, inputs: &T, options: SplitOptions) -> Result<T> {
+        inputs.split_for(self.process_index(), self.num_processes(), options)
     }
 
-    /// Prints a line on the first process of each machine.
+    /// Prints a line on the first process of each machine: what [`main_println!`](crate::main_println) calls.
     ///
     /// ```
     /// # let state = accelerate::PartialState::new(true, &Default::default())?;
-    /// state.print(format_args!("{} processes", state.num_processes()));
+    /// accelerate::main_println!(state, "{} processes", state.num_processes());
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn print(&self, message: fmt::Arguments<'_>) {

@@ -41,7 +41,7 @@ pub fn load_weights(store: &ParamStore, folder: &Path) -> Result<Vec<String>> {
     let new_head = if has_classifier { Vec::new() } else { new_head };
     let complete = with_present_values(state, store, &new_head)?;
     store
-        .load_state_dict(&complete, true)
+        .load_state_dict(&complete, Default::default())
         .map_err(|error| error.context(format!("the weights in {}", folder.display())))?;
     Ok(new_head)
 }

@@ -22,6 +22,19 @@ use accelerate_core::plan::{Plan, plan_data_parallel};
 use accelerate_core::schedule::SchedulerUnit;
 use std::sync::Arc;
 
+/// How [`Accelerator::prepare_model`] prepares a model.
+///
+/// ```
+/// assert!(!accelerate::PrepareModelOptions::default().evaluation_mode);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrepareModelOptions {
+    /// Move it to the device? Default `None`: as the accelerator does.
+    pub device_placement: Option<bool>,
+    /// Leave gradients alone, because the model is only evaluated? Default false.
+    pub evaluation_mode: bool,
+}
+
 /// What [`Accelerator::prepare`] takes: a model, an optimizer, a data loader, a scheduler, something
 /// prepared already, or a tuple of up to eight of them in any order.
 ///
@@ -64,7 +77,7 @@ pub mod kind {
 impl<M: Module> Prepare<kind::Model> for M {
     type Prepared = PreparedModel<M>;
     fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
-        accelerator.prepare_model(self, false)
+        accelerator.prepare_model(self, PrepareModelOptions::default())
     }
 }
 
@@ -186,16 +199,31 @@ impl Accelerator {
         objects.prepare(self)
     }
 
-    /// Prepares one model. `evaluation_mode` leaves gradients alone, for models that are only evaluated.
-    /// Collective.
-    pub fn prepare_model<M: Module>(&self, model: M, evaluation_mode: bool) -> Result<PreparedModel<M>> {
+    /// Prepares one model. Collective.
+    ///
+    /// ```
+    /// use accelerate::{Accelerator, PrepareModelOptions, nn::{Linear, ModuleFn, ParamStore}, tch::Tensor};
+    ///
+    /// let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// let store = ParamStore::new(accelerator.device());
+    /// let linear = Linear::new(store.root(), 2, 1, Default::default())?;
+    /// let teacher = ModuleFn::new(&store, move |input: &Tensor| linear.forward(input));
+    /// let options = PrepareModelOptions { evaluation_mode: true, ..Default::default() };
+    /// let teacher = accelerator.prepare_model(teacher, options)?;
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Accelerator::prepare`].
+    pub fn prepare_model<M: Module>(&self, model: M, options: PrepareModelOptions) -> Result<PreparedModel<M>> {
         let settings = self.settings();
+        let evaluation_mode = options.evaluation_mode;
         compile::check(settings.compilation, model.compilation())?;
         let store = model.params().clone();
         if let Some(param) = store.parameters().iter().find(|param| param.shard_group().is_some()) {
             return Err(StateError::AlreadySharded { parameter: param.name().to_owned() }.into());
         }
-        if settings.device_placement {
+        if options.device_placement.unwrap_or(settings.device_placement) {
             store.to_device(self.device())?;
         }
         let wants_empty = settings.deep_speed.as_ref().is_some_and(|deep_speed| deep_speed.wants_empty_weights());

@@ -22,12 +22,8 @@ impl<M> PreparedModel<M> {
         Self { model, engine, precision }
     }
 
-    pub(crate) fn engine(&self) -> &dyn Engine {
-        &*self.engine
-    }
-
-    pub(crate) fn shared_engine(&self) -> Arc<dyn Engine> {
-        self.engine.clone()
+    pub(crate) fn shared_engine(&self) -> &Arc<dyn Engine> {
+        &self.engine
     }
 
     /// The model as it was given to `prepare`, without the run around it.

@@ -332,7 +332,7 @@ fn saving_gathers_each_unit_once_and_lets_it_go() {
             Linear::new(store.root() / "layers" / layer, 5, 7, Default::default())?;
         }
         let engine = start(&accelerator, &store, &plugin)?;
-        accelerator.save_model(&store, folder.path())?;
+        accelerator.save_model(&store, folder.path(), &Default::default())?;
         assert!(counts(&engine).iter().all(|counts| counts.gathers == 1), "{:?}", counts(&engine));
         assert!(!is_anything_gathered(&engine));
         // Gloo may hold one more for a moment.
