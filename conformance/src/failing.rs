@@ -53,8 +53,8 @@ pub(crate) fn straying_rank() -> anyhow::Result<()> {
 /// which they read.
 pub(crate) fn dying_rank_in_gather(direct_all_gather: bool) -> anyhow::Result<()> {
     let plugin = FullyShardedDataParallelPlugin {
-        auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap,
-        direct_all_gather,
+        auto_wrap_policy: Some(AutoWrapPolicy::TransformerBasedWrap),
+        direct_all_gather: Some(direct_all_gather),
         ..Default::default()
     };
     let accelerator = Accelerator::builder().cpu(true).fsdp_plugin(plugin).build()?;
@@ -83,8 +83,10 @@ pub(crate) fn dying_rank_in_gather(direct_all_gather: bool) -> anyhow::Result<()
 pub(crate) fn saved_sharded(folder: Option<&Path>) -> anyhow::Result<()> {
     let folder = folder.context("the folder to save to has to be given")?;
     let value = if folder.exists() { 2.0 } else { 1.0 };
-    let plugin =
-        FullyShardedDataParallelPlugin { auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap, ..Default::default() };
+    let plugin = FullyShardedDataParallelPlugin {
+        auto_wrap_policy: Some(AutoWrapPolicy::TransformerBasedWrap),
+        ..Default::default()
+    };
     let accelerator = Accelerator::builder().cpu(true).fsdp_plugin(plugin).build()?;
     let store = ParamStore::new(accelerator.device());
     let layers = (0..3)
@@ -104,7 +106,7 @@ pub(crate) fn full_disk(folder: Option<&Path>) -> anyhow::Result<()> {
     let folder = folder.context("the folder to save to has to be given")?;
     let scratch = Some(OffloadTarget::Nvme(folder.parent().context("it has to be in another folder")?.to_owned()));
     let plugin = FullyShardedDataParallelPlugin {
-        auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap,
+        auto_wrap_policy: Some(AutoWrapPolicy::TransformerBasedWrap),
         offload_optimizer: scratch.clone(),
         offload_params: scratch,
         ..Default::default()

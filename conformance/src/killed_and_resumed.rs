@@ -54,7 +54,7 @@ pub(crate) fn run(folder: Option<&Path>) -> anyhow::Result<()> {
     let accelerator = Accelerator::builder()
         .cpu(true)
         .dataloader_config(DataLoaderConfiguration {
-            use_seedable_sampler: plan.source == "seedable",
+            use_seedable_sampler: Some(plan.source == "seedable"),
             dispatch_batches: Some(plan.source == "dispatched"),
             ..Default::default()
         })

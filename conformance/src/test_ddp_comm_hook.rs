@@ -79,7 +79,12 @@ fn kwargs(comm_hook: Hook, comm_wrapper: Hook, rank: usize) -> Result<Distribute
     let compresses = matches!(comm_hook, Hook::PowerSgd | Hook::BatchedPowerSgd);
     let options = json!({"matrix_approximation_rank": rank, "start_powerSGD_iter": START});
     let comm_state_option = if compresses { serde_json::from_value(options)? } else { Default::default() };
-    Ok(DistributedDataParallelKwargs { comm_hook, comm_wrapper, comm_state_option, ..Default::default() })
+    Ok(DistributedDataParallelKwargs {
+        comm_hook: Some(comm_hook),
+        comm_wrapper: Some(comm_wrapper),
+        comm_state_option,
+        ..Default::default()
+    })
 }
 
 fn largest_difference(a: &Tensor, b: &Tensor) -> Result<f64> {

@@ -50,7 +50,7 @@ fn test_default_ensures_even_batch_sizes(accelerator: &Accelerator) -> Result<()
 }
 
 fn test_can_disable_even_batches(accelerator: &Accelerator) -> Result<()> {
-    let config = DataLoaderConfiguration { even_batches: false, ..Default::default() };
+    let config = DataLoaderConfiguration { even_batches: Some(false), ..Default::default() };
     let uneven = Accelerator::builder().dataloader_config(config).build_from(accelerator)?;
     for (rows, batch_size) in [(3, 1), (7, 2), (22, 4)] {
         let sizes = batch_sizes(&uneven, rows, batch_size)?;
@@ -83,7 +83,7 @@ fn test_data_loader_covers_everything(accelerator: &Accelerator) -> Result<()> {
 
 /// An accelerator in the same run whose loaders are even or not.
 fn with_even_batches(accelerator: &Accelerator, even_batches: bool) -> accelerate::Result<Accelerator> {
-    let config = DataLoaderConfiguration { even_batches, ..Default::default() };
+    let config = DataLoaderConfiguration { even_batches: Some(even_batches), ..Default::default() };
     Accelerator::builder().dataloader_config(config).build_from(accelerator)
 }
 

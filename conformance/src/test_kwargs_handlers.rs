@@ -30,9 +30,9 @@ pub(crate) fn run() -> Result<()> {
 /// A record that says one thing has the defaults in all others, and no words of its own.
 fn test_values_that_are_not_given(accelerator: &Accelerator) -> Result<()> {
     let scaler: GradScalerKwargs = serde_json::from_str(r#"{"init_scale": 1024, "growth_factor": 3}"#)?;
-    ensure!(scaler == GradScalerKwargs { init_scale: 1024.0, growth_factor: 3.0, ..Default::default() });
+    ensure!(scaler == GradScalerKwargs { init_scale: Some(1024.0), growth_factor: Some(3.0), ..Default::default() });
     let ddp: DistributedDataParallelKwargs = serde_json::from_str(r#"{"bucket_cap_mb": 15}"#)?;
-    ensure!(ddp == DistributedDataParallelKwargs { bucket_cap_mb: 15.0, ..Default::default() });
+    ensure!(ddp == DistributedDataParallelKwargs { bucket_cap_mb: Some(15.0), ..Default::default() });
     let error = serde_json::from_str::<GradScalerKwargs>(r#"{"initial_scale": 1024}"#).err();
     ensure!(error.is_some_and(|error| error.to_string().contains("initial_scale")), "an unknown word was accepted");
     Accelerator::builder().kwargs_handler(scaler).kwargs_handler(ddp).build_from(accelerator)?;
@@ -43,13 +43,13 @@ fn test_values_that_are_not_given(accelerator: &Accelerator) -> Result<()> {
 /// `growth_factor`, shrinks after a bad one by `backoff_factor`.
 fn test_grad_scaler_kwargs(accelerator: &Accelerator) -> Result<()> {
     let given = GradScalerKwargs {
-        init_scale: 1024.0,
-        growth_factor: 4.0,
-        backoff_factor: 0.125,
-        growth_interval: 2,
-        enabled: true,
+        init_scale: Some(1024.0),
+        growth_factor: Some(4.0),
+        backoff_factor: Some(0.125),
+        growth_interval: Some(2),
+        enabled: Some(true),
     };
-    let disabled = GradScalerKwargs { enabled: false, ..given.clone() };
+    let disabled = GradScalerKwargs { enabled: Some(false), ..given.clone() };
     for (kwargs, wanted) in [
         (given, [1024.0, 1024.0, f64::INFINITY, 512.0, 512.0, 2048.0]),
         (GradScalerKwargs::default(), [65536.0, 65536.0, f64::INFINITY, 32768.0, 32768.0, 32768.0]),
@@ -92,8 +92,11 @@ fn scales(accelerator: &Accelerator, kwargs: &GradScalerKwargs, good: [bool; 6])
 /// step on. Gradients that are views show which lie in one bucket.
 fn test_ddp_bucket_size(accelerator: &Accelerator) -> Result<()> {
     for (bucket_cap_mb, buckets) in [(25.0, 2), (2.0, 3), (0.5, 4)] {
-        let kwargs =
-            DistributedDataParallelKwargs { bucket_cap_mb, gradient_as_bucket_view: true, ..Default::default() };
+        let kwargs = DistributedDataParallelKwargs {
+            bucket_cap_mb: Some(bucket_cap_mb),
+            gradient_as_bucket_view: Some(true),
+            ..Default::default()
+        };
         let configured = Accelerator::builder().kwargs_handler(kwargs).build_from(accelerator)?;
         let store = ParamStore::new(configured.device());
         let params = (0..4)
@@ -121,7 +124,10 @@ fn test_ddp_bucket_size(accelerator: &Accelerator) -> Result<()> {
 /// A parameter that takes no part is an error that names it, unless it is looked for.
 fn test_ddp_find_unused_parameters(accelerator: &Accelerator) -> Result<()> {
     for find_unused_parameters in [true, false] {
-        let kwargs = DistributedDataParallelKwargs { find_unused_parameters, ..Default::default() };
+        let kwargs = DistributedDataParallelKwargs {
+            find_unused_parameters: Some(find_unused_parameters),
+            ..Default::default()
+        };
         let configured = Accelerator::builder().kwargs_handler(kwargs).build_from(accelerator)?;
         let store = ParamStore::new(configured.device());
         let used = store.root().param("used", ([1], Init::Ones))?;
@@ -149,7 +155,7 @@ fn test_ddp_find_unused_parameters(accelerator: &Accelerator) -> Result<()> {
 
 /// In which kind products are computed: everywhere, in one block, and in prepared models.
 fn test_autocast_kwargs(accelerator: &Accelerator) -> Result<()> {
-    let off = AutocastKwargs { enabled: false, ..Default::default() };
+    let off = AutocastKwargs { enabled: Some(false), ..Default::default() };
     let ones = Tensor::f_ones([2, 2], (Kind::Float, accelerator.device()))?;
     let product = || -> accelerate::Result<Kind> { Ok(ones.f_matmul(&ones)?.f_kind()?) };
     for (kwargs, wanted) in [(None, Kind::BFloat16), (Some(off.clone()), Kind::Float)] {
@@ -191,12 +197,12 @@ fn test_refused_handlers(accelerator: &Accelerator) -> Result<()> {
         let text = format!(r#"{{"comm_hook": "power_sgd", "comm_state_option": {{{option}}}}}"#);
         Ok(serde_json::from_str::<DistributedDataParallelKwargs>(&text)?.into())
     };
-    let growth = GradScalerKwargs { growth_factor: 1.0, ..Default::default() };
+    let growth = GradScalerKwargs { growth_factor: Some(1.0), ..Default::default() };
     for (handler, words) in [
         (power_sgd(r#""matrix_rank": 2"#)?, "matrix_rank"),
         (power_sgd(r#""matrix_approximation_rank": 0"#)?, "matrix_approximation_rank"),
         (power_sgd(r#""start_powerSGD_iter": 1"#)?, "start_powerSGD_iter is 1"),
-        (DistributedDataParallelKwargs { bucket_cap_mb: 0.0, ..Default::default() }.into(), "bucket_cap_mb"),
+        (DistributedDataParallelKwargs { bucket_cap_mb: Some(0.0), ..Default::default() }.into(), "bucket_cap_mb"),
         (growth.into(), "growth_factor"),
     ] {
         let builder = Accelerator::builder().mixed_precision(MixedPrecision::Fp16).kwargs_handler(handler);

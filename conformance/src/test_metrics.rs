@@ -25,7 +25,7 @@ fn loader(rows: usize, batch_size: usize, drop_last: bool) -> accelerate::Result
 
 /// A "model" that is right on all rows but every seventh; its accuracy must come out exactly.
 fn test_torch_metrics(accelerator: &Accelerator, rows: usize, split_batches: bool) -> Result<()> {
-    let config = DataLoaderConfiguration { split_batches, ..Default::default() };
+    let config = DataLoaderConfiguration { split_batches: Some(split_batches), ..Default::default() };
     let configured = Accelerator::builder().dataloader_config(config).build_from(accelerator)?;
     let batch_size = if split_batches { 4 * accelerator.num_processes() } else { 16 };
     let loader = configured.prepare(loader(rows, batch_size, false)?)?;

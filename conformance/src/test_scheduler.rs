@@ -50,7 +50,7 @@ impl Case {
 
     /// In fp16, where steps can be skipped.
     fn accelerator(self, run: &Accelerator) -> Result<Accelerator> {
-        let config = DataLoaderConfiguration { split_batches: self.split_batches, ..Default::default() };
+        let config = DataLoaderConfiguration { split_batches: Some(self.split_batches), ..Default::default() };
         Ok(Accelerator::builder()
             .mixed_precision(MixedPrecision::Fp16)
             .dataloader_config(config)
@@ -144,7 +144,11 @@ fn one_cycle_test(accelerator: &Accelerator, case: Case) -> Result<()> {
 /// However many micro-batches a window has, the schedule is at 0 after ten steps of the optimizer and not before.
 /// `adjust_scheduler` changes no rate, here as there.
 fn accumulation_test(accelerator: &Accelerator, num_steps: usize, adjust_scheduler: bool) -> Result<()> {
-    let plugin = GradientAccumulationPlugin { num_steps, adjust_scheduler, ..Default::default() };
+    let plugin = GradientAccumulationPlugin {
+        num_steps: Some(num_steps),
+        adjust_scheduler: Some(adjust_scheduler),
+        ..Default::default()
+    };
     let configured = Accelerator::builder().gradient_accumulation_plugin(plugin).build_from(accelerator)?;
     let total = 10 * accelerator.num_processes();
     let linear = |optimizer: &AdamW| Ok(LinearWithWarmup::new(optimizer, 0, total));

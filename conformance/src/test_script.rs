@@ -74,7 +74,7 @@ fn dl_preparation_check(accelerator: &Accelerator) -> Result<()> {
     let length = 32 * accelerator.num_processes();
     for split_batches in [false, true] {
         for shuffle in [false, true] {
-            let config = DataLoaderConfiguration { split_batches, ..Default::default() };
+            let config = DataLoaderConfiguration { split_batches: Some(split_batches), ..Default::default() };
             let configured = sibling(accelerator, config)?;
             // The reference uses 8, which four ranks and fewer, but not three, divide.
             let batch_size = if split_batches { 4 * accelerator.num_processes() } else { 8 };
@@ -95,7 +95,8 @@ fn dl_preparation_check(accelerator: &Accelerator) -> Result<()> {
 
 /// The same order for one process and many, another one in the next epoch.
 fn seedable_sampler_check(accelerator: &Accelerator) -> Result<()> {
-    let config = DataLoaderConfiguration { use_seedable_sampler: true, data_seed: Some(42), ..Default::default() };
+    let config =
+        DataLoaderConfiguration { use_seedable_sampler: Some(true), data_seed: Some(42), ..Default::default() };
     let configured = sibling(accelerator, config)?;
     let length = 12 * accelerator.num_processes();
     let loader = configured.prepare(numbers(length, 12 / gcd(12, 4), true)?)?;

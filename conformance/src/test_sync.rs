@@ -58,8 +58,9 @@ fn test_trigger_sync(accelerator: &Accelerator) -> Result<()> {
 /// the micro-batches that the window had.
 fn test_gradient_accumulation(accelerator: &Accelerator, split_batches: bool, sync_each_batch: bool) -> Result<()> {
     let world_size = accelerator.num_processes();
-    let plugin = GradientAccumulationPlugin { num_steps: 2, sync_each_batch, ..Default::default() };
-    let config = DataLoaderConfiguration { split_batches, ..Default::default() };
+    let plugin =
+        GradientAccumulationPlugin { num_steps: Some(2), sync_each_batch: Some(sync_each_batch), ..Default::default() };
+    let config = DataLoaderConfiguration { split_batches: Some(split_batches), ..Default::default() };
     let configured = Accelerator::builder()
         .gradient_accumulation_plugin(plugin)
         .dataloader_config(config)
@@ -96,7 +97,7 @@ fn test_gradient_accumulation(accelerator: &Accelerator, split_batches: bool, sy
 /// The learning rate moves by one tick per process at every optimizer step, by one when batches are split.
 fn test_with_opt_and_scheduler(accelerator: &Accelerator, split_batches: bool) -> Result<()> {
     let world_size = accelerator.num_processes();
-    let config = DataLoaderConfiguration { split_batches, ..Default::default() };
+    let config = DataLoaderConfiguration { split_batches: Some(split_batches), ..Default::default() };
     let configured =
         Accelerator::builder().gradient_accumulation_steps(2).dataloader_config(config).build_from(accelerator)?;
     let model = RegressionModel::new(configured.device(), 0.0, 0.0)?;

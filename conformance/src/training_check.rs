@@ -107,12 +107,12 @@ fn training(
     model: impl Module<Input = Tensor, Output = Tensor> + 'static,
 ) -> Result<[f64; 2]> {
     let config = DataLoaderConfiguration {
-        split_batches: case.split_batches,
-        use_seedable_sampler: case.use_seedable_sampler,
+        split_batches: Some(case.split_batches),
+        use_seedable_sampler: Some(case.use_seedable_sampler),
         ..Default::default()
     };
     // The default scale is too large for a layer in float16, and the first steps would be skipped.
-    let scaler = GradScalerKwargs { init_scale: 1024.0, ..Default::default() };
+    let scaler = GradScalerKwargs { init_scale: Some(1024.0), ..Default::default() };
     let configured = Accelerator::builder()
         .dataloader_config(config)
         .mixed_precision(case.precision)

@@ -30,7 +30,7 @@ fn no_row_is_lost_and_none_comes_twice(#[values("seedable", "random", "stream", 
             let program = Program::Executable(env!("CARGO_BIN_EXE_conformance").into());
             let config = LaunchConfig {
                 args: vec!["killed_and_resumed".into(), "--folder".into(), folder.path().into()],
-                cpu: true,
+                environment: vec![("ACCELERATE_USE_CPU".into(), "true".into())],
                 num_cpu_threads_per_process: Some(1),
                 ..LaunchConfig::new(program, 1 + below(3))
             };

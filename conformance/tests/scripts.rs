@@ -26,7 +26,7 @@ fn script(
     let program = Program::Executable(env!("CARGO_BIN_EXE_conformance").into());
     let config = LaunchConfig {
         args: vec![name.into(), "--folder".into(), folder.path().into()],
-        cpu: true,
+        environment: vec![("ACCELERATE_USE_CPU".into(), "true".into())],
         num_cpu_threads_per_process: Some(1),
         ..LaunchConfig::new(program, num_processes)
     };

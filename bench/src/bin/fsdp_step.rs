@@ -89,7 +89,7 @@ fn accelerator(arguments: &Arguments) -> Result<Accelerator> {
     let sharding_strategy = match arguments.stage {
         // Otherwise c10d keeps every gradient twice.
         0 => {
-            let kwargs = DistributedDataParallelKwargs { gradient_as_bucket_view: true, ..Default::default() };
+            let kwargs = DistributedDataParallelKwargs { gradient_as_bucket_view: Some(true), ..Default::default() };
             return Ok(builder.kwargs_handler(kwargs).build()?);
         }
         1 => ShardingStrategy::OptimizerState,
@@ -97,13 +97,13 @@ fn accelerator(arguments: &Arguments) -> Result<Accelerator> {
         _ => ShardingStrategy::FullShard,
     };
     let plugin = FullyShardedDataParallelPlugin {
-        sharding_strategy,
-        auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap,
-        forward_prefetch: arguments.prefetch,
+        sharding_strategy: Some(sharding_strategy),
+        auto_wrap_policy: Some(AutoWrapPolicy::TransformerBasedWrap),
+        forward_prefetch: Some(arguments.prefetch),
         backward_prefetch: if arguments.prefetch {
-            BackwardPrefetch::BackwardPre
+            Some(BackwardPrefetch::BackwardPre)
         } else {
-            BackwardPrefetch::NoPrefetch
+            Some(BackwardPrefetch::NoPrefetch)
         },
         ..Default::default()
     };

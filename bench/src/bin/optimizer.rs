@@ -113,7 +113,7 @@ fn steps(arguments: &Arguments, params: &[Param], gradients: &[Tensor], mut opti
 }
 
 fn sweep(arguments: &Arguments, params: &[Param], gradients: &[Tensor], optimizer: AdamW) -> Result<f64> {
-    let scaling = GradScalerKwargs { init_scale: 1024.0, growth_interval: 1_000_000, ..Default::default() };
+    let scaling = GradScalerKwargs { init_scale: Some(1024.0), growth_interval: Some(1_000_000), ..Default::default() };
     let accelerator =
         Accelerator::builder().cpu(true).mixed_precision(MixedPrecision::Fp16).kwargs_handler(scaling).build()?;
     let mut optimizer = accelerator.prepare(optimizer)?;

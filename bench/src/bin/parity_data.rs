@@ -108,10 +108,10 @@ fn run(accelerator: &Accelerator, case: &Case) -> Result<Outcome> {
     tch::manual_seed(case.seed as i64);
     let accelerator = Accelerator::builder()
         .dataloader_config(DataLoaderConfiguration {
-            split_batches: case.split_batches,
-            even_batches: case.even_batches,
+            split_batches: Some(case.split_batches),
+            even_batches: Some(case.even_batches),
             dispatch_batches: Some(case.dispatch_batches),
-            use_seedable_sampler: case.shuffle == "seedable",
+            use_seedable_sampler: Some(case.shuffle == "seedable"),
             data_seed: (case.shuffle == "seedable").then_some(case.seed),
             ..Default::default()
         })

@@ -48,8 +48,8 @@ fn main() -> Result<()> {
 
 fn train(run: &Accelerator, case: &Case) -> Result<Outcome> {
     let plugin = FullyShardedDataParallelPlugin {
-        sharding_strategy: case.sharding_strategy,
-        auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap,
+        sharding_strategy: Some(case.sharding_strategy),
+        auto_wrap_policy: Some(AutoWrapPolicy::TransformerBasedWrap),
         mixed_precision_policy: Some(case.policy),
         ..Default::default()
     };

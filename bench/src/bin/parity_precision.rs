@@ -44,7 +44,7 @@ fn main() -> Result<()> {
 
 fn train(run: &Accelerator, case: &Case) -> Result<Outcome> {
     let precision: MixedPrecision = case.precision.parse()?;
-    let scaling = GradScalerKwargs { init_scale: 1024.0, growth_interval: 20, ..Default::default() };
+    let scaling = GradScalerKwargs { init_scale: Some(1024.0), growth_interval: Some(20), ..Default::default() };
     let accelerator = Accelerator::builder()
         .mixed_precision(precision)
         .gradient_accumulation_steps(case.accumulation)

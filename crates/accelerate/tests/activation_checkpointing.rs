@@ -214,15 +214,15 @@ fn train(accelerator: &Accelerator) -> Result<(Vec<f64>, Vec<Vec<f64>>)> {
 fn replicated_and_sharded_models_train_as_without() {
     use ShardingStrategy::*;
     for world_size in [1, 2, 3] {
-        let unused = DistributedDataParallelKwargs { find_unused_parameters: true, ..Default::default() };
+        let unused = DistributedDataParallelKwargs { find_unused_parameters: Some(true), ..Default::default() };
         let builder = Accelerator::builder().gradient_accumulation_steps(3).kwargs_handler(unused);
         let wanted = testing::ranks_with(world_size, builder.clone(), |accelerator| train(&accelerator)).unwrap();
         for sharding_strategy in [NoShard, FullShard, ShardGradOp, OptimizerState, OptimizerStateAndGradients] {
             let plugin = FullyShardedDataParallelPlugin {
-                sharding_strategy,
-                auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap,
-                activation_checkpointing: true,
-                activation_checkpointing_offload: world_size == 2,
+                sharding_strategy: Some(sharding_strategy),
+                auto_wrap_policy: Some(AutoWrapPolicy::TransformerBasedWrap),
+                activation_checkpointing: Some(true),
+                activation_checkpointing_offload: Some(world_size == 2),
                 ..Default::default()
             };
             let builder = builder.clone().fsdp_plugin(plugin);
@@ -239,7 +239,7 @@ fn replicated_and_sharded_models_train_as_without() {
 
 #[test]
 fn a_model_without_such_layers_is_refused() {
-    let plugin = FullyShardedDataParallelPlugin { activation_checkpointing: true, ..Default::default() };
+    let plugin = FullyShardedDataParallelPlugin { activation_checkpointing: Some(true), ..Default::default() };
     let accelerator = Accelerator::builder().cpu(true).fsdp_plugin(plugin).build().unwrap();
     let store = ParamStore::new(Device::Cpu);
     let linear = Linear::new(store.root(), 2, 2, Default::default()).unwrap();

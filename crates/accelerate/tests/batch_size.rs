@@ -60,10 +60,10 @@ fn train(accelerator: &Accelerator, place: Option<Place>) -> Result<f64> {
 
 #[test]
 fn all_ranks_try_again_wherever_one_ran_out_of_memory() {
-    let kwargs = DistributedDataParallelKwargs { bucket_cap_mb: 0.001, ..Default::default() };
+    let kwargs = DistributedDataParallelKwargs { bucket_cap_mb: Some(0.001), ..Default::default() };
     let replicated = Accelerator::builder().kwargs_handler(kwargs);
     let sharded = Accelerator::builder().fsdp_plugin(FullyShardedDataParallelPlugin {
-        auto_wrap_policy: AutoWrapPolicy::SizeBasedWrap,
+        auto_wrap_policy: Some(AutoWrapPolicy::SizeBasedWrap),
         min_num_params: Some(1),
         ..Default::default()
     });

@@ -8,6 +8,7 @@ use accelerate::nn::{Linear, ModuleFn, ParamStore};
 use accelerate::optim::Sgd;
 use accelerate::testing::ranks_with;
 use accelerate::{Accelerator, DistributedDataParallelKwargs, Result};
+use accelerate_core::config::DistributedDataParallelSettings;
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
@@ -140,7 +141,7 @@ fn options_that_no_hook_knows_are_refused() {
         (json!({"comm_hook": "fp16", "comm_state_option": {"warm_start": true}}), "contradict each other"),
     ] {
         let kwargs: DistributedDataParallelKwargs = serde_json::from_value(kwargs).unwrap();
-        let error = kwargs.check().unwrap_err().to_string();
+        let error = DistributedDataParallelSettings::from(kwargs).check().unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
     }
 }

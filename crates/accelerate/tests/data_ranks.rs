@@ -26,7 +26,11 @@ fn metrics_see_every_row_once_in_every_mode() {
             [(false, false, 0), (true, false, 1), (false, true, 2), (true, true, 0)]
         {
             let case = format!("{world_size} ranks, split {split_batches}, seedable {use_seedable_sampler}");
-            let configuration = DataLoaderConfiguration { split_batches, use_seedable_sampler, ..Default::default() };
+            let configuration = DataLoaderConfiguration {
+                split_batches: Some(split_batches),
+                use_seedable_sampler: Some(use_seedable_sampler),
+                ..Default::default()
+            };
             let builder = Accelerator::builder().cpu(true).dataloader_config(configuration);
             let epochs = testing::ranks_with(world_size, builder, |accelerator| {
                 let loader = DataLoader::builder(numbered(23)).batch_size(6).shuffle(true).num_workers(num_workers);
@@ -95,7 +99,7 @@ fn a_prepared_loader_is_prepared_only_once() {
 
 #[test]
 fn an_indivisible_batch_is_refused_on_every_rank() {
-    let configuration = DataLoaderConfiguration { split_batches: true, ..Default::default() };
+    let configuration = DataLoaderConfiguration { split_batches: Some(true), ..Default::default() };
     let builder = Accelerator::builder().cpu(true).dataloader_config(configuration);
     let messages = testing::ranks_with(2, builder, |accelerator| {
         let loader = DataLoader::builder(numbered(8)).batch_size(3).build()?;

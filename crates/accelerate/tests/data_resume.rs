@@ -95,7 +95,7 @@ impl BatchSampler for Ragged {
 
 fn configuration(source: Source) -> DataLoaderConfiguration {
     DataLoaderConfiguration {
-        use_seedable_sampler: source == Source::Seedable,
+        use_seedable_sampler: Some(source == Source::Seedable),
         dispatch_batches: Some(matches!(source, Source::Dispatched | Source::DispatchedStream)),
         ..Default::default()
     }

@@ -38,7 +38,11 @@ fn rows_of(batch: &Tensor) -> Vec<i64> {
 }
 
 fn configuration(dispatch: bool, split_batches: bool) -> DataLoaderConfiguration {
-    DataLoaderConfiguration { dispatch_batches: Some(dispatch), split_batches, ..Default::default() }
+    DataLoaderConfiguration {
+        dispatch_batches: Some(dispatch),
+        split_batches: Some(split_batches),
+        ..Default::default()
+    }
 }
 
 type Seen = (Vec<Vec<i64>>, Vec<i64>, Vec<bool>);
@@ -222,7 +226,7 @@ fn leaving_a_dispatched_loop_does_not_spoil_the_next_one() {
 
 #[test]
 fn uneven_streams_hand_out_what_there_is() {
-    let options = DataLoaderConfiguration { even_batches: false, ..configuration(false, false) };
+    let options = DataLoaderConfiguration { even_batches: Some(false), ..configuration(false, false) };
     let builder = Accelerator::builder().cpu(true).dataloader_config(options);
     let shares = testing::ranks_with(3, builder, |accelerator| {
         let loader = accelerator.prepare(DataLoader::iterable(numbers(9)).batch_size(2).build()?)?;

@@ -166,7 +166,7 @@ fn metrics_see_every_row_once() {
     for world_size in 1..=4 {
         for (rows, batch_size, split) in [(22, 4, false), (7, 2, false), (1, 4, false), (21, 12, true), (82, 16, false)]
         {
-            let config = DataLoaderConfiguration { split_batches: split, ..Default::default() };
+            let config = DataLoaderConfiguration { split_batches: Some(split), ..Default::default() };
             let builder = Accelerator::builder().dataloader_config(config);
             if split && batch_size % world_size != 0 {
                 continue;
@@ -267,7 +267,7 @@ fn many_ranks_learn_what_one_learns() {
     for world_size in 2..=4_usize {
         let got = ranks(world_size, |accelerator| train_line(&accelerator, 24, 12 / world_size, 3)).unwrap();
         assert!(got.iter().all(|values| close(*values, expected)), "{world_size}: {got:?} instead of {expected:?}");
-        let config = DataLoaderConfiguration { split_batches: true, ..Default::default() };
+        let config = DataLoaderConfiguration { split_batches: Some(true), ..Default::default() };
         let builder = Accelerator::builder().dataloader_config(config);
         let got = ranks_with(world_size, builder, |accelerator| train_line(&accelerator, 24, 12, 3)).unwrap();
         assert!(got.iter().all(|values| close(*values, expected)), "split, {world_size}: {got:?}");
@@ -280,7 +280,11 @@ fn accumulated_micro_batches_learn_what_large_batches_learn() {
     for rows in [24, 20] {
         let expected = ranks(1, |accelerator| train_line(&accelerator, rows, 12, 3)).unwrap()[0];
         for sync_each_batch in [false, true] {
-            let plugin = GradientAccumulationPlugin { num_steps: 3, sync_each_batch, ..Default::default() };
+            let plugin = GradientAccumulationPlugin {
+                num_steps: Some(3),
+                sync_each_batch: Some(sync_each_batch),
+                ..Default::default()
+            };
             for world_size in [1, 2, 4_usize] {
                 let builder = Accelerator::builder().gradient_accumulation_plugin(plugin.clone());
                 let got =
@@ -300,13 +304,19 @@ fn every_ddp_setting_trains() {
     let expected = ranks(1, |accelerator| train_line(&accelerator, 24, 12, 3)).unwrap()[0];
     let defaults = DistributedDataParallelKwargs::default;
     for (kwargs, tolerance) in [
-        (DistributedDataParallelKwargs { bucket_cap_mb: 0.001, ..defaults() }, 1e-5),
-        (DistributedDataParallelKwargs { find_unused_parameters: true, ..defaults() }, 1e-5),
-        (DistributedDataParallelKwargs { gradient_as_bucket_view: true, ..defaults() }, 1e-5),
-        (DistributedDataParallelKwargs { static_graph: true, ..defaults() }, 1e-5),
-        (DistributedDataParallelKwargs { broadcast_buffers: false, ..defaults() }, 1e-5),
-        (DistributedDataParallelKwargs { comm_hook: accelerate::DDPCommunicationHookType::Fp16, ..defaults() }, 1e-2),
-        (DistributedDataParallelKwargs { comm_hook: accelerate::DDPCommunicationHookType::Bf16, ..defaults() }, 3e-2),
+        (DistributedDataParallelKwargs { bucket_cap_mb: Some(0.001), ..defaults() }, 1e-5),
+        (DistributedDataParallelKwargs { find_unused_parameters: Some(true), ..defaults() }, 1e-5),
+        (DistributedDataParallelKwargs { gradient_as_bucket_view: Some(true), ..defaults() }, 1e-5),
+        (DistributedDataParallelKwargs { static_graph: Some(true), ..defaults() }, 1e-5),
+        (DistributedDataParallelKwargs { broadcast_buffers: Some(false), ..defaults() }, 1e-5),
+        (
+            DistributedDataParallelKwargs { comm_hook: Some(accelerate::DDPCommunicationHookType::Fp16), ..defaults() },
+            1e-2,
+        ),
+        (
+            DistributedDataParallelKwargs { comm_hook: Some(accelerate::DDPCommunicationHookType::Bf16), ..defaults() },
+            3e-2,
+        ),
     ] {
         let builder = Accelerator::builder().kwargs_handler(kwargs.clone());
         let got = ranks_with(2, builder, |accelerator| train_line(&accelerator, 24, 6, 3)).unwrap();
@@ -337,7 +347,7 @@ fn unused_parameters_are_named_before_the_optimizer_steps() {
         assert!(text.contains("unused.weight, unused.bias") && text.contains("find_unused_parameters"), "{text}");
         assert!(!text.contains(" used.weight"), "{text}");
     }
-    let kwargs = DistributedDataParallelKwargs { find_unused_parameters: true, ..Default::default() };
+    let kwargs = DistributedDataParallelKwargs { find_unused_parameters: Some(true), ..Default::default() };
     let builder = Accelerator::builder().kwargs_handler(kwargs);
     ranks_with(2, builder, |accelerator| half_used_model(&accelerator, |_| Ok(()))).unwrap();
 }
@@ -464,7 +474,7 @@ fn fp16_skips_overflowing_steps_and_trains_on() {
 fn clipping_sees_true_gradients() {
     for precision in [accelerate::MixedPrecision::No, accelerate::MixedPrecision::Fp16] {
         // A gradient of 4 times the usual scale of 65536 would overflow in half precision.
-        let scaler = accelerate::GradScalerKwargs { init_scale: 128.0, ..Default::default() };
+        let scaler = accelerate::GradScalerKwargs { init_scale: Some(128.0), ..Default::default() };
         let builder = Accelerator::builder().mixed_precision(precision).kwargs_handler(scaler);
         let got = ranks_with(2, builder, |accelerator| {
             let store = ParamStore::new(accelerator.device());

@@ -34,8 +34,8 @@ fn layers(store: &ParamStore) -> Result<impl Module<Input = Tensor, Output = Ten
 
 fn sharded(sharding_strategy: ShardingStrategy) -> AcceleratorBuilder {
     Accelerator::builder().fsdp_plugin(FullyShardedDataParallelPlugin {
-        sharding_strategy,
-        auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap,
+        sharding_strategy: Some(sharding_strategy),
+        auto_wrap_policy: Some(AutoWrapPolicy::TransformerBasedWrap),
         ..Default::default()
     })
 }
@@ -73,7 +73,7 @@ fn the_model_is_that_of_the_main_process_on_every_number_of_ranks() {
     let wanted = Mutex::new(eager.state_dict().unwrap());
     for strategy in [ShardingStrategy::NoShard, ShardingStrategy::FullShard, ShardingStrategy::OptimizerState] {
         for world_size in 1..=3 {
-            let unused = DistributedDataParallelKwargs { find_unused_parameters: true, ..Default::default() };
+            let unused = DistributedDataParallelKwargs { find_unused_parameters: Some(true), ..Default::default() };
             let builder = sharded(strategy).kwargs_handler(unused);
             tch::manual_seed(9);
             testing::ranks_with(world_size, builder, |accelerator| {
@@ -105,7 +105,7 @@ fn the_model_is_that_of_the_main_process_on_every_number_of_ranks() {
 #[test]
 fn no_more_than_one_parameter_is_whole_at_a_time() {
     // The threads of Gloo hold what they have sent for a moment longer.
-    let plugin = FullyShardedDataParallelPlugin { sync_module_states: false, ..Default::default() };
+    let plugin = FullyShardedDataParallelPlugin { sync_module_states: Some(false), ..Default::default() };
     let builder = Accelerator::builder().fsdp_plugin(plugin);
     testing::ranks_with(2, builder, |accelerator| {
         let store = ParamStore::init_empty_weights(accelerator.device());

@@ -18,7 +18,7 @@ const BALLAST: i64 = 300_000;
 const HEAVY: i64 = 5;
 
 fn uneven() -> AcceleratorBuilder {
-    let config = DataLoaderConfiguration { even_batches: false, ..Default::default() };
+    let config = DataLoaderConfiguration { even_batches: Some(false), ..Default::default() };
     Accelerator::builder().dataloader_config(config)
 }
 
@@ -160,7 +160,11 @@ fn what_a_rank_has_accumulated_is_not_lost() {
         // Whole windows, and last ones of one round and of several.
         for (rows, steps) in [(3, 2), (5, 2), (7, 3), (8, 3), (9, 4), (3, 3), (9, 3), (11, 4)] {
             for sync_each_batch in [false, true] {
-                let plugin = GradientAccumulationPlugin { num_steps: steps, sync_each_batch, ..Default::default() };
+                let plugin = GradientAccumulationPlugin {
+                    num_steps: Some(steps),
+                    sync_each_batch: Some(sync_each_batch),
+                    ..Default::default()
+                };
                 let builder = uneven().gradient_accumulation_plugin(plugin);
                 check(world_size, builder, Plan { rows, batch_size: 1, steps, width: 3 }, 1e-5);
             }
@@ -171,7 +175,11 @@ fn what_a_rank_has_accumulated_is_not_lost() {
 #[test]
 fn a_rank_far_behind_follows_through_a_whole_window() {
     for sync_each_batch in [false, true] {
-        let plugin = GradientAccumulationPlugin { num_steps: 4, sync_each_batch, ..Default::default() };
+        let plugin = GradientAccumulationPlugin {
+            num_steps: Some(4),
+            sync_each_batch: Some(sync_each_batch),
+            ..Default::default()
+        };
         let got = ranks_with(2, uneven().gradient_accumulation_plugin(plugin), |accelerator| {
             let store = ParamStore::new(accelerator.device());
             let linear = Linear::new(store.root(), 1, 1, Default::default())?;
@@ -206,10 +214,10 @@ fn a_rank_far_behind_follows_through_a_whole_window() {
 fn every_ddp_setting_joins() {
     let defaults = DistributedDataParallelKwargs::default;
     for (kwargs, width, tolerance) in [
-        (DistributedDataParallelKwargs { find_unused_parameters: true, ..defaults() }, 3, 1e-5),
-        (DistributedDataParallelKwargs { gradient_as_bucket_view: true, ..defaults() }, 3, 1e-5),
-        (DistributedDataParallelKwargs { comm_hook: DDPCommunicationHookType::Bf16, ..defaults() }, 3, 3e-3),
-        (DistributedDataParallelKwargs { bucket_cap_mb: 0.001, ..defaults() }, HEAVY, 1e-5),
+        (DistributedDataParallelKwargs { find_unused_parameters: Some(true), ..defaults() }, 3, 1e-5),
+        (DistributedDataParallelKwargs { gradient_as_bucket_view: Some(true), ..defaults() }, 3, 1e-5),
+        (DistributedDataParallelKwargs { comm_hook: Some(DDPCommunicationHookType::Bf16), ..defaults() }, 3, 3e-3),
+        (DistributedDataParallelKwargs { bucket_cap_mb: Some(0.001), ..defaults() }, HEAVY, 1e-5),
     ] {
         for (rows, steps) in [(1, 1), (5, 1), (5, 2)] {
             let builder = uneven().kwargs_handler(kwargs.clone()).gradient_accumulation_steps(steps);
@@ -232,7 +240,7 @@ fn power_sgd_joins() {
 
 #[test]
 fn a_static_graph_is_refused() {
-    let kwargs = DistributedDataParallelKwargs { static_graph: true, ..Default::default() };
+    let kwargs = DistributedDataParallelKwargs { static_graph: Some(true), ..Default::default() };
     let plan = Plan { rows: 3, batch_size: 1, steps: 1, width: 3 };
     let error = ranks_with(2, uneven().kwargs_handler(kwargs), |accelerator| train(&accelerator, plan)).unwrap_err();
     assert!(error.is_config() && error.to_string().contains("static_graph"), "{error}");
@@ -490,7 +498,7 @@ fn joins_are_not_nested_and_begin_alike() {
 
 #[test]
 fn the_loss_scale_stays_common() {
-    let scaler = GradScalerKwargs { init_scale: 4.0, growth_interval: 2, ..Default::default() };
+    let scaler = GradScalerKwargs { init_scale: Some(4.0), growth_interval: Some(2), ..Default::default() };
     let builder = uneven().mixed_precision(MixedPrecision::Fp16).kwargs_handler(scaler);
     // Three rounds on rank 0, two on rank 1: one more step makes the scale grow on rank 0 at another time.
     let plan = Plan { rows: 5, batch_size: 1, steps: 1, width: 3 };

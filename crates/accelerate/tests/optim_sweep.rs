@@ -9,7 +9,7 @@ use accelerate::{Accelerator, GradScalerKwargs, MixedPrecision, Result};
 const MAX_NORM: f64 = 0.5;
 
 fn accelerator(precision: MixedPrecision) -> Accelerator {
-    let scaling = GradScalerKwargs { init_scale: 256.0, growth_interval: 3, ..Default::default() };
+    let scaling = GradScalerKwargs { init_scale: Some(256.0), growth_interval: Some(3), ..Default::default() };
     Accelerator::builder().cpu(true).mixed_precision(precision).kwargs_handler(scaling).build().unwrap()
 }
 

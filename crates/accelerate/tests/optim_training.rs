@@ -34,7 +34,7 @@ fn rates_after_one_step(world_size: usize, builder: AcceleratorBuilder) -> Vec<f
 
 #[test]
 fn optim_schedule_ticks_once_per_process() {
-    let split = DataLoaderConfiguration { split_batches: true, ..Default::default() };
+    let split = DataLoaderConfiguration { split_batches: Some(true), ..Default::default() };
     for (world_size, builder, wanted) in [
         (1, Accelerator::builder(), 0.9),
         (2, Accelerator::builder(), 0.8),

@@ -46,9 +46,9 @@ fn a_trace_is_json_with_what_was_asked_for() {
     let folder = tempfile::tempdir().unwrap();
     let plain = ProfileKwargs { output_trace_dir: Some(folder.path().join("plain")), ..Default::default() };
     let full = ProfileKwargs {
-        record_shapes: true,
-        profile_memory: true,
-        with_flops: true,
+        record_shapes: Some(true),
+        profile_memory: Some(true),
+        with_flops: Some(true),
         output_trace_dir: Some(folder.path().join("full")),
         ..Default::default()
     };
@@ -74,7 +74,12 @@ fn a_trace_is_json_with_what_was_asked_for() {
 #[test]
 fn sums_are_those_of_the_work() {
     let _alone = alone();
-    let kwargs = ProfileKwargs { record_shapes: true, profile_memory: true, with_flops: true, ..Default::default() };
+    let kwargs = ProfileKwargs {
+        record_shapes: Some(true),
+        profile_memory: Some(true),
+        with_flops: Some(true),
+        ..Default::default()
+    };
     let accelerator = Accelerator::builder().cpu(true).kwargs_handler(kwargs).build().unwrap();
     let (sizes, trace) = accelerator.profile(None, |_| Ok((work()?.size(), work()?.size()))).unwrap();
     assert_eq!(sizes, (vec![4, 4], vec![4, 4]));
@@ -108,7 +113,7 @@ fn every_cycle_of_a_schedule_has_its_file_and_its_call() {
     let schedule = ScheduleOption { wait: 1, warmup: 1, active: 2, repeat: 2, skip_first: 1, ..Default::default() };
     let kwargs = ProfileKwargs {
         schedule_option: Some(schedule),
-        on_trace_ready: Some(handler),
+        on_trace_ready: Some(handler.into()),
         output_trace_dir: Some(folder.path().join("traces")),
         ..Default::default()
     };
@@ -165,7 +170,7 @@ fn stacks_and_modules_are_those_of_torchscript() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/compiled/mlp.pt");
     let model: ScriptModule = ScriptModule::load(file, Device::Cpu).unwrap();
     let x = Tensor::ones([2, 3], (Kind::Float, Device::Cpu));
-    let kwargs = ProfileKwargs { with_stack: true, with_modules: true, ..Default::default() };
+    let kwargs = ProfileKwargs { with_stack: Some(true), with_modules: Some(true), ..Default::default() };
     let (_, trace) = accelerator()
         .profile(kwargs, |_| {
             let _ = accelerate::nn::Module::forward(&model, &x)?;
@@ -217,7 +222,7 @@ fn failures_inside_end_the_profile_without_a_file() {
     let error = accelerator().profile(kwargs, |_| work()).unwrap_err();
     assert!(error.to_string().contains("file"), "{error}");
     let refusing = OnTraceReady::new(|_| Err(Error::other("not today")));
-    let kwargs = ProfileKwargs { on_trace_ready: Some(refusing), ..Default::default() };
+    let kwargs = ProfileKwargs { on_trace_ready: Some(refusing.into()), ..Default::default() };
     assert_eq!(accelerator().profile(kwargs, |_| work()).unwrap_err().to_string(), "not today");
     let _ = accelerator().profile(None, |_| work()).unwrap();
 }

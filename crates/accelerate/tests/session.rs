@@ -12,7 +12,7 @@ use accelerate::{
 
 /// Sharded or not, with a loss scale that grows at every second step.
 fn builder(is_sharded: bool) -> AcceleratorBuilder {
-    let scaler = GradScalerKwargs { init_scale: 4.0, growth_interval: 2, ..Default::default() };
+    let scaler = GradScalerKwargs { init_scale: Some(4.0), growth_interval: Some(2), ..Default::default() };
     let builder = Accelerator::builder().mixed_precision(MixedPrecision::Fp16).kwargs_handler(scaler);
     if is_sharded { builder.fsdp_plugin(FullyShardedDataParallelPlugin::default()) } else { builder }
 }

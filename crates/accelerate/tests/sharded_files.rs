@@ -27,8 +27,8 @@ type Contents = BTreeMap<String, (Kind, Vec<i64>, Vec<u8>)>;
 
 fn sharded(strategy: ShardingStrategy) -> AcceleratorBuilder {
     Accelerator::builder().fsdp_plugin(FullyShardedDataParallelPlugin {
-        sharding_strategy: strategy,
-        auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap,
+        sharding_strategy: Some(strategy),
+        auto_wrap_policy: Some(AutoWrapPolicy::TransformerBasedWrap),
         ..Default::default()
     })
 }
@@ -335,7 +335,7 @@ fn ranks_that_do_not_ask_for_the_same_are_told() {
 #[test]
 fn on_each_node_one_process_writes_everything() {
     let folder = TempDir::new().unwrap();
-    let project = ProjectConfiguration { save_on_each_node: true, ..Default::default() };
+    let project = ProjectConfiguration { save_on_each_node: Some(true), ..Default::default() };
     let builder = sharded(ShardingStrategy::FullShard).project_config(project);
     let nowhere = folder.path().join("file").join("nowhere");
     fs::write(folder.path().join("file"), "").unwrap();

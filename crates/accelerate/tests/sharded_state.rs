@@ -106,9 +106,9 @@ fn copy_of_state(state: &OptimizerState) -> OptimizerState {
 
 fn sharded(sharding_strategy: ShardingStrategy, dp_shard_size: Option<usize>) -> AcceleratorBuilder {
     Accelerator::builder().fsdp_plugin(FullyShardedDataParallelPlugin {
-        sharding_strategy,
+        sharding_strategy: Some(sharding_strategy),
         dp_shard_size,
-        auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap,
+        auto_wrap_policy: Some(AutoWrapPolicy::TransformerBasedWrap),
         ..Default::default()
     })
 }

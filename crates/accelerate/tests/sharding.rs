@@ -119,7 +119,7 @@ fn largest_difference(a: &[f64], b: &[f64]) -> f64 {
 fn assert_equal(case: Case, plugin: FullyShardedDataParallelPlugin) {
     let (replicated, sharded) = (run(case, None), run(case, Some(plugin.clone())));
     // Whether parts are read out of memory, as here, or sent changes nothing.
-    let sent = FullyShardedDataParallelPlugin { direct_all_gather: false, ..plugin.clone() };
+    let sent = FullyShardedDataParallelPlugin { direct_all_gather: Some(false), ..plugin.clone() };
     assert!(run(case, Some(sent)) == sharded, "sent and read: {case:?}, {plugin:?}");
     for (rank, (wanted, found)) in replicated.iter().zip(&sharded).enumerate() {
         let context = format!("rank {rank} of {case:?}, {plugin:?}");
@@ -130,7 +130,7 @@ fn assert_equal(case: Case, plugin: FullyShardedDataParallelPlugin) {
             let difference = largest_difference(wanted, found);
             assert!(difference <= 1e-6, "{name} differs by {difference}: {context}");
             // Parts of gradients are added in another order than whole ones.
-            let adds_parts = case.accumulation > 1 && plugin.sharding_strategy == OptimizerStateAndGradients;
+            let adds_parts = case.accumulation > 1 && plugin.sharding_strategy == Some(OptimizerStateAndGradients);
             if case.world_size <= 2 && !adds_parts && case.max_norm.is_none() {
                 assert_eq!(difference, 0.0, "a sum of two has one order: {name}, {context}");
             }
@@ -140,8 +140,8 @@ fn assert_equal(case: Case, plugin: FullyShardedDataParallelPlugin) {
 
 fn plugin(strategy: ShardingStrategy, policy: AutoWrapPolicy) -> FullyShardedDataParallelPlugin {
     FullyShardedDataParallelPlugin {
-        sharding_strategy: strategy,
-        auto_wrap_policy: policy,
+        sharding_strategy: Some(strategy),
+        auto_wrap_policy: Some(policy),
         min_num_params: (policy == AutoWrapPolicy::SizeBasedWrap).then_some(30),
         ..Default::default()
     }
@@ -170,7 +170,7 @@ fn modules_that_stay_whole() {
         for (world_size, accumulation, max_norm) in [(1, 1, None), (2, 1, None), (3, 4, Some(0.05))] {
             for modules in [&["blocks.*.up"][..], &["embed", "blocks.0"], &["blocks", "embed"]] {
                 let case = Case { world_size, accumulation, max_norm, ..CASE };
-                let ignored_modules = modules.iter().map(|&path| path.to_owned()).collect();
+                let ignored_modules = Some(modules.iter().map(|&path| path.to_owned()).collect());
                 let dp_shard_size = (strategy == HybridShard).then_some(1);
                 let plugin = plugin(strategy, TransformerBasedWrap);
                 assert_equal(case, FullyShardedDataParallelPlugin { ignored_modules, dp_shard_size, ..plugin });
@@ -181,7 +181,8 @@ fn modules_that_stay_whole() {
 
 #[test]
 fn a_module_that_is_not_there_cannot_stay_whole() {
-    let plugin = FullyShardedDataParallelPlugin { ignored_modules: vec!["heads".into()], ..plugin(FullShard, NoWrap) };
+    let plugin =
+        FullyShardedDataParallelPlugin { ignored_modules: Some(vec!["heads".into()]), ..plugin(FullShard, NoWrap) };
     let accelerator = Accelerator::builder().cpu(true).fsdp_plugin(plugin).build().unwrap();
     let (_, module) = model(&accelerator).unwrap();
     let text = accelerator.prepare(module).map(drop).unwrap_err().to_string();
@@ -237,7 +238,7 @@ fn an_overflow_in_one_part_skips_the_step_on_all_ranks() {
     let mixed_precision_policy = Some(MixedPrecisionPolicy::default());
     let plugin = FullyShardedDataParallelPlugin { mixed_precision_policy, ..plugin(FullShard, NoWrap) };
     // Gradients travel in 16 bits.
-    let scaler = accelerate::GradScalerKwargs { init_scale: 128.0, ..Default::default() };
+    let scaler = accelerate::GradScalerKwargs { init_scale: Some(128.0), ..Default::default() };
     let builder =
         Accelerator::builder().mixed_precision(MixedPrecision::Fp16).kwargs_handler(scaler).fsdp_plugin(plugin);
     let skipped = testing::ranks_with(3, builder, |accelerator| {

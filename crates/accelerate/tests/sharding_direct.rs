@@ -11,7 +11,8 @@ use torch_ext::hooks::register_hook;
 
 fn builder() -> AcceleratorBuilder {
     let auto_wrap_policy = AutoWrapPolicy::TransformerBasedWrap;
-    Accelerator::builder().fsdp_plugin(FullyShardedDataParallelPlugin { auto_wrap_policy, ..Default::default() })
+    Accelerator::builder()
+        .fsdp_plugin(FullyShardedDataParallelPlugin { auto_wrap_policy: Some(auto_wrap_policy), ..Default::default() })
 }
 
 const WIDTH: i64 = 8;

@@ -53,7 +53,8 @@ fn gradients_that_are_made_in_pieces_are_those_that_are_made_whole() {
         assert!(wanted.iter().flatten().all(|value| value.is_finite()));
         assert_ne!(wanted[0][0], 0.0, "row 0 learns");
         for sharding_strategy in [ShardingStrategy::FullShard, ShardingStrategy::ShardGradOp] {
-            let plugin = FullyShardedDataParallelPlugin { sharding_strategy, ..Default::default() };
+            let plugin =
+                FullyShardedDataParallelPlugin { sharding_strategy: Some(sharding_strategy), ..Default::default() };
             let found = train_large_layers(Some(plugin), accumulation);
             assert!(found == wanted, "accumulation {accumulation}, {sharding_strategy}");
         }

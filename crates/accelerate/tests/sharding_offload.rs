@@ -8,6 +8,7 @@ use accelerate::{
     Accelerator, AcceleratorBuilder, AutoWrapPolicy, DeepSpeedPlugin, DeepSpeedSource, FullyShardedDataParallelPlugin,
     MixedPrecision, OffloadTarget, Result, ShardingStrategy, testing,
 };
+use accelerate_core::config::FullyShardedSettings;
 use std::path::Path;
 use tempfile::TempDir;
 
@@ -84,7 +85,11 @@ fn run(case: Case, plugin: FullyShardedDataParallelPlugin) -> Vec<Outcome> {
 
 fn sharded(sharding_strategy: ShardingStrategy) -> FullyShardedDataParallelPlugin {
     let auto_wrap_policy = AutoWrapPolicy::TransformerBasedWrap;
-    FullyShardedDataParallelPlugin { sharding_strategy, auto_wrap_policy, ..Default::default() }
+    FullyShardedDataParallelPlugin {
+        sharding_strategy: Some(sharding_strategy),
+        auto_wrap_policy: Some(auto_wrap_policy),
+        ..Default::default()
+    }
 }
 
 fn nvme(folder: &TempDir) -> Option<OffloadTarget> {
@@ -115,7 +120,7 @@ fn training_over_a_disk_is_training_in_memory() {
             let wanted = run(case, plugin.clone());
             let plugin = FullyShardedDataParallelPlugin { offload_optimizer: nvme(&folder), ..plugin };
             assert_same(&run(case, plugin.clone()), &wanted, &format!("state of {strategy} on {world_size}"));
-            if !plugin.keeps_full_parameters() {
+            if !FullyShardedSettings::from(plugin.clone()).keeps_full_parameters() {
                 let plugin = FullyShardedDataParallelPlugin { offload_params: nvme(&folder), ..plugin };
                 assert_same(&run(case, plugin), &wanted, &format!("parameters of {strategy} on {world_size}"));
             }
@@ -141,11 +146,11 @@ fn with_accumulation_clipping_precision_and_replicas() {
             Case { world_size: 2, ..CASE },
             FullyShardedDataParallelPlugin { dp_shard_size: Some(1), ..sharded(ShardingStrategy::HybridShard) },
         ),
-        (CASE, FullyShardedDataParallelPlugin { forward_prefetch: true, ..sharded(ShardingStrategy::FullShard) }),
+        (CASE, FullyShardedDataParallelPlugin { forward_prefetch: Some(true), ..sharded(ShardingStrategy::FullShard) }),
         (
             CASE,
             FullyShardedDataParallelPlugin {
-                ignored_modules: vec!["blocks.2".into()],
+                ignored_modules: Some(vec!["blocks.2".into()]),
                 ..sharded(ShardingStrategy::FullShard)
             },
         ),
@@ -156,7 +161,7 @@ fn with_accumulation_clipping_precision_and_replicas() {
         let offloaded = FullyShardedDataParallelPlugin { offload_optimizer, offload_params, ..plugin.clone() };
         assert_same(&run(case, offloaded), &wanted, &format!("{case:?}, {plugin:?}"));
         // On a CPU the host's memory is where everything is.
-        let on_host = FullyShardedDataParallelPlugin { cpu_offload: true, ..plugin.clone() };
+        let on_host = FullyShardedDataParallelPlugin { cpu_offload: Some(true), ..plugin.clone() };
         assert_same(&run(case, on_host), &wanted, &format!("{case:?}, {plugin:?}"));
     }
 }

@@ -14,7 +14,11 @@ const FROZEN: &str = "layers.2.bias";
 
 fn plugin(sharding_strategy: ShardingStrategy) -> FullyShardedDataParallelPlugin {
     let auto_wrap_policy = AutoWrapPolicy::TransformerBasedWrap;
-    FullyShardedDataParallelPlugin { sharding_strategy, auto_wrap_policy, ..Default::default() }
+    FullyShardedDataParallelPlugin {
+        sharding_strategy: Some(sharding_strategy),
+        auto_wrap_policy: Some(auto_wrap_policy),
+        ..Default::default()
+    }
 }
 
 /// Three layers with weights of `kind` that all of its types can hold, moved by `offset`; a bias is frozen.
@@ -75,7 +79,7 @@ fn mixed_precision_trains_weights_of_16_bits_in_float32() {
     for (strategy, target) in [(FullShard, None), (OptimizerState, None), (HybridShard, None), (FullShard, disk)] {
         for ignored in [&[][..], &["layers.1".to_owned()]] {
             let plugin = FullyShardedDataParallelPlugin {
-                ignored_modules: ignored.to_vec(),
+                ignored_modules: Some(ignored.to_vec()),
                 dp_shard_size: (strategy == HybridShard).then_some(1),
                 offload_optimizer: target.clone(),
                 offload_params: target.clone(),
@@ -121,10 +125,10 @@ fn ranks_begin_with_the_weights_of_the_first_unless_they_are_to_keep_their_own()
             let plugin = FullyShardedDataParallelPlugin { sync_module_states, ..plugin(strategy) };
             Accelerator::builder().fsdp_plugin(plugin)
         };
-        let wanted = train(builder(true), Kind::Float, [0.0, 0.0]);
-        assert_eq!(train(builder(true), Kind::Float, [0.0, 0.25]), wanted, "{strategy}");
+        let wanted = train(builder(Some(true)), Kind::Float, [0.0, 0.0]);
+        assert_eq!(train(builder(Some(true)), Kind::Float, [0.0, 0.25]), wanted, "{strategy}");
         // The model is then made of both.
-        let own = train(builder(false), Kind::Float, [0.0, 0.25]);
+        let own = train(builder(Some(false)), Kind::Float, [0.0, 0.25]);
         assert_ne!(own, wanted, "{strategy}");
         assert_eq!(own[0].parameters, own[1].parameters, "{strategy}");
     }
@@ -134,11 +138,11 @@ fn ranks_begin_with_the_weights_of_the_first_unless_they_are_to_keep_their_own()
 fn synchronising_in_each_micro_batch_gives_the_same_steps() {
     for strategy in [FullShard, OptimizerState, OptimizerStateAndGradients] {
         let run = |sync_each_batch| {
-            let accumulation = GradientAccumulationPlugin { num_steps: 4, sync_each_batch, ..Default::default() };
+            let accumulation = GradientAccumulationPlugin { num_steps: Some(4), sync_each_batch, ..Default::default() };
             let builder = Accelerator::builder().gradient_accumulation_plugin(accumulation);
             train(builder.fsdp_plugin(plugin(strategy)), Kind::Float, [0.0; 2])
         };
-        let (found, wanted) = (run(true), run(false));
+        let (found, wanted) = (run(Some(true)), run(Some(false)));
         for (found, wanted) in found.iter().zip(&wanted) {
             for ((name, _, found), (_, _, wanted)) in found.parameters.iter().zip(&wanted.parameters) {
                 let far = found.iter().zip(wanted).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);

@@ -15,8 +15,8 @@ const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 
 fn plugin(sharding_strategy: ShardingStrategy) -> FullyShardedDataParallelPlugin {
     FullyShardedDataParallelPlugin {
-        sharding_strategy,
-        auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap,
+        sharding_strategy: Some(sharding_strategy),
+        auto_wrap_policy: Some(AutoWrapPolicy::TransformerBasedWrap),
         dp_shard_size: (sharding_strategy == HybridShard).then_some(1),
         ..Default::default()
     }
@@ -278,7 +278,8 @@ fn what_ranks_have_whole_may_be_frozen_and_unfrozen() {
             .unwrap()
         };
         let ignored_modules = vec!["layers.1".to_owned()];
-        let found = run(Some(FullyShardedDataParallelPlugin { ignored_modules, ..plugin(FullShard) }));
+        let found =
+            run(Some(FullyShardedDataParallelPlugin { ignored_modules: Some(ignored_modules), ..plugin(FullShard) }));
         assert_eq!(found[0], found[1], "ranks drift apart");
         let at = &found[0].0;
         // AdamW decays what has a gradient, also one of zeros.
@@ -288,7 +289,7 @@ fn what_ranks_have_whole_may_be_frozen_and_unfrozen() {
 
 #[test]
 fn the_loss_scale_is_taken_from_gradients_that_nobody_has_reduced() {
-    let scaler = accelerate::GradScalerKwargs { init_scale: 64.0, ..Default::default() };
+    let scaler = accelerate::GradScalerKwargs { init_scale: Some(64.0), ..Default::default() };
     let builder = Accelerator::builder().mixed_precision(accelerate::MixedPrecision::Fp16).kwargs_handler(scaler);
     let moved = testing::ranks_with(2, builder.fsdp_plugin(plugin(FullShard)), |accelerator| {
         let (store, module) = model(5, || ())?;

@@ -129,8 +129,8 @@ fn train(world_size: usize, builder: AcceleratorBuilder, uses: Uses, has_layers:
 #[test]
 fn training_is_the_same_alone_and_together() {
     let kwargs = DistributedDataParallelKwargs {
-        find_unused_parameters: true,
-        gradient_as_bucket_view: true,
+        find_unused_parameters: Some(true),
+        gradient_as_bucket_view: Some(true),
         ..Default::default()
     };
     for (world_size, uses) in [(1, Uses::Both), (2, Uses::Both), (2, Uses::Twice), (2, Uses::EmbeddingOnly)] {

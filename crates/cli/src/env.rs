@@ -8,6 +8,8 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
+use accelerate_core::config::settings;
+use accelerate_core::settings::ORIGINS_VARIABLE;
 use accelerate_launch::{Program, ProgramSearch, num_visible_gpus, resolve_program};
 use clap::Args;
 
@@ -50,7 +52,8 @@ fn facts() -> Vec<(&'static str, String)> {
 
 /// Variables that change how ranks are started or what they do. Never everything: there are secrets among the others.
 fn is_relevant(name: &str) -> bool {
-    const NAMES: [&str; 14] = [
+    const NAMES: [&str; 15] = [
+        ORIGINS_VARIABLE,
         "CUDA_VISIBLE_DEVICES",
         "LD_LIBRARY_PATH",
         "LIBTORCH",
@@ -66,8 +69,11 @@ fn is_relevant(name: &str) -> bool {
         "CONDA_PREFIX",
         "WORLD_SIZE",
     ];
-    const PREFIXES: [&str; 6] = ["ACCELERATE_", "FSDP_", "GLOO_", "NCCL_", "PARALLELISM_CONFIG_", "TORCH_"];
-    NAMES.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+    const PREFIXES: [&str; 3] = ["GLOO_", "NCCL_", "TORCH_"];
+    const SECRETS: [&str; 4] = ["KEY", "PASSWORD", "SECRET", "TOKEN"];
+    let is_setting = || settings().any(|setting| setting.variable().as_deref() == Some(name));
+    let is_known = NAMES.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || is_setting();
+    is_known && !SECRETS.iter().any(|secret| name.contains(secret))
 }
 
 /// Where programs of this project would find libtorch when they are built here, and whether it is the right one.
@@ -197,8 +203,21 @@ mod tests {
 
     #[test]
     fn secrets_stay_secret() {
-        assert!(is_relevant("ACCELERATE_USE_CPU") && is_relevant("NCCL_DEBUG") && is_relevant("RANK"));
-        for name in ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "HOME", "PATH", "WANDB_API_KEY"] {
+        assert!(
+            is_relevant("ACCELERATE_USE_CPU")
+                && is_relevant("FSDP_VERSION")
+                && is_relevant("NCCL_DEBUG")
+                && is_relevant("RANK")
+        );
+        for name in [
+            "HF_TOKEN",
+            "ACCELERATE_SECRET_KEY",
+            "NCCL_TOKEN",
+            "AWS_SECRET_ACCESS_KEY",
+            "HOME",
+            "PATH",
+            "WANDB_API_KEY",
+        ] {
             assert!(!is_relevant(name), "{name}");
         }
     }

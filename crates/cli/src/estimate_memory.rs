@@ -6,17 +6,19 @@ mod weights;
 
 use std::error::Error;
 use std::io::Write as _;
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use accelerate_core::config::{
-    AutoWrapPolicy, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin, OffloadDevice, OffloadTarget,
-    ShardingStrategy, ZeroStage,
+    DistributedDataParallelSettings, FullyShardedDataParallelPlugin, FullyShardedSettings, OffloadDevice,
+    OffloadTarget, PartialRunConfig, ShardingStrategy, ZeroStage,
 };
 use accelerate_core::plan::{EstimateDtype, Inventory, Plan, estimate_memory, plan_data_parallel, plan_sharded};
+use accelerate_core::settings::Setting;
 use accelerate_core::weight_files::parse_size;
-use clap::Args;
+use clap::{Arg, Args};
 use error::EstimateError;
+
+use crate::settings::{Selection, SettingFlags};
 
 /// Show how much memory a model takes, to be loaded and to be trained, on one process or sharded over many.
 ///
@@ -55,70 +57,8 @@ pub(crate) struct Arguments {
     #[arg(long)]
     plan: bool,
 
-    /// Number of ranks of the plan, 1 without it.
-    #[arg(long = "num_processes", alias = "num-processes", value_name = "N", requires = "plan")]
-    num_processes: Option<NonZeroUsize>,
-
-    /// What is kept in parts: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, HYBRID_SHARD_ZERO2 (or 1 to 5),
-    /// OPTIMIZER_STATE, OPTIMIZER_STATE_AND_GRADIENTS.
-    ///
-    /// FULL_SHARD without it. NO_SHARD is plain data parallelism.
-    #[arg(
-        long = "fsdp_sharding_strategy",
-        alias = "fsdp-sharding-strategy",
-        value_name = "STRATEGY",
-        requires = "plan"
-    )]
-    fsdp_sharding_strategy: Option<ShardingStrategy>,
-
-    /// The same as a stage of ZeRO, from 0 for nothing to 3 for everything. As in DeepSpeed configurations, each block
-    /// is a unit then.
-    #[arg(long = "zero_stage", alias = "zero-stage", value_name = "STAGE", requires = "plan")]
-    #[arg(value_parser = zero_stage, conflicts_with = "fsdp_sharding_strategy")]
-    zero_stage: Option<ZeroStage>,
-
-    /// What is gathered together: TRANSFORMER_BASED_WRAP (each block), SIZE_BASED_WRAP, NO_WRAP (everything).
-    #[arg(long = "fsdp_auto_wrap_policy", alias = "fsdp-auto-wrap-policy", value_name = "POLICY", requires = "plan")]
-    fsdp_auto_wrap_policy: Option<AutoWrapPolicy>,
-
-    /// Paths of the modules that TRANSFORMER_BASED_WRAP takes for blocks, separated by commas; * stands for any one name.
-    ///
-    /// Without it every numbered module is one. For example encoder.layer.*
-    #[arg(
-        long = "fsdp_transformer_layer_cls_to_wrap",
-        alias = "fsdp-transformer-layer-cls-to-wrap",
-        value_name = "PATHS",
-        value_delimiter = ',',
-        requires = "plan"
-    )]
-    fsdp_transformer_layer_cls_to_wrap: Vec<String>,
-
-    /// Number of parameters from which SIZE_BASED_WRAP makes a module a unit.
-    #[arg(long = "fsdp_min_num_params", alias = "fsdp-min-num-params", value_name = "N", requires = "plan")]
-    fsdp_min_num_params: Option<usize>,
-
-    /// Among how many neighbouring ranks HYBRID_SHARD and HYBRID_SHARD_ZERO2 divide the model: those of one machine.
-    #[arg(long = "dp_shard_size", alias = "dp-shard-size", value_name = "N", requires = "plan")]
-    dp_shard_size: Option<usize>,
-
-    /// Where Adam's state is kept between steps: none (the device that computes), cpu, nvme.
-    ///
-    /// In the host's memory (cpu) it counts as memory of the rank, on a disk (nvme) it does not: then at most 8 MiB of it
-    /// are in memory, and as much of parameters that are there too. Works from OPTIMIZER_STATE or --zero_stage 1 on.
-    #[arg(
-        long = "offload_optimizer_device",
-        alias = "offload-optimizer-device",
-        value_name = "DEVICE",
-        requires = "plan"
-    )]
-    offload_optimizer_device: Option<OffloadDevice>,
-
-    /// Where parameters are kept while they are not used: none, cpu, nvme.
-    ///
-    /// Needs FULL_SHARD, SHARD_GRAD_OP, a hybrid strategy or --zero_stage 3; nvme needs --offload_optimizer_device nvme
-    /// too.
-    #[arg(long = "offload_param_device", alias = "offload-param-device", value_name = "DEVICE", requires = "plan")]
-    offload_param_device: Option<OffloadDevice>,
+    #[command(flatten)]
+    settings: SettingFlags<ForPlan>,
 
     /// Fail if the plan takes more than this on a rank, and say which plans do not. For example 24GB or 80GiB.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "plan")]
@@ -161,31 +101,60 @@ fn plan(arguments: &Arguments, inventory: Inventory) -> Result<Plan, Box<dyn Err
         }
         several => return Err(EstimateError::SeveralTypes { dtypes: several.to_vec() }.into()),
     };
-    let plugin = plugin(arguments);
+    let said = PartialRunConfig::of_texts(&arguments.settings.said);
+    let world_size = said.cluster.num_processes.unwrap_or(1);
+    let plugin = fully_sharded(said);
     plugin.check()?;
     plugin.check_modules(&inventory)?;
-    let world_size = arguments.num_processes.map_or(1, NonZeroUsize::get);
     Ok(match plugin.sharding_strategy {
         ShardingStrategy::NoShard => {
-            plan_data_parallel(&inventory, &DistributedDataParallelKwargs::default(), world_size)
+            plan_data_parallel(&inventory, &DistributedDataParallelSettings::default(), world_size)
         }
         // Ranks of a job on one machine, unless the groups are given.
         _ => plan_sharded(&inventory, &plugin, plugin.mesh(world_size, world_size)?),
     })
 }
 
-fn plugin(arguments: &Arguments) -> FullyShardedDataParallelPlugin {
-    let default = arguments.zero_stage.map(ZeroStage::fully_sharded_plugin).unwrap_or_default();
-    FullyShardedDataParallelPlugin {
-        sharding_strategy: arguments.fsdp_sharding_strategy.unwrap_or(default.sharding_strategy),
-        auto_wrap_policy: arguments.fsdp_auto_wrap_policy.unwrap_or(default.auto_wrap_policy),
-        transformer_cls_names_to_wrap: arguments.fsdp_transformer_layer_cls_to_wrap.clone(),
-        min_num_params: arguments.fsdp_min_num_params,
-        dp_shard_size: arguments.dp_shard_size,
-        offload_optimizer: arguments.offload_optimizer_device.and_then(target),
-        offload_params: arguments.offload_param_device.and_then(target),
-        ..default
+/// What a plan depends on.
+#[derive(Debug)]
+struct ForPlan;
+
+impl Selection for ForPlan {
+    fn includes(setting: &Setting) -> bool {
+        const FLAGS: [&str; 9] = [
+            "num_processes",
+            "fsdp_sharding_strategy",
+            "zero_stage",
+            "fsdp_auto_wrap_policy",
+            "fsdp_transformer_layer_cls_to_wrap",
+            "fsdp_min_num_params",
+            "dp_shard_size",
+            "offload_optimizer_device",
+            "offload_param_device",
+        ];
+        setting.flag().is_some_and(|flag| FLAGS.contains(&flag))
     }
+
+    fn adjust(flag: &str, argument: Arg) -> Arg {
+        let argument = argument.requires("plan").help_heading("What is planned, with --plan");
+        match flag {
+            "zero_stage" => argument.conflicts_with("fsdp_sharding_strategy"),
+            _ => argument,
+        }
+    }
+}
+
+/// What flags say of sharding: stages of ZeRO and offload go with the strategies of FSDP and its wrapping.
+fn fully_sharded(said: PartialRunConfig) -> FullyShardedSettings {
+    let of_stage = said.deepspeed.zero_stage.map(ZeroStage::fully_sharded_settings).unwrap_or_default();
+    let plugin = FullyShardedDataParallelPlugin {
+        sharding_strategy: said.fsdp.sharding_strategy.or(Some(of_stage.sharding_strategy)),
+        auto_wrap_policy: said.fsdp.auto_wrap_policy.or(Some(of_stage.auto_wrap_policy)),
+        offload_optimizer: said.deepspeed.offload_optimizer_device.and_then(target),
+        offload_params: said.deepspeed.offload_param_device.and_then(target),
+        ..said.fsdp
+    };
+    plugin.into()
 }
 
 /// A plan counts bytes and writes nothing, so that any folder does.
@@ -197,16 +166,12 @@ fn target(device: OffloadDevice) -> Option<OffloadTarget> {
     }
 }
 
-pub(crate) fn zero_stage(text: &str) -> Result<ZeroStage, String> {
-    let stage = text.parse().ok().and_then(ZeroStage::new);
-    stage.ok_or_else(|| format!("\"{text}\" is not a stage of ZeRO; the choices are 0, 1, 2, 3"))
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use crate::{Cli, Command};
+    use accelerate_core::config::AutoWrapPolicy;
     use clap::Parser;
     use rstest::rstest;
 
@@ -218,15 +183,12 @@ mod tests {
         }
     }
 
-    fn of_strategy(sharding_strategy: ShardingStrategy) -> FullyShardedDataParallelPlugin {
-        FullyShardedDataParallelPlugin { sharding_strategy, ..Default::default() }
+    fn of_strategy(sharding_strategy: ShardingStrategy) -> FullyShardedSettings {
+        FullyShardedSettings { sharding_strategy, ..Default::default() }
     }
 
-    fn wrapped(
-        sharding_strategy: ShardingStrategy,
-        auto_wrap_policy: AutoWrapPolicy,
-    ) -> FullyShardedDataParallelPlugin {
-        FullyShardedDataParallelPlugin { auto_wrap_policy, ..of_strategy(sharding_strategy) }
+    fn wrapped(sharding_strategy: ShardingStrategy, auto_wrap_policy: AutoWrapPolicy) -> FullyShardedSettings {
+        FullyShardedSettings { auto_wrap_policy, ..of_strategy(sharding_strategy) }
     }
 
     use AutoWrapPolicy::{NoWrap, SizeBasedWrap, TransformerBasedWrap};
@@ -239,33 +201,34 @@ mod tests {
     #[case("--plan --zero_stage 0", of_strategy(NoShard))]
     #[case(
         "--plan --fsdp_sharding_strategy HYBRID_SHARD --dp_shard_size 4",
-        FullyShardedDataParallelPlugin { dp_shard_size: Some(4), ..of_strategy(HybridShard) }
+        FullyShardedSettings { dp_shard_size: Some(4), ..of_strategy(HybridShard) }
     )]
     #[case("--plan --zero_stage 1", wrapped(OptimizerState, TransformerBasedWrap))]
     #[case("--plan --zero_stage 2", wrapped(OptimizerStateAndGradients, TransformerBasedWrap))]
     #[case("--plan --zero-stage 3 --fsdp_auto_wrap_policy NO_WRAP", wrapped(FullShard, NoWrap))]
     #[case(
         "--plan --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP --fsdp_transformer_layer_cls_to_wrap h.*,head",
-        FullyShardedDataParallelPlugin {
+        FullyShardedSettings {
             transformer_cls_names_to_wrap: vec!["h.*".into(), "head".into()],
             ..wrapped(FullShard, TransformerBasedWrap)
         }
     )]
     #[case(
         "--plan --fsdp_auto_wrap_policy SIZE_BASED_WRAP --fsdp_min_num_params 1000",
-        FullyShardedDataParallelPlugin { min_num_params: Some(1000), ..wrapped(FullShard, SizeBasedWrap) }
+        FullyShardedSettings { min_num_params: Some(1000), ..wrapped(FullShard, SizeBasedWrap) }
     )]
     #[case(
         "--plan --offload_optimizer_device nvme --offload_param_device cpu",
-        FullyShardedDataParallelPlugin {
+        FullyShardedSettings {
             offload_optimizer: Some(OffloadTarget::Nvme(".".into())),
             offload_params: Some(OffloadTarget::Cpu),
             ..of_strategy(FullShard)
         }
     )]
     #[case("--plan --offload-optimizer-device none --offload-param-device none", of_strategy(FullShard))]
-    fn flags_become_a_plugin(#[case] flags: &str, #[case] wanted: FullyShardedDataParallelPlugin) {
-        assert_eq!(plugin(&parsed(flags).unwrap()), wanted);
+    fn flags_become_a_plugin(#[case] flags: &str, #[case] wanted: FullyShardedSettings) {
+        let said = PartialRunConfig::of_texts(&parsed(flags).unwrap().settings.said);
+        assert_eq!(fully_sharded(said), wanted);
     }
 
     #[rstest]
@@ -274,7 +237,7 @@ mod tests {
     #[case("--dp_shard_size 2", "--plan")]
     #[case("--plan --zero_stage 4", "0, 1, 2, 3")]
     #[case("--plan --zero_stage 2 --fsdp_sharding_strategy 1", "--fsdp_sharding_strategy")]
-    #[case("--plan --num_processes 0", "zero")]
+    #[case("--plan --num_processes 0", "at least 1")]
     #[case("--plan --memory 80", "")]
     #[case("--plan --memory lots", "lots")]
     #[case("--plan --verbose --json", "--json")]
@@ -286,7 +249,7 @@ mod tests {
     #[case("--fsdp_min_num_params 1", "--plan")]
     #[case("--offload_optimizer_device cpu", "--plan")]
     #[case("--offload_param_device cpu", "--plan")]
-    #[case("--plan --offload_param_device disk", "\"none\", \"cpu\", \"nvme\"")]
+    #[case("--plan --offload_param_device disk", "one of none, cpu, nvme")]
     #[case("--memory 1GB", "--plan")]
     #[case("--verbose", "--plan")]
     fn wrong_flags_are_named(#[case] flags: &str, #[case] words: &str) {

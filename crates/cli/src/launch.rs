@@ -1,16 +1,18 @@
 //! `accelerate launch`: from flags to a [`LaunchConfig`], and from its outcome to an exit code.
 
-mod sharding;
-
+use std::error::Error;
 use std::ffi::OsString;
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use accelerate_core::config::MixedPrecision;
+use accelerate_core::config::{ConfigFile, RunConfig, Sources};
+use accelerate_core::settings::Setting;
 use accelerate_launch::{Helper, LaunchConfig, Program, TerminalOptions, TerminalReporter, launch, num_visible_gpus};
 use clap::Args;
-use sharding::{DeepSpeedArguments, FsdpArguments};
+
+use crate::settings::{Selection, SettingFlags};
 
 /// Start a program on one or many processes, watch over them, and explain what went wrong.
 ///
@@ -36,6 +38,8 @@ use sharding::{DeepSpeedArguments, FsdpArguments};
         target/release/train\n  \
     The same by a DeepSpeed configuration:\n    \
       accelerate launch --num_processes 4 --use_deepspeed --deepspeed_config_file zero3.json target/release/train\n  \
+    What a configuration file says, but in bf16:\n    \
+      accelerate launch --config_file run.yaml --mixed_precision bf16 target/release/train\n  \
     Two machines with eight processes each; the second one uses --machine_rank 1:\n    \
       accelerate launch --num_machines 2 --machine_rank 0 --main_process_ip 10.0.0.1 \\\n      \
         --main_process_port 29500 --num_processes 16 target/release/train\n\n\
@@ -43,51 +47,12 @@ use sharding::{DeepSpeedArguments, FsdpArguments};
     Exit code: that of the first process that failed, 128 + N if signal N ended it; 2 for wrong flags,\n\
     126 or 127 for a program that cannot be run or does not exist; 0 if all processes ended with 0.")]
 pub(crate) struct Arguments {
-    /// Number of processes, counted over all machines.
-    ///
-    /// Without it: one per NVIDIA GPU that CUDA_VISIBLE_DEVICES leaves visible; one if there is none, or with --cpu.
-    #[arg(long = "num_processes", alias = "num-processes", value_name = "N")]
-    num_processes: Option<usize>,
+    #[command(flatten)]
+    settings: SettingFlags<ForLaunch>,
 
-    /// Keep the program on the CPU even if there is a GPU.
-    #[arg(long)]
-    cpu: bool,
-
-    /// Precision of the computation, for a program that does not choose one itself.
-    ///
-    /// Handed on as ACCELERATE_MIXED_PRECISION. One of no, fp16, bf16, fp8.
-    #[arg(long = "mixed_precision", alias = "mixed-precision", value_name = "PRECISION")]
-    mixed_precision: Option<MixedPrecision>,
-
-    /// Number of batches whose gradients are added up before each optimizer step.
-    ///
-    /// Handed on as ACCELERATE_GRADIENT_ACCUMULATION_STEPS.
-    #[arg(long = "gradient_accumulation_steps", alias = "gradient-accumulation-steps", value_name = "N")]
-    gradient_accumulation_steps: Option<usize>,
-
-    /// Threads of each process (OMP_NUM_THREADS).
-    ///
-    /// Without it, several processes share the cores evenly unless OMP_NUM_THREADS is set.
-    #[arg(long = "num_cpu_threads_per_process", alias = "num-cpu-threads-per-process", value_name = "N")]
-    num_cpu_threads_per_process: Option<usize>,
-
-    /// Number of machines. Run the same command on each, with its own --machine_rank.
-    #[arg(long = "num_machines", alias = "num-machines", value_name = "N", default_value_t = 1)]
-    num_machines: usize,
-
-    /// Which machine this is, counted from 0.
-    #[arg(long = "machine_rank", alias = "machine-rank", value_name = "N", default_value_t = 0)]
-    machine_rank: usize,
-
-    /// Address of machine 0, where rank 0 runs. Needed on several machines.
-    #[arg(long = "main_process_ip", alias = "main-process-ip", value_name = "ADDRESS")]
-    main_process_ip: Option<String>,
-
-    /// TCP port on machine 0 where the processes find each other.
-    ///
-    /// 0, which is the default on one machine, takes any free port. On several machines the default is 29500.
-    #[arg(long = "main_process_port", alias = "main-process-port", value_name = "PORT")]
-    main_process_port: Option<u16>,
+    /// A configuration file (YAML or JSON). Flags go before it, and so do variables that are set.
+    #[arg(long = "config_file", alias = "config-file", value_name = "FILE")]
+    config_file: Option<PathBuf>,
 
     /// The program is the name of a Python module, run with python -m.
     #[arg(short = 'm', long, conflicts_with = "no_python")]
@@ -115,12 +80,6 @@ pub(crate) struct Arguments {
     #[arg(long = "shutdown_grace_period", alias = "shutdown-grace-period", value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     shutdown_grace_period: Duration,
 
-    #[command(flatten)]
-    fsdp: FsdpArguments,
-
-    #[command(flatten)]
-    deep_speed: DeepSpeedArguments,
-
     /// The program (a path, a name in PATH, a .py file, or with -m a module), then its arguments.
     ///
     /// Everything after the program belongs to it. A -- directly after the program is dropped.
@@ -128,19 +87,33 @@ pub(crate) struct Arguments {
     program: Vec<OsString>,
 }
 
+/// Every flag of the table is one of `accelerate launch`.
+#[derive(Debug)]
+struct ForLaunch;
+
+impl Selection for ForLaunch {
+    fn includes(_: &Setting) -> bool {
+        true
+    }
+}
+
 pub(crate) fn run(arguments: Arguments) -> ExitCode {
     let is_quiet = arguments.quiet;
-    let has_prefix = !arguments.no_prefix;
-    if let (None, false) = (arguments.num_processes, is_quiet) {
-        anstream::eprintln!("accelerate launch: {}", explain_default(&arguments));
+    let run = match resolve(&arguments, &|name| std::env::var(name).ok()) {
+        Ok(run) => run,
+        Err(error) => {
+            crate::print_error("accelerate launch", error.as_ref(), &error.to_string());
+            return ExitCode::from(2);
+        }
+    };
+    if let (None, false) = (run.cluster.num_processes, is_quiet) {
+        anstream::eprintln!("accelerate launch: {}", explain_default(&run));
     }
-    if let Err(error) = check_sharding(&arguments) {
-        crate::print_error("accelerate launch", &error, &error.to_string());
-        return ExitCode::from(2);
+    for message in run.messages().iter().filter(|_| !is_quiet) {
+        anstream::eprintln!("accelerate launch: {message}");
     }
-    let config = config(arguments);
-    let mut reporter = TerminalReporter::new(TerminalOptions { has_prefix, is_quiet });
-    match launch(&config, &mut reporter) {
+    let mut reporter = TerminalReporter::new(TerminalOptions { has_prefix: !arguments.no_prefix, is_quiet });
+    match launch(&config(arguments, &run), &mut reporter) {
         Ok(_) => ExitCode::SUCCESS,
         // Whoever read the output is gone; nobody is left to tell.
         Err(error) if error.is_output_closed() => ExitCode::from(error.exit_code()),
@@ -155,27 +128,25 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
     }
 }
 
-/// What the flags about sharding set for the ranks.
-fn sharding_variables(arguments: &Arguments) -> Vec<(OsString, OsString)> {
-    [arguments.fsdp.variables(), arguments.deep_speed.variables()].concat()
-}
-
-/// Fails on what every rank would fail on, before there are any.
-fn check_sharding(arguments: &Arguments) -> Result<(), accelerate_core::Error> {
-    let mut variables = sharding_variables(arguments);
-    let steps = arguments.gradient_accumulation_steps.map(|steps| steps.to_string().into());
-    variables.extend(steps.map(|steps| ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS".into(), steps)));
-    let lookup = |name: &str| {
-        let given = variables.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
-        given.or_else(|| std::env::var_os(name)).map(|value| value.to_string_lossy().into_owned())
+/// The configuration of the run. Fails on what every rank would fail on, before there are any.
+fn resolve(arguments: &Arguments, lookup: &dyn Fn(&str) -> Option<String>) -> Result<RunConfig, Box<dyn Error>> {
+    let file = match &arguments.config_file {
+        None => None,
+        Some(path) => {
+            let text = fs::read_to_string(path).map_err(|cause| format!("{}: {cause}", path.display()))?;
+            Some(ConfigFile::read(&text, path)?)
+        }
     };
-    arguments.fsdp.check(&lookup)?;
-    arguments.deep_speed.check(&lookup)
+    let flags = arguments.settings.said.clone();
+    let run = RunConfig::resolve(Sources { flags, environment: Some(lookup), file, ..Default::default() })?;
+    if run.cluster.use_deepspeed {
+        run.deepspeed.config(&|path| fs::read_to_string(path))?;
+    }
+    Ok(run)
 }
 
-fn config(arguments: Arguments) -> LaunchConfig {
-    let environment = sharding_variables(&arguments);
-    let num_processes = arguments.num_processes.unwrap_or_else(|| default_num_processes(&arguments));
+fn config(arguments: Arguments, run: &RunConfig) -> LaunchConfig {
+    let num_processes = run.cluster.num_processes.unwrap_or_else(|| default_num_processes(run));
     let mut words = arguments.program.into_iter();
     // Never missing: the flags' definition requires it.
     let program = words.next().unwrap_or_default();
@@ -190,35 +161,27 @@ fn config(arguments: Arguments) -> LaunchConfig {
     words.next_if(|first| first == "--");
     LaunchConfig {
         args: words.collect(),
-        num_machines: arguments.num_machines,
-        machine_rank: arguments.machine_rank,
-        cpu: arguments.cpu,
-        main_process_ip: arguments.main_process_ip,
-        main_process_port: arguments.main_process_port,
-        mixed_precision: arguments.mixed_precision,
-        gradient_accumulation_steps: arguments.gradient_accumulation_steps,
-        num_cpu_threads_per_process: arguments.num_cpu_threads_per_process,
-        environment,
         grace_period: arguments.grace_period,
         shutdown_grace_period: arguments.shutdown_grace_period,
         helper: Some(Helper::this_executable()),
         dedicated_process: true,
-        ..LaunchConfig::new(program, num_processes)
+        ..LaunchConfig::of_run(run, program, num_processes)
     }
 }
 
-fn default_num_processes(arguments: &Arguments) -> usize {
-    let per_machine = if arguments.cpu { 1 } else { num_gpus().max(1) };
-    per_machine * arguments.num_machines
+fn default_num_processes(run: &RunConfig) -> usize {
+    let per_machine = if run.cluster.use_cpu { 1 } else { num_gpus(run).max(1) };
+    per_machine * run.cluster.num_machines
 }
 
-fn num_gpus() -> usize {
-    num_visible_gpus(Path::new("/dev"), std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref())
+fn num_gpus(run: &RunConfig) -> usize {
+    let chosen = run.cluster.gpu_ids.clone().filter(|gpu_ids| gpu_ids != "all");
+    num_visible_gpus(Path::new("/dev"), chosen.or_else(|| std::env::var("CUDA_VISIBLE_DEVICES").ok()).as_deref())
 }
 
-fn explain_default(arguments: &Arguments) -> String {
-    let num_processes = default_num_processes(arguments);
-    let reason = match (arguments.cpu, num_gpus()) {
+fn explain_default(run: &RunConfig) -> String {
+    let num_processes = default_num_processes(run);
+    let reason = match (run.cluster.use_cpu, num_gpus(run)) {
         (true, _) => "with --cpu".to_string(),
         (false, 0) => "no NVIDIA GPU found".to_string(),
         (false, num_gpus) => format!("one for each of {num_gpus} NVIDIA GPU(s)"),
@@ -236,16 +199,21 @@ fn seconds(text: &str) -> Result<Duration, String> {
 mod tests {
     use super::*;
     use crate::{Cli, Command};
-    use accelerate_core::config::{AutoWrapPolicy, BackwardPrefetch, FullyShardedDataParallelPlugin, ShardingStrategy};
     use clap::Parser;
     use rstest::rstest;
 
-    fn parsed(line: &str) -> LaunchConfig {
+    fn arguments(line: &str) -> Arguments {
         let words = ["accelerate", "launch"].into_iter().chain(line.split_whitespace());
         match Cli::try_parse_from(words).unwrap().command {
-            Command::Launch(arguments) => config(*arguments),
+            Command::Launch(arguments) => *arguments,
             other => unreachable!("{other:?}"),
         }
+    }
+
+    fn parsed(line: &str) -> LaunchConfig {
+        let arguments = arguments(line);
+        let run = resolve(&arguments, &|_| None).unwrap();
+        config(arguments, &run)
     }
 
     #[rstest]
@@ -278,10 +246,19 @@ mod tests {
              --num_cpu_threads_per_process 2 --num_machines 2 --machine_rank 1 --main_process_ip 10.0.0.1 \
              --main_process_port 4000 --grace_period 0.25 --shutdown_grace_period 60 train",
         );
+        let mut config = config;
+        let said: Vec<_> = std::mem::take(&mut config.environment)
+            .into_iter()
+            .map(|(name, value)| (name.into_string().unwrap(), value.into_string().unwrap()))
+            .collect();
+        let said: Vec<_> = said.iter().filter(|(name, _)| name != "ACCELERATE_CONFIG_ORIGINS").collect();
+        let wanted = [
+            ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "3"),
+            ("ACCELERATE_MIXED_PRECISION", "bf16"),
+            ("ACCELERATE_USE_CPU", "true"),
+        ];
+        assert!(said.iter().map(|(name, value)| (name.as_str(), value.as_str())).eq(wanted), "{said:?}");
         let expected = LaunchConfig {
-            cpu: true,
-            mixed_precision: Some(MixedPrecision::Bf16),
-            gradient_accumulation_steps: Some(3),
             num_cpu_threads_per_process: Some(2),
             num_machines: 2,
             machine_rank: 1,
@@ -298,103 +275,73 @@ mod tests {
 
     #[rstest]
     #[case("", &[])]
-    #[case("--use_fsdp", &["ACCELERATE_USE_FSDP=true", "ACCELERATE_USE_DEEPSPEED=false"])]
+    #[case("--use_fsdp", &["ACCELERATE_USE_DEEPSPEED=false", "ACCELERATE_USE_FSDP=true"])]
     #[case(
-        "--use_fsdp --fsdp_version 1 --fsdp_sharding_strategy 2 --fsdp_reshard_after_forward true --fsdp_min_num_params 5 \
-         --fsdp_auto_wrap_policy SIZE_BASED_WRAP --fsdp_transformer_layer_cls_to_wrap layer.*,head --fsdp_ignored_modules a.b \
-         --fsdp_backward_prefetch BACKWARD_PRE --fsdp_forward_prefetch no --fsdp_offload_params 1 \
-         --fsdp_sync_module_states true --fsdp_activation_checkpointing true \
-         --fsdp_activation_checkpointing_offload false --fsdp_state_dict_type FULL_STATE_DICT --fsdp_use_orig_params true \
-         --fsdp_cpu_ram_efficient_loading true",
-        &[
-            "ACCELERATE_USE_FSDP=true", "ACCELERATE_USE_DEEPSPEED=false", "FSDP_VERSION=1", "FSDP_SHARDING_STRATEGY=SHARD_GRAD_OP",
-            "FSDP_RESHARD_AFTER_FORWARD=true", "FSDP_AUTO_WRAP_POLICY=SIZE_BASED_WRAP",
-            "FSDP_TRANSFORMER_CLS_TO_WRAP=layer.*,head", "FSDP_MIN_NUM_PARAMS=5", "FSDP_IGNORED_MODULES=a.b",
-            "FSDP_BACKWARD_PREFETCH=BACKWARD_PRE", "FSDP_FORWARD_PREFETCH=false", "FSDP_OFFLOAD_PARAMS=true",
-            "FSDP_SYNC_MODULE_STATES=true", "FSDP_ACTIVATION_CHECKPOINTING=true",
-            "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD=false", "FSDP_STATE_DICT_TYPE=FULL_STATE_DICT",
-            "FSDP_USE_ORIG_PARAMS=true", "FSDP_CPU_RAM_EFFICIENT_LOADING=true",
-        ]
+        "--use_fsdp --fsdp_sharding_strategy 2 --fsdp-forward-prefetch no",
+        &["ACCELERATE_USE_DEEPSPEED=false", "ACCELERATE_USE_FSDP=true", "FSDP_FORWARD_PREFETCH=false",
+          "FSDP_SHARDING_STRATEGY=SHARD_GRAD_OP"]
     )]
     #[case(
-        "--use-deepspeed --deepspeed-config-file ds.json --zero-stage 3 --offload_optimizer_device nvme \
-         --offload_param_device cpu --offload_optimizer_nvme_path /a --offload_param_nvme_path /b \
-         --gradient_clipping auto --zero3_init_flag true --zero3_save_16bit_model off",
-        &[
-            "ACCELERATE_USE_DEEPSPEED=true", "ACCELERATE_USE_FSDP=false", "ACCELERATE_DEEPSPEED_CONFIG_FILE=ds.json",
-            "ACCELERATE_DEEPSPEED_ZERO_STAGE=3", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE=nvme",
-            "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE=cpu", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH=/a",
-            "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH=/b", "ACCELERATE_GRADIENT_CLIPPING=auto",
-            "ACCELERATE_DEEPSPEED_ZERO3_INIT=true", "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL=false",
-        ]
+        "--use-deepspeed --zero-stage 3 --gradient_clipping auto",
+        &["ACCELERATE_DEEPSPEED_ZERO_STAGE=3", "ACCELERATE_GRADIENT_CLIPPING=auto", "ACCELERATE_USE_DEEPSPEED=true",
+          "ACCELERATE_USE_FSDP=false"]
     )]
-    fn flags_about_sharding_become_variables(#[case] flags: &str, #[case] wanted: &[&str]) {
+    fn flags_become_variables(#[case] flags: &str, #[case] wanted: &[&str]) {
         let found = parsed(&format!("{flags} --num_processes 2 train")).environment;
         let found: Vec<String> =
             found.iter().map(|(name, value)| format!("{}={}", name.display(), value.display())).collect();
+        let found: Vec<_> = found.iter().filter(|pair| !pair.starts_with("ACCELERATE_CONFIG_ORIGINS")).collect();
         assert_eq!(found, wanted);
     }
 
-    /// What the library reads of these variables.
+    /// Flags go before variables, and these before a file; what nobody says is left open.
     #[test]
-    fn variables_are_those_that_the_library_reads() {
-        let environment = parsed(
-            "--use_fsdp --fsdp_sharding_strategy HYBRID_SHARD --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP \
-             --fsdp_transformer_layer_cls_to_wrap layer.* --fsdp_ignored_modules head --fsdp_backward_prefetch BACKWARD_POST \
-             --fsdp_forward_prefetch true --fsdp_offload_params true --fsdp_sync_module_states false \
-             --fsdp_activation_checkpointing true --fsdp_activation_checkpointing_offload true train",
-        );
-        let lookup = |name: &str| {
-            let found = environment.environment.iter().find(|(key, _)| key == name);
-            found.map(|(_, value)| value.to_string_lossy().into_owned())
-        };
-        let wanted = FullyShardedDataParallelPlugin {
-            sharding_strategy: ShardingStrategy::HybridShard,
-            auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap,
-            transformer_cls_names_to_wrap: vec!["layer.*".into()],
-            ignored_modules: vec!["head".into()],
-            backward_prefetch: BackwardPrefetch::BackwardPost,
-            forward_prefetch: true,
-            cpu_offload: true,
-            sync_module_states: false,
-            activation_checkpointing: true,
-            activation_checkpointing_offload: true,
-            ..Default::default()
-        };
-        assert_eq!(FullyShardedDataParallelPlugin::from_environment(&lookup).unwrap(), wanted);
+    fn a_file_fills_what_flags_and_variables_leave_open() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.yaml");
+        fs::write(&path, "num_processes: 3\nmixed_precision: fp16\nuse_cpu: true\nmachine_rank: 0\n").unwrap();
+        let arguments = arguments(&format!("--config_file {} --mixed_precision bf16 train", path.display()));
+        let lookup = |name: &str| (name == "ACCELERATE_NUM_PROCESSES").then(|| "4".to_owned());
+        let run = resolve(&arguments, &lookup).unwrap();
+        assert_eq!((run.cluster.num_processes, run.cluster.use_cpu), (Some(4), true));
+        assert_eq!(run.origin("mixed_precision").to_string(), "flag --mixed_precision");
+        assert_eq!(run.origin("use_cpu").to_string(), format!("{}:3", path.display()));
+        fs::write(&path, "num_process: 3\n").unwrap();
+        let error = resolve(&arguments, &|_| None).unwrap_err().to_string();
+        assert!(error.contains("run.yaml:1") && error.contains("\"num_processes\""), "{error}");
     }
 
     #[rstest]
     #[case("--use_fsdp --fsdp_auto_wrap_policy SIZE_BASED_WRAP", "min_num_params")]
-    #[case("--use_fsdp --fsdp_version 3", "FSDP_VERSION")]
+    #[case("--use_fsdp --fsdp_version 3", "--fsdp_version")]
     #[case("--use_fsdp --fsdp_min_num_params 5", "only SIZE_BASED_WRAP counts parameters")]
-    #[case("--use_fsdp --fsdp_reshard_after_forward maybe", "FSDP_RESHARD_AFTER_FORWARD")]
     #[case(
         "--use_deepspeed --gradient_accumulation_steps 2 --zero_stage 2 --deepspeed_config_file \
          {\"gradient_accumulation_steps\":4,\"zero_optimization\":{\"stage\":2}}",
         "gradient_accumulation_steps is 4"
     )]
-    #[case("--use_fsdp --fsdp_state_dict_type LOCAL_STATE_DICT", "FSDP_STATE_DICT_TYPE")]
+    #[case("--use_fsdp --fsdp_state_dict_type LOCAL_STATE_DICT", "--fsdp_state_dict_type")]
     #[case(
         "--use_fsdp --fsdp_cpu_ram_efficient_loading true --fsdp_sync_module_states false",
-        "FSDP_SYNC_MODULE_STATES"
+        "--fsdp_sync_module_states"
     )]
     #[case("--use_deepspeed --offload_optimizer_device nvme", "nvme_path")]
     #[case("--use_deepspeed --deepspeed_config_file /nowhere/ds.json", "/nowhere/ds.json")]
-    #[case("--use_deepspeed --gradient_clipping much", "ACCELERATE_GRADIENT_CLIPPING")]
+    #[case("--mixed_precision fp8", "not available yet")]
+    #[case("--tpu", "no TPU")]
+    #[case("--fsdp_version 2", "--use_fsdp")]
+    #[case("--zero_stage 2", "--use_deepspeed")]
+    #[case("--use_fsdp --use_deepspeed", "use_deepspeed")]
     fn what_ranks_would_fail_on_is_told_before_there_are_any(#[case] flags: &str, #[case] words: &str) {
-        let line = ["accelerate", "launch"].into_iter().chain(flags.split_whitespace()).chain(["train"]);
-        let Command::Launch(arguments) = Cli::try_parse_from(line).unwrap().command else { unreachable!() };
-        let text = check_sharding(&arguments).unwrap_err().to_string();
+        let text = resolve(&arguments(&format!("{flags} train")), &|_| None).unwrap_err().to_string();
         assert!(text.contains(words), "{text}");
     }
 
     #[rstest]
     #[case("", "PROGRAM")]
-    #[case("--fsdp_version 2 train", "--use_fsdp")]
-    #[case("--zero_stage 2 train", "--use_deepspeed")]
-    #[case("--use_deepspeed --zero_stage 4 train", "not a stage of ZeRO")]
-    #[case("--use_fsdp --use_deepspeed train", "--use_deepspeed")]
+    #[case("--use_deepspeed --zero_stage 4 train", "one of 0, 1, 2, 3")]
+    #[case("--use_fsdp --fsdp_reshard_after_forward maybe train", "FULL_SHARD")]
+    #[case("--use_deepspeed --gradient_clipping much train", "auto, or a number")]
     #[case("--use_fsdp --fsdp_forward_prefetch maybe train", "maybe")]
     #[case("--use_fsdp --fsdp_sharding_strategy SOME train", "SOME")]
     #[case("--num_process 2 train", "--num_process")]

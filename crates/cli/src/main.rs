@@ -4,6 +4,7 @@ mod completions;
 mod env;
 mod estimate_memory;
 mod launch;
+mod settings;
 
 use std::error::Error;
 use std::io;

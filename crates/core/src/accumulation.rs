@@ -6,7 +6,8 @@
 //! [`PartialWindow::Reference`] gives that number where a port needs it.
 
 use crate::Result;
-use crate::config::GradientAccumulationPlugin;
+use crate::config::GradientAccumulationSettings;
+use crate::names::spelled_enum;
 
 /// What to do with the micro-batch at hand.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,14 +23,21 @@ pub struct Decision {
     pub rescale_accumulated: Option<f64>,
 }
 
-/// How a window that ends early, with the data loader, is scaled.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PartialWindow {
-    /// Gradients are the mean over the micro-batches seen. The default.
-    #[default]
-    TrueMean,
-    /// Every loss is divided by the configured number of steps, as the reference does.
-    Reference,
+spelled_enum! {
+    /// How a window that ends early, with the data loader, is scaled.
+    ///
+    /// ```
+    /// use accelerate_core::accumulation::PartialWindow;
+    /// assert_eq!(PartialWindow::default().to_string(), "true_mean");
+    /// ```
+    #[derive(Default)]
+    PartialWindow, "scaling of a partial window" {
+        /// Gradients are the mean over the micro-batches seen. The default.
+        #[default]
+        TrueMean = "true_mean",
+        /// Every loss is divided by the configured number of steps, as the reference does.
+        Reference = "reference",
+    }
 }
 
 /// Where a window stands, to be saved with a checkpoint.
@@ -46,9 +54,9 @@ pub struct WindowState {
 ///
 /// ```
 /// use accelerate_core::accumulation::Window;
-/// use accelerate_core::config::GradientAccumulationPlugin;
+/// use accelerate_core::config::GradientAccumulationSettings;
 ///
-/// let plugin = GradientAccumulationPlugin { num_steps: 4, ..Default::default() };
+/// let plugin = GradientAccumulationSettings { num_steps: 4, ..Default::default() };
 /// let mut window = Window::new(plugin)?;
 /// assert!(!window.advance(false).sync);
 /// // The data loader ends after two micro-batches: the first gradient was scaled by 1/4, and counts half.
@@ -59,7 +67,7 @@ pub struct WindowState {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Window {
-    plugin: GradientAccumulationPlugin,
+    plugin: GradientAccumulationSettings,
     partial_window: PartialWindow,
     state: WindowState,
     /// The scale given to the micro-batches of the open window so far.
@@ -74,12 +82,12 @@ impl Window {
     /// [`Error::is_config`](crate::Error::is_config): `num_steps` is 0.
     ///
     /// ```
-    /// # use accelerate_core::{accumulation::Window, config::GradientAccumulationPlugin};
-    /// let mut window = Window::new(GradientAccumulationPlugin::default())?;
+    /// # use accelerate_core::{accumulation::Window, config::GradientAccumulationSettings};
+    /// let mut window = Window::new(GradientAccumulationSettings::default())?;
     /// assert!(window.advance(false).sync); // one step per window: always
     /// # Ok::<(), accelerate_core::Error>(())
     /// ```
-    pub fn new(plugin: GradientAccumulationPlugin) -> Result<Self> {
+    pub fn new(plugin: GradientAccumulationSettings) -> Result<Self> {
         plugin.check()?;
         Ok(Self { plugin, partial_window: PartialWindow::default(), state: WindowState::default(), scale: 1.0 })
     }
@@ -87,8 +95,8 @@ impl Window {
     /// Chooses how a window that ends early is scaled.
     ///
     /// ```
-    /// # use accelerate_core::{accumulation::{PartialWindow, Window}, config::GradientAccumulationPlugin};
-    /// let plugin = GradientAccumulationPlugin { num_steps: 4, ..Default::default() };
+    /// # use accelerate_core::{accumulation::{PartialWindow, Window}, config::GradientAccumulationSettings};
+    /// let plugin = GradientAccumulationSettings { num_steps: 4, ..Default::default() };
     /// let mut window = Window::new(plugin)?.partial_window(PartialWindow::Reference);
     /// assert_eq!(window.advance(true).loss_scale, 0.25); // the only one, but divided by four
     /// # Ok::<(), accelerate_core::Error>(())
@@ -104,8 +112,8 @@ impl Window {
     /// `end_of_dataloader`: this is the last micro-batch of the data loader that is being iterated.
     ///
     /// ```
-    /// # use accelerate_core::{accumulation::Window, config::GradientAccumulationPlugin};
-    /// let mut window = Window::new(GradientAccumulationPlugin { num_steps: 2, ..Default::default() })?;
+    /// # use accelerate_core::{accumulation::Window, config::GradientAccumulationSettings};
+    /// let mut window = Window::new(GradientAccumulationSettings { num_steps: 2, ..Default::default() })?;
     /// let syncs: Vec<bool> = (0..5).map(|batch| window.advance(batch == 4).sync).collect();
     /// assert_eq!(syncs, [false, true, false, true, true]);
     /// # Ok::<(), accelerate_core::Error>(())
@@ -152,7 +160,7 @@ impl Window {
     }
 
     /// The settings in force.
-    pub const fn plugin(&self) -> &GradientAccumulationPlugin {
+    pub const fn plugin(&self) -> &GradientAccumulationSettings {
         &self.plugin
     }
 
@@ -165,13 +173,13 @@ impl Window {
     /// [`Error::is_config`](crate::Error::is_config): `num_steps` is 0.
     ///
     /// ```
-    /// # use accelerate_core::{accumulation::Window, config::GradientAccumulationPlugin};
-    /// let mut window = Window::new(GradientAccumulationPlugin::default())?;
+    /// # use accelerate_core::{accumulation::Window, config::GradientAccumulationSettings};
+    /// let mut window = Window::new(GradientAccumulationSettings::default())?;
     /// assert!(window.set_num_steps(0).is_err());
     /// # Ok::<(), accelerate_core::Error>(())
     /// ```
     pub fn set_num_steps(&mut self, num_steps: usize) -> Result<()> {
-        let plugin = GradientAccumulationPlugin { num_steps, ..self.plugin.clone() };
+        let plugin = GradientAccumulationSettings { num_steps, ..self.plugin.clone() };
         plugin.check()?;
         self.plugin = plugin;
         Ok(())
@@ -180,8 +188,8 @@ impl Window {
     /// Where the window stands.
     ///
     /// ```
-    /// # use accelerate_core::{accumulation::Window, config::GradientAccumulationPlugin};
-    /// let plugin = GradientAccumulationPlugin { num_steps: 3, ..Default::default() };
+    /// # use accelerate_core::{accumulation::Window, config::GradientAccumulationSettings};
+    /// let plugin = GradientAccumulationSettings { num_steps: 3, ..Default::default() };
     /// let mut window = Window::new(plugin.clone())?;
     /// window.advance(false);
     /// let mut resumed = Window::new(plugin)?;

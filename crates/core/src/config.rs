@@ -1,53 +1,58 @@
 //! The configuration records of the Python API: same names, same fields, same keys in YAML and JSON.
 //!
-//! Each record is a plain struct with public fields, `Default`, and a `check` where fields can be wrong
-//! together. An unknown key in a file is an error. The documentation of each field gives its default, and
-//! Python Accelerate's where that differs.
+//! Each is declared once, as a record of [`settings`](crate::settings): the form that users write has optional fields,
+//! because a value may also come from a flag, a variable or a file; the form that engines read is named `...Settings`, and
+//! has a `check` where values can be wrong together. [`RunConfig::resolve`] makes one of the other.
 
+mod accelerator;
 mod autocast;
+mod callback;
+mod cluster;
 mod data_loader;
 mod deep_speed;
 mod distributed_data_parallel;
 mod fully_sharded;
 mod grad_scaler;
 mod gradient_accumulation;
+mod later;
 mod mixed_precision;
 mod offload;
 mod power_sgd;
 mod process_group;
 mod profile;
 mod project;
+mod run_config;
 mod torch_dynamo;
 
-pub use autocast::AutocastKwargs;
-pub use data_loader::DataLoaderConfiguration;
+pub use accelerator::{AcceleratorConfig, AcceleratorSettings};
+pub use autocast::{AutocastKwargs, AutocastSettings};
+pub use callback::Callback;
+pub use cluster::{ClusterConfig, ClusterSettings, MpirunConfig, MpirunSettings};
+pub use data_loader::{DataLoaderConfiguration, DataLoaderSettings};
 pub use deep_speed::{
     Auto, DeepSpeedBf16, DeepSpeedConfig, DeepSpeedFacts, DeepSpeedFp16, DeepSpeedOffload, DeepSpeedOptimizer,
     DeepSpeedOptimizerType, DeepSpeedPlugin, DeepSpeedSchedule, DeepSpeedScheduler, DeepSpeedSchedulerType,
-    DeepSpeedSource, DeepSpeedZeroOptimization, InertKey, OptimizerAlgorithm, OptimizerInCode, ResolvedDeepSpeedConfig,
-    SchedulerInCode, WarmupType, ZeroStage, check_deep_speed_prepared,
+    DeepSpeedSettings, DeepSpeedSource, DeepSpeedZeroOptimization, InertKey, OptimizerAlgorithm, OptimizerInCode,
+    ResolvedDeepSpeedConfig, SchedulerInCode, WarmupType, ZeroStage, check_deep_speed_prepared,
 };
-pub use distributed_data_parallel::{DDPCommunicationHookType, DistributedDataParallelKwargs, FIRST_BUCKET_BYTES};
+pub use distributed_data_parallel::{
+    DDPCommunicationHookType, DistributedDataParallelKwargs, DistributedDataParallelSettings, FIRST_BUCKET_BYTES,
+};
 pub use fully_sharded::{
-    AutoWrapPolicy, BackwardPrefetch, FloatType, FullyShardedDataParallelPlugin, MixedPrecisionPolicy, ShardingStrategy,
+    AutoWrapPolicy, BackwardPrefetch, FloatType, FullyShardedDataParallelPlugin, FullyShardedSettings,
+    MixedPrecisionPolicy, ReshardAfterForward, ShardingStrategy, StateDictType,
 };
-pub use grad_scaler::GradScalerKwargs;
-pub use gradient_accumulation::GradientAccumulationPlugin;
+pub use grad_scaler::{GradScalerKwargs, GradScalerSettings};
+pub use gradient_accumulation::{GradientAccumulationPlugin, GradientAccumulationSettings};
+pub use later::{
+    BnbQuantizationConfig, FP8RecipeKwargs, FP8Settings, ParallelismConfig, ParallelismSettings, QuantizationSettings,
+    TensorParallelSettings, TorchTensorParallelPlugin,
+};
 pub use mixed_precision::MixedPrecision;
 pub use offload::{OffloadDevice, OffloadTarget};
 pub use power_sgd::PowerSGDState;
-pub use process_group::InitProcessGroupKwargs;
-pub use profile::{ProfilerActivity, ScheduleOption};
-pub use project::ProjectConfiguration;
-pub use torch_dynamo::{Compilation, DynamoBackend, DynamoMode, TorchDynamoPlugin};
-
-use serde::{Deserialize, Deserializer};
-
-/// `null` becomes the type's default; records whose field default differs use their own function.
-fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
-where
-    D: Deserializer<'de>,
-    T: Default + Deserialize<'de>,
-{
-    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
-}
+pub use process_group::{InitProcessGroupKwargs, ProcessGroupSettings};
+pub use profile::{ProfileKwargs, ProfileSettings, ProfilerActivity, ScheduleOption};
+pub use project::{ProjectConfiguration, ProjectSettings};
+pub use run_config::{ConfigFile, Message, PartialRunConfig, RunConfig, Sources, settings};
+pub use torch_dynamo::{Compilation, DynamoBackend, DynamoMode, DynamoSettings, TorchDynamoPlugin};

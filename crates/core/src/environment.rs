@@ -6,13 +6,9 @@
 //! passed in, so every launcher is a table in a test.
 
 mod boolean;
-mod deep_speed;
-mod fully_sharded;
-mod launch_settings;
 mod slurm;
 
 pub use boolean::{parse_flag, str_to_bool};
-pub use launch_settings::LaunchSettings;
 pub use slurm::first_host;
 
 use crate::error::environment::EnvironmentErrorKind as Kind;
@@ -157,19 +153,6 @@ impl Variables<'_> {
             Some(0) => Err(Kind::Value { name: name.to_owned(), value: "0".to_owned(), wanted }.into()),
             count => Ok(count),
         }
-    }
-
-    fn parsed<T>(&self, name: &str, wanted: &'static str, read: impl FnOnce(&str) -> Result<T>) -> Result<Option<T>> {
-        let Some(value) = self.text(name) else {
-            return Ok(None);
-        };
-        read(&value)
-            .map(Some)
-            .map_err(|cause| Error::new(Kind::Value { name: name.to_owned(), value, wanted }).caused_by(cause))
-    }
-
-    fn flag(&self, name: &str) -> Result<Option<bool>> {
-        self.text(name).map(|_| parse_flag(self.lookup, name, false)).transpose()
     }
 
     fn rank(&self, name: &str) -> Result<Option<usize>> {

@@ -12,6 +12,7 @@ pub(crate) mod data;
 pub(crate) mod deep_speed;
 pub(crate) mod environment;
 pub(crate) mod plan;
+pub(crate) mod settings;
 pub(crate) mod weight_files;
 
 /// The result of every fallible call of this crate.
@@ -48,6 +49,8 @@ pub(crate) enum ErrorKind {
     #[error(transparent)]
     Plan(#[from] plan::PlanErrorKind),
     #[error(transparent)]
+    Settings(#[from] settings::SettingsErrorKind),
+    #[error(transparent)]
     WeightFiles(#[from] weight_files::WeightFilesErrorKind),
 }
 
@@ -72,12 +75,16 @@ impl Error {
 
     /// A configuration value is outside its range, unknown, or contradicts another one.
     pub fn is_config(&self) -> bool {
-        matches!(self.0.kind, ErrorKind::Config(_))
+        match &self.0.kind {
+            ErrorKind::Settings(kind) => !matches!(kind, settings::SettingsErrorKind::Variable { .. }),
+            kind => matches!(kind, ErrorKind::Config(_)),
+        }
     }
 
     /// The environment variables of a launcher are missing, malformed or contradict each other.
     pub fn is_environment(&self) -> bool {
-        matches!(self.0.kind, ErrorKind::Environment(_))
+        use settings::SettingsErrorKind::Variable;
+        matches!(self.0.kind, ErrorKind::Environment(_) | ErrorKind::Settings(Variable { .. }))
     }
 
     /// A plan cannot be carried out: it takes more memory than there is.

@@ -12,6 +12,7 @@ pub mod power_sgd;
 pub mod profile;
 pub mod sampler;
 pub mod schedule;
+pub mod settings;
 pub mod shards;
 pub mod split;
 pub mod weight_files;

@@ -58,6 +58,21 @@ macro_rules! spelled_enum {
             }
         }
 
+        impl $crate::settings::SettingValue for $name {
+            const KIND: $crate::settings::ValueKind = $crate::settings::ValueKind::Choice(&[$($spelling),+]);
+
+            fn read(text: &str) -> Option<Self> {
+                $( if $crate::environment::str_to_bool(text) == Some(false) && Self::from_name(text).is_none() {
+                    return Some(Self::$false_variant);
+                } )?
+                Self::from_name(text.trim())
+            }
+
+            fn write(&self) -> String {
+                self.as_str().to_owned()
+            }
+        }
+
         impl serde::Serialize for $name {
             fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 serializer.serialize_str(self.as_str())
@@ -76,6 +91,11 @@ macro_rules! spelled_enum {
 
                     fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<$name, E> {
                         name.parse().map_err(E::custom)
+                    }
+
+                    // The reference's enums may be written as their numbers.
+                    fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<$name, E> {
+                        self.visit_str(&number.to_string())
                     }
 
                     $(
@@ -159,6 +179,43 @@ impl DistributedType {
                 | Self::MultiHpu
                 | Self::MultiNeuron
         )
+    }
+}
+
+spelled_enum! {
+    /// Where processes run (`ComputeEnvironment` of the reference, `utils/dataclasses.py`).
+    ///
+    /// ```
+    /// use accelerate_core::names::ComputeEnvironment;
+    /// assert_eq!(ComputeEnvironment::LocalMachine.to_string(), "LOCAL_MACHINE");
+    /// ```
+    ComputeEnvironment, "compute environment" {
+        /// On this machine, and on others where the same command is run.
+        LocalMachine = "LOCAL_MACHINE",
+        /// Known by name only.
+        AmazonSagemaker = "AMAZON_SAGEMAKER",
+    }
+}
+
+spelled_enum! {
+    /// How much a program logs (the levels of Python's `logging`, which the reference takes by these names).
+    ///
+    /// ```
+    /// use accelerate_core::names::LogLevel;
+    /// assert_eq!("WARN".parse::<LogLevel>()?, LogLevel::Warning);
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    LogLevel, "log level" {
+        /// Everything.
+        Debug = "debug",
+        /// What happens.
+        Info = "info",
+        /// What is likely a mistake.
+        Warning = "warning" | "warn",
+        /// What went wrong.
+        Error = "error",
+        /// What ends the program.
+        Critical = "critical" | "fatal",
     }
 }
 

@@ -8,7 +8,7 @@ mod estimate;
 mod memory;
 mod sharded;
 
-use crate::config::{DistributedDataParallelKwargs, FIRST_BUCKET_BYTES, FloatType, OffloadDevice, ShardingStrategy};
+use crate::config::{DistributedDataParallelSettings, FIRST_BUCKET_BYTES, FloatType, OffloadDevice, ShardingStrategy};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -163,12 +163,12 @@ pub struct Bucket {
 /// What happens to each parameter, and how gradients travel.
 ///
 /// ```
-/// use accelerate_core::config::DistributedDataParallelKwargs;
+/// use accelerate_core::config::DistributedDataParallelSettings;
 /// use accelerate_core::plan::{Inventory, ParameterEntry, plan_data_parallel};
 /// let inventory = Inventory {
 ///     parameters: vec![ParameterEntry::new("weight", &[256, 256], "float32", 4)],
 /// };
-/// let plan = plan_data_parallel(&inventory, &DistributedDataParallelKwargs::default(), 2);
+/// let plan = plan_data_parallel(&inventory, &DistributedDataParallelSettings::default(), 2);
 /// assert_eq!(plan.buckets.len(), 1);
 /// println!("{plan}");
 /// ```
@@ -221,16 +221,16 @@ fn replicated() -> ShardingStrategy {
 /// `bucket_cap_mb`, except for one bucket of 1 MiB.
 ///
 /// ```
-/// # use accelerate_core::config::DistributedDataParallelKwargs;
+/// # use accelerate_core::config::DistributedDataParallelSettings;
 /// # use accelerate_core::plan::{Inventory, Placement, ParameterEntry, plan_data_parallel};
 /// let mut frozen = ParameterEntry::new("embedding", &[10, 4], "float32", 4);
 /// frozen.requires_grad = false;
 /// let inventory = Inventory { parameters: vec![frozen] };
-/// let plan = plan_data_parallel(&inventory, &DistributedDataParallelKwargs::default(), 2);
+/// let plan = plan_data_parallel(&inventory, &DistributedDataParallelSettings::default(), 2);
 /// assert_eq!(plan.placements, [Placement::Frozen]);
 /// assert!(plan.buckets.is_empty());
 /// ```
-pub fn plan_data_parallel(inventory: &Inventory, kwargs: &DistributedDataParallelKwargs, world_size: usize) -> Plan {
+pub fn plan_data_parallel(inventory: &Inventory, kwargs: &DistributedDataParallelSettings, world_size: usize) -> Plan {
     let placements = inventory
         .parameters
         .iter()

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use accelerate_core::config::MixedPrecision;
+use accelerate_core::config::RunConfig;
 
 use crate::error::{Error, Result};
 
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 /// use accelerate_launch::{LaunchConfig, Program};
 ///
 /// let config = LaunchConfig {
-///     cpu: true,
+///     num_cpu_threads_per_process: Some(2),
 ///     args: vec!["--epochs".into(), "3".into()],
 ///     ..LaunchConfig::new(Program::guess("target/release/train".as_ref()), 2)
 /// };
@@ -32,17 +32,11 @@ pub struct LaunchConfig {
     pub num_machines: usize,
     /// Which machine this is, counted from 0. Machine 0 holds rank 0 and the rendezvous.
     pub machine_rank: usize,
-    /// Ask the program to stay on the CPU although it might see a GPU (`ACCELERATE_USE_CPU=true`).
-    pub cpu: bool,
     /// Address of machine 0. `None` means `127.0.0.1`, which only one machine can use.
     pub main_process_ip: Option<String>,
     /// TCP port of the rendezvous on machine 0. `None` or 0 means any free port on one machine; on several
     /// machines `None` means 29500, and 0 is an error because the machines could not agree.
     pub main_process_port: Option<u16>,
-    /// `ACCELERATE_MIXED_PRECISION` for the ranks; `None` leaves the inherited value alone.
-    pub mixed_precision: Option<MixedPrecision>,
-    /// `ACCELERATE_GRADIENT_ACCUMULATION_STEPS` for the ranks; `None` leaves the inherited value alone.
-    pub gradient_accumulation_steps: Option<usize>,
     /// `OMP_NUM_THREADS` for the ranks. `None` leaves an inherited value alone; without one, several ranks
     /// share the cores of this machine evenly and one rank keeps its libraries' own default.
     pub num_cpu_threads_per_process: Option<usize>,
@@ -71,11 +65,8 @@ impl LaunchConfig {
             num_processes,
             num_machines: 1,
             machine_rank: 0,
-            cpu: false,
             main_process_ip: None,
             main_process_port: None,
-            mixed_precision: None,
-            gradient_accumulation_steps: None,
             num_cpu_threads_per_process: None,
             environment: Vec::new(),
             capture: Capture::Automatic,
@@ -83,6 +74,38 @@ impl LaunchConfig {
             shutdown_grace_period: Duration::from_secs(10),
             helper: None,
             dedicated_process: false,
+        }
+    }
+
+    /// A launch of `program` on `num_processes` ranks as `config` says: machines, threads, and the variables by which the
+    /// ranks learn what flags and files said to the launcher. `num_processes` of `config` is not looked at, because its
+    /// default is the number of GPUs.
+    ///
+    /// ```
+    /// use accelerate_core::config::{PartialRunConfig, RunConfig, Sources};
+    /// use accelerate_launch::{LaunchConfig, Program};
+    /// let mut code = PartialRunConfig::default();
+    /// code.cluster.num_machines = Some(2);
+    /// let config = RunConfig::resolve(Sources { code, ..Default::default() })?;
+    /// let launch = LaunchConfig::of_run(&config, Program::Executable("train".into()), 4);
+    /// assert_eq!((launch.num_machines, launch.num_local_processes()), (2, 2));
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    pub fn of_run(config: &RunConfig, program: Program, num_processes: usize) -> Self {
+        let cluster = &config.cluster;
+        let mut environment: Vec<(OsString, OsString)> =
+            config.variables().into_iter().map(|(name, value)| (name.into(), value.into())).collect();
+        if let Some(gpu_ids) = cluster.gpu_ids.as_ref().filter(|gpu_ids| *gpu_ids != "all") {
+            environment.push(("CUDA_VISIBLE_DEVICES".into(), gpu_ids.into()));
+        }
+        Self {
+            num_machines: cluster.num_machines,
+            machine_rank: cluster.machine_rank,
+            main_process_ip: cluster.main_process_ip.clone(),
+            main_process_port: cluster.main_process_port,
+            num_cpu_threads_per_process: cluster.num_cpu_threads_per_process,
+            environment,
+            ..Self::new(program, num_processes)
         }
     }
 
@@ -141,13 +164,8 @@ impl LaunchConfig {
                 ));
             }
         }
-        for (flag, value) in [
-            ("--gradient_accumulation_steps", self.gradient_accumulation_steps),
-            ("--num_cpu_threads_per_process", self.num_cpu_threads_per_process),
-        ] {
-            if value == Some(0) {
-                return invalid(format!("{flag} is 0, but it must be at least 1"));
-            }
+        if self.num_cpu_threads_per_process == Some(0) {
+            return invalid("--num_cpu_threads_per_process is 0, but it must be at least 1".into());
         }
         Ok(())
     }

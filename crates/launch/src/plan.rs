@@ -174,15 +174,6 @@ fn environment(
         set(name, is_distributed.then_some(value));
     }
 
-    if config.cpu {
-        set("ACCELERATE_USE_CPU", Some("true".into()));
-    }
-    if let Some(mixed_precision) = config.mixed_precision {
-        set("ACCELERATE_MIXED_PRECISION", Some(mixed_precision.to_string()));
-    }
-    if let Some(num_steps) = config.gradient_accumulation_steps {
-        set("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", Some(num_steps.to_string()));
-    }
     // Without a limit every rank would start as many threads as there are cores.
     let shared_evenly =
         (num_local > 1 && !machine.omp_num_threads_is_set).then(|| (machine.num_cores / num_local).max(1));
@@ -205,7 +196,7 @@ fn environment(
 mod tests {
     use super::*;
     use crate::config::Program;
-    use accelerate_core::config::MixedPrecision;
+    use accelerate_core::config::{RunConfig, Sources, settings};
     use rstest::rstest;
 
     const MACHINE: Machine = Machine {
@@ -289,16 +280,21 @@ mod tests {
 
     #[test]
     fn flags_become_variables() {
-        let config = LaunchConfig {
-            cpu: true,
-            mixed_precision: Some(MixedPrecision::Bf16),
-            gradient_accumulation_steps: Some(4),
-            num_cpu_threads_per_process: Some(3),
-            ..config(1)
-        };
+        let flags = [
+            ("use_cpu", "true"),
+            ("mixed_precision", "bf16"),
+            ("gradient_accumulation_config.num_steps", "4"),
+            ("num_cpu_threads_per_process", "3"),
+            ("gpu_ids", "0,2"),
+        ];
+        let by_path = |path: &str| settings().find(|setting| setting.path == path).unwrap();
+        let flags = flags.map(|(path, text)| (by_path(path), text.to_owned())).to_vec();
+        let run = RunConfig::resolve(Sources { flags, ..Default::default() }).unwrap();
+        let config = LaunchConfig::of_run(&run, Program::Executable("train".into()), 1);
         assert_eq!(values(&config, &MACHINE, "ACCELERATE_USE_CPU"), ["true"]);
         assert_eq!(values(&config, &MACHINE, "ACCELERATE_MIXED_PRECISION"), ["bf16"]);
         assert_eq!(values(&config, &MACHINE, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"), ["4"]);
+        assert_eq!(values(&config, &MACHINE, "CUDA_VISIBLE_DEVICES"), ["0,2"]);
         assert_eq!(values(&config, &MACHINE, "OMP_NUM_THREADS"), ["3"]);
     }
 

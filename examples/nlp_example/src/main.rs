@@ -81,14 +81,14 @@ fn accelerator(arguments: &Arguments) -> accelerate::Result<Accelerator> {
         .cpu(arguments.cpu)
         .gradient_accumulation_steps(arguments.gradient_accumulation_steps)
         .dataloader_config(DataLoaderConfiguration {
-            split_batches: arguments.split_batches,
+            split_batches: Some(arguments.split_batches),
             // Each epoch's order depends on the seed alone, not on how many processes drew numbers before it.
-            use_seedable_sampler: true,
+            use_seedable_sampler: Some(true),
             data_seed: Some(arguments.seed),
             ..Default::default()
         })
         // The model is read back at the end, on every machine.
-        .project_config(ProjectConfiguration { save_on_each_node: true, ..Default::default() });
+        .project_config(ProjectConfiguration { save_on_each_node: Some(true), ..Default::default() });
     if let Some(precision) = arguments.mixed_precision {
         builder = builder.mixed_precision(match precision {
             Precision::No => MixedPrecision::No,

@@ -79,9 +79,12 @@ fn trains_saves_and_scores_the_same_when_read_back(
     let program = Program::Executable(env!("CARGO_BIN_EXE_nlp_example").into());
     let config = LaunchConfig {
         args,
-        cpu: true,
         num_cpu_threads_per_process: Some(1),
-        environment: variables.iter().map(|(name, value)| (name.into(), value.into())).collect(),
+        environment: variables
+            .iter()
+            .chain(&[("ACCELERATE_USE_CPU", "true")])
+            .map(|(name, value)| (name.into(), value.into()))
+            .collect(),
         ..LaunchConfig::new(program, num_processes)
     };
     let printed = String::from_utf8(output_of(&config)).unwrap();

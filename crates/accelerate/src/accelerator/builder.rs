@@ -1,23 +1,19 @@
-//! From wishes and environment to an accelerator: everything is decided here, once.
+//! From what the program says to an accelerator: the configuration is resolved here, once.
 
-use super::deep_speed::{DeepSpeed, is_asked_for};
-use super::{Accelerator, KwargsHandler, Settings};
-use crate::amp::{MixedPrecision, Precision, needs_grad_scaler};
+use super::{Accelerator, DeepSpeed, KwargsHandler};
+use crate::amp::MixedPrecision;
 use crate::error::{Result, StateError};
 use crate::group::Group;
-use crate::optim::GradScaler;
-use crate::profile::ProfileKwargs;
 use crate::session::GradientState;
 use crate::state::{Lookup, PartialState, process_environment};
 use accelerate_core::accumulation::PartialWindow;
 use accelerate_core::config::{
-    AutocastKwargs, Compilation, DataLoaderConfiguration, DeepSpeedPlugin, DistributedDataParallelKwargs,
-    DynamoBackend, FullyShardedDataParallelPlugin, GradScalerKwargs, GradientAccumulationPlugin,
-    InitProcessGroupKwargs, ProjectConfiguration, TorchDynamoPlugin,
+    Compilation, ConfigFile, DataLoaderConfiguration, DeepSpeedPlugin, DynamoBackend, FullyShardedDataParallelPlugin,
+    GradientAccumulationPlugin, PartialRunConfig, ProjectConfiguration, RunConfig, Sources, TorchDynamoPlugin,
 };
-use accelerate_core::environment::LaunchSettings;
 use accelerate_core::names::RngType;
 use accelerate_core::schedule::SchedulerUnit;
+use std::path::PathBuf;
 use std::sync::Arc;
 use tch::Device;
 
@@ -34,35 +30,25 @@ use tch::Device;
 #[derive(Clone, Debug, Default)]
 #[must_use = "a builder makes nothing before `build`"]
 pub struct AcceleratorBuilder {
-    device_placement: Option<bool>,
-    mixed_precision: Option<MixedPrecision>,
+    code: PartialRunConfig,
+    /// Said beside a plugin that has the same setting, with which it must agree.
     gradient_accumulation_steps: Option<usize>,
-    gradient_accumulation_plugin: Option<GradientAccumulationPlugin>,
-    partial_window: PartialWindow,
-    cpu: bool,
-    dataloader_config: Option<DataLoaderConfiguration>,
-    rng_types: Option<Vec<RngType>>,
-    project_config: Option<ProjectConfiguration>,
-    step_scheduler_with_optimizer: Option<bool>,
-    scheduler_unit: Option<SchedulerUnit>,
-    outputs_to_fp32: Option<bool>,
-    fsdp_plugin: Option<FullyShardedDataParallelPlugin>,
-    deepspeed_plugin: Option<DeepSpeedPlugin>,
-    dynamo_plugin: Option<TorchDynamoPlugin>,
     dynamo_backend: Option<DynamoBackend>,
-    handlers: Vec<KwargsHandler>,
+    config_file: Option<PathBuf>,
+    /// The kinds of handlers given so far.
+    handlers: Vec<&'static str>,
 }
 
 impl AcceleratorBuilder {
     /// Move models and batches to the device. Default true.
     pub fn device_placement(mut self, device_placement: bool) -> Self {
-        self.device_placement = Some(device_placement);
+        self.code.accelerator.device_placement = Some(device_placement);
         self
     }
 
     /// The precision of forward passes. Default: the launcher's, else `MixedPrecision::No`.
     pub fn mixed_precision(mut self, mixed_precision: MixedPrecision) -> Self {
-        self.mixed_precision = Some(mixed_precision);
+        self.code.cluster.mixed_precision = Some(mixed_precision);
         self
     }
 
@@ -72,58 +58,58 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// All settings of gradient accumulation; excludes `gradient_accumulation_steps`.
+    /// All settings of gradient accumulation. A number of steps that is given beside it must be the same.
     pub fn gradient_accumulation_plugin(mut self, plugin: GradientAccumulationPlugin) -> Self {
-        self.gradient_accumulation_plugin = Some(plugin);
+        self.code.gradient_accumulation = plugin;
         self
     }
 
     /// How a window of micro-batches that the data cuts short is scaled. Default: to the true mean.
     pub fn partial_window(mut self, partial_window: PartialWindow) -> Self {
-        self.partial_window = partial_window;
+        self.code.accelerator.partial_window = Some(partial_window);
         self
     }
 
     /// Compute on the CPU even where GPUs are present. Default: the launcher's wish, else false.
     pub fn cpu(mut self, cpu: bool) -> Self {
-        self.cpu = cpu;
+        self.code.cluster.use_cpu = Some(cpu);
         self
     }
 
     /// How data loaders are prepared.
     pub fn dataloader_config(mut self, config: DataLoaderConfiguration) -> Self {
-        self.dataloader_config = Some(config);
+        self.code.dataloader = config;
         self
     }
 
     /// The random number streams that all ranks take over from rank 0 when a pass over a prepared loader begins.
     /// Default: [`RngType::Generator`], which is done in any case, because the order of rows is rank 0's.
     pub fn rng_types(mut self, rng_types: impl IntoIterator<Item = RngType>) -> Self {
-        self.rng_types = Some(rng_types.into_iter().collect());
+        self.code.accelerator.rng_types = Some(rng_types.into_iter().collect());
         self
     }
 
     /// Where the project keeps its files.
     pub fn project_config(mut self, config: ProjectConfiguration) -> Self {
-        self.project_config = Some(config);
+        self.code.project = config;
         self
     }
 
     /// Whether schedulers move only when the optimizer does. Default true.
     pub fn step_scheduler_with_optimizer(mut self, step: bool) -> Self {
-        self.step_scheduler_with_optimizer = Some(step);
+        self.code.accelerator.step_scheduler_with_optimizer = Some(step);
         self
     }
 
     /// What one scheduler step counts. Default: as the reference, one tick per process and optimizer step.
     pub fn scheduler_unit(mut self, unit: SchedulerUnit) -> Self {
-        self.scheduler_unit = Some(unit);
+        self.code.accelerator.scheduler_unit = Some(unit);
         self
     }
 
     /// Give half-precision outputs of prepared models as float32. Default true, as the reference.
     pub fn outputs_to_fp32(mut self, outputs_to_fp32: bool) -> Self {
-        self.outputs_to_fp32 = Some(outputs_to_fp32);
+        self.code.accelerator.outputs_to_fp32 = Some(outputs_to_fp32);
         self
     }
 
@@ -142,7 +128,7 @@ impl AcceleratorBuilder {
     /// assert!(error.is_config() && error.to_string().contains("needs Python"));
     /// ```
     pub fn dynamo_plugin(mut self, plugin: TorchDynamoPlugin) -> Self {
-        self.dynamo_plugin = Some(plugin);
+        self.code.dynamo = plugin;
         self
     }
 
@@ -154,7 +140,28 @@ impl AcceleratorBuilder {
 
     /// Settings of one mechanism; each kind at most once.
     pub fn kwargs_handler(mut self, handler: impl Into<KwargsHandler>) -> Self {
-        self.handlers.push(handler.into());
+        match handler.into() {
+            KwargsHandler::DistributedDataParallel(kwargs) => {
+                self.code.ddp = kwargs;
+                self.handlers.push("DistributedDataParallelKwargs");
+            }
+            KwargsHandler::GradScaler(kwargs) => {
+                self.code.grad_scaler = kwargs;
+                self.handlers.push("GradScalerKwargs");
+            }
+            KwargsHandler::InitProcessGroup(kwargs) => {
+                self.code.process_group = kwargs;
+                self.handlers.push("InitProcessGroupKwargs");
+            }
+            KwargsHandler::Autocast(kwargs) => {
+                self.code.autocast = kwargs;
+                self.handlers.push("AutocastKwargs");
+            }
+            KwargsHandler::Profile(kwargs) => {
+                self.code.profile = kwargs;
+                self.handlers.push("ProfileKwargs");
+            }
+        }
         self
     }
 
@@ -177,7 +184,8 @@ impl AcceleratorBuilder {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn deepspeed_plugin(mut self, plugin: DeepSpeedPlugin) -> Self {
-        self.deepspeed_plugin = Some(plugin);
+        self.code.deepspeed = plugin;
+        self.code.cluster.use_deepspeed = Some(true);
         self
     }
 
@@ -200,7 +208,29 @@ impl AcceleratorBuilder {
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn fsdp_plugin(mut self, plugin: FullyShardedDataParallelPlugin) -> Self {
-        self.fsdp_plugin = Some(plugin);
+        self.code.fsdp = plugin;
+        self.code.cluster.use_fsdp = Some(true);
+        self
+    }
+
+    /// A configuration file, YAML or JSON, of this project or of Python Accelerate. What the program says goes before it, and
+    /// so do the launcher's flags and the environment.
+    ///
+    /// ```
+    /// use accelerate::Accelerator;
+    ///
+    /// # let folder = std::env::temp_dir().join(format!("accelerate-config-file-doc-{}", std::process::id()));
+    /// # std::fs::create_dir_all(&folder).map_err(accelerate::Error::other)?;
+    /// # let path = folder.join("run.yaml");
+    /// std::fs::write(&path, "use_cpu: true\ngradient_accumulation_config: {num_steps: 4}\n")
+    ///     .map_err(accelerate::Error::other)?;
+    /// let accelerator = Accelerator::builder().config_file(&path).build()?;
+    /// assert_eq!(accelerator.gradient_accumulation_steps(), 4);
+    /// # std::fs::remove_dir_all(&folder).map_err(accelerate::Error::other)?;
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn config_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.config_file = Some(path.into());
         self
     }
 
@@ -209,7 +239,7 @@ impl AcceleratorBuilder {
     /// # Errors
     /// Settings or environment that contradict each other; ranks that do not arrive.
     pub fn build(self) -> Result<Accelerator> {
-        self.build_with(&process_environment, PartialState::from_environment)
+        self.build_with(&process_environment, PartialState::join)
     }
 
     /// An accelerator with these settings in the run that `accelerator` has joined: same device, same peers, no new
@@ -228,179 +258,63 @@ impl AcceleratorBuilder {
     /// Settings that contradict each other.
     pub fn build_from(self, accelerator: &Accelerator) -> Result<Accelerator> {
         let state = accelerator.state().clone();
-        self.build_with(&|_| None, |_, _, _| Ok(state))
+        self.build_with(&|_| None, |_, _| Ok(state))
     }
 
     /// An accelerator for one rank of a group that exists already.
     pub(crate) fn build_in_group(self, group: Group) -> Result<Accelerator> {
-        self.build_with(&|_| None, |_, _, _| Ok(PartialState::of_group(group)))
+        self.build_with(&|_| None, |_, _| Ok(PartialState::of_group(group)))
     }
 
     fn build_with(
         self,
         lookup: Lookup<'_>,
-        state: impl FnOnce(bool, &InitProcessGroupKwargs, Lookup<'_>) -> Result<PartialState>,
+        join: impl FnOnce(&RunConfig, Lookup<'_>) -> Result<PartialState>,
     ) -> Result<Accelerator> {
-        let environment = LaunchSettings::read(lookup)?;
-        let handlers = Handlers::sort(self.handlers)?;
-        let dataloader = self.dataloader_config.unwrap_or_default();
-        let accumulation_kwargs = dataloader.gradient_accumulation_kwargs.clone();
-        let (mut plugin, is_given) = accumulation_plugin(
-            self.gradient_accumulation_steps,
-            self.gradient_accumulation_plugin.or(accumulation_kwargs),
-            environment.gradient_accumulation_steps,
-        )?;
-        let mut mixed_precision = self.mixed_precision.or(environment.mixed_precision).unwrap_or(MixedPrecision::No);
-        check_available(mixed_precision)?;
-        let (mut fsdp, deep_speed) = sharding_plugins(self.fsdp_plugin, self.deepspeed_plugin, lookup)?;
-        let deep_speed = deep_speed.map(DeepSpeed::read).transpose()?;
-        let dynamo = dynamo_plugin(self.dynamo_plugin, self.dynamo_backend)?.or(environment.dynamo);
-        let compilation = dynamo.compilation()?;
-        check_settings(&handlers.ddp, fsdp.as_ref(), mixed_precision, &dataloader)?;
-
-        let state = state(self.cpu, &handlers.init, lookup)?;
-        let (mut scaler, mut gradient_clipping, mut saved_dtype) = (handlers.scaler, None, None);
+        let mut config = self.resolve(lookup)?;
+        let deep_speed = config.cluster.use_deepspeed.then(|| DeepSpeed::read(&config.deepspeed)).transpose()?;
+        let state = join(&config, lookup)?;
         if let Some(deep_speed) = &deep_speed {
-            let steps = is_given.then_some(plugin.num_steps);
-            let resolved = deep_speed.settle(&state, mixed_precision, steps, dataloader.split_batches)?;
-            fsdp = Some(resolved.fully_sharded_plugin());
-            (mixed_precision, gradient_clipping) = (resolved.mixed_precision, resolved.gradient_clipping);
-            saved_dtype = resolved.saved_dtype();
-            plugin.num_steps = resolved.gradient_accumulation_steps;
-            scaler = resolved.grad_scaler.unwrap_or(scaler);
+            deep_speed.settle(&mut config, &state)?;
         }
-        let gradient_state = GradientState::new(plugin, self.partial_window)?;
-        let scaler = needs_grad_scaler(mixed_precision).then(|| GradScaler::new(scaler)).transpose()?;
-        check_device(compilation, state.device())?;
-        let precision =
-            Precision::new(mixed_precision, state.device(), handlers.autocast, self.outputs_to_fp32.unwrap_or(true));
-        let settings = Settings {
-            device_placement: self.device_placement.unwrap_or(true),
-            dataloader,
-            rng_types: self.rng_types.unwrap_or_else(|| vec![RngType::Generator]),
-            project: self.project_config.unwrap_or_default(),
-            ddp: handlers.ddp,
-            fsdp,
-            deep_speed: deep_speed.map(Arc::new),
-            gradient_clipping,
-            saved_dtype,
-            step_scheduler_with_optimizer: self.step_scheduler_with_optimizer.unwrap_or(true),
-            scheduler_unit: self.scheduler_unit.unwrap_or(SchedulerUnit::Reference),
-            profile: handlers.profile,
-            compilation,
-        };
-        Accelerator::from_parts(state, gradient_state, settings, precision, scaler)
+        for message in config.messages().iter().filter(|_| state.is_main_process()) {
+            tracing::warn!("{message}");
+        }
+        check_device(config.dynamo.compilation()?, state.device())?;
+        let gradient_state =
+            GradientState::new(config.gradient_accumulation.clone(), config.accelerator.partial_window)?;
+        Accelerator::from_config(config, deep_speed.map(Arc::new), state, gradient_state)
     }
-}
 
-#[derive(Default)]
-struct Handlers {
-    ddp: DistributedDataParallelKwargs,
-    scaler: GradScalerKwargs,
-    init: InitProcessGroupKwargs,
-    autocast: AutocastKwargs,
-    profile: ProfileKwargs,
-}
-
-impl Handlers {
-    fn sort(given: Vec<KwargsHandler>) -> Result<Self> {
-        let mut sorted = Self::default();
-        let mut seen: Vec<&'static str> = Vec::new();
-        for handler in given {
-            let kind = match handler {
-                KwargsHandler::DistributedDataParallel(kwargs) => {
-                    sorted.ddp = kwargs;
-                    "DistributedDataParallelKwargs"
-                }
-                KwargsHandler::GradScaler(kwargs) => {
-                    sorted.scaler = kwargs;
-                    "GradScalerKwargs"
-                }
-                KwargsHandler::InitProcessGroup(kwargs) => {
-                    sorted.init = kwargs;
-                    "InitProcessGroupKwargs"
-                }
-                KwargsHandler::Autocast(kwargs) => {
-                    sorted.autocast = kwargs;
-                    "AutocastKwargs"
-                }
-                KwargsHandler::Profile(kwargs) => {
-                    sorted.profile = kwargs;
-                    "ProfileKwargs"
-                }
-            };
-            if seen.contains(&kind) {
+    /// What holds before any process has been met.
+    fn resolve(self, lookup: Lookup<'_>) -> Result<RunConfig> {
+        let mut code = self.code;
+        for (number, &kind) in self.handlers.iter().enumerate() {
+            if self.handlers[..number].contains(&kind) {
                 return Err(StateError::DuplicateHandler { kind }.into());
             }
-            seen.push(kind);
         }
-        Ok(sorted)
+        match (self.gradient_accumulation_steps, code.gradient_accumulation.num_steps) {
+            (Some(steps), Some(plugin)) if steps != plugin => {
+                return Err(StateError::TwoAccumulationSettings { steps, plugin }.into());
+            }
+            (Some(steps), _) => code.gradient_accumulation.num_steps = Some(steps),
+            (None, _) => {}
+        }
+        match (self.dynamo_backend, code.dynamo.backend) {
+            (Some(_), Some(_)) => return Err(StateError::TwoDynamoSettings.into()),
+            (Some(backend), None) => code.dynamo.backend = Some(backend),
+            (None, _) => {}
+        }
+        let file = self.config_file.map(read_config_file).transpose()?;
+        Ok(RunConfig::resolve(Sources { code, environment: Some(lookup), file, ..Default::default() })?)
     }
 }
 
-/// How gradients accumulate, and whether anyone has said so.
-fn accumulation_plugin(
-    steps: Option<usize>,
-    plugin: Option<GradientAccumulationPlugin>,
-    environment: Option<usize>,
-) -> Result<(GradientAccumulationPlugin, bool)> {
-    match (steps, plugin) {
-        (Some(steps), Some(plugin)) if steps != plugin.num_steps => {
-            Err(StateError::TwoAccumulationSettings { steps, plugin: plugin.num_steps }.into())
-        }
-        (_, Some(plugin)) => Ok((plugin, true)),
-        (steps, None) => {
-            let steps = steps.or(environment);
-            let plugin = GradientAccumulationPlugin { num_steps: steps.unwrap_or(1), ..Default::default() };
-            Ok((plugin, steps.is_some()))
-        }
-    }
-}
-
-/// What can be told before there is a connection to anyone.
-fn check_settings(
-    ddp: &DistributedDataParallelKwargs,
-    fsdp: Option<&FullyShardedDataParallelPlugin>,
-    mixed_precision: MixedPrecision,
-    dataloader: &DataLoaderConfiguration,
-) -> Result<()> {
-    ddp.check()?;
-    if let Some(plugin) = fsdp {
-        plugin.check()?;
-        plugin.check_precision(mixed_precision)?;
-    }
-    Ok(dataloader.check()?)
-}
-
-/// What shards models: what is given, else what the launcher's variables say.
-fn sharding_plugins(
-    fsdp: Option<FullyShardedDataParallelPlugin>,
-    deep_speed: Option<DeepSpeedPlugin>,
-    lookup: Lookup<'_>,
-) -> Result<(Option<FullyShardedDataParallelPlugin>, Option<DeepSpeedPlugin>)> {
-    let fsdp = match fsdp {
-        None if deep_speed.is_none() && is_asked_for(lookup, "ACCELERATE_USE_FSDP") => {
-            Some(FullyShardedDataParallelPlugin::from_environment(lookup)?)
-        }
-        fsdp => fsdp,
-    };
-    let deep_speed = match deep_speed {
-        deep_speed if fsdp.is_none() && is_asked_for(lookup, "ACCELERATE_USE_DEEPSPEED") => {
-            Some(deep_speed.unwrap_or_default().or(DeepSpeedPlugin::from_environment(lookup)?))
-        }
-        deep_speed => deep_speed,
-    };
-    if fsdp.is_some() && deep_speed.is_some() {
-        return Err(StateError::TwoShardingPlugins.into());
-    }
-    Ok((fsdp, deep_speed))
-}
-
-fn dynamo_plugin(plugin: Option<TorchDynamoPlugin>, backend: Option<DynamoBackend>) -> Result<TorchDynamoPlugin> {
-    match (plugin, backend) {
-        (Some(_), Some(_)) => Err(StateError::TwoDynamoSettings.into()),
-        (Some(plugin), None) => Ok(plugin),
-        (None, backend) => Ok(TorchDynamoPlugin { backend, ..Default::default() }),
+fn read_config_file(path: PathBuf) -> Result<ConfigFile> {
+    match std::fs::read_to_string(&path) {
+        Ok(text) => Ok(ConfigFile::read(&text, &path)?),
+        Err(source) => Err(StateError::ConfigFile { path, source }.into()),
     }
 }
 
@@ -416,23 +330,15 @@ fn check_device(compilation: Compilation, device: Device) -> Result<()> {
     Err(StateError::NotAvailable { feature, cure: "choose \"ts\", \"aot_inductor\" or \"no\"" }.into())
 }
 
-fn check_available(mixed_precision: MixedPrecision) -> Result<()> {
-    if mixed_precision == MixedPrecision::Fp8 {
-        let feature = "mixed_precision \"fp8\"".to_owned();
-        return Err(StateError::NotAvailable { feature, cure: "use \"bf16\"" }.into());
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use accelerate_core::config::{FloatType, MixedPrecisionPolicy};
+    use accelerate_core::config::{AutocastKwargs, FloatType, MixedPrecisionPolicy};
 
     fn build(builder: AcceleratorBuilder, variables: &[(&str, &str)]) -> Result<Accelerator> {
         let lookup = |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
-        builder.cpu(true).build_with(&lookup, PartialState::from_environment)
+        builder.cpu(true).build_with(&lookup, PartialState::join)
     }
 
     #[test]
@@ -458,7 +364,7 @@ mod tests {
         assert_eq!((given.mixed_precision(), given.gradient_accumulation_steps()), (MixedPrecision::Fp16, 2));
 
         let variables = [("ACCELERATE_DYNAMO_BACKEND", "ts"), ("ACCELERATE_DYNAMO_USE_FULLGRAPH", "False")];
-        let compilation = |builder| build(builder, &variables).unwrap().settings().compilation;
+        let compilation = |builder| build(builder, &variables).unwrap().config().dynamo.compilation().unwrap();
         assert_eq!(compilation(AcceleratorBuilder::default()), Compilation::TorchScript);
         let given = AcceleratorBuilder::default().dynamo_backend(DynamoBackend::Eager);
         assert_eq!(compilation(given), Compilation::None);
@@ -468,25 +374,27 @@ mod tests {
     fn sharding_is_what_the_launcher_says_unless_something_is_given() {
         use accelerate_core::config::ShardingStrategy::{FullShard, OptimizerState, ShardGradOp};
         let strategy = |builder, variables: &[(&str, &str)]| {
-            build(builder, variables).unwrap().settings().fsdp.as_ref().map(|plugin| plugin.sharding_strategy)
+            build(builder, variables).unwrap().config().fsdp_in_use().map(|plugin| plugin.sharding_strategy)
         };
         let builder = AcceleratorBuilder::default;
         let fsdp = [("ACCELERATE_USE_FSDP", "true"), ("FSDP_SHARDING_STRATEGY", "SHARD_GRAD_OP")];
         assert_eq!(strategy(builder(), &fsdp), Some(ShardGradOp));
         assert_eq!(strategy(builder(), &fsdp[1..]), None, "nobody asked to shard");
-        assert_eq!(strategy(builder().fsdp_plugin(Default::default()), &fsdp), Some(FullShard));
+        assert_eq!(strategy(builder().fsdp_plugin(Default::default()), &fsdp), Some(ShardGradOp), "field by field");
+        let given = FullyShardedDataParallelPlugin { sharding_strategy: Some(FullShard), ..Default::default() };
+        assert_eq!(strategy(builder().fsdp_plugin(given), &fsdp), Some(FullShard));
         let deep_speed = [
             ("ACCELERATE_USE_DEEPSPEED", "true"),
             ("ACCELERATE_DEEPSPEED_ZERO_STAGE", "1"),
             ("ACCELERATE_GRADIENT_CLIPPING", "0.5"),
         ];
         assert_eq!(strategy(builder(), &deep_speed), Some(OptimizerState));
-        assert_eq!(build(builder(), &deep_speed).unwrap().settings().gradient_clipping, Some(0.5));
+        assert_eq!(build(builder(), &deep_speed).unwrap().deep_speed().unwrap().gradient_clipping(), Some(0.5));
     }
 
     #[test]
     fn contradictions_are_named() {
-        let plugin = GradientAccumulationPlugin { num_steps: 4, ..Default::default() };
+        let plugin = GradientAccumulationPlugin { num_steps: Some(4), ..Default::default() };
         for (builder, variables, words) in [
             (
                 AcceleratorBuilder::default().gradient_accumulation_steps(2).gradient_accumulation_plugin(plugin),

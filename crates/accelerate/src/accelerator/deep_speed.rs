@@ -1,70 +1,90 @@
 //! Training by a DeepSpeed configuration: what it says becomes settings of the accelerator.
 
 use crate::error::{Result, StateError};
-use crate::state::{Lookup, PartialState};
+use crate::state::PartialState;
 use accelerate_core::config::{
-    Auto, DeepSpeedConfig, DeepSpeedFacts, DeepSpeedOptimizer, DeepSpeedPlugin, DeepSpeedSchedule, MixedPrecision,
-    OptimizerInCode, ResolvedDeepSpeedConfig, SchedulerInCode, check_deep_speed_prepared,
+    Auto, DeepSpeedConfig, DeepSpeedFacts, DeepSpeedOptimizer, DeepSpeedSchedule, DeepSpeedSettings, FloatType,
+    GradScalerKwargs, GradScalerSettings, OptimizerInCode, ResolvedDeepSpeedConfig, RunConfig, SchedulerInCode,
+    check_deep_speed_prepared,
 };
+use accelerate_core::settings::{Origin, Record};
 use std::fs;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use tch::Device;
 
 /// A configuration while objects are prepared: loaders tell numbers that it leaves open.
 #[derive(Debug)]
 pub(crate) struct DeepSpeed {
-    plugin: DeepSpeedPlugin,
+    settings: DeepSpeedSettings,
     config: DeepSpeedConfig,
     facts: Mutex<DeepSpeedFacts>,
+    /// What holds whatever is prepared.
+    resolved: OnceLock<ResolvedDeepSpeedConfig>,
 }
 
 impl DeepSpeed {
     /// Reads the configuration, its file included.
-    pub(super) fn read(plugin: DeepSpeedPlugin) -> Result<Self> {
-        plugin.check()?;
-        let config = plugin.config(&|path| fs::read_to_string(path))?;
-        Ok(Self { plugin, config, facts: Mutex::default() })
+    pub(super) fn read(settings: &DeepSpeedSettings) -> Result<Self> {
+        let config = settings.config(&|path| fs::read_to_string(path))?;
+        Ok(Self { settings: settings.clone(), config, facts: Mutex::default(), resolved: OnceLock::new() })
     }
 
     /// The same configuration where nothing is prepared yet.
     pub(super) fn anew(&self) -> Self {
         let facts =
             DeepSpeedFacts { batch_sizes: Vec::new(), optimizer: None, scheduler: None, ..self.facts().clone() };
-        Self { plugin: self.plugin.clone(), config: self.config.clone(), facts: Mutex::new(facts) }
+        let (settings, config) = (self.settings.clone(), self.config.clone());
+        Self { settings, config, facts: Mutex::new(facts), resolved: self.resolved.clone() }
     }
 
     fn facts(&self) -> MutexGuard<'_, DeepSpeedFacts> {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What holds before any object is prepared. Where the batch size is left to the loaders, its numbers are not checked
-    /// yet.
-    ///
-    /// `steps` is the number of micro-batches, where the program has given one.
-    pub(super) fn settle(
-        &self,
-        state: &PartialState,
-        mixed_precision: MixedPrecision,
-        steps: Option<usize>,
-        split_batches: bool,
-    ) -> Result<ResolvedDeepSpeedConfig> {
+    /// Puts into `run` what holds before any object is prepared. Where the batch size is left to the loaders, its numbers
+    /// are not checked yet.
+    pub(super) fn settle(&self, run: &mut RunConfig, state: &PartialState) -> Result<()> {
+        let steps = "gradient_accumulation_config.num_steps";
+        let is_said = *run.origin(steps) != Origin::Default;
         let facts = DeepSpeedFacts {
             world_size: state.num_processes(),
-            gradient_accumulation_steps: steps,
-            mixed_precision,
-            split_batches,
+            gradient_accumulation_steps: is_said.then_some(run.gradient_accumulation.num_steps),
+            mixed_precision: run.cluster.mixed_precision,
+            split_batches: run.dataloader.split_batches,
             computes_on_cpu: state.device() == Device::Cpu,
             ..Default::default()
         };
         let mut config = self.without_batch_size();
         // These are checked against the objects that are prepared for them.
         (config.optimizer, config.scheduler) = (None, None);
-        let resolved = self.plugin.resolve(&config, &facts)?;
+        let resolved = self.settings.resolve(&config, &facts)?;
         *self.facts() = facts;
         for inert in resolved.inert_keys.iter().filter(|_| state.is_main_process()) {
             tracing::info!("DeepSpeed's {} has no effect: {}", inert.key, inert.why);
         }
-        Ok(resolved)
+        if let Some(scaler) = &resolved.grad_scaler {
+            check_scaler(run, scaler)?;
+            run.derive(CONFIGURATION, &[], |run| run.grad_scaler = scaler.clone());
+        }
+        let changed = ["mixed_precision", steps, "fsdp_config.sharding_strategy", "fsdp_config.auto_wrap_policy"];
+        run.derive(CONFIGURATION, &changed, |run| {
+            run.fsdp = resolved.fully_sharded_settings();
+            run.cluster.mixed_precision = resolved.mixed_precision;
+            run.gradient_accumulation.num_steps = resolved.gradient_accumulation_steps;
+        });
+        // A configuration is settled once.
+        let _ = self.resolved.set(resolved);
+        Ok(())
+    }
+
+    /// Largest norm of gradients, to which every step of a prepared optimizer clips them.
+    pub(crate) fn gradient_clipping(&self) -> Option<f64> {
+        self.resolved.get()?.gradient_clipping
+    }
+
+    /// What `save_model` writes floating-point weights in, if not in their own type.
+    pub(crate) fn saved_dtype(&self) -> Option<FloatType> {
+        self.resolved.get()?.saved_dtype()
     }
 
     /// Compares the batch size of one more loader with the configuration. Returns the number of micro-batches per step.
@@ -79,7 +99,7 @@ impl DeepSpeed {
             facts.batch_sizes.push(batch_size);
             DeepSpeedFacts { optimizer: None, scheduler: None, ..facts.clone() }
         };
-        let resolved = self.plugin.resolve(&config, &facts)?;
+        let resolved = self.settings.resolve(&config, &facts)?;
         // Told here, because loaders for evaluation may well have other sizes.
         for inert in resolved.inert_keys.iter().filter(|inert| inert.key == "train_micro_batch_size_per_gpu") {
             tracing::warn!("DeepSpeed's {} has no effect: {}", inert.key, inert.why);
@@ -106,7 +126,7 @@ impl DeepSpeed {
         check_deep_speed_prepared(&self.config, Some(&dummy), None)?;
         let config = DeepSpeedConfig { scheduler: None, ..self.without_batch_size() };
         let facts = DeepSpeedFacts { optimizer: Some(dummy), scheduler: None, ..self.facts().clone() };
-        let resolved = self.plugin.resolve(&config, &facts)?;
+        let resolved = self.settings.resolve(&config, &facts)?;
         self.facts().optimizer = facts.optimizer;
         resolved.optimizer.ok_or_else(|| StateError::NoDeepSpeedSection { section: "optimizer" }.into())
     }
@@ -119,13 +139,13 @@ impl DeepSpeed {
     ) -> Result<DeepSpeedSchedule> {
         let dummy = SchedulerInCode::Dummy { total_num_steps, warmup_num_steps, has_callable: false };
         let facts = DeepSpeedFacts { scheduler: Some(dummy), ..self.facts().clone() };
-        let resolved = self.plugin.resolve(&self.without_batch_size(), &facts)?;
+        let resolved = self.settings.resolve(&self.without_batch_size(), &facts)?;
         resolved.scheduler.ok_or_else(|| StateError::NoDeepSpeedSection { section: "scheduler" }.into())
     }
 
     /// Is the program to build models without memory for their parameters?
     pub(crate) fn wants_empty_weights(&self) -> bool {
-        self.plugin.zero3_init_flag == Some(true)
+        self.settings.zero3_init_flag == Some(true)
     }
 
     /// The configuration with some batch size, where it leaves that to the loaders.
@@ -139,8 +159,19 @@ impl DeepSpeed {
     }
 }
 
-/// Does the launcher ask for this kind of sharding?
-pub(super) fn is_asked_for(lookup: Lookup<'_>, name: &str) -> bool {
-    lookup(name)
-        .is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "yes" | "on" | "y" | "t"))
+const CONFIGURATION: &str = "DeepSpeed configuration";
+
+/// What the program says of loss scaling must be what the configuration's section `fp16` says.
+fn check_scaler(run: &RunConfig, scaler: &GradScalerSettings) -> Result<()> {
+    let configured = GradScalerKwargs::from(scaler.clone());
+    let said = GradScalerKwargs::from(run.grad_scaler.clone());
+    for setting in GradScalerKwargs::settings() {
+        let (Some(configured), Some(said)) = (configured.text(setting), said.text(setting)) else { continue };
+        let origin = run.origin(setting.path);
+        if *origin != Origin::Default && configured != said {
+            let (field, origin) = (setting.field, origin.to_string());
+            return Err(StateError::TwoLossScales { field, said, origin, configured }.into());
+        }
+    }
+    Ok(())
 }

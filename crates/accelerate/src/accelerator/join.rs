@@ -86,7 +86,7 @@ impl Accelerator {
         let _even_batches = EvenBatches::override_with(&session.gradient_state, options.even_batches);
         let mut engines: Vec<Arc<dyn Engine>> = Vec::new();
         for_each_engine(models, "join_uneven_inputs", &mut |engine| engines.push(engine.clone()))?;
-        let even = session.gradient_state.even_batches().unwrap_or(self.settings().dataloader.even_batches);
+        let even = session.gradient_state.even_batches().unwrap_or(self.config().dataloader.even_batches);
         if !self.use_distributed() {
             return body();
         }

@@ -23,19 +23,13 @@ pub use operations::{PadOptions, ReduceOptions};
 pub use prepare::{Prepare, PrepareDataLoaderOptions, PrepareModelOptions, PreparedModel, kind};
 pub use seed::{SeedOptions, set_seed};
 
-use crate::amp::{MixedPrecision, Precision};
+use crate::amp::{MixedPrecision, Precision, needs_grad_scaler};
 use crate::error::Result;
 use crate::optim::GradScaler;
-use crate::profile::ProfileKwargs;
 use crate::session::{GradientState, Object, ObjectState, Session};
 use crate::state::PartialState;
-use accelerate_core::config::{
-    Compilation, DataLoaderConfiguration, DistributedDataParallelKwargs, FloatType, FullyShardedDataParallelPlugin,
-    OffloadTarget, ProjectConfiguration, ShardingStrategy,
-};
+use accelerate_core::config::{DataLoaderSettings, OffloadTarget, ProjectSettings, RunConfig, ShardingStrategy};
 use accelerate_core::mesh::Mesh;
-use accelerate_core::names::RngType;
-use accelerate_core::schedule::SchedulerUnit;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -60,51 +54,11 @@ pub struct Accelerator(Arc<Inner>);
 
 struct Inner {
     session: Session,
-    settings: Settings,
+    config: RunConfig,
+    deep_speed: Option<Arc<DeepSpeed>>,
     precision: Precision,
     scaler: Option<GradScaler>,
     trigger: AtomicBool,
-}
-
-/// What the builder decided, as `prepare` needs it.
-#[derive(Clone, Debug)]
-pub(crate) struct Settings {
-    pub(crate) device_placement: bool,
-    pub(crate) dataloader: DataLoaderConfiguration,
-    pub(crate) rng_types: Vec<RngType>,
-    pub(crate) project: ProjectConfiguration,
-    pub(crate) ddp: DistributedDataParallelKwargs,
-    pub(crate) fsdp: Option<FullyShardedDataParallelPlugin>,
-    pub(crate) deep_speed: Option<Arc<DeepSpeed>>,
-    /// Largest norm of gradients, to which every step of a prepared optimizer clips them.
-    pub(crate) gradient_clipping: Option<f64>,
-    pub(crate) step_scheduler_with_optimizer: bool,
-    /// What `save_model` writes floating-point weights in, if not in their own type.
-    pub(crate) saved_dtype: Option<FloatType>,
-    pub(crate) scheduler_unit: SchedulerUnit,
-    pub(crate) profile: ProfileKwargs,
-    pub(crate) compilation: Compilation,
-}
-
-impl Settings {
-    /// How the processes divide models.
-    fn mesh(&self, state: &PartialState) -> Result<Mesh> {
-        let (world_size, num_local_processes) = (state.num_processes(), state.num_local_processes());
-        match &self.fsdp {
-            Some(plugin) if plugin.sharding_strategy != ShardingStrategy::NoShard => {
-                Ok(plugin.mesh(world_size, num_local_processes)?)
-            }
-            _ => Ok(Mesh::replicated(world_size)),
-        }
-    }
-
-    /// Where optimizers keep their state, if that is not where parameters are: shards in the host's memory have theirs beside
-    /// them anyway.
-    pub(crate) fn optimizer_offload(&self, device: Device) -> Option<&OffloadTarget> {
-        let plugin = self.fsdp.as_ref()?;
-        let is_beside_shards = device == Device::Cpu || plugin.params_offload() == Some(&OffloadTarget::Cpu);
-        plugin.optimizer_offload().filter(|target| **target != OffloadTarget::Cpu || !is_beside_shards)
-    }
 }
 
 impl Accelerator {
@@ -121,18 +75,21 @@ impl Accelerator {
         AcceleratorBuilder::default()
     }
 
-    /// Joins the processes of `state` as the settings say.
-    fn from_parts(
+    /// An accelerator of the processes of `state`, with nothing prepared.
+    fn from_config(
+        config: RunConfig,
+        deep_speed: Option<Arc<DeepSpeed>>,
         state: PartialState,
         gradient_state: GradientState,
-        settings: Settings,
-        precision: Precision,
-        scaler: Option<GradScaler>,
     ) -> Result<Self> {
-        let mesh = settings.mesh(&state)?;
-        let session = Session::new(state, mesh, gradient_state);
-        let accelerator =
-            Self(Arc::new(Inner { session, settings, precision, scaler, trigger: AtomicBool::new(false) }));
+        let mixed_precision = config.cluster.mixed_precision;
+        let outputs_to_fp32 = config.accelerator.outputs_to_fp32;
+        let precision = Precision::new(mixed_precision, state.device(), config.autocast.clone(), outputs_to_fp32);
+        let scaler =
+            needs_grad_scaler(mixed_precision).then(|| GradScaler::new(config.grad_scaler.clone())).transpose()?;
+        let session = Session::new(state.clone(), mesh(&config, &state)?, gradient_state);
+        let trigger = AtomicBool::new(false);
+        let accelerator = Self(Arc::new(Inner { session, config, deep_speed, precision, scaler, trigger }));
         accelerator.register_scaler();
         Ok(accelerator)
     }
@@ -148,19 +105,42 @@ impl Accelerator {
     /// fail in there, this one remains usable. Collective.
     pub(crate) fn fork(&self) -> Result<Self> {
         let state = self.state().with_group(self.group().fork()?);
-        let settings = self.settings();
-        let deep_speed = settings.deep_speed.as_ref().map(|deep_speed| Arc::new(deep_speed.anew()));
-        let settings = Settings { deep_speed, ..settings.clone() };
-        let scaler = self.scaler().map(|scaler| GradScaler::new(scaler.kwargs().clone())).transpose()?;
-        Self::from_parts(state, self.session().gradient_state.anew(), settings, self.precision(), scaler)
+        let deep_speed = self.deep_speed().map(|deep_speed| Arc::new(deep_speed.anew()));
+        Self::from_config(self.config().clone(), deep_speed, state, self.session().gradient_state.anew())
     }
 
     pub(crate) fn session(&self) -> &Session {
         &self.0.session
     }
 
-    pub(crate) fn settings(&self) -> &Settings {
-        &self.0.settings
+    /// The configuration of this run, resolved from code, flags, environment and file. Printed, it is a table that says of each
+    /// value where it came from.
+    ///
+    /// ```
+    /// use accelerate::{Accelerator, MixedPrecision};
+    ///
+    /// let accelerator = Accelerator::builder().cpu(true).mixed_precision(MixedPrecision::Bf16).build()?;
+    /// let config = accelerator.config();
+    /// assert_eq!(config.cluster.mixed_precision, MixedPrecision::Bf16);
+    /// assert_eq!(config.origin("mixed_precision").to_string(), "code");
+    /// assert!(config.to_string().contains("dataloader_config.even_batches"));
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn config(&self) -> &RunConfig {
+        &self.0.config
+    }
+
+    /// The DeepSpeed configuration that this run trains by.
+    pub(crate) fn deep_speed(&self) -> Option<&Arc<DeepSpeed>> {
+        self.0.deep_speed.as_ref()
+    }
+
+    /// Where optimizers keep their state, if that is not where parameters are: shards in the host's memory have theirs beside
+    /// them anyway.
+    pub(crate) fn optimizer_offload(&self) -> Option<&OffloadTarget> {
+        let plugin = self.config().fsdp_in_use()?;
+        let is_beside_shards = self.device() == Device::Cpu || plugin.params_offload() == Some(&OffloadTarget::Cpu);
+        plugin.optimizer_offload().filter(|target| **target != OffloadTarget::Cpu || !is_beside_shards)
     }
 
     pub(crate) fn precision(&self) -> Precision {
@@ -182,13 +162,13 @@ impl Accelerator {
     }
 
     /// How data loaders are prepared.
-    pub fn dataloader_config(&self) -> &DataLoaderConfiguration {
-        &self.0.settings.dataloader
+    pub fn dataloader_config(&self) -> &DataLoaderSettings {
+        &self.config().dataloader
     }
 
     /// Where the project keeps its files.
-    pub fn project_configuration(&self) -> &ProjectConfiguration {
-        &self.0.settings.project
+    pub fn project_configuration(&self) -> &ProjectSettings {
+        &self.config().project
     }
 
     /// The states of everything prepared so far, as copies: models, optimizers, schedulers, data loaders and the loss scaler,
@@ -244,12 +224,22 @@ impl Accelerator {
     }
 }
 
+/// How the processes divide models.
+fn mesh(config: &RunConfig, state: &PartialState) -> Result<Mesh> {
+    let (world_size, num_local_processes) = (state.num_processes(), state.num_local_processes());
+    match config.fsdp_in_use() {
+        Some(plugin) if plugin.sharding_strategy != ShardingStrategy::NoShard => {
+            Ok(plugin.mesh(world_size, num_local_processes)?)
+        }
+        _ => Ok(Mesh::replicated(world_size)),
+    }
+}
+
 impl fmt::Debug for Accelerator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Accelerator")
             .field("state", self.state())
-            .field("settings", &self.0.settings)
-            .field("mixed_precision", &self.mixed_precision())
+            .field("config", self.config())
             .finish_non_exhaustive()
     }
 }

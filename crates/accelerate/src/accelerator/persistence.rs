@@ -59,7 +59,8 @@ impl Accelerator {
         options: &SaveModelOptions,
     ) -> Result<()> {
         let store = single_store(model, "save_model")?;
-        let options = SaveModelOptions { dtype: options.dtype.or(self.settings().saved_dtype), ..options.clone() };
+        let saved_dtype = self.deep_speed().and_then(|deep_speed| deep_speed.saved_dtype());
+        let options = SaveModelOptions { dtype: options.dtype.or(saved_dtype), ..options.clone() };
         let on_each_node = self.project_configuration().save_on_each_node;
         if self.num_processes() > 1 && store.shard_group().is_some() {
             let writers = match on_each_node {

@@ -4,7 +4,7 @@ use super::Accelerator;
 use crate::error::Result;
 use crate::group::{Group, ReduceOp};
 use crate::state::{SplitBetweenProcesses, SplitOptions};
-use accelerate_core::config::{FullyShardedDataParallelPlugin, ShardingStrategy};
+use accelerate_core::config::ShardingStrategy;
 use accelerate_core::names::DistributedType;
 use std::fmt;
 use std::sync::atomic::Ordering;
@@ -18,13 +18,11 @@ impl Accelerator {
 
     /// How the processes of the run work together.
     pub fn distributed_type(&self) -> DistributedType {
-        let is_sharded =
-            |plugin: &FullyShardedDataParallelPlugin| plugin.sharding_strategy != ShardingStrategy::NoShard;
-        if self.settings().deep_speed.is_some() {
+        if self.deep_speed().is_some() {
             return DistributedType::DeepSpeed;
         }
-        match &self.settings().fsdp {
-            Some(plugin) if is_sharded(plugin) => DistributedType::Fsdp,
+        match self.config().fsdp_in_use() {
+            Some(plugin) if plugin.sharding_strategy != ShardingStrategy::NoShard => DistributedType::Fsdp,
             _ => self.state().distributed_type(),
         }
     }

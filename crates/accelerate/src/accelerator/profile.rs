@@ -3,6 +3,7 @@
 use super::Accelerator;
 use crate::error::Result;
 use crate::profile::{ProfileKwargs, ProfileTrace, Profiler};
+use accelerate_core::config::ProfileSettings;
 
 impl Accelerator {
     /// Records what libtorch does inside `body` on this thread, as `kwargs` say; `None` stands for the
@@ -41,7 +42,7 @@ impl Accelerator {
     ///     on_trace_ready: Some(OnTraceReady::new(|trace| {
     ///         println!("{}", trace.key_averages()?);
     ///         Ok(())
-    ///     })),
+    ///     }).into()),
     ///     ..Default::default()
     /// };
     /// let (steps, _) = accelerator.profile(kwargs, |profiler| {
@@ -63,7 +64,7 @@ impl Accelerator {
         kwargs: impl Into<Option<ProfileKwargs>>,
         body: impl FnOnce(&mut Profiler) -> Result<T>,
     ) -> Result<(T, Option<ProfileTrace>)> {
-        let kwargs = kwargs.into().unwrap_or_else(|| self.settings().profile.clone());
+        let kwargs = kwargs.into().map_or_else(|| self.config().profile.clone(), ProfileSettings::from);
         let writes_traces = kwargs.output_trace_dir.is_some();
         let mut profiler = Profiler::start(kwargs, self.device(), self.process_index(), self.num_processes())?;
         let output = body(&mut profiler)?;

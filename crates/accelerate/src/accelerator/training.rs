@@ -138,7 +138,7 @@ impl Accelerator {
     /// let accelerator = Accelerator::builder().cpu(true).mixed_precision(MixedPrecision::Bf16).build()?;
     /// let x = Tensor::ones([2, 2], (Kind::Float, Device::Cpu));
     /// assert_eq!(accelerator.autocast(None, || Ok(x.f_matmul(&x)?))?.kind(), Kind::BFloat16);
-    /// let off = AutocastKwargs { enabled: false, ..Default::default() };
+    /// let off = AutocastKwargs { enabled: Some(false), ..Default::default() };
     /// assert_eq!(accelerator.autocast(off, || Ok(x.f_matmul(&x)?))?.kind(), Kind::Float);
     /// # Ok::<(), accelerate::Error>(())
     /// ```
@@ -151,7 +151,7 @@ impl Accelerator {
         body: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
         match kwargs.into() {
-            Some(kwargs) => self.precision().autocast_with(&kwargs, body)?,
+            Some(kwargs) => self.precision().autocast_with(&kwargs.into(), body)?,
             None => self.precision().autocast(body)?,
         }
     }

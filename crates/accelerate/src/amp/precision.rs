@@ -4,7 +4,7 @@ use super::{MixedPrecision, autocast_kind};
 use crate::error::Result;
 use crate::nn::is_floating;
 use crate::tensor_tree::TensorTree;
-use accelerate_core::config::AutocastKwargs;
+use accelerate_core::config::AutocastSettings;
 use tch::{Device, Kind, Tensor};
 use torch_ext::Autocast;
 
@@ -13,7 +13,7 @@ use torch_ext::Autocast;
 pub(crate) struct Precision {
     mixed_precision: MixedPrecision,
     device: Device,
-    kwargs: AutocastKwargs,
+    kwargs: AutocastSettings,
     outputs_to_fp32: bool,
     /// What outputs are cast to in place of that.
     output_kind: Option<Kind>,
@@ -23,7 +23,7 @@ impl Precision {
     pub(crate) fn new(
         mixed_precision: MixedPrecision,
         device: Device,
-        kwargs: AutocastKwargs,
+        kwargs: AutocastSettings,
         outputs_to_fp32: bool,
     ) -> Self {
         Self { mixed_precision, device, kwargs, outputs_to_fp32, output_kind: None }
@@ -44,7 +44,7 @@ impl Precision {
     }
 
     /// As [`Precision::autocast`] with other settings, for one block of code.
-    pub(crate) fn autocast_with<R>(&self, kwargs: &AutocastKwargs, body: impl FnOnce() -> R) -> Result<R> {
+    pub(crate) fn autocast_with<R>(&self, kwargs: &AutocastSettings, body: impl FnOnce() -> R) -> Result<R> {
         let Some(kind) = autocast_kind(self.mixed_precision) else { return Ok(body()) };
         let autocast = Autocast {
             device: self.device,

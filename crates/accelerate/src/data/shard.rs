@@ -12,7 +12,7 @@ use super::source::{Begun, Finish};
 use crate::TensorTree;
 use crate::error::{DataError, Result};
 use crate::session::{GradientState, Object, Session};
-use accelerate_core::config::DataLoaderConfiguration;
+use accelerate_core::config::DataLoaderSettings;
 use accelerate_core::names::RngType;
 use std::fmt;
 use std::marker::PhantomData;
@@ -83,7 +83,7 @@ pub struct DataLoaderShard<B, K = MapStyle> {
 /// What a run says of its loaders.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LoaderSettings<'a> {
-    pub(crate) configuration: &'a DataLoaderConfiguration,
+    pub(crate) configuration: &'a DataLoaderSettings,
     /// Do batches move to the device?
     pub(crate) device_placement: bool,
     /// Random number streams that ranks take over from rank 0 when a pass begins.
@@ -165,11 +165,7 @@ impl<B: Send + 'static, K: LoaderKind> DataLoader<B, K> {
         Ok(loader)
     }
 
-    pub(crate) fn prepare_at(
-        self,
-        place: Place,
-        configuration: &DataLoaderConfiguration,
-    ) -> Result<DataLoaderShard<B, K>> {
+    pub(crate) fn prepare_at(self, place: Place, configuration: &DataLoaderSettings) -> Result<DataLoaderShard<B, K>> {
         configuration.check()?;
         let sharding = if configuration.use_configured_sampler {
             Sharding { own_sampler: place.shares.len() > 1, ..Sharding::whole() }

@@ -45,7 +45,7 @@ use crate::error::{Error, Result, StateError};
 use crate::group::{Group, ShardTransport};
 use crate::nn::{Param, ParamStore, WeakParam};
 use crate::session::{Concerns, ForwardScope, Join, Reduction};
-use accelerate_core::config::{FullyShardedDataParallelPlugin, MixedPrecision, ShardingStrategy};
+use accelerate_core::config::{FullyShardedSettings, MixedPrecision, ShardingStrategy};
 use accelerate_core::mesh::Axis;
 use accelerate_core::plan::{Inventory, Placement, Plan, Unit, plan_sharded};
 use std::collections::HashMap;
@@ -81,7 +81,7 @@ impl FullyShard {
     /// Shards the parameters of `store`. Collective.
     pub(super) fn start(
         model: &Start<'_>,
-        plugin: &FullyShardedDataParallelPlugin,
+        plugin: &FullyShardedSettings,
         mixed_precision: MixedPrecision,
     ) -> Result<Self> {
         let &Start { mesh, store, .. } = model;
@@ -324,11 +324,7 @@ impl fmt::Debug for FullyShard {
 
 /// Decides how the parameters of `store` are sharded, and makes them equal on all ranks. Collective: fails on all ranks if they
 /// have different models, or if there is not enough memory on one.
-fn agree_on_plan(
-    model: &Start<'_>,
-    plugin: &FullyShardedDataParallelPlugin,
-    mixed_precision: MixedPrecision,
-) -> Result<Plan> {
+fn agree_on_plan(model: &Start<'_>, plugin: &FullyShardedSettings, mixed_precision: MixedPrecision) -> Result<Plan> {
     let &Start { mesh, store, evaluation_mode, .. } = model;
     let job = mesh.job();
     if let Some(holder) = store.tensor_holder() {

@@ -2,7 +2,7 @@
 
 use super::power_sgd::PowerSgd;
 use crate::error::Result;
-use accelerate_core::config::{DDPCommunicationHookType as Hook, DistributedDataParallelKwargs};
+use accelerate_core::config::{DDPCommunicationHookType as Hook, DistributedDataParallelSettings};
 use std::sync::Arc;
 use tch::Kind;
 use torch_ext::{ProcessGroup, Reducer};
@@ -11,7 +11,7 @@ use torch_ext::{ProcessGroup, Reducer};
 pub(super) fn register(
     reducer: &Reducer,
     group: &Arc<ProcessGroup>,
-    kwargs: &DistributedDataParallelKwargs,
+    kwargs: &DistributedDataParallelSettings,
 ) -> Result<()> {
     let wire = |hook| match hook {
         Hook::Fp16 => Some(Kind::Half),

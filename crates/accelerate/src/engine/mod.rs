@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::nn::{CheckpointOptions, ParamStore};
 use crate::session::{DeviceMesh, Engine};
 use accelerate_core::config::{
-    DistributedDataParallelKwargs, FullyShardedDataParallelPlugin, MixedPrecision, ShardingStrategy,
+    DistributedDataParallelSettings, FullyShardedSettings, MixedPrecision, ShardingStrategy,
 };
 pub(crate) use inventory::inventory;
 use std::sync::Arc;
@@ -31,9 +31,9 @@ pub(crate) struct Start<'a> {
     pub(crate) mesh: &'a DeviceMesh,
     pub(crate) store: &'a ParamStore,
     /// How replicas average their gradients.
-    pub(crate) kwargs: &'a DistributedDataParallelKwargs,
+    pub(crate) kwargs: &'a DistributedDataParallelSettings,
     /// How the model is sharded, if it is, and the precision of its forward passes.
-    pub(crate) sharding: Option<(&'a FullyShardedDataParallelPlugin, MixedPrecision)>,
+    pub(crate) sharding: Option<(&'a FullyShardedSettings, MixedPrecision)>,
     /// Is the model evaluated only, so that it gets no gradients?
     pub(crate) evaluation_mode: bool,
 }

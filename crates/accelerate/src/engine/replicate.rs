@@ -8,7 +8,7 @@ use crate::error::{Error, Result, StateError};
 use crate::group::{Group, shape_text};
 use crate::nn::{Param, ParamStore};
 use crate::session::{Join, Reduction, Visit};
-use accelerate_core::config::{DDPCommunicationHookType, DistributedDataParallelKwargs, FIRST_BUCKET_BYTES};
+use accelerate_core::config::{DDPCommunicationHookType, DistributedDataParallelSettings, FIRST_BUCKET_BYTES};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
@@ -40,7 +40,7 @@ impl Replicate {
     pub(super) fn start(
         group: &Group,
         store: &ParamStore,
-        kwargs: &DistributedDataParallelKwargs,
+        kwargs: &DistributedDataParallelSettings,
     ) -> Result<Arc<dyn Engine>> {
         let Some(process_group) = group.process_group() else { return Ok(Arc::new(Alone)) };
         check_same_model(group, store)?;

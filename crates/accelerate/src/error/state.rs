@@ -77,8 +77,13 @@ pub(crate) enum StateError {
     )]
     SchedulerBeforeOptimizer,
 
-    #[error("fsdp_plugin and deepspeed_plugin are both given, and each says how models are sharded; give one of them")]
-    TwoShardingPlugins,
+    #[error(
+        "GradScalerKwargs.{field} is {said} ({origin}), but the section fp16 of the DeepSpeed configuration makes it {configured}; \
+         leave one of the two out, or let them agree"
+    )]
+    TwoLossScales { field: &'static str, said: String, origin: String, configured: String },
+    #[error("the configuration file {} cannot be read", path.display())]
+    ConfigFile { path: std::path::PathBuf, source: std::io::Error },
 
     #[error("dynamo_plugin and dynamo_backend are both given; give one of them")]
     TwoDynamoSettings,

@@ -15,7 +15,7 @@ use super::{Optimizer, OptimizerHandle, clip_coefficient, gradients};
 use crate::error::{Error, OptimError, Result};
 use crate::group::{Group, ReduceOp};
 use crate::session::{ObjectState, Stateful};
-use accelerate_core::config::GradScalerKwargs;
+use accelerate_core::config::GradScalerSettings;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -57,12 +57,12 @@ pub struct GradScaler(Arc<Shared>);
 
 struct Shared {
     /// What it was made with.
-    kwargs: GradScalerKwargs,
+    kwargs: GradScalerSettings,
     inner: Mutex<Inner>,
 }
 
 struct Inner {
-    kwargs: GradScalerKwargs,
+    kwargs: GradScalerSettings,
     growth_tracker: i64,
     /// Made on the device of the first loss. From then on it holds the scale and the tracker.
     on_device: Option<OnDevice>,
@@ -130,15 +130,11 @@ impl GradScaler {
     ///
     /// # Errors
     /// A factor or interval with which the scale could not grow or fall.
-    pub fn new(kwargs: GradScalerKwargs) -> Result<Self> {
+    pub fn new(kwargs: impl Into<GradScalerSettings>) -> Result<Self> {
+        let kwargs = kwargs.into();
         kwargs.check()?;
         let inner = Inner { kwargs: kwargs.clone(), growth_tracker: 0, on_device: None, entries: Vec::new() };
         Ok(Self(Arc::new(Shared { kwargs, inner: Mutex::new(inner) })))
-    }
-
-    /// What it was made with.
-    pub(crate) fn kwargs(&self) -> &GradScalerKwargs {
-        &self.0.kwargs
     }
 
     // Every statement leaves the state whole, so a panic elsewhere does not spoil it.
@@ -250,7 +246,7 @@ impl GradScaler {
         if !self.is_enabled() {
             return Ok(());
         }
-        let kwargs = GradScalerKwargs {
+        let kwargs = GradScalerSettings {
             init_scale: state.scale,
             growth_factor: state.growth_factor,
             backoff_factor: state.backoff_factor,

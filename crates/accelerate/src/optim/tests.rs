@@ -32,7 +32,12 @@ fn grad(store: &ParamStore) -> Option<f64> {
 }
 
 fn scaler(init_scale: f64, growth_interval: u32) -> GradScaler {
-    GradScaler::new(GradScalerKwargs { init_scale, growth_interval, ..Default::default() }).unwrap()
+    GradScaler::new(GradScalerKwargs {
+        init_scale: Some(init_scale),
+        growth_interval: Some(growth_interval),
+        ..Default::default()
+    })
+    .unwrap()
 }
 
 /// The scale exists from the first scaled loss on.
@@ -261,10 +266,10 @@ fn optim_scaler_refuses_what_would_be_wrong() {
     let optimizer = Sgd::new(&half, 1.0).unwrap();
     assert!(message(scaler.unscale_(optimizer.handle())).contains("\"narrow\" is float16"));
 
-    let off = GradScaler::new(GradScalerKwargs { enabled: false, ..Default::default() }).unwrap();
+    let off = GradScaler::new(GradScalerKwargs { enabled: Some(false), ..Default::default() }).unwrap();
     assert_eq!(off.scale(&Tensor::from(3.0f32)).unwrap().double_value(&[]), 3.0);
     assert_eq!((off.get_scale().unwrap(), off.state_dict().unwrap()), (1.0, None));
-    assert!(GradScaler::new(GradScalerKwargs { growth_factor: 1.0, ..Default::default() }).is_err());
+    assert!(GradScaler::new(GradScalerKwargs { growth_factor: Some(1.0), ..Default::default() }).is_err());
 }
 
 /// Trains three steps on fixed gradients, and returns the weights.

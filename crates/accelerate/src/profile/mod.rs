@@ -4,7 +4,8 @@ mod kwargs;
 mod profiler;
 mod trace;
 
-pub use kwargs::{OnTraceReady, ProfileKwargs};
+pub use accelerate_core::config::ProfileKwargs;
+pub use kwargs::OnTraceReady;
 pub use profiler::Profiler;
 pub use torch_ext::profiler::{Event, KeyAverage, KeyAverages, SortBy};
 pub use trace::ProfileTrace;

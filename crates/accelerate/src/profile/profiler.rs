@@ -1,7 +1,9 @@
 //! The profiler that a block is given: it follows the schedule, step by step.
 
-use super::{ProfileKwargs, ProfileTrace};
+use super::ProfileTrace;
+use super::kwargs::{OnTraceReady, options};
 use crate::error::{ProfileError, Result};
+use accelerate_core::config::ProfileSettings;
 use accelerate_core::profile::{ProfilerAction, transition};
 use tch::Device;
 use torch_ext::profiler::{ProfilerOptions, RecordFunction, record_function};
@@ -11,7 +13,7 @@ use torch_ext::profiler::{ProfilerOptions, RecordFunction, record_function};
 /// It belongs to the thread that the block runs on.
 #[derive(Debug)]
 pub struct Profiler {
-    kwargs: ProfileKwargs,
+    kwargs: ProfileSettings,
     options: ProfilerOptions,
     rank: usize,
     world_size: usize,
@@ -26,8 +28,8 @@ pub struct Profiler {
 
 impl Profiler {
     /// For rank `rank` of `world_size`, which computes on `device`.
-    pub(crate) fn start(kwargs: ProfileKwargs, device: Device, rank: usize, world_size: usize) -> Result<Self> {
-        let options = kwargs.options(device)?;
+    pub(crate) fn start(kwargs: ProfileSettings, device: Device, rank: usize, world_size: usize) -> Result<Self> {
+        let options = options(&kwargs, device)?;
         let mut profiler = Self {
             kwargs,
             options,
@@ -129,7 +131,8 @@ impl Profiler {
             trace.export_chrome_trace(folder.join(name))?;
         }
         self.cycle += 1;
-        if let Some(handler) = &self.kwargs.on_trace_ready {
+        let handler = self.kwargs.on_trace_ready.as_ref();
+        if let Some(handler) = handler.and_then(|handler| handler.downcast_ref::<OnTraceReady>()) {
             handler.call(&trace)?;
         }
         self.last = Some(trace);

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use accelerate_core::accumulation::{Decision, PartialWindow, Window, WindowState};
-use accelerate_core::config::GradientAccumulationPlugin;
+use accelerate_core::config::GradientAccumulationSettings;
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -47,7 +47,7 @@ pub(crate) struct BackwardScaling {
 }
 
 impl GradientState {
-    pub(crate) fn new(plugin: GradientAccumulationPlugin, partial_window: PartialWindow) -> Result<Self> {
+    pub(crate) fn new(plugin: GradientAccumulationSettings, partial_window: PartialWindow) -> Result<Self> {
         Ok(Self::of(Window::new(plugin)?.partial_window(partial_window)))
     }
 
@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     fn state(num_steps: usize) -> GradientState {
-        let plugin = GradientAccumulationPlugin { num_steps, ..Default::default() };
+        let plugin = GradientAccumulationSettings { num_steps, ..Default::default() };
         GradientState::new(plugin, PartialWindow::default()).unwrap()
     }
 

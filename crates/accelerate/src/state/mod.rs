@@ -9,8 +9,8 @@ pub use split::{SplitBetweenProcesses, SplitOptions};
 
 use crate::error::Result;
 use crate::group::Group;
-use accelerate_core::config::InitProcessGroupKwargs;
-use accelerate_core::environment::{LaunchSettings, RankVariables, rank_variables};
+use accelerate_core::config::{InitProcessGroupKwargs, PartialRunConfig, ProcessGroupSettings, RunConfig, Sources};
+use accelerate_core::environment::{RankVariables, rank_variables};
 use accelerate_core::names::DistributedType;
 use std::sync::Arc;
 use tch::Device;
@@ -62,15 +62,19 @@ impl PartialState {
     /// Variables that contradict each other; a port that is taken; ranks that do not arrive within
     /// `kwargs.timeout`, each named.
     pub fn new(cpu: bool, kwargs: &InitProcessGroupKwargs) -> Result<Self> {
-        Self::from_environment(cpu, kwargs, &process_environment)
+        let mut code = PartialRunConfig { process_group: kwargs.clone(), ..Default::default() };
+        code.cluster.use_cpu = cpu.then_some(true);
+        let environment: Lookup<'_> = &process_environment;
+        let config = RunConfig::resolve(Sources { code, environment: Some(environment), ..Default::default() })?;
+        Self::join(&config, environment)
     }
 
-    pub(crate) fn from_environment(cpu: bool, kwargs: &InitProcessGroupKwargs, lookup: Lookup<'_>) -> Result<Self> {
-        kwargs.check()?;
-        let settings = LaunchSettings::read(lookup)?;
+    /// Joins the processes that a launcher's variables speak of. Collective.
+    pub(crate) fn join(config: &RunConfig, lookup: Lookup<'_>) -> Result<Self> {
+        let (cluster, kwargs) = (&config.cluster, &config.process_group);
         let ranks = rank_variables(lookup)?;
         let local_rank = ranks.as_ref().map_or(0, |ranks| ranks.local_rank);
-        let device = device::choose(cpu || settings.use_cpu, settings.torch_device.as_deref(), local_rank)?;
+        let device = device::choose(cluster.use_cpu, cluster.torch_device.as_deref(), local_rank)?;
         match ranks.filter(|ranks| ranks.world_size > 1) {
             Some(ranks) => Self::distributed(device, &ranks, kwargs, lookup),
             None => Ok(Self::single_process(device)),
@@ -80,7 +84,7 @@ impl PartialState {
     fn distributed(
         device: Device,
         ranks: &RankVariables,
-        kwargs: &InitProcessGroupKwargs,
+        kwargs: &ProcessGroupSettings,
         lookup: Lookup<'_>,
     ) -> Result<Self> {
         let backend = device::backend(device, kwargs.backend.as_deref())?;

@@ -3,7 +3,7 @@
 use crate::error::{Result, StateError};
 use crate::group::{Group, Members, connect_gloo};
 use crate::state::Lookup;
-use accelerate_core::config::InitProcessGroupKwargs;
+use accelerate_core::config::ProcessGroupSettings;
 use accelerate_core::environment::RankVariables;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
@@ -32,7 +32,7 @@ pub(super) fn connect(
     ranks: &RankVariables,
     device: Device,
     backend: &'static str,
-    kwargs: &InitProcessGroupKwargs,
+    kwargs: &ProcessGroupSettings,
     lookup: Lookup<'_>,
 ) -> Result<Group> {
     let timeout = kwargs.timeout_for(backend);

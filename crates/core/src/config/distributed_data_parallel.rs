@@ -1,10 +1,10 @@
 //! How gradients are averaged over replicas.
 
-use super::{PowerSGDState, null_is_default};
+use super::PowerSGDState;
 use crate::Result;
 use crate::error::config::ConfigErrorKind;
 use crate::names::spelled_enum;
-use serde::{Deserialize, Serialize};
+use crate::settings::record::record;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -38,70 +38,51 @@ spelled_enum! {
     }
 }
 
-/// How gradients are averaged over replicas of a model (`DistributedDataParallelKwargs` of the reference,
-/// `utils/dataclasses.py`; the fields up to `static_graph` are those of PyTorch's
-/// `DistributedDataParallel`).
-///
-/// ```
-/// use accelerate_core::config::DistributedDataParallelKwargs;
-/// let kwargs: DistributedDataParallelKwargs =
-///     serde_json::from_str(r#"{"bucket_cap_mb": 15, "comm_hook": "bf16"}"#).unwrap();
-/// assert_eq!(kwargs.bucket_cap_bytes(), 15 * 1024 * 1024);
-/// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct DistributedDataParallelKwargs {
-    /// The dimension along which inputs would be scattered over the devices of one process. Default 0; only
-    /// 0 is possible, because a process has one device.
-    pub dim: i64,
-    /// Copy the buffers of rank 0 (running means and the like) to all ranks before each forward pass.
-    /// Default true.
-    pub broadcast_buffers: bool,
-    /// Gradients are averaged in buckets of about this many MiB, above 0. Default 25.
-    pub bucket_cap_mb: f64,
-    /// Look for parameters that took no part in the forward pass before each backward pass. Default false:
-    /// an unused parameter is an error.
-    pub find_unused_parameters: bool,
-    /// Has no effect in PyTorch any more, and none here. Default false.
-    pub check_reduction: bool,
-    /// Gradients are views into the buckets, which saves their size in memory. Default false.
-    pub gradient_as_bucket_view: bool,
-    /// The same parameters take part in the same order in every step. Default false.
-    pub static_graph: bool,
-    /// How buckets are compressed. Default no.
-    #[serde(deserialize_with = "null_is_default")]
-    pub comm_hook: DDPCommunicationHookType,
-    /// A cast around the hook: `no`, `fp16` or `bf16`. Default no.
-    #[serde(deserialize_with = "null_is_default")]
-    pub comm_wrapper: DDPCommunicationHookType,
-    /// Options of PowerSGD, the fields of [`PowerSGDState`]. Default empty.
-    #[serde(deserialize_with = "null_is_default")]
-    pub comm_state_option: BTreeMap<String, Value>,
-}
-
-impl Default for DistributedDataParallelKwargs {
-    fn default() -> Self {
-        Self {
-            dim: 0,
-            broadcast_buffers: true,
-            bucket_cap_mb: 25.0,
-            find_unused_parameters: false,
-            check_reduction: false,
-            gradient_as_bucket_view: false,
-            static_graph: false,
-            comm_hook: DDPCommunicationHookType::No,
-            comm_wrapper: DDPCommunicationHookType::No,
-            comm_state_option: BTreeMap::new(),
-        }
+record! {
+    /// How gradients are averaged over replicas of a model (`DistributedDataParallelKwargs` of the reference,
+    /// `utils/dataclasses.py`; the fields up to `static_graph` are those of PyTorch's
+    /// `DistributedDataParallel`).
+    ///
+    /// ```
+    /// use accelerate_core::config::{DistributedDataParallelKwargs, DistributedDataParallelSettings};
+    /// let kwargs: DistributedDataParallelKwargs =
+    ///     serde_json::from_str(r#"{"bucket_cap_mb": 15, "comm_hook": "bf16"}"#).unwrap();
+    /// assert_eq!(DistributedDataParallelSettings::from(kwargs).bucket_cap_bytes(), 15 * 1024 * 1024);
+    /// ```
+    DistributedDataParallelKwargs => DistributedDataParallelSettings,
+    section "ddp_config", keys "ddp_", variables "ACCELERATE_DDP_" {
+        /// The dimension along which inputs would be scattered over the devices of one process. Default 0; only
+        /// 0 is possible, because a process has one device.
+        dim: i64 = 0 => setting().refused("a process has one device, so nothing is scattered within it; leave it out");
+        /// Copy the buffers of rank 0 (running means and the like) to all ranks before each forward pass.
+        /// Default true.
+        broadcast_buffers: bool = true => setting();
+        /// Gradients are averaged in buckets of about this many MiB, above 0. Default 25.
+        bucket_cap_mb: f64 = 25.0 => setting();
+        /// Look for parameters that took no part in the forward pass before each backward pass. Default false:
+        /// an unused parameter is an error.
+        find_unused_parameters: bool = false => setting();
+        /// Has no effect in PyTorch any more, and none here. Default false.
+        check_reduction: bool = false => setting().without_effect("PyTorch checks nothing with it any more");
+        /// Gradients are views into the buckets, which saves their size in memory. Default false.
+        gradient_as_bucket_view: bool = false => setting();
+        /// The same parameters take part in the same order in every step. Default false.
+        static_graph: bool = false => setting();
+        /// How buckets are compressed. Default no.
+        comm_hook: DDPCommunicationHookType = DDPCommunicationHookType::No => setting().seed_default("None");
+        /// A cast around the hook: `no`, `fp16` or `bf16`. Default no.
+        comm_wrapper: DDPCommunicationHookType = DDPCommunicationHookType::No => setting();
+        /// Options of PowerSGD, the fields of [`PowerSGDState`]. Default empty.
+        comm_state_option: BTreeMap<String, Value> = BTreeMap::new() => setting().seed_default("None");
     }
 }
 
-impl DistributedDataParallelKwargs {
+impl DistributedDataParallelSettings {
     /// `bucket_cap_mb` in bytes, rounded down but at least 1.
     ///
     /// ```
-    /// # use accelerate_core::config::DistributedDataParallelKwargs;
-    /// assert_eq!(DistributedDataParallelKwargs::default().bucket_cap_bytes(), 26_214_400);
+    /// # use accelerate_core::config::{DistributedDataParallelKwargs, DistributedDataParallelSettings};
+    /// assert_eq!(DistributedDataParallelSettings::default().bucket_cap_bytes(), 26_214_400);
     /// ```
     pub fn bucket_cap_bytes(&self) -> usize {
         ((self.bucket_cap_mb * 1024.0 * 1024.0) as usize).max(1)
@@ -115,8 +96,8 @@ impl DistributedDataParallelKwargs {
     /// `comm_wrapper` that is no cast, or a `comm_state_option` that the hook does not know.
     ///
     /// ```
-    /// # use accelerate_core::config::DistributedDataParallelKwargs;
-    /// let kwargs = DistributedDataParallelKwargs { bucket_cap_mb: 0.0, ..Default::default() };
+    /// # use accelerate_core::config::{DistributedDataParallelKwargs, DistributedDataParallelSettings};
+    /// let kwargs = DistributedDataParallelSettings { bucket_cap_mb: 0.0, ..Default::default() };
     /// assert!(kwargs.check().unwrap_err().is_config());
     /// ```
     pub fn check(&self) -> Result<()> {
@@ -160,10 +141,10 @@ impl DistributedDataParallelKwargs {
     /// [`Error::is_config`](crate::Error::is_config): an option that PowerSGD does not have, or a value of another type.
     ///
     /// ```
-    /// # use accelerate_core::config::DistributedDataParallelKwargs;
+    /// # use accelerate_core::config::{DistributedDataParallelKwargs, DistributedDataParallelSettings};
     /// let kwargs: DistributedDataParallelKwargs =
     ///     serde_json::from_str(r#"{"comm_hook": "power_sgd", "comm_state_option": {"warm_start": false}}"#).unwrap();
-    /// assert!(!kwargs.power_sgd_state()?.warm_start);
+    /// assert!(!DistributedDataParallelSettings::from(kwargs).power_sgd_state()?.warm_start);
     /// # Ok::<(), accelerate_core::Error>(())
     /// ```
     pub fn power_sgd_state(&self) -> Result<PowerSGDState> {

@@ -1,11 +1,14 @@
 //! How a model is sharded over ranks.
 
-use super::{MixedPrecision, OffloadDevice, OffloadTarget, null_is_default};
+use super::{Callback, MixedPrecision, OffloadDevice, OffloadTarget};
 use crate::Result;
 use crate::error::config::ConfigErrorKind;
 use crate::mesh::Mesh;
 use crate::names::spelled_enum;
+use crate::settings::object_value;
+use crate::settings::record::record;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 spelled_enum! {
     /// What each rank keeps only a part of (`sharding_strategy` of the reference).
@@ -114,10 +117,10 @@ impl FloatType {
 
 /// The element types in which a sharded model computes and reduces (`MixedPrecision` and `MixedPrecisionPolicy` of
 /// PyTorch's two versions). Every rank's part, its gradient and the optimizer's state keep the parameters' own type, or
-/// float32 where that has 16 bits and the run is in mixed precision ([`FullyShardedDataParallelPlugin::kept`]).
+/// float32 where that has 16 bits and the run is in mixed precision ([`FullyShardedSettings::kept`]).
 ///
 /// ```
-/// use accelerate_core::config::{FloatType, FullyShardedDataParallelPlugin, MixedPrecisionPolicy};
+/// use accelerate_core::config::{FloatType, FullyShardedSettings, MixedPrecisionPolicy};
 /// let policy: MixedPrecisionPolicy = serde_json::from_str(r#"{"param_dtype": "bf16"}"#).unwrap();
 /// assert_eq!(policy, MixedPrecisionPolicy { param_dtype: Some(FloatType::BFloat16), ..Default::default() });
 /// ```
@@ -136,131 +139,226 @@ pub struct MixedPrecisionPolicy {
     pub output_dtype: Option<FloatType>,
 }
 
-/// How a model is sharded over ranks (`FullyShardedDataParallelPlugin` of the reference, `utils/dataclasses.py`).
-/// A key that this version does not honour is an error, in files and here alike.
-///
-/// ```
-/// use accelerate_core::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin, ShardingStrategy};
-/// let plugin: FullyShardedDataParallelPlugin = serde_json::from_str(
-///     r#"{"sharding_strategy": "SHARD_GRAD_OP", "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 1000}"#,
-/// ).unwrap();
-/// assert_eq!(plugin.sharding_strategy, ShardingStrategy::ShardGradOp);
-/// assert!(serde_json::from_str::<FullyShardedDataParallelPlugin>(r#"{"use_orig_params": true}"#).is_err());
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct FullyShardedDataParallelPlugin {
-    /// Which of PyTorch's two versions the other fields follow, 1 or 2. They differ in names only. Default 1.
-    pub fsdp_version: u32,
-    /// What is sharded. Default everything.
-    #[serde(deserialize_with = "null_is_default")]
-    pub sharding_strategy: ShardingStrategy,
-    /// Version 2's name for the choice between `FULL_SHARD` (`true`) and `SHARD_GRAD_OP` (`false`). Default none: as
-    /// `sharding_strategy` says.
-    pub reshard_after_forward: Option<bool>,
-    /// Among how many neighbouring ranks `HYBRID_SHARD` and `HYBRID_SHARD_ZERO2` divide the model (`ParallelismConfig` of
-    /// the reference has it by this name). Default: those of one machine.
-    pub dp_shard_size: Option<usize>,
-    /// How parameters are divided into units. Default: one unit.
-    #[serde(deserialize_with = "null_is_default")]
-    pub auto_wrap_policy: AutoWrapPolicy,
-    /// Paths of the modules that are units of their own, `*` for any one name between dots: `encoder.layer.*`. Where
-    /// Python has class names, a Rust model has paths; one that no module has is an error. Default empty: every
-    /// numbered module, outermost first, such as the blocks of a transformer.
-    #[serde(deserialize_with = "null_is_default")]
-    pub transformer_cls_names_to_wrap: Vec<String>,
-    /// Paths of modules whose parameters every rank keeps whole, `*` for any one name between dots; gradients are averaged as
-    /// without sharding. (PyTorch leaves them to the program, so ranks drift apart.) Default empty.
-    #[serde(deserialize_with = "null_is_default")]
-    pub ignored_modules: Vec<String>,
-    /// Number of parameters from which a module is a unit. Needed by `SIZE_BASED_WRAP` only.
-    pub min_num_params: Option<usize>,
-    /// Copy parameters and buffers of rank 0 to all ranks first. Default true; Python Accelerate's is false, and true
-    /// in its launcher.
-    pub sync_module_states: bool,
-    /// In a backward pass, ask for the next units ahead. Default no.
-    #[serde(deserialize_with = "null_is_default")]
-    pub backward_prefetch: BackwardPrefetch,
-    /// In a forward pass, ask for the next units ahead, in the order of the pass before. Default false.
-    pub forward_prefetch: bool,
-    /// Limit the bytes of units that are asked for ahead and have not been used yet: together those of the largest unit
-    /// ([`Plan::bytes_ahead`](crate::plan::Plan::bytes_ahead)), though one may always be. Default true; otherwise all that
-    /// the pass before used are asked for at once.
-    pub limit_all_gathers: bool,
-    /// With `forward_prefetch` or `backward_prefetch`, allow forward passes to use units in another order than the pass
-    /// before; ranks still have to agree. Default false: that is an error. Not a field of Python Accelerate's.
-    pub dynamic: bool,
-    /// Where all ranks that share a model run on one machine's CPU and may read each other's memory (Linux, one user, one
-    /// container), take parts out of it in place of sending them; nothing is asked for ahead then. Ranks with the same parent
-    /// let each other do it. Default true. Not a field of Python Accelerate's.
-    pub direct_all_gather: bool,
-    /// Compute the activations of layers in `nn::Checkpointed` once more in the backward pass in place of keeping them.
-    /// Default false.
-    pub activation_checkpointing: bool,
-    /// Keep the inputs of such layers, which are all that is kept of them between the passes, in the host's memory. Needs
-    /// `activation_checkpointing`. On a CPU it changes nothing. Default false.
-    #[serde(deserialize_with = "null_is_default")]
-    pub activation_checkpointing_offload: bool,
-    /// Keep this rank's parts of parameters, their gradients and the optimizer's state in the host's memory, where the
-    /// optimizer steps too; what is gathered is on the device that computes. Needs a strategy that keeps parameters in
-    /// parts. On a CPU it changes nothing. Default false.
-    #[serde(deserialize_with = "null_is_default")]
-    pub cpu_offload: bool,
-    /// Where the optimizer's state of this rank's parts is kept between steps, with any strategy but `NO_SHARD`. Default
-    /// none: as `cpu_offload` says. Not a field of Python Accelerate's plugin, which leaves it to DeepSpeed
-    /// (`offload_optimizer`).
-    pub offload_optimizer: Option<OffloadTarget>,
-    /// Where this rank's parts of parameters are kept while they are not used, with a strategy that keeps them in parts.
-    /// On NVMe they need the optimizer's state there, too. Default none: as `cpu_offload` says. Not a field of Python
-    /// Accelerate's plugin, which leaves it to DeepSpeed (`offload_param`).
-    pub offload_params: Option<OffloadTarget>,
-    /// The most bytes that parameters, gradients and Adam's state may take on a rank in any phase; preparing a model that
-    /// needs more is an error on all ranks, before anything is divided ([`Plan::check_fits`](crate::plan::Plan::check_fits)).
-    /// Default none. Not a field of Python Accelerate's.
-    pub max_memory: Option<u64>,
-    /// In which types to compute and reduce. Default: both in that of the accelerator's mixed precision.
-    pub mixed_precision_policy: Option<MixedPrecisionPolicy>,
+object_value!(MixedPrecisionPolicy);
+
+spelled_enum! {
+    /// What `reshard_after_forward` says: yes or no, or in version 1 the name of a strategy, which Python Accelerate's
+    /// questionnaire asks for under this key.
+    ///
+    /// ```
+    /// use accelerate_core::config::{ReshardAfterForward, ShardingStrategy};
+    /// assert_eq!(ReshardAfterForward::from(false), ReshardAfterForward::No);
+    /// assert_eq!("SHARD_GRAD_OP".parse::<ReshardAfterForward>()?.strategy(), Some(ShardingStrategy::ShardGradOp));
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    ReshardAfterForward, "answer to whether parameters are freed after the forward pass" {
+        /// Parameters are freed.
+        Yes = "true" | "yes" | "on" | "y" | "t",
+        /// They stay until the end of the backward pass.
+        No = "false" | "no" | "off" | "n" | "f" | "0",
+        /// The strategy of this name.
+        FullShard = "FULL_SHARD" | "1",
+        /// The strategy of this name.
+        ShardGradOp = "SHARD_GRAD_OP" | "2",
+        /// The strategy of this name.
+        NoShard = "NO_SHARD" | "3",
+        /// The strategy of this name.
+        HybridShard = "HYBRID_SHARD" | "4",
+        /// The strategy of this name.
+        HybridShardZero2 = "HYBRID_SHARD_ZERO2" | "5",
+    }
 }
 
-impl Default for FullyShardedDataParallelPlugin {
-    fn default() -> Self {
-        Self {
-            fsdp_version: 1,
-            sharding_strategy: ShardingStrategy::FullShard,
-            reshard_after_forward: None,
-            dp_shard_size: None,
-            auto_wrap_policy: AutoWrapPolicy::NoWrap,
-            transformer_cls_names_to_wrap: Vec::new(),
-            ignored_modules: Vec::new(),
-            min_num_params: None,
-            sync_module_states: true,
-            backward_prefetch: BackwardPrefetch::NoPrefetch,
-            forward_prefetch: false,
-            limit_all_gathers: true,
-            dynamic: false,
-            direct_all_gather: true,
-            activation_checkpointing: false,
-            activation_checkpointing_offload: false,
-            cpu_offload: false,
-            offload_optimizer: None,
-            offload_params: None,
-            max_memory: None,
-            mixed_precision_policy: None,
+impl From<bool> for ReshardAfterForward {
+    fn from(frees: bool) -> Self {
+        if frees { Self::Yes } else { Self::No }
+    }
+}
+
+impl ReshardAfterForward {
+    /// Yes or no, if that is what it says.
+    pub const fn answer(self) -> Option<bool> {
+        match self {
+            Self::Yes => Some(true),
+            Self::No => Some(false),
+            _ => None,
+        }
+    }
+
+    /// The strategy, if it names one.
+    pub const fn strategy(self) -> Option<ShardingStrategy> {
+        match self {
+            Self::Yes | Self::No => None,
+            Self::FullShard => Some(ShardingStrategy::FullShard),
+            Self::ShardGradOp => Some(ShardingStrategy::ShardGradOp),
+            Self::NoShard => Some(ShardingStrategy::NoShard),
+            Self::HybridShard => Some(ShardingStrategy::HybridShard),
+            Self::HybridShardZero2 => Some(ShardingStrategy::HybridShardZero2),
         }
     }
 }
 
-impl FullyShardedDataParallelPlugin {
+spelled_enum! {
+    /// In which form a state is written (`state_dict_type` of the reference, PyTorch's `StateDictType`).
+    ///
+    /// ```
+    /// use accelerate_core::config::StateDictType;
+    /// assert_eq!(StateDictType::Full.to_string(), "FULL_STATE_DICT");
+    /// ```
+    StateDictType, "type of state dict" {
+        /// Whole parameters by name.
+        Full = "FULL_STATE_DICT" | "1",
+        /// Each rank's own elements as they lie in memory.
+        Local = "LOCAL_STATE_DICT" | "2",
+        /// Each rank's own elements with their places.
+        Sharded = "SHARDED_STATE_DICT" | "3",
+    }
+}
+
+record! {
+    /// How a model is sharded over ranks (`FullyShardedDataParallelPlugin` of the reference, `utils/dataclasses.py`).
+    ///
+    /// ```
+    /// use accelerate_core::config::{FullyShardedDataParallelPlugin, FullyShardedSettings, ShardingStrategy};
+    /// let plugin: FullyShardedDataParallelPlugin = serde_json::from_str(
+    ///     r#"{"sharding_strategy": 2, "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 1000}"#,
+    /// ).unwrap();
+    /// let settings = FullyShardedSettings::from(plugin);
+    /// assert_eq!(settings.sharding_strategy, ShardingStrategy::ShardGradOp);
+    /// assert!(settings.sync_module_states);
+    /// ```
+    FullyShardedDataParallelPlugin => FullyShardedSettings, section "fsdp_config", keys "fsdp_", variables "FSDP_" {
+        /// Which of PyTorch's two versions the other settings follow, 1 or 2.
+        ///
+        /// They differ in names only. Default 1.
+        fsdp_version: u32 = 1 => setting().variable("FSDP_VERSION").flag("fsdp_version");
+        /// What is sharded: FULL_SHARD (everything), SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, HYBRID_SHARD_ZERO2 (or 1 to 5),
+        /// OPTIMIZER_STATE, OPTIMIZER_STATE_AND_GRADIENTS.
+        ///
+        /// Default everything.
+        sharding_strategy: ShardingStrategy = ShardingStrategy::FullShard =>
+            setting().flag("fsdp_sharding_strategy").seed_default("None");
+        /// Are parameters freed between the forward and the backward pass? true or false.
+        ///
+        /// Version 2's name for the choice between `FULL_SHARD` (`true`) and `SHARD_GRAD_OP` (`false`). With version 1 also
+        /// the name of a strategy. Default none: as `sharding_strategy` says.
+        reshard_after_forward: ReshardAfterForward => setting().flag("fsdp_reshard_after_forward");
+        /// Among how many neighbouring ranks HYBRID_SHARD and HYBRID_SHARD_ZERO2 divide the model.
+        ///
+        /// `ParallelismConfig` of the reference has it by this name. Default: those of one machine.
+        dp_shard_size: usize => setting().flag("dp_shard_size").at_least(1);
+        /// What is gathered together: TRANSFORMER_BASED_WRAP (each block), SIZE_BASED_WRAP, NO_WRAP (everything).
+        ///
+        /// Default: one unit of everything.
+        auto_wrap_policy: AutoWrapPolicy = AutoWrapPolicy::NoWrap =>
+            setting().flag("fsdp_auto_wrap_policy").seed_default("None");
+        /// Paths of the modules that TRANSFORMER_BASED_WRAP takes for blocks, separated by commas; * stands for any one name.
+        ///
+        /// For example `encoder.layer.*`. Where Python has class names, a Rust model has paths; one that no module has is an
+        /// error. Default empty: every numbered module, outermost first, such as the blocks of a transformer.
+        transformer_cls_names_to_wrap: Vec<String> = Vec::new() => setting()
+            .keys(&["transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap"])
+            .variable("FSDP_TRANSFORMER_CLS_TO_WRAP").flag("fsdp_transformer_layer_cls_to_wrap");
+        /// Paths of modules that every process keeps whole, separated by commas; * stands for any one name.
+        ///
+        /// Their gradients are averaged as without sharding. (PyTorch leaves them to the program, so ranks drift apart.)
+        /// Default empty.
+        ignored_modules: Vec<String> = Vec::new() => setting().flag("fsdp_ignored_modules").seed_default("None");
+        /// Number of parameters from which SIZE_BASED_WRAP makes a module a unit.
+        ///
+        /// Needed by `SIZE_BASED_WRAP` only. Python Accelerate's launcher says 100,000,000.
+        min_num_params: usize => setting().flag("fsdp_min_num_params");
+        /// Begin with the weights and buffers of rank 0 on all ranks.
+        ///
+        /// Default true; Python Accelerate's is false, and true in its launcher.
+        sync_module_states: bool = true => setting().flag("fsdp_sync_module_states").reference_default("false");
+        /// When a backward pass asks for the next units: BACKWARD_PRE, BACKWARD_POST, NO_PREFETCH.
+        ///
+        /// Default: when they are needed.
+        backward_prefetch: BackwardPrefetch = BackwardPrefetch::NoPrefetch =>
+            setting().flag("fsdp_backward_prefetch").seed_default("None");
+        /// Does a forward pass ask for the next units ahead, in the order of the pass before?
+        ///
+        /// Default false.
+        forward_prefetch: bool = false => setting().flag("fsdp_forward_prefetch");
+        /// Limit the bytes of units that are asked for ahead and have not been used yet.
+        ///
+        /// Together they take as much as the largest unit ([`Plan::bytes_ahead`](crate::plan::Plan::bytes_ahead)), though one
+        /// may always be asked for. Default true; otherwise all that the pass before used are asked for at once.
+        limit_all_gathers: bool = true => setting();
+        /// With `forward_prefetch` or `backward_prefetch`, allow forward passes to use units in another order than the pass
+        /// before; ranks still have to agree. Default false: that is an error. Not a field of Python Accelerate's.
+        dynamic: bool = false => setting();
+        /// Where all ranks that share a model run on one machine's CPU and may read each other's memory (Linux, one user, one
+        /// container), take shards out of it in place of sending them; nothing is asked for ahead then. Ranks with the same parent
+        /// let each other do it. Default true. Not a field of Python Accelerate's.
+        direct_all_gather: bool = true => setting();
+        /// Compute activations of checkpointed layers twice in place of keeping them.
+        ///
+        /// Those are the layers in `nn::Checkpointed`. Default false.
+        activation_checkpointing: bool = false => setting().flag("fsdp_activation_checkpointing");
+        /// Keep the inputs of such layers in the memory of the host.
+        ///
+        /// They are all that is kept of them between the passes. Needs `activation_checkpointing`. On a CPU it changes
+        /// nothing. Default false.
+        activation_checkpointing_offload: bool = false => setting().flag("fsdp_activation_checkpointing_offload");
+        /// Keep shards, gradients and optimizer state in the memory of the host.
+        ///
+        /// The optimizer steps there too; what is gathered is on the device that computes. Needs a strategy that shards
+        /// parameters. On a CPU it changes nothing. Default false.
+        cpu_offload: bool = false => setting()
+            .keys(&["offload_params", "cpu_offload"]).variable("FSDP_OFFLOAD_PARAMS").flag("fsdp_offload_params")
+            .seed_default("None");
+        /// Where the optimizer's state of this rank's shards is kept between steps, with any strategy but `NO_SHARD`. Default
+        /// none: as `cpu_offload` says. Not a field of Python Accelerate's plugin, which leaves it to DeepSpeed
+        /// (`offload_optimizer`).
+        offload_optimizer: OffloadTarget => setting().variable("FSDP_OFFLOAD_OPTIMIZER_TARGET");
+        /// Where this rank's shards of parameters are kept while they are not used, with a strategy that shards them.
+        /// On NVMe they need the optimizer's state there, too. Default none: as `cpu_offload` says. Not a field of Python
+        /// Accelerate's plugin, which leaves it to DeepSpeed (`offload_param`).
+        offload_params: OffloadTarget => setting().keys(&["offload_params_target"]).variable("FSDP_OFFLOAD_PARAMS_TARGET");
+        /// The most bytes that parameters, gradients and Adam's state may take on a rank in any phase; preparing a model that
+        /// needs more is an error on all ranks, before anything is divided ([`Plan::check_fits`](crate::plan::Plan::check_fits)).
+        /// Default none. Not a field of Python Accelerate's.
+        max_memory: u64 => setting();
+        /// In which types to compute and reduce. Default: both in that of the accelerator's mixed precision.
+        mixed_precision_policy: MixedPrecisionPolicy => setting();
+        /// FULL_STATE_DICT, or with version 2 SHARDED_STATE_DICT.
+        ///
+        /// Default: `full_state_dict` and `save_model` give whole parameters, `sharded_state_dict` a rank's shards, whatever is
+        /// said.
+        state_dict_type: StateDictType => setting().flag("fsdp_state_dict_type");
+        /// Options of the state dict, by name (`FullStateDictConfig` and its kin of PyTorch). Default none.
+        state_dict_config: Map<String, Value> => setting()
+            .without_effect("states are copied to the memory of the host one parameter at a time");
+        /// The same of the optimizer's state. Default none.
+        optim_state_dict_config: Map<String, Value> => setting()
+            .without_effect("states are copied to the memory of the host one parameter at a time");
+        /// For programs in Python; here optimizers see the original parameters in any case.
+        use_orig_params: bool = true => setting().flag("fsdp_use_orig_params").reference_default("false")
+            .without_effect("optimizers always see the original parameters, by name");
+        /// For programs in Python; here each process reads the shards of a file that it keeps. Needs --fsdp_sync_module_states.
+        cpu_ram_efficient_loading: bool = false => setting().flag("fsdp_cpu_ram_efficient_loading").harmless(&["true"])
+            .without_effect("each process reads the shards of a file that it keeps");
+        /// Gives the values of parameters that have no memory yet, as `ParamStore::set_param_init_fn` of the library does.
+        /// Default none: as each layer initialises itself.
+        #[serde(skip)]
+        param_init_fn: Callback => setting().code_only();
+    }
+}
+
+impl FullyShardedSettings {
     /// Are parameters freed between the forward and the backward pass?
     ///
     /// ```
-    /// # use accelerate_core::config::FullyShardedDataParallelPlugin;
-    /// let plugin = FullyShardedDataParallelPlugin { reshard_after_forward: Some(false), ..Default::default() };
+    /// # use accelerate_core::config::FullyShardedSettings;
+    /// let plugin = FullyShardedSettings { reshard_after_forward: Some(false.into()), ..Default::default() };
     /// assert!(!plugin.frees_after_forward());
     /// ```
     pub fn frees_after_forward(&self) -> bool {
         use ShardingStrategy::{FullShard, HybridShard};
-        self.reshard_after_forward.unwrap_or(matches!(self.sharding_strategy, FullShard | HybridShard))
+        let answer = self.reshard_after_forward.and_then(ReshardAfterForward::answer);
+        answer.unwrap_or(matches!(self.sharding_strategy, FullShard | HybridShard))
     }
 
     /// How `world_size` ranks, `local_world_size` of them on each machine, divide the model.
@@ -270,11 +368,11 @@ impl FullyShardedDataParallelPlugin {
     /// [`Error::is_config`](crate::Error::is_config): the ranks do not fill whole groups.
     ///
     /// ```
-    /// use accelerate_core::config::{FullyShardedDataParallelPlugin, ShardingStrategy};
+    /// use accelerate_core::config::{FullyShardedSettings, ShardingStrategy};
     /// let sharding_strategy = ShardingStrategy::HybridShard;
-    /// let plugin = FullyShardedDataParallelPlugin { sharding_strategy, ..Default::default() };
+    /// let plugin = FullyShardedSettings { sharding_strategy, ..Default::default() };
     /// assert_eq!(plugin.mesh(16, 8)?.num_replicas(), 2);
-    /// assert_eq!(FullyShardedDataParallelPlugin::default().mesh(16, 8)?.num_replicas(), 1);
+    /// assert_eq!(FullyShardedSettings::default().mesh(16, 8)?.num_replicas(), 1);
     /// # Ok::<(), accelerate_core::Error>(())
     /// ```
     pub fn mesh(&self, world_size: usize, local_world_size: usize) -> Result<Mesh> {
@@ -292,9 +390,9 @@ impl FullyShardedDataParallelPlugin {
     /// Are parameters whole between steps too? Then they are gathered once after each step.
     ///
     /// ```
-    /// # use accelerate_core::config::{FullyShardedDataParallelPlugin, ShardingStrategy};
+    /// # use accelerate_core::config::{FullyShardedSettings, ShardingStrategy};
     /// let sharding_strategy = ShardingStrategy::OptimizerState;
-    /// assert!(FullyShardedDataParallelPlugin { sharding_strategy, ..Default::default() }.keeps_full_parameters());
+    /// assert!(FullyShardedSettings { sharding_strategy, ..Default::default() }.keeps_full_parameters());
     /// ```
     pub fn keeps_full_parameters(&self) -> bool {
         use ShardingStrategy::{OptimizerState, OptimizerStateAndGradients};
@@ -305,10 +403,10 @@ impl FullyShardedDataParallelPlugin {
     /// with `cpu_offload`; `None` for the device that computes.
     ///
     /// ```
-    /// use accelerate_core::config::{FullyShardedDataParallelPlugin, OffloadTarget};
-    /// let plugin = FullyShardedDataParallelPlugin { cpu_offload: true, ..Default::default() };
+    /// use accelerate_core::config::{FullyShardedSettings, OffloadTarget};
+    /// let plugin = FullyShardedSettings { cpu_offload: true, ..Default::default() };
     /// assert_eq!(plugin.optimizer_offload(), Some(&OffloadTarget::Cpu));
-    /// assert_eq!(FullyShardedDataParallelPlugin::default().optimizer_offload(), None);
+    /// assert_eq!(FullyShardedSettings::default().optimizer_offload(), None);
     /// ```
     pub fn optimizer_offload(&self) -> Option<&OffloadTarget> {
         self.offload_optimizer.as_ref().or_else(|| self.offload_by_flag())
@@ -318,9 +416,9 @@ impl FullyShardedDataParallelPlugin {
     /// with `cpu_offload`; `None` for the device that computes.
     ///
     /// ```
-    /// use accelerate_core::config::{FullyShardedDataParallelPlugin, OffloadTarget};
+    /// use accelerate_core::config::{FullyShardedSettings, OffloadTarget};
     /// let nvme = OffloadTarget::Nvme("/local_nvme".into());
-    /// let plugin = FullyShardedDataParallelPlugin {
+    /// let plugin = FullyShardedSettings {
     ///     cpu_offload: true,
     ///     offload_params: Some(nvme.clone()),
     ///     ..Default::default()
@@ -338,8 +436,8 @@ impl FullyShardedDataParallelPlugin {
     /// The policy of a run in `mixed_precision`: what is given, else both types that of the run.
     ///
     /// ```
-    /// use accelerate_core::config::{FloatType, FullyShardedDataParallelPlugin, MixedPrecision};
-    /// let policy = FullyShardedDataParallelPlugin::default().precision(MixedPrecision::Bf16);
+    /// use accelerate_core::config::{FloatType, FullyShardedSettings, MixedPrecision};
+    /// let policy = FullyShardedSettings::default().precision(MixedPrecision::Bf16);
     /// assert_eq!((policy.param_dtype, policy.reduce_dtype), (Some(FloatType::BFloat16), Some(FloatType::BFloat16)));
     /// ```
     pub fn precision(&self, mixed_precision: MixedPrecision) -> MixedPrecisionPolicy {
@@ -355,9 +453,9 @@ impl FullyShardedDataParallelPlugin {
     /// [`Error::is_config`](crate::Error::is_config): `param_dtype` of the policy is another type.
     ///
     /// ```
-    /// use accelerate_core::config::{FloatType, FullyShardedDataParallelPlugin, MixedPrecision, MixedPrecisionPolicy};
+    /// use accelerate_core::config::{FloatType, FullyShardedSettings, MixedPrecision, MixedPrecisionPolicy};
     /// let policy = MixedPrecisionPolicy { param_dtype: Some(FloatType::BFloat16), ..Default::default() };
-    /// let plugin = FullyShardedDataParallelPlugin { mixed_precision_policy: Some(policy), ..Default::default() };
+    /// let plugin = FullyShardedSettings { mixed_precision_policy: Some(policy), ..Default::default() };
     /// assert!(plugin.check_precision(MixedPrecision::Bf16).is_ok() && plugin.check_precision(MixedPrecision::No).is_ok());
     /// assert!(plugin.check_precision(MixedPrecision::Fp16).unwrap_err().to_string().contains("param_dtype"));
     /// ```
@@ -388,8 +486,8 @@ impl FullyShardedDataParallelPlugin {
     /// `activation_checkpointing`.
     ///
     /// ```
-    /// # use accelerate_core::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin};
-    /// let plugin = FullyShardedDataParallelPlugin { auto_wrap_policy: AutoWrapPolicy::SizeBasedWrap, ..Default::default() };
+    /// # use accelerate_core::config::{AutoWrapPolicy, FullyShardedSettings};
+    /// let plugin = FullyShardedSettings { auto_wrap_policy: AutoWrapPolicy::SizeBasedWrap, ..Default::default() };
     /// assert!(plugin.check().unwrap_err().to_string().contains("min_num_params"));
     /// ```
     pub fn check(&self) -> Result<()> {
@@ -445,8 +543,30 @@ impl FullyShardedDataParallelPlugin {
                 );
             }
         }
+        self.check_states()?;
         self.check_policy()?;
         self.check_offload()
+    }
+
+    fn check_states(&self) -> Result<()> {
+        let contradiction = |first, second, why| Err(ConfigErrorKind::Contradiction { first, second, why }.into());
+        if self.cpu_ram_efficient_loading && !self.sync_module_states {
+            let why = "where only rank 0 loads, the others need its weights; set the second to true";
+            return contradiction("cpu_ram_efficient_loading", "sync_module_states", why);
+        }
+        match self.state_dict_type {
+            Some(StateDictType::Sharded) if self.fsdp_version == 1 => contradiction(
+                "state_dict_type SHARDED_STATE_DICT",
+                "fsdp_version 1",
+                "states of version 1 are whole; set FULL_STATE_DICT, or version 2",
+            ),
+            Some(StateDictType::Local) => contradiction(
+                "state_dict_type LOCAL_STATE_DICT",
+                "any number of ranks",
+                "elements without their places cannot be loaded elsewhere; set FULL_STATE_DICT",
+            ),
+            _ => Ok(()),
+        }
     }
 
     fn check_policy(&self) -> Result<()> {

@@ -2,38 +2,32 @@
 
 use crate::Result;
 use crate::error::config::ConfigErrorKind;
-use serde::{Deserialize, Serialize};
+use crate::settings::record::record;
 
-/// How the loss is scaled against underflow in fp16 training (`GradScalerKwargs` of the reference,
-/// `utils/dataclasses.py`).
-///
-/// ```
-/// use accelerate_core::config::GradScalerKwargs;
-/// let kwargs = GradScalerKwargs::default();
-/// assert_eq!((kwargs.init_scale, kwargs.growth_interval), (65536.0, 2000));
-/// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct GradScalerKwargs {
-    /// Scale of the first step, above 0. Default 65,536.
-    pub init_scale: f64,
-    /// Factor by which the scale grows, above 1. Default 2.
-    pub growth_factor: f64,
-    /// Factor by which the scale shrinks after an overflow, between 0 and 1. Default 0.5.
-    pub backoff_factor: f64,
-    /// Steps without overflow after which the scale grows, at least 1. Default 2000.
-    pub growth_interval: u32,
-    /// Whether losses are scaled at all. Default true.
-    pub enabled: bool,
-}
-
-impl Default for GradScalerKwargs {
-    fn default() -> Self {
-        Self { init_scale: 65_536.0, growth_factor: 2.0, backoff_factor: 0.5, growth_interval: 2000, enabled: true }
+record! {
+    /// How the loss is scaled against underflow in fp16 training (`GradScalerKwargs` of the reference,
+    /// `utils/dataclasses.py`).
+    ///
+    /// ```
+    /// use accelerate_core::config::GradScalerSettings;
+    /// let settings = GradScalerSettings::default();
+    /// assert_eq!((settings.init_scale, settings.growth_interval), (65536.0, 2000));
+    /// ```
+    GradScalerKwargs => GradScalerSettings, section "grad_scaler_config", keys "", variables "ACCELERATE_GRAD_SCALER_" {
+        /// Scale of the first step, above 0. Default 65,536.
+        init_scale: f64 = 65_536.0 => setting();
+        /// Factor by which the scale grows, above 1. Default 2.
+        growth_factor: f64 = 2.0 => setting();
+        /// Factor by which the scale shrinks after an overflow, between 0 and 1. Default 0.5.
+        backoff_factor: f64 = 0.5 => setting();
+        /// Steps without overflow after which the scale grows, at least 1. Default 2000.
+        growth_interval: u32 = 2000 => setting().at_least(1);
+        /// Whether losses are scaled at all. Default true.
+        enabled: bool = true => setting();
     }
 }
 
-impl GradScalerKwargs {
+impl GradScalerSettings {
     /// Checks that the scale can grow and shrink.
     ///
     /// # Errors
@@ -41,8 +35,8 @@ impl GradScalerKwargs {
     /// [`Error::is_config`](crate::Error::is_config), naming the field, its value and its range.
     ///
     /// ```
-    /// # use accelerate_core::config::GradScalerKwargs;
-    /// let kwargs = GradScalerKwargs { growth_factor: 1.0, ..Default::default() };
+    /// # use accelerate_core::config::GradScalerSettings;
+    /// let kwargs = GradScalerSettings { growth_factor: 1.0, ..Default::default() };
     /// assert_eq!(kwargs.check().unwrap_err().to_string(), "growth_factor is 1, but must be above 1");
     /// ```
     pub fn check(&self) -> Result<()> {

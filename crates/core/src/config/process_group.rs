@@ -2,41 +2,43 @@
 
 use crate::Result;
 use crate::error::config::ConfigErrorKind;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use crate::settings::record::record;
+use serde::{Deserialize, Deserializer, Serializer};
 use std::time::Duration;
 
-/// How the ranks of a run find each other, and how long they wait for each other
-/// (`InitProcessGroupKwargs` of the reference, `utils/dataclasses.py`).
-///
-/// ```
-/// use accelerate_core::config::InitProcessGroupKwargs;
-/// use std::time::Duration;
-/// let kwargs: InitProcessGroupKwargs = serde_json::from_str(r#"{"timeout": 90}"#).unwrap();
-/// assert_eq!(kwargs.timeout, Some(Duration::from_secs(90)));
-/// assert_eq!(InitProcessGroupKwargs::default().timeout_for("nccl"), Duration::from_secs(600));
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct InitProcessGroupKwargs {
-    /// `gloo`, `nccl`, or one per device kind such as `cuda:nccl,cpu:gloo`. Default `None`: `nccl` on CUDA
-    /// devices, `gloo` on the CPU. Python Accelerate's default is "nccl", replaced where it does not apply.
-    pub backend: Option<String>,
-    /// Where the ranks meet: `env://` (the rank variables), `tcp://host:port` or `file:///path`. Default
-    /// `None`, the same as `env://`.
-    pub init_method: Option<String>,
-    /// How long any collective may wait for its peers; seconds in files, fractions allowed. Default `None`:
-    /// 600 seconds for NCCL and 1800 otherwise ([`InitProcessGroupKwargs::timeout_for`]).
-    #[serde(serialize_with = "seconds_of_duration", deserialize_with = "duration_of_seconds")]
-    pub timeout: Option<Duration>,
+record! {
+    /// How the ranks of a run find each other, and how long they wait for each other
+    /// (`InitProcessGroupKwargs` of the reference, `utils/dataclasses.py`).
+    ///
+    /// ```
+    /// use accelerate_core::config::{InitProcessGroupKwargs, ProcessGroupSettings};
+    /// use std::time::Duration;
+    /// let kwargs: InitProcessGroupKwargs = serde_json::from_str(r#"{"timeout": 90}"#).unwrap();
+    /// assert_eq!(kwargs.timeout, Some(Duration::from_secs(90)));
+    /// assert_eq!(ProcessGroupSettings::default().timeout_for("nccl"), Duration::from_secs(600));
+    /// ```
+    InitProcessGroupKwargs => ProcessGroupSettings,
+    section "process_group_config", keys "", variables "ACCELERATE_PROCESS_GROUP_" {
+        /// `gloo`, `nccl`, or one per device kind such as `cuda:nccl,cpu:gloo`. Default `None`: `nccl` on CUDA
+        /// devices, `gloo` on the CPU. Python Accelerate's default is "nccl", replaced where it does not apply.
+        backend: String => setting().reference_default("nccl");
+        /// Where the ranks meet: `env://` (the rank variables), `tcp://host:port` or `file:///path`. Default
+        /// `None`, the same as `env://`.
+        init_method: String => setting();
+        /// How long any collective may wait for its peers; seconds in files, fractions allowed. Default `None`:
+        /// 600 seconds for NCCL and 1800 otherwise ([`ProcessGroupSettings::timeout_for`]).
+        #[serde(serialize_with = "seconds_of_duration", deserialize_with = "duration_of_seconds")]
+        timeout: Duration => setting().seed_default("1800");
+    }
 }
 
-impl InitProcessGroupKwargs {
+impl ProcessGroupSettings {
     /// The timeout in force for `backend`.
     ///
     /// ```
-    /// # use accelerate_core::config::InitProcessGroupKwargs;
+    /// # use accelerate_core::config::ProcessGroupSettings;
     /// # use std::time::Duration;
-    /// let kwargs = InitProcessGroupKwargs::default();
+    /// let kwargs = ProcessGroupSettings::default();
     /// assert_eq!(kwargs.timeout_for("gloo"), Duration::from_secs(1800));
     /// ```
     pub fn timeout_for(&self, backend: &str) -> Duration {
@@ -51,9 +53,9 @@ impl InitProcessGroupKwargs {
     /// [`Error::is_config`](crate::Error::is_config): a timeout of 0.
     ///
     /// ```
-    /// # use accelerate_core::config::InitProcessGroupKwargs;
+    /// # use accelerate_core::config::ProcessGroupSettings;
     /// # use std::time::Duration;
-    /// let kwargs = InitProcessGroupKwargs { timeout: Some(Duration::ZERO), ..Default::default() };
+    /// let kwargs = ProcessGroupSettings { timeout: Some(Duration::ZERO), ..Default::default() };
     /// assert!(kwargs.check().unwrap_err().is_config());
     /// ```
     pub fn check(&self) -> Result<()> {

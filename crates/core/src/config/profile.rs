@@ -1,9 +1,13 @@
 //! What a profiler records, and in which steps.
 
+use super::Callback;
 use crate::Result;
 use crate::error::config::ConfigErrorKind;
 use crate::names::spelled_enum;
+use crate::settings::object_value;
+use crate::settings::record::record;
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 spelled_enum! {
     /// A kind of activity that a profiler can record (`ProfilerActivity` of the reference, `utils/dataclasses.py`).
@@ -80,5 +84,48 @@ impl ScheduleOption {
             return Err(ConfigErrorKind::MustBePositive { name: "schedule_option.active" }.into());
         }
         Ok(())
+    }
+}
+
+object_value!(ScheduleOption);
+
+record! {
+    /// What a profiler records (`ProfileKwargs` of the reference, `utils/dataclasses.py`).
+    ///
+    /// ```
+    /// use accelerate_core::config::{ProfileKwargs, ProfileSettings};
+    /// let kwargs = ProfileKwargs { record_shapes: Some(true), ..Default::default() };
+    /// assert!(ProfileSettings::from(kwargs).record_shapes);
+    /// ```
+    ProfileKwargs => ProfileSettings, section "profile_config", keys "profile_", variables "ACCELERATE_PROFILE_" {
+        /// What to record: cpu, cuda.
+        ///
+        /// Default `None`: the CPU, and CUDA where the accelerator computes there. Devices that libtorch was not built for
+        /// are an error.
+        activities: Vec<ProfilerActivity> => setting();
+        /// In which steps, counted by `Profiler::step`. Default `None`: from beginning to end.
+        schedule_option: ScheduleOption => setting();
+        /// Called with each finished recording: at the end of each cycle, and at the end of the block if that cuts a cycle
+        /// short. Default `None`.
+        #[serde(skip)]
+        on_trace_ready: Callback => setting().code_only();
+        /// Record the shapes of the operators' inputs. Default false.
+        record_shapes: bool = false => setting();
+        /// Record allocations and releases of tensor memory. Default false.
+        profile_memory: bool = false => setting();
+        /// Record where in the source of a TorchScript module an operator was called.
+        ///
+        /// Default false. There is no Python here to have a stack, and Rust's is not recorded: operators that are called from
+        /// Rust have none, `Profiler::record_function` names them.
+        with_stack: bool = false => setting();
+        /// Estimate the floating-point operations of matrix products, convolutions, sums and products. Default false.
+        with_flops: bool = false => setting();
+        /// Record which modules of a TorchScript module called an operator; modules written in Rust have none, as for
+        /// `with_stack`. Default false.
+        with_modules: bool = false => setting();
+        /// Folder of traces in Chrome's JSON format, made if it is missing: `profile_<rank>.json`, and for further cycles of a
+        /// schedule `profile_<rank>_cycle_1.json` and so on. A later call of `profile` writes over the files of an earlier
+        /// one. Default `None`: nothing is written. Python Accelerate keeps the last cycle only.
+        output_trace_dir: PathBuf => setting();
     }
 }

@@ -1,49 +1,49 @@
 //! Where a run writes.
 
-use serde::{Deserialize, Serialize};
+use crate::settings::record::record;
 use std::path::{Path, PathBuf};
 
-/// Where a run writes its checkpoints and logs (`ProjectConfiguration` of the reference,
-/// `utils/dataclasses.py`).
-///
-/// ```
-/// use accelerate_core::config::ProjectConfiguration;
-/// use std::path::{Path, PathBuf};
-/// let project = ProjectConfiguration {
-///     project_dir: Some(PathBuf::from("runs")),
-///     logging_dir: Some(PathBuf::from("logs")),
-///     ..Default::default()
-/// };
-/// assert_eq!(project.resolved_logging_dir(), Path::new("runs/logs"));
-/// assert_eq!(project.checkpoint_dir(3), Path::new("runs/checkpoints/checkpoint_3"));
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ProjectConfiguration {
-    /// Folder of everything the run writes. Default `None`, which means the current folder.
-    pub project_dir: Option<PathBuf>,
-    /// Folder of logs; a relative one is inside `project_dir`. Default `None`: `project_dir` itself. Python
-    /// Accelerate takes a relative one as it is.
-    pub logging_dir: Option<PathBuf>,
-    /// Name checkpoints `checkpoints/checkpoint_<iteration>` inside `project_dir`. Default false.
-    pub automatic_checkpoint_naming: bool,
-    /// How many automatically named checkpoints to keep. Default `None`: all.
-    pub total_limit: Option<usize>,
-    /// Number of the next automatically named checkpoint. Default 0.
-    pub iteration: usize,
-    /// The other documented spelling of `automatic_checkpoint_naming`: number checkpoints by iteration.
-    /// Default false; Python Accelerate has no such field. Either of the two turns naming on.
-    pub iteration_checkpoints: bool,
-    /// Write on the main process of every machine, not only on that of the first. Default false.
-    pub save_on_each_node: bool,
+record! {
+    /// Where a run writes its checkpoints and logs (`ProjectConfiguration` of the reference,
+    /// `utils/dataclasses.py`).
+    ///
+    /// ```
+    /// use accelerate_core::config::{ProjectConfiguration, ProjectSettings};
+    /// use std::path::{Path, PathBuf};
+    /// let project = ProjectSettings::from(ProjectConfiguration {
+    ///     project_dir: Some(PathBuf::from("runs")),
+    ///     logging_dir: Some(PathBuf::from("logs")),
+    ///     ..Default::default()
+    /// });
+    /// assert_eq!(project.resolved_logging_dir(), Path::new("runs/logs"));
+    /// assert_eq!(project.checkpoint_dir(3), Path::new("runs/checkpoints/checkpoint_3"));
+    /// ```
+    ProjectConfiguration => ProjectSettings, section "project_config", keys "", variables "ACCELERATE_PROJECT_" {
+        /// Folder of everything the run writes. Default `None`, which means the current folder.
+        project_dir: PathBuf => setting().seed_default(".");
+        /// Folder of logs; a relative one is inside `project_dir`. Default `None`: `project_dir` itself. Python
+        /// Accelerate takes a relative one as it is.
+        logging_dir: PathBuf => setting();
+        /// Name checkpoints `checkpoints/checkpoint_<iteration>` inside `project_dir`. Default false.
+        automatic_checkpoint_naming: bool = false => setting();
+        /// How many automatically named checkpoints to keep. Default `None`: all.
+        total_limit: usize => setting();
+        /// Number of the next automatically named checkpoint. Default 0.
+        iteration: usize = 0 => setting();
+        /// The other documented spelling of `automatic_checkpoint_naming`: number checkpoints by iteration.
+        /// Default false; Python Accelerate has no such field. Either of the two turns naming on.
+        iteration_checkpoints: bool = false => setting();
+        /// Write on the main process of every machine, not only on that of the first. Default false.
+        save_on_each_node: bool = false => setting();
+    }
 }
 
-impl ProjectConfiguration {
+impl ProjectSettings {
     /// The folder of everything the run writes: `project_dir`, or the current folder.
     ///
     /// ```
-    /// # use accelerate_core::config::ProjectConfiguration;
-    /// assert_eq!(ProjectConfiguration::default().resolved_project_dir(), std::path::Path::new("."));
+    /// # use accelerate_core::config::ProjectSettings;
+    /// assert_eq!(ProjectSettings::default().resolved_project_dir(), std::path::Path::new("."));
     /// ```
     pub fn resolved_project_dir(&self) -> &Path {
         self.project_dir.as_deref().unwrap_or(Path::new("."))
@@ -52,8 +52,8 @@ impl ProjectConfiguration {
     /// The folder of logs: `logging_dir` inside the project folder, or the project folder.
     ///
     /// ```
-    /// # use accelerate_core::config::ProjectConfiguration;
-    /// let absolute = ProjectConfiguration { logging_dir: Some("/logs".into()), ..Default::default() };
+    /// # use accelerate_core::config::ProjectSettings;
+    /// let absolute = ProjectSettings { logging_dir: Some("/logs".into()), ..Default::default() };
     /// assert_eq!(absolute.resolved_logging_dir(), std::path::Path::new("/logs"));
     /// ```
     pub fn resolved_logging_dir(&self) -> PathBuf {
@@ -66,8 +66,8 @@ impl ProjectConfiguration {
     /// Whether checkpoints are named and numbered automatically.
     ///
     /// ```
-    /// # use accelerate_core::config::ProjectConfiguration;
-    /// let project = ProjectConfiguration { iteration_checkpoints: true, ..Default::default() };
+    /// # use accelerate_core::config::ProjectSettings;
+    /// let project = ProjectSettings { iteration_checkpoints: true, ..Default::default() };
     /// assert!(project.names_checkpoints());
     /// ```
     pub const fn names_checkpoints(&self) -> bool {

@@ -21,10 +21,6 @@ pub(crate) enum EnvironmentErrorKind {
     LocalSizeTooLarge { local_name: String, local_world_size: usize, name: String, world_size: usize },
     #[error("the environment variable {name} is {value:?}, but must be {wanted}")]
     Value { name: String, value: String, wanted: &'static str },
-    #[error("the environment variable {name} is {value:?}, which is not available: {instead}")]
-    Unavailable { name: String, value: String, instead: &'static str },
-    #[error("the environment variables {first} and {second} contradict each other: {why}")]
-    Contradiction { first: String, second: String, why: &'static str },
     #[error(
         "rank {rank} of {world_size} does not know its place on this machine: neither LOCAL_RANK nor \
          LOCAL_WORLD_SIZE is set; set LOCAL_RANK to its number among the ranks of this machine (0 when it is \

@@ -103,10 +103,10 @@ impl Plan {
     /// nobody can know in advance; and ranks compare a few bytes to be sure of each other.
     ///
     /// ```
-    /// use accelerate_core::config::FullyShardedDataParallelPlugin;
+    /// use accelerate_core::config::FullyShardedSettings;
     /// use accelerate_core::plan::{Inventory, ParameterEntry, plan_sharded};
     /// let parameters = vec![ParameterEntry::new("weight", &[8], "float32", 4)];
-    /// let plan = plan_sharded(&Inventory { parameters }, &FullyShardedDataParallelPlugin::default(), 2);
+    /// let plan = plan_sharded(&Inventory { parameters }, &FullyShardedSettings::default(), 2);
     /// let step: Vec<String> = plan.collectives().iter().map(ToString::to_string).collect();
     /// assert_eq!(step, ["all-gather unit 0", "all-gather unit 0", "reduce-scatter unit 0"]);
     /// ```
@@ -151,12 +151,12 @@ impl Plan {
     /// another: as many as fit into [`bytes_ahead`](Self::bytes_ahead) together, of those that are not here, and always one.
     ///
     /// ```
-    /// use accelerate_core::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin};
+    /// use accelerate_core::config::{AutoWrapPolicy, FullyShardedSettings};
     /// use accelerate_core::plan::{Inventory, ParameterEntry, plan_sharded};
     /// let parameters = [("0.weight", 8), ("1.weight", 2), ("2.weight", 6), ("3.weight", 2)]
     ///     .map(|(name, size)| ParameterEntry::new(name, &[size], "float32", 4)).to_vec();
     /// let auto_wrap_policy = AutoWrapPolicy::TransformerBasedWrap;
-    /// let plugin = FullyShardedDataParallelPlugin { auto_wrap_policy, forward_prefetch: true, ..Default::default() };
+    /// let plugin = FullyShardedSettings { auto_wrap_policy, forward_prefetch: true, ..Default::default() };
     /// let plan = plan_sharded(&Inventory { parameters }, &plugin, 2);
     /// assert_eq!(plan.bytes_ahead, 32); // the largest
     /// assert_eq!(plan.num_ahead(&[1, 2, 3], |_| false), 2);

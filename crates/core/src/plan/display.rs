@@ -31,11 +31,11 @@ impl Plan {
     /// The plan in a few lines, whatever the size of the model: no parameters, equal units in one line, and no memory.
     ///
     /// ```
-    /// use accelerate_core::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin};
+    /// use accelerate_core::config::{AutoWrapPolicy, FullyShardedSettings};
     /// use accelerate_core::plan::{Inventory, ParameterEntry, plan_sharded};
     /// let parameters = (0..24).map(|i| ParameterEntry::new(&format!("h.{i}.w"), &[4], "float32", 4)).collect();
     /// let auto_wrap_policy = AutoWrapPolicy::TransformerBasedWrap;
-    /// let plugin = FullyShardedDataParallelPlugin { auto_wrap_policy, ..Default::default() };
+    /// let plugin = FullyShardedSettings { auto_wrap_policy, ..Default::default() };
     /// let plan = plan_sharded(&Inventory { parameters }, &plugin, 2);
     /// assert!(plan.summary().to_string().contains("units 0 to 23: h.0 to h.23, each with 1 parameters of float32"));
     /// ```

@@ -2,7 +2,7 @@
 
 use super::{Inventory, ParameterEntry, Placement, Plan, Unit, plan_sharded};
 use crate::Result;
-use crate::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin, OffloadDevice, ShardingStrategy};
+use crate::config::{AutoWrapPolicy, FullyShardedSettings, OffloadDevice, ShardingStrategy};
 use crate::error::plan::{Alternative, PlanErrorKind as Kind};
 use crate::names::spelled_enum;
 use serde::{Deserialize, Serialize};
@@ -35,10 +35,10 @@ spelled_enum! {
 /// counts as memory, what is on NVMe does not.
 ///
 /// ```
-/// use accelerate_core::config::FullyShardedDataParallelPlugin;
+/// use accelerate_core::config::FullyShardedSettings;
 /// use accelerate_core::plan::{Inventory, ParameterEntry, Phase, plan_sharded};
 /// let parameters = vec![ParameterEntry::new("weight", &[8], "float32", 4)];
-/// let plan = plan_sharded(&Inventory { parameters }, &FullyShardedDataParallelPlugin::default(), 4);
+/// let plan = plan_sharded(&Inventory { parameters }, &FullyShardedSettings::default(), 4);
 /// let bytes = plan.bytes_per_rank();
 /// assert_eq!((bytes.parameters, bytes.gradients, bytes.optimizer_state, bytes.largest_unit), (8, 8, 16, 32));
 /// assert_eq!(bytes.peak(), (Phase::Backward, 8 + 8 + 16 + 32 + 32)); // the unit and its gradients are unsharded
@@ -282,10 +282,10 @@ impl Plan {
     /// more ranks, a strategy that keeps less, smaller units.
     ///
     /// ```
-    /// use accelerate_core::config::FullyShardedDataParallelPlugin;
+    /// use accelerate_core::config::FullyShardedSettings;
     /// use accelerate_core::plan::{Inventory, ParameterEntry, plan_sharded};
     /// let parameters = vec![ParameterEntry::new("0.weight", &[1000], "float32", 4)];
-    /// let plan = plan_sharded(&Inventory { parameters }, &FullyShardedDataParallelPlugin::default(), 2);
+    /// let plan = plan_sharded(&Inventory { parameters }, &FullyShardedSettings::default(), 2);
     /// plan.check_fits(16_000)?;
     /// let error = plan.check_fits(15_000).unwrap_err();
     /// assert!(error.is_plan() && error.to_string().contains("FULL_SHARD on 4 ranks"), "{error}");
@@ -333,7 +333,7 @@ impl Plan {
             own => own,
         };
         let auto_wrap_policy = AutoWrapPolicy::TransformerBasedWrap;
-        let plugin = FullyShardedDataParallelPlugin { auto_wrap_policy, ..Default::default() };
+        let plugin = FullyShardedSettings { auto_wrap_policy, ..Default::default() };
         let by_block = Plan {
             optimizer_offload: self.optimizer_offload,
             params_offload: self.params_offload,

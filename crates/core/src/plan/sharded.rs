@@ -3,8 +3,8 @@
 use super::{Inventory, ParameterEntry, Placement, Plan};
 use crate::Result;
 use crate::config::{
-    AutoWrapPolicy, BackwardPrefetch, FloatType, FullyShardedDataParallelPlugin, MixedPrecision, OffloadDevice,
-    OffloadTarget, ShardingStrategy,
+    AutoWrapPolicy, BackwardPrefetch, FloatType, FullyShardedSettings, MixedPrecision, OffloadDevice, OffloadTarget,
+    ShardingStrategy,
 };
 use crate::error::config::ConfigErrorKind;
 use crate::mesh::Mesh;
@@ -19,13 +19,13 @@ use std::ops::Range;
 /// Zhao et al., "PyTorch FSDP", arXiv 2304.11277). A parameter's elements may lie on several ranks, or on none but one.
 ///
 /// ```
-/// use accelerate_core::config::FullyShardedDataParallelPlugin;
+/// use accelerate_core::config::FullyShardedSettings;
 /// use accelerate_core::plan::{Inventory, ParameterEntry, plan_sharded};
 /// let parameters = vec![
 ///     ParameterEntry::new("weight", &[3, 2], "float32", 4),
 ///     ParameterEntry::new("bias", &[3], "float32", 4),
 /// ];
-/// let plan = plan_sharded(&Inventory { parameters }, &FullyShardedDataParallelPlugin::default(), 2);
+/// let plan = plan_sharded(&Inventory { parameters }, &FullyShardedSettings::default(), 2);
 /// let unit = &plan.units[0];
 /// assert_eq!((unit.num_elements, unit.shard_elements), (9, 5));
 /// assert_eq!(unit.member_shard(0, 1), 5..6); // the weight's last element is on rank 1
@@ -108,11 +108,11 @@ impl fmt::Display for Unit {
 /// use belongs to the root unit.
 ///
 /// ```
-/// use accelerate_core::config::{AutoWrapPolicy, FullyShardedDataParallelPlugin};
+/// use accelerate_core::config::{AutoWrapPolicy, FullyShardedSettings};
 /// use accelerate_core::plan::{Inventory, ParameterEntry, plan_sharded};
 /// let parameters = ["embed.weight", "layers.0.weight", "layers.1.weight"]
 ///     .map(|name| ParameterEntry::new(name, &[4], "float32", 4)).to_vec();
-/// let plugin = FullyShardedDataParallelPlugin {
+/// let plugin = FullyShardedSettings {
 ///     auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap,
 ///     ..Default::default()
 /// };
@@ -120,7 +120,7 @@ impl fmt::Display for Unit {
 /// let paths: Vec<_> = plan.units.iter().map(|unit| unit.path.as_str()).collect();
 /// assert_eq!(paths, ["", "layers.0", "layers.1"]);
 /// ```
-pub fn plan_sharded(inventory: &Inventory, plugin: &FullyShardedDataParallelPlugin, mesh: impl Into<Mesh>) -> Plan {
+pub fn plan_sharded(inventory: &Inventory, plugin: &FullyShardedSettings, mesh: impl Into<Mesh>) -> Plan {
     let mesh = mesh.into();
     let by_size = match (plugin.auto_wrap_policy, plugin.min_num_params) {
         (AutoWrapPolicy::SizeBasedWrap, Some(least)) => modules_by_size(inventory, least),
@@ -173,7 +173,7 @@ pub fn plan_sharded(inventory: &Inventory, plugin: &FullyShardedDataParallelPlug
 }
 
 /// The root is not fetched ahead of anything: it stays through a pass.
-fn bytes_ahead(plan: &Plan, plugin: &FullyShardedDataParallelPlugin) -> usize {
+fn bytes_ahead(plan: &Plan, plugin: &FullyShardedSettings) -> usize {
     if !plugin.forward_prefetch && plugin.backward_prefetch == BackwardPrefetch::NoPrefetch {
         return 0;
     }
@@ -183,7 +183,7 @@ fn bytes_ahead(plan: &Plan, plugin: &FullyShardedDataParallelPlugin) -> usize {
 }
 
 /// Of two that differ in it only, the one that `reshard_after_forward` names, which is version 2's word for the choice.
-fn strategy_in_effect(plugin: &FullyShardedDataParallelPlugin) -> ShardingStrategy {
+fn strategy_in_effect(plugin: &FullyShardedSettings) -> ShardingStrategy {
     use ShardingStrategy::{FullShard, HybridShard, HybridShardZero2, ShardGradOp};
     match (plugin.sharding_strategy, plugin.frees_after_forward()) {
         (FullShard | ShardGradOp, true) => FullShard,
@@ -195,11 +195,11 @@ fn strategy_in_effect(plugin: &FullyShardedDataParallelPlugin) -> ShardingStrate
 }
 
 /// Is a parameter in a module that is not to be divided?
-fn is_ignored(name: &str, plugin: &FullyShardedDataParallelPlugin) -> bool {
+fn is_ignored(name: &str, plugin: &FullyShardedSettings) -> bool {
     modules(name).any(|module| plugin.ignored_modules.iter().any(|pattern| matches_path(pattern, module)))
 }
 
-impl FullyShardedDataParallelPlugin {
+impl FullyShardedSettings {
     /// Checks that there is a module for each of `transformer_cls_names_to_wrap` and `ignored_modules`.
     ///
     /// # Errors
@@ -207,11 +207,11 @@ impl FullyShardedDataParallelPlugin {
     /// [`Error::is_config`](crate::Error::is_config), naming the first that stands for nothing and the model's modules.
     ///
     /// ```
-    /// use accelerate_core::config::FullyShardedDataParallelPlugin;
+    /// use accelerate_core::config::FullyShardedSettings;
     /// use accelerate_core::plan::{Inventory, ParameterEntry};
     /// let inventory = Inventory { parameters: vec![ParameterEntry::new("head.weight", &[2], "float32", 4)] };
     /// let plugin = |path: &str| {
-    ///     FullyShardedDataParallelPlugin { ignored_modules: vec![path.to_owned()], ..Default::default() }
+    ///     FullyShardedSettings { ignored_modules: vec![path.to_owned()], ..Default::default() }
     /// };
     /// plugin("head").check_modules(&inventory)?;
     /// assert!(plugin("tail").check_modules(&inventory).unwrap_err().to_string().contains("\"tail\""));
@@ -235,16 +235,16 @@ impl FullyShardedDataParallelPlugin {
     }
 }
 
-impl FullyShardedDataParallelPlugin {
+impl FullyShardedSettings {
     /// The parameters as a run in `mixed_precision` keeps and trains them: those of 16 bits in float32, because steps would be
     /// lost in fewer bits (`_prepare_fsdp` and `fsdp2_prepare_model` of the reference). Frozen ones, and those of
     /// `ignored_modules`, stay what they are.
     ///
     /// ```
-    /// use accelerate_core::config::{FullyShardedDataParallelPlugin, MixedPrecision};
+    /// use accelerate_core::config::{FullyShardedSettings, MixedPrecision};
     /// use accelerate_core::plan::{Inventory, ParameterEntry};
     /// let inventory = Inventory { parameters: vec![ParameterEntry::new("weight", &[2], "bfloat16", 2)] };
-    /// let plugin = FullyShardedDataParallelPlugin::default();
+    /// let plugin = FullyShardedSettings::default();
     /// assert_eq!(plugin.kept(inventory.clone(), MixedPrecision::Bf16).parameters[0].dtype, "float32");
     /// assert_eq!(plugin.kept(inventory.clone(), MixedPrecision::No), inventory);
     /// ```
@@ -266,7 +266,7 @@ impl FullyShardedDataParallelPlugin {
 }
 
 /// The module that is a parameter's unit; empty for the root.
-fn unit_path<'a>(name: &'a str, plugin: &FullyShardedDataParallelPlugin, by_size: &[String]) -> &'a str {
+fn unit_path<'a>(name: &'a str, plugin: &FullyShardedSettings, by_size: &[String]) -> &'a str {
     let patterns = &plugin.transformer_cls_names_to_wrap;
     match plugin.auto_wrap_policy {
         AutoWrapPolicy::NoWrap => "",

@@ -1,12 +1,12 @@
 //! Windows: where they end, and that their gradients are means.
 
 use accelerate_core::accumulation::{Decision, PartialWindow, Window, WindowState};
-use accelerate_core::config::GradientAccumulationPlugin;
+use accelerate_core::config::GradientAccumulationSettings;
 use proptest::prelude::*;
 use rstest::rstest;
 
-fn steps(num_steps: usize) -> GradientAccumulationPlugin {
-    GradientAccumulationPlugin { num_steps, ..Default::default() }
+fn steps(num_steps: usize) -> GradientAccumulationSettings {
+    GradientAccumulationSettings { num_steps, ..Default::default() }
 }
 
 /// Runs `num_batches` micro-batches, the last of which ends the data loader.
@@ -34,9 +34,9 @@ fn gradients_at_sync(decisions: &[Decision], gradients: &[f64]) -> Vec<f64> {
 #[case::a_short_window_at_the_end(steps(4), 6, &[4, 6])]
 #[case::an_epoch_shorter_than_a_window(steps(4), 2, &[2])]
 #[case::the_end_of_the_loader_does_not_count(
-    GradientAccumulationPlugin { sync_with_dataloader: false, ..steps(4) }, 6, &[4]
+    GradientAccumulationSettings { sync_with_dataloader: false, ..steps(4) }, 6, &[4]
 )]
-fn windows_end(#[case] plugin: GradientAccumulationPlugin, #[case] num_batches: usize, #[case] wanted: &[usize]) {
+fn windows_end(#[case] plugin: GradientAccumulationSettings, #[case] num_batches: usize, #[case] wanted: &[usize]) {
     let decisions = run(&mut Window::new(plugin).unwrap(), num_batches);
     let syncs: Vec<usize> = (1..).zip(&decisions).filter(|(_, d)| d.sync).map(|(n, _)| n).collect();
     assert_eq!(syncs, wanted);
@@ -63,7 +63,7 @@ fn a_new_epoch_starts_a_new_window() {
 
 #[test]
 fn without_the_data_loader_windows_go_on_over_epochs() {
-    let plugin = GradientAccumulationPlugin { sync_with_dataloader: false, ..steps(4) };
+    let plugin = GradientAccumulationSettings { sync_with_dataloader: false, ..steps(4) };
     let mut window = Window::new(plugin).unwrap();
     let decisions = [run(&mut window, 6), run(&mut window, 6)].concat();
     assert_eq!(gradients_at_sync(&decisions, &[1.0; 12]), [1.0, 1.0, 1.0]);
@@ -77,7 +77,7 @@ fn only_sync_each_batch_reduces_in_between() {
         decisions.iter().map(|decision| (decision.sync, decision.reduce)).collect::<Vec<_>>()
     };
     assert_eq!(reduces(steps(2)), [(false, false), (true, true), (true, true)]);
-    let each = GradientAccumulationPlugin { sync_each_batch: true, ..steps(2) };
+    let each = GradientAccumulationSettings { sync_each_batch: true, ..steps(2) };
     assert_eq!(reduces(each), [(false, true), (true, true), (true, true)]);
 }
 

@@ -13,8 +13,8 @@ fn no_file(_: &std::path::Path) -> std::io::Result<String> {
     Err(std::io::ErrorKind::NotFound.into())
 }
 
-fn with(value: serde_json::Value) -> DeepSpeedPlugin {
-    DeepSpeedPlugin { hf_ds_config: Some(value.to_string().parse().unwrap()), ..Default::default() }
+fn with(value: serde_json::Value) -> DeepSpeedSettings {
+    DeepSpeedSettings { hf_ds_config: Some(value.to_string().parse().unwrap()), ..Default::default() }
 }
 
 /// The kind of document that Accelerate's own documentation shows for stage 3.
@@ -190,7 +190,7 @@ fn fields_fill_what_the_document_leaves_open() {
         "zero_optimization": {"stage": "auto", "offload_param": {"device": "auto"}},
         "gradient_accumulation_steps": "auto"
     });
-    let plugin = DeepSpeedPlugin {
+    let plugin = DeepSpeedSettings {
         gradient_accumulation_steps: Some(Auto::Value(4)),
         gradient_clipping: Some(Auto::Value(0.5)),
         zero_stage: Some(ZeroStage::Parameters),
@@ -222,7 +222,7 @@ fn fields_that_differ_are_listed_together() {
         "gradient_accumulation_steps": 1,
         "gradient_clipping": 1.0
     });
-    let plugin = DeepSpeedPlugin {
+    let plugin = DeepSpeedSettings {
         gradient_accumulation_steps: Some(Auto::Value(4)),
         gradient_clipping: Some(Auto::Value(0.5)),
         zero_stage: Some(ZeroStage::Parameters),
@@ -250,7 +250,7 @@ fn fields_that_differ_are_listed_together() {
     }
     assert_eq!(text.lines().count(), 9, "{text}");
 
-    let agreeing = DeepSpeedPlugin {
+    let agreeing = DeepSpeedSettings {
         gradient_accumulation_steps: Some(Auto::Value(1)),
         gradient_clipping: Some(Auto::Auto),
         zero_stage: Some(ZeroStage::Gradients),
@@ -261,7 +261,7 @@ fn fields_that_differ_are_listed_together() {
 
 #[test]
 fn a_plugin_alone_is_a_configuration() {
-    let config = DeepSpeedPlugin::default().config(&no_file).unwrap();
+    let config = DeepSpeedSettings::default().config(&no_file).unwrap();
     let zero = config.zero_optimization.unwrap();
     assert_eq!((zero.stage, config.train_batch_size), (Some(Auto::Value(ZeroStage::Gradients)), Some(Auto::Auto)));
     assert_eq!(config.gradient_clipping, Some(Auto::Auto));
@@ -271,27 +271,27 @@ fn a_plugin_alone_is_a_configuration() {
 fn a_configuration_says_something_about_zero() {
     let error = with(json!({"train_batch_size": 8})).config(&no_file).unwrap_err().to_string();
     assert!(error.contains("zero_optimization is missing"), "{error}");
-    let plugin = DeepSpeedPlugin { zero_stage: Some(ZeroStage::Disabled), ..with(json!({"train_batch_size": 8})) };
+    let plugin = DeepSpeedSettings { zero_stage: Some(ZeroStage::Disabled), ..with(json!({"train_batch_size": 8})) };
     plugin.config(&no_file).unwrap();
 }
 
 #[test]
 fn a_file_that_cannot_be_read_is_named() {
-    let plugin = DeepSpeedPlugin { hf_ds_config: Some("absent.json".parse().unwrap()), ..Default::default() };
+    let plugin = DeepSpeedSettings { hf_ds_config: Some("absent.json".parse().unwrap()), ..Default::default() };
     let error = plugin.config(&no_file).unwrap_err();
     assert!(error.is_config() && error.to_string().contains("file absent.json cannot be read"), "{error}");
     assert!(std::error::Error::source(&error).is_some());
 }
 
 #[rstest]
-#[case(DeepSpeedPlugin { gradient_accumulation_steps: Some(Auto::Value(0)), ..Default::default() },
+#[case(DeepSpeedSettings { gradient_accumulation_steps: Some(Auto::Value(0)), ..Default::default() },
     "gradient_accumulation_steps is 0")]
-#[case(DeepSpeedPlugin { gradient_clipping: Some(Auto::Value(-1.0)), ..Default::default() }, "gradient_clipping is -1")]
-#[case(DeepSpeedPlugin { gradient_clipping: Some(Auto::Value(f64::NAN)), ..Default::default() }, "gradient_clipping is NaN")]
-#[case(DeepSpeedPlugin { offload_optimizer_device: Some(OffloadDevice::Nvme), ..Default::default() },
+#[case(DeepSpeedSettings { gradient_clipping: Some(Auto::Value(-1.0)), ..Default::default() }, "gradient_clipping is -1")]
+#[case(DeepSpeedSettings { gradient_clipping: Some(Auto::Value(f64::NAN)), ..Default::default() }, "gradient_clipping is NaN")]
+#[case(DeepSpeedSettings { offload_optimizer_device: Some(OffloadDevice::Nvme), ..Default::default() },
     "offload_optimizer_nvme_path is missing")]
-fn impossible_plugins(#[case] plugin: DeepSpeedPlugin, #[case] message: &str) {
-    DeepSpeedPlugin::default().check().unwrap();
+fn impossible_plugins(#[case] plugin: DeepSpeedSettings, #[case] message: &str) {
+    DeepSpeedSettings::default().check().unwrap();
     let error = plugin.check().unwrap_err();
     assert!(error.is_config() && error.to_string().contains(message), "{error}");
     assert_eq!(plugin.config(&no_file).unwrap_err().to_string(), error.to_string());
@@ -315,7 +315,7 @@ fn plugins_in_files(#[case] json: &str, #[case] wanted: Option<DeepSpeedSource>)
 #[case(r#"{"hf_ds_config": 3}"#, "a path or an object")]
 #[case(r#"{"hf_ds_config": "{"}"#, "not a JSON object")]
 #[case(r#"{"gradient_clipping": "automatic"}"#, "automatic")]
-#[case(r#"{"transformer_moe_cls_names": "A"}"#, "unknown field")]
+#[case(r#"{"transformer_cls_names": "A"}"#, "unknown field")]
 fn no_plugins_in_files(#[case] json: &str, #[case] message: &str) {
     let error = serde_json::from_str::<DeepSpeedPlugin>(json).unwrap_err().to_string();
     assert!(error.contains(message), "{error}");

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 fn resolve(document: Value, facts: &DeepSpeedFacts) -> Result<ResolvedDeepSpeedConfig, Error> {
     let source = Some(document.to_string().parse()?);
     let plugin =
-        DeepSpeedPlugin { hf_ds_config: source, zero_stage: Some(ZeroStage::Parameters), ..Default::default() };
+        DeepSpeedSettings { hf_ds_config: source, zero_stage: Some(ZeroStage::Parameters), ..Default::default() };
     plugin.resolve(&plugin.config(&|_| Ok(String::new()))?, facts)
 }
 
@@ -80,7 +80,7 @@ fn no_batches(#[case] written: Value, #[case] sizes: &[usize], #[case] given: Op
 #[test]
 fn loaders_tell_the_micro_batch() {
     let document = || json!({"zero_optimization": {}, "train_micro_batch_size_per_gpu": "auto"});
-    let plugin = DeepSpeedPlugin { is_train_batch_min: false, ..Default::default() };
+    let plugin = DeepSpeedSettings { is_train_batch_min: false, ..Default::default() };
     let facts = loaders(&[8, 16]);
     let config = plugin.config(&|_| Ok(String::new())).unwrap();
     assert_eq!(plugin.resolve(&config, &facts).unwrap().train_micro_batch_size_per_gpu, 16);
@@ -347,7 +347,7 @@ fn offload_where_there_is_nothing_to_offload(
     let document = json!({"zero_optimization": {
         "stage": stage, "offload_optimizer": {"device": optimizer}, "offload_param": {"device": param, "nvme_path": "/n"}
     }});
-    let plugin = DeepSpeedPlugin { hf_ds_config: Some(document.to_string().parse().unwrap()), ..Default::default() };
+    let plugin = DeepSpeedSettings { hf_ds_config: Some(document.to_string().parse().unwrap()), ..Default::default() };
     let config = plugin.config(&|_| Ok(String::new())).unwrap();
     let found = plugin.resolve(&config, &loaders(&[1])).unwrap();
     assert_eq!((found.offload_optimizer, found.offload_param), (None, None));
@@ -377,11 +377,11 @@ fn offload_is_carried_over(
     let document = json!({"zero_optimization": {
         "stage": stage, "offload_optimizer": section(optimizer), "offload_param": section(param)
     }});
-    let plugin = DeepSpeedPlugin { hf_ds_config: Some(document.to_string().parse().unwrap()), ..Default::default() };
+    let plugin = DeepSpeedSettings { hf_ds_config: Some(document.to_string().parse().unwrap()), ..Default::default() };
     let config = plugin.config(&|_| Ok(String::new())).unwrap();
     let resolved = plugin.resolve(&config, &loaders(&[1])).unwrap();
     assert_eq!((&resolved.offload_optimizer, &resolved.offload_param), (&optimizer_target, &param_target));
-    let found = resolved.fully_sharded_plugin();
+    let found = resolved.fully_sharded_settings();
     found.check().unwrap();
     assert_eq!((found.optimizer_offload(), found.params_offload()), (optimizer_target.as_ref(), param_target.as_ref()));
 }
@@ -431,12 +431,12 @@ fn groups_of_ranks(
     #[case] num_inert: usize,
 ) {
     let document = json!({"zero_optimization": {"stage": stage, "mics_shard_size": size}});
-    let plugin = DeepSpeedPlugin { hf_ds_config: Some(document.to_string().parse().unwrap()), ..Default::default() };
+    let plugin = DeepSpeedSettings { hf_ds_config: Some(document.to_string().parse().unwrap()), ..Default::default() };
     let config = plugin.config(&|_| Ok(String::new())).unwrap();
     let resolved = plugin.resolve(&config, &DeepSpeedFacts { world_size: 6, ..loaders(&[1]) }).unwrap();
     let inert: Vec<&str> = resolved.inert_keys.iter().map(|inert| inert.key.as_str()).collect();
     assert_eq!(inert, ["zero_optimization.mics_shard_size"][..num_inert]);
-    let found = resolved.fully_sharded_plugin();
+    let found = resolved.fully_sharded_settings();
     found.check().unwrap();
     assert_eq!((found.sharding_strategy, found.dp_shard_size), (strategy, dp_shard_size));
     assert_eq!(found.mesh(6, 3).unwrap().num_replicas(), num_replicas);
@@ -459,10 +459,10 @@ fn no_groups_of_ranks(#[case] size: Value, #[case] message: &str) {
 #[case(2, ShardingStrategy::OptimizerStateAndGradients, AutoWrapPolicy::TransformerBasedWrap)]
 #[case(3, ShardingStrategy::FullShard, AutoWrapPolicy::TransformerBasedWrap)]
 fn stages(#[case] stage: u64, #[case] strategy: ShardingStrategy, #[case] policy: AutoWrapPolicy) {
-    let plugin = DeepSpeedPlugin { zero_stage: ZeroStage::new(stage), ..Default::default() };
+    let plugin = DeepSpeedSettings { zero_stage: ZeroStage::new(stage), ..Default::default() };
     let facts = DeepSpeedFacts { batch_sizes: vec![Some(1)], ..Default::default() };
     let resolved = plugin.resolve(&plugin.config(&|_| Ok(String::new())).unwrap(), &facts).unwrap();
-    let found = resolved.fully_sharded_plugin();
+    let found = resolved.fully_sharded_settings();
     found.check().unwrap();
     assert_eq!((found.sharding_strategy, found.auto_wrap_policy), (strategy, policy));
 }
@@ -478,14 +478,14 @@ fn parameters_in_parts_from_the_start(
     #[case] wanted: bool,
     #[case] num_inert: usize,
 ) {
-    let plugin = DeepSpeedPlugin { zero_stage: ZeroStage::new(stage), zero3_init_flag: flag, ..Default::default() };
+    let plugin = DeepSpeedSettings { zero_stage: ZeroStage::new(stage), zero3_init_flag: flag, ..Default::default() };
     let found = plugin.resolve(&plugin.config(&|_| Ok(String::new())).unwrap(), &loaders(&[1])).unwrap();
     assert_eq!((found.zero3_init, found.inert_keys.len()), (wanted, num_inert));
 }
 
 /// What a document is resolved to that no field of the plugin adds to.
 fn resolve_alone(document: &Value) -> Result<ResolvedDeepSpeedConfig, Error> {
-    let plugin = DeepSpeedPlugin { hf_ds_config: Some(document.to_string().parse().unwrap()), ..Default::default() };
+    let plugin = DeepSpeedSettings { hf_ds_config: Some(document.to_string().parse().unwrap()), ..Default::default() };
     plugin.resolve(&plugin.config(&|_| Ok(String::new())).unwrap(), &loaders(&[1]))
 }
 
@@ -537,10 +537,10 @@ fn gradients_travel_and_add_up_in_the_type_that_is_written(
     });
     let found = resolve_alone(&document).unwrap();
     assert_eq!(found.reduce_dtype, wanted);
-    let precision = found.fully_sharded_plugin().precision(found.mixed_precision);
+    let precision = found.fully_sharded_settings().precision(found.mixed_precision);
     assert_eq!(precision.param_dtype, Some(FloatType::BFloat16));
     assert_eq!(precision.reduce_dtype, wanted.or(Some(FloatType::BFloat16)));
-    found.fully_sharded_plugin().check().unwrap();
+    found.fully_sharded_settings().check().unwrap();
 }
 
 #[rstest]
@@ -571,7 +571,7 @@ fn fields_beside_a_document() {
         },
         "fp16": {"enabled": true}
     });
-    let plugin = DeepSpeedPlugin {
+    let plugin = DeepSpeedSettings {
         hf_ds_config: Some(document.to_string().parse().unwrap()),
         zero_stage: Some(ZeroStage::Gradients),
         gradient_accumulation_steps: Some(Auto::Value(4)),

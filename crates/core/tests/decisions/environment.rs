@@ -1,7 +1,8 @@
 //! Launchers as tables of variables.
 
-use accelerate_core::config::{DynamoBackend, MixedPrecision};
-use accelerate_core::environment::{LaunchSettings, Launcher, RankVariables, first_host, parse_flag, rank_variables};
+use accelerate_core::config::{DynamoBackend, MixedPrecision, RunConfig, Sources};
+use accelerate_core::environment::{Launcher, RankVariables, first_host, parse_flag, rank_variables};
+use accelerate_core::names::LogLevel;
 use proptest::prelude::*;
 use rstest::rstest;
 use std::collections::HashMap;
@@ -203,25 +204,25 @@ fn first_hosts(#[case] list: &str, #[case] wanted: Option<&str>) {
     assert_eq!(first_host(list).as_deref(), wanted, "{list}");
 }
 
+fn resolve(text: &str) -> accelerate_core::Result<RunConfig> {
+    RunConfig::resolve(Sources { environment: Some(&lookup(text)), ..Default::default() })
+}
+
 #[test]
 fn settings_of_the_launcher() {
-    assert_eq!(LaunchSettings::read(&|_| None).unwrap(), LaunchSettings::default());
-    let all = "ACCELERATE_MIXED_PRECISION=fp16 ACCELERATE_USE_CPU=True ACCELERATE_DEBUG_MODE=on \
-               ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 ACCELERATE_TORCH_DEVICE=cuda:1 \
-               ACCELERATE_CPU_AFFINITY=1 ACCELERATE_LOG_LEVEL=DEBUG ACCELERATE_DYNAMO_BACKEND=TS";
-    let wanted = LaunchSettings {
-        mixed_precision: Some(MixedPrecision::Fp16),
-        use_cpu: true,
-        gradient_accumulation_steps: Some(4),
-        debug_mode: true,
-        torch_device: Some("cuda:1".to_owned()),
-        cpu_affinity: true,
-        log_level: Some("DEBUG".to_owned()),
-        dynamo: DynamoBackend::Ts.into(),
-    };
-    assert_eq!(LaunchSettings::read(&lookup(all)).unwrap(), wanted);
-    let auto = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=auto ACCELERATE_USE_CPU=";
-    assert_eq!(LaunchSettings::read(&lookup(auto)).unwrap(), LaunchSettings::default());
+    let config = resolve(
+        "ACCELERATE_MIXED_PRECISION=fp16 ACCELERATE_USE_CPU=True ACCELERATE_DEBUG_MODE=on \
+         ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 ACCELERATE_TORCH_DEVICE=cuda:1 \
+         ACCELERATE_CPU_AFFINITY=1 ACCELERATE_LOG_LEVEL=DEBUG ACCELERATE_DYNAMO_BACKEND=TS",
+    )
+    .unwrap();
+    let cluster = &config.cluster;
+    assert_eq!((cluster.mixed_precision, cluster.torch_device.as_deref()), (MixedPrecision::Fp16, Some("cuda:1")));
+    assert!(cluster.use_cpu && cluster.debug && cluster.enable_cpu_affinity);
+    assert_eq!((cluster.log_level, config.dynamo.backend), (Some(LogLevel::Debug), DynamoBackend::Ts));
+    assert_eq!(config.gradient_accumulation.num_steps, 4);
+    let silent = resolve("ACCELERATE_GRADIENT_ACCUMULATION_STEPS=auto ACCELERATE_USE_CPU=").unwrap();
+    assert_eq!(silent, resolve("").unwrap());
 }
 
 #[rstest]
@@ -230,7 +231,7 @@ fn settings_of_the_launcher() {
 #[case("ACCELERATE_GRADIENT_ACCUMULATION_STEPS=0", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS is \"0\"")]
 #[case("ACCELERATE_GRADIENT_ACCUMULATION_STEPS=1.5", "must be a whole number of at least 1")]
 fn settings_that_are_wrong(#[case] variables: &str, #[case] message: &str) {
-    let error = LaunchSettings::read(&lookup(variables)).unwrap_err();
+    let error = resolve(variables).unwrap_err();
     assert!(error.is_environment());
     assert!(error.to_string().contains(message), "{error}");
 }

@@ -17,6 +17,7 @@ mod power_sgd;
 mod profile;
 mod sampler;
 mod schedule;
+mod settings;
 mod shards;
 mod split;
 mod torch_dynamo;

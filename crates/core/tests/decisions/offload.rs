@@ -32,13 +32,14 @@ fn the_field_that_says_more_counts(
     #[case] optimizer: Option<OffloadTarget>,
     #[case] params: Option<OffloadTarget>,
 ) {
-    let all = FullyShardedDataParallelPlugin { cpu_offload, offload_optimizer, offload_params, ..Default::default() };
+    let all = FullyShardedSettings { cpu_offload, offload_optimizer, offload_params, ..Default::default() };
     for sharding_strategy in [FullShard, ShardGradOp, HybridShard, HybridShardZero2] {
-        let plugin = FullyShardedDataParallelPlugin { sharding_strategy, ..all.clone() };
+        let plugin = FullyShardedSettings { sharding_strategy, ..all.clone() };
         plugin.check().unwrap();
         assert_eq!((plugin.optimizer_offload(), plugin.params_offload()), (optimizer.as_ref(), params.as_ref()));
-        let json = serde_json::to_string(&plugin).unwrap();
-        assert_eq!(serde_json::from_str::<FullyShardedDataParallelPlugin>(&json).unwrap(), plugin, "{json}");
+        let json = serde_json::to_string(&FullyShardedDataParallelPlugin::from(plugin.clone())).unwrap();
+        let read: FullyShardedDataParallelPlugin = serde_json::from_str(&json).unwrap();
+        assert_eq!(FullyShardedSettings::from(read), plugin, "{json}");
         let plan = plan_sharded(&inventory(), &plugin, 2);
         let device =
             |target: &Option<OffloadTarget>| target.as_ref().map_or(OffloadDevice::None, OffloadTarget::device);
@@ -90,8 +91,8 @@ fn the_field_that_says_more_counts(
     "offload_params is on NVMe, but"
 )]
 fn contradictions(#[case] sharding_strategy: ShardingStrategy, #[case] json: &str, #[case] message: &str) {
-    let plugin = serde_json::from_str(json).unwrap();
-    let error = FullyShardedDataParallelPlugin { sharding_strategy, ..plugin }.check().unwrap_err();
+    let plugin: FullyShardedDataParallelPlugin = serde_json::from_str(json).unwrap();
+    let error = FullyShardedSettings { sharding_strategy, ..plugin.into() }.check().unwrap_err();
     assert!(error.is_config() && error.to_string().contains(message), "{error}");
 }
 
@@ -101,8 +102,8 @@ fn contradictions(#[case] sharding_strategy: ShardingStrategy, #[case] json: &st
 #[case(NoShard, r#"{"cpu_offload": null, "activation_checkpointing_offload": null, "offload_params": null}"#)]
 #[case(NoShard, r#"{"activation_checkpointing": true, "activation_checkpointing_offload": true}"#)]
 fn no_contradictions(#[case] sharding_strategy: ShardingStrategy, #[case] json: &str) {
-    let plugin = serde_json::from_str(json).unwrap();
-    FullyShardedDataParallelPlugin { sharding_strategy, ..plugin }.check().unwrap();
+    let plugin: FullyShardedDataParallelPlugin = serde_json::from_str(json).unwrap();
+    FullyShardedSettings { sharding_strategy, ..plugin.into() }.check().unwrap();
 }
 
 #[rstest]
@@ -130,13 +131,13 @@ fn inventory() -> Inventory {
     Inventory { parameters: vec![entry("embed.weight", 40), entry("h.0.weight", 120)] }
 }
 
-fn plugin(sharding_strategy: ShardingStrategy, state: &str, params: &str) -> FullyShardedDataParallelPlugin {
+fn plugin(sharding_strategy: ShardingStrategy, state: &str, params: &str) -> FullyShardedSettings {
     let target = |device: &str| match device {
         "cpu" => CPU,
         "nvme" => nvme("/n"),
         _ => None,
     };
-    FullyShardedDataParallelPlugin {
+    FullyShardedSettings {
         sharding_strategy,
         offload_optimizer: target(state),
         offload_params: target(params),
@@ -177,8 +178,7 @@ fn what_is_on_nvme_is_not_in_memory(
 
 #[test]
 fn of_what_ranks_have_whole_only_state_is_offloaded() {
-    let plugin =
-        FullyShardedDataParallelPlugin { ignored_modules: vec!["h".to_owned()], ..plugin(FullShard, "nvme", "nvme") };
+    let plugin = FullyShardedSettings { ignored_modules: vec!["h".to_owned()], ..plugin(FullShard, "nvme", "nvme") };
     let bytes = plan_sharded(&inventory(), &plugin, 2).bytes_per_rank();
     assert_eq!((bytes.parameters, bytes.optimizer_state, bytes.on_nvme), (480, 0, 80 + 160 + 960));
 }
@@ -200,7 +200,7 @@ fn a_large_model_moves_in_blocks() {
 fn plans_that_fit_offload_as_much() {
     let parameters = (0..4).map(|i| ParameterEntry::new(&format!("h.{i}.w"), &[40], "float32", 4)).collect();
     let auto_wrap_policy = AutoWrapPolicy::NoWrap;
-    let plugin = FullyShardedDataParallelPlugin { auto_wrap_policy, ..plugin(FullShard, "nvme", "nvme") };
+    let plugin = FullyShardedSettings { auto_wrap_policy, ..plugin(FullShard, "nvme", "nvme") };
     let text = plan_sharded(&Inventory { parameters }, &plugin, 2).check_fits(2000).unwrap_err().to_string();
     for words in [
         "FULL_SHARD on 2 ranks takes 2.56 KB",

@@ -1,6 +1,6 @@
 //! Plans for plain data parallel.
 
-use accelerate_core::config::DistributedDataParallelKwargs;
+use accelerate_core::config::DistributedDataParallelSettings;
 use accelerate_core::plan::*;
 
 const MIB: usize = 1024 * 1024;
@@ -9,8 +9,8 @@ fn entry(name: &str, mib: usize) -> ParameterEntry {
     ParameterEntry::new(name, &[mib, MIB / 4], "float32", 4)
 }
 
-fn kwargs(bucket_cap_mb: f64) -> DistributedDataParallelKwargs {
-    DistributedDataParallelKwargs { bucket_cap_mb, ..Default::default() }
+fn kwargs(bucket_cap_mb: f64) -> DistributedDataParallelSettings {
+    DistributedDataParallelSettings { bucket_cap_mb, ..Default::default() }
 }
 
 #[test]

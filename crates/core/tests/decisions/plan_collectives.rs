@@ -1,7 +1,7 @@
 //! What travels in a step, and how much of it ahead of its use.
 
 use accelerate_core::config::{
-    AutoWrapPolicy, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin, ShardingStrategy,
+    AutoWrapPolicy, DistributedDataParallelSettings, FullyShardedSettings, ShardingStrategy,
 };
 use accelerate_core::plan::*;
 use proptest::prelude::*;
@@ -15,9 +15,9 @@ fn blocks(sizes: &[usize]) -> Inventory {
     Inventory { parameters: sizes.iter().enumerate().map(|(i, &size)| entry(&format!("h.{i}.w"), size)).collect() }
 }
 
-fn plugin(sharding_strategy: ShardingStrategy) -> FullyShardedDataParallelPlugin {
+fn plugin(sharding_strategy: ShardingStrategy) -> FullyShardedSettings {
     let auto_wrap_policy = AutoWrapPolicy::TransformerBasedWrap;
-    FullyShardedDataParallelPlugin { sharding_strategy, auto_wrap_policy, ..Default::default() }
+    FullyShardedSettings { sharding_strategy, auto_wrap_policy, ..Default::default() }
 }
 
 /// `phase: operation content, ranks, bytes, bytes sent`.
@@ -53,7 +53,7 @@ fn two_ranks_divide_two_units(#[case] strategy: ShardingStrategy, #[case] backwa
 #[case(HybridShard, true)]
 #[case(HybridShardZero2, false)]
 fn groups_add_up_their_parts(#[case] strategy: ShardingStrategy, #[case] regathers: bool) {
-    let plugin = FullyShardedDataParallelPlugin { dp_shard_size: Some(2), ..plugin(strategy) };
+    let plugin = FullyShardedSettings { dp_shard_size: Some(2), ..plugin(strategy) };
     let plan = plan_sharded(&blocks(&[5]), &plugin, plugin.mesh(6, 6).unwrap());
     let mut wanted =
         vec!["f: all-gather unit 0 2 24 12", "b: reduce-scatter unit 0 2 24 12", "b: all-reduce unit 0 3 12 16"];
@@ -76,7 +76,7 @@ fn what_needs_no_gradient_is_only_gathered() {
 
 #[test]
 fn parameters_that_are_whole_are_added_up_at_the_end() {
-    let plugin = FullyShardedDataParallelPlugin { ignored_modules: vec!["h.1".to_owned()], ..plugin(ShardGradOp) };
+    let plugin = FullyShardedSettings { ignored_modules: vec!["h.1".to_owned()], ..plugin(ShardGradOp) };
     let plan = plan_sharded(&blocks(&[2, 3]), &plugin, 2);
     let wanted =
         ["f: all-gather unit 0 2 8 4", "b: reduce-scatter unit 0 2 8 4", "b: all-reduce replicated parameters 2 12 12"];
@@ -85,7 +85,7 @@ fn parameters_that_are_whole_are_added_up_at_the_end() {
 
 #[test]
 fn buckets_are_added_up_in_order() {
-    let kwargs = DistributedDataParallelKwargs { bucket_cap_mb: 8e-6, ..Default::default() };
+    let kwargs = DistributedDataParallelSettings { bucket_cap_mb: 8e-6, ..Default::default() };
     let plan = plan_data_parallel(&blocks(&[300_000, 2]), &kwargs, 4);
     assert_eq!(lines(&plan).len(), plan.buckets.len());
     assert_eq!(
@@ -97,7 +97,7 @@ fn buckets_are_added_up_in_order() {
 #[test]
 fn one_rank_sends_nothing() {
     assert_eq!(plan_sharded(&blocks(&[2, 3]), &plugin(FullShard), 1).collectives(), []);
-    assert_eq!(plan_data_parallel(&blocks(&[2]), &DistributedDataParallelKwargs::default(), 1).collectives(), []);
+    assert_eq!(plan_data_parallel(&blocks(&[2]), &DistributedDataParallelSettings::default(), 1).collectives(), []);
 }
 
 /// Sizes of units, those that are here, and how many of the others may be asked for.
@@ -113,11 +113,11 @@ fn as_much_is_asked_for_as_the_largest_unit_takes(
     #[case] here: &[usize],
     #[case] wanted: usize,
 ) {
-    let plugin = FullyShardedDataParallelPlugin { forward_prefetch: true, ..plugin(FullShard) };
+    let plugin = FullyShardedSettings { forward_prefetch: true, ..plugin(FullShard) };
     let plan = plan_sharded(&blocks(sizes), &plugin, 2);
     let expected: Vec<usize> = (1..sizes.len()).collect();
     assert_eq!(plan.num_ahead(&expected, |unit| here.contains(&unit)), wanted);
-    let unlimited = FullyShardedDataParallelPlugin { limit_all_gathers: false, ..plugin };
+    let unlimited = FullyShardedSettings { limit_all_gathers: false, ..plugin };
     assert_eq!(plan_sharded(&blocks(sizes), &unlimited, 2).num_ahead(&expected, |_| false), expected.len());
 }
 
@@ -125,7 +125,7 @@ fn as_much_is_asked_for_as_the_largest_unit_takes(
 fn a_root_larger_than_all_others_is_asked_for_alone() {
     let mut inventory = blocks(&[2, 2]);
     inventory.parameters.push(entry("embed", 100));
-    let plugin = FullyShardedDataParallelPlugin { forward_prefetch: true, ..plugin(FullShard) };
+    let plugin = FullyShardedSettings { forward_prefetch: true, ..plugin(FullShard) };
     let plan = plan_sharded(&inventory, &plugin, 2);
     assert_eq!((plan.bytes_ahead, plan.num_ahead(&[2, 0, 1], |_| false)), (8, 1));
 }
@@ -133,7 +133,7 @@ fn a_root_larger_than_all_others_is_asked_for_alone() {
 proptest! {
     #[test]
     fn no_more_than_the_limit_is_on_its_way(sizes in prop::collection::vec(1usize..50, 1..12), skip in 0usize..12) {
-        let plugin = FullyShardedDataParallelPlugin { forward_prefetch: true, ..plugin(FullShard) };
+        let plugin = FullyShardedSettings { forward_prefetch: true, ..plugin(FullShard) };
         let plan = plan_sharded(&blocks(&sizes), &plugin, 2);
         let expected: Vec<usize> = (skip.min(sizes.len())..sizes.len()).collect();
         let count = plan.num_ahead(&expected, |_| false);

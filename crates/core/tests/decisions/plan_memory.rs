@@ -1,7 +1,7 @@
 //! What plans take of each rank's memory, and whether it is there.
 
 use accelerate_core::config::{
-    AutoWrapPolicy, BackwardPrefetch, DistributedDataParallelKwargs, FloatType, FullyShardedDataParallelPlugin,
+    AutoWrapPolicy, BackwardPrefetch, DistributedDataParallelSettings, FloatType, FullyShardedSettings,
     ShardingStrategy,
 };
 use accelerate_core::plan::*;
@@ -20,7 +20,7 @@ fn inventory() -> Inventory {
 
 fn sharded(sharding_strategy: ShardingStrategy, world_size: usize) -> Plan {
     let auto_wrap_policy = AutoWrapPolicy::TransformerBasedWrap;
-    let plugin = FullyShardedDataParallelPlugin { sharding_strategy, auto_wrap_policy, ..Default::default() };
+    let plugin = FullyShardedSettings { sharding_strategy, auto_wrap_policy, ..Default::default() };
     plan_sharded(&inventory(), &plugin, world_size)
 }
 
@@ -72,7 +72,7 @@ fn buckets_hold_gradients_again_unless_these_are_views(
     #[case] gradient_as_bucket_view: bool,
     #[case] buckets: usize,
 ) {
-    let kwargs = DistributedDataParallelKwargs { gradient_as_bucket_view, ..Default::default() };
+    let kwargs = DistributedDataParallelSettings { gradient_as_bucket_view, ..Default::default() };
     let plan = plan_data_parallel(&inventory(), &kwargs, world_size);
     let wanted = RankBytes {
         parameters: ALL,
@@ -123,7 +123,11 @@ fn version_two_names_the_strategy_by_reshard_after_forward(
     #[case] reshard_after_forward: Option<bool>,
     #[case] wanted: ShardingStrategy,
 ) {
-    let plugin = FullyShardedDataParallelPlugin { sharding_strategy, reshard_after_forward, ..Default::default() };
+    let plugin = FullyShardedSettings {
+        sharding_strategy,
+        reshard_after_forward: reshard_after_forward.map(Into::into),
+        ..Default::default()
+    };
     assert_eq!(plan_sharded(&inventory(), &plugin, 2).sharding_strategy, wanted);
 }
 
@@ -144,12 +148,12 @@ fn a_plan_fits_into_its_peak_and_nothing_less() {
       "\n  - OPTIMIZER_STATE on 4 ranks takes 2.81 KB", "\n  - FULL_SHARD on 2 ranks takes 2.98 KB"]
 )]
 #[case(
-    plan_data_parallel(&inventory(), &DistributedDataParallelKwargs::default(), 1), 3000,
+    plan_data_parallel(&inventory(), &DistributedDataParallelSettings::default(), 1), 3000,
     &["NO_SHARD on 1 rank takes 3.4 KB", "the largest parameter is embed.weight with 400 B",
       "\n  - FULL_SHARD on 2 ranks with auto_wrap_policy TRANSFORMER_BASED_WRAP takes 2.98 KB"]
 )]
 #[case(
-    plan_sharded(&inventory(), &FullyShardedDataParallelPlugin::default(), 2), 3000,
+    plan_sharded(&inventory(), &FullyShardedSettings::default(), 2), 3000,
     &["FULL_SHARD on 2 ranks takes 3.42 KB", "\n  - FULL_SHARD on 4 ranks takes 2.6 KB",
       "\n  - FULL_SHARD on 2 ranks with auto_wrap_policy TRANSFORMER_BASED_WRAP takes 2.98 KB"]
 )]
@@ -165,7 +169,7 @@ fn what_does_not_fit_says_what_would(#[case] plan: Plan, #[case] available: u64,
 #[test]
 fn absurd_sizes_do_not_overflow() {
     let parameters = vec![ParameterEntry::new("h.0.w", &[usize::MAX, 2], "float32", 4); 3];
-    let plan = plan_sharded(&Inventory { parameters }, &FullyShardedDataParallelPlugin::default(), usize::MAX);
+    let plan = plan_sharded(&Inventory { parameters }, &FullyShardedSettings::default(), usize::MAX);
     assert_eq!(plan.bytes_per_rank().peak().1, usize::MAX);
     plan.check_fits(u64::MAX).unwrap();
     assert!(plan.check_fits(1).unwrap_err().is_plan());
@@ -178,7 +182,7 @@ fn a_summary_is_short_whatever_the_size_of_the_model() {
     parameters.extend([entry("tail.0.w", 2), entry("tail.1.w", 2)]);
     let inventory = Inventory { parameters };
     let auto_wrap_policy = AutoWrapPolicy::TransformerBasedWrap;
-    let plugin = FullyShardedDataParallelPlugin { auto_wrap_policy, ..Default::default() };
+    let plugin = FullyShardedSettings { auto_wrap_policy, ..Default::default() };
     assert_eq!(
         plan_sharded(&inventory, &plugin, 2).summary().to_string(),
         "\
@@ -190,7 +194,7 @@ plan for 2 ranks: FULL_SHARD, 43 parameters, 688 B in all
   collectives of a step: 86 all-gather of 1.38 KB, 43 reduce-scatter of 688 B; each rank sends 1.03 KB
 "
     );
-    let plan = plan_data_parallel(&inventory, &DistributedDataParallelKwargs::default(), 2);
+    let plan = plan_data_parallel(&inventory, &DistributedDataParallelSettings::default(), 2);
     assert_eq!(
         plan.summary().to_string(),
         "plan for 2 ranks: NO_SHARD, 43 parameters, 688 B on each\n  gradients travel in 1 buckets of up to 688 B\n  \
@@ -213,7 +217,7 @@ fn what_is_asked_for_ahead_takes_memory(
     #[case] gathered_units: usize,
 ) {
     let auto_wrap_policy = AutoWrapPolicy::TransformerBasedWrap;
-    let plugin = FullyShardedDataParallelPlugin {
+    let plugin = FullyShardedSettings {
         auto_wrap_policy,
         forward_prefetch,
         backward_prefetch,

@@ -1,7 +1,7 @@
 //! Units and shards.
 
 use accelerate_core::config::{
-    AutoWrapPolicy, FloatType, FullyShardedDataParallelPlugin, MixedPrecision, MixedPrecisionPolicy, ShardingStrategy,
+    AutoWrapPolicy, FloatType, FullyShardedSettings, MixedPrecision, MixedPrecisionPolicy, ShardingStrategy,
 };
 use accelerate_core::mesh::{Axis, Mesh};
 use accelerate_core::plan::*;
@@ -12,8 +12,8 @@ fn entry(name: &str, size: usize) -> ParameterEntry {
     ParameterEntry::new(name, &[size], "float32", 4)
 }
 
-fn plugin(policy: AutoWrapPolicy, patterns: &[&str], min_num_params: Option<usize>) -> FullyShardedDataParallelPlugin {
-    FullyShardedDataParallelPlugin {
+fn plugin(policy: AutoWrapPolicy, patterns: &[&str], min_num_params: Option<usize>) -> FullyShardedSettings {
+    FullyShardedSettings {
         auto_wrap_policy: policy,
         transformer_cls_names_to_wrap: patterns.iter().map(|pattern| (*pattern).to_owned()).collect(),
         min_num_params,
@@ -52,10 +52,7 @@ use ShardingStrategy::{FullShard, NoShard};
     &["embed", "layers.0.attn", "layers", "layers.1.attn", "layers", "head"]
 )]
 #[case(plugin(SizeBasedWrap, &[], Some(1000)), &["", "", "", "", "", ""])]
-fn parameters_go_to_the_units_that_the_policy_says(
-    #[case] plugin: FullyShardedDataParallelPlugin,
-    #[case] wanted: &[&str],
-) {
+fn parameters_go_to_the_units_that_the_policy_says(#[case] plugin: FullyShardedSettings, #[case] wanted: &[&str]) {
     let parameters = NAMES.map(|(name, size)| entry(name, size)).to_vec();
     let plan = plan_sharded(&Inventory { parameters }, &plugin, 2);
     let found: Vec<&str> = plan
@@ -74,7 +71,7 @@ fn element_types_and_frozen_parameters_have_units_of_their_own() {
     let mut parameters = vec![entry("a", 2), entry("b", 2), entry("c", 2), entry("d", 2)];
     parameters[1].dtype = "bfloat16".to_owned();
     parameters[2].requires_grad = false;
-    let plan = plan_sharded(&Inventory { parameters }, &FullyShardedDataParallelPlugin::default(), 2);
+    let plan = plan_sharded(&Inventory { parameters }, &FullyShardedSettings::default(), 2);
     let members: Vec<&[usize]> = plan.units.iter().map(|unit| unit.parameters.as_slice()).collect();
     assert_eq!(members, [&[0, 3][..], &[1], &[2]]);
     let bytes = plan.bytes_per_rank();
@@ -101,7 +98,7 @@ fn groups_divide_the_model_among_their_own_ranks(
     #[case] num_replicas: usize,
     #[case] shard_elements: usize,
 ) {
-    let plugin = FullyShardedDataParallelPlugin { sharding_strategy, dp_shard_size, ..Default::default() };
+    let plugin = FullyShardedSettings { sharding_strategy, dp_shard_size, ..Default::default() };
     plugin.check().unwrap();
     let inventory = Inventory { parameters: vec![entry("weight", 9)] };
     let plan = plan_sharded(&inventory, &plugin, plugin.mesh(6, 3).unwrap());
@@ -117,10 +114,10 @@ fn groups_divide_the_model_among_their_own_ranks(
 fn groups_that_ranks_do_not_fill_are_refused(#[case] world_size: usize, #[case] dp_shard_size: usize) {
     let sharding_strategy = ShardingStrategy::HybridShard;
     let dp_shard_size = Some(dp_shard_size);
-    let plugin = FullyShardedDataParallelPlugin { sharding_strategy, dp_shard_size, ..Default::default() };
+    let plugin = FullyShardedSettings { sharding_strategy, dp_shard_size, ..Default::default() };
     let error = plugin.mesh(world_size, world_size).unwrap_err();
     assert!(error.is_config() && error.to_string().contains("let dp_shard_size divide"), "{error}");
-    let plugin = FullyShardedDataParallelPlugin { dp_shard_size, ..Default::default() };
+    let plugin = FullyShardedSettings { dp_shard_size, ..Default::default() };
     assert!(plugin.check().unwrap_err().to_string().contains("only the hybrid strategies"));
 }
 
@@ -129,7 +126,7 @@ fn what_is_ignored_stays_whole() {
     let mut parameters = NAMES.map(|(name, size)| entry(name, size)).to_vec();
     parameters[2].requires_grad = false;
     let ignored_modules = ["layers.0".to_owned(), "*".to_owned()];
-    let plugin = |count: usize| FullyShardedDataParallelPlugin {
+    let plugin = |count: usize| FullyShardedSettings {
         ignored_modules: ignored_modules[..count].to_vec(),
         ..plugin(TransformerBasedWrap, &[], None)
     };
@@ -153,7 +150,7 @@ fn modules_that_are_named_have_to_be_there(
     let tied = ParameterEntry { ties: vec!["head.weight".to_owned()], ..entry("embed.weight", 5) };
     let parameters = vec![tied, entry("layers.0.weight", 4), entry("layers.1.weight", 4)];
     let ignored_modules = ignored.iter().map(|&path| path.to_owned()).collect();
-    let plugin = FullyShardedDataParallelPlugin { ignored_modules, ..plugin(TransformerBasedWrap, to_wrap, None) };
+    let plugin = FullyShardedSettings { ignored_modules, ..plugin(TransformerBasedWrap, to_wrap, None) };
     let found = plugin.check_modules(&Inventory { parameters });
     match message {
         None => found.unwrap(),
@@ -185,11 +182,7 @@ fn precision_of_a_policy(
 ) {
     let [param_dtype, reduce_dtype] = types;
     let policy = MixedPrecisionPolicy { param_dtype, reduce_dtype, ..Default::default() };
-    let plugin = FullyShardedDataParallelPlugin {
-        sharding_strategy,
-        mixed_precision_policy: Some(policy),
-        ..Default::default()
-    };
+    let plugin = FullyShardedSettings { sharding_strategy, mixed_precision_policy: Some(policy), ..Default::default() };
     let checked = plugin.check().and_then(|()| plugin.check_precision(mixed_precision));
     match wanted {
         Ok(types) => {
@@ -218,7 +211,7 @@ fn weights_of_16_bits_are_kept_in_float32(#[case] mixed_precision: MixedPrecisio
         of("b.wide", "float64", 8),
         of("c.weight", "bfloat16", 2),
     ];
-    let plugin = FullyShardedDataParallelPlugin { ignored_modules: vec!["c".to_owned()], ..Default::default() };
+    let plugin = FullyShardedSettings { ignored_modules: vec!["c".to_owned()], ..Default::default() };
     let given = Inventory { parameters };
     let kept = plugin.kept(given.clone(), mixed_precision);
     assert_eq!(kept.parameters.iter().map(|entry| entry.dtype.as_str()).collect::<Vec<_>>(), wanted);
@@ -261,7 +254,7 @@ proptest! {
         world_size in 1usize..9,
     ) {
         let parameters = sizes.iter().enumerate().map(|(i, &size)| entry(&i.to_string(), size)).collect();
-        let plan = plan_sharded(&Inventory { parameters }, &FullyShardedDataParallelPlugin::default(), world_size);
+        let plan = plan_sharded(&Inventory { parameters }, &FullyShardedSettings::default(), world_size);
         let unit = &plan.units[0];
         prop_assert!(unit.shard_elements * world_size >= unit.num_elements);
         prop_assert!(unit.shard_elements * world_size < unit.num_elements + world_size);

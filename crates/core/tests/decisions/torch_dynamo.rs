@@ -1,34 +1,36 @@
 //! Which compiler is chosen, and what is refused.
 
-use accelerate_core::config::{Compilation, DynamoBackend, DynamoMode, TorchDynamoPlugin};
-use accelerate_core::environment::LaunchSettings;
+use accelerate_core::config::{
+    Compilation, DynamoBackend, DynamoMode, DynamoSettings, RunConfig, Sources, TorchDynamoPlugin,
+};
 
-fn from_variables(variables: &[(&str, &str)]) -> accelerate_core::Result<TorchDynamoPlugin> {
+fn from_variables(variables: &[(&str, &str)]) -> accelerate_core::Result<DynamoSettings> {
     let lookup = |name: &str| {
         let name = name.strip_prefix("ACCELERATE_DYNAMO_")?;
         variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
     };
-    Ok(LaunchSettings::read(&lookup)?.dynamo)
+    Ok(RunConfig::resolve(Sources { environment: Some(&lookup), ..Default::default() })?.dynamo)
 }
 
 #[test]
 fn variables_are_those_of_the_reference() {
-    assert_eq!(from_variables(&[]).unwrap(), TorchDynamoPlugin::default());
+    assert_eq!(from_variables(&[]).unwrap(), DynamoSettings::default());
     let all = [
         ("BACKEND", "TS"),
         ("MODE", "max-autotune"),
         ("USE_FULLGRAPH", "True"),
         ("USE_DYNAMIC", "False"),
         ("USE_REGIONAL_COMPILATION", "1"),
+        ("DISABLE", "yes"),
     ];
-    let wanted = TorchDynamoPlugin {
-        backend: Some(DynamoBackend::Ts),
-        mode: Some(DynamoMode::MaxAutotune),
-        fullgraph: Some(true),
+    let wanted = DynamoSettings {
+        backend: DynamoBackend::Ts,
+        mode: DynamoMode::MaxAutotune,
+        fullgraph: true,
         dynamic: Some(false),
         options: None,
-        disable: false,
-        use_regional_compilation: Some(true),
+        disable: true,
+        use_regional_compilation: true,
     };
     assert_eq!(from_variables(&all).unwrap(), wanted);
     for (name, value) in [("BACKEND", "fast"), ("MODE", "best"), ("USE_FULLGRAPH", "2"), ("USE_DYNAMIC", "maybe")] {
@@ -39,17 +41,9 @@ fn variables_are_those_of_the_reference() {
 }
 
 #[test]
-fn what_is_given_goes_before_the_environment() {
-    let given = TorchDynamoPlugin { backend: Some(DynamoBackend::No), dynamic: Some(true), ..Default::default() };
-    let environment = from_variables(&[("BACKEND", "ts"), ("USE_DYNAMIC", "no"), ("USE_FULLGRAPH", "yes")]).unwrap();
-    let both = given.or(environment);
-    assert_eq!((both.backend, both.dynamic, both.fullgraph), (Some(DynamoBackend::No), Some(true), Some(true)));
-}
-
-#[test]
 fn every_backend_is_something_or_an_error_that_says_why() {
     for &backend in DynamoBackend::ALL {
-        let plugin = TorchDynamoPlugin::from(backend);
+        let plugin = DynamoSettings { backend, ..Default::default() };
         let wanted = match backend {
             DynamoBackend::No | DynamoBackend::Eager => Some(Compilation::None),
             DynamoBackend::Ts => Some(Compilation::TorchScript),
@@ -66,7 +60,7 @@ fn every_backend_is_something_or_an_error_that_says_why() {
                 assert!(text.contains("needs Python") && text.contains("\"ts\""), "{text}");
             }
         }
-        let off = TorchDynamoPlugin { disable: true, fullgraph: Some(true), ..plugin };
+        let off = DynamoSettings { disable: true, fullgraph: true, ..plugin };
         assert_eq!(off.compilation().unwrap(), Compilation::None);
     }
 }
@@ -74,28 +68,28 @@ fn every_backend_is_something_or_an_error_that_says_why() {
 #[test]
 fn a_setting_without_use_is_refused_by_name() {
     let options = serde_json::from_str(r#"{"max_autotune": true}"#).unwrap();
-    let plain = TorchDynamoPlugin::default;
+    let plain = DynamoSettings::default;
     let wishes = [
-        ("mode", TorchDynamoPlugin { mode: Some(DynamoMode::ReduceOverhead), ..plain() }),
-        ("fullgraph", TorchDynamoPlugin { fullgraph: Some(true), ..plain() }),
-        ("dynamic", TorchDynamoPlugin { dynamic: Some(true), ..plain() }),
-        ("options", TorchDynamoPlugin { options: Some(options), ..plain() }),
-        ("use_regional_compilation", TorchDynamoPlugin { use_regional_compilation: Some(true), ..plain() }),
+        ("mode", DynamoSettings { mode: DynamoMode::ReduceOverhead, ..plain() }),
+        ("fullgraph", DynamoSettings { fullgraph: true, ..plain() }),
+        ("dynamic", DynamoSettings { dynamic: Some(true), ..plain() }),
+        ("options", DynamoSettings { options: Some(options), ..plain() }),
+        ("use_regional_compilation", DynamoSettings { use_regional_compilation: true, ..plain() }),
     ];
     for backend in ["no", "eager", "ts", "aot_inductor", "cudagraphs"] {
         for (field, wish) in &wishes {
-            let plugin = TorchDynamoPlugin { backend: Some(backend.parse().unwrap()), ..wish.clone() };
+            let plugin = DynamoSettings { backend: backend.parse().unwrap(), ..wish.clone() };
             let text = plugin.compilation().unwrap_err().to_string();
             assert!(text.contains(&format!("TorchDynamoPlugin.{field} is")), "{text}");
             assert!(text.contains(&format!("backend \"{backend}\"")), "{text}");
         }
         // What launchers write without being asked.
-        let plugin = TorchDynamoPlugin {
-            backend: Some(backend.parse().unwrap()),
-            mode: Some(DynamoMode::Default),
-            fullgraph: Some(false),
+        let plugin = DynamoSettings {
+            backend: backend.parse().unwrap(),
+            mode: DynamoMode::Default,
+            fullgraph: false,
             dynamic: Some(false),
-            use_regional_compilation: Some(false),
+            use_regional_compilation: false,
             ..plain()
         };
         plugin.compilation().unwrap();

@@ -56,8 +56,8 @@ impl Accelerator {
         loader: DataLoader<B, K>,
         options: PrepareDataLoaderOptions,
     ) -> Result<DataLoaderShard<B, K>> {
-        let (session, settings) = (self.session(), self.settings());
-        if let Some(deep_speed) = &settings.deep_speed {
+        let (session, config) = (self.session(), self.config());
+        if let Some(deep_speed) = self.deep_speed() {
             self.set_gradient_accumulation_steps(deep_speed.loader_prepared(loader.batch_size())?)?;
         }
         let shares = match options {
@@ -70,9 +70,9 @@ impl Accelerator {
             }
         };
         let settings = LoaderSettings {
-            configuration: &settings.dataloader,
-            device_placement: settings.device_placement,
-            rng_types: &settings.rng_types,
+            configuration: &config.dataloader,
+            device_placement: config.accelerator.device_placement,
+            rng_types: &config.accelerator.rng_types,
         };
         loader.prepare_for(session, settings, shares)
     }

@@ -105,7 +105,7 @@ impl<S: LrScheduler> Prepare<kind::Scheduler> for S {
 impl Prepare<kind::Dummy> for DummyOptim {
     type Prepared = AcceleratedOptimizer<Box<dyn Optimizer>>;
     fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
-        let Some(deep_speed) = &accelerator.settings().deep_speed else {
+        let Some(deep_speed) = accelerator.deep_speed() else {
             return Err(StateError::DummyWithoutDeepSpeed { dummy: "DummyOptim" }.into());
         };
         let optimizer = deep_speed.optimizer(self.lr, self.weight_decay)?;
@@ -116,7 +116,7 @@ impl Prepare<kind::Dummy> for DummyOptim {
 impl Prepare<kind::Dummy> for DummyScheduler {
     type Prepared = AcceleratedScheduler<DeepSpeedLr>;
     fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
-        let Some(deep_speed) = &accelerator.settings().deep_speed else {
+        let Some(deep_speed) = accelerator.deep_speed() else {
             return Err(StateError::DummyWithoutDeepSpeed { dummy: "DummyScheduler" }.into());
         };
         let handle = self.optimizer().ok_or(StateError::SchedulerBeforeOptimizer)?;
@@ -216,33 +216,33 @@ impl Accelerator {
     /// # Errors
     /// As [`Accelerator::prepare`].
     pub fn prepare_model<M: Module>(&self, model: M, options: PrepareModelOptions) -> Result<PreparedModel<M>> {
-        let settings = self.settings();
+        let config = self.config();
         let evaluation_mode = options.evaluation_mode;
-        compile::check(settings.compilation, model.compilation())?;
+        compile::check(config.dynamo.compilation()?, model.compilation())?;
         let store = model.params().clone();
         if let Some(param) = store.parameters().iter().find(|param| param.shard_group().is_some()) {
             return Err(StateError::AlreadySharded { parameter: param.name().to_owned() }.into());
         }
-        if options.device_placement.unwrap_or(settings.device_placement) {
+        if options.device_placement.unwrap_or(config.accelerator.device_placement) {
             store.to_device(self.device())?;
         }
-        let wants_empty = settings.deep_speed.as_ref().is_some_and(|deep_speed| deep_speed.wants_empty_weights());
+        let wants_empty = self.deep_speed().is_some_and(|deep_speed| deep_speed.wants_empty_weights());
         if wants_empty && self.is_main_process() && !store.parameters().iter().any(Param::is_deferred) {
             let cure = "build it over ParamStore::init_empty_weights";
             tracing::warn!("zero3_init_flag has no effect on a model that each process has built whole; {cure}");
         }
-        let sharding = settings.fsdp.as_ref().map(|plugin| (plugin, self.mixed_precision()));
+        let sharding = config.fsdp_in_use().map(|plugin| (plugin, self.mixed_precision()));
         let engine = engine::start(&engine::Start {
             mesh: &self.session().mesh,
             store: &store,
-            kwargs: &settings.ddp,
+            kwargs: &config.ddp,
             sharding,
             evaluation_mode,
         })?;
         store.set_of_prepared_model(!evaluation_mode);
         let prepared = PreparedParameters { store, engine: engine.clone() };
         self.session().register(Object::Model(Arc::new(prepared)));
-        let policy = settings.fsdp.as_ref().and_then(|plugin| plugin.mixed_precision_policy);
+        let policy = config.fsdp_in_use().and_then(|plugin| plugin.mixed_precision_policy);
         let output_kind = policy.and_then(|policy| policy.output_dtype).map(float_kind);
         Ok(PreparedModel::new(model, engine, self.precision().with_outputs(output_kind)))
     }
@@ -266,7 +266,7 @@ impl Accelerator {
     pub fn plan(&self) -> Vec<Plan> {
         let plan = |model: &PreparedParameters| match model.engine.plan() {
             Some(plan) => plan.clone(),
-            None => plan_data_parallel(&inventory(&model.store), &self.settings().ddp, self.num_processes()),
+            None => plan_data_parallel(&inventory(&model.store), &self.config().ddp, self.num_processes()),
         };
         self.session().objects().models().map(plan).collect()
     }
@@ -276,18 +276,19 @@ impl Accelerator {
     /// # Errors
     /// A DeepSpeed configuration has an optimizer too; its state is to be offloaded, and it has none that can be.
     pub fn prepare_optimizer<O: Optimizer>(&self, optimizer: O) -> Result<AcceleratedOptimizer<O>> {
-        if let Some(deep_speed) = &self.settings().deep_speed {
+        if let Some(deep_speed) = self.deep_speed() {
             deep_speed.optimizer_prepared(optimizer.handle().learning_rates().first().copied())?;
         }
         self.wrap_optimizer(optimizer)
     }
 
     fn wrap_optimizer<O: Optimizer>(&self, mut optimizer: O) -> Result<AcceleratedOptimizer<O>> {
-        if let Some(target) = self.settings().optimizer_offload(self.device()) {
+        if let Some(target) = self.optimizer_offload() {
             optimizer.offload_state(target)?;
         }
         let (session, scaler) = (self.session().clone(), self.scaler().cloned());
-        Ok(AcceleratedOptimizer::new(optimizer, session, scaler, self.settings().gradient_clipping))
+        let clipping = self.deep_speed().and_then(|deep_speed| deep_speed.gradient_clipping());
+        Ok(AcceleratedOptimizer::new(optimizer, session, scaler, clipping))
     }
 
     /// Prepares one scheduler.
@@ -295,18 +296,18 @@ impl Accelerator {
     /// # Errors
     /// A DeepSpeed configuration has a scheduler too.
     pub fn prepare_scheduler<S: LrScheduler>(&self, scheduler: S) -> Result<AcceleratedScheduler<S>> {
-        if let Some(deep_speed) = &self.settings().deep_speed {
+        if let Some(deep_speed) = self.deep_speed() {
             deep_speed.scheduler_prepared()?;
         }
-        Ok(self.wrap_scheduler(scheduler, self.settings().scheduler_unit))
+        Ok(self.wrap_scheduler(scheduler, self.config().accelerator.scheduler_unit))
     }
 
     fn wrap_scheduler<S: LrScheduler>(&self, scheduler: S, unit: SchedulerUnit) -> AcceleratedScheduler<S> {
-        let settings = self.settings();
+        let config = self.config();
         let options = SchedulerOptions {
             num_processes: self.num_processes(),
-            split_batches: settings.dataloader.split_batches,
-            step_with_optimizer: settings.step_scheduler_with_optimizer,
+            split_batches: config.dataloader.split_batches,
+            step_with_optimizer: config.accelerator.step_scheduler_with_optimizer,
             unit,
         };
         AcceleratedScheduler::new(scheduler, self.session().clone(), options)

@@ -10,7 +10,7 @@ use super::agreement::Exchange;
 use super::position::{DataLoaderState, PassStart};
 use crate::error::Result;
 use crate::session::LoaderPosition;
-use accelerate_core::config::DataLoaderConfiguration;
+use accelerate_core::config::DataLoaderSettings;
 use schedule::Sharding;
 use std::ops::Range;
 use std::sync::Arc;
@@ -78,9 +78,5 @@ pub(crate) trait Source<B>: Send + Sync {
     fn idle_state(&self) -> Result<DataLoaderState>;
 
     /// The same source, with what ranks must agree on made so that they can. `None` when it is that already.
-    fn for_ranks(
-        &self,
-        sharding: &Sharding,
-        configuration: &DataLoaderConfiguration,
-    ) -> Result<Option<Arc<dyn Source<B>>>>;
+    fn for_ranks(&self, sharding: &Sharding, configuration: &DataLoaderSettings) -> Result<Option<Arc<dyn Source<B>>>>;
 }

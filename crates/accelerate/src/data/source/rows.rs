@@ -9,7 +9,7 @@ use crate::data::position::{DataLoaderState, DefaultGeneratorGuard, OrderDigest,
 use crate::data::random::{self, SharedGenerator};
 use crate::data::sampler::{BatchSampler, GeneratorSlot, Order, Sampler, SeedableRandomSampler, order_of, seed_of};
 use crate::error::{DataError, Result};
-use accelerate_core::config::DataLoaderConfiguration;
+use accelerate_core::config::DataLoaderSettings;
 use std::sync::Arc;
 use tch::Tensor;
 
@@ -81,11 +81,7 @@ impl<D: Dataset + 'static, B: Send + 'static> Source<B> for RowSource<D, B> {
     }
 
     /// Makes random orders something that ranks can agree on, as `prepare_data_loader` of the reference does.
-    fn for_ranks(
-        &self,
-        sharding: &Sharding,
-        configuration: &DataLoaderConfiguration,
-    ) -> Result<Option<Arc<dyn Source<B>>>> {
+    fn for_ranks(&self, sharding: &Sharding, configuration: &DataLoaderSettings) -> Result<Option<Arc<dyn Source<B>>>> {
         let random = self.order.random_sampler().filter(|_| configuration.use_seedable_sampler);
         let Some(random) = random else {
             // A process that reads alone goes on drawing from the default generator in every pass.

@@ -7,7 +7,7 @@ use crate::data::iterable::{IterableDataset, RowStream};
 use crate::data::position::DataLoaderState;
 use crate::error::{DataError, Result};
 use crate::session::LoaderPosition;
-use accelerate_core::config::DataLoaderConfiguration;
+use accelerate_core::config::DataLoaderSettings;
 use accelerate_core::sampler::{IterableDatasetShard, Slot, SlotSource, dispatch_slots};
 use std::ops::Range;
 use std::panic::AssertUnwindSafe;
@@ -63,7 +63,7 @@ impl<D: IterableDataset, B: Send + 'static> Source<B> for StreamSource<D, B> {
         Ok(DataLoaderState::default())
     }
 
-    fn for_ranks(&self, _: &Sharding, _: &DataLoaderConfiguration) -> Result<Option<Arc<dyn Source<B>>>> {
+    fn for_ranks(&self, _: &Sharding, _: &DataLoaderSettings) -> Result<Option<Arc<dyn Source<B>>>> {
         Ok(None)
     }
 }

@@ -70,7 +70,7 @@ fn two_epochs(loader: &NumberedShard) -> Vec<Vec<i64>> {
 fn shuffled_ranks_see_every_row_once() {
     // Ranks draw from the one default generator of this process in any order, so each has another seed.
     for use_seedable_sampler in [false, true] {
-        let configuration = DataLoaderConfiguration { use_seedable_sampler, ..Default::default() };
+        let configuration = DataLoaderSettings { use_seedable_sampler, ..Default::default() };
         let passes = on_ranks(3, |place| {
             let loader = numbered(24).batch_size(4).shuffle(true).build().unwrap();
             two_epochs(&loader.prepare_at(place, &configuration).unwrap())
@@ -83,8 +83,7 @@ fn shuffled_ranks_see_every_row_once() {
 
 #[test]
 fn the_epoch_of_rank_zero_is_the_one_that_counts() {
-    let configuration =
-        DataLoaderConfiguration { use_seedable_sampler: true, data_seed: Some(3), ..Default::default() };
+    let configuration = DataLoaderSettings { use_seedable_sampler: true, data_seed: Some(3), ..Default::default() };
     let passes = on_ranks(2, |place| {
         let rank = place.share;
         let loader = numbered(10).shuffle(true).build().unwrap();
@@ -113,7 +112,7 @@ fn samplers_that_differ_between_ranks_give_way_to_rank_zero() {
         let passes = on_ranks(2, |place| {
             let sampler = Rotated(rotation * place.share);
             let loader = numbered(8).batch_size(2).sampler(sampler).build().unwrap();
-            two_epochs(&loader.prepare_at(place, &DataLoaderConfiguration::default()).unwrap())
+            two_epochs(&loader.prepare_at(place, &DataLoaderSettings::default()).unwrap())
         });
         assert_eq!(passes[0], [[0, 1, 4, 5], [1, 2, 5, 6]], "rank 0 goes by its own sampler");
         assert_eq!(passes[1], [[2, 3, 6, 7], [3, 4, 7, 0]], "rank 1 goes by that of rank 0");
@@ -133,7 +132,7 @@ fn batch_samplers_that_differ_in_length_give_way_to_rank_zero() {
     }
     let passes = on_ranks(2, |place| {
         let loader = numbered(6).batch_sampler(Chunks(1 + place.share)).build().unwrap();
-        let loader = loader.prepare_at(place, &DataLoaderConfiguration::default()).unwrap();
+        let loader = loader.prepare_at(place, &DataLoaderSettings::default()).unwrap();
         pass(loader.iter().unwrap())
     });
     assert_eq!(passes, [[[0], [2], [4]], [[1], [3], [5]]]);
@@ -142,7 +141,7 @@ fn batch_samplers_that_differ_in_length_give_way_to_rank_zero() {
 #[test]
 fn datasets_that_differ_in_length_are_refused_by_rank() {
     for use_seedable_sampler in [false, true] {
-        let configuration = DataLoaderConfiguration { use_seedable_sampler, ..Default::default() };
+        let configuration = DataLoaderSettings { use_seedable_sampler, ..Default::default() };
         let messages = on_ranks(2, |place| {
             let loader = numbered(10 + place.share).shuffle(true).build().unwrap();
             let loader = loader.prepare_at(place, &configuration).unwrap();

@@ -114,7 +114,9 @@ fn run_case(
     world_size: usize,
     recording: &Recording,
 ) -> (Vec<Vec<Vec<i64>>>, i64) {
-    let configuration = serde_json::from_value(case["configuration"].clone()).unwrap();
+    let configuration: crate::data::DataLoaderConfiguration =
+        serde_json::from_value(case["configuration"].clone()).unwrap();
+    let configuration = configuration.into();
     let number = |key: &str| case[key].as_u64().unwrap() as usize;
     let own_seed = case["seeds"] == "per rank";
     tch::manual_seed(SEED + if own_seed { rank as i64 } else { 0 });
@@ -142,7 +144,7 @@ fn seedable_shuffles_are_those_of_rank_zero_however_ranks_are_seeded() {
             tch::manual_seed(SEED + 100 * rank as i64);
             let mut place = place(rank, 2);
             place.exchange = Some(recording.exchange(rank));
-            let configuration = DataLoaderConfiguration { use_seedable_sampler: true, ..Default::default() };
+            let configuration = DataLoaderSettings { use_seedable_sampler: true, ..Default::default() };
             let loader = numbered(22).batch_size(4).shuffle(true).build().unwrap();
             let loader = loader.prepare_at(place, &configuration).unwrap();
             let epochs: Vec<_> = (0..2).map(|_| pass(loader.iter().unwrap())).collect();

@@ -12,7 +12,7 @@ use super::share::Shares;
 use super::{DataLoader, DataLoaderBuilder, DataLoaderShard, DefaultCollate, VecDataset};
 use crate::Result;
 use crate::session::GradientState;
-use accelerate_core::config::DataLoaderConfiguration;
+use accelerate_core::config::DataLoaderSettings;
 use std::sync::{Arc, Mutex};
 use tch::Tensor;
 
@@ -51,12 +51,7 @@ fn place(rank: usize, num_processes: usize) -> Place {
 }
 
 /// The share of one rank of many, none of which exists.
-fn shard(
-    loader: Numbered,
-    rank: usize,
-    num_processes: usize,
-    configuration: &DataLoaderConfiguration,
-) -> NumberedShard {
+fn shard(loader: Numbered, rank: usize, num_processes: usize, configuration: &DataLoaderSettings) -> NumberedShard {
     loader.prepare_at(place(rank, num_processes), configuration).unwrap()
 }
 

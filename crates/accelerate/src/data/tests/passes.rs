@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 fn seedable(num_rows: usize) -> NumberedShard {
     let loader = numbered(num_rows).batch_size(2).shuffle(true).build().unwrap();
-    let configuration =
-        DataLoaderConfiguration { use_seedable_sampler: true, data_seed: Some(11), ..Default::default() };
+    let configuration = DataLoaderSettings { use_seedable_sampler: true, data_seed: Some(11), ..Default::default() };
     shard(loader, 0, 1, &configuration)
 }
 
@@ -57,7 +56,7 @@ fn the_dataset_hears_of_the_epoch() {
         }
     }
     let loader = DataLoader::builder(Listener::default()).build().unwrap();
-    let loader = loader.prepare_at(place(0, 1), &DataLoaderConfiguration::default()).unwrap();
+    let loader = loader.prepare_at(place(0, 1), &DataLoaderSettings::default()).unwrap();
     let heard: Vec<_> = (0..3).map(|_| pass(loader.iter().unwrap()).concat()).collect();
     assert_eq!(heard, [[0], [1], [2]]);
 }
@@ -71,7 +70,7 @@ fn skipped_batches_are_neither_read_nor_forgotten() {
         Ok(row)
     });
     let loader = DataLoader::builder(dataset).batch_size(2).build().unwrap();
-    let loader = loader.prepare_at(place(1, 2), &DataLoaderConfiguration::default()).unwrap();
+    let loader = loader.prepare_at(place(1, 2), &DataLoaderSettings::default()).unwrap();
     let resumed = skip_first_batches(&loader, 1);
     assert_eq!((loader.len(), resumed.len()), (2, 1));
     let mut batches = resumed.iter().unwrap();
@@ -107,7 +106,7 @@ fn the_innermost_loop_is_the_active_one() {
     let loader = |num_rows| {
         let place = Place { gradient_state: state.clone(), ..place(0, 1) };
         let loader = numbered(num_rows).build().unwrap();
-        loader.prepare_at(place, &DataLoaderConfiguration::default()).unwrap()
+        loader.prepare_at(place, &DataLoaderSettings::default()).unwrap()
     };
     let (training, evaluation) = (loader(2), loader(1));
     let mut outer = training.iter().unwrap();
@@ -201,7 +200,7 @@ fn options_that_exclude_each_other_are_refused_by_name() {
 fn drop_last_leaves_short_batches_out() {
     let loader = numbered(7).batch_size(3).drop_last(true).build().unwrap();
     assert_eq!(pass(loader.iter().unwrap()), [[0, 1, 2], [3, 4, 5]]);
-    let loader = shard(loader, 0, 2, &DataLoaderConfiguration::default());
+    let loader = shard(loader, 0, 2, &DataLoaderSettings::default());
     assert_eq!(pass(loader.iter().unwrap()), [[0, 1, 2]]);
 }
 
@@ -210,7 +209,7 @@ fn an_empty_dataset_has_no_batches() {
     for shuffle in [false, true] {
         let loader = numbered(0).batch_size(3).shuffle(shuffle).build().unwrap();
         assert!(loader.is_empty());
-        let loader = shard(loader, 0, 2, &DataLoaderConfiguration::default());
+        let loader = shard(loader, 0, 2, &DataLoaderSettings::default());
         assert!(loader.is_empty());
         assert_eq!(loader.iter().unwrap().count(), 0);
     }
@@ -221,7 +220,7 @@ fn batches_are_moved_to_the_device() {
     let gpu = tch::Device::Cuda(0);
     let place = Place { device: Some(gpu), ..place(0, 1) };
     let loader = numbered(3).build().unwrap();
-    let loader = loader.prepare_at(place, &DataLoaderConfiguration::default()).unwrap();
+    let loader = loader.prepare_at(place, &DataLoaderSettings::default()).unwrap();
     for batch in loader.iter().unwrap() {
         // Without a GPU, the attempt to get there is what shows.
         match batch {

@@ -6,15 +6,15 @@ use crate::session::LoaderPosition;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-fn configuration(split_batches: bool, even_batches: bool) -> DataLoaderConfiguration {
-    DataLoaderConfiguration { split_batches, even_batches, ..Default::default() }
+fn configuration(split_batches: bool, even_batches: bool) -> DataLoaderSettings {
+    DataLoaderSettings { split_batches, even_batches, ..Default::default() }
 }
 
 fn shares(
     num_rows: usize,
     batch_size: usize,
     num_processes: usize,
-    configuration: &DataLoaderConfiguration,
+    configuration: &DataLoaderSettings,
 ) -> Vec<Vec<Vec<i64>>> {
     let of_rank = |rank| {
         let loader = numbered(num_rows).batch_size(batch_size).build().unwrap();
@@ -100,7 +100,7 @@ fn positions(loader: &NumberedShard) -> Vec<LoaderPosition> {
 fn the_end_is_known_while_the_last_batch_is_out() {
     for rank in 0..2 {
         let loader = numbered(10).batch_size(2).build().unwrap();
-        let loader = shard(loader, rank, 2, &DataLoaderConfiguration::default());
+        let loader = shard(loader, rank, 2, &DataLoaderSettings::default());
         assert!(!at_end(&loader.gradient_state), "outside of a loop");
         let ends: Vec<_> = positions(&loader).iter().map(|told| told.end_of_dataloader).collect();
         assert_eq!(ends, [false, false, true], "rank {rank}");
@@ -119,7 +119,7 @@ fn a_rank_that_gets_nothing_in_the_last_round_never_sees_the_end() {
 #[test]
 fn fillers_do_not_count() {
     let loader = numbered(7).batch_size(3).build().unwrap();
-    let loader = shard(loader, 0, 2, &DataLoaderConfiguration::default());
+    let loader = shard(loader, 0, 2, &DataLoaderSettings::default());
     let told = positions(&loader);
     assert_eq!(told[0].counted_rows, [[true; 3], [true; 3]]);
     assert_eq!(told[1].counted_rows, [[true, false, false], [false; 3]]);
@@ -141,7 +141,7 @@ fn indivisible_batches_are_refused_with_the_nearest_sizes() {
 
 #[test]
 fn dispatch_can_be_turned_off_by_name() {
-    let explicit = DataLoaderConfiguration { dispatch_batches: Some(false), ..Default::default() };
+    let explicit = DataLoaderSettings { dispatch_batches: Some(false), ..Default::default() };
     assert_eq!(shares(4, 1, 2, &explicit), [[[0], [2]], [[1], [3]]]);
 }
 
@@ -162,7 +162,7 @@ impl BatchSampler for Fixed {
     }
 }
 
-fn shares_of_batches(sampler: impl Fn() -> Fixed, configuration: &DataLoaderConfiguration) -> Vec<Vec<Vec<i64>>> {
+fn shares_of_batches(sampler: impl Fn() -> Fixed, configuration: &DataLoaderSettings) -> Vec<Vec<Vec<i64>>> {
     let of_rank = |rank| {
         let loader = numbered(10).batch_sampler(sampler()).build().unwrap();
         let loader = shard(loader, rank, 2, configuration);
@@ -199,7 +199,7 @@ fn batches_of_one_size_are_filled_up_or_split() {
 fn batch_samplers_that_break_their_word_are_refused_by_number() {
     let text = |batches: Vec<Vec<usize>>, batch_size| {
         let loader = numbered(10).batch_sampler(Fixed(batches, batch_size, false)).build().unwrap();
-        let loader = shard(loader, 0, 2, &DataLoaderConfiguration::default());
+        let loader = shard(loader, 0, 2, &DataLoaderSettings::default());
         let error = loader.iter().unwrap_err();
         assert!(error.is_data());
         error.to_string()
@@ -229,7 +229,7 @@ fn a_configured_sampler_is_left_alone() {
             Ok((0..4).map(|row| 2 * row + self.0).collect())
         }
     }
-    let own = DataLoaderConfiguration { use_configured_sampler: true, ..Default::default() };
+    let own = DataLoaderSettings { use_configured_sampler: true, ..Default::default() };
     for rank in 0..2 {
         let loader = numbered(8).batch_size(3).sampler(EverySecond(rank)).build().unwrap();
         let loader = shard(loader, rank, 2, &own);

@@ -9,9 +9,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 fn threads_change_neither_order_nor_batches() {
     for num_workers in [1, 2, 3, 8] {
         let loader = numbered(50).batch_size(3).num_workers(num_workers).build().unwrap();
-        let loader = shard(loader, 1, 2, &DataLoaderConfiguration::default());
+        let loader = shard(loader, 1, 2, &DataLoaderSettings::default());
         let alone = numbered(50).batch_size(3).build().unwrap();
-        let alone = shard(alone, 1, 2, &DataLoaderConfiguration::default());
+        let alone = shard(alone, 1, 2, &DataLoaderSettings::default());
         assert_eq!(pass(loader.iter().unwrap()), pass(alone.iter().unwrap()), "{num_workers} threads");
         let (loader, alone) = (skip_first_batches(&loader, 4), skip_first_batches(&alone, 4));
         assert_eq!(pass(loader.iter().unwrap()), pass(alone.iter().unwrap()), "{num_workers} threads, skipping");

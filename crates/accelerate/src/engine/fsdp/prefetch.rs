@@ -3,7 +3,7 @@
 use super::units::Units;
 use crate::error::{Result, StateError};
 use crate::group::NeededBy;
-use accelerate_core::config::{BackwardPrefetch, FullyShardedDataParallelPlugin};
+use accelerate_core::config::{BackwardPrefetch, FullyShardedSettings};
 use smallvec::SmallVec;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -62,8 +62,8 @@ pub(super) struct Prefetcher {
 }
 
 impl Prefetcher {
-    pub(super) fn new(plugin: &FullyShardedDataParallelPlugin) -> Self {
-        let FullyShardedDataParallelPlugin { forward_prefetch, backward_prefetch, dynamic, .. } = *plugin;
+    pub(super) fn new(plugin: &FullyShardedSettings) -> Self {
+        let FullyShardedSettings { forward_prefetch, backward_prefetch, dynamic, .. } = *plugin;
         let sequences = Mutex::default();
         Self { forward: forward_prefetch, backward: backward_prefetch, is_dynamic: dynamic, sequences }
     }

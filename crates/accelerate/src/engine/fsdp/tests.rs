@@ -11,6 +11,7 @@ use crate::{
     Accelerator, AutoWrapPolicy, BackwardPrefetch, FloatType, FullyShardedDataParallelPlugin, MixedPrecision,
     MixedPrecisionPolicy, PreparedModel, Result, ShardingStrategy, testing,
 };
+use accelerate_core::config::FullyShardedSettings;
 use accelerate_core::plan::{Collective, Content, Operation, Plan};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -21,7 +22,8 @@ const NUM_BLOCKS: usize = 3;
 /// The engine that `prepare` would begin for a model that is trained.
 fn start(accelerator: &Accelerator, store: &ParamStore, plugin: &FullyShardedDataParallelPlugin) -> Result<FullyShard> {
     let group = accelerator.group();
-    let shape = plugin.mesh(group.world_size(), group.world_size())?;
+    let settings = FullyShardedSettings::from(plugin.clone());
+    let shape = settings.mesh(group.world_size(), group.world_size())?;
     let model = Start {
         mesh: &DeviceMesh::new(group.clone(), shape),
         store,
@@ -29,7 +31,7 @@ fn start(accelerator: &Accelerator, store: &ParamStore, plugin: &FullyShardedDat
         sharding: None,
         evaluation_mode: false,
     };
-    FullyShard::start(&model, plugin, accelerator.mixed_precision())
+    FullyShard::start(&model, &settings, accelerator.mixed_precision())
 }
 
 /// What passes see of their engine after each block: it is made before the engine is.
@@ -79,7 +81,7 @@ fn prepared(
 ) -> Result<(PreparedModel<impl crate::nn::Module<Input = Tensor, Output = Tensor>>, FullyShard, Watched)> {
     prepared_with(
         accelerator,
-        FullyShardedDataParallelPlugin { reshard_after_forward: Some(frees), ..Default::default() },
+        FullyShardedDataParallelPlugin { reshard_after_forward: Some(frees.into()), ..Default::default() },
     )
 }
 
@@ -105,7 +107,8 @@ fn prepared_with(
         }
         head.forward(&x)
     });
-    let plugin = FullyShardedDataParallelPlugin { auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap, ..plugin };
+    let plugin =
+        FullyShardedDataParallelPlugin { auto_wrap_policy: Some(AutoWrapPolicy::TransformerBasedWrap), ..plugin };
     let engine = start(accelerator, &store, &plugin)?;
     watched.0.lock().unwrap().engine = Some(engine.clone());
     Ok((PreparedModel::new(model, Arc::new(engine.clone()), accelerator.precision()), engine, watched))
@@ -268,7 +271,8 @@ fn strategies_differ_in_how_often_units_travel() {
     ];
     for (sharding_strategy, once, accumulated) in cases {
         for (accumulation, (gathers, reduce_scatters)) in [(1, once), (4, accumulated)] {
-            let plugin = FullyShardedDataParallelPlugin { sharding_strategy, ..Default::default() };
+            let plugin =
+                FullyShardedDataParallelPlugin { sharding_strategy: Some(sharding_strategy), ..Default::default() };
             let wanted = vec![Counts { gathers, reduce_scatters }; NUM_BLOCKS + 1];
             testing::ranks(2, |accelerator| {
                 let (engine, _) = train(&accelerator, plugin.clone(), (3, accumulation))?;
@@ -296,11 +300,11 @@ fn what_is_fetched_ahead_is_not_fetched_again() {
     ] {
         let settings = (forward_prefetch, backward_prefetch, limit_all_gathers);
         let plugin = FullyShardedDataParallelPlugin {
-            forward_prefetch,
-            backward_prefetch,
-            limit_all_gathers,
+            forward_prefetch: Some(forward_prefetch),
+            backward_prefetch: Some(backward_prefetch),
+            limit_all_gathers: Some(limit_all_gathers),
             // What is read out of memory is not asked for ahead.
-            direct_all_gather: false,
+            direct_all_gather: Some(false),
             ..Default::default()
         };
         let counts = testing::ranks(2, |accelerator| {
@@ -324,8 +328,10 @@ fn what_is_fetched_ahead_is_not_fetched_again() {
 fn saving_gathers_each_unit_once_and_lets_it_go() {
     const NUM_LAYERS: usize = 12;
     let folder = tempfile::tempdir().unwrap();
-    let plugin =
-        FullyShardedDataParallelPlugin { auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap, ..Default::default() };
+    let plugin = FullyShardedDataParallelPlugin {
+        auto_wrap_policy: Some(AutoWrapPolicy::TransformerBasedWrap),
+        ..Default::default()
+    };
     testing::ranks(2, |accelerator| {
         let store = ParamStore::new(accelerator.device());
         for layer in 0..NUM_LAYERS {
@@ -374,8 +380,10 @@ fn steered(
         )?;
         second.forward(&between[0])
     });
-    let plugin =
-        FullyShardedDataParallelPlugin { auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap, ..plugin.clone() };
+    let plugin = FullyShardedDataParallelPlugin {
+        auto_wrap_policy: Some(AutoWrapPolicy::TransformerBasedWrap),
+        ..plugin.clone()
+    };
     let engine = start(accelerator, &store, &plugin)?;
     let model = PreparedModel::new(module, Arc::new(engine.clone()), accelerator.precision());
     Ok((store, engine, model))
@@ -501,10 +509,10 @@ fn checkpointed_blocks_travel_no_more_often() {
     for (sharding_strategy, gathers) in [(FullShard, [4, 2]), (ShardGradOp, [1, 1]), (OptimizerState, [1, 1])] {
         for backward_prefetch in [BackwardPrefetch::NoPrefetch, BackwardPrefetch::BackwardPre] {
             let plugin = FullyShardedDataParallelPlugin {
-                sharding_strategy,
-                backward_prefetch,
-                auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap,
-                activation_checkpointing: true,
+                sharding_strategy: Some(sharding_strategy),
+                backward_prefetch: Some(backward_prefetch),
+                auto_wrap_policy: Some(AutoWrapPolicy::TransformerBasedWrap),
+                activation_checkpointing: Some(true),
                 ..Default::default()
             };
             testing::ranks(2, |accelerator| {
@@ -558,7 +566,7 @@ fn parts_are_read_out_of_memory_between_a_forward_pass_and_the_comparison_after_
             let _ = tch::no_grad(|| model.forward(&input))?;
             assert!(!engine.0.transport.reads(), "nobody will read after a pass without gradients");
         }
-        let sent = FullyShardedDataParallelPlugin { direct_all_gather: false, ..Default::default() };
+        let sent = FullyShardedDataParallelPlugin { direct_all_gather: Some(false), ..Default::default() };
         let (model, engine, _) = prepared_with(&accelerator, sent)?;
         let _loss = model.forward(&input)?;
         assert!(!engine.0.transport.has_peers() && !engine.0.transport.reads());

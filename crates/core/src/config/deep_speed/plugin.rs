@@ -5,6 +5,8 @@ use crate::Result;
 use crate::config::OffloadDevice;
 use crate::error::config::ConfigErrorKind;
 use crate::error::deep_speed::{Conflict, DeepSpeedErrorKind, Problem};
+use crate::settings::record::record;
+use crate::settings::{SettingValue, ValueKind};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -58,74 +60,112 @@ impl<'de> Deserialize<'de> for DeepSpeedSource {
     }
 }
 
-/// Training by a DeepSpeed configuration (`DeepSpeedPlugin` of the reference, `utils/dataclasses.py`).
-///
-/// A field that is `None` says nothing: the configuration decides, else the default given here. A field that says
-/// something fills "auto" and absent keys of the configuration; the reference passes over the field where the key is
-/// absent. The reference's `transformer_moe_cls_names`, `enable_msamp` and `msamp_opt_level` are not available.
-///
-/// ```
-/// use accelerate_core::config::{Auto, DeepSpeedPlugin, OffloadDevice, ZeroStage};
-/// let plugin: DeepSpeedPlugin = serde_json::from_str(
-///     r#"{"zero_stage": 3, "gradient_accumulation_steps": "auto", "offload_param_device": "cpu"}"#,
-/// ).unwrap();
-/// assert_eq!((plugin.zero_stage, plugin.gradient_accumulation_steps), (Some(ZeroStage::Parameters), Some(Auto::Auto)));
-/// assert_eq!(plugin.offload_param_device, Some(OffloadDevice::Cpu));
-/// assert!(serde_json::from_str::<DeepSpeedPlugin>(r#"{"enable_msamp": true}"#).is_err());
-/// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct DeepSpeedPlugin {
-    /// The configuration, or the path of its file. Default none: it is made from the other fields.
-    #[serde(deserialize_with = "none_is_absent")]
-    pub hf_ds_config: Option<DeepSpeedSource>,
-    /// Micro-batches per optimizer step, at least 1. Default "auto": the accelerator's.
-    pub gradient_accumulation_steps: Option<Auto<usize>>,
-    /// Largest 2-norm of all gradients together; 0 for no limit. Default: "auto" without a configuration, which is 1.0.
-    pub gradient_clipping: Option<Auto<f64>>,
-    /// What is in parts instead of copies. Default without a configuration 2.
-    pub zero_stage: Option<ZeroStage>,
-    /// Is the smallest batch of all loaders the one that `train_micro_batch_size_per_gpu` means, or the largest? Default
-    /// true.
-    #[serde(deserialize_with = "null_is_true")]
-    pub is_train_batch_min: bool,
-    /// Where the state of the optimizer is kept; from stage 1. Default none.
-    pub offload_optimizer_device: Option<OffloadDevice>,
-    /// Where parameters are kept; stage 3 only. Default none.
-    pub offload_param_device: Option<OffloadDevice>,
-    /// The folder for the optimizer's state on "nvme".
-    #[serde(deserialize_with = "none_is_absent")]
-    pub offload_optimizer_nvme_path: Option<PathBuf>,
-    /// The folder for parameters on "nvme".
-    #[serde(deserialize_with = "none_is_absent")]
-    pub offload_param_nvme_path: Option<PathBuf>,
-    /// The program builds models without memory for their parameters (`ParamStore::init_empty_weights`), to be made in parts
-    /// from the start; stage 3 only. A flag does not change how a program builds its models: `true` is a warning where one
-    /// was built whole. Default: models may be built either way.
-    pub zero3_init_flag: Option<bool>,
-    /// Write weights in the 16 bits of fp16 or bf16 when a model is saved at stage 3. Default false: in the 32 that are trained.
-    pub zero3_save_16bit_model: Option<bool>,
-}
+impl SettingValue for DeepSpeedSource {
+    const KIND: ValueKind = ValueKind::Path;
 
-impl Default for DeepSpeedPlugin {
-    fn default() -> Self {
-        Self {
-            hf_ds_config: None,
-            gradient_accumulation_steps: None,
-            gradient_clipping: None,
-            zero_stage: None,
-            is_train_batch_min: true,
-            offload_optimizer_device: None,
-            offload_param_device: None,
-            offload_optimizer_nvme_path: None,
-            offload_param_nvme_path: None,
-            zero3_init_flag: None,
-            zero3_save_16bit_model: None,
+    fn read(text: &str) -> Option<Self> {
+        text.parse().ok()
+    }
+
+    fn write(&self) -> String {
+        match self {
+            Self::Path(path) => path.to_string_lossy().into_owned(),
+            Self::Entries(entries) => Value::Object(entries.clone()).to_string(),
         }
     }
 }
 
-impl DeepSpeedPlugin {
+const ONE_MACHINE: &str = "programs are started on one machine at a time; run `accelerate launch` on each of them";
+const NO_MSAMP: &str = "MS-AMP is not available; choose mixed_precision bf16";
+const NO_EXPERTS: &str =
+    "leave it out, and name modules in transformer_cls_names_to_wrap of a FullyShardedDataParallelPlugin";
+
+record! {
+    /// Training by a DeepSpeed configuration (`DeepSpeedPlugin` of the reference, `utils/dataclasses.py`).
+    ///
+    /// A field that is `None` says nothing: the configuration decides, else the default given here. A field that says
+    /// something fills "auto" and absent keys of the configuration; the reference passes over the field where the key is
+    /// absent.
+    ///
+    /// ```
+    /// use accelerate_core::config::{Auto, DeepSpeedPlugin, OffloadDevice, ZeroStage};
+    /// let plugin: DeepSpeedPlugin = serde_json::from_str(
+    ///     r#"{"zero_stage": 3, "gradient_accumulation_steps": "auto", "offload_param_device": "cpu"}"#,
+    /// ).unwrap();
+    /// assert_eq!((plugin.zero_stage, plugin.gradient_accumulation_steps), (Some(ZeroStage::Parameters), Some(Auto::Auto)));
+    /// assert_eq!(plugin.offload_param_device, Some(OffloadDevice::Cpu));
+    /// ```
+    DeepSpeedPlugin => DeepSpeedSettings, section "deepspeed_config", keys "deepspeed_", variables "ACCELERATE_DEEPSPEED_" {
+        /// The DeepSpeed configuration: a JSON file. The other settings fill what it leaves open ("auto").
+        ///
+        /// Default none: it is made from the other settings.
+        #[serde(deserialize_with = "none_is_absent")]
+        hf_ds_config: DeepSpeedSource => setting()
+            .keys(&["deepspeed_config_file", "hf_ds_config"]).variable("ACCELERATE_DEEPSPEED_CONFIG_FILE")
+            .flag("deepspeed_config_file");
+        /// Micro-batches per optimizer step, at least 1. Default "auto": the accelerator's.
+        gradient_accumulation_steps: Auto<usize> => setting()
+            .variable("ACCELERATE_GRADIENT_ACCUMULATION_STEPS").at_least(1);
+        /// Largest 2-norm of all gradients together; 0 for no limit.
+        ///
+        /// Default: "auto" without a configuration, which is 1.0.
+        gradient_clipping: Auto<f64> => setting().variable("ACCELERATE_GRADIENT_CLIPPING").flag("gradient_clipping");
+        /// What is sharded: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too.
+        ///
+        /// Default without a configuration 2.
+        zero_stage: ZeroStage => setting().flag("zero_stage").reference_default("2");
+        /// Is the smallest batch of all loaders the one that `train_micro_batch_size_per_gpu` means, or the largest? Default
+        /// true.
+        is_train_batch_min: bool = true => setting();
+        /// In a DeepSpeed configuration each block is a unit in any case.
+        auto_wrap_policy: bool => setting().without_effect("by a DeepSpeed configuration each block is a unit in any case");
+        /// Where the optimizer's state is kept between steps: none, cpu, nvme.
+        ///
+        /// From stage 1. Default none.
+        offload_optimizer_device: OffloadDevice => setting().flag("offload_optimizer_device").reference_default("none");
+        /// Where parameters are kept while they are not used: none, cpu, nvme.
+        ///
+        /// Stage 3 only. Default none.
+        offload_param_device: OffloadDevice => setting().flag("offload_param_device").reference_default("none");
+        /// The folder for the optimizer's state on "nvme".
+        #[serde(deserialize_with = "none_is_absent")]
+        offload_optimizer_nvme_path: PathBuf => setting().flag("offload_optimizer_nvme_path").reference_default("none");
+        /// The folder for parameters on "nvme".
+        #[serde(deserialize_with = "none_is_absent")]
+        offload_param_nvme_path: PathBuf => setting().flag("offload_param_nvme_path").reference_default("none");
+        /// Does the program build models without memory for their parameters, to be sharded from the start? Stage 3 only.
+        ///
+        /// It does so by `ParamStore::init_empty_weights`. A flag does not change how a program builds its models: `true` is a
+        /// warning where one was built whole. Default: models may be built either way.
+        zero3_init_flag: bool => setting().variable("ACCELERATE_DEEPSPEED_ZERO3_INIT").flag("zero3_init_flag");
+        /// Write weights in the 16 bits of fp16 or bf16 when a model is saved at stage 3.
+        ///
+        /// Default false: in the 32 that are trained.
+        zero3_save_16bit_model: bool => setting().flag("zero3_save_16bit_model").reference_default("false");
+        /// Classes of layers with experts, separated by commas.
+        transformer_moe_cls_names: Vec<String> => setting()
+            .keys(&["deepspeed_moe_layer_cls_names", "transformer_moe_cls_names"])
+            .variable("ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES").flag("deepspeed_moe_layer_cls_names").refused(NO_EXPERTS);
+        /// Train with MS-AMP.
+        enable_msamp: bool => setting().refused(NO_MSAMP).harmless(&["false"]);
+        /// The level of MS-AMP: O1, O2 or O3.
+        msamp_opt_level: String => setting().refused(NO_MSAMP).harmless(&["O1"]).reference_default("O1");
+        /// DeepSpeed's list of machines.
+        hostfile: PathBuf => setting().keys(&["deepspeed_hostfile", "hostfile"]).flag("deepspeed_hostfile").refused(ONE_MACHINE);
+        /// Machines of the list that are left out.
+        exclusion_filter: String => setting()
+            .keys(&["deepspeed_exclusion_filter"]).flag("deepspeed_exclusion_filter").refused(ONE_MACHINE);
+        /// Machines of the list that are used.
+        inclusion_filter: String => setting()
+            .keys(&["deepspeed_inclusion_filter"]).flag("deepspeed_inclusion_filter").refused(ONE_MACHINE);
+        /// What starts the processes of several machines: standard, pdsh, openmpi, mvapich, mpich, nossh, slurm.
+        multinode_launcher: String => setting()
+            .keys(&["deepspeed_multinode_launcher"]).flag("deepspeed_multinode_launcher").harmless(&["standard"])
+            .refused(ONE_MACHINE);
+    }
+}
+
+impl DeepSpeedSettings {
     /// Checks that the fields are possible by themselves.
     ///
     /// # Errors
@@ -134,8 +174,8 @@ impl DeepSpeedPlugin {
     /// "nvme" device without a folder where there is no configuration that could name it.
     ///
     /// ```
-    /// # use accelerate_core::config::{DeepSpeedPlugin, OffloadDevice};
-    /// let plugin = DeepSpeedPlugin { offload_param_device: Some(OffloadDevice::Nvme), ..Default::default() };
+    /// # use accelerate_core::config::{DeepSpeedSettings, OffloadDevice};
+    /// let plugin = DeepSpeedSettings { offload_param_device: Some(OffloadDevice::Nvme), ..Default::default() };
     /// assert!(plugin.check().unwrap_err().to_string().contains("offload_param_nvme_path is missing"));
     /// ```
     pub fn check(&self) -> Result<()> {
@@ -162,36 +202,6 @@ impl DeepSpeedPlugin {
         Ok(())
     }
 
-    /// Fills what is `None` from `other`, such as what the [environment](Self::from_environment) says.
-    ///
-    /// ```
-    /// # use accelerate_core::config::{Auto, DeepSpeedPlugin, ZeroStage};
-    /// let given = DeepSpeedPlugin { zero_stage: Some(ZeroStage::Parameters), ..Default::default() };
-    /// let other = DeepSpeedPlugin {
-    ///     zero_stage: Some(ZeroStage::Gradients),
-    ///     gradient_clipping: Some(Auto::Value(1.0)),
-    ///     ..Default::default()
-    /// };
-    /// let both = given.or(other);
-    /// assert_eq!((both.zero_stage, both.gradient_clipping), (Some(ZeroStage::Parameters), Some(Auto::Value(1.0))));
-    /// ```
-    #[must_use]
-    pub fn or(self, other: Self) -> Self {
-        Self {
-            hf_ds_config: self.hf_ds_config.or(other.hf_ds_config),
-            gradient_accumulation_steps: self.gradient_accumulation_steps.or(other.gradient_accumulation_steps),
-            gradient_clipping: self.gradient_clipping.or(other.gradient_clipping),
-            zero_stage: self.zero_stage.or(other.zero_stage),
-            is_train_batch_min: self.is_train_batch_min && other.is_train_batch_min,
-            offload_optimizer_device: self.offload_optimizer_device.or(other.offload_optimizer_device),
-            offload_param_device: self.offload_param_device.or(other.offload_param_device),
-            offload_optimizer_nvme_path: self.offload_optimizer_nvme_path.or(other.offload_optimizer_nvme_path),
-            offload_param_nvme_path: self.offload_param_nvme_path.or(other.offload_param_nvme_path),
-            zero3_init_flag: self.zero3_init_flag.or(other.zero3_init_flag),
-            zero3_save_16bit_model: self.zero3_save_16bit_model.or(other.zero3_save_16bit_model),
-        }
-    }
-
     /// The configuration with the plugin's fields in it. `read` gives the text of the file that `hf_ds_config` names.
     ///
     /// # Errors
@@ -201,8 +211,8 @@ impl DeepSpeedPlugin {
     /// differ from what the configuration says, all in one error.
     ///
     /// ```
-    /// use accelerate_core::config::{Auto, DeepSpeedPlugin, ZeroStage};
-    /// let plugin = DeepSpeedPlugin {
+    /// use accelerate_core::config::{Auto, DeepSpeedSettings, ZeroStage};
+    /// let plugin = DeepSpeedSettings {
     ///     hf_ds_config: Some("ds_config.json".parse()?),
     ///     gradient_clipping: Some(Auto::Value(0.5)),
     ///     ..Default::default()
@@ -211,7 +221,7 @@ impl DeepSpeedPlugin {
     /// let config = plugin.config(&|_| Ok(file.to_owned()))?;
     /// assert_eq!(config.gradient_clipping, Some(Auto::Value(0.5)));
     ///
-    /// let plugin = DeepSpeedPlugin { zero_stage: Some(ZeroStage::Gradients), ..plugin };
+    /// let plugin = DeepSpeedSettings { zero_stage: Some(ZeroStage::Gradients), ..plugin };
     /// let error = plugin.config(&|_| Ok(file.to_owned())).unwrap_err();
     /// assert!(error.to_string().contains("zero_optimization.stage is 3, but DeepSpeedPlugin.zero_stage is 2"));
     /// # Ok::<(), accelerate_core::Error>(())
@@ -353,8 +363,4 @@ where
         Value::String(text) if text == "none" => Ok(None),
         value => T::deserialize(value).map(Some).map_err(serde::de::Error::custom),
     }
-}
-
-fn null_is_true<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
-    Ok(Option::deserialize(deserializer)?.unwrap_or(true))
 }

@@ -5,11 +5,11 @@ mod sections;
 
 use super::plugin::{Merge, NVME_NEEDS_PATH};
 use super::{
-    Auto, DeepSpeedConfig, DeepSpeedOffload, DeepSpeedOptimizer, DeepSpeedPlugin, DeepSpeedSchedule,
+    Auto, DeepSpeedConfig, DeepSpeedOffload, DeepSpeedOptimizer, DeepSpeedSchedule, DeepSpeedSettings,
     DeepSpeedZeroOptimization, InertKey, OptimizerInCode, SchedulerInCode, ZeroStage, check_deep_speed_prepared,
 };
 use crate::Result;
-use crate::config::{FloatType, GradScalerKwargs, MixedPrecision, OffloadDevice, OffloadTarget};
+use crate::config::{FloatType, GradScalerSettings, MixedPrecision, OffloadDevice, OffloadTarget};
 use crate::error::config::ConfigErrorKind;
 use crate::error::deep_speed::{DeepSpeedErrorKind, Problem, RemainingAuto};
 use std::path::PathBuf;
@@ -63,8 +63,8 @@ impl Default for DeepSpeedFacts {
 /// A configuration in which every number is known.
 ///
 /// ```
-/// use accelerate_core::config::{DeepSpeedFacts, DeepSpeedPlugin};
-/// let plugin = DeepSpeedPlugin::default();
+/// use accelerate_core::config::{DeepSpeedFacts, DeepSpeedSettings};
+/// let plugin = DeepSpeedSettings::default();
 /// let facts = DeepSpeedFacts { world_size: 2, batch_sizes: vec![Some(8)], ..Default::default() };
 /// let resolved = plugin.resolve(&plugin.config(&|_| Ok(String::new()))?, &facts)?;
 /// assert_eq!((resolved.train_micro_batch_size_per_gpu, resolved.train_batch_size), (8, 16));
@@ -109,7 +109,7 @@ pub struct ResolvedDeepSpeedConfig {
     /// What layers compute in.
     pub mixed_precision: MixedPrecision,
     /// How losses are scaled, in fp16.
-    pub grad_scaler: Option<GradScalerKwargs>,
+    pub grad_scaler: Option<GradScalerSettings>,
     /// What was asked for but changes nothing here, to be told once.
     pub inert_keys: Vec<InertKey>,
 }
@@ -124,7 +124,7 @@ struct Filling<'a> {
     inert: Vec<InertKey>,
 }
 
-impl DeepSpeedPlugin {
+impl DeepSpeedSettings {
     /// Fills every "auto" of `config`, which [`config`](Self::config) gave, from what the run knows (`_prepare_deepspeed`
     /// of the reference, `accelerator.py`).
     ///
@@ -154,9 +154,9 @@ impl DeepSpeedPlugin {
     /// state; a `mics_shard_size` that does not divide the count of processes.
     ///
     /// ```
-    /// use accelerate_core::config::{DeepSpeedFacts, DeepSpeedPlugin};
+    /// use accelerate_core::config::{DeepSpeedFacts, DeepSpeedSettings};
     /// let json = r#"{"zero_optimization": {"stage": 2}, "train_batch_size": 16, "train_micro_batch_size_per_gpu": 4}"#;
-    /// let plugin = DeepSpeedPlugin { hf_ds_config: Some(json.parse()?), ..Default::default() };
+    /// let plugin = DeepSpeedSettings { hf_ds_config: Some(json.parse()?), ..Default::default() };
     /// let config = plugin.config(&|_| Ok(String::new()))?;
     /// let facts = DeepSpeedFacts { world_size: 2, ..Default::default() };
     /// assert_eq!(plugin.resolve(&config, &facts)?.gradient_accumulation_steps, 2);

@@ -1,9 +1,7 @@
 //! How a resolved configuration is carried out: by the project's own sharding.
 
 use super::{ResolvedDeepSpeedConfig, ZeroStage};
-use crate::config::{
-    AutoWrapPolicy, FloatType, FullyShardedDataParallelPlugin, MixedPrecisionPolicy, ShardingStrategy,
-};
+use crate::config::{AutoWrapPolicy, FloatType, FullyShardedSettings, MixedPrecisionPolicy, ShardingStrategy};
 
 impl ZeroStage {
     /// The strategy that keeps in parts what the stage does.
@@ -26,43 +24,43 @@ impl ZeroStage {
     ///
     /// ```
     /// use accelerate_core::config::{AutoWrapPolicy, ZeroStage};
-    /// let plugin = ZeroStage::Gradients.fully_sharded_plugin();
+    /// let plugin = ZeroStage::Gradients.fully_sharded_settings();
     /// assert_eq!(plugin.auto_wrap_policy, AutoWrapPolicy::TransformerBasedWrap);
     /// ```
-    pub fn fully_sharded_plugin(self) -> FullyShardedDataParallelPlugin {
+    pub fn fully_sharded_settings(self) -> FullyShardedSettings {
         let sharding_strategy = self.sharding_strategy();
         let auto_wrap_policy = match sharding_strategy {
             ShardingStrategy::NoShard => AutoWrapPolicy::NoWrap,
             _ => AutoWrapPolicy::TransformerBasedWrap,
         };
-        FullyShardedDataParallelPlugin { sharding_strategy, auto_wrap_policy, ..Default::default() }
+        FullyShardedSettings { sharding_strategy, auto_wrap_policy, ..Default::default() }
     }
 }
 
 impl ResolvedDeepSpeedConfig {
     /// The plugin that trains as the configuration asks: stage 3 is `FULL_SHARD`, stage 2 `OPTIMIZER_STATE_AND_GRADIENTS`,
-    /// stage 1 `OPTIMIZER_STATE`, stage 0 `NO_SHARD` ([`ZeroStage::fully_sharded_plugin`]). With `mics_shard_size` stage 3 is
+    /// stage 1 `OPTIMIZER_STATE`, stage 0 `NO_SHARD` ([`ZeroStage::fully_sharded_settings`]). With `mics_shard_size` stage 3 is
     /// `HYBRID_SHARD` in groups of so many ranks. Offload and the type of gradients that travel are carried over.
     ///
     /// ```
     /// use accelerate_core::config::{
-    ///     DeepSpeedFacts, DeepSpeedPlugin, OffloadDevice, OffloadTarget, ShardingStrategy, ZeroStage,
+    ///     DeepSpeedFacts, DeepSpeedSettings, OffloadDevice, OffloadTarget, ShardingStrategy, ZeroStage,
     /// };
-    /// let plugin = DeepSpeedPlugin {
+    /// let plugin = DeepSpeedSettings {
     ///     zero_stage: Some(ZeroStage::Parameters),
     ///     offload_optimizer_device: Some(OffloadDevice::Cpu),
     ///     ..Default::default()
     /// };
     /// let facts = DeepSpeedFacts { batch_sizes: vec![Some(8)], ..Default::default() };
     /// let resolved = plugin.resolve(&plugin.config(&|_| Ok(String::new()))?, &facts)?;
-    /// let sharded = resolved.fully_sharded_plugin();
+    /// let sharded = resolved.fully_sharded_settings();
     /// assert_eq!(sharded.sharding_strategy, ShardingStrategy::FullShard);
     /// assert_eq!(sharded.optimizer_offload(), Some(&OffloadTarget::Cpu));
     /// # Ok::<(), accelerate_core::Error>(())
     /// ```
-    pub fn fully_sharded_plugin(&self) -> FullyShardedDataParallelPlugin {
-        let of_stage = self.zero_stage.fully_sharded_plugin();
-        FullyShardedDataParallelPlugin {
+    pub fn fully_sharded_settings(&self) -> FullyShardedSettings {
+        let of_stage = self.zero_stage.fully_sharded_settings();
+        FullyShardedSettings {
             sharding_strategy: match self.mics_shard_size {
                 Some(_) => ShardingStrategy::HybridShard,
                 None => of_stage.sharding_strategy,
@@ -80,10 +78,10 @@ impl ResolvedDeepSpeedConfig {
     /// The type that `save_model` writes floating-point weights in, if not in what they are trained in.
     ///
     /// ```
-    /// use accelerate_core::config::{DeepSpeedFacts, DeepSpeedPlugin, FloatType};
+    /// use accelerate_core::config::{DeepSpeedFacts, DeepSpeedSettings, FloatType};
     /// let json = r#"{"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": true},
     ///     "bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1}"#;
-    /// let plugin = DeepSpeedPlugin { hf_ds_config: Some(json.parse()?), ..Default::default() };
+    /// let plugin = DeepSpeedSettings { hf_ds_config: Some(json.parse()?), ..Default::default() };
     /// let resolved = plugin.resolve(&plugin.config(&|_| Ok(String::new()))?, &DeepSpeedFacts::default())?;
     /// assert_eq!(resolved.saved_dtype(), Some(FloatType::BFloat16));
     /// # Ok::<(), accelerate_core::Error>(())

@@ -3,6 +3,7 @@
 use super::Auto;
 use super::reader::{COUNT, FLAG, Kind, Section, TEXT};
 use crate::config::OffloadDevice;
+use crate::settings::{SettingValue, ValueKind};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
@@ -51,6 +52,18 @@ impl ZeroStage {
 impl fmt::Display for ZeroStage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.as_u8().fmt(f)
+    }
+}
+
+impl SettingValue for ZeroStage {
+    const KIND: ValueKind = ValueKind::Choice(&["0", "1", "2", "3"]);
+
+    fn read(text: &str) -> Option<Self> {
+        Self::new(text.trim().parse().ok()?)
+    }
+
+    fn write(&self) -> String {
+        self.to_string()
     }
 }
 

@@ -43,8 +43,8 @@ fn failures(store: &Store, rank: usize, planted: Planted, records: bool, end: &B
         Ok(sum)
     });
     let plugin = FullyShardedDataParallelPlugin {
-        auto_wrap_policy: AutoWrapPolicy::TransformerBasedWrap,
-        direct_all_gather: false,
+        auto_wrap_policy: Some(AutoWrapPolicy::TransformerBasedWrap),
+        direct_all_gather: Some(false),
         ..Default::default()
     };
     let engine = start(&accelerator, &store, &plugin).unwrap();

@@ -11,10 +11,10 @@ fn another_order_is_an_error_unless_it_may_change() {
     {
         let may_change = dynamic || (!forward_prefetch && backward_prefetch == NoPrefetch);
         let plugin = FullyShardedDataParallelPlugin {
-            forward_prefetch,
-            backward_prefetch,
-            dynamic,
-            direct_all_gather: false,
+            forward_prefetch: Some(forward_prefetch),
+            backward_prefetch: Some(backward_prefetch),
+            dynamic: Some(dynamic),
+            direct_all_gather: Some(false),
             ..Default::default()
         };
         testing::ranks(2, |accelerator| {
@@ -47,10 +47,10 @@ fn one_order_of_use_is_one_order_whatever_is_gathered() {
     use ShardingStrategy::{FullShard, OptimizerState, OptimizerStateAndGradients, ShardGradOp};
     for strategy in [FullShard, ShardGradOp, OptimizerState, OptimizerStateAndGradients] {
         let plugin = FullyShardedDataParallelPlugin {
-            sharding_strategy: strategy,
-            backward_prefetch: BackwardPrefetch::BackwardPre,
-            forward_prefetch: true,
-            direct_all_gather: false,
+            sharding_strategy: Some(strategy),
+            backward_prefetch: Some(BackwardPrefetch::BackwardPre),
+            forward_prefetch: Some(true),
+            direct_all_gather: Some(false),
             ..Default::default()
         };
         for world_size in [1, 2] {

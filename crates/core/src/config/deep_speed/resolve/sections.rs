@@ -4,7 +4,7 @@ use super::Filling;
 use crate::Result;
 use crate::config::deep_speed::scheduler::{DECAY_MAX_LR, WARMUP_NUM_STEPS};
 use crate::config::{
-    Auto, DeepSpeedOptimizer, DeepSpeedSchedule, DeepSpeedSchedulerType, GradScalerKwargs, MixedPrecision,
+    Auto, DeepSpeedOptimizer, DeepSpeedSchedule, DeepSpeedSchedulerType, GradScalerSettings, MixedPrecision,
     OptimizerInCode, SchedulerInCode,
 };
 use crate::error::config::ConfigErrorKind;
@@ -14,7 +14,7 @@ const NO_DUMMY_SCHEDULER: &str = "no DummyScheduler was passed to prepare that w
 
 impl Filling<'_> {
     /// What layers compute in, and how losses are scaled. fp8 keeps everything that is not in 8 bits in bfloat16.
-    pub(super) fn precision(&mut self) -> Result<(MixedPrecision, Option<GradScalerKwargs>)> {
+    pub(super) fn precision(&mut self) -> Result<(MixedPrecision, Option<GradScalerSettings>)> {
         let asked = self.facts.mixed_precision;
         let wants = [asked == MixedPrecision::Fp16, matches!(asked, MixedPrecision::Bf16 | MixedPrecision::Fp8)];
         let written = [self.config.fp16.enabled, self.config.bf16.enabled].map(|enabled| enabled.and_then(Auto::value));
@@ -48,8 +48,8 @@ impl Filling<'_> {
         }
     }
 
-    fn grad_scaler(&self) -> GradScalerKwargs {
-        GradScalerKwargs {
+    fn grad_scaler(&self) -> GradScalerSettings {
+        GradScalerSettings {
             init_scale: f64::from(self.config.fp16.initial_scale_power).exp2(),
             growth_interval: self.config.fp16.loss_scale_window,
             ..Default::default()

@@ -1,0 +1,126 @@
+//! What a launcher asks: how many processes, where, in which precision.
+
+use super::MixedPrecision;
+use crate::names::{ComputeEnvironment, DistributedType, LogLevel};
+use crate::settings::record::record;
+use std::path::PathBuf;
+
+const NO_TPU: &str = "libtorch without Python has no TPU; leave it out";
+const NO_MPIRUN: &str = "start the program with mpirun itself: its variables are understood";
+const ONE_ATTEMPT: &str = "a launch is not restarted; start it again";
+
+record! {
+    /// The top level of a configuration file, and what the flags of `accelerate launch` say besides plugins
+    /// (`ClusterConfig` of the reference, `commands/config/config_args.py`).
+    ///
+    /// ```
+    /// use accelerate_core::config::{ClusterConfig, ClusterSettings};
+    /// let settings = ClusterSettings::from(ClusterConfig { num_processes: Some(4), ..Default::default() });
+    /// assert_eq!((settings.num_processes, settings.num_machines), (Some(4), 1));
+    /// ```
+    ClusterConfig => ClusterSettings, section "", keys "", variables "ACCELERATE_" {
+        /// Where processes run: LOCAL_MACHINE.
+        ///
+        /// Amazon SageMaker is not available.
+        compute_environment: ComputeEnvironment = ComputeEnvironment::LocalMachine => setting().launcher()
+            .refused("Amazon SageMaker is not available; use LOCAL_MACHINE");
+        /// How processes work together, such as MULTI_GPU, MULTI_CPU, FSDP or DEEPSPEED.
+        ///
+        /// Default: as devices and the other settings say.
+        distributed_type: DistributedType => setting().launcher();
+        /// Precision of the computation, for a program that does not choose one itself: no, fp16, bf16.
+        ///
+        /// Default "no".
+        mixed_precision: MixedPrecision = MixedPrecision::No => setting().flag("mixed_precision");
+        /// Keep the program on the CPU even if there is a GPU.
+        use_cpu: bool = false => setting().flag("cpu").flag_aliases(&["use_cpu"]).switch();
+        /// Compare shapes, types and calls of all processes before each collective, and name each process that differs.
+        debug: bool = false => setting().variable("ACCELERATE_DEBUG_MODE").flag("debug").switch();
+        /// Number of processes, counted over all machines.
+        ///
+        /// Without it: one per NVIDIA GPU that CUDA_VISIBLE_DEVICES leaves visible; one if there is none, or with --cpu.
+        num_processes: usize => setting().launcher().flag("num_processes").at_least(1).reference_default("-1");
+        /// Number of machines. Run the same command on each, with its own --machine_rank.
+        num_machines: usize = 1 => setting().launcher().flag("num_machines").at_least(1);
+        /// Which machine this is, counted from 0.
+        machine_rank: usize = 0 => setting().launcher().flag("machine_rank");
+        /// Address of machine 0, where rank 0 runs. Needed on several machines.
+        main_process_ip: String => setting().launcher().flag("main_process_ip");
+        /// TCP port on machine 0 where the processes find each other.
+        ///
+        /// 0, which is the default on one machine, takes any free port. On several machines the default is 29500.
+        main_process_port: u16 => setting().launcher().flag("main_process_port");
+        /// The GPUs of this machine that are used: all, or numbers separated by commas.
+        ///
+        /// Handed on as CUDA_VISIBLE_DEVICES. Default: those that are visible already.
+        gpu_ids: String => setting().launcher().flag("gpu_ids").harmless(&["all"]);
+        /// Threads of each process (OMP_NUM_THREADS).
+        ///
+        /// Without it, several processes share the cores evenly unless OMP_NUM_THREADS is set.
+        num_cpu_threads_per_process: usize => setting().launcher().flag("num_cpu_threads_per_process").at_least(1);
+        /// Pin each process to cores of its own, those next to its GPU where it has one.
+        enable_cpu_affinity: bool = false => setting()
+            .variable("ACCELERATE_CPU_AFFINITY").flag("enable_cpu_affinity").switch();
+        /// How the machines find each other: static.
+        rdzv_backend: String = "static".to_owned() => setting().launcher().flag("rdzv_backend").harmless(&["c10d"])
+            .refused("machines meet at --main_process_ip and --main_process_port; choose static");
+        /// Options of the meeting, such as timeout=900.
+        rdzv_conf: String => setting().launcher().flag("rdzv_conf")
+            .refused("machines meet at --main_process_ip and --main_process_port, without options");
+        /// Are all machines in one network?
+        same_network: bool = true => setting().launcher().flag("same_network").switch().reference_default("false").harmless(&["false"])
+            .without_effect("each machine must reach --main_process_ip, in one network or not");
+        /// The function of a Python script that a launcher in a notebook or on a TPU calls.
+        main_training_function: String = "main".to_owned() => setting().launcher().flag("main_training_function")
+            .without_effect("a program has one main function");
+        /// Shard models over the processes.
+        use_fsdp: bool = false => setting().flag("use_fsdp").switch();
+        /// Shard models as a DeepSpeed configuration says.
+        use_deepspeed: bool = false => setting().flag("use_deepspeed").switch();
+        /// Lay processes out along several axes.
+        use_parallelism_config: bool = false => setting().flag("use_parallelism_config").switch()
+            .refused("tensor, sequence and context parallelism are not available yet; use --use_fsdp");
+        /// One process for each GPU: what happens without it, too.
+        multi_gpu: bool = false => setting().launcher().flag("multi_gpu").switch()
+            .without_effect("there is one process for each GPU in any case");
+        /// The device that the program computes on, such as cuda:1, whatever the automatic choice is.
+        torch_device: String => setting();
+        /// How much the program logs: debug, info, warning, error or critical.
+        log_level: LogLevel => setting();
+        /// Number of times that a launch is started again after a failure.
+        max_restarts: usize = 0 => setting().launcher().flag("max_restarts").refused(ONE_ATTEMPT);
+        /// Seconds between two looks at the processes.
+        monitor_interval: f64 => setting().launcher().flag("monitor_interval").harmless(&["0.1", "5"])
+            .without_effect("the launcher is told at once when a process ends");
+        /// Compute in bfloat16 on a TPU.
+        downcast_bf16: bool = false => setting().variable("ACCELERATE_DOWNCAST_BF16").flag("downcast_bf16").switch().refused(NO_TPU);
+        /// Train on a TPU.
+        tpu: bool = false => setting().launcher().flag("tpu").switch().refused(NO_TPU);
+        /// The name of a TPU.
+        tpu_name: String => setting().launcher().refused(NO_TPU);
+        /// The zone of a TPU.
+        tpu_zone: String => setting().launcher().refused(NO_TPU);
+        /// Start on all machines of a TPU.
+        tpu_use_cluster: bool = false => setting().launcher().flag("tpu_cluster").switch().refused(NO_TPU);
+        /// Start as administrator on a TPU.
+        tpu_use_sudo: bool = false => setting().launcher().flag("tpu_use_sudo").switch().refused(NO_TPU);
+        /// Machines of a TPU.
+        tpu_vm: Vec<String> => setting().launcher().flag("vm").refused(NO_TPU);
+        /// Variables on a TPU.
+        tpu_env: Vec<String> => setting().launcher().flag("env").refused(NO_TPU);
+        /// A file of commands for the machines of a TPU.
+        command_file: PathBuf => setting().launcher().refused(NO_TPU);
+        /// Commands for the machines of a TPU.
+        commands: Vec<String> => setting().launcher().refused(NO_TPU);
+    }
+}
+
+record! {
+    /// How mpirun starts processes (`mpirun_config` of the reference's files).
+    MpirunConfig => MpirunSettings, section "mpirun_config", keys "mpirun_", variables "ACCELERATE_MPIRUN_" {
+        /// The hosts that mpirun starts processes on.
+        mpirun_hostfile: PathBuf => setting().flag("mpirun_hostfile").refused(NO_MPIRUN);
+        /// Arguments of mpirun about cores.
+        mpirun_ccl: String => setting().refused(NO_MPIRUN);
+    }
+}

@@ -1,0 +1,125 @@
+//! Records that are known by name and whose engines are not there yet: what asks for something is refused.
+
+use super::FloatType;
+use crate::settings::record::record;
+use serde_json::{Map, Value};
+
+const NO_AXES: &str = "tensor, sequence and context parallelism are not available yet; leave it at 1";
+const NO_FP8: &str = "computing in 8 bits is not available yet; use mixed_precision bf16";
+const NO_QUANTIZATION: &str = "quantised weights are not available yet; load the model in 16 or 32 bits";
+
+record! {
+    /// How ranks are laid out along several axes (`ParallelismConfig` of the reference, `parallelism_config.py`). Only sizes
+    /// of 1 are available.
+    ParallelismConfig => ParallelismSettings,
+    section "parallelism_config", keys "parallelism_config_", variables "PARALLELISM_CONFIG_" {
+        /// Number of replicas of the model.
+        dp_replicate_size: usize = 1 => setting().flag("parallelism_config_dp_replicate_size").refused(NO_AXES);
+        /// Number of ranks that shard a replica.
+        dp_shard_size: usize = 1 => setting().flag("parallelism_config_dp_shard_size").refused(NO_AXES);
+        /// Number of ranks that divide each layer.
+        tp_size: usize = 1 => setting().flag("parallelism_config_tp_size").refused(NO_AXES);
+        /// Number of ranks that divide each sequence in attention.
+        cp_size: usize = 1 => setting().flag("parallelism_config_cp_size").refused(NO_AXES);
+        /// Who divides attention.
+        cp_backend: String = "torch".to_owned() => setting().flag("parallelism_config_cp_backend").refused(NO_AXES);
+        /// How keys and values travel: allgather or alltoall.
+        cp_comm_strategy: String = "allgather".to_owned() =>
+            setting().flag("parallelism_config_cp_comm_strategy").refused(NO_AXES);
+        /// Number of ranks that divide each sequence.
+        sp_size: usize = 1 => setting().flag("parallelism_config_sp_size").refused(NO_AXES);
+        /// Who divides sequences.
+        sp_backend: String = "deepspeed".to_owned() => setting().flag("parallelism_config_sp_backend").refused(NO_AXES);
+        /// Length of all sequences.
+        sp_seq_length: usize => setting().flag("parallelism_config_sp_seq_length").refused(NO_AXES);
+        /// May sequences differ in length?
+        sp_seq_length_is_variable: bool = true =>
+            setting().flag("parallelism_config_sp_seq_length_is_variable").refused(NO_AXES);
+        /// The kernel of attention.
+        sp_attn_implementation: String = "sdpa".to_owned() =>
+            setting().flag("parallelism_config_sp_attn_implementation").refused(NO_AXES);
+    }
+}
+
+record! {
+    /// Tensor parallelism (`TorchTensorParallelPlugin` of the reference, `utils/dataclasses.py`). Only a degree of 1 is
+    /// available.
+    TorchTensorParallelPlugin => TensorParallelSettings,
+    section "tensor_parallel_config", keys "", variables "ACCELERATE_TENSOR_PARALLEL_" {
+        /// Number of ranks that divide each layer.
+        tensor_parallel_degree: usize = 1 => setting().keys(&["tensor_parallel_degree", "tp_size"]).refused(NO_AXES);
+        /// How each layer is divided, by paths.
+        parallelize_plan: Map<String, Value> => setting().refused(NO_AXES);
+    }
+}
+
+record! {
+    /// Computing in 8 bits (`FP8RecipeKwargs` of the reference, `utils/dataclasses.py`, and what its recipes for
+    /// TransformerEngine, torchao and MS-AMP add). Nothing of it is available.
+    FP8RecipeKwargs => FP8Settings, section "fp8_config", keys "fp8_", variables "ACCELERATE_FP8_" {
+        /// Who computes: TE, AO or MSAMP.
+        backend: String => setting().flag("fp8_backend").refused(NO_FP8).seed_default("TE");
+        /// Compute in 8 bits within autocast.
+        use_autocast: bool => setting().refused(NO_FP8).seed_default("true");
+        /// Compute in 8 bits in evaluation, too.
+        use_autocast_during_eval: bool = false =>
+            setting().flag("fp8_use_autocast_during_eval").switch().refused(NO_FP8);
+        /// Margin of the scaling factor.
+        margin: usize = 0 => setting().flag("fp8_margin").refused(NO_FP8);
+        /// Steps between two scaling factors.
+        interval: usize = 1 => setting().flag("fp8_interval").refused(NO_FP8);
+        /// The formats of the passes: HYBRID or E4M3.
+        fp8_format: String = "HYBRID".to_owned() => setting()
+            .keys(&["format", "fp8_format"]).variable("ACCELERATE_FP8_FORMAT").flag("fp8_format").refused(NO_FP8);
+        /// Steps whose largest values are remembered.
+        amax_history_len: usize = 1024 => setting()
+            .keys(&["amax_history_len", "amax_history_length"]).flag("fp8_amax_history_len").refused(NO_FP8);
+        /// Which of them counts: most_recent or max.
+        amax_compute_algo: String = "most_recent".to_owned() => setting()
+            .keys(&["amax_compute_algo", "amax_compute_algorithm"]).flag("fp8_amax_compute_algo").refused(NO_FP8);
+        /// Which of three products are computed in more bits.
+        override_linear_precision: String => setting()
+            .flag("fp8_override_linear_precision").harmless(&["false", "(False, False, False)"]).refused(NO_FP8);
+        /// The level of MS-AMP.
+        opt_level: String = "O2".to_owned() => setting()
+            .keys(&["opt_level", "optimization_level"]).flag("fp8_opt_level").refused(NO_FP8);
+        /// Gather in 8 bits.
+        enable_fsdp_float8_all_gather: bool = true =>
+            setting().flag("fp8_enable_fsdp_float8_all_gather").refused(NO_FP8);
+        /// Pad dimensions to multiples of 16.
+        pad_inner_dim: bool = true => setting().flag("fp8_pad_inner_dim").refused(NO_FP8);
+    }
+}
+
+record! {
+    /// Weights of 4 or 8 bits (`BnbQuantizationConfig` of the reference, `utils/dataclasses.py`, and of the documented class).
+    /// Nothing of it is available.
+    BnbQuantizationConfig => QuantizationSettings,
+    section "quantization_config", keys "", variables "ACCELERATE_QUANTIZATION_" {
+        /// Weights of 8 bits.
+        load_in_8bit: bool = false => setting().refused(NO_QUANTIZATION);
+        /// Weights of 4 bits.
+        load_in_4bit: bool = false => setting().refused(NO_QUANTIZATION);
+        /// From which size on inputs are computed with in 16 bits.
+        llm_int8_threshold: f64 = 6.0 => setting().refused(NO_QUANTIZATION);
+        /// Paths of modules that keep their weights.
+        llm_int8_skip_modules: Vec<String> => setting()
+            .keys(&["llm_int8_skip_modules", "skip_modules"]).refused(NO_QUANTIZATION);
+        /// Keep modules on the CPU in 32 bits.
+        llm_int8_enable_fp32_cpu_offload: bool = false => setting().refused(NO_QUANTIZATION);
+        /// Keep the weights of 16 bits, too.
+        llm_int8_has_fp16_weight: bool = false => setting().refused(NO_QUANTIZATION);
+        /// In which type layers with weights of 4 bits compute.
+        bnb_4bit_compute_dtype: FloatType => setting().refused(NO_QUANTIZATION).reference_default("fp16");
+        /// The values that 4 bits stand for: fp4 or nf4.
+        bnb_4bit_quant_type: String = "fp4".to_owned() => setting().refused(NO_QUANTIZATION);
+        /// Quantise the scales, too.
+        bnb_4bit_use_double_quant: bool = false => setting().refused(NO_QUANTIZATION);
+        /// In which type the 4 bits are stored.
+        bnb_4bit_quant_storage: String => setting().refused(NO_QUANTIZATION);
+        /// The type of the weights that are not quantised.
+        torch_dtype: FloatType => setting().refused(NO_QUANTIZATION);
+        /// Paths of modules that stay in 32 bits.
+        keep_in_fp32_modules: Vec<String> => setting().refused(NO_QUANTIZATION);
+    }
+}

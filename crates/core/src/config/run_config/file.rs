@@ -1,0 +1,135 @@
+//! A configuration file as a source: its keys become settings.
+
+use super::{PartialRunConfig, settings};
+use crate::Result;
+use crate::error::settings::SettingsErrorKind as Kind;
+use crate::settings::{Document, Node, NodeValue, Origin, Setting, shortened};
+use std::path::{Path, PathBuf};
+
+/// What a configuration file says, and on which lines.
+#[derive(Clone, Debug)]
+pub struct ConfigFile {
+    /// The file.
+    pub path: PathBuf,
+    pub(super) partial: PartialRunConfig,
+    pub(super) lines: Vec<(&'static Setting, usize)>,
+}
+
+/// Sections of the reference that are known by name. Empty ones are passed over.
+const REFUSED_SECTIONS: [(&str, &str); 1] =
+    [("megatron_lm_config", "Megatron-LM is not available; choose FSDP or a DeepSpeed configuration")];
+
+impl ConfigFile {
+    /// Reads `text`, the YAML or JSON of the file at `path`. Files of Python Accelerate are understood, those of old versions,
+    /// too. Keys with `null` and sections without keys say nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_config`](crate::Error::is_config), naming file and line: what [`Document::parse`] refuses, keys that nobody
+    /// knows (with the nearest one that is known), and values that are none.
+    ///
+    /// ```
+    /// use accelerate_core::config::ConfigFile;
+    /// let error = ConfigFile::read("mixed_precison: bf16\n", "run.yaml".as_ref()).unwrap_err().to_string();
+    /// assert!(error.starts_with("run.yaml:1:") && error.contains("\"mixed_precision\""), "{error}");
+    /// ```
+    pub fn read(text: &str, path: &Path) -> Result<Self> {
+        let document = Document::parse(text, path)?;
+        let mut file = Self { path: document.path, partial: PartialRunConfig::default(), lines: Vec::new() };
+        let NodeValue::Mapping(entries) = &document.root.value else { return Ok(file) };
+        for (key, line, node) in entries {
+            let is_section = settings().any(|setting| !setting.section.is_empty() && setting.section == key);
+            match REFUSED_SECTIONS.iter().find(|(section, _)| section == key) {
+                Some((_, why)) if !node.is_null() => {
+                    let (found, origin) = ("a section with keys".to_owned(), file.origin(*line).to_string());
+                    return Err(Kind::Refused { name: key.clone(), found, origin, why }.into());
+                }
+                Some(_) => {}
+                None if is_section => file.section(key, *line, node)?,
+                None => file.key("", key, *line, node)?,
+            }
+        }
+        Ok(file)
+    }
+
+    /// What the file says, without its places.
+    pub fn into_partial(self) -> PartialRunConfig {
+        self.partial
+    }
+
+    pub(super) fn origin(&self, line: usize) -> Origin {
+        Origin::File { path: self.path.clone(), line }
+    }
+
+    fn section(&mut self, section: &str, line: usize, node: &Node) -> Result<()> {
+        if node.is_null() {
+            return Ok(());
+        }
+        let NodeValue::Mapping(entries) = &node.value else {
+            let (path, what) = (self.path.clone(), section.to_owned());
+            return Err(Kind::NotAMapping { path, line, what }.into());
+        };
+        entries.iter().try_for_each(|(key, line, node)| self.key(section, key, *line, node))
+    }
+
+    fn key(&mut self, section: &str, key: &str, line: usize, node: &Node) -> Result<()> {
+        let of_section = || settings().filter(|setting| setting.section == section && !setting.is_code_only());
+        let (setting, text) =
+            match (of_section().find(|setting| setting.has_key(key)), old_spelling(section, key, node)) {
+                (Some(setting), _) => (setting, node.text()),
+                (None, Some((path, text))) => match settings().find(|setting| setting.path == path) {
+                    Some(setting) => (setting, text),
+                    None => return Ok(()),
+                },
+                (None, None) => {
+                    let known = of_section().map(Setting::key);
+                    return Err(self.unknown(section, key, line, known));
+                }
+            };
+        if node.is_null() || !crate::settings::says_something(setting, &text) {
+            return Ok(());
+        }
+        if !self.partial.say(setting, &text) {
+            let (path, key, found) = (self.path.clone(), key.to_owned(), shortened(&text));
+            return Err(Kind::FileValue { path, line, key, found, wanted: setting.wanted() }.into());
+        }
+        self.lines.push((setting, line));
+        Ok(())
+    }
+
+    fn unknown(
+        &self,
+        section: &str,
+        key: &str,
+        line: usize,
+        known: impl Iterator<Item = &'static str>,
+    ) -> crate::Error {
+        let place = if section.is_empty() { "in a configuration file".to_owned() } else { format!("in {section}") };
+        let sections = settings().map(|setting| setting.section).filter(|_| section.is_empty());
+        let nearest_key = nearest(key, known.chain(sections));
+        Kind::UnknownKey { path: self.path.clone(), line, key: shortened(key), place, nearest_key }.into()
+    }
+}
+
+/// The known word that was most likely meant.
+pub(crate) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
+    // Longer words are no slip of the hand, and comparing them would take time.
+    if word.len() > 100 {
+        return None;
+    }
+    let scored = known.map(|known| (strsim::jaro_winkler(word, known), known)).filter(|(score, _)| *score > 0.8);
+    scored.max_by(|(first, _), (second, _)| first.total_cmp(second)).map(|(_, known)| known.to_owned())
+}
+
+/// Keys that old versions of the reference wrote: the path of the setting that they are today, and its value.
+fn old_spelling(section: &str, key: &str, node: &Node) -> Option<(&'static str, String)> {
+    match (section, key) {
+        ("", "fp16") => {
+            let is_fp16 = crate::environment::str_to_bool(&node.text()) == Some(true);
+            Some(("mixed_precision", if is_fp16 { "fp16" } else { "no" }.to_owned()))
+        }
+        ("", "dynamo_backend") => Some(("dynamo_config.backend", node.text())),
+        ("", "gradient_accumulation_steps") => Some(("gradient_accumulation_config.num_steps", node.text())),
+        _ => None,
+    }
+}

@@ -1,0 +1,282 @@
+//! What settings mean together: one function per record that has quirks.
+
+use super::{Message, PartialRunConfig};
+use crate::Result;
+use crate::config::{Auto, AutoWrapPolicy, DDPCommunicationHookType, MixedPrecision, ShardingStrategy};
+use crate::error::settings::SettingsErrorKind as Kind;
+use crate::names::DistributedType;
+use crate::settings::{Origin, Origins, Record};
+
+type Messages = Vec<Message>;
+
+/// Brings settings that speak of the same thing to one, record by record.
+pub(super) fn normalise(partial: &mut PartialRunConfig, origins: &mut Origins, messages: &mut Messages) -> Result<()> {
+    cluster(partial, origins)?;
+    sharding(partial, origins)?;
+    precision(partial, origins)?;
+    accumulation(partial, origins)?;
+    match partial.cluster.use_fsdp {
+        Some(true) => fsdp(partial, origins, messages)?,
+        _ => unused(std::mem::take(&mut partial.fsdp), "fsdp_config", "--use_fsdp", origins, messages)?,
+    }
+    if partial.cluster.use_deepspeed != Some(true) {
+        // The steps and the norm have a meaning of their own without DeepSpeed only where it says so.
+        partial.deepspeed.gradient_accumulation_steps = None;
+        origins.forget_path("deepspeed_config.gradient_accumulation_steps");
+        unused(std::mem::take(&mut partial.deepspeed), "deepspeed_config", "--use_deepspeed", origins, messages)?;
+    }
+    replicas(partial, origins, messages)
+}
+
+fn contradiction(origins: &Origins, first: (&str, String), second: (&str, String), why: &'static str) -> crate::Error {
+    let show = |(path, value): (&str, String)| format!("{path} {value}");
+    let [first_origin, second_origin] = [first.0, second.0].map(|path| origins.get(path).to_string());
+    Kind::Contradiction { first: show(first), first_origin, second: show(second), second_origin, why }.into()
+}
+
+fn refused(origins: &Origins, path: &str, found: String, why: &'static str) -> crate::Error {
+    Kind::Refused { name: path.to_owned(), found, origin: origins.get(path).to_string(), why }.into()
+}
+
+/// `distributed_type` of a file stands for the switches that flags have.
+fn cluster(partial: &mut PartialRunConfig, origins: &mut Origins) -> Result<()> {
+    let cluster = &mut partial.cluster;
+    let Some(distributed_type) = cluster.distributed_type else { return Ok(()) };
+    let origin = origins.get("distributed_type").clone();
+    let mut switch = |field: &mut Option<bool>, path: &'static str| {
+        if field.is_none() {
+            *field = Some(true);
+            origins.set_path(path, origin.clone());
+        }
+    };
+    match distributed_type {
+        DistributedType::Fsdp => switch(&mut cluster.use_fsdp, "use_fsdp"),
+        DistributedType::DeepSpeed => switch(&mut cluster.use_deepspeed, "use_deepspeed"),
+        DistributedType::MultiCpu => switch(&mut cluster.use_cpu, "use_cpu"),
+        DistributedType::No | DistributedType::MultiGpu => {}
+        other => {
+            let why = "choose NO, MULTI_CPU, MULTI_GPU, FSDP or DEEPSPEED";
+            return Err(refused(origins, "distributed_type", other.to_string(), why));
+        }
+    }
+    Ok(())
+}
+
+/// A model is sharded in one way. Of two, the one that was said closer to the program counts.
+fn sharding(partial: &mut PartialRunConfig, origins: &mut Origins) -> Result<()> {
+    let cluster = &mut partial.cluster;
+    if cluster.use_fsdp != Some(true) || cluster.use_deepspeed != Some(true) {
+        // What is asked for must not meet the other one in the environment that processes inherit.
+        let chosen = Origin::Derived("the other way to shard was chosen");
+        if cluster.use_fsdp == Some(true) && cluster.use_deepspeed.is_none() {
+            cluster.use_deepspeed = Some(false);
+            origins.set_path("use_deepspeed", chosen);
+        } else if cluster.use_deepspeed == Some(true) && cluster.use_fsdp.is_none() {
+            cluster.use_fsdp = Some(false);
+            origins.set_path("use_fsdp", chosen);
+        }
+        return Ok(());
+    }
+    let yes = || "true".to_owned();
+    let (fsdp, deepspeed) = (origins.get("use_fsdp").clone(), origins.get("use_deepspeed").clone());
+    let derived = Origin::Derived("the other way to shard was chosen");
+    match rank(&fsdp).cmp(&rank(&deepspeed)) {
+        std::cmp::Ordering::Less => {
+            cluster.use_deepspeed = Some(false);
+            origins.set_path("use_deepspeed", derived);
+        }
+        std::cmp::Ordering::Greater => {
+            cluster.use_fsdp = Some(false);
+            origins.set_path("use_fsdp", derived);
+        }
+        std::cmp::Ordering::Equal => {
+            let why = "both given; a model is sharded in one way, so choose one";
+            return Err(contradiction(origins, ("use_fsdp", yes()), ("use_deepspeed", yes()), why));
+        }
+    }
+    Ok(())
+}
+
+/// How close to the program something was said.
+fn rank(origin: &Origin) -> u8 {
+    match origin {
+        Origin::Code => 0,
+        Origin::Flag(_) => 1,
+        Origin::Environment(_) => 2,
+        Origin::File { .. } => 3,
+        Origin::Derived(_) | Origin::Default => 4,
+    }
+}
+
+fn precision(partial: &PartialRunConfig, origins: &Origins) -> Result<()> {
+    if partial.cluster.mixed_precision == Some(MixedPrecision::Fp8) {
+        let why = "computing in 8 bits is not available yet; use \"bf16\"";
+        return Err(refused(origins, "mixed_precision", "\"fp8\"".to_owned(), why));
+    }
+    Ok(())
+}
+
+/// The number of micro-batches may be said in four places. Those that are equally close to the program must agree.
+fn accumulation(partial: &mut PartialRunConfig, origins: &mut Origins) -> Result<()> {
+    let outer = "dataloader_config.gradient_accumulation_kwargs";
+    if let Some(kwargs) = partial.dataloader.gradient_accumulation_kwargs.clone() {
+        let plugin = &mut partial.gradient_accumulation;
+        for setting in crate::config::GradientAccumulationPlugin::settings() {
+            let (Some(inner), said) = (kwargs.text(setting), plugin.text(setting)) else { continue };
+            match said {
+                Some(said) if said != inner && rank(origins.get(setting.path)) == rank(origins.get(outer)) => {
+                    let why = "they speak of the same; let them agree, or leave one out";
+                    return Err(contradiction(origins, (setting.path, said), (outer, inner), why));
+                }
+                Some(_) if rank(origins.get(setting.path)) < rank(origins.get(outer)) => {}
+                _ => {
+                    plugin.say(setting, &inner);
+                    origins.set(setting, origins.get(outer).clone());
+                }
+            }
+        }
+    }
+    match partial.cluster.use_deepspeed {
+        Some(true) => accumulation_of_deepspeed(partial, origins),
+        _ => Ok(()),
+    }
+}
+
+fn accumulation_of_deepspeed(partial: &mut PartialRunConfig, origins: &mut Origins) -> Result<()> {
+    let (steps, configured) =
+        ("gradient_accumulation_config.num_steps", "deepspeed_config.gradient_accumulation_steps");
+    let (said, of_deepspeed) = (partial.gradient_accumulation.num_steps, partial.deepspeed.gradient_accumulation_steps);
+    let is_closer = rank(origins.get(steps)).cmp(&rank(origins.get(configured)));
+    match (said, of_deepspeed.and_then(Auto::value)) {
+        (Some(said), Some(configured_steps)) if is_closer.is_eq() && said != configured_steps => {
+            let (first, second) = ((steps, said.to_string()), (configured, configured_steps.to_string()));
+            return Err(contradiction(origins, first, second, "let them agree, or leave one out"));
+        }
+        (Some(said), of_deepspeed) if of_deepspeed.is_none() || is_closer.is_lt() => {
+            partial.deepspeed.gradient_accumulation_steps = Some(Auto::Value(said));
+            origins.set_path(configured, origins.get(steps).clone());
+        }
+        (said, Some(configured_steps)) if said.is_none() || is_closer.is_gt() => {
+            partial.gradient_accumulation.num_steps = Some(configured_steps);
+            origins.set_path(steps, origins.get(configured).clone());
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// What `reshard_after_forward` means in version 1, and what launchers say unasked.
+fn fsdp(partial: &mut PartialRunConfig, origins: &mut Origins, messages: &mut Messages) -> Result<()> {
+    let plugin = &mut partial.fsdp;
+    let (strategy, reshard) = ("fsdp_config.sharding_strategy", "fsdp_config.reshard_after_forward");
+    let by_reshard = plugin.reshard_after_forward.and_then(|reshard| reshard.strategy());
+    let text = |strategy: ShardingStrategy| strategy.to_string();
+    if plugin.fsdp_version == Some(2) {
+        if let Some(named) = by_reshard {
+            let why = "with version 2 it is true or false";
+            return Err(refused(origins, reshard, text(named), why));
+        }
+        if let Some(named) = plugin.sharding_strategy
+            && named != ShardingStrategy::FullShard
+            && *origins.get(strategy) != Origin::Code
+        {
+            let why = "with version 2 set reshard_after_forward to true or false";
+            return Err(refused(origins, strategy, text(named), why));
+        }
+    } else if let Some(named) = by_reshard {
+        // A launcher writes FULL_SHARD unasked, so another strategy beside it is the one that was meant.
+        match plugin.sharding_strategy {
+            Some(other) if other != named && other != ShardingStrategy::FullShard => {
+                let why = "they name two strategies; set one of them, or both alike";
+                return Err(contradiction(origins, (strategy, text(other)), (reshard, text(named)), why));
+            }
+            _ => {
+                plugin.sharding_strategy = Some(named);
+                plugin.reshard_after_forward = None;
+                origins.set_path(strategy, origins.get(reshard).clone());
+            }
+        }
+    } else if plugin.reshard_after_forward == Some(true.into()) && *origins.get(reshard) != Origin::Code {
+        // "true" is written unasked, too, beside any strategy.
+        plugin.reshard_after_forward = None;
+    }
+    let is_by_size = plugin.auto_wrap_policy == Some(AutoWrapPolicy::SizeBasedWrap);
+    let is_asked = rank(origins.get("fsdp_config.min_num_params")) <= 1;
+    if plugin.min_num_params.is_some() && !is_by_size && !is_asked {
+        plugin.min_num_params = None;
+    }
+    if plugin.sharding_strategy == Some(ShardingStrategy::NoShard) {
+        no_shard(partial, origins, messages);
+    }
+    Ok(())
+}
+
+/// Nothing is ever gathered, so there is nothing to fetch ahead.
+fn no_shard(partial: &PartialRunConfig, origins: &Origins, messages: &mut Messages) {
+    let why = "with sharding_strategy NO_SHARD nothing is ever gathered";
+    let names = ["backward_prefetch", "forward_prefetch", "limit_all_gathers", "direct_all_gather", "dynamic"];
+    for setting in crate::config::FullyShardedDataParallelPlugin::settings() {
+        let Some(found) = partial.fsdp.text(setting) else { continue };
+        if names.contains(&setting.field) && !setting.asks_for_nothing(&found) {
+            let origin = origins.get(setting.path).clone();
+            messages.push(Message { setting: setting.path, found, origin, why: why.to_owned() });
+        }
+    }
+}
+
+/// A record whose switch is off: an error for who typed a flag of it, a message for who wrote it elsewhere.
+fn unused<R: Record>(
+    record: R,
+    section: &str,
+    switch: &'static str,
+    origins: &mut Origins,
+    messages: &mut Messages,
+) -> Result<()> {
+    let mut is_told = false;
+    for setting in R::settings() {
+        let Some(found) = record.text(setting) else { continue };
+        let origin = origins.get(setting.path).clone();
+        origins.forget(setting);
+        match &origin {
+            Origin::Flag(flag) => {
+                let first = format!("{flag} {found}");
+                let (first_origin, second_origin) = ("flag".to_owned(), "not given".to_owned());
+                let why = "it has no effect without that switch; add it";
+                let second = switch.to_owned();
+                return Err(Kind::Contradiction { first, first_origin, second, second_origin, why }.into());
+            }
+            Origin::File { .. } if !is_told => {
+                is_told = true;
+                let why = format!("{section} counts only with {switch}, or the distributed_type of that name");
+                messages.push(Message { setting: setting.path, found, origin, why });
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Settings of replicas beside a model that is sharded: hooks would change what is computed, so they are refused.
+fn replicas(partial: &PartialRunConfig, origins: &Origins, messages: &mut Messages) -> Result<()> {
+    let cluster = &partial.cluster;
+    let is_sharded =
+        cluster.use_fsdp == Some(true) && partial.fsdp.sharding_strategy != Some(ShardingStrategy::NoShard);
+    if !is_sharded {
+        return Ok(());
+    }
+    let no = DDPCommunicationHookType::No;
+    for (path, hook) in
+        [("ddp_config.comm_hook", partial.ddp.comm_hook), ("ddp_config.comm_wrapper", partial.ddp.comm_wrapper)]
+    {
+        if let Some(hook) = hook.filter(|hook| *hook != no) {
+            let why = "gradients of sharded models travel as mixed_precision_policy.reduce_dtype says; set that";
+            return Err(contradiction(origins, (path, hook.to_string()), ("use_fsdp", "true".to_owned()), why));
+        }
+    }
+    for setting in crate::config::DistributedDataParallelKwargs::settings() {
+        let Some(found) = partial.ddp.text(setting).filter(|found| !setting.asks_for_nothing(found)) else { continue };
+        let why = "models are sharded, so there are no replicas that average gradients".to_owned();
+        messages.push(Message { setting: setting.path, found, origin: origins.get(setting.path).clone(), why });
+    }
+    Ok(())
+}

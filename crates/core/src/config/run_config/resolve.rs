@@ -1,0 +1,209 @@
+//! Code goes before flags, flags before the environment, that before a file, and that before defaults.
+
+use super::normalise::normalise;
+use super::{ConfigFile, Message, PartialRunConfig, RunConfig, read_environment, settings};
+use crate::Result;
+use crate::error::settings::SettingsErrorKind as Kind;
+use crate::settings::{ORIGINS_VARIABLE, Origin, Origins, Setting, Standing};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+/// Everybody who may say something about a run, the first before the last, setting by setting.
+#[derive(Clone, Default)]
+pub struct Sources<'a> {
+    /// What the program says.
+    pub code: PartialRunConfig,
+    /// Flags of the launcher with their texts.
+    pub flags: Vec<(&'static Setting, String)>,
+    /// The environment.
+    pub environment: Option<&'a dyn Fn(&str) -> Option<String>>,
+    /// A configuration file.
+    pub file: Option<ConfigFile>,
+}
+
+impl fmt::Debug for Sources<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sources").field("code", &self.code).field("file", &self.file).finish_non_exhaustive()
+    }
+}
+
+/// Where the launcher took the value of a variable from.
+#[derive(Debug, Serialize, Deserialize)]
+struct LaunchedFrom {
+    value: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    flag: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<(PathBuf, usize)>,
+}
+
+impl RunConfig {
+    /// Puts the sources together: code before flags before environment before file before default, setting by setting.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_config`](crate::Error::is_config) and [`Error::is_environment`](crate::Error::is_environment): a text that
+    /// is no value of its setting, naming where it stands; settings that contradict each other, naming both places; settings
+    /// that are refused, with the reason.
+    ///
+    /// ```
+    /// use accelerate_core::config::{MixedPrecision, PartialRunConfig, RunConfig, Sources};
+    /// let mut code = PartialRunConfig::default();
+    /// code.cluster.mixed_precision = Some(MixedPrecision::Fp16);
+    /// let lookup = |name: &str| (name == "ACCELERATE_MIXED_PRECISION").then(|| "bf16".to_owned());
+    /// let config = RunConfig::resolve(Sources { code, environment: Some(&lookup), ..Default::default() })?;
+    /// assert_eq!(config.cluster.mixed_precision, MixedPrecision::Fp16);
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    pub fn resolve(sources: Sources<'_>) -> Result<Self> {
+        let (mut partial, mut origins) = merge(sources)?;
+        let mut messages = Vec::new();
+        normalise(&mut partial, &mut origins, &mut messages)?;
+        stand(&partial, &origins, &mut messages)?;
+        let config = partial.settle(origins, messages);
+        match config.check() {
+            Ok(()) => Ok(config),
+            Err(error) => Err(config.with_places(error)),
+        }
+    }
+
+    /// The variables by which a launcher says to its processes what flags and a file have said to it. What the environment
+    /// says they inherit. One more variable says where each value came from.
+    ///
+    /// ```
+    /// use accelerate_core::config::{RunConfig, Sources, settings};
+    /// let setting = settings().find(|setting| setting.flag() == Some("fsdp_version")).unwrap();
+    /// let cluster = settings().find(|setting| setting.flag() == Some("use_fsdp")).unwrap();
+    /// let flags = vec![(setting, "2".to_owned()), (cluster, "true".to_owned())];
+    /// let variables = RunConfig::resolve(Sources { flags, ..Default::default() })?.variables();
+    /// assert_eq!(variables["FSDP_VERSION"], "2");
+    /// assert_eq!(variables["ACCELERATE_USE_FSDP"], "true");
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    pub fn variables(&self) -> BTreeMap<String, String> {
+        let said = PartialRunConfig::from(self.clone());
+        let mut variables = BTreeMap::new();
+        let mut launched = BTreeMap::new();
+        for setting in settings().filter(|setting| !setting.declaration.is_for_launcher) {
+            let (Some(variable), Some(value)) = (setting.variable(), said.text(setting)) else { continue };
+            let (flag, file) = match self.origin(setting.path) {
+                Origin::Flag(flag) => (Some(flag.clone()), None),
+                Origin::File { path, line } => (None, Some((path.clone(), *line))),
+                Origin::Derived(_) => (None, None),
+                Origin::Code | Origin::Environment(_) | Origin::Default => continue,
+            };
+            if flag.is_some() || file.is_some() {
+                launched.insert(variable.clone(), LaunchedFrom { value: value.clone(), flag, file });
+            }
+            variables.insert(variable, value);
+        }
+        if !launched.is_empty() {
+            let origins = serde_json::to_string(&launched).unwrap_or_default();
+            variables.insert(ORIGINS_VARIABLE.to_owned(), origins);
+        }
+        variables
+    }
+
+    /// The error with the places of the settings that it names, where those are not the program's own.
+    fn with_places(&self, error: crate::Error) -> crate::Error {
+        let problem = error.to_string();
+        let is_word = |character: char| character.is_ascii_alphanumeric() || character == '_';
+        let words: Vec<_> = problem.split(|character| !is_word(character)).collect();
+        let places: Vec<_> = settings()
+            .filter(|setting| words.contains(&setting.field))
+            .map(|setting| (setting.path, self.origin(setting.path)))
+            .filter(|(_, origin)| !matches!(origin, Origin::Code | Origin::Default | Origin::Derived(_)))
+            .map(|(path, origin)| format!("{path}: {origin}"))
+            .collect();
+        match places.is_empty() {
+            true => error,
+            false => Kind::Places { problem, places: places.join(", ") }.into(),
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        self.dataloader.check()?;
+        self.gradient_accumulation.check()?;
+        self.ddp.check()?;
+        self.grad_scaler.check()?;
+        self.process_group.check()?;
+        if let Some(fsdp) = self.fsdp_in_use() {
+            fsdp.check()?;
+            fsdp.check_precision(self.cluster.mixed_precision)?;
+        }
+        if self.cluster.use_deepspeed {
+            self.deepspeed.check()?;
+        }
+        self.dynamo.compilation().map(drop)
+    }
+}
+
+fn merge(sources: Sources<'_>) -> Result<(PartialRunConfig, Origins)> {
+    let mut origins = Origins::default();
+    let mut partial = PartialRunConfig::default();
+    for setting in partial.fill(&sources.code) {
+        origins.set(setting, Origin::Code);
+    }
+    let mut flags = PartialRunConfig::default();
+    for (setting, text) in sources.flags {
+        if !flags.say(setting, &text) {
+            let flag = setting.flag().unwrap_or(setting.field).to_owned();
+            return Err(Kind::Flag { flag, found: text, wanted: setting.wanted() }.into());
+        }
+    }
+    for setting in partial.fill(&flags) {
+        origins.set(setting, Origin::Flag(format!("--{}", setting.flag().unwrap_or(setting.field))));
+    }
+    if let Some(lookup) = sources.environment {
+        let (environment, said) = read_environment(lookup)?;
+        let launched = lookup(ORIGINS_VARIABLE).and_then(|text| serde_json::from_str(&text).ok());
+        let launched: BTreeMap<String, LaunchedFrom> = launched.unwrap_or_default();
+        for setting in partial.fill(&environment) {
+            let variable = said.iter().find(|(said, _)| said.path == setting.path).map(|(_, origin)| origin.clone());
+            let origin = variable.unwrap_or(Origin::Default);
+            origins.set(setting, before_launch(origin, &launched, environment.text(setting)));
+        }
+    }
+    if let Some(file) = sources.file {
+        for setting in partial.fill(&file.partial) {
+            let line = file.lines.iter().rev().find(|(said, _)| said.path == setting.path).map_or(0, |(_, line)| *line);
+            origins.set(setting, file.origin(line));
+        }
+    }
+    Ok((partial, origins))
+}
+
+/// A variable that the launcher set, and nobody changed, stands for the flag or the line that it came from.
+fn before_launch(origin: Origin, launched: &BTreeMap<String, LaunchedFrom>, value: Option<String>) -> Origin {
+    let Origin::Environment(name) = &origin else { return origin };
+    match launched.get(name) {
+        Some(LaunchedFrom { value: then, flag: Some(flag), .. }) if Some(then) == value.as_ref() => {
+            Origin::Flag(flag.clone())
+        }
+        Some(LaunchedFrom { value: then, file: Some((path, line)), .. }) if Some(then) == value.as_ref() => {
+            Origin::File { path: path.clone(), line: *line }
+        }
+        _ => origin,
+    }
+}
+
+/// Refuses what is refused, and notes what has no effect.
+fn stand(partial: &PartialRunConfig, origins: &Origins, messages: &mut Vec<Message>) -> Result<()> {
+    for setting in settings() {
+        let Some(found) = partial.text(setting).filter(|found| !setting.asks_for_nothing(found)) else { continue };
+        let origin = origins.get(setting.path);
+        match setting.standing() {
+            Standing::Honoured => {}
+            Standing::WithoutEffect(why) => {
+                messages.push(Message { setting: setting.path, found, origin: origin.clone(), why: why.to_owned() });
+            }
+            Standing::Refused(why) => {
+                let (name, origin) = (setting.path.to_owned(), origin.to_string());
+                return Err(Kind::Refused { name, found, origin, why }.into());
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,33 @@
+//! What can be wrong with settings: in files, variables, flags, and with one another.
+
+use std::path::PathBuf;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SettingsErrorKind {
+    #[error("{}: the file has {bytes} bytes, but a configuration may have at most {most}", path.display())]
+    TooLarge { path: PathBuf, bytes: usize, most: usize },
+    #[error("{}:{line}: {problem}", path.display())]
+    Syntax { path: PathBuf, line: usize, problem: String },
+    #[error("{}:{line}: the key {key:?} is there twice; keep one of the two", path.display())]
+    DuplicateKey { path: PathBuf, line: usize, key: String },
+    #[error("{}:{line}: {what} must be a mapping of keys to values", path.display())]
+    NotAMapping { path: PathBuf, line: usize, what: String },
+    #[error("{}:{line}: there is no key {key:?} {place}{}", path.display(), nearest(nearest_key))]
+    UnknownKey { path: PathBuf, line: usize, key: String, place: String, nearest_key: Option<String> },
+    #[error("{}:{line}: {key} is {found:?}, but must be {wanted}", path.display())]
+    FileValue { path: PathBuf, line: usize, key: String, found: String, wanted: String },
+    #[error("the environment variable {name} is {found:?}, but must be {wanted}")]
+    Variable { name: String, found: String, wanted: String },
+    #[error("the flag --{flag} is {found:?}, but must be {wanted}")]
+    Flag { flag: String, found: String, wanted: String },
+    #[error("{name} is {found} ({origin}), which is refused: {why}")]
+    Refused { name: String, found: String, origin: String, why: &'static str },
+    #[error("{problem} ({places})")]
+    Places { problem: String, places: String },
+    #[error("{first} ({first_origin}) and {second} ({second_origin}) contradict each other: {why}")]
+    Contradiction { first: String, first_origin: String, second: String, second_origin: String, why: &'static str },
+}
+
+fn nearest(key: &Option<String>) -> String {
+    key.as_ref().map(|key| format!("; the nearest one is {key:?}")).unwrap_or_default()
+}

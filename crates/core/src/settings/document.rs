@@ -1,0 +1,207 @@
+//! Configuration files: YAML or JSON, read with positions, and written.
+//!
+//! A scalar stays the text that is written, because only its setting knows whether `no` is a word or an answer.
+//! Aliases of YAML are refused: a configuration has no use for them, and a few lines of them can stand for gigabytes.
+
+use crate::Result;
+use crate::error::settings::SettingsErrorKind as Kind;
+use saphyr_parser::{Event, Parser, ScalarStyle};
+use serde_json::{Map, Value};
+use std::path::{Path, PathBuf};
+
+/// The most bytes that a configuration file may have: 1 MiB.
+const MAX_BYTES: usize = 1 << 20;
+
+/// The deepest nesting of lists and mappings.
+const MAX_DEPTH: usize = 32;
+
+/// A configuration file as it is written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Document {
+    /// The file, for messages.
+    pub path: PathBuf,
+    /// What is in it. An empty file is a mapping without keys.
+    pub root: Node,
+}
+
+/// A value in a file, and the line where it begins, counted from 1.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// Where it begins.
+    pub line: usize,
+    /// What it is.
+    pub value: NodeValue,
+}
+
+/// What stands in a place of a file.
+#[derive(Clone, Debug, PartialEq)]
+pub enum NodeValue {
+    /// Text, a number, a yes or a no.
+    Scalar {
+        /// As it is written, without quotes.
+        text: String,
+        /// It has quotes, so it is text for certain.
+        is_quoted: bool,
+    },
+    /// A list.
+    List(Vec<Node>),
+    /// Keys with their lines, and values, in the order of the file.
+    Mapping(Vec<(String, usize, Node)>),
+}
+
+impl Document {
+    /// Reads `text`, the content of the file at `path`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_config`](crate::Error::is_config), naming file and line: text that is neither YAML nor JSON, a key
+    /// twice in one mapping, an alias, more than one document, more than 1 MiB, or something else than a mapping.
+    ///
+    /// ```
+    /// use accelerate_core::settings::Document;
+    /// let document = Document::parse("num_processes: 2\nfsdp_config: {fsdp_version: 2}\n", "config.yaml".as_ref())?;
+    /// assert_eq!(document.root.line, 1);
+    /// let error = Document::parse("a: 1\na: 2\n", "config.yaml".as_ref()).unwrap_err();
+    /// assert!(error.to_string().starts_with("config.yaml:2:"), "{error}");
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    pub fn parse(text: &str, path: &Path) -> Result<Self> {
+        let path = path.to_owned();
+        if text.len() > MAX_BYTES {
+            return Err(Kind::TooLarge { path, bytes: text.len(), most: MAX_BYTES }.into());
+        }
+        let root = Reader { events: Parser::new_from_str(text), path: path.clone() }.document()?;
+        let Node { value: NodeValue::Mapping(_), .. } = root else {
+            return Err(Kind::NotAMapping { path, line: root.line, what: "a configuration file".to_owned() }.into());
+        };
+        Ok(Self { path, root })
+    }
+}
+
+struct Reader<'a> {
+    events: Parser<'a, saphyr_parser::StrInput<'a>>,
+    path: PathBuf,
+}
+
+impl<'a> Reader<'a> {
+    fn next(&mut self) -> Result<(Event<'a>, usize)> {
+        match self.events.next() {
+            Some(Ok((event, span))) => Ok((event, span.start.line())),
+            Some(Err(error)) => Err(self.syntax(error.marker().line(), error.info().to_owned())),
+            None => Err(self.syntax(1, "the text ends too early".to_owned())),
+        }
+    }
+
+    fn syntax(&self, line: usize, problem: String) -> crate::Error {
+        Kind::Syntax { path: self.path.clone(), line, problem }.into()
+    }
+
+    fn document(mut self) -> Result<Node> {
+        let mut root = None;
+        loop {
+            match self.next()? {
+                (Event::StreamEnd, line) => {
+                    return Ok(root.unwrap_or(Node { line, value: NodeValue::Mapping(Vec::new()) }));
+                }
+                (Event::DocumentStart(_), line) if root.is_some() => {
+                    return Err(self.syntax(line, "a second document begins here; a configuration is one".to_owned()));
+                }
+                (Event::Nothing | Event::StreamStart | Event::DocumentStart(_) | Event::DocumentEnd, _) => {}
+                (event, line) => root = Some(self.node(event, line, 0)?).filter(|node| !node.is_null()).or(root),
+            }
+        }
+    }
+
+    fn node(&mut self, event: Event<'a>, line: usize, depth: usize) -> Result<Node> {
+        if depth > MAX_DEPTH {
+            return Err(self.syntax(line, format!("values are nested more than {MAX_DEPTH} deep")));
+        }
+        let value = match event {
+            Event::Scalar(text, style, ..) => {
+                NodeValue::Scalar { text: text.into_owned(), is_quoted: style != ScalarStyle::Plain }
+            }
+            Event::SequenceStart(..) => {
+                let mut items = Vec::new();
+                loop {
+                    match self.next()? {
+                        (Event::SequenceEnd, _) => break NodeValue::List(items),
+                        (event, line) => items.push(self.node(event, line, depth + 1)?),
+                    }
+                }
+            }
+            Event::MappingStart(..) => self.mapping(depth)?,
+            Event::Alias(_) => {
+                return Err(self.syntax(line, "aliases (*name) are not read; write the value".to_owned()));
+            }
+            _ => return Err(self.syntax(line, "a value was expected here".to_owned())),
+        };
+        Ok(Node { line, value })
+    }
+
+    fn mapping(&mut self, depth: usize) -> Result<NodeValue> {
+        let mut entries: Vec<(String, usize, Node)> = Vec::new();
+        let mut known = std::collections::HashSet::new();
+        loop {
+            let (key, key_line) = match self.next()? {
+                (Event::MappingEnd, _) => return Ok(NodeValue::Mapping(entries)),
+                (Event::Scalar(key, ..), line) => (key.into_owned(), line),
+                (_, line) => return Err(self.syntax(line, "a key must be plain text".to_owned())),
+            };
+            if !known.insert(key.clone()) {
+                return Err(Kind::DuplicateKey { path: self.path.clone(), line: key_line, key: shortened(&key) }.into());
+            }
+            let (event, line) = self.next()?;
+            let value = self.node(event, line, depth + 1)?;
+            entries.push((key, key_line, value));
+        }
+    }
+}
+
+/// Keys and values in messages are cut where they would hide the message.
+pub(crate) fn shortened(text: &str) -> String {
+    const MOST: usize = 80;
+    match text.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+impl Node {
+    /// Does it say nothing: `null`, `~`, nothing at all, or a list or mapping without entries?
+    pub fn is_null(&self) -> bool {
+        match &self.value {
+            NodeValue::Scalar { text, is_quoted } => {
+                !is_quoted && matches!(text.as_str(), "" | "~" | "null" | "Null" | "NULL")
+            }
+            NodeValue::List(items) => items.is_empty(),
+            NodeValue::Mapping(entries) => entries.is_empty(),
+        }
+    }
+
+    /// The text of the value as a variable would hold it: a list of plain words is separated by commas, a mapping is JSON.
+    pub(crate) fn text(&self) -> String {
+        match &self.value {
+            NodeValue::Scalar { text, .. } => text.clone(),
+            NodeValue::List(items) => items.iter().map(Self::text).collect::<Vec<_>>().join(","),
+            NodeValue::Mapping(_) => self.json().to_string(),
+        }
+    }
+
+    fn json(&self) -> Value {
+        match &self.value {
+            NodeValue::Scalar { text, is_quoted: true } => Value::String(text.clone()),
+            NodeValue::Scalar { text, .. } => match text.as_str() {
+                _ if self.is_null() => Value::Null,
+                "true" | "True" => Value::Bool(true),
+                "false" | "False" => Value::Bool(false),
+                text => {
+                    text.parse::<serde_json::Number>().map_or_else(|_| Value::String(text.to_owned()), Value::Number)
+                }
+            },
+            NodeValue::List(items) => Value::Array(items.iter().map(Self::json).collect()),
+            NodeValue::Mapping(entries) => {
+                Value::Object(entries.iter().map(|(key, _, node)| (key.clone(), node.json())).collect::<Map<_, _>>())
+            }
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! Records of settings: one declaration each, from which both forms and the table come.
+
+use super::{Declaration, Standing, ValueKind};
+
+/// One line of the table: everything about a setting but its value.
+#[derive(Debug)]
+pub struct Setting {
+    /// The record that has it, by the name that the reference gives that.
+    pub record: &'static str,
+    /// The field of the record.
+    pub field: &'static str,
+    /// The section of a configuration file, and the field: `fsdp_config.sharding_strategy`. At the top level only the field.
+    pub path: &'static str,
+    /// The section of a configuration file; empty at its top level.
+    pub section: &'static str,
+    /// What keys in the section may begin with, such as `fsdp_`.
+    pub key_prefix: &'static str,
+    /// The documentation of the field.
+    pub documentation: &'static str,
+    /// What its values look like.
+    pub kind: ValueKind,
+    pub(crate) variable_prefix: &'static str,
+    pub(crate) default: fn() -> Option<String>,
+    pub(crate) reads: fn(&str) -> bool,
+    pub(crate) declaration: Declaration,
+}
+
+impl Setting {
+    /// The first paragraph of the documentation as one line, for help texts.
+    pub fn help(&self) -> String {
+        let first = self.documentation.split("\n\n").next().unwrap_or_default();
+        let line = first.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+        line.trim().replace(['`', '['], "").replace(']', "")
+    }
+
+    /// The rest of the documentation, with paragraphs as they are.
+    pub fn details(&self) -> String {
+        let paragraphs = self.documentation.split("\n\n").skip(1);
+        let joined = |text: &str| text.lines().map(str::trim).collect::<Vec<_>>().join(" ").trim().replace('`', "");
+        paragraphs.map(joined).collect::<Vec<_>>().join("\n\n")
+    }
+
+    /// Is this text a value of the setting?
+    pub fn is_value(&self, text: &str) -> bool {
+        (self.reads)(text) && self.is_large_enough(text)
+    }
+
+    /// The environment variable that says it; `None` where only code can.
+    pub fn variable(&self) -> Option<String> {
+        if self.declaration.is_code_only {
+            return None;
+        }
+        let made = || format!("{}{}", self.variable_prefix, self.field.to_ascii_uppercase());
+        Some(self.declaration.variable.map_or_else(made, str::to_owned))
+    }
+
+    /// The flag of `accelerate launch`, without hyphens in front and spelled with `_`, where there is one.
+    pub fn flag(&self) -> Option<&'static str> {
+        self.declaration.flag
+    }
+
+    /// Other spellings of the flag.
+    pub fn flag_aliases(&self) -> &'static [&'static str] {
+        self.declaration.flag_aliases
+    }
+
+    /// Does the flag stand for "true" without a value?
+    pub fn is_switch(&self) -> bool {
+        self.declaration.is_switch
+    }
+
+    /// Is there no text for it, so that only a program can say it?
+    pub fn is_code_only(&self) -> bool {
+        self.declaration.is_code_only
+    }
+
+    /// The key under which files are written.
+    pub fn key(&self) -> &'static str {
+        self.declaration.keys.first().copied().unwrap_or(self.field)
+    }
+
+    /// Does a file mean this setting by `key`, in this setting's section? The section's prefix may be there or not.
+    pub fn has_key(&self, key: &str) -> bool {
+        let is_known = |key: &str| match self.declaration.keys {
+            [] => key == self.field,
+            keys => keys.contains(&key),
+        };
+        let with_prefix = || is_known(&format!("{}{key}", self.key_prefix));
+        let without_prefix = || key.strip_prefix(self.key_prefix).is_some_and(is_known);
+        is_known(key) || (!self.key_prefix.is_empty() && (with_prefix() || without_prefix()))
+    }
+
+    /// The default, as text; `None` where nothing is a possible value.
+    pub fn default(&self) -> Option<String> {
+        (self.default)()
+    }
+
+    /// Python Accelerate's default, where it is another one.
+    pub fn reference_default(&self) -> Option<&'static str> {
+        self.declaration.reference_default
+    }
+
+    /// The default that the documented class signature shows, where it is another one.
+    pub fn seed_default(&self) -> Option<&'static str> {
+        self.declaration.seed_default
+    }
+
+    /// What becomes of it when somebody says it.
+    pub fn standing(&self) -> Standing {
+        self.declaration.standing
+    }
+
+    /// Does this value ask for nothing, because it is the default or as good as that?
+    pub(crate) fn asks_for_nothing(&self, value: &str) -> bool {
+        self.default().as_deref() == Some(value)
+            || self.declaration.harmless.iter().any(|harmless| harmless.eq_ignore_ascii_case(value))
+    }
+
+    /// What a value must be, to complete "but must be ...".
+    pub fn wanted(&self) -> String {
+        match self.declaration.least {
+            Some(least) => {
+                let wanted = self.kind.wanted();
+                wanted.replace("a whole number of at least 0", &format!("a whole number of at least {least}"))
+            }
+            None => self.kind.wanted(),
+        }
+    }
+
+    /// Is the number that this text writes down large enough?
+    pub(crate) fn is_large_enough(&self, text: &str) -> bool {
+        match (self.declaration.least, text.trim().parse::<u64>()) {
+            (Some(least), Ok(number)) => number >= least,
+            _ => true,
+        }
+    }
+}
+
+/// The form of a record that users write: every field is `None` until somebody says something.
+pub trait Record: Clone + Default {
+    /// The table of its settings, in the order of the fields.
+    fn settings() -> &'static [Setting];
+
+    /// The text of what `setting` says here, if anything. Values that only code can say give their debugging text.
+    fn text(&self, setting: &Setting) -> Option<String>;
+
+    /// Says what `text` writes down. `false` if it is no such value.
+    fn say(&mut self, setting: &Setting, text: &str) -> bool;
+
+    /// Takes over from `other` what nobody has said here, and returns which settings those were.
+    fn fill(&mut self, other: &Self) -> Vec<&'static Setting>;
+}
+
+/// Declares a record: `Form that users write => Form that engines read`, its section in files, the prefix of keys in
+/// it, the prefix of variables that the reference has no name for, and the settings. A setting with `= value` has that
+/// default; one without may stay unsaid in both forms.
+macro_rules! record {
+    (
+        $(#[doc = $record_doc:expr])*
+        $record:ident => $settings:ident, section $section:tt, keys $key_prefix:tt, variables $variable_prefix:tt {
+            $(
+                $(#[doc = $doc:expr])*
+                $(#[serde($($serde:tt)*)])?
+                $field:ident: $type:ty $(= $default:expr)? => $declaration:expr;
+            )+
+        }
+    ) => {
+        $(#[doc = $record_doc])*
+        #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        pub struct $record {
+            $(
+                $(#[doc = $doc])*
+                $(#[serde($($serde)*)])?
+                #[serde(skip_serializing_if = "Option::is_none")]
+                pub $field: Option<$type>,
+            )+
+        }
+
+        #[doc = concat!("[`", stringify!($record), "`] with a value for every setting that has a default.")]
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct $settings {
+            $(
+                $(#[doc = $doc])*
+                pub $field: $crate::settings::record::settled_type!($type $(= $default)?),
+            )+
+        }
+
+        impl Default for $settings {
+            fn default() -> Self {
+                $record::default().into()
+            }
+        }
+
+        impl From<$record> for $settings {
+            fn from(record: $record) -> Self {
+                Self { $( $field: $crate::settings::record::settled!(record.$field $(, $default)?), )+ }
+            }
+        }
+
+        impl From<$settings> for $record {
+            fn from(settings: $settings) -> Self {
+                Self { $( $field: $crate::settings::record::said!(settings.$field $(, $default)?), )+ }
+            }
+        }
+
+        impl $crate::settings::Record for $record {
+            fn settings() -> &'static [$crate::settings::Setting] {
+                const SETTINGS: &[$crate::settings::Setting] = &[$(
+                    $crate::settings::Setting {
+                        record: stringify!($record),
+                        field: stringify!($field),
+                        path: $crate::settings::record::setting_path!($section, $field),
+                        section: $section,
+                        key_prefix: $key_prefix,
+                        documentation: concat!($($doc, "\n"),*),
+                        kind: <$type as $crate::settings::SettingValue>::KIND,
+                        variable_prefix: $variable_prefix,
+                        reads: |text| <$type as $crate::settings::SettingValue>::read(text).is_some(),
+                        default: $crate::settings::record::default_text!($type $(= $default)?),
+                        declaration: {
+                            #[allow(unused_imports)]
+                            use $crate::settings::setting;
+                            $declaration
+                        },
+                    },
+                )+];
+                SETTINGS
+            }
+
+            fn text(&self, setting: &$crate::settings::Setting) -> Option<String> {
+                match setting.field {
+                    $( stringify!($field) => {
+                        self.$field.as_ref().map(<$type as $crate::settings::SettingValue>::write)
+                    } )+
+                    _ => None,
+                }
+            }
+
+            fn say(&mut self, setting: &$crate::settings::Setting, text: &str) -> bool {
+                match setting.field {
+                    $( stringify!($field) => {
+                        self.$field = <$type as $crate::settings::SettingValue>::read(text);
+                        self.$field.is_some()
+                    } )+
+                    _ => false,
+                }
+            }
+
+            fn fill(&mut self, other: &Self) -> Vec<&'static $crate::settings::Setting> {
+                let mut filled = Vec::new();
+                let mut settings = <Self as $crate::settings::Record>::settings().iter();
+                $(
+                    let setting = settings.next();
+                    if self.$field.is_none() && other.$field.is_some() {
+                        self.$field = other.$field.clone();
+                        filled.extend(setting);
+                    }
+                )+
+                filled
+            }
+        }
+    };
+}
+pub(crate) use record;
+
+macro_rules! settled_type {
+    ($type:ty = $default:expr) => { $type };
+    ($type:ty) => { Option<$type> };
+}
+pub(crate) use settled_type;
+
+macro_rules! settled {
+    ($value:expr, $default:expr) => {
+        $value.unwrap_or_else(|| $default)
+    };
+    ($value:expr) => {
+        $value
+    };
+}
+pub(crate) use settled;
+
+macro_rules! said {
+    ($value:expr, $default:expr) => {
+        Some($value)
+    };
+    ($value:expr) => {
+        $value
+    };
+}
+pub(crate) use said;
+
+macro_rules! default_text {
+    ($type:ty = $default:expr) => {
+        || Some(<$type as $crate::settings::SettingValue>::write(&$default))
+    };
+    ($type:ty) => {
+        || None
+    };
+}
+pub(crate) use default_text;
+
+macro_rules! setting_path {
+    ("", $field:ident) => {
+        stringify!($field)
+    };
+    ($section:tt, $field:ident) => {
+        concat!($section, ".", stringify!($field))
+    };
+}
+pub(crate) use setting_path;

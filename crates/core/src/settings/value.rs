@@ -1,0 +1,258 @@
+//! Values of settings as text: what a variable, a flag or a scalar of a file holds.
+
+use crate::config::{Auto, OffloadTarget};
+use crate::environment::str_to_bool;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What kind of text a value is, for help, completions and error messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ValueKind {
+    /// Yes or no, in any of the spellings of [`str_to_bool`].
+    Bool,
+    /// A whole number of at least 0.
+    Integer,
+    /// A number.
+    Number,
+    /// Seconds, fractions allowed.
+    Seconds,
+    /// Any text.
+    Text,
+    /// A path in the file system.
+    Path,
+    /// Words separated by commas.
+    List,
+    /// One of these names.
+    Choice(&'static [&'static str]),
+    /// An object in JSON; in a file also a mapping.
+    Object,
+    /// `cpu`, or an object such as `{"nvme": "/local_nvme"}`.
+    OffloadTarget,
+    /// The word `auto`, or one of the kind.
+    Auto(&'static ValueKind),
+}
+
+impl ValueKind {
+    /// What a value of this kind must be, to complete "but must be ...".
+    ///
+    /// ```
+    /// use accelerate_core::settings::ValueKind;
+    /// assert_eq!(ValueKind::Choice(&["a", "b"]).wanted(), "one of a, b");
+    /// ```
+    pub fn wanted(self) -> String {
+        match self {
+            Self::Bool => "one of y, yes, t, true, on, 1 or n, no, f, false, off, 0".to_owned(),
+            Self::Integer => "a whole number of at least 0".to_owned(),
+            Self::Number => "a number".to_owned(),
+            Self::Seconds => "a number of seconds of at least 0".to_owned(),
+            Self::Text => "text".to_owned(),
+            Self::Path => "a path".to_owned(),
+            Self::List => "words separated by commas".to_owned(),
+            Self::Choice(names) => format!("one of {}", names.join(", ")),
+            Self::Object => "an object, such as {\"key\": 1}".to_owned(),
+            Self::OffloadTarget => "cpu, or an object with a folder such as {\"nvme\": \"/local_nvme\"}".to_owned(),
+            Self::Auto(kind) => format!("auto, or {}", kind.wanted()),
+        }
+    }
+
+    /// The word that stands for a value in help texts.
+    pub const fn placeholder(self) -> &'static str {
+        match self {
+            Self::Bool => "BOOL",
+            Self::Integer => "N",
+            Self::Number => "NUMBER",
+            Self::Seconds => "SECONDS",
+            Self::Text | Self::Choice(_) => "NAME",
+            Self::Path => "PATH",
+            Self::List => "NAMES",
+            Self::Object => "JSON",
+            Self::OffloadTarget => "PLACE",
+            Self::Auto(kind) => kind.placeholder(),
+        }
+    }
+
+    /// Do the words "none" and "null" say nothing, rather than being a value?
+    pub(crate) const fn has_none(self) -> bool {
+        !matches!(self, Self::Choice(_) | Self::Bool)
+    }
+}
+
+/// A type that settings have.
+pub trait SettingValue: Sized {
+    /// What its text looks like.
+    const KIND: ValueKind;
+
+    /// The value that `text` writes down; `None` if it is none.
+    fn read(text: &str) -> Option<Self>;
+
+    /// The text that [`read`](Self::read) gives this value for.
+    fn write(&self) -> String;
+}
+
+macro_rules! by_display {
+    ($($type:ty: $kind:expr),* $(,)?) => {$(
+        impl SettingValue for $type {
+            const KIND: ValueKind = $kind;
+
+            fn read(text: &str) -> Option<Self> {
+                text.trim().parse().ok()
+            }
+
+            fn write(&self) -> String {
+                self.to_string()
+            }
+        }
+    )*};
+}
+
+by_display! {
+    u16: ValueKind::Integer,
+    u32: ValueKind::Integer,
+    u64: ValueKind::Integer,
+    usize: ValueKind::Integer,
+    i64: ValueKind::Number,
+    f64: ValueKind::Number,
+}
+
+impl SettingValue for bool {
+    const KIND: ValueKind = ValueKind::Bool;
+
+    fn read(text: &str) -> Option<Self> {
+        str_to_bool(text)
+    }
+
+    fn write(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl SettingValue for String {
+    const KIND: ValueKind = ValueKind::Text;
+
+    fn read(text: &str) -> Option<Self> {
+        Some(text.to_owned())
+    }
+
+    fn write(&self) -> String {
+        self.clone()
+    }
+}
+
+impl SettingValue for PathBuf {
+    const KIND: ValueKind = ValueKind::Path;
+
+    fn read(text: &str) -> Option<Self> {
+        Some(text.into())
+    }
+
+    fn write(&self) -> String {
+        self.to_string_lossy().into_owned()
+    }
+}
+
+impl SettingValue for Duration {
+    const KIND: ValueKind = ValueKind::Seconds;
+
+    fn read(text: &str) -> Option<Self> {
+        Self::try_from_secs_f64(text.trim().parse().ok()?).ok()
+    }
+
+    fn write(&self) -> String {
+        self.as_secs_f64().to_string()
+    }
+}
+
+impl<T: SettingValue> SettingValue for Vec<T> {
+    const KIND: ValueKind = ValueKind::List;
+
+    fn read(text: &str) -> Option<Self> {
+        if text.trim().is_empty() {
+            return Some(Self::new());
+        }
+        text.split(',').map(|word| T::read(word.trim())).collect()
+    }
+
+    fn write(&self) -> String {
+        self.iter().map(T::write).collect::<Vec<_>>().join(",")
+    }
+}
+
+impl SettingValue for Map<String, Value> {
+    const KIND: ValueKind = ValueKind::Object;
+
+    fn read(text: &str) -> Option<Self> {
+        serde_json::from_str(text).ok()
+    }
+
+    fn write(&self) -> String {
+        Value::Object(self.clone()).to_string()
+    }
+}
+
+impl SettingValue for BTreeMap<String, Value> {
+    const KIND: ValueKind = ValueKind::Object;
+
+    fn read(text: &str) -> Option<Self> {
+        serde_json::from_str(text).ok()
+    }
+
+    fn write(&self) -> String {
+        Value::Object(self.clone().into_iter().collect()).to_string()
+    }
+}
+
+impl SettingValue for OffloadTarget {
+    const KIND: ValueKind = ValueKind::OffloadTarget;
+
+    fn read(text: &str) -> Option<Self> {
+        match text.trim() {
+            text if text.eq_ignore_ascii_case("cpu") => Some(Self::Cpu),
+            text => serde_json::from_str(text).ok(),
+        }
+    }
+
+    fn write(&self) -> String {
+        match self {
+            Self::Cpu => "cpu".to_owned(),
+            Self::Nvme(path) => serde_json::json!({"nvme": path.to_string_lossy()}).to_string(),
+        }
+    }
+}
+
+impl<T: SettingValue> SettingValue for Auto<T> {
+    const KIND: ValueKind = ValueKind::Auto(&T::KIND);
+
+    fn read(text: &str) -> Option<Self> {
+        match text.trim() {
+            text if text.eq_ignore_ascii_case("auto") => Some(Self::Auto),
+            text => T::read(text).map(Self::Value),
+        }
+    }
+
+    fn write(&self) -> String {
+        match self {
+            Self::Auto => "auto".to_owned(),
+            Self::Value(value) => value.write(),
+        }
+    }
+}
+
+/// Types that are objects in JSON.
+macro_rules! object_value {
+    ($type:ty) => {
+        impl $crate::settings::SettingValue for $type {
+            const KIND: $crate::settings::ValueKind = $crate::settings::ValueKind::Object;
+
+            fn read(text: &str) -> Option<Self> {
+                serde_json::from_str(text).ok()
+            }
+
+            fn write(&self) -> String {
+                serde_json::to_string(self).unwrap_or_default()
+            }
+        }
+    };
+}
+pub(crate) use object_value;

@@ -1,0 +1,389 @@
+//! The table of settings: every one from every source.
+
+use accelerate_core::Result;
+use accelerate_core::config::{
+    Callback, ConfigFile, FullyShardedDataParallelPlugin, MixedPrecision, PartialRunConfig, RunConfig,
+    ShardingStrategy, Sources, settings,
+};
+use accelerate_core::settings::{Origin, Record, Setting, Standing, ValueKind};
+use proptest::prelude::*;
+use rstest::rstest;
+use std::collections::{BTreeMap, HashSet};
+use std::path::Path;
+
+/// Two values of the setting that are not its default, and that no other setting contradicts.
+fn samples(setting: &Setting) -> [String; 2] {
+    let texts: [&str; 2] = match (setting.path, setting.kind) {
+        ("dynamo_config.backend", _) => ["eager", "ts"],
+        ("dynamo_config.disable", _) => ["true", "true"],
+        ("fsdp_config.auto_wrap_policy", _) => ["TRANSFORMER_BASED_WRAP", "NO_WRAP"],
+        ("ddp_config.dim", _) => ["1", "2"],
+        ("mixed_precision", _) => ["bf16", "fp16"],
+        ("fsdp_config.fsdp_version", _) => ["2", "2"],
+        ("fsdp_config.sharding_strategy", _) => ["SHARD_GRAD_OP", "OPTIMIZER_STATE"],
+        ("fsdp_config.reshard_after_forward", _) => ["false", "false"],
+        ("fsdp_config.state_dict_type", _) => ["FULL_STATE_DICT", "FULL_STATE_DICT"],
+        ("grad_scaler_config.growth_factor" | "grad_scaler_config.init_scale", _) => ["1.5", "3"],
+        ("grad_scaler_config.backoff_factor", _) => ["0.25", "0.75"],
+        ("distributed_type", _) => ["MULTI_GPU", "NO"],
+        ("ddp_config.comm_hook" | "ddp_config.comm_wrapper", _) => ["bf16", "fp16"],
+        ("ddp_config.comm_state_option", _) => ["{\"warm_start\":false}", "{\"random_seed\":1}"],
+        ("profile_config.activities", _) => ["cpu", "cpu,cuda"],
+        ("accelerator_config.rng_types", _) => ["torch", "torch,generator"],
+        ("profile_config.schedule_option", _) => [
+            r#"{"wait":1,"warmup":0,"active":2,"repeat":0,"skip_first":0,"skip_first_wait":false}"#,
+            r#"{"wait":2,"warmup":0,"active":2,"repeat":0,"skip_first":0,"skip_first_wait":false}"#,
+        ],
+        ("dataloader_config.gradient_accumulation_kwargs", _) => [r#"{"num_steps":2}"#, r#"{"num_steps":3}"#],
+        ("fsdp_config.mixed_precision_policy", _) => [
+            r#"{"param_dtype":null,"reduce_dtype":"bfloat16","output_dtype":null}"#,
+            r#"{"param_dtype":null,"reduce_dtype":"float16","output_dtype":null}"#,
+        ],
+        (_, ValueKind::Bool) if setting.default().as_deref() == Some("true") => ["false", "false"],
+        (_, ValueKind::Bool) => ["true", "true"],
+        (_, ValueKind::Integer | ValueKind::Auto(&ValueKind::Integer)) => ["3", "4"],
+        (_, ValueKind::Number | ValueKind::Seconds | ValueKind::Auto(_)) => ["2.5", "3.5"],
+        (_, ValueKind::Path) => ["/some/path", "/other/path"],
+        (_, ValueKind::Text) => ["some", "other"],
+        (_, ValueKind::List) => ["a.b,c", "d"],
+        (_, ValueKind::Choice(names)) => [names[names.len() - 1], names[names.len() - 2]],
+        (_, ValueKind::Object) => [r#"{"key":1}"#, r#"{"key":2}"#],
+        (_, ValueKind::OffloadTarget) => ["cpu", r#"{"nvme":"/n"}"#],
+    };
+    texts.map(str::to_owned)
+}
+
+fn by_path(path: &str) -> &'static Setting {
+    settings().find(|setting| setting.path == path).unwrap_or_else(|| panic!("there is no setting {path}"))
+}
+
+/// Settings without effect that a launcher of the reference says unasked, so that nobody is told.
+const HARMLESS: [&str; 2] = ["same_network", "fsdp_config.cpu_ram_efficient_loading"];
+
+/// What must be said beside `setting` so that it counts.
+fn beside(setting: &Setting) -> Vec<(&'static Setting, String)> {
+    let also: &[(&str, &str)] = match (setting.path, setting.section) {
+        ("fsdp_config.dp_shard_size", _) => &[("use_fsdp", "true"), ("fsdp_config.sharding_strategy", "HYBRID_SHARD")],
+        ("fsdp_config.transformer_cls_names_to_wrap", _) => {
+            &[("use_fsdp", "true"), ("fsdp_config.auto_wrap_policy", "TRANSFORMER_BASED_WRAP")]
+        }
+        ("fsdp_config.min_num_params", _) => {
+            &[("use_fsdp", "true"), ("fsdp_config.auto_wrap_policy", "SIZE_BASED_WRAP")]
+        }
+        ("fsdp_config.activation_checkpointing_offload", _) => {
+            &[("use_fsdp", "true"), ("fsdp_config.activation_checkpointing", "true")]
+        }
+        ("fsdp_config.offload_params", _) => {
+            &[("use_fsdp", "true"), ("fsdp_config.offload_optimizer", r#"{"nvme":"/n"}"#)]
+        }
+        ("deepspeed_config.offload_optimizer_device", _) => {
+            &[("use_deepspeed", "true"), ("deepspeed_config.offload_optimizer_nvme_path", "/n")]
+        }
+        ("deepspeed_config.offload_param_device", _) => {
+            &[("use_deepspeed", "true"), ("deepspeed_config.offload_param_nvme_path", "/n")]
+        }
+        ("ddp_config.comm_state_option", _) => &[("ddp_config.comm_hook", "power_sgd")],
+        ("dynamo_config.mode" | "dynamo_config.options", _) => &[("dynamo_config.disable", "true")],
+        (path, "dynamo_config") if path != "dynamo_config.backend" && path != "dynamo_config.disable" => {
+            &[("dynamo_config.disable", "true")]
+        }
+        (_, "fsdp_config") => &[("use_fsdp", "true")],
+        (_, "deepspeed_config") => &[("use_deepspeed", "true")],
+        _ => &[],
+    };
+    also.iter().map(|(path, text)| (by_path(path), (*text).to_owned())).collect()
+}
+
+/// One source with one value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Source {
+    Code,
+    Flag,
+    Environment,
+    File,
+}
+
+/// The configuration that comes of these values, each from its source, beside what makes them count (in code).
+fn resolve(setting: &'static Setting, said: &[(Source, &str)]) -> Result<RunConfig> {
+    let mut code = beside(setting);
+    let (mut flags, mut variables, mut lines) = (Vec::new(), BTreeMap::new(), String::new());
+    for (source, text) in said {
+        let text = (*text).to_owned();
+        match source {
+            Source::Code => code.push((setting, text)),
+            Source::Flag => flags.push((setting, text)),
+            Source::Environment => drop(variables.insert(setting.variable().unwrap(), text)),
+            Source::File => lines = document(setting, &text),
+        }
+    }
+    let lookup = |name: &str| variables.get(name).cloned();
+    let file = Some(ConfigFile::read(&lines, Path::new("run.yaml"))?);
+    RunConfig::resolve(Sources { code: partial(&code), flags, environment: Some(&lookup), file })
+}
+
+fn document(setting: &Setting, text: &str) -> String {
+    let value = if text.starts_with('{') { text.to_owned() } else { format!("\"{text}\"") };
+    match setting.section {
+        "" => format!("# a comment\n{}: {value}\n", setting.key()),
+        section => format!("{section}:\n  {}: {value}\n", setting.key()),
+    }
+}
+
+/// What a program says: read from a file, because the fields have as many types as there are.
+fn partial(said: &[(&'static Setting, String)]) -> PartialRunConfig {
+    let mut sections: BTreeMap<&str, serde_json::Map<String, serde_json::Value>> = BTreeMap::new();
+    for (setting, text) in said {
+        let value = serde_json::from_str(text).ok().filter(serde_json::Value::is_object);
+        let value = value.unwrap_or_else(|| text.clone().into());
+        sections.entry(setting.section).or_default().insert(setting.key().to_owned(), value);
+    }
+    let mut root = sections.remove("").unwrap_or_default();
+    root.extend(sections.into_iter().map(|(section, entries)| (section.to_owned(), entries.into())));
+    let text = serde_json::Value::Object(root).to_string();
+    ConfigFile::read(&text, Path::new("code")).unwrap().into_partial()
+}
+
+/// Every setting, from every source that it has: value and origin. What is refused is refused from everywhere, and what is
+/// without effect is told.
+#[test]
+fn every_setting_from_every_source() {
+    let mut checked = 0;
+    for setting in settings().filter(|setting| !setting.is_code_only()) {
+        let mut sources = vec![Source::Code, Source::Environment, Source::File];
+        sources.extend(setting.flag().map(|_| Source::Flag));
+        for source in sources {
+            let [text, _] = samples(setting);
+            let found = resolve(setting, &[(source, &text)]);
+            if let Standing::Refused(why) = setting.standing() {
+                let error = found.expect_err(setting.path).to_string();
+                assert!(error.contains(why) && error.contains(setting.path), "{} {source:?}: {error}", setting.path);
+                continue;
+            }
+            let config = found.unwrap_or_else(|error| panic!("{} from {source:?}: {error}", setting.path));
+            assert_eq!(config.text(setting).as_deref(), Some(text.as_str()), "{} from {source:?}", setting.path);
+            let is_right = match (source, config.origin(setting.path)) {
+                (Source::Code, origin) => *origin == Origin::Code,
+                (Source::Flag, Origin::Flag(flag)) => flag.trim_start_matches("--") == setting.flag().unwrap(),
+                (Source::Environment, Origin::Environment(name)) => Some(name) == setting.variable().as_ref(),
+                (Source::File, Origin::File { path, line }) => path == Path::new("run.yaml") && *line == 2,
+                _ => false,
+            };
+            assert!(is_right, "{} from {source:?}: {}", setting.path, config.origin(setting.path));
+            if matches!(setting.standing(), Standing::WithoutEffect(_)) && !HARMLESS.contains(&setting.path) {
+                assert!(config.messages().iter().any(|message| message.setting == setting.path), "{}", setting.path);
+            }
+            checked += 1;
+        }
+    }
+    assert!(checked > 300, "{checked}");
+}
+
+/// Of two sources that say different things, the one closer to the program counts.
+#[test]
+fn the_order_of_sources_is_the_same_for_every_setting() {
+    for setting in settings().filter(|setting| !setting.is_code_only() && setting.standing() == Standing::Honoured) {
+        let [first, second] = samples(setting);
+        let mut sources = vec![Source::Code, Source::Environment, Source::File];
+        if setting.flag().is_some() {
+            sources.insert(1, Source::Flag);
+        }
+        for pair in sources.windows(2) {
+            let config = resolve(setting, &[(pair[0], &first), (pair[1], &second)]);
+            let config = config.unwrap_or_else(|error| panic!("{} from {pair:?}: {error}", setting.path));
+            assert_eq!(config.text(setting).as_deref(), Some(first.as_str()), "{} from {pair:?}", setting.path);
+        }
+    }
+}
+
+#[test]
+fn nothing_said_is_the_default_everywhere() {
+    let config = RunConfig::resolve(Sources::default()).unwrap();
+    for setting in settings() {
+        assert_eq!(config.text(setting), setting.default(), "{}", setting.path);
+        assert_eq!(*config.origin(setting.path), Origin::Default, "{}", setting.path);
+    }
+    assert!(config.messages().is_empty() && config.variables().is_empty());
+}
+
+/// What flags and files say to a launcher arrives at the processes, with the place where it was said.
+#[test]
+fn what_the_launcher_is_told_reaches_the_processes() {
+    for setting in settings().filter(|setting| !setting.is_code_only() && setting.standing() == Standing::Honoured) {
+        let mut sources = vec![Source::File];
+        sources.extend(setting.flag().map(|_| Source::Flag));
+        for source in sources {
+            let [text, _] = samples(setting);
+            let launcher = resolve(setting, &[(source, &text)]).unwrap();
+            let variables = launcher.variables();
+            let lookup = |name: &str| variables.get(name).cloned();
+            let code = partial(&beside(setting));
+            let process = RunConfig::resolve(Sources { code, environment: Some(&lookup), ..Default::default() });
+            let process = process.unwrap_or_else(|error| panic!("{} by {variables:?}: {error}", setting.path));
+            if variables.contains_key(&setting.variable().unwrap()) {
+                assert_eq!(process.text(setting).as_deref(), Some(text.as_str()), "{}", setting.path);
+                assert_eq!(process.origin(setting.path), launcher.origin(setting.path), "{}", setting.path);
+            }
+        }
+    }
+}
+
+#[test]
+fn names_are_used_once() {
+    let mut seen = HashSet::new();
+    for setting in settings() {
+        assert!(seen.insert(setting.path), "{} is declared twice", setting.path);
+        assert!(!setting.help().is_empty(), "{} has no help", setting.path);
+        for flag in setting.flag().iter().chain(setting.flag_aliases()) {
+            assert!(seen.insert(flag) || setting.path == *flag, "--{flag} is there twice");
+            assert!(!flag.contains('-'), "--{flag} is not spelled as in the reference");
+        }
+        let section = settings().filter(|other| other.section == setting.section && !other.is_code_only());
+        let known: Vec<_> = section.filter(|other| other.has_key(setting.key())).map(|other| other.path).collect();
+        assert!(setting.is_code_only() || known == [setting.path], "{} is also {known:?}", setting.key());
+    }
+}
+
+#[rstest]
+#[case("num_procesess: 2\n", &["run.yaml:1: there is no key \"num_procesess\"", "\"num_processes\""])]
+#[case("fsdp_config:\n  fsdp_shardin_strategy: 1\n", &["run.yaml:2:", "in fsdp_config", "sharding_strategy"])]
+#[case("a: &x 1\nb: *x\n", &["run.yaml:2:", "aliases"])]
+#[case("debug: true\ndebug: false\n", &["run.yaml:2:", "twice"])]
+#[case("- 1\n", &["run.yaml:1:", "mapping"])]
+#[case("fsdp_config: 3\n", &["run.yaml:1:", "fsdp_config must be a mapping"])]
+#[case("use_cpu: maybe\n", &["run.yaml:1: use_cpu is \"maybe\"", "one of y, yes"])]
+#[case("num_processes: 0\n", &["num_processes is \"0\"", "at least 1"])]
+#[case("mixed_precision: [bf16\n", &["run.yaml:"])]
+#[case("megatron_lm_config:\n  tp_degree: 2\n", &["megatron_lm_config", "run.yaml:1", "not available"])]
+#[case("---\na: 1\n---\nb: 2\n", &["run.yaml:3:", "second document"])]
+fn files_that_are_wrong(#[case] text: &str, #[case] words: &[&str]) {
+    let error = ConfigFile::read(text, Path::new("run.yaml")).unwrap_err();
+    assert!(error.is_config());
+    for word in words {
+        assert!(error.to_string().contains(word), "{word}: {error}");
+    }
+}
+
+/// What the reference's own tests read (its `tests/test_configs`): the keys of old versions, empty sections, nulls.
+#[rstest]
+#[case("compute_environment: LOCAL_MACHINE\ndistributed_type: 'NO'\nfp16: true\nmachine_rank: 0\nmain_process_ip: null\n\
+        main_process_port: null\nmain_training_function: main\nnum_machines: 1\nnum_processes: 1\nuse_cpu: false\n",
+       &[("mixed_precision", "fp16"), ("num_processes", "1")])]
+#[case("compute_environment: LOCAL_MACHINE\ndeepspeed_config: {}\ndistributed_type: 'NO'\ndowncast_bf16: 'no'\n\
+        dynamo_backend: 'NO'\nfsdp_config: {}\ngpu_ids: all\nmegatron_lm_config: {}\nmixed_precision: no\n\
+        rdzv_backend: static\nsame_network: true\ntpu_env: []\ntpu_use_cluster: false\nuse_cpu: no\n",
+       &[("mixed_precision", "no"), ("gpu_ids", "all")])]
+#[case("distributed_type: FSDP\nfsdp_config:\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  \
+        fsdp_backward_prefetch_policy: null\n  fsdp_offload_params: false\n  sharding_strategy: 2\n  \
+        fsdp_reshard_after_forward: true\n",
+       &[("use_fsdp", "true"), ("fsdp_config.sharding_strategy", "SHARD_GRAD_OP")])]
+#[case("distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n  zero3_init_flag: false\n\
+        gradient_accumulation_steps: 4\n",
+       &[("use_deepspeed", "true"), ("deepspeed_config.zero3_init_flag", "false"), ("gradient_accumulation_config.num_steps", "4")])]
+#[case("{\"mixed_precision\": \"bf16\", \"num_processes\": 2,\n\t\"dynamo_config\": {\"dynamo_use_dynamic\": false}}",
+       &[("mixed_precision", "bf16"), ("dynamo_config.dynamic", "false")])]
+fn files_of_the_reference(#[case] text: &str, #[case] wanted: &[(&str, &str)]) {
+    let text = text.replace("  fsdp_backward_prefetch_policy: null\n", "");
+    let file = ConfigFile::read(&text, Path::new("run.yaml")).unwrap();
+    let config = RunConfig::resolve(Sources { file: Some(file), ..Default::default() }).unwrap();
+    for (path, value) in wanted {
+        assert_eq!(config.text(by_path(path)).as_deref(), Some(*value), "{path}");
+    }
+}
+
+#[rstest]
+#[case(&[("mixed_precision", "fp8")], &["mixed_precision is \"fp8\" (flag --mixed_precision)", "bf16"])]
+#[case(&[("use_fsdp", "true"), ("use_deepspeed", "true")],
+    &["use_fsdp true (flag --use_fsdp) and use_deepspeed true (flag --use_deepspeed) contradict"])]
+#[case(&[("fsdp_config.fsdp_version", "2")], &["--fsdp_version 2", "--use_fsdp"])]
+#[case(&[("deepspeed_config.zero_stage", "2")], &["--zero_stage 2", "--use_deepspeed"])]
+#[case(&[("use_fsdp", "true"), ("fsdp_config.activation_checkpointing_offload", "true")],
+    &["fsdp_config.activation_checkpointing_offload: flag --fsdp_activation_checkpointing_offload"])]
+fn flags_that_cannot_be(#[case] said: &[(&str, &str)], #[case] words: &[&str]) {
+    let flags = said.iter().map(|(path, text)| (by_path(path), (*text).to_owned())).collect();
+    let error = RunConfig::resolve(Sources { flags, ..Default::default() }).unwrap_err();
+    for word in words {
+        assert!(error.is_config() && error.to_string().contains(word), "{word}: {error}");
+    }
+}
+
+/// A compressed gradient is another gradient, so a hook that nobody runs is an error; the rest is told.
+#[test]
+fn settings_of_replicas_beside_sharding() {
+    let with = |ddp: &str, strategy: ShardingStrategy| {
+        let mut code = partial(&[(by_path("use_fsdp"), "true".to_owned())]);
+        code.fsdp = FullyShardedDataParallelPlugin { sharding_strategy: Some(strategy), ..Default::default() };
+        code.ddp = serde_json::from_str(ddp).unwrap();
+        RunConfig::resolve(Sources { code, ..Default::default() })
+    };
+    let error = with(r#"{"comm_hook": "fp16"}"#, ShardingStrategy::FullShard).unwrap_err().to_string();
+    assert!(error.contains("ddp_config.comm_hook fp16 (code) and use_fsdp true (code) contradict"), "{error}");
+    with(r#"{"comm_hook": "fp16"}"#, ShardingStrategy::NoShard).unwrap();
+    let told = with(r#"{"static_graph": true, "bucket_cap_mb": 25}"#, ShardingStrategy::FullShard).unwrap();
+    let told: Vec<_> = told.messages().iter().map(|message| message.setting).collect();
+    assert_eq!(told, ["ddp_config.static_graph"]);
+}
+
+#[test]
+fn accumulation_is_said_in_several_places_that_must_agree() {
+    let with = |plugin: &str, kwargs: &str| {
+        let mut code = PartialRunConfig::default();
+        code.gradient_accumulation = serde_json::from_str(plugin).unwrap();
+        code.dataloader.gradient_accumulation_kwargs = Some(serde_json::from_str(kwargs).unwrap());
+        RunConfig::resolve(Sources { code, ..Default::default() })
+    };
+    let both = with(r#"{"num_steps": 2}"#, r#"{"num_steps": 2, "sync_each_batch": true}"#).unwrap();
+    assert!(both.gradient_accumulation.num_steps == 2 && both.gradient_accumulation.sync_each_batch);
+    let error = with(r#"{"num_steps": 2}"#, r#"{"num_steps": 3}"#).unwrap_err().to_string();
+    assert!(error.contains("num_steps 2 (code)") && error.contains("gradient_accumulation_kwargs 3 (code)"), "{error}");
+}
+
+#[test]
+fn a_plugin_for_one_field_leaves_the_others_to_the_launcher() {
+    let mut code = PartialRunConfig::default();
+    code.gradient_accumulation.sync_each_batch = Some(true);
+    let lookup = |name: &str| (name == "ACCELERATE_GRADIENT_ACCUMULATION_STEPS").then(|| "4".to_owned());
+    let config = RunConfig::resolve(Sources { code, environment: Some(&lookup), ..Default::default() }).unwrap();
+    assert_eq!((config.gradient_accumulation.num_steps, config.gradient_accumulation.sync_each_batch), (4, true));
+}
+
+#[test]
+fn a_printed_configuration_is_a_table_of_values_and_origins() {
+    let mut code = PartialRunConfig::default();
+    code.cluster.mixed_precision = Some(MixedPrecision::Bf16);
+    code.fsdp.param_init_fn = Some(Callback::new(1_u8));
+    code.cluster.use_fsdp = Some(true);
+    let config = RunConfig::resolve(Sources { code, ..Default::default() }).unwrap();
+    let short = format!("{config:#}");
+    let words: Vec<Vec<&str>> =
+        short.lines().map(|line| line.split("  ").filter(|word| !word.is_empty()).collect()).collect();
+    assert_eq!(words[0].iter().map(|word| word.trim()).collect::<Vec<_>>(), ["mixed_precision", "bf16", "code"]);
+    assert!(short.contains("a function of the program"), "{short}");
+    assert!(config.to_string().lines().count() > 80);
+}
+
+proptest! {
+    /// No text makes the reader panic, and nothing that it accepts is lost.
+    #[test]
+    fn any_text_is_a_configuration_or_an_error(text in "[ \\-:{}\\[\\],a-z\"'\n\t#&*!|>%@0-9]{0,200}") {
+        match ConfigFile::read(&text, Path::new("x")) {
+            Ok(file) => drop(RunConfig::resolve(Sources { file: Some(file), ..Default::default() })),
+            Err(error) => prop_assert!(error.is_config() && error.to_string().len() < 2000),
+        }
+    }
+
+    /// A record that is written to text and read again is the same.
+    #[test]
+    fn texts_of_values_read_back(num_steps in 1_usize..1000, sync in any::<bool>()) {
+        let mut first = accelerate_core::config::GradientAccumulationPlugin {
+            num_steps: Some(num_steps), sync_each_batch: Some(sync), ..Default::default()
+        };
+        let mut second = accelerate_core::config::GradientAccumulationPlugin::default();
+        for setting in accelerate_core::config::GradientAccumulationPlugin::settings() {
+            if let Some(text) = first.text(setting) {
+                prop_assert!(second.say(setting, &text));
+            }
+        }
+        prop_assert_eq!(&first, &second);
+        prop_assert!(first.fill(&second).is_empty());
+    }
+}
