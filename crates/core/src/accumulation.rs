@@ -21,6 +21,8 @@ pub struct Decision {
     pub loss_scale: f64,
     /// Multiply the gradients accumulated so far by this before the backward pass of this micro-batch.
     pub rescale_accumulated: Option<f64>,
+    /// Micro-batches of the window so far, this one included.
+    pub micro_batches: usize,
 }
 
 spelled_enum! {
@@ -139,6 +141,7 @@ impl Window {
                 reduce: sync || self.plugin.sync_each_batch,
                 loss_scale: self.scale,
                 rescale_accumulated: None,
+                micro_batches: self.state.seen,
             },
         };
         if sync {
@@ -156,6 +159,7 @@ impl Window {
             reduce: true,
             loss_scale: wanted,
             rescale_accumulated: accumulated_are_off.then(|| wanted / self.scale),
+            micro_batches: self.state.seen,
         }
     }
 

@@ -10,7 +10,7 @@ use accelerate_core::config::{
 /// ```
 /// use accelerate::{Accelerator, DistributedDataParallelKwargs};
 ///
-/// let ddp = DistributedDataParallelKwargs { find_unused_parameters: true, ..Default::default() };
+/// let ddp = DistributedDataParallelKwargs { find_unused_parameters: Some(true), ..Default::default() };
 /// let accelerator = Accelerator::builder().cpu(true).kwargs_handler(ddp).build()?;
 /// # Ok::<(), accelerate::Error>(())
 /// ```

@@ -82,6 +82,8 @@ pub(crate) enum StateError {
          leave one of the two out, or let them agree"
     )]
     TwoLossScales { field: &'static str, said: String, origin: String, configured: String },
+    #[error("this process cannot be kept on cores of its own (enable_cpu_affinity); leave the setting out")]
+    Affinity { source: std::io::Error },
     #[error("the configuration file {} cannot be read", path.display())]
     ConfigFile { path: std::path::PathBuf, source: std::io::Error },
 

@@ -5,6 +5,7 @@
 use super::param::{Role, Storage};
 use super::{Init, Param, ParamStore};
 use crate::error::{NnError, Result};
+use accelerate_core::config::Callback;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,9 +33,36 @@ impl Initialisations {
     }
 }
 
-/// Fills a new parameter in place of its layer; gets its name.
+/// Fills a new parameter in place of its layer; gets its name. For `param_init_fn` of `FullyShardedDataParallelPlugin`.
+///
+/// ```
+/// use accelerate::nn::{Linear, ModuleFn, ParamInitFn, ParamStore, init};
+/// use accelerate::{Accelerator, FullyShardedDataParallelPlugin, tch::Tensor};
+///
+/// let ones = ParamInitFn::new(|_, tensor| init::ones_(tensor));
+/// let plugin = FullyShardedDataParallelPlugin { param_init_fn: Some(ones.into()), ..Default::default() };
+/// let accelerator = Accelerator::builder().cpu(true).fsdp_plugin(plugin).build()?;
+/// let store = ParamStore::init_empty_weights(accelerator.device());
+/// let linear = Linear::new(store.root(), 4, 2, Default::default())?;
+/// let _model = accelerator.prepare(ModuleFn::new(&store, move |input: &Tensor| linear.forward(input)))?;
+/// assert_eq!(store.state_dict()?.get("weight").unwrap().sum(None).double_value(&[]), 8.0);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
 #[derive(Clone)]
-pub(super) struct ParamInitFn(Arc<InitFn>);
+pub struct ParamInitFn(Arc<InitFn>);
+
+impl ParamInitFn {
+    /// Wraps a function of name and tensor.
+    pub fn new(param_init_fn: impl Fn(&str, &Tensor) -> Result<()> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(param_init_fn))
+    }
+}
+
+impl From<ParamInitFn> for Callback {
+    fn from(param_init_fn: ParamInitFn) -> Self {
+        Self::new(param_init_fn)
+    }
+}
 
 type InitFn = dyn Fn(&str, &Tensor) -> Result<()> + Send + Sync;
 
@@ -138,7 +166,12 @@ impl ParamStore {
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn set_param_init_fn(&self, param_init_fn: impl Fn(&str, &Tensor) -> Result<()> + Send + Sync + 'static) {
-        self.state().param_init_fn = Some(ParamInitFn(Arc::new(param_init_fn)));
+        self.state().param_init_fn = Some(ParamInitFn::new(param_init_fn));
+    }
+
+    /// The same for what a plugin has, where the program has not set one for this store.
+    pub(crate) fn default_param_init_fn(&self, param_init_fn: &ParamInitFn) {
+        self.state().param_init_fn.get_or_insert_with(|| param_init_fn.clone());
     }
 
     /// Gives memory and values to parameters that have none; to those of a model that `prepare` never sees.

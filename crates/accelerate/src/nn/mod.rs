@@ -72,6 +72,7 @@ pub use attention::{AttentionMask, InProjection, MultiheadAttention, MultiheadAt
 pub use batch_norm::{BatchNorm, BatchNorm1d, BatchNorm2d, BatchNormConfig};
 pub use compiled::FromTensors;
 pub use conv::{Conv, Conv1d, Conv1dConfig, Conv2d, Conv2dConfig, ConvConfig, Padding};
+pub use deferred::ParamInitFn;
 pub(crate) use deferred_weight_grad::{DeferWeightGrad, DeferredWeightGrad};
 pub use dropout::Dropout;
 pub use embedding::{Embedding, EmbeddingConfig};

@@ -89,7 +89,8 @@ impl<S: LrScheduler> AcceleratedScheduler<S> {
         let asks_optimizer = self.rule.step_with_optimizer && sync_gradients;
         let was_skipped = asks_optimizer && scheduler.handle().step_was_skipped();
         let ticks = self.rule.ticks(sync_gradients, was_skipped);
-        for _ in 0..self.capped(&*scheduler, ticks) {
+        let micro_batches = if ticks > 0 { self.micro_batches() } else { 1 };
+        for _ in 0..self.capped(&*scheduler, ticks, micro_batches) {
             scheduler.step()?;
         }
         Ok(())
@@ -97,11 +98,21 @@ impl<S: LrScheduler> AcceleratedScheduler<S> {
 
     /// One tick for every process may overshoot the end of a schedule by a few; that is no mistake of
     /// the caller's. Where one step is one tick, it is.
-    fn capped(&self, scheduler: &S, ticks: usize) -> usize {
-        if self.counts_processes() {
+    fn capped(&self, scheduler: &S, ticks: usize, micro_batches: usize) -> usize {
+        let ticks = ticks.saturating_mul(micro_batches);
+        if self.counts_processes() || micro_batches > 1 {
             capped_ticks(ticks, scheduler.last_epoch(), scheduler.total_steps())
         } else {
             ticks
+        }
+    }
+
+    /// By how many micro-batches a schedule that is written for them moves at this step of the optimizer.
+    fn micro_batches(&self) -> usize {
+        let gradient_state = &self.session.gradient_state;
+        match gradient_state.adjusts_scheduler() && self.rule.step_with_optimizer {
+            true => gradient_state.micro_batches(),
+            false => 1,
         }
     }
 

@@ -84,6 +84,16 @@ impl GradientState {
         std::mem::replace(&mut self.lock().even_batches, even_batches)
     }
 
+    /// Micro-batches whose gradients the coming step of the optimizer takes; outside of `accumulate` it is one.
+    pub(crate) fn micro_batches(&self) -> usize {
+        self.lock().decision.map_or(1, |decision| decision.micro_batches)
+    }
+
+    /// Does a schedule move by micro-batches?
+    pub(crate) fn adjusts_scheduler(&self) -> bool {
+        self.lock().window.plugin().adjust_scheduler == Some(true)
+    }
+
     /// Where the accumulation window stands.
     pub(crate) fn window_state(&self) -> WindowState {
         self.lock().window.state()

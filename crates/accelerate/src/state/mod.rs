@@ -1,5 +1,6 @@
 //! Who this process is: rank, device, and the group of its peers.
 
+mod affinity;
 mod device;
 mod process_control;
 mod rendezvous;
@@ -74,6 +75,9 @@ impl PartialState {
         let (cluster, kwargs) = (&config.cluster, &config.process_group);
         let ranks = rank_variables(lookup)?;
         let local_rank = ranks.as_ref().map_or(0, |ranks| ranks.local_rank);
+        if cluster.enable_cpu_affinity {
+            affinity::pin(local_rank, ranks.as_ref().map_or(1, |ranks| ranks.local_world_size))?;
+        }
         let device = device::choose(cluster.use_cpu, cluster.torch_device.as_deref(), local_rank)?;
         match ranks.filter(|ranks| ranks.world_size > 1) {
             Some(ranks) => Self::distributed(device, &ranks, kwargs, lookup),

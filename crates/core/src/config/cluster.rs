@@ -35,7 +35,10 @@ record! {
         /// Keep the program on the CPU even if there is a GPU.
         use_cpu: bool = false => setting().flag("cpu").flag_aliases(&["use_cpu"]).switch();
         /// Compare shapes, types and calls of all processes before each collective, and name each process that differs.
-        debug: bool = false => setting().variable("ACCELERATE_DEBUG_MODE").flag("debug").switch();
+        ///
+        /// The accelerator's collectives are always compared, for 8 bytes each, so nothing changes.
+        debug: bool = false => setting().variable("ACCELERATE_DEBUG_MODE").flag("debug").switch().harmless(&["true"])
+            .without_effect("shapes are compared in any case");
         /// Number of processes, counted over all machines.
         ///
         /// Without it: one per NVIDIA GPU that CUDA_VISIBLE_DEVICES leaves visible; one if there is none, or with --cpu.
@@ -58,7 +61,7 @@ record! {
         ///
         /// Without it, several processes share the cores evenly unless OMP_NUM_THREADS is set.
         num_cpu_threads_per_process: usize => setting().launcher().flag("num_cpu_threads_per_process").at_least(1);
-        /// Pin each process to cores of its own, those next to its GPU where it has one.
+        /// Keep each process on cores of its own: an equal share of those of its machine.
         enable_cpu_affinity: bool = false => setting()
             .variable("ACCELERATE_CPU_AFFINITY").flag("enable_cpu_affinity").switch();
         /// How the machines find each other: static.
@@ -85,8 +88,9 @@ record! {
             .without_effect("there is one process for each GPU in any case");
         /// The device that the program computes on, such as cuda:1, whatever the automatic choice is.
         torch_device: String => setting();
-        /// How much the program logs: debug, info, warning, error or critical.
-        log_level: LogLevel => setting();
+        /// How much a program in Python logs: debug, info, warning, error or critical.
+        log_level: LogLevel => setting()
+            .without_effect("messages are events of the crate tracing, so a subscriber of the program chooses their level");
         /// Number of times that a launch is started again after a failure.
         max_restarts: usize = 0 => setting().launcher().flag("max_restarts").refused(ONE_ATTEMPT);
         /// Seconds between two looks at the processes.

@@ -137,6 +137,14 @@ pub struct MixedPrecisionPolicy {
     /// To which floating-point outputs of the prepared model are cast. Default: float32 in mixed precision, as without sharding,
     /// and what they are otherwise.
     pub output_dtype: Option<FloatType>,
+    /// In which type buffers are kept (version 1). Default: in their own; another one is not available.
+    pub buffer_dtype: Option<FloatType>,
+    /// Keep gradients in `reduce_dtype` for the optimizer (version 1). Default false: they have the type of the shards; true is
+    /// not available.
+    pub keep_low_precision_grads: Option<bool>,
+    /// Cast the inputs of the prepared model to `param_dtype` (version 2). Default: autocast brings inputs and parameters
+    /// together in mixed precision, and without it inputs stay as they are; true is not available.
+    pub cast_forward_inputs: Option<bool>,
 }
 
 object_value!(MixedPrecisionPolicy);
@@ -544,6 +552,7 @@ impl FullyShardedSettings {
             }
         }
         self.check_states()?;
+        self.check_no_shard()?;
         self.check_policy()?;
         self.check_offload()
     }
@@ -569,8 +578,36 @@ impl FullyShardedSettings {
         }
     }
 
+    /// Replicas average all gradients, and nothing is divided that could be made to fit.
+    fn check_no_shard(&self) -> Result<()> {
+        if self.sharding_strategy != ShardingStrategy::NoShard {
+            return Ok(());
+        }
+        let (second, why) =
+            ("sharding_strategy NO_SHARD", "every rank keeps and averages the whole model; choose another strategy");
+        for (first, is_asked) in [
+            ("ignored_modules", !self.ignored_modules.is_empty()),
+            ("max_memory", self.max_memory.is_some()),
+            ("sync_module_states false", !self.sync_module_states),
+        ] {
+            if is_asked {
+                return Err(ConfigErrorKind::Contradiction { first, second, why }.into());
+            }
+        }
+        Ok(())
+    }
+
     fn check_policy(&self) -> Result<()> {
         let policy = self.mixed_precision_policy.unwrap_or_default();
+        for (field, is_asked, cure) in [
+            ("buffer_dtype", policy.buffer_dtype.is_some(), "leave it out, or make the model's buffers in that type"),
+            ("keep_low_precision_grads", policy.keep_low_precision_grads == Some(true), "leave it out"),
+            ("cast_forward_inputs", policy.cast_forward_inputs == Some(true), "leave it out, and set mixed_precision"),
+        ] {
+            if is_asked {
+                return Err(ConfigErrorKind::NotAvailable { field, cure }.into());
+            }
+        }
         let has_types = policy.param_dtype.is_some() || policy.reduce_dtype.is_some();
         if has_types && self.sharding_strategy == ShardingStrategy::NoShard {
             return Err(ConfigErrorKind::Contradiction {

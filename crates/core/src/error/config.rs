@@ -21,6 +21,8 @@ pub(crate) enum ConfigErrorKind {
     NoSuchModule { field: &'static str, found: String, known: Vec<String> },
     #[error("comm_state_option does not hold the options of PowerSGD: {source}")]
     PowerSgdOptions { source: serde_json::Error },
+    #[error("mixed_precision_policy.{field} is not available; {cure}")]
+    NotAvailable { field: &'static str, cure: &'static str },
     #[error("{first} and {second} contradict each other: {why}")]
     Contradiction { first: &'static str, second: &'static str, why: &'static str },
     #[error(

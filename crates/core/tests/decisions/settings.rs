@@ -36,8 +36,8 @@ fn samples(setting: &Setting) -> [String; 2] {
         ],
         ("dataloader_config.gradient_accumulation_kwargs", _) => [r#"{"num_steps":2}"#, r#"{"num_steps":3}"#],
         ("fsdp_config.mixed_precision_policy", _) => [
-            r#"{"param_dtype":null,"reduce_dtype":"bfloat16","output_dtype":null}"#,
-            r#"{"param_dtype":null,"reduce_dtype":"float16","output_dtype":null}"#,
+            r#"{"param_dtype":null,"reduce_dtype":"bfloat16","output_dtype":null,"buffer_dtype":null,"keep_low_precision_grads":null,"cast_forward_inputs":null}"#,
+            r#"{"param_dtype":null,"reduce_dtype":"float16","output_dtype":null,"buffer_dtype":null,"keep_low_precision_grads":null,"cast_forward_inputs":null}"#,
         ],
         (_, ValueKind::Bool) if setting.default().as_deref() == Some("true") => ["false", "false"],
         (_, ValueKind::Bool) => ["true", "true"],
@@ -58,7 +58,7 @@ fn by_path(path: &str) -> &'static Setting {
 }
 
 /// Settings without effect that a launcher of the reference says unasked, so that nobody is told.
-const HARMLESS: [&str; 2] = ["same_network", "fsdp_config.cpu_ram_efficient_loading"];
+const HARMLESS: [&str; 3] = ["same_network", "debug", "fsdp_config.cpu_ram_efficient_loading"];
 
 /// What must be said beside `setting` so that it counts.
 fn beside(setting: &Setting) -> Vec<(&'static Setting, String)> {

@@ -12,7 +12,7 @@ use crate::amp::float_kind;
 use crate::data::{DataLoader, DataLoaderShard, LoaderKind};
 use crate::engine::{self, inventory};
 use crate::error::{Result, StateError};
-use crate::nn::{Module, Param};
+use crate::nn::{Module, Param, ParamInitFn};
 use crate::optim::{
     AcceleratedOptimizer, AcceleratedScheduler, DeepSpeedLr, DummyOptim, DummyScheduler, LrScheduler, Optimizer,
     SchedulerOptions,
@@ -230,6 +230,10 @@ impl Accelerator {
         if wants_empty && self.is_main_process() && !store.parameters().iter().any(Param::is_deferred) {
             let cure = "build it over ParamStore::init_empty_weights";
             tracing::warn!("zero3_init_flag has no effect on a model that each process has built whole; {cure}");
+        }
+        let param_init_fn = config.fsdp_in_use().and_then(|plugin| plugin.param_init_fn.as_ref());
+        if let Some(param_init_fn) = param_init_fn.and_then(|function| function.downcast_ref::<ParamInitFn>()) {
+            store.default_param_init_fn(param_init_fn);
         }
         let sharding = config.fsdp_in_use().map(|plugin| (plugin, self.mixed_precision()));
         let engine = engine::start(&engine::Start {

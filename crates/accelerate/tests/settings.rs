@@ -1,0 +1,120 @@
+//! Settings that must not be accepted and passed over: each has its effect here, or is an error that names both places.
+
+use accelerate::data::TensorDataset;
+use accelerate::nn::{Linear, ModuleFn, ParamStore};
+use accelerate::optim::{LambdaLr, Sgd};
+use accelerate::prelude::*;
+use accelerate::tch::{Device, Kind, Tensor};
+use accelerate::{
+    DataLoaderConfiguration, DeepSpeedPlugin, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin,
+    GradScalerKwargs, GradientAccumulationPlugin, ShardingStrategy,
+};
+use rstest::rstest;
+
+/// By how many of its steps a schedule has moved after ten micro-batches in windows of four.
+fn ticks(adjust_scheduler: Option<bool>) -> f64 {
+    let plugin = GradientAccumulationPlugin { num_steps: Some(4), adjust_scheduler, ..Default::default() };
+    let accelerator = Accelerator::builder().cpu(true).gradient_accumulation_plugin(plugin).build().unwrap();
+    let store = ParamStore::new(accelerator.device());
+    let linear = Linear::new(store.root(), 1, 1, Default::default()).unwrap();
+    let optimizer = Sgd::new(&store, 1.0).unwrap();
+    let scheduler = LambdaLr::new(&optimizer, |step| 1.0 + step as f64);
+    let model = ModuleFn::new(&store, move |input: &Tensor| linear.forward(input));
+    let rows = TensorDataset::new(Tensor::arange(10, (Kind::Float, Device::Cpu))).unwrap();
+    let loader = DataLoader::builder(rows).batch_size(1).build().unwrap();
+    let prepared = accelerator.prepare((model, optimizer, loader, scheduler)).unwrap();
+    let (model, mut optimizer, loader, mut scheduler) = prepared;
+    for batch in loader.iter().unwrap() {
+        let batch = batch.unwrap();
+        accelerator
+            .accumulate(&model, || {
+                let input = batch.view([-1, 1]);
+                accelerator.backward(&model.forward(&input)?.sum(None))?;
+                optimizer.step()?;
+                scheduler.step()?;
+                optimizer.zero_grad()
+            })
+            .unwrap();
+    }
+    scheduler.get_last_lr()[0] - 1.0
+}
+
+#[rstest]
+#[case::reference(None, 3.0)]
+#[case::by_optimizer_steps(Some(false), 3.0)]
+#[case::by_micro_batches(Some(true), 10.0)]
+fn a_schedule_moves_by_windows_or_by_micro_batches(#[case] adjust_scheduler: Option<bool>, #[case] wanted: f64) {
+    assert_eq!(ticks(adjust_scheduler), wanted);
+}
+
+fn message(builder: accelerate::AcceleratorBuilder) -> String {
+    let error = builder.cpu(true).build().unwrap_err();
+    assert!(error.is_config(), "{error}");
+    error.to_string()
+}
+
+#[test]
+fn accumulation_of_a_loader_configuration_must_agree_with_the_plugin() {
+    let of = |num_steps| GradientAccumulationPlugin { num_steps: Some(num_steps), ..Default::default() };
+    let config = DataLoaderConfiguration { gradient_accumulation_kwargs: Some(of(4)), ..Default::default() };
+    let alone = Accelerator::builder().cpu(true).dataloader_config(config.clone()).build().unwrap();
+    assert_eq!(alone.gradient_accumulation_steps(), 4);
+    let both = Accelerator::builder().dataloader_config(config).gradient_accumulation_plugin(of(2));
+    let text = message(both);
+    assert!(text.contains("num_steps 2") && text.contains("gradient_accumulation_kwargs 4"), "{text}");
+}
+
+#[test]
+fn loss_scaling_beside_a_deepspeed_configuration_must_agree() {
+    let json = r#"{"fp16": {"enabled": true, "initial_scale_power": 4}, "zero_optimization": {"stage": 1}}"#;
+    let plugin = DeepSpeedPlugin { hf_ds_config: Some(json.parse().unwrap()), ..Default::default() };
+    let builder = |init_scale| {
+        let kwargs = GradScalerKwargs { init_scale: Some(init_scale), ..Default::default() };
+        Accelerator::builder().deepspeed_plugin(plugin.clone()).kwargs_handler(kwargs)
+    };
+    assert!(builder(16.0).cpu(true).build().is_ok());
+    let text = message(builder(1024.0));
+    assert!(text.contains("GradScalerKwargs.init_scale is 1024") && text.contains("makes it 16"), "{text}");
+}
+
+#[test]
+fn hooks_of_replicas_are_refused_where_models_are_sharded() {
+    let hook = DistributedDataParallelKwargs { comm_hook: Some("fp16".parse().unwrap()), ..Default::default() };
+    let builder = || Accelerator::builder().kwargs_handler(hook.clone());
+    assert!(builder().cpu(true).build().is_ok());
+    let text = message(builder().fsdp_plugin(Default::default()));
+    assert!(text.contains("ddp_config.comm_hook fp16 (code)") && text.contains("use_fsdp"), "{text}");
+}
+
+#[rstest]
+#[case::modules(FullyShardedDataParallelPlugin { ignored_modules: Some(vec!["head".into()]), ..Default::default() }, "ignored_modules")]
+#[case::memory(FullyShardedDataParallelPlugin { max_memory: Some(1), ..Default::default() }, "max_memory")]
+#[case::states(FullyShardedDataParallelPlugin { sync_module_states: Some(false), ..Default::default() }, "sync_module_states")]
+fn settings_of_shards_are_refused_where_nothing_is_sharded(
+    #[case] plugin: FullyShardedDataParallelPlugin,
+    #[case] field: &str,
+) {
+    let sharding_strategy = Some(ShardingStrategy::NoShard);
+    let text =
+        message(Accelerator::builder().fsdp_plugin(FullyShardedDataParallelPlugin { sharding_strategy, ..plugin }));
+    assert!(text.contains(field) && text.contains("NO_SHARD"), "{text}");
+}
+
+#[test]
+fn a_file_is_read_without_a_launcher_and_code_goes_before_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.yaml");
+    std::fs::write(&path, "mixed_precision: bf16\ngradient_accumulation_config:\n  num_steps: 4\n").unwrap();
+    let build = |builder: accelerate::AcceleratorBuilder| builder.cpu(true).config_file(&path).build();
+    let accelerator = build(Accelerator::builder()).unwrap();
+    assert_eq!((accelerator.mixed_precision(), accelerator.gradient_accumulation_steps()), (Bf16, 4));
+    assert_eq!(accelerator.config().origin("mixed_precision").to_string(), format!("{}:1", path.display()));
+    let accelerator = build(Accelerator::builder().gradient_accumulation_steps(2)).unwrap();
+    assert_eq!(accelerator.gradient_accumulation_steps(), 2);
+    std::fs::write(&path, "mixed_precison: bf16\n").unwrap();
+    let text = build(Accelerator::builder()).unwrap_err().to_string();
+    assert!(text.contains("run.yaml:1") && text.contains("\"mixed_precision\""), "{text}");
+    std::fs::remove_file(&path).unwrap();
+    let error = build(Accelerator::builder()).unwrap_err();
+    assert!(error.to_string().contains("run.yaml"), "{error}");
+}
