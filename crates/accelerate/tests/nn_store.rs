@@ -200,7 +200,9 @@ fn a_tolerant_load_reports_what_it_left_out() {
     let store = store();
     let good = store.root().param("good", ([2], Init::Zeros)).unwrap();
     store.root().param("absent", ([2], Init::Zeros)).unwrap();
-    let report = store.load_state_dict(&state(&[("good", &[2]), ("stranger", &[1])]), LoadStateDictOptions { strict: false }).unwrap();
+    let report = store
+        .load_state_dict(&state(&[("good", &[2]), ("stranger", &[1])]), LoadStateDictOptions { strict: false })
+        .unwrap();
     assert_eq!(report.missing_keys, ["absent"]);
     assert_eq!(report.unexpected_keys, ["stranger"]);
     assert_eq!(good.get().unwrap().double_value(&[0]), 3.0);

@@ -34,7 +34,9 @@ pub use collate::{Collate, default_collate, stack_tensors};
 pub use dataset::{Dataset, MapDataset, Subset, TensorDataset, VecDataset, random_split};
 pub use iterable::{IterableDataLoaderBuilder, IterableDataset, RowStream, Rows};
 pub use loader::{DataLoader, Iterable, MapStyle};
-pub use operations::{SendToDeviceOptions, concatenate, find_batch_size, pad_input_tensors, send_to_device, slice_tensors};
+pub use operations::{
+    SendToDeviceOptions, concatenate, find_batch_size, pad_input_tensors, send_to_device, slice_tensors,
+};
 pub use position::DataLoaderState;
 pub use sampler::{
     BatchSampler, RandomSampler, Sampler, SeedableRandomSampler, SequentialSampler, SubsetRandomSampler,
