@@ -28,7 +28,7 @@ impl Accelerator {
         if let Some(factor) = scaling.rescale_accumulated {
             for model in objects.models() {
                 scale_gradients(&model.store, factor)?;
-                model.engine.scale_unreduced(&|_| true, &Tensor::from(factor))?;
+                model.engine.scale_unreduced(factor)?;
             }
         }
         let mut scaled =

@@ -256,10 +256,10 @@ impl Engine for FullyShard {
         self.0.reducer.complete()
     }
 
-    fn scale_unreduced(&self, concerns: Concerns<'_>, factor: &Tensor) -> Result<()> {
-        self.0.reducer.each_unreduced(concerns, |gradient| {
+    fn scale_unreduced(&self, factor: f64) -> Result<()> {
+        self.0.reducer.each_unreduced(&|_| true, |gradient| {
             if let Some(gradient) = gradient {
-                let _ = gradient.f_mul_(&factor.f_to_device(gradient.device())?)?;
+                let _ = gradient.f_mul_scalar_(factor)?;
             }
             Ok(())
         })

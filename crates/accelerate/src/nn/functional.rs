@@ -64,7 +64,8 @@ pub(super) fn embedding(indices: &Tensor, weight: &Param, padding_idx: Option<i6
 }
 
 /// Rows of a weight as an operation whose gradient has those rows only: a rank that keeps a shard of a table needs no more
-/// of it than it sends, and the gradient of a table's other use has room for them. It has the values, to the bit, of the gradient that libtorch makes.
+/// of it than it sends, and the gradient of a table's other use has room for them. It has the values, to the bit, of the
+/// gradient that libtorch makes.
 fn with_sparse_gradient(weight: &Tensor, indices: &Tensor, padding_idx: i64, rows: Tensor) -> Result<Tensor> {
     let size = weight.size();
     let mut outputs = apply_function(

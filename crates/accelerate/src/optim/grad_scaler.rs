@@ -80,13 +80,9 @@ struct OnDevice {
 struct Entry {
     handle: OptimizerHandle,
     /// Announced by a prepared optimizer; stays from step to step.
-    expected: Option<Expected>,
+    expected: bool,
     stage: Stage,
 }
-
-/// What an announced optimizer leaves with the scaler: how to multiply those of its gradients that it does not see, because
-/// ranks have not reduced them yet.
-type Expected = Arc<dyn Fn(&Tensor) -> Result<()> + Send + Sync>;
 
 #[derive(Debug)]
 enum Stage {
@@ -262,17 +258,12 @@ impl GradScaler {
         Ok(())
     }
 
-    /// Announces an optimizer whose step the scale waits for. `scale_unreduced` multiplies those of its gradients that ranks have
-    /// not reduced yet.
-    pub(crate) fn expect(
-        &self,
-        optimizer: &OptimizerHandle,
-        scale_unreduced: impl Fn(&Tensor) -> Result<()> + Send + Sync + 'static,
-    ) {
+    /// Announces an optimizer whose step the scale waits for.
+    pub(crate) fn expect(&self, optimizer: &OptimizerHandle) {
         let mut inner = self.lock();
         inner.forget(optimizer);
         let (handle, stage) = (optimizer.clone(), Stage::Scaled);
-        inner.entries.push(Entry { handle, expected: Some(Arc::new(scale_unreduced)), stage });
+        inner.entries.push(Entry { handle, expected: true, stage });
     }
 
     /// Takes an announcement back.
@@ -374,7 +365,7 @@ impl Inner {
     }
 
     fn expected(&self) -> impl Iterator<Item = &Entry> {
-        self.entries.iter().filter(|entry| entry.expected.is_some())
+        self.entries.iter().filter(|entry| entry.expected)
     }
 
     fn forget(&mut self, optimizer: &OptimizerHandle) {
@@ -385,7 +376,7 @@ impl Inner {
     fn unscale(&mut self, optimizer: &OptimizerHandle, call: &'static str) -> Result<Tensor> {
         let ends_step = match self.entry(optimizer) {
             Some(Entry { stage: Stage::Unscaled(found_inf), .. }) => return Ok(found_inf.shallow_clone()),
-            Some(Entry { stage: Stage::Stepped(_), expected: Some(_), .. }) => true,
+            Some(Entry { stage: Stage::Stepped(_), expected: true, .. }) => true,
             Some(Entry { stage: Stage::Stepped(_), .. }) => {
                 return Err(OptimError::AlreadyStepped { call }.into());
             }
@@ -399,7 +390,7 @@ impl Inner {
         let stage = Stage::Unscaled(found_inf.shallow_clone());
         match self.entry(optimizer) {
             Some(entry) => entry.stage = stage,
-            None => self.entries.push(Entry { handle: optimizer.clone(), expected: None, stage }),
+            None => self.entries.push(Entry { handle: optimizer.clone(), expected: false, stage }),
         }
         Ok(found_inf)
     }
@@ -440,10 +431,10 @@ impl Inner {
 
     /// Ends the training step of the prepared optimizers.
     fn end_step(&mut self) -> Result<()> {
-        let resting: Vec<(OptimizerHandle, Option<Expected>)> = self
+        let resting: Vec<OptimizerHandle> = self
             .expected()
             .filter(|entry| matches!(entry.stage, Stage::Scaled))
-            .map(|entry| (entry.handle.clone(), entry.expected.clone()))
+            .map(|entry| entry.handle.clone())
             .collect();
         let found_infs = self.take_found_infs(|stage| matches!(stage, Stage::Stepped(_)));
         if resting.is_empty() {
@@ -453,11 +444,11 @@ impl Inner {
         self.update(&found_infs)?;
         let _no_grad = tch::no_grad_guard();
         let factor = self.scaled("update")?.scale.f_div(&old_scale)?;
-        for (optimizer, expected) in &resting {
+        // Whoever unscales or steps has completed gradients before, so none are left that ranks have not reduced.
+        for optimizer in &resting {
             for grads in gradients(optimizer.params())? {
                 foreach::mul_tensor_(&grads.tensors, &factor.f_to_device(grads.device)?)?;
             }
-            expected.as_ref().map_or(Ok(()), |scale_unreduced| scale_unreduced(&factor))?;
         }
         Ok(())
     }
@@ -475,7 +466,7 @@ impl Inner {
             {
                 found_infs.push(found_inf);
             }
-            entry.expected.is_some()
+            entry.expected
         });
         found_infs
     }

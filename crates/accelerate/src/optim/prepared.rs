@@ -120,8 +120,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
         let handle = optimizer.handle().clone();
         let scaler = scaler.filter(GradScaler::is_enabled);
         let scaling = scaler.clone().map(|scaler| {
-            let (own, its_session) = (handle.clone(), session.clone());
-            scaler.expect(&handle, move |factor| its_session.scale_unreduced(&|param| own.trains(param), factor));
+            scaler.expect(&handle);
             Scaling { scaler, handle: handle.clone() }
         });
         handle.set_prepared(true);

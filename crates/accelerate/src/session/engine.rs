@@ -50,8 +50,8 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// Multiplies those gradients of parameters that a call `_concerns`, and that ranks have not reduced yet, by a scalar.
-    fn scale_unreduced(&self, _concerns: Concerns<'_>, _factor: &Tensor) -> Result<()> {
+    /// Multiplies all gradients that ranks have not reduced yet.
+    fn scale_unreduced(&self, _factor: f64) -> Result<()> {
         Ok(())
     }
 

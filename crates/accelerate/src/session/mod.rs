@@ -22,7 +22,7 @@ use crate::state::PartialState;
 use accelerate_core::mesh::Mesh;
 use registry::Registry;
 use std::sync::{Arc, Mutex, PoisonError};
-use tch::{Device, Tensor};
+use tch::Device;
 
 /// What an [`Accelerator`](crate::Accelerator) and all that it prepared have in common. Clones are the same session.
 #[derive(Clone, Debug)]
@@ -95,11 +95,6 @@ impl Session {
     /// To be called before gradients are looked at: those that no backward pass has reduced are reduced.
     pub(crate) fn complete_gradients(&self) -> Result<()> {
         self.objects().models().try_for_each(|model| model.engine.complete_gradients())
-    }
-
-    /// Multiplies those gradients of parameters that a call `concerns`, and that ranks have not reduced yet, by a scalar.
-    pub(crate) fn scale_unreduced(&self, concerns: Concerns<'_>, factor: &Tensor) -> Result<()> {
-        self.objects().models().try_for_each(|model| model.engine.scale_unreduced(concerns, factor))
     }
 
     /// Drops those gradients of parameters that a call `concerns`, and that ranks have not reduced yet.
