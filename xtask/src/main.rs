@@ -15,6 +15,7 @@ mod process;
 mod python;
 mod race;
 mod ranks;
+mod settings;
 mod setup;
 mod test;
 mod tidy;
@@ -54,6 +55,8 @@ enum Task {
     Bench(bench::Arguments),
     /// Build the book of the project into `target/book`
     Book(book::Arguments),
+    /// Write the page of the book that lists every setting
+    Settings(settings::Arguments),
     /// Type-check the `cuda` feature against header packages; needs no CUDA toolkit
     CheckCuda(check_cuda::Arguments),
 }
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
         Task::Parity(arguments) => parity::run(&arguments),
         Task::Bench(arguments) => bench::run(&arguments),
         Task::Book(arguments) => book::run(&arguments),
+        Task::Settings(arguments) => settings::run(&arguments),
         Task::CheckCuda(arguments) => check_cuda::run(&arguments),
     };
     match outcome {

@@ -31,7 +31,7 @@ const ALLOWED: [(&str, &[&str]); 10] = [
             "nlp_example",
         ],
     ),
-    ("xtask", &[]),
+    ("xtask", &["accelerate-core"]),
 ];
 
 /// Only for tests and examples in the documentation.

@@ -5,6 +5,7 @@ mod documents;
 mod files;
 mod floors;
 mod functions;
+mod settings;
 
 use std::fs;
 use std::path::Path;
@@ -23,7 +24,7 @@ pub(crate) struct Arguments {}
 type Rule = (&'static str, fn(&Tree) -> Result<Vec<String>>);
 
 /// All rules, in the order in which they are reported.
-const RULES: [Rule; 15] = [
+const RULES: [Rule; 17] = [
     ("crates depend only on crates to their left", dependencies::direction),
     ("folders of the main crate use only folders below them", floors::direction),
     ("libtorch stays out of the crates that must start fast", dependencies::libtorch_closure),
@@ -38,6 +39,8 @@ const RULES: [Rule; 15] = [
     ("links in documents lead somewhere", documents::links),
     ("files that documents name exist", documents::named_files),
     ("every chapter is in the book and is tested", documents::chapters),
+    ("settings that are honoured are read", settings::honoured_are_read),
+    ("the page of settings is that of the table", settings::page_is_current),
     ("the README is short", documents::short_readme),
 ];
 
@@ -158,6 +161,8 @@ mod tests {
         links_in_documents_lead_somewhere: "links in documents lead somewhere";
         files_that_documents_name_exist: "files that documents name exist";
         every_chapter_is_in_the_book_and_is_tested: "every chapter is in the book and is tested";
+        settings_that_are_honoured_are_read: "settings that are honoured are read";
+        the_page_of_settings_is_that_of_the_table: "the page of settings is that of the table";
         the_readme_is_short: "the README is short";
     }
 }
