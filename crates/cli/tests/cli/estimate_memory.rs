@@ -335,7 +335,7 @@ fn what_is_no_model_says_what_is_wanted(#[case] model: &str, #[case] words: &[&s
 #[case("--plan --fsdp_min_num_params 5", "only SIZE_BASED_WRAP counts parameters")]
 #[case("--plan --fsdp_auto_wrap_policy SIZE_BASED_WRAP", "without a number of parameters")]
 #[case("--plan --offload_param_device nvme", "put both on NVMe")]
-#[case("--plan --zero_stage 2 --offload_param_device cpu", "parameters are whole on every rank")]
+#[case("--plan --zero_stage 2 --offload_param_device cpu", "parameters are unsharded on every rank")]
 fn what_cannot_be_planned_says_why(#[case] flags: &str, #[case] words: &str) {
     let folder = folder_with_model();
     estimate(folder.path(), &format!(". {flags}")).expect(1, &[words]);

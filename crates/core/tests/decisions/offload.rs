@@ -57,7 +57,7 @@ fn the_field_that_says_more_counts(
 #[case(
     NoShard,
     r#"{"cpu_offload": true}"#,
-    "cpu_offload and sharding_strategy contradict each other: parameters are whole"
+    "cpu_offload and sharding_strategy contradict each other: parameters are unsharded"
 )]
 #[case(OptimizerState, r#"{"cpu_offload": true}"#, "cpu_offload and sharding_strategy contradict")]
 #[case(OptimizerStateAndGradients, r#"{"cpu_offload": true}"#, "choose FULL_SHARD, SHARD_GRAD_OP or a hybrid strategy")]
