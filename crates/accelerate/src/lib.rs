@@ -37,14 +37,17 @@ pub mod testing;
 
 pub use accelerate_core::accumulation::PartialWindow;
 pub use accelerate_core::config::{
-    Auto, AutoWrapPolicy, AutocastKwargs, BackwardPrefetch, Compilation, DDPCommunicationHookType,
-    DataLoaderConfiguration, DeepSpeedPlugin, DeepSpeedSource, DistributedDataParallelKwargs, DynamoBackend,
-    DynamoMode, FloatType, FullyShardedDataParallelPlugin, GradScalerKwargs, GradientAccumulationPlugin,
-    InitProcessGroupKwargs, MixedPrecision, MixedPrecisionPolicy, OffloadDevice, OffloadTarget, PowerSGDState,
-    ProfilerActivity, ProjectConfiguration, ScheduleOption, ShardingStrategy, TorchDynamoPlugin, ZeroStage,
+    Auto, AutoWrapPolicy, AutocastKwargs, BackwardPrefetch, BnbQuantizationConfig, Callback, Compilation,
+    DDPCommunicationHookType, DataLoaderConfiguration, DataLoaderSettings, DeepSpeedPlugin, DeepSpeedSource,
+    DistributedDataParallelKwargs, DynamoBackend, DynamoMode, FP8RecipeKwargs, FloatType,
+    FullyShardedDataParallelPlugin, GradScalerKwargs, GradientAccumulationPlugin, InitProcessGroupKwargs,
+    MixedPrecision, MixedPrecisionPolicy, OffloadDevice, OffloadTarget, ParallelismConfig, PowerSGDState,
+    ProfilerActivity, ProjectConfiguration, ProjectSettings, ReshardAfterForward, RunConfig, ScheduleOption,
+    ShardingStrategy, StateDictType, TorchDynamoPlugin, TorchTensorParallelPlugin, ZeroStage,
 };
 pub use accelerate_core::names::{DistributedType, RngType};
 pub use accelerate_core::schedule::SchedulerUnit;
+pub use accelerate_core::settings::Origin;
 pub use accelerate_derive::TensorTree;
 pub use accelerator::{
     Accelerator, AcceleratorBuilder, HasParameters, JoinOptions, KwargsHandler, ModelRef, PadOptions, Prepare,

@@ -33,6 +33,12 @@ fn values(tensor: &Tensor) -> Vec<f64> {
     Vec::try_from(tensor.detach().to_kind(Kind::Double).reshape(-1)).unwrap()
 }
 
+/// Was what is compared recorded on a processor like this one? MKL computes on those of other makers in another way, so the
+/// last bits of products and of functions such as `erfinv` and `sqrt` are others there.
+fn is_makers_processor() -> bool {
+    std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("GenuineIntel"))
+}
+
 /// The instruction set libtorch's kernels choose on this machine, as PyTorch names it.
 fn cpu_capability() -> &'static str {
     #[cfg(target_arch = "x86_64")]
@@ -63,7 +69,7 @@ fn assert_close(found: &[f64], wanted: &[f64], tolerance: f64, what: &str) {
 /// Runs one optimizer over the recorded gradients and compares every step and the final state.
 fn check_optimizer<O: Optimizer>(case: &str, make: impl FnOnce(&ParamStore) -> accelerate::Result<O>) {
     let document = document(include_str!("../../../parity/optim/optimizers.json"));
-    let same_kernels = document["cpu_capability"] == cpu_capability();
+    let same_kernels = is_makers_processor() && document["cpu_capability"] == cpu_capability();
     let case_data = &document["cases"][case];
     let store = ParamStore::new(Device::Cpu);
     let names = ["weight", "bias", "scale"];

@@ -1,5 +1,7 @@
 //! Settings that must not be accepted and passed over: each has its effect here, or is an error that names both places.
 
+#![allow(clippy::unwrap_used)]
+
 use accelerate::data::TensorDataset;
 use accelerate::nn::{Linear, ModuleFn, ParamStore};
 use accelerate::optim::{LambdaLr, Sgd};
@@ -98,6 +100,19 @@ fn settings_of_shards_are_refused_where_nothing_is_sharded(
     let text =
         message(Accelerator::builder().fsdp_plugin(FullyShardedDataParallelPlugin { sharding_strategy, ..plugin }));
     assert!(text.contains(field) && text.contains("NO_SHARD"), "{text}");
+}
+
+#[test]
+fn what_is_not_available_yet_is_refused_by_name() {
+    let tp = accelerate::TorchTensorParallelPlugin { tensor_parallel_degree: Some(2), ..Default::default() };
+    let text = message(Accelerator::builder().torch_tp_plugin(tp));
+    assert!(text.contains("tensor_parallel_degree is 2 (code)") && text.contains("not available"), "{text}");
+    let axes = accelerate::ParallelismConfig { tp_size: Some(2), ..Default::default() };
+    assert!(message(Accelerator::builder().parallelism_config(axes)).contains("tp_size is 2"));
+    let fp8 = accelerate::FP8RecipeKwargs { backend: Some("TE".into()), ..Default::default() };
+    assert!(message(Accelerator::builder().kwargs_handler(fp8)).contains("fp8_config.backend is TE"));
+    let none = accelerate::ParallelismConfig { tp_size: Some(1), ..Default::default() };
+    assert!(Accelerator::builder().cpu(true).parallelism_config(none).build().is_ok());
 }
 
 #[test]

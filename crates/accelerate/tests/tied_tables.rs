@@ -63,12 +63,13 @@ fn tokens(step: i64) -> Tensor {
     (Tensor::from_slice(&[1i64, 7, PADDING, 1100, 7, 7]).view([2, 3]) - (step % 2)).abs()
 }
 
-/// Equal to the bit, but where more than two gradients are added up in another order.
+/// Equal to the bit, but where more than two gradients are added up in another order: then to the last bits of the sums,
+/// whose terms are about 0.01.
 fn assert_same(found: &[Vec<f32>], wanted: &[Vec<f32>], uses: Uses, what: &str) {
     let tolerance = if uses == Uses::Twice { 1e-6 } else { 0.0 };
     assert_eq!(found.len(), wanted.len());
     for (found, wanted) in found.iter().flatten().zip(wanted.iter().flatten()) {
-        assert!((found - wanted).abs() <= tolerance * wanted.abs().max(1e-3), "{what}, {uses:?}: {found} {wanted}");
+        assert!((found - wanted).abs() <= tolerance * wanted.abs().max(1e-2), "{what}, {uses:?}: {found} {wanted}");
     }
 }
 

@@ -54,5 +54,5 @@ pub use power_sgd::PowerSGDState;
 pub use process_group::{InitProcessGroupKwargs, ProcessGroupSettings};
 pub use profile::{ProfileKwargs, ProfileSettings, ProfilerActivity, ScheduleOption};
 pub use project::{ProjectConfiguration, ProjectSettings};
-pub use run_config::{ConfigFile, Message, PartialRunConfig, RunConfig, Sources, settings};
+pub use run_config::{ConfigFile, Lookup, Message, PartialRunConfig, RunConfig, Sources, settings};
 pub use torch_dynamo::{Compilation, DynamoBackend, DynamoMode, DynamoSettings, TorchDynamoPlugin};

@@ -45,7 +45,7 @@ fn is_read(setting: &Setting, code: &[String]) -> bool {
 
 fn without_comments(text: &str) -> String {
     let is_code = |line: &&str| !line.trim_start().starts_with("//");
-    let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+    let code = text.split("\nmod tests {").next().unwrap_or_default();
     code.lines().filter(is_code).collect::<Vec<_>>().join("\n")
 }
 

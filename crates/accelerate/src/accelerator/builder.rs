@@ -9,7 +9,8 @@ use crate::state::{Lookup, PartialState, process_environment};
 use accelerate_core::accumulation::PartialWindow;
 use accelerate_core::config::{
     Compilation, ConfigFile, DataLoaderConfiguration, DeepSpeedPlugin, DynamoBackend, FullyShardedDataParallelPlugin,
-    GradientAccumulationPlugin, PartialRunConfig, ProjectConfiguration, RunConfig, Sources, TorchDynamoPlugin,
+    GradientAccumulationPlugin, ParallelismConfig, PartialRunConfig, ProjectConfiguration, RunConfig, Sources,
+    TorchDynamoPlugin, TorchTensorParallelPlugin,
 };
 use accelerate_core::names::RngType;
 use accelerate_core::schedule::SchedulerUnit;
@@ -161,6 +162,10 @@ impl AcceleratorBuilder {
                 self.code.profile = kwargs;
                 self.handlers.push("ProfileKwargs");
             }
+            KwargsHandler::FP8Recipe(kwargs) => {
+                self.code.fp8 = kwargs;
+                self.handlers.push("FP8RecipeKwargs");
+            }
         }
         self
     }
@@ -210,6 +215,19 @@ impl AcceleratorBuilder {
     pub fn fsdp_plugin(mut self, plugin: FullyShardedDataParallelPlugin) -> Self {
         self.code.fsdp = plugin;
         self.code.cluster.use_fsdp = Some(true);
+        self
+    }
+
+    /// How ranks are laid out along several axes. Sizes other than 1 are an error until tensor, sequence and context
+    /// parallelism are available.
+    pub fn parallelism_config(mut self, config: ParallelismConfig) -> Self {
+        self.code.parallelism = config;
+        self
+    }
+
+    /// Tensor parallelism. A degree other than 1 is an error until it is available.
+    pub fn torch_tp_plugin(mut self, plugin: TorchTensorParallelPlugin) -> Self {
+        self.code.tensor_parallel = plugin;
         self
     }
 

@@ -2,7 +2,7 @@
 
 use crate::profile::ProfileKwargs;
 use accelerate_core::config::{
-    AutocastKwargs, DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs,
+    AutocastKwargs, DistributedDataParallelKwargs, FP8RecipeKwargs, GradScalerKwargs, InitProcessGroupKwargs,
 };
 
 /// One group of settings; anything it can be made from goes to `AcceleratorBuilder::kwargs_handler`.
@@ -27,6 +27,8 @@ pub enum KwargsHandler {
     Autocast(AutocastKwargs),
     /// What [`Accelerator::profile`](crate::Accelerator::profile) records.
     Profile(ProfileKwargs),
+    /// Computing in 8 bits: what asks for something is an error until that is available.
+    FP8Recipe(FP8RecipeKwargs),
 }
 
 macro_rules! from {
@@ -45,4 +47,5 @@ from! {
     InitProcessGroup(InitProcessGroupKwargs),
     Autocast(AutocastKwargs),
     Profile(ProfileKwargs),
+    FP8Recipe(FP8RecipeKwargs),
 }

@@ -3,6 +3,8 @@
 use crate::settings::record::record;
 use std::path::{Path, PathBuf};
 
+const NO_CHECKPOINTS: &str = "checkpoints of whole runs are not written yet";
+
 record! {
     /// Where a run writes its checkpoints and logs (`ProjectConfiguration` of the reference,
     /// `utils/dataclasses.py`).
@@ -25,14 +27,14 @@ record! {
         /// Accelerate takes a relative one as it is.
         logging_dir: PathBuf => setting();
         /// Name checkpoints `checkpoints/checkpoint_<iteration>` inside `project_dir`. Default false.
-        automatic_checkpoint_naming: bool = false => setting();
+        automatic_checkpoint_naming: bool = false => setting().without_effect(NO_CHECKPOINTS);
         /// How many automatically named checkpoints to keep. Default `None`: all.
-        total_limit: usize => setting();
+        total_limit: usize => setting().without_effect(NO_CHECKPOINTS);
         /// Number of the next automatically named checkpoint. Default 0.
-        iteration: usize = 0 => setting();
+        iteration: usize = 0 => setting().without_effect(NO_CHECKPOINTS);
         /// The other documented spelling of `automatic_checkpoint_naming`: number checkpoints by iteration.
         /// Default false; Python Accelerate has no such field. Either of the two turns naming on.
-        iteration_checkpoints: bool = false => setting();
+        iteration_checkpoints: bool = false => setting().without_effect(NO_CHECKPOINTS);
         /// Write on the main process of every machine, not only on that of the first. Default false.
         save_on_each_node: bool = false => setting();
     }

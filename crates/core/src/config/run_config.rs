@@ -6,7 +6,7 @@ mod normalise;
 mod resolve;
 
 pub use file::ConfigFile;
-pub use resolve::Sources;
+pub use resolve::{Lookup, Sources};
 
 use super::{
     AcceleratorConfig, AcceleratorSettings, AutocastKwargs, AutocastSettings, BnbQuantizationConfig, ClusterConfig,

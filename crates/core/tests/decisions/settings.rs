@@ -326,8 +326,8 @@ fn settings_of_replicas_beside_sharding() {
 #[test]
 fn accumulation_is_said_in_several_places_that_must_agree() {
     let with = |plugin: &str, kwargs: &str| {
-        let mut code = PartialRunConfig::default();
-        code.gradient_accumulation = serde_json::from_str(plugin).unwrap();
+        let gradient_accumulation = serde_json::from_str(plugin).unwrap();
+        let mut code = PartialRunConfig { gradient_accumulation, ..Default::default() };
         code.dataloader.gradient_accumulation_kwargs = Some(serde_json::from_str(kwargs).unwrap());
         RunConfig::resolve(Sources { code, ..Default::default() })
     };

@@ -10,6 +10,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
+/// Gives the value of a variable by its name.
+pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
+
 /// Everybody who may say something about a run, the first before the last, setting by setting.
 #[derive(Clone, Default)]
 pub struct Sources<'a> {
@@ -18,7 +21,7 @@ pub struct Sources<'a> {
     /// Flags of the launcher with their texts.
     pub flags: Vec<(&'static Setting, String)>,
     /// The environment.
-    pub environment: Option<&'a dyn Fn(&str) -> Option<String>>,
+    pub environment: Option<Lookup<'a>>,
     /// A configuration file.
     pub file: Option<ConfigFile>,
 }
