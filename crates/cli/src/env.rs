@@ -9,7 +9,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use accelerate_core::config::settings;
-use accelerate_core::settings::ORIGINS_VARIABLE;
+use accelerate_core::settings::{ORIGINS_VARIABLE, Setting};
 use accelerate_launch::{Program, ProgramSearch, num_visible_gpus, resolve_program};
 use clap::Args;
 
@@ -71,7 +71,8 @@ fn is_relevant(name: &str) -> bool {
     ];
     const PREFIXES: [&str; 3] = ["GLOO_", "NCCL_", "TORCH_"];
     const SECRETS: [&str; 4] = ["KEY", "PASSWORD", "SECRET", "TOKEN"];
-    let is_setting = || settings().any(|setting| setting.variable().as_deref() == Some(name));
+    let is_named = |setting: &Setting| !setting.is_secret() && setting.variable().as_deref() == Some(name);
+    let is_setting = || settings().any(is_named);
     let is_known = NAMES.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || is_setting();
     is_known && !SECRETS.iter().any(|secret| name.contains(secret))
 }

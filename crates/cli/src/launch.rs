@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use accelerate_core::config::{ConfigFile, RunConfig, Sources};
-use accelerate_core::settings::Setting;
+use accelerate_core::settings::{ORIGINS_VARIABLE, Setting};
 use accelerate_launch::{Helper, LaunchConfig, Program, TerminalOptions, TerminalReporter, launch, num_visible_gpus};
 use clap::Args;
 
@@ -130,15 +130,18 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
 
 /// The configuration of the run. Fails on what every rank would fail on, before there are any.
 fn resolve(arguments: &Arguments, lookup: &dyn Fn(&str) -> Option<String>) -> Result<RunConfig, Box<dyn Error>> {
+    // Where another launch has started this one, its flags are part of the environment here.
+    let lookup = |name: &str| lookup(name).filter(|_| name != ORIGINS_VARIABLE);
     let file = match &arguments.config_file {
         None => None,
         Some(path) => {
-            let text = fs::read_to_string(path).map_err(|cause| format!("{}: {cause}", path.display()))?;
+            let text = fs::read_to_string(path)
+                .map_err(|cause| format!("the configuration file {} cannot be read: {cause}", path.display()))?;
             Some(ConfigFile::read(&text, path)?)
         }
     };
     let flags = arguments.settings.said.clone();
-    let run = RunConfig::resolve(Sources { flags, environment: Some(lookup), file, ..Default::default() })?;
+    let run = RunConfig::resolve(Sources { flags, environment: Some(&lookup), file, ..Default::default() })?;
     if run.cluster.use_deepspeed {
         run.deepspeed.config(&|path| fs::read_to_string(path))?;
     }
@@ -171,11 +174,11 @@ fn config(arguments: Arguments, run: &RunConfig) -> LaunchConfig {
 
 fn default_num_processes(run: &RunConfig) -> usize {
     let per_machine = if run.cluster.use_cpu { 1 } else { num_gpus(run).max(1) };
-    per_machine * run.cluster.num_machines
+    per_machine.saturating_mul(run.cluster.num_machines)
 }
 
 fn num_gpus(run: &RunConfig) -> usize {
-    let chosen = run.cluster.gpu_ids.clone().filter(|gpu_ids| gpu_ids != "all");
+    let chosen = run.cluster.gpu_ids.clone().filter(|gpu_ids| !gpu_ids.eq_ignore_ascii_case("all"));
     num_visible_gpus(Path::new("/dev"), chosen.or_else(|| std::env::var("CUDA_VISIBLE_DEVICES").ok()).as_deref())
 }
 
@@ -191,7 +194,9 @@ fn explain_default(run: &RunConfig) -> String {
 
 fn seconds(text: &str) -> Result<Duration, String> {
     let number: f64 = text.parse().map_err(|_| format!("\"{text}\" is not a number of seconds"))?;
-    Duration::try_from_secs_f64(number).map_err(|_| format!("{text} seconds are negative or too many"))
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+    let duration = Duration::try_from_secs_f64(number).ok().filter(|duration| *duration <= YEAR);
+    duration.ok_or_else(|| format!("{text} seconds are negative or more than a year"))
 }
 
 #[cfg(test)]
@@ -279,7 +284,7 @@ mod tests {
     #[case(
         "--use_fsdp --fsdp_sharding_strategy 2 --fsdp-forward-prefetch no",
         &["ACCELERATE_USE_DEEPSPEED=false", "ACCELERATE_USE_FSDP=true", "FSDP_FORWARD_PREFETCH=false",
-          "FSDP_SHARDING_STRATEGY=SHARD_GRAD_OP"]
+          "FSDP_RESHARD_AFTER_FORWARD=", "FSDP_SHARDING_STRATEGY=SHARD_GRAD_OP"]
     )]
     #[case(
         "--use-deepspeed --zero-stage 3 --gradient_clipping auto",

@@ -117,9 +117,8 @@ pub(crate) use spelled_enum;
 spelled_enum! {
     /// How the processes of a run work together (`DistributedType` of the reference, `utils/dataclasses.py`).
     ///
-    /// Only [`DistributedType::No`], [`DistributedType::MultiCpu`] and [`DistributedType::MultiGpu`] can be
-    /// chosen today; the other names are known so that configuration files of the reference can be read and
-    /// refused by name.
+    /// Types of devices that libtorch does not know here are names only, so that configuration files of the reference can be
+    /// read and refused by name.
     ///
     /// ```
     /// use accelerate_core::names::DistributedType;

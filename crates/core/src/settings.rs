@@ -47,6 +47,7 @@ pub struct Declaration {
     pub(crate) is_switch: bool,
     pub(crate) is_code_only: bool,
     pub(crate) is_for_launcher: bool,
+    pub(crate) is_secret: bool,
     pub(crate) least: Option<u64>,
     pub(crate) standing: Standing,
     pub(crate) harmless: &'static [&'static str],
@@ -66,6 +67,7 @@ pub(crate) const fn setting() -> Declaration {
         is_switch: false,
         is_code_only: false,
         is_for_launcher: false,
+        is_secret: false,
         least: None,
         standing: Standing::Honoured,
         harmless: &[],
@@ -115,6 +117,12 @@ impl Declaration {
     /// It is for the launcher alone: the processes that it starts are not told.
     pub(crate) const fn launcher(mut self) -> Self {
         self.is_for_launcher = true;
+        self
+    }
+
+    /// Its values may hold passwords, so that nobody prints them.
+    pub(crate) const fn secret(mut self) -> Self {
+        self.is_secret = true;
         self
     }
 

@@ -56,6 +56,9 @@ pub struct LaunchConfig {
     pub dedicated_process: bool,
 }
 
+/// The most processes that a run may have: a larger number is a slip of the hand.
+const MOST_PROCESSES: usize = 1 << 20;
+
 impl LaunchConfig {
     /// A launch of `program` on `num_processes` ranks of this machine, everything else at its default.
     pub fn new(program: Program, num_processes: usize) -> Self {
@@ -95,7 +98,7 @@ impl LaunchConfig {
         let cluster = &config.cluster;
         let mut environment: Vec<(OsString, OsString)> =
             config.variables().into_iter().map(|(name, value)| (name.into(), value.into())).collect();
-        if let Some(gpu_ids) = cluster.gpu_ids.as_ref().filter(|gpu_ids| *gpu_ids != "all") {
+        if let Some(gpu_ids) = cluster.gpu_ids.as_ref().filter(|gpu_ids| !gpu_ids.eq_ignore_ascii_case("all")) {
             environment.push(("CUDA_VISIBLE_DEVICES".into(), gpu_ids.into()));
         }
         Self {
@@ -134,6 +137,12 @@ impl LaunchConfig {
         }
         if num_machines == 0 {
             return invalid("--num_machines is 0; it counts this machine too, so 1 is the least".into());
+        }
+        if num_processes.max(num_machines) > MOST_PROCESSES {
+            return invalid(format!(
+                "--num_processes {num_processes} on --num_machines {num_machines} is more than the {MOST_PROCESSES} that a run \
+                 may have"
+            ));
         }
         if machine_rank >= num_machines {
             return invalid(format!(

@@ -345,6 +345,8 @@ mod tests {
     #[rstest]
     #[case(0, 1, 0, None, None, "at least 1")]
     #[case(2, 0, 0, None, None, "--num_machines is 0")]
+    #[case(usize::MAX, 1, 0, None, None, "more than the")]
+    #[case(usize::MAX, 2, 0, Some("a"), None, "more than the")]
     #[case(5, 2, 0, Some("a"), None, "use 4 or 6")]
     #[case(1, 2, 0, Some("a"), None, "use 2")]
     #[case(4, 2, 2, Some("a"), None, "numbered from 0 to 1")]

@@ -3,9 +3,9 @@
 use crate::error::{Result, StateError};
 use crate::state::PartialState;
 use accelerate_core::config::{
-    Auto, DeepSpeedConfig, DeepSpeedFacts, DeepSpeedOptimizer, DeepSpeedSchedule, DeepSpeedSettings, FloatType,
-    GradScalerKwargs, GradScalerSettings, OptimizerInCode, ResolvedDeepSpeedConfig, RunConfig, SchedulerInCode,
-    check_deep_speed_prepared,
+    Auto, DDPCommunicationHookType, DeepSpeedConfig, DeepSpeedFacts, DeepSpeedOptimizer, DeepSpeedSchedule,
+    DeepSpeedSettings, FloatType, GradScalerKwargs, GradScalerSettings, OptimizerInCode, ResolvedDeepSpeedConfig,
+    RunConfig, SchedulerInCode, ShardingStrategy, check_deep_speed_prepared,
 };
 use accelerate_core::settings::{Origin, Record};
 use std::fs;
@@ -64,14 +64,19 @@ impl DeepSpeed {
         }
         if let Some(scaler) = &resolved.grad_scaler {
             check_scaler(run, scaler)?;
-            run.derive(CONFIGURATION, &[], |run| run.grad_scaler = scaler.clone());
+            run.derive(CONFIGURATION, |run| run.grad_scaler = scaler.clone());
         }
-        let changed = ["mixed_precision", steps, "fsdp_config.sharding_strategy", "fsdp_config.auto_wrap_policy"];
-        run.derive(CONFIGURATION, &changed, |run| {
+        run.derive(CONFIGURATION, |run| {
             run.fsdp = resolved.fully_sharded_settings();
             run.cluster.mixed_precision = resolved.mixed_precision;
             run.gradient_accumulation.num_steps = resolved.gradient_accumulation_steps;
         });
+        let hook = run.ddp.comm_hook;
+        if hook != DDPCommunicationHookType::No && run.fsdp.sharding_strategy != ShardingStrategy::NoShard {
+            let feature = format!("comm_hook \"{hook}\" beside a DeepSpeed configuration that shards");
+            let cure = "leave it out, and set communication_data_type in the configuration";
+            return Err(StateError::NotAvailable { feature, cure }.into());
+        }
         // A configuration is settled once.
         let _ = self.resolved.set(resolved);
         Ok(())

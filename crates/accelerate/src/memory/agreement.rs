@@ -101,6 +101,15 @@ impl Meeting {
         })
     }
 
+    /// Waits until every rank has the connections of the try, or has failed to get them. A rank that left before would make
+    /// others wait in Gloo's connecting, which takes five times the group's deadline to give up. Collective.
+    pub(super) fn connected(&self) -> Result<()> {
+        match &self.store {
+            Some(store) => self.exchange(store, "connected", b"", self.deadline).map(drop),
+            None => Ok(()),
+        }
+    }
+
     /// Tells the others how the try ended here, waits for their words, and decides. Collective.
     pub(super) fn decide(&self, mine: &Verdict) -> Result<Decision> {
         let Some(store) = &self.store else { return Ok(decide(&[Some(mine.clone())])) };

@@ -145,9 +145,10 @@ impl ExecutableBatchSize {
                 return Err(MemoryError::DifferentBatchSizes { sizes: sizes.join(", ") }.into());
             }
             let meeting = Meeting::new(group)?;
-            // A rank that has connected can run out of memory and leave while others are still connecting; that is part of
-            // the try.
-            let (fork, outcome) = match accelerator.fork() {
+            let fork = accelerator.fork();
+            // Where a rank is gone, the body's own collectives say so.
+            let _ = meeting.connected();
+            let (fork, outcome) = match fork {
                 Ok(fork) => {
                     let outcome = attempt(|| body(&fork, batch_size));
                     (Some(fork), outcome)
@@ -158,6 +159,8 @@ impl ExecutableBatchSize {
                 // Before the connections go, so that nobody has to ask around who is missing. Where the store is gone,
                 // the verdict fails as well, and that is reported.
                 let _ = fork.group().leave(&text);
+                // What was prepared may hold the fork itself, for example in a schedule's closure.
+                fork.session().clear();
             }
             // A try that went well keeps its connections until all ranks are done with theirs.
             let kept = fork.filter(|_| matches!(outcome, Outcome::Done(_)));

@@ -111,11 +111,11 @@ record! {
         /// Machines of a TPU.
         tpu_vm: Vec<String> => setting().launcher().flag("vm").refused(NO_TPU);
         /// Variables on a TPU.
-        tpu_env: Vec<String> => setting().launcher().flag("env").refused(NO_TPU);
+        tpu_env: Vec<String> => setting().launcher().secret().flag("env").refused(NO_TPU);
         /// A file of commands for the machines of a TPU.
         command_file: PathBuf => setting().launcher().refused(NO_TPU);
         /// Commands for the machines of a TPU.
-        commands: Vec<String> => setting().launcher().refused(NO_TPU);
+        commands: Vec<String> => setting().launcher().secret().refused(NO_TPU);
     }
 }
 

@@ -286,7 +286,7 @@ record! {
         ///
         /// Default: when they are needed.
         backward_prefetch: BackwardPrefetch = BackwardPrefetch::NoPrefetch =>
-            setting().flag("fsdp_backward_prefetch").seed_default("None");
+            setting().flag("fsdp_backward_prefetch").keys(&["backward_prefetch", "backward_prefetch_policy"]).seed_default("None");
         /// Does a forward pass ask for the next units ahead, in the order of the pass before?
         ///
         /// Default false.
@@ -333,11 +333,10 @@ record! {
         max_memory: u64 => setting();
         /// In which types to compute and reduce. Default: both in that of the accelerator's mixed precision.
         mixed_precision_policy: MixedPrecisionPolicy => setting();
-        /// FULL_STATE_DICT, or with version 2 SHARDED_STATE_DICT.
-        ///
-        /// Default: `full_state_dict` and `save_model` give whole parameters, `sharded_state_dict` a rank's shards, whatever is
-        /// said.
-        state_dict_type: StateDictType => setting().flag("fsdp_state_dict_type");
+        /// FULL_STATE_DICT or SHARDED_STATE_DICT.
+        state_dict_type: StateDictType => setting().flag("fsdp_state_dict_type")
+            .harmless(&["FULL_STATE_DICT", "SHARDED_STATE_DICT"])
+            .without_effect("full_state_dict and save_model give full parameters, sharded_state_dict a rank's shards");
         /// Options of the state dict, by name (`FullStateDictConfig` and its kin of PyTorch). Default none.
         state_dict_config: Map<String, Value> => setting()
             .without_effect("states are copied to the memory of the host one parameter at a time");

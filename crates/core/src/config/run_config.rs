@@ -207,12 +207,14 @@ impl RunConfig {
         (self.cluster.use_fsdp || self.cluster.use_deepspeed).then_some(&self.fsdp)
     }
 
-    /// Takes over what another setting has decided, such as a DeepSpeed configuration. `change` changes values; `paths` are
-    /// those that it changes.
-    pub fn derive(&mut self, from: &'static str, paths: &[&'static str], change: impl FnOnce(&mut Self)) {
+    /// Takes over what another setting has decided, such as a DeepSpeed configuration: values that `change` changes come
+    /// `from` there.
+    pub fn derive(&mut self, from: &'static str, change: impl FnOnce(&mut Self)) {
+        let before = PartialRunConfig::from(self.clone());
         change(self);
-        for path in paths {
-            self.origins.set_path(path, Origin::Derived(from));
+        let after = PartialRunConfig::from(self.clone());
+        for setting in settings().filter(|setting| before.text(setting) != after.text(setting)) {
+            self.origins.set_path(setting.path, Origin::Derived(from));
         }
     }
 

@@ -74,6 +74,11 @@ impl Setting {
         self.declaration.is_code_only
     }
 
+    /// May its values hold passwords, so that they are not to be printed?
+    pub fn is_secret(&self) -> bool {
+        self.declaration.is_secret
+    }
+
     /// The key under which files are written.
     pub fn key(&self) -> &'static str {
         self.declaration.keys.first().copied().unwrap_or(self.field)

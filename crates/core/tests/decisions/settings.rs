@@ -58,7 +58,8 @@ fn by_path(path: &str) -> &'static Setting {
 }
 
 /// Settings without effect that a launcher of the reference says unasked, so that nobody is told.
-const HARMLESS: [&str; 3] = ["same_network", "debug", "fsdp_config.cpu_ram_efficient_loading"];
+const HARMLESS: [&str; 4] =
+    ["same_network", "debug", "fsdp_config.state_dict_type", "fsdp_config.cpu_ram_efficient_loading"];
 
 /// What must be said beside `setting` so that it counts.
 fn beside(setting: &Setting) -> Vec<(&'static Setting, String)> {
@@ -273,17 +274,17 @@ fn files_that_are_wrong(#[case] text: &str, #[case] words: &[&str]) {
         rdzv_backend: static\nsame_network: true\ntpu_env: []\ntpu_use_cluster: false\nuse_cpu: no\n",
        &[("mixed_precision", "no"), ("gpu_ids", "all")])]
 #[case("distributed_type: FSDP\nfsdp_config:\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  \
-        fsdp_backward_prefetch_policy: null\n  fsdp_offload_params: false\n  sharding_strategy: 2\n  \
+        fsdp_backward_prefetch_policy: BACKWARD_PRE\n  fsdp_offload_params: false\n  sharding_strategy: 2\n  \
         fsdp_reshard_after_forward: true\n",
-       &[("use_fsdp", "true"), ("fsdp_config.sharding_strategy", "SHARD_GRAD_OP")])]
+       &[("use_fsdp", "true"), ("fsdp_config.sharding_strategy", "SHARD_GRAD_OP"),
+         ("fsdp_config.backward_prefetch", "BACKWARD_PRE")])]
 #[case("distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n  zero3_init_flag: false\n\
         gradient_accumulation_steps: 4\n",
        &[("use_deepspeed", "true"), ("deepspeed_config.zero3_init_flag", "false"), ("gradient_accumulation_config.num_steps", "4")])]
 #[case("{\"mixed_precision\": \"bf16\", \"num_processes\": 2,\n\t\"dynamo_config\": {\"dynamo_use_dynamic\": false}}",
        &[("mixed_precision", "bf16"), ("dynamo_config.dynamic", "false")])]
 fn files_of_the_reference(#[case] text: &str, #[case] wanted: &[(&str, &str)]) {
-    let text = text.replace("  fsdp_backward_prefetch_policy: null\n", "");
-    let file = ConfigFile::read(&text, Path::new("run.yaml")).unwrap();
+    let file = ConfigFile::read(text, Path::new("run.yaml")).unwrap();
     let config = RunConfig::resolve(Sources { file: Some(file), ..Default::default() }).unwrap();
     for (path, value) in wanted {
         assert_eq!(config.text(by_path(path)).as_deref(), Some(*value), "{path}");
@@ -304,6 +305,48 @@ fn flags_that_cannot_be(#[case] said: &[(&str, &str)], #[case] words: &[&str]) {
     for word in words {
         assert!(error.is_config() && error.to_string().contains(word), "{word}: {error}");
     }
+}
+
+/// What names a strategy in two places of different rank: the closer one counts, and what launchers write unasked does not.
+#[rstest]
+#[case::flag_before_file(&[("sharding_strategy", "FULL_SHARD")], "fsdp_reshard_after_forward: SHARD_GRAD_OP", "FULL_SHARD")]
+#[case::flag_beside_the_questionnaire(&[("sharding_strategy", "SHARD_GRAD_OP")], "fsdp_reshard_after_forward: FULL_SHARD", "SHARD_GRAD_OP")]
+#[case::file_alone(&[], "fsdp_reshard_after_forward: SHARD_GRAD_OP", "SHARD_GRAD_OP")]
+#[case::unasked_in_the_file(&[], "{fsdp_sharding_strategy: FULL_SHARD, fsdp_reshard_after_forward: HYBRID_SHARD}", "HYBRID_SHARD")]
+#[case::flag_of_resharding(&[("reshard_after_forward", "NO_SHARD")], "fsdp_sharding_strategy: SHARD_GRAD_OP", "NO_SHARD")]
+fn the_closer_word_for_a_strategy_counts(#[case] flags: &[(&str, &str)], #[case] file: &str, #[case] wanted: &str) {
+    let by_field = |(field, text): &(&str, &str)| (by_path(&format!("fsdp_config.{field}")), (*text).to_owned());
+    let mut flags: Vec<_> = flags.iter().map(by_field).collect();
+    flags.push((by_path("use_fsdp"), "true".to_owned()));
+    let file =
+        ConfigFile::read(&format!("fsdp_config: {file}").replace(": fsdp_", ":\n  fsdp_"), Path::new("run.yaml"))
+            .unwrap();
+    let launcher = RunConfig::resolve(Sources { flags, file: Some(file), ..Default::default() }).unwrap();
+    assert_eq!(launcher.fsdp.sharding_strategy.to_string(), wanted);
+    // Processes that inherit another word for it decide as the launcher did.
+    let variables = launcher.variables();
+    let lookup = |name: &str| {
+        let inherited = (name == "FSDP_RESHARD_AFTER_FORWARD").then(|| "HYBRID_SHARD_ZERO2".to_owned());
+        variables.get(name).cloned().or(inherited)
+    };
+    let process = RunConfig::resolve(Sources { environment: Some(&lookup), ..Default::default() }).unwrap();
+    assert_eq!(process.fsdp.sharding_strategy.to_string(), wanted);
+}
+
+#[rstest]
+#[case("fp16: true\nmixed_precision: bf16\n", "run.yaml:1")]
+#[case("fsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n  sharding_strategy: NO_SHARD\n", "said twice")]
+#[case("fp16: ture\n", "\"ture\"")]
+fn one_setting_under_two_keys_must_agree(#[case] text: &str, #[case] words: &str) {
+    let error = ConfigFile::read(text, Path::new("run.yaml")).unwrap_err().to_string();
+    assert!(error.contains(words), "{error}");
+}
+
+#[test]
+fn values_that_may_hold_passwords_are_not_printed() {
+    let file = ConfigFile::read("tpu_env: [WANDB_API_KEY=abc123]\n", Path::new("run.yaml")).unwrap();
+    let error = RunConfig::resolve(Sources { file: Some(file), ..Default::default() }).unwrap_err().to_string();
+    assert!(error.contains("tpu_env is (not shown)") && !error.contains("abc123"), "{error}");
 }
 
 /// A compressed gradient is another gradient, so a hook that nobody runs is an error; the rest is told.

@@ -65,7 +65,7 @@ impl FullyShard {
         } else {
             let _no_grad = tch::no_grad_guard();
             let full = units.buffers.take(units.full_elements(unit), (kind, units.device))?;
-            let own = self.0.offloader.place_shard(unit, &full)?;
+            let own = self.place_shard(unit, &full)?;
             let pending = self.0.transport.group().start_all_gather(&full, &own, &units.label(unit))?;
             pending.map_or(Ok(()), PendingCollective::wait)?;
             full
@@ -95,9 +95,7 @@ impl FullyShard {
             return Ok(());
         }
         let full = units.memory_to_gather(unit)?;
-        // The others would wait for it until the deadline, and not know why.
-        let own = self.0.offloader.place_shard(unit, &full);
-        let own = own.inspect_err(|error| drop(transport.group().leave(&error.to_string())))?;
+        let own = self.place_shard(unit, &full)?;
         if needed_by == NeededBy::Backward && transport.begin_backward() {
             let transport = transport.clone();
             queue_callback(move || {
@@ -109,6 +107,13 @@ impl FullyShard {
         self.0.issued.record(IssuedCollective::AllGather(unit));
         units.set_arriving(unit, (full, pending));
         Ok(())
+    }
+
+    /// This rank's shard at its place in the memory of the unit. Where it cannot be read, the others are told: they would wait
+    /// for it until the deadline, and not know why.
+    fn place_shard(&self, unit: usize, full: &Tensor) -> Result<Tensor> {
+        let own = self.0.offloader.place_shard(unit, full);
+        own.inspect_err(|error| drop(self.0.transport.group().leave(&error.to_string())))
     }
 
     /// After a unit's backward pass, asks for what the next one needs.

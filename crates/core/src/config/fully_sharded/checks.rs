@@ -87,11 +87,6 @@ impl FullyShardedSettings {
             return contradiction("cpu_ram_efficient_loading", "sync_module_states", why);
         }
         match self.state_dict_type {
-            Some(StateDictType::Sharded) if self.fsdp_version == 1 => contradiction(
-                "state_dict_type SHARDED_STATE_DICT",
-                "fsdp_version 1",
-                "states of version 1 are whole; set FULL_STATE_DICT, or version 2",
-            ),
             Some(StateDictType::Local) => contradiction(
                 "state_dict_type LOCAL_STATE_DICT",
                 "any number of ranks",

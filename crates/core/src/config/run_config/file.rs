@@ -19,6 +19,9 @@ pub struct ConfigFile {
 const REFUSED_SECTIONS: [(&str, &str); 1] =
     [("megatron_lm_config", "Megatron-LM is not available; choose FSDP or a DeepSpeed configuration")];
 
+/// Sections of the reference for other devices, which ask for nothing here.
+const INERT_SECTIONS: [&str; 1] = ["ipex_config"];
+
 impl ConfigFile {
     /// Reads `text`, the YAML or JSON of the file at `path`. Files of Python Accelerate are understood, those of old versions,
     /// too. Keys with `null` and sections without keys say nothing.
@@ -37,7 +40,7 @@ impl ConfigFile {
         let document = Document::parse(text, path)?;
         let mut file = Self { path: document.path, partial: PartialRunConfig::default(), lines: Vec::new() };
         let NodeValue::Mapping(entries) = &document.root.value else { return Ok(file) };
-        for (key, line, node) in entries {
+        for (key, line, node) in entries.iter().filter(|(key, ..)| !INERT_SECTIONS.contains(&key.as_str())) {
             let is_section = settings().any(|setting| !setting.section.is_empty() && setting.section == key);
             match REFUSED_SECTIONS.iter().find(|(section, _)| section == key) {
                 Some((_, why)) if !node.is_null() => {
@@ -89,9 +92,18 @@ impl ConfigFile {
         if node.is_null() || !crate::settings::says_something(setting, &text) {
             return Ok(());
         }
+        let before = self.partial.text(setting);
         if !self.partial.say(setting, &text) {
             let (path, key, found) = (self.path.clone(), key.to_owned(), shortened(&text));
             return Err(Kind::FileValue { path, line, key, found, wanted: setting.wanted() }.into());
+        }
+        let said = self.lines.iter().find(|(known, _)| known.path == setting.path).map(|(_, line)| *line);
+        if let (Some(first), true) = (said, before != self.partial.text(setting)) {
+            let (first_origin, second_origin) = (self.origin(first).to_string(), self.origin(line).to_string());
+            let why = "one setting is said twice; keep one of the two";
+            let (first, second) = (before.unwrap_or_default(), shortened(&text));
+            let first = format!("{} {first}", setting.path);
+            return Err(Kind::Contradiction { first, first_origin, second, second_origin, why }.into());
         }
         self.lines.push((setting, line));
         Ok(())
@@ -106,7 +118,8 @@ impl ConfigFile {
     ) -> crate::Error {
         let place = if section.is_empty() { "in a configuration file".to_owned() } else { format!("in {section}") };
         let sections = settings().map(|setting| setting.section).filter(|_| section.is_empty());
-        let nearest_key = nearest(key, known.chain(sections));
+        let prefix = settings().find(|setting| setting.section == section).map_or("", |setting| setting.key_prefix);
+        let nearest_key = nearest(key.strip_prefix(prefix).unwrap_or(key), known.chain(sections));
         Kind::UnknownKey { path: self.path.clone(), line, key: shortened(key), place, nearest_key }.into()
     }
 }
@@ -125,8 +138,12 @@ pub(crate) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> O
 fn old_spelling(section: &str, key: &str, node: &Node) -> Option<(&'static str, String)> {
     match (section, key) {
         ("", "fp16") => {
-            let is_fp16 = crate::environment::str_to_bool(&node.text()) == Some(true);
-            Some(("mixed_precision", if is_fp16 { "fp16" } else { "no" }.to_owned()))
+            let precision = match crate::environment::str_to_bool(&node.text()) {
+                Some(true) => "fp16".to_owned(),
+                Some(false) => "no".to_owned(),
+                None => node.text(),
+            };
+            Some(("mixed_precision", precision))
         }
         ("", "dynamo_backend") => Some(("dynamo_config.backend", node.text())),
         ("", "gradient_accumulation_steps") => Some(("gradient_accumulation_config.num_steps", node.text())),

@@ -2,7 +2,9 @@
 
 use super::{Message, PartialRunConfig};
 use crate::Result;
-use crate::config::{Auto, AutoWrapPolicy, DDPCommunicationHookType, MixedPrecision, ShardingStrategy};
+use crate::config::{
+    Auto, AutoWrapPolicy, DDPCommunicationHookType, MixedPrecision, ReshardAfterForward, ShardingStrategy,
+};
 use crate::error::settings::SettingsErrorKind as Kind;
 use crate::names::DistributedType;
 use crate::settings::{Origin, Origins, Record};
@@ -41,6 +43,14 @@ fn refused(origins: &Origins, path: &str, found: String, why: &'static str) -> c
 /// `distributed_type` of a file stands for the switches that flags have.
 fn cluster(partial: &mut PartialRunConfig, origins: &mut Origins) -> Result<()> {
     let cluster = &mut partial.cluster;
+    // Of a device and the wish for the CPU, the one that was said closer to the program counts.
+    if cluster.use_cpu == Some(true)
+        && cluster.torch_device.is_some()
+        && rank(origins.get("use_cpu")) < rank(origins.get("torch_device"))
+    {
+        cluster.torch_device = None;
+        origins.forget_path("torch_device");
+    }
     let Some(distributed_type) = cluster.distributed_type else { return Ok(()) };
     let origin = origins.get("distributed_type").clone();
     let mut switch = |field: &mut Option<bool>, path: &'static str| {
@@ -167,39 +177,11 @@ fn accumulation_of_deepspeed(partial: &mut PartialRunConfig, origins: &mut Origi
 
 /// What `reshard_after_forward` means in version 1, and what launchers say unasked.
 fn fsdp(partial: &mut PartialRunConfig, origins: &mut Origins, messages: &mut Messages) -> Result<()> {
-    let plugin = &mut partial.fsdp;
-    let (strategy, reshard) = ("fsdp_config.sharding_strategy", "fsdp_config.reshard_after_forward");
-    let by_reshard = plugin.reshard_after_forward.and_then(|reshard| reshard.strategy());
-    let text = |strategy: ShardingStrategy| strategy.to_string();
-    if plugin.fsdp_version == Some(2) {
-        if let Some(named) = by_reshard {
-            let why = "with version 2 it is true or false";
-            return Err(refused(origins, reshard, text(named), why));
-        }
-        if let Some(named) = plugin.sharding_strategy
-            && named != ShardingStrategy::FullShard
-            && *origins.get(strategy) != Origin::Code
-        {
-            let why = "with version 2 set reshard_after_forward to true or false";
-            return Err(refused(origins, strategy, text(named), why));
-        }
-    } else if let Some(named) = by_reshard {
-        // A launcher writes FULL_SHARD unasked, so another strategy beside it is the one that was meant.
-        match plugin.sharding_strategy {
-            Some(other) if other != named && other != ShardingStrategy::FullShard => {
-                let why = "they name two strategies; set one of them, or both alike";
-                return Err(contradiction(origins, (strategy, text(other)), (reshard, text(named)), why));
-            }
-            _ => {
-                plugin.sharding_strategy = Some(named);
-                plugin.reshard_after_forward = None;
-                origins.set_path(strategy, origins.get(reshard).clone());
-            }
-        }
-    } else if plugin.reshard_after_forward == Some(true.into()) && *origins.get(reshard) != Origin::Code {
-        // "true" is written unasked, too, beside any strategy.
-        plugin.reshard_after_forward = None;
+    match partial.fsdp.fsdp_version {
+        Some(2) => resharding_of_version_2(partial, origins)?,
+        _ => resharding_of_version_1(partial, origins)?,
     }
+    let plugin = &mut partial.fsdp;
     let is_by_size = plugin.auto_wrap_policy == Some(AutoWrapPolicy::SizeBasedWrap);
     let is_asked = rank(origins.get("fsdp_config.min_num_params")) <= 1;
     if plugin.min_num_params.is_some() && !is_by_size && !is_asked {
@@ -208,6 +190,75 @@ fn fsdp(partial: &mut PartialRunConfig, origins: &mut Origins, messages: &mut Me
     if plugin.sharding_strategy == Some(ShardingStrategy::NoShard) {
         no_shard(partial, origins, messages);
     }
+    Ok(())
+}
+
+const STRATEGY: &str = "fsdp_config.sharding_strategy";
+const RESHARD: &str = "fsdp_config.reshard_after_forward";
+
+/// In version 2 it is yes or no, and takes the place of a strategy.
+fn resharding_of_version_2(partial: &mut PartialRunConfig, origins: &mut Origins) -> Result<()> {
+    let plugin = &mut partial.fsdp;
+    match plugin.reshard_after_forward {
+        // The number of FULL_SHARD is also a way to write "true".
+        Some(ReshardAfterForward::FullShard) => plugin.reshard_after_forward = Some(true.into()),
+        Some(other) => {
+            if let Some(named) = other.strategy() {
+                return Err(refused(origins, RESHARD, named.to_string(), "with version 2 it is true or false"));
+            }
+        }
+        None => {}
+    }
+    let Some(named) = plugin.sharding_strategy.filter(|named| *named != ShardingStrategy::FullShard) else {
+        return Ok(());
+    };
+    match *origins.get(STRATEGY) == Origin::Code {
+        // What the program says of the strategy goes before what somebody else says of resharding.
+        true if rank(origins.get(RESHARD)) > 0 => {
+            plugin.reshard_after_forward = None;
+            origins.forget_path(RESHARD);
+            Ok(())
+        }
+        true => Ok(()),
+        false => {
+            let why =
+                "version 2 has FULL_SHARD only; set reshard_after_forward to false for SHARD_GRAD_OP, or version 1";
+            Err(refused(origins, STRATEGY, named.to_string(), why))
+        }
+    }
+}
+
+/// In version 1 it may name a strategy. Launchers write FULL_SHARD and "true" into the environment and into files unasked, so
+/// there another strategy is the one that was meant.
+fn resharding_of_version_1(partial: &mut PartialRunConfig, origins: &mut Origins) -> Result<()> {
+    let plugin = &mut partial.fsdp;
+    let Some(reshard) = plugin.reshard_after_forward else { return Ok(()) };
+    let (of_strategy, of_reshard) = (rank(origins.get(STRATEGY)), rank(origins.get(RESHARD)));
+    let is_asked = |rank: u8| rank <= 1;
+    let Some(named) = reshard.strategy() else {
+        let is_unasked = reshard == ReshardAfterForward::Yes && !is_asked(of_reshard);
+        if is_unasked || (plugin.sharding_strategy.is_some() && of_strategy < of_reshard) {
+            plugin.reshard_after_forward = None;
+            origins.forget_path(RESHARD);
+        }
+        return Ok(());
+    };
+    let said = plugin.sharding_strategy;
+    let is_unasked =
+        |strategy| strategy == ShardingStrategy::FullShard && !is_asked(of_strategy) && !is_asked(of_reshard);
+    match said {
+        Some(other) if other != named && of_strategy == of_reshard && !is_unasked(other) => {
+            let why = "they name two strategies; set one of them, or both alike";
+            return Err(contradiction(origins, (STRATEGY, other.to_string()), (RESHARD, named.to_string()), why));
+        }
+        Some(other) if other != named && of_strategy < of_reshard && !is_unasked(other) => {}
+        _ => {
+            plugin.sharding_strategy = Some(named);
+            origins.set_path(STRATEGY, origins.get(RESHARD).clone());
+        }
+    }
+    plugin.reshard_after_forward = None;
+    origins.forget_path(RESHARD);
     Ok(())
 }
 
@@ -238,14 +289,14 @@ fn unused<R: Record>(
         let origin = origins.get(setting.path).clone();
         origins.forget(setting);
         match &origin {
-            Origin::Flag(flag) => {
+            Origin::Flag(flag) if *origins.get(path_of(switch)) == Origin::Default => {
                 let first = format!("{flag} {found}");
                 let (first_origin, second_origin) = ("flag".to_owned(), "not given".to_owned());
                 let why = "it has no effect without that switch; add it";
                 let second = switch.to_owned();
                 return Err(Kind::Contradiction { first, first_origin, second, second_origin, why }.into());
             }
-            Origin::File { .. } if !is_told => {
+            Origin::Flag(_) | Origin::File { .. } if !is_told => {
                 is_told = true;
                 let why = format!("{section} counts only with {switch}, or the distributed_type of that name");
                 messages.push(Message { setting: setting.path, found, origin, why });
@@ -254,6 +305,11 @@ fn unused<R: Record>(
         }
     }
     Ok(())
+}
+
+/// The setting that a switch such as `--use_fsdp` stands for.
+fn path_of(switch: &'static str) -> &'static str {
+    switch.trim_start_matches('-')
 }
 
 /// Settings of replicas beside a model that is sharded: hooks would change what is computed, so they are refused.

@@ -4,7 +4,7 @@ use super::normalise::normalise;
 use super::{ConfigFile, Message, PartialRunConfig, RunConfig, read_environment, settings};
 use crate::Result;
 use crate::error::settings::SettingsErrorKind as Kind;
-use crate::settings::{ORIGINS_VARIABLE, Origin, Origins, Setting, Standing};
+use crate::settings::{ORIGINS_VARIABLE, Origin, Origins, Setting, Standing, shortened};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -102,6 +102,12 @@ impl RunConfig {
             }
             variables.insert(variable, value);
         }
+        // What was decided here must not meet the other word for it, which processes may inherit.
+        let reshard = "FSDP_RESHARD_AFTER_FORWARD";
+        if self.cluster.use_fsdp && variables.contains_key("FSDP_SHARDING_STRATEGY") && !variables.contains_key(reshard)
+        {
+            variables.insert(reshard.to_owned(), String::new());
+        }
         if !launched.is_empty() {
             let origins = serde_json::to_string(&launched).unwrap_or_default();
             variables.insert(ORIGINS_VARIABLE.to_owned(), origins);
@@ -197,6 +203,7 @@ fn stand(partial: &PartialRunConfig, origins: &Origins, messages: &mut Vec<Messa
     for setting in settings() {
         let Some(found) = partial.text(setting).filter(|found| !setting.asks_for_nothing(found)) else { continue };
         let origin = origins.get(setting.path);
+        let found = if setting.declaration.is_secret { "(not shown)".to_owned() } else { shortened(&found) };
         match setting.standing() {
             Standing::Honoured => {}
             Standing::WithoutEffect(why) => {
