@@ -70,6 +70,8 @@ fn assert_close(found: &[f64], wanted: &[f64], tolerance: f64, what: &str) {
 fn check_optimizer<O: Optimizer>(case: &str, make: impl FnOnce(&ParamStore) -> accelerate::Result<O>) {
     let document = document(include_str!("../../../parity/optim/optimizers.json"));
     let same_kernels = is_makers_processor() && document["cpu_capability"] == cpu_capability();
+    // Some last bits more add up over steps with momentum.
+    let tolerance = if is_makers_processor() { 1e-6 } else { 4e-6 };
     let case_data = &document["cases"][case];
     let store = ParamStore::new(Device::Cpu);
     let names = ["weight", "bias", "scale"];
@@ -88,7 +90,7 @@ fn check_optimizer<O: Optimizer>(case: &str, make: impl FnOnce(&ParamStore) -> a
         for name in names {
             let (found, wanted) = (values(&param(name)), floats(&case_data["steps"][number][name]));
             let what = format!("{case}: {name} after step {number}");
-            assert_close(&found, &wanted, 1e-6, &what);
+            assert_close(&found, &wanted, tolerance, &what);
             if same_kernels {
                 // serde_json may miss the last bit of a double; of a float's value it misses none.
                 let bits = |values: &[f64]| values.iter().map(|&value| value as f32).collect::<Vec<_>>();
@@ -109,7 +111,8 @@ fn check_optimizer<O: Optimizer>(case: &str, make: impl FnOnce(&ParamStore) -> a
         keys
     });
     for (key, wanted) in wanted {
-        assert_close(&values(&state.tensors[key]), &floats(wanted), 1e-6, &format!("{case}: {key}"));
+        let what = format!("{case}: {key}");
+        assert_close(&values(&state.tensors[key]), &floats(wanted), tolerance, &what);
     }
 }
 
