@@ -4,6 +4,8 @@
 //! network from the same fractions on two ranks.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod processor;
+
 use accelerate::nn::{Linear, ModuleFn, ParamStore};
 use accelerate::optim::Sgd;
 use accelerate::testing::ranks_with;
@@ -73,12 +75,6 @@ fn largest_difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
     a.iter().flatten().zip(b.iter().flatten()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// Was what is compared recorded on a processor like this one? MKL computes on those of other makers in another way, so the
-/// last bits of products and of functions such as `erfinv` and `sqrt` are others there.
-fn is_makers_processor() -> bool {
-    std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("GenuineIntel"))
-}
-
 #[test]
 fn every_hook_trains_to_pytorchs_parameters() {
     let document: Value = serde_json::from_str(include_str!("../../../parity/comm_hooks/comm_hooks.json")).unwrap();
@@ -91,7 +87,7 @@ fn every_hook_trains_to_pytorchs_parameters() {
         let difference = largest_difference(&found, &wanted);
         // Equal to the last bit but for products, whose sums may be taken in another order on another processor; what travels
         // in 16 bits may then be rounded to the other side.
-        let tolerance = if is_makers_processor() { 1e-6 } else { 1e-5 };
+        let tolerance = if processor::is_intel() { 1e-6 } else { 1e-5 };
         assert!(difference <= tolerance, "{name}: {difference:e} from PyTorch's parameters");
         assert_ne!(found, plain, "{name} changes what travels, so the last bits have to differ");
     }

@@ -3,6 +3,8 @@
 //! The numbers were written by `parity/optim/generate.py` with torch 2.11.0.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod processor;
+
 use accelerate::GradScalerKwargs;
 use accelerate::nn::{ParamStore, init::Init};
 use accelerate::optim::schedule::OneCycle;
@@ -31,12 +33,6 @@ fn tensor(values: &Value, shape: &Value) -> Tensor {
 
 fn values(tensor: &Tensor) -> Vec<f64> {
     Vec::try_from(tensor.detach().to_kind(Kind::Double).reshape(-1)).unwrap()
-}
-
-/// Was what is compared recorded on a processor like this one? MKL computes on those of other makers in another way, so the
-/// last bits of products and of functions such as `erfinv` and `sqrt` are others there.
-fn is_makers_processor() -> bool {
-    std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("GenuineIntel"))
 }
 
 /// The instruction set libtorch's kernels choose on this machine, as PyTorch names it.
@@ -69,9 +65,9 @@ fn assert_close(found: &[f64], wanted: &[f64], tolerance: f64, what: &str) {
 /// Runs one optimizer over the recorded gradients and compares every step and the final state.
 fn check_optimizer<O: Optimizer>(case: &str, make: impl FnOnce(&ParamStore) -> accelerate::Result<O>) {
     let document = document(include_str!("../../../parity/optim/optimizers.json"));
-    let same_kernels = is_makers_processor() && document["cpu_capability"] == cpu_capability();
+    let same_kernels = processor::is_intel() && document["cpu_capability"] == cpu_capability();
     // Some last bits more add up over steps with momentum.
-    let tolerance = if is_makers_processor() { 1e-6 } else { 4e-6 };
+    let tolerance = if processor::is_intel() { 1e-6 } else { 4e-6 };
     let case_data = &document["cases"][case];
     let store = ParamStore::new(Device::Cpu);
     let names = ["weight", "bias", "scale"];

@@ -1,6 +1,8 @@
 //! Large tables with two uses: an embedding and a linear layer make one gradient, the one that libtorch makes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod processor;
+
 use accelerate::nn::{Embedding, EmbeddingConfig, Linear, Module, ModuleFn, ParamStore, checkpoint};
 use accelerate::optim::Sgd;
 use accelerate::tch::{Device, Kind, Tensor};
@@ -63,13 +65,14 @@ fn tokens(step: i64) -> Tensor {
     (Tensor::from_slice(&[1i64, 7, PADDING, 1100, 7, 7]).view([2, 3]) - (step % 2)).abs()
 }
 
-/// Equal to the bit, but where more than two gradients are added up in another order: then to the last bits of the sums,
-/// whose terms are about 0.01.
+/// Equal to the bit, but where more than two gradients are added up in another order.
 fn assert_same(found: &[Vec<f32>], wanted: &[Vec<f32>], uses: Uses, what: &str) {
     let tolerance = if uses == Uses::Twice { 1e-6 } else { 0.0 };
+    // The terms of a sum are about 0.01, so that is what its last bits are bits of.
+    let least = if processor::is_intel() { 1e-3 } else { 1e-2 };
     assert_eq!(found.len(), wanted.len());
     for (found, wanted) in found.iter().flatten().zip(wanted.iter().flatten()) {
-        assert!((found - wanted).abs() <= tolerance * wanted.abs().max(1e-2), "{what}, {uses:?}: {found} {wanted}");
+        assert!((found - wanted).abs() <= tolerance * wanted.abs().max(least), "{what}, {uses:?}: {found} {wanted}");
     }
 }
 

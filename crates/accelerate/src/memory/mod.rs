@@ -25,7 +25,9 @@ pub fn clear_device_cache() -> Result<()> {
 /// with 0.9 of the size before (`find_executable_batch_size` of the reference, `utils/memory.py`).
 ///
 /// The result keeps the size that worked: its next run begins there. The closure has to begin anew each time, from
-/// building the model on; what it has made is dropped before the next try.
+/// building the model on; what it has made is dropped before the next try. With [`run`](ExecutableBatchSize::run) an
+/// accelerator that the closure has captured keeps what it has prepared: let the closure begin with
+/// [`Accelerator::free_memory`]. [`run_on`](ExecutableBatchSize::run_on) gives each try an accelerator of its own.
 ///
 /// Lack of memory is what [`Error::is_out_of_memory`] says, or a panic with such a text, because the operators and
 /// unchecked methods of `tch` panic. All other errors and panics pass through.
