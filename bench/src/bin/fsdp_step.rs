@@ -196,7 +196,7 @@ fn gpt2(store: &ParamStore) -> Result<impl Module<Input = Tensor, Output = Tenso
         .map(|layer| Block::new(&(&root / "h" / layer), WIDTH))
         .collect::<accelerate::Result<Vec<_>>>()?;
     let norm = LayerNorm::new(&root / "ln_f", [WIDTH], Default::default())?;
-    let head = Linear::tied((&root / "lm_head").alias("weight", &tokens.weight)?, None);
+    let head = Linear::from_params(&root / "lm_head", (&root / "lm_head").alias("weight", &tokens.weight)?, None);
     Ok(ModuleFn::new(store, move |input: &Tensor| {
         let place = Tensor::f_arange(input.size()[1], (Kind::Int64, Device::Cpu))?;
         let mut x = tokens.forward(input)?.f_add(&positions.forward(&place)?)?;

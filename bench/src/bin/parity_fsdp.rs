@@ -126,7 +126,7 @@ fn model(store: &ParamStore) -> Result<impl Module<Input = Tensor, Output = Tens
     let layers =
         (0..NUM_LAYERS).map(|layer| Block::new(&(&root / "layers" / layer))).collect::<accelerate::Result<Vec<_>>>()?;
     let norm = LayerNorm::new(&root / "norm", [WIDTH], Default::default())?;
-    let head = Linear::tied((&root / "head").alias("weight", &tokens.weight)?, None);
+    let head = Linear::from_params(&root / "head", (&root / "head").alias("weight", &tokens.weight)?, None);
     for (index, param) in store.parameters().iter().enumerate() {
         let around = if param.name() == "scale" || param.name().ends_with("norm.weight") { 1.0 } else { 0.0 };
         // A token and a position of equal size may cancel, and the norm of what is left magnify its rounding.

@@ -120,7 +120,8 @@ fn tied_weights_are_one_parameter_with_one_gradient() {
     let store = store();
     let root = store.root();
     let words = Embedding::new(&root / "words", 5, 3, Default::default()).unwrap();
-    let decoder = Linear::tied((&root / "decoder").alias("weight", &words.weight).unwrap(), None);
+    let decoder =
+        Linear::from_params(&root / "decoder", (&root / "decoder").alias("weight", &words.weight).unwrap(), None);
     let hidden = words.forward(&Tensor::from_slice(&[1i64])).unwrap();
     decoder.forward(&hidden).unwrap().sum(Kind::Float).backward();
 

@@ -74,7 +74,7 @@ fn everything_goes_back_to_where_its_state_was_taken() {
             let states = training.accelerator.state_dict()?;
             let names: Vec<&str> = states.keys().map(String::as_str).collect();
             assert_eq!(names, ["dataloader", "model", "optimizer", "scaler", "scheduler"]);
-            assert_eq!(states["model"].shards.len(), if is_sharded { 2 } else { 0 });
+            assert_eq!(states["model"].layouts.len(), if is_sharded { 2 } else { 0 });
             // Goes on from the same place within the epoch: a loop that was left begins its epoch anew otherwise.
             training.accelerator.load_state_dict(&states)?;
             let first = training.train(3)?;

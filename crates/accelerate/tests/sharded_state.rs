@@ -1,7 +1,7 @@
 //! State of sharded models and their optimizers as values: whole or in shards, between any numbers of ranks.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use accelerate::nn::{Linear, Module, ModuleFn, ParamStore, ShardedStateDict, StateDict};
+use accelerate::nn::{Layout, Linear, Module, ModuleFn, ParamStore, ShardedStateDict, StateDict};
 use accelerate::optim::{Adagrad, AdamW, AdamW8bit, Lion, Optimizer, OptimizerState, Sgd};
 use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{
@@ -96,12 +96,12 @@ fn run(accelerator: &Accelerator, make: Maker, taken: Taken<'_>, steps: std::ops
 
 fn copy_of(state: &ShardedStateDict) -> ShardedStateDict {
     let tensors = state.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect();
-    ShardedStateDict { tensors, shards: state.shards.clone() }
+    ShardedStateDict { tensors, layouts: state.layouts.clone() }
 }
 
 fn copy_of_state(state: &OptimizerState) -> OptimizerState {
     let tensors = state.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect();
-    OptimizerState { tensors, groups: state.groups.clone(), shards: state.shards.clone() }
+    OptimizerState { tensors, groups: state.groups.clone(), layouts: state.layouts.clone() }
 }
 
 fn sharded(sharding_strategy: ShardingStrategy, dp_shard_size: Option<usize>) -> AcceleratorBuilder {
@@ -148,7 +148,7 @@ fn goes_on(name: &str, make: Maker) {
                 .unwrap();
         for rank in &saved {
             assert_equal(&rank.whole, &halfway.whole, &format!("{name}, saved on {world_size}"));
-            assert!(rank.whole.1.shards.is_empty() && !rank.shards.1.shards.is_empty());
+            assert!(rank.whole.1.layouts.is_empty() && !rank.shards.1.layouts.is_empty());
         }
         let saved = Mutex::new(saved);
         for (readers, builder) in [
@@ -162,6 +162,49 @@ fn goes_on(name: &str, make: Maker) {
                 let went_on = testing::ranks_with(readers, builder.clone(), go_on);
                 let context = format!("{name}, from {world_size} to {readers}");
                 went_on.unwrap().iter().for_each(|rank| assert_equal(&rank.whole, &wanted.whole, &context));
+            }
+        }
+    }
+}
+
+/// As ranks of tensor parallelism hold them: columns of one weight and rows of the other, some of them twice.
+#[test]
+fn slices_of_a_dim_make_up_a_model_on_any_number_of_ranks() {
+    let (whole, _) = model(Device::Cpu).unwrap();
+    let whole = whole.state_dict().unwrap();
+    let slices = [
+        ("layers.0.weight", 1, 2..3),
+        ("layers.1.weight", 0, 1..3),
+        ("layers.0.weight", 1, 0..2),
+        ("layers.1.weight", 0, 0..2),
+    ];
+    let is_sliced = |name: &str| slices.iter().any(|(sliced, ..)| *sliced == name);
+    let full = whole.iter().filter(|(name, _)| !is_sliced(name)).map(|(name, full)| (name.to_owned(), full.copy()));
+    let mut pieces = vec![ShardedStateDict { tensors: full.collect(), layouts: Default::default() }];
+    for (name, dim, indices) in slices {
+        let full = whole.get(name).unwrap();
+        let shape: Vec<usize> = full.size().iter().map(|&size| size as usize).collect();
+        let slice = full.narrow(dim as i64, indices.start as i64, indices.len() as i64).copy();
+        let layout = Layout::full(shape).slice(dim, indices).unwrap();
+        pieces.push(ShardedStateDict {
+            tensors: [(name.to_owned(), slice)].into(),
+            layouts: [(name.to_owned(), layout)].into(),
+        });
+    }
+    let pieces = Mutex::new(pieces);
+    for world_size in 1..=4 {
+        let states = testing::ranks_with(world_size, sharded(ShardingStrategy::FullShard, None), |accelerator| {
+            let (store, module) = model(accelerator.device())?;
+            let _model = accelerator.prepare(module)?;
+            for param in store.parameters() {
+                param.copy_(&Tensor::from(f32::NAN))?;
+            }
+            store.load_sharded_state_dict(&pieces.lock().unwrap())?;
+            store.state_dict()
+        });
+        for state in states.unwrap() {
+            for (name, tensor) in whole.iter() {
+                assert_eq!(state.get(name).unwrap(), tensor, "{name} on {world_size} ranks");
             }
         }
     }
@@ -193,8 +236,9 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
 
     // Of another model.
     let mut other = copy_of(&ranks[0].shards.0);
-    for shard in other.shards.values_mut() {
-        shard.shape.push(1);
+    for layout in other.layouts.values_mut() {
+        let deeper = Layout::full([layout.shape(), &[1]].concat());
+        *layout = deeper.flat(0..layout.numel()).unwrap();
     }
     let text = store.load_sharded_state_dict(&[other]).unwrap_err().to_string();
     assert!(text.contains("its shape is [5, 3, 1], not [5, 3]"), "{text}");

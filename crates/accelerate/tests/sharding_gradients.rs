@@ -15,7 +15,8 @@ fn train_large_layers(plugin: Option<FullyShardedDataParallelPlugin>, accumulati
     testing::ranks_with(2, builder, |accelerator| {
         let store = ParamStore::new(accelerator.device());
         let embed = Embedding::new(store.root() / "embed", 1101, WIDTH, Default::default())?;
-        let head = Linear::tied((store.root() / "head").alias("weight", &embed.weight)?, None);
+        let head =
+            Linear::from_params(store.root() / "head", (store.root() / "head").alias("weight", &embed.weight)?, None);
         let hidden = Linear::new(store.root() / "hidden", WIDTH, 1100, Default::default())?;
         let back = Linear::new(store.root() / "back", 1100, WIDTH, LinearConfig { bias: false })?;
         for (index, param) in store.parameters().iter().enumerate() {

@@ -37,7 +37,11 @@ fn tied(
     let config = EmbeddingConfig { padding_idx: Some(PADDING) };
     let embedding = Embedding::new(store.root() / "embedding", ROWS, WIDTH, config)?;
     let bias = (store.root() / "head").param("bias", ([ROWS], accelerate::nn::Init::Zeros))?;
-    let head = Linear::tied((store.root() / "head").alias("weight", &embedding.weight)?, Some(bias));
+    let head = Linear::from_params(
+        store.root() / "head",
+        (store.root() / "head").alias("weight", &embedding.weight)?,
+        Some(bias),
+    );
     let weight = embedding.weight.clone();
     let values = Tensor::arange(ROWS * WIDTH, (Kind::Double, Device::Cpu)) * 0.7;
     weight.copy_(&(values.sin() * 0.05).reshape([ROWS, WIDTH]))?;

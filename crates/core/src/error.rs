@@ -11,6 +11,7 @@ pub(crate) mod config;
 pub(crate) mod data;
 pub(crate) mod deep_speed;
 pub(crate) mod environment;
+pub(crate) mod layout;
 pub(crate) mod plan;
 pub(crate) mod settings;
 pub(crate) mod weight_files;
@@ -46,6 +47,8 @@ pub(crate) enum ErrorKind {
     Data(#[from] data::DataErrorKind),
     #[error(transparent)]
     Environment(#[from] environment::EnvironmentErrorKind),
+    #[error(transparent)]
+    Layout(#[from] layout::LayoutErrorKind),
     #[error(transparent)]
     Plan(#[from] plan::PlanErrorKind),
     #[error(transparent)]
@@ -87,9 +90,9 @@ impl Error {
         matches!(self.0.kind, ErrorKind::Environment(_) | ErrorKind::Settings(Variable { .. }))
     }
 
-    /// A plan cannot be carried out: it takes more memory than there is.
+    /// A plan cannot be carried out: it takes more memory than there is, or a tensor has no such shard.
     pub fn is_plan(&self) -> bool {
-        matches!(self.0.kind, ErrorKind::Plan(_))
+        matches!(self.0.kind, ErrorKind::Plan(_) | ErrorKind::Layout(_))
     }
 
     /// Rows, batches or splits of data do not fit what was asked for.

@@ -4,6 +4,7 @@ pub mod accumulation;
 pub mod config;
 pub mod environment;
 mod error;
+pub mod layout;
 pub mod mesh;
 pub mod names;
 pub mod offload;
@@ -13,7 +14,6 @@ pub mod profile;
 pub mod sampler;
 pub mod schedule;
 pub mod settings;
-pub mod shards;
 pub mod split;
 pub mod weight_files;
 

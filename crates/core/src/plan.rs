@@ -9,6 +9,7 @@ mod memory;
 mod sharded;
 
 use crate::config::{DistributedDataParallelSettings, FIRST_BUCKET_BYTES, FloatType, OffloadDevice, ShardingStrategy};
+use crate::layout::Layout;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -206,6 +207,23 @@ pub struct Plan {
     /// The most that units take together which are asked for before they are used; 0 if none are.
     #[serde(default)]
     pub bytes_ahead: usize,
+}
+
+impl Plan {
+    /// Which elements of the parameter at this position of the inventory a rank keeps; ranks are counted among those that hold
+    /// one replica together.
+    ///
+    /// # Panics
+    /// The inventory has no such parameter.
+    pub fn layout(&self, parameter: usize, rank: usize) -> Layout {
+        let full = Layout::full(self.inventory.parameters[parameter].shape.clone());
+        let Placement::Shard { unit } = self.placements[parameter] else { return full };
+        let unit = &self.units[unit];
+        match unit.parameters.iter().position(|&member| member == parameter) {
+            Some(member) => full.with_flat(unit.member_shard(member, rank)),
+            None => full,
+        }
+    }
 }
 
 fn one() -> usize {

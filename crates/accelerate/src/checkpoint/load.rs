@@ -120,7 +120,7 @@ fn load_source(store: &ParamStore, source: &mut Source, options: &LoadOptions) -
     pairs.sort_by_key(|(position, _)| *position);
     for (position, param) in pairs {
         let (name, _, file) = &source.tensors[position];
-        param.copy_shard_(&source.files[*file].read_elements(name, Some(param.shard_range()))?)?;
+        param.copy_shard_(&source.files[*file].read_elements(name, &param.layout())?)?;
     }
     tracing::debug!(path = %source.path.display(), num_bytes = source.num_bytes_read(), "read weights");
     Ok(LoadReport { missing_keys: mismatch.missing, unexpected_keys: mismatch.unexpected })
@@ -144,9 +144,28 @@ fn mapped_names(source: &Source, options: &LoadOptions) -> Result<Vec<(String, V
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::nn::{Init, ModuleFn};
+    use crate::nn::{Init, Layout, ModuleFn};
     use crate::{Accelerator, FullyShardedDataParallelPlugin, testing};
     use tch::{Kind, Tensor};
+
+    #[test]
+    fn a_slice_of_a_dim_is_read_run_by_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = ParamStore::new(tch::Device::Cpu);
+        let values = Tensor::arange(24, (Kind::Float, tch::Device::Cpu)).view([4, 6]);
+        store.root().param("weight", values.shallow_clone()).unwrap();
+        crate::checkpoint::save_model_weights(&store, folder.path(), &Default::default()).unwrap();
+        let mut source = Source::open(folder.path()).unwrap();
+        let columns = Layout::full([4, 6]).slice(1, 2..5).unwrap();
+        let found = source.files[0].read_elements("weight", &columns).unwrap();
+        assert_eq!(found, values.narrow(1, 2, 3).reshape(-1));
+        let part = columns.flat(1..7).unwrap();
+        let found = source.files[0].read_elements("weight", &part).unwrap();
+        assert_eq!(found, values.narrow(1, 2, 3).reshape(-1).narrow(0, 1, 6));
+        assert_eq!(source.num_bytes_read(), 4 * (12 + 6));
+        let error = source.files[0].read_elements("weight", &Layout::full([4, 7])).unwrap_err();
+        assert!(error.to_string().contains("`weight` has 24 elements, and [4, 7] was asked for"), "{error}");
+    }
 
     #[test]
     fn each_rank_reads_its_part_and_no_more() {

@@ -4,10 +4,10 @@ use super::atomic::io_error;
 use super::dtype::to_kind;
 use crate::error::{Result, WeightsError};
 use crate::nn::StateDict;
+use accelerate_core::layout::Layout;
 use safetensors::tensor::{Metadata, TensorInfo};
 use std::fs::File;
 use std::io::{ErrorKind, Read};
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use tch::{Device, Tensor};
 use torch_ext::file::read_at;
@@ -97,12 +97,12 @@ impl WeightFile {
     /// One tensor, on the CPU.
     pub(super) fn read(&mut self, name: &str) -> Result<Tensor> {
         let shape = self.shape(name).unwrap_or_default();
-        let flat = self.read_elements(name, None)?;
-        Ok(flat.f_reshape(shape)?)
+        let sizes: Vec<usize> = shape.iter().map(|&size| size as usize).collect();
+        Ok(self.read_elements(name, &Layout::full(sizes))?.f_reshape(shape)?)
     }
 
-    /// Some elements of a tensor in row-major order, all without a range; flat, on the CPU. Nothing else is read.
-    pub(super) fn read_elements(&mut self, name: &str, elements: Option<Range<usize>>) -> Result<Tensor> {
+    /// The elements of a layout, flat, on the CPU. Nothing else is read.
+    pub(super) fn read_elements(&mut self, name: &str, layout: &Layout) -> Result<Tensor> {
         let info = self.info(name)?;
         let Some(kind) = to_kind(info.dtype) else {
             let (path, name) = (self.path.clone(), name.to_owned());
@@ -112,16 +112,20 @@ impl WeightFile {
         let (start, end) = info.data_offsets;
         let element_bytes = kind.elt_size_in_bytes();
         let num_elements = (end - start) / element_bytes;
-        let elements = elements.unwrap_or(0..num_elements);
-        if elements.start > elements.end || elements.end > num_elements {
-            let reason = format!("`{name}` has {num_elements} elements, and {elements:?} were asked for");
+        if layout.full_numel() != num_elements {
+            let reason = format!("`{name}` has {num_elements} elements, and {layout} was asked for");
             return Err(WeightsError::Header { path: self.path.clone(), reason }.into());
         }
-        let start = self.data_at + (start + elements.start * element_bytes) as u64;
         // There is no room for a large tensor twice.
-        let tensor = Tensor::f_empty([elements.len() as i64], (kind, Device::Cpu))?;
-        read_at(&self.file, &tensor, start).map_err(io_error("read", &self.path))?;
-        self.num_bytes_read += (elements.len() * element_bytes) as u64;
+        let tensor = Tensor::f_empty([layout.numel() as i64], (kind, Device::Cpu))?;
+        let mut filled = 0;
+        for run in layout.runs() {
+            let place = tensor.f_narrow(0, filled, run.len() as i64)?;
+            let at = self.data_at + (start + run.start * element_bytes) as u64;
+            read_at(&self.file, &place, at).map_err(io_error("read", &self.path))?;
+            filled += run.len() as i64;
+        }
+        self.num_bytes_read += (layout.numel() * element_bytes) as u64;
         Ok(tensor)
     }
 }

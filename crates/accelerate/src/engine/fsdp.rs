@@ -43,7 +43,7 @@ use super::replicate::{check_same_model, copy_from};
 use super::{Engine, Start};
 use crate::error::{Error, Result, StateError};
 use crate::group::{Group, ShardTransport};
-use crate::nn::{Param, ParamStore, WeakParam};
+use crate::nn::{Param, ParamStore, WeakParam, flat_elements};
 use crate::session::{Concerns, ForwardScope, Join, Reduction};
 use accelerate_core::config::{FullyShardedSettings, MixedPrecision, ShardingStrategy};
 use accelerate_core::mesh::Axis;
@@ -161,8 +161,7 @@ impl FullyShard {
     fn shard_parameter(&self, param: &Param, full: &Tensor, places: &Places) -> Result<()> {
         let Some(&(unit, member)) = places.get(param.name()) else { return Ok(()) };
         let units = &self.0.units;
-        let shard = units.content(unit).member_shard(member, units.rank);
-        let own = full.f_detach()?.f_reshape([-1])?.f_narrow(0, shard.start as i64, shard.len() as i64)?;
+        let own = flat_elements(&full.f_detach()?, &units.layout(unit, member))?;
         let (mut local, is_last) = units.local_to_fill(unit, member);
         tch::no_grad(|| local.f_copy_(&own))?;
         drop(param.replace_storage(Box::new(ShardedStorage { engine: self.clone(), unit, member })));

@@ -1,7 +1,7 @@
 //! Multi-head attention on libtorch's fused `scaled_dot_product_attention`.
 
 use super::layer::forward_error;
-use super::{Init, Linear, LinearConfig, Param, Path, TrainingFlag, functional};
+use super::{AnyLayer, Init, Linear, LinearConfig, Param, Path, TrainingFlag, functional};
 use crate::error::{NnError, Result};
 use std::borrow::Borrow;
 use tch::{Kind, Tensor};
@@ -133,6 +133,8 @@ impl MultiheadAttention {
             bias.initialise(None, Init::Zeros)?;
         }
         let training = path.training_flag();
+        let params = in_proj.weights().into_iter().chain(&in_proj_bias).cloned().collect();
+        path.register_layer(AnyLayer::Other { kind: "MultiheadAttention", params });
         Ok(Self { in_proj, in_proj_bias, out_proj, embed_dim, num_heads, config, training })
     }
 

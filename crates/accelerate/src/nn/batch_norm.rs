@@ -2,7 +2,7 @@
 
 use super::functional::BatchStatistics;
 use super::layer::{forward_error, impl_layer};
-use super::{Init, Param, Path, TrainingFlag, functional};
+use super::{AnyLayer, Init, Param, Path, TrainingFlag, functional};
 use crate::error::{NnError, Result};
 use std::borrow::Borrow;
 use tch::{Device, Kind, Tensor};
@@ -104,6 +104,8 @@ impl<const N: usize> BatchNorm<N> {
             }
             false => None,
         };
+        let params = [&weight, &bias, &running_mean, &running_var, &num_batches_tracked];
+        path.register_layer(AnyLayer::other(Self::NAME, params));
         Ok(Self {
             weight,
             bias,

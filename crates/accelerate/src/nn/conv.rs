@@ -2,7 +2,7 @@
 
 use super::init::{self, Init};
 use super::layer::impl_layer;
-use super::{Param, Path, functional};
+use super::{AnyLayer, Param, Path, functional};
 use crate::error::{NnError, Result};
 use std::borrow::Borrow;
 use tch::Tensor;
@@ -107,6 +107,8 @@ impl<const N: usize> Conv<N> {
         let fan_in = shape[1..].iter().product();
         let weight = path.param("weight", (shape, Init::default_weight()))?;
         let bias = config.bias.then(|| path.param("bias", ([out_channels], init::default_bias(fan_in)))).transpose()?;
+        let kind = if N == 1 { "Conv1d" } else { "Conv2d" };
+        path.register_layer(AnyLayer::other(kind, [&Some(weight.clone()), &bias]));
         Ok(Self { weight, bias, config })
     }
 }

@@ -2,10 +2,34 @@
 
 use super::init::Init;
 use super::layer::impl_layer;
+use super::named_layers::{AnyLayer, SharedKernel};
 use super::{Param, Path, functional};
 use crate::error::{NnError, Result};
 use std::borrow::Borrow;
+use std::fmt::Debug;
+use std::sync::Arc;
 use tch::Tensor;
+
+/// How an [`Embedding`] looks rows up: in a dense table here; quantised tables, and tables of which each rank has some rows,
+/// replace it. It gets the parameter, not a tensor, as a [`LinearKernel`](super::LinearKernel) does.
+pub trait EmbeddingKernel: Send + Sync + Debug {
+    /// `indices [..]` (int64 or int32) and `weight [num_embeddings, embedding_dim]` to `[.., embedding_dim]`, differentiable in
+    /// the weight. The row `padding_idx` gets no gradient. Collective where [`Param::get`] is.
+    ///
+    /// # Errors
+    /// Those of [`Param::get`]; an index outside of the table.
+    fn embedding(&self, indices: &Tensor, weight: &Param, padding_idx: Option<i64>) -> Result<Tensor>;
+}
+
+/// libtorch's own `embedding`. The gradient of a table of which ranks own shards has the rows that were used alone.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DenseEmbeddingKernel;
+
+impl EmbeddingKernel for DenseEmbeddingKernel {
+    fn embedding(&self, indices: &Tensor, weight: &Param, padding_idx: Option<i64>) -> Result<Tensor> {
+        functional::embedding(indices, weight, padding_idx)
+    }
+}
 
 /// What an [`Embedding`] may be told besides its sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,6 +60,7 @@ pub struct Embedding {
     pub weight: Param,
     /// The row without gradient.
     pub padding_idx: Option<i64>,
+    kernel: SharedKernel<dyn EmbeddingKernel>,
 }
 
 impl Embedding {
@@ -58,9 +83,27 @@ impl Embedding {
         }
         let standard_normal = Init::Normal { mean: 0.0, std: 1.0 };
         let weight = path.param("weight", ([num_embeddings, embedding_dim], standard_normal))?;
-        let layer = Self { weight, padding_idx: config.padding_idx };
+        let layer = Self::from_params(path, weight, config);
         layer.zero_padding_row()?;
         Ok(layer)
+    }
+
+    /// A layer over a table that exists already. Its padding row is left as it is.
+    pub fn from_params(path: impl Borrow<Path>, weight: Param, config: EmbeddingConfig) -> Self {
+        let kernel = SharedKernel::<dyn EmbeddingKernel>::new(Arc::new(DenseEmbeddingKernel));
+        let layer = Self { weight, padding_idx: config.padding_idx, kernel };
+        path.borrow().register_layer(AnyLayer::Embedding(layer.clone()));
+        layer
+    }
+
+    /// Looks rows up in another way from now on, in all clones of the layer.
+    pub fn set_kernel(&self, kernel: Arc<dyn EmbeddingKernel>) {
+        self.kernel.set(kernel);
+    }
+
+    /// How rows are looked up.
+    pub fn kernel(&self) -> Arc<dyn EmbeddingKernel> {
+        self.kernel.get()
     }
 
     /// Sets the padding row to zero, as after an initialisation of one's own.
@@ -76,7 +119,7 @@ impl Embedding {
     /// # Errors
     /// An index outside of the table; indices that are not int64 or int32.
     pub fn forward(&self, indices: &Tensor) -> Result<Tensor> {
-        functional::embedding(indices, &self.weight, self.padding_idx)
+        self.kernel.get().embedding(indices, &self.weight, self.padding_idx)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::init::{self, Init};
 use super::layer::{forward_error, impl_layer};
+use super::named_layers::{AnyLayer, SharedKernel};
 use super::{Param, Path, functional};
 use crate::error::Result;
 use std::borrow::Borrow;
@@ -32,7 +33,8 @@ use tch::Tensor;
 ///
 /// let store = ParamStore::new(Device::Cpu);
 /// let counted = Arc::new(Counted::default());
-/// let layer = Linear { kernel: counted.clone(), ..Linear::new(store.root(), 2, 1, Default::default())? };
+/// let layer = Linear::new(store.root(), 2, 1, Default::default())?;
+/// layer.set_kernel(counted.clone());
 /// layer.forward(&Tensor::from_slice(&[1.0f32, 2.0]))?;
 /// assert_eq!(counted.0.load(std::sync::atomic::Ordering::Relaxed), 1);
 /// # Ok::<(), accelerate::Error>(())
@@ -94,8 +96,7 @@ pub struct Linear {
     pub weight: Param,
     /// `[out_features]`.
     pub bias: Option<Param>,
-    /// How the product is computed.
-    pub kernel: Arc<dyn LinearKernel>,
+    kernel: SharedKernel<dyn LinearKernel>,
 }
 
 impl Linear {
@@ -108,10 +109,10 @@ impl Linear {
         let weight = path.param("weight", ([out_features, in_features], Init::default_weight()))?;
         let bias =
             config.bias.then(|| path.param("bias", ([out_features], init::default_bias(in_features)))).transpose()?;
-        Ok(Self { weight, bias, kernel: Arc::new(DenseKernel) })
+        Ok(Self::from_params(path, weight, bias))
     }
 
-    /// A layer over a parameter that exists already, such as an output layer tied to an embedding.
+    /// A layer over parameters that exist already, such as an output layer tied to an embedding.
     ///
     /// ```
     /// use accelerate::nn::{Embedding, Linear, ParamStore};
@@ -119,12 +120,25 @@ impl Linear {
     ///
     /// let store = ParamStore::new(Device::Cpu);
     /// let words = Embedding::new(store.root() / "words", 10, 4, Default::default())?;
-    /// let decoder = Linear::tied((store.root() / "decoder").alias("weight", &words.weight)?, None);
+    /// let path = store.root() / "decoder";
+    /// let decoder = Linear::from_params(&path, path.alias("weight", &words.weight)?, None);
     /// assert_eq!(decoder.out_features(), 10);
     /// # Ok::<(), accelerate::Error>(())
     /// ```
-    pub fn tied(weight: Param, bias: Option<Param>) -> Self {
-        Self { weight, bias, kernel: Arc::new(DenseKernel) }
+    pub fn from_params(path: impl Borrow<Path>, weight: Param, bias: Option<Param>) -> Self {
+        let layer = Self { weight, bias, kernel: SharedKernel::new(Arc::new(DenseKernel)) };
+        path.borrow().register_layer(AnyLayer::Linear(layer.clone()));
+        layer
+    }
+
+    /// Computes the product in another way from now on, in all clones of the layer.
+    pub fn set_kernel(&self, kernel: Arc<dyn LinearKernel>) {
+        self.kernel.set(kernel);
+    }
+
+    /// How the product is computed.
+    pub fn kernel(&self) -> Arc<dyn LinearKernel> {
+        self.kernel.get()
     }
 
     /// Size of the last dim of the input.
@@ -142,7 +156,7 @@ impl Linear {
     /// # Errors
     /// Another last dim, or another element type than the weight's; a parameter that cannot be gathered.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        self.kernel.linear(input, &self.weight, self.bias.as_ref())
+        self.kernel.get().linear(input, &self.weight, self.bias.as_ref())
     }
 }
 

@@ -13,9 +13,12 @@ use torch_ext::storage::{storage_id, storage_offset};
 /// absent, because files written before PyTorch 0.4.1 lack it, and PyTorch accepts that too.
 pub(crate) fn match_names(store: &ParamStore, found: &[(String, Vec<i64>)]) -> (Vec<(usize, Param)>, Mismatch) {
     let mut mismatch = Mismatch::default();
+    let persistent = store.persistent();
+    let by_name: HashMap<&str, &Param> = persistent.iter().map(|param| (param.name(), param)).collect();
+    let aliases = store.aliases();
     let mut by_first_name: HashMap<String, (usize, bool)> = HashMap::new();
     for (position, (name, _)) in found.iter().enumerate() {
-        match store.get(name).filter(Param::is_persistent) {
+        match by_name.get(aliases.get(name).unwrap_or(name).as_str()) {
             Some(param) => {
                 let is_first_name = param.name() == name;
                 let entry = by_first_name.entry(param.name().to_owned());
@@ -29,7 +32,7 @@ pub(crate) fn match_names(store: &ParamStore, found: &[(String, Vec<i64>)]) -> (
     }
     let mut pairs = Vec::new();
     let mut absent = Vec::new();
-    for param in store.persistent() {
+    for param in &persistent {
         let Some(&(position, _)) = by_first_name.get(param.name()) else {
             absent.push(param);
             continue;
@@ -37,13 +40,13 @@ pub(crate) fn match_names(store: &ParamStore, found: &[(String, Vec<i64>)]) -> (
         let (name, shape) = &found[position];
         let wanted = param.shape();
         if *shape == wanted {
-            pairs.push((position, param));
+            pairs.push((position, param.clone()));
         } else {
             mismatch.misshaped.push(Misshaped { name: name.clone(), found: shape.clone(), wanted });
         }
     }
     let filled: HashSet<_> = pairs.iter().map(|(_, param)| memory_of(&param.local())).collect();
-    let is_missing = |param: &Param| {
+    let is_missing = |param: &&Param| {
         let is_counter = param.is_buffer() && param.name().ends_with("num_batches_tracked");
         let local = param.local();
         // A rank may own no element of a sharded parameter.

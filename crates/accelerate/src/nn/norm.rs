@@ -1,7 +1,7 @@
 //! Normalisation over the features of one example: no state, the same in training and evaluation.
 
 use super::layer::impl_layer;
-use super::{Init, Param, Path, functional};
+use super::{AnyLayer, Init, Param, Path, functional};
 use crate::error::{NnError, Result};
 use std::borrow::Borrow;
 use tch::Tensor;
@@ -61,6 +61,7 @@ impl LayerNorm {
     ) -> Result<Self> {
         let (path, normalized_shape) = (path.borrow(), normalized_shape.into());
         let (weight, bias) = affine(path, &normalized_shape, config.elementwise_affine, config.bias)?;
+        path.register_layer(AnyLayer::other("LayerNorm", [&weight, &bias]));
         Ok(Self { weight, bias, normalized_shape, eps: config.eps })
     }
 
@@ -121,6 +122,7 @@ impl RMSNorm {
     pub fn new(path: impl Borrow<Path>, normalized_shape: impl Into<Vec<i64>>, config: RMSNormConfig) -> Result<Self> {
         let (path, normalized_shape) = (path.borrow(), normalized_shape.into());
         let (weight, _) = affine(path, &normalized_shape, config.elementwise_affine, false)?;
+        path.register_layer(AnyLayer::other("RMSNorm", [&weight]));
         Ok(Self { weight, normalized_shape, eps: config.eps })
     }
 
@@ -190,6 +192,7 @@ impl GroupNorm {
             );
         }
         let (weight, bias) = affine(path, &[num_channels], config.affine, config.affine)?;
+        path.register_layer(AnyLayer::other("GroupNorm", [&weight, &bias]));
         Ok(Self { weight, bias, num_groups, num_channels, eps: config.eps })
     }
 

@@ -5,9 +5,9 @@ use super::deferred::fill;
 use super::{DeferWeightGrad, Init};
 use crate::error::Result;
 use crate::group::Group;
+use accelerate_core::layout::Layout;
 use std::cell::RefCell;
 use std::fmt;
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tch::{Kind, Tensor};
@@ -21,17 +21,18 @@ pub(crate) trait Storage: Send {
     fn materialize(&self) -> Result<Tensor>;
     /// What this rank owns.
     fn local(&self) -> Tensor;
-    /// Sizes of the full tensor's dims.
-    fn full_shape(&self) -> Vec<i64> {
-        self.local().size()
+    /// Which elements of the full tensor this rank owns.
+    fn layout(&self) -> Layout {
+        full_layout(&self.local())
+    }
+    /// The parameters whose tensors it is made from, where it is stored as several: a quantised one as its codes, and their
+    /// scales. Their names begin with its own. Files and state dicts have these in its place.
+    fn stored_as(&self) -> Option<Vec<Param>> {
+        None
     }
     /// The full tensor, detached. Collective if ranks own shards of it.
     fn full_tensor(&self) -> Result<Tensor> {
         Ok(self.local().f_detach()?)
-    }
-    /// Which of the full tensor's elements this rank owns, in row-major order.
-    fn shard_range(&self) -> Range<usize> {
-        0..self.local().numel()
     }
     /// Where ranks own shards: what the parameter is gathered with, and its place in that.
     fn unit(&self) -> Option<UnitMember> {
@@ -46,7 +47,7 @@ pub(crate) trait Storage: Send {
         self.local().f_copy_(full)?;
         Ok(())
     }
-    /// Overwrites what this rank owns with as many elements.
+    /// Overwrites what this rank owns with as many elements, in the order of its layout.
     fn overwrite_shard(&self, shard: &Tensor) -> Result<()> {
         let mut local = self.local();
         local.f_copy_(&shard.f_reshape(local.size())?)?;
@@ -230,7 +231,7 @@ impl Param {
 
     /// Sizes of the dims of the full tensor, also where this process owns only a shard.
     pub fn shape(&self) -> Vec<i64> {
-        self.storage().full_shape()
+        self.layout().shape().iter().map(|&size| size as i64).collect()
     }
 
     /// The full tensor, detached; a copy where ranks own shards. Collective there.
@@ -238,9 +239,28 @@ impl Param {
         self.storage().full_tensor()
     }
 
-    /// Which of the full tensor's elements this process owns, in row-major order: all, unless the parameter is sharded.
-    pub(crate) fn shard_range(&self) -> Range<usize> {
-        self.storage().shard_range()
+    /// Which elements of the full tensor this process owns: all, unless the parameter is sharded.
+    ///
+    /// ```
+    /// # use accelerate::{nn::{Init, ParamStore}, tch::Device};
+    /// let weight = ParamStore::new(Device::Cpu).root().param("weight", ([2, 3], Init::Zeros))?;
+    /// assert!(weight.layout().is_full());
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn layout(&self) -> Layout {
+        self.storage().layout()
+    }
+
+    /// The same where ranks own shards of it, and `None` where each has all of it.
+    pub(crate) fn shard_layout(&self) -> Option<Layout> {
+        let storage = self.storage();
+        storage.group().map(|_| storage.layout())
+    }
+
+    /// The parameters that files and state dicts have in its place: itself, unless it is stored as several tensors.
+    pub(crate) fn stored_as(&self) -> Vec<Param> {
+        let several = self.storage().stored_as();
+        several.unwrap_or_else(|| vec![self.clone()])
     }
 
     /// What a sharded parameter is gathered with, and its place in that.
@@ -278,7 +298,7 @@ impl Param {
 
     /// Number of elements of the full tensor, also where this process owns only a shard.
     pub fn numel(&self) -> usize {
-        self.shape().iter().map(|&size| size.max(0) as usize).product()
+        self.layout().full_numel()
     }
 
     /// Does a backward pass give this parameter a gradient? Buffers never get one.
@@ -308,6 +328,10 @@ impl Param {
         self.local().f_grad().ok().filter(Tensor::defined)
     }
 
+    pub(crate) fn is_stored_as_several(&self) -> bool {
+        self.storage().stored_as().is_some()
+    }
+
     /// Is this state that is not learned, such as a running mean?
     pub fn is_buffer(&self) -> bool {
         matches!(self.0.role, Role::Buffer { .. })
@@ -335,7 +359,7 @@ impl Param {
         self.storage().overwrite(source)
     }
 
-    /// Overwrites the elements in [`shard_range`](Self::shard_range) with as many, casting element type and device.
+    /// Overwrites the elements of its [`layout`](Self::layout) with as many, in that order, casting element type and device.
     pub(crate) fn copy_shard_(&self, shard: &Tensor) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
         self.storage().overwrite_shard(shard)
@@ -412,6 +436,11 @@ impl Param {
     }
 }
 
+/// All of a tensor.
+pub(super) fn full_layout(tensor: &Tensor) -> Layout {
+    Layout::full(tensor.size().iter().map(|&size| size.max(0) as usize).collect::<Vec<_>>())
+}
+
 impl fmt::Debug for Param {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Param")
@@ -427,6 +456,8 @@ impl fmt::Debug for Param {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::checkpoint::{load_checkpoint_in_model, save_model_weights};
+    use crate::nn::ParamStore;
     use tch::Device;
 
     struct Doubled(Tensor);
@@ -453,6 +484,86 @@ mod tests {
         assert_eq!(clone.get().unwrap().double_value(&[0]), 2.0);
         assert_eq!(clone.local().double_value(&[0]), 1.0);
         assert_eq!(param.grad().map(|grad| grad.double_value(&[0])), Some(2.0));
+    }
+
+    /// Codes of one byte and one scale: what a quantised parameter is stored as.
+    struct Scaled {
+        codes: Param,
+        scale: Param,
+    }
+
+    impl Scaled {
+        fn new(name: &str, tensor: &Tensor) -> Self {
+            let scale = tensor.abs().max() / 127.0;
+            let codes = (tensor / &scale).round().to_kind(Kind::Int8);
+            let stored = |name: String, tensor| Param::new(name, Role::Buffer { persistent: true }, tensor);
+            Self { codes: stored(name.to_owned(), codes), scale: stored(format!("{name}.scale"), scale) }
+        }
+    }
+
+    impl Storage for Scaled {
+        fn materialize(&self) -> Result<Tensor> {
+            Ok(self.codes.get()?.f_mul(&self.scale.get()?)?)
+        }
+        fn local(&self) -> Tensor {
+            self.codes.local()
+        }
+        fn stored_as(&self) -> Option<Vec<Param>> {
+            Some(vec![self.codes.clone(), self.scale.clone()])
+        }
+    }
+
+    fn quantised(values: [f32; 3]) -> ParamStore {
+        let store = ParamStore::new(Device::Cpu);
+        let path = store.root() / "proj";
+        let weight = path.param("weight", Tensor::from_slice(&values).view([1, 3])).unwrap();
+        path.param("bias", Tensor::from_slice(&[1f32])).unwrap();
+        weight.set_requires_grad(false).unwrap();
+        let full = weight.full_tensor().unwrap();
+        weight.replace_storage(Box::new(Scaled::new(weight.name(), &full)));
+        store
+    }
+
+    fn weight(store: &ParamStore) -> Vec<f32> {
+        Vec::try_from(store.get("proj.weight").unwrap().get().unwrap().view(-1)).unwrap()
+    }
+
+    #[test]
+    fn a_parameter_may_be_stored_as_several_tensors() {
+        let store = quantised([1.0, -2.0, 127.0]);
+        assert_eq!(weight(&store), [1.0, -2.0, 127.0]);
+        assert_eq!(store.num_parameters(), 4);
+        let state = store.state_dict().unwrap();
+        let kinds: Vec<_> = state.iter().map(|(name, tensor)| (name, tensor.kind())).collect();
+        let wanted = [("proj.weight", Kind::Int8), ("proj.weight.scale", Kind::Float), ("proj.bias", Kind::Float)];
+        assert_eq!(kinds, wanted);
+
+        // The same tensors go into another model, by value, from a file, and as shards.
+        let folder = tempfile::tempdir().unwrap();
+        save_model_weights(&store, folder.path(), &Default::default()).unwrap();
+        let loaders: [&dyn Fn(&ParamStore); 3] = [
+            &|other| drop(other.load_state_dict(&state, Default::default()).unwrap()),
+            &|other| drop(load_checkpoint_in_model(other, folder.path(), &Default::default()).unwrap()),
+            &|other| other.load_sharded_state_dict(&[store.sharded_state_dict().unwrap()]).unwrap(),
+        ];
+        for load in loaders {
+            let other = quantised([4.0, 4.0, 8.0]);
+            load(&other);
+            assert_eq!(weight(&other), [1.0, -2.0, 127.0]);
+        }
+
+        // A tensor that is missing is told by its own name.
+        let plain = ParamStore::new(Device::Cpu);
+        (plain.root() / "proj").param("weight", Tensor::from_slice(&[1f32])).unwrap();
+        let error = store.load_state_dict(&plain.state_dict().unwrap(), Default::default()).unwrap_err().to_string();
+        assert!(error.contains("proj.weight.scale") && error.contains("[1, 3]"), "{error}");
+
+        // Casts leave the codes and their scale alone, and a move takes both.
+        store.to_kind(Kind::BFloat16).unwrap();
+        assert_eq!(store.get("proj.bias").unwrap().kind(), Kind::BFloat16);
+        assert_eq!(weight(&store), [1.0, -2.0, 127.0]);
+        store.to_device(Device::Cpu).unwrap();
+        assert_eq!(weight(&store), [1.0, -2.0, 127.0]);
     }
 
     #[test]

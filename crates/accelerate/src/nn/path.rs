@@ -2,7 +2,7 @@
 
 use super::init::{self, Init};
 use super::param::Role;
-use super::{Param, ParamStore, TrainingFlag};
+use super::{AnyLayer, Param, ParamStore, TrainingFlag};
 use crate::error::{NnError, Result};
 use std::ops::Div;
 use tch::{Device, Kind, Tensor};
@@ -205,6 +205,11 @@ impl Path {
     /// ```
     pub fn alias(&self, name: &str, param: &Param) -> Result<Param> {
         self.store.insert_alias(self.full_name(name), param)
+    }
+
+    /// Makes a layer known to [`ParamStore::named_layers`].
+    pub(super) fn register_layer(&self, layer: AnyLayer) {
+        self.store.state().layers.push((self.prefix.clone(), layer));
     }
 
     fn create(&self, initial: Initial) -> Result<Tensor> {

@@ -1,48 +1,12 @@
 //! States of which each process has shards.
 
-use super::{Param, ParamStore};
+use super::ParamStore;
+use super::param::full_layout;
 use crate::error::{NnError, Result};
-use accelerate_core::shards::{Copied, cover};
-use serde::{Deserialize, Serialize};
+use accelerate_core::layout::{Copied, Layout};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use tch::Tensor;
-
-/// Which elements of a parameter a process keeps.
-///
-/// ```
-/// use accelerate::nn::TensorShard;
-/// let shard = TensorShard { shape: vec![3, 2], start: 4, end: 6 };
-/// assert!(!shard.is_full() && TensorShard { start: 0, ..shard }.is_full());
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TensorShard {
-    /// Sizes of the full parameter.
-    pub shape: Vec<i64>,
-    /// The first element, counted in the order of the dims.
-    pub start: usize,
-    /// The one behind the last.
-    pub end: usize,
-}
-
-impl TensorShard {
-    /// Of a parameter of which this process keeps a shard; `None` if the parameter is not sharded.
-    pub(crate) fn of(param: &Param) -> Option<Self> {
-        param.unit()?;
-        let Range { start, end } = param.shard_range();
-        Some(Self { shape: param.shape(), start, end })
-    }
-
-    /// Are these all elements?
-    pub fn is_full(&self) -> bool {
-        let numel: usize = self.shape.iter().map(|&size| size.max(0) as usize).product();
-        (self.start, self.end) == (0, numel)
-    }
-
-    pub(crate) fn range(&self) -> Range<usize> {
-        self.start..self.end
-    }
-}
 
 /// One process's shards of a model's parameters and persistent buffers, as values: what [`ParamStore::state_dict`] is to a model
 /// that is not sharded. The shards of all processes make up a model on any number of processes.
@@ -67,17 +31,15 @@ impl TensorShard {
 pub struct ShardedStateDict {
     /// By name, `[elements]` of this process; in full and in shape for what is not sharded. Copies.
     pub tensors: BTreeMap<String, Tensor>,
-    /// Of the sharded ones, which elements.
-    pub shards: BTreeMap<String, TensorShard>,
+    /// Of the sharded ones, which elements these are.
+    pub layouts: BTreeMap<String, Layout>,
 }
 
 impl ShardedStateDict {
-    fn piece(&self, name: &str) -> Option<(Vec<i64>, Range<usize>, &Tensor)> {
+    fn piece(&self, name: &str) -> Option<(Layout, &Tensor)> {
         let tensor = self.tensors.get(name)?;
-        Some(match self.shards.get(name) {
-            Some(shard) => (shard.shape.clone(), shard.range(), tensor),
-            None => (tensor.size(), 0..tensor.numel(), tensor),
-        })
+        let layout = self.layouts.get(name).cloned();
+        Some((layout.unwrap_or_else(|| full_layout(tensor)), tensor))
     }
 }
 
@@ -91,7 +53,7 @@ impl ParamStore {
         for param in self.persistent() {
             let _resident = param.load()?;
             state.tensors.insert(param.name().to_owned(), param.local().f_detach_copy()?);
-            state.shards.extend(TensorShard::of(&param).map(|shard| (param.name().to_owned(), shard)));
+            state.layouts.extend(param.shard_layout().map(|layout| (param.name().to_owned(), layout)));
         }
         Ok(state)
     }
@@ -106,9 +68,8 @@ impl ParamStore {
         let mut problems = Vec::new();
         for param in self.persistent() {
             let pieces: Vec<_> = shards.iter().filter_map(|state| state.piece(param.name())).collect();
-            let pieces: Vec<_> =
-                pieces.iter().map(|(shape, range, tensor)| (shape.as_slice(), range.clone(), *tensor)).collect();
-            match assemble(&param.shape(), param.shard_range(), &pieces)? {
+            let pieces = pieces.iter().map(|(layout, tensor)| (layout, *tensor)).collect();
+            match assemble(&param.layout(), &pieces)? {
                 Ok(shard) => loaded.push((param, shard)),
                 Err(problem) => problems.push(format!("\"{}\": {problem}", param.name())),
             }
@@ -120,30 +81,41 @@ impl ParamStore {
     }
 }
 
-/// The elements `wanted` of a tensor of shape `shape`, flat, from pieces: the shapes of the tensors that they are pieces of, their
-/// elements, and those as any tensor of as many. The inner error says why they do not fit.
-pub(crate) fn assemble(
-    shape: &[i64],
-    wanted: Range<usize>,
-    pieces: &[(&[i64], Range<usize>, &Tensor)],
-) -> Result<Result<Tensor, String>> {
-    let Some((_, _, first)) = pieces.first() else { return Ok(Err("nothing of it is there".to_owned())) };
-    if let Some((found, ..)) = pieces.iter().find(|(found, ..)| *found != shape) {
-        return Ok(Err(format!("its shape is {found:?}, not {shape:?}")));
+/// The layouts of pieces of one tensor, and their elements as any tensor of as many.
+pub(crate) type Pieces<'a> = Vec<(&'a Layout, &'a Tensor)>;
+
+/// The elements `wanted` of a tensor, flat, from pieces of it. The inner error says why they do not fit.
+pub(crate) fn assemble(wanted: &Layout, pieces: &Pieces<'_>) -> Result<Result<Tensor, String>> {
+    let Some((_, first)) = pieces.first() else { return Ok(Err("nothing of it is there".to_owned())) };
+    if let Some((found, _)) = pieces.iter().find(|(found, _)| found.shape() != wanted.shape()) {
+        return Ok(Err(format!("its shape is {:?}, not {:?}", found.shape(), wanted.shape())));
     }
-    if let Some((_, range, tensor)) = pieces.iter().find(|(_, range, tensor)| range.len() != tensor.numel()) {
-        return Ok(Err(format!("elements {range:?} are {} numbers", tensor.numel())));
+    if let Some((layout, tensor)) = pieces.iter().find(|(layout, tensor)| layout.numel() != tensor.numel()) {
+        return Ok(Err(format!("{layout} are {} numbers", tensor.numel())));
     }
-    let ranges: Vec<_> = pieces.iter().map(|(_, range, _)| range.clone()).collect();
-    let copies = match cover(wanted.clone(), &ranges) {
+    let copies = match wanted.copies_from(pieces.iter().map(|(layout, _)| *layout)) {
         Ok(copies) => copies,
         Err(Range { start, end }) => return Ok(Err(format!("elements {start}..{end} are missing"))),
     };
     let _no_grad = tch::no_grad_guard();
-    let shard = Tensor::f_empty([wanted.len() as i64], (first.f_kind()?, first.device()))?;
+    let shard = Tensor::f_empty([wanted.numel() as i64], (first.f_kind()?, first.device()))?;
+    let flat: Vec<Tensor> =
+        pieces.iter().map(|(_, tensor)| Ok(tensor.f_detach()?.f_reshape([-1])?)).collect::<Result<_>>()?;
     for Copied { source, from, to } in copies {
-        let own = pieces[source].2.f_detach()?.f_reshape([-1])?.f_narrow(0, from.start as i64, from.len() as i64)?;
+        let own = flat[source].f_narrow(0, from.start as i64, from.len() as i64)?;
         shard.f_narrow(0, to as i64, from.len() as i64)?.f_copy_(&own)?;
     }
     Ok(Ok(shard))
+}
+
+/// The elements of `layout`, flat, of a tensor that has the full shape: a view where they lie one behind the other.
+pub(crate) fn flat_elements(full: &Tensor, layout: &Layout) -> Result<Tensor> {
+    let flat = full.f_reshape([-1])?;
+    let runs = layout.runs().map(|run| flat.f_narrow(0, run.start as i64, run.len() as i64));
+    let mut runs = runs.collect::<Result<Vec<_>, _>>()?;
+    match runs.len() {
+        0 => Ok(flat.f_narrow(0, 0, 0)?),
+        1 => Ok(runs.swap_remove(0)),
+        _ => Ok(Tensor::f_cat(&runs, 0)?),
+    }
 }

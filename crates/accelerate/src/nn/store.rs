@@ -4,7 +4,7 @@ use super::activation_checkpointing::{CheckpointOptions, CheckpointingSwitch};
 use super::deferred::{Initialisations, ParamInitFn};
 use super::init::is_floating;
 use super::param::Role;
-use super::{LoadReport, LoadStateDictOptions, Param, Path, StateDict, match_names, memory_of};
+use super::{AnyLayer, LoadReport, LoadStateDictOptions, Param, Path, StateDict, match_names, memory_of};
 use crate::error::{NnError, Result, WeightsError};
 use crate::group::Group;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -60,6 +60,8 @@ pub(super) struct State {
     pub(super) device: Device,
     pub(super) kind: Kind,
     params: Vec<Param>,
+    /// By path, in the order in which they were made.
+    pub(super) layers: Vec<(String, AnyLayer)>,
     /// First names only.
     positions: HashMap<String, usize>,
     /// Further names of tied weights, to their first name.
@@ -124,6 +126,7 @@ impl ParamStore {
                 device,
                 kind,
                 params: Vec::new(),
+                layers: Vec::new(),
                 positions: HashMap::new(),
                 aliases: BTreeMap::new(),
                 tensor_holder: None,
@@ -345,9 +348,9 @@ impl ParamStore {
         self.parameters().into_iter().map(|param| (param.name().to_owned(), param)).collect()
     }
 
-    /// All parameters and those buffers that are saved, in order.
+    /// All parameters and those buffers that are saved, in order, as the tensors that they are stored as.
     pub(crate) fn persistent(&self) -> Vec<Param> {
-        self.filtered(Param::is_persistent)
+        self.filtered(Param::is_persistent).iter().flat_map(Param::stored_as).collect()
     }
 
     fn filtered(&self, wanted: impl Fn(&Param) -> bool) -> Vec<Param> {
@@ -443,12 +446,13 @@ impl ParamStore {
     /// # Errors
     /// The device does not exist or its memory does not suffice.
     pub fn to_device(&self, device: Device) -> Result<()> {
-        self.replace_data(|tensor| tensor.f_to(device))?;
+        let stored = self.filtered(|_| true).iter().flat_map(Param::stored_as).collect();
+        self.replace_data(stored, |tensor| tensor.f_to(device))?;
         self.state().device = device;
         Ok(())
     }
 
-    /// Casts floating-point parameters and buffers in place; integers stay.
+    /// Casts floating-point parameters and buffers in place; integers and quantised parameters stay.
     ///
     /// ```
     /// use accelerate::nn::{BatchNorm2d, ParamStore};
@@ -462,7 +466,9 @@ impl ParamStore {
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn to_kind(&self, kind: Kind) -> Result<()> {
-        self.replace_data(|tensor| match is_floating(tensor.f_kind()?) {
+        // The scales of codes stay as exact as they are.
+        let plain = self.filtered(|param| !param.is_stored_as_several());
+        self.replace_data(plain, |tensor| match is_floating(tensor.f_kind()?) {
             true => tensor.f_to_kind(kind),
             false => Ok(tensor.shallow_clone()),
         })?;
@@ -470,13 +476,17 @@ impl ParamStore {
         Ok(())
     }
 
-    fn replace_data(&self, convert: impl Fn(&Tensor) -> Result<Tensor, tch::TchError>) -> Result<()> {
+    fn replace_data(
+        &self,
+        params: Vec<Param>,
+        convert: impl Fn(&Tensor) -> Result<Tensor, tch::TchError>,
+    ) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
         if let Some(param) = self.filtered(|param| param.shard_group().is_some()).first() {
             // The shards are pieces of larger tensors, which would be left behind.
             return Err(NnError::ShardedData { parameter: param.name().to_owned() }.into());
         }
-        for param in self.filtered(|_| true) {
+        for param in params {
             // The tensor object stays and its data change, as in torch.nn.Module.to: whoever holds it follows.
             let mut local = param.local();
             let converted = match param.is_deferred() {

@@ -5,7 +5,7 @@ use super::batches::{Batch, Batches};
 use super::flat::{self, Steps};
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero};
 use super::offloaded::{Elements, OffloadedState, Plane, offload};
-use super::state::{Loading, OptimizerState, save_groups, save_shards, save_tensor};
+use super::state::{Loading, OptimizerState, save_groups, save_layouts, save_tensor};
 use crate::error::Result;
 use crate::nn::ParamStore;
 use accelerate_core::config::OffloadTarget;
@@ -187,7 +187,7 @@ impl Optimizer for Adagrad {
             }
         }
         let groups = save_groups(&self.handle, &self.options)?;
-        Ok(OptimizerState { tensors, groups, shards: save_shards(&self.handle) })
+        Ok(OptimizerState { tensors, groups, layouts: save_layouts(&self.handle) })
     }
 
     fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {

@@ -5,7 +5,7 @@ use super::batches::{Batch, Batches};
 use super::flat::{self, Steps};
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero, check_beta};
 use super::offloaded::{Elements, OffloadedState, Plane, offload};
-use super::state::{Loading, OptimizerState, save_groups, save_shards, save_tensor};
+use super::state::{Loading, OptimizerState, save_groups, save_layouts, save_tensor};
 use crate::error::Result;
 use crate::nn::ParamStore;
 use accelerate_core::config::OffloadTarget;
@@ -158,7 +158,7 @@ impl Core {
             let betas = serde_json::json!([group.momentum, self.options.betas.1]);
             group.options.insert("betas".to_string(), betas);
         }
-        Ok(OptimizerState { tensors, groups, shards: save_shards(&self.handle) })
+        Ok(OptimizerState { tensors, groups, layouts: save_layouts(&self.handle) })
     }
 
     fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {

@@ -4,7 +4,7 @@ use super::Optimizer;
 use super::batches::step_each;
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero, check_beta};
 use super::quantized::{BLOCK_SIZE, Codebook, is_quantized};
-use super::state::{Loading, OptimizerState, Wanted, save_groups, save_shards, save_tensor};
+use super::state::{Loading, OptimizerState, Wanted, save_groups, save_layouts, save_tensor};
 use crate::error::Result;
 use crate::nn::{Param, ParamStore};
 use serde::{Deserialize, Serialize};
@@ -268,7 +268,7 @@ impl Optimizer for AdamW8bit {
             let betas = serde_json::json!([group.momentum, self.options.betas.1]);
             group.options.insert("betas".to_string(), betas);
         }
-        Ok(OptimizerState { tensors, groups, shards: save_shards(&self.handle) })
+        Ok(OptimizerState { tensors, groups, layouts: save_layouts(&self.handle) })
     }
 
     fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {

@@ -3,13 +3,10 @@
 use super::{AcceleratedOptimizer, Optimizer, OptimizerState};
 use crate::error::{Error, OptimError, Result};
 use crate::group::Group;
-use crate::nn::{TensorShard, assemble};
+use crate::nn::{Layout, Pieces, assemble};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tch::{Device, Kind, Tensor};
-
-/// `[shape, elements, their tensor]` by key.
-type Pieces<'a> = Vec<(&'a [i64], std::ops::Range<usize>, &'a Tensor)>;
 
 impl OptimizerState {
     /// Puts together what the processes of one run have saved, each its shards: state of full parameters, which
@@ -21,16 +18,16 @@ impl OptimizerState {
     /// ([`AdamW8bit`](super::AdamW8bit)).
     ///
     /// ```
-    /// use accelerate::{nn::TensorShard, optim::OptimizerState, tch::Tensor};
+    /// use accelerate::{nn::Layout, optim::OptimizerState, tch::Tensor};
     ///
     /// let shard = |start, values: &[f32]| OptimizerState {
     ///     tensors: [("exp_avg.weight".to_owned(), Tensor::from_slice(values))].into(),
-    ///     shards: [("weight".to_owned(), TensorShard { shape: vec![3, 1], start, end: start + values.len() })].into(),
+    ///     layouts: [("weight".to_owned(), Layout::full([3, 1]).flat(start..start + values.len()).unwrap())].into(),
     ///     ..Default::default()
     /// };
     /// let full = OptimizerState::from_shards(&[shard(2, &[3.0]), shard(0, &[1.0, 2.0])])?;
     /// assert_eq!(full.tensors["exp_avg.weight"], Tensor::from_slice(&[1f32, 2.0, 3.0]).view([3, 1]));
-    /// assert!(full.shards.is_empty());
+    /// assert!(full.layouts.is_empty());
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn from_shards(states: &[OptimizerState]) -> Result<Self> {
@@ -46,29 +43,28 @@ impl OptimizerState {
         let mut tensors = BTreeMap::new();
         for (key, found) in pieces {
             let (state, tensor) = found[0];
-            let Some(shard) = state.shard_of(key).filter(|_| tensor.dim() != 0) else {
+            let Some(layout) = state.layout_of(key).filter(|_| tensor.dim() != 0) else {
                 tensors.insert(key.to_owned(), tensor.f_detach_copy()?);
                 continue;
             };
             let of_states: Pieces<'_> = found
                 .iter()
-                .filter_map(|(state, tensor)| state.shard_of(key).map(|shard| (&*shard.shape, shard.range(), *tensor)))
+                .filter_map(|(state, tensor)| state.layout_of(key).map(|layout| (layout, *tensor)))
                 .collect();
-            let numel = shard.shape.iter().product::<i64>().max(0) as usize;
-            match assemble(&shard.shape, 0..numel, &of_states)? {
-                Ok(full) => drop(tensors.insert(key.to_owned(), full.f_reshape(&shard.shape)?)),
+            match assemble_full(layout, &of_states)? {
+                Ok(full) => drop(tensors.insert(key.to_owned(), full)),
                 Err(problem) => problems.push(format!("\"{key}\": {problem}")),
             }
         }
         if !problems.is_empty() {
             return Err(OptimError::StatesMismatch { problems }.into());
         }
-        Ok(Self { tensors, groups: first.groups.clone(), shards: BTreeMap::new() })
+        Ok(Self { tensors, groups: first.groups.clone(), layouts: BTreeMap::new() })
     }
 
     /// Of the parameter that a state tensor belongs to, which elements it is for.
-    fn shard_of(&self, key: &str) -> Option<&TensorShard> {
-        key.split_once('.').and_then(|(_, parameter)| self.shards.get(parameter))
+    fn layout_of(&self, key: &str) -> Option<&Layout> {
+        key.split_once('.').and_then(|(_, parameter)| self.layouts.get(parameter))
     }
 }
 
@@ -79,8 +75,8 @@ enum Entry {
     Scalar(f64),
     /// Of a parameter that is not sharded.
     Replicated,
-    /// Elements of this shard, of the kind with this name.
-    Elements(TensorShard, String),
+    /// Elements of this layout, of the kind with this name.
+    Elements(Layout, String),
 }
 
 /// By key, on one process.
@@ -125,23 +121,23 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
         for (key, entry) in keys {
             let found = own.tensors.get(key);
             let tensor = match (entry, found) {
-                (Entry::Elements(shard, kind), _) => full_tensor((&group, device), &all, key, found, shard, kind)?,
+                (Entry::Elements(layout, kind), _) => full_tensor((&group, device), &all, key, found, layout, kind)?,
                 (Entry::Scalar(_) | Entry::Replicated, Some(own)) => own.f_to(Device::Cpu)?,
                 (Entry::Scalar(value), None) => Tensor::f_full([0i64; 0], *value, (Kind::Float, Device::Cpu))?,
                 (Entry::Replicated, None) => continue,
             };
             tensors.insert(key.to_owned(), tensor);
         }
-        Ok(OptimizerState { tensors, groups: own.groups, shards: BTreeMap::new() })
+        Ok(OptimizerState { tensors, groups: own.groups, layouts: BTreeMap::new() })
     }
 
     fn entry(&self, own: &OptimizerState, key: &str, tensor: &Tensor) -> Result<(String, Entry)> {
         let in_blocks = || OptimError::StateInBlocks { optimizer: self.handle().optimizer_name(), key: key.to_owned() };
-        let entry = match own.shard_of(key) {
+        let entry = match own.layout_of(key) {
             None => Entry::Replicated,
             _ if tensor.dim() == 0 => Entry::Scalar(tensor.f_double_value(&[])?),
-            Some(shard) if tensor.dim() == 1 && tensor.numel() == shard.range().len() => {
-                Entry::Elements(shard.clone(), format!("{:?}", tensor.f_kind()?))
+            Some(layout) if tensor.dim() == 1 && tensor.numel() == layout.numel() => {
+                Entry::Elements(layout.clone(), format!("{:?}", tensor.f_kind()?))
             }
             _ => return Err(in_blocks().into()),
         };
@@ -162,33 +158,41 @@ fn full_tensor(
     all: &[Entries],
     key: &str,
     found: Option<&Tensor>,
-    shard: &TensorShard,
+    layout: &Layout,
     kind: &str,
 ) -> Result<Tensor> {
-    let shards: Vec<Option<&TensorShard>> = all
+    let layouts: Vec<Option<&Layout>> = all
         .iter()
         .map(|entries| match entries.get(key) {
-            Some(Entry::Elements(shard, _)) => Some(shard),
+            Some(Entry::Elements(layout, _)) => Some(layout),
             _ => None,
         })
         .collect();
     let kind =
         [Kind::Half, Kind::BFloat16, Kind::Float, Kind::Double].into_iter().find(|own| format!("{own:?}") == kind);
     let kind = kind.ok_or_else(|| Error::other(format!("\"{key}\" has elements of an unknown kind")))?;
-    let longest = shards.iter().flatten().map(|shard| shard.range().len()).max().unwrap_or(0) as i64;
+    let longest = layouts.iter().flatten().map(|layout| layout.numel()).max().unwrap_or(0) as i64;
     // Messages are of equal sizes.
     let padded = Tensor::f_zeros([longest], (kind, device))?;
     if let Some(found) = found {
         padded.f_narrow(0, 0, found.numel() as i64)?.f_copy_(found)?;
     }
     let gathered = group.all_gather(&padded)?;
-    let mut pieces = Vec::with_capacity(shards.len());
-    for (tensor, shard) in gathered.iter().zip(shards) {
-        let Some(shard) = shard else { continue };
-        pieces.push((shard, tensor.f_narrow(0, 0, shard.range().len() as i64)?.f_to(Device::Cpu)?));
+    let mut pieces = Vec::with_capacity(layouts.len());
+    for (tensor, layout) in gathered.iter().zip(layouts) {
+        let Some(layout) = layout else { continue };
+        pieces.push((layout, tensor.f_narrow(0, 0, layout.numel() as i64)?.f_to(Device::Cpu)?));
     }
-    let pieces: Pieces<'_> = pieces.iter().map(|(shard, tensor)| (&*shard.shape, shard.range(), tensor)).collect();
-    let numel = shard.shape.iter().product::<i64>().max(0) as usize;
+    let pieces = pieces.iter().map(|(layout, tensor)| (*layout, tensor)).collect();
     let problems = |problem| OptimError::StatesMismatch { problems: vec![format!("\"{key}\": {problem}")] };
-    Ok(assemble(&shard.shape, 0..numel, &pieces)?.map_err(problems)?.f_reshape(&shard.shape)?)
+    Ok(assemble_full(layout, &pieces)?.map_err(problems)?)
+}
+
+/// The tensor that `layout` is of. The inner error says why the pieces do not make it up.
+fn assemble_full(layout: &Layout, pieces: &Pieces<'_>) -> Result<Result<Tensor, String>> {
+    let shape: Vec<i64> = layout.shape().iter().map(|&size| size as i64).collect();
+    match assemble(&Layout::full(layout.shape()), pieces)? {
+        Ok(flat) => Ok(Ok(flat.f_reshape(shape)?)),
+        Err(problem) => Ok(Err(problem)),
+    }
 }

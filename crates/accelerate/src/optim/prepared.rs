@@ -56,14 +56,14 @@ impl<O> Shared<O> {
 
 impl<O: Optimizer> Stateful for Shared<O> {
     fn state_dict(&self) -> Result<ObjectState> {
-        let OptimizerState { tensors, groups, shards } = self.lock().state_dict()?;
-        Ok(ObjectState { tensors, shards, values: serde_json::json!({ "param_groups": groups }) })
+        let OptimizerState { tensors, groups, layouts } = self.lock().state_dict()?;
+        Ok(ObjectState { tensors, layouts, values: serde_json::json!({ "param_groups": groups }) })
     }
 
     fn load_state_dict(&self, state: &ObjectState) -> Result<()> {
         let tensors = state.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect();
         let groups = serde_json::from_value(state.values["param_groups"].clone()).map_err(Error::other)?;
-        self.lock().load_state_dict(&OptimizerState { tensors, groups, shards: state.shards.clone() })
+        self.lock().load_state_dict(&OptimizerState { tensors, groups, layouts: state.layouts.clone() })
     }
 }
 

@@ -4,7 +4,7 @@ use super::Optimizer;
 use super::batches::{Batch, Batches};
 use super::flat::{self, Steps};
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero};
-use super::state::{Loading, OptimizerState, save_groups, save_shards, save_tensor};
+use super::state::{Loading, OptimizerState, save_groups, save_layouts, save_tensor};
 use crate::error::Result;
 use crate::nn::ParamStore;
 use serde::{Deserialize, Serialize};
@@ -211,7 +211,7 @@ impl Optimizer for RMSprop {
             }
         }
         let groups = save_groups(&self.handle, &self.options)?;
-        Ok(OptimizerState { tensors, groups, shards: save_shards(&self.handle) })
+        Ok(OptimizerState { tensors, groups, layouts: save_layouts(&self.handle) })
     }
 
     fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {

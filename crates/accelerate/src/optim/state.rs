@@ -2,7 +2,7 @@
 
 use super::handle::OptimizerHandle;
 use crate::error::{OptimError, Result};
-use crate::nn::{Param, TensorShard};
+use crate::nn::{Layout, Param, flat_elements};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tch::{Device, Kind, Tensor};
@@ -32,7 +32,7 @@ pub struct OptimizerState {
     /// One entry for each parameter group, in order.
     pub groups: Vec<GroupState>,
     /// By name, which elements of a sharded parameter the tensors are state of: then they are flat. Empty if none is sharded.
-    pub shards: BTreeMap<String, TensorShard>,
+    pub layouts: BTreeMap<String, Layout>,
 }
 
 /// The settings of one parameter group.
@@ -86,9 +86,9 @@ pub(super) fn save_groups(handle: &OptimizerHandle, options: &impl Serialize) ->
 }
 
 /// Writes which elements of its parameters an optimizer has state of.
-pub(super) fn save_shards(handle: &OptimizerHandle) -> BTreeMap<String, TensorShard> {
-    let shard = |param: &Param| Some((param.name().to_owned(), TensorShard::of(param)?));
-    handle.params().filter_map(shard).collect()
+pub(super) fn save_layouts(handle: &OptimizerHandle) -> BTreeMap<String, Layout> {
+    let layout = |param: &Param| Some((param.name().to_owned(), param.shard_layout()?));
+    handle.params().filter_map(layout).collect()
 }
 
 /// The groups' shard of loading: first everything is checked, then everything is set.
@@ -194,20 +194,17 @@ impl<'a> Loading<'a> {
     /// Of state that has an element for each of its parameter's, those that this process keeps. The inner error says why
     /// they are not there.
     fn own_elements(&self, param: &Param, saved: &Tensor, wanted: &[i64]) -> Result<Result<Tensor, String>> {
-        let own = TensorShard::of(param);
+        let own = param.shard_layout();
         let is_elementwise = *wanted == *param.local().size();
-        match (self.state.shards.get(param.name()), &own) {
-            (None, Some(own)) if is_elementwise && saved.size() == own.shape => {
-                let flat = saved.f_detach()?.f_reshape([-1])?;
-                Ok(Ok(flat.f_narrow(0, own.start as i64, own.range().len() as i64)?))
+        match (self.state.layouts.get(param.name()), &own) {
+            (None, Some(own)) if is_elementwise && saved.size() == param.shape() => {
+                Ok(Ok(flat_elements(&saved.f_detach()?, own)?))
             }
-            (Some(saved_shard), None) if is_elementwise && saved_shard.is_full() && saved_shard.shape == wanted => {
+            (Some(found), None) if is_elementwise && found.is_full() && *found.shape() == *param.layout().shape() => {
                 Ok(Ok(saved.f_reshape(wanted)?))
             }
             (Some(found), own) if own.as_ref() != Some(found) => {
-                let range = |shard: &TensorShard| format!("elements {:?} of {:?}", shard.range(), shard.shape);
-                let wanted = own.as_ref().map_or_else(|| "all".to_owned(), range);
-                let found = range(found);
+                let wanted = own.as_ref().map_or_else(|| "all".to_owned(), Layout::to_string);
                 Ok(Err(format!(
                     "has {found}, not {wanted}: put all processes' states together (OptimizerState::from_shards)"
                 )))

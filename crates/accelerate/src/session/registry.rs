@@ -2,7 +2,7 @@
 
 use super::Engine;
 use crate::error::{Result, StateError};
-use crate::nn::{Param, ParamStore, ShardedStateDict, TensorShard};
+use crate::nn::{Layout, Param, ParamStore, ShardedStateDict};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,7 +26,7 @@ pub struct ObjectState {
     /// By name. Copies, of this process's elements only where the object is sharded.
     pub tensors: BTreeMap<String, Tensor>,
     /// By the name of a parameter that is sharded, which of its elements are in `tensors`, flat.
-    pub shards: BTreeMap<String, TensorShard>,
+    pub layouts: BTreeMap<String, Layout>,
     /// What is not a tensor.
     pub values: serde_json::Value,
 }
@@ -51,13 +51,13 @@ pub(crate) struct PreparedParameters {
 
 impl Stateful for PreparedParameters {
     fn state_dict(&self) -> Result<ObjectState> {
-        let ShardedStateDict { tensors, shards } = self.store.sharded_state_dict()?;
-        Ok(ObjectState { tensors, shards, ..Default::default() })
+        let ShardedStateDict { tensors, layouts } = self.store.sharded_state_dict()?;
+        Ok(ObjectState { tensors, layouts, ..Default::default() })
     }
 
     fn load_state_dict(&self, state: &ObjectState) -> Result<()> {
         let tensors = state.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect();
-        self.store.load_sharded_state_dict(&[ShardedStateDict { tensors, shards: state.shards.clone() }])
+        self.store.load_sharded_state_dict(&[ShardedStateDict { tensors, layouts: state.layouts.clone() }])
     }
 }
 

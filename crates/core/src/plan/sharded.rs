@@ -30,6 +30,7 @@ use std::ops::Range;
 /// assert_eq!((unit.num_elements, unit.shard_elements), (9, 5));
 /// assert_eq!(unit.member_shard(0, 1), 5..6); // the weight's last element is on rank 1
 /// assert_eq!(unit.member_shard(1, 1), 0..3); // so is the whole bias
+/// assert_eq!(plan.layout(1, 0).to_string(), "elements 0..0 of [3]");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

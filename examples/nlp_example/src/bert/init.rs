@@ -2,7 +2,7 @@
 
 use super::BertConfig;
 use accelerate::Result;
-use accelerate::nn::{Embedding, Init, LayerNorm, LayerNormConfig, Linear, Path};
+use accelerate::nn::{Embedding, EmbeddingConfig, Init, LayerNorm, LayerNormConfig, Linear, Path};
 use std::borrow::Borrow;
 
 pub(super) fn linear(
@@ -14,7 +14,7 @@ pub(super) fn linear(
     let path = path.borrow();
     let weight = path.param("weight", ([out_features, in_features], normal(config)))?;
     let bias = path.param("bias", ([out_features], Init::Zeros))?;
-    Ok(Linear::tied(weight, Some(bias)))
+    Ok(Linear::from_params(path, weight, Some(bias)))
 }
 
 pub(super) fn embedding(
@@ -24,8 +24,9 @@ pub(super) fn embedding(
     config: &BertConfig,
 ) -> Result<Embedding> {
     let shape = [num_embeddings, config.hidden_size];
-    let weight = path.borrow().param("weight", (shape, normal(config)))?;
-    let embedding = Embedding { weight, padding_idx };
+    let path = path.borrow();
+    let weight = path.param("weight", (shape, normal(config)))?;
+    let embedding = Embedding::from_params(path, weight, EmbeddingConfig { padding_idx });
     embedding.zero_padding_row()?;
     Ok(embedding)
 }

@@ -3,8 +3,8 @@
 use super::FullyShard;
 use crate::error::{NnError, Result};
 use crate::group::Group;
-use crate::nn::{DeferWeightGrad, Init, Resident, Storage, UnitMember};
-use std::ops::Range;
+use crate::nn::{DeferWeightGrad, Init, Resident, Storage, UnitMember, flat_elements};
+use accelerate_core::layout::Layout;
 use tch::Tensor;
 
 /// The storage of one parameter of a sharded model.
@@ -29,17 +29,12 @@ impl Storage for ShardedStorage {
         self.engine.0.units.local(self.unit, self.member)
     }
 
-    fn full_shape(&self) -> Vec<i64> {
-        self.engine.0.units.shape(self.unit, self.member).to_vec()
+    fn layout(&self) -> Layout {
+        self.engine.0.units.layout(self.unit, self.member)
     }
 
     fn full_tensor(&self) -> Result<Tensor> {
         Ok(self.full_unit()?.swap_remove(self.member).f_detach_copy()?)
-    }
-
-    fn shard_range(&self) -> Range<usize> {
-        let units = &self.engine.0.units;
-        units.content(self.unit).member_shard(self.member, units.rank)
     }
 
     fn unit(&self) -> Option<UnitMember> {
@@ -52,9 +47,8 @@ impl Storage for ShardedStorage {
 
     fn overwrite(&self, full: &Tensor) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
-        let shard = self.shard_range();
-        let flat = full.f_expand(self.full_shape(), true)?.f_reshape([-1])?;
-        self.overwrite_shard(&flat.f_narrow(0, shard.start as i64, shard.len() as i64)?)
+        let full = full.f_expand(self.engine.0.units.shape(self.unit, self.member), true)?;
+        self.overwrite_shard(&flat_elements(&full, &self.layout())?)
     }
 
     fn overwrite_shard(&self, shard: &Tensor) -> Result<()> {

@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::group::{NeededBy, PendingCollective};
 use crate::nn::is_floating;
 use accelerate_core::config::{FloatType, MixedPrecisionPolicy};
+use accelerate_core::layout::Layout;
 use accelerate_core::plan::{Plan, Unit};
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -218,6 +219,11 @@ impl Units {
     /// Sizes of a full parameter.
     pub(super) fn shape(&self, unit: usize, member: usize) -> &[i64] {
         &self.shapes[self.content(unit).parameters[member]]
+    }
+
+    /// Which elements of a parameter this rank keeps.
+    pub(super) fn layout(&self, unit: usize, member: usize) -> Layout {
+        self.plan.layout(self.content(unit).parameters[member], self.rank)
     }
 
     /// The name of a parameter.

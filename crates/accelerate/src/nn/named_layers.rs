@@ -1,0 +1,131 @@
+//! The layers of a model by path: how others reach them, whatever struct of the program holds them.
+
+use super::{Embedding, Linear, Param, ParamStore};
+use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// A layer that has parameters, as [`ParamStore::named_layers`] finds it. It shares its parameters, and the kernel that computes
+/// it, with the layer that the model holds.
+///
+/// ```
+/// use accelerate::nn::{AnyLayer, LayerNorm, Linear, ParamStore};
+/// use accelerate::tch::Device;
+///
+/// let store = ParamStore::new(Device::Cpu);
+/// Linear::new(store.root() / "proj", 4, 2, Default::default())?;
+/// LayerNorm::new(store.root() / "norm", [2], Default::default())?;
+/// let kinds: Vec<_> = store.named_layers().iter().map(|(path, layer)| (path.clone(), layer.kind())).collect();
+/// assert_eq!(kinds, [("proj".to_owned(), "Linear"), ("norm".to_owned(), "LayerNorm")]);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum AnyLayer {
+    /// Its product can be replaced: [`Linear::set_kernel`].
+    Linear(Linear),
+    /// Its lookup can be replaced: [`Embedding::set_kernel`].
+    Embedding(Embedding),
+    /// A layer that is always computed in the same way.
+    Other {
+        /// PyTorch's name of it, such as `LayerNorm`.
+        kind: &'static str,
+        /// Parameters and buffers.
+        params: Vec<Param>,
+    },
+}
+
+impl AnyLayer {
+    pub(super) fn other<'a>(kind: &'static str, params: impl IntoIterator<Item = &'a Option<Param>>) -> Self {
+        Self::Other { kind, params: params.into_iter().flatten().cloned().collect() }
+    }
+
+    /// PyTorch's name of it, such as `Linear`.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Linear(_) => "Linear",
+            Self::Embedding(_) => "Embedding",
+            Self::Other { kind, .. } => kind,
+        }
+    }
+
+    /// Its parameters and buffers.
+    pub fn params(&self) -> Vec<Param> {
+        match self {
+            Self::Linear(linear) => std::iter::once(&linear.weight).chain(&linear.bias).cloned().collect(),
+            Self::Embedding(embedding) => vec![embedding.weight.clone()],
+            Self::Other { params, .. } => params.clone(),
+        }
+    }
+}
+
+impl ParamStore {
+    /// All layers that have parameters, with their paths, in the order in which they were made: `named_modules` of PyTorch, of
+    /// layers alone. To go on from a trained model without writing it anew, replace kernels: for low-rank adapters, quantised
+    /// weights, products over several devices. A kernel must not hold the store, which would never be freed.
+    ///
+    /// ```
+    /// use accelerate::nn::{AnyLayer, DenseKernel, Init, Linear, LinearKernel, Param, ParamStore};
+    /// use accelerate::tch::{Device, Tensor};
+    /// use std::sync::Arc;
+    ///
+    /// /// A low-rank adapter (LoRA, arXiv 2106.09685): `x W^T + b + x A^T B^T`.
+    /// #[derive(Debug)]
+    /// struct Adapter { a: Param, b: Param }
+    ///
+    /// impl LinearKernel for Adapter {
+    ///     fn linear(&self, input: &Tensor, weight: &Param, bias: Option<&Param>) -> accelerate::Result<Tensor> {
+    ///         let low_rank = input.f_linear(&self.a.get()?, None::<Tensor>)?.f_linear(&self.b.get()?, None::<Tensor>)?;
+    ///         Ok(DenseKernel.linear(input, weight, bias)? + low_rank)
+    ///     }
+    /// }
+    ///
+    /// let store = ParamStore::new(Device::Cpu);
+    /// let model = Linear::new(store.root() / "layers" / 0 / "q_proj", 8, 8, Default::default())?;
+    /// for (path, layer) in store.named_layers() {
+    ///     let AnyLayer::Linear(linear) = layer else { continue };
+    ///     linear.weight.set_requires_grad(false)?;
+    ///     let path = store.root() / &path;
+    ///     let a = path.param("lora_A.weight", ([2, linear.in_features()], Init::Normal { mean: 0.0, std: 0.02 }))?;
+    ///     let b = path.param("lora_B.weight", ([linear.out_features(), 2], Init::Zeros))?;
+    ///     linear.set_kernel(Arc::new(Adapter { a, b }));
+    /// }
+    /// model.forward(&Tensor::from_slice(&[1f32; 8]))?.sum(None).backward();
+    /// assert!(store.get("layers.0.q_proj.lora_B.weight").unwrap().grad().is_some());
+    /// assert!(model.weight.grad().is_none());
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn named_layers(&self) -> Vec<(String, AnyLayer)> {
+        self.state().layers.clone()
+    }
+}
+
+/// What computes a layer, shared by all clones of it.
+pub(super) struct SharedKernel<K: ?Sized>(Arc<RwLock<Arc<K>>>);
+
+impl<K: ?Sized> SharedKernel<K> {
+    pub(super) fn new(kernel: Arc<K>) -> Self {
+        Self(Arc::new(RwLock::new(kernel)))
+    }
+
+    // A shared pointer: whole after every statement, also where another thread panicked.
+    pub(super) fn get(&self) -> Arc<K> {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn set(&self, kernel: Arc<K>) {
+        let replaced = std::mem::replace(&mut *self.0.write().unwrap_or_else(PoisonError::into_inner), kernel);
+        drop(replaced);
+    }
+}
+
+impl<K: ?Sized> Clone for SharedKernel<K> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<K: ?Sized + fmt::Debug> fmt::Debug for SharedKernel<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.get().fmt(f)
+    }
+}
