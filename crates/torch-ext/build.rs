@@ -38,6 +38,7 @@ fn main() {
     let sources = [
         "error",
         "store",
+        "store_backend",
         "process_group",
         "reducer",
         "autograd",

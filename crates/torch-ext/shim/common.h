@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,12 @@ enum ErrorKind : int32_t {
 // Thrown by trampolines after a Rust callback reported failure.
 struct CallbackFailed : std::exception {
   const char *what() const noexcept override { return "a Rust callback failed"; }
+};
+
+// Thrown where a store's Rust backend reported a failure of this kind.
+struct StoreFailed : std::runtime_error {
+  StoreFailed(int32_t kind, const std::string &message) : std::runtime_error(message), kind(kind) {}
+  int32_t kind;
 };
 
 void set_error(int32_t kind, const char *message) noexcept;

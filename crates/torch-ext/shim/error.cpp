@@ -11,13 +11,14 @@ thread_local LastError last_error;
 
 bool contains(const std::string &text, const char *needle) { return text.find(needle) != std::string::npos; }
 
-// Gloo reports dead peers and deadlines as plain runtime errors, so their texts have to be read.
+// Gloo reports dead peers and deadlines as plain runtime errors, so their texts have to be read; it also passes the texts of
+// stores on in errors of its own.
 int32_t classify(const std::string &text) {
   if (contains(text, "imed out") || contains(text, "imeout"))
     return kTimeout;
   if (contains(text, "onnection closed by peer") || contains(text, "onnection reset") || contains(text, "onnection refused") ||
       contains(text, "roken pipe") || contains(text, "ead end of pipe") || contains(text, "onnect() ") ||
-      contains(text, "connectFullMesh failed"))
+      contains(text, "connectFullMesh failed") || contains(text, "the store of the run"))
     return kConnection;
   return kTorch;
 }
@@ -37,6 +38,8 @@ void set_error_from_current_exception() noexcept {
     throw;
   } catch (const CallbackFailed &e) {
     set_error(kCallback, e.what());
+  } catch (const StoreFailed &e) {
+    set_error(e.kind, e.what());
   } catch (const c10::DistBackendError &e) {
     set_error(classify(e.what_without_backtrace()), e.what_without_backtrace());
   } catch (const c10::DistStoreError &e) {

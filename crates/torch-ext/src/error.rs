@@ -27,6 +27,7 @@ struct Inner {
 
 /// Numbers are shared with `ErrorKind` in shim/common.h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
 pub(crate) enum ErrorKind {
     Torch,
     Timeout,
@@ -97,6 +98,10 @@ impl Error {
     /// What libtorch said.
     pub fn message(&self) -> &str {
         &self.0.message
+    }
+
+    pub(crate) fn kind(&self) -> ErrorKind {
+        self.0.kind
     }
 
     /// A deadline passed before the operation finished.

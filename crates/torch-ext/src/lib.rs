@@ -42,6 +42,6 @@ pub use nccl::NcclOptions;
 pub use process_group::{GlooInterface, GlooOptions, ProcessGroup, ReduceOp};
 pub use reducer::{GradBucket, Reducer, ReducerOptions, compute_bucket_assignment_by_size};
 pub use script_module::{ScriptModule, ScriptTensor};
-pub use store::{Store, TcpStoreOptions};
+pub use store::{Store, StoreBackend, TcpStoreOptions};
 pub use tensor_vec::{LentList, TensorList, TensorVec};
 pub use work::Work;

@@ -1,5 +1,9 @@
 //! Rendezvous stores: the small key-value maps through which processes find each other.
 
+mod backend;
+
+pub use backend::StoreBackend;
+
 use crate::border::{Handle, check};
 use crate::error::{Error, Result};
 use std::ffi::{CString, c_char};

@@ -1,0 +1,273 @@
+//! The store of a run that another process serves.
+
+use crate::Store;
+use crate::error::{Error, Result};
+use crate::handshake::{Found, Secret, introduce};
+use crate::wire::{self, Answer, Request, check_sizes};
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// What a request may take beyond the time for which the server waits.
+const WAY: Duration = Duration::from_secs(2);
+/// How long one attempt to connect may take; then the next one begins, as long as the deadline has not passed.
+const ATTEMPT: Duration = Duration::from_secs(5);
+
+/// Which store to connect to.
+#[derive(Clone, Debug)]
+pub struct ConnectOptions {
+    /// Name or address of the machine of the rank that serves it.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+    /// The secret of the run.
+    pub secret: Secret,
+    /// How long to try.
+    pub timeout: Duration,
+}
+
+impl ConnectOptions {
+    fn server(&self) -> String {
+        format!("{}:{}", self.host, self.port)
+    }
+}
+
+/// A connection to the store of a run, for any number of threads.
+pub struct Client {
+    options: ConnectOptions,
+    /// Connections that nobody uses at the moment.
+    idle: Mutex<Vec<TcpStream>>,
+}
+
+impl Client {
+    /// Tries until the store answers or the time is up. `waiting` is told from time to time how long it has been, and why.
+    ///
+    /// # Errors
+    /// The name has no address, another program answers there, or the secret is another one: at once. Nobody listens or
+    /// answers: when the time is up.
+    ///
+    /// ```
+    /// use accelerate_rendezvous::{Client, ConnectOptions, Secret, Server, ServerOptions, Store};
+    /// use std::time::Duration;
+    ///
+    /// let (secret, timeout) = (Secret::new(*b"of this run"), Duration::from_secs(10));
+    /// let address = "127.0.0.1:0".parse().unwrap();
+    /// let server = Server::bind(&ServerOptions { address, secret: secret.clone(), max_connections: 16 })?;
+    /// let (host, port) = ("127.0.0.1".to_owned(), server.address().port());
+    /// let client = Client::connect(ConnectOptions { host, port, secret, timeout }, |_, _| {})?;
+    /// client.set(b"rank 1", b"is here", timeout)?;
+    /// assert_eq!(server.memory().get(b"rank 1", timeout)?, b"is here");
+    /// # Ok::<(), accelerate_rendezvous::Error>(())
+    /// ```
+    pub fn connect(options: ConnectOptions, mut waiting: impl FnMut(Duration, &Error)) -> Result<Self> {
+        let begin = Instant::now();
+        let mut pause = Duration::from_millis(2);
+        loop {
+            let left = options.timeout.saturating_sub(begin.elapsed());
+            let error = match connection(&options, left.min(ATTEMPT).max(Duration::from_millis(1))) {
+                Ok(stream) => return Ok(Self { options, idle: Mutex::new(vec![stream]) }),
+                Err(error) => error,
+            };
+            if !matches!(error, Error::Silent { .. } | Error::Connection { .. }) {
+                return Err(error);
+            }
+            if begin.elapsed() >= options.timeout {
+                return Err(match error {
+                    Error::Silent { server, .. } => Error::Silent { server, timeout: options.timeout },
+                    other => other,
+                });
+            }
+            waiting(begin.elapsed(), &error);
+            thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(100));
+        }
+    }
+
+    // A list: whole after every statement.
+    fn idle(&self) -> MutexGuard<'_, Vec<TcpStream>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks on a connection that nobody uses, and makes one if there is none. A connection whose answer did not come is
+    /// dropped: the answer might come later.
+    fn ask(&self, request: &Request, timeout: Duration) -> Result<Answer> {
+        let begin = Instant::now();
+        let timeout = timeout.saturating_add(WAY);
+        let message = request.encode();
+        if message.len() > wire::MAX_MESSAGE_BYTES {
+            return Err(Error::TooLarge { what: "a request", found: message.len(), limit: wire::MAX_MESSAGE_BYTES });
+        }
+        let idle = self.idle().pop();
+        let stream = match idle {
+            Some(stream) => stream,
+            None => connection(&self.options, timeout)?,
+        };
+        let failed = |source| failure(&self.options, timeout, source);
+        let mut timed = Timed { stream: &stream, begin, timeout };
+        wire::send(&mut timed, &message).map_err(failed)?;
+        let answer = wire::receive(&mut timed).map_err(failed)?;
+        let Some(answer) = Answer::decode(&answer) else {
+            return Err(Error::Malformed { server: self.options.server() });
+        };
+        self.idle().push(stream);
+        Ok(answer)
+    }
+
+    fn unexpected<T>(&self, answer: Answer, timeout: Duration) -> Result<T> {
+        Err(match answer {
+            Answer::NotSet(keys) => Error::NotSet { keys, timeout },
+            Answer::Refused(reason) => Error::Refused { server: self.options.server(), reason },
+            _ => Error::Malformed { server: self.options.server() },
+        })
+    }
+
+    fn done(&self, request: &Request, waits: Duration, timeout: Duration) -> Result<()> {
+        match self.ask(request, waits.max(timeout))? {
+            Answer::Done => Ok(()),
+            other => self.unexpected(other, timeout),
+        }
+    }
+
+    fn number(&self, request: &Request, timeout: Duration) -> Result<i64> {
+        match self.ask(request, timeout)? {
+            Answer::Number(number) => Ok(number),
+            other => self.unexpected(other, timeout),
+        }
+    }
+
+    fn bytes(&self, request: &Request, timeout: Duration) -> Result<Vec<u8>> {
+        match self.ask(request, timeout)? {
+            Answer::Bytes(bytes) => Ok(bytes),
+            other => self.unexpected(other, timeout),
+        }
+    }
+}
+
+impl Store for Client {
+    fn set(&self, key: &[u8], value: &[u8], timeout: Duration) -> Result<()> {
+        check_sizes(key, value)?;
+        self.done(&Request::Set { key: key.to_vec(), value: value.to_vec() }, Duration::ZERO, timeout)
+    }
+
+    fn get(&self, key: &[u8], timeout: Duration) -> Result<Vec<u8>> {
+        self.bytes(&Request::Get { key: key.to_vec(), timeout }, timeout)
+    }
+
+    fn compare_set(&self, key: &[u8], expected: &[u8], desired: &[u8], timeout: Duration) -> Result<Vec<u8>> {
+        check_sizes(key, desired)?;
+        let [key, expected, desired] = [key, expected, desired].map(<[u8]>::to_vec);
+        self.bytes(&Request::CompareSet { key, expected, desired }, timeout)
+    }
+
+    fn append(&self, key: &[u8], value: &[u8], timeout: Duration) -> Result<()> {
+        check_sizes(key, value)?;
+        self.done(&Request::Append { key: key.to_vec(), value: value.to_vec() }, Duration::ZERO, timeout)
+    }
+
+    fn add(&self, key: &[u8], amount: i64, timeout: Duration) -> Result<i64> {
+        self.number(&Request::Add { key: key.to_vec(), amount }, timeout)
+    }
+
+    fn delete_key(&self, key: &[u8], timeout: Duration) -> Result<bool> {
+        Ok(self.number(&Request::DeleteKey { key: key.to_vec() }, timeout)? != 0)
+    }
+
+    fn num_keys(&self, timeout: Duration) -> Result<u64> {
+        Ok(self.number(&Request::NumKeys, timeout)?.unsigned_abs())
+    }
+
+    fn check(&self, keys: &[&[u8]], timeout: Duration) -> Result<bool> {
+        let keys = keys.iter().map(|key| key.to_vec()).collect();
+        Ok(self.number(&Request::Check { keys }, timeout)? != 0)
+    }
+
+    fn wait(&self, keys: &[&[u8]], timeout: Duration) -> Result<()> {
+        let keys = keys.iter().map(|key| key.to_vec()).collect();
+        self.done(&Request::Wait { keys, timeout }, timeout, timeout)
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("server", &self.options.server()).finish_non_exhaustive()
+    }
+}
+
+/// A connection that has proved to be to the store of the run.
+fn connection(options: &ConnectOptions, timeout: Duration) -> Result<TcpStream> {
+    let begin = Instant::now();
+    let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for address in addresses(options)? {
+        let left = timeout.saturating_sub(begin.elapsed()).max(Duration::from_millis(1));
+        let stream = match TcpStream::connect_timeout(&address, left) {
+            Ok(stream) => stream,
+            Err(error) => {
+                last = error;
+                continue;
+            }
+        };
+        let failed = |source| failure(options, timeout, source);
+        stream.set_nodelay(true).map_err(failed)?;
+        return match introduce(Timed { stream: &stream, begin, timeout }, &options.secret).map_err(failed)? {
+            Found::TheRun => Ok(stream),
+            Found::OtherSecret => Err(Error::OtherSecret { server: options.server() }),
+            Found::OtherProgram => Err(Error::OtherProgram { server: options.server() }),
+        };
+    }
+    Err(failure(options, timeout, last))
+}
+
+fn addresses(options: &ConnectOptions) -> Result<Vec<SocketAddr>> {
+    match (options.host.as_str(), options.port).to_socket_addrs() {
+        Ok(addresses) => Ok(addresses.collect()),
+        // The standard library keeps the resolver's number to itself; a name server that is not there yet says this.
+        Err(source) if source.to_string().contains("emporary failure") => Err(failure(options, Duration::ZERO, source)),
+        Err(source) => Err(Error::UnknownHost { host: options.host.clone(), source }),
+    }
+}
+
+fn failure(options: &ConnectOptions, timeout: Duration, source: io::Error) -> Error {
+    let server = options.server();
+    match source.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Error::Silent { server, timeout },
+        io::ErrorKind::InvalidData => Error::Malformed { server },
+        _ => Error::Connection { server, source },
+    }
+}
+
+/// A stream all of whose reads and writes together may take some time; a peer that sends a byte now and then does not extend it.
+struct Timed<'a> {
+    stream: &'a TcpStream,
+    begin: Instant,
+    timeout: Duration,
+}
+
+impl Timed<'_> {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        match self.timeout.checked_sub(self.begin.elapsed()).filter(|left| !left.is_zero()) {
+            Some(left) => Ok(Some(left)),
+            None => Err(io::ErrorKind::TimedOut.into()),
+        }
+    }
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(buffer)
+    }
+}
+
+impl Write for Timed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
