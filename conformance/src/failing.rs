@@ -7,7 +7,7 @@ use accelerate::{
     Accelerator, AutoWrapPolicy, FullyShardedDataParallelPlugin, InitProcessGroupKwargs, OffloadTarget, ReduceOp,
 };
 use anyhow::{Context, bail};
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, Signal, getpid, kill_process, setrlimit};
 use std::path::Path;
 use std::time::Duration;
 
@@ -34,6 +34,18 @@ pub(crate) fn absent_rank() -> anyhow::Result<()> {
     if accelerator.process_index() == 1 {
         std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
         return Ok(());
+    }
+    accelerator.group().all_reduce(&Tensor::from_slice(&[1f32]), ReduceOp::Sum)?;
+    Ok(())
+}
+
+/// Rank 0, which keeps the store through which ranks find out about each other, is stopped: it has neither ended nor does it
+/// answer.
+pub(crate) fn stopped_rank_zero() -> anyhow::Result<()> {
+    let accelerator = accelerator(Duration::from_secs(6))?;
+    accelerator.wait_for_everyone()?;
+    if accelerator.is_main_process() {
+        kill_process(getpid(), Signal::STOP)?;
     }
     accelerator.group().all_reduce(&Tensor::from_slice(&[1f32]), ReduceOp::Sum)?;
     Ok(())

@@ -67,6 +67,8 @@ enum Script {
     FullDisk,
     /// Rank 1 never makes the call the others make
     AbsentRank,
+    /// Rank 0 stops itself while the others wait for it
+    StoppedRankZero,
     /// Rank 1 makes another call than the others
     StrayingRank,
 }
@@ -92,6 +94,7 @@ fn main() -> anyhow::Result<()> {
         Script::SavedSharded => failing::saved_sharded(arguments.folder.as_deref()),
         Script::FullDisk => failing::full_disk(arguments.folder.as_deref()),
         Script::AbsentRank => failing::absent_rank(),
+        Script::StoppedRankZero => failing::stopped_rank_zero(),
         Script::StrayingRank => failing::straying_rank(),
     }
 }

@@ -162,6 +162,81 @@ fn a_rank_that_stays_away_is_named_after_the_deadline() {
 }
 
 #[test]
+fn rank_zero_that_is_stopped_is_named_after_the_deadline() {
+    let mut ranks = start("stopped_rank_zero", 3);
+    let mut stopped = ranks.remove(0);
+    for text in ranks.into_iter().map(end).map(|output| said(&output)) {
+        assert!(text.contains("did not finish within 6s"), "{text}");
+        assert!(text.contains("rank 0, which keeps the rendezvous store, does not answer"), "{text}");
+    }
+    stopped.kill().unwrap();
+    stopped.wait().unwrap();
+}
+
+/// A rank that meets the others at this port, with a deadline of 4 s.
+fn rank_at(port: u16, rank: usize, world_size: usize) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_conformance"));
+    command.arg("test_ops").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.envs([("RANK", rank.to_string()), ("LOCAL_RANK", rank.to_string()), ("MASTER_PORT", port.to_string())]);
+    command.envs([("WORLD_SIZE", world_size.to_string()), ("LOCAL_WORLD_SIZE", world_size.to_string())]);
+    command.envs([("MASTER_ADDR", "127.0.0.1"), ("ACCELERATE_PROCESS_GROUP_TIMEOUT", "4"), ("OMP_NUM_THREADS", "1")]);
+    command
+}
+
+fn free_port() -> u16 {
+    let config = LaunchConfig::new(Program::Executable("true".into()), 2);
+    PortReservation::for_config(&config).unwrap().number()
+}
+
+fn all_said(ranks: impl IntoIterator<Item = Command>) -> Vec<String> {
+    let children: Vec<Child> = ranks.into_iter().map(|mut rank| rank.spawn().unwrap()).collect();
+    children.into_iter().map(end).map(|output| said(&output)).collect()
+}
+
+#[test]
+fn a_silent_program_at_the_port_is_named_after_the_deadline() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = silent.local_addr().unwrap().port();
+    let texts = all_said([rank_at(port, 1, 2)]);
+    assert!(
+        texts[0].contains(&format!("127.0.0.1:{port}")) && texts[0].contains("has not answered within 4s"),
+        "{texts:?}"
+    );
+    let texts = all_said([rank_at(port, 0, 2)]);
+    assert!(texts[0].contains(&format!("port {port}")) && texts[0].contains("is taken"), "{texts:?}");
+}
+
+#[test]
+fn a_rank_that_is_given_twice_is_told_and_ends_all() {
+    let port = free_port();
+    let texts = all_said([rank_at(port, 0, 3), rank_at(port, 1, 3), rank_at(port, 1, 3)]);
+    assert!(texts.iter().any(|text| text.contains("rank 1 is taken by process")), "{texts:?}");
+    assert!(texts.iter().any(|text| text.contains("another rank does not take part")), "{texts:?}");
+}
+
+#[test]
+fn ranks_that_differ_on_their_number_are_told() {
+    let port = free_port();
+    let texts = all_said([rank_at(port, 0, 2), rank_at(port, 1, 3)]);
+    assert!(texts.iter().any(|text| text.contains("WORLD_SIZE is")), "{texts:?}");
+}
+
+#[test]
+fn a_rank_with_another_secret_does_not_take_part() {
+    let port = free_port();
+    let mut members = [rank_at(port, 0, 2), rank_at(port, 1, 2)];
+    members[0].env("ACCELERATE_RUN_SECRET", "of this run");
+    members[1].env("ACCELERATE_RUN_SECRET", "of another run");
+    let texts = all_said(members);
+    assert!(texts[0].contains("rank(s) 1 of 2 did not arrive within 4s"), "{texts:?}");
+    assert!(texts[1].contains("serves the store of a run with another secret"), "{texts:?}");
+    assert!(
+        texts.iter().all(|text| !text.contains("of this run\"") && !text.contains("of another run\"")),
+        "{texts:?}"
+    );
+}
+
+#[test]
 fn a_collective_under_is_main_process_is_told_apart() {
     let texts: Vec<String> = start("straying_rank", 2).into_iter().map(end).map(|output| said(&output)).collect();
     let all = texts.join("\n");

@@ -23,6 +23,10 @@ pub use program::{ProgramSearch, resolve_program};
 pub use report::{Notice, Reporter, Silent, Source, Stream, TerminalOptions, TerminalReporter};
 pub use supervise::{Outcome, RankOutcome, supervise};
 
+use accelerate_rendezvous::Secret;
+use std::ffi::OsString;
+use std::io;
+
 /// Starts every rank that `config` asks for on this machine, watches them until all have ended, and says
 /// how it went.
 ///
@@ -57,6 +61,22 @@ pub fn launch(config: &LaunchConfig, reporter: &mut dyn Reporter) -> Result<Outc
     let command = resolve_program(&config.program, &ProgramSearch::of_this_process())?;
     // Held until the end: two launches on one machine never choose the same port.
     let port = PortReservation::for_config(config)?;
-    let plan = plan(config, &command, port.number(), &machine);
+    let mut config = config.clone();
+    config.environment.extend(secret(&config)?);
+    let plan = plan(&config, &command, port.number(), &machine);
     supervise(&plan, reporter)
+}
+
+/// The variable by which the ranks of a run learn its secret, without which nobody takes part in it.
+pub const SECRET_VARIABLE: &str = "ACCELERATE_RUN_SECRET";
+
+/// A secret for ranks that are all started here. Those of several machines need the same one, so it comes from outside there.
+fn secret(config: &LaunchConfig) -> Result<Option<(OsString, OsString)>> {
+    let is_given = config.environment.iter().any(|(name, _)| name == SECRET_VARIABLE);
+    if is_given || config.num_machines > 1 || config.num_processes == 1 {
+        return Ok(None);
+    }
+    let random =
+        Secret::random().map_err(|error| Error::system("making the secret of the run", io::Error::other(error)))?;
+    Ok(Some((SECRET_VARIABLE.into(), random.into())))
 }

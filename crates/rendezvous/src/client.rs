@@ -11,8 +11,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What a request may take beyond the time for which the server waits.
-const WAY: Duration = Duration::from_secs(2);
+/// What a request for which the server waits may take beyond that time.
+const WAY: Duration = Duration::from_secs(1);
 /// How long one attempt to connect may take; then the next one begins, as long as the deadline has not passed.
 const ATTEMPT: Duration = Duration::from_secs(5);
 
@@ -95,7 +95,6 @@ impl Client {
     /// dropped: the answer might come later.
     fn ask(&self, request: &Request, timeout: Duration) -> Result<Answer> {
         let begin = Instant::now();
-        let timeout = timeout.saturating_add(WAY);
         let message = request.encode();
         if message.len() > wire::MAX_MESSAGE_BYTES {
             return Err(Error::TooLarge { what: "a request", found: message.len(), limit: wire::MAX_MESSAGE_BYTES });
@@ -124,8 +123,8 @@ impl Client {
         })
     }
 
-    fn done(&self, request: &Request, waits: Duration, timeout: Duration) -> Result<()> {
-        match self.ask(request, waits.max(timeout))? {
+    fn done(&self, request: &Request, timeout: Duration) -> Result<()> {
+        match self.ask(request, timeout)? {
             Answer::Done => Ok(()),
             other => self.unexpected(other, timeout),
         }
@@ -149,11 +148,14 @@ impl Client {
 impl Store for Client {
     fn set(&self, key: &[u8], value: &[u8], timeout: Duration) -> Result<()> {
         check_sizes(key, value)?;
-        self.done(&Request::Set { key: key.to_vec(), value: value.to_vec() }, Duration::ZERO, timeout)
+        self.done(&Request::Set { key: key.to_vec(), value: value.to_vec() }, timeout)
     }
 
     fn get(&self, key: &[u8], timeout: Duration) -> Result<Vec<u8>> {
-        self.bytes(&Request::Get { key: key.to_vec(), timeout }, timeout)
+        match self.ask(&Request::Get { key: key.to_vec(), timeout }, timeout.saturating_add(WAY))? {
+            Answer::Bytes(bytes) => Ok(bytes),
+            other => self.unexpected(other, timeout),
+        }
     }
 
     fn compare_set(&self, key: &[u8], expected: &[u8], desired: &[u8], timeout: Duration) -> Result<Vec<u8>> {
@@ -164,7 +166,7 @@ impl Store for Client {
 
     fn append(&self, key: &[u8], value: &[u8], timeout: Duration) -> Result<()> {
         check_sizes(key, value)?;
-        self.done(&Request::Append { key: key.to_vec(), value: value.to_vec() }, Duration::ZERO, timeout)
+        self.done(&Request::Append { key: key.to_vec(), value: value.to_vec() }, timeout)
     }
 
     fn add(&self, key: &[u8], amount: i64, timeout: Duration) -> Result<i64> {
@@ -186,7 +188,10 @@ impl Store for Client {
 
     fn wait(&self, keys: &[&[u8]], timeout: Duration) -> Result<()> {
         let keys = keys.iter().map(|key| key.to_vec()).collect();
-        self.done(&Request::Wait { keys, timeout }, timeout, timeout)
+        match self.ask(&Request::Wait { keys, timeout }, timeout.saturating_add(WAY))? {
+            Answer::Done => Ok(()),
+            other => self.unexpected(other, timeout),
+        }
     }
 }
 
@@ -234,6 +239,10 @@ fn failure(options: &ConnectOptions, timeout: Duration, source: io::Error) -> Er
     match source.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Error::Silent { server, timeout },
         io::ErrorKind::InvalidData => Error::Malformed { server },
+        io::ErrorKind::UnexpectedEof => {
+            let ended = "it has ended the connection";
+            Error::Connection { server, source: io::Error::new(io::ErrorKind::ConnectionReset, ended) }
+        }
         _ => Error::Connection { server, source },
     }
 }

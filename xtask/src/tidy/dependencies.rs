@@ -12,11 +12,15 @@ use crate::libtorch;
 /// a new edge is a decision, so it is made here as well.
 const ALLOWED: [(&str, &[&str]); 10] = [
     ("accelerate-core", &[]),
-    ("accelerate-launch", &["accelerate-core"]),
+    ("accelerate-launch", &["accelerate-core", "accelerate-rendezvous"]),
     ("accelerate-cli", &["accelerate-core", "accelerate-launch"]),
     ("torch-ext", &[]),
     ("accelerate-derive", &[]),
-    ("accelerate-rs", &["accelerate-core", "accelerate-launch", "torch-ext", "accelerate-derive"]),
+    ("accelerate-rendezvous", &[]),
+    (
+        "accelerate-rs",
+        &["accelerate-core", "accelerate-launch", "accelerate-rendezvous", "torch-ext", "accelerate-derive"],
+    ),
     // Examples see what users see; torch-ext is named for the folder of libtorch that it hands on.
     ("nlp_example", &["accelerate-launch", "accelerate-rs", "torch-ext"]),
     ("conformance", &["accelerate-core", "accelerate-launch", "accelerate-rs", "torch-ext"]),

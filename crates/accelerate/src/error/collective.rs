@@ -19,7 +19,8 @@ pub(crate) enum CollectiveError {
     PeerGone { failure: Failure, source: torch_ext::Error },
 
     #[error(
-        "rank {rank} changed or dropped its parameters while {what} was being read from it. Every rank has to make the same          passes in the same order; change parameters before the forward pass or after the backward pass"
+        "rank {rank} changed or dropped its parameters while {what} was being read from it. Every rank has to make the same \
+         passes in the same order; change parameters before the forward pass or after the backward pass"
     )]
     MemoryClosed { rank: usize, what: String },
 

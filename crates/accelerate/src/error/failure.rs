@@ -21,14 +21,25 @@ impl fmt::Display for CollectiveCall {
 /// What the other ranks said about themselves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Findings {
-    /// The store did not answer: its host, rank 0, is gone.
-    pub(crate) store_is_gone: bool,
+    /// Whether the store answered at all.
+    pub(crate) store: StoreState,
     /// Ranks in the job that said nothing.
     pub(crate) silent: Vec<usize>,
     /// Ranks that were in another call.
     pub(crate) elsewhere: Vec<(usize, CollectiveCall)>,
     /// Ranks that have left the group, and why. With them the failure is explained: who else was where is not asked.
     pub(crate) left: Vec<(usize, String)>,
+}
+
+/// The store through which ranks tell each other where they are, and with it rank 0, which keeps it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum StoreState {
+    #[default]
+    Answers,
+    /// Connected, without an answer: rank 0 is stopped, or its machine is.
+    Silent,
+    /// The connection is lost.
+    Gone,
 }
 
 /// A failed collective in full.
@@ -51,8 +62,10 @@ impl Failure {
     pub(crate) fn blame(&self) -> String {
         let findings = &self.findings;
         let mut parts = Vec::new();
-        if findings.store_is_gone {
+        if findings.store == StoreState::Gone {
             parts.push("rank 0, which keeps the rendezvous store, is gone".to_owned());
+        } else if findings.store == StoreState::Silent {
+            parts.push("rank 0, which keeps the rendezvous store, does not answer; is it stopped?".to_owned());
         } else if !findings.silent.is_empty() {
             let (noun, verb) = if findings.silent.len() == 1 { ("rank", "has") } else { ("ranks", "have") };
             let ranks: Vec<_> = findings.silent.iter().map(usize::to_string).collect();

@@ -17,7 +17,7 @@ mod weights;
 
 pub(crate) use collective::CollectiveError;
 pub(crate) use data::DataError;
-pub(crate) use failure::{CollectiveCall, Failure, Findings};
+pub(crate) use failure::{CollectiveCall, Failure, Findings, StoreState};
 pub(crate) use memory::{MemoryError, says_out_of_memory};
 pub(crate) use mismatch::{Mismatch, Misshaped};
 pub(crate) use nn::NnError;

@@ -28,13 +28,30 @@ pub(crate) enum StateError {
         "port {port}, at which the ranks were to meet, is taken by another program; choose another with \
          `accelerate launch --main_process_port <port>` (0 takes a free one) or MASTER_PORT"
     )]
-    PortTaken { port: u16, source: torch_ext::Error },
+    PortTaken { port: u16, source: Box<accelerate_rendezvous::Error> },
+
+    #[error("the ranks cannot meet")]
+    Rendezvous { source: accelerate_rendezvous::Error },
+
+    #[error(
+        "rank {rank} is taken by {there}, and this is {own}; each process needs a RANK of its own, and a file for \
+         init_method a new name for each run"
+    )]
+    RankTaken { rank: usize, own: String, there: String },
+
+    #[error(
+        "WORLD_SIZE is {world_size} on rank {rank}, and {others} on those that came before; it is the same on all ranks"
+    )]
+    OtherWorldSize { rank: usize, world_size: usize, others: String },
+
+    #[error("another rank does not take part: {reason}")]
+    RefusedElsewhere { reason: String },
 
     #[error(
         "rank 0 did not open {host}:{port} within {timeout:?}; it has not started, has ended, or MASTER_ADDR and \
-         MASTER_PORT are not the same on all ranks: {source}"
+         MASTER_PORT are not the same on all ranks"
     )]
-    NobodyListens { host: String, port: u16, timeout: Duration, source: std::io::Error },
+    NobodyListens { host: String, port: u16, timeout: Duration, source: Box<accelerate_rendezvous::Error> },
 
     #[error("{call} was given a model that `prepare` has not returned; pass on what accelerator.prepare(model) gave")]
     NotPrepared { call: &'static str },

@@ -5,7 +5,7 @@
 //! its way.
 
 use super::Members;
-use crate::error::{CollectiveCall, Findings};
+use crate::error::{CollectiveCall, Findings, StoreState};
 use std::time::Duration;
 use torch_ext::Store;
 
@@ -38,9 +38,13 @@ pub(super) struct Journal {
     members: Members,
 }
 
+/// How long the store may take to answer, where there is nothing to wait for. A failed collective has used up its deadline, so
+/// this is short: whoever serves the store and does not answer is the one who is missing.
+const ANSWER: Duration = Duration::from_secs(1);
+
 impl Journal {
-    pub(super) fn new(store: Store, members: Members) -> Self {
-        Self { store, members }
+    pub(super) fn new(store: &Store, members: Members) -> torch_ext::Result<Self> {
+        Ok(Self { store: store.with_timeout(ANSWER)?.prefix("journal")?, members })
     }
 
     fn others(&self) -> impl Iterator<Item = usize> {
@@ -64,13 +68,22 @@ impl Journal {
         Ok(left)
     }
 
+    /// Has the rank published a failed call, or that it has left? Without the store, nobody can tell that it has not.
+    pub(super) fn has_failed(&self, rank: usize) -> bool {
+        let is_there = |key: String| self.store.check(&[&key]).unwrap_or(true);
+        is_there(key(rank)) || is_there(left_key(rank))
+    }
+
     fn num_silent(&self, names: &[&str]) -> torch_ext::Result<usize> {
         self.others().try_fold(0, |count, rank| Ok(count + usize::from(!self.store.check(&[names[rank]])?)))
     }
 
     /// Publishes this rank's failed call and collects the others'.
     pub(super) fn ask(&self, mine: &CollectiveCall, deadline: Duration) -> Findings {
-        self.collect(mine, deadline).unwrap_or_else(|_| Findings { store_is_gone: true, ..Findings::default() })
+        self.collect(mine, deadline).unwrap_or_else(|error| {
+            let store = if error.is_timeout() { StoreState::Silent } else { StoreState::Gone };
+            Findings { store, ..Findings::default() }
+        })
     }
 
     fn collect(&self, mine: &CollectiveCall, deadline: Duration) -> torch_ext::Result<Findings> {
@@ -132,9 +145,9 @@ mod tests {
     #[test]
     fn silent_and_straying_ranks_are_told_apart() {
         let store = Store::hash().unwrap();
-        let journal = |rank| Journal::new(store.clone(), Members::all(rank, 4));
-        store.set("failed/1", call("barrier", 9).encode().as_bytes()).unwrap();
-        store.set("failed/2", call("all_reduce", 3).encode().as_bytes()).unwrap();
+        let journal = |rank| Journal::new(&store, Members::all(rank, 4)).unwrap();
+        store.set("journal/failed/1", call("barrier", 9).encode().as_bytes()).unwrap();
+        store.set("journal/failed/2", call("all_reduce", 3).encode().as_bytes()).unwrap();
         let findings = journal(0).ask(&call("all_reduce", 3), Duration::from_millis(20));
         assert_eq!(findings.silent, [3]);
         assert_eq!(findings.elsewhere, [(1, call("barrier", 9))]);
@@ -151,11 +164,11 @@ mod tests {
     #[test]
     fn a_late_rank_is_not_taken_for_a_missing_one() {
         let store = Store::hash().unwrap();
-        let journal = Journal::new(store.clone(), Members::all(0, 3));
+        let journal = Journal::new(&store, Members::all(0, 3)).unwrap();
         let late = std::thread::spawn(move || {
             // Later than one wait.
             assert!(store.wait(&["never"], Duration::from_millis(1200)).unwrap_err().is_timeout());
-            store.set("failed/2", call("all_reduce", 3).encode().as_bytes()).unwrap();
+            store.set("journal/failed/2", call("all_reduce", 3).encode().as_bytes()).unwrap();
         });
         let findings = journal.ask(&call("all_reduce", 3), Duration::from_secs(1));
         late.join().unwrap();
@@ -165,7 +178,7 @@ mod tests {
     #[test]
     fn a_rank_that_has_left_is_explanation_enough() {
         let store = Store::hash().unwrap();
-        let journal = |rank| Journal::new(store.clone(), Members::all(rank, 3));
+        let journal = |rank| Journal::new(&store, Members::all(rank, 3)).unwrap();
         journal(2).leave("out of memory").unwrap();
         let findings = journal(0).ask(&call("all_reduce", 3), Duration::from_secs(60));
         assert_eq!(findings, Findings { left: vec![(2, "out of memory".into())], ..Findings::default() });

@@ -120,7 +120,7 @@ impl Group {
         let process_group = connect(store, &members)?;
         let links = Links {
             process_group: Arc::new(process_group),
-            journal: Journal::new(store.prefix("journal")?, members.clone()),
+            journal: Journal::new(store, members.clone())?,
             timeout: gloo.timeout,
             store: store.clone(),
             connect,
@@ -507,6 +507,12 @@ impl Group {
             Some(links) => self.explain(links, op, self.0.sequence.load(Ordering::Relaxed), label, error),
             None => error.into(),
         }
+    }
+
+    /// Has a rank said that a collective of this group failed on it, or can nobody say any more?
+    #[cold]
+    fn has_failed(&self, rank: usize) -> bool {
+        self.0.links.as_ref().is_some_and(|links| links.journal.has_failed(rank))
     }
 
     /// What people call rank `rank` of the group.

@@ -183,7 +183,21 @@ impl PeerMemory {
         if seen.stamp() == reading.stamps[rank] {
             return Ok(());
         }
-        Err(CollectiveError::MemoryClosed { rank: self.group.name_of(rank), what: reading.what.clone() }.into())
+        Err(self.closed(rank, reading))
+    }
+
+    /// A rank whose collective has failed drops what others still read; it is not at fault.
+    #[cold]
+    fn closed(&self, rank: usize, reading: &PeerRead<'_>) -> crate::Error {
+        if self.group.has_failed(rank) {
+            let reason = format!("rank {} has failed, and what was read from it is gone", self.group.name_of(rank));
+            return self.group.explain_own(
+                reading.op,
+                reading.what.clone(),
+                torch_ext::Error::connection(reading.op, reason),
+            );
+        }
+        CollectiveError::MemoryClosed { rank: self.group.name_of(rank), what: reading.what.clone() }.into()
     }
 
     #[cold]

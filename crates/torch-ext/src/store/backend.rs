@@ -162,9 +162,7 @@ unsafe fn answer_request(backend: &dyn StoreBackend, request: &Request) -> Resul
         (6, _) => backend.num_keys(timeout).map(Answer::Number),
         (7, keys) => backend.check(keys, timeout).map(|are_there| Answer::Number(are_there.into())),
         (8, keys) => backend.wait(keys, timeout).map(|()| Answer::Done),
-        (other, keys) => {
-            Err(Error::invalid("Store", format!("there is no operation {other} of {} keys", keys.len())))
-        }
+        (other, keys) => Err(Error::invalid("Store", format!("there is no operation {other} of {} keys", keys.len()))),
     }
 }
 

@@ -1,14 +1,18 @@
 //! How the processes of a run find each other: one store, then one group.
 
+mod arrival;
+mod run_store;
+
 use crate::error::{Result, StateError};
 use crate::group::{Group, Members, connect_gloo};
 use crate::state::Lookup;
 use accelerate_core::config::ProcessGroupSettings;
 use accelerate_core::environment::RankVariables;
-use std::net::{TcpStream, ToSocketAddrs};
+use accelerate_rendezvous::Secret;
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tch::Device;
 use torch_ext::{GlooInterface, GlooOptions, NcclOptions, ProcessGroup, Store, TcpStoreOptions};
 
@@ -37,8 +41,9 @@ pub(super) fn connect(
 ) -> Result<Group> {
     let timeout = kwargs.timeout_for(backend);
     let meeting_point = meeting_point(ranks, kwargs.init_method.as_deref(), lookup)?;
-    let store = open(&meeting_point, ranks, timeout)?;
-    wait_for_all(&store, ranks, timeout)?;
+    let meeting = Meeting::new(timeout);
+    let store = open(&meeting_point, ranks, &meeting, lookup)?;
+    arrival::wait_for_all(&store, ranks, &meeting)?;
     let options =
         GlooOptions { timeout, interface: interface(&meeting_point, ranks, lookup), ..GlooOptions::default() };
     let gloo = connect_gloo(options.clone());
@@ -75,73 +80,64 @@ fn meeting_point(ranks: &RankVariables, init_method: Option<&str>, lookup: Looku
     Ok(MeetingPoint::Tcp { host: ranks.master_addr.clone(), port: ranks.master_port, served, prefix })
 }
 
-fn open(meeting_point: &MeetingPoint, ranks: &RankVariables, timeout: Duration) -> Result<Store> {
+/// How long ranks may take to meet, and when people are told what is waited for.
+struct Meeting {
+    timeout: Duration,
+    /// When to say it next, from the beginning.
+    next: Cell<Duration>,
+}
+
+impl Meeting {
+    fn new(timeout: Duration) -> Self {
+        Self { timeout, next: Cell::new(FIRST_NOTICE) }
+    }
+
+    fn is_time_to_tell(&self, waited: Duration) -> bool {
+        self.next.get() <= waited
+    }
+
+    /// Says what is waited for, if it is time to; the next time it will be after as long again.
+    fn tell(&self, waited: Duration, what: impl FnOnce() -> String) {
+        if self.is_time_to_tell(waited) {
+            self.next.set(waited * 2);
+            tracing::warn!("after {} s, {}; the deadline is at {:?}", waited.as_secs(), what(), self.timeout);
+        }
+    }
+}
+
+/// The variable by which a launcher hands the secret of the run on.
+const SECRET: &str = "ACCELERATE_RUN_SECRET";
+
+/// How long nothing is said.
+const FIRST_NOTICE: Duration = Duration::from_secs(10);
+
+fn open(meeting_point: &MeetingPoint, ranks: &RankVariables, meeting: &Meeting, lookup: Lookup<'_>) -> Result<Store> {
     let (host, port, served, prefix) = match meeting_point {
         MeetingPoint::File { path } => return Ok(Store::file(path, ranks.world_size)?),
         MeetingPoint::Tcp { host, port, served, prefix } => (host, *port, *served, prefix),
     };
-    let is_server = ranks.rank == 0 && !served;
-    if !is_server {
-        wait_for_port(host, port, timeout)?;
+    if !served {
+        let secret = lookup(SECRET).unwrap_or_default();
+        if secret.is_empty() && ranks.rank == 0 && !run_store::is_loopback(host) {
+            tracing::warn!(
+                "whoever reaches {host}:{port} may take part in this run, because it has no secret; set {SECRET} to the same \
+                 random text on all machines"
+            );
+        }
+        return run_store::open((host, port), ranks, Secret::new(secret), meeting);
     }
+    // Somebody else's store, which speaks c10d's language.
     let store = Store::tcp(&TcpStoreOptions {
         host: host.clone(),
         port,
-        is_server,
+        is_server: false,
         num_workers: None,
         // Arrivals are counted below, where the missing ones can be named.
         wait_for_workers: false,
-        timeout,
+        timeout: meeting.timeout,
         listen_fd: None,
-    })
-    .map_err(|source| match source.message().contains("EADDRINUSE") {
-        true => StateError::PortTaken { port, source }.into(),
-        false => crate::Error::from(source),
     })?;
     Ok(if prefix.is_empty() { store } else { store.prefix(prefix)? })
-}
-
-/// Waits until something listens at the meeting point. The store's own client retries once a second only.
-fn wait_for_port(host: &str, port: u16, timeout: Duration) -> Result<()> {
-    let start = Instant::now();
-    let mut pause = Duration::from_millis(2);
-    loop {
-        let attempt = (host, port).to_socket_addrs().and_then(|addresses| {
-            let mut last = std::io::Error::from(std::io::ErrorKind::AddrNotAvailable);
-            for address in addresses {
-                match TcpStream::connect_timeout(&address, timeout.min(Duration::from_secs(5))) {
-                    Ok(_) => return Ok(()),
-                    Err(error) => last = error,
-                }
-            }
-            Err(last)
-        });
-        let Err(source) = attempt else { return Ok(()) };
-        if start.elapsed() >= timeout {
-            return Err(StateError::NobodyListens { host: host.to_owned(), port, timeout, source }.into());
-        }
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(100));
-    }
-}
-
-/// Returns when every rank has said that it is here, or names those that have not.
-fn wait_for_all(store: &Store, ranks: &RankVariables, timeout: Duration) -> Result<()> {
-    let keys: Vec<String> = (0..ranks.world_size).map(|rank| format!("arrived/{rank}")).collect();
-    let names: Vec<&str> = keys.iter().map(String::as_str).collect();
-    store.set(names[ranks.rank], b"1")?;
-    let Err(source) = store.wait(&names, timeout) else { return Ok(()) };
-    if !source.is_timeout() {
-        return Err(source.into());
-    }
-    let mut missing = Vec::new();
-    for (rank, name) in names.iter().enumerate() {
-        if !store.check(&[name])? {
-            missing.push(rank.to_string());
-        }
-    }
-    let missing = missing.join(", ");
-    Err(StateError::NotArrived { missing, world_size: ranks.world_size, timeout, source }.into())
 }
 
 /// Ranks of one machine talk over the loopback; others over the interface that is named, or the host name's.
@@ -150,7 +146,7 @@ fn interface(meeting_point: &MeetingPoint, ranks: &RankVariables, lookup: Lookup
         return GlooInterface::Interface(name);
     }
     let loopback_host = match meeting_point {
-        MeetingPoint::Tcp { host, .. } => matches!(host.as_str(), "127.0.0.1" | "localhost" | "::1"),
+        MeetingPoint::Tcp { host, .. } => run_store::is_loopback(host),
         MeetingPoint::File { .. } => false,
     };
     if loopback_host || ranks.local_world_size == ranks.world_size {
@@ -201,21 +197,5 @@ mod tests {
             let error = meeting_point(&ranks(), Some(wrong), &nothing).unwrap_err();
             assert!(error.is_config() && error.to_string().contains("init_method"), "{error}");
         }
-    }
-
-    #[test]
-    fn a_rank_that_never_arrives_is_named() {
-        let store = Store::hash().unwrap();
-        let alone = RankVariables { rank: 0, world_size: 3, ..ranks() };
-        let error = wait_for_all(&store, &alone, Duration::from_millis(30)).unwrap_err();
-        assert!(error.is_timeout());
-        assert!(error.to_string().contains("1, 2 of 3"), "{error}");
-    }
-
-    #[test]
-    fn a_missing_rank_zero_is_named() {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let error = wait_for_port("127.0.0.1", free, Duration::from_millis(20)).unwrap_err();
-        assert!(error.is_timeout() && error.to_string().contains("rank 0"), "{error}");
     }
 }
