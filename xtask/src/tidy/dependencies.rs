@@ -10,7 +10,7 @@ use crate::libtorch;
 
 /// What each crate may depend on, of the crates of this workspace. The table is the architecture:
 /// a new edge is a decision, so it is made here as well.
-const ALLOWED: [(&str, &[&str]); 10] = [
+const ALLOWED: [(&str, &[&str]); 11] = [
     ("accelerate-core", &[]),
     ("accelerate-launch", &["accelerate-core", "accelerate-rendezvous"]),
     ("accelerate-cli", &["accelerate-core", "accelerate-launch"]),
@@ -43,8 +43,8 @@ const ALLOWED_IN_TESTS: [(&str, &[&str]); 2] =
     [("accelerate-derive", &["accelerate-rs"]), ("nlp_example", &["accelerate-cli"])];
 
 /// Crates that must not link libtorch, directly or through others.
-const WITHOUT_LIBTORCH: [&str; 5] =
-    ["accelerate-core", "accelerate-launch", "accelerate-cli", "accelerate-derive", "xtask"];
+const WITHOUT_LIBTORCH: [&str; 6] =
+    ["accelerate-core", "accelerate-rendezvous", "accelerate-launch", "accelerate-cli", "accelerate-derive", "xtask"];
 
 pub(super) fn direction(tree: &Tree) -> Result<Vec<String>> {
     let crates = manifests(tree)?;
