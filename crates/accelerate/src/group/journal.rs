@@ -68,10 +68,18 @@ impl Journal {
         Ok(left)
     }
 
-    /// Has the rank published a failed call, or that it has left? Without the store, nobody can tell that it has not.
-    pub(super) fn has_failed(&self, rank: usize) -> bool {
-        let is_there = |key: String| self.store.check(&[&key]).unwrap_or(true);
-        is_there(key(rank)) || is_there(left_key(rank))
+    /// Has the rank published that call number `sequence` failed on it, or the one before, or that it has left? What it has
+    /// published of earlier calls is over. Without the store, nobody can tell that it has not.
+    pub(super) fn has_failed(&self, rank: usize, sequence: u64) -> bool {
+        let has_failed = || -> torch_ext::Result<bool> {
+            if self.store.check(&[&left_key(rank)])? {
+                return Ok(true);
+            }
+            let key = key(rank);
+            let call = if self.store.check(&[&key])? { CollectiveCall::decode(&self.store.get(&key)?) } else { None };
+            Ok(call.is_some_and(|call| sequence <= call.sequence + 1))
+        };
+        has_failed().unwrap_or(true)
     }
 
     fn num_silent(&self, names: &[&str]) -> torch_ext::Result<usize> {
@@ -159,6 +167,17 @@ mod tests {
         };
         assert_eq!(failure.call(), "rank 0 of 4, all_reduce number 3 on [2] Float");
         assert_eq!(failure.blame(), "rank 3 has not made this call; rank 1 is in barrier number 9 on [2] Float");
+    }
+
+    #[test]
+    fn what_a_rank_has_published_of_earlier_calls_is_over() {
+        let store = Store::hash().unwrap();
+        let journal = Journal::new(&store, Members::all(0, 3)).unwrap();
+        assert!(!journal.has_failed(1, 7));
+        store.set("journal/failed/1", call("all_gather", 6).encode().as_bytes()).unwrap();
+        assert_eq!([6, 7, 8].map(|sequence| journal.has_failed(1, sequence)), [true, true, false]);
+        store.set("journal/left/2", b"out of memory").unwrap();
+        assert!(journal.has_failed(2, 100));
     }
 
     #[test]

@@ -509,10 +509,11 @@ impl Group {
         }
     }
 
-    /// Has a rank said that a collective of this group failed on it, or can nobody say any more?
+    /// Has a rank said that this call of the group failed on it, or can nobody say any more?
     #[cold]
     fn has_failed(&self, rank: usize) -> bool {
-        self.0.links.as_ref().is_some_and(|links| links.journal.has_failed(rank))
+        let sequence = self.0.sequence.load(Ordering::Relaxed);
+        self.0.links.as_ref().is_some_and(|links| links.journal.has_failed(rank, sequence))
     }
 
     /// What people call rank `rank` of the group.
