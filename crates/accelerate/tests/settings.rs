@@ -79,6 +79,42 @@ fn loss_scaling_beside_a_deepspeed_configuration_must_agree() {
     assert!(text.contains("GradScalerKwargs.init_scale is 1024") && text.contains("makes it 16"), "{text}");
 }
 
+/// The key of the DeepSpeed configuration and the setting are named with the lines where they stand, when the accelerator is
+/// built and when objects are prepared.
+#[test]
+fn contradictions_with_a_deepspeed_configuration_name_lines() {
+    let folder = tempfile::tempdir().unwrap();
+    let [run, json] = ["run.yaml", "ds.json"].map(|name| folder.path().join(name));
+    let build = |of_run: &str, of_json: &str| {
+        std::fs::write(&json, of_json).unwrap();
+        let text = format!("use_deepspeed: true\ndeepspeed_config: {{deepspeed_config_file: {}}}\n", json.display());
+        std::fs::write(&run, text + of_run).unwrap();
+        Accelerator::builder().cpu(true).config_file(&run).build()
+    };
+    let zero = "{\n\"zero_optimization\": {\"stage\": 2},\n";
+    for (of_run, of_json, words) in [
+        (
+            "mixed_precision: fp16\n",
+            "\"bf16\": {\n  \"enabled\": true}",
+            ["ds.json:4), but mixed_precision", "(mixed_precision: "],
+        ),
+        (
+            "gradient_accumulation_steps: 4\n",
+            "\"gradient_accumulation_steps\": 2",
+            ["gradient_accumulation_steps is 2 (", "(deepspeed_config.gradient_accumulation_steps: "],
+        ),
+    ] {
+        let text = build(of_run, &format!("{zero}{of_json}}}")).unwrap_err().to_string();
+        assert!(words.iter().all(|words| text.contains(words)) && text.contains("run.yaml:3)"), "{text}");
+    }
+    let of_json = "\"train_batch_size\": 24, \"train_micro_batch_size_per_gpu\": \"auto\"}";
+    let accelerator = build("gradient_accumulation_steps: 3\n", &format!("{zero}{of_json}")).unwrap();
+    let rows = TensorDataset::new(Tensor::arange(10, (Kind::Float, Device::Cpu))).unwrap();
+    let loader = DataLoader::builder(rows).batch_size(5).build().unwrap();
+    let text = accelerator.prepare(loader).map(drop).unwrap_err().to_string();
+    assert!(text.contains("processes is 15") && text.contains("num_steps: ") && text.contains("run.yaml:3)"), "{text}");
+}
+
 #[test]
 fn hooks_of_replicas_are_refused_where_models_are_sharded() {
     let hook = DistributedDataParallelKwargs { comm_hook: Some("fp16".parse().unwrap()), ..Default::default() };

@@ -143,7 +143,8 @@ fn resolve(arguments: &Arguments, lookup: &dyn Fn(&str) -> Option<String>) -> Re
     let flags = arguments.settings.said.clone();
     let run = RunConfig::resolve(Sources { flags, environment: Some(&lookup), file, ..Default::default() })?;
     if run.cluster.use_deepspeed {
-        run.deepspeed.config(&|path| fs::read_to_string(path))?;
+        let read = run.deepspeed.config(&|path| fs::read_to_string(path));
+        read.map_err(|error| run.with_places("deepspeed_config", error))?;
     }
     Ok(run)
 }
@@ -314,6 +315,20 @@ mod tests {
         fs::write(&path, "num_process: 3\n").unwrap();
         let error = resolve(&arguments, &|_| None).unwrap_err().to_string();
         assert!(error.contains("run.yaml:1") && error.contains("\"num_processes\""), "{error}");
+    }
+
+    /// Both places of a contradiction are named: the key of the DeepSpeed configuration, and the setting.
+    #[test]
+    fn a_deepspeed_file_and_a_setting_that_differ_are_named_with_their_lines() {
+        let folder = tempfile::tempdir().unwrap();
+        let [run, json] = ["run.yaml", "ds.json"].map(|name| folder.path().join(name));
+        fs::write(&json, "{\n  \"zero_optimization\": {\n    \"stage\": 3\n  }\n}\n").unwrap();
+        let text = format!("deepspeed_config:\n  zero_stage: 2\n  deepspeed_config_file: {}\n", json.display());
+        fs::write(&run, format!("distributed_type: DEEPSPEED\n{text}")).unwrap();
+        let arguments = arguments(&format!("--config_file {} train", run.display()));
+        let error = resolve(&arguments, &|_| None).unwrap_err().to_string();
+        assert!(error.contains("zero_optimization.stage is 3") && error.contains("ds.json:3)"), "{error}");
+        assert!(error.contains(&format!("(deepspeed_config.zero_stage: {}:3)", run.display())), "{error}");
     }
 
     #[rstest]

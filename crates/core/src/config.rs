@@ -30,10 +30,11 @@ pub use callback::Callback;
 pub use cluster::{ClusterConfig, ClusterSettings, MpirunConfig, MpirunSettings};
 pub use data_loader::{DataLoaderConfiguration, DataLoaderSettings};
 pub use deep_speed::{
-    Auto, DeepSpeedBf16, DeepSpeedConfig, DeepSpeedFacts, DeepSpeedFp16, DeepSpeedOffload, DeepSpeedOptimizer,
-    DeepSpeedOptimizerType, DeepSpeedPlugin, DeepSpeedSchedule, DeepSpeedScheduler, DeepSpeedSchedulerType,
-    DeepSpeedSettings, DeepSpeedSource, DeepSpeedZeroOptimization, InertKey, OptimizerAlgorithm, OptimizerInCode,
-    ResolvedDeepSpeedConfig, SchedulerInCode, WarmupType, ZeroStage, check_deep_speed_prepared,
+    Auto, DeepSpeedBf16, DeepSpeedConfig, DeepSpeedFacts, DeepSpeedFile, DeepSpeedFp16, DeepSpeedOffload,
+    DeepSpeedOptimizer, DeepSpeedOptimizerType, DeepSpeedPlugin, DeepSpeedSchedule, DeepSpeedScheduler,
+    DeepSpeedSchedulerType, DeepSpeedSettings, DeepSpeedSource, DeepSpeedZeroOptimization, InertKey,
+    OptimizerAlgorithm, OptimizerInCode, PreparedFacts, ResolvedDeepSpeedConfig, SchedulerInCode, WarmupType,
+    ZeroStage,
 };
 pub use distributed_data_parallel::{
     DDPCommunicationHookType, DistributedDataParallelKwargs, DistributedDataParallelSettings, FIRST_BUCKET_BYTES,

@@ -76,6 +76,14 @@ impl Error {
         self
     }
 
+    /// What the text calls the settings that it is about, for whoever knows where they were said.
+    pub(crate) fn settings(&self) -> Vec<&str> {
+        match &self.0.kind {
+            ErrorKind::Config(kind) => kind.settings(),
+            _ => Vec::new(),
+        }
+    }
+
     /// A configuration value is outside its range, unknown, or contradicts another one.
     pub fn is_config(&self) -> bool {
         match &self.0.kind {

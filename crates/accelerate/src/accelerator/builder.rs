@@ -1,6 +1,6 @@
 //! From what the program says to an accelerator: the configuration is resolved here, once.
 
-use super::{Accelerator, DeepSpeed, KwargsHandler};
+use super::{Accelerator, DeepSpeed, KwargsHandler, deep_speed};
 use crate::amp::MixedPrecision;
 use crate::error::{Result, StateError};
 use crate::group::Group;
@@ -174,8 +174,8 @@ impl AcceleratorBuilder {
     /// of [`fsdp_plugin`](Self::fsdp_plugin), which it excludes. Default: none, or with `ACCELERATE_USE_DEEPSPEED` what the
     /// launcher's variables say.
     ///
-    /// Every key of the configuration is honoured, refused by name, or told to have no effect here. Batch sizes that it
-    /// leaves "auto" come from the loaders that are prepared; numbers that contradict each other are errors then.
+    /// Every key of the configuration is honoured, refused by name, or told to have no effect here. What it leaves open comes
+    /// from the objects that are prepared, in any order; numbers that contradict each other are errors then.
     /// `gradient_clipping` is done by each step of a prepared optimizer.
     ///
     /// ```
@@ -290,11 +290,9 @@ impl AcceleratorBuilder {
         join: impl FnOnce(&RunConfig, Lookup<'_>) -> Result<PartialState>,
     ) -> Result<Accelerator> {
         let mut config = self.resolve(lookup)?;
-        let deep_speed = config.cluster.use_deepspeed.then(|| DeepSpeed::read(&config.deepspeed)).transpose()?;
+        let deep_speed = deep_speed::read(&config)?;
         let state = join(&config, lookup)?;
-        if let Some(deep_speed) = &deep_speed {
-            deep_speed.settle(&mut config, &state)?;
-        }
+        let deep_speed = deep_speed.map(|read| DeepSpeed::settle(read, &mut config, &state)).transpose()?;
         for message in config.messages().iter().filter(|_| state.is_main_process()) {
             tracing::warn!("{message}");
         }
@@ -352,7 +350,7 @@ fn check_device(compilation: Compilation, device: Device) -> Result<()> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use accelerate_core::config::{AutocastKwargs, FloatType, MixedPrecisionPolicy};
+    use accelerate_core::config::{Auto, AutocastKwargs, FloatType, MixedPrecisionPolicy};
 
     fn build(builder: AcceleratorBuilder, variables: &[(&str, &str)]) -> Result<Accelerator> {
         let lookup = |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
@@ -407,7 +405,8 @@ mod tests {
             ("ACCELERATE_GRADIENT_CLIPPING", "0.5"),
         ];
         assert_eq!(strategy(builder(), &deep_speed), Some(OptimizerState));
-        assert_eq!(build(builder(), &deep_speed).unwrap().deep_speed().unwrap().gradient_clipping(), Some(0.5));
+        let clipping = build(builder(), &deep_speed).unwrap().config().deepspeed.gradient_clipping;
+        assert_eq!(clipping, Some(Auto::Value(0.5)));
     }
 
     #[test]

@@ -1,51 +1,49 @@
-//! Training by a DeepSpeed configuration: what it says becomes settings of the accelerator.
+//! Training by a DeepSpeed configuration: what it says becomes settings of the accelerator, and of what is prepared.
 
+use super::Accelerator;
 use crate::error::{Result, StateError};
 use crate::state::PartialState;
 use accelerate_core::config::{
-    Auto, DDPCommunicationHookType, DeepSpeedConfig, DeepSpeedFacts, DeepSpeedOptimizer, DeepSpeedSchedule,
-    DeepSpeedSettings, FloatType, GradScalerKwargs, GradScalerSettings, OptimizerInCode, ResolvedDeepSpeedConfig,
-    RunConfig, SchedulerInCode, ShardingStrategy, check_deep_speed_prepared,
+    DDPCommunicationHookType, DeepSpeedConfig, DeepSpeedFacts, DeepSpeedSettings, FloatType, GradScalerKwargs,
+    GradScalerSettings, PreparedFacts, ResolvedDeepSpeedConfig, RunConfig, ShardingStrategy,
 };
 use accelerate_core::settings::{Origin, Record};
 use std::fs;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Device;
 
-/// A configuration while objects are prepared: loaders tell numbers that it leaves open.
+/// A configuration and what it is resolved to: when the accelerator is built, and then by each call of `prepare` from what all
+/// calls so far have told. [`DeepSpeedSettings::resolve`] decides; here it is only kept.
 #[derive(Debug)]
 pub(crate) struct DeepSpeed {
     settings: DeepSpeedSettings,
     config: DeepSpeedConfig,
-    facts: Mutex<DeepSpeedFacts>,
-    /// What holds whatever is prepared.
-    resolved: OnceLock<ResolvedDeepSpeedConfig>,
+    /// With nothing prepared.
+    at_start: Arc<Resolution>,
+    now: Mutex<Arc<Resolution>>,
+    /// Nobody has told the number of micro-batches yet.
+    are_steps_open: AtomicBool,
+}
+
+/// What the run and its objects have told, and what follows from it.
+#[derive(Debug)]
+pub(super) struct Resolution {
+    facts: DeepSpeedFacts,
+    pub(super) config: ResolvedDeepSpeedConfig,
+}
+
+/// Reads the configuration that a run trains by, its file included.
+pub(super) fn read(run: &RunConfig) -> Result<Option<DeepSpeedConfig>> {
+    let read = || run.deepspeed.config(&|path| fs::read_to_string(path));
+    Ok(run.cluster.use_deepspeed.then(read).transpose().map_err(|error| with_places(run, error))?)
 }
 
 impl DeepSpeed {
-    /// Reads the configuration, its file included.
-    pub(super) fn read(settings: &DeepSpeedSettings) -> Result<Self> {
-        let config = settings.config(&|path| fs::read_to_string(path))?;
-        Ok(Self { settings: settings.clone(), config, facts: Mutex::default(), resolved: OnceLock::new() })
-    }
-
-    /// The same configuration where nothing is prepared yet.
-    pub(super) fn anew(&self) -> Self {
-        let facts =
-            DeepSpeedFacts { batch_sizes: Vec::new(), optimizer: None, scheduler: None, ..self.facts().clone() };
-        let (settings, config) = (self.settings.clone(), self.config.clone());
-        Self { settings, config, facts: Mutex::new(facts), resolved: self.resolved.clone() }
-    }
-
-    fn facts(&self) -> MutexGuard<'_, DeepSpeedFacts> {
-        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Puts into `run` what holds before any object is prepared. Where the batch size is left to the loaders, its numbers
-    /// are not checked yet.
-    pub(super) fn settle(&self, run: &mut RunConfig, state: &PartialState) -> Result<()> {
-        let steps = "gradient_accumulation_config.num_steps";
-        let is_said = *run.origin(steps) != Origin::Default;
+    /// Resolves the configuration before any object is prepared, and puts what holds then into `run`.
+    pub(super) fn settle(config: DeepSpeedConfig, run: &mut RunConfig, state: &PartialState) -> Result<Self> {
+        let settings = run.deepspeed.clone();
+        let is_said = *run.origin("gradient_accumulation_config.num_steps") != Origin::Default;
         let facts = DeepSpeedFacts {
             world_size: state.num_processes(),
             gradient_accumulation_steps: is_said.then_some(run.gradient_accumulation.num_steps),
@@ -54,11 +52,7 @@ impl DeepSpeed {
             computes_on_cpu: state.device() == Device::Cpu,
             ..Default::default()
         };
-        let mut config = self.without_batch_size();
-        // These are checked against the objects that are prepared for them.
-        (config.optimizer, config.scheduler) = (None, None);
-        let resolved = self.settings.resolve(&config, &facts)?;
-        *self.facts() = facts;
+        let resolved = settings.resolve(&config, &facts).map_err(|error| with_places(run, error))?;
         for inert in resolved.inert_keys.iter().filter(|_| state.is_main_process()) {
             tracing::info!("DeepSpeed's {} has no effect: {}", inert.key, inert.why);
         }
@@ -69,7 +63,8 @@ impl DeepSpeed {
         run.derive(CONFIGURATION, |run| {
             run.fsdp = resolved.fully_sharded_settings();
             run.cluster.mixed_precision = resolved.mixed_precision;
-            run.gradient_accumulation.num_steps = resolved.gradient_accumulation_steps;
+            let num_steps = &mut run.gradient_accumulation.num_steps;
+            *num_steps = resolved.gradient_accumulation_steps.unwrap_or(*num_steps);
         });
         let hook = run.ddp.comm_hook;
         if hook != DDPCommunicationHookType::No && run.fsdp.sharding_strategy != ShardingStrategy::NoShard {
@@ -77,91 +72,111 @@ impl DeepSpeed {
             let cure = "leave it out, and set communication_data_type in the configuration";
             return Err(StateError::NotAvailable { feature, cure }.into());
         }
-        // A configuration is settled once.
-        let _ = self.resolved.set(resolved);
-        Ok(())
+        Ok(Self::begin(settings, config, Arc::new(Resolution { facts, config: resolved })))
     }
 
-    /// Largest norm of gradients, to which every step of a prepared optimizer clips them.
-    pub(crate) fn gradient_clipping(&self) -> Option<f64> {
-        self.resolved.get()?.gradient_clipping
+    /// The same configuration with nothing prepared.
+    pub(super) fn anew(&self) -> Self {
+        let anew = Self::begin(self.settings.clone(), self.config.clone(), Arc::clone(&self.at_start));
+        // The number of micro-batches that holds is handed on, too.
+        anew.are_steps_open.store(self.are_steps_open.load(Ordering::Relaxed), Ordering::Relaxed);
+        anew
+    }
+
+    fn begin(settings: DeepSpeedSettings, config: DeepSpeedConfig, at_start: Arc<Resolution>) -> Self {
+        let are_steps_open = AtomicBool::new(at_start.config.gradient_accumulation_steps.is_none());
+        Self { settings, config, now: Mutex::new(Arc::clone(&at_start)), at_start, are_steps_open }
+    }
+
+    fn now(&self) -> MutexGuard<'_, Arc<Resolution>> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What follows if `objects` are prepared, too. Nothing is kept of it before [`take_over`](Self::take_over).
+    fn resolve(&self, objects: &PreparedFacts) -> accelerate_core::Result<Resolution> {
+        let earlier = Arc::clone(&self.now());
+        let mut facts = earlier.facts.clone();
+        facts.objects.extend(objects);
+        let config = self.settings.resolve(&self.config, &facts)?;
+        config.check_after(&earlier.config)?;
+        Ok(Resolution { facts, config })
+    }
+
+    fn take_over(&self, resolution: Resolution) -> Arc<Resolution> {
+        if resolution.config.gradient_accumulation_steps.is_some() {
+            self.steps_are_said();
+        }
+        std::mem::replace(&mut self.now(), Arc::new(resolution))
+    }
+
+    /// Forgets what objects have told that are no more.
+    pub(super) fn forget_objects(&self) {
+        *self.now() = Arc::clone(&self.at_start);
+    }
+
+    /// Somebody has told the number of micro-batches.
+    pub(super) fn steps_are_said(&self) {
+        self.are_steps_open.store(false, Ordering::Relaxed);
+    }
+
+    /// Refuses to accumulate where only a loader could tell the number of micro-batches, and none was prepared.
+    pub(super) fn check_steps(&self) -> Result<()> {
+        match self.are_steps_open.load(Ordering::Relaxed) {
+            true => Err(StateError::OpenAccumulation.into()),
+            false => Ok(()),
+        }
     }
 
     /// What `save_model` writes floating-point weights in, if not in their own type.
-    pub(crate) fn saved_dtype(&self) -> Option<FloatType> {
-        self.resolved.get()?.saved_dtype()
-    }
-
-    /// Compares the batch size of one more loader with the configuration. Returns the number of micro-batches per step.
-    ///
-    /// # Errors
-    /// The numbers do not multiply to `train_batch_size`, or "auto" remains.
-    pub(crate) fn loader_prepared(&self, batch_size: Option<usize>) -> Result<usize> {
-        let mut config = self.config.clone();
-        (config.optimizer, config.scheduler) = (None, None);
-        let facts = {
-            let mut facts = self.facts();
-            facts.batch_sizes.push(batch_size);
-            DeepSpeedFacts { optimizer: None, scheduler: None, ..facts.clone() }
-        };
-        let resolved = self.settings.resolve(&config, &facts)?;
-        // Told here, because loaders for evaluation may well have other sizes.
-        for inert in resolved.inert_keys.iter().filter(|inert| inert.key == "train_micro_batch_size_per_gpu") {
-            tracing::warn!("DeepSpeed's {} has no effect: {}", inert.key, inert.why);
-        }
-        Ok(resolved.gradient_accumulation_steps)
-    }
-
-    /// Refuses an optimizer of the program's own beside one of the configuration.
-    pub(crate) fn optimizer_prepared(&self, lr: Option<f64>) -> Result<()> {
-        let own = OptimizerInCode::Own { lr };
-        check_deep_speed_prepared(&self.config, Some(&own), None)?;
-        self.facts().optimizer = Some(own);
-        Ok(())
-    }
-
-    /// Refuses a scheduler of the program's own beside one of the configuration.
-    pub(crate) fn scheduler_prepared(&self) -> Result<()> {
-        Ok(check_deep_speed_prepared(&self.config, self.facts().optimizer.as_ref(), Some(&SchedulerInCode::Own))?)
-    }
-
-    /// The optimizer that the configuration describes, for a dummy with these numbers.
-    pub(crate) fn optimizer(&self, lr: Option<f64>, weight_decay: Option<f64>) -> Result<DeepSpeedOptimizer> {
-        let dummy = OptimizerInCode::Dummy { lr, weight_decay };
-        check_deep_speed_prepared(&self.config, Some(&dummy), None)?;
-        let config = DeepSpeedConfig { scheduler: None, ..self.without_batch_size() };
-        let facts = DeepSpeedFacts { optimizer: Some(dummy), scheduler: None, ..self.facts().clone() };
-        let resolved = self.settings.resolve(&config, &facts)?;
-        self.facts().optimizer = facts.optimizer;
-        resolved.optimizer.ok_or_else(|| StateError::NoDeepSpeedSection { section: "optimizer" }.into())
-    }
-
-    /// The schedule that the configuration describes, for a dummy with these numbers.
-    pub(crate) fn schedule(
-        &self,
-        total_num_steps: Option<u64>,
-        warmup_num_steps: Option<usize>,
-    ) -> Result<DeepSpeedSchedule> {
-        let dummy = SchedulerInCode::Dummy { total_num_steps, warmup_num_steps, has_callable: false };
-        let facts = DeepSpeedFacts { scheduler: Some(dummy), ..self.facts().clone() };
-        let resolved = self.settings.resolve(&self.without_batch_size(), &facts)?;
-        resolved.scheduler.ok_or_else(|| StateError::NoDeepSpeedSection { section: "scheduler" }.into())
+    pub(super) fn saved_dtype(&self) -> Option<FloatType> {
+        self.at_start.config.saved_dtype()
     }
 
     /// Is the program to build models without memory for their parameters?
-    pub(crate) fn wants_empty_weights(&self) -> bool {
+    pub(super) fn wants_empty_weights(&self) -> bool {
         self.settings.zero3_init_flag == Some(true)
     }
+}
 
-    /// The configuration with some batch size, where it leaves that to the loaders.
-    fn without_batch_size(&self) -> DeepSpeedConfig {
-        let mut config = self.config.clone();
-        if !matches!(config.train_micro_batch_size_per_gpu, Some(Auto::Value(_))) {
-            config.train_micro_batch_size_per_gpu = Some(Auto::Value(1));
-            config.train_batch_size = Some(Auto::Auto);
+impl Accelerator {
+    /// The DeepSpeed configuration as it is with these objects. Ranks compare it if `has_model`, which makes it collective:
+    /// with other numbers they would go different ways.
+    pub(super) fn resolve_deep_speed(&self, objects: &PreparedFacts, has_model: bool) -> Result<Option<Resolution>> {
+        let Some(deep_speed) = self.deep_speed() else { return Ok(None) };
+        let resolution = deep_speed.resolve(objects).map_err(|error| with_places(self.config(), error).into());
+        if !has_model {
+            return resolution.map(Some);
         }
-        config
+        let group = &self.session().group;
+        let resolution = group.agree_on_success("resolving the DeepSpeed configuration", resolution)?;
+        group.agree(
+            "prepare",
+            &resolution.config.summary(),
+            "prepare the same objects with the same numbers on all ranks",
+        )?;
+        Ok(Some(resolution))
     }
+
+    /// Goes by `resolution` from now on, whose objects are prepared.
+    pub(super) fn take_over_deep_speed(&self, resolution: Resolution) -> Result<()> {
+        let Some(deep_speed) = self.deep_speed() else { return Ok(()) };
+        let (steps, inert) = (resolution.config.gradient_accumulation_steps, resolution.config.inert_keys.clone());
+        let earlier = deep_speed.take_over(resolution);
+        let is_new = |key| !earlier.config.inert_keys.contains(key);
+        for inert in inert.iter().filter(|key| self.is_main_process() && is_new(key)) {
+            tracing::warn!("DeepSpeed's {} has no effect: {}", inert.key, inert.why);
+        }
+        match steps {
+            Some(steps) if earlier.config.gradient_accumulation_steps.is_none() => {
+                self.set_gradient_accumulation_steps(steps)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn with_places(run: &RunConfig, error: accelerate_core::Error) -> accelerate_core::Error {
+    run.with_places("deepspeed_config", error)
 }
 
 const CONFIGURATION: &str = "DeepSpeed configuration";

@@ -220,6 +220,9 @@ impl Accelerator {
     /// micro-batches starts anew.
     pub fn free_memory(&self) {
         self.session().clear();
+        if let Some(deep_speed) = self.deep_speed() {
+            deep_speed.forget_objects();
+        }
         self.register_scaler();
     }
 }

@@ -69,9 +69,11 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// Those of `body`; a model that was not prepared.
+    /// Those of `body`; a model that was not prepared; a DeepSpeed configuration whose number of micro-batches only a loader
+    /// can tell, and none was prepared.
     pub fn accumulate<T>(&self, models: &(impl HasParameters + ?Sized), body: impl FnOnce() -> Result<T>) -> Result<T> {
         for_each_engine(models, "accumulate", &mut |_| {})?;
+        self.deep_speed().map_or(Ok(()), |deep_speed| deep_speed.check_steps())?;
         let decision = self.session().gradient_state.begin_micro_batch();
         // Whoever keeps gradients local around this, `no_sync` or `LocalSGD`, goes on doing so.
         if decision.reduce { body() } else { self.no_sync(models, body) }
@@ -126,7 +128,11 @@ impl Accelerator {
 
     /// Changes the number of micro-batches of coming windows.
     pub fn set_gradient_accumulation_steps(&self, steps: usize) -> Result<()> {
-        self.session().gradient_state.set_num_steps(steps)
+        self.session().gradient_state.set_num_steps(steps)?;
+        if let Some(deep_speed) = self.deep_speed() {
+            deep_speed.steps_are_said();
+        }
+        Ok(())
     }
 
     /// Runs `body` in the run's mixed precision, for computations outside of prepared models. `kwargs` are settings for this

@@ -90,9 +90,17 @@ pub(crate) enum StateError {
     NoDeepSpeedSection { section: &'static str },
 
     #[error(
-        "the DummyScheduler was prepared before its DummyOptim; prepare the optimizer first, or in the same tuple before it"
+        "the DummyScheduler was prepared before its DummyOptim, whose learning rate it drives; pass both to one call of \
+         prepare, or the optimizer to an earlier one"
     )]
     SchedulerBeforeOptimizer,
+
+    #[error(
+        "gradient_accumulation_steps follows from train_batch_size and the batches of the loaders, as the DeepSpeed \
+         configuration is written, but no loader was prepared; prepare it before the first step, or write \
+         gradient_accumulation_steps or train_micro_batch_size_per_gpu into the configuration"
+    )]
+    OpenAccumulation,
 
     #[error(
         "GradScalerKwargs.{field} is {said} ({origin}), but the section fp16 of the DeepSpeed configuration makes it {configured}; \

@@ -110,8 +110,8 @@ fn build(groups: Vec<ParamGroup>, optimizer: &DeepSpeedOptimizer) -> Result<Box<
 }
 
 /// Stands for the schedule of a DeepSpeed configuration (`DummyScheduler` of the reference): `prepare` makes that one, for
-/// the optimizer that is made of the [`DummyOptim`], which is prepared before it. It moves one step with each step of the
-/// optimizer. See there for an example.
+/// the optimizer that is made of the [`DummyOptim`]. Both go to the same call, in any order, or the optimizer to an earlier
+/// one. It moves one step with each step of the optimizer. See there for an example.
 #[derive(Debug)]
 #[must_use = "it does nothing before `prepare`"]
 pub struct DummyScheduler {

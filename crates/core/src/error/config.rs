@@ -37,6 +37,24 @@ pub(crate) enum ConfigErrorKind {
     DynamoSetting { field: &'static str, found: String, backend: &'static str, why: &'static str },
 }
 
+impl ConfigErrorKind {
+    /// What the text calls the settings that it is about: their paths, or their fields where the record is known.
+    pub(super) fn settings(&self) -> Vec<&str> {
+        match self {
+            Self::DeepSpeed(kind) => kind.settings(),
+            Self::MustBePositive { name } | Self::OutOfRange { name, .. } => vec![name],
+            Self::NoFolder { field } | Self::NoSuchModule { field, .. } => vec![field],
+            Self::Contradiction { first, second, .. } => vec![first, second],
+            Self::UnknownName { what, .. } => vec![what],
+            Self::PowerSgdOptions { .. } => vec!["comm_state_option"],
+            Self::NotAvailable { .. } => vec!["mixed_precision_policy"],
+            Self::DynamoNeedsPython { .. } => vec!["backend"],
+            Self::DynamoSetting { field, .. } => vec![field, "backend"],
+            Self::IncompleteMesh { .. } => vec!["dp_shard_size"],
+        }
+    }
+}
+
 fn quoted(choices: &[&str]) -> String {
     choices.iter().map(|choice| format!("{choice:?}")).collect::<Vec<_>>().join(", ")
 }

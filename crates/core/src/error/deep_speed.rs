@@ -29,11 +29,18 @@ pub(crate) enum DeepSpeedErrorKind {
     )]
     Conflicts { conflicts: Vec<Conflict> },
     #[error(
-        "train_batch_size is {train}, but train_micro_batch_size_per_gpu {micro} * gradient_accumulation_steps \
+        "train_batch_size is {train}, but train_micro_batch_size_per_gpu {micro}{whose} * gradient_accumulation_steps \
          {accumulation} * {world_size} processes is {product}; write {product} or \"auto\" for train_batch_size, or change \
          one of the others"
     )]
-    BatchSize { train: usize, micro: usize, accumulation: usize, world_size: usize, product: usize },
+    BatchSize {
+        train: usize,
+        micro: usize,
+        whose: &'static str,
+        accumulation: usize,
+        world_size: usize,
+        product: usize,
+    },
     #[error(
         "train_batch_size is {train}, which cannot be divided by {known} * {world_size} processes to give {wanted}; make it \
          a multiple of {}, or write {wanted} instead",
@@ -71,6 +78,28 @@ pub(crate) enum DeepSpeedErrorKind {
          drive; pass a DummyScheduler, with a callable that makes the scheduler if it is not in the configuration"
     )]
     SchedulerOfDummy,
+    #[error(
+        "a DeepSpeed configuration describes one optimizer and one schedule, but the {dummy}s that were passed to prepare \
+         become two: {first}, and {second}; give them the same numbers, or prepare the second one with an accelerator of its \
+         own (AcceleratorBuilder::build_from)"
+    )]
+    TwoDummies { dummy: &'static str, first: String, second: String },
+    #[error(
+        "{what} is {before}, as an earlier call of prepare has decided; what is passed to prepare now makes it {now}; pass \
+         all of it to one call, or write the number into the DeepSpeed configuration"
+    )]
+    Changed { what: &'static str, before: String, now: String },
+}
+
+impl DeepSpeedErrorKind {
+    /// The settings that take part, by their paths.
+    pub(super) fn settings(&self) -> Vec<&str> {
+        match self {
+            Self::Conflicts { conflicts } => conflicts.iter().filter_map(|conflict| conflict.setting).collect(),
+            Self::BatchSize { .. } | Self::BatchDoesNotDivide { .. } => vec!["gradient_accumulation_config.num_steps"],
+            _ => Vec::new(),
+        }
+    }
 }
 
 /// One entry of a document that cannot be honoured.
@@ -123,15 +152,20 @@ impl fmt::Display for RemainingAuto {
 #[derive(Debug)]
 pub(crate) struct Conflict {
     pub(crate) key: String,
+    /// Where the configuration says it, if that is a file.
+    pub(crate) place: Option<String>,
     pub(crate) configured: String,
     pub(crate) source: &'static str,
+    /// The path of the setting that gives the other value, if it is one.
+    pub(crate) setting: Option<&'static str>,
     pub(crate) given: String,
 }
 
 impl fmt::Display for Conflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { key, configured, source, given } = self;
-        write!(f, "{key} is {configured}, but {source} is {given}")
+        let Self { key, place, configured, source, given, .. } = self;
+        let place = place.as_ref().map(|place| format!(" ({place})")).unwrap_or_default();
+        write!(f, "{key} is {configured}{place}, but {source} is {given}")
     }
 }
 

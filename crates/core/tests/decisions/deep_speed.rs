@@ -329,6 +329,23 @@ const DUMMY: Option<SchedulerInCode> =
 const CALLABLE: Option<SchedulerInCode> =
     Some(SchedulerInCode::Dummy { total_num_steps: None, warmup_num_steps: None, has_callable: true });
 
+/// The later of two calls of `prepare` may bring what the earlier one excludes.
+#[test]
+fn objects_of_several_calls_are_looked_at_together() {
+    let config = read(json!({"optimizer": {"type": "AdamW"}})).unwrap();
+    let scheduler = PreparedFacts { schedulers: OWN.into_iter().collect(), ..Default::default() };
+    let optimizer = PreparedFacts { optimizers: DUMMY_OPTIMIZER.into_iter().collect(), ..Default::default() };
+    for (first, second) in [(&scheduler, &optimizer), (&optimizer, &scheduler)] {
+        let mut facts = first.clone();
+        facts.check(&config).unwrap();
+        facts.extend(second);
+        assert!(facts.check(&config).unwrap_err().to_string().contains("together with a DummyOptim"));
+        let before = facts.clone();
+        facts.extend(second);
+        assert_eq!(facts, before, "what is known already is not kept twice");
+    }
+}
+
 #[rstest]
 #[case::nothing("", None, None, "")]
 #[case::own_both("", OWN_OPTIMIZER, OWN, "")]
@@ -357,7 +374,8 @@ fn who_makes_optimizer_and_scheduler(
         document["scheduler"]["type"] = json!("WarmupLR");
     }
     let config = read(document).unwrap();
-    match check_deep_speed_prepared(&config, optimizer.as_ref(), scheduler.as_ref()) {
+    let (optimizers, schedulers) = (optimizer.into_iter().collect(), scheduler.into_iter().collect());
+    match (PreparedFacts { optimizers, schedulers, ..Default::default() }).check(&config) {
         Ok(()) => assert_eq!(message, ""),
         Err(error) => {
             assert!(error.is_config() && !message.is_empty() && error.to_string().contains(message), "{error}");

@@ -1,23 +1,25 @@
 //! DeepSpeed configurations filled from a run, and how they are carried out.
 
+use super::deep_speed_objects::{SILENT_OPTIM, objects};
 use accelerate_core::Error;
 use accelerate_core::config::*;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-fn resolve(document: Value, facts: &DeepSpeedFacts) -> Result<ResolvedDeepSpeedConfig, Error> {
+pub(super) fn resolve(document: Value, facts: &DeepSpeedFacts) -> Result<ResolvedDeepSpeedConfig, Error> {
     let source = Some(document.to_string().parse()?);
     let plugin =
         DeepSpeedSettings { hf_ds_config: source, zero_stage: Some(ZeroStage::Parameters), ..Default::default() };
     plugin.resolve(&plugin.config(&|_| Ok(String::new()))?, facts)
 }
 
-fn loaders(sizes: &[usize]) -> DeepSpeedFacts {
-    DeepSpeedFacts { world_size: 2, batch_sizes: sizes.iter().copied().map(Some).collect(), ..Default::default() }
+pub(super) fn loaders(sizes: &[usize]) -> DeepSpeedFacts {
+    let objects = PreparedFacts { batch_sizes: sizes.iter().copied().map(Some).collect(), ..Default::default() };
+    DeepSpeedFacts { world_size: 2, objects, ..Default::default() }
 }
 
 #[track_caller]
-fn refuses(result: Result<ResolvedDeepSpeedConfig, Error>, messages: &[&str]) {
+pub(super) fn refuses(result: Result<ResolvedDeepSpeedConfig, Error>, messages: &[&str]) {
     let error = result.unwrap_err();
     let text = error.to_string();
     assert!(error.is_config());
@@ -26,82 +28,6 @@ fn refuses(result: Result<ResolvedDeepSpeedConfig, Error>, messages: &[&str]) {
     }
     let listed = text.matches("\n  - ").count();
     assert!(listed == 0 || listed == messages.len(), "{text}");
-}
-
-/// train, micro, accumulation; absent as `null`, on two processes.
-#[rstest]
-#[case::loaders(json!(["auto", "auto", "auto"]), &[8, 16], None, [16, 8, 1])]
-#[case::accelerator(json!(["auto", "auto", "auto"]), &[8], Some(4), [64, 8, 4])]
-#[case::nothing(json!([null, null, null]), &[8], None, [16, 8, 1])]
-#[case::accelerator_of_nothing(json!([null, null, null]), &[8], Some(3), [48, 8, 3])]
-#[case::written(json!([32, 4, 4]), &[], None, [32, 4, 4])]
-#[case::written_twice(json!([32, 4, 4]), &[4], Some(4), [32, 4, 4])]
-#[case::no_train(json!([null, 4, 3]), &[], None, [24, 4, 3])]
-#[case::no_micro(json!([24, null, 3]), &[], None, [24, 4, 3])]
-#[case::no_micro_whatever_loaders(json!([24, null, 3]), &[5], None, [24, 4, 3])]
-#[case::no_micro_and_no_loader(json!([24, "auto", 3]), &[], None, [24, 4, 3])]
-#[case::no_accumulation(json!([24, 4, null]), &[], None, [24, 4, 3])]
-#[case::no_accumulation_by_loader(json!([24, "auto", null]), &[4], None, [24, 4, 3])]
-#[case::train_alone(json!([24, null, null]), &[], None, [24, 12, 1])]
-fn batches(#[case] written: Value, #[case] sizes: &[usize], #[case] given: Option<usize>, #[case] wanted: [usize; 3]) {
-    let document = json!({
-        "train_batch_size": written[0], "train_micro_batch_size_per_gpu": written[1],
-        "gradient_accumulation_steps": written[2], "zero_optimization": {}
-    });
-    let facts = DeepSpeedFacts { gradient_accumulation_steps: given, ..loaders(sizes) };
-    let found = resolve(document, &facts).unwrap();
-    let found = [found.train_batch_size, found.train_micro_batch_size_per_gpu, found.gradient_accumulation_steps];
-    assert_eq!(found, wanted);
-}
-
-#[rstest]
-#[case::product(json!([16, 4, 4]), &[], None,
-    "train_batch_size is 16, but train_micro_batch_size_per_gpu 4 * gradient_accumulation_steps 4 * 2 processes is 32; \
-     write 32 or \"auto\"")]
-#[case::auto_accumulation(json!([16, 4, "auto"]), &[], None, "gradient_accumulation_steps 1 * 2 processes is 8")]
-#[case::by_loader(json!([24, "auto", 3]), &[5], None, "per_gpu 5 * gradient_accumulation_steps 3 * 2 processes is 30")]
-#[case::accumulation(json!([24, 5, null]), &[], None,
-    "train_batch_size is 24, which cannot be divided by train_micro_batch_size_per_gpu * 2 processes to give \
-     gradient_accumulation_steps; make it a multiple of 10")]
-#[case::micro(json!([24, null, 5]), &[], None, "to give train_micro_batch_size_per_gpu; make it a multiple of 10")]
-#[case::no_loader(json!(["auto", "auto", 1]), &[], None,
-    "train_micro_batch_size_per_gpu: no loader was passed to prepare")]
-#[case::other_accumulation(json!([32, 4, 4]), &[], Some(2),
-    "gradient_accumulation_steps is 4, but gradient_accumulation_steps of the accelerator is 2")]
-fn no_batches(#[case] written: Value, #[case] sizes: &[usize], #[case] given: Option<usize>, #[case] message: &str) {
-    let document = json!({
-        "train_batch_size": written[0], "train_micro_batch_size_per_gpu": written[1],
-        "gradient_accumulation_steps": written[2], "zero_optimization": {}
-    });
-    let facts = DeepSpeedFacts { gradient_accumulation_steps: given, ..loaders(sizes) };
-    refuses(resolve(document, &facts), &[message]);
-}
-
-#[test]
-fn loaders_tell_the_micro_batch() {
-    let document = || json!({"zero_optimization": {}, "train_micro_batch_size_per_gpu": "auto"});
-    let plugin = DeepSpeedSettings { is_train_batch_min: false, ..Default::default() };
-    let facts = loaders(&[8, 16]);
-    let config = plugin.config(&|_| Ok(String::new())).unwrap();
-    assert_eq!(plugin.resolve(&config, &facts).unwrap().train_micro_batch_size_per_gpu, 16);
-    let split = DeepSpeedFacts { split_batches: true, ..facts.clone() };
-    assert_eq!(resolve(document(), &split).unwrap().train_micro_batch_size_per_gpu, 4);
-    let tiny = DeepSpeedFacts { split_batches: true, ..loaders(&[1]) };
-    refuses(resolve(document(), &tiny), &["fewer rows than there are processes"]);
-    let unknown = DeepSpeedFacts { batch_sizes: vec![Some(8), None], ..facts };
-    refuses(resolve(document(), &unknown), &["has no batch size"]);
-    let nobody = DeepSpeedFacts { world_size: 0, ..Default::default() };
-    refuses(resolve(document(), &nobody), &["world_size is 0"]);
-}
-
-#[rstest]
-#[case(json!({"train_micro_batch_size_per_gpu": 4}), "train_micro_batch_size_per_gpu")]
-#[case(json!({"train_batch_size": 8}), "train_batch_size")]
-fn loaders_of_another_size_are_told(#[case] mut document: Value, #[case] key: &str) {
-    document["zero_optimization"] = json!({});
-    let keys = |facts: &DeepSpeedFacts| resolve(document.clone(), facts).unwrap().inert_keys;
-    assert_eq!(keys(&loaders(&[8])).iter().map(|inert| inert.key.as_str()).collect::<Vec<_>>(), [key]);
-    assert_eq!((keys(&loaders(&[4, 8])), keys(&loaders(&[]))), (vec![], vec![]));
 }
 
 #[rstest]
@@ -167,129 +93,6 @@ fn losses_are_scaled_as_written() {
     let scaler = resolve(json!({"zero_optimization": {}}), &asked).unwrap().grad_scaler.unwrap();
     assert_eq!((scaler.init_scale, scaler.growth_interval), (65_536.0, 1000));
     scaler.check().unwrap();
-}
-
-fn dummies() -> DeepSpeedFacts {
-    DeepSpeedFacts {
-        optimizer: Some(OptimizerInCode::Dummy { lr: Some(0.1), weight_decay: Some(0.2) }),
-        scheduler: Some(SchedulerInCode::Dummy {
-            total_num_steps: Some(101),
-            warmup_num_steps: Some(0),
-            has_callable: false,
-        }),
-        ..loaders(&[1])
-    }
-}
-
-fn of_autos() -> Value {
-    json!({
-        "zero_optimization": {},
-        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}},
-        "scheduler": {"type": "WarmupDecayLR", "params": {
-            "warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto", "total_num_steps": "auto"}}
-    })
-}
-
-#[test]
-fn dummies_fill_optimizer_and_schedule() {
-    let found = resolve(of_autos(), &dummies()).unwrap();
-    let optimizer = found.optimizer.unwrap();
-    assert_eq!((optimizer.lr, optimizer.weight_decay), (0.1, 0.2));
-    let schedule = |total_num_steps| DeepSpeedSchedule::WarmupDecayLr {
-        warmup_min_lr: 0.0,
-        warmup_max_lr: 0.1,
-        warmup_num_steps: 1,
-        warmup_type: WarmupType::Log,
-        total_num_steps,
-    };
-    assert_eq!(found.scheduler, Some(schedule(51)));
-    let split = DeepSpeedFacts { split_batches: true, batch_sizes: vec![Some(2)], ..dummies() };
-    assert_eq!(resolve(of_autos(), &split).unwrap().scheduler, Some(schedule(101)));
-}
-
-#[test]
-fn what_is_not_said_has_defaults() {
-    let document = json!({
-        "zero_optimization": {}, "optimizer": {"type": "Adagrad"}, "scheduler": {"type": "WarmupLR"}
-    });
-    let facts =
-        DeepSpeedFacts { optimizer: Some(OptimizerInCode::Dummy { lr: None, weight_decay: None }), ..loaders(&[1]) };
-    let found = resolve(document.clone(), &facts).unwrap();
-    let optimizer = found.optimizer.unwrap();
-    assert_eq!((optimizer.lr, optimizer.weight_decay), (0.01, 0.0));
-    let wanted = DeepSpeedSchedule::WarmupLr {
-        warmup_min_lr: 0.0,
-        warmup_max_lr: Some(0.01),
-        warmup_num_steps: 1000,
-        warmup_type: WarmupType::Log,
-    };
-    assert_eq!(found.scheduler, Some(wanted));
-    // Keys that are absent are filled by the dummies, too.
-    let optimizer = resolve(document, &DeepSpeedFacts { scheduler: None, ..dummies() }).unwrap().optimizer.unwrap();
-    assert_eq!((optimizer.lr, optimizer.weight_decay), (0.1, 0.2));
-}
-
-#[test]
-fn the_schedule_rises_to_the_rate_that_the_optimizer_has() {
-    let mut document = of_autos();
-    document["optimizer"]["params"]["lr"] = json!(0.5);
-    let facts =
-        DeepSpeedFacts { optimizer: Some(OptimizerInCode::Dummy { lr: None, weight_decay: None }), ..dummies() };
-    let schedule = resolve(document, &facts).unwrap().scheduler.unwrap();
-    assert!(matches!(schedule, DeepSpeedSchedule::WarmupDecayLr { warmup_max_lr: 0.5, .. }), "{schedule:?}");
-    let mut document = of_autos();
-    document["optimizer"] = json!(null);
-    let facts = DeepSpeedFacts { optimizer: Some(OptimizerInCode::Own { lr: Some(0.25) }), ..dummies() };
-    let schedule = resolve(document, &facts).unwrap().scheduler.unwrap();
-    assert!(matches!(schedule, DeepSpeedSchedule::WarmupDecayLr { warmup_max_lr: 0.25, .. }), "{schedule:?}");
-}
-
-#[test]
-fn autos_that_nothing_fills_are_listed_together() {
-    let mut document = of_autos();
-    document["optimizer"]["params"]["betas"] = json!("auto");
-    document["zero_optimization"]["overlap_comm"] = json!("auto");
-    document["train_micro_batch_size_per_gpu"] = json!("auto");
-    refuses(
-        resolve(document, &DeepSpeedFacts::default()),
-        &[
-            "optimizer.params.betas: nothing in the program tells it",
-            "zero_optimization.overlap_comm: nothing in the program tells it",
-            "train_micro_batch_size_per_gpu: no loader",
-            "optimizer.params.lr: no DummyOptim",
-            "optimizer.params.weight_decay: no DummyOptim",
-            "scheduler.params.warmup_num_steps: no DummyScheduler",
-            "scheduler.params.warmup_min_lr: no DummyScheduler",
-            "scheduler.params.warmup_max_lr: no DummyScheduler",
-            "scheduler.params.total_num_steps: no DummyScheduler with total_num_steps",
-        ],
-    );
-    let mut document = of_autos();
-    document["optimizer"] = json!(null);
-    let facts = DeepSpeedFacts { optimizer: None, ..dummies() };
-    refuses(resolve(document, &facts), &["scheduler.params.warmup_max_lr: the optimizer's rate is not known"]);
-}
-
-#[test]
-fn dummies_that_say_something_else_are_listed_together() {
-    let mut document = of_autos();
-    document["optimizer"]["params"] = json!({"lr": 0.5, "weight_decay": 0});
-    document["scheduler"]["params"] = json!({"warmup_num_steps": 5, "total_num_steps": 101});
-    refuses(
-        resolve(document, &dummies()),
-        &[
-            "optimizer.params.lr is 0.5, but lr of the DummyOptim is 0.1",
-            "optimizer.params.weight_decay is 0.0, but weight_decay of the DummyOptim is 0.2",
-            "scheduler.params.warmup_num_steps is 5, but warmup_num_steps of the DummyScheduler is 1",
-            "scheduler.params.total_num_steps is 101, but total_num_steps of the DummyScheduler, per process, is 51",
-        ],
-    );
-}
-
-#[test]
-fn mismatches_with_the_program_are_found_here_too() {
-    let own = DeepSpeedFacts { optimizer: Some(OptimizerInCode::Own { lr: None }), ..dummies() };
-    refuses(resolve(of_autos(), &own), &["pass a DummyOptim in its place"]);
 }
 
 /// Numbers of DeepSpeed's formulas for a rise of 4 steps and an end at 10.
@@ -460,7 +263,7 @@ fn no_groups_of_ranks(#[case] size: Value, #[case] message: &str) {
 #[case(3, ShardingStrategy::FullShard, AutoWrapPolicy::TransformerBasedWrap)]
 fn stages(#[case] stage: u64, #[case] strategy: ShardingStrategy, #[case] policy: AutoWrapPolicy) {
     let plugin = DeepSpeedSettings { zero_stage: ZeroStage::new(stage), ..Default::default() };
-    let facts = DeepSpeedFacts { batch_sizes: vec![Some(1)], ..Default::default() };
+    let facts = DeepSpeedFacts::default();
     let resolved = plugin.resolve(&plugin.config(&|_| Ok(String::new())).unwrap(), &facts).unwrap();
     let found = resolved.fully_sharded_settings();
     found.check().unwrap();
@@ -579,8 +382,8 @@ fn fields_beside_a_document() {
         ..Default::default()
     };
     let config = plugin.config(&|_| Ok(String::new())).unwrap();
-    let found = plugin.resolve(&config, &DeepSpeedFacts { world_size: 2, ..Default::default() }).unwrap();
-    assert_eq!((found.train_micro_batch_size_per_gpu, found.gradient_clipping), (2, Some(1.0)));
+    let found = plugin.resolve(&config, &objects(&[SILENT_OPTIM], &[])).unwrap();
+    assert_eq!((found.train_micro_batch_size_per_gpu, found.gradient_clipping), (Some(2), Some(1.0)));
     assert_eq!((found.mixed_precision, found.optimizer.unwrap().lr), (MixedPrecision::Fp16, 1e-4));
     assert_eq!(found.offload_optimizer, Some(OffloadTarget::Cpu));
 }

@@ -4,6 +4,7 @@
 mod accumulation;
 mod config;
 mod deep_speed;
+mod deep_speed_objects;
 mod deep_speed_resolve;
 mod environment;
 mod environment_plugins;

@@ -307,6 +307,35 @@ fn flags_that_cannot_be(#[case] said: &[(&str, &str)], #[case] words: &[&str]) {
     }
 }
 
+/// The places of an error are those of the settings that it is about: not of every word in its text, and not of settings of
+/// other sections that have the same name.
+#[rstest]
+#[case(
+    "mixed_precision: bf16\nddp_config: {dim: 0}\ndistributed_type: FSDP\nfsdp_config:\n  sharding_strategy: NO_SHARD\n  \
+        mixed_precision_policy: {reduce_dtype: bfloat16}\n",
+    "set mixed_precision",
+    "(fsdp_config.sharding_strategy: run.yaml:5, fsdp_config.mixed_precision_policy: run.yaml:6)"
+)]
+#[case(
+    "process_group_config: {backend: gloo}\ndynamo_config: {backend: inductor}\n",
+    "needs Python",
+    "(dynamo_config.backend: run.yaml:2)"
+)]
+#[case(
+    "mixed_precision: fp16\nuse_fsdp: true\nfsdp_config: {mixed_precision_policy: {param_dtype: bfloat16}}\n",
+    "autocast",
+    "(mixed_precision: run.yaml:1, fsdp_config.mixed_precision_policy: run.yaml:3)"
+)]
+fn places_are_those_of_the_settings_that_an_error_is_about(
+    #[case] text: &str,
+    #[case] words: &str,
+    #[case] places: &str,
+) {
+    let file = Some(ConfigFile::read(text, Path::new("run.yaml")).unwrap());
+    let error = RunConfig::resolve(Sources { file, ..Default::default() }).unwrap_err().to_string();
+    assert!(error.contains(words) && error.ends_with(places), "{error}");
+}
+
 /// What names a strategy in two places of different rank: the closer one counts, and what launchers write unasked does not.
 #[rstest]
 #[case::flag_before_file(&[("sharding_strategy", "FULL_SHARD")], "fsdp_reshard_after_forward: SHARD_GRAD_OP", "FULL_SHARD")]

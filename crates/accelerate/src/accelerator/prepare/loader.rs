@@ -1,8 +1,10 @@
 //! How a data loader is prepared: which rows this process gets.
 
+use super::Prepare;
 use crate::accelerator::Accelerator;
-use crate::data::{DataLoader, DataLoaderShard, LoaderKind, LoaderSettings, Shares};
+use crate::data::{DataLoader, DataLoaderShard, LoaderKind};
 use crate::error::Result;
+use accelerate_core::config::PreparedFacts;
 
 /// Which rows [`Accelerator::prepare_data_loader`] gives this process (`num_processes` and `process_index` of the
 /// reference's `prepare_data_loader`, `data_loader.py`).
@@ -56,24 +58,8 @@ impl Accelerator {
         loader: DataLoader<B, K>,
         options: PrepareDataLoaderOptions,
     ) -> Result<DataLoaderShard<B, K>> {
-        let (session, config) = (self.session(), self.config());
-        if let Some(deep_speed) = self.deep_speed() {
-            self.set_gradient_accumulation_steps(deep_speed.loader_prepared(loader.batch_size())?)?;
-        }
-        let shares = match options {
-            PrepareDataLoaderOptions { num_processes: None, process_index: None } => {
-                Shares::one_each(self.num_processes())
-            }
-            PrepareDataLoaderOptions { num_processes, process_index } => {
-                let num_shares = num_processes.unwrap_or(self.num_processes());
-                Shares::agree(self.group(), self.device(), num_shares, process_index.unwrap_or(self.process_index()))?
-            }
-        };
-        let settings = LoaderSettings {
-            configuration: &config.dataloader,
-            device_placement: config.accelerator.device_placement,
-            rng_types: &config.accelerator.rng_types,
-        };
-        loader.prepare_for(session, settings, shares)
+        let mut facts = PreparedFacts::default();
+        loader.describe(&mut facts);
+        self.prepare_by(&facts, false, |preparation| preparation.data_loader(loader, options))
     }
 }

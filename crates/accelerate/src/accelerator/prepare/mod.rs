@@ -1,26 +1,31 @@
 //! `prepare`: every kind of object knows how to become ready for many processes.
+//!
+//! First all objects of a call tell what a DeepSpeed configuration may leave to them (`describe`). That is resolved once, in
+//! `core`. Then each object is prepared by the one resolved configuration (`preparation`), kind by kind (`turn`), so the
+//! order of a tuple does not matter.
 
 mod compile;
 mod loader;
 mod model;
+mod preparation;
+mod turn;
 
 pub use loader::PrepareDataLoaderOptions;
 pub use model::PreparedModel;
+use preparation::Preparation;
+use turn::{Slot, Turn};
 
 use super::Accelerator;
-use crate::amp::float_kind;
 use crate::data::{DataLoader, DataLoaderShard, LoaderKind};
-use crate::engine::{self, inventory};
-use crate::error::{Result, StateError};
-use crate::nn::{Module, Param, ParamInitFn};
+use crate::engine::inventory;
+use crate::error::Result;
+use crate::nn::Module;
 use crate::optim::{
     AcceleratedOptimizer, AcceleratedScheduler, DeepSpeedLr, DummyOptim, DummyScheduler, LrScheduler, Optimizer,
-    SchedulerOptions,
 };
-use crate::session::{Object, PreparedParameters};
+use crate::session::PreparedParameters;
+use accelerate_core::config::{OptimizerInCode, PreparedFacts, SchedulerInCode};
 use accelerate_core::plan::{Plan, plan_data_parallel};
-use accelerate_core::schedule::SchedulerUnit;
-use std::sync::Arc;
 
 /// How [`Accelerator::prepare_model`] prepares a model.
 ///
@@ -44,12 +49,25 @@ pub struct PrepareModelOptions {
     label = "neither a Module, an Optimizer, an LrScheduler, a DataLoader nor a tuple of them",
     note = "a model implements accelerate::nn::Module, an optimizer accelerate::optim::Optimizer"
 )]
-pub trait Prepare<Kind> {
+pub trait Prepare<Kind>: Sized {
     /// The object made ready.
     type Prepared;
 
-    /// Makes the object ready. Collective for models; every rank prepares the same objects in the same order.
-    fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared>;
+    /// When it is prepared among the objects of one call.
+    #[doc(hidden)]
+    const TURN: Turn;
+
+    /// Is there a model, so that preparing is collective?
+    #[doc(hidden)]
+    const HAS_MODEL: bool = false;
+
+    /// Tells what a DeepSpeed configuration may leave to the object. All objects of a call tell it before one is prepared.
+    #[doc(hidden)]
+    fn describe(&self, _facts: &mut PreparedFacts) {}
+
+    /// Makes the object ready. Collective for models; every rank prepares the same objects.
+    #[doc(hidden)]
+    fn prepare(self, preparation: &Preparation<'_>) -> Result<Self::Prepared>;
 }
 
 /// The kinds of object that can be prepared; inferred, never written.
@@ -76,53 +94,78 @@ pub mod kind {
 
 impl<M: Module> Prepare<kind::Model> for M {
     type Prepared = PreparedModel<M>;
-    fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
-        accelerator.prepare_model(self, PrepareModelOptions::default())
+    const TURN: Turn = Turn::Model;
+    const HAS_MODEL: bool = true;
+
+    fn prepare(self, preparation: &Preparation<'_>) -> Result<Self::Prepared> {
+        preparation.model(self, PrepareModelOptions::default())
     }
 }
 
 impl<O: Optimizer> Prepare<kind::Optimizer> for O {
     type Prepared = AcceleratedOptimizer<O>;
-    fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
-        accelerator.prepare_optimizer(self)
+    const TURN: Turn = Turn::Optimizer;
+
+    fn describe(&self, facts: &mut PreparedFacts) {
+        facts.optimizers.push(OptimizerInCode::Own { lr: self.handle().learning_rates().first().copied() });
+    }
+
+    fn prepare(self, preparation: &Preparation<'_>) -> Result<Self::Prepared> {
+        preparation.optimizer(self)
     }
 }
 
 impl<B: Send + 'static, K: LoaderKind> Prepare<kind::DataLoader> for DataLoader<B, K> {
     type Prepared = DataLoaderShard<B, K>;
-    fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
-        accelerator.prepare_data_loader(self, PrepareDataLoaderOptions::default())
+    const TURN: Turn = Turn::DataLoader;
+
+    fn describe(&self, facts: &mut PreparedFacts) {
+        facts.batch_sizes.push(self.batch_size());
+    }
+
+    fn prepare(self, preparation: &Preparation<'_>) -> Result<Self::Prepared> {
+        preparation.data_loader(self, PrepareDataLoaderOptions::default())
     }
 }
 
 impl<S: LrScheduler> Prepare<kind::Scheduler> for S {
     type Prepared = AcceleratedScheduler<S>;
-    fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
-        accelerator.prepare_scheduler(self)
+    const TURN: Turn = Turn::Scheduler;
+
+    fn describe(&self, facts: &mut PreparedFacts) {
+        facts.schedulers.push(SchedulerInCode::Own);
+    }
+
+    fn prepare(self, preparation: &Preparation<'_>) -> Result<Self::Prepared> {
+        Ok(preparation.scheduler(self, preparation.accelerator.config().accelerator.scheduler_unit))
     }
 }
 
 impl Prepare<kind::Dummy> for DummyOptim {
     type Prepared = AcceleratedOptimizer<Box<dyn Optimizer>>;
-    fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
-        let Some(deep_speed) = accelerator.deep_speed() else {
-            return Err(StateError::DummyWithoutDeepSpeed { dummy: "DummyOptim" }.into());
-        };
-        let optimizer = deep_speed.optimizer(self.lr, self.weight_decay)?;
-        accelerator.wrap_optimizer(self.make(&optimizer)?)
+    const TURN: Turn = Turn::Optimizer;
+
+    fn describe(&self, facts: &mut PreparedFacts) {
+        let Self { lr, weight_decay, .. } = *self;
+        facts.optimizers.push(OptimizerInCode::Dummy { lr, weight_decay });
+    }
+
+    fn prepare(self, preparation: &Preparation<'_>) -> Result<Self::Prepared> {
+        preparation.dummy_optim(self)
     }
 }
 
 impl Prepare<kind::Dummy> for DummyScheduler {
     type Prepared = AcceleratedScheduler<DeepSpeedLr>;
-    fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
-        let Some(deep_speed) = accelerator.deep_speed() else {
-            return Err(StateError::DummyWithoutDeepSpeed { dummy: "DummyScheduler" }.into());
-        };
-        let handle = self.optimizer().ok_or(StateError::SchedulerBeforeOptimizer)?;
-        let schedule = deep_speed.schedule(self.total_num_steps, self.warmup_num_steps)?;
-        // The configuration counts steps of the optimizer.
-        Ok(accelerator.wrap_scheduler(DeepSpeedLr::new(handle, schedule), SchedulerUnit::OptimizerStep))
+    const TURN: Turn = Turn::Scheduler;
+
+    fn describe(&self, facts: &mut PreparedFacts) {
+        let Self { total_num_steps, warmup_num_steps, .. } = *self;
+        facts.schedulers.push(SchedulerInCode::Dummy { total_num_steps, warmup_num_steps, has_callable: false });
+    }
+
+    fn prepare(self, preparation: &Preparation<'_>) -> Result<Self::Prepared> {
+        preparation.dummy_scheduler(&self)
     }
 }
 
@@ -130,7 +173,9 @@ macro_rules! unchanged {
     ($($type:ty, [$($bounds:tt)*];)*) => {$(
         impl<$($bounds)*> Prepare<kind::Prepared> for $type {
             type Prepared = Self;
-            fn prepare(self, _: &Accelerator) -> Result<Self> {
+            const TURN: Turn = Turn::Model;
+
+            fn prepare(self, _: &Preparation<'_>) -> Result<Self> {
                 Ok(self)
             }
         }
@@ -151,8 +196,19 @@ macro_rules! tuple {
             $($object: Prepare<$kind>),*
         {
             type Prepared = ($($object::Prepared,)*);
-            fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
-                Ok(($(self.$index.prepare(accelerator)?,)*))
+            const TURN: Turn = Turn::of_tuple(&[$($object::TURN),*]);
+            const HAS_MODEL: bool = false $(|| $object::HAS_MODEL)*;
+
+            fn describe(&self, facts: &mut PreparedFacts) {
+                $(self.$index.describe(facts);)*
+            }
+
+            fn prepare(self, preparation: &Preparation<'_>) -> Result<Self::Prepared> {
+                let mut slots = ($(Slot::Waiting(self.$index),)*);
+                for turn in Turn::BEFORE_LAST {
+                    slots = ($(slots.$index.take(turn, preparation)?,)*);
+                }
+                Ok(($(slots.$index.finish(preparation)?,)*))
             }
         }
     };
@@ -168,7 +224,8 @@ tuple!(A KA 0, B KB 1, C KC 2, D KD 3, E KE 4, F KF 5, G KG 6);
 tuple!(A KA 0, B KB 1, C KC 2, D KD 3, E KE 4, F KF 5, G KG 6, H KH 7);
 
 impl Accelerator {
-    /// Makes models, optimizers, data loaders and schedulers ready for this run, in any order.
+    /// Makes models, optimizers, data loaders and schedulers ready for this run, in any order. The order of a tuple changes
+    /// nothing: all that its objects tell is known before the first one is made ready, and that happens kind by kind.
     ///
     /// - Models move to the device, become equal on all ranks (rank 0's weights), and average their
     ///   gradients over ranks during [`Accelerator::backward`]; their `forward` runs in mixed precision.
@@ -196,7 +253,23 @@ impl Accelerator {
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn prepare<Kind, T: Prepare<Kind>>(&self, objects: T) -> Result<T::Prepared> {
-        objects.prepare(self)
+        let mut facts = PreparedFacts::default();
+        objects.describe(&mut facts);
+        self.prepare_by(&facts, T::HAS_MODEL, |preparation| objects.prepare(preparation))
+    }
+
+    /// Resolves what all objects of a call tell, and then has them prepared by it. What they tell is kept when that is done.
+    fn prepare_by<T>(
+        &self,
+        facts: &PreparedFacts,
+        has_model: bool,
+        prepare: impl FnOnce(&Preparation<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let resolution = self.resolve_deep_speed(facts, has_model)?;
+        let deep_speed = resolution.as_ref().map(|resolution| &resolution.config);
+        let prepared = prepare(&Preparation { accelerator: self, deep_speed })?;
+        resolution.map_or(Ok(()), |resolution| self.take_over_deep_speed(resolution))?;
+        Ok(prepared)
     }
 
     /// Prepares one model. Collective.
@@ -216,39 +289,7 @@ impl Accelerator {
     /// # Errors
     /// As [`Accelerator::prepare`].
     pub fn prepare_model<M: Module>(&self, model: M, options: PrepareModelOptions) -> Result<PreparedModel<M>> {
-        let config = self.config();
-        let evaluation_mode = options.evaluation_mode;
-        compile::check(config.dynamo.compilation()?, model.compilation())?;
-        let store = model.params().clone();
-        if let Some(param) = store.parameters().iter().find(|param| param.shard_group().is_some()) {
-            return Err(StateError::AlreadySharded { parameter: param.name().to_owned() }.into());
-        }
-        if options.device_placement.unwrap_or(config.accelerator.device_placement) {
-            store.to_device(self.device())?;
-        }
-        let wants_empty = self.deep_speed().is_some_and(|deep_speed| deep_speed.wants_empty_weights());
-        if wants_empty && self.is_main_process() && !store.parameters().iter().any(Param::is_deferred) {
-            let cure = "build it over ParamStore::init_empty_weights";
-            tracing::warn!("zero3_init_flag has no effect on a model that each process has built whole; {cure}");
-        }
-        let param_init_fn = config.fsdp_in_use().and_then(|plugin| plugin.param_init_fn.as_ref());
-        if let Some(param_init_fn) = param_init_fn.and_then(|function| function.downcast_ref::<ParamInitFn>()) {
-            store.default_param_init_fn(param_init_fn);
-        }
-        let sharding = config.fsdp_in_use().map(|plugin| (plugin, self.mixed_precision()));
-        let engine = engine::start(&engine::Start {
-            mesh: &self.session().mesh,
-            store: &store,
-            kwargs: &config.ddp,
-            sharding,
-            evaluation_mode,
-        })?;
-        store.set_of_prepared_model(!evaluation_mode);
-        let prepared = PreparedParameters { store, engine: engine.clone() };
-        self.session().register(Object::Model(Arc::new(prepared)));
-        let policy = config.fsdp_in_use().and_then(|plugin| plugin.mixed_precision_policy);
-        let output_kind = policy.and_then(|policy| policy.output_dtype).map(float_kind);
-        Ok(PreparedModel::new(model, engine, self.precision().with_outputs(output_kind)))
+        self.prepare_by(&PreparedFacts::default(), true, |preparation| preparation.model(model, options))
     }
 
     /// How the parameters of each model prepared so far are kept, in the order of `prepare`; print it to see which are gathered
@@ -280,19 +321,7 @@ impl Accelerator {
     /// # Errors
     /// A DeepSpeed configuration has an optimizer too; its state is to be offloaded, and it has none that can be.
     pub fn prepare_optimizer<O: Optimizer>(&self, optimizer: O) -> Result<AcceleratedOptimizer<O>> {
-        if let Some(deep_speed) = self.deep_speed() {
-            deep_speed.optimizer_prepared(optimizer.handle().learning_rates().first().copied())?;
-        }
-        self.wrap_optimizer(optimizer)
-    }
-
-    fn wrap_optimizer<O: Optimizer>(&self, mut optimizer: O) -> Result<AcceleratedOptimizer<O>> {
-        if let Some(target) = self.optimizer_offload() {
-            optimizer.offload_state(target)?;
-        }
-        let (session, scaler) = (self.session().clone(), self.scaler().cloned());
-        let clipping = self.deep_speed().and_then(|deep_speed| deep_speed.gradient_clipping());
-        Ok(AcceleratedOptimizer::new(optimizer, session, scaler, clipping))
+        self.prepare::<kind::Optimizer, O>(optimizer)
     }
 
     /// Prepares one scheduler.
@@ -300,20 +329,6 @@ impl Accelerator {
     /// # Errors
     /// A DeepSpeed configuration has a scheduler too.
     pub fn prepare_scheduler<S: LrScheduler>(&self, scheduler: S) -> Result<AcceleratedScheduler<S>> {
-        if let Some(deep_speed) = self.deep_speed() {
-            deep_speed.scheduler_prepared()?;
-        }
-        Ok(self.wrap_scheduler(scheduler, self.config().accelerator.scheduler_unit))
-    }
-
-    fn wrap_scheduler<S: LrScheduler>(&self, scheduler: S, unit: SchedulerUnit) -> AcceleratedScheduler<S> {
-        let config = self.config();
-        let options = SchedulerOptions {
-            num_processes: self.num_processes(),
-            split_batches: config.dataloader.split_batches,
-            step_with_optimizer: config.accelerator.step_scheduler_with_optimizer,
-            unit,
-        };
-        AcceleratedScheduler::new(scheduler, self.session().clone(), options)
+        self.prepare::<kind::Scheduler, S>(scheduler)
     }
 }

@@ -1,10 +1,10 @@
 //! A DeepSpeed configuration as it is written.
 
 use super::reader::{FLAG, Findings, InertKey, Kind, NOT_NEGATIVE, POSITIVE, Section};
-use super::{Auto, DeepSpeedOptimizer, DeepSpeedScheduler, DeepSpeedZeroOptimization, json};
+use super::{Auto, DeepSpeedFile, DeepSpeedOptimizer, DeepSpeedScheduler, DeepSpeedZeroOptimization, json};
 use crate::Result;
 use crate::config::FloatType;
-use crate::error::deep_speed::{DeepSpeedErrorKind, Problem};
+use crate::error::deep_speed::{Conflict, DeepSpeedErrorKind, Problem};
 use serde_json::{Map, Value};
 
 /// `fp16`: half precision, and how losses are scaled in it.
@@ -82,6 +82,8 @@ pub struct DeepSpeedConfig {
     pub inert_keys: Vec<InertKey>,
     /// Keys that are "auto" although nothing ever fills them; an error once the configuration is resolved.
     pub unfilled_autos: Vec<String>,
+    /// The file that it was read from, for messages.
+    pub file: Option<DeepSpeedFile>,
 }
 
 const SCALE_POWER: Kind<u8> =
@@ -133,6 +135,14 @@ impl DeepSpeedConfig {
         }
         (config.inert_keys, config.unfilled_autos) = (inert, stray_autos);
         Ok(config)
+    }
+
+    /// The error of values that the program contradicts, each with its line where the configuration is a file.
+    pub(super) fn conflicts(&self, mut conflicts: Vec<Conflict>) -> crate::Error {
+        for conflict in &mut conflicts {
+            conflict.place = self.file.as_ref().map(|file| file.place(&conflict.key));
+        }
+        DeepSpeedErrorKind::Conflicts { conflicts }.into()
     }
 
     fn read(mut root: Section<'_>) -> Self {

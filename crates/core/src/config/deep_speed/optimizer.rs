@@ -3,6 +3,7 @@
 use super::Auto;
 use super::reader::{FLAG, Kind, NOT_NEGATIVE, RATIO, Section};
 use crate::names::spelled_enum;
+use std::fmt;
 
 spelled_enum! {
     /// Which optimizer a configuration asks for (`optimizer.type`). Others of DeepSpeed's and PyTorch's are refused.
@@ -114,6 +115,13 @@ pub struct DeepSpeedOptimizer<T = f64> {
     pub weight_decay: T,
     /// The rest.
     pub algorithm: OptimizerAlgorithm,
+}
+
+impl fmt::Display for DeepSpeedOptimizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { optimizer_type, lr, weight_decay, .. } = self;
+        write!(f, "{optimizer_type} with lr {lr} and weight_decay {weight_decay}")
+    }
 }
 
 const BETAS: Kind<[f64; 2]> = Kind::new("two numbers from 0 to 1", |value| {

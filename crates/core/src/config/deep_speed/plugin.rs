@@ -1,6 +1,7 @@
 //! The plugin that names a configuration, or takes its place.
 
-use super::{Auto, DeepSpeedConfig, DeepSpeedOffload, DeepSpeedZeroOptimization, ZeroStage, json};
+use super::merge::{Merge, Source};
+use super::{Auto, DeepSpeedConfig, DeepSpeedFile, DeepSpeedOffload, DeepSpeedZeroOptimization, ZeroStage, json};
 use crate::Result;
 use crate::config::OffloadDevice;
 use crate::error::config::ConfigErrorKind;
@@ -235,7 +236,8 @@ impl DeepSpeedSettings {
                 let text = read(path).map_err(|cause| {
                     crate::Error::new(DeepSpeedErrorKind::File { path: path.clone() }).caused_by(cause)
                 })?;
-                DeepSpeedConfig::from_json(&text)?
+                let file = Some(DeepSpeedFile::of(path, &text));
+                DeepSpeedConfig { file, ..DeepSpeedConfig::from_json(&text)? }
             }
         };
         if config.zero_optimization.is_none() && self.zero_stage.is_none() {
@@ -244,7 +246,7 @@ impl DeepSpeedSettings {
             return Err(DeepSpeedErrorKind::Document { problems }.into());
         }
         let conflicts = self.put_into(&mut config);
-        if conflicts.is_empty() { Ok(config) } else { Err(DeepSpeedErrorKind::Conflicts { conflicts }.into()) }
+        if conflicts.is_empty() { Ok(config) } else { Err(config.conflicts(conflicts)) }
     }
 
     /// What stands for a configuration where there is none.
@@ -263,50 +265,47 @@ impl DeepSpeedSettings {
     }
 
     fn put_into(&self, config: &mut DeepSpeedConfig) -> Vec<Conflict> {
+        macro_rules! field {
+            ($field:ident) => {
+                Source::setting(
+                    concat!("DeepSpeedPlugin.", stringify!($field)),
+                    concat!("deepspeed_config.", stringify!($field)),
+                )
+            };
+        }
         let mut merge = Merge::default();
         let zero = config.zero_optimization.get_or_insert_default();
-        let DeepSpeedOffload { device, nvme_path } = &mut zero.offload_optimizer;
         merge.put(
             "gradient_accumulation_steps",
-            "DeepSpeedPlugin.gradient_accumulation_steps",
+            field!(gradient_accumulation_steps),
             &mut config.gradient_accumulation_steps,
             self.gradient_accumulation_steps.and_then(Auto::value),
         );
         merge.put(
             "gradient_clipping",
-            "DeepSpeedPlugin.gradient_clipping",
+            field!(gradient_clipping),
             &mut config.gradient_clipping,
             self.gradient_clipping.and_then(Auto::value),
         );
-        merge.put("zero_optimization.stage", "DeepSpeedPlugin.zero_stage", &mut zero.stage, self.zero_stage);
+        merge.put("zero_optimization.stage", field!(zero_stage), &mut zero.stage, self.zero_stage);
+        let DeepSpeedOffload { device, nvme_path } = &mut zero.offload_optimizer;
+        let [key_of_device, key_of_path] =
+            ["zero_optimization.offload_optimizer.device", "zero_optimization.offload_optimizer.nvme_path"];
+        merge.put(key_of_device, field!(offload_optimizer_device), device, self.offload_optimizer_device);
         merge.put(
-            "zero_optimization.offload_optimizer.device",
-            "DeepSpeedPlugin.offload_optimizer_device",
-            device,
-            self.offload_optimizer_device,
-        );
-        merge.put(
-            "zero_optimization.offload_optimizer.nvme_path",
-            "DeepSpeedPlugin.offload_optimizer_nvme_path",
+            key_of_path,
+            field!(offload_optimizer_nvme_path),
             nvme_path,
             self.offload_optimizer_nvme_path.clone(),
         );
         let DeepSpeedOffload { device, nvme_path } = &mut zero.offload_param;
-        merge.put(
-            "zero_optimization.offload_param.device",
-            "DeepSpeedPlugin.offload_param_device",
-            device,
-            self.offload_param_device,
-        );
-        merge.put(
-            "zero_optimization.offload_param.nvme_path",
-            "DeepSpeedPlugin.offload_param_nvme_path",
-            nvme_path,
-            self.offload_param_nvme_path.clone(),
-        );
+        let [key_of_device, key_of_path] =
+            ["zero_optimization.offload_param.device", "zero_optimization.offload_param.nvme_path"];
+        merge.put(key_of_device, field!(offload_param_device), device, self.offload_param_device);
+        merge.put(key_of_path, field!(offload_param_nvme_path), nvme_path, self.offload_param_nvme_path.clone());
         merge.put(
             "zero_optimization.stage3_gather_16bit_weights_on_model_save",
-            "DeepSpeedPlugin.zero3_save_16bit_model",
+            field!(zero3_save_16bit_model),
             &mut zero.stage3_gather_16bit_weights_on_model_save,
             self.zero3_save_16bit_model,
         );
@@ -315,42 +314,6 @@ impl DeepSpeedSettings {
 }
 
 pub(super) const NVME_NEEDS_PATH: &str = "device \"nvme\" needs a folder on that disk";
-
-/// Puts values that the program gives into a configuration, and keeps those that it contradicts.
-#[derive(Default)]
-pub(super) struct Merge {
-    pub(super) conflicts: Vec<Conflict>,
-}
-
-impl Merge {
-    pub(super) fn put<T: PartialEq + Serialize>(
-        &mut self,
-        key: &str,
-        source: &'static str,
-        slot: &mut Option<Auto<T>>,
-        given: Option<T>,
-    ) {
-        let Some(given) = given else { return };
-        match slot {
-            Some(Auto::Value(configured)) => self.compare(key, configured, source, &given),
-            slot => *slot = Some(Auto::Value(given)),
-        }
-    }
-
-    pub(super) fn compare<T: PartialEq + Serialize>(
-        &mut self,
-        key: &str,
-        configured: &T,
-        source: &'static str,
-        given: &T,
-    ) {
-        if configured != given {
-            let shown = |value: &T| serde_json::to_string(value).unwrap_or_default();
-            let (configured, given) = (shown(configured), shown(given));
-            self.conflicts.push(Conflict { key: key.to_owned(), configured, source, given });
-        }
-    }
-}
 
 /// The reference writes "none" for a path that is not there.
 fn none_is_absent<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>

@@ -59,40 +59,74 @@ pub enum SchedulerInCode {
     },
 }
 
-/// Checks that optimizer and scheduler are each made by one side only (`Accelerator._prepare_deepspeed` of the
-/// reference). `None` is an object that was not passed.
-///
-/// # Errors
-///
-/// [`Error::is_config`](crate::Error::is_config): an optimizer in the configuration without a `DummyOptim`, or the other
-/// way round; a scheduler in the configuration although the program makes one, itself or by the callable of a
-/// `DummyScheduler`; a `DummyScheduler` for which there is neither; a scheduler of the program's own for a `DummyOptim`.
+/// What the objects tell that a program passes to `prepare`, in one call or in several. The order does not matter.
 ///
 /// ```
-/// use accelerate_core::config::{DeepSpeedConfig, OptimizerInCode, check_deep_speed_prepared};
-/// let config = DeepSpeedConfig::from_json(r#"{"optimizer": {"type": "AdamW"}}"#)?;
-/// let own = OptimizerInCode::Own { lr: Some(0.1) };
-/// let error = check_deep_speed_prepared(&config, Some(&own), None).unwrap_err();
-/// assert!(error.to_string().contains("pass a DummyOptim in its place"));
-/// # Ok::<(), accelerate_core::Error>(())
+/// use accelerate_core::config::{OptimizerInCode, PreparedFacts};
+/// let mut facts = PreparedFacts { batch_sizes: vec![Some(8)], ..Default::default() };
+/// let optimizers = vec![OptimizerInCode::Own { lr: Some(0.1) }];
+/// facts.extend(&PreparedFacts { optimizers, batch_sizes: vec![Some(8), Some(16)], ..Default::default() });
+/// assert_eq!((facts.batch_sizes, facts.optimizers.len()), (vec![Some(8), Some(16)], 1));
 /// ```
-pub fn check_deep_speed_prepared(
-    config: &DeepSpeedConfig,
-    optimizer: Option<&OptimizerInCode>,
-    scheduler: Option<&SchedulerInCode>,
-) -> Result<()> {
-    let is_dummy_optimizer = matches!(optimizer, Some(OptimizerInCode::Dummy { .. }));
-    match optimizer {
-        Some(OptimizerInCode::Own { .. }) if config.optimizer.is_some() => return Err(Kind::OptimizerTwice.into()),
-        Some(OptimizerInCode::Dummy { .. }) if config.optimizer.is_none() => return Err(Kind::NoOptimizer.into()),
-        _ => {}
-    }
-    match (scheduler, &config.scheduler) {
-        (Some(SchedulerInCode::Own | SchedulerInCode::Dummy { has_callable: true, .. }), Some(_)) => {
-            Err(Kind::SchedulerTwice.into())
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PreparedFacts {
+    /// Batch sizes of the loaders as the program made them; `None` for one that is not cut into batches of one size.
+    pub batch_sizes: Vec<Option<usize>>,
+    /// The optimizers.
+    pub optimizers: Vec<OptimizerInCode>,
+    /// The schedulers.
+    pub schedulers: Vec<SchedulerInCode>,
+}
+
+impl PreparedFacts {
+    /// Takes over what more objects tell. What is known already is not kept twice.
+    pub fn extend(&mut self, more: &Self) {
+        fn add<T: Clone + PartialEq>(known: &mut Vec<T>, more: &[T]) {
+            for fact in more {
+                if !known.contains(fact) {
+                    known.push(fact.clone());
+                }
+            }
         }
-        (Some(SchedulerInCode::Dummy { has_callable: false, .. }), None) => Err(Kind::NoScheduler.into()),
-        (Some(SchedulerInCode::Own), None) if is_dummy_optimizer => Err(Kind::SchedulerOfDummy.into()),
-        _ => Ok(()),
+        add(&mut self.batch_sizes, &more.batch_sizes);
+        add(&mut self.optimizers, &more.optimizers);
+        add(&mut self.schedulers, &more.schedulers);
+    }
+
+    /// Checks that optimizer and scheduler are each made by one side only (`Accelerator._prepare_deepspeed` of the
+    /// reference).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_config`](crate::Error::is_config): an optimizer in the configuration without a `DummyOptim`, or the other
+    /// way round; a scheduler in the configuration although the program makes one, itself or by the callable of a
+    /// `DummyScheduler`; a `DummyScheduler` for which there is neither; a scheduler of the program's own for a `DummyOptim`.
+    ///
+    /// ```
+    /// use accelerate_core::config::{DeepSpeedConfig, OptimizerInCode, PreparedFacts};
+    /// let config = DeepSpeedConfig::from_json(r#"{"optimizer": {"type": "AdamW"}}"#)?;
+    /// let optimizers = vec![OptimizerInCode::Own { lr: Some(0.1) }];
+    /// let error = PreparedFacts { optimizers, ..Default::default() }.check(&config).unwrap_err();
+    /// assert!(error.to_string().contains("pass a DummyOptim in its place"));
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    pub fn check(&self, config: &DeepSpeedConfig) -> Result<()> {
+        let mut has_dummy = false;
+        for optimizer in &self.optimizers {
+            match optimizer {
+                OptimizerInCode::Own { .. } if config.optimizer.is_some() => return Err(Kind::OptimizerTwice.into()),
+                OptimizerInCode::Own { .. } => {}
+                OptimizerInCode::Dummy { .. } if config.optimizer.is_none() => return Err(Kind::NoOptimizer.into()),
+                OptimizerInCode::Dummy { .. } => has_dummy = true,
+            }
+        }
+        self.schedulers.iter().try_for_each(|scheduler| match (scheduler, &config.scheduler) {
+            (SchedulerInCode::Own | SchedulerInCode::Dummy { has_callable: true, .. }, Some(_)) => {
+                Err(Kind::SchedulerTwice.into())
+            }
+            (SchedulerInCode::Dummy { has_callable: false, .. }, None) => Err(Kind::NoScheduler.into()),
+            (SchedulerInCode::Own, None) if has_dummy => Err(Kind::SchedulerOfDummy.into()),
+            _ => Ok(()),
+        })
     }
 }

@@ -3,23 +3,26 @@
 mod batch;
 mod sections;
 
-use super::plugin::{Merge, NVME_NEEDS_PATH};
+use super::merge::Merge;
+use super::plugin::NVME_NEEDS_PATH;
 use super::{
     Auto, DeepSpeedConfig, DeepSpeedOffload, DeepSpeedOptimizer, DeepSpeedSchedule, DeepSpeedSettings,
-    DeepSpeedZeroOptimization, InertKey, OptimizerInCode, SchedulerInCode, ZeroStage, check_deep_speed_prepared,
+    DeepSpeedZeroOptimization, InertKey, PreparedFacts, ZeroStage,
 };
 use crate::Result;
 use crate::config::{FloatType, GradScalerSettings, MixedPrecision, OffloadDevice, OffloadTarget};
 use crate::error::config::ConfigErrorKind;
 use crate::error::deep_speed::{DeepSpeedErrorKind, Problem, RemainingAuto};
+use std::fmt;
 use std::path::PathBuf;
 
-/// What the run knows when models, optimizers and loaders are prepared.
+/// What the run knows, and what the objects tell that were passed to `prepare` so far.
 ///
 /// ```
-/// use accelerate_core::config::DeepSpeedFacts;
-/// let facts = DeepSpeedFacts { world_size: 2, batch_sizes: vec![Some(8), Some(16)], ..Default::default() };
-/// assert!(facts.optimizer.is_none() && !facts.split_batches);
+/// use accelerate_core::config::{DeepSpeedFacts, PreparedFacts};
+/// let objects = PreparedFacts { batch_sizes: vec![Some(8), Some(16)], ..Default::default() };
+/// let facts = DeepSpeedFacts { world_size: 2, objects, ..Default::default() };
+/// assert!(facts.objects.optimizers.is_empty() && !facts.split_batches);
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeepSpeedFacts {
@@ -29,19 +32,15 @@ pub struct DeepSpeedFacts {
     pub gradient_accumulation_steps: Option<usize>,
     /// The mixed precision asked for; `No` asks for nothing.
     pub mixed_precision: MixedPrecision,
-    /// Batch size of each loader as the program made it; `None` for one that is not cut into batches of one size.
-    pub batch_sizes: Vec<Option<usize>>,
     /// Are batches of the loaders cut into one part for each process? Default false: each process gets whole ones.
     pub split_batches: bool,
     /// The width of the model's layers, if it is known. Without it three sizes that change nothing here stay unknown
     /// where they are "auto", which is an error in the reference.
     pub hidden_size: Option<u64>,
-    /// The optimizer, if one was passed.
-    pub optimizer: Option<OptimizerInCode>,
-    /// The scheduler, if one was passed.
-    pub scheduler: Option<SchedulerInCode>,
     /// Is everything computed in the memory of the host? Then what is offloaded there is there already. Default false.
     pub computes_on_cpu: bool,
+    /// What the objects tell. Default nothing: there are none yet.
+    pub objects: PreparedFacts,
 }
 
 impl Default for DeepSpeedFacts {
@@ -50,35 +49,34 @@ impl Default for DeepSpeedFacts {
             world_size: 1,
             gradient_accumulation_steps: None,
             mixed_precision: MixedPrecision::No,
-            batch_sizes: Vec::new(),
             split_batches: false,
             hidden_size: None,
-            optimizer: None,
-            scheduler: None,
             computes_on_cpu: false,
+            objects: PreparedFacts::default(),
         }
     }
 }
 
-/// A configuration in which every number is known.
+/// A configuration in which every number is known that the run and the objects so far tell.
 ///
 /// ```
-/// use accelerate_core::config::{DeepSpeedFacts, DeepSpeedSettings};
+/// use accelerate_core::config::{DeepSpeedFacts, DeepSpeedSettings, PreparedFacts};
 /// let plugin = DeepSpeedSettings::default();
-/// let facts = DeepSpeedFacts { world_size: 2, batch_sizes: vec![Some(8)], ..Default::default() };
+/// let objects = PreparedFacts { batch_sizes: vec![Some(8)], ..Default::default() };
+/// let facts = DeepSpeedFacts { world_size: 2, objects, ..Default::default() };
 /// let resolved = plugin.resolve(&plugin.config(&|_| Ok(String::new()))?, &facts)?;
-/// assert_eq!((resolved.train_micro_batch_size_per_gpu, resolved.train_batch_size), (8, 16));
+/// assert_eq!((resolved.train_micro_batch_size_per_gpu, resolved.train_batch_size), (Some(8), Some(16)));
 /// assert_eq!((resolved.gradient_clipping, resolved.zero_stage.as_u8()), (Some(1.0), 2));
 /// # Ok::<(), accelerate_core::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResolvedDeepSpeedConfig {
-    /// Rows per step of the optimizer, over all processes.
-    pub train_batch_size: usize,
-    /// Rows per forward pass of one process.
-    pub train_micro_batch_size_per_gpu: usize,
-    /// Forward passes per step of the optimizer.
-    pub gradient_accumulation_steps: usize,
+    /// Rows per step of the optimizer, over all processes. `None` before the loaders are there that tell it.
+    pub train_batch_size: Option<usize>,
+    /// Rows per forward pass of one process. `None` before the loaders are there that tell it.
+    pub train_micro_batch_size_per_gpu: Option<usize>,
+    /// Forward passes per step of the optimizer. `None` before the loaders are there that tell it.
+    pub gradient_accumulation_steps: Option<usize>,
     /// Largest 2-norm of all gradients together; `None` for no limit.
     pub gradient_clipping: Option<f64>,
     /// What is in parts instead of copies.
@@ -102,9 +100,9 @@ pub struct ResolvedDeepSpeedConfig {
     pub stage3_prefetch_bucket_size: Option<u64>,
     /// Elements below which a parameter stays whole, if given.
     pub stage3_param_persistence_threshold: Option<u64>,
-    /// The optimizer, if the configuration has one.
+    /// What the `DummyOptim`s become; `None` before there is one.
     pub optimizer: Option<DeepSpeedOptimizer>,
-    /// The schedule of the learning rate, if the configuration has one.
+    /// What the `DummyScheduler`s become; `None` before there is one.
     pub scheduler: Option<DeepSpeedSchedule>,
     /// What layers compute in.
     pub mixed_precision: MixedPrecision,
@@ -146,11 +144,15 @@ impl DeepSpeedSettings {
     /// Of the three numbers about batches one may be absent, which is then computed. `warmup_max_lr` is the rate that the
     /// optimizer will have; in the reference it is the `DummyOptim`'s, even where the configuration gives another.
     ///
+    /// What only objects can tell that are not there yet stays open, because later calls of `prepare` may bring them: it is
+    /// resolved again with the facts of all calls, whose order does not matter.
+    /// [`check_after`](ResolvedDeepSpeedConfig::check_after) then compares it with what is in use.
+    ///
     /// # Errors
     ///
-    /// [`Error::is_config`](crate::Error::is_config): what [`check_deep_speed_prepared`] refuses; each "auto" that nothing
-    /// fills, all in one error; numbers that differ from the program's, all in one error; a `train_batch_size` that is not
-    /// the product; fp16 and bf16 at once; an "nvme" device without a folder; parameters on NVMe without the optimizer's
+    /// [`Error::is_config`](crate::Error::is_config): what [`PreparedFacts::check`] refuses; each "auto" that the objects
+    /// do not fill, all in one error; numbers that differ from the program's, all in one error; dummies that become two
+    /// optimizers or two schedules; a `train_batch_size` that is not the product; fp16 and bf16 at once; an "nvme" device without a folder; parameters on NVMe without the optimizer's
     /// state; a `mics_shard_size` that does not divide the count of processes.
     ///
     /// ```
@@ -159,7 +161,7 @@ impl DeepSpeedSettings {
     /// let plugin = DeepSpeedSettings { hf_ds_config: Some(json.parse()?), ..Default::default() };
     /// let config = plugin.config(&|_| Ok(String::new()))?;
     /// let facts = DeepSpeedFacts { world_size: 2, ..Default::default() };
-    /// assert_eq!(plugin.resolve(&config, &facts)?.gradient_accumulation_steps, 2);
+    /// assert_eq!(plugin.resolve(&config, &facts)?.gradient_accumulation_steps, Some(2));
     ///
     /// let facts = DeepSpeedFacts { gradient_accumulation_steps: Some(4), ..facts };
     /// assert!(plugin.resolve(&config, &facts).unwrap_err().to_string().contains("* 2 processes is 32"));
@@ -169,12 +171,12 @@ impl DeepSpeedSettings {
         if facts.world_size == 0 {
             return Err(ConfigErrorKind::MustBePositive { name: "world_size" }.into());
         }
-        check_deep_speed_prepared(config, facts.optimizer.as_ref(), facts.scheduler.as_ref())?;
+        facts.objects.check(config)?;
         let mut filling = Filling::new(config, facts);
         let batch = filling.batch(self.is_train_batch_min);
         let (mixed_precision, grad_scaler) = filling.precision()?;
-        let optimizer = filling.optimizer();
-        let scheduler = filling.scheduler(optimizer.as_ref());
+        let optimizer = filling.optimizer()?;
+        let scheduler = filling.scheduler(optimizer.as_ref())?;
         let zero = config.zero_optimization.clone().unwrap_or_default();
         // Where a configuration says "auto" and nobody says more, the plugin's default holds, not DeepSpeed's.
         let auto_stage = self.zero_stage.unwrap_or(ZeroStage::Gradients);
@@ -220,6 +222,73 @@ impl DeepSpeedSettings {
     }
 }
 
+impl ResolvedDeepSpeedConfig {
+    /// Checks that numbers which are in use since an earlier call of `prepare` have not become others by what more objects
+    /// tell.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_config`](crate::Error::is_config), naming both numbers.
+    ///
+    /// ```
+    /// use accelerate_core::config::{DeepSpeedFacts, DeepSpeedSettings, PreparedFacts};
+    /// let json = r#"{"zero_optimization": {}, "train_batch_size": 24, "train_micro_batch_size_per_gpu": "auto"}"#;
+    /// let plugin = DeepSpeedSettings { hf_ds_config: Some(json.parse()?), ..Default::default() };
+    /// let config = plugin.config(&|_| Ok(String::new()))?;
+    /// let with_loaders = |batch_sizes: &[usize]| {
+    ///     let batch_sizes = batch_sizes.iter().copied().map(Some).collect();
+    ///     let objects = PreparedFacts { batch_sizes, ..Default::default() };
+    ///     plugin.resolve(&config, &DeepSpeedFacts { objects, ..Default::default() })
+    /// };
+    /// let error = with_loaders(&[8, 4])?.check_after(&with_loaders(&[8])?).unwrap_err();
+    /// assert!(error.to_string().starts_with("gradient_accumulation_steps is 3 (for batches of 8 rows), as an earlier call"));
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    pub fn check_after(&self, earlier: &Self) -> Result<()> {
+        let steps = |resolved: &Self| {
+            let (steps, rows) = (resolved.gradient_accumulation_steps?, resolved.train_micro_batch_size_per_gpu);
+            Some((steps, rows.map(|rows| format!(" (for batches of {rows} rows)")).unwrap_or_default()))
+        };
+        if let (Some((before, rows_before)), Some((now, rows_now))) = (steps(earlier), steps(self))
+            && before != now
+        {
+            let (before, now) = (format!("{before}{rows_before}"), format!("{now}{rows_now}"));
+            return Err(DeepSpeedErrorKind::Changed { what: "gradient_accumulation_steps", before, now }.into());
+        }
+        unchanged("the optimizer of the DeepSpeed configuration", earlier.optimizer, self.optimizer)?;
+        unchanged("the schedule of the DeepSpeed configuration", earlier.scheduler, self.scheduler)
+    }
+
+    /// What every process has to train by, in words: processes that differ in it would go different ways.
+    ///
+    /// ```
+    /// use accelerate_core::config::{DeepSpeedFacts, DeepSpeedSettings};
+    /// let plugin = DeepSpeedSettings::default();
+    /// let resolved = plugin.resolve(&plugin.config(&|_| Ok(String::new()))?, &DeepSpeedFacts::default())?;
+    /// assert_eq!(resolved.summary(), "gradient_accumulation_steps 1, gradient_clipping 1");
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    pub fn summary(&self) -> String {
+        let words = [
+            self.gradient_accumulation_steps.map(|steps| format!("gradient_accumulation_steps {steps}")),
+            self.gradient_clipping.map(|norm| format!("gradient_clipping {norm}")),
+            self.optimizer.map(|optimizer| optimizer.to_string()),
+            self.scheduler.map(|schedule| schedule.to_string()),
+        ];
+        words.into_iter().flatten().collect::<Vec<_>>().join(", ")
+    }
+}
+
+fn unchanged<T: PartialEq + fmt::Display>(what: &'static str, before: Option<T>, now: Option<T>) -> Result<()> {
+    match (before, now) {
+        (Some(before), Some(now)) if before != now => {
+            let (before, now) = (before.to_string(), now.to_string());
+            Err(DeepSpeedErrorKind::Changed { what, before, now }.into())
+        }
+        _ => Ok(()),
+    }
+}
+
 const PARAMETERS_ARE_WHOLE: &str = "below stage 3 parameters are whole";
 
 impl<'a> Filling<'a> {
@@ -244,7 +313,7 @@ impl<'a> Filling<'a> {
     /// The keys without effect, unless something was wrong.
     fn finish(self) -> Result<Vec<InertKey>> {
         if !self.merge.conflicts.is_empty() {
-            return Err(DeepSpeedErrorKind::Conflicts { conflicts: self.merge.conflicts }.into());
+            return Err(self.config.conflicts(self.merge.conflicts));
         }
         if !self.remaining.is_empty() {
             return Err(DeepSpeedErrorKind::RemainingAuto { remaining: self.remaining }.into());

@@ -4,6 +4,7 @@ use super::Auto;
 use super::reader::{COUNT, NOT_NEGATIVE, POSITIVE, RATIO, Section};
 use crate::names::spelled_enum;
 use std::f64::consts::PI;
+use std::fmt;
 
 spelled_enum! {
     /// Which schedule a configuration asks for (`scheduler.type`; DeepSpeed's `runtime/lr_schedules.py`). Others are
@@ -247,6 +248,27 @@ impl DeepSpeedSchedule {
                 };
                 base_lr * ratio
             }
+        }
+    }
+}
+
+impl fmt::Display for DeepSpeedSchedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::WarmupLr { warmup_max_lr, warmup_num_steps, .. } => {
+                let of_optimizer = || "the optimizer's rate".to_owned();
+                let warmup_max_lr = warmup_max_lr.map_or_else(of_optimizer, |rate| rate.to_string());
+                write!(f, "WarmupLR with warmup_max_lr {warmup_max_lr} and warmup_num_steps {warmup_num_steps}")
+            }
+            Self::WarmupDecayLr { warmup_max_lr, warmup_num_steps, total_num_steps, .. } => write!(
+                f,
+                "WarmupDecayLR with warmup_max_lr {warmup_max_lr}, warmup_num_steps {warmup_num_steps} and total_num_steps \
+                 {total_num_steps}"
+            ),
+            Self::WarmupCosineLr { warmup_num_steps, total_num_steps, .. } => write!(
+                f,
+                "WarmupCosineLR with warmup_num_steps {warmup_num_steps} and total_num_steps {total_num_steps}"
+            ),
         }
     }
 }

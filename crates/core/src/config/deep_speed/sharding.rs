@@ -51,8 +51,7 @@ impl ResolvedDeepSpeedConfig {
     ///     offload_optimizer_device: Some(OffloadDevice::Cpu),
     ///     ..Default::default()
     /// };
-    /// let facts = DeepSpeedFacts { batch_sizes: vec![Some(8)], ..Default::default() };
-    /// let resolved = plugin.resolve(&plugin.config(&|_| Ok(String::new()))?, &facts)?;
+    /// let resolved = plugin.resolve(&plugin.config(&|_| Ok(String::new()))?, &DeepSpeedFacts::default())?;
     /// let sharded = resolved.fully_sharded_settings();
     /// assert_eq!(sharded.sharding_strategy, ShardingStrategy::FullShard);
     /// assert_eq!(sharded.optimizer_offload(), Some(&OffloadTarget::Cpu));

@@ -66,10 +66,8 @@ impl RunConfig {
         normalise(&mut partial, &mut origins, &mut messages)?;
         stand(&partial, &origins, &mut messages)?;
         let config = partial.settle(origins, messages);
-        match config.check() {
-            Ok(()) => Ok(config),
-            Err(error) => Err(config.with_places(error)),
-        }
+        config.check()?;
+        Ok(config)
     }
 
     /// The variables by which a launcher says to its processes what flags and a file have said to it. What the environment
@@ -115,38 +113,60 @@ impl RunConfig {
         variables
     }
 
-    /// The error with the places of the settings that it names, where those are not the program's own.
-    fn with_places(&self, error: crate::Error) -> crate::Error {
-        let problem = error.to_string();
-        let is_word = |character: char| character.is_ascii_alphanumeric() || character == '_';
-        let words: Vec<_> = problem.split(|character| !is_word(character)).collect();
+    /// The error with the places of the settings that it is about, where those are not the program's own. It may call
+    /// settings of `section` by their fields alone.
+    ///
+    /// ```
+    /// use accelerate_core::config::{ConfigFile, DeepSpeedFacts, RunConfig, Sources};
+    /// let text = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 2\n  deepspeed_config_file: ds.json\n";
+    /// let file = Some(ConfigFile::read(text, "run.yaml".as_ref())?);
+    /// let run = RunConfig::resolve(Sources { file, ..Default::default() })?;
+    /// let read = |_: &std::path::Path| Ok(r#"{"zero_optimization": {"stage": 3}}"#.to_owned());
+    /// let error = run.with_places("deepspeed_config", run.deepspeed.config(&read).unwrap_err());
+    /// assert!(error.to_string().ends_with("(deepspeed_config.zero_stage: run.yaml:3)"), "{error}");
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_places(&self, section: &str, error: crate::Error) -> crate::Error {
+        let names = error.settings();
         let places: Vec<_> = settings()
-            .filter(|setting| words.contains(&setting.field))
+            .filter(|setting| names.iter().any(|name| is_named(setting, section, name)))
             .map(|setting| (setting.path, self.origin(setting.path)))
             .filter(|(_, origin)| !matches!(origin, Origin::Code | Origin::Default | Origin::Derived(_)))
             .map(|(path, origin)| format!("{path}: {origin}"))
             .collect();
         match places.is_empty() {
             true => error,
-            false => Kind::Places { problem, places: places.join(", ") }.into(),
+            false => Kind::Places { problem: error.to_string(), places: places.join(", ") }.into(),
         }
     }
 
     fn check(&self) -> Result<()> {
-        self.dataloader.check()?;
-        self.gradient_accumulation.check()?;
-        self.ddp.check()?;
-        self.grad_scaler.check()?;
-        self.process_group.check()?;
+        let in_section =
+            |section: &'static str, checked: Result<()>| checked.map_err(|error| self.with_places(section, error));
+        in_section("dataloader_config", self.dataloader.check())?;
+        in_section("gradient_accumulation_config", self.gradient_accumulation.check())?;
+        in_section("ddp_config", self.ddp.check())?;
+        in_section("grad_scaler_config", self.grad_scaler.check())?;
+        in_section("process_group_config", self.process_group.check())?;
         if let Some(fsdp) = self.fsdp_in_use() {
-            fsdp.check()?;
-            fsdp.check_precision(self.cluster.mixed_precision)?;
+            in_section("fsdp_config", fsdp.check())?;
+            in_section("fsdp_config", fsdp.check_precision(self.cluster.mixed_precision))?;
         }
         if self.cluster.use_deepspeed {
-            self.deepspeed.check()?;
+            in_section("deepspeed_config", self.deepspeed.check())?;
         }
-        self.dynamo.compilation().map(drop)
+        in_section("dynamo_config", self.dynamo.compilation().map(drop))
     }
+}
+
+/// Is the setting among the words of `name`: by its path, or in its own section by its field?
+fn is_named(setting: &Setting, section: &str, name: &str) -> bool {
+    let is_part_of_word = |character: char| character.is_ascii_alphanumeric() || "_.".contains(character);
+    name.split(|character| !is_part_of_word(character)).any(|word| {
+        let field = word.split('.').next().unwrap_or_default();
+        word == setting.path || (setting.section == section && field == setting.field)
+    })
 }
 
 fn merge(sources: Sources<'_>) -> Result<(PartialRunConfig, Origins)> {

@@ -3,12 +3,24 @@
 use super::Filling;
 use crate::Result;
 use crate::config::Auto;
+use crate::config::deep_speed::merge::Source;
 use crate::error::deep_speed::DeepSpeedErrorKind;
 
+/// What is `None` is left to loaders that have not been prepared yet.
 pub(super) struct Batch {
-    pub(super) train: usize,
-    pub(super) micro: usize,
-    pub(super) accumulation: usize,
+    pub(super) train: Option<usize>,
+    pub(super) micro: Option<usize>,
+    pub(super) accumulation: Option<usize>,
+}
+
+/// What the loaders tell of the rows that a process gets in one batch.
+#[derive(Clone, Copy)]
+enum Loaders {
+    /// None was prepared yet.
+    NotYet,
+    Rows(usize),
+    /// For this reason it cannot be known.
+    Unknown(&'static str),
 }
 
 const ACCUMULATION: &str = "gradient_accumulation_steps";
@@ -20,54 +32,66 @@ impl Filling<'_> {
         let world_size = self.facts.world_size;
         let train = self.config.train_batch_size.and_then(Auto::value);
         let written_micro = self.config.train_micro_batch_size_per_gpu;
-        let loaders = self.loaders_batch_size(is_train_batch_min);
+        let loaders = self.loaders(is_train_batch_min);
+        let of_loaders = match loaders {
+            Loaders::Rows(rows) => Some(rows),
+            Loaders::NotYet | Loaders::Unknown(_) => None,
+        };
         let known_micro = match written_micro {
             Some(Auto::Value(micro)) => Some(micro),
             // Without the key DeepSpeed divides train_batch_size, whatever the loaders do.
             None if train.is_some() => None,
-            Some(Auto::Auto) | None => loaders.ok(),
+            Some(Auto::Auto) | None => of_loaders,
         };
         let accumulation = match (self.accumulation(), train, known_micro) {
-            (Some(steps), ..) => steps,
-            (None, Some(train), Some(micro)) if self.config.gradient_accumulation_steps.is_none() => {
-                quotient(train, (MICRO, micro), world_size, ACCUMULATION)?
-            }
-            _ => 1,
+            (Some(steps), ..) => Some(steps),
+            (None, Some(train), Some(micro)) => Some(quotient(train, (MICRO, micro), world_size, ACCUMULATION)?),
+            (None, Some(_), None) => written_micro.is_none().then_some(1),
+            (None, None, _) => Some(1),
         };
-        let micro = match (known_micro, train) {
-            (Some(micro), _) => micro,
-            (None, Some(train)) => quotient(train, (ACCUMULATION, accumulation), world_size, MICRO)?,
-            (None, None) => {
-                if let Err(why) = loaders {
+        let micro = match (known_micro, train, accumulation) {
+            (Some(micro), ..) => Some(micro),
+            (None, Some(train), Some(accumulation)) => {
+                Some(quotient(train, (ACCUMULATION, accumulation), world_size, MICRO)?)
+            }
+            (None, ..) => {
+                if let Loaders::Unknown(why) = loaders {
                     self.remains(MICRO, why);
                 }
-                1
+                None
             }
         };
-        let product = micro.saturating_mul(accumulation).saturating_mul(world_size);
-        if loaders.is_ok_and(|size| size != micro) {
+        if of_loaders.is_some() && of_loaders != micro {
             let key = if written_micro.is_some() { MICRO } else { "train_batch_size" };
             self.has_no_effect(key, "batches are those of the loaders, which have another size");
         }
+        let (Some(micro), Some(accumulation)) = (micro, accumulation) else {
+            return Ok(Batch { train, micro, accumulation });
+        };
+        let product = micro.saturating_mul(accumulation).saturating_mul(world_size);
         match train {
             Some(train) if train != product => {
-                Err(DeepSpeedErrorKind::BatchSize { train, micro, accumulation, world_size, product }.into())
+                let is_of_loaders = !matches!(written_micro, Some(Auto::Value(_))) && of_loaders.is_some();
+                let whose = if is_of_loaders { " (that of the loaders)" } else { "" };
+                Err(DeepSpeedErrorKind::BatchSize { train, micro, whose, accumulation, world_size, product }.into())
             }
-            _ => Ok(Batch { train: product, micro, accumulation }),
+            _ => Ok(Batch { train: Some(product), micro: Some(micro), accumulation: Some(accumulation) }),
         }
     }
 
-    /// Rows that a process gets from a loader in one batch, or why that is not known.
-    fn loaders_batch_size(&self, is_train_batch_min: bool) -> Result<usize, &'static str> {
-        let Some(sizes) = self.facts.batch_sizes.iter().copied().collect::<Option<Vec<usize>>>() else {
-            return Err("a loader that was passed to prepare has no batch size");
+    fn loaders(&self, is_train_batch_min: bool) -> Loaders {
+        let sizes = &self.facts.objects.batch_sizes;
+        let Some(sizes) = sizes.iter().copied().collect::<Option<Vec<usize>>>() else {
+            return Loaders::Unknown("a loader that was passed to prepare has no batch size");
         };
         let parts = if self.facts.split_batches { self.facts.world_size } else { 1 };
         let sizes = sizes.into_iter().map(|size| size / parts);
         match if is_train_batch_min { sizes.min() } else { sizes.max() } {
-            None => Err("no loader was passed to prepare whose batch size would tell it"),
-            Some(0) => Err("a batch of a loader has fewer rows than there are processes to split it among"),
-            Some(size) => Ok(size),
+            None => Loaders::NotYet,
+            Some(0) => {
+                Loaders::Unknown("a batch of a loader has fewer rows than there are processes to split it among")
+            }
+            Some(rows) => Loaders::Rows(rows),
         }
     }
 
@@ -77,7 +101,9 @@ impl Filling<'_> {
         match self.config.gradient_accumulation_steps {
             Some(Auto::Value(steps)) => {
                 if let Some(given) = given {
-                    self.merge.compare(ACCUMULATION, &steps, "gradient_accumulation_steps of the accelerator", &given);
+                    let words = "gradient_accumulation_steps of the accelerator";
+                    let source = Source::setting(words, "gradient_accumulation_config.num_steps");
+                    self.merge.compare(ACCUMULATION, &steps, source, &given);
                 }
                 Some(steps)
             }

@@ -2,15 +2,17 @@
 
 use super::Filling;
 use crate::Result;
+use crate::config::deep_speed::merge::Source;
 use crate::config::deep_speed::scheduler::{DECAY_MAX_LR, WARMUP_NUM_STEPS};
 use crate::config::{
-    Auto, DeepSpeedOptimizer, DeepSpeedSchedule, DeepSpeedSchedulerType, GradScalerSettings, MixedPrecision,
-    OptimizerInCode, SchedulerInCode,
+    Auto, DeepSpeedOptimizer, DeepSpeedSchedule, DeepSpeedScheduler, DeepSpeedSchedulerType, GradScalerSettings,
+    MixedPrecision, OptimizerInCode, SchedulerInCode,
 };
 use crate::error::config::ConfigErrorKind;
+use crate::error::deep_speed::DeepSpeedErrorKind;
 
-const NO_DUMMY_OPTIM: &str = "no DummyOptim was passed to prepare that would tell it";
-const NO_DUMMY_SCHEDULER: &str = "no DummyScheduler was passed to prepare that would tell it";
+const RATE_UNKNOWN: &str =
+    "the optimizer's rate is not known; pass the optimizer to the same call of prepare, or to an earlier one";
 
 impl Filling<'_> {
     /// What layers compute in, and how losses are scaled. fp8 keeps everything that is not in 8 bits in bfloat16.
@@ -24,13 +26,8 @@ impl Filling<'_> {
             {
                 if written.is_some_and(|written| written != wanted) {
                     let (configured, given) = ((!wanted).to_string(), format!("\"{asked}\""));
-                    let source = "mixed_precision of the program";
-                    self.merge.conflicts.push(crate::error::deep_speed::Conflict {
-                        key: key.to_owned(),
-                        configured,
-                        source,
-                        given,
-                    });
+                    let source = Source::setting("mixed_precision of the program", "mixed_precision");
+                    self.merge.conflicts.push(source.conflict(key, configured, given));
                 }
             }
         }
@@ -56,65 +53,80 @@ impl Filling<'_> {
         }
     }
 
-    pub(super) fn optimizer(&mut self) -> Option<DeepSpeedOptimizer> {
-        let optimizer = self.config.optimizer?;
-        let dummy = match self.facts.optimizer {
-            Some(OptimizerInCode::Dummy { lr, weight_decay }) => Some((lr, weight_decay)),
-            _ => None,
-        };
-        let (lr, weight_decay) = dummy.unwrap_or_default();
-        let mut number = |key: &str, written: Option<Auto<f64>>, source, given: Option<f64>| {
-            if written == Some(Auto::Auto) && dummy.is_none() {
-                self.remains(key, NO_DUMMY_OPTIM);
+    /// What the dummies become; `None` before there is one.
+    pub(super) fn optimizer(&mut self) -> Result<Option<DeepSpeedOptimizer>> {
+        let Some(written) = self.config.optimizer else { return Ok(None) };
+        let mut made = None;
+        for optimizer in &self.facts.objects.optimizers {
+            if let OptimizerInCode::Dummy { lr, weight_decay } = *optimizer {
+                let optimizer = self.optimizer_of(written, lr, weight_decay);
+                same("DummyOptim", *made.get_or_insert(optimizer), optimizer)?;
             }
-            let mut slot = written;
-            self.merge.put(key, source, &mut slot, given);
-            slot.and_then(Auto::value)
-        };
-        let lr = number("optimizer.params.lr", optimizer.lr, "lr of the DummyOptim", lr);
-        let key = "optimizer.params.weight_decay";
-        let weight_decay = number(key, optimizer.weight_decay, "weight_decay of the DummyOptim", weight_decay);
-        Some(optimizer.with_numbers(lr, weight_decay))
+        }
+        Ok(made)
     }
 
-    pub(super) fn scheduler(&mut self, optimizer: Option<&DeepSpeedOptimizer>) -> Option<DeepSpeedSchedule> {
-        let scheduler = self.config.scheduler?;
-        let dummy = match self.facts.scheduler {
-            Some(SchedulerInCode::Dummy { total_num_steps, warmup_num_steps, has_callable: false }) => {
-                Some((total_num_steps, warmup_num_steps))
-            }
-            _ => None,
+    fn optimizer_of(
+        &mut self,
+        written: DeepSpeedOptimizer<Option<Auto<f64>>>,
+        lr: Option<f64>,
+        weight_decay: Option<f64>,
+    ) -> DeepSpeedOptimizer {
+        let mut number = |key, source, written: Option<Auto<f64>>, given| {
+            let mut slot = written;
+            self.merge.put(key, Source::object(source), &mut slot, given);
+            slot.and_then(Auto::value)
         };
-        let (total, warmup) = dummy.unwrap_or_default();
-        let base_lr = optimizer.map(|optimizer| optimizer.lr).or(self.facts.optimizer.and_then(|own| own.lr()));
+        let lr = number("optimizer.params.lr", "lr of the DummyOptim", written.lr, lr);
+        let (key, source) = ("optimizer.params.weight_decay", "weight_decay of the DummyOptim");
+        let weight_decay = number(key, source, written.weight_decay, weight_decay);
+        written.with_numbers(lr, weight_decay)
+    }
 
-        let mut warmup_num_steps = scheduler.warmup_num_steps;
-        let warmup = warmup.map(|steps| steps.max(1));
+    /// What the dummies become; `None` before there is one.
+    pub(super) fn scheduler(&mut self, optimizer: Option<&DeepSpeedOptimizer>) -> Result<Option<DeepSpeedSchedule>> {
+        let Some(written) = self.config.scheduler else { return Ok(None) };
+        let base_lr = optimizer.map(|optimizer| optimizer.lr).or_else(|| self.lr_of_own());
+        let mut made = None;
+        for scheduler in &self.facts.objects.schedulers {
+            if let SchedulerInCode::Dummy { total_num_steps, warmup_num_steps, has_callable: false } = *scheduler {
+                let schedule = self.schedule_of(written, base_lr, total_num_steps, warmup_num_steps);
+                same("DummyScheduler", *made.get_or_insert(schedule), schedule)?;
+            }
+        }
+        Ok(made)
+    }
+
+    /// The rate of the program's own optimizers, where they have one rate.
+    fn lr_of_own(&self) -> Option<f64> {
+        let mut rates = self.facts.objects.optimizers.iter().filter_map(OptimizerInCode::lr);
+        let first = rates.next()?;
+        rates.all(|rate| rate == first).then_some(first)
+    }
+
+    fn schedule_of(
+        &mut self,
+        written: DeepSpeedScheduler,
+        base_lr: Option<f64>,
+        total: Option<u64>,
+        warmup: Option<usize>,
+    ) -> DeepSpeedSchedule {
+        let mut warmup_num_steps = written.warmup_num_steps;
         let (key, source) = ("scheduler.params.warmup_num_steps", "warmup_num_steps of the DummyScheduler");
-        self.merge.put(key, source, &mut warmup_num_steps, warmup);
-        let warmup_num_steps = match (warmup_num_steps, dummy) {
-            (Some(Auto::Value(steps)), _) => steps,
-            (Some(Auto::Auto), Some(_)) => 1,
-            (Some(Auto::Auto), None) => {
-                self.remains(key, NO_DUMMY_SCHEDULER);
-                1
-            }
-            (None, _) => WARMUP_NUM_STEPS,
+        self.merge.put(key, Source::object(source), &mut warmup_num_steps, warmup.map(|steps| steps.max(1)));
+        let warmup_num_steps = match warmup_num_steps {
+            Some(Auto::Value(steps)) => steps,
+            Some(Auto::Auto) => 1,
+            None => WARMUP_NUM_STEPS,
         } as u64;
-
-        let mut rate = |key, written: Option<Auto<f64>>, auto: Option<f64>| {
-            if written == Some(Auto::Auto) && (dummy.is_none() || auto.is_none()) {
-                self.remains(
-                    key,
-                    if dummy.is_none() { NO_DUMMY_SCHEDULER } else { "the optimizer's rate is not known" },
-                );
-            }
-            written.and_then(|written| written.value().or(auto))
-        };
-        let warmup_min_lr = rate("scheduler.params.warmup_min_lr", scheduler.warmup_min_lr, Some(0.0)).unwrap_or(0.0);
-        let warmup_max_lr = rate("scheduler.params.warmup_max_lr", scheduler.warmup_max_lr, base_lr);
-        let warmup_type = scheduler.warmup_type;
-        Some(match scheduler.scheduler_type {
+        let warmup_min_lr = written.warmup_min_lr.and_then(Auto::value).unwrap_or(0.0);
+        let key = "scheduler.params.warmup_max_lr";
+        if written.warmup_max_lr == Some(Auto::Auto) && base_lr.is_none() {
+            self.remains(key, RATE_UNKNOWN);
+        }
+        let warmup_max_lr = written.warmup_max_lr.and_then(|rate| rate.value().or(base_lr));
+        let warmup_type = written.warmup_type;
+        match written.scheduler_type {
             DeepSpeedSchedulerType::WarmupLr => {
                 let warmup_max_lr = warmup_max_lr.or(base_lr);
                 DeepSpeedSchedule::WarmupLr { warmup_min_lr, warmup_max_lr, warmup_num_steps, warmup_type }
@@ -124,16 +136,16 @@ impl Filling<'_> {
                 warmup_max_lr: warmup_max_lr.unwrap_or(DECAY_MAX_LR),
                 warmup_num_steps,
                 warmup_type,
-                total_num_steps: self.total_num_steps(scheduler.total_num_steps, total),
+                total_num_steps: self.total_num_steps(written.total_num_steps, total),
             },
             DeepSpeedSchedulerType::WarmupCosineLr => DeepSpeedSchedule::WarmupCosineLr {
-                warmup_min_ratio: scheduler.warmup_min_ratio,
-                cos_min_ratio: scheduler.cos_min_ratio,
+                warmup_min_ratio: written.warmup_min_ratio,
+                cos_min_ratio: written.cos_min_ratio,
                 warmup_num_steps,
                 warmup_type,
-                total_num_steps: self.total_num_steps(scheduler.total_num_steps, total),
+                total_num_steps: self.total_num_steps(written.total_num_steps, total),
             },
-        })
+        }
     }
 
     /// Steps of all processes together count as one each, unless they share a batch.
@@ -142,10 +154,20 @@ impl Filling<'_> {
         let parts = if self.facts.split_batches { 1 } else { self.facts.world_size as u64 };
         let mut slot = written;
         let given = given.map(|steps| steps.div_ceil(parts));
-        self.merge.put(key, "total_num_steps of the DummyScheduler, per process,", &mut slot, given);
+        let source = Source::object("total_num_steps of the DummyScheduler, per process,");
+        self.merge.put(key, source, &mut slot, given);
         slot.and_then(Auto::value).unwrap_or_else(|| {
-            self.remains(key, "no DummyScheduler with total_num_steps was passed to prepare that would tell it");
+            self.remains(key, "the DummyScheduler that was passed to prepare has no total_num_steps");
             0
         })
     }
+}
+
+/// One configuration describes one optimizer and one schedule, so all dummies become the same.
+fn same<T: PartialEq + std::fmt::Display>(dummy: &'static str, first: T, second: T) -> Result<()> {
+    if first == second {
+        return Ok(());
+    }
+    let (first, second) = (first.to_string(), second.to_string());
+    Err(DeepSpeedErrorKind::TwoDummies { dummy, first, second }.into())
 }

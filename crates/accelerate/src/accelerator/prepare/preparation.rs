@@ -1,0 +1,121 @@
+//! What becomes of each kind of object, once it is known what all objects of the call tell.
+
+use super::{PrepareDataLoaderOptions, PrepareModelOptions, PreparedModel, compile};
+use crate::accelerator::Accelerator;
+use crate::amp::float_kind;
+use crate::data::{DataLoader, DataLoaderShard, LoaderKind, LoaderSettings, Shares};
+use crate::engine;
+use crate::error::{Result, StateError};
+use crate::nn::{Module, Param, ParamInitFn};
+use crate::optim::{
+    AcceleratedOptimizer, AcceleratedScheduler, DeepSpeedLr, DummyOptim, DummyScheduler, LrScheduler, Optimizer,
+    SchedulerOptions,
+};
+use crate::session::{Object, PreparedParameters};
+use accelerate_core::config::ResolvedDeepSpeedConfig;
+use accelerate_core::schedule::SchedulerUnit;
+use std::sync::Arc;
+
+/// One call of `prepare`: the accelerator, and the one configuration by which all objects of the call are prepared.
+#[derive(Debug)]
+pub struct Preparation<'a> {
+    pub(super) accelerator: &'a Accelerator,
+    pub(super) deep_speed: Option<&'a ResolvedDeepSpeedConfig>,
+}
+
+impl Preparation<'_> {
+    pub(super) fn model<M: Module>(&self, model: M, options: PrepareModelOptions) -> Result<PreparedModel<M>> {
+        let (accelerator, config) = (self.accelerator, self.accelerator.config());
+        let evaluation_mode = options.evaluation_mode;
+        compile::check(config.dynamo.compilation()?, model.compilation())?;
+        let store = model.params().clone();
+        if let Some(param) = store.parameters().iter().find(|param| param.shard_group().is_some()) {
+            return Err(StateError::AlreadySharded { parameter: param.name().to_owned() }.into());
+        }
+        if options.device_placement.unwrap_or(config.accelerator.device_placement) {
+            store.to_device(accelerator.device())?;
+        }
+        let wants_empty = accelerator.deep_speed().is_some_and(|deep_speed| deep_speed.wants_empty_weights());
+        if wants_empty && accelerator.is_main_process() && !store.parameters().iter().any(Param::is_deferred) {
+            let cure = "build it over ParamStore::init_empty_weights";
+            tracing::warn!("zero3_init_flag has no effect on a model that each process has built whole; {cure}");
+        }
+        let param_init_fn = config.fsdp_in_use().and_then(|plugin| plugin.param_init_fn.as_ref());
+        if let Some(param_init_fn) = param_init_fn.and_then(|function| function.downcast_ref::<ParamInitFn>()) {
+            store.default_param_init_fn(param_init_fn);
+        }
+        let sharding = config.fsdp_in_use().map(|plugin| (plugin, accelerator.mixed_precision()));
+        let engine = engine::start(&engine::Start {
+            mesh: &accelerator.session().mesh,
+            store: &store,
+            kwargs: &config.ddp,
+            sharding,
+            evaluation_mode,
+        })?;
+        store.set_of_prepared_model(!evaluation_mode);
+        let prepared = PreparedParameters { store, engine: engine.clone() };
+        accelerator.session().register(Object::Model(Arc::new(prepared)));
+        let policy = config.fsdp_in_use().and_then(|plugin| plugin.mixed_precision_policy);
+        let output_kind = policy.and_then(|policy| policy.output_dtype).map(float_kind);
+        Ok(PreparedModel::new(model, engine, accelerator.precision().with_outputs(output_kind)))
+    }
+
+    pub(super) fn data_loader<B: Send + 'static, K: LoaderKind>(
+        &self,
+        loader: DataLoader<B, K>,
+        options: PrepareDataLoaderOptions,
+    ) -> Result<DataLoaderShard<B, K>> {
+        let (accelerator, config) = (self.accelerator, self.accelerator.config());
+        let shares = match options {
+            PrepareDataLoaderOptions { num_processes: None, process_index: None } => {
+                Shares::one_each(accelerator.num_processes())
+            }
+            PrepareDataLoaderOptions { num_processes, process_index } => {
+                let num_shares = num_processes.unwrap_or(accelerator.num_processes());
+                let share = process_index.unwrap_or(accelerator.process_index());
+                Shares::agree(accelerator.group(), accelerator.device(), num_shares, share)?
+            }
+        };
+        let settings = LoaderSettings {
+            configuration: &config.dataloader,
+            device_placement: config.accelerator.device_placement,
+            rng_types: &config.accelerator.rng_types,
+        };
+        loader.prepare_for(accelerator.session(), settings, shares)
+    }
+
+    pub(super) fn optimizer<O: Optimizer>(&self, mut optimizer: O) -> Result<AcceleratedOptimizer<O>> {
+        let accelerator = self.accelerator;
+        if let Some(target) = accelerator.optimizer_offload() {
+            optimizer.offload_state(target)?;
+        }
+        let (session, scaler) = (accelerator.session().clone(), accelerator.scaler().cloned());
+        let clipping = self.deep_speed.and_then(|config| config.gradient_clipping);
+        Ok(AcceleratedOptimizer::new(optimizer, session, scaler, clipping))
+    }
+
+    pub(super) fn dummy_optim(&self, dummy: DummyOptim) -> Result<AcceleratedOptimizer<Box<dyn Optimizer>>> {
+        let config = self.deep_speed.ok_or(StateError::DummyWithoutDeepSpeed { dummy: "DummyOptim" })?;
+        let optimizer = config.optimizer.ok_or(StateError::NoDeepSpeedSection { section: "optimizer" })?;
+        self.optimizer(dummy.make(&optimizer)?)
+    }
+
+    pub(super) fn scheduler<S: LrScheduler>(&self, scheduler: S, unit: SchedulerUnit) -> AcceleratedScheduler<S> {
+        let config = self.accelerator.config();
+        let options = SchedulerOptions {
+            num_processes: self.accelerator.num_processes(),
+            split_batches: config.dataloader.split_batches,
+            step_with_optimizer: config.accelerator.step_scheduler_with_optimizer,
+            unit,
+        };
+        AcceleratedScheduler::new(scheduler, self.accelerator.session().clone(), options)
+    }
+
+    pub(super) fn dummy_scheduler(&self, dummy: &DummyScheduler) -> Result<AcceleratedScheduler<DeepSpeedLr>> {
+        let config = self.deep_speed.ok_or(StateError::DummyWithoutDeepSpeed { dummy: "DummyScheduler" })?;
+        let schedule = config.scheduler.ok_or(StateError::NoDeepSpeedSection { section: "scheduler" })?;
+        let handle = dummy.optimizer().ok_or(StateError::SchedulerBeforeOptimizer)?;
+        // The configuration counts steps of the optimizer.
+        Ok(self.scheduler(DeepSpeedLr::new(handle, schedule), SchedulerUnit::OptimizerStep))
+    }
+}

@@ -1,0 +1,53 @@
+//! Where the keys of a configuration stand in its file.
+
+use crate::settings::{Document, Node, NodeValue};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The file of a DeepSpeed configuration: messages name the lines of its keys.
+///
+/// ```
+/// use accelerate_core::config::{DeepSpeedSettings, ZeroStage};
+/// let plugin = DeepSpeedSettings {
+///     hf_ds_config: Some("ds.json".parse()?),
+///     zero_stage: Some(ZeroStage::Gradients),
+///     ..Default::default()
+/// };
+/// let file = "{\n  \"zero_optimization\": {\n    \"stage\": 3\n  }\n}";
+/// let error = plugin.config(&|_| Ok(file.to_owned())).unwrap_err();
+/// assert!(error.to_string().contains("zero_optimization.stage is 3 (ds.json:3)"), "{error}");
+/// # Ok::<(), accelerate_core::Error>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeepSpeedFile {
+    /// The file.
+    pub path: PathBuf,
+    /// Lines of keys with their sections before them, counted from 1.
+    pub lines: BTreeMap<String, usize>,
+}
+
+impl DeepSpeedFile {
+    /// The places of the keys in `text`, which is JSON and so also YAML. Where that reader gives up there are none.
+    pub(super) fn of(path: &Path, text: &str) -> Self {
+        let mut file = Self { path: path.to_owned(), ..Self::default() };
+        if let Ok(document) = Document::parse(text, path) {
+            file.note("", &document.root);
+        }
+        file
+    }
+
+    fn note(&mut self, prefix: &str, node: &Node) {
+        let NodeValue::Mapping(entries) = &node.value else { return };
+        for (key, line, node) in entries {
+            let key = format!("{prefix}{key}");
+            self.note(&format!("{key}."), node);
+            self.lines.insert(key, *line);
+        }
+    }
+
+    /// The line of `key`, or only the file.
+    pub(super) fn place(&self, key: &str) -> String {
+        let path = self.path.display();
+        self.lines.get(key).map_or_else(|| path.to_string(), |line| format!("{path}:{line}"))
+    }
+}
