@@ -243,12 +243,11 @@ impl Accelerator {
             sharding,
             evaluation_mode,
         })?;
-        store.set_of_prepared_model(!evaluation_mode);
-        let prepared = PreparedParameters { store, engine: engine.clone() };
-        self.session().register(Object::Model(Arc::new(prepared)));
+        let parameters = Arc::new(PreparedParameters::new(store, engine, evaluation_mode));
+        self.session().register(Object::Model(Arc::downgrade(&parameters)));
         let policy = config.fsdp_in_use().and_then(|plugin| plugin.mixed_precision_policy);
         let output_kind = policy.and_then(|policy| policy.output_dtype).map(float_kind);
-        Ok(PreparedModel::new(model, engine, self.precision().with_outputs(output_kind)))
+        Ok(PreparedModel::new(model, parameters, self.precision().with_outputs(output_kind)))
     }
 
     /// How the parameters of each model prepared so far are kept, in the order of `prepare`; print it to see which are gathered
@@ -272,7 +271,7 @@ impl Accelerator {
             Some(plan) => plan.clone(),
             None => plan_data_parallel(&inventory(&model.store), &self.config().ddp, self.num_processes()),
         };
-        self.session().objects().models().map(plan).collect()
+        self.session().objects().models().map(|model| plan(&model)).collect()
     }
 
     /// Prepares one optimizer.
