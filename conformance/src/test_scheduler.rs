@@ -94,7 +94,7 @@ impl<S: LrScheduler> Training<S> {
     }
 
     /// The rate that the schedule says and the one that the optimizer uses are the same.
-    fn lr(&self) -> Result<f64> {
+    fn lr(&mut self) -> Result<f64> {
         let (said, used) = (self.scheduler.get_last_lr(), self.scheduler.scheduler().handle().learning_rates());
         ensure!(said == used && said.len() == 1, "the schedule says {said:?}, the optimizer uses {used:?}");
         Ok(said[0])

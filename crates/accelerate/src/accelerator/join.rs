@@ -4,7 +4,7 @@ use super::models::for_each_engine;
 use super::{Accelerator, HasParameters};
 use crate::error::{Error, Result, StateError};
 use crate::optim::GradScalerState;
-use crate::session::{Engine, GradientState, Join, PreparedOptimizer, Session, Summary};
+use crate::session::{Engine, GradientState, Join, Session, Summary};
 use std::sync::Arc;
 
 /// How [`Accelerator::join_uneven_inputs`] treats loaders.
@@ -107,7 +107,7 @@ impl Accelerator {
 
     /// Steps of all prepared optimizers together.
     fn optimizer_steps(&self) -> u64 {
-        self.session().objects().optimizers().map(PreparedOptimizer::num_steps).sum()
+        self.session().objects().optimizers().map(|optimizer| optimizer.num_steps()).sum()
     }
 
     /// Makes this rank's state that of a rank that had most batches, as far as the accelerator keeps it. Collective.

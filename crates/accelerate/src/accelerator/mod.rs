@@ -171,7 +171,7 @@ impl Accelerator {
         &self.config().project
     }
 
-    /// The states of everything prepared so far, as copies: models, optimizers, schedulers, data loaders and the loss scaler,
+    /// The states of everything prepared so far that the program still has, as copies: models, optimizers, schedulers, data loaders and the loss scaler,
     /// by kind and order (`model`, `model_1`, `optimizer`, `scheduler`, `dataloader`, `scaler`). Of what is sharded, each
     /// process has its own elements. Gradients that are being accumulated are not part of it. Not collective.
     ///
@@ -202,7 +202,8 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// Those of the objects, by name.
+    /// Those of the objects, by name; an optimizer or a scheduler that is in use, because the call comes out of its own
+    /// step, or from another thread in the middle of it.
     pub fn state_dict(&self) -> Result<BTreeMap<String, ObjectState>> {
         self.session().objects().state_dict()
     }
@@ -211,13 +212,14 @@ impl Accelerator {
     /// every process has to call it.
     ///
     /// # Errors
-    /// States of other objects than were prepared; then nothing is changed. Those of the objects, by name.
+    /// States of other objects than were prepared; then nothing is changed. Those of the objects, by name; an optimizer or
+    /// a scheduler that is in use, as with [`Accelerator::state_dict`]. Objects whose names come before have taken their state then.
     pub fn load_state_dict(&self, states: &BTreeMap<String, ObjectState>) -> Result<()> {
         self.session().objects().load_state_dict(states)
     }
 
-    /// Forgets everything prepared so far, so that its memory is freed when the user drops it too. The count of
-    /// micro-batches starts anew.
+    /// Forgets everything prepared so far, also what the program still has: calls of the accelerator's leave it out from
+    /// now on. The count of micro-batches starts anew. Memory is freed when the program drops what it has.
     pub fn free_memory(&self) {
         self.session().clear();
         if let Some(deep_speed) = self.deep_speed() {

@@ -38,7 +38,7 @@ impl Accelerator {
         }
         torch_ext::autograd::backward(&[&scaled], None, false, false)
             .map_err(|error| session.group.explain_reducer(error))?;
-        objects.optimizers().for_each(PreparedOptimizer::gradients_made);
+        objects.optimizers().for_each(|optimizer| optimizer.gradients_made());
         objects.models().try_for_each(|model| model.engine.after_backward())
     }
 
@@ -172,7 +172,7 @@ impl Accelerator {
     /// Other optimizers' gradients stay scaled: theirs may still be accumulating.
     fn unscale_where(&self, concerns: impl Fn(&dyn PreparedOptimizer) -> bool) -> Result<()> {
         let objects = self.session().objects();
-        objects.optimizers().filter(|optimizer| concerns(*optimizer)).try_for_each(PreparedOptimizer::unscale)
+        objects.optimizers().filter(|optimizer| concerns(&**optimizer)).try_for_each(|optimizer| optimizer.unscale())
     }
 
     /// Scales gradients so that their norm is at most a largest one, and returns the norm before (0-d, float). `clipping` is
@@ -209,7 +209,7 @@ impl Accelerator {
         let objects = self.session().objects();
         let mut concerned = objects.optimizers().filter(|optimizer| optimizer.trains_any_of(params)).peekable();
         match concerned.peek().map(|first| first.name()) {
-            Some(optimizer) if concerned.all(PreparedOptimizer::are_gradients_used) => {
+            Some(optimizer) if concerned.all(|optimizer| optimizer.are_gradients_used()) => {
                 Err(OptimError::ClippedAfterStep { call, optimizer }.into())
             }
             _ => Ok(()),
@@ -218,7 +218,7 @@ impl Accelerator {
 
     /// Did the last step of any prepared optimizer leave the parameters alone because of an overflow?
     pub fn optimizer_step_was_skipped(&self) -> bool {
-        self.session().objects().optimizers().any(PreparedOptimizer::step_was_skipped)
+        self.session().objects().optimizers().any(|optimizer| optimizer.step_was_skipped())
     }
 }
 

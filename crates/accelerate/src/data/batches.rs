@@ -5,7 +5,7 @@ use super::position::Progress;
 use super::share::Shares;
 use super::source::{Pass, Round};
 use crate::error::Result;
-use crate::session::LoaderGuard;
+use crate::session::{LoaderGuard, Stateful};
 use std::fmt;
 use std::iter::FusedIterator;
 use std::marker::PhantomData;
@@ -43,6 +43,8 @@ pub(crate) struct Prepared<B> {
     pub(crate) place: Box<dyn Fn(B) -> Result<B> + Send>,
     pub(crate) guard: LoaderGuard,
     pub(crate) shares: Shares,
+    /// The session knows of the loader as long as a pass over it goes on.
+    pub(crate) _registered: Option<Arc<dyn Stateful>>,
 }
 
 impl<B: Send + 'static, K> Batches<B, K> {

@@ -11,7 +11,7 @@ use super::source::schedule::Sharding;
 use super::source::{Begun, Finish};
 use crate::TensorTree;
 use crate::error::{DataError, Result};
-use crate::session::{GradientState, Object, Session};
+use crate::session::{GradientState, Object, Session, Stateful};
 use accelerate_core::config::DataLoaderSettings;
 use accelerate_core::names::RngType;
 use std::fmt;
@@ -77,6 +77,8 @@ pub struct DataLoaderShard<B, K = MapStyle> {
     device: Option<Device>,
     non_blocking: bool,
     rng_types: Vec<RngType>,
+    /// What the session knows it by: as long as this loader, one that skips batches of it, or a pass of either lives.
+    registered: Option<Arc<dyn Stateful>>,
     kind: PhantomData<fn() -> K>,
 }
 
@@ -160,8 +162,10 @@ impl<B: Send + 'static, K: LoaderKind> DataLoader<B, K> {
             device: device_placement.then_some(session.device),
             rng_types: rng_types.to_vec(),
         };
-        let loader = self.prepare_at(place, configuration)?;
-        session.register(Object::DataLoader(Arc::new(loader.parts.clone())));
+        let mut loader = self.prepare_at(place, configuration)?;
+        let registered: Arc<dyn Stateful> = Arc::new(loader.parts.clone());
+        session.register(Object::DataLoader(Arc::downgrade(&registered)));
+        loader.registered = Some(registered);
         Ok(loader)
     }
 
@@ -194,6 +198,7 @@ impl<B: Send + 'static, K: LoaderKind> DataLoader<B, K> {
             device: place.device,
             non_blocking: configuration.non_blocking,
             rng_types: place.rng_types,
+            registered: None,
             kind: PhantomData,
         })
     }
@@ -237,6 +242,7 @@ impl<B: TensorTree + Send + 'static, K> DataLoaderShard<B, K> {
             }),
             guard: self.gradient_state.begin_loader(),
             shares: self.shares.clone(),
+            _registered: self.registered.clone(),
         };
         Ok(Batches::new(pass, &self.parts, epoch, Some(prepared)))
     }
@@ -316,6 +322,7 @@ impl<B: Send + 'static, K> super::SkipFirstBatches for DataLoaderShard<B, K> {
             device: self.device,
             non_blocking: self.non_blocking,
             rng_types: self.rng_types.clone(),
+            registered: self.registered.clone(),
             kind: PhantomData,
         }
     }

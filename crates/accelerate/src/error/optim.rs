@@ -15,10 +15,15 @@ pub(crate) enum OptimError {
     )]
     DuplicateParameter { optimizer: &'static str, parameter: String, first: usize, second: usize },
     #[error(
-        "the {what} cannot be taken back, because another thread is reading its state from the accelerator; wait for \
-         that thread first"
+        "the {what} cannot be taken back, because another thread is just using it through the accelerator, for example in \
+         Accelerator::state_dict; wait for that thread first"
     )]
-    InUse { what: &'static str },
+    CannotTakeBack { what: &'static str },
+    #[error(
+        "Accelerator::{call} needs a prepared {what} that is in use: this call comes out of its own step or another of its \
+         calls, or another thread is in one. Make it between training steps"
+    )]
+    InUse { call: &'static str, what: &'static str },
     #[error("there is no parameter group {group}; the optimizer has {num_groups}, counted from 0")]
     NoSuchGroup { group: usize, num_groups: usize },
     #[error(

@@ -26,8 +26,8 @@ pub fn clear_device_cache() -> Result<()> {
 ///
 /// The result keeps the size that worked: its next run begins there. The closure has to begin anew each time, from
 /// building the model on; what it has made is dropped before the next try. With [`run`](ExecutableBatchSize::run) an
-/// accelerator that the closure has captured keeps what it has prepared: let the closure begin with
-/// [`Accelerator::free_memory`]. [`run_on`](ExecutableBatchSize::run_on) gives each try an accelerator of its own.
+/// accelerator that the closure has captured goes on counting micro-batches where the failed try ended: let the closure begin
+/// with [`Accelerator::free_memory`]. [`run_on`](ExecutableBatchSize::run_on) gives each try an accelerator of its own.
 ///
 /// Lack of memory is what [`Error::is_out_of_memory`] says, or a panic with such a text, because the operators and
 /// unchecked methods of `tch` panic. All other errors and panics pass through.

@@ -8,7 +8,7 @@ use crate::group::Group;
 use accelerate_core::layout::Layout;
 use std::cell::RefCell;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tch::{Kind, Tensor};
 
@@ -179,7 +179,7 @@ struct Inner {
     // tch's Tensor may be sent but not shared, hence a mutex and not a read-write lock.
     storage: Mutex<Box<dyn Storage>>,
     storage_version: AtomicU64,
-    is_of_prepared_model: AtomicBool,
+    num_prepared_models: AtomicUsize,
     is_tied: AtomicBool,
 }
 
@@ -194,7 +194,7 @@ impl Param {
             role,
             storage: Mutex::new(storage),
             storage_version: AtomicU64::new(0),
-            is_of_prepared_model: AtomicBool::new(false),
+            num_prepared_models: AtomicUsize::new(0),
             is_tied: AtomicBool::new(false),
         }))
     }
@@ -413,11 +413,16 @@ impl Param {
 
     /// Does a model that `prepare` returned train it? Then its optimizer has to be prepared too.
     pub(crate) fn is_of_prepared_model(&self) -> bool {
-        self.0.is_of_prepared_model.load(Ordering::Relaxed)
+        self.0.num_prepared_models.load(Ordering::Relaxed) > 0
     }
 
-    pub(crate) fn set_of_prepared_model(&self, is_of_prepared_model: bool) {
-        self.0.is_of_prepared_model.store(is_of_prepared_model, Ordering::Relaxed);
+    pub(crate) fn enter_prepared_model(&self) {
+        self.0.num_prepared_models.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Once for each [`enter_prepared_model`](Self::enter_prepared_model).
+    pub(crate) fn leave_prepared_model(&self) {
+        self.0.num_prepared_models.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Has it a second name?

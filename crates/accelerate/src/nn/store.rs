@@ -146,11 +146,6 @@ impl ParamStore {
         self.state().tensor_holder = Some(holder);
     }
 
-    /// Tells the parameters whether a prepared model trains them.
-    pub(crate) fn set_of_prepared_model(&self, is_of_prepared_model: bool) {
-        self.state().params.iter().for_each(|param| param.set_of_prepared_model(is_of_prepared_model));
-    }
-
     /// The parameters of a model written for plain `tch`: names are kept and storage is shared, so updates
     /// through the store are seen by the model and the other way round.
     ///

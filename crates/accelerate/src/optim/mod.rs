@@ -28,6 +28,7 @@ mod quantized;
 mod rmsprop;
 pub mod schedule;
 mod sgd;
+mod shared_object;
 mod state;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
@@ -55,6 +56,7 @@ pub use schedule::{
     SchedulerState, StepLr, ThresholdMode, Warmup,
 };
 pub use sgd::{Sgd, SgdBuilder};
+pub use shared_object::IntoInnerError;
 pub use state::{GroupState, OptimizerState};
 
 use crate::error::{OffloadError, Result};

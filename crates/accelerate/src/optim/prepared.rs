@@ -1,18 +1,22 @@
 //! What `prepare` makes of an optimizer.
 
-use super::{GradScaler, Optimizer, OptimizerHandle, OptimizerState, clip_coefficient, clip_grad_norm_, gradients};
-use crate::error::{Error, OptimError, Result};
+use super::shared_object::SharedObject;
+use super::{
+    GradScaler, IntoInnerError, Optimizer, OptimizerHandle, OptimizerState, clip_coefficient, clip_grad_norm_,
+    gradients,
+};
+use crate::error::{Error, Result};
 use crate::nn::Param;
 use crate::session::{Object, ObjectState, PreparedOptimizer, Session, Stateful};
 use std::fmt;
 use std::ops::DerefMut;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use tch::Tensor;
 use torch_ext::foreach;
 
 /// An optimizer that knows about gradient accumulation and loss scaling. Made by
-/// [`Accelerator::prepare`](crate::Accelerator::prepare), which shares it with the accelerator until
-/// [`free_memory`](crate::Accelerator::free_memory); [`optimizer`](Self::optimizer) is your own.
+/// [`Accelerator::prepare`](crate::Accelerator::prepare). The accelerator knows of it as long as it lives;
+/// [`optimizer`](Self::optimizer) is your own.
 ///
 /// - While gradients are being accumulated, [`step`](Self::step) and [`zero_grad`](Self::zero_grad) do
 ///   nothing, so the training loop needs no `if`.
@@ -44,26 +48,23 @@ pub struct AcceleratedOptimizer<O> {
 struct Shared<O> {
     handle: OptimizerHandle,
     scaler: Option<GradScaler>,
-    optimizer: Mutex<O>,
-}
-
-impl<O> Shared<O> {
-    fn lock(&self) -> MutexGuard<'_, O> {
-        // After a panic in a step the optimizer is what it was without a lock around it.
-        self.optimizer.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+    optimizer: SharedObject<O>,
 }
 
 impl<O: Optimizer> Stateful for Shared<O> {
     fn state_dict(&self) -> Result<ObjectState> {
-        let OptimizerState { tensors, groups, layouts } = self.lock().state_dict()?;
+        let OptimizerState { tensors, groups, layouts } = self.optimizer.try_lock("state_dict")?.state_dict()?;
         Ok(ObjectState { tensors, layouts, values: serde_json::json!({ "param_groups": groups }) })
     }
 
     fn load_state_dict(&self, state: &ObjectState) -> Result<()> {
         let tensors = state.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect();
         let groups = serde_json::from_value(state.values["param_groups"].clone()).map_err(Error::other)?;
-        self.lock().load_state_dict(&OptimizerState { tensors, groups, layouts: state.layouts.clone() })
+        self.optimizer.try_lock("load_state_dict")?.load_state_dict(&OptimizerState {
+            tensors,
+            groups,
+            layouts: state.layouts.clone(),
+        })
     }
 }
 
@@ -124,15 +125,16 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
             Scaling { scaler, handle: handle.clone() }
         });
         handle.set_prepared(true);
-        let shared = Arc::new(Shared { handle, scaler, optimizer: Mutex::new(optimizer) });
-        session.register(Object::Optimizer(shared.clone()));
+        let shared = Arc::new(Shared { handle, scaler, optimizer: SharedObject::new("optimizer", optimizer) });
+        let registered = Arc::downgrade(&shared);
+        session.register(Object::Optimizer(registered));
         Self { shared, session, scaling, gradient_clipping }
     }
 
-    /// Your own optimizer (`AcceleratedOptimizer.optimizer` of the reference). Drop what this returns before the next call on
-    /// the prepared one or on the accelerator's state: they wait for it.
-    pub fn optimizer(&self) -> impl DerefMut<Target = O> + '_ {
-        self.shared.lock()
+    /// Your own optimizer (`AcceleratedOptimizer.optimizer` of the reference). As long as what this returns lives, the
+    /// accelerator's `state_dict` and `load_state_dict` are errors.
+    pub fn optimizer(&mut self) -> impl DerefMut<Target = O> + '_ {
+        self.shared.optimizer.lock()
     }
 
     /// Parameter groups and learning rates.
@@ -153,8 +155,8 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
             let _norm = self.clip(max_norm)?;
         }
         let stepped = match &self.scaling {
-            Some(scaling) => scaling.scaler.step_together(&mut *self.shared.lock()),
-            None => self.shared.lock().step(),
+            Some(scaling) => scaling.scaler.step_together(&mut *self.shared.optimizer.lock()),
+            None => self.shared.optimizer.lock().step(),
         };
         self.check_step(stepped)?;
         self.handle().gradients_used();
@@ -165,7 +167,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
     /// offloaded.
     fn check_step<T>(&self, stepped: Result<T>) -> Result<T> {
         let is_between_ranks = stepped.as_ref().is_err_and(|error| error.is_timeout() || error.is_peer_failure());
-        let is_state_offloaded = self.shared.lock().is_state_offloaded();
+        let is_state_offloaded = self.shared.optimizer.lock().is_state_offloaded();
         match is_state_offloaded && !is_between_ranks {
             true => self.session.group.agree_on_success("the optimizer's step", stepped),
             false => stepped,
@@ -185,7 +187,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
         }
         let handle = self.handle();
         self.session.drop_unreduced(&|param| handle.trains(param))?;
-        self.shared.lock().zero_grad()
+        self.shared.optimizer.lock().zero_grad()
     }
 
     /// `clip_grad_norm_`, [`step`](Self::step) and [`zero_grad`](Self::zero_grad) in one: clips this optimizer's gradients
@@ -228,10 +230,10 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
             Some(sum) => {
                 self.session.before_step()?;
                 let norm = match &self.scaling {
-                    Some(scaling) => scaling.scaler.step_clipped(&mut *self.shared.lock(), max_norm, sum),
+                    Some(scaling) => scaling.scaler.step_clipped(&mut *self.shared.optimizer.lock(), max_norm, sum),
                     None => {
                         let factor = clip_coefficient(max_norm, sum.sqrt());
-                        self.shared.lock().step_with_factor(factor).map(|()| sum.sqrt())
+                        self.shared.optimizer.lock().step_with_factor(factor).map(|()| sum.sqrt())
                     }
                 };
                 let norm = self.check_step(norm)?;
@@ -270,7 +272,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
     /// # Errors
     /// Those of the optimizer.
     pub fn state_dict(&self) -> Result<OptimizerState> {
-        self.shared.lock().state_dict()
+        self.shared.optimizer.lock().state_dict()
     }
 
     /// Takes over saved state; see [`Optimizer::load_state_dict`].
@@ -278,31 +280,34 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
     /// # Errors
     /// Those of the optimizer.
     pub fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {
-        self.shared.lock().load_state_dict(state)
+        self.shared.optimizer.lock().load_state_dict(state)
     }
 
     /// Does a step move state over a disk or a bus? See [`Optimizer::is_state_offloaded`].
     pub fn is_state_offloaded(&self) -> bool {
-        self.shared.lock().is_state_offloaded()
+        self.shared.optimizer.lock().is_state_offloaded()
     }
 
     /// The optimizer as it was before `prepare`. It is no longer one of a prepared model's, nor among the accelerator's.
     ///
     /// # Errors
-    /// Another thread is reading its state from the accelerator.
-    pub fn into_inner(self) -> Result<O> {
-        let Self { shared, session, .. } = self;
-        session.forget(&shared);
-        let shared = Arc::into_inner(shared).ok_or(OptimError::InUse { what: "optimizer" })?;
-        shared.handle.set_prepared(false);
-        Ok(shared.optimizer.into_inner().unwrap_or_else(PoisonError::into_inner))
+    /// Another thread is just using it through the accelerator; the error gives the prepared one back.
+    pub fn into_inner(self) -> Result<O, IntoInnerError<Self>> {
+        let Self { shared, session, scaling, gradient_clipping } = self;
+        match Arc::try_unwrap(shared) {
+            Ok(Shared { handle, optimizer, .. }) => {
+                handle.set_prepared(false);
+                Ok(optimizer.into_inner())
+            }
+            Err(shared) => Err(IntoInnerError::new("optimizer", Self { shared, session, scaling, gradient_clipping })),
+        }
     }
 }
 
 impl<O: fmt::Debug> fmt::Debug for AcceleratedOptimizer<O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AcceleratedOptimizer")
-            .field("optimizer", &*self.shared.lock())
+            .field("optimizer", &*self.shared.optimizer.lock())
             .field("scaled", &self.scaling.is_some())
             .finish_non_exhaustive()
     }

@@ -1,18 +1,20 @@
 //! What `prepare` makes of a learning-rate scheduler.
 
+use super::IntoInnerError;
 use super::schedule::{LrScheduler, SchedulerState};
+use super::shared_object::SharedObject;
 use crate::error::{Error, OptimError, Result};
 use crate::session::{Object, ObjectState, Session, Stateful};
 use accelerate_core::schedule::{SchedulerRule, SchedulerUnit, capped_ticks, ticks_per_step};
 use std::fmt;
 use std::ops::DerefMut;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 pub(crate) use accelerate_core::schedule::SchedulerRule as SchedulerOptions;
 
 /// A scheduler that moves with its optimizer. Made by
-/// [`Accelerator::prepare`](crate::Accelerator::prepare), which shares it with the accelerator until
-/// [`free_memory`](crate::Accelerator::free_memory); [`scheduler`](Self::scheduler) is your own.
+/// [`Accelerator::prepare`](crate::Accelerator::prepare). The accelerator knows of it as long as it lives;
+/// [`scheduler`](Self::scheduler) is your own.
 ///
 /// [`step`](Self::step) does nothing while gradients are being accumulated, or when the optimizer
 /// skipped its step because of an overflow. Otherwise the schedule moves by
@@ -35,38 +37,29 @@ pub(crate) use accelerate_core::schedule::SchedulerRule as SchedulerOptions;
 /// # Ok::<(), accelerate::Error>(())
 /// ```
 pub struct AcceleratedScheduler<S> {
-    shared: Arc<Shared<S>>,
+    shared: Arc<SharedObject<S>>,
     session: Session,
     rule: SchedulerRule,
 }
 
-/// What the program and the session have of one scheduler.
-struct Shared<S>(Mutex<S>);
-
-impl<S> Shared<S> {
-    fn lock(&self) -> MutexGuard<'_, S> {
-        // After a panic in a step the scheduler is what it was without a lock around it.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<S: LrScheduler> Stateful for Shared<S> {
+impl<S: LrScheduler> Stateful for SharedObject<S> {
     fn state_dict(&self) -> Result<ObjectState> {
-        let values = serde_json::to_value(self.lock().state_dict()?).map_err(Error::other)?;
+        let values = serde_json::to_value(self.try_lock("state_dict")?.state_dict()?).map_err(Error::other)?;
         Ok(ObjectState { values, ..Default::default() })
     }
 
     fn load_state_dict(&self, state: &ObjectState) -> Result<()> {
         let state = serde_json::from_value(state.values.clone()).map_err(Error::other)?;
-        self.lock().load_state_dict(&state)
+        self.try_lock("load_state_dict")?.load_state_dict(&state)
     }
 }
 
 impl<S: LrScheduler> AcceleratedScheduler<S> {
     /// Registers the scheduler with the session.
     pub(crate) fn new(scheduler: S, session: Session, rule: SchedulerRule) -> Self {
-        let shared = Arc::new(Shared(Mutex::new(scheduler)));
-        session.register(Object::Scheduler(shared.clone()));
+        let shared = Arc::new(SharedObject::new("scheduler", scheduler));
+        let registered = Arc::downgrade(&shared);
+        session.register(Object::Scheduler(registered));
         let prepared = Self { shared, session, rule };
         if prepared.session.group.rank() == 0 {
             tracing::info!("{}", prepared.describe());
@@ -165,21 +158,21 @@ impl<S: LrScheduler> AcceleratedScheduler<S> {
         self.shared.lock().load_state_dict(state)
     }
 
-    /// Your own scheduler (`AcceleratedScheduler.scheduler` of the reference). Drop what this returns before the next call on
-    /// the prepared one or on the accelerator's state: they wait for it.
-    pub fn scheduler(&self) -> impl DerefMut<Target = S> + '_ {
+    /// Your own scheduler (`AcceleratedScheduler.scheduler` of the reference). As long as what this returns lives, the
+    /// accelerator's `state_dict` and `load_state_dict` are errors.
+    pub fn scheduler(&mut self) -> impl DerefMut<Target = S> + '_ {
         self.shared.lock()
     }
 
     /// The scheduler as it was before `prepare`, no longer among the accelerator's.
     ///
     /// # Errors
-    /// Another thread is reading its state from the accelerator.
-    pub fn into_inner(self) -> Result<S> {
-        let Self { shared, session, .. } = self;
-        session.forget(&shared);
-        let shared = Arc::into_inner(shared).ok_or(OptimError::InUse { what: "scheduler" })?;
-        Ok(shared.0.into_inner().unwrap_or_else(PoisonError::into_inner))
+    /// Another thread is just using it through the accelerator; the error gives the prepared one back.
+    pub fn into_inner(self) -> Result<S, IntoInnerError<Self>> {
+        let Self { shared, session, rule } = self;
+        Arc::try_unwrap(shared)
+            .map(SharedObject::into_inner)
+            .map_err(|shared| IntoInnerError::new("scheduler", Self { shared, session, rule }))
     }
 }
 

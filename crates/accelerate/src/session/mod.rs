@@ -63,7 +63,7 @@ impl Session {
         }))
     }
 
-    /// What was prepared so far, in order.
+    /// What was prepared so far, and what the program still has of it, in order.
     pub(crate) fn objects(&self) -> Objects {
         self.registry.objects()
     }
@@ -72,14 +72,9 @@ impl Session {
         self.registry.add(object);
     }
 
-    /// Takes out an object that the program takes back.
-    pub(crate) fn forget<T: ?Sized>(&self, object: &Arc<T>) {
-        self.registry.remove(object);
-    }
-
     /// Forgets everything prepared so far, and begins to count micro-batches anew.
     pub(crate) fn clear(&self) {
-        self.registry.clear().models().for_each(|model| model.store.set_of_prepared_model(false));
+        self.registry.clear().models().for_each(|model| model.release());
         self.gradient_state.restart();
     }
 

@@ -5,7 +5,7 @@ use crate::error::{Result, StateError};
 use crate::nn::{Layout, Param, ParamStore, ShardedStateDict};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tch::Tensor;
 
 /// The state of one prepared object as it is saved: tensors by name, and all else as JSON.
@@ -43,10 +43,33 @@ pub(crate) trait Stateful: Send + Sync {
 }
 
 /// The parameters of a prepared model and what keeps them in step.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct PreparedParameters {
     pub(crate) store: ParamStore,
     pub(crate) engine: Arc<dyn Engine>,
+    /// Those that refuse to be stepped by an optimizer that was not prepared.
+    trained: Mutex<Vec<Param>>,
+}
+
+impl PreparedParameters {
+    /// A model that is only evaluated is nobody's concern.
+    pub(crate) fn new(store: ParamStore, engine: Arc<dyn Engine>, evaluation_mode: bool) -> Self {
+        let trained = if evaluation_mode { Vec::new() } else { store.parameters() };
+        trained.iter().for_each(Param::enter_prepared_model);
+        Self { store, engine, trained: Mutex::new(trained) }
+    }
+
+    /// From now on the parameters are as they were before `prepare`.
+    pub(crate) fn release(&self) {
+        let trained = std::mem::take(&mut *self.trained.lock().unwrap_or_else(PoisonError::into_inner));
+        trained.iter().for_each(Param::leave_prepared_model);
+    }
+}
+
+impl Drop for PreparedParameters {
+    fn drop(&mut self) {
+        self.release();
+    }
 }
 
 impl Stateful for PreparedParameters {
@@ -84,13 +107,15 @@ pub(crate) trait PreparedOptimizer: Stateful {
     fn num_steps(&self) -> u64;
 }
 
-/// A prepared object, shared with the program.
+/// A prepared object. It is the program's own, and what the program has dropped or taken back is not prepared any more: an
+/// optimizer that lived on in here would divide its gradients by the loss scale beside the one that was made after it.
 #[derive(Clone)]
 pub(crate) enum Object {
-    Model(Arc<PreparedParameters>),
-    Optimizer(Arc<dyn PreparedOptimizer>),
-    Scheduler(Arc<dyn Stateful>),
-    DataLoader(Arc<dyn Stateful>),
+    Model(Weak<PreparedParameters>),
+    Optimizer(Weak<dyn PreparedOptimizer>),
+    Scheduler(Weak<dyn Stateful>),
+    DataLoader(Weak<dyn Stateful>),
+    /// The accelerator's, which nobody else can drop.
     GradScaler(Arc<dyn Stateful>),
 }
 
@@ -105,50 +130,53 @@ impl Object {
         }
     }
 
-    fn stateful(&self) -> &dyn Stateful {
+    /// `None` for one that is gone.
+    fn stateful(&self) -> Option<Arc<dyn Stateful>> {
         match self {
-            Self::Model(model) => &**model,
-            Self::Optimizer(optimizer) => &**optimizer,
-            Self::Scheduler(object) | Self::DataLoader(object) | Self::GradScaler(object) => &**object,
+            Self::Model(model) => Some(model.upgrade()?),
+            Self::Optimizer(optimizer) => Some(optimizer.upgrade()?),
+            Self::Scheduler(object) | Self::DataLoader(object) => object.upgrade(),
+            Self::GradScaler(scaler) => Some(Arc::clone(scaler)),
         }
     }
 }
 
-/// Prepared objects in the order of `prepare`.
+/// Prepared objects in the order of `prepare`. Each is kept alive only while it is looked at.
 #[derive(Clone, Default)]
 pub(crate) struct Objects(Arc<[Object]>);
 
 impl Objects {
-    pub(crate) fn models(&self) -> impl Iterator<Item = &PreparedParameters> {
+    pub(crate) fn models(&self) -> impl Iterator<Item = Arc<PreparedParameters>> {
         self.0.iter().filter_map(|object| match object {
-            Object::Model(model) => Some(&**model),
+            Object::Model(model) => model.upgrade(),
             _ => None,
         })
     }
 
-    pub(crate) fn optimizers(&self) -> impl Iterator<Item = &dyn PreparedOptimizer> {
+    pub(crate) fn optimizers(&self) -> impl Iterator<Item = Arc<dyn PreparedOptimizer>> {
         self.0.iter().filter_map(|object| match object {
-            Object::Optimizer(optimizer) => Some(&**optimizer),
+            Object::Optimizer(optimizer) => optimizer.upgrade(),
             _ => None,
         })
     }
 
     /// With their names: the kind, and from the second of a kind on its number, as in `optimizer_1`.
-    fn named(&self) -> BTreeMap<String, &dyn Stateful> {
+    fn named(&self) -> BTreeMap<String, Arc<dyn Stateful>> {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         let name = |object: &Object| {
+            let stateful = object.stateful()?;
             let kind = object.kind();
             let count = counts.entry(kind).or_default();
             *count += 1;
-            if *count == 1 { kind.to_owned() } else { format!("{kind}_{}", *count - 1) }
+            let name = if *count == 1 { kind.to_owned() } else { format!("{kind}_{}", *count - 1) };
+            Some((name, stateful))
         };
-        let names: Vec<String> = self.0.iter().map(name).collect();
-        names.into_iter().zip(self.0.iter().map(Object::stateful)).collect()
+        self.0.iter().filter_map(name).collect()
     }
 
     /// The states of all, by name.
     pub(crate) fn state_dict(&self) -> Result<BTreeMap<String, ObjectState>> {
-        let state = |(name, object): (String, &dyn Stateful)| match object.state_dict() {
+        let state = |(name, object): (String, Arc<dyn Stateful>)| match object.state_dict() {
             Ok(state) => Ok((name, state)),
             Err(error) => Err(error.context(name)),
         };
@@ -188,22 +216,11 @@ impl Registry {
         self.lock().clone()
     }
 
+    /// The places of objects that are gone go, too.
     pub(super) fn add(&self, object: Object) {
         let mut objects = self.lock();
-        *objects = Objects(objects.0.iter().cloned().chain([object]).collect());
-    }
-
-    /// Takes out an object that the program keeps for itself.
-    pub(super) fn remove<T: ?Sized>(&self, taken: &Arc<T>) {
-        let is_it = |object: &Object| match object {
-            Object::Model(model) => std::ptr::addr_eq(Arc::as_ptr(model), Arc::as_ptr(taken)),
-            Object::Optimizer(optimizer) => std::ptr::addr_eq(Arc::as_ptr(optimizer), Arc::as_ptr(taken)),
-            Object::Scheduler(object) | Object::DataLoader(object) | Object::GradScaler(object) => {
-                std::ptr::addr_eq(Arc::as_ptr(object), Arc::as_ptr(taken))
-            }
-        };
-        let mut objects = self.lock();
-        *objects = Objects(objects.0.iter().filter(|object| !is_it(object)).cloned().collect());
+        let still_there = objects.0.iter().filter(|object| object.stateful().is_some()).cloned();
+        *objects = Objects(still_there.chain([object]).collect());
     }
 
     pub(super) fn clear(&self) -> Objects {
@@ -213,6 +230,6 @@ impl Registry {
 
 impl fmt::Debug for Registry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.objects().0.iter().map(Object::kind)).finish()
+        f.debug_set().entries(self.objects().named().into_keys()).finish()
     }
 }

@@ -313,7 +313,7 @@ impl Accelerator {
             Some(plan) => plan.clone(),
             None => plan_data_parallel(&inventory(&model.store), &self.config().ddp, self.num_processes()),
         };
-        self.session().objects().models().map(plan).collect()
+        self.session().objects().models().map(|model| plan(&model)).collect()
     }
 
     /// Prepares one optimizer.

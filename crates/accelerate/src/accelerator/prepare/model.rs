@@ -3,35 +3,35 @@
 use crate::amp::Precision;
 use crate::error::Result;
 use crate::nn::Module;
-use crate::session::Engine;
+use crate::session::{Engine, PreparedParameters};
 use crate::tensor_tree::TensorTree;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 use torch_ext::autograd::is_grad_enabled;
 
-/// A prepared model. Derefs to the user's own; [`PreparedModel::forward`] adds what the run needs.
+/// A prepared model. Derefs to the user's own; [`PreparedModel::forward`] adds what the run needs. The accelerator knows of it
+/// as long as it lives.
 pub struct PreparedModel<M> {
     model: M,
-    engine: Arc<dyn Engine>,
+    parameters: Arc<PreparedParameters>,
     precision: Precision,
 }
 
 impl<M> PreparedModel<M> {
-    pub(crate) fn new(model: M, engine: Arc<dyn Engine>, precision: Precision) -> Self {
-        Self { model, engine, precision }
+    pub(crate) fn new(model: M, parameters: Arc<PreparedParameters>, precision: Precision) -> Self {
+        Self { model, parameters, precision }
     }
 
     pub(crate) fn shared_engine(&self) -> &Arc<dyn Engine> {
-        &self.engine
+        &self.parameters.engine
     }
 
-    /// The model as it was given to `prepare`, without the run around it.
-    pub fn into_inner(self) -> M
-    where
-        M: Module,
-    {
-        self.model.params().set_of_prepared_model(false);
+    /// The model as it was given to `prepare`, without the run around it, and no longer among the accelerator's. One that is
+    /// sharded stays so.
+    pub fn into_inner(self) -> M {
+        // Now, also where another thread is just reading its state from the accelerator.
+        self.parameters.release();
         self.model
     }
 }
@@ -45,21 +45,21 @@ impl<M: Module> PreparedModel<M> {
     /// # Errors
     /// The model's own; parameters that got no gradient in the step before, by name; a failed peer.
     pub fn forward(&self, input: &M::Input) -> Result<M::Output> {
-        let gradients_wanted = is_grad_enabled();
+        let (engine, gradients_wanted) = (&*self.parameters.engine, is_grad_enabled());
         if gradients_wanted {
-            self.engine.before_forward()?;
+            engine.before_forward()?;
         }
-        let scope = self.engine.enter_forward()?;
-        let guard = AbandonOnPanic(&*self.engine);
+        let scope = engine.enter_forward()?;
+        let guard = AbandonOnPanic(engine);
         let output = self.precision.autocast(|| self.model.forward(input)).and_then(|output| output);
         std::mem::forget(guard);
         drop(scope);
-        let left = self.engine.leave_forward(output.as_ref().err());
+        let left = engine.leave_forward(output.as_ref().err());
         // Why the model has failed explains what may have failed after it.
         let output = output?;
         left?;
         if gradients_wanted {
-            self.engine.after_forward(&|visit| output.for_each_tensor(visit))?;
+            engine.after_forward(&|visit| output.for_each_tensor(visit))?;
         }
         self.precision.cast_outputs(output)
     }
@@ -83,6 +83,6 @@ impl<M> Deref for PreparedModel<M> {
 
 impl<M: fmt::Debug> fmt::Debug for PreparedModel<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PreparedModel").field("model", &self.model).field("engine", &self.engine).finish()
+        f.debug_struct("PreparedModel").field("model", &self.model).field("engine", &self.parameters.engine).finish()
     }
 }

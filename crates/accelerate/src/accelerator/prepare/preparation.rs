@@ -52,12 +52,11 @@ impl Preparation<'_> {
             sharding,
             evaluation_mode,
         })?;
-        store.set_of_prepared_model(!evaluation_mode);
-        let prepared = PreparedParameters { store, engine: engine.clone() };
-        accelerator.session().register(Object::Model(Arc::new(prepared)));
+        let parameters = Arc::new(PreparedParameters::new(store, engine, evaluation_mode));
+        accelerator.session().register(Object::Model(Arc::downgrade(&parameters)));
         let policy = config.fsdp_in_use().and_then(|plugin| plugin.mixed_precision_policy);
         let output_kind = policy.and_then(|policy| policy.output_dtype).map(float_kind);
-        Ok(PreparedModel::new(model, engine, accelerator.precision().with_outputs(output_kind)))
+        Ok(PreparedModel::new(model, parameters, accelerator.precision().with_outputs(output_kind)))
     }
 
     pub(super) fn data_loader<B: Send + 'static, K: LoaderKind>(

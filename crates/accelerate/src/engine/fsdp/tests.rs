@@ -5,8 +5,8 @@ mod orders;
 
 use super::issued::Counts;
 use super::{FullyShard, Start};
-use crate::nn::{Linear, ModuleFn, ParamStore};
-use crate::session::DeviceMesh;
+use crate::nn::{Linear, Module, ModuleFn, ParamStore};
+use crate::session::{DeviceMesh, PreparedParameters};
 use crate::{
     Accelerator, AutoWrapPolicy, BackwardPrefetch, FloatType, FullyShardedDataParallelPlugin, MixedPrecision,
     MixedPrecisionPolicy, PreparedModel, Result, ShardingStrategy, testing,
@@ -32,6 +32,12 @@ fn start(accelerator: &Accelerator, store: &ParamStore, plugin: &FullyShardedDat
         evaluation_mode: false,
     };
     FullyShard::start(&model, &settings, accelerator.mixed_precision())
+}
+
+/// A prepared model that the session does not know of.
+fn with_engine<M: Module>(module: M, engine: &FullyShard, accelerator: &Accelerator) -> PreparedModel<M> {
+    let parameters = PreparedParameters::new(module.params().clone(), Arc::new(engine.clone()), true);
+    PreparedModel::new(module, Arc::new(parameters), accelerator.precision())
 }
 
 /// What passes see of their engine after each block: it is made before the engine is.
@@ -111,7 +117,7 @@ fn prepared_with(
         FullyShardedDataParallelPlugin { auto_wrap_policy: Some(AutoWrapPolicy::TransformerBasedWrap), ..plugin };
     let engine = start(accelerator, &store, &plugin)?;
     watched.0.lock().unwrap().engine = Some(engine.clone());
-    Ok((PreparedModel::new(model, Arc::new(engine.clone()), accelerator.precision()), engine, watched))
+    Ok((with_engine(model, &engine, accelerator), engine, watched))
 }
 
 /// How often each unit was gathered, and its gradients were reduced.
@@ -385,7 +391,7 @@ fn steered(
         ..plugin.clone()
     };
     let engine = start(accelerator, &store, &plugin)?;
-    let model = PreparedModel::new(module, Arc::new(engine.clone()), accelerator.precision());
+    let model = with_engine(module, &engine, accelerator);
     Ok((store, engine, model))
 }
 
@@ -445,7 +451,7 @@ fn a_parameter_without_a_gradient_gets_zeros() {
                 layer.bias.as_ref().filter(|_| *has_bias.lock().unwrap()).map(crate::nn::Param::get).transpose()?;
             Ok(input.f_linear(&weight, bias)?)
         });
-        let model = PreparedModel::new(module, Arc::new(engine.clone()), accelerator.precision());
+        let model = with_engine(module, &engine, &accelerator);
         let bias = store.get("layer.bias").unwrap();
         for (is_used, wanted) in [(true, 1.0), (false, 0.0)] {
             *uses_bias.lock().unwrap() = is_used;
@@ -526,7 +532,7 @@ fn checkpointed_blocks_travel_no_more_often() {
                     layers[0].forward(&hidden)
                 });
                 let engine = start(&accelerator, &store, &plugin)?;
-                let model = PreparedModel::new(module, Arc::new(engine.clone()), accelerator.precision());
+                let model = with_engine(module, &engine, &accelerator);
                 for _ in 0..2 {
                     let before = counts(&engine);
                     super::Engine::before_step(&engine)?;

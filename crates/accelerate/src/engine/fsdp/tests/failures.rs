@@ -51,7 +51,7 @@ fn failures(store: &Store, rank: usize, planted: Planted, records: bool, end: &B
     if rank == 1 && matches!(planted, Planted::OwnShardGone) {
         engine.0.units.spoil_shard(1);
     }
-    let model = PreparedModel::new(module, Arc::new(engine), accelerator.precision());
+    let model = with_engine(module, &engine, &accelerator);
     let input = Tensor::from_slice(&[0f32]);
     let forward = || model.forward(&input).unwrap_err();
     let error = if records { forward() } else { tch::no_grad(forward) };
