@@ -4,6 +4,7 @@ use super::{Accelerator, DeepSpeed, KwargsHandler};
 use crate::amp::MixedPrecision;
 use crate::error::{Result, StateError};
 use crate::group::Group;
+use crate::messages;
 use crate::session::GradientState;
 use crate::state::{Lookup, PartialState, process_environment};
 use accelerate_core::accumulation::PartialWindow;
@@ -12,8 +13,9 @@ use accelerate_core::config::{
     GradientAccumulationPlugin, ParallelismConfig, PartialRunConfig, ProjectConfiguration, RunConfig, Sources,
     TorchDynamoPlugin, TorchTensorParallelPlugin,
 };
-use accelerate_core::names::RngType;
+use accelerate_core::names::{LogLevel, RngType};
 use accelerate_core::schedule::SchedulerUnit;
+use accelerate_core::settings::Origin;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tch::Device;
@@ -74,6 +76,21 @@ impl AcceleratorBuilder {
     /// Compute on the CPU even where GPUs are present. Default: the launcher's wish, else false.
     pub fn cpu(mut self, cpu: bool) -> Self {
         self.code.cluster.use_cpu = Some(cpu);
+        self
+    }
+
+    /// The least level of messages that the main process writes to standard error, those of the library and of loggers
+    /// ([`logging`](crate::logging)). Default: the launcher's wish, else warning. It holds for the whole process, and not at all
+    /// where the program has set a subscriber of `tracing`, which decides by itself.
+    ///
+    /// ```
+    /// use accelerate::{Accelerator, logging::LogLevel};
+    ///
+    /// let accelerator = Accelerator::builder().cpu(true).log_level(LogLevel::Info).build()?;
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn log_level(mut self, log_level: LogLevel) -> Self {
+        self.code.cluster.log_level = Some(log_level);
         self
     }
 
@@ -289,14 +306,22 @@ impl AcceleratorBuilder {
         lookup: Lookup<'_>,
         join: impl FnOnce(&RunConfig, Lookup<'_>) -> Result<PartialState>,
     ) -> Result<Accelerator> {
+        let has_file = self.config_file.is_some();
         let mut config = self.resolve(lookup)?;
+        messages::set_log_level(config.cluster.log_level);
         let deep_speed = config.cluster.use_deepspeed.then(|| DeepSpeed::read(&config.deepspeed)).transpose()?;
         let state = join(&config, lookup)?;
         if let Some(deep_speed) = &deep_speed {
             deep_speed.settle(&mut config, &state)?;
         }
-        for message in config.messages().iter().filter(|_| state.is_main_process()) {
-            tracing::warn!("{message}");
+        let is_told = |origin: &Origin| match origin {
+            Origin::Flag(_) => true,
+            Origin::File { .. } => !has_file,
+            _ => false,
+        };
+        // The launcher has told of its own flags and file.
+        for message in config.messages().iter().filter(|message| state.is_main_process() && !is_told(&message.origin)) {
+            messages::warning!("{message}");
         }
         check_device(config.dynamo.compilation()?, state.device())?;
         let gradient_state =

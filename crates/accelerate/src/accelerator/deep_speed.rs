@@ -1,6 +1,7 @@
 //! Training by a DeepSpeed configuration: what it says becomes settings of the accelerator.
 
 use crate::error::{Result, StateError};
+use crate::messages;
 use crate::state::PartialState;
 use accelerate_core::config::{
     Auto, DDPCommunicationHookType, DeepSpeedConfig, DeepSpeedFacts, DeepSpeedOptimizer, DeepSpeedSchedule,
@@ -60,7 +61,7 @@ impl DeepSpeed {
         let resolved = self.settings.resolve(&config, &facts)?;
         *self.facts() = facts;
         for inert in resolved.inert_keys.iter().filter(|_| state.is_main_process()) {
-            tracing::info!("DeepSpeed's {} has no effect: {}", inert.key, inert.why);
+            messages::info!("DeepSpeed's {} has no effect: {}", inert.key, inert.why);
         }
         if let Some(scaler) = &resolved.grad_scaler {
             check_scaler(run, scaler)?;
@@ -107,7 +108,7 @@ impl DeepSpeed {
         let resolved = self.settings.resolve(&config, &facts)?;
         // Told here, because loaders for evaluation may well have other sizes.
         for inert in resolved.inert_keys.iter().filter(|inert| inert.key == "train_micro_batch_size_per_gpu") {
-            tracing::warn!("DeepSpeed's {} has no effect: {}", inert.key, inert.why);
+            messages::warning!("DeepSpeed's {} has no effect: {}", inert.key, inert.why);
         }
         Ok(resolved.gradient_accumulation_steps)
     }

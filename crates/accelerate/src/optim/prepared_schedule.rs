@@ -2,6 +2,7 @@
 
 use super::schedule::{LrScheduler, SchedulerState};
 use crate::error::{Error, OptimError, Result};
+use crate::messages;
 use crate::session::{Object, ObjectState, Session, Stateful};
 use accelerate_core::schedule::{SchedulerRule, SchedulerUnit, capped_ticks, ticks_per_step};
 use std::fmt;
@@ -69,7 +70,7 @@ impl<S: LrScheduler> AcceleratedScheduler<S> {
         session.register(Object::Scheduler(shared.clone()));
         let prepared = Self { shared, session, rule };
         if prepared.session.group.rank() == 0 {
-            tracing::info!("{}", prepared.describe());
+            messages::info!("{}", prepared.describe());
         }
         prepared
     }

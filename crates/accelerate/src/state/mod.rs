@@ -10,6 +10,7 @@ pub use split::{SplitBetweenProcesses, SplitOptions};
 
 use crate::error::Result;
 use crate::group::Group;
+use crate::messages;
 use accelerate_core::config::{InitProcessGroupKwargs, PartialRunConfig, ProcessGroupSettings, RunConfig, Sources};
 use accelerate_core::environment::{RankVariables, rank_variables};
 use accelerate_core::names::DistributedType;
@@ -67,6 +68,7 @@ impl PartialState {
         code.cluster.use_cpu = cpu.then_some(true);
         let environment: Lookup<'_> = &process_environment;
         let config = RunConfig::resolve(Sources { code, environment: Some(environment), ..Default::default() })?;
+        messages::set_log_level(config.cluster.log_level);
         Self::join(&config, environment)
     }
 
@@ -80,7 +82,10 @@ impl PartialState {
         }
         let device = device::choose(cluster.use_cpu, cluster.torch_device.as_deref(), local_rank)?;
         match ranks.filter(|ranks| ranks.world_size > 1) {
-            Some(ranks) => Self::distributed(device, &ranks, kwargs, lookup),
+            Some(ranks) => {
+                messages::set_rank(ranks.rank);
+                Self::distributed(device, &ranks, kwargs, lookup)
+            }
             None => Ok(Self::single_process(device)),
         }
     }

@@ -88,9 +88,10 @@ record! {
             .without_effect("there is one process for each GPU in any case");
         /// The device that the program computes on, such as cuda:1, whatever the automatic choice is.
         torch_device: String => setting();
-        /// How much a program in Python logs: debug, info, warning, error or critical.
-        log_level: LogLevel => setting()
-            .without_effect("messages are events of the crate tracing, so a subscriber of the program chooses their level");
+        /// The least level of messages that are written to standard error: debug, info, warning (the default), error or critical.
+        ///
+        /// A program that has set a subscriber of the crate tracing decides by that.
+        log_level: LogLevel => setting();
         /// Number of times that a launch is started again after a failure.
         max_restarts: usize = 0 => setting().launcher().flag("max_restarts").refused(ONE_ATTEMPT);
         /// Seconds between two looks at the processes.
