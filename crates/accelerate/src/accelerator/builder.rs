@@ -79,6 +79,31 @@ impl AcceleratorBuilder {
         self
     }
 
+    /// Compare every call between processes before it is made (debug mode): operation, shapes and dtypes, those of the library
+    /// too. A difference is an error on all of them that lists what each one calls. Default: the launcher's wish
+    /// (`accelerate launch --debug`), else false. It is on in all processes as soon as one of them asks for it.
+    ///
+    /// It costs one more exchange for each call. Calls of the accelerator on tensors are compared in any case. The averaging of
+    /// gradients that libtorch does inside a backward pass cannot be compared, but the forward pass before it is.
+    ///
+    /// ```
+    /// use accelerate::{Accelerator, ReduceOp, tch::Tensor, testing};
+    ///
+    /// let error = testing::ranks_with(2, Accelerator::builder().debug(true), |accelerator| {
+    ///     if accelerator.is_main_process() {
+    ///         accelerator.group().all_reduce(&Tensor::from_slice(&[1f32, 2.0]), ReduceOp::Sum)?;
+    ///     }
+    ///     accelerator.wait_for_everyone()
+    /// });
+    /// let text = error.unwrap_err().to_string();
+    /// assert!(text.contains("rank 0: all_reduce of [2] Float (Sum); rank 1: barrier"), "{text}");
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn debug(mut self, debug: bool) -> Self {
+        self.code.cluster.debug = Some(debug);
+        self
+    }
+
     /// The least level of messages that the main process writes to standard error, those of the library and of loggers
     /// ([`logging`](crate::logging)). Default: the launcher's wish, else warning. It holds for the whole process, and not at all
     /// where the program has set a subscriber of `tracing`, which decides by itself.
@@ -310,7 +335,11 @@ impl AcceleratorBuilder {
         let mut config = self.resolve(lookup)?;
         messages::set_log_level(config.cluster.log_level);
         let deep_speed = config.cluster.use_deepspeed.then(|| DeepSpeed::read(&config.deepspeed)).transpose()?;
-        let state = join(&config, lookup)?;
+        let mut state = join(&config, lookup)?;
+        if config.cluster.debug {
+            // Already so where processes have met; here a group that has been there before.
+            state = state.with_group(state.group().comparing_calls());
+        }
         if let Some(deep_speed) = &deep_speed {
             deep_speed.settle(&mut config, &state)?;
         }

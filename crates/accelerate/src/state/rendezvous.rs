@@ -3,7 +3,7 @@
 use crate::error::{Result, StateError};
 use crate::group::{Group, Members, connect_gloo};
 use crate::state::Lookup;
-use accelerate_core::config::ProcessGroupSettings;
+use accelerate_core::config::RunConfig;
 use accelerate_core::environment::RankVariables;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
@@ -27,18 +27,25 @@ enum MeetingPoint {
     },
 }
 
-/// Connects this rank with its peers. Collective over the run.
+/// Connects this rank with its peers. If one of them asks for debug mode, all compare their calls. Collective over the run.
 pub(super) fn connect(
     ranks: &RankVariables,
     device: Device,
     backend: &'static str,
-    kwargs: &ProcessGroupSettings,
+    config: &RunConfig,
     lookup: Lookup<'_>,
 ) -> Result<Group> {
+    let kwargs = &config.process_group;
     let timeout = kwargs.timeout_for(backend);
     let meeting_point = meeting_point(ranks, kwargs.init_method.as_deref(), lookup)?;
     let store = open(&meeting_point, ranks, timeout)?;
+    // Said before this rank is here, so that every rank can know of it once all are.
+    const DEBUG: &str = "debug";
+    if config.cluster.debug {
+        store.set(DEBUG, b"1")?;
+    }
     wait_for_all(&store, ranks, timeout)?;
+    let compares_calls = store.check(&[DEBUG])?;
     let options =
         GlooOptions { timeout, interface: interface(&meeting_point, ranks, lookup), ..GlooOptions::default() };
     let gloo = connect_gloo(options.clone());
@@ -49,7 +56,8 @@ pub(super) fn connect(
         }),
         _ => gloo,
     };
-    Group::new(connect, &store, options, Members::all(ranks.rank, ranks.world_size))
+    let group = Group::new(connect, &store, options, Members::all(ranks.rank, ranks.world_size))?;
+    Ok(if compares_calls { group.comparing_calls() } else { group })
 }
 
 fn meeting_point(ranks: &RankVariables, init_method: Option<&str>, lookup: Lookup<'_>) -> Result<MeetingPoint> {
