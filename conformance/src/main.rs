@@ -6,6 +6,7 @@ mod regression;
 mod test_ddp_comm_hook;
 mod test_distributed_data_loop;
 mod test_kwargs_handlers;
+mod test_logging;
 mod test_memory_utils;
 mod test_metrics;
 mod test_ops;
@@ -52,6 +53,10 @@ enum Script {
     TestDdpCommHook,
     /// Settings of single mechanisms
     TestKwargsHandlers,
+    /// Messages of all ranks
+    TestLogging,
+    /// The same in a program with a subscriber of `tracing`
+    TestLoggingWithSubscriber,
     /// Trace files of all ranks
     TestProfile,
     /// Reads an epoch until it is told to die, and goes on where the run before stopped
@@ -86,6 +91,8 @@ fn main() -> anyhow::Result<()> {
         Script::TestScheduler => test_scheduler::run(),
         Script::TestDdpCommHook => test_ddp_comm_hook::run(),
         Script::TestKwargsHandlers => test_kwargs_handlers::run(),
+        Script::TestLogging => test_logging::run(),
+        Script::TestLoggingWithSubscriber => test_logging::run_with_subscriber(),
         Script::TestProfile => test_profile::run(arguments.folder.as_deref()),
         Script::KilledAndResumed => killed_and_resumed::run(arguments.folder.as_deref()),
         Script::DyingRank => failing::dying_rank(),

@@ -243,6 +243,20 @@ fn a_collective_under_is_main_process_is_told_apart() {
     assert!(all.contains("rank 1 is in barrier number 1") || all.contains("rank 0 is in all_gather number 1"), "{all}");
 }
 
+/// One rank that asks for debug mode is enough for all. Nobody waits for a deadline then.
+#[test]
+fn in_debug_mode_all_ranks_list_the_calls_of_all() {
+    let ranks = start_with(3, |rank| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_conformance"));
+        command.arg("straying_rank").envs((rank == 1).then_some(("ACCELERATE_DEBUG_MODE", "true")));
+        command
+    });
+    for text in ranks.into_iter().map(end).map(|output| said(&output)) {
+        let wanted = "ranks make different calls: rank 0: all_gather of [3] Float; rank 1: barrier; rank 2: barrier.";
+        assert!(text.contains(wanted), "{text}");
+    }
+}
+
 #[test]
 fn a_rank_that_never_starts_is_named() {
     let mut ranks = start("absent_rank", 3);

@@ -1,4 +1,4 @@
-//! Every script on 1, 2, 3 and 4 real processes.
+//! Every script on 1, 2, 3 and 4 real processes, and some in debug mode.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use accelerate_launch::{LaunchConfig, Program, Silent, launch};
@@ -22,11 +22,34 @@ fn script(
     name: &str,
     #[values(1, 2, 3, 4)] num_processes: usize,
 ) {
+    run(name, num_processes, &[]);
+}
+
+/// Where all ranks make the same calls, comparing them changes nothing.
+#[rstest]
+fn script_in_debug_mode(
+    #[values(
+        "test_script",
+        "test_sync",
+        "test_distributed_data_loop",
+        "test_ops",
+        "test_metrics",
+        "test_memory_utils",
+        "test_optimizer",
+        "test_ddp_comm_hook"
+    )]
+    name: &str,
+) {
+    run(name, 3, &[("ACCELERATE_DEBUG_MODE", "true")]);
+}
+
+fn run(name: &str, num_processes: usize, variables: &[(&str, &str)]) {
+    let variables = [("ACCELERATE_USE_CPU", "true")].iter().chain(variables);
     let folder = tempfile::tempdir().unwrap();
     let program = Program::Executable(env!("CARGO_BIN_EXE_conformance").into());
     let config = LaunchConfig {
         args: vec![name.into(), "--folder".into(), folder.path().into()],
-        environment: vec![("ACCELERATE_USE_CPU".into(), "true".into())],
+        environment: variables.map(|(name, value)| ((*name).into(), (*value).into())).collect(),
         num_cpu_threads_per_process: Some(1),
         ..LaunchConfig::new(program, num_processes)
     };

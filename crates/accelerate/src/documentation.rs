@@ -21,6 +21,7 @@ pages! {
     Sharding: "docs/src/sharding.md";
     DeepSpeed: "docs/src/deepspeed.md";
     Offload: "docs/src/offload.md";
+    Logging: "docs/src/logging.md";
     Profiling: "docs/src/profiling.md";
     Settings: "docs/src/settings.md";
     Differences: "docs/src/differences.md";

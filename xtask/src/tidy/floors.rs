@@ -14,10 +14,10 @@ const FLOORS: [&[&str]; 7] = [
     &["documentation", "local_sgd", "memory", "testing"],
     &["accelerator"],
     &["checkpoint", "data", "engine", "optim", "profile"],
-    &["amp", "session"],
+    &["amp", "logging", "session"],
     &["nn", "state"],
     &["group", "offload", "tensor_tree"],
-    &["error"],
+    &["error", "messages"],
 ];
 
 pub(super) fn direction(tree: &Tree) -> Result<Vec<String>> {

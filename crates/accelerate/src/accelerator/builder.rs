@@ -4,6 +4,7 @@ use super::{Accelerator, DeepSpeed, KwargsHandler, deep_speed};
 use crate::amp::MixedPrecision;
 use crate::error::{Result, StateError};
 use crate::group::Group;
+use crate::messages;
 use crate::session::GradientState;
 use crate::state::{Lookup, PartialState, process_environment};
 use accelerate_core::accumulation::PartialWindow;
@@ -12,8 +13,9 @@ use accelerate_core::config::{
     GradientAccumulationPlugin, ParallelismConfig, PartialRunConfig, ProjectConfiguration, RunConfig, Sources,
     TorchDynamoPlugin, TorchTensorParallelPlugin,
 };
-use accelerate_core::names::RngType;
+use accelerate_core::names::{LogLevel, RngType};
 use accelerate_core::schedule::SchedulerUnit;
+use accelerate_core::settings::Origin;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tch::Device;
@@ -74,6 +76,46 @@ impl AcceleratorBuilder {
     /// Compute on the CPU even where GPUs are present. Default: the launcher's wish, else false.
     pub fn cpu(mut self, cpu: bool) -> Self {
         self.code.cluster.use_cpu = Some(cpu);
+        self
+    }
+
+    /// Compare every call between processes before it is made (debug mode): operation, shapes and dtypes, those of the library
+    /// too. A difference is an error on all of them that lists what each one calls. Default: the launcher's wish
+    /// (`accelerate launch --debug`), else false. It is on in all processes as soon as one of them asks for it.
+    ///
+    /// It costs one more exchange for each call. Calls of the accelerator on tensors are compared in any case. The averaging of
+    /// gradients that libtorch does inside a backward pass cannot be compared, but the forward pass before it is.
+    ///
+    /// ```
+    /// use accelerate::{Accelerator, ReduceOp, tch::Tensor, testing};
+    ///
+    /// let error = testing::ranks_with(2, Accelerator::builder().debug(true), |accelerator| {
+    ///     if accelerator.is_main_process() {
+    ///         accelerator.group().all_reduce(&Tensor::from_slice(&[1f32, 2.0]), ReduceOp::Sum)?;
+    ///     }
+    ///     accelerator.wait_for_everyone()
+    /// });
+    /// let text = error.unwrap_err().to_string();
+    /// assert!(text.contains("rank 0: all_reduce of [2] Float (Sum); rank 1: barrier"), "{text}");
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn debug(mut self, debug: bool) -> Self {
+        self.code.cluster.debug = Some(debug);
+        self
+    }
+
+    /// The least level of messages that the main process writes to standard error, those of the library and of loggers
+    /// ([`logging`](crate::logging)). Default: the launcher's wish, else warning. It holds for the whole process, and not at all
+    /// where the program has set a subscriber of `tracing`, which decides by itself.
+    ///
+    /// ```
+    /// use accelerate::{Accelerator, logging::LogLevel};
+    ///
+    /// let accelerator = Accelerator::builder().cpu(true).log_level(LogLevel::Info).build()?;
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn log_level(mut self, log_level: LogLevel) -> Self {
+        self.code.cluster.log_level = Some(log_level);
         self
     }
 
@@ -289,12 +331,24 @@ impl AcceleratorBuilder {
         lookup: Lookup<'_>,
         join: impl FnOnce(&RunConfig, Lookup<'_>) -> Result<PartialState>,
     ) -> Result<Accelerator> {
+        let has_file = self.config_file.is_some();
         let mut config = self.resolve(lookup)?;
+        messages::set_log_level(config.cluster.log_level);
         let deep_speed = deep_speed::read(&config)?;
-        let state = join(&config, lookup)?;
+        let mut state = join(&config, lookup)?;
+        if config.cluster.debug {
+            // Already so where processes have met; here a group that has been there before.
+            state = state.with_group(state.group().comparing_calls());
+        }
         let deep_speed = deep_speed.map(|read| DeepSpeed::settle(read, &mut config, &state)).transpose()?;
-        for message in config.messages().iter().filter(|_| state.is_main_process()) {
-            tracing::warn!("{message}");
+        let is_told = |origin: &Origin| match origin {
+            Origin::Flag(_) => true,
+            Origin::File { .. } => !has_file,
+            _ => false,
+        };
+        // The launcher has told of its own flags and file.
+        for message in config.messages().iter().filter(|message| state.is_main_process() && !is_told(&message.origin)) {
+            messages::warning!("{message}");
         }
         check_device(config.dynamo.compilation()?, state.device())?;
         let gradient_state =

@@ -2,6 +2,7 @@
 
 use super::Accelerator;
 use crate::error::{Result, StateError};
+use crate::messages;
 use crate::state::PartialState;
 use accelerate_core::config::{
     DDPCommunicationHookType, DeepSpeedConfig, DeepSpeedFacts, DeepSpeedSettings, FloatType, GradScalerKwargs,
@@ -54,7 +55,7 @@ impl DeepSpeed {
         };
         let resolved = settings.resolve(&config, &facts).map_err(|error| with_places(run, error))?;
         for inert in resolved.inert_keys.iter().filter(|_| state.is_main_process()) {
-            tracing::info!("DeepSpeed's {} has no effect: {}", inert.key, inert.why);
+            messages::info!("DeepSpeed's {} has no effect: {}", inert.key, inert.why);
         }
         if let Some(scaler) = &resolved.grad_scaler {
             check_scaler(run, scaler)?;
@@ -164,7 +165,7 @@ impl Accelerator {
         let earlier = deep_speed.take_over(resolution);
         let is_new = |key| !earlier.config.inert_keys.contains(key);
         for inert in inert.iter().filter(|key| self.is_main_process() && is_new(key)) {
-            tracing::warn!("DeepSpeed's {} has no effect: {}", inert.key, inert.why);
+            messages::warning!("DeepSpeed's {} has no effect: {}", inert.key, inert.why);
         }
         match steps {
             Some(steps) if earlier.config.gradient_accumulation_steps.is_none() => {

@@ -3,6 +3,7 @@
 use super::models::for_each_engine;
 use super::{Accelerator, HasParameters};
 use crate::error::{Error, Result, StateError};
+use crate::messages;
 use crate::optim::GradScalerState;
 use crate::session::{Engine, GradientState, Join, Session, Summary};
 use std::sync::Arc;
@@ -129,7 +130,7 @@ impl Accelerator {
             self.session().gradient_state.restore_window(theirs.window);
         }
         if mine.optimizer_steps < theirs.optimizer_steps {
-            tracing::warn!(
+            messages::warning_here!(
                 "rank {} made {} optimizer steps, rank {authority} {}: with momentum or Adam, the states of their \
                  optimizers differ from now on. Use even_batches, or load the state of rank {authority} on all ranks",
                 self.process_index(),

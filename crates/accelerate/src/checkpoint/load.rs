@@ -2,6 +2,7 @@
 
 use super::source::Source;
 use crate::error::{Result, WeightsError};
+use crate::messages;
 use crate::nn::{LoadReport, ParamStore, match_names};
 use std::collections::HashMap;
 use std::fmt;
@@ -122,7 +123,7 @@ fn load_source(store: &ParamStore, source: &mut Source, options: &LoadOptions) -
         let (name, _, file) = &source.tensors[position];
         param.copy_shard_(&source.files[*file].read_elements(name, &param.layout())?)?;
     }
-    tracing::debug!(path = %source.path.display(), num_bytes = source.num_bytes_read(), "read weights");
+    messages::debug!("read {} bytes of weights from {}", source.num_bytes_read(), source.path.display());
     Ok(LoadReport { missing_keys: mismatch.missing, unexpected_keys: mismatch.unexpected })
 }
 

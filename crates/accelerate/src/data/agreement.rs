@@ -3,6 +3,7 @@
 use super::random::SharedGenerator;
 use super::sampler::{Sampler, SeedableRandomSampler, SequentialSampler, downcast, generator_of, order_of};
 use crate::error::{DataError, Result};
+use crate::messages;
 use crate::session::Session;
 use accelerate_core::names::RngType;
 use accelerate_core::sampler::RowOrder;
@@ -137,7 +138,7 @@ fn agreed_numbers(exchange: &dyn Exchange, mine: Vec<i64>) -> Result<Vec<i64>> {
     if digests.iter().all(|digest| digest == first) {
         return Ok(mine);
     }
-    tracing::warn!(
+    messages::warning!(
         "the sampler gives another order on some ranks than on rank 0; all ranks use that of rank 0. Seed it \
          the same on all ranks to save sending the order every epoch, or set \
          DataLoaderConfiguration.use_configured_sampler if it picks the rows of its own rank on purpose"

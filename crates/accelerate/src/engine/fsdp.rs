@@ -43,6 +43,7 @@ use super::replicate::{check_same_model, copy_from};
 use super::{Engine, Start};
 use crate::error::{Error, Result, StateError};
 use crate::group::{Group, ShardTransport};
+use crate::messages;
 use crate::nn::{Param, ParamStore, WeakParam, flat_elements};
 use crate::session::{Concerns, ForwardScope, Join, Reduction};
 use accelerate_core::config::{FullyShardedSettings, MixedPrecision, ShardingStrategy};
@@ -385,6 +386,6 @@ fn warn_of_wider(job: &Group, inventory: &Inventory) {
     let names: Vec<&str> = widened.map(|entry| entry.name.as_str()).collect();
     if job.rank() == 0 && !names.is_empty() {
         let names = names.join(", ");
-        tracing::warn!("in mixed precision these parameters of 16 bits are kept and trained in float32: {names}");
+        messages::warning!("in mixed precision these parameters of 16 bits are kept and trained in float32: {names}");
     }
 }

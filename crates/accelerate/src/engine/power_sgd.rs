@@ -4,6 +4,7 @@
 //! operations is that of PyTorch's `powerSGD_hook.py`, so that gradients are equal to its own.
 
 use crate::error::Result;
+use crate::messages;
 use accelerate_core::config::PowerSGDState;
 use accelerate_core::power_sgd::{BucketPlan, Matrices, Seeds, plan, square_side};
 use std::collections::HashMap;
@@ -71,7 +72,8 @@ impl PowerSgd {
         if bucket.is_last && iteration >= self.next_report {
             self.next_report = iteration + self.state.compression_stats_logging_frequency.max(1);
             let (before, after) = (self.elements_before, self.elements_after);
-            tracing::info!(iteration, before, after, rate = before as f64 / after as f64, "PowerSGD compression");
+            let rate = before as f64 / after as f64;
+            messages::info!("PowerSGD, step {iteration}: {before} elements became {after}, a rate of {rate:.2}");
         }
         Ok(Some(reduced))
     }

@@ -128,6 +128,8 @@ impl Engine for Replicate {
             self.window_open.store(true, Ordering::Relaxed);
             return Ok(());
         }
+        // The reducer's own collectives are libtorch's, so a rank that is elsewhere has to be found out before them.
+        self.group.compare_call("forward", || format!("a model of {} parameters", self.names.len()))?;
         let source = self.announce(true)?;
         self.reducer().prepare_for_forward().map_err(|error| self.explain(error))?;
         self.begin_forward(source)

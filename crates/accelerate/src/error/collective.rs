@@ -27,6 +27,12 @@ pub(crate) enum CollectiveError {
     #[error("{op} needs the same shapes and dtypes on every rank, but found {per_rank}. {cure}")]
     Disagreement { op: &'static str, per_rank: String, cure: &'static str },
 
+    #[error(
+        "ranks make different calls: {per_rank}. Every rank has to make the same calls in the same order, with the same \
+         shapes and dtypes; look for a call that only some ranks reach"
+    )]
+    DifferentCalls { per_rank: String },
+
     #[error("{what} failed on rank {rank}, and ends on this rank too: {reason}")]
     FailedElsewhere { what: &'static str, rank: usize, reason: String },
 

@@ -1,5 +1,6 @@
 //! Every collective goes through a [`Group`]: it knows the operation's name, number, shape and deadline.
 
+mod compare;
 mod journal;
 mod members;
 mod peer_memory;
@@ -14,7 +15,6 @@ pub(crate) use members::Members;
 pub(crate) use peer_reads::MOST_PENDING;
 pub(crate) use pending::{PendingCollective, PendingReduceScatter};
 use std::fmt;
-use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -66,7 +66,11 @@ impl ReduceOp {
 /// # Ok::<(), accelerate::Error>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct Group(Arc<Inner>);
+pub struct Group {
+    inner: Arc<Inner>,
+    /// Ranks compare their calls before they make them.
+    compares_calls: bool,
+}
 
 struct Inner {
     members: Members,
@@ -110,7 +114,7 @@ impl fmt::Debug for Inner {
 impl Group {
     /// A group of one.
     pub(crate) fn single_process() -> Self {
-        Self(Arc::new(Inner { members: Members::all(0, 1), links: None, sequence: AtomicU64::new(0) }))
+        Self::of(Members::all(0, 1), None)
     }
 
     /// A group over the backend that `connect` makes; its ranks share `store`. Collective.
@@ -127,12 +131,17 @@ impl Group {
             gloo,
             num_forks: AtomicU64::new(0),
         };
-        Ok(Self(Arc::new(Inner { members, links: Some(links), sequence: AtomicU64::new(0) })))
+        Ok(Self::of(members, Some(links)))
+    }
+
+    fn of(members: Members, links: Option<Links>) -> Self {
+        let inner = Inner { members, links, sequence: AtomicU64::new(0) };
+        Self { inner: Arc::new(inner), compares_calls: false }
     }
 
     /// The same processes, connected once more: what becomes of one group does not touch the other. Collective.
     pub(crate) fn fork(&self) -> Result<Self> {
-        self.connect_again("", self.0.members.clone(), |links| (Arc::clone(&links.connect), links.gloo.clone()))
+        self.connect_again("", self.inner.members.clone(), |links| (Arc::clone(&links.connect), links.gloo.clone()))
     }
 
     /// The ranks `ranks` of this group, this one among them, connected once more among themselves: their ranks there are
@@ -140,7 +149,7 @@ impl Group {
     pub(crate) fn subgroup(&self, ranks: &[usize]) -> Result<Self> {
         let own = ranks.iter().position(|&rank| rank == self.rank());
         let own = own.ok_or_else(|| Error::other(format!("rank {} is not among ranks {ranks:?}", self.rank())))?;
-        let members = self.0.members.subgroup(ranks, own);
+        let members = self.inner.members.subgroup(ranks, own);
         let name = ranks.first().map_or_else(String::new, |first| format!("/of/{first}"));
         self.connect_again(&name, members, |links| (Arc::clone(&links.connect), links.gloo.clone()))
     }
@@ -148,7 +157,7 @@ impl Group {
     /// The same processes with connections of their own, over Gloo: for a thread in the background, whose collectives
     /// would otherwise come between those of the training loop in another order on every rank. Collective.
     pub(crate) fn side_group(&self) -> Result<Self> {
-        self.connect_again("", self.0.members.clone(), |links| {
+        self.connect_again("", self.inner.members.clone(), |links| {
             let options = GlooOptions { threads: 1, ..links.gloo.clone() };
             (connect_gloo(options.clone()), options)
         })
@@ -156,7 +165,7 @@ impl Group {
 
     /// How often the group was connected once more, the same on all ranks.
     pub(crate) fn num_forks(&self) -> u64 {
-        self.0.links.as_ref().map_or(0, |links| links.num_forks.load(Ordering::Relaxed))
+        self.inner.links.as_ref().map_or(0, |links| links.num_forks.load(Ordering::Relaxed))
     }
 
     fn connect_again(
@@ -165,19 +174,20 @@ impl Group {
         members: Members,
         how: impl FnOnce(&Links) -> (Arc<Connect>, GlooOptions),
     ) -> Result<Self> {
-        let Some(links) = &self.0.links else { return Ok(Self::single_process()) };
+        let Some(links) = &self.inner.links else { return Ok(Self::single_process()) };
         let number = links.num_forks.fetch_add(1, Ordering::Relaxed);
         if members.world_size() == 1 {
-            return Ok(Self(Arc::new(Inner { members, links: None, sequence: AtomicU64::new(0) })));
+            return Ok(Self::of(members, None));
         }
         let store = links.store.prefix(&format!("fork/{number}{name}"))?;
         let (connect, gloo) = how(links);
-        Self::new(connect, &store, gloo, members)
+        let group = Self::new(connect, &store, gloo, members)?;
+        Ok(Self { compares_calls: self.compares_calls, ..group })
     }
 
     /// Tells ranks that will miss this one in a collective why it makes none any more.
     pub(crate) fn leave(&self, reason: &str) -> Result<()> {
-        match &self.0.links {
+        match &self.inner.links {
             Some(links) => Ok(links.journal.leave(reason)?),
             None => Ok(()),
         }
@@ -185,38 +195,38 @@ impl Group {
 
     /// The store in which the ranks met, for what they have to say outside of collectives; none in a group of one.
     pub(crate) fn store(&self) -> Option<&Store> {
-        self.0.links.as_ref().map(|links| &links.store)
+        self.inner.links.as_ref().map(|links| &links.store)
     }
 
     /// This process's number in the group, from 0.
     pub fn rank(&self) -> usize {
-        self.0.members.rank()
+        self.inner.members.rank()
     }
 
     /// Number of processes in the group.
     pub fn world_size(&self) -> usize {
-        self.0.members.world_size()
+        self.inner.members.world_size()
     }
 
     /// How long a collective waits for the slowest rank; `None` in a group of one.
     pub fn timeout(&self) -> Option<Duration> {
-        self.0.links.as_ref().map(|links| links.timeout)
+        self.inner.links.as_ref().map(|links| links.timeout)
     }
 
     /// The backend, for the engine that hands it to the reducer.
     pub(crate) fn process_group(&self) -> Option<&Arc<ProcessGroup>> {
-        self.0.links.as_ref().map(|links| &links.process_group)
+        self.inner.links.as_ref().map(|links| &links.process_group)
     }
 
     /// Combines the tensor over all ranks, in place. Any shape; float or integer. Collective.
     ///
     /// The tensor must be contiguous. [`ReduceOp::Mean`] needs a floating dtype.
     pub fn all_reduce(&self, tensor: &Tensor, op: ReduceOp) -> Result<()> {
-        let sum_then_divide = op == ReduceOp::Mean;
-        let op = op.of_backend();
+        self.compare_call("all_reduce", || format!("{} ({op:?})", shape_text(tensor)))?;
         let reduced = tch::no_grad(|| tensor.detach());
-        self.run("all_reduce", tensor, |group| group.all_reduce(&reduced, op, None))?;
-        if sum_then_divide && self.world_size() > 1 {
+        let start = |group: &ProcessGroup| group.all_reduce(&reduced, op.of_backend(), None);
+        self.run_uncompared("all_reduce", || shape_text(tensor), start)?;
+        if op == ReduceOp::Mean && self.world_size() > 1 {
             let mut reduced = reduced;
             let _ = tch::no_grad(|| reduced.f_div_scalar_(self.world_size() as f64))?;
         }
@@ -226,8 +236,9 @@ impl Group {
     /// Overwrites the tensor on every rank with that of rank `source`. Any dtype and shape. Collective.
     pub fn broadcast(&self, tensor: &Tensor, source: usize) -> Result<()> {
         self.check_rank("broadcast", source)?;
+        self.compare_call("broadcast", || format!("{} from rank {source}", shape_text(tensor)))?;
         let wire = wire::movable(tensor)?;
-        self.run("broadcast", tensor, |group| group.broadcast(&wire, source, None))
+        self.run_uncompared("broadcast", || shape_text(tensor), |group| group.broadcast(&wire, source, None))
     }
 
     /// Every rank's tensor, in rank order; shapes and dtypes are equal on all ranks. Collective.
@@ -298,10 +309,12 @@ impl Group {
     pub(crate) fn broadcast_coalesced(&self, tensors: &[Tensor], source: usize) -> Result<()> {
         /// The size PyTorch's DistributedDataParallel uses for its first broadcast.
         const BUFFER_BYTES: usize = 250 << 20;
-        let Some(links) = &self.0.links else { return Ok(()) };
+        let Some(links) = &self.inner.links else { return Ok(()) };
         if tensors.is_empty() {
             return Ok(());
         }
+        let shapes = || tensors.iter().map(shape_text).collect::<Vec<_>>().join(", ");
+        self.compare_call("broadcast_coalesced", || format!("{} from rank {source}", shapes()))?;
         let sequence = self.next_sequence();
         links.process_group.broadcast_coalesced(tensors, BUFFER_BYTES, source).map_err(|error| {
             self.explain(links, "broadcast_coalesced", sequence, format!("{} tensors", tensors.len()), error)
@@ -337,6 +350,11 @@ impl Group {
 
     /// Every rank's bytes, in rank order; lengths may differ. Collective (two operations).
     pub fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.compare_call("all_gather_bytes", String::new)?;
+        self.uncompared().gather_bytes(bytes)
+    }
+
+    fn gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         if self.world_size() == 1 {
             return Ok(vec![bytes.to_vec()]);
         }
@@ -361,8 +379,10 @@ impl Group {
         if self.world_size() == 1 {
             return Ok(bytes.to_vec());
         }
+        self.compare_call("broadcast_bytes", || format!("rank {source}"))?;
+        let group = self.uncompared();
         let length = Tensor::f_from_slice(&[bytes.len() as i64])?;
-        self.broadcast(&length, source)?;
+        group.broadcast(&length, source)?;
         let length = i64::try_from(&length)?;
         let buffer = if self.rank() == source {
             Tensor::f_from_slice(bytes)?
@@ -370,7 +390,7 @@ impl Group {
             Tensor::f_zeros([length], (Kind::Uint8, Device::Cpu))?
         };
         if length > 0 {
-            self.broadcast(&buffer, source)?;
+            group.broadcast(&buffer, source)?;
         }
         Ok(Vec::try_from(&buffer)?)
     }
@@ -380,9 +400,10 @@ impl Group {
     pub(crate) fn scatter_bytes(&self, parts: Option<&[Tensor]>, source: usize) -> Result<Tensor> {
         const OP: &str = "scatter_bytes";
         self.check_rank(OP, source)?;
-        let Some(links) = &self.0.links else {
+        let Some(links) = &self.inner.links else {
             return Ok(parts.and_then(|parts| parts.first()).map_or_else(Tensor::new, Tensor::shallow_clone));
         };
+        self.compare_call(OP, || format!("rank {source}"))?;
         let (sequence, group) = (self.next_sequence(), &links.process_group);
         let explain = |error| self.explain(links, OP, sequence, String::new(), error);
         // Messages of one round must not be taken for those of the next.
@@ -408,53 +429,6 @@ impl Group {
         Ok(parts.get(source).map_or_else(Tensor::new, Tensor::shallow_clone))
     }
 
-    /// All ranks' descriptions in rank order if they differ, `None` if all are equal.
-    ///
-    /// Calls that differ between ranks would be undefined behaviour of the backend. Costs one collective
-    /// of 8 bytes; the descriptions travel only when they differ. Collective.
-    pub(crate) fn disagreement(&self, op: &'static str, description: &str) -> Result<Option<Vec<String>>> {
-        if self.world_size() == 1 {
-            return Ok(None);
-        }
-        let mut hasher = DefaultHasher::new();
-        hasher.write(op.as_bytes());
-        hasher.write(description.as_bytes());
-        let mine = Tensor::f_from_slice(&[hasher.finish() as i64])?;
-        let hashes = Vec::<i64>::try_from(&self.all_gather_into_tensor(&mine)?)?;
-        if hashes.iter().all(|hash| *hash == hashes[0]) {
-            return Ok(None);
-        }
-        let texts = self.all_gather_bytes(description.as_bytes())?;
-        Ok(Some(texts.iter().map(|text| String::from_utf8_lossy(text).into_owned()).collect()))
-    }
-
-    /// What has failed, by rank, where `own` is what has failed on this one; empty if nothing has, or the same on all. Collective.
-    pub(crate) fn failures(&self, what: &'static str, own: Option<&str>) -> Result<Vec<(usize, String)>> {
-        let texts = self.disagreement(what, own.unwrap_or_default())?.unwrap_or_default();
-        Ok(texts.into_iter().enumerate().filter(|(_, text)| !text.is_empty()).collect())
-    }
-
-    /// Passes on what this rank has made of `what` if all ranks have succeeded. Otherwise fails on all of them: with the
-    /// rank's own failure, or with that of the first that has failed. Collective.
-    pub(crate) fn agree_on_success<T>(&self, what: &'static str, own: Result<T>) -> Result<T> {
-        let text = own.as_ref().err().map(ToString::to_string);
-        let failures = self.failures(what, text.as_deref());
-        let made = own?;
-        match failures?.into_iter().next() {
-            Some((rank, reason)) => Err(CollectiveError::FailedElsewhere { what, rank, reason }.into()),
-            None => Ok(made),
-        }
-    }
-
-    /// Fails on every rank, with all ranks' descriptions, unless all ranks describe the same call. Collective.
-    pub(crate) fn agree(&self, op: &'static str, description: &str, cure: &'static str) -> Result<()> {
-        let call = format!("{op} of {description}");
-        let Some(calls) = self.disagreement(op, &call)? else { return Ok(()) };
-        let per_rank: Vec<String> =
-            calls.iter().enumerate().map(|(rank, call)| format!("rank {rank}: {call}")).collect();
-        Err(CollectiveError::Disagreement { op, per_rank: per_rank.join("; "), cure }.into())
-    }
-
     fn check_rank(&self, op: &'static str, rank: usize) -> Result<()> {
         if rank < self.world_size() {
             return Ok(());
@@ -463,7 +437,7 @@ impl Group {
     }
 
     fn next_sequence(&self) -> u64 {
-        self.0.sequence.fetch_add(1, Ordering::Relaxed) + 1
+        self.inner.sequence.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     fn run(
@@ -475,14 +449,24 @@ impl Group {
         self.run_shaped(op, || shape_text(tensor), start)
     }
 
-    /// Starts an operation, waits for it, and explains its failure. The text is made only then.
     fn run_shaped(
+        &self,
+        op: &'static str,
+        shape: impl Fn() -> String,
+        start: impl FnOnce(&ProcessGroup) -> torch_ext::Result<Work>,
+    ) -> Result<()> {
+        self.compare_call(op, &shape)?;
+        self.run_uncompared(op, shape, start)
+    }
+
+    /// Starts an operation, waits for it, and explains its failure. The text is made only then.
+    fn run_uncompared(
         &self,
         op: &'static str,
         shape: impl FnOnce() -> String,
         start: impl FnOnce(&ProcessGroup) -> torch_ext::Result<Work>,
     ) -> Result<()> {
-        let Some(links) = &self.0.links else { return Ok(()) };
+        let Some(links) = &self.inner.links else { return Ok(()) };
         let sequence = self.next_sequence();
         start(&links.process_group)
             .and_then(|work| work.wait(None))
@@ -491,7 +475,7 @@ impl Group {
 
     /// Turns a failure inside the reducer's own collectives into one that names the ranks.
     pub(crate) fn explain_reducer(&self, error: torch_ext::Error) -> crate::Error {
-        match &self.0.links {
+        match &self.inner.links {
             Some(links) if error.is_timeout() || error.is_connection() => {
                 let sequence = self.next_sequence();
                 self.explain(links, "gradient reduction", sequence, String::new(), error)
@@ -503,8 +487,8 @@ impl Group {
     /// Turns a failure of ranks that read each other's memory into one that names the call.
     #[cold]
     fn explain_own(&self, op: &'static str, label: String, error: torch_ext::Error) -> Error {
-        match &self.0.links {
-            Some(links) => self.explain(links, op, self.0.sequence.load(Ordering::Relaxed), label, error),
+        match &self.inner.links {
+            Some(links) => self.explain(links, op, self.inner.sequence.load(Ordering::Relaxed), label, error),
             None => error.into(),
         }
     }
@@ -512,13 +496,13 @@ impl Group {
     /// Has a rank said that this call of the group failed on it, or can nobody say any more?
     #[cold]
     fn has_failed(&self, rank: usize) -> bool {
-        let sequence = self.0.sequence.load(Ordering::Relaxed);
-        self.0.links.as_ref().is_some_and(|links| links.journal.has_failed(rank, sequence))
+        let sequence = self.inner.sequence.load(Ordering::Relaxed);
+        self.inner.links.as_ref().is_some_and(|links| links.journal.has_failed(rank, sequence))
     }
 
     /// What people call rank `rank` of the group.
     fn name_of(&self, rank: usize) -> usize {
-        self.0.members.in_job(rank)
+        self.inner.members.in_job(rank)
     }
 
     #[cold]
@@ -535,7 +519,7 @@ impl Group {
         }
         let call = CollectiveCall { op: op.to_owned(), sequence, shape };
         let findings = links.journal.ask(&call, links.timeout);
-        let failure = Failure { place: self.0.members.own_place(), call, deadline: links.timeout, findings };
+        let failure = Failure { place: self.inner.members.own_place(), call, deadline: links.timeout, findings };
         if source.is_timeout() {
             CollectiveError::Timeout { failure, source }.into()
         } else {
@@ -547,7 +531,7 @@ impl Group {
 /// The same group, not one of the same ranks.
 impl PartialEq for Group {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        Arc::ptr_eq(&self.inner, &other.inner)
     }
 }
 

@@ -166,10 +166,11 @@ impl Group {
         tensor: &Tensor,
         start: impl FnOnce(&ProcessGroup, i32) -> torch_ext::Result<Vec<Work>>,
     ) -> Result<Option<PendingCollective>> {
-        let Some(links) = &self.0.links else { return Ok(None) };
-        let sequence = self.next_sequence();
+        let Some(links) = &self.inner.links else { return Ok(None) };
         let shape = shape_text(tensor);
         let label = if label.is_empty() { shape } else { format!("{label} {shape}") };
+        self.compare_call(op, || label.clone())?;
+        let sequence = self.next_sequence();
         match start(&links.process_group, tag(sequence, tensor.numel())) {
             Ok(works) => {
                 let _kept = vec![tensor.shallow_clone()];
@@ -180,7 +181,7 @@ impl Group {
     }
 
     fn explain_late(&self, op: &'static str, sequence: u64, label: String, error: torch_ext::Error) -> Result<()> {
-        match &self.0.links {
+        match &self.inner.links {
             Some(links) => Err(self.explain(links, op, sequence, label, error)),
             None => Err(error.into()),
         }

@@ -4,6 +4,7 @@ mod agreement;
 
 use crate::accelerator::Accelerator;
 use crate::error::{Error, MemoryError, Result, panic_text, says_out_of_memory};
+use crate::messages;
 use agreement::{Decision, Meeting, Verdict};
 use std::any::Any;
 use std::fmt;
@@ -201,7 +202,7 @@ impl ExecutableBatchSize {
         if next >= found {
             return Err(MemoryError::NotSmaller { found, next }.into());
         }
-        tracing::info!(batch_size = found, next, "out of memory, trying a smaller batch size: {text}");
+        messages::info!("batch size {found} is out of memory, trying {next}: {text}");
         self.batch_size = next;
         if next == 0 { Err(MemoryError::NothingFits { last: text }.into()) } else { Ok(()) }
     }

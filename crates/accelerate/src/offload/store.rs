@@ -3,6 +3,7 @@
 use super::queued::Queued;
 use super::threads::Threads;
 use crate::error::{OffloadError, Result};
+use crate::messages;
 use accelerate_core::config::OffloadTarget;
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
@@ -76,7 +77,7 @@ pub(super) fn open(
     match FileQueue::new(&file.file, most_transfers) {
         Ok(queue) => Ok(Box::new(Queued { file, queue })),
         Err(error) => {
-            tracing::debug!("threads read and write in {}, because io_uring cannot: {error}", folder.display());
+            messages::debug!("threads read and write in {}, because io_uring cannot: {error}", folder.display());
             Ok(Box::new(Threads::new(file, most_transfers)?))
         }
     }
@@ -106,7 +107,7 @@ impl ScratchFile {
         // time of one. Where the file system refuses, it has to be.
         let direct = fcntl_getfl(&file).and_then(|flags| fcntl_setfl(&file, flags | OFlags::DIRECT));
         if let Err(errno) = direct {
-            tracing::debug!("files in {} go through the page cache: {errno}", folder.display());
+            messages::debug!("files in {} go through the page cache: {errno}", folder.display());
         }
         Ok(Self { file, folder: folder.to_owned() })
     }

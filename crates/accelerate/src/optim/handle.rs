@@ -2,6 +2,7 @@
 
 use super::batches::storage_version;
 use crate::error::{OptimError, Result};
+use crate::messages;
 use crate::nn::{Param, ParamStore};
 use std::collections::HashMap;
 use std::fmt;
@@ -320,7 +321,7 @@ impl OptimizerHandle {
                 Err(error) => {
                     // The device failed; the next call on it reports that. Until then nothing may
                     // go on as if the step had been taken.
-                    tracing::error!("cannot read whether the optimizer step was skipped: {error}");
+                    messages::error!("cannot read whether the optimizer step was skipped: {error}");
                     true
                 }
             },

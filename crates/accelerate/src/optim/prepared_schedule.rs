@@ -4,6 +4,7 @@ use super::IntoInnerError;
 use super::schedule::{LrScheduler, SchedulerState};
 use super::shared_object::SharedObject;
 use crate::error::{Error, OptimError, Result};
+use crate::messages;
 use crate::session::{Object, ObjectState, Session, Stateful};
 use accelerate_core::schedule::{SchedulerRule, SchedulerUnit, capped_ticks, ticks_per_step};
 use std::fmt;
@@ -62,7 +63,7 @@ impl<S: LrScheduler> AcceleratedScheduler<S> {
         session.register(Object::Scheduler(registered));
         let prepared = Self { shared, session, rule };
         if prepared.session.group.rank() == 0 {
-            tracing::info!("{}", prepared.describe());
+            messages::info!("{}", prepared.describe());
         }
         prepared
     }

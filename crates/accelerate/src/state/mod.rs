@@ -10,7 +10,8 @@ pub use split::{SplitBetweenProcesses, SplitOptions};
 
 use crate::error::Result;
 use crate::group::Group;
-use accelerate_core::config::{InitProcessGroupKwargs, PartialRunConfig, ProcessGroupSettings, RunConfig, Sources};
+use crate::messages;
+use accelerate_core::config::{InitProcessGroupKwargs, PartialRunConfig, RunConfig, Sources};
 use accelerate_core::environment::{RankVariables, rank_variables};
 use accelerate_core::names::DistributedType;
 use std::sync::Arc;
@@ -67,12 +68,13 @@ impl PartialState {
         code.cluster.use_cpu = cpu.then_some(true);
         let environment: Lookup<'_> = &process_environment;
         let config = RunConfig::resolve(Sources { code, environment: Some(environment), ..Default::default() })?;
+        messages::set_log_level(config.cluster.log_level);
         Self::join(&config, environment)
     }
 
     /// Joins the processes that a launcher's variables speak of. Collective.
     pub(crate) fn join(config: &RunConfig, lookup: Lookup<'_>) -> Result<Self> {
-        let (cluster, kwargs) = (&config.cluster, &config.process_group);
+        let cluster = &config.cluster;
         let ranks = rank_variables(lookup)?;
         let local_rank = ranks.as_ref().map_or(0, |ranks| ranks.local_rank);
         if cluster.enable_cpu_affinity {
@@ -80,19 +82,17 @@ impl PartialState {
         }
         let device = device::choose(cluster.use_cpu, cluster.torch_device.as_deref(), local_rank)?;
         match ranks.filter(|ranks| ranks.world_size > 1) {
-            Some(ranks) => Self::distributed(device, &ranks, kwargs, lookup),
+            Some(ranks) => {
+                messages::set_rank(ranks.rank);
+                Self::distributed(device, &ranks, config, lookup)
+            }
             None => Ok(Self::single_process(device)),
         }
     }
 
-    fn distributed(
-        device: Device,
-        ranks: &RankVariables,
-        kwargs: &ProcessGroupSettings,
-        lookup: Lookup<'_>,
-    ) -> Result<Self> {
-        let backend = device::backend(device, kwargs.backend.as_deref())?;
-        let group = rendezvous::connect(ranks, device, backend, kwargs, lookup)?;
+    fn distributed(device: Device, ranks: &RankVariables, config: &RunConfig, lookup: Lookup<'_>) -> Result<Self> {
+        let backend = device::backend(device, config.process_group.backend.as_deref())?;
+        let group = rendezvous::connect(ranks, device, backend, config, lookup)?;
         let distributed_type = if device.is_cuda() { DistributedType::MultiGpu } else { DistributedType::MultiCpu };
         Ok(Self(Arc::new(Inner {
             device,

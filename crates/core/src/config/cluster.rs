@@ -34,11 +34,10 @@ record! {
         mixed_precision: MixedPrecision = MixedPrecision::No => setting().flag("mixed_precision");
         /// Keep the program on the CPU even if there is a GPU.
         use_cpu: bool = false => setting().flag("cpu").flag_aliases(&["use_cpu"]).switch();
-        /// Compare shapes, types and calls of all processes before each collective, and name each process that differs.
+        /// Compare every call between processes before it is made, and list what each process calls where they differ.
         ///
-        /// The accelerator's collectives are always compared, for 8 bytes each, so nothing changes.
-        debug: bool = false => setting().variable("ACCELERATE_DEBUG_MODE").flag("debug").switch().harmless(&["true"])
-            .without_effect("shapes are compared in any case");
+        /// The accelerator's calls on tensors are always compared. With this, all others are, too, those of the library as well.
+        debug: bool = false => setting().variable("ACCELERATE_DEBUG_MODE").flag("debug").switch();
         /// Number of processes, counted over all machines.
         ///
         /// Without it: one per NVIDIA GPU that CUDA_VISIBLE_DEVICES leaves visible; one if there is none, or with --cpu.
@@ -88,9 +87,10 @@ record! {
             .without_effect("there is one process for each GPU in any case");
         /// The device that the program computes on, such as cuda:1, whatever the automatic choice is.
         torch_device: String => setting();
-        /// How much a program in Python logs: debug, info, warning, error or critical.
-        log_level: LogLevel => setting()
-            .without_effect("messages are events of the crate tracing, so a subscriber of the program chooses their level");
+        /// The least level of messages that are written to standard error: debug, info, warning (the default), error or critical.
+        ///
+        /// A program that has set a subscriber of the crate tracing decides by that.
+        log_level: LogLevel => setting();
         /// Number of times that a launch is started again after a failure.
         max_restarts: usize = 0 => setting().launcher().flag("max_restarts").refused(ONE_ATTEMPT);
         /// Seconds between two looks at the processes.

@@ -58,8 +58,7 @@ fn by_path(path: &str) -> &'static Setting {
 }
 
 /// Settings without effect that a launcher of the reference says unasked, so that nobody is told.
-const HARMLESS: [&str; 4] =
-    ["same_network", "debug", "fsdp_config.state_dict_type", "fsdp_config.cpu_ram_efficient_loading"];
+const HARMLESS: [&str; 3] = ["same_network", "fsdp_config.state_dict_type", "fsdp_config.cpu_ram_efficient_loading"];
 
 /// What must be said beside `setting` so that it counts.
 fn beside(setting: &Setting) -> Vec<(&'static Setting, String)> {

@@ -6,6 +6,7 @@ use crate::amp::float_kind;
 use crate::data::{DataLoader, DataLoaderShard, LoaderKind, LoaderSettings, Shares};
 use crate::engine;
 use crate::error::{Result, StateError};
+use crate::messages;
 use crate::nn::{Module, Param, ParamInitFn};
 use crate::optim::{
     AcceleratedOptimizer, AcceleratedScheduler, DeepSpeedLr, DummyOptim, DummyScheduler, LrScheduler, Optimizer,
@@ -38,7 +39,7 @@ impl Preparation<'_> {
         let wants_empty = accelerator.deep_speed().is_some_and(|deep_speed| deep_speed.wants_empty_weights());
         if wants_empty && accelerator.is_main_process() && !store.parameters().iter().any(Param::is_deferred) {
             let cure = "build it over ParamStore::init_empty_weights";
-            tracing::warn!("zero3_init_flag has no effect on a model that each process has built whole; {cure}");
+            messages::warning!("zero3_init_flag has no effect on a model that each process has built whole; {cure}");
         }
         let param_init_fn = config.fsdp_in_use().and_then(|plugin| plugin.param_init_fn.as_ref());
         if let Some(param_init_fn) = param_init_fn.and_then(|function| function.downcast_ref::<ParamInitFn>()) {

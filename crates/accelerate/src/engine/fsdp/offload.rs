@@ -3,6 +3,7 @@
 use super::units::Units;
 use crate::error::{OffloadError, Result};
 use crate::group::Group;
+use crate::messages;
 use crate::nn::Resident;
 use crate::offload::{Access, Blocks};
 use accelerate_core::config::OffloadTarget;
@@ -219,7 +220,7 @@ impl Drop for ResidentShard {
         if *num_users == 0
             && let Err(error) = free_storage(&self.offloader.units.shard(self.unit))
         {
-            tracing::error!("memory of an offloaded shard stays: {error}");
+            messages::error!("memory of an offloaded shard stays: {error}");
         }
     }
 }

@@ -28,6 +28,7 @@ pub use warmup::{
 
 use super::OptimizerHandle;
 use crate::error::{OptimError, Result};
+use crate::messages;
 use serde::{Deserialize, Serialize};
 
 /// Changes an optimizer's learning rates as training goes on.
@@ -146,7 +147,7 @@ impl Clock {
 
     fn advance(&mut self, rule: impl FnMut(&Tick) -> f64) {
         if self.last_epoch == 0 && self.handle.num_steps() == 0 {
-            tracing::warn!(
+            messages::warning!(
                 "a scheduler was stepped before its optimizer ({}); the first learning rate of the schedule \
                  is never used. Call optimizer.step() first, then scheduler.step()",
                 self.handle.optimizer_name()

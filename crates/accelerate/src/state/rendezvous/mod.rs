@@ -5,8 +5,9 @@ mod run_store;
 
 use crate::error::{Result, StateError};
 use crate::group::{Group, Members, connect_gloo};
+use crate::messages;
 use crate::state::Lookup;
-use accelerate_core::config::ProcessGroupSettings;
+use accelerate_core::config::RunConfig;
 use accelerate_core::environment::RankVariables;
 use accelerate_rendezvous::Secret;
 use std::cell::Cell;
@@ -31,19 +32,26 @@ enum MeetingPoint {
     },
 }
 
-/// Connects this rank with its peers. Collective over the run.
+/// Connects this rank with its peers. If one of them asks for debug mode, all compare their calls. Collective over the run.
 pub(super) fn connect(
     ranks: &RankVariables,
     device: Device,
     backend: &'static str,
-    kwargs: &ProcessGroupSettings,
+    config: &RunConfig,
     lookup: Lookup<'_>,
 ) -> Result<Group> {
+    let kwargs = &config.process_group;
     let timeout = kwargs.timeout_for(backend);
     let meeting_point = meeting_point(ranks, kwargs.init_method.as_deref(), lookup)?;
     let meeting = Meeting::new(timeout);
     let store = open(&meeting_point, ranks, &meeting, lookup)?;
+    // Said before this rank is here, so that every rank can know of it once all are.
+    const DEBUG: &str = "debug";
+    if config.cluster.debug {
+        store.set(DEBUG, b"1")?;
+    }
     arrival::wait_for_all(&store, ranks, &meeting)?;
+    let compares_calls = store.check(&[DEBUG])?;
     let options =
         GlooOptions { timeout, interface: interface(&meeting_point, ranks, lookup), ..GlooOptions::default() };
     let gloo = connect_gloo(options.clone());
@@ -54,7 +62,8 @@ pub(super) fn connect(
         }),
         _ => gloo,
     };
-    Group::new(connect, &store, options, Members::all(ranks.rank, ranks.world_size))
+    let group = Group::new(connect, &store, options, Members::all(ranks.rank, ranks.world_size))?;
+    Ok(if compares_calls { group.comparing_calls() } else { group })
 }
 
 fn meeting_point(ranks: &RankVariables, init_method: Option<&str>, lookup: Lookup<'_>) -> Result<MeetingPoint> {
@@ -100,7 +109,7 @@ impl Meeting {
     fn tell(&self, waited: Duration, what: impl FnOnce() -> String) {
         if self.is_time_to_tell(waited) {
             self.next.set(waited * 2);
-            tracing::warn!("after {} s, {}; the deadline is at {:?}", waited.as_secs(), what(), self.timeout);
+            messages::warning_here!("after {} s, {}; the deadline is at {:?}", waited.as_secs(), what(), self.timeout);
         }
     }
 }
@@ -119,7 +128,7 @@ fn open(meeting_point: &MeetingPoint, ranks: &RankVariables, meeting: &Meeting, 
     if !served {
         let secret = lookup(SECRET).unwrap_or_default();
         if secret.is_empty() && ranks.rank == 0 && !run_store::is_loopback(host) {
-            tracing::warn!(
+            messages::warning!(
                 "whoever reaches {host}:{port} may take part in this run, because it has no secret; set {SECRET} to the same \
                  random text on all machines"
             );

@@ -1,0 +1,139 @@
+//! Ranks compare what they are about to do, by 8 bytes that stand for it; texts travel only when these differ.
+//!
+//! Calls that differ between ranks would be undefined behaviour of the backend. The accelerator's collectives are always
+//! compared. In debug mode every call of the group is, before it is made.
+
+use super::Group;
+use crate::error::{CollectiveError, Result};
+use std::hash::{DefaultHasher, Hasher};
+use std::sync::Arc;
+use tch::{Device, Kind, Tensor};
+use torch_ext::ProcessGroup;
+
+impl Group {
+    /// The same group, in which every call is compared (debug mode). All ranks have to use it.
+    pub(crate) fn comparing_calls(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner), compares_calls: true }
+    }
+
+    /// The same group, for the calls that a comparison itself consists of.
+    pub(super) fn uncompared(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner), compares_calls: false }
+    }
+
+    /// In debug mode: fails on every rank, with all ranks' calls, unless all are about to make this one. Collective then.
+    pub(crate) fn compare_call(&self, op: &'static str, details: impl FnOnce() -> String) -> Result<()> {
+        if !self.compares_calls {
+            return Ok(());
+        }
+        let details = details();
+        let Some(calls) = self.exchange(op, &details, &call_text(op, &details))? else { return Ok(()) };
+        Err(CollectiveError::DifferentCalls { per_rank: self.per_rank(&calls) }.into())
+    }
+
+    /// All ranks' descriptions in rank order if they differ, `None` if all are equal.
+    ///
+    /// Costs one collective of 8 bytes; the descriptions travel only when they differ. Collective.
+    pub(crate) fn disagreement(&self, op: &'static str, description: &str) -> Result<Option<Vec<String>>> {
+        // Otherwise another rank's call would be taken for its description.
+        self.compare_call(op, String::new)?;
+        self.exchange(op, "", description)
+    }
+
+    /// What has failed, by rank, where `own` is what has failed on this one; empty if nothing has, or the same on all. Collective.
+    pub(crate) fn failures(&self, what: &'static str, own: Option<&str>) -> Result<Vec<(usize, String)>> {
+        let texts = self.disagreement(what, own.unwrap_or_default())?.unwrap_or_default();
+        Ok(texts.into_iter().enumerate().filter(|(_, text)| !text.is_empty()).collect())
+    }
+
+    /// Passes on what this rank has made of `what` if all ranks have succeeded. Otherwise fails on all of them: with the
+    /// rank's own failure, or with that of the first that has failed. Collective.
+    pub(crate) fn agree_on_success<T>(&self, what: &'static str, own: Result<T>) -> Result<T> {
+        let text = own.as_ref().err().map(ToString::to_string);
+        let failures = self.failures(what, text.as_deref());
+        let made = own?;
+        match failures?.into_iter().next() {
+            Some((rank, reason)) => Err(CollectiveError::FailedElsewhere { what, rank, reason }.into()),
+            None => Ok(made),
+        }
+    }
+
+    /// Fails on every rank, with all ranks' descriptions, unless all ranks describe the same call. Collective.
+    pub(crate) fn agree(&self, op: &'static str, description: &str, cure: &'static str) -> Result<()> {
+        // In debug mode, this is what other calls are compared with.
+        let Some(calls) = self.exchange(op, description, &call_text(op, description))? else { return Ok(()) };
+        let per_rank = self.per_rank(&calls);
+        let details_of = |call: &String| call.strip_prefix(op).map(|rest| rest.is_empty() || rest.starts_with(" of "));
+        let is_same_op = calls.iter().all(|call| details_of(call) == Some(true));
+        Err(match is_same_op {
+            true => CollectiveError::Disagreement { op, per_rank, cure },
+            false => CollectiveError::DifferentCalls { per_rank },
+        }
+        .into())
+    }
+
+    /// All ranks' texts in rank order if they differ, `None` if all are equal. `shape` is for the message of a failure.
+    /// Collective.
+    fn exchange(&self, op: &'static str, shape: &str, text: &str) -> Result<Option<Vec<String>>> {
+        if self.world_size() == 1 {
+            return Ok(None);
+        }
+        let mut hasher = DefaultHasher::new();
+        hasher.write(op.as_bytes());
+        hasher.write(text.as_bytes());
+        let mine = Tensor::f_from_slice(&[hasher.finish() as i64])?;
+        let all = Tensor::f_empty([self.world_size() as i64], (Kind::Int64, Device::Cpu))?;
+        let start = |group: &ProcessGroup| group.all_gather_into_tensor(&all, &mine, None);
+        self.run_uncompared(op, || shape.to_owned(), start)?;
+        let hashes = Vec::<i64>::try_from(&all)?;
+        if hashes.iter().all(|hash| *hash == hashes[0]) {
+            return Ok(None);
+        }
+        let texts = self.uncompared().gather_bytes(text.as_bytes())?;
+        Ok(Some(texts.iter().map(|text| String::from_utf8_lossy(text).into_owned()).collect()))
+    }
+
+    /// What each rank is about to do, by its rank in the job.
+    fn per_rank(&self, calls: &[String]) -> String {
+        let calls = calls.iter().enumerate().map(|(rank, call)| format!("rank {}: {call}", self.name_of(rank)));
+        calls.collect::<Vec<_>>().join("; ")
+    }
+}
+
+/// An operation with what it is called with.
+fn call_text(op: &str, details: &str) -> String {
+    if details.is_empty() { op.to_owned() } else { format!("{op} of {details}") }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use crate::testing;
+    use std::sync::atomic::Ordering;
+
+    #[test]
+    fn a_call_is_one_operation_of_the_backend_and_in_debug_mode_two() {
+        testing::ranks(2, |accelerator| {
+            let group = accelerator.group();
+            let num_operations = || group.inner.sequence.load(Ordering::Relaxed);
+            group.barrier()?;
+            assert_eq!(num_operations(), 1);
+            group.comparing_calls().barrier()?;
+            assert_eq!(num_operations(), 3);
+            Ok(())
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn groups_of_a_group_in_debug_mode_are_in_it_too() {
+        testing::ranks(2, |accelerator| {
+            let group = accelerator.group().comparing_calls();
+            let groups = [group.fork()?, group.side_group()?, group.subgroup(&[0, 1])?, group.clone()];
+            assert!(groups.iter().all(|group| group.compares_calls));
+            assert!(!accelerator.group().fork()?.compares_calls);
+            Ok(())
+        })
+        .unwrap();
+    }
+}
