@@ -153,10 +153,15 @@ fn a_disk_that_fills_while_state_is_offloaded_stops_all_ranks_and_leaves_what_wa
 }
 
 #[test]
-fn a_rank_that_stays_away_is_named_after_the_deadline() {
-    let mut ranks = start("absent_rank", 2);
+fn a_rank_that_stays_away_is_named_before_and_after_the_deadline() {
+    let mut ranks = start_with(2, |_| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_conformance"));
+        command.arg("absent_rank").env("ACCELERATE_PROCESS_GROUP_WAITING_NOTICE", "0.5");
+        command
+    });
     let absent = ranks.pop().unwrap();
     let text = said(&end(ranks.pop().unwrap()));
+    assert!(text.contains("rank 0 is in all_reduce number 1; rank 1 is in no call for long"), "{text}");
     assert!(text.contains("did not finish within 6s") && text.contains("rank 1 has not made this call"), "{text}");
     let _ = end(absent);
 }

@@ -36,8 +36,10 @@ impl Accelerator {
         if let Some(scaler) = self.scaler() {
             scaled = scaler.scale(&scaled)?;
         }
+        let entered = session.group.enter_backward();
         torch_ext::autograd::backward(&[&scaled], None, false, false)
             .map_err(|error| session.group.explain_reducer(error))?;
+        drop(entered);
         objects.optimizers().for_each(|optimizer| optimizer.gradients_made());
         objects.models().try_for_each(|model| model.engine.after_backward())
     }

@@ -6,19 +6,18 @@
 use super::Group;
 use crate::error::{CollectiveError, Result};
 use std::hash::{DefaultHasher, Hasher};
-use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
 use torch_ext::ProcessGroup;
 
 impl Group {
     /// The same group, in which every call is compared (debug mode). All ranks have to use it.
     pub(crate) fn comparing_calls(&self) -> Self {
-        Self { inner: Arc::clone(&self.inner), compares_calls: true }
+        Self { compares_calls: true, ..self.clone() }
     }
 
     /// The same group, for the calls that a comparison itself consists of.
     pub(super) fn uncompared(&self) -> Self {
-        Self { inner: Arc::clone(&self.inner), compares_calls: false }
+        Self { compares_calls: false, ..self.clone() }
     }
 
     /// In debug mode: fails on every rank, with all ranks' calls, unless all are about to make this one. Collective then.

@@ -7,6 +7,7 @@ mod peer_memory;
 mod peer_reads;
 mod pending;
 mod transport;
+mod watch;
 mod wire;
 
 use crate::error::{CollectiveCall, CollectiveError, Error, Failure, Result};
@@ -21,6 +22,8 @@ use std::time::Duration;
 use tch::{Device, Kind, Tensor};
 use torch_ext::{GlooOptions, ProcessGroup, Store, Work};
 pub(crate) use transport::{NeededBy, PendingSum, ShardTransport};
+use watch::Entered;
+pub(crate) use watch::Watch;
 
 /// How values of several ranks become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +73,8 @@ pub struct Group {
     inner: Arc<Inner>,
     /// Ranks compare their calls before they make them.
     compares_calls: bool,
+    /// Says when calls of this process take long.
+    watch: Option<Arc<Watch>>,
 }
 
 struct Inner {
@@ -136,7 +141,7 @@ impl Group {
 
     fn of(members: Members, links: Option<Links>) -> Self {
         let inner = Inner { members, links, sequence: AtomicU64::new(0) };
-        Self { inner: Arc::new(inner), compares_calls: false }
+        Self { inner: Arc::new(inner), compares_calls: false, watch: None }
     }
 
     /// The same processes, connected once more: what becomes of one group does not touch the other. Collective.
@@ -182,7 +187,7 @@ impl Group {
         let store = links.store.prefix(&format!("fork/{number}{name}"))?;
         let (connect, gloo) = how(links);
         let group = Self::new(connect, &store, gloo, members)?;
-        Ok(Self { compares_calls: self.compares_calls, ..group })
+        Ok(Self { compares_calls: self.compares_calls, watch: self.watch.clone(), ..group })
     }
 
     /// Tells ranks that will miss this one in a collective why it makes none any more.
@@ -468,9 +473,33 @@ impl Group {
     ) -> Result<()> {
         let Some(links) = &self.inner.links else { return Ok(()) };
         let sequence = self.next_sequence();
+        let _entered = self.enter(op, sequence);
         start(&links.process_group)
             .and_then(|work| work.wait(None))
             .map_err(|error| self.explain(links, op, sequence, shape(), error))
+    }
+
+    /// The same group, with a watch over its calls and those of all groups that are made from it.
+    pub(crate) fn watched(self, watch: Watch) -> Self {
+        Self { watch: Some(Arc::new(watch)), ..self }
+    }
+
+    /// From now on until it is dropped, this process is in a call.
+    fn enter(&self, op: &'static str, sequence: u64) -> Entered<'_> {
+        match &self.watch {
+            Some(watch) => watch.enter(op, sequence),
+            None => Entered::unwatched(),
+        }
+    }
+
+    /// The same while memory of another rank is waited for.
+    fn enter_reading(&self, op: &'static str) -> Entered<'_> {
+        self.enter(op, self.inner.sequence.load(Ordering::Relaxed))
+    }
+
+    /// The same for a backward pass, whose collectives the reducer starts and waits for.
+    pub(crate) fn enter_backward(&self) -> impl Drop + '_ {
+        self.enter("a backward pass after call", self.inner.sequence.load(Ordering::Relaxed))
     }
 
     /// Turns a failure inside the reducer's own collectives into one that names the ranks.

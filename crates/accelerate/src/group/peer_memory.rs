@@ -158,6 +158,7 @@ impl PeerMemory {
     ) -> Result<T> {
         let started = Instant::now();
         let deadline = self.group.timeout().unwrap_or(Duration::MAX);
+        let _entered = self.group.enter_reading(reading.op);
         loop {
             if let Some(found) = find(self.look(rank))? {
                 return Ok(found);

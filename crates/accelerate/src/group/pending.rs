@@ -26,10 +26,13 @@ impl PendingCollective {
     /// The deadline has passed, or a rank is gone: as of any collective.
     pub(crate) fn wait(self) -> Result<()> {
         let Self { group, op, sequence, label, works, _kept } = self;
-        works
+        let entered = group.enter(op, sequence);
+        let ended = works
             .into_iter()
             .try_for_each(|work| work.wait(None))
-            .or_else(|error| group.explain_late(op, sequence, label, error))
+            .or_else(|error| group.explain_late(op, sequence, label, error));
+        drop(entered);
+        ended
     }
 }
 

@@ -29,6 +29,11 @@ record! {
         /// 600 seconds for NCCL and 1800 otherwise ([`ProcessGroupSettings::timeout_for`]).
         #[serde(serialize_with = "seconds_of_duration", deserialize_with = "duration_of_seconds")]
         timeout: Duration => setting().seed_default("1800");
+        /// How long ranks wait for each other before the main process says which of them is where, and again after twice that
+        /// time; seconds. Default `None`: 30 seconds ([`ProcessGroupSettings::waiting_notice`]). The reference says nothing
+        /// before the timeout.
+        #[serde(serialize_with = "seconds_of_duration", deserialize_with = "duration_of_seconds")]
+        waiting_notice: Duration => setting();
     }
 }
 
@@ -44,6 +49,17 @@ impl ProcessGroupSettings {
     pub fn timeout_for(&self, backend: &str) -> Duration {
         let default = if backend.contains("nccl") { 600 } else { 1800 };
         self.timeout.unwrap_or(Duration::from_secs(default))
+    }
+
+    /// How long nothing is said of ranks that wait for each other.
+    ///
+    /// ```
+    /// # use accelerate_core::config::ProcessGroupSettings;
+    /// # use std::time::Duration;
+    /// assert_eq!(ProcessGroupSettings::default().waiting_notice(), Duration::from_secs(30));
+    /// ```
+    pub fn waiting_notice(&self) -> Duration {
+        self.waiting_notice.unwrap_or(Duration::from_secs(30))
     }
 
     /// Checks that there is time to meet.

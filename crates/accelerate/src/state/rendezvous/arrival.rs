@@ -114,7 +114,7 @@ mod tests {
     }
 
     fn soon() -> Meeting {
-        Meeting::new(Duration::from_millis(30))
+        Meeting::new(Duration::from_millis(30), Duration::MAX)
     }
 
     #[test]
@@ -137,12 +137,13 @@ mod tests {
             error.to_string().contains("rank 1 is taken") && error.to_string().contains("process 1 on node7"),
             "{error}"
         );
-        let error = wait_for_all(&store, &ranks(0, 2), &Meeting::new(Duration::from_secs(60)));
+        let error = wait_for_all(&store, &ranks(0, 2), &Meeting::new(Duration::from_secs(60), Duration::MAX));
         // Its places are all taken, and so it goes on; a third rank that waits for others learns why they do not come.
         error.unwrap();
         store.delete_key("arrived/0").unwrap();
         store.delete_key("arrived/1").unwrap();
-        let error = wait_for_all(&store, &ranks(0, 2), &Meeting::new(Duration::from_secs(60))).unwrap_err();
+        let error =
+            wait_for_all(&store, &ranks(0, 2), &Meeting::new(Duration::from_secs(60), Duration::MAX)).unwrap_err();
         assert!(error.to_string().contains("rank 1 is taken"), "{error}");
     }
 
@@ -150,7 +151,8 @@ mod tests {
     fn another_number_of_ranks_is_told_at_once() {
         let store = Store::hash().unwrap();
         claim(&store, &ranks(0, 2)).unwrap();
-        let error = wait_for_all(&store, &ranks(1, 4), &Meeting::new(Duration::from_secs(60))).unwrap_err();
+        let error =
+            wait_for_all(&store, &ranks(1, 4), &Meeting::new(Duration::from_secs(60), Duration::MAX)).unwrap_err();
         assert!(error.to_string().contains("WORLD_SIZE is 4 on rank 1") && error.to_string().contains("2"), "{error}");
     }
 }

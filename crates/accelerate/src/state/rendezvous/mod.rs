@@ -4,7 +4,7 @@ mod arrival;
 mod run_store;
 
 use crate::error::{Result, StateError};
-use crate::group::{Group, Members, connect_gloo};
+use crate::group::{Group, Members, Watch, connect_gloo};
 use crate::messages;
 use crate::state::Lookup;
 use accelerate_core::config::RunConfig;
@@ -43,7 +43,7 @@ pub(super) fn connect(
     let kwargs = &config.process_group;
     let timeout = kwargs.timeout_for(backend);
     let meeting_point = meeting_point(ranks, kwargs.init_method.as_deref(), lookup)?;
-    let meeting = Meeting::new(timeout);
+    let meeting = Meeting::new(timeout, kwargs.waiting_notice());
     let store = open(&meeting_point, ranks, &meeting, lookup)?;
     // Said before this rank is here, so that every rank can know of it once all are.
     const DEBUG: &str = "debug";
@@ -62,7 +62,9 @@ pub(super) fn connect(
         }),
         _ => gloo,
     };
-    let group = Group::new(connect, &store, options, Members::all(ranks.rank, ranks.world_size))?;
+    let members = Members::all(ranks.rank, ranks.world_size);
+    let watch = Watch::start(&store, members.clone(), meeting.notice)?;
+    let group = Group::new(connect, &store, options, members)?.watched(watch);
     Ok(if compares_calls { group.comparing_calls() } else { group })
 }
 
@@ -92,13 +94,15 @@ fn meeting_point(ranks: &RankVariables, init_method: Option<&str>, lookup: Looku
 /// How long ranks may take to meet, and when people are told what is waited for.
 struct Meeting {
     timeout: Duration,
+    /// How long nothing is said.
+    notice: Duration,
     /// When to say it next, from the beginning.
     next: Cell<Duration>,
 }
 
 impl Meeting {
-    fn new(timeout: Duration) -> Self {
-        Self { timeout, next: Cell::new(FIRST_NOTICE) }
+    fn new(timeout: Duration, notice: Duration) -> Self {
+        Self { timeout, notice, next: Cell::new(notice) }
     }
 
     fn is_time_to_tell(&self, waited: Duration) -> bool {
@@ -116,9 +120,6 @@ impl Meeting {
 
 /// The variable by which a launcher hands the secret of the run on.
 const SECRET: &str = "ACCELERATE_RUN_SECRET";
-
-/// How long nothing is said.
-const FIRST_NOTICE: Duration = Duration::from_secs(10);
 
 fn open(meeting_point: &MeetingPoint, ranks: &RankVariables, meeting: &Meeting, lookup: Lookup<'_>) -> Result<Store> {
     let (host, port, served, prefix) = match meeting_point {
