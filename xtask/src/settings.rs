@@ -87,7 +87,9 @@ fn values(kind: ValueKind) -> String {
         ValueKind::Choice(names) => format!("`{}`, ... ({} names)", names[..3].join("`, `"), names.len()),
         ValueKind::Bool => "`true`, `false`".to_owned(),
         ValueKind::Auto(kind) => format!("`auto`, {}", values(*kind)),
-        ValueKind::Integer => "whole number".to_owned(),
+        // Larger limits are no help to anybody.
+        ValueKind::Integer { most: most @ ..=0xFFFF } => format!("whole number up to {most}"),
+        ValueKind::Integer { .. } => "whole number".to_owned(),
         ValueKind::Number => "number".to_owned(),
         ValueKind::Seconds => "seconds".to_owned(),
         ValueKind::Text => "text".to_owned(),

@@ -9,7 +9,7 @@ use accelerate::prelude::*;
 use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{
     DataLoaderConfiguration, DeepSpeedPlugin, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin,
-    GradScalerKwargs, GradientAccumulationPlugin, ShardingStrategy,
+    GradScalerKwargs, GradientAccumulationPlugin, InitProcessGroupKwargs, ShardingStrategy,
 };
 use rstest::rstest;
 
@@ -149,6 +149,42 @@ fn what_is_not_available_yet_is_refused_by_name() {
     assert!(message(Accelerator::builder().kwargs_handler(fp8)).contains("fp8_config.backend is TE"));
     let none = accelerate::ParallelismConfig { tp_size: Some(1), ..Default::default() };
     assert!(Accelerator::builder().cpu(true).parallelism_config(none).build().is_ok());
+}
+
+/// Processes that have met have their devices and connections, which a second accelerator cannot change.
+#[test]
+fn settings_of_a_meeting_are_refused_after_it() {
+    let first = Accelerator::builder().cpu(true).build().unwrap();
+    let kwargs = InitProcessGroupKwargs { timeout: Some(std::time::Duration::from_secs(7)), ..Default::default() };
+    for (builder, words) in [
+        (Accelerator::builder().cpu(true), "use_cpu is true"),
+        (Accelerator::builder().cpu(false), "use_cpu is false"),
+        (Accelerator::builder().kwargs_handler(kwargs), "process_group_config.timeout is 7"),
+    ] {
+        let error = builder.build_from(&first).unwrap_err();
+        assert!(error.is_config(), "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains(words) && text.contains("build_from") && text.contains("the first accelerator"),
+            "{text}"
+        );
+    }
+    // Kwargs that say nothing ask for nothing, and a file may be that of the first accelerator.
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.yaml");
+    std::fs::write(&path, "use_cpu: true\ngradient_accumulation_config: {num_steps: 4}\n").unwrap();
+    let second = Accelerator::builder().kwargs_handler(InitProcessGroupKwargs::default()).config_file(&path);
+    assert_eq!(second.build_from(&first).unwrap().gradient_accumulation_steps(), 4);
+}
+
+#[test]
+fn a_device_that_is_none_is_named_with_its_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.yaml");
+    std::fs::write(&path, "mixed_precision: no\ntorch_device: tpu\n").unwrap();
+    let error = Accelerator::builder().config_file(&path).build().unwrap_err();
+    let wanted = format!("torch_device is \"tpu\" ({}:2)", path.display());
+    assert!(error.is_config() && error.to_string().contains(&wanted), "{error}");
 }
 
 #[test]

@@ -368,7 +368,7 @@ mod tests {
     #[case("--num_processes two train", "two")]
     #[case("--num_processes -1 train", "-1")]
     #[case("--mixed_precision fp64 train", "fp64")]
-    #[case("--main_process_port 70000 train", "70000")]
+    #[case("--main_process_port 70000 train", "\"70000\", but must be a whole number from 0 to 65535")]
     #[case("--grace_period -1 train", "-1")]
     #[case("-m --no_python train", "--no_python")]
     fn wrong_flags_are_named(#[case] line: &str, #[case] words: &str) {

@@ -11,11 +11,11 @@ use accelerate_core::accumulation::PartialWindow;
 use accelerate_core::config::{
     Compilation, ConfigFile, DataLoaderConfiguration, DeepSpeedPlugin, DynamoBackend, FullyShardedDataParallelPlugin,
     GradientAccumulationPlugin, ParallelismConfig, PartialRunConfig, ProjectConfiguration, RunConfig, Sources,
-    TorchDynamoPlugin, TorchTensorParallelPlugin,
+    TorchDynamoPlugin, TorchTensorParallelPlugin, settings,
 };
 use accelerate_core::names::{LogLevel, RngType};
 use accelerate_core::schedule::SchedulerUnit;
-use accelerate_core::settings::Origin;
+use accelerate_core::settings::{Origin, Setting};
 use std::path::PathBuf;
 use std::sync::Arc;
 use tch::Device;
@@ -315,10 +315,14 @@ impl AcceleratorBuilder {
     /// ```
     ///
     /// # Errors
-    /// Settings that contradict each other.
+    /// Settings that contradict each other; settings by which processes meet and find their devices, which are those of
+    /// `accelerator` ([`cpu`](Self::cpu), [`InitProcessGroupKwargs`](crate::InitProcessGroupKwargs)).
     pub fn build_from(self, accelerator: &Accelerator) -> Result<Accelerator> {
         let state = accelerator.state().clone();
-        self.build_with(&|_| None, |_, _| Ok(state))
+        self.build_with(&|_| None, |config, _| {
+            check_nothing_of_a_meeting(config, state.is_main_process())?;
+            Ok(state)
+        })
     }
 
     /// An accelerator for one rank of a group that exists already.
@@ -379,6 +383,24 @@ impl AcceleratorBuilder {
         let file = self.config_file.map(read_config_file).transpose()?;
         Ok(RunConfig::resolve(Sources { code, environment: Some(lookup), file, ..Default::default() })?)
     }
+}
+
+/// Processes that have met already have their devices and their connections. What the program says of these is an error; a
+/// file may well be that of the first accelerator, for which it counted.
+fn check_nothing_of_a_meeting(config: &RunConfig, tells: bool) -> Result<()> {
+    const OF_PROCESSES: [&str; 3] = ["use_cpu", "torch_device", "enable_cpu_affinity"];
+    let is_of_meeting =
+        |setting: &Setting| setting.section == "process_group_config" || OF_PROCESSES.contains(&setting.path);
+    for setting in settings().filter(|setting| is_of_meeting(setting)) {
+        let (found, origin) = (config.text(setting).unwrap_or_default(), config.origin(setting.path));
+        match origin {
+            Origin::Default | Origin::Derived(_) => {}
+            Origin::Code => return Err(StateError::MetAlready { setting: setting.path, found }.into()),
+            _ if tells => tracing::warn!("{} is {found} ({origin}), which has no effect in build_from", setting.path),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 fn read_config_file(path: PathBuf) -> Result<ConfigFile> {

@@ -7,10 +7,10 @@ use std::time::Duration;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StateError {
     #[error(
-        "ACCELERATE_TORCH_DEVICE is \"{name}\", which is not a device of this machine; wanted \"cpu\", \"cuda\" or \
+        "torch_device is \"{name}\" ({origin}), which is not a device of this machine; wanted \"cpu\", \"cuda\" or \
          \"cuda:<index>\" with an index below {cuda_devices}"
     )]
-    UnknownDevice { name: String, cuda_devices: usize },
+    UnknownDevice { name: String, origin: String, cuda_devices: usize },
 
     #[error(
         "InitProcessGroupKwargs.backend is \"{name}\", which cannot move tensors of {device}; wanted \"gloo\" for the \
@@ -71,6 +71,12 @@ pub(crate) enum StateError {
          {world_size} processes"
     )]
     NotArrived { missing: String, world_size: usize, timeout: Duration, source: torch_ext::Error },
+
+    #[error(
+        "{setting} is {found} for an accelerator that build_from makes among processes which have met already, on the devices \
+         that they have; give it to the builder of the first accelerator, and leave it out here"
+    )]
+    MetAlready { setting: &'static str, found: String },
 
     #[error("two handlers of kind {kind} were given; give each kind at most once")]
     DuplicateHandler { kind: &'static str },

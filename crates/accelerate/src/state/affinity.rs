@@ -3,15 +3,31 @@
 use crate::error::{Result, StateError};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+/// The cores that the process may use by itself, noted before it was kept on some of them. It is the process's and not an
+/// accelerator's: from what the first accelerator has left, a second one would take a share of a share.
+static CORES_AT_START: Mutex<Option<CpuSet>> = Mutex::new(None);
 
 /// Keeps this thread, and those that it starts from now on, on a share of the cores that this process may use: the share
-/// number `local_rank` of `num_local_processes`. With more processes than cores they share cores in turn.
+/// number `local_rank` of `num_local_processes`. With more processes than cores they share cores in turn. Pinned again, it is
+/// kept on the same share.
 pub(crate) fn pin(local_rank: usize, num_local_processes: usize) -> Result<()> {
-    let allowed = sched_getaffinity(None).map_err(|source| StateError::Affinity { source: source.into() })?;
+    let allowed = cores_at_start()?;
     let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect();
     let mut own = CpuSet::new();
     cores[share(cores.len(), local_rank, num_local_processes)].iter().for_each(|&core| own.set(core));
     sched_setaffinity(None, &own).map_err(|source| StateError::Affinity { source: source.into() }.into())
+}
+
+fn cores_at_start() -> Result<CpuSet> {
+    let mut at_start = CORES_AT_START.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(cores) = *at_start {
+        return Ok(cores);
+    }
+    let cores = sched_getaffinity(None).map_err(|source| StateError::Affinity { source: source.into() })?;
+    *at_start = Some(cores);
+    Ok(cores)
 }
 
 /// The places in the list of cores that one of several processes has, never none.
@@ -42,14 +58,20 @@ mod tests {
         assert_eq!((share(2, 0, 5), share(2, 3, 5), share(2, 4, 5)), (0..1, 1..2, 0..1));
     }
 
-    /// In a thread of its own, which alone is pinned.
+    /// In a thread of its own, which alone is pinned. What the first pin has left is no limit for the second.
     #[test]
-    fn a_process_is_kept_on_its_share() {
+    fn a_process_is_kept_on_its_share_of_the_cores_that_it_had_at_the_start() {
         std::thread::spawn(|| {
-            let before = sched_getaffinity(None).unwrap().count();
-            pin(0, 2).unwrap();
-            let after = sched_getaffinity(None).unwrap().count();
-            assert_eq!(after, if before == 1 { 1 } else { before.div_ceil(2) });
+            let cores = || {
+                let set = sched_getaffinity(None).unwrap();
+                (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect::<Vec<_>>()
+            };
+            let before = cores();
+            for (local_rank, again) in [(0, false), (1, false), (1, true)] {
+                pin(local_rank, 2).unwrap();
+                let wanted = &before[share(before.len(), local_rank, 2)];
+                assert_eq!(cores(), wanted, "share {local_rank} of {before:?}, again: {again}");
+            }
         })
         .join()
         .unwrap();

@@ -1,24 +1,25 @@
 //! Which device a process computes on, and which backend moves its tensors.
 
 use crate::error::{Result, StateError};
+use accelerate_core::settings::Origin;
 use tch::Device;
 
 /// The device by the reference's rule: the CPU if asked for, else the GPU `local_rank mod count`, else the CPU.
-/// `wanted` is `ACCELERATE_TORCH_DEVICE`, which overrides the rule.
-pub(super) fn choose(cpu: bool, wanted: Option<&str>, local_rank: usize) -> Result<Device> {
+/// `wanted` is `torch_device` and where it was said, which overrides the rule.
+pub(super) fn choose(cpu: bool, wanted: Option<(&str, &Origin)>, local_rank: usize) -> Result<Device> {
     let count = usize::try_from(tch::Cuda::device_count()).unwrap_or(0);
     decide(cpu, wanted, local_rank, count)
 }
 
-fn decide(cpu: bool, wanted: Option<&str>, local_rank: usize, cuda_devices: usize) -> Result<Device> {
-    let Some(name) = wanted else {
+fn decide(cpu: bool, wanted: Option<(&str, &Origin)>, local_rank: usize, cuda_devices: usize) -> Result<Device> {
+    let Some((name, origin)) = wanted else {
         return Ok(match cuda_devices {
             0 => Device::Cpu,
             _ if cpu => Device::Cpu,
             count => Device::Cuda(local_rank % count),
         });
     };
-    let unknown = || StateError::UnknownDevice { name: name.to_owned(), cuda_devices };
+    let unknown = || StateError::UnknownDevice { name: name.to_owned(), origin: origin.to_string(), cuda_devices };
     let index = match name.split_once(':') {
         None if name == "cpu" => return Ok(Device::Cpu),
         None if name == "cuda" => local_rank % cuda_devices.max(1),
@@ -57,17 +58,20 @@ mod tests {
             (false, Some("cuda"), 3, 2, Device::Cuda(1)),
             (false, Some("cpu"), 0, 2, Device::Cpu),
         ] {
+            let wanted = wanted.map(|name| (name, &Origin::Code));
             assert_eq!(decide(cpu, wanted, local_rank, count).unwrap(), expected, "{wanted:?}");
         }
     }
 
     #[test]
     fn devices_that_do_not_exist_are_named() {
+        let origin = Origin::File { path: "run.yaml".into(), line: 3 };
         for name in ["cuda:4", "cuda:x", "tpu", "cuda:-1"] {
-            let error = decide(false, Some(name), 0, 4).unwrap_err();
+            let error = decide(false, Some((name, &origin)), 0, 4).unwrap_err();
             assert!(error.is_config() && error.to_string().contains(name), "{error}");
+            assert!(error.to_string().contains("(run.yaml:3)"), "the place is named where it was said: {error}");
         }
-        assert!(decide(false, Some("cuda"), 0, 0).is_err());
+        assert!(decide(false, Some(("cuda", &origin)), 0, 0).is_err());
     }
 
     #[test]

@@ -80,7 +80,8 @@ impl PartialState {
         if cluster.enable_cpu_affinity {
             affinity::pin(local_rank, ranks.as_ref().map_or(1, |ranks| ranks.local_world_size))?;
         }
-        let device = device::choose(cluster.use_cpu, cluster.torch_device.as_deref(), local_rank)?;
+        let wanted = cluster.torch_device.as_deref().map(|name| (name, config.origin("torch_device")));
+        let device = device::choose(cluster.use_cpu, wanted, local_rank)?;
         match ranks.filter(|ranks| ranks.world_size > 1) {
             Some(ranks) => {
                 messages::set_rank(ranks.rank);

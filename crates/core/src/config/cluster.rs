@@ -6,6 +6,8 @@ use crate::settings::record::record;
 use std::path::PathBuf;
 
 const NO_TPU: &str = "libtorch without Python has no TPU; leave it out";
+pub(super) const NO_SAGEMAKER: &str =
+    "Amazon SageMaker is not available; write a file for LOCAL_MACHINE, without the keys of SageMaker";
 const NO_MPIRUN: &str = "start the program with mpirun itself: its variables are understood";
 const ONE_ATTEMPT: &str = "a launch is not restarted; start it again";
 
@@ -23,7 +25,7 @@ record! {
         ///
         /// Amazon SageMaker is not available.
         compute_environment: ComputeEnvironment = ComputeEnvironment::LocalMachine => setting().launcher()
-            .refused("Amazon SageMaker is not available; use LOCAL_MACHINE");
+            .refused(NO_SAGEMAKER);
         /// How processes work together, such as MULTI_GPU, MULTI_CPU, FSDP or DEEPSPEED.
         ///
         /// Default: as devices and the other settings say.
@@ -96,8 +98,9 @@ record! {
         /// Seconds between two looks at the processes.
         monitor_interval: f64 => setting().launcher().flag("monitor_interval").harmless(&["0.1", "5"])
             .without_effect("the launcher is told at once when a process ends");
-        /// Compute in bfloat16 on a TPU.
-        downcast_bf16: bool = false => setting().variable("ACCELERATE_DOWNCAST_BF16").flag("downcast_bf16").switch().refused(NO_TPU);
+        /// Compute in bfloat16 on a TPU, and in float32 what asks for float64.
+        downcast_bf16: bool = false => setting().variable("ACCELERATE_DOWNCAST_BF16").flag("downcast_bf16").switch()
+            .without_effect("it is about TPUs, and there is none; mixed_precision bf16 computes in bfloat16 elsewhere");
         /// Train on a TPU.
         tpu: bool = false => setting().launcher().flag("tpu").switch().refused(NO_TPU);
         /// The name of a TPU.

@@ -45,7 +45,7 @@ macro_rules! records {
         pub struct RunConfig {
             $( $(#[doc = $doc])* pub $field: $settings, )+
             origins: Origins,
-            messages: Vec<Message>,
+            notes: Notes,
         }
 
         impl PartialRunConfig {
@@ -81,8 +81,8 @@ macro_rules! records {
                 filled
             }
 
-            fn settle(self, origins: Origins, messages: Vec<Message>) -> RunConfig {
-                RunConfig { $( $field: self.$field.into(), )+ origins, messages }
+            fn settle(self, origins: Origins, notes: Notes) -> RunConfig {
+                RunConfig { $( $field: self.$field.into(), )+ origins, notes }
             }
         }
 
@@ -176,6 +176,27 @@ pub struct Message {
     pub why: String,
 }
 
+/// What was said beside the values that hold.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Notes {
+    messages: Vec<Message>,
+    unused: Vec<Unused>,
+}
+
+/// A value of a record whose switch is off.
+#[derive(Clone, Debug)]
+struct Unused {
+    setting: &'static Setting,
+    found: String,
+    origin: Origin,
+}
+
+impl PartialEq for Unused {
+    fn eq(&self, other: &Self) -> bool {
+        (self.setting.path, &self.found, &self.origin) == (other.setting.path, &other.found, &other.origin)
+    }
+}
+
 impl std::fmt::Display for Message {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} is {} ({}), which has no effect: {}", self.setting, self.found, self.origin, self.why)
@@ -190,7 +211,7 @@ impl RunConfig {
 
     /// What was said and changes nothing, to be told by the main process.
     pub fn messages(&self) -> &[Message] {
-        &self.messages
+        &self.notes.messages
     }
 
     /// How models are sharded: `None` unless somebody asked for it, by a plugin or by a DeepSpeed configuration.

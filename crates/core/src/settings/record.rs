@@ -29,15 +29,12 @@ impl Setting {
     /// The first paragraph of the documentation as one line, for help texts.
     pub fn help(&self) -> String {
         let first = self.documentation.split("\n\n").next().unwrap_or_default();
-        let line = first.lines().map(str::trim).collect::<Vec<_>>().join(" ");
-        line.trim().replace(['`', '['], "").replace(']', "")
+        plain(first)
     }
 
     /// The rest of the documentation, with paragraphs as they are.
     pub fn details(&self) -> String {
-        let paragraphs = self.documentation.split("\n\n").skip(1);
-        let joined = |text: &str| text.lines().map(str::trim).collect::<Vec<_>>().join(" ").trim().replace('`', "");
-        paragraphs.map(joined).collect::<Vec<_>>().join("\n\n")
+        self.documentation.split("\n\n").skip(1).map(plain).collect::<Vec<_>>().join("\n\n")
     }
 
     /// Is this text a value of the setting?
@@ -123,13 +120,7 @@ impl Setting {
 
     /// What a value must be, to complete "but must be ...".
     pub fn wanted(&self) -> String {
-        match self.declaration.least {
-            Some(least) => {
-                let wanted = self.kind.wanted();
-                wanted.replace("a whole number of at least 0", &format!("a whole number of at least {least}"))
-            }
-            None => self.kind.wanted(),
-        }
+        self.kind.wanted_at_least(self.declaration.least.unwrap_or(0))
     }
 
     /// Is the number that this text writes down large enough?
@@ -139,6 +130,23 @@ impl Setting {
             _ => true,
         }
     }
+}
+
+/// A paragraph of documentation as one line of words: of links it keeps what they show, and code loses its marks.
+fn plain(paragraph: &str) -> String {
+    let line = paragraph.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+    let (mut text, mut rest) = (String::new(), line.trim());
+    while let Some((before, link)) = rest.split_once('[') {
+        text += before;
+        let Some((shown, after)) = link.split_once(']') else {
+            rest = link;
+            break;
+        };
+        text += shown;
+        let target = after.strip_prefix('(').and_then(|target| target.split_once(')'));
+        rest = target.map_or(after, |(_, after)| after);
+    }
+    (text + rest).replace('`', "")
 }
 
 /// The form of a record that users write: every field is `None` until somebody says something.

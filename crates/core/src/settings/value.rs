@@ -13,7 +13,10 @@ pub enum ValueKind {
     /// Yes or no, in any of the spellings of [`str_to_bool`].
     Bool,
     /// A whole number of at least 0.
-    Integer,
+    Integer {
+        /// The largest that the setting's type holds.
+        most: u64,
+    },
     /// A number.
     Number,
     /// Seconds, fractions allowed.
@@ -44,7 +47,7 @@ impl ValueKind {
     pub fn wanted(self) -> String {
         match self {
             Self::Bool => "one of y, yes, t, true, on, 1 or n, no, f, false, off, 0".to_owned(),
-            Self::Integer => "a whole number of at least 0".to_owned(),
+            Self::Integer { most } => whole_number(0, most),
             Self::Number => "a number".to_owned(),
             Self::Seconds => "a number of seconds of at least 0".to_owned(),
             Self::Text => "text".to_owned(),
@@ -57,11 +60,20 @@ impl ValueKind {
         }
     }
 
+    /// The same, where a number is at least `least`.
+    pub(crate) fn wanted_at_least(self, least: u64) -> String {
+        match self {
+            Self::Integer { most } => whole_number(least, most),
+            Self::Auto(kind) => format!("auto, or {}", kind.wanted_at_least(least)),
+            kind => kind.wanted(),
+        }
+    }
+
     /// The word that stands for a value in help texts.
     pub const fn placeholder(self) -> &'static str {
         match self {
             Self::Bool => "BOOL",
-            Self::Integer => "N",
+            Self::Integer { .. } => "N",
             Self::Number => "NUMBER",
             Self::Seconds => "SECONDS",
             Self::Text | Self::Choice(_) => "NAME",
@@ -76,6 +88,14 @@ impl ValueKind {
     /// Do the words "none" and "null" say nothing, rather than being a value?
     pub(crate) const fn has_none(self) -> bool {
         !matches!(self, Self::Choice(_) | Self::Bool)
+    }
+}
+
+/// Nobody means more than 64 bits hold, so that limit is not worth a word.
+fn whole_number(least: u64, most: u64) -> String {
+    match most {
+        u64::MAX => format!("a whole number of at least {least}"),
+        most => format!("a whole number from {least} to {most}"),
     }
 }
 
@@ -108,10 +128,10 @@ macro_rules! by_display {
 }
 
 by_display! {
-    u16: ValueKind::Integer,
-    u32: ValueKind::Integer,
-    u64: ValueKind::Integer,
-    usize: ValueKind::Integer,
+    u16: ValueKind::Integer { most: u16::MAX as u64 },
+    u32: ValueKind::Integer { most: u32::MAX as u64 },
+    u64: ValueKind::Integer { most: u64::MAX },
+    usize: ValueKind::Integer { most: usize::MAX as u64 },
     i64: ValueKind::Number,
     f64: ValueKind::Number,
 }

@@ -83,7 +83,7 @@ fn words_that_say_nothing() {
         ("GRADIENT_CLIPPING", "none"),
     ];
     assert_eq!(deep_speed(&none).unwrap(), DeepSpeedSettings::default());
-    let auto = deep_speed(&[("GRADIENT_CLIPPING", "auto"), ("GRADIENT_ACCUMULATION_STEPS", "auto")]).unwrap();
+    let auto = deep_speed(&[("GRADIENT_CLIPPING", "auto"), ("DEEPSPEED_GRADIENT_ACCUMULATION_STEPS", "auto")]).unwrap();
     assert_eq!((auto.gradient_clipping, auto.gradient_accumulation_steps), (Some(Auto::Auto), Some(Auto::Auto)));
 }
 

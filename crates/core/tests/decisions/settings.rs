@@ -41,7 +41,7 @@ fn samples(setting: &Setting) -> [String; 2] {
         ],
         (_, ValueKind::Bool) if setting.default().as_deref() == Some("true") => ["false", "false"],
         (_, ValueKind::Bool) => ["true", "true"],
-        (_, ValueKind::Integer | ValueKind::Auto(&ValueKind::Integer)) => ["3", "4"],
+        (_, ValueKind::Integer { .. } | ValueKind::Auto(&ValueKind::Integer { .. })) => ["3", "4"],
         (_, ValueKind::Number | ValueKind::Seconds | ValueKind::Auto(_)) => ["2.5", "3.5"],
         (_, ValueKind::Path) => ["/some/path", "/other/path"],
         (_, ValueKind::Text) => ["some", "other"],
@@ -149,7 +149,9 @@ fn partial(said: &[(&'static Setting, String)]) -> PartialRunConfig {
 fn every_setting_from_every_source() {
     let mut checked = 0;
     for setting in settings().filter(|setting| !setting.is_code_only()) {
-        let mut sources = vec![Source::Code, Source::Environment, Source::File];
+        let mut sources = vec![Source::Environment, Source::File];
+        // Code is read from a file here, and no file can say it.
+        sources.extend((setting.path != "compute_environment").then_some(Source::Code));
         sources.extend(setting.flag().map(|_| Source::Flag));
         for source in sources {
             let [text, _] = samples(setting);
@@ -227,9 +229,39 @@ fn what_the_launcher_is_told_reaches_the_processes() {
     }
 }
 
+/// What a file says of a record whose switch is off reaches programs that switch it on, with its line; others are not bothered.
+#[test]
+fn what_a_file_says_of_a_record_that_is_off_reaches_programs_that_switch_it_on() {
+    let is_switched = |setting: &&Setting| ["fsdp_config", "deepspeed_config"].contains(&setting.section);
+    let mut checked = 0;
+    for setting in settings().filter(is_switched).filter(|setting| !setting.is_code_only()) {
+        let [text, _] = samples(setting);
+        let file = ConfigFile::read(&document(setting, &text), Path::new("run.yaml")).unwrap();
+        let launcher = RunConfig::resolve(Sources { file: Some(file), ..Default::default() }).unwrap();
+        assert!(launcher.messages().iter().any(|message| message.setting == setting.path), "{}", setting.path);
+        assert_eq!(*launcher.origin(setting.path), Origin::Default, "{}", setting.path);
+        let variables = launcher.variables();
+        let lookup = |name: &str| variables.get(name).cloned();
+        let sources = || Sources { environment: Some(&lookup), ..Default::default() };
+        let other = RunConfig::resolve(sources()).unwrap();
+        let nothing = RunConfig::resolve(Sources::default()).unwrap();
+        assert_eq!(PartialRunConfig::from(other), PartialRunConfig::from(nothing), "{}", setting.path);
+        let process = RunConfig::resolve(Sources { code: partial(&beside(setting)), ..sources() });
+        if let Standing::Refused(why) = setting.standing() {
+            assert!(process.unwrap_err().to_string().contains(why), "{}", setting.path);
+            continue;
+        }
+        let process = process.unwrap_or_else(|error| panic!("{} by {variables:?}: {error}", setting.path));
+        assert_eq!(process.text(setting).as_deref(), Some(text.as_str()), "{}", setting.path);
+        assert_eq!(process.origin(setting.path).to_string(), "run.yaml:2", "{}", setting.path);
+        checked += 1;
+    }
+    assert!(checked > 30, "{checked}");
+}
+
 #[test]
 fn names_are_used_once() {
-    let mut seen = HashSet::new();
+    let (mut seen, mut variables) = (HashSet::new(), HashSet::new());
     for setting in settings() {
         assert!(seen.insert(setting.path), "{} is declared twice", setting.path);
         assert!(!setting.help().is_empty(), "{} has no help", setting.path);
@@ -237,6 +269,8 @@ fn names_are_used_once() {
             assert!(seen.insert(flag) || setting.path == *flag, "--{flag} is there twice");
             assert!(!flag.contains('-'), "--{flag} is not spelled as in the reference");
         }
+        let variable = setting.variable();
+        assert!(variable.as_ref().is_none_or(|name| variables.insert(name.clone())), "{variable:?} is there twice");
         let section = settings().filter(|other| other.section == setting.section && !other.is_code_only());
         let known: Vec<_> = section.filter(|other| other.has_key(setting.key())).map(|other| other.path).collect();
         assert!(setting.is_code_only() || known == [setting.path], "{} is also {known:?}", setting.key());
@@ -252,6 +286,10 @@ fn names_are_used_once() {
 #[case("fsdp_config: 3\n", &["run.yaml:1:", "fsdp_config must be a mapping"])]
 #[case("use_cpu: maybe\n", &["run.yaml:1: use_cpu is \"maybe\"", "one of y, yes"])]
 #[case("num_processes: 0\n", &["num_processes is \"0\"", "at least 1"])]
+#[case("main_process_port: 70000\n", &["main_process_port is \"70000\"", "must be a whole number from 0 to 65535"])]
+#[case("grad_scaler_config:\n  growth_interval: 5000000000\n", &["run.yaml:2:", "a whole number from 1 to 4294967295"])]
+#[case("base_job_name: mine\ncompute_environment: AMAZON_SAGEMAKER\nec2_instance_type: ml.p3.2xlarge\n",
+    &["compute_environment is AMAZON_SAGEMAKER (run.yaml:2), which is refused", "write a file for LOCAL_MACHINE"])]
 #[case("mixed_precision: [bf16\n", &["run.yaml:"])]
 #[case("megatron_lm_config:\n  tp_degree: 2\n", &["megatron_lm_config", "run.yaml:1", "not available"])]
 #[case("---\na: 1\n---\nb: 2\n", &["run.yaml:3:", "second document"])]
@@ -280,6 +318,8 @@ fn files_that_are_wrong(#[case] text: &str, #[case] words: &[&str]) {
 #[case("distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n  zero3_init_flag: false\n\
         gradient_accumulation_steps: 4\n",
        &[("use_deepspeed", "true"), ("deepspeed_config.zero3_init_flag", "false"), ("gradient_accumulation_config.num_steps", "4")])]
+#[case("compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_CPU\ndowncast_bf16: 'yes'\nuse_cpu: true\n",
+       &[("downcast_bf16", "true"), ("use_cpu", "true")])]
 #[case("{\"mixed_precision\": \"bf16\", \"num_processes\": 2,\n\t\"dynamo_config\": {\"dynamo_use_dynamic\": false}}",
        &[("mixed_precision", "bf16"), ("dynamo_config.dynamic", "false")])]
 fn files_of_the_reference(#[case] text: &str, #[case] wanted: &[(&str, &str)]) {
@@ -333,6 +373,41 @@ fn places_are_those_of_the_settings_that_an_error_is_about(
     let file = Some(ConfigFile::read(text, Path::new("run.yaml")).unwrap());
     let error = RunConfig::resolve(Sources { file, ..Default::default() }).unwrap_err().to_string();
     assert!(error.contains(words) && error.ends_with(places), "{error}");
+}
+
+/// `distributed_type` stands for a switch. In one file the two must agree; of two sources the closer one counts.
+#[rstest]
+#[case("MULTI_CPU", "use_cpu")]
+#[case("FSDP", "use_fsdp")]
+#[case("DEEPSPEED", "use_deepspeed")]
+fn a_distributed_type_stands_for_its_switch(#[case] name: &str, #[case] switch: &str) {
+    let file = |text: String| Some(ConfigFile::read(&text, Path::new("run.yaml")).unwrap());
+    let both = file(format!("distributed_type: {name}\n{switch}: false\n"));
+    let error = RunConfig::resolve(Sources { file: both, ..Default::default() }).unwrap_err().to_string();
+    let wanted = format!("distributed_type {name} (run.yaml:1) and {switch} false (run.yaml:2) contradict");
+    assert!(error.contains(&wanted), "{error}");
+
+    let lookup = |variable: &str| (variable == "ACCELERATE_DISTRIBUTED_TYPE").then(|| name.to_owned());
+    let no = file(format!("{switch}: false\n"));
+    let closer = RunConfig::resolve(Sources { environment: Some(&lookup), file: no, ..Default::default() }).unwrap();
+    assert_eq!(closer.text(by_path(switch)).as_deref(), Some("true"), "the type is closer");
+
+    let lookup =
+        |variable: &str| by_path(switch).variable().filter(|known| known == variable).map(|_| "false".to_owned());
+    let yes = file(format!("distributed_type: {name}\n"));
+    let closer = RunConfig::resolve(Sources { environment: Some(&lookup), file: yes, ..Default::default() }).unwrap();
+    assert_eq!(closer.text(by_path(switch)).as_deref(), Some("false"), "the switch is closer");
+}
+
+/// Help texts and the page of settings are read as they are, without links.
+#[test]
+fn help_shows_the_words_of_links_alone() {
+    for setting in settings() {
+        for text in [setting.help(), setting.details()] {
+            assert!(!text.contains(['[', ']', '`']) && !text.contains("](") && !text.contains("crate::"), "{text}");
+        }
+    }
+    assert!(by_path("fsdp_config.max_memory").help().contains("is divided (Plan::check_fits). Default none."));
 }
 
 /// What names a strategy in two places of different rank: the closer one counts, and what launchers write unasked does not.

@@ -105,8 +105,10 @@ record! {
             .keys(&["deepspeed_config_file", "hf_ds_config"]).variable("ACCELERATE_DEEPSPEED_CONFIG_FILE")
             .flag("deepspeed_config_file");
         /// Micro-batches per optimizer step, at least 1. Default "auto": the accelerator's.
-        gradient_accumulation_steps: Auto<usize> => setting()
-            .variable("ACCELERATE_GRADIENT_ACCUMULATION_STEPS").at_least(1);
+        ///
+        /// It has a variable of its own, so that it can be told to processes that only may train by a DeepSpeed configuration.
+        /// `ACCELERATE_GRADIENT_ACCUMULATION_STEPS`, which is the accelerator's, says it as well.
+        gradient_accumulation_steps: Auto<usize> => setting().at_least(1);
         /// Largest 2-norm of all gradients together; 0 for no limit.
         ///
         /// Default: "auto" without a configuration, which is 1.0.

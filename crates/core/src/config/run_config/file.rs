@@ -2,7 +2,9 @@
 
 use super::{PartialRunConfig, settings};
 use crate::Result;
+use crate::config::cluster::NO_SAGEMAKER;
 use crate::error::settings::SettingsErrorKind as Kind;
+use crate::names::ComputeEnvironment;
 use crate::settings::{Document, Node, NodeValue, Origin, Setting, shortened};
 use std::path::{Path, PathBuf};
 
@@ -40,6 +42,7 @@ impl ConfigFile {
         let document = Document::parse(text, path)?;
         let mut file = Self { path: document.path, partial: PartialRunConfig::default(), lines: Vec::new() };
         let NodeValue::Mapping(entries) = &document.root.value else { return Ok(file) };
+        file.refuse_sagemaker(entries)?;
         for (key, line, node) in entries.iter().filter(|(key, ..)| !INERT_SECTIONS.contains(&key.as_str())) {
             let is_section = settings().any(|setting| !setting.section.is_empty() && setting.section == key);
             match REFUSED_SECTIONS.iter().find(|(section, _)| section == key) {
@@ -53,6 +56,19 @@ impl ConfigFile {
             }
         }
         Ok(file)
+    }
+
+    /// A file for Amazon SageMaker has keys of its own, so that is said before they are looked at.
+    fn refuse_sagemaker(&self, entries: &[(String, usize, Node)]) -> Result<()> {
+        let name = "compute_environment".to_owned();
+        let Some((_, line, node)) = entries.iter().find(|(key, ..)| *key == name) else { return Ok(()) };
+        match node.text().parse() {
+            Ok(found @ ComputeEnvironment::AmazonSagemaker) => {
+                let (found, origin) = (found.to_string(), self.origin(*line).to_string());
+                Err(Kind::Refused { name, found, origin, why: NO_SAGEMAKER }.into())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// What the file says, without its places.

@@ -1,6 +1,6 @@
 //! What settings mean together: one function per record that has quirks.
 
-use super::{Message, PartialRunConfig};
+use super::{Message, Notes, PartialRunConfig, Unused};
 use crate::Result;
 use crate::config::{
     Auto, AutoWrapPolicy, DDPCommunicationHookType, MixedPrecision, ReshardAfterForward, ShardingStrategy,
@@ -12,22 +12,19 @@ use crate::settings::{Origin, Origins, Record};
 type Messages = Vec<Message>;
 
 /// Brings settings that speak of the same thing to one, record by record.
-pub(super) fn normalise(partial: &mut PartialRunConfig, origins: &mut Origins, messages: &mut Messages) -> Result<()> {
+pub(super) fn normalise(partial: &mut PartialRunConfig, origins: &mut Origins, notes: &mut Notes) -> Result<()> {
     cluster(partial, origins)?;
     sharding(partial, origins)?;
     precision(partial, origins)?;
     accumulation(partial, origins)?;
     match partial.cluster.use_fsdp {
-        Some(true) => fsdp(partial, origins, messages)?,
-        _ => unused(std::mem::take(&mut partial.fsdp), "fsdp_config", "--use_fsdp", origins, messages)?,
+        Some(true) => fsdp(partial, origins, &mut notes.messages)?,
+        _ => unused(std::mem::take(&mut partial.fsdp), "fsdp_config", "--use_fsdp", origins, notes)?,
     }
     if partial.cluster.use_deepspeed != Some(true) {
-        // The steps and the norm have a meaning of their own without DeepSpeed only where it says so.
-        partial.deepspeed.gradient_accumulation_steps = None;
-        origins.forget_path("deepspeed_config.gradient_accumulation_steps");
-        unused(std::mem::take(&mut partial.deepspeed), "deepspeed_config", "--use_deepspeed", origins, messages)?;
+        unused(std::mem::take(&mut partial.deepspeed), "deepspeed_config", "--use_deepspeed", origins, notes)?;
     }
-    replicas(partial, origins, messages)
+    replicas(partial, origins, &mut notes.messages)
 }
 
 fn contradiction(origins: &Origins, first: (&str, String), second: (&str, String), why: &'static str) -> crate::Error {
@@ -53,21 +50,25 @@ fn cluster(partial: &mut PartialRunConfig, origins: &mut Origins) -> Result<()> 
     }
     let Some(distributed_type) = cluster.distributed_type else { return Ok(()) };
     let origin = origins.get("distributed_type").clone();
-    let mut switch = |field: &mut Option<bool>, path: &'static str| {
-        if field.is_none() {
-            *field = Some(true);
-            origins.set_path(path, origin.clone());
-        }
-    };
-    match distributed_type {
-        DistributedType::Fsdp => switch(&mut cluster.use_fsdp, "use_fsdp"),
-        DistributedType::DeepSpeed => switch(&mut cluster.use_deepspeed, "use_deepspeed"),
-        DistributedType::MultiCpu => switch(&mut cluster.use_cpu, "use_cpu"),
-        DistributedType::No | DistributedType::MultiGpu => {}
+    let (field, path) = match distributed_type {
+        DistributedType::Fsdp => (&mut cluster.use_fsdp, "use_fsdp"),
+        DistributedType::DeepSpeed => (&mut cluster.use_deepspeed, "use_deepspeed"),
+        DistributedType::MultiCpu => (&mut cluster.use_cpu, "use_cpu"),
+        DistributedType::No | DistributedType::MultiGpu => return Ok(()),
         other => {
             let why = "choose NO, MULTI_CPU, MULTI_GPU, FSDP or DEEPSPEED";
             return Err(refused(origins, "distributed_type", other.to_string(), why));
         }
+    };
+    let is_in_the_same_file = matches!((&origin, origins.get(path)), (Origin::File { .. }, Origin::File { .. }));
+    if *field == Some(false) && is_in_the_same_file {
+        let (first, second) = (("distributed_type", distributed_type.to_string()), (path, "false".to_owned()));
+        let why = "the distributed_type stands for that switch; set it to true, or leave it out";
+        return Err(contradiction(origins, first, second, why));
+    }
+    if field.is_none() || rank(&origin) < rank(origins.get(path)) {
+        *field = Some(true);
+        origins.set_path(path, origin);
     }
     Ok(())
 }
@@ -275,34 +276,37 @@ fn no_shard(partial: &PartialRunConfig, origins: &Origins, messages: &mut Messag
     }
 }
 
-/// A record whose switch is off: an error for who typed a flag of it, a message for who wrote it elsewhere.
+/// A record whose switch is off: an error for who typed a flag of it, a message for who wrote it elsewhere. Processes are told
+/// what flags and files say of it all the same, because a program may switch it on.
 fn unused<R: Record>(
     record: R,
     section: &str,
     switch: &'static str,
     origins: &mut Origins,
-    messages: &mut Messages,
+    notes: &mut Notes,
 ) -> Result<()> {
     let mut is_told = false;
     for setting in R::settings() {
         let Some(found) = record.text(setting) else { continue };
         let origin = origins.get(setting.path).clone();
         origins.forget(setting);
-        match &origin {
-            Origin::Flag(flag) if *origins.get(path_of(switch)) == Origin::Default => {
-                let first = format!("{flag} {found}");
-                let (first_origin, second_origin) = ("flag".to_owned(), "not given".to_owned());
-                let why = "it has no effect without that switch; add it";
-                let second = switch.to_owned();
-                return Err(Kind::Contradiction { first, first_origin, second, second_origin, why }.into());
-            }
-            Origin::Flag(_) | Origin::File { .. } if !is_told => {
-                is_told = true;
-                let why = format!("{section} counts only with {switch}, or the distributed_type of that name");
-                messages.push(Message { setting: setting.path, found, origin, why });
-            }
-            _ => {}
+        if !matches!(origin, Origin::Flag(_) | Origin::File { .. }) {
+            continue;
         }
+        if let (Origin::Flag(flag), Origin::Default) = (&origin, origins.get(path_of(switch))) {
+            let first = format!("{flag} {found}");
+            let (first_origin, second_origin) = ("flag".to_owned(), "not given".to_owned());
+            let why = "it has no effect without that switch; add it";
+            let second = switch.to_owned();
+            return Err(Kind::Contradiction { first, first_origin, second, second_origin, why }.into());
+        }
+        if !std::mem::replace(&mut is_told, true) {
+            let why = format!(
+                "{section} counts only with {switch}, the distributed_type of that name, or a plugin of the program"
+            );
+            notes.messages.push(Message { setting: setting.path, found: found.clone(), origin: origin.clone(), why });
+        }
+        notes.unused.push(Unused { setting, found, origin });
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Code goes before flags, flags before the environment, that before a file, and that before defaults.
 
 use super::normalise::normalise;
-use super::{ConfigFile, Message, PartialRunConfig, RunConfig, read_environment, settings};
+use super::{ConfigFile, Message, Notes, PartialRunConfig, RunConfig, read_environment, settings};
 use crate::Result;
 use crate::error::settings::SettingsErrorKind as Kind;
 use crate::settings::{ORIGINS_VARIABLE, Origin, Origins, Setting, Standing, shortened};
@@ -62,16 +62,17 @@ impl RunConfig {
     /// ```
     pub fn resolve(sources: Sources<'_>) -> Result<Self> {
         let (mut partial, mut origins) = merge(sources)?;
-        let mut messages = Vec::new();
-        normalise(&mut partial, &mut origins, &mut messages)?;
-        stand(&partial, &origins, &mut messages)?;
-        let config = partial.settle(origins, messages);
+        let mut notes = Notes::default();
+        normalise(&mut partial, &mut origins, &mut notes)?;
+        stand(&partial, &origins, &mut notes.messages)?;
+        let config = partial.settle(origins, notes);
         config.check()?;
         Ok(config)
     }
 
-    /// The variables by which a launcher says to its processes what flags and a file have said to it. What the environment
-    /// says they inherit. One more variable says where each value came from.
+    /// The variables by which a launcher says to its processes what flags and a file have said to it, also of records whose
+    /// switch is off, because programs may switch them on. What the environment says they inherit. One more variable says where
+    /// each value came from.
     ///
     /// ```
     /// use accelerate_core::config::{RunConfig, Sources, settings};
@@ -87,9 +88,11 @@ impl RunConfig {
         let said = PartialRunConfig::from(self.clone());
         let mut variables = BTreeMap::new();
         let mut launched = BTreeMap::new();
-        for setting in settings().filter(|setting| !setting.declaration.is_for_launcher) {
-            let (Some(variable), Some(value)) = (setting.variable(), said.text(setting)) else { continue };
-            let (flag, file) = match self.origin(setting.path) {
+        let counts = settings().filter_map(|setting| Some((setting, said.text(setting)?, self.origin(setting.path))));
+        let unused = self.notes.unused.iter().map(|unused| (unused.setting, unused.found.clone(), &unused.origin));
+        for (setting, value, origin) in counts.chain(unused) {
+            let Some(variable) = setting.variable().filter(|_| !setting.declaration.is_for_launcher) else { continue };
+            let (flag, file) = match origin {
                 Origin::Flag(flag) => (Some(flag.clone()), None),
                 Origin::File { path, line } => (None, Some((path.clone(), *line))),
                 Origin::Derived(_) => (None, None),
