@@ -73,7 +73,8 @@ impl TryFrom<Fields> for Layout {
 
     fn try_from(fields: Fields) -> Result<Self> {
         let Fields { shape, slice, elements, block_elements } = fields;
-        if shape.iter().try_fold(1usize, |numel, &size| numel.checked_mul(size)).is_none() {
+        // Counted as if no dim were empty, so that no part of the product is too large.
+        if shape.iter().try_fold(1usize, |numel, &size| numel.checked_mul(size.max(1))).is_none() {
             return Err(LayoutErrorKind::TooLarge { shape }.into());
         }
         let mut layout = Self::full(shape).blocks(block_elements)?;

@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 /// What a request for which the server waits may take beyond that time.
 const WAY: Duration = Duration::from_secs(1);
+/// How long the name of the server's machine may be unknown: name servers learn of machines that have just started.
+const NAME: Duration = Duration::from_secs(30);
 /// How long one attempt to connect may take; then the next one begins, as long as the deadline has not passed.
 const ATTEMPT: Duration = Duration::from_secs(5);
 
@@ -38,6 +40,8 @@ impl ConnectOptions {
 /// A connection to the store of a run, for any number of threads.
 pub struct Client {
     options: ConnectOptions,
+    /// Found once, because name servers have no deadline.
+    addresses: Vec<SocketAddr>,
     /// Connections that nobody uses at the moment.
     idle: Mutex<Vec<TcpStream>>,
 }
@@ -46,8 +50,8 @@ impl Client {
     /// Tries until the store answers or the time is up. `waiting` is told from time to time how long it has been, and why.
     ///
     /// # Errors
-    /// The name has no address, another program answers there, or the secret is another one: at once. Nobody listens or
-    /// answers: when the time is up.
+    /// Another program answers there, or the secret is another one: at once. The name has no address: after 30 s, because
+    /// machines may get their names late. Nobody listens or answers: when the time is up.
     ///
     /// ```
     /// use accelerate_rendezvous::{Client, ConnectOptions, Secret, Server, ServerOptions, Store};
@@ -67,14 +71,21 @@ impl Client {
         let mut pause = Duration::from_millis(2);
         loop {
             let left = options.timeout.saturating_sub(begin.elapsed());
-            let error = match connection(&options, left.min(ATTEMPT).max(Duration::from_millis(1))) {
-                Ok(stream) => return Ok(Self { options, idle: Mutex::new(vec![stream]) }),
+            let attempt = left.min(ATTEMPT).max(Duration::from_millis(1));
+            let connected = addresses(&options).and_then(|addresses| {
+                let stream = connection(&options, &addresses, attempt)?;
+                Ok((addresses, stream))
+            });
+            let error = match connected {
+                Ok((addresses, stream)) => return Ok(Self { options, addresses, idle: Mutex::new(vec![stream]) }),
                 Err(error) => error,
             };
-            if !matches!(error, Error::Silent { .. } | Error::Connection { .. }) {
-                return Err(error);
-            }
-            if begin.elapsed() >= options.timeout {
+            let patience = match error {
+                Error::Silent { .. } | Error::Connection { .. } => options.timeout,
+                Error::UnknownHost { .. } => options.timeout.min(NAME),
+                _ => return Err(error),
+            };
+            if begin.elapsed() >= patience {
                 return Err(match error {
                     Error::Silent { server, .. } => Error::Silent { server, timeout: options.timeout },
                     other => other,
@@ -102,7 +113,7 @@ impl Client {
         let idle = self.idle().pop();
         let stream = match idle {
             Some(stream) => stream,
-            None => connection(&self.options, timeout)?,
+            None => connection(&self.options, &self.addresses, timeout)?,
         };
         let failed = |source| failure(&self.options, timeout, source);
         let mut timed = Timed { stream: &stream, begin, timeout };
@@ -202,12 +213,14 @@ impl fmt::Debug for Client {
 }
 
 /// A connection that has proved to be to the store of the run.
-fn connection(options: &ConnectOptions, timeout: Duration) -> Result<TcpStream> {
+fn connection(options: &ConnectOptions, addresses: &[SocketAddr], timeout: Duration) -> Result<TcpStream> {
     let begin = Instant::now();
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-    for address in addresses(options)? {
-        let left = timeout.saturating_sub(begin.elapsed()).max(Duration::from_millis(1));
-        let stream = match TcpStream::connect_timeout(&address, left) {
+    for (tried, address) in addresses.iter().enumerate() {
+        // An address that swallows everything leaves time for the next one.
+        let to_try = u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
+        let left = (timeout.saturating_sub(begin.elapsed()) / to_try).max(Duration::from_millis(1));
+        let stream = match TcpStream::connect_timeout(address, left) {
             Ok(stream) => stream,
             Err(error) => {
                 last = error;
@@ -226,12 +239,8 @@ fn connection(options: &ConnectOptions, timeout: Duration) -> Result<TcpStream> 
 }
 
 fn addresses(options: &ConnectOptions) -> Result<Vec<SocketAddr>> {
-    match (options.host.as_str(), options.port).to_socket_addrs() {
-        Ok(addresses) => Ok(addresses.collect()),
-        // The standard library keeps the resolver's number to itself; a name server that is not there yet says this.
-        Err(source) if source.to_string().contains("emporary failure") => Err(failure(options, Duration::ZERO, source)),
-        Err(source) => Err(Error::UnknownHost { host: options.host.clone(), source }),
-    }
+    let found = (options.host.as_str(), options.port).to_socket_addrs();
+    found.map(Iterator::collect).map_err(|source| Error::UnknownHost { host: options.host.clone(), source })
 }
 
 fn failure(options: &ConnectOptions, timeout: Duration, source: io::Error) -> Error {

@@ -11,7 +11,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[non_exhaustive]
 pub enum Error {
     /// Keys that were waited for are not there.
-    #[error("waited {timeout:?} for keys of the store that nobody has set: {keys}")]
+    #[error("timed out after {timeout:?}: nobody has set these keys of the store: {keys}")]
     NotSet {
         /// The keys, as text.
         keys: String,
@@ -20,7 +20,7 @@ pub enum Error {
     },
     /// The server is connected and silent.
     #[error(
-        "{server}, which serves the store of the run, has not answered within {timeout:?}; is it stopped, or overloaded?"
+        "timed out: {server}, which serves the store of the run, has not answered within {timeout:?}; is it stopped, or overloaded?"
     )]
     Silent {
         /// Its address.

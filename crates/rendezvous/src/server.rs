@@ -13,7 +13,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 /// How long a connection may take to prove that it belongs to the run.
@@ -52,7 +52,9 @@ pub struct Server {
     shared: Arc<Shared>,
     address: SocketAddr,
     /// Dropped, it wakes the thread that accepts connections.
-    _awake: UnixStream,
+    awake: Option<UnixStream>,
+    /// That thread, which holds the port.
+    accepting: Option<JoinHandle<()>>,
 }
 
 struct Shared {
@@ -96,9 +98,11 @@ impl Server {
         });
         let accepting = Arc::clone(&shared);
         let thread = thread::Builder::new().name("store".to_owned()).stack_size(STACK_BYTES);
+        // Who has connected may be gone again by the time it is accepted; nobody waits for it then.
+        listener.set_nonblocking(true).map_err(failed)?;
         let accept = move || while accept_one(&accepting, &listener, &wakened) {};
-        thread.spawn(accept).map_err(failed)?;
-        Ok(Self { shared, address, _awake: awake })
+        let accepting = thread.spawn(accept).map_err(failed)?;
+        Ok(Self { shared, address, awake: Some(awake), accepting: Some(accepting) })
     }
 
     /// Where it listens.
@@ -122,6 +126,11 @@ impl Drop for Server {
         }
         drop(connections);
         self.shared.memory.close();
+        drop(self.awake.take());
+        // The port is free when this returns.
+        if let Some(Err(_panicked)) = self.accepting.take().map(JoinHandle::join) {
+            // It has ended all the same.
+        }
     }
 }
 
@@ -148,7 +157,9 @@ fn accept_one(shared: &Arc<Shared>, listener: &TcpListener, wakened: &UnixStream
         thread::sleep(Duration::from_millis(5));
         return true;
     };
-    let Ok(copy) = stream.try_clone() else { return true };
+    // What it is asked for later is waited for.
+    let copied = stream.set_nonblocking(false).and_then(|()| stream.try_clone());
+    let Ok(copy) = copied else { return true };
     let mut connections = shared.connections();
     if connections.is_closed {
         return false;

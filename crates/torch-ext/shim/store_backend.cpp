@@ -3,6 +3,8 @@
 #include "handles.h"
 #include <chrono>
 #include <memory>
+#include <optional>
+#include <utility>
 #include <torch/csrc/distributed/c10d/exception.h>
 
 using namespace te;
@@ -27,6 +29,15 @@ namespace {
 enum Operation : int32_t { kSet, kGet, kCompareSet, kAppend, kAdd, kDeleteKey, kNumKeys, kCheck, kWait };
 
 using Bytes = std::vector<uint8_t>;
+
+// The deadline of requests that this thread makes by way of a `TimedStore`; none where it is negative.
+thread_local std::chrono::milliseconds request_deadline{-1};
+
+struct BackendDeadline {
+  explicit BackendDeadline(std::chrono::milliseconds deadline) : outer(std::exchange(request_deadline, deadline)) {}
+  ~BackendDeadline() { request_deadline = outer; }
+  std::chrono::milliseconds outer;
+};
 
 struct Backend {
   Backend(void *data, te_store_call call, DropFn drop) : data(data, drop), call(call) {}
@@ -111,7 +122,8 @@ private:
       request.value_lengths[i] = values[i] == nullptr ? 0 : values[i]->size();
     }
     request.amount = amount;
-    request.timeout_ms = timeout.value_or(timeout_).count();
+    auto own = request_deadline.count() < 0 ? timeout_ : request_deadline;
+    request.timeout_ms = timeout.value_or(own).count();
     Answer answer;
     int32_t status = backend_->call(backend_->data.get(), &request, &answer.bytes, &answer.number);
     if (status != 0)
@@ -120,6 +132,53 @@ private:
   }
 
   std::shared_ptr<Backend> backend_;
+};
+// The same store with a deadline of its own. A clone would not do: that of a HashStore is the same object.
+class TimedStore : public c10d::Store {
+public:
+  TimedStore(StorePtr inner, std::chrono::milliseconds timeout) : c10d::Store(timeout), inner_(std::move(inner)) {}
+
+  c10::intrusive_ptr<c10d::Store> clone() override { return c10::make_intrusive<TimedStore>(inner_, timeout_); }
+  using c10d::Store::set;
+  void set(const std::string &key, const Bytes &value) override {
+    BackendDeadline deadline(timeout_);
+    inner_->set(key, value);
+  }
+  using c10d::Store::compareSet;
+  Bytes compareSet(const std::string &key, const Bytes &expected, const Bytes &desired) override {
+    BackendDeadline deadline(timeout_);
+    return inner_->compareSet(key, expected, desired);
+  }
+  Bytes get(const std::string &key) override {
+    BackendDeadline deadline(timeout_);
+    inner_->wait({key}, timeout_);
+    return inner_->get(key);
+  }
+  int64_t add(const std::string &key, int64_t amount) override {
+    BackendDeadline deadline(timeout_);
+    return inner_->add(key, amount);
+  }
+  bool deleteKey(const std::string &key) override {
+    BackendDeadline deadline(timeout_);
+    return inner_->deleteKey(key);
+  }
+  bool check(const std::vector<std::string> &keys) override {
+    BackendDeadline deadline(timeout_);
+    return inner_->check(keys);
+  }
+  int64_t getNumKeys() override {
+    BackendDeadline deadline(timeout_);
+    return inner_->getNumKeys();
+  }
+  void wait(const std::vector<std::string> &keys) override { inner_->wait(keys, timeout_); }
+  void wait(const std::vector<std::string> &keys, const std::chrono::milliseconds &timeout) override { inner_->wait(keys, timeout); }
+  void append(const std::string &key, const Bytes &value) override {
+    BackendDeadline deadline(timeout_);
+    inner_->append(key, value);
+  }
+
+private:
+  StorePtr inner_;
 };
 } // namespace
 
@@ -139,10 +198,6 @@ int32_t te_store_answer(void *answer, const uint8_t *data, size_t length) {
 }
 
 int32_t te_store_fork(void *handle, int64_t timeout_ms, void **out) {
-  return guard([&] {
-    auto forked = store(handle)->clone();
-    forked->setTimeout(std::chrono::milliseconds(timeout_ms));
-    *out = new StorePtr(std::move(forked));
-  });
+  return guard([&] { *out = new StorePtr(c10::make_intrusive<TimedStore>(store(handle), std::chrono::milliseconds(timeout_ms))); });
 }
 }

@@ -208,7 +208,11 @@ pub(crate) enum StateError {
 
 impl StateError {
     pub(crate) fn is_timeout(&self) -> bool {
-        matches!(self, Self::NobodyListens { .. } | Self::NotArrived { .. })
+        match self {
+            Self::NobodyListens { .. } | Self::NotArrived { .. } => true,
+            Self::Rendezvous { source } => source.is_timeout(),
+            _ => false,
+        }
     }
 }
 

@@ -240,8 +240,8 @@ impl Group {
 
     /// Overwrites the tensor on every rank with that of rank `source`. Any dtype and shape. Collective.
     pub fn broadcast(&self, tensor: &Tensor, source: usize) -> Result<()> {
-        self.check_rank("broadcast", source)?;
         self.compare_call("broadcast", || format!("{} from rank {source}", shape_text(tensor)))?;
+        self.check_rank("broadcast", source)?;
         let wire = wire::movable(tensor)?;
         self.run_uncompared("broadcast", || shape_text(tensor), |group| group.broadcast(&wire, source, None))
     }

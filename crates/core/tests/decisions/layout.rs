@@ -119,6 +119,7 @@ fn a_layout_from_a_file_is_checked() {
         (r#"{"shape": [3], "elements": {"start": 2, "end": 1}}"#, "elements 2..1"),
         (r#"{"shape": [3], "slice": {"dim": 0, "indices": {"start": 3, "end": 2}}}"#, "no indices 3..2"),
         (r#"{"shape": [18446744073709551615, 2]}"#, "more elements than can be counted"),
+        (r#"{"shape": [0, 4294967296, 4294967296]}"#, "more elements than can be counted"),
         (r#"{"shape": [3], "block_elements": 0}"#, "at least 1"),
         (r#"{"shape": [3], "blocks": 2}"#, "unknown field"),
     ] {

@@ -86,6 +86,7 @@ impl Store {
     /// let hurried = store.with_timeout(Duration::from_millis(10))?;
     /// assert_eq!(hurried.get("answer")?, b"42");
     /// assert_eq!(hurried.timeout()?, Duration::from_millis(10));
+    /// assert_ne!(store.timeout()?, Duration::from_millis(10));
     /// # Ok::<(), torch_ext::Error>(())
     /// ```
     pub fn with_timeout(&self, timeout: Duration) -> Result<Self> {

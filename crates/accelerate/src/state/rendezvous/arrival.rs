@@ -3,12 +3,16 @@
 use super::Meeting;
 use crate::error::{Result, StateError};
 use accelerate_core::environment::RankVariables;
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
 use std::process;
 use std::time::{Duration, Instant};
 use torch_ext::Store;
 
 /// How long to wait before looking whether somebody has refused to take part, and whether it is time to say who is missing.
 const SLICE: Duration = Duration::from_millis(500);
+/// How long the store may take to answer what it knows.
+const ANSWER: Duration = Duration::from_secs(30);
 /// Where a rank writes why it does not take part, before it ends.
 const REFUSED: &str = "refused";
 /// What is shown of many ranks.
@@ -20,9 +24,11 @@ const MOST_NAMED: usize = 16;
 /// Somebody else has the place, or says another number of ranks: on that rank, and then on all. Ranks that have not come by the
 /// deadline, by number.
 pub(super) fn wait_for_all(store: &Store, ranks: &RankVariables, meeting: &Meeting) -> Result<()> {
+    let store = &store.with_timeout(meeting.timeout.min(ANSWER))?;
     if let Err(error) = claim(store, ranks) {
         // The others learn it from there; without the store, there is nobody to tell.
         let _nobody_listens = store.set(REFUSED, error.to_string().as_bytes());
+        stay_until_others_know(ranks);
         return Err(error);
     }
     let begin = Instant::now();
@@ -36,10 +42,7 @@ pub(super) fn wait_for_all(store: &Store, ranks: &RankVariables, meeting: &Meeti
         }
         if store.check(&[REFUSED])? {
             let reason = String::from_utf8_lossy(&store.get(REFUSED)?).into_owned();
-            if ranks.rank == 0 {
-                // The store ends with this process, and the others have to read the reason first.
-                std::thread::sleep(2 * SLICE);
-            }
+            stay_until_others_know(ranks);
             return Err(StateError::RefusedElsewhere { reason }.into());
         }
         if left <= SLICE {
@@ -50,6 +53,13 @@ pub(super) fn wait_for_all(store: &Store, ranks: &RankVariables, meeting: &Meeti
             let (missing, world_size) = (missing(store, &names)?, ranks.world_size);
             meeting.tell(begin.elapsed(), || format!("rank 0 waits for rank(s) {missing} of {world_size}"));
         }
+    }
+}
+
+/// The store ends with rank 0, and the others have to read there first why they end, too.
+fn stay_until_others_know(ranks: &RankVariables) {
+    if ranks.rank == 0 {
+        std::thread::sleep(2 * SLICE);
     }
 }
 
@@ -66,7 +76,9 @@ fn claim(store: &Store, ranks: &RankVariables) -> Result<()> {
         let others = String::from_utf8_lossy(&others).into_owned();
         return Err(StateError::OtherWorldSize { rank, world_size, others }.into());
     }
-    let own = format!("process {} on {}", process::id(), host_name());
+    // Neither numbers of processes nor names of machines are unique where there are containers.
+    let chance = RandomState::new().build_hasher().finish();
+    let own = format!("process {} on {} ({chance:016x})", process::id(), host_name());
     let there = store.compare_set(&place(rank), b"", own.as_bytes())?;
     if there != own.as_bytes() {
         let there = String::from_utf8_lossy(&there).into_owned();

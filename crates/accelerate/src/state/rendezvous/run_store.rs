@@ -39,9 +39,11 @@ pub(super) fn open(
         let client = Client::connect(options, |waited, why| {
             meeting.tell(waited, || format!("rank {} waits for rank 0 at {host}:{port} ({why})", ranks.rank));
         })
-        .map_err(|source| match source.is_timeout() || matches!(source, Error::Connection { .. }) {
-            true => StateError::NobodyListens { host: host.to_owned(), port, timeout, source: Box::new(source) },
-            false => StateError::Rendezvous { source },
+        .map_err(|source| match source {
+            Error::Connection { .. } => {
+                StateError::NobodyListens { host: host.to_owned(), port, timeout, source: Box::new(source) }
+            }
+            source => StateError::Rendezvous { source },
         })?;
         RunStore { store: Arc::new(client), _server: None }
     };
