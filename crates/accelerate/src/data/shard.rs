@@ -235,7 +235,7 @@ impl<B: TensorTree + Send + 'static, K> DataLoaderShard<B, K> {
                 Some(device) => send_to_device(batch, device, SendToDeviceOptions { non_blocking }),
                 None => Ok(batch),
             }),
-            guard: self.gradient_state.begin_loader(),
+            guard: self.gradient_state.begin_loader(self.parts.source.num_batches(&self.sharding())),
             shares: self.shares.clone(),
         };
         Ok(Batches::new(pass, &self.parts, epoch, Some(prepared)))
