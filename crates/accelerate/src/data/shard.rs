@@ -240,7 +240,7 @@ impl<B: TensorTree + Send + 'static, K> DataLoaderShard<B, K> {
                 Some(device) => send_to_device(batch, device, SendToDeviceOptions { non_blocking }),
                 None => Ok(batch),
             }),
-            guard: self.gradient_state.begin_loader(),
+            guard: self.gradient_state.begin_loader(self.parts.source.num_batches(&self.sharding())),
             shares: self.shares.clone(),
             _registered: self.registered.clone(),
         };

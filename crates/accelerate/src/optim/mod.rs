@@ -27,6 +27,7 @@ mod prepared_schedule;
 mod quantized;
 mod rmsprop;
 pub mod schedule;
+mod schedule_length;
 mod sgd;
 mod shared_object;
 mod state;

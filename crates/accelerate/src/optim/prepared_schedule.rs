@@ -2,6 +2,7 @@
 
 use super::IntoInnerError;
 use super::schedule::{LrScheduler, SchedulerState};
+use super::schedule_length::LengthWatch;
 use super::shared_object::SharedObject;
 use crate::error::{Error, OptimError, Result};
 use crate::messages;
@@ -23,6 +24,9 @@ pub(crate) use accelerate_core::schedule::SchedulerRule as SchedulerOptions;
 /// the processes together see that many batches, so a schedule written for one process keeps its length in
 /// samples. With `split_batches`, or in [`SchedulerUnit::OptimizerStep`], it is one tick.
 ///
+/// A schedule of [known length](LrScheduler::num_training_steps) that cannot end with a loop over a prepared loader, with
+/// several processes or accumulation, is told of once in a warning, with the length that would.
+///
 /// ```
 /// use accelerate::{Accelerator, nn::{Init, ParamStore}, optim::{LinearWithWarmup, LrScheduler, Sgd}};
 ///
@@ -41,6 +45,8 @@ pub struct AcceleratedScheduler<S> {
     shared: Arc<SharedObject<S>>,
     session: Session,
     rule: SchedulerRule,
+    /// On the main process, where the schedule has a length and moves with the optimizer.
+    length: Option<LengthWatch>,
 }
 
 impl<S: LrScheduler> Stateful for SharedObject<S> {
@@ -58,11 +64,13 @@ impl<S: LrScheduler> Stateful for SharedObject<S> {
 impl<S: LrScheduler> AcceleratedScheduler<S> {
     /// Registers the scheduler with the session.
     pub(crate) fn new(scheduler: S, session: Session, rule: SchedulerRule) -> Self {
+        let is_main = session.group.rank() == 0;
+        let length = scheduler.num_training_steps().filter(|_| is_main && rule.step_with_optimizer);
         let shared = Arc::new(SharedObject::new("scheduler", scheduler));
         let registered = Arc::downgrade(&shared);
         session.register(Object::Scheduler(registered));
-        let prepared = Self { shared, session, rule };
-        if prepared.session.group.rank() == 0 {
+        let prepared = Self { shared, session, rule, length: length.map(LengthWatch::new) };
+        if is_main {
             messages::info!("{}", prepared.describe());
         }
         prepared
@@ -83,9 +91,18 @@ impl<S: LrScheduler> AcceleratedScheduler<S> {
         let asks_optimizer = self.rule.step_with_optimizer && sync_gradients;
         let was_skipped = asks_optimizer && scheduler.handle().step_was_skipped();
         let ticks = self.rule.ticks(sync_gradients, was_skipped);
-        let micro_batches = if ticks > 0 { self.micro_batches() } else { 1 };
+        if ticks == 0 {
+            return Ok(());
+        }
+        let micro_batches = self.micro_batches();
+        let ticks = ticks.saturating_mul(micro_batches);
+        let from = scheduler.last_epoch();
         for _ in 0..self.capped(&*scheduler, ticks, micro_batches) {
             scheduler.step()?;
+        }
+        if let Some(length) = &mut self.length {
+            let (rule, gradient_state) = (self.rule, &self.session.gradient_state);
+            length.moved(ticks, (from, scheduler.last_epoch()), || gradient_state.scheduled_pass(rule));
         }
         Ok(())
     }
@@ -93,7 +110,6 @@ impl<S: LrScheduler> AcceleratedScheduler<S> {
     /// One tick for every process may overshoot the end of a schedule by a few; that is no mistake of
     /// the caller's. Where one step is one tick, it is.
     fn capped(&self, scheduler: &S, ticks: usize, micro_batches: usize) -> usize {
-        let ticks = ticks.saturating_mul(micro_batches);
         if self.counts_processes() || micro_batches > 1 {
             capped_ticks(ticks, scheduler.last_epoch(), scheduler.total_steps())
         } else {
@@ -170,10 +186,10 @@ impl<S: LrScheduler> AcceleratedScheduler<S> {
     /// # Errors
     /// Another thread is just using it through the accelerator; the error gives the prepared one back.
     pub fn into_inner(self) -> Result<S, IntoInnerError<Self>> {
-        let Self { shared, session, rule } = self;
+        let Self { shared, session, rule, length } = self;
         Arc::try_unwrap(shared)
             .map(SharedObject::into_inner)
-            .map_err(|shared| IntoInnerError::new("scheduler", Self { shared, session, rule }))
+            .map_err(|shared| IntoInnerError::new("scheduler", Self { shared, session, rule, length }))
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::error::Result;
 use accelerate_core::accumulation::{Decision, PartialWindow, Window, WindowState};
 use accelerate_core::config::GradientAccumulationSettings;
+use accelerate_core::schedule::{ScheduledPass, SchedulerRule, ticks_per_step};
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -26,6 +27,8 @@ struct Inner {
 #[derive(Debug)]
 struct ActiveLoader {
     id: u64,
+    /// Batches of a whole pass on this process, if that is known.
+    num_batches: Option<usize>,
     position: LoaderPosition,
 }
 
@@ -94,6 +97,26 @@ impl GradientState {
         self.lock().window.plugin().adjust_scheduler == Some(true)
     }
 
+    /// What a whole pass over the innermost loader is for a scheduler with this rule, if its length is known.
+    pub(crate) fn scheduled_pass(&self, rule: SchedulerRule) -> Option<ScheduledPass> {
+        let inner = self.lock();
+        let num_batches = inner.active_loaders.last()?.num_batches? as u64;
+        let SchedulerRule { num_processes, split_batches, step_with_optimizer, unit } = rule;
+        let ticks_per_step = ticks_per_step(num_processes, split_batches, step_with_optimizer, unit) as u64;
+        let plugin = inner.window.plugin();
+        // Outside of `accumulate` every batch is a step.
+        let gradient_accumulation_steps = inner.decision.map_or(1, |_| plugin.num_steps) as u64;
+        let adjust_scheduler = plugin.adjust_scheduler == Some(true);
+        let num_processes = num_processes as u64;
+        Some(ScheduledPass {
+            num_batches,
+            gradient_accumulation_steps,
+            num_processes,
+            ticks_per_step,
+            adjust_scheduler,
+        })
+    }
+
     /// Where the accumulation window stands.
     pub(crate) fn window_state(&self) -> WindowState {
         self.lock().window.state()
@@ -160,12 +183,13 @@ impl GradientState {
         }
     }
 
-    /// Registers a loader whose iteration begins. It is the innermost until the guard is dropped.
-    pub(crate) fn begin_loader(&self) -> LoaderGuard {
+    /// Registers a loader whose iteration begins, and which has so many batches if that is known. It is the innermost until the
+    /// guard is dropped.
+    pub(crate) fn begin_loader(&self, num_batches: Option<usize>) -> LoaderGuard {
         let mut inner = self.lock();
         let id = inner.next_loader_id;
         inner.next_loader_id += 1;
-        inner.active_loaders.push(ActiveLoader { id, position: LoaderPosition::default() });
+        inner.active_loaders.push(ActiveLoader { id, num_batches, position: LoaderPosition::default() });
         LoaderGuard { state: self.clone(), id }
     }
 
@@ -217,10 +241,10 @@ mod tests {
     fn the_innermost_loader_tells_the_position() {
         let state = state(1);
         assert_eq!(state.active_position(), None);
-        let outer = state.begin_loader();
+        let outer = state.begin_loader(None);
         outer.publish(LoaderPosition { end_of_dataloader: true, ..Default::default() });
         {
-            let _inner = state.begin_loader();
+            let _inner = state.begin_loader(None);
             assert!(!state.active_position().unwrap().end_of_dataloader);
         }
         assert!(state.active_position().unwrap().end_of_dataloader);
@@ -231,7 +255,7 @@ mod tests {
     #[test]
     fn a_window_cut_short_rescales_once() {
         let state = state(4);
-        let loader = state.begin_loader();
+        let loader = state.begin_loader(None);
         assert!(!state.begin_micro_batch().sync);
         assert_eq!(state.begin_backward().loss_scale, 0.25);
         loader.publish(LoaderPosition { end_of_dataloader: true, ..Default::default() });

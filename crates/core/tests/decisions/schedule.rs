@@ -145,3 +145,152 @@ fn a_schedule_that_ends_is_not_stepped_past_its_end() {
     assert_eq!(steps, [3, 6, 9, 9, 9]);
     assert_eq!(capped_ticks(3, 0, Some(0)), 0);
 }
+
+/// `num_batches` of each process, micro-batches per step, processes, ticks per step.
+fn pass(num_batches: u64, gradient_accumulation_steps: u64, num_processes: u64, ticks_per_step: u64) -> ScheduledPass {
+    ScheduledPass { num_batches, gradient_accumulation_steps, num_processes, ticks_per_step, adjust_scheduler: false }
+}
+
+fn by_batches(pass: ScheduledPass) -> ScheduledPass {
+    ScheduledPass { adjust_scheduler: true, ..pass }
+}
+
+#[rstest]
+// 100 batches for two processes: 50 steps each, which move the schedule by 100.
+#[case::as_for_one_process(pass(50, 1, 2, 2), 300, "")]
+#[case::optimizer_steps(
+    pass(50, 1, 2, 2),
+    150,
+    "moves it by 100, so it ends after 1.5 passes. 150 steps are 3 passes in optimizer steps. \
+    Make it 300 steps long for 3 passes, or build with SchedulerUnit::OptimizerStep"
+)]
+#[case::less_than_a_pass(pass(50, 1, 2, 2), 50, "ends after 0.5 passes. 50 steps are 1 pass in optimizer steps")]
+#[case::could_be_two_passes(pass(50, 1, 2, 2), 200, "")]
+#[case::a_number_of_steps_that_is_no_pass(pass(734, 1, 2, 2), 1000, "")]
+// 100 batches for four processes, two at a time: 13 steps each.
+#[case::batches_of_the_prepared_loader(
+    pass(25, 2, 4, 4),
+    75,
+    "moves it by 52, so it ends after 1.44 passes. 75 steps are 3 passes in \
+    batches of one process. Make it 156 steps long for 3 passes"
+)]
+#[case::rounded(pass(25, 2, 4, 4), 150, "")]
+#[case::batches_before_prepare(pass(50, 4, 2, 2), 300, "")]
+#[case::alone(pass(100, 1, 1, 1), 150, "")]
+#[case::alone_with_accumulation(pass(100, 4, 1, 1), 300, "")]
+#[case::adjusted(by_batches(pass(50, 5, 2, 2)), 300, "")]
+#[case::adjusted_but_counted_in_steps(
+    by_batches(pass(50, 5, 2, 2)),
+    30,
+    "moves it by 100, so it ends after 0.3 passes. 30 steps are 3 passes in \
+    optimizer steps"
+)]
+#[case::counts_optimizer_steps(pass(50, 1, 2, 1), 150, "")]
+#[case::no_batches(pass(0, 4, 2, 2), 150, "")]
+#[case::no_steps(pass(50, 1, 2, 2), 0, "")]
+fn lengths_that_only_another_count_explains(#[case] pass: ScheduledPass, #[case] total: u64, #[case] wanted: &str) {
+    let found = pass.check_length(total).map(|mismatch| mismatch.to_string()).unwrap_or_default();
+    assert!(found.contains(wanted) && found.is_empty() == wanted.is_empty(), "{found}");
+}
+
+#[rstest]
+#[case::at_the_end(pass(50, 1, 2, 2), 200, 0, false)]
+#[case::rounding(pass(50, 1, 2, 2), 200, 4, false)]
+#[case::beyond(pass(50, 1, 2, 2), 200, 6, true)]
+#[case::many_passes_round_often(pass(50, 1, 2, 2), 2000, 40, false)]
+#[case::alone(pass(100, 1, 1, 1), 100, 50, false)]
+#[case::alone_with_accumulation(pass(100, 4, 1, 1), 75, 4, true)]
+#[case::less_than_a_pass(pass(734, 1, 2, 2), 1000, 3, true)]
+fn a_loop_that_goes_on_after_the_end(
+    #[case] pass: ScheduledPass,
+    #[case] total: u64,
+    #[case] beyond: u64,
+    #[case] is_told: bool,
+) {
+    let found = pass.check_end(total, beyond).map(|mismatch| mismatch.to_string());
+    assert_eq!(found.is_some(), is_told, "{found:?}");
+    assert!(found.is_none_or(|text| text.contains(&format!("its {total} steps, and training goes on"))));
+}
+
+#[rstest]
+// Three passes of 100 batches, four at a time.
+#[case::counted_in_batches(
+    pass(100, 4, 1, 1),
+    300,
+    75,
+    "at step 75 of 300: 300 steps are 3 passes in batches of one process, and a pass \
+    over the data moves it by 25. Make it 75 steps long for 3 passes"
+)]
+#[case::stopped_early(pass(100, 4, 1, 1), 300, 74, "")]
+#[case::stopped_after_a_pass(pass(100, 4, 1, 1), 300, 25, "")]
+#[case::reached(pass(100, 4, 1, 1), 75, 75, "")]
+#[case::rounded(pass(102, 4, 1, 1), 306, 78, "306 steps are 3 passes in batches of one process")]
+#[case::rounded_well(pass(102, 4, 1, 1), 75, 78, "")]
+#[case::before_prepare(pass(50, 1, 2, 1), 300, 150, "300 steps are 3 passes in batches of all processes")]
+#[case::before_prepare_with_a_short_round(
+    pass(50, 1, 2, 1),
+    297,
+    150,
+    "297 steps are 3 passes in batches of all processes"
+)]
+#[case::in_a_cured_way(
+    pass(25, 4, 4, 4),
+    300,
+    84,
+    "Make it 84 steps long for 3 passes, or set GradientAccumulationPlugin.adjust_scheduler"
+)]
+#[case::alone(pass(100, 1, 1, 1), 300, 100, "")]
+#[case::not_moved(pass(100, 4, 1, 1), 300, 0, "")]
+fn a_schedule_that_was_not_reached(
+    #[case] pass: ScheduledPass,
+    #[case] total: u64,
+    #[case] moved: u64,
+    #[case] wanted: &str,
+) {
+    let found = pass.check_moved(total, moved).map(|mismatch| mismatch.to_string()).unwrap_or_default();
+    assert!(found.contains(wanted) && found.is_empty() == wanted.is_empty(), "{found}");
+}
+
+/// A cure that is named makes the length right.
+#[test]
+fn settings_are_named_where_they_help() {
+    let unit = ", or build with SchedulerUnit::OptimizerStep, which counts optimizer steps";
+    let plugin = ", or set GradientAccumulationPlugin.adjust_scheduler, which counts batches";
+    let rows = [
+        (pass(50, 1, 2, 2).check_length(150), "Make it 300 steps long for 3 passes", unit),
+        (pass(25, 2, 4, 4).check_length(75), "Make it 156 steps long for 3 passes", ""),
+        (by_batches(pass(50, 5, 2, 2)).check_length(30), "Make it 300 steps long for 3 passes", ""),
+        (pass(100, 4, 1, 1).check_moved(100, 25), "Make it 25 steps long for 1 pass", plugin),
+        (pass(25, 4, 4, 4).check_moved(300, 84), "Make it 84 steps long for 3 passes", plugin),
+        (pass(50, 1, 2, 1).check_moved(300, 150), "Make it 150 steps long for 3 passes", ""),
+        (pass(50, 4, 2, 1).check_moved(150, 39), "Make it 39 steps long for 3 passes", plugin),
+    ];
+    for (found, length, setting) in rows {
+        let text = found.unwrap().to_string();
+        assert!(text.ends_with(&format!("{length}{setting}")), "{text}");
+    }
+    assert_eq!(pass(50, 1, 2, 1).check_length(150), None);
+    assert_eq!(by_batches(pass(100, 4, 1, 1)).check_moved(100, 100), None);
+    assert_eq!(by_batches(pass(25, 4, 4, 4)).check_moved(300, 300), None);
+    assert_eq!(by_batches(pass(50, 4, 2, 1)).check_moved(150, 150), None);
+}
+
+proptest! {
+    /// Whoever counts as for one process is never told anything, however the division comes out.
+    #[test]
+    fn a_schedule_that_is_counted_as_documented_is_right(
+        batches in 1_u64..500, steps in 1_u64..9, processes in 1_u64..9, passes in 1_u64..40, up in any::<bool>(), adjusts in any::<bool>()
+    ) {
+        let found = ScheduledPass { adjust_scheduler: adjusts, ..pass(batches.div_ceil(processes), steps, processes, processes) };
+        let counted = match (adjusts, up) {
+            (true, _) => batches,
+            (false, true) => batches.div_ceil(steps),
+            (false, false) => batches / steps,
+        };
+        let total = passes * counted;
+        let moved = passes * found.ticks();
+        prop_assert_eq!(found.check_length(total), None);
+        prop_assert_eq!(found.check_end(total, moved.saturating_sub(total)), None);
+        prop_assert_eq!(found.check_moved(total, moved), None);
+    }
+}

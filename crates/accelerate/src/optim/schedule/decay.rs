@@ -270,7 +270,7 @@ impl PolynomialLr {
     }
 }
 
-scheduler!(PolynomialLr);
+scheduler!(PolynomialLr, total_iters);
 
 pub(super) fn positive(owner: &'static str, name: &'static str, found: usize) -> Result<()> {
     if 0 < found {

@@ -13,19 +13,22 @@ pub struct DeepSpeedLr {
 }
 
 #[derive(Debug)]
-struct Rule(DeepSpeedSchedule);
+struct Rule {
+    schedule: DeepSpeedSchedule,
+    total: Option<u64>,
+}
 
 impl Rule {
     fn rate(&self, tick: &Tick) -> f64 {
-        self.0.lr(tick.epoch, tick.base_lr)
+        self.schedule.lr(tick.epoch, tick.base_lr)
     }
 }
 
 impl DeepSpeedLr {
     pub(crate) fn new(handle: &OptimizerHandle, schedule: DeepSpeedSchedule) -> Self {
-        let rule = Rule(schedule);
+        let rule = Rule { total: schedule.total_num_steps(), schedule };
         Self { clock: Clock::start(handle, |tick| rule.rate(tick)), rule }
     }
 }
 
-scheduler!(DeepSpeedLr);
+scheduler!(DeepSpeedLr, total);

@@ -174,6 +174,10 @@ impl<S: LrScheduler> LrScheduler for Warmup<S> {
         self.scheduler.total_steps().map(|steps| steps.saturating_add(self.warmup))
     }
 
+    fn num_training_steps(&self) -> Option<u64> {
+        self.scheduler.num_training_steps().map(|steps| steps.saturating_add(self.warmup))
+    }
+
     fn state_dict(&self) -> Result<SchedulerState> {
         Ok(SchedulerState { schedulers: vec![self.scheduler.state_dict()?], ..self.clock.state() })
     }

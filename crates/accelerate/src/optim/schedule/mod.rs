@@ -75,6 +75,12 @@ pub trait LrScheduler: Send + 'static {
         None
     }
 
+    /// The number of steps that the schedule is laid out for, if it is for any: after them its rate does not change any more.
+    /// A prepared scheduler warns where they cannot end with the loop.
+    fn num_training_steps(&self) -> Option<u64> {
+        self.total_steps()
+    }
+
     /// Everything needed to go on later.
     ///
     /// # Errors
@@ -193,8 +199,9 @@ impl Clock {
 }
 
 /// Implements [`LrScheduler`] for a struct of a `clock` and a `rule` with `rate(&self, &Tick) -> f64`.
+/// `LrScheduler` for a clock with a rule. `length`, if there is one, is the field of the rule that says how long it is.
 macro_rules! scheduler {
-    ($type:ident) => {
+    ($type:ident $(, $length:ident)?) => {
         impl crate::optim::LrScheduler for $type {
             fn step(&mut self) -> crate::error::Result<()> {
                 let Self { clock, rule } = self;
@@ -210,6 +217,11 @@ macro_rules! scheduler {
             fn last_epoch(&self) -> u64 {
                 self.clock.last_epoch
             }
+            $(
+                fn num_training_steps(&self) -> Option<u64> {
+                    Option::from(self.rule.$length)
+                }
+            )?
             fn state_dict(&self) -> crate::error::Result<crate::optim::SchedulerState> {
                 Ok(self.clock.state())
             }

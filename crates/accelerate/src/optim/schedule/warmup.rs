@@ -53,7 +53,7 @@ impl LinearWithWarmup {
     }
 }
 
-scheduler!(LinearWithWarmup);
+scheduler!(LinearWithWarmup, total);
 
 /// The rate rises straight from 0 in `warmup` steps, then stays.
 ///
@@ -151,7 +151,7 @@ impl CosineWithWarmup {
     }
 }
 
-scheduler!(CosineWithWarmup);
+scheduler!(CosineWithWarmup, total);
 
 /// The rate rises straight from 0 in `warmup` steps, then falls `num_cycles` times along half a cosine from
 /// full to 0, until `total` steps, and stays 0.
@@ -207,7 +207,7 @@ impl CosineWithHardRestartsWithWarmup {
     }
 }
 
-scheduler!(CosineWithHardRestartsWithWarmup);
+scheduler!(CosineWithHardRestartsWithWarmup, total);
 
 /// The rate rises straight from 0 in `warmup` steps, then falls as the inverse square root of the step.
 ///
@@ -343,4 +343,4 @@ impl PolynomialWithWarmup {
     }
 }
 
-scheduler!(PolynomialWithWarmup);
+scheduler!(PolynomialWithWarmup, total);

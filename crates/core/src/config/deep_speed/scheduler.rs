@@ -194,6 +194,24 @@ pub enum DeepSpeedSchedule {
 }
 
 impl DeepSpeedSchedule {
+    /// Steps until the end of the fall; `None` for a schedule that stays level.
+    ///
+    /// ```
+    /// use accelerate_core::config::{DeepSpeedSchedule, WarmupType};
+    /// let (warmup_num_steps, warmup_type) = (2, WarmupType::Linear);
+    /// let level =
+    ///     DeepSpeedSchedule::WarmupLr { warmup_min_lr: 0.0, warmup_max_lr: None, warmup_num_steps, warmup_type };
+    /// assert_eq!(level.total_num_steps(), None);
+    /// ```
+    pub const fn total_num_steps(&self) -> Option<u64> {
+        match *self {
+            Self::WarmupLr { .. } => None,
+            Self::WarmupDecayLr { total_num_steps, .. } | Self::WarmupCosineLr { total_num_steps, .. } => {
+                Some(total_num_steps)
+            }
+        }
+    }
+
     /// The learning rate after the schedule has been stepped `num_steps` times; `base_lr` is the optimizer's own.
     ///
     /// As in DeepSpeed, the first step of a schedule leads to its beginning: before it, `WarmupCosineLR` is at rate 0 and
