@@ -1,8 +1,19 @@
 //! Every script on 1, 2, 3 and 4 real processes, and some in debug mode.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use accelerate_launch::{LaunchConfig, Program, Silent, launch};
+use accelerate_launch::{Capture, LaunchConfig, Program, Reporter, Source, launch};
 use rstest::rstest;
+
+/// What all ranks have printed.
+#[derive(Default)]
+struct Printed(Vec<u8>);
+
+impl Reporter for Printed {
+    fn output(&mut self, _: Source, bytes: &[u8]) -> std::io::Result<()> {
+        self.0.extend_from_slice(bytes);
+        Ok(())
+    }
+}
 
 #[rstest]
 fn script(
@@ -49,11 +60,16 @@ fn run(name: &str, num_processes: usize, variables: &[(&str, &str)]) {
     let program = Program::Executable(env!("CARGO_BIN_EXE_conformance").into());
     let config = LaunchConfig {
         args: vec![name.into(), "--folder".into(), folder.path().into()],
+        capture: Capture::Always,
         environment: variables.map(|(name, value)| ((*name).into(), (*value).into())).collect(),
         num_cpu_threads_per_process: Some(1),
         ..LaunchConfig::new(program, num_processes)
     };
-    if let Err(error) = launch(&config, &mut Silent) {
+    let mut printed = Printed::default();
+    if let Err(error) = launch(&config, &mut printed) {
         panic!("{name} on {num_processes} processes: {error}\n{:#?}", error.failure());
     }
+    let printed = String::from_utf8_lossy(&printed.0);
+    let wanted = format!("{name}: all checks passed\n");
+    assert_eq!(printed.matches(&wanted).count(), 1, "only the first process of a machine prints: {printed}");
 }

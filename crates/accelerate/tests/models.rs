@@ -1,9 +1,11 @@
 //! How models are passed to calls: one by one or as tuples, prepared or not, as each call needs.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use accelerate::nn::{Linear, Module, ModuleFn, ParamStore};
+use accelerate::nn::{Init, Linear, Module, ModuleFn, ParamStore};
+use accelerate::optim::Sgd;
 use accelerate::tch::{Kind, Tensor};
-use accelerate::{Accelerator, Error, HasParameters, JoinOptions, SaveModelOptions};
+use accelerate::{Accelerator, Error, HasParameters, JoinOptions, MixedPrecision, SaveModelOptions};
+use rstest::rstest;
 
 fn accelerator() -> Accelerator {
     Accelerator::builder().cpu(true).gradient_accumulation_steps(2).build().unwrap()
@@ -62,6 +64,20 @@ fn several_models_are_clipped_together() {
     let after = accelerator.clip_grad_norm_(&(&first_store, &second), 100.0).unwrap().double_value(&[]);
     assert!((after - 1.5).abs() < 1e-5, "{after}");
     assert_eq!((&first, &second).trainable_parameters().len(), 2);
+}
+
+#[rstest]
+#[case::plain(MixedPrecision::No)]
+#[case::scaled(MixedPrecision::Fp16)]
+fn every_element_of_a_true_gradient_is_clipped(#[case] mixed_precision: MixedPrecision) {
+    let accelerator = Accelerator::builder().cpu(true).mixed_precision(mixed_precision).build().unwrap();
+    let store = ParamStore::new(accelerator.device());
+    let weight = store.root().param("weight", ([4], Init::Ones)).unwrap();
+    let _optimizer = accelerator.prepare(Sgd::new(&store, 0.1).unwrap()).unwrap();
+    let gradient = Tensor::from_slice(&[3f32, -3.0, 0.25, -0.25]);
+    accelerator.backward(&(weight.get().unwrap() * &gradient).sum(None)).unwrap();
+    accelerator.clip_grad_value_(&store, 1.0).unwrap();
+    assert_eq!(weight.grad().unwrap(), gradient.clamp(-1.0, 1.0));
 }
 
 /// The forward pass of a prepared model whose type has no name.

@@ -3,13 +3,14 @@
 #![allow(clippy::unwrap_used)]
 
 use accelerate::data::TensorDataset;
-use accelerate::nn::{Linear, ModuleFn, ParamStore};
+use accelerate::nn::{Init, Linear, ModuleFn, Param, ParamStore};
 use accelerate::optim::{LambdaLr, Sgd};
 use accelerate::prelude::*;
 use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{
-    DataLoaderConfiguration, DeepSpeedPlugin, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin,
-    GradScalerKwargs, GradientAccumulationPlugin, InitProcessGroupKwargs, ShardingStrategy,
+    AutocastKwargs, DataLoaderConfiguration, DeepSpeedPlugin, DistributedDataParallelKwargs,
+    FullyShardedDataParallelPlugin, GradScalerKwargs, GradientAccumulationPlugin, InitProcessGroupKwargs,
+    PrepareModelOptions, ShardingStrategy, testing,
 };
 use rstest::rstest;
 
@@ -204,4 +205,85 @@ fn a_file_is_read_without_a_launcher_and_code_goes_before_it() {
     std::fs::remove_file(&path).unwrap();
     let error = build(Accelerator::builder()).unwrap_err();
     assert!(error.to_string().contains("run.yaml"), "{error}");
+}
+
+/// A product with a weight that is changed before the second of two, under autocast: do both use one cast copy?
+fn keeps_cast_copy(weight: &Param, x: &Tensor) -> Result<bool> {
+    weight.copy_(&Tensor::ones([2, 2], (Kind::Float, Device::Cpu)))?;
+    let before = x.f_matmul(&weight.get()?)?;
+    weight.copy_(&Tensor::zeros([2, 2], (Kind::Float, Device::Cpu)))?;
+    assert_eq!(before.kind(), Kind::BFloat16);
+    Ok(before == x.f_matmul(&weight.get()?)?)
+}
+
+#[rstest]
+#[case::reference(None, true)]
+#[case::on(Some(true), true)]
+#[case::off(Some(false), false)]
+fn cast_copies_of_weights_are_kept_where_the_cache_is_on(#[case] cache_enabled: Option<bool>, #[case] wanted: bool) {
+    let kwargs = AutocastKwargs { cache_enabled, ..Default::default() };
+    let builder = Accelerator::builder().cpu(true).mixed_precision(Bf16);
+    let x = Tensor::ones([2, 2], (Kind::Float, Device::Cpu));
+    let store = ParamStore::new(Device::Cpu);
+    let weight = store.root().param("weight", ([2, 2], Init::Ones)).unwrap();
+    // For one block, whatever holds for the run.
+    let other = AutocastKwargs { cache_enabled: Some(!wanted), ..Default::default() };
+    let accelerator = builder.clone().kwargs_handler(other).build().unwrap();
+    assert_eq!(accelerator.autocast(kwargs.clone(), || keeps_cast_copy(&weight, &x)).unwrap(), wanted);
+    // For the run.
+    let accelerator = builder.kwargs_handler(kwargs).build().unwrap();
+    assert_eq!(accelerator.autocast(None, || keeps_cast_copy(&weight, &x)).unwrap(), wanted);
+    let module = ModuleFn::new(&store, move |x: &Tensor| Ok(Tensor::from(keeps_cast_copy(&weight, x)?)));
+    let model = accelerator.prepare(module).unwrap();
+    assert_eq!(model.forward(&x).unwrap(), Tensor::from(wanted));
+}
+
+#[rstest]
+#[case::reference(None, [1.0, 1.0])]
+#[case::on(Some(true), [1.0, 1.0])]
+#[case::off(Some(false), [1.0, 2.0])]
+fn buffers_are_those_of_rank_0_unless_each_rank_keeps_its_own(
+    #[case] broadcast_buffers: Option<bool>,
+    #[case] wanted: [f64; 2],
+) {
+    let kwargs = DistributedDataParallelKwargs { broadcast_buffers, ..Default::default() };
+    let found = testing::ranks_with(2, Accelerator::builder().kwargs_handler(kwargs), |accelerator| {
+        let store = ParamStore::new(accelerator.device());
+        let linear = Linear::new(store.root(), 1, 1, Default::default())?;
+        let buffer = store.root().buffer("seen", ([], Init::Zeros), Default::default())?;
+        let model = accelerator.prepare(ModuleFn::new(&store, move |x: &Tensor| linear.forward(x)))?;
+        buffer.copy_(&Tensor::from(1.0 + accelerator.process_index() as f32))?;
+        accelerator.backward(&model.forward(&Tensor::ones([1, 1], (Kind::Float, Device::Cpu)))?.sum(None))?;
+        Ok(buffer.local().double_value(&[]))
+    });
+    assert_eq!(found.unwrap(), wanted);
+}
+
+/// Nothing is allocated on the other device, so there need not be one.
+#[rstest]
+#[case::reference(None, None, true)]
+#[case::off(Some(false), None, false)]
+#[case::off_for_one_model(Some(true), Some(false), false)]
+#[case::on_for_one_model(Some(false), Some(true), true)]
+fn models_and_batches_stay_where_they_are_without_device_placement(
+    #[case] of_run: Option<bool>,
+    #[case] of_model: Option<bool>,
+    #[case] moves: bool,
+) {
+    let elsewhere = Device::Cuda(0);
+    let builder = Accelerator::builder().cpu(true);
+    let builder = of_run.map_or(builder.clone(), |device_placement| builder.device_placement(device_placement));
+    let accelerator = builder.build().unwrap();
+    let store = ParamStore::new(elsewhere);
+    let module = ModuleFn::new(&store, |x: &Tensor| Ok(x.shallow_clone()));
+    let model = match of_model {
+        Some(_) => {
+            let options = PrepareModelOptions { device_placement: of_model, ..Default::default() };
+            accelerator.prepare_model(module, options).unwrap()
+        }
+        None => accelerator.prepare(module).unwrap(),
+    };
+    assert_eq!(model.params().device(), if moves { Device::Cpu } else { elsewhere });
+    let loader = accelerator.prepare(DataLoader::builder(VecDataset::new(vec![1i64])).build().unwrap()).unwrap();
+    assert_eq!(loader.device(), of_run.unwrap_or(true).then_some(Device::Cpu));
 }

@@ -90,6 +90,22 @@ const VARIABLES_OF_OTHER_LAUNCHERS: &[&str] = &[
     "ROLE_RANK",
     "ROLE_WORLD_SIZE",
     "ROLE_NAME",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MV2_COMM_WORLD_RANK",
+    "MV2_COMM_WORLD_SIZE",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "PMI_LOCAL_RANK",
+    "PMI_LOCAL_SIZE",
+    "MPI_LOCALRANKID",
+    "MPI_LOCALNRANKS",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
 ];
 
 /// Decides the command and the environment of every rank of this machine. `command` is the resolved
@@ -266,6 +282,8 @@ mod tests {
     #[case("RANK", "removed")]
     #[case("WORLD_SIZE", "removed")]
     #[case("MASTER_PORT", "removed")]
+    #[case("SLURM_PROCID", "removed")]
+    #[case("OMPI_COMM_WORLD_RANK", "removed")]
     #[case("OMP_NUM_THREADS", "-")]
     fn one_process_is_not_distributed(#[case] name: &str, #[case] expected: &str) {
         assert_eq!(values(&config(1), &MACHINE, name), [expected]);

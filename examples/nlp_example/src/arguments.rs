@@ -79,9 +79,10 @@ pub struct Arguments {
     #[arg(long, value_name = "RATE", value_parser = positive, help_heading = "Training")]
     pub learning_rate: Option<f64>,
 
-    /// Number of batches whose gradients are averaged into one step: large batches in little memory
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one, help_heading = "Training")]
-    pub gradient_accumulation_steps: usize,
+    /// Number of batches whose gradients are averaged into one step: large batches in little memory; without it, what
+    /// `accelerate launch` was told counts
+    #[arg(long, value_name = "N", value_parser = at_least_one, help_heading = "Training")]
+    pub gradient_accumulation_steps: Option<usize>,
 
     /// Start of all random numbers: initial weights, shuffling and dropout
     #[arg(long, value_name = "N", default_value_t = 42, help_heading = "Training")]

@@ -79,7 +79,6 @@ fn main() -> anyhow::Result<()> {
 fn accelerator(arguments: &Arguments) -> accelerate::Result<Accelerator> {
     let mut builder = Accelerator::builder()
         .cpu(arguments.cpu)
-        .gradient_accumulation_steps(arguments.gradient_accumulation_steps)
         .dataloader_config(DataLoaderConfiguration {
             split_batches: Some(arguments.split_batches),
             // Each epoch's order depends on the seed alone, not on how many processes drew numbers before it.
@@ -89,6 +88,9 @@ fn accelerator(arguments: &Arguments) -> accelerate::Result<Accelerator> {
         })
         // The model is read back at the end, on every machine.
         .project_config(ProjectConfiguration { save_on_each_node: Some(true), ..Default::default() });
+    if let Some(steps) = arguments.gradient_accumulation_steps {
+        builder = builder.gradient_accumulation_steps(steps);
+    }
     if let Some(precision) = arguments.mixed_precision {
         builder = builder.mixed_precision(match precision {
             Precision::No => MixedPrecision::No,
@@ -147,7 +149,7 @@ impl<'a> Training<'a> {
             .build()?;
         let dev_loader = dev_loader(&splits.dev, tokenizer, arguments)?;
         // Counted as for one process: a prepared scheduler moves once for each process.
-        let steps_per_epoch = train_loader.len().div_ceil(arguments.gradient_accumulation_steps);
+        let steps_per_epoch = train_loader.len().div_ceil(accelerator.gradient_accumulation_steps());
         let total_steps = steps_per_epoch * arguments.num_epochs() as usize;
         let scheduler = LinearWithWarmup::new(&optimizer, total_steps / 10, total_steps);
 

@@ -330,7 +330,7 @@ impl AcceleratorBuilder {
         self.build_with(&|_| None, |_, _| Ok(PartialState::of_group(group)))
     }
 
-    fn build_with(
+    pub(super) fn build_with(
         self,
         lookup: Lookup<'_>,
         join: impl FnOnce(&RunConfig, Lookup<'_>) -> Result<PartialState>,

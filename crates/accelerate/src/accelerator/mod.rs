@@ -12,6 +12,9 @@ mod prepare;
 mod process_control;
 mod profile;
 mod seed;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
 mod training;
 
 pub use builder::AcceleratorBuilder;

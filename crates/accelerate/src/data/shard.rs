@@ -205,6 +205,11 @@ impl<B: Send + 'static, K: LoaderKind> DataLoader<B, K> {
 }
 
 impl<B, K> DataLoaderShard<B, K> {
+    /// Where batches are sent, and how; `None` where they stay.
+    pub(super) fn sent(&self) -> Option<(Device, SendToDeviceOptions)> {
+        Some((self.device?, SendToDeviceOptions { non_blocking: self.non_blocking }))
+    }
+
     /// How a pass that begins now is shared: `Accelerator::join_uneven_inputs` may override `even_batches`.
     fn sharding(&self) -> Sharding {
         let even_batches = self.gradient_state.even_batches().filter(|_| !self.sharding.own_sampler);
@@ -234,10 +239,10 @@ impl<B: TensorTree + Send + 'static, K> DataLoaderShard<B, K> {
             }
         };
         self.parts.progress.begin(epoch, start, resume);
-        let (device, non_blocking) = (self.device, self.non_blocking);
+        let sent = self.sent();
         let prepared = Prepared {
-            place: Box::new(move |batch| match device {
-                Some(device) => send_to_device(batch, device, SendToDeviceOptions { non_blocking }),
+            place: Box::new(move |batch| match sent {
+                Some((device, options)) => send_to_device(batch, device, options),
                 None => Ok(batch),
             }),
             guard: self.gradient_state.begin_loader(self.parts.source.num_batches(&self.sharding())),
@@ -248,7 +253,7 @@ impl<B: TensorTree + Send + 'static, K> DataLoaderShard<B, K> {
     }
 
     /// Batches bound for a GPU are made in pinned memory, from which copies need not wait for each other.
-    fn pinning(&self) -> Option<Finish<B>> {
+    pub(super) fn pinning(&self) -> Option<Finish<B>> {
         let device = self.device.filter(|device| device.is_cuda() && self.non_blocking)?;
         Some(Arc::new(move |batch: B| batch.try_map_tensors(&mut |tensor| Ok(tensor.f_pin_memory(device)?))))
     }
@@ -260,6 +265,12 @@ impl<B: Send + 'static, K> DataLoaderShard<B, K> {
     pub fn total_batch_size(&self) -> Option<usize> {
         let batch_size = self.parts.source.batch_size()?;
         Some(self.sharding.by_rows(batch_size, false).total_batch_size())
+    }
+
+    /// The device that batches are sent to; `None` leaves them where they are
+    /// ([`AcceleratorBuilder::device_placement`](crate::AcceleratorBuilder::device_placement)).
+    pub fn device(&self) -> Option<Device> {
+        self.device
     }
 
     /// Sets the epoch of the next pass, which the seedable sampler, samplers of the user's own and datasets may depend

@@ -533,3 +533,19 @@ proptest! {
         prop_assert!(first.fill(&second).is_empty());
     }
 }
+
+/// An empty value of this variable ends a script in Python with an error.
+#[test]
+fn a_strategy_goes_to_the_ranks_with_the_word_that_says_nothing_against_it() {
+    let flag =
+        |name: &str, value: &str| (settings().find(|setting| setting.flag() == Some(name)).unwrap(), value.to_owned());
+    for (version, strategy) in [("1", "SHARD_GRAD_OP"), ("1", "HYBRID_SHARD"), ("2", "FULL_SHARD")] {
+        let flags =
+            vec![flag("use_fsdp", "true"), flag("fsdp_version", version), flag("fsdp_sharding_strategy", strategy)];
+        let variables = RunConfig::resolve(Sources { flags, ..Default::default() }).unwrap().variables();
+        assert_eq!(variables["FSDP_RESHARD_AFTER_FORWARD"], "true");
+        let lookup = |name: &str| variables.get(name).cloned();
+        let run = RunConfig::resolve(Sources { environment: Some(&lookup), ..Default::default() }).unwrap();
+        assert_eq!(run.fsdp.sharding_strategy.to_string(), strategy, "version {version}");
+    }
+}

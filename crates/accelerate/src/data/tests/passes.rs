@@ -2,8 +2,11 @@
 
 use super::*;
 use crate::Error;
-use crate::data::{BatchSampler, Dataset, MapDataset, Sampler, SeedableRandomSampler, skip_first_batches};
+use crate::data::{
+    BatchSampler, Dataset, MapDataset, Sampler, SeedableRandomSampler, SendToDeviceOptions, skip_first_batches,
+};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use tch::Device;
 
 fn seedable(num_rows: usize) -> NumberedShard {
     let loader = numbered(num_rows).batch_size(2).shuffle(true).build().unwrap();
@@ -229,4 +232,20 @@ fn batches_are_moved_to_the_device() {
         }
     }
     assert_eq!(loader.epoch(), 1);
+}
+
+#[test]
+fn batches_for_a_gpu_are_pinned_where_copies_need_not_wait() {
+    let (cpu, gpu) = (Some(Device::Cpu), Some(Device::Cuda(0)));
+    for (device, non_blocking, is_pinned) in
+        [(gpu, true, true), (gpu, false, false), (cpu, true, false), (None, true, false)]
+    {
+        let configuration = DataLoaderSettings { non_blocking, ..Default::default() };
+        let place = Place { device, ..place(0, 1) };
+        let loader = numbered(2).build().unwrap().prepare_at(place, &configuration).unwrap();
+        for loader in [&loader, &skip_first_batches(&loader, 1)] {
+            assert_eq!(loader.pinning().is_some(), is_pinned, "{device:?} {non_blocking}");
+            assert_eq!(loader.sent(), device.map(|device| (device, SendToDeviceOptions { non_blocking })));
+        }
+    }
 }

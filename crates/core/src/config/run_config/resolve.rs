@@ -103,11 +103,12 @@ impl RunConfig {
             }
             variables.insert(variable, value);
         }
-        // What was decided here must not meet the other word for it, which processes may inherit.
+        // What was decided here must not meet the other word for it, which processes may inherit. Python's launcher writes
+        // "true" unasked, and so it says nothing against a strategy.
         let reshard = "FSDP_RESHARD_AFTER_FORWARD";
         if self.cluster.use_fsdp && variables.contains_key("FSDP_SHARDING_STRATEGY") && !variables.contains_key(reshard)
         {
-            variables.insert(reshard.to_owned(), String::new());
+            variables.insert(reshard.to_owned(), "true".to_owned());
         }
         if !launched.is_empty() {
             let origins = serde_json::to_string(&launched).unwrap_or_default();
