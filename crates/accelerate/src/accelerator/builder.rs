@@ -396,7 +396,9 @@ fn check_nothing_of_a_meeting(config: &RunConfig, tells: bool) -> Result<()> {
         match origin {
             Origin::Default | Origin::Derived(_) => {}
             Origin::Code => return Err(StateError::MetAlready { setting: setting.path, found }.into()),
-            _ if tells => tracing::warn!("{} is {found} ({origin}), which has no effect in build_from", setting.path),
+            _ if tells => {
+                messages::warning!("{} is {found} ({origin}), which has no effect in build_from", setting.path)
+            }
             _ => {}
         }
     }

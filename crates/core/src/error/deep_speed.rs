@@ -86,7 +86,8 @@ pub(crate) enum DeepSpeedErrorKind {
     TwoDummies { dummy: &'static str, first: String, second: String },
     #[error(
         "{what} is {before}, as an earlier call of prepare has decided; what is passed to prepare now makes it {now}; pass \
-         all of it to one call, or write the number into the DeepSpeed configuration"
+         all of it to one call, call free_memory where the earlier objects are no more, or write the number into the DeepSpeed \
+         configuration"
     )]
     Changed { what: &'static str, before: String, now: String },
 }
