@@ -36,7 +36,8 @@ pub use deep_speed::{
     ResolvedDeepSpeedConfig, SchedulerInCode, WarmupType, ZeroStage, check_deep_speed_prepared,
 };
 pub use distributed_data_parallel::{
-    DDPCommunicationHookType, DistributedDataParallelKwargs, DistributedDataParallelSettings, FIRST_BUCKET_BYTES,
+    DDPCommunicationHook, DDPCommunicationHookType, DistributedDataParallelKwargs, DistributedDataParallelSettings,
+    FIRST_BUCKET_BYTES,
 };
 pub use fully_sharded::{
     AutoWrapPolicy, BackwardPrefetch, FloatType, FullyShardedDataParallelPlugin, FullyShardedSettings,

@@ -4,9 +4,9 @@ use crate::error::{Result, StateError};
 use crate::messages;
 use crate::state::PartialState;
 use accelerate_core::config::{
-    Auto, DDPCommunicationHookType, DeepSpeedConfig, DeepSpeedFacts, DeepSpeedOptimizer, DeepSpeedSchedule,
-    DeepSpeedSettings, FloatType, GradScalerKwargs, GradScalerSettings, OptimizerInCode, ResolvedDeepSpeedConfig,
-    RunConfig, SchedulerInCode, ShardingStrategy, check_deep_speed_prepared,
+    Auto, DeepSpeedConfig, DeepSpeedFacts, DeepSpeedOptimizer, DeepSpeedSchedule, DeepSpeedSettings, FloatType,
+    GradScalerKwargs, GradScalerSettings, OptimizerInCode, ResolvedDeepSpeedConfig, RunConfig, SchedulerInCode,
+    ShardingStrategy, check_deep_speed_prepared,
 };
 use accelerate_core::settings::{Origin, Record};
 use std::fs;
@@ -72,8 +72,8 @@ impl DeepSpeed {
             run.cluster.mixed_precision = resolved.mixed_precision;
             run.gradient_accumulation.num_steps = resolved.gradient_accumulation_steps;
         });
-        let hook = run.ddp.comm_hook;
-        if hook != DDPCommunicationHookType::No && run.fsdp.sharding_strategy != ShardingStrategy::NoShard {
+        let hook = &run.ddp.comm_hook;
+        if !hook.is_none() && run.fsdp.sharding_strategy != ShardingStrategy::NoShard {
             let feature = format!("comm_hook \"{hook}\" beside a DeepSpeed configuration that shards");
             let cure = "leave it out, and set communication_data_type in the configuration";
             return Err(StateError::NotAvailable { feature, cure }.into());
