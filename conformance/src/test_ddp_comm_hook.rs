@@ -80,7 +80,7 @@ fn kwargs(comm_hook: Hook, comm_wrapper: Hook, rank: usize) -> Result<Distribute
     let options = json!({"matrix_approximation_rank": rank, "start_powerSGD_iter": START});
     let comm_state_option = if compresses { serde_json::from_value(options)? } else { Default::default() };
     Ok(DistributedDataParallelKwargs {
-        comm_hook: Some(comm_hook),
+        comm_hook: Some(comm_hook.into()),
         comm_wrapper: Some(comm_wrapper),
         comm_state_option,
         ..Default::default()

@@ -18,6 +18,7 @@ pages! {
     Data: "docs/src/data.md";
     Optimizers: "docs/src/optimizers.md";
     MixedPrecision: "docs/src/mixed_precision.md";
+    CommunicationHooks: "docs/src/communication_hooks.md";
     Sharding: "docs/src/sharding.md";
     DeepSpeed: "docs/src/deepspeed.md";
     Offload: "docs/src/offload.md";

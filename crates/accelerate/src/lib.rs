@@ -40,8 +40,8 @@ pub mod testing;
 pub use accelerate_core::accumulation::PartialWindow;
 pub use accelerate_core::config::{
     Auto, AutoWrapPolicy, AutocastKwargs, BackwardPrefetch, BnbQuantizationConfig, Callback, Compilation,
-    DDPCommunicationHookType, DataLoaderConfiguration, DataLoaderSettings, DeepSpeedPlugin, DeepSpeedSource,
-    DistributedDataParallelKwargs, DynamoBackend, DynamoMode, FP8RecipeKwargs, FloatType,
+    DDPCommunicationHook, DDPCommunicationHookType, DataLoaderConfiguration, DataLoaderSettings, DeepSpeedPlugin,
+    DeepSpeedSource, DistributedDataParallelKwargs, DynamoBackend, DynamoMode, FP8RecipeKwargs, FloatType,
     FullyShardedDataParallelPlugin, GradScalerKwargs, GradientAccumulationPlugin, InitProcessGroupKwargs,
     MixedPrecision, MixedPrecisionPolicy, OffloadDevice, OffloadTarget, ParallelismConfig, PowerSGDState,
     ProfilerActivity, ProjectConfiguration, ProjectSettings, ReshardAfterForward, RunConfig, ScheduleOption,
@@ -56,6 +56,7 @@ pub use accelerator::{
     PrepareDataLoaderOptions, PrepareModelOptions, PreparedModel, ReduceOptions, SeedOptions, kind, set_seed,
 };
 pub use checkpoint::SaveModelOptions;
+pub use engine::{CommHook, GradBucket};
 pub use error::{Error, Result};
 pub use group::{Group, ReduceOp};
 pub use local_sgd::{LocalSGD, LocalSGDOptions};

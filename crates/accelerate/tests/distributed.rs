@@ -310,11 +310,17 @@ fn every_ddp_setting_trains() {
         (DistributedDataParallelKwargs { static_graph: Some(true), ..defaults() }, 1e-5),
         (DistributedDataParallelKwargs { broadcast_buffers: Some(false), ..defaults() }, 1e-5),
         (
-            DistributedDataParallelKwargs { comm_hook: Some(accelerate::DDPCommunicationHookType::Fp16), ..defaults() },
+            DistributedDataParallelKwargs {
+                comm_hook: Some(accelerate::DDPCommunicationHookType::Fp16.into()),
+                ..defaults()
+            },
             1e-2,
         ),
         (
-            DistributedDataParallelKwargs { comm_hook: Some(accelerate::DDPCommunicationHookType::Bf16), ..defaults() },
+            DistributedDataParallelKwargs {
+                comm_hook: Some(accelerate::DDPCommunicationHookType::Bf16.into()),
+                ..defaults()
+            },
             3e-2,
         ),
     ] {

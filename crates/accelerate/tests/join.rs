@@ -6,8 +6,9 @@ use accelerate::nn::{BatchNorm1d, Init, Linear, ModuleFn, Param, ParamStore};
 use accelerate::optim::{Optimizer, Sgd};
 use accelerate::testing::{ranks, ranks_with};
 use accelerate::{
-    Accelerator, AcceleratorBuilder, DDPCommunicationHookType, DataLoaderConfiguration, DistributedDataParallelKwargs,
-    Error, GradScalerKwargs, GradientAccumulationPlugin, JoinOptions, MixedPrecision, ReduceOp, Result,
+    Accelerator, AcceleratorBuilder, CommHook, DDPCommunicationHookType, DataLoaderConfiguration,
+    DistributedDataParallelKwargs, Error, GradScalerKwargs, GradientAccumulationPlugin, JoinOptions, MixedPrecision,
+    ReduceOp, Result,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -212,11 +213,20 @@ fn a_rank_far_behind_follows_through_a_whole_window() {
 
 #[test]
 fn every_ddp_setting_joins() {
+    let own = CommHook::new(|bucket| {
+        bucket.group.all_reduce(bucket.buffer, ReduceOp::Mean)?;
+        Ok(Some(bucket.buffer.shallow_clone()))
+    });
     let defaults = DistributedDataParallelKwargs::default;
     for (kwargs, width, tolerance) in [
         (DistributedDataParallelKwargs { find_unused_parameters: Some(true), ..defaults() }, 3, 1e-5),
         (DistributedDataParallelKwargs { gradient_as_bucket_view: Some(true), ..defaults() }, 3, 1e-5),
-        (DistributedDataParallelKwargs { comm_hook: Some(DDPCommunicationHookType::Bf16), ..defaults() }, 3, 3e-3),
+        (
+            DistributedDataParallelKwargs { comm_hook: Some(DDPCommunicationHookType::Bf16.into()), ..defaults() },
+            3,
+            3e-3,
+        ),
+        (DistributedDataParallelKwargs { comm_hook: Some(own.into()), ..defaults() }, 3, 1e-5),
         (DistributedDataParallelKwargs { bucket_cap_mb: Some(0.001), ..defaults() }, HEAVY, 1e-5),
     ] {
         for (rows, steps) in [(1, 1), (5, 1), (5, 2)] {

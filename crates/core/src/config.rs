@@ -37,7 +37,8 @@ pub use deep_speed::{
     ZeroStage,
 };
 pub use distributed_data_parallel::{
-    DDPCommunicationHookType, DistributedDataParallelKwargs, DistributedDataParallelSettings, FIRST_BUCKET_BYTES,
+    DDPCommunicationHook, DDPCommunicationHookType, DistributedDataParallelKwargs, DistributedDataParallelSettings,
+    FIRST_BUCKET_BYTES,
 };
 pub use fully_sharded::{
     AutoWrapPolicy, BackwardPrefetch, FloatType, FullyShardedDataParallelPlugin, FullyShardedSettings,

@@ -5,8 +5,8 @@ use crate::error::{Result, StateError};
 use crate::messages;
 use crate::state::PartialState;
 use accelerate_core::config::{
-    DDPCommunicationHookType, DeepSpeedConfig, DeepSpeedFacts, DeepSpeedSettings, FloatType, GradScalerKwargs,
-    GradScalerSettings, PreparedFacts, ResolvedDeepSpeedConfig, RunConfig, ShardingStrategy,
+    DeepSpeedConfig, DeepSpeedFacts, DeepSpeedSettings, FloatType, GradScalerKwargs, GradScalerSettings, PreparedFacts,
+    ResolvedDeepSpeedConfig, RunConfig, ShardingStrategy,
 };
 use accelerate_core::settings::{Origin, Record};
 use std::fs;
@@ -67,8 +67,8 @@ impl DeepSpeed {
             let num_steps = &mut run.gradient_accumulation.num_steps;
             *num_steps = resolved.gradient_accumulation_steps.unwrap_or(*num_steps);
         });
-        let hook = run.ddp.comm_hook;
-        if hook != DDPCommunicationHookType::No && run.fsdp.sharding_strategy != ShardingStrategy::NoShard {
+        let hook = &run.ddp.comm_hook;
+        if !hook.is_none() && run.fsdp.sharding_strategy != ShardingStrategy::NoShard {
             let feature = format!("comm_hook \"{hook}\" beside a DeepSpeed configuration that shards");
             let cure = "leave it out, and set communication_data_type in the configuration";
             return Err(StateError::NotAvailable { feature, cure }.into());

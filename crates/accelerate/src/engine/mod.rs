@@ -3,6 +3,7 @@
 //! An engine is given the mesh of ranks, the model's parameters and settings. It knows neither the session nor the
 //! accelerator; the session calls it at the points of a step that [`Engine`] names.
 
+mod comm_hook;
 mod fsdp;
 mod hooks;
 mod inventory;
@@ -15,6 +16,7 @@ use crate::session::{DeviceMesh, Engine};
 use accelerate_core::config::{
     DistributedDataParallelSettings, FullyShardedSettings, MixedPrecision, ShardingStrategy,
 };
+pub use comm_hook::{CommHook, GradBucket};
 pub(crate) use inventory::inventory;
 use std::sync::Arc;
 
@@ -42,6 +44,7 @@ pub(crate) struct Start<'a> {
 pub(crate) fn start(model: &Start<'_>) -> Result<Arc<dyn Engine>> {
     let &Start { mesh, store, kwargs, sharding, evaluation_mode } = model;
     kwargs.check()?;
+    hooks::check(kwargs)?;
     if let Some((plugin, _)) = sharding.filter(|(plugin, _)| plugin.activation_checkpointing) {
         let offload_to_cpu = plugin.activation_checkpointing_offload;
         store.gradient_checkpointing_enable_with(CheckpointOptions { offload_to_cpu, ..Default::default() })?;

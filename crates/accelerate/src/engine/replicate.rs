@@ -8,7 +8,7 @@ use crate::error::{Error, Result, StateError};
 use crate::group::{Group, shape_text};
 use crate::nn::{Param, ParamStore};
 use crate::session::{Join, Reduction, Visit};
-use accelerate_core::config::{DDPCommunicationHookType, DistributedDataParallelSettings, FIRST_BUCKET_BYTES};
+use accelerate_core::config::{DistributedDataParallelSettings, FIRST_BUCKET_BYTES};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
@@ -63,7 +63,7 @@ impl Replicate {
                 static_graph: kwargs.static_graph,
             },
         )?;
-        hooks::register(&reducer, process_group, kwargs)?;
+        hooks::register(&reducer, (group, process_group), kwargs)?;
         Ok(Arc::new(Self {
             group: group.clone(),
             store: store.clone(),
@@ -74,7 +74,7 @@ impl Replicate {
             gradient_sync: AtomicBool::new(true),
             first_static_pass: AtomicBool::new(kwargs.static_graph),
             static_graph: kwargs.static_graph,
-            has_hook: kwargs.comm_hook != DDPCommunicationHookType::No,
+            has_hook: !kwargs.comm_hook.is_none(),
             window_open: AtomicBool::new(false),
             join: Mutex::new(None),
         }))

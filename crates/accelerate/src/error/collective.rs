@@ -33,6 +33,15 @@ pub(crate) enum CollectiveError {
     )]
     DifferentCalls { per_rank: String },
 
+    #[error("the communication hook panicked at bucket {index}: {text}")]
+    HookPanicked { index: usize, text: String },
+
+    #[error(
+        "the communication hook returned {found} for bucket {index}, which is {wanted}; return the mean over ranks, flat, of \
+         the dtype of the buffer and on its device, or None to leave it to libtorch"
+    )]
+    HookResult { index: usize, found: String, wanted: String },
+
     #[error("{what} failed on rank {rank}, and ends on this rank too: {reason}")]
     FailedElsewhere { what: &'static str, rank: usize, reason: String },
 

@@ -25,6 +25,12 @@ pub(crate) enum StateError {
     InitMethod { found: String },
 
     #[error(
+        "DistributedDataParallelKwargs.comm_hook is a function that cannot be called with buckets of gradients; make it with \
+         CommHook::new or CommHook::with_state"
+    )]
+    NoCommHook,
+
+    #[error(
         "port {port}, at which the ranks were to meet, is taken by another program; choose another with \
          `accelerate launch --main_process_port <port>` (0 takes a free one) or MASTER_PORT"
     )]

@@ -1,12 +1,16 @@
 //! How gradients are averaged over replicas.
 
-use super::PowerSGDState;
+use super::{Callback, PowerSGDState};
 use crate::Result;
 use crate::error::config::ConfigErrorKind;
 use crate::names::spelled_enum;
 use crate::settings::record::record;
+use crate::settings::{SettingValue, ValueKind};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, ser};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
 
 /// Size of the first bucket in bytes, 1 MiB: small, so that the first all-reduce starts early
 /// (`kDefaultFirstBucketBytes` of `c10d::Reducer`).
@@ -35,6 +39,87 @@ spelled_enum! {
         PowerSgd = "power_sgd",
         /// Low-rank approximation of each bucket as one square matrix.
         BatchedPowerSgd = "batched_power_sgd",
+    }
+}
+
+/// What `comm_hook` may be: one of the hooks that have names, or a function of the program.
+///
+/// ```
+/// use accelerate_core::config::{DDPCommunicationHook, DDPCommunicationHookType};
+/// let hook: DDPCommunicationHook = "fp16".parse()?;
+/// assert_eq!(hook, DDPCommunicationHookType::Fp16.into());
+/// # Ok::<(), accelerate_core::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub enum DDPCommunicationHook {
+    /// A hook of the library.
+    Named(DDPCommunicationHookType),
+    /// The program's own: a `CommHook` of the library, which only code can say.
+    Function(Callback),
+}
+
+impl DDPCommunicationHook {
+    /// Are buckets averaged without any hook?
+    pub fn is_none(&self) -> bool {
+        *self == Self::Named(DDPCommunicationHookType::No)
+    }
+}
+
+impl Default for DDPCommunicationHook {
+    fn default() -> Self {
+        Self::Named(DDPCommunicationHookType::No)
+    }
+}
+
+impl From<DDPCommunicationHookType> for DDPCommunicationHook {
+    fn from(hook: DDPCommunicationHookType) -> Self {
+        Self::Named(hook)
+    }
+}
+
+impl FromStr for DDPCommunicationHook {
+    type Err = crate::Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        name.parse().map(Self::Named)
+    }
+}
+
+impl fmt::Display for DDPCommunicationHook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Named(hook) => hook.fmt(f),
+            Self::Function(function) => f.pad(&function.write()),
+        }
+    }
+}
+
+impl SettingValue for DDPCommunicationHook {
+    const KIND: ValueKind = DDPCommunicationHookType::KIND;
+
+    fn read(text: &str) -> Option<Self> {
+        DDPCommunicationHookType::read(text).map(Self::Named)
+    }
+
+    fn write(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Serialize for DDPCommunicationHook {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Named(hook) => hook.serialize(serializer),
+            Self::Function(_) => {
+                Err(ser::Error::custom("comm_hook is a function of the program, for which there is no text"))
+            }
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for DDPCommunicationHook {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Deserialize::deserialize(deserializer).map(Self::Named)
     }
 }
 
@@ -68,8 +153,8 @@ record! {
         gradient_as_bucket_view: bool = false => setting();
         /// The same parameters take part in the same order in every step. Default false.
         static_graph: bool = false => setting();
-        /// How buckets are compressed. Default no.
-        comm_hook: DDPCommunicationHookType = DDPCommunicationHookType::No => setting().seed_default("None");
+        /// How buckets are compressed: by a hook that has a name, or in code by a function of the program. Default no.
+        comm_hook: DDPCommunicationHook = DDPCommunicationHook::default() => setting().seed_default("None");
         /// A cast around the hook: `no`, `fp16` or `bf16`. Default no.
         comm_wrapper: DDPCommunicationHookType = DDPCommunicationHookType::No => setting();
         /// Options of PowerSGD, the fields of [`PowerSGDState`]. Default empty.
@@ -124,14 +209,16 @@ impl DistributedDataParallelSettings {
         }
         if !self.comm_state_option.is_empty() {
             let (first, second) = ("comm_state_option", "comm_hook");
-            let why = "only power_sgd and batched_power_sgd have options";
+            let why =
+                "only power_sgd and batched_power_sgd have options; a function of the program keeps its own state";
             return Err(ConfigErrorKind::Contradiction { first, second, why }.into());
         }
         Ok(())
     }
 
     fn uses_power_sgd(&self) -> bool {
-        matches!(self.comm_hook, DDPCommunicationHookType::PowerSgd | DDPCommunicationHookType::BatchedPowerSgd)
+        let of = |hook: DDPCommunicationHookType| self.comm_hook == hook.into();
+        of(DDPCommunicationHookType::PowerSgd) || of(DDPCommunicationHookType::BatchedPowerSgd)
     }
 
     /// `comm_state_option` as the options of PowerSGD, defaults where it is silent.

@@ -3,7 +3,7 @@
 use super::{Message, Notes, PartialRunConfig, Unused};
 use crate::Result;
 use crate::config::{
-    Auto, AutoWrapPolicy, DDPCommunicationHookType, MixedPrecision, ReshardAfterForward, ShardingStrategy,
+    Auto, AutoWrapPolicy, DDPCommunicationHook, MixedPrecision, ReshardAfterForward, ShardingStrategy,
 };
 use crate::error::settings::SettingsErrorKind as Kind;
 use crate::names::DistributedType;
@@ -324,11 +324,10 @@ fn replicas(partial: &PartialRunConfig, origins: &Origins, messages: &mut Messag
     if !is_sharded {
         return Ok(());
     }
-    let no = DDPCommunicationHookType::No;
-    for (path, hook) in
-        [("ddp_config.comm_hook", partial.ddp.comm_hook), ("ddp_config.comm_wrapper", partial.ddp.comm_wrapper)]
-    {
-        if let Some(hook) = hook.filter(|hook| *hook != no) {
+    let hook = partial.ddp.comm_hook.clone();
+    let wrapper = partial.ddp.comm_wrapper.map(DDPCommunicationHook::from);
+    for (path, hook) in [("ddp_config.comm_hook", hook), ("ddp_config.comm_wrapper", wrapper)] {
+        if let Some(hook) = hook.filter(|hook| !hook.is_none()) {
             let why = "gradients of sharded models travel as mixed_precision_policy.reduce_dtype says; set that";
             return Err(contradiction(origins, (path, hook.to_string()), ("use_fsdp", "true".to_owned()), why));
         }
