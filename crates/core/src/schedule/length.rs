@@ -135,7 +135,7 @@ impl ScheduledPass {
         }
         let passes = |(counted_in, count): (CountedIn, RangeInclusive<u64>)| {
             let mut numbers = total_steps.div_ceil(*count.end()).max(1)..=total_steps / count.start();
-            numbers.find(|number| total_steps % number == 0).map(|num_passes| (counted_in, num_passes))
+            numbers.find(|number| total_steps.is_multiple_of(*number)).map(|num_passes| (counted_in, num_passes))
         };
         let (counted_in, num_passes) = self.other_counts().find_map(passes)?;
         Some(LengthMismatch::CountedOtherwise { pass: *self, total_steps, counted_in, num_passes })
