@@ -36,7 +36,7 @@ impl Accelerator {
         if let Some(scaler) = self.scaler() {
             scaled = scaler.scale(&scaled)?;
         }
-        torch_ext::autograd::backward(&[&scaled], None, false, false)
+        torch_ext::autograd::backward(&[&scaled], None, Default::default())
             .map_err(|error| session.group.explain_reducer(error))?;
         objects.optimizers().for_each(|optimizer| optimizer.gradients_made());
         objects.models().try_for_each(|model| model.engine.after_backward())
