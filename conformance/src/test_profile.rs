@@ -24,7 +24,7 @@ pub(crate) fn run(folder: Option<&Path>) -> Result<()> {
         }
         Ok(())
     })?;
-    let averages = trace.context("everything was recorded")?.key_averages()?;
+    let averages = trace.context("everything was recorded")?.key_averages(Default::default())?;
     ensure!(averages.get("forward").map(|row| row.count) == Some(3), "{averages}");
     // Files of all ranks are there on every rank.
     for rank in 0..accelerator.num_processes() {

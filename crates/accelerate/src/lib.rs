@@ -63,7 +63,7 @@ pub use local_sgd::{LocalSGD, LocalSGDOptions};
 pub use memory::{ExecutableBatchSize, clear_device_cache, find_executable_batch_size};
 pub use profile::ProfileKwargs;
 pub use session::ObjectState;
-pub use state::{PartialState, SplitBetweenProcesses, SplitOptions};
+pub use state::{PartialState, PartialStateOptions, SplitBetweenProcesses, SplitOptions};
 pub use tensor_tree::Parcel;
 pub use tensor_tree::TensorTree;
 

@@ -119,7 +119,7 @@ impl MultiProcessAdapter {
     /// use accelerate::logging::{LogLevel, LogOptions, get_logger};
     /// use accelerate::testing;
     ///
-    /// testing::ranks(2, |accelerator| {
+    /// testing::ranks(2, Default::default(), |accelerator| {
     ///     let logger = get_logger(accelerator.state(), "data", LogLevel::Info);
     ///     let rows = 10 * accelerator.process_index();
     ///     let options = LogOptions { main_process_only: false, in_order: true };

@@ -6,7 +6,8 @@ use crate::group::{Group, Members, connect_gloo};
 use std::time::Duration;
 use torch_ext::{GlooInterface, GlooOptions, Store};
 
-/// Runs `body` on `world_size` ranks, each on a thread of its own, and returns the results in rank order.
+/// Runs `body` on `world_size` ranks, each on a thread of its own and with an accelerator that `builder` makes, and returns the
+/// results in rank order.
 ///
 /// The ranks are real: each has its own Gloo group over the loopback, and collectives move bytes. What
 /// they share is what threads share: libtorch's default random generator above all. A rank that fails or
@@ -16,16 +17,11 @@ use torch_ext::{GlooInterface, GlooOptions, Store};
 /// ```
 /// use accelerate::testing;
 ///
-/// let indices = testing::ranks(3, |accelerator| Ok(accelerator.process_index()))?;
+/// let indices = testing::ranks(3, Default::default(), |accelerator| Ok(accelerator.process_index()))?;
 /// assert_eq!(indices, [0, 1, 2]);
 /// # Ok::<(), accelerate::Error>(())
 /// ```
-pub fn ranks<T: Send>(world_size: usize, body: impl Fn(Accelerator) -> Result<T> + Sync) -> Result<Vec<T>> {
-    ranks_with(world_size, Accelerator::builder(), body)
-}
-
-/// As [`ranks`], with accelerators made by `builder`.
-pub fn ranks_with<T: Send>(
+pub fn ranks<T: Send>(
     world_size: usize,
     builder: AcceleratorBuilder,
     body: impl Fn(Accelerator) -> Result<T> + Sync,

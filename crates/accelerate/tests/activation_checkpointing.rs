@@ -8,7 +8,7 @@ use accelerate::{
     ShardingStrategy, testing,
 };
 use std::sync::{Arc, Mutex};
-use torch_ext::autograd::backward;
+use torch_ext::autograd::{BackwardOptions, backward};
 use torch_ext::storage::storage_use_count;
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
@@ -72,7 +72,7 @@ fn gradients_are_the_same_to_the_bit() {
             let (store, module) = model(accelerator.device(), 0.5).unwrap();
             let model = accelerator.prepare(module).unwrap();
             if checkpoints {
-                store.gradient_checkpointing_enable().unwrap();
+                store.gradient_checkpointing_enable(Default::default()).unwrap();
             }
             tch::manual_seed(3);
             let output = model.forward(&Tensor::from_slice(&[1i64, 4, 2, 8])).unwrap();
@@ -95,19 +95,19 @@ fn a_graph_may_be_gone_through_twice_and_segments_may_hold_segments() {
             let [x, scale] = [&inputs[0], &inputs[1]];
             let hidden = x.f_tanh()?;
             let hidden = if checkpoints {
-                checkpoint(&[&hidden, scale], inner)?
+                checkpoint(&[&hidden, scale], Default::default(), inner)?
             } else {
                 inner(&[hidden, scale.shallow_clone()])?
             };
             Ok(hidden.f_square()?.f_mul(x)?)
         };
         let y = if checkpoints {
-            checkpoint(&[&x, &scale], outer).unwrap()
+            checkpoint(&[&x, &scale], Default::default(), outer).unwrap()
         } else {
             outer(&[x.shallow_clone(), scale.shallow_clone()]).unwrap()
         };
         for keeps in [true, false] {
-            backward(&[&y.sum(None)], None, keeps, false).unwrap();
+            backward(&[&y.sum(None)], None, BackwardOptions { retain_graph: keeps, ..Default::default() }).unwrap();
         }
         (y.detach(), x.grad(), scale.grad())
     };
@@ -118,7 +118,7 @@ fn a_graph_may_be_gone_through_twice_and_segments_may_hold_segments() {
 #[test]
 fn a_segment_cannot_be_differentiated_within_itself() {
     let x = Tensor::from_slice(&[0.3f32, -1.0]).set_requires_grad(true);
-    let found = checkpoint(&[&x], |inputs| {
+    let found = checkpoint(&[&x], Default::default(), |inputs| {
         let y = inputs[0].f_exp()?.f_square()?;
         let gradients = torch_ext::autograd::grad(&[&y.f_sum(None)?], &[&inputs[0]], None, Default::default())?;
         Ok(gradients[0].as_ref().unwrap().shallow_clone())
@@ -140,7 +140,7 @@ fn what_operations_save_is_not_kept() {
             all.lock().unwrap().push(Tensor::empty([0], FLOAT).set_source_tensor(&hidden.detach()));
             Ok(hidden.f_sin()?)
         };
-        if checkpoints { checkpoint(&[&x], function) } else { function(&[x.shallow_clone()]) }
+        if checkpoints { checkpoint(&[&x], Default::default(), function) } else { function(&[x.shallow_clone()]) }
     };
     for checkpoints in [true, false] {
         let output = run(checkpoints).unwrap();
@@ -162,13 +162,13 @@ fn what_would_be_silently_wrong_is_an_error() {
     let calls = Arc::new(Mutex::new(0));
     let run = |x: &Tensor, changes: bool| {
         let (linear, calls) = (linear.clone(), Arc::clone(&calls));
-        checkpoint(&[x], move |inputs| {
+        checkpoint(&[x], Default::default(), move |inputs| {
             *calls.lock().unwrap() += 1;
             let hidden = linear.forward(&inputs[0])?.f_exp()?;
             if changes && *calls.lock().unwrap() == 2 { Ok(hidden) } else { Ok(hidden.f_sin()?) }
         })
     };
-    let text = |output: Tensor| backward(&[&output.sum(None)], None, false, false).unwrap_err().to_string();
+    let text = |output: Tensor| backward(&[&output.sum(None)], None, Default::default()).unwrap_err().to_string();
     let x = || Tensor::from_slice(&[1f32, 2.0]).set_requires_grad(true);
 
     // A bias is saved by nobody, and yet what comes of it is.
@@ -216,7 +216,7 @@ fn replicated_and_sharded_models_train_as_without() {
     for world_size in [1, 2, 3] {
         let unused = DistributedDataParallelKwargs { find_unused_parameters: Some(true), ..Default::default() };
         let builder = Accelerator::builder().gradient_accumulation_steps(3).kwargs_handler(unused);
-        let wanted = testing::ranks_with(world_size, builder.clone(), |accelerator| train(&accelerator)).unwrap();
+        let wanted = testing::ranks(world_size, builder.clone(), |accelerator| train(&accelerator)).unwrap();
         for sharding_strategy in [NoShard, FullShard, ShardGradOp, OptimizerState, OptimizerStateAndGradients] {
             let plugin = FullyShardedDataParallelPlugin {
                 sharding_strategy: Some(sharding_strategy),
@@ -226,7 +226,7 @@ fn replicated_and_sharded_models_train_as_without() {
                 ..Default::default()
             };
             let builder = builder.clone().fsdp_plugin(plugin);
-            let found = testing::ranks_with(world_size, builder, |accelerator| train(&accelerator)).unwrap();
+            let found = testing::ranks(world_size, builder, |accelerator| train(&accelerator)).unwrap();
             for (found, wanted) in found.iter().zip(&wanted) {
                 let pairs = found.1.iter().flatten().zip(wanted.1.iter().flatten());
                 let difference = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);

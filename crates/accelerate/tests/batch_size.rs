@@ -3,7 +3,7 @@
 
 use accelerate::nn::{Linear, ModuleFn, ParamStore};
 use accelerate::optim::Sgd;
-use accelerate::testing::{ranks, ranks_with};
+use accelerate::testing::ranks;
 use accelerate::{
     Accelerator, AutoWrapPolicy, DistributedDataParallelKwargs, Error, FullyShardedDataParallelPlugin, ReduceOp,
     Result, find_executable_batch_size,
@@ -72,7 +72,7 @@ fn all_ranks_try_again_wherever_one_ran_out_of_memory() {
         for world_size in 1..=3 {
             let tries = AtomicUsize::new(0);
             let builder = builder.clone();
-            let got = ranks_with(world_size, builder, |accelerator| {
+            let got = ranks(world_size, builder, |accelerator| {
                 let mut executable = find_executable_batch_size().starting_batch_size(10);
                 let total = executable.run_on(&accelerator, |accelerator, batch_size| {
                     tries.fetch_add(1, Ordering::Relaxed);
@@ -94,7 +94,7 @@ fn all_ranks_try_again_wherever_one_ran_out_of_memory() {
 
 #[test]
 fn ranks_that_all_run_out_of_memory_stop_together() {
-    let errors = ranks(3, |accelerator| {
+    let errors = ranks(3, Default::default(), |accelerator| {
         let mut executable = find_executable_batch_size().starting_batch_size(2);
         Ok(executable.run_on(&accelerator, |_, _| -> Result<()> { Err(oom()) }).unwrap_err())
     })
@@ -105,7 +105,7 @@ fn ranks_that_all_run_out_of_memory_stop_together() {
 #[test]
 fn another_failure_is_raised_on_all_ranks_with_the_rank_that_failed() {
     for panics in [false, true] {
-        let errors = ranks(3, |accelerator| {
+        let errors = ranks(3, Default::default(), |accelerator| {
             let mut executable = find_executable_batch_size();
             let mut run = || {
                 executable.run_on(&accelerator, |accelerator, _| {
@@ -139,7 +139,7 @@ fn another_failure_is_raised_on_all_ranks_with_the_rank_that_failed() {
 
 #[test]
 fn a_rank_that_leaves_a_collective_without_reason_is_no_lack_of_memory() {
-    let errors = ranks(2, |accelerator| {
+    let errors = ranks(2, Default::default(), |accelerator| {
         let outcome = find_executable_batch_size().run_on(&accelerator, |accelerator, _| {
             if accelerator.is_main_process() { accelerator.wait_for_everyone() } else { Err(Error::other("enough")) }
         });
@@ -151,7 +151,7 @@ fn a_rank_that_leaves_a_collective_without_reason_is_no_lack_of_memory() {
 
 #[test]
 fn the_size_found_serves_the_next_run() {
-    ranks(2, |accelerator| {
+    ranks(2, Default::default(), |accelerator| {
         let mut executable = find_executable_batch_size();
         for (run, tries) in [(0, 4), (1, 1)] {
             let mut tried = 0;
@@ -171,7 +171,7 @@ fn the_size_found_serves_the_next_run() {
 
 #[test]
 fn different_sizes_are_shown() {
-    let errors = ranks(2, |accelerator| {
+    let errors = ranks(2, Default::default(), |accelerator| {
         let mut executable = find_executable_batch_size().starting_batch_size(8 + accelerator.process_index());
         Ok(executable.run_on(&accelerator, |_, _| Ok(())).unwrap_err().to_string())
     })
@@ -183,7 +183,7 @@ fn different_sizes_are_shown() {
 fn a_try_has_the_settings_of_the_run() {
     let builder =
         Accelerator::builder().gradient_accumulation_steps(3).mixed_precision(accelerate::MixedPrecision::Bf16);
-    ranks_with(2, builder, |accelerator| {
+    ranks(2, builder, |accelerator| {
         accelerator.set_gradient_accumulation_steps(5)?;
         find_executable_batch_size().run_on(&accelerator, |own, _| {
             assert_eq!(

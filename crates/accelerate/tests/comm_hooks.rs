@@ -8,7 +8,7 @@ mod processor;
 
 use accelerate::nn::{Linear, ModuleFn, ParamStore};
 use accelerate::optim::Sgd;
-use accelerate::testing::ranks_with;
+use accelerate::testing::ranks;
 use accelerate::{Accelerator, DistributedDataParallelKwargs, Result};
 use accelerate_core::config::DistributedDataParallelSettings;
 use serde_json::{Value, json};
@@ -65,7 +65,7 @@ fn train(accelerator: &Accelerator, steps: i64) -> Result<Vec<Vec<f32>>> {
 fn train_with(kwargs: Value, steps: i64) -> Vec<Vec<f32>> {
     let kwargs: DistributedDataParallelKwargs = serde_json::from_value(kwargs).unwrap();
     let builder = Accelerator::builder().kwargs_handler(kwargs);
-    let mut ranks = ranks_with(2, builder, |accelerator| train(&accelerator, steps)).unwrap();
+    let mut ranks = ranks(2, builder, |accelerator| train(&accelerator, steps)).unwrap();
     assert_eq!(ranks[0], ranks[1], "the ranks' parameters differ");
     ranks.swap_remove(0)
 }
@@ -113,7 +113,7 @@ fn a_gradient_of_zeros_stays_zero() {
         }))
         .unwrap();
         let builder = Accelerator::builder().kwargs_handler(kwargs);
-        let changed = ranks_with(2, builder, |accelerator| {
+        let changed = ranks(2, builder, |accelerator| {
             let store = ParamStore::new(accelerator.device());
             let linear = Linear::new(store.root(), 16, 16, Default::default())?;
             let optimizer = Sgd::new(&store, 0.1)?;

@@ -123,7 +123,7 @@ fn torch_gradient(output: &Tensor) {
 
 #[test]
 fn ranks_average_the_gradients_of_scripts() {
-    let gradients = testing::ranks_with(2, Accelerator::builder().dynamo_backend(DynamoBackend::Ts), |accelerator| {
+    let gradients = testing::ranks(2, Accelerator::builder().dynamo_backend(DynamoBackend::Ts), |accelerator| {
         let model: ScriptModule = ScriptModule::load(file("mlp.pt"), accelerator.device())?;
         model.params().eval();
         let model = accelerator.prepare(model)?;

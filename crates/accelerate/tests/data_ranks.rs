@@ -32,7 +32,7 @@ fn metrics_see_every_row_once_in_every_mode() {
                 ..Default::default()
             };
             let builder = Accelerator::builder().cpu(true).dataloader_config(configuration);
-            let epochs = testing::ranks_with(world_size, builder, |accelerator| {
+            let epochs = testing::ranks(world_size, builder, |accelerator| {
                 let loader = DataLoader::builder(numbered(23)).batch_size(6).shuffle(true).num_workers(num_workers);
                 let loader = accelerator.prepare(loader.build()?)?;
                 let epoch = || {
@@ -55,7 +55,7 @@ fn metrics_see_every_row_once_in_every_mode() {
 
 #[test]
 fn metrics_are_whole_after_skipping_too() {
-    let seen = testing::ranks(2, |accelerator| {
+    let seen = testing::ranks(2, Default::default(), |accelerator| {
         let loader = accelerator.prepare(DataLoader::builder(numbered(10)).batch_size(2).build()?)?;
         let resumed = skip_first_batches(&loader, 1);
         let mut seen = Vec::new();
@@ -78,7 +78,7 @@ fn an_uneven_sampler_is_overruled_by_rank_zero() {
             Ok((0..6).map(|row| (row + self.0) % 6).collect())
         }
     }
-    let shares = testing::ranks(3, |accelerator| {
+    let shares = testing::ranks(3, Default::default(), |accelerator| {
         let sampler = Shifted(accelerator.process_index());
         let loader = DataLoader::builder(numbered(6)).batch_size(2).sampler(sampler).build()?;
         let loader = accelerator.prepare(loader)?;
@@ -89,7 +89,7 @@ fn an_uneven_sampler_is_overruled_by_rank_zero() {
 
 #[test]
 fn a_prepared_loader_is_prepared_only_once() {
-    let shares = testing::ranks(2, |accelerator| {
+    let shares = testing::ranks(2, Default::default(), |accelerator| {
         let loader = accelerator.prepare(DataLoader::builder(numbered(8)).batch_size(2).build()?)?;
         let loader = accelerator.prepare(loader)?;
         loader.iter()?.map(|batch| Ok(rows_of(&batch?))).collect::<Result<Vec<_>>>()
@@ -101,7 +101,7 @@ fn a_prepared_loader_is_prepared_only_once() {
 fn an_indivisible_batch_is_refused_on_every_rank() {
     let configuration = DataLoaderConfiguration { split_batches: Some(true), ..Default::default() };
     let builder = Accelerator::builder().cpu(true).dataloader_config(configuration);
-    let messages = testing::ranks_with(2, builder, |accelerator| {
+    let messages = testing::ranks(2, builder, |accelerator| {
         let loader = DataLoader::builder(numbered(8)).batch_size(3).build()?;
         Ok(accelerator.prepare(loader).unwrap_err().to_string())
     });

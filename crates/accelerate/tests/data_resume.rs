@@ -111,7 +111,7 @@ fn run<T: Send>(
     let builder = Accelerator::builder().cpu(true).dataloader_config(configuration(source));
     // Ranks are threads here and share one default generator, from which each has to take its seed.
     let turns = std::sync::Mutex::new(());
-    testing::ranks_with(world_size, builder, |accelerator| {
+    testing::ranks(world_size, builder, |accelerator| {
         let rows = VecDataset::new((0..NUM_ROWS).collect());
         let weights = || WeightedRandomSampler::new(vec![1.0; NUM_ROWS as usize], NUM_ROWS as usize);
         let streamed = matches!(source, Source::Stream | Source::SeekableStream | Source::DispatchedStream);

@@ -42,7 +42,7 @@ fn of_two(share: usize) -> PrepareDataLoaderOptions {
 
 /// With `share(rank)` of two, four ranks run through `num_rows` rows, shuffled or dispatched.
 fn four_ranks(dispatch: bool, num_rows: i64, share: fn(usize) -> usize) -> Vec<(Vec<Vec<i64>>, Vec<i64>)> {
-    testing::ranks(4, move |accelerator| {
+    testing::ranks(4, Default::default(), move |accelerator| {
         let configuration = DataLoaderConfiguration { dispatch_batches: Some(dispatch), ..Default::default() };
         let accelerator = Accelerator::builder().dataloader_config(configuration).build_from(&accelerator)?;
         let share = share(accelerator.process_index());
@@ -80,7 +80,7 @@ fn ranks_of_one_share_get_the_same_batches_and_rows_count_once() {
 
 #[test]
 fn shares_that_do_not_fit_are_an_error_on_every_rank() {
-    testing::ranks(3, |accelerator| {
+    testing::ranks(3, Default::default(), |accelerator| {
         let loader = DataLoader::builder(VecDataset::new(vec![1i64, 2])).build()?;
         let error = accelerator.prepare_data_loader(loader, of_two(accelerator.process_index() % 2)).unwrap_err();
         assert!(error.is_data() && error.to_string().contains("2 of 3 ranks want share 0"), "{error}");

@@ -64,7 +64,7 @@ fn pass<K: accelerate::data::LoaderKind>(
 
 fn stream_pass(world_size: usize, num_rows: i64, batch_size: usize, options: DataLoaderConfiguration) -> Vec<Seen> {
     let builder = Accelerator::builder().cpu(true).dataloader_config(options);
-    testing::ranks_with(world_size, builder, |accelerator| {
+    testing::ranks(world_size, builder, |accelerator| {
         let loader = DataLoader::iterable(numbers(num_rows)).batch_size(batch_size).build()?;
         let loader = accelerator.prepare(loader)?;
         pass(&accelerator, &loader)
@@ -112,7 +112,7 @@ fn metrics_see_every_row_once_and_the_end_is_known() {
 
 #[test]
 fn a_dispatched_dataset_is_read_by_rank_zero_only() {
-    let read: Vec<usize> = testing::ranks_with(
+    let read: Vec<usize> = testing::ranks(
         3,
         Accelerator::builder().cpu(true).dataloader_config(configuration(true, false)),
         |accelerator| {
@@ -141,7 +141,7 @@ fn a_dispatched_dataset_is_read_by_rank_zero_only() {
 #[test]
 fn batches_of_any_form_are_dispatched() {
     type Batch = (Tensor, std::collections::BTreeMap<String, Tensor>, Vec<String>);
-    let forms = testing::ranks_with(
+    let forms = testing::ranks(
         2,
         Accelerator::builder().cpu(true).dataloader_config(configuration(true, false)),
         |accelerator| {
@@ -171,7 +171,7 @@ fn batches_of_any_form_are_dispatched() {
 #[test]
 fn a_failure_of_rank_zero_reaches_all_ranks() {
     for num_workers in [0, 1] {
-        let errors = testing::ranks_with(
+        let errors = testing::ranks(
             3,
             Accelerator::builder().cpu(true).dataloader_config(configuration(true, false)),
             |accelerator| {
@@ -200,7 +200,7 @@ fn a_dataset_that_cannot_be_opened_fails_on_all_ranks() {
             Err(Error::other("no such file"))
         }
     }
-    let errors = testing::ranks(2, |accelerator| {
+    let errors = testing::ranks(2, Default::default(), |accelerator| {
         let loader = accelerator.prepare(DataLoader::iterable(Missing).build()?)?;
         let first = loader.iter().and_then(|mut batches| batches.next().unwrap().map(|_| ()));
         Ok(first.unwrap_err().to_string())
@@ -211,7 +211,7 @@ fn a_dataset_that_cannot_be_opened_fails_on_all_ranks() {
 
 #[test]
 fn leaving_a_dispatched_loop_does_not_spoil_the_next_one() {
-    let passes = testing::ranks(3, |accelerator| {
+    let passes = testing::ranks(3, Default::default(), |accelerator| {
         let loader = accelerator.prepare(DataLoader::iterable(numbers(30)).batch_size(2).build()?)?;
         let first: Vec<_> = loader.iter()?.take(2).map(|batch| rows_of(&batch.unwrap())).collect();
         let second: Vec<_> = loader.iter()?.map(|batch| rows_of(&batch.unwrap())).collect();
@@ -228,7 +228,7 @@ fn leaving_a_dispatched_loop_does_not_spoil_the_next_one() {
 fn uneven_streams_hand_out_what_there_is() {
     let options = DataLoaderConfiguration { even_batches: Some(false), ..configuration(false, false) };
     let builder = Accelerator::builder().cpu(true).dataloader_config(options);
-    let shares = testing::ranks_with(3, builder, |accelerator| {
+    let shares = testing::ranks(3, builder, |accelerator| {
         let loader = accelerator.prepare(DataLoader::iterable(numbers(9)).batch_size(2).build()?)?;
         loader.iter()?.map(|batch| Ok(rows_of(&batch?))).collect::<Result<Vec<_>>>()
     });
@@ -239,7 +239,7 @@ fn uneven_streams_hand_out_what_there_is() {
 fn skipping_a_stream_keeps_the_rest_and_its_fillers() {
     for dispatch in [false, true] {
         let builder = Accelerator::builder().cpu(true).dataloader_config(configuration(dispatch, false));
-        let seen = testing::ranks_with(2, builder, |accelerator| {
+        let seen = testing::ranks(2, builder, |accelerator| {
             let loader = accelerator.prepare(DataLoader::iterable(numbers(11)).batch_size(2).build()?)?;
             let whole = pass(&accelerator, &loader)?;
             let skipped = pass(&accelerator, &skip_first_batches(&loader, 2))?;
@@ -282,7 +282,7 @@ fn a_panic_in_the_stream_is_raised_where_batches_are_asked_for() {
 fn dispatching_needs_device_placement() {
     let builder =
         Accelerator::builder().cpu(true).device_placement(false).dataloader_config(configuration(true, false));
-    let errors = testing::ranks_with(2, builder, |accelerator| {
+    let errors = testing::ranks(2, builder, |accelerator| {
         Ok(accelerator.prepare(DataLoader::iterable(numbers(4)).build()?).unwrap_err().to_string())
     });
     assert!(errors.unwrap().iter().all(|error| error.contains("device_placement")));

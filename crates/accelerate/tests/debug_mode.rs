@@ -4,7 +4,7 @@
 use accelerate::data::{DataLoader, TensorDataset};
 use accelerate::nn::{Init, Linear, ModuleFn, ParamStore};
 use accelerate::optim::{AdamW, clip_grad_norm_};
-use accelerate::testing::ranks_with;
+use accelerate::testing::ranks;
 use accelerate::{
     Accelerator, AcceleratorBuilder, AutoWrapPolicy, DataLoaderConfiguration, FullyShardedDataParallelPlugin, ReduceOp,
     Result,
@@ -106,7 +106,7 @@ fn calls_that_differ_are_listed_on_all_ranks() {
         (forward, forward, "rank 0: forward of a model of 2 parameters; rank 1: barrier."),
     ];
     for (first, second, wanted) in rows {
-        let texts = ranks_with(2, debug(), |accelerator| {
+        let texts = ranks(2, debug(), |accelerator| {
             let call = if accelerator.is_main_process() { first } else { second };
             Ok(call(&accelerator).unwrap_err().to_string())
         });
@@ -120,9 +120,8 @@ fn calls_that_differ_are_listed_on_all_ranks() {
 fn calls_of_the_sharded_engine_are_compared() {
     let rows: [(Call, &str); 2] = [(forward, "rank 0: all_gather of unit "), (save, "rank 0: save_model")];
     for (call, wanted) in rows {
-        let texts = ranks_with(2, debug().fsdp_plugin(sharded()), |accelerator| {
-            Ok(call(&accelerator).unwrap_err().to_string())
-        });
+        let texts =
+            ranks(2, debug().fsdp_plugin(sharded()), |accelerator| Ok(call(&accelerator).unwrap_err().to_string()));
         for text in texts.unwrap() {
             assert!(text.contains(wanted) && text.contains("; rank 1: barrier."), "{text}");
         }
@@ -132,7 +131,7 @@ fn calls_of_the_sharded_engine_are_compared() {
 /// Trains with everything that ranks send each other; the parameters afterwards.
 fn train(builder: AcceleratorBuilder) -> Vec<Vec<f32>> {
     let config = DataLoaderConfiguration { dispatch_batches: Some(true), ..Default::default() };
-    let trained = ranks_with(2, builder.dataloader_config(config).gradient_accumulation_steps(2), |accelerator| {
+    let trained = ranks(2, builder.dataloader_config(config).gradient_accumulation_steps(2), |accelerator| {
         let store = ParamStore::new(accelerator.device());
         let layers = [0, 1].map(|layer| Linear::new(store.root() / "layers" / layer, 4, 4, Default::default()));
         for param in store.parameters() {
@@ -181,7 +180,7 @@ fn equal_calls_go_through_and_change_nothing(#[case] of: fn(AcceleratorBuilder) 
 
 #[test]
 fn an_accelerator_of_the_same_run_compares_where_it_asks_for_it() {
-    let texts = ranks_with(2, Accelerator::builder(), |accelerator| {
+    let texts = ranks(2, Accelerator::builder(), |accelerator| {
         let debugging = debug().build_from(&accelerator)?;
         sum(&accelerator)?;
         let call = if accelerator.is_main_process() { sum } else { barrier };

@@ -36,7 +36,7 @@ fn loader() -> Result<DataLoader<(Tensor, Tensor)>> {
 
 /// The parameters after one pass over the data; `max_norm` is clipped to by hand.
 fn train(builder: AcceleratorBuilder, world_size: usize, max_norm: Option<f64>) -> Vec<f64> {
-    let runs = testing::ranks_with(world_size, builder, |accelerator| {
+    let runs = testing::ranks(world_size, builder, |accelerator| {
         let (store, module) = model(&accelerator)?;
         let (model, mut optimizer, loader) = accelerator.prepare((module, AdamW::new(&store, 0.05)?, loader()?))?;
         for batch in loader.iter()? {
@@ -103,7 +103,7 @@ fn models_are_saved_in_16_bits_where_that_is_asked_for() {
                     "bf16": {{"enabled": true}}, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}}"#
             );
             let folder = tempfile::tempdir().unwrap();
-            let trained = testing::ranks_with(world_size, by(&json), |accelerator| {
+            let trained = testing::ranks(world_size, by(&json), |accelerator| {
                 let (store, module) = model(&accelerator)?;
                 let prepared = accelerator.prepare(module)?;
                 accelerator.save_model(&prepared, folder.path(), &Default::default())?;
@@ -143,7 +143,7 @@ fn numbers_that_the_loaders_contradict_are_refused() {
         ),
     ] {
         let plugin = DeepSpeedPlugin { hf_ds_config: Some(json.parse().unwrap()), ..Default::default() };
-        let prepared = testing::ranks_with(2, Accelerator::builder().deepspeed_plugin(plugin), |accelerator| {
+        let prepared = testing::ranks(2, Accelerator::builder().deepspeed_plugin(plugin), |accelerator| {
             accelerator.prepare(loader()?).map(drop)
         });
         let error = format!("{:?}", prepared.unwrap_err());
@@ -151,13 +151,13 @@ fn numbers_that_the_loaders_contradict_are_refused() {
     }
     // What is left open follows from the rest: 16 rows of 4, on 2 ranks, are 2 micro-batches.
     let open = format!(r#"{{{stage}, "train_batch_size": 16, "train_micro_batch_size_per_gpu": 4}}"#);
-    let steps = testing::ranks_with(2, by(&open), |accelerator| {
+    let steps = testing::ranks(2, by(&open), |accelerator| {
         assert_eq!(accelerator.distributed_type(), DistributedType::DeepSpeed);
         Ok(accelerator.gradient_accumulation_steps())
     });
     assert_eq!(steps.unwrap(), [2, 2]);
     let open = format!(r#"{{{stage}, "train_batch_size": 24, "train_micro_batch_size_per_gpu": "auto"}}"#);
-    let steps = testing::ranks_with(2, by(&open), |accelerator| {
+    let steps = testing::ranks(2, by(&open), |accelerator| {
         let _loader = accelerator.prepare(loader()?)?;
         Ok(accelerator.gradient_accumulation_steps())
     });

@@ -153,7 +153,7 @@ fn of_dummies(calls: Calls, order: usize) -> Result<Outcome> {
     let sections = r#""optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}},
         "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_max_lr": "auto", "warmup_num_steps": "auto",
         "total_num_steps": "auto", "warmup_type": "linear"}}"#;
-    let outcomes = testing::ranks_with(2, by(&format!("{{{BATCH}, {sections}}}")), |accelerator| {
+    let outcomes = testing::ranks(2, by(&format!("{{{BATCH}, {sections}}}")), |accelerator| {
         let (store, model) = model(&accelerator)?;
         let optimizer = DummyOptim::new(&store).lr(0.05).weight_decay(0.1);
         let scheduler = DummyScheduler::new(&optimizer).total_num_steps(8).warmup_num_steps(2);
@@ -164,7 +164,7 @@ fn of_dummies(calls: Calls, order: usize) -> Result<Outcome> {
 }
 
 fn of_own(calls: Calls, order: usize) -> Result<Outcome> {
-    let outcomes = testing::ranks_with(2, by(&format!("{{{BATCH}}}")), |accelerator| {
+    let outcomes = testing::ranks(2, by(&format!("{{{BATCH}}}")), |accelerator| {
         let (store, model) = model(&accelerator)?;
         let optimizer = AdamW::new(&store, 0.05)?;
         let scheduler = LinearWithWarmup::new(&optimizer, 2, 8);
@@ -230,7 +230,7 @@ fn objects_in_tuples_of_tuples_are_prepared_in_any_order() {
 #[test]
 fn collectives_have_the_same_order_on_all_ranks() {
     let config = DataLoaderConfiguration { dispatch_batches: Some(true), ..Default::default() };
-    let rows = testing::ranks_with(2, Accelerator::builder().dataloader_config(config), |accelerator| {
+    let rows = testing::ranks(2, Accelerator::builder().dataloader_config(config), |accelerator| {
         let (_store, module) = model(&accelerator)?;
         let (_model, loader) = match accelerator.is_main_process() {
             true => accelerator.prepare((module, loader(4)?))?,
@@ -284,7 +284,7 @@ fn accumulation_does_not_begin_before_its_length_is_known() {
 #[case::other_numbers(BATCH, 2, ["rank 0: prepare of gradient_accumulation_steps 3", "rank 1: prepare of gradient_accumulation_steps 6"])]
 #[case::one_fails(BATCH, 5, ["train_batch_size is 24, which cannot be divided", "resolving the DeepSpeed configuration"])]
 fn ranks_agree_on_what_they_train_by(#[case] json: &str, #[case] batch_size: usize, #[case] words: [&str; 2]) {
-    let errors = testing::ranks_with(2, by(&format!("{{{json}}}")), |accelerator| {
+    let errors = testing::ranks(2, by(&format!("{{{json}}}")), |accelerator| {
         let (_store, module) = model(&accelerator)?;
         let loader = loader(if accelerator.is_main_process() { 4 } else { batch_size })?;
         Ok(accelerator.prepare((loader, module)).map(drop).unwrap_err().to_string())

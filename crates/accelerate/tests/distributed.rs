@@ -4,7 +4,7 @@
 use accelerate::data::{DataLoader, VecDataset};
 use accelerate::nn::{Linear, ModuleFn, ParamStore};
 use accelerate::optim::{AdamW, Sgd};
-use accelerate::testing::{ranks, ranks_with};
+use accelerate::testing::ranks;
 use accelerate::{
     Accelerator, AcceleratorBuilder, DataLoaderConfiguration, DistributedDataParallelKwargs, Error, PadOptions,
     ReduceOp, Result, SplitOptions,
@@ -24,7 +24,7 @@ fn to_vec(tensor: &Tensor) -> Vec<f32> {
 #[test]
 fn gather_joins_trees_in_rank_order() {
     for world_size in 1..=4_usize {
-        let got = ranks(world_size, |accelerator| {
+        let got = ranks(world_size, Default::default(), |accelerator| {
             let rank = accelerator.process_index() as f32;
             let tree = (floats(&[rank, rank]), vec![Tensor::from(rank)], floats(&[rank]).gt(0.5));
             let (rows, scalars, flags) = accelerator.gather(&tree)?;
@@ -42,7 +42,7 @@ fn gather_joins_trees_in_rank_order() {
 
 #[test]
 fn unequal_shapes_are_shown_for_every_rank_with_the_cure() {
-    let errors = ranks(3, |accelerator| {
+    let errors = ranks(3, Default::default(), |accelerator| {
         let rows = accelerator.process_index() as i64 + 1;
         Ok(accelerator.gather(&Tensor::zeros([rows, 2], (Kind::Float, Device::Cpu))).unwrap_err().to_string())
     })
@@ -56,7 +56,7 @@ fn unequal_shapes_are_shown_for_every_rank_with_the_cure() {
 
 #[test]
 fn different_calls_are_shown_for_every_rank() {
-    let errors = ranks(2, |accelerator| {
+    let errors = ranks(2, Default::default(), |accelerator| {
         let tensor = floats(&[1.0]);
         let error = if accelerator.is_main_process() {
             accelerator.gather(&tensor).unwrap_err()
@@ -80,7 +80,7 @@ fn reduce_knows_every_reduction() {
         (ReduceOp::Max, [3.0, 4.0]),
         (ReduceOp::Min, [1.0, 2.0]),
     ] {
-        let got = ranks(2, |accelerator| {
+        let got = ranks(2, Default::default(), |accelerator| {
             let first = 2.0 * accelerator.process_index() as f32 + 1.0;
             let mine = floats(&[first, first + 1.0]);
             let reduced = accelerator.reduce(&mine, reduction)?;
@@ -94,7 +94,7 @@ fn reduce_knows_every_reduction() {
 
 #[test]
 fn padding_makes_lengths_equal() {
-    let got = ranks(3, |accelerator| {
+    let got = ranks(3, Default::default(), |accelerator| {
         let length = accelerator.process_index() + 1;
         let mine = floats(&vec![1.0; length]);
         let back = accelerator.pad_across_processes(&mine, PadOptions::default())?;
@@ -111,7 +111,7 @@ fn padding_makes_lengths_equal() {
 
 #[test]
 fn objects_travel() {
-    let got = ranks(3, |accelerator| {
+    let got = ranks(3, Default::default(), |accelerator| {
         let rank = accelerator.process_index();
         let gathered = accelerator.gather_object(&vec![format!("rank {rank}"); rank])?;
         let mut list = vec![f64::NAN.min(rank as f64), rank as f64];
@@ -125,7 +125,7 @@ fn objects_travel() {
 
 #[test]
 fn broadcast_takes_any_dtype() {
-    let got = ranks(2, |accelerator| {
+    let got = ranks(2, Default::default(), |accelerator| {
         let mine = floats(&[accelerator.process_index() as f32]).to_kind(Kind::Bool);
         Ok(Vec::<bool>::try_from(&accelerator.broadcast(&mine, 1)?)?)
     })
@@ -138,7 +138,7 @@ fn inputs_are_split_over_ranks() {
     for (num_items, padding, expected) in
         [(5, false, vec![3, 2]), (5, true, vec![3, 3]), (1, false, vec![1, 0]), (1, true, vec![1, 1])]
     {
-        let got = ranks(2, |accelerator| {
+        let got = ranks(2, Default::default(), |accelerator| {
             let items: Vec<usize> = (0..num_items).collect();
             let nested = BTreeMap::from([("a", items.clone()), ("b", items.clone())]);
             let tensor = Tensor::arange(num_items as i64, (Kind::Int64, Device::Cpu));
@@ -171,7 +171,7 @@ fn metrics_see_every_row_once() {
             if split && batch_size % world_size != 0 {
                 continue;
             }
-            let got = ranks_with(world_size, builder, |accelerator| {
+            let got = ranks(world_size, builder, |accelerator| {
                 let loader = accelerator.prepare(numbers(rows, batch_size)?)?;
                 let (mut seen, mut objects) = (Vec::new(), Vec::new());
                 for batch in loader.iter()? {
@@ -191,7 +191,7 @@ fn metrics_see_every_row_once() {
 
 #[test]
 fn metrics_of_something_else_are_refused() {
-    let error = ranks(2, |accelerator| {
+    let error = ranks(2, Default::default(), |accelerator| {
         let loader = accelerator.prepare(numbers(8, 2)?)?;
         for batch in loader.iter()? {
             let _ = batch?;
@@ -205,7 +205,7 @@ fn metrics_of_something_else_are_refused() {
 
 #[test]
 fn metrics_of_unequal_shapes_name_the_cure_and_objects_have_none() {
-    let errors = ranks(2, |accelerator| {
+    let errors = ranks(2, Default::default(), |accelerator| {
         let loader = accelerator.prepare(numbers(3, 2)?)?;
         let mut error = String::new();
         let mut texts = Vec::new();
@@ -263,13 +263,14 @@ fn close(a: [f32; 2], b: [f32; 2]) -> bool {
 #[test]
 fn many_ranks_learn_what_one_learns() {
     // 24 rows in global batches of 12, whatever the number of ranks.
-    let expected = ranks(1, |accelerator| train_line(&accelerator, 24, 12, 3)).unwrap()[0];
+    let expected = ranks(1, Default::default(), |accelerator| train_line(&accelerator, 24, 12, 3)).unwrap()[0];
     for world_size in 2..=4_usize {
-        let got = ranks(world_size, |accelerator| train_line(&accelerator, 24, 12 / world_size, 3)).unwrap();
+        let got = ranks(world_size, Default::default(), |accelerator| train_line(&accelerator, 24, 12 / world_size, 3))
+            .unwrap();
         assert!(got.iter().all(|values| close(*values, expected)), "{world_size}: {got:?} instead of {expected:?}");
         let config = DataLoaderConfiguration { split_batches: Some(true), ..Default::default() };
         let builder = Accelerator::builder().dataloader_config(config);
-        let got = ranks_with(world_size, builder, |accelerator| train_line(&accelerator, 24, 12, 3)).unwrap();
+        let got = ranks(world_size, builder, |accelerator| train_line(&accelerator, 24, 12, 3)).unwrap();
         assert!(got.iter().all(|values| close(*values, expected)), "split, {world_size}: {got:?}");
     }
 }
@@ -278,7 +279,7 @@ fn many_ranks_learn_what_one_learns() {
 fn accumulated_micro_batches_learn_what_large_batches_learn() {
     // One window of 3 x 4 rows equals one batch of 12; 20 rows leave a window of 2 x 4 rows, a batch of 8.
     for rows in [24, 20] {
-        let expected = ranks(1, |accelerator| train_line(&accelerator, rows, 12, 3)).unwrap()[0];
+        let expected = ranks(1, Default::default(), |accelerator| train_line(&accelerator, rows, 12, 3)).unwrap()[0];
         for sync_each_batch in [false, true] {
             let plugin = GradientAccumulationPlugin {
                 num_steps: Some(3),
@@ -287,21 +288,20 @@ fn accumulated_micro_batches_learn_what_large_batches_learn() {
             };
             for world_size in [1, 2, 4_usize] {
                 let builder = Accelerator::builder().gradient_accumulation_plugin(plugin.clone());
-                let got =
-                    ranks_with(world_size, builder, |accelerator| train_line(&accelerator, rows, 4 / world_size, 3))
-                        .unwrap();
+                let got = ranks(world_size, builder, |accelerator| train_line(&accelerator, rows, 4 / world_size, 3))
+                    .unwrap();
                 assert!(got.iter().all(|values| close(*values, expected)), "{world_size}: {got:?}, not {expected:?}");
             }
         }
         let builder = Accelerator::builder().gradient_accumulation_steps(3).partial_window(PartialWindow::Reference);
-        let reference = ranks_with(1, builder, |accelerator| train_line(&accelerator, rows, 4, 3)).unwrap()[0];
+        let reference = ranks(1, builder, |accelerator| train_line(&accelerator, rows, 4, 3)).unwrap()[0];
         assert_eq!(close(reference, expected), rows == 24, "the reference under-scales short windows");
     }
 }
 
 #[test]
 fn every_ddp_setting_trains() {
-    let expected = ranks(1, |accelerator| train_line(&accelerator, 24, 12, 3)).unwrap()[0];
+    let expected = ranks(1, Default::default(), |accelerator| train_line(&accelerator, 24, 12, 3)).unwrap()[0];
     let defaults = DistributedDataParallelKwargs::default;
     for (kwargs, tolerance) in [
         (DistributedDataParallelKwargs { bucket_cap_mb: Some(0.001), ..defaults() }, 1e-5),
@@ -325,7 +325,7 @@ fn every_ddp_setting_trains() {
         ),
     ] {
         let builder = Accelerator::builder().kwargs_handler(kwargs.clone());
-        let got = ranks_with(2, builder, |accelerator| train_line(&accelerator, 24, 6, 3)).unwrap();
+        let got = ranks(2, builder, |accelerator| train_line(&accelerator, 24, 6, 3)).unwrap();
         assert_eq!(got[0], got[1], "ranks differ under {kwargs:?}");
         let difference = got[0].iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(difference <= tolerance, "{difference} under {kwargs:?}");
@@ -347,7 +347,8 @@ fn half_used_model(accelerator: &Accelerator, builder: impl Fn(&ParamStore) -> R
 
 #[test]
 fn unused_parameters_are_named_before_the_optimizer_steps() {
-    let errors = ranks(2, |accelerator| Ok(half_used_model(&accelerator, |_| Ok(())).unwrap_err())).unwrap();
+    let errors =
+        ranks(2, Default::default(), |accelerator| Ok(half_used_model(&accelerator, |_| Ok(())).unwrap_err())).unwrap();
     for error in errors {
         let text = error.to_string();
         assert!(text.contains("unused.weight, unused.bias") && text.contains("find_unused_parameters"), "{text}");
@@ -355,12 +356,12 @@ fn unused_parameters_are_named_before_the_optimizer_steps() {
     }
     let kwargs = DistributedDataParallelKwargs { find_unused_parameters: Some(true), ..Default::default() };
     let builder = Accelerator::builder().kwargs_handler(kwargs);
-    ranks_with(2, builder, |accelerator| half_used_model(&accelerator, |_| Ok(()))).unwrap();
+    ranks(2, builder, |accelerator| half_used_model(&accelerator, |_| Ok(()))).unwrap();
 }
 
 #[test]
 fn different_models_are_named() {
-    let errors = ranks(2, |accelerator| {
+    let errors = ranks(2, Default::default(), |accelerator| {
         let extra = |store: &ParamStore| {
             if !accelerator.is_main_process() {
                 Linear::new(store.root() / "extra", 2, 2, Default::default())?;
@@ -377,7 +378,7 @@ fn different_models_are_named() {
 
 #[test]
 fn no_sync_keeps_gradients_on_their_rank() {
-    let got = ranks(2, |accelerator| {
+    let got = ranks(2, Default::default(), |accelerator| {
         let store = ParamStore::new(accelerator.device());
         let linear = Linear::new(store.root(), 1, 1, Default::default())?;
         let weight = linear.weight.clone();
@@ -395,7 +396,7 @@ fn no_sync_keeps_gradients_on_their_rank() {
 
 #[test]
 fn sync_can_be_triggered_after_a_forward_without_it() {
-    let got = ranks(2, |accelerator| {
+    let got = ranks(2, Default::default(), |accelerator| {
         let store = ParamStore::new(accelerator.device());
         let linear = Linear::new(store.root(), 1, 1, Default::default())?;
         let weight = linear.weight.clone();
@@ -412,7 +413,7 @@ fn sync_can_be_triggered_after_a_forward_without_it() {
 
 #[test]
 fn a_rank_that_goes_away_is_named() {
-    let errors = ranks(3, |accelerator| {
+    let errors = ranks(3, Default::default(), |accelerator| {
         // Who leaves while others still connect is missed by those in another way.
         accelerator.wait_for_everyone()?;
         if accelerator.process_index() == 1 {
@@ -432,7 +433,7 @@ fn a_rank_that_goes_away_is_named() {
 #[test]
 fn bf16_computes_in_bf16_and_answers_in_float() {
     let run = |builder: AcceleratorBuilder| {
-        ranks_with(1, builder, |accelerator| {
+        ranks(1, builder, |accelerator| {
             let store = ParamStore::new(accelerator.device());
             let linear = Linear::new(store.root(), 4, 4, Default::default())?;
             let model = ModuleFn::new(&store, move |x: &Tensor| {
@@ -455,7 +456,7 @@ fn bf16_computes_in_bf16_and_answers_in_float() {
 #[test]
 fn fp16_skips_overflowing_steps_and_trains_on() {
     let builder = Accelerator::builder().mixed_precision(accelerate::MixedPrecision::Fp16);
-    ranks_with(2, builder, |accelerator| {
+    ranks(2, builder, |accelerator| {
         let store = ParamStore::new(accelerator.device());
         let linear = Linear::new(store.root(), 2, 1, Default::default())?;
         let weight = linear.weight.clone();
@@ -482,7 +483,7 @@ fn clipping_sees_true_gradients() {
         // A gradient of 4 times the usual scale of 65536 would overflow in half precision.
         let scaler = accelerate::GradScalerKwargs { init_scale: Some(128.0), ..Default::default() };
         let builder = Accelerator::builder().mixed_precision(precision).kwargs_handler(scaler);
-        let got = ranks_with(2, builder, |accelerator| {
+        let got = ranks(2, builder, |accelerator| {
             let store = ParamStore::new(accelerator.device());
             let linear = Linear::new(store.root(), 2, 1, Default::default())?;
             let optimizer = Sgd::new(&store, 0.0)?;

@@ -76,7 +76,7 @@ fn the_model_is_that_of_the_main_process_on_every_number_of_ranks() {
             let unused = DistributedDataParallelKwargs { find_unused_parameters: Some(true), ..Default::default() };
             let builder = sharded(strategy).kwargs_handler(unused);
             tch::manual_seed(9);
-            testing::ranks_with(world_size, builder, |accelerator| {
+            testing::ranks(world_size, builder, |accelerator| {
                 let store = ParamStore::init_empty_weights(accelerator.device());
                 let module = layers(&store)?;
                 // Ranks are threads here and share a generator: only one of them may draw.
@@ -107,7 +107,7 @@ fn no_more_than_one_parameter_is_whole_at_a_time() {
     // The threads of Gloo hold what they have sent for a moment longer.
     let plugin = FullyShardedDataParallelPlugin { sync_module_states: Some(false), ..Default::default() };
     let builder = Accelerator::builder().fsdp_plugin(plugin);
-    testing::ranks_with(2, builder, |accelerator| {
+    testing::ranks(2, builder, |accelerator| {
         let store = ParamStore::init_empty_weights(accelerator.device());
         let module = layers(&store)?;
         let seen: Arc<Mutex<Vec<Tensor>>> = Arc::default();

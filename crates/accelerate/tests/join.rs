@@ -4,7 +4,7 @@
 use accelerate::data::{DataLoader, VecDataset};
 use accelerate::nn::{BatchNorm1d, Init, Linear, ModuleFn, Param, ParamStore};
 use accelerate::optim::{Optimizer, Sgd};
-use accelerate::testing::{ranks, ranks_with};
+use accelerate::testing::ranks;
 use accelerate::{
     Accelerator, AcceleratorBuilder, CommHook, DDPCommunicationHookType, DataLoaderConfiguration,
     DistributedDataParallelKwargs, Error, GradScalerKwargs, GradientAccumulationPlugin, JoinOptions, MixedPrecision,
@@ -132,7 +132,7 @@ fn expected(world_size: usize, plan: Plan) -> Vec<f32> {
 }
 
 fn check(world_size: usize, builder: AcceleratorBuilder, plan: Plan, tolerance: f32) {
-    let got = ranks_with(world_size, builder, |accelerator| train(&accelerator, plan)).unwrap();
+    let got = ranks(world_size, builder, |accelerator| train(&accelerator, plan)).unwrap();
     let expected = expected(world_size, plan);
     for weights in &got {
         assert_eq!(*weights, got[0], "ranks differ: {world_size} ranks, {plan:?}");
@@ -181,7 +181,7 @@ fn a_rank_far_behind_follows_through_a_whole_window() {
             sync_each_batch: Some(sync_each_batch),
             ..Default::default()
         };
-        let got = ranks_with(2, uneven().gradient_accumulation_plugin(plugin), |accelerator| {
+        let got = ranks(2, uneven().gradient_accumulation_plugin(plugin), |accelerator| {
             let store = ParamStore::new(accelerator.device());
             let linear = Linear::new(store.root(), 1, 1, Default::default())?;
             let weight = linear.weight.clone();
@@ -244,7 +244,7 @@ fn power_sgd_joins() {
     )
     .unwrap();
     let plan = Plan { rows: 5, batch_size: 1, steps: 1, width: 8 };
-    let got = ranks_with(2, uneven().kwargs_handler(kwargs), |accelerator| train(&accelerator, plan)).unwrap();
+    let got = ranks(2, uneven().kwargs_handler(kwargs), |accelerator| train(&accelerator, plan)).unwrap();
     assert_eq!(got[0], got[1]);
 }
 
@@ -252,7 +252,7 @@ fn power_sgd_joins() {
 fn a_static_graph_is_refused() {
     let kwargs = DistributedDataParallelKwargs { static_graph: Some(true), ..Default::default() };
     let plan = Plan { rows: 3, batch_size: 1, steps: 1, width: 3 };
-    let error = ranks_with(2, uneven().kwargs_handler(kwargs), |accelerator| train(&accelerator, plan)).unwrap_err();
+    let error = ranks(2, uneven().kwargs_handler(kwargs), |accelerator| train(&accelerator, plan)).unwrap_err();
     assert!(error.is_config() && error.to_string().contains("static_graph"), "{error}");
 }
 
@@ -260,7 +260,7 @@ fn a_static_graph_is_refused() {
 fn buffers_come_from_a_rank_that_has_a_batch() {
     // How many batches each rank has; rank 0, whose buffers count otherwise, runs out first or last.
     for batches in [vec![0, 2], vec![2, 1], vec![1, 3, 3], vec![0, 0, 2]] {
-        let got = ranks_with(batches.len(), uneven(), |accelerator| {
+        let got = ranks(batches.len(), uneven(), |accelerator| {
             let store = ParamStore::new(accelerator.device());
             let norm = BatchNorm1d::new(store.root() / "norm", 1, Default::default())?;
             let model = accelerator.prepare(ModuleFn::new(&store, move |x: &Tensor| norm.forward(x)))?;
@@ -290,7 +290,7 @@ fn buffers_come_from_a_rank_that_has_a_batch() {
 
 #[test]
 fn the_rank_that_had_most_batches_is_copied() {
-    let got = ranks_with(3, uneven(), |accelerator| {
+    let got = ranks(3, uneven(), |accelerator| {
         let store = ParamStore::new(accelerator.device());
         let linear = Linear::new(store.root(), 1, 1, Default::default())?;
         let weight = linear.weight.clone();
@@ -313,7 +313,7 @@ fn the_rank_that_had_most_batches_is_copied() {
 fn metrics_see_every_row_once_although_ranks_are_out_of_batches() {
     for world_size in 2..=4 {
         for (rows, batch_size) in [(1, 1), (3, 1), (5, 2), (13, 3), (8, 2)] {
-            let got = ranks_with(world_size, uneven(), |accelerator| {
+            let got = ranks(world_size, uneven(), |accelerator| {
                 let net = Net::new(3)?;
                 let (store, layers) = (net.store.clone(), net.layers);
                 let model = ModuleFn::new(&store, move |x: &Tensor| Net::forward(&layers, x));
@@ -350,7 +350,7 @@ fn metrics_see_every_row_once_although_ranks_are_out_of_batches() {
 
 #[test]
 fn without_a_join_ranks_without_batches_are_named_with_the_cure() {
-    let errors = ranks_with(2, uneven(), |accelerator| {
+    let errors = ranks(2, uneven(), |accelerator| {
         let loader = accelerator.prepare(numbers(1, 1)?)?;
         let mut error = String::new();
         for batch in loader.iter()? {
@@ -364,7 +364,7 @@ fn without_a_join_ranks_without_batches_are_named_with_the_cure() {
 
 #[test]
 fn another_collective_is_an_error_on_all_ranks() {
-    let errors = ranks_with(3, uneven(), |accelerator| {
+    let errors = ranks(3, uneven(), |accelerator| {
         let net = Net::new(3)?;
         let (store, layers) = (net.store.clone(), net.layers);
         let model = ModuleFn::new(&store, move |x: &Tensor| Net::forward(&layers, x));
@@ -389,7 +389,7 @@ fn another_collective_is_an_error_on_all_ranks() {
 
 #[test]
 fn ranks_that_stray_are_shown() {
-    let errors = ranks_with(2, uneven(), |accelerator| {
+    let errors = ranks(2, uneven(), |accelerator| {
         let models = [Net::new(3)?, Net::new(3)?].map(|net| {
             let layers = net.layers;
             accelerator.prepare(ModuleFn::new(&net.store, move |x: &Tensor| Net::forward(&layers, x))).unwrap()
@@ -406,7 +406,7 @@ fn ranks_that_stray_are_shown() {
 
 #[test]
 fn several_models_take_turns() {
-    let got = ranks_with(3, uneven(), |accelerator| {
+    let got = ranks(3, uneven(), |accelerator| {
         let nets = [Net::new(3)?, Net::new(4)?];
         let stores = [nets[0].store.clone(), nets[1].store.clone()];
         let models = nets.map(|net| {
@@ -434,7 +434,7 @@ fn several_models_take_turns() {
 
 #[test]
 fn a_triggered_reduction_is_followed() {
-    let got = ranks_with(2, uneven(), |accelerator| {
+    let got = ranks(2, uneven(), |accelerator| {
         let store = ParamStore::new(accelerator.device());
         let linear = Linear::new(store.root(), 1, 1, Default::default())?;
         let weight = linear.weight.clone();
@@ -456,7 +456,7 @@ fn a_triggered_reduction_is_followed() {
 
 #[test]
 fn even_batches_are_overridden_for_the_time_of_the_join() {
-    let got = ranks(2, |accelerator| {
+    let got = ranks(2, Default::default(), |accelerator| {
         let model = Net::new(3)?;
         let layers = model.layers;
         let model = accelerator.prepare(ModuleFn::new(&model.store, move |x: &Tensor| Net::forward(&layers, x)))?;
@@ -488,7 +488,7 @@ fn even_batches_are_overridden_for_the_time_of_the_join() {
 
 #[test]
 fn joins_are_not_nested_and_begin_alike() {
-    let errors = ranks_with(2, uneven(), |accelerator| {
+    let errors = ranks(2, uneven(), |accelerator| {
         let net = Net::new(3)?;
         let layers = net.layers;
         let model = accelerator.prepare(ModuleFn::new(&net.store, move |x: &Tensor| Net::forward(&layers, x)))?;

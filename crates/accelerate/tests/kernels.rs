@@ -152,7 +152,7 @@ fn adapters_of_a_sharded_model_train_as_on_one_rank() {
     assert!(alone.windows(2).all(|losses| losses[0] != losses[1]), "{alone:?}");
     for world_size in 1..=3 {
         let builder = Accelerator::builder().fsdp_plugin(FullyShardedDataParallelPlugin::default());
-        let ranks = testing::ranks_with(world_size, builder, |accelerator| train(&accelerator)).unwrap();
+        let ranks = testing::ranks(world_size, builder, |accelerator| train(&accelerator)).unwrap();
         for losses in ranks {
             let difference = losses.iter().zip(&alone).map(|(one, other)| (one - other).abs()).fold(0.0, f64::max);
             assert!(difference < 1e-6, "{world_size} ranks: {losses:?}, not {alone:?}");

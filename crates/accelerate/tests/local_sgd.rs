@@ -3,7 +3,7 @@
 
 use accelerate::nn::{Linear, ModuleFn, ParamStore};
 use accelerate::optim::Sgd;
-use accelerate::testing::{ranks, ranks_with};
+use accelerate::testing::ranks;
 use accelerate::{Accelerator, LocalSGD, LocalSGDOptions, Result};
 use tch::{Device, Kind, Tensor};
 
@@ -76,7 +76,9 @@ fn assert_close(found: &[Vec<f64>], wanted: &[Vec<f64>], what: &str) {
 fn parameters_are_the_means_of_what_ranks_have_learnt() {
     for world_size in 1..=4 {
         for (local_sgd_steps, steps) in [(1, 3), (2, 4), (3, 5), (8, 3)] {
-            let found = ranks(world_size, |accelerator| train(&accelerator, local_sgd_steps, true, steps)).unwrap();
+            let found =
+                ranks(world_size, Default::default(), |accelerator| train(&accelerator, local_sgd_steps, true, steps))
+                    .unwrap();
             let what = format!("{world_size} ranks, {local_sgd_steps} local of {steps} steps");
             assert_close(&found, &by_hand(world_size, local_sgd_steps, steps), &what);
         }
@@ -86,7 +88,7 @@ fn parameters_are_the_means_of_what_ranks_have_learnt() {
 #[test]
 fn switched_off_it_averages_gradients() {
     for world_size in [1, 3] {
-        let found = ranks(world_size, |accelerator| train(&accelerator, 2, false, 4)).unwrap();
+        let found = ranks(world_size, Default::default(), |accelerator| train(&accelerator, 2, false, 4)).unwrap();
         // Averaging gradients is averaging parameters after every step of plain SGD.
         assert_close(&found, &by_hand(world_size, 1, 4), "disabled");
     }
@@ -95,7 +97,7 @@ fn switched_off_it_averages_gradients() {
 #[test]
 fn one_local_step_of_sgd_with_momentum_equals_averaged_gradients() {
     let run = |enabled| {
-        ranks(3, move |accelerator| {
+        ranks(3, Default::default(), move |accelerator| {
             let (store, linear) = line(&accelerator)?;
             let weight = linear.weight.clone();
             let optimizer = Sgd::builder(&store).lr(RATE).momentum(0.9).build()?;
@@ -123,7 +125,7 @@ fn one_local_step_of_sgd_with_momentum_equals_averaged_gradients() {
 #[test]
 fn many_tensors_of_several_dtypes_travel_flat() {
     for world_size in [2, 3] {
-        let got = ranks(world_size, |accelerator| {
+        let got = ranks(world_size, Default::default(), |accelerator| {
             let store = ParamStore::new(accelerator.device());
             let kinds = [Kind::Float, Kind::Double, Kind::BFloat16];
             let shapes: [&[i64]; 3] = [&[2, 3], &[], &[4]];
@@ -160,7 +162,7 @@ fn collectives_so_far(accelerator: &Accelerator) -> u64 {
 #[test]
 fn gradients_are_averaged_again_afterwards_and_after_an_error() {
     for finished in [true, false] {
-        let got = ranks(2, |accelerator| {
+        let got = ranks(2, Default::default(), |accelerator| {
             let (store, linear) = line(&accelerator)?;
             let weight = linear.weight.clone();
             let model = ModuleFn::new(&store, move |x: &Tensor| linear.forward(x));
@@ -185,7 +187,7 @@ fn gradients_are_averaged_again_afterwards_and_after_an_error() {
 #[test]
 fn accumulated_steps_stay_local_too() {
     let builder = Accelerator::builder().gradient_accumulation_steps(2);
-    let got = ranks_with(2, builder, |accelerator| train(&accelerator, 2, true, 4)).unwrap();
+    let got = ranks(2, builder, |accelerator| train(&accelerator, 2, true, 4)).unwrap();
     // Four micro-batches are two optimizer steps; both halves of a window have the same gradient.
     let step = |weight: f64, x: f64| weight - RATE * (weight * x - 1.0) * x;
     let mean = |a: f64, b: f64| (a + b) / 2.0;
@@ -198,7 +200,7 @@ fn accumulated_steps_stay_local_too() {
 
 #[test]
 fn nonsense_is_refused() {
-    let error = ranks(2, |accelerator| {
+    let error = ranks(2, Default::default(), |accelerator| {
         let (store, linear) = line(&accelerator)?;
         let model = accelerator.prepare(ModuleFn::new(&store, move |x: &Tensor| linear.forward(x)))?;
         LocalSGD::new(&accelerator, &model, 0).map(drop)

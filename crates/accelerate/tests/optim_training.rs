@@ -18,7 +18,7 @@ fn line(accelerator: &Accelerator) -> Result<(ParamStore, impl Module<Input = Te
 
 /// The learning rate after one step of a schedule 1 - n/10, for each rank.
 fn rates_after_one_step(world_size: usize, builder: AcceleratorBuilder) -> Vec<f64> {
-    let rates = testing::ranks_with(world_size, builder, |accelerator| {
+    let rates = testing::ranks(world_size, builder, |accelerator| {
         let (store, model) = line(&accelerator)?;
         let optimizer = AdamW::new(&store, 1.0)?;
         let scheduler = LambdaLr::new(&optimizer, |n| 1.0 - n as f64 / 10.0);
@@ -49,7 +49,7 @@ fn optim_schedule_ticks_once_per_process() {
 #[test]
 fn optim_overflow_on_one_rank_skips_the_step_on_all() {
     let builder = Accelerator::builder().mixed_precision(MixedPrecision::Fp16);
-    let outcomes = testing::ranks_with(2, builder, |accelerator| {
+    let outcomes = testing::ranks(2, builder, |accelerator| {
         let (store, model) = line(&accelerator)?;
         let (model, mut optimizer) = accelerator.prepare((model, AdamW::new(&store, 0.1)?))?;
         let mut outcomes = Vec::new();

@@ -3,7 +3,7 @@
 
 use accelerate::nn::{Linear, ModuleFn, ParamStore};
 use accelerate::optim::Sgd;
-use accelerate::testing::ranks_with;
+use accelerate::testing::ranks;
 use accelerate::{
     Accelerator, AcceleratorBuilder, Callback, CommHook, DDPCommunicationHook, DDPCommunicationHookType,
     DistributedDataParallelKwargs, Error, FullyShardedDataParallelPlugin, GradBucket, ReduceOp, Result,
@@ -67,7 +67,7 @@ fn train_net(net: &Net, accelerator: &Accelerator, steps: i64) -> Result<Vec<Vec
 
 fn train_with(kwargs: Kwargs) -> Vec<Vec<f32>> {
     let builder = Accelerator::builder().kwargs_handler(kwargs);
-    let mut ranks = ranks_with(2, builder, |accelerator| train(&accelerator, 4)).unwrap();
+    let mut ranks = ranks(2, builder, |accelerator| train(&accelerator, 4)).unwrap();
     assert_eq!(ranks[0], ranks[1], "the ranks' parameters differ");
     ranks.swap_remove(0)
 }
@@ -100,7 +100,7 @@ fn what_a_hook_returns_is_what_the_optimizer_sees() {
         drop(bucket.buffer.shallow_clone().f_zero_()?);
         Ok(None)
     });
-    let initial = ranks_with(1, Accelerator::builder(), |accelerator| train(&accelerator, 0)).unwrap();
+    let initial = ranks(1, Accelerator::builder(), |accelerator| train(&accelerator, 0)).unwrap();
     assert_eq!(train_with(kwargs(zero)), initial[0]);
 }
 
@@ -121,7 +121,7 @@ fn seen_with(width: i64, kwargs: impl Fn(CommHook) -> Kwargs) -> Vec<String> {
         Ok(None)
     });
     let builder = Accelerator::builder().kwargs_handler(kwargs(hook));
-    ranks_with(2, builder, |accelerator| train_net(&Net::new(&accelerator, width)?, &accelerator, 2)).unwrap();
+    ranks(2, builder, |accelerator| train_net(&Net::new(&accelerator, width)?, &accelerator, 2)).unwrap();
     let lines = lines.lock().unwrap();
     lines.clone()
 }
@@ -157,7 +157,7 @@ fn every_model_has_a_state_of_its_own() {
             Ok(None)
         },
     );
-    ranks_with(2, Accelerator::builder().kwargs_handler(kwargs(hook)), |accelerator| {
+    ranks(2, Accelerator::builder().kwargs_handler(kwargs(hook)), |accelerator| {
         train(&accelerator, 3)?;
         train(&accelerator, 2)
     })
@@ -175,7 +175,7 @@ fn gradients_are_those_of_the_window() {
         mean(bucket)
     });
     let builder = Accelerator::builder().kwargs_handler(kwargs(hook)).gradient_accumulation_steps(2);
-    let reduced = ranks_with(2, builder, |accelerator| {
+    let reduced = ranks(2, builder, |accelerator| {
         let store = ParamStore::new(accelerator.device());
         let weight = store.root().param("weight", Tensor::from_slice(&[1f32, 1.0]))?;
         let param = weight.clone();
@@ -221,7 +221,7 @@ fn of_another_type(bucket: &GradBucket<'_>) -> Result<Option<Tensor>> {
 /// What both ranks say: the one whose hook fails, and the other.
 fn failures(kwargs: Kwargs) -> [String; 2] {
     let builder: AcceleratorBuilder = Accelerator::builder().kwargs_handler(kwargs);
-    let texts = ranks_with(2, builder, |accelerator| {
+    let texts = ranks(2, builder, |accelerator| {
         let error = train(&accelerator, 1).unwrap_err();
         assert_eq!(error.is_peer_failure() || error.is_timeout(), accelerator.is_main_process(), "{error}");
         Ok(error.to_string())
@@ -249,7 +249,7 @@ fn a_function_that_is_no_hook_is_refused() {
     let wrong = DDPCommunicationHook::Function(Callback::new(1_u8));
     for num_processes in [1, 2] {
         let builder = Accelerator::builder().kwargs_handler(kwargs(wrong.clone()));
-        let error = ranks_with(num_processes, builder, |accelerator| train(&accelerator, 1)).unwrap_err();
+        let error = ranks(num_processes, builder, |accelerator| train(&accelerator, 1)).unwrap_err();
         assert!(error.is_config() && error.to_string().contains("make it with CommHook::new"), "{error}");
     }
 }

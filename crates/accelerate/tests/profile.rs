@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use accelerate::nn::ScriptModule;
-use accelerate::profile::{OnTraceReady, ProfileKwargs, SortBy};
+use accelerate::profile::{KeyAveragesOptions, OnTraceReady, ProfileKwargs, SortBy};
 use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{Accelerator, Error, ProfilerActivity, Result, ScheduleOption};
 use serde_json::Value;
@@ -83,7 +83,7 @@ fn sums_are_those_of_the_work() {
     let accelerator = Accelerator::builder().cpu(true).kwargs_handler(kwargs).build().unwrap();
     let (sizes, trace) = accelerator.profile(None, |_| Ok((work()?.size(), work()?.size()))).unwrap();
     assert_eq!(sizes, (vec![4, 4], vec![4, 4]));
-    let averages = trace.as_ref().unwrap().key_averages().unwrap();
+    let averages = trace.as_ref().unwrap().key_averages(Default::default()).unwrap();
     let product = averages.get("aten::mm").unwrap();
     assert_eq!((product.count, product.flops), (2, 2 * 2 * 4 * 6 * 4));
     assert_eq!(product.self_cpu_bytes + averages.get("aten::matmul").unwrap().self_cpu_bytes, 2 * 4 * 4 * 4);
@@ -91,7 +91,7 @@ fn sums_are_those_of_the_work() {
     let table = averages.table(SortBy::CpuTime, 100);
     assert!(table.contains("aten::relu") && table.contains("Self CPU Mem") && table.contains("MFLOPs"), "{table}");
     assert!(!averages.table(SortBy::CpuTime, 1).contains("aten::relu"));
-    let shapes = trace.unwrap().key_averages_by_input_shape().unwrap();
+    let shapes = trace.unwrap().key_averages(KeyAveragesOptions { group_by_input_shape: true }).unwrap();
     assert_eq!(shapes.get("aten::mm").unwrap().input_shapes, [vec![4, 6], vec![6, 4]]);
 }
 
@@ -104,7 +104,7 @@ fn every_cycle_of_a_schedule_has_its_file_and_its_call() {
         let (seen, copies) = (seen.clone(), folder.path().join("copies"));
         std::fs::create_dir(&copies).unwrap();
         OnTraceReady::new(move |trace| {
-            let relus = trace.key_averages()?.get("aten::relu").map_or(0, |row| row.count);
+            let relus = trace.key_averages(Default::default())?.get("aten::relu").map_or(0, |row| row.count);
             trace.export_chrome_trace(copies.join(format!("{}.json", trace.cycle())))?;
             seen.lock().unwrap().push((trace.cycle(), trace.step_num(), relus));
             Ok(())
@@ -157,7 +157,9 @@ fn a_cycle_that_the_loop_cuts_short_is_handed_over_and_none_is_none() {
             }
             Ok(())
         });
-        run.unwrap().1.map(|trace| trace.key_averages().unwrap().get("aten::mm").map_or(0, |row| row.count))
+        run.unwrap()
+            .1
+            .map(|trace| trace.key_averages(Default::default()).unwrap().get("aten::mm").map_or(0, |row| row.count))
     };
     assert_eq!(steps(1), None);
     assert_eq!(steps(4), Some(2));

@@ -4,7 +4,7 @@
 use accelerate::data::{DataLoader, TensorDataset, skip_first_batches};
 use accelerate::nn::{Init, ModuleFn, ParamStore};
 use accelerate::optim::{LinearWithWarmup, LrScheduler, OneCycleLr, Sgd, StepLr, Warmup};
-use accelerate::testing::ranks_with;
+use accelerate::testing::ranks;
 use accelerate::{Accelerator, AcceleratorBuilder, GradientAccumulationPlugin, Result, SchedulerUnit};
 use rstest::rstest;
 use std::fmt;
@@ -88,7 +88,7 @@ fn warnings<S: LrScheduler>(
         tracing::subscriber::with_default(warnings.clone(), || train(accelerator))?;
         Ok(std::mem::take(&mut *warnings.0.lock().unwrap()))
     };
-    ranks_with(num_processes, builder, run).unwrap()
+    ranks(num_processes, builder, run).unwrap()
 }
 
 fn linear(total: usize) -> impl Fn(&Sgd) -> Result<LinearWithWarmup> + Sync {

@@ -73,7 +73,7 @@ impl<M: accelerate::nn::Module<Input = Tensor, Output = Tensor>> Training<M> {
 #[test]
 fn everything_goes_back_to_where_its_state_was_taken() {
     for (world_size, is_sharded) in [(1, false), (2, false), (2, true)] {
-        testing::ranks_with(world_size, builder(is_sharded), |accelerator| {
+        testing::ranks(world_size, builder(is_sharded), |accelerator| {
             let mut training = training(accelerator)?;
             training.train(3)?;
             let states = training.accelerator.state_dict()?;

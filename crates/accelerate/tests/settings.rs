@@ -247,7 +247,7 @@ fn buffers_are_those_of_rank_0_unless_each_rank_keeps_its_own(
     #[case] wanted: [f64; 2],
 ) {
     let kwargs = DistributedDataParallelKwargs { broadcast_buffers, ..Default::default() };
-    let found = testing::ranks_with(2, Accelerator::builder().kwargs_handler(kwargs), |accelerator| {
+    let found = testing::ranks(2, Accelerator::builder().kwargs_handler(kwargs), |accelerator| {
         let store = ParamStore::new(accelerator.device());
         let linear = Linear::new(store.root(), 1, 1, Default::default())?;
         let buffer = store.root().buffer("seen", ([], Init::Zeros), Default::default())?;

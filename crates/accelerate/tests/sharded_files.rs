@@ -110,7 +110,7 @@ fn read(folder: &Path) -> Contents {
 }
 
 fn save(world_size: usize, strategy: ShardingStrategy, seed: f64, folder: &Path) {
-    testing::ranks_with(world_size, sharded(strategy), |accelerator| {
+    testing::ranks(world_size, sharded(strategy), |accelerator| {
         accelerator.save_model(&prepared(&accelerator, seed)?, folder, &Default::default())
     })
     .unwrap();
@@ -118,7 +118,7 @@ fn save(world_size: usize, strategy: ShardingStrategy, seed: f64, folder: &Path)
 
 /// The error of each rank.
 fn failed_save(world_size: usize, seed: f64, folder: &Path) -> Vec<String> {
-    testing::ranks_with(world_size, sharded(ShardingStrategy::FullShard), |accelerator| {
+    testing::ranks(world_size, sharded(ShardingStrategy::FullShard), |accelerator| {
         let error = accelerator.save_model(&prepared(&accelerator, seed)?, folder, &Default::default()).unwrap_err();
         assert!(error.is_weights(), "{error}");
         Ok(error.to_string())
@@ -136,7 +136,7 @@ fn weights_move_from_any_number_of_ranks_to_any_other() {
             assert!(weight_files(folder.path()).len() >= saving, "{:?}", listing(folder.path()));
             for loading in 1..=4 {
                 let other = STRATEGIES[(number + loading) % STRATEGIES.len()];
-                testing::ranks_with(loading, sharded(other), |accelerator| {
+                testing::ranks(loading, sharded(other), |accelerator| {
                     let store = prepared(&accelerator, 500.0)?;
                     // Whole parameters that are here already have to be gathered anew.
                     store.state_dict()?;
@@ -155,7 +155,7 @@ fn weights_move_from_any_number_of_ranks_to_any_other() {
 fn files_are_balanced_and_no_larger_than_asked_for() {
     for (max_shard_size, num_ranks) in [("10GB", 3), ("100B", 3), ("1B", 2)] {
         let folder = TempDir::new().unwrap();
-        testing::ranks_with(num_ranks, sharded(ShardingStrategy::FullShard), |accelerator| {
+        testing::ranks(num_ranks, sharded(ShardingStrategy::FullShard), |accelerator| {
             let options = SaveModelOptions { max_shard_size: max_shard_size.to_owned(), ..Default::default() };
             accelerator.save_model(&prepared(&accelerator, 1.0)?, folder.path(), &options)
         })
@@ -192,7 +192,7 @@ fn one_rank_and_replicas_write_what_they_always_wrote() {
     let bytes = fs::read(plain.path().join("model.safetensors")).unwrap();
     for (world_size, builder) in [(1, sharded(ShardingStrategy::FullShard)), (2, Accelerator::builder())] {
         let folder = TempDir::new().unwrap();
-        testing::ranks_with(world_size, builder, |accelerator| {
+        testing::ranks(world_size, builder, |accelerator| {
             accelerator.save_model(&prepared(&accelerator, 3.0)?, folder.path(), &Default::default())
         })
         .unwrap();
@@ -285,7 +285,7 @@ fn disagreeing_in_type(
     of_rank: impl Fn(usize) -> (PathBuf, &'static str) + Sync,
     dtype: impl Fn(usize) -> Option<FloatType> + Sync,
 ) -> Vec<String> {
-    testing::ranks_with(3, sharded(ShardingStrategy::FullShard), |accelerator| {
+    testing::ranks(3, sharded(ShardingStrategy::FullShard), |accelerator| {
         let (folder, size) = of_rank(accelerator.process_index());
         let dtype = dtype(accelerator.process_index());
         let options = SaveModelOptions { max_shard_size: size.to_owned(), dtype, ..Default::default() };
@@ -339,7 +339,7 @@ fn on_each_node_one_process_writes_everything() {
     let builder = sharded(ShardingStrategy::FullShard).project_config(project);
     let nowhere = folder.path().join("file").join("nowhere");
     fs::write(folder.path().join("file"), "").unwrap();
-    testing::ranks_with(3, builder.clone(), |accelerator| {
+    testing::ranks(3, builder.clone(), |accelerator| {
         let store = prepared(&accelerator, 1.0)?;
         let own = if accelerator.is_local_main_process() { &folder.path().join("saved") } else { &nowhere };
         accelerator.save_model(&store, own, &Default::default())
@@ -348,7 +348,7 @@ fn on_each_node_one_process_writes_everything() {
     assert_eq!(listing(&folder.path().join("saved")), ["model.safetensors"]);
     assert_eq!(read(&folder.path().join("saved")), wanted(1.0));
 
-    let texts = testing::ranks_with(3, builder, |accelerator| {
+    let texts = testing::ranks(3, builder, |accelerator| {
         let error = accelerator.save_model(&prepared(&accelerator, 1.0)?, &nowhere, &Default::default()).unwrap_err();
         Ok(error.to_string())
     })
@@ -365,7 +365,7 @@ fn a_missing_parameter_is_missing_on_every_rank() {
     state = state.into_iter().filter(|(name, _)| name != "scale" && name != "norm.bias").collect();
     accelerate::checkpoint::save_file(&state, folder.path().join("model.safetensors")).unwrap();
     // Of the scalar, three of four ranks have no element.
-    testing::ranks_with(4, sharded(ShardingStrategy::FullShard), |accelerator| {
+    testing::ranks(4, sharded(ShardingStrategy::FullShard), |accelerator| {
         let store = prepared(&accelerator, 1.0)?;
         let text = accelerator.load_checkpoint_in_model(&store, folder.path()).unwrap_err().to_string();
         assert!(text.contains("2 missing: scale, norm.bias"), "rank {}: {text}", accelerator.process_index());

@@ -144,8 +144,7 @@ fn goes_on(name: &str, make: Maker) {
         (4, sharded(HybridShard, Some(2))),
     ] {
         let saved =
-            testing::ranks_with(world_size, builder, |accelerator| run(&accelerator, make, Taken::Nothing, 0..2))
-                .unwrap();
+            testing::ranks(world_size, builder, |accelerator| run(&accelerator, make, Taken::Nothing, 0..2)).unwrap();
         for rank in &saved {
             assert_equal(&rank.whole, &halfway.whole, &format!("{name}, saved on {world_size}"));
             assert!(rank.whole.1.layouts.is_empty() && !rank.shards.1.layouts.is_empty());
@@ -159,7 +158,7 @@ fn goes_on(name: &str, make: Maker) {
         ] {
             for taken in [Taken::Whole(&saved), Taken::Parts(&saved)] {
                 let go_on = |accelerator: Accelerator| run(&accelerator, make, taken, 2..4);
-                let went_on = testing::ranks_with(readers, builder.clone(), go_on);
+                let went_on = testing::ranks(readers, builder.clone(), go_on);
                 let context = format!("{name}, from {world_size} to {readers}");
                 went_on.unwrap().iter().for_each(|rank| assert_equal(&rank.whole, &wanted.whole, &context));
             }
@@ -193,7 +192,7 @@ fn slices_of_a_dim_make_up_a_model_on_any_number_of_ranks() {
     }
     let pieces = Mutex::new(pieces);
     for world_size in 1..=4 {
-        let states = testing::ranks_with(world_size, sharded(ShardingStrategy::FullShard, None), |accelerator| {
+        let states = testing::ranks(world_size, sharded(ShardingStrategy::FullShard, None), |accelerator| {
             let (store, module) = model(accelerator.device())?;
             let _model = accelerator.prepare(module)?;
             for param in store.parameters() {
@@ -213,7 +212,7 @@ fn slices_of_a_dim_make_up_a_model_on_any_number_of_ranks() {
 #[test]
 fn what_does_not_fit_is_refused_and_changes_nothing() {
     let run_with = |make: Maker| {
-        testing::ranks_with(3, sharded(FullShard, None), |accelerator| run(&accelerator, make, Taken::Nothing, 0..2))
+        testing::ranks(3, sharded(FullShard, None), |accelerator| run(&accelerator, make, Taken::Nothing, 0..2))
     };
     let mut ranks = run_with(adamw).unwrap();
     let (store, _) = model(Device::Cpu).unwrap();
@@ -251,7 +250,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     assert!(text.contains("the parameter groups of states 0 and 1 differ"), "{text}");
 
     // State that has no element for each of the parameter's.
-    let errors = testing::ranks_with(2, sharded(FullShard, None), |accelerator| {
+    let errors = testing::ranks(2, sharded(FullShard, None), |accelerator| {
         let store = ParamStore::new(Device::Cpu);
         let weight = store.root().param("weight", Tensor::ones([8192], (Kind::Float, Device::Cpu)))?;
         let module = ModuleFn::new(&store, move |input: &Tensor| Ok((weight.get()? * input).f_sum(None)?));

@@ -108,7 +108,7 @@ fn run(case: Case, plugin: Option<FullyShardedDataParallelPlugin>) -> Vec<Outcom
     if let Some(plugin) = plugin {
         builder = builder.fsdp_plugin(plugin);
     }
-    testing::ranks_with(case.world_size, builder, |accelerator| train(&accelerator, case)).unwrap()
+    testing::ranks(case.world_size, builder, |accelerator| train(&accelerator, case)).unwrap()
 }
 
 fn largest_difference(a: &[f64], b: &[f64]) -> f64 {
@@ -205,7 +205,7 @@ fn groups_of_ranks_of_every_size() {
 #[test]
 fn groups_that_ranks_do_not_fill_are_an_error_on_all_of_them() {
     let plugin = FullyShardedDataParallelPlugin { dp_shard_size: Some(2), ..plugin(HybridShard, NoWrap) };
-    let texts = testing::ranks(3, |accelerator| {
+    let texts = testing::ranks(3, Default::default(), |accelerator| {
         let builder = Accelerator::builder().fsdp_plugin(plugin.clone());
         Ok(builder.build_from(&accelerator).map(drop).unwrap_err().to_string())
     });
@@ -241,7 +241,7 @@ fn an_overflow_in_one_part_skips_the_step_on_all_ranks() {
     let scaler = accelerate::GradScalerKwargs { init_scale: Some(128.0), ..Default::default() };
     let builder =
         Accelerator::builder().mixed_precision(MixedPrecision::Fp16).kwargs_handler(scaler).fsdp_plugin(plugin);
-    let skipped = testing::ranks_with(3, builder, |accelerator| {
+    let skipped = testing::ranks(3, builder, |accelerator| {
         let store = ParamStore::new(accelerator.device());
         let weight = store.root().param("weight", ([6], Init::Ones))?;
         let used = weight.clone();
@@ -285,7 +285,7 @@ fn weights_move(
 ) {
     let folder = tempfile::tempdir().unwrap();
     let builder = |plugin: &FullyShardedDataParallelPlugin| Accelerator::builder().fsdp_plugin(plugin.clone());
-    testing::ranks_with(world_size, builder(&plugin), |accelerator| {
+    testing::ranks(world_size, builder(&plugin), |accelerator| {
         let (store, module) = model(&accelerator)?;
         let model = accelerator.prepare(module)?;
         store.get("embed.weight").unwrap().copy_(&Tensor::from(7f32))?;
@@ -294,7 +294,7 @@ fn weights_move(
     })
     .unwrap();
     for (world_size, plugin) in readers {
-        testing::ranks_with(*world_size, builder(plugin), |accelerator| {
+        testing::ranks(*world_size, builder(plugin), |accelerator| {
             let (store, module) = model(&accelerator)?;
             let wanted = store.get("blocks.0.up.weight").unwrap().get().unwrap().detach().copy();
             let model = accelerator.prepare(module)?;
@@ -313,7 +313,7 @@ fn weights_move(
 
 #[test]
 fn what_needs_whole_parameters_is_refused() {
-    let texts = testing::ranks_with(2, Accelerator::builder().fsdp_plugin(plugin(FullShard, NoWrap)), |accelerator| {
+    let texts = testing::ranks(2, Accelerator::builder().fsdp_plugin(plugin(FullShard, NoWrap)), |accelerator| {
         let (store, module) = model(&accelerator)?;
         let adafactor = Adafactor::new(&store, 0.1)?;
         let (model, mut adafactor) = accelerator.prepare((module, adafactor))?;
@@ -334,7 +334,7 @@ fn what_needs_whole_parameters_is_refused() {
 /// Losses of five steps in bfloat16, and where everything has its parts: the types of parts, gradients and what layers see.
 fn train_in_bf16(world_size: usize, plugin: FullyShardedDataParallelPlugin) -> (Vec<f64>, [Kind; 3]) {
     let builder = Accelerator::builder().mixed_precision(MixedPrecision::Bf16).fsdp_plugin(plugin);
-    let runs = testing::ranks_with(world_size, builder, |accelerator| {
+    let runs = testing::ranks(world_size, builder, |accelerator| {
         let (store, module) = model(&accelerator)?;
         let (model, mut optimizer) = accelerator.prepare((module, AdamW::new(&store, 0.02)?))?;
         let tokens = Tensor::arange(11, (Kind::Int64, Device::Cpu));
@@ -389,7 +389,7 @@ fn outputs_are_of_the_type_that_is_asked_for() {
         let plugin =
             FullyShardedDataParallelPlugin { mixed_precision_policy, ..plugin(FullShard, TransformerBasedWrap) };
         let builder = Accelerator::builder().mixed_precision(mixed_precision).fsdp_plugin(plugin);
-        let kinds = testing::ranks_with(2, builder, |accelerator| {
+        let kinds = testing::ranks(2, builder, |accelerator| {
             let (_, module) = model(&accelerator)?;
             Ok(accelerator.prepare(module)?.forward(&Tensor::from_slice(&[1i64, 2]))?.kind())
         });
@@ -404,7 +404,7 @@ fn rows_of_embeddings_get_the_gradients_of_whole_tables() {
             let run = |plugin: Option<FullyShardedDataParallelPlugin>| {
                 let builder = Accelerator::builder().gradient_accumulation_steps(accumulation);
                 let builder = plugin.map_or(builder.clone(), |plugin| builder.fsdp_plugin(plugin));
-                testing::ranks_with(2, builder, |accelerator| {
+                testing::ranks(2, builder, |accelerator| {
                     let store = ParamStore::new(accelerator.device());
                     let config = EmbeddingConfig { padding_idx: Some(3) };
                     let embed = Embedding::new(store.root() / "embed", 9, 5, config)?;
@@ -445,7 +445,7 @@ fn a_graph_from_before_the_step_is_refused() {
     for strategy in [FullShard, OptimizerState] {
         for world_size in [1, 2] {
             let builder = Accelerator::builder().fsdp_plugin(plugin(strategy, TransformerBasedWrap));
-            let texts = testing::ranks_with(world_size, builder, |accelerator| {
+            let texts = testing::ranks(world_size, builder, |accelerator| {
                 let (store, module) = model(&accelerator)?;
                 let (model, mut optimizer) = accelerator.prepare((module, AdamW::new(&store, 0.1)?))?;
                 let loss = || Ok::<_, Error>(model.forward(&Tensor::from_slice(&[1i64, 2]))?.f_sum(Kind::Float)?);
@@ -465,7 +465,7 @@ fn a_graph_from_before_the_step_is_refused() {
 fn parts_that_are_written_to_directly_reach_all_ranks() {
     for strategy in [FullShard, ShardGradOp, OptimizerState] {
         let builder = Accelerator::builder().fsdp_plugin(plugin(strategy, TransformerBasedWrap));
-        let seen = testing::ranks_with(2, builder, |accelerator| {
+        let seen = testing::ranks(2, builder, |accelerator| {
             let (store, module) = model(&accelerator)?;
             let model = accelerator.prepare(module)?;
             let tokens = Tensor::from_slice(&[1i64, 2]);
@@ -481,7 +481,7 @@ fn parts_that_are_written_to_directly_reach_all_ranks() {
 
 #[test]
 fn state_of_full_parameters_is_refused_once_they_are_sharded() {
-    let texts = testing::ranks_with(2, Accelerator::builder().fsdp_plugin(plugin(FullShard, NoWrap)), |accelerator| {
+    let texts = testing::ranks(2, Accelerator::builder().fsdp_plugin(plugin(FullShard, NoWrap)), |accelerator| {
         let (store, module) = model(&accelerator)?;
         let mut optimizers = (AdamW::new(&store, 0.1)?, Sgd::builder(&store).lr(0.1).momentum(0.9).build()?);
         let mut small = AdamW8bit::new(&store, 0.1)?;
@@ -509,7 +509,7 @@ fn state_of_full_parameters_is_refused_once_they_are_sharded() {
 
 #[test]
 fn tensors_that_others_compute_with_are_not_sharded() {
-    let texts = testing::ranks_with(2, Accelerator::builder().fsdp_plugin(plugin(FullShard, NoWrap)), |accelerator| {
+    let texts = testing::ranks(2, Accelerator::builder().fsdp_plugin(plugin(FullShard, NoWrap)), |accelerator| {
         let variables = tch::nn::VarStore::new(accelerator.device());
         let linear = tch::nn::linear(variables.root(), 2, 1, Default::default());
         let store = ParamStore::from_var_store(&variables)?;
@@ -536,21 +536,20 @@ fn tensors_that_others_compute_with_are_not_sharded() {
 
 #[test]
 fn an_optimizer_made_before_prepare_keeps_parts_of_its_state_only() {
-    let elements =
-        testing::ranks_with(2, Accelerator::builder().fsdp_plugin(plugin(FullShard, NoWrap)), |accelerator| {
-            let (store, module) = model(&accelerator)?;
-            let optimizer = AdamW::new(&store, 0.1)?;
-            let all: usize = store.trainable_parameters().iter().map(Param::numel).sum();
-            let (model, mut optimizer) = accelerator.prepare((module, optimizer))?;
-            let loss = model.forward(&Tensor::from_slice(&[1i64, 2]))?.f_square()?.f_mean(Kind::Float)?;
-            accelerator.backward(&loss)?;
-            optimizer.step()?;
-            let state = optimizer.state_dict()?;
-            let own: usize =
-                state.tensors.iter().filter(|(name, _)| name.starts_with("exp_avg_sq")).map(|(_, t)| t.numel()).sum();
-            Ok((all, own))
-        })
-        .unwrap();
+    let elements = testing::ranks(2, Accelerator::builder().fsdp_plugin(plugin(FullShard, NoWrap)), |accelerator| {
+        let (store, module) = model(&accelerator)?;
+        let optimizer = AdamW::new(&store, 0.1)?;
+        let all: usize = store.trainable_parameters().iter().map(Param::numel).sum();
+        let (model, mut optimizer) = accelerator.prepare((module, optimizer))?;
+        let loss = model.forward(&Tensor::from_slice(&[1i64, 2]))?.f_square()?.f_mean(Kind::Float)?;
+        accelerator.backward(&loss)?;
+        optimizer.step()?;
+        let state = optimizer.state_dict()?;
+        let own: usize =
+            state.tensors.iter().filter(|(name, _)| name.starts_with("exp_avg_sq")).map(|(_, t)| t.numel()).sum();
+        Ok((all, own))
+    })
+    .unwrap();
     let all = elements[0].0;
     assert_eq!(elements.iter().map(|(_, own)| own).sum::<usize>(), all);
     assert!(elements.iter().all(|(_, own)| own.abs_diff(all / 2) <= 1));
@@ -578,7 +577,7 @@ fn in_order(
 #[test]
 fn ranks_that_use_units_in_different_orders_are_told_before_the_step() {
     let builder = Accelerator::builder().fsdp_plugin(plugin(FullShard, TransformerBasedWrap));
-    let texts = testing::ranks_with(3, builder, |accelerator| {
+    let texts = testing::ranks(3, builder, |accelerator| {
         let (store, module) = in_order(&accelerator, accelerator.process_index() == 2)?;
         let (model, mut optimizer) = accelerator.prepare((module, Sgd::new(&store, 0.1)?))?;
         let before = store.state_dict()?.iter().map(|(_, tensor)| tensor.copy()).collect::<Vec<_>>();

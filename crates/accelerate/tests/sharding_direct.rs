@@ -56,7 +56,7 @@ enum Ends {
 fn a_rank_that_has_ended_waits_until_nobody_reads_its_parts() {
     for ends in [Ends::InForward, Ends::InBackward] {
         let left: &'static Barrier = Box::leak(Box::new(Barrier::new(2)));
-        let results = testing::ranks_with(2, builder(), |accelerator| {
+        let results = testing::ranks(2, builder(), |accelerator| {
             let waits = accelerator.process_index() == 1;
             let store = ParamStore::new(Device::Cpu);
             let between = move |x: &Tensor| match ends {
@@ -75,7 +75,7 @@ fn a_rank_that_has_ended_waits_until_nobody_reads_its_parts() {
             let output = model.forward(&input)?;
             if ends == Ends::InBackward {
                 // Not the accelerator's: nothing is compared afterwards.
-                accelerator.no_sync(&model, || Ok(backward(&[&output.sum(Kind::Float)], None, false, false)?))?;
+                accelerator.no_sync(&model, || Ok(backward(&[&output.sum(Kind::Float)], None, Default::default())?))?;
             }
             if !waits {
                 left.wait();
@@ -90,7 +90,7 @@ fn a_rank_that_has_ended_waits_until_nobody_reads_its_parts() {
 
 #[test]
 fn parts_that_change_between_the_passes_are_an_error() {
-    let texts = testing::ranks_with(2, builder(), |accelerator| {
+    let texts = testing::ranks(2, builder(), |accelerator| {
         let store = ParamStore::new(Device::Cpu);
         let model = accelerator.prepare(layers(&store, |_| ())?)?;
         let _output = model.forward(&ones())?;
@@ -111,7 +111,7 @@ fn parts_that_change_between_the_passes_are_an_error() {
 /// Values that everyone sets between the passes of two graphs are seen by the second one.
 #[test]
 fn parameters_may_be_overwritten_between_passes_without_a_step() {
-    let outputs = testing::ranks_with(3, builder(), |accelerator| {
+    let outputs = testing::ranks(3, builder(), |accelerator| {
         let store = ParamStore::new(Device::Cpu);
         let model = accelerator.prepare(layers(&store, |_| ())?)?;
         let mut outputs = Vec::new();
@@ -138,7 +138,7 @@ fn parameters_may_be_overwritten_between_passes_without_a_step() {
 /// Ranks are as unequal as they can be, and all have the same sums.
 #[test]
 fn ranks_of_different_speed_train_alike() {
-    let losses = testing::ranks_with(3, builder(), |accelerator| {
+    let losses = testing::ranks(3, builder(), |accelerator| {
         let store = ParamStore::new(Device::Cpu);
         let rank = accelerator.process_index();
         let busy = move |_: &Tensor| {
@@ -169,7 +169,7 @@ fn ranks_of_different_speed_train_alike() {
 #[test]
 fn several_models_and_optimizers() {
     let run = |builder: AcceleratorBuilder| {
-        let values = testing::ranks_with(2, builder, |accelerator| {
+        let values = testing::ranks(2, builder, |accelerator| {
             let stores = [0, 1].map(|_| ParamStore::new(Device::Cpu));
             let models = (layers(&stores[0], |_| ())?, layers(&stores[1], |_| ())?);
             let optimizers = (Sgd::new(&stores[0], 0.02)?, Sgd::new(&stores[1], 0.01)?);

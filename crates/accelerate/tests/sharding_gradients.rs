@@ -12,7 +12,7 @@ fn train_large_layers(plugin: Option<FullyShardedDataParallelPlugin>, accumulati
     const WIDTH: i64 = 1024;
     let builder = Accelerator::builder().gradient_accumulation_steps(accumulation);
     let builder = plugin.map_or(builder.clone(), |plugin| builder.fsdp_plugin(plugin));
-    testing::ranks_with(2, builder, |accelerator| {
+    testing::ranks(2, builder, |accelerator| {
         let store = ParamStore::new(accelerator.device());
         let embed = Embedding::new(store.root() / "embed", 1101, WIDTH, Default::default())?;
         let head =

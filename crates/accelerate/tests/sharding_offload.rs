@@ -80,7 +80,7 @@ fn run(case: Case, plugin: FullyShardedDataParallelPlugin) -> Vec<Outcome> {
         .gradient_accumulation_steps(case.accumulation)
         .mixed_precision(case.precision)
         .fsdp_plugin(plugin);
-    testing::ranks_with(case.world_size, builder, |accelerator| train(&accelerator, case)).unwrap()
+    testing::ranks(case.world_size, builder, |accelerator| train(&accelerator, case)).unwrap()
 }
 
 fn sharded(sharding_strategy: ShardingStrategy) -> FullyShardedDataParallelPlugin {
@@ -175,7 +175,7 @@ fn offloading(folder: &TempDir) -> AcceleratorBuilder {
 #[test]
 fn parts_on_a_disk_take_no_memory_and_say_so() {
     let folder = tempfile::tempdir().unwrap();
-    testing::ranks_with(2, offloading(&folder), |accelerator| {
+    testing::ranks(2, offloading(&folder), |accelerator| {
         let store = ParamStore::new(accelerator.device());
         let model = accelerator.prepare(model(&store)?)?;
         let weight = store.get("blocks.0.weight").unwrap();
@@ -198,7 +198,7 @@ fn parts_on_a_disk_take_no_memory_and_say_so() {
 #[test]
 fn what_was_read_ahead_is_not_used_once_it_is_old() {
     let folder = tempfile::tempdir().unwrap();
-    testing::ranks_with(2, offloading(&folder), |accelerator| {
+    testing::ranks(2, offloading(&folder), |accelerator| {
         let store = ParamStore::new(accelerator.device());
         let blocks = store.root() / "blocks";
         let params = [0, 1, 2].map(|index| (&blocks / index).param("weight", ([3], Init::Ones)));
@@ -231,7 +231,7 @@ fn files_are_those_of_a_model_in_memory() {
     let (disk, saved, other) =
         (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let save = |builder: AcceleratorBuilder, folder: &Path| {
-        testing::ranks_with(3, builder, |accelerator| {
+        testing::ranks(3, builder, |accelerator| {
             let store = ParamStore::new(accelerator.device());
             let model = accelerator.prepare(model(&store)?)?;
             accelerator.save_model(&model, folder, &Default::default())
@@ -251,7 +251,7 @@ fn files_are_those_of_a_model_in_memory() {
         assert_eq!(std::fs::read(saved.path().join(&name)).unwrap(), std::fs::read(other.path().join(&name)).unwrap());
     }
     // And back into parts on a disk, on another number of ranks.
-    testing::ranks_with(2, offloading(&disk), |accelerator| {
+    testing::ranks(2, offloading(&disk), |accelerator| {
         let store = ParamStore::new(accelerator.device());
         let _model = accelerator.prepare(model(&store)?)?;
         let wanted = store.state_dict()?;
@@ -270,7 +270,7 @@ fn files_are_those_of_a_model_in_memory() {
 #[test]
 fn models_without_memory_go_to_the_disk_part_by_part() {
     let folder = tempfile::tempdir().unwrap();
-    testing::ranks_with(3, offloading(&folder), |accelerator| {
+    testing::ranks(3, offloading(&folder), |accelerator| {
         let store = ParamStore::init_empty_weights(accelerator.device());
         let blocks = store.root() / "blocks";
         let param = |index: usize, value| (&blocks / index).param("weight", ([5, 4], Init::Constant(value)));
@@ -300,7 +300,7 @@ fn a_configuration_of_deep_speed_trains_over_a_disk() {
             hf_ds_config: Some(config.to_string().parse::<DeepSpeedSource>().unwrap()),
             ..Default::default()
         };
-        testing::ranks_with(2, Accelerator::builder().deepspeed_plugin(plugin), |accelerator| {
+        testing::ranks(2, Accelerator::builder().deepspeed_plugin(plugin), |accelerator| {
             let store = ParamStore::new(accelerator.device());
             let (model, mut optimizer) = accelerator.prepare((model(&store)?, DummyOptim::new(&store)))?;
             assert_eq!(optimizer.is_state_offloaded(), device == "nvme");
@@ -323,7 +323,7 @@ fn a_configuration_of_deep_speed_trains_over_a_disk() {
 fn one_rank_without_its_disk_stops_all_of_them() {
     let folder = tempfile::tempdir().unwrap();
     let builder = Accelerator::builder().fsdp_plugin(sharded(ShardingStrategy::FullShard));
-    let outcomes = testing::ranks_with(3, builder, |accelerator| {
+    let outcomes = testing::ranks(3, builder, |accelerator| {
         let store = ParamStore::new(accelerator.device());
         let module = model(&store)?;
         let mut optimizer = Lion::new(&store, 0.02)?;
@@ -344,7 +344,7 @@ fn one_rank_without_its_disk_stops_all_of_them() {
 #[test]
 fn what_cannot_be_offloaded_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    testing::ranks_with(1, offloading(&folder), |accelerator| {
+    testing::ranks(1, offloading(&folder), |accelerator| {
         let store = ParamStore::new(accelerator.device());
         store.root().param("weight", ([2], Init::Ones))?;
         let error = accelerator.prepare(Sgd::new(&store, 0.1)?).unwrap_err().to_string();
@@ -356,7 +356,7 @@ fn what_cannot_be_offloaded_is_refused() {
     let (offload_optimizer, offload_params) = (Some(missing.clone()), Some(missing));
     let plugin =
         FullyShardedDataParallelPlugin { offload_optimizer, offload_params, ..sharded(ShardingStrategy::FullShard) };
-    let texts = testing::ranks_with(2, Accelerator::builder().fsdp_plugin(plugin), |accelerator| {
+    let texts = testing::ranks(2, Accelerator::builder().fsdp_plugin(plugin), |accelerator| {
         let store = ParamStore::new(accelerator.device());
         Ok(accelerator.prepare(model(&store)?).err().unwrap().to_string())
     })

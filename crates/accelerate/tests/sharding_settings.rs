@@ -47,7 +47,7 @@ struct Outcome {
 
 /// Some steps on two ranks, on each with weights that are moved by so much.
 fn train(builder: AcceleratorBuilder, kind: Kind, offsets: [f64; 2]) -> Vec<Outcome> {
-    let runs = testing::ranks_with(2, builder, |accelerator| {
+    let runs = testing::ranks(2, builder, |accelerator| {
         let rank = accelerator.process_index();
         let (store, module) = model(kind, offsets[rank])?;
         let (model, mut optimizer) = accelerator.prepare((module, AdamW::new(&store, 1e-3)?))?;
@@ -107,7 +107,7 @@ fn mixed_precision_trains_weights_of_16_bits_in_float32() {
 #[test]
 fn what_is_only_evaluated_stays_in_16_bits() {
     let builder = Accelerator::builder().mixed_precision(MixedPrecision::Bf16).fsdp_plugin(plugin(FullShard));
-    let kinds = testing::ranks_with(2, builder, |accelerator| {
+    let kinds = testing::ranks(2, builder, |accelerator| {
         let (store, module) = model(Kind::BFloat16, 0.0)?;
         let model =
             accelerator.prepare_model(module, PrepareModelOptions { evaluation_mode: true, ..Default::default() })?;
@@ -161,7 +161,7 @@ fn every_prepared_model_has_a_plan() {
     for strategy in [None, Some(NoShard), Some(FullShard)] {
         let builder = Accelerator::builder();
         let builder = strategy.map_or(builder.clone(), |strategy| builder.fsdp_plugin(plugin(strategy)));
-        let plans = testing::ranks_with(2, builder, |accelerator| {
+        let plans = testing::ranks(2, builder, |accelerator| {
             assert!(accelerator.plan().is_empty());
             let _models = accelerator.prepare((model(Kind::Float, 0.0)?.1, model(Kind::Double, 0.0)?.1))?;
             Ok(accelerator.plan())

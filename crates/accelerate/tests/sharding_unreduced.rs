@@ -63,7 +63,7 @@ fn assert_as_without_sharding(
     for world_size in [1, 2, 3] {
         let run = |strategy: Option<ShardingStrategy>| {
             let builder = strategy.map_or(builder.clone(), |strategy| builder.clone().fsdp_plugin(plugin(strategy)));
-            testing::ranks_with(world_size, builder, |accelerator| body(&accelerator, strategy.is_some())).unwrap()
+            testing::ranks(world_size, builder, |accelerator| body(&accelerator, strategy.is_some())).unwrap()
         };
         let wanted = run(None);
         for strategy in [FullShard, ShardGradOp, OptimizerState, OptimizerStateAndGradients, HybridShard] {
@@ -155,7 +155,7 @@ fn clipping_sees_gradients_that_no_backward_pass_has_reduced() {
 #[test]
 fn a_graph_keeps_the_values_that_it_was_made_with() {
     let gradients = |changes: bool| {
-        testing::ranks_with(2, Accelerator::builder().fsdp_plugin(plugin(ShardGradOp)), |accelerator| {
+        testing::ranks(2, Accelerator::builder().fsdp_plugin(plugin(ShardGradOp)), |accelerator| {
             let (store, module) = model(5, || ())?;
             let (model, mut optimizer) = accelerator.prepare((module, Sgd::new(&store, 0.5)?))?;
             accelerator.backward(&loss(&model.forward(&input(&accelerator, 0))?)?)?;
@@ -176,7 +176,7 @@ fn a_graph_keeps_the_values_that_it_was_made_with() {
 
 #[test]
 fn what_was_decided_by_prepare_is_not_frozen_in_silence() {
-    testing::ranks_with(2, Accelerator::builder().fsdp_plugin(plugin(FullShard)), |accelerator| {
+    testing::ranks(2, Accelerator::builder().fsdp_plugin(plugin(FullShard)), |accelerator| {
         let (store, module) = model(5, || ())?;
         let bias = store.get("layers.1.bias").unwrap();
         bias.set_requires_grad(false)?;
@@ -198,7 +198,7 @@ fn what_was_decided_by_prepare_is_not_frozen_in_silence() {
 fn the_gradient_of_an_input_alone_leaves_nothing_behind() {
     const WIDTH: i64 = 1100;
     let run = |builder: AcceleratorBuilder| {
-        testing::ranks_with(2, builder, |accelerator| {
+        testing::ranks(2, builder, |accelerator| {
             let (store, module) = model(WIDTH, || ())?;
             let model = accelerator.prepare(module)?;
             let x = (Tensor::arange(2 * WIDTH, FLOAT) + accelerator.process_index() as i64).sin().view([2, WIDTH]);
@@ -256,7 +256,7 @@ fn what_ranks_have_whole_may_be_frozen_and_unfrozen() {
         let run = |plugin: Option<FullyShardedDataParallelPlugin>| {
             let builder = Accelerator::builder();
             let builder = plugin.map_or(builder.clone(), |plugin| builder.fsdp_plugin(plugin));
-            testing::ranks_with(2, builder, |accelerator| {
+            testing::ranks(2, builder, |accelerator| {
                 let (store, module) = model(5, || ())?;
                 let weight = store.get("layers.1.weight").unwrap();
                 weight.set_requires_grad(begins)?;
@@ -292,7 +292,7 @@ fn what_ranks_have_whole_may_be_frozen_and_unfrozen() {
 fn the_loss_scale_is_taken_from_gradients_that_nobody_has_reduced() {
     let scaler = accelerate::GradScalerKwargs { init_scale: Some(64.0), ..Default::default() };
     let builder = Accelerator::builder().mixed_precision(accelerate::MixedPrecision::Fp16).kwargs_handler(scaler);
-    let moved = testing::ranks_with(2, builder.fsdp_plugin(plugin(FullShard)), |accelerator| {
+    let moved = testing::ranks(2, builder.fsdp_plugin(plugin(FullShard)), |accelerator| {
         let (store, module) = model(5, || ())?;
         let (model, mut optimizer) = accelerator.prepare((module, Sgd::new(&store, 1.0)?))?;
         let before = values(&store)?;

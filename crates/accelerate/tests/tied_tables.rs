@@ -7,7 +7,7 @@ use accelerate::nn::{Embedding, EmbeddingConfig, Linear, Module, ModuleFn, Param
 use accelerate::optim::Sgd;
 use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{Accelerator, AcceleratorBuilder, DistributedDataParallelKwargs, MixedPrecision, Result, testing};
-use torch_ext::autograd::backward;
+use torch_ext::autograd::{BackwardOptions, backward};
 
 /// Above 4 MiB: smaller ones are left to libtorch.
 const ROWS: i64 = 1101;
@@ -58,7 +58,7 @@ fn tied(
         match uses {
             Uses::Both => score(&embed(tokens)?),
             Uses::Twice => Ok(score(&embed(tokens)?)? + score(&embed(&tokens.f_flip([0])?)?)?.f_tanh()?),
-            Uses::Checkpointed => checkpoint(&[&embed(tokens)?], move |inputs| score(&inputs[0])),
+            Uses::Checkpointed => checkpoint(&[&embed(tokens)?], Default::default(), move |inputs| score(&inputs[0])),
             Uses::EmbeddingOnly => embed(tokens),
             Uses::HeadOnly => score(&Tensor::f_ones([2, WIDTH], (Kind::Float, Device::Cpu))?),
         }
@@ -90,8 +90,8 @@ fn gradients(uses: Uses, has_layers: bool, is_frozen: bool) -> Vec<Vec<f32>> {
         let _ = evaluate(&model, step);
         let loss = model.forward(&tokens(step)).unwrap().square().mean(None);
         if loss.requires_grad() {
-            backward(&[&loss], None, true, false).unwrap();
-            backward(&[&loss], None, false, false).unwrap();
+            backward(&[&loss], None, BackwardOptions { retain_graph: true, ..Default::default() }).unwrap();
+            backward(&[&loss], None, Default::default()).unwrap();
         }
     }
     let values = |grad: Tensor| Vec::try_from(grad.reshape([-1])).unwrap();
@@ -116,7 +116,7 @@ fn gradients_are_those_of_libtorch() {
 
 /// Table and bias after some steps.
 fn train(world_size: usize, builder: AcceleratorBuilder, uses: Uses, has_layers: bool) -> Vec<Vec<f32>> {
-    testing::ranks_with(world_size, builder, |accelerator| {
+    testing::ranks(world_size, builder, |accelerator| {
         let store = ParamStore::new(accelerator.device());
         let model = tied(&store, uses, has_layers)?;
         let (model, mut optimizer) = accelerator.prepare((model, Sgd::new(&store, 0.5)?))?;
@@ -164,7 +164,7 @@ fn a_table_that_has_moved_is_used_where_it_is() {
         let mut found = Vec::new();
         for step in 0..2 {
             let output = model.forward(&tokens(step)).unwrap();
-            backward(&[&output.square().mean(None)], None, false, false).unwrap();
+            backward(&[&output.square().mean(None)], None, Default::default()).unwrap();
             store.to_kind(Kind::Double).unwrap();
             store.to_kind(Kind::Float).unwrap();
             store.parameters()[0].copy_(&(store.parameters()[0].get().unwrap() * 2.0)).unwrap();

@@ -47,11 +47,19 @@ pub fn is_grad_enabled() -> bool {
 /// What a closure that libtorch calls returns: any error will do, `?` works on this crate's and tch's.
 pub type CallbackResult<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
+/// How [`backward`] treats the graph.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BackwardOptions {
+    /// Keep the graph for another pass.
+    pub retain_graph: bool,
+    /// Record the pass itself, so that gradients can be differentiated again; keeps the graph as well.
+    pub create_graph: bool,
+}
+
 /// Runs the backward pass from `outputs` and *adds* the gradients to the leaves' gradients.
 ///
 /// `grad_outputs` holds one gradient per output, of the output's shape and kind; without it every output
-/// must be a scalar, whose gradient is one. `retain_graph` keeps the graph for another pass;
-/// `create_graph` records the pass itself, so that gradients can be differentiated again, and keeps the graph for that.
+/// must be a scalar, whose gradient is one.
 ///
 /// An error that a hook, a custom function or a saved-tensor token returned comes back as an error whose
 /// [`source`](std::error::Error::source) it is; a panic in one of them is raised again here. With tch's own
@@ -62,16 +70,11 @@ pub type CallbackResult<T> = std::result::Result<T, Box<dyn std::error::Error + 
 /// use torch_ext::autograd;
 /// let weight = Tensor::from(3f32).set_requires_grad(true);
 /// let loss = &weight * &weight;
-/// autograd::backward(&[&loss], None, false, false)?;
+/// autograd::backward(&[&loss], None, Default::default())?;
 /// assert_eq!(autograd::gradient_of(&weight)?.map(|gradient| gradient.double_value(&[])), Some(6.0));
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
-pub fn backward(
-    outputs: &[&Tensor],
-    grad_outputs: Option<&[&Tensor]>,
-    retain_graph: bool,
-    create_graph: bool,
-) -> Result<()> {
+pub fn backward(outputs: &[&Tensor], grad_outputs: Option<&[&Tensor]>, options: BackwardOptions) -> Result<()> {
     check_gradient_count("backward", outputs, grad_outputs)?;
     let outputs = handles(outputs.iter().copied());
     let gradients = grad_outputs.map(|list| handles(list.iter().copied()));
@@ -83,8 +86,8 @@ pub fn backward(
             gradients.as_ref().map_or(std::ptr::null(), |list| list.as_ptr()),
             std::ptr::null(),
             0,
-            retain_graph || create_graph,
-            create_graph,
+            options.retain_graph || options.create_graph,
+            options.create_graph,
         )
     };
     check("backward", status)

@@ -8,8 +8,15 @@ unsafe extern "C" {
     fn te_deterministic_algorithms(enabled: *mut bool) -> i32;
 }
 
-/// From here on libtorch uses deterministic algorithms only, in the whole process (`torch.use_deterministic_algorithms`).
-/// An operation that has none is an error, or with `warn_only` a warning.
+/// How strict [`use_deterministic_algorithms`] is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeterministicOptions {
+    /// Is an operation that has no deterministic algorithm a warning? Default false: it is an error.
+    pub warn_only: bool,
+}
+
+/// From here on libtorch uses deterministic algorithms only, in the whole process, or any again
+/// (`torch.use_deterministic_algorithms`).
 ///
 /// On NVIDIA GPUs, cuBLAS asks for `CUBLAS_WORKSPACE_CONFIG=:4096:8` in the environment of the process as well.
 ///
@@ -17,14 +24,14 @@ unsafe extern "C" {
 /// None that is expected.
 ///
 /// ```
-/// torch_ext::use_deterministic_algorithms(true, false)?;
+/// torch_ext::use_deterministic_algorithms(true, Default::default())?;
 /// assert!(torch_ext::are_deterministic_algorithms_enabled()?);
-/// torch_ext::use_deterministic_algorithms(false, false)?;
+/// torch_ext::use_deterministic_algorithms(false, Default::default())?;
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
-pub fn use_deterministic_algorithms(enabled: bool, warn_only: bool) -> Result<()> {
+pub fn use_deterministic_algorithms(enabled: bool, options: DeterministicOptions) -> Result<()> {
     // SAFETY: sets two flags of libtorch's own context; no pointer is passed.
-    check("use_deterministic_algorithms", unsafe { te_set_deterministic_algorithms(enabled, warn_only) })
+    check("use_deterministic_algorithms", unsafe { te_set_deterministic_algorithms(enabled, options.warn_only) })
 }
 
 /// Does libtorch use deterministic algorithms only?

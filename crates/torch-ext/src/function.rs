@@ -82,7 +82,7 @@ unsafe extern "C" {
 ///         Ok(vec![gradients[0].as_ref().map(|gradient| gradient * x * 2.0)])
 ///     },
 /// )?;
-/// autograd::backward(&[&y[0]], None, false, false)?;
+/// autograd::backward(&[&y[0]], None, Default::default())?;
 /// assert_eq!(autograd::gradient_of(&x)?.map(|gradient| gradient.double_value(&[])), Some(6.0));
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
@@ -126,7 +126,7 @@ pub fn apply_function(
 /// let table = Tensor::ones([4, 2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
 /// let [whole, rows] = two_uses(&table)?;
 /// let loss = whole.sum(Kind::Float) + Tensor::embedding(&rows, &Tensor::from(1i64), -1, false, true).sum(Kind::Float);
-/// autograd::backward(&[&loss], None, false, false)?;
+/// autograd::backward(&[&loss], None, Default::default())?;
 /// let gradient = autograd::gradient_of(&table)?.ok_or("no gradient")?;
 /// assert_eq!(Vec::<Vec<f32>>::try_from(&gradient)?, [[1.0, 1.0], [2.0, 2.0], [1.0, 1.0], [1.0, 1.0]]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -202,7 +202,7 @@ impl ForwardContext {
 ///         Ok(vec![gradients[0].as_ref().map(|gradient| gradient * 5.0), None])
 ///     },
 /// )?;
-/// autograd::backward(&[&y[0]], None, false, false)?;
+/// autograd::backward(&[&y[0]], None, Default::default())?;
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
 pub struct BackwardContext<'a> {

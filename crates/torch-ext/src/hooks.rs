@@ -60,9 +60,9 @@ type GradientHook = dyn FnMut(&Tensor) -> CallbackResult<Option<Tensor>> + Send;
 ///     log.lock().unwrap().push(gradient.double_value(&[]));
 ///     Ok(())
 /// })?;
-/// autograd::backward(&[&(&weight * 2.0)], None, false, false)?;
+/// autograd::backward(&[&(&weight * 2.0)], None, Default::default())?;
 /// hook.remove();
-/// autograd::backward(&[&(&weight * 2.0)], None, false, false)?;
+/// autograd::backward(&[&(&weight * 2.0)], None, Default::default())?;
 /// assert_eq!(*seen.lock().unwrap(), [2.0]);
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
@@ -101,7 +101,7 @@ pub fn register_post_accumulate_grad_hook(
 /// use torch_ext::{autograd, hooks};
 /// let weight = tch::Tensor::from(3f32).set_requires_grad(true);
 /// let hook = hooks::register_hook(&weight, |gradient| Ok(Some(gradient * 10.0)))?;
-/// autograd::backward(&[&(&weight * 2.0)], None, false, false)?;
+/// autograd::backward(&[&(&weight * 2.0)], None, Default::default())?;
 /// assert_eq!(autograd::gradient_of(&weight)?.map(|gradient| gradient.double_value(&[])), Some(20.0));
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
@@ -140,7 +140,7 @@ pub fn register_hook(
 ///     hooks::queue_callback(move || Ok(seen.lock().unwrap().push("at the end")))?;
 ///     Ok(None)
 /// })?;
-/// autograd::backward(&[&(&weight * 2.0)], None, false, false)?;
+/// autograd::backward(&[&(&weight * 2.0)], None, Default::default())?;
 /// assert_eq!(*log.lock().unwrap(), ["at the end"]);
 /// assert!(hooks::queue_callback(|| Ok(())).is_err());
 /// # Ok::<(), torch_ext::Error>(())

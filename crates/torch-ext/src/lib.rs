@@ -31,15 +31,15 @@ mod work;
 
 pub use aot_inductor::{AotInductorModel, InputSpec};
 pub use autocast::{Autocast, AutocastGuard};
-pub use autograd::{CallbackResult, GradOptions};
-pub use deterministic::{are_deterministic_algorithms_enabled, use_deterministic_algorithms};
+pub use autograd::{BackwardOptions, CallbackResult, GradOptions};
+pub use deterministic::{DeterministicOptions, are_deterministic_algorithms_enabled, use_deterministic_algorithms};
 pub use error::{Error, Result};
 pub use function::apply_function;
 pub use generator::Generator;
 pub use hooks::HookHandle;
 pub use kinds::{kind_from_scalar_type, scalar_type};
 pub use nccl::NcclOptions;
-pub use process_group::{GlooInterface, GlooOptions, ProcessGroup, ReduceOp};
+pub use process_group::{GlooInterface, GlooOptions, MonitoredBarrierOptions, ProcessGroup, ReduceOp};
 pub use reducer::{GradBucket, Reducer, ReducerOptions, compute_bucket_assignment_by_size};
 pub use script_module::{ScriptModule, ScriptTensor};
 pub use store::{Store, StoreBackend, TcpStoreOptions};

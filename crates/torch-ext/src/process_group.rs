@@ -140,6 +140,15 @@ pub enum GlooInterface {
     Interface(String),
 }
 
+/// How long [`ProcessGroup::monitored_barrier`] waits, and for whom.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MonitoredBarrierOptions {
+    /// Default `None`: as long as the group does.
+    pub timeout: Option<Duration>,
+    /// Name all ranks that did not arrive? Default false: the first one only, at once.
+    pub wait_all_ranks: bool,
+}
+
 /// Settings of a Gloo process group.
 ///
 /// ```
@@ -439,7 +448,8 @@ impl ProcessGroup {
     }
 
     /// A barrier whose error on rank 0 names the ranks that did not arrive. Waits. Collective, Gloo only.
-    pub fn monitored_barrier(&self, timeout: Option<Duration>, wait_all_ranks: bool) -> Result<()> {
+    pub fn monitored_barrier(&self, options: MonitoredBarrierOptions) -> Result<()> {
+        let MonitoredBarrierOptions { timeout, wait_all_ranks } = options;
         // SAFETY: the handle is alive.
         check("monitored_barrier", unsafe { te_pg_monitored_barrier(*self.lock(), limit(timeout), wait_all_ranks) })
     }

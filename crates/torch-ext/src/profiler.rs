@@ -3,7 +3,7 @@
 mod averages;
 mod event;
 
-pub use averages::{KeyAverage, KeyAverages, SortBy};
+pub use averages::{KeyAverage, KeyAverages, KeyAveragesOptions, SortBy};
 pub use event::Event;
 
 use crate::border::{Handle, check};
@@ -249,12 +249,12 @@ impl Trace {
         Ok(events)
     }
 
-    /// Sums over events of the same name.
+    /// Sums over events of the same name: counts, times, memory.
     ///
     /// # Errors
     /// libtorch's.
-    pub fn key_averages(&self) -> Result<KeyAverages> {
-        Ok(KeyAverages::of(&self.events()?, false))
+    pub fn key_averages(&self, options: KeyAveragesOptions) -> Result<KeyAverages> {
+        Ok(KeyAverages::of(&self.events()?, options))
     }
 
     /// Writes the recording in Chrome's trace format, as JSON, for `chrome://tracing` or Perfetto. Only once: libtorch

@@ -52,7 +52,7 @@ unsafe extern "C" {
 ///
 /// let x = Tensor::from(3f32).set_requires_grad(true);
 /// let y = with_saved_tensor_hooks(Rc::new(Compress), || &x * &x)?;
-/// autograd::backward(&[&y], None, false, false)?;
+/// autograd::backward(&[&y], None, Default::default())?;
 /// assert_eq!(autograd::gradient_of(&x)?.map(|gradient| gradient.double_value(&[])), Some(6.0));
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
@@ -128,7 +128,7 @@ pub fn with_saved_tensor_hooks<R>(hooks: Rc<dyn SavedTensorHooks>, body: impl Fn
 /// let x = tch::Tensor::from(3f32).set_requires_grad(true);
 /// let y = &x * &x;
 /// drop(guard);
-/// torch_ext::autograd::backward(&[&y], None, false, false)?;
+/// torch_ext::autograd::backward(&[&y], None, Default::default())?;
 /// # Ok::<(), torch_ext::Error>(())
 /// ```
 pub fn push_saved_tensor_hooks(hooks: Rc<dyn SavedTensorHooks>) -> Result<SavedTensorHooksGuard> {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use tch::{Device, Kind, Tensor};
 use torch_ext::HookHandle;
-use torch_ext::autograd::{self, GradOptions, gradient_of, set_gradient};
+use torch_ext::autograd::{self, BackwardOptions, GradOptions, gradient_of, set_gradient};
 use torch_ext::hooks::{self, register_hook, register_post_accumulate_grad_hook};
 use torch_ext::storage::storage_id;
 
@@ -23,7 +23,7 @@ fn gradient(tensor: &Tensor) -> Option<Vec<f32>> {
 }
 
 fn run_backward(output: &Tensor) -> torch_ext::Result<()> {
-    autograd::backward(&[output], None, false, false)
+    autograd::backward(&[output], None, Default::default())
 }
 
 /// What a closure's panic says.
@@ -52,14 +52,14 @@ fn backward_takes_a_gradient_per_output() {
     let (y, z) = (&x * 2.0, &x * &x);
     let ones = Tensor::from_slice(&[1f32, 1.0]);
     let weights = Tensor::from_slice(&[10f32, 100.0]);
-    autograd::backward(&[&y, &z], Some(&[&ones, &weights]), false, false).unwrap();
+    autograd::backward(&[&y, &z], Some(&[&ones, &weights]), Default::default()).unwrap();
     assert_eq!(gradient(&x).unwrap(), [22.0, 402.0]);
 }
 
 #[test]
 fn backward_refuses_a_wrong_number_of_gradients() {
     let x = leaf(&[1.0]);
-    let error = autograd::backward(&[&(&x * 2.0)], Some(&[]), false, false).unwrap_err();
+    let error = autograd::backward(&[&(&x * 2.0)], Some(&[]), Default::default()).unwrap_err();
     assert!(error.is_invalid_argument());
     assert_eq!(error.message(), "0 gradients were given for 1 outputs");
 }
@@ -76,7 +76,7 @@ fn backward_without_gradient_wants_a_scalar() {
 fn a_second_pass_needs_retain_graph() {
     let x = leaf(&[3.0]);
     let y = (&x * &x).sum(Kind::Float);
-    autograd::backward(&[&y], None, true, false).unwrap();
+    autograd::backward(&[&y], None, BackwardOptions { retain_graph: true, ..Default::default() }).unwrap();
     run_backward(&y).unwrap();
     assert_eq!(gradient(&x).unwrap(), [12.0]);
     assert!(run_backward(&y).unwrap_err().message().contains("second time"));
@@ -266,7 +266,7 @@ fn tensor_hooks_replace_gradients_of_leaves_and_inner_tensors() {
     register_hook(&y, |gradient| Ok(Some(gradient + 1.0))).unwrap();
     register_hook(&x, |_| Ok(None)).unwrap();
     let doubled = register_hook(&x, |gradient| Ok(Some(gradient * 10.0))).unwrap();
-    autograd::backward(&[&(&y * 5.0)], None, true, false).unwrap();
+    autograd::backward(&[&(&y * 5.0)], None, BackwardOptions { retain_graph: true, ..Default::default() }).unwrap();
     assert_eq!(gradient(&x).unwrap(), [120.0]); // ((5 + 1) * 2) * 10
     doubled.remove();
     set_gradient(&x, None).unwrap();
@@ -340,7 +340,7 @@ fn a_hook_that_runs_into_itself_is_an_error() {
     let x = leaf(&[1.0]);
     let inner = (&x * 2.0).shallow_clone();
     let hook = register_hook(&x, move |_| {
-        autograd::backward(&[&inner], None, true, false)?;
+        autograd::backward(&[&inner], None, BackwardOptions { retain_graph: true, ..Default::default() })?;
         Ok(None)
     })
     .unwrap();
@@ -365,7 +365,7 @@ fn hooks_work_on_any_thread() {
             let x = x.shallow_clone();
             std::thread::spawn(move || {
                 for _ in 0..50 {
-                    autograd::backward(&[&(&x * 2.0)], None, false, false).unwrap();
+                    autograd::backward(&[&(&x * 2.0)], None, Default::default()).unwrap();
                 }
             })
         })
@@ -392,7 +392,7 @@ fn queued_callbacks_run_in_order_once_all_gradients_are_there() {
         Ok(None)
     })
     .unwrap();
-    autograd::backward(&[&(&weight * 3.0)], None, false, false).unwrap();
+    autograd::backward(&[&(&weight * 3.0)], None, Default::default()).unwrap();
     assert_eq!(*log.lock().unwrap(), [(0, 3.0), (1, 3.0)]);
 }
 
@@ -411,7 +411,7 @@ fn a_queued_callback_fails_the_pass_and_goes_with_a_pass_that_fails() {
             if fails_in_callback { Ok(None) } else { Err("the hook failed".into()) }
         })
         .unwrap();
-        let error = autograd::backward(&[&(&weight * 3.0)], None, false, false).unwrap_err();
+        let error = autograd::backward(&[&(&weight * 3.0)], None, Default::default()).unwrap_err();
         let source = std::error::Error::source(&error).unwrap().to_string();
         assert_eq!(source, if fails_in_callback { "the callback failed" } else { "the hook failed" });
         drop(weight);

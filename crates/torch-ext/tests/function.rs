@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use tch::{Device, Kind, Tensor};
 use torch_ext::apply_function;
-use torch_ext::autograd::{self, GradOptions, gradient_of};
+use torch_ext::autograd::{self, BackwardOptions, GradOptions, gradient_of};
 use torch_ext::function::two_uses;
 use torch_ext::hooks::register_hook;
 use torch_ext::storage::WeakStorage;
@@ -23,7 +23,7 @@ fn gradient(tensor: &Tensor) -> Option<Vec<f32>> {
 }
 
 fn run_backward(output: &Tensor) -> torch_ext::Result<()> {
-    autograd::backward(&[output], None, false, false)
+    autograd::backward(&[output], None, Default::default())
 }
 
 /// What a closure's panic says.
@@ -238,9 +238,9 @@ fn the_backward_closure_is_dropped_when_its_node_has_run() {
             },
         )
         .unwrap();
-        autograd::backward(&[&y[0]], None, retain_graph, false).unwrap();
+        autograd::backward(&[&y[0]], None, BackwardOptions { retain_graph, ..Default::default() }).unwrap();
         assert_eq!(Arc::strong_count(&token), if retain_graph { 2 } else { 1 });
-        match autograd::backward(&[&y[0]], None, false, false) {
+        match autograd::backward(&[&y[0]], None, Default::default()) {
             Ok(()) => assert!(retain_graph),
             Err(error) => assert!(!retain_graph && error.message().contains("`Holder` a second time"), "{error}"),
         }
@@ -291,7 +291,7 @@ fn a_saved_output_does_not_keep_its_graph_alive() {
     )
     .unwrap();
     let weak = WeakStorage::new(&y[0]);
-    autograd::backward(&[&y[0]], None, true, false).unwrap();
+    autograd::backward(&[&y[0]], None, BackwardOptions { retain_graph: true, ..Default::default() }).unwrap();
     assert!((gradient(&x).unwrap()[0] - 1f32.exp()).abs() < 1e-6);
     drop(y);
     assert!(!weak.is_alive());
@@ -330,7 +330,7 @@ fn a_backward_closure_may_run_a_backward_pass_of_its_own() {
             let x = context.saved_tensors()?.remove(0).detach().set_requires_grad(true);
             let y = tch::with_grad(|| &x * &x);
             let gradient = gradients.remove(0).ok_or("no gradient")?;
-            autograd::backward(&[&y], Some(&[&gradient]), false, false)?;
+            autograd::backward(&[&y], Some(&[&gradient]), Default::default())?;
             Ok(vec![gradient_of(&x)?])
         },
     )

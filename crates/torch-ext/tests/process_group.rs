@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 use tch::{Device, Kind, Tensor};
-use torch_ext::{GlooInterface, GlooOptions, ProcessGroup, ReduceOp, Store};
+use torch_ext::{GlooInterface, GlooOptions, MonitoredBarrierOptions, ProcessGroup, ReduceOp, Store};
 
 fn options(timeout: Duration) -> GlooOptions {
     GlooOptions { timeout, interface: GlooInterface::Address("127.0.0.1".into()), ..GlooOptions::default() }
@@ -183,7 +183,7 @@ fn coalesced_broadcast_and_barrier_end() {
         let tensors = [floats(&[group.rank() as f32]), floats(&[2.0 * group.rank() as f32])];
         group.broadcast_coalesced(&tensors, 1 << 20, 2).unwrap();
         group.barrier(None).unwrap().wait(None).unwrap();
-        group.monitored_barrier(None, true).unwrap();
+        group.monitored_barrier(MonitoredBarrierOptions { wait_all_ranks: true, ..Default::default() }).unwrap();
         [to_vec(&tensors[0])[0], to_vec(&tensors[1])[0]]
     });
     assert_eq!(got, vec![[2.0, 4.0]; 3]);

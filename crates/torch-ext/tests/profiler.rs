@@ -18,7 +18,7 @@ fn record(options: ProfilerOptions) -> Vec<Event> {
     {
         let _range = record_function("forward").unwrap();
         let loss = x.matmul(&w).relu().sum(Kind::Float);
-        torch_ext::autograd::backward(&[&loss], None, false, false).unwrap();
+        torch_ext::autograd::backward(&[&loss], None, Default::default()).unwrap();
     }
     profiler.stop().unwrap().events().unwrap()
 }

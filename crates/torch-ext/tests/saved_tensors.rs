@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tch::{Kind, Tensor};
-use torch_ext::autograd::{self, CallbackResult, gradient_of};
+use torch_ext::autograd::{self, BackwardOptions, CallbackResult, gradient_of};
 use torch_ext::saved_tensors::{
     Packed, SavedTensorHooks, SavedToken, push_saved_tensor_hooks, with_saved_tensor_hooks,
 };
@@ -26,7 +26,7 @@ fn gradient(tensor: &Tensor) -> Vec<f32> {
 }
 
 fn run_backward(output: &Tensor) -> torch_ext::Result<()> {
-    autograd::backward(&[output], None, false, false)
+    autograd::backward(&[output], None, Default::default())
 }
 
 /// Keeps everything and counts.
@@ -118,7 +118,7 @@ fn retained_graphs_unpack_again_and_dropped_graphs_drop_tokens() {
     let copies = Rc::new(Copies::default());
     let square = with_saved_tensor_hooks(Rc::clone(&copies) as Rc<_>, || &x * &x).unwrap();
     for pass in 1..=2 {
-        autograd::backward(&[&square], None, true, false).unwrap();
+        autograd::backward(&[&square], None, BackwardOptions { retain_graph: true, ..Default::default() }).unwrap();
         assert_eq!(copies.unpacked.load(Ordering::SeqCst), 2 * pass);
     }
     assert_eq!(copies.tokens.load(Ordering::SeqCst), 2);

@@ -81,7 +81,7 @@ fn allocated_storage_works_like_new() {
         assert_eq!(view.double_value(&[0, 4]), f64::from(round));
     }
     let loss = (&x * 2.0).sum(Kind::Float);
-    torch_ext::autograd::backward(&[&loss], None, false, false).unwrap();
+    torch_ext::autograd::backward(&[&loss], None, Default::default()).unwrap();
 }
 
 #[test]

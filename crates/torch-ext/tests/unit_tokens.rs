@@ -173,7 +173,7 @@ fn plain_gradients(x: &Tensor) -> Vec<Tensor> {
             .collect();
         layer(&x, &weights)
     });
-    autograd::backward(&[&output.square().sum(Kind::Float)], None, false, false).unwrap();
+    autograd::backward(&[&output.square().sum(Kind::Float)], None, Default::default()).unwrap();
     gradients(&shards)
 }
 
@@ -214,7 +214,7 @@ fn weights_are_gathered_twice_and_freed_in_between() {
     }
 
     world.lock().in_backward = true;
-    autograd::backward(&[&loss], None, false, false).unwrap();
+    autograd::backward(&[&loss], None, Default::default()).unwrap();
     for unit in &world.lock().units {
         assert_eq!((unit.gathers, unit.reduce_scatters, unit.tokens), (2, 1, 0));
         assert!(

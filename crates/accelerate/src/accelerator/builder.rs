@@ -89,7 +89,7 @@ impl AcceleratorBuilder {
     /// ```
     /// use accelerate::{Accelerator, ReduceOp, tch::Tensor, testing};
     ///
-    /// let error = testing::ranks_with(2, Accelerator::builder().debug(true), |accelerator| {
+    /// let error = testing::ranks(2, Accelerator::builder().debug(true), |accelerator| {
     ///     if accelerator.is_main_process() {
     ///         accelerator.group().all_reduce(&Tensor::from_slice(&[1f32, 2.0]), ReduceOp::Sum)?;
     ///     }
@@ -244,7 +244,7 @@ impl AcceleratorBuilder {
     /// use accelerate::{Accelerator, FullyShardedDataParallelPlugin, testing, tch::Tensor};
     ///
     /// let builder = Accelerator::builder().fsdp_plugin(FullyShardedDataParallelPlugin::default());
-    /// let elements = testing::ranks_with(2, builder, |accelerator| {
+    /// let elements = testing::ranks(2, builder, |accelerator| {
     ///     let store = ParamStore::new(accelerator.device());
     ///     let linear = Linear::new(store.root(), 4, 2, Default::default())?;
     ///     let model = accelerator.prepare(ModuleFn::new(&store, move |input: &Tensor| linear.forward(input)))?;

@@ -18,7 +18,7 @@ impl Accelerator {
     /// ```
     /// use accelerate::{testing, tch::Tensor};
     ///
-    /// testing::ranks(2, |accelerator| {
+    /// testing::ranks(2, Default::default(), |accelerator| {
     ///     let mine = Tensor::from_slice(&[accelerator.process_index() as i64]);
     ///     assert_eq!(accelerator.gather(&mine)?, Tensor::from_slice(&[0i64, 1]));
     ///     Ok(())
@@ -48,7 +48,7 @@ impl Accelerator {
     /// ```
     /// use accelerate::{data::{DataLoader, VecDataset}, testing};
     ///
-    /// testing::ranks(2, |accelerator| {
+    /// testing::ranks(2, Default::default(), |accelerator| {
     ///     let loader = DataLoader::builder(VecDataset::new(vec![0i64, 1, 2, 3, 4])).batch_size(2).build()?;
     ///     let loader = accelerator.prepare(loader)?;
     ///     let mut seen = Vec::new();
@@ -80,7 +80,7 @@ impl Accelerator {
     /// ```
     /// use accelerate::{ReduceOp, ReduceOptions, testing, tch::Tensor};
     ///
-    /// testing::ranks(2, |accelerator| {
+    /// testing::ranks(2, Default::default(), |accelerator| {
     ///     let mine = Tensor::from(accelerator.process_index() as f32 + 1.0);
     ///     assert_eq!(accelerator.reduce(&mine, ReduceOp::Sum)?.double_value(&[]), 3.0);
     ///     let options = ReduceOptions { scale: 10.0, ..Default::default() };
@@ -102,7 +102,7 @@ impl Accelerator {
     /// ```
     /// use accelerate::{PadOptions, testing, tch::Tensor};
     ///
-    /// testing::ranks(2, |accelerator| {
+    /// testing::ranks(2, Default::default(), |accelerator| {
     ///     let mine = Tensor::from_slice(&vec![7i64; accelerator.process_index() + 1]);
     ///     let padded = accelerator.pad_across_processes(&mine, PadOptions { pad_first: true, ..Default::default() })?;
     ///     let expected = if accelerator.is_main_process() { [0, 7] } else { [7, 7] };

@@ -52,7 +52,7 @@ impl Accelerator {
     /// use accelerate::data::{DataLoader, VecDataset};
     /// use accelerate::{nn::{Linear, ModuleFn, ParamStore}, optim::Sgd, tch::Tensor, testing, JoinOptions};
     ///
-    /// let weights = testing::ranks(2, |accelerator| {
+    /// let weights = testing::ranks(2, Default::default(), |accelerator| {
     ///     let store = ParamStore::new(accelerator.device());
     ///     let linear = Linear::new(store.root(), 1, 1, Default::default())?;
     ///     linear.weight.copy_(&Tensor::from(0f32))?;

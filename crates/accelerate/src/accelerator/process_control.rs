@@ -127,7 +127,7 @@ impl Accelerator {
     /// ```
     /// use accelerate::testing;
     ///
-    /// testing::ranks(2, |accelerator| {
+    /// testing::ranks(2, Default::default(), |accelerator| {
     ///     if accelerator.is_last_process() {
     ///         accelerator.set_trigger();
     ///     }

@@ -23,7 +23,7 @@ impl Accelerator {
     /// let accelerator = Accelerator::builder().cpu(true).build()?;
     /// let x = Tensor::ones([16, 16], (Kind::Float, Device::Cpu));
     /// let (_, trace) = accelerator.profile(None, |_| Ok(x.f_matmul(&x)?.f_relu()?))?;
-    /// let averages = trace.expect("without a schedule everything is recorded").key_averages()?;
+    /// let averages = trace.expect("without a schedule everything is recorded").key_averages(Default::default())?;
     /// accelerate::main_println!(accelerator, "{}", averages.table(SortBy::SelfCpuTime, 10));
     /// assert_eq!(averages.get("aten::mm").map(|row| row.count), Some(1));
     /// # Ok::<(), accelerate::Error>(())
@@ -40,7 +40,7 @@ impl Accelerator {
     /// let kwargs = ProfileKwargs {
     ///     schedule_option: Some(ScheduleOption { warmup: 1, active: 1, repeat: 2, ..Default::default() }),
     ///     on_trace_ready: Some(OnTraceReady::new(|trace| {
-    ///         println!("{}", trace.key_averages()?);
+    ///         println!("{}", trace.key_averages(Default::default())?);
     ///         Ok(())
     ///     }).into()),
     ///     ..Default::default()

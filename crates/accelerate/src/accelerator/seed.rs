@@ -47,7 +47,7 @@ impl Accelerator {
     /// ```
     /// use accelerate::{Accelerator, SeedOptions, testing};
     ///
-    /// let seeds = testing::ranks(2, |accelerator| {
+    /// let seeds = testing::ranks(2, Default::default(), |accelerator| {
     ///     accelerator.set_seed(7, SeedOptions { device_specific: true, ..Default::default() })
     /// })?;
     /// assert_eq!(seeds, [7, 8]);
@@ -60,7 +60,7 @@ impl Accelerator {
         let seed = if options.device_specific { seed.wrapping_add(self.process_index() as u64) } else { seed };
         set_seed(seed);
         if options.deterministic {
-            torch_ext::use_deterministic_algorithms(true, false)?;
+            torch_ext::use_deterministic_algorithms(true, Default::default())?;
         }
         Ok(seed)
     }
@@ -96,6 +96,6 @@ mod tests {
         assert!(!enabled());
         accelerator.set_seed(0, SeedOptions { deterministic: true, ..Default::default() }).unwrap();
         assert!(enabled());
-        torch_ext::use_deterministic_algorithms(false, false).unwrap();
+        torch_ext::use_deterministic_algorithms(false, Default::default()).unwrap();
     }
 }

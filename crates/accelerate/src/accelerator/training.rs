@@ -37,7 +37,7 @@ impl Accelerator {
             scaled = scaler.scale(&scaled)?;
         }
         let entered = session.group.enter_backward();
-        torch_ext::autograd::backward(&[&scaled], None, false, false)
+        torch_ext::autograd::backward(&[&scaled], None, Default::default())
             .map_err(|error| session.group.explain_reducer(error))?;
         drop(entered);
         objects.optimizers().for_each(|optimizer| optimizer.gradients_made());

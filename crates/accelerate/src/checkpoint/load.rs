@@ -173,7 +173,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         for world_size in 1..=4u64 {
             let builder = Accelerator::builder().fsdp_plugin(FullyShardedDataParallelPlugin::default());
-            let read = testing::ranks_with(world_size as usize, builder, |accelerator| {
+            let read = testing::ranks(world_size as usize, builder, |accelerator| {
                 let store = ParamStore::new(accelerator.device());
                 for (name, shape) in [("a", &[13, 7][..]), ("b", &[101]), ("c", &[])] {
                     store.root().param(name, (shape, Init::Ones))?;

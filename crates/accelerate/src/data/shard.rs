@@ -55,7 +55,7 @@ use tch::Device;
 /// use accelerate::data::{DataLoader, VecDataset};
 /// use accelerate::testing;
 ///
-/// let shares = testing::ranks(2, |accelerator| {
+/// let shares = testing::ranks(2, Default::default(), |accelerator| {
 ///     let loader = DataLoader::builder(VecDataset::new(vec![0i64, 1, 2, 3, 4])).batch_size(2).build()?;
 ///     let loader = accelerator.prepare(loader)?;
 ///     assert_eq!((loader.len(), loader.total_batch_size()), (2, Some(4)));

@@ -57,7 +57,7 @@ pub struct GradBucket<'a> {
 ///     Ok(Some(signs))
 /// });
 /// let kwargs = DistributedDataParallelKwargs { comm_hook: Some(hook.into()), ..Default::default() };
-/// let gradients = testing::ranks_with(2, Accelerator::builder().kwargs_handler(kwargs), |accelerator| {
+/// let gradients = testing::ranks(2, Accelerator::builder().kwargs_handler(kwargs), |accelerator| {
 ///     let store = ParamStore::new(accelerator.device());
 ///     let weight = store.root().param("weight", ([2], Init::Ones))?;
 ///     let param = weight.clone();

@@ -47,7 +47,7 @@ pub(crate) fn start(model: &Start<'_>) -> Result<Arc<dyn Engine>> {
     hooks::check(kwargs)?;
     if let Some((plugin, _)) = sharding.filter(|(plugin, _)| plugin.activation_checkpointing) {
         let offload_to_cpu = plugin.activation_checkpointing_offload;
-        store.gradient_checkpointing_enable_with(CheckpointOptions { offload_to_cpu, ..Default::default() })?;
+        store.gradient_checkpointing_enable(CheckpointOptions { offload_to_cpu, ..Default::default() })?;
     }
     match sharding {
         Some((plugin, mixed_precision)) if plugin.sharding_strategy != ShardingStrategy::NoShard => {

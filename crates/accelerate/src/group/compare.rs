@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn a_call_is_one_operation_of_the_backend_and_in_debug_mode_two() {
-        testing::ranks(2, |accelerator| {
+        testing::ranks(2, Default::default(), |accelerator| {
             let group = accelerator.group();
             let num_operations = || group.inner.sequence.load(Ordering::Relaxed);
             group.barrier()?;
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn groups_of_a_group_in_debug_mode_are_in_it_too() {
-        testing::ranks(2, |accelerator| {
+        testing::ranks(2, Default::default(), |accelerator| {
             let group = accelerator.group().comparing_calls();
             let groups = [group.fork()?, group.side_group()?, group.subgroup(&[0, 1])?, group.clone()];
             assert!(groups.iter().all(|group| group.compares_calls));

@@ -60,7 +60,7 @@ impl ReduceOp {
 /// ```
 /// use accelerate::{ReduceOp, tch::Tensor, testing};
 ///
-/// testing::ranks(2, |accelerator| {
+/// testing::ranks(2, Default::default(), |accelerator| {
 ///     let tensor = Tensor::from_slice(&[accelerator.process_index() as f32]);
 ///     accelerator.group().all_reduce(&tensor, ReduceOp::Sum)?;
 ///     assert_eq!(tensor, Tensor::from_slice(&[1.0f32]));

@@ -285,7 +285,7 @@ mod tests {
     #[test]
     fn ranks_read_what_others_have_while_it_is_open() {
         for world_size in 1..=3 {
-            testing::ranks(world_size, |accelerator| {
+            testing::ranks(world_size, Default::default(), |accelerator| {
                 let group = accelerator.group();
                 let Some(peer_memory) = group.peer_memory()? else {
                     assert_eq!(world_size, 1);
@@ -319,7 +319,7 @@ mod tests {
 
     #[test]
     fn offers_are_taken_in_their_order_and_stay_until_then() {
-        testing::ranks(3, |accelerator| {
+        testing::ranks(3, Default::default(), |accelerator| {
             let group = accelerator.group();
             let peer_memory = group.peer_memory()?.unwrap();
             let stamps = exchange(group, peer_memory.open());

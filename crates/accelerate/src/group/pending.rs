@@ -213,7 +213,7 @@ mod tests {
     fn shards_of_all_ranks_come_together() {
         for world_size in 1..=4 {
             for kind in [Kind::Float, Kind::BFloat16, Kind::Bool] {
-                testing::ranks(world_size, |accelerator| {
+                testing::ranks(world_size, Default::default(), |accelerator| {
                     let group = accelerator.group();
                     let own = Tensor::full([3], 1 + group.rank() as i64, (kind, Device::Cpu));
                     let nothing = Tensor::zeros([0], (kind, Device::Cpu));
@@ -258,7 +258,7 @@ mod tests {
     #[test]
     fn rows_are_added_in_the_order_of_ranks_whatever_is_waited_for_first() {
         for world_size in 1..=4i64 {
-            testing::ranks(world_size as usize, |accelerator| {
+            testing::ranks(world_size as usize, Default::default(), |accelerator| {
                 let group = accelerator.group();
                 let rank = group.rank() as i64;
                 let start = |factor: i64| {

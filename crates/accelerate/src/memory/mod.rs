@@ -122,7 +122,7 @@ impl ExecutableBatchSize {
     /// ```
     /// use accelerate::{Error, ReduceOp, find_executable_batch_size, tch::Tensor, testing};
     ///
-    /// let sizes = testing::ranks(2, |accelerator| {
+    /// let sizes = testing::ranks(2, Default::default(), |accelerator| {
     ///     let mut executable = find_executable_batch_size().starting_batch_size(10);
     ///     executable.run_on(&accelerator, |accelerator, batch_size| {
     ///         if accelerator.process_index() == 1 && batch_size > 8 {

@@ -19,7 +19,7 @@ use torch_ext::autograd::{CallbackResult, is_grad_enabled, version};
 use torch_ext::saved_tensors::{Packed, SavedTensorHooks, SavedToken, with_saved_tensor_hooks};
 use torch_ext::{Autocast, Generator};
 
-/// How [`checkpoint_with`] recomputes.
+/// How [`checkpoint`] recomputes.
 ///
 /// ```
 /// use accelerate::nn::CheckpointOptions;
@@ -60,34 +60,27 @@ impl Default for CheckpointOptions {
 /// let linear = Linear::new(store.root(), 2, 2, Default::default())?;
 /// let block = linear.clone();
 /// let input = Tensor::from_slice(&[1f32, -2.0]);
-/// let output = checkpoint(&[&input], move |inputs| Ok(block.forward(&inputs[0])?.f_gelu("none")?))?;
+/// let gelu = move |inputs: &[Tensor]| Ok(block.forward(&inputs[0])?.f_gelu("none")?);
+/// let output = checkpoint(&[&input], Default::default(), gelu)?;
 /// output.sum(None).backward();
 /// assert!(linear.weight.grad().is_some());
 /// # Ok::<(), accelerate::Error>(())
 /// ```
-pub fn checkpoint(
-    inputs: &[&Tensor],
-    function: impl Fn(&[Tensor]) -> Result<Tensor> + Send + 'static,
-) -> Result<Tensor> {
-    checkpoint_with(&CheckpointOptions::default(), inputs, function)
-}
-
-/// As [`checkpoint`], with all its settings.
 ///
 /// ```
-/// use accelerate::nn::{CheckpointOptions, checkpoint_with};
+/// use accelerate::nn::{CheckpointOptions, checkpoint};
 /// use accelerate::tch::Tensor;
 ///
 /// let x = Tensor::from(2f32).set_requires_grad(true);
 /// let options = CheckpointOptions { preserve_rng_state: false, ..Default::default() };
-/// let y = checkpoint_with(&options, &[&x], |inputs| Ok(inputs[0].f_square()?.f_exp()?))?;
+/// let y = checkpoint(&[&x], options, |inputs| Ok(inputs[0].f_square()?.f_exp()?))?;
 /// y.backward();
 /// assert!((x.grad().double_value(&[]) - 4.0 * 4f64.exp()).abs() < 1e-3);
 /// # Ok::<(), accelerate::Error>(())
 /// ```
-pub fn checkpoint_with(
-    options: &CheckpointOptions,
+pub fn checkpoint(
     inputs: &[&Tensor],
+    options: CheckpointOptions,
     function: impl Fn(&[Tensor]) -> Result<Tensor> + Send + 'static,
 ) -> Result<Tensor> {
     let own: Vec<Tensor> = inputs.iter().map(|input| input.shallow_clone()).collect();
@@ -97,7 +90,7 @@ pub fn checkpoint_with(
     let segment = Arc::new(Segment {
         kept: Mutex::new(Kept {
             inputs: inputs.iter().map(|input| Input::keep(input, options.offload_to_cpu)).collect::<Result<_>>()?,
-            surroundings: Surroundings::here(inputs.first().map_or(Device::Cpu, |input| input.device()), options)?,
+            surroundings: Surroundings::here(inputs.first().map_or(Device::Cpu, |input| input.device()), &options)?,
             params: Vec::new(),
             function: Box::new(function),
         }),
@@ -126,7 +119,7 @@ pub fn checkpoint_with(
 ///
 /// let store = ParamStore::new(Device::Cpu);
 /// let block = Checkpointed::new(store.root() / "block", |path| Linear::new(path, 2, 2, Default::default()))?;
-/// store.gradient_checkpointing_enable()?;
+/// store.gradient_checkpointing_enable(Default::default())?;
 /// let output = block.forward(&Tensor::ones([2], (Kind::Float, Device::Cpu)))?;
 /// output.sum(None).backward();
 /// assert!(block.layer.weight.grad().is_some() && store.get("block.weight").is_some());
@@ -162,7 +155,7 @@ impl<L: Layer + Sync + 'static> Checkpointed<L> {
         let options = *self.switch.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(options) = options else { return self.layer.forward(input) };
         let layer = Arc::clone(&self.layer);
-        checkpoint_with(&options, &[input], move |inputs| layer.forward(&inputs[0]))
+        checkpoint(&[input], options, move |inputs| layer.forward(&inputs[0]))
     }
 }
 

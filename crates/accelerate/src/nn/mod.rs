@@ -68,7 +68,7 @@ mod tied_embedding;
 pub use accelerate_core::layout::Layout;
 pub use activation::{Gelu, Relu, Silu, Tanh};
 pub(crate) use activation_checkpointing::while_recomputing;
-pub use activation_checkpointing::{CheckpointOptions, Checkpointed, checkpoint, checkpoint_with};
+pub use activation_checkpointing::{CheckpointOptions, Checkpointed, checkpoint};
 pub use aot_inductor::AotInductorModule;
 pub use attention::{AttentionMask, InProjection, MultiheadAttention, MultiheadAttentionConfig};
 pub use batch_norm::{BatchNorm, BatchNorm1d, BatchNorm2d, BatchNormConfig};

@@ -21,7 +21,7 @@ use tch::Tensor;
 ///     let linear = Linear::new(store.root(), 2, 2, Default::default())?;
 ///     accelerator.prepare(ModuleFn::new(&store, move |input: &Tensor| linear.forward(input)))
 /// };
-/// let shards = testing::ranks_with(2, builder(), |accelerator| model(&accelerator)?.params().sharded_state_dict())?;
+/// let shards = testing::ranks(2, builder(), |accelerator| model(&accelerator)?.params().sharded_state_dict())?;
 /// assert_eq!(shards[0].tensors["weight"].numel() + shards[1].tensors["weight"].numel(), 4);
 /// let alone = builder().cpu(true).build()?;
 /// model(&alone)?.params().load_sharded_state_dict(&shards)?;

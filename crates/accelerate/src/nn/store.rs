@@ -275,35 +275,16 @@ impl ParamStore {
     /// The model has no such layer.
     ///
     /// ```
-    /// use accelerate::nn::{Checkpointed, Linear, ParamStore};
-    /// use accelerate::tch::Device;
-    ///
-    /// let store = ParamStore::new(Device::Cpu);
-    /// assert!(store.gradient_checkpointing_enable().is_err());
-    /// let block = Checkpointed::new(store.root(), |path| Linear::new(path, 2, 2, Default::default()))?;
-    /// store.gradient_checkpointing_enable()?;
-    /// # Ok::<(), accelerate::Error>(())
-    /// ```
-    pub fn gradient_checkpointing_enable(&self) -> Result<()> {
-        self.gradient_checkpointing_enable_with(CheckpointOptions::default())
-    }
-
-    /// The same with other options, for example inputs of the layers in the memory of the CPU.
-    ///
-    /// # Errors
-    /// The model has no such layer.
-    ///
-    /// ```
     /// use accelerate::nn::{CheckpointOptions, Checkpointed, Linear, ParamStore};
     /// use accelerate::tch::Device;
     ///
     /// let store = ParamStore::new(Device::Cpu);
+    /// assert!(store.gradient_checkpointing_enable(Default::default()).is_err());
     /// let block = Checkpointed::new(store.root(), |path| Linear::new(path, 2, 2, Default::default()))?;
-    /// let options = CheckpointOptions { offload_to_cpu: true, ..Default::default() };
-    /// store.gradient_checkpointing_enable_with(options)?;
+    /// store.gradient_checkpointing_enable(CheckpointOptions { offload_to_cpu: true, ..Default::default() })?;
     /// # Ok::<(), accelerate::Error>(())
     /// ```
-    pub fn gradient_checkpointing_enable_with(&self, options: CheckpointOptions) -> Result<()> {
+    pub fn gradient_checkpointing_enable(&self, options: CheckpointOptions) -> Result<()> {
         let switch = self.checkpointing_switch();
         // One is the store's, one is here.
         if Arc::strong_count(&switch) <= 2 {

@@ -96,7 +96,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
     /// use accelerate::{Accelerator, FullyShardedDataParallelPlugin, tch::Tensor, testing};
     ///
     /// let builder = Accelerator::builder().fsdp_plugin(FullyShardedDataParallelPlugin::default());
-    /// testing::ranks_with(2, builder, |accelerator| {
+    /// testing::ranks(2, builder, |accelerator| {
     ///     let store = ParamStore::new(accelerator.device());
     ///     let linear = Linear::new(store.root(), 2, 2, Default::default())?;
     ///     let model = ModuleFn::new(&store, move |input: &Tensor| linear.forward(input));

@@ -44,7 +44,7 @@ pub(super) fn options(settings: &ProfileSettings, device: Device) -> Result<Prof
 /// ```
 /// use accelerate::profile::{OnTraceReady, SortBy};
 /// let print = OnTraceReady::new(|trace| {
-///     println!("{}", trace.key_averages()?.table(SortBy::CpuTime, 10));
+///     println!("{}", trace.key_averages(Default::default())?.table(SortBy::CpuTime, 10));
 ///     Ok(())
 /// });
 /// ```

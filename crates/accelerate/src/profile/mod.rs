@@ -7,5 +7,5 @@ mod trace;
 pub use accelerate_core::config::ProfileKwargs;
 pub use kwargs::OnTraceReady;
 pub use profiler::Profiler;
-pub use torch_ext::profiler::{Event, KeyAverage, KeyAverages, SortBy};
+pub use torch_ext::profiler::{Event, KeyAverage, KeyAverages, KeyAveragesOptions, SortBy};
 pub use trace::ProfileTrace;

@@ -71,7 +71,7 @@ impl Profiler {
     /// let (_, trace) = accelerator.profile(None, |profiler| {
     ///     profiler.record_function("tokenize", || Ok(Tensor::from_slice(&[1.0f32]).f_relu()?))
     /// })?;
-    /// assert!(trace.unwrap().key_averages()?.get("tokenize").is_some());
+    /// assert!(trace.unwrap().key_averages(Default::default())?.get("tokenize").is_some());
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     ///

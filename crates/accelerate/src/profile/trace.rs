@@ -1,6 +1,6 @@
 //! A finished recording.
 
-use super::{Event, KeyAverages};
+use super::{Event, KeyAverages, KeyAveragesOptions};
 use crate::error::{ProfileError, Result};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -44,20 +44,25 @@ impl ProfileTrace {
         Ok(self.recording().trace.events()?)
     }
 
-    /// Sums over events of the same name: counts, times, memory. They display as a table.
+    /// Sums over events of the same name, or of the same name and input shapes: counts, times, memory. They display as a table.
+    ///
+    /// ```
+    /// use accelerate::{Accelerator, ProfileKwargs, profile::KeyAveragesOptions, tch::Tensor};
+    ///
+    /// let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// let kwargs = ProfileKwargs { record_shapes: Some(true), ..Default::default() };
+    /// let (_, trace) = accelerator.profile(kwargs, |_| {
+    ///     Ok(Tensor::from_slice(&[1f32]).f_relu()? + Tensor::from_slice(&[1f32, 2.0]).f_relu()?)
+    /// })?;
+    /// let averages = trace.unwrap().key_averages(KeyAveragesOptions { group_by_input_shape: true })?;
+    /// assert_eq!(averages.rows().iter().filter(|row| row.name == "aten::relu").count(), 2);
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
     ///
     /// # Errors
     /// libtorch's.
-    pub fn key_averages(&self) -> Result<KeyAverages> {
-        Ok(KeyAverages::of(&self.events()?, false))
-    }
-
-    /// Sums over events of the same name and input shapes, which `record_shapes` records.
-    ///
-    /// # Errors
-    /// libtorch's.
-    pub fn key_averages_by_input_shape(&self) -> Result<KeyAverages> {
-        Ok(KeyAverages::of(&self.events()?, true))
+    pub fn key_averages(&self, options: KeyAveragesOptions) -> Result<KeyAverages> {
+        Ok(KeyAverages::of(&self.events()?, options))
     }
 
     /// Writes the recording in Chrome's JSON format, for `chrome://tracing` or Perfetto; an existing file is replaced.

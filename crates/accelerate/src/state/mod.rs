@@ -26,9 +26,9 @@ use tch::Device;
 /// Open MPI, MPICH, MVAPICH or Slurm), on the CPU as well as on GPUs. Otherwise it is alone.
 ///
 /// ```
-/// use accelerate::PartialState;
+/// use accelerate::{PartialState, PartialStateOptions};
 ///
-/// let state = PartialState::new(true, &Default::default())?;
+/// let state = PartialState::new(&PartialStateOptions { cpu: true, ..Default::default() })?;
 /// assert_eq!((state.process_index(), state.num_processes()), (0, 1));
 /// assert!(state.is_main_process() && !state.use_distributed());
 /// # Ok::<(), accelerate::Error>(())
@@ -46,6 +46,19 @@ struct Inner {
     num_local_processes: usize,
 }
 
+/// How [`PartialState::new`] finds this process's place.
+///
+/// ```
+/// assert!(!accelerate::PartialStateOptions::default().cpu);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct PartialStateOptions {
+    /// Stay on the CPU even where GPUs are present? Default false: as the environment says.
+    pub cpu: bool,
+    /// How the processes meet, and how long they wait for each other.
+    pub kwargs: InitProcessGroupKwargs,
+}
+
 /// Reads one variable of the environment; tests pass tables instead.
 pub(crate) type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
@@ -57,15 +70,14 @@ pub(crate) fn process_environment(name: &str) -> Option<String> {
 impl PartialState {
     /// Finds this process's place in its run and connects it with its peers.
     ///
-    /// `cpu` keeps everything on the CPU even where GPUs are present. Collective in a run of several
-    /// processes: it returns when all have arrived.
+    /// Collective in a run of several processes: it returns when all have arrived.
     ///
     /// # Errors
     /// Variables that contradict each other; a port that is taken; ranks that do not arrive within
     /// `kwargs.timeout`, each named.
-    pub fn new(cpu: bool, kwargs: &InitProcessGroupKwargs) -> Result<Self> {
-        let mut code = PartialRunConfig { process_group: kwargs.clone(), ..Default::default() };
-        code.cluster.use_cpu = cpu.then_some(true);
+    pub fn new(options: &PartialStateOptions) -> Result<Self> {
+        let mut code = PartialRunConfig { process_group: options.kwargs.clone(), ..Default::default() };
+        code.cluster.use_cpu = options.cpu.then_some(true);
         let environment: Lookup<'_> = &process_environment;
         let config = RunConfig::resolve(Sources { code, environment: Some(environment), ..Default::default() })?;
         messages::set_log_level(config.cluster.log_level);

@@ -79,7 +79,7 @@ impl PartialState {
     /// ```
     /// use accelerate::PartialState;
     ///
-    /// let state = PartialState::new(true, &Default::default())?;
+    /// let state = PartialState::new(&Default::default())?;
     /// assert_eq!(state.split_between_processes(&vec!["a", "b", "c"], Default::default())?, ["a", "b", "c"]);
     /// # Ok::<(), accelerate::Error>(())
     /// ```
@@ -90,7 +90,7 @@ impl PartialState {
     /// Prints a line on the first process of each machine: what [`main_println!`](crate::main_println) calls.
     ///
     /// ```
-    /// # let state = accelerate::PartialState::new(true, &Default::default())?;
+    /// # let state = accelerate::PartialState::new(&Default::default())?;
     /// accelerate::main_println!(state, "{} processes", state.num_processes());
     /// # Ok::<(), accelerate::Error>(())
     /// ```

@@ -117,32 +117,21 @@ impl IterableDatasetShard {
 /// (`DataLoaderDispatcher` of the reference, `data_loader.py`).
 ///
 /// All ranks get the same number of rows. A chunk that cannot be cut so (only the last one of a stream
-/// can be such) is completed from the first chunk, which had `first_chunk_rows` rows, or with `drop_last`
-/// cut down. Empty when nothing is left to hand out. The reference can hand an empty batch to the last
-/// ranks when the first chunk has fewer rows than there are processes; here fillers go round.
+/// can be such) is completed from the first chunk, which had `first_chunk_rows` rows. Empty when nothing is
+/// there to hand out. The reference can hand an empty batch to the last ranks when the first chunk has fewer
+/// rows than there are processes; here fillers go round.
 ///
 /// ```
 /// use accelerate_core::sampler::dispatch_slots;
-/// let ranks = dispatch_slots(3, 3, 2, false);
+/// let ranks = dispatch_slots(3, 3, 2);
 /// assert_eq!(ranks.len(), 2);
 /// assert!(ranks[1][1].filler && !ranks[1][0].filler);
 /// ```
-pub fn dispatch_slots(
-    chunk_rows: usize,
-    first_chunk_rows: usize,
-    num_processes: usize,
-    drop_last: bool,
-) -> Vec<Vec<Slot>> {
+pub fn dispatch_slots(chunk_rows: usize, first_chunk_rows: usize, num_processes: usize) -> Vec<Vec<Slot>> {
     if chunk_rows == 0 || first_chunk_rows == 0 || num_processes == 0 {
         return Vec::new();
     }
-    let rank_rows = match drop_last {
-        true => chunk_rows / num_processes,
-        false => chunk_rows.div_ceil(num_processes),
-    };
-    if rank_rows == 0 {
-        return Vec::new();
-    }
+    let rank_rows = chunk_rows.div_ceil(num_processes);
     (0..num_processes)
         .map(|rank| slots(rank * rank_rows..(rank + 1) * rank_rows, chunk_rows, first_chunk_rows))
         .collect()

@@ -212,15 +212,14 @@ proptest! {
 
     #[test]
     fn a_dispatched_chunk_reaches_every_rank(
-        chunk in 1..40_usize, first in 1..40_usize, num_processes in 1..6_usize, drop_last: bool,
+        chunk in 1..40_usize, first in 1..40_usize, num_processes in 1..6_usize,
     ) {
-        let ranks = dispatch_slots(chunk, first, num_processes, drop_last);
+        let ranks = dispatch_slots(chunk, first, num_processes);
         let sizes: Vec<usize> = ranks.iter().map(Vec::len).collect();
         prop_assert!(sizes.iter().all(|&size| size > 0 && size == sizes[0]));
         let real: Vec<SlotSource> =
             ranks.iter().flatten().filter(|slot| !slot.filler).map(|slot| slot.source).collect();
-        let kept = if drop_last { chunk - chunk % num_processes } else { chunk };
-        prop_assert_eq!(real, (0..kept).map(SlotSource::Current).collect::<Vec<_>>());
+        prop_assert_eq!(real, (0..chunk).map(SlotSource::Current).collect::<Vec<_>>());
         for slot in ranks.iter().flatten().filter(|slot| slot.filler) {
             prop_assert!(matches!(slot.source, SlotSource::First(position) if position < first));
         }
@@ -238,7 +237,7 @@ fn dispatch_never_hands_out_an_empty_batch(
     #[case] (chunk, first, num_processes): (usize, usize, usize),
     #[case] wanted: &str,
 ) {
-    let ranks = dispatch_slots(chunk, first, num_processes, false);
+    let ranks = dispatch_slots(chunk, first, num_processes);
     let found: Vec<Vec<i64>> = ranks
         .into_iter()
         .map(|rank| {
@@ -254,10 +253,9 @@ fn dispatch_never_hands_out_an_empty_batch(
 }
 
 #[test]
-fn an_empty_or_dropped_chunk_is_dispatched_to_nobody() {
-    assert!(dispatch_slots(0, 4, 2, false).is_empty());
-    assert!(dispatch_slots(1, 4, 2, true).is_empty());
-    assert!(dispatch_slots(4, 4, 0, false).is_empty());
+fn an_empty_chunk_is_dispatched_to_nobody() {
+    assert!(dispatch_slots(0, 4, 2).is_empty());
+    assert!(dispatch_slots(4, 4, 0).is_empty());
 }
 
 #[test]

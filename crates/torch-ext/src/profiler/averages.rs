@@ -69,7 +69,7 @@ pub enum SortBy {
 /// let x = Tensor::ones([8, 8], (Kind::Float, Device::Cpu));
 /// let profiler = Profiler::start(&ProfilerOptions::default())?;
 /// let _ = x.matmul(&x).relu();
-/// let averages = profiler.stop()?.key_averages()?;
+/// let averages = profiler.stop()?.key_averages(Default::default())?;
 /// let matmul = averages.get("aten::matmul").unwrap();
 /// assert!(matmul.count == 1 && matmul.self_cpu_ns < matmul.cpu_ns); // aten::mm is inside
 /// println!("{}", averages.table(SortBy::CpuTime, 10));
@@ -87,6 +87,13 @@ struct Node<'a> {
     sums: KeyAverage,
 }
 
+/// Over what [`KeyAverages`] are sums.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeyAveragesOptions {
+    /// Keep events of one name apart whose inputs have other shapes? `record_shapes` records them. Default false.
+    pub group_by_input_shape: bool,
+}
+
 impl KeyAverages {
     /// Sums over `events`, by name, or by name and shapes of the inputs.
     ///
@@ -96,10 +103,11 @@ impl KeyAverages {
     /// ```
     /// use torch_ext::profiler::{Event, KeyAverages};
     /// let event = |name: &str, start_ns, end_ns| Event { name: name.into(), start_ns, end_ns, ..Default::default() };
-    /// let averages = KeyAverages::of(&[event("outer", 0, 100), event("inner", 20, 50)], false);
+    /// let averages = KeyAverages::of(&[event("outer", 0, 100), event("inner", 20, 50)], Default::default());
     /// assert_eq!(averages.get("outer").map(|row| (row.self_cpu_ns, row.cpu_ns)), Some((70, 100)));
     /// ```
-    pub fn of(events: &[Event], group_by_input_shape: bool) -> Self {
+    pub fn of(events: &[Event], options: KeyAveragesOptions) -> Self {
+        let KeyAveragesOptions { group_by_input_shape } = options;
         let mut nodes: Vec<Node<'_>> = Vec::new();
         let mut rows = Rows { group_by_input_shape, ..Rows::default() };
         let mut threads: HashMap<u64, Vec<&Event>> = HashMap::new();
@@ -419,7 +427,7 @@ mod tests {
 
     /// (name, count, self time, time, self memory, memory)
     fn check(events: &[Event], rows: &[(&str, usize, u64, u64, i64, i64)]) {
-        let averages = KeyAverages::of(events, false);
+        let averages = KeyAverages::of(events, Default::default());
         let found: Vec<_> = averages
             .rows()
             .iter()
@@ -456,7 +464,7 @@ mod tests {
         let outer = Event { correlation_id: 1, ..op("aten::linear", 1, 0, 100) };
         let inner = Event { correlation_id: 2, ..op("aten::addmm", 1, 10, 90) };
         let kernel = Event { is_on_device: true, linked_correlation_id: 2, ..op("gemm", 7, 200, 260) };
-        let averages = KeyAverages::of(&[outer, inner, kernel], false);
+        let averages = KeyAverages::of(&[outer, inner, kernel], Default::default());
         let device = |name: &str| averages.get(name).map(|row| (row.self_device_ns, row.device_ns, row.cpu_ns));
         assert_eq!(device("aten::linear"), Some((0, 60, 100)));
         assert_eq!(device("aten::addmm"), Some((60, 60, 80)));
@@ -469,8 +477,8 @@ mod tests {
         let with_shape =
             |size| Event { input_shapes: vec![vec![size]], ..op("a", 1, 10 * size as u64, 11 * size as u64) };
         let events = [with_shape(1), with_shape(2), with_shape(1)];
-        assert_eq!(KeyAverages::of(&events, false).rows().len(), 1);
-        let grouped = KeyAverages::of(&events, true);
+        assert_eq!(KeyAverages::of(&events, Default::default()).rows().len(), 1);
+        let grouped = KeyAverages::of(&events, KeyAveragesOptions { group_by_input_shape: true });
         assert_eq!(grouped.rows().iter().map(|row| row.count).collect::<Vec<_>>(), [2, 1]);
         assert!(grouped.to_string().contains("[[2]]"));
     }
@@ -478,10 +486,10 @@ mod tests {
     #[test]
     fn a_table_is_sorted_and_cut() {
         let events = [op("short", 1, 0, 1_500), op("long", 1, 2_000, 2_003_000), op("short", 1, 3_000_000, 3_000_100)];
-        let table = KeyAverages::of(&events, false).table(SortBy::SelfCpuTime, 1);
+        let table = KeyAverages::of(&events, Default::default()).table(SortBy::SelfCpuTime, 1);
         assert!(table.contains("long") && !table.contains("short"), "{table}");
         assert!(table.contains("2.001ms") && table.contains("Self CPU time total: 2.003ms"), "{table}");
-        let by_count = KeyAverages::of(&events, false).table(SortBy::Count, 2);
+        let by_count = KeyAverages::of(&events, Default::default()).table(SortBy::Count, 2);
         assert!(by_count.find("short") < by_count.find("long"), "{by_count}");
         assert!(!table.contains("Mem") && !table.contains("CUDA") && !table.contains("FLOPs"), "{table}");
     }

@@ -36,7 +36,7 @@ impl Accelerator {
     /// use accelerate::data::{DataLoader, VecDataset};
     /// use accelerate::{PrepareDataLoaderOptions, testing};
     ///
-    /// let batches = testing::ranks(4, |accelerator| {
+    /// let batches = testing::ranks(4, Default::default(), |accelerator| {
     ///     let loader = DataLoader::builder(VecDataset::new(vec![10i64, 11, 12, 13])).batch_size(2).build()?;
     ///     let shares = PrepareDataLoaderOptions {
     ///         num_processes: Some(2),

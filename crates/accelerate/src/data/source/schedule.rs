@@ -233,7 +233,7 @@ fn cut(
         let row = |offset| Row { index: index(SlotSource::Current(offset)), filler: false };
         return (0 < chunk).then(|| (0..chunk).map(row).collect());
     }
-    let mut ranks = dispatch_slots(chunk, first_chunk, num_processes, false);
+    let mut ranks = dispatch_slots(chunk, first_chunk, num_processes);
     let slots = if rank < ranks.len() { ranks.swap_remove(rank) } else { return None };
     Some(slots.into_iter().map(|slot| Row { index: index(slot.source), filler: slot.filler }).collect())
 }

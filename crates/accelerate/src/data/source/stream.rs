@@ -143,7 +143,7 @@ impl Cut {
         }
         let (shard, num_processes) = (self.shard(), self.sharding.num_processes);
         if self.sharding.dispatch {
-            return Some(dispatch_slots(rows, first_rows, num_processes, false));
+            return Some(dispatch_slots(rows, first_rows, num_processes));
         }
         let all = (0..num_processes).map(|rank| shard.slots(rows, first_rows, rank));
         let mut all = all.collect::<Option<Vec<_>>>()?;

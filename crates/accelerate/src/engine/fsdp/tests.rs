@@ -134,13 +134,13 @@ fn is_anything_gathered(engine: &FullyShard) -> bool {
 fn two_gathers_and_one_reduce_scatter_per_unit_and_step() {
     const STEPS: usize = 12;
     for (frees, gathers) in [(true, 2), (false, 1)] {
-        let counts = testing::ranks(2, |accelerator| {
+        let counts = testing::ranks(2, Default::default(), |accelerator| {
             let (model, engine, _watched) = prepared(&accelerator, frees)?;
             for step in 1..=STEPS {
                 let loss =
                     model.forward(&Tensor::ones([4, 5], (Kind::Float, tch::Device::Cpu)))?.f_square()?.f_sum(None)?;
                 assert_eq!(engine.0.units.has_full(), !frees, "after the forward pass");
-                torch_ext::autograd::backward(&[&loss], None, false, false)?;
+                torch_ext::autograd::backward(&[&loss], None, Default::default())?;
                 super::Engine::after_backward(&engine)?;
                 assert!(!is_anything_gathered(&engine), "after step {step}");
             }
@@ -159,7 +159,7 @@ fn two_gathers_and_one_reduce_scatter_per_unit_and_step() {
 #[test]
 fn memory_of_a_block_goes_when_the_next_one_is_used() {
     for (frees, most) in [(true, 1), (false, NUM_BLOCKS)] {
-        let seen = testing::ranks(2, |accelerator| {
+        let seen = testing::ranks(2, Default::default(), |accelerator| {
             let (model, engine, watched) = prepared(&accelerator, frees)?;
             let output = model.forward(&Tensor::ones([4, 5], (Kind::Float, tch::Device::Cpu)))?;
             let most_gathered = watched.0.lock().unwrap().most_gathered;
@@ -185,7 +185,7 @@ fn graphs_keep_no_parameters_in_any_precision() {
     for policy in [None, Some(MixedPrecisionPolicy { output_dtype, ..Default::default() })] {
         for mixed_precision in [MixedPrecision::No, MixedPrecision::Bf16, MixedPrecision::Fp16] {
             let plugin = FullyShardedDataParallelPlugin { mixed_precision_policy: policy, ..Default::default() };
-            testing::ranks_with(2, Accelerator::builder().mixed_precision(mixed_precision), |accelerator| {
+            testing::ranks(2, Accelerator::builder().mixed_precision(mixed_precision), |accelerator| {
                 let (model, engine, _watched) = prepared_with(&accelerator, plugin.clone())?;
                 let _output = model.forward(&Tensor::ones([4, 5], (Kind::Float, tch::Device::Cpu)))?;
                 let tokens: Vec<usize> = engine.0.units.num_tokens();
@@ -200,7 +200,7 @@ fn graphs_keep_no_parameters_in_any_precision() {
 #[test]
 fn evaluation_gathers_once_and_keeps_nothing() {
     for frees in [true, false] {
-        let counts = testing::ranks(2, |accelerator| {
+        let counts = testing::ranks(2, Default::default(), |accelerator| {
             let (model, engine, _watched) = prepared(&accelerator, frees)?;
             let _ = tch::no_grad(|| model.forward(&Tensor::ones([4, 5], (Kind::Float, tch::Device::Cpu))))?;
             assert!(!is_anything_gathered(&engine));
@@ -213,13 +213,13 @@ fn evaluation_gathers_once_and_keeps_nothing() {
 
 #[test]
 fn a_parameter_outside_of_a_forward_pass_is_whole_for_once() {
-    testing::ranks(3, |accelerator| {
+    testing::ranks(3, Default::default(), |accelerator| {
         let (model, engine, _watched) = prepared(&accelerator, true)?;
         let weight = crate::nn::Module::params(&*model).get("blocks.1.up.weight").unwrap();
         assert_eq!((weight.get()?.size(), weight.shape()), (vec![7, 5], vec![7, 5]));
         assert!(weight.numel() == 35 && weight.local().numel() < 35);
         let penalty = weight.get()?.f_square()?.f_sum(None)?;
-        torch_ext::autograd::backward(&[&penalty], None, false, false)?;
+        torch_ext::autograd::backward(&[&penalty], None, Default::default())?;
         let gradient = weight.grad().unwrap();
         assert!((gradient - weight.local() * 2.0).abs().sum(None).double_value(&[]) < 1e-5);
         assert!(!is_anything_gathered(&engine));
@@ -241,7 +241,7 @@ fn train(
         for micro_batch in 0..accumulation {
             let sync = super::Engine::set_gradient_sync(&engine, micro_batch + 1 == accumulation);
             let loss = model.forward(&input)?.f_square()?.f_sum(None)?;
-            torch_ext::autograd::backward(&[&loss], None, false, false)?;
+            torch_ext::autograd::backward(&[&loss], None, Default::default())?;
             super::Engine::after_backward(&engine)?;
             super::Engine::set_gradient_sync(&engine, sync);
         }
@@ -280,7 +280,7 @@ fn strategies_differ_in_how_often_units_travel() {
             let plugin =
                 FullyShardedDataParallelPlugin { sharding_strategy: Some(sharding_strategy), ..Default::default() };
             let wanted = vec![Counts { gathers, reduce_scatters }; NUM_BLOCKS + 1];
-            testing::ranks(2, |accelerator| {
+            testing::ranks(2, Default::default(), |accelerator| {
                 let (engine, _) = train(&accelerator, plugin.clone(), (3, accumulation))?;
                 assert_eq!(counts(&engine), wanted, "{sharding_strategy}, {accumulation} micro-batches");
                 if accumulation == 1 {
@@ -313,7 +313,7 @@ fn what_is_fetched_ahead_is_not_fetched_again() {
             direct_all_gather: Some(false),
             ..Default::default()
         };
-        let counts = testing::ranks(2, |accelerator| {
+        let counts = testing::ranks(2, Default::default(), |accelerator| {
             let (engine, most) = train(&accelerator, plugin.clone(), (4, 1))?;
             assert_eq!(
                 most,
@@ -338,7 +338,7 @@ fn saving_gathers_each_unit_once_and_lets_it_go() {
         auto_wrap_policy: Some(AutoWrapPolicy::TransformerBasedWrap),
         ..Default::default()
     };
-    testing::ranks(2, |accelerator| {
+    testing::ranks(2, Default::default(), |accelerator| {
         let store = ParamStore::new(accelerator.device());
         for layer in 0..NUM_LAYERS {
             Linear::new(store.root() / "layers" / layer, 5, 7, Default::default())?;
@@ -397,12 +397,12 @@ fn steered(
 
 #[test]
 fn a_backward_pass_that_fails_leaves_nothing_behind() {
-    testing::ranks(2, |accelerator| {
+    testing::ranks(2, Default::default(), |accelerator| {
         let fails = Arc::new(Mutex::new(false));
         let (store, _shard, model) = steered(&accelerator, &Default::default(), Arc::default(), Arc::clone(&fails))?;
         let input = Tensor::ones([1, 3], (Kind::Float, tch::Device::Cpu));
         let backward = || -> Result<()> {
-            Ok(torch_ext::autograd::backward(&[&model.forward(&input)?.f_sum(None)?], None, false, false)?)
+            Ok(torch_ext::autograd::backward(&[&model.forward(&input)?.f_sum(None)?], None, Default::default())?)
         };
         *fails.lock().unwrap() = true;
         assert!(backward().is_err());
@@ -419,12 +419,12 @@ fn a_backward_pass_that_fails_leaves_nothing_behind() {
 
 #[test]
 fn gradients_that_nobody_has_reduced_are_reduced_before_the_step() {
-    testing::ranks(3, |accelerator| {
+    testing::ranks(3, Default::default(), |accelerator| {
         let (store, engine, model) = steered(&accelerator, &Default::default(), Arc::default(), Arc::default())?;
         let input = Tensor::full([1, 3], accelerator.process_index() as i64, (Kind::Float, tch::Device::Cpu));
         super::Engine::set_gradient_sync(&engine, false);
         for _ in 0..2 {
-            torch_ext::autograd::backward(&[&model.forward(&input)?.f_sum(None)?], None, false, false)?;
+            torch_ext::autograd::backward(&[&model.forward(&input)?.f_sum(None)?], None, Default::default())?;
         }
         let weight = store.get("layers.0.weight").unwrap();
         assert!(weight.grad().is_none());
@@ -439,7 +439,7 @@ fn gradients_that_nobody_has_reduced_are_reduced_before_the_step() {
 
 #[test]
 fn a_parameter_without_a_gradient_gets_zeros() {
-    testing::ranks(2, |accelerator| {
+    testing::ranks(2, Default::default(), |accelerator| {
         let store = ParamStore::new(accelerator.device());
         let layer = Linear::new(store.root() / "layer", 3, 3, Default::default())?;
         let engine = start(&accelerator, &store, &Default::default())?;
@@ -457,7 +457,7 @@ fn a_parameter_without_a_gradient_gets_zeros() {
             *uses_bias.lock().unwrap() = is_used;
             torch_ext::autograd::set_gradient(&bias.local(), None)?;
             let input = Tensor::ones([1, 3], (Kind::Float, tch::Device::Cpu));
-            torch_ext::autograd::backward(&[&model.forward(&input)?.f_sum(None)?], None, false, false)?;
+            torch_ext::autograd::backward(&[&model.forward(&input)?.f_sum(None)?], None, Default::default())?;
             let gradient = bias.grad().unwrap();
             assert_eq!(gradient, gradient.full_like(wanted), "used: {is_used}");
         }
@@ -476,14 +476,14 @@ fn gradients_add_up_in_the_type_in_which_they_are_reduced() {
         }),
         ..Default::default()
     };
-    testing::ranks(2, |accelerator| {
+    testing::ranks(2, Default::default(), |accelerator| {
         let (store, engine, model) = steered(&accelerator, &plugin, Arc::default(), Arc::default())?;
         // 257 is no bfloat16.
         for (factor, syncs) in [(256, false), (1, true)] {
             super::Engine::set_gradient_sync(&engine, syncs);
             let input = Tensor::ones([1, 3], (Kind::BFloat16, tch::Device::Cpu));
             let loss = model.forward(&input)?.f_sum(None)? * factor;
-            torch_ext::autograd::backward(&[&loss], None, false, false)?;
+            torch_ext::autograd::backward(&[&loss], None, Default::default())?;
         }
         let gradient = store.get("layers.1.bias").unwrap().grad().unwrap();
         assert_eq!(gradient, gradient.full_like(257));
@@ -495,7 +495,7 @@ fn gradients_add_up_in_the_type_in_which_they_are_reduced() {
 #[test]
 fn a_plan_that_does_not_fit_one_rank_is_an_error_on_all_of_them() {
     for limits in [[Some(200), Some(200)], [None, Some(200)]] {
-        let texts = testing::ranks(2, |accelerator| {
+        let texts = testing::ranks(2, Default::default(), |accelerator| {
             let max_memory = limits[accelerator.process_index()];
             let plugin = FullyShardedDataParallelPlugin { max_memory, ..Default::default() };
             Ok(steered(&accelerator, &plugin, Arc::default(), Arc::default()).map(drop).unwrap_err().to_string())
@@ -521,12 +521,12 @@ fn checkpointed_blocks_travel_no_more_often() {
                 activation_checkpointing: Some(true),
                 ..Default::default()
             };
-            testing::ranks(2, |accelerator| {
+            testing::ranks(2, Default::default(), |accelerator| {
                 let store = ParamStore::new(accelerator.device());
                 let path = |layer: usize| store.root() / "layers" / layer;
                 let layer = |index| Checkpointed::new(path(index), |path| Linear::new(path, 3, 3, Default::default()));
                 let layers = [layer(0)?, layer(1)?];
-                store.gradient_checkpointing_enable()?;
+                store.gradient_checkpointing_enable(Default::default())?;
                 let module = ModuleFn::new(&store, move |input: &Tensor| {
                     let hidden = layers[1].forward(&layers[0].forward(input)?.f_tanh()?)?;
                     layers[0].forward(&hidden)
@@ -537,7 +537,7 @@ fn checkpointed_blocks_travel_no_more_often() {
                     let before = counts(&engine);
                     super::Engine::before_step(&engine)?;
                     let loss = model.forward(&Tensor::ones([1, 3], (Kind::Float, tch::Device::Cpu)))?.f_sum(None)?;
-                    torch_ext::autograd::backward(&[&loss], None, false, false)?;
+                    torch_ext::autograd::backward(&[&loss], None, Default::default())?;
                     assert!(
                         engine.0.units.num_unsharded_and_arriving().0 == 0 || gathers == [1, 1],
                         "all that was gathered has gone"
@@ -558,7 +558,7 @@ fn checkpointed_blocks_travel_no_more_often() {
 
 #[test]
 fn parts_are_read_out_of_memory_between_a_forward_pass_and_the_comparison_after_its_backward_pass() {
-    testing::ranks(3, |accelerator| {
+    testing::ranks(3, Default::default(), |accelerator| {
         let (model, engine, _) = prepared(&accelerator, true)?;
         assert!(engine.0.transport.has_peers(), "ranks of one process can read each other's memory");
         let input = Tensor::ones([2, 5], (Kind::Float, tch::Device::Cpu));

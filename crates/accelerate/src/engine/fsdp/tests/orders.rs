@@ -17,7 +17,7 @@ fn another_order_is_an_error_unless_it_may_change() {
             direct_all_gather: Some(false),
             ..Default::default()
         };
-        testing::ranks(2, |accelerator| {
+        testing::ranks(2, Default::default(), |accelerator| {
             let reversed = Arc::new(Mutex::new(false));
             let (_, engine, model) = steered(&accelerator, &plugin, Arc::clone(&reversed), Arc::default())?;
             let input = Tensor::ones([1, 3], (Kind::Float, tch::Device::Cpu));
@@ -54,7 +54,7 @@ fn one_order_of_use_is_one_order_whatever_is_gathered() {
             ..Default::default()
         };
         for world_size in [1, 2] {
-            testing::ranks(world_size, |accelerator| {
+            testing::ranks(world_size, Default::default(), |accelerator| {
                 let (_, engine, model) = steered(&accelerator, &plugin, Arc::default(), Arc::default())?;
                 let input = Tensor::ones([1, 3], (Kind::Float, tch::Device::Cpu));
                 for _ in 0..2 {
@@ -62,7 +62,7 @@ fn one_order_of_use_is_one_order_whatever_is_gathered() {
                     for syncs in [false, true] {
                         Engine::set_gradient_sync(&engine, syncs);
                         let losses = [model.forward(&input)?.f_sum(None)?, model.forward(&input)?.f_sum(None)?];
-                        torch_ext::autograd::backward(&[&losses[0], &losses[1]], None, false, false)?;
+                        torch_ext::autograd::backward(&[&losses[0], &losses[1]], None, Default::default())?;
                         Engine::after_backward(&engine)?;
                     }
                     Engine::before_step(&engine)?;
