@@ -285,7 +285,7 @@ mod tests {
     #[case(
         "--use_fsdp --fsdp_sharding_strategy 2 --fsdp-forward-prefetch no",
         &["ACCELERATE_USE_DEEPSPEED=false", "ACCELERATE_USE_FSDP=true", "FSDP_FORWARD_PREFETCH=false",
-          "FSDP_RESHARD_AFTER_FORWARD=", "FSDP_SHARDING_STRATEGY=SHARD_GRAD_OP"]
+          "FSDP_RESHARD_AFTER_FORWARD=true", "FSDP_SHARDING_STRATEGY=SHARD_GRAD_OP"]
     )]
     #[case(
         "--use-deepspeed --zero-stage 3 --gradient_clipping auto",
