@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/exception.h>
 
 using namespace te;
@@ -136,7 +137,12 @@ private:
 // The same store with a deadline of its own. A clone would not do: that of a HashStore is the same object.
 class TimedStore : public c10d::Store {
 public:
-  TimedStore(StorePtr inner, std::chrono::milliseconds timeout) : c10d::Store(timeout), inner_(std::move(inner)) {}
+  TimedStore(StorePtr inner, std::chrono::milliseconds timeout) : c10d::Store(timeout), inner_(std::move(inner)) {
+    StorePtr last = inner_;
+    if (auto *prefix = dynamic_cast<c10d::PrefixStore *>(last.get()))
+      last = prefix->getUnderlyingNonPrefixStore();
+    takes_deadline_ = dynamic_cast<BackendStore *>(last.get()) != nullptr;
+  }
 
   c10::intrusive_ptr<c10d::Store> clone() override { return c10::make_intrusive<TimedStore>(inner_, timeout_); }
   using c10d::Store::set;
@@ -151,7 +157,9 @@ public:
   }
   Bytes get(const std::string &key) override {
     BackendDeadline deadline(timeout_);
-    inner_->wait({key}, timeout_);
+    // Others wait in `get` by a deadline of their own.
+    if (!takes_deadline_)
+      inner_->wait({key}, timeout_);
     return inner_->get(key);
   }
   int64_t add(const std::string &key, int64_t amount) override {
@@ -179,6 +187,7 @@ public:
 
 private:
   StorePtr inner_;
+  bool takes_deadline_ = false;
 };
 } // namespace
 
