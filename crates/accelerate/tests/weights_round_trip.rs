@@ -248,10 +248,11 @@ fn files_of_an_earlier_save_do_not_survive() {
         fs::write(folder.path().join(name), "mine").unwrap();
     }
     // What a process that was killed while it wrote has left.
-    fs::write(folder.path().join(".model-00001-of-00002.safetensors.4242.tmp"), "half").unwrap();
+    fs::write(folder.path().join(".model.4242.saving"), "half").unwrap();
     for (seed, size) in sizes.into_iter().enumerate() {
         let files = save_model_weights(&model(seed as f64), folder.path(), &in_shards_of(size)).unwrap();
         let mut expected: Vec<String> = own.map(str::to_owned).to_vec();
+        expected.push("model.manifest.json".to_owned());
         expected.extend(files.iter().map(|file| file.file_name().unwrap().to_str().unwrap().to_owned()));
         expected.sort();
         assert_eq!(listing(folder.path()), expected);
@@ -295,7 +296,7 @@ fn two_models_share_a_folder_under_different_stems() {
         let options = SaveModelOptions { stem: stem.into(), max_shard_size: "60B".into(), ..Default::default() };
         save_model_weights(&model(0.0), folder.path(), &options).unwrap();
     }
-    assert_eq!(listing(folder.path()).len(), 8);
+    assert_eq!(listing(folder.path()).len(), 10);
     let loaded = model(1.0);
     let index = folder.path().join("student.safetensors.index.json");
     load_checkpoint_in_model(&loaded, index, &LoadOptions::default()).unwrap();

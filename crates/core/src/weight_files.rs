@@ -6,12 +6,16 @@
 
 mod folder;
 mod index;
+mod manifest;
 mod parallel;
 mod shards;
 mod size;
 
 pub use folder::choose_weight_file;
 pub use index::{Index, IndexMetadata};
+pub use manifest::{
+    SaveManifest, SavedFile, TEMPORARY_SUFFIX, is_saved_file_name, is_temporary_file_of, temporary_prefix,
+};
 pub use parallel::{ParallelFiles, TensorEntry};
 pub use shards::{WeightFiles, is_weight_file_of, plan_shards, shard_file_names};
 pub use size::{format_size, parse_size};

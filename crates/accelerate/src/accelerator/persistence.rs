@@ -3,7 +3,8 @@
 use super::models::single_store;
 use super::{Accelerator, HasParameters, PreparedModel};
 use crate::checkpoint::{
-    LoadOptions, SaveModelOptions, Writers, load_checkpoint_in_model, save_model_weights, save_sharded_model_weights,
+    LoadOptions, SaveModelOptions, Writers, check_save_directory, load_checkpoint_in_model, save_model_weights,
+    save_sharded_model_weights,
 };
 use crate::error::Result;
 use crate::nn::LoadReport;
@@ -14,7 +15,8 @@ impl Accelerator {
     ///
     /// The main process writes (with `save_on_each_node` the first of each machine); the others return at once,
     /// so call [`Accelerator::wait_for_everyone`] before reading the files elsewhere. A crash leaves the old
-    /// files or the new ones, never half of each file.
+    /// files or the new ones: all of them, those of [`SaveModelOptions::files`] included. See
+    /// [the format law](crate::checkpoint).
     ///
     /// A model sharded over several ranks is gathered unit by unit, and each rank writes files of its own: at least one for
     /// each rank that gets a tensor, of equal sizes as far as tensors allow. No rank ever holds more than one unit whole.
@@ -23,7 +25,8 @@ impl Accelerator {
     ///
     /// # Errors
     /// [`is_weights`](crate::Error::is_weights): a file that cannot be written, by path; of a sharded model on every rank,
-    /// with the rank that failed; options that differ between ranks then. A size that cannot be read. An earlier save is then as it was, unless the failure came among the final renames.
+    /// with the rank that failed; options that differ between ranks then. A size that cannot be read. An earlier save is then as
+    /// it was, unless something was in the way of the final renames: then the next load or save finishes them.
     ///
     /// ```
     /// use accelerate::{Accelerator, nn::{Linear, ParamStore}};
@@ -74,6 +77,28 @@ impl Accelerator {
             // A size that cannot be read is an error on all ranks.
             false => options.max_shard_bytes().map(drop),
         }
+    }
+
+    /// Makes sure before training that [`save_model`](Self::save_model) can write into `save_directory` after it: the main
+    /// process (with `save_on_each_node` the first of each machine) makes the folder if it is absent, writes a file there
+    /// and removes it. Collective.
+    ///
+    /// # Errors
+    /// [`is_weights`](crate::Error::is_weights): the folder cannot be made or written; an error on every rank.
+    ///
+    /// ```
+    /// use accelerate::Accelerator;
+    ///
+    /// let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// let error = accelerator.check_save_directory("/dev/null/output").unwrap_err();
+    /// assert!(error.is_weights() && error.to_string().contains("/dev/null/output"));
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn check_save_directory(&self, save_directory: impl AsRef<Path>) -> Result<()> {
+        let on_each_node = self.project_configuration().save_on_each_node;
+        let writes = if on_each_node { self.is_local_main_process() } else { self.is_main_process() };
+        let checked = if writes { check_save_directory(save_directory) } else { Ok(()) };
+        self.group().agree_on_success("check_save_directory", checked)
     }
 
     /// Reads weights by name into a model: one safetensors file, an index, or a folder with either. Every process

@@ -1,95 +1,160 @@
 //! Files that appear whole or not at all.
 
+use super::fault;
 use crate::error::{Result, WeightsError};
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use accelerate_core::weight_files::{SavedFile, TEMPORARY_SUFFIX, is_temporary_file_of, temporary_prefix};
+use std::fs::{self, File, TryLockError};
+use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use tempfile::NamedTempFile;
 
-const TEMPORARY_EXTENSION: &str = "tmp";
+const BUFFER_BYTES: usize = 1 << 20;
 
 pub(super) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> WeightsError {
     let path = path.to_owned();
     move |source| WeightsError::Io { action, path, source }
 }
 
-/// A file that is complete on the disk but not yet in its place. Dropped without
-/// [`commit`](Self::commit), it is removed.
-#[derive(Debug)]
-pub(super) struct PendingFile {
-    temporary: PathBuf,
-    target: PathBuf,
-    committed: bool,
-}
-
-impl PendingFile {
-    /// Writes all of it.
-    pub(super) fn write(target: &Path, content: &[u8]) -> Result<Self> {
-        let mut file = OpenFile::create(target)?;
-        file.append(content)?;
-        file.finish()
-    }
-
-    /// What the file is called until it is in its place.
-    pub(super) fn temporary_name(&self) -> String {
-        self.temporary.file_name().unwrap_or_default().to_string_lossy().into_owned()
-    }
-
-    /// Puts the file in its place, over an older one.
-    pub(super) fn commit(mut self) -> Result<PathBuf> {
-        fs::rename(&self.temporary, &self.target).map_err(io_error("move into place", &self.target))?;
-        self.committed = true;
-        Ok(std::mem::take(&mut self.target))
-    }
-}
-
-impl Drop for PendingFile {
-    fn drop(&mut self) {
-        if !self.committed {
-            // The error that led here is the one to report.
-            let _ = fs::remove_file(&self.temporary);
-        }
-    }
-}
-
-/// A file that is being written. Dropped without [`finish`](Self::finish), it is removed.
+/// A file that is being written, under a temporary name. Dropped without [`finish`](Self::finish), it is removed.
 #[derive(Debug)]
 pub(super) struct OpenFile {
-    // Closed before it is removed.
-    file: BufWriter<File>,
-    pending: PendingFile,
+    file: BufWriter<NamedTempFile>,
+    target: PathBuf,
+    hasher: blake3::Hasher,
+    num_bytes: u64,
 }
 
 impl OpenFile {
-    /// Begins a file beside `target`, under a hidden name that no reader looks for.
-    pub(super) fn create(target: &Path) -> Result<Self> {
-        let name = target.file_name().unwrap_or_default().to_string_lossy();
-        let process = std::process::id();
-        let temporary = target.with_file_name(format!(".{name}.{process}.{TEMPORARY_EXTENSION}"));
-        let file = File::create(&temporary).map_err(io_error("create", &temporary))?;
-        let pending = PendingFile { temporary, target: target.to_owned(), committed: false };
-        Ok(Self { file: BufWriter::with_capacity(1 << 20, file), pending })
+    /// Begins a file that is to become `target`, as part of a save of weights that are called `stem`.
+    ///
+    /// The name is random, and the file is made anew: nobody can put a link there beforehand that leads elsewhere.
+    pub(super) fn create(target: &Path, stem: &str) -> Result<Self> {
+        let folder = folder_of(target);
+        let mut builder = tempfile::Builder::new();
+        let prefix = temporary_prefix(stem);
+        builder.prefix(&prefix).suffix(TEMPORARY_SUFFIX).rand_bytes(16);
+        // Others may read what was saved as the user's mask for new files has it.
+        #[cfg(unix)]
+        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+        let created = fault::step().and_then(|()| builder.tempfile_in(folder));
+        let file = created.map_err(io_error("create a file in", folder))?;
+        // The lock tells whoever cleans the folder that the writer lives. Where a file system has no locks, nothing is
+        // told, and two processes that save into one folder at a time may remove each other's files.
+        let _ = file.as_file().try_lock();
+        let file = BufWriter::with_capacity(BUFFER_BYTES, file);
+        Ok(Self { file, target: target.to_owned(), hasher: blake3::Hasher::new(), num_bytes: 0 })
     }
 
     pub(super) fn append(&mut self, bytes: &[u8]) -> Result<()> {
-        Ok(self.file.write_all(bytes).map_err(io_error("write", &self.pending.target))?)
+        self.hasher.update(bytes);
+        self.num_bytes += bytes.len() as u64;
+        let written = fault::step().and_then(|()| self.file.write_all(bytes));
+        Ok(written.map_err(io_error("write", &self.target))?)
     }
 
     /// Sees to it that all is on the disk.
     pub(super) fn finish(self) -> Result<PendingFile> {
-        let Self { file, pending } = self;
-        let target = &pending.target;
-        let file = file.into_inner().map_err(|error| io_error("write", target)(error.into_error()))?;
+        let Self { file, target, hasher, num_bytes } = self;
+        let file = file.into_inner().map_err(|error| io_error("write", &target)(error.into_error()))?;
         // Without this, a power cut after the rename could leave the name on an empty file.
-        file.sync_all().map_err(io_error("flush", target))?;
-        Ok(pending)
+        let flushed = fault::step().and_then(|()| file.as_file().sync_all());
+        flushed.map_err(io_error("flush", &target))?;
+        Ok(PendingFile { file, target, hash: hasher.finalize(), num_bytes })
     }
 }
 
-/// If `file_name` is what a writer that died has left behind, the name it was written for.
-pub(super) fn abandoned(file_name: &str) -> Option<&str> {
-    let (name, process) =
-        file_name.strip_prefix('.')?.strip_suffix(TEMPORARY_EXTENSION)?.strip_suffix('.')?.rsplit_once('.')?;
-    (!process.is_empty() && process.bytes().all(|byte| byte.is_ascii_digit())).then_some(name)
+/// A file that is complete on the disk but still under its temporary name. Dropped, it is removed.
+#[derive(Debug)]
+pub(super) struct PendingFile {
+    file: NamedTempFile,
+    target: PathBuf,
+    hash: blake3::Hash,
+    num_bytes: u64,
+}
+
+impl PendingFile {
+    /// Writes all of it.
+    pub(super) fn write(target: &Path, stem: &str, content: &[u8]) -> Result<Self> {
+        let mut file = OpenFile::create(target, stem)?;
+        file.append(content)?;
+        file.finish()
+    }
+
+    /// What the file is called until it has its name.
+    pub(super) fn temporary_name(&self) -> String {
+        name_of(self.file.path())
+    }
+
+    /// What the list of a save says of it.
+    pub(super) fn saved_file(&self) -> SavedFile {
+        SavedFile {
+            name: name_of(&self.target),
+            temporary_name: self.temporary_name(),
+            bytes: self.num_bytes,
+            blake3: self.hash.to_hex().to_string(),
+        }
+    }
+
+    /// Leaves the file under its temporary name when this is dropped.
+    pub(super) fn leave(&mut self) {
+        self.file.disable_cleanup(true);
+    }
+
+    /// Gives the file its name, over an older one.
+    pub(super) fn commit(self) -> Result<PathBuf> {
+        let Self { file, target, .. } = self;
+        let renamed = fault::step().and_then(|()| Ok(file.persist(&target)?));
+        renamed.map_err(io_error("move into place", &target))?;
+        Ok(target)
+    }
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// The folder that a file is in.
+pub(super) fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
+/// Removes what saves of weights called `stem` left under temporary names when they were ended. Files whose writer lives
+/// stay.
+pub(super) fn remove_abandoned(folder: &Path, stem: &str) -> Result<()> {
+    for name in names_in(folder)? {
+        if !is_temporary_file_of(&name, stem) {
+            continue;
+        }
+        let path = folder.join(&name);
+        let is_being_written =
+            || File::open(&path).is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)));
+        if path.is_file() && !is_being_written() {
+            remove(&path)?;
+        }
+    }
+    Ok(())
+}
+
+/// The names of everything in a folder, in order.
+pub(super) fn names_in(folder: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).map_err(io_error("read", folder))? {
+        let entry = entry.map_err(io_error("read", folder))?;
+        names.push(entry.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Removes a file, if it is there.
+pub(super) fn remove(path: &Path) -> Result<()> {
+    match fault::step().and_then(|()| fs::remove_file(path)) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(io_error("remove the outdated", path)(error).into()),
+        _ => Ok(()),
+    }
 }
 
 /// Makes renames and removals in a folder last through a power cut.
@@ -97,20 +162,7 @@ pub(super) fn sync_folder(folder: &Path) -> Result<()> {
     // Only Unix lets a folder be opened and flushed.
     if cfg!(unix) {
         let folder_file = File::open(folder).map_err(io_error("open", folder))?;
-        folder_file.sync_all().map_err(io_error("flush", folder))?;
+        fault::step().and_then(|()| folder_file.sync_all()).map_err(io_error("flush", folder))?;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_the_names_of_unfinished_files_are_abandoned() {
-        assert_eq!(abandoned(".model.safetensors.123.tmp"), Some("model.safetensors"));
-        for other in ["model.safetensors", ".model.safetensors.tmp", ".a.x1.tmp", "a.1.tmp", ".tmp", ""] {
-            assert_eq!(abandoned(other), None, "{other}");
-        }
-    }
 }

@@ -6,9 +6,12 @@
 //! - The same weights give the same bytes: tensors by descending alignment, then by name, as every writer of
 //!   safetensors has it; the only metadata are `{"format":"pt"}`. Of a sharded model, tensors of one alignment come in the
 //!   order in which they are gathered, so that files can be written without a rank ever holding the whole model.
-//! - A file is written beside its place, flushed to the disk and renamed; the index comes last, and older
-//!   files of the same model go after that. Whoever reads meanwhile, or after a crash, finds whole files; and an
-//!   index exists only while all its shards are of the same save.
+//! - A save is one: weights, index and the files of the user's own are written under temporary names and flushed to
+//!   the disk. Then `model.manifest.json`, which lists them with sizes and BLAKE3 hashes, appears in one rename, and the
+//!   save counts. At last all files get their names, the index or the only weight file last. A crash before the manifest
+//!   leaves the earlier save; after a crash behind it, the next load or save gives the files their names.
+//! - Readers that know no manifest find whole files, and an index only while all its shards are of the same save.
+//! - Loading compares the sizes of weights and the content of all other files with the manifest, if there is one.
 //! - Nothing is loaded before every name and shape has been compared with the model, and every header with
 //!   the length of its file.
 //!
@@ -35,13 +38,18 @@
 
 mod atomic;
 mod dtype;
+mod fault;
+mod folder;
 mod load;
 mod reader;
 mod save;
 mod sharded;
 mod source;
+#[cfg(test)]
+mod tests;
 mod writer;
 
+pub use folder::{check_save_directory, read_saved_file, verify_saved_files};
 pub use load::{LoadOptions, load_checkpoint_in_model, modern_layer_norm_names};
 pub use reader::load_file;
 pub use save::{SaveModelOptions, save_model_weights};

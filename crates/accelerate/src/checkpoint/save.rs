@@ -1,13 +1,13 @@
 //! A model's weights to files.
 
-use super::atomic::{PendingFile, abandoned, io_error, sync_folder};
+use super::atomic::PendingFile;
+use super::folder::{check_own_names, commit_folder, prepare_folder};
 use super::writer::{write_pending, written_kind};
 use crate::error::{Result, WeightsError};
 use crate::nn::ParamStore;
 use accelerate_core::config::FloatType;
-use accelerate_core::weight_files::{DEFAULT_STEM, Index, WeightFiles, is_weight_file_of, parse_size};
-use std::collections::{HashMap, HashSet};
-use std::fs;
+use accelerate_core::weight_files::{DEFAULT_STEM, Index, WeightFiles, parse_size};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use tch::Tensor;
 
@@ -28,6 +28,13 @@ pub struct SaveModelOptions {
     /// The type that floating-point weights and buffers are written in. Default: their own; in `Accelerator::save_model`
     /// with DeepSpeed's `zero3_save_16bit_model` that of the mixed precision.
     pub dtype: Option<FloatType>,
+    /// Further files that belong to the model, such as its `config.json` and its tokenizer: their names in the folder and
+    /// their contents. They and the weights are saved as one, so that a crash never leaves the weights of one save beside
+    /// the configuration of another. [`read_saved_file`](super::read_saved_file) reads them back. Default: none.
+    ///
+    /// Where several processes write, those of the main process are written (with `save_on_each_node`, of the first of each
+    /// machine).
+    pub files: BTreeMap<String, Vec<u8>>,
 }
 
 impl SaveModelOptions {
@@ -39,7 +46,7 @@ impl SaveModelOptions {
 
 impl Default for SaveModelOptions {
     fn default() -> Self {
-        Self { max_shard_size: "10GB".to_owned(), stem: DEFAULT_STEM.to_owned(), dtype: None }
+        Self { max_shard_size: "10GB".to_owned(), stem: DEFAULT_STEM.to_owned(), dtype: None, files: BTreeMap::new() }
     }
 }
 
@@ -83,8 +90,9 @@ pub fn save_model_weights(
     options: &SaveModelOptions,
 ) -> Result<Vec<PathBuf>> {
     let max_shard_bytes = options.max_shard_bytes()?;
-    let folder = folder.as_ref();
-    fs::create_dir_all(folder).map_err(io_error("create", folder))?;
+    let (folder, stem) = (folder.as_ref(), options.stem.as_str());
+    check_own_names(options.files.keys(), stem)?;
+    prepare_folder(folder)?;
     let state = store.state_dict()?;
     let tensors = distinct(state.iter());
     let mut sizes = Vec::with_capacity(tensors.len());
@@ -92,68 +100,52 @@ pub fn save_model_weights(
         let bytes = tensor.numel() * written_kind(tensor.f_kind()?, options.dtype).elt_size_in_bytes();
         sizes.push(((*name).to_owned(), bytes as u64));
     }
-    let plan = WeightFiles::plan(&sizes, max_shard_bytes, &options.stem);
+    let plan = WeightFiles::plan(&sizes, max_shard_bytes, stem);
 
+    let mut pending = write_own_files(folder, options)?;
     let by_name: HashMap<&str, &Tensor> = tensors.into_iter().collect();
-    let mut pending = Vec::new();
     for (file, names) in &plan.files {
         let content: Vec<(&str, &Tensor)> =
             names.iter().filter_map(|name| by_name.get_key_value(name.as_str())).map(|(n, t)| (*n, *t)).collect();
-        pending.push(write_pending(&content, options.dtype, &folder.join(file))?);
+        pending.push(write_pending(&content, options.dtype, &folder.join(file), stem)?);
     }
-    pending.extend(write_index(folder, &plan, &options.stem)?);
-
-    withdraw_index(folder, &plan, &options.stem)?;
-    let written = pending.into_iter().map(PendingFile::commit).collect::<Result<Vec<_>>>()?;
-    sync_folder(folder)?;
-    remove_stale(folder, &plan, &options.stem)?;
+    pending.extend(write_index(folder, &plan, stem)?);
+    let written = weight_paths(folder, &plan, stem);
+    commit_pending(folder, stem, pending)?;
     Ok(written)
 }
 
-/// Writes the index, if there is one, beside its place.
+/// Commits what this process alone has written.
+fn commit_pending(folder: &Path, stem: &str, mut pending: Vec<PendingFile>) -> Result<()> {
+    let files = pending.iter().map(PendingFile::saved_file).collect();
+    // Once the manifest is there they belong to it, whatever becomes of this process.
+    pending.iter_mut().for_each(PendingFile::leave);
+    commit_folder(folder, stem, files)
+}
+
+/// The weight files, index last.
+fn weight_paths(folder: &Path, plan: &WeightFiles, stem: &str) -> Vec<PathBuf> {
+    let index = plan.index.as_ref().map(|_| Index::file_name(stem));
+    let shards = plan.files.iter().map(|(file, _)| file.clone());
+    shards.chain(index).map(|name| folder.join(name)).collect()
+}
+
+/// Writes the files of the user's own under temporary names.
+pub(super) fn write_own_files(folder: &Path, options: &SaveModelOptions) -> Result<Vec<PendingFile>> {
+    let own = options.files.iter();
+    own.map(|(name, content)| PendingFile::write(&folder.join(name), &options.stem, content)).collect()
+}
+
+/// Writes the index, if there is one, under a temporary name.
 pub(super) fn write_index(folder: &Path, plan: &WeightFiles, stem: &str) -> Result<Option<PendingFile>> {
     let Some(index) = &plan.index else { return Ok(None) };
     let path = folder.join(Index::file_name(stem));
     let json = index.to_json().map_err(|source| WeightsError::Index { path: path.clone(), source })?;
-    PendingFile::write(&path, json.as_bytes()).map(Some)
-}
-
-/// Removes the index of an earlier save whose shards are about to be replaced one by one: a crash between
-/// two of them leaves a folder without an index, which no one loads, and not shards of two saves under one.
-pub(super) fn withdraw_index(folder: &Path, plan: &WeightFiles, stem: &str) -> Result<()> {
-    let index = folder.join(Index::file_name(stem));
-    let replaces_shards = plan.index.is_some() && plan.files.iter().any(|(file, _)| folder.join(file).exists());
-    if replaces_shards && index.exists() {
-        fs::remove_file(&index).map_err(io_error("remove the outdated", &index))?;
-        sync_folder(folder)?;
-    }
-    Ok(())
+    PendingFile::write(&path, stem, json.as_bytes()).map(Some)
 }
 
 /// Every piece of memory once, under the first of its names.
 fn distinct<'a>(tensors: impl Iterator<Item = (&'a str, &'a Tensor)>) -> Vec<(&'a str, &'a Tensor)> {
     let mut seen = HashSet::new();
     tensors.filter(|(_, tensor)| tensor.numel() == 0 || seen.insert(crate::nn::memory_of(tensor))).collect()
-}
-
-/// Removes what an earlier save left; the index first, so that it never names files that are gone.
-pub(super) fn remove_stale(folder: &Path, plan: &WeightFiles, stem: &str) -> Result<()> {
-    let mut stale = Vec::new();
-    for entry in fs::read_dir(folder).map_err(io_error("read", folder))? {
-        let name = entry.map_err(io_error("read", folder))?.file_name();
-        let name = name.to_string_lossy();
-        let unfinished = abandoned(&name).is_some_and(|target| is_weight_file_of(target, stem));
-        if unfinished || plan.is_stale(&name, stem) {
-            stale.push(name.into_owned());
-        }
-    }
-    stale.sort_by_key(|name| (*name != Index::file_name(stem), name.clone()));
-    for name in &stale {
-        let path = folder.join(name);
-        fs::remove_file(&path).map_err(io_error("remove the outdated", &path))?;
-    }
-    if !stale.is_empty() {
-        sync_folder(folder)?;
-    }
-    Ok(())
 }

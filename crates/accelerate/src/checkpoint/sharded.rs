@@ -1,18 +1,18 @@
 //! A sharded model's weights to files: units pass all ranks one after the other, and each rank writes its tensors of them.
 //!
 //! Ranks agree on every step before they take the next, so that a disk that is full on one of them is an error on all, and
-//! nothing is replaced before everything new is on the disks.
+//! nothing is replaced before everything new is on the disks. Then the first writer puts the files of all in their places.
 
-use super::atomic::{PendingFile, io_error, sync_folder};
-use super::save::{SaveModelOptions, remove_stale, withdraw_index, write_index};
+use super::atomic::PendingFile;
+use super::folder::{check_own_names, commit_folder, prepare_folder};
+use super::save::{SaveModelOptions, write_index, write_own_files};
 use super::writer::{TensorFile, TensorSpec, written_kind};
-use crate::error::{Result, WeightsError};
+use crate::error::{Error, Result, WeightsError};
 use crate::group::Group;
 use crate::nn::{Param, ParamStore, memory_of};
 use accelerate_core::config::FloatType;
-use accelerate_core::weight_files::{Index, ParallelFiles, TensorEntry, format_size};
+use accelerate_core::weight_files::{Index, ParallelFiles, SavedFile, TensorEntry, format_size};
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use tch::Tensor;
@@ -44,7 +44,7 @@ impl Writers {
         }
     }
 
-    fn writes_index(self, group: &Group) -> bool {
+    fn is_first(self, group: &Group) -> bool {
         self.own(group) == Some(0)
     }
 }
@@ -58,27 +58,21 @@ pub(crate) fn save_sharded_model_weights(
     options: &SaveModelOptions,
     writers: Writers,
 ) -> Result<()> {
-    let max_shard_bytes = options.max_shard_bytes();
-    let tensors = max_shard_bytes.and_then(|bytes| Ok((list_tensors(store, options.dtype, folder)?, bytes)));
+    let checked = check_own_names(options.files.keys(), &options.stem).and_then(|()| options.max_shard_bytes());
+    let tensors = checked.and_then(|bytes| Ok((list_tensors(store, options.dtype, folder)?, bytes)));
     let (tensors, max_shard_bytes) = agree_on_success(group, false, tensors)?;
-    let layout = Layout { stem: options.stem.clone(), dtype: options.dtype, max_shard_bytes };
-    let save = Save::plan(tensors, group, folder, layout, writers);
+    let save = Save::plan(tensors, group, folder, options, max_shard_bytes, writers);
     save.agree_on_layout()?;
     save.make_folder()?;
 
     let written = save.write()?;
-    let (files, index) = agree_on_success(group, false, written)?;
-    let withdrawn = save.if_writing_index(|| withdraw_index(folder, &save.plan.files, &save.layout.stem));
-    agree_on_success(group, true, withdrawn)?;
-    agree_on_success(group, true, save.put_in_place(files))?;
-    let replaced = save.if_writing_index(|| {
-        if let Some(index) = index {
-            index.commit()?;
-            sync_folder(folder)?;
-        }
-        remove_stale(folder, &save.plan.files, &save.layout.stem)
-    });
-    agree_on_success(group, true, replaced)
+    let mut files = agree_on_success(group, false, written)?;
+    let list = save.list_files(&files)?;
+    // Once the manifest is there they belong to it, whatever becomes of any process.
+    files.iter_mut().for_each(PendingFile::leave);
+    let committed = save.if_first(|| commit_folder(folder, &options.stem, list));
+    // Until here the files are open, which shows that they are not abandoned.
+    agree_on_success(group, true, committed)
 }
 
 /// A parameter or buffer and how it is written.
@@ -106,27 +100,29 @@ fn list_tensors(store: &ParamStore, dtype: Option<FloatType>, folder: &Path) -> 
     Ok(tensors)
 }
 
-/// [`SaveModelOptions`] with its size read.
-struct Layout {
-    stem: String,
-    dtype: Option<FloatType>,
-    max_shard_bytes: u64,
-}
-
 struct Save<'a> {
     group: &'a Group,
     folder: &'a Path,
-    layout: Layout,
+    options: &'a SaveModelOptions,
+    /// The size in the options, read.
+    max_shard_bytes: u64,
     writers: Writers,
     tensors: Vec<SavedTensor>,
     plan: ParallelFiles,
 }
 
 impl<'a> Save<'a> {
-    fn plan(tensors: Vec<SavedTensor>, group: &'a Group, folder: &'a Path, layout: Layout, writers: Writers) -> Self {
+    fn plan(
+        tensors: Vec<SavedTensor>,
+        group: &'a Group,
+        folder: &'a Path,
+        options: &'a SaveModelOptions,
+        max_shard_bytes: u64,
+        writers: Writers,
+    ) -> Self {
         let entries: Vec<TensorEntry> = tensors.iter().map(|tensor| tensor.entry.clone()).collect();
-        let plan = ParallelFiles::plan(&entries, writers.count(group), layout.max_shard_bytes, &layout.stem);
-        Self { group, folder, layout, writers, tensors, plan }
+        let plan = ParallelFiles::plan(&entries, writers.count(group), max_shard_bytes, &options.stem);
+        Self { group, folder, options, max_shard_bytes, writers, tensors, plan }
     }
 
     /// Ranks with different plans would wait for units that others do not gather. Collective.
@@ -136,9 +132,9 @@ impl<'a> Save<'a> {
             (&tensor.entry.name, tensor.entry.unit, tensor.entry.bytes).hash(&mut hasher);
         }
         self.plan.files.files.hash(&mut hasher);
-        self.layout.dtype.map(FloatType::as_str).hash(&mut hasher);
+        self.options.dtype.map(FloatType::as_str).hash(&mut hasher);
         let (num_tensors, num_files) = (self.tensors.len(), self.plan.files.files.len());
-        let (most, layout) = (format_size(self.layout.max_shard_bytes), hasher.finish());
+        let (most, layout) = (format_size(self.max_shard_bytes), hasher.finish());
         let description =
             format!("{num_tensors} tensors in {num_files} files of at most {most} (layout {layout:016x})");
         self.group.agree(OP, &description, "save the same model with the same max_shard_size and dtype on all ranks")
@@ -146,16 +142,15 @@ impl<'a> Save<'a> {
 
     /// Makes the folder, and makes sure that all ranks who write together see the same one. Collective.
     fn make_folder(&self) -> Result<()> {
-        let make = || fs::create_dir_all(self.folder).map_err(io_error("create", self.folder));
         if let Writers::FirstOfEachNode { .. } = self.writers {
-            return agree_on_success(self.group, false, self.if_writing_index(|| Ok(make()?)));
+            return agree_on_success(self.group, false, self.if_first(|| prepare_folder(self.folder)));
         }
         // A path that no rank has asked for before: file systems of a network remember what was not there.
-        let path = self.folder.join(Index::file_name(&self.layout.stem));
+        let path = self.folder.join(Index::file_name(&self.options.stem));
         let mut probe = None;
-        let made = self.if_writing_index(|| {
-            make()?;
-            probe = Some(PendingFile::write(&path, &[])?);
+        let made = self.if_first(|| {
+            prepare_folder(self.folder)?;
+            probe = Some(PendingFile::write(&path, &self.options.stem, &[])?);
             Ok(())
         });
         agree_on_success(self.group, false, made)?;
@@ -166,11 +161,12 @@ impl<'a> Save<'a> {
         agree_on_success(self.group, false, seen)
     }
 
-    /// Gathers unit after unit and writes this rank's files beside their places, and the index where this rank writes it.
+    /// Gathers unit after unit and writes this rank's files under temporary names: where it is the first writer with those
+    /// of the user's own first, and the index last.
     ///
     /// The outer error is one between ranks, after which nothing can be agreed on; the inner one is this rank's own: it
     /// goes on gathering for the others. Collective.
-    fn write(&self) -> Result<Result<(Vec<PendingFile>, Option<PendingFile>)>> {
+    fn write(&self) -> Result<Result<Vec<PendingFile>>> {
         let mut own = Ok(OwnFiles::new(self));
         for group in &self.plan.groups {
             let Some(&first) = group.first() else { continue };
@@ -187,24 +183,36 @@ impl<'a> Save<'a> {
             }
         }
         Ok(own.and_then(|own| {
-            let writes_index = self.writers.writes_index(self.group);
-            let index =
-                if writes_index { write_index(self.folder, &self.plan.files, &self.layout.stem)? } else { None };
-            Ok((own.finished, index))
+            let mut files = own.finished;
+            self.if_first(|| {
+                let own_files = write_own_files(self.folder, self.options)?;
+                files.splice(..0, own_files);
+                files.extend(write_index(self.folder, &self.plan.files, &self.options.stem)?);
+                Ok(())
+            })?;
+            Ok(files)
         }))
     }
 
-    /// Renames this rank's files.
-    fn put_in_place(&self, files: Vec<PendingFile>) -> Result<()> {
-        if files.is_empty() {
-            return Ok(());
+    /// The files that all ranks have written, in the order in which they get their names, on the first writer that needs
+    /// them. Collective where all ranks write.
+    fn list_files(&self, files: &[PendingFile]) -> Result<Vec<SavedFile>> {
+        let own: Vec<SavedFile> = files.iter().map(PendingFile::saved_file).collect();
+        if let Writers::FirstOfEachNode { .. } = self.writers {
+            return Ok(own);
         }
-        files.into_iter().try_for_each(|file| file.commit().map(drop))?;
-        sync_folder(self.folder)
+        let text = serde_json::to_vec(&own).map_err(Error::other)?;
+        let mut all = Vec::new();
+        for text in self.group.all_gather_bytes(&text)? {
+            all.extend(serde_json::from_slice::<Vec<SavedFile>>(&text).map_err(Error::other)?);
+        }
+        let index = Index::file_name(&self.options.stem);
+        all.sort_by_key(|file| file.name == index);
+        Ok(all)
     }
 
-    fn if_writing_index(&self, run: impl FnOnce() -> Result<()>) -> Result<()> {
-        if self.writers.writes_index(self.group) { run() } else { Ok(()) }
+    fn if_first(&self, run: impl FnOnce() -> Result<()>) -> Result<()> {
+        if self.writers.is_first(self.group) { run() } else { Ok(()) }
     }
 }
 
@@ -248,7 +256,7 @@ impl<'a> OwnFiles<'a> {
             None => {
                 let (name, positions) = &self.files[number];
                 let specs = positions.iter().map(|&position| &self.save.tensors[position].spec);
-                TensorFile::create(&self.save.folder.join(name), specs)?
+                TensorFile::create(&self.save.folder.join(name), &self.save.options.stem, specs)?
             }
         };
         file.append(tensor, &self.save.tensors[position].spec)?;

@@ -1,6 +1,7 @@
 //! Which files a checkpoint consists of, and which of them holds which tensor.
 
-use super::atomic::io_error;
+use super::atomic::{folder_of, io_error};
+use super::folder::{Check, check_saved_with, finish_before_reading};
 use super::reader::WeightFile;
 use crate::error::{Result, WeightsError};
 use accelerate_core::weight_files::{EXTENSION, Index, choose_weight_file};
@@ -25,8 +26,12 @@ pub(super) struct Source {
 impl Source {
     /// Opens a single file, an index and its shards, or what a folder holds.
     pub(super) fn open(path: &Path) -> Result<Self> {
+        finish_before_reading(path)?;
         let path = if path.is_dir() { choose_in_folder(path)? } else { path.to_owned() };
         let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if path.is_file() {
+            check_saved_with(folder_of(&path), &name, Check::Quick)?;
+        }
         if name.ends_with(".json") {
             return Self::open_index(&path);
         }

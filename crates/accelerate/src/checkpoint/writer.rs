@@ -1,6 +1,6 @@
 //! One safetensors file, written.
 
-use super::atomic::{OpenFile, PendingFile, sync_folder};
+use super::atomic::{OpenFile, PendingFile, folder_of, remove_abandoned, sync_folder};
 use super::dtype::to_dtype;
 use crate::amp::float_kind;
 use crate::error::{Result, WeightsError};
@@ -39,11 +39,11 @@ const PIECE_BYTES: usize = 8 << 20;
 /// ```
 pub fn save_file(state: &StateDict, path: impl AsRef<Path>) -> Result<()> {
     let path = path.as_ref();
-    write_pending(&state.iter().collect::<Vec<_>>(), None, path)?.commit()?;
-    match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => sync_folder(folder),
-        _ => sync_folder(Path::new(".")),
-    }
+    // What an earlier call left under a temporary name has that of the file in it.
+    let stem = path.file_name().unwrap_or_default().to_string_lossy();
+    write_pending(&state.iter().collect::<Vec<_>>(), None, path, &stem)?.commit()?;
+    sync_folder(folder_of(path))?;
+    remove_abandoned(folder_of(path), &stem)
 }
 
 /// What a file's header says of a tensor, apart from where it is.
@@ -80,9 +80,14 @@ pub(super) fn written_kind(own: Kind, dtype: Option<FloatType>) -> Kind {
     dtype.filter(|_| is_real).map_or(own, float_kind)
 }
 
-/// Writes the tensors beside `path`, in the order that every writer of the format uses; floating-point ones as `dtype`, if
-/// given.
-pub(super) fn write_pending(tensors: &[(&str, &Tensor)], dtype: Option<FloatType>, path: &Path) -> Result<PendingFile> {
+/// Writes the tensors under a temporary name beside `path`, in the order that every writer of the format uses;
+/// floating-point ones as `dtype`, if given.
+pub(super) fn write_pending(
+    tensors: &[(&str, &Tensor)],
+    dtype: Option<FloatType>,
+    path: &Path,
+    stem: &str,
+) -> Result<PendingFile> {
     let mut entries = Vec::with_capacity(tensors.len());
     for (name, tensor) in tensors {
         let kind = written_kind(tensor.f_kind()?, dtype);
@@ -90,7 +95,7 @@ pub(super) fn write_pending(tensors: &[(&str, &Tensor)], dtype: Option<FloatType
     }
     // Largest alignment first keeps every tensor aligned without holes.
     entries.sort_by(|(a, _), (b, _)| b.dtype.cmp(&a.dtype).then(a.name.cmp(&b.name)));
-    let mut file = TensorFile::create(path, entries.iter().map(|(spec, _)| spec))?;
+    let mut file = TensorFile::create(path, stem, entries.iter().map(|(spec, _)| spec))?;
     entries.iter().try_for_each(|(spec, tensor)| file.append(tensor, spec))?;
     file.finish()
 }
@@ -106,10 +111,14 @@ pub(super) struct TensorFile {
 
 impl TensorFile {
     /// Begins the file beside `path`.
-    pub(super) fn create<'a>(path: &Path, tensors: impl ExactSizeIterator<Item = &'a TensorSpec>) -> Result<Self> {
+    pub(super) fn create<'a>(
+        path: &Path,
+        stem: &str,
+        tensors: impl ExactSizeIterator<Item = &'a TensorSpec>,
+    ) -> Result<Self> {
         let num_missing = tensors.len();
         let header = header(tensors, path)?;
-        let mut file = OpenFile::create(path)?;
+        let mut file = OpenFile::create(path, stem)?;
         file.append(&(header.len() as u64).to_le_bytes())?;
         file.append(&header)?;
         Ok(Self { file, num_missing, bytes: Vec::new() })

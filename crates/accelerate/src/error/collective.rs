@@ -24,6 +24,11 @@ pub(crate) enum CollectiveError {
     )]
     MemoryClosed { rank: usize, what: String },
 
+    #[error(
+        "the memory of rank {rank} cannot be read any more while {what} is being read from it: {source}. The rank lives; look          whether something on this machine has withdrawn the permission, such as kernel.yama.ptrace_scope"
+    )]
+    MemoryUnreadable { rank: usize, what: String, source: std::io::Error },
+
     #[error("{op} needs the same shapes and dtypes on every rank, but found {per_rank}. {cure}")]
     Disagreement { op: &'static str, per_rank: String, cure: &'static str },
 

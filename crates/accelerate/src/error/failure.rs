@@ -29,6 +29,8 @@ pub(crate) struct Findings {
     pub(crate) elsewhere: Vec<(usize, CollectiveCall)>,
     /// Ranks that have left the group, and why. With them the failure is explained: who else was where is not asked.
     pub(crate) left: Vec<(usize, String)>,
+    /// Ranks that have failed by themselves in this call, and how. They explain the failure as well.
+    pub(crate) failed: Vec<(usize, String)>,
 }
 
 /// The store through which ranks tell each other where they are, and with it rank 0, which keeps it.
@@ -73,6 +75,9 @@ impl Failure {
         }
         for (rank, reason) in &findings.left {
             parts.push(format!("rank {rank} has left: {reason}"));
+        }
+        for (rank, reason) in &findings.failed {
+            parts.push(format!("rank {rank} has failed by itself: {reason}"));
         }
         for (rank, call) in &findings.elsewhere {
             parts.push(format!("rank {rank} is in {call}"));

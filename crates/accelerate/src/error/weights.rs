@@ -50,8 +50,8 @@ pub(crate) enum WeightsError {
     KindNotWritable { path: PathBuf, name: String, kind: Kind },
 
     #[error("the model was not saved, because {failures}. {}", if *was_replacing {
-        "The folder may hold files of two saves, and then no index, so that they do not load as one; free what is in \
-         the way and save again"
+        "If the new files are complete under their temporary names, the next load or save of the folder puts them in \
+         place; free what is in the way"
     } else {
         "What was saved there before is as it was; see to it that every rank can write there, and save again"
     })]
@@ -108,4 +108,47 @@ pub(crate) enum WeightsError {
         path.display()
     )]
     SameName { path: PathBuf, first: String, second: String, mapped: String },
+
+    #[error("{} cannot be used: {source}. Remove it if it is not from a save of weights", path.display())]
+    Manifest { path: PathBuf, source: accelerate_core::Error },
+
+    #[error(
+        "{} cannot get its new content: {source}. All files of the save are complete under temporary names beside it: \
+         free what is in the way, and the next load or save of the folder puts them in place",
+        path.display()
+    )]
+    InTheWay { path: PathBuf, source: std::io::Error },
+
+    #[error(
+        "a save into this folder was interrupted, and {} has been written since. Remove {} to keep what is there, or that \
+         file to have the save finished",
+        path.display(), manifest.display()
+    )]
+    NewerThanSave { path: PathBuf, manifest: PathBuf },
+
+    #[error(
+        "{} is not as it was saved with the weights beside it: {reason}. Save or copy the whole folder again; or remove \
+         {manifest} there to accept all files as they are",
+        path.display()
+    )]
+    NotAsSaved { path: PathBuf, reason: String, manifest: String },
+
+    #[error("{} cannot be read: it has to be a file of at most {most_bytes} bytes, and has {bytes} or is none", path.display())]
+    NotASmallFile { path: PathBuf, bytes: u64, most_bytes: u64 },
+
+    #[error("no file called {name:?} can be saved with weights: {reason}")]
+    FileName { name: String, reason: &'static str },
+
+    #[error(
+        "there is no manifest in {}, so nothing is known about what was saved there; save_model writes one",
+        folder.display()
+    )]
+    NoManifest { folder: PathBuf },
+
+    #[error(
+        "another process has been putting the files of a save into their places in {} for half a minute, and does not end; \
+         look whether it is stopped",
+        folder.display()
+    )]
+    BeingSaved { folder: PathBuf },
 }

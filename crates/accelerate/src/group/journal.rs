@@ -5,6 +5,7 @@
 //! its way.
 
 use super::Members;
+use super::peer_process::PeerProcess;
 use crate::error::{CollectiveCall, Findings, StoreState};
 use std::time::Duration;
 use torch_ext::Store;
@@ -54,18 +55,49 @@ impl Journal {
 
     /// Says that this rank makes no call any more, and why.
     pub(super) fn leave(&self, reason: &str) -> torch_ext::Result<()> {
-        self.store.set(&left_key(self.members.rank()), reason.as_bytes())
+        let text = format!("{}\n{reason}", PeerProcess::own().encode());
+        self.store.set(&left_key(self.members.rank()), text.as_bytes())
     }
 
-    fn left(&self) -> torch_ext::Result<Vec<(usize, String)>> {
-        let mut left = Vec::new();
+    /// Says that this rank has failed by itself in a call that others are still in, and why.
+    pub(super) fn fail(&self, call: &CollectiveCall, reason: &str) -> torch_ext::Result<()> {
+        let text = format!("{}\n{}\n{reason}", PeerProcess::own().encode(), call.sequence);
+        self.store.set(&own_failure_key(self.members.rank()), text.as_bytes())
+    }
+
+    /// What a rank has said under a key, if anything.
+    fn said(&self, key: &str) -> torch_ext::Result<Option<String>> {
+        let is_there = self.store.check(&[key])?;
+        Ok(if is_there { Some(String::from_utf8_lossy(&self.store.get(key)?).into_owned()) } else { None })
+    }
+
+    /// Ranks that have said why they miss a call, and their processes.
+    fn explained(&self, sequence: u64) -> torch_ext::Result<(Findings, Vec<PeerProcess>)> {
+        let (mut findings, mut processes) = (Findings::default(), Vec::new());
         for rank in self.others() {
-            let key = left_key(rank);
-            if self.store.check(&[&key])? {
-                left.push((self.members.in_job(rank), String::from_utf8_lossy(&self.store.get(&key)?).into_owned()));
+            let in_job = self.members.in_job(rank);
+            if let Some(text) = self.said(&left_key(rank))? {
+                let (process, reason) = text.split_once('\n').unwrap_or(("", &text));
+                processes.extend(PeerProcess::decode(process));
+                findings.left.push((in_job, reason.to_owned()));
+            }
+            if let Some((process, reason)) = self.own_failure(rank, sequence)? {
+                processes.extend(process);
+                findings.failed.push((in_job, reason));
             }
         }
-        Ok(left)
+        Ok((findings, processes))
+    }
+
+    /// The process of a rank that has failed by itself in call number `sequence` or in the one before, and why it has. What it
+    /// has said of earlier calls is over.
+    fn own_failure(&self, rank: usize, sequence: u64) -> torch_ext::Result<Option<(Option<PeerProcess>, String)>> {
+        let Some(text) = self.said(&own_failure_key(rank))? else { return Ok(None) };
+        let mut lines = text.splitn(3, '\n');
+        let process = lines.next().and_then(PeerProcess::decode);
+        let failed: Option<u64> = lines.next().and_then(|number| number.parse().ok());
+        let is_current = failed.is_some_and(|failed| sequence <= failed.saturating_add(1));
+        Ok(is_current.then(|| (process, lines.next().unwrap_or_default().to_owned())))
     }
 
     /// Has the rank published that call number `sequence` failed on it, or the one before, or that it has left? What it has
@@ -73,6 +105,9 @@ impl Journal {
     pub(super) fn has_failed(&self, rank: usize, sequence: u64) -> bool {
         let has_failed = || -> torch_ext::Result<bool> {
             if self.store.check(&[&left_key(rank)])? {
+                return Ok(true);
+            }
+            if self.own_failure(rank, sequence)?.is_some() {
                 return Ok(true);
             }
             let key = key(rank);
@@ -86,19 +121,20 @@ impl Journal {
         self.others().try_fold(0, |count, rank| Ok(count + usize::from(!self.store.check(&[names[rank]])?)))
     }
 
-    /// Publishes this rank's failed call and collects the others'.
-    pub(super) fn ask(&self, mine: &CollectiveCall, deadline: Duration) -> Findings {
+    /// Publishes this rank's failed call and collects the others'. With them come the processes of ranks that have said
+    /// that they are the reason.
+    pub(super) fn ask(&self, mine: &CollectiveCall, deadline: Duration) -> (Findings, Vec<PeerProcess>) {
         self.collect(mine, deadline).unwrap_or_else(|error| {
             let store = if error.is_timeout() { StoreState::Silent } else { StoreState::Gone };
-            Findings { store, ..Findings::default() }
+            (Findings { store, ..Findings::default() }, Vec::new())
         })
     }
 
-    fn collect(&self, mine: &CollectiveCall, deadline: Duration) -> torch_ext::Result<Findings> {
+    fn collect(&self, mine: &CollectiveCall, deadline: Duration) -> torch_ext::Result<(Findings, Vec<PeerProcess>)> {
         self.store.set(&key(self.members.rank()), mine.encode().as_bytes())?;
-        let left = self.left()?;
-        if !left.is_empty() {
-            return Ok(Findings { left, ..Findings::default() });
+        let explained = self.explained(mine.sequence)?;
+        if !(explained.0.left.is_empty() && explained.0.failed.is_empty()) {
+            return Ok(explained);
         }
         let keys: Vec<String> = (0..self.members.world_size()).map(key).collect();
         let names: Vec<&str> = keys.iter().map(String::as_str).collect();
@@ -109,9 +145,14 @@ impl Journal {
                 _ => {}
             }
         }
-        let mut findings = Findings::default();
+        // A rank may have said so meanwhile.
+        let (mut findings, processes) = self.explained(mine.sequence)?;
+        let has_said = |findings: &Findings, rank| findings.left.iter().chain(&findings.failed).any(|it| it.0 == rank);
         for rank in self.others() {
             let in_job = self.members.in_job(rank);
+            if has_said(&findings, in_job) {
+                continue;
+            }
             if !self.store.check(&[names[rank]])? {
                 findings.silent.push(in_job);
                 continue;
@@ -122,7 +163,7 @@ impl Journal {
                 None => findings.silent.push(in_job),
             }
         }
-        Ok(findings)
+        Ok((findings, processes))
     }
 }
 
@@ -132,6 +173,10 @@ fn key(rank: usize) -> String {
 
 fn left_key(rank: usize) -> String {
     format!("left/{rank}")
+}
+
+fn own_failure_key(rank: usize) -> String {
+    format!("own_failure/{rank}")
 }
 
 #[cfg(test)]
@@ -156,7 +201,7 @@ mod tests {
         let journal = |rank| Journal::new(&store, Members::all(rank, 4)).unwrap();
         store.set("journal/failed/1", call("barrier", 9).encode().as_bytes()).unwrap();
         store.set("journal/failed/2", call("all_reduce", 3).encode().as_bytes()).unwrap();
-        let findings = journal(0).ask(&call("all_reduce", 3), Duration::from_millis(20));
+        let findings = journal(0).ask(&call("all_reduce", 3), Duration::from_millis(20)).0;
         assert_eq!(findings.silent, [3]);
         assert_eq!(findings.elsewhere, [(1, call("barrier", 9))]);
         let failure = Failure {
@@ -189,7 +234,7 @@ mod tests {
             assert!(store.wait(&["never"], Duration::from_millis(1200)).unwrap_err().is_timeout());
             store.set("journal/failed/2", call("all_reduce", 3).encode().as_bytes()).unwrap();
         });
-        let findings = journal.ask(&call("all_reduce", 3), Duration::from_secs(1));
+        let findings = journal.ask(&call("all_reduce", 3), Duration::from_secs(1)).0;
         late.join().unwrap();
         assert_eq!(findings, Findings { silent: vec![1], ..Findings::default() });
     }
@@ -199,7 +244,22 @@ mod tests {
         let store = Store::hash().unwrap();
         let journal = |rank| Journal::new(&store, Members::all(rank, 3)).unwrap();
         journal(2).leave("out of memory").unwrap();
-        let findings = journal(0).ask(&call("all_reduce", 3), Duration::from_secs(60));
+        let (findings, processes) = journal(0).ask(&call("all_reduce", 3), Duration::from_secs(60));
         assert_eq!(findings, Findings { left: vec![(2, "out of memory".into())], ..Findings::default() });
+        assert_eq!(processes, [PeerProcess::own()]);
+    }
+
+    #[test]
+    fn a_rank_that_has_failed_by_itself_is_explanation_enough_until_the_next_call_but_one() {
+        let store = Store::hash().unwrap();
+        let journal = |rank| Journal::new(&store, Members::all(rank, 3)).unwrap();
+        journal(1).fail(&call("all_reduce", 3), "no such address").unwrap();
+        for sequence in [3, 4] {
+            let (findings, processes) = journal(0).ask(&call("all_reduce", sequence), Duration::from_secs(60));
+            assert_eq!(findings, Findings { failed: vec![(1, "no such address".into())], ..Findings::default() });
+            assert_eq!(processes, [PeerProcess::own()]);
+            assert!(journal(0).has_failed(1, sequence));
+        }
+        assert!(!journal(0).has_failed(1, 5));
     }
 }

@@ -4,15 +4,18 @@ mod compare;
 mod journal;
 mod members;
 mod peer_memory;
+mod peer_process;
 mod peer_reads;
 mod pending;
 mod transport;
 mod watch;
 mod wire;
 
-use crate::error::{CollectiveCall, CollectiveError, Error, Failure, Result};
+use crate::error::{CollectiveCall, CollectiveError, Error, Failure, Result, StoreState};
 use journal::Journal;
 pub(crate) use members::Members;
+pub(crate) use peer_process::PeerProcess;
+use peer_process::await_ends;
 pub(crate) use peer_reads::MOST_PENDING;
 pub(crate) use pending::{PendingCollective, PendingReduceScatter};
 use std::fmt;
@@ -75,6 +78,8 @@ pub struct Group {
     compares_calls: bool,
     /// Says when calls of this process take long.
     watch: Option<Arc<Watch>>,
+    /// The process of rank 0 of the run, with which the store ends.
+    rank_0: Option<Arc<PeerProcess>>,
 }
 
 struct Inner {
@@ -141,7 +146,7 @@ impl Group {
 
     fn of(members: Members, links: Option<Links>) -> Self {
         let inner = Inner { members, links, sequence: AtomicU64::new(0) };
-        Self { inner: Arc::new(inner), compares_calls: false, watch: None }
+        Self { inner: Arc::new(inner), compares_calls: false, watch: None, rank_0: None }
     }
 
     /// The same processes, connected once more: what becomes of one group does not touch the other. Collective.
@@ -187,7 +192,7 @@ impl Group {
         let store = links.store.prefix(&format!("fork/{number}{name}"))?;
         let (connect, gloo) = how(links);
         let group = Self::new(connect, &store, gloo, members)?;
-        Ok(Self { compares_calls: self.compares_calls, watch: self.watch.clone(), ..group })
+        Ok(Self { inner: group.inner, ..self.clone() })
     }
 
     /// Tells ranks that will miss this one in a collective why it makes none any more.
@@ -484,6 +489,11 @@ impl Group {
         Self { watch: Some(Arc::new(watch)), ..self }
     }
 
+    /// The same group, which knows the process of rank 0, as do all groups that are made from it.
+    pub(crate) fn with_rank_0(self, rank_0: Option<PeerProcess>) -> Self {
+        Self { rank_0: rank_0.map(Arc::new), ..self }
+    }
+
     /// From now on until it is dropped, this process is in a call.
     fn enter(&self, op: &'static str, sequence: u64) -> Entered<'_> {
         match &self.watch {
@@ -522,6 +532,16 @@ impl Group {
         }
     }
 
+    /// Tells the others that this rank has failed by itself in the call that they are in.
+    #[cold]
+    fn fail(&self, op: &'static str, label: String, reason: &str) {
+        if let Some(links) = &self.inner.links {
+            let sequence = self.inner.sequence.load(Ordering::Relaxed);
+            // Without the store, there is nobody to tell.
+            let _ = links.journal.fail(&CollectiveCall { op: op.to_owned(), sequence, shape: label }, reason);
+        }
+    }
+
     /// Has a rank said that this call of the group failed on it, or can nobody say any more?
     #[cold]
     fn has_failed(&self, rank: usize) -> bool {
@@ -543,11 +563,20 @@ impl Group {
         shape: String,
         source: torch_ext::Error,
     ) -> crate::Error {
+        let call = CollectiveCall { op: op.to_owned(), sequence, shape };
         if !(source.is_timeout() || source.is_connection()) {
+            // An argument that is refused has not been sent to anybody.
+            if !source.is_invalid_argument() {
+                // The others learn it before the connections of this process close; without the store, nobody does.
+                let _ = links.journal.fail(&call, &source.to_string());
+            }
             return source.into();
         }
-        let call = CollectiveCall { op: op.to_owned(), sequence, shape };
-        let findings = links.journal.ask(&call, links.timeout);
+        let (findings, mut to_blame) = links.journal.ask(&call, links.timeout);
+        if findings.store == StoreState::Gone {
+            to_blame.extend(self.rank_0.as_deref().cloned());
+        }
+        await_ends(&to_blame);
         let failure = Failure { place: self.inner.members.own_place(), call, deadline: links.timeout, findings };
         if source.is_timeout() {
             CollectiveError::Timeout { failure, source }.into()

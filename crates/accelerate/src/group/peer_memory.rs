@@ -6,6 +6,7 @@
 
 use super::{Group, ReduceOp};
 use crate::error::{CollectiveError, Result};
+use rustix::io::Errno;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::io;
@@ -202,8 +203,15 @@ impl PeerMemory {
     }
 
     #[cold]
-    fn lost(&self, rank: usize, reading: &PeerRead<'_>, source: &io::Error) -> crate::Error {
+    fn lost(&self, rank: usize, reading: &PeerRead<'_>, source: io::Error) -> crate::Error {
+        let is_gone = source.raw_os_error() == Some(Errno::SRCH.raw_os_error()) || self.group.has_failed(rank);
         let rank = self.group.name_of(rank);
+        if !is_gone {
+            // The rank lives, and nothing is wrong with it: this one has failed.
+            let error = CollectiveError::MemoryUnreadable { rank, what: reading.what.clone(), source };
+            self.group.fail(reading.op, reading.what.clone(), &error.to_string());
+            return error.into();
+        }
         let error =
             torch_ext::Error::connection(reading.op, format!("the memory of rank {rank} cannot be read: {source}"));
         self.group.explain_own(reading.op, reading.what.clone(), error)
@@ -216,7 +224,7 @@ impl PeerMemory {
     pub(crate) fn read(&self, rank: usize, address: usize, place: &Tensor, reading: &PeerRead<'_>) -> Result<()> {
         let Peer { process, .. } = self.peers[rank];
         let seen = read(process, address, place).and_then(|()| self.look(rank));
-        self.check(rank, reading, &seen.map_err(|source| self.lost(rank, reading, &source))?)
+        self.check(rank, reading, &seen.map_err(|source| self.lost(rank, reading, source))?)
     }
 
     /// Waits for offer `number` of rank `rank`, and fills `place` from its bytes `offset` and following.
@@ -232,7 +240,7 @@ impl PeerMemory {
         reading: &PeerRead<'_>,
     ) -> Result<()> {
         let seen = self.await_status(rank, reading, |seen| {
-            let seen = seen.map_err(|source| self.lost(rank, reading, &source))?;
+            let seen = seen.map_err(|source| self.lost(rank, reading, source))?;
             self.check(rank, reading, &seen)?;
             Ok((number < seen.num_offered()).then_some(seen))
         })?;

@@ -14,4 +14,6 @@ pub(crate) enum WeightFilesErrorKind {
     FileOutsideFolder { name: String, file: String },
     #[error("this is not an index of weight files: {reason}")]
     Index { reason: String },
+    #[error("this is not a list of saved files: {reason}")]
+    Manifest { reason: String },
 }

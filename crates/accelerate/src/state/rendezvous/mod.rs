@@ -4,7 +4,7 @@ mod arrival;
 mod run_store;
 
 use crate::error::{Result, StateError};
-use crate::group::{Group, Members, Watch, connect_gloo};
+use crate::group::{Group, Members, PeerProcess, Watch, connect_gloo};
 use crate::messages;
 use crate::state::Lookup;
 use accelerate_core::config::RunConfig;
@@ -50,7 +50,15 @@ pub(super) fn connect(
     if config.cluster.debug {
         store.set(DEBUG, b"1")?;
     }
+    const RANK_0: &str = "process/0";
+    if ranks.rank == 0 {
+        store.set(RANK_0, PeerProcess::own().encode().as_bytes())?;
+    }
     arrival::wait_for_all(&store, ranks, &meeting)?;
+    let rank_0 = match ranks.rank {
+        0 => None,
+        _ => PeerProcess::decode(&String::from_utf8_lossy(&store.get(RANK_0)?)),
+    };
     let compares_calls = store.check(&[DEBUG])?;
     let options =
         GlooOptions { timeout, interface: interface(&meeting_point, ranks, lookup), ..GlooOptions::default() };
@@ -64,7 +72,7 @@ pub(super) fn connect(
     };
     let members = Members::all(ranks.rank, ranks.world_size);
     let watch = Watch::start(&store, members.clone(), meeting.notice)?;
-    let group = Group::new(connect, &store, options, members)?.watched(watch);
+    let group = Group::new(connect, &store, options, members)?.watched(watch).with_rank_0(rank_0);
     Ok(if compares_calls { group.comparing_calls() } else { group })
 }
 

@@ -1,0 +1,353 @@
+//! Several files that are saved as one: all of them are new, or all of them are as they were.
+//!
+//! Every file is written under a temporary name. Then comes the manifest, a list of them all with their sizes and
+//! hashes, in one rename: from here on the save counts. At last the files get their names. A process that ends before
+//! the manifest leaves the folder as it was. One that ends after it leaves files under their temporary names, and the
+//! next load or save gives them their names.
+
+use super::atomic::{PendingFile, folder_of, io_error, names_in, remove, remove_abandoned, sync_folder};
+use super::fault;
+use crate::error::{Result, WeightsError};
+use crate::messages;
+use accelerate_core::weight_files::{Index, SaveManifest, SavedFile, is_saved_file_name, is_weight_file_of};
+use std::fs::{self, File, TryLockError};
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+/// Larger lists are an attack or a damaged file.
+const MAX_MANIFEST_BYTES: u64 = 16 << 20;
+/// How often a folder is looked at again that somebody saves into meanwhile.
+const MOST_TRIES: usize = 5;
+/// How long another process may take to rename the files of its save.
+const LONGEST_COMMIT: Duration = Duration::from_secs(30);
+const COMMIT_POLL: Duration = Duration::from_millis(5);
+
+/// Makes a folder ready for a save: makes it if it is absent, and finishes a save that was interrupted there.
+pub(super) fn prepare_folder(folder: &Path) -> Result<()> {
+    fault::step().and_then(|()| fs::create_dir_all(folder)).map_err(io_error("create", folder))?;
+    finish_interrupted_saves(folder)
+}
+
+/// Puts files of a save in their places, in this order, and removes what is left of earlier saves of the same `stem`.
+/// The files are complete under their temporary names, and nobody removes them there any more.
+pub(super) fn commit_folder(folder: &Path, stem: &str, files: Vec<SavedFile>) -> Result<()> {
+    let manifest = SaveManifest::new(files);
+    let path = folder.join(SaveManifest::file_name(stem));
+    let json = manifest.to_json().map_err(|source| WeightsError::Manifest { path: path.clone(), source })?;
+    let written = lock(folder).and_then(|lock| {
+        PendingFile::write(&path, stem, json.as_bytes())?.commit()?;
+        Ok(lock)
+    });
+    let _lock = written.inspect_err(|_| {
+        // Without the manifest they belong to nothing. The error that led here is the one to report.
+        for file in &manifest.files {
+            let _ = fs::remove_file(folder.join(&file.temporary_name));
+        }
+    })?;
+    sync_folder(folder)?;
+    put_in_place(folder, stem, &manifest)?;
+    remove_abandoned(folder, stem)
+}
+
+/// Gives the files of saves that were interrupted in this folder their names. Where there are none, nothing is changed.
+pub(super) fn finish_interrupted_saves(folder: &Path) -> Result<()> {
+    if interrupted_saves(folder)?.is_empty() {
+        return Ok(());
+    }
+    // Some of them may only be under way, and are finished when the lock is free.
+    let _lock = lock(folder)?;
+    for (stem, manifest) in interrupted_saves(folder)? {
+        messages::warning_here!("a save into {} was interrupted; it is finished now", folder.display());
+        put_in_place(folder, &stem, &manifest)?;
+    }
+    Ok(())
+}
+
+/// What weights are called of which files are under their temporary names, and the manifest of each.
+fn interrupted_saves(folder: &Path) -> Result<Vec<(String, SaveManifest)>> {
+    let mut found = Vec::new();
+    for name in names_in(folder)? {
+        let Some(stem) = SaveManifest::stem(&name) else { continue };
+        // What is not a list of ours says nothing about a save of ours.
+        let Ok(Some(manifest)) = read_manifest(folder, stem) else { continue };
+        let is_pending = |file: &SavedFile| folder.join(&file.temporary_name).is_file();
+        if manifest.files.iter().any(is_pending) {
+            found.push((stem.to_owned(), manifest));
+        }
+    }
+    Ok(found)
+}
+
+/// Keeps other processes from renaming files in the folder until the returned file is dropped. A file system without
+/// locks keeps nobody.
+fn lock(folder: &Path) -> Result<Option<File>> {
+    if !cfg!(unix) {
+        return Ok(None);
+    }
+    let file = File::open(folder).map_err(io_error("open", folder))?;
+    let began = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(Some(file)),
+            Err(TryLockError::Error(_)) => return Ok(None),
+            Err(TryLockError::WouldBlock) if began.elapsed() < LONGEST_COMMIT => thread::sleep(COMMIT_POLL),
+            Err(TryLockError::WouldBlock) => return Err(WeightsError::BeingSaved { folder: folder.to_owned() }.into()),
+        }
+    }
+}
+
+/// Renames what is still under its temporary name.
+fn put_in_place(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<()> {
+    let manifest_path = folder.join(SaveManifest::file_name(stem));
+    let committed = modified(&manifest_path);
+    let pending: Vec<&SavedFile> =
+        manifest.files.iter().filter(|file| folder.join(&file.temporary_name).is_file()).collect();
+    for file in &pending {
+        let path = folder.join(&file.name);
+        // Somebody else has written there since, and nothing that is new is replaced by what is old.
+        if committed.is_some() && modified(&path) > committed {
+            return Err(WeightsError::NewerThanSave { path, manifest: manifest_path }.into());
+        }
+    }
+    let Some((last, first)) = pending.split_last() else { return Ok(()) };
+    let index = Index::file_name(stem);
+    if first.iter().any(|file| is_weight_file_of(&file.name, stem)) {
+        // Readers who know no manifest must not find shards of two saves under one index.
+        remove(&folder.join(&index))?;
+    }
+    first.iter().try_for_each(|file| rename(folder, file))?;
+    for name in names_in(folder)? {
+        if is_weight_file_of(&name, stem) && manifest.file(&name).is_none() {
+            remove(&folder.join(&name))?;
+        }
+    }
+    sync_folder(folder)?;
+    // With the last one nothing is pending, and nothing of this save is done again.
+    rename(folder, last)?;
+    sync_folder(folder)
+}
+
+fn rename(folder: &Path, file: &SavedFile) -> Result<()> {
+    let path = folder.join(&file.name);
+    match fault::step().and_then(|()| fs::rename(folder.join(&file.temporary_name), &path)) {
+        // Where there are no locks, another process has renamed it in between.
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(WeightsError::InTheWay { path, source }.into()),
+        Ok(()) => Ok(()),
+    }
+}
+
+fn modified(path: &Path) -> Option<SystemTime> {
+    fs::metadata(path).and_then(|metadata| metadata.modified()).ok()
+}
+
+/// The list of the last save of weights called `stem`, if there is one.
+fn read_manifest(folder: &Path, stem: &str) -> Result<Option<SaveManifest>> {
+    let path = folder.join(SaveManifest::file_name(stem));
+    let Some(json) = read_small(&path, MAX_MANIFEST_BYTES)? else { return Ok(None) };
+    let text = String::from_utf8_lossy(&json);
+    let read = SaveManifest::from_json(&text, stem);
+    Ok(Some(read.map_err(|source| WeightsError::Manifest { path, source })?))
+}
+
+/// A regular file of at most so many bytes; `None` if there is none.
+fn read_small(path: &Path, most_bytes: u64) -> Result<Option<Vec<u8>>> {
+    let metadata = match fs::metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        other => other.map_err(io_error("read", path))?,
+    };
+    if !metadata.is_file() || metadata.len() > most_bytes {
+        let (path, bytes) = (path.to_owned(), metadata.len());
+        return Err(WeightsError::NotASmallFile { path, bytes, most_bytes }.into());
+    }
+    let mut content = Vec::new();
+    let file = File::open(path).map_err(io_error("read", path))?;
+    file.take(most_bytes).read_to_end(&mut content).map_err(io_error("read", path))?;
+    Ok(Some(content))
+}
+
+/// How closely files are compared with their list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Check {
+    /// Sizes of weights, and the content of all other files.
+    Quick,
+    /// The content of all files.
+    Content,
+}
+
+/// Makes sure that the weight file or index `name` and everything that was saved with it is as it was saved. Weights that
+/// no list mentions pass.
+pub(super) fn check_saved_with(folder: &Path, name: &str, check: Check) -> Result<()> {
+    for manifest in names_in(folder)? {
+        let Some(stem) = SaveManifest::stem(&manifest) else { continue };
+        if is_weight_file_of(name, stem) {
+            check_manifest(folder, stem, check)?;
+        }
+    }
+    Ok(())
+}
+
+fn check_manifest(folder: &Path, stem: &str, check: Check) -> Result<()> {
+    let mut before = read_manifest(folder, stem)?;
+    for _ in 0..MOST_TRIES {
+        let Some(manifest) = &before else { return Ok(()) };
+        let checked = manifest.files.iter().try_for_each(|file| check_file(folder, stem, file, check));
+        let after = read_manifest(folder, stem)?;
+        if checked.is_ok() || after == before {
+            return checked;
+        }
+        // Somebody saved in between.
+        before = after;
+        finish_interrupted_saves(folder)?;
+    }
+    Ok(())
+}
+
+fn check_file(folder: &Path, stem: &str, file: &SavedFile, check: Check) -> Result<()> {
+    let path = folder.join(&file.name);
+    let differs = |reason: String| {
+        let manifest = SaveManifest::file_name(stem);
+        Err(WeightsError::NotAsSaved { path: path.clone(), reason, manifest }.into())
+    };
+    let found = match fs::metadata(&path) {
+        Ok(metadata) if metadata.is_file() => metadata.len(),
+        Ok(_) => return differs("it is not a file".to_owned()),
+        Err(error) => return differs(error.to_string()),
+    };
+    if found != file.bytes {
+        return differs(format!("it has {found} bytes, and {} were saved", file.bytes));
+    }
+    if check == Check::Quick && is_weight_file_of(&file.name, stem) && file.name != Index::file_name(stem) {
+        return Ok(());
+    }
+    let mut hasher = blake3::Hasher::new();
+    let content = File::open(&path).and_then(|content| hasher.update_reader(content).map(|_| ()));
+    content.map_err(io_error("read", &path))?;
+    if hasher.finalize().to_hex().as_str() != file.blake3 {
+        return differs("its content has changed".to_owned());
+    }
+    Ok(())
+}
+
+/// Makes sure that weights can be saved into `folder`: makes it if it is absent, writes a file there and removes it.
+///
+/// Call it before training, so that a disk or a path that is wrong is found before the work and not after it.
+/// [`Accelerator::check_save_directory`](crate::Accelerator::check_save_directory) does so on all processes that will write.
+///
+/// # Errors
+/// [`is_weights`](crate::Error::is_weights): the folder cannot be made or written.
+///
+/// ```
+/// let folder = std::env::temp_dir().join(format!("accelerate-check-{}", std::process::id()));
+/// accelerate::checkpoint::check_save_directory(&folder)?;
+/// assert!(accelerate::checkpoint::check_save_directory("/dev/null/folder").is_err());
+/// # std::fs::remove_dir_all(&folder).map_err(accelerate::Error::other)?;
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+pub fn check_save_directory(folder: impl AsRef<Path>) -> Result<()> {
+    let folder = folder.as_ref();
+    fs::create_dir_all(folder).map_err(io_error("create", folder))?;
+    // A block of its own, which a full disk does not have.
+    PendingFile::write(&folder.join("check"), "check", &[0; 4096]).map(drop)
+}
+
+/// Reads a file that was saved with a model's weights, such as its `config.json`:
+/// [`SaveModelOptions::files`](super::SaveModelOptions::files).
+///
+/// Finishes a save into the folder that was interrupted, so that this file and the weights are of one save, and compares
+/// the content with the hash in the folder's manifest. In folders from elsewhere, which have no manifest, it reads the
+/// file as it is. Not collective.
+///
+/// # Errors
+/// [`is_weights`](crate::Error::is_weights): there is no such file, it is not as it was saved, or has more than 1 GiB.
+///
+/// ```
+/// use accelerate::checkpoint::{SaveModelOptions, read_saved_file, save_model_weights};
+/// use accelerate::nn::{Linear, ParamStore};
+/// use accelerate::tch::Device;
+///
+/// let folder = std::env::temp_dir().join(format!("accelerate-read-saved-{}", std::process::id()));
+/// let store = ParamStore::new(Device::Cpu);
+/// Linear::new(store.root() / "classifier", 4, 2, Default::default())?;
+/// let files = [("config.json".to_owned(), br#"{"hidden_size": 4}"#.to_vec())].into();
+/// save_model_weights(&store, &folder, &SaveModelOptions { files, ..Default::default() })?;
+/// assert_eq!(read_saved_file(&folder, "config.json")?, br#"{"hidden_size": 4}"#);
+/// # std::fs::remove_dir_all(&folder).map_err(accelerate::Error::other)?;
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+pub fn read_saved_file(folder: impl AsRef<Path>, name: &str) -> Result<Vec<u8>> {
+    const MOST_BYTES: u64 = 1 << 30;
+    let folder = folder.as_ref();
+    let path = folder.join(name);
+    if !is_saved_file_name(name) {
+        return Err(WeightsError::FileName { name: name.to_owned(), reason: NOT_PLAIN }.into());
+    }
+    finish_interrupted_saves(folder)?;
+    for manifest in names_in(folder)? {
+        let Some(stem) = SaveManifest::stem(&manifest) else { continue };
+        if let Ok(Some(manifest)) = read_manifest(folder, stem)
+            && manifest.file(name).is_some()
+        {
+            check_manifest(folder, stem, Check::Quick)?;
+        }
+    }
+    let absent = || io_error("read", &path)(ErrorKind::NotFound.into());
+    Ok(read_small(&path, MOST_BYTES)?.ok_or_else(absent)?)
+}
+
+/// Compares the content of every file that saves into `folder` wrote with the hashes in their manifests. Reads everything.
+///
+/// Loading compares sizes of weights, and the content of the other files, which is quick. This also finds a bit of the
+/// weights that a disk has turned round. Finishes a save that was interrupted. Not collective.
+///
+/// # Errors
+/// [`is_weights`](crate::Error::is_weights): the first file that is not as it was saved; no manifest in the folder.
+///
+/// ```
+/// use accelerate::checkpoint::{save_model_weights, verify_saved_files};
+/// use accelerate::nn::{Linear, ParamStore};
+/// use accelerate::tch::Device;
+///
+/// let folder = std::env::temp_dir().join(format!("accelerate-verify-{}", std::process::id()));
+/// let store = ParamStore::new(Device::Cpu);
+/// Linear::new(store.root() / "classifier", 4, 2, Default::default())?;
+/// save_model_weights(&store, &folder, &Default::default())?;
+/// verify_saved_files(&folder)?;
+/// # std::fs::remove_dir_all(&folder).map_err(accelerate::Error::other)?;
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+pub fn verify_saved_files(folder: impl AsRef<Path>) -> Result<()> {
+    let folder = folder.as_ref();
+    finish_interrupted_saves(folder)?;
+    let names = names_in(folder)?;
+    let stems: Vec<&str> = names.iter().filter_map(|name| SaveManifest::stem(name)).collect();
+    if stems.is_empty() {
+        return Err(WeightsError::NoManifest { folder: folder.to_owned() }.into());
+    }
+    stems.into_iter().try_for_each(|stem| check_manifest(folder, stem, Check::Content))
+}
+
+const NOT_PLAIN: &str = "it has to be the plain name of a file in the folder that is not hidden";
+
+/// Whether files of the user's own may have these names beside weights called `stem`.
+pub(super) fn check_own_names<'a>(names: impl Iterator<Item = &'a String>, stem: &str) -> Result<()> {
+    for name in names {
+        let reason = if !is_saved_file_name(name) {
+            NOT_PLAIN
+        } else if is_weight_file_of(name, stem) || SaveManifest::stem(name).is_some() {
+            "weights and their manifest have names of this kind"
+        } else {
+            continue;
+        };
+        return Err(WeightsError::FileName { name: name.clone(), reason }.into());
+    }
+    Ok(())
+}
+
+/// Before a checkpoint at `path`, a file or a folder, is read: finishes a save that was interrupted there.
+pub(super) fn finish_before_reading(path: &Path) -> Result<()> {
+    let folder: PathBuf = if path.is_dir() { path.to_owned() } else { folder_of(path).to_owned() };
+    if folder.is_dir() { finish_interrupted_saves(&folder) } else { Ok(()) }
+}

@@ -1,0 +1,184 @@
+//! What belongs to one save of a folder, and how far it got.
+
+use crate::error::weight_files::WeightFilesErrorKind as Kind;
+use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+const FORMAT: &str = "accelerate-save";
+const VERSION: u32 = 1;
+const SUFFIX: &str = ".manifest.json";
+const HASH_DIGITS: usize = 64;
+
+/// The list of all files that one save wrote into a folder: weights, their index, and files of the user's own such as a
+/// configuration. It is `model.manifest.json` beside weights that are called `model`.
+///
+/// A save writes every file under a temporary name first, then this list, then gives the files their names. Once the list is
+/// there, the save counts: whoever finds files of it under their temporary names gives them their names.
+///
+/// ```
+/// use accelerate_core::weight_files::{SaveManifest, SavedFile, temporary_prefix, TEMPORARY_SUFFIX};
+/// let temporary_name = format!("{}0123abcd{TEMPORARY_SUFFIX}", temporary_prefix("model"));
+/// let file = SavedFile { name: "config.json".into(), temporary_name, bytes: 2, blake3: "0".repeat(64) };
+/// let manifest = SaveManifest::new(vec![file]);
+/// assert_eq!(SaveManifest::from_json(&manifest.to_json()?, "model")?, manifest);
+/// # Ok::<(), accelerate_core::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SaveManifest {
+    format: String,
+    version: u32,
+    /// In the order in which they get their names.
+    pub files: Vec<SavedFile>,
+}
+
+/// A file of a [`SaveManifest`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedFile {
+    /// Its name in the folder.
+    pub name: String,
+    /// What it is called until all files of the save are written.
+    pub temporary_name: String,
+    /// Its size.
+    pub bytes: u64,
+    /// The BLAKE3 hash of its content, as 64 hexadecimal digits.
+    pub blake3: String,
+}
+
+impl SaveManifest {
+    /// Of these files, in the order in which they get their names.
+    pub fn new(files: Vec<SavedFile>) -> Self {
+        Self { format: FORMAT.to_owned(), version: VERSION, files }
+    }
+
+    /// The name of the list for weight files called `stem`.
+    ///
+    /// ```
+    /// # use accelerate_core::weight_files::SaveManifest;
+    /// assert_eq!(SaveManifest::file_name("model"), "model.manifest.json");
+    /// ```
+    pub fn file_name(stem: &str) -> String {
+        format!("{stem}{SUFFIX}")
+    }
+
+    /// What weights are called to which a list of this name belongs.
+    ///
+    /// ```
+    /// # use accelerate_core::weight_files::SaveManifest;
+    /// assert_eq!(SaveManifest::stem("model.manifest.json"), Some("model"));
+    /// assert_eq!(SaveManifest::stem("model.json"), None);
+    /// ```
+    pub fn stem(file_name: &str) -> Option<&str> {
+        file_name.strip_suffix(SUFFIX).filter(|stem| !stem.is_empty() && !stem.starts_with('.'))
+    }
+
+    /// Reads the list that belongs to weights called `stem`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_weight_files`]: not such a list, one of a later version, a name that leads out of the folder or stands
+    /// twice, or something that is not a hash.
+    pub fn from_json(json: &str, stem: &str) -> Result<Self> {
+        let manifest: Self = serde_json::from_str(json)
+            .map_err(|cause| Error::new(Kind::Manifest { reason: cause.to_string() }).caused_by(cause))?;
+        manifest.check(stem).map_or(Ok(manifest), |reason| Err(Kind::Manifest { reason }.into()))
+    }
+
+    /// Writes the list as JSON, indented by two, with a newline at the end.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_weight_files`]: never in practice.
+    pub fn to_json(&self) -> Result<String> {
+        match serde_json::to_string_pretty(self) {
+            Ok(json) => Ok(json + "\n"),
+            Err(cause) => Err(Error::new(Kind::Manifest { reason: cause.to_string() }).caused_by(cause)),
+        }
+    }
+
+    /// The file of this name.
+    pub fn file(&self, name: &str) -> Option<&SavedFile> {
+        self.files.iter().find(|file| file.name == name)
+    }
+
+    /// What is wrong with it, if anything.
+    fn check(&self, stem: &str) -> Option<String> {
+        if self.format != FORMAT || self.version != VERSION {
+            let (format, version) = (shortened(&self.format), self.version);
+            return Some(format!(
+                "it has format {format:?}, version {version}; {FORMAT:?}, version {VERSION} is known"
+            ));
+        }
+        let mut names = BTreeSet::new();
+        for SavedFile { name, temporary_name, blake3, .. } in &self.files {
+            let shown = shortened(name);
+            if !is_saved_file_name(name) {
+                return Some(format!("{shown:?} is not the name of a file in its folder"));
+            }
+            if !names.insert(name) {
+                return Some(format!("it lists {shown:?} twice"));
+            }
+            if !is_temporary_file_of(temporary_name, stem) {
+                let found = shortened(temporary_name);
+                return Some(format!("the temporary name of {shown:?} is {found:?}, which no save gives"));
+            }
+            if blake3.len() != HASH_DIGITS || !blake3.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+                return Some(format!("the hash of {shown:?} is not {HASH_DIGITS} hexadecimal digits"));
+            }
+        }
+        None
+    }
+}
+
+/// Whether a save may write a file of this name: one in the folder itself, and not a hidden one.
+///
+/// ```
+/// use accelerate_core::weight_files::is_saved_file_name;
+/// assert!(is_saved_file_name("config.json"));
+/// for other in ["", ".", "..", ".hidden", "a/b", "/etc/passwd", "nul\0"] {
+///     assert!(!is_saved_file_name(other), "{other}");
+/// }
+/// ```
+pub fn is_saved_file_name(name: &str) -> bool {
+    !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0'])
+}
+
+/// What the temporary names of a save of weights called `stem` begin with. Random letters and [`TEMPORARY_SUFFIX`] follow.
+///
+/// ```
+/// # use accelerate_core::weight_files::temporary_prefix;
+/// assert_eq!(temporary_prefix("model"), ".model.");
+/// ```
+pub fn temporary_prefix(stem: &str) -> String {
+    format!(".{stem}.")
+}
+
+/// What temporary names end with.
+pub const TEMPORARY_SUFFIX: &str = ".saving";
+
+/// Whether a file of this name was written by a save of weights called `stem` that has not given it its name.
+///
+/// ```
+/// use accelerate_core::weight_files::is_temporary_file_of;
+/// assert!(is_temporary_file_of(".model.x7Rt01.saving", "model"));
+/// for other in ["model.safetensors", ".model.saving", ".model.a.b.saving", ".other.x7Rt01.saving", ".model.x7.tmp"] {
+///     assert!(!is_temporary_file_of(other, "model"), "{other}");
+/// }
+/// ```
+pub fn is_temporary_file_of(file_name: &str, stem: &str) -> bool {
+    file_name
+        .strip_prefix(&temporary_prefix(stem))
+        .and_then(|rest| rest.strip_suffix(TEMPORARY_SUFFIX))
+        .is_some_and(|random| !random.is_empty() && random.bytes().all(|letter| letter.is_ascii_alphanumeric()))
+}
+
+/// The beginning of a text that comes from a file.
+fn shortened(text: &str) -> String {
+    const MOST: usize = 100;
+    match text.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
