@@ -28,6 +28,19 @@ pub(crate) fn dying_rank() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A rank fails by itself while the others wait for it, and takes its time to end after its connections have closed.
+pub(crate) fn failing_rank(failing: usize) -> anyhow::Result<()> {
+    let accelerator = accelerator(Duration::from_secs(60))?;
+    accelerator.wait_for_everyone()?;
+    if accelerator.process_index() == failing {
+        drop(accelerator);
+        std::thread::park_timeout(Duration::from_millis(400));
+        bail!("this rank has failed by itself");
+    }
+    accelerator.group().all_reduce(&Tensor::from_slice(&[1f32]), ReduceOp::Sum)?;
+    Ok(())
+}
+
 /// Rank 1 lives, but waits elsewhere: for the end of its standard input.
 pub(crate) fn absent_rank() -> anyhow::Result<()> {
     let accelerator = accelerator(Duration::from_secs(6))?;

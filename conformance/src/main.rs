@@ -63,6 +63,10 @@ enum Script {
     KilledAndResumed,
     /// Rank 1 kills itself while the others reduce
     DyingRank,
+    /// Rank 0 fails by itself while the others reduce
+    FailingRankZero,
+    /// Rank 1 does
+    FailingRankOne,
     /// Rank 1 kills itself while the others gather a sharded model
     DyingRankInGather,
     DyingRankInReading,
@@ -96,6 +100,8 @@ fn main() -> anyhow::Result<()> {
         Script::TestProfile => test_profile::run(arguments.folder.as_deref()),
         Script::KilledAndResumed => killed_and_resumed::run(arguments.folder.as_deref()),
         Script::DyingRank => failing::dying_rank(),
+        Script::FailingRankZero => failing::failing_rank(0),
+        Script::FailingRankOne => failing::failing_rank(1),
         Script::DyingRankInGather => failing::dying_rank_in_gather(false),
         Script::DyingRankInReading => failing::dying_rank_in_gather(true),
         Script::SavedSharded => failing::saved_sharded(arguments.folder.as_deref()),

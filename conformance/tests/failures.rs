@@ -4,7 +4,7 @@
 use accelerate::checkpoint::{LoadOptions, load_checkpoint_in_model};
 use accelerate::nn::{Linear, ParamStore};
 use accelerate::tch::Device;
-use accelerate_launch::{LaunchConfig, PortReservation, Program};
+use accelerate_launch::{LaunchConfig, PortReservation, Program, Silent, launch};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -64,6 +64,23 @@ fn a_rank_that_dies_is_named_by_the_others() {
     for text in ranks.into_iter().map(end).map(|output| said(&output)) {
         assert!(text.contains("all_reduce number 2 on [1] Float"), "{text}");
         assert!(is_missed(1, &text), "{text}");
+    }
+}
+
+#[test]
+fn the_launcher_names_the_rank_that_failed_by_itself_and_not_one_that_lost_it() {
+    for (failing, script) in ["failing_rank_zero", "failing_rank_one"].into_iter().enumerate() {
+        for world_size in [2, 3] {
+            let config = LaunchConfig {
+                args: vec![script.into()],
+                environment: vec![("ACCELERATE_USE_CPU".into(), "true".into())],
+                num_cpu_threads_per_process: Some(1),
+                ..LaunchConfig::new(Program::Executable(env!("CARGO_BIN_EXE_conformance").into()), world_size)
+            };
+            let error = launch(&config, &mut Silent).unwrap_err();
+            let failure = error.failure().unwrap();
+            assert_eq!(failure.rank, failing, "{failure}");
+        }
     }
 }
 

@@ -8,12 +8,12 @@ use accelerate::optim::{AcceleratedOptimizer, AcceleratedScheduler, AdamW, Linea
 use accelerate::tch::{self, Tensor};
 use accelerate::{
     Accelerator, DataLoaderConfiguration, Error, MixedPrecision, PrepareModelOptions, PreparedModel,
-    ProjectConfiguration, ReduceOp, main_println, set_seed,
+    ProjectConfiguration, ReduceOp, SaveModelOptions, main_println, set_seed,
 };
 use anyhow::Context;
 use nlp_example::arguments::{Arguments, Precision};
 use nlp_example::batch::{self, Batch};
-use nlp_example::bert::{self, BertConfig, BertForSequenceClassification};
+use nlp_example::bert::{self, BertConfig, BertForSequenceClassification, CONFIG_FILE};
 use nlp_example::metrics::Scores;
 use nlp_example::plot::History;
 use nlp_example::pretrained;
@@ -21,6 +21,7 @@ use nlp_example::progress::Progress;
 use nlp_example::readers::Table;
 use nlp_example::splits::Splits;
 use nlp_example::tokenize::{TOKENIZER_FILE, TextTokenizer};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,8 @@ fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse_line(std::env::args_os()).unwrap_or_else(|error| error.exit());
     let accelerator = accelerator(&arguments)?;
     set_seed(arguments.seed);
+    // Found now, and not after hours of training.
+    accelerator.check_save_directory(&arguments.output_dir)?;
 
     // On each machine one process fetches and reads first, so that the others find everything in the cache.
     let splits = accelerator
@@ -264,11 +267,13 @@ fn save(
     folder: &Path,
 ) -> anyhow::Result<()> {
     accelerator.wait_for_everyone()?;
-    accelerator.save_model(model, folder, &Default::default())?;
+    // One save: whatever happens, weights never lie beside the sizes or the tokenizer of another run.
+    let files = BTreeMap::from([
+        (CONFIG_FILE.to_owned(), config.to_json()?.into_bytes()),
+        (TOKENIZER_FILE.to_owned(), tokenizer.to_json()?.into_bytes()),
+    ]);
+    accelerator.save_model(model, folder, &SaveModelOptions { files, ..Default::default() })?;
     if accelerator.is_local_main_process() {
-        config.save(folder)?;
-        let path = folder.join(TOKENIZER_FILE);
-        std::fs::write(&path, tokenizer.to_json()?).with_context(|| format!("cannot write {}", path.display()))?;
         history.save_svg(&folder.join("loss.svg"), "BERT for text classification")?;
     }
     main_println!(accelerator, "model, tokenizer and loss curve (loss.svg) are in {}", folder.display());

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The file that holds the sizes, beside the weights.
-const CONFIG_FILE: &str = "config.json";
+/// What the file of the sizes is called.
+pub const CONFIG_FILE: &str = "config.json";
 
 /// A `config.json` that does not describe a BERT model which can be built.
 #[derive(Debug, thiserror::Error)]
@@ -146,15 +147,12 @@ impl BertConfig {
         Ok(file.into())
     }
 
-    /// Writes `config.json` into a folder, in a form that Transformers reads.
+    /// The text of a `config.json`, in a form that Transformers reads.
     ///
     /// # Errors
-    /// When the file cannot be written.
-    pub fn save(&self, folder: &Path) -> Result<(), ConfigError> {
-        let path = folder.join(CONFIG_FILE);
-        let text = serde_json::to_string_pretty(self)
-            .map_err(|source| ConfigError::Malformed { path: path.clone(), source })?;
-        std::fs::write(&path, text + "\n").map_err(|source| ConfigError::Unreadable { path, source })
+    /// Never in practice.
+    pub fn to_json(&self) -> serde_json::Result<String> {
+        serde_json::to_string_pretty(self).map(|text| text + "\n")
     }
 }
 

@@ -10,5 +10,5 @@ mod init;
 mod load;
 
 pub use classification::{BertForSequenceClassification, SequenceClassifierOutput};
-pub use config::{Activation, BertConfig, ConfigError};
+pub use config::{Activation, BertConfig, CONFIG_FILE, ConfigError};
 pub use load::{has_classifier, load_weights};
