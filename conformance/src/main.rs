@@ -3,6 +3,7 @@
 mod failing;
 mod killed_and_resumed;
 mod regression;
+mod soak;
 mod test_ddp_comm_hook;
 mod test_distributed_data_loop;
 mod test_kwargs_handlers;
@@ -80,6 +81,10 @@ enum Script {
     StoppedRankZero,
     /// Rank 1 makes another call than the others
     StrayingRank,
+    /// Trains and saves, for `attack` to attack
+    SoakTrain,
+    /// Fails unless what the attacked training has saved is whole
+    SoakCheckSaved,
 }
 
 fn main() -> anyhow::Result<()> {
@@ -109,5 +114,7 @@ fn main() -> anyhow::Result<()> {
         Script::AbsentRank => failing::absent_rank(),
         Script::StoppedRankZero => failing::stopped_rank_zero(),
         Script::StrayingRank => failing::straying_rank(),
+        Script::SoakTrain => soak::train(arguments.folder.as_deref()),
+        Script::SoakCheckSaved => soak::check_saved(arguments.folder.as_deref()),
     }
 }

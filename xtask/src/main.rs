@@ -17,6 +17,7 @@ mod race;
 mod ranks;
 mod settings;
 mod setup;
+mod soak;
 mod test;
 mod tidy;
 
@@ -53,6 +54,8 @@ enum Task {
     Parity(parity::Arguments),
     /// Race against Python Accelerate
     Bench(bench::Arguments),
+    /// Find faults that need many tries: attacks on runs
+    Soak(soak::Arguments),
     /// Build the book of the project into `target/book`
     Book(book::Arguments),
     /// Write the page of the book that lists every setting
@@ -70,6 +73,7 @@ fn main() -> ExitCode {
         Task::Tidy(arguments) => tidy::run(&arguments),
         Task::Parity(arguments) => parity::run(&arguments),
         Task::Bench(arguments) => bench::run(&arguments),
+        Task::Soak(arguments) => soak::run(&arguments),
         Task::Book(arguments) => book::run(&arguments),
         Task::Settings(arguments) => settings::run(&arguments),
         Task::CheckCuda(arguments) => check_cuda::run(&arguments),

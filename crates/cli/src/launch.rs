@@ -22,8 +22,11 @@ use crate::settings::{Selection, SettingFlags};
 /// this project.
 ///
 /// With several processes each line of output begins with [rank N]. If one fails, the others are ended
-/// within a second, its last lines are shown again, and its exit code becomes that of this command. No
-/// process outlives this command, even if it is killed.
+/// within a second, its last lines are shown again, and its exit code becomes that of this command. If nobody
+/// reads the output any more, the processes go on.
+///
+/// No process outlives this command, even if it is killed. There is one exception: when this command is killed
+/// by SIGKILL, a process that has both left its session and cleared its environment is not found.
 #[derive(Debug, Args)]
 #[command(after_help = "Every flag may also be spelled with - instead of _.")]
 #[command(after_long_help = "Examples:\n  \
@@ -99,6 +102,11 @@ impl Selection for ForLaunch {
 
 pub(crate) fn run(arguments: Arguments) -> ExitCode {
     let is_quiet = arguments.quiet;
+    if let Err(error) = std::env::current_dir() {
+        let text = format!("the working folder cannot be used: {error}; change to one that exists");
+        crate::print_error("accelerate launch", &error, &text);
+        return ExitCode::from(2);
+    }
     let run = match resolve(&arguments, &|name| std::env::var(name).ok()) {
         Ok(run) => run,
         Err(error) => {
@@ -107,16 +115,14 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
         }
     };
     if let (None, false) = (run.cluster.num_processes, is_quiet) {
-        anstream::eprintln!("accelerate launch: {}", explain_default(&run));
+        crate::print_message(&format!("accelerate launch: {}", explain_default(&run)));
     }
     for message in run.messages().iter().filter(|_| !is_quiet) {
-        anstream::eprintln!("accelerate launch: {message}");
+        crate::print_message(&format!("accelerate launch: {message}"));
     }
     let mut reporter = TerminalReporter::new(TerminalOptions { has_prefix: !arguments.no_prefix, is_quiet });
     match launch(&config(arguments, &run), &mut reporter) {
         Ok(_) => ExitCode::SUCCESS,
-        // Whoever read the output is gone; nobody is left to tell.
-        Err(error) if error.is_output_closed() => ExitCode::from(error.exit_code()),
         Err(error) => {
             let text = match error.failure() {
                 Some(failure) if !is_quiet => failure.to_string(),

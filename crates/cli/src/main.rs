@@ -7,7 +7,7 @@ mod launch;
 mod settings;
 
 use std::error::Error;
-use std::io;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anstyle::{AnsiColor, Style};
@@ -60,12 +60,17 @@ fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
 /// Prints `text`, which describes `error`, and then the chain of its causes. In colour at a terminal.
 fn print_error(speaker: &str, error: &dyn Error, text: &str) {
     let bad: Style = AnsiColor::Red.on_default().bold();
-    anstream::eprintln!("{bad}{speaker}: error:{bad:#} {text}");
+    print_message(&format!("{bad}{speaker}: error:{bad:#} {text}"));
     let mut cause = error.source();
     while let Some(error) = cause {
-        anstream::eprintln!("  caused by: {error}");
+        print_message(&format!("  caused by: {error}"));
         cause = error.source();
     }
+}
+
+/// Prints a line on standard error. Where nobody reads it, nobody is left to tell.
+fn print_message(line: &str) {
+    let _ = writeln!(anstream::stderr().lock(), "{line}");
 }
 
 #[cfg(test)]

@@ -153,6 +153,9 @@ impl Reporter for Silent {
 /// Prints to the standard streams of this process: whole lines behind `[rank N]`, the progress bar of the
 /// local main process below them if there is a terminal.
 ///
+/// A stream that nobody reads any more, or that leads to a full disk, does not end the launch: what cannot be written is
+/// dropped, and that is said once on standard error. Hours of training are worth more than their output.
+///
 /// ```
 /// use accelerate_launch::{LaunchConfig, Program, TerminalOptions, TerminalReporter, launch};
 /// let mut reporter = TerminalReporter::new(TerminalOptions { has_prefix: true, is_quiet: false });
@@ -167,6 +170,8 @@ impl Reporter for Silent {
 pub struct TerminalReporter {
     mixer: Mixer,
     is_quiet: bool,
+    /// For each stream, whether something could not be written there.
+    has_failed: [bool; 2],
 }
 
 impl TerminalReporter {
@@ -176,7 +181,7 @@ impl TerminalReporter {
         let stderr = io::stderr().is_terminal();
         let has_colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         let mixer = Mixer::new(Screens { stdout, stderr, has_prefix: options.has_prefix, has_colour });
-        Self { mixer, is_quiet: options.is_quiet }
+        Self { mixer, is_quiet: options.is_quiet, has_failed: [false; 2] }
     }
 }
 
@@ -191,18 +196,22 @@ pub struct TerminalOptions {
 
 impl Reporter for TerminalReporter {
     fn output(&mut self, source: Source, bytes: &[u8]) -> io::Result<()> {
-        print(self.mixer.output(source, bytes, Instant::now()))
+        let pieces = self.mixer.output(source, bytes, Instant::now());
+        self.print(pieces);
+        Ok(())
     }
 
     fn closed(&mut self, source: Source) -> io::Result<()> {
-        print(self.mixer.closed(source))
+        let pieces = self.mixer.closed(source);
+        self.print(pieces);
+        Ok(())
     }
 
     fn notice(&mut self, notice: &Notice) -> io::Result<()> {
-        if self.is_quiet {
-            return Ok(());
+        if !self.is_quiet {
+            self.say(&format!("accelerate launch: {notice}"));
         }
-        print(self.mixer.message(&format!("accelerate launch: {notice}")))
+        Ok(())
     }
 
     fn wakes_at(&self) -> Option<Instant> {
@@ -210,18 +219,36 @@ impl Reporter for TerminalReporter {
     }
 
     fn wake(&mut self, now: Instant) -> io::Result<()> {
-        print(self.mixer.wake(now))
+        let pieces = self.mixer.wake(now);
+        self.print(pieces);
+        Ok(())
     }
 }
 
-fn print(pieces: Vec<(Stream, Vec<u8>)>) -> io::Result<()> {
-    for (stream, bytes) in pieces {
-        match stream {
-            Stream::Stdout => write_patiently(&mut io::stdout().lock(), &bytes)?,
-            Stream::Stderr => write_patiently(&mut io::stderr().lock(), &bytes)?,
+impl TerminalReporter {
+    fn say(&mut self, message: &str) {
+        let pieces = self.mixer.message(message);
+        self.print(pieces);
+    }
+
+    /// Writes what can be written.
+    fn print(&mut self, pieces: Vec<(Stream, Vec<u8>)>) {
+        for (stream, bytes) in pieces {
+            let written = match stream {
+                Stream::Stdout => write_patiently(&mut io::stdout().lock(), &bytes),
+                Stream::Stderr => write_patiently(&mut io::stderr().lock(), &bytes),
+            };
+            // Later pieces are tried again: a full disk may be freed.
+            if let Err(error) = written
+                && !std::mem::replace(&mut self.has_failed[stream as usize], true)
+                && stream == Stream::Stdout
+            {
+                self.say(&format!(
+                    "accelerate launch: standard output cannot be written ({error}); the processes go on without it"
+                ));
+            }
         }
     }
-    Ok(())
 }
 
 /// `write_all` that also works when another process has made the shared stream non-blocking.

@@ -73,9 +73,8 @@ fn main() -> anyhow::Result<()> {
         trained == Some(scores),
         "the saved model does not do what the trained one did: {scores} after reading it back, before {trained:?}"
     );
-    if accelerator.is_main_process() {
-        println!("{scores} samples_per_second={samples_per_second:.1} world_size={}", accelerator.num_processes());
-    }
+    let world_size = accelerator.num_processes();
+    main_println!(accelerator, "{scores} samples_per_second={samples_per_second:.1} world_size={world_size}");
     Ok(())
 }
 

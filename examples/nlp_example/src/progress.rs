@@ -1,6 +1,7 @@
 //! How far the training is: a bar on a terminal, a line now and then in a file.
 
 use indicatif::{ProgressBar, ProgressStyle};
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 /// In a file, a line at most this often: enough to see that it lives, few enough to read.
@@ -81,10 +82,10 @@ impl Progress {
         Ok(())
     }
 
-    /// Prints a line on standard output, above the bar if there is one.
+    /// Prints a line on standard output, above the bar if there is one. Training goes on where nobody reads it.
     pub fn print(&self, line: &str) {
         if self.shows {
-            self.bar.suspend(|| println!("{line}"));
+            let _ = self.bar.suspend(|| writeln!(std::io::stdout(), "{line}"));
         }
     }
 

@@ -6,6 +6,9 @@ use std::time::Duration;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StateError {
+    #[error("the working folder of this process cannot be used: {source}; start the program in one that exists")]
+    NoWorkingFolder { source: std::io::Error },
+
     #[error(
         "torch_device is \"{name}\" ({origin}), which is not a device of this machine; wanted \"cpu\", \"cuda\" or \
          \"cuda:<index>\" with an index below {cuda_devices}"

@@ -8,7 +8,7 @@ mod split;
 
 pub use split::{SplitBetweenProcesses, SplitOptions};
 
-use crate::error::Result;
+use crate::error::{Result, StateError};
 use crate::group::Group;
 use crate::messages;
 use accelerate_core::config::{InitProcessGroupKwargs, PartialRunConfig, RunConfig, Sources};
@@ -87,6 +87,8 @@ impl PartialState {
     /// Joins the processes that a launcher's variables speak of. Collective.
     pub(crate) fn join(config: &RunConfig, lookup: Lookup<'_>) -> Result<Self> {
         let cluster = &config.cluster;
+        // Libraries of mathematics load parts of themselves later, and end the process where they cannot.
+        std::env::current_dir().map_err(|source| StateError::NoWorkingFolder { source })?;
         let ranks = rank_variables(lookup)?;
         let local_rank = ranks.as_ref().map_or(0, |ranks| ranks.local_rank);
         if cluster.enable_cpu_affinity {

@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::state::{PartialState, SplitBetweenProcesses, SplitOptions};
 use std::fmt;
+use std::io::Write;
 
 impl PartialState {
     /// Is this rank 0?
@@ -87,7 +88,8 @@ impl PartialState {
         inputs.split_for(self.process_index(), self.num_processes(), options)
     }
 
-    /// Prints a line on the first process of each machine: what [`main_println!`](crate::main_println) calls.
+    /// Prints a line on the first process of each machine: what [`main_println!`](crate::main_println) calls. Where
+    /// nobody reads standard output any more, or the disk behind it is full, the line is lost and the program goes on.
     ///
     /// ```
     /// # let state = accelerate::PartialState::new(&Default::default())?;
@@ -96,7 +98,9 @@ impl PartialState {
     /// ```
     pub fn print(&self, message: fmt::Arguments<'_>) {
         if self.is_local_main_process() {
-            println!("{message}");
+            let mut stdout = std::io::stdout().lock();
+            // A training run is worth more than a line of its output.
+            let _ = writeln!(stdout, "{message}").and_then(|()| stdout.flush());
         }
     }
 }

@@ -70,17 +70,44 @@ fn the_first_rank_reads_what_the_launcher_was_given() {
 }
 
 #[test]
-fn when_nobody_reads_the_ranks_are_ended_as_by_a_closed_pipe() {
+fn when_nobody_reads_the_run_goes_on_to_its_end_and_says_so() {
     let mut witness = Witness::new();
-    let mut command = launch_script(2, &[], "trap '' PIPE; echo ready >/dev/fd/$WITNESS; while :; do echo line; done");
+    let script =
+        "echo ready >/dev/fd/$WITNESS; read unused; for i in 1 2 3; do echo line; done; echo end >/dev/fd/$WITNESS";
+    let mut command = launch_script(2, &[], script);
     let mut child = witness.start({
-        command.stdout(Stdio::piped()).stderr(Stdio::null());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     });
     witness.wait_for("ready", 2);
     drop(child.stdout.take());
-    assert_eq!(child.wait().unwrap().code(), Some(128 + 13));
+    drop(child.stdin.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    witness.wait_for("end", 2);
     witness.expect_nobody_survives();
+}
+
+#[test]
+fn a_full_disk_behind_the_output_is_told_and_ends_nothing() {
+    let mut command = launch_script(2, &[], "for i in 1 2 3; do echo line; done; exit 0");
+    command.stdout(std::fs::File::options().write(true).open("/dev/full").unwrap()).stderr(Stdio::piped());
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert_eq!(text.matches("standard output cannot be written").count(), 1, "{text}");
+}
+
+#[test]
+fn a_working_folder_that_is_gone_is_told_before_anything_is_started() {
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "mkdir \"$1\" && cd \"$1\" && rmdir \"$1\" && exec \"$0\" launch --num_processes 2 true"]);
+    let parent = tempfile::tempdir().unwrap();
+    command.arg(env!("CARGO_BIN_EXE_accelerate")).arg(parent.path().join("gone"));
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("working folder cannot be used"), "{text}");
 }
 
 /// Printed, never asserted: the machine may be busy.

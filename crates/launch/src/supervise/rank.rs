@@ -218,6 +218,8 @@ impl RankProcess {
         if self.phase == Phase::Running {
             self.was_told_to_end = self.ended.is_none();
             self.signal_group(signal);
+            // A process that is stopped would not get the signal before it goes on.
+            self.signal_group(Signal::CONT);
             self.phase = Phase::Ending { kill_at };
         }
     }

@@ -1,0 +1,168 @@
+//! One launcher with its ranks, watched from outside.
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Marks every process of a run.
+const MARK: &str = "ATTACK_RUN";
+/// A run that has said nothing for so long hangs.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// A launcher, and every line that it and its ranks have printed so far.
+pub(crate) struct Run {
+    child: Child,
+    mark: String,
+    lines: Receiver<String>,
+    printed: String,
+}
+
+impl Run {
+    /// Starts this program as the launcher of `num_processes` ranks of `program`, which save to `folder`.
+    pub(crate) fn start(
+        program: &Path,
+        num_processes: usize,
+        folder: &Path,
+        environment: &[(&str, String)],
+    ) -> Result<Self> {
+        let mark = format!("{}-{}", std::process::id(), folder.display());
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .args(["--launch", &num_processes.to_string(), "--program"])
+            .arg(program)
+            .arg("--folder")
+            .arg(folder)
+            .envs(environment.iter().map(|(name, value)| (*name, value)))
+            .env(MARK, &mark)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command.spawn().context("cannot start a launcher")?;
+        let (send, lines) = channel();
+        let streams: [Option<Box<dyn Read + Send>>; 2] = [
+            child.stdout.take().map(|stream| Box::new(stream) as Box<dyn Read + Send>),
+            child.stderr.take().map(|stream| Box::new(stream) as Box<dyn Read + Send>),
+        ];
+        for stream in streams.into_iter().flatten() {
+            let send = send.clone();
+            thread::spawn(move || {
+                for line in BufReader::new(stream).lines().map_while(Result::ok) {
+                    if send.send(line).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        Ok(Self { child, mark, lines, printed: String::new() })
+    }
+
+    /// Everything printed so far.
+    pub(crate) fn printed(&self) -> &str {
+        &self.printed
+    }
+
+    /// Waits for the first line that `find` finds something in.
+    pub(crate) fn wait_for<T>(&mut self, what: &str, find: impl Fn(&str) -> Option<T>) -> Result<T> {
+        loop {
+            match self.lines.recv_timeout(SILENCE) {
+                Ok(line) => {
+                    self.printed.push_str(&line);
+                    self.printed.push('\n');
+                    if let Some(found) = find(&line) {
+                        return Ok(found);
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => bail!("waited too long for {what}:\n{}", self.printed),
+                Err(RecvTimeoutError::Disconnected) => bail!("the run ended before {what}:\n{}", self.printed),
+            }
+        }
+    }
+
+    /// The process of a rank that has begun this step.
+    pub(crate) fn process_at(&mut self, rank: usize, step: u64) -> Result<Pid> {
+        let (begin, end) = (format!("step {step} of process "), format!(" on rank {rank}"));
+        self.wait_for(&format!("step {step} of rank {rank}"), |line| {
+            let (_, rest) = line.split_once(&begin)?;
+            Pid::from_raw(rest.strip_suffix(&end)?.parse().ok()?)
+        })
+    }
+
+    pub(crate) fn signal_launcher(&self, signal: Signal) -> Result<()> {
+        let launcher = Pid::from_raw(self.child.id() as i32).context("a process has a number")?;
+        Ok(kill_process(launcher, signal)?)
+    }
+
+    /// Waits for the end of the launcher and of everybody who has the mark, and reads what they print until then.
+    pub(crate) fn end(&mut self, patience: Duration) -> Result<ExitStatus> {
+        let deadline = Instant::now() + patience;
+        let status = loop {
+            if let Some(status) = self.child.try_wait()? {
+                break status;
+            }
+            if Instant::now() > deadline {
+                let living = self.living();
+                self.kill_all();
+                bail!("after {patience:?} the run goes on; {living:?} live:\n{}", self.printed);
+            }
+            self.read_for(Duration::from_millis(5));
+        };
+        while Instant::now() < deadline && !self.living().is_empty() {
+            self.read_for(Duration::from_millis(5));
+        }
+        let living = self.living();
+        if !living.is_empty() {
+            self.kill_all();
+            bail!("processes {living:?} outlive their launcher:\n{}", self.printed);
+        }
+        while let Ok(line) = self.lines.recv_timeout(Duration::from_secs(1)) {
+            self.printed.push_str(&line);
+            self.printed.push('\n');
+        }
+        Ok(status)
+    }
+
+    fn read_for(&mut self, time: Duration) {
+        match self.lines.recv_timeout(time) {
+            Ok(line) => {
+                self.printed.push_str(&line);
+                self.printed.push('\n');
+            }
+            Err(RecvTimeoutError::Disconnected) => thread::park_timeout(time),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+    }
+
+    /// Processes that have the mark of this run and have not ended.
+    fn living(&self) -> Vec<i32> {
+        let wanted = format!("{MARK}={}", self.mark);
+        let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        numbers
+            .filter(|number| {
+                // Of a process that has ended and is not collected yet, this is empty.
+                let environment = std::fs::read(format!("/proc/{number}/environ")).unwrap_or_default();
+                environment.split(|byte| *byte == 0).any(|variable| variable == wanted.as_bytes())
+            })
+            .collect()
+    }
+
+    fn kill_all(&mut self) {
+        for number in self.living() {
+            if let Some(process) = Pid::from_raw(number) {
+                let _ = kill_process(process, Signal::KILL);
+            }
+        }
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        self.kill_all();
+    }
+}

@@ -1,0 +1,43 @@
+//! `cargo xtask soak`: what takes longer than a test suite may.
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use std::process::Command;
+
+use crate::{libtorch, paths, process};
+
+/// Find faults that need many tries.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Kill and stop ranks and launchers of runs that train and save, and let strangers connect: everything has to be
+    /// over in time, nobody may be left, the right rank is named, and what was saved is whole
+    Attack {
+        /// How many runs to attack
+        #[arg(long, default_value_t = 500)]
+        tries: u64,
+        /// Where the random numbers begin
+        #[arg(long, default_value_t = 0)]
+        seed: u64,
+    },
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    libtorch::ensure()?;
+    match arguments.what {
+        What::Attack { tries, seed } => attack(tries, seed),
+    }
+}
+
+fn attack(tries: u64, seed: u64) -> Result<()> {
+    process::run(&mut process::cargo(&["build", "--release", "--package", "conformance", "--bins"]))?;
+    let mut attack = Command::new(paths::release_binary("attack"));
+    attack.arg("--program").arg(paths::release_binary("conformance"));
+    attack.args(["--tries", &tries.to_string(), "--seed", &seed.to_string()]);
+    process::run(&mut attack)
+}
