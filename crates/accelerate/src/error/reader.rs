@@ -138,6 +138,9 @@ pub(crate) enum ReaderError {
     #[error("{} is not a readable {format} file: {reason}; write or download it again", path.display())]
     Unreadable { path: PathBuf, format: &'static str, reason: String },
     #[cfg(any(feature = "arrow", feature = "parquet"))]
+    #[error("{} has no columns, so there are no rows in it; write it again with at least one", path.display())]
+    NoColumns { path: PathBuf },
+    #[cfg(any(feature = "arrow", feature = "parquet"))]
     #[error("{setting} is {}, but must name each column once, and at least one", Names(found))]
     Selection { setting: &'static str, found: Vec<String> },
     #[cfg(any(feature = "arrow", feature = "parquet"))]
@@ -192,7 +195,10 @@ pub(crate) enum RowProblem {
     NotUtf8 { column: Option<String> },
     #[error("not valid JSON: {}; wanted one value on each line", shortened(message))]
     NotJson { message: String },
-    #[error("the key {} occurs twice in one object, so one of its values would be lost; write each key once", Name(key))]
+    #[error(
+        "the key {} occurs twice in one object, so one of its values would be lost; write each key once",
+        Name(key)
+    )]
     DuplicateKey { key: String },
     #[cfg_attr(not(feature = "csv"), allow(dead_code))]
     #[error("column {} holds {}, which does not fit: {}", Name(column), Value(found), shortened(message))]

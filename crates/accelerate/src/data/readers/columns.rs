@@ -50,6 +50,9 @@ impl Selection {
         setting: &'static str,
     ) -> Result<Self, ReaderError> {
         check_columns(path, found.len())?;
+        if found.is_empty() {
+            return Err(ReaderError::NoColumns { path: path.to_owned() });
+        }
         check_names(path, found.iter().map(String::as_str))?;
         let by_name: HashMap<&String, usize> = found.iter().zip(0..).collect();
         let position = |wanted: &String| match by_name.get(wanted) {

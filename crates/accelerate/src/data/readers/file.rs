@@ -213,6 +213,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn memory_that_cannot_be_had_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("data");
+        std::fs::write(&path, "0123456789").unwrap();
+        let file = PositionedFile::open(&path).unwrap();
+        assert_eq!(file.read(2, 5).unwrap(), b"234");
+        let message = file.read(0, u64::MAX).unwrap_err().to_string();
+        assert!(message.contains("there is no memory for 18446744073709551615 bytes of"), "{message}");
+    }
+
+    #[test]
     fn rows_are_located_across_parts_that_may_be_empty() {
         let joined = Joined::new([0, 2, 0, 0, 1]);
         let places: Vec<_> = (0..3).map(|index| joined.locate(index).unwrap()).collect();

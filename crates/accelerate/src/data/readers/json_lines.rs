@@ -101,7 +101,8 @@ impl<T> fmt::Debug for JsonLinesDataset<T> {
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, RowProblem> {
-    let text = std::str::from_utf8(bytes).map_err(|_| RowProblem::NotUtf8 { column: None })?;
+    // Without the line end, which the parser would take for a part of a text that was cut off.
+    let text = std::str::from_utf8(bytes.trim_ascii_end()).map_err(|_| RowProblem::NotUtf8 { column: None })?;
     // What is no JSON at all is said below, in the words of the wanted type.
     if let Some(key) = duplicate_key(text) {
         return Err(RowProblem::DuplicateKey { key });

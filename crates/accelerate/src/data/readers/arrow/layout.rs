@@ -1,7 +1,7 @@
 //! Where the messages of an Arrow file stand: found by their headers, what they hold is passed over.
 
-use super::super::file::PositionedFile;
 use super::super::columns::check_columns;
+use super::super::file::PositionedFile;
 use super::super::guarded::guarded;
 use super::super::limits::MAX_METADATA_BYTES;
 use crate::error::ReaderError;
@@ -115,7 +115,8 @@ pub(super) fn parse(header: &[u8]) -> Result<Message<'_>, String> {
 /// Bytes `start..start + num_bytes`, which describe something, if the file has them: the numbers come out of the file.
 fn promised(file: &PositionedFile, start: u64, num_bytes: u64) -> Result<Vec<u8>, ReaderError> {
     if MAX_METADATA_BYTES < num_bytes {
-        let reason = format!("a description of {num_bytes} bytes is promised, and at most {MAX_METADATA_BYTES} are read");
+        let reason =
+            format!("a description of {num_bytes} bytes is promised, and at most {MAX_METADATA_BYTES} are read");
         return Err(unreadable(file.path())(reason));
     }
     let end = start.checked_add(num_bytes).filter(|&end| end <= file.num_bytes());

@@ -83,7 +83,9 @@ impl Schema {
         }
         if 2 * MAX_COLUMNS as u64 <= self.num_to_come {
             let found = self.num_to_come;
-            return Err(format!("it has {found} columns with those inside of others, and at most {MAX_COLUMNS} are read"));
+            return Err(format!(
+                "it has {found} columns with those inside of others, and at most {MAX_COLUMNS} are read"
+            ));
         }
         Ok(())
     }

@@ -5,9 +5,9 @@ use super::super::file::{FromPosition, PositionedFile};
 use super::super::guarded::guarded;
 use super::super::limits::unpacked_limit;
 use super::super::table::{self, Source as _};
+use super::ParquetOptions;
 use super::field::Fields;
 use super::promises::{Pages, Problem, check_footer};
-use super::ParquetOptions;
 use crate::error::{Name, Place, Position, ReaderError, RowProblem};
 use bytes::Bytes;
 use parquet::basic::{ConvertedType, Type as PhysicalType};
@@ -139,9 +139,9 @@ impl Source {
     fn check_pages(&self, row_group: usize) -> Result<(), ReaderError> {
         let mut pages = Pages::default();
         for chunk in self.chunks(row_group) {
-            let added = guarded(|| Ok::<_, String>(chunk.byte_range())).map_err(Problem::Content).and_then(
-                |(start, length)| pages.add(&self.file, start, start.saturating_add(length)),
-            );
+            let added = guarded(|| Ok::<_, String>(chunk.byte_range()))
+                .map_err(Problem::Content)
+                .and_then(|(start, length)| pages.add(&self.file, start, start.saturating_add(length)));
             added.map_err(|problem| match problem {
                 Problem::Read(error) => error,
                 Problem::Content(message) => {
@@ -245,9 +245,10 @@ fn field_bytes(field: &Field) -> u64 {
         Field::Str(text) => text.len() as u64,
         // They lie in a page, which is counted as such, but keep it.
         Field::Bytes(_) => 0,
-        Field::Group(row) => {
-            row.get_column_iter().map(|(name, field)| (name.len() + size_of_val(name)) as u64 + field_bytes(field)).sum()
-        }
+        Field::Group(row) => row
+            .get_column_iter()
+            .map(|(name, field)| (name.len() + size_of_val(name)) as u64 + field_bytes(field))
+            .sum(),
         Field::ListInternal(list) => list.elements().iter().map(field_bytes).sum(),
         Field::MapInternal(map) => map.entries().iter().map(|(key, value)| field_bytes(key) + field_bytes(value)).sum(),
         _ => 0,

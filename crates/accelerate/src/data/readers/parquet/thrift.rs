@@ -45,10 +45,7 @@ impl Compact<'_> {
     }
 
     /// The fields of a struct: `on_field` takes the value that follows, or says `None` to have it passed over.
-    pub(super) fn fields(
-        &mut self,
-        mut on_field: impl FnMut(i64, u8, &mut Self) -> Option<Option<()>>,
-    ) -> Option<()> {
+    pub(super) fn fields(&mut self, mut on_field: impl FnMut(i64, u8, &mut Self) -> Option<Option<()>>) -> Option<()> {
         let mut id = 0;
         loop {
             let head = self.byte()?;
