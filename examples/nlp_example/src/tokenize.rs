@@ -25,6 +25,10 @@ const SPECIAL_TOKENS: [&str; 5] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 /// `[CLS]` and `[SEP]`, which every text is put between.
 const NUM_ADDED_TOKENS: usize = 2;
 
+/// The longest word that is cut into pieces, WordPiece's own limit. To learn from a word takes time that grows with the
+/// square of its length.
+const MAX_WORD_LETTERS: usize = 100;
+
 /// A tokenizer that cannot be trained, loaded or used.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizeError {
@@ -93,7 +97,8 @@ impl TextTokenizer {
     /// Learns a vocabulary of at most `vocab_size` word pieces from `texts`. Lower case, accents removed,
     /// punctuation split off, as for `bert-base-uncased`.
     ///
-    /// The result depends on nothing but the arguments, so every process may train its own.
+    /// The result depends on nothing but the arguments, so every process may train its own. Words of more than 100 letters
+    /// are left out: word pieces are not looked for in them, they are `[UNK]` whatever was learned.
     ///
     /// # Errors
     /// When the tokenizers library fails.
@@ -214,7 +219,7 @@ fn bert_tokenizer(model: WordPiece, lower_case: bool) -> Result<Tokenizer, Token
     Ok(tokenizer)
 }
 
-/// All words of the texts, one after the other, as the vocabulary will see them.
+/// All words of the texts that pieces are looked for in, one after the other, as the vocabulary will see them.
 fn words_of(tokenizer: &Tokenizer, texts: &[impl AsRef<str>]) -> Result<Vec<String>, TokenizeError> {
     let mut words = Vec::new();
     for text in texts {
@@ -227,7 +232,8 @@ fn words_of(tokenizer: &Tokenizer, texts: &[impl AsRef<str>]) -> Result<Vec<Stri
             pre_tokenizer.pre_tokenize(&mut text).map_err(library)?;
         }
         let splits = text.get_splits(OffsetReferential::Original, OffsetType::None);
-        words.extend(splits.into_iter().map(|(word, _, _)| word.to_owned()));
+        let words_of_text = splits.into_iter().map(|(word, _, _)| word);
+        words.extend(words_of_text.filter(|word| word.chars().count() <= MAX_WORD_LETTERS).map(str::to_owned));
     }
     Ok(words)
 }

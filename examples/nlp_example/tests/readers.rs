@@ -1,6 +1,11 @@
 //! Files of labelled text: what is read, and what a person is told when a row is malformed.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "../../../crates/accelerate/tests/hostile/mod.rs"]
+#[allow(unreachable_pub, reason = "it is shared by several test programs")]
+mod hostile;
+
+use hostile::{Outcome, check_refused, outcome};
 use nlp_example::readers::{DataError, Position, read};
 use parquet::column::writer::ColumnWriter;
 use parquet::data_type::ByteArray;
@@ -254,4 +259,79 @@ fn a_truncated_parquet_file_is_an_error() {
         let error = read(&path).unwrap_err();
         assert!(matches!(error, DataError::Reader(_)), "{error}");
     }
+}
+
+#[rstest]
+#[case::the_same_column_twice("a.csv", "text,label,text\na,1,b\n", &["columns 1 and 3", "both named \"text\""])]
+#[case::the_same_column_in_capitals("a.csv", "text,label,Text\na,1,b\n", &["more than one column named \"text\""])]
+#[case::the_same_label_with_a_space("a.tsv", "label\ttext\tLABEL \n1\ta\t0\n", &["more than one column named \"label\""])]
+#[case::the_same_key_twice(
+    "a.jsonl",
+    "{\"text\": \"a\", \"label\": 1, \"label\": 0}",
+    &["line 1", "the key \"label\" occurs twice"]
+)]
+fn a_value_is_not_lost_in_silence(#[case] name: &str, #[case] content: &str, #[case] parts: &[&str]) {
+    let (_folder, path) = file(name, content);
+    check_refused(name, &path, parts, || read(&path));
+}
+
+#[test]
+fn a_first_row_with_the_same_value_twice_is_no_header() {
+    assert_eq!(rows("a.tsv", "1\t1\n0\t0\n"), [("1".to_owned(), 1, 1), ("0".to_owned(), 0, 2)]);
+}
+
+#[test]
+fn large_files_make_short_messages() {
+    let long = "x".repeat(80_000_000);
+    let letters = "x".repeat(1_000_000);
+    let columns: Vec<_> = (0..99_999).map(|column| format!("column_{column}")).collect();
+    let keys: String = (0..100_000).map(|key| format!("\"key_{key}\": 1,")).collect();
+    let limit = "longer than 16777216 bytes";
+    for (case, name, content, parts) in [
+        ("a line of 80 MB", "a.tsv", format!("good\t1\n{long}\t1\n"), ["line 2", limit]),
+        ("a first line of 80 MB", "a.csv", long.clone(), ["line 1", limit]),
+        ("an object of 80 MB", "a.jsonl", format!("{{\"text\": \"{long}\", \"label\": 1}}"), ["line 1", limit]),
+        ("a label of 1 MB", "a.csv", format!("good,{letters}\n"), ["line 1", "the label is \"xxx"]),
+        (
+            "a label of 1 MB in JSON",
+            "a.jsonl",
+            format!("{{\"text\": \"a\", \"label\": \"{letters}\"}}"),
+            ["line 1", "the label is \"xxx"],
+        ),
+        ("a text of 2 MB", "a.tsv", format!("good\t1\n{letters}{letters}\t1\n"), ["line 2", "wanted at most 1048576"]),
+        (
+            "100,000 columns",
+            "a.csv",
+            format!("text,{}", columns.join(",")),
+            ["wanted a column named label", "99988 more]"],
+        ),
+        ("100,000 keys", "a.jsonl", format!("{{{keys}\"text\": \"a\"}}"), ["line 1", "99989 more]"]),
+        (
+            "a label of a million digits",
+            "a.jsonl",
+            format!("{{\"text\": \"a\", \"label\": 1{}}}", "0".repeat(1_000_000)),
+            ["line 1", "number out of range"],
+        ),
+    ] {
+        let (_folder, path) = file(name, content);
+        check_refused(case, &path, &parts, || read(&path));
+    }
+}
+
+#[rstest]
+#[case::tsv("a.tsv")]
+#[case::csv("a.csv")]
+#[case::json("a.jsonl")]
+#[case::parquet("a.parquet")]
+fn a_file_with_a_hole_of_256_gb_is_refused(#[case] name: &str) {
+    let (_folder, path) = file(name, "");
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(256 << 30).unwrap();
+    check_refused(name, &path, &[], || read(&path));
+}
+
+#[test]
+fn a_long_text_is_read() {
+    let (_folder, path) = file("a.tsv", format!("{}\t1\n", "good ".repeat(200_000)));
+    let read = outcome("a text of 1 MB", &path, 1 << 20, || read(&path));
+    assert!(matches!(read, Outcome::Read), "{read:?}");
 }

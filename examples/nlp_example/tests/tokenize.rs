@@ -1,6 +1,11 @@
 //! The word-piece tokenizer: training, files, and what the model gets to see.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "../../../crates/accelerate/tests/hostile/mod.rs"]
+#[allow(unreachable_pub, reason = "it is shared by several test programs")]
+mod hostile;
+
+use hostile::{Outcome, outcome};
 use nlp_example::corpus;
 use nlp_example::tokenize::{TextTokenizer, TokenizeError};
 use rstest::rstest;
@@ -88,4 +93,45 @@ fn folders_without_a_tokenizer_are_refused(#[case] files: &[(&str, &str)], #[cas
     }
     let error = TextTokenizer::from_folder(folder.path()).unwrap_err().to_string();
     assert!(error.contains(message) && error.contains(&folder.path().display().to_string()), "{error}");
+}
+
+/// Texts from which a vocabulary is learned within the bounds.
+#[track_caller]
+fn check_trains(case: &str, text: String) {
+    let num_bytes = text.len() as u64;
+    let texts = [text, "a good film".to_owned(), "a good plot".to_owned()];
+    let trained = outcome(case, std::path::Path::new(""), num_bytes, || TextTokenizer::train(&texts, 8000));
+    assert!(matches!(trained, Outcome::Read), "{case}: {trained:?}");
+}
+
+#[test]
+fn a_word_of_200_000_letters_does_not_stall_training() {
+    check_trains("one letter", "a".repeat(200_000));
+    check_trains("two letters in turn", "ab".repeat(100_000));
+    let mut state = 1u32;
+    let letters = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        char::from(b'a' + (state >> 24) as u8 % 26)
+    });
+    let mut letters = letters.take(400_000);
+    check_trains("letters by chance", letters.by_ref().take(200_000).collect());
+    let words: Vec<String> = letters.collect::<Vec<_>>().chunks(100).map(|word| word.iter().collect()).collect();
+    check_trains("2000 words of 100 letters", words.join(" "));
+    check_trains("half a million marks", "!".repeat(500_000));
+    check_trains("marks on one letter", format!("a{}", "\u{301}".repeat(100_000)));
+    check_trains("zeros", "\0".repeat(200_000));
+}
+
+#[test]
+fn a_long_word_does_not_change_the_vocabulary() {
+    let texts = ["a good film", "a bad film", "good acting"];
+    let with_long: Vec<String> =
+        texts.iter().map(|text| (*text).to_owned()).chain(["film".repeat(26), "x".repeat(101)]).collect();
+    let vocabulary = TextTokenizer::train(&texts, 100).unwrap();
+    let with_long = TextTokenizer::train(&with_long, 100).unwrap();
+    assert_eq!(with_long.to_json().unwrap(), vocabulary.to_json().unwrap());
+    let encoded = vocabulary.encode(&[&"film".repeat(26)]).unwrap();
+    assert_eq!(vocabulary.tokens(&encoded[0].input_ids), ["[CLS]", "[UNK]", "[SEP]"]);
+    let longest = TextTokenizer::train(&["x".repeat(100), "a".to_owned()], 100).unwrap();
+    assert!(longest.to_json().unwrap().contains("\"##x\""), "a word of 100 letters is learned from");
 }

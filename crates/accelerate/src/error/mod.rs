@@ -12,6 +12,7 @@ mod offload;
 mod optim;
 mod profile;
 mod reader;
+mod shown;
 mod state;
 mod weights;
 
@@ -26,6 +27,8 @@ pub(crate) use optim::OptimError;
 pub(crate) use profile::ProfileError;
 pub use reader::{Place, Position};
 pub(crate) use reader::{ReaderError, RowProblem};
+#[cfg(any(feature = "arrow", feature = "parquet"))]
+pub(crate) use shown::{Name, shortened};
 pub(crate) use state::StateError;
 pub(crate) use weights::WeightsError;
 

@@ -1,5 +1,6 @@
 //! What can go wrong when rows are read from files.
 
+use super::shown::{Name, Names, Value, shortened};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -86,21 +87,40 @@ pub(crate) enum ReaderError {
         path.display()
     )]
     Shrunk { path: PathBuf, found_bytes: u64, wanted_bytes: u64 },
+    #[error("there is no memory for {wanted_bytes} bytes of {} at once", path.display())]
+    NoMemory { path: PathBuf, wanted_bytes: u64 },
     #[error("{place}: {problem}")]
     Row { place: Place, problem: RowProblem },
-    #[error("{setting} is {found:?}, but {wanted}")]
+    #[error("{setting} is {}, but {wanted}", Value(found))]
     Setting { setting: &'static str, found: String, wanted: &'static str },
     #[cfg_attr(not(feature = "csv"), allow(dead_code))]
     #[error("{} is empty; wanted a first line with the names of the columns", path.display())]
     NoHeader { path: PathBuf },
     #[cfg_attr(not(any(feature = "arrow", feature = "csv", feature = "parquet")), allow(dead_code))]
     #[error(
-        "{} has the columns {found:?}, but {} has {wanted:?}; files of one dataset must have the same columns in the \
-         same order",
-        path.display(),
-        first.display()
+        "{} has the columns {}, but {} has {}; column {} is the first that differs, and files of one dataset must have \
+         the same columns in the same order",
+        path.display(), Names(found), first.display(), Names(wanted), first_difference(found, wanted)
     )]
     OtherColumns { path: PathBuf, found: Vec<String>, first: PathBuf, wanted: Vec<String> },
+    #[cfg_attr(not(any(feature = "arrow", feature = "csv", feature = "parquet")), allow(dead_code))]
+    #[error(
+        "columns {first} and {second} of {} are both named {}; give each column a name of its own",
+        path.display(), Name(name)
+    )]
+    DuplicateColumn { path: PathBuf, name: String, first: usize, second: usize },
+    #[cfg_attr(not(any(feature = "arrow", feature = "csv", feature = "parquet")), allow(dead_code))]
+    #[error(
+        "the name of column {position} of {} has {found} bytes, and at most {most} are read; give it a shorter name",
+        path.display()
+    )]
+    LongName { path: PathBuf, position: usize, found: usize, most: usize },
+    #[cfg_attr(not(any(feature = "arrow", feature = "csv", feature = "parquet")), allow(dead_code))]
+    #[error(
+        "{} has {found} columns, and at most {most} are read; write fewer columns, with lists in them if need be",
+        path.display()
+    )]
+    TooManyColumns { path: PathBuf, found: usize, most: usize },
     #[error(
         "{} holds {found_bytes} bytes of tokens, which is not a multiple of {token_bytes}, the size of one {dtype}; \
          the file was cut off, or TokenFileOptions.dtype or header_bytes is wrong",
@@ -118,16 +138,19 @@ pub(crate) enum ReaderError {
     #[error("{} is not a readable {format} file: {reason}; write or download it again", path.display())]
     Unreadable { path: PathBuf, format: &'static str, reason: String },
     #[cfg(any(feature = "arrow", feature = "parquet"))]
-    #[error("{setting} is {found:?}, but must name each column once, and at least one")]
+    #[error("{} has no columns, so there are no rows in it; write it again with at least one", path.display())]
+    NoColumns { path: PathBuf },
+    #[cfg(any(feature = "arrow", feature = "parquet"))]
+    #[error("{setting} is {}, but must name each column once, and at least one", Names(found))]
     Selection { setting: &'static str, found: Vec<String> },
     #[cfg(any(feature = "arrow", feature = "parquet"))]
-    #[error("{} has the columns {found:?}; wanted a column named {wanted:?}", path.display())]
+    #[error("{} has the columns {}; wanted a column named {}", path.display(), Names(found), Name(wanted))]
     NoSuchColumn { path: PathBuf, found: Vec<String>, wanted: String },
     #[cfg(any(feature = "arrow", feature = "parquet"))]
     #[error(
-        "the column {column:?} of {} has the type {found}, which this reader does not know; leave it out with \
-         {setting}, or write it as numbers, text or lists of them",
-        path.display()
+        "the column {} of {} has the type {}, which this reader does not know; leave it out with {setting}, or write \
+         it as numbers, text or lists of them",
+        Name(column), path.display(), shortened(found)
     )]
     ColumnType { path: PathBuf, column: String, found: String, setting: &'static str },
     #[allow(dead_code, reason = "with all features on, nothing is disabled")]
@@ -166,24 +189,42 @@ pub(crate) enum RowProblem {
     #[cfg_attr(not(feature = "csv"), allow(dead_code))]
     #[error("a quotation mark that opens in this row is never closed")]
     UnclosedQuote,
+    #[error("the row is longer than {limit} bytes, the most that is read as one row; {cure}")]
+    TooLong { limit: u64, cure: &'static str },
     #[error("the bytes{} are not UTF-8 text; save the file with UTF-8 encoding", in_column(.column))]
     NotUtf8 { column: Option<String> },
-    #[error("not valid JSON: {message}; wanted one value on each line")]
+    #[error("not valid JSON: {}; wanted one value on each line", shortened(message))]
     NotJson { message: String },
+    #[error(
+        "the key {} occurs twice in one object, so one of its values would be lost; write each key once",
+        Name(key)
+    )]
+    DuplicateKey { key: String },
     #[cfg_attr(not(feature = "csv"), allow(dead_code))]
-    #[error("column {column:?} holds {found:?}, which does not fit: {message}")]
+    #[error("column {} holds {}, which does not fit: {}", Name(column), Value(found), shortened(message))]
     Cell { column: String, found: String, message: String },
-    #[error("the row does not have the wanted form: {message}{columns}", columns = having(.columns))]
+    #[error("the row does not have the wanted form: {}{}", shortened(message), having(columns))]
     Form { message: String, columns: Vec<String> },
     #[cfg(any(feature = "arrow", feature = "parquet"))]
-    #[error("the row cannot be decoded: {message}")]
+    #[error("the row cannot be decoded: {}", shortened(message))]
     Undecodable { message: String },
+    #[cfg(any(feature = "arrow", feature = "parquet"))]
+    #[error(
+        "the {what} becomes {found} bytes or more in memory, and {limit} are the limit for what takes so little in the \
+         file; if you trust it, set {setting}"
+    )]
+    TooLarge { what: &'static str, found: u64, limit: u64, setting: &'static str },
+}
+
+/// The first column, counted from 1, that is not the same in both.
+fn first_difference(found: &[String], wanted: &[String]) -> usize {
+    1 + found.iter().zip(wanted).take_while(|(found, wanted)| found == wanted).count()
 }
 
 fn in_column(column: &Option<String>) -> String {
-    column.as_ref().map(|column| format!(" of column {column:?}")).unwrap_or_default()
+    column.as_ref().map(|column| format!(" of column {}", Name(column))).unwrap_or_default()
 }
 
 fn having(columns: &[String]) -> String {
-    if columns.is_empty() { String::new() } else { format!("; it has the columns {columns:?}") }
+    if columns.is_empty() { String::new() } else { format!("; it has the columns {}", Names(columns)) }
 }

@@ -6,6 +6,18 @@
 mod arrow;
 #[cfg(feature = "csv")]
 mod csv;
+#[path = "../hostile/mod.rs"]
+#[allow(unreachable_pub, reason = "it is shared by several test programs")]
+mod hostile;
+#[cfg(feature = "arrow")]
+mod hostile_arrow;
+#[cfg(feature = "csv")]
+mod hostile_csv;
+mod hostile_json;
+#[cfg(feature = "parquet")]
+mod hostile_parquet;
+mod hostile_places;
+mod hostile_tokens;
 mod json_lines;
 #[cfg(feature = "parquet")]
 mod parquet;

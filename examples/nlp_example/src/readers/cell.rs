@@ -1,5 +1,6 @@
 //! A value that may turn out to be a text or a label, from formats whose values have types.
 
+use super::shown::quoted;
 use super::{Row, RowProblem, checked_row};
 use accelerate::data::readers::Place;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -25,7 +26,7 @@ impl Cell {
         };
         match label {
             Self::Integer(label) => checked_row(text, *label, place),
-            Self::Text(found) => Err(RowProblem::LabelNotInteger { found: format!("{found:?}") }),
+            Self::Text(found) => Err(RowProblem::LabelNotInteger { found: quoted(found) }),
             other => Err(RowProblem::LabelNotInteger { found: other.to_string() }),
         }
     }

@@ -1,5 +1,7 @@
 //! What can be wrong with a file of labelled text.
 
+use super::MAX_TEXT_BYTES;
+use super::shown::list;
 use accelerate::data::readers::Place;
 use std::path::{Path, PathBuf};
 
@@ -36,8 +38,9 @@ pub enum DataError {
     },
     /// A file with named columns lacks one that is needed.
     #[error(
-        "{path} has the columns {found:?}; wanted a column named {wanted}",
+        "{path} has the columns {found}; wanted a column named {wanted}",
         path = .path.display(),
+        found = list(.found),
         wanted = either(.wanted)
     )]
     MissingColumn {
@@ -47,6 +50,18 @@ pub enum DataError {
         found: Vec<String>,
         /// Names that would do.
         wanted: &'static [&'static str],
+    },
+    /// Two columns with the name of one that is needed.
+    #[error(
+        "{path} has more than one column named {name:?}, small and capital letters taken as the same; give each a name \
+         of its own",
+        path = .path.display()
+    )]
+    DuplicateColumn {
+        /// The file.
+        path: PathBuf,
+        /// Their name.
+        name: &'static str,
     },
     /// The labels do not count 0, 1, 2, ... without a gap.
     #[error(
@@ -121,6 +136,15 @@ pub enum RowProblem {
     /// The text is missing or only white space.
     #[error("the text is empty; wanted at least one word")]
     EmptyText,
+    /// The text is longer than anything that a person wrote as one text.
+    #[error(
+        "the text has {found_bytes} bytes; wanted at most {MAX_TEXT_BYTES}, and the model reads only the first few \
+         hundred words of a text"
+    )]
+    TextTooLong {
+        /// Its length.
+        found_bytes: usize,
+    },
     /// The text is not text.
     #[error("the text is {found}; wanted a string")]
     TextNotString {
@@ -128,7 +152,7 @@ pub enum RowProblem {
         found: String,
     },
     /// A JSON object lacks a key.
-    #[error("the keys are {found:?}; wanted a key named {wanted}", wanted = either(.wanted))]
+    #[error("the keys are {found}; wanted a key named {wanted}", found = list(.found), wanted = either(.wanted))]
     MissingKey {
         /// The keys it has.
         found: Vec<String>,

@@ -10,6 +10,7 @@ mod error;
 mod json_lines;
 mod labels;
 mod parquet;
+mod shown;
 
 pub use accelerate::data::readers::Position;
 pub use error::{DataError, RowProblem};
@@ -22,6 +23,9 @@ pub const TEXT_COLUMNS: [&str; 2] = ["sentence", "text"];
 
 /// Names that the column of labels may have, best first.
 pub const LABEL_COLUMNS: [&str; 2] = ["label", "labels"];
+
+/// The longest text of a row, in bytes: to cut it into words takes many times its size in memory.
+pub const MAX_TEXT_BYTES: usize = 1 << 20;
 
 /// One labelled text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,6 +90,9 @@ fn checked_row(text: &str, label: i64, place: &Place) -> Result<Row, RowProblem>
     let text = text.trim();
     if text.is_empty() {
         return Err(RowProblem::EmptyText);
+    }
+    if MAX_TEXT_BYTES < text.len() {
+        return Err(RowProblem::TextTooLong { found_bytes: text.len() });
     }
     let label = usize::try_from(label).map_err(|_| RowProblem::LabelNegative { found: label })?;
     Ok(Row { text: text.to_owned(), label, position: place.position })

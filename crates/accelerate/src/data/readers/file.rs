@@ -1,10 +1,11 @@
 //! A file that is read by position, and rows of several files in one count.
 
 use crate::error::{DataError, ReaderError, Result};
-use std::fs::File;
-use std::io::{self, BufReader, Read};
+use rustix::fs::OFlags;
+use std::fs::{File, FileType};
+use std::io::{self, BufRead, BufReader, Read};
 use std::ops::Deref;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// What is read ahead when a file is scanned from front to back.
@@ -20,19 +21,23 @@ pub(super) struct PositionedFile {
     path: PathBuf,
     file: File,
     num_bytes: u64,
+    disk_bytes: u64,
 }
 
 impl PositionedFile {
     pub(super) fn open(path: &Path) -> Result<Self, ReaderError> {
-        // Asked before opening: to open a pipe is to wait for its writer.
-        let kind = std::fs::metadata(path).map_err(ReaderError::io("open", path))?.file_type();
-        if !kind.is_file() {
-            let found = if kind.is_dir() { "a folder" } else { "a device or a pipe" };
-            return Err(ReaderError::NotAFile { path: path.to_owned(), found });
-        }
-        let file = File::open(path).map_err(ReaderError::io("open", path))?;
-        let num_bytes = file.metadata().map_err(ReaderError::io("open", path))?.len();
-        Ok(Self { path: path.to_owned(), file, num_bytes })
+        let opened = |source| ReaderError::io("open", path)(source);
+        // Asked before opening, which can do harm: it waits for the writer of a pipe, and some devices act on it.
+        check_kind(path, std::fs::metadata(path).map_err(opened)?.file_type())?;
+        // Asked again of what was opened, for the path may lead elsewhere by now. Nothing waits for a writer.
+        let without_waiting = OFlags::NONBLOCK.bits().cast_signed();
+        let file = File::options().read(true).custom_flags(without_waiting).open(path).map_err(opened)?;
+        let metadata = file.metadata().map_err(opened)?;
+        check_kind(path, metadata.file_type())?;
+        let num_bytes = metadata.len();
+        // Some file systems do not count blocks.
+        let disk_bytes = if metadata.blocks() == 0 { num_bytes } else { metadata.blocks().saturating_mul(512) };
+        Ok(Self { path: path.to_owned(), file, num_bytes, disk_bytes })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -44,28 +49,49 @@ impl PositionedFile {
         self.num_bytes
     }
 
+    /// How many of `num_bytes` can have been written: a file may have holes, which take no room and are read as zeros.
+    #[cfg(any(feature = "arrow", feature = "parquet"))]
+    pub(super) fn written_bytes(&self, num_bytes: u64) -> u64 {
+        num_bytes.min(self.disk_bytes)
+    }
+
     /// Bytes `start..end`.
     pub(super) fn read(&self, start: u64, end: u64) -> Result<Vec<u8>, ReaderError> {
-        let mut bytes = vec![0; end.saturating_sub(start) as usize];
+        let mut bytes = self.room(end.saturating_sub(start))?;
         self.read_into(&mut bytes, start)?;
         Ok(bytes)
+    }
+
+    /// So many zeros, for bytes of this file. Memory that cannot be had is an error here and not the end of the process.
+    pub(super) fn room(&self, num_bytes: u64) -> Result<Vec<u8>, ReaderError> {
+        let no_memory = || ReaderError::NoMemory { path: self.path.clone(), wanted_bytes: num_bytes };
+        let length = usize::try_from(num_bytes).map_err(|_| no_memory())?;
+        Vec::<u8>::new().try_reserve_exact(length).map_err(|_| no_memory())?;
+        // Zeros that come so from the system take no memory until they are touched.
+        Ok(vec![0; length])
     }
 
     /// As many bytes as there is room for, from byte `start` on.
     pub(super) fn read_into(&self, bytes: &mut [u8], start: u64) -> Result<(), ReaderError> {
         self.file.read_exact_at(bytes, start).map_err(|source| match source.kind() {
-            io::ErrorKind::UnexpectedEof => ReaderError::Shrunk {
-                path: self.path.clone(),
-                found_bytes: self.file.metadata().map_or(start, |metadata| metadata.len()),
-                wanted_bytes: self.num_bytes,
-            },
+            io::ErrorKind::UnexpectedEof => self.shrunk(start),
             _ => ReaderError::io("read", &self.path)(source),
         })
     }
 
-    /// From byte `start` on, through a buffer.
-    pub(super) fn scan(&self, start: u64) -> BufReader<FromPosition<&Self>> {
-        BufReader::with_capacity(SCAN_BYTES, FromPosition { file: self, at: start })
+    fn shrunk(&self, start: u64) -> ReaderError {
+        ReaderError::Shrunk {
+            path: self.path.clone(),
+            found_bytes: self.file.metadata().map_or(start, |metadata| metadata.len()),
+            wanted_bytes: self.num_bytes,
+        }
+    }
+
+    /// Bytes `start..end`, through a buffer.
+    pub(super) fn scan(&self, start: u64, end: u64) -> Scan<'_> {
+        let end = end.min(self.num_bytes);
+        let reader = BufReader::with_capacity(SCAN_BYTES, FromPosition { file: self, at: start });
+        Scan { reader, at: start, end }
     }
 
     /// Where text begins: behind the byte order mark that spreadsheet programs write.
@@ -75,6 +101,49 @@ impl PositionedFile {
         let is_marked = mark <= self.num_bytes && self.read(0, mark)? == BYTE_ORDER_MARK;
         Ok(if is_marked { mark } else { 0 })
     }
+}
+
+/// A file from front to back, as far as it went when it was opened.
+#[derive(Debug)]
+pub(super) struct Scan<'a> {
+    reader: BufReader<FromPosition<&'a PositionedFile>>,
+    at: u64,
+    end: u64,
+}
+
+impl Scan<'_> {
+    /// The position of the next byte.
+    pub(super) fn at(&self) -> u64 {
+        self.at
+    }
+
+    /// The next bytes; none at the end.
+    pub(super) fn fill(&mut self) -> Result<&[u8], ReaderError> {
+        let file = self.reader.get_ref().file;
+        let wanted = self.end.saturating_sub(self.at);
+        if wanted == 0 {
+            return Ok(&[]);
+        }
+        let found = self.reader.fill_buf().map_err(ReaderError::io("read", file.path()))?;
+        if found.is_empty() {
+            return Err(file.shrunk(self.at));
+        }
+        let length = usize::try_from(wanted).map_or(found.len(), |wanted| wanted.min(found.len()));
+        Ok(found.get(..length).unwrap_or(found))
+    }
+
+    pub(super) fn consume(&mut self, num_bytes: usize) {
+        self.reader.consume(num_bytes);
+        self.at += num_bytes as u64;
+    }
+}
+
+fn check_kind(path: &Path, kind: FileType) -> Result<(), ReaderError> {
+    if kind.is_file() {
+        return Ok(());
+    }
+    let found = if kind.is_dir() { "a folder" } else { "a device or a pipe" };
+    Err(ReaderError::NotAFile { path: path.to_owned(), found })
 }
 
 /// Reads on from a position of its own.
@@ -142,6 +211,17 @@ impl Joined {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_that_cannot_be_had_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("data");
+        std::fs::write(&path, "0123456789").unwrap();
+        let file = PositionedFile::open(&path).unwrap();
+        assert_eq!(file.read(2, 5).unwrap(), b"234");
+        let message = file.read(0, u64::MAX).unwrap_err().to_string();
+        assert!(message.contains("there is no memory for 18446744073709551615 bytes of"), "{message}");
+    }
 
     #[test]
     fn rows_are_located_across_parts_that_may_be_empty() {

@@ -1,29 +1,20 @@
 //! Calls into libraries that decode what may be malformed.
 
+use crate::error::shortened;
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-
-/// Longest part of a library's messages that is shown: some print a whole field.
-const MAX_REASON_CHARS: usize = 300;
 
 /// The call's value, or what went wrong in few words.
 ///
 /// The libraries panic on some malformed files, which must end a training program as little as any other.
 pub(super) fn guarded<T, E: Display>(call: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
     match catch_unwind(AssertUnwindSafe(call)) {
-        Ok(called) => called.map_err(|error| shortened(error.to_string())),
+        Ok(called) => called.map_err(|error| shortened(&error.to_string())),
         Err(panic) => {
             let message = panic.downcast_ref::<String>().map(String::as_str);
             let message = message.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
-            Err(shortened(message.to_owned()))
+            Err(shortened(message))
         }
-    }
-}
-
-fn shortened(text: String) -> String {
-    match text.char_indices().nth(MAX_REASON_CHARS) {
-        Some((end, _)) => format!("{} ...", &text[..end]),
-        None => text,
     }
 }
 

@@ -1,13 +1,14 @@
 //! Files with one JSON value on each line.
 
 use super::file::{PositionedFile, open_all};
+use super::keys::duplicate_key;
+use super::limits::MAX_ROW_BYTES;
 use super::text::{RowStarts, TextRows};
 use crate::data::Dataset;
-use crate::error::{Place, ReaderError, Result, RowProblem};
+use crate::error::{Place, Position, ReaderError, Result, RowProblem};
 use serde::de::DeserializeOwned;
 use serde_json::error::Category;
 use std::fmt;
-use std::io::BufRead;
 use std::marker::PhantomData;
 use std::path::Path;
 
@@ -15,8 +16,8 @@ use std::path::Path;
 /// with `#[derive(serde::Deserialize)]`, a map, a tuple.
 ///
 /// The whole file is looked through once, when it is opened, to find where lines begin; afterwards a row is one read
-/// and costs nothing until it is fetched. In memory are eight bytes per row. Blank lines do not count. Files must not
-/// change while they are read. Like `datasets.load_dataset("json")`, but lazily parsed and typed.
+/// and costs nothing until it is fetched. In memory are eight bytes per row. Blank lines do not count. A line has at most
+/// 16 MiB, and no object in it has a key twice. Files must not change while they are read. Like `datasets.load_dataset("json")`, but lazily parsed and typed.
 ///
 /// ```
 /// use accelerate::data::{Dataset, readers::JsonLinesDataset};
@@ -46,8 +47,8 @@ impl<T: DeserializeOwned> JsonLinesDataset<T> {
     ///
     /// # Errors
     ///
-    /// [`is_data`](crate::Error::is_data): no file is given, or one cannot be read or is a folder. Whether lines are
-    /// valid JSON is not looked at until they are fetched.
+    /// [`is_data`](crate::Error::is_data): no file is given, or one cannot be read, is a folder or has a line that is
+    /// too long. Whether lines are valid JSON is not looked at until they are fetched.
     ///
     /// ```
     /// let files = ["absent.jsonl"];
@@ -100,7 +101,12 @@ impl<T> fmt::Debug for JsonLinesDataset<T> {
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, RowProblem> {
-    let text = std::str::from_utf8(bytes).map_err(|_| RowProblem::NotUtf8 { column: None })?;
+    // Without the line end, which the parser would take for a part of a text that was cut off.
+    let text = std::str::from_utf8(bytes.trim_ascii_end()).map_err(|_| RowProblem::NotUtf8 { column: None })?;
+    // What is no JSON at all is said below, in the words of the wanted type.
+    if let Some(key) = duplicate_key(text) {
+        return Err(RowProblem::DuplicateKey { key });
+    }
     serde_json::from_str(text).map_err(|error| {
         // The parser's own position says "line 1" for every line of the file.
         let message = error.to_string();
@@ -118,25 +124,37 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, RowProblem> {
 
 /// Finds the lines that are not blank.
 fn index(file: &PositionedFile) -> Result<RowStarts, ReaderError> {
-    let mut at = file.text_start()?;
-    let mut scan = file.scan(at);
-    let mut rows = RowStarts::new(file.num_bytes());
-    let (mut line, mut in_row) = (1, false);
+    let mut scan = file.scan(file.text_start()?, file.num_bytes());
+    let mut rows = RowStarts::new(file.num_bytes(), MAX_ROW_BYTES);
+    // The first byte of the row that the scan is in.
+    let (mut line, mut row) = (1, None);
     loop {
-        let buffer = scan.fill_buf().map_err(ReaderError::io("read", file.path()))?;
+        let mut at = scan.at();
+        let buffer = scan.fill()?;
         if buffer.is_empty() {
             return Ok(rows);
         }
-        for &byte in buffer {
-            if byte == b'\n' {
-                (line, in_row) = (line + 1, false);
-            } else if !in_row && !byte.is_ascii_whitespace() {
-                rows.push(at, line);
-                in_row = true;
+        for part in buffer.split_inclusive(|&byte| byte == b'\n') {
+            if row.is_none() {
+                row = part.iter().position(|byte| !byte.is_ascii_whitespace()).map(|blank| at + blank as u64);
+                row.into_iter().for_each(|start| rows.push(start, line));
             }
-            at += 1;
+            let is_whole = part.ends_with(b"\n");
+            at += part.len() as u64;
+            if row.is_some_and(|start| MAX_ROW_BYTES < at - u64::from(is_whole) - start) {
+                let place = Place { path: file.path().to_owned(), position: Position::Line(line) };
+                return Err(ReaderError::Row { place, problem: too_long() });
+            }
+            if is_whole {
+                (line, row) = (line + 1, None);
+            }
         }
         let num_read = buffer.len();
         scan.consume(num_read);
     }
+}
+
+fn too_long() -> RowProblem {
+    let cure = "end each row with a line end, and keep larger values in Parquet or Arrow files";
+    RowProblem::TooLong { limit: MAX_ROW_BYTES, cure }
 }

@@ -20,12 +20,15 @@
 //!   per row for text, the footers for Parquet, the positions of the record batches for Arrow, nothing for tokens.
 //! - What is wrong is said with file and line (row group or record batch and row, token); nothing is skipped or guessed. `place` gives the
 //!   same for checks of your own.
+//! - Numbers in files are not believed: a row of text has at most 16 MiB, a file at most 100,000 columns, each of
+//!   another name, and a small part of a file that becomes a very large one in memory is refused. Where a limit can be
+//!   in the way of a file that is trusted, it is an option, which the error names.
 //! - Files must not change while they are read.
 
 mod arrow;
 #[cfg(any(feature = "arrow", feature = "parquet"))]
 mod cache;
-#[cfg(any(feature = "arrow", feature = "parquet"))]
+#[cfg(any(feature = "arrow", feature = "csv", feature = "parquet"))]
 mod columns;
 mod csv;
 mod file;
@@ -33,6 +36,8 @@ mod file;
 mod guarded;
 mod hub;
 mod json_lines;
+mod keys;
+mod limits;
 mod parquet;
 #[cfg(any(feature = "arrow", feature = "parquet"))]
 mod row;
@@ -42,7 +47,7 @@ mod text;
 mod token_file;
 
 pub use self::arrow::{ArrowDataset, ArrowOptions, arrow_column_names};
-pub use self::csv::{CsvDataset, CsvOptions};
+pub use self::csv::{CsvDataset, CsvOptions, csv_column_names};
 pub use self::hub::hub_dataset_files;
 pub use self::parquet::{ParquetDataset, ParquetOptions, parquet_column_names};
 pub use crate::error::{Place, Position};

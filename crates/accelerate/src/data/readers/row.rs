@@ -1,6 +1,6 @@
 //! From one decoded row of columns to a value of the user's type.
 
-use crate::error::{Place, ReaderError, RowProblem};
+use crate::error::{Name, RowProblem};
 use serde::de::value::{Error, MapDeserializer, SeqDeserializer};
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, Error as _, IntoDeserializer, Visitor};
 use serde::forward_to_deserialize_any;
@@ -44,33 +44,60 @@ pub(super) trait Cells<'de>: Copy {
     fn cell(self, position: usize) -> Option<Self::Cell>;
 }
 
+/// How many bytes of memory a row may still become.
+///
+/// What a file has once, a row may refer to any number of times: values of dictionaries, and values that are absent.
+#[derive(Debug)]
+pub(super) struct Budget(std::cell::Cell<Option<u64>>);
+
+/// About what a value takes, whatever it is.
+const VALUE_BYTES: u64 = 32;
+
+impl Budget {
+    pub(super) fn new(num_bytes: u64) -> Self {
+        Self(std::cell::Cell::new(Some(num_bytes)))
+    }
+
+    /// Did the row become too large?
+    pub(super) fn is_spent(&self) -> bool {
+        self.0.get().is_none()
+    }
+
+    fn take(&self, num_bytes: usize) -> Result<(), Error> {
+        let left = self.0.get().and_then(|left| left.checked_sub(VALUE_BYTES)?.checked_sub(num_bytes as u64));
+        self.0.set(left);
+        left.map(|_| ()).ok_or_else(|| Error::custom("the row becomes too large"))
+    }
+}
+
 /// One row: a map from names of columns to cells, or the cells in order.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Row<'de, R> {
+pub(super) struct Row<'de, 'b, R> {
     pub(super) names: &'de [String],
     pub(super) cells: R,
+    pub(super) budget: &'b Budget,
 }
 
 /// A column's name in front of what is wrong with its cell.
 fn in_column(name: &str) -> impl FnOnce(Error) -> Error {
-    move |error| Error::custom(format!("column {name:?}: {error}"))
+    move |error| Error::custom(format!("column {}: {error}", Name(name)))
 }
 
-impl<'de, R: Cells<'de>> Row<'de, R> {
-    /// The row as a value; `place` says where it stands, for errors.
-    pub(super) fn to_value<T: Deserialize<'de>>(self, place: impl FnOnce() -> Place) -> Result<T, crate::Error> {
+impl<'de, 'b, R: Cells<'de>> Row<'de, 'b, R> {
+    /// The row as a value.
+    pub(super) fn to_value<T: Deserialize<'de>>(self) -> Result<T, RowProblem> {
         T::deserialize(self).map_err(|error| {
             let message = error.to_string();
             // A message that names its column needs no list of them.
             let columns = if message.starts_with("column ") { Vec::new() } else { self.names.to_vec() };
-            ReaderError::Row { place: place(), problem: RowProblem::Form { message, columns } }.into()
+            RowProblem::Form { message, columns }
         })
     }
 
     /// The only cell, for rows that become a number or a text.
-    fn only(self) -> Result<Value<R::Cell>, Error> {
+    fn only(self) -> Result<Value<'b, R::Cell>, Error> {
         let only = if self.cells.len() == 1 { self.cells.cell(0) } else { None };
-        only.map(Value)
+        only.map(|cell| Value { cell, budget: self.budget })
             .ok_or_else(|| Error::custom("a row of several columns becomes a struct, a map, a tuple or a list"))
     }
 }
@@ -83,7 +110,7 @@ macro_rules! only_cell {
     )*};
 }
 
-impl<'de, R: Cells<'de>> Deserializer<'de> for Row<'de, R> {
+impl<'de, R: Cells<'de>> Deserializer<'de> for Row<'de, '_, R> {
     type Error = Error;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
@@ -162,21 +189,21 @@ impl<'de, R: Cells<'de>> Deserializer<'de> for Row<'de, R> {
     forward_to_deserialize_any! { i128 u128 unit unit_struct map identifier ignored_any }
 }
 
-struct Entries<'de, R> {
-    row: Row<'de, R>,
+struct Entries<'de, 'b, R> {
+    row: Row<'de, 'b, R>,
     position: usize,
 }
 
-impl<'de, R: Cells<'de>> Entries<'de, R> {
-    fn next(&mut self) -> Option<(&'de str, Value<R::Cell>)> {
+impl<'de, 'b, R: Cells<'de>> Entries<'de, 'b, R> {
+    fn next(&mut self) -> Option<(&'de str, Value<'b, R::Cell>)> {
         let name = self.row.names.get(self.position)?.as_str();
         let cell = self.row.cells.cell(self.position)?;
         self.position += 1;
-        Some((name, Value(cell)))
+        Some((name, Value { cell, budget: self.row.budget }))
     }
 }
 
-impl<'de, R: Cells<'de>> de::MapAccess<'de> for Entries<'de, R> {
+impl<'de, R: Cells<'de>> de::MapAccess<'de> for Entries<'de, '_, R> {
     type Error = Error;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Error> {
@@ -190,7 +217,7 @@ impl<'de, R: Cells<'de>> de::MapAccess<'de> for Entries<'de, R> {
     }
 }
 
-impl<'de, R: Cells<'de>> de::SeqAccess<'de> for Entries<'de, R> {
+impl<'de, R: Cells<'de>> de::SeqAccess<'de> for Entries<'de, '_, R> {
     type Error = Error;
 
     fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Error> {
@@ -200,58 +227,79 @@ impl<'de, R: Cells<'de>> de::SeqAccess<'de> for Entries<'de, R> {
 
 /// One cell as a value.
 #[derive(Clone, Copy, Debug)]
-struct Value<C>(C);
+struct Value<'b, C> {
+    cell: C,
+    budget: &'b Budget,
+}
 
-impl<'de, C: Cell<'de>> IntoDeserializer<'de> for Value<C> {
+impl<'de, C: Cell<'de>> IntoDeserializer<'de> for Value<'_, C> {
     type Deserializer = Self;
     fn into_deserializer(self) -> Self {
         self
     }
 }
 
-fn visit<'de, C: Cell<'de>, V: Visitor<'de>>(shape: Shape<'de, C>, visitor: V) -> Result<V::Value, Error> {
-    match shape {
-        Shape::Null => visitor.visit_unit(),
-        Shape::Bool(value) => visitor.visit_bool(value),
-        Shape::Signed(value) => visitor.visit_i64(value),
-        Shape::Unsigned(value) => visitor.visit_u64(value),
-        Shape::Single(value) => visitor.visit_f32(value),
-        Shape::Double(value) => visitor.visit_f64(value),
-        Shape::Decimal(digits) => visitor.visit_string(digits),
-        Shape::Text(value) => visitor.visit_borrowed_str(value),
-        Shape::Bytes(value) => visitor.visit_borrowed_bytes(value),
-        Shape::List(elements) => visitor.visit_seq(SeqDeserializer::new(elements.map(Value))),
-        Shape::Struct(fields) => {
-            visitor.visit_map(MapDeserializer::new(fields.map(|(name, cell)| (name, Value(cell)))))
-        }
-        Shape::Map(entries) => {
-            visitor.visit_map(MapDeserializer::new(entries.map(|(key, value)| (Value(key), Value(value)))))
+impl<'de, C: Cell<'de>> Value<'_, C> {
+    /// What the cell is; the budget pays for it.
+    fn shape(self) -> Result<Shape<'de, C>, Error> {
+        let shape = self.cell.shape()?;
+        self.budget.take(match &shape {
+            Shape::Text(text) => text.len(),
+            Shape::Bytes(bytes) => bytes.len(),
+            _ => 0,
+        })?;
+        Ok(shape)
+    }
+
+    fn visit<V: Visitor<'de>>(self, shape: Shape<'de, C>, visitor: V) -> Result<V::Value, Error> {
+        let value = |cell| Value { cell, budget: self.budget };
+        match shape {
+            Shape::Null => visitor.visit_unit(),
+            Shape::Bool(value) => visitor.visit_bool(value),
+            Shape::Signed(value) => visitor.visit_i64(value),
+            Shape::Unsigned(value) => visitor.visit_u64(value),
+            Shape::Single(value) => visitor.visit_f32(value),
+            Shape::Double(value) => visitor.visit_f64(value),
+            Shape::Decimal(digits) => visitor.visit_string(digits),
+            Shape::Text(value) => visitor.visit_borrowed_str(value),
+            Shape::Bytes(value) => visitor.visit_borrowed_bytes(value),
+            Shape::List(elements) => visitor.visit_seq(SeqDeserializer::new(elements.map(value))),
+            Shape::Struct(fields) => {
+                visitor.visit_map(MapDeserializer::new(fields.map(|(name, cell)| (name, value(cell)))))
+            }
+            Shape::Map(entries) => {
+                visitor.visit_map(MapDeserializer::new(entries.map(|(key, cell)| (value(key), value(cell)))))
+            }
         }
     }
 }
 
-impl<'de, C: Cell<'de>> Deserializer<'de> for Value<C> {
+impl<'de, C: Cell<'de>> Deserializer<'de> for Value<'_, C> {
     type Error = Error;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        visit(self.0.shape()?, visitor)
+        self.visit(self.shape()?, visitor)
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        match self.0.shape()? {
-            Shape::Null => visitor.visit_none(),
+        // What is there is paid for when it is visited.
+        match self.cell.shape()? {
+            Shape::Null => {
+                self.budget.take(0)?;
+                visitor.visit_none()
+            }
             _ => visitor.visit_some(self),
         }
     }
 
     /// Writers that know no text type leave plain bytes.
     fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        match self.0.shape()? {
+        match self.shape()? {
             Shape::Bytes(value) => match std::str::from_utf8(value) {
                 Ok(text) => visitor.visit_borrowed_str(text),
                 Err(_) => Err(Error::custom("the bytes are not UTF-8 text")),
             },
-            shape => visit(shape, visitor),
+            shape => self.visit(shape, visitor),
         }
     }
 
@@ -260,16 +308,16 @@ impl<'de, C: Cell<'de>> Deserializer<'de> for Value<C> {
     }
 
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        match self.0.shape()? {
+        match self.shape()? {
             Shape::Bytes(value) => visitor.visit_seq(SeqDeserializer::new(value.iter().copied())),
-            shape => visit(shape, visitor),
+            shape => self.visit(shape, visitor),
         }
     }
 
     fn deserialize_f64<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        match self.0.shape()? {
+        match self.shape()? {
             Shape::Decimal(digits) => visitor.visit_f64(digits.parse().map_err(Error::custom)?),
-            shape => visit(shape, visitor),
+            shape => self.visit(shape, visitor),
         }
     }
 
@@ -287,9 +335,9 @@ impl<'de, C: Cell<'de>> Deserializer<'de> for Value<C> {
         _: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Error> {
-        match self.0.shape()? {
+        match self.shape()? {
             Shape::Text(name) => visitor.visit_enum(name.into_deserializer()),
-            shape => visit(shape, visitor),
+            shape => self.visit(shape, visitor),
         }
     }
 

@@ -2,13 +2,18 @@
 
 use super::cache::Cache;
 use super::file::{Joined, PositionedFile, open_all};
-use super::row::{Cells, Row};
-use crate::error::{Place, ReaderError, Result};
+use super::row::{Budget, Cells, Row};
+use crate::error::{Place, ReaderError, Result, RowProblem};
 use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
 
 /// One opened file.
 pub(super) trait Source {
+    /// What a part is called.
+    const PART: &'static str;
+    /// The option that says how many bytes of memory a part may become.
+    const LIMIT: &'static str;
+
     /// Decoded rows.
     type Part;
     /// One row of them.
@@ -27,7 +32,20 @@ pub(super) trait Source {
     /// About how many bytes of memory a part takes when it is decoded; 0 if that cannot be said before.
     fn part_bytes(&self, part: usize) -> u64;
 
+    /// How many bytes of memory a part may become.
+    fn limit(&self, part: usize) -> u64;
+
     fn place(&self, part: usize, row: usize) -> Place;
+
+    /// The error of a part that becomes `found` bytes in memory, if these are too many.
+    fn check_size(&self, part: usize, found: u64) -> Result<(), ReaderError> {
+        let limit = self.limit(part);
+        if found <= limit {
+            return Ok(());
+        }
+        let problem = RowProblem::TooLarge { what: Self::PART, found, limit, setting: Self::LIMIT };
+        Err(ReaderError::Row { place: self.place(part, 0), problem })
+    }
 
     /// Decodes the wanted columns of a part, and says how many bytes they take. `row` is the one that is wanted of them.
     fn decode(&self, part: usize, row: usize) -> Result<(Self::Part, u64), ReaderError>;
@@ -90,6 +108,13 @@ impl<S: Source> Table<S> {
         let (source, part) = self.parts[key];
         let source = &self.sources[source];
         let decoded = self.cache.get(key, source.part_bytes(part), || source.decode(part, row))?;
-        Row { names: &self.columns, cells: S::cells(&decoded, row) }.to_value(|| source.place(part, row))
+        let limit = source.limit(part);
+        let budget = Budget::new(limit);
+        let row_cells = Row { names: &self.columns, cells: S::cells(&decoded, row), budget: &budget };
+        row_cells.to_value().map_err(|problem| {
+            let too_large = RowProblem::TooLarge { what: "row", found: limit, limit, setting: S::LIMIT };
+            let problem = if budget.is_spent() { too_large } else { problem };
+            ReaderError::Row { place: source.place(part, row), problem }.into()
+        })
     }
 }

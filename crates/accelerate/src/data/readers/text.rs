@@ -12,12 +12,13 @@ pub(super) struct RowStarts {
     starts: Vec<u64>,
     end: u64,
     lines: Vec<u64>,
+    max_row_bytes: u64,
 }
 
 impl RowStarts {
     /// No rows yet, in a file of so many bytes.
-    pub(super) fn new(num_bytes: u64) -> Self {
-        Self { starts: Vec::new(), end: num_bytes, lines: Vec::new() }
+    pub(super) fn new(num_bytes: u64, max_row_bytes: u64) -> Self {
+        Self { starts: Vec::new(), end: num_bytes, lines: Vec::new(), max_row_bytes }
     }
 
     /// The next row begins at byte `start`, which is in line `line`, counted from 1.
@@ -58,6 +59,8 @@ impl TextRows {
         let (position, row) = self.joined.locate(index)?;
         let (file, rows) = &self.files[position];
         let (start, end) = rows.span(row);
+        // What is behind the longest row can only be white space, of which there may be any amount.
+        let end = end.min(start.saturating_add(rows.max_row_bytes).saturating_add(1));
         Ok((position, file.read(start, end)?))
     }
 
@@ -65,8 +68,17 @@ impl TextRows {
         let (position, row) = self.joined.locate(index)?;
         let (file, rows) = &self.files[position];
         let numbered = row - row % ROWS_PER_LINE_NUMBER;
-        let between = file.read(rows.span(numbered).0, rows.span(row).0)?;
-        let newlines = between.iter().filter(|&&byte| byte == b'\n').count() as u64;
+        let mut between = file.scan(rows.span(numbered).0, rows.span(row).0);
+        let mut newlines = 0;
+        loop {
+            let bytes = between.fill()?;
+            if bytes.is_empty() {
+                break;
+            }
+            newlines += memchr::memchr_iter(b'\n', bytes).count() as u64;
+            let num_read = bytes.len();
+            between.consume(num_read);
+        }
         let line = rows.lines.get(numbered / ROWS_PER_LINE_NUMBER).copied().unwrap_or_default() + newlines;
         Ok(Place { path: file.path().to_owned(), position: Position::Line(line) })
     }

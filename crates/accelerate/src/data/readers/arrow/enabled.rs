@@ -110,7 +110,7 @@ impl<T: DeserializeOwned> ArrowDataset<T> {
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn with_options(paths: impl IntoIterator<Item: AsRef<Path>>, options: &ArrowOptions) -> Result<Self> {
-        let open = |file| Source::open(file, options.columns.as_deref(), options.cache_bytes);
+        let open = |file| Source::open(file, options);
         Ok(Self { table: Table::open(paths, open, options.cache_bytes)?, row: PhantomData })
     }
 

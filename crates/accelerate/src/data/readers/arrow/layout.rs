@@ -1,7 +1,9 @@
 //! Where the messages of an Arrow file stand: found by their headers, what they hold is passed over.
 
+use super::super::columns::check_columns;
 use super::super::file::PositionedFile;
 use super::super::guarded::guarded;
+use super::super::limits::MAX_METADATA_BYTES;
 use crate::error::ReaderError;
 use arrow_ipc::convert::try_fb_to_schema;
 use arrow_ipc::reader::read_footer_length;
@@ -65,12 +67,18 @@ impl Layout {
         self.schema.fields().iter().map(|field| field.name().clone()).collect()
     }
 
-    fn new(schema: arrow_ipc::Schema<'_>) -> Result<Self, String> {
+    fn new(file: &PositionedFile, schema: arrow_ipc::Schema<'_>) -> Result<Self, ReaderError> {
+        check_columns(file.path(), schema.fields().map_or(0, |fields| fields.len()))?;
+        let schema = Self::schema(schema).map_err(unreadable(file.path()))?;
+        Ok(Self { schema, batches: Vec::new(), dictionaries: Vec::new() })
+    }
+
+    fn schema(schema: arrow_ipc::Schema<'_>) -> Result<SchemaRef, String> {
         if !schema.endianness().equals_to_target_endianness() {
             return Err("its numbers have the byte order of another kind of machine".to_owned());
         }
         let schema: Schema = guarded(|| try_fb_to_schema(schema))?;
-        Ok(Self { schema: Arc::new(schema), batches: Vec::new(), dictionaries: Vec::new() })
+        Ok(Arc::new(schema))
     }
 
     /// Takes in a message behind the schema.
@@ -104,8 +112,13 @@ pub(super) fn parse(header: &[u8]) -> Result<Message<'_>, String> {
     guarded(|| root_as_message(header))
 }
 
-/// Bytes `start..start + num_bytes`, if the file has them: the numbers come out of the file.
+/// Bytes `start..start + num_bytes`, which describe something, if the file has them: the numbers come out of the file.
 fn promised(file: &PositionedFile, start: u64, num_bytes: u64) -> Result<Vec<u8>, ReaderError> {
+    if MAX_METADATA_BYTES < num_bytes {
+        let reason =
+            format!("a description of {num_bytes} bytes is promised, and at most {MAX_METADATA_BYTES} are read");
+        return Err(unreadable(file.path())(reason));
+    }
     let end = start.checked_add(num_bytes).filter(|&end| end <= file.num_bytes());
     let end = end.ok_or_else(|| missing(file, start, num_bytes))?;
     file.read(start, end)
@@ -127,7 +140,7 @@ fn read_file_format(file: &PositionedFile) -> Result<Layout, ReaderError> {
     let footer = promised(file, footer_at, footer_bytes)?;
     let footer = guarded(|| root_as_footer(&footer)).map_err(&unreadable)?;
     let schema = footer.schema().ok_or_else(|| unreadable("the footer has no schema".to_owned()))?;
-    let mut layout = Layout::new(schema).map_err(&unreadable)?;
+    let mut layout = Layout::new(file, schema)?;
     // All dictionaries first: in this format they hold for all record batches.
     let dictionaries = footer.dictionaries().into_iter().flatten();
     let batches = footer.recordBatches().into_iter().flatten();
@@ -170,7 +183,7 @@ fn read_streaming_format(file: &PositionedFile) -> Result<Layout, ReaderError> {
             Some(layout) => layout.add(message, block).map_err(&unreadable)?,
             None => {
                 let found = || unreadable(format!("it begins with a {}, not a schema", kind(message.header_type())));
-                layout = Some(Layout::new(message.header_as_schema().ok_or_else(found)?).map_err(&unreadable)?);
+                layout = Some(Layout::new(file, message.header_as_schema().ok_or_else(found)?)?);
             }
         }
     }

@@ -33,10 +33,13 @@ pub struct ArrowOptions {
     /// About how many bytes of record batches are kept; default: 256 MiB. The record batch that was used last is kept
     /// whatever its size.
     pub cache_bytes: u64,
+    /// The most bytes of memory that a record batch may become, of the wanted columns. `None`: a thousand times what it
+    /// takes in the file, and 128 MiB in any case, so that a small file cannot fill the memory. Default: `None`.
+    pub max_record_batch_bytes: Option<u64>,
 }
 
 impl Default for ArrowOptions {
     fn default() -> Self {
-        Self { columns: None, cache_bytes: 256 << 20 }
+        Self { columns: None, cache_bytes: 256 << 20, max_record_batch_bytes: None }
     }
 }

@@ -1,10 +1,12 @@
 //! One Arrow file: its messages, the columns that are wanted, and record batches decoded whole.
 
 use super::super::cache::Cache;
-use super::super::columns::Selection;
+use super::super::columns::{Selection, check_names};
 use super::super::file::PositionedFile;
 use super::super::guarded::guarded;
-use super::super::table;
+use super::super::limits::unpacked_limit;
+use super::super::table::{self, Source as _};
+use super::ArrowOptions;
 use super::cell::{BatchRow, unknown};
 use super::layout::{Batch, Block, Dictionary, Layout, parse};
 use crate::error::{Place, Position, ReaderError, RowProblem};
@@ -13,15 +15,13 @@ use arrow_buffer::Buffer;
 use arrow_ipc::MetadataVersion;
 use arrow_ipc::reader::{RecordBatchDecoder, read_dictionary};
 use arrow_schema::{DataType, Field, SchemaRef, UnionMode};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
 /// Bytes between two wanted ranges that are read with them, rather than by a call of their own.
 const GAP_BYTES: u64 = 64 * 1024;
-/// What one byte can become at most: a block of 128 KiB of one value takes a few bytes.
-const MAX_EXPANSION: u64 = 128 * 1024;
 
 type Dictionaries = HashMap<i64, ArrayRef>;
 
@@ -35,12 +35,15 @@ pub(super) struct Source {
     schema: SchemaRef,
     /// By how many of the dictionaries hold for the record batch.
     dictionaries: Cache<Dictionaries>,
+    max_record_batch_bytes: Option<u64>,
 }
 
 /// What can go wrong in a record batch: reading it, or its content.
 enum Failure {
     Read(ReaderError),
     Content(String),
+    /// It becomes so many bytes, which are more than it may.
+    Size(u64),
 }
 
 impl From<ReaderError> for Failure {
@@ -56,22 +59,34 @@ impl From<String> for Failure {
 }
 
 impl Source {
-    /// Finds messages and columns; all of them without `wanted`.
-    pub(super) fn open(file: PositionedFile, wanted: Option<&[String]>, cache_bytes: u64) -> Result<Self, ReaderError> {
+    /// Finds messages and columns; all of them without a choice.
+    pub(super) fn open(file: PositionedFile, options: &ArrowOptions) -> Result<Self, ReaderError> {
         let layout = Layout::read(&file)?;
         let path = file.path();
         let setting = "ArrowOptions.columns";
-        let selection = Selection::new(path, &layout.column_names(), wanted, setting)?;
+        let selection = Selection::new(path, &layout.column_names(), options.columns.as_deref(), setting)?;
         let fields: Vec<_> =
             selection.positions.iter().filter_map(|&position| layout.schema.fields().get(position)).cloned().collect();
         for field in &fields {
+            check_nested_names(path, field.data_type())?;
             if let Some(found) = unknown(field.data_type()) {
                 let (column, found) = (field.name().clone(), found.to_string());
                 return Err(ReaderError::ColumnType { path: path.to_owned(), column, found, setting });
             }
         }
         let schema = Arc::new(arrow_schema::Schema::new(fields));
-        Ok(Self { file, layout, selection, schema, dictionaries: Cache::new(cache_bytes) })
+        let dictionaries = Cache::new(options.cache_bytes);
+        let max_record_batch_bytes = options.max_record_batch_bytes;
+        let source = Self { file, layout, selection, schema, dictionaries, max_record_batch_bytes };
+        for (position, batch) in source.layout.batches.iter().enumerate() {
+            // Rows that take no bytes, of which there may be any number: each is taken for one byte.
+            source.check_size(position, batch.num_rows as u64)?;
+        }
+        Ok(source)
+    }
+
+    fn block_limit(&self, block: Block) -> u64 {
+        unpacked_limit(self.file.written_bytes(block.body_bytes), self.max_record_batch_bytes)
     }
 
     fn decode_batch(&self, batch: &Batch) -> Result<(RecordBatch, u64), Failure> {
@@ -81,12 +96,19 @@ impl Source {
         let message = parse(&header)?;
         let version = message.version();
         let found = message.header_as_record_batch().ok_or_else(changed)?;
-        let wanted = |position| self.selection.positions.contains(&position);
+        let mut is_wanted = vec![false; self.layout.schema.fields().len()];
+        for &position in &self.selection.positions {
+            is_wanted.get_mut(position).into_iter().for_each(|is_wanted| *is_wanted = true);
+        }
+        let wanted = |position: usize| is_wanted.get(position).copied().unwrap_or_default();
+        // The library compares each column with each wanted one.
+        let is_whole = self.selection.positions.iter().copied().eq(0..is_wanted.len());
+        let projection = (!is_whole).then_some(self.selection.positions.as_slice());
         let (body, num_bytes) = self.body(batch.block, found, version, self.layout.schema.fields(), wanted)?;
         let decoded = guarded(|| {
             let schema = Arc::clone(&self.layout.schema);
             RecordBatchDecoder::try_new(&body, found, schema, &dictionaries, &version)?
-                .with_projection(Some(&self.selection.positions))
+                .with_projection(projection)
                 .read_record_batch()
         })?;
         if decoded.num_rows() != batch.num_rows {
@@ -106,11 +128,13 @@ impl Source {
             }
             chain.push(dictionary);
         }
+        let ids: HashSet<i64> =
+            self.schema.fields().iter().fold(HashSet::new(), |ids, field| dictionary_ids(field, ids));
         let mut values = Dictionaries::new();
         let mut num_bytes = 0u64;
         // Dictionaries may refer to others, which a writer puts in front of them.
         let mut needed: Vec<&Dictionary> =
-            live.into_iter().filter(|&(id, _)| self.refers_to(id)).flat_map(|(_, chain)| chain).collect();
+            live.into_iter().filter(|(id, _)| ids.contains(id)).flat_map(|(_, chain)| chain).collect();
         needed.sort_by_key(|dictionary| dictionary.block.start);
         for dictionary in needed {
             let header = self.header(dictionary.block)?;
@@ -123,13 +147,6 @@ impl Source {
             guarded(|| read_dictionary(&body, found, &self.layout.schema, &mut values, &version))?;
         }
         Ok((values, num_bytes))
-    }
-
-    /// Whether a wanted column takes its values from a dictionary.
-    fn refers_to(&self, dictionary: i64) -> bool {
-        #[allow(deprecated, reason = "the only way to the number under which a file has its dictionaries")]
-        let fields = self.schema.fields_with_dict_id(dictionary);
-        !fields.is_empty()
     }
 
     fn header(&self, block: Block) -> Result<Vec<u8>, ReaderError> {
@@ -149,7 +166,11 @@ impl Source {
         wanted: impl Fn(usize) -> bool,
     ) -> Result<(Buffer, u64), Failure> {
         let ranges = wanted_ranges(batch, block.body_bytes, version, fields, wanted)?;
-        let mut body = vec![0; block.body_bytes as usize];
+        let limit = self.block_limit(block);
+        let within_limit = |num_bytes| if num_bytes <= limit { Ok(num_bytes) } else { Err(Failure::Size(num_bytes)) };
+        let stored_bytes = ranges.iter().map(|range| range.end - range.start);
+        let stored_bytes = within_limit(stored_bytes.fold(0, u64::saturating_add))?;
+        let mut body = self.file.room(block.body_bytes)?;
         let body_at = block.start + block.header_bytes;
         for range in joined(ranges.clone()) {
             let bytes = body.get_mut(range.start as usize..range.end as usize);
@@ -157,9 +178,9 @@ impl Source {
             self.file.read_into(bytes, body_at + range.start)?;
         }
         let num_bytes = if batch.compression().is_some() {
-            decompressed_bytes(&body, &ranges)?
+            within_limit(decompressed_bytes(&body, &ranges))?
         } else {
-            ranges.iter().map(|range| range.end - range.start).sum()
+            stored_bytes
         };
         Ok((Buffer::from_vec(body), num_bytes))
     }
@@ -170,6 +191,9 @@ fn changed() -> String {
 }
 
 impl table::Source for Source {
+    const PART: &'static str = "record batch";
+    const LIMIT: &'static str = "ArrowOptions.max_record_batch_bytes";
+
     type Part = RecordBatch;
     type Cells<'a> = BatchRow<'a>;
 
@@ -192,6 +216,10 @@ impl table::Source for Source {
         batch.map_or(0, |batch| batch.block.body_bytes)
     }
 
+    fn limit(&self, record_batch: usize) -> u64 {
+        self.layout.batches.get(record_batch).map_or(0, |batch| self.block_limit(batch.block))
+    }
+
     fn place(&self, record_batch: usize, row: usize) -> Place {
         Place { path: self.path().to_owned(), position: Position::RecordBatch { record_batch, row } }
     }
@@ -204,6 +232,11 @@ impl table::Source for Source {
             Failure::Content(message) => {
                 let place = self.place(record_batch, row);
                 ReaderError::Row { place, problem: RowProblem::Undecodable { message } }
+            }
+            Failure::Size(found) => {
+                let (what, limit) = (<Self as table::Source>::PART, self.limit(record_batch));
+                let problem = RowProblem::TooLarge { what, found, limit, setting: <Self as table::Source>::LIMIT };
+                ReaderError::Row { place: self.place(record_batch, row), problem }
             }
         })
     }
@@ -283,21 +316,42 @@ fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     joined
 }
 
-/// How many bytes compressed buffers take once they are not. The library sets them aside at the file's word, and what
-/// cannot be had would end the process.
-fn decompressed_bytes(body: &[u8], ranges: &[Range<u64>]) -> Result<u64, String> {
-    let mut total = 0u64;
-    for range in ranges {
-        let buffer = body.get(range.start as usize..range.end as usize).unwrap_or_default();
-        let Some((length, compressed)) = buffer.split_first_chunk() else { continue };
+/// How many bytes compressed buffers are said to take once they are not. The library sets them aside at the file's word.
+fn decompressed_bytes(body: &[u8], ranges: &[Range<u64>]) -> u64 {
+    let promised = ranges.iter().filter_map(|range| {
+        let buffer = body.get(range.start as usize..range.end as usize)?;
+        let (length, compressed) = buffer.split_first_chunk()?;
         // -1: not compressed after all. Other negative numbers are left to the library, which refuses them.
-        let length = u64::try_from(i64::from_le_bytes(*length)).unwrap_or(compressed.len() as u64);
-        let limit = (compressed.len() as u64).saturating_mul(MAX_EXPANSION);
-        let is_possible = length <= limit && Vec::<u8>::new().try_reserve_exact(length as usize).is_ok();
-        if !is_possible {
-            return Err(format!("{} compressed bytes are said to become {length}", compressed.len()));
-        }
-        total = total.saturating_add(length);
+        Some(u64::try_from(i64::from_le_bytes(*length)).unwrap_or(compressed.len() as u64))
+    });
+    promised.fold(0, u64::saturating_add)
+}
+
+/// The numbers under which a file has the values of a column, and of those inside of it.
+fn dictionary_ids(field: &Field, mut ids: HashSet<i64>) -> HashSet<i64> {
+    if let DataType::Dictionary(_, values) = field.data_type() {
+        #[allow(deprecated, reason = "the only way to the number under which a file has its dictionaries")]
+        ids.extend(field.dict_id());
+        return inner_fields(values).fold(ids, |ids, field| dictionary_ids(field, ids));
     }
-    Ok(total)
+    inner_fields(field.data_type()).fold(ids, |ids, field| dictionary_ids(field, ids))
+}
+
+/// The columns right inside of a column of this type.
+fn inner_fields(data_type: &DataType) -> Box<dyn Iterator<Item = &Field> + '_> {
+    match data_type {
+        DataType::List(field)
+        | DataType::LargeList(field)
+        | DataType::FixedSizeList(field, _)
+        | DataType::ListView(field)
+        | DataType::LargeListView(field)
+        | DataType::Map(field, _) => Box::new(std::iter::once(field.as_ref())),
+        DataType::Struct(fields) => Box::new(fields.iter().map(|field| field.as_ref())),
+        _ => Box::new(std::iter::empty()),
+    }
+}
+
+fn check_nested_names(path: &Path, data_type: &DataType) -> Result<(), ReaderError> {
+    check_names(path, inner_fields(data_type).map(|field| field.name().as_str()))?;
+    inner_fields(data_type).try_for_each(|field| check_nested_names(path, field.data_type()))
 }

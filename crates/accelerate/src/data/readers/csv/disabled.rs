@@ -26,6 +26,15 @@ fn disabled<T>() -> Result<T> {
     Err(ReaderError::FeatureDisabled { wanted: "CsvDataset", feature: "csv" }.into())
 }
 
+/// Would read the names of the columns.
+///
+/// # Errors
+///
+/// Always: names the cargo feature that is off.
+pub fn csv_column_names(_path: impl AsRef<Path>, _options: &CsvOptions) -> Result<Vec<String>> {
+    disabled()
+}
+
 impl<T: DeserializeOwned> CsvDataset<T> {
     /// Would open files.
     ///

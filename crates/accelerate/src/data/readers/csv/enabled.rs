@@ -1,11 +1,12 @@
 //! The feature `csv` is on: records are taken apart by the `csv` crate, rows found by an index of byte offsets.
 
+use super::super::columns::{check_columns, check_names};
 use super::super::file::{PositionedFile, open_all};
 use super::super::text::{RowStarts, TextRows};
 use super::CsvOptions;
-use super::record::{Parser, Span};
+use super::record::{Parser, Records};
 use crate::data::Dataset;
-use crate::error::{Place, Position, ReaderError, Result, RowProblem};
+use crate::error::{Place, ReaderError, Result, RowProblem};
 use csv::StringRecord;
 use serde::de::DeserializeOwned;
 use std::fmt;
@@ -17,8 +18,9 @@ use std::path::{Path, PathBuf};
 ///
 /// The whole file is looked through once, when it is opened, to find where rows begin (a quoted field may contain line
 /// ends) and whether each has as many fields as there are columns; afterwards a row is one read and is parsed
-/// when it is fetched. In memory are eight bytes per row. Blank lines do not count. Files must not change while they are
-/// read. Like `datasets.load_dataset("csv")`, but lazily parsed and typed.
+/// when it is fetched. In memory are eight bytes per row. Blank lines do not count. A row is as long as
+/// [`CsvOptions::max_row_bytes`] at most, and no two columns have the same name, white space around it aside. Files must
+/// not change while they are read. Like `datasets.load_dataset("csv")`, but lazily parsed and typed.
 ///
 /// ```
 /// use accelerate::data::{Dataset, readers::CsvDataset};
@@ -46,6 +48,29 @@ pub struct CsvDataset<T> {
     row: PhantomData<fn() -> T>,
 }
 
+/// The fields of the first line of a file, which are the names of its columns if it has such a line. Nothing behind it is
+/// read.
+///
+/// # Errors
+///
+/// [`is_data`](crate::Error::is_data): the file cannot be read or is empty, or its first line is too long or is not
+/// text.
+///
+/// ```
+/// use accelerate::data::readers::{CsvOptions, csv_column_names};
+///
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = folder.path().join("reviews.tsv");
+/// std::fs::write(&path, "sentence\tlabel\na joy\t1\n").unwrap();
+/// assert_eq!(csv_column_names(&path, &CsvOptions::for_path(&path))?, ["sentence", "label"]);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+pub fn csv_column_names(path: impl AsRef<Path>, options: &CsvOptions) -> Result<Vec<String>> {
+    let file = PositionedFile::open(path.as_ref())?;
+    let parser = Parser::new(options)?;
+    Ok(names(&header(&file, &parser, &mut parser.records(&file)?)?))
+}
+
 impl<T: DeserializeOwned> CsvDataset<T> {
     /// The rows of all files, in the order in which the files are given, each read with the options that
     /// [`CsvOptions::for_path`] finds for it.
@@ -54,8 +79,9 @@ impl<T: DeserializeOwned> CsvDataset<T> {
     ///
     /// # Errors
     ///
-    /// [`is_data`](crate::Error::is_data): no file is given; one cannot be read, is a folder or has no first line; their columns differ; a
-    /// row has too few or too many fields, or a quotation mark that is never closed.
+    /// [`is_data`](crate::Error::is_data): no file is given; one cannot be read, is a folder or has no first line; their columns differ, or
+    /// two have the same name; a row is too long, has too few or too many fields, or a quotation mark that is never
+    /// closed.
     ///
     /// ```
     /// use accelerate::data::readers::CsvDataset;
@@ -170,38 +196,35 @@ fn index(
     parser: &Parser,
     options: &CsvOptions,
 ) -> Result<(StringRecord, RowStarts), ReaderError> {
-    let wrong = |span: &Span, problem| {
-        let place = Place { path: file.path().to_owned(), position: Position::Line(span.line) };
-        ReaderError::Row { place, problem }
+    let mut records = parser.records(file)?;
+    let columns = match &options.columns {
+        Some(names) => StringRecord::from_iter(names),
+        None => header(file, parser, &mut records)?,
     };
-    let mut rows = RowStarts::new(file.num_bytes());
-    let mut num_columns = options.columns.as_ref().map(Vec::len);
-    let (mut header, mut first_row) = (None, None);
-    parser.scan(file, |span| {
+    check_names(file.path(), columns.iter().map(str::trim))?;
+    let mut rows = RowStarts::new(file.num_bytes(), options.max_row_bytes);
+    while let Some(span) = records.next()? {
         if !span.is_closed {
-            return Err(wrong(&span, RowProblem::UnclosedQuote));
+            return Err(span.wrong(file, RowProblem::UnclosedQuote));
         }
-        if options.columns.is_none() && header.is_none() {
-            (header, num_columns) = (Some(span), Some(span.num_fields));
-            return Ok(());
+        if span.num_fields != columns.len() {
+            let problem = parser.field_count(span.num_fields, columns.len(), span.spans_lines);
+            return Err(span.wrong(file, problem));
         }
-        let wanted = *num_columns.get_or_insert(span.num_fields);
-        if span.num_fields != wanted {
-            return Err(wrong(&span, parser.field_count(span.num_fields, wanted, span.spans_lines)));
-        }
-        first_row.get_or_insert(span.start);
         rows.push(span.start, span.line);
-        Ok(())
-    })?;
-    let columns = match (&options.columns, header) {
-        (Some(names), _) => StringRecord::from_iter(names),
-        (None, None) => return Err(ReaderError::NoHeader { path: file.path().to_owned() }),
-        (None, Some(span)) => {
-            let bytes = file.read(span.start, first_row.unwrap_or(file.num_bytes()))?;
-            parser.fields(&bytes, span.num_fields, |_| None).map_err(|problem| wrong(&span, problem))?
-        }
-    };
+    }
     Ok((columns, rows))
+}
+
+/// The fields of the first record.
+fn header(file: &PositionedFile, parser: &Parser, records: &mut Records<'_>) -> Result<StringRecord, ReaderError> {
+    let span = records.next()?.ok_or_else(|| ReaderError::NoHeader { path: file.path().to_owned() })?;
+    if !span.is_closed {
+        return Err(span.wrong(file, RowProblem::UnclosedQuote));
+    }
+    check_columns(file.path(), span.num_fields)?;
+    let bytes = file.read(span.start, records.at())?;
+    parser.fields(&bytes, span.num_fields, |_| None).map_err(|problem| span.wrong(file, problem))
 }
 
 fn names(columns: &StringRecord) -> Vec<String> {

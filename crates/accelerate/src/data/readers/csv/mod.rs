@@ -8,10 +8,11 @@ mod enabled;
 mod record;
 
 #[cfg(not(feature = "csv"))]
-pub use disabled::CsvDataset;
+pub use disabled::{CsvDataset, csv_column_names};
 #[cfg(feature = "csv")]
-pub use enabled::CsvDataset;
+pub use enabled::{CsvDataset, csv_column_names};
 
+use super::limits::MAX_ROW_BYTES;
 use std::path::Path;
 
 /// How separated values are written.
@@ -33,11 +34,14 @@ pub struct CsvOptions {
     /// Names of the columns, for files whose first line is a row already; `None`: the first line of every file names
     /// them. Default: `None`.
     pub columns: Option<Vec<String>>,
+    /// The most bytes that a row may have; default: 16 MiB. A mark that opens a quotation and does not close it makes the
+    /// rest of a file one row.
+    pub max_row_bytes: u64,
 }
 
 impl Default for CsvOptions {
     fn default() -> Self {
-        Self { delimiter: b',', quote: Some(b'"'), columns: None }
+        Self { delimiter: b',', quote: Some(b'"'), columns: None, max_row_bytes: MAX_ROW_BYTES }
     }
 }
 
@@ -50,7 +54,7 @@ impl CsvOptions {
     /// assert_eq!((options.delimiter, options.quote), (b'\t', None));
     /// ```
     pub fn tsv() -> Self {
-        Self { delimiter: b'\t', quote: None, columns: None }
+        Self { delimiter: b'\t', quote: None, ..Self::default() }
     }
 
     /// [`tsv`](Self::tsv) for names that end in `.tsv` or `.tab`, the default for all others.

@@ -1,11 +1,10 @@
 //! Records of separated values: where they begin, and their fields.
 
-use super::super::file::PositionedFile;
+use super::super::file::{PositionedFile, Scan};
 use super::CsvOptions;
-use crate::error::{ReaderError, RowProblem};
+use crate::error::{Place, Position, ReaderError, RowProblem};
 use csv::StringRecord;
 use csv_core::{ReadRecordResult, Reader, ReaderBuilder};
-use std::io::BufRead;
 
 /// One record, without its fields.
 #[derive(Clone, Copy, Debug)]
@@ -21,10 +20,18 @@ pub(super) struct Span {
     pub(super) is_closed: bool,
 }
 
+impl Span {
+    pub(super) fn wrong(&self, file: &PositionedFile, problem: RowProblem) -> ReaderError {
+        let place = Place { path: file.path().to_owned(), position: Position::Line(self.line) };
+        ReaderError::Row { place, problem }
+    }
+}
+
 /// What knows how records are written.
 #[derive(Debug)]
 pub(super) struct Parser {
     builder: ReaderBuilder,
+    max_row_bytes: u64,
     delimiter: u8,
     has_quotes: bool,
 }
@@ -47,7 +54,9 @@ impl Parser {
             }
             builder.quote(quote);
         }
-        Ok(Self { builder, delimiter: options.delimiter, has_quotes: options.quote.is_some() })
+        let (delimiter, has_quotes, max_row_bytes) =
+            (options.delimiter, options.quote.is_some(), options.max_row_bytes);
+        Ok(Self { builder, max_row_bytes, delimiter, has_quotes })
     }
 
     /// A reader for one use. (A clone of one that is built lacks half of its tables, csv-core 0.1.13.)
@@ -60,56 +69,10 @@ impl Parser {
         reader
     }
 
-    /// Finds all records of a file, in constant memory.
-    pub(super) fn scan(
-        &self,
-        file: &PositionedFile,
-        mut on_record: impl FnMut(Span) -> Result<(), ReaderError>,
-    ) -> Result<(), ReaderError> {
-        let mut reader = self.reader();
-        let mut at = file.text_start()?;
-        let mut scan = file.scan(at);
-        // What is written there is not looked at.
-        let (mut fields, mut ends) = (vec![0; 16 * 1024], [0; 64]);
-        let mut record: Option<Span> = None;
-        loop {
-            let buffer = scan.fill_buf().map_err(ReaderError::io("read", file.path()))?;
-            if buffer.is_empty() {
-                break;
-            }
-            let (num_read, is_over) = if let Some(span) = &mut record {
-                let (result, num_read, _, num_ends) = reader.read_record(buffer, &mut fields, &mut ends);
-                span.num_fields += num_ends;
-                (num_read, matches!(result, ReadRecordResult::Record))
-            } else {
-                let blank = buffer.iter().take_while(|byte| matches!(byte, b'\r' | b'\n'));
-                let (num_blank, newlines) =
-                    blank.fold((0, 0), |(bytes, lines), &byte| (bytes + 1, lines + u64::from(byte == b'\n')));
-                reader.set_line(reader.line() + newlines);
-                if num_blank < buffer.len() {
-                    let (start, line) = (at + num_blank as u64, reader.line());
-                    record = Some(Span { start, line, num_fields: 0, spans_lines: false, is_closed: true });
-                }
-                (num_blank, false)
-            };
-            let ended_by_newline = is_over && num_read.checked_sub(1).and_then(|last| buffer.get(last)) == Some(&b'\n');
-            at += num_read as u64;
-            scan.consume(num_read);
-            if let (true, Some(mut span)) = (is_over, record) {
-                span.spans_lines = span.line + u64::from(ended_by_newline) < reader.line();
-                on_record(span)?;
-                record = None;
-            }
-        }
-        let Some(mut span) = record else {
-            return Ok(());
-        };
-        span.spans_lines = span.line < reader.line();
-        // A line end closes the record unless it stands inside of quotation marks.
-        let (result, _, _, num_ends) = reader.read_record(b"\n", &mut fields, &mut ends);
-        span.is_closed = matches!(result, ReadRecordResult::Record);
-        span.num_fields += num_ends;
-        on_record(span)
+    /// All records of a file, in constant memory.
+    pub(super) fn records<'a>(&self, file: &'a PositionedFile) -> Result<Records<'a>, ReaderError> {
+        let scan = file.scan(file.text_start()?, file.num_bytes());
+        Ok(Records { reader: self.reader(), file, scan, max_row_bytes: self.max_row_bytes })
     }
 
     /// The fields of the record with which `bytes` begin; there must be `num_fields`. `name` is for error messages.
@@ -120,7 +83,8 @@ impl Parser {
         name: impl Fn(usize) -> Option<String>,
     ) -> Result<StringRecord, RowProblem> {
         let mut reader = self.reader();
-        let (mut fields, mut ends) = (vec![0; bytes.len() + 1], vec![0; num_fields + 1]);
+        // One more than there may be: a field too many is seen.
+        let (mut fields, mut ends) = (vec![0; bytes.len() + 1], vec![0; num_fields.saturating_add(1)]);
         let (result, _, _, mut found) = reader.read_record(bytes, &mut fields, &mut ends);
         if matches!(result, ReadRecordResult::InputEmpty) {
             let last = ends.get_mut(found..).unwrap_or_default();
@@ -151,4 +115,77 @@ impl Parser {
         };
         RowProblem::FieldCount { found, wanted, hint }
     }
+}
+
+/// The records of a file, from front to back.
+pub(super) struct Records<'a> {
+    reader: Reader,
+    file: &'a PositionedFile,
+    scan: Scan<'a>,
+    max_row_bytes: u64,
+}
+
+impl Records<'_> {
+    /// The position behind the last record.
+    pub(super) fn at(&self) -> u64 {
+        self.scan.at()
+    }
+
+    /// The next record; `None` at the end of the file.
+    pub(super) fn next(&mut self) -> Result<Option<Span>, ReaderError> {
+        // What is written there is not looked at.
+        let (mut fields, mut ends) = ([0; 4096], [0; 64]);
+        let Some(mut span) = self.begin()? else { return Ok(None) };
+        loop {
+            let buffer = self.scan.fill()?;
+            if buffer.is_empty() {
+                break;
+            }
+            let (result, num_read, _, num_ends) = self.reader.read_record(buffer, &mut fields, &mut ends);
+            let last = num_read.checked_sub(1).and_then(|last| buffer.get(last)).copied();
+            self.scan.consume(num_read);
+            span.num_fields += num_ends;
+            let is_over = matches!(result, ReadRecordResult::Record);
+            // A line end is not part of the row.
+            let num_bytes = self.scan.at() - span.start - u64::from(is_over);
+            if self.max_row_bytes < num_bytes {
+                return Err(span.wrong(self.file, too_long(self.max_row_bytes)));
+            }
+            if is_over {
+                span.spans_lines = span.line + u64::from(last == Some(b'\n')) < self.reader.line();
+                return Ok(Some(span));
+            }
+        }
+        span.spans_lines = span.line < self.reader.line();
+        // A line end closes the record unless it stands inside of quotation marks.
+        let (result, _, _, num_ends) = self.reader.read_record(b"\n", &mut fields, &mut ends);
+        span.is_closed = matches!(result, ReadRecordResult::Record);
+        span.num_fields += num_ends;
+        Ok(Some(span))
+    }
+
+    /// Where the next record begins: behind blank lines.
+    fn begin(&mut self) -> Result<Option<Span>, ReaderError> {
+        loop {
+            let buffer = self.scan.fill()?;
+            if buffer.is_empty() {
+                return Ok(None);
+            }
+            let blank = buffer.iter().take_while(|byte| matches!(byte, b'\r' | b'\n'));
+            let (num_blank, newlines) =
+                blank.fold((0, 0), |(bytes, lines), &byte| (bytes + 1, lines + u64::from(byte == b'\n')));
+            let is_found = num_blank < buffer.len();
+            self.scan.consume(num_blank);
+            self.reader.set_line(self.reader.line() + newlines);
+            if is_found {
+                let (start, line) = (self.scan.at(), self.reader.line());
+                return Ok(Some(Span { start, line, num_fields: 0, spans_lines: false, is_closed: true }));
+            }
+        }
+    }
+}
+
+fn too_long(limit: u64) -> RowProblem {
+    let cure = "look for a quotation mark that is never closed, or raise CsvOptions.max_row_bytes";
+    RowProblem::TooLong { limit, cure }
 }

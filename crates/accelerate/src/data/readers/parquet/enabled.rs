@@ -27,8 +27,9 @@ use std::path::Path;
 /// ones are kept, see [`ParquetOptions::cache_bytes`]. Reading in order decodes each once. Reading in random order decodes
 /// each once if all fit into the cache, and else about once per row: then name the columns that are needed, give the cache
 /// more room, or write smaller row groups (those of the Hugging Face Hub have about 1000 rows). Threads that want the
-/// same row group wait for one of them to decode it, and no lock is held while rows are made. Files must not change while
-/// they are read.
+/// same row group wait for one of them to decode it, and no lock is held while rows are made. A row group that becomes far
+/// larger than it is in the file is refused, see [`ParquetOptions::max_row_group_bytes`]. Files must not change while they
+/// are read.
 ///
 /// ```
 /// use accelerate::data::{Dataset, readers::ParquetDataset};
@@ -70,7 +71,8 @@ impl<T: DeserializeOwned> ParquetDataset<T> {
     /// # Errors
     ///
     /// [`is_data`](crate::Error::is_data): no file is given; one cannot be read, is a folder or no Parquet file; their
-    /// columns differ, or one is of a type that is not known here (`INTERVAL`).
+    /// columns differ, or two have the same name, or one is of a type that is not known here (`INTERVAL`); a row group
+    /// is said to become too large.
     ///
     /// ```
     /// use accelerate::data::readers::ParquetDataset;
@@ -103,7 +105,7 @@ impl<T: DeserializeOwned> ParquetDataset<T> {
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn with_options(paths: impl IntoIterator<Item: AsRef<Path>>, options: &ParquetOptions) -> Result<Self> {
-        let open = |file| Source::open(file, options.columns.as_deref());
+        let open = |file| Source::open(file, options);
         Ok(Self { table: Table::open(paths, open, options.cache_bytes)?, row: PhantomData })
     }
 

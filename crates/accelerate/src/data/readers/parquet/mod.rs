@@ -7,7 +7,11 @@ mod enabled;
 #[cfg(feature = "parquet")]
 mod field;
 #[cfg(feature = "parquet")]
+mod promises;
+#[cfg(feature = "parquet")]
 mod source;
+#[cfg(feature = "parquet")]
+mod thrift;
 
 #[cfg(not(feature = "parquet"))]
 pub use disabled::{ParquetDataset, parquet_column_names};
@@ -31,10 +35,13 @@ pub struct ParquetOptions {
     /// About how many bytes of decoded rows are kept; default: 256 MiB. The row group that was used last is kept whatever
     /// its size.
     pub cache_bytes: u64,
+    /// The most bytes of memory that a row group may become, of the wanted columns. `None`: a thousand times what they
+    /// take in the file, and 128 MiB in any case, so that a small file cannot fill the memory. Default: `None`.
+    pub max_row_group_bytes: Option<u64>,
 }
 
 impl Default for ParquetOptions {
     fn default() -> Self {
-        Self { columns: None, cache_bytes: 256 << 20 }
+        Self { columns: None, cache_bytes: 256 << 20, max_row_group_bytes: None }
     }
 }

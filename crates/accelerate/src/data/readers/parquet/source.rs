@@ -1,14 +1,18 @@
 //! One Parquet file: its footer, the columns that are wanted, and row groups decoded whole.
 
-use super::super::columns::Selection;
+use super::super::columns::{Selection, check_names};
 use super::super::file::{FromPosition, PositionedFile};
 use super::super::guarded::guarded;
+use super::super::limits::unpacked_limit;
 use super::super::table::{self, Source as _};
+use super::ParquetOptions;
 use super::field::Fields;
-use crate::error::{Place, Position, ReaderError, RowProblem};
+use super::promises::{Pages, Problem, check_footer};
+use crate::error::{Name, Place, Position, ReaderError, RowProblem};
 use bytes::Bytes;
 use parquet::basic::{ConvertedType, Type as PhysicalType};
 use parquet::errors::ParquetError;
+use parquet::file::metadata::ColumnChunkMetaData;
 use parquet::file::reader::{ChunkReader, FileReader, Length, SerializedFileReader};
 use parquet::record::Field;
 use parquet::schema::types::{Type, TypePtr};
@@ -68,6 +72,9 @@ pub(super) struct Source {
     order: Vec<usize>,
     /// Names of the wanted columns, in the order in which they are wanted.
     columns: Vec<String>,
+    /// Where in a row group the parts of wanted columns are, which may have columns inside.
+    leaves: Vec<usize>,
+    max_row_group_bytes: Option<u64>,
 }
 
 impl fmt::Debug for Source {
@@ -82,15 +89,15 @@ impl Source {
         Ok(names(&read_footer(&Arc::new(file))?))
     }
 
-    /// Reads the footer and finds the columns; all of them without `wanted`.
-    pub(super) fn open(file: PositionedFile, wanted: Option<&[String]>) -> Result<Self, ReaderError> {
+    /// Reads the footer and finds the columns; all of them without a choice.
+    pub(super) fn open(file: PositionedFile, options: &ParquetOptions) -> Result<Self, ReaderError> {
         let path = file.path().to_owned();
         let file = Arc::new(file);
         let reader = read_footer(&file)?;
         let schema = reader.metadata().file_metadata().schema();
         let fields = schema.get_fields();
         let Selection { positions, names: columns } =
-            Selection::new(&path, &names(&reader), wanted, "ParquetOptions.columns")?;
+            Selection::new(&path, &names(&reader), options.columns.as_deref(), "ParquetOptions.columns")?;
         let mut in_file = positions.clone();
         in_file.sort_unstable();
         let chosen: Vec<TypePtr> = in_file.iter().map(|&position| Arc::clone(&fields[position])).collect();
@@ -101,11 +108,58 @@ impl Source {
         let projection = Type::group_type_builder(schema.name()).with_fields(chosen).build();
         let projection = projection.map_err(|error| unreadable(&path)(error.to_string()))?;
         let order = positions.iter().map(|position| in_file.partition_point(|other| other < position)).collect();
-        Ok(Self { file, reader, projection, order, columns })
+        let descriptions = reader.metadata().file_metadata().schema_descr();
+        let is_wanted = |&leaf: &usize| in_file.binary_search(&descriptions.get_column_root_idx(leaf)).is_ok();
+        let leaves = (0..descriptions.num_columns()).filter(is_wanted).collect();
+        let max_row_group_bytes = options.max_row_group_bytes;
+        let source = Self { file, reader, projection, order, columns, leaves, max_row_group_bytes };
+        source.check_row_groups()?;
+        Ok(source)
+    }
+
+    /// Whether row groups can be what they are said to be.
+    fn check_row_groups(&self) -> Result<(), ReaderError> {
+        for (position, row_group) in self.reader.metadata().row_groups().iter().enumerate() {
+            if row_group.num_rows() < 0 {
+                let reason = format!("row group {position} is said to have {} rows", row_group.num_rows());
+                return Err(unreadable(self.path())(reason));
+            }
+            self.check_size(position, self.part_bytes(position))?;
+        }
+        Ok(())
+    }
+
+    /// The wanted columns of a row group, and of the columns inside of them.
+    fn chunks(&self, row_group: usize) -> impl Iterator<Item = &ColumnChunkMetaData> {
+        let row_group = self.reader.metadata().row_groups().get(row_group);
+        self.leaves.iter().filter_map(move |&leaf| row_group?.columns().get(leaf))
+    }
+
+    /// Whether the pages of a row group become no more than they may.
+    fn check_pages(&self, row_group: usize) -> Result<(), ReaderError> {
+        let mut pages = Pages::default();
+        for chunk in self.chunks(row_group) {
+            let added = guarded(|| Ok::<_, String>(chunk.byte_range()))
+                .map_err(Problem::Content)
+                .and_then(|(start, length)| pages.add(&self.file, start, start.saturating_add(length)));
+            added.map_err(|problem| match problem {
+                Problem::Read(error) => error,
+                Problem::Content(message) => {
+                    let message = format!("column {}: {message}", Name(&chunk.column_path().string()));
+                    let place = self.place(row_group, 0);
+                    ReaderError::Row { place, problem: RowProblem::Undecodable { message } }
+                }
+            })?;
+            let field_bytes = pages.num_values.saturating_mul(size_of::<Field>() as u64);
+            self.check_size(row_group, pages.num_bytes.saturating_add(field_bytes))?;
+        }
+        Ok(())
     }
 
     /// Decodes the wanted columns of a row group.
     fn decode_fields(&self, row_group: usize) -> Result<RowGroup, ReaderError> {
+        self.check_pages(row_group)?;
+        let (mut num_bytes, limit) = (0u64, self.limit(row_group));
         let num_columns = self.columns.len();
         let num_rows = self.part_rows().nth(row_group).unwrap_or_default();
         let mut fields = Vec::new();
@@ -117,6 +171,11 @@ impl Source {
                 let taken =
                     |&position: &usize| row.get_mut(position).map(|field| std::mem::replace(field, Field::Null));
                 fields.extend(self.order.iter().filter_map(taken));
+                let added = fields.iter().rev().take(num_columns).map(field_bytes);
+                num_bytes = added.fold(num_bytes, u64::saturating_add);
+                if limit < num_bytes {
+                    break;
+                }
             }
             Ok::<_, ParquetError>(())
         });
@@ -125,6 +184,7 @@ impl Source {
             let place = self.place(row_group, row);
             Err(ReaderError::Row { place, problem: RowProblem::Undecodable { message } })
         };
+        self.check_size(row_group, num_bytes)?;
         match decoded {
             Err(reason) => wrong(reason),
             Ok(()) if row != num_rows => wrong(format!("the row group ends here, but promises {num_rows} rows")),
@@ -134,6 +194,9 @@ impl Source {
 }
 
 impl table::Source for Source {
+    const PART: &'static str = "row group";
+    const LIMIT: &'static str = "ParquetOptions.max_row_group_bytes";
+
     type Part = RowGroup;
     type Cells<'a> = Fields<'a>;
 
@@ -151,16 +214,16 @@ impl table::Source for Source {
     }
 
     fn part_bytes(&self, row_group: usize) -> u64 {
-        let Some(group) = self.reader.metadata().row_groups().get(row_group) else {
-            return 0;
-        };
-        let wanted = group.columns().iter().filter(|column| {
-            let root = column.column_path().parts().first();
-            root.is_some_and(|root| self.columns.contains(root))
-        });
-        let data_bytes: u64 = wanted.map(|column| column.uncompressed_size().unsigned_abs()).sum();
-        let num_fields = group.num_rows().unsigned_abs().saturating_mul(self.columns.len() as u64);
-        data_bytes.saturating_add(num_fields.saturating_mul(size_of::<Field>() as u64))
+        let data_bytes = self.chunks(row_group).map(|chunk| chunk.uncompressed_size().unsigned_abs());
+        let num_rows = self.part_rows().nth(row_group).unwrap_or_default() as u64;
+        let num_fields = num_rows.saturating_mul(self.columns.len() as u64);
+        data_bytes.fold(num_fields.saturating_mul(size_of::<Field>() as u64), u64::saturating_add)
+    }
+
+    fn limit(&self, row_group: usize) -> u64 {
+        let stored_bytes = self.chunks(row_group).map(|chunk| chunk.compressed_size().unsigned_abs());
+        let stored_bytes = stored_bytes.fold(0, u64::saturating_add);
+        unpacked_limit(self.file.written_bytes(stored_bytes), self.max_row_group_bytes)
     }
 
     fn place(&self, row_group: usize, row: usize) -> Place {
@@ -176,7 +239,28 @@ impl table::Source for Source {
     }
 }
 
+/// About how many bytes a field takes.
+fn field_bytes(field: &Field) -> u64 {
+    let inside: u64 = match field {
+        Field::Str(text) => text.len() as u64,
+        // They lie in a page, which is counted as such, but keep it.
+        Field::Bytes(_) => 0,
+        Field::Group(row) => row
+            .get_column_iter()
+            .map(|(name, field)| (name.len() + size_of_val(name)) as u64 + field_bytes(field))
+            .sum(),
+        Field::ListInternal(list) => list.elements().iter().map(field_bytes).sum(),
+        Field::MapInternal(map) => map.entries().iter().map(|(key, value)| field_bytes(key) + field_bytes(value)).sum(),
+        _ => 0,
+    };
+    inside + size_of_val(field) as u64
+}
+
 fn read_footer(file: &Arc<PositionedFile>) -> Result<SerializedFileReader<Chunks>, ReaderError> {
+    check_footer(file).map_err(|problem| match problem {
+        Problem::Read(error) => error,
+        Problem::Content(reason) => unreadable(file.path())(reason),
+    })?;
     guarded(|| SerializedFileReader::new(Chunks(Arc::clone(file)))).map_err(unreadable(file.path()))
 }
 
@@ -193,6 +277,7 @@ fn names(reader: &SerializedFileReader<Chunks>) -> Vec<String> {
 /// Refuses types that the library cannot turn into fields: it would panic on the first row.
 fn check_type(path: &Path, column: &str, field: &Type) -> Result<(), ReaderError> {
     if !field.is_primitive() {
+        check_names(path, field.get_fields().iter().map(|child| child.name()))?;
         return field.get_fields().iter().try_for_each(|child| check_type(path, column, child));
     }
     use ConvertedType as C;
