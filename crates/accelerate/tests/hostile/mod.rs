@@ -31,12 +31,7 @@ pub enum Outcome {
 /// Runs a reader over the file at `path`, and panics with the name of the case if the reader panics or leaves the
 /// bounds, or if its message does not name the file. `valid_bytes` is the size of what a reader may rightly keep in
 /// memory.
-pub fn outcome<T, E: Error>(
-    case: &str,
-    path: &Path,
-    valid_bytes: u64,
-    read: impl FnOnce() -> Result<T, E>,
-) -> Outcome {
+pub fn outcome<T, E: Error>(case: &str, path: &Path, valid_bytes: u64, read: impl FnOnce() -> Result<T, E>) -> Outcome {
     let over = end_if_hung(case);
     let memory = reset_peak_memory();
     let began = cpu_seconds();
