@@ -8,7 +8,7 @@ use accelerate_core::config::{
     DeepSpeedConfig, DeepSpeedFacts, DeepSpeedSettings, FloatType, GradScalerKwargs, GradScalerSettings, PreparedFacts,
     ResolvedDeepSpeedConfig, RunConfig, ShardingStrategy,
 };
-use accelerate_core::settings::{Record, read_file};
+use accelerate_core::settings::{Origin, Record, read_file};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Device;
