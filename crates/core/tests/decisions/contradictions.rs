@@ -1,7 +1,7 @@
 //! Settings that say two things at once: an error that names both places, or the one that was said closer to the program.
 
 use accelerate_core::Result;
-use accelerate_core::config::{ConfigFile, RunConfig, Sources, settings};
+use accelerate_core::config::{ConfigFile, DeepSpeedConfig, RunConfig, Sources, settings};
 use rstest::rstest;
 use std::path::Path;
 
@@ -64,6 +64,30 @@ fn both_places_are_named(#[case] file: &str, #[case] flags: &[(&str, &str)], #[c
     for word in words {
         assert!(error.is_config() && error.to_string().contains(word), "{word}: {error}");
     }
+}
+
+/// A configuration that is no file is named by the variable that holds it, and is bounded as a file is.
+#[rstest]
+#[case::a_section(r#"{"fp16": 3}"#, &["fp16 is 3, but must be an object", "variable ACCELERATE_DEEPSPEED_CONFIG_FILE"])]
+#[case::an_auto(
+    r#"{"zero_optimization": {"stage": 3}, "steps_per_print": "auto"}"#,
+    &["steps_per_print", "variable ACCELERATE_DEEPSPEED_CONFIG_FILE"]
+)]
+#[case::no_json("{", &["variable ACCELERATE_DEEPSPEED_CONFIG_FILE is \"{\", but must be a path, or an object"])]
+fn a_configuration_in_a_variable(#[case] json: &str, #[case] words: &[&str]) {
+    let variables = [("ACCELERATE_USE_DEEPSPEED", "true"), ("ACCELERATE_DEEPSPEED_CONFIG_FILE", json)];
+    let no_file = |_: &Path| Err(std::io::ErrorKind::NotFound.into());
+    let error = resolve("", &[], &variables).and_then(|run| run.check_deepspeed(1, &no_file)).unwrap_err();
+    for word in words {
+        assert!(error.to_string().contains(word), "{word}: {error}");
+    }
+}
+
+#[test]
+fn a_configuration_of_megabytes_is_not_read() {
+    let json = format!("{{\"aio\": \"{}\"}}", "x".repeat(1 << 20));
+    let error = DeepSpeedConfig::from_json(&json).unwrap_err();
+    assert!(error.is_config() && error.to_string().contains("bytes, but may have at most 1048576"), "{error}");
 }
 
 /// What the reference's own questionnaires and launchers write is accepted.

@@ -104,6 +104,7 @@ fn yaml_that_is_no_configuration() {
     check_all(Reader::Settings, "run.yaml", cases);
 }
 
+/// Long because it is a table of cases.
 #[test]
 fn values_that_are_none_of_their_setting() {
     let cases = vec![
@@ -178,6 +179,7 @@ fn values_that_are_none_of_their_setting() {
     check_all(Reader::Settings, "run.yaml", cases);
 }
 
+/// Long because it is a table of cases.
 #[test]
 fn json_that_is_no_deepspeed_configuration() {
     let long = "x".repeat(1_000_000);
