@@ -45,9 +45,23 @@ fn facts() -> Vec<(&'static str, String)> {
         std::env::vars_os().map(|(name, value)| (name.to_string_lossy().into_owned(), value)).collect();
     variables.sort();
     let relevant = variables.iter().filter(|(name, _)| is_relevant(name));
-    let settings: Vec<_> = relevant.map(|(name, value)| format!("{name}={}", value.to_string_lossy())).collect();
+    let settings: Vec<_> = relevant.map(|(name, value)| shown(name, &value.to_string_lossy())).collect();
     facts.push(("environment", if settings.is_empty() { "nothing set".to_string() } else { settings.join(" ") }));
     facts
+}
+
+/// A variable as the report has it. That a secret is set may matter, and what it is never does.
+fn shown(name: &str, value: &str) -> String {
+    let value = if is_secret(name) { "(not shown)" } else { value };
+    format!("{name}={value}")
+}
+
+/// May the variable hold something that nobody else is to know?
+fn is_secret(name: &str) -> bool {
+    const SECRETS: [&str; 7] = ["KEY", "PASSWORD", "PASSWD", "SECRET", "TOKEN", "CREDENTIAL", "AUTH"];
+    let name = name.to_ascii_uppercase();
+    let is_named = |setting: &Setting| setting.is_secret() && setting.variable().as_ref() == Some(&name);
+    SECRETS.iter().any(|secret| name.contains(secret)) || settings().any(is_named)
 }
 
 /// Variables that change how ranks are started or what they do. Never everything: there are secrets among the others.
@@ -69,12 +83,9 @@ fn is_relevant(name: &str) -> bool {
         "CONDA_PREFIX",
         "WORLD_SIZE",
     ];
-    const PREFIXES: [&str; 3] = ["GLOO_", "NCCL_", "TORCH_"];
-    const SECRETS: [&str; 4] = ["KEY", "PASSWORD", "SECRET", "TOKEN"];
-    let is_named = |setting: &Setting| !setting.is_secret() && setting.variable().as_deref() == Some(name);
-    let is_setting = || settings().any(is_named);
-    let is_known = NAMES.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || is_setting();
-    is_known && !SECRETS.iter().any(|secret| name.contains(secret))
+    const PREFIXES: [&str; 4] = ["ACCELERATE_", "GLOO_", "NCCL_", "TORCH_"];
+    let is_setting = || settings().any(|setting| setting.variable().as_deref() == Some(name));
+    NAMES.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || is_setting()
 }
 
 /// Where programs of this project would find libtorch when they are built here, and whether it is the right one.
@@ -213,13 +224,20 @@ mod tests {
         for name in [
             "HF_TOKEN",
             "ACCELERATE_SECRET_KEY",
+            "ACCELERATE_API_KEY",
+            "ACCELERATE_RUN_SECRET",
+            "ACCELERATE_HUB_TOKEN",
+            "ACCELERATE_hub_token",
+            "ACCELERATE_DB_PASSWORD",
+            "ACCELERATE_TPU_ENV",
             "NCCL_TOKEN",
             "AWS_SECRET_ACCESS_KEY",
             "HOME",
             "PATH",
             "WANDB_API_KEY",
         ] {
-            assert!(!is_relevant(name), "{name}");
+            assert!(!is_relevant(name) || shown(name, "abc123") == format!("{name}=(not shown)"), "{name}");
         }
+        assert_eq!(shown("ACCELERATE_USE_CPU", "true"), "ACCELERATE_USE_CPU=true");
     }
 }

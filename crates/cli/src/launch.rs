@@ -2,14 +2,16 @@
 
 use std::error::Error;
 use std::ffi::OsString;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use accelerate_core::config::{ConfigFile, RunConfig, Sources};
-use accelerate_core::settings::{ORIGINS_VARIABLE, Setting};
-use accelerate_launch::{Helper, LaunchConfig, Program, TerminalOptions, TerminalReporter, launch, num_visible_gpus};
+use accelerate_core::settings::{ORIGINS_VARIABLE, Setting, read_file, shortened};
+use accelerate_launch::{
+    Helper, LaunchConfig, Machine, Program, TerminalOptions, TerminalReporter, launch, num_visible_gpus,
+    unusable_threads,
+};
 use clap::Args;
 
 use crate::settings::{Selection, SettingFlags};
@@ -74,13 +76,13 @@ pub(crate) struct Arguments {
     quiet: bool,
 
     /// Seconds between asking processes to end (SIGTERM) and making them (SIGKILL) after one has failed.
-    #[arg(long = "grace_period", alias = "grace-period", value_name = "SECONDS", default_value = "0.5", value_parser = seconds)]
+    #[arg(long = "grace_period", alias = "grace-period", value_name = "SECONDS", default_value = "0.5", value_parser = seconds, allow_negative_numbers = true)]
     grace_period: Duration,
 
     /// The same after this command was interrupted or told to end.
     ///
     /// Raise it for programs that write a checkpoint on SIGTERM. A second Ctrl-C does not wait.
-    #[arg(long = "shutdown_grace_period", alias = "shutdown-grace-period", value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    #[arg(long = "shutdown_grace_period", alias = "shutdown-grace-period", value_name = "SECONDS", default_value = "10", value_parser = seconds, allow_negative_numbers = true)]
     shutdown_grace_period: Duration,
 
     /// The program (a path, a name in PATH, a .py file, or with -m a module), then its arguments.
@@ -101,7 +103,7 @@ impl Selection for ForLaunch {
 }
 
 pub(crate) fn run(arguments: Arguments) -> ExitCode {
-    let is_quiet = arguments.quiet;
+    let (is_quiet, has_prefix) = (arguments.quiet, !arguments.no_prefix);
     if let Err(error) = std::env::current_dir() {
         let text = format!("the working folder cannot be used: {error}; change to one that exists");
         crate::print_error("accelerate launch", &error, &text);
@@ -120,8 +122,12 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
     for message in run.messages().iter().filter(|_| !is_quiet) {
         crate::print_message(&format!("accelerate launch: {message}"));
     }
-    let mut reporter = TerminalReporter::new(TerminalOptions { has_prefix: !arguments.no_prefix, is_quiet });
-    match launch(&config(arguments, &run), &mut reporter) {
+    let config = config(arguments, &run);
+    if let (Some(unusable), false) = (unusable_threads(&config, &Machine::probe()), is_quiet) {
+        crate::print_message(&format!("accelerate launch: {unusable}"));
+    }
+    let mut reporter = TerminalReporter::new(TerminalOptions { has_prefix, is_quiet });
+    match launch(&config, &mut reporter) {
         Ok(_) => ExitCode::SUCCESS,
         Err(error) => {
             let text = match error.failure() {
@@ -141,17 +147,16 @@ fn resolve(arguments: &Arguments, lookup: &dyn Fn(&str) -> Option<String>) -> Re
     let file = match &arguments.config_file {
         None => None,
         Some(path) => {
-            let text = fs::read_to_string(path)
-                .map_err(|cause| format!("the configuration file {} cannot be read: {cause}", path.display()))?;
+            let text = read_file(path).map_err(|cause| {
+                format!("the configuration file {} cannot be read: {cause}", shortened(&path.to_string_lossy()))
+            })?;
             Some(ConfigFile::read(&text, path)?)
         }
     };
     let flags = arguments.settings.said.clone();
     let run = RunConfig::resolve(Sources { flags, environment: Some(&lookup), file, ..Default::default() })?;
-    if run.cluster.use_deepspeed {
-        let read = run.deepspeed.config(&|path| fs::read_to_string(path));
-        read.map_err(|error| run.with_places("deepspeed_config", error))?;
-    }
+    let num_processes = run.cluster.num_processes.unwrap_or_else(|| default_num_processes(&run));
+    run.check_deepspeed(num_processes, &read_file)?;
     Ok(run)
 }
 
@@ -213,6 +218,7 @@ mod tests {
     use crate::{Cli, Command};
     use clap::Parser;
     use rstest::rstest;
+    use std::fs;
 
     fn arguments(line: &str) -> Arguments {
         let words = ["accelerate", "launch"].into_iter().chain(line.split_whitespace());
@@ -358,9 +364,85 @@ mod tests {
     #[case("--fsdp_version 2", "--use_fsdp")]
     #[case("--zero_stage 2", "--use_deepspeed")]
     #[case("--use_fsdp --use_deepspeed", "use_deepspeed")]
+    #[case("--use_fsdp --zero_stage 2", "--zero_stage 2 (flag) and use_fsdp true (flag --use_fsdp) contradict")]
+    #[case("--use_deepspeed --fsdp_version 2", "--fsdp_version 2 (flag) and use_deepspeed true (flag --use_deepspeed)")]
+    #[case("--use_deepspeed --deepspeed_config_file /dev/zero", "it is a device")]
+    #[case("--use_deepspeed --deepspeed_config_file /", "it is a folder")]
+    #[case(
+        "--config_file /dev/zero",
+        "/dev/zero cannot be read: it is a device; settings are read from a regular file"
+    )]
+    #[case("--config_file /", "it is a folder")]
     fn what_ranks_would_fail_on_is_told_before_there_are_any(#[case] flags: &str, #[case] words: &str) {
-        let text = resolve(&arguments(&format!("{flags} train")), &|_| None).unwrap_err().to_string();
+        let text = whole(resolve(&arguments(&format!("{flags} train")), &|_| None).unwrap_err().as_ref());
         assert!(text.contains(words), "{text}");
+    }
+
+    /// An error with its causes, as they are printed.
+    fn whole(error: &(dyn Error + 'static)) -> String {
+        let causes = std::iter::successors(Some(error), |error| (*error).source());
+        causes.map(ToString::to_string).collect::<Vec<_>>().join("\n")
+    }
+
+    /// What every process would refuse is refused before there is one, in the same words, with file and line.
+    #[rstest]
+    #[case::two_precisions(
+        r#"{"fp16": {"enabled": true}, "bf16": {"enabled": true}}"#, "", &["fp16.enabled and bf16.enabled contradict", "line 1"]
+    )]
+    #[case::precision_of_the_launcher(
+        r#"{"fp16": {"enabled": true}}"#, "--mixed_precision bf16",
+        &["fp16.enabled is true", "mixed_precision of the program is \"bf16\"", "flag --mixed_precision"]
+    )]
+    #[case::no_folder(
+        r#"{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}}"#, "",
+        &["zero_optimization.offload_optimizer.nvme_path is missing", "(line 1)"]
+    )]
+    #[case::product(
+        r#"{"train_batch_size": 10, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}"#, "",
+        &["train_batch_size is 10", "* 2 processes is 8", "train_batch_size: line 1"]
+    )]
+    #[case::steps_of_the_launcher(
+        r#"{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 4}"#, "--gradient_accumulation_steps 4",
+        &["train_batch_size is 16", "* 2 processes is 32", "flag --gradient_accumulation_steps"]
+    )]
+    #[case::no_steps_at_all(
+        r#"{"train_batch_size": 9, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": "auto"}"#, "",
+        &["train_batch_size is 9, which cannot be divided"]
+    )]
+    #[case::groups(
+        r#"{"zero_optimization": {"stage": 3, "mics_shard_size": 3}}"#, "", &["mics_shard_size is 3 among 2 processes"]
+    )]
+    fn a_deepspeed_file_that_no_process_would_take(#[case] json: &str, #[case] flags: &str, #[case] words: &[&str]) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ds.json");
+        let json = match json.contains("zero_optimization") {
+            true => json.to_owned(),
+            false => json.replacen('{', "{\"zero_optimization\": {\"stage\": 2}, ", 1),
+        };
+        fs::write(&path, json).unwrap();
+        let file = format!("--use_deepspeed --deepspeed_config_file {}", path.display());
+        let arguments = arguments(&format!("--num_processes 2 {file} {flags} train"));
+        let text = whole(resolve(&arguments, &|_| None).unwrap_err().as_ref());
+        for word in words.iter().chain(&["ds.json: "]) {
+            assert!(text.contains(word), "{word}: {text}");
+        }
+    }
+
+    /// The program may still say the number of micro-batches, so the launcher does not guess it.
+    #[test]
+    fn steps_that_the_program_may_say_are_left_open() {
+        let json = r#"{"zero_optimization":{"stage":2},"train_batch_size":16,"train_micro_batch_size_per_gpu":2,
+            "gradient_accumulation_steps":"auto"}"#;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ds.json");
+        fs::write(&path, json).unwrap();
+        let flags = format!("--num_processes 2 --use_deepspeed --deepspeed_config_file {} train", path.display());
+        assert!(resolve(&arguments(&flags), &|_| None).is_ok());
+    }
+
+    /// Is a tip wanted: a flag that is almost one of those that exist?
+    fn line_has_a_slip(words: &str) -> bool {
+        words == "--num_process"
     }
 
     #[rstest]
@@ -372,14 +454,22 @@ mod tests {
     #[case("--use_fsdp --fsdp_sharding_strategy SOME train", "SOME")]
     #[case("--num_process 2 train", "--num_process")]
     #[case("--num_processes two train", "two")]
-    #[case("--num_processes -1 train", "-1")]
+    #[case("--num_processes -1 train", "--num_processes is \"-1\", but must be a whole number of at least 1")]
+    #[case("--gradient_accumulation_steps -2 train", "--gradient_accumulation_steps is \"-2\"")]
+    #[case("--machine_rank -1 train", "--machine_rank is \"-1\"")]
+    #[case("--use_megatron_lm train", "Megatron-LM is not available")]
+    #[case("--megatron-lm-tp-degree 2 train", "Megatron-LM is not available")]
+    #[case("--use_xpu train", "--use_xpu is refused: CPUs and NVIDIA GPUs")]
+    #[case("--ipex train", "--ipex is refused")]
+    #[case("--log_dir here train", "--log_dir is refused")]
     #[case("--mixed_precision fp64 train", "fp64")]
     #[case("--main_process_port 70000 train", "\"70000\", but must be a whole number from 0 to 65535")]
     #[case("--grace_period -1 train", "-1")]
     #[case("-m --no_python train", "--no_python")]
     fn wrong_flags_are_named(#[case] line: &str, #[case] words: &str) {
         let line = ["accelerate", "launch"].into_iter().chain(line.split_whitespace());
-        let error = Cli::try_parse_from(line).unwrap_err();
+        let error = crate::flags::explained(Cli::try_parse_from(line).unwrap_err());
+        assert!(!error.to_string().contains("tip:") || line_has_a_slip(words), "{error}");
         assert_eq!(error.exit_code(), 2);
         assert!(error.to_string().contains(words), "{error}");
     }

@@ -3,6 +3,7 @@
 mod completions;
 mod env;
 mod estimate_memory;
+mod flags;
 mod launch;
 mod settings;
 
@@ -15,7 +16,7 @@ use clap::{Parser, Subcommand};
 
 /// Runs training programs on one process, many processes or many machines, in mixed precision.
 #[derive(Debug, Parser)]
-#[command(name = "accelerate", version, arg_required_else_help = true, disable_help_subcommand = true)]
+#[command(name = "accelerate", version, arg_required_else_help = true)]
 #[command(after_help = "Every flag may also be spelled with - instead of _ (--num-processes).\n\
     `accelerate <command> --help` explains a command with examples.")]
 struct Cli {
@@ -36,7 +37,8 @@ fn main() -> ExitCode {
     if let Some(code) = accelerate_launch::helper::run_if_asked() {
         return code;
     }
-    let outcome = match Cli::parse().command {
+    let cli = Cli::try_parse().unwrap_or_else(|error| flags::explained(error).exit());
+    let outcome = match cli.command {
         Command::Launch(arguments) => return launch::run(*arguments),
         Command::Env(arguments) => env::run(&arguments).map_err(Into::into),
         Command::EstimateMemory(arguments) => estimate_memory::run(&arguments),

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::marker::PhantomData;
 
 use accelerate_core::config::settings;
-use accelerate_core::settings::{Setting, Standing, ValueKind};
+use accelerate_core::settings::{Setting, Standing, ValueKind, shortened};
 use clap::builder::{PossibleValue, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
@@ -89,7 +89,16 @@ fn argument(setting: &'static Setting, flag: &'static str) -> Arg {
             .value_name(setting.kind.placeholder())
             .value_parser(SettingParser(setting))
             .hide_possible_values(true)
-            .allow_hyphen_values(matches!(setting.kind, ValueKind::Number)),
+            .allow_hyphen_values(is_number(setting.kind)),
+    }
+}
+
+/// A negative number is a value, if a wrong one, and no flag.
+fn is_number(kind: ValueKind) -> bool {
+    match kind {
+        ValueKind::Integer { .. } | ValueKind::Number | ValueKind::Seconds => true,
+        ValueKind::Auto(kind) => is_number(*kind),
+        _ => false,
     }
 }
 
@@ -126,7 +135,7 @@ impl TypedValueParser for SettingParser {
             return Ok(text);
         }
         let flag = argument.and_then(Arg::get_long).unwrap_or(self.0.field);
-        let message = format!("--{flag} is \"{text}\", but must be {}", self.0.wanted());
+        let message = format!("--{flag} is {:?}, but must be {}", shortened(&text), self.0.wanted());
         Err(clap::Error::raw(ErrorKind::ValueValidation, message).with_cmd(command))
     }
 

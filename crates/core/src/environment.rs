@@ -7,17 +7,24 @@
 
 mod boolean;
 mod slurm;
+mod threads;
 
 pub use boolean::{parse_flag, str_to_bool};
 pub use slurm::first_host;
+pub use threads::{MAX_THREADS_PER_CORE, UnusableThreads, check_num_threads};
 
 use crate::error::environment::EnvironmentErrorKind as Kind;
+use crate::settings::shortened;
 use crate::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
 
 /// The port at which ranks meet when `MASTER_PORT` says nothing; PyTorch's own default.
 pub const DEFAULT_MASTER_PORT: u16 = 29_500;
+
+/// The most processes that a run may have: 2^20. A larger number is a slip of the hand, and lists of ranks would take
+/// gigabytes.
+pub const MAX_WORLD_SIZE: usize = 1 << 20;
 
 /// The kind of launcher that started this process.
 ///
@@ -61,7 +68,7 @@ impl fmt::Display for Launcher {
 /// Who this process is among the processes of a run, and where they meet.
 ///
 /// `rank < world_size`, `local_rank < local_world_size <= world_size` hold for every value that
-/// [`rank_variables`] returns.
+/// [`rank_variables`] returns, and no count is above [`MAX_WORLD_SIZE`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankVariables {
     /// Number of this process among all, from 0.
@@ -84,7 +91,7 @@ pub struct RankVariables {
 /// Reads the rank variables of whichever launcher started this process.
 ///
 /// `None` means that no launcher did: the program runs as a single process. Variables that are set but
-/// empty count as not set. Method: the lookups of `PartialState` (`state.py` of the reference), completed
+/// empty count as not set, apart from the `MASTER_ADDR` of several ranks. Method: the lookups of `PartialState` (`state.py` of the reference), completed
 /// by the variables that Slurm's documentation of `srun` lists.
 ///
 /// Within Slurm, two situations look like a distributed start but are not, and give `None`: one task
@@ -93,8 +100,9 @@ pub struct RankVariables {
 ///
 /// # Errors
 ///
-/// [`Error::is_environment`]: a variable that is not a number, a rank outside its world, one of `RANK` and
-/// `WORLD_SIZE` without the other, a `LOCAL_RANK` or `MASTER_ADDR` that is missing and cannot be inferred.
+/// [`Error::is_environment`]: a variable that is not a number, a count above [`MAX_WORLD_SIZE`], a rank outside its world, one of `RANK` and
+/// `WORLD_SIZE` without the other, a `LOCAL_RANK` or `MASTER_ADDR` that is missing and cannot be inferred, an empty
+/// `MASTER_ADDR`.
 ///
 /// ```
 /// use accelerate_core::environment::{Launcher, rank_variables};
@@ -141,16 +149,18 @@ impl Variables<'_> {
         match value.parse() {
             Ok(number) => Ok(Some(number)),
             Err(cause) => {
-                let name = name.to_owned();
+                let (name, value) = (name.to_owned(), shortened(&value));
                 Err(Error::new(Kind::Value { name, value, wanted }).caused_by(cause))
             }
         }
     }
 
     fn count(&self, name: &str) -> Result<Option<usize>> {
-        let wanted = "a whole number of at least 1";
+        let wanted = "a whole number from 1 to 1048576";
         match self.number(name, wanted)? {
-            Some(0) => Err(Kind::Value { name: name.to_owned(), value: "0".to_owned(), wanted }.into()),
+            Some(count) if !(1..=MAX_WORLD_SIZE).contains(&count) => {
+                Err(Kind::Value { name: name.to_owned(), value: count.to_string(), wanted }.into())
+            }
             count => Ok(count),
         }
     }
@@ -301,7 +311,7 @@ fn complete(variables: &Variables<'_>, claim: Claim) -> Result<RankVariables> {
         check_rank(local_rank, local_world_size)?;
     }
 
-    let master_addr = variables.text("MASTER_ADDR");
+    let master_addr = master_addr(variables, world_size)?;
     let one_machine = world_size == 1
         || claim.local_world_size.is_some_and(|(size, _)| size == world_size)
         || master_addr.as_deref().is_some_and(is_loopback);
@@ -339,6 +349,17 @@ fn check_rank((rank, name): (usize, &str), (size, size_name): (usize, &str)) -> 
 
 fn is_loopback(address: &str) -> bool {
     address == "localhost" || address.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// An empty address among several ranks is a script whose variable was not filled, so nothing is put in its place.
+fn master_addr(variables: &Variables<'_>, world_size: usize) -> Result<Option<String>> {
+    let (name, wanted) = ("MASTER_ADDR", "the host name or address of the machine of rank 0");
+    match (variables.text(name), (variables.lookup)(name)) {
+        (None, Some(value)) if world_size > 1 => {
+            Err(Kind::Value { name: name.to_owned(), value: shortened(&value), wanted }.into())
+        }
+        (text, _) => Ok(text),
+    }
 }
 
 fn master_port(variables: &Variables<'_>) -> Result<Option<u16>> {

@@ -5,6 +5,7 @@
 //! listed per module in the private enums below this file, and their texts live there too, not where the
 //! error is raised.
 
+use crate::config::DeepSpeedFile;
 use std::fmt;
 
 pub(crate) mod config;
@@ -74,6 +75,29 @@ impl Error {
     pub(crate) fn caused_by(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         self.0.source = Some(source.into());
         self
+    }
+
+    /// Says that the DeepSpeed configuration that this is about is `file`.
+    #[cold]
+    pub(crate) fn in_deepspeed_file(self, file: &DeepSpeedFile) -> Self {
+        use config::ConfigErrorKind::DeepSpeed;
+        use deep_speed::DeepSpeedErrorKind::{File, InFile};
+        let Inner { kind, source } = *self.0;
+        let kind = match kind {
+            ErrorKind::Config(DeepSpeed(problem)) if !matches!(problem, InFile { .. } | File { .. }) => {
+                InFile { file: file.clone(), problem: Box::new(problem) }.into()
+            }
+            kind => kind,
+        };
+        Self(Box::new(Inner { kind, source }))
+    }
+
+    /// Names the places of the settings that it is about.
+    #[cold]
+    pub(crate) fn with_places(self, places: String) -> Self {
+        let Inner { kind, source } = *self.0;
+        let kind = settings::SettingsErrorKind::Places { problem: kind.to_string(), places }.into();
+        Self(Box::new(Inner { kind, source }))
     }
 
     /// What the text calls the settings that it is about, for whoever knows where they were said.

@@ -11,14 +11,16 @@
 
 mod document;
 mod environment;
+mod file;
 mod origin;
 pub(crate) mod record;
 mod value;
 
-pub(crate) use document::shortened;
-pub use document::{Document, Node, NodeValue};
+pub(crate) use document::MAX_BYTES;
+pub use document::{Document, Node, NodeValue, shortened};
 pub use environment::ORIGINS_VARIABLE;
 pub(crate) use environment::{read as read_environment, says_something};
+pub use file::read_file;
 pub use origin::{Origin, Origins};
 pub use record::{Record, Setting};
 pub(crate) use value::object_value;
@@ -48,6 +50,7 @@ pub struct Declaration {
     pub(crate) is_code_only: bool,
     pub(crate) is_for_launcher: bool,
     pub(crate) is_secret: bool,
+    pub(crate) is_object_too: bool,
     pub(crate) least: Option<u64>,
     pub(crate) standing: Standing,
     pub(crate) harmless: &'static [&'static str],
@@ -68,6 +71,7 @@ pub(crate) const fn setting() -> Declaration {
         is_code_only: false,
         is_for_launcher: false,
         is_secret: false,
+        is_object_too: false,
         least: None,
         standing: Standing::Honoured,
         harmless: &[],
@@ -123,6 +127,12 @@ impl Declaration {
     /// Its values may hold passwords, so that nobody prints them.
     pub(crate) const fn secret(mut self) -> Self {
         self.is_secret = true;
+        self
+    }
+
+    /// Beside what its kind says, a value may be an object.
+    pub(crate) const fn or_object(mut self) -> Self {
+        self.is_object_too = true;
         self
     }
 

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use accelerate_core::config::RunConfig;
+use accelerate_core::environment::MAX_WORLD_SIZE;
 
 use crate::error::{Error, Result};
 
@@ -26,7 +27,7 @@ pub struct LaunchConfig {
     pub program: Program,
     /// Arguments of the program, the same for every rank.
     pub args: Vec<OsString>,
-    /// Number of ranks over all machines together.
+    /// Number of ranks over all machines together, at most [`MAX_WORLD_SIZE`], and [`MAX_LOCAL_PROCESSES`] on each.
     pub num_processes: usize,
     /// Number of machines. Each is started with the same values apart from [`machine_rank`](Self::machine_rank).
     pub num_machines: usize,
@@ -56,8 +57,8 @@ pub struct LaunchConfig {
     pub dedicated_process: bool,
 }
 
-/// The most processes that a run may have: a larger number is a slip of the hand.
-const MOST_PROCESSES: usize = 1 << 20;
+/// The most processes that one launcher starts: 4096. More than these find neither cores nor file handles on a machine.
+pub const MAX_LOCAL_PROCESSES: usize = 1 << 12;
 
 impl LaunchConfig {
     /// A launch of `program` on `num_processes` ranks of this machine, everything else at its default.
@@ -138,10 +139,16 @@ impl LaunchConfig {
         if num_machines == 0 {
             return invalid("--num_machines is 0; it counts this machine too, so 1 is the least".into());
         }
-        if num_processes.max(num_machines) > MOST_PROCESSES {
+        if num_processes.max(num_machines) > MAX_WORLD_SIZE {
             return invalid(format!(
-                "--num_processes {num_processes} on --num_machines {num_machines} is more than the {MOST_PROCESSES} that a run \
+                "--num_processes {num_processes} on --num_machines {num_machines} is more than the {MAX_WORLD_SIZE} that a run \
                  may have"
+            ));
+        }
+        if self.num_local_processes() > MAX_LOCAL_PROCESSES {
+            return invalid(format!(
+                "--num_processes {num_processes} on --num_machines {num_machines} is more than the {MAX_LOCAL_PROCESSES} that \
+                 one machine may have; use a smaller --num_processes, or more machines"
             ));
         }
         if machine_rank >= num_machines {
@@ -172,6 +179,11 @@ impl LaunchConfig {
                      agree on the number; name the same port on every machine"
                 ));
             }
+        }
+        if self.main_process_ip.as_ref().is_some_and(|address| address.trim().is_empty()) {
+            return invalid(
+                "--main_process_ip is empty; name the address of machine 0, or leave it out on one machine".into(),
+            );
         }
         if self.num_cpu_threads_per_process == Some(0) {
             return invalid("--num_cpu_threads_per_process is 0, but it must be at least 1".into());

@@ -13,11 +13,11 @@ mod report;
 mod supervise;
 mod tail;
 
-pub use config::{Capture, Helper, LaunchConfig, Program};
+pub use config::{Capture, Helper, LaunchConfig, MAX_LOCAL_PROCESSES, Program};
 pub use error::{Error, Result};
 pub use failure::{Ended, Failure, MemoryPressure, OtherRank};
 pub use machine::{Machine, num_visible_gpus};
-pub use plan::{Plan, RankCommand, Stdin, Terminal, TerminalSize, plan};
+pub use plan::{Plan, RankCommand, Stdin, Terminal, TerminalSize, plan, unusable_threads};
 pub use port::PortReservation;
 pub use program::{ProgramSearch, resolve_program};
 pub use report::{Notice, Reporter, Silent, Source, Stream, TerminalOptions, TerminalReporter};

@@ -19,8 +19,8 @@ pub struct Machine {
     pub stderr_is_terminal: bool,
     /// Size of the terminal behind standard error or output, if there is one.
     pub terminal_size: Option<TerminalSize>,
-    /// `OMP_NUM_THREADS` is set in the environment that the ranks inherit.
-    pub omp_num_threads_is_set: bool,
+    /// `OMP_NUM_THREADS` in the environment that the ranks inherit, unless it is empty.
+    pub omp_num_threads: Option<String>,
     /// `PYTHONUNBUFFERED` is set in the environment that the ranks inherit.
     pub pythonunbuffered_is_set: bool,
 }
@@ -39,7 +39,9 @@ impl Machine {
             stdout_is_terminal: std::io::stdout().is_terminal(),
             stderr_is_terminal: std::io::stderr().is_terminal(),
             terminal_size: TerminalSize::of_this_process(),
-            omp_num_threads_is_set: is_set("OMP_NUM_THREADS"),
+            omp_num_threads: std::env::var_os("OMP_NUM_THREADS")
+                .map(|value| value.to_string_lossy().into_owned())
+                .filter(|value| !value.is_empty()),
             pythonunbuffered_is_set: is_set("PYTHONUNBUFFERED"),
         }
     }

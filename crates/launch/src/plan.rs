@@ -3,6 +3,8 @@
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
 
+use accelerate_core::environment::{UnusableThreads, check_num_threads};
+
 use crate::config::{Capture, Helper, LaunchConfig};
 use crate::machine::Machine;
 
@@ -190,10 +192,7 @@ fn environment(
         set(name, is_distributed.then_some(value));
     }
 
-    // Without a limit every rank would start as many threads as there are cores.
-    let shared_evenly =
-        (num_local > 1 && !machine.omp_num_threads_is_set).then(|| (machine.num_cores / num_local).max(1));
-    if let Some(num_threads) = config.num_cpu_threads_per_process.or(shared_evenly) {
+    if let Some(num_threads) = num_threads(config, machine) {
         set("OMP_NUM_THREADS", Some(num_threads.to_string()));
     }
     // Python holds back output that does not go to a terminal, and with it the reason of a crash.
@@ -205,6 +204,37 @@ fn environment(
     variables.retain(|(name, _): &(OsString, _)| !is_overridden(name));
     variables.extend(config.environment.iter().map(|(name, value)| (name.clone(), Some(value.clone()))));
     variables
+}
+
+/// `OMP_NUM_THREADS` for each rank; `None` leaves it as it is. Without a limit every rank would start as many threads as there
+/// are cores.
+fn num_threads(config: &LaunchConfig, machine: &Machine) -> Option<usize> {
+    let is_shared = config.num_local_processes() > 1 && machine.omp_num_threads.is_none();
+    let in_place = || unusable_threads(config, machine).map(|unusable| unusable.used);
+    config.num_cpu_threads_per_process.or_else(in_place).or_else(|| is_shared.then(|| even_share(config, machine)))
+}
+
+fn even_share(config: &LaunchConfig, machine: &Machine) -> usize {
+    (machine.num_cores / config.num_local_processes().max(1)).max(1)
+}
+
+/// The `OMP_NUM_THREADS` that the ranks would inherit, if nobody can mean it: 0, a word, more than
+/// [`MAX_THREADS_PER_CORE`](accelerate_core::environment::MAX_THREADS_PER_CORE) allow. They get an even share of the cores
+/// instead; who starts them says so.
+///
+/// ```
+/// use accelerate_launch::{LaunchConfig, Machine, Program, unusable_threads};
+/// let machine = Machine { num_cores: 8, omp_num_threads: Some("0".to_owned()), ..Machine::probe() };
+/// let config = LaunchConfig::new(Program::Executable("train".into()), 4);
+/// assert_eq!(unusable_threads(&config, &machine).unwrap().used, 2);
+/// let config = LaunchConfig { num_cpu_threads_per_process: Some(1), ..config };
+/// assert!(unusable_threads(&config, &machine).is_none());
+/// ```
+pub fn unusable_threads(config: &LaunchConfig, machine: &Machine) -> Option<UnusableThreads> {
+    let is_said = config.num_cpu_threads_per_process.is_some()
+        || config.environment.iter().any(|(name, _)| name == "OMP_NUM_THREADS");
+    let inherited = machine.omp_num_threads.as_deref().filter(|_| !is_said)?;
+    check_num_threads(inherited, machine.num_cores, even_share(config, machine))
 }
 
 #[cfg(test)]
@@ -221,7 +251,7 @@ mod tests {
         stdout_is_terminal: false,
         stderr_is_terminal: false,
         terminal_size: None,
-        omp_num_threads_is_set: false,
+        omp_num_threads: None,
         pythonunbuffered_is_set: false,
     };
 
@@ -317,18 +347,26 @@ mod tests {
     }
 
     #[rstest]
-    #[case(None, false, 16, "1")]
-    #[case(None, false, 2, "4")]
-    #[case(None, true, 2, "-")]
-    #[case(Some(5), true, 2, "5")]
+    #[case(None, None, 16, "1")]
+    #[case(None, None, 2, "4")]
+    #[case(None, Some("3"), 2, "-")]
+    #[case(None, Some("4,2"), 2, "-")]
+    #[case(None, Some("64"), 2, "-")]
+    #[case(Some(5), Some("3"), 2, "5")]
+    #[case(Some(5), Some("abc"), 2, "5")]
+    #[case::none(None, Some("0"), 2, "4")]
+    #[case::a_word(None, Some("abc"), 2, "4")]
+    #[case::negative(None, Some("-1"), 1, "8")]
+    #[case::far_too_many(None, Some("100000"), 4, "2")]
+    #[case::half_a_list(None, Some("4,"), 2, "4")]
     fn threads_are_shared_unless_somebody_said_otherwise(
         #[case] flag: Option<usize>,
-        #[case] is_set: bool,
+        #[case] inherited: Option<&str>,
         #[case] num_processes: usize,
         #[case] expected: &str,
     ) {
         let config = LaunchConfig { num_cpu_threads_per_process: flag, ..config(num_processes) };
-        let machine = Machine { omp_num_threads_is_set: is_set, ..MACHINE };
+        let machine = Machine { omp_num_threads: inherited.map(str::to_owned), ..MACHINE };
         assert!(values(&config, &machine, "OMP_NUM_THREADS").iter().all(|value| value == expected));
     }
 
@@ -364,6 +402,10 @@ mod tests {
     #[case(0, 1, 0, None, None, "at least 1")]
     #[case(2, 0, 0, None, None, "--num_machines is 0")]
     #[case(usize::MAX, 1, 0, None, None, "more than the")]
+    #[case(1_000_000_000, 1, 0, None, None, "more than the 1048576")]
+    #[case(1_000_000, 1, 0, None, None, "4096 that one machine may have")]
+    #[case(4, 2, 0, Some(" "), None, "--main_process_ip is empty")]
+    #[case(4, 1, 0, Some(""), None, "--main_process_ip is empty")]
     #[case(usize::MAX, 2, 0, Some("a"), None, "more than the")]
     #[case(5, 2, 0, Some("a"), None, "use 4 or 6")]
     #[case(1, 2, 0, Some("a"), None, "use 2")]

@@ -15,7 +15,7 @@ use accelerate_core::config::{
 };
 use accelerate_core::names::{LogLevel, RngType};
 use accelerate_core::schedule::SchedulerUnit;
-use accelerate_core::settings::{Origin, Setting};
+use accelerate_core::settings::{Origin, Setting, read_file};
 use std::path::PathBuf;
 use std::sync::Arc;
 use tch::Device;
@@ -406,7 +406,7 @@ fn check_nothing_of_a_meeting(config: &RunConfig, tells: bool) -> Result<()> {
 }
 
 fn read_config_file(path: PathBuf) -> Result<ConfigFile> {
-    match std::fs::read_to_string(&path) {
+    match read_file(&path) {
         Ok(text) => Ok(ConfigFile::read(&text, &path)?),
         Err(source) => Err(StateError::ConfigFile { path, source }.into()),
     }

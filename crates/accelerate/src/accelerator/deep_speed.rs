@@ -8,8 +8,7 @@ use accelerate_core::config::{
     DeepSpeedConfig, DeepSpeedFacts, DeepSpeedSettings, FloatType, GradScalerKwargs, GradScalerSettings, PreparedFacts,
     ResolvedDeepSpeedConfig, RunConfig, ShardingStrategy,
 };
-use accelerate_core::settings::{Origin, Record};
-use std::fs;
+use accelerate_core::settings::{Origin, Record, read_file};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Device;
@@ -36,7 +35,7 @@ pub(super) struct Resolution {
 
 /// Reads the configuration that a run trains by, its file included.
 pub(super) fn read(run: &RunConfig) -> Result<Option<DeepSpeedConfig>> {
-    let read = || run.deepspeed.config(&|path| fs::read_to_string(path));
+    let read = || run.deepspeed.config(&read_file);
     Ok(run.cluster.use_deepspeed.then(read).transpose().map_err(|error| with_places(run, error))?)
 }
 
@@ -44,15 +43,8 @@ impl DeepSpeed {
     /// Resolves the configuration before any object is prepared, and puts what holds then into `run`.
     pub(super) fn settle(config: DeepSpeedConfig, run: &mut RunConfig, state: &PartialState) -> Result<Self> {
         let settings = run.deepspeed.clone();
-        let is_said = *run.origin("gradient_accumulation_config.num_steps") != Origin::Default;
-        let facts = DeepSpeedFacts {
-            world_size: state.num_processes(),
-            gradient_accumulation_steps: is_said.then_some(run.gradient_accumulation.num_steps),
-            mixed_precision: run.cluster.mixed_precision,
-            split_batches: run.dataloader.split_batches,
-            computes_on_cpu: state.device() == Device::Cpu,
-            ..Default::default()
-        };
+        let computes_on_cpu = state.device() == Device::Cpu;
+        let facts = DeepSpeedFacts { computes_on_cpu, ..run.deepspeed_facts(state.num_processes()) };
         let resolved = settings.resolve(&config, &facts).map_err(|error| with_places(run, error))?;
         for inert in resolved.inert_keys.iter().filter(|_| state.is_main_process()) {
             messages::info!("DeepSpeed's {} has no effect: {}", inert.key, inert.why);

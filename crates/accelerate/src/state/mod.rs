@@ -5,6 +5,7 @@ mod device;
 mod process_control;
 mod rendezvous;
 mod split;
+mod threads;
 
 pub use split::{SplitBetweenProcesses, SplitOptions};
 
@@ -91,16 +92,23 @@ impl PartialState {
         std::env::current_dir().map_err(|source| StateError::NoWorkingFolder { source })?;
         let ranks = rank_variables(lookup)?;
         let local_rank = ranks.as_ref().map_or(0, |ranks| ranks.local_rank);
+        let num_local_processes = ranks.as_ref().map_or(1, |ranks| ranks.local_world_size);
+        let num_cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let unusable_threads = threads::settle(num_cores, num_local_processes, lookup);
         if cluster.enable_cpu_affinity {
-            affinity::pin(local_rank, ranks.as_ref().map_or(1, |ranks| ranks.local_world_size))?;
+            affinity::pin(local_rank, num_local_processes)?;
         }
         let wanted = cluster.torch_device.as_deref().map(|name| (name, config.origin("torch_device")));
         let device = device::choose(cluster.use_cpu, wanted, local_rank)?;
-        match ranks.filter(|ranks| ranks.world_size > 1) {
-            Some(ranks) => {
-                messages::set_rank(ranks.rank);
-                Self::distributed(device, &ranks, config, lookup)
-            }
+        let ranks = ranks.filter(|ranks| ranks.world_size > 1);
+        if let Some(ranks) = &ranks {
+            messages::set_rank(ranks.rank);
+        }
+        if let Some(unusable) = unusable_threads {
+            messages::warning!("{unusable}");
+        }
+        match ranks {
+            Some(ranks) => Self::distributed(device, &ranks, config, lookup),
             None => Ok(Self::single_process(device)),
         }
     }

@@ -26,6 +26,17 @@ fn help_teaches_by_example() {
 }
 
 #[test]
+fn help_of_a_command_is_there_under_both_names() {
+    let [by_name, by_flag] = [["help", "launch"], ["launch", "--help"]].map(|words| {
+        let mut command = accelerate();
+        command.args(words);
+        finished(command)
+    });
+    by_name.expect(0, &[]);
+    assert_eq!(by_name.stdout, by_flag.stdout);
+}
+
+#[test]
 fn the_environment_report_has_every_fact_and_no_secret() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("build-version"), "2.11.0+cpu\n").unwrap();
@@ -34,7 +45,11 @@ fn the_environment_report_has_every_fact_and_no_secret() {
         .arg("env")
         .env("LIBTORCH", folder.path())
         .env("ACCELERATE_MIXED_PRECISION", "bf16")
-        .env("HF_TOKEN", "hf_secret");
+        .env("HF_TOKEN", "hf_secret")
+        .env("ACCELERATE_API_KEY", "hf_secret")
+        .env("ACCELERATE_TPU_ENV", "WANDB=hf_secret")
+        .env("ACCELERATE_DB_PASSWORD", "hf_secret")
+        .env("NCCL_AUTH_token", "hf_secret");
     let report = finished(command);
     report.expect(0, &[]);
     for name in ["accelerate version", "libtorch", "platform", "processor", "memory", "GPU", "Python", "environment"] {
@@ -44,6 +59,10 @@ fn the_environment_report_has_every_fact_and_no_secret() {
     assert!(report.stdout.contains(&format!("2.11.0+cpu in {}", folder.path().display())), "{}", report.stdout);
     assert!(report.stdout.contains("ACCELERATE_MIXED_PRECISION=bf16"));
     assert!(!report.stdout.contains("hf_secret"));
+    for name in ["ACCELERATE_API_KEY", "ACCELERATE_TPU_ENV", "ACCELERATE_DB_PASSWORD", "NCCL_AUTH_token"] {
+        assert!(report.stdout.contains(&format!("{name}=(not shown)")), "{}", report.stdout);
+    }
+    assert!(!report.stdout.contains("HF_TOKEN"));
 }
 
 #[test]

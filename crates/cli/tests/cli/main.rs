@@ -8,6 +8,7 @@ mod failures;
 mod orphans;
 mod output;
 mod programs;
+mod settings;
 mod stopping;
 mod support;
 mod terminal;

@@ -28,7 +28,7 @@ record! {
             .refused(NO_SAGEMAKER);
         /// How processes work together, such as MULTI_GPU, MULTI_CPU, FSDP or DEEPSPEED.
         ///
-        /// Default: as devices and the other settings say.
+        /// Default: as devices and the other settings say. NO is one process.
         distributed_type: DistributedType => setting().launcher();
         /// Precision of the computation, for a program that does not choose one itself: no, fp16, bf16.
         ///
@@ -42,7 +42,8 @@ record! {
         debug: bool = false => setting().variable("ACCELERATE_DEBUG_MODE").flag("debug").switch();
         /// Number of processes, counted over all machines.
         ///
-        /// Without it: one per NVIDIA GPU that CUDA_VISIBLE_DEVICES leaves visible; one if there is none, or with --cpu.
+        /// Without it: one per NVIDIA GPU that CUDA_VISIBLE_DEVICES leaves visible; one if there is none, with --cpu, or with the
+        /// distributed_type NO. At most 4096 on one machine, and 1048576 in all.
         num_processes: usize => setting().launcher().flag("num_processes").at_least(1).reference_default("-1");
         /// Number of machines. Run the same command on each, with its own --machine_rank.
         num_machines: usize = 1 => setting().launcher().flag("num_machines").at_least(1);
@@ -60,7 +61,7 @@ record! {
         gpu_ids: String => setting().launcher().flag("gpu_ids").harmless(&["all"]);
         /// Threads of each process (OMP_NUM_THREADS).
         ///
-        /// Without it, several processes share the cores evenly unless OMP_NUM_THREADS is set.
+        /// Without it, several processes share the cores evenly unless OMP_NUM_THREADS is set to a possible number.
         num_cpu_threads_per_process: usize => setting().launcher().flag("num_cpu_threads_per_process").at_least(1);
         /// Keep each process on cores of its own: an equal share of those of its machine.
         enable_cpu_affinity: bool = false => setting()

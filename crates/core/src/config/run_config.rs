@@ -1,5 +1,6 @@
 //! The configuration of a run: every record, resolved once from all sources.
 
+mod deep_speed;
 mod display;
 mod file;
 mod normalise;
@@ -18,7 +19,7 @@ use super::{
     ProjectSettings, QuantizationSettings, TensorParallelSettings, TorchDynamoPlugin, TorchTensorParallelPlugin,
 };
 use crate::Result;
-use crate::settings::{Origin, Origins, Record, Setting};
+use crate::settings::{Origin, Origins, Record, Setting, shortened};
 
 /// Lists the records once: the field that holds one, the form that is written, the form that is read.
 macro_rules! records {
@@ -199,7 +200,8 @@ impl PartialEq for Unused {
 
 impl std::fmt::Display for Message {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} is {} ({}), which has no effect: {}", self.setting, self.found, self.origin, self.why)
+        let Self { setting, found, origin, why } = self;
+        write!(f, "{setting} is {} ({origin}), which has no effect: {why}", shortened(found))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::error::environment::EnvironmentErrorKind as Kind;
+use crate::settings::shortened;
 
 /// Reads `y`, `yes`, `t`, `true`, `on`, `1` as true and `n`, `no`, `f`, `false`, `off`, `0` as false, in
 /// upper or lower case (`str_to_bool` of the reference, `utils/environment.py`). `None`: neither.
@@ -39,6 +40,6 @@ pub fn parse_flag(lookup: &dyn Fn(&str) -> Option<String>, name: &str, default: 
     };
     str_to_bool(&value).ok_or_else(|| {
         let wanted = "one of y, yes, t, true, on, 1 or n, no, f, false, off, 0";
-        Kind::Value { name: name.to_owned(), value, wanted }.into()
+        Kind::Value { name: name.to_owned(), value: shortened(&value), wanted }.into()
     })
 }

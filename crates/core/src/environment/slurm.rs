@@ -3,6 +3,7 @@
 use super::{Claim, Launcher, Variables};
 use crate::Result;
 use crate::error::environment::EnvironmentErrorKind as Kind;
+use crate::settings::shortened;
 
 /// The claim of a task that `srun` started; see [`super::rank_variables`] for what does not count as one.
 pub(super) fn claim(variables: &Variables<'_>) -> Result<Option<Claim>> {
@@ -25,7 +26,7 @@ pub(super) fn claim(variables: &Variables<'_>) -> Result<Option<Claim>> {
         Some((name, value)) => match first_host(&value) {
             Some(host) => Some(host),
             None => {
-                return Err(Kind::HostList { name: name.to_owned(), value }.into());
+                return Err(Kind::HostList { name: name.to_owned(), value: shortened(&value) }.into());
             }
         },
         None => None,

@@ -1,10 +1,12 @@
 //! What can be wrong with a configuration value.
 
+use crate::settings::shortened;
+
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigErrorKind {
     #[error(transparent)]
     DeepSpeed(#[from] super::deep_speed::DeepSpeedErrorKind),
-    #[error("{found:?} is not a {what}; the choices are {}", quoted(choices))]
+    #[error("{:?} is not a {what}; the choices are {}", shortened(found), quoted(choices))]
     UnknownName { what: &'static str, found: String, choices: &'static [&'static str] },
     #[error("{name} is 0, but must be at least 1")]
     MustBePositive { name: &'static str },

@@ -1,7 +1,12 @@
 //! What can be wrong with a DeepSpeed configuration.
 
+use crate::config::DeepSpeedFile;
+use crate::settings::shortened;
 use std::fmt;
 use std::path::PathBuf;
+
+/// The most bytes of the entries that one error lists: who has to mend more begins with these.
+const MOST_LISTED_BYTES: usize = 1400;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DeepSpeedErrorKind {
@@ -10,22 +15,33 @@ pub(crate) enum DeepSpeedErrorKind {
          are not JSON"
     )]
     Json { source: serde_json::Error },
+    #[error("the DeepSpeed configuration has {bytes} bytes, but may have at most {most}")]
+    TooLarge { bytes: usize, most: usize },
     #[error(
-        "the DeepSpeed configuration file {} cannot be read; hf_ds_config is the path of a JSON file, or its content",
-        path.display()
+        "the DeepSpeed configuration file {} cannot be read; deepspeed_config_file is the path of a JSON file, or its content",
+        shortened(&path.to_string_lossy())
     )]
     File { path: PathBuf },
-    #[error("the DeepSpeed configuration cannot be honoured as it is:{}", listed(problems))]
+    #[error("{}: {}", shortened(&file.path.to_string_lossy()), problem.text(Some(file)))]
+    InFile { file: DeepSpeedFile, problem: Box<Self> },
+    #[error("the DeepSpeed configuration cannot be honoured as it is:{}", listed(problems, None))]
     Document { problems: Vec<Problem> },
+    #[error("{path} is missing: {device} is \"nvme\", which needs a folder on that disk")]
+    NoFolder { device: &'static str, path: &'static str },
+    #[error(
+        "fp16.enabled and bf16.enabled contradict each other: layers compute in one of them; enable one, or write \"auto\" \
+         for both"
+    )]
+    TwoPrecisions,
     #[error(
         "the DeepSpeed configuration says \"auto\" where nothing tells the value; write it instead of \"auto\":{}",
-        listed(remaining)
+        listed(remaining, None)
     )]
     RemainingAuto { remaining: Vec<RemainingAuto> },
     #[error(
         "the DeepSpeed configuration and the program say different things; write \"auto\" in the configuration, or make \
          them agree:{}",
-        listed(conflicts)
+        listed(conflicts, None)
     )]
     Conflicts { conflicts: Vec<Conflict> },
     #[error(
@@ -98,9 +114,49 @@ impl DeepSpeedErrorKind {
         match self {
             Self::Conflicts { conflicts } => conflicts.iter().filter_map(|conflict| conflict.setting).collect(),
             Self::BatchSize { .. } | Self::BatchDoesNotDivide { .. } => vec!["gradient_accumulation_config.num_steps"],
+            Self::NoFolder { device, .. } => vec![device],
+            Self::InFile { problem, .. } => problem.settings(),
+            // Without a file, the configuration is where this setting was said.
+            Self::Json { .. } | Self::Document { .. } | Self::RemainingAuto { .. } | Self::File { .. } => {
+                vec!["deepspeed_config.hf_ds_config"]
+            }
             _ => Vec::new(),
         }
     }
+
+    /// The keys of the document that it is about, where it does not list them one by one.
+    fn keys(&self) -> &'static [&'static str] {
+        match self {
+            Self::BatchSize { .. } | Self::BatchDoesNotDivide { .. } => {
+                &["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"]
+            }
+            Self::TwoPrecisions => &["fp16.enabled", "bf16.enabled", "bfloat16.enabled"],
+            Self::OptimizerTwice => &["optimizer"],
+            Self::SchedulerTwice => &["scheduler"],
+            _ => &[],
+        }
+    }
+
+    /// The text, with the lines of what it is about where the configuration is a file.
+    fn text(&self, file: Option<&DeepSpeedFile>) -> String {
+        let Some(file) = file else { return self.to_string() };
+        let (listed_alone, listed) = match self {
+            Self::Document { problems } => (listed(problems, None), listed(problems, Some(file))),
+            Self::RemainingAuto { remaining } => (listed(remaining, None), listed(remaining, Some(file))),
+            _ => {
+                let lines: Vec<_> = self.keys().iter().filter_map(|key| Some((file.line(key)?, key))).collect();
+                let lines: Vec<_> = lines.iter().map(|(line, key)| format!("{key}: line {line}")).collect();
+                return if lines.is_empty() { self.to_string() } else { format!("{self} ({})", lines.join(", ")) };
+            }
+        };
+        self.to_string().replace(&listed_alone, &listed)
+    }
+}
+
+/// One entry of a document that an error lists.
+trait Entry: fmt::Display {
+    /// Its key, where the text does not name the line already.
+    fn key(&self) -> Option<&str>;
 }
 
 /// One entry of a document that cannot be honoured.
@@ -120,18 +176,32 @@ pub(crate) enum Problem {
     Missing { key: String, why: &'static str },
 }
 
+impl Entry for Problem {
+    fn key(&self) -> Option<&str> {
+        match self {
+            Self::Unknown { key, .. }
+            | Self::Refused { key, .. }
+            | Self::Foreign { key, .. }
+            | Self::Name { key, .. }
+            | Self::Value { key, .. }
+            | Self::Missing { key, .. } => Some(key),
+        }
+    }
+}
+
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let key = shortened(self.key().unwrap_or_default());
         match self {
-            Self::Unknown { key, nearest: Some(nearest) } => {
+            Self::Unknown { nearest: Some(nearest), .. } => {
                 write!(f, "{key} is not known; {nearest} is. Correct or remove it")
             }
-            Self::Unknown { key, nearest: None } => write!(f, "{key} is not known; remove it"),
-            Self::Refused { key, found, instead } => write!(f, "{key} is {found}, which is not available: {instead}"),
-            Self::Foreign { key, owner } => write!(f, "{key} is not a parameter of {owner}; remove it"),
-            Self::Name { key, error } => write!(f, "{key}: {error}"),
-            Self::Value { key, found, wanted } => write!(f, "{key} is {found}, but must be {wanted}"),
-            Self::Missing { key, why } => write!(f, "{key} is missing: {why}"),
+            Self::Unknown { nearest: None, .. } => write!(f, "{key} is not known; remove it"),
+            Self::Refused { found, instead, .. } => write!(f, "{key} is {found}, which is not available: {instead}"),
+            Self::Foreign { owner, .. } => write!(f, "{key} is not a parameter of {owner}; remove it"),
+            Self::Name { error, .. } => write!(f, "{key}: {error}"),
+            Self::Value { found, wanted, .. } => write!(f, "{key} is {found}, but must be {wanted}"),
+            Self::Missing { why, .. } => write!(f, "{key} is missing: {why}"),
         }
     }
 }
@@ -141,6 +211,12 @@ impl fmt::Display for Problem {
 pub(crate) struct RemainingAuto {
     pub(crate) key: String,
     pub(crate) why: &'static str,
+}
+
+impl Entry for RemainingAuto {
+    fn key(&self) -> Option<&str> {
+        Some(&self.key)
+    }
 }
 
 impl fmt::Display for RemainingAuto {
@@ -162,6 +238,12 @@ pub(crate) struct Conflict {
     pub(crate) given: String,
 }
 
+impl Entry for Conflict {
+    fn key(&self) -> Option<&str> {
+        None
+    }
+}
+
 impl fmt::Display for Conflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { key, place, configured, source, given, .. } = self;
@@ -170,6 +252,16 @@ impl fmt::Display for Conflict {
     }
 }
 
-fn listed<T: fmt::Display>(items: &[T]) -> String {
-    items.iter().map(|item| format!("\n  - {item}")).collect()
+/// A line for each item, with its place in `file`, as far as a reader's patience reaches.
+fn listed<T: Entry>(items: &[T], file: Option<&DeepSpeedFile>) -> String {
+    let mut lines = String::new();
+    for (index, item) in items.iter().enumerate() {
+        let line = item.key().and_then(|key| file?.line(key)).map(|line| format!(" (line {line})"));
+        let line = format!("\n  - {item}{}", line.unwrap_or_default());
+        if lines.len() + line.len() > MOST_LISTED_BYTES && index > 0 {
+            return format!("{lines}\n  - and {} more", items.len() - index);
+        }
+        lines += &line;
+    }
+    lines
 }

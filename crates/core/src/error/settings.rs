@@ -12,8 +12,10 @@ pub(crate) enum SettingsErrorKind {
     DuplicateKey { path: PathBuf, line: usize, key: String },
     #[error("{}:{line}: {what} must be a mapping of keys to values", path.display())]
     NotAMapping { path: PathBuf, line: usize, what: String },
-    #[error("{}:{line}: there is no key {key:?} {place}{}", path.display(), nearest(nearest_key))]
-    UnknownKey { path: PathBuf, line: usize, key: String, place: String, nearest_key: Option<String> },
+    #[error("{}:{line}: there is no key {key:?} {place}{hint}", path.display())]
+    UnknownKey { path: PathBuf, line: usize, key: String, place: String, hint: String },
+    #[error("{}:{line}: {key} is {found}, but must be {wanted}", path.display())]
+    Shape { path: PathBuf, line: usize, key: String, found: String, wanted: String },
     #[error("{}:{line}: {key} is {found:?}, but must be {wanted}", path.display())]
     FileValue { path: PathBuf, line: usize, key: String, found: String, wanted: String },
     #[error("the environment variable {name} is {found:?}, but must be {wanted}")]
@@ -26,8 +28,4 @@ pub(crate) enum SettingsErrorKind {
     Places { problem: String, places: String },
     #[error("{first} ({first_origin}) and {second} ({second_origin}) contradict each other: {why}")]
     Contradiction { first: String, first_origin: String, second: String, second_origin: String, why: &'static str },
-}
-
-fn nearest(key: &Option<String>) -> String {
-    key.as_ref().map(|key| format!("; the nearest one is {key:?}")).unwrap_or_default()
 }

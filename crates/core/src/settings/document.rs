@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
 /// The most bytes that a configuration file may have: 1 MiB.
-const MAX_BYTES: usize = 1 << 20;
+pub(crate) const MAX_BYTES: usize = 1 << 20;
 
 /// The deepest nesting of lists and mappings.
 const MAX_DEPTH: usize = 32;
@@ -107,7 +107,11 @@ impl<'a> Reader<'a> {
                     return Err(self.syntax(line, "a second document begins here; a configuration is one".to_owned()));
                 }
                 (Event::Nothing | Event::StreamStart | Event::DocumentStart(_) | Event::DocumentEnd, _) => {}
-                (event, line) => root = Some(self.node(event, line, 0)?).filter(|node| !node.is_null()).or(root),
+                (event, line) => {
+                    let node = self.node(event, line, 0)?;
+                    let says_nothing = node.is_null() && !matches!(node.value, NodeValue::List(_));
+                    root = Some(node).filter(|_| !says_nothing).or(root);
+                }
             }
         }
     }
@@ -157,8 +161,14 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Keys and values in messages are cut where they would hide the message.
-pub(crate) fn shortened(text: &str) -> String {
+/// The text as messages show it: keys and values are cut where they would hide the message.
+///
+/// ```
+/// use accelerate_core::settings::shortened;
+/// assert_eq!(shortened("bf16"), "bf16");
+/// assert_eq!(shortened(&"x".repeat(1000)).len(), 83);
+/// ```
+pub fn shortened(text: &str) -> String {
     const MOST: usize = 80;
     match text.char_indices().nth(MOST) {
         Some((end, _)) => format!("{}...", &text[..end]),

@@ -120,7 +120,13 @@ impl Setting {
 
     /// What a value must be, to complete "but must be ...".
     pub fn wanted(&self) -> String {
-        self.kind.wanted_at_least(self.declaration.least.unwrap_or(0))
+        let wanted = self.kind.wanted_at_least(self.declaration.least.unwrap_or(0));
+        if self.declaration.is_object_too { format!("{wanted}, or {}", ValueKind::Object.wanted()) } else { wanted }
+    }
+
+    /// May a file give an object for it?
+    pub(crate) fn takes_object(&self) -> bool {
+        self.declaration.is_object_too || matches!(self.kind, ValueKind::Object | ValueKind::OffloadTarget)
     }
 
     /// Is the number that this text writes down large enough?

@@ -124,6 +124,7 @@ fn launchers(#[case] variables: &str, #[case] wanted: Wanted<'_>) {
 #[case::a_batch_script("SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_JOB_ID=12 SLURM_JOB_NODELIST=a,b")]
 #[case::an_allocation("SLURM_NTASKS=4 SLURM_JOB_ID=12")]
 #[case::half_an_mpi("PMI_RANK=0")]
+#[case::an_empty_address_alone("MASTER_ADDR= WORLD_SIZE=")]
 fn a_single_process(#[case] variables: &str) {
     assert_eq!(read(variables).unwrap(), None);
 }
@@ -150,7 +151,19 @@ fn a_single_process(#[case] variables: &str) {
 )]
 #[case::not_a_number("RANK=zero WORLD_SIZE=2", "RANK is \"zero\", but must be a whole number of at least 0")]
 #[case::negative("RANK=-1 WORLD_SIZE=2", "RANK is \"-1\"")]
-#[case::an_empty_world("RANK=0 WORLD_SIZE=0", "WORLD_SIZE is \"0\", but must be a whole number of at least 1")]
+#[case::an_empty_world("RANK=0 WORLD_SIZE=0", "WORLD_SIZE is \"0\", but must be a whole number from 1 to 1048576")]
+#[case::too_large_a_world(
+    "RANK=0 WORLD_SIZE=1000000000",
+    "WORLD_SIZE is \"1000000000\", but must be a whole number from 1 to"
+)]
+#[case::too_large_a_machine("RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=1048577", "LOCAL_WORLD_SIZE is \"1048577\"")]
+#[case::too_large_an_mpi("PMI_RANK=0 PMI_SIZE=1000000000", "PMI_SIZE is \"1000000000\"")]
+#[case::too_large_a_step("SLURM_PROCID=0 SLURM_NTASKS=1000000000", "SLURM_NTASKS is \"1000000000\"")]
+#[case::an_empty_address(
+    "RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=",
+    "MASTER_ADDR is \"\", but must be the host name or address of the machine of rank 0"
+)]
+#[case::a_blank_address("RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=_", "MASTER_ADDR is \"")]
 #[case::no_port("RANK=0 WORLD_SIZE=1 MASTER_PORT=0", "MASTER_PORT is \"0\", but must be a port number from 1 to 65535")]
 #[case::too_high_a_port("RANK=0 WORLD_SIZE=1 MASTER_PORT=65536", "MASTER_PORT is \"65536\"")]
 #[case::no_local_rank("RANK=1 WORLD_SIZE=2 MASTER_ADDR=a", "rank 1 of 2 does not know its place on this machine")]

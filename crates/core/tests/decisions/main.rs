@@ -3,12 +3,17 @@
 
 mod accumulation;
 mod config;
+mod contradictions;
 mod deep_speed;
 mod deep_speed_objects;
 mod deep_speed_resolve;
 mod environment;
 mod environment_plugins;
 mod golden;
+#[allow(unreachable_pub, reason = "a file of another crate's tests")]
+#[path = "../../../accelerate/tests/hostile/mod.rs"]
+mod hostile;
+mod hostile_settings;
 mod layout;
 mod offload;
 mod plan;

@@ -415,7 +415,6 @@ fn help_shows_the_words_of_links_alone() {
 #[case::flag_before_file(&[("sharding_strategy", "FULL_SHARD")], "fsdp_reshard_after_forward: SHARD_GRAD_OP", "FULL_SHARD")]
 #[case::flag_beside_the_questionnaire(&[("sharding_strategy", "SHARD_GRAD_OP")], "fsdp_reshard_after_forward: FULL_SHARD", "SHARD_GRAD_OP")]
 #[case::file_alone(&[], "fsdp_reshard_after_forward: SHARD_GRAD_OP", "SHARD_GRAD_OP")]
-#[case::unasked_in_the_file(&[], "{fsdp_sharding_strategy: FULL_SHARD, fsdp_reshard_after_forward: HYBRID_SHARD}", "HYBRID_SHARD")]
 #[case::flag_of_resharding(&[("reshard_after_forward", "NO_SHARD")], "fsdp_sharding_strategy: SHARD_GRAD_OP", "NO_SHARD")]
 fn the_closer_word_for_a_strategy_counts(#[case] flags: &[(&str, &str)], #[case] file: &str, #[case] wanted: &str) {
     let by_field = |(field, text): &(&str, &str)| (by_path(&format!("fsdp_config.{field}")), (*text).to_owned());

@@ -97,7 +97,7 @@ impl DeepSpeedConfig {
     ///
     /// # Errors
     ///
-    /// [`Error::is_config`](crate::Error::is_config): no JSON object, a key that is written twice in it, and what
+    /// [`Error::is_config`](crate::Error::is_config): more than 1 MiB, no JSON object, a key that is written twice in it, and what
     /// [`from_entries`](Self::from_entries) refuses.
     ///
     /// ```
@@ -106,8 +106,7 @@ impl DeepSpeedConfig {
     /// assert!(error.to_string().contains("\"train_batch_size\" is written twice"));
     /// ```
     pub fn from_json(text: &str) -> Result<Self> {
-        let entries = json::read_object(text).map_err(|source| DeepSpeedErrorKind::Json { source })?;
-        Self::from_entries(&entries)
+        Self::from_entries(&json::read_object(text)?)
     }
 
     /// Reads the entries of a configuration. Keys are DeepSpeed's; a number that counts may be written as `5e8`.

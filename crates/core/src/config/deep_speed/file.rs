@@ -1,8 +1,11 @@
 //! Where the keys of a configuration stand in its file.
 
-use crate::settings::{Document, Node, NodeValue};
+use crate::settings::{Document, Node, NodeValue, shortened};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+
+/// The most bytes of a key with its sections.
+const LONGEST_KEY: usize = 256;
 
 /// The file of a DeepSpeed configuration: messages name the lines of its keys.
 ///
@@ -22,7 +25,8 @@ use std::path::{Path, PathBuf};
 pub struct DeepSpeedFile {
     /// The file.
     pub path: PathBuf,
-    /// Lines of keys with their sections before them, counted from 1.
+    /// Lines of keys with their sections before them, counted from 1. Keys that are longer than any that is known are left
+    /// out.
     pub lines: BTreeMap<String, usize>,
 }
 
@@ -39,15 +43,29 @@ impl DeepSpeedFile {
     fn note(&mut self, prefix: &str, node: &Node) {
         let NodeValue::Mapping(entries) = &node.value else { return };
         for (key, line, node) in entries {
+            if prefix.len() + key.len() > LONGEST_KEY {
+                continue;
+            }
             let key = format!("{prefix}{key}");
             self.note(&format!("{key}."), node);
             self.lines.insert(key, *line);
         }
     }
 
+    /// The line of `key`: its own, or where it is missing that of the section in which it belongs.
+    pub(crate) fn line(&self, key: &str) -> Option<usize> {
+        let mut key = key;
+        loop {
+            if let Some(line) = self.lines.get(key) {
+                return Some(*line);
+            }
+            key = key.rsplit_once('.')?.0;
+        }
+    }
+
     /// The line of `key`, or only the file.
     pub(super) fn place(&self, key: &str) -> String {
-        let path = self.path.display();
-        self.lines.get(key).map_or_else(|| path.to_string(), |line| format!("{path}:{line}"))
+        let path = shortened(&self.path.to_string_lossy());
+        self.line(key).map_or_else(|| path.clone(), |line| format!("{path}:{line}"))
     }
 }

@@ -1,11 +1,21 @@
 //! JSON in which no key is written twice.
 
+use crate::Result;
+use crate::error::deep_speed::DeepSpeedErrorKind;
+use crate::settings::{MAX_BYTES, shortened};
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 use std::fmt;
 
 /// Reads a JSON object. A key that is written twice is an error: `serde_json` alone would keep one and drop the other.
-pub(super) fn read_object(text: &str) -> Result<Map<String, Value>, serde_json::Error> {
+pub(super) fn read_object(text: &str) -> Result<Map<String, Value>> {
+    if text.len() > MAX_BYTES {
+        return Err(DeepSpeedErrorKind::TooLarge { bytes: text.len(), most: MAX_BYTES }.into());
+    }
+    Ok(object(text).map_err(|source| DeepSpeedErrorKind::Json { source })?)
+}
+
+fn object(text: &str) -> Result<Map<String, Value>, serde_json::Error> {
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let value = Strict.deserialize(&mut deserializer)?;
     deserializer.end()?;
@@ -69,7 +79,7 @@ impl<'de> Visitor<'de> for Strict {
         while let Some(key) = access.next_key::<String>()? {
             let value = access.next_value_seed(Strict)?;
             if map.contains_key(&key) {
-                return Err(Error::custom(format_args!("the key {key:?} is written twice")));
+                return Err(Error::custom(format_args!("the key {:?} is written twice", shortened(&key))));
             }
             map.insert(key, value);
         }

@@ -61,15 +61,36 @@ pub(super) fn standing(key: &str) -> Option<Standing> {
 
 /// The known key that `key` was probably meant to be: one that is typed almost so, or one of that name elsewhere.
 pub(super) fn nearest(key: &str) -> Option<String> {
+    // Longer words are no slip of the hand, and comparing them would take time.
+    if key.len() > LONGEST_SLIP {
+        return None;
+    }
     let name = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
     let known = || HONOURED.iter().copied().chain(INERT.iter().map(|entry| entry.0));
     let is_near = |candidate: &&str| edits(candidate, key) <= 1 + key.len() / 12;
+    // Keys of the plugin, which begin with such a word, are not those of the document.
+    let bare = name(key);
+    let bare = ["deepspeed_", "ds_", "zero_"].iter().find_map(|prefix| bare.strip_prefix(prefix)).unwrap_or(&bare);
     known()
         .filter(is_near)
         .min_by_key(|candidate| edits(candidate, key))
         .or_else(|| known().find(|candidate| name(candidate) == name(key)))
+        .or_else(|| known().find(|candidate| name(candidate) == bare))
+        .or_else(|| nearest_name(bare, known()))
         .map(str::to_owned)
 }
+
+/// The key whose own name is most like `name`, wherever it stands.
+fn nearest_name<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    const ALIKE: f64 = 0.92;
+    let scored = known.map(|key| (strsim::jaro_winkler(key.rsplit('.').next().unwrap_or(key), name), key));
+    scored
+        .filter(|(score, _)| *score > ALIKE)
+        .max_by(|(first, _), (second, _)| first.total_cmp(second))
+        .map(|best| best.1)
+}
+
+const LONGEST_SLIP: usize = 100;
 
 /// Characters to insert, remove or replace until one text is the other.
 fn edits(from: &str, to: &str) -> usize {

@@ -2,6 +2,7 @@
 
 use super::Auto;
 use crate::error::deep_speed::Conflict;
+use crate::settings::shortened;
 use serde::Serialize;
 
 /// Who gives a value.
@@ -51,7 +52,7 @@ impl Merge {
 
     pub(super) fn compare<T: PartialEq + Serialize>(&mut self, key: &str, configured: &T, source: Source, given: &T) {
         if configured != given {
-            let shown = |value: &T| serde_json::to_string(value).unwrap_or_default();
+            let shown = |value: &T| shortened(&serde_json::to_string(value).unwrap_or_default());
             self.conflicts.push(source.conflict(key, shown(configured), shown(given)));
         }
     }

@@ -37,8 +37,7 @@ impl FromStr for DeepSpeedSource {
         if !text.trim_start().starts_with('{') {
             return Ok(Self::Path(text.into()));
         }
-        let entries = json::read_object(text).map_err(|source| DeepSpeedErrorKind::Json { source })?;
-        Ok(Self::Entries(entries))
+        json::read_object(text).map(Self::Entries)
     }
 }
 
@@ -103,7 +102,7 @@ record! {
         #[serde(deserialize_with = "none_is_absent")]
         hf_ds_config: DeepSpeedSource => setting()
             .keys(&["deepspeed_config_file", "hf_ds_config"]).variable("ACCELERATE_DEEPSPEED_CONFIG_FILE")
-            .flag("deepspeed_config_file");
+            .flag("deepspeed_config_file").or_object();
         /// Micro-batches per optimizer step, at least 1. Default "auto": the accelerator's.
         ///
         /// It has a variable of its own, so that it can be told to processes that only may train by a DeepSpeed configuration.
@@ -191,16 +190,18 @@ impl DeepSpeedSettings {
             let (name, wanted) = ("gradient_clipping", "a number of at least 0");
             return Err(ConfigErrorKind::OutOfRange { name, found, wanted }.into());
         }
-        let missing: Vec<Problem> = [
-            ("offload_optimizer_nvme_path", self.offload_optimizer_device, &self.offload_optimizer_nvme_path),
-            ("offload_param_nvme_path", self.offload_param_device, &self.offload_param_nvme_path),
-        ]
-        .into_iter()
-        .filter(|(_, device, path)| *device == Some(OffloadDevice::Nvme) && path.is_none())
-        .map(|(key, ..)| Problem::Missing { key: key.to_owned(), why: NVME_NEEDS_PATH })
-        .collect();
-        if self.hf_ds_config.is_none() && !missing.is_empty() {
-            return Err(DeepSpeedErrorKind::Document { problems: missing }.into());
+        let devices = [
+            ("offload_optimizer", self.offload_optimizer_device, &self.offload_optimizer_nvme_path),
+            ("offload_param", self.offload_param_device, &self.offload_param_nvme_path),
+        ];
+        for (name, device, path) in devices {
+            if self.hf_ds_config.is_none() && device == Some(OffloadDevice::Nvme) && path.is_none() {
+                let [device, path] = match name {
+                    "offload_param" => ["offload_param_device", "offload_param_nvme_path"],
+                    _ => ["offload_optimizer_device", "offload_optimizer_nvme_path"],
+                };
+                return Err(DeepSpeedErrorKind::NoFolder { device, path }.into());
+            }
         }
         Ok(())
     }
@@ -232,23 +233,29 @@ impl DeepSpeedSettings {
     /// ```
     pub fn config(&self, read: &dyn Fn(&Path) -> std::io::Result<String>) -> Result<DeepSpeedConfig> {
         self.check()?;
-        let mut config = match &self.hf_ds_config {
-            None => self.config_of_fields(),
-            Some(DeepSpeedSource::Entries(entries)) => DeepSpeedConfig::from_entries(entries)?,
+        match &self.hf_ds_config {
+            None => self.put_into(self.config_of_fields()),
+            Some(DeepSpeedSource::Entries(entries)) => self.put_into(DeepSpeedConfig::from_entries(entries)?),
             Some(DeepSpeedSource::Path(path)) => {
                 let text = read(path).map_err(|cause| {
                     crate::Error::new(DeepSpeedErrorKind::File { path: path.clone() }).caused_by(cause)
                 })?;
-                let file = Some(DeepSpeedFile::of(path, &text));
-                DeepSpeedConfig { file, ..DeepSpeedConfig::from_json(&text)? }
+                let file = DeepSpeedFile::of(path, &text);
+                let config = DeepSpeedConfig::from_json(&text)
+                    .and_then(|config| self.put_into(DeepSpeedConfig { file: Some(file.clone()), ..config }));
+                config.map_err(|error| error.in_deepspeed_file(&file))
             }
-        };
+        }
+    }
+
+    /// The configuration with the plugin's fields in it.
+    fn put_into(&self, mut config: DeepSpeedConfig) -> Result<DeepSpeedConfig> {
         if config.zero_optimization.is_none() && self.zero_stage.is_none() {
             let why = "write {\"stage\": ..}, or give DeepSpeedPlugin.zero_stage";
             let problems = vec![Problem::Missing { key: "zero_optimization".to_owned(), why }];
             return Err(DeepSpeedErrorKind::Document { problems }.into());
         }
-        let conflicts = self.put_into(&mut config);
+        let conflicts = self.merge_into(&mut config);
         if conflicts.is_empty() { Ok(config) } else { Err(config.conflicts(conflicts)) }
     }
 
@@ -267,7 +274,7 @@ impl DeepSpeedSettings {
         }
     }
 
-    fn put_into(&self, config: &mut DeepSpeedConfig) -> Vec<Conflict> {
+    fn merge_into(&self, config: &mut DeepSpeedConfig) -> Vec<Conflict> {
         macro_rules! field {
             ($field:ident) => {
                 Source::setting(

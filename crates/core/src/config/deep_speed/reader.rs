@@ -28,6 +28,9 @@ impl std::fmt::Display for InertKey {
     }
 }
 
+/// How many unknown keys are compared with those that are known.
+const MOST_CORRECTED: usize = 32;
+
 /// What was found while a document was read.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
@@ -125,7 +128,11 @@ impl<'a> Section<'a> {
                     }
                 }
                 (Some(Standing::Honoured) | None, _) => {
-                    let nearest = keys::nearest(&key);
+                    // A message shows no more of them than this.
+                    let nearest = match findings.problems.len() < MOST_CORRECTED {
+                        true => keys::nearest(&key),
+                        false => None,
+                    };
                     findings.problems.push(Problem::Unknown { key, nearest });
                 }
             }

@@ -168,6 +168,14 @@ impl DeepSpeedSettings {
     /// # Ok::<(), accelerate_core::Error>(())
     /// ```
     pub fn resolve(&self, config: &DeepSpeedConfig, facts: &DeepSpeedFacts) -> Result<ResolvedDeepSpeedConfig> {
+        let resolved = self.filled(config, facts);
+        match &config.file {
+            Some(file) => resolved.map_err(|error| error.in_deepspeed_file(file)),
+            None => resolved,
+        }
+    }
+
+    fn filled(&self, config: &DeepSpeedConfig, facts: &DeepSpeedFacts) -> Result<ResolvedDeepSpeedConfig> {
         if facts.world_size == 0 {
             return Err(ConfigErrorKind::MustBePositive { name: "world_size" }.into());
         }

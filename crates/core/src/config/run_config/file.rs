@@ -5,7 +5,7 @@ use crate::Result;
 use crate::config::cluster::NO_SAGEMAKER;
 use crate::error::settings::SettingsErrorKind as Kind;
 use crate::names::ComputeEnvironment;
-use crate::settings::{Document, Node, NodeValue, Origin, Setting, shortened};
+use crate::settings::{Document, Node, NodeValue, Origin, Setting, ValueKind, shortened};
 use std::path::{Path, PathBuf};
 
 /// What a configuration file says, and on which lines.
@@ -108,6 +108,10 @@ impl ConfigFile {
         if node.is_null() || !crate::settings::says_something(setting, &text) {
             return Ok(());
         }
+        if let Some(found) = wrong_shape(setting, node) {
+            let (path, key) = (self.path.clone(), key.to_owned());
+            return Err(Kind::Shape { path, line, key, found, wanted: setting.wanted() }.into());
+        }
         let before = self.partial.text(setting);
         if !self.partial.say(setting, &text) {
             let (path, key, found) = (self.path.clone(), key.to_owned(), shortened(&text));
@@ -117,7 +121,7 @@ impl ConfigFile {
         if let (Some(first), true) = (said, before != self.partial.text(setting)) {
             let (first_origin, second_origin) = (self.origin(first).to_string(), self.origin(line).to_string());
             let why = "one setting is said twice; keep one of the two";
-            let (first, second) = (before.unwrap_or_default(), shortened(&text));
+            let (first, second) = (shortened(&before.unwrap_or_default()), shortened(&text));
             let first = format!("{} {first}", setting.path);
             return Err(Kind::Contradiction { first, first_origin, second, second_origin, why }.into());
         }
@@ -135,8 +139,46 @@ impl ConfigFile {
         let place = if section.is_empty() { "in a configuration file".to_owned() } else { format!("in {section}") };
         let sections = settings().map(|setting| setting.section).filter(|_| section.is_empty());
         let prefix = settings().find(|setting| setting.section == section).map_or("", |setting| setting.key_prefix);
-        let nearest_key = nearest(key.strip_prefix(prefix).unwrap_or(key), known.chain(sections));
-        Kind::UnknownKey { path: self.path.clone(), line, key: shortened(key), place, nearest_key }.into()
+        // Either of the two may have the prefix, and it says nothing about which key was meant.
+        let bare = |key: &'static str| key.strip_prefix(prefix).unwrap_or(key);
+        let known: Vec<_> = known.chain(sections).collect();
+        let word = key.strip_prefix(prefix).unwrap_or(key);
+        let nearest_bare = nearest(word, known.iter().map(|key| bare(key)));
+        let nearest_key =
+            nearest_bare.and_then(|nearest| known.iter().find(|key| bare(key) == nearest)).map(|key| (*key).to_owned());
+        let elsewhere = settings().find(|setting| !setting.is_code_only() && setting.has_key(key));
+        let home = elsewhere.map(|setting| setting.section).filter(|home| *home != section);
+        let path = self.path.clone();
+        Kind::UnknownKey { path, line, key: shortened(key), place, hint: hint(home, nearest_key.as_deref()) }.into()
+    }
+}
+
+/// What to do about a key that is not known: move it home, or correct it.
+fn hint(home: Option<&'static str>, nearest_key: Option<&str>) -> String {
+    match (home, nearest_key) {
+        (Some(""), _) => "; it belongs to the top level of the file".to_owned(),
+        (Some(section), _) => format!("; it belongs to the section {section:?}"),
+        (None, Some(nearest)) => format!("; the nearest one is {nearest:?}"),
+        (None, None) => String::new(),
+    }
+}
+
+/// What a value is, where the setting has no such values: a list or an object.
+fn wrong_shape(setting: &Setting, node: &Node) -> Option<String> {
+    let name = |node: &Node| match &node.value {
+        _ if node.is_null() => Some("nothing"),
+        NodeValue::Scalar { .. } => None,
+        NodeValue::List(_) => Some("a list"),
+        NodeValue::Mapping(_) => Some("an object"),
+    };
+    match &node.value {
+        NodeValue::Scalar { .. } => None,
+        NodeValue::Mapping(_) if setting.takes_object() => None,
+        NodeValue::List(items) if matches!(setting.kind, ValueKind::List | ValueKind::Text) => {
+            let wrong = items.iter().enumerate().find_map(|(index, item)| Some((index + 1, name(item)?)));
+            wrong.map(|(number, found)| format!("a list whose element {number} is {found}"))
+        }
+        _ => name(node).map(str::to_owned),
     }
 }
 

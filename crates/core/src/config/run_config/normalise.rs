@@ -3,11 +3,11 @@
 use super::{Message, Notes, PartialRunConfig, Unused};
 use crate::Result;
 use crate::config::{
-    Auto, AutoWrapPolicy, DDPCommunicationHook, MixedPrecision, ReshardAfterForward, ShardingStrategy,
+    Auto, AutoWrapPolicy, ClusterConfig, DDPCommunicationHook, MixedPrecision, ReshardAfterForward, ShardingStrategy,
 };
 use crate::error::settings::SettingsErrorKind as Kind;
 use crate::names::DistributedType;
-use crate::settings::{Origin, Origins, Record};
+use crate::settings::{Origin, Origins, Record, shortened};
 
 type Messages = Vec<Message>;
 
@@ -28,7 +28,7 @@ pub(super) fn normalise(partial: &mut PartialRunConfig, origins: &mut Origins, n
 }
 
 fn contradiction(origins: &Origins, first: (&str, String), second: (&str, String), why: &'static str) -> crate::Error {
-    let show = |(path, value): (&str, String)| format!("{path} {value}");
+    let show = |(path, value): (&str, String)| format!("{path} {}", shortened(&value));
     let [first_origin, second_origin] = [first.0, second.0].map(|path| origins.get(path).to_string());
     Kind::Contradiction { first: show(first), first_origin, second: show(second), second_origin, why }.into()
 }
@@ -54,7 +54,8 @@ fn cluster(partial: &mut PartialRunConfig, origins: &mut Origins) -> Result<()> 
         DistributedType::Fsdp => (&mut cluster.use_fsdp, "use_fsdp"),
         DistributedType::DeepSpeed => (&mut cluster.use_deepspeed, "use_deepspeed"),
         DistributedType::MultiCpu => (&mut cluster.use_cpu, "use_cpu"),
-        DistributedType::No | DistributedType::MultiGpu => return Ok(()),
+        DistributedType::No => return one_process(cluster, origins),
+        DistributedType::MultiGpu => return Ok(()),
         other => {
             let why = "choose NO, MULTI_CPU, MULTI_GPU, FSDP or DEEPSPEED";
             return Err(refused(origins, "distributed_type", other.to_string(), why));
@@ -71,6 +72,30 @@ fn cluster(partial: &mut PartialRunConfig, origins: &mut Origins) -> Result<()> 
         origins.set_path(path, origin);
     }
     Ok(())
+}
+
+/// `NO` is one process (the reference starts one, whatever the number says). Of a type and a number that differ, the one that
+/// was said closer to the program counts.
+fn one_process(cluster: &mut ClusterConfig, origins: &mut Origins) -> Result<()> {
+    let origin = origins.get("distributed_type").clone();
+    match cluster.num_processes {
+        Some(number) if number > 1 && rank(&origin) == rank(origins.get("num_processes")) => {
+            let (first, second) = (("distributed_type", "NO".to_owned()), ("num_processes", number.to_string()));
+            let why = "NO is one process; leave distributed_type out, or set num_processes to 1";
+            Err(contradiction(origins, first, second, why))
+        }
+        None => {
+            cluster.num_processes = Some(1);
+            origins.set_path("num_processes", origin);
+            Ok(())
+        }
+        Some(number) if number > 1 && rank(&origin) < rank(origins.get("num_processes")) => {
+            cluster.num_processes = Some(1);
+            origins.set_path("num_processes", origin);
+            Ok(())
+        }
+        Some(_) => Ok(()),
+    }
 }
 
 /// A model is sharded in one way. Of two, the one that was said closer to the program counts.
@@ -184,7 +209,8 @@ fn fsdp(partial: &mut PartialRunConfig, origins: &mut Origins, messages: &mut Me
     }
     let plugin = &mut partial.fsdp;
     let is_by_size = plugin.auto_wrap_policy == Some(AutoWrapPolicy::SizeBasedWrap);
-    let is_asked = rank(origins.get("fsdp_config.min_num_params")) <= 1;
+    // Launchers of the reference say it unasked in the environment; in files its questionnaire writes it only where it counts.
+    let is_asked = !matches!(origins.get("fsdp_config.min_num_params"), Origin::Environment(_));
     if plugin.min_num_params.is_some() && !is_by_size && !is_asked {
         plugin.min_num_params = None;
     }
@@ -229,8 +255,8 @@ fn resharding_of_version_2(partial: &mut PartialRunConfig, origins: &mut Origins
     }
 }
 
-/// In version 1 it may name a strategy. Launchers write FULL_SHARD and "true" into the environment and into files unasked, so
-/// there another strategy is the one that was meant.
+/// In version 1 it may name a strategy. Launchers write FULL_SHARD and "true" into the environment unasked, so there another
+/// strategy is the one that was meant. Nobody writes both into one file unasked.
 fn resharding_of_version_1(partial: &mut PartialRunConfig, origins: &mut Origins) -> Result<()> {
     let plugin = &mut partial.fsdp;
     let Some(reshard) = plugin.reshard_after_forward else { return Ok(()) };
@@ -245,8 +271,11 @@ fn resharding_of_version_1(partial: &mut PartialRunConfig, origins: &mut Origins
         return Ok(());
     };
     let said = plugin.sharding_strategy;
-    let is_unasked =
-        |strategy| strategy == ShardingStrategy::FullShard && !is_asked(of_strategy) && !is_asked(of_reshard);
+    let is_in_one_file =
+        matches!((origins.get(STRATEGY), origins.get(RESHARD)), (Origin::File { .. }, Origin::File { .. }));
+    let is_unasked = |strategy| {
+        strategy == ShardingStrategy::FullShard && !is_asked(of_strategy) && !is_asked(of_reshard) && !is_in_one_file
+    };
     match said {
         Some(other) if other != named && of_strategy == of_reshard && !is_unasked(other) => {
             let why = "they name two strategies; set one of them, or both alike";
@@ -293,12 +322,8 @@ fn unused<R: Record>(
         if !matches!(origin, Origin::Flag(_) | Origin::File { .. }) {
             continue;
         }
-        if let (Origin::Flag(flag), Origin::Default) = (&origin, origins.get(path_of(switch))) {
-            let first = format!("{flag} {found}");
-            let (first_origin, second_origin) = ("flag".to_owned(), "not given".to_owned());
-            let why = "it has no effect without that switch; add it";
-            let second = switch.to_owned();
-            return Err(Kind::Contradiction { first, first_origin, second, second_origin, why }.into());
+        if let Origin::Flag(flag) = &origin {
+            check_flag_of_unused(flag, &found, switch, origins)?;
         }
         if !std::mem::replace(&mut is_told, true) {
             let why = format!(
@@ -309,6 +334,28 @@ fn unused<R: Record>(
         notes.unused.push(Unused { setting, found, origin });
     }
     Ok(())
+}
+
+/// Whoever types a flag means it, so that something must have switched its record on. A program may choose otherwise.
+fn check_flag_of_unused(flag: &str, found: &str, switch: &'static str, origins: &Origins) -> Result<()> {
+    let other = if switch == "--use_fsdp" { "use_deepspeed" } else { "use_fsdp" };
+    let (of_switch, of_other) = (origins.get(path_of(switch)), origins.get(other));
+    if *of_switch == Origin::Code || *of_other == Origin::Code {
+        return Ok(());
+    }
+    let (second, second_origin, why) = match of_switch {
+        Origin::Default => (switch.to_owned(), "not given".to_owned(), "it has no effect without that switch; add it"),
+        Origin::Derived(_) => {
+            let why = "a model is sharded in one way, so choose one, and leave the flags of the other out";
+            (format!("{other} true"), of_other.to_string(), why)
+        }
+        said => {
+            let why = "it has no effect while that is false; set it to true, or leave the flag out";
+            (format!("{} false", path_of(switch)), said.to_string(), why)
+        }
+    };
+    let (first, first_origin) = (format!("{flag} {}", shortened(found)), "flag".to_owned());
+    Err(Kind::Contradiction { first, first_origin, second, second_origin, why }.into())
 }
 
 /// The setting that a switch such as `--use_fsdp` stands for.

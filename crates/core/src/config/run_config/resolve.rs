@@ -93,6 +93,9 @@ impl RunConfig {
         for (setting, value, origin) in counts.chain(unused) {
             let Some(variable) = setting.variable().filter(|_| !setting.declaration.is_for_launcher) else { continue };
             let (flag, file) = match origin {
+                // What another variable decided, such as that of the distributed_type, is said to processes that do not
+                // know that one, too.
+                Origin::Environment(name) if *name != variable => (None, None),
                 Origin::Flag(flag) => (Some(flag.clone()), None),
                 Origin::File { path, line } => (None, Some((path.clone(), *line))),
                 Origin::Derived(_) => (None, None),
@@ -135,13 +138,13 @@ impl RunConfig {
         let names = error.settings();
         let places: Vec<_> = settings()
             .filter(|setting| names.iter().any(|name| is_named(setting, section, name)))
-            .map(|setting| (setting.path, self.origin(setting.path)))
+            .map(|setting| (setting, self.origin(setting.path)))
             .filter(|(_, origin)| !matches!(origin, Origin::Code | Origin::Default | Origin::Derived(_)))
-            .map(|(path, origin)| format!("{path}: {origin}"))
+            .map(|(setting, origin)| place(setting, origin))
             .collect();
         match places.is_empty() {
             true => error,
-            false => Kind::Places { problem: error.to_string(), places: places.join(", ") }.into(),
+            false => error.with_places(places.join(", ")),
         }
     }
 
@@ -164,6 +167,16 @@ impl RunConfig {
     }
 }
 
+/// Where a setting was said. A file may call it by another word than programs do.
+fn place(setting: &Setting, origin: &Origin) -> String {
+    match origin {
+        Origin::File { .. } if setting.key() != setting.field => {
+            format!("{}: {} in {origin}", setting.path, setting.key())
+        }
+        _ => format!("{}: {origin}", setting.path),
+    }
+}
+
 /// Is the setting among the words of `name`: by its path, or in its own section by its field?
 fn is_named(setting: &Setting, section: &str, name: &str) -> bool {
     let is_part_of_word = |character: char| character.is_ascii_alphanumeric() || "_.".contains(character);
@@ -183,7 +196,7 @@ fn merge(sources: Sources<'_>) -> Result<(PartialRunConfig, Origins)> {
     for (setting, text) in sources.flags {
         if !flags.say(setting, &text) {
             let flag = setting.flag().unwrap_or(setting.field).to_owned();
-            return Err(Kind::Flag { flag, found: text, wanted: setting.wanted() }.into());
+            return Err(Kind::Flag { flag, found: shortened(&text), wanted: setting.wanted() }.into());
         }
     }
     for setting in partial.fill(&flags) {

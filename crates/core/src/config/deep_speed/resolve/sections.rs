@@ -8,7 +8,6 @@ use crate::config::{
     Auto, DeepSpeedOptimizer, DeepSpeedSchedule, DeepSpeedScheduler, DeepSpeedSchedulerType, GradScalerSettings,
     MixedPrecision, OptimizerInCode, SchedulerInCode,
 };
-use crate::error::config::ConfigErrorKind;
 use crate::error::deep_speed::DeepSpeedErrorKind;
 
 const RATE_UNKNOWN: &str =
@@ -32,12 +31,7 @@ impl Filling<'_> {
             }
         }
         match (written[0].unwrap_or(wants[0]), written[1].unwrap_or(wants[1])) {
-            (true, true) if self.merge.conflicts.is_empty() => Err(ConfigErrorKind::Contradiction {
-                first: "fp16.enabled",
-                second: "bf16.enabled",
-                why: "layers compute in one of them; enable one, or write \"auto\" for both",
-            }
-            .into()),
+            (true, true) if self.merge.conflicts.is_empty() => Err(DeepSpeedErrorKind::TwoPrecisions.into()),
             (true, _) => Ok((MixedPrecision::Fp16, Some(self.grad_scaler()))),
             (false, true) if asked == MixedPrecision::Fp8 => Ok((MixedPrecision::Fp8, None)),
             (false, true) => Ok((MixedPrecision::Bf16, None)),

@@ -1,0 +1,41 @@
+//! Flags of the reference's launcher that do not exist here, refused by name. A flag that merely looks like one of them would
+//! be a wrong tip.
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+const NO_MEGATRON: &str = "Megatron-LM is not available; choose --use_fsdp or --use_deepspeed";
+const DEVICES: &str = "CPUs and NVIDIA GPUs are available; leave it out, or use --cpu";
+const OUTPUT: &str = "the output of all processes is shown with [rank N]; redirect it to keep it";
+
+/// How such flags begin, and why they are refused.
+const OF_THE_REFERENCE: [(&str, &str); 14] = [
+    ("use_megatron_lm", NO_MEGATRON),
+    ("megatron_lm_", NO_MEGATRON),
+    ("use_xpu", DEVICES),
+    ("xpu", DEVICES),
+    ("ipex", DEVICES),
+    ("use_ipex", DEVICES),
+    ("mps", DEVICES),
+    ("use_mps_device", DEVICES),
+    ("use_npu", DEVICES),
+    ("use_mlu", DEVICES),
+    ("tee", OUTPUT),
+    ("log_dir", OUTPUT),
+    ("role", "workers have no roles; leave it out"),
+    ("no_tpu_cluster", "there is no TPU; leave it out"),
+];
+
+/// The error, in better words where the flag is one of the reference's.
+pub(crate) fn explained(error: clap::Error) -> clap::Error {
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return error };
+    if error.kind() != ErrorKind::UnknownArgument {
+        return error;
+    }
+    let name = flag.trim_start_matches('-').replace('-', "_");
+    let name = name.split('=').next().unwrap_or_default();
+    let is_meant = |known: &str| name == known || (known.ends_with('_') && name.starts_with(known));
+    match OF_THE_REFERENCE.iter().find(|(known, _)| is_meant(known)) {
+        Some((_, why)) => clap::Error::raw(error.kind(), format!("--{name} is refused: {why}\n")),
+        None => error,
+    }
+}

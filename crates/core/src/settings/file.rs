@@ -1,0 +1,49 @@
+//! Reading a settings file from disk, whatever stands there.
+
+use super::document::MAX_BYTES;
+use std::fs::File;
+use std::io::{Error, ErrorKind, Read, Result};
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+
+/// The text of the settings file at `path`: YAML or JSON of Accelerate, or JSON of DeepSpeed.
+///
+/// Devices and pipes have no end or do not begin, so only a regular file is opened, and no more than 1 MiB of it is read.
+///
+/// # Errors
+///
+/// What opening and reading fail with; a path that is no regular file, saying what it is; more than 1 MiB; bytes that are
+/// no UTF-8. The texts leave out the path, which the caller knows.
+///
+/// ```
+/// use accelerate_core::settings::read_file;
+/// let error = read_file("/dev/zero".as_ref()).unwrap_err();
+/// assert_eq!(error.to_string(), "it is a device; settings are read from a regular file");
+/// ```
+pub fn read_file(path: &Path) -> Result<String> {
+    let metadata = path.metadata()?;
+    let file_type = metadata.file_type();
+    if !file_type.is_file() {
+        let found = match () {
+            () if file_type.is_dir() => "a folder",
+            () if file_type.is_fifo() => "a pipe",
+            () if file_type.is_socket() => "a socket",
+            () => "a device",
+        };
+        let text = format!("it is {found}; settings are read from a regular file");
+        return Err(Error::new(ErrorKind::InvalidInput, text));
+    }
+    let most = MAX_BYTES as u64;
+    if metadata.len() > most {
+        return Err(too_large(&format!("{} bytes", metadata.len())));
+    }
+    let mut text = String::new();
+    File::open(path)?.take(most + 1).read_to_string(&mut text)?;
+    // Files of the kernel and files that grow have more than their metadata say.
+    if text.len() > MAX_BYTES { Err(too_large("more")) } else { Ok(text) }
+}
+
+fn too_large(found: &str) -> Error {
+    let text = format!("it has {found}, but a settings file may have at most {MAX_BYTES} bytes");
+    Error::new(ErrorKind::FileTooLarge, text)
+}
