@@ -54,8 +54,8 @@ pub struct Header {
 impl Header {
     /// The law of the format: a longer header is an attack, or a damaged file.
     pub const MAX_BYTES: u64 = 100_000_000;
-    /// Most tensors that a file may have: some times as many as the largest models have in all their files.
-    pub const MAX_TENSORS: usize = 250_000;
+    /// Most tensors that a file may have. The largest models have fewer in all their files together.
+    pub const MAX_TENSORS: usize = 150_000;
     /// Longest name of a tensor.
     pub const MAX_NAME_BYTES: usize = 1000;
     /// Most dims of a tensor, which are libtorch's.
