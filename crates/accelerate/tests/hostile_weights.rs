@@ -91,7 +91,8 @@ fn an_index_of_a_million_names_costs_neither_time_nor_memory() {
 #[test]
 fn the_largest_header_that_is_allowed_is_read_in_no_time() {
     let folder = TempDir::new().unwrap();
-    let entry = |index: usize| format!(r#""t{index}":{{"dtype":"U8","shape":[],"data_offsets":[{index},{}]}}"#, index + 1);
+    let entry =
+        |index: usize| format!(r#""t{index}":{{"dtype":"U8","shape":[],"data_offsets":[{index},{}]}}"#, index + 1);
     let number = 150_000;
     let bytes = file(format!("{{{}}}", (0..number).map(entry).collect::<Vec<_>>().join(",")), number);
     let path = written(&folder, "model.safetensors", &bytes);

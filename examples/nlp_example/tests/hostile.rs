@@ -65,12 +65,17 @@ fn a_configuration_that_is_no_json_object_is_refused() {
     check_config("UTF-16", b"{\0}\0", "line 1 column 2");
     check_config("lists in lists", format!(r#"{{"a":{}"#, "[".repeat(100_000)), "recursion limit");
     check_config("objects in objects", r#"{"a":"#.repeat(100_000), "recursion limit");
-    check_config("ten million numbers", format!(r#"{{"a":[{}0]}}"#, "0,".repeat(7_900_000)), "more than 4000000 values");
+    check_config(
+        "ten million numbers",
+        format!(r#"{{"a":[{}0]}}"#, "0,".repeat(7_900_000)),
+        "more than 4000000 values",
+    );
     check_config("17 MB", " ".repeat(17_000_000), "17000000 bytes; wanted at most 16000000");
     let many: Vec<String> = (0..600_000).map(|index| format!(r#""k{index}":0"#)).collect();
     check_config("600,000 keys", format!("{{{}}}", many.join(",")), "more than 500000 keys");
 }
 
+/// Long because it is one table.
 #[test]
 fn a_value_of_a_configuration_that_makes_no_model_is_named() {
     let cases = [
@@ -152,7 +157,8 @@ fn a_value_of_a_configuration_that_makes_no_model_is_named() {
 #[test]
 fn numbers_that_make_sense_are_read_as_they_are_written() {
     let folder = TempDir::new().unwrap();
-    let text = r#"{"hidden_dropout_prob":0,"attention_probs_dropout_prob":1,"layer_norm_eps":1e-5,"initializer_range":0}"#;
+    let text =
+        r#"{"hidden_dropout_prob":0,"attention_probs_dropout_prob":1,"layer_norm_eps":1e-5,"initializer_range":0}"#;
     let path = written(&folder, "config.json", text);
     let outcome = outcome("whole numbers", &path, 0, || BertConfig::from_folder(folder.path()));
     assert!(matches!(outcome, Outcome::Read), "{outcome:?}");
@@ -201,6 +207,7 @@ fn piece(name: &str) -> serde_json::Value {
     serde_json::json!({"SpecialToken": {"id": name, "type_id": 0}})
 }
 
+/// Long because it is one table.
 #[test]
 fn a_tokenizer_whose_parts_contradict_each_other_is_refused() {
     type Change = fn(&mut serde_json::Value);
@@ -421,7 +428,8 @@ fn weights_are_not_read_from_places_that_an_index_may_not_name() {
 fn only_the_header_is_read_to_learn_whether_there_is_a_classifier() {
     let folder = TempDir::new().unwrap();
     let num_bytes = 1_u64 << 42;
-    let header = format!(r#"{{"classifier.weight":{{"dtype":"U8","shape":[{num_bytes}],"data_offsets":[0,{num_bytes}]}}}}"#);
+    let header =
+        format!(r#"{{"classifier.weight":{{"dtype":"U8","shape":[{num_bytes}],"data_offsets":[0,{num_bytes}]}}}}"#);
     let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
     let path = written(&folder, "model.safetensors", &bytes);
     fs::File::options().write(true).open(&path).unwrap().set_len(bytes.len() as u64 + num_bytes).unwrap();

@@ -132,7 +132,9 @@ fn cut_headers() -> Vec<Case> {
     let mut ends: Vec<usize> = whole.match_indices(['{', '"', ':', ',', '[', ']', '}']).map(|(at, _)| at + 1).collect();
     // The last of them is the whole header.
     ends.pop();
-    ends.into_iter().map(|end| case(format!("a header that ends with {}", &whole[..end]), file(&whole[..end], 8), JSON)).collect()
+    ends.into_iter()
+        .map(|end| case(format!("a header that ends with {}", &whole[..end]), file(&whole[..end], 8), JSON))
+        .collect()
 }
 
 fn duplicates() -> Vec<Case> {
@@ -148,11 +150,7 @@ fn duplicates() -> Vec<Case> {
         twice("a note twice", r#"{"__metadata__":{"format":"pt","format":"tf"}}"#.into(), 0),
         twice("two element types", r#"{"w":{"dtype":"F32","dtype":"I32","shape":[1],"data_offsets":[0,4]}}"#.into(), 4),
         twice("two shapes", r#"{"w":{"dtype":"F32","shape":[1],"shape":[1,1],"data_offsets":[0,4]}}"#.into(), 4),
-        twice(
-            "two places",
-            r#"{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"data_offsets":[0,4]}}"#.into(),
-            4,
-        ),
+        twice("two places", r#"{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"data_offsets":[0,4]}}"#.into(), 4),
     ]
 }
 

@@ -54,7 +54,7 @@ pub struct Header {
 impl Header {
     /// The law of the format: a longer header is an attack, or a damaged file.
     pub const MAX_BYTES: u64 = 100_000_000;
-    /// Most tensors that a file may have. The largest models have fewer in all their files together.
+    /// Most tensors that a file may have, which is some times as many as single files of the largest models have.
     pub const MAX_TENSORS: usize = 150_000;
     /// Longest name of a tensor.
     pub const MAX_NAME_BYTES: usize = 1000;
@@ -101,10 +101,12 @@ impl Header {
 }
 
 fn read_json(file: &mut impl Read, file_bytes: u64) -> Result<Vec<u8>> {
-    let unreadable = |problem| move |cause: std::io::Error| -> crate::Error {
-        match cause.kind() {
-            ErrorKind::UnexpectedEof => Kind::Header { problem }.into(),
-            _ => crate::Error::new(Kind::Unreadable { reason: cause.to_string() }).caused_by(cause),
+    let unreadable = |problem| {
+        move |cause: std::io::Error| -> crate::Error {
+            match cause.kind() {
+                ErrorKind::UnexpectedEof => Kind::Header { problem }.into(),
+                _ => crate::Error::new(Kind::Unreadable { reason: cause.to_string() }).caused_by(cause),
+            }
         }
     };
     let mut length = [0; LENGTH_BYTES as usize];

@@ -4,8 +4,8 @@ use super::json::{AtMost, Entries, Object};
 use super::shown::{shortened_reason, shown};
 use crate::error::weight_files::WeightFilesErrorKind as Kind;
 use crate::{Error, Result};
-use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess};
 use serde::Serialize;
+use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -141,10 +141,17 @@ impl BertConfig {
     /// here.
     pub fn from_folder(folder: &Path) -> Result<Self, ConfigError> {
         let path = folder.join(CONFIG_FILE);
-        let text = files::read_text(&path, MOST_BYTES)?;
-        let file: ConfigFile =
-            files::from_json(&text).map_err(|reason| ConfigError::Malformed { path: path.clone(), reason })?;
-        check(&path, &file)?;
+        Self::from_json(&files::read_text(&path, MOST_BYTES)?, &path)
+    }
+
+    /// Reads the text of a `config.json`, which errors call `path`.
+    ///
+    /// # Errors
+    /// When it is malformed, of another model type, or asks for something that is not built here.
+    pub fn from_json(json: &str, path: &Path) -> Result<Self, ConfigError> {
+        let malformed = |reason| ConfigError::Malformed { path: path.to_owned(), reason };
+        let file: ConfigFile = files::from_json(json).map_err(malformed)?;
+        check(path, &file)?;
         Ok(file.into())
     }
 
@@ -292,7 +299,8 @@ fn check(path: &Path, file: &ConfigFile) -> Result<(), ConfigError> {
     }
     let num_parameters = num_parameters(file);
     if num_parameters > MOST_PARAMETERS {
-        let wanted = format!("sizes of a model with at most {MOST_PARAMETERS} parameters, and these make {num_parameters}");
+        let wanted =
+            format!("sizes of a model with at most {MOST_PARAMETERS} parameters, and these make {num_parameters}");
         return value("hidden_size", file.hidden_size.to_string(), &wanted);
     }
     Ok(())
