@@ -2,6 +2,7 @@
 //! names the file and the place.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(unreachable_pub, reason = "cases and bounds are modules of several crates")]
 
 mod hostile;
 #[path = "hostile/indexes.rs"]

@@ -17,7 +17,7 @@ pub fn indexes() -> Vec<(String, Vec<u8>, &'static str)> {
         cases.push((format!("an index that ends with {}", &whole[..=at]), whole[..=at].into(), "EOF while parsing"));
     }
     cases.push(("bytes that are no UTF-8".into(), b"{\"weight_map\":{\"\xff\":\"a.safetensors\"}}".to_vec(), "UTF-8"));
-    cases.push(("UTF-16".into(), whole.encode_utf16().flat_map(u16::to_le_bytes).collect(), "expected"));
+    cases.push(("UTF-16".into(), whole.encode_utf16().flat_map(u16::to_le_bytes).collect(), "key must be a string"));
     cases
 }
 

@@ -56,10 +56,8 @@ fn check_template(template: &Value, num_tokens: u64) -> Result<(), String> {
     let single = pieces("single");
     let sequences: Vec<&str> = single.iter().filter_map(|piece| piece["Sequence"]["id"].as_str()).collect();
     if sequences != ["A"] {
-        return Err(format!(
-            "the template `single` has the sequences {}; wanted A, which is the text",
-            shown(&format!("{sequences:?}"))
-        ));
+        let found = shown(&sequences.join(" "));
+        return Err(format!("the template `single` has the sequences {found}; wanted A alone, which is the text"));
     }
     for (name, token) in special_tokens.as_object().into_iter().flatten() {
         let list = |key: &str| token[key].as_array().cloned().unwrap_or_default();
