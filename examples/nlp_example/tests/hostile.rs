@@ -138,7 +138,7 @@ fn a_value_of_a_configuration_that_makes_no_model_is_named() {
         ("id2label", "{}", "wanted names for 0, 1, 2"),
         ("id2label", "[\"no\",\"yes\"]", "invalid type: sequence"),
         ("id2label", "{\"0\":\"no\",\"2\":\"yes\"}", "[0, 2]; wanted names"),
-        ("id2label", "{\"00\":\"no\",\"0\":\"yes\"}", "wanted names"),
+        ("id2label", "{\"00\":\"no\",\"0\":\"yes\"}", "invalid number"),
         ("id2label", "{\"-1\":\"no\"}", "invalid"),
         ("id2label", "{\"0\":1}", "invalid type: integer"),
         ("architectures", "\"Bert\"", "invalid type: string"),
@@ -279,7 +279,48 @@ fn a_tokenizer_whose_parts_contradict_each_other_is_refused() {
         (
             "pieces of no length",
             |json| json["pre_tokenizer"] = serde_json::json!({"type": "FixedLength", "length": 0}),
-            "it fails on a text",
+            "its pre_tokenizer has a step \"FixedLength\"",
+        ),
+        (
+            "letters that are doubled forty times",
+            |json| {
+                let double = serde_json::json!({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"});
+                json["normalizer"] = serde_json::json!({"type": "Sequence", "normalizers": vec![double; 40]});
+            },
+            "its normalizer has 40 steps",
+        ),
+        (
+            "a letter that becomes a megabyte",
+            |json| {
+                let content = "b".repeat(1_000_000);
+                json["normalizer"] =
+                    serde_json::json!({"type": "Replace", "pattern": {"String": "a"}, "content": content});
+            },
+            "its normalizer has a step \"Replace\"",
+        ),
+        (
+            "bytes that are doubled thirty times",
+            |json| {
+                let bytes = serde_json::json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true,
+                    "use_regex": false});
+                json["pre_tokenizer"] = serde_json::json!({"type": "Sequence", "pretokenizers": vec![bytes; 30]});
+            },
+            "its pre_tokenizer has a step \"ByteLevel\"",
+        ),
+        (
+            "a thousand steps",
+            |json| {
+                let step = serde_json::json!({"type": "Lowercase"});
+                json["normalizer"] = serde_json::json!({"type": "Sequence", "normalizers": vec![step; 1000]});
+            },
+            "its normalizer has 1000 steps",
+        ),
+        (
+            "a model of whole words",
+            |json| {
+                json["model"] = serde_json::json!({"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"})
+            },
+            "its model is of another type; wanted WordPiece",
         ),
         ("no model", |json| json["model"] = serde_json::Value::Null, "tokenizer.json"),
         ("a vocabulary that is a list", |json| json["model"]["vocab"] = serde_json::json!([]), "tokenizer.json"),
@@ -287,7 +328,7 @@ fn a_tokenizer_whose_parts_contradict_each_other_is_refused() {
         ("an id of 2^32", |json| json["model"]["vocab"]["a"] = (1_u64 << 32).into(), "tokenizer.json"),
         ("an unknown model", |json| json["model"]["type"] = "Wish".into(), "tokenizer.json"),
         ("an unknown version", |json| json["version"] = "9".into(), "Unknown tokenizer version '9'"),
-        ("an unknown processor", |json| json["post_processor"]["type"] = "Wish".into(), "tokenizer.json"),
+        ("a processor that is a number", |json| json["post_processor"] = 3.into(), "tokenizer.json"),
         ("added tokens that are no list", |json| json["added_tokens"] = 3.into(), "tokenizer.json"),
     ];
     for (name, change, part) in cases {

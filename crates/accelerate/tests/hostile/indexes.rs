@@ -22,10 +22,11 @@ pub fn indexes() -> Vec<(String, Vec<u8>, &'static str)> {
 }
 
 /// Indexes that take their time: made one by one.
-pub const LARGE_INDEXES: [(&str, fn() -> Vec<u8>, &str); 5] = [
-    ("one tensor more than is read", || many_tensors(500_001), "more than 500000 keys"),
-    ("a million tensors", || many_tensors(1_000_000), "more than 500000 keys"),
+pub const LARGE_INDEXES: [(&str, fn() -> Vec<u8>, &str); 6] = [
+    ("one tensor more than is read", || many_tensors(300_001), "more than 300000 keys"),
+    ("a million tensors", || many_tensors(1_000_000), "more than 300000 keys"),
     ("a million numbers as a note", many_numbers, "there is more in it than is read"),
+    ("a thousand notes of a thousand numbers", many_lists, "there is more in it than is read"),
     ("60 MB of blanks", || vec![b' '; 60_000_000], "60000000 bytes"),
     ("a name of 40 MB", || format!(r#"{{"weight_map":{{"{}":0}}}}"#, "n".repeat(40_000_000)).into(), "40000000 bytes"),
 ];
@@ -37,6 +38,11 @@ fn many_tensors(number: usize) -> Vec<u8> {
 
 fn many_numbers() -> Vec<u8> {
     format!(r#"{{"metadata":{{"n":[{}0]}},"weight_map":{{}}}}"#, "0,".repeat(1_000_000)).into()
+}
+
+fn many_lists() -> Vec<u8> {
+    let notes: Vec<String> = (0..1000).map(|index| format!(r#""n{index}":[{}0]"#, "0,".repeat(1000))).collect();
+    format!(r#"{{"metadata":{{{}}},"weight_map":{{}}}}"#, notes.join(",")).into()
 }
 
 type Case = (&'static str, String, &'static str);

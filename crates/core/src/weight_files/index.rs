@@ -9,7 +9,7 @@ use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Most values that stand in one note of the metadata.
+/// Most values in the metadata.
 const MAX_NOTES: usize = 10_000;
 /// The most that file systems allow.
 const MAX_FILE_NAME_BYTES: usize = 255;
@@ -140,20 +140,26 @@ impl<'de> Entries<'de> for Parts {
 
 impl<'de> Deserialize<'de> for IndexMetadata {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(Object(Self::default()))
+        let notes = Notes { metadata: Self::default(), left: MAX_NOTES };
+        deserializer.deserialize_map(Object(notes)).map(|notes| notes.metadata)
     }
 }
 
-impl<'de> Entries<'de> for IndexMetadata {
+struct Notes {
+    metadata: IndexMetadata,
+    /// How many values there may still be.
+    left: usize,
+}
+
+impl<'de> Entries<'de> for Notes {
     const WANTED: &'static str = "an object as metadata";
 
     fn entry<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<(), A::Error> {
         if key == "total_size" {
-            self.total_size = map.next_value()?;
+            self.metadata.total_size = map.next_value()?;
         } else {
-            let mut most = MAX_NOTES;
-            let value = map.next_value_seed(AtMost(&mut most))?;
-            self.other.insert(key.to_owned(), value);
+            let value = map.next_value_seed(AtMost(&mut self.left))?;
+            self.metadata.other.insert(key.to_owned(), value);
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use std::fmt;
 
 /// Most keys of one object.
-const MAX_KEYS: usize = 500_000;
+const MAX_KEYS: usize = 300_000;
 
 /// Takes up the entries of an object.
 pub(super) trait Entries<'de> {

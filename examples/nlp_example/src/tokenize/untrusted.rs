@@ -3,7 +3,22 @@
 use crate::files::shortened;
 use serde_json::Value;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use tokenizers::Tokenizer;
+use tokenizers::{ModelWrapper, Tokenizer};
+
+/// None of them makes a text longer than by a constant factor, however often it follows another. Others could double it with
+/// each step.
+const NORMALIZERS: [&str; 9] =
+    ["BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents", "Strip", "Nmt"];
+const PRE_TOKENIZERS: [&str; 7] = [
+    "BertPreTokenizer",
+    "Whitespace",
+    "WhitespaceSplit",
+    "Punctuation",
+    "Digits",
+    "CharDelimiterSplit",
+    "UnicodeScripts",
+];
+const MOST_STEPS: usize = 32;
 
 /// Letters of several scripts, digits, signs, and a word longer than any.
 const TRIAL: &str = "A good film, isn't it? 12 \u{e9}t\u{e9}s \u{5091} \u{1f600} \u{10ffff}";
@@ -14,17 +29,43 @@ const LONG_WORD_LETTERS: usize = 300;
 /// # Errors
 /// What is wrong with it.
 pub(super) fn check(tokenizer: &Tokenizer) -> Result<(), String> {
+    if !matches!(tokenizer.get_model(), ModelWrapper::WordPiece(_)) {
+        return Err("its model is of another type; wanted WordPiece, which BERT has".to_owned());
+    }
+    let value = |part: serde_json::Result<Value>| part.map_err(|error| error.to_string());
+    let normalizer = value(serde_json::to_value(tokenizer.get_normalizer()))?;
+    check_steps("normalizer", &steps(&normalizer, "normalizers"), &NORMALIZERS)?;
+    let pre_tokenizer = value(serde_json::to_value(tokenizer.get_pre_tokenizer()))?;
+    check_steps("pre_tokenizer", &steps(&pre_tokenizer, "pretokenizers"), &PRE_TOKENIZERS)?;
     let vocabulary = tokenizer.get_vocab(true);
     let num_tokens = vocabulary.values().max().map_or(0, |&id| u64::from(id) + 1);
     if let Some(processor) = tokenizer.get_post_processor() {
-        let processor = serde_json::to_value(processor).map_err(|error| error.to_string())?;
-        check_processor(&processor, num_tokens)?;
+        check_processor(&value(serde_json::to_value(processor))?, num_tokens)?;
     }
     let text = format!("{TRIAL} {}", "a".repeat(LONG_WORD_LETTERS));
     match catch_unwind(AssertUnwindSafe(|| tokenizer.encode_fast(text, true))) {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(error)) => Err(format!("it fails on a text: {}", shortened(&error.to_string()))),
         Err(_) => Err("it fails on a text, because its parts contradict each other".to_owned()),
+    }
+}
+
+/// The types of all steps, those in sequences included.
+fn steps(part: &Value, list: &str) -> Vec<String> {
+    match part["type"].as_str() {
+        Some("Sequence") => part[list].as_array().into_iter().flatten().flat_map(|step| steps(step, list)).collect(),
+        Some(name) => vec![name.to_owned()],
+        None => Vec::new(),
+    }
+}
+
+fn check_steps(part: &str, steps: &[String], known: &[&str]) -> Result<(), String> {
+    if steps.len() > MOST_STEPS {
+        return Err(format!("its {part} has {} steps; wanted at most {MOST_STEPS}", steps.len()));
+    }
+    match steps.iter().find(|step| !known.contains(&step.as_str())) {
+        Some(step) => Err(format!("its {part} has a step {}; wanted only {}", shown(step), known.join(", "))),
+        None => Ok(()),
     }
 }
 
