@@ -101,8 +101,11 @@ fn the_largest_header_that_is_allowed_is_read_in_no_time() {
     assert!(matches!(outcome, Outcome::Read), "{outcome:?}");
 }
 
-/// Puts what has no end, or is no file, into a place.
-fn places_without_a_file() -> [(&'static str, fn(&Path), &'static str); 4] {
+/// What it is, how to put it into a place, and what the message has to say.
+type Place = (&'static str, fn(&Path), &'static str);
+
+/// What has no end, or is no file.
+fn places_without_a_file() -> [Place; 4] {
     [
         ("a device", |path| symlink("/dev/zero", path).unwrap(), "is a device or a pipe"),
         ("a full device", |path| symlink("/dev/full", path).unwrap(), "is a device or a pipe"),

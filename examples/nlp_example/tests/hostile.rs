@@ -165,8 +165,11 @@ fn numbers_that_make_sense_are_read_as_they_are_written() {
     assert!(matches!(outcome, Outcome::Read), "{outcome:?}");
 }
 
-/// Puts what has no end, or is no file, into a place.
-fn places_without_a_file() -> [(&'static str, fn(&Path), &'static str); 3] {
+/// What it is, how to put it into a place, and what the message has to say.
+type Place = (&'static str, fn(&Path), &'static str);
+
+/// What has no end, or is no file.
+fn places_without_a_file() -> [Place; 3] {
     [
         ("a device", |path| symlink("/dev/zero", path).unwrap(), "is a device or a pipe"),
         ("a folder", |path| fs::create_dir(path).unwrap(), "is a folder"),

@@ -6,6 +6,9 @@
 /// The name of the index, which begins every message.
 pub const INDEX: &str = "model.safetensors.index.json";
 
+/// What is wrong, how to make it, and what the message has to say.
+pub type LargeCase = (&'static str, fn() -> Vec<u8>, &'static str);
+
 /// Small indexes: what is wrong, the text, and what the message has to say.
 pub fn indexes() -> Vec<(String, Vec<u8>, &'static str)> {
     let mut cases: Vec<(String, Vec<u8>, &'static str)> = Vec::new();
@@ -22,7 +25,7 @@ pub fn indexes() -> Vec<(String, Vec<u8>, &'static str)> {
 }
 
 /// Indexes that take their time: made one by one.
-pub const LARGE_INDEXES: [(&str, fn() -> Vec<u8>, &str); 6] = [
+pub const LARGE_INDEXES: [LargeCase; 6] = [
     ("one tensor more than is read", || many_tensors(300_001), "more than 300000 keys"),
     ("a million tensors", || many_tensors(1_000_000), "more than 300000 keys"),
     ("a million numbers as a note", many_numbers, "there is more in it than is read"),

@@ -29,6 +29,9 @@ pub fn header(dtype: &str, shape: &str, offsets: &str) -> String {
 const F32: &str = r#""F32""#;
 const JSON: &str = "its header cannot be understood";
 
+/// What is wrong, how to make it, and what the message has to say.
+pub type LargeCase = (&'static str, fn() -> Vec<u8>, &'static str);
+
 /// Small files.
 pub fn files() -> Vec<HostileFile> {
     [lengths(), syntax(), cut_headers(), duplicates(), fields(), shapes(), offsets(), names(), metadata()]
@@ -39,7 +42,7 @@ pub fn files() -> Vec<HostileFile> {
 }
 
 /// Files that take their time: made one by one.
-pub const LARGE_FILES: [(&str, fn() -> Vec<u8>, &str); 6] = [
+pub const LARGE_FILES: [LargeCase; 6] = [
     ("one tensor more than is read", || many_tensors(150_001), "more than 150000 tensors"),
     ("a million tensors", || many_tensors(1_000_000), "more than 150000 tensors"),
     ("half a million notes", || file(many_notes(500_001), 0), "more than 300000 keys"),

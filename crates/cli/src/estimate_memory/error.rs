@@ -36,8 +36,11 @@ pub(super) enum EstimateError {
     NoWeights { folder: PathBuf, names: Vec<String> },
     #[error("the index {} cannot be understood", path.display())]
     Index { path: PathBuf, source: accelerate_core::Error },
-    #[error("the index {} is larger than any index is ({most_bytes} bytes); name the index of a model", path.display())]
-    LargeIndex { path: PathBuf, most_bytes: u64 },
+    #[error(
+        "the index {} has {found_bytes} bytes, and no index is longer than {most_bytes}; name the index of a model",
+        path.display()
+    )]
+    LargeIndex { path: PathBuf, found_bytes: u64, most_bytes: u64 },
     #[error(
         "the index {} names {file} for {num_tensors} tensor(s), but there is no such file beside it; fetch all files of the \
          model", index.display()

@@ -83,7 +83,8 @@ fn parameters_of_index(path: &Path) -> Result<Vec<ParameterEntry>, EstimateError
 fn read_index(path: &Path) -> Result<Index, EstimateError> {
     let (file, found_bytes) = open_file(path)?;
     if found_bytes > Index::MAX_BYTES {
-        return Err(EstimateError::LargeIndex { path: path.to_owned(), most_bytes: Index::MAX_BYTES });
+        let (path, most_bytes) = (path.to_owned(), Index::MAX_BYTES);
+        return Err(EstimateError::LargeIndex { path, found_bytes, most_bytes });
     }
     let mut text = String::new();
     // The file may have grown since.

@@ -1,5 +1,6 @@
 //! Files that were made to do harm, through the reader of `estimate-memory`.
 
+#![allow(clippy::expect_used)]
 #![allow(unreachable_pub, reason = "the cases are modules of test programs, too")]
 
 #[path = "../../../../accelerate/tests/hostile/mod.rs"]
