@@ -5,19 +5,24 @@
 //! `huggingface_hub.serialization` and `save_model` of the reference.
 
 mod folder;
+mod header;
 mod index;
+mod json;
 mod manifest;
 mod parallel;
 mod shards;
+mod shown;
 mod size;
 
 pub use folder::choose_weight_file;
+pub use header::{Header, HeaderEntry};
 pub use index::{Index, IndexMetadata};
 pub use manifest::{
     SaveManifest, SavedFile, TEMPORARY_SUFFIX, is_saved_file_name, is_temporary_file_of, temporary_prefix,
 };
 pub use parallel::{ParallelFiles, TensorEntry};
 pub use shards::{WeightFiles, is_weight_file_of, plan_shards, shard_file_names};
+pub use shown::{listed, shown};
 pub use size::{format_size, parse_size};
 
 /// What weight files are called when nothing else is said: `model`.

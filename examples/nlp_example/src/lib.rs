@@ -7,6 +7,7 @@ pub mod arguments;
 pub mod batch;
 pub mod bert;
 pub mod corpus;
+pub mod files;
 pub mod hub;
 pub mod metrics;
 pub mod plot;

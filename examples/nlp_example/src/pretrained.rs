@@ -38,6 +38,7 @@ pub fn new_config(arguments: &Arguments, tokenizer: &TextTokenizer, train: &Tabl
 /// When the folder's files are missing or malformed, or do not fit each other.
 pub fn config_of(folder: &Path, tokenizer: &TextTokenizer, train: &Table) -> anyhow::Result<BertConfig> {
     let config = BertConfig::from_folder(folder)?;
+    bert::check_sizes(&config, folder)?;
     let (num_tokens, num_rows) = (tokenizer.vocab_size(), config.vocab_size);
     anyhow::ensure!(
         num_tokens as i64 <= num_rows,

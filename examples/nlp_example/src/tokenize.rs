@@ -1,16 +1,18 @@
 //! WordPiece tokens: trained on the training split, or loaded from a folder in the layout of the Hub.
 
+mod untrusted;
+
+use crate::files::{self, FileError, shortened};
 use serde::Deserialize;
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::{Path, PathBuf};
 use tokenizers::models::wordpiece::{WordPiece, WordPieceTrainer};
 use tokenizers::normalizers::bert::BertNormalizer;
 use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{
-    AddedToken, NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
-    Tokenizer, Trainer, TruncationParams, decoders,
+    AddedToken, NormalizedString, Normalizer, OffsetReferential, OffsetType, PostProcessor, PreTokenizedString,
+    PreTokenizer, Tokenizer, Trainer, TruncationParams, decoders,
 };
 
 /// The file that holds a whole tokenizer.
@@ -22,8 +24,11 @@ pub const VOCABULARY_FILE: &str = "vocab.txt";
 /// In the order of their ids in a trained vocabulary.
 const SPECIAL_TOKENS: [&str; 5] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
 
-/// `[CLS]` and `[SEP]`, which every text is put between.
-const NUM_ADDED_TOKENS: usize = 2;
+/// Longest file that is read: some times as long as those of the largest vocabularies.
+const MOST_BYTES: u64 = 100_000_000;
+
+/// Most lines of a vocabulary.
+const MOST_TOKENS: usize = 500_000;
 
 /// The longest word that is cut into pieces, WordPiece's own limit. To learn from a word takes time that grows with the
 /// square of its length.
@@ -41,14 +46,9 @@ pub enum TokenizeError {
         /// The folder.
         folder: PathBuf,
     },
-    /// A file cannot be read or written.
-    #[error("cannot access {path}", path = .path.display())]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// What the operating system said.
-        source: std::io::Error,
-    },
+    /// A file cannot be read.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// A file does not hold a tokenizer.
     #[error("{path} does not hold a usable tokenizer: {message}", path = .path.display())]
     Malformed {
@@ -58,10 +58,15 @@ pub enum TokenizeError {
         message: String,
     },
     /// The length leaves no room for text.
-    #[error("the maximum length is {found} tokens; wanted at least 3, because [CLS] and [SEP] take two")]
+    #[error(
+        "the maximum length is {found} tokens; wanted at least {wanted}, because the tokenizer adds {num_added} to each \
+         text, as BERT's do with [CLS] and [SEP]", wanted = .num_added + 1
+    )]
     TooShort {
         /// The length asked for.
         found: usize,
+        /// How many tokens are added to each text.
+        num_added: usize,
     },
     /// The tokenizers library gave up.
     #[error("the tokenizer failed: {0}")]
@@ -127,14 +132,18 @@ impl TextTokenizer {
     pub fn from_folder(folder: &Path) -> Result<Self, TokenizeError> {
         let path = folder.join(TOKENIZER_FILE);
         if path.exists() {
-            let json = read(&path)?;
+            let json = files::read_text(&path, MOST_BYTES)?;
             return Self::from_json(&json).map_err(|error| malformed(&path, error));
         }
         let path = folder.join(VOCABULARY_FILE);
         if !path.exists() {
             return Err(TokenizeError::NoTokenizer { folder: folder.to_owned() });
         }
-        let vocabulary = WordPiece::read_bytes(read(&path)?.as_bytes())
+        let text = files::read_text(&path, MOST_BYTES)?;
+        if text.lines().nth(MOST_TOKENS).is_some() {
+            return Err(malformed(&path, format!("it has more than {MOST_TOKENS} lines, each of which is a token")));
+        }
+        let vocabulary = WordPiece::read_bytes(text.as_bytes())
             .and_then(|vocabulary| WordPiece::builder().vocab(vocabulary).build())
             .map_err(|error| malformed(&path, error))?;
         let mut inner = bert_tokenizer(vocabulary, lower_cases(folder)?)?;
@@ -145,12 +154,15 @@ impl TextTokenizer {
     /// The tokenizer that [`to_json`](Self::to_json) wrote.
     ///
     /// # Errors
-    /// When `json` is something else.
+    /// When `json` is something else, or a tokenizer that cannot be used: its template names tokens that are not there,
+    /// or it fails on a text.
     pub fn from_json(json: &str) -> Result<Self, TokenizeError> {
+        files::check_json(json).map_err(TokenizeError::Library)?;
         let mut inner = Tokenizer::from_bytes(json).map_err(library)?;
         // Batches are padded to their own longest text, and the length limit is this program's choice.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(library)?;
+        untrusted::check(&inner).map_err(TokenizeError::Library)?;
         Ok(Self { inner })
     }
 
@@ -165,10 +177,11 @@ impl TextTokenizer {
     /// Cuts texts to `max_length` tokens, `[CLS]` and `[SEP]` included.
     ///
     /// # Errors
-    /// When `max_length` is below 3.
+    /// When `max_length` leaves no room for text: when it is below 3 for BERT's tokenizers.
     pub fn with_max_length(mut self, max_length: usize) -> Result<Self, TokenizeError> {
-        if max_length <= NUM_ADDED_TOKENS {
-            return Err(TokenizeError::TooShort { found: max_length });
+        let num_added = self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(false));
+        if max_length <= num_added {
+            return Err(TokenizeError::TooShort { found: max_length, num_added });
         }
         let truncation = TruncationParams { max_length, ..TruncationParams::default() };
         self.inner.with_truncation(Some(truncation)).map_err(library)?;
@@ -287,18 +300,15 @@ fn lower_cases(folder: &Path) -> Result<bool, TokenizeError> {
     if !path.exists() {
         return Ok(true);
     }
-    let config: TokenizerConfig = serde_json::from_str(&read(&path)?).map_err(|error| malformed(&path, error))?;
+    let text = files::read_text(&path, MOST_BYTES)?;
+    let config: TokenizerConfig = files::from_json(&text).map_err(|error| malformed(&path, error))?;
     Ok(config.do_lower_case)
 }
 
-fn read(path: &Path) -> Result<String, TokenizeError> {
-    fs::read_to_string(path).map_err(|source| TokenizeError::Unreadable { path: path.to_owned(), source })
-}
-
 fn malformed(path: &Path, error: impl ToString) -> TokenizeError {
-    TokenizeError::Malformed { path: path.to_owned(), message: error.to_string() }
+    TokenizeError::Malformed { path: path.to_owned(), message: shortened(&error.to_string()) }
 }
 
 fn library(error: Box<dyn std::error::Error + Send + Sync>) -> TokenizeError {
-    TokenizeError::Library(error.to_string())
+    TokenizeError::Library(shortened(&error.to_string()))
 }

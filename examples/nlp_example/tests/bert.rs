@@ -223,7 +223,7 @@ fn a_folder_without_weights_is_named() {
     let (store, _) = model(&config(), 1);
     let message = load_weights(&store, folder.path()).unwrap_err().to_string();
     assert!(
-        message.contains("holds neither model.safetensors nor")
+        message.contains("there is neither model.safetensors nor")
             && message.contains(&folder.path().display().to_string()),
         "{message}"
     );
@@ -236,7 +236,7 @@ fn a_folder_without_weights_is_named() {
     "num_attention_heads is 4; wanted a divisor of hidden_size, which is 10"
 )]
 #[case::positions(r#"{"position_embedding_type": "relative_key"}"#, r#"position_embedding_type is "relative_key""#)]
-#[case::nothing_wide(r#"{"hidden_size": 0}"#, "hidden_size is 0; wanted at least 1")]
+#[case::nothing_wide(r#"{"hidden_size": 0}"#, "hidden_size is 0; wanted a number from 1")]
 #[case::padding(r#"{"vocab_size": 10, "pad_token_id": 10}"#, "pad_token_id is 10; wanted a token from 0 to 9")]
 #[case::labels(r#"{"id2label": {"0": "no", "2": "yes"}}"#, "id2label is [0, 2]; wanted names for 0, 1, 2")]
 #[case::activation(r#"{"hidden_act": "swish"}"#, "does not describe a BERT model")]

@@ -61,7 +61,7 @@ fn long_texts_are_cut_and_keep_their_end_mark() {
     let encoded = tokenizer.encode(&["the film is very long and very dull"]).unwrap();
     assert_eq!(tokenizer.tokens(&encoded[0].input_ids), ["[CLS]", "the", "film", "is", "[SEP]"]);
     let error = tokenizer.with_max_length(2).unwrap_err();
-    assert!(matches!(error, TokenizeError::TooShort { found: 2 }));
+    assert!(matches!(error, TokenizeError::TooShort { found: 2, num_added: 2 }));
 }
 
 #[rstest]

@@ -4,6 +4,7 @@ use super::source::Source;
 use crate::error::{Result, WeightsError};
 use crate::messages;
 use crate::nn::{LoadReport, ParamStore, match_names};
+use accelerate_core::weight_files::shown;
 use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
@@ -81,7 +82,7 @@ pub fn modern_layer_norm_names(name: &str) -> String {
 ///
 /// # Errors
 /// [`is_weights`](crate::Error::is_weights): a file is absent, truncated or damaged; an index names what is not
-/// there; names or shapes do not fit (all of them are listed). A read error in the middle leaves the
+/// there; names or shapes do not fit (they are listed as far as a message has room). A read error in the middle leaves the
 /// parameters read so far changed.
 ///
 /// ```
@@ -111,6 +112,30 @@ pub fn load_checkpoint_in_model(
     load_source(store, &mut Source::open(path.as_ref())?, options)
 }
 
+/// Names and shapes of all tensors of a checkpoint, file by file in the order of their data, out of headers alone.
+///
+/// `path` is what [`load_checkpoint_in_model`] takes. Not collective.
+///
+/// # Errors
+/// [`is_weights`](crate::Error::is_weights): a file is absent, truncated or damaged; an index names what is not there.
+///
+/// ```
+/// use accelerate::checkpoint::{checkpoint_shapes, save_file};
+/// use accelerate::nn::StateDict;
+/// use accelerate::tch::{Device, Kind, Tensor};
+///
+/// let path = std::env::temp_dir().join(format!("accelerate-shapes-{}.safetensors", std::process::id()));
+/// let bias = Tensor::zeros([3], (Kind::Float, Device::Cpu));
+/// save_file(&[("bias".to_string(), bias)].into_iter().collect::<StateDict>(), &path)?;
+/// assert_eq!(checkpoint_shapes(&path)?, [("bias".to_string(), vec![3])]);
+/// # std::fs::remove_file(&path).map_err(accelerate::Error::other)?;
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+pub fn checkpoint_shapes(path: impl AsRef<Path>) -> Result<Vec<(String, Vec<i64>)>> {
+    let source = Source::open(path.as_ref())?;
+    Ok(source.tensors.into_iter().map(|(name, shape, _)| (name, shape)).collect())
+}
+
 fn load_source(store: &ParamStore, source: &mut Source, options: &LoadOptions) -> Result<LoadReport> {
     let found = mapped_names(source, options)?;
     let (mut pairs, mismatch) = match_names(store, &found);
@@ -133,7 +158,7 @@ fn mapped_names(source: &Source, options: &LoadOptions) -> Result<Vec<(String, V
     for (name, shape, _) in &source.tensors {
         let mapped = options.key_map.as_ref().map_or_else(|| name.clone(), |map| map(name));
         if let Some(first) = origins.insert(mapped.clone(), name) {
-            let [first, second] = [first, name].map(str::to_owned);
+            let [first, second, mapped] = [first, name, mapped.as_str()].map(shown);
             return Err(WeightsError::SameName { path: source.path.clone(), first, second, mapped }.into());
         }
         found.push((mapped, shape.clone()));

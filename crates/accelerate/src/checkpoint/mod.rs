@@ -13,7 +13,8 @@
 //! - Readers that know no manifest find whole files, and an index only while all its shards are of the same save.
 //! - Loading compares the sizes of weights and the content of all other files with the manifest, if there is one.
 //! - Nothing is loaded before every name and shape has been compared with the model, and every header with
-//!   the length of its file.
+//!   the length of its file. Files may come from anywhere: only regular files are read, names and counts in headers and
+//!   indexes have bounds, and an index names files of its own folder only.
 //!
 //! These functions know one process. With several, the main process saves, or each its files if the model is sharded,
 //! and every process loads: [`Accelerator`](crate::Accelerator) sees to that. A process reads of a sharded parameter the
@@ -50,7 +51,7 @@ mod tests;
 mod writer;
 
 pub use folder::{check_save_directory, read_saved_file, verify_saved_files};
-pub use load::{LoadOptions, load_checkpoint_in_model, modern_layer_norm_names};
+pub use load::{LoadOptions, checkpoint_shapes, load_checkpoint_in_model, modern_layer_norm_names};
 pub use reader::load_file;
 pub use save::{SaveModelOptions, save_model_weights};
 pub(crate) use sharded::{Writers, save_sharded_model_weights};

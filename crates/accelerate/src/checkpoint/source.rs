@@ -2,12 +2,13 @@
 
 use super::atomic::{folder_of, io_error};
 use super::folder::{Check, check_saved_with, finish_before_reading};
-use super::reader::WeightFile;
+use super::reader::{WeightFile, open_file};
 use crate::error::{Result, WeightsError};
-use accelerate_core::weight_files::{EXTENSION, Index, choose_weight_file};
+use accelerate_core::weight_files::{EXTENSION, Index, choose_weight_file, shown};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// What PyTorch's own format is called.
@@ -48,15 +49,14 @@ impl Source {
     }
 
     fn open_index(path: &Path) -> Result<Self> {
-        let text = fs::read_to_string(path).map_err(io_error("read", path))?;
-        let index = Index::from_json(&text).map_err(|source| WeightsError::Index { path: path.to_owned(), source })?;
+        let index = read_index(path)?;
         let folder = path.parent().unwrap_or(Path::new(""));
         let mut files = Vec::new();
         let mut positions = HashMap::new();
         for file in index.files() {
-            if !folder.join(file).is_file() {
+            if !folder.join(file).exists() {
                 let num_tensors = index.weight_map.values().filter(|it| *it == file).count();
-                let (index, file) = (path.to_owned(), file.to_owned());
+                let (index, file) = (path.to_owned(), shown(file));
                 return Err(WeightsError::MissingShard { index, file, num_tensors }.into());
             }
             positions.insert(file, files.len());
@@ -68,7 +68,7 @@ impl Source {
             .weight_map
             .iter()
             .filter(|(name, file)| files[positions[file.as_str()]].shape(name).is_none())
-            .map(|(name, file)| format!("{name} (not in {file})"))
+            .map(|(name, file)| format!("{} (not in {file})", shown(name)))
             .collect();
         if !absent.is_empty() {
             return Err(WeightsError::WrongIndex { index: path.to_owned(), absent }.into());
@@ -82,20 +82,31 @@ impl Source {
         let mut tensors = Vec::new();
         let mut seen: HashMap<&str, usize> = HashMap::new();
         for (position, file) in files.iter().enumerate() {
-            for name in file.names() {
+            for (name, shape) in file.shapes() {
                 if wanted.get(name).is_some_and(|it| *it != position) {
                     continue;
                 }
                 if let Some(first) = seen.insert(name, position) {
                     let paths = [files[first].path().to_owned(), file.path().to_owned()];
-                    return Err(WeightsError::InTwoFiles { name: name.to_owned(), paths }.into());
+                    return Err(WeightsError::InTwoFiles { name: shown(name), paths }.into());
                 }
-                let shape = file.shape(name).unwrap_or_default();
                 tensors.push((name.to_owned(), shape, position));
             }
         }
         Ok(Self { path, files, tensors })
     }
+}
+
+fn read_index(path: &Path) -> Result<Index> {
+    let (file, found_bytes) = open_file(path)?;
+    if found_bytes > Index::MAX_BYTES {
+        let (path, most_bytes) = (path.to_owned(), Index::MAX_BYTES);
+        return Err(WeightsError::LongIndex { path, found_bytes, most_bytes }.into());
+    }
+    let mut text = String::new();
+    // The file may have grown since.
+    file.take(Index::MAX_BYTES).read_to_string(&mut text).map_err(io_error("read", path))?;
+    Ok(Index::from_json(&text).map_err(|source| WeightsError::Index { path: path.to_owned(), source })?)
 }
 
 fn choose_in_folder(folder: &Path) -> Result<PathBuf> {

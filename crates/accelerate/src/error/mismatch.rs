@@ -1,6 +1,12 @@
 //! How names and shapes that were found differ from those of a model.
 
+use accelerate_core::weight_files::{listed, shown};
 use std::fmt;
+
+/// What a message has room for of each list of names.
+const LIST_BYTES: usize = 300;
+/// What it has room for of names with shapes.
+const SHAPES_BYTES: usize = 600;
 
 /// All differences between what a model has and what was found for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,18 +36,28 @@ impl Mismatch {
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = Vec::new();
-        if !self.missing.is_empty() {
-            parts.push(format!("{} missing: {}", self.missing.len(), self.missing.join(", ")));
-        }
-        if !self.unexpected.is_empty() {
-            let (count, names) = (self.unexpected.len(), self.unexpected.join(", "));
-            parts.push(format!("{count} unexpected: {names}"));
+        for (names, are) in [(&self.missing, "missing"), (&self.unexpected, "unexpected")] {
+            if !names.is_empty() {
+                parts.push(format!("{} {are}: {}", names.len(), listed(names, LIST_BYTES)));
+            }
         }
         if !self.misshaped.is_empty() {
-            let each = |m: &Misshaped| format!("{} is {:?} but the model has {:?}", m.name, m.found, m.wanted);
-            let list: Vec<_> = self.misshaped.iter().map(each).collect();
-            parts.push(format!("{} of another shape: {}", list.len(), list.join(", ")));
+            parts.push(format!("{} of another shape: {}", self.misshaped.len(), misshaped(&self.misshaped)));
         }
         f.write_str(&parts.join("; "))
     }
+}
+
+/// The first of them, as far as there is room, and the number of the others.
+fn misshaped(all: &[Misshaped]) -> String {
+    let mut text = String::new();
+    for (position, one) in all.iter().enumerate() {
+        if text.len() > SHAPES_BYTES {
+            return format!("{text} and {} more", all.len() - position);
+        }
+        let separator = if position == 0 { "" } else { ", " };
+        let [found, wanted] = [&one.found, &one.wanted].map(|shape| shown(&format!("{shape:?}")));
+        text += &format!("{separator}{} is {found} but the model has {wanted}", shown(&one.name));
+    }
+    text
 }

@@ -1,8 +1,12 @@
 //! What can go wrong when weights are written or read.
 
 use super::Mismatch;
+use accelerate_core::weight_files::listed;
 use std::path::PathBuf;
 use tch::Kind;
+
+/// What a message has room for of a list of names.
+const LIST_BYTES: usize = 600;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WeightsError {
@@ -29,12 +33,15 @@ pub(crate) enum WeightsError {
     )]
     Header { path: PathBuf, reason: String },
 
+    #[error("{} is {found}, and weights are read from files; name the file that has them", path.display())]
+    NotAFile { path: PathBuf, found: &'static str },
+
     #[error(
-        "{} has {found_bytes} bytes where its header promises {wanted_bytes}: it was {}; save or download it again",
-        path.display(),
-        if found_bytes < wanted_bytes { "cut off" } else { "lengthened or its header damaged" }
+        "the tensor `{name}` in {} takes {num_bytes} bytes, and the system is out of memory for them; use a machine with more \
+         memory, or see to it that the file is what was saved",
+        path.display()
     )]
-    Length { path: PathBuf, found_bytes: u64, wanted_bytes: u64 },
+    NoMemory { path: PathBuf, name: String, num_bytes: u64 },
 
     #[error(
         "the tensor `{name}` in {} has elements of type {dtype}, which libtorch 2.11 cannot hold here; convert it to a \
@@ -69,6 +76,12 @@ pub(crate) enum WeightsError {
     Index { path: PathBuf, source: accelerate_core::Error },
 
     #[error(
+        "the index {} has {found_bytes} bytes, and no index is longer than {most_bytes}; name the index of a model",
+        path.display()
+    )]
+    LongIndex { path: PathBuf, found_bytes: u64, most_bytes: u64 },
+
+    #[error(
         "the index {} names the file {file} for {num_tensors} tensors, but there is no such file beside it; \
          copy or download all shards into one folder",
         index.display()
@@ -78,7 +91,7 @@ pub(crate) enum WeightsError {
     #[error(
         "the index {} and its shards do not belong together; {} tensors are not where it says: {}. Save or \
          download the folder again",
-        index.display(), absent.len(), absent.join(", ")
+        index.display(), absent.len(), listed(absent, LIST_BYTES)
     )]
     WrongIndex { index: PathBuf, absent: Vec<String> },
 
@@ -92,7 +105,7 @@ pub(crate) enum WeightsError {
         "{} holds no weights that can be told apart: there is neither model.safetensors nor \
          model.safetensors.index.json, nor a single other safetensors file or index; it holds {}",
         folder.display(),
-        if names.is_empty() { "nothing".to_owned() } else { names.join(", ") }
+        if names.is_empty() { "nothing".to_owned() } else { listed(names, LIST_BYTES) }
     )]
     NoWeights { folder: PathBuf, names: Vec<String> },
 

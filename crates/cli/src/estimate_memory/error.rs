@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use accelerate_core::plan::EstimateDtype;
+use accelerate_core::weight_files;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum EstimateError {
@@ -16,11 +17,8 @@ pub(super) enum EstimateError {
     Unreadable { path: PathBuf, source: io::Error },
     #[error("{} is not a safetensors file, or damaged: {reason}; fetch or save it again", path.display())]
     Header { path: PathBuf, reason: String },
-    #[error(
-        "{} has {found_bytes} bytes, but its header describes {wanted_bytes}: it is truncated or damaged; fetch or save it \
-         again", path.display()
-    )]
-    Length { path: PathBuf, found_bytes: u64, wanted_bytes: u64 },
+    #[error("{} is {found}, and weights are read from files; name the file that has them", path.display())]
+    NotAFile { path: PathBuf, found: &'static str },
     #[error(
         "{}: the tensor {name} has the element type {dtype}, of which libtorch has none; convert the file to another one",
         path.display()
@@ -33,13 +31,16 @@ pub(super) enum EstimateError {
     Pickle { path: PathBuf },
     #[error(
         "the folder {} has no weights to choose: model.safetensors, model.safetensors.index.json, or a single file or index \
-         of another name is wanted, and there are {}", folder.display(), listed(names)
+         of another name is wanted, and there are {}", folder.display(), names_or_none(names)
     )]
     NoWeights { folder: PathBuf, names: Vec<String> },
     #[error("the index {} cannot be understood", path.display())]
     Index { path: PathBuf, source: accelerate_core::Error },
-    #[error("the index {} is larger than any index is ({most_bytes} bytes); name the index of a model", path.display())]
-    LargeIndex { path: PathBuf, most_bytes: u64 },
+    #[error(
+        "the index {} has {found_bytes} bytes, and no index is longer than {most_bytes}; name the index of a model",
+        path.display()
+    )]
+    LargeIndex { path: PathBuf, found_bytes: u64, most_bytes: u64 },
     #[error(
         "the index {} names {file} for {num_tensors} tensor(s), but there is no such file beside it; fetch all files of the \
          model", index.display()
@@ -76,11 +77,14 @@ fn hub_cure(path: &Path) -> String {
     }
 }
 
+fn names_or_none(names: &[String]) -> String {
+    if names.is_empty() { "no files".to_owned() } else { weight_files::listed(names, 600) }
+}
+
 fn listed<T: ToString>(items: &[T]) -> String {
     const MOST: usize = 8;
     let mut listed: Vec<String> = items.iter().take(MOST).map(T::to_string).collect();
     match items.len() {
-        0 => return "no files".to_owned(),
         number if MOST < number => listed.push(format!("{} more", number - MOST)),
         _ => {}
     }

@@ -6,15 +6,11 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use accelerate_core::plan::{Inventory, ParameterEntry};
-use accelerate_core::weight_files::{Index, choose_weight_file};
+use accelerate_core::weight_files::{Header, HeaderEntry, Index, choose_weight_file, shown};
 use safetensors::Dtype;
-use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::error::EstimateError;
 
-const LENGTH_BYTES: u64 = 8;
-/// The format's law for headers. An index says less than headers do.
-const MOST_BYTES: u64 = 100_000_000;
 /// What PyTorch's own format is called.
 const PICKLE_EXTENSIONS: [&str; 4] = ["bin", "pt", "pth", "ckpt"];
 
@@ -22,8 +18,7 @@ const PICKLE_EXTENSIONS: [&str; 4] = ["bin", "pt", "pth", "ckpt"];
 /// files do not know in which order a model registers them.
 pub(super) fn read_inventory(model: &Path) -> Result<Inventory, EstimateError> {
     let path = if model.is_dir() { choose_in_folder(model)? } else { model.to_owned() };
-    // A pipe would never end.
-    if !path.is_file() {
+    if !path.exists() {
         return Err(EstimateError::NoSuchModel { path });
     }
     let extension = path.extension().unwrap_or_default();
@@ -33,11 +28,9 @@ pub(super) fn read_inventory(model: &Path) -> Result<Inventory, EstimateError> {
     let mut parameters = if extension == "json" {
         parameters_of_index(&path)?
     } else {
-        let metadata = read_metadata(&path)?;
-        let entry = |(name, info): (String, &TensorInfo)| entry(&path, &name, info);
-        metadata.tensors().into_iter().map(entry).collect::<Result<_, _>>()?
+        read_header(&path)?.entries().iter().map(|found| entry(&path, found)).collect::<Result<_, _>>()?
     };
-    parameters.sort_by(|one, other| name_order(&one.name).cmp(name_order(&other.name)));
+    parameters.sort_by_cached_key(|parameter| name_order(&parameter.name));
     Ok(Inventory { parameters })
 }
 
@@ -63,13 +56,7 @@ fn choose_in_folder(folder: &Path) -> Result<PathBuf, EstimateError> {
 }
 
 fn parameters_of_index(path: &Path) -> Result<Vec<ParameterEntry>, EstimateError> {
-    let unreadable = |source| EstimateError::Unreadable { path: path.to_owned(), source };
-    let mut text = String::new();
-    File::open(path).map_err(unreadable)?.take(MOST_BYTES + 1).read_to_string(&mut text).map_err(unreadable)?;
-    if text.len() as u64 > MOST_BYTES {
-        return Err(EstimateError::LargeIndex { path: path.to_owned(), most_bytes: MOST_BYTES });
-    }
-    let index = Index::from_json(&text).map_err(|source| EstimateError::Index { path: path.to_owned(), source })?;
+    let index = read_index(path)?;
     let mut names_in: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (name, file) in &index.weight_map {
         names_in.entry(file).or_default().push(name);
@@ -77,60 +64,66 @@ fn parameters_of_index(path: &Path) -> Result<Vec<ParameterEntry>, EstimateError
     let mut parameters = Vec::with_capacity(index.weight_map.len());
     for (file, names) in names_in {
         let file_path = path.with_file_name(file);
-        if !file_path.is_file() {
-            let (index, file, num_tensors) = (path.to_owned(), file.to_owned(), names.len());
+        if !file_path.exists() {
+            let (index, file, num_tensors) = (path.to_owned(), shown(file), names.len());
             return Err(EstimateError::MissingFile { index, file, num_tensors });
         }
-        let metadata = read_metadata(&file_path)?;
+        let header = read_header(&file_path)?;
         for name in names {
             let absent = || {
-                let (index, name, file) = (path.to_owned(), name.to_owned(), file.to_owned());
+                let (index, name, file) = (path.to_owned(), shown(name), file.to_owned());
                 EstimateError::WrongIndex { index, name, file }
             };
-            parameters.push(entry(&file_path, name, metadata.info(name).ok_or_else(absent)?)?);
+            parameters.push(entry(&file_path, header.get(name).ok_or_else(absent)?)?);
         }
     }
     Ok(parameters)
 }
 
-/// The header of a file, which fits the file's length. Whatever the file claims, no more is read or allocated than the file
-/// has.
-fn read_metadata(path: &Path) -> Result<Metadata, EstimateError> {
-    let unreadable = |source| EstimateError::Unreadable { path: path.to_owned(), source };
-    let damaged = |reason| EstimateError::Header { path: path.to_owned(), reason };
-    let mut file = File::open(path).map_err(unreadable)?;
-    let found_bytes = file.metadata().map_err(unreadable)?.len();
-    if found_bytes < LENGTH_BYTES {
-        return Err(damaged(format!("it has only {found_bytes} bytes")));
+fn read_index(path: &Path) -> Result<Index, EstimateError> {
+    let (file, found_bytes) = open_file(path)?;
+    if found_bytes > Index::MAX_BYTES {
+        let (path, most_bytes) = (path.to_owned(), Index::MAX_BYTES);
+        return Err(EstimateError::LargeIndex { path, found_bytes, most_bytes });
     }
-    let mut length = [0; LENGTH_BYTES as usize];
-    file.read_exact(&mut length).map_err(unreadable)?;
-    let length = u64::from_le_bytes(length);
-    if length > MOST_BYTES {
-        return Err(damaged(format!("its header claims {length} bytes, more than the {MOST_BYTES} allowed")));
-    }
-    if length > found_bytes - LENGTH_BYTES {
-        return Err(damaged(format!("its header claims {length} bytes, but the file has only {found_bytes} in all")));
-    }
-    let mut header = vec![0; length as usize];
-    file.read_exact(&mut header).map_err(unreadable)?;
-    let metadata: Metadata = serde_json::from_slice(&header).map_err(|error| damaged(error.to_string()))?;
-    let wanted_bytes = (LENGTH_BYTES + length).saturating_add(metadata.data_len() as u64);
-    if found_bytes != wanted_bytes {
-        return Err(EstimateError::Length { path: path.to_owned(), found_bytes, wanted_bytes });
-    }
-    Ok(metadata)
+    let mut text = String::new();
+    // The file may have grown since.
+    file.take(Index::MAX_BYTES)
+        .read_to_string(&mut text)
+        .map_err(|source| EstimateError::Unreadable { path: path.to_owned(), source })?;
+    Index::from_json(&text).map_err(|source| EstimateError::Index { path: path.to_owned(), source })
 }
 
-fn entry(path: &Path, name: &str, info: &TensorInfo) -> Result<ParameterEntry, EstimateError> {
-    let Some(dtype) = torch_name(info.dtype) else {
-        let (path, name, dtype) = (path.to_owned(), name.to_owned(), info.dtype.to_string());
+fn read_header(path: &Path) -> Result<Header, EstimateError> {
+    let (mut file, found_bytes) = open_file(path)?;
+    Header::read(&mut file, found_bytes)
+        .map_err(|error| EstimateError::Header { path: path.to_owned(), reason: error.to_string() })
+}
+
+/// The file and its length. Devices and pipes have no end, and are refused.
+fn open_file(path: &Path) -> Result<(File, u64), EstimateError> {
+    let unreadable = |source| EstimateError::Unreadable { path: path.to_owned(), source };
+    // Asked before opening: to open a pipe is to wait for its writer.
+    let kind = fs::metadata(path).map_err(unreadable)?.file_type();
+    if !kind.is_file() {
+        let found = if kind.is_dir() { "a folder" } else { "a device or a pipe" };
+        return Err(EstimateError::NotAFile { path: path.to_owned(), found });
+    }
+    let file = File::open(path).map_err(unreadable)?;
+    let found_bytes = file.metadata().map_err(unreadable)?.len();
+    Ok((file, found_bytes))
+}
+
+fn entry(path: &Path, found: &HeaderEntry) -> Result<ParameterEntry, EstimateError> {
+    let HeaderEntry { name, dtype, shape, .. } = found;
+    let Some(torch_dtype) = torch_name(*dtype) else {
+        let (path, name, dtype) = (path.to_owned(), shown(name), dtype.to_string());
         return Err(EstimateError::ElementType { path, name, dtype });
     };
-    let mut entry = ParameterEntry::new(name, &info.shape, dtype, info.dtype.bitsize() / 8);
+    let mut entry = ParameterEntry::new(name, shape, torch_dtype, dtype.bitsize() / 8);
     // Files do not tell buffers from parameters: integers never get gradients, nor do what norms of batches count.
     let is_running = ["running_mean", "running_var"].iter().any(|buffer| name.ends_with(buffer));
-    entry.requires_grad = (entry.is_floating_point() || dtype.starts_with("complex")) && !is_running;
+    entry.requires_grad = (entry.is_floating_point() || torch_dtype.starts_with("complex")) && !is_running;
     Ok(entry)
 }
 
@@ -161,6 +154,10 @@ fn torch_name(dtype: Dtype) -> Option<&'static str> {
 }
 
 /// Numbered modules by their numbers: block 2 before block 10.
-fn name_order(name: &str) -> impl Iterator<Item = (Option<u64>, &str)> {
-    name.split('.').map(|part| (part.parse().ok(), part))
+fn name_order(name: &str) -> Vec<(Option<u64>, String)> {
+    name.split('.').map(|part| (part.parse().ok(), part.to_owned())).collect()
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests;

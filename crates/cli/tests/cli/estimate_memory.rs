@@ -262,17 +262,26 @@ fn memory_that_is_not_there_is_an_error_with_a_cure() {
 #[case::longer_than_the_file(with_header("{}", 0).into_iter().take(9).collect(), "claims 2 bytes, but the file has only 9 in all")]
 #[case::longer_than_any(u64::MAX.to_le_bytes().to_vec(), "claims 18446744073709551615 bytes, more than")]
 #[case::longer_than_allowed(100_000_001_u64.to_le_bytes().to_vec(), "more than the 100000000 allowed")]
-#[case::no_json(with_header("this is not JSON", 0), "not a safetensors file, or damaged: expected")]
+#[case::no_json(
+    with_header("this is not JSON", 0),
+    "not a safetensors file, or damaged: its header cannot be understood: expected"
+)]
 #[case::no_text(with_header("{\"a\u{0}\"", 0), "not a safetensors file, or damaged")]
-#[case::truncated(file_of(&MODEL).into_iter().take(400).collect(), "has 400 bytes, but its header describes")]
-#[case::too_long(file_of(&MODEL).into_iter().chain([0]).collect(), "but its header describes")]
-#[case::wrong_size(with_header(r#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#, 4), "invalid shape")]
+#[case::truncated(file_of(&MODEL).into_iter().take(400).collect(), "has 400 bytes where its header promises")]
+#[case::too_long(file_of(&MODEL).into_iter().chain([0]).collect(), "so that it was lengthened")]
+#[case::wrong_size(
+    with_header(r#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#, 4),
+    "takes 8 bytes as F32, and its data_offsets are 4 apart"
+)]
 #[case::overflow(
     with_header(r#"{"w":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}}"#, 4),
-    "overflow"
+    "no countable number"
 )]
-#[case::hole(with_header(r#"{"w":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}"#, 8), "invalid offset")]
-#[case::backwards(with_header(r#"{"w":{"dtype":"F32","shape":[1],"data_offsets":[8,4]}}"#, 8), "invalid offset")]
+#[case::hole(with_header(r#"{"w":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}"#, 8), "[4, 8], and 0 is where")]
+#[case::backwards(
+    with_header(r#"{"w":{"dtype":"F32","shape":[1],"data_offsets":[8,4]}}"#, 8),
+    "[8, 4], and 0 is where"
+)]
 #[case::unknown_type(with_header(r#"{"w":{"dtype":"F33","shape":[1],"data_offsets":[0,4]}}"#, 4), "F33")]
 #[case::narrow_type(
     with_header(r#"{"w":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}"#, 1),

@@ -1,5 +1,7 @@
 //! What can be wrong with sizes, names and indexes of weight files.
 
+use crate::weight_files::Header;
+
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WeightFilesErrorKind {
     #[error(
@@ -8,12 +10,46 @@ pub(crate) enum WeightFilesErrorKind {
     )]
     Size { found: String },
     #[error(
-        "the weight map names the file {file:?} for {name:?}; a file must lie in the folder of the index \
-         itself, without a path"
+        "the weight map names the file \"{file}\" for \"{name}\"; a file must lie in the folder of the index itself, and \
+         be named without a path, without control characters, and in at most 255 bytes"
     )]
     FileOutsideFolder { name: String, file: String },
     #[error("this is not an index of weight files: {reason}")]
     Index { reason: String },
     #[error("this is not a list of saved files: {reason}")]
     Manifest { reason: String },
+    #[error("it cannot be read: {reason}")]
+    Unreadable { reason: String },
+    #[error(transparent)]
+    Header { problem: HeaderProblem },
+}
+
+/// What is wrong with the header of a safetensors file. Names are shortened already.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HeaderProblem {
+    #[error("it has only {found_bytes} bytes, and a header begins with 8 that tell its length")]
+    Short { found_bytes: u64 },
+    #[error("its header claims {claimed_bytes} bytes, more than the {} allowed", Header::MAX_BYTES)]
+    LongHeader { claimed_bytes: u64 },
+    #[error("its header claims {claimed_bytes} bytes, but the file has only {found_bytes} in all")]
+    HeaderBeyondEnd { claimed_bytes: u64, found_bytes: u64 },
+    #[error("its header cannot be understood: {0}")]
+    Json(String),
+    #[error(
+        "it has {found_bytes} bytes where its header promises {wanted_bytes}, so that {}",
+        if found_bytes < wanted_bytes { "it was cut off" } else { "it was lengthened, or its header damaged" }
+    )]
+    Length { found_bytes: u64, wanted_bytes: u64 },
+    #[error(
+        "the tensor `{name}` has the data_offsets {found:?}, and {wanted} is where it has to begin, since tensors lie one \
+         behind the other without holes"
+    )]
+    Offsets { name: String, found: [u64; 2], wanted: u64 },
+    #[error("the tensor `{name}` has the shape {shape:?}, which takes no countable number of whole bytes as {dtype}")]
+    Uncountable { name: String, shape: Vec<usize>, dtype: String },
+    #[error(
+        "the tensor `{name}` of shape {shape:?} takes {wanted_bytes} bytes as {dtype}, and its data_offsets are \
+         {found_bytes} apart"
+    )]
+    Size { name: String, shape: Vec<usize>, dtype: String, found_bytes: u64, wanted_bytes: u64 },
 }

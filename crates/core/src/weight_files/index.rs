@@ -1,10 +1,18 @@
 //! The index that says which file holds which tensor.
 
+use super::json::{AtMost, Entries, Object};
+use super::shown::{shortened_reason, shown};
 use crate::error::weight_files::WeightFilesErrorKind as Kind;
 use crate::{Error, Result};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
+
+/// Most values in the metadata.
+const MAX_NOTES: usize = 10_000;
+/// The most that file systems allow.
+const MAX_FILE_NAME_BYTES: usize = 255;
 
 /// The contents of `model.safetensors.index.json`.
 ///
@@ -17,20 +25,18 @@ use std::collections::{BTreeMap, BTreeSet};
 /// assert_eq!(index.files().len(), 2);
 /// # Ok::<(), accelerate_core::Error>(())
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Index {
     /// What is known about the whole. May be missing in files from elsewhere.
-    #[serde(default)]
     pub metadata: IndexMetadata,
     /// Tensor name to name of the file that holds it, in the folder of the index.
     pub weight_map: BTreeMap<String, String>,
 }
 
 /// The `metadata` of an [`Index`].
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct IndexMetadata {
     /// Bytes of all tensors together. 0 when a file from elsewhere does not say.
-    #[serde(default)]
     pub total_size: u64,
     /// Whatever else the writer noted, kept as it is.
     #[serde(flatten)]
@@ -38,6 +44,9 @@ pub struct IndexMetadata {
 }
 
 impl Index {
+    /// Longest text that is read as an index: some times as long as those of the largest models.
+    pub const MAX_BYTES: u64 = 50_000_000;
+
     /// The name of the index file for weight files called `stem`.
     ///
     /// ```
@@ -52,8 +61,8 @@ impl Index {
     ///
     /// # Errors
     ///
-    /// [`Error::is_weight_files`]: not JSON, no `weight_map`, or a file name that leads out of the index's own
-    /// folder (an index may come from anywhere, and must not make the reader open other files).
+    /// [`Error::is_weight_files`]: not JSON, no `weight_map`, a key that is there twice, or a file name that leads out of the
+    /// index's own folder (an index may come from anywhere, and must not make the reader open other files).
     ///
     /// ```
     /// # use accelerate_core::weight_files::Index;
@@ -61,14 +70,10 @@ impl Index {
     /// assert!(error.to_string().contains("\"../secret\""));
     /// ```
     pub fn from_json(json: &str) -> Result<Self> {
-        let index: Self = serde_json::from_str(json)
-            .map_err(|cause| Error::new(Kind::Index { reason: cause.to_string() }).caused_by(cause))?;
-        let outside = index
-            .weight_map
-            .iter()
-            .find(|(_, file)| !is_plain_file_name(file))
-            .map(|(name, file)| Kind::FileOutsideFolder { name: name.clone(), file: file.clone() });
-        outside.map_or(Ok(index), |kind| Err(kind.into()))
+        serde_json::from_str::<Contents>(json).map(|contents| contents.0).map_err(|cause| {
+            let reason = shortened_reason(&cause.to_string());
+            Error::new(Kind::Index { reason }).caused_by(cause)
+        })
     }
 
     /// Writes the index as JSON, indented by two, with a newline at the end.
@@ -101,6 +106,89 @@ impl Index {
     }
 }
 
+/// An index as it is read.
+struct Contents(Index);
+
+impl<'de> Deserialize<'de> for Contents {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let parts = deserializer.deserialize_map(Object(Parts::default()))?;
+        let WeightMap(weight_map) = parts.weight_map.ok_or_else(|| de::Error::missing_field("weight_map"))?;
+        Ok(Self(Index { metadata: parts.metadata, weight_map }))
+    }
+}
+
+#[derive(Default)]
+struct Parts {
+    metadata: IndexMetadata,
+    weight_map: Option<WeightMap>,
+}
+
+impl<'de> Entries<'de> for Parts {
+    const WANTED: &'static str = "an object with weight_map";
+
+    fn entry<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<(), A::Error> {
+        match key {
+            "metadata" => self.metadata = map.next_value()?,
+            "weight_map" => self.weight_map = Some(map.next_value()?),
+            _ => {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<'de> Deserialize<'de> for IndexMetadata {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let notes = Notes { metadata: Self::default(), left: MAX_NOTES };
+        deserializer.deserialize_map(Object(notes)).map(|notes| notes.metadata)
+    }
+}
+
+struct Notes {
+    metadata: IndexMetadata,
+    /// How many values there may still be.
+    left: usize,
+}
+
+impl<'de> Entries<'de> for Notes {
+    const WANTED: &'static str = "an object as metadata";
+
+    fn entry<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<(), A::Error> {
+        if key == "total_size" {
+            self.metadata.total_size = map.next_value()?;
+        } else {
+            let value = map.next_value_seed(AtMost(&mut self.left))?;
+            self.metadata.other.insert(key.to_owned(), value);
+        }
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+struct WeightMap(BTreeMap<String, String>);
+
+impl<'de> Deserialize<'de> for WeightMap {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(Object(Self::default()))
+    }
+}
+
+impl<'de> Entries<'de> for WeightMap {
+    const WANTED: &'static str = "the names of files by the names of tensors as weight_map";
+
+    fn entry<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<(), A::Error> {
+        let file: String = map.next_value()?;
+        if !is_plain_file_name(&file) {
+            let (name, file) = (shown(key), shown(&file));
+            return Err(de::Error::custom(Kind::FileOutsideFolder { name, file }));
+        }
+        self.0.insert(key.to_owned(), file);
+        Ok(())
+    }
+}
+
 fn is_plain_file_name(name: &str) -> bool {
-    !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', '\0'])
+    let is_within = !["", ".", ".."].contains(&name) && !name.contains(['/', '\\']);
+    is_within && name.len() <= MAX_FILE_NAME_BYTES && !name.chars().any(char::is_control)
 }

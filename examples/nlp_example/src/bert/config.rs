@@ -1,31 +1,33 @@
 //! The sizes of a BERT model, read from and written to `config.json`.
 
+use crate::files::{self, FileError, shortened};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 /// The file that holds the sizes, beside the weights.
-/// What the file of the sizes is called.
 pub const CONFIG_FILE: &str = "config.json";
+
+/// Names of a hundred thousand classes fit.
+const MOST_BYTES: u64 = 16_000_000;
+
+/// Some times as many as the largest BERT models have.
+const MOST_PARAMETERS: i128 = 20_000_000_000;
 
 /// A `config.json` that does not describe a BERT model which can be built.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The file cannot be read or written.
-    #[error("cannot access {path}", path = .path.display())]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// What the operating system said.
-        source: std::io::Error,
-    },
+    /// The file cannot be read.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// The file is not JSON, or a value has the wrong type.
-    #[error("{path} does not describe a BERT model", path = .path.display())]
+    #[error("{path} does not describe a BERT model: {reason}", path = .path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
-        source: serde_json::Error,
+        /// What is wrong, and where.
+        reason: String,
     },
     /// A value cannot be honoured.
     #[error("{path}: {key} is {found}; wanted {wanted}", path = .path.display())]
@@ -139,11 +141,17 @@ impl BertConfig {
     /// here.
     pub fn from_folder(folder: &Path) -> Result<Self, ConfigError> {
         let path = folder.join(CONFIG_FILE);
-        let text =
-            std::fs::read_to_string(&path).map_err(|source| ConfigError::Unreadable { path: path.clone(), source })?;
-        let file: ConfigFile =
-            serde_json::from_str(&text).map_err(|source| ConfigError::Malformed { path: path.clone(), source })?;
-        check(&path, &file)?;
+        Self::from_json(&files::read_text(&path, MOST_BYTES)?, &path)
+    }
+
+    /// Reads the text of a `config.json`, which errors call `path`.
+    ///
+    /// # Errors
+    /// When it is malformed, of another model type, or asks for something that is not built here.
+    pub fn from_json(json: &str, path: &Path) -> Result<Self, ConfigError> {
+        let malformed = |reason| ConfigError::Malformed { path: path.to_owned(), reason };
+        let file: ConfigFile = files::from_json(json).map_err(malformed)?;
+        check(path, &file)?;
         Ok(file.into())
     }
 
@@ -261,7 +269,8 @@ impl From<BertConfig> for ConfigFile {
 /// Refuses what would build another model than the file means, or none.
 fn check(path: &Path, file: &ConfigFile) -> Result<(), ConfigError> {
     let value = |key, found: String, wanted: &str| {
-        Err(ConfigError::Value { path: path.to_owned(), key, found, wanted: wanted.to_owned() })
+        let (found, wanted) = (shortened(&found), wanted.to_owned());
+        Err(ConfigError::Value { path: path.to_owned(), key, found, wanted })
     };
     if file.model_type != "bert" {
         return value("model_type", format!("{:?}", file.model_type), "\"bert\"");
@@ -270,16 +279,11 @@ fn check(path: &Path, file: &ConfigFile) -> Result<(), ConfigError> {
         let found = format!("{:?}", file.position_embedding_type);
         return value("position_embedding_type", found, "\"absolute\"");
     }
-    let sizes = [
-        ("vocab_size", file.vocab_size),
-        ("hidden_size", file.hidden_size),
-        ("num_attention_heads", file.num_attention_heads),
-        ("intermediate_size", file.intermediate_size),
-        ("max_position_embeddings", file.max_position_embeddings),
-        ("type_vocab_size", file.type_vocab_size),
-    ];
-    if let Some((key, size)) = sizes.into_iter().find(|(_, size)| *size < 1) {
-        return value(key, size.to_string(), "at least 1");
+    if let Some((key, found, wanted)) = size_out_of_range(file) {
+        return value(key, found.to_string(), &format!("a number from {} to {}", wanted.start(), wanted.end()));
+    }
+    if let Some((key, found, wanted)) = rate_out_of_range(file) {
+        return value(key, format!("{found:?}"), wanted);
     }
     if file.hidden_size % file.num_attention_heads != 0 {
         let wanted = format!("a divisor of hidden_size, which is {}", file.hidden_size);
@@ -293,5 +297,51 @@ fn check(path: &Path, file: &ConfigFile) -> Result<(), ConfigError> {
         let found = format!("{:?}", file.id2label.keys().collect::<Vec<_>>());
         return value("id2label", found, "names for 0, 1, 2, ... without a gap");
     }
+    let num_parameters = num_parameters(file);
+    if num_parameters > MOST_PARAMETERS {
+        let wanted =
+            format!("sizes of a model with at most {MOST_PARAMETERS} parameters, and these make {num_parameters}");
+        return value("hidden_size", file.hidden_size.to_string(), &wanted);
+    }
     Ok(())
+}
+
+/// The first size that no model has: key, size, and what sizes may be.
+fn size_out_of_range(file: &ConfigFile) -> Option<(&'static str, i128, RangeInclusive<i128>)> {
+    let sizes = [
+        ("vocab_size", file.vocab_size.into(), 1..=100_000_000),
+        ("hidden_size", file.hidden_size.into(), 1..=1_000_000),
+        ("num_hidden_layers", file.num_hidden_layers as i128, 1..=10_000),
+        ("num_attention_heads", file.num_attention_heads.into(), 1..=1_000_000),
+        ("intermediate_size", file.intermediate_size.into(), 1..=10_000_000),
+        ("max_position_embeddings", file.max_position_embeddings.into(), 1..=10_000_000),
+        ("type_vocab_size", file.type_vocab_size.into(), 1..=1_000_000),
+    ];
+    sizes.into_iter().find(|(_, size, wanted)| !wanted.contains(size))
+}
+
+/// The first rate that would train to nonsense: key, rate, and what rates may be.
+fn rate_out_of_range(file: &ConfigFile) -> Option<(&'static str, f64, &'static str)> {
+    let probabilities = [
+        ("hidden_dropout_prob", file.hidden_dropout_prob),
+        ("attention_probs_dropout_prob", file.attention_probs_dropout_prob),
+        ("classifier_dropout", file.classifier_dropout.unwrap_or(0.0)),
+    ];
+    let probability = probabilities.into_iter().find(|(_, rate)| !(0.0..=1.0).contains(rate));
+    let (eps, range) = (file.layer_norm_eps, file.initializer_range);
+    match probability {
+        Some((key, rate)) => Some((key, rate, "a probability from 0 to 1")),
+        // Less is zero in float32, and divides by the variance of equal numbers.
+        None if !(1e-30..=1.0).contains(&eps) => Some(("layer_norm_eps", eps, "a number from 1e-30 to 1")),
+        None if !(0.0..=10.0).contains(&range) => Some(("initializer_range", range, "a number from 0 to 10")),
+        None => None,
+    }
+}
+
+/// Of the large tables and matrices; biases and norms are left out.
+fn num_parameters(file: &ConfigFile) -> i128 {
+    let [hidden, inner] = [file.hidden_size, file.intermediate_size].map(i128::from);
+    let rows = [file.vocab_size, file.max_position_embeddings, file.type_vocab_size].map(i128::from);
+    let layer = 4 * hidden * hidden + 2 * hidden * inner;
+    hidden * (rows.iter().sum::<i128>() + file.id2label.len() as i128) + file.num_hidden_layers as i128 * layer
 }

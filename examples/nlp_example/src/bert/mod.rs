@@ -11,4 +11,4 @@ mod load;
 
 pub use classification::{BertForSequenceClassification, SequenceClassifierOutput};
 pub use config::{Activation, BertConfig, CONFIG_FILE, ConfigError};
-pub use load::{has_classifier, load_weights};
+pub use load::{check_sizes, has_classifier, load_weights};
