@@ -264,7 +264,11 @@ fn a_truncated_parquet_file_is_an_error() {
 #[rstest]
 #[case::the_same_column_twice("a.csv", "text,label,text\na,1,b\n", &["more than one column named \"text\""])]
 #[case::the_same_column_in_capitals("a.csv", "text,label,Text\na,1,b\n", &["more than one column named \"text\""])]
-#[case::the_same_label_with_a_space("a.tsv", "label\ttext\tLABEL \n1\ta\t0\n", &["more than one column named \"label\""])]
+#[case::the_same_label_with_a_space(
+    "a.tsv",
+    "label\ttext\tLABEL \n1\ta\t0\n",
+    &["more than one column named \"label\""]
+)]
 #[case::the_same_key_twice(
     "a.jsonl",
     "{\"text\": \"a\", \"label\": 1, \"label\": 0}",

@@ -38,8 +38,11 @@ fn check_schema(footer: &[u8]) -> Result<(), String> {
     let read = Compact { rest: footer }.fields(|id, kind, footer| {
         (id == 2 && kind == LIST).then(|| {
             let (length, kind) = footer.list()?;
+            if kind != STRUCT {
+                return None;
+            }
             let mut schema = Schema { num_to_come: length, open: Vec::new() };
-            for _ in 0..if kind == STRUCT { length } else { return None } {
+            for _ in 0..length {
                 let mut num_children = 0;
                 footer.fields(|id, kind, element| {
                     (id == 5 && kind == INTEGER_32).then(|| element.integer().map(|number| num_children = number))
@@ -67,7 +70,9 @@ impl Schema {
         while self.open.last() == Some(&0) {
             self.open.pop();
         }
-        self.open.iter_mut().last().into_iter().for_each(|lacking| *lacking -= 1);
+        if let Some(lacking) = self.open.last_mut() {
+            *lacking -= 1;
+        }
         let Ok(num_children) = u64::try_from(num_children) else {
             return Err(format!("a column of {num_children} columns is promised"));
         };
