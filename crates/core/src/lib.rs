@@ -4,6 +4,7 @@ pub mod accumulation;
 pub mod config;
 pub mod environment;
 mod error;
+pub mod files;
 pub mod layout;
 pub mod mesh;
 pub mod names;

@@ -2,6 +2,7 @@
 //!
 //! `nlp_example --help` lists what it can be told; `README.md` beside this file shows how to start it.
 
+use accelerate::checkpoint::check_saved_files;
 use accelerate::data::{DataLoader, DataLoaderShard};
 use accelerate::nn::{Module, ParamStore};
 use accelerate::optim::{AcceleratedOptimizer, AcceleratedScheduler, AdamW, LinearWithWarmup, no_decay};
@@ -20,7 +21,7 @@ use nlp_example::pretrained;
 use nlp_example::progress::Progress;
 use nlp_example::readers::Table;
 use nlp_example::splits::Splits;
-use nlp_example::tokenize::{TOKENIZER_FILE, TextTokenizer};
+use nlp_example::tokenize::{self, TOKENIZER_FILE, TextTokenizer};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -30,6 +31,7 @@ type Model = PreparedModel<BertForSequenceClassification>;
 
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse_line(std::env::args_os()).unwrap_or_else(|error| error.exit());
+    tokenize::start_threads();
     let accelerator = accelerator(&arguments)?;
     set_seed(arguments.seed);
     // Found now, and not after hours of training.
@@ -41,6 +43,10 @@ fn main() -> anyhow::Result<()> {
         .context("no data to train on")?;
     let pretrained = accelerator.local_main_process_first(|| pretrained::folder(&arguments).map_err(Error::other))?;
 
+    if let Some(folder) = &pretrained {
+        // Sizes, tokenizer and weights have to be of one model.
+        check_saved_files(folder)?;
+    }
     let tokenizer = match &pretrained {
         Some(folder) => TextTokenizer::from_folder(folder)?,
         None => trained_tokenizer(&accelerator, &splits.train)?,
@@ -283,6 +289,7 @@ fn save(
 /// Proves that the saved files hold the trained model: builds it anew from them alone and judges it again.
 fn reload_and_evaluate(accelerator: &Accelerator, dev: &Table, arguments: &Arguments) -> anyhow::Result<Scores> {
     let folder = &arguments.output_dir;
+    check_saved_files(folder)?;
     let config = BertConfig::from_folder(folder)?;
     let tokenizer = TextTokenizer::from_folder(folder)?
         .with_max_length(arguments.max_length.min(config.max_position_embeddings as usize))?;

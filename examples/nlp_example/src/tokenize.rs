@@ -10,10 +10,19 @@ use tokenizers::models::wordpiece::{WordPiece, WordPieceTrainer};
 use tokenizers::normalizers::bert::BertNormalizer;
 use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::processors::template::TemplateProcessing;
+use tokenizers::utils::parallelism::set_parallelism;
 use tokenizers::{
     AddedToken, NormalizedString, Normalizer, OffsetReferential, OffsetType, PostProcessor, PreTokenizedString,
     PreTokenizer, Tokenizer, Trainer, TruncationParams, decoders,
 };
+
+/// Starts the threads in which texts are cut into tokens. Where the system gives the process none (`ulimit -v`, a limit of
+/// threads), one thread does it. Call it once, before any text is cut.
+pub fn start_threads() {
+    if rayon::ThreadPoolBuilder::new().build_global().is_err() {
+        set_parallelism(false);
+    }
+}
 
 /// The file that holds a whole tokenizer.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";

@@ -7,6 +7,7 @@
 
 use super::atomic::{PendingFile, folder_of, io_error, names_in, remove, remove_abandoned, sync_folder};
 use super::fault;
+use super::reader::open_file;
 use crate::error::{Result, WeightsError};
 use crate::messages;
 use accelerate_core::weight_files::{Index, SaveManifest, SavedFile, is_saved_file_name, is_weight_file_of};
@@ -154,16 +155,15 @@ fn read_manifest(folder: &Path, stem: &str) -> Result<Option<SaveManifest>> {
 
 /// A regular file of at most so many bytes; `None` if there is none.
 fn read_small(path: &Path, most_bytes: u64) -> Result<Option<Vec<u8>>> {
-    let metadata = match fs::metadata(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        other => other.map_err(io_error("read", path))?,
-    };
-    if !metadata.is_file() || metadata.len() > most_bytes {
-        let (path, bytes) = (path.to_owned(), metadata.len());
-        return Err(WeightsError::NotASmallFile { path, bytes, most_bytes }.into());
+    if !path.exists() {
+        return Ok(None);
+    }
+    let (file, found_bytes) = open_file(path)?;
+    if found_bytes > most_bytes {
+        return Err(WeightsError::NotASmallFile { path: path.to_owned(), found_bytes, most_bytes }.into());
     }
     let mut content = Vec::new();
-    let file = File::open(path).map_err(io_error("read", path))?;
+    // The file may have grown since.
     file.take(most_bytes).read_to_end(&mut content).map_err(io_error("read", path))?;
     Ok(Some(content))
 }
@@ -284,17 +284,38 @@ pub fn read_saved_file(folder: impl AsRef<Path>, name: &str) -> Result<Vec<u8>> 
     if !is_saved_file_name(name) {
         return Err(WeightsError::FileName { name: name.to_owned(), reason: NOT_PLAIN }.into());
     }
+    check_saved_files(folder)?;
+    let absent = || io_error("read", &path)(ErrorKind::NotFound.into());
+    Ok(read_small(&path, MOST_BYTES)?.ok_or_else(absent)?)
+}
+
+/// Makes sure that files which were saved into `folder` together are together, before they are read by other means than
+/// [`read_saved_file`] and [`load_checkpoint_in_model`](super::load_checkpoint_in_model), which do the same.
+///
+/// Finishes a save that was interrupted, and compares the sizes of weights and the content of all other files with the
+/// manifests in the folder. In folders from elsewhere there is none, and nothing is compared. Not collective.
+///
+/// # Errors
+/// [`is_weights`](crate::Error::is_weights): a file that is not as it was saved; no such folder.
+///
+/// ```
+/// let folder = std::env::temp_dir().join(format!("accelerate-check-saved-{}", std::process::id()));
+/// std::fs::create_dir_all(&folder).map_err(accelerate::Error::other)?;
+/// accelerate::checkpoint::check_saved_files(&folder)?;
+/// # std::fs::remove_dir_all(&folder).map_err(accelerate::Error::other)?;
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+pub fn check_saved_files(folder: impl AsRef<Path>) -> Result<()> {
+    let folder = folder.as_ref();
     finish_interrupted_saves(folder)?;
     for manifest in names_in(folder)? {
         let Some(stem) = SaveManifest::stem(&manifest) else { continue };
-        if let Ok(Some(manifest)) = read_manifest(folder, stem)
-            && manifest.file(name).is_some()
-        {
+        // What is not a list of ours says nothing about files of ours.
+        if read_manifest(folder, stem).is_ok() {
             check_manifest(folder, stem, Check::Quick)?;
         }
     }
-    let absent = || io_error("read", &path)(ErrorKind::NotFound.into());
-    Ok(read_small(&path, MOST_BYTES)?.ok_or_else(absent)?)
+    Ok(())
 }
 
 /// Compares the content of every file that saves into `folder` wrote with the hashes in their manifests. Reads everything.

@@ -50,7 +50,7 @@ mod source;
 mod tests;
 mod writer;
 
-pub use folder::{check_save_directory, read_saved_file, verify_saved_files};
+pub use folder::{check_save_directory, check_saved_files, read_saved_file, verify_saved_files};
 pub use load::{LoadOptions, checkpoint_shapes, load_checkpoint_in_model, modern_layer_norm_names};
 pub use reader::load_file;
 pub use save::{SaveModelOptions, save_model_weights};

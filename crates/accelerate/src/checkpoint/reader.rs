@@ -4,6 +4,7 @@ use super::atomic::io_error;
 use super::dtype::to_kind;
 use crate::error::{Result, WeightsError};
 use crate::nn::StateDict;
+use accelerate_core::files::other_than_file;
 use accelerate_core::layout::Layout;
 use accelerate_core::weight_files::{Header, HeaderEntry, shown};
 use std::fs::File;
@@ -129,8 +130,7 @@ fn sizes(entry: &HeaderEntry) -> Vec<i64> {
 pub(super) fn open_file(path: &Path) -> Result<(File, u64)> {
     // Asked before opening: to open a pipe is to wait for its writer.
     let kind = std::fs::metadata(path).map_err(io_error("open", path))?.file_type();
-    if !kind.is_file() {
-        let found = if kind.is_dir() { "a folder" } else { "a device or a pipe" };
+    if let Some(found) = other_than_file(kind) {
         return Err(WeightsError::NotAFile { path: path.to_owned(), found }.into());
     }
     let file = File::open(path).map_err(io_error("open", path))?;

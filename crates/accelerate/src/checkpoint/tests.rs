@@ -1,3 +1,4 @@
+//! Saves that are killed, that fail, and that others meddle with.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use super::fault::{self, Fault};

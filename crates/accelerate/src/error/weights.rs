@@ -146,8 +146,8 @@ pub(crate) enum WeightsError {
     )]
     NotAsSaved { path: PathBuf, reason: String, manifest: String },
 
-    #[error("{} cannot be read: it has to be a file of at most {most_bytes} bytes, and has {bytes} or is none", path.display())]
-    NotASmallFile { path: PathBuf, bytes: u64, most_bytes: u64 },
+    #[error("{} has {found_bytes} bytes, and at most {most_bytes} are read", path.display())]
+    NotASmallFile { path: PathBuf, found_bytes: u64, most_bytes: u64 },
 
     #[error("no file called {name:?} can be saved with weights: {reason}")]
     FileName { name: String, reason: &'static str },

@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use accelerate_core::files::other_than_file;
 use accelerate_core::plan::{Inventory, ParameterEntry};
 use accelerate_core::weight_files::{Header, HeaderEntry, Index, choose_weight_file, shown};
 use safetensors::Dtype;
@@ -105,8 +106,7 @@ fn open_file(path: &Path) -> Result<(File, u64), EstimateError> {
     let unreadable = |source| EstimateError::Unreadable { path: path.to_owned(), source };
     // Asked before opening: to open a pipe is to wait for its writer.
     let kind = fs::metadata(path).map_err(unreadable)?.file_type();
-    if !kind.is_file() {
-        let found = if kind.is_dir() { "a folder" } else { "a device or a pipe" };
+    if let Some(found) = other_than_file(kind) {
         return Err(EstimateError::NotAFile { path: path.to_owned(), found });
     }
     let file = File::open(path).map_err(unreadable)?;

@@ -1,9 +1,9 @@
 //! Reading a settings file from disk, whatever stands there.
 
 use super::document::MAX_BYTES;
+use crate::files::other_than_file;
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result};
-use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 /// The text of the settings file at `path`: YAML or JSON of Accelerate, or JSON of DeepSpeed.
@@ -22,14 +22,7 @@ use std::path::Path;
 /// ```
 pub fn read_file(path: &Path) -> Result<String> {
     let metadata = path.metadata()?;
-    let file_type = metadata.file_type();
-    if !file_type.is_file() {
-        let found = match () {
-            () if file_type.is_dir() => "a folder",
-            () if file_type.is_fifo() => "a pipe",
-            () if file_type.is_socket() => "a socket",
-            () => "a device",
-        };
+    if let Some(found) = other_than_file(metadata.file_type()) {
         let text = format!("it is {found}; settings are read from a regular file");
         return Err(Error::new(ErrorKind::InvalidInput, text));
     }

@@ -1,5 +1,6 @@
 //! What belongs to one save of a folder, and how far it got.
 
+use super::shown::{shortened_reason, shown};
 use crate::error::weight_files::WeightFilesErrorKind as Kind;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -81,8 +82,9 @@ impl SaveManifest {
     /// [`Error::is_weight_files`]: not such a list, one of a later version, a name that leads out of the folder or stands
     /// twice, or something that is not a hash.
     pub fn from_json(json: &str, stem: &str) -> Result<Self> {
-        let manifest: Self = serde_json::from_str(json)
-            .map_err(|cause| Error::new(Kind::Manifest { reason: cause.to_string() }).caused_by(cause))?;
+        let manifest: Self = serde_json::from_str(json).map_err(|cause| {
+            Error::new(Kind::Manifest { reason: shortened_reason(&cause.to_string()) }).caused_by(cause)
+        })?;
         manifest.check(stem).map_or(Ok(manifest), |reason| Err(Kind::Manifest { reason }.into()))
     }
 
@@ -106,26 +108,26 @@ impl SaveManifest {
     /// What is wrong with it, if anything.
     fn check(&self, stem: &str) -> Option<String> {
         if self.format != FORMAT || self.version != VERSION {
-            let (format, version) = (shortened(&self.format), self.version);
+            let (format, version) = (shown(&self.format), self.version);
             return Some(format!(
-                "it has format {format:?}, version {version}; {FORMAT:?}, version {VERSION} is known"
+                "it has format `{format}`, version {version}; `{FORMAT}`, version {VERSION} is known"
             ));
         }
         let mut names = BTreeSet::new();
         for SavedFile { name, temporary_name, blake3, .. } in &self.files {
-            let shown = shortened(name);
+            let name_shown = shown(name);
             if !is_saved_file_name(name) {
-                return Some(format!("{shown:?} is not the name of a file in its folder"));
+                return Some(format!("`{name_shown}` is not the name of a file in its folder"));
             }
             if !names.insert(name) {
-                return Some(format!("it lists {shown:?} twice"));
+                return Some(format!("it lists `{name_shown}` twice"));
             }
             if !is_temporary_file_of(temporary_name, stem) {
-                let found = shortened(temporary_name);
-                return Some(format!("the temporary name of {shown:?} is {found:?}, which no save gives"));
+                let found = shown(temporary_name);
+                return Some(format!("the temporary name of `{name_shown}` is `{found}`, which no save gives"));
             }
             if blake3.len() != HASH_DIGITS || !blake3.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-                return Some(format!("the hash of {shown:?} is not {HASH_DIGITS} hexadecimal digits"));
+                return Some(format!("the hash of `{name_shown}` is not {HASH_DIGITS} hexadecimal digits"));
             }
         }
         None
@@ -172,13 +174,4 @@ pub fn is_temporary_file_of(file_name: &str, stem: &str) -> bool {
         .strip_prefix(&temporary_prefix(stem))
         .and_then(|rest| rest.strip_suffix(TEMPORARY_SUFFIX))
         .is_some_and(|random| !random.is_empty() && random.bytes().all(|letter| letter.is_ascii_alphanumeric()))
-}
-
-/// The beginning of a text that comes from a file.
-fn shortened(text: &str) -> String {
-    const MOST: usize = 100;
-    match text.char_indices().nth(MOST) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text.to_owned(),
-    }
 }

@@ -1,6 +1,7 @@
 //! A file that is read by position, and rows of several files in one count.
 
 use crate::error::{DataError, ReaderError, Result};
+use accelerate_core::files::other_than_file;
 use rustix::fs::OFlags;
 use std::fs::{File, FileType};
 use std::io::{self, BufRead, BufReader, Read};
@@ -139,11 +140,10 @@ impl Scan<'_> {
 }
 
 fn check_kind(path: &Path, kind: FileType) -> Result<(), ReaderError> {
-    if kind.is_file() {
-        return Ok(());
+    match other_than_file(kind) {
+        Some(found) => Err(ReaderError::NotAFile { path: path.to_owned(), found }),
+        None => Ok(()),
     }
-    let found = if kind.is_dir() { "a folder" } else { "a device or a pipe" };
-    Err(ReaderError::NotAFile { path: path.to_owned(), found })
 }
 
 /// Reads on from a position of its own.
