@@ -15,7 +15,7 @@ use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// Larger lists are an attack or a damaged file.
 const MAX_MANIFEST_BYTES: u64 = 16 << 20;
@@ -60,8 +60,9 @@ pub(super) fn finish_interrupted_saves(folder: &Path) -> Result<()> {
     // Some of them may only be under way, and are finished when the lock is free.
     let _lock = lock(folder)?;
     for (stem, manifest) in interrupted_saves(folder)? {
-        messages::warning_here!("a save into {} was interrupted; it is finished now", folder.display());
+        refuse_if_newer(folder, &stem, &manifest)?;
         put_in_place(folder, &stem, &manifest)?;
+        messages::warning_here!("a save into {} had been interrupted; it is finished now", folder.display());
     }
     Ok(())
 }
@@ -73,8 +74,7 @@ fn interrupted_saves(folder: &Path) -> Result<Vec<(String, SaveManifest)>> {
         let Some(stem) = SaveManifest::stem(&name) else { continue };
         // What is not a list of ours says nothing about a save of ours.
         let Ok(Some(manifest)) = read_manifest(folder, stem) else { continue };
-        let is_pending = |file: &SavedFile| folder.join(&file.temporary_name).is_file();
-        if manifest.files.iter().any(is_pending) {
+        if !pending(folder, &manifest).is_empty() {
             found.push((stem.to_owned(), manifest));
         }
     }
@@ -99,31 +99,44 @@ fn lock(folder: &Path) -> Result<Option<File>> {
     }
 }
 
-/// Renames what is still under its temporary name.
-fn put_in_place(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<()> {
+/// The files of a save that are still under their temporary names, in the order of the manifest.
+fn pending<'a>(folder: &Path, manifest: &'a SaveManifest) -> Vec<&'a SavedFile> {
+    manifest.files.iter().filter(|file| folder.join(&file.temporary_name).is_file()).collect()
+}
+
+/// Weight files of earlier saves that the save of this manifest replaces.
+fn stale(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<Vec<String>> {
+    let mut names = names_in(folder)?;
+    names.retain(|name| is_weight_file_of(name, stem) && manifest.file(name).is_none());
+    Ok(names)
+}
+
+/// Somebody else may have written into the folder since a save was interrupted, and what is new does not give way to what is
+/// old.
+fn refuse_if_newer(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<()> {
     let manifest_path = folder.join(SaveManifest::file_name(stem));
-    let committed = modified(&manifest_path);
-    let pending: Vec<&SavedFile> =
-        manifest.files.iter().filter(|file| folder.join(&file.temporary_name).is_file()).collect();
-    for file in &pending {
-        let path = folder.join(&file.name);
-        // Somebody else has written there since, and nothing that is new is replaced by what is old.
-        if committed.is_some() && modified(&path) > committed {
+    let modified = |path: &Path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
+    let Some(committed) = modified(&manifest_path) else { return Ok(()) };
+    let stale = stale(folder, stem, manifest)?;
+    for name in pending(folder, manifest).into_iter().map(|file| &file.name).chain(&stale) {
+        let path = folder.join(name);
+        if modified(&path).is_some_and(|modified| modified > committed) {
             return Err(WeightsError::NewerThanSave { path, manifest: manifest_path }.into());
         }
     }
+    Ok(())
+}
+
+/// Renames what is still under its temporary name, and removes weights of earlier saves.
+fn put_in_place(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<()> {
+    let pending = pending(folder, manifest);
     let Some((last, first)) = pending.split_last() else { return Ok(()) };
-    let index = Index::file_name(stem);
     if first.iter().any(|file| is_weight_file_of(&file.name, stem)) {
         // Readers who know no manifest must not find shards of two saves under one index.
-        remove(&folder.join(&index))?;
+        remove(&folder.join(Index::file_name(stem)))?;
     }
     first.iter().try_for_each(|file| rename(folder, file))?;
-    for name in names_in(folder)? {
-        if is_weight_file_of(&name, stem) && manifest.file(&name).is_none() {
-            remove(&folder.join(&name))?;
-        }
-    }
+    stale(folder, stem, manifest)?.iter().try_for_each(|name| remove(&folder.join(name)))?;
     sync_folder(folder)?;
     // With the last one nothing is pending, and nothing of this save is done again.
     rename(folder, last)?;
@@ -138,10 +151,6 @@ fn rename(folder: &Path, file: &SavedFile) -> Result<()> {
         Err(source) => Err(WeightsError::InTheWay { path, source }.into()),
         Ok(()) => Ok(()),
     }
-}
-
-fn modified(path: &Path) -> Option<SystemTime> {
-    fs::metadata(path).and_then(|metadata| metadata.modified()).ok()
 }
 
 /// The list of the last save of weights called `stem`, if there is one.

@@ -220,14 +220,18 @@ fn interrupted() -> TempDir {
 fn what_was_written_after_an_interrupted_save_is_not_replaced_by_it() {
     let folder = interrupted();
     let manifest = folder.path().join("model.manifest.json");
-    let config = folder.path().join("config.json");
-    fs::write(&config, "newer").unwrap();
-    let later = fs::metadata(&manifest).unwrap().modified().unwrap() + std::time::Duration::from_secs(1);
-    fs::File::options().write(true).open(&config).unwrap().set_modified(later).unwrap();
-    let text = load_checkpoint_in_model(&model(0.0), folder.path(), &LoadOptions::default()).unwrap_err().to_string();
-    assert!(text.contains("config.json") && text.contains("has been written since"), "{text}");
-    assert_eq!(fs::read(&config).unwrap(), b"newer");
-    fs::remove_file(&config).unwrap();
+    // A file that the save has, and weights that it would remove.
+    for name in ["config.json", "model-00001-of-00002.safetensors"] {
+        let path = folder.path().join(name);
+        fs::write(&path, "newer").unwrap();
+        let later = fs::metadata(&manifest).unwrap().modified().unwrap() + std::time::Duration::from_secs(1);
+        fs::File::options().write(true).open(&path).unwrap().set_modified(later).unwrap();
+        let loaded = load_checkpoint_in_model(&model(0.0), folder.path(), &LoadOptions::default());
+        let text = loaded.unwrap_err().to_string();
+        assert!(text.contains(name) && text.contains("has been written since"), "{text}");
+        assert_eq!(fs::read(&path).unwrap(), b"newer");
+        fs::remove_file(&path).unwrap();
+    }
     assert_eq!(whole_save_in(folder.path()), 2.0);
 }
 
