@@ -25,7 +25,8 @@ pub(crate) enum CollectiveError {
     MemoryClosed { rank: usize, what: String },
 
     #[error(
-        "the memory of rank {rank} cannot be read any more while {what} is being read from it: {source}. The rank lives; look          whether something on this machine has withdrawn the permission, such as kernel.yama.ptrace_scope"
+        "the memory of rank {rank} cannot be read any more while {what} is being read from it: {source}. The rank lives; look \
+         whether something on this machine has withdrawn the permission, such as kernel.yama.ptrace_scope"
     )]
     MemoryUnreadable { rank: usize, what: String, source: std::io::Error },
 

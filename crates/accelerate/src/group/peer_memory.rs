@@ -204,7 +204,9 @@ impl PeerMemory {
 
     #[cold]
     fn lost(&self, rank: usize, reading: &PeerRead<'_>, source: io::Error) -> crate::Error {
-        let is_gone = source.raw_os_error() == Some(Errno::SRCH.raw_os_error()) || self.group.has_failed(rank);
+        // The process has ended, or what was read is not there any more.
+        let of_the_rank = [Errno::SRCH, Errno::FAULT].map(|error| Some(error.raw_os_error()));
+        let is_gone = of_the_rank.contains(&source.raw_os_error()) || self.group.has_failed(rank);
         let rank = self.group.name_of(rank);
         if !is_gone {
             // The rank lives, and nothing is wrong with it: this one has failed.
