@@ -89,7 +89,7 @@ impl PendingFile {
     pub(super) fn saved_file(&self) -> SavedFile {
         SavedFile {
             name: name_of(&self.target),
-            temporary_name: self.temporary_name(),
+            temporary_name: Some(self.temporary_name()),
             bytes: self.num_bytes,
             blake3: self.hash.to_hex().to_string(),
         }

@@ -35,16 +35,11 @@ pub(super) fn prepare_folder(folder: &Path) -> Result<()> {
 /// The files are complete under their temporary names, and nobody removes them there any more.
 pub(super) fn commit_folder(folder: &Path, stem: &str, files: Vec<SavedFile>) -> Result<()> {
     let manifest = SaveManifest::new(files);
-    let path = folder.join(SaveManifest::file_name(stem));
-    let json = manifest.to_json().map_err(|source| WeightsError::Manifest { path: path.clone(), source })?;
-    let written = lock(folder).and_then(|lock| {
-        PendingFile::write(&path, stem, json.as_bytes())?.commit()?;
-        Ok(lock)
-    });
+    let written = lock(folder).and_then(|lock| write_manifest(folder, stem, &manifest).map(|()| lock));
     let _lock = written.inspect_err(|_| {
         // Without the manifest they belong to nothing. The error that led here is the one to report.
-        for file in &manifest.files {
-            let _ = fs::remove_file(folder.join(&file.temporary_name));
+        for name in manifest.files.iter().filter_map(|file| file.temporary_name.as_ref()) {
+            let _ = fs::remove_file(folder.join(name));
         }
     })?;
     sync_folder(folder)?;
@@ -99,16 +94,27 @@ fn lock(folder: &Path) -> Result<Option<File>> {
     }
 }
 
-/// The files of a save that are still under their temporary names, in the order of the manifest.
-fn pending<'a>(folder: &Path, manifest: &'a SaveManifest) -> Vec<&'a SavedFile> {
-    manifest.files.iter().filter(|file| folder.join(&file.temporary_name).is_file()).collect()
+fn write_manifest(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<()> {
+    let path = folder.join(SaveManifest::file_name(stem));
+    let json = manifest.to_json().map_err(|source| WeightsError::Manifest { path: path.clone(), source })?;
+    PendingFile::write(&path, stem, json.as_bytes())?.commit().map(drop)
+}
+
+/// The paths of a save's files that are still under their temporary names, each with the one it is to have, in the order of
+/// the manifest.
+fn pending(folder: &Path, manifest: &SaveManifest) -> Vec<(PathBuf, PathBuf)> {
+    let paths = manifest.files.iter().filter_map(|file| {
+        let temporary = folder.join(file.temporary_name.as_ref()?);
+        temporary.is_file().then(|| (temporary, folder.join(&file.name)))
+    });
+    paths.collect()
 }
 
 /// Weight files of earlier saves that the save of this manifest replaces.
-fn stale(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<Vec<String>> {
+fn stale(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<Vec<PathBuf>> {
     let mut names = names_in(folder)?;
     names.retain(|name| is_weight_file_of(name, stem) && manifest.file(name).is_none());
-    Ok(names)
+    Ok(names.into_iter().map(|name| folder.join(name)).collect())
 }
 
 /// Somebody else may have written into the folder since a save was interrupted, and what is new does not give way to what is
@@ -117,9 +123,8 @@ fn refuse_if_newer(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result
     let manifest_path = folder.join(SaveManifest::file_name(stem));
     let modified = |path: &Path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
     let Some(committed) = modified(&manifest_path) else { return Ok(()) };
-    let stale = stale(folder, stem, manifest)?;
-    for name in pending(folder, manifest).into_iter().map(|file| &file.name).chain(&stale) {
-        let path = folder.join(name);
+    let replaced = pending(folder, manifest).into_iter().map(|(_, path)| path);
+    for path in replaced.chain(stale(folder, stem, manifest)?) {
         if modified(&path).is_some_and(|modified| modified > committed) {
             return Err(WeightsError::NewerThanSave { path, manifest: manifest_path }.into());
         }
@@ -131,24 +136,22 @@ fn refuse_if_newer(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result
 fn put_in_place(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<()> {
     let pending = pending(folder, manifest);
     let Some((last, first)) = pending.split_last() else { return Ok(()) };
-    if first.iter().any(|file| is_weight_file_of(&file.name, stem)) {
-        // Readers who know no manifest must not find shards of two saves under one index.
-        remove(&folder.join(Index::file_name(stem)))?;
-    }
-    first.iter().try_for_each(|file| rename(folder, file))?;
-    stale(folder, stem, manifest)?.iter().try_for_each(|name| remove(&folder.join(name)))?;
+    // Readers who know no manifest must not find shards of two saves under one index.
+    remove(&folder.join(Index::file_name(stem)))?;
+    first.iter().try_for_each(rename)?;
+    stale(folder, stem, manifest)?.iter().try_for_each(|path| remove(path))?;
     sync_folder(folder)?;
     // With the last one nothing is pending, and nothing of this save is done again.
-    rename(folder, last)?;
-    sync_folder(folder)
+    rename(last)?;
+    sync_folder(folder)?;
+    write_manifest(folder, stem, &manifest.finished())
 }
 
-fn rename(folder: &Path, file: &SavedFile) -> Result<()> {
-    let path = folder.join(&file.name);
-    match fault::step().and_then(|()| fs::rename(folder.join(&file.temporary_name), &path)) {
+fn rename((temporary, path): &(PathBuf, PathBuf)) -> Result<()> {
+    match fault::step().and_then(|()| fs::rename(temporary, path)) {
         // Where there are no locks, another process has renamed it in between.
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(WeightsError::InTheWay { path, source }.into()),
+        Err(source) => Err(WeightsError::InTheWay { path: path.clone(), source }.into()),
         Ok(()) => Ok(()),
     }
 }

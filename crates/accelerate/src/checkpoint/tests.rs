@@ -1,10 +1,10 @@
 //! Saves that are killed, that fail, and that others meddle with.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use super::atomic::PendingFile;
 use super::fault::{self, Fault};
 use super::*;
 use crate::nn::{Init, ParamStore};
-use accelerate_core::weight_files::SaveManifest;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -266,13 +266,19 @@ fn a_link_that_somebody_put_there_does_not_lead_a_save_elsewhere() {
 #[test]
 fn temporary_names_differ_from_save_to_save() {
     let folder = TempDir::new().unwrap();
-    let mut seen = std::collections::HashSet::new();
-    for _ in 0..3 {
+    let name = || PendingFile::write(&folder.path().join("file"), "model", b"text").unwrap().temporary_name();
+    assert_ne!(name(), name());
+}
+
+#[test]
+fn the_same_save_gives_the_same_bytes() {
+    let folders = [TempDir::new().unwrap(), TempDir::new().unwrap()];
+    for folder in &folders {
         save(folder.path(), 1.0, true).unwrap();
-        let json = fs::read_to_string(folder.path().join("model.manifest.json")).unwrap();
-        for file in SaveManifest::from_json(&json, "model").unwrap().files {
-            assert!(seen.insert(file.temporary_name));
-        }
+    }
+    for name in listing(folders[0].path()) {
+        let [first, second] = folders.each_ref().map(|folder| fs::read(folder.path().join(&name)).unwrap());
+        assert_eq!(first, second, "{name}");
     }
 }
 

@@ -15,12 +15,13 @@ const HASH_DIGITS: usize = 64;
 /// configuration. It is `model.manifest.json` beside weights that are called `model`.
 ///
 /// A save writes every file under a temporary name first, then this list, then gives the files their names. Once the list is
-/// there, the save counts: whoever finds files of it under their temporary names gives them their names.
+/// there, the save counts: whoever finds files of it under their temporary names gives them their names. At last the list is
+/// written once more without temporary names, so that the same save gives the same bytes.
 ///
 /// ```
 /// use accelerate_core::weight_files::{SaveManifest, SavedFile, temporary_prefix, TEMPORARY_SUFFIX};
 /// let temporary_name = format!("{}0123abcd{TEMPORARY_SUFFIX}", temporary_prefix("model"));
-/// let file = SavedFile { name: "config.json".into(), temporary_name, bytes: 2, blake3: "0".repeat(64) };
+/// let file = SavedFile { name: "config.json".into(), temporary_name: Some(temporary_name), bytes: 2, blake3: "0".repeat(64) };
 /// let manifest = SaveManifest::new(vec![file]);
 /// assert_eq!(SaveManifest::from_json(&manifest.to_json()?, "model")?, manifest);
 /// # Ok::<(), accelerate_core::Error>(())
@@ -40,8 +41,9 @@ pub struct SaveManifest {
 pub struct SavedFile {
     /// Its name in the folder.
     pub name: String,
-    /// What it is called until all files of the save are written.
-    pub temporary_name: String,
+    /// What it is called until all files of the save are written. `None` in the list of a save that is over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub temporary_name: Option<String>,
     /// Its size.
     pub bytes: u64,
     /// The BLAKE3 hash of its content, as 64 hexadecimal digits.
@@ -105,6 +107,12 @@ impl SaveManifest {
         self.files.iter().find(|file| file.name == name)
     }
 
+    /// The list of the same save when it is over.
+    pub fn finished(&self) -> Self {
+        let files = self.files.iter().map(|file| SavedFile { temporary_name: None, ..file.clone() });
+        Self::new(files.collect())
+    }
+
     /// What is wrong with it, if anything.
     fn check(&self, stem: &str) -> Option<String> {
         if self.format != FORMAT || self.version != VERSION {
@@ -122,8 +130,10 @@ impl SaveManifest {
             if !names.insert(name) {
                 return Some(format!("it lists `{name_shown}` twice"));
             }
-            if !is_temporary_file_of(temporary_name, stem) {
-                let found = shown(temporary_name);
+            if let Some(found) = temporary_name
+                && !is_temporary_file_of(found, stem)
+            {
+                let found = shown(found);
                 return Some(format!("the temporary name of `{name_shown}` is `{found}`, which no save gives"));
             }
             if blake3.len() != HASH_DIGITS || !blake3.bytes().all(|digit| digit.is_ascii_hexdigit()) {
