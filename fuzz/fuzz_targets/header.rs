@@ -1,6 +1,6 @@
 #![no_main]
-//! Headers of safetensors files. An input is a whole file; or the number of bytes of the data, a line break, and the text of
-//! the header, so that the length in front of it is right.
+//! Headers of safetensors files. An input is a whole file; or the number of bytes of the data, a line break, and the
+//! text of the header, so that the length in front of it is right.
 
 use accelerate_core::weight_files::Header;
 use libfuzzer_sys::fuzz_target;

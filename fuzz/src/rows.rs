@@ -25,8 +25,8 @@ pub fn with_file(bytes: &[u8], read: impl FnOnce(&Path)) {
     read(file.path());
 }
 
-/// Fetches rows of the dataset, if it could be opened, and asks for their places: one after the other, and one that is not
-/// there.
+/// Fetches rows of the dataset, if it could be opened, and asks for their places: one after the other, and one that is
+/// not there.
 pub fn check<D: Dataset>(dataset: Result<D>, place: impl Fn(&D, usize)) {
     let Ok(dataset) = dataset else { return };
     let num_rows = dataset.len();

@@ -1,7 +1,7 @@
 //! `cargo xtask soak fuzz`: inputs that nobody thought of, for every reader of what comes from outside.
 //!
-//! The targets are programs with libFuzzer in them, which are built and started here as cargo-fuzz would, so that nothing
-//! has to be installed but a nightly toolchain: only its compiler counts which parts of a program an input reaches.
+//! The targets are programs with libFuzzer in them, which are built and started here as cargo-fuzz would, so that
+//! nothing has to be installed but a nightly toolchain: only its compiler counts what an input reaches.
 
 use std::fs;
 use std::path::{Path, PathBuf};
