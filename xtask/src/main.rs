@@ -54,7 +54,7 @@ enum Task {
     Parity(parity::Arguments),
     /// Race against Python Accelerate
     Bench(bench::Arguments),
-    /// Find faults that need many tries: attacks on runs
+    /// Find faults that need many tries: attacks on runs, and inputs that nobody thought of
     Soak(soak::Arguments),
     /// Build the book of the project into `target/book`
     Book(book::Arguments),

@@ -1,5 +1,7 @@
 //! `cargo xtask soak`: what takes longer than a test suite may.
 
+mod fuzz;
+
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use std::process::Command;
@@ -25,16 +27,20 @@ enum What {
         #[arg(long, default_value_t = 0)]
         seed: u64,
     },
+    /// Feed every reader of files and messages from outside with inputs that are made up from what they reach in its
+    /// code: any of them has to be read or refused. Needs a nightly toolchain
+    Fuzz(fuzz::Arguments),
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    libtorch::ensure()?;
-    match arguments.what {
-        What::Attack { tries, seed } => attack(tries, seed),
+    match &arguments.what {
+        What::Attack { tries, seed } => attack(*tries, *seed),
+        What::Fuzz(arguments) => fuzz::run(arguments),
     }
 }
 
 fn attack(tries: u64, seed: u64) -> Result<()> {
+    libtorch::ensure()?;
     process::run(&mut process::cargo(&["build", "--release", "--package", "conformance", "--bins"]))?;
     let mut attack = Command::new(paths::release_binary("attack"));
     attack.arg("--program").arg(paths::release_binary("conformance"));

@@ -14,8 +14,8 @@ const BOOK: &str = "docs/src";
 const MOST_README_LINES: usize = 150;
 
 /// Folders at the root of the repository. A code span that begins with one of them is the path of a file.
-const FOLDERS: [&str; 8] =
-    ["bench/", "conformance/", "crates/", "docs/src/", "examples/", "parity/", "xtask/src/", ".config/"];
+const FOLDERS: [&str; 9] =
+    ["bench/", "conformance/", "crates/", "docs/src/", "examples/", "fuzz/", "parity/", "xtask/src/", ".config/"];
 
 pub(super) fn links(tree: &Tree) -> Result<Vec<String>> {
     let mut anchors = BTreeMap::new();

@@ -95,6 +95,16 @@ fn a_hostile_index_is_refused(#[case] json: &str, #[case] message: &str) {
 }
 
 #[test]
+fn numbers_of_an_index_stay_the_same_when_it_is_written() {
+    for number in ["123456788.123456615", "0.7976931348623157e308", "-0.0", "5e-324", "18446744073709551615"] {
+        let index = Index::from_json(&format!(r#"{{"metadata": {{"x": {number}}}, "weight_map": {{}}}}"#)).unwrap();
+        let read: f64 = number.parse().unwrap();
+        assert_eq!(index.metadata.other["x"].as_f64().map(f64::to_bits), Some(read.to_bits()), "{number}");
+        assert_eq!(Index::from_json(&index.to_json().unwrap()).unwrap(), index, "{number}");
+    }
+}
+
+#[test]
 fn sizes_are_written_for_people() {
     let texts = [0, 999, 1000, 1_500_000, 10_000_000_000, 1_999_999].map(format_size);
     assert_eq!(texts, ["0 B", "999 B", "1 KB", "1.5 MB", "10 GB", "2 MB"]);
