@@ -10,7 +10,7 @@ use accelerate_core::names::LogLevel;
 use anstyle::{AnsiColor, Style};
 use std::fmt;
 use std::io::Write;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
 static LOG_LEVEL: AtomicU8 = AtomicU8::new(LogLevel::Warning as u8);
 
@@ -97,6 +97,14 @@ pub(crate) fn write(log_level: LogLevel, writers: Writers, text: fmt::Arguments<
     if self::log_level() <= log_level && writers.include(rank) {
         let rank = rank.filter(|_| writers == Writers::EachProcess);
         Message { log_level, name: "accelerate", rank, text: &text }.write();
+    }
+}
+
+/// Says that standard output cannot be written, the first time in this process.
+pub(crate) fn warn_once_of_lost_output(error: &std::io::Error) {
+    static IS_TOLD: AtomicBool = AtomicBool::new(false);
+    if !IS_TOLD.swap(true, Ordering::Relaxed) {
+        crate::messages::warning_here!("standard output cannot be written ({error}); the program goes on without it");
     }
 }
 

@@ -276,11 +276,9 @@ fn save(
     let files = BTreeMap::from([
         (CONFIG_FILE.to_owned(), config.to_json()?.into_bytes()),
         (TOKENIZER_FILE.to_owned(), tokenizer.to_json()?.into_bytes()),
+        ("loss.svg".to_owned(), history.to_svg("BERT for text classification")?.into_bytes()),
     ]);
     accelerator.save_model(model, folder, &SaveModelOptions { files, ..Default::default() })?;
-    if accelerator.is_local_main_process() {
-        history.save_svg(&folder.join("loss.svg"), "BERT for text classification")?;
-    }
     main_println!(accelerator, "model, tokenizer and loss curve (loss.svg) are in {}", folder.display());
     accelerator.wait_for_everyone()?;
     Ok(())

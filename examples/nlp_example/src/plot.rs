@@ -2,7 +2,6 @@
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
-use std::path::Path;
 
 const LOSS: RGBColor = RGBColor(31, 119, 180);
 const ACCURACY: RGBColor = RGBColor(214, 39, 40);
@@ -30,32 +29,15 @@ pub struct History {
     pub accuracies: Vec<(usize, f64)>,
 }
 
-/// The picture could not be drawn or written.
+/// The picture could not be drawn.
 #[derive(Debug, thiserror::Error)]
 pub enum PlotError {
     /// The plotting library gave up.
     #[error("cannot draw the loss curve: {0}")]
     Drawing(String),
-    /// The file could not be written.
-    #[error("cannot write the loss curve to {path}", path = .path.display())]
-    Writing {
-        /// The file.
-        path: std::path::PathBuf,
-        /// What the operating system said.
-        source: std::io::Error,
-    },
 }
 
 impl History {
-    /// Draws the curve and writes it to `path`.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
-    pub fn save_svg(&self, path: &Path, title: &str) -> Result<(), PlotError> {
-        let svg = self.to_svg(title)?;
-        std::fs::write(path, svg).map_err(|source| PlotError::Writing { path: path.to_owned(), source })
-    }
-
     /// Draws the curve: the loss of each step thin, its running mean bold (left axis), and the accuracies as
     /// dots (right axis).
     ///

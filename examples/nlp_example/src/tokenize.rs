@@ -19,7 +19,13 @@ use tokenizers::{
 /// Starts the threads in which texts are cut into tokens. Where the system gives the process none (`ulimit -v`, a limit of
 /// threads), one thread does it. Call it once, before any text is cut.
 pub fn start_threads() {
-    if rayon::ThreadPoolBuilder::new().build_global().is_err() {
+    // More threads than these only wait for one another, whatever RAYON_NUM_THREADS says.
+    const MOST_THREADS: usize = 64;
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    let wanted =
+        std::env::var("RAYON_NUM_THREADS").ok().and_then(|text| text.parse().ok()).filter(|&number| number > 0);
+    let threads = rayon::ThreadPoolBuilder::new().num_threads(wanted.unwrap_or(cores).min(MOST_THREADS));
+    if threads.build_global().is_err() {
         set_parallelism(false);
     }
 }

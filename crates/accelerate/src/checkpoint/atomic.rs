@@ -5,6 +5,7 @@ use crate::error::{Result, WeightsError};
 use accelerate_core::weight_files::{SavedFile, TEMPORARY_SUFFIX, is_temporary_file_of, temporary_prefix};
 use std::fs::{self, File, TryLockError};
 use std::io::{self, BufWriter, ErrorKind, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
@@ -59,7 +60,8 @@ impl OpenFile {
         // Without this, a power cut after the rename could leave the name on an empty file.
         let flushed = fault::step().and_then(|()| file.as_file().sync_all());
         flushed.map_err(io_error("flush", &target))?;
-        Ok(PendingFile { file, target, hash: hasher.finalize(), num_bytes })
+        let sample = sample(file.as_file(), num_bytes).map_err(io_error("read", &target))?;
+        Ok(PendingFile { file, target, hash: hasher.finalize(), sample, num_bytes })
     }
 }
 
@@ -69,6 +71,7 @@ pub(super) struct PendingFile {
     file: NamedTempFile,
     target: PathBuf,
     hash: blake3::Hash,
+    sample: blake3::Hash,
     num_bytes: u64,
 }
 
@@ -92,6 +95,7 @@ impl PendingFile {
             temporary_name: Some(self.temporary_name()),
             bytes: self.num_bytes,
             blake3: self.hash.to_hex().to_string(),
+            sample: self.sample.to_hex().to_string(),
         }
     }
 
@@ -107,6 +111,23 @@ impl PendingFile {
         renamed.map_err(io_error("move into place", &target))?;
         Ok(target)
     }
+}
+
+/// The hash of blocks at even distances in a file of so many bytes, the first and the last among them.
+pub(super) fn sample(file: &File, num_bytes: u64) -> io::Result<blake3::Hash> {
+    const BLOCKS: u64 = 64;
+    const BLOCK_BYTES: u64 = 4096;
+    let mut hasher = blake3::Hasher::new();
+    let mut block = Vec::new();
+    let last = num_bytes.saturating_sub(BLOCK_BYTES);
+    for number in 0..BLOCKS {
+        // As `last * number / (BLOCKS - 1)`, which could overflow.
+        let at = last / (BLOCKS - 1) * number + last % (BLOCKS - 1) * number / (BLOCKS - 1);
+        block.resize(BLOCK_BYTES.min(num_bytes - at) as usize, 0);
+        file.read_exact_at(&mut block, at)?;
+        hasher.update(&block);
+    }
+    Ok(hasher.finalize())
 }
 
 fn name_of(path: &Path) -> String {

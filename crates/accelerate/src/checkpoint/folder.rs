@@ -5,14 +5,16 @@
 //! the manifest leaves the folder as it was. One that ends after it leaves files under their temporary names, and the
 //! next load or save gives them their names.
 
-use super::atomic::{PendingFile, folder_of, io_error, names_in, remove, remove_abandoned, sync_folder};
+use super::atomic::{PendingFile, folder_of, io_error, names_in, remove, remove_abandoned, sample, sync_folder};
 use super::fault;
 use super::reader::open_file;
 use crate::error::{Result, WeightsError};
 use crate::messages;
-use accelerate_core::weight_files::{Index, SaveManifest, SavedFile, is_saved_file_name, is_weight_file_of};
+use accelerate_core::weight_files::{
+    DEFAULT_STEM, Index, SaveManifest, SavedFile, is_saved_file_name, is_weight_file_of,
+};
 use std::fs::{self, File, TryLockError};
-use std::io::{ErrorKind, Read};
+use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,13 +24,17 @@ const MAX_MANIFEST_BYTES: u64 = 16 << 20;
 /// How often a folder is looked at again that somebody saves into meanwhile.
 const MOST_TRIES: usize = 5;
 /// How long another process may take to rename the files of its save.
-const LONGEST_COMMIT: Duration = Duration::from_secs(30);
+const LONGEST_COMMIT: Duration = Duration::from_secs(10);
 const COMMIT_POLL: Duration = Duration::from_millis(5);
 
 /// Makes a folder ready for a save: makes it if it is absent, and finishes a save that was interrupted there.
 pub(super) fn prepare_folder(folder: &Path) -> Result<()> {
     fault::step().and_then(|()| fs::create_dir_all(folder)).map_err(io_error("create", folder))?;
-    finish_interrupted_saves(folder)
+    // What cannot be finished is replaced: the new save is worth more than the one that was interrupted.
+    finish_interrupted_saves(folder).or_else(|error| {
+        messages::warning_here!("{error}; the save that begins now replaces it");
+        Ok(())
+    })
 }
 
 /// Puts files of a save in their places, in this order, and removes what is left of earlier saves of the same `stem`.
@@ -55,6 +61,7 @@ pub(super) fn finish_interrupted_saves(folder: &Path) -> Result<()> {
     // Some of them may only be under way, and are finished when the lock is free.
     let _lock = lock(folder)?;
     for (stem, manifest) in interrupted_saves(folder)? {
+        check_pending(folder, &stem, &manifest)?;
         refuse_if_newer(folder, &stem, &manifest)?;
         put_in_place(folder, &stem, &manifest)?;
         messages::warning_here!("a save into {} had been interrupted; it is finished now", folder.display());
@@ -77,7 +84,8 @@ fn interrupted_saves(folder: &Path) -> Result<Vec<(String, SaveManifest)>> {
 }
 
 /// Keeps other processes from renaming files in the folder until the returned file is dropped. A file system without
-/// locks keeps nobody.
+/// locks keeps nobody. A process that keeps the lock for long is stopped, or wants to do harm, and is not waited for: a second
+/// one may do the same renames.
 fn lock(folder: &Path) -> Result<Option<File>> {
     if !cfg!(unix) {
         return Ok(None);
@@ -87,9 +95,8 @@ fn lock(folder: &Path) -> Result<Option<File>> {
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(Some(file)),
-            Err(TryLockError::Error(_)) => return Ok(None),
             Err(TryLockError::WouldBlock) if began.elapsed() < LONGEST_COMMIT => thread::sleep(COMMIT_POLL),
-            Err(TryLockError::WouldBlock) => return Err(WeightsError::BeingSaved { folder: folder.to_owned() }.into()),
+            Err(_) => return Ok(None),
         }
     }
 }
@@ -105,7 +112,8 @@ fn write_manifest(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<
 fn pending(folder: &Path, manifest: &SaveManifest) -> Vec<(PathBuf, PathBuf)> {
     let paths = manifest.files.iter().filter_map(|file| {
         let temporary = folder.join(file.temporary_name.as_ref()?);
-        temporary.is_file().then(|| (temporary, folder.join(&file.name)))
+        let is_file = fs::symlink_metadata(&temporary).is_ok_and(|metadata| metadata.is_file());
+        is_file.then(|| (temporary, folder.join(&file.name)))
     });
     paths.collect()
 }
@@ -115,6 +123,15 @@ fn stale(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<Vec<PathB
     let mut names = names_in(folder)?;
     names.retain(|name| is_weight_file_of(name, stem) && manifest.file(name).is_none());
     Ok(names.into_iter().map(|name| folder.join(name)).collect())
+}
+
+/// Makes sure that the files of an interrupted save are whole, before any of them replaces another one.
+fn check_pending(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<()> {
+    for file in &manifest.files {
+        let Some(temporary) = file.temporary_name.clone().filter(|name| folder.join(name).exists()) else { continue };
+        check_file(folder, stem, &SavedFile { name: temporary, ..file.clone() }, Check::Content)?;
+    }
+    Ok(())
 }
 
 /// Somebody else may have written into the folder since a save was interrupted, and what is new does not give way to what is
@@ -183,7 +200,7 @@ fn read_small(path: &Path, most_bytes: u64) -> Result<Option<Vec<u8>>> {
 /// How closely files are compared with their list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Check {
-    /// Sizes of weights, and the content of all other files.
+    /// A sample of the content of weights, and the content of all other files.
     Quick,
     /// The content of all files.
     Content,
@@ -231,25 +248,34 @@ fn check_file(folder: &Path, stem: &str, file: &SavedFile, check: Check) -> Resu
     if found != file.bytes {
         return differs(format!("it has {found} bytes, and {} were saved", file.bytes));
     }
-    if check == Check::Quick && is_weight_file_of(&file.name, stem) && file.name != Index::file_name(stem) {
-        return Ok(());
-    }
-    let mut hasher = blake3::Hasher::new();
-    let content = File::open(&path).and_then(|content| hasher.update_reader(content).map(|_| ()));
-    content.map_err(io_error("read", &path))?;
-    if hasher.finalize().to_hex().as_str() != file.blake3 {
+    let is_large = is_weight_file_of(&file.name, stem) && file.name != Index::file_name(stem);
+    let content = File::open(&path).map_err(io_error("read", &path))?;
+    let (found, saved) = if check == Check::Quick && is_large {
+        (sample(&content, found), &file.sample)
+    } else {
+        (content_hash(content), &file.blake3)
+    };
+    if found.map_err(io_error("read", &path))?.to_hex().as_str() != saved {
         return differs("its content has changed".to_owned());
     }
     Ok(())
 }
 
-/// Makes sure that weights can be saved into `folder`: makes it if it is absent, writes a file there and removes it.
+fn content_hash(file: File) -> io::Result<blake3::Hash> {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_reader(file)?;
+    Ok(hasher.finalize())
+}
+
+/// Makes sure that weights can be saved into `folder`: makes it if it is absent, finishes a save that was interrupted there,
+/// looks for folders where files are to be, and writes a file and removes it.
 ///
 /// Call it before training, so that a disk or a path that is wrong is found before the work and not after it.
 /// [`Accelerator::check_save_directory`](crate::Accelerator::check_save_directory) does so on all processes that will write.
 ///
 /// # Errors
-/// [`is_weights`](crate::Error::is_weights): the folder cannot be made or written.
+/// [`is_weights`](crate::Error::is_weights): the folder cannot be made or written; something is in the way, or was written
+/// after a save was interrupted.
 ///
 /// ```
 /// let folder = std::env::temp_dir().join(format!("accelerate-check-{}", std::process::id()));
@@ -261,6 +287,15 @@ fn check_file(folder: &Path, stem: &str, file: &SavedFile, check: Check) -> Resu
 pub fn check_save_directory(folder: impl AsRef<Path>) -> Result<()> {
     let folder = folder.as_ref();
     fs::create_dir_all(folder).map_err(io_error("create", folder))?;
+    finish_interrupted_saves(folder)?;
+    remove_abandoned(folder, "check")?;
+    for name in names_in(folder)? {
+        let is_ours = is_weight_file_of(&name, DEFAULT_STEM) || SaveManifest::stem(&name).is_some();
+        let path = folder.join(&name);
+        if is_ours && path.is_dir() {
+            return Err(WeightsError::NotAFile { path, found: "a folder" }.into());
+        }
+    }
     // A block of its own, which a full disk does not have.
     PendingFile::write(&folder.join("check"), "check", &[0; 4096]).map(drop)
 }
@@ -304,7 +339,7 @@ pub fn read_saved_file(folder: impl AsRef<Path>, name: &str) -> Result<Vec<u8>> 
 /// Makes sure that files which were saved into `folder` together are together, before they are read by other means than
 /// [`read_saved_file`] and [`load_checkpoint_in_model`](super::load_checkpoint_in_model), which do the same.
 ///
-/// Finishes a save that was interrupted, and compares the sizes of weights and the content of all other files with the
+/// Finishes a save that was interrupted, and compares samples of the weights and the content of all other files with the
 /// manifests in the folder. In folders from elsewhere there is none, and nothing is compared. Not collective.
 ///
 /// # Errors
@@ -332,7 +367,7 @@ pub fn check_saved_files(folder: impl AsRef<Path>) -> Result<()> {
 
 /// Compares the content of every file that saves into `folder` wrote with the hashes in their manifests. Reads everything.
 ///
-/// Loading compares sizes of weights, and the content of the other files, which is quick. This also finds a bit of the
+/// Loading compares samples of the weights, and the content of the other files, which is quick. This also finds a bit of the
 /// weights that a disk has turned round. Finishes a save that was interrupted. Not collective.
 ///
 /// # Errors

@@ -11,7 +11,7 @@
 //!   save counts. At last all files get their names, the index or the only weight file last. A crash before the manifest
 //!   leaves the earlier save; after a crash behind it, the next load or save gives the files their names.
 //! - Readers that know no manifest find whole files, and an index only while all its shards are of the same save.
-//! - Loading compares the sizes of weights and the content of all other files with the manifest, if there is one.
+//! - Loading compares samples of the weights and the content of all other files with the manifest, if there is one.
 //! - Nothing is loaded before every name and shape has been compared with the model, and every header with
 //!   the length of its file. Files may come from anywhere: only regular files are read, names and counts in headers and
 //!   indexes have bounds, and an index names files of its own folder only.

@@ -158,7 +158,13 @@ fn a_first_save_that_is_interrupted_is_no_save_or_a_whole_one() {
 #[test]
 fn whoever_changes_a_file_that_was_saved_with_weights_is_told_when_they_are_loaded() {
     type Change = fn(&Path);
-    let changes: [(&str, Change, &str); 4] = [
+    let weights_of_another = |path: &Path| {
+        let folder = TempDir::new().unwrap();
+        save(folder.path(), 2.0, false).unwrap();
+        fs::copy(folder.path().join("model.safetensors"), path).map(drop).unwrap();
+    };
+    let changes: [(&str, Change, &str); 5] = [
+        ("model.safetensors", weights_of_another, "content has changed"),
         ("config.json", |path| fs::write(path, "{\"value\": 7}").unwrap(), "config.json"),
         ("config.json", |path| fs::remove_file(path).unwrap(), "config.json"),
         ("tokenizer.json", |path| fs::write(path, "tokenizer of 10").unwrap(), "bytes"),
@@ -368,4 +374,58 @@ fn a_disk_that_fails_on_any_rank_at_any_moment_leaves_the_earlier_save_or_the_ne
             }
         }
     }
+}
+
+#[cfg(unix)]
+#[test]
+fn files_that_an_interrupted_save_did_not_write_so_replace_nothing() {
+    type Change = fn(&Path);
+    let changes: [(Change, &str); 3] = [
+        (|path| fs::write(path, "").unwrap(), "has 0 bytes"),
+        (|path| fs::write(path, "{\"value\": 9}").unwrap(), "content has changed"),
+        (
+            |path| {
+                fs::remove_file(path).unwrap();
+                std::os::unix::fs::symlink("/etc/passwd", path).unwrap();
+            },
+            "is not as it was saved",
+        ),
+    ];
+    for (change, part) in changes {
+        let folder = interrupted();
+        let json = fs::read_to_string(folder.path().join("model.manifest.json")).unwrap();
+        let manifest = accelerate_core::weight_files::SaveManifest::from_json(&json, "model").unwrap();
+        let config = manifest.file("config.json").unwrap();
+        change(&folder.path().join(config.temporary_name.as_ref().unwrap()));
+        let loaded = load_checkpoint_in_model(&model(0.0), folder.path(), &LoadOptions::default());
+        let text = loaded.unwrap_err().to_string();
+        assert!(text.contains(part), "{text}");
+        assert_eq!(fs::read(folder.path().join("config.json")).unwrap(), b"{\"value\": 1}");
+        // A new save replaces all of it.
+        save(folder.path(), 3.0, false).unwrap();
+        assert_eq!(whole_save_in(folder.path()), 3.0);
+    }
+}
+
+#[test]
+fn a_folder_that_somebody_else_has_locked_can_be_saved_into() {
+    let folder = TempDir::new().unwrap();
+    let lock = fs::File::open(folder.path()).unwrap();
+    lock.lock_shared().unwrap();
+    save(folder.path(), 1.0, false).unwrap();
+    assert_eq!(whole_save_in(folder.path()), 1.0);
+}
+
+#[test]
+fn what_is_in_the_way_of_weights_is_found_before_training() {
+    for name in ["model.safetensors", "model.manifest.json", "model.safetensors.index.json"] {
+        let folder = TempDir::new().unwrap();
+        fs::create_dir(folder.path().join(name)).unwrap();
+        let error = check_save_directory(folder.path()).unwrap_err();
+        assert!(error.to_string().contains(name), "{error}");
+    }
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join(".check.abc.saving"), "left behind").unwrap();
+    check_save_directory(folder.path()).unwrap();
+    assert!(listing(folder.path()).is_empty());
 }

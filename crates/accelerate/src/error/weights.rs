@@ -157,11 +157,4 @@ pub(crate) enum WeightsError {
         folder.display()
     )]
     NoManifest { folder: PathBuf },
-
-    #[error(
-        "another process has been putting the files of a save into their places in {} for half a minute, and does not end; \
-         look whether it is stopped",
-        folder.display()
-    )]
-    BeingSaved { folder: PathBuf },
 }

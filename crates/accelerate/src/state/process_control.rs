@@ -1,6 +1,7 @@
 //! Who does what: the main process, each machine's main process, everyone in turn.
 
 use crate::error::Result;
+use crate::messages;
 use crate::state::{PartialState, SplitBetweenProcesses, SplitOptions};
 use std::fmt;
 use std::io::Write;
@@ -100,7 +101,9 @@ impl PartialState {
         if self.is_local_main_process() {
             let mut stdout = std::io::stdout().lock();
             // A training run is worth more than a line of its output.
-            let _ = writeln!(stdout, "{message}").and_then(|()| stdout.flush());
+            if let Err(error) = writeln!(stdout, "{message}").and_then(|()| stdout.flush()) {
+                messages::warn_once_of_lost_output(&error);
+            }
         }
     }
 }

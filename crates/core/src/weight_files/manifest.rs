@@ -21,7 +21,7 @@ const HASH_DIGITS: usize = 64;
 /// ```
 /// use accelerate_core::weight_files::{SaveManifest, SavedFile, temporary_prefix, TEMPORARY_SUFFIX};
 /// let temporary_name = format!("{}0123abcd{TEMPORARY_SUFFIX}", temporary_prefix("model"));
-/// let file = SavedFile { name: "config.json".into(), temporary_name: Some(temporary_name), bytes: 2, blake3: "0".repeat(64) };
+/// let file = SavedFile { name: "config.json".into(), temporary_name: Some(temporary_name), bytes: 2, blake3: "0".repeat(64), sample: "0".repeat(64) };
 /// let manifest = SaveManifest::new(vec![file]);
 /// assert_eq!(SaveManifest::from_json(&manifest.to_json()?, "model")?, manifest);
 /// # Ok::<(), accelerate_core::Error>(())
@@ -48,6 +48,8 @@ pub struct SavedFile {
     pub bytes: u64,
     /// The BLAKE3 hash of its content, as 64 hexadecimal digits.
     pub blake3: String,
+    /// The same of blocks at even distances in it, which is quick to compare and tells the weights of two models apart.
+    pub sample: String,
 }
 
 impl SaveManifest {
@@ -122,7 +124,7 @@ impl SaveManifest {
             ));
         }
         let mut names = BTreeSet::new();
-        for SavedFile { name, temporary_name, blake3, .. } in &self.files {
+        for SavedFile { name, temporary_name, blake3, sample, .. } in &self.files {
             let name_shown = shown(name);
             if !is_saved_file_name(name) {
                 return Some(format!("`{name_shown}` is not the name of a file in its folder"));
@@ -136,7 +138,9 @@ impl SaveManifest {
                 let found = shown(found);
                 return Some(format!("the temporary name of `{name_shown}` is `{found}`, which no save gives"));
             }
-            if blake3.len() != HASH_DIGITS || !blake3.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            let is_hash =
+                |text: &String| text.len() == HASH_DIGITS && text.bytes().all(|digit| digit.is_ascii_hexdigit());
+            if !is_hash(blake3) || !is_hash(sample) {
                 return Some(format!("the hash of `{name_shown}` is not {HASH_DIGITS} hexadecimal digits"));
             }
         }
