@@ -17,7 +17,8 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Kill and stop ranks and launchers of runs that train and save, and let strangers connect: everything has to be
+    /// Kill and stop ranks and launchers of runs that train and save, let strangers connect, and take the network away:
+    /// everything has to be
     /// over in time, nobody may be left, the right rank is named, and what was saved is whole
     Attack {
         /// How many runs to attack

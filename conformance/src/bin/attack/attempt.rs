@@ -1,6 +1,6 @@
 //! One attack: what is done to which run, and what has to be true afterwards.
 
-use crate::run::Run;
+use crate::run::{Network, Run};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Signal, kill_process};
 use std::io::Write;
@@ -26,10 +26,11 @@ pub(crate) enum Kind {
     InterruptLauncher,
     InterruptWithStoppedRank,
     Strangers,
+    SilentNetwork,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::KillRank,
         Self::StopRank,
         Self::RankFails,
@@ -37,6 +38,7 @@ impl Kind {
         Self::InterruptLauncher,
         Self::InterruptWithStoppedRank,
         Self::Strangers,
+        Self::SilentNetwork,
     ];
 }
 
@@ -64,11 +66,13 @@ fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
 }
 
 impl Attempt {
-    pub(crate) fn plan(seed: u64) -> Self {
+    /// Without `has_networks`, no network falls silent.
+    pub(crate) fn plan(seed: u64, has_networks: bool) -> Self {
         let mut below = numbers(seed);
         let world_size = 2 + below(3) as usize;
+        let kind = Kind::ALL[below(Kind::ALL.len() as u64) as usize];
         Self {
-            kind: Kind::ALL[below(Kind::ALL.len() as u64) as usize],
+            kind: if kind == Kind::SilentNetwork && !has_networks { Kind::StopRank } else { kind },
             world_size,
             is_sharded: below(2) == 0,
             // Rank 0, which keeps the store, more often than the others.
@@ -91,7 +95,8 @@ impl Attempt {
         if self.kind == Kind::RankFails {
             environment.push(("ATTACK_FAILS", format!("{}:{}", self.rank, self.step)));
         }
-        let mut run = Run::start(program, self.world_size, &folder, &environment)?;
+        let network = if self.kind == Kind::SilentNetwork { Network::OfItsOwn } else { Network::OfTheMachine };
+        let mut run = Run::start(program, self.world_size, &folder, &environment, network)?;
         let said = self.attack(&mut run, slack)?;
         ensure!(!said.contains("panicked at"), "there was a panic:\n{said}");
         self.check_saved(program, &folder)
@@ -137,6 +142,14 @@ impl Attempt {
                 let store = "rank 0, which keeps the rendezvous store, does not answer";
                 let missed = run.printed().contains(" not made this call") && run.printed().contains(&rank.to_string());
                 ensure!(missed || rank == 0 && run.printed().contains(store), "not named:\n{}", run.printed());
+                Ok(())
+            }
+            Kind::SilentNetwork => {
+                run.silence_network()?;
+                run.end(DEADLINE + slack)?;
+                let is_explained =
+                    [" not made this call", "does not answer"].iter().any(|it| run.printed().contains(it));
+                ensure!(is_explained, "nobody is named:\n{}", run.printed());
                 Ok(())
             }
             Kind::KillLauncher => {

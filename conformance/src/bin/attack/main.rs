@@ -1,5 +1,5 @@
-//! Attacks runs that train and save: kills and stops ranks and launchers, lets ranks fail, and lets strangers connect. After
-//! each attack everything has to be over in time, nobody may be left, the right rank has to be named, and what was saved
+//! Attacks runs that train and save: kills and stops ranks and launchers, lets ranks fail, lets strangers connect, and takes
+//! the network away. After each attack everything has to be over in time, nobody may be left, the right rank has to be named, and what was saved
 //! has to be whole.
 //!
 //! `cargo xtask soak attack` builds and starts it. It starts itself once more for every launcher.
@@ -10,6 +10,7 @@ mod run;
 use accelerate_launch::{Capture, Helper, LaunchConfig, Program, TerminalOptions, TerminalReporter, helper, launch};
 use attempt::{Attempt, Kind};
 use clap::Parser;
+use run::Network;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -71,9 +72,15 @@ fn be_launcher(arguments: &Arguments, num_processes: usize, folder: PathBuf) -> 
 fn attack(arguments: &Arguments) -> ExitCode {
     let began = Instant::now();
     let mut faults = 0;
+    let has_networks = Network::can_be_made();
+    if !has_networks {
+        println!(
+            "no network falls silent, because this process may not make any: start as root, with `ip` and `unshare`"
+        );
+    }
     let mut counts = [0_u64; Kind::ALL.len()];
     for number in 0..arguments.tries {
-        let attempt = Attempt::plan(arguments.seed.wrapping_add(number));
+        let attempt = Attempt::plan(arguments.seed.wrapping_add(number), has_networks);
         counts[attempt.kind as usize] += 1;
         if let Err(error) = attempt.carry_out(&arguments.program, Duration::from_secs(arguments.slack)) {
             faults += 1;

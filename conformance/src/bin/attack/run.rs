@@ -14,6 +14,23 @@ const MARK: &str = "ATTACK_RUN";
 /// A run that has said nothing for so long hangs.
 const SILENCE: Duration = Duration::from_secs(60);
 
+/// What connects the ranks of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Network {
+    OfTheMachine,
+    /// A namespace of its own, whose loopback can be taken down.
+    OfItsOwn,
+}
+
+impl Network {
+    /// May this process make networks?
+    pub(crate) fn can_be_made() -> bool {
+        let mut probe = Command::new("unshare");
+        probe.args(["--net", "ip", "link", "set", "lo", "up"]).stdout(Stdio::null()).stderr(Stdio::null());
+        probe.status().is_ok_and(|status| status.success())
+    }
+}
+
 /// A launcher, and every line that it and its ranks have printed so far.
 pub(crate) struct Run {
     child: Child,
@@ -23,15 +40,24 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Starts this program as the launcher of `num_processes` ranks of `program`, which save to `folder`.
+    /// Starts this program as the launcher of `num_processes` ranks of `program`, which save to `folder`: on `network`.
     pub(crate) fn start(
         program: &Path,
         num_processes: usize,
         folder: &Path,
         environment: &[(&str, String)],
+        network: Network,
     ) -> Result<Self> {
         let mark = format!("{}-{}", std::process::id(), folder.display());
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = match network {
+            Network::OfTheMachine => Command::new(std::env::current_exe()?),
+            Network::OfItsOwn => {
+                let mut command = Command::new("unshare");
+                command.args(["--net", "sh", "-c", "ip link set lo up && exec \"$0\" \"$@\""]);
+                command.arg(std::env::current_exe()?);
+                command
+            }
+        };
         command
             .args(["--launch", &num_processes.to_string(), "--program"])
             .arg(program)
@@ -95,6 +121,14 @@ impl Run {
     pub(crate) fn signal_launcher(&self, signal: Signal) -> Result<()> {
         let launcher = Pid::from_raw(self.child.id() as i32).context("a process has a number")?;
         Ok(kill_process(launcher, signal)?)
+    }
+
+    /// From now on nothing arrives that a rank sends to another one, and nobody is told.
+    pub(crate) fn silence_network(&self) -> Result<()> {
+        let launcher = self.child.id().to_string();
+        let mut command = Command::new("nsenter");
+        let status = command.args(["--target", &launcher, "--net", "ip", "link", "set", "lo", "down"]).status()?;
+        if status.success() { Ok(()) } else { bail!("cannot take the loopback down: {status}") }
     }
 
     /// Waits for the end of the launcher and of everybody who has the mark, and reads what they print until then.
