@@ -74,8 +74,8 @@ impl Accelerator {
         }
         match if on_each_node { self.is_local_main_process() } else { self.is_main_process() } {
             true => save_model_weights(&store, save_directory, &options).map(drop),
-            // A size that cannot be read is an error on all ranks.
-            false => options.max_shard_bytes().map(drop),
+            // Options that cannot be used are an error on all ranks.
+            false => options.check().map(drop),
         }
     }
 

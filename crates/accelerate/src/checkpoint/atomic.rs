@@ -3,7 +3,7 @@
 use super::fault;
 use crate::error::{Result, WeightsError};
 use accelerate_core::weight_files::{SavedFile, TEMPORARY_SUFFIX, is_temporary_file_of, temporary_prefix};
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ impl OpenFile {
         let mut builder = tempfile::Builder::new();
         let prefix = temporary_prefix(stem);
         builder.prefix(&prefix).suffix(TEMPORARY_SUFFIX).rand_bytes(16);
-        // Others may read what was saved as the user's mask for new files has it.
+        // The umask decides who may read it.
         #[cfg(unix)]
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         let created = fault::step().and_then(|()| builder.tempfile_in(folder));
@@ -142,17 +142,18 @@ pub(super) fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// Removes what saves of weights called `stem` left under temporary names when they were ended. Files whose writer lives
-/// stay.
-pub(super) fn remove_abandoned(folder: &Path, stem: &str) -> Result<()> {
+/// Removes what saves of weights called `stem` left under temporary names when they were ended, but for the names in `kept`.
+/// Files whose writer lives stay: only what can be locked has none.
+pub(super) fn remove_abandoned(folder: &Path, stem: &str, kept: &[String]) -> Result<()> {
     for name in names_in(folder)? {
-        if !is_temporary_file_of(&name, stem) {
+        if !is_temporary_file_of(&name, stem) || kept.contains(&name) {
             continue;
         }
         let path = folder.join(&name);
-        let is_being_written =
-            || File::open(&path).is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)));
-        if path.is_file() && !is_being_written() {
+        let is_file = fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.is_file());
+        // Network file systems lock only what is open for writing.
+        let has_no_writer = || File::options().write(true).open(&path).is_ok_and(|file| file.try_lock().is_ok());
+        if is_file && has_no_writer() {
             remove(&path)?;
         }
     }

@@ -8,7 +8,7 @@
 use super::atomic::{PendingFile, folder_of, io_error, names_in, remove, remove_abandoned, sample, sync_folder};
 use super::fault;
 use super::reader::open_file;
-use crate::error::{Result, WeightsError};
+use crate::error::{Error, Result, WeightsError};
 use crate::messages;
 use accelerate_core::weight_files::{
     DEFAULT_STEM, Index, SaveManifest, SavedFile, is_saved_file_name, is_weight_file_of,
@@ -22,19 +22,24 @@ use std::time::{Duration, Instant};
 /// Larger lists are an attack or a damaged file.
 const MAX_MANIFEST_BYTES: u64 = 16 << 20;
 /// How often a folder is looked at again that somebody saves into meanwhile.
-const MOST_TRIES: usize = 5;
+pub(super) const MOST_TRIES: usize = 100;
 /// How long another process may take to rename the files of its save.
 const LONGEST_COMMIT: Duration = Duration::from_secs(10);
 const COMMIT_POLL: Duration = Duration::from_millis(5);
 
-/// Makes a folder ready for a save: makes it if it is absent, and finishes a save that was interrupted there.
-pub(super) fn prepare_folder(folder: &Path) -> Result<()> {
+/// Makes a folder ready for a save of weights called `stem`: makes it if it is absent, finishes a save that was interrupted
+/// there, and makes room by removing what belongs to no save.
+pub(super) fn prepare_folder(folder: &Path, stem: &str) -> Result<()> {
     fault::step().and_then(|()| fs::create_dir_all(folder)).map_err(io_error("create", folder))?;
     // What cannot be finished is replaced: the new save is worth more than the one that was interrupted.
     finish_interrupted_saves(folder).or_else(|error| {
         messages::warning_here!("{error}; the save that begins now replaces it");
-        Ok(())
-    })
+        Ok::<(), Error>(())
+    })?;
+    // What could not be finished stays until the new save counts.
+    let pending = read_manifest(folder, stem).unwrap_or_default();
+    let listed = pending.into_iter().flat_map(|manifest| manifest.files).filter_map(|file| file.temporary_name);
+    remove_abandoned(folder, stem, &listed.collect::<Vec<_>>())
 }
 
 /// Puts files of a save in their places, in this order, and removes what is left of earlier saves of the same `stem`.
@@ -50,18 +55,26 @@ pub(super) fn commit_folder(folder: &Path, stem: &str, files: Vec<SavedFile>) ->
     })?;
     sync_folder(folder)?;
     put_in_place(folder, stem, &manifest)?;
-    remove_abandoned(folder, stem)
+    remove_abandoned(folder, stem, &[])
 }
 
 /// Gives the files of saves that were interrupted in this folder their names. Where there are none, nothing is changed.
 pub(super) fn finish_interrupted_saves(folder: &Path) -> Result<()> {
-    if interrupted_saves(folder)?.is_empty() {
+    let found = interrupted_saves(folder)?;
+    if found.is_empty() {
         return Ok(());
     }
-    // Some of them may only be under way, and are finished when the lock is free.
+    // Before the lock, because it reads everything.
+    let checked: Vec<Result<()>> =
+        found.iter().map(|(stem, manifest)| check_interrupted(folder, stem, manifest)).collect();
     let _lock = lock(folder)?;
-    for (stem, manifest) in interrupted_saves(folder)? {
-        check_pending(folder, &stem, &manifest)?;
+    // Some were only under way, and are over now.
+    let left = interrupted_saves(folder)?;
+    for ((stem, manifest), checked) in found.into_iter().zip(checked) {
+        if !left.contains(&(stem.clone(), manifest.clone())) {
+            continue;
+        }
+        checked?;
         refuse_if_newer(folder, &stem, &manifest)?;
         put_in_place(folder, &stem, &manifest)?;
         messages::warning_here!("a save into {} had been interrupted; it is finished now", folder.display());
@@ -74,7 +87,7 @@ fn interrupted_saves(folder: &Path) -> Result<Vec<(String, SaveManifest)>> {
     let mut found = Vec::new();
     for name in names_in(folder)? {
         let Some(stem) = SaveManifest::stem(&name) else { continue };
-        // What is not a list of ours says nothing about a save of ours.
+        // Files that are not our manifests are ignored.
         let Ok(Some(manifest)) = read_manifest(folder, stem) else { continue };
         if !pending(folder, &manifest).is_empty() {
             found.push((stem.to_owned(), manifest));
@@ -107,13 +120,12 @@ fn write_manifest(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<
     PendingFile::write(&path, stem, json.as_bytes())?.commit().map(drop)
 }
 
-/// The paths of a save's files that are still under their temporary names, each with the one it is to have, in the order of
-/// the manifest.
-fn pending(folder: &Path, manifest: &SaveManifest) -> Vec<(PathBuf, PathBuf)> {
+/// The files of a save that are still under their temporary names, with their paths, in the order of the manifest.
+fn pending<'a>(folder: &Path, manifest: &'a SaveManifest) -> Vec<(PathBuf, &'a SavedFile)> {
     let paths = manifest.files.iter().filter_map(|file| {
         let temporary = folder.join(file.temporary_name.as_ref()?);
         let is_file = fs::symlink_metadata(&temporary).is_ok_and(|metadata| metadata.is_file());
-        is_file.then(|| (temporary, folder.join(&file.name)))
+        is_file.then_some((temporary, file))
     });
     paths.collect()
 }
@@ -125,13 +137,15 @@ fn stale(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<Vec<PathB
     Ok(names.into_iter().map(|name| folder.join(name)).collect())
 }
 
-/// Makes sure that the files of an interrupted save are whole, before any of them replaces another one.
-fn check_pending(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<()> {
-    for file in &manifest.files {
-        let Some(temporary) = file.temporary_name.clone().filter(|name| folder.join(name).exists()) else { continue };
-        check_file(folder, stem, &SavedFile { name: temporary, ..file.clone() }, Check::Content)?;
-    }
-    Ok(())
+/// Makes sure that the files of an interrupted save are all there and whole, under either name, before any of them replaces
+/// another one.
+fn check_interrupted(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<()> {
+    manifest.files.iter().try_for_each(|file| {
+        match file.temporary_name.clone().filter(|name| folder.join(name).exists()) {
+            Some(name) => check_file(folder, stem, &SavedFile { name, ..file.clone() }, Check::Content),
+            None => check_file(folder, stem, file, Check::Quick),
+        }
+    })
 }
 
 /// Somebody else may have written into the folder since a save was interrupted, and what is new does not give way to what is
@@ -140,7 +154,7 @@ fn refuse_if_newer(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result
     let manifest_path = folder.join(SaveManifest::file_name(stem));
     let modified = |path: &Path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
     let Some(committed) = modified(&manifest_path) else { return Ok(()) };
-    let replaced = pending(folder, manifest).into_iter().map(|(_, path)| path);
+    let replaced = pending(folder, manifest).into_iter().map(|(_, file)| folder.join(&file.name));
     for path in replaced.chain(stale(folder, stem, manifest)?) {
         if modified(&path).is_some_and(|modified| modified > committed) {
             return Err(WeightsError::NewerThanSave { path, manifest: manifest_path }.into());
@@ -153,8 +167,13 @@ fn refuse_if_newer(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result
 fn put_in_place(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<()> {
     let pending = pending(folder, manifest);
     let Some((last, first)) = pending.split_last() else { return Ok(()) };
-    // Readers who know no manifest must not find shards of two saves under one index.
-    remove(&folder.join(Index::file_name(stem)))?;
+    let index = Index::file_name(stem);
+    // Where it has its name already, it is the new one.
+    if manifest.file(&index).is_none() || pending.iter().any(|(path, file)| file.name == index && path.exists()) {
+        // Readers who know no manifest must not find shards of two saves under one index.
+        remove(&folder.join(&index))?;
+    }
+    let rename = |pending: &(PathBuf, &SavedFile)| rename(folder, stem, pending);
     first.iter().try_for_each(rename)?;
     stale(folder, stem, manifest)?.iter().try_for_each(|path| remove(path))?;
     sync_folder(folder)?;
@@ -164,11 +183,12 @@ fn put_in_place(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<()
     write_manifest(folder, stem, &manifest.finished())
 }
 
-fn rename((temporary, path): &(PathBuf, PathBuf)) -> Result<()> {
-    match fault::step().and_then(|()| fs::rename(temporary, path)) {
-        // Where there are no locks, another process has renamed it in between.
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(WeightsError::InTheWay { path: path.clone(), source }.into()),
+fn rename(folder: &Path, stem: &str, (temporary, file): &(PathBuf, &SavedFile)) -> Result<()> {
+    let path = folder.join(&file.name);
+    match fault::step().and_then(|()| fs::rename(temporary, &path)) {
+        // Where there are no locks, another process may have renamed it in between.
+        Err(error) if error.kind() == ErrorKind::NotFound => check_file(folder, stem, file, Check::Quick),
+        Err(source) => Err(WeightsError::InTheWay { path, source }.into()),
         Ok(()) => Ok(()),
     }
 }
@@ -220,18 +240,32 @@ pub(super) fn check_saved_with(folder: &Path, name: &str, check: Check) -> Resul
 
 fn check_manifest(folder: &Path, stem: &str, check: Check) -> Result<()> {
     let mut before = read_manifest(folder, stem)?;
-    for _ in 0..MOST_TRIES {
+    let mut num_tries = 0;
+    loop {
         let Some(manifest) = &before else { return Ok(()) };
         let checked = manifest.files.iter().try_for_each(|file| check_file(folder, stem, file, check));
         let after = read_manifest(folder, stem)?;
-        if checked.is_ok() || after == before {
+        num_tries += 1;
+        if checked.is_ok() || after == before || num_tries == MOST_TRIES {
             return checked;
         }
         // Somebody saved in between.
         before = after;
         finish_interrupted_saves(folder)?;
     }
-    Ok(())
+}
+
+/// Which saves the folder holds: what changes when somebody saves into it, and not when a save is only finished.
+pub(super) fn saves_in(folder: &Path) -> Result<Vec<SaveManifest>> {
+    let mut saves = Vec::new();
+    for name in names_in(folder)? {
+        if let Some(stem) = SaveManifest::stem(&name)
+            && let Ok(Some(manifest)) = read_manifest(folder, stem)
+        {
+            saves.push(manifest.finished());
+        }
+    }
+    Ok(saves)
 }
 
 fn check_file(folder: &Path, stem: &str, file: &SavedFile, check: Check) -> Result<()> {
@@ -271,7 +305,7 @@ fn content_hash(file: File) -> io::Result<blake3::Hash> {
 /// looks for folders where files are to be, and writes a file and removes it.
 ///
 /// Call it before training, so that a disk or a path that is wrong is found before the work and not after it.
-/// [`Accelerator::check_save_directory`](crate::Accelerator::check_save_directory) does so on all processes that will write.
+/// [`Accelerator::check_save_directory`](crate::Accelerator::check_save_directory) does so on the main process for all of them.
 ///
 /// # Errors
 /// [`is_weights`](crate::Error::is_weights): the folder cannot be made or written; something is in the way, or was written
@@ -288,7 +322,7 @@ pub fn check_save_directory(folder: impl AsRef<Path>) -> Result<()> {
     let folder = folder.as_ref();
     fs::create_dir_all(folder).map_err(io_error("create", folder))?;
     finish_interrupted_saves(folder)?;
-    remove_abandoned(folder, "check")?;
+    remove_abandoned(folder, "check", &[])?;
     for name in names_in(folder)? {
         let is_ours = is_weight_file_of(&name, DEFAULT_STEM) || SaveManifest::stem(&name).is_some();
         let path = folder.join(&name);
@@ -357,7 +391,7 @@ pub fn check_saved_files(folder: impl AsRef<Path>) -> Result<()> {
     finish_interrupted_saves(folder)?;
     for manifest in names_in(folder)? {
         let Some(stem) = SaveManifest::stem(&manifest) else { continue };
-        // What is not a list of ours says nothing about files of ours.
+        // Files that are not our manifests are ignored.
         if read_manifest(folder, stem).is_ok() {
             check_manifest(folder, stem, Check::Quick)?;
         }
@@ -367,8 +401,8 @@ pub fn check_saved_files(folder: impl AsRef<Path>) -> Result<()> {
 
 /// Compares the content of every file that saves into `folder` wrote with the hashes in their manifests. Reads everything.
 ///
-/// Loading compares samples of the weights, and the content of the other files, which is quick. This also finds a bit of the
-/// weights that a disk has turned round. Finishes a save that was interrupted. Not collective.
+/// Loading compares samples of the weights, and the content of the other files, which is quick. This also finds a
+/// flipped bit. Finishes a save that was interrupted. Not collective.
 ///
 /// # Errors
 /// [`is_weights`](crate::Error::is_weights): the first file that is not as it was saved; no manifest in the folder.
@@ -399,8 +433,11 @@ pub fn verify_saved_files(folder: impl AsRef<Path>) -> Result<()> {
 
 const NOT_PLAIN: &str = "it has to be the plain name of a file in the folder that is not hidden";
 
-/// Whether files of the user's own may have these names beside weights called `stem`.
+/// Whether weights may be called `stem`, and files of the user's own may have these names beside them.
 pub(super) fn check_own_names<'a>(names: impl Iterator<Item = &'a String>, stem: &str) -> Result<()> {
+    if !is_saved_file_name(stem) {
+        return Err(WeightsError::FileName { name: stem.to_owned(), reason: NOT_PLAIN }.into());
+    }
     for name in names {
         let reason = if !is_saved_file_name(name) {
             NOT_PLAIN

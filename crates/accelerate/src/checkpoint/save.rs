@@ -23,7 +23,7 @@ pub struct SaveModelOptions {
     /// Largest size of the tensors in one file, such as `"1GB"` (decimal), `"1GiB"` or `"64B"`; a single larger tensor gets a
     /// file of its own. Default `"10GB"`.
     pub max_shard_size: String,
-    /// What file names begin with. Default `"model"`.
+    /// What file names begin with: the `model` of `model.safetensors`. Default `"model"`.
     pub stem: String,
     /// The type that floating-point weights and buffers are written in. Default: their own; in `Accelerator::save_model`
     /// with DeepSpeed's `zero3_save_16bit_model` that of the mixed precision.
@@ -38,8 +38,9 @@ pub struct SaveModelOptions {
 }
 
 impl SaveModelOptions {
-    /// Largest number of bytes of tensors in one file.
-    pub(crate) fn max_shard_bytes(&self) -> Result<u64> {
+    /// Largest number of bytes of tensors in one file, if all options can be used.
+    pub(crate) fn check(&self) -> Result<u64> {
+        check_own_names(self.files.keys(), &self.stem)?;
         Ok(parse_size(&self.max_shard_size)?)
     }
 }
@@ -60,9 +61,9 @@ impl Default for SaveModelOptions {
 /// [`Accelerator::save_model`](crate::Accelerator::save_model) has each rank write a part.
 ///
 /// # Errors
-/// A size that cannot be read. [`is_weights`](crate::Error::is_weights): the disk is full or the folder not writable. What was
-/// there before is then untouched. Only an error or a crash in the middle of the final renames of *several* files can leave
-/// files of two saves, and then without an index, so that they cannot be loaded as one.
+/// A size or a name that cannot be used. [`is_weights`](crate::Error::is_weights): the disk is full or the folder not writable.
+/// What was there before is then untouched; if something is in the way when the files get their names, the next load or save
+/// finishes that.
 ///
 /// ```
 /// use accelerate::SaveModelOptions;
@@ -89,11 +90,11 @@ pub fn save_model_weights(
     folder: impl AsRef<Path>,
     options: &SaveModelOptions,
 ) -> Result<Vec<PathBuf>> {
-    let max_shard_bytes = options.max_shard_bytes()?;
-    let (folder, stem) = (folder.as_ref(), options.stem.as_str());
-    check_own_names(options.files.keys(), stem)?;
-    prepare_folder(folder)?;
+    // First, because it may be collective, and what fails on this process alone must not keep the others waiting.
     let state = store.state_dict()?;
+    let max_shard_bytes = options.check()?;
+    let (folder, stem) = (folder.as_ref(), options.stem.as_str());
+    prepare_folder(folder, stem)?;
     let tensors = distinct(state.iter());
     let mut sizes = Vec::with_capacity(tensors.len());
     for (name, tensor) in &tensors {

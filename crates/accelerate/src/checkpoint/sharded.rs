@@ -4,7 +4,7 @@
 //! nothing is replaced before everything new is on the disks. Then the first writer puts the files of all in their places.
 
 use super::atomic::PendingFile;
-use super::folder::{check_own_names, commit_folder, prepare_folder};
+use super::folder::{commit_folder, prepare_folder};
 use super::save::{SaveModelOptions, write_index, write_own_files};
 use super::writer::{TensorFile, TensorSpec, written_kind};
 use crate::error::{Error, Result, WeightsError};
@@ -58,8 +58,7 @@ pub(crate) fn save_sharded_model_weights(
     options: &SaveModelOptions,
     writers: Writers,
 ) -> Result<()> {
-    let checked = check_own_names(options.files.keys(), &options.stem).and_then(|()| options.max_shard_bytes());
-    let tensors = checked.and_then(|bytes| Ok((list_tensors(store, options.dtype, folder)?, bytes)));
+    let tensors = options.check().and_then(|bytes| Ok((list_tensors(store, options.dtype, folder)?, bytes)));
     let (tensors, max_shard_bytes) = agree_on_success(group, false, tensors)?;
     let save = Save::plan(tensors, group, folder, options, max_shard_bytes, writers);
     save.agree_on_layout()?;
@@ -132,6 +131,7 @@ impl<'a> Save<'a> {
             (&tensor.entry.name, tensor.entry.unit, tensor.entry.bytes).hash(&mut hasher);
         }
         self.plan.files.files.hash(&mut hasher);
+        self.writers.count(self.group).hash(&mut hasher);
         self.options.dtype.map(FloatType::as_str).hash(&mut hasher);
         let (num_tensors, num_files) = (self.tensors.len(), self.plan.files.files.len());
         let (most, layout) = (format_size(self.max_shard_bytes), hasher.finish());
@@ -143,13 +143,17 @@ impl<'a> Save<'a> {
     /// Makes the folder, and makes sure that all ranks who write together see the same one. Collective.
     fn make_folder(&self) -> Result<()> {
         if let Writers::FirstOfEachNode { .. } = self.writers {
-            return agree_on_success(self.group, false, self.if_first(|| prepare_folder(self.folder)));
+            return agree_on_success(
+                self.group,
+                false,
+                self.if_first(|| prepare_folder(self.folder, &self.options.stem)),
+            );
         }
         // A path that no rank has asked for before: file systems of a network remember what was not there.
         let path = self.folder.join(Index::file_name(&self.options.stem));
         let mut probe = None;
         let made = self.if_first(|| {
-            prepare_folder(self.folder)?;
+            prepare_folder(self.folder, &self.options.stem)?;
             probe = Some(PendingFile::write(&path, &self.options.stem, &[])?);
             Ok(())
         });

@@ -1,7 +1,7 @@
 //! Which files a checkpoint consists of, and which of them holds which tensor.
 
 use super::atomic::{folder_of, io_error};
-use super::folder::{Check, check_saved_with, finish_before_reading};
+use super::folder::{Check, MOST_TRIES, check_saved_with, finish_before_reading, saves_in};
 use super::reader::{WeightFile, open_file};
 use crate::error::{Result, WeightsError};
 use accelerate_core::weight_files::{EXTENSION, Index, choose_weight_file, shown};
@@ -25,8 +25,25 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Opens a single file, an index and its shards, or what a folder holds.
+    /// Opens a single file, an index and its shards, or what a folder holds: files of one save, also while others save.
     pub(super) fn open(path: &Path) -> Result<Self> {
+        let folder = if path.is_dir() { path } else { folder_of(path) };
+        if !folder.is_dir() {
+            return Self::open_once(path);
+        }
+        let mut num_tries = 0;
+        loop {
+            let before = saves_in(folder)?;
+            let opened = Self::open_once(path);
+            num_tries += 1;
+            // What is open stays as it is, whatever is put in its place.
+            if saves_in(folder)? == before || num_tries == MOST_TRIES {
+                return opened;
+            }
+        }
+    }
+
+    fn open_once(path: &Path) -> Result<Self> {
         finish_before_reading(path)?;
         let path = if path.is_dir() { choose_in_folder(path)? } else { path.to_owned() };
         let name = path.file_name().unwrap_or_default().to_string_lossy();

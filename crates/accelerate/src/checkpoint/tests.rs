@@ -429,3 +429,45 @@ fn what_is_in_the_way_of_weights_is_found_before_training() {
     check_save_directory(folder.path()).unwrap();
     assert!(listing(folder.path()).is_empty());
 }
+
+#[test]
+fn a_save_that_lost_a_file_before_it_was_finished_replaces_nothing() {
+    let folder = interrupted();
+    let json = fs::read_to_string(folder.path().join("model.manifest.json")).unwrap();
+    let manifest = accelerate_core::weight_files::SaveManifest::from_json(&json, "model").unwrap();
+    let weights = manifest.file("model.safetensors").unwrap();
+    fs::remove_file(folder.path().join(weights.temporary_name.as_ref().unwrap())).unwrap();
+    let loaded = load_checkpoint_in_model(&model(0.0), folder.path(), &LoadOptions::default());
+    let text = loaded.unwrap_err().to_string();
+    assert!(text.contains("model.safetensors is not as it was saved"), "{text}");
+    assert_eq!(fs::read(folder.path().join("config.json")).unwrap(), b"{\"value\": 1}");
+}
+
+#[test]
+fn a_stem_that_no_manifest_could_have_is_refused() {
+    for stem in ["", ".best", "a/b", ".."] {
+        let folder = TempDir::new().unwrap();
+        let options = SaveModelOptions { stem: stem.to_owned(), ..Default::default() };
+        let error = save_model_weights(&model(1.0), folder.path(), &options).unwrap_err();
+        assert!(error.is_weights() && error.to_string().contains(&format!("{stem:?}")), "{error}");
+    }
+}
+
+#[test]
+fn whoever_loads_while_others_save_gets_one_of_the_saves() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path();
+    save(path, 2.0, true).unwrap();
+    std::thread::scope(|scope| {
+        let saving = scope.spawn(move || (0..30).for_each(|turn| save(path, 3.0 + f64::from(turn), true).unwrap()));
+        let mut num_loads = 0;
+        while !saving.is_finished() || num_loads == 0 {
+            let store = model(-1.0);
+            load_checkpoint_in_model(&store, path, &LoadOptions::default()).unwrap();
+            let values: Vec<f64> =
+                store.parameters().iter().map(|param| param.get().unwrap().double_value(&[0])).collect();
+            assert!(values.iter().all(|value| *value == values[0] && *value >= 2.0), "{values:?}");
+            num_loads += 1;
+        }
+    });
+}

@@ -43,7 +43,7 @@ pub fn save_file(state: &StateDict, path: impl AsRef<Path>) -> Result<()> {
     let stem = path.file_name().unwrap_or_default().to_string_lossy();
     write_pending(&state.iter().collect::<Vec<_>>(), None, path, &stem)?.commit()?;
     sync_folder(folder_of(path))?;
-    remove_abandoned(folder_of(path), &stem)
+    remove_abandoned(folder_of(path), &stem, &[])
 }
 
 /// What a file's header says of a tensor, apart from where it is.

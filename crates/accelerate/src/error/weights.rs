@@ -127,15 +127,15 @@ pub(crate) enum WeightsError {
 
     #[error(
         "{} cannot get its new content: {source}. All files of the save are complete under temporary names beside it: \
-         free what is in the way, and the next load or save of the folder puts them in place",
+         free what is in the way, or make the folder writable, and the next load or save of the folder puts them in place",
         path.display()
     )]
     InTheWay { path: PathBuf, source: std::io::Error },
 
     #[error(
-        "a save into this folder was interrupted, and {} has been written since. Remove {} to keep what is there, or that \
-         file to have the save finished",
-        path.display(), manifest.display()
+        "a save into this folder was interrupted, and {} has been written since. To keep what is there, remove {}. To have \
+         the save finished, remove {}",
+        path.display(), manifest.display(), path.display()
     )]
     NewerThanSave { path: PathBuf, manifest: PathBuf },
 

@@ -68,7 +68,7 @@ impl SaveManifest {
         format!("{stem}{SUFFIX}")
     }
 
-    /// What weights are called to which a list of this name belongs.
+    /// The stem of a manifest's file name: `model` of `model.manifest.json`.
     ///
     /// ```
     /// # use accelerate_core::weight_files::SaveManifest;
@@ -83,7 +83,7 @@ impl SaveManifest {
     ///
     /// # Errors
     ///
-    /// [`Error::is_weight_files`]: not such a list, one of a later version, a name that leads out of the folder or stands
+    /// [`Error::is_weight_files`]: not such a list, one of a later version, a name that leads out of the folder or appears
     /// twice, or something that is not a hash.
     pub fn from_json(json: &str, stem: &str) -> Result<Self> {
         let manifest: Self = serde_json::from_str(json).map_err(|cause| {
