@@ -109,7 +109,7 @@ impl<T: DeserializeOwned> CsvDataset<T> {
     /// # let path = folder.path().join("reviews.txt");
     /// std::fs::write(&path, "a joy|5\n").unwrap();
     /// let columns = Some(vec!["text".to_owned(), "stars".to_owned()]);
-    /// let options = CsvOptions { delimiter: b'|', quote: None, columns };
+    /// let options = CsvOptions { delimiter: b'|', quote: None, columns, ..Default::default() };
     /// assert_eq!(CsvDataset::<(String, i64)>::with_options([&path], &options)?.get(0)?.1, 5);
     /// # Ok::<(), accelerate::Error>(())
     /// ```
