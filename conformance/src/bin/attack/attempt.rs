@@ -159,14 +159,16 @@ impl Attempt {
                 run.signal_launcher(Signal::KILL)?;
                 run.end(slack).map(drop)
             }
-            Kind::InterruptLauncher => {
-                run.signal_launcher(Signal::INT)?;
-                run.end(slack).map(drop)
-            }
-            Kind::InterruptWithStoppedRank => {
-                kill_process(process, Signal::STOP)?;
-                run.signal_launcher(Signal::INT)?;
-                run.end(slack).map(drop)
+            Kind::InterruptLauncher | Kind::InterruptWithStoppedRank => {
+                if self.kind == Kind::InterruptWithStoppedRank {
+                    kill_process(process, Signal::STOP)?;
+                }
+                // Not SIGINT: whoever starts the attack in the background ignores it, and so does the launcher then.
+                run.signal_launcher(Signal::TERM)?;
+                let status = run.end(slack)?;
+                let was_over = run.printed().contains("trained to the end");
+                ensure!(was_over || status.code() == Some(128 + 15), "{status}:\n{}", run.printed());
+                Ok(())
             }
             Kind::RankFails | Kind::Strangers => bail!("nobody is struck"),
         }
