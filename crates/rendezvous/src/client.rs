@@ -4,17 +4,16 @@ use crate::Store;
 use crate::error::{Error, Result};
 use crate::handshake::{Found, Secret, introduce};
 use crate::wire::{self, Answer, Request, check_sizes};
+use dns_lookup::{AddrInfo, AddrInfoHints, LookupErrorKind, SockType, getaddrinfo};
 use std::fmt;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// What a request for which the server waits may take beyond that time.
 const WAY: Duration = Duration::from_secs(1);
-/// How long the name of the server's machine may be unknown: name servers learn of machines that have just started.
-const NAME: Duration = Duration::from_secs(30);
 /// How long one attempt to connect may take; then the next one begins, as long as the deadline has not passed.
 const ATTEMPT: Duration = Duration::from_secs(5);
 
@@ -50,8 +49,8 @@ impl Client {
     /// Tries until the store answers or the time is up. `waiting` is told from time to time how long it has been, and why.
     ///
     /// # Errors
-    /// Another program answers there, or the secret is another one: at once. The name has no address: after 30 s, because
-    /// machines may get their names late. Nobody listens or answers: when the time is up.
+    /// Another program answers there, the secret is another one, or the name has no address: at once. Nobody listens or
+    /// answers, or no name server tells the address: when the time is up.
     ///
     /// ```
     /// use accelerate_rendezvous::{Client, ConnectOptions, Secret, Server, ServerOptions, Store};
@@ -80,12 +79,11 @@ impl Client {
                 Ok((addresses, stream)) => return Ok(Self { options, addresses, idle: Mutex::new(vec![stream]) }),
                 Err(error) => error,
             };
-            let patience = match error {
-                Error::Silent { .. } | Error::Connection { .. } => options.timeout,
-                Error::UnknownHost { .. } => options.timeout.min(NAME),
-                _ => return Err(error),
-            };
-            if begin.elapsed() >= patience {
+            let may_pass = matches!(error, Error::Silent { .. } | Error::Connection { .. } | Error::NameServer { .. });
+            if !may_pass {
+                return Err(error);
+            }
+            if begin.elapsed() >= options.timeout {
                 return Err(match error {
                     Error::Silent { server, .. } => Error::Silent { server, timeout: options.timeout },
                     other => other,
@@ -239,8 +237,24 @@ fn connection(options: &ConnectOptions, addresses: &[SocketAddr], timeout: Durat
 }
 
 fn addresses(options: &ConnectOptions) -> Result<Vec<SocketAddr>> {
-    let found = (options.host.as_str(), options.port).to_socket_addrs();
-    found.map(Iterator::collect).map_err(|source| Error::UnknownHost { host: options.host.clone(), source })
+    let hints = AddrInfoHints { socktype: SockType::Stream.into(), ..AddrInfoHints::default() };
+    let found = getaddrinfo(Some(&options.host), None, Some(hints)).map_err(|error| {
+        let (kind, source) = (error.kind(), error.into());
+        unresolved(&options.host, kind, source)
+    })?;
+    let address = |info: io::Result<AddrInfo>| Some(SocketAddr::new(info.ok()?.sockaddr.ip(), options.port));
+    Ok(found.filter_map(address).collect())
+}
+
+/// A name without an address will not have one soon, but a name server may answer at the next try.
+fn unresolved(host: &str, kind: LookupErrorKind, source: io::Error) -> Error {
+    let host = host.to_owned();
+    match kind {
+        LookupErrorKind::Again | LookupErrorKind::System | LookupErrorKind::Memory => {
+            Error::NameServer { host, source }
+        }
+        _ => Error::UnknownHost { host, source },
+    }
 }
 
 fn failure(options: &ConnectOptions, timeout: Duration, source: io::Error) -> Error {
@@ -287,5 +301,19 @@ impl Write for Timed<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         self.stream.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_a_name_server_may_answer_later_is_asked_again() {
+        let error = |kind| unresolved("node0", kind, io::ErrorKind::Other.into());
+        for kind in [LookupErrorKind::NoName, LookupErrorKind::NoData, LookupErrorKind::Fail] {
+            assert!(matches!(error(kind), Error::UnknownHost { .. }), "{kind:?}");
+        }
+        assert!(matches!(error(LookupErrorKind::Again), Error::NameServer { .. }));
     }
 }

@@ -44,6 +44,16 @@ pub enum Error {
         /// What the resolver said.
         source: io::Error,
     },
+    /// No name server has told the address of the server's machine.
+    #[error(
+        "the address of \"{host}\" could not be asked for; see that this machine reaches its name server, or give an address"
+    )]
+    NameServer {
+        /// The name.
+        host: String,
+        /// What the resolver said.
+        source: io::Error,
+    },
     /// Something else answers there.
     #[error("{server} is held by another program, which does not answer as the store of a run; choose another port")]
     OtherProgram {

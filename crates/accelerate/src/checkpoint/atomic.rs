@@ -3,9 +3,9 @@
 use super::fault;
 use crate::error::{Result, WeightsError};
 use accelerate_core::weight_files::{SavedFile, TEMPORARY_SUFFIX, is_temporary_file_of, temporary_prefix};
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, BufWriter, ErrorKind, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
@@ -37,11 +37,15 @@ impl OpenFile {
         // The umask decides who may read it.
         #[cfg(unix)]
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-        let created = fault::step().and_then(|()| builder.tempfile_in(folder));
-        let file = created.map_err(io_error("create a file in", folder))?;
-        // The lock tells whoever cleans the folder that the writer lives. Where a file system has no locks, nothing is
-        // told, and two processes that save into one folder at a time may remove each other's files.
-        let _ = file.as_file().try_lock();
+        let file = fault::step().and_then(|()| {
+            let mut file = builder.tempfile_in(folder)?;
+            // Another process may have cleaned the folder before this one has locked the file.
+            while !is_ours(file.as_file())? {
+                file = builder.tempfile_in(folder)?;
+            }
+            Ok(file)
+        });
+        let file = file.map_err(io_error("create a file in", folder))?;
         let file = BufWriter::with_capacity(BUFFER_BYTES, file);
         Ok(Self { file, target: target.to_owned(), hasher: blake3::Hasher::new(), num_bytes: 0 })
     }
@@ -88,7 +92,7 @@ impl PendingFile {
         name_of(self.file.path())
     }
 
-    /// What the list of a save says of it.
+    /// What the manifest of a save says of it.
     pub(super) fn saved_file(&self) -> SavedFile {
         SavedFile {
             name: name_of(&self.target),
@@ -130,6 +134,15 @@ pub(super) fn sample(file: &File, num_bytes: u64) -> io::Result<blake3::Hash> {
     Ok(hasher.finalize())
 }
 
+/// Locks a new file, which tells whoever cleans the folder that its writer lives. False where somebody was quicker and removes it.
+///
+/// Where a file system has no locks, nothing is told, and two processes that save into one folder at a time may remove each
+/// other's files.
+fn is_ours(file: &File) -> io::Result<bool> {
+    let is_being_removed = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
+    Ok(!is_being_removed && file.metadata()?.nlink() > 0)
+}
+
 fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
@@ -150,10 +163,13 @@ pub(super) fn remove_abandoned(folder: &Path, stem: &str, kept: &[String]) -> Re
             continue;
         }
         let path = folder.join(&name);
-        let is_file = fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.is_file());
+        if !fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.is_file()) {
+            continue;
+        }
         // Network file systems lock only what is open for writing.
-        let has_no_writer = || File::options().write(true).open(&path).is_ok_and(|file| file.try_lock().is_ok());
-        if is_file && has_no_writer() {
+        let Ok(file) = File::options().write(true).open(&path) else { continue };
+        // The lock is kept until the file is gone, so that no writer takes it in between.
+        if file.try_lock().is_ok() {
             remove(&path)?;
         }
     }

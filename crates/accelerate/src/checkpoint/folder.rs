@@ -1,11 +1,11 @@
 //! Several files that are saved as one: all of them are new, or all of them are as they were.
 //!
-//! Every file is written under a temporary name. Then comes the manifest, a list of them all with their sizes and
+//! Every file is written under a temporary name. Then comes the manifest, which lists them all with their sizes and
 //! hashes, in one rename: from here on the save counts. At last the files get their names. A process that ends before
 //! the manifest leaves the folder as it was. One that ends after it leaves files under their temporary names, and the
 //! next load or save gives them their names.
 
-use super::atomic::{PendingFile, folder_of, io_error, names_in, remove, remove_abandoned, sample, sync_folder};
+use super::atomic::{PendingFile, io_error, names_in, remove, remove_abandoned, sample, sync_folder};
 use super::fault;
 use super::reader::open_file;
 use crate::error::{Error, Result, WeightsError};
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Larger lists are an attack or a damaged file.
+/// Larger manifests are an attack or a damaged file.
 const MAX_MANIFEST_BYTES: u64 = 16 << 20;
 /// How often a folder is looked at again that somebody saves into meanwhile.
 pub(super) const MOST_TRIES: usize = 100;
@@ -193,7 +193,7 @@ fn rename(folder: &Path, stem: &str, (temporary, file): &(PathBuf, &SavedFile)) 
     }
 }
 
-/// The list of the last save of weights called `stem`, if there is one.
+/// The manifest of the last save of weights called `stem`, if there is one.
 fn read_manifest(folder: &Path, stem: &str) -> Result<Option<SaveManifest>> {
     let path = folder.join(SaveManifest::file_name(stem));
     let Some(json) = read_small(&path, MAX_MANIFEST_BYTES)? else { return Ok(None) };
@@ -217,22 +217,22 @@ fn read_small(path: &Path, most_bytes: u64) -> Result<Option<Vec<u8>>> {
     Ok(Some(content))
 }
 
-/// How closely files are compared with their list.
+/// How closely files are compared with their manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Check {
+enum Check {
     /// A sample of the content of weights, and the content of all other files.
     Quick,
     /// The content of all files.
     Content,
 }
 
-/// Makes sure that the weight file or index `name` and everything that was saved with it is as it was saved. Weights that
-/// no list mentions pass.
-pub(super) fn check_saved_with(folder: &Path, name: &str, check: Check) -> Result<()> {
+/// Makes sure, quickly, that the weight file or index `name` and everything that was saved with it is as it was saved.
+/// Weights that no manifest mentions pass.
+pub(super) fn check_saved_with(folder: &Path, name: &str) -> Result<()> {
     for manifest in names_in(folder)? {
         let Some(stem) = SaveManifest::stem(&manifest) else { continue };
         if is_weight_file_of(name, stem) {
-            check_manifest(folder, stem, check)?;
+            check_manifest(folder, stem, Check::Quick)?;
         }
     }
     Ok(())
@@ -370,8 +370,9 @@ pub fn read_saved_file(folder: impl AsRef<Path>, name: &str) -> Result<Vec<u8>> 
     Ok(read_small(&path, MOST_BYTES)?.ok_or_else(absent)?)
 }
 
-/// Makes sure that files which were saved into `folder` together are together, before they are read by other means than
-/// [`read_saved_file`] and [`load_checkpoint_in_model`](super::load_checkpoint_in_model), which do the same.
+/// Makes sure that files which were saved into `folder` together are together. Call it before other programs or libraries
+/// read them; [`read_saved_file`] and [`load_checkpoint_in_model`](super::load_checkpoint_in_model) do the same. It is quick;
+/// [`verify_saved_files`] reads everything.
 ///
 /// Finishes a save that was interrupted, and compares samples of the weights and the content of all other files with the
 /// manifests in the folder. In folders from elsewhere there is none, and nothing is compared. Not collective.
@@ -431,7 +432,7 @@ pub fn verify_saved_files(folder: impl AsRef<Path>) -> Result<()> {
     stems.into_iter().try_for_each(|stem| check_manifest(folder, stem, Check::Content))
 }
 
-const NOT_PLAIN: &str = "it has to be the plain name of a file in the folder that is not hidden";
+const NOT_PLAIN: &str = "it has to be a plain name, without folders and without a dot in front";
 
 /// Whether weights may be called `stem`, and files of the user's own may have these names beside them.
 pub(super) fn check_own_names<'a>(names: impl Iterator<Item = &'a String>, stem: &str) -> Result<()> {
@@ -449,10 +450,4 @@ pub(super) fn check_own_names<'a>(names: impl Iterator<Item = &'a String>, stem:
         return Err(WeightsError::FileName { name: name.clone(), reason }.into());
     }
     Ok(())
-}
-
-/// Before a checkpoint at `path`, a file or a folder, is read: finishes a save that was interrupted there.
-pub(super) fn finish_before_reading(path: &Path) -> Result<()> {
-    let folder: PathBuf = if path.is_dir() { path.to_owned() } else { folder_of(path).to_owned() };
-    if folder.is_dir() { finish_interrupted_saves(&folder) } else { Ok(()) }
 }

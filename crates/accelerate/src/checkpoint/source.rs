@@ -1,13 +1,12 @@
 //! Which files a checkpoint consists of, and which of them holds which tensor.
 
-use super::atomic::{folder_of, io_error};
-use super::folder::{Check, MOST_TRIES, check_saved_with, finish_before_reading, saves_in};
+use super::atomic::{folder_of, io_error, names_in};
+use super::folder::{MOST_TRIES, check_saved_with, finish_interrupted_saves, saves_in};
 use super::reader::{WeightFile, open_file};
 use crate::error::{Result, WeightsError};
 use accelerate_core::weight_files::{EXTENSION, Index, choose_weight_file, shown};
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -29,12 +28,12 @@ impl Source {
     pub(super) fn open(path: &Path) -> Result<Self> {
         let folder = if path.is_dir() { path } else { folder_of(path) };
         if !folder.is_dir() {
-            return Self::open_once(path);
+            return Self::open_saved(path);
         }
         let mut num_tries = 0;
         loop {
             let before = saves_in(folder)?;
-            let opened = Self::open_once(path);
+            let opened = finish_interrupted_saves(folder).and_then(|()| Self::open_saved(path));
             num_tries += 1;
             // What is open stays as it is, whatever is put in its place.
             if saves_in(folder)? == before || num_tries == MOST_TRIES {
@@ -43,12 +42,11 @@ impl Source {
         }
     }
 
-    fn open_once(path: &Path) -> Result<Self> {
-        finish_before_reading(path)?;
+    fn open_saved(path: &Path) -> Result<Self> {
         let path = if path.is_dir() { choose_in_folder(path)? } else { path.to_owned() };
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if path.is_file() {
-            check_saved_with(folder_of(&path), &name, Check::Quick)?;
+            check_saved_with(folder_of(&path), &name)?;
         }
         if name.ends_with(".json") {
             return Self::open_index(&path);
@@ -127,12 +125,7 @@ fn read_index(path: &Path) -> Result<Index> {
 }
 
 fn choose_in_folder(folder: &Path) -> Result<PathBuf> {
-    let mut names = Vec::new();
-    for entry in fs::read_dir(folder).map_err(io_error("read", folder))? {
-        let entry = entry.map_err(io_error("read", folder))?;
-        names.push(entry.file_name().to_string_lossy().into_owned());
-    }
-    names.sort();
+    let names = names_in(folder)?;
     let known: Vec<&str> = names.iter().map(String::as_str).collect();
     if let Some(name) = choose_weight_file(&known) {
         return Ok(folder.join(name));

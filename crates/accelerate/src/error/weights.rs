@@ -149,7 +149,7 @@ pub(crate) enum WeightsError {
     #[error("{} has {found_bytes} bytes, and at most {most_bytes} are read", path.display())]
     NotASmallFile { path: PathBuf, found_bytes: u64, most_bytes: u64 },
 
-    #[error("no file called {name:?} can be saved with weights: {reason}")]
+    #[error("weights cannot be saved under the name {name:?}, or beside a file of that name: {reason}")]
     FileName { name: String, reason: &'static str },
 
     #[error(

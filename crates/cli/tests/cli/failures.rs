@@ -65,14 +65,17 @@ fn others_that_refuse_to_end_are_made_to() {
     witness.expect_nobody_survives();
 }
 
-/// A stopped process cannot obey; it must not hold up the end.
+/// A stopped process cannot obey before it goes on; it must not hold up the end for as long as the grace period.
 #[test]
-fn a_stopped_rank_is_ended_too() {
+fn a_stopped_rank_goes_on_and_is_ended_too() {
     let (_folder, pipe) = named_pipe();
-    let script =
-        format!("if [ $RANK = 0 ]; then (echo >{pipe}; kill -STOP $$); {LIVE_ON}; else read line <{pipe}; exit 4; fi");
+    let is_stopped = "grep -q '^State:.T' /proc/$stopped/status";
+    let script = format!(
+        "if [ $RANK = 0 ]; then echo $$ >{pipe}; kill -STOP $$; {LIVE_ON}; \
+         else read stopped <{pipe}; until {is_stopped}; do :; done; exit 4; fi"
+    );
     let mut witness = Witness::new();
-    let mut command = launch_script(2, &[], &script);
+    let mut command = launch_script(2, &["--shutdown_grace_period", "3600"], &script);
     command.stderr(Stdio::null());
     assert_eq!(witness.start(command).wait().unwrap().code(), Some(4));
     witness.expect_nobody_survives();

@@ -14,8 +14,8 @@ const HASH_DIGITS: usize = 64;
 /// The list of all files that one save wrote into a folder: weights, their index, and files of the user's own such as a
 /// configuration. It is `model.manifest.json` beside weights that are called `model`.
 ///
-/// A save writes every file under a temporary name first, then this list, then gives the files their names. Once the list is
-/// there, the save counts: whoever finds files of it under their temporary names gives them their names. At last the list is
+/// A save writes every file under a temporary name first, then this manifest, then gives the files their names. Once the manifest is
+/// there, the save counts: whoever finds files of it under their temporary names gives them their names. At last the manifest is
 /// written once more without temporary names, so that the same save gives the same bytes.
 ///
 /// ```
@@ -41,7 +41,7 @@ pub struct SaveManifest {
 pub struct SavedFile {
     /// Its name in the folder.
     pub name: String,
-    /// What it is called until all files of the save are written. `None` in the list of a save that is over.
+    /// What it is called until all files of the save are written. `None` in the manifest of a save that is over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub temporary_name: Option<String>,
     /// Its size.
@@ -58,7 +58,7 @@ impl SaveManifest {
         Self { format: FORMAT.to_owned(), version: VERSION, files }
     }
 
-    /// The name of the list for weight files called `stem`.
+    /// The name of the manifest for weight files called `stem`.
     ///
     /// ```
     /// # use accelerate_core::weight_files::SaveManifest;
@@ -79,11 +79,11 @@ impl SaveManifest {
         file_name.strip_suffix(SUFFIX).filter(|stem| !stem.is_empty() && !stem.starts_with('.'))
     }
 
-    /// Reads the list that belongs to weights called `stem`.
+    /// Reads the manifest that belongs to weights called `stem`.
     ///
     /// # Errors
     ///
-    /// [`Error::is_weight_files`]: not such a list, one of a later version, a name that leads out of the folder or appears
+    /// [`Error::is_weight_files`]: not such a manifest, one of a later version, a name that leads out of the folder or appears
     /// twice, or something that is not a hash.
     pub fn from_json(json: &str, stem: &str) -> Result<Self> {
         let manifest: Self = serde_json::from_str(json).map_err(|cause| {
@@ -92,7 +92,7 @@ impl SaveManifest {
         manifest.check(stem).map_or(Ok(manifest), |reason| Err(Kind::Manifest { reason }.into()))
     }
 
-    /// Writes the list as JSON, indented by two, with a newline at the end.
+    /// Writes the manifest as JSON, indented by two, with a newline at the end.
     ///
     /// # Errors
     ///
@@ -109,7 +109,7 @@ impl SaveManifest {
         self.files.iter().find(|file| file.name == name)
     }
 
-    /// The list of the same save when it is over.
+    /// The manifest of the same save when it is over.
     pub fn finished(&self) -> Self {
         let files = self.files.iter().map(|file| SavedFile { temporary_name: None, ..file.clone() });
         Self::new(files.collect())
