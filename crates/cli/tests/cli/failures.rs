@@ -75,7 +75,7 @@ fn a_stopped_rank_goes_on_and_is_ended_too() {
          else read stopped <{pipe}; until {is_stopped}; do :; done; exit 4; fi"
     );
     let mut witness = Witness::new();
-    let mut command = launch_script(2, &["--shutdown_grace_period", "3600"], &script);
+    let mut command = launch_script(2, &["--grace_period", "3600"], &script);
     command.stderr(Stdio::null());
     assert_eq!(witness.start(command).wait().unwrap().code(), Some(4));
     witness.expect_nobody_survives();
