@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use accelerate::data::{DataLoader, VecDataset};
-use accelerate::nn::{Linear, ModuleFn, ParamStore};
+use accelerate::nn::{Init, Linear, ModuleFn, ParamStore};
 use accelerate::optim::{AdamW, Sgd};
 use accelerate::testing::ranks;
 use accelerate::{
@@ -10,6 +10,7 @@ use accelerate::{
     ReduceOp, Result, SplitOptions,
 };
 use accelerate::{GradientAccumulationPlugin, PartialWindow};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use tch::{Device, Kind, Tensor};
 
@@ -296,6 +297,39 @@ fn accumulated_micro_batches_learn_what_large_batches_learn() {
         let builder = Accelerator::builder().gradient_accumulation_steps(3).partial_window(PartialWindow::Reference);
         let reference = ranks(1, builder, |accelerator| train_line(&accelerator, rows, 4, 3)).unwrap()[0];
         assert_eq!(close(reference, expected), rows == 24, "the reference under-scales short windows");
+    }
+}
+
+#[test]
+fn buffers_of_rank_0_are_copied_before_the_first_pass_after_one_that_reduced() {
+    // What a rank finds in its buffer before each forward pass: training in windows of two, evaluation after each window.
+    for (broadcast_buffers, expected) in [(true, [0.0, 1.0, 0.0, 1.0]), (false, [1.0; 4])] {
+        let kwargs = DistributedDataParallelKwargs { broadcast_buffers: Some(broadcast_buffers), ..Default::default() };
+        let builder = Accelerator::builder().kwargs_handler(kwargs).gradient_accumulation_steps(2);
+        let found = ranks(2, builder, |accelerator| {
+            let store = ParamStore::new(accelerator.device());
+            let weight = store.root().param("weight", ([1], Init::Ones))?;
+            let buffer = store.root().buffer("seen", ([1], Init::Zeros), Default::default())?;
+            let (mine, seen) = (Tensor::from_slice(&[accelerator.process_index() as f32]), RefCell::new(Vec::new()));
+            let model = ModuleFn::new(&store, |x: &Tensor| {
+                seen.borrow_mut().push(to_vec(&buffer.get()?)[0]);
+                buffer.copy_(&mine)?;
+                Ok(weight.get()?.f_mul(x)?)
+            });
+            let (model, input) = (accelerator.prepare(model)?, Tensor::from_slice(&[1f32]));
+            buffer.copy_(&mine)?;
+            for _ in 0..2 {
+                accelerator.accumulate(&model, || accelerator.backward(&model.forward(&input)?.sum(None)))?;
+            }
+            for _ in 0..2 {
+                let _ = tch::no_grad(|| model.forward(&input))?;
+            }
+            drop(model);
+            Ok(seen.into_inner())
+        })
+        .unwrap();
+        assert_eq!(found[0], [0.0; 4]);
+        assert_eq!(found[1], expected, "broadcast_buffers: {broadcast_buffers}");
     }
 }
 

@@ -1,5 +1,6 @@
 //! `cargo xtask parity`: the same training in Python and here must give the same numbers.
 
+mod batch_norm;
 mod compare;
 mod data;
 mod fsdp;
@@ -28,7 +29,7 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Losses of every step and final parameters of data-parallel training
+    /// Losses of every step and final parameters of data-parallel training; buffers of a model with batch norm
     Ddp(Ddp),
     /// Rows of every rank in every epoch, over a grid of loader configurations
     Data(data::Data),
@@ -49,6 +50,9 @@ struct Ddp {
     /// Numbers of ranks
     #[arg(long = "world_sizes", value_delimiter = ',', default_values_t = [1, 2, 4])]
     world_sizes: Vec<usize>,
+    /// Numbers of ranks of the model with batch norm
+    #[arg(long = "batch_norm_world_sizes", value_delimiter = ',', default_values_t = [1, 2, 3, 5])]
+    batch_norm_world_sizes: Vec<usize>,
     /// Optimizers, out of sgd and adamw
     #[arg(long, value_delimiter = ',', default_values_t = ["sgd".to_owned(), "adamw".to_owned()])]
     optimizers: Vec<String>,
@@ -94,10 +98,11 @@ fn run_ddp(arguments: &Ddp) -> Result<()> {
             );
         }
     }
+    let batch_norm = batch_norm::run(&arguments.batch_norm_world_sizes);
     if failed > 0 {
         bail!("{failed} cases differ by more than {:e} (losses) or {:e} (parameters)", BOUND.loss, BOUND.parameter);
     }
-    Ok(())
+    batch_norm
 }
 
 /// Writes weights and rows with the Python generator, and returns the folder.

@@ -45,7 +45,7 @@ use crate::error::{Error, Result, StateError};
 use crate::group::{Group, ShardTransport};
 use crate::messages;
 use crate::nn::{Param, ParamStore, WeakParam, flat_elements};
-use crate::session::{Concerns, ForwardScope, Join, Reduction};
+use crate::session::{Concerns, ForwardScope, Join, Pass};
 use accelerate_core::config::{FullyShardedSettings, MixedPrecision, ShardingStrategy};
 use accelerate_core::mesh::Axis;
 use accelerate_core::plan::{Inventory, Placement, Plan, Unit, plan_sharded};
@@ -307,7 +307,7 @@ impl Engine for FullyShard {
         Err(StateError::NotAvailable { feature, cure }.into())
     }
 
-    fn follow(&self, _source: usize, _reduction: Reduction) -> Result<()> {
+    fn follow(&self, _source: usize, _pass: Pass) -> Result<()> {
         Ok(())
     }
 

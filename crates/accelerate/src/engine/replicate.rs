@@ -7,7 +7,7 @@ use super::{Alone, Engine, hooks};
 use crate::error::{Error, Result, StateError};
 use crate::group::{Group, shape_text};
 use crate::nn::{Param, ParamStore};
-use crate::session::{Join, Reduction, Visit};
+use crate::session::{Call, Join, Pass, Visit};
 use accelerate_core::config::{DistributedDataParallelSettings, FIRST_BUCKET_BYTES};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,8 +22,10 @@ pub(super) struct Replicate {
     reducer: Mutex<Reducer>,
     /// Names in the order of the reducer's parameters.
     names: Vec<String>,
-    /// Broadcast from rank 0 before each synchronising forward pass.
+    /// Copied from rank 0 before the first forward pass after one that reduced.
     buffers: Vec<Param>,
+    /// The last forward pass reduced, or there was none yet.
+    buffers_are_due: AtomicBool,
     find_unused_parameters: bool,
     gradient_sync: AtomicBool,
     /// With `static_graph`, the first backward pass only records and is reduced at its end.
@@ -70,6 +72,7 @@ impl Replicate {
             reducer: Mutex::new(reducer),
             names,
             buffers: if kwargs.broadcast_buffers { store.buffers() } else { Vec::new() },
+            buffers_are_due: AtomicBool::new(true),
             find_unused_parameters: kwargs.find_unused_parameters,
             gradient_sync: AtomicBool::new(true),
             first_static_pass: AtomicBool::new(kwargs.static_graph),
@@ -80,24 +83,34 @@ impl Replicate {
         }))
     }
 
-    /// Announces a reduction to ranks that are out of batches; the rank whose buffers count.
-    fn announce(&self, with_forward: bool) -> Result<usize> {
+    /// Announces a pass to ranks that are out of batches; the rank whose buffers count.
+    fn announce(&self, with_forward: bool, copies_buffers: bool, reduces: bool) -> Result<usize> {
         // The lock is not held through the collective: it guards two small values only.
         let join = self.join.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some((join, model)) = join else {
-            self.window_open.store(false, Ordering::Relaxed);
+            if reduces {
+                self.window_open.store(false, Ordering::Relaxed);
+            }
             return Ok(0);
         };
-        let (source, ends_window) = join.announce_reduction(model, with_forward)?;
-        self.window_open.store(!ends_window, Ordering::Relaxed);
+        let reduction = reduces.then(|| join.next_reduction());
+        let source = join.announce(Call::Pass(Pass { model, with_forward, copies_buffers, reduction }))?;
+        if let Some(reduction) = reduction {
+            self.window_open.store(!reduction.ends_window, Ordering::Relaxed);
+        }
         Ok(source)
     }
 
     /// What ranks do before a forward pass whether they have a batch or not.
-    fn begin_forward(&self, source: usize) -> Result<()> {
-        self.reducer().rebuild_buckets().map_err(|error| self.explain(error))?;
-        let buffers: Vec<Tensor> = self.buffers.iter().map(Param::local).collect();
-        self.group.broadcast_coalesced(&buffers, source)
+    fn begin_forward(&self, source: usize, copies_buffers: bool, reduces: bool) -> Result<()> {
+        if reduces {
+            self.reducer().rebuild_buckets().map_err(|error| self.explain(error))?;
+        }
+        if copies_buffers {
+            let buffers: Vec<Tensor> = self.buffers.iter().map(Param::local).collect();
+            self.group.broadcast_coalesced(&buffers, source)?;
+        }
+        Ok(())
     }
 
     fn reducer(&self) -> MutexGuard<'_, Reducer> {
@@ -123,20 +136,28 @@ impl Replicate {
 }
 
 impl Engine for Replicate {
-    fn before_forward(&self) -> Result<()> {
-        if !self.synchronises() {
+    fn before_forward(&self, gradients_wanted: bool) -> Result<()> {
+        let reduces = gradients_wanted && self.synchronises();
+        let copies_buffers = !self.buffers.is_empty() && self.buffers_are_due.load(Ordering::Relaxed);
+        if gradients_wanted && !reduces {
             self.window_open.store(true, Ordering::Relaxed);
+        }
+        if !reduces && !copies_buffers {
             return Ok(());
         }
         // The reducer's own collectives are libtorch's, so a rank that is elsewhere has to be found out before them.
         self.group.compare_call("forward", || format!("a model of {} parameters", self.names.len()))?;
-        let source = self.announce(true)?;
-        self.reducer().prepare_for_forward().map_err(|error| self.explain(error))?;
-        self.begin_forward(source)
+        let source = self.announce(true, copies_buffers, reduces)?;
+        if reduces {
+            self.reducer().prepare_for_forward().map_err(|error| self.explain(error))?;
+        }
+        self.begin_forward(source, copies_buffers, reduces)
     }
 
-    fn after_forward(&self, outputs: Visit<'_>) -> Result<()> {
-        if !self.synchronises() {
+    fn after_forward(&self, gradients_wanted: bool, outputs: Visit<'_>) -> Result<()> {
+        let reduces = gradients_wanted && self.synchronises();
+        self.buffers_are_due.store(reduces, Ordering::Relaxed);
+        if !reduces {
             return Ok(());
         }
         // Without a search for unused parameters the reducer expects all of them, and needs no outputs.
@@ -171,10 +192,12 @@ impl Engine for Replicate {
         Ok(())
     }
 
-    fn follow(&self, source: usize, reduction: Reduction) -> Result<()> {
-        if reduction.with_forward {
-            self.begin_forward(source)?;
+    fn follow(&self, source: usize, pass: Pass) -> Result<()> {
+        if pass.with_forward {
+            self.begin_forward(source, pass.copies_buffers, pass.reduction.is_some())?;
+            self.buffers_are_due.store(pass.reduction.is_some(), Ordering::Relaxed);
         }
+        let Some(reduction) = pass.reduction else { return Ok(()) };
         let divisor = if self.has_hook { 1.0 } else { self.group.world_size() as f64 };
         let keep = !reduction.ends_window;
         let contribution = self.window_open.swap(keep, Ordering::Relaxed).then_some(reduction.rescale / divisor);
@@ -186,7 +209,7 @@ impl Engine for Replicate {
     }
 
     fn trigger_sync_in_backward(&self) -> Result<()> {
-        self.announce(false)?;
+        self.announce(false, false, true)?;
         self.set_gradient_sync(true);
         self.reducer().prepare_for_backward(&[]).map_err(|error| self.explain(error))
     }

@@ -1,6 +1,6 @@
 //! What a session asks of the engine that keeps a model in step.
 
-use super::join::{Join, Reduction};
+use super::join::{Join, Pass};
 use crate::error::{Error, Result};
 use crate::nn::Param;
 use accelerate_core::plan::Plan;
@@ -20,12 +20,12 @@ pub(crate) type ForwardScope = Option<SavedTensorHooksGuard>;
 
 /// The points of a training step at which an engine acts.
 pub(crate) trait Engine: fmt::Debug + Send + Sync {
-    /// Before a forward pass whose gradients will be wanted.
-    fn before_forward(&self) -> Result<()> {
+    /// Before a forward pass. `_gradients_wanted`: it may be followed by a backward pass.
+    fn before_forward(&self, _gradients_wanted: bool) -> Result<()> {
         Ok(())
     }
 
-    /// Around every forward pass, also of one whose gradients are not wanted: saved-tensor hooks that hold inside.
+    /// Around a forward pass: saved-tensor hooks that hold inside.
     fn enter_forward(&self) -> Result<ForwardScope> {
         Ok(None)
     }
@@ -36,7 +36,7 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
     }
 
     /// After it; `_outputs` visits every tensor of its output.
-    fn after_forward(&self, _outputs: Visit<'_>) -> Result<()> {
+    fn after_forward(&self, _gradients_wanted: bool, _outputs: Visit<'_>) -> Result<()> {
         Ok(())
     }
 
@@ -82,9 +82,9 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// Takes part in a training step of the other ranks without a batch; `source` is the first of them. Gradients of an
-    /// open window are contributed. Collective.
-    fn follow(&self, _source: usize, _reduction: Reduction) -> Result<()> {
+    /// Takes part in a pass of the other ranks without a batch; `source` is the first of them. If it reduces, gradients of
+    /// an open window are contributed. Collective.
+    fn follow(&self, _source: usize, _pass: Pass) -> Result<()> {
         Ok(())
     }
 

@@ -17,21 +17,30 @@ const OP: &str = "join_uneven_inputs";
 /// What one rank is about to do.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Call {
-    /// A training step of a model.
-    Reduction(Reduction),
+    /// A forward pass of a model, a backward pass that reduces, or both.
+    Pass(Pass),
     /// `gather_for_metrics` in a round in which not all ranks have a batch.
     Metrics { shapes: String },
     /// Nothing of its own any more.
     Done(Done),
 }
 
-/// A backward pass that reduces, as ranks have to know that follow it.
+/// A pass through a model, as ranks have to know that follow it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Reduction {
+pub(crate) struct Pass {
     /// The model's place in the call of `join_uneven_inputs`.
     pub(crate) model: usize,
     /// The forward pass belongs to it; otherwise that ran before, without synchronisation.
     pub(crate) with_forward: bool,
+    /// The forward pass begins with the buffers of the first rank that has a batch.
+    pub(crate) copies_buffers: bool,
+    /// The backward pass reduces.
+    pub(crate) reduction: Option<Reduction>,
+}
+
+/// A backward pass that reduces.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Reduction {
     /// What gradients accumulated before are multiplied by.
     pub(crate) rescale: f64,
     /// Gradients are complete afterwards; otherwise they go on accumulating.
@@ -51,10 +60,8 @@ pub(crate) struct Done {
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Reduction(Reduction { model, with_forward: true, .. }) => {
-                write!(f, "the forward pass of model {model}")
-            }
-            Self::Reduction(Reduction { model, .. }) => write!(f, "trigger_sync_in_backward of model {model}"),
+            Self::Pass(Pass { model, with_forward: true, .. }) => write!(f, "the forward pass of model {model}"),
+            Self::Pass(Pass { model, .. }) => write!(f, "trigger_sync_in_backward of model {model}"),
             Self::Metrics { shapes } => write!(f, "gather_for_metrics of {shapes}"),
             Self::Done(_) => f.write_str("out of batches"),
         }
@@ -99,12 +106,10 @@ impl Join {
         Self { group, gradient_state }
     }
 
-    /// Tells all ranks that this one is about to reduce the gradients of a model; the rank whose buffers count, and
-    /// whether gradients will be complete. Collective.
-    pub(crate) fn announce_reduction(&self, model: usize, with_forward: bool) -> Result<(usize, bool)> {
+    /// What the next backward pass that reduces does.
+    pub(crate) fn next_reduction(&self) -> Reduction {
         let (rescale, ends_window) = self.gradient_state.reduction_to_come();
-        let source = self.announce(Call::Reduction(Reduction { model, with_forward, rescale, ends_window }))?;
-        Ok((source, ends_window))
+        Reduction { rescale, ends_window }
     }
 
     /// Tells all ranks what this one is about to do; the first rank that does it. Collective.
@@ -133,9 +138,9 @@ impl Join {
             };
             done.followed += 1;
             match call {
-                Call::Reduction(reduction) => {
-                    let engine = engines.get(reduction.model).ok_or_else(|| strayed(&calls))?;
-                    engine.follow(source, *reduction)?;
+                Call::Pass(pass) => {
+                    let engine = engines.get(pass.model).ok_or_else(|| strayed(&calls))?;
+                    engine.follow(source, *pass)?;
                 }
                 _ => drop(self.group.all_gather_bytes(&[])?),
             }
@@ -178,7 +183,8 @@ mod tests {
     }
 
     fn forward(model: usize) -> Call {
-        Call::Reduction(Reduction { model, with_forward: true, rescale: 4.0 / 3.0, ends_window: true })
+        let reduction = Some(Reduction { rescale: 4.0 / 3.0, ends_window: true });
+        Call::Pass(Pass { model, with_forward: true, copies_buffers: true, reduction })
     }
 
     #[test]

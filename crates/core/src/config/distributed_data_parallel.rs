@@ -139,8 +139,8 @@ record! {
         /// The dimension along which inputs would be scattered over the devices of one process. Default 0; only
         /// 0 is possible, because a process has one device.
         dim: i64 = 0 => setting().refused("a process has one device, so nothing is scattered within it; leave it out");
-        /// Copy the buffers of rank 0 (running means and the like) to all ranks before each forward pass.
-        /// Default true.
+        /// Copy the buffers of rank 0 (running means and the like) to all ranks before the first forward pass after one
+        /// that averaged gradients, in training or evaluation. Default true.
         broadcast_buffers: bool = true => setting();
         /// Gradients are averaged in buckets of about this many MiB, above 0. Default 25.
         bucket_cap_mb: f64 = 25.0 => setting();

@@ -39,16 +39,19 @@ impl<M> PreparedModel<M> {
 impl<M: Module> PreparedModel<M> {
     /// The model's forward pass under autocast, with half-precision outputs as float32.
     ///
-    /// With several processes and gradients enabled this is collective: it copies rank 0's buffers and arms
-    /// the averaging of gradients for the backward pass.
+    /// With several processes and gradients enabled this is collective: it arms the averaging of gradients for the backward
+    /// pass.
+    ///
+    /// A replicated model with buffers, such as the running means of batch norm, takes over those of rank 0 before the first
+    /// forward pass after one that averaged gradients, as PyTorch's `DistributedDataParallel` does: before the first
+    /// micro-batch of a window, and before the first evaluation after a step. That is collective without gradients, too, so
+    /// a rank that evaluates alone waits for the others until its deadline. It calls the model within: `(*model).forward(..)`.
     ///
     /// # Errors
     /// The model's own; parameters that got no gradient in the step before, by name; a failed peer.
     pub fn forward(&self, input: &M::Input) -> Result<M::Output> {
         let (engine, gradients_wanted) = (&*self.parameters.engine, is_grad_enabled());
-        if gradients_wanted {
-            engine.before_forward()?;
-        }
+        engine.before_forward(gradients_wanted)?;
         let scope = engine.enter_forward()?;
         let guard = AbandonOnPanic(engine);
         let output = self.precision.autocast(|| self.model.forward(input)).and_then(|output| output);
@@ -58,9 +61,7 @@ impl<M: Module> PreparedModel<M> {
         // Why the model has failed explains what may have failed after it.
         let output = output?;
         left?;
-        if gradients_wanted {
-            engine.after_forward(&|visit| output.for_each_tensor(visit))?;
-        }
+        engine.after_forward(gradients_wanted, &|visit| output.for_each_tensor(visit))?;
         self.precision.cast_outputs(output)
     }
 }
