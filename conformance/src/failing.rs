@@ -6,7 +6,7 @@ use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{
     Accelerator, AutoWrapPolicy, FullyShardedDataParallelPlugin, InitProcessGroupKwargs, OffloadTarget, ReduceOp,
 };
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use rustix::process::{Resource, Rlimit, Signal, getpid, kill_process, setrlimit};
 use std::path::Path;
 use std::time::Duration;
@@ -39,6 +39,26 @@ pub(crate) fn failing_rank(failing: usize) -> anyhow::Result<()> {
     }
     accelerator.group().all_reduce(&Tensor::from_slice(&[1f32]), ReduceOp::Sum)?;
     Ok(())
+}
+
+/// Only the main process sees that nothing can be saved, and all fail; the main process takes its time to end.
+pub(crate) fn unwritable_folder() -> anyhow::Result<()> {
+    let accelerator = accelerator(Duration::from_secs(60))?;
+    let checked = accelerator.check_save_directory("/dev/null/folder");
+    if accelerator.is_main_process() {
+        std::thread::park_timeout(Duration::from_millis(400));
+    }
+    Ok(checked?)
+}
+
+/// Processes meet once: a second meeting is refused on each rank with the cure, and the cure works.
+pub(crate) fn second_meeting() -> anyhow::Result<()> {
+    let first = Accelerator::builder().cpu(true).build()?;
+    let refused = Accelerator::builder().cpu(true).build().err().context("ranks have met twice")?.to_string();
+    ensure!(refused.contains("build_from(&first)"), "{refused}");
+    let second = Accelerator::builder().gradient_accumulation_steps(2).build_from(&first)?;
+    ensure!(second.num_processes() == first.num_processes());
+    Ok(second.wait_for_everyone()?)
 }
 
 /// Rank 1 lives, but waits elsewhere: for the end of its standard input.

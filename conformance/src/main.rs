@@ -68,6 +68,10 @@ enum Script {
     FailingRankZero,
     /// Rank 1 does
     FailingRankOne,
+    /// Only the main process cannot save, and takes its time to end
+    UnwritableFolder,
+    /// Makes two accelerators that would each meet the other ranks
+    SecondMeeting,
     /// Rank 1 kills itself while the others gather a sharded model
     DyingRankInGather,
     DyingRankInReading,
@@ -107,6 +111,8 @@ fn main() -> anyhow::Result<()> {
         Script::DyingRank => failing::dying_rank(),
         Script::FailingRankZero => failing::failing_rank(0),
         Script::FailingRankOne => failing::failing_rank(1),
+        Script::UnwritableFolder => failing::unwritable_folder(),
+        Script::SecondMeeting => failing::second_meeting(),
         Script::DyingRankInGather => failing::dying_rank_in_gather(false),
         Script::DyingRankInReading => failing::dying_rank_in_gather(true),
         Script::SavedSharded => failing::saved_sharded(arguments.folder.as_deref()),

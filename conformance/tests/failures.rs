@@ -69,7 +69,7 @@ fn a_rank_that_dies_is_named_by_the_others() {
 
 #[test]
 fn the_launcher_names_the_rank_that_failed_by_itself_and_not_one_that_lost_it() {
-    for (failing, script) in ["failing_rank_zero", "failing_rank_one"].into_iter().enumerate() {
+    for (failing, script) in [(0, "failing_rank_zero"), (1, "failing_rank_one"), (0, "unwritable_folder")] {
         for world_size in [2, 3] {
             let config = LaunchConfig {
                 args: vec![script.into()],
@@ -81,6 +81,14 @@ fn the_launcher_names_the_rank_that_failed_by_itself_and_not_one_that_lost_it() 
             let failure = error.failure().unwrap();
             assert_eq!(failure.rank, failing, "{failure}");
         }
+    }
+}
+
+#[test]
+fn a_second_accelerator_is_told_to_be_made_from_the_first() {
+    for rank in start("second_meeting", 2) {
+        let output = end(rank);
+        assert!(output.status.success(), "{}", said(&output));
     }
 }
 

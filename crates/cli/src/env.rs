@@ -95,7 +95,8 @@ fn libtorch() -> String {
     find_libtorch(from_variable, &current_folder).map_or_else(
         || {
             format!(
-                "not found by LIBTORCH or in .libtorch; {LIBTORCH_VERSION} is wanted (`cargo xtask setup` installs it)"
+                "not found by LIBTORCH or in .libtorch; {LIBTORCH_VERSION} is wanted. In a clone of the project \
+                 `cargo xtask setup` installs it; elsewhere set LIBTORCH to the .libtorch of the clone"
             )
         },
         |(folder, version)| {

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use accelerate_core::config::{ConfigFile, RunConfig, Sources};
+use accelerate_core::names::DistributedType;
 use accelerate_core::settings::{ORIGINS_VARIABLE, Setting, read_file, shortened};
 use accelerate_launch::{
     Helper, LaunchConfig, Machine, Program, TerminalOptions, TerminalReporter, launch, num_visible_gpus,
@@ -122,6 +123,9 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
     for message in run.messages().iter().filter(|_| !is_quiet) {
         crate::print_message(&format!("accelerate launch: {message}"));
     }
+    if let (Some(message), false) = (without_gpus(&run, num_gpus(&run)), is_quiet) {
+        crate::print_message(&format!("accelerate launch: {message}"));
+    }
     let config = config(arguments, &run);
     if let (Some(unusable), false) = (unusable_threads(&config, &Machine::probe()), is_quiet) {
         crate::print_message(&format!("accelerate launch: {unusable}"));
@@ -192,6 +196,23 @@ fn default_num_processes(run: &RunConfig) -> usize {
 fn num_gpus(run: &RunConfig) -> usize {
     let chosen = run.cluster.gpu_ids.clone().filter(|gpu_ids| !gpu_ids.eq_ignore_ascii_case("all"));
     num_visible_gpus(Path::new("/dev"), chosen.or_else(|| std::env::var("CUDA_VISIBLE_DEVICES").ok()).as_deref())
+}
+
+/// What asks for GPUs where processes will have none.
+fn without_gpus(run: &RunConfig, num_gpus: usize) -> Option<String> {
+    let cluster = &run.cluster;
+    let asks = match (&cluster.gpu_ids, cluster.distributed_type) {
+        (Some(gpu_ids), _) if !gpu_ids.eq_ignore_ascii_case("all") => Some(("gpu_ids", gpu_ids.clone())),
+        (_, Some(DistributedType::MultiGpu)) => Some(("distributed_type", DistributedType::MultiGpu.to_string())),
+        _ => None,
+    };
+    let (path, value) = asks?;
+    let why = match (cluster.use_cpu, num_gpus) {
+        (true, _) => "the processes are kept on the CPU",
+        (false, 0) => "no NVIDIA GPU was found, so the processes compute on the CPU",
+        (false, _) => return None,
+    };
+    Some(format!("{path} {value} ({}) has no effect: {why}", run.origin(path)))
 }
 
 fn explain_default(run: &RunConfig) -> String {
@@ -289,6 +310,28 @@ mod tests {
             ..LaunchConfig::new(Program::Executable("train".into()), 4)
         };
         assert_eq!(config, expected);
+    }
+
+    #[rstest]
+    #[case(
+        "distributed_type: MULTI_GPU\ngpu_ids: all\nuse_cpu: false",
+        0,
+        Some("distributed_type MULTI_GPU (run.yaml:1) has no effect: no NVIDIA GPU")
+    )]
+    #[case("distributed_type: MULTI_GPU\ngpu_ids: all\nuse_cpu: false", 2, None)]
+    #[case("gpu_ids: 0,1", 0, Some("gpu_ids 0,1 (run.yaml:1) has no effect: no NVIDIA GPU"))]
+    #[case("gpu_ids: 0,1\nuse_cpu: true", 2, Some("are kept on the CPU"))]
+    #[case("gpu_ids: all", 0, None)]
+    fn settings_about_gpus_are_told_of_where_there_are_none(
+        #[case] file: &str,
+        #[case] num_gpus: usize,
+        #[case] wanted: Option<&str>,
+    ) {
+        let file = ConfigFile::read(file, Path::new("run.yaml")).unwrap();
+        let run = RunConfig::resolve(Sources { file: Some(file), ..Default::default() }).unwrap();
+        let message = without_gpus(&run, num_gpus);
+        assert_eq!(message.is_some(), wanted.is_some(), "{message:?}");
+        assert!(wanted.is_none_or(|wanted| message.unwrap().contains(wanted)));
     }
 
     #[rstest]

@@ -135,7 +135,7 @@ impl TypedValueParser for SettingParser {
             return Ok(text);
         }
         let flag = argument.and_then(Arg::get_long).unwrap_or(self.0.field);
-        let message = format!("--{flag} is {:?}, but must be {}", shortened(&text), self.0.wanted());
+        let message = format!("--{flag} is {:?}, but must be {}\n", shortened(&text), self.0.wanted());
         Err(clap::Error::raw(ErrorKind::ValueValidation, message).with_cmd(command))
     }
 

@@ -56,5 +56,5 @@ pub use power_sgd::PowerSGDState;
 pub use process_group::{InitProcessGroupKwargs, ProcessGroupSettings};
 pub use profile::{ProfileKwargs, ProfileSettings, ProfilerActivity, ScheduleOption};
 pub use project::{ProjectConfiguration, ProjectSettings};
-pub use run_config::{ConfigFile, Lookup, Message, PartialRunConfig, RunConfig, Sources, settings};
+pub use run_config::{ConfigFile, Lookup, Message, PartialRunConfig, RunConfig, Sources, misspelt_variables, settings};
 pub use torch_dynamo::{Compilation, DynamoBackend, DynamoMode, DynamoSettings, TorchDynamoPlugin};

@@ -188,6 +188,10 @@ impl fmt::Display for Failure {
         for other in self.others.iter().filter(|other| !other.was_told_to && !other.ended.is_success()) {
             write!(f, "\n  rank {} {} on its own too", other.rank, other.ended)?;
         }
+        // A rank that ends early leaves the others alone in their calls.
+        for other in self.others.iter().filter(|other| !other.was_told_to && other.ended.is_success()) {
+            write!(f, "\n  rank {} had ended before, with code 0", other.rank)?;
+        }
         for other in self.others.iter().filter(|other| other.ended == Ended::Stuck) {
             write!(f, "\n  rank {} {}", other.rank, other.ended)?;
         }
@@ -267,6 +271,7 @@ mod tests {
             failure.to_string(),
             "rank 1 (process 4711) exited with code 3 after 12.3 s\n  \
                rank 2 exited with code 1 on its own too\n  \
+               rank 0 had ended before, with code 0\n  \
                rank 3 was running and has been ended by the launcher"
         );
     }

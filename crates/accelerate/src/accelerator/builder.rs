@@ -11,7 +11,7 @@ use accelerate_core::accumulation::PartialWindow;
 use accelerate_core::config::{
     Compilation, ConfigFile, DataLoaderConfiguration, DeepSpeedPlugin, DynamoBackend, FullyShardedDataParallelPlugin,
     GradientAccumulationPlugin, ParallelismConfig, PartialRunConfig, ProjectConfiguration, RunConfig, Sources,
-    TorchDynamoPlugin, TorchTensorParallelPlugin, settings,
+    TorchDynamoPlugin, TorchTensorParallelPlugin, misspelt_variables, settings,
 };
 use accelerate_core::names::{LogLevel, RngType};
 use accelerate_core::schedule::SchedulerUnit;
@@ -299,7 +299,14 @@ impl AcceleratorBuilder {
     /// # Errors
     /// Settings or environment that contradict each other; ranks that do not arrive.
     pub fn build(self) -> Result<Accelerator> {
-        self.build_with(&process_environment, PartialState::join)
+        let accelerator = self.build_with(&process_environment, PartialState::join)?;
+        if accelerator.is_main_process() {
+            let names: Vec<String> = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).collect();
+            for (name, meant) in misspelt_variables(names.iter().map(String::as_str)) {
+                messages::warning!("the variable {name} has no effect; {meant} would have one");
+            }
+        }
+        Ok(accelerator)
     }
 
     /// An accelerator with these settings in the run that `accelerator` has joined: same device, same peers, no new

@@ -195,6 +195,30 @@ fn a_bit_that_turned_in_the_weights_is_found_by_verifying() {
 }
 
 #[test]
+fn verifying_reads_what_loading_only_takes_samples_of() {
+    let folder = TempDir::new().unwrap();
+    let store = ParamStore::new(Device::Cpu);
+    store.root().param("large", ([1 << 20], Init::Zeros)).unwrap();
+    save_model_weights(&store, folder.path(), &Default::default()).unwrap();
+    let path = folder.path().join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    // Between two of the 64 blocks of 4 KiB that are looked at.
+    let between = bytes.len() / 63 * 10 + 8192;
+    bytes[between] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    load_checkpoint_in_model(&store, folder.path(), &LoadOptions::default()).unwrap();
+    let text = verify_saved_files(folder.path()).unwrap_err().to_string();
+    assert!(text.contains("model.safetensors") && text.contains("content has changed"), "{text}");
+}
+
+#[test]
+fn files_of_an_interrupted_save_are_not_lost_where_the_next_one_does_not_have_them() {
+    let folder = interrupted();
+    save_model_weights(&model(3.0), folder.path(), &Default::default()).unwrap();
+    assert_eq!(fs::read(folder.path().join("config.json")).unwrap(), b"{\"value\": 2}");
+}
+
+#[test]
 fn without_its_manifest_a_folder_is_read_as_it_is() {
     let folder = TempDir::new().unwrap();
     save(folder.path(), 1.0, false).unwrap();

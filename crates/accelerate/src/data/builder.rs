@@ -226,7 +226,7 @@ where
     ///
     /// # Errors
     ///
-    /// When options exclude each other or a size is 0.
+    /// When options exclude each other or a size is 0; when a data set without rows is to be shuffled, as in PyTorch.
     pub fn build(self) -> Result<DataLoader<C::Batch>> {
         self.check()?;
         let generator = self.generator.map(SharedGenerator::new);
@@ -272,6 +272,9 @@ where
         }
         if self.prefetch_factor.is_some() && self.num_workers == 0 {
             return Err(DataError::NothingToPrefetch.into());
+        }
+        if self.shuffle == Some(true) && self.dataset.is_empty() {
+            return Err(DataError::NothingToShuffle.into());
         }
         for (setting, value) in [("batch_size", self.batch_size), ("prefetch_factor", self.prefetch_factor)] {
             if value == Some(0) {

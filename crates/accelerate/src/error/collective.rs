@@ -13,7 +13,8 @@ pub(crate) enum CollectiveError {
     Timeout { failure: Failure, source: torch_ext::Error },
 
     #[error(
-        "{} lost the connection to another process: {}. The first process that failed says why",
+        "{} lost the connection to another process: {}. The first process that failed says why; if none did, one has ended \
+         before this call, which every rank has to make",
         failure.call(), failure.blame()
     )]
     PeerGone { failure: Failure, source: torch_ext::Error },

@@ -27,6 +27,10 @@ pub(crate) enum DataError {
     UnequalItems { position: usize, what: &'static str, found: String, wanted: String },
     #[error("{value} does not fit the Int64 of a tensor, whose largest value is {}", i64::MAX)]
     TooLarge { value: String },
+    #[error(
+        "the data set to be shuffled has no rows; look whether its files have any, and leave shuffle out where that may be so"
+    )]
+    NothingToShuffle,
     #[error("{setting} is {found}, but must be at least 1")]
     MustBePositive { setting: &'static str, found: usize },
     #[error(

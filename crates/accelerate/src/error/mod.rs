@@ -176,9 +176,26 @@ impl fmt::Display for Error {
     }
 }
 
+/// The message and its causes in sentences, because that is what a `main` that returns this error shows, and `unwrap`. The
+/// alternate form, `{:#?}`, shows the parts.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
+        if f.alternate() {
+            return fmt::Debug::fmt(&self.0, f);
+        }
+        let mut shown = self.to_string();
+        f.write_str(&shown)?;
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            let text = error.to_string();
+            // Many messages end with their cause.
+            if !shown.contains(&text) {
+                write!(f, "\n  caused by: {text}")?;
+            }
+            shown = text;
+            cause = error.source();
+        }
+        Ok(())
     }
 }
 
@@ -207,7 +224,6 @@ macro_rules! from_kind {
 from_kind! {
     Core(accelerate_core::Error),
     Torch(torch_ext::Error),
-    Tensor(tch::TchError),
     Collective(CollectiveError),
     Data(DataError),
     Memory(MemoryError),
@@ -218,6 +234,21 @@ from_kind! {
     Reader(ReaderError),
     State(StateError),
     Weights(WeightsError),
+}
+
+impl From<tch::TchError> for Error {
+    #[cold]
+    fn from(error: tch::TchError) -> Self {
+        Self(Box::new(Kind::Tensor(match error {
+            tch::TchError::Torch(text) => tch::TchError::Torch(without_frames(&text).to_owned()),
+            other => other,
+        })))
+    }
+}
+
+/// libtorch's message up to the list of its own functions on the stack, which would hide what it says.
+fn without_frames(text: &str) -> &str {
+    text.split("\nException raised from ").next().unwrap_or(text).trim_end()
 }
 
 /// The first of this crate's own errors among the causes.
@@ -239,4 +270,32 @@ pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
         .map(String::as_str)
         .or_else(|| panic.downcast_ref::<&str>().copied())
         .unwrap_or("without a message")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_main_that_returns_an_error_shows_sentences() {
+        let shown = format!("{:?}", Error::from(DataError::MustBePositive { setting: "batch_size", found: 0 }));
+        assert_eq!(shown, "batch_size is 0, but must be at least 1");
+        let cause = || std::io::Error::other("the disk is full");
+        let error = WeightsError::Io { action: "write", path: "weights".into(), source: cause() };
+        assert_eq!(format!("{:?}", Error::from(error)).matches("the disk is full").count(), 1);
+        let refused = accelerate_rendezvous::Error::Connection { server: "node0:1".into(), source: cause() };
+        let shown = format!("{:?}", Error::from(StateError::Rendezvous { source: refused }));
+        assert!(shown.starts_with("the ranks cannot meet\n  caused by: the connection to node0:1"), "{shown}");
+        assert!(shown.ends_with("\n  caused by: the disk is full"), "{shown}");
+        assert!(format!("{:#?}", Error::from(StateError::NestedJoin)).contains("NestedJoin"));
+    }
+
+    #[test]
+    fn messages_of_libtorch_end_before_its_stack() {
+        let error = tch::Tensor::from(1f32).f_matmul(&tch::Tensor::from(1f32)).unwrap_err();
+        assert!(error.to_string().contains("frame #"), "{error}");
+        let text = Error::from(error).to_string();
+        assert!(text.contains("at least 1D") && text.lines().count() == 1, "{text}");
+    }
 }

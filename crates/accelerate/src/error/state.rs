@@ -39,6 +39,12 @@ pub(crate) enum StateError {
     )]
     PortTaken { port: u16, source: Box<accelerate_rendezvous::Error> },
 
+    #[error(
+        "this process has met the other ranks of its run already, as rank {rank}, and ranks meet once; make further \
+         accelerators from the first one: Accelerator::builder().build_from(&first)"
+    )]
+    HasMet { rank: usize },
+
     #[error("the ranks cannot meet")]
     Rendezvous { source: accelerate_rendezvous::Error },
 

@@ -3,7 +3,8 @@
 //! Calls that differ between ranks would be undefined behaviour of the backend. The accelerator's collectives are always
 //! compared. In debug mode every call of the group is, before it is made.
 
-use super::Group;
+use super::peer_process::await_ends;
+use super::{Group, PeerProcess};
 use crate::error::{CollectiveError, Result};
 use std::hash::{DefaultHasher, Hasher};
 use tch::{Device, Kind, Tensor};
@@ -39,10 +40,23 @@ impl Group {
         self.exchange(op, "", description)
     }
 
-    /// What has failed, by rank, where `own` is what has failed on this one; empty if nothing has, or the same on all. Collective.
+    /// What has failed, by rank, where `own` is what has failed on this one; empty if nothing has.
+    ///
+    /// A rank on which nothing has failed waits for the end of processes on which something has, so that it does not end first
+    /// and is not taken for the cause. Collective.
     pub(crate) fn failures(&self, what: &'static str, own: Option<&str>) -> Result<Vec<(usize, String)>> {
-        let texts = self.disagreement(what, own.unwrap_or_default())?.unwrap_or_default();
-        Ok(texts.into_iter().enumerate().filter(|(_, text)| !text.is_empty()).collect())
+        let mine = own.map(|reason| format!("{}\n{reason}", PeerProcess::own().encode())).unwrap_or_default();
+        let texts = self.disagreement(what, &mine)?.unwrap_or_default();
+        let (mut failures, mut processes) = (Vec::new(), Vec::new());
+        for (rank, text) in texts.iter().enumerate() {
+            let Some((process, reason)) = text.split_once('\n') else { continue };
+            processes.extend(PeerProcess::decode(process));
+            failures.push((rank, reason.to_owned()));
+        }
+        if own.is_none() {
+            await_ends(&processes);
+        }
+        Ok(failures)
     }
 
     /// Passes on what this rank has made of `what` if all ranks have succeeded. Otherwise fails on all of them: with the

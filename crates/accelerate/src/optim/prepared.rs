@@ -6,8 +6,9 @@ use super::{
     gradients,
 };
 use crate::error::{Error, Result};
+use crate::messages;
 use crate::nn::Param;
-use crate::session::{Object, ObjectState, PreparedOptimizer, Session, Stateful};
+use crate::session::{Object, ObjectState, PreparedOptimizer, Session, ShortStep, Stateful};
 use std::fmt;
 use std::ops::DerefMut;
 use std::sync::Arc;
@@ -150,7 +151,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
         if !self.session.gradient_state.sync_gradients() {
             return Ok(());
         }
-        self.session.before_step()?;
+        self.begin_step()?;
         if let Some(max_norm) = self.gradient_clipping {
             let _norm = self.clip(max_norm)?;
         }
@@ -161,6 +162,18 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
         self.check_step(stepped)?;
         self.handle().gradients_used();
         Ok(())
+    }
+
+    /// What comes before every step.
+    fn begin_step(&self) -> Result<()> {
+        if let Some(ShortStep { num_passes, num_steps }) = self.session.gradient_state.optimizer_steps() {
+            messages::warning!(
+                "{} backward pass(es) came before an optimizer's step, and each loss was divided by \
+                 gradient_accumulation_steps, {num_steps}; run each batch inside of accelerator.accumulate(&model, || ..)",
+                num_passes
+            );
+        }
+        self.session.before_step()
     }
 
     /// A disk can fail on one rank only; then the others stop too, instead of waiting for it later. Collective if state is
@@ -228,7 +241,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
         };
         let norm = match sum {
             Some(sum) => {
-                self.session.before_step()?;
+                self.begin_step()?;
                 let norm = match &self.scaling {
                     Some(scaling) => scaling.scaler.step_clipped(&mut *self.shared.optimizer.lock(), max_norm, sum),
                     None => {

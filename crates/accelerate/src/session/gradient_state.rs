@@ -22,6 +22,17 @@ struct Inner {
     next_loader_id: u64,
     /// What holds in place of the loaders' own setting, inside `join_uneven_inputs`.
     even_batches: Option<bool>,
+    /// Backward passes outside of `accumulate` since the last step of an optimizer.
+    passes_outside: usize,
+    /// Steps that take fewer passes than their losses were divided by are told of once.
+    was_told_of_short_steps: bool,
+}
+
+/// An optimizer steps outside of `accumulate` before as many backward passes as its losses were divided by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ShortStep {
+    pub(crate) num_passes: usize,
+    pub(crate) num_steps: usize,
 }
 
 #[derive(Debug)]
@@ -62,6 +73,8 @@ impl GradientState {
             active_loaders: Vec::new(),
             next_loader_id: 0,
             even_batches: None,
+            passes_outside: 0,
+            was_told_of_short_steps: false,
         })))
     }
 
@@ -173,14 +186,29 @@ impl GradientState {
     pub(crate) fn begin_backward(&self) -> BackwardScaling {
         let mut inner = self.lock();
         let num_steps = inner.window.plugin().num_steps as f64;
+        let inner = &mut *inner;
         match &mut inner.decision {
             Some(decision) => BackwardScaling {
                 loss_scale: decision.loss_scale,
                 rescale_accumulated: decision.rescale_accumulated.take(),
             },
             // As the reference: the division is by the number of steps, whether or not `accumulate` is used.
-            None => BackwardScaling { loss_scale: 1.0 / num_steps, rescale_accumulated: None },
+            None => {
+                inner.passes_outside += 1;
+                BackwardScaling { loss_scale: 1.0 / num_steps, rescale_accumulated: None }
+            }
         }
+    }
+
+    /// Takes note of a step of an optimizer; the first one that is too short.
+    pub(crate) fn optimizer_steps(&self) -> Option<ShortStep> {
+        let mut inner = self.lock();
+        let num_passes = std::mem::take(&mut inner.passes_outside);
+        let num_steps = inner.window.plugin().num_steps;
+        // A second optimizer may step after the same passes.
+        let is_short = 0 < num_passes && num_passes < num_steps;
+        let is_first = is_short && !std::mem::replace(&mut inner.was_told_of_short_steps, true);
+        is_first.then_some(ShortStep { num_passes, num_steps })
     }
 
     /// Registers a loader whose iteration begins, and which has so many batches if that is known. It is the innermost until the
@@ -250,6 +278,24 @@ mod tests {
         assert!(state.active_position().unwrap().end_of_dataloader);
         drop(outer);
         assert_eq!(state.active_position(), None);
+    }
+
+    #[test]
+    fn a_step_that_takes_fewer_passes_than_losses_were_divided_by_is_told_of_once() {
+        let of_passes = |num_steps, num_passes| {
+            let state = state(num_steps);
+            for _ in 0..num_passes {
+                let _ = state.begin_backward();
+            }
+            (state.optimizer_steps(), state)
+        };
+        assert_eq!(of_passes(1, 1).0, None);
+        assert_eq!(of_passes(4, 4).0, None, "a loop that accumulates by itself");
+        assert_eq!(of_passes(4, 0).0, None, "a second optimizer");
+        let (told, state) = of_passes(4, 1);
+        assert_eq!(told, Some(ShortStep { num_passes: 1, num_steps: 4 }));
+        let _ = state.begin_backward();
+        assert_eq!(state.optimizer_steps(), None);
     }
 
     #[test]

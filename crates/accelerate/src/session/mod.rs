@@ -10,8 +10,8 @@ mod mesh;
 mod registry;
 
 pub(crate) use engine::{Concerns, Engine, ForwardScope, Visit};
-pub(crate) use gradient_state::{GradientState, LoaderGuard, LoaderPosition};
-pub(crate) use join::{Call, Join, Reduction, Summary};
+pub(crate) use gradient_state::{GradientState, LoaderGuard, LoaderPosition, ShortStep};
+pub(crate) use join::{Call, Join, Pass, Summary};
 pub(crate) use mesh::DeviceMesh;
 pub use registry::ObjectState;
 pub(crate) use registry::{Object, Objects, PreparedOptimizer, PreparedParameters, Stateful};

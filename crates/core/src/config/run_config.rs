@@ -3,10 +3,12 @@
 mod deep_speed;
 mod display;
 mod file;
+mod misspelt;
 mod normalise;
 mod resolve;
 
 pub use file::ConfigFile;
+pub use misspelt::misspelt_variables;
 pub use resolve::{Lookup, Sources};
 
 use super::{

@@ -19,7 +19,11 @@ pub(crate) enum ConfigErrorKind {
     IncompleteMesh { world_size: usize, shard_size: usize },
     #[error("{field} is on NVMe, but its folder is empty text; name a folder on that disk, for example /local_nvme")]
     NoFolder { field: &'static str },
-    #[error("{field} has {found:?}, but no module of the model has that path; there are {}", known.join(", "))]
+    #[error(
+        "{field} has {found:?}, but no module of the model has that path; there are {}. A Rust model has no classes: in place of \
+         the name of one, give paths such as encoder.layer.*",
+        known.join(", ")
+    )]
     NoSuchModule { field: &'static str, found: String, known: Vec<String> },
     #[error("comm_state_option does not hold the options of PowerSGD: {source}")]
     PowerSgdOptions { source: serde_json::Error },

@@ -2,6 +2,7 @@
 
 use super::Meeting;
 use crate::error::{Result, StateError};
+use crate::group::PeerProcess;
 use accelerate_core::environment::RankVariables;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -78,13 +79,23 @@ fn claim(store: &Store, ranks: &RankVariables) -> Result<()> {
     }
     // Neither numbers of processes nor names of machines are unique where there are containers.
     let chance = RandomState::new().build_hasher().finish();
-    let own = format!("process {} on {} ({chance:016x})", process::id(), host_name());
+    let process = PeerProcess::own().encode();
+    let own = format!("process {} on {}\n{process}\n{chance:016x}", process::id(), host_name());
     let there = store.compare_set(&place(rank), b"", own.as_bytes())?;
-    if there != own.as_bytes() {
-        let there = String::from_utf8_lossy(&there).into_owned();
-        return Err(StateError::RankTaken { rank, own, there }.into());
+    if there == own.as_bytes() {
+        return Ok(());
     }
-    Ok(())
+    let there = String::from_utf8_lossy(&there).into_owned();
+    let line = |text: &str, number| text.lines().nth(number).unwrap_or_default().to_owned();
+    if line(&there, 1) == process {
+        return Err(StateError::HasMet { rank }.into());
+    }
+    let mut own = line(&own, 0);
+    let there = line(&there, 0);
+    if own == there {
+        own.push_str(", in another container");
+    }
+    Err(StateError::RankTaken { rank, own, there }.into())
 }
 
 fn host_name() -> String {
@@ -157,6 +168,14 @@ mod tests {
         let error =
             wait_for_all(&store, &ranks(0, 2), &Meeting::new(Duration::from_secs(60), Duration::MAX)).unwrap_err();
         assert!(error.to_string().contains("rank 1 is taken"), "{error}");
+    }
+
+    #[test]
+    fn a_process_that_has_met_the_others_already_is_told_how_to_make_another_accelerator() {
+        let store = Store::hash().unwrap();
+        claim(&store, &ranks(1, 2)).unwrap();
+        let error = claim(&store, &ranks(1, 2)).unwrap_err().to_string();
+        assert!(error.contains("as rank 1") && error.contains("build_from(&first)"), "{error}");
     }
 
     #[test]

@@ -17,6 +17,9 @@ use std::time::Duration;
 use tch::Device;
 use torch_ext::{GlooInterface, GlooOptions, NcclOptions, ProcessGroup, Store, TcpStoreOptions};
 
+/// Where rank 0 says which process it is.
+const RANK_0: &str = "process/0";
+
 /// Where the ranks meet.
 #[derive(Debug, PartialEq, Eq)]
 enum MeetingPoint {
@@ -50,7 +53,6 @@ pub(super) fn connect(
     if config.cluster.debug {
         store.set(DEBUG, b"1")?;
     }
-    const RANK_0: &str = "process/0";
     if ranks.rank == 0 {
         store.set(RANK_0, PeerProcess::own().encode().as_bytes())?;
     }

@@ -1,7 +1,8 @@
 //! The store of a run: served by rank 0, closed to everybody who does not know the run's secret.
 
-use super::Meeting;
+use super::{Meeting, RANK_0};
 use crate::error::{Result, StateError};
+use crate::group::PeerProcess;
 use accelerate_core::environment::RankVariables;
 use accelerate_rendezvous::{Client, ConnectOptions, Error, Secret, Server, ServerOptions, Store};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -29,7 +30,8 @@ pub(super) fn open(
     let timeout = meeting.timeout;
     let store = if ranks.rank == 0 {
         let server =
-            serve(host, port, ranks.world_size, secret).map_err(|source| match source.is_address_in_use() {
+            serve(host, port, ranks.world_size, secret.clone()).map_err(|source| match source.is_address_in_use() {
+                true if is_served_by_this_process((host, port), secret) => StateError::HasMet { rank: 0 },
                 true => StateError::PortTaken { port, source: Box::new(source) },
                 false => StateError::Rendezvous { source },
             })?;
@@ -48,6 +50,15 @@ pub(super) fn open(
         RunStore { store: Arc::new(client), _server: None }
     };
     Ok(torch_ext::Store::from_backend(store, timeout)?)
+}
+
+/// Is it an earlier meeting of this process that holds the port?
+fn is_served_by_this_process((host, port): (&str, u16), secret: Secret) -> bool {
+    const ANSWER: Duration = Duration::from_secs(1);
+    let host = if is_loopback(host) { host } else { "localhost" }.to_owned();
+    let rank_0 = Client::connect(ConnectOptions { host, port, secret, timeout: ANSWER }, |_, _| {})
+        .and_then(|client| client.get(RANK_0.as_bytes(), ANSWER));
+    rank_0.is_ok_and(|process| process == PeerProcess::own().encode().as_bytes())
 }
 
 /// Ranks of one machine meet at its loopback, which nobody else can reach. Others may have another address for rank 0's machine
