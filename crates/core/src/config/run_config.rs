@@ -5,6 +5,7 @@ mod display;
 mod file;
 mod normalise;
 mod resolve;
+mod unasked;
 
 pub use file::ConfigFile;
 pub use resolve::{Lookup, Sources};
@@ -182,6 +183,8 @@ pub struct Message {
 struct Notes {
     messages: Vec<Message>,
     unused: Vec<Unused>,
+    /// See [`Sources::is_for_python`].
+    is_for_python: bool,
 }
 
 /// A value of a record whose switch is off.
