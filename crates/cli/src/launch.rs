@@ -441,7 +441,10 @@ mod tests {
 
     /// Engines in Python have what those here refuse, and say by themselves what is wrong.
     #[rstest]
-    #[case("--use_deepspeed --deepspeed_moe_layer_cls_names Experts", "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES=Experts")]
+    #[case(
+        "--use_deepspeed --deepspeed_moe_layer_cls_names Experts",
+        "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES=Experts"
+    )]
     #[case("--use_deepspeed --deepspeed_config_file no.json", "ACCELERATE_DEEPSPEED_CONFIG_FILE=no.json")]
     #[case("--dynamo_backend inductor --dynamo_use_fullgraph", "ACCELERATE_DYNAMO_BACKEND=inductor")]
     #[case("--use_fsdp --fsdp_auto_wrap_policy SIZE_BASED_WRAP", "FSDP_AUTO_WRAP_POLICY=SIZE_BASED_WRAP")]

@@ -185,6 +185,8 @@ struct Notes {
     unused: Vec<Unused>,
     /// See [`Sources::is_for_python`].
     is_for_python: bool,
+    /// Of a file's `deepspeed_config`, in the order of its lines.
+    deepspeed_keys: Vec<&'static str>,
 }
 
 /// A value of a record whose switch is off.

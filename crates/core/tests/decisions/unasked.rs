@@ -1,6 +1,8 @@
 //! What Python Accelerate's launcher says unasked: programs in Python are told it, and programs in Rust hear nothing.
 
-use accelerate_core::config::{ConfigFile, FullyShardedDataParallelPlugin, PartialRunConfig, RunConfig, Sources, settings};
+use accelerate_core::config::{
+    ConfigFile, FullyShardedDataParallelPlugin, PartialRunConfig, RunConfig, Sources, settings,
+};
 use accelerate_core::settings::{DEFAULTS_VARIABLE, Origin};
 use rstest::rstest;
 use std::collections::BTreeMap;
@@ -42,9 +44,8 @@ const DEEPSPEED: &[(&str, &str)] = &[("use_deepspeed", "true")];
 fn every_variable_is_there(#[case] flags: &[(&str, &str)], #[case] num_processes: usize, #[case] wanted: &[&str]) {
     let mut unasked = launch(flags, &Variables::new()).unasked_variables(num_processes);
     let list: Variables = serde_json::from_str(&unasked.remove(DEFAULTS_VARIABLE).unwrap()).unwrap();
-    let mut listed = unasked.clone();
     assert_eq!(unasked.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>(), wanted);
-    assert_eq!(list, std::mem::take(&mut listed));
+    assert_eq!(list, unasked);
 }
 
 /// What flags and the environment say is not said again.
@@ -107,12 +108,19 @@ fn a_value_that_somebody_changed_is_said() {
 /// DeepSpeed's plugin in Python refuses keys of Accelerate's file beside a file of its own, so it is told which there are.
 #[rstest]
 #[case("zero_stage: 3, gradient_clipping: 1.0", "", "zero_stage,gradient_clipping")]
-#[case("gradient_clipping: 1.0, zero_stage: 3", "mixed_precision: bf16", "gradient_clipping,zero_stage,mixed_precision")]
+#[case(
+    "gradient_clipping: 1.0, zero_stage: 3",
+    "mixed_precision: bf16",
+    "gradient_clipping,zero_stage,mixed_precision"
+)]
+#[case::beside_a_flag("zero_stage: 3", "num_processes: 2", "zero_stage")]
 #[case("deepspeed_config_file: ds.json", "mixed_precision: 'no'", "deepspeed_config_file,mixed_precision")]
 fn keys_of_deepspeed(#[case] keys: &str, #[case] more: &str, #[case] wanted: &str) {
     let keys = keys.replace(", ", "\n  ");
     let text = format!("distributed_type: DEEPSPEED\ndeepspeed_config:\n  {keys}\n{more}\n");
     let file = Some(ConfigFile::read(&text, Path::new("run.yaml")).unwrap());
-    let run = RunConfig::resolve(Sources { file, ..Default::default() }).unwrap();
+    let stage = settings().find(|setting| setting.flag() == Some("zero_stage")).unwrap();
+    let flags = if more.contains("num_processes") { vec![(stage, "2".to_owned())] } else { Vec::new() };
+    let run = RunConfig::resolve(Sources { file, flags, ..Default::default() }).unwrap();
     assert_eq!(run.unasked_variables(2)["ACCELERATE_CONFIG_DS_FIELDS"], wanted);
 }

@@ -98,6 +98,10 @@ pub(super) const CASES: &[Case] = &[
     flags("--multi_gpu --num_processes 2").program(Program::Module),
     flags("--num_processes 1").program(Program::Executable),
     flags("--use_fsdp --num_processes 2").program(Program::Executable),
+    flags("--use_fsdp --num_processes 1").program(Program::Executable),
+    flags("--use_deepspeed --num_processes 2").program(Program::Executable),
+    flags("--cpu --num_processes 1").program(Program::Executable),
+    flags("--num_processes 1 --gradient_accumulation_steps 4").program(Program::Executable),
     // What is there already.
     flags("--multi_gpu --num_processes 2").inherits(&[("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")]),
     flags("--multi_gpu --num_processes 2").inherits(&[("OMP_NUM_THREADS", "1")]),

@@ -64,7 +64,8 @@ impl RunConfig {
     /// # Ok::<(), accelerate_core::Error>(())
     /// ```
     pub fn resolve(sources: Sources<'_>) -> Result<Self> {
-        let mut notes = Notes { is_for_python: sources.is_for_python, ..Notes::default() };
+        let deepspeed_keys = sources.file.as_ref().map(ConfigFile::deepspeed_keys).unwrap_or_default();
+        let mut notes = Notes { is_for_python: sources.is_for_python, deepspeed_keys, ..Notes::default() };
         let (mut partial, mut origins) = merge(sources)?;
         normalise(&mut partial, &mut origins, &mut notes)?;
         stand(&partial, &origins, &mut notes)?;
@@ -260,7 +261,8 @@ fn stand(partial: &PartialRunConfig, origins: &Origins, notes: &mut Notes) -> Re
         let origin = origins.get(setting.path);
         let is_of_command = matches!(origin, Origin::Flag(_) | Origin::File { .. });
         if is_of_command && is_withheld(setting, *is_for_python, partial.cluster.use_deepspeed == Some(true)) {
-            let why = "a program in Python says it in its constructor, and is told it with --use_deepspeed only".to_owned();
+            let why =
+                "a program in Python says it in its constructor, and is told it with --use_deepspeed only".to_owned();
             messages.push(Message { setting: setting.path, found, origin: origin.clone(), why });
             continue;
         }

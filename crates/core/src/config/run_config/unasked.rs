@@ -78,16 +78,10 @@ impl RunConfig {
         unasked
     }
 
-    /// The keys of the `deepspeed_config` of a file, in the order of its lines, and `mixed_precision` if that is from a file.
+    /// The keys that a file has in `deepspeed_config`, and `mixed_precision` if it is from there.
     fn fields_of_deepspeed(&self) -> String {
-        let line = |path| match self.origin(path) {
-            Origin::File { line, .. } => Some(*line),
-            _ => None,
-        };
-        let of_section = settings().filter(|setting| setting.section == "deepspeed_config");
-        let mut fields: Vec<_> = of_section.filter_map(|setting| Some((line(setting.path)?, setting.key()))).collect();
-        fields.sort_unstable();
-        let precision = line("mixed_precision").map(|_| "mixed_precision");
-        fields.into_iter().map(|(_, key)| key).chain(precision).collect::<Vec<_>>().join(",")
+        let is_from_file = matches!(self.origin("mixed_precision"), Origin::File { .. });
+        let precision = is_from_file.then_some("mixed_precision");
+        self.notes.deepspeed_keys.iter().copied().chain(precision).collect::<Vec<_>>().join(",")
     }
 }
