@@ -93,6 +93,21 @@ pub(crate) struct Arguments {
     program: Vec<OsString>,
 }
 
+impl Arguments {
+    /// What every rank runs.
+    fn target(&self) -> Program {
+        // Never missing: the flags' definition requires it.
+        let program = self.program.first().cloned().unwrap_or_default();
+        if self.module {
+            Program::PythonModule(program)
+        } else if self.no_python {
+            Program::Executable(program)
+        } else {
+            Program::guess(Path::new(&program))
+        }
+    }
+}
+
 /// Every flag of the table is one of `accelerate launch`.
 #[derive(Debug)]
 struct ForLaunch;
@@ -158,25 +173,20 @@ fn resolve(arguments: &Arguments, lookup: &dyn Fn(&str) -> Option<String>) -> Re
         }
     };
     let flags = arguments.settings.said.clone();
-    let run = RunConfig::resolve(Sources { flags, environment: Some(&lookup), file, ..Default::default() })?;
+    let is_for_python = arguments.target().is_python();
+    let sources = Sources { flags, environment: Some(&lookup), file, is_for_python, ..Default::default() };
+    let run = RunConfig::resolve(sources)?;
     let num_processes = run.cluster.num_processes.unwrap_or_else(|| default_num_processes(&run));
-    run.check_deepspeed(num_processes, &read_file)?;
+    if !is_for_python {
+        run.check_deepspeed(num_processes, &read_file)?;
+    }
     Ok(run)
 }
 
 fn config(arguments: Arguments, run: &RunConfig) -> LaunchConfig {
     let num_processes = run.cluster.num_processes.unwrap_or_else(|| default_num_processes(run));
-    let mut words = arguments.program.into_iter();
-    // Never missing: the flags' definition requires it.
-    let program = words.next().unwrap_or_default();
-    let program = if arguments.module {
-        Program::PythonModule(program)
-    } else if arguments.no_python {
-        Program::Executable(program)
-    } else {
-        Program::guess(Path::new(&program))
-    };
-    let mut words = words.peekable();
+    let program = arguments.target();
+    let mut words = arguments.program.into_iter().skip(1).peekable();
     words.next_if(|first| first == "--");
     LaunchConfig {
         args: words.collect(),
@@ -307,6 +317,7 @@ mod tests {
             shutdown_grace_period: Duration::from_secs(60),
             helper: Some(Helper::this_executable()),
             dedicated_process: true,
+            reference: config.reference.clone(),
             ..LaunchConfig::new(Program::Executable("train".into()), 4)
         };
         assert_eq!(config, expected);
@@ -469,6 +480,42 @@ mod tests {
         for word in words.iter().chain(&["ds.json: "]) {
             assert!(text.contains(word), "{word}: {text}");
         }
+    }
+
+    /// Engines in Python have what those here refuse, and say by themselves what is wrong.
+    #[rstest]
+    #[case(
+        "--use_deepspeed --deepspeed_moe_layer_cls_names Experts",
+        "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES=Experts"
+    )]
+    #[case("--use_deepspeed --deepspeed_config_file no.json", "ACCELERATE_DEEPSPEED_CONFIG_FILE=no.json")]
+    #[case("--dynamo_backend inductor --dynamo_use_fullgraph", "ACCELERATE_DYNAMO_BACKEND=inductor")]
+    #[case("--use_fsdp --fsdp_auto_wrap_policy SIZE_BASED_WRAP", "FSDP_AUTO_WRAP_POLICY=SIZE_BASED_WRAP")]
+    #[case("--use_fsdp --fsdp_use_orig_params false", "FSDP_USE_ORIG_PARAMS=false")]
+    fn what_only_engines_in_python_have_is_handed_on_to_them(#[case] flags: &str, #[case] wanted: &str) {
+        let arguments = arguments(&format!("--num_processes 2 {flags} train.py"));
+        let run = resolve(&arguments, &|_| None).unwrap();
+        assert!(run.messages().is_empty(), "{:?}", run.messages());
+        let pair = |(name, value): &(OsString, OsString)| format!("{}={}", name.display(), value.display());
+        assert!(config(arguments, &run).environment.iter().any(|variable| pair(variable) == wanted), "{run}");
+    }
+
+    /// To a constructor in Python the variable goes before its argument, so it is not set.
+    #[rstest]
+    #[case("train.py", 1, false)]
+    #[case("-m train", 1, false)]
+    #[case("--use_deepspeed train.py", 0, true)]
+    #[case("train", 0, true)]
+    fn a_number_of_micro_batches_goes_where_it_does_no_harm(
+        #[case] rest: &str,
+        #[case] num_messages: usize,
+        #[case] is_set: bool,
+    ) {
+        let arguments = arguments(&format!("--num_processes 2 --gradient_accumulation_steps 4 {rest}"));
+        let run = resolve(&arguments, &|_| None).unwrap();
+        assert_eq!(run.messages().len(), num_messages, "{:?}", run.messages());
+        let environment = config(arguments, &run).environment;
+        assert_eq!(environment.iter().any(|(name, _)| name == "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"), is_set);
     }
 
     /// The program may still say the number of micro-batches, so the launcher does not guess it.

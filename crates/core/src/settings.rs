@@ -18,7 +18,7 @@ mod value;
 
 pub(crate) use document::MAX_BYTES;
 pub use document::{Document, Node, NodeValue, shortened};
-pub use environment::ORIGINS_VARIABLE;
+pub use environment::{DEFAULTS_VARIABLE, ORIGINS_VARIABLE};
 pub(crate) use environment::{read as read_environment, says_something};
 pub use file::read_file;
 pub use origin::{Origin, Origins};
@@ -51,6 +51,7 @@ pub struct Declaration {
     pub(crate) is_for_launcher: bool,
     pub(crate) is_secret: bool,
     pub(crate) is_object_too: bool,
+    pub(crate) is_for_python: bool,
     pub(crate) least: Option<u64>,
     pub(crate) standing: Standing,
     pub(crate) harmless: &'static [&'static str],
@@ -72,6 +73,7 @@ pub(crate) const fn setting() -> Declaration {
         is_for_launcher: false,
         is_secret: false,
         is_object_too: false,
+        is_for_python: false,
         least: None,
         standing: Standing::Honoured,
         harmless: &[],
@@ -127,6 +129,12 @@ impl Declaration {
     /// Its values may hold passwords, so that nobody prints them.
     pub(crate) const fn secret(mut self) -> Self {
         self.is_secret = true;
+        self
+    }
+
+    /// Programs in Python can have it, so that a launcher hands it on to them where it is refused otherwise.
+    pub(crate) const fn for_python(mut self) -> Self {
+        self.is_for_python = true;
         self
     }
 

@@ -8,6 +8,7 @@ use accelerate_core::config::RunConfig;
 use accelerate_core::environment::MAX_WORLD_SIZE;
 
 use crate::error::{Error, Result};
+use crate::reference::Reference;
 
 /// Everything [`launch`](crate::launch) needs to know. Make one with [`LaunchConfig::new`] and change fields.
 ///
@@ -43,6 +44,8 @@ pub struct LaunchConfig {
     pub num_cpu_threads_per_process: Option<usize>,
     /// More environment variables for every rank. They win over everything the launcher sets.
     pub environment: Vec<(OsString, OsString)>,
+    /// What programs would find besides under Python Accelerate's launcher.
+    pub reference: Reference,
     /// Whether the ranks' output passes through the launcher.
     pub capture: Capture,
     /// How long the other ranks get between `SIGTERM` and `SIGKILL` after one has failed.
@@ -73,6 +76,7 @@ impl LaunchConfig {
             main_process_port: None,
             num_cpu_threads_per_process: None,
             environment: Vec::new(),
+            reference: Reference::default(),
             capture: Capture::Automatic,
             grace_period: Duration::from_millis(500),
             shutdown_grace_period: Duration::from_secs(10),
@@ -82,7 +86,7 @@ impl LaunchConfig {
     }
 
     /// A launch of `program` on `num_processes` ranks as `config` says: machines, threads, and the variables by which the
-    /// ranks learn what flags and files said to the launcher. `num_processes` of `config` is not looked at, because its
+    /// ranks learn what flags and files said to the launcher, and what they would find under Python Accelerate's. `num_processes` of `config` is not looked at, because its
     /// default is the number of GPUs.
     ///
     /// ```
@@ -109,6 +113,7 @@ impl LaunchConfig {
             main_process_port: cluster.main_process_port,
             num_cpu_threads_per_process: cluster.num_cpu_threads_per_process,
             environment,
+            reference: Reference::of_run(config, &program, num_processes),
             ..Self::new(program, num_processes)
         }
     }
@@ -233,9 +238,22 @@ impl Program {
         }
     }
 
-    /// Runs under a Python interpreter.
+    /// Runs under a Python interpreter. An executable does if it is called `python`, `python3` or `python3.` and a number.
+    ///
+    /// ```
+    /// use accelerate_launch::Program;
+    /// assert!(Program::Executable("/usr/bin/python3.11".into()).is_python());
+    /// assert!(!Program::Executable("pythonic".into()).is_python());
+    /// ```
     pub fn is_python(&self) -> bool {
-        matches!(self, Self::PythonScript(_) | Self::PythonModule(_))
+        let Self::Executable(name) = self else { return true };
+        let name = Path::new(name).file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+        let version = name.strip_prefix("python").map(|version| version.strip_prefix('3').unwrap_or(version));
+        let is_version = |rest: &str| {
+            let number = rest.strip_prefix('.').unwrap_or_default();
+            rest.is_empty() || (!number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+        };
+        version.is_some_and(is_version)
     }
 }
 

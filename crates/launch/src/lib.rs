@@ -9,6 +9,7 @@ mod mixer;
 mod plan;
 mod port;
 mod program;
+mod reference;
 mod report;
 mod supervise;
 mod tail;
@@ -20,6 +21,7 @@ pub use machine::{Machine, num_visible_gpus};
 pub use plan::{Plan, RankCommand, Stdin, Terminal, TerminalSize, plan, unusable_threads};
 pub use port::PortReservation;
 pub use program::{ProgramSearch, resolve_program};
+pub use reference::{PythonStart, Reference};
 pub use report::{Notice, Reporter, Silent, Source, Stream, TerminalOptions, TerminalReporter};
 pub use supervise::{Outcome, RankOutcome, supervise};
 

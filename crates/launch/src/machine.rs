@@ -1,10 +1,12 @@
 //! Facts about this machine and this process that a plan depends on, gathered in one place so that
 //! planning itself stays pure.
 
+use std::ffi::OsString;
 use std::io::IsTerminal;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::plan::TerminalSize;
+use crate::reference::UNLESS_SET;
 
 /// What [`plan`](crate::plan()) needs to know about where it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +25,12 @@ pub struct Machine {
     pub omp_num_threads: Option<String>,
     /// `PYTHONUNBUFFERED` is set in the environment that the ranks inherit.
     pub pythonunbuffered_is_set: bool,
+    /// Which of the variables that are set for programs in Python unless somebody has set them are set.
+    pub set_variables: Vec<&'static str>,
+    /// `PYTHONPATH` in the environment that the ranks inherit.
+    pub python_path: Option<OsString>,
+    /// The folder in which ranks are started.
+    pub working_folder: Option<PathBuf>,
 }
 
 impl Machine {
@@ -32,7 +40,7 @@ impl Machine {
     /// assert!(accelerate_launch::Machine::probe().num_cores >= 1);
     /// ```
     pub fn probe() -> Self {
-        let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         Self {
             num_cores: std::thread::available_parallelism().map_or(1, usize::from),
             stdin_is_terminal: std::io::stdin().is_terminal(),
@@ -43,6 +51,9 @@ impl Machine {
                 .map(|value| value.to_string_lossy().into_owned())
                 .filter(|value| !value.is_empty()),
             pythonunbuffered_is_set: is_set("PYTHONUNBUFFERED"),
+            set_variables: UNLESS_SET.into_iter().filter(|name| is_set(name)).collect(),
+            python_path: std::env::var_os("PYTHONPATH"),
+            working_folder: std::env::current_dir().ok(),
         }
     }
 }

@@ -7,6 +7,7 @@ use accelerate_core::environment::{UnusableThreads, check_num_threads};
 
 use crate::config::{Capture, Helper, LaunchConfig};
 use crate::machine::Machine;
+use crate::reference;
 
 /// One launch on this machine, ready to be carried out by [`supervise`](crate::supervise()).
 #[derive(Clone, Debug, PartialEq)]
@@ -81,17 +82,9 @@ pub struct TerminalSize {
     pub columns: u16,
 }
 
-/// Variables with which other launchers describe *their* ranks. A rank of ours must not inherit them: a
+/// Variables with which other launchers than torchrun describe *their* ranks. A rank of ours must not inherit them: a
 /// launch inside a job of several processes would otherwise mix up the two.
 const VARIABLES_OF_OTHER_LAUNCHERS: &[&str] = &[
-    "TORCHELASTIC_USE_AGENT_STORE",
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_RESTART_COUNT",
-    "TORCHELASTIC_MAX_RESTARTS",
-    "GROUP_WORLD_SIZE",
-    "ROLE_RANK",
-    "ROLE_WORLD_SIZE",
-    "ROLE_NAME",
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",
     "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -115,7 +108,8 @@ const VARIABLES_OF_OTHER_LAUNCHERS: &[&str] = &[
 /// `config` has passed [`LaunchConfig::check`].
 ///
 /// One process on one machine is not distributed: it gets no `RANK` family, and inherited ones are
-/// removed, so that it behaves as if started by hand.
+/// removed, so that it behaves as if started by hand. The exception is a program in Python that is sharded: under Python
+/// Accelerate's launcher it is rank 0 of one, without which it would not be sharded at all.
 ///
 /// ```
 /// use accelerate_launch::{LaunchConfig, Machine, Program, plan};
@@ -171,15 +165,16 @@ fn environment(
     machine: &Machine,
 ) -> Vec<(OsString, Option<OsString>)> {
     let num_local = config.num_local_processes();
-    let is_distributed = config.num_processes > 1;
-    let mut variables = Vec::new();
-    let mut set = |name: &str, value: Option<String>| variables.push((name.into(), value.map(OsString::from)));
+    let is_distributed = config.num_processes > 1 || config.reference.numbers_a_single_process();
+    let mut variables: Vec<(OsString, Option<OsString>)> = Vec::new();
+    let mut set = |name: &str, value: Option<OsString>| variables.push((name.into(), value));
 
+    let rank = config.machine_rank * num_local + local_rank;
+    let main_process_ip = config.main_process_ip.as_deref().unwrap_or("127.0.0.1");
+    let of_torchrun = reference::of_torchrun(config, rank);
     for name in VARIABLES_OF_OTHER_LAUNCHERS {
         set(name, None);
     }
-    let rank = config.machine_rank * num_local + local_rank;
-    let main_process_ip = config.main_process_ip.as_deref().unwrap_or("127.0.0.1");
     for (name, value) in [
         ("RANK", rank.to_string()),
         ("LOCAL_RANK", local_rank.to_string()),
@@ -188,17 +183,24 @@ fn environment(
         ("GROUP_RANK", config.machine_rank.to_string()),
         ("MASTER_ADDR", main_process_ip.to_string()),
         ("MASTER_PORT", main_process_port.to_string()),
-    ] {
-        set(name, is_distributed.then_some(value));
+    ]
+    .into_iter()
+    .chain(of_torchrun)
+    {
+        set(name, is_distributed.then_some(value.into()));
     }
 
     if let Some(num_threads) = num_threads(config, machine) {
-        set("OMP_NUM_THREADS", Some(num_threads.to_string()));
+        set("OMP_NUM_THREADS", Some(num_threads.to_string().into()));
     }
     // Python holds back output that does not go to a terminal, and with it the reason of a crash.
     if captured && config.program.is_python() && !machine.pythonunbuffered_is_set {
         set("PYTHONUNBUFFERED", Some("1".into()));
     }
+    for (name, value) in reference::of_python(config, machine) {
+        set(name, Some(value));
+    }
+    config.reference.unasked.iter().for_each(|(name, value)| set(name, Some(value.into())));
 
     let is_overridden = |name: &OsStr| config.environment.iter().any(|(other, _)| other == name);
     variables.retain(|(name, _): &(OsString, _)| !is_overridden(name));
@@ -253,6 +255,9 @@ mod tests {
         terminal_size: None,
         omp_num_threads: None,
         pythonunbuffered_is_set: false,
+        set_variables: Vec::new(),
+        python_path: None,
+        working_folder: None,
     };
 
     fn config(num_processes: usize) -> LaunchConfig {
@@ -289,7 +294,15 @@ mod tests {
     #[case("ACCELERATE_USE_CPU", &["-", "-", "-"])]
     #[case("ACCELERATE_MIXED_PRECISION", &["-", "-", "-"])]
     #[case("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", &["-", "-", "-"])]
-    #[case("TORCHELASTIC_USE_AGENT_STORE", &["removed", "removed", "removed"])]
+    #[case("GROUP_WORLD_SIZE", &["1", "1", "1"])]
+    #[case("ROLE_RANK", &["0", "1", "2"])]
+    #[case("ROLE_WORLD_SIZE", &["3", "3", "3"])]
+    #[case("ROLE_NAME", &["default", "default", "default"])]
+    #[case("TORCHELASTIC_RUN_ID", &["none", "none", "none"])]
+    #[case("TORCHELASTIC_RESTART_COUNT", &["0", "0", "0"])]
+    #[case("TORCHELASTIC_MAX_RESTARTS", &["0", "0", "0"])]
+    #[case::no_agent_serves_a_store("TORCHELASTIC_USE_AGENT_STORE", &["False", "False", "False"])]
+    #[case("TORCH_NCCL_ASYNC_ERROR_HANDLING", &["-", "-", "-"])]
     fn three_ranks_on_one_machine(#[case] name: &str, #[case] expected: &[&str]) {
         assert_eq!(values(&config(3), &MACHINE, name), expected);
     }
@@ -300,6 +313,8 @@ mod tests {
     #[case("WORLD_SIZE", &["6", "6"])]
     #[case("LOCAL_WORLD_SIZE", &["2", "2"])]
     #[case("GROUP_RANK", &["1", "1"])]
+    #[case("GROUP_WORLD_SIZE", &["3", "3"])]
+    #[case("ROLE_RANK", &["2", "3"])]
     #[case("MASTER_ADDR", &["10.0.0.7", "10.0.0.7"])]
     #[case("OMP_NUM_THREADS", &["4", "4"])]
     fn the_second_of_three_machines(#[case] name: &str, #[case] expected: &[&str]) {
@@ -314,6 +329,8 @@ mod tests {
     #[case("MASTER_PORT", "removed")]
     #[case("SLURM_PROCID", "removed")]
     #[case("OMPI_COMM_WORLD_RANK", "removed")]
+    #[case("TORCHELASTIC_USE_AGENT_STORE", "removed")]
+    #[case("GROUP_WORLD_SIZE", "removed")]
     #[case("OMP_NUM_THREADS", "-")]
     fn one_process_is_not_distributed(#[case] name: &str, #[case] expected: &str) {
         assert_eq!(values(&config(1), &MACHINE, name), [expected]);
@@ -344,6 +361,49 @@ mod tests {
         assert_eq!(values(&config, &MACHINE, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"), ["4"]);
         assert_eq!(values(&config, &MACHINE, "CUDA_VISIBLE_DEVICES"), ["0,2"]);
         assert_eq!(values(&config, &MACHINE, "OMP_NUM_THREADS"), ["3"]);
+    }
+
+    /// What a rank of `program` gets for `name` with these switches.
+    fn value_of(program: &str, num_processes: usize, switches: &[&str], machine: &Machine, name: &str) -> String {
+        let by_flag = |flag: &&str| settings().find(|setting| setting.flag() == Some(*flag)).unwrap();
+        let flags = switches.iter().map(|flag| (by_flag(flag), "true".to_owned())).collect();
+        let run = RunConfig::resolve(Sources { flags, ..Default::default() }).unwrap();
+        let config = LaunchConfig::of_run(&run, Program::guess(program.as_ref()), num_processes);
+        values(&config, machine, name)[0].clone()
+    }
+
+    #[rstest]
+    #[case::a_setting_that_nobody_said("train", 2, &[], "ACCELERATE_MIXED_PRECISION", "no")]
+    #[case::sharded("train", 2, &["use_fsdp"], "FSDP_USE_ORIG_PARAMS", "true")]
+    #[case::sharded("train", 1, &["use_fsdp"], "FSDP_SYNC_MODULE_STATES", "true")]
+    #[case::no_rank_alone("train", 1, &["use_fsdp"], "RANK", "removed")]
+    #[case::rank_0_of_one("train.py", 1, &["use_fsdp"], "RANK", "0")]
+    #[case::rank_0_of_one("train.py", 1, &["use_deepspeed"], "TORCHELASTIC_RUN_ID", "none")]
+    #[case::no_rank_alone("train.py", 1, &[], "RANK", "removed")]
+    #[case::by_name("/usr/bin/python3.11", 1, &["use_fsdp"], "WORLD_SIZE", "1")]
+    #[case("train.py", 1, &["cpu"], "KMP_AFFINITY", "granularity=fine,compact,1,0")]
+    #[case("train.py", 1, &["cpu"], "KMP_BLOCKTIME", "-")]
+    #[case::would_share_cores("train.py", 2, &["cpu"], "KMP_AFFINITY", "-")]
+    #[case("train", 1, &["cpu"], "KMP_AFFINITY", "-")]
+    #[case("train.py", 2, &[], "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")]
+    #[case("train", 2, &["use_fsdp"], "TORCH_NCCL_ASYNC_ERROR_HANDLING", "-")]
+    #[case("train.py", 2, &["use_deepspeed"], "PYTHONPATH", "/modules:/here")]
+    #[case("train", 2, &["use_deepspeed"], "PYTHONPATH", "-")]
+    #[case("train.py", 2, &["use_fsdp"], "PYTHONPATH", "-")]
+    fn what_the_reference_would_set(
+        #[case] program: &str,
+        #[case] num_processes: usize,
+        #[case] switches: &[&str],
+        #[case] name: &str,
+        #[case] expected: &str,
+    ) {
+        let machine = Machine {
+            set_variables: vec!["KMP_BLOCKTIME"],
+            python_path: Some("/modules".into()),
+            working_folder: Some("/here".into()),
+            ..MACHINE
+        };
+        assert_eq!(value_of(program, num_processes, switches, &machine, name), expected);
     }
 
     #[rstest]

@@ -1,10 +1,12 @@
-//! `cargo xtask parity`: the same training in Python and here must give the same numbers.
+//! `cargo xtask parity`: the same training in Python and here must give the same numbers, and the same launch the same
+//! environment.
 
 mod batch_norm;
 mod compare;
 mod data;
 mod fsdp;
 mod grid;
+mod launch;
 mod precision;
 
 use std::fs;
@@ -37,6 +39,8 @@ enum What {
     Precision(precision::Precision),
     /// Losses and final parameters of sharded training
     Fsdp(fsdp::Fsdp),
+    /// The environment of every rank under both launchers, for many flags and files
+    Launch(launch::Launch),
 }
 
 #[derive(Debug, Args)]
@@ -67,6 +71,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         What::Data(data) => data::run(data),
         What::Precision(precision) => precision::run(precision),
         What::Fsdp(fsdp) => fsdp::run(fsdp),
+        What::Launch(launch) => launch::run(launch),
     }
 }
 

@@ -176,3 +176,50 @@ fn flags_about_sharding_reach_all_ranks_or_none() {
     assert_eq!((refused.code, refused.stdout.as_str()), (Some(2), ""), "{refused:?}");
     assert!(refused.stderr.contains("min_num_params"), "{refused:?}");
 }
+
+/// What a program in Python prints of its environment, the variables of one name to a line.
+const PRINT: &str = "import os, sys\nprint(*(name + '=' + os.environ.get(name, '-') for name in sys.argv[1:]))\n";
+
+/// What the reference's launcher sets whether somebody asks or not, as torch and the plugin in Python read it.
+#[test]
+fn a_python_script_that_is_sharded_finds_what_it_finds_under_the_reference() {
+    let wanted = [
+        "ACCELERATE_DYNAMO_BACKEND=NO",
+        "ACCELERATE_MIXED_PRECISION=no",
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=-",
+        "ACCELERATE_USE_FSDP=true",
+        "FSDP_ACTIVATION_CHECKPOINTING=false",
+        "FSDP_CPU_RAM_EFFICIENT_LOADING=true",
+        "FSDP_MIN_NUM_PARAMS=100000000",
+        "FSDP_OFFLOAD_PARAMS=false",
+        "FSDP_RESHARD_AFTER_FORWARD=true",
+        "FSDP_SHARDING_STRATEGY=SHARD_GRAD_OP",
+        "FSDP_SYNC_MODULE_STATES=true",
+        "FSDP_USE_ORIG_PARAMS=true",
+        "FSDP_VERSION=1",
+        "GROUP_WORLD_SIZE=1",
+        "ROLE_NAME=default",
+        "TORCHELASTIC_RUN_ID=none",
+        "TORCHELASTIC_USE_AGENT_STORE=False",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING=1",
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("script.py");
+    write(&script, PRINT, 0o644);
+    for (num_processes, places) in
+        [(2, &["RANK=0 WORLD_SIZE=2", "RANK=1 WORLD_SIZE=2"][..]), (1, &["RANK=0 WORLD_SIZE=1"])]
+    {
+        let flags =
+            ["--no_prefix", "--use_fsdp", "--fsdp_sharding_strategy", "2", "--gradient_accumulation_steps", "4"];
+        let mut command = launch(num_processes, &flags);
+        for (name, _) in wanted.iter().filter_map(|pair| pair.split_once('=')) {
+            command.env_remove(name);
+        }
+        command.arg(&script).args(["RANK", "WORLD_SIZE"]);
+        command.args(wanted.iter().filter_map(|pair| pair.split('=').next()));
+        let ended = finished(command);
+        ended.expect(0, &["gradient_accumulation_config.num_steps is 4", "in its constructor"]);
+        let lines: Vec<_> = places.iter().map(|place| format!("{place} {}", wanted.join(" "))).collect();
+        assert_eq!(ended.sorted_stdout(), lines);
+    }
+}

@@ -6,6 +6,7 @@ mod file;
 mod misspelt;
 mod normalise;
 mod resolve;
+mod unasked;
 
 pub use file::ConfigFile;
 pub use misspelt::misspelt_variables;
@@ -184,6 +185,10 @@ pub struct Message {
 struct Notes {
     messages: Vec<Message>,
     unused: Vec<Unused>,
+    /// See [`Sources::is_for_python`].
+    is_for_python: bool,
+    /// Of a file's `deepspeed_config`, in the order of its lines.
+    deepspeed_keys: Vec<&'static str>,
 }
 
 /// A value of a record whose switch is off.

@@ -8,6 +8,11 @@ use crate::error::settings::SettingsErrorKind as Kind;
 /// from the name of a variable to its value and the text of its origin.
 pub const ORIGINS_VARIABLE: &str = "ACCELERATE_CONFIG_ORIGINS";
 
+/// The variable in which `accelerate launch` lists what it has set although nobody has said it, because programs in Python
+/// expect it: an object in JSON, from the name of a variable to its value. While they have these values, such variables say
+/// nothing to programs in Rust.
+pub const DEFAULTS_VARIABLE: &str = "ACCELERATE_CONFIG_DEFAULTS";
+
 /// What the variables say of the record, with their names. Variables that are set but empty say nothing, and neither does
 /// Python's `None`.
 pub(crate) fn read<R: Record>(lookup: &dyn Fn(&str) -> Option<String>) -> Result<(R, Vec<(&'static Setting, Origin)>)> {

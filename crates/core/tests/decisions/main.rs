@@ -27,4 +27,5 @@ mod schedule;
 mod settings;
 mod split;
 mod torch_dynamo;
+mod unasked;
 mod weight_files;

@@ -118,7 +118,7 @@ fn resolve(setting: &'static Setting, said: &[(Source, &str)]) -> Result<RunConf
     }
     let lookup = |name: &str| variables.get(name).cloned();
     let file = Some(ConfigFile::read(&lines, Path::new("run.yaml"))?);
-    RunConfig::resolve(Sources { code: partial(&code), flags, environment: Some(&lookup), file })
+    RunConfig::resolve(Sources { code: partial(&code), flags, environment: Some(&lookup), file, is_for_python: false })
 }
 
 fn document(setting: &Setting, text: &str) -> String {

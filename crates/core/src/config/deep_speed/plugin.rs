@@ -147,7 +147,8 @@ record! {
         /// Classes of layers with experts, separated by commas.
         transformer_moe_cls_names: Vec<String> => setting()
             .keys(&["deepspeed_moe_layer_cls_names", "transformer_moe_cls_names"])
-            .variable("ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES").flag("deepspeed_moe_layer_cls_names").refused(NO_EXPERTS);
+            .variable("ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES").flag("deepspeed_moe_layer_cls_names")
+            .refused(NO_EXPERTS).for_python();
         /// Train with MS-AMP.
         enable_msamp: bool => setting().refused(NO_MSAMP).harmless(&["false"]);
         /// The level of MS-AMP: O1, O2 or O3.

@@ -76,6 +76,14 @@ impl ConfigFile {
         self.partial
     }
 
+    /// The keys in `deepspeed_config`, in the order of their lines.
+    pub(super) fn deepspeed_keys(&self) -> Vec<&'static str> {
+        let of_section = self.lines.iter().filter(|(setting, _)| setting.section == "deepspeed_config");
+        let mut keys: Vec<_> = of_section.map(|(setting, line)| (*line, setting.key())).collect();
+        keys.sort_unstable();
+        keys.into_iter().map(|(_, key)| key).collect()
+    }
+
     pub(super) fn origin(&self, line: usize) -> Origin {
         Origin::File { path: self.path.clone(), line }
     }

@@ -4,7 +4,7 @@ use super::normalise::normalise;
 use super::{ConfigFile, Message, Notes, PartialRunConfig, RunConfig, read_environment, settings};
 use crate::Result;
 use crate::error::settings::SettingsErrorKind as Kind;
-use crate::settings::{ORIGINS_VARIABLE, Origin, Origins, Setting, Standing, shortened};
+use crate::settings::{DEFAULTS_VARIABLE, ORIGINS_VARIABLE, Origin, Origins, Setting, Standing, shortened};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,6 +24,9 @@ pub struct Sources<'a> {
     pub environment: Option<Lookup<'a>>,
     /// A configuration file.
     pub file: Option<ConfigFile>,
+    /// A launcher asks for a program in Python. Engines there can do what those here refuse or pass over, so that is handed on
+    /// without a word.
+    pub is_for_python: bool,
 }
 
 impl fmt::Debug for Sources<'_> {
@@ -61,10 +64,11 @@ impl RunConfig {
     /// # Ok::<(), accelerate_core::Error>(())
     /// ```
     pub fn resolve(sources: Sources<'_>) -> Result<Self> {
+        let deepspeed_keys = sources.file.as_ref().map(ConfigFile::deepspeed_keys).unwrap_or_default();
+        let mut notes = Notes { is_for_python: sources.is_for_python, deepspeed_keys, ..Notes::default() };
         let (mut partial, mut origins) = merge(sources)?;
-        let mut notes = Notes::default();
         normalise(&mut partial, &mut origins, &mut notes)?;
-        stand(&partial, &origins, &mut notes.messages)?;
+        stand(&partial, &origins, &mut notes)?;
         let config = partial.settle(origins, notes);
         config.check()?;
         Ok(config)
@@ -91,7 +95,9 @@ impl RunConfig {
         let counts = settings().filter_map(|setting| Some((setting, said.text(setting)?, self.origin(setting.path))));
         let unused = self.notes.unused.iter().map(|unused| (unused.setting, unused.found.clone(), &unused.origin));
         for (setting, value, origin) in counts.chain(unused) {
-            let Some(variable) = setting.variable().filter(|_| !setting.declaration.is_for_launcher) else { continue };
+            let is_withheld = is_withheld(setting, self.notes.is_for_python, self.cluster.use_deepspeed);
+            let is_handed_on = !setting.declaration.is_for_launcher && !is_withheld;
+            let Some(variable) = setting.variable().filter(|_| is_handed_on) else { continue };
             let (flag, file) = match origin {
                 // What another variable decided, such as that of the distributed_type, is said to processes that do not
                 // know that one, too.
@@ -156,6 +162,9 @@ impl RunConfig {
         in_section("ddp_config", self.ddp.check())?;
         in_section("grad_scaler_config", self.grad_scaler.check())?;
         in_section("process_group_config", self.process_group.check())?;
+        if self.notes.is_for_python {
+            return Ok(());
+        }
         if let Some(fsdp) = self.fsdp_in_use() {
             in_section("fsdp_config", fsdp.check())?;
             in_section("fsdp_config", fsdp.check_precision(self.cluster.mixed_precision))?;
@@ -203,7 +212,10 @@ fn merge(sources: Sources<'_>) -> Result<(PartialRunConfig, Origins)> {
         origins.set(setting, Origin::Flag(format!("--{}", setting.flag().unwrap_or(setting.field))));
     }
     if let Some(lookup) = sources.environment {
-        let (environment, said) = read_environment(lookup)?;
+        let unasked = lookup(DEFAULTS_VARIABLE).and_then(|text| serde_json::from_str(&text).ok());
+        let unasked: BTreeMap<String, String> = unasked.unwrap_or_default();
+        let said_by_somebody = |name: &str| lookup(name).filter(|value| unasked.get(name) != Some(value));
+        let (environment, said) = read_environment(&said_by_somebody)?;
         let launched = lookup(ORIGINS_VARIABLE).and_then(|text| serde_json::from_str(&text).ok());
         let launched: BTreeMap<String, LaunchedFrom> = launched.unwrap_or_default();
         for setting in partial.fill(&environment) {
@@ -235,14 +247,30 @@ fn before_launch(origin: Origin, launched: &BTreeMap<String, LaunchedFrom>, valu
     }
 }
 
+/// To a constructor in Python the number of micro-batches in the environment goes before its own argument, so it is handed on
+/// where the reference does it: with DeepSpeed.
+fn is_withheld(setting: &Setting, is_for_python: bool, is_deepspeed: bool) -> bool {
+    is_for_python && !is_deepspeed && setting.path == "gradient_accumulation_config.num_steps"
+}
+
 /// Refuses what is refused, and notes what has no effect.
-fn stand(partial: &PartialRunConfig, origins: &Origins, messages: &mut Vec<Message>) -> Result<()> {
+fn stand(partial: &PartialRunConfig, origins: &Origins, notes: &mut Notes) -> Result<()> {
+    let Notes { messages, is_for_python, .. } = notes;
     for setting in settings() {
         let Some(found) = partial.text(setting).filter(|found| !setting.asks_for_nothing(found)) else { continue };
         let origin = origins.get(setting.path);
+        let is_of_command = matches!(origin, Origin::Flag(_) | Origin::File { .. });
+        if is_of_command && is_withheld(setting, *is_for_python, partial.cluster.use_deepspeed == Some(true)) {
+            let why =
+                "a program in Python says it in its constructor, and is told it with --use_deepspeed only".to_owned();
+            messages.push(Message { setting: setting.path, found, origin: origin.clone(), why });
+            continue;
+        }
         let found = if setting.declaration.is_secret { "(not shown)".to_owned() } else { shortened(&found) };
         match setting.standing() {
             Standing::Honoured => {}
+            Standing::WithoutEffect(_) if *is_for_python && !setting.declaration.is_for_launcher => {}
+            Standing::Refused(_) if *is_for_python && setting.declaration.is_for_python => {}
             Standing::WithoutEffect(why) => {
                 messages.push(Message { setting: setting.path, found, origin: origin.clone(), why: why.to_owned() });
             }
