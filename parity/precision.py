@@ -13,6 +13,7 @@ GradScaler.
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import set_seed
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
@@ -21,11 +22,26 @@ import grid
 from grid import formula, opposite
 
 # The settings stand in `bench/src/bin/parity_precision.rs` as well.
-MICRO_BATCHES, BATCH_SIZE, WIDTH, CLASSES, MAX_NORM = 100, 16, 48, 10, 0.3
+MICRO_BATCHES, BATCH_SIZE, WIDTH, PART, CLASSES, MAX_NORM = 100, 16, 48, 8, 10, 0.3
 
 
-def make_model():
-    model = torch.nn.Sequential(
+class Attention(torch.nn.Module):
+    """Attention and dropout over the parts of each row, which take the batch first."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(PART, 2, dropout=0.1, batch_first=True)
+        self.dropout = torch.nn.Dropout(0.1)
+        self.second = torch.nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, inputs):
+        parts = inputs.reshape(-1, WIDTH // PART, PART)
+        attended, _ = self.attention(parts, parts, parts, need_weights=False)
+        return self.second(self.dropout(attended).flatten(1))
+
+
+def make_model(kind):
+    model = Attention() if kind == "attention" else torch.nn.Sequential(
         torch.nn.Linear(WIDTH, 2 * WIDTH),
         torch.nn.LayerNorm(2 * WIDTH),
         torch.nn.GELU(),
@@ -69,7 +85,9 @@ def train(case, permuted):
         gradient_accumulation_steps=case["accumulation"],
     )
     world_size = accelerator.num_processes
-    model = make_model()
+    # Dropout draws on both sides alike, on each rank for itself.
+    set_seed(accelerator.process_index)
+    model = make_model(case["model"])
     optimizer = make_optimizer(case["optimizer"], model.parameters(), half)
     scheduler = linear_with_warmup(optimizer, 10, MICRO_BATCHES * world_size)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=20, enabled=half)

@@ -4,7 +4,9 @@
 //! Reads `cases.json` and writes `outcomes.json`, one entry per case, as `parity/precision.py` does.
 
 use accelerate::data::{DataLoader, TensorDataset};
-use accelerate::nn::{LayerNorm, Linear, Module, ModuleFn, ParamStore};
+use accelerate::nn::{
+    Dropout, LayerNorm, Linear, Module, ModuleFn, MultiheadAttention, MultiheadAttentionConfig, ParamStore,
+};
 use accelerate::optim::{AdamW, LinearWithWarmup, Optimizer, Sgd};
 use accelerate::tch::{Device, Kind, Reduction, Tensor};
 use accelerate::{Accelerator, GradScalerKwargs, MixedPrecision};
@@ -14,6 +16,8 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Deserialize)]
 struct Case {
+    /// `mlp` or `attention`.
+    model: String,
     precision: String,
     accumulation: usize,
     optimizer: String,
@@ -35,6 +39,8 @@ struct Outcome {
 const MICRO_BATCHES: usize = 100;
 const BATCH_SIZE: usize = 16;
 const WIDTH: i64 = 48;
+/// Of a row, for attention.
+const PART: i64 = 8;
 const CLASSES: i64 = 10;
 const MAX_NORM: f64 = 0.3;
 
@@ -50,25 +56,45 @@ fn train(run: &Accelerator, case: &Case) -> Result<Outcome> {
         .gradient_accumulation_steps(case.accumulation)
         .kwargs_handler(scaling)
         .build_from(run)?;
+    // Dropout draws on both sides alike, on each rank for itself.
+    accelerate::set_seed(accelerator.process_index() as u64);
     let store = ParamStore::new(Device::Cpu);
+    if case.model == "attention" {
+        let config = MultiheadAttentionConfig { dropout: 0.1, batch_first: true, ..Default::default() };
+        let attention = MultiheadAttention::new(store.root() / "attention", PART, 2, config)?;
+        let dropout = Dropout::new(store.root(), 0.1)?;
+        let second = Linear::new(store.root() / "second", WIDTH, CLASSES, Default::default())?;
+        let model = ModuleFn::new(&store, move |input: &Tensor| {
+            let parts = input.f_reshape([-1, WIDTH / PART, PART])?;
+            let attended = attention.forward(&parts, &parts, &parts, Default::default())?;
+            second.forward(&dropout.forward(&attended)?.f_flatten(1, -1)?)
+        });
+        return train_model(&accelerator, case, &store, model);
+    }
     let first = Linear::new(store.root() / "first", WIDTH, 2 * WIDTH, Default::default())?;
     let norm = LayerNorm::new(store.root() / "norm", [2 * WIDTH], Default::default())?;
     let second = Linear::new(store.root() / "second", 2 * WIDTH, CLASSES, Default::default())?;
-    for (index, param) in store.trainable_parameters().iter().enumerate() {
-        param.copy_(&(formula(&param.shape(), index as f64)? * 0.2))?;
-    }
     let model = ModuleFn::new(&store, move |input: &Tensor| {
         let hidden = norm.forward(&first.forward(input)?)?.f_gelu("none")?;
         second.forward(&hidden)
     });
+    train_model(&accelerator, case, &store, model)
+}
+
+fn train_model<M: Module<Input = Tensor, Output = Tensor>>(
+    accelerator: &Accelerator,
+    case: &Case,
+    store: &ParamStore,
+    model: M,
+) -> Result<Outcome> {
+    for (index, param) in store.trainable_parameters().iter().enumerate() {
+        param.copy_(&(formula(&param.shape(), index as f64)? * 0.2))?;
+    }
     match case.optimizer.as_str() {
-        "sgd" => train_with(
-            &accelerator,
-            case,
-            model,
-            Sgd::builder(&store).lr(0.05).momentum(0.9).weight_decay(0.01).build()?,
-        ),
-        "adamw" => train_with(&accelerator, case, model, AdamW::builder(&store).lr(2e-3).weight_decay(0.01).build()?),
+        "sgd" => {
+            train_with(accelerator, case, model, Sgd::builder(store).lr(0.05).momentum(0.9).weight_decay(0.01).build()?)
+        }
+        "adamw" => train_with(accelerator, case, model, AdamW::builder(store).lr(2e-3).weight_decay(0.01).build()?),
         other => bail!("unknown optimizer {other:?}"),
     }
 }

@@ -362,6 +362,22 @@ fn self_attention_computes_as_in_pytorch() {
     check_self_attention("attention_mask_per_head", &shape, config, mask);
 }
 
+/// As in PyTorch, so that dropout of the result draws its mask in the same order of memory. `parity precision` compares it.
+#[test]
+fn attention_with_the_batch_first_computes_with_the_length_first() {
+    let _seeded = seeded();
+    let input = randn(&[2, 4, 8]);
+    let attend = |batch_first, input: &Tensor| {
+        tch::manual_seed(1);
+        let config = MultiheadAttentionConfig { batch_first, ..Default::default() };
+        let layer = MultiheadAttention::new(ParamStore::new(Device::Cpu).root(), 8, 2, config).unwrap();
+        layer.forward(input, input, input, AttentionMask::default()).unwrap()
+    };
+    let (batch_first, length_first) = (attend(true, &input), attend(false, &input.transpose(0, 1).contiguous()));
+    assert_eq!(batch_first.transpose(0, 1), length_first);
+    assert!(batch_first.transpose(0, 1).is_contiguous() && !batch_first.is_contiguous());
+}
+
 #[test]
 fn cross_attention_computes_as_in_pytorch() {
     let config = MultiheadAttentionConfig { batch_first: true, ..Default::default() };

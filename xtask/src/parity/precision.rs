@@ -19,6 +19,8 @@ pub(super) struct Precision {
 /// One training run; both programs read it.
 #[derive(Clone, Debug, Serialize)]
 struct Case {
+    /// `attention` has dropout, too.
+    model: &'static str,
     precision: &'static str,
     accumulation: usize,
     optimizer: &'static str,
@@ -66,9 +68,15 @@ fn cases() -> Vec<Case> {
                 for clip in [false, true] {
                     // Without loss scaling an infinite loss ends the training, in Python as here.
                     let planted = if precision == "fp16" { vec![3, 4, 21, 50, 51, 52, 53, 54, 55, 90] } else { vec![] };
-                    cases.push(Case { precision, accumulation, optimizer, clip, planted });
+                    cases.push(Case { model: "mlp", precision, accumulation, optimizer, clip, planted });
                 }
             }
+        }
+    }
+    for precision in ["no", "bf16", "fp16"] {
+        for accumulation in [1, 4] {
+            let (optimizer, clip, planted) = ("adamw", false, Vec::new());
+            cases.push(Case { model: "attention", precision, accumulation, optimizer, clip, planted });
         }
     }
     cases
@@ -76,8 +84,8 @@ fn cases() -> Vec<Case> {
 
 impl Case {
     fn name(&self) -> String {
-        let Self { precision, accumulation, optimizer, clip, .. } = self;
-        format!("precision={precision} accumulation={accumulation} optimizer={optimizer} clip={clip}")
+        let Self { model, precision, accumulation, optimizer, clip, .. } = self;
+        format!("model={model} precision={precision} accumulation={accumulation} optimizer={optimizer} clip={clip}")
     }
 }
 
@@ -100,7 +108,8 @@ impl Comparison {
             loss: losses_apart(&ours.losses, &theirs.losses)?,
             spread,
             lr: largest_difference(&ours.lrs, &theirs.lrs),
-            bound: if case.precision == "no" { BOUND.loss } else { spread },
+            // In another order of the rows dropout leaves out other elements, so that says nothing about rounding.
+            bound: if case.precision == "no" || case.model == "attention" { BOUND.loss } else { spread },
             num_skipped: theirs.skipped.iter().filter(|skipped| **skipped).count(),
             same_skipped: ours.skipped == theirs.skipped,
         })
@@ -134,7 +143,14 @@ mod tests {
 
     #[test]
     fn every_difference_counts() {
-        let case = |precision| Case { precision, accumulation: 1, optimizer: "sgd", clip: false, planted: Vec::new() };
+        let case = |precision| Case {
+            model: "mlp",
+            precision,
+            accumulation: 1,
+            optimizer: "sgd",
+            clip: false,
+            planted: Vec::new(),
+        };
         let (theirs, permuted) = (outcome(1.0, 0.5, false), outcome(1.001, 0.5, false));
         for (precision, ours, wanted) in [
             ("no", outcome(1.0, 0.5, false), true),

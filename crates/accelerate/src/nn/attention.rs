@@ -153,7 +153,7 @@ impl MultiheadAttention {
                 return Err(self.error(input, features, format!("the input has {} dims", input.dim())));
             }
         }
-        let heads = self.project(query, key, value)?;
+        let heads = self.project(&Inputs::of(query, key, value, self.config.batch_first)?)?;
         let mask = self.merged_mask(mask, &heads)?;
         let dropout = if self.training.get() { self.config.dropout } else { 0.0 };
         let [queries, keys, values] = &heads;
@@ -167,39 +167,53 @@ impl MultiheadAttention {
             None,
             false,
         )?;
-        let sequence_first = attended.f_permute(if self.config.batch_first { [0, 2, 1, 3] } else { [2, 0, 1, 3] })?;
-        self.out_proj.forward(&sequence_first.f_flatten(2, 3)?)
+        let output = self.out_proj.forward(&attended.f_permute([2, 0, 1, 3])?.f_flatten(2, 3)?)?;
+        Ok(if self.config.batch_first { output.f_transpose(0, 1)? } else { output })
     }
 
     /// Queries, keys and values as `[batch, num_heads, length, features of a head]`.
-    fn project(&self, query: &Tensor, key: &Tensor, value: &Tensor) -> Result<[Tensor; 3]> {
+    fn project(&self, inputs: &Inputs) -> Result<[Tensor; 3]> {
         let (bias, embed_dim) = (self.in_proj_bias.as_ref(), self.embed_dim);
-        if let InProjection::Packed(weight) = &self.in_proj
-            && std::ptr::eq(query, key)
-            && std::ptr::eq(key, value)
-        {
-            let packed = functional::linear(query, weight, bias)?;
-            let packed = packed.map_err(|source| self.error(query, None, source.to_string()))?;
-            let part = |index| self.split_heads(&packed.f_narrow(2, index * embed_dim, embed_dim)?);
-            return Ok([part(0)?, part(1)?, part(2)?]);
-        }
-        let projected = |input: &Tensor, index: i64, features| {
-            let own = index * embed_dim..(index + 1) * embed_dim;
-            let weight = match &self.in_proj {
-                InProjection::Packed(weight) => (weight, own.clone()),
-                InProjection::Separate { q_proj_weight, k_proj_weight, v_proj_weight } => {
-                    ([q_proj_weight, k_proj_weight, v_proj_weight][index as usize], 0..embed_dim)
-                }
-            };
-            let output = functional::linear_rows(input, weight, bias.map(|bias| (bias, own)))?;
-            self.split_heads(&output.map_err(|source| self.error(input, features, source.to_string()))?)
+        let part = |packed: &Tensor, index| self.split_heads(&packed.f_narrow(2, index * embed_dim, embed_dim)?);
+        // Rows `first..first + count` of the packed weight, in units of `embed_dim`.
+        let packed = |input: &Tensor, weight: &Param, first: i64, count: i64| {
+            let rows = first * embed_dim..(first + count) * embed_dim;
+            let output = functional::linear_rows(input, (weight, rows.clone()), bias.map(|bias| (bias, rows)))?;
+            output.map_err(|source| self.projection_error(input, None, source))
         };
-        Ok([projected(query, 0, None)?, projected(key, 1, self.config.kdim)?, projected(value, 2, self.config.vdim)?])
+        match (&self.in_proj, inputs) {
+            (InProjection::Packed(weight), Inputs::One(input)) => {
+                let all = functional::linear(input, weight, bias)?;
+                let all = all.map_err(|source| self.projection_error(input, None, source))?;
+                Ok([part(&all, 0)?, part(&all, 1)?, part(&all, 2)?])
+            }
+            (InProjection::Packed(weight), Inputs::Two { query, key_and_value }) => {
+                let (queries, others) = (packed(query, weight, 0, 1)?, packed(key_and_value, weight, 1, 2)?);
+                Ok([self.split_heads(&queries)?, part(&others, 0)?, part(&others, 1)?])
+            }
+            (InProjection::Packed(weight), Inputs::Three([query, key, value])) => {
+                let projected = |input, index| self.split_heads(&packed(input, weight, index, 1)?);
+                Ok([projected(query, 0)?, projected(key, 1)?, projected(value, 2)?])
+            }
+            (InProjection::Separate { q_proj_weight, k_proj_weight, v_proj_weight }, _) => {
+                let [query, key, value] = inputs.all();
+                let projected = |input: &Tensor, weight: &Param, index: i64, features| {
+                    let own = index * embed_dim..(index + 1) * embed_dim;
+                    let output = functional::linear_rows(input, (weight, 0..embed_dim), bias.map(|bias| (bias, own)))?;
+                    self.split_heads(&output.map_err(|source| self.projection_error(input, features, source))?)
+                };
+                Ok([
+                    projected(query, q_proj_weight, 0, None)?,
+                    projected(key, k_proj_weight, 1, self.config.kdim)?,
+                    projected(value, v_proj_weight, 2, self.config.vdim)?,
+                ])
+            }
+        }
     }
 
     fn split_heads(&self, projected: &Tensor) -> Result<Tensor> {
         let heads = projected.f_unflatten(2, [self.num_heads, self.embed_dim / self.num_heads])?;
-        Ok(heads.f_permute(if self.config.batch_first { [0, 2, 1, 3] } else { [1, 2, 0, 3] })?)
+        Ok(heads.f_permute([1, 2, 0, 3])?)
     }
 
     /// The two masks as one that is added to the scores `[batch, num_heads, num_queries, num_keys]`.
@@ -248,6 +262,13 @@ impl MultiheadAttention {
         forward_error("MultiheadAttention", self.out_proj.weight.name(), wanted, input, source)
     }
 
+    /// Of an input with its length first.
+    #[cold]
+    fn projection_error(&self, input: &Tensor, features: Option<i64>, source: tch::TchError) -> crate::Error {
+        let as_given = if self.config.batch_first { input.f_transpose(0, 1) } else { Ok(input.shallow_clone()) };
+        as_given.map_or_else(crate::Error::from, |input| self.error(&input, features, source.to_string()))
+    }
+
     #[cold]
     fn mask_error(&self, which: &str, mask: &Tensor, wanted: [i64; 2], source: tch::TchError) -> crate::Error {
         let wanted = format!("{which} {wanted:?}");
@@ -263,6 +284,36 @@ impl InProjection {
             Self::Separate { q_proj_weight, k_proj_weight, v_proj_weight } => {
                 vec![q_proj_weight, k_proj_weight, v_proj_weight]
             }
+        }
+    }
+}
+
+/// Queries, keys and values `[length, batch, features]`. What is the same tensor is projected in one multiplication.
+///
+/// PyTorch computes with the length first even if the batch comes first in the inputs and the result. So it is here: sums
+/// round alike, and dropout of the result draws its mask in the same order of memory.
+enum Inputs {
+    One(Tensor),
+    Two { query: Tensor, key_and_value: Tensor },
+    Three([Tensor; 3]),
+}
+
+impl Inputs {
+    fn of(query: &Tensor, key: &Tensor, value: &Tensor, batch_first: bool) -> Result<Self> {
+        let length_first =
+            |input: &Tensor| if batch_first { input.f_transpose(0, 1) } else { Ok(input.shallow_clone()) };
+        Ok(match (std::ptr::eq(query, key), std::ptr::eq(key, value)) {
+            (true, true) => Self::One(length_first(query)?),
+            (false, true) => Self::Two { query: length_first(query)?, key_and_value: length_first(key)? },
+            _ => Self::Three([length_first(query)?, length_first(key)?, length_first(value)?]),
+        })
+    }
+
+    fn all(&self) -> [&Tensor; 3] {
+        match self {
+            Self::One(input) => [input; 3],
+            Self::Two { query, key_and_value } => [query, key_and_value, key_and_value],
+            Self::Three(inputs) => inputs.each_ref(),
         }
     }
 }
