@@ -12,6 +12,7 @@ pub(super) enum Fault {
     SameEpoch,
     SkippedBatches,
     FilledStream,
+    OtherFillers,
 }
 
 impl Fault {
@@ -23,6 +24,10 @@ impl Fault {
             Self::Metrics => "the reference's metrics count fillers, or lose rows; here every row counts once",
             Self::SkippedBatches => {
                 "under dispatch the reference skips batches of rank 0; here rounds of all ranks, as without dispatch"
+            }
+            Self::OtherFillers => {
+                "after skipping under dispatch the reference fills up with rows of the round that it begins with; here with \
+                 those that the order begins with, as without dispatch"
             }
             Self::FilledStream => {
                 "the reference fills up streams without even_batches, too; here rows go as far as they go"
@@ -110,10 +115,25 @@ impl Sides<'_> {
             let later = theirs.get(skipped - skipped_by_reference..).unwrap_or_default();
             return is_same_beginning(later, &ours).then_some(Fault::SkippedBatches);
         }
+        if theirs != ours || !dispatch {
+            return None;
+        }
+        if epoch == 0 && skip > 0 && self.case.kind == "map" && self.reference_fills_from_where_it_begins(theirs.len())
+        {
+            return Some(Fault::OtherFillers);
+        }
         let has_empty_batch =
             |outcomes: &[Outcome]| outcomes.iter().any(|rank| rank.epochs[epoch].iter().any(Vec::is_empty));
-        let is_excused = dispatch && theirs == ours && has_empty_batch(self.theirs) && !has_empty_batch(self.ours);
-        is_excused.then_some(Fault::EmptyBatch)
+        (has_empty_batch(self.theirs) && !has_empty_batch(self.ours)).then_some(Fault::EmptyBatch)
+    }
+
+    /// Are batches of the first epoch as long as ours, and what follows `count` rows in the reference the first of these?
+    fn reference_fills_from_where_it_begins(&self, count: usize) -> bool {
+        let sizes = |outcome: &Outcome| outcome.epochs[0].iter().map(Vec::len).collect::<Vec<_>>();
+        let rows = in_order(self.theirs, 0);
+        let (once, fillers) = rows.split_at(count.min(rows.len()));
+        self.theirs.iter().zip(self.ours).all(|(theirs, ours)| sizes(theirs) == sizes(ours))
+            && once.starts_with(fillers)
     }
 
     fn skipped_by_reference(&self, epoch: usize) -> usize {
@@ -287,6 +307,13 @@ mod tests {
         check(&case, &theirs, &other_rows, Verdict::Different);
         let too_many = resumed([&[&[5, 4], &[7]], &[&[0, 2], &[6]]], [WHOLE[1], WHOLE[0]]);
         check(&case, &theirs, &too_many, Verdict::Different);
+        let split = Case { split_batches: true, batch_size: 4, ..plain(7) };
+        let split = Case { skip: 1, dispatch_batches: true, metrics: false, ..split };
+        const HALVES: [Batches; 2] = [&[&[0, 1], &[4, 5]], &[&[2, 3], &[6, 0]]];
+        let ours = resumed([&[&[4, 5]], &[&[6, 0]]], HALVES);
+        let theirs_filled = |filler: Batches| resumed([&[&[4, 5]], filler], HALVES);
+        check(&split, &theirs_filled(&[&[6, 4]]), &ours, Verdict::ByDesign(Fault::OtherFillers));
+        check(&split, &theirs_filled(&[&[6, 5]]), &ours, Verdict::Different);
     }
 
     #[test]
