@@ -2,8 +2,8 @@
 
     torchrun --nproc_per_node W data_streams.py --cases FILE --world_size W --output FOLDER
 
-Writes `rank<r>.json`: for every case the batches of this rank in each epoch, and what
-`gather_for_metrics` returned. Rows are their own numbers.
+Writes `rank<r>.json`: for every case the batches of this rank in each epoch, what
+`gather_for_metrics` returned, and what the default generator gives next. Rows are their own numbers.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration, skip_first_batches
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler, WeightedRandomSampler
 
 
 class Numbers(Dataset):
@@ -53,15 +53,28 @@ class Ragged:
         return iter(self.batches)
 
 
-def make_loader(case):
+def make_loader(case, rank):
     if case["kind"] == "stream":
         return DataLoader(Stream(case["rows"]), batch_size=case["batch_size"], drop_last=case["drop_last"])
     if case["kind"] == "ragged":
         return DataLoader(Numbers(case["rows"]), batch_sampler=Ragged(case["rows"]))
-    shuffle = case["shuffle"] != "no"
-    return DataLoader(
-        Numbers(case["rows"]), batch_size=case["batch_size"], shuffle=shuffle, drop_last=case["drop_last"]
-    )
+    options = {"batch_size": case["batch_size"], "drop_last": case["drop_last"]}
+    generator = None
+    if case["own_generator"]:
+        generator = torch.Generator()
+        generator.manual_seed(seed_of(case, rank) + 7)
+    rows = case["rows"]
+    if case["sampler"] == "weighted":
+        options["sampler"] = WeightedRandomSampler([1.0 + row % 3 for row in range(rows)], rows, generator=generator)
+    elif case["sampler"] == "subset":
+        options["sampler"] = SubsetRandomSampler(range(0, rows, 2), generator=generator)
+    elif case["sampler"] == "random":
+        options.update(shuffle=True, generator=generator)
+    return DataLoader(Numbers(rows), **options)
+
+
+def seed_of(case, rank):
+    return case["seed"] + (100 * rank if case["seed_per_rank"] else 0)
 
 
 def run(case):
@@ -69,22 +82,23 @@ def run(case):
         return run_whole(case)
     except TypeError as error:
         # The dispatcher broadcasts None when there is no whole round, on all ranks alike.
-        return {"epochs": [[], []], "metrics": [[], []], "error": str(error)}
+        return {"epochs": [[], []], "metrics": [[], []], "next_draw": 0, "error": str(error)}
 
 
 def run_whole(case):
-    torch.manual_seed(case["seed"])
     accelerator = Accelerator(
         cpu=True,
         dataloader_config=DataLoaderConfiguration(
             split_batches=case["split_batches"],
             even_batches=case["even_batches"],
             dispatch_batches=case["dispatch_batches"],
-            use_seedable_sampler=case["shuffle"] == "seedable",
-            data_seed=case["seed"] if case["shuffle"] == "seedable" else None,
+            use_seedable_sampler=case["seedable"],
+            data_seed=case["seed"] if case["seedable"] else None,
         ),
     )
-    loader = accelerator.prepare_data_loader(make_loader(case))
+    rank = accelerator.process_index
+    torch.manual_seed(seed_of(case, rank))
+    loader = accelerator.prepare_data_loader(make_loader(case, rank))
     epochs, metrics = [], []
     for epoch in range(2):
         batches, gathered = [], []
@@ -95,7 +109,8 @@ def run_whole(case):
                 gathered += accelerator.gather_for_metrics(batch).tolist()
         epochs.append(batches)
         metrics.append(gathered)
-    return {"epochs": epochs, "metrics": metrics}
+    next_draw = int(torch.empty((), dtype=torch.int64).random_().item())
+    return {"epochs": epochs, "metrics": metrics, "next_draw": next_draw}
 
 
 def main():

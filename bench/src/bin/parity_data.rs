@@ -1,16 +1,16 @@
 //! Runs through loaders and writes which rows each rank gets: our half of `cargo xtask parity data`.
 //!
 //! Writes `rank<r>.json` as `parity/data_streams.py` does: for every case the batches of this rank in each epoch,
-//! and what `gather_for_metrics` returned. Rows are their own numbers.
+//! what `gather_for_metrics` returned, and what the default generator gives next. Rows are their own numbers.
 
 use std::fs;
 use std::path::PathBuf;
 
 use accelerate::data::{
-    BatchSampler, DataLoader, DataLoaderShard, IterableDataset, LoaderKind, RowStream, Rows, VecDataset,
-    skip_first_batches,
+    BatchSampler, DataLoader, DataLoaderBuilder, DataLoaderShard, DefaultCollate, Generator, IterableDataset,
+    LoaderKind, RowStream, Rows, SubsetRandomSampler, VecDataset, WeightedRandomSampler, skip_first_batches,
 };
-use accelerate::tch::{self, Tensor};
+use accelerate::tch::{self, Device, Kind, Tensor};
 use accelerate::{Accelerator, DataLoaderConfiguration};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
@@ -37,7 +37,10 @@ struct Case {
     rows: usize,
     batch_size: usize,
     drop_last: bool,
-    shuffle: String,
+    sampler: String,
+    seedable: bool,
+    own_generator: bool,
+    seed_per_rank: bool,
     split_batches: bool,
     even_batches: bool,
     dispatch_batches: bool,
@@ -46,11 +49,18 @@ struct Case {
     metrics: bool,
 }
 
+impl Case {
+    fn seed_of(&self, rank: usize) -> u64 {
+        self.seed + if self.seed_per_rank { 100 * rank as u64 } else { 0 }
+    }
+}
+
 /// Rows of this rank by epoch and batch, and the rows that metrics saw by epoch.
 #[derive(Debug, Default, Serialize)]
 struct Outcome {
     epochs: Vec<Vec<Vec<i64>>>,
     metrics: Vec<Vec<i64>>,
+    next_draw: i64,
 }
 
 struct Stream(usize);
@@ -105,21 +115,22 @@ fn main() -> Result<()> {
 }
 
 fn run(accelerator: &Accelerator, case: &Case) -> Result<Outcome> {
-    tch::manual_seed(case.seed as i64);
+    tch::manual_seed(case.seed_of(accelerator.process_index()) as i64);
     let accelerator = Accelerator::builder()
         .dataloader_config(DataLoaderConfiguration {
             split_batches: Some(case.split_batches),
             even_batches: Some(case.even_batches),
             dispatch_batches: Some(case.dispatch_batches),
-            use_seedable_sampler: Some(case.shuffle == "seedable"),
-            data_seed: (case.shuffle == "seedable").then_some(case.seed),
+            use_seedable_sampler: Some(case.seedable),
+            data_seed: (case.seedable).then_some(case.seed),
             ..Default::default()
         })
         .build_from(accelerator)?;
     let rows = DataLoader::builder(VecDataset::new((0..case.rows as i64).collect()));
     match case.kind.as_str() {
         "map" => {
-            let loader = rows.batch_size(case.batch_size).shuffle(case.shuffle != "no").drop_last(case.drop_last);
+            let rows = rows.batch_size(case.batch_size).drop_last(case.drop_last);
+            let loader = with_sampler(rows, case, accelerator.process_index())?;
             passes(&accelerator, case, accelerator.prepare(loader.build()?)?)
         }
         "ragged" => {
@@ -132,6 +143,38 @@ fn run(accelerator: &Accelerator, case: &Case) -> Result<Outcome> {
         }
         other => bail!("the kind {other} is not known; wanted map, ragged or stream"),
     }
+}
+
+type Loader = DataLoaderBuilder<VecDataset<i64>, DefaultCollate>;
+
+fn with_sampler(loader: Loader, case: &Case, rank: usize) -> Result<Loader> {
+    let mut generator = None;
+    if case.own_generator {
+        let own = Generator::new_cpu()?;
+        own.manual_seed(case.seed_of(rank) + 7)?;
+        generator = Some(own);
+    }
+    Ok(match (case.sampler.as_str(), generator) {
+        ("sequential", _) => loader,
+        ("random", Some(generator)) => loader.shuffle(true).generator(generator),
+        ("random", None) => loader.shuffle(true),
+        ("weighted", generator) => {
+            let weights = (0..case.rows).map(|row| 1.0 + (row % 3) as f64).collect();
+            let sampler = WeightedRandomSampler::new(weights, case.rows)?;
+            loader.sampler(match generator {
+                Some(generator) => sampler.generator(generator),
+                None => sampler,
+            })
+        }
+        ("subset", generator) => {
+            let sampler = SubsetRandomSampler::new((0..case.rows).step_by(2).collect());
+            loader.sampler(match generator {
+                Some(generator) => sampler.generator(generator),
+                None => sampler,
+            })
+        }
+        (other, _) => bail!("the sampler {other} is not known; wanted sequential, random, weighted or subset"),
+    })
 }
 
 fn passes<K: LoaderKind>(
@@ -153,5 +196,6 @@ fn passes<K: LoaderKind>(
         outcome.epochs.push(batches);
         outcome.metrics.push(gathered);
     }
+    outcome.next_draw = Tensor::empty([0; 0], (Kind::Int64, Device::Cpu)).random_().int64_value(&[]);
     Ok(outcome)
 }

@@ -89,6 +89,11 @@ CASES = [
     ("seedable_data_seed", 21, 3, False, "same", {"use_seedable_sampler": True, "data_seed": 5}),
     ("own_generator", 20, 3, False, "same", {}),
     ("subset_sampler", 20, 2, False, "per rank", {}),
+    ("subset_sampler_seedable", 20, 2, False, "same", {"use_seedable_sampler": True}),
+    ("weighted_sampler", 20, 3, False, "per rank", {}),
+    ("weighted_sampler_own_generator", 20, 3, False, "per rank", {}),
+    ("weighted_sampler_seedable", 20, 3, False, "same", {"use_seedable_sampler": True}),
+    ("own_generator_dispatched", 20, 3, False, "same", {"dispatch_batches": True}),
 ]
 
 
@@ -100,10 +105,13 @@ def prepared(path):
         rank = accelerator.process_index
         torch.manual_seed(42 + (rank if seeds == "per rank" else 0))
         order = {"shuffle": True}
-        if name == "own_generator":
+        if name.startswith("own_generator"):
             order["generator"] = generator(9)
-        if name == "subset_sampler":
+        if name.startswith("subset_sampler"):
             order = {"sampler": SubsetRandomSampler(range(0, rows, 2))}
+        if name.startswith("weighted_sampler"):
+            own = generator(9 + rank) if name.endswith("own_generator") else None
+            order = {"sampler": WeightedRandomSampler([1.0 + row % 3 for row in range(rows)], rows, generator=own)}
         loader = DataLoader(range(rows), batch_size=batch_size, drop_last=drop_last, collate_fn=collate, **order)
         loader = accelerator.prepare(loader)
         epochs = [batches(loader), batches(loader)]

@@ -1,7 +1,9 @@
 //! Prepared loaders on real ranks: threads connected by Gloo.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use accelerate::data::{DataLoader, DataLoaderConfiguration, Sampler, VecDataset, skip_first_batches};
+use accelerate::data::{
+    DataLoader, DataLoaderConfiguration, Sampler, VecDataset, WeightedRandomSampler, skip_first_batches,
+};
 use accelerate::testing;
 use accelerate::{Accelerator, Error, Result};
 
@@ -108,4 +110,39 @@ fn an_indivisible_batch_is_refused_on_every_rank() {
     for message in messages.unwrap() {
         assert!(message.contains("3 is not a multiple of 2; use a batch size of 2 or 4"), "{message}");
     }
+}
+
+/// Rank 0 alone draws the order, from the user's generator and nothing else: numbers made by tests/data_golden.py.
+#[test]
+fn a_dispatched_order_is_drawn_from_the_generator_of_the_user_as_by_the_reference() {
+    let golden: serde_json::Value = serde_json::from_str(include_str!("data_golden.json")).unwrap();
+    for world_size in [1, 2, 3] {
+        let configuration = DataLoaderConfiguration { dispatch_batches: Some(true), ..Default::default() };
+        let builder = Accelerator::builder().cpu(true).dataloader_config(configuration);
+        let epochs = testing::ranks(world_size, builder, |accelerator| {
+            let generator = accelerate::data::Generator::new_cpu()?;
+            generator.manual_seed(9)?;
+            let loader = DataLoader::builder(numbered(20)).batch_size(3).shuffle(true).generator(generator).build()?;
+            let loader = accelerator.prepare(loader)?;
+            let epoch = || loader.iter()?.map(|batch| Ok(rows_of(&batch?))).collect::<Result<Vec<_>>>();
+            Ok([epoch()?, epoch()?])
+        })
+        .unwrap();
+        let wanted = &golden["prepared"][world_size.to_string()]["own_generator_dispatched"];
+        for (rank, epochs) in epochs.iter().enumerate() {
+            assert_eq!(serde_json::json!(epochs), wanted[rank]["epochs"], "rank {rank} of {world_size}");
+        }
+    }
+}
+
+/// Ranks that weigh rows differently, by what each of them has counted for instance, go by the order of rank 0.
+#[test]
+fn weights_that_differ_between_ranks_give_way_to_those_of_rank_zero() {
+    let rows = testing::ranks(2, Default::default(), |accelerator| {
+        let only = |row: usize| (0..4).map(|other| if other == row { 1.0 } else { 0.0 }).collect();
+        let sampler = WeightedRandomSampler::new(only(accelerator.process_index()), 4)?;
+        let loader = accelerator.prepare(DataLoader::builder(numbered(4)).batch_size(2).sampler(sampler).build()?)?;
+        loader.iter()?.map(|batch| Ok(rows_of(&batch?))).collect::<Result<Vec<_>>>()
+    });
+    assert_eq!(rows.unwrap(), [[[0, 0]], [[0, 0]]]);
 }

@@ -285,6 +285,11 @@ int32_t te_generator_randperm(void *handle, int64_t n, void **result) {
     *result = hand_over(at::randperm(n, generator(handle), options));
   });
 }
+int32_t te_generator_multinomial(void *handle, void *weights, int64_t num_samples, void **result) {
+  return guard_no_grad([&] {
+    *result = hand_over(at::multinomial(tensor(weights), num_samples, /*replacement=*/true, generator(handle)));
+  });
+}
 int32_t te_generator_uniform(void *handle, void *target, double from, double to) {
   return guard_no_grad([&] { tensor(target).uniform_(from, to, generator(handle)); });
 }

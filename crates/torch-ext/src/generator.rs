@@ -14,6 +14,7 @@ unsafe extern "C" {
     fn te_generator_state(generator: Handle, state: *mut Handle) -> i32;
     fn te_generator_set_state(generator: Handle, state: Handle) -> i32;
     fn te_generator_randperm(generator: Handle, n: i64, result: *mut Handle) -> i32;
+    fn te_generator_multinomial(generator: Handle, weights: Handle, num_samples: i64, result: *mut Handle) -> i32;
     fn te_generator_uniform(generator: Handle, target: Handle, from: f64, to: f64) -> i32;
     fn te_generator_normal(generator: Handle, target: Handle, mean: f64, std: f64) -> i32;
     fn te_generator_random(generator: Handle, value: *mut i64) -> i32;
@@ -168,6 +169,29 @@ impl Generator {
         // SAFETY: the handle is valid while `self` lives; the result is fresh and adopted once.
         unsafe {
             check("Generator::randperm", te_generator_randperm(self.raw, n, &mut raw))?;
+            Ok(adopt(raw))
+        }
+    }
+
+    /// `num_samples` positions drawn with replacement, each with a probability proportional to its entry in `weights`:
+    /// `torch.multinomial(weights, num_samples, replacement=True, generator=self)`. `weights` is a floating-point vector on
+    /// the generator's device, the result `Int64` beside it.
+    ///
+    /// ```
+    /// use tch::Tensor;
+    /// let drawn = torch_ext::Generator::new_cpu()?.multinomial(&Tensor::from_slice(&[0.0, 1.0, 3.0]), 20)?;
+    /// assert_eq!((drawn.size(), drawn.min().int64_value(&[]) >= 1), (vec![20], true));
+    /// # Ok::<(), torch_ext::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A weight is negative or not finite, all of them are 0, or `num_samples` is not positive.
+    pub fn multinomial(&self, weights: &Tensor, num_samples: i64) -> Result<Tensor> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: both handles are valid for the call; the result is fresh and adopted once.
+        unsafe {
+            let rc = te_generator_multinomial(self.raw, handle(weights), num_samples, &mut raw);
+            check("Generator::multinomial", rc)?;
             Ok(adopt(raw))
         }
     }

@@ -113,6 +113,8 @@ fn what_is_no_state_is_refused() {
 #[test]
 fn errors_name_the_operation() {
     assert_eq!(seeded(0).randperm(-1).unwrap_err().operation(), "Generator::randperm");
+    let negative = seeded(0).multinomial(&Tensor::from_slice(&[1.0, -1.0]), 2);
+    assert_eq!(negative.unwrap_err().operation(), "Generator::multinomial");
     let integers = Tensor::zeros([3], (Kind::Int64, Device::Cpu));
     assert_eq!(seeded(0).normal_(&integers, 0.0, 1.0).unwrap_err().operation(), "Generator::normal_");
     assert!(seeded(0).uniform_(&Tensor::zeros([3], FLOAT), 2.0, 1.0).is_err());

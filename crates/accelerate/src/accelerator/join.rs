@@ -28,6 +28,9 @@ impl Accelerator {
     /// batches no rank runs out first, and `body` is merely run. One process merely runs it too. Unlike in
     /// the reference, CPU ranks join as GPU ranks do. Collective.
     ///
+    /// Streams that every rank reads (`dispatch_batches: Some(false)`) have no fillers either without even batches; the reference
+    /// fills them up all the same. What rank 0 reads for all is always even.
+    ///
     /// - Gradients are divided by the number of *all* ranks; those without a batch add zeros. So every row of equal
     ///   batches counts the same, and the last, incomplete round makes a smaller step.
     /// - Where a rank ran out in the middle of an accumulation window, what it has accumulated is part of the others'

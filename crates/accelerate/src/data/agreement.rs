@@ -1,7 +1,9 @@
 //! What all ranks must agree on before a pass: one small collective per epoch.
 
 use super::random::SharedGenerator;
-use super::sampler::{Sampler, SeedableRandomSampler, SequentialSampler, downcast, generator_of, order_of};
+use super::sampler::{
+    RandomSampler, Sampler, SeedableRandomSampler, SequentialSampler, downcast, generator_of, order_of,
+};
 use crate::error::{DataError, Result};
 use crate::messages;
 use crate::session::Session;
@@ -57,9 +59,11 @@ pub(crate) fn agreed_indices(
         let seed = agreed[0] as u64;
         return Ok((order_of(&seedable.with_seed(seed), agreed[1] as usize)?, Some(seed)));
     }
-    if generator_of(sampler).is_some_and(|generator| generator.get().is_some()) {
+    let permutes_all = downcast::<RandomSampler>(sampler).is_some();
+    if permutes_all && generator_of(sampler).is_some_and(|generator| generator.get().is_some()) {
         return Ok((order_of(sampler, epoch)?, None));
     }
+    // Weights and subsets may differ between ranks, whatever they draw from.
     let mine = sampler.indices(epoch)?.into_iter().map(|index| index as i64).collect();
     let agreed = agreed_numbers(exchange, mine)?;
     let order: Vec<usize> = agreed.into_iter().map(|index| index as usize).collect();

@@ -182,6 +182,9 @@ impl<D: Dataset, C> DataLoaderBuilder<D, C> {
     }
 
     /// Shuffles with this generator instead of the default one.
+    ///
+    /// Every pass first draws a seed for workers from it, as in PyTorch. With `DataLoaderConfiguration.dispatch_batches` that
+    /// seed comes from the default generator, as in the reference, and the generator is left to the order of the rows.
     pub fn generator(self, generator: Generator) -> Self {
         Self { generator: Some(generator), ..self }
     }

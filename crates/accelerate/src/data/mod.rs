@@ -66,6 +66,9 @@ pub trait SkipFirstBatches: Sized {
 /// A loader that leaves out the first `num_batches` batches (per process) of every pass: to go on in the middle of
 /// an epoch (`skip_first_batches` of the reference, `data_loader.py`).
 ///
+/// With `dispatch_batches`, too, a batch is one of each process, so a loop that has seen `n` batches skips `n`. The reference
+/// then leaves out `num_batches` batches of rank 0 alone where rows are counted, so rows come again that a loop has seen.
+///
 /// Skipped rows are never read, so this costs nothing however many they are. Which rows are fillers is still known,
 /// which the reference forgets. Use it for the pass that goes on, and `loader` for the later ones: the two
 /// count epochs together, so that the pass after the resumed one has the next epoch.

@@ -304,7 +304,8 @@ impl Sampler for SubsetRandomSampler {
 /// Visits rows with given probabilities, with replacement (`torch.utils.data.WeightedRandomSampler`): the
 /// usual cure for classes of very different sizes.
 ///
-/// Draws from the default generator by `torch.multinomial`.
+/// Draws by `torch.multinomial`, from the default generator when it has none of its own. Preparing for several processes
+/// gives it one, as it does for [`RandomSampler`], unless the run uses seedable samplers or rank 0 reads for all.
 ///
 /// ```
 /// use accelerate::data::{Sampler, WeightedRandomSampler};
@@ -314,10 +315,11 @@ impl Sampler for SubsetRandomSampler {
 /// assert!(!order.contains(&0));
 /// # Ok::<(), accelerate::Error>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct WeightedRandomSampler {
     weights: Vec<f64>,
     num_samples: usize,
+    generator: GeneratorSlot,
 }
 
 impl WeightedRandomSampler {
@@ -331,8 +333,14 @@ impl WeightedRandomSampler {
         let all_zero = weights.iter().all(|&weight| weight == 0.0);
         match bad.or((all_zero && !weights.is_empty()).then_some(0)) {
             Some(position) => Err(DataError::BadWeight { position, found: weights[position] }.into()),
-            None => Ok(Self { weights, num_samples }),
+            None => Ok(Self { weights, num_samples, generator: GeneratorSlot::default() }),
         }
+    }
+
+    /// Draws from this generator instead of the default one.
+    #[must_use]
+    pub fn generator(self, generator: Generator) -> Self {
+        Self { generator: GeneratorSlot::holding(SharedGenerator::new(generator)), ..self }
     }
 }
 
@@ -345,7 +353,11 @@ impl Sampler for WeightedRandomSampler {
             return Ok(Vec::new());
         }
         let weights = Tensor::f_from_slice(&self.weights)?;
-        random::indices(&weights.f_multinomial(self.num_samples as i64, true)?)
+        let num_samples = self.num_samples as i64;
+        random::indices(&match self.generator.get() {
+            Some(generator) => generator.get().multinomial(&weights, num_samples)?,
+            None => weights.f_multinomial(num_samples, true)?,
+        })
     }
 }
 
@@ -505,7 +517,9 @@ impl Drop for Drawing<'_> {
 /// The generator of a sampler that has a place for one.
 pub(crate) fn generator_of(sampler: &dyn Sampler) -> Option<&GeneratorSlot> {
     let random = downcast::<RandomSampler>(sampler).map(|sampler| &sampler.generator);
-    random.or_else(|| downcast::<SubsetRandomSampler>(sampler).map(|sampler| &sampler.generator))
+    let subset = || downcast::<SubsetRandomSampler>(sampler).map(|sampler| &sampler.generator);
+    let weighted = || downcast::<WeightedRandomSampler>(sampler).map(|sampler| &sampler.generator);
+    random.or_else(subset).or_else(weighted)
 }
 
 /// The rows of one pass.

@@ -33,7 +33,8 @@ use tch::Device;
 /// `Accelerator::gather_for_metrics`. Without `even_batches` there are no fillers: the last batch of some
 /// processes is shorter, and some get none at all. Their loop ends one round earlier than that of the
 /// others, so nothing collective may happen in that round, unless the loop runs inside
-/// [`Accelerator::join_uneven_inputs`](crate::Accelerator::join_uneven_inputs).
+/// [`Accelerator::join_uneven_inputs`](crate::Accelerator::join_uneven_inputs). This holds for streams that every process reads
+/// as well, which the reference fills up all the same.
 ///
 /// With `dispatch_batches` (the default for streams that are moved to a device) rank 0 alone reads, `b * P` rows or with
 /// `split_batches` `b` rows a round, and sends each rank its own: `DataLoaderDispatcher` of the reference. All ranks

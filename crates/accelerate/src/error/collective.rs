@@ -69,8 +69,8 @@ pub(crate) enum CollectiveError {
 
     #[error(
         "gather_for_metrics is called in a round in which rank(s) {ranks} have no batch (even_batches is false), \
-         so they cannot take part. Use even_batches: true, whose filler rows are left out of metrics exactly, or run \
-         the loop inside of accelerator.join_uneven_inputs"
+         so they cannot take part. Use even_batches: true, which fills up the last round (of streams, too) with rows that \
+         are left out of metrics exactly, or run the loop inside of accelerator.join_uneven_inputs"
     )]
     RanksWithoutBatch { ranks: String },
 

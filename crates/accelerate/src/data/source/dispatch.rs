@@ -46,6 +46,7 @@ pub(crate) fn begin<B: TensorTree + Send + 'static>(
             begun.pass
         }))
     } else {
+        plan.draw_seed_of_workers()?;
         None
     };
     // What a resumed pass still has is known to the one that reads.

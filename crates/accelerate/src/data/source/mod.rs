@@ -8,6 +8,7 @@ pub(super) mod stream;
 
 use super::agreement::Exchange;
 use super::position::{DataLoaderState, PassStart};
+use super::random;
 use crate::error::Result;
 use crate::session::LoaderPosition;
 use accelerate_core::config::DataLoaderSettings;
@@ -33,6 +34,19 @@ pub(crate) struct PassPlan<'a, B> {
     /// Rounds to leave out at the start, after that.
     pub(crate) skip_batches: usize,
     pub(crate) finish: Option<Finish<B>>,
+}
+
+impl<B> PassPlan<'_, B> {
+    /// Draws the seed that PyTorch's loaders draw for their workers at the start of every pass, whether they have any or
+    /// not, and on ranks that read nothing, too. So the default generator stays in step with that of a Python program.
+    ///
+    /// In a pass that is resumed nothing is drawn: the generator is where the checkpoint has put it.
+    fn draw_seed_of_workers(&self) -> Result<()> {
+        if !self.resume.is_some_and(DataLoaderState::is_within_pass) {
+            random::draw_seed(None)?;
+        }
+        Ok(())
+    }
 }
 
 /// One batch for each rank that was asked for.

@@ -82,24 +82,24 @@ impl<D: Dataset + 'static, B: Send + 'static> Source<B> for RowSource<D, B> {
 
     /// Makes random orders something that ranks can agree on, as `prepare_data_loader` of the reference does.
     fn for_ranks(&self, sharding: &Sharding, configuration: &DataLoaderSettings) -> Result<Option<Arc<dyn Source<B>>>> {
-        let random = self.order.random_sampler().filter(|_| configuration.use_seedable_sampler);
-        let Some(random) = random else {
-            // A process that reads alone goes on drawing from the default generator in every pass.
-            match self.order.generator() {
-                Some(generator) if sharding.num_processes > 1 && !sharding.dispatch => generator.fill()?,
-                _ => {}
+        let dispatch = configuration.dispatch_batches == Some(true);
+        let order = match configuration.use_seedable_sampler {
+            true => self.seedable_order(configuration.data_seed)?,
+            false => {
+                // A process that reads alone goes on drawing from the default generator in every pass.
+                match self.order.generator() {
+                    Some(generator) if sharding.num_processes > 1 && !dispatch => generator.fill()?,
+                    _ => {}
+                }
+                None
             }
+        };
+        // The reference's dispatcher takes the generator from the loader, also on one process, but not from its sampler.
+        let generator = self.generator.clone().filter(|_| !dispatch);
+        if order.is_none() && generator.is_some() == self.generator.is_some() {
             return Ok(None);
-        };
-        let seed = match configuration.data_seed {
-            Some(seed) => seed,
-            None => random::default_seed()?,
-        };
-        let mut order = self.order.clone();
-        if let Order::Rows { sampler, .. } = &mut order {
-            *sampler = Arc::new(random.to_seedable(seed));
         }
-        let (recipe, generator) = (Arc::clone(&self.recipe), self.generator.clone());
+        let (recipe, order) = (Arc::clone(&self.recipe), order.unwrap_or_else(|| self.order.clone()));
         Ok(Some(Arc::new(Self { recipe, order, generator, workers: self.workers })))
     }
 }
@@ -160,6 +160,20 @@ impl<D: Dataset + 'static, B: Send + 'static> RowSource<D, B> {
         state.check_order(start.digest.as_ref())?;
         schedule.start_after(state.rows_delivered);
         Ok((schedule, start))
+    }
+
+    /// The same rows in an order of a seed and the epoch; `None` where the sampler does not permute all rows.
+    fn seedable_order(&self, data_seed: Option<u64>) -> Result<Option<Order>> {
+        let Some(random) = self.order.random_sampler() else { return Ok(None) };
+        let seed = match data_seed {
+            Some(seed) => seed,
+            None => random::default_seed()?,
+        };
+        let mut order = self.order.clone();
+        if let Order::Rows { sampler, .. } = &mut order {
+            *sampler = Arc::new(random.to_seedable(seed));
+        }
+        Ok(Some(order))
     }
 
     fn sampler_generator(&self) -> Option<SharedGenerator> {

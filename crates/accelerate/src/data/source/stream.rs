@@ -27,6 +27,7 @@ pub(crate) struct StreamSource<D: IterableDataset, B> {
 impl<D: IterableDataset, B: Send + 'static> Source<B> for StreamSource<D, B> {
     fn begin(&self, plan: PassPlan<'_, B>) -> Result<Begun<B>> {
         self.dataset.set_epoch(plan.epoch);
+        plan.draw_seed_of_workers()?;
         let cut = Cut { sharding: plan.sharding, batch_size: self.batch_size, drop_last: self.drop_last };
         let mut stream = self.dataset.iter()?;
         let (first_chunk, delivered) = self.go_to_start(&mut *stream, &cut, &plan)?;
