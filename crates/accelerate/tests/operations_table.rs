@@ -9,6 +9,7 @@ use accelerate::nn::ParamStore;
 use accelerate::optim::{ClipGradNorm, clip_grad_norm_, clip_grad_value_};
 use accelerate::testing::ranks;
 use accelerate::{Accelerator, PadOptions, ReduceOp, ReduceOptions, Result};
+use std::f64::consts::FRAC_1_SQRT_2;
 use tch::{Device, Kind, Tensor};
 
 const KINDS: [Kind; 12] = [
@@ -74,6 +75,11 @@ fn check(call: &str, tensor: &Tensor, outcome: Result<Tensor>, expected: std::re
     }
 }
 
+/// What is the same for every shape is tried with one of them.
+fn numbers_for(tensor: &Tensor) -> Vec<f64> {
+    if tensor.dim() == 1 && tensor.size() != [0] && tensor.is_contiguous() { NUMBERS.to_vec() } else { vec![1.0] }
+}
+
 fn check_collectives(accelerator: &Accelerator, tensor: &Tensor) {
     let (kind, shape, world_size) = (tensor.kind(), tensor.size(), accelerator.num_processes());
     let mut gathered = if shape.is_empty() { vec![1] } else { shape.clone() };
@@ -82,7 +88,7 @@ fn check_collectives(accelerator: &Accelerator, tensor: &Tensor) {
     check("gather_for_metrics", tensor, accelerator.gather_for_metrics(tensor), Ok(gathered));
     check("broadcast", tensor, accelerator.broadcast(tensor, world_size - 1), Ok(shape.clone()));
     for reduction in [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max, ReduceOp::Min] {
-        for scale in NUMBERS {
+        for scale in numbers_for(tensor) {
             let has_mean = is_float(kind) || is_complex(kind);
             let has_order = !is_complex(kind);
             let expected = match reduction {
@@ -101,7 +107,7 @@ fn check_collectives(accelerator: &Accelerator, tensor: &Tensor) {
 /// Rank r's tensor has r rows more.
 fn check_padding(accelerator: &Accelerator, tensor: &Tensor) {
     let more = accelerator.process_index() as i64;
-    for dim in [0, 1, -1, 5, -5] {
+    for dim in [0, 1, -1, 5] {
         let mut shape = tensor.size();
         let index = if dim < 0 { dim + shape.len() as i64 } else { dim };
         let is_there = (0..shape.len() as i64).contains(&index);
@@ -112,7 +118,9 @@ fn check_padding(accelerator: &Accelerator, tensor: &Tensor) {
             own = Tensor::cat(&[own, Tensor::ones(&added, (tensor.kind(), Device::Cpu))], index);
             shape[index as usize] += accelerator.num_processes() as i64 - 1;
         }
-        for (pad_index, pad_first) in NUMBERS.into_iter().flat_map(|number| [(number, false), (number, true)]) {
+        for (pad_index, pad_first) in
+            numbers_for(tensor).into_iter().flat_map(|number| [(number, false), (number, true)])
+        {
             let options = PadOptions { dim, pad_index, pad_first };
             let expected = match is_there && !holds(tensor.kind(), pad_index) {
                 true => Err("which this dtype cannot hold"),
@@ -269,8 +277,8 @@ fn with_gradient(kind: Kind, shape: &[i64], gradient: f64) -> ParamStore {
 /// `torch.nn.utils.clip_grad_value_` and `clip_grad_norm_` of torch 2.11.0 on a gradient of [3, 3], whose norm is 4.2426.
 const CLIPPED: [(f64, f64, f64); 5] = [
     (0.0, 0.0, 0.0),
-    (-1.0, -1.0, -0.70710678),
-    (1.0, 1.0, 0.70710678),
+    (-1.0, -1.0, -FRAC_1_SQRT_2),
+    (1.0, 1.0, FRAC_1_SQRT_2),
     (f64::NAN, f64::NAN, f64::NAN),
     (f64::INFINITY, 3.0, 3.0),
 ];
@@ -301,7 +309,7 @@ fn gradients_are_clipped_in_every_dtype() {
                     let clipping = ClipGradNorm { max_norm: limit, norm_type, error_if_nonfinite: false };
                     let clipped = clip_grad_norm_(&store.trainable_parameters(), clipping);
                     if norm_type == 2.0 {
-                        clipped.unwrap();
+                        let _norm = clipped.unwrap();
                         check(&store, by_norm);
                     }
                 }
