@@ -44,6 +44,7 @@ fn main() {
         "autograd",
         "saved_tensors",
         "ops",
+        "scalar",
         "tensor_vec",
         "file",
         "profiler",

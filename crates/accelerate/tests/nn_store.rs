@@ -364,13 +364,48 @@ fn layers_say_which_of_them_refused_what() {
 }
 
 #[test]
+fn a_negative_padding_idx_counts_from_the_last_row() {
+    // torch.nn.Embedding(5, 2, padding_idx=-2).padding_idx is 3.
+    for (index, row) in [(0, 0), (4, 4), (-1, 4), (-2, 3), (-5, 0)] {
+        let store = store();
+        let config = EmbeddingConfig { padding_idx: Some(index) };
+        let made = Embedding::new(store.root() / "made", 5, 2, config).unwrap();
+        let rows = made.forward(&Tensor::arange(5, (Kind::Int64, Device::Cpu))).unwrap();
+        let zeros = |tensor: &Tensor| {
+            (0..5).filter(|row| tensor.get(*row).abs().sum(None).double_value(&[]) == 0.0).collect::<Vec<_>>()
+        };
+        assert_eq!(zeros(&rows), [row], "padding_idx {index}");
+        rows.sum(None).backward();
+        assert_eq!(zeros(&made.weight.get().unwrap().grad()), [row], "padding_idx {index}");
+
+        // A table that was there already keeps its row, which gets no gradient either.
+        let weight = (store.root() / "table").param("weight", ([5, 2], Init::Ones)).unwrap();
+        let over = Embedding::from_params(store.root() / "table", weight, config);
+        let rows = over.forward(&Tensor::arange(5, (Kind::Int64, Device::Cpu))).unwrap();
+        rows.sum(None).backward();
+        assert_eq!((zeros(&rows), zeros(&over.weight.get().unwrap().grad())), (vec![], vec![row]));
+        over.zero_padding_row().unwrap();
+        assert_eq!(zeros(&over.weight.get().unwrap().detach()), [row]);
+    }
+    let store = store();
+    let weight = store.root().param("weight", ([5, 2], Init::Ones)).unwrap();
+    let over = Embedding::from_params(store.root(), weight, EmbeddingConfig { padding_idx: Some(-6) });
+    let error = over.forward(&Tensor::from_slice(&[0i64])).unwrap_err().to_string();
+    assert!(error.contains("no row -6 for padding"), "{error}");
+}
+
+#[test]
 fn impossible_layers_are_not_made() {
     let root = store().root();
-    let padding = EmbeddingConfig { padding_idx: Some(5) };
+    let padding = |index| EmbeddingConfig { padding_idx: Some(index) };
     let groups = Conv1dConfig { groups: 3, ..Default::default() };
     let dropout = MultiheadAttentionConfig { dropout: f64::NAN, ..Default::default() };
     let cases = [
-        (Embedding::new(&root / "e", 5, 2, padding).map(drop), "no row 5 for padding; padding_idx goes from 0 to 4"),
+        (
+            Embedding::new(&root / "e", 5, 2, padding(5)).map(drop),
+            "no row 5 for padding; padding_idx goes from -5, which is the first, to 4",
+        ),
+        (Embedding::new(&root / "f", 5, 2, padding(-6)).map(drop), "the embedding at `f` has no row -6 for padding"),
         (Dropout::new(&root / "d", 1.5).map(drop), "the dropout at `d` has p = 1.5"),
         (GroupNorm::new(&root / "g", 3, 4, Default::default()).map(drop), "num_channels = 4 evenly by num_groups = 3"),
         (Conv1d::new(&root / "c", 4, 6, [1], groups).map(drop), "in_channels = 4 evenly by groups = 3"),

@@ -23,6 +23,7 @@ pub mod profiler;
 mod push;
 mod reducer;
 pub mod saved_tensors;
+pub mod scalar;
 mod script_module;
 pub mod storage;
 mod store;

@@ -5,6 +5,7 @@ mod documents;
 mod files;
 mod floors;
 mod functions;
+mod numbers;
 mod settings;
 
 use std::fs;
@@ -24,12 +25,13 @@ pub(crate) struct Arguments {}
 type Rule = (&'static str, fn(&Tree) -> Result<Vec<String>>);
 
 /// All rules, in the order in which they are reported.
-const RULES: [Rule; 17] = [
+const RULES: [Rule; 18] = [
     ("crates depend only on crates to their left", dependencies::direction),
     ("folders of the main crate use only folders below them", floors::direction),
     ("libtorch stays out of the crates that must start fast", dependencies::libtorch_closure),
     ("tch and libtorch are pinned together", dependencies::pins),
     ("raw memory is touched in torch-ext only", files::raw_memory),
+    ("numbers go to libtorch through torch-ext", numbers::panicking_calls),
     ("no machine paths", files::machine_paths),
     ("every Rust file says what it is", files::module_headers),
     ("long files give a reason", files::lengths),
@@ -152,6 +154,7 @@ mod tests {
         libtorch_stays_out_of_fast_crates: "libtorch stays out of the crates that must start fast";
         tch_and_libtorch_are_pinned_together: "tch and libtorch are pinned together";
         raw_memory_is_touched_in_torch_ext_only: "raw memory is touched in torch-ext only";
+        numbers_go_to_libtorch_through_torch_ext: "numbers go to libtorch through torch-ext";
         there_are_no_machine_paths: "no machine paths";
         every_rust_file_says_what_it_is: "every Rust file says what it is";
         long_files_give_a_reason: "long files give a reason";

@@ -90,14 +90,17 @@ impl Accelerator {
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     ///
+    /// Dtypes stay as they are. Sums of integers wrap around, and a sum of `Bool` is whether any rank has true, as in PyTorch.
+    ///
     /// # Errors
-    /// Shapes that differ between ranks: all of them are shown.
+    /// Shapes that differ between ranks: all of them are shown. The mean of integers or `Bool` over several ranks, and the
+    /// largest or smallest of complex numbers, as in the reference. A [`scale`](ReduceOptions::scale) that a dtype cannot hold.
     pub fn reduce<T: TensorTree>(&self, tensor: &T, options: impl Into<ReduceOptions>) -> Result<T> {
         operations::reduce(self.group(), tensor, options.into())
     }
 
-    /// Every tensor padded along a dim to its length on the rank where it is longest. A tensor without that dim stays as it
-    /// is. Collective.
+    /// Every tensor padded along a dim to its length on the rank where it is longest, in its own dtype. A tensor without that
+    /// dim stays as it is. Collective.
     ///
     /// ```
     /// use accelerate::{PadOptions, testing, tch::Tensor};
@@ -113,7 +116,8 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// Other dims that differ between ranks.
+    /// Other dims that differ between ranks; a [`pad_index`](PadOptions::pad_index) that the dtype of a tensor with that dim
+    /// cannot hold, whether or not this tensor is too short.
     pub fn pad_across_processes<T: TensorTree>(&self, tensor: &T, options: PadOptions) -> Result<T> {
         operations::pad_across_processes(self.group(), tensor, options)
     }

@@ -7,6 +7,7 @@ use crate::tensor_tree::TensorTree;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tch::{Device, Kind, Tensor};
+use torch_ext::scalar::{self, Number};
 
 /// Shapes and dtypes of all tensors of a tree, in running text.
 fn describe(tree: &impl TensorTree) -> String {
@@ -33,7 +34,10 @@ pub(crate) fn gather<T: TensorTree>(group: &Group, tree: &T) -> Result<T> {
 pub struct ReduceOptions {
     /// Default: the sum.
     pub reduction: ReduceOp,
-    /// What the result is multiplied by. Default 1.
+    /// What the result is multiplied by, in its own dtype; 1 leaves it as it is. Integers take whole numbers in their range,
+    /// and wrap around as PyTorch's do; `Bool` takes 0 and 1. Default 1.
+    ///
+    /// On CPUs and GPUs the reference accepts a scale and leaves it out. Here it has its effect on every device.
     pub scale: f64,
 }
 
@@ -52,13 +56,39 @@ impl From<ReduceOp> for ReduceOptions {
 /// Every tensor combined over ranks. Collective.
 pub(crate) fn reduce<T: TensorTree>(group: &Group, tree: &T, options: ReduceOptions) -> Result<T> {
     let ReduceOptions { reduction, scale } = options;
-    const CURE: &str = "Give tensors of the same shape on every rank";
-    group.agree("reduce", &describe(tree), CURE)?;
+    const OP: &str = "reduce";
+    const CURE: &str = "Give tensors of the same shape on every rank, and combine them in the same way";
+    group.agree(OP, &format!("{} ({reduction:?}, scale {scale})", describe(tree)), CURE)?;
+    let mut held = Ok(());
+    tree.for_each_tensor(&mut |tensor| {
+        if held.is_ok() {
+            held = number_in(OP, "scale", scale, tensor).map(drop);
+        }
+    });
+    held?;
     tree.try_map_tensors(&mut |tensor| {
-        let copy = tensor.f_contiguous()?.f_detach_copy()?;
+        let mut copy = own_copy(tensor)?;
         group.all_reduce(&copy, reduction)?;
-        if scale == 1.0 { Ok(copy) } else { Ok(copy.f_mul_scalar(scale)?) }
+        match number_in(OP, "scale", scale, tensor)? {
+            _ if scale == 1.0 => {}
+            // A product with a number is an integer; of the two numbers that a bool takes, this is the other one.
+            _ if copy.f_kind()? == Kind::Bool => drop(copy.f_zero_()?),
+            number => scalar::mul_(&copy, number)?,
+        }
+        Ok(copy)
     })
+}
+
+/// A contiguous copy without history. What is only marked as negated or conjugated is so in memory, too.
+fn own_copy(tensor: &Tensor) -> Result<Tensor> {
+    let plain = tensor.f_detach()?.f_resolve_conj()?.f_resolve_neg()?;
+    Ok(plain.f_contiguous()?.f_detach_copy()?)
+}
+
+/// The number as the tensor's dtype holds it.
+fn number_in(op: &'static str, what: &'static str, value: f64, tensor: &Tensor) -> Result<Number> {
+    let error = || CollectiveError::NotHeld { op, what, value, found: shape_text(tensor) }.into();
+    Number::held_by(tensor.f_kind()?, value).ok_or_else(error)
 }
 
 /// Every tensor as it is on rank `from_process`; other ranks give tensors of the same shapes. Collective.
@@ -66,7 +96,7 @@ pub(crate) fn broadcast<T: TensorTree>(group: &Group, tree: &T, from_process: us
     const CURE: &str = "Give tensors of the same shape on every rank; broadcast_object_list sends anything else";
     group.agree("broadcast", &describe(tree), CURE)?;
     tree.try_map_tensors(&mut |tensor| {
-        let copy = tensor.f_contiguous()?.f_detach_copy()?;
+        let copy = own_copy(tensor)?;
         group.broadcast(&copy, from_process)?;
         Ok(copy)
     })
@@ -82,7 +112,11 @@ pub(crate) fn broadcast<T: TensorTree>(group: &Group, tree: &T, from_process: us
 pub struct PadOptions {
     /// Along which dim; a negative number counts from the last one. Default 0.
     pub dim: i64,
-    /// With what. Default 0.
+    /// With what: a number that the dtype of every padded tensor can hold, so a whole one for integers, and 0 or 1 for
+    /// `Bool`. Default 0.
+    ///
+    /// The reference gives tensors of integers that it pads with a fraction, and bools, another dtype on the ranks where they
+    /// are padded, and wraps numbers out of range around. Here dtypes stay, and what they cannot hold is an error.
     pub pad_index: f64,
     /// At the front instead of the end? Default false.
     pub pad_first: bool,
@@ -90,12 +124,17 @@ pub struct PadOptions {
 
 /// Every tensor with `dim` as long as on the rank where it is longest. Collective.
 pub(crate) fn pad_across_processes<T: TensorTree>(group: &Group, tree: &T, padding: PadOptions) -> Result<T> {
+    const OP: &str = "pad_across_processes";
     const CURE: &str = "Only the padded dim may differ between ranks";
     let mut others = Vec::new();
+    let mut held = Ok(());
     tree.for_each_tensor(&mut |tensor| {
         let mut shape = tensor.size();
         others.push(match dim_of(tensor, padding.dim) {
             Some(index) => {
+                if held.is_ok() {
+                    held = number_in(OP, "pad_index", padding.pad_index, tensor).map(drop);
+                }
                 shape[index] = -1;
                 format!("{shape:?} {:?}", tensor.kind())
             }
@@ -103,7 +142,8 @@ pub(crate) fn pad_across_processes<T: TensorTree>(group: &Group, tree: &T, paddi
             None => format!("a tensor without dim {}", padding.dim),
         });
     });
-    group.agree("pad_across_processes", &others.join(", "), CURE)?;
+    group.agree(OP, &format!("{} (pad_index {})", others.join(", "), padding.pad_index), CURE)?;
+    held?;
     tree.try_map_tensors(&mut |tensor| pad_one(group, tensor, padding))
 }
 
@@ -115,6 +155,7 @@ fn dim_of(tensor: &Tensor, dim: i64) -> Option<usize> {
 }
 
 fn pad_one(group: &Group, tensor: &Tensor, padding: PadOptions) -> Result<Tensor> {
+    const OP: &str = "pad_across_processes";
     let Some(dim) = dim_of(tensor, padding.dim) else { return Ok(tensor.shallow_clone()) };
     let mut shape = tensor.size();
     let length = shape[dim];
@@ -125,7 +166,8 @@ fn pad_one(group: &Group, tensor: &Tensor, padding: PadOptions) -> Result<Tensor
         return Ok(tensor.shallow_clone());
     }
     shape[dim] = longest - length;
-    let filler = Tensor::f_full(shape.as_slice(), padding.pad_index, (tensor.kind(), tensor.device()))?;
+    let number = number_in(OP, "pad_index", padding.pad_index, tensor)?;
+    let filler = scalar::full(&shape, number, (tensor.f_kind()?, tensor.device()))?;
     let parts = if padding.pad_first { [&filler, tensor] } else { [tensor, &filler] };
     Ok(Tensor::f_cat(&parts, dim as i64)?)
 }
@@ -261,7 +303,8 @@ fn append_rows(bytes: &mut Vec<u8>, tensor: &Tensor, keep: &[i64]) -> Result<()>
     let tensor = tensor.f_detach()?;
     let rows = if tensor.dim() == 0 { tensor } else { tensor.f_index_select(0, &indices(keep, &tensor)?)? };
     if rows.numel() > 0 {
-        let flat = rows.f_to_device(Device::Cpu)?.f_contiguous()?.f_view([-1])?.f_view_dtype(Kind::Uint8)?;
+        let plain = rows.f_resolve_conj()?.f_resolve_neg()?;
+        let flat = plain.f_to_device(Device::Cpu)?.f_contiguous()?.f_view([-1])?.f_view_dtype(Kind::Uint8)?;
         bytes.extend(Vec::<u8>::try_from(&flat)?);
     }
     Ok(())

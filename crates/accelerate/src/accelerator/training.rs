@@ -10,7 +10,7 @@ use accelerate_core::config::AutocastKwargs;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use tch::Tensor;
-use torch_ext::foreach;
+use torch_ext::{foreach, scalar};
 
 impl Accelerator {
     /// Runs the backward pass of a scalar loss.
@@ -32,7 +32,7 @@ impl Accelerator {
             }
         }
         let mut scaled =
-            if scaling.loss_scale == 1.0 { loss.shallow_clone() } else { loss.f_mul_scalar(scaling.loss_scale)? };
+            if scaling.loss_scale == 1.0 { loss.shallow_clone() } else { scalar::mul(loss, scaling.loss_scale)? };
         if let Some(scaler) = self.scaler() {
             scaled = scaler.scale(&scaled)?;
         }

@@ -56,6 +56,7 @@ use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
 use torch_ext::autograd::is_grad_enabled;
 use torch_ext::saved_tensors::push_saved_tensor_hooks;
+use torch_ext::scalar;
 
 /// The engine of a sharded model; clones are the same one.
 #[derive(Clone)]
@@ -259,7 +260,7 @@ impl Engine for FullyShard {
     fn scale_unreduced(&self, factor: f64) -> Result<()> {
         self.0.reducer.each_unreduced(&|_| true, |gradient| {
             if let Some(gradient) = gradient {
-                let _ = gradient.f_mul_scalar_(factor)?;
+                scalar::mul_(gradient, factor)?;
             }
             Ok(())
         })

@@ -10,7 +10,7 @@ use accelerate_core::power_sgd::{BucketPlan, Matrices, Seeds, plan, square_side}
 use std::collections::HashMap;
 use std::sync::Arc;
 use tch::{Kind, Tensor};
-use torch_ext::{Generator, GradBucket, ProcessGroup, ReduceOp};
+use torch_ext::{Generator, GradBucket, ProcessGroup, ReduceOp, scalar};
 
 /// The hook's memory of one rank.
 pub(super) struct PowerSgd {
@@ -136,7 +136,7 @@ impl PowerSgd {
                 product.q.shallow_clone().f_copy_(&q)?;
             }
             self.group.all_reduce(&q_memory, ReduceOp::Sum, None)?.wait(None)?;
-            let _ = q_memory.shallow_clone().f_div_scalar_(self.group.world_size() as i64)?;
+            scalar::div_(&q_memory, self.group.world_size() as i64)?;
             products.iter().try_for_each(Product::write_back)?;
         }
         memory.error = match original {
@@ -149,7 +149,8 @@ impl PowerSgd {
     }
 
     fn unpack(&self, sum: &Tensor, gradients: &[Tensor], plan: &BucketPlan) -> Result<()> {
-        let mean = sum.shallow_clone().f_div_scalar_(self.group.world_size() as i64)?;
+        scalar::div_(sum, self.group.world_size() as i64)?;
+        let mean = sum;
         let mut start = 0;
         for &at in &plan.uncompressed {
             let gradient = &gradients[at];
@@ -258,9 +259,9 @@ fn orthogonalize(matrices: &Tensor, epsilon: f64) -> Result<()> {
     }
     for column in 0..rank {
         let mut vector = matrices.f_narrow(2, column, 1)?;
-        let norm = vector.f_norm_scalaropt_dim(2.0, [1], true)?.f_add_scalar(epsilon)?;
-        let zero = norm.f_eq(0.0)?;
-        let _ = vector.f_div_(&norm.f_masked_fill(&zero, 1.0)?)?;
+        let norm = scalar::add(&scalar::norm(&vector, 2.0, 1, true)?, epsilon)?;
+        let zero = scalar::eq(&norm, 0.0)?;
+        let _ = vector.f_div_(&scalar::masked_fill(&norm, &zero, 1.0)?)?;
         if column + 1 < rank {
             let mut rest = matrices.f_narrow(2, column + 1, rank - column - 1)?;
             let overlap = vector.f_mul(&rest)?.f_sum_dim_intlist([1].as_slice(), true, None::<Kind>)?;

@@ -55,6 +55,24 @@ pub(crate) enum CollectiveError {
     #[error("{op} cannot cut {shape} into {world_size} equal parts along dim 0; pad it to a multiple first")]
     Indivisible { op: &'static str, shape: String, world_size: usize },
 
+    #[error(
+        "{op} cannot give the mean of {found}, which this dtype cannot hold; convert to a floating dtype first, such as by \
+         tensor.to_kind(Kind::Float), or ask for ReduceOp::Sum"
+    )]
+    MeanOfIntegers { op: &'static str, found: String },
+
+    #[error(
+        "{op} cannot give the largest or smallest of {found}: complex numbers have no order. Take their absolute values or \
+         their real parts first, or ask for ReduceOp::Sum or ReduceOp::Mean"
+    )]
+    NoOrder { op: &'static str, found: String },
+
+    #[error(
+        "{op} is given the {what} {value} for a tensor of {found}, which this dtype cannot hold; give a number that it \
+         can hold, or convert the tensor first, such as by tensor.to_kind(Kind::Float)"
+    )]
+    NotHeld { op: &'static str, what: &'static str, value: f64, found: String },
+
     #[error("{op} names rank {rank}, but there are {world_size} ranks, counted from 0")]
     NoSuchRank { op: &'static str, rank: usize, world_size: usize },
 

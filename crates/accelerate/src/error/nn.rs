@@ -75,7 +75,8 @@ pub(crate) enum NnError {
     Forward { layer: &'static str, name: String, wanted: String, found: Vec<i64>, kind: Option<Kind>, source: TchError },
 
     #[error(
-        "the embedding at `{path}` has no row {index} for padding; padding_idx goes from 0 to {}",
+        "the embedding at `{path}` has no row {index} for padding; padding_idx goes from -{num_embeddings}, which is the first, \
+         to {}",
         num_embeddings - 1
     )]
     PaddingIndex { path: String, index: i64, num_embeddings: i64 },

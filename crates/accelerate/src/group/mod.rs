@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tch::{Device, Kind, Tensor};
-use torch_ext::{GlooOptions, ProcessGroup, Store, Work};
+use torch_ext::{GlooOptions, ProcessGroup, Store, Work, scalar};
 pub(crate) use transport::{NeededBy, PendingSum, ShardTransport};
 use watch::Entered;
 pub(crate) use watch::Watch;
@@ -228,17 +228,29 @@ impl Group {
         self.inner.links.as_ref().map(|links| &links.process_group)
     }
 
-    /// Combines the tensor over all ranks, in place. Any shape; float or integer. Collective.
+    /// Combines the tensor over all ranks, in place. Any shape; any float, integer or complex dtype, and `Bool`, whose sum says
+    /// whether it is true on any rank. Collective.
     ///
-    /// The tensor must be contiguous. [`ReduceOp::Mean`] needs a floating dtype.
+    /// The tensor must be contiguous.
+    ///
+    /// # Errors
+    /// [`ReduceOp::Mean`] of integers or `Bool` over several ranks, which these dtypes cannot hold; [`ReduceOp::Max`] and
+    /// [`ReduceOp::Min`] of complex numbers, which have no order.
     pub fn all_reduce(&self, tensor: &Tensor, op: ReduceOp) -> Result<()> {
-        self.compare_call("all_reduce", || format!("{} ({op:?})", shape_text(tensor)))?;
-        let reduced = tch::no_grad(|| tensor.detach());
-        let start = |group: &ProcessGroup| group.all_reduce(&reduced, op.of_backend(), None);
-        self.run_uncompared("all_reduce", || shape_text(tensor), start)?;
-        if op == ReduceOp::Mean && self.world_size() > 1 {
-            let mut reduced = reduced;
-            let _ = tch::no_grad(|| reduced.f_div_scalar_(self.world_size() as f64))?;
+        const OP: &str = "all_reduce";
+        self.compare_call(OP, || format!("{} ({op:?})", shape_text(tensor)))?;
+        if self.world_size() == 1 {
+            return Ok(());
+        }
+        wire::check_reduction(OP, tensor, op)?;
+        let mut reduced = tensor.f_detach()?;
+        let (sent, of_backend) = wire::reducible(&reduced, op)?;
+        self.run_uncompared(OP, || shape_text(tensor), |group| group.all_reduce(&sent, of_backend, None))?;
+        if reduced.f_kind()? == Kind::Int16 {
+            reduced.f_copy_(&sent)?;
+        }
+        if op == ReduceOp::Mean {
+            scalar::div_(&reduced, self.world_size() as f64)?;
         }
         Ok(())
     }
@@ -283,13 +295,18 @@ impl Group {
         self.run("all_gather_into_tensor", rows, |group| group.all_gather_into_tensor(&flat, &input, None))
     }
 
-    /// Combines all ranks' `[world_size * n, ...]` tensors; this rank gets its `[n, ...]` shard. Collective.
+    /// Combines all ranks' `[world_size * n, ...]` tensors; this rank gets its `[n, ...]` shard. Dtypes are those of
+    /// [`Group::all_reduce`]. Collective.
+    ///
+    /// # Errors
+    /// A first dim that is not a multiple of the world size; those of [`Group::all_reduce`].
     pub fn reduce_scatter_tensor(&self, tensor: &Tensor, op: ReduceOp) -> Result<Tensor> {
+        const OP: &str = "reduce_scatter_tensor";
         let mut shape = tensor.size();
         let world_size = self.world_size() as i64;
         if shape.first().is_none_or(|rows| rows % world_size != 0) {
             return Err(CollectiveError::Indivisible {
-                op: "reduce_scatter_tensor",
+                op: OP,
                 shape: shape_text(tensor),
                 world_size: self.world_size(),
             }
@@ -300,11 +317,12 @@ impl Group {
         if world_size == 1 {
             return Ok(rows.f_detach_copy()?);
         }
-        let mut shard = Tensor::f_empty(shape.as_slice(), (tensor.kind(), tensor.device()))?;
+        wire::check_reduction(OP, tensor, op)?;
+        let shard = Tensor::f_empty(shape.as_slice(), (tensor.kind(), tensor.device()))?;
         let pending = self.start_reduce_scatter(&rows, || Ok(rows.f_empty_like()?), op, "")?;
         pending.write_to(shard.f_view([-1])?)?;
         if op == ReduceOp::Mean {
-            let _ = shard.f_div_scalar_(world_size as f64)?;
+            scalar::div_(&shard, world_size as f64)?;
         }
         Ok(shard)
     }

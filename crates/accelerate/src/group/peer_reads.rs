@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use tch::{Device, Kind, Tensor};
+use torch_ext::scalar;
 
 /// How many rows may be on offer before this rank has added up its own.
 pub(crate) const MOST_PENDING: usize = 4;
@@ -65,7 +66,7 @@ impl PeerReads {
     /// Opens an epoch; `versions` say how often this rank's shards have been written to. Collective, but nobody waits here.
     pub(super) fn open(&self, versions: Vec<i64>) -> Result<()> {
         // Nobody opens as this, should the others' numbers not arrive.
-        let stamps = Tensor::f_full([self.group.world_size() as i64], -1, (Kind::Int64, Device::Cpu))?;
+        let stamps = scalar::full(&[self.group.world_size() as i64], -1, (Kind::Int64, Device::Cpu))?;
         let own = Tensor::f_from_slice(&[self.memory.open()])?;
         let opening = self.group.start_all_gather(&stamps, &own, "parameters at the beginning of a forward pass")?;
         *self.lock() = Some(PeerReadEpoch { stamps, opening, lent: VecDeque::new(), is_end_awaited: false, versions });

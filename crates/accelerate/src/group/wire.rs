@@ -1,12 +1,14 @@
 //! The form in which tensors travel: collectives that only move data take any dtype as bytes.
 
-use crate::error::Result;
+use super::{ReduceOp, shape_text};
+use crate::error::{CollectiveError, Result};
 use tch::{Kind, Tensor};
 
 /// A contiguous, detached view or copy whose dtype every backend can move. Shares storage with
 /// `tensor` when that is contiguous, so that in-place collectives write through.
 pub(super) fn movable(tensor: &Tensor) -> Result<Tensor> {
-    let flat = tensor.f_detach()?.f_contiguous()?;
+    // What is only marked as negated or conjugated is so in memory, too, before the memory travels.
+    let flat = tensor.f_detach()?.f_resolve_conj()?.f_resolve_neg()?.f_contiguous()?;
     match flat.kind() {
         Kind::Float
         | Kind::Double
@@ -25,6 +27,33 @@ pub(super) fn movable(tensor: &Tensor) -> Result<Tensor> {
 pub(super) fn restore(wire: &Tensor, like: &Tensor) -> Result<Tensor> {
     let typed = if wire.kind() == like.kind() { wire.shallow_clone() } else { wire.f_view_dtype(like.kind())? };
     Ok(typed.f_view(like.size().as_slice())?)
+}
+
+/// Refuses results that the dtype cannot hold, before anything travels: all ranks have the same dtype.
+pub(super) fn check_reduction(op: &'static str, tensor: &Tensor, reduction: ReduceOp) -> Result<()> {
+    let found = || shape_text(tensor);
+    match (reduction, tensor.f_kind()?) {
+        (ReduceOp::Mean, Kind::Bool | Kind::Uint8 | Kind::Int8 | Kind::Int16 | Kind::Int | Kind::Int64) => {
+            Err(CollectiveError::MeanOfIntegers { op, found: found() }.into())
+        }
+        (ReduceOp::Max | ReduceOp::Min, Kind::ComplexHalf | Kind::ComplexFloat | Kind::ComplexDouble) => {
+            Err(CollectiveError::NoOrder { op, found: found() }.into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What the backends can combine in place of a contiguous tensor, and how. It shares memory with the tensor, unless that is
+/// `Int16`, which they do not know.
+pub(super) fn reducible(tensor: &Tensor, reduction: ReduceOp) -> Result<(Tensor, torch_ext::ReduceOp)> {
+    let op = reduction.of_backend();
+    match tensor.f_kind()? {
+        Kind::ComplexHalf | Kind::ComplexFloat | Kind::ComplexDouble => Ok((tensor.f_view_as_real()?, op)),
+        Kind::Int16 => Ok((tensor.f_to_kind(Kind::Int)?, op)),
+        // Gloo would add up the bytes, and 256 times true would be false. NCCL takes the largest byte, too.
+        Kind::Bool if reduction == ReduceOp::Sum => Ok((tensor.shallow_clone(), torch_ext::ReduceOp::Max)),
+        _ => Ok((tensor.shallow_clone(), op)),
+    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use super::{AnyLayer, Init, Linear, LinearConfig, Param, Path, TrainingFlag, fun
 use crate::error::{NnError, Result};
 use std::borrow::Borrow;
 use tch::{Kind, Tensor};
+use torch_ext::scalar;
 
 /// What a [`MultiheadAttention`] may be told besides its sizes; defaults are PyTorch's.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -236,7 +237,7 @@ impl MultiheadAttention {
             );
         } else if mask.is_causal {
             // The fused kernel takes either the flag or a mask; with padding, the flag becomes a mask.
-            let all = Tensor::f_full([num_queries, num_keys], f64::NEG_INFINITY, (kind, heads[0].device()))?;
+            let all = scalar::full(&[num_queries, num_keys], f64::NEG_INFINITY, (kind, heads[0].device()))?;
             merged = Some(all.f_triu(1)?.f_view([1, 1, num_queries, num_keys])?);
         }
         if let Some(padding) = mask.key_padding_mask {
@@ -328,7 +329,7 @@ fn additive(mask: &Tensor, kind: Kind) -> Result<Tensor> {
     match mask.f_kind()? {
         Kind::Bool => {
             let zeros = Tensor::f_zeros(mask.size(), (kind, mask.device()))?;
-            Ok(zeros.f_masked_fill(mask, f64::NEG_INFINITY)?)
+            Ok(scalar::masked_fill(&zeros, mask, f64::NEG_INFINITY)?)
         }
         _ => Ok(mask.f_to_kind(kind)?),
     }

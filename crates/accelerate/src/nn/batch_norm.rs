@@ -6,6 +6,7 @@ use super::{AnyLayer, Init, Param, Path, TrainingFlag, functional};
 use crate::error::{NnError, Result};
 use std::borrow::Borrow;
 use tch::{Device, Kind, Tensor};
+use torch_ext::scalar;
 
 /// What a batch normalisation may be told besides its size.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -150,7 +151,7 @@ impl<const N: usize> BatchNorm<N> {
         let Some(counter) = &self.num_batches_tracked else {
             return Ok(self.config.momentum.unwrap_or(0.0));
         };
-        let _ = counter.local().f_add_scalar_(1)?;
+        scalar::add_(&counter.local(), 1)?;
         match self.config.momentum {
             Some(momentum) => Ok(momentum),
             None => Ok(1.0 / counter.get()?.f_int64_value(&[])? as f64),

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use tch::{Device, Kind, Tensor};
+use torch_ext::scalar;
 
 /// What is still to be done, in order; shared by a store and its parameters.
 #[derive(Clone, Debug, Default)]
@@ -237,7 +238,7 @@ impl ParamStore {
             let Some(initialisations) = state.initialisations.clone() else { return Ok(None) };
             (initialisations, state.kind, state.device)
         };
-        let element = Tensor::f_full([0i64; 0], f64::NAN, (kind, device))?;
+        let element = scalar::full(&[], f64::NAN, (kind, device))?;
         let placeholder = element.f_expand(shape, false)?.f_detach()?.f_set_requires_grad(true)?;
         let parameter = name.to_owned();
         let storage = Box::new(Deferred { parameter, placeholder, initialisations });

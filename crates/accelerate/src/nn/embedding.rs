@@ -14,10 +14,10 @@ use tch::Tensor;
 /// replace it. It gets the parameter, not a tensor, as a [`LinearKernel`](super::LinearKernel) does.
 pub trait EmbeddingKernel: Send + Sync + Debug {
     /// `indices [..]` (int64 or int32) and `weight [num_embeddings, embedding_dim]` to `[.., embedding_dim]`, differentiable in
-    /// the weight. The row `padding_idx` gets no gradient. Collective where [`Param::get`] is.
+    /// the weight. The row `padding_idx`, which counts from the last one where it is negative, gets no gradient. Collective where [`Param::get`] is.
     ///
     /// # Errors
-    /// Those of [`Param::get`]; an index outside of the table.
+    /// Those of [`Param::get`]; an index or a `padding_idx` outside of the table.
     fn embedding(&self, indices: &Tensor, weight: &Param, padding_idx: Option<i64>) -> Result<Tensor>;
 }
 
@@ -34,7 +34,8 @@ impl EmbeddingKernel for DenseEmbeddingKernel {
 /// What an [`Embedding`] may be told besides its sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EmbeddingConfig {
-    /// The row that stands for "nothing": zero at first and without gradient.
+    /// The row that stands for "nothing": zero at first and without gradient. A negative number counts from the last row, which
+    /// is -1.
     pub padding_idx: Option<i64>,
 }
 
@@ -58,7 +59,7 @@ pub struct EmbeddingConfig {
 pub struct Embedding {
     /// `[num_embeddings, embedding_dim]`.
     pub weight: Param,
-    /// The row without gradient.
+    /// The row without gradient. A negative number counts from the last one.
     pub padding_idx: Option<i64>,
     kernel: SharedKernel<dyn EmbeddingKernel>,
 }
@@ -75,12 +76,7 @@ impl Embedding {
         config: EmbeddingConfig,
     ) -> Result<Self> {
         let path = path.borrow();
-        if let Some(index) = config.padding_idx
-            && !(0..num_embeddings).contains(&index)
-        {
-            let path = path.name().to_owned();
-            return Err(NnError::PaddingIndex { path, index, num_embeddings }.into());
-        }
+        padding_row(config.padding_idx, num_embeddings, path.name())?;
         let standard_normal = Init::Normal { mean: 0.0, std: 1.0 };
         let weight = path.param("weight", ([num_embeddings, embedding_dim], standard_normal))?;
         let layer = Self::from_params(path, weight, config);
@@ -108,7 +104,8 @@ impl Embedding {
 
     /// Sets the padding row to zero, as after an initialisation of one's own.
     pub fn zero_padding_row(&self) -> Result<()> {
-        if let Some(index) = self.padding_idx {
+        let num_embeddings = self.weight.shape().first().copied().unwrap_or_default();
+        if let Some(index) = padding_row(self.padding_idx, num_embeddings, self.weight.name())? {
             self.weight.initialise(Some(index), Init::Zeros)?;
         }
         Ok(())
@@ -121,6 +118,15 @@ impl Embedding {
     pub fn forward(&self, indices: &Tensor) -> Result<Tensor> {
         self.kernel.get().embedding(indices, &self.weight, self.padding_idx)
     }
+}
+
+/// The row that `padding_idx` says, counted from the first; `name` is for the error.
+pub(super) fn padding_row(padding_idx: Option<i64>, num_embeddings: i64, name: &str) -> Result<Option<i64>> {
+    let Some(index) = padding_idx else { return Ok(None) };
+    if !(-num_embeddings..num_embeddings).contains(&index) {
+        return Err(NnError::PaddingIndex { path: name.to_owned(), index, num_embeddings }.into());
+    }
+    Ok(Some(if index < 0 { index + num_embeddings } else { index }))
 }
 
 impl_layer!(Embedding);

@@ -7,14 +7,15 @@
 //! Each function fails where a parameter cannot be gathered, and where libtorch refuses the input: then the error names the
 //! layer's parameter, and the input that was wanted and found.
 
+use super::embedding::padding_row;
 use super::layer::forward_error;
 use super::tied_embedding::TiedEmbedding;
 use super::{ConvConfig, Padding, Param, deferred_weight_grad};
 use crate::error::Result;
 use std::ops::Range;
 use tch::{Kind, TchError, Tensor};
-use torch_ext::apply_function;
 use torch_ext::autograd::is_grad_enabled;
+use torch_ext::{apply_function, scalar};
 
 /// `input [.., in_features]`, `weight [out_features, in_features]`, `bias [out_features]` to `[.., out_features]`. The inner
 /// error is libtorch's, for the layer to explain.
@@ -49,10 +50,11 @@ pub(super) fn embedding(indices: &Tensor, weight: &Param, padding_idx: Option<i6
     let shared = TiedEmbedding::of(weight)?;
     let makes_rows = shared.is_some() || weight.is_sharded();
     let table = shared.map_or_else(|| weight.get(), |table| Ok(table.rows))?;
-    let padding_idx = padding_idx.unwrap_or(-1);
+    // libtorch takes -1 for none, where PyTorch counts from the last row.
+    let num_embeddings = weight.shape().first().copied().unwrap_or_default();
+    let padding_idx = padding_row(padding_idx, num_embeddings, weight.name())?.unwrap_or(-1);
     let rows = || {
         Tensor::f_embedding(&table, indices, padding_idx, false, false).map_err(|source| {
-            let num_embeddings = weight.shape()[0];
             let wanted = format!("int64 or int32 indices from 0 to {}", num_embeddings - 1);
             forward_error("Embedding", weight.name(), wanted, indices, source)
         })
@@ -79,7 +81,7 @@ fn with_sparse_gradient(weight: &Tensor, indices: &Tensor, padding_idx: i64, row
             let Some(Some(gradient)) = gradients.first() else { return Ok(vec![None]) };
             let indices = context.saved_tensors()?[0].f_reshape([-1])?.f_to_kind(Kind::Int64)?;
             let values = gradient.f_reshape([-1, size[1]])?;
-            let counts = indices.f_ne(padding_idx)?.f_nonzero()?.f_squeeze_dim(1)?;
+            let counts = scalar::ne(&indices, padding_idx)?.f_nonzero()?.f_squeeze_dim(1)?;
             let (indices, values) = (indices.f_index_select(0, &counts)?, values.f_index_select(0, &counts)?);
             let (rows, place, _) = indices.f_internal_unique2(true, true, false)?;
             let options = (values.f_kind()?, values.device());

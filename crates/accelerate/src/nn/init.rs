@@ -16,6 +16,7 @@
 
 use crate::error::{NnError, Result};
 use tch::{Kind, Tensor};
+use torch_ext::scalar;
 
 /// How a new parameter is filled; the names of `torch.nn.init`.
 ///
@@ -184,12 +185,13 @@ pub fn zeros_(tensor: &Tensor) -> Result<()> {
 
 /// Fills with ones.
 pub fn ones_(tensor: &Tensor) -> Result<()> {
-    fill(tensor, |tensor| tensor.f_fill_(1.0))
+    constant_(tensor, 1.0)
 }
 
 /// Fills with one number.
 pub fn constant_(tensor: &Tensor, value: f64) -> Result<()> {
-    fill(tensor, |tensor| tensor.f_fill_(value))
+    let _no_grad = tch::no_grad_guard();
+    Ok(scalar::fill_(tensor, value)?)
 }
 
 /// Fills evenly from `low` (included) to `high` (excluded).
@@ -209,11 +211,12 @@ pub fn trunc_normal_(tensor: &Tensor, mean: f64, std: f64, low: f64, high: f64) 
     let (from, to) = (cumulative((low - mean) / std), cumulative((high - mean) / std));
     fill(tensor, |tensor| {
         let _ = tensor.f_uniform_(2.0 * from - 1.0, 2.0 * to - 1.0)?;
-        let _ = tensor.f_erfinv_()?;
-        let _ = tensor.f_mul_scalar_(std * 2f64.sqrt())?;
-        let _ = tensor.f_add_scalar_(mean)?;
-        tensor.f_clamp_(low, high)
-    })
+        tensor.f_erfinv_()
+    })?;
+    let _no_grad = tch::no_grad_guard();
+    scalar::mul_(tensor, std * 2f64.sqrt())?;
+    scalar::add_(tensor, mean)?;
+    Ok(scalar::clamp_(tensor, low, high)?)
 }
 
 /// Evenly within `±gain*sqrt(6/(fan_in+fan_out))`

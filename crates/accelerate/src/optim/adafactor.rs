@@ -9,6 +9,7 @@ use crate::nn::ParamStore;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tch::{Device, Kind, Tensor};
+use torch_ext::scalar;
 
 /// Adafactor, as `torch.optim.Adafactor`: Adam-like steps with almost no state.
 ///
@@ -117,13 +118,14 @@ impl Squares {
     fn estimate(&mut self, grad: &Tensor, weight: f64, eps1: f64) -> Result<Tensor> {
         match self {
             Self::Factored { row_var, col_var } => {
-                let _ = row_var.f_lerp_(&mean_of_squares(grad, -1)?, weight)?;
-                let _ = col_var.f_lerp_(&mean_of_squares(grad, -2)?, weight)?;
-                let mean = row_var.f_mean_dim(&[-2i64][..], true, None)?.f_clamp_min_(eps1)?;
+                scalar::lerp_(row_var, &mean_of_squares(grad, -1)?, weight)?;
+                scalar::lerp_(col_var, &mean_of_squares(grad, -2)?, weight)?;
+                let mean = row_var.f_mean_dim(&[-2i64][..], true, None)?;
+                scalar::clamp_min_(&mean, eps1)?;
                 Ok(row_var.f_matmul(col_var)?.f_div_(&mean)?)
             }
             Self::Whole { variance } => {
-                let _ = variance.f_lerp_(&grad.f_mul(grad)?, weight)?;
+                scalar::lerp_(variance, &grad.f_mul(grad)?, weight)?;
                 Ok(variance.f_detach_copy()?)
             }
         }
@@ -132,9 +134,11 @@ impl Squares {
 
 /// Over one dimension that stays, of size 1, without a tensor of all squares.
 fn mean_of_squares(grad: &Tensor, dim: i64) -> Result<Tensor> {
-    let mut norms = grad.f_linalg_norm(2.0, &[dim][..], true, None)?;
+    let mut norms = scalar::norm(grad, 2.0, dim, true)?;
     let count = grad.numel() / norms.numel().max(1);
-    Ok(norms.f_square_()?.f_div_scalar_(count as f64)?)
+    let squares = norms.f_square_()?;
+    scalar::div_(&squares, count as f64)?;
+    Ok(squares)
 }
 
 /// Of all entries; 0 of an empty tensor.
@@ -181,18 +185,20 @@ impl Adafactor {
         let mut param = param.shallow_clone();
         let grad = if maximize { grad.f_neg()? } else { grad.shallow_clone() };
         let eps1 = eps1.unwrap_or(epsilon(param.f_kind()?));
-        let step = step.f_add_scalar_(1.0)?.f_double_value(&[])?;
+        scalar::add_(step, 1.0)?;
+        let step = step.f_double_value(&[])?;
 
         let rho = settings.lr.min(1.0 / step.sqrt());
         let alpha = eps2.max(root_mean_square(&param)?) * rho;
         if settings.weight_decay != 0.0 {
-            let _ = param.f_mul_scalar_(1.0 - settings.lr * settings.weight_decay)?;
+            scalar::mul_(&param, 1.0 - settings.lr * settings.weight_decay)?;
         }
         let mut estimate = squares.estimate(&grad, step.powf(beta2_decay), eps1)?;
         // The root comes after, so the square of the bound keeps its size.
-        let update = estimate.f_clamp_min_(eps1 * eps1)?.f_rsqrt_()?.f_mul_(&grad)?;
+        scalar::clamp_min_(&estimate, eps1 * eps1)?;
+        let update = estimate.f_rsqrt_()?.f_mul_(&grad)?;
         let denominator = (root_mean_square(&update)? / d).max(1.0);
-        let _ = param.f_add_(&update.f_mul_scalar(-alpha / denominator)?)?;
+        let _ = param.f_add_(&scalar::mul(&update, -alpha / denominator)?)?;
         Ok(())
     }
 }

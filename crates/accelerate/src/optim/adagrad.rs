@@ -12,8 +12,8 @@ use accelerate_core::config::OffloadTarget;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tch::{Device, Kind, Tensor};
-use torch_ext::TensorVec;
 use torch_ext::fused::{AdagradTensors, FusedAdagrad, fused_adagrad_};
+use torch_ext::{TensorVec, scalar};
 
 /// Adagrad, as `torch.optim.Adagrad(fused=True)`: steps get smaller where gradients were large.
 ///
@@ -148,12 +148,13 @@ fn step_one(
 ) -> Result<()> {
     let mut grad = if options.maximize { grad.f_neg()? } else { grad.shallow_clone() };
     if settings.weight_decay != 0.0 {
-        grad = grad.f_add(&param.f_mul_scalar(settings.weight_decay)?)?;
+        grad = grad.f_add(&scalar::mul(param, settings.weight_decay)?)?;
     }
     let steps_before = step.f_double_value(&[])? - 1.0;
     let lr = settings.lr / (1.0 + steps_before * options.lr_decay);
     let sum = sum.shallow_clone().f_addcmul_(&grad, &grad)?;
-    let scaled = grad.f_div(&sum.f_sqrt()?.f_add_scalar(options.eps)?)?.f_mul_scalar(lr)?;
+    let scaled = grad.f_div(&scalar::add(&sum.f_sqrt()?, options.eps)?)?;
+    scalar::mul_(&scaled, lr)?;
     let _ = param.shallow_clone().f_sub_(&scaled)?;
     Ok(())
 }

@@ -10,6 +10,7 @@ use crate::nn::{Param, ParamStore};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tch::{Device, Kind, Tensor};
+use torch_ext::scalar;
 
 /// AdamW that keeps its two averages in 8 bits: about 2 bytes of state per entry instead of 8.
 ///
@@ -216,15 +217,20 @@ impl AdamW8bit {
         // The parameter itself where it has that dtype, else a copy.
         let mut weight = param.f_to_kind(kind)?;
         let grad = grad.f_to_kind(kind)?;
-        let step = step.f_add_scalar_(1.0)?.f_double_value(&[])?;
+        scalar::add_(step, 1.0)?;
+        let step = step.f_double_value(&[])?;
         let (correction1, correction2) = (1.0 - beta1.powf(step), 1.0 - beta2.powf(step));
 
-        let _ = weight.f_mul_scalar_(1.0 - settings.lr * settings.weight_decay)?;
-        let exp_avg = mean.read(&books.exp_avg, kind)?.f_lerp_(&grad, 1.0 - beta1)?;
-        let exp_avg_sq = square.read(&books.exp_avg_sq, kind)?.f_lerp_(&grad.f_square()?, 1.0 - beta2)?;
-        let mut denominator = exp_avg_sq.f_sqrt()?.f_div_scalar_(correction2.sqrt())?;
-        let denominator = denominator.f_add_scalar_(eps)?;
-        let update = exp_avg.f_div(&denominator)?.f_mul_scalar_(settings.lr / correction1)?;
+        scalar::mul_(&weight, 1.0 - settings.lr * settings.weight_decay)?;
+        let exp_avg = mean.read(&books.exp_avg, kind)?;
+        scalar::lerp_(&exp_avg, &grad, 1.0 - beta1)?;
+        let exp_avg_sq = square.read(&books.exp_avg_sq, kind)?;
+        scalar::lerp_(&exp_avg_sq, &grad.f_square()?, 1.0 - beta2)?;
+        let denominator = exp_avg_sq.f_sqrt()?;
+        scalar::div_(&denominator, correction2.sqrt())?;
+        scalar::add_(&denominator, eps)?;
+        let update = exp_avg.f_div(&denominator)?;
+        scalar::mul_(&update, settings.lr / correction1)?;
         let _ = weight.f_sub_(&update)?;
         if param.f_kind()? != kind {
             param.shallow_clone().f_copy_(&weight)?;

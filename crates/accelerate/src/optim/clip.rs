@@ -5,7 +5,7 @@ use crate::error::{OptimError, Result};
 use crate::group::{Group, ReduceOp};
 use crate::nn::Param;
 use tch::{Device, Kind, Tensor};
-use torch_ext::foreach;
+use torch_ext::{foreach, scalar};
 
 /// How [`clip_grad_norm_`] clips.
 ///
@@ -132,8 +132,8 @@ pub fn clip_grads_with_norm_(params: &[Param], max_norm: f64, total_norm: &Tenso
 pub fn clip_grad_value_(params: &[Param], clip_value: f64) -> Result<()> {
     let _no_grad = tch::no_grad_guard();
     for grads in gradients(params)? {
-        for mut grad in grads.tensors.iter() {
-            let _ = grad.f_clamp_(-clip_value, clip_value)?;
+        for grad in grads.tensors.iter() {
+            scalar::clamp_(&grad, -clip_value, clip_value)?;
         }
     }
     Ok(())
@@ -173,9 +173,9 @@ fn norm_over_ranks(list: &Gradients, group: &Group, norm_type: f64) -> Result<Te
         group.all_reduce(&own, ReduceOp::Max)?;
         return Ok(own);
     }
-    let power = own.f_pow_tensor_scalar(norm_type)?;
+    let power = scalar::pow(&own, norm_type)?;
     group.all_reduce(&power, ReduceOp::Sum)?;
-    Ok(power.f_pow_tensor_scalar(norm_type.recip())?)
+    Ok(scalar::pow(&power, norm_type.recip())?)
 }
 
 /// What gradients of norm `total_norm` are multiplied by so that their norm is at most `max_norm`.
@@ -188,8 +188,8 @@ pub(crate) fn clip_coefficient(max_norm: f64, total_norm: f64) -> f64 {
 fn clip(grads: &[Gradients], max_norm: f64, total_norm: &Tensor) -> Result<()> {
     let _no_grad = tch::no_grad_guard();
     // Multiplying by 1 where nothing is to be clipped is cheaper than asking the device.
-    let factor = total_norm.f_add_scalar(1e-6)?.f_reciprocal()?.f_mul_scalar(max_norm)?;
-    let factor = factor.f_clamp_max(1.0)?;
+    let factor = scalar::mul(&scalar::add(total_norm, 1e-6)?.f_reciprocal()?, max_norm)?;
+    let factor = scalar::clamp_max(&factor, 1.0)?;
     for list in grads {
         foreach::mul_tensor_(&list.tensors, &factor.f_to_device(list.device)?)?;
     }

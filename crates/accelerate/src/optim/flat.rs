@@ -3,7 +3,7 @@
 
 use crate::error::Result;
 use tch::Tensor;
-use torch_ext::{TensorVec, foreach};
+use torch_ext::{TensorVec, foreach, scalar};
 
 /// Where a tensor begins in the shared memory: kernels of GPUs want 16 bytes for their widest loads, and no two tensors share
 /// a cache line.
@@ -22,17 +22,20 @@ pub(super) fn full_like<const N: usize>(params: &[Tensor], value: f64) -> Result
         false => 0,
     };
     let plane: usize = params.iter().map(room).sum();
-    let memory = Tensor::f_full([(N * plane) as i64], value, options)?;
+    let memory = scalar::full(&[(N * plane) as i64], value, options)?;
     let mut start = 0;
     let mut tensors = Vec::with_capacity(params.len());
     for param in params {
-        let tensor = |number: usize| match param.is_contiguous() {
-            true => memory
-                .f_narrow(0, (number * plane + start) as i64, param.numel() as i64)?
-                .f_view(param.size().as_slice()),
-            false => param.f_full_like(value),
+        let tensor = |number: usize| -> Result<Tensor> {
+            if !param.is_contiguous() {
+                let tensor = param.f_empty_like()?;
+                scalar::fill_(&tensor, value)?;
+                return Ok(tensor);
+            }
+            let part = memory.f_narrow(0, (number * plane + start) as i64, param.numel() as i64)?;
+            Ok(part.f_view(param.size().as_slice())?)
         };
-        let all: Vec<Tensor> = (0..N).map(tensor).collect::<Result<_, _>>()?;
+        let all: Vec<Tensor> = (0..N).map(tensor).collect::<Result<_>>()?;
         tensors.extend(<[Tensor; N]>::try_from(all).ok());
         start += room(param);
     }

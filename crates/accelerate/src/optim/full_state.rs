@@ -7,6 +7,7 @@ use crate::nn::{Layout, Pieces, assemble};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tch::{Device, Kind, Tensor};
+use torch_ext::scalar;
 
 impl OptimizerState {
     /// Puts together what the processes of one run have saved, each its shards: state of full parameters, which
@@ -123,7 +124,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
             let tensor = match (entry, found) {
                 (Entry::Elements(layout, kind), _) => full_tensor((&group, device), &all, key, found, layout, kind)?,
                 (Entry::Scalar(_) | Entry::Replicated, Some(own)) => own.f_to(Device::Cpu)?,
-                (Entry::Scalar(value), None) => Tensor::f_full([0i64; 0], *value, (Kind::Float, Device::Cpu))?,
+                (Entry::Scalar(value), None) => scalar::full(&[], *value, (Kind::Float, Device::Cpu))?,
                 (Entry::Replicated, None) => continue,
             };
             tensors.insert(key.to_owned(), tensor);

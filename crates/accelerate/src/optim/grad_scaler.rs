@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::{Kind, Tensor};
-use torch_ext::{amp, foreach};
+use torch_ext::{amp, foreach, scalar};
 
 /// Scales losses so that gradients stay in the range of fp16. Clones share one scale.
 ///
@@ -341,9 +341,9 @@ impl Stateful for GradScaler {
 impl Inner {
     fn on_device(&mut self, like: &Tensor) -> Result<&OnDevice> {
         if self.on_device.is_none() {
-            let scalar = |value: f64, kind| Tensor::f_full([0i64; 0], value, (kind, like.device()));
-            let scale = scalar(self.kwargs.init_scale, Kind::Float)?;
-            let growth_tracker = scalar(self.growth_tracker as f64, Kind::Int)?;
+            let number = |value: f64, kind| scalar::full(&[], value, (kind, like.device()));
+            let scale = number(self.kwargs.init_scale, Kind::Float)?;
+            let growth_tracker = number(self.growth_tracker as f64, Kind::Int)?;
             self.on_device = Some(OnDevice { scale, growth_tracker });
         }
         self.scaled("scale")

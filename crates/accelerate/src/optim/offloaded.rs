@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use tch::{Device, Kind, Tensor};
 use torch_ext::autograd::gradient_of;
-use torch_ext::{TensorVec, foreach};
+use torch_ext::{TensorVec, foreach, scalar};
 
 /// A state tensor that every parameter has, and what it begins with.
 #[derive(Clone, Copy, Debug)]
@@ -333,9 +333,9 @@ fn elements_of(
         elements.grads.push(&flat_part(grad, own)?);
         elements.steps.push(step);
         for ((plane, list), begin) in planes.iter().zip(&mut elements.state).zip(begin) {
-            let mut part = plane.f_narrow(0, own.at as i64, own.len as i64)?;
+            let part = plane.f_narrow(0, own.at as i64, own.len as i64)?;
             if *is_first_step {
-                let _ = part.f_fill_(begin.initial)?;
+                scalar::fill_(&part, begin.initial)?;
             }
             list.push(&part);
         }

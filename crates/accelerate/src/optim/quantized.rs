@@ -7,6 +7,7 @@
 
 use crate::error::Result;
 use tch::{Device, Kind, Tensor};
+use torch_ext::scalar;
 
 /// Entries that share a scale.
 pub(super) const BLOCK_SIZE: i64 = 256;
@@ -86,7 +87,7 @@ impl Codebook {
     pub(super) fn quantize(&self, tensor: &Tensor) -> Result<(Tensor, Tensor)> {
         let blocks = tensor.f_to_kind(Kind::Float)?.f_reshape([-1, BLOCK_SIZE])?;
         // A block of zeros must not be divided by zero.
-        let scale = blocks.f_abs()?.f_amax([1], false)?.f_clamp_min(f64::from(f32::MIN_POSITIVE))?;
+        let scale = scalar::clamp_min(&blocks.f_abs()?.f_amax([1], false)?, f64::from(f32::MIN_POSITIVE))?;
         let codes = blocks.f_div(&scale.f_unsqueeze(1)?)?.f_bucketize(&self.borders, true, true)?;
         Ok((codes.f_to_kind(Kind::Uint8)?.f_reshape(tensor.size())?, scale))
     }

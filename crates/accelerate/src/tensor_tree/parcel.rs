@@ -104,7 +104,8 @@ impl Parcel {
         for (tensor, start) in flat.iter().zip(starts) {
             let length = size_in_bytes(tensor) as i64;
             if 0 < length {
-                let source = tensor.f_reshape([-1])?.f_view_dtype(Kind::Uint8)?;
+                let plain = tensor.f_resolve_conj()?.f_resolve_neg()?;
+                let source = plain.f_reshape([-1])?.f_view_dtype(Kind::Uint8)?;
                 bytes.f_narrow(0, (data_start + start) as i64, length)?.f_copy_(&source)?;
             }
         }

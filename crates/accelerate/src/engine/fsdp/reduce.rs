@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::{Device, Kind, Tensor};
 use torch_ext::autograd::{gradient_of, set_gradient};
 use torch_ext::hooks::queue_callback;
+use torch_ext::scalar;
 use torch_ext::storage::storage_use_count;
 
 /// What one message carries, of all ranks together. Large enough that its price is its bytes, small enough that
@@ -182,7 +183,7 @@ impl GradientReducer {
         let options = (self.units.kinds(unit).reduce, device);
         // Before the sum, as in `c10d::Reducer`: the same rounding, and no overflow that the mean would not have. As a
         // tensor, because the product with a number would be made elsewhere and copied.
-        let scale = Tensor::f_full([0i64; 0], (self.ranks.job.world_size() as f64).recip(), options)?;
+        let scale = scalar::full(&[], (self.ranks.job.world_size() as f64).recip(), options)?;
         let step = (PIECE_BYTES / options.0.elt_size_in_bytes() / world_size).clamp(1, content.shard_elements.max(1));
         let buffer_elements = step * world_size;
         for start in (0..content.shard_elements).step_by(step) {
@@ -322,9 +323,10 @@ impl GradientReducer {
             let own = gradient_of(&local)?;
             // Zeros would let a parameter that was frozen since then decay.
             let is_kept = own.is_some() || local.requires_grad();
-            let mut gradient = own.map_or_else(|| local.f_zeros_like(), Ok)?;
+            let gradient = own.map_or_else(|| local.f_zeros_like(), Ok)?;
             // Before the sum, as in `c10d::Reducer`.
-            gradients.push(gradient.f_mul_scalar_(1.0 / job.world_size() as f64)?);
+            scalar::mul_(&gradient, 1.0 / job.world_size() as f64)?;
+            gradients.push(gradient);
             if is_kept {
                 set_gradient(&local, gradients.last())?;
             }
