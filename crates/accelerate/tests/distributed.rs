@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use accelerate::data::{DataLoader, VecDataset};
-use accelerate::nn::{Init, Linear, ModuleFn, ParamStore};
+use accelerate::nn::{Init, Linear, Module, ModuleFn, ParamStore};
 use accelerate::optim::{AdamW, Sgd};
 use accelerate::testing::ranks;
 use accelerate::{
@@ -331,6 +331,26 @@ fn buffers_of_rank_0_are_copied_before_the_first_pass_after_one_that_reduced() {
         assert_eq!(found[0], [0.0; 4]);
         assert_eq!(found[1], expected, "broadcast_buffers: {broadcast_buffers}");
     }
+}
+
+#[test]
+fn a_rank_that_evaluates_alone_is_told_what_it_waits_for() {
+    let errors = ranks(2, Default::default(), |accelerator| {
+        let store = ParamStore::new(accelerator.device());
+        let weight = store.root().param("weight", ([1], Init::Ones))?;
+        store.root().buffer("seen", ([1], Init::Zeros), Default::default())?;
+        let model = accelerator.prepare(ModuleFn::new(&store, |x: &Tensor| Ok(weight.get()?.f_mul(x)?)))?;
+        let input = Tensor::from_slice(&[1f32]);
+        accelerator.backward(&model.forward(&input)?.sum(None))?;
+        if !accelerator.is_main_process() {
+            return Ok(None);
+        }
+        assert_eq!(to_vec(&tch::no_grad(|| (*model).forward(&input))?), [1.0]);
+        Ok(Some(tch::no_grad(|| model.forward(&input)).unwrap_err().to_string()))
+    })
+    .unwrap();
+    let error = errors[0].as_ref().unwrap();
+    assert!(error.contains("calls the model within") && error.contains("broadcast_coalesced"), "{error}");
 }
 
 #[test]

@@ -38,6 +38,10 @@ pub(super) struct Replicate {
     join: Mutex<Option<(Arc<Join>, usize)>>,
 }
 
+/// What a rank waits for whose forward pass begins with buffers.
+const ALONE_IN_FORWARD: &str = "the first forward pass after one that averaged gradients copies the buffers of rank 0, which all \
+                                ranks do together; a rank that evaluates alone calls the model within, (*model).forward(..)";
+
 impl Replicate {
     pub(super) fn start(
         group: &Group,
@@ -108,7 +112,11 @@ impl Replicate {
         }
         if copies_buffers {
             let buffers: Vec<Tensor> = self.buffers.iter().map(Param::local).collect();
-            self.group.broadcast_coalesced(&buffers, source)?;
+            let copied = self.group.broadcast_coalesced(&buffers, source);
+            copied.map_err(|error| match error.is_timeout() || error.is_peer_failure() {
+                true => error.context(ALONE_IN_FORWARD),
+                false => error,
+            })?;
         }
         Ok(())
     }
