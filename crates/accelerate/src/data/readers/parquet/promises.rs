@@ -10,8 +10,14 @@ use crate::error::ReaderError;
 
 /// How Thrift marks values.
 const INTEGER_32: u8 = 5;
+const INTEGER_64: u8 = 6;
+const TEXT: u8 = 8;
 const LIST: u8 = 9;
 const STRUCT: u8 = 12;
+
+/// Of the fields 1 to 9 of a footer: version, schema, number of rows, row groups, notes, writer, orders of columns, encryption and
+/// its key.
+const FOOTER_KINDS: [u8; 9] = [INTEGER_32, LIST, INTEGER_64, LIST, LIST, TEXT, LIST, STRUCT, TEXT];
 
 /// The file ends with the length of the footer and the magic.
 const TAIL_BYTES: u64 = 8;
@@ -35,8 +41,13 @@ pub(super) fn check_footer(file: &PositionedFile) -> Result<(), Problem> {
 
 fn check_schema(footer: &[u8]) -> Result<(), String> {
     let mut checked = Ok(());
-    let read = Compact { rest: footer }.fields(|id, kind, footer| {
-        (id == 2 && kind == LIST).then(|| {
+    let mut description = Compact { rest: footer };
+    let read = description.fields(|id, kind, footer| {
+        let wanted = usize::try_from(id).ok().and_then(|id| FOOTER_KINDS.get(id.checked_sub(1)?));
+        if wanted.is_some_and(|wanted| *wanted != kind) {
+            return Some(None);
+        }
+        (id == 2).then(|| {
             let (length, kind) = footer.list()?;
             if kind != STRUCT {
                 return None;
@@ -54,7 +65,8 @@ fn check_schema(footer: &[u8]) -> Result<(), String> {
         })
     });
     checked?;
-    read.ok_or_else(|| "its footer is damaged".to_owned())
+    // What follows would have been read by the library, which goes by numbers of fields and not by how they are marked.
+    read.filter(|()| description.rest.is_empty()).ok_or_else(|| "its footer is damaged".to_owned())
 }
 
 /// A tree that is written as its nodes from the top down, each with the number of those right below it.
