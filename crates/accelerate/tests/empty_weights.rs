@@ -142,8 +142,8 @@ fn what_needs_memory_says_so() {
     let read = accelerator.load_checkpoint_in_model(&store, folder.path()).map(drop);
     let saved = accelerator.save_model(&store, folder.path().join("new"), &Default::default());
     for result in [copied, loaded, read, saved] {
-        let text = format!("{:?}", result.unwrap_err());
-        assert!(text.contains("Deferred { parameter:"), "{text}");
+        let text = result.unwrap_err().to_string();
+        assert!(text.contains("has no memory yet"), "{text}");
     }
     assert!(
         linear.forward(&Tensor::ones([2], (Kind::Float, Device::Cpu))).unwrap().isnan().all().int64_value(&[]) == 1
