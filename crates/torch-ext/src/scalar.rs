@@ -211,13 +211,14 @@ pub fn lerp_(tensor: &Tensor, end: &Tensor, weight: f64) -> Result<()> {
     check("scalar::lerp_", unsafe { te_scalar_lerp_(handle(tensor), handle(end), weight) })
 }
 
-/// A tensor of one number. A fraction in an integer dtype is cut off; [`Number::held_by`] tells.
+/// A tensor of one number. As in PyTorch, a fraction in an integer dtype is cut off, and a negative number in `Uint8` wraps round;
+/// [`Number::held_by`] tells.
 ///
 /// ```
 /// use tch::{Device, Kind};
 /// let threes = torch_ext::scalar::full(&[2], 3, (Kind::Uint8, Device::Cpu))?;
 /// assert_eq!(Vec::<u8>::try_from(&threes)?, [3, 3]);
-/// assert!(torch_ext::scalar::full(&[2], -1, (Kind::Uint8, Device::Cpu)).is_err());
+/// assert!(torch_ext::scalar::full(&[2], 300, (Kind::Uint8, Device::Cpu)).is_err());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
