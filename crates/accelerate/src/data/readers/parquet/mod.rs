@@ -7,6 +7,8 @@ mod enabled;
 #[cfg(feature = "parquet")]
 mod field;
 #[cfg(feature = "parquet")]
+mod footer;
+#[cfg(feature = "parquet")]
 mod promises;
 #[cfg(feature = "parquet")]
 mod source;

@@ -5,19 +5,14 @@
 
 use super::super::file::PositionedFile;
 use super::super::limits::{MAX_COLUMNS, MAX_METADATA_BYTES, MAX_NESTED_TYPES};
+use super::footer::{FOOTER, PAGE_HEADER};
 use super::thrift::Compact;
 use crate::error::ReaderError;
 
 /// How Thrift marks values.
 const INTEGER_32: u8 = 5;
-const INTEGER_64: u8 = 6;
-const TEXT: u8 = 8;
 const LIST: u8 = 9;
 const STRUCT: u8 = 12;
-
-/// Of the fields 1 to 9 of a footer: version, schema, number of rows, row groups, notes, writer, orders of columns, encryption and
-/// its key.
-const FOOTER_KINDS: [u8; 9] = [INTEGER_32, LIST, INTEGER_64, LIST, LIST, TEXT, LIST, STRUCT, TEXT];
 
 /// The file ends with the length of the footer and the magic.
 const TAIL_BYTES: u64 = 8;
@@ -41,13 +36,8 @@ pub(super) fn check_footer(file: &PositionedFile) -> Result<(), Problem> {
 
 fn check_schema(footer: &[u8]) -> Result<(), String> {
     let mut checked = Ok(());
-    let mut description = Compact { rest: footer };
-    let read = description.fields(|id, kind, footer| {
-        let wanted = usize::try_from(id).ok().and_then(|id| FOOTER_KINDS.get(id.checked_sub(1)?));
-        if wanted.is_some_and(|wanted| *wanted != kind) {
-            return Some(None);
-        }
-        (id == 2).then(|| {
+    let read = Compact { rest: footer }.fields(|id, kind, footer| {
+        (id == 2 && kind == LIST).then(|| {
             let (length, kind) = footer.list()?;
             if kind != STRUCT {
                 return None;
@@ -65,8 +55,9 @@ fn check_schema(footer: &[u8]) -> Result<(), String> {
         })
     });
     checked?;
-    // What follows would have been read by the library, which goes by numbers of fields and not by how they are marked.
-    read.filter(|()| description.rest.is_empty()).ok_or_else(|| "its footer is damaged".to_owned())
+    let mut description = Compact { rest: footer };
+    let marked = description.conform(&FOOTER).filter(|()| description.rest.is_empty());
+    read.and(marked).ok_or_else(|| "its footer is damaged".to_owned())
 }
 
 /// A tree that is written as its nodes from the top down, each with the number of those right below it.
@@ -129,6 +120,7 @@ impl Header {
     /// The header with which `bytes` begin, and how long it is.
     fn read(bytes: &[u8]) -> Option<(Self, u64)> {
         let (mut found, mut compact) = (Self::default(), Compact { rest: bytes });
+        Compact { rest: bytes }.conform(&PAGE_HEADER)?;
         compact.fields(|id, kind, compact| match (id, kind) {
             (2, INTEGER_32) => Some(compact.integer().map(|number| found.num_bytes = number)),
             (3, INTEGER_32) => Some(compact.integer().map(|number| found.stored_bytes = number)),

@@ -2,6 +2,28 @@
 
 use super::super::limits::MAX_NESTED_TYPES;
 
+/// What a description is made of.
+pub(super) enum Shape {
+    /// Marked with this number.
+    Value(u8),
+    /// A truth value in a struct, which is its mark.
+    Truth,
+    List(&'static Shape),
+    /// Fields by their numbers. Others may be anything.
+    Struct(&'static [(i64, Shape)]),
+}
+
+impl Shape {
+    fn is_marked(&self, kind: u8) -> bool {
+        match self {
+            Self::Value(wanted) => *wanted == kind,
+            Self::Truth => matches!(kind, 1 | 2),
+            Self::List(_) => kind == 9,
+            Self::Struct(_) => kind == 12,
+        }
+    }
+}
+
 /// Values one behind the other. Whatever ends too early or cannot be is `None`.
 pub(super) struct Compact<'a> {
     pub(super) rest: &'a [u8],
@@ -60,13 +82,31 @@ impl Compact<'_> {
         }
     }
 
+    /// Passes over a struct whose known fields are marked as what they are.
+    pub(super) fn conform(&mut self, shape: &Shape) -> Option<()> {
+        match shape {
+            Shape::Value(kind) => self.skip(*kind, false, 0),
+            Shape::Truth => Some(()),
+            Shape::List(element) => {
+                let (length, kind) = self.list()?;
+                (length == 0 || element.is_marked(kind)).then_some(())?;
+                (0..length).try_for_each(|_| self.conform(element))
+            }
+            Shape::Struct(known) => self.fields(|id, kind, value| {
+                let (_, shape) = known.iter().find(|(known, _)| *known == id)?;
+                Some(if shape.is_marked(kind) { value.conform(shape) } else { None })
+            }),
+        }
+    }
+
     /// Passes over a value. Each takes a byte at least, apart from truth values in a struct.
     fn skip(&mut self, kind: u8, is_element: bool, depth: usize) -> Option<()> {
         if MAX_NESTED_TYPES < depth {
             return None;
         }
         match kind {
-            1 | 2 if is_element => self.pass(1),
+            // Libraries differ on how many bytes these take, and nothing of ours has them.
+            1 | 2 if is_element => None,
             1 | 2 => Some(()),
             3 => self.pass(1),
             4..=6 => self.varint().map(|_| ()),
