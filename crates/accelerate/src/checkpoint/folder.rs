@@ -183,7 +183,7 @@ fn put_in_place(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<()
     write_manifest(folder, stem, &manifest.finished())
 }
 
-fn rename(folder: &Path, stem: &str, (temporary, file): &(PathBuf, &SavedFile)) -> Result<()> {
+pub(super) fn rename(folder: &Path, stem: &str, (temporary, file): &(PathBuf, &SavedFile)) -> Result<()> {
     let path = folder.join(&file.name);
     match fault::step().and_then(|()| fs::rename(temporary, &path)) {
         // Where there are no locks, another process may have renamed it in between.

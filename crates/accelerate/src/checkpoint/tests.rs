@@ -194,6 +194,37 @@ fn a_bit_that_turned_in_the_weights_is_found_by_verifying() {
     assert!(text.contains("model.safetensors") && text.contains("content has changed"), "{text}");
 }
 
+/// Readers who know no manifest, such as those of other libraries, go by the index.
+#[test]
+fn an_index_never_stands_beside_shards_of_two_saves() {
+    for step in 0..num_steps(true, true) {
+        let folder = TempDir::new().unwrap();
+        save(folder.path(), 1.0, true).unwrap();
+        killed_save(folder.path(), step, true);
+        fs::remove_file(folder.path().join("model.manifest.json")).unwrap();
+        let store = model(-1.0);
+        if load_checkpoint_in_model(&store, folder.path(), &LoadOptions::default()).is_ok() {
+            let values: Vec<f64> =
+                store.parameters().iter().map(|param| param.get().unwrap().double_value(&[0])).collect();
+            assert!(values == [1.0; 3] || values == [2.0; 3], "step {step}: {values:?}");
+        }
+    }
+}
+
+/// Where a file system has no locks, somebody else may have given a file its name, or removed it.
+#[test]
+fn a_temporary_file_that_is_gone_has_to_be_in_its_place() {
+    let folder = TempDir::new().unwrap();
+    save(folder.path(), 1.0, false).unwrap();
+    let json = fs::read_to_string(folder.path().join("model.manifest.json")).unwrap();
+    let manifest = accelerate_core::weight_files::SaveManifest::from_json(&json, "model").unwrap();
+    let config = manifest.file("config.json").unwrap();
+    let renamed = || folder::rename(folder.path(), "model", &(folder.path().join(".gone"), config));
+    renamed().unwrap();
+    fs::write(folder.path().join("config.json"), "{\"value\": 7}").unwrap();
+    assert!(renamed().unwrap_err().to_string().contains("config.json is not as it was saved"));
+}
+
 #[test]
 fn verifying_reads_what_loading_only_takes_samples_of() {
     let folder = TempDir::new().unwrap();

@@ -149,6 +149,7 @@ impl PowerSgd {
     }
 
     fn unpack(&self, sum: &Tensor, gradients: &[Tensor], plan: &BucketPlan) -> Result<()> {
+        // In place: what is a sum on entry is the mean from here on.
         scalar::div_(sum, self.group.world_size() as i64)?;
         let mean = sum;
         let mut start = 0;

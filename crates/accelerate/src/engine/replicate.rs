@@ -38,9 +38,21 @@ pub(super) struct Replicate {
     join: Mutex<Option<(Arc<Join>, usize)>>,
 }
 
-/// What a rank waits for whose forward pass begins with buffers.
-const ALONE_IN_FORWARD: &str = "the first forward pass after one that averaged gradients copies the buffers of rank 0, which all \
-                                ranks do together; a rank that evaluates alone calls the model within, (*model).forward(..)";
+/// What a rank may wait for that evaluates.
+const EVALUATES_ALONE: &str = "the first evaluation after a training step begins with the buffers of rank 0, which all ranks \
+                               copy together; a rank that evaluates alone calls the model within, (*model).forward(..), a \
+                               method of accelerate::nn::Module";
+
+/// What a pass through the model does besides computing.
+#[derive(Clone, Copy)]
+struct Work {
+    /// There is a forward pass.
+    forward: bool,
+    /// It begins with the buffers of one rank.
+    copies_buffers: bool,
+    /// The backward pass reduces.
+    reduces: bool,
+}
 
 impl Replicate {
     pub(super) fn start(
@@ -88,7 +100,7 @@ impl Replicate {
     }
 
     /// Announces a pass to ranks that are out of batches; the rank whose buffers count.
-    fn announce(&self, with_forward: bool, copies_buffers: bool, reduces: bool) -> Result<usize> {
+    fn announce(&self, Work { forward, copies_buffers, reduces }: Work) -> Result<usize> {
         // The lock is not held through the collective: it guards two small values only.
         let join = self.join.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some((join, model)) = join else {
@@ -98,7 +110,7 @@ impl Replicate {
             return Ok(0);
         };
         let reduction = reduces.then(|| join.next_reduction());
-        let source = join.announce(Call::Pass(Pass { model, with_forward, copies_buffers, reduction }))?;
+        let source = join.announce(Call::Pass(Pass { model, with_forward: forward, copies_buffers, reduction }))?;
         if let Some(reduction) = reduction {
             self.window_open.store(!reduction.ends_window, Ordering::Relaxed);
         }
@@ -106,17 +118,13 @@ impl Replicate {
     }
 
     /// What ranks do before a forward pass whether they have a batch or not.
-    fn begin_forward(&self, source: usize, copies_buffers: bool, reduces: bool) -> Result<()> {
-        if reduces {
+    fn begin_forward(&self, source: usize, work: Work) -> Result<()> {
+        if work.reduces {
             self.reducer().rebuild_buckets().map_err(|error| self.explain(error))?;
         }
-        if copies_buffers {
+        if work.copies_buffers {
             let buffers: Vec<Tensor> = self.buffers.iter().map(Param::local).collect();
-            let copied = self.group.broadcast_coalesced(&buffers, source);
-            copied.map_err(|error| match error.is_timeout() || error.is_peer_failure() {
-                true => error.context(ALONE_IN_FORWARD),
-                false => error,
-            })?;
+            self.group.broadcast_coalesced(&buffers, source)?;
         }
         Ok(())
     }
@@ -155,11 +163,15 @@ impl Engine for Replicate {
         }
         // The reducer's own collectives are libtorch's, so a rank that is elsewhere has to be found out before them.
         self.group.compare_call("forward", || format!("a model of {} parameters", self.names.len()))?;
-        let source = self.announce(true, copies_buffers, reduces)?;
+        let work = Work { forward: true, copies_buffers, reduces };
+        let source = self.announce(work)?;
         if reduces {
             self.reducer().prepare_for_forward().map_err(|error| self.explain(error))?;
         }
-        self.begin_forward(source, copies_buffers, reduces)
+        self.begin_forward(source, work).map_err(|error| {
+            let may_be_alone = !gradients_wanted && (error.is_timeout() || error.is_peer_failure());
+            if may_be_alone { error.context(EVALUATES_ALONE) } else { error }
+        })
     }
 
     fn after_forward(&self, gradients_wanted: bool, outputs: Visit<'_>) -> Result<()> {
@@ -202,8 +214,9 @@ impl Engine for Replicate {
 
     fn follow(&self, source: usize, pass: Pass) -> Result<()> {
         if pass.with_forward {
-            self.begin_forward(source, pass.copies_buffers, pass.reduction.is_some())?;
-            self.buffers_are_due.store(pass.reduction.is_some(), Ordering::Relaxed);
+            let (copies_buffers, reduces) = (pass.copies_buffers, pass.reduction.is_some());
+            self.begin_forward(source, Work { forward: true, copies_buffers, reduces })?;
+            self.buffers_are_due.store(reduces, Ordering::Relaxed);
         }
         let Some(reduction) = pass.reduction else { return Ok(()) };
         let divisor = if self.has_hook { 1.0 } else { self.group.world_size() as f64 };
@@ -217,7 +230,7 @@ impl Engine for Replicate {
     }
 
     fn trigger_sync_in_backward(&self) -> Result<()> {
-        self.announce(false, false, true)?;
+        self.announce(Work { forward: false, copies_buffers: false, reduces: true })?;
         self.set_gradient_sync(true);
         self.reducer().prepare_for_backward(&[]).map_err(|error| self.explain(error))
     }

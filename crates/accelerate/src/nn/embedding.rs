@@ -14,7 +14,8 @@ use tch::Tensor;
 /// replace it. It gets the parameter, not a tensor, as a [`LinearKernel`](super::LinearKernel) does.
 pub trait EmbeddingKernel: Send + Sync + Debug {
     /// `indices [..]` (int64 or int32) and `weight [num_embeddings, embedding_dim]` to `[.., embedding_dim]`, differentiable in
-    /// the weight. The row `padding_idx`, which counts from the last one where it is negative, gets no gradient. Collective where [`Param::get`] is.
+    /// the weight. The row `padding_idx`, which counts from the last one where it is negative, gets no gradient. Collective
+    /// where [`Param::get`] is.
     ///
     /// # Errors
     /// Those of [`Param::get`]; an index or a `padding_idx` outside of the table.

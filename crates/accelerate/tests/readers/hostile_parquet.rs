@@ -136,11 +136,11 @@ fn schemas_that_cannot_be_are_refused() {
     check("a million lists in each other", thrift::file(&[], &nested), &[UNREADABLE]);
     let described =
         Struct::default().int(1, 0).structs(2, schema(vec![long_column("a")])).long(3, 0).structs(4, vec![]);
-    let mut truth = described.list(10, 1, 1 << 40, &[]).done();
-    check("truth values without an end", thrift::file(&[], &truth), &[UNREADABLE, "footer is damaged"]);
-    // The library reads on where the marks say that the footer ends.
-    truth[0] = 0x12;
-    check("a version that is a truth value", thrift::file(&[], &truth), &[UNREADABLE, "footer is damaged"]);
+    let mut booleans = described.list(10, 1, 1 << 40, &[]).done();
+    check("booleans without an end", thrift::file(&[], &booleans), &[UNREADABLE, "footer is damaged"]);
+    // By its types this footer ends here, and the parquet crate reads on.
+    booleans[0] = 0x12;
+    check("a version that is a boolean", thrift::file(&[], &booleans), &[UNREADABLE, "footer is damaged"]);
     check("no columns", of(vec![group("schema", 0)]), &["has no columns"]);
 }
 

@@ -14,9 +14,9 @@ const HASH_DIGITS: usize = 64;
 /// The list of all files that one save wrote into a folder: weights, their index, and files of the user's own such as a
 /// configuration. It is `model.manifest.json` beside weights that are called `model`.
 ///
-/// A save writes every file under a temporary name first, then this manifest, then gives the files their names. Once the manifest is
-/// there, the save counts: whoever finds files of it under their temporary names gives them their names. At last the manifest is
-/// written once more without temporary names, so that the same save gives the same bytes.
+/// A save writes every file under a temporary name first, then this manifest, then gives the files their names. Once the
+/// manifest is there, the save counts: whoever finds files of it under their temporary names gives them their names. At last
+/// the manifest is written once more without temporary names, so that the same save gives the same bytes.
 ///
 /// ```
 /// use accelerate_core::weight_files::{SaveManifest, SavedFile, temporary_prefix, TEMPORARY_SUFFIX};

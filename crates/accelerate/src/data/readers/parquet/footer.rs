@@ -1,9 +1,11 @@
-//! The footer and the headers of pages of a Parquet file as its specification has them (`parquet.thrift` of apache/parquet-format).
+//! The footer and the headers of pages of a Parquet file: the structs of `parquet.thrift` (apache/parquet-format), each as the
+//! numbers of its fields and their types.
 //!
-//! The library reads the fields that it knows by their numbers, whatever they are marked as. Where the two differ it would read on
-//! at another place than the marks say, at lists of any length that take no bytes.
+//! The parquet crate reads a field that it knows by its number and does not look at the type that is written beside it. Where
+//! the two differ it goes on at another place than whoever looks at types, and may come to a list of any length whose elements
+//! take no bytes, which it counts for ever. So types are compared before the crate sees a file.
 
-use super::thrift::Shape::{self, List, Struct, Truth, Value};
+use super::thrift::Shape::{self, Bool, List, Struct, Value};
 
 const BYTE: Shape = Value(3);
 const INTEGER_16: Shape = Value(4);
@@ -38,7 +40,7 @@ const SCHEMA_ELEMENT: Shape = Struct(&[
     (10, LOGICAL_TYPE),
 ]);
 
-const TIME: Shape = Struct(&[(1, Truth), (2, Struct(&[(1, Struct(&[])), (2, Struct(&[])), (3, Struct(&[]))]))]);
+const TIME: Shape = Struct(&[(1, Bool), (2, Struct(&[(1, Struct(&[])), (2, Struct(&[])), (3, Struct(&[]))]))]);
 
 const LOGICAL_TYPE: Shape = Struct(&[
     (1, Struct(&[])),
@@ -49,7 +51,7 @@ const LOGICAL_TYPE: Shape = Struct(&[
     (6, Struct(&[])),
     (7, TIME),
     (8, TIME),
-    (10, Struct(&[(1, BYTE), (2, Truth)])),
+    (10, Struct(&[(1, BYTE), (2, Bool)])),
     (11, Struct(&[])),
     (12, Struct(&[])),
     (13, Struct(&[])),
@@ -64,7 +66,7 @@ const ROW_GROUP: Shape = Struct(&[
     (1, List(&COLUMN_CHUNK)),
     (2, INTEGER_64),
     (3, INTEGER_64),
-    (4, List(&Struct(&[(1, INTEGER_32), (2, Truth), (3, Truth)]))),
+    (4, List(&Struct(&[(1, INTEGER_32), (2, Bool), (3, Bool)]))),
     (5, INTEGER_64),
     (6, INTEGER_64),
     (7, INTEGER_16),
@@ -104,7 +106,7 @@ const COLUMN: Shape = Struct(&[
 ]);
 
 const STATISTICS: Shape =
-    Struct(&[(1, TEXT), (2, TEXT), (3, INTEGER_64), (4, INTEGER_64), (5, TEXT), (6, TEXT), (7, Truth), (8, Truth)]);
+    Struct(&[(1, TEXT), (2, TEXT), (3, INTEGER_64), (4, INTEGER_64), (5, TEXT), (6, TEXT), (7, Bool), (8, Bool)]);
 
 const BOUNDING_BOX: Shape =
     Struct(&[(1, DOUBLE), (2, DOUBLE), (3, DOUBLE), (4, DOUBLE), (5, DOUBLE), (6, DOUBLE), (7, DOUBLE), (8, DOUBLE)]);
@@ -119,7 +121,7 @@ pub(super) const PAGE_HEADER: Shape = Struct(&[
     (4, INTEGER_32),
     (5, Struct(&[(1, INTEGER_32), (2, INTEGER_32), (3, INTEGER_32), (4, INTEGER_32), (5, STATISTICS)])),
     (6, Struct(&[])),
-    (7, Struct(&[(1, INTEGER_32), (2, INTEGER_32), (3, Truth)])),
+    (7, Struct(&[(1, INTEGER_32), (2, INTEGER_32), (3, Bool)])),
     (8, PAGE_OF_VERSION_2),
 ]);
 
@@ -130,13 +132,13 @@ const PAGE_OF_VERSION_2: Shape = Struct(&[
     (4, INTEGER_32),
     (5, INTEGER_32),
     (6, INTEGER_32),
-    (7, Truth),
+    (7, Bool),
     (8, STATISTICS),
 ]);
 
 const ENCRYPTION: Shape = Struct(&[(1, CIPHER), (2, CIPHER)]);
 
-const CIPHER: Shape = Struct(&[(1, TEXT), (2, TEXT), (3, Truth)]);
+const CIPHER: Shape = Struct(&[(1, TEXT), (2, TEXT), (3, Bool)]);
 
 #[cfg(test)]
 mod tests {
@@ -144,24 +146,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_that_are_not_those_of_the_specification_are_refused() {
+    fn types_that_are_not_those_of_the_specification_are_refused() {
         let sizes = [0x15, 0, 0x15, 0, 0x15, 0];
-        let (cases, wanted): (Vec<_>, Vec<_>) = [
-            ("the end", vec![0], true),
-            ("no end", vec![], false),
-            ("statistics with a truth value", vec![0x2c, 0x5c, 0x71, 0, 0, 0], true),
-            ("a list in place of a truth value", vec![0x2c, 0x5c, 0x79, 0x05, 0, 0, 0], false),
-            ("a field of a later specification", vec![0x69, 0x15, 0, 0], true),
-            ("truth values that take no bytes elsewhere", vec![0x69, 0x11, 1, 0], false),
-        ]
-        .map(|(case, rest, wanted)| ((case, [&sizes[..], &rest].concat()), wanted))
-        .into_iter()
-        .unzip();
-        for ((case, bytes), wanted) in cases.into_iter().zip(wanted) {
-            let mut header = Compact { rest: &bytes };
-            assert_eq!(header.conform(&PAGE_HEADER).is_some(), wanted, "{case}");
+        for (case, rest, wanted) in [
+            ("the end", &[0][..], true),
+            ("no end", &[], false),
+            ("statistics with a boolean", &[0x2c, 0x5c, 0x71, 0, 0, 0], true),
+            ("a list in place of a boolean", &[0x2c, 0x5c, 0x79, 0x05, 0, 0, 0], false),
+            ("a field of a later specification", &[0x69, 0x15, 0, 0], true),
+            ("a list of booleans", &[0x69, 0x11, 1, 0], false),
+        ] {
+            let header = [&sizes[..], rest].concat();
+            assert_eq!(Compact { rest: &header }.conform(&PAGE_HEADER).is_some(), wanted, "{case}");
         }
-        assert!(Compact { rest: &[0x12, 0x15, 0, 0] }.conform(&PAGE_HEADER).is_none(), "a type that is a truth value");
+        assert!(Compact { rest: &[0x12, 0x15, 0, 0] }.conform(&PAGE_HEADER).is_none(), "a page type that is a boolean");
         assert!(Compact { rest: &[0x15, 0, 0x19, 0x15, 0, 0] }.conform(&FOOTER).is_none(), "a schema of numbers");
     }
 }

@@ -4,10 +4,10 @@ use super::super::limits::MAX_NESTED_TYPES;
 
 /// What a description is made of.
 pub(super) enum Shape {
-    /// Marked with this number.
+    /// A value of the type with this number.
     Value(u8),
-    /// A truth value in a struct, which is its mark.
-    Truth,
+    /// A field that is a boolean, whose type is its value.
+    Bool,
     List(&'static Shape),
     /// Fields by their numbers. Others may be anything.
     Struct(&'static [(i64, Shape)]),
@@ -17,7 +17,7 @@ impl Shape {
     fn is_marked(&self, kind: u8) -> bool {
         match self {
             Self::Value(wanted) => *wanted == kind,
-            Self::Truth => matches!(kind, 1 | 2),
+            Self::Bool => matches!(kind, 1 | 2),
             Self::List(_) => kind == 9,
             Self::Struct(_) => kind == 12,
         }
@@ -82,11 +82,11 @@ impl Compact<'_> {
         }
     }
 
-    /// Passes over a struct whose known fields are marked as what they are.
+    /// Passes over a value; `None` if a field that its shape knows has another type.
     pub(super) fn conform(&mut self, shape: &Shape) -> Option<()> {
         match shape {
             Shape::Value(kind) => self.skip(*kind, false, 0),
-            Shape::Truth => Some(()),
+            Shape::Bool => Some(()),
             Shape::List(element) => {
                 let (length, kind) = self.list()?;
                 (length == 0 || element.is_marked(kind)).then_some(())?;
@@ -99,13 +99,13 @@ impl Compact<'_> {
         }
     }
 
-    /// Passes over a value. Each takes a byte at least, apart from truth values in a struct.
+    /// Passes over a value. Each takes a byte at least, apart from booleans in a struct.
     fn skip(&mut self, kind: u8, is_element: bool, depth: usize) -> Option<()> {
         if MAX_NESTED_TYPES < depth {
             return None;
         }
         match kind {
-            // Libraries differ on how many bytes these take, and nothing of ours has them.
+            // Libraries differ on how many bytes a list of booleans takes, and Parquet describes nothing by one.
             1 | 2 if is_element => None,
             1 | 2 => Some(()),
             3 => self.pass(1),
