@@ -72,6 +72,22 @@ pub(crate) fn absent_rank() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Rank 0 comes late, so that its deadline is later than that of rank 1; all others live, but wait elsewhere.
+pub(crate) fn late_rank() -> anyhow::Result<()> {
+    let accelerator = accelerator(Duration::from_secs(6))?;
+    accelerator.wait_for_everyone()?;
+    match accelerator.process_index() {
+        0 => std::thread::park_timeout(Duration::from_millis(3500)),
+        1 => {}
+        _ => {
+            std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
+            return Ok(());
+        }
+    }
+    accelerator.group().all_reduce(&Tensor::from_slice(&[1f32]), ReduceOp::Sum)?;
+    Ok(())
+}
+
 /// Rank 0, which keeps the store through which ranks find out about each other, is stopped: it has neither ended nor does it
 /// answer.
 pub(crate) fn stopped_rank_zero() -> anyhow::Result<()> {

@@ -82,6 +82,7 @@ enum Script {
     /// Rank 1 never makes the call the others make
     AbsentRank,
     /// Rank 0 stops itself while the others wait for it
+    LateRank,
     StoppedRankZero,
     /// Rank 1 makes another call than the others
     StrayingRank,
@@ -118,6 +119,7 @@ fn main() -> anyhow::Result<()> {
         Script::SavedSharded => failing::saved_sharded(arguments.folder.as_deref()),
         Script::FullDisk => failing::full_disk(arguments.folder.as_deref()),
         Script::AbsentRank => failing::absent_rank(),
+        Script::LateRank => failing::late_rank(),
         Script::StoppedRankZero => failing::stopped_rank_zero(),
         Script::StrayingRank => failing::straying_rank(),
         Script::SoakTrain => soak::train(arguments.folder.as_deref()),

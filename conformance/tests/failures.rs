@@ -192,6 +192,17 @@ fn a_rank_that_stays_away_is_named_before_and_after_the_deadline() {
 }
 
 #[test]
+fn ranks_that_stay_away_are_told_apart_from_one_that_is_late_before_its_own_deadline() {
+    let mut ranks = start("late_rank", 4);
+    let text = said(&end(ranks.remove(1)));
+    assert!(text.contains("ranks 2, 3 have not made this call"), "{text}");
+    // It has not been waited for: its own deadline is later.
+    let text = said(&end(ranks.remove(0)));
+    assert!(text.contains("lost the connection to another process: ranks 2, 3 have not"), "{text}");
+    ranks.into_iter().for_each(|rank| drop(end(rank)));
+}
+
+#[test]
 fn rank_zero_that_is_stopped_is_named_after_the_deadline() {
     let mut ranks = start("stopped_rank_zero", 3);
     let mut stopped = ranks.remove(0);

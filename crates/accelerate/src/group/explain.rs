@@ -1,7 +1,7 @@
 //! Failed collectives: who is to blame is asked in the journal, and who has failed by itself says so there.
 
 use super::peer_process::await_ends;
-use super::{Group, Links};
+use super::{BACKWARD, GRADIENT_REDUCTION, Group, Links};
 use crate::error::{CollectiveCall, CollectiveError, Error, Failure, StoreState};
 use std::sync::atomic::Ordering;
 
@@ -11,7 +11,7 @@ impl Group {
         match &self.inner.links {
             Some(links) if error.is_timeout() || error.is_connection() => {
                 let sequence = self.next_sequence();
-                self.explain(links, "gradient reduction", sequence, String::new(), error)
+                self.explain(links, GRADIENT_REDUCTION, sequence, String::new(), error)
             }
             _ => error.into(),
         }
@@ -43,6 +43,15 @@ impl Group {
         self.inner.links.as_ref().is_some_and(|links| links.journal.has_failed(rank, sequence))
     }
 
+    /// The call of this group in which a rank of the job has been for long, as it would say itself if its deadline passed.
+    fn long_call_of(&self, rank: usize) -> torch_ext::Result<Option<CollectiveCall>> {
+        let Some(watch) = &self.watch else { return Ok(None) };
+        Ok(watch.call_of(rank, &self.inner.name)?.map(|call| match call.op == BACKWARD {
+            true => CollectiveCall { op: GRADIENT_REDUCTION.to_owned(), sequence: call.sequence + 1, ..call },
+            false => call,
+        }))
+    }
+
     /// What people call rank `rank` of the group.
     pub(super) fn name_of(&self, rank: usize) -> usize {
         self.inner.members.in_job(rank)
@@ -66,7 +75,8 @@ impl Group {
             }
             return source.into();
         }
-        let (findings, mut to_blame) = links.journal.ask(&call, links.timeout);
+        self.is_out_of_step.store(true, Ordering::Relaxed);
+        let (findings, mut to_blame) = links.journal.ask(&call, links.timeout, &|rank| self.long_call_of(rank));
         if findings.store == StoreState::Gone {
             to_blame.extend(self.rank_0.as_deref().cloned());
         }

@@ -1,8 +1,8 @@
 //! Who is missing: after a collective has failed, ranks tell each other through the store where they are.
 //!
 //! Nothing is written while all goes well. A rank whose collective fails publishes the call it was in and
-//! reads what the others have published; a rank that has published nothing is dead, stuck, or still on
-//! its way.
+//! reads what the others have published. One whose deadline is later has not published anything yet, but the
+//! [watch](super::watch) of its process has; a rank of which nothing is known is dead, stuck, or still on its way.
 
 use super::Members;
 use super::peer_process::PeerProcess;
@@ -10,12 +10,12 @@ use crate::error::{CollectiveCall, Findings, StoreState};
 use std::time::Duration;
 use torch_ext::Store;
 
-/// How long a failed rank waits for the others to fail too and publish. Deadlines of ranks that entered
-/// the same call later end later, but rarely by more.
-const GRACE: Duration = Duration::from_millis(1500);
+/// How long a failed rank waits for the others to fail too and publish. Long enough that a rank which has just come is found by
+/// its watch.
+const GRACE: Duration = Duration::from_secs(1);
 
-/// How often it waits as long: one rank that is gone is the usual reason, and while more are silent, some may only be late.
-const MOST_WAITS: usize = 4;
+/// Says in which call of the group a rank of the job has been for long, if in any.
+type LongCall<'a> = dyn Fn(usize) -> torch_ext::Result<Option<CollectiveCall>> + 'a;
 
 impl CollectiveCall {
     fn encode(&self) -> String {
@@ -117,20 +117,26 @@ impl Journal {
         has_failed().unwrap_or(true)
     }
 
-    fn num_silent(&self, names: &[&str]) -> torch_ext::Result<usize> {
-        self.others().try_fold(0, |count, rank| Ok(count + usize::from(!self.store.check(&[names[rank]])?)))
-    }
-
     /// Publishes this rank's failed call and collects the others'. With them come the processes of ranks that have said
     /// that they are the reason.
-    pub(super) fn ask(&self, mine: &CollectiveCall, deadline: Duration) -> (Findings, Vec<PeerProcess>) {
-        self.collect(mine, deadline).unwrap_or_else(|error| {
+    pub(super) fn ask(
+        &self,
+        mine: &CollectiveCall,
+        deadline: Duration,
+        long_call: &LongCall<'_>,
+    ) -> (Findings, Vec<PeerProcess>) {
+        self.collect(mine, deadline, long_call).unwrap_or_else(|error| {
             let store = if error.is_timeout() { StoreState::Silent } else { StoreState::Gone };
             (Findings { store, ..Findings::default() }, Vec::new())
         })
     }
 
-    fn collect(&self, mine: &CollectiveCall, deadline: Duration) -> torch_ext::Result<(Findings, Vec<PeerProcess>)> {
+    fn collect(
+        &self,
+        mine: &CollectiveCall,
+        deadline: Duration,
+        long_call: &LongCall<'_>,
+    ) -> torch_ext::Result<(Findings, Vec<PeerProcess>)> {
         self.store.set(&key(self.members.rank()), mine.encode().as_bytes())?;
         let explained = self.explained(mine.sequence)?;
         if !(explained.0.left.is_empty() && explained.0.failed.is_empty()) {
@@ -138,12 +144,9 @@ impl Journal {
         }
         let keys: Vec<String> = (0..self.members.world_size()).map(key).collect();
         let names: Vec<&str> = keys.iter().map(String::as_str).collect();
-        for _ in 0..MOST_WAITS {
-            match self.store.wait(&names, GRACE.min(deadline)) {
-                Err(error) if !error.is_timeout() => return Err(error),
-                _ if self.num_silent(&names)? <= 1 => break,
-                _ => {}
-            }
+        match self.store.wait(&names, GRACE.min(deadline)) {
+            Err(error) if !error.is_timeout() => return Err(error),
+            _ => {}
         }
         // A rank may have said so meanwhile.
         let (mut findings, processes) = self.explained(mine.sequence)?;
@@ -154,7 +157,12 @@ impl Journal {
                 continue;
             }
             if !self.store.check(&[names[rank]])? {
-                findings.silent.push(in_job);
+                match long_call(in_job)? {
+                    // It waits as this rank did, and its deadline is later.
+                    Some(call) if (&call.op, call.sequence) == (&mine.op, mine.sequence) => {}
+                    Some(call) => findings.elsewhere.push((in_job, call)),
+                    None => findings.silent.push(in_job),
+                }
                 continue;
             }
             match CollectiveCall::decode(&self.store.get(names[rank])?) {
@@ -185,6 +193,9 @@ mod tests {
     use super::*;
     use crate::error::Failure;
 
+    /// Nobody is in a call for long.
+    const NOBODY: fn(usize) -> torch_ext::Result<Option<CollectiveCall>> = |_| Ok(None);
+
     fn call(op: &str, sequence: u64) -> CollectiveCall {
         CollectiveCall { op: op.into(), sequence, shape: "[2] Float".into() }
     }
@@ -201,7 +212,7 @@ mod tests {
         let journal = |rank| Journal::new(&store, Members::all(rank, 4)).unwrap();
         store.set("journal/failed/1", call("barrier", 9).encode().as_bytes()).unwrap();
         store.set("journal/failed/2", call("all_reduce", 3).encode().as_bytes()).unwrap();
-        let findings = journal(0).ask(&call("all_reduce", 3), Duration::from_millis(20)).0;
+        let findings = journal(0).ask(&call("all_reduce", 3), Duration::from_millis(20), &NOBODY).0;
         assert_eq!(findings.silent, [3]);
         assert_eq!(findings.elsewhere, [(1, call("barrier", 9))]);
         let failure = Failure {
@@ -228,15 +239,11 @@ mod tests {
     #[test]
     fn a_late_rank_is_not_taken_for_a_missing_one() {
         let store = Store::hash().unwrap();
-        let journal = Journal::new(&store, Members::all(0, 3)).unwrap();
-        let late = std::thread::spawn(move || {
-            // Later than one wait.
-            assert!(store.wait(&["never"], Duration::from_millis(1200)).unwrap_err().is_timeout());
-            store.set("journal/failed/2", call("all_reduce", 3).encode().as_bytes()).unwrap();
-        });
-        let findings = journal.ask(&call("all_reduce", 3), Duration::from_secs(1)).0;
-        late.join().unwrap();
-        assert_eq!(findings, Findings { silent: vec![1], ..Findings::default() });
+        let journal = Journal::new(&store, Members::all(0, 4)).unwrap();
+        let known = |rank: usize| Ok([None, None, Some(call("all_reduce", 3)), Some(call("barrier", 2))][rank].clone());
+        let findings = journal.ask(&call("all_reduce", 3), Duration::from_millis(20), &known).0;
+        let elsewhere = vec![(3, call("barrier", 2))];
+        assert_eq!(findings, Findings { silent: vec![1], elsewhere, ..Findings::default() });
     }
 
     #[test]
@@ -244,7 +251,7 @@ mod tests {
         let store = Store::hash().unwrap();
         let journal = |rank| Journal::new(&store, Members::all(rank, 3)).unwrap();
         journal(2).leave("out of memory").unwrap();
-        let (findings, processes) = journal(0).ask(&call("all_reduce", 3), Duration::from_secs(60));
+        let (findings, processes) = journal(0).ask(&call("all_reduce", 3), Duration::from_secs(60), &NOBODY);
         assert_eq!(findings, Findings { left: vec![(2, "out of memory".into())], ..Findings::default() });
         assert_eq!(processes, [PeerProcess::own()]);
     }
@@ -255,7 +262,7 @@ mod tests {
         let journal = |rank| Journal::new(&store, Members::all(rank, 3)).unwrap();
         journal(1).fail(&call("all_reduce", 3), "no such address").unwrap();
         for sequence in [3, 4] {
-            let (findings, processes) = journal(0).ask(&call("all_reduce", sequence), Duration::from_secs(60));
+            let (findings, processes) = journal(0).ask(&call("all_reduce", sequence), Duration::from_secs(60), &NOBODY);
             assert_eq!(findings, Findings { failed: vec![(1, "no such address".into())], ..Findings::default() });
             assert_eq!(processes, [PeerProcess::own()]);
             assert!(journal(0).has_failed(1, sequence));

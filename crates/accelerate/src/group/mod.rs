@@ -20,13 +20,18 @@ pub(crate) use peer_reads::MOST_PENDING;
 pub(crate) use pending::{PendingCollective, PendingReduceScatter};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tch::{Device, Kind, Tensor};
 use torch_ext::{GlooOptions, ProcessGroup, Store, Work, scalar};
 pub(crate) use transport::{NeededBy, PendingSum, ShardTransport};
 use watch::Entered;
 pub(crate) use watch::Watch;
+
+/// A backward pass, in which the reducer makes calls that nobody numbers, as people are told of it: with the last call before.
+const BACKWARD: &str = "a backward pass after call";
+/// What fails there.
+const GRADIENT_REDUCTION: &str = "gradient reduction";
 
 /// How values of several ranks become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,10 +85,14 @@ pub struct Group {
     watch: Option<Arc<Watch>>,
     /// The process of rank 0 of the run, with which the store ends.
     rank_0: Option<Arc<PeerProcess>>,
+    /// A call has failed on this process, of this group or of one that was made from it: the others may be anywhere.
+    is_out_of_step: Arc<AtomicBool>,
 }
 
 struct Inner {
     members: Members,
+    /// The same on all ranks, and another one for each group.
+    name: Arc<str>,
     /// Absent in a group of one.
     links: Option<Links>,
     sequence: AtomicU64,
@@ -124,13 +133,17 @@ impl fmt::Debug for Inner {
 impl Group {
     /// A group of one.
     pub(crate) fn single_process() -> Self {
-        Self::of(Members::all(0, 1), None)
+        Self::of("", Members::all(0, 1), None)
     }
 
     /// A group over the backend that `connect` makes; its ranks share `store`. Collective.
     ///
     /// `gloo` is how they connect for [`Group::side_group`], and holds the deadline of all collectives.
     pub(crate) fn new(connect: Arc<Connect>, store: &Store, gloo: GlooOptions, members: Members) -> Result<Self> {
+        Self::named("", connect, store, gloo, members)
+    }
+
+    fn named(name: &str, connect: Arc<Connect>, store: &Store, gloo: GlooOptions, members: Members) -> Result<Self> {
         let process_group = connect(store, &members)?;
         let links = Links {
             process_group: Arc::new(process_group),
@@ -141,12 +154,13 @@ impl Group {
             gloo,
             num_forks: AtomicU64::new(0),
         };
-        Ok(Self::of(members, Some(links)))
+        Ok(Self::of(name, members, Some(links)))
     }
 
-    fn of(members: Members, links: Option<Links>) -> Self {
-        let inner = Inner { members, links, sequence: AtomicU64::new(0) };
-        Self { inner: Arc::new(inner), compares_calls: false, watch: None, rank_0: None }
+    fn of(name: &str, members: Members, links: Option<Links>) -> Self {
+        let inner = Inner { members, name: name.into(), links, sequence: AtomicU64::new(0) };
+        let is_out_of_step = Arc::default();
+        Self { inner: Arc::new(inner), compares_calls: false, watch: None, rank_0: None, is_out_of_step }
     }
 
     /// The same processes, connected once more: what becomes of one group does not touch the other. Collective.
@@ -187,11 +201,12 @@ impl Group {
         let Some(links) = &self.inner.links else { return Ok(Self::single_process()) };
         let number = links.num_forks.fetch_add(1, Ordering::Relaxed);
         if members.world_size() == 1 {
-            return Ok(Self::of(members, None));
+            return Ok(Self::of(name, members, None));
         }
-        let store = links.store.prefix(&format!("fork/{number}{name}"))?;
+        let fork = format!("fork/{number}{name}");
+        let store = links.store.prefix(&fork)?;
         let (connect, gloo) = how(links);
-        let group = Self::new(connect, &store, gloo, members)?;
+        let group = Self::named(&format!("{}/{fork}", self.inner.name), connect, &store, gloo, members)?;
         Ok(Self { inner: group.inner, ..self.clone() })
     }
 
@@ -502,6 +517,11 @@ impl Group {
             .map_err(|error| self.explain(links, op, sequence, shape(), error))
     }
 
+    /// Has a call failed on this process, so that the other ranks may be anywhere, and nothing is to be waited for any more?
+    pub(crate) fn is_out_of_step(&self) -> bool {
+        self.is_out_of_step.load(Ordering::Relaxed)
+    }
+
     /// The same group, with a watch over its calls and those of all groups that are made from it.
     pub(crate) fn watched(self, watch: Watch) -> Self {
         Self { watch: Some(Arc::new(watch)), ..self }
@@ -515,7 +535,7 @@ impl Group {
     /// From now on until it is dropped, this process is in a call.
     fn enter(&self, op: &'static str, sequence: u64) -> Entered<'_> {
         match &self.watch {
-            Some(watch) => watch.enter(op, sequence),
+            Some(watch) => watch.enter(&self.inner.name, op, sequence),
             None => Entered::unwatched(),
         }
     }
@@ -527,7 +547,7 @@ impl Group {
 
     /// The same for a backward pass, whose collectives the reducer starts and waits for.
     pub(crate) fn enter_backward(&self) -> impl Drop + '_ {
-        self.enter("a backward pass after call", self.inner.sequence.load(Ordering::Relaxed))
+        self.enter(BACKWARD, self.inner.sequence.load(Ordering::Relaxed))
     }
 }
 

@@ -201,10 +201,51 @@ impl Drop for PeerReads {
         let epoch = self.epoch.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let Some(epoch) = epoch else { return };
         // A rank that has failed, or not even begun to read, does not wait for others, which may never come so far.
-        if epoch.opening.is_some() || thread::panicking() {
+        if epoch.opening.is_some() || thread::panicking() || self.group.is_out_of_step() {
             return self.memory.close();
         }
         // Nobody is left who could be told: who still reads then, finds the epoch closed.
         let _ = self.close_epoch(epoch);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::testing;
+    use std::time::Duration;
+    use torch_ext::Store;
+
+    #[test]
+    fn a_rank_whose_pass_has_failed_waits_for_nobody_when_its_model_is_dropped() {
+        let store = Store::hash().unwrap();
+        let rank = |rank: usize| {
+            let group = testing::join_with_deadline(&store, rank, 2, Duration::from_secs(2)).unwrap();
+            let reads = PeerReads::new(&group, vec![Tensor::from_slice(&[0f32])]).unwrap().unwrap();
+            reads.open(vec![0]).unwrap();
+            if rank == 1 {
+                // Ends no pass until it has been missed.
+                reads.stamps().unwrap();
+                return store.wait(&["dropped"], Duration::from_secs(60)).unwrap();
+            }
+            reads.end_pass();
+            let rows = Tensor::from_slice(&[1f32, 2.0]);
+            let number = reads.offer(&rows).unwrap().unwrap();
+            let (room, sum) = (rows.empty_like(), Tensor::from_slice(&[0f32]));
+            assert!(reads.sum_offered((number, rows), &room, sum, "gradients").unwrap_err().is_timeout());
+            let said = || String::from_utf8(store.get("journal/failed/0").unwrap()).unwrap();
+            assert!(said().starts_with("reduce_scatter"), "{}", said());
+            drop(reads);
+            // A wait at the end of a pass would have failed and been said.
+            assert!(said().starts_with("reduce_scatter"), "{}", said());
+            store.set("dropped", &[]).unwrap();
+        };
+        let rank = &rank;
+        std::thread::scope(|scope| {
+            for number in [0, 1] {
+                scope.spawn(move || rank(number));
+            }
+        });
     }
 }

@@ -1,8 +1,9 @@
 //! Says, long before a deadline, that ranks wait for each other: which of them is in which call, and which in none.
 //!
-//! A thread of its own looks at the calls that this process is in. One that takes long is written into the store, and the main
-//! process tells of all that it finds there, again after twice the time. Nothing is written, and nobody is asked, while calls
-//! are short.
+//! A thread of its own looks at the calls that this process is in. One that takes a second is written into the store. A rank whose
+//! deadline passes finds there who waits as it does, and does not blame that rank. Once calls take as long as people are willing
+//! to wait, the main process tells of all that it finds there, again after twice the time. Nothing is written while calls are
+//! short.
 
 use super::Members;
 use crate::error::CollectiveCall;
@@ -15,13 +16,18 @@ use torch_ext::Store;
 
 /// How long the store may take to answer; whoever it waits for is not waited for here.
 const ANSWER: Duration = Duration::from_secs(1);
-/// Number of ranks that wait for long.
+/// A call that has taken so long is written into the store, where others read of it; sooner where deadlines are short.
+const LONG: Duration = Duration::from_secs(1);
+/// Number of ranks that people are to be told of.
 const COUNT: &str = "count";
 /// What is shown of many ranks.
 const MOST_NAMED: usize = 16;
 
 /// The calls that this process is in, watched by a thread. Dropped, the thread ends.
-pub(crate) struct Watch(Arc<Shared>);
+pub(crate) struct Watch {
+    shared: Arc<Shared>,
+    store: Store,
+}
 
 struct Shared {
     calls: Mutex<Calls>,
@@ -32,8 +38,16 @@ struct Shared {
 struct Calls {
     next: u64,
     /// In the order in which they began; several only where threads have groups of their own.
-    running: Vec<(u64, &'static str, u64, Instant)>,
+    running: Vec<Begun>,
     is_over: bool,
+}
+
+struct Begun {
+    id: u64,
+    group: Arc<str>,
+    op: &'static str,
+    sequence: u64,
+    at: Instant,
 }
 
 impl Shared {
@@ -50,42 +64,66 @@ pub(super) struct Entered<'a>(Option<(&'a Shared, u64)>);
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
         if let Some((shared, id)) = self.0 {
-            shared.lock().running.retain(|(other, ..)| *other != id);
+            shared.lock().running.retain(|call| call.id != id);
         }
     }
 }
 
 impl Watch {
-    /// Watches the calls of this process, and on the main process those of all; says something after `notice`.
-    pub(crate) fn start(store: &Store, members: Members, notice: Duration) -> crate::Result<Self> {
+    /// Watches the calls of this process, and on the main process those of all; says something after `notice`. The others can
+    /// read in which call this process is long before `deadline`, by which they ask.
+    pub(crate) fn start(store: &Store, members: Members, notice: Duration, deadline: Duration) -> crate::Result<Self> {
         let store = store.with_timeout(ANSWER)?.prefix("watch")?;
         let shared = Arc::new(Shared { calls: Mutex::default(), changed: Condvar::new() });
-        let mut watcher = Watcher { store, members, notice, is_published: false, begun: None, told: 0 };
+        let long = LONG.min(notice).min(deadline / 4);
+        let mut watcher = Watcher::new(store.clone(), members, notice, long);
         let watched = Arc::clone(&shared);
         let thread = thread::Builder::new().name("watch".to_owned());
         let started = thread.spawn(move || {
-            while let Some(longest) = next_look(&watched, watcher.pause()) {
+            while let Some(running) = next_look(&watched, watcher.pause()) {
                 // Without a store there is nobody to tell; the call itself will find that out.
-                let _unreachable = watcher.look(longest);
+                let _unreachable = watcher.look(running);
             }
         });
         started.map_err(crate::Error::other)?;
-        Ok(Self(shared))
+        Ok(Self { shared, store })
     }
 
-    pub(super) fn enter(&self, op: &'static str, sequence: u64) -> Entered<'_> {
-        let mut calls = self.0.lock();
+    pub(super) fn enter(&self, group: &Arc<str>, op: &'static str, sequence: u64) -> Entered<'_> {
+        let mut calls = self.shared.lock();
         calls.next += 1;
         let id = calls.next;
-        calls.running.push((id, op, sequence, Instant::now()));
-        Entered(Some((&self.0, id)))
+        calls.running.push(Begun { id, group: Arc::clone(group), op, sequence, at: Instant::now() });
+        Entered(Some((&self.shared, id)))
     }
+
+    /// The call of a group in which a rank of the job is, if it has been there for long.
+    pub(super) fn call_of(&self, rank: usize, group: &str) -> torch_ext::Result<Option<CollectiveCall>> {
+        let key = rank.to_string();
+        let published = if self.store.check(&[&key])? { self.store.get(&key)? } else { Vec::new() };
+        Ok(decode(&published).find(|(of, _)| of == group).map(|(_, call)| call))
+    }
+}
+
+/// Calls as others read them: a line for each, with its group.
+fn encode(running: &[Running]) -> String {
+    let lines = running.iter().map(|Running { group, call, .. }| format!("{group}\t{}\t{}", call.op, call.sequence));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn decode(published: &[u8]) -> impl Iterator<Item = (String, CollectiveCall)> {
+    let lines: Vec<String> = String::from_utf8_lossy(published).lines().map(str::to_owned).collect();
+    lines.into_iter().filter_map(|line| {
+        let mut parts = line.split('\t').map(str::to_owned);
+        let (group, op, sequence) = (parts.next()?, parts.next()?, parts.next()?.parse().ok()?);
+        Some((group, CollectiveCall { op, sequence, shape: String::new() }))
+    })
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.0.lock().is_over = true;
-        self.0.changed.notify_all();
+        self.shared.lock().is_over = true;
+        self.shared.changed.notify_all();
     }
 }
 
@@ -102,11 +140,15 @@ impl Entered<'static> {
     }
 }
 
-/// A call and how long it has taken so far.
-type Running = (CollectiveCall, Duration);
+/// A call of a group, and how long it has taken so far.
+struct Running {
+    group: Arc<str>,
+    call: CollectiveCall,
+    taken: Duration,
+}
 
-/// After a pause, the call that has taken longest, if there is one; `None` once the watch is over.
-fn next_look(shared: &Shared, pause: Duration) -> Option<Option<Running>> {
+/// After a pause, the calls of this process, the one that has taken longest first; `None` once the watch is over.
+fn next_look(shared: &Shared, pause: Duration) -> Option<Vec<Running>> {
     let (calls, _) = shared
         .changed
         .wait_timeout_while(shared.lock(), pause, |calls| !calls.is_over)
@@ -114,18 +156,24 @@ fn next_look(shared: &Shared, pause: Duration) -> Option<Option<Running>> {
     if calls.is_over {
         return None;
     }
-    Some(calls.running.first().map(|(_, op, sequence, begun)| {
-        let call = CollectiveCall { op: (*op).to_owned(), sequence: *sequence, shape: String::new() };
-        (call, begun.elapsed())
-    }))
+    let running = calls.running.iter().map(|call| Running {
+        group: Arc::clone(&call.group),
+        call: CollectiveCall { op: call.op.to_owned(), sequence: call.sequence, shape: String::new() },
+        taken: call.at.elapsed(),
+    });
+    Some(running.collect())
 }
 
 struct Watcher {
     store: Store,
     members: Members,
     notice: Duration,
-    /// The others can read in which call this rank is.
-    is_published: bool,
+    /// A call that has taken so long is one that others can read of.
+    long: Duration,
+    /// What the others can read of this rank.
+    published: String,
+    /// This rank is one that people are to be told of.
+    is_counted: bool,
     /// Since when ranks wait, on the main process.
     begun: Option<Instant>,
     /// How often that was told.
@@ -133,35 +181,42 @@ struct Watcher {
 }
 
 impl Watcher {
-    /// Often enough that a notice comes in time.
-    fn pause(&self) -> Duration {
-        (self.notice / 4).clamp(Duration::from_millis(50), Duration::from_secs(5))
+    fn new(store: Store, members: Members, notice: Duration, long: Duration) -> Self {
+        let published = String::new();
+        Self { store, members, notice, long, published, is_counted: false, begun: None, told: 0 }
     }
 
-    fn look(&mut self, longest: Option<Running>) -> torch_ext::Result<()> {
-        self.publish(longest.filter(|(_, taken)| self.notice <= *taken))?;
+    /// Often enough that others read of a call, and people of a wait, in time.
+    fn pause(&self) -> Duration {
+        (self.long / 4).max(Duration::from_millis(50))
+    }
+
+    fn look(&mut self, mut running: Vec<Running>) -> torch_ext::Result<()> {
+        let is_told_of = running.iter().any(|call| self.notice <= call.taken);
+        running.retain(|call| self.long <= call.taken);
+        self.publish(encode(&running))?;
+        if is_told_of != self.is_counted {
+            self.store.add(COUNT, if is_told_of { 1 } else { -1 })?;
+            self.is_counted = is_told_of;
+        }
         if self.members.rank() == 0 {
             self.tell()?;
         }
         Ok(())
     }
 
-    /// Says in which call this rank is for long, or that it is in none any more.
-    fn publish(&mut self, long: Option<Running>) -> torch_ext::Result<()> {
+    /// Says in which calls this rank is for long, or that it is in none any more.
+    fn publish(&mut self, calls: String) -> torch_ext::Result<()> {
         let key = self.members.rank().to_string();
-        match long {
-            Some((call, _)) => {
-                self.store.set(&key, call.to_string().as_bytes())?;
-                if !std::mem::replace(&mut self.is_published, true) {
-                    self.store.add(COUNT, 1)?;
-                }
-            }
-            None if std::mem::take(&mut self.is_published) => {
-                self.store.delete_key(&key)?;
-                self.store.add(COUNT, -1)?;
-            }
-            None => {}
+        if calls == self.published {
+            return Ok(());
         }
+        if calls.is_empty() {
+            self.store.delete_key(&key)?;
+        } else {
+            self.store.set(&key, calls.as_bytes())?;
+        }
+        self.published = calls;
         Ok(())
     }
 
@@ -173,7 +228,8 @@ impl Watcher {
         }
         // The rank that waits has done so for a while.
         let begun = *self.begun.get_or_insert_with(Instant::now);
-        let (waited, factor) = (begun.elapsed() + self.notice, 1u32.checked_shl(self.told).unwrap_or(u32::MAX));
+        let (waited, factor) =
+            (begun.elapsed().saturating_add(self.notice), 1u32.checked_shl(self.told).unwrap_or(u32::MAX));
         if waited < self.notice.saturating_mul(factor) {
             return Ok(());
         }
@@ -181,8 +237,9 @@ impl Watcher {
         let mut calls = Vec::new();
         for rank in 0..self.members.world_size() {
             let key = rank.to_string();
-            let call = if self.store.check(&[&key])? { Some(self.store.get(&key)?) } else { None };
-            calls.push((self.members.in_job(rank), call.map(|call| String::from_utf8_lossy(&call).into_owned())));
+            let published = if self.store.check(&[&key])? { self.store.get(&key)? } else { Vec::new() };
+            let longest = decode(&published).next().map(|(_, call)| call.to_string());
+            calls.push((self.members.in_job(rank), longest));
         }
         messages::warning!("ranks have waited for each other for {} s: {}", waited.as_secs(), describe(&calls));
         Ok(())
@@ -223,26 +280,27 @@ mod tests {
 
     fn watcher(store: &Store, rank: usize) -> Watcher {
         let (store, members) = (store.clone(), Members::all(rank, 3));
-        Watcher { store, members, notice: Duration::from_secs(30), is_published: false, begun: None, told: 0 }
+        Watcher::new(store, members, Duration::from_secs(30), Duration::from_secs(1))
     }
 
-    fn running(op: &str, seconds: u64) -> Option<Running> {
+    fn running(op: &str, seconds: u64) -> Vec<Running> {
         let call = CollectiveCall { op: op.to_owned(), sequence: 7, shape: String::new() };
-        Some((call, Duration::from_secs(seconds)))
+        vec![Running { group: "/fork/0".into(), call, taken: Duration::from_secs(seconds) }]
     }
 
     #[test]
-    fn calls_are_published_once_they_take_long_and_withdrawn_when_they_end() {
+    fn calls_are_published_once_they_take_long_counted_once_people_wait_and_withdrawn_when_they_end() {
         let store = Store::hash().unwrap();
         let mut watcher = watcher(&store, 1);
-        watcher.look(running("barrier", 29)).unwrap();
+        watcher.look(running("barrier", 0)).unwrap();
         assert!(!store.check(&["1"]).unwrap());
-        for _ in 0..2 {
-            watcher.look(running("barrier", 31)).unwrap();
-            assert_eq!(store.get("1").unwrap(), b"barrier number 7");
-            assert_eq!(store.add(COUNT, 0).unwrap(), 1);
+        for (seconds, count) in [(2, 0), (29, 0), (31, 1), (32, 1)] {
+            watcher.look(running("barrier", seconds)).unwrap();
+            let published: Vec<_> = decode(&store.get("1").unwrap()).collect();
+            assert_eq!(published, [("/fork/0".to_owned(), running("barrier", 31).remove(0).call)]);
+            assert_eq!(store.add(COUNT, 0).unwrap(), count);
         }
-        watcher.look(None).unwrap();
+        watcher.look(Vec::new()).unwrap();
         assert!(!store.check(&["1"]).unwrap());
         assert_eq!(store.add(COUNT, 0).unwrap(), 0);
     }
@@ -251,17 +309,17 @@ mod tests {
     fn the_main_process_tells_again_after_twice_the_time() {
         let store = Store::hash().unwrap();
         let (mut main, mut other) = (watcher(&store, 0), watcher(&store, 1));
-        main.look(None).unwrap();
+        main.look(Vec::new()).unwrap();
         assert_eq!(main.told, 0);
         other.look(running("barrier", 31)).unwrap();
-        main.look(None).unwrap();
-        main.look(None).unwrap();
+        main.look(Vec::new()).unwrap();
+        main.look(Vec::new()).unwrap();
         assert_eq!(main.told, 1, "told of a rank that waits for the main process");
         main.begun = main.begun.map(|begun| begun.checked_sub(Duration::from_secs(31)).unwrap());
-        main.look(None).unwrap();
+        main.look(Vec::new()).unwrap();
         assert_eq!(main.told, 2);
-        other.look(None).unwrap();
-        main.look(None).unwrap();
+        other.look(Vec::new()).unwrap();
+        main.look(Vec::new()).unwrap();
         assert_eq!((main.told, main.begun), (0, None));
     }
 

@@ -73,7 +73,7 @@ pub(super) fn connect(
         _ => gloo,
     };
     let members = Members::all(ranks.rank, ranks.world_size);
-    let watch = Watch::start(&store, members.clone(), meeting.notice)?;
+    let watch = Watch::start(&store, members.clone(), meeting.notice, timeout)?;
     let group = Group::new(connect, &store, options, members)?.watched(watch).with_rank_0(rank_0);
     Ok(if compares_calls { group.comparing_calls() } else { group })
 }
