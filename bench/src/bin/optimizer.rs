@@ -125,7 +125,7 @@ fn sweep(arguments: &Arguments, params: &[Param], gradients: &[Tensor], optimize
             accelerator.backward(&product.sum(Kind::Float))?;
         }
         let start = Instant::now();
-        let _norm = optimizer.clip_step_and_zero_grad(MAX_NORM)?;
+        optimizer.clip_step_and_zero_grad(MAX_NORM)?;
         if arguments.warmup <= step {
             micros.push(start.elapsed().as_secs_f64() * 1e6);
         }

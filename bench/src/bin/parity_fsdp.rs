@@ -90,7 +90,7 @@ fn train_with(
             losses.push(loss.f_double_value(&[])?);
             accelerator.backward(&loss)?;
             if case.clip && accelerator.sync_gradients() {
-                let _norm = accelerator.clip_grad_norm_(&*model, MAX_NORM)?;
+                accelerator.clip_grad_norm_(&*model, MAX_NORM)?;
             }
             optimizer.step()?;
             optimizer.zero_grad()

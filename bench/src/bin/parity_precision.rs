@@ -123,7 +123,7 @@ fn train_with<M: Module<Input = Tensor, Output = Tensor>>(
             let is_planted = case.planted.contains(&index);
             accelerator.backward(&if is_planted { loss.f_mul_scalar(f64::INFINITY)? } else { loss })?;
             if case.clip && accelerator.sync_gradients() {
-                let _norm = accelerator.clip_grad_norm_(&*model, MAX_NORM)?;
+                accelerator.clip_grad_norm_(&*model, MAX_NORM)?;
             }
             optimizer.step()?;
             scheduler.step()?;

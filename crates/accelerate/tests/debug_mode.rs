@@ -152,13 +152,13 @@ fn train(builder: AcceleratorBuilder) -> Vec<Vec<f32>> {
                 accelerator.backward(&output.square().sum(Kind::Float))?;
                 drop(accelerator.gather_for_metrics(&output)?);
                 if accelerator.sync_gradients() {
-                    drop(accelerator.clip_grad_norm_(&model, 1.0)?);
+                    accelerator.clip_grad_norm_(&model, 1.0)?;
                 }
                 optimizer.step()?;
                 optimizer.zero_grad()
             })?;
         }
-        drop(clip_grad_norm_(&store.parameters(), 1.0)?);
+        clip_grad_norm_(&store.parameters(), 1.0)?;
         accelerator.gather_object(&[accelerator.process_index()])?;
         let state = store.state_dict()?;
         Ok(state.iter().flat_map(|(_, tensor)| Vec::<f32>::try_from(tensor.reshape(-1)).unwrap()).collect::<Vec<_>>())

@@ -45,7 +45,7 @@ fn train(builder: AcceleratorBuilder, world_size: usize, max_norm: Option<f64>) 
                 let loss = (model.forward(&rows)? - wanted).f_square()?.f_mean(Kind::Float)? * 100.0;
                 accelerator.backward(&loss)?;
                 if let Some(max_norm) = max_norm.filter(|_| accelerator.sync_gradients()) {
-                    let _norm = accelerator.clip_grad_norm_(&model, max_norm)?;
+                    accelerator.clip_grad_norm_(&model, max_norm)?;
                 }
                 optimizer.step()?;
                 optimizer.zero_grad()

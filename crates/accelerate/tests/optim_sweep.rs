@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use accelerate::nn::{Init, Param, ParamStore};
-use accelerate::optim::{AcceleratedOptimizer, AdamW, Optimizer, Sgd};
+use accelerate::optim::{AcceleratedOptimizer, AdamW, Optimizer, Sgd, TotalNorm};
 use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{Accelerator, GradScalerKwargs, MixedPrecision, Result};
 
@@ -46,7 +46,7 @@ fn train<O: Optimizer>(
     precision: MixedPrecision,
     kind: Kind,
     make: impl Fn(&ParamStore) -> O,
-    step: impl Fn(&Accelerator, &[Param], &mut AcceleratedOptimizer<O>) -> Result<Tensor>,
+    step: impl Fn(&Accelerator, &[Param], &mut AcceleratedOptimizer<O>) -> Result<TotalNorm>,
 ) -> Seen {
     let accelerator = accelerator(precision);
     let (store, params) = weights(kind);

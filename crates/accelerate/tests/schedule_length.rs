@@ -5,7 +5,8 @@ use accelerate::data::{DataLoader, TensorDataset, skip_first_batches};
 use accelerate::nn::{Init, ModuleFn, ParamStore};
 use accelerate::optim::{LinearWithWarmup, LrScheduler, OneCycleLr, Sgd, StepLr, Warmup};
 use accelerate::testing::ranks;
-use accelerate::{Accelerator, AcceleratorBuilder, GradientAccumulationPlugin, Result, SchedulerUnit};
+use accelerate::{Accelerator, AcceleratorBuilder, DataLoaderConfiguration, GradientAccumulationPlugin, JoinOptions};
+use accelerate::{Result, SchedulerUnit};
 use rstest::rstest;
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -151,4 +152,72 @@ fn schedules_that_know_their_length_and_those_that_do_not() {
     let warm = |optimizer: &Sgd| Warmup::new(LinearWithWarmup::new(optimizer, 0, 15), 5, 0.0);
     check(&warnings(accumulating(1), THREE_PASSES, warm), ended);
     check(&warnings(accumulating(1), THREE_PASSES, |optimizer: &Sgd| StepLr::new(optimizer, 20, 0.5)), "");
+}
+
+fn loading(even_batches: bool, split_batches: bool) -> AcceleratorBuilder {
+    let config = DataLoaderConfiguration {
+        even_batches: Some(even_batches),
+        split_batches: Some(split_batches),
+        ..Default::default()
+    };
+    accumulating(4).dataloader_config(config)
+}
+
+/// Windows go on in the next pass.
+fn across_passes(num_steps: usize) -> AcceleratorBuilder {
+    let plugin = GradientAccumulationPlugin {
+        num_steps: Some(num_steps),
+        sync_with_dataloader: Some(false),
+        ..Default::default()
+    };
+    Accelerator::builder().gradient_accumulation_plugin(plugin)
+}
+
+/// The number that is given out before anything is prepared is the number of steps that the prepared schedule makes.
+#[rstest]
+fn a_schedule_of_the_length_that_is_given_out_ends_with_the_loop(
+    #[values(1, 2, 3)] num_processes: usize,
+    #[values(
+        accumulating(1),
+        accumulating(4),
+        adjusting(4),
+        across_passes(4),
+        loading(false, false),
+        loading(true, true),
+        accumulating(2).scheduler_unit(SchedulerUnit::OptimizerStep),
+        accumulating(2).step_scheduler_with_optimizer(false)
+    )]
+    builder: AcceleratorBuilder,
+) {
+    let counts = ranks(num_processes, builder, |accelerator| {
+        let store = ParamStore::new(accelerator.device());
+        let weight = store.root().param("weight", ([1], Init::Ones))?;
+        let optimizer = Sgd::builder(&store).lr(0.1).build()?;
+        let scheduler = StepLr::new(&optimizer, 1000, 0.5)?;
+        let model = ModuleFn::new(&store, move |x: &Tensor| Ok(weight.get()? * x));
+        let rows = TensorDataset::new(Tensor::ones([41, 1], (Kind::Float, Device::Cpu)))?;
+        let loader = DataLoader::builder(rows).batch_size(6).build()?;
+        let given_out = accelerator.num_training_steps(&loader, 3);
+        let (model, mut optimizer, loader, mut scheduler) =
+            accelerator.prepare((model, optimizer, loader, scheduler))?;
+        for _ in 0..3 {
+            accelerator.join_uneven_inputs(&model, JoinOptions::default(), || {
+                for batch in loader.iter()? {
+                    let batch = batch?;
+                    accelerator.accumulate(&model, || {
+                        accelerator.backward(&model.forward(&batch)?.sum(Kind::Float))?;
+                        optimizer.step()?;
+                        scheduler.step()?;
+                        optimizer.zero_grad()
+                    })?;
+                }
+                Ok(())
+            })?;
+        }
+        Ok((given_out, scheduler.scheduler().last_epoch() as usize))
+    });
+    let counts = counts.unwrap();
+    // Without even batches, other ranks may make fewer steps.
+    assert_eq!(counts[0].0, counts[0].1);
+    assert!(counts.iter().all(|(given_out, _)| *given_out == counts[0].0), "{counts:?}");
 }

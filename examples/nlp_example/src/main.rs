@@ -156,9 +156,7 @@ impl<'a> Training<'a> {
             .collate_fn(batch::pad_to_longest(tokenizer.pad_id()))
             .build()?;
         let dev_loader = dev_loader(&splits.dev, tokenizer, arguments)?;
-        // Counted as for one process: a prepared scheduler moves once for each process.
-        let steps_per_epoch = train_loader.len().div_ceil(accelerator.gradient_accumulation_steps());
-        let total_steps = steps_per_epoch * arguments.num_epochs() as usize;
+        let total_steps = accelerator.num_training_steps(&train_loader, arguments.num_epochs() as usize);
         let scheduler = LinearWithWarmup::new(&optimizer, total_steps / 10, total_steps);
 
         let (model, optimizer, train_loader, dev_loader, scheduler) =

@@ -2,11 +2,13 @@
 
 use super::models::for_each_engine;
 use super::{Accelerator, HasParameters};
+use crate::data::DataLoader;
 use crate::error::{OptimError, Result};
 use crate::nn::{Param, ParamStore};
-use crate::optim::{self, ClipGradNorm};
+use crate::optim::{self, ClipGradNorm, TotalNorm};
 use crate::session::{Engine, PreparedOptimizer};
 use accelerate_core::config::AutocastKwargs;
+use accelerate_core::schedule::{ScheduledPass, ticks_per_step};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use tch::Tensor;
@@ -137,6 +139,43 @@ impl Accelerator {
         Ok(())
     }
 
+    /// How many steps a schedule has to have so that it ends with a training loop of so many passes over the loader: what to give
+    /// a schedule that is made before both are prepared. It counts as a prepared scheduler moves, so accumulation, the number of
+    /// processes, split batches and the [`SchedulerUnit`](crate::SchedulerUnit) are in it.
+    ///
+    /// ```
+    /// use accelerate::data::{DataLoader, VecDataset};
+    /// use accelerate::testing;
+    ///
+    /// let builder = accelerate::Accelerator::builder().gradient_accumulation_steps(4);
+    /// let steps = testing::ranks(2, builder, |accelerator| {
+    ///     let loader = DataLoader::builder(VecDataset::new(vec![0i64; 80])).batch_size(2).build()?;
+    ///     Ok(accelerator.num_training_steps(&loader, 3))
+    /// })?;
+    /// // 20 batches for each process, so 5 steps of the optimizer in each pass, by each of which the schedule moves by 2.
+    /// assert_eq!(steps, [3 * 5 * 2; 2]);
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn num_training_steps<B: Send + 'static>(&self, loader: &DataLoader<B>, num_epochs: usize) -> usize {
+        let (config, num_processes) = (self.config(), self.num_processes());
+        let steps_with_optimizer = config.accelerator.step_scheduler_with_optimizer;
+        let ticks_per_step = ticks_per_step(
+            num_processes,
+            config.dataloader.split_batches,
+            steps_with_optimizer,
+            config.accelerator.scheduler_unit,
+        );
+        let plugin = self.session().gradient_state.plugin();
+        let pass = ScheduledPass {
+            num_batches: loader.num_batches_when_prepared(num_processes, &config.dataloader) as u64,
+            gradient_accumulation_steps: if steps_with_optimizer { plugin.num_steps as u64 } else { 1 },
+            num_processes: num_processes as u64,
+            ticks_per_step: ticks_per_step as u64,
+            adjust_scheduler: steps_with_optimizer && plugin.adjust_scheduler == Some(true),
+        };
+        pass.num_training_steps(num_epochs as u64, plugin.sync_with_dataloader) as usize
+    }
+
     /// Runs `body` in the run's mixed precision, for computations outside of prepared models. `kwargs` are settings for this
     /// block alone, such as `enabled: false`; `None` stands for those of the run.
     ///
@@ -188,7 +227,7 @@ impl Accelerator {
         &self,
         parameters: &P,
         clipping: impl Into<ClipGradNorm>,
-    ) -> Result<Tensor> {
+    ) -> Result<TotalNorm> {
         let params = parameters.trainable_parameters();
         self.check_before_step("clip_grad_norm_", &params)?;
         self.session().complete_gradients()?;

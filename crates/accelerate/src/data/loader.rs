@@ -246,7 +246,11 @@ impl<B: Send + 'static, K> DataLoader<B, K> {
 impl<B: Send + 'static> DataLoader<B> {
     /// Number of batches of a pass.
     pub fn len(&self) -> usize {
-        self.parts.num_batches(&Sharding::whole()).unwrap_or(0)
+        self.num_batches(&Sharding::whole())
+    }
+
+    pub(super) fn num_batches(&self, sharding: &Sharding) -> usize {
+        self.parts.num_batches(sharding).unwrap_or(0)
     }
 
     /// Does a pass have no batches?

@@ -172,18 +172,7 @@ impl<B: Send + 'static, K: LoaderKind> DataLoader<B, K> {
 
     pub(crate) fn prepare_at(self, place: Place, configuration: &DataLoaderSettings) -> Result<DataLoaderShard<B, K>> {
         configuration.check()?;
-        let sharding = if configuration.use_configured_sampler {
-            Sharding { own_sampler: place.shares.len() > 1, ..Sharding::whole() }
-        } else {
-            Sharding {
-                rank: place.share,
-                num_processes: place.shares.len(),
-                split_batches: configuration.split_batches,
-                even_batches: configuration.even_batches,
-                dispatch: place.dispatch.is_some(),
-                own_sampler: false,
-            }
-        };
+        let sharding = sharding(configuration, (place.share, place.shares.len()), place.dispatch.is_some());
         let mut parts = self.into_parts();
         sharding.check(parts.source.batch_size())?;
         if let Some(source) = parts.source.for_ranks(&sharding, configuration)? {
@@ -202,6 +191,29 @@ impl<B: Send + 'static, K: LoaderKind> DataLoader<B, K> {
             registered: None,
             kind: PhantomData,
         })
+    }
+}
+
+/// One share of so many, as the configuration says.
+fn sharding(configuration: &DataLoaderSettings, (share, num_shares): (usize, usize), dispatch: bool) -> Sharding {
+    if configuration.use_configured_sampler {
+        return Sharding { own_sampler: num_shares > 1, ..Sharding::whole() };
+    }
+    Sharding {
+        rank: share,
+        num_processes: num_shares,
+        split_batches: configuration.split_batches,
+        even_batches: configuration.even_batches,
+        dispatch,
+        own_sampler: false,
+    }
+}
+
+impl<B: Send + 'static> DataLoader<B> {
+    /// How many batches the first process, which never gets fewer than others, will get in a pass of the prepared loader.
+    pub(crate) fn num_batches_when_prepared(&self, num_processes: usize, configuration: &DataLoaderSettings) -> usize {
+        let dispatch = num_processes > 1 && configuration.dispatch_batches == Some(true);
+        self.num_batches(&sharding(configuration, (0, num_processes), dispatch))
     }
 }
 

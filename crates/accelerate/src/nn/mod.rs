@@ -88,7 +88,7 @@ pub use named_layers::AnyLayer;
 pub use norm::{GroupNorm, GroupNormConfig, LayerNorm, LayerNormConfig, RMSNorm, RMSNormConfig};
 pub use param::Param;
 pub(crate) use param::{Resident, Storage, UnitMember, WeakParam};
-pub use path::{BufferOptions, Initial, Path};
+pub use path::{BufferOptions, Initial, Path, PathName};
 pub use script_module::ScriptModule;
 pub use sequential::Sequential;
 pub use sharded_state::ShardedStateDict;

@@ -4,6 +4,7 @@ use super::init::{self, Init};
 use super::param::Role;
 use super::{AnyLayer, Param, ParamStore, TrainingFlag};
 use crate::error::{NnError, Result};
+use std::fmt::Display;
 use std::ops::Div;
 use tch::{Device, Kind, Tensor};
 
@@ -225,35 +226,26 @@ impl Path {
     }
 }
 
-impl Div<&str> for &Path {
+/// What a level of a [`Path`] may be called by: a name, or the number of a layer.
+pub trait PathName: Display {}
+
+/// One implementation for all names, so that the compiler knows what `path / 0 / "weight"` is without knowing which integer 0 is.
+impl<N: PathName> Div<N> for &Path {
     type Output = Path;
-    fn div(self, name: &str) -> Path {
-        self.sub(name)
+    fn div(self, name: N) -> Path {
+        self.sub(&name.to_string())
     }
 }
 
-impl Div<&str> for Path {
+impl<N: PathName> Div<N> for Path {
     type Output = Path;
-    fn div(self, name: &str) -> Path {
-        self.sub(name)
+    fn div(self, name: N) -> Path {
+        &self / name
     }
 }
 
-macro_rules! div_by_display {
-    ($($type:ty),*) => {$(
-        impl Div<$type> for &Path {
-            type Output = Path;
-            fn div(self, name: $type) -> Path {
-                self.sub(&name.to_string())
-            }
-        }
-        impl Div<$type> for Path {
-            type Output = Path;
-            fn div(self, name: $type) -> Path {
-                self.sub(&name.to_string())
-            }
-        }
-    )*};
+macro_rules! path_names {
+    ($($type:ty),*) => {$( impl PathName for $type {} )*};
 }
 
-div_by_display!(String, &String, usize);
+path_names!(&str, String, &String, i32, i64, u32, u64, usize);

@@ -4,6 +4,7 @@ use super::batches::{Gradients, gradients};
 use crate::error::{OptimError, Result};
 use crate::group::{Group, ReduceOp};
 use crate::nn::Param;
+use std::ops::Deref;
 use tch::{Device, Kind, Tensor};
 use torch_ext::{foreach, scalar};
 
@@ -37,6 +38,38 @@ impl From<f64> for ClipGradNorm {
     }
 }
 
+/// The norm of all gradients before they were clipped: a 0-d float tensor, which may be left unused, as a tensor by itself may
+/// not.
+///
+/// ```
+/// use accelerate::optim::TotalNorm;
+/// let norm = TotalNorm::from(accelerate::tch::Tensor::from(2.0f32));
+/// assert_eq!((norm.double_value(&[]), f64::try_from(&*norm)?), (2.0, 2.0));
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct TotalNorm(Tensor);
+
+impl From<Tensor> for TotalNorm {
+    fn from(norm: Tensor) -> Self {
+        Self(norm)
+    }
+}
+
+impl From<TotalNorm> for Tensor {
+    fn from(norm: TotalNorm) -> Self {
+        norm.0
+    }
+}
+
+impl Deref for TotalNorm {
+    type Target = Tensor;
+
+    fn deref(&self) -> &Tensor {
+        &self.0
+    }
+}
+
 /// Scales all gradients by one factor, so that their total norm is at most a largest one; returns the norm before, a scalar on
 /// the device of the first gradient. `clipping` is the largest 2-norm, or a [`ClipGradNorm`] with all settings.
 ///
@@ -61,7 +94,7 @@ impl From<f64> for ClipGradNorm {
 ///
 /// # Errors
 /// The norm is not finite and `error_if_nonfinite` is set.
-pub fn clip_grad_norm_(params: &[Param], clipping: impl Into<ClipGradNorm>) -> Result<Tensor> {
+pub fn clip_grad_norm_(params: &[Param], clipping: impl Into<ClipGradNorm>) -> Result<TotalNorm> {
     let ClipGradNorm { max_norm, norm_type, error_if_nonfinite } = clipping.into();
     let grads = gradients(params)?;
     let total_norm = total_norm(&grads, norm_type)?;
@@ -72,7 +105,7 @@ pub fn clip_grad_norm_(params: &[Param], clipping: impl Into<ClipGradNorm>) -> R
         }
     }
     clip(&grads, max_norm, &total_norm)?;
-    Ok(total_norm)
+    Ok(total_norm.into())
 }
 
 /// The norm of one vector made of all gradients, a scalar; zero if there are none.

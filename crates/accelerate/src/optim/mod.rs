@@ -41,7 +41,7 @@ pub use adam::{Adam, AdamBuilder, AdamW};
 pub use adamw8bit::{AdamW8bit, AdamW8bitBuilder};
 pub(crate) use batches::gradients;
 pub(crate) use clip::clip_coefficient;
-pub use clip::{ClipGradNorm, clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm};
+pub use clip::{ClipGradNorm, TotalNorm, clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm};
 pub use deep_speed::{DummyOptim, DummyScheduler};
 pub use grad_scaler::{GradScaler, GradScalerState};
 pub use handle::{GroupDefaults, OptimizerHandle, ParamGroup, no_decay};

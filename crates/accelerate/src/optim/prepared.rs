@@ -2,8 +2,8 @@
 
 use super::shared_object::SharedObject;
 use super::{
-    GradScaler, IntoInnerError, Optimizer, OptimizerHandle, OptimizerState, clip_coefficient, clip_grad_norm_,
-    gradients,
+    GradScaler, IntoInnerError, Optimizer, OptimizerHandle, OptimizerState, TotalNorm, clip_coefficient,
+    clip_grad_norm_, gradients,
 };
 use crate::error::{Error, Result};
 use crate::messages;
@@ -227,7 +227,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
     ///
     /// # Errors
     /// Those of the optimizer; with loss scaling also a step before any backward pass.
-    pub fn clip_step_and_zero_grad(&mut self, max_norm: f64) -> Result<Option<Tensor>> {
+    pub fn clip_step_and_zero_grad(&mut self, max_norm: f64) -> Result<Option<TotalNorm>> {
         if !self.session.gradient_state.sync_gradients() {
             return Ok(None);
         }
@@ -251,7 +251,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
                 };
                 let norm = self.check_step(norm)?;
                 handle.gradients_used();
-                Tensor::from(norm as f32)
+                Tensor::from(norm as f32).into()
             }
             None => {
                 let norm = self.clip(max_norm)?;
@@ -264,7 +264,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
     }
 
     /// Returns the 2-norm before.
-    fn clip(&self, max_norm: f64) -> Result<Tensor> {
+    fn clip(&self, max_norm: f64) -> Result<TotalNorm> {
         let handle = self.handle();
         if let Some(scaling) = &self.scaling {
             scaling.scaler.unscale_(handle)?;

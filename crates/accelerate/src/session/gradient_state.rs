@@ -105,6 +105,11 @@ impl GradientState {
         self.lock().decision.map_or(1, |decision| decision.micro_batches)
     }
 
+    /// How gradients are accumulated.
+    pub(crate) fn plugin(&self) -> GradientAccumulationSettings {
+        self.lock().window.plugin().clone()
+    }
+
     /// Does a schedule move by micro-batches?
     pub(crate) fn adjusts_scheduler(&self) -> bool {
         self.lock().window.plugin().adjust_scheduler == Some(true)

@@ -95,6 +95,27 @@ impl ScheduledPass {
         counted.saturating_mul(self.ticks_per_step)
     }
 
+    /// How many steps a schedule has to have so that it ends with a loop of so many passes. Windows end with a pass, or go on in
+    /// the next one; what is left of the last one then makes no step.
+    ///
+    /// ```
+    /// # use accelerate_core::schedule::ScheduledPass;
+    /// let pass = ScheduledPass {
+    ///     num_batches: 5, gradient_accumulation_steps: 2, num_processes: 4, ticks_per_step: 4, adjust_scheduler: false,
+    /// };
+    /// assert_eq!(pass.num_training_steps(3, true), 4 * (3 + 3 + 3));
+    /// assert_eq!(pass.num_training_steps(3, false), 4 * 7);
+    /// ```
+    pub fn num_training_steps(&self, num_passes: u64, windows_end_with_passes: bool) -> u64 {
+        if windows_end_with_passes {
+            return self.ticks().saturating_mul(num_passes);
+        }
+        let window = self.gradient_accumulation_steps.max(1);
+        let num_steps = self.num_batches.saturating_mul(num_passes) / window;
+        let counted = if self.adjust_scheduler { num_steps.saturating_mul(window) } else { num_steps };
+        counted.saturating_mul(self.ticks_per_step)
+    }
+
     /// By how much the ticks of a pass and a program's own count of it may differ, because both round.
     fn rounding(&self) -> u64 {
         let windows = if self.adjust_scheduler { self.gradient_accumulation_steps } else { 1 };
