@@ -74,6 +74,7 @@ enum Script {
     SecondMeeting,
     /// Rank 1 kills itself while the others gather a sharded model
     DyingRankInGather,
+    /// Rank 1 kills itself while the others read its parts of a sharded model
     DyingRankInReading,
     /// Saves a sharded model, of ones or, over that, of twos
     SavedSharded,
@@ -81,8 +82,9 @@ enum Script {
     FullDisk,
     /// Rank 1 never makes the call the others make
     AbsentRank,
-    /// Rank 0 stops itself while the others wait for it
+    /// Rank 0 comes late to a call that only rank 1 waits in
     LateRank,
+    /// Rank 0 stops itself while the others wait for it
     StoppedRankZero,
     /// Rank 1 makes another call than the others
     StrayingRank,
