@@ -56,5 +56,8 @@ pub use power_sgd::PowerSGDState;
 pub use process_group::{InitProcessGroupKwargs, ProcessGroupSettings};
 pub use profile::{ProfileKwargs, ProfileSettings, ProfilerActivity, ScheduleOption};
 pub use project::{ProjectConfiguration, ProjectSettings};
-pub use run_config::{ConfigFile, Lookup, Message, PartialRunConfig, RunConfig, Sources, misspelt_variables, settings};
+pub use run_config::{
+    ConfigFile, FileFormat, Fsdp2Conversion, Lookup, Message, Overridden, PartialRunConfig, RunConfig, Sources,
+    changed_lines, default_config_files, is_in_files_of_reference, misspelt_variables, settings,
+};
 pub use torch_dynamo::{Compilation, DynamoBackend, DynamoMode, DynamoSettings, TorchDynamoPlugin};

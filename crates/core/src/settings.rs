@@ -51,6 +51,7 @@ pub struct Declaration {
     pub(crate) is_for_launcher: bool,
     pub(crate) is_secret: bool,
     pub(crate) is_object_too: bool,
+    pub(crate) is_own_key: bool,
     pub(crate) is_for_python: bool,
     pub(crate) least: Option<u64>,
     pub(crate) standing: Standing,
@@ -73,6 +74,7 @@ pub(crate) const fn setting() -> Declaration {
         is_for_launcher: false,
         is_secret: false,
         is_object_too: false,
+        is_own_key: false,
         is_for_python: false,
         least: None,
         standing: Standing::Honoured,
@@ -141,6 +143,12 @@ impl Declaration {
     /// Beside what its kind says, a value may be an object.
     pub(crate) const fn or_object(mut self) -> Self {
         self.is_object_too = true;
+        self
+    }
+
+    /// Files of Python Accelerate have no key for it at their top level.
+    pub(crate) const fn own_key(mut self) -> Self {
+        self.is_own_key = true;
         self
     }
 

@@ -62,7 +62,7 @@ record! {
         /// Threads of each process (OMP_NUM_THREADS).
         ///
         /// Without it, several processes share the cores evenly unless OMP_NUM_THREADS is set to a possible number.
-        num_cpu_threads_per_process: usize => setting().launcher().flag("num_cpu_threads_per_process").at_least(1);
+        num_cpu_threads_per_process: usize => setting().own_key().launcher().flag("num_cpu_threads_per_process").at_least(1);
         /// Keep each process on cores of its own: an equal share of those of its machine.
         enable_cpu_affinity: bool = false => setting()
             .variable("ACCELERATE_CPU_AFFINITY").flag("enable_cpu_affinity").switch();
@@ -70,7 +70,7 @@ record! {
         rdzv_backend: String = "static".to_owned() => setting().launcher().flag("rdzv_backend").harmless(&["c10d"])
             .refused("machines meet at --main_process_ip and --main_process_port; choose static");
         /// Options of the meeting, such as timeout=900.
-        rdzv_conf: String => setting().launcher().flag("rdzv_conf")
+        rdzv_conf: String => setting().own_key().launcher().flag("rdzv_conf")
             .refused("machines meet at --main_process_ip and --main_process_port, without options");
         /// Are all machines in one network?
         same_network: bool = true => setting().launcher().flag("same_network").switch().reference_default("false").harmless(&["false"])
@@ -79,31 +79,31 @@ record! {
         main_training_function: String = "main".to_owned() => setting().launcher().flag("main_training_function")
             .without_effect("a program has one main function");
         /// Shard models over the processes.
-        use_fsdp: bool = false => setting().flag("use_fsdp").switch();
+        use_fsdp: bool = false => setting().own_key().flag("use_fsdp").switch();
         /// Shard models as a DeepSpeed configuration says.
-        use_deepspeed: bool = false => setting().flag("use_deepspeed").switch();
+        use_deepspeed: bool = false => setting().own_key().flag("use_deepspeed").switch();
         /// Lay processes out along several axes.
-        use_parallelism_config: bool = false => setting().flag("use_parallelism_config").switch()
+        use_parallelism_config: bool = false => setting().own_key().flag("use_parallelism_config").switch()
             .refused("tensor, sequence and context parallelism are not available yet; use --use_fsdp");
         /// One process for each GPU: what happens without it, too.
-        multi_gpu: bool = false => setting().launcher().flag("multi_gpu").switch()
+        multi_gpu: bool = false => setting().own_key().launcher().flag("multi_gpu").switch()
             .without_effect("there is one process for each GPU in any case");
         /// The device that the program computes on, such as cuda:1, whatever the automatic choice is.
-        torch_device: String => setting();
+        torch_device: String => setting().own_key();
         /// The least level of messages that are written to standard error: debug, info, warning (the default), error or critical.
         ///
         /// A program that has set a subscriber of the crate tracing decides by that.
-        log_level: LogLevel => setting();
+        log_level: LogLevel => setting().own_key();
         /// Number of times that a launch is started again after a failure.
-        max_restarts: usize = 0 => setting().launcher().flag("max_restarts").refused(ONE_ATTEMPT);
+        max_restarts: usize = 0 => setting().own_key().launcher().flag("max_restarts").refused(ONE_ATTEMPT);
         /// Seconds between two looks at the processes.
-        monitor_interval: f64 => setting().launcher().flag("monitor_interval").harmless(&["0.1", "5"])
+        monitor_interval: f64 => setting().own_key().launcher().flag("monitor_interval").harmless(&["0.1", "5"])
             .without_effect("the launcher is told at once when a process ends");
         /// Compute in bfloat16 on a TPU, and in float32 what asks for float64.
         downcast_bf16: bool = false => setting().variable("ACCELERATE_DOWNCAST_BF16").flag("downcast_bf16").switch()
             .without_effect("it is about TPUs, and there is none; mixed_precision bf16 computes in bfloat16 elsewhere");
         /// Train on a TPU.
-        tpu: bool = false => setting().launcher().flag("tpu").switch().refused(NO_TPU);
+        tpu: bool = false => setting().own_key().launcher().flag("tpu").switch().refused(NO_TPU);
         /// The name of a TPU.
         tpu_name: String => setting().launcher().refused(NO_TPU);
         /// The zone of a TPU.

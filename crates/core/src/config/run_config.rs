@@ -1,16 +1,24 @@
 //! The configuration of a run: every record, resolved once from all sources.
 
+mod changes;
 mod deep_speed;
 mod display;
 mod file;
 mod misspelt;
 mod normalise;
+mod place;
 mod resolve;
+mod to_fsdp2;
 mod unasked;
+mod write;
 
+pub use changes::changed_lines;
 pub use file::ConfigFile;
 pub use misspelt::misspelt_variables;
-pub use resolve::{Lookup, Sources};
+pub use place::default_config_files;
+pub use resolve::{Lookup, Overridden, Sources};
+pub use to_fsdp2::Fsdp2Conversion;
+pub use write::{FileFormat, is_in_files_of_reference};
 
 use super::{
     AcceleratorConfig, AcceleratorSettings, AutocastKwargs, AutocastSettings, BnbQuantizationConfig, ClusterConfig,
@@ -185,6 +193,7 @@ pub struct Message {
 struct Notes {
     messages: Vec<Message>,
     unused: Vec<Unused>,
+    overridden: Vec<Overridden>,
     /// See [`Sources::is_for_python`].
     is_for_python: bool,
     /// Of a file's `deepspeed_config`, in the order of its lines.

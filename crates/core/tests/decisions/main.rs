@@ -3,6 +3,7 @@
 
 mod accumulation;
 mod config;
+mod config_file;
 mod contradictions;
 mod deep_speed;
 mod deep_speed_objects;

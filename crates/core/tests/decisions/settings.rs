@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
 /// Two values of the setting that are not its default, and that no other setting contradicts.
-fn samples(setting: &Setting) -> [String; 2] {
+pub(crate) fn samples(setting: &Setting) -> [String; 2] {
     let texts: [&str; 2] = match (setting.path, setting.kind) {
         ("dynamo_config.backend", _) => ["eager", "ts"],
         ("dynamo_config.disable", _) => ["true", "true"],

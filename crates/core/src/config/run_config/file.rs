@@ -39,23 +39,69 @@ impl ConfigFile {
     /// assert!(error.starts_with("run.yaml:1:") && error.contains("\"mixed_precision\""), "{error}");
     /// ```
     pub fn read(text: &str, path: &Path) -> Result<Self> {
-        let document = Document::parse(text, path)?;
-        let mut file = Self { path: document.path, partial: PartialRunConfig::default(), lines: Vec::new() };
-        let NodeValue::Mapping(entries) = &document.root.value else { return Ok(file) };
-        file.refuse_sagemaker(entries)?;
-        for (key, line, node) in entries.iter().filter(|(key, ..)| !INERT_SECTIONS.contains(&key.as_str())) {
-            let is_section = settings().any(|setting| !setting.section.is_empty() && setting.section == key);
-            match REFUSED_SECTIONS.iter().find(|(section, _)| section == key) {
-                Some((_, why)) if !node.is_null() => {
-                    let (found, origin) = ("a section with keys".to_owned(), file.origin(*line).to_string());
-                    return Err(Kind::Refused { name: key.clone(), found, origin, why }.into());
-                }
-                Some(_) => {}
-                None if is_section => file.section(key, *line, node)?,
-                None => file.key("", key, *line, node)?,
-            }
+        let (file, errors) = Self::read_up_to(1, text, path);
+        errors.into_iter().next().map_or(Ok(file), Err)
+    }
+
+    /// The same, with the errors of the file in the order of its lines, at most 100 of them, and with what it says besides.
+    ///
+    /// ```
+    /// use accelerate_core::config::ConfigFile;
+    /// let (file, errors) = ConfigFile::read_all("num_proceses: 2\ndebug: true\nuse_cpu: maybe\n", "run.yaml".as_ref());
+    /// assert_eq!(errors.len(), 2);
+    /// assert_eq!(file.into_partial().cluster.debug, Some(true));
+    /// ```
+    pub fn read_all(text: &str, path: &Path) -> (Self, Vec<crate::Error>) {
+        // Finding the nearest key takes time, and nobody reads more.
+        Self::read_up_to(100, text, path)
+    }
+
+    fn read_up_to(most_errors: usize, text: &str, path: &Path) -> (Self, Vec<crate::Error>) {
+        let mut file = Self { path: path.to_owned(), partial: PartialRunConfig::default(), lines: Vec::new() };
+        let root = match Document::parse(text, path) {
+            Ok(document) => document.root,
+            Err(error) => return (file, vec![error]),
+        };
+        let NodeValue::Mapping(entries) = &root.value else { return (file, Vec::new()) };
+        if let Err(error) = file.refuse_sagemaker(entries) {
+            return (file, vec![error]);
         }
-        Ok(file)
+        let errors = file.entries(entries).take(most_errors).collect();
+        (file, errors)
+    }
+
+    /// Takes over what each key says, as long as somebody asks for the next error.
+    fn entries(&mut self, entries: &[(String, usize, Node)]) -> impl Iterator<Item = crate::Error> {
+        let flat = entries.iter().flat_map(|(key, line, node)| match &node.value {
+            NodeValue::Mapping(inner) if is_section(key) => {
+                inner.iter().map(|(inner, line, node)| (key.as_str(), inner.as_str(), *line, node)).collect::<Vec<_>>()
+            }
+            _ => vec![("", key.as_str(), *line, node)],
+        });
+        flat.filter_map(|(section, key, line, node)| match section {
+            "" => self.entry(key, line, node).err(),
+            section => self.key(section, key, line, node).err(),
+        })
+    }
+
+    /// A key of the top level.
+    fn entry(&mut self, key: &str, line: usize, node: &Node) -> Result<()> {
+        if INERT_SECTIONS.contains(&key) {
+            return Ok(());
+        }
+        match REFUSED_SECTIONS.iter().find(|(section, _)| *section == key) {
+            Some((_, why)) if !node.is_null() => {
+                let (found, origin) = ("a section with keys".to_owned(), self.origin(line).to_string());
+                Err(Kind::Refused { name: key.to_owned(), found, origin, why }.into())
+            }
+            Some(_) => Ok(()),
+            None if is_section(key) && node.is_null() => Ok(()),
+            None if is_section(key) => {
+                let (path, what) = (self.path.clone(), key.to_owned());
+                Err(Kind::NotAMapping { path, line, what }.into())
+            }
+            None => self.key("", key, line, node),
+        }
     }
 
     /// A file for Amazon SageMaker has keys of its own, so that is said before they are looked at.
@@ -76,6 +122,19 @@ impl ConfigFile {
         self.partial
     }
 
+    /// What the file says, in the order of its lines: settings, the texts of their values, and the lines.
+    ///
+    /// ```
+    /// use accelerate_core::config::ConfigFile;
+    /// let file = ConfigFile::read("debug: yes\nfp16: true\n", "run.yaml".as_ref())?;
+    /// let said: Vec<_> = file.said().map(|(setting, text, line)| (setting.path, text, line)).collect();
+    /// assert_eq!(said, [("debug", "true".to_owned(), 1), ("mixed_precision", "fp16".to_owned(), 2)]);
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    pub fn said(&self) -> impl Iterator<Item = (&'static Setting, String, usize)> {
+        self.lines.iter().filter_map(|(setting, line)| Some((*setting, self.partial.text(setting)?, *line)))
+    }
+
     /// The keys in `deepspeed_config`, in the order of their lines.
     pub(super) fn deepspeed_keys(&self) -> Vec<&'static str> {
         let of_section = self.lines.iter().filter(|(setting, _)| setting.section == "deepspeed_config");
@@ -86,17 +145,6 @@ impl ConfigFile {
 
     pub(super) fn origin(&self, line: usize) -> Origin {
         Origin::File { path: self.path.clone(), line }
-    }
-
-    fn section(&mut self, section: &str, line: usize, node: &Node) -> Result<()> {
-        if node.is_null() {
-            return Ok(());
-        }
-        let NodeValue::Mapping(entries) = &node.value else {
-            let (path, what) = (self.path.clone(), section.to_owned());
-            return Err(Kind::NotAMapping { path, line, what }.into());
-        };
-        entries.iter().try_for_each(|(key, line, node)| self.key(section, key, *line, node))
     }
 
     fn key(&mut self, section: &str, key: &str, line: usize, node: &Node) -> Result<()> {
@@ -159,6 +207,10 @@ impl ConfigFile {
         let path = self.path.clone();
         Kind::UnknownKey { path, line, key: shortened(key), place, hint: hint(home, nearest_key.as_deref()) }.into()
     }
+}
+
+fn is_section(key: &str) -> bool {
+    settings().any(|setting| !setting.section.is_empty() && setting.section == key)
 }
 
 /// What to do about a key that is not known: move it home, or correct it.

@@ -45,6 +45,17 @@ struct LaunchedFrom {
     file: Option<(PathBuf, usize)>,
 }
 
+/// A value that does not hold, because somebody closer to the program said something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Overridden {
+    /// The setting, as [`Setting::path`] spells it.
+    pub setting: &'static str,
+    /// What was said.
+    pub value: String,
+    /// Where.
+    pub origin: Origin,
+}
+
 impl RunConfig {
     /// Puts the sources together: code before flags before environment before file before default, setting by setting.
     ///
@@ -64,14 +75,42 @@ impl RunConfig {
     /// # Ok::<(), accelerate_core::Error>(())
     /// ```
     pub fn resolve(sources: Sources<'_>) -> Result<Self> {
-        let deepspeed_keys = sources.file.as_ref().map(ConfigFile::deepspeed_keys).unwrap_or_default();
-        let mut notes = Notes { is_for_python: sources.is_for_python, deepspeed_keys, ..Notes::default() };
-        let (mut partial, mut origins) = merge(sources)?;
-        normalise(&mut partial, &mut origins, &mut notes)?;
-        stand(&partial, &origins, &mut notes)?;
-        let config = partial.settle(origins, notes);
-        config.check()?;
-        Ok(config)
+        let (config, errors) = resolve_all(sources)?;
+        errors.into_iter().next().map_or(Ok(config), Err)
+    }
+
+    /// Everything that is wrong with the sources, as far as one thing does not hide another, and what has no effect.
+    ///
+    /// ```
+    /// use accelerate_core::config::{ConfigFile, RunConfig, Sources};
+    /// let text = "tpu_name: a\nrdzv_backend: etcd\nmonitor_interval: 2\n";
+    /// let file = Some(ConfigFile::read(text, "run.yaml".as_ref())?);
+    /// let (errors, messages) = RunConfig::problems(Sources { file, ..Default::default() });
+    /// assert_eq!((errors.len(), messages.len()), (2, 1));
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    pub fn problems(sources: Sources<'_>) -> (Vec<crate::Error>, Vec<Message>) {
+        match resolve_all(sources) {
+            Ok((config, errors)) => (errors, config.notes.messages),
+            Err(error) => (vec![error], Vec::new()),
+        }
+    }
+
+    /// What others said of the setting with this path, who are further away from the program than the value that holds; the
+    /// closest first.
+    ///
+    /// ```
+    /// use accelerate_core::config::{ConfigFile, PartialRunConfig, RunConfig, Sources};
+    /// let file = Some(ConfigFile::read("num_processes: 4\n", "run.yaml".as_ref())?);
+    /// let mut code = PartialRunConfig::default();
+    /// code.cluster.num_processes = Some(2);
+    /// let config = RunConfig::resolve(Sources { code, file, ..Default::default() })?;
+    /// let overridden: Vec<_> = config.overridden("num_processes").map(|other| other.origin.to_string()).collect();
+    /// assert_eq!(overridden, ["run.yaml:1"]);
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    pub fn overridden(&self, path: &str) -> impl Iterator<Item = &Overridden> {
+        self.notes.overridden.iter().filter(move |other| other.setting == path)
     }
 
     /// The variables by which a launcher says to its processes what flags and a file have said to it, also of records whose
@@ -195,22 +234,53 @@ fn is_named(setting: &Setting, section: &str, name: &str) -> bool {
     })
 }
 
-fn merge(sources: Sources<'_>) -> Result<(PartialRunConfig, Origins)> {
-    let mut origins = Origins::default();
-    let mut partial = PartialRunConfig::default();
-    for setting in partial.fill(&sources.code) {
-        origins.set(setting, Origin::Code);
+/// The configuration, and what is wrong with it. Fails where there is not even a value.
+fn resolve_all(sources: Sources<'_>) -> Result<(RunConfig, Vec<crate::Error>)> {
+    let deepspeed_keys = sources.file.as_ref().map(ConfigFile::deepspeed_keys).unwrap_or_default();
+    let mut notes = Notes { is_for_python: sources.is_for_python, deepspeed_keys, ..Notes::default() };
+    let Merge { mut partial, mut origins, overridden } = merge(sources)?;
+    notes.overridden = overridden;
+    let mut errors = Vec::from_iter(normalise(&mut partial, &mut origins, &mut notes).err());
+    errors.extend(stand(&partial, &origins, &mut notes));
+    let config = partial.settle(origins, notes);
+    if errors.is_empty() {
+        errors.extend(config.check().err());
     }
-    let mut flags = PartialRunConfig::default();
-    for (setting, text) in sources.flags {
-        if !flags.say(setting, &text) {
-            let flag = setting.flag().unwrap_or(setting.field).to_owned();
-            return Err(Kind::Flag { flag, found: shortened(&text), wanted: setting.wanted() }.into());
+    Ok((config, errors))
+}
+
+/// What the sources say together.
+#[derive(Default)]
+struct Merge {
+    partial: PartialRunConfig,
+    origins: Origins,
+    overridden: Vec<Overridden>,
+}
+
+impl Merge {
+    /// Adds the next source, with the places of what it says.
+    fn add(&mut self, source: &PartialRunConfig, said: Vec<(&'static Setting, Origin)>) {
+        let filled = self.partial.fill(source);
+        for (setting, origin) in said {
+            match filled.iter().any(|filled| filled.path == setting.path) {
+                true => self.origins.set(setting, origin),
+                false => self.overridden.extend(source.text(setting).map(|value| Overridden {
+                    setting: setting.path,
+                    value,
+                    origin,
+                })),
+            }
         }
     }
-    for setting in partial.fill(&flags) {
-        origins.set(setting, Origin::Flag(format!("--{}", setting.flag().unwrap_or(setting.field))));
+}
+
+fn merge(sources: Sources<'_>) -> Result<Merge> {
+    let mut merge = Merge::default();
+    for setting in merge.partial.fill(&sources.code) {
+        merge.origins.set(setting, Origin::Code);
     }
+    let (flags, said) = read_flags(sources.flags)?;
+    merge.add(&flags, said);
     if let Some(lookup) = sources.environment {
         let unasked = lookup(DEFAULTS_VARIABLE).and_then(|text| serde_json::from_str(&text).ok());
         let unasked: BTreeMap<String, String> = unasked.unwrap_or_default();
@@ -218,19 +288,34 @@ fn merge(sources: Sources<'_>) -> Result<(PartialRunConfig, Origins)> {
         let (environment, said) = read_environment(&said_by_somebody)?;
         let launched = lookup(ORIGINS_VARIABLE).and_then(|text| serde_json::from_str(&text).ok());
         let launched: BTreeMap<String, LaunchedFrom> = launched.unwrap_or_default();
-        for setting in partial.fill(&environment) {
-            let variable = said.iter().find(|(said, _)| said.path == setting.path).map(|(_, origin)| origin.clone());
-            let origin = variable.unwrap_or(Origin::Default);
-            origins.set(setting, before_launch(origin, &launched, environment.text(setting)));
-        }
+        let before = |(setting, origin)| (setting, before_launch(origin, &launched, environment.text(setting)));
+        merge.add(&environment, said.into_iter().map(before).collect());
     }
     if let Some(file) = sources.file {
-        for setting in partial.fill(&file.partial) {
-            let line = file.lines.iter().rev().find(|(said, _)| said.path == setting.path).map_or(0, |(_, line)| *line);
-            origins.set(setting, file.origin(line));
+        let mut said: Vec<(&'static Setting, usize)> = Vec::new();
+        // Of a key that is there under two names, the last one counts.
+        for (setting, line) in &file.lines {
+            said.retain(|(known, _)| known.path != setting.path);
+            said.push((setting, *line));
         }
+        let said = said.into_iter().map(|(setting, line)| (setting, file.origin(line))).collect();
+        merge.add(&file.partial, said);
     }
-    Ok((partial, origins))
+    Ok(merge)
+}
+
+/// What flags say. Of a flag that is there twice the last one counts.
+fn read_flags(flags: Vec<(&'static Setting, String)>) -> Result<(PartialRunConfig, Vec<(&'static Setting, Origin)>)> {
+    let mut partial = PartialRunConfig::default();
+    let mut said: Vec<(&'static Setting, Origin)> = Vec::new();
+    for (setting, text) in flags {
+        let flag = setting.flag().unwrap_or(setting.field);
+        if !partial.say(setting, &text) {
+            return Err(Kind::Flag { flag: flag.to_owned(), found: shortened(&text), wanted: setting.wanted() }.into());
+        }
+        said.push((setting, Origin::Flag(format!("--{flag}"))));
+    }
+    Ok((partial, said))
 }
 
 /// A variable that the launcher set, and nobody changed, stands for the flag or the line that it came from.
@@ -253,9 +338,10 @@ fn is_withheld(setting: &Setting, is_for_python: bool, is_deepspeed: bool) -> bo
     is_for_python && !is_deepspeed && setting.path == "gradient_accumulation_config.num_steps"
 }
 
-/// Refuses what is refused, and notes what has no effect.
-fn stand(partial: &PartialRunConfig, origins: &Origins, notes: &mut Notes) -> Result<()> {
+/// The errors of what is refused. Notes what has no effect.
+fn stand(partial: &PartialRunConfig, origins: &Origins, notes: &mut Notes) -> Vec<crate::Error> {
     let Notes { messages, is_for_python, .. } = notes;
+    let mut errors = Vec::new();
     for setting in settings() {
         let Some(found) = partial.text(setting).filter(|found| !setting.asks_for_nothing(found)) else { continue };
         let origin = origins.get(setting.path);
@@ -276,9 +362,9 @@ fn stand(partial: &PartialRunConfig, origins: &Origins, notes: &mut Notes) -> Re
             }
             Standing::Refused(why) => {
                 let (name, origin) = (setting.path.to_owned(), origin.to_string());
-                return Err(Kind::Refused { name, found, origin, why }.into());
+                errors.push(Kind::Refused { name, found, origin, why }.into());
             }
         }
     }
-    Ok(())
+    errors
 }

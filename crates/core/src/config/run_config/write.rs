@@ -1,0 +1,296 @@
+//! Settings as a configuration file that Python Accelerate reads, too.
+
+use super::{ConfigFile, PartialRunConfig, settings};
+use crate::config::MixedPrecision;
+use crate::names::{ComputeEnvironment, DistributedType};
+use crate::settings::{Setting, ValueKind, says_something};
+use serde_json::{Map, Number, Value};
+use std::fmt::Write as _;
+use std::path::Path;
+
+/// The language of a configuration file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FileFormat {
+    /// YAML. The default.
+    #[default]
+    Yaml,
+    /// JSON.
+    Json,
+}
+
+impl FileFormat {
+    /// The language that the name of a file stands for: JSON for `.json`, and YAML for everything else, as in Python Accelerate.
+    ///
+    /// ```
+    /// use accelerate_core::config::FileFormat;
+    /// assert_eq!(FileFormat::of_path("run.json".as_ref()), FileFormat::Json);
+    /// assert_eq!(FileFormat::of_path("run.yaml".as_ref()), FileFormat::Yaml);
+    /// ```
+    pub fn of_path(path: &Path) -> Self {
+        if path.extension().is_some_and(|extension| extension == "json") { Self::Json } else { Self::Yaml }
+    }
+}
+
+/// Sections of a file that Python Accelerate knows. The top level is the one without a name.
+const SECTIONS_OF_THE_REFERENCE: [&str; 7] =
+    ["", "fsdp_config", "deepspeed_config", "dynamo_config", "parallelism_config", "fp8_config", "mpirun_config"];
+
+/// Does Python Accelerate accept this setting in a file? It refuses a file whose top level has a key that it does not know.
+///
+/// ```
+/// use accelerate_core::config::{is_in_files_of_reference, settings};
+/// let knows = |path: &str| settings().find(|setting| setting.path == path).map(is_in_files_of_reference);
+/// assert_eq!(knows("fsdp_config.sharding_strategy"), Some(true));
+/// assert_eq!(knows("log_level"), Some(false));
+/// ```
+pub fn is_in_files_of_reference(setting: &Setting) -> bool {
+    SECTIONS_OF_THE_REFERENCE.contains(&setting.section) && !setting.declaration.is_own_key && !setting.is_code_only()
+}
+
+impl ConfigFile {
+    /// The text of a file that says what `said` says, in today's schema. [`read`](Self::read) gives
+    /// [`said.in_file()`](PartialRunConfig::in_file) back.
+    ///
+    /// Python Accelerate reads the file as well, unless something is said for which it has no key
+    /// ([`is_in_files_of_reference`]).
+    ///
+    /// ```
+    /// use accelerate_core::config::{ConfigFile, FileFormat, PartialRunConfig, ShardingStrategy};
+    /// let mut said = PartialRunConfig::default();
+    /// said.cluster.use_fsdp = Some(true);
+    /// said.fsdp.sharding_strategy = Some(ShardingStrategy::ShardGradOp);
+    /// let text = ConfigFile::write(&said, FileFormat::Yaml);
+    /// assert_eq!(
+    ///     text,
+    ///     "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: SHARD_GRAD_OP\n",
+    /// );
+    /// assert_eq!(ConfigFile::read(&text, "run.yaml".as_ref())?.into_partial(), said.in_file());
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    pub fn write(said: &PartialRunConfig, format: FileFormat) -> String {
+        let said = said.in_file();
+        let mut root = Map::new();
+        for setting in settings().filter(|setting| !setting.is_code_only()) {
+            let Some(text) = said.text(setting).filter(|text| says_something(setting, text)) else { continue };
+            let value = setting.json(&text);
+            match setting.section {
+                "" => drop(root.insert(setting.key().to_owned(), value)),
+                section => {
+                    let section = root.entry(section).or_insert_with(|| Value::Object(Map::new()));
+                    if let Value::Object(section) = section {
+                        section.insert(written_key(setting).to_owned(), value);
+                    }
+                }
+            }
+        }
+        match format {
+            FileFormat::Json => format!("{:#}\n", Value::Object(root)),
+            FileFormat::Yaml => yaml(&root),
+        }
+    }
+}
+
+impl PartialRunConfig {
+    /// The same as a file says it: `distributed_type` stands for the switches that flags have, and it is there together with
+    /// `compute_environment`, because Python Accelerate needs them.
+    ///
+    /// ```
+    /// use accelerate_core::config::PartialRunConfig;
+    /// use accelerate_core::names::DistributedType;
+    /// let mut said = PartialRunConfig::default();
+    /// said.cluster.use_deepspeed = Some(true);
+    /// let said = said.in_file();
+    /// assert_eq!(said.cluster.distributed_type, Some(DistributedType::DeepSpeed));
+    /// assert_eq!(said.cluster.use_deepspeed, None);
+    /// ```
+    #[must_use]
+    pub fn in_file(&self) -> Self {
+        let mut said = self.clone();
+        let cluster = &mut said.cluster;
+        cluster.compute_environment.get_or_insert(ComputeEnvironment::LocalMachine);
+        let asked = match (cluster.use_fsdp, cluster.use_deepspeed) {
+            (Some(true), Some(true)) => None,
+            (Some(true), _) => Some(DistributedType::Fsdp),
+            (_, Some(true)) => Some(DistributedType::DeepSpeed),
+            _ => None,
+        };
+        match (asked, cluster.distributed_type) {
+            (Some(asked), None | Some(DistributedType::MultiGpu)) => cluster.distributed_type = Some(asked),
+            // What the type said besides is said by other keys.
+            (Some(asked), Some(DistributedType::MultiCpu)) => {
+                cluster.distributed_type = Some(asked);
+                cluster.use_cpu.get_or_insert(true);
+            }
+            (Some(asked), Some(DistributedType::No)) if cluster.num_processes.is_none_or(|number| number == 1) => {
+                cluster.distributed_type = Some(asked);
+                cluster.num_processes = Some(1);
+            }
+            _ => {}
+        }
+        let distributed_type =
+            *cluster.distributed_type.get_or_insert_with(|| match (cluster.num_processes, cluster.use_cpu) {
+                (Some(1), _) => DistributedType::No,
+                (_, Some(true)) => DistributedType::MultiCpu,
+                _ => DistributedType::MultiGpu,
+            });
+        let stands_for = |switch: Option<bool>, of_type| match switch {
+            Some(true) => distributed_type == of_type,
+            Some(false) => distributed_type != of_type,
+            None => false,
+        };
+        if stands_for(cluster.use_fsdp, DistributedType::Fsdp) {
+            cluster.use_fsdp = None;
+        }
+        if stands_for(cluster.use_deepspeed, DistributedType::DeepSpeed) {
+            cluster.use_deepspeed = None;
+        }
+        // It changes nothing, and Python has no key for it.
+        cluster.multi_gpu = None;
+        said
+    }
+}
+
+impl PartialRunConfig {
+    /// What a file says for a machine with this number of NVIDIA GPUs: a process for each of them, or one on the CPU.
+    ///
+    /// ```
+    /// use accelerate_core::config::{MixedPrecision, PartialRunConfig};
+    /// use accelerate_core::names::DistributedType;
+    /// let said = PartialRunConfig::for_machine(8, MixedPrecision::Bf16).cluster;
+    /// assert_eq!((said.num_processes, said.distributed_type), (Some(8), Some(DistributedType::MultiGpu)));
+    /// assert_eq!(PartialRunConfig::for_machine(0, MixedPrecision::No).cluster.use_cpu, Some(true));
+    /// ```
+    pub fn for_machine(num_gpus: usize, precision: MixedPrecision) -> Self {
+        let mut said = Self::default();
+        said.cluster.mixed_precision = Some(precision);
+        said.cluster.num_processes = Some(num_gpus.max(1));
+        said.cluster.use_cpu = Some(num_gpus == 0);
+        said.in_file()
+    }
+}
+
+impl Setting {
+    /// What `text`, which is a value of this setting, is in a file: a number, an answer, a word, or what is made of those.
+    ///
+    /// ```
+    /// use accelerate_core::config::settings;
+    /// let json = |path: &str, text: &str| settings().find(|setting| setting.path == path).map(|setting| setting.json(text));
+    /// assert_eq!(json("num_processes", "2"), Some(2.into()));
+    /// assert_eq!(json("mixed_precision", "no"), Some("no".into()));
+    /// ```
+    pub fn json(&self, text: &str) -> Value {
+        if self.takes_object()
+            && let Some(object) = serde_json::from_str(text).ok().filter(Value::is_object)
+        {
+            return object;
+        }
+        // Lists in sections are words with commas for Python, and those at the top level are lists.
+        match (self.kind, self.section) {
+            (ValueKind::List, "") => text.split(',').map(|word| Value::String(word.to_owned())).collect(),
+            (kind, _) => scalar(kind, text),
+        }
+    }
+}
+
+/// The key in a section. Python's launcher knows those of its sections by the names of its flags.
+fn written_key(setting: &Setting) -> &'static str {
+    setting.flag().filter(|flag| setting.has_key(flag)).unwrap_or_else(|| setting.key())
+}
+
+fn scalar(kind: ValueKind, text: &str) -> Value {
+    let word = || Value::String(text.to_owned());
+    let number = || text.parse::<Number>().map_or_else(|_| word(), Value::Number);
+    match kind {
+        ValueKind::Bool => text.parse().map_or_else(|_| word(), Value::Bool),
+        ValueKind::Integer { .. } | ValueKind::Number | ValueKind::Seconds => number(),
+        // Names such as "true" and "3" are answers and numbers in files.
+        ValueKind::Choice(_) => text.parse().map_or_else(|_| number(), Value::Bool),
+        ValueKind::Auto(_) if text == "auto" => word(),
+        ValueKind::Auto(kind) => scalar(*kind, text),
+        ValueKind::Text | ValueKind::Path | ValueKind::List | ValueKind::Object | ValueKind::OffloadTarget => word(),
+    }
+}
+
+/// YAML of version 1.1, which Python reads.
+fn yaml(root: &Map<String, Value>) -> String {
+    let mut text = String::new();
+    mapping(&mut text, root, 0);
+    text
+}
+
+fn mapping(text: &mut String, entries: &Map<String, Value>, depth: usize) {
+    for (key, value) in entries {
+        // Writing to a string cannot fail, here and below.
+        let _ = write!(text, "{:1$}{2}:", "", 2 * depth, quoted_if_needed(key));
+        match value {
+            Value::Object(entries) if !entries.is_empty() => {
+                text.push('\n');
+                mapping(text, entries, depth + 1);
+            }
+            Value::Array(items)
+                if !items.is_empty() && items.iter().all(|item| !item.is_array() && !item.is_object()) =>
+            {
+                text.push('\n');
+                for item in items {
+                    let _ = writeln!(text, "{:1$}- {2}", "", 2 * depth, flow(item));
+                }
+            }
+            value => {
+                let _ = writeln!(text, " {}", flow(value));
+            }
+        }
+    }
+}
+
+/// A value in one line.
+fn flow(value: &Value) -> String {
+    match value {
+        Value::String(text) => quoted_if_needed(text),
+        Value::Number(number) => yaml_number(number),
+        Value::Array(items) => format!("[{}]", items.iter().map(flow).collect::<Vec<_>>().join(", ")),
+        Value::Object(entries) => {
+            let entries = entries.iter().map(|(key, value)| format!("{}: {}", quoted(key), flow(value)));
+            format!("{{{}}}", entries.collect::<Vec<_>>().join(", "))
+        }
+        Value::Null | Value::Bool(_) => value.to_string(),
+    }
+}
+
+/// YAML 1.1 takes `1e-6` for text: it wants a point and a sign.
+fn yaml_number(number: &Number) -> String {
+    let text = number.to_string();
+    let Some((mantissa, exponent)) = text.split_once(['e', 'E']) else { return text };
+    let point = if mantissa.contains('.') { "" } else { ".0" };
+    let sign = if exponent.starts_with(['-', '+']) { "" } else { "+" };
+    format!("{mantissa}{point}e{sign}{exponent}")
+}
+
+/// Words of YAML 1.1 that are no text.
+const RESERVED: [&str; 9] = ["y", "yes", "n", "no", "true", "false", "on", "off", "null"];
+
+/// Text as it is where nobody could take it for something else, and in quotes otherwise.
+fn quoted_if_needed(text: &str) -> String {
+    let is_plain = text.starts_with(|first: char| first.is_ascii_alphabetic() || first == '/')
+        && text.chars().all(|character| character.is_ascii_alphanumeric() || "_-./".contains(character))
+        && !RESERVED.iter().any(|reserved| reserved.eq_ignore_ascii_case(text));
+    if is_plain { text.to_owned() } else { quoted(text) }
+}
+
+fn quoted(text: &str) -> String {
+    // What YAML does not print, and what it breaks lines at.
+    let is_escaped = |character: char| {
+        character.is_control() || ['\u{2028}', '\u{2029}', '\u{feff}', '\u{fffe}', '\u{ffff}'].contains(&character)
+    };
+    let mut quoted = String::from("\"");
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => quoted.extend(['\\', character]),
+            _ if is_escaped(character) => {
+                let _ = write!(quoted, "\\u{:04x}", u32::from(character));
+            }
+            _ => quoted.push(character),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
