@@ -8,24 +8,31 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-use accelerate_core::config::settings;
-use accelerate_core::settings::{ORIGINS_VARIABLE, Setting};
+use accelerate_core::config::{ConfigFile, settings};
+use accelerate_core::settings::{ORIGINS_VARIABLE, Setting, shortened};
 use accelerate_launch::{Program, ProgramSearch, num_visible_gpus, resolve_program};
 use clap::Args;
+
+use crate::config_file::{self, Found};
 
 /// The version that the bindings of this project are written for.
 const LIBTORCH_VERSION: &str = "2.11.0";
 
 /// Show versions, machine and settings, for a report when something does not work.
 #[derive(Debug, Args)]
-pub(crate) struct Arguments {}
+pub(crate) struct Arguments {
+    /// The configuration file to show. Without it, the default one if it exists.
+    #[arg(long = "config_file", alias = "config-file", value_name = "FILE")]
+    config_file: Option<PathBuf>,
+}
 
-pub(crate) fn run(_: &Arguments) -> io::Result<()> {
+pub(crate) fn run(arguments: &Arguments) -> io::Result<()> {
     let mut text = String::new();
     for (name, value) in facts() {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "- {name}: {value}");
     }
+    text += &configuration(config_file::find(arguments.config_file.as_deref(), &config_file::variable));
     io::stdout().lock().write_all(text.as_bytes())
 }
 
@@ -50,6 +57,27 @@ fn facts() -> Vec<(&'static str, String)> {
     facts
 }
 
+/// The configuration file and what it says, one setting in a line. A report is for others, so what may be secret is not shown.
+fn configuration(found: Option<Found>) -> String {
+    let Some(Found { path, is_default }) = found else { return "- configuration file: none\n".to_owned() };
+    let which = if is_default { " (the default one)" } else { "" };
+    let mut text = format!("- configuration file: {}{which}\n", path.display());
+    let file = match config_file::read(&path) {
+        Ok(content) => ConfigFile::read_all(&content, &path),
+        Err(error) => return text + &format!("  error: {error}\n"),
+    };
+    let (file, errors) = file;
+    for (setting, value, _) in file.said() {
+        let is_hidden = setting.is_secret() || is_secret(setting.field);
+        let value = if is_hidden { "(not shown)".to_owned() } else { shortened(&value).escape_debug().to_string() };
+        let _ = writeln!(text, "  {}: {value}", setting.path);
+    }
+    for error in errors {
+        let _ = writeln!(text, "  error: {error}");
+    }
+    text
+}
+
 /// A variable as the report has it. That a secret is set may matter, and what it is never does.
 fn shown(name: &str, value: &str) -> String {
     let value = if is_secret(name) { "(not shown)" } else { value };
@@ -66,9 +94,10 @@ fn is_secret(name: &str) -> bool {
 
 /// Variables that change how ranks are started or what they do. Never everything: there are secrets among the others.
 fn is_relevant(name: &str) -> bool {
-    const NAMES: [&str; 15] = [
+    const NAMES: [&str; 17] = [
         ORIGINS_VARIABLE,
         "CUDA_VISIBLE_DEVICES",
+        "HF_HOME",
         "LD_LIBRARY_PATH",
         "LIBTORCH",
         "LIBTORCH_USE_PYTORCH",
@@ -82,6 +111,7 @@ fn is_relevant(name: &str) -> bool {
         "VIRTUAL_ENV",
         "CONDA_PREFIX",
         "WORLD_SIZE",
+        "XDG_CACHE_HOME",
     ];
     const PREFIXES: [&str; 4] = ["ACCELERATE_", "GLOO_", "NCCL_", "TORCH_"];
     let is_setting = || settings().any(|setting| setting.variable().as_deref() == Some(name));

@@ -6,16 +6,16 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use accelerate_core::config::{ConfigFile, RunConfig, Sources};
+use accelerate_core::config::{Lookup, RunConfig};
 use accelerate_core::names::DistributedType;
-use accelerate_core::settings::{ORIGINS_VARIABLE, Setting, read_file, shortened};
 use accelerate_launch::{
-    Helper, LaunchConfig, Machine, Program, TerminalOptions, TerminalReporter, launch, num_visible_gpus,
-    unusable_threads,
+    Helper, LaunchConfig, Machine, Program, TerminalOptions, TerminalReporter, launch, unusable_threads,
 };
 use clap::Args;
 
-use crate::settings::{Selection, SettingFlags};
+use crate::config_file::{self, Found};
+use crate::resolve::{Resolved, num_gpus, num_processes, resolve, why_num_processes};
+use crate::settings::{AllSettings, SettingFlags};
 
 /// Start a program on one or many processes, watch over them, and explain what went wrong.
 ///
@@ -54,9 +54,12 @@ use crate::settings::{Selection, SettingFlags};
     126 or 127 for a program that cannot be run or does not exist; 0 if all processes ended with 0.")]
 pub(crate) struct Arguments {
     #[command(flatten)]
-    settings: SettingFlags<ForLaunch>,
+    settings: SettingFlags<AllSettings>,
 
     /// A configuration file (YAML or JSON). Flags go before it, and so do variables that are set.
+    ///
+    /// Default: accelerate/default_config.yaml in HF_HOME, else in huggingface of XDG_CACHE_HOME, else in
+    /// ~/.cache/huggingface, if it exists. `accelerate config explain` shows what holds.
     #[arg(long = "config_file", alias = "config-file", value_name = "FILE")]
     config_file: Option<PathBuf>,
 
@@ -108,16 +111,6 @@ impl Arguments {
     }
 }
 
-/// Every flag of the table is one of `accelerate launch`.
-#[derive(Debug)]
-struct ForLaunch;
-
-impl Selection for ForLaunch {
-    fn includes(_: &Setting) -> bool {
-        true
-    }
-}
-
 pub(crate) fn run(arguments: Arguments) -> ExitCode {
     let (is_quiet, has_prefix) = (arguments.quiet, !arguments.no_prefix);
     if let Err(error) = std::env::current_dir() {
@@ -125,15 +118,22 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
         crate::print_error("accelerate launch", &error, &text);
         return ExitCode::from(2);
     }
-    let run = match resolve(&arguments, &|name| std::env::var(name).ok()) {
-        Ok(run) => run,
+    let Resolved { run, file } = match resolved(&arguments, &config_file::variable) {
+        Ok(resolved) => resolved,
         Err(error) => {
             crate::print_error("accelerate launch", error.as_ref(), &error.to_string());
             return ExitCode::from(2);
         }
     };
+    if let (Some(Found { path, is_default: true }), false) = (&file, is_quiet) {
+        let path = path.display();
+        crate::print_message(&format!(
+            "accelerate launch: settings of {path} hold where flags and variables say nothing"
+        ));
+    }
     if let (None, false) = (run.cluster.num_processes, is_quiet) {
-        crate::print_message(&format!("accelerate launch: {}", explain_default(&run)));
+        let (number, why) = (num_processes(&run), why_num_processes(&run));
+        crate::print_message(&format!("accelerate launch: --num_processes was not given, starting {number} ({why})"));
     }
     for message in run.messages().iter().filter(|_| !is_quiet) {
         crate::print_message(&format!("accelerate launch: {message}"));
@@ -159,32 +159,12 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
     }
 }
 
-/// The configuration of the run. Fails on what every rank would fail on, before there are any.
-fn resolve(arguments: &Arguments, lookup: &dyn Fn(&str) -> Option<String>) -> Result<RunConfig, Box<dyn Error>> {
-    // Where another launch has started this one, its flags are part of the environment here.
-    let lookup = |name: &str| lookup(name).filter(|_| name != ORIGINS_VARIABLE);
-    let file = match &arguments.config_file {
-        None => None,
-        Some(path) => {
-            let text = read_file(path).map_err(|cause| {
-                format!("the configuration file {} cannot be read: {cause}", shortened(&path.to_string_lossy()))
-            })?;
-            Some(ConfigFile::read(&text, path)?)
-        }
-    };
+fn resolved(arguments: &Arguments, lookup: Lookup<'_>) -> Result<Resolved, Box<dyn Error>> {
     let flags = arguments.settings.said.clone();
-    let is_for_python = arguments.target().is_python();
-    let sources = Sources { flags, environment: Some(&lookup), file, is_for_python, ..Default::default() };
-    let run = RunConfig::resolve(sources)?;
-    let num_processes = run.cluster.num_processes.unwrap_or_else(|| default_num_processes(&run));
-    if !is_for_python {
-        run.check_deepspeed(num_processes, &read_file)?;
-    }
-    Ok(run)
+    resolve(flags, arguments.config_file.as_deref(), arguments.target().is_python(), lookup)
 }
 
 fn config(arguments: Arguments, run: &RunConfig) -> LaunchConfig {
-    let num_processes = run.cluster.num_processes.unwrap_or_else(|| default_num_processes(run));
     let program = arguments.target();
     let mut words = arguments.program.into_iter().skip(1).peekable();
     words.next_if(|first| first == "--");
@@ -194,18 +174,8 @@ fn config(arguments: Arguments, run: &RunConfig) -> LaunchConfig {
         shutdown_grace_period: arguments.shutdown_grace_period,
         helper: Some(Helper::this_executable()),
         dedicated_process: true,
-        ..LaunchConfig::of_run(run, program, num_processes)
+        ..LaunchConfig::of_run(run, program, num_processes(run))
     }
-}
-
-fn default_num_processes(run: &RunConfig) -> usize {
-    let per_machine = if run.cluster.use_cpu { 1 } else { num_gpus(run).max(1) };
-    per_machine.saturating_mul(run.cluster.num_machines)
-}
-
-fn num_gpus(run: &RunConfig) -> usize {
-    let chosen = run.cluster.gpu_ids.clone().filter(|gpu_ids| !gpu_ids.eq_ignore_ascii_case("all"));
-    num_visible_gpus(Path::new("/dev"), chosen.or_else(|| std::env::var("CUDA_VISIBLE_DEVICES").ok()).as_deref())
 }
 
 /// What asks for GPUs where processes will have none.
@@ -225,16 +195,6 @@ fn without_gpus(run: &RunConfig, num_gpus: usize) -> Option<String> {
     Some(format!("{path} {value} ({}) has no effect: {why}", run.origin(path)))
 }
 
-fn explain_default(run: &RunConfig) -> String {
-    let num_processes = default_num_processes(run);
-    let reason = match (run.cluster.use_cpu, num_gpus(run)) {
-        (true, _) => "with --cpu".to_string(),
-        (false, 0) => "no NVIDIA GPU found".to_string(),
-        (false, num_gpus) => format!("one for each of {num_gpus} NVIDIA GPU(s)"),
-    };
-    format!("--num_processes was not given, starting {num_processes} ({reason})")
-}
-
 fn seconds(text: &str) -> Result<Duration, String> {
     let number: f64 = text.parse().map_err(|_| format!("\"{text}\" is not a number of seconds"))?;
     const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -247,6 +207,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 mod tests {
     use super::*;
     use crate::{Cli, Command};
+    use accelerate_core::config::{ConfigFile, Sources};
     use clap::Parser;
     use rstest::rstest;
     use std::fs;
@@ -257,6 +218,10 @@ mod tests {
             Command::Launch(arguments) => *arguments,
             other => unreachable!("{other:?}"),
         }
+    }
+
+    fn resolve(arguments: &Arguments, lookup: Lookup<'_>) -> Result<RunConfig, Box<dyn Error>> {
+        resolved(arguments, lookup).map(|resolved| resolved.run)
     }
 
     fn parsed(line: &str) -> LaunchConfig {

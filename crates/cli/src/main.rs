@@ -1,11 +1,15 @@
 //! The `accelerate` command. One file per subcommand; this one only chooses and reports.
 
 mod completions;
+mod config;
+mod config_file;
 mod env;
 mod estimate_memory;
 mod flags;
 mod launch;
+mod resolve;
 mod settings;
+mod to_fsdp2;
 
 use std::error::Error;
 use std::io::{self, Write};
@@ -26,9 +30,12 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Config(config::Arguments),
     Launch(Box<launch::Arguments>),
     Env(env::Arguments),
     EstimateMemory(estimate_memory::Arguments),
+    #[command(name = "to-fsdp2")]
+    ToFsdp2(to_fsdp2::Arguments),
     Completions(completions::Arguments),
 }
 
@@ -38,14 +45,17 @@ fn main() -> ExitCode {
         return code;
     }
     let cli = Cli::try_parse().unwrap_or_else(|error| flags::explained(error).exit());
+    let success = |()| ExitCode::SUCCESS;
     let outcome = match cli.command {
+        Command::Config(arguments) => config::run(&arguments),
         Command::Launch(arguments) => return launch::run(*arguments),
-        Command::Env(arguments) => env::run(&arguments).map_err(Into::into),
-        Command::EstimateMemory(arguments) => estimate_memory::run(&arguments),
-        Command::Completions(arguments) => completions::run(&arguments).map_err(Into::into),
+        Command::Env(arguments) => env::run(&arguments).map(success).map_err(Into::into),
+        Command::EstimateMemory(arguments) => estimate_memory::run(&arguments).map(success),
+        Command::ToFsdp2(arguments) => to_fsdp2::run(&arguments),
+        Command::Completions(arguments) => completions::run(&arguments).map(success).map_err(Into::into),
     };
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         // `accelerate env | head -1` is no mistake.
         Err(error) if is_broken_pipe(error.as_ref()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -88,16 +98,19 @@ mod tests {
     /// Users of the reference type either spelling, everywhere.
     #[test]
     fn every_flag_has_both_spellings() {
-        for command in Cli::command().get_subcommands() {
-            for flag in command.get_arguments().filter_map(|argument| argument.get_long().map(|long| (argument, long)))
-            {
-                let (argument, long) = flag;
-                if long.contains('_') {
-                    let aliases = argument.get_all_aliases().unwrap_or_default();
-                    assert!(aliases.contains(&long.replace('_', "-").as_str()), "--{long} has no spelling with -");
-                }
-                assert!(!long.contains('-'), "--{long} is not spelled as in the reference");
+        check_spellings(&Cli::command());
+    }
+
+    fn check_spellings(command: &clap::Command) {
+        for (argument, long) in
+            command.get_arguments().filter_map(|argument| argument.get_long().map(|long| (argument, long)))
+        {
+            if long.contains('_') {
+                let aliases = argument.get_all_aliases().unwrap_or_default();
+                assert!(aliases.contains(&long.replace('_', "-").as_str()), "--{long} has no spelling with -");
             }
+            assert!(!long.contains('-'), "--{long} is not spelled as in the reference");
         }
+        command.get_subcommands().for_each(check_spellings);
     }
 }

@@ -20,6 +20,16 @@ pub(crate) trait Selection: std::fmt::Debug {
     }
 }
 
+/// Every flag of the table is one of `accelerate launch`, and of what explains a launch.
+#[derive(Debug)]
+pub(crate) struct AllSettings;
+
+impl Selection for AllSettings {
+    fn includes(_: &Setting) -> bool {
+        true
+    }
+}
+
 /// What was typed, in the order of the table.
 #[derive(Debug)]
 pub(crate) struct SettingFlags<S> {

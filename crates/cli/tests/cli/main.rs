@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod commands;
+mod config;
 mod estimate_memory;
 mod failures;
 mod orphans;

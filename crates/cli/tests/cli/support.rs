@@ -9,7 +9,10 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The command without subcommand, in an environment that says nothing about ranks. Signals do what they
+/// A folder that does not exist, in the place of the developer's own default configuration file.
+const NO_HF_HOME: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/no_hf_home");
+
+/// The command without subcommand, in an environment that says nothing about ranks or settings. Signals do what they
 /// do by default, even if the tests run in the background of a shell.
 pub(crate) fn accelerate() -> Command {
     let mut command = Command::new("env");
@@ -18,7 +21,7 @@ pub(crate) fn accelerate() -> Command {
     {
         command.env_remove(name);
     }
-    command.stdin(Stdio::null());
+    command.env("HF_HOME", NO_HF_HOME).stdin(Stdio::null());
     command
 }
 

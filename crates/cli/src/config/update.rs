@@ -1,0 +1,41 @@
+//! `accelerate config update`: a file of an old version in today's words.
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use accelerate_core::config::{ConfigFile, FileFormat, changed_lines};
+use clap::Args;
+
+use crate::config_file::{self, Existing};
+
+/// Write a configuration file again with the keys that are used today, and say what changed.
+///
+/// What the file means stays the same. Comments are not kept. A file with mistakes is left as it is.
+#[derive(Debug, Args)]
+#[command(after_long_help = "Examples:\n  \
+    accelerate config update\n  \
+    accelerate config update --config_file run.yaml")]
+pub(crate) struct Arguments {
+    /// The file. Without it, the default one.
+    #[arg(long = "config_file", alias = "config-file", value_name = "FILE")]
+    config_file: Option<PathBuf>,
+}
+
+pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
+    let path = config_file::find_existing(arguments.config_file.as_deref(), &config_file::variable)?.path;
+    let old = config_file::read(&path)?;
+    let said = ConfigFile::read(&old, &path)?.into_partial();
+    let new = ConfigFile::write(&said, FileFormat::of_path(&path));
+    let changes = changed_lines(&old, &new, &path)?;
+    if changes.is_empty() {
+        crate::print_message(&format!("accelerate config: {} is up to date, and stays as it is", path.display()));
+        return Ok(ExitCode::SUCCESS);
+    }
+    config_file::write(&path, &new, Existing::Replace)?;
+    crate::print_message(&format!("accelerate config: {} is up to date now:", path.display()));
+    for change in changes {
+        crate::print_message(&format!("  {change}"));
+    }
+    Ok(ExitCode::SUCCESS)
+}

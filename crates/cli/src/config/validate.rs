@@ -1,0 +1,64 @@
+//! `accelerate config validate`: everything that is wrong with a file.
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use accelerate_core::config::{ConfigFile, RunConfig, Sources};
+use clap::Args;
+
+use crate::config_file;
+
+/// Check a configuration file: every mistake with its line and the cure, and what has no effect.
+///
+/// Exit code: 0 if a launch would take the file, 1 otherwise. Warnings do not count.
+#[derive(Debug, Args)]
+#[command(after_long_help = "Examples:\n  \
+    accelerate config validate\n  \
+    accelerate config validate run.yaml")]
+pub(crate) struct Arguments {
+    /// The file. Without it, the default one.
+    file: Option<PathBuf>,
+}
+
+pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
+    let path = config_file::find_existing(arguments.file.as_deref(), &config_file::variable)?.path;
+    let report = check(&config_file::read(&path)?, &path);
+    std::io::stdout().lock().write_all(report.text.as_bytes())?;
+    Ok(if report.is_valid { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+struct Report {
+    text: String,
+    is_valid: bool,
+}
+
+fn check(text: &str, path: &Path) -> Report {
+    let (file, mut errors) = ConfigFile::read_all(text, path);
+    let (only_for_rust, messages) = RunConfig::problems(Sources { file: Some(file.clone()), ..Default::default() });
+    let is_for_python = Sources { file: Some(file), is_for_python: true, ..Default::default() };
+    let is_fine_for_python = errors.is_empty() && RunConfig::problems(is_for_python).0.is_empty();
+    errors.extend(only_for_rust);
+    let mut report = Report { text: String::new(), is_valid: errors.is_empty() };
+    // Writing to a string cannot fail.
+    for error in &errors {
+        let _ = writeln!(report.text, "error: {error}");
+        let mut cause = Error::source(error);
+        while let Some(error) = cause {
+            let _ = writeln!(report.text, "  caused by: {error}");
+            cause = error.source();
+        }
+    }
+    for message in &messages {
+        let _ = writeln!(report.text, "warning: {message}");
+    }
+    if is_fine_for_python && !errors.is_empty() {
+        let _ = writeln!(report.text, "note: a program in Python may be launched with this file");
+    }
+    let counted = |number: usize, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
+    let (errors, warnings) = (counted(errors.len(), "error"), counted(messages.len(), "warning"));
+    let _ = writeln!(report.text, "{}: {errors}, {warnings}", path.display());
+    report
+}
