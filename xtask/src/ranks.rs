@@ -17,6 +17,8 @@ pub(crate) fn launch(num_processes: usize, program: &Path) -> Command {
     let mut command = Command::new(paths::release_binary("accelerate"));
     command.args(["launch", "--cpu", "--num_processes", &num_processes.to_string(), "--main_process_port", "0"]);
     command.arg(program).env("OMP_NUM_THREADS", "1");
+    // A user's own default configuration file must not change what is measured or compared.
+    command.env("HF_HOME", paths::target_folder().join("no-hugging-face-home"));
     command
 }
 

@@ -3,6 +3,7 @@
 
 mod batch_norm;
 mod compare;
+mod config;
 mod data;
 mod fsdp;
 mod grid;
@@ -41,6 +42,8 @@ enum What {
     Fsdp(fsdp::Fsdp),
     /// The environment of every rank under both launchers, for many flags and files
     Launch(launch::Launch),
+    /// What configuration files of all versions mean, read and written by both sides
+    Config(config::Config),
 }
 
 #[derive(Debug, Args)]
@@ -72,6 +75,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         What::Precision(precision) => precision::run(precision),
         What::Fsdp(fsdp) => fsdp::run(fsdp),
         What::Launch(launch) => launch::run(launch),
+        What::Config(config) => config::run(config),
     }
 }
 
