@@ -55,54 +55,91 @@ pub(super) fn run(_: &Config) -> Result<()> {
     }
     ask(&environment, "write", std::slice::from_ref(&theirs))?;
     let read = files_in(&cases_folder("read"))?.into_iter().chain(files_in(&theirs)?).collect::<Vec<_>>();
+    ensure!(read.len() >= 40, "only {} files were compared", read.len());
 
-    let mut failed = 0;
-    let mut verdict = |what: &str, path: &Path, problems: &[String]| {
-        failed += usize::from(!problems.is_empty());
-        let name = name_of(path);
+    let mut tally = Tally::default();
+    let written = compare_read(&environment, &read, &ours, &mut tally)?;
+    compare_written(&environment, &written, &mut tally)?;
+    compare_conversions(&environment, &written, &mut tally)?;
+    for path in files_in(&cases_folder("errors"))? {
+        tally.add("mistakes", &path, &check_mistakes(&path)?);
+    }
+    let outcome = if tally.num_failed == 0 { "ok" } else { "FAILED" };
+    let counts = tally.counts.iter().map(|(what, count)| format!("{what}={count}")).collect::<Vec<_>>().join(" ");
+    println!("parity=config {counts} failed={} {outcome}", tally.num_failed);
+    if tally.num_failed > 0 {
+        bail!("{} files mean something else", tally.num_failed);
+    }
+    Ok(())
+}
+
+/// What was compared, and how much of it was wrong.
+#[derive(Debug, Default)]
+struct Tally {
+    counts: BTreeMap<&'static str, usize>,
+    num_failed: usize,
+}
+
+impl Tally {
+    fn add(&mut self, what: &'static str, path: &Path, problems: &[String]) {
+        *self.counts.entry(what).or_default() += 1;
+        self.num_failed += usize::from(!problems.is_empty());
         match problems {
-            [] => println!("{what} {name}: ok"),
-            problems => println!("{what} {name}: FAILED\n  {}", problems.join("\n  ")),
+            [] => println!("{what} {}: ok", name_of(path)),
+            problems => println!("{what} {}: FAILED\n  {}", name_of(path), problems.join("\n  ")),
         }
-    };
-    let answers = answers(&environment, &read)?;
+    }
+}
+
+/// A file that was written here, and what it says.
+type Written = (PathBuf, PartialRunConfig);
+
+/// Reads every file on both sides, and writes what it says into two files.
+fn compare_read(
+    environment: &Environment,
+    files: &[PathBuf],
+    folder: &Path,
+    tally: &mut Tally,
+) -> Result<Vec<Written>> {
+    let answers = answers(environment, files)?;
     let mut written = Vec::new();
     for (path, answer) in &answers.files {
         let text = fs::read_to_string(path).with_context(|| format!("could not read {}", path.display()))?;
         let said = ConfigFile::read(&text, path).map(ConfigFile::into_partial);
-        verdict("read", path, &compare(name_of(path), &said, answer, &answers.defaults));
+        tally.add("read", path, &compare(name_of(path), &said, answer, &answers.defaults));
         let Ok(said) = said else { continue };
         for (format, extension) in [(FileFormat::Yaml, "yaml"), (FileFormat::Json, "json")] {
-            let copy = ours.join(format!("{}.{extension}", name_of(path).replace('.', "_")));
+            let copy = folder.join(format!("{}.{extension}", name_of(path).replace('.', "_")));
             fs::write(&copy, ConfigFile::write(&said, format))
                 .with_context(|| format!("could not write {}", copy.display()))?;
             written.push((copy, said.in_file()));
         }
     }
-    let copies: Vec<_> = written.iter().map(|(path, _)| path.clone()).collect();
-    let of_copies = self::answers(&environment, &copies)?;
-    for (path, said) in &written {
-        let answer = of_copies.files.get(path).context("Python left a file out")?;
-        verdict("written", path, &compare("", &Ok(said.clone()), answer, &of_copies.defaults));
+    Ok(written)
+}
+
+/// Python reads what was written here.
+fn compare_written(environment: &Environment, written: &[Written], tally: &mut Tally) -> Result<()> {
+    let paths: Vec<_> = written.iter().map(|(path, _)| path.clone()).collect();
+    let answers = answers(environment, &paths)?;
+    for (path, said) in written {
+        let answer = answers.files.get(path).context("Python left a file out")?;
+        tally.add("written", path, &compare("", &Ok(said.clone()), answer, &answers.defaults));
     }
-    let converted = conversions(&environment, &written)?;
-    for (path, problems) in &converted {
-        verdict("to-fsdp2", path, problems);
-    }
-    let planted = files_in(&cases_folder("errors"))?;
-    for path in &planted {
-        verdict("mistakes", path, &check_mistakes(path)?);
-    }
-    let (num_read, num_written, num_planted) = (read.len(), written.len(), planted.len());
-    ensure!(num_read >= 40, "only {num_read} files were compared");
-    let outcome = if failed == 0 { "ok" } else { "FAILED" };
-    let num_converted = converted.len();
-    println!(
-        "parity=config read={num_read} written={num_written} converted={num_converted} mistakes={num_planted} \
-         failed={failed} {outcome}"
-    );
-    if failed > 0 {
-        bail!("{failed} files mean something else");
+    Ok(())
+}
+
+/// Both sides convert files for FSDP to version 2.
+fn compare_conversions(environment: &Environment, written: &[Written], tally: &mut Tally) -> Result<()> {
+    let is_json = |path: &Path| path.extension().is_some_and(|extension| extension == "json");
+    let is_for_fsdp = |(path, said): &&Written| is_json(path) && said.fsdp != Default::default();
+    let of_fsdp: Vec<_> = written.iter().filter(is_for_fsdp).collect();
+    let paths: Vec<_> = of_fsdp.iter().map(|(path, _)| path.clone()).collect();
+    let theirs: BTreeMap<PathBuf, Map<String, Value>> =
+        serde_json::from_str(&ask(environment, "to_fsdp2", &paths)?).context("Python's answer is no JSON")?;
+    for (path, said) in of_fsdp {
+        let theirs = theirs.get(path).context("Python left a file out")?;
+        tally.add("to_fsdp2", path, &differences(&said.to_fsdp2()?.said, theirs, &Map::new()));
     }
     Ok(())
 }
@@ -129,25 +166,6 @@ fn ask(environment: &Environment, what: &str, paths: &[PathBuf]) -> Result<Strin
 
 fn answers(environment: &Environment, paths: &[PathBuf]) -> Result<Answers> {
     serde_json::from_str(&ask(environment, "read", paths)?).context("Python's answer is no JSON")
-}
-
-/// Files for FSDP, and how their conversions to version 2 differ.
-fn conversions(
-    environment: &Environment,
-    written: &[(PathBuf, PartialRunConfig)],
-) -> Result<Vec<(PathBuf, Vec<String>)>> {
-    let is_json = |path: &Path| path.extension().is_some_and(|extension| extension == "json");
-    let of_fsdp: Vec<_> =
-        written.iter().filter(|(path, said)| is_json(path) && said.fsdp != Default::default()).collect();
-    let paths: Vec<_> = of_fsdp.iter().map(|(path, _)| path.clone()).collect();
-    let theirs: BTreeMap<PathBuf, Map<String, Value>> =
-        serde_json::from_str(&ask(environment, "to_fsdp2", &paths)?).context("Python's answer is no JSON")?;
-    let compared = of_fsdp.into_iter().map(|(path, said)| {
-        let converted = said.to_fsdp2()?.said;
-        let theirs = theirs.get(path).context("Python left a file out")?;
-        Ok((path.clone(), differences(&converted, theirs, &Map::new())))
-    });
-    compared.collect()
 }
 
 /// How the meanings of a file differ.

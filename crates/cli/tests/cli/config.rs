@@ -252,7 +252,7 @@ fn explain_shows_who_said_what_and_what_that_goes_before() {
 }
 
 #[test]
-fn explain_in_json_has_every_setting_and_no_secret() {
+fn explain_in_json_has_every_setting() {
     let home = Home::new();
     let path = home.file("run.yaml", "num_processes: 4\nfsdp_config: {fsdp_version: 2}\ndistributed_type: FSDP\n");
     let mut command =
