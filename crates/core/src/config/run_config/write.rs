@@ -127,12 +127,12 @@ impl PartialRunConfig {
             }
             _ => {}
         }
-        let distributed_type =
-            *cluster.distributed_type.get_or_insert_with(|| match (cluster.num_processes, cluster.use_cpu) {
-                (Some(1), _) => DistributedType::No,
-                (_, Some(true)) => DistributedType::MultiCpu,
-                _ => DistributedType::MultiGpu,
-            });
+        let needed = match (cluster.num_processes, cluster.use_cpu) {
+            (Some(1), _) => DistributedType::No,
+            (_, Some(true)) => DistributedType::MultiCpu,
+            _ => DistributedType::MultiGpu,
+        };
+        let distributed_type = *cluster.distributed_type.get_or_insert(needed);
         let stands_for = |switch: Option<bool>, of_type| match switch {
             Some(true) => distributed_type == of_type,
             Some(false) => distributed_type != of_type,
