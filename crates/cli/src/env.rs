@@ -79,7 +79,7 @@ fn configuration(found: Option<Found>) -> String {
 }
 
 /// A variable as the report has it. That a secret is set may matter, and what it is never does.
-fn shown(name: &str, value: &str) -> String {
+pub(crate) fn shown(name: &str, value: &str) -> String {
     let value = if is_secret(name) { "(not shown)" } else { value };
     format!("{name}={value}")
 }

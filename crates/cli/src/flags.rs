@@ -5,10 +5,10 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 const NO_MEGATRON: &str = "Megatron-LM is not available; choose --use_fsdp or --use_deepspeed";
 const DEVICES: &str = "CPUs and NVIDIA GPUs are available; leave it out, or use --cpu";
-const OUTPUT: &str = "the output of all processes is shown with [rank N]; redirect it to keep it";
+const NO_SAGEMAKER: &str = "Amazon SageMaker is not available; leave it out, and start the program where it is to run";
 
 /// How such flags begin, and why they are refused.
-const OF_THE_REFERENCE: [(&str, &str); 14] = [
+const OF_THE_REFERENCE: [(&str, &str); 17] = [
     ("use_megatron_lm", NO_MEGATRON),
     ("megatron_lm_", NO_MEGATRON),
     ("use_xpu", DEVICES),
@@ -19,14 +19,17 @@ const OF_THE_REFERENCE: [(&str, &str); 14] = [
     ("use_mps_device", DEVICES),
     ("use_npu", DEVICES),
     ("use_mlu", DEVICES),
-    ("tee", OUTPUT),
-    ("log_dir", OUTPUT),
-    ("role", "workers have no roles; leave it out"),
+    ("aws_", NO_SAGEMAKER),
+    ("nproc_per_node", "it is torchrun's; use --num_processes, which counts over all machines"),
+    ("nnodes", "it is torchrun's; use --num_machines"),
+    ("node_rank", "it is torchrun's; use --machine_rank"),
+    ("master_addr", "it is torchrun's; use --main_process_ip"),
+    ("master_port", "it is torchrun's; use --main_process_port"),
     ("no_tpu_cluster", "there is no TPU; leave it out"),
 ];
 
 /// The error, in better words where the flag is one of the reference's.
-pub(crate) fn explained(error: clap::Error) -> clap::Error {
+pub(crate) fn explained(mut error: clap::Error) -> clap::Error {
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return error };
     if error.kind() != ErrorKind::UnknownArgument {
         return error;
@@ -36,6 +39,10 @@ pub(crate) fn explained(error: clap::Error) -> clap::Error {
     let is_meant = |known: &str| name == known || (known.ends_with('_') && name.starts_with(known));
     match OF_THE_REFERENCE.iter().find(|(known, _)| is_meant(known)) {
         Some((_, why)) => clap::Error::raw(error.kind(), format!("--{name} is refused: {why}\n")),
-        None => error,
+        None => {
+            // "use '-- --flag'" would make the flag the program.
+            error.remove(ContextKind::Suggested);
+            error
+        }
     }
 }

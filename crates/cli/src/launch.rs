@@ -1,5 +1,8 @@
 //! `accelerate launch`: from flags to a [`LaunchConfig`], and from its outcome to an exit code.
 
+pub(crate) mod dry_run;
+pub(crate) mod help;
+
 use std::error::Error;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -8,14 +11,15 @@ use std::time::Duration;
 
 use accelerate_core::config::{Lookup, RunConfig};
 use accelerate_core::names::DistributedType;
+use accelerate_core::settings::Setting;
 use accelerate_launch::{
     Helper, LaunchConfig, Machine, Program, TerminalOptions, TerminalReporter, launch, unusable_threads,
 };
-use clap::Args;
+use clap::{Arg, Args};
 
 use crate::config_file::{self, Found};
 use crate::resolve::{Resolved, num_gpus, num_processes, resolve, why_num_processes};
-use crate::settings::{AllSettings, SettingFlags};
+use crate::settings::{Selection, SettingFlags};
 
 /// Start a program on one or many processes, watch over them, and explain what went wrong.
 ///
@@ -31,8 +35,8 @@ use crate::settings::{AllSettings, SettingFlags};
 /// No process outlives this command, even if it is killed. There is one exception: when this command is killed
 /// by SIGKILL, a process that has both left its session and cleared its environment is not found.
 #[derive(Debug, Args)]
-#[command(after_help = "Every flag may also be spelled with - instead of _.")]
-#[command(after_long_help = "Examples:\n  \
+#[command(after_help = help::MORE)]
+#[command(after_long_help = concat!("Examples:\n  \
     Two processes on this machine, with arguments for the program:\n    \
       accelerate launch --num_processes 2 target/release/train --epochs 3\n  \
     A Python script on the CPU although there is a GPU:\n    \
@@ -46,15 +50,16 @@ use crate::settings::{AllSettings, SettingFlags};
       accelerate launch --num_processes 4 --use_deepspeed --deepspeed_config_file zero3.json target/release/train\n  \
     What a configuration file says, but in bf16:\n    \
       accelerate launch --config_file run.yaml --mixed_precision bf16 target/release/train\n  \
+    What would be started, without starting it:\n    \
+      accelerate launch --num_processes 2 --dry_run target/release/train\n  \
     Two machines with eight processes each; the second one uses --machine_rank 1:\n    \
       accelerate launch --num_machines 2 --machine_rank 0 --main_process_ip 10.0.0.1 \\\n      \
         --main_process_port 29500 --num_processes 16 target/release/train\n\n\
-    Every flag may also be spelled with - instead of _ (--num-processes).\n\n\
     Exit code: that of the first process that failed, 128 + N if signal N ended it; 2 for wrong flags,\n\
-    126 or 127 for a program that cannot be run or does not exist; 0 if all processes ended with 0.")]
+    126 or 127 for a program that cannot be run or does not exist; 0 if all processes ended with 0.\n\n", help::more!()))]
 pub(crate) struct Arguments {
     #[command(flatten)]
-    settings: SettingFlags<AllSettings>,
+    settings: SettingFlags<ForLaunch>,
 
     /// A configuration file (YAML or JSON). Flags go before it, and so do variables that are set.
     ///
@@ -79,6 +84,14 @@ pub(crate) struct Arguments {
     #[arg(short, long)]
     quiet: bool,
 
+    /// Print what would be started, with variables, cores and device of each process, and start nothing.
+    #[arg(long = "dry_run", alias = "dry-run")]
+    dry_run: bool,
+
+    /// With --dry_run: print it as JSON.
+    #[arg(long, requires = "dry_run")]
+    json: bool,
+
     /// Seconds between asking processes to end (SIGTERM) and making them (SIGKILL) after one has failed.
     #[arg(long = "grace_period", alias = "grace-period", value_name = "SECONDS", default_value = "0.5", value_parser = seconds, allow_negative_numbers = true)]
     grace_period: Duration,
@@ -89,9 +102,10 @@ pub(crate) struct Arguments {
     #[arg(long = "shutdown_grace_period", alias = "shutdown-grace-period", value_name = "SECONDS", default_value = "10", value_parser = seconds, allow_negative_numbers = true)]
     shutdown_grace_period: Duration,
 
-    /// The program (a path, a name in PATH, a .py file, or with -m a module), then its arguments.
+    /// The program (a path, a name, a .py file, or with -m a module), then its arguments.
     ///
-    /// Everything after the program belongs to it. A -- directly after the program is dropped.
+    /// A name without / is looked up in PATH, and then among what Cargo has built for the project around this folder: the newer of
+    /// target/release and target/debug. Everything after the program belongs to it. A -- directly after the program is dropped.
     #[arg(value_names = ["PROGRAM", "ARGUMENTS"], num_args = 1.., required = true, trailing_var_arg = true)]
     program: Vec<OsString>,
 }
@@ -108,6 +122,25 @@ impl Arguments {
         } else {
             Program::guess(Path::new(&program))
         }
+    }
+}
+
+/// Every flag of the table is one of `accelerate launch`.
+#[derive(Debug)]
+struct ForLaunch;
+
+impl Selection for ForLaunch {
+    fn includes(_: &Setting) -> bool {
+        true
+    }
+
+    fn adjust(flag: &str, argument: Arg) -> Arg {
+        let argument = match help::heading(flag) {
+            Some(heading) => argument.help_heading(heading),
+            None => argument,
+        };
+        // The one flag that the reference has a letter for.
+        if flag == "tee" { argument.short('t') } else { argument }
     }
 }
 
@@ -141,13 +174,17 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
     if let (Some(message), false) = (without_gpus(&run, num_gpus(&run)), is_quiet) {
         crate::print_message(&format!("accelerate launch: {message}"));
     }
+    let dry_run = arguments.dry_run.then_some(arguments.json);
     let config = config(arguments, &run);
     if let (Some(unusable), false) = (unusable_threads(&config, &Machine::probe()), is_quiet) {
         crate::print_message(&format!("accelerate launch: {unusable}"));
     }
-    let mut reporter = TerminalReporter::new(TerminalOptions { has_prefix, is_quiet });
-    match launch(&config, &mut reporter) {
-        Ok(_) => ExitCode::SUCCESS,
+    let outcome = match dry_run {
+        Some(as_json) => dry_run::print(&config, &run, as_json),
+        None => launch(&config, &mut TerminalReporter::new(TerminalOptions { has_prefix, is_quiet })).map(drop),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let text = match error.failure() {
                 Some(failure) if !is_quiet => failure.to_string(),
@@ -274,6 +311,7 @@ mod tests {
         assert!(said.iter().map(|(name, value)| (name.as_str(), value.as_str())).eq(wanted), "{said:?}");
         let expected = LaunchConfig {
             num_cpu_threads_per_process: Some(2),
+            use_cpu: true,
             num_machines: 2,
             machine_rank: 1,
             main_process_ip: Some("10.0.0.1".into()),
@@ -516,7 +554,10 @@ mod tests {
     #[case("--megatron-lm-tp-degree 2 train", "Megatron-LM is not available")]
     #[case("--use_xpu train", "--use_xpu is refused: CPUs and NVIDIA GPUs")]
     #[case("--ipex train", "--ipex is refused")]
-    #[case("--log_dir here train", "--log_dir is refused")]
+    #[case("--aws_access_key_id x train", "--aws_access_key_id is refused: Amazon SageMaker")]
+    #[case("--nproc_per_node 2 train", "--nproc_per_node is refused: it is torchrun's; use --num_processes")]
+    #[case("--tee 4 train", "--tee is \"4\", but must be 0 (none), 1")]
+    #[case("--json train", "--dry_run")]
     #[case("--mixed_precision fp64 train", "fp64")]
     #[case("--main_process_port 70000 train", "\"70000\", but must be a whole number from 0 to 65535")]
     #[case("--grace_period -1 train", "-1")]

@@ -7,16 +7,19 @@ mod env;
 mod estimate_memory;
 mod flags;
 mod launch;
+mod man;
 mod resolve;
 mod settings;
 mod to_fsdp2;
+mod tpu_config;
 
 use std::error::Error;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anstyle::{AnsiColor, Style};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// Runs training programs on one process, many processes or many machines, in mixed precision.
 #[derive(Debug, Parser)]
@@ -37,6 +40,8 @@ enum Command {
     #[command(name = "to-fsdp2")]
     ToFsdp2(to_fsdp2::Arguments),
     Completions(completions::Arguments),
+    Man(man::Arguments),
+    TpuConfig(tpu_config::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -44,7 +49,8 @@ fn main() -> ExitCode {
     if let Some(code) = accelerate_launch::helper::run_if_asked() {
         return code;
     }
-    let cli = Cli::try_parse().unwrap_or_else(|error| flags::explained(error).exit());
+    let words: Vec<_> = std::env::args_os().collect();
+    let cli = parsed(&words).unwrap_or_else(|error| flags::explained(error).exit());
     let success = |()| ExitCode::SUCCESS;
     let outcome = match cli.command {
         Command::Config(arguments) => config::run(&arguments),
@@ -53,6 +59,8 @@ fn main() -> ExitCode {
         Command::EstimateMemory(arguments) => estimate_memory::run(&arguments).map(success),
         Command::ToFsdp2(arguments) => to_fsdp2::run(&arguments),
         Command::Completions(arguments) => completions::run(&arguments).map(success).map_err(Into::into),
+        Command::Man(arguments) => man::run(&arguments).map(success),
+        Command::TpuConfig(arguments) => tpu_config::run(&arguments).map(success),
     };
     match outcome {
         Ok(code) => code,
@@ -63,6 +71,13 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// What the words of a command line ask for. A request for help is an error of clap's.
+fn parsed(words: &[OsString]) -> Result<Cli, clap::Error> {
+    let mut command = launch::help::for_words(Cli::command(), words);
+    let matches = command.try_get_matches_from_mut(words)?;
+    Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
 fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
@@ -80,6 +95,16 @@ fn print_error(speaker: &str, error: &dyn Error, text: &str) {
     }
 }
 
+/// The words as one line that a shell takes apart again.
+fn shell_command<'a>(words: impl Iterator<Item = &'a OsStr>) -> String {
+    let quoted = |word: &OsStr| match shlex::try_quote(&word.to_string_lossy()) {
+        Ok(quoted) => quoted.into_owned(),
+        // Only a zero byte cannot be quoted, and no argument has one.
+        Err(_) => word.to_string_lossy().into_owned(),
+    };
+    words.map(quoted).collect::<Vec<_>>().join(" ")
+}
+
 /// Prints a line on standard error. Where nobody reads it, nobody is left to tell.
 fn print_message(line: &str) {
     let _ = writeln!(anstream::stderr().lock(), "{line}");
@@ -88,7 +113,6 @@ fn print_message(line: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {

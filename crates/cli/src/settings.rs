@@ -112,19 +112,24 @@ fn is_number(kind: ValueKind) -> bool {
     }
 }
 
-fn heading(section: &str) -> Option<&'static str> {
+/// The group of flags that a section of files is.
+pub(crate) fn heading(section: &str) -> Option<&'static str> {
     match section {
         "fsdp_config" => Some("Sharding (FSDP), for a program that leaves it open"),
         "deepspeed_config" => Some("Sharding (DeepSpeed configurations), for a program that leaves it open"),
         "dynamo_config" => Some("Compiled models, for a program that leaves it open"),
+        "fp8_config" => Some("Computing in 8 bits"),
+        "parallelism_config" => Some("Several axes of processes"),
         _ => None,
     }
 }
 
 fn long_help(setting: &Setting) -> String {
     let mut paragraphs = vec![setting.help(), setting.details()];
-    if let Standing::WithoutEffect(why) = setting.standing() {
-        paragraphs.push(format!("It is accepted and has no effect: {why}."));
+    match setting.standing() {
+        Standing::Honoured => {}
+        Standing::WithoutEffect(why) => paragraphs.push(format!("It is accepted and has no effect: {why}.")),
+        Standing::Refused(why) => paragraphs.push(format!("It is refused: {why}.")),
     }
     let variable = setting.variable().map(|name| format!("Variable {name}, ")).unwrap_or_default();
     paragraphs.push(format!("[{variable}key {} of a file]", setting.path.replace(setting.field, setting.key())));

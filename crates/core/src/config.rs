@@ -22,6 +22,7 @@ mod process_group;
 mod profile;
 mod project;
 mod run_config;
+mod tee;
 mod torch_dynamo;
 
 pub use accelerator::{AcceleratorConfig, AcceleratorSettings};
@@ -60,4 +61,5 @@ pub use run_config::{
     ConfigFile, FileFormat, Fsdp2Conversion, Lookup, Message, Overridden, PartialRunConfig, RunConfig, Sources,
     changed_lines, default_config_files, is_in_files_of_reference, misspelt_variables, settings,
 };
+pub use tee::{Streams, Tee};
 pub use torch_dynamo::{Compilation, DynamoBackend, DynamoMode, DynamoSettings, TorchDynamoPlugin};

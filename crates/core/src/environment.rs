@@ -26,6 +26,9 @@ pub const DEFAULT_MASTER_PORT: u16 = 29_500;
 /// gigabytes.
 pub const MAX_WORLD_SIZE: usize = 1 << 20;
 
+/// The cores that a launcher has put a rank on, such as `0-3,8`. A program that finds it need not choose its own.
+pub const CORES_VARIABLE: &str = "ACCELERATE_RANK_CORES";
+
 /// The kind of launcher that started this process.
 ///
 /// ```

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use accelerate_core::config::RunConfig;
+use accelerate_core::config::{RunConfig, Tee};
 use accelerate_core::environment::MAX_WORLD_SIZE;
 
 use crate::error::{Error, Result};
@@ -42,6 +42,18 @@ pub struct LaunchConfig {
     /// `OMP_NUM_THREADS` for the ranks. `None` leaves an inherited value alone; without one, several ranks
     /// share the cores of this machine evenly and one rank keeps its libraries' own default.
     pub num_cpu_threads_per_process: Option<usize>,
+    /// Keep each rank on cores of its own: its share of those near its GPU, or without one of all that this process may use.
+    /// Needs a [`helper`](Self::helper).
+    pub enable_cpu_affinity: bool,
+    /// The ranks compute on the CPU, so no GPU decides which cores are theirs.
+    pub use_cpu: bool,
+    /// What the ranks are called in `ROLE_NAME`.
+    pub role: String,
+    /// Which output is written to files as well.
+    pub tee: Tee,
+    /// The folder in which each launch makes one of its own for the files of [`tee`](Self::tee). `None` means the folder for
+    /// temporary files, and no folder at all unless there is something to write.
+    pub log_dir: Option<PathBuf>,
     /// More environment variables for every rank. They win over everything the launcher sets.
     pub environment: Vec<(OsString, OsString)>,
     /// What programs would find besides under Python Accelerate's launcher.
@@ -75,6 +87,11 @@ impl LaunchConfig {
             main_process_ip: None,
             main_process_port: None,
             num_cpu_threads_per_process: None,
+            enable_cpu_affinity: false,
+            use_cpu: false,
+            role: "default".to_owned(),
+            tee: Tee::default(),
+            log_dir: None,
             environment: Vec::new(),
             reference: Reference::default(),
             capture: Capture::Automatic,
@@ -112,6 +129,11 @@ impl LaunchConfig {
             main_process_ip: cluster.main_process_ip.clone(),
             main_process_port: cluster.main_process_port,
             num_cpu_threads_per_process: cluster.num_cpu_threads_per_process,
+            enable_cpu_affinity: cluster.enable_cpu_affinity,
+            use_cpu: cluster.use_cpu,
+            role: cluster.role.clone(),
+            tee: cluster.tee.clone(),
+            log_dir: cluster.log_dir.clone(),
             environment,
             reference: Reference::of_run(config, &program, num_processes),
             ..Self::new(program, num_processes)
@@ -192,6 +214,27 @@ impl LaunchConfig {
         }
         if self.num_cpu_threads_per_process == Some(0) {
             return invalid("--num_cpu_threads_per_process is 0, but it must be at least 1".into());
+        }
+        self.check_ranks()
+    }
+
+    /// What is said of single ranks.
+    fn check_ranks(&self) -> Result<()> {
+        let invalid = |problem: String| Err(Error::invalid_configuration(problem));
+        let num_local = self.num_local_processes();
+        if let Some(local_rank) = self.tee.last_named().filter(|local_rank| *local_rank >= num_local) {
+            return invalid(format!(
+                "--tee names the local rank {local_rank}, but those of this machine are numbered from 0 to {}",
+                num_local.saturating_sub(1)
+            ));
+        }
+        if self.log_dir.as_ref().is_some_and(|folder| folder.as_os_str().is_empty()) {
+            return invalid("--log_dir is empty; name a folder, or leave it out".into());
+        }
+        if self.enable_cpu_affinity && self.helper.is_none() {
+            return invalid(
+                "enable_cpu_affinity needs LaunchConfig::helper, which binds each rank to its cores".into(),
+            );
         }
         Ok(())
     }

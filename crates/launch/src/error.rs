@@ -41,6 +41,11 @@ enum Kind {
     ProgramNotExecutable { program: PathBuf, reason: String },
     #[error("rank {rank} could not be started as {}", program.display())]
     Spawn { rank: usize, program: PathBuf, source: io::Error },
+    #[error(
+        "{} cannot be written, where --tee and --log_dir keep the output; name a folder for --log_dir in which this user may make files",
+        path.display()
+    )]
+    LogUnwritable { path: PathBuf, source: io::Error },
     #[error("{}", failure.headline())]
     ChildFailed { failure: Failure },
     #[error("stopped by {}", signal_name(*signal))]
@@ -70,6 +75,11 @@ impl Error {
     /// The program exists but cannot be run: no permission, a folder, or not a program.
     pub fn is_program_not_executable(&self) -> bool {
         matches!(*self.0, Kind::ProgramNotExecutable { .. })
+    }
+
+    /// The folder or a file for the output of the ranks cannot be made.
+    pub fn is_log_unwritable(&self) -> bool {
+        matches!(*self.0, Kind::LogUnwritable { .. })
     }
 
     /// A rank ended other than with code 0. [`failure`](Self::failure) has the details.
@@ -107,7 +117,7 @@ impl Error {
             Kind::Interrupted { signal } => exit_code_of_signal(*signal),
             // What a shell reports for a program that wrote into a closed pipe.
             Kind::OutputClosed { .. } => exit_code_of_signal(signal_hook::consts::SIGPIPE),
-            Kind::PortTaken { .. } | Kind::PortUnusable { .. } | Kind::System { .. } => 1,
+            Kind::PortTaken { .. } | Kind::PortUnusable { .. } | Kind::LogUnwritable { .. } | Kind::System { .. } => 1,
         }
     }
 
@@ -145,6 +155,10 @@ impl Error {
 
     pub(crate) fn spawn(rank: usize, program: impl Into<PathBuf>, source: io::Error) -> Self {
         Self::new(Kind::Spawn { rank, program: program.into(), source })
+    }
+
+    pub(crate) fn log_unwritable(path: impl Into<PathBuf>, source: io::Error) -> Self {
+        Self::new(Kind::LogUnwritable { path: path.into(), source })
     }
 
     pub(crate) fn child_failed(failure: Failure) -> Self {

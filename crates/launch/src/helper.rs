@@ -1,7 +1,8 @@
 //! Two small roles that an executable plays for the launcher, so that no rank outlives it however it ends.
 //!
 //! *Rank role*: between the launcher and a rank's program stands, for under a millisecond, a process that
-//! asks the kernel to kill it when its parent dies and then becomes the program. The request survives that
+//! asks the kernel to kill it when its parent dies, keeps itself on its cores if it has some of its own, and then becomes the
+//! program. The request survives that
 //! step. (Doing it between `fork` and `exec` instead would need unsafe code.)
 //!
 //! *Guard role*: the request above reaches a rank but not the processes the rank has started: data
@@ -27,7 +28,10 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, getpid, getppid, pidfd_open, pidfd_send_signal, set_parent_process_death_signal,
 };
 
+use accelerate_core::environment::CORES_VARIABLE;
+
 use crate::config::Helper;
+use crate::placement::{bind_this_process, core_list, core_numbers};
 
 const RANK_ROLE: &str = "__accelerate_rank";
 const GUARD_ROLE: &str = "__accelerate_guard";
@@ -92,6 +96,11 @@ fn become_rank(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     // The launcher may have died before the request took effect; then nobody is left to run for.
     if getppid() != Some(launcher) {
         return ExitCode::FAILURE;
+    }
+    if let Some(cores) = std::env::var(CORES_VARIABLE).ok().and_then(|list| core_numbers(&list))
+        && let Err(error) = bind_this_process(&cores)
+    {
+        complain(&format!("this rank cannot be kept on the cores {}, so it runs on any: {error}", core_list(&cores)));
     }
     let error = Command::new(&program).args(arguments).exec();
     complain(&format!("cannot run {}: {error}", program.display()));

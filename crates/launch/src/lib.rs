@@ -1,11 +1,14 @@
 #![doc = include_str!("../README.md")]
 
+mod cargo;
 mod config;
 mod error;
 mod failure;
 pub mod helper;
+mod logs;
 mod machine;
 mod mixer;
+mod placement;
 mod plan;
 mod port;
 mod program;
@@ -17,10 +20,12 @@ mod tail;
 pub use config::{Capture, Helper, LaunchConfig, MAX_LOCAL_PROCESSES, Program};
 pub use error::{Error, Result};
 pub use failure::{Ended, Failure, MemoryPressure, OtherRank};
+pub use logs::LogFiles;
 pub use machine::{Machine, num_visible_gpus};
+pub use placement::{core_list, core_numbers};
 pub use plan::{Plan, RankCommand, Stdin, Terminal, TerminalSize, plan, unusable_threads};
 pub use port::PortReservation;
-pub use program::{ProgramSearch, resolve_program};
+pub use program::{ProgramChoice, ProgramSearch, resolve_program};
 pub use reference::{PythonStart, Reference};
 pub use report::{Notice, Reporter, Silent, Source, Stream, TerminalOptions, TerminalReporter};
 pub use supervise::{Outcome, RankOutcome, supervise};
@@ -42,6 +47,7 @@ use std::io;
 /// - [`Error::is_invalid_configuration`]: counts that contradict each other;
 /// - [`Error::is_program_not_found`], [`Error::is_program_not_executable`];
 /// - [`Error::is_port_taken`]: [`LaunchConfig::main_process_port`] is in use on this machine;
+/// - [`Error::is_log_unwritable`]: the folder or a file for the ranks' output cannot be made;
 /// - [`Error::is_child_failed`]: a rank ended other than with code 0; [`Error::failure`] tells the story;
 /// - [`Error::is_interrupted`]: this process was told to stop;
 /// - [`Error::is_output_closed`]: nobody reads the output any more.
@@ -60,12 +66,19 @@ use std::io;
 pub fn launch(config: &LaunchConfig, reporter: &mut dyn Reporter) -> Result<Outcome> {
     config.check()?;
     let machine = Machine::probe();
-    let command = resolve_program(&config.program, &ProgramSearch::of_this_process())?;
+    let search = ProgramSearch::of_this_process();
+    let command = resolve_program(&config.program, &search)?;
     // Held until the end: two launches on one machine never choose the same port.
     let port = PortReservation::for_config(config)?;
     let mut config = config.clone();
     config.environment.extend(secret(&config)?);
+    config.log_dir = logs::make_folder(&config)?;
     let plan = plan(&config, &command, port.number(), &machine);
+    let choice = ProgramChoice::between(&config.program, &command, &search).map(Notice::ProgramChosen);
+    let logging = config.log_dir.clone().map(|folder| Notice::Logging { folder });
+    for notice in choice.into_iter().chain(logging) {
+        reporter.notice(&notice).map_err(Error::output_closed)?;
+    }
     supervise(&plan, reporter)
 }
 

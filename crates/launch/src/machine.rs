@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
+use crate::placement;
 use crate::plan::TerminalSize;
 use crate::reference::UNLESS_SET;
 
@@ -13,6 +14,12 @@ use crate::reference::UNLESS_SET;
 pub struct Machine {
     /// Cores this process may use (affinity and container limits counted), at least 1.
     pub num_cores: usize,
+    /// The numbers of the cores that this process may use.
+    pub cores: Vec<usize>,
+    /// For each NVIDIA GPU, in the order of the bus, the cores near it; empty where the machine does not say.
+    pub gpu_cores: Vec<Vec<usize>>,
+    /// `CUDA_VISIBLE_DEVICES` in the environment that the ranks inherit.
+    pub cuda_visible_devices: Option<String>,
     /// Standard input is a terminal.
     pub stdin_is_terminal: bool,
     /// Standard output is a terminal.
@@ -43,6 +50,12 @@ impl Machine {
         let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         Self {
             num_cores: std::thread::available_parallelism().map_or(1, usize::from),
+            cores: placement::cores_of_this_process(),
+            gpu_cores: placement::cores_near_gpus(
+                Path::new("/proc/driver/nvidia/gpus"),
+                Path::new("/sys/bus/pci/devices"),
+            ),
+            cuda_visible_devices: std::env::var("CUDA_VISIBLE_DEVICES").ok(),
             stdin_is_terminal: std::io::stdin().is_terminal(),
             stdout_is_terminal: std::io::stdout().is_terminal(),
             stderr_is_terminal: std::io::stderr().is_terminal(),

@@ -3,10 +3,12 @@
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
 
-use accelerate_core::environment::{UnusableThreads, check_num_threads};
+use accelerate_core::environment::{CORES_VARIABLE, UnusableThreads, check_num_threads};
 
 use crate::config::{Capture, Helper, LaunchConfig};
+use crate::logs::{self, LogFiles};
 use crate::machine::Machine;
+use crate::placement::{core_list, cores_of_ranks};
 use crate::reference;
 
 /// One launch on this machine, ready to be carried out by [`supervise`](crate::supervise()).
@@ -51,6 +53,10 @@ pub struct RankCommand {
     pub environment: Vec<(OsString, Option<OsString>)>,
     /// What the rank reads from.
     pub stdin: Stdin,
+    /// The cores that it is kept on, in order; `None` for all that this process may use.
+    pub cores: Option<Vec<usize>>,
+    /// The files that its output is written to as well.
+    pub log_files: LogFiles,
 }
 
 /// What a rank reads from.
@@ -123,16 +129,28 @@ pub fn plan(config: &LaunchConfig, command: &[OsString], main_process_port: u16,
     let num_local = config.num_local_processes();
     let captured = match config.capture {
         Capture::Always => true,
-        Capture::Automatic => num_local > 1,
+        Capture::Automatic => num_local > 1 || config.tee.any(),
     };
-    let any_terminal = machine.stdout_is_terminal || machine.stderr_is_terminal;
+    // At one terminal the two streams could not be told apart, and a file of each is asked for.
+    let any_terminal = (machine.stdout_is_terminal || machine.stderr_is_terminal) && !config.tee.of(0).any();
+    let cores = config.enable_cpu_affinity.then(|| cores_of_ranks(config, machine));
+    let cores = |local_rank: usize| cores.as_ref().and_then(|cores| cores.get(local_rank)).cloned();
     let ranks = (0..num_local)
         .map(|local_rank| RankCommand {
             rank: config.machine_rank * num_local + local_rank,
             local_rank,
             command: command.iter().chain(&config.args).cloned().collect(),
-            environment: environment(config, local_rank, main_process_port, captured, machine),
+            environment: environment(
+                config,
+                local_rank,
+                main_process_port,
+                captured,
+                machine,
+                cores(local_rank).as_deref(),
+            ),
             stdin: stdin(num_local, local_rank, machine),
+            cores: cores(local_rank),
+            log_files: LogFiles::of_rank(config, local_rank),
         })
         .collect();
     Plan {
@@ -163,6 +181,7 @@ fn environment(
     main_process_port: u16,
     captured: bool,
     machine: &Machine,
+    cores: Option<&[usize]>,
 ) -> Vec<(OsString, Option<OsString>)> {
     let num_local = config.num_local_processes();
     let is_distributed = config.num_processes > 1 || config.reference.numbers_a_single_process();
@@ -190,7 +209,11 @@ fn environment(
         set(name, is_distributed.then_some(value.into()));
     }
 
-    if let Some(num_threads) = num_threads(config, machine) {
+    set(CORES_VARIABLE, cores.map(|cores| core_list(cores).into()));
+    if let Some(file) = logs::error_file(config, local_rank) {
+        set("TORCHELASTIC_ERROR_FILE", Some(file.into()));
+    }
+    if let Some(num_threads) = num_threads(config, machine, cores) {
         set("OMP_NUM_THREADS", Some(num_threads.to_string().into()));
     }
     // Python holds back output that does not go to a terminal, and with it the reason of a crash.
@@ -209,11 +232,15 @@ fn environment(
 }
 
 /// `OMP_NUM_THREADS` for each rank; `None` leaves it as it is. Without a limit every rank would start as many threads as there
-/// are cores.
-fn num_threads(config: &LaunchConfig, machine: &Machine) -> Option<usize> {
+/// are cores. A rank that is kept on `cores` has a thread for each, unless a container's limit is lower.
+fn num_threads(config: &LaunchConfig, machine: &Machine, cores: Option<&[usize]>) -> Option<usize> {
     let is_shared = config.num_local_processes() > 1 && machine.omp_num_threads.is_none();
     let in_place = || unusable_threads(config, machine).map(|unusable| unusable.used);
-    config.num_cpu_threads_per_process.or_else(in_place).or_else(|| is_shared.then(|| even_share(config, machine)))
+    let own = || match cores {
+        Some(cores) if machine.num_cores >= machine.cores.len() => cores.len().max(1),
+        _ => even_share(config, machine),
+    };
+    config.num_cpu_threads_per_process.or_else(in_place).or_else(|| is_shared.then(own))
 }
 
 fn even_share(config: &LaunchConfig, machine: &Machine) -> usize {
@@ -244,11 +271,15 @@ pub fn unusable_threads(config: &LaunchConfig, machine: &Machine) -> Option<Unus
 mod tests {
     use super::*;
     use crate::config::Program;
-    use accelerate_core::config::{RunConfig, Sources, settings};
+    use accelerate_core::config::{RunConfig, Sources, Tee, settings};
+    use accelerate_core::settings::SettingValue;
     use rstest::rstest;
 
     const MACHINE: Machine = Machine {
         num_cores: 8,
+        cores: Vec::new(),
+        gpu_cores: Vec::new(),
+        cuda_visible_devices: None,
         stdin_is_terminal: false,
         stdout_is_terminal: false,
         stderr_is_terminal: false,
@@ -428,6 +459,61 @@ mod tests {
         let config = LaunchConfig { num_cpu_threads_per_process: flag, ..config(num_processes) };
         let machine = Machine { omp_num_threads: inherited.map(str::to_owned), ..MACHINE };
         assert!(values(&config, &machine, "OMP_NUM_THREADS").iter().all(|value| value == expected));
+    }
+
+    #[rstest]
+    #[case::a_thread_for_each_core(8, 3, None, &["0-2", "3-5", "6-7"], &["3", "3", "2"])]
+    #[case::a_limit_of_a_container(4, 2, None, &["0-3", "4-7"], &["2", "2"])]
+    #[case::somebody_said(8, 2, Some("1"), &["0-3", "4-7"], &["-", "-"])]
+    #[case::one_rank(8, 1, None, &["0-7"], &["-"])]
+    fn ranks_that_are_kept_on_cores_have_threads_for_these(
+        #[case] num_cores: usize,
+        #[case] num_processes: usize,
+        #[case] inherited: Option<&str>,
+        #[case] cores: &[&str],
+        #[case] threads: &[&str],
+    ) {
+        let omp_num_threads = inherited.map(str::to_owned);
+        let machine = Machine { num_cores, cores: (0..8).collect(), omp_num_threads, ..MACHINE };
+        let helper = Some(Helper::this_executable());
+        let config = LaunchConfig { enable_cpu_affinity: true, helper, ..config(num_processes) };
+        assert_eq!(values(&config, &machine, CORES_VARIABLE), cores);
+        assert_eq!(values(&config, &machine, "OMP_NUM_THREADS"), threads);
+        let free = LaunchConfig { enable_cpu_affinity: false, ..config };
+        assert!(values(&free, &machine, CORES_VARIABLE).iter().all(|value| value == "removed"));
+    }
+
+    /// Files take the place of a terminal that both streams would share.
+    #[rstest]
+    #[case("0", 2, true, true)]
+    #[case("3", 2, true, false)]
+    #[case("1:3", 2, true, true)]
+    #[case("0", 1, false, false)]
+    #[case("2", 1, true, false)]
+    fn output_that_is_copied_is_captured(
+        #[case] tee: &str,
+        #[case] num_processes: usize,
+        #[case] captured: bool,
+        #[case] terminal: bool,
+    ) {
+        let size = Some(TerminalSize { rows: 24, columns: 80 });
+        let machine = Machine { stdout_is_terminal: true, terminal_size: size, ..MACHINE };
+        let config = LaunchConfig { tee: Tee::read(tee).unwrap(), ..config(num_processes) };
+        let plan = plan(&config, &["bin/train".into()], 1, &machine);
+        assert_eq!((plan.captured, plan.terminal.is_some()), (captured, terminal));
+    }
+
+    #[test]
+    fn files_are_those_of_torchrun() {
+        let tee = Tee::read("0:1,1:3").unwrap();
+        let config = LaunchConfig { tee, log_dir: Some("logs/none_x".into()), ..config(2) };
+        let plan = plan(&config, &["bin/train".into()], 1, &MACHINE);
+        let files: Vec<_> =
+            plan.ranks.iter().flat_map(|rank| [&rank.log_files.stdout, &rank.log_files.stderr]).collect();
+        let path = |rest: &str| Some(std::path::PathBuf::from(format!("logs/none_x/attempt_0/{rest}")));
+        assert_eq!(files, [&path("0/stdout.log"), &None, &path("1/stdout.log"), &path("1/stderr.log")]);
+        let wanted = ["logs/none_x/attempt_0/0/error.json", "logs/none_x/attempt_0/1/error.json"];
+        assert_eq!(values(&config, &MACHINE, "TORCHELASTIC_ERROR_FILE"), wanted);
     }
 
     #[test]

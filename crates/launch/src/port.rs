@@ -42,12 +42,7 @@ impl PortReservation {
     /// # Ok::<(), accelerate_launch::Error>(())
     /// ```
     pub fn for_config(config: &LaunchConfig) -> Result<Self> {
-        let asked_for = match config.main_process_port {
-            None if config.num_machines > 1 => Some(DEFAULT_PORT_OF_SEVERAL_MACHINES),
-            Some(0) | None => None,
-            named => named,
-        };
-        match asked_for {
+        match Self::named(config) {
             Some(number) if config.machine_rank > 0 => Ok(Self { number, _mark: None }),
             Some(number) => {
                 check_free(number).map_err(|source| Error::port(number, source))?;
@@ -55,6 +50,15 @@ impl PortReservation {
                 Ok(Self { number, _mark: mark(number).ok() })
             }
             None => Self::any(),
+        }
+    }
+
+    /// The port that `config` names, or that several machines take without a word; `None` for any free one.
+    pub fn named(config: &LaunchConfig) -> Option<u16> {
+        match config.main_process_port {
+            None if config.num_machines > 1 => Some(DEFAULT_PORT_OF_SEVERAL_MACHINES),
+            Some(0) | None => None,
+            named => named,
         }
     }
 

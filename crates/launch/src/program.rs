@@ -2,11 +2,13 @@
 //! wrong with it before anything has started.
 
 use std::ffi::{OsStr, OsString};
+use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
 
+use crate::cargo::Project;
 use crate::config::Program;
 use crate::error::{Error, Result};
 
@@ -19,6 +21,10 @@ pub struct ProgramSearch {
     pub virtual_env: Option<PathBuf>,
     /// Value of `CONDA_PREFIX`, the folder of an active conda environment.
     pub conda_prefix: Option<PathBuf>,
+    /// The working folder, whose Cargo project is looked into.
+    pub working_folder: Option<PathBuf>,
+    /// Value of `CARGO_TARGET_DIR`, where all projects are built.
+    pub cargo_target_dir: Option<PathBuf>,
 }
 
 impl ProgramSearch {
@@ -29,10 +35,12 @@ impl ProgramSearch {
             path: std::env::var_os("PATH"),
             virtual_env: folder("VIRTUAL_ENV"),
             conda_prefix: folder("CONDA_PREFIX"),
+            working_folder: std::env::current_dir().ok(),
+            cargo_target_dir: folder("CARGO_TARGET_DIR"),
         }
     }
 
-    fn find(&self, name: &OsStr) -> Option<PathBuf> {
+    pub(crate) fn find(&self, name: &OsStr) -> Option<PathBuf> {
         std::env::split_paths(self.path.as_deref()?)
             // An empty entry means the current folder, which nobody means any more.
             .filter(|folder| !folder.as_os_str().is_empty())
@@ -44,6 +52,7 @@ impl ProgramSearch {
 /// The command line that starts `program`: the executable, for Python preceded by the interpreter. The
 /// program's own arguments come after it.
 ///
+/// A name without `/` is looked up in `PATH`, and then among what Cargo has built for the project around the working folder.
 /// The interpreter is that of `VIRTUAL_ENV`, else of `CONDA_PREFIX`, else `python3`, else `python` in `PATH`.
 ///
 /// # Errors
@@ -104,18 +113,78 @@ fn resolve_executable(name: &OsStr, search: &ProgramSearch) -> Result<PathBuf> {
             Ok(_) => Ok(path),
         };
     }
-    search.find(name).ok_or_else(|| {
-        let here = Path::new(name);
-        let hint = if here.is_file() {
+    if let Some(path) = search.find(name) {
+        return Ok(path);
+    }
+    let project = Project::around(search);
+    if let Some(built) = project.as_ref().and_then(|project| project.built_or_asked(name, search)) {
+        return Ok(built.newest);
+    }
+    let package = project.as_ref().and_then(|project| project.package_with(name, search));
+    let here = Path::new(name);
+    let hint = match (package, &project) {
+        (Some(package), _) => {
             format!(
-                " in PATH; a file of this name is in the current folder: write ./{name} for it",
-                name = here.display()
+                " because it is not built: build this program of the package {package} with `cargo build --release`"
             )
-        } else {
-            " in PATH".to_string()
-        };
-        Error::program_not_found(name, hint)
-    })
+        }
+        _ if here.is_file() => {
+            format!(" in PATH; a file of this name is in the current folder: write ./{} for it", here.display())
+        }
+        (None, Some(_)) => " in PATH, and no program of this Cargo project has that name".to_owned(),
+        (None, None) => " in PATH".to_owned(),
+    };
+    Err(Error::program_not_found(name, hint))
+}
+
+/// Which file a name alone stands for, where there is more than one place for it. Its `Display` is a sentence for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProgramChoice {
+    /// The one that Cargo has built for the project around the working folder, because `PATH` has none.
+    Built {
+        /// Its file.
+        path: PathBuf,
+        /// The other build, if there is one, which is older.
+        older: Option<PathBuf>,
+    },
+    /// The one in `PATH`, although the project has one as well.
+    InPath {
+        /// Its file.
+        path: PathBuf,
+        /// That of the project.
+        built: PathBuf,
+    },
+}
+
+impl ProgramChoice {
+    /// What there was to choose for `command`, which [`resolve_program`] gave for `program`.
+    pub fn between(program: &Program, command: &[OsString], search: &ProgramSearch) -> Option<Self> {
+        let Program::Executable(name) = program else { return None };
+        if name.as_bytes().contains(&b'/') {
+            return None;
+        }
+        let path = PathBuf::from(command.first()?);
+        let built = Project::around(search)?.built(name, search);
+        match (search.find(name), built) {
+            (Some(_), Some(built)) if built.newest != path => Some(Self::InPath { path, built: built.newest }),
+            (Some(_), _) => None,
+            (None, built) => Some(Self::Built { path, older: built.and_then(|built| built.older) }),
+        }
+    }
+}
+
+impl fmt::Display for ProgramChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Built { path, older: None } => write!(f, "running {}", path.display()),
+            Self::Built { path, older: Some(older) } => {
+                write!(f, "running {}, which is newer than {}", path.display(), older.display())
+            }
+            Self::InPath { path, built } => {
+                write!(f, "running {} of PATH; write {} for the one of this project", path.display(), built.display())
+            }
+        }
+    }
 }
 
 #[cold]
@@ -124,7 +193,7 @@ fn not_executable(path: PathBuf) -> Error {
     Error::program_not_executable(path, cure)
 }
 
-fn is_executable_file(path: &Path) -> bool {
+pub(crate) fn is_executable_file(path: &Path) -> bool {
     path.is_file() && access(path, Access::EXEC_OK).is_ok()
 }
 
@@ -160,6 +229,7 @@ mod tests {
             path: Some(std::env::join_paths([root.join("old"), root.join("bin")]).unwrap()),
             virtual_env: Some(root.join("venv")),
             conda_prefix: Some(root.join("conda")),
+            ..Default::default()
         };
         assert_eq!(resolved(&program, &search), [root.join("venv/bin/python"), script.clone()]);
         search.virtual_env = Some(root.join("removed"));

@@ -2,12 +2,14 @@
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::failure::{Ended, signal_name};
 use crate::mixer::{Mixer, Screens};
+use crate::program::ProgramChoice;
 
 /// One of the two output streams of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -56,6 +58,20 @@ pub enum Notice {
         /// How long they may take.
         grace_period: Duration,
     },
+    /// The program was found by its name alone, in one of two places where it may be.
+    ProgramChosen(ProgramChoice),
+    /// Output is written to files as well.
+    Logging {
+        /// The folder of this launch.
+        folder: PathBuf,
+    },
+    /// A file of output cannot be written. Sent once, whatever fails later.
+    LogFailed {
+        /// The first such file.
+        path: PathBuf,
+        /// Why not.
+        error: String,
+    },
     /// Processes that ranks had started outlived them and have been ended.
     LeftoversEnded {
         /// How many.
@@ -79,6 +95,11 @@ impl fmt::Display for Notice {
                 ranks(*num_running),
                 grace_period.as_secs_f64()
             ),
+            Self::ProgramChosen(choice) => write!(f, "{choice}"),
+            Self::Logging { folder } => write!(f, "files of the processes' output are in {}", folder.display()),
+            Self::LogFailed { path, error } => {
+                write!(f, "{} cannot be written ({error}); the processes go on without it", path.display())
+            }
             Self::LeftoversEnded { num_processes } => {
                 write!(f, "ended {num_processes} process(es) that ranks had started and left behind")
             }

@@ -18,6 +18,7 @@ use rustix::process::{Signal, getpid, set_child_subreaper};
 use crate::error::{Error, Result};
 use crate::failure::{Ended, Failure, OtherRank};
 use crate::helper::{Guard, MARK_VARIABLE, new_mark};
+use crate::logs::OpenLogs;
 use crate::plan::Plan;
 use crate::report::{Notice, Reporter};
 use memory::KillCounter;
@@ -63,6 +64,7 @@ pub struct RankOutcome {
 ///
 /// As [`launch`](crate::launch), apart from the checks that come before a plan.
 pub fn supervise(plan: &Plan, reporter: &mut dyn Reporter) -> Result<Outcome> {
+    let logs = plan.ranks.iter().map(|rank| OpenLogs::open(&rank.log_files)).collect::<Result<Vec<_>>>()?;
     let signals = Signals::listen(plan.in_foreground).map_err(|error| Error::system("listening to signals", error))?;
     if plan.dedicated_process {
         // Descendants whose parents have died become children of this process instead of strangers.
@@ -81,6 +83,8 @@ pub fn supervise(plan: &Plan, reporter: &mut dyn Reporter) -> Result<Outcome> {
         signals,
         guard,
         ranks: Vec::with_capacity(plan.ranks.len()),
+        logs,
+        log_has_failed: false,
         terminal: None,
         memory: KillCounter::read(),
         started_at: Instant::now(),
@@ -104,6 +108,9 @@ struct Supervisor<'a> {
     signals: Signals,
     guard: Option<Guard>,
     ranks: Vec<RankProcess>,
+    /// As many as there are ranks.
+    logs: Vec<OpenLogs>,
+    log_has_failed: bool,
     terminal: Option<RankTerminal>,
     memory: KillCounter,
     started_at: Instant,
@@ -185,11 +192,17 @@ impl Supervisor<'_> {
         let Some((source, bytes)) = rank.read(stream) else {
             return false;
         };
+        let logged = bytes.map_or(Ok(()), |bytes| self.logs[index].write(source.stream, bytes));
+        let failed =
+            logged.err().map(|(path, error)| Notice::LogFailed { path: path.to_owned(), error: error.to_string() });
         let result = match bytes {
             Some(bytes) => self.reporter.output(source, bytes),
             None => self.reporter.closed(source),
         };
         self.note_output(result);
+        if let Some(notice) = failed.filter(|_| !std::mem::replace(&mut self.log_has_failed, true)) {
+            self.notice(&notice);
+        }
         self.ranks[index].is_open(stream)
     }
 

@@ -13,7 +13,7 @@ use crate::error::{Result, StateError};
 use crate::group::Group;
 use crate::messages;
 use accelerate_core::config::{InitProcessGroupKwargs, PartialRunConfig, RunConfig, Sources};
-use accelerate_core::environment::{RankVariables, rank_variables};
+use accelerate_core::environment::{CORES_VARIABLE, RankVariables, rank_variables};
 use accelerate_core::names::DistributedType;
 use std::sync::Arc;
 use tch::Device;
@@ -95,7 +95,9 @@ impl PartialState {
         let num_local_processes = ranks.as_ref().map_or(1, |ranks| ranks.local_world_size);
         let num_cores = std::thread::available_parallelism().map_or(1, usize::from);
         let unusable_threads = threads::settle(num_cores, num_local_processes, lookup);
-        if cluster.enable_cpu_affinity {
+        // Of the cores that a launcher has chosen, a share would be a share of a share.
+        let is_bound = lookup(CORES_VARIABLE).is_some();
+        if cluster.enable_cpu_affinity && !is_bound {
             affinity::pin(local_rank, num_local_processes)?;
         }
         let wanted = cluster.torch_device.as_deref().map(|name| (name, config.origin("torch_device")));

@@ -1,6 +1,6 @@
 //! What a launcher asks: how many processes, where, in which precision.
 
-use super::MixedPrecision;
+use super::{MixedPrecision, Tee};
 use crate::names::{ComputeEnvironment, DistributedType, LogLevel};
 use crate::settings::record::record;
 use std::path::PathBuf;
@@ -94,6 +94,18 @@ record! {
         ///
         /// A program that has set a subscriber of the crate tracing decides by that.
         log_level: LogLevel => setting().own_key();
+        /// Streams that are written to files, too: 0 none, 1 standard output, 2 standard error, 3 both.
+        ///
+        /// By local rank: 0:1,1:3. The files are stdout.log and stderr.log in FOLDER/none_RANDOM/attempt_0/LOCAL_RANK, as torchrun
+        /// names them, where FOLDER is that of --log_dir, or else a new one for temporary files. The terminal shows the same as
+        /// without.
+        tee: Tee = Tee::default() => setting().own_key().launcher().flag("tee");
+        /// The folder under which --tee writes its files.
+        ///
+        /// Without --tee, as under torchrun, it holds only what programs write into TORCHELASTIC_ERROR_FILE.
+        log_dir: PathBuf => setting().own_key().launcher().flag("log_dir");
+        /// What the processes are called in ROLE_NAME.
+        role: String = "default".to_owned() => setting().own_key().launcher().flag("role");
         /// Number of times that a launch is started again after a failure.
         max_restarts: usize = 0 => setting().own_key().launcher().flag("max_restarts").refused(ONE_ATTEMPT);
         /// Seconds between two looks at the processes.

@@ -33,6 +33,8 @@ pub enum ValueKind {
     Object,
     /// `cpu`, or an object such as `{"nvme": "/local_nvme"}`.
     OffloadTarget,
+    /// Output streams as torchrun numbers them, for all processes or by local rank.
+    Streams,
     /// The word `auto`, or one of the kind.
     Auto(&'static ValueKind),
 }
@@ -56,6 +58,10 @@ impl ValueKind {
             Self::Choice(names) => format!("one of {}", names.join(", ")),
             Self::Object => "an object, such as {\"key\": 1}".to_owned(),
             Self::OffloadTarget => "cpu, or an object with a folder such as {\"nvme\": \"/local_nvme\"}".to_owned(),
+            Self::Streams => {
+                "0 (none), 1 (standard output), 2 (standard error), 3 (both), or a list by local rank such as 0:1,1:3"
+                    .to_owned()
+            }
             Self::Auto(kind) => format!("auto, or {}", kind.wanted()),
         }
     }
@@ -81,6 +87,7 @@ impl ValueKind {
             Self::List => "NAMES",
             Self::Object => "JSON",
             Self::OffloadTarget => "PLACE",
+            Self::Streams => "STREAMS",
             Self::Auto(kind) => kind.placeholder(),
         }
     }

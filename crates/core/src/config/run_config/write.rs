@@ -207,7 +207,12 @@ fn scalar(kind: ValueKind, text: &str) -> Value {
         ValueKind::Choice(_) => text.parse().map_or_else(|_| number(), Value::Bool),
         ValueKind::Auto(_) if text == "auto" => word(),
         ValueKind::Auto(kind) => scalar(*kind, text),
-        ValueKind::Text | ValueKind::Path | ValueKind::List | ValueKind::Object | ValueKind::OffloadTarget => word(),
+        ValueKind::Streams
+        | ValueKind::Text
+        | ValueKind::Path
+        | ValueKind::List
+        | ValueKind::Object
+        | ValueKind::OffloadTarget => word(),
     }
 }
 

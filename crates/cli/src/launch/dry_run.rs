@@ -1,0 +1,154 @@
+//! `accelerate launch --dry_run`: the plan of a launch as text or JSON, and nothing started.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt::Write as _;
+use std::io::Write as _;
+
+use accelerate_core::config::RunConfig;
+use accelerate_launch::{
+    Error, LaunchConfig, Machine, Plan, PortReservation, ProgramSearch, RankCommand, SECRET_VARIABLE, core_list, plan,
+    resolve_program,
+};
+use serde_json::{Map, Value, json};
+
+/// Stands in for the end of a name that each launch makes up.
+const MADE_UP: &str = "RANDOM";
+
+/// Prints what a launch of `config` would start.
+pub(super) fn print(config: &LaunchConfig, run: &RunConfig, as_json: bool) -> Result<(), Error> {
+    config.check()?;
+    let machine = Machine::probe();
+    let command = resolve_program(&config.program, &ProgramSearch::of_this_process())?;
+    let port = PortReservation::named(config);
+    let plan = plan(&as_started(config), &command, port.unwrap_or(0), &machine);
+    let view = View { plan: &plan, run, machine: &machine, has_port: port.is_some() };
+    let text = if as_json { format!("{:#}\n", view.json(config)) } else { view.text(config) };
+    // `--dry_run | head -1` is no mistake.
+    let _ = anstream::stdout().lock().write_all(text.as_bytes());
+    Ok(())
+}
+
+/// With what a launch adds by itself.
+fn as_started(config: &LaunchConfig) -> LaunchConfig {
+    let mut config = config.clone();
+    if config.num_machines == 1 && config.num_processes > 1 {
+        config.environment.push((SECRET_VARIABLE.into(), MADE_UP.into()));
+    }
+    let base = config
+        .log_dir
+        .take()
+        .or_else(|| config.tee.any().then(|| std::env::temp_dir().join(format!("accelerate_{MADE_UP}"))));
+    config.log_dir = base.map(|base| base.join(format!("none_{MADE_UP}")));
+    config
+}
+
+struct View<'a> {
+    plan: &'a Plan,
+    run: &'a RunConfig,
+    machine: &'a Machine,
+    has_port: bool,
+}
+
+impl View<'_> {
+    fn text(&self, config: &LaunchConfig) -> String {
+        let mut text = format!(
+            "nothing is started; a launch would start {} of {} process(es) on this machine\ncommand: {}\n",
+            self.plan.ranks.len(),
+            config.num_processes,
+            self.command(),
+        );
+        let shared = self.shared();
+        // Writing into a string cannot fail.
+        let _ = writeln!(text, "variables of each process:");
+        self.lines(&shared, &mut text);
+        for rank in &self.plan.ranks {
+            let own: Vec<_> = rank.environment.iter().filter(|variable| !shared.contains(variable)).cloned().collect();
+            let _ = writeln!(text, "rank {}: device {}, cores {}", rank.rank, self.device(rank), self.cores(rank));
+            for file in log_files(rank) {
+                let _ = writeln!(text, "  writes {file}");
+            }
+            self.lines(&own, &mut text);
+        }
+        text
+    }
+
+    fn json(&self, config: &LaunchConfig) -> Value {
+        let ranks: Vec<_> = self.plan.ranks.iter().map(|rank| self.rank_as_json(rank)).collect();
+        let command = self.plan.ranks.first().map(|rank| &rank.command);
+        let command: Vec<_> = command.into_iter().flatten().map(|word| word.to_string_lossy()).collect();
+        json!({ "command": command, "num_processes": config.num_processes, "ranks": ranks })
+    }
+
+    fn rank_as_json(&self, rank: &RankCommand) -> Value {
+        let set: Map<String, Value> = rank
+            .environment
+            .iter()
+            .filter_map(|(name, value)| Some((text(name), self.value(name, value.as_ref()?).into())))
+            .collect();
+        json!({
+            "rank": rank.rank,
+            "local_rank": rank.local_rank,
+            "device": self.device(rank),
+            "cores": rank.cores.as_ref().unwrap_or(&self.machine.cores),
+            "log_files": log_files(rank),
+            "environment": set,
+        })
+    }
+
+    fn command(&self) -> String {
+        let words = self.plan.ranks.first().map(|rank| rank.command.as_slice()).unwrap_or_default();
+        crate::shell_command(words.iter().map(OsString::as_os_str))
+    }
+
+    /// The variables that all ranks get alike.
+    fn shared(&self) -> Vec<(OsString, Option<OsString>)> {
+        let Some((first, others)) = self.plan.ranks.split_first() else { return Vec::new() };
+        let is_shared = |variable: &&_| others.iter().all(|rank| rank.environment.contains(variable));
+        first.environment.iter().filter(is_shared).cloned().collect()
+    }
+
+    /// A line for each variable that is set, and for each one that is there now and would be taken away.
+    fn lines(&self, variables: &[(OsString, Option<OsString>)], lines: &mut String) {
+        for (name, value) in variables {
+            let _ = match value {
+                Some(value) => writeln!(lines, "  {}={}", text(name), self.value(name, value)),
+                None if std::env::var_os(name).is_some() => writeln!(lines, "  {} is removed", text(name)),
+                None => Ok(()),
+            };
+        }
+    }
+
+    fn value(&self, name: &OsStr, value: &OsStr) -> String {
+        if name == "MASTER_PORT" && !self.has_port {
+            return "(any free port)".to_owned();
+        }
+        let (name, value) = (text(name), text(value));
+        let shown = crate::env::shown(&name, &value);
+        shown.split_once('=').map(|(_, value)| value.to_owned()).unwrap_or_default()
+    }
+
+    fn device(&self, rank: &RankCommand) -> String {
+        let cluster = &self.run.cluster;
+        match (&cluster.torch_device, super::num_gpus(self.run)) {
+            (Some(device), _) => device.clone(),
+            (None, num_gpus @ 1..) if !cluster.use_cpu => format!("cuda:{}", rank.local_rank % num_gpus),
+            _ => "cpu".to_owned(),
+        }
+    }
+
+    fn cores(&self, rank: &RankCommand) -> String {
+        match &rank.cores {
+            Some(cores) => core_list(cores),
+            None => format!("any of {}", core_list(&self.machine.cores)),
+        }
+    }
+}
+
+fn log_files(rank: &RankCommand) -> Vec<String> {
+    let files = [&rank.log_files.stdout, &rank.log_files.stderr];
+    files.into_iter().flatten().map(|file| file.display().to_string()).collect()
+}
+
+fn text(value: &OsStr) -> String {
+    value.to_string_lossy().into_owned()
+}

@@ -1,0 +1,90 @@
+//! The files that the output of ranks is written to beside the terminal, with the names that torchrun gives them.
+
+use std::collections::hash_map::RandomState;
+use std::fs::{self, File};
+use std::hash::{BuildHasher, Hasher};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use crate::config::LaunchConfig;
+use crate::error::{Error, Result};
+use crate::report::Stream;
+
+/// The files of one rank. `None`: that stream has none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LogFiles {
+    /// Of standard output.
+    pub stdout: Option<PathBuf>,
+    /// Of standard error.
+    pub stderr: Option<PathBuf>,
+}
+
+impl LogFiles {
+    /// In the launch's own folder, `config.log_dir`.
+    pub(crate) fn of_rank(config: &LaunchConfig, local_rank: usize) -> Self {
+        let streams = config.tee.of(local_rank);
+        let file = |name: &str| Some(rank_folder(config, local_rank)?.join(name));
+        Self {
+            stdout: file("stdout.log").filter(|_| streams.stdout),
+            stderr: file("stderr.log").filter(|_| streams.stderr),
+        }
+    }
+}
+
+/// Where a program that knows torchrun's way of telling errors writes its own.
+pub(crate) fn error_file(config: &LaunchConfig, local_rank: usize) -> Option<PathBuf> {
+    Some(rank_folder(config, local_rank)?.join("error.json"))
+}
+
+/// A launch is not restarted, so its only attempt is the first.
+fn rank_folder(config: &LaunchConfig, local_rank: usize) -> Option<PathBuf> {
+    Some(config.log_dir.as_ref()?.join("attempt_0").join(local_rank.to_string()))
+}
+
+/// The launch's own folder below that of `config`, made with those of its ranks; `None` if nothing is to be written. The name
+/// is torchrun's: the run's id, which is "none", and something random.
+pub(crate) fn make_folder(config: &LaunchConfig) -> Result<Option<PathBuf>> {
+    let base = match &config.log_dir {
+        Some(folder) => folder.clone(),
+        None if config.tee.any() => std::env::temp_dir().join(format!("accelerate_{}", random())),
+        None => return Ok(None),
+    };
+    // Ranks may go to another folder before they write.
+    let base = std::path::absolute(&base).map_err(|source| Error::log_unwritable(&base, source))?;
+    let own = base.join(format!("none_{}", random()));
+    let own_config = LaunchConfig { log_dir: Some(own.clone()), ..config.clone() };
+    for folder in (0..config.num_local_processes()).filter_map(|local_rank| rank_folder(&own_config, local_rank)) {
+        fs::create_dir_all(&folder).map_err(|source| Error::log_unwritable(&folder, source))?;
+    }
+    Ok(Some(own))
+}
+
+fn random() -> String {
+    format!("{:08x}", RandomState::new().build_hasher().finish() as u32)
+}
+
+/// The open files of one rank.
+#[derive(Debug, Default)]
+pub(crate) struct OpenLogs([Option<(PathBuf, File)>; 2]);
+
+impl OpenLogs {
+    pub(crate) fn open(files: &LogFiles) -> Result<Self> {
+        let open = |path: &Option<PathBuf>| match path {
+            Some(path) => match File::create(path) {
+                Ok(file) => Ok(Some((path.clone(), file))),
+                Err(source) => Err(Error::log_unwritable(path, source)),
+            },
+            None => Ok(None),
+        };
+        Ok(Self([open(&files.stdout)?, open(&files.stderr)?]))
+    }
+
+    /// Writes what the rank has written. Says which file could not take it; the next piece is tried again, because a full disk
+    /// may be freed.
+    pub(crate) fn write(&mut self, stream: Stream, bytes: &[u8]) -> Result<(), (&Path, io::Error)> {
+        match &mut self.0[stream as usize] {
+            Some((path, file)) => file.write_all(bytes).map_err(|error| (path.as_path(), error)),
+            None => Ok(()),
+        }
+    }
+}
