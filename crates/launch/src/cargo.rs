@@ -93,7 +93,12 @@ fn newest(target: &Path, name: &OsStr) -> Option<Built> {
 
 /// What Cargo says of the project; nothing is built or fetched for it.
 fn metadata(search: &ProgramSearch) -> Option<Value> {
-    let output = Command::new(search.find("cargo".as_ref())?)
+    let mut command = Command::new(search.find("cargo".as_ref())?);
+    match &search.cargo_target_dir {
+        Some(folder) => command.env("CARGO_TARGET_DIR", folder),
+        None => command.env_remove("CARGO_TARGET_DIR"),
+    };
+    let output = command
         .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
         .current_dir(search.working_folder.as_deref()?)
         .stdin(Stdio::null())

@@ -39,7 +39,8 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
 enum What {
-    /// Starting two ranks, and starting two ranks up to their first all-reduce (seconds)
+    /// Help, a launch by a configuration file, starting two ranks, and that up to their first all-reduce (seconds); size of the
+    /// command (MiB)
     Launch,
     /// One training step of two ranks (milliseconds), and their peak memory (MiB per rank)
     Ddp(ddp::Settings),

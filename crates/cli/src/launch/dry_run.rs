@@ -38,6 +38,7 @@ fn as_started(config: &LaunchConfig) -> LaunchConfig {
         .log_dir
         .take()
         .or_else(|| config.tee.any().then(|| std::env::temp_dir().join(format!("accelerate_{MADE_UP}"))));
+    let base = base.map(|base| std::path::absolute(&base).unwrap_or(base));
     config.log_dir = base.map(|base| base.join(format!("none_{MADE_UP}")));
     config
 }

@@ -4,8 +4,14 @@
 
 mod commands;
 mod config;
+mod cores;
+mod dry_run;
 mod estimate_memory;
 mod failures;
+mod flags;
+mod help;
+mod logs;
+mod man;
 mod orphans;
 mod output;
 mod programs;
@@ -13,3 +19,4 @@ mod settings;
 mod stopping;
 mod support;
 mod terminal;
+mod tpu_config;

@@ -223,3 +223,49 @@ fn a_python_script_that_is_sharded_finds_what_it_finds_under_the_reference() {
         assert_eq!(ended.sorted_stdout(), lines);
     }
 }
+
+/// A Cargo project in which nothing is built.
+fn project(folder: &Path) {
+    write(&folder.join("Cargo.toml"), "[package]\nname = \"demo\"\nversion = \"0.1.0\"\n[workspace]\n", 0o644);
+    std::fs::create_dir(folder.join("src")).unwrap();
+    write(&folder.join("src/main.rs"), "fn main() {}\n", 0o644);
+}
+
+#[test]
+fn a_program_of_this_project_is_found_by_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    project(folder);
+    let demo = || {
+        let mut command = launch(2, &["--no_prefix"]);
+        command.arg("demo").current_dir(folder).env_remove("CARGO_TARGET_DIR");
+        finished(command)
+    };
+    demo().expect(127, &["the program demo was not found", "of the package demo", "cargo build --release"]);
+    let mut command = launch(2, &[]);
+    command.arg("demos").current_dir(folder).env_remove("CARGO_TARGET_DIR");
+    finished(command).expect(127, &["in PATH, and no program of this Cargo project has that name"]);
+
+    std::fs::create_dir_all(folder.join("target/debug")).unwrap();
+    write(&folder.join("target/debug/demo"), "#!/bin/sh\necho debug $RANK\n", 0o755);
+    let ended = demo();
+    ended.expect(0, &["accelerate launch: running ", "target/debug/demo\n"]);
+    assert_eq!(ended.sorted_stdout(), ["debug 0", "debug 1"]);
+}
+
+/// As in a shell: what PATH has is what a name alone means, and it is said that there is another.
+#[test]
+fn path_goes_before_the_project() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    project(folder);
+    std::fs::create_dir_all(folder.join("target/release")).unwrap();
+    write(&folder.join("target/release/true"), "#!/bin/sh\nexit 3\n", 0o755);
+    let mut command = launch(1, &[]);
+    command.arg("true").current_dir(folder).env_remove("CARGO_TARGET_DIR");
+    finished(command).expect(0, &["/true of PATH; write ", "target/release/true for the one of this project"]);
+    let mut command = launch(1, &["--quiet"]);
+    command.arg("target/release/true").current_dir(folder);
+    let ended = finished(command);
+    assert_eq!(ended.code, Some(3));
+}

@@ -63,14 +63,14 @@ record! {
         ///
         /// Without it, several processes share the cores evenly unless OMP_NUM_THREADS is set to a possible number.
         num_cpu_threads_per_process: usize => setting().own_key().launcher().flag("num_cpu_threads_per_process").at_least(1);
-        /// Keep each process on cores of its own: an equal share of those of its machine.
+        /// Keep each process on cores of its own: an equal share of those near its GPU, or without one of those of its machine.
         enable_cpu_affinity: bool = false => setting()
             .variable("ACCELERATE_CPU_AFFINITY").flag("enable_cpu_affinity").switch();
         /// How the machines find each other: static.
         rdzv_backend: String = "static".to_owned() => setting().launcher().flag("rdzv_backend").harmless(&["c10d"])
             .refused("machines meet at --main_process_ip and --main_process_port; choose static");
         /// Options of the meeting, such as timeout=900.
-        rdzv_conf: String => setting().own_key().launcher().flag("rdzv_conf")
+        rdzv_conf: String => setting().own_key().launcher().flag("rdzv_conf").harmless(&[""])
             .refused("machines meet at --main_process_ip and --main_process_port, without options");
         /// Are all machines in one network?
         same_network: bool = true => setting().launcher().flag("same_network").switch().reference_default("false").harmless(&["false"])

@@ -1,0 +1,78 @@
+//! What `accelerate launch -h` shows, alone and beside the flags that choose something.
+
+use rstest::rstest;
+
+use crate::support::{accelerate, finished};
+
+fn help(words: &str) -> String {
+    let mut command = accelerate();
+    command.args(words.split_whitespace()).env("COLUMNS", "100");
+    let ended = finished(command);
+    ended.expect(0, &[]);
+    ended.stdout
+}
+
+/// Words of help that stand for a group of flags.
+const GROUPS: [(&str, &str); 7] = [
+    ("machines", "--same_network"),
+    ("output", "--tee"),
+    ("fsdp", "--fsdp_sharding_strategy"),
+    ("deepspeed", "--zero3_init_flag"),
+    ("dynamo", "--dynamo_use_fullgraph"),
+    ("fp8", "--fp8_margin"),
+    ("tpu", "--tpu_use_sudo"),
+];
+
+#[rstest]
+#[case::alone("launch -h", &[])]
+#[case::explained("launch --help", &[])]
+#[case::by_name("help launch", &[])]
+#[case("launch --cpu -h", &["machines", "output"])]
+#[case("launch --multi_gpu -h", &["machines", "output"])]
+#[case("launch --multi-gpu --help", &["machines", "output"])]
+#[case("launch --use_fsdp -h", &["fsdp"])]
+#[case("launch --use_deepspeed --help", &["deepspeed"])]
+#[case("launch --dynamo_backend=no -h", &["dynamo"])]
+#[case("launch --fp8_backend ao -h", &["fp8"])]
+#[case("launch --tpu -h", &["tpu"])]
+#[case::several("launch --use-fsdp --multi_gpu -h", &["machines", "output", "fsdp"])]
+fn help_shows_the_flags_that_matter(#[case] words: &str, #[case] wanted: &[&str]) {
+    let help = help(words);
+    for always in ["--num_processes", "--cpu", "--mixed_precision", "--use_fsdp", "--config_file", "--dry_run"] {
+        assert!(help.contains(always), "{always} in\n{help}");
+    }
+    let shown: Vec<_> = GROUPS.iter().filter(|(_, flag)| help.contains(flag)).map(|(group, _)| *group).collect();
+    assert_eq!(shown, wanted, "{help}");
+    for way in ["--multi_gpu -h", "--use_fsdp -h", "--use_deepspeed -h", "--tpu -h"] {
+        assert!(help.contains(&format!("accelerate launch {way}")), "{way} in\n{help}");
+    }
+}
+
+#[test]
+fn what_is_refused_says_so_where_it_is_asked_for() {
+    let short = help("launch --tpu -h").split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(short.contains("Train on a TPU. Refused: libtorch without Python has no TPU"), "{short}");
+    let long = help("launch --fp8_backend ao --help").split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(long.contains("It is refused: computing in 8 bits is not available yet"), "{long}");
+}
+
+/// What comes after the program is the program's.
+#[test]
+fn help_of_a_program_is_its_own() {
+    let mut command = accelerate();
+    command.args(["launch", "--num_processes", "1", "echo", "--use_fsdp", "-h"]);
+    assert_eq!(finished(command).stdout, "--use_fsdp -h\n");
+}
+
+#[test]
+fn a_flag_that_nobody_knows_gets_no_wrong_tip() {
+    for (flag, tip) in [("--nonsense", None), ("--num_proceses", Some("--num_processes"))] {
+        let mut command = accelerate();
+        command.args(["launch", flag, "true"]);
+        let ended = finished(command);
+        ended.expect(2, &[flag]);
+        assert!(!ended.stderr.contains("'-- "), "{}", ended.stderr);
+        assert_eq!(ended.stderr.contains("tip:"), tip.is_some(), "{}", ended.stderr);
+        assert!(tip.is_none_or(|tip| ended.stderr.contains(tip)), "{}", ended.stderr);
+    }
+}
