@@ -1,4 +1,4 @@
-//! Lets this package's tests and examples find libtorch at run time.
+//! Lets this package's tests and examples find libtorch at run time, and tells packages that use it where it is.
 
 fn main() {
     // Where there is a package of AOTInductor, tests look at it; where there is none, they are not there.
@@ -9,5 +9,6 @@ fn main() {
     }
     if let Ok(dir) = std::env::var("DEP_TORCH_EXT_LIBDIR") {
         println!("cargo::rustc-link-arg=-Wl,-rpath,{dir}");
+        println!("cargo::metadata=libdir={dir}");
     }
 }

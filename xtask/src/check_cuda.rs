@@ -11,8 +11,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::libtorch::{self, SetupError};
-use crate::{paths, process};
+use crate::{libtorch, paths, process};
 
 /// Type-check the `cuda` feature against header packages; needs no CUDA toolkit.
 ///
@@ -43,10 +42,8 @@ fn ensure_headers() -> Result<PathBuf> {
     if folder.is_dir() {
         return Ok(folder);
     }
-    let python = libtorch::find_python().ok_or(SetupError::NoPython)?;
-    if !libtorch::has_pip(&python) {
-        return Err(SetupError::NoPip { python }.into());
-    }
+    let python = libtorch::python()?;
+    libtorch::require_pip(&python)?;
     fs::create_dir_all(&cache).with_context(|| format!("could not create {}", cache.display()))?;
     let _lock = libtorch::lock(&folder.with_added_extension("lock"))?;
     // Another run may have filled it while this one waited.

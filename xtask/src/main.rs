@@ -8,6 +8,7 @@ mod book;
 mod check_cuda;
 mod ci;
 mod demo;
+mod first_hour;
 mod libtorch;
 mod parity;
 mod paths;
@@ -44,6 +45,8 @@ enum Task {
     Setup(setup::Arguments),
     /// Train a small BERT in two processes on the built-in corpus
     Demo(demo::Arguments),
+    /// Make a project outside of this repository, test it and launch it, with the time of each step
+    FirstHour(first_hour::Arguments),
     /// Run the whole test suite: unit, integration, documentation and multi-process tests
     Test(test::Arguments),
     /// Run what continuous integration runs: formatting, lints with warnings denied, tests
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().task {
         Task::Setup(arguments) => setup::run(&arguments),
         Task::Demo(arguments) => demo::run(&arguments),
+        Task::FirstHour(arguments) => first_hour::run(&arguments),
         Task::Test(arguments) => test::run(&arguments),
         Task::Ci(arguments) => ci::run(&arguments),
         Task::Tidy(arguments) => tidy::run(&arguments),

@@ -3,7 +3,7 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+pub(crate) use accelerate_setup::cache_folder;
 
 /// The root of the repository.
 ///
@@ -23,16 +23,4 @@ pub(crate) fn target_folder() -> PathBuf {
 /// A program of this workspace, built with `--release`.
 pub(crate) fn release_binary(name: &str) -> PathBuf {
     target_folder().join("release").join(format!("{name}{}", env::consts::EXE_SUFFIX))
-}
-
-/// The folder in which this project keeps what it downloads: `$XDG_CACHE_HOME/accelerate-rs`, or
-/// `~/.cache/accelerate-rs`.
-pub(crate) fn cache_folder() -> Result<PathBuf> {
-    let base = match env::var_os("XDG_CACHE_HOME").filter(|value| !value.is_empty()) {
-        Some(folder) => PathBuf::from(folder),
-        None => env::home_dir()
-            .context("no home folder is known; set HOME or XDG_CACHE_HOME to a folder that you can write to")?
-            .join(".cache"),
-    };
-    Ok(base.join("accelerate-rs"))
 }

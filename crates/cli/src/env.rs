@@ -11,12 +11,10 @@ use std::path::{Path, PathBuf};
 use accelerate_core::config::{ConfigFile, settings};
 use accelerate_core::settings::{ORIGINS_VARIABLE, Setting, shortened};
 use accelerate_launch::{Program, ProgramSearch, num_visible_gpus, resolve_program};
+use accelerate_setup::{Libtorch, VERSION};
 use clap::Args;
 
 use crate::config_file::{self, Found};
-
-/// The version that the bindings of this project are written for.
-const LIBTORCH_VERSION: &str = "2.11.0";
 
 /// Show versions, machine and settings, for a report when something does not work.
 #[derive(Debug, Args)]
@@ -118,36 +116,14 @@ fn is_relevant(name: &str) -> bool {
     NAMES.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || is_setting()
 }
 
-/// Where programs of this project would find libtorch when they are built here, and whether it is the right one.
+/// Which libtorch a build in the current folder uses, or would use after `accelerate setup`.
 fn libtorch() -> String {
-    let from_variable = std::env::var_os("LIBTORCH").map(PathBuf::from);
     let current_folder = std::env::current_dir().unwrap_or_default();
-    find_libtorch(from_variable, &current_folder).map_or_else(
-        || {
-            format!(
-                "not found by LIBTORCH or in .libtorch; {LIBTORCH_VERSION} is wanted. In a clone of the project \
-                 `cargo xtask setup` installs it; elsewhere set LIBTORCH to the .libtorch of the clone"
-            )
-        },
-        |(folder, version)| {
-            let verdict = match version.as_deref() {
-                // Builds for one processor or another carry a suffix such as +cpu.
-                Some(found) if found.split('+').next() == Some(LIBTORCH_VERSION) => found.to_string(),
-                Some(found) => format!("{found}, but {LIBTORCH_VERSION} is wanted"),
-                None => format!("of unknown version (no file build-version); {LIBTORCH_VERSION} is wanted"),
-            };
-            format!("{verdict} in {}", folder.display())
-        },
-    )
-}
-
-/// The folder and its version: that of the variable, else the nearest `.libtorch` in this folder or above.
-fn find_libtorch(from_variable: Option<PathBuf>, current_folder: &Path) -> Option<(PathBuf, Option<String>)> {
-    let folder = from_variable
-        .filter(|folder| !folder.as_os_str().is_empty())
-        .or_else(|| current_folder.ancestors().map(|folder| folder.join(".libtorch")).find(|folder| folder.is_dir()))?;
-    let version = fs::read_to_string(folder.join("build-version")).ok().map(|text| text.trim().to_string());
-    Some((folder, version))
+    match accelerate_setup::find(&current_folder) {
+        Ok(Some(Libtorch { folder, origin })) => format!("{VERSION} in {} ({origin})", folder.display()),
+        Ok(None) => format!("not found; {VERSION} is wanted, and `accelerate setup` installs it"),
+        Err(error) => error.to_string(),
+    }
 }
 
 fn platform() -> String {
@@ -220,20 +196,6 @@ fn read(path: &str) -> String {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn libtorch_is_found_by_variable_then_upwards() {
-        let root = tempfile::tempdir().unwrap();
-        let root = root.path();
-        fs::create_dir_all(root.join(".libtorch")).unwrap();
-        fs::create_dir_all(root.join("project/source")).unwrap();
-        fs::create_dir_all(root.join("own")).unwrap();
-        fs::write(root.join(".libtorch/build-version"), "2.11.0\n").unwrap();
-        let here = root.join("project/source");
-        assert_eq!(find_libtorch(None, &here), Some((root.join(".libtorch"), Some("2.11.0".into()))));
-        assert_eq!(find_libtorch(Some("".into()), &here).unwrap().0, root.join(".libtorch"));
-        assert_eq!(find_libtorch(Some(root.join("own")), &here), Some((root.join("own"), None)));
-    }
 
     #[test]
     fn facts_are_found_in_the_kernels_files() {

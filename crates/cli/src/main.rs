@@ -3,13 +3,16 @@
 mod completions;
 mod config;
 mod config_file;
+mod doctor;
 mod env;
 mod estimate_memory;
 mod flags;
 mod launch;
 mod man;
+mod new;
 mod resolve;
 mod settings;
+mod setup;
 mod to_fsdp2;
 mod tpu_config;
 
@@ -33,6 +36,9 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Setup(setup::Arguments),
+    New(new::Arguments),
+    Doctor(doctor::Arguments),
     Config(config::Arguments),
     Launch(Box<launch::Arguments>),
     Env(env::Arguments),
@@ -55,6 +61,9 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Config(arguments) => config::run(&arguments),
         Command::Launch(arguments) => return launch::run(*arguments),
+        Command::Setup(arguments) => setup::run(&arguments).map(success),
+        Command::New(arguments) => new::run(&arguments).map(success),
+        Command::Doctor(arguments) => return doctor::run(&arguments),
         Command::Env(arguments) => env::run(&arguments).map(success).map_err(Into::into),
         Command::EstimateMemory(arguments) => estimate_memory::run(&arguments).map(success),
         Command::ToFsdp2(arguments) => to_fsdp2::run(&arguments),

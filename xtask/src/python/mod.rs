@@ -12,7 +12,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::libtorch::{self, SetupError};
+use crate::libtorch;
 use crate::{paths, process};
 
 /// A Python with torch and Accelerate of the pinned versions.
@@ -29,7 +29,7 @@ pub(crate) struct Environment {
 impl Environment {
     /// The environment, installed if it is not there, checked by importing both packages.
     pub(crate) fn ensure() -> Result<Environment> {
-        let python = libtorch::find_python().ok_or(SetupError::NoPython)?;
+        let python = libtorch::python()?;
         let torch_home = libtorch::python_package_home()?;
         let requirements = Requirements::of_repository()?;
         let folder = ensure_packages(&python, &requirements)?;
@@ -128,9 +128,7 @@ fn ensure_packages(python: &Path, requirements: &Requirements) -> Result<PathBuf
     if is_current() {
         return Ok(folder);
     }
-    if !libtorch::has_pip(python) {
-        return Err(SetupError::NoPip { python: python.to_path_buf() }.into());
-    }
+    libtorch::require_pip(python)?;
     fs::create_dir_all(&cache).with_context(|| format!("could not create {}", cache.display()))?;
     let _lock = libtorch::lock(&folder.with_added_extension("lock"))?;
     if is_current() {

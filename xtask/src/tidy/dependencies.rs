@@ -10,10 +10,11 @@ use crate::libtorch;
 
 /// What each crate may depend on, of the crates of this workspace. The table is the architecture:
 /// a new edge is a decision, so it is made here as well.
-const ALLOWED: [(&str, &[&str]); 12] = [
+const ALLOWED: [(&str, &[&str]); 13] = [
     ("accelerate-core", &[]),
     ("accelerate-launch", &["accelerate-core", "accelerate-rendezvous"]),
-    ("accelerate-cli", &["accelerate-core", "accelerate-launch"]),
+    ("accelerate-setup", &[]),
+    ("accelerate-cli", &["accelerate-core", "accelerate-launch", "accelerate-setup"]),
     ("torch-ext", &[]),
     ("accelerate-derive", &[]),
     ("accelerate-rendezvous", &[]),
@@ -35,7 +36,7 @@ const ALLOWED: [(&str, &[&str]); 12] = [
             "nlp_example",
         ],
     ),
-    ("xtask", &["accelerate-core"]),
+    ("xtask", &["accelerate-core", "accelerate-setup"]),
     // The readers of what comes from outside.
     ("accelerate-fuzz", &["accelerate-core", "accelerate-rs", "torch-ext"]),
 ];
@@ -45,8 +46,15 @@ const ALLOWED_IN_TESTS: [(&str, &[&str]); 2] =
     [("accelerate-derive", &["accelerate-rs"]), ("nlp_example", &["accelerate-cli"])];
 
 /// Crates that must not link libtorch, directly or through others.
-const WITHOUT_LIBTORCH: [&str; 6] =
-    ["accelerate-core", "accelerate-rendezvous", "accelerate-launch", "accelerate-cli", "accelerate-derive", "xtask"];
+const WITHOUT_LIBTORCH: [&str; 7] = [
+    "accelerate-core",
+    "accelerate-rendezvous",
+    "accelerate-launch",
+    "accelerate-setup",
+    "accelerate-cli",
+    "accelerate-derive",
+    "xtask",
+];
 
 pub(super) fn direction(tree: &Tree) -> Result<Vec<String>> {
     let crates = manifests(tree)?;

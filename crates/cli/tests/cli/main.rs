@@ -8,6 +8,7 @@ mod cores;
 mod dry_run;
 mod estimate_memory;
 mod failures;
+mod first_hour;
 mod flags;
 mod help;
 mod logs;

@@ -1,27 +1,43 @@
-//! What can go wrong while libtorch is looked for or installed. Each text ends with the cure.
+//! What can go wrong while libtorch is looked for, installed and made known to a project. Each text ends with the cure.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use super::VERSION;
 
-/// Result of looking for or installing libtorch.
+/// The command that installs libtorch, as users know it.
+const SETUP: &str = "`accelerate setup` (in a clone of the project `cargo xtask setup`)";
+
+/// Why there is no usable libtorch, or why a project could not be told of it. The text ends with the cure.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct Error(#[from] SetupError);
+
+/// Result within this crate.
 pub(crate) type Result<T> = std::result::Result<T, SetupError>;
 
-/// Why there is no usable libtorch.
+/// The kinds of [`Error`].
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SetupError {
     #[error(
         "{who} `{}`, which is libtorch {found}; this project is built for exactly libtorch {VERSION}. \
-         Set LIBTORCH to a libtorch {VERSION}, or unset LIBTORCH and run `cargo xtask setup`, which installs it",
+         Set LIBTORCH to a libtorch {VERSION}, or unset LIBTORCH and run {SETUP}, which installs it",
         folder.display()
     )]
     WrongVersion { who: &'static str, folder: PathBuf, found: String },
 
     #[error(
+        "{who} `{}`, where there is {found}. \
+         Set LIBTORCH to the folder of libtorch {VERSION} that holds `include` and `lib`, \
+         or unset LIBTORCH and run {SETUP}, which installs it",
+        folder.display()
+    )]
+    NoFolder { who: &'static str, folder: PathBuf, found: &'static str },
+
+    #[error(
         "{who} `{}`, which is not a libtorch: it has no `{missing}`. \
          Set LIBTORCH to the folder of libtorch {VERSION} that holds `include` and `lib`, \
-         or unset LIBTORCH and run `cargo xtask setup`, which installs it",
+         or unset LIBTORCH and run {SETUP}, which installs it",
         folder.display()
     )]
     NotLibtorch { who: &'static str, folder: PathBuf, missing: String },
@@ -44,7 +60,7 @@ pub(crate) enum SetupError {
     #[error(
         "libtorch {VERSION} can be installed by this command on Linux x86-64 only, and this is {system}. \
          Install torch {VERSION} into the active Python (`pip install torch=={VERSION}`), or set LIBTORCH to the \
-         folder of libtorch {VERSION}, then run `cargo xtask setup` again"
+         folder of libtorch {VERSION}, then run {SETUP} again"
     )]
     UnsupportedSystem { system: String },
 
@@ -56,15 +72,25 @@ pub(crate) enum SetupError {
 
     #[error(
         "the installed libtorch is damaged: `{}` {problem}. \
-         Delete the folder `{}` and run `cargo xtask setup` again",
+         Delete the folder `{}` and run {SETUP} again",
         file.display(), home.display()
     )]
     Damaged { home: PathBuf, file: PathBuf, problem: String },
 
-    #[error("no folder to install libtorch into: {reason}")]
-    NoCacheFolder { reason: String },
+    #[error(
+        "no folder to install libtorch into: no home folder is known; set HOME or XDG_CACHE_HOME to a folder that you can \
+         write to"
+    )]
+    NoCacheFolder,
 
-    #[error("could not {action} `{}`: {source}", path.display())]
+    #[error(
+        "the project's cargo configuration `{}` cannot be read as one: {problem}. Mend it, or move it away, and run \
+         `accelerate setup` again",
+        path.display()
+    )]
+    CargoConfig { path: PathBuf, problem: String },
+
+    #[error("could not {action} `{}`", path.display())]
     Io { action: &'static str, path: PathBuf, source: io::Error },
 }
 

@@ -6,7 +6,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::{Result, SetupError, VERSION};
+use super::VERSION;
+use super::error::{Result, SetupError};
 
 /// What must be in a libtorch folder.
 #[cfg(not(target_os = "macos"))]
@@ -46,6 +47,11 @@ pub(crate) fn write(root: &Path, libtorch: &Path) -> Result<()> {
         replace_link(&link, target)?;
     }
     remove_others(&lib, &expected)?;
+    // git leaves out a folder that says so itself: the links are this machine's.
+    let ignore = folder.join(".gitignore");
+    if !ignore.exists() {
+        fs::write(&ignore, "*\n").map_err(|source| SetupError::io("write", &ignore, source))?;
+    }
     let version = folder.join("build-version");
     if fs::read_to_string(&version).is_ok_and(|text| text.trim() == VERSION) {
         return Ok(());

@@ -11,10 +11,10 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use super::VERSION;
+use super::error::{Result, SetupError};
 use super::links::REQUIRED_LIBRARIES;
 use super::progress::Watch;
-use super::{Result, SetupError, VERSION};
-use crate::process::last_lines;
 
 /// What is downloaded. The two CUDA packages are small, and `libtorch_cpu.so` of the registry's
 /// wheel is linked against them.
@@ -30,9 +30,7 @@ pub(crate) fn ensure(home: &Path) -> Result<PathBuf> {
         return Err(SetupError::UnsupportedSystem { system });
     }
     let python = find_python().ok_or(SetupError::NoPython)?;
-    if !has_pip(&python) {
-        return Err(SetupError::NoPip { python });
-    }
+    require_pip(&python)?;
     if let Some(parent) = home.parent() {
         fs::create_dir_all(parent).map_err(|source| SetupError::io("create", parent, source))?;
     }
@@ -60,10 +58,11 @@ pub(crate) fn find_python() -> Option<PathBuf> {
     ["python3", "python"].iter().find(|name| runs(name)).map(PathBuf::from)
 }
 
-/// Whether `python -m pip` works.
-pub(crate) fn has_pip(python: &Path) -> bool {
+/// Fails where `python -m pip` does not work.
+pub(crate) fn require_pip(python: &Path) -> Result<()> {
     let output = Command::new(python).args(["-m", "pip", "--version"]).output();
-    output.is_ok_and(|output| output.status.success())
+    let has_pip = output.is_ok_and(|output| output.status.success());
+    if has_pip { Ok(()) } else { Err(SetupError::NoPip { python: python.to_path_buf() }) }
 }
 
 /// `libtorch-2.11.0` in the cache folder has `libtorch-2.11.0.lock` and others beside it.
@@ -183,6 +182,12 @@ fn supervise(mut command: Command, action: &str, watch: &Watch) -> Result<()> {
     let status = child.wait().map_err(|source| failed(source.to_string(), ""))?;
     printed.push_str(&errors.join().unwrap_or_default());
     if status.success() { Ok(()) } else { Err(failed(status.to_string(), &printed)) }
+}
+
+/// The last `count` lines of a text.
+fn last_lines(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text.trim_end().lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
 }
 
 fn drain_errors(child: &mut Child) -> std::thread::JoinHandle<String> {

@@ -1,0 +1,197 @@
+//! The first commands that somebody types: `setup`, `new` and `doctor`. libtorch is a folder of empty files here.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use rstest::rstest;
+
+use crate::support::{accelerate, finished};
+
+/// A folder that looks like a libtorch of this version.
+fn libtorch(version: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    for file in [
+        "include/torch/csrc/api/include/torch/torch.h",
+        "lib/libtorch_cpu.so",
+        "lib/libtorch_cpu.dylib",
+        "lib/libc10.so",
+        "lib/libc10.dylib",
+    ] {
+        fs::create_dir_all(root.join(file).parent().unwrap()).unwrap();
+        fs::write(root.join(file), "").unwrap();
+    }
+    fs::write(root.join("build-version"), version).unwrap();
+    folder
+}
+
+/// The command in `folder`, with a cache of its own that is empty.
+fn in_folder(folder: &Path, libtorch: &Path, arguments: &[&str]) -> Command {
+    let mut command = accelerate();
+    command.args(arguments).current_dir(folder).env("LIBTORCH", libtorch).env("XDG_CACHE_HOME", folder.join("cache"));
+    command
+}
+
+fn project() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir_all(folder.path().join("src")).unwrap();
+    fs::write(folder.path().join("Cargo.toml"), "[package]\nname = \"mine\"\n").unwrap();
+    folder
+}
+
+#[test]
+fn setup_tells_cargo_once_and_says_what_it_wrote() {
+    let (project, libtorch) = (project(), libtorch("2.11.0+cpu\n"));
+    // From a folder within the project, too.
+    let setup = || finished(in_folder(&project.path().join("src"), libtorch.path(), &["setup"]));
+    let first = setup();
+    first.expect(0, &[]);
+    assert!(first.stdout.contains("libtorch 2.11.0 in") && first.stdout.contains("(from LIBTORCH)"), "{first:?}");
+    assert!(first.stdout.contains("Wrote") && first.stdout.contains(".cargo/config.toml"), "{first:?}");
+    let text = || fs::read_to_string(project.path().join(".cargo/config.toml")).unwrap();
+    let before = text();
+    assert!(before.contains("LIBTORCH = { value = \".libtorch\", relative = true }"), "{before}");
+    assert!(project.path().join(".libtorch/lib/libc10.so").exists());
+
+    let second = setup();
+    second.expect(0, &[]);
+    assert!(second.stdout.contains("names it already"), "{second:?}");
+    assert_eq!(text(), before);
+}
+
+#[rstest]
+#[case::nothing("absent", "there is nothing")]
+#[case::a_file("Cargo.toml", "there is a file")]
+#[case::not_libtorch("src", "not a libtorch")]
+fn setup_and_doctor_refuse_a_libtorch_that_is_none_and_say_the_cure(#[case] name: &str, #[case] found: &str) {
+    let project = project();
+    let named = project.path().join(name);
+    let setup = finished(in_folder(project.path(), &named, &["setup"]));
+    setup.expect(1, &["LIBTORCH", name, found, "unset LIBTORCH", "accelerate setup"]);
+    assert!(!project.path().join(".cargo").exists() && !project.path().join(".libtorch").exists());
+    let doctor = finished(in_folder(project.path(), &named, &["doctor"]));
+    doctor.expect(1, &[]);
+    assert!(doctor.stdout.contains("PROBLEM libtorch") && doctor.stdout.contains(found), "{doctor:?}");
+}
+
+#[test]
+fn another_version_is_refused_by_both_versions() {
+    let (project, libtorch) = (project(), libtorch("2.9.1"));
+    let setup = finished(in_folder(project.path(), libtorch.path(), &["setup"]));
+    setup.expect(1, &["libtorch 2.9.1", "2.11.0"]);
+}
+
+#[test]
+fn setup_wants_a_project_where_one_is_named() {
+    let (folder, libtorch) = (tempfile::tempdir().unwrap(), libtorch("2.11.0"));
+    let named = finished(in_folder(folder.path(), libtorch.path(), &["setup", "--folder", "."]));
+    named.expect(1, &["no project", "accelerate new"]);
+    let unnamed = finished(in_folder(folder.path(), libtorch.path(), &["setup"]));
+    unnamed.expect(0, &[]);
+    assert!(unnamed.stdout.contains("no project here"), "{unnamed:?}");
+    assert!(!folder.path().join(".cargo").exists());
+}
+
+#[test]
+fn a_folder_of_ones_own_in_the_configuration_is_checked_and_kept() {
+    let (project, libtorch) = (project(), libtorch("2.11.0"));
+    let config = project.path().join(".cargo/config.toml");
+    fs::create_dir(project.path().join(".cargo")).unwrap();
+    let text = format!("[env]\nLIBTORCH = \"{}\" # mine\n", libtorch.path().display());
+    fs::write(&config, &text).unwrap();
+    let setup = finished(in_folder(project.path(), Path::new(""), &["setup"]));
+    setup.expect(0, &[]);
+    assert!(setup.stdout.contains("stays in force"), "{setup:?}");
+    assert_eq!(fs::read_to_string(&config).unwrap(), text);
+
+    fs::write(&config, "[env]\nLIBTORCH = \"absent\"\n").unwrap();
+    let wrong = finished(in_folder(project.path(), Path::new(""), &["setup"]));
+    wrong.expect(1, &["cargo configuration", "absent"]);
+}
+
+#[test]
+fn doctor_finds_what_is_missing_and_its_json_says_the_same() {
+    let (folder, libtorch) = (tempfile::tempdir().unwrap(), libtorch("2.11.0"));
+    let mut healthy = in_folder(folder.path(), libtorch.path(), &["doctor", "--json"]);
+    // Programs are found, whatever they are.
+    healthy.env("CXX", "cargo");
+    let healthy = finished(healthy);
+    let checks: serde_json::Value = serde_json::from_str(&healthy.stdout).unwrap();
+    let checks = checks.as_array().unwrap();
+    assert_eq!(checks[0]["name"], "libtorch");
+    assert_eq!(checks[0]["verdict"], "ok", "{healthy:?}");
+
+    let mut ill = in_folder(folder.path(), libtorch.path(), &["doctor"]);
+    ill.env("CXX", folder.path().join("no-compiler"));
+    let ill = finished(ill);
+    ill.expect(1, &[]);
+    assert!(ill.stdout.contains("PROBLEM C++ compiler") && ill.stdout.contains("Install g++"), "{ill:?}");
+    assert_eq!(ill.stdout.lines().filter(|line| !line.starts_with(' ')).count(), checks.len() + 2, "{ill:?}");
+}
+
+/// A clone of the library, as far as a manifest is concerned.
+fn clone() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let library = folder.path().join("crates/accelerate");
+    fs::create_dir_all(&library).unwrap();
+    fs::write(library.join("Cargo.toml"), "[package]\nname = \"accelerate-rs\"\n").unwrap();
+    folder
+}
+
+#[rstest]
+fn a_new_project_is_whole_and_formatted(#[values("nlp", "cv", "lm")] template: &str) {
+    let (folder, libtorch, clone) = (tempfile::tempdir().unwrap(), libtorch("2.11.0"), clone());
+    let arguments = ["new", "my-demo", "--template", template, "--accelerate", clone.path().to_str().unwrap()];
+    let new = finished(in_folder(folder.path(), libtorch.path(), &arguments));
+    new.expect(0, &[]);
+    assert!(new.stdout.contains("by the path that you named") && new.stdout.contains("cargo test"), "{new:?}");
+    let project = folder.path().join("my-demo");
+    let manifest = fs::read_to_string(project.join("Cargo.toml")).unwrap();
+    assert!(manifest.contains("name = \"my-demo\"") && manifest.contains("crates/accelerate\""), "{manifest}");
+    for file in [".cargo/config.toml", ".gitignore", "README.md", "build.rs", ".libtorch/include"] {
+        assert!(project.join(file).exists(), "{file}");
+    }
+    let mut rustfmt = Command::new("rustfmt");
+    rustfmt.current_dir(&project).args(["--check", "src/main.rs", "src/lib.rs", "tests/training.rs", "build.rs"]);
+    finished(rustfmt).expect(0, &[]);
+    let mut metadata = Command::new("cargo");
+    metadata.current_dir(&project).args(["read-manifest", "--offline"]);
+    let metadata = finished(metadata);
+    metadata.expect(0, &[]);
+    assert!(metadata.stdout.contains("\"my_demo\""), "{metadata:?}");
+}
+
+#[test]
+fn a_new_project_within_a_workspace_is_one_of_its_own() {
+    let (folder, libtorch) = (tempfile::tempdir().unwrap(), libtorch("2.11.0"));
+    fs::write(folder.path().join("Cargo.toml"), "[workspace]\n").unwrap();
+    finished(in_folder(folder.path(), libtorch.path(), &["new", "demo"])).expect(0, &[]);
+    assert!(fs::read_to_string(folder.path().join("demo/Cargo.toml")).unwrap().contains("[workspace]"));
+    assert!(folder.path().join("demo/.cargo/config.toml").exists() && !folder.path().join(".cargo").exists());
+}
+
+#[test]
+fn new_writes_over_nothing() {
+    let (folder, libtorch) = (tempfile::tempdir().unwrap(), libtorch("2.11.0"));
+    fs::create_dir(folder.path().join("full")).unwrap();
+    fs::write(folder.path().join("full/notes.txt"), "mine").unwrap();
+    fs::write(folder.path().join("file"), "mine").unwrap();
+    for (name, found) in [("full", "a folder with files"), ("file", "a file")] {
+        let refused = finished(in_folder(folder.path(), libtorch.path(), &["new", name]));
+        refused.expect(1, &[name, found, "--path"]);
+    }
+    assert_eq!(fs::read_dir(folder.path().join("full")).unwrap().count(), 1);
+    fs::create_dir(folder.path().join("empty")).unwrap();
+    finished(in_folder(folder.path(), libtorch.path(), &["new", "empty"])).expect(0, &[]);
+}
+
+#[rstest]
+#[case(&["new", "2fast"], "my_fast")]
+#[case(&["new", "fn"], "my_fn")]
+#[case(&["new", "demo", "--accelerate", "absent"], "name the folder of a clone")]
+fn new_refuses_with_a_cure(#[case] arguments: &[&str], #[case] cure: &str) {
+    let (folder, libtorch) = (tempfile::tempdir().unwrap(), libtorch("2.11.0"));
+    finished(in_folder(folder.path(), libtorch.path(), arguments)).expect(1, &[cure]);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}

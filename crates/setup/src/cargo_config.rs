@@ -1,0 +1,200 @@
+//! The `.cargo/config.toml` of a project, which tells cargo where libtorch is.
+//!
+//! One line is ours, `env.LIBTORCH`. Whatever else stands in the file stays as it is, comments included.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use toml_edit::{DocumentMut, InlineTable, Item, Table, TableLike, Value};
+
+use super::LINKS;
+use super::error::{Result, SetupError};
+
+/// What an error says of a folder that the file names.
+pub(crate) const WHO: &str = "the project's cargo configuration (env.LIBTORCH) points at";
+
+/// No cargo configuration is larger.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// What [`write_cargo_config`](super::write_cargo_config) did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CargoConfig {
+    /// There was no file.
+    Created,
+    /// A line was added to the file that was there.
+    Extended,
+    /// The line was there.
+    Unchanged,
+    /// The file names another folder, which its author chose. It was left alone.
+    NamesAnother,
+}
+
+/// Lets cargo find `.libtorch` in every build of the project at `root`.
+///
+/// A folder that the file names already is left in force. The line is relative, so the file can be given to others.
+pub(crate) fn write(root: &Path) -> Result<(PathBuf, CargoConfig)> {
+    let path = path(root);
+    let text = read(&path)?;
+    let mut document = parse(&path, text.as_deref().unwrap_or_default())?;
+    let env = document.entry("env").or_insert(Item::Table(Table::new()));
+    let env = env.as_table_like_mut().ok_or_else(|| wrong(&path, "`env` is no table"))?;
+    match folder_in(env, root) {
+        Some(folder) if folder == root.join(LINKS) => return Ok((path, CargoConfig::Unchanged)),
+        Some(_) => return Ok((path, CargoConfig::NamesAnother)),
+        None => {}
+    }
+    let mut line = InlineTable::new();
+    line.insert("value", Value::from(LINKS));
+    line.insert("relative", Value::from(true));
+    env.insert("LIBTORCH", Item::Value(Value::InlineTable(line)));
+    if text.is_none() {
+        let comment =
+            "# `accelerate setup` fills this folder with links to libtorch. A LIBTORCH of the environment wins.\n";
+        document.decor_mut().set_prefix(comment);
+    }
+    replace(&path, &document.to_string())?;
+    Ok((path, if text.is_none() { CargoConfig::Created } else { CargoConfig::Extended }))
+}
+
+/// The folder that the configuration names, where it is not `.libtorch`.
+pub(crate) fn other_folder(root: &Path) -> Result<Option<PathBuf>> {
+    let path = path(root);
+    let document = parse(&path, &read(&path)?.unwrap_or_default())?;
+    let env = document.get("env").and_then(Item::as_table_like);
+    Ok(env.and_then(|env| folder_in(env, root)).filter(|folder| *folder != root.join(LINKS)))
+}
+
+/// Cargo prefers the old name without an ending where both are there.
+fn path(root: &Path) -> PathBuf {
+    let old = root.join(".cargo/config");
+    if old.is_file() { old } else { root.join(".cargo/config.toml") }
+}
+
+/// `LIBTORCH = "folder"`, or a table with `value` and `relative`.
+fn folder_in(env: &dyn TableLike, root: &Path) -> Option<PathBuf> {
+    let item = env.get("LIBTORCH")?;
+    if let Some(folder) = item.as_str() {
+        return Some(PathBuf::from(folder));
+    }
+    let table = item.as_table_like()?;
+    let folder = table.get("value")?.as_str()?;
+    let is_relative = table.get("relative").and_then(Item::as_bool).unwrap_or_default();
+    Some(if is_relative { root.join(folder) } else { PathBuf::from(folder) })
+}
+
+fn read(path: &Path) -> Result<Option<String>> {
+    let Ok(found) = fs::metadata(path) else { return Ok(None) };
+    if !found.is_file() {
+        return Err(wrong(path, "it is no regular file"));
+    }
+    if found.len() > MOST_BYTES {
+        return Err(wrong(path, "it is larger than 1 MiB"));
+    }
+    fs::read_to_string(path).map(Some).map_err(|source| SetupError::io("read", path, source))
+}
+
+fn parse(path: &Path, text: &str) -> Result<DocumentMut> {
+    text.parse::<DocumentMut>().map_err(|error| wrong(path, error.to_string().trim_end()))
+}
+
+fn wrong(path: &Path, problem: &str) -> SetupError {
+    SetupError::CargoConfig { path: path.to_path_buf(), problem: problem.to_owned() }
+}
+
+/// The new text takes the place of the old one in one step: a full disk leaves the old one.
+fn replace(path: &Path, text: &str) -> Result<()> {
+    // Where the file is a link, what it leads to is replaced.
+    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).map_err(|source| SetupError::io("create", folder, source))?;
+    }
+    let fresh = path.with_added_extension(format!("new-{}", std::process::id()));
+    let written = fs::File::create(&fresh).and_then(|mut file| file.write_all(text.as_bytes()));
+    let outcome = written.and_then(|()| fs::rename(&fresh, &path));
+    outcome.map_err(|source| {
+        let _ = fs::remove_file(&fresh);
+        SetupError::io("write", &path, source)
+    })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    const LINE: &str = "LIBTORCH = { value = \".libtorch\", relative = true }\n";
+
+    fn project(text: Option<&str>) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join(".cargo")).unwrap();
+        if let Some(text) = text {
+            fs::write(root.path().join(".cargo/config.toml"), text).unwrap();
+        }
+        root
+    }
+
+    fn text(root: &tempfile::TempDir) -> String {
+        fs::read_to_string(root.path().join(".cargo/config.toml")).unwrap()
+    }
+
+    #[rstest]
+    #[case::empty("", "[env]\n", "")]
+    #[case::another_table("# mine\n[build]\njobs = 1 # few\n", "# mine\n[build]\njobs = 1 # few\n\n[env]\n", "")]
+    #[case::env_is_there("[env]\n# why\nA = \"1\"\n\n[build]\n", "[env]\n# why\nA = \"1\"\n", "\n[build]\n")]
+    fn what_is_there_stays(#[case] before: &str, #[case] start: &str, #[case] end: &str) {
+        let root = project(Some(before));
+        assert_eq!(write(root.path()).unwrap().1, CargoConfig::Extended);
+        assert_eq!(text(&root), format!("{start}{LINE}{end}"));
+        assert_eq!(write(root.path()).unwrap().1, CargoConfig::Unchanged);
+        assert_eq!(text(&root), format!("{start}{LINE}{end}"));
+    }
+
+    #[test]
+    fn a_new_file_says_what_the_folder_is() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(write(root.path()).unwrap().1, CargoConfig::Created);
+        assert!(text(&root).starts_with("# `accelerate setup`") && text(&root).ends_with(&format!("[env]\n{LINE}")));
+        assert_eq!(write(root.path()).unwrap().1, CargoConfig::Unchanged);
+        assert_eq!(other_folder(root.path()).unwrap(), None);
+    }
+
+    #[rstest]
+    #[case("[env]\nLIBTORCH = \"/opt/libtorch\"\n", "/opt/libtorch")]
+    #[case("env.LIBTORCH.value = \"/opt/libtorch\"\n", "/opt/libtorch")]
+    fn a_folder_of_the_users_own_stays_in_force(#[case] before: &str, #[case] folder: &str) {
+        let root = project(Some(before));
+        assert_eq!(write(root.path()).unwrap().1, CargoConfig::NamesAnother);
+        assert_eq!(text(&root), before);
+        assert_eq!(other_folder(root.path()).unwrap(), Some(PathBuf::from(folder)));
+    }
+
+    #[rstest]
+    #[case::broken("[env\n")]
+    #[case::no_table("env = 3\n")]
+    fn a_file_that_is_no_configuration_is_refused_and_kept(#[case] before: &str) {
+        let root = project(Some(before));
+        let message = write(root.path()).unwrap_err().to_string();
+        assert!(message.contains("config.toml") && message.contains("accelerate setup"), "{message}");
+        assert_eq!(text(&root), before);
+    }
+
+    #[test]
+    fn a_folder_or_a_huge_file_in_its_place_is_refused() {
+        let root = project(None);
+        fs::create_dir(root.path().join(".cargo/config.toml")).unwrap();
+        assert!(write(root.path()).unwrap_err().to_string().contains("no regular file"));
+        let root = project(Some(&"#".repeat(MOST_BYTES as usize + 1)));
+        assert!(write(root.path()).unwrap_err().to_string().contains("1 MiB"));
+    }
+
+    #[test]
+    fn the_old_name_of_the_file_is_kept() {
+        let root = project(None);
+        fs::write(root.path().join(".cargo/config"), "").unwrap();
+        assert_eq!(write(root.path()).unwrap().0, root.path().join(".cargo/config"));
+        assert!(!root.path().join(".cargo/config.toml").exists());
+    }
+}
