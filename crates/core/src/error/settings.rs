@@ -22,6 +22,8 @@ pub(crate) enum SettingsErrorKind {
     Variable { name: String, found: String, wanted: String },
     #[error("the flag --{flag} is {found:?}, but must be {wanted}")]
     Flag { flag: String, found: String, wanted: String },
+    #[error("{key} is {found:?}, but must be {wanted}")]
+    Answer { key: String, found: String, wanted: String },
     #[error("{name} is {found} ({origin}), which is refused: {why}")]
     Refused { name: String, found: String, origin: String, why: &'static str },
     #[error("{problem} ({places})")]

@@ -20,7 +20,7 @@ pub enum Origin {
     Flag(String),
     /// A variable of this name.
     Environment(String),
-    /// A line of a configuration file, counted from 1.
+    /// A line of a configuration file, counted from 1; 0 where no line is known.
     File {
         /// The file.
         path: PathBuf,
@@ -39,6 +39,7 @@ impl fmt::Display for Origin {
             Self::Code => f.write_str("code"),
             Self::Flag(flag) => write!(f, "flag {flag}"),
             Self::Environment(name) => write!(f, "environment variable {name}"),
+            Self::File { path, line: 0 } => write!(f, "{}", path.display()),
             Self::File { path, line } => write!(f, "{}:{line}", path.display()),
             Self::Derived(from) => f.write_str(from),
             Self::Default => f.write_str("default"),

@@ -112,6 +112,15 @@ impl Setting {
         self.declaration.standing
     }
 
+    /// The same where a program in Python is told of it, which has engines of its own.
+    pub(crate) fn standing_for(&self, is_for_python: bool) -> Standing {
+        match self.standing() {
+            Standing::WithoutEffect(_) if is_for_python && !self.declaration.is_for_launcher => Standing::Honoured,
+            Standing::Refused(_) if is_for_python && self.declaration.is_for_python => Standing::Honoured,
+            standing => standing,
+        }
+    }
+
     /// Does this value ask for nothing, because it is the default or as good as that?
     pub(crate) fn asks_for_nothing(&self, value: &str) -> bool {
         self.default().as_deref() == Some(value)

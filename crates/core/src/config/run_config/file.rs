@@ -104,6 +104,11 @@ impl ConfigFile {
         }
     }
 
+    /// The file that answers will be written to, before there is one.
+    pub(crate) fn of_answers(partial: PartialRunConfig) -> Self {
+        Self { path: "your answers".into(), partial, lines: Vec::new() }
+    }
+
     /// A file for Amazon SageMaker has keys of its own, so that is said before they are looked at.
     fn refuse_sagemaker(&self, entries: &[(String, usize, Node)]) -> Result<()> {
         let name = "compute_environment".to_owned();

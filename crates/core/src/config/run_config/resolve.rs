@@ -353,10 +353,8 @@ fn stand(partial: &PartialRunConfig, origins: &Origins, notes: &mut Notes) -> Ve
             continue;
         }
         let found = if setting.declaration.is_secret { "(not shown)".to_owned() } else { shortened(&found) };
-        match setting.standing() {
+        match setting.standing_for(*is_for_python) {
             Standing::Honoured => {}
-            Standing::WithoutEffect(_) if *is_for_python && !setting.declaration.is_for_launcher => {}
-            Standing::Refused(_) if *is_for_python && setting.declaration.is_for_python => {}
             Standing::WithoutEffect(why) => {
                 messages.push(Message { setting: setting.path, found, origin: origin.clone(), why: why.to_owned() });
             }
