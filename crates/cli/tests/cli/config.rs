@@ -106,17 +106,6 @@ fn what_is_in_the_place_of_the_default_file_is_not_waited_for() {
 }
 
 #[test]
-fn without_a_subcommand_config_lists_them() {
-    let said = finished({
-        let mut command = accelerate();
-        command.arg("config");
-        command
-    });
-    said.expect(2, &["Usage: accelerate config", "default", "update", "validate", "explain"]);
-    assert_eq!(said.stdout, "");
-}
-
-#[test]
 fn a_default_file_is_written_once() {
     let home = Home::new();
     home.run(&["config", "default", "--mixed-precision", "bf16"]).expect(0, &["default_config.yaml says"]);

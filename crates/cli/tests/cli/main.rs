@@ -21,3 +21,5 @@ mod stopping;
 mod support;
 mod terminal;
 mod tpu_config;
+mod wizard;
+mod wizard_terminal;

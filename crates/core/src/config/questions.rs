@@ -8,7 +8,7 @@
 mod row;
 mod table;
 
-use super::{PartialRunConfig, RunConfig, Sources, settings};
+use super::{ConfigFile, RunConfig, Sources, settings};
 use crate::Result;
 use crate::environment::str_to_bool;
 use crate::error::settings::SettingsErrorKind as Kind;
@@ -250,7 +250,7 @@ impl Questionnaire {
     ///
     /// [`Error::is_config`](crate::Error::is_config): as [`RunConfig::resolve`].
     pub fn resolve(&self, answers: &Answers) -> Result<RunConfig> {
-        let file = super::ConfigFile::of_answers(PartialRunConfig::of_texts(&self.settings(answers)));
+        let file = ConfigFile::of_answers(&self.settings(answers));
         let is_for_python = self.known(answers).is_for_python();
         let run = RunConfig::resolve(Sources { file: Some(file), is_for_python, ..Default::default() })?;
         if !is_for_python && run.deepspeed.hf_ds_config.is_none() {

@@ -215,7 +215,12 @@ fn answers_become_settings(#[case] machine: MachineFacts, #[case] said: &str, #[
 
 /// What is wrong is said, with what to do instead; the same question then comes again.
 #[rstest]
-#[case("", "compute_environment", "AMAZON_SAGEMAKER", "write a file for LOCAL_MACHINE")]
+#[case(
+    "",
+    "compute_environment",
+    "AMAZON_SAGEMAKER",
+    "(your answers), which is refused: Amazon SageMaker is not available; write a file"
+)]
 #[case("", "compute_environment", "2", "Amazon SageMaker is not available")]
 #[case("", "machine_type", "TPU", "choose NO, MULTI_CPU, MULTI_GPU, FSDP or DEEPSPEED")]
 #[case(

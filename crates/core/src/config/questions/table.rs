@@ -56,13 +56,14 @@ pub(super) static ROWS: &[Row] = &[
         .when(Known::has_machines)
         .default(|_| "29500".to_owned())
         .check(|_, text| above_zero(text)),
-    setting("same_network", "").when(Known::has_machines),
-    setting("rdzv_backend", "").when(Known::has_machines),
+    setting("same_network", "Machines in other networks meet by other means.").when(Known::has_machines),
+    setting("rdzv_backend", "It is how the machines find each other.").when(Known::has_machines),
     setting("debug", "It finds ranks that take different paths, and costs a little time at every call.")
         .when(Known::is_distributed),
     setting("use_cpu", "For comparisons, or where the GPU is somebody else's.")
         .when(|known| known.is(MACHINE_TYPE, "NO")),
-    setting("mpirun_config.mpirun_hostfile", "").when(Known::is_on_several_cpus),
+    setting("mpirun_config.mpirun_hostfile", "mpirun can start the processes of all machines.")
+        .when(Known::is_on_several_cpus),
     setting(
         "num_cpu_threads_per_process",
         "More threads than cores slow each other down; left empty, they share the cores evenly. \
@@ -136,7 +137,8 @@ pub(super) static ROWS: &[Row] = &[
         "DeepSpeed leaves the experts of these layers together; left empty, there are none.",
     )
     .when(Known::uses_deepspeed),
-    setting("deepspeed_config.multinode_launcher", "").when(|known| known.uses_deepspeed() && known.has_machines()),
+    setting("deepspeed_config.multinode_launcher", "It starts the processes of the other machines.")
+        .when(|known| known.uses_deepspeed() && known.has_machines()),
     setting(FSDP_VERSION, "Version 2 asks less; both are the same engine here.")
         .when(Known::uses_fsdp)
         .words(|_| vec![("1", ""), ("2", "")])
@@ -189,7 +191,8 @@ pub(super) static ROWS: &[Row] = &[
     .when(|known| known.is(FSDP_VERSION, "1") && !known.is_yes(EFFICIENT_LOADING)),
     setting("fsdp_config.activation_checkpointing", "It makes room for larger batches, and costs a third more time.")
         .when(Known::uses_fsdp),
-    setting("use_parallelism_config", "").when(|known| known.is(FSDP_VERSION, "2")),
+    setting("use_parallelism_config", "Layers and sequences that are too large for one process can be divided, too.")
+        .when(|known| known.is(FSDP_VERSION, "2")),
     setting("num_processes", "One for each GPU; on CPUs, processes share the cores.")
         .when(|known| known.is_distributed() || known.uses_deepspeed())
         .default(Known::default_num_processes)
@@ -358,5 +361,21 @@ fn gpu_ids(text: &str) -> Result<(), String> {
     match text.eq_ignore_ascii_case("all") || are_numbers {
         true => Ok(()),
         false => Err("all, or different numbers separated by commas, such as 0,1".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::questions::row::setting_at;
+
+    #[test]
+    fn every_question_has_a_reason_and_every_path_a_setting() {
+        for (place, row) in ROWS.iter().enumerate() {
+            assert!(!row.why.is_empty() && row.why.ends_with('.'), "{}", row.name());
+            assert!(ROWS[..place].iter().all(|before| before.name() != row.name()), "{} is there twice", row.name());
+            let is_own = [PROGRAM, MACHINE_TYPE, SHARDING, CUSTOM_DYNAMO, HAS_DEEPSPEED_FILE].contains(&row.name());
+            assert_eq!(setting_at(row.name()).is_none(), is_own, "{}", row.name());
+        }
     }
 }

@@ -105,8 +105,9 @@ impl ConfigFile {
     }
 
     /// The file that answers will be written to, before there is one.
-    pub(crate) fn of_answers(partial: PartialRunConfig) -> Self {
-        Self { path: "your answers".into(), partial, lines: Vec::new() }
+    pub(crate) fn of_answers(said: &[(&'static Setting, String)]) -> Self {
+        let lines = said.iter().map(|(setting, _)| (*setting, 0)).collect();
+        Self { path: "your answers".into(), partial: PartialRunConfig::of_texts(said), lines }
     }
 
     /// A file for Amazon SageMaker has keys of its own, so that is said before they are looked at.
