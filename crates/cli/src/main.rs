@@ -13,6 +13,7 @@ mod new;
 mod resolve;
 mod settings;
 mod setup;
+mod test;
 mod to_fsdp2;
 mod tpu_config;
 
@@ -41,6 +42,7 @@ enum Command {
     Doctor(doctor::Arguments),
     Config(config::Arguments),
     Launch(Box<launch::Arguments>),
+    Test(test::Arguments),
     Env(env::Arguments),
     EstimateMemory(estimate_memory::Arguments),
     #[command(name = "to-fsdp2")]
@@ -61,6 +63,7 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Config(arguments) => config::run(&arguments),
         Command::Launch(arguments) => return launch::run(*arguments),
+        Command::Test(arguments) => test::run(arguments),
         Command::Setup(arguments) => setup::run(&arguments).map(success),
         Command::New(arguments) => new::run(&arguments).map(success),
         Command::Doctor(arguments) => return doctor::run(&arguments),

@@ -61,7 +61,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     out.flush()?;
     writeln!(out, "{}", setup::set_up(&folder)?)?;
     let shown = path.as_deref().unwrap_or(Path::new(name)).display();
-    writeln!(out, "\nNext:\n  cd {shown}\n  cargo test\n  accelerate launch --num_processes 2 target/debug/{name}")?;
+    writeln!(out, "\nNext:\n  cd {shown}\n  cargo test\n  accelerate launch --num_processes 2 {name}")?;
     Ok(())
 }
 

@@ -20,6 +20,7 @@ mod settings;
 mod stopping;
 mod support;
 mod terminal;
+mod test_command;
 mod tpu_config;
 mod wizard;
 mod wizard_terminal;
