@@ -135,6 +135,26 @@ fn a_dispatched_order_is_drawn_from_the_generator_of_the_user_as_by_the_referenc
     }
 }
 
+/// Under dispatch rank 0 alone draws, and goes on with the default generator in every pass.
+#[test]
+fn a_sampler_gets_a_generator_only_where_all_ranks_draw_its_order() {
+    for dispatch in [false, true] {
+        let configuration = DataLoaderConfiguration {
+            dispatch_batches: Some(dispatch),
+            use_seedable_sampler: Some(false),
+            ..Default::default()
+        };
+        let builder = Accelerator::builder().cpu(true).dataloader_config(configuration);
+        let states = testing::ranks(2, builder, |accelerator| {
+            let loader = DataLoader::builder(numbered(8)).batch_size(2).shuffle(true).build()?;
+            accelerator.prepare(loader)?.state_dict()
+        });
+        for state in states.unwrap() {
+            assert_eq!(serde_json::to_value(&state).unwrap()["random"].is_null(), dispatch, "{state:?}");
+        }
+    }
+}
+
 /// Ranks that weigh rows differently, by what each of them has counted for instance, go by the order of rank 0.
 #[test]
 fn weights_that_differ_between_ranks_give_way_to_those_of_rank_zero() {
