@@ -30,7 +30,7 @@ use crate::settings::{Selection, SettingFlags};
 ///
 /// With several processes each line of output begins with [rank N]. If one fails, the others are ended
 /// within a second, its last lines are shown again, and its exit code becomes that of this command. If nobody
-/// reads the output any more, the processes go on.
+/// reads their output any more, they go on. A single process writes as if it had been started by hand.
 ///
 /// No process outlives this command, even if it is killed. There is one exception: when this command is killed
 /// by SIGKILL, a process that has both left its session and cleared its environment is not found.

@@ -63,7 +63,7 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Config(arguments) => config::run(&arguments),
         Command::Launch(arguments) => return launch::run(*arguments),
-        Command::Test(arguments) => test::run(arguments),
+        Command::Test(arguments) => return test::run(arguments),
         Command::Setup(arguments) => setup::run(&arguments).map(success),
         Command::New(arguments) => new::run(&arguments).map(success),
         Command::Doctor(arguments) => return doctor::run(&arguments),

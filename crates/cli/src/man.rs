@@ -2,7 +2,8 @@
 
 use std::error::Error;
 use std::fs;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, CommandFactory};
 
@@ -25,7 +26,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         )
     };
     fs::create_dir_all(folder).map_err(explain)?;
-    clap_mangen::generate_to(crate::Cli::command(), folder).map_err(explain)?;
+    write(folder).map_err(explain)?;
     crate::print_message(&format!("wrote the manual pages into {}", folder.display()));
+    Ok(())
+}
+
+/// Each page appears whole or not at all, and takes the place of a link in place of following it.
+fn write(folder: &Path) -> io::Result<()> {
+    let beside = tempfile::tempdir_in(folder)?;
+    clap_mangen::generate_to(crate::Cli::command(), beside.path())?;
+    for page in fs::read_dir(beside.path())? {
+        let page = page?;
+        fs::rename(page.path(), folder.join(page.file_name()))?;
+    }
     Ok(())
 }

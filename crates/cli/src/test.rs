@@ -1,6 +1,7 @@
 //! `accelerate test`: the conformance checks, launched with the settings in force.
 
 use std::error::Error;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -41,7 +42,7 @@ const CHECKS: [(&str, &str); 10] = [
       accelerate test\n  \
     Four processes, and only two of the checks:\n    \
       accelerate test --num_processes 4 --checks test_ops,test_sync\n\n\
-    Exit code: 0 if all checks passed, 1 if one failed, 2 for wrong settings.")]
+    Exit code: 0 if all checks passed, 1 if one failed, 2 if none could be launched.")]
 pub(crate) struct Arguments {
     #[command(flatten)]
     settings: SettingFlags<AllSettings>,
@@ -69,7 +70,19 @@ struct NoChecks {
     source: accelerate_launch::Error,
 }
 
-pub(crate) fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
+pub(crate) fn run(arguments: Arguments) -> ExitCode {
+    match run_checks(arguments) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            crate::print_error("accelerate test", error.as_ref(), &error.to_string());
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Have all passed?
+fn run_checks(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     let flags = arguments.settings.said;
     let resolved = resolve(flags, arguments.config_file.as_deref(), false, &config_file::variable)?;
     let run = resolved.run;
@@ -91,8 +104,12 @@ pub(crate) fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
         }
     }
     let took = began.elapsed().as_secs_f64();
-    anstream::println!("{num_passed} passed, {num_failed} failed, on {num_processes} processes in {took:.1} s");
-    Ok(if num_failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    say(&format!("{num_passed} passed, {num_failed} failed, on {num_processes} processes in {took:.1} s"))?;
+    Ok(num_failed == 0)
+}
+
+fn say(line: &str) -> io::Result<()> {
+    writeln!(anstream::stdout().lock(), "{line}")
 }
 
 /// Has the check passed? What stops all of them, such as a program that is not there, is an error.
@@ -109,10 +126,10 @@ fn check(config: &LaunchConfig, name: &str, about: &str) -> Result<bool, Box<dyn
     let (word, color) = if outcome.is_ok() { ("ok  ", AnsiColor::Green) } else { ("FAIL", AnsiColor::Red) };
     let style: Style = color.on_default().bold();
     if outcome.is_ok() || failure.is_some() {
-        anstream::println!("{style}{word}{style:#}  {name:<27}{took:>6.1} s  {about}");
+        say(&format!("{style}{word}{style:#}  {name:<27}{took:>6.1} s  {about}"))?;
     }
     if let Some(failure) = failure {
-        anstream::println!("{failure}");
+        say(&failure.to_string())?;
     }
     match outcome {
         Ok(_) => Ok(true),

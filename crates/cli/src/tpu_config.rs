@@ -62,7 +62,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     };
     let words = words(arguments, file, &text_of)?;
     let command = crate::shell_command(words.iter().map(|word| OsStr::new(word.as_str())));
-    writeln!(anstream::stdout().lock(), "{command}")?;
+    // As it is: what a filter of colours takes out of quoted words is missing in what a shell reads.
+    writeln!(std::io::stdout().lock(), "{command}")?;
     Ok(())
 }
 

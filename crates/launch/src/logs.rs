@@ -1,9 +1,10 @@
 //! The files that the output of ranks is written to beside the terminal, with the names that torchrun gives them.
 
 use std::collections::hash_map::RandomState;
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::hash::{BuildHasher, Hasher};
 use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use crate::config::LaunchConfig;
@@ -46,7 +47,7 @@ fn rank_folder(config: &LaunchConfig, local_rank: usize) -> Option<PathBuf> {
 pub(crate) fn make_folder(config: &LaunchConfig) -> Result<Option<PathBuf>> {
     let base = match &config.log_dir {
         Some(folder) => folder.clone(),
-        None if config.tee.any() => std::env::temp_dir().join(format!("accelerate_{}", random())),
+        None if config.tee.any() => private_folder()?,
         None => return Ok(None),
     };
     // Ranks may go to another folder before they write.
@@ -57,6 +58,14 @@ pub(crate) fn make_folder(config: &LaunchConfig) -> Result<Option<PathBuf>> {
         fs::create_dir_all(&folder).map_err(|source| Error::log_unwritable(&folder, source))?;
     }
     Ok(Some(own))
+}
+
+/// A new folder for temporary files that only this user can read.
+fn private_folder() -> Result<PathBuf> {
+    let folder = std::env::temp_dir().join(format!("accelerate_{}", random()));
+    let made = DirBuilder::new().mode(0o700).create(&folder);
+    made.map_err(|source| Error::log_unwritable(&folder, source))?;
+    Ok(folder)
 }
 
 fn random() -> String {

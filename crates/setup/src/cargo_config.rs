@@ -94,8 +94,9 @@ fn read(path: &Path) -> Result<Option<String>> {
     fs::read_to_string(path).map(Some).map_err(|source| SetupError::io("read", path, source))
 }
 
+/// Without the line of the file: it may hold a token.
 fn parse(path: &Path, text: &str) -> Result<DocumentMut> {
-    text.parse::<DocumentMut>().map_err(|error| wrong(path, error.to_string().trim_end()))
+    text.parse::<DocumentMut>().map_err(|error| wrong(path, error.message()))
 }
 
 fn wrong(path: &Path, problem: &str) -> SetupError {
@@ -110,7 +111,13 @@ fn replace(path: &Path, text: &str) -> Result<()> {
         fs::create_dir_all(folder).map_err(|source| SetupError::io("create", folder, source))?;
     }
     let fresh = path.with_added_extension(format!("new-{}", std::process::id()));
-    let written = fs::File::create(&fresh).and_then(|mut file| file.write_all(text.as_bytes()));
+    let permissions = fs::metadata(&path).ok().map(|found| found.permissions());
+    // Made anew: nobody can put a link there beforehand.
+    let written = fs::File::create_new(&fresh).and_then(|mut file| {
+        permissions.map_or(Ok(()), |permissions| file.set_permissions(permissions))?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    });
     let outcome = written.and_then(|()| fs::rename(&fresh, &path));
     outcome.map_err(|source| {
         let _ = fs::remove_file(&fresh);
@@ -179,6 +186,18 @@ mod tests {
         let message = write(root.path()).unwrap_err().to_string();
         assert!(message.contains("config.toml") && message.contains("accelerate setup"), "{message}");
         assert_eq!(text(&root), before);
+    }
+
+    #[test]
+    fn a_token_is_neither_shown_nor_made_readable() {
+        use std::os::unix::fs::PermissionsExt;
+        let root = project(Some("[registries.x]\ntoken=\"s3cret\" x\n"));
+        assert!(!write(root.path()).unwrap_err().to_string().contains("s3cret"));
+        let root = project(Some("[registries.x]\ntoken=\"s3cret\"\n"));
+        let path = root.path().join(".cargo/config.toml");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        write(root.path()).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
 
     #[test]

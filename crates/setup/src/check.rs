@@ -1,9 +1,9 @@
 //! Whether a folder is the libtorch that is wanted.
 
-use std::fs;
 use std::path::Path;
 
 use super::error::{Result, SetupError};
+use super::links::small_text;
 use super::{VERSION, links};
 
 /// Fails unless `folder` is a libtorch of the right version with headers and libraries.
@@ -32,11 +32,11 @@ pub(crate) fn check(folder: &Path, who: &'static str) -> Result<()> {
 /// The version a libtorch folder says it has: by its headers, or by the file `build-version`.
 fn version_of(folder: &Path) -> Option<String> {
     let places = ["include/torch/headeronly/version.h", "include/torch/csrc/api/include/torch/version.h"];
-    let header = places.iter().filter_map(|place| fs::read_to_string(folder.join(place)).ok());
+    let header = places.iter().filter_map(|place| small_text(&folder.join(place)));
     header
         .filter_map(|text| version_in_header(&text))
         .next()
-        .or_else(|| fs::read_to_string(folder.join("build-version")).ok().map(|text| text.trim().to_owned()))
+        .or_else(|| small_text(&folder.join("build-version")).map(|text| text.trim().to_owned()))
 }
 
 fn version_in_header(text: &str) -> Option<String> {
@@ -58,6 +58,7 @@ pub(crate) fn base_version(version: &str) -> &str {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use std::fs;
 
     fn folder_with(version: Option<&str>, libraries: bool) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();

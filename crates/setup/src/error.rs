@@ -43,6 +43,12 @@ pub(crate) enum SetupError {
     NotLibtorch { who: &'static str, folder: PathBuf, missing: String },
 
     #[error(
+        "`{}` is a link or a file, which `accelerate setup` has not made. Remove it, or let LIBTORCH name your libtorch",
+        path.display()
+    )]
+    NotOurs { path: PathBuf },
+
+    #[error(
         "libtorch {VERSION} is not installed, and no Python was found to install it with \
          (looked for `python3` and `python`). Install Python 3 with pip, or set LIBTORCH to the folder of \
          libtorch {VERSION}"

@@ -4,6 +4,7 @@
 //! `libtorch_cuda.so` into every program, and with it CUDA libraries that a CPU machine lacks.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use super::VERSION;
@@ -22,7 +23,7 @@ const CUDA_LIBRARIES: [&str; 2] = ["libcudart.so.13", "libcupti.so.13"];
 /// The libtorch that `.libtorch` links to, if every link is there and leads somewhere.
 pub(crate) fn current_target(root: &Path) -> Option<PathBuf> {
     let folder = root.join(".libtorch");
-    let version = fs::read_to_string(folder.join("build-version")).ok()?;
+    let version = small_text(&folder.join("build-version"))?;
     let libtorch = fs::read_link(folder.join("include")).ok()?.parent()?.to_path_buf();
     let complete = version.trim() == VERSION
         && expected(&libtorch).iter().all(|(name, target)| {
@@ -37,7 +38,9 @@ pub(crate) fn current_target(root: &Path) -> Option<PathBuf> {
 pub(crate) fn write(root: &Path, libtorch: &Path) -> Result<()> {
     let folder = root.join(".libtorch");
     let lib = folder.join("lib");
-    fs::create_dir_all(&lib).map_err(|source| SetupError::io("create", &lib, source))?;
+    for own in [&folder, &lib] {
+        make_own(own)?;
+    }
     let expected = expected(libtorch);
     for (name, target) in &expected {
         let link = folder.join(name);
@@ -49,21 +52,47 @@ pub(crate) fn write(root: &Path, libtorch: &Path) -> Result<()> {
     remove_others(&lib, &expected)?;
     // git leaves out a folder that says so itself: the links are this machine's.
     let ignore = folder.join(".gitignore");
-    if !ignore.exists() {
-        fs::write(&ignore, "*\n").map_err(|source| SetupError::io("write", &ignore, source))?;
+    if fs::symlink_metadata(&ignore).is_err() {
+        write_anew(&ignore, "*\n")?;
     }
     let version = folder.join("build-version");
-    if fs::read_to_string(&version).is_ok_and(|text| text.trim() == VERSION) {
+    let is_file = fs::symlink_metadata(&version).is_ok_and(|found| found.is_file());
+    if is_file && small_text(&version).is_some_and(|text| text.trim() == VERSION) {
         return Ok(());
     }
-    fs::write(&version, format!("{VERSION}\n")).map_err(|source| SetupError::io("write", &version, source))
+    let _ = fs::remove_file(&version);
+    write_anew(&version, &format!("{VERSION}\n"))
+}
+
+/// A folder that is one, and no link to somebody else's.
+fn make_own(folder: &Path) -> Result<()> {
+    match fs::symlink_metadata(folder) {
+        Ok(found) if found.is_dir() => Ok(()),
+        Ok(_) => Err(SetupError::NotOurs { path: folder.to_path_buf() }),
+        Err(_) => fs::create_dir_all(folder).map_err(|source| SetupError::io("create", folder, source)),
+    }
+}
+
+/// Nothing is there: a link is not followed.
+fn write_anew(path: &Path, text: &str) -> Result<()> {
+    let written = fs::File::create_new(path).and_then(|mut file| file.write_all(text.as_bytes()));
+    written.map_err(|source| SetupError::io("write", path, source))
+}
+
+/// The text of a regular file that is small, as those with a version are.
+pub(crate) fn small_text(path: &Path) -> Option<String> {
+    const MOST_BYTES: u64 = 1 << 20;
+    let found = fs::metadata(path).ok()?;
+    if found.is_file() && found.len() <= MOST_BYTES { fs::read_to_string(path).ok() } else { None }
 }
 
 /// Links of a libtorch that is no longer used would be found by the linker.
 fn remove_others(lib: &Path, expected: &[(PathBuf, PathBuf)]) -> Result<()> {
     let entries = fs::read_dir(lib).map_err(|source| SetupError::io("read", lib, source))?;
     for entry in entries.flatten() {
-        let wanted = expected.iter().any(|(name, _)| name.file_name() == Some(&entry.file_name()));
+        // What is no link is not ours.
+        let is_link = entry.file_type().is_ok_and(|kind| kind.is_symlink());
+        let wanted = !is_link || expected.iter().any(|(name, _)| name.file_name() == Some(&entry.file_name()));
         if !wanted {
             fs::remove_file(entry.path()).map_err(|source| SetupError::io("remove", &entry.path(), source))?;
         }
@@ -194,6 +223,30 @@ mod tests {
         write(root.path(), &other).unwrap();
         assert_eq!(current_target(root.path()), Some(other));
         assert!(!root.path().join(".libtorch/lib/libgomp.so.1").is_symlink());
+    }
+
+    #[test]
+    fn what_links_lead_to_and_files_of_others_stay() {
+        let (root, home, precious) =
+            (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let torch = wheel(home.path());
+        let thesis = precious.path().join("thesis.txt");
+        fs::write(&thesis, "important").unwrap();
+        let folder = root.path().join(".libtorch");
+        fs::create_dir(&folder).unwrap();
+        symlink(precious.path(), &folder.join("lib")).unwrap();
+        assert!(write(root.path(), &torch).unwrap_err().to_string().contains("lib` is a link"));
+        fs::remove_file(folder.join("lib")).unwrap();
+        for name in ["build-version", ".gitignore"] {
+            symlink(&thesis, &folder.join(name)).unwrap();
+        }
+        fs::create_dir(folder.join("lib")).unwrap();
+        fs::write(folder.join("lib/notes.txt"), "mine").unwrap();
+        write(root.path(), &torch).unwrap();
+        assert_eq!(fs::read_to_string(&thesis).unwrap(), "important");
+        assert_eq!(fs::read_dir(precious.path()).unwrap().count(), 1);
+        assert_eq!(fs::read_to_string(folder.join("lib/notes.txt")).unwrap(), "mine");
+        assert_eq!(current_target(root.path()), Some(torch));
     }
 
     #[test]

@@ -79,9 +79,10 @@ fn asking(
     prompter: &mut dyn Prompter,
 ) -> Result<PathBuf, WizardError> {
     print_message(
-        "Enter takes the default, which is shown in brackets. Esc, or the word back, goes back one question.",
+        "Enter takes the default, which is shown in brackets. Esc goes back one question, and where a word or a line is typed so \
+         does the word back.",
     );
-    print_message("A question mark tells more about a setting. Nothing is written before the end.");
+    print_message("There a question mark tells more, too. Nothing is written before the end.");
     let mut answers = Answers::default();
     loop {
         answers = converse(questionnaire, answers, prompter)?;

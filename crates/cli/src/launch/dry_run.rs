@@ -23,8 +23,8 @@ pub(super) fn print(config: &LaunchConfig, run: &RunConfig, as_json: bool) -> Re
     let plan = plan(&as_started(config), &command, port.unwrap_or(0), &machine);
     let view = View { plan: &plan, run, machine: &machine, has_port: port.is_some() };
     let text = if as_json { format!("{:#}\n", view.json(config)) } else { view.text(config) };
-    // `--dry_run | head -1` is no mistake.
-    let _ = anstream::stdout().lock().write_all(text.as_bytes());
+    // `--dry_run | head -1` is no mistake. Nothing is taken out of words that a shell may read.
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
     Ok(())
 }
 

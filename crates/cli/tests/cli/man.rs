@@ -59,3 +59,17 @@ fn a_folder_that_cannot_be_written_is_named() {
     command.args(["man", "--out"]).arg(&file);
     finished(command).expect(1, &["the manual pages cannot be written into", file.to_str().unwrap()]);
 }
+
+#[test]
+fn pages_take_the_place_of_links_and_pipes() {
+    let folder = tempfile::tempdir().unwrap();
+    let [victim, out] = ["victim", "pages"].map(|name| folder.path().join(name));
+    fs::write(&victim, "mine").unwrap();
+    fs::create_dir(&out).unwrap();
+    std::os::unix::fs::symlink(&victim, out.join("accelerate.1")).unwrap();
+    let mut command = accelerate();
+    command.args(["man", "--out"]).arg(&out);
+    finished(command).expect(0, &[]);
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "mine");
+    assert!(fs::read_to_string(out.join("accelerate.1")).unwrap().contains("accelerate"));
+}

@@ -44,5 +44,5 @@ fn a_program_that_is_not_there_is_one_error_with_the_command_that_builds_it() {
     command.args(["test", "--cpu"]).current_dir(folder.path()).env("HF_HOME", folder.path()).env("PATH", folder.path());
     let ended = Finished::from(command.output().unwrap());
     assert_eq!(ended.stdout, "");
-    ended.expect(1, &["conformance", "cargo build --release --package conformance"]);
+    ended.expect(2, &["conformance", "cargo build --release --package conformance"]);
 }

@@ -62,3 +62,13 @@ fn what_is_missing_is_named(#[case] words: &[&str], #[case] wanted: &str) {
     ended.expect(1, &[wanted]);
     assert_eq!(ended.stdout, "");
 }
+
+/// What a shell is to read arrives as it was quoted.
+#[test]
+fn control_sequences_stay_within_their_quotes() {
+    let mut command = accelerate();
+    command.args(["tpu-config", "--tpu_name", "x\u{1b}]", "--tpu_zone", "z", "--command", "\u{7}'; touch pwned; #"]);
+    let words = shlex::split(&finished(command).stdout).unwrap();
+    assert!(words.contains(&"x\u{1b}]".to_owned()), "{words:?}");
+    assert!(words.contains(&"cd /usr/share; \u{7}'; touch pwned; #".to_owned()), "{words:?}");
+}
