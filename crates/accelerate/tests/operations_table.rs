@@ -317,3 +317,34 @@ fn gradients_are_clipped_in_every_dtype() {
         }
     }
 }
+
+/// Rank `r` puts in 1 where `r` is 0 and 0 elsewhere in the first column, and the other way round in the second.
+#[test]
+fn reductions_have_the_right_values_in_every_dtype() {
+    for world_size in [1, 2, 3] {
+        let check = |accelerator: Accelerator| -> Result<()> {
+            let is_first = accelerator.process_index() == 0;
+            let others = (world_size - 1) as f64;
+            for kind in KINDS {
+                let own =
+                    Tensor::from_slice(&[f64::from(u8::from(is_first)), f64::from(u8::from(!is_first))]).to_kind(kind);
+                let most = f64::from(u8::from(others > 0.0));
+                // The sum of bools says whether any is true.
+                let sum = if kind == Kind::Bool { most } else { others };
+                let mut wanted = vec![(ReduceOp::Sum, [1.0, sum])];
+                if !is_complex(kind) {
+                    wanted.push((ReduceOp::Max, [1.0, most]));
+                    wanted.push((ReduceOp::Min, if others > 0.0 { [0.0, 0.0] } else { [1.0, 0.0] }));
+                }
+                for (op, wanted) in wanted {
+                    let reduced = own.copy();
+                    accelerator.group().all_reduce(&reduced, op)?;
+                    let wanted = Tensor::from_slice(&wanted).to_kind(kind);
+                    assert!(reduced.equal(&wanted), "{op:?} of {kind:?} on {world_size} ranks: {reduced:?} {wanted:?}");
+                }
+            }
+            Ok(())
+        };
+        ranks(world_size, Accelerator::builder().cpu(true), check).unwrap();
+    }
+}
