@@ -52,8 +52,9 @@ pub use accelerate_core::schedule::SchedulerUnit;
 pub use accelerate_core::settings::Origin;
 pub use accelerate_derive::TensorTree;
 pub use accelerator::{
-    Accelerator, AcceleratorBuilder, HasParameters, JoinOptions, KwargsHandler, ModelRef, PadOptions, Prepare,
-    PrepareDataLoaderOptions, PrepareModelOptions, PreparedModel, ReduceOptions, SeedOptions, kind, set_seed,
+    Accelerator, AcceleratorBuilder, CheckpointFolder, HasParameters, JoinOptions, KwargsHandler, ModelRef, PadOptions,
+    Prepare, PrepareDataLoaderOptions, PrepareModelOptions, PreparedModel, ReduceOptions, Registered, SeedOptions,
+    kind, set_seed,
 };
 pub use checkpoint::SaveModelOptions;
 pub use engine::{CommHook, GradBucket};
@@ -62,7 +63,7 @@ pub use group::{Group, ReduceOp};
 pub use local_sgd::{LocalSGD, LocalSGDOptions};
 pub use memory::{ExecutableBatchSize, clear_device_cache, find_executable_batch_size};
 pub use profile::ProfileKwargs;
-pub use session::ObjectState;
+pub use session::{ObjectState, Stateful};
 pub use state::{PartialState, PartialStateOptions, SplitBetweenProcesses, SplitOptions};
 pub use tensor_tree::Parcel;
 pub use tensor_tree::TensorTree;

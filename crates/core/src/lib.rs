@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 pub mod accumulation;
+pub mod checkpoint;
 pub mod config;
 pub mod environment;
 mod error;

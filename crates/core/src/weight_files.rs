@@ -22,6 +22,7 @@ pub use manifest::{
 };
 pub use parallel::{ParallelFiles, TensorEntry};
 pub use shards::{WeightFiles, is_weight_file_of, plan_shards, shard_file_names};
+pub(crate) use shown::shortened_reason;
 pub use shown::{listed, shown};
 pub use size::{format_size, parse_size};
 

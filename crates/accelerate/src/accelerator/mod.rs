@@ -1,6 +1,7 @@
 //! The one object a training program talks to.
 
 mod builder;
+mod checkpointing;
 mod collectives;
 mod deep_speed;
 mod handlers;
@@ -18,6 +19,7 @@ mod tests;
 mod training;
 
 pub use builder::AcceleratorBuilder;
+pub use checkpointing::{CheckpointFolder, Registered};
 pub(crate) use deep_speed::DeepSpeed;
 pub use handlers::KwargsHandler;
 pub use join::JoinOptions;
@@ -36,7 +38,7 @@ use accelerate_core::mesh::Mesh;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use tch::Device;
 
 /// Makes one training program run on one process or many, in any precision (`Accelerator` of the reference).
@@ -62,6 +64,8 @@ struct Inner {
     precision: Precision,
     scaler: Option<GradScaler>,
     trigger: AtomicBool,
+    /// The number of the next automatically named checkpoint.
+    checkpoint_iteration: AtomicUsize,
 }
 
 impl Accelerator {
@@ -92,7 +96,9 @@ impl Accelerator {
             needs_grad_scaler(mixed_precision).then(|| GradScaler::new(config.grad_scaler.clone())).transpose()?;
         let session = Session::new(state.clone(), mesh(&config, &state)?, gradient_state);
         let trigger = AtomicBool::new(false);
-        let accelerator = Self(Arc::new(Inner { session, config, deep_speed, precision, scaler, trigger }));
+        let checkpoint_iteration = AtomicUsize::new(config.project.iteration);
+        let accelerator =
+            Self(Arc::new(Inner { session, config, deep_speed, precision, scaler, trigger, checkpoint_iteration }));
         accelerator.register_scaler();
         Ok(accelerator)
     }

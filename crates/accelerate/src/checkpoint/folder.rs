@@ -11,7 +11,7 @@ use super::reader::open_file;
 use crate::error::{Error, Result, WeightsError};
 use crate::messages;
 use accelerate_core::weight_files::{
-    DEFAULT_STEM, Index, SaveManifest, SavedFile, is_saved_file_name, is_weight_file_of,
+    DEFAULT_STEM, EXTENSION, Index, SaveManifest, SavedFile, is_saved_file_name, is_weight_file_of,
 };
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Read};
@@ -45,8 +45,20 @@ pub(super) fn prepare_folder(folder: &Path, stem: &str) -> Result<()> {
 /// Puts files of a save in their places, in this order, and removes what is left of earlier saves of the same `stem`.
 /// The files are complete under their temporary names, and nobody removes them there any more.
 pub(super) fn commit_folder(folder: &Path, stem: &str, files: Vec<SavedFile>) -> Result<()> {
+    commit_manifest(folder, stem, &SaveManifest::new(files))
+}
+
+/// The same, and all files of the earlier save go that are not written anew, whatever their names are.
+pub(super) fn commit_instead(folder: &Path, stem: &str, files: Vec<SavedFile>) -> Result<()> {
+    // One that cannot be read was no save, and its files are nobody's.
+    let earlier = read_manifest(folder, stem).ok().flatten();
     let manifest = SaveManifest::new(files);
-    let written = lock(folder).and_then(|lock| write_manifest(folder, stem, &manifest).map(|()| lock));
+    let manifest = earlier.map_or(manifest.clone(), |earlier| manifest.replacing(&earlier));
+    commit_manifest(folder, stem, &manifest)
+}
+
+fn commit_manifest(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<()> {
+    let written = lock(folder).and_then(|lock| write_manifest(folder, stem, manifest).map(|()| lock));
     let _lock = written.inspect_err(|_| {
         // Without the manifest they belong to nothing. The error that led here is the one to report.
         for name in manifest.files.iter().filter_map(|file| file.temporary_name.as_ref()) {
@@ -54,7 +66,7 @@ pub(super) fn commit_folder(folder: &Path, stem: &str, files: Vec<SavedFile>) ->
         }
     })?;
     sync_folder(folder)?;
-    put_in_place(folder, stem, &manifest)?;
+    put_in_place(folder, stem, manifest)?;
     remove_abandoned(folder, stem, &[])
 }
 
@@ -130,10 +142,13 @@ fn pending<'a>(folder: &Path, manifest: &'a SaveManifest) -> Vec<(PathBuf, &'a S
     paths.collect()
 }
 
-/// Weight files of earlier saves that the save of this manifest replaces.
+/// Files of earlier saves that the save of this manifest replaces.
 fn stale(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<Vec<PathBuf>> {
     let mut names = names_in(folder)?;
-    names.retain(|name| is_weight_file_of(name, stem) && manifest.file(name).is_none());
+    let is_stale = |name: &String| {
+        manifest.outdated.contains(name) || is_weight_file_of(name, stem) && manifest.file(name).is_none()
+    };
+    names.retain(is_stale);
     Ok(names.into_iter().map(|name| folder.join(name)).collect())
 }
 
@@ -167,11 +182,13 @@ fn refuse_if_newer(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result
 fn put_in_place(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<()> {
     let pending = pending(folder, manifest);
     let Some((last, first)) = pending.split_last() else { return Ok(()) };
-    let index = Index::file_name(stem);
-    // Where it has its name already, it is the new one.
-    if manifest.file(&index).is_none() || pending.iter().any(|(path, file)| file.name == index && path.exists()) {
-        // Readers who know no manifest must not find shards of two saves under one index.
-        remove(&folder.join(&index))?;
+    let indexes = manifest.files.iter().map(|file| &file.name).chain(&manifest.outdated).filter(|name| is_index(name));
+    for index in indexes.chain([&Index::file_name(stem)]) {
+        // Where it has its name already, it is the new one.
+        if manifest.file(index).is_none() || pending.iter().any(|(path, file)| file.name == *index && path.exists()) {
+            // Readers who know no manifest must not find shards of two saves under one index.
+            remove(&folder.join(index))?;
+        }
     }
     let rename = |pending: &(PathBuf, &SavedFile)| rename(folder, stem, pending);
     first.iter().try_for_each(rename)?;
@@ -200,6 +217,27 @@ fn read_manifest(folder: &Path, stem: &str) -> Result<Option<SaveManifest>> {
     let text = String::from_utf8_lossy(&json);
     let read = SaveManifest::from_json(&text, stem);
     Ok(Some(read.map_err(|source| WeightsError::Manifest { path, source })?))
+}
+
+/// Has a save of files called `stem` been committed in the folder?
+pub(super) fn is_committed(folder: &Path, stem: &str) -> bool {
+    matches!(read_manifest(folder, stem), Ok(Some(_)))
+}
+
+/// A file of a save as it was saved, of at most so many bytes; `None` if there is no save, or it has no such file.
+pub(super) fn read_committed(folder: &Path, stem: &str, name: &str, most_bytes: u64) -> Result<Option<Vec<u8>>> {
+    let Some(manifest) = read_manifest(folder, stem)? else { return Ok(None) };
+    let Some(file) = manifest.file(name) else { return Ok(None) };
+    check_file(folder, stem, file, Check::Content)?;
+    read_small(&folder.join(name), most_bytes)
+}
+
+/// Compares the content of every `num_parts`-th file of a save with its hash, from file number `part` on, so that several
+/// processes share the work.
+pub(super) fn verify_part(folder: &Path, stem: &str, part: usize, num_parts: usize) -> Result<()> {
+    let Some(manifest) = read_manifest(folder, stem)? else { return Ok(()) };
+    let own = manifest.files.iter().skip(part).step_by(num_parts.max(1));
+    own.into_iter().try_for_each(|file| check_file(folder, stem, file, Check::Content))
 }
 
 /// A regular file of at most so many bytes; `None` if there is none.
@@ -231,11 +269,17 @@ enum Check {
 pub(super) fn check_saved_with(folder: &Path, name: &str) -> Result<()> {
     for manifest in names_in(folder)? {
         let Some(stem) = SaveManifest::stem(&manifest) else { continue };
-        if is_weight_file_of(name, stem) {
+        let lists_it =
+            || read_manifest(folder, stem).is_ok_and(|found| found.is_some_and(|it| it.file(name).is_some()));
+        if is_weight_file_of(name, stem) || lists_it() {
             check_manifest(folder, stem, Check::Quick)?;
         }
     }
     Ok(())
+}
+
+fn is_index(name: &str) -> bool {
+    Path::new(name).file_stem().and_then(|stem| stem.to_str()).is_some_and(|stem| stem.ends_with(".index"))
 }
 
 fn check_manifest(folder: &Path, stem: &str, check: Check) -> Result<()> {
@@ -282,7 +326,7 @@ fn check_file(folder: &Path, stem: &str, file: &SavedFile, check: Check) -> Resu
     if found != file.bytes {
         return differs(format!("it has {found} bytes, and {} were saved", file.bytes));
     }
-    let is_large = is_weight_file_of(&file.name, stem) && file.name != Index::file_name(stem);
+    let is_large = Path::new(&file.name).extension().is_some_and(|extension| extension == EXTENSION);
     let content = File::open(&path).map_err(io_error("read", &path))?;
     let (found, saved) = if check == Check::Quick && is_large {
         (sample(&content, found), &file.sample)

@@ -46,6 +46,7 @@ mod reader;
 mod save;
 mod sharded;
 mod source;
+mod state;
 #[cfg(test)]
 mod tests;
 mod writer;
@@ -55,4 +56,8 @@ pub use load::{LoadOptions, checkpoint_shapes, load_checkpoint_in_model, modern_
 pub use reader::load_file;
 pub use save::{SaveModelOptions, save_model_weights};
 pub(crate) use sharded::{Writers, save_sharded_model_weights};
+pub(crate) use state::{
+    OpenCheckpoint, RANDOM_STATES, RunState, Writers as CheckpointWriters, checkpoints_in, random_states,
+    remove_abandoned_checkpoint, remove_checkpoint, restore_random_states, save_checkpoint,
+};
 pub use writer::save_file;

@@ -9,7 +9,7 @@ use accelerate_core::layout::Layout;
 use accelerate_core::weight_files::{Header, HeaderEntry, shown};
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 use torch_ext::file::read_at;
 
 /// Reads all tensors of one safetensors file to the CPU: `safetensors.torch.load_file`.
@@ -90,6 +90,31 @@ impl WeightFile {
         Ok(self.read_elements(name, &layout)?.f_reshape(shape)?)
     }
 
+    /// What the header says of a tensor, if it is in the file.
+    pub(super) fn get(&self, name: &str) -> Option<&HeaderEntry> {
+        self.header.get(name)
+    }
+
+    /// Fills `place` with as many elements of a tensor, flat, from the element `first` on. Both have been compared with
+    /// the header.
+    pub(super) fn read_into(&mut self, name: &str, first: usize, place: &Tensor) -> Result<()> {
+        let start = self.entry(name)?.start;
+        let element_bytes = place.f_kind()?.elt_size_in_bytes();
+        let at = self.header.data_at() + start + (first * element_bytes) as u64;
+        read_at(&self.file, place, at).map_err(io_error("read", &self.path))?;
+        self.num_bytes_read += (place.numel() * element_bytes) as u64;
+        Ok(())
+    }
+
+    /// An empty tensor of so many elements, on the CPU.
+    pub(super) fn new_tensor(&self, name: &str, num_elements: usize, kind: Kind) -> Result<Tensor> {
+        // There is no room for a large tensor twice.
+        Ok(Tensor::f_empty([num_elements as i64], (kind, Device::Cpu)).map_err(|_| {
+            let num_bytes = num_elements as u64 * kind.elt_size_in_bytes() as u64;
+            WeightsError::NoMemory { path: self.path.clone(), name: shown(name), num_bytes }
+        })?)
+    }
+
     /// The elements of a layout, flat, on the CPU. Nothing else is read.
     pub(super) fn read_elements(&mut self, name: &str, layout: &Layout) -> Result<Tensor> {
         let &HeaderEntry { dtype, start, end, .. } = self.entry(name)?;
@@ -104,19 +129,13 @@ impl WeightFile {
             let reason = format!("`{}` has {num_elements} elements, and {layout} was asked for", shown(name));
             return Err(WeightsError::Header { path: self.path.clone(), reason }.into());
         }
-        // There is no room for a large tensor twice.
-        let tensor = Tensor::f_empty([layout.numel() as i64], (kind, Device::Cpu)).map_err(|_| {
-            let num_bytes = layout.numel() as u64 * element_bytes as u64;
-            WeightsError::NoMemory { path: self.path.clone(), name: shown(name), num_bytes }
-        })?;
+        let tensor = self.new_tensor(name, layout.numel(), kind)?;
         let mut filled = 0;
         for run in layout.runs() {
             let place = tensor.f_narrow(0, filled, run.len() as i64)?;
-            let at = self.header.data_at() + start + (run.start * element_bytes) as u64;
-            read_at(&self.file, &place, at).map_err(io_error("read", &self.path))?;
+            self.read_into(name, run.start, &place)?;
             filled += run.len() as i64;
         }
-        self.num_bytes_read += (layout.numel() * element_bytes) as u64;
         Ok(tensor)
     }
 }

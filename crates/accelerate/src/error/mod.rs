@@ -2,6 +2,7 @@
 //!
 //! Each concern has its own enum in a file beside this one; texts live there, not at call sites.
 
+mod checkpoint;
 mod collective;
 mod data;
 mod failure;
@@ -16,6 +17,7 @@ mod shown;
 mod state;
 mod weights;
 
+pub(crate) use checkpoint::CheckpointError;
 pub(crate) use collective::CollectiveError;
 pub(crate) use data::DataError;
 pub(crate) use failure::{CollectiveCall, Failure, Findings, StoreState};
@@ -61,6 +63,8 @@ pub(crate) enum Kind {
     Torch(torch_ext::Error),
     #[error(transparent)]
     Tensor(tch::TchError),
+    #[error(transparent)]
+    Checkpoint(CheckpointError),
     #[error(transparent)]
     Collective(CollectiveError),
     #[error(transparent)]
@@ -164,6 +168,11 @@ impl Error {
         matches!(self.kind(), Kind::Data(_) | Kind::Reader(_))
     }
 
+    /// The state of a run cannot be saved, or there is none to go on from.
+    pub fn is_checkpoint(&self) -> bool {
+        matches!(self.kind(), Kind::Checkpoint(_))
+    }
+
     /// Weights on disk are missing, damaged, or do not fit the model.
     pub fn is_weights(&self) -> bool {
         matches!(self.kind(), Kind::Weights(_))
@@ -224,6 +233,7 @@ macro_rules! from_kind {
 from_kind! {
     Core(accelerate_core::Error),
     Torch(torch_ext::Error),
+    Checkpoint(CheckpointError),
     Collective(CollectiveError),
     Data(DataError),
     Memory(MemoryError),

@@ -1,14 +1,16 @@
 //! What `prepare` makes of an optimizer.
 
 use super::shared_object::SharedObject;
+use super::state::save_layouts;
 use super::{
     GradScaler, IntoInnerError, Optimizer, OptimizerHandle, OptimizerState, TotalNorm, clip_coefficient,
     clip_grad_norm_, gradients,
 };
 use crate::error::{Error, Result};
 use crate::messages;
-use crate::nn::Param;
+use crate::nn::{Layout, Param};
 use crate::session::{Object, ObjectState, PreparedOptimizer, Session, ShortStep, Stateful};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::DerefMut;
 use std::sync::Arc;
@@ -66,6 +68,10 @@ impl<O: Optimizer> Stateful for Shared<O> {
             groups,
             layouts: state.layouts.clone(),
         })
+    }
+
+    fn layouts(&self) -> BTreeMap<String, Layout> {
+        save_layouts(&self.handle)
     }
 }
 

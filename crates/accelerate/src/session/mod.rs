@@ -13,8 +13,8 @@ pub(crate) use engine::{Concerns, Engine, ForwardScope, Visit};
 pub(crate) use gradient_state::{GradientState, LoaderGuard, LoaderPosition, ShortStep};
 pub(crate) use join::{Call, Join, Pass, Summary};
 pub(crate) use mesh::DeviceMesh;
-pub use registry::ObjectState;
-pub(crate) use registry::{Object, Objects, PreparedOptimizer, PreparedParameters, Stateful};
+pub(crate) use registry::{Object, Objects, PreparedOptimizer, PreparedParameters};
+pub use registry::{ObjectState, Stateful};
 
 use crate::error::Result;
 use crate::group::Group;

@@ -33,13 +33,24 @@ pub struct ObjectState {
 
 /// Whatever has a state with which a run goes on (`Stateful` of `torch.distributed.checkpoint`).
 ///
-/// Neither call is collective: each process gives and takes what it keeps itself.
-pub(crate) trait Stateful: Send + Sync {
+/// No call is collective: each process gives and takes what it keeps itself.
+pub trait Stateful: Send + Sync {
     /// Everything that is needed to go on later, as copies.
+    ///
+    /// # Errors
+    /// Those of the object.
     fn state_dict(&self) -> Result<ObjectState>;
 
-    /// Takes over what [`state_dict`](Self::state_dict) gave on this process.
+    /// Takes over what [`state_dict`](Self::state_dict) gave, on this process or on another one that held the same elements.
+    ///
+    /// # Errors
+    /// The state does not fit; then nothing should have changed.
     fn load_state_dict(&self, state: &ObjectState) -> Result<()>;
+
+    /// By the name of a parameter that is sharded, which of its elements this process keeps. Empty for whatever is whole.
+    fn layouts(&self) -> BTreeMap<String, Layout> {
+        BTreeMap::new()
+    }
 }
 
 /// The parameters of a prepared model and what keeps them in step.
@@ -82,6 +93,11 @@ impl Stateful for PreparedParameters {
         let tensors = state.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect();
         self.store.load_sharded_state_dict(&[ShardedStateDict { tensors, layouts: state.layouts.clone() }])
     }
+
+    fn layouts(&self) -> BTreeMap<String, Layout> {
+        let layout = |param: &Param| Some((param.name().to_owned(), param.shard_layout()?));
+        self.store.persistent().iter().filter_map(layout).collect()
+    }
 }
 
 /// What a session asks of a prepared optimizer.
@@ -117,6 +133,8 @@ pub(crate) enum Object {
     DataLoader(Weak<dyn Stateful>),
     /// The accelerator's, which nobody else can drop.
     GradScaler(Arc<dyn Stateful>),
+    /// The user's own, kept for checkpoints.
+    Registered(Arc<dyn Stateful>),
 }
 
 impl Object {
@@ -127,6 +145,15 @@ impl Object {
             Self::Scheduler(_) => "scheduler",
             Self::DataLoader(_) => "dataloader",
             Self::GradScaler(_) => "scaler",
+            Self::Registered(_) => "custom_checkpoint",
+        }
+    }
+
+    /// The name of the object of this kind with this number, as the reference calls its file.
+    fn name(&self, number: usize) -> String {
+        match (self, number) {
+            (Self::Registered(_), _) | (_, 1..) => format!("{}_{number}", self.kind()),
+            (_, 0) => self.kind().to_owned(),
         }
     }
 
@@ -136,7 +163,7 @@ impl Object {
             Self::Model(model) => Some(model.upgrade()?),
             Self::Optimizer(optimizer) => Some(optimizer.upgrade()?),
             Self::Scheduler(object) | Self::DataLoader(object) => object.upgrade(),
-            Self::GradScaler(scaler) => Some(Arc::clone(scaler)),
+            Self::GradScaler(object) | Self::Registered(object) => Some(Arc::clone(object)),
         }
     }
 }
@@ -165,13 +192,17 @@ impl Objects {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         let name = |object: &Object| {
             let stateful = object.stateful()?;
-            let kind = object.kind();
-            let count = counts.entry(kind).or_default();
+            let count = counts.entry(object.kind()).or_default();
+            let name = object.name(*count);
             *count += 1;
-            let name = if *count == 1 { kind.to_owned() } else { format!("{kind}_{}", *count - 1) };
             Some((name, stateful))
         };
         self.0.iter().filter_map(name).collect()
+    }
+
+    /// Which elements of sharded parameters each of them has, by name.
+    pub(crate) fn layouts(&self) -> BTreeMap<String, BTreeMap<String, Layout>> {
+        self.named().into_iter().map(|(name, object)| (name, object.layouts())).collect()
     }
 
     /// The states of all, by name.

@@ -1,9 +1,8 @@
 //! Where a run writes.
 
+use crate::checkpoint::checkpoint_name;
 use crate::settings::record::record;
 use std::path::{Path, PathBuf};
-
-const NO_CHECKPOINTS: &str = "checkpoints of whole runs are not written yet";
 
 record! {
     /// Where a run writes its checkpoints and logs (`ProjectConfiguration` of the reference,
@@ -27,14 +26,14 @@ record! {
         /// Accelerate takes a relative one as it is.
         logging_dir: PathBuf => setting();
         /// Name checkpoints `checkpoints/checkpoint_<iteration>` inside `project_dir`. Default false.
-        automatic_checkpoint_naming: bool = false => setting().without_effect(NO_CHECKPOINTS);
+        automatic_checkpoint_naming: bool = false => setting();
         /// How many automatically named checkpoints to keep. Default `None`: all.
-        total_limit: usize => setting().without_effect(NO_CHECKPOINTS);
+        total_limit: usize => setting();
         /// Number of the next automatically named checkpoint. Default 0.
-        iteration: usize = 0 => setting().without_effect(NO_CHECKPOINTS);
+        iteration: usize = 0 => setting();
         /// The other documented spelling of `automatic_checkpoint_naming`: number checkpoints by iteration.
         /// Default false; Python Accelerate has no such field. Either of the two turns naming on.
-        iteration_checkpoints: bool = false => setting().without_effect(NO_CHECKPOINTS);
+        iteration_checkpoints: bool = false => setting();
         /// Write on the main process of every machine, not only on that of the first. Default false.
         save_on_each_node: bool = false => setting();
     }
@@ -76,8 +75,13 @@ impl ProjectSettings {
         self.automatic_checkpoint_naming || self.iteration_checkpoints
     }
 
+    /// The folder of all automatically named checkpoints.
+    pub fn checkpoints_dir(&self) -> PathBuf {
+        self.resolved_project_dir().join("checkpoints")
+    }
+
     /// The folder of the automatically named checkpoint number `iteration`.
     pub fn checkpoint_dir(&self, iteration: usize) -> PathBuf {
-        self.resolved_project_dir().join("checkpoints").join(format!("checkpoint_{iteration}"))
+        self.checkpoints_dir().join(checkpoint_name(iteration))
     }
 }

@@ -18,6 +18,14 @@ pub(crate) enum WeightFilesErrorKind {
     Index { reason: String },
     #[error("this is not a list of saved files: {reason}")]
     Manifest { reason: String },
+    #[error("this is not the description of a checkpoint: {reason}")]
+    Checkpoint { reason: String },
+    #[error(
+        "ranks hold different tensors under the name `{name}` of `{object}`: rank {} {}, rank {} {}; make the same objects \
+         with the same settings on all ranks",
+        found[0].0, found[0].1, found[1].0, found[1].1
+    )]
+    RanksDiffer { object: String, name: String, found: [(usize, String); 2] },
     #[error("it cannot be read: {reason}")]
     Unreadable { reason: String },
     #[error(transparent)]

@@ -33,6 +33,9 @@ pub struct SaveManifest {
     version: u32,
     /// In the order in which they get their names.
     pub files: Vec<SavedFile>,
+    /// Files of the save before it that go when these have their names. Empty in the manifest of a save that is over.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outdated: Vec<String>,
 }
 
 /// A file of a [`SaveManifest`].
@@ -55,7 +58,15 @@ pub struct SavedFile {
 impl SaveManifest {
     /// Of these files, in the order in which they get their names.
     pub fn new(files: Vec<SavedFile>) -> Self {
-        Self { format: FORMAT.to_owned(), version: VERSION, files }
+        Self { format: FORMAT.to_owned(), version: VERSION, files, outdated: Vec::new() }
+    }
+
+    /// A save over `earlier`, of which nothing is to be left.
+    #[must_use]
+    pub fn replacing(mut self, earlier: &Self) -> Self {
+        let names = earlier.files.iter().map(|file| &file.name).chain(&earlier.outdated);
+        self.outdated = names.filter(|name| self.file(name).is_none()).cloned().collect();
+        self
     }
 
     /// The name of the manifest for weight files called `stem`.
@@ -144,7 +155,13 @@ impl SaveManifest {
                 return Some(format!("the hash of `{name_shown}` is not {HASH_DIGITS} hexadecimal digits"));
             }
         }
-        None
+        self.outdated.iter().find_map(|name| match names.contains(name) {
+            true => Some(format!("it lists `{}` as new and as outdated", shown(name))),
+            false if !is_saved_file_name(name) || Self::stem(name).is_some() => {
+                Some(format!("`{}` is not the name of an outdated file in its folder", shown(name)))
+            }
+            false => None,
+        })
     }
 }
 

@@ -1,0 +1,308 @@
+//! Checkpoints of the whole run.
+
+use super::Accelerator;
+use crate::checkpoint::{
+    CheckpointWriters, OpenCheckpoint, RANDOM_STATES, RunState, checkpoints_in, random_states,
+    remove_abandoned_checkpoint, remove_checkpoint, restore_random_states, save_checkpoint,
+};
+use crate::error::{CheckpointError, Error, Result};
+use crate::messages;
+use crate::session::{Object, ObjectState, Stateful};
+use accelerate_core::accumulation::WindowState;
+use accelerate_core::checkpoint::{checkpoint_name, outdated};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Which folder: a path, or `None` for an automatically named one.
+pub trait CheckpointFolder {
+    /// The path, if it is one.
+    fn path(self) -> Option<PathBuf>;
+}
+
+macro_rules! folder_of_path {
+    ($($type:ty),*) => {$(
+        impl CheckpointFolder for $type {
+            fn path(self) -> Option<PathBuf> {
+                Some(self.into())
+            }
+        }
+    )*};
+}
+
+folder_of_path!(&str, &String, String, &Path, &PathBuf, PathBuf);
+
+impl CheckpointFolder for Option<PathBuf> {
+    fn path(self) -> Option<PathBuf> {
+        self
+    }
+}
+
+/// A value of the program's own that [`Accelerator::save_state`] saves and [`Accelerator::load_state`] brings back. Made by
+/// [`Accelerator::register_for_checkpointing`]. Clones are the same value.
+#[derive(Debug, Default)]
+pub struct Registered<T>(Arc<Mutex<T>>);
+
+impl<T> Clone for Registered<T> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<T> Registered<T> {
+    /// The value, to look at or to change. A checkpoint that is saved from another thread waits until the guard is dropped.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T: Serialize + DeserializeOwned + Send> Stateful for Registered<T> {
+    fn state_dict(&self) -> Result<ObjectState> {
+        let values = serde_json::to_value(&*self.lock()).map_err(Error::other)?;
+        Ok(ObjectState { values, ..Default::default() })
+    }
+
+    fn load_state_dict(&self, state: &ObjectState) -> Result<()> {
+        *self.lock() = serde_json::from_value(state.values.clone()).map_err(Error::other)?;
+        Ok(())
+    }
+}
+
+impl Accelerator {
+    /// Has a value of the program's own saved and loaded with the state of the run: anything that serde can write as JSON,
+    /// such as the best loss so far (`register_for_checkpointing` of the reference). Register the same values in the same
+    /// order before [`load_state`](Self::load_state). That of rank 0 goes on on ranks that a run did not have.
+    ///
+    /// [`register_stateful`](Self::register_stateful) does so for what has tensors.
+    ///
+    /// ```
+    /// use accelerate::Accelerator;
+    ///
+    /// let folder = std::env::temp_dir().join(format!("accelerate-registered-{}", std::process::id()));
+    /// let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// let best_loss = accelerator.register_for_checkpointing(f64::MAX);
+    /// *best_loss.lock() = 0.25;
+    /// accelerator.save_state(&folder)?;
+    /// *best_loss.lock() = 0.125;
+    /// accelerator.load_state(&folder)?;
+    /// assert_eq!(*best_loss.lock(), 0.25);
+    /// # std::fs::remove_dir_all(&folder).map_err(accelerate::Error::other)?;
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn register_for_checkpointing<T>(&self, value: T) -> Registered<T>
+    where
+        T: Serialize + DeserializeOwned + Send + 'static,
+    {
+        let registered = Registered(Arc::new(Mutex::new(value)));
+        self.register_stateful(Arc::new(registered.clone()));
+        registered
+    }
+
+    /// Has an object of the program's own saved and loaded with the state of the run, tensors included.
+    pub fn register_stateful(&self, object: Arc<dyn Stateful>) {
+        self.session().register(Object::Registered(object));
+    }
+
+    /// Saves everything that the run needs to go on from here: the objects that were prepared (parameters, states of
+    /// optimizers, learning rates, positions of loaders, the loss scale), what was registered, and the random numbers of each
+    /// process. Returns the folder.
+    ///
+    /// The folder is `output_dir`, or with [`ProjectConfiguration::automatic_checkpoint_naming`] and `None` the next
+    /// `checkpoints/checkpoint_<number>` of the project, the oldest of which go then, as many as `total_limit` says.
+    ///
+    /// Every process writes a part of the state, and each number is written once. The checkpoint counts from the moment
+    /// at which all of it is on the disk: a run that is killed before leaves what was there, an earlier checkpoint in the same
+    /// folder included. Weights of models that are not sharded are files as Hugging Face's libraries read them. The folder
+    /// has to be on a file system that all processes see, unless `save_on_each_node` says that each machine has its own.
+    ///
+    /// Collective.
+    ///
+    /// [`ProjectConfiguration::automatic_checkpoint_naming`]: accelerate_core::config::ProjectConfiguration
+    ///
+    /// # Errors
+    /// [`is_checkpoint`](Error::is_checkpoint): a folder that is missing or too many, or gradients that are being accumulated;
+    /// [`is_weights`](Error::is_weights): a disk that is full, or a folder that cannot be written or that ranks do not share.
+    /// Those of the objects, by name. An error on every rank.
+    ///
+    /// ```
+    /// use accelerate::{Accelerator, ProjectConfiguration, nn::{Init, ParamStore}, optim::Sgd};
+    ///
+    /// let folder = std::env::temp_dir().join(format!("accelerate-save-state-{}", std::process::id()));
+    /// let project = ProjectConfiguration {
+    ///     project_dir: Some(folder.clone()),
+    ///     automatic_checkpoint_naming: Some(true),
+    ///     total_limit: Some(2),
+    ///     ..Default::default()
+    /// };
+    /// let accelerator = Accelerator::builder().cpu(true).project_config(project).build()?;
+    /// let store = ParamStore::new(accelerator.device());
+    /// let weight = store.root().param("weight", ([2], Init::Zeros))?;
+    /// let optimizer = accelerator.prepare(Sgd::new(&store, 0.1)?)?;
+    /// for number in 0..3 {
+    ///     assert!(accelerator.save_state(None)?.ends_with(format!("checkpoints/checkpoint_{number}")));
+    /// }
+    /// assert!(accelerator.load_state(None)?.ends_with("checkpoint_2"));
+    /// assert!(!folder.join("checkpoints/checkpoint_0").exists());
+    /// # std::fs::remove_dir_all(&folder).map_err(accelerate::Error::other)?;
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn save_state(&self, output_dir: impl CheckpointFolder) -> Result<PathBuf> {
+        let number_and_folder = self.folder_to_save(output_dir.path());
+        let (iteration, folder) = self.group().agree_on_success("save_state", number_and_folder)?;
+        let state = self.group().agree_on_success("save_state", self.run_state(iteration))?;
+        save_checkpoint(&state, self.group(), &folder, &self.checkpoint_writers())?;
+        if let Some(iteration) = iteration {
+            self.0.checkpoint_iteration.store(iteration + 1, Ordering::Relaxed);
+            self.remove_outdated_checkpoints(iteration);
+        }
+        Ok(folder)
+    }
+
+    /// Brings everything back to where [`save_state`](Self::save_state) found it: the same objects have to be prepared and
+    /// registered, in the same order. Of a number of processes as before, the run goes on to the bit. On any other number,
+    /// each process takes the elements of parameters and states that it keeps, loaders go on with the rows that the epoch
+    /// has not seen, and each process draws new random numbers, which are the same whenever this checkpoint is loaded by
+    /// as many. Returns the folder.
+    ///
+    /// `None` takes the newest checkpoint of the project that was completed, and says which later ones were not. All bytes
+    /// are compared with the hashes in the checkpoint before anything changes. A program that saves after this numbers
+    /// its checkpoints on.
+    ///
+    /// Collective.
+    ///
+    /// # Errors
+    /// [`is_checkpoint`](Error::is_checkpoint): there is no checkpoint; [`is_weights`](Error::is_weights): a file is not as it
+    /// was saved, by path; [`is_config`](Error::is_config): other objects were prepared. Nothing is changed then. Those of
+    /// objects that do not fit, by name. An error on every rank.
+    pub fn load_state(&self, input_dir: impl CheckpointFolder) -> Result<PathBuf> {
+        let folder = self.folder_to_load(input_dir.path())?;
+        let mut checkpoint = OpenCheckpoint::open(self.group(), &folder, &self.checkpoint_writers())?;
+        let states = self.group().agree_on_success("load_state", self.states_in(&mut checkpoint))?;
+        let loaded = self.go_on_from(&checkpoint, states);
+        self.group().agree_on_success("load_state", loaded)?;
+        Ok(folder)
+    }
+
+    /// Everything to be saved. The name of a checkpoint is taken to be free.
+    fn run_state(&self, iteration: Option<usize>) -> Result<RunState> {
+        let session = self.session();
+        let WindowState { step, seen } = session.gradient_state.window_state();
+        if !session.gradient_state.sync_gradients() {
+            return Err(CheckpointError::MiddleOfWindow { seen }.into());
+        }
+        let mut objects = self.state_dict()?;
+        objects.insert(RANDOM_STATES.to_owned(), random_states(self.process_index(), self.device())?);
+        let shard_size = session.mesh.shape().shard_size();
+        Ok(RunState { objects, accumulation: WindowState { step, seen: 0 }, shard_size, iteration })
+    }
+
+    /// The states of this process's objects in a checkpoint.
+    fn states_in(&self, checkpoint: &mut OpenCheckpoint) -> Result<BTreeMap<String, ObjectState>> {
+        let place = (self.process_index(), self.num_processes());
+        let layouts = self.session().objects().layouts();
+        let names: Vec<String> = checkpoint.description.objects.keys().cloned().collect();
+        let mut states = BTreeMap::new();
+        for name in names {
+            let own = layouts.get(&name).cloned().unwrap_or_default();
+            let state = checkpoint.object(&name, &own, place)?;
+            states.extend(state.map(|state| (name, state)));
+        }
+        Ok(states)
+    }
+
+    fn go_on_from(&self, checkpoint: &OpenCheckpoint, mut states: BTreeMap<String, ObjectState>) -> Result<()> {
+        let random = states.remove(RANDOM_STATES);
+        self.load_state_dict(&states)?;
+        let is_same_size = checkpoint.description.world_size == self.num_processes();
+        if let Some(random) = random {
+            restore_random_states(&random, self.process_index(), is_same_size, self.device())?;
+        }
+        let gradient_state = &self.session().gradient_state;
+        gradient_state.restart();
+        gradient_state.restore_window(checkpoint.description.accumulation);
+        if let Some(iteration) = checkpoint.description.iteration {
+            self.0.checkpoint_iteration.store(iteration + 1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Who writes into, and reads from, the folder that this process sees.
+    fn checkpoint_writers(&self) -> CheckpointWriters {
+        if !self.project_configuration().save_on_each_node {
+            return CheckpointWriters(0..self.num_processes());
+        }
+        let first = self.process_index() - self.local_process_index().min(self.process_index());
+        CheckpointWriters(first..first + self.state().num_local_processes())
+    }
+
+    /// The folder that is to be written, and its number. Collective where checkpoints are named automatically.
+    fn folder_to_save(&self, output_dir: Option<PathBuf>) -> Result<(Option<usize>, PathBuf)> {
+        let project = self.project_configuration();
+        match output_dir {
+            Some(folder) if project.names_checkpoints() => Err(CheckpointError::TwoNames { folder }.into()),
+            Some(folder) => Ok((None, folder)),
+            None if !project.names_checkpoints() => Err(CheckpointError::NoFolder.into()),
+            None => {
+                let own = self.0.checkpoint_iteration.load(Ordering::Relaxed);
+                let found = checkpoints_in(&self.checkpoints_dir()).last().map_or(0, |(number, _)| number + 1);
+                let number = self.from_main(own.max(found))?;
+                Ok((Some(number), project.checkpoint_dir(number)))
+            }
+        }
+    }
+
+    /// The folder that is to be read. Collective.
+    fn folder_to_load(&self, input_dir: Option<PathBuf>) -> Result<PathBuf> {
+        if let Some(folder) = input_dir {
+            return Ok(folder);
+        }
+        let found = checkpoints_in(&self.checkpoints_dir());
+        let newest = found.iter().rev().find(|(_, is_committed)| *is_committed).map(|(number, _)| *number);
+        let Some(newest) = self.from_main(newest)? else {
+            let folder = self.checkpoints_dir();
+            let found = match found.len() {
+                0 => "no checkpoint_<number> is there".to_owned(),
+                number => format!("none of the {number} folders there was completed"),
+            };
+            return Err(CheckpointError::NoCheckpoint { folder, found }.into());
+        };
+        let later: Vec<String> =
+            found.iter().filter(|(number, _)| *number > newest).map(|(number, _)| checkpoint_name(*number)).collect();
+        if !later.is_empty() && self.is_main_process() {
+            messages::warning_here!("{} was not completed and is passed over", later.join(", "));
+        }
+        Ok(self.project_configuration().checkpoint_dir(newest))
+    }
+
+    /// The main process's value. Collective.
+    fn from_main<T: Serialize + DeserializeOwned>(&self, own: T) -> Result<T> {
+        let bytes = serde_json::to_vec(&own).map_err(Error::other)?;
+        serde_json::from_slice(&self.group().broadcast_bytes(&bytes, 0)?).map_err(Error::other)
+    }
+
+    fn checkpoints_dir(&self) -> PathBuf {
+        self.project_configuration().checkpoints_dir()
+    }
+
+    /// Makes room after checkpoint `newest` has been committed. What cannot be removed stays, which is no reason to stop.
+    fn remove_outdated_checkpoints(&self, newest: usize) {
+        let project = self.project_configuration();
+        let removes = if project.save_on_each_node { self.is_local_main_process() } else { self.is_main_process() };
+        if !removes {
+            return;
+        }
+        let found = checkpoints_in(&self.checkpoints_dir());
+        let committed: Vec<usize> = found.iter().filter(|(_, is)| *is).map(|(number, _)| *number).collect();
+        for number in outdated(&committed, newest, project.total_limit) {
+            remove_checkpoint(&project.checkpoint_dir(number))
+                .unwrap_or_else(|error| messages::warning_here!("{error}"));
+        }
+        // What killed runs have left of checkpoints that were never completed.
+        for (number, _) in found.iter().filter(|(number, is_committed)| !is_committed && *number < newest) {
+            remove_abandoned_checkpoint(&project.checkpoint_dir(*number));
+        }
+    }
+}

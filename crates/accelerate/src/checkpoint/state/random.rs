@@ -1,0 +1,58 @@
+//! The random numbers of each rank.
+
+use super::RANDOM_STATES;
+use crate::error::Result;
+use crate::session::ObjectState;
+use tch::{Device, Tensor};
+use torch_ext::Generator;
+
+/// The states of the default generators of a rank: of the CPU's, and of its GPU's if it has one.
+pub(crate) fn random_states(rank: usize, device: Device) -> Result<ObjectState> {
+    let mut state = ObjectState::default();
+    for (name, generator) in generators(device)? {
+        state.tensors.insert(key(rank, name), generator.state()?);
+    }
+    Ok(state)
+}
+
+/// Lets a rank draw on where it was. A rank that the run did not have, or whose run had another number of processes, gets a
+/// seed of its own, which rank 0's state and its own number decide.
+pub(crate) fn restore_random_states(
+    state: &ObjectState,
+    rank: usize,
+    is_same_size: bool,
+    device: Device,
+) -> Result<()> {
+    for (name, generator) in generators(device)? {
+        let own = state.tensors.get(&key(rank, name)).filter(|_| is_same_size);
+        match (own, state.tensors.get(&key(0, "cpu"))) {
+            (Some(own), _) => {
+                generator.set_state(own).map_err(crate::Error::from).map_err(|it| it.context(RANDOM_STATES))?
+            }
+            (None, Some(first)) => generator.manual_seed(derived_seed(first, rank)?)?,
+            (None, None) => {}
+        }
+    }
+    Ok(())
+}
+
+fn generators(device: Device) -> Result<Vec<(&'static str, Generator)>> {
+    let mut generators = vec![("cpu", Generator::default_cpu()?)];
+    if let Device::Cuda(index) = device {
+        generators.push(("cuda", Generator::default_cuda(index)?));
+    }
+    Ok(generators)
+}
+
+fn key(rank: usize, generator: &str) -> String {
+    format!("rank_{rank}.{generator}")
+}
+
+fn derived_seed(first: &Tensor, rank: usize) -> Result<u64> {
+    let mut bytes = vec![0; first.numel()];
+    first.f_copy_data_u8(&mut bytes, first.numel())?;
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&bytes).update(&(rank as u64).to_le_bytes());
+    let hash = hasher.finalize();
+    Ok(hash.as_bytes().iter().take(8).fold(0, |seed, &byte| seed << 8 | u64::from(byte)))
+}

@@ -1,0 +1,238 @@
+//! A checkpoint, written by all ranks.
+
+use super::super::atomic::PendingFile;
+use super::super::dtype::to_dtype;
+use super::super::folder::{commit_instead, prepare_folder};
+use super::super::writer::write_pending;
+use crate::error::{CheckpointError, Error, Result, WeightsError};
+use crate::group::Group;
+use crate::session::ObjectState;
+use accelerate_core::accumulation::WindowState;
+use accelerate_core::checkpoint::{
+    Assignment, Checkpoint, DESCRIPTION, HeldTensor, STEM, SavedObject, SavedTensor, assign,
+};
+use accelerate_core::layout::Layout;
+use accelerate_core::weight_files::{Index, IndexMetadata, SavedFile};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::path::Path;
+use tch::Tensor;
+
+const OP: &str = "save_state";
+
+/// Which ranks write into the folder that this rank sees: a range of neighbours, of which the first commits.
+#[derive(Clone, Debug)]
+pub(crate) struct Writers(pub(crate) Range<usize>);
+
+/// What a run is to go on from.
+#[derive(Debug, Default)]
+pub(crate) struct RunState {
+    /// By name.
+    pub(crate) objects: BTreeMap<String, ObjectState>,
+    pub(crate) accumulation: WindowState,
+    /// How many ranks divide a model.
+    pub(crate) shard_size: usize,
+    /// The number of an automatically named checkpoint.
+    pub(crate) iteration: Option<usize>,
+}
+
+/// What a rank tells the others before anything is written.
+#[derive(Serialize, Deserialize)]
+struct Held {
+    tensors: Vec<HeldTensor>,
+    /// By object.
+    values: BTreeMap<String, Value>,
+}
+
+/// Writes what all ranks hold, each number once, and commits it. Collective.
+///
+/// Nothing that was committed in the folder before is touched until every rank has its new files on the disk.
+pub(crate) fn save_checkpoint(state: &RunState, group: &Group, folder: &Path, writers: &Writers) -> Result<()> {
+    let all = exchange(group, held(state, folder))?;
+    let save = Save { state, group, folder, writers };
+    let planned = save.plan(&all);
+    let assignment = group.agree_on_success(OP, planned)?;
+    save.make_folder()?;
+
+    let written = save.write(&assignment, &all);
+    let mut files = group.agree_on_success(OP, written)?;
+    let list = save.list_files(&files)?;
+    // Once the manifest is there they belong to it, whatever becomes of any process.
+    files.iter_mut().for_each(PendingFile::leave);
+    let committed = if save.is_first() { commit_instead(folder, STEM, list) } else { Ok(()) };
+    // Until here the files are open, which shows that they are not abandoned.
+    group.agree_on_success(OP, committed)
+}
+
+/// What this rank holds, without the numbers.
+fn held(state: &RunState, folder: &Path) -> Result<Held> {
+    let (mut tensors, mut values) = (Vec::new(), BTreeMap::new());
+    for (object, state) in &state.objects {
+        for (name, tensor) in &state.tensors {
+            let (object, name) = (object.clone(), name.clone());
+            let kind = tensor.f_kind()?;
+            let Some(dtype) = to_dtype(kind) else {
+                return Err(WeightsError::KindNotWritable { path: folder.to_owned(), name, kind }.into());
+            };
+            let shape = tensor.size().iter().map(|&size| size.max(0) as usize).collect();
+            let layout = layout_of(&state.layouts, &name).filter(|_| tensor.dim() != 0).cloned();
+            tensors.push(HeldTensor { object, name, dtype, shape, layout });
+        }
+        values.insert(object.clone(), state.values.clone());
+    }
+    Ok(Held { tensors, values })
+}
+
+/// Which elements a tensor of an object's state is of: its own, or those of the parameter whose state it is.
+pub(super) fn layout_of<'a>(layouts: &'a BTreeMap<String, Layout>, name: &str) -> Option<&'a Layout> {
+    layouts.get(name).or_else(|| layouts.get(name.split_once('.')?.1))
+}
+
+/// What every rank holds, by rank. Collective.
+fn exchange(group: &Group, own: Result<Held>) -> Result<Vec<Held>> {
+    let own = group.agree_on_success(OP, own)?;
+    let all = group.all_gather_bytes(&serde_json::to_vec(&own).map_err(Error::other)?)?;
+    all.iter().map(|bytes| serde_json::from_slice(bytes).map_err(Error::other)).collect()
+}
+
+struct Save<'a> {
+    state: &'a RunState,
+    group: &'a Group,
+    folder: &'a Path,
+    writers: &'a Writers,
+}
+
+impl Save<'_> {
+    fn is_first(&self) -> bool {
+        self.group.rank() == self.writers.0.start
+    }
+
+    /// What goes into this rank's folder, and that nothing is missing there.
+    fn plan(&self, all: &[Held]) -> Result<Assignment> {
+        let in_this_folder = |rank: usize| self.writers.0.contains(&rank);
+        let held: Vec<Vec<HeldTensor>> = all
+            .iter()
+            .enumerate()
+            .map(|(rank, held)| if in_this_folder(rank) { held.tensors.clone() } else { Vec::new() })
+            .collect();
+        let assignment = assign(&held)?;
+        for (object, tensors) in &assignment.tensors {
+            for (name, tensor) in tensors {
+                check_complete(object, name, tensor)?;
+            }
+        }
+        Ok(assignment)
+    }
+
+    /// Makes the folder, and makes sure that all ranks who write into it see the same one. Collective.
+    fn make_folder(&self) -> Result<()> {
+        let mut probe = None;
+        let made = match self.is_first() {
+            true => prepare_folder(self.folder, STEM).and_then(|()| {
+                probe = Some(PendingFile::write(&self.folder.join(DESCRIPTION), STEM, &[])?);
+                Ok(())
+            }),
+            false => Ok(()),
+        };
+        self.group.agree_on_success(OP, made)?;
+        // A path that no rank has asked for before: file systems of a network remember what was not there.
+        let name = probe.as_ref().map(PendingFile::temporary_name).unwrap_or_default();
+        let names = self.group.all_gather_bytes(name.as_bytes())?;
+        let name = names.get(self.writers.0.start).map(|name| String::from_utf8_lossy(name)).unwrap_or_default();
+        let path = self.folder.join(name.as_ref());
+        let seen = if path.exists() { Ok(()) } else { Err(WeightsError::NotShared { path }.into()) };
+        self.group.agree_on_success(OP, seen)
+    }
+
+    /// Writes this rank's files under temporary names; the first writer also what describes all of them.
+    fn write(&self, assignment: &Assignment, all: &[Held]) -> Result<Vec<PendingFile>> {
+        let mut pending = Vec::new();
+        for file in assignment.of_writer(self.group.rank()) {
+            let Some(object) = self.state.objects.get(&file.object) else { continue };
+            let own = file.tensors.iter().filter_map(|name| Some((name.as_str(), object.tensors.get(name)?)));
+            let tensors: Vec<(&str, &Tensor)> = own.collect();
+            pending.push(write_pending(&tensors, None, &self.folder.join(&file.name), STEM)?);
+        }
+        if self.is_first() {
+            for (name, index) in indexes(assignment) {
+                let path = self.folder.join(&name);
+                let json = index.to_json().map_err(|source| WeightsError::Index { path: path.clone(), source })?;
+                pending.push(PendingFile::write(&path, STEM, json.as_bytes())?);
+            }
+            let json = describe(self.state, assignment, all).to_json()?;
+            pending.push(PendingFile::write(&self.folder.join(DESCRIPTION), STEM, json.as_bytes())?);
+        }
+        Ok(pending)
+    }
+
+    /// The files of all ranks that write into this folder, in the order in which they get their names: weights, what lists
+    /// weights, and the description. Collective.
+    fn list_files(&self, files: &[PendingFile]) -> Result<Vec<SavedFile>> {
+        let own: Vec<SavedFile> = files.iter().map(PendingFile::saved_file).collect();
+        let text = serde_json::to_vec(&own).map_err(Error::other)?;
+        let mut all = Vec::new();
+        for text in self.group.all_gather_bytes(&text)?.get(self.writers.0.clone()).unwrap_or_default() {
+            all.extend(serde_json::from_slice::<Vec<SavedFile>>(text).map_err(Error::other)?);
+        }
+        all.sort_by_key(|file| (file.name == DESCRIPTION, file.name.ends_with(".json")));
+        Ok(all)
+    }
+}
+
+fn check_complete(object: &str, name: &str, tensor: &SavedTensor) -> Result<()> {
+    let layouts: Option<Vec<&Layout>> = tensor.pieces.iter().map(|piece| piece.layout.as_ref()).collect();
+    let Some(layouts) = layouts.filter(|_| tensor.is_elementwise) else { return Ok(()) };
+    match Layout::full(tensor.shape.clone()).copies_from(layouts) {
+        Ok(_) => Ok(()),
+        Err(missing) => {
+            let (object, name) = (object.to_owned(), name.to_owned());
+            Err(CheckpointError::NotHeld { object, name, missing }.into())
+        }
+    }
+}
+
+/// The index of each model that is whole and in several files, as Hugging Face's readers look for it.
+fn indexes(assignment: &Assignment) -> BTreeMap<String, Index> {
+    let mut indexes = BTreeMap::new();
+    for (object, tensors) in &assignment.tensors {
+        let files: Vec<_> = assignment.files.iter().filter(|file| file.object == *object).collect();
+        let is_whole = tensors.values().flat_map(|tensor| &tensor.pieces).all(|piece| piece.layout.is_none());
+        if files.len() < 2 || !is_whole || !(object == "model" || object.starts_with("model_")) {
+            continue;
+        }
+        let in_file = |file: &&_| {
+            let file: &accelerate_core::checkpoint::PlannedFile = file;
+            file.tensors.iter().map(|name| (name.clone(), file.name.clone())).collect::<Vec<_>>()
+        };
+        let total_size = tensors.values().map(SavedTensor::num_bytes).sum();
+        let metadata = IndexMetadata { total_size, ..Default::default() };
+        let index = Index { metadata, weight_map: files.iter().flat_map(in_file).collect() };
+        indexes.insert(Index::file_name(object), index);
+    }
+    indexes
+}
+
+fn describe(state: &RunState, assignment: &Assignment, all: &[Held]) -> Checkpoint {
+    let mut checkpoint = Checkpoint::new(all.len());
+    checkpoint.shard_size = state.shard_size.max(1);
+    checkpoint.iteration = state.iteration;
+    checkpoint.accumulation = state.accumulation;
+    checkpoint.files = assignment.files.iter().map(|file| file.name.clone()).collect();
+    let mut objects: HashMap<&String, SavedObject> = HashMap::new();
+    for (rank, held) in all.iter().enumerate() {
+        for (name, values) in &held.values {
+            let object =
+                objects.entry(name).or_insert_with(|| SavedObject { values: values.clone(), ..Default::default() });
+            if object.values != *values {
+                object.values_of_ranks.insert(rank, values.clone());
+            }
+        }
+    }
+    for (name, mut object) in objects {
+        object.tensors = assignment.tensors.get(name).cloned().unwrap_or_default();
+        checkpoint.objects.insert(name.clone(), object);
+    }
+    checkpoint
+}

@@ -1,0 +1,204 @@
+//! Checkpoints that are killed, and that fail, at every operation on the disk.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use super::super::fault::{self, Fault};
+use super::*;
+use crate::Accelerator;
+use crate::group::Group;
+use crate::session::ObjectState;
+use crate::{Result, testing};
+use accelerate_core::layout::Layout;
+use std::collections::BTreeMap;
+use std::process::{Command, ExitStatus};
+use tch::{Device, Kind, Tensor};
+use tempfile::TempDir;
+
+/// What the process that is to be killed is told: folder, number of ranks, the rank to be killed, and at which operation.
+const KILLED: &str = "ACCELERATE_TEST_KILLED_CHECKPOINT";
+
+fn builder() -> crate::AcceleratorBuilder {
+    Accelerator::builder().cpu(true)
+}
+
+/// What a rank holds of a run in which every number is `value`: a model that all have whole, or each a part of, and what is not
+/// a tensor.
+fn run_state(value: f64, group: &Group, is_sharded: bool) -> RunState {
+    let full = |size: usize| Tensor::full([size as i64], value, (Kind::Float, Device::Cpu));
+    let mut model = ObjectState { values: serde_json::json!({ "value": value }), ..Default::default() };
+    for name in ["first", "second", "third"] {
+        let size = 12 / group.world_size();
+        let layout = Layout::full([12]).flat(group.rank() * size..(group.rank() + 1) * size).unwrap();
+        model.tensors.insert(name.to_owned(), full(if is_sharded { size } else { 12 }));
+        model.layouts.extend(is_sharded.then(|| (name.to_owned(), layout)));
+    }
+    RunState { objects: BTreeMap::from([("model".to_owned(), model)]), shard_size: 1, ..Default::default() }
+}
+
+fn writers(group: &Group) -> Writers {
+    Writers(0..group.world_size())
+}
+
+fn save(folder: &Path, value: f64, group: &Group, is_sharded: bool) -> Result<()> {
+    save_checkpoint(&run_state(value, group, is_sharded), group, folder, &writers(group))
+}
+
+/// The value of which the folder is a checkpoint, whole.
+fn whole_checkpoint_in(folder: &Path) -> Result<f64> {
+    let group = Group::single_process();
+    let mut checkpoint = OpenCheckpoint::open(&group, folder, &writers(&group))?;
+    let state = checkpoint.object("model", &BTreeMap::new(), (0, 1))?.unwrap();
+    let value = state.values["value"].as_f64().unwrap();
+    for name in ["first", "second", "third"] {
+        assert_eq!(state.tensors[name], Tensor::full([12], value, (Kind::Float, Device::Cpu)), "{name}");
+    }
+    Ok(value)
+}
+
+/// How many operations on the disk each rank makes for a save over another one.
+fn num_steps(world_size: usize, is_sharded: bool) -> Vec<u64> {
+    let folder = TempDir::new().unwrap();
+    testing::ranks(world_size, builder(), |accelerator| {
+        save(folder.path(), 1.0, accelerator.group(), !is_sharded)?;
+        fault::plan(None);
+        save(folder.path(), 2.0, accelerator.group(), is_sharded)?;
+        Ok(fault::num_steps())
+    })
+    .unwrap()
+}
+
+/// Runs as a process of its own, by the test below.
+#[test]
+fn save_a_checkpoint_and_be_killed() {
+    let Ok(told) = std::env::var(KILLED) else { return };
+    let (folder, world_size, rank, step): (String, usize, usize, u64) = serde_json::from_str(&told).unwrap();
+    testing::ranks(world_size, builder(), |accelerator| {
+        fault::plan((accelerator.process_index() == rank).then_some((step, Fault::Kills)));
+        save(Path::new(&folder), 2.0, accelerator.group(), true)
+    })
+    .unwrap();
+}
+
+fn killed_save(folder: &Path, world_size: usize, rank: usize, step: u64) -> ExitStatus {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["checkpoint::state::tests::save_a_checkpoint_and_be_killed", "--exact"])
+        .env(KILLED, serde_json::to_string(&(folder, world_size, rank, step)).unwrap())
+        .output()
+        .unwrap()
+        .status
+}
+
+#[test]
+fn a_kill_at_any_moment_leaves_the_whole_earlier_checkpoint_or_the_whole_new_one() {
+    use std::os::unix::process::ExitStatusExt;
+    for world_size in [1, 2] {
+        for (rank, steps) in num_steps(world_size, true).into_iter().enumerate() {
+            let mut found = Vec::new();
+            for step in 0..steps {
+                let folder = TempDir::new().unwrap();
+                let save = |value, is_sharded| {
+                    testing::ranks(world_size, builder(), |accelerator| {
+                        save(folder.path(), value, accelerator.group(), is_sharded)
+                    })
+                    .unwrap();
+                };
+                save(1.0, false);
+                let status = killed_save(folder.path(), world_size, rank, step);
+                assert_eq!(status.signal(), Some(9), "rank {rank}, step {step}: {status}");
+                found.push(whole_checkpoint_in(folder.path()).unwrap());
+                // The next save leaves nothing behind.
+                save(3.0, false);
+                assert_eq!(whole_checkpoint_in(folder.path()).unwrap(), 3.0);
+                let names = names_in(folder.path()).unwrap();
+                assert!(names.iter().all(|name| !name.starts_with('.') && !name.contains("rank-")), "{names:?}");
+            }
+            // Once the new checkpoint counts, it counts for good; other ranks than the first make it count nowhere.
+            assert!(found.is_sorted() && found.first() == Some(&1.0), "rank {rank}: {found:?}");
+            assert_eq!(found.last(), Some(if rank == 0 { &2.0 } else { &1.0 }), "rank {rank}");
+        }
+    }
+}
+
+#[test]
+fn a_disk_that_fails_at_any_moment_on_any_rank_is_an_error_on_all_and_leaves_a_whole_checkpoint() {
+    for world_size in [1, 3] {
+        for (rank, steps) in num_steps(world_size, true).into_iter().enumerate() {
+            for step in 0..steps {
+                let folder = TempDir::new().unwrap();
+                let errors = testing::ranks(world_size, builder(), |accelerator| {
+                    save(folder.path(), 1.0, accelerator.group(), false)?;
+                    fault::plan((accelerator.process_index() == rank).then_some((step, Fault::Fails)));
+                    let saved = save(folder.path(), 2.0, accelerator.group(), true);
+                    fault::plan(None);
+                    Ok(saved.err().map(|error| error.to_string()))
+                })
+                .unwrap();
+                assert!(errors.iter().all(Option::is_some), "rank {rank}, step {step}: {errors:?}");
+                let found = whole_checkpoint_in(folder.path()).unwrap();
+                assert!(found == 1.0 || rank == 0 && found == 2.0, "rank {rank}, step {step}: {found}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_first_checkpoint_that_is_killed_is_none_or_a_whole_one() {
+    let steps = {
+        let folder = TempDir::new().unwrap();
+        fault::plan(None);
+        save(folder.path(), 2.0, &Group::single_process(), true).unwrap();
+        fault::num_steps()
+    };
+    for step in 0..steps {
+        let folder = TempDir::new().unwrap();
+        killed_save(folder.path(), 1, 0, step);
+        match whole_checkpoint_in(folder.path()) {
+            Ok(value) => assert_eq!(value, 2.0),
+            Err(error) => assert!(error.to_string().contains("is not a checkpoint"), "{error}"),
+        }
+    }
+}
+
+#[test]
+fn a_checkpoint_that_is_removed_is_there_or_gone() {
+    let save_in = |folder: &Path| save(folder, 1.0, &Group::single_process(), false).unwrap();
+    let parent = TempDir::new().unwrap();
+    let folder = parent.path().join("checkpoint_3");
+    save_in(&folder);
+    fault::plan(None);
+    remove_checkpoint(&folder).unwrap();
+    for step in 0..fault::num_steps() {
+        save_in(&folder);
+        fault::plan(Some((step, Fault::Fails)));
+        remove_checkpoint(&folder).unwrap_err();
+        fault::plan(None);
+        match checkpoints_in(parent.path())[..] {
+            [(3, true)] => assert_eq!(whole_checkpoint_in(&folder).unwrap(), 1.0),
+            [] => {}
+            ref other => panic!("{other:?}"),
+        }
+        // The next one that is removed takes along what is left.
+        save_in(&folder);
+        remove_checkpoint(&folder).unwrap();
+        assert_eq!(names_in(parent.path()).unwrap(), [""; 0]);
+    }
+}
+
+#[test]
+fn what_a_killed_save_has_left_goes_and_what_somebody_else_put_there_stays() {
+    let parent = TempDir::new().unwrap();
+    let folder = parent.path().join("checkpoint_0");
+    let kill_while_files_are_written = || {
+        let wrote = (0..).any(|step| {
+            killed_save(&folder, 1, 0, step);
+            folder.exists() && names_in(&folder).unwrap().iter().any(|name| name.ends_with(".saving"))
+        });
+        assert!(wrote && !is_committed(&folder, STEM));
+    };
+    kill_while_files_are_written();
+    remove_abandoned_checkpoint(&folder);
+    assert!(!folder.exists());
+    kill_while_files_are_written();
+    fs::write(folder.join("notes.txt"), "precious").unwrap();
+    remove_abandoned_checkpoint(&folder);
+    assert_eq!(names_in(&folder).unwrap(), ["notes.txt"]);
+}

@@ -1,0 +1,53 @@
+//! What can go wrong when the state of a run is saved or goes on.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CheckpointError {
+    #[error(
+        "save_state was called without a folder, and checkpoints are not named automatically; give it a folder, or set \
+         automatic_checkpoint_naming in ProjectConfiguration"
+    )]
+    NoFolder,
+
+    #[error(
+        "save_state was given the folder {}, and automatic_checkpoint_naming names folders itself; give it None",
+        folder.display()
+    )]
+    TwoNames { folder: PathBuf },
+
+    #[error("there is no checkpoint to go on from in {}: {found}. Name the folder of one", folder.display())]
+    NoCheckpoint { folder: PathBuf, found: String },
+
+    #[error(
+        "{} is not a checkpoint: no save_state into it was completed, since there is no checkpoint.manifest.json",
+        folder.display()
+    )]
+    NotCommitted { folder: PathBuf },
+
+    #[error("{} cannot be used: {source}", path.display())]
+    Description { path: PathBuf, source: accelerate_core::Error },
+
+    #[error("{} is not what the checkpoint says of it: {reason}; go on from an earlier checkpoint", path.display())]
+    Damaged { path: PathBuf, reason: String },
+
+    #[error(
+        "`{name}` is state in blocks of numbers, which other ranks than those that wrote it cannot divide anew, and {wanted} \
+         is kept here; go on with as many processes and the same sharding as before"
+    )]
+    InBlocks { name: String, wanted: String },
+
+    #[error(
+        "elements {}..{} of `{name}` of {object} are on none of the ranks that write into this folder; write into one folder \
+         that all machines share, without save_on_each_node",
+        missing.start, missing.end
+    )]
+    NotHeld { object: String, name: String, missing: Range<usize> },
+
+    #[error(
+        "save_state was called while gradients were being accumulated ({seen} micro-batches so far), and they are not part of \
+         a checkpoint; call it where accelerator.sync_gradients() is true"
+    )]
+    MiddleOfWindow { seen: usize },
+}

@@ -1,0 +1,201 @@
+//! What a checkpoint says of itself.
+
+use crate::accumulation::WindowState;
+use crate::error::weight_files::WeightFilesErrorKind as Kind;
+use crate::layout::Layout;
+use crate::weight_files::{is_saved_file_name, shortened_reason, shown};
+use crate::{Error, Result};
+use safetensors::Dtype;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+const FORMAT: &str = "accelerate-checkpoint";
+const VERSION: u32 = 1;
+/// More processes than any job has had.
+const MOST_RANKS: usize = 1 << 20;
+
+/// What the folder of a checkpoint holds: the objects of a run, where each of their tensors lies, and what they have besides
+/// tensors. It is the file [`DESCRIPTION`](super::DESCRIPTION), which the manifest of the folder vouches for.
+///
+/// ```
+/// use accelerate_core::checkpoint::Checkpoint;
+/// let checkpoint = Checkpoint::new(2);
+/// assert_eq!(Checkpoint::from_json(&checkpoint.to_json()?)?, checkpoint);
+/// assert!(Checkpoint::from_json(r#"{"format": "other", "version": 1, "world_size": 1}"#).is_err());
+/// # Ok::<(), accelerate_core::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Checkpoint {
+    format: String,
+    version: u32,
+    /// Number of processes that the run had.
+    pub world_size: usize,
+    /// How many of them divided a model's parameters among themselves.
+    #[serde(default = "one")]
+    pub shard_size: usize,
+    /// The number of this checkpoint, if it was named automatically.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub iteration: Option<usize>,
+    /// Where the accumulation of gradients stood.
+    #[serde(default)]
+    pub accumulation: WindowState,
+    /// The weight files, as [`SavedPiece::file`] counts them.
+    #[serde(default)]
+    pub files: Vec<String>,
+    /// By name: `model`, `optimizer_1`, `custom_checkpoint_0`.
+    #[serde(default)]
+    pub objects: BTreeMap<String, SavedObject>,
+}
+
+fn one() -> usize {
+    1
+}
+
+/// The state of one object of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedObject {
+    /// What is not a tensor, on rank 0.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub values: Value,
+    /// The same of those ranks that had other values than rank 0.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub values_of_ranks: BTreeMap<usize, Value>,
+    /// By name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tensors: BTreeMap<String, SavedTensor>,
+}
+
+/// Where a tensor lies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedTensor {
+    /// Its element type.
+    pub dtype: Dtype,
+    /// Its sizes. Those of the full one where its pieces are parts.
+    pub shape: Vec<usize>,
+    /// Whether it has an element for each one of its layouts. State in blocks has not, and is of use for the same layouts only.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub is_elementwise: bool,
+    /// Each number is in one of them. The same name stands for each of them in its file.
+    pub pieces: Vec<SavedPiece>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn is_yes(value: &bool) -> bool {
+    *value
+}
+
+/// A part of a tensor in a file, or all of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedPiece {
+    /// Position in [`Checkpoint::files`].
+    pub file: usize,
+    /// Which elements. `None`: all of them, in the tensor's own shape.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layout: Option<Layout>,
+}
+
+impl Checkpoint {
+    /// Of a run of so many processes, with nothing in it.
+    pub fn new(world_size: usize) -> Self {
+        Self {
+            format: FORMAT.to_owned(),
+            version: VERSION,
+            world_size,
+            shard_size: 1,
+            iteration: None,
+            accumulation: WindowState::default(),
+            files: Vec::new(),
+            objects: BTreeMap::new(),
+        }
+    }
+
+    /// Reads a description. Nothing in it is believed: what it names is in its folder, and what it counts is there.
+    ///
+    /// # Errors
+    /// [`Error::is_weight_files`]: not such a description, one of a later version, or one that contradicts itself.
+    pub fn from_json(json: &str) -> Result<Self> {
+        let checkpoint: Self = serde_json::from_str(json).map_err(|cause| {
+            Error::new(Kind::Checkpoint { reason: shortened_reason(&cause.to_string()) }).caused_by(cause)
+        })?;
+        checkpoint.check().map_or(Ok(checkpoint), |reason| Err(Kind::Checkpoint { reason }.into()))
+    }
+
+    /// Writes the description as JSON, with a newline at the end.
+    ///
+    /// # Errors
+    /// [`Error::is_weight_files`]: never in practice.
+    pub fn to_json(&self) -> Result<String> {
+        match serde_json::to_string(self) {
+            Ok(json) => Ok(json + "\n"),
+            Err(cause) => Err(Error::new(Kind::Checkpoint { reason: cause.to_string() }).caused_by(cause)),
+        }
+    }
+
+    /// What is wrong with it, if anything.
+    fn check(&self) -> Option<String> {
+        if self.format != FORMAT || self.version != VERSION {
+            let (format, version) = (shown(&self.format), self.version);
+            return Some(format!(
+                "it has format `{format}`, version {version}; `{FORMAT}`, version {VERSION} is known"
+            ));
+        }
+        if !(1..=MOST_RANKS).contains(&self.world_size) || !self.world_size.is_multiple_of(self.shard_size.max(1)) {
+            let Self { world_size, shard_size, .. } = self;
+            return Some(format!("it is of {world_size} processes, of which {shard_size} share a model"));
+        }
+        if let Some(file) = self.files.iter().find(|file| !is_saved_file_name(file)) {
+            return Some(format!("`{}` is not the name of a file in its folder", shown(file)));
+        }
+        self.objects.iter().find_map(|(name, object)| {
+            let reason = self.check_object(object)?;
+            Some(format!("of `{}`, {reason}", shown(name)))
+        })
+    }
+
+    fn check_object(&self, object: &SavedObject) -> Option<String> {
+        if let Some(rank) = object.values_of_ranks.keys().find(|&&rank| rank >= self.world_size) {
+            return Some(format!("it has values of rank {rank}, and the run had {} processes", self.world_size));
+        }
+        object.tensors.iter().find_map(|(name, tensor)| {
+            let reason = self.check_tensor(tensor)?;
+            Some(format!("`{}` {reason}", shown(name)))
+        })
+    }
+
+    fn check_tensor(&self, tensor: &SavedTensor) -> Option<String> {
+        if tensor.pieces.is_empty() {
+            return Some("is in no file".to_owned());
+        }
+        if let Some(piece) = tensor.pieces.iter().find(|piece| piece.file >= self.files.len()) {
+            return Some(format!("is in file {}, and it lists {} files", piece.file, self.files.len()));
+        }
+        let other = |layout: &&Layout| tensor.is_elementwise && *layout.shape() != *tensor.shape;
+        if let Some(layout) = tensor.pieces.iter().filter_map(|piece| piece.layout.as_ref()).find(other) {
+            return Some(format!("has shape {:?}, and a piece is {layout}", tensor.shape));
+        }
+        None
+    }
+}
+
+impl SavedObject {
+    /// What is not a tensor, as this rank had it.
+    pub fn values_of(&self, rank: usize) -> &Value {
+        self.values_of_ranks.get(&rank).unwrap_or(&self.values)
+    }
+}
+
+impl SavedTensor {
+    /// Number of bytes of the full tensor.
+    pub fn num_bytes(&self) -> u64 {
+        let bits = self.dtype.bitsize() as u64;
+        self.shape.iter().fold(bits, |bits, &size| bits.saturating_mul(size as u64)) / 8
+    }
+}
