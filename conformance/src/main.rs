@@ -1,5 +1,6 @@
 //! Runs one script on this rank; `accelerate launch` or the tests start as many ranks as they want.
 
+mod checkpointed;
 mod failing;
 mod killed_and_resumed;
 mod regression;
@@ -88,6 +89,8 @@ enum Script {
     StoppedRankZero,
     /// Rank 1 makes another call than the others
     StrayingRank,
+    /// Trains, saves a checkpoint at every step, and goes on from the newest one
+    Checkpointed,
     /// Trains and saves, for `attack` to attack
     SoakTrain,
     /// Fails unless what the attacked training has saved is whole
@@ -124,6 +127,7 @@ fn main() -> anyhow::Result<()> {
         Script::LateRank => failing::late_rank(),
         Script::StoppedRankZero => failing::stopped_rank_zero(),
         Script::StrayingRank => failing::straying_rank(),
+        Script::Checkpointed => checkpointed::run(arguments.folder.as_deref()),
         Script::SoakTrain => soak::train(arguments.folder.as_deref()),
         Script::SoakCheckSaved => soak::check_saved(arguments.folder.as_deref()),
     }

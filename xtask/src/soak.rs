@@ -28,6 +28,16 @@ enum What {
         #[arg(long, default_value_t = 0)]
         seed: u64,
     },
+    /// Kill runs that save a checkpoint at every step, at random moments: one rank, all ranks, or the launcher. Each goes on
+    /// from its newest checkpoint, and every loss has to be that of a run which nobody disturbed
+    Checkpoint {
+        /// How often to kill
+        #[arg(long, default_value_t = 300)]
+        kills: u64,
+        /// Where the random numbers begin
+        #[arg(long, default_value_t = 0)]
+        seed: u64,
+    },
     /// Feed every reader of files and messages from outside with inputs that are made up from what they reach in its
     /// code: any of them has to be read or refused. Needs a nightly toolchain
     Fuzz(fuzz::Arguments),
@@ -35,16 +45,17 @@ enum What {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.what {
-        What::Attack { tries, seed } => attack(*tries, *seed),
+        What::Attack { tries, seed } => attack("--tries", *tries, *seed),
+        What::Checkpoint { kills, seed } => attack("--checkpoints", *kills, *seed),
         What::Fuzz(arguments) => fuzz::run(arguments),
     }
 }
 
-fn attack(tries: u64, seed: u64) -> Result<()> {
+fn attack(what: &str, count: u64, seed: u64) -> Result<()> {
     libtorch::ensure()?;
     process::run(&mut process::cargo(&["build", "--release", "--package", "conformance", "--bins"]))?;
     let mut attack = Command::new(paths::release_binary("attack"));
     attack.arg("--program").arg(paths::release_binary("conformance"));
-    attack.args(["--tries", &tries.to_string(), "--seed", &seed.to_string()]);
+    attack.args([what, &count.to_string(), "--seed", &seed.to_string()]);
     process::run(&mut attack)
 }

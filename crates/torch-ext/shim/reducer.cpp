@@ -113,7 +113,7 @@ int32_t te_bucket_assignment(void *const *params, size_t count, const size_t *li
 
 int32_t te_reducer_new(void *const *params, size_t count, const char *const *names, const size_t *name_lengths, void *group_handle,
                        int64_t first_bucket_bytes, int64_t bucket_bytes, bool find_unused_parameters, bool gradient_as_bucket_view,
-                       bool static_graph, void **out) {
+                       bool static_graph, const size_t *order, size_t order_count, void **out) {
   return guard([&] {
     auto values = tensors(params, count);
     // While the order in which gradients arrive is unknown, everything waits in one bucket; the
@@ -123,8 +123,21 @@ int32_t te_reducer_new(void *const *params, size_t count, const char *const *nam
       caps = {std::numeric_limits<int64_t>::max()};
     else
       caps = {static_cast<size_t>(first_bucket_bytes), static_cast<size_t>(bucket_bytes)};
-    auto [buckets, sizes] = c10d::compute_bucket_assignment_by_size(values, caps);
-    std::reverse(buckets.begin(), buckets.end());
+    std::vector<std::vector<size_t>> buckets;
+    if (order_count == 0) {
+      buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(values, caps));
+      std::reverse(buckets.begin(), buckets.end());
+    } else {
+      // As the reducer itself rebuilds them, once it knows the order.
+      std::vector<at::Tensor> ordered;
+      std::vector<int64_t> indices;
+      for (size_t i = 0; i < order_count; ++i) {
+        ordered.push_back(values.at(order[i]));
+        indices.push_back(static_cast<int64_t>(order[i]));
+      }
+      caps = {static_cast<size_t>(first_bucket_bytes), static_cast<size_t>(bucket_bytes)};
+      buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(ordered, caps, std::vector<bool>(order_count, false), indices));
+    }
     std::unordered_map<size_t, std::string> param_names;
     for (size_t i = 0; i < count; ++i)
       param_names.emplace(i, std::string(names[i], name_lengths[i]));
@@ -209,6 +222,21 @@ int32_t te_reducer_shadow_backward(void *handle, void *group_handle, void *const
     for (size_t i = 0; !keep && contribution != 0 && i < count; ++i)
       tensor(params[i]).mutable_grad().reset();
     self.push_rebuilt_params_for_all_indices();
+  });
+}
+
+// The positions of the parameters in the order in which they lie in the buckets.
+int32_t te_reducer_order(void *handle, void *const *params, size_t count, size_t *order) {
+  return guard([&] {
+    std::unordered_map<const void *, size_t> positions;
+    for (size_t i = 0; i < count; ++i)
+      positions.emplace(tensor(params[i]).unsafeGetTensorImpl(), i);
+    size_t at = 0;
+    for (const c10d::GradBucket &bucket : reducer(handle).get_grad_buckets(/*return_zero_tensors=*/false))
+      for (const at::Tensor &owner : bucket.getParameters())
+        if (at < count)
+          order[at++] = positions.at(owner.unsafeGetTensorImpl());
+    TORCH_CHECK(at == count, "the buckets hold ", at, " of ", count, " parameters");
   });
 }
 

@@ -30,6 +30,8 @@ unsafe extern "C" {
         find_unused_parameters: bool,
         gradient_as_bucket_view: bool,
         static_graph: bool,
+        order: *const usize,
+        order_count: usize,
         out: *mut Handle,
     ) -> i32;
     fn te_reducer_free(reducer: Handle);
@@ -47,6 +49,7 @@ unsafe extern "C" {
         contribution: f64,
         keep: bool,
     ) -> i32;
+    fn te_reducer_order(reducer: Handle, params: *const Handle, count: usize, order: *mut usize) -> i32;
     fn te_reducer_num_buckets(reducer: Handle, out: *mut usize) -> i32;
     fn te_reducer_compress(reducer: Handle, group: Handle, scalar_type: i32) -> i32;
     fn te_reducer_register_hook(reducer: Handle, group: Handle, scalar_type: i32, table: HookTable) -> i32;
@@ -78,6 +81,10 @@ pub struct ReducerOptions {
     pub gradient_as_bucket_view: bool,
     /// The graph is the same in every iteration.
     pub static_graph: bool,
+    /// Positions of all parameters in the order in which an earlier reducer had them in its buckets, as
+    /// [`Reducer::order`] gave it, so that this one adds up numbers in the same order from the first iteration on. Empty where the
+    /// order is to be learned from the first backward pass.
+    pub order: Vec<usize>,
 }
 
 impl Default for ReducerOptions {
@@ -88,6 +95,7 @@ impl Default for ReducerOptions {
             find_unused_parameters: false,
             gradient_as_bucket_view: false,
             static_graph: false,
+            order: Vec::new(),
         }
     }
 }
@@ -137,6 +145,13 @@ impl Reducer {
                 format!("found {} names for {} parameters, wanted one each", names.len(), params.len()),
             ));
         }
+        let order = &options.order;
+        let mut sorted = order.clone();
+        sorted.sort_unstable();
+        if !order.is_empty() && !sorted.into_iter().eq(0..params.len()) {
+            let wanted = params.len();
+            return Err(Error::invalid(OPERATION, format!("found an order that is not of all {wanted} parameters")));
+        }
         let list = handles(params);
         let pointers: Vec<*const c_char> = names.iter().map(|name| name.as_ptr().cast()).collect();
         let lengths: Vec<usize> = names.iter().map(|name| name.len()).collect();
@@ -154,6 +169,8 @@ impl Reducer {
                 options.find_unused_parameters,
                 options.gradient_as_bucket_view,
                 options.static_graph,
+                order.as_ptr(),
+                order.len(),
                 &mut out,
             )
         })?;
@@ -231,6 +248,18 @@ impl Reducer {
                 keep,
             )
         })
+    }
+
+    /// Positions of the parameters in the order in which they lie in the buckets: what
+    /// [`ReducerOptions::order`] takes.
+    pub fn order(&self) -> Result<Vec<usize>> {
+        let list = handles(&self.params);
+        let mut order = vec![0; list.len()];
+        // SAFETY: the handle is alive, and both arrays have the length that is said.
+        check("DistributedDataParallel", unsafe {
+            te_reducer_order(*self.handle, list.as_ptr(), list.len(), order.as_mut_ptr())
+        })?;
+        Ok(order)
     }
 
     /// How many buckets the gradients are in.

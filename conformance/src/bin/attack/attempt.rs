@@ -55,7 +55,7 @@ pub(crate) struct Attempt {
 
 /// Numbers that look random and are the same for the same seed (Steele, Lea, Flood, "Fast splittable pseudorandom number
 /// generators", OOPSLA 2014).
-fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
+pub(crate) fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
     let mut state = seed;
     move |below| {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -96,7 +96,7 @@ impl Attempt {
             environment.push(("ATTACK_FAILS", format!("{}:{}", self.rank, self.step)));
         }
         let network = if self.kind == Kind::SilentNetwork { Network::OfItsOwn } else { Network::OfTheMachine };
-        let mut run = Run::start(program, self.world_size, &folder, &environment, network)?;
+        let mut run = Run::start(program, "soak_train", self.world_size, &folder, &environment, network)?;
         let said = self.attack(&mut run, slack)?;
         ensure!(!said.contains("panicked at"), "there was a panic:\n{said}");
         self.check_saved(program, &folder)

@@ -5,6 +5,7 @@
 //! `cargo xtask soak attack` builds and starts it. It starts itself once more for every launcher.
 
 mod attempt;
+mod checkpoints;
 mod run;
 
 use accelerate_launch::{Capture, Helper, LaunchConfig, Program, TerminalOptions, TerminalReporter, helper, launch};
@@ -30,9 +31,15 @@ struct Arguments {
     /// How many seconds later than it has to be everything may be over
     #[arg(long, default_value_t = 2)]
     slack: u64,
+    /// Kill runs that save checkpoints so many times instead, and let them go on each time
+    #[arg(long)]
+    checkpoints: Option<u64>,
     /// Be the launcher of one run, of this many ranks
     #[arg(long, hide = true)]
     launch: Option<usize>,
+    /// What the ranks run
+    #[arg(long, hide = true, default_value = "soak_train")]
+    script: String,
     /// The folder that the run saves to
     #[arg(long, hide = true)]
     folder: Option<PathBuf>,
@@ -45,13 +52,27 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     match (arguments.launch, &arguments.folder) {
         (Some(num_processes), Some(folder)) => be_launcher(&arguments, num_processes, folder.clone()),
-        _ => attack(&arguments),
+        _ => arguments.checkpoints.map_or_else(|| attack(&arguments), |kills| kill_checkpointed(&arguments, kills)),
+    }
+}
+
+fn kill_checkpointed(arguments: &Arguments, kills: u64) -> ExitCode {
+    match checkpoints::kill(&arguments.program, kills, arguments.seed) {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(faults) => {
+            eprintln!("{faults} faults");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
     }
 }
 
 fn be_launcher(arguments: &Arguments, num_processes: usize, folder: PathBuf) -> ExitCode {
     let config = LaunchConfig {
-        args: vec!["soak_train".into(), "--folder".into(), folder.into()],
+        args: vec![arguments.script.clone().into(), "--folder".into(), folder.into()],
         num_cpu_threads_per_process: Some(1),
         capture: Capture::Always,
         helper: Some(Helper::this_executable()),

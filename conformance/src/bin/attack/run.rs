@@ -40,9 +40,11 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Starts this program as the launcher of `num_processes` ranks of `program`, which save to `folder`: on `network`.
+    /// Starts this program as the launcher of `num_processes` ranks of `program`, which run `script` and save to `folder`: on
+    /// `network`.
     pub(crate) fn start(
         program: &Path,
+        script: &str,
         num_processes: usize,
         folder: &Path,
         environment: &[(&str, String)],
@@ -59,7 +61,7 @@ impl Run {
             }
         };
         command
-            .args(["--launch", &num_processes.to_string(), "--program"])
+            .args(["--launch", &num_processes.to_string(), "--script", script, "--program"])
             .arg(program)
             .arg("--folder")
             .arg(folder)

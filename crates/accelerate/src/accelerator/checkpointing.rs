@@ -152,6 +152,7 @@ impl Accelerator {
     pub fn save_state(&self, output_dir: impl CheckpointFolder) -> Result<PathBuf> {
         let number_and_folder = self.folder_to_save(output_dir.path());
         let (iteration, folder) = self.group().agree_on_success("save_state", number_and_folder)?;
+        self.session().before_save()?;
         let state = self.group().agree_on_success("save_state", self.run_state(iteration))?;
         save_checkpoint(&state, self.group(), &folder, &self.checkpoint_writers())?;
         if let Some(iteration) = iteration {

@@ -9,10 +9,12 @@ use crate::group::{Group, shape_text};
 use crate::nn::{Param, ParamStore};
 use crate::session::{Call, Join, Pass, Visit};
 use accelerate_core::config::{DistributedDataParallelSettings, FIRST_BUCKET_BYTES};
+use serde_json::Value;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
-use torch_ext::{Reducer, ReducerOptions};
+use torch_ext::{ProcessGroup, Reducer, ReducerOptions};
 
 /// The engine of a replicated model.
 #[derive(Debug)]
@@ -20,6 +22,9 @@ pub(super) struct Replicate {
     group: Group,
     store: ParamStore,
     reducer: Mutex<Reducer>,
+    kwargs: DistributedDataParallelSettings,
+    /// The reducer has learned in which order gradients come, and adds up numbers in that order.
+    knows_order: AtomicBool,
     /// Names in the order of the reducer's parameters.
     names: Vec<String>,
     /// Copied from rank 0 before the first forward pass after one that reduced.
@@ -37,6 +42,9 @@ pub(super) struct Replicate {
     window_open: AtomicBool,
     join: Mutex<Option<(Arc<Join>, usize)>>,
 }
+
+/// The key of [`Engine::state`].
+const GRADIENT_ORDER: &str = "gradient_order";
 
 /// What a rank may wait for that evaluates.
 const EVALUATES_ALONE: &str = "the first evaluation after a training step begins with the buffers of rank 0, which all ranks \
@@ -67,26 +75,14 @@ impl Replicate {
         if trainable.is_empty() {
             return Ok(Arc::new(Alone));
         }
-        let params: Vec<Tensor> = trainable.iter().map(Param::local).collect();
-        let names: Vec<String> = trainable.iter().map(|param| param.name().to_owned()).collect();
-        let reducer = Reducer::new(
-            &params,
-            &names.iter().map(String::as_str).collect::<Vec<_>>(),
-            process_group.clone(),
-            &ReducerOptions {
-                first_bucket_bytes: FIRST_BUCKET_BYTES as i64,
-                bucket_bytes: kwargs.bucket_cap_bytes() as i64,
-                find_unused_parameters: kwargs.find_unused_parameters,
-                gradient_as_bucket_view: kwargs.gradient_as_bucket_view,
-                static_graph: kwargs.static_graph,
-            },
-        )?;
-        hooks::register(&reducer, (group, process_group), kwargs)?;
+        let reducer = new_reducer((group, process_group), &trainable, kwargs, Vec::new())?;
         Ok(Arc::new(Self {
             group: group.clone(),
             store: store.clone(),
             reducer: Mutex::new(reducer),
-            names,
+            kwargs: kwargs.clone(),
+            knows_order: AtomicBool::new(false),
+            names: trainable.iter().map(|param| param.name().to_owned()).collect(),
             buffers: if kwargs.broadcast_buffers { store.buffers() } else { Vec::new() },
             buffers_are_due: AtomicBool::new(true),
             find_unused_parameters: kwargs.find_unused_parameters,
@@ -120,12 +116,19 @@ impl Replicate {
     /// What ranks do before a forward pass whether they have a batch or not.
     fn begin_forward(&self, source: usize, work: Work) -> Result<()> {
         if work.reduces {
-            self.reducer().rebuild_buckets().map_err(|error| self.explain(error))?;
+            self.learn_order()?;
         }
         if work.copies_buffers {
             let buffers: Vec<Tensor> = self.buffers.iter().map(Param::local).collect();
             self.group.broadcast_coalesced(&buffers, source)?;
         }
+        Ok(())
+    }
+
+    /// After the first reduction, has the reducer take on the order in which gradients came. Collective then.
+    fn learn_order(&self) -> Result<()> {
+        let learned = self.reducer().rebuild_buckets().map_err(|error| self.explain(error))?;
+        self.knows_order.fetch_or(learned, Ordering::Relaxed);
         Ok(())
     }
 
@@ -229,11 +232,68 @@ impl Engine for Replicate {
         copy_from(&self.group, &self.store, source)
     }
 
+    /// The next step would learn the order, and a run that goes on from here could not.
+    fn before_save(&self) -> Result<()> {
+        self.learn_order()
+    }
+
+    /// Names of parameters in the order in which their gradients lie in the buckets. The order decides how sums are rounded
+    /// on three and more ranks.
+    fn state(&self) -> Result<Value> {
+        if !self.knows_order.load(Ordering::Relaxed) {
+            return Ok(Value::Null);
+        }
+        let order = self.reducer().order()?;
+        Ok(serde_json::json!({ GRADIENT_ORDER: order.iter().map(|&at| &self.names[at]).collect::<Vec<_>>() }))
+    }
+
+    /// An order of other parameters counts as none: it would change no number but the last digits of sums.
+    fn load_state(&self, state: &Value) -> Result<()> {
+        let place = |name: &Value| self.names.iter().position(|own| Some(own.as_str()) == name.as_str());
+        let order: Option<Vec<usize>> = state[GRADIENT_ORDER].as_array().and_then(|it| it.iter().map(place).collect());
+        let order = order.filter(|order| order.iter().collect::<HashSet<_>>().len() == self.names.len());
+        let knows_order = order.is_some();
+        let Some(process_group) = self.group.process_group() else { return Ok(()) };
+        let mut reducer = self.reducer();
+        let is_as_it_was = knows_order == self.knows_order.load(Ordering::Relaxed)
+            && order.as_ref().is_none_or(|order| reducer.order().is_ok_and(|own| own == *order));
+        if is_as_it_was {
+            return Ok(());
+        }
+        let trainable = self.store.trainable_parameters();
+        *reducer = new_reducer((&self.group, process_group), &trainable, &self.kwargs, order.unwrap_or_default())?;
+        self.knows_order.store(knows_order, Ordering::Relaxed);
+        self.first_static_pass.store(self.static_graph, Ordering::Relaxed);
+        Ok(())
+    }
+
     fn trigger_sync_in_backward(&self) -> Result<()> {
         self.announce(Work { forward: false, copies_buffers: false, reduces: true })?;
         self.set_gradient_sync(true);
         self.reducer().prepare_for_backward(&[]).map_err(|error| self.explain(error))
     }
+}
+
+/// A reducer that has its parameters in this order, or learns one.
+fn new_reducer(
+    (group, process_group): (&Group, &Arc<ProcessGroup>),
+    trainable: &[Param],
+    kwargs: &DistributedDataParallelSettings,
+    order: Vec<usize>,
+) -> Result<Reducer> {
+    let params: Vec<Tensor> = trainable.iter().map(Param::local).collect();
+    let names: Vec<&str> = trainable.iter().map(Param::name).collect();
+    let options = ReducerOptions {
+        first_bucket_bytes: FIRST_BUCKET_BYTES as i64,
+        bucket_bytes: kwargs.bucket_cap_bytes() as i64,
+        find_unused_parameters: kwargs.find_unused_parameters,
+        gradient_as_bucket_view: kwargs.gradient_as_bucket_view,
+        static_graph: kwargs.static_graph,
+        order,
+    };
+    let reducer = Reducer::new(&params, &names, process_group.clone(), &options)?;
+    hooks::register(&reducer, (group, process_group), kwargs)?;
+    Ok(reducer)
 }
 
 /// Fails on every rank, naming the first difference, unless all ranks built the same model.

@@ -4,6 +4,7 @@ use super::join::{Join, Pass};
 use crate::error::{Error, Result};
 use crate::nn::Param;
 use accelerate_core::plan::Plan;
+use serde_json::Value;
 use std::fmt;
 use std::sync::Arc;
 use tch::Tensor;
@@ -90,6 +91,21 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
 
     /// Overwrites parameters and buffers with those of rank `source`. Collective.
     fn copy_from(&self, _source: usize) -> Result<()> {
+        Ok(())
+    }
+
+    /// Before the state of the run is saved. Collective.
+    fn before_save(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// What the engine itself has learned that a run needs to go on to the bit. Nothing for most.
+    fn state(&self) -> Result<Value> {
+        Ok(Value::Null)
+    }
+
+    /// Takes over what [`state`](Self::state) gave on the same rank of another run. Not collective.
+    fn load_state(&self, _state: &Value) -> Result<()> {
         Ok(())
     }
 

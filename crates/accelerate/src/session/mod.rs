@@ -102,6 +102,11 @@ impl Session {
         self.objects().models().try_for_each(|model| model.engine.before_step())
     }
 
+    /// To be called before the state of the run is saved. Collective.
+    pub(crate) fn before_save(&self) -> Result<()> {
+        self.objects().models().try_for_each(|model| model.engine.before_save())
+    }
+
     /// One process on the CPU: what tests of single-process behaviour need.
     #[cfg(test)]
     #[allow(clippy::unwrap_used)]

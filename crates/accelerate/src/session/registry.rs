@@ -86,12 +86,13 @@ impl Drop for PreparedParameters {
 impl Stateful for PreparedParameters {
     fn state_dict(&self) -> Result<ObjectState> {
         let ShardedStateDict { tensors, layouts } = self.store.sharded_state_dict()?;
-        Ok(ObjectState { tensors, layouts, ..Default::default() })
+        Ok(ObjectState { tensors, layouts, values: self.engine.state()? })
     }
 
     fn load_state_dict(&self, state: &ObjectState) -> Result<()> {
         let tensors = state.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect();
-        self.store.load_sharded_state_dict(&[ShardedStateDict { tensors, layouts: state.layouts.clone() }])
+        self.store.load_sharded_state_dict(&[ShardedStateDict { tensors, layouts: state.layouts.clone() }])?;
+        self.engine.load_state(&state.values)
     }
 
     fn layouts(&self) -> BTreeMap<String, Layout> {

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod accumulation;
+mod checkpoint;
 mod config;
 mod config_file;
 mod contradictions;

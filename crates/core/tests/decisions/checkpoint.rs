@@ -1,0 +1,149 @@
+//! Who writes what of a checkpoint, and what a description of one may say.
+
+use accelerate_core::checkpoint::{Checkpoint, HeldTensor, assign, checkpoint_number, outdated};
+use accelerate_core::layout::Layout;
+use proptest::prelude::*;
+use rstest::rstest;
+use safetensors::Dtype;
+use std::collections::BTreeMap;
+
+fn held(name: &str, shape: &[usize], layout: Option<Layout>) -> HeldTensor {
+    HeldTensor { object: "model".into(), name: name.into(), dtype: Dtype::F32, shape: shape.to_vec(), layout }
+}
+
+/// What each rank holds of tensors of these sizes, of which `shard_size` neighbours share each sharded one.
+fn ranks(sizes: &[(usize, bool)], num_replicas: usize, shard_size: usize) -> Vec<Vec<HeldTensor>> {
+    let rank = |rank: usize| {
+        let place = rank % shard_size;
+        let tensor = |(number, &(size, is_sharded)): (usize, &(usize, bool))| {
+            let part = size.div_ceil(shard_size);
+            let range = (place * part).min(size)..((place + 1) * part).min(size);
+            let layout = is_sharded.then(|| Layout::full([size]).flat(range.clone()).unwrap());
+            held(&format!("t{number}"), &[if is_sharded { range.len() } else { size }], layout)
+        };
+        sizes.iter().enumerate().map(tensor).collect()
+    };
+    (0..num_replicas * shard_size).map(rank).collect()
+}
+
+proptest! {
+    #[test]
+    fn every_number_is_written_once_by_a_rank_that_has_it(
+        sizes in prop::collection::vec((0usize..40, any::<bool>()), 0..12),
+        num_replicas in 1usize..4,
+        shard_size in 1usize..4,
+    ) {
+        let all = ranks(&sizes, num_replicas, shard_size);
+        let assignment = assign(&all).unwrap();
+        let mut written: BTreeMap<&str, Vec<Layout>> = BTreeMap::new();
+        for file in &assignment.files {
+            for name in &file.tensors {
+                let own = all[file.writer].iter().find(|tensor| tensor.name == *name);
+                let own = own.expect("a rank writes what it holds");
+                let layout = own.layout.clone().unwrap_or_else(|| Layout::full(own.shape.clone()));
+                written.entry(name).or_default().push(layout);
+            }
+        }
+        for (number, (size, _)) in sizes.iter().enumerate() {
+            let pieces = written.remove(format!("t{number}").as_str()).unwrap_or_default();
+            prop_assert_eq!(pieces.iter().map(Layout::numel).sum::<usize>(), *size);
+            prop_assert!(Layout::full([*size]).copies_from(&pieces).is_ok());
+        }
+        prop_assert!(written.is_empty());
+        // The description says the same as the files.
+        for (name, tensor) in assignment.tensors.values().flatten() {
+            for piece in &tensor.pieces {
+                prop_assert!(assignment.files[piece.file].tensors.contains(name));
+            }
+        }
+        let names: std::collections::BTreeSet<&String> = assignment.files.iter().map(|file| &file.name).collect();
+        prop_assert_eq!(names.len(), assignment.files.len());
+    }
+
+    #[test]
+    fn what_all_ranks_hold_is_divided_into_about_equal_parts(sizes in prop::collection::vec(1usize..100, 1..40), world_size in 1usize..6) {
+        let sizes: Vec<(usize, bool)> = sizes.into_iter().map(|size| (size, false)).collect();
+        let assignment = assign(&ranks(&sizes, world_size, 1)).unwrap();
+        let size_of = |name: &String| sizes[name[1..].parse::<usize>().unwrap()].0;
+        let load = |rank: usize| assignment.of_writer(rank).flat_map(|file| &file.tensors).map(size_of).sum::<usize>();
+        let loads: Vec<usize> = (0..world_size).map(load).collect();
+        // Nobody has more than the others by more than one tensor.
+        let largest = sizes.iter().map(|(size, _)| *size).max().unwrap();
+        prop_assert!(loads.iter().max().unwrap() - loads.iter().min().unwrap() <= largest, "{:?}", loads);
+    }
+
+    #[test]
+    fn with_a_limit_the_newest_are_left(mut numbers in prop::collection::btree_set(0usize..50, 0..20), newest in 0usize..60, limit in 0usize..10) {
+        numbers.insert(newest);
+        let committed: Vec<usize> = numbers.iter().rev().copied().collect();
+        for number in outdated(&committed, newest, Some(limit)) {
+            prop_assert!(number != newest && numbers.remove(&number));
+            prop_assert!(numbers.iter().all(|&left| left > number || left == newest));
+        }
+        prop_assert!(numbers.len() <= limit.max(1));
+    }
+}
+
+#[rstest]
+#[case::other_shapes(held("w", &[2], None), held("w", &[3], None))]
+#[case::whole_and_part(held("w", &[2], None), held("w", &[1], Some(Layout::full([2]).flat(0..1).unwrap())))]
+#[case::other_types(held("w", &[2], None), HeldTensor { dtype: Dtype::F16, ..held("w", &[2], None) })]
+#[case::parts_of_other_shapes(
+    held("w", &[1], Some(Layout::full([2]).flat(0..1).unwrap())),
+    held("w", &[1], Some(Layout::full([3]).flat(1..2).unwrap()))
+)]
+fn ranks_that_hold_different_tensors_under_one_name_are_told(#[case] first: HeldTensor, #[case] second: HeldTensor) {
+    let error = assign(&[vec![first], vec![second]]).unwrap_err().to_string();
+    assert!(error.contains("rank 0") && error.contains("rank 1") && error.contains("`w` of `model`"), "{error}");
+}
+
+#[test]
+fn state_in_blocks_may_have_any_shape_with_its_layout() {
+    let part = |range| Some(Layout::full([100]).flat(range).unwrap());
+    let assignment = assign(&[vec![held("q", &[3], part(0..50))], vec![held("q", &[7], part(50..100))]]).unwrap();
+    assert!(!assignment.tensors["model"]["q"].is_elementwise);
+    assert_eq!(assignment.tensors["model"]["q"].pieces.len(), 2);
+}
+
+/// A description with this in place of its last key.
+fn described(rest: &str) -> String {
+    format!(r#"{{"format":"accelerate-checkpoint","version":1,"world_size":2{rest}}}"#)
+}
+
+#[rstest]
+#[case::nothing("", "EOF")]
+#[case::a_list("[]", "invalid")]
+#[case::other_format(r#"{"format":"zip","version":1,"world_size":1}"#, "`zip`")]
+#[case::later_version(r#"{"format":"accelerate-checkpoint","version":2,"world_size":1}"#, "version 2")]
+#[case::no_processes(r#"{"format":"accelerate-checkpoint","version":1,"world_size":0}"#, "0 processes")]
+#[case::too_many(r#"{"format":"accelerate-checkpoint","version":1,"world_size":99999999999}"#, "99999999999")]
+#[case::odd_shares(&described(r#","shard_size":3"#), "3 share a model")]
+#[case::unknown_key(&described(r#","secret":1"#), "secret")]
+#[case::a_path(&described(r#","files":["../model.safetensors"]"#), "../model.safetensors")]
+#[case::a_hidden_file(&described(r#","files":[".ssh"]"#), ".ssh")]
+#[case::no_such_file(&described(r#","objects":{"model":{"tensors":{"w":{"dtype":"F32","shape":[1],"pieces":[{"file":0}]}}}}"#), "`w` is in file 0")]
+#[case::in_no_file(&described(r#","objects":{"model":{"tensors":{"w":{"dtype":"F32","shape":[1],"pieces":[]}}}}"#), "`w` is in no file")]
+#[case::unknown_type(&described(r#","objects":{"model":{"tensors":{"w":{"dtype":"F31","shape":[1],"pieces":[]}}}}"#), "F31")]
+#[case::piece_of_another(&described(r#","files":["a"],"objects":{"model":{"tensors":{"w":{"dtype":"F32","shape":[1],"pieces":[{"file":0,"layout":{"shape":[2]}}]}}}}"#), "shape [1]")]
+#[case::elements_beyond(&described(r#","files":["a"],"objects":{"model":{"tensors":{"w":{"dtype":"F32","shape":[2],"pieces":[{"file":0,"layout":{"shape":[2],"elements":{"start":0,"end":3}}}]}}}}"#), "0..3")]
+#[case::a_rank_beyond(&described(r#","objects":{"model":{"values_of_ranks":{"2":1}}}"#), "rank 2")]
+fn a_description_that_contradicts_itself_is_refused(#[case] json: &str, #[case] part: &str) {
+    let error = Checkpoint::from_json(json).unwrap_err();
+    assert!(error.is_weight_files() && error.to_string().contains(part), "{error}");
+    assert!(error.to_string().len() < 2048);
+}
+
+#[test]
+fn ranks_have_their_own_values_where_these_differ() {
+    let json = described(r#","objects":{"custom_checkpoint_0":{"values":"rank 0","values_of_ranks":{"1":"rank 1"}}}"#);
+    let checkpoint = Checkpoint::from_json(&json).unwrap();
+    let object = &checkpoint.objects["custom_checkpoint_0"];
+    assert_eq!([object.values_of(0), object.values_of(1)], ["rank 0", "rank 1"]);
+    assert_eq!(Checkpoint::from_json(&checkpoint.to_json().unwrap()).unwrap(), checkpoint);
+}
+
+#[test]
+fn numbers_of_folders_are_read_as_they_are_written() {
+    assert_eq!(checkpoint_number("checkpoint_18446744073709551615"), Some(usize::MAX));
+    assert_eq!(checkpoint_number("checkpoint_18446744073709551616"), None);
+}
