@@ -216,7 +216,7 @@ fn check_content(save: &Save, file: &SavedFile, bar: &ProgressBar) -> Result<Opt
     if sample(&content, found_bytes).map_err(Problem::of)?.to_hex().as_str() != file.sample {
         return Err(Problem::Sample);
     }
-    if !Path::new(&file.name).extension().is_some_and(|extension| extension == EXTENSION) {
+    if Path::new(&file.name).extension().is_none_or(|extension| extension != EXTENSION) {
         return Ok(None);
     }
     let (mut content, found_bytes) = open(&save.path_of(file))?;

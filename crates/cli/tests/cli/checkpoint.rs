@@ -262,6 +262,26 @@ fn the_same_numbers_are_equal_however_they_are_divided(#[case] world_size: usize
     assert_eq!((&json["equal"], &json["num_processes"]), (&json!(true), &json!([1, world_size])));
 }
 
+/// Of parts in columns no two neighbouring rows are together.
+#[test]
+fn columns_are_compared_with_rows() {
+    let numbers: Vec<f32> = (0_u8..35).map(f32::from).collect();
+    let tensor = Tensor::f32("model", "weight", &numbers).of_shape(&[5, 7]);
+    let mut other = tensor.clone();
+    set(&mut other, 34, 68.0);
+    let folder = tempfile::tempdir().unwrap();
+    write_checkpoint(&folder.path().join("a"), 2, &[tensor.clone().in_columns()], &Values::new());
+    for (name, world_size, tensor) in
+        [("b", 3, tensor.clone().in_columns()), ("c", 2, tensor.clone().sharded()), ("d", 1, tensor)]
+    {
+        write_checkpoint(&folder.path().join(name), world_size, &[tensor], &Values::new());
+        expect_lines(&checkpoint(folder.path(), &format!("diff a {name}")), 0, &[]);
+    }
+    write_checkpoint(&folder.path().join("e"), 3, &[other.in_columns()], &Values::new());
+    expect_lines(&checkpoint(folder.path(), "diff a e"), 1, &["weight 1 35 3.400e1 5.000e-1"]);
+    checkpoint(folder.path(), "verify a b c d e").expect(0, &[]);
+}
+
 fn changed(name: &str, change: impl Fn(&mut Tensor)) -> Vec<Tensor> {
     let mut tensors = run();
     change(tensors.iter_mut().find(|tensor| tensor.name == name).unwrap());

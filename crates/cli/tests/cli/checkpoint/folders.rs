@@ -10,7 +10,17 @@ use accelerate_core::weight_files::{SaveManifest, SavedFile, sample_blocks};
 use safetensors::Dtype;
 use serde_json::Value;
 
-/// A tensor of one dim, by the bytes of its elements.
+/// What each rank has of a tensor.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Division {
+    Whole,
+    /// Neighbouring elements, as FSDP divides parameters.
+    Flat,
+    /// Neighbouring columns, as tensor parallelism does.
+    Columns,
+}
+
+/// A tensor, by the bytes of its elements.
 #[derive(Clone, Debug)]
 pub(crate) struct Tensor {
     pub(crate) object: &'static str,
@@ -18,14 +28,13 @@ pub(crate) struct Tensor {
     pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<usize>,
     pub(crate) bytes: Vec<u8>,
-    /// Whether each rank has a part of it.
-    pub(crate) is_sharded: bool,
+    pub(crate) division: Division,
 }
 
 impl Tensor {
     pub(crate) fn f32(object: &'static str, name: &'static str, numbers: &[f32]) -> Self {
         let bytes = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-        Self { object, name, dtype: Dtype::F32, shape: vec![numbers.len()], bytes, is_sharded: false }
+        Self { object, name, dtype: Dtype::F32, shape: vec![numbers.len()], bytes, division: Division::Whole }
     }
 
     pub(crate) fn of_shape(self, shape: &[usize]) -> Self {
@@ -33,13 +42,21 @@ impl Tensor {
     }
 
     pub(crate) fn sharded(self) -> Self {
-        Self { is_sharded: true, ..self }
+        Self { division: Division::Flat, ..self }
+    }
+
+    pub(crate) fn in_columns(self) -> Self {
+        Self { division: Division::Columns, ..self }
     }
 
     fn layout(&self, rank: usize, world_size: usize) -> Option<Layout> {
-        let numel: usize = self.shape.iter().product();
-        let at = |rank: usize| numel * rank / world_size;
-        self.is_sharded.then(|| Layout::full(self.shape.clone()).flat(at(rank)..at(rank + 1)).unwrap())
+        let own = |size: usize| size * rank / world_size..size * (rank + 1) / world_size;
+        let full = Layout::full(self.shape.clone());
+        match self.division {
+            Division::Whole => None,
+            Division::Flat => full.flat(own(self.shape.iter().product())).ok(),
+            Division::Columns => full.slice(1, own(self.shape[1])).ok(),
+        }
     }
 
     fn held(&self, rank: usize, world_size: usize) -> HeldTensor {

@@ -43,6 +43,10 @@ fn replace(folder: &Path, name: &str, put: impl Fn(&Path)) {
     put(&folder.join(name));
 }
 
+fn copy(folder: &Path, from: &str, to: &str) {
+    fs::copy(folder.join(from), folder.join(to)).unwrap();
+}
+
 fn pipe(path: &Path) {
     assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
 }
@@ -117,7 +121,7 @@ fn in_columns(json: &mut Value) {
 #[case::a_missing_manifest(|f: &Path| fs::remove_file(f.join(MANIFEST)).unwrap(), MANIFEST, "the save was not completed")]
 #[case::renamed(|f: &Path| fs::rename(f.join(FIRST), f.join("other.safetensors")).unwrap(), FIRST, "it is missing")]
 #[case::swapped(swap, FIRST, "its content has changed")]
-#[case::duplicated(|f: &Path| drop(fs::copy(f.join(FIRST), f.join(SECOND)).unwrap()), SECOND, "its content has changed")]
+#[case::duplicated(|f: &Path| copy(f, FIRST, SECOND), SECOND, "its content has changed")]
 // What is no file.
 #[case::a_folder(|f: &Path| replace(f, FIRST, |path| fs::create_dir(path).unwrap()), FIRST, "it is a folder")]
 #[case::a_pipe(|f: &Path| replace(f, FIRST, pipe), FIRST, "it is a pipe")]
@@ -145,7 +149,7 @@ fn in_columns(json: &mut Value) {
 #[case::an_absurd_size(|f: &Path| relist(f, |json| json["files"][1]["bytes"] = json!(u64::MAX)), FIRST, "bytes, and")]
 #[case::without_the_description(|f: &Path| relist(f, |json| drop(json["files"].as_array_mut().unwrap().remove(0))), DESCRIPTION, "the manifest does not list it")]
 #[case::without_weights(|f: &Path| relist(f, |json| drop(json["files"].as_array_mut().unwrap().remove(1))), FIRST, "the manifest does not list it, and the description does")]
-#[case::more_weights(|f: &Path| { fs::copy(f.join(FIRST), f.join("more.safetensors")).unwrap(); write_manifest(f, STEM) }, "more.safetensors", "does not say what is in it")]
+#[case::more_weights(|f: &Path| { copy(f, FIRST, "more.safetensors"); write_manifest(f, STEM) }, "more.safetensors", "does not say what is in it")]
 // Descriptions whose hash is right.
 #[case::no_json(|f: &Path| describe_as(f, "weights"), DESCRIPTION, "")]
 #[case::gigabytes_of_description(|f: &Path| { cut(f, DESCRIPTION, (1 << 30) + 1); relist(f, |json| json["files"][0]["bytes"] = json!((1_u64 << 30) + 1)) }, DESCRIPTION, "")]
@@ -242,7 +246,7 @@ fn unreadable_files_are_named(#[case] name: &str) {
     let folder = tempfile::tempdir().unwrap();
     let bad = folder.path().join("bad");
     write_checkpoint(&bad, 2, &sharded(run()), &values());
-    fs::set_permissions(bad.join(name), Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(bad.join(name), Permissions::from_mode(0o000)).unwrap();
     let is_readable = File::open(bad.join(name)).is_ok();
     let found = in_little_memory(folder.path(), "verify bad");
     assert_eq!(found.code, Some(i32::from(!is_readable)), "{found:?}");
