@@ -33,7 +33,7 @@ use clap::{Args, Subcommand};
       accelerate checkpoint ls runs/bert/checkpoints/checkpoint_3 --tensors\n  \
     Whether it survived the copy to another disk:\n    \
       accelerate checkpoint verify /archive/checkpoint_3\n  \
-    Whether two runs are equal to the bit, whatever their numbers of processes:\n    \
+    Whether two runs are equal to the bit, however they divided the model:\n    \
       accelerate checkpoint diff one/checkpoint_3 two/checkpoint_3")]
 pub(crate) struct Arguments {
     #[command(subcommand)]

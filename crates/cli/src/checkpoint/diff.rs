@@ -36,7 +36,8 @@ use crate::{is_broken_pipe, print_error};
     Whether a resumed run came to the same state as one that was never interrupted:\n    \
       accelerate checkpoint diff straight/checkpoint_9 resumed/checkpoint_9\n  \
     The same, where sums were made in another order:\n    \
-      accelerate checkpoint diff one_process/checkpoint_9 four_processes/checkpoint_9 --tolerance 1e-5\n\n\
+      accelerate checkpoint diff one_process/checkpoint_9 four_processes/checkpoint_9 --tolerance 1e-5 \\\n        \
+        --objects model optimizer\n\n\
     Exit code: 0 if they are equal, 1 if they differ, 2 if they cannot be compared.")]
 pub(crate) struct Arguments {
     /// A checkpoint.
@@ -46,6 +47,12 @@ pub(crate) struct Arguments {
     /// The checkpoint to compare it with.
     #[arg(value_name = "B")]
     b: PathBuf,
+
+    /// Compare these objects only, named as `ls` shows them: model, optimizer. Without it: all.
+    ///
+    /// Random numbers, for example, are those of ranks, and differ where the numbers of processes do.
+    #[arg(long, value_name = "NAME", num_args = 1..)]
+    objects: Vec<String>,
 
     /// Numbers whose absolute or relative difference is at most this are equal. Without it: those with the same bits.
     #[arg(long, value_name = "NUMBER", value_parser = parse_tolerance)]
@@ -129,7 +136,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
 
 fn compare_and_show(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let checkpoints = [OpenCheckpoint::open(&arguments.a)?, OpenCheckpoint::open(&arguments.b)?];
-    let comparison = compare(&checkpoints, arguments.tolerance)?;
+    let comparison = compare(&checkpoints, arguments)?;
     let text = match arguments.json {
         true => serde_json::to_string_pretty(&comparison)? + "\n",
         false => show::comparison(&comparison),
@@ -138,13 +145,14 @@ fn compare_and_show(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     Ok(if comparison.equal { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn compare([a, b]: &[OpenCheckpoint; 2], tolerance: Option<f64>) -> Result<Comparison, Box<dyn Error>> {
+fn compare([a, b]: &[OpenCheckpoint; 2], arguments: &Arguments) -> Result<Comparison, Box<dyn Error>> {
     let objects = [&a.description.objects, &b.description.objects];
-    let tensors = objects[0].values().flat_map(|object| object.tensors.values());
+    let names = names_to_compare(objects, &arguments.objects)?;
+    let tensors = names.iter().filter_map(|name| objects[0].get(*name)).flat_map(|object| object.tensors.values());
     let bar = progress_bar(tensors.map(SavedTensor::num_bytes).fold(0, u64::saturating_add));
-    let mut comparer = Comparer { readers: [Reader::new(a), Reader::new(b)], tolerance, bar };
+    let mut comparer = Comparer { readers: [Reader::new(a), Reader::new(b)], tolerance: arguments.tolerance, bar };
     let mut compared = BTreeMap::new();
-    for name in objects[0].keys().chain(objects[1].keys()).collect::<BTreeSet<_>>() {
+    for name in names {
         let object = match (objects[0].get(name), objects[1].get(name)) {
             (Some(a), Some(b)) => comparer.objects(name, [a, b])?,
             (a, _) => ObjectComparison { only_in: Some(side_of(a.is_some())), ..Default::default() },
@@ -152,9 +160,11 @@ fn compare([a, b]: &[OpenCheckpoint; 2], tolerance: Option<f64>) -> Result<Compa
         compared.insert(name.clone(), object);
     }
     comparer.bar.finish_and_clear();
-    let windows = [a, b].map(|open| serde_json::to_value(open.description.accumulation));
-    let [first, second] = windows;
-    let accumulation = differences("", &first?, &second?, None);
+    let window = |open: &OpenCheckpoint| serde_json::to_value(open.description.accumulation);
+    let accumulation = match arguments.objects.is_empty() {
+        true => differences("", &window(a)?, &window(b)?, None),
+        false => Vec::new(),
+    };
     Ok(Comparison {
         a: a.save.folder.display().to_string(),
         b: b.save.folder.display().to_string(),
@@ -163,6 +173,19 @@ fn compare([a, b]: &[OpenCheckpoint; 2], tolerance: Option<f64>) -> Result<Compa
         accumulation,
         objects: compared,
     })
+}
+
+/// The objects of both, or those of them that are `wanted`.
+fn names_to_compare<'a>(
+    [a, b]: [&'a BTreeMap<String, SavedObject>; 2],
+    wanted: &[String],
+) -> Result<BTreeSet<&'a String>, CheckpointError> {
+    let names: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
+    if let Some(object) = wanted.iter().find(|object| !names.contains(object)) {
+        let names = names.into_iter().cloned().collect();
+        return Err(CheckpointError::NoSuchObject { object: object.clone(), names });
+    }
+    Ok(names.into_iter().filter(|name| wanted.is_empty() || wanted.contains(name)).collect())
 }
 
 fn side_of(is_in_a: bool) -> Side {

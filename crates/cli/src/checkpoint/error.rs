@@ -107,6 +107,8 @@ pub(super) enum CheckpointError {
         folder.display()
     )]
     Damaged { folder: PathBuf, source: Fault },
+    #[error("neither checkpoint has an object `{}`; there are {}", shown(object), listed(names, 600))]
+    NoSuchObject { object: String, names: Vec<String> },
     #[error("a tolerance is a number from 0 on, and `{found}` is none")]
     Tolerance { found: String },
 }

@@ -334,6 +334,22 @@ fn a_tolerance_says_how_near_is_equal(#[case] flags: &str, #[case] code: i32) {
 }
 
 #[rstest]
+#[case("--objects model", 0)]
+#[case("--objects model optimizer", 0)]
+#[case("--objects model scheduler", 1)]
+#[case("", 1)]
+fn objects_may_be_chosen(#[case] flags: &str, #[case] code: i32) {
+    let folder = pair(2, &sharded(run()), &[("scheduler", json!({"last_epoch": 4}))].into());
+    let found = checkpoint(folder.path(), &format!("diff a b {flags}"));
+    found.expect(code, &[]);
+    assert_eq!(found.stdout.contains("optimizer: equal"), flags.is_empty() || flags.contains("optimizer"));
+}
+
+#[rstest]
+#[case(
+    "diff a a --objects model head",
+    "neither checkpoint has an object `head`; there are model, optimizer, scheduler"
+)]
 #[case("diff a nowhere", "there is no folder nowhere")]
 #[case("diff a empty", "the save into empty was not completed")]
 #[case("diff a", "<B>")]

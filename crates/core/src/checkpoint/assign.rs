@@ -188,7 +188,10 @@ fn files_of(object: &str, pieces: &[Piece<'_>], world_size: usize) -> Vec<Planne
     let is_whole = pieces.iter().all(|piece| piece.held.layout.is_none());
     let names = match is_whole {
         true => shard_file_names(object, writers.len()),
-        false => writers.iter().map(|rank| format!("{object}.rank-{rank:05}-of-{world_size:05}.{EXTENSION}")).collect(),
+        false => writers
+            .iter()
+            .map(|rank| format!("{object}.rank-{rank:05}-of-{world_size:05}.{EXTENSION}"))
+            .collect(),
     };
     let file = |(writer, name): (usize, String)| {
         let own = pieces.iter().filter(|piece| piece.writer == writer);
