@@ -1,5 +1,6 @@
 //! The `accelerate` command. One file per subcommand; this one only chooses and reports.
 
+mod checkpoint;
 mod completions;
 mod config;
 mod config_file;
@@ -47,6 +48,7 @@ enum Command {
     EstimateMemory(estimate_memory::Arguments),
     #[command(name = "to-fsdp2")]
     ToFsdp2(to_fsdp2::Arguments),
+    Checkpoint(checkpoint::Arguments),
     Completions(completions::Arguments),
     Man(man::Arguments),
     TpuConfig(tpu_config::Arguments),
@@ -70,6 +72,7 @@ fn main() -> ExitCode {
         Command::Env(arguments) => env::run(&arguments).map(success).map_err(Into::into),
         Command::EstimateMemory(arguments) => estimate_memory::run(&arguments).map(success),
         Command::ToFsdp2(arguments) => to_fsdp2::run(&arguments),
+        Command::Checkpoint(arguments) => checkpoint::run(&arguments),
         Command::Completions(arguments) => completions::run(&arguments).map(success).map_err(Into::into),
         Command::Man(arguments) => man::run(&arguments).map(success),
         Command::TpuConfig(arguments) => tpu_config::run(&arguments).map(success),

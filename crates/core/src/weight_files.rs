@@ -18,7 +18,8 @@ pub use folder::choose_weight_file;
 pub use header::{Header, HeaderEntry};
 pub use index::{Index, IndexMetadata};
 pub use manifest::{
-    SaveManifest, SavedFile, TEMPORARY_SUFFIX, is_saved_file_name, is_temporary_file_of, temporary_prefix,
+    SaveManifest, SavedFile, TEMPORARY_SUFFIX, is_saved_file_name, is_temporary_file_of, sample_blocks,
+    temporary_prefix,
 };
 pub use parallel::{ParallelFiles, TensorEntry};
 pub use shards::{WeightFiles, is_weight_file_of, plan_shards, shard_file_names};

@@ -5,6 +5,7 @@ use crate::error::weight_files::WeightFilesErrorKind as Kind;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 const FORMAT: &str = "accelerate-save";
 const VERSION: u32 = 1;
@@ -163,6 +164,26 @@ impl SaveManifest {
             false => None,
         })
     }
+}
+
+/// The blocks of a file that [`SavedFile::sample`] is the hash of, one behind the other: 64 at even distances, of 4096 bytes
+/// or all that the file has. Those of a short file overlap.
+///
+/// ```
+/// use accelerate_core::weight_files::sample_blocks;
+/// let blocks: Vec<_> = sample_blocks(1_000_000).collect();
+/// assert_eq!((blocks.len(), &blocks[0], &blocks[63]), (64, &(0..4096), &(995_904..1_000_000)));
+/// assert!(sample_blocks(3).all(|block| block == (0..3)));
+/// ```
+pub fn sample_blocks(num_bytes: u64) -> impl Iterator<Item = Range<u64>> {
+    const BLOCKS: u64 = 64;
+    const BLOCK_BYTES: u64 = 4096;
+    let last = num_bytes.saturating_sub(BLOCK_BYTES);
+    (0..BLOCKS).map(move |number| {
+        // As `last * number / (BLOCKS - 1)`, which could overflow.
+        let at = last / (BLOCKS - 1) * number + last % (BLOCKS - 1) * number / (BLOCKS - 1);
+        at..at + BLOCK_BYTES.min(num_bytes - at)
+    })
 }
 
 /// Whether a save may write a file of this name: one in the folder itself, and not a hidden one.

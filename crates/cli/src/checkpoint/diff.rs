@@ -1,0 +1,285 @@
+//! `accelerate checkpoint diff`: in what two checkpoints differ, whatever pieces they are saved in.
+
+mod show;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use accelerate_core::checkpoint::{SavedObject, SavedTensor};
+use clap::Args;
+use indicatif::ProgressBar;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::error::{CheckpointError, Fault};
+use super::files::BLOCK_BYTES;
+use super::folder::OpenCheckpoint;
+use super::numbers::Difference;
+use super::report::progress_bar;
+use super::tensors::{Bytes, Reader};
+use super::values::{ValueDifference, differences};
+use crate::{is_broken_pipe, print_error};
+
+/// Show in what two checkpoints differ.
+///
+/// Objects and tensors that only one has, shapes and element types that differ, and of all other tensors how many numbers
+/// differ and how much; values of schedulers, loaders and so on by their path. How tensors are divided among files makes no
+/// difference, so that a run on two processes can be compared with one on four.
+///
+/// Numbers are equal if their bits are: NaN is equal to the same NaN, and -0 is not 0. The numbers and names of checkpoints,
+/// and their numbers of processes, are shown and do not count.
+#[derive(Debug, Args)]
+#[command(after_long_help = "Examples:\n  \
+    Whether a resumed run came to the same state as one that was never interrupted:\n    \
+      accelerate checkpoint diff straight/checkpoint_9 resumed/checkpoint_9\n  \
+    The same, where sums were made in another order:\n    \
+      accelerate checkpoint diff one_process/checkpoint_9 four_processes/checkpoint_9 --tolerance 1e-5 \\\n        \
+        --objects model optimizer\n\n\
+    Exit code: 0 if they are equal, 1 if they differ, 2 if they cannot be compared.")]
+pub(crate) struct Arguments {
+    /// A checkpoint.
+    #[arg(value_name = "A")]
+    a: PathBuf,
+
+    /// The checkpoint to compare it with.
+    #[arg(value_name = "B")]
+    b: PathBuf,
+
+    /// Compare these objects only, named as `ls` shows them: model, optimizer. Without it: all.
+    ///
+    /// Random numbers, for example, are those of ranks, and differ where the numbers of processes do.
+    #[arg(long, value_name = "NAME", num_args = 1..)]
+    objects: Vec<String>,
+
+    /// Numbers whose absolute or relative difference is at most this are equal. Without it: those with the same bits.
+    #[arg(long, value_name = "NUMBER", value_parser = parse_tolerance)]
+    tolerance: Option<f64>,
+
+    /// Print JSON, with everything that differs.
+    #[arg(long)]
+    json: bool,
+}
+
+fn parse_tolerance(text: &str) -> Result<f64, CheckpointError> {
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0);
+    number.ok_or_else(|| CheckpointError::Tolerance { found: text.to_owned() })
+}
+
+/// Which of the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Side {
+    A,
+    B,
+}
+
+/// Two checkpoints side by side.
+#[derive(Debug, Serialize)]
+struct Comparison {
+    a: String,
+    b: String,
+    equal: bool,
+    num_processes: [usize; 2],
+    /// Where the accumulation of gradients stood.
+    accumulation: Vec<ValueDifference>,
+    objects: BTreeMap<String, ObjectComparison>,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct ObjectComparison {
+    only_in: Option<Side>,
+    /// Tensors of both together.
+    num_tensors: u64,
+    /// Those that differ, by name.
+    tensors: BTreeMap<String, TensorDifference>,
+    values: Vec<ValueDifference>,
+}
+
+impl ObjectComparison {
+    fn is_equal(&self) -> bool {
+        self.only_in.is_none() && self.tensors.is_empty() && self.values.is_empty()
+    }
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum TensorDifference {
+    OnlyIn(Side),
+    Dtypes([String; 2]),
+    Shapes([Vec<usize>; 2]),
+    Numbers(Difference),
+    /// State in blocks says nothing without the elements that it is of.
+    OtherPieces,
+}
+
+/// What went wrong with one of the two.
+#[derive(Debug, thiserror::Error)]
+#[error("the checkpoint {} cannot be read; `accelerate checkpoint verify` lists all that is wrong with it", folder.display())]
+struct ReadError {
+    folder: PathBuf,
+    source: Fault,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
+    match compare_and_show(arguments) {
+        Err(error) if !is_broken_pipe(error.as_ref()) => {
+            print_error("accelerate", error.as_ref(), &error.to_string());
+            // As diff and cmp: 1 means that they differ.
+            Ok(ExitCode::from(2))
+        }
+        outcome => outcome,
+    }
+}
+
+fn compare_and_show(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
+    let checkpoints = [OpenCheckpoint::open(&arguments.a)?, OpenCheckpoint::open(&arguments.b)?];
+    let comparison = compare(&checkpoints, arguments)?;
+    let text = match arguments.json {
+        true => serde_json::to_string_pretty(&comparison)? + "\n",
+        false => show::comparison(&comparison),
+    };
+    anstream::stdout().lock().write_all(text.as_bytes())?;
+    Ok(if comparison.equal { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn compare([a, b]: &[OpenCheckpoint; 2], arguments: &Arguments) -> Result<Comparison, Box<dyn Error>> {
+    let objects = [&a.description.objects, &b.description.objects];
+    let names = names_to_compare(objects, &arguments.objects)?;
+    let tensors = names.iter().filter_map(|name| objects[0].get(*name)).flat_map(|object| object.tensors.values());
+    let bar = progress_bar(tensors.map(SavedTensor::num_bytes).fold(0, u64::saturating_add));
+    let mut comparer = Comparer { readers: [Reader::new(a), Reader::new(b)], tolerance: arguments.tolerance, bar };
+    let mut compared = BTreeMap::new();
+    for name in names {
+        let object = match (objects[0].get(name), objects[1].get(name)) {
+            (Some(a), Some(b)) => comparer.objects(name, [a, b])?,
+            (a, _) => ObjectComparison { only_in: Some(side_of(a.is_some())), ..Default::default() },
+        };
+        compared.insert(name.clone(), object);
+    }
+    comparer.bar.finish_and_clear();
+    let window = |open: &OpenCheckpoint| serde_json::to_value(open.description.accumulation);
+    let accumulation = match arguments.objects.is_empty() {
+        true => differences("", &window(a)?, &window(b)?, None),
+        false => Vec::new(),
+    };
+    Ok(Comparison {
+        a: a.save.folder.display().to_string(),
+        b: b.save.folder.display().to_string(),
+        equal: accumulation.is_empty() && compared.values().all(ObjectComparison::is_equal),
+        num_processes: [a.description.world_size, b.description.world_size],
+        accumulation,
+        objects: compared,
+    })
+}
+
+/// The objects of both, or those of them that are `wanted`.
+fn names_to_compare<'a>(
+    [a, b]: [&'a BTreeMap<String, SavedObject>; 2],
+    wanted: &[String],
+) -> Result<BTreeSet<&'a String>, CheckpointError> {
+    let names: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
+    if let Some(object) = wanted.iter().find(|object| !names.contains(object)) {
+        let names = names.into_iter().cloned().collect();
+        return Err(CheckpointError::NoSuchObject { object: object.clone(), names });
+    }
+    Ok(names.into_iter().filter(|name| wanted.is_empty() || wanted.contains(name)).collect())
+}
+
+fn side_of(is_in_a: bool) -> Side {
+    if is_in_a { Side::A } else { Side::B }
+}
+
+struct Comparer<'a> {
+    readers: [Reader<'a>; 2],
+    tolerance: Option<f64>,
+    bar: ProgressBar,
+}
+
+impl Comparer<'_> {
+    fn objects(&mut self, object: &str, both: [&SavedObject; 2]) -> Result<ObjectComparison, ReadError> {
+        let mut compared = ObjectComparison { values: self.values(both), ..Default::default() };
+        let names: BTreeSet<&String> = both[0].tensors.keys().chain(both[1].tensors.keys()).collect();
+        compared.num_tensors = names.len() as u64;
+        for name in names {
+            let difference = match (both[0].tensors.get(name), both[1].tensors.get(name)) {
+                (Some(a), Some(b)) => self.tensors(object, name, [a, b])?,
+                (a, _) => Some(TensorDifference::OnlyIn(side_of(a.is_some()))),
+            };
+            if let Some(difference) = difference {
+                compared.tensors.insert(name.clone(), difference);
+            }
+        }
+        Ok(compared)
+    }
+
+    /// Those of rank 0, and of each rank that had other ones in either.
+    fn values(&self, [a, b]: [&SavedObject; 2]) -> Vec<ValueDifference> {
+        let mut found = differences("", &a.values, &b.values, self.tolerance);
+        for &rank in a.values_of_ranks.keys().chain(b.values_of_ranks.keys()).collect::<BTreeSet<_>>() {
+            let of_rank = |object: &SavedObject| object.values_of_ranks.get(&rank).cloned().unwrap_or(Value::Null);
+            found.extend(differences(&format!("rank {rank}"), &of_rank(a), &of_rank(b), self.tolerance));
+        }
+        found
+    }
+
+    fn tensors(
+        &mut self,
+        object: &str,
+        name: &str,
+        both: [&SavedTensor; 2],
+    ) -> Result<Option<TensorDifference>, ReadError> {
+        let [a, b] = both;
+        if a.dtype != b.dtype {
+            return Ok(Some(TensorDifference::Dtypes(both.map(|tensor| tensor.dtype.to_string()))));
+        }
+        if a.shape != b.shape {
+            return Ok(Some(TensorDifference::Shapes(both.map(|tensor| tensor.shape.clone()))));
+        }
+        // Elements of less than a byte have no place of their own.
+        let goes_by_element = both.iter().all(|it| it.is_elementwise && it.dtype.bitsize().is_multiple_of(8));
+        let layouts = |tensor: &SavedTensor| tensor.pieces.iter().map(|it| it.layout.clone()).collect::<Vec<_>>();
+        if !goes_by_element && layouts(a) != layouts(b) {
+            return Ok(Some(TensorDifference::OtherPieces));
+        }
+        let mut bytes = Vec::new();
+        for (side, tensor) in both.into_iter().enumerate() {
+            let reader = &mut self.readers[side];
+            let found = match goes_by_element {
+                true => reader.bytes_of(object, name, tensor),
+                false => reader.bytes_of_pieces(name, tensor),
+            };
+            bytes.push(found.map_err(|source| self.read_error(side, source))?);
+        }
+        let difference = self.numbers(a, bytes)?;
+        Ok((difference.num_different > 0).then_some(TensorDifference::Numbers(difference)))
+    }
+
+    /// Block by block, so that no tensor has to fit into memory.
+    fn numbers(&mut self, tensor: &SavedTensor, mut bytes: Vec<Bytes>) -> Result<Difference, ReadError> {
+        let mut difference = Difference::default();
+        let mut buffers = [vec![0; BLOCK_BYTES], vec![0; BLOCK_BYTES]];
+        let mut rest = bytes.iter().map(Bytes::len).min().unwrap_or(0);
+        if bytes.iter().any(|bytes| bytes.len() != rest) {
+            // State in blocks of other sizes.
+            difference.num_different += 1;
+        }
+        while rest > 0 {
+            let now = rest.min(BLOCK_BYTES as u64) as usize;
+            for (side, bytes) in bytes.iter_mut().enumerate() {
+                let read = self.readers[side].read(bytes, &mut buffers[side][..now]);
+                read.map_err(|source| self.read_error(side, source))?;
+            }
+            difference.add(tensor.dtype, [&buffers[0][..now], &buffers[1][..now]], self.tolerance);
+            self.bar.inc(now as u64);
+            rest -= now as u64;
+        }
+        Ok(difference)
+    }
+
+    fn read_error(&self, side: usize, source: Fault) -> ReadError {
+        ReadError { folder: self.readers[side].folder().to_owned(), source }
+    }
+}

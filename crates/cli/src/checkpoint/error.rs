@@ -1,0 +1,114 @@
+//! What can be wrong with the files of a checkpoint, and with what is asked about it.
+
+use std::io;
+use std::ops::Range;
+use std::path::PathBuf;
+
+use accelerate_core::weight_files::{listed, shown};
+use safetensors::Dtype;
+
+/// What is wrong with one file. The file is named by [`Fault`].
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Problem {
+    #[error("it is missing")]
+    Missing,
+    #[error("it is {found}, and a file is wanted")]
+    NotAFile { found: &'static str },
+    #[error("it cannot be read: {0}")]
+    Unreadable(io::Error),
+    #[error("it has {found_bytes} bytes, and {wanted_bytes} were saved")]
+    Size { found_bytes: u64, wanted_bytes: u64 },
+    #[error("it has {found_bytes} bytes, and no such file is longer than {most_bytes}")]
+    Large { found_bytes: u64, most_bytes: u64 },
+    #[error("its content has changed: its BLAKE3 hash is {found}, and {wanted} was saved")]
+    Content { found: String, wanted: String },
+    #[error("its content is as it was saved, but the sample in the manifest is of another file")]
+    Sample,
+    /// Of its header, or of what it says as JSON.
+    #[error("{0}")]
+    Format(accelerate_core::Error),
+    #[error("it is missing, so that the save was not completed")]
+    NotCompleted,
+    #[error("not all files that it lists could be verified, which is a fault of this program")]
+    NotVerified,
+    #[error("the manifest does not list it, so that nothing says what the checkpoint holds")]
+    NoDescription,
+    #[error("the manifest does not list it, and {by} does")]
+    NotListed { by: &'static str },
+    #[error("the description lists it twice")]
+    ListedTwice,
+    #[error("the manifest lists it, and the description does not say what is in it")]
+    NotDescribed,
+    #[error("it is of rank {rank} of {of}, and the description is of a run of {world_size} processes")]
+    OtherWorld { rank: usize, of: usize, world_size: usize },
+    #[error("it has no tensor `{}`, which {by} says is in it", shown(name))]
+    NoSuchTensor { name: String, by: &'static str },
+    #[error("it has tensors that the description does not list: {}", listed(names, 300))]
+    OtherTensors { names: Vec<String> },
+    #[error("`{}` has elements of type {found} in it, and {wanted} was saved", shown(name))]
+    OtherDtype { name: String, found: Dtype, wanted: Dtype },
+    #[error("`{}` has shape {found:?} in it, and {wanted} was saved", shown(name))]
+    OtherShape { name: String, found: Vec<usize>, wanted: String },
+    #[error("elements {}..{} of `{}` of `{}` are in no file", missing.start, missing.end, shown(name), shown(object))]
+    NotCovered { object: String, name: String, missing: Range<usize> },
+    #[error("some elements of `{}` of `{}` are in more than one file", shown(name), shown(object))]
+    Twice { object: String, name: String },
+    #[error(
+        "`{}` of `{}` is divided into {runs} runs of elements, more than any run of a program does",
+        shown(name),
+        shown(object)
+    )]
+    TooDivided { object: String, name: String, runs: usize },
+}
+
+impl Problem {
+    pub(super) fn of(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::NotFound => Self::Missing,
+            _ => Self::Unreadable(error),
+        }
+    }
+
+    pub(super) fn at(self, file: impl Into<String>) -> Fault {
+        Fault { file: file.into(), problem: self }
+    }
+}
+
+/// A file of a folder that is not as it has to be.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {problem}", shown(file))]
+pub(super) struct Fault {
+    /// Its name in the folder.
+    pub(super) file: String,
+    pub(super) problem: Problem,
+}
+
+/// Why nothing can be shown.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CheckpointError {
+    #[error("there is no folder {}; name that of a checkpoint, or one that has checkpoints in it", folder.display())]
+    NoFolder { folder: PathBuf },
+    #[error("{} cannot be listed", folder.display())]
+    Unlistable { folder: PathBuf, source: io::Error },
+    #[error(
+        "{} is no checkpoint: there is no checkpoint.manifest.json in it, nor a folder checkpoint_0, checkpoint_1 or so, nor \
+         checkpoints with such folders; name a folder that `save_state` wrote, or the project's{}",
+        folder.display(),
+        if *has_weights { ". It has saved weights, which `accelerate checkpoint verify` looks at" } else { "" }
+    )]
+    NoCheckpoint { folder: PathBuf, has_weights: bool },
+    #[error(
+        "the save into {} was not completed: there is no checkpoint.manifest.json in it; take another checkpoint",
+        folder.display()
+    )]
+    NotCompleted { folder: PathBuf },
+    #[error(
+        "the checkpoint {} is damaged; `accelerate checkpoint verify` lists all that is wrong with it",
+        folder.display()
+    )]
+    Damaged { folder: PathBuf, source: Fault },
+    #[error("neither checkpoint has an object `{}`; there are {}", shown(object), listed(names, 600))]
+    NoSuchObject { object: String, names: Vec<String> },
+    #[error("a tolerance is a number from 0 on, and `{found}` is none")]
+    Tolerance { found: String },
+}

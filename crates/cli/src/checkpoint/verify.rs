@@ -1,0 +1,289 @@
+//! `accelerate checkpoint verify`: whether every byte of a save is as it was written.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use accelerate_core::checkpoint::{DESCRIPTION, STEM};
+use accelerate_core::weight_files::{
+    EXTENSION, Header, Index, SaveManifest, SavedFile, format_size, is_temporary_file_of, listed, sample_blocks, shown,
+};
+use anstyle::{AnsiColor, Style};
+use clap::Args;
+use indicatif::ProgressBar;
+use serde::Serialize;
+
+use super::check::{check_description, check_index};
+use super::error::{CheckpointError, Fault, Problem};
+use super::files::{content_hash, open, read_small};
+use super::folder::{Save, check_hash, check_size, is_checkpoint, list, numbered_in};
+use super::report::{count, progress_bar};
+
+/// Hashing is faster than most disks, so that more threads would only make the disk seek.
+const MOST_THREADS: usize = 2;
+
+/// Compare every byte of checkpoints and saved models with what was written.
+///
+/// FOLDER is a checkpoint of `save_state`, the output of `save_model`, or a project, of which all numbered checkpoints are
+/// verified. The content of every file is compared with its hash in the manifest, and every weight file with the description:
+/// element types, shapes, and that each element is in exactly one file. All faults are listed, not only the first.
+///
+/// Nothing is changed. A save that was interrupted after it counted is verified where its files are now; the next load or
+/// save gives them their names.
+#[derive(Debug, Args)]
+#[command(after_long_help = "Examples:\n  \
+    accelerate checkpoint verify runs/bert/checkpoints/checkpoint_3\n  \
+    accelerate checkpoint verify runs/bert runs/gpt --json\n\n\
+    Exit code: 0 if all is as it was saved, 1 if not, 2 for wrong flags.")]
+pub(crate) struct Arguments {
+    /// Folders of checkpoints, of saved models, or of projects with numbered checkpoints.
+    #[arg(value_name = "FOLDER", required = true, num_args = 1..)]
+    folders: Vec<PathBuf>,
+
+    /// Print JSON: for each folder what was read, its faults and foreign files.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What came out for one folder.
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    folder: String,
+    ok: bool,
+    /// Whether files wait under temporary names for the next load or save.
+    interrupted: bool,
+    num_files: u64,
+    num_bytes: u64,
+    num_tensors: u64,
+    faults: Vec<FaultText>,
+    /// What saves left that were ended before they counted. The next save removes it.
+    abandoned: Vec<String>,
+    /// What no save has written.
+    foreign: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct FaultText {
+    file: String,
+    problem: String,
+}
+
+impl From<Fault> for FaultText {
+    fn from(fault: Fault) -> Self {
+        Self { problem: fault.problem.to_string(), file: fault.file }
+    }
+}
+
+/// A folder before anything large is read.
+#[derive(Debug)]
+struct Target {
+    folder: PathBuf,
+    names: Vec<String>,
+    saves: Vec<Save>,
+    faults: Vec<Fault>,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
+    let mut targets = Vec::new();
+    for folder in &arguments.folders {
+        for folder in expand(folder)? {
+            targets.push(Target::read(folder)?);
+        }
+    }
+    let files = targets.iter().flat_map(|target| &target.saves).flat_map(|save| &save.manifest.files);
+    let bar = progress_bar(files.fold(0, |sum, file| sum.saturating_add(file.bytes)));
+    let reports: Vec<Report> = targets.into_iter().map(|target| target.verify(&bar)).collect();
+    bar.finish_and_clear();
+    let mut out = anstream::stdout().lock();
+    match arguments.json {
+        true => writeln!(out, "{}", serde_json::to_string_pretty(&serde_json::json!({ "folders": reports }))?)?,
+        false => reports.iter().try_for_each(|report| show(&mut out, report))?,
+    }
+    let is_ok = reports.iter().all(|report| report.ok);
+    Ok(if is_ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The folder itself, or the checkpoints of a project.
+fn expand(folder: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
+    let names = list(folder)?;
+    let has_save = names.iter().any(|name| SaveManifest::stem(name).is_some());
+    let numbered = numbered_in(folder);
+    if has_save || is_checkpoint(folder, &names) {
+        return Ok(vec![folder.to_owned()]);
+    }
+    match numbered.is_empty() {
+        true => Err(CheckpointError::NoCheckpoint { folder: folder.to_owned(), has_weights: false }),
+        false => Ok(numbered.into_iter().map(|(_, folder)| folder).collect()),
+    }
+}
+
+impl Target {
+    fn read(folder: PathBuf) -> Result<Self, CheckpointError> {
+        let names = list(&folder)?;
+        let (mut saves, mut faults) = (Vec::new(), Vec::new());
+        for stem in names.iter().filter_map(|name| SaveManifest::stem(name)) {
+            match Save::read(&folder, stem) {
+                Ok(save) => saves.extend(save),
+                Err(fault) => faults.push(fault),
+            }
+        }
+        if saves.is_empty() && faults.is_empty() {
+            faults.push(Problem::NotCompleted.at(SaveManifest::file_name(STEM)));
+        }
+        Ok(Self { folder, names, saves, faults })
+    }
+
+    fn verify(self, bar: &ProgressBar) -> Report {
+        let mut report = Report { folder: self.folder.display().to_string(), ..Default::default() };
+        self.list_others(&mut report);
+        let mut faults = self.faults;
+        for save in &self.saves {
+            report.interrupted |= save.is_interrupted();
+            report.num_files += save.manifest.files.len() as u64;
+            let (mut found, headers) = check_contents(save, bar);
+            let tensors = headers.values().map(|header| header.entries().len() as u64);
+            report.num_tensors += tensors.sum::<u64>();
+            report.num_bytes =
+                save.manifest.files.iter().fold(report.num_bytes, |sum, it| sum.saturating_add(it.bytes));
+            found.extend(check_meaning(save, &headers));
+            faults.extend(found);
+        }
+        report.ok = faults.is_empty();
+        report.faults = faults.into_iter().map(FaultText::from).collect();
+        report
+    }
+
+    /// Names in the folder that belong to no save that counts.
+    fn list_others(&self, report: &mut Report) {
+        let own = |save: &Save, name: &String| {
+            let is_file = |file: &SavedFile| file.name == *name || file.temporary_name.as_ref() == Some(name);
+            save.manifest.files.iter().any(is_file) || save.manifest.outdated.contains(name)
+        };
+        let stems = || self.names.iter().filter_map(|name| SaveManifest::stem(name)).chain([STEM]);
+        for name in self.names.iter().filter(|name| SaveManifest::stem(name).is_none()) {
+            if self.saves.iter().any(|save| own(save, name)) {
+                continue;
+            }
+            let is_abandoned = stems().any(|stem| is_temporary_file_of(name, stem));
+            let list = if is_abandoned { &mut report.abandoned } else { &mut report.foreign };
+            list.push(name.clone());
+        }
+    }
+}
+
+/// Compares all files of a save with their hashes, on a few threads. Also gives the headers of its weights.
+fn check_contents(save: &Save, bar: &ProgressBar) -> (Vec<Fault>, BTreeMap<String, Header>) {
+    let files = &save.manifest.files;
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let (mut faults, mut headers) = (Vec::new(), Vec::new());
+        while let Some(file) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
+            match check_content(save, file, bar) {
+                Ok(Some(header)) => headers.push((file.name.clone(), header)),
+                Ok(None) => {}
+                Err(problem) => faults.push(problem.at(&file.name)),
+            }
+        }
+        (faults, headers)
+    };
+    let (mut faults, mut headers) = (Vec::new(), BTreeMap::new());
+    thread::scope(|scope| {
+        let others: Vec<_> = (1..MOST_THREADS.min(files.len())).map(|_| scope.spawn(work)).collect();
+        let own = work();
+        // A thread that could not say what it found is a fault of this program; the files count as not verified.
+        let lost = |_| (vec![Problem::NotVerified.at(SaveManifest::file_name(&save.stem))], Vec::new());
+        for (found, read) in others.into_iter().map(|other| other.join().unwrap_or_else(lost)).chain([own]) {
+            faults.extend(found);
+            headers.extend(read);
+        }
+    });
+    let place = |fault: &Fault| files.iter().position(|file| file.name == fault.file);
+    faults.sort_by_cached_key(place);
+    (faults, headers)
+}
+
+fn check_content(save: &Save, file: &SavedFile, bar: &ProgressBar) -> Result<Option<Header>, Problem> {
+    let (content, found_bytes) = open(&save.path_of(file))?;
+    check_size(file, found_bytes)?;
+    let hash = content_hash(&content, found_bytes, |read| bar.inc(read)).map_err(Problem::of)?;
+    check_hash(file, hash)?;
+    if sample(&content, found_bytes).map_err(Problem::of)?.to_hex().as_str() != file.sample {
+        return Err(Problem::Sample);
+    }
+    if Path::new(&file.name).extension().is_none_or(|extension| extension != EXTENSION) {
+        return Ok(None);
+    }
+    let (mut content, found_bytes) = open(&save.path_of(file))?;
+    Header::read(&mut content, found_bytes).map(Some).map_err(Problem::Format)
+}
+
+/// The hash of the blocks by which loading recognises the file.
+fn sample(file: &File, num_bytes: u64) -> io::Result<blake3::Hash> {
+    let mut hasher = blake3::Hasher::new();
+    let mut block = Vec::new();
+    for blocks in sample_blocks(num_bytes) {
+        block.resize((blocks.end - blocks.start) as usize, 0);
+        file.read_exact_at(&mut block, blocks.start)?;
+        hasher.update(&block);
+    }
+    Ok(hasher.finalize())
+}
+
+/// Whether the files of a save belong together.
+fn check_meaning(save: &Save, headers: &BTreeMap<String, Header>) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    if save.stem == STEM {
+        match save.read_description() {
+            Ok(description) => faults.extend(check_description(&description, &save.manifest, headers)),
+            // That its content has changed has been said.
+            Err(Fault { problem: Problem::Format(error), .. }) => faults.push(Problem::Format(error).at(DESCRIPTION)),
+            Err(fault) if save.manifest.file(DESCRIPTION).is_none() => faults.push(fault),
+            Err(_) => {}
+        }
+    }
+    let suffix = Index::file_name("");
+    for file in save.manifest.files.iter().filter(|file| file.name.ends_with(&suffix)) {
+        let Ok(json) = read_small(&save.path_of(file), Index::MAX_BYTES) else { continue };
+        match Index::from_json(&String::from_utf8_lossy(&json)) {
+            Ok(index) => faults.extend(check_index(&index, headers, &save.manifest)),
+            Err(error) => faults.push(Problem::Format(error).at(&file.name)),
+        }
+    }
+    faults
+}
+
+fn show(out: &mut impl Write, report: &Report) -> io::Result<()> {
+    let (word, color) = if report.ok { ("ok", AnsiColor::Green) } else { ("DAMAGED", AnsiColor::Red) };
+    let style: Style = color.on_default().bold();
+    let Report { folder, num_files, num_bytes, num_tensors, .. } = report;
+    write!(out, "{style}{word}{style:#} {folder}: {}", count(*num_files, "file"))?;
+    writeln!(out, ", {}, {}", format_size(*num_bytes), count(*num_tensors, "tensor"))?;
+    for FaultText { file, problem } in &report.faults {
+        writeln!(out, "  {}: {problem}", shown(file))?;
+    }
+    if report.interrupted {
+        writeln!(
+            out,
+            "  The save was interrupted after it counted, or is under way. The next load or save here gives its files \
+             their names."
+        )?;
+    }
+    for (words, names) in [
+        ("Left by a save that never counted, and removed by the next one", &report.abandoned),
+        ("Written by no save, and not looked at", &report.foreign),
+    ] {
+        if !names.is_empty() {
+            writeln!(out, "  {words}: {}", listed(names, 600))?;
+        }
+    }
+    if !report.ok {
+        writeln!(out, "  Resume from another checkpoint, or copy the files again from where they are whole.")?;
+    }
+    Ok(())
+}
