@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::failure::{Failure, signal_name};
 
@@ -52,6 +53,19 @@ enum Kind {
     Interrupted { signal: i32 },
     #[error("nobody reads the output of the ranks any more")]
     OutputClosed { source: io::Error },
+    #[error(
+        "`{command}` did not end within {} s, so it was ended; run it in a shell to see what it waits for: a pipe in \
+         place of a file, a lock, a network",
+        limit.as_secs_f32()
+    )]
+    TooSlow { command: String, limit: Duration },
+    #[error(
+        "`{command}` printed more than {limit_bytes} bytes, so it was ended; run it in a shell to see whether it is the \
+         program that is meant"
+    )]
+    TooTalkative { command: String, limit_bytes: usize },
+    #[error("`{command}` could not be started")]
+    NotStarted { command: String, source: io::Error },
     #[error("{action} failed")]
     System { action: &'static str, source: io::Error },
 }
@@ -97,6 +111,11 @@ impl Error {
         matches!(*self.0, Kind::OutputClosed { .. })
     }
 
+    /// A program that was [asked](crate::ask()) something was ended, because it passed a limit.
+    pub fn is_limit_passed(&self) -> bool {
+        matches!(*self.0, Kind::TooSlow { .. } | Kind::TooTalkative { .. })
+    }
+
     /// The rank this error is about: the first that failed, or the one that could not be started.
     pub fn rank(&self) -> Option<usize> {
         match &*self.0 {
@@ -118,6 +137,7 @@ impl Error {
             // What a shell reports for a program that wrote into a closed pipe.
             Kind::OutputClosed { .. } => exit_code_of_signal(signal_hook::consts::SIGPIPE),
             Kind::PortTaken { .. } | Kind::PortUnusable { .. } | Kind::LogUnwritable { .. } | Kind::System { .. } => 1,
+            Kind::TooSlow { .. } | Kind::TooTalkative { .. } | Kind::NotStarted { .. } => 1,
         }
     }
 
@@ -159,6 +179,18 @@ impl Error {
 
     pub(crate) fn log_unwritable(path: impl Into<PathBuf>, source: io::Error) -> Self {
         Self::new(Kind::LogUnwritable { path: path.into(), source })
+    }
+
+    pub(crate) fn too_slow(command: String, limit: Duration) -> Self {
+        Self::new(Kind::TooSlow { command, limit })
+    }
+
+    pub(crate) fn too_talkative(command: String, limit_bytes: usize) -> Self {
+        Self::new(Kind::TooTalkative { command, limit_bytes })
+    }
+
+    pub(crate) fn not_started(command: String, source: io::Error) -> Self {
+        Self::new(Kind::NotStarted { command, source })
     }
 
     pub(crate) fn child_failed(failure: Failure) -> Self {

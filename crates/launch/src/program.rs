@@ -57,7 +57,8 @@ impl ProgramSearch {
 ///
 /// # Errors
 ///
-/// [`Error::is_program_not_found`] and [`Error::is_program_not_executable`], naming the path and the cure.
+/// [`Error::is_program_not_found`] and [`Error::is_program_not_executable`], naming the path and the cure;
+/// [`Error::is_limit_passed`]: Cargo, which was asked where it builds, does not answer.
 ///
 /// ```
 /// use accelerate_launch::{Program, ProgramSearch, resolve_program};
@@ -117,10 +118,15 @@ fn resolve_executable(name: &OsStr, search: &ProgramSearch) -> Result<PathBuf> {
         return Ok(path);
     }
     let project = Project::around(search);
-    if let Some(built) = project.as_ref().and_then(|project| project.built_or_asked(name, search)) {
+    if let Some(built) = project.as_ref().and_then(|project| project.built(name, search)) {
         return Ok(built.newest);
     }
-    let package = project.as_ref().and_then(|project| project.package_with(name, search));
+    // Files have not told.
+    let asked = project.as_ref().map_or(Ok(None), |project| project.asked(search))?;
+    if let Some(built) = asked.as_ref().and_then(|asked| asked.built(name)) {
+        return Ok(built.newest);
+    }
+    let package = asked.as_ref().and_then(|asked| asked.package_with(name));
     let here = Path::new(name);
     let hint = match (package, &project) {
         (Some(package), _) => {

@@ -6,7 +6,7 @@
 mod leftovers;
 mod memory;
 mod rank;
-mod signals;
+pub(crate) mod signals;
 mod terminal;
 
 use std::ffi::OsStr;

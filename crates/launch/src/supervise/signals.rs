@@ -31,7 +31,7 @@ const OTHERS: [i32; 5] = [names::SIGCHLD, names::SIGTSTP, names::SIGUSR1, names:
 pub(crate) struct Signals {
     delivery: SignalDelivery<UnixStream, SignalOnly>,
     is_foreground: bool,
-    default_again: Vec<Arc<AtomicBool>>,
+    default_again: Vec<(i32, Arc<AtomicBool>)>,
 }
 
 impl Signals {
@@ -49,7 +49,7 @@ impl Signals {
         for &signal in &wanted {
             if let Some(flag) = default_switch(signal, &dispositions)? {
                 flag.store(false, Ordering::SeqCst);
-                default_again.push(flag);
+                default_again.push((signal, flag));
             }
         }
         let (read, write) = UnixStream::pair()?;
@@ -65,12 +65,21 @@ impl Signals {
         let is_foreground = self.is_foreground;
         self.delivery.pending().filter_map(|signal| event(signal, is_foreground)).collect()
     }
+
+    /// Stops listening and lets `signal` do what it would have done: end this process, unless the host handles it.
+    pub(crate) fn let_happen(self, signal: Signal) {
+        let does_default = self.default_again.iter().any(|(number, _)| *number == signal.as_raw());
+        drop(self);
+        if does_default {
+            let _ = signal_hook::low_level::emulate_default_handler(signal.as_raw());
+        }
+    }
 }
 
 impl Drop for Signals {
     fn drop(&mut self) {
         self.delivery.handle().close();
-        for flag in &self.default_again {
+        for (_, flag) in &self.default_again {
             flag.store(true, Ordering::SeqCst);
         }
     }
