@@ -3,9 +3,10 @@
 //! One line is ours, `env.LIBTORCH`. Whatever else stands in the file stays as it is, comments included.
 
 use std::fs;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use accelerate_core::settings::{read_file, shortened};
 use toml_edit::{DocumentMut, InlineTable, Item, Table, TableLike, Value};
 
 use super::LINKS;
@@ -13,9 +14,6 @@ use super::error::{Result, SetupError};
 
 /// What an error says of a folder that the file names.
 pub(crate) const WHO: &str = "the project's cargo configuration (env.LIBTORCH) points at";
-
-/// No cargo configuration is larger.
-const MOST_BYTES: u64 = 1 << 20;
 
 /// What [`write_cargo_config`](super::write_cargo_config) did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +66,7 @@ pub(crate) fn other_folder(root: &Path) -> Result<Option<PathBuf>> {
 /// Cargo prefers the old name without an ending where both are there.
 fn path(root: &Path) -> PathBuf {
     let old = root.join(".cargo/config");
-    if old.is_file() { old } else { root.join(".cargo/config.toml") }
+    if old.exists() { old } else { root.join(".cargo/config.toml") }
 }
 
 /// `LIBTORCH = "folder"`, or a table with `value` and `relative`.
@@ -83,20 +81,26 @@ fn folder_in(env: &dyn TableLike, root: &Path) -> Option<PathBuf> {
     Some(if is_relative { root.join(folder) } else { PathBuf::from(folder) })
 }
 
+/// The text, or `None` where there is no file.
 fn read(path: &Path) -> Result<Option<String>> {
-    let Ok(found) = fs::metadata(path) else { return Ok(None) };
-    if !found.is_file() {
-        return Err(wrong(path, "it is no regular file"));
+    let found = match fs::symlink_metadata(path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(SetupError::io("read", path, source)),
+    };
+    match read_file(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if found.is_symlink() && error.kind() == ErrorKind::NotFound => {
+            let target = fs::read_link(path).map(|target| target.display().to_string()).unwrap_or_default();
+            Err(wrong(path, &format!("it is a link to `{}`, which is not there", shortened(&target))))
+        }
+        Err(error) => Err(wrong(path, &error.to_string())),
     }
-    if found.len() > MOST_BYTES {
-        return Err(wrong(path, "it is larger than 1 MiB"));
-    }
-    fs::read_to_string(path).map(Some).map_err(|source| SetupError::io("read", path, source))
 }
 
-/// Without the line of the file: it may hold a token.
+/// Without the line of the file, which may hold a token. Keys that are long are cut.
 fn parse(path: &Path, text: &str) -> Result<DocumentMut> {
-    text.parse::<DocumentMut>().map_err(|error| wrong(path, error.message()))
+    text.parse::<DocumentMut>().map_err(|error| wrong(path, &shortened(error.message())))
 }
 
 fn wrong(path: &Path, problem: &str) -> SetupError {
@@ -200,13 +204,45 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
 
-    #[test]
-    fn a_folder_or_a_huge_file_in_its_place_is_refused() {
+    /// Only where there is nothing may a file be made.
+    #[rstest]
+    #[case::folder(|path: &Path| fs::create_dir(path).unwrap(), "it is a folder")]
+    #[case::pipe(pipe, "it is a pipe")]
+    #[case::huge(|path: &Path| fs::write(path, "#".repeat(2 << 20)).unwrap(), "1048576 bytes")]
+    #[case::no_text(|path: &Path| fs::write(path, b"\xff").unwrap(), "UTF-8")]
+    #[case::dangling(|path: &Path| std::os::unix::fs::symlink("gone.toml", path).unwrap(), "a link to `gone.toml`, which is not")]
+    #[case::cycle(|path: &Path| std::os::unix::fs::symlink("config.toml", path).unwrap(), "symbolic links")]
+    fn what_is_no_readable_file_is_refused_and_stays(#[case] make: fn(&Path), #[case] found: &str) {
         let root = project(None);
-        fs::create_dir(root.path().join(".cargo/config.toml")).unwrap();
-        assert!(write(root.path()).unwrap_err().to_string().contains("no regular file"));
-        let root = project(Some(&"#".repeat(MOST_BYTES as usize + 1)));
-        assert!(write(root.path()).unwrap_err().to_string().contains("1 MiB"));
+        let path = root.path().join(".cargo/config.toml");
+        make(&path);
+        for message in [write(root.path()).unwrap_err().to_string(), other_folder(root.path()).unwrap_err().to_string()]
+        {
+            assert!(message.contains(found) && message.contains("move it away"), "{message}");
+        }
+        assert!(fs::symlink_metadata(&path).is_ok());
+        assert_eq!(fs::read_dir(root.path().join(".cargo")).unwrap().count(), 1);
+    }
+
+    fn pipe(path: &Path) {
+        assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+    }
+
+    #[test]
+    fn a_file_where_the_folder_would_be_is_an_error_and_not_no_configuration() {
+        let root = tempfile::tempdir().unwrap();
+        fs::write(root.path().join(".cargo"), "mine").unwrap();
+        let error = write(root.path()).unwrap_err();
+        assert!(error.to_string().contains("could not read") && error.to_string().contains(".cargo"), "{error}");
+        assert_eq!(fs::read_to_string(root.path().join(".cargo")).unwrap(), "mine");
+    }
+
+    #[test]
+    fn a_mistake_in_a_huge_line_is_told_in_a_short_message() {
+        let key = "k".repeat(100_000);
+        let root = project(Some(&format!("{key} = 1\n{key} = 2\n")));
+        let message = write(root.path()).unwrap_err().to_string();
+        assert!(message.len() < 500 && message.contains("config.toml"), "{} bytes: {message:.300}", message.len());
     }
 
     #[test]

@@ -124,13 +124,10 @@ fn from_active_python() -> Result<Option<Libtorch>> {
     const QUESTION: &str = "import importlib.util as u, importlib.metadata as m\n\
          s = u.find_spec('torch')\n\
          print(m.version('torch') + '\\n' + s.submodule_search_locations[0] if s else '')";
-    let Some(python) = install::find_python() else {
+    let Some(python) = install::find_python()? else {
         return Ok(None);
     };
-    let Ok(output) = Command::new(python).args(["-c", QUESTION]).output() else {
-        return Ok(None);
-    };
-    let answer = String::from_utf8_lossy(&output.stdout);
+    let answer = install::answer_of(Command::new(python).args(["-c", QUESTION]))?.unwrap_or_default();
     let mut lines = answer.lines();
     match (lines.next(), lines.next()) {
         (Some(version), Some(folder)) if check::base_version(version) == VERSION => {
