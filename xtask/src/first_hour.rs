@@ -15,7 +15,7 @@ use crate::{libtorch, paths, process};
 ///
 /// Runs `accelerate new demo`, `cargo test` and `accelerate launch --num_processes 2 demo` with no variable set; where LIBTORCH
 /// names the libtorch to use, only `new` is told. A LIBTORCH that is wrong has to be refused before anything is written or
-/// compiled. Everything is built from nothing, unless --folder names a folder in which this has run before.
+/// compiled, and in the project it compiles nothing again. Everything is built from nothing, unless --folder names a folder in which this has run before.
 #[derive(Debug, Default, Args)]
 pub(crate) struct Arguments {
     /// What the project trains: nlp (the default), cv or lm
@@ -77,6 +77,10 @@ fn take_steps(folder: &Path, template: &str, libtorch: &Libtorch) -> Result<Vec<
     test.arg(&target).current_dir(&project);
     forget_this_repository(&mut test);
     steps.push(timed("cargo test", || process::run(&mut test))?);
+
+    // It names the libtorch that was linked, so what another shell says compiles nothing again.
+    test.env("LIBTORCH", folder.join("no-libtorch"));
+    steps.push(timed("cargo test, with a wrong LIBTORCH", || process::run(&mut test))?);
 
     // The folder of builds outlives the project, so that a second run is quick; the launcher has to be told of it.
     let mut launch = command(&["launch", "--num_processes", "2", "demo"]);

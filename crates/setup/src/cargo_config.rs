@@ -45,22 +45,34 @@ pub(crate) fn write(root: &Path) -> Result<(PathBuf, CargoConfig)> {
     let mut line = InlineTable::new();
     line.insert("value", Value::from(LINKS));
     line.insert("relative", Value::from(true));
+    // A variable that somebody's shell sets is looked at here, once. In each build it could lead nowhere, or to another
+    // version, and libtorch's bindings would be compiled again, which takes minutes.
+    line.insert("force", Value::from(true));
     env.insert("LIBTORCH", Item::Value(Value::InlineTable(line)));
     if text.is_none() {
         let comment =
-            "# `accelerate setup` fills this folder with links to libtorch. A LIBTORCH of the environment wins.\n";
+            "# `accelerate setup` fills this folder with links to libtorch: to that of LIBTORCH, if it is set then.\n";
         document.decor_mut().set_prefix(comment);
     }
     replace(&path, &document.to_string())?;
     Ok((path, if text.is_none() { CargoConfig::Created } else { CargoConfig::Extended }))
 }
 
-/// The folder that the configuration names, where it is not `.libtorch`.
-pub(crate) fn other_folder(root: &Path) -> Result<Option<PathBuf>> {
+/// The folder that a configuration names for builds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Named {
+    pub(crate) folder: PathBuf,
+    /// Whatever the variable says.
+    pub(crate) is_forced: bool,
+}
+
+/// What the configuration names.
+pub(crate) fn named(root: &Path) -> Result<Option<Named>> {
     let path = path(root);
     let document = parse(&path, &read(&path)?.unwrap_or_default())?;
-    let env = document.get("env").and_then(Item::as_table_like);
-    Ok(env.and_then(|env| folder_in(env, root)).filter(|folder| *folder != root.join(LINKS)))
+    let Some(env) = document.get("env").and_then(Item::as_table_like) else { return Ok(None) };
+    let force = env.get("LIBTORCH").and_then(|item| item.as_table_like()?.get("force")?.as_bool());
+    Ok(folder_in(env, root).map(|folder| Named { folder, is_forced: force.unwrap_or_default() }))
 }
 
 /// Cargo prefers the old name without an ending where both are there.
@@ -136,7 +148,7 @@ mod tests {
 
     use super::*;
 
-    const LINE: &str = "LIBTORCH = { value = \".libtorch\", relative = true }\n";
+    const LINE: &str = "LIBTORCH = { value = \".libtorch\", relative = true, force = true }\n";
 
     fn project(text: Option<&str>) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
@@ -169,7 +181,8 @@ mod tests {
         assert_eq!(write(root.path()).unwrap().1, CargoConfig::Created);
         assert!(text(&root).starts_with("# `accelerate setup`") && text(&root).ends_with(&format!("[env]\n{LINE}")));
         assert_eq!(write(root.path()).unwrap().1, CargoConfig::Unchanged);
-        assert_eq!(other_folder(root.path()).unwrap(), None);
+        let named = named(root.path()).unwrap().unwrap();
+        assert_eq!(named, Named { folder: root.path().join(".libtorch"), is_forced: true });
     }
 
     #[rstest]
@@ -179,7 +192,7 @@ mod tests {
         let root = project(Some(before));
         assert_eq!(write(root.path()).unwrap().1, CargoConfig::NamesAnother);
         assert_eq!(text(&root), before);
-        assert_eq!(other_folder(root.path()).unwrap(), Some(PathBuf::from(folder)));
+        assert_eq!(named(root.path()).unwrap(), Some(Named { folder: PathBuf::from(folder), is_forced: false }));
     }
 
     #[rstest]
@@ -190,6 +203,14 @@ mod tests {
         let message = write(root.path()).unwrap_err().to_string();
         assert!(message.contains("config.toml") && message.contains("accelerate setup"), "{message}");
         assert_eq!(text(&root), before);
+    }
+
+    /// As an earlier `accelerate setup` wrote it, and as somebody may want it: the variable wins in builds.
+    #[test]
+    fn a_line_that_leaves_builds_to_the_variable_stays() {
+        let root = project(Some("[env]\nLIBTORCH = { value = \".libtorch\", relative = true }\n"));
+        assert_eq!(write(root.path()).unwrap().1, CargoConfig::Unchanged);
+        assert!(!text(&root).contains("force") && !named(root.path()).unwrap().unwrap().is_forced);
     }
 
     #[test]
@@ -216,8 +237,7 @@ mod tests {
         let root = project(None);
         let path = root.path().join(".cargo/config.toml");
         make(&path);
-        for message in [write(root.path()).unwrap_err().to_string(), other_folder(root.path()).unwrap_err().to_string()]
-        {
+        for message in [write(root.path()).unwrap_err().to_string(), named(root.path()).unwrap_err().to_string()] {
             assert!(message.contains(found) && message.contains("move it away"), "{message}");
         }
         assert!(fs::symlink_metadata(&path).is_ok());

@@ -114,11 +114,14 @@ fn config(seen: &Result<Option<ConfigSeen>, String>) -> Judged {
     }
 }
 
+/// A program that does not answer now will not do so later.
+const HANGS: &str = "A build would hang in the same way, so mend that first.";
+
 fn cpp(version: &Version) -> Judged {
     const INSTALL: &str = "Install g++ 10 or newer (Debian, Ubuntu: `apt install g++`; Fedora: `dnf install gcc-c++`), or \
                            name one in CXX.";
     match version {
-        Err(error) => problem(error, INSTALL),
+        Err(error) => problem(error, HANGS),
         Ok(None) => problem("none by the name of CXX or `c++`", INSTALL),
         Ok(Some(text)) => match numbers(text).first() {
             Some(major) if *major < OLDEST_COMPILER => problem(text, INSTALL),
@@ -128,10 +131,12 @@ fn cpp(version: &Version) -> Judged {
 }
 
 fn rust(name: &str, version: &Version) -> Judged {
-    let install = || format!("Install Rust, which brings {name}, from https://rustup.rs");
     match version {
-        Err(error) => problem(error, install()),
-        Ok(None) => problem("not found on the search path", install()),
+        Err(error) => problem(error, HANGS),
+        Ok(None) => problem(
+            "not found on the search path",
+            format!("Install Rust, which brings {name}, from https://rustup.rs"),
+        ),
         Ok(Some(text)) if numbers(text) < numbers(RUST_VERSION) => {
             problem(text, format!("{RUST_VERSION} or newer is wanted: `rustup update stable`."))
         }
@@ -298,8 +303,8 @@ mod tests {
     #[case("C++ compiler", Problem, "apt install g++", |facts: &mut Facts| facts.cpp = Ok(None))]
     #[case("C++ compiler", Problem, "g++ 10", |facts: &mut Facts| facts.cpp = Ok(Some("c++ (GCC) 9.5.0".into())))]
     #[case("C++ compiler", Fine, "", |facts: &mut Facts| facts.cpp = Ok(Some("Debian clang version 14.0.6".into())))]
-    #[case("C++ compiler", Problem, "apt install g++", |facts: &mut Facts| facts.cpp = Err("it hangs".into()))]
-    #[case("cargo", Problem, "rustup.rs", |facts: &mut Facts| facts.cargo = Err("it hangs".into()))]
+    #[case("C++ compiler", Problem, "would hang", |facts: &mut Facts| facts.cpp = Err("it hangs".into()))]
+    #[case("cargo", Problem, "would hang", |facts: &mut Facts| facts.cargo = Err("it hangs".into()))]
     #[case("configuration file", Fine, "", |facts: &mut Facts| facts.config = seen(&[], 0))]
     #[case("configuration file", Warning, "config validate", |facts: &mut Facts| facts.config = seen(&[], 2))]
     #[case("configuration file", Problem, "shows all", |facts: &mut Facts| facts.config = seen(&["line 1", "x"], 2))]

@@ -6,6 +6,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 
+use accelerate_core::files::other_than_file;
 use tempfile::TempDir;
 
 use super::error::NewError;
@@ -33,7 +34,9 @@ impl Place {
                 }
             }
             None if !folder.is_dir() => {
-                return Err(in_the_way(if folder.is_symlink() { "a link to no folder" } else { "a file" }));
+                let kind =
+                    fs::metadata(&folder).ok().map(|found| other_than_file(found.file_type()).unwrap_or("a file"));
+                return Err(in_the_way(kind.unwrap_or("a link to nothing")));
             }
             None => {
                 let mut entries = fs::read_dir(&folder).map_err(|source| NewError::io("read", &folder, source))?;
@@ -139,7 +142,8 @@ mod tests {
         place
             .fill(|made| {
                 fs::create_dir(made.join("src")).unwrap();
-                Ok(fs::write(made.join("src/main.rs"), "").unwrap())
+                fs::write(made.join("src/main.rs"), "").unwrap();
+                Ok(())
             })
             .unwrap();
         assert_eq!(names_in(root.path()), after);
@@ -154,7 +158,8 @@ mod tests {
     #[case("file", "a file")]
     #[case("file/demo", "could not create a folder in")]
     #[case("full", "a folder with files")]
-    #[case("link", "a link to no folder")]
+    #[case("link", "a link to nothing")]
+    #[case("pipe", "a pipe")]
     #[case("absent/../demo", "without `..`")]
     fn nothing_is_written_over(#[case] path: &str, #[case] words: &str) {
         let root = tempfile::tempdir().unwrap();
@@ -162,10 +167,11 @@ mod tests {
         fs::create_dir(root.path().join("full")).unwrap();
         fs::write(root.path().join("full/notes"), "mine").unwrap();
         std::os::unix::fs::symlink("gone", root.path().join("link")).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(root.path().join("pipe")).status().unwrap().success());
         let outcome = Place::find(&root.path().join(path)).map_err(Box::from).and_then(|place| place.fill(|_| Ok(())));
         let message = outcome.map_or_else(|error: Box<dyn Error>| error.to_string(), |()| "made".to_owned());
         assert!(message.contains(words), "{message}");
-        assert_eq!(names_in(root.path()), ["file", "full", "link"]);
+        assert_eq!(names_in(root.path()), ["file", "full", "link", "pipe"]);
     }
 
     #[test]
@@ -176,7 +182,8 @@ mod tests {
             fs::create_dir_all(made.join("src/inner")).unwrap();
             fs::write(made.join("a"), "").unwrap();
             fs::create_dir(folder.path().join("src")).unwrap();
-            Ok(fs::write(folder.path().join("src/notes"), "mine").unwrap())
+            fs::write(folder.path().join("src/notes"), "mine").unwrap();
+            Ok(())
         });
         assert!(outcome.is_err());
         assert_eq!(names_in(folder.path()), ["src"]);
@@ -191,7 +198,8 @@ mod tests {
         let place = Place::find(&folder).unwrap();
         let outcome = place.fill(|_| {
             fs::create_dir(&folder).unwrap();
-            Ok(fs::write(folder.join("notes"), "mine").unwrap())
+            fs::write(folder.join("notes"), "mine").unwrap();
+            Ok(())
         });
         assert!(outcome.unwrap_err().to_string().contains("demo"));
         assert_eq!((names_in(root.path()), names_in(&folder)), (vec!["demo".to_owned()], vec!["notes".to_owned()]));

@@ -55,7 +55,7 @@ fn setup_tells_cargo_once_and_says_what_it_wrote() {
     assert!(first.stdout.contains("Wrote") && first.stdout.contains(".cargo/config.toml"), "{first:?}");
     let text = || fs::read_to_string(project.path().join(".cargo/config.toml")).unwrap();
     let before = text();
-    assert!(before.contains("LIBTORCH = { value = \".libtorch\", relative = true }"), "{before}");
+    assert!(before.contains("LIBTORCH = { value = \".libtorch\", relative = true, force = true }"), "{before}");
     assert!(project.path().join(".libtorch/lib/libc10.so").exists());
 
     let second = setup();
@@ -225,6 +225,21 @@ fn a_folder_that_looks_like_a_flag_can_be_typed_as_shown() {
     assert!(new.stdout.contains("\n  cd ./-x\n"), "{new:?}");
 }
 
+/// Builds use what was linked, whatever the variable says by then. Only `setup` looks at it again.
+#[test]
+fn a_wrong_libtorch_is_refused_by_setup_and_does_no_harm_to_builds() {
+    let (project, right, wrong) = (project(), libtorch("2.11.0"), libtorch("2.9.1"));
+    finished(in_folder(project.path(), right.path(), &["setup"])).expect(0, &[]);
+    let config = || fs::read_to_string(project.path().join(".cargo/config.toml")).unwrap();
+    let before = config();
+    let doctor = finished(in_folder(project.path(), wrong.path(), &["doctor"]));
+    assert!(doctor.stdout.contains("ok      libtorch: 2.11.0") && doctor.stdout.contains("linked"), "{doctor:?}");
+    let again = finished(in_folder(project.path(), wrong.path(), &["setup"]));
+    again.expect(1, &["LIBTORCH points at", "libtorch 2.9.1", "unset LIBTORCH"]);
+    assert_eq!(config(), before);
+    assert_eq!(fs::read_link(project.path().join(".libtorch/include")).unwrap(), right.path().join("include"));
+}
+
 /// A new project needs nothing; one that was there needs what `new` would have written.
 #[test]
 fn setup_says_what_else_a_project_needs_and_what_it_says_is_enough() {
@@ -270,6 +285,23 @@ fn a_program_that_floods_is_ended_and_named(#[case] words: &[&str], #[case] prog
     let all = format!("{}{}", ended.stdout, ended.stderr);
     assert!(all.contains(said) && all.contains("16777216 bytes") && all.contains("in a shell to see"), "{all}");
     assert!(!project.path().join("demo").exists());
+}
+
+/// A download may take long, so it has no limit of time. It does not fill the memory, and what pip says last is shown.
+#[rstest]
+#[case("exec yes", "`python3 -m pip download")]
+#[case("echo no such wheel >&2; exit 7", "pip could not download nvidia")]
+#[case("head -c 100000 /dev/zero | tr '\\0' x; echo; echo no such wheel; exit 7", "no such wheel")]
+fn a_download_that_fails_is_told_shortly(#[case] download: &str, #[case] said: &str) {
+    let project = project();
+    let script = format!(
+        "case \"$*\" in *version_info*) echo 3;; *'download --help'*) echo --resume-retries;; *'pip download'*) {download};; esac"
+    );
+    let mut command = in_folder(project.path(), Path::new(""), &["setup"]);
+    command.env("PATH", with_program(project.path(), "python3", &script));
+    let setup = finished(command);
+    setup.expect(1, &["accelerate: error: ", said]);
+    assert!(setup.stderr.len() < 3000, "{} bytes", setup.stderr.len());
 }
 
 /// What is asked has a process group of its own, which a signal to this command alone would not reach.
