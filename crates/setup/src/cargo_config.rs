@@ -15,6 +15,9 @@ use super::error::{Result, SetupError};
 /// What an error says of a folder that the file names.
 pub(crate) const WHO: &str = "the project's cargo configuration (env.LIBTORCH) points at";
 
+/// The kernel takes no longer path, and an error does not show one.
+const MOST_PATH_BYTES: usize = 4096;
+
 /// What [`write_cargo_config`](super::write_cargo_config) did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CargoConfig {
@@ -72,7 +75,11 @@ pub(crate) fn named(root: &Path) -> Result<Option<Named>> {
     let document = parse(&path, &read(&path)?.unwrap_or_default())?;
     let Some(env) = document.get("env").and_then(Item::as_table_like) else { return Ok(None) };
     let force = env.get("LIBTORCH").and_then(|item| item.as_table_like()?.get("force")?.as_bool());
-    Ok(folder_in(env, root).map(|folder| Named { folder, is_forced: force.unwrap_or_default() }))
+    let folder = folder_in(env, root);
+    if folder.as_ref().is_some_and(|folder| folder.as_os_str().len() > MOST_PATH_BYTES) {
+        return Err(wrong(&path, "the folder in env.LIBTORCH is longer than any path"));
+    }
+    Ok(folder.map(|folder| Named { folder, is_forced: force.unwrap_or_default() }))
 }
 
 /// Cargo prefers the old name without an ending where both are there.
@@ -110,9 +117,9 @@ fn read(path: &Path) -> Result<Option<String>> {
     }
 }
 
-/// Without the line of the file, which may hold a token. Keys that are long are cut.
+/// Without the line of the file, which may be long and hold a token.
 fn parse(path: &Path, text: &str) -> Result<DocumentMut> {
-    text.parse::<DocumentMut>().map_err(|error| wrong(path, &shortened(error.message())))
+    text.parse::<DocumentMut>().map_err(|error| wrong(path, error.message()))
 }
 
 fn wrong(path: &Path, problem: &str) -> SetupError {
@@ -257,11 +264,12 @@ mod tests {
         assert_eq!(fs::read_to_string(root.path().join(".cargo")).unwrap(), "mine");
     }
 
-    #[test]
-    fn a_mistake_in_a_huge_line_is_told_in_a_short_message() {
-        let key = "k".repeat(100_000);
-        let root = project(Some(&format!("{key} = 1\n{key} = 2\n")));
-        let message = write(root.path()).unwrap_err().to_string();
+    #[rstest]
+    #[case::broken("KEY = 1\nKEY = 2\n")]
+    #[case::path("[env]\nLIBTORCH = \"KEY\"\n")]
+    fn a_mistake_in_a_huge_line_is_told_in_a_short_message(#[case] text: &str) {
+        let root = project(Some(&text.replace("KEY", &"k".repeat(100_000))));
+        let message = named(root.path()).map_or_else(|error| error.to_string(), |named| format!("{named:?}"));
         assert!(message.len() < 500 && message.contains("config.toml"), "{} bytes: {message:.300}", message.len());
     }
 
