@@ -24,9 +24,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     libtorch::ensure()?;
     let build = ["build", "--release", "--package", "accelerate-cli", "--package", "nlp_example"];
     process::run(&mut process::cargo(&build))?;
+    // A configuration file of the user's own must not change what is shown.
+    let settings = tempfile::Builder::new().suffix(".yaml").tempfile()?;
     let mut launch = Command::new(paths::release_binary("accelerate"));
     launch
         .args(["launch", "--cpu", "--num_processes", &arguments.num_processes.to_string()])
+        .arg("--config_file")
+        .arg(settings.path())
         .arg(paths::release_binary("nlp_example"))
         .args(&arguments.example);
     process::run(&mut launch)

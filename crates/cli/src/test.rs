@@ -1,18 +1,18 @@
 //! `accelerate test`: the conformance checks, launched with the settings in force.
 
 use std::error::Error;
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use accelerate_launch::{Capture, Helper, LaunchConfig, Program, Silent, launch};
+use accelerate_launch::{Capture, Helper, LaunchConfig, Program, Silent, exit_code_of_signal, launch, signal_name};
 use anstyle::{AnsiColor, Style};
 use clap::Args;
 
 use crate::config_file;
+use crate::output::Unwritten;
 use crate::resolve::{num_gpus, resolve};
-use crate::settings::{AllSettings, SettingFlags};
+use crate::settings::{AllSettings, SHORT_HELP, SettingFlags};
 
 /// The checks, which the program knows by these names, and what they look at.
 const CHECKS: [(&str, &str); 10] = [
@@ -31,18 +31,20 @@ const CHECKS: [(&str, &str); 10] = [
 /// Check that training on several processes works with your settings.
 ///
 /// Launches each of the conformance checks, which are the reference's own test scripts, with the settings in force: flags,
-/// variables and the configuration file, as `accelerate launch` would. Where nobody says how many processes there are, it is
-/// one for each GPU, or two. Prints a line for each check, and what a rank said last where one fails.
+/// variables and the configuration file, as `accelerate launch` would. Where nobody says how many processes there are, there is
+/// one for each GPU, and without a GPU there are two. Prints a line for each check, and what a rank said last where one fails.
 ///
 /// The program of the checks is built once, in a checkout of Accelerate: `cargo build --release --package conformance`. It is
 /// looked for like every program: in PATH, then among what Cargo has built for the project around the working folder.
 #[derive(Debug, Args)]
+#[command(after_help = SHORT_HELP)]
 #[command(after_long_help = "Examples:\n  \
     With the settings of the default configuration file:\n    \
       accelerate test\n  \
     Four processes, and only two of the checks:\n    \
       accelerate test --num_processes 4 --checks test_ops,test_sync\n\n\
-    Exit code: 0 if all checks passed, 1 if one failed, 2 if none could be launched.")]
+    Exit code: 0 if all checks passed, 1 if one failed, 2 if none could be launched, and\n\
+    130 after Ctrl-C or 143 after SIGTERM.")]
 pub(crate) struct Arguments {
     #[command(flatten)]
     settings: SettingFlags<AllSettings>,
@@ -70,13 +72,24 @@ struct NoChecks {
     source: accelerate_launch::Error,
 }
 
+/// Somebody has stopped this command, and not a check.
+#[derive(Debug, thiserror::Error)]
+#[error("stopped by {} during {check}; before it {num_passed} passed and {num_failed} failed", signal_name(*signal))]
+struct Stopped {
+    signal: i32,
+    check: &'static str,
+    num_passed: usize,
+    num_failed: usize,
+}
+
 pub(crate) fn run(arguments: Arguments) -> ExitCode {
     match run_checks(arguments) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             crate::print_error("accelerate test", error.as_ref(), &error.to_string());
-            ExitCode::from(2)
+            let stopped = error.downcast_ref::<Stopped>();
+            ExitCode::from(stopped.map_or(2, |stopped| exit_code_of_signal(stopped.signal)))
         }
     }
 }
@@ -92,6 +105,8 @@ fn run_checks(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
         capture: Capture::Always,
         helper: Some(Helper::this_executable()),
         dedicated_process: true,
+        // There is no checkpoint to wait for.
+        shutdown_grace_period: Duration::from_millis(500),
         ..LaunchConfig::of_run(&run, Program::Executable(arguments.program.into()), num_processes)
     };
     let is_chosen = |name: &str| arguments.checks.is_empty() || arguments.checks.iter().any(|chosen| chosen == name);
@@ -99,8 +114,9 @@ fn run_checks(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     let (mut num_passed, mut num_failed) = (0, 0);
     for (name, about) in CHECKS.into_iter().filter(|(name, _)| is_chosen(name)) {
         match check(&config, name, about)? {
-            true => num_passed += 1,
-            false => num_failed += 1,
+            Checked::Passed => num_passed += 1,
+            Checked::Failed => num_failed += 1,
+            Checked::Stopped(signal) => return Err(Stopped { signal, check: name, num_passed, num_failed }.into()),
         }
     }
     let took = began.elapsed().as_secs_f64();
@@ -108,33 +124,44 @@ fn run_checks(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     Ok(num_failed == 0)
 }
 
-fn say(line: &str) -> io::Result<()> {
-    writeln!(anstream::stdout().lock(), "{line}")
+fn say(line: &str) -> Result<(), Unwritten> {
+    crate::print_coloured(&format!("{line}\n"))
 }
 
-/// Has the check passed? What stops all of them, such as a program that is not there, is an error.
-fn check(config: &LaunchConfig, name: &str, about: &str) -> Result<bool, Box<dyn Error>> {
+/// What became of a check.
+enum Checked {
+    Passed,
+    Failed,
+    /// By this signal to this command.
+    Stopped(i32),
+}
+
+/// What stops all checks, such as a program that is not there, is an error.
+fn check(config: &LaunchConfig, name: &str, about: &str) -> Result<Checked, Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
     let args = vec![name.into(), "--folder".into(), folder.path().into()];
     let began = Instant::now();
     let outcome = launch(&LaunchConfig { args, ..config.clone() }, &mut Silent);
     let took = began.elapsed().as_secs_f64();
-    let failure = match &outcome {
-        Ok(_) => None,
-        Err(error) => error.failure(),
+    let line = |color: AnsiColor, word: &str| {
+        let style: Style = color.on_default().bold();
+        format!("{style}{word:<4}{style:#}  {name:<27}{took:>6.1} s  {about}")
     };
-    let (word, color) = if outcome.is_ok() { ("ok  ", AnsiColor::Green) } else { ("FAIL", AnsiColor::Red) };
-    let style: Style = color.on_default().bold();
-    if outcome.is_ok() || failure.is_some() {
-        say(&format!("{style}{word}{style:#}  {name:<27}{took:>6.1} s  {about}"))?;
-    }
-    if let Some(failure) = failure {
-        say(&failure.to_string())?;
-    }
-    match outcome {
-        Ok(_) => Ok(true),
-        Err(error) if error.is_child_failed() => Ok(false),
-        Err(source) if source.is_program_not_found() => Err(Box::new(NoChecks { source })),
-        Err(error) => Err(error.into()),
+    let error = match outcome {
+        Ok(_) => {
+            say(&line(AnsiColor::Green, "ok"))?;
+            return Ok(Checked::Passed);
+        }
+        Err(error) => error,
+    };
+    match (error.stopped_by(), error.failure()) {
+        (Some(signal), _) => Ok(Checked::Stopped(signal)),
+        (None, Some(failure)) => {
+            say(&line(AnsiColor::Red, "FAIL"))?;
+            say(&failure.to_string())?;
+            Ok(Checked::Failed)
+        }
+        (None, None) if error.is_program_not_found() => Err(Box::new(NoChecks { source: error })),
+        (None, None) => Err(error.into()),
     }
 }

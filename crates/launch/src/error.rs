@@ -47,7 +47,7 @@ enum Kind {
     )]
     LogUnwritable { path: PathBuf, source: io::Error },
     #[error("{}", failure.headline())]
-    ChildFailed { failure: Failure },
+    ChildFailed { failure: Failure, stopped_by: Option<i32> },
     #[error("stopped by {}", signal_name(*signal))]
     Interrupted { signal: i32 },
     #[error("nobody reads the output of the ranks any more")]
@@ -92,6 +92,16 @@ impl Error {
         matches!(*self.0, Kind::Interrupted { .. })
     }
 
+    /// The signal by which somebody told the launcher to stop, if somebody did: also one that came while a failed launch was
+    /// being ended, where the failure is the error.
+    pub fn stopped_by(&self) -> Option<i32> {
+        match *self.0 {
+            Kind::Interrupted { signal } => Some(signal),
+            Kind::ChildFailed { stopped_by, .. } => stopped_by,
+            _ => None,
+        }
+    }
+
     /// The reader of the launcher's output went away, and the ranks were ended for it.
     pub fn is_output_closed(&self) -> bool {
         matches!(*self.0, Kind::OutputClosed { .. })
@@ -100,7 +110,7 @@ impl Error {
     /// The rank this error is about: the first that failed, or the one that could not be started.
     pub fn rank(&self) -> Option<usize> {
         match &*self.0 {
-            Kind::ChildFailed { failure } => Some(failure.rank),
+            Kind::ChildFailed { failure, .. } => Some(failure.rank),
             Kind::Spawn { rank, .. } => Some(*rank),
             _ => None,
         }
@@ -113,7 +123,7 @@ impl Error {
             Kind::InvalidConfiguration { .. } => 2,
             Kind::ProgramNotFound { .. } => 127,
             Kind::ProgramNotExecutable { .. } | Kind::Spawn { .. } => 126,
-            Kind::ChildFailed { failure } => failure.ended.exit_code(),
+            Kind::ChildFailed { failure, .. } => failure.ended.exit_code(),
             Kind::Interrupted { signal } => exit_code_of_signal(*signal),
             // What a shell reports for a program that wrote into a closed pipe.
             Kind::OutputClosed { .. } => exit_code_of_signal(signal_hook::consts::SIGPIPE),
@@ -124,9 +134,17 @@ impl Error {
     /// The whole story of a failed rank.
     pub fn failure(&self) -> Option<&Failure> {
         match &*self.0 {
-            Kind::ChildFailed { failure } => Some(failure),
+            Kind::ChildFailed { failure, .. } => Some(failure),
             _ => None,
         }
+    }
+
+    /// A failed rank may not have found the main process.
+    pub(crate) fn with_address_problem(mut self, problem: Option<String>) -> Self {
+        if let Kind::ChildFailed { failure, .. } = &mut *self.0 {
+            failure.address_problem = problem;
+        }
+        self
     }
 
     #[cold]
@@ -161,8 +179,8 @@ impl Error {
         Self::new(Kind::LogUnwritable { path: path.into(), source })
     }
 
-    pub(crate) fn child_failed(failure: Failure) -> Self {
-        Self::new(Kind::ChildFailed { failure })
+    pub(crate) fn child_failed(failure: Failure, stopped_by: Option<i32>) -> Self {
+        Self::new(Kind::ChildFailed { failure, stopped_by })
     }
 
     pub(crate) fn interrupted(signal: i32) -> Self {
@@ -179,7 +197,11 @@ impl Error {
 }
 
 /// 128 + n, the convention of shells; saturating because a code is one byte.
-pub(crate) fn exit_code_of_signal(signal: i32) -> u8 {
+///
+/// ```
+/// assert_eq!(accelerate_launch::exit_code_of_signal(2), 130);
+/// ```
+pub fn exit_code_of_signal(signal: i32) -> u8 {
     u8::try_from(signal).unwrap_or(u8::MAX).saturating_add(128)
 }
 

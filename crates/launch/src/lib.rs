@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod address;
 mod cargo;
 mod config;
 mod error;
@@ -18,8 +19,8 @@ mod supervise;
 mod tail;
 
 pub use config::{Capture, Helper, LaunchConfig, MAX_LOCAL_PROCESSES, Program};
-pub use error::{Error, Result};
-pub use failure::{Ended, Failure, MemoryPressure, OtherRank};
+pub use error::{Error, Result, exit_code_of_signal};
+pub use failure::{Ended, Failure, MemoryPressure, OtherRank, signal_name};
 pub use logs::LogFiles;
 pub use machine::{Machine, num_visible_gpus};
 pub use placement::{core_list, core_numbers};
@@ -79,7 +80,9 @@ pub fn launch(config: &LaunchConfig, reporter: &mut dyn Reporter) -> Result<Outc
     for notice in choice.into_iter().chain(logging) {
         reporter.notice(&notice).map_err(Error::output_closed)?;
     }
+    let main_process = address::AddressLookup::begin(&config);
     supervise(&plan, reporter)
+        .map_err(|error| error.with_address_problem(main_process.and_then(|lookup| lookup.problem())))
 }
 
 /// The variable by which the ranks of a run learn its secret, without which nobody takes part in it.

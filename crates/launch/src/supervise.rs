@@ -358,7 +358,7 @@ impl Supervisor<'_> {
             return Err(Error::output_closed(error));
         }
         if let Some(first) = self.first_failure {
-            return Err(Error::child_failed(self.failure(self.cause(first))));
+            return Err(Error::child_failed(self.failure(self.cause(first)), self.stopping));
         }
         if let Some(signal) = self.stopping {
             return Err(Error::interrupted(signal));
@@ -376,6 +376,7 @@ impl Supervisor<'_> {
             elapsed,
             last_lines: self.ranks[cause].last_lines(),
             memory: self.memory.since(),
+            address_problem: None,
             others: self
                 .ranks
                 .iter()

@@ -107,3 +107,16 @@ fn the_last_lines_are_readable() {
     assert!(lines.contains(&"line 99") && !lines.contains(&"line 79"), "{lines:?}");
     assert!(lines.contains(&"90%") && lines.contains(&"red"), "{lines:?}");
 }
+
+/// As with RUST_BACKTRACE=1: what went wrong stands above a list that is longer than what is shown.
+#[test]
+fn the_message_of_a_panic_is_shown_and_not_its_backtrace() {
+    let script = "echo \"thread 'main' panicked at src/main.rs:2:5:\" >&2; echo no room >&2; \
+                  echo 'stack backtrace:' >&2; i=0; while [ $i -lt 60 ]; do echo \"  $i: some::function\" >&2; \
+                  echo '     at ./src/main.rs:7:5' >&2; i=$((i+1)); done; exit 101";
+    let ended = finished(launch_script(2, &[], script));
+    ended.expect(
+        101,
+        &["panicked at src/main.rs:2:5:\n    no room\n    stack backtrace:\n      ... (120 lines of a backtrace)\n"],
+    );
+}
