@@ -1,5 +1,6 @@
 //! `cargo xtask demo`: the main example, trained by two processes on its built-in corpus.
 
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::Result;
@@ -24,14 +25,33 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     libtorch::ensure()?;
     let build = ["build", "--release", "--package", "accelerate-cli", "--package", "nlp_example"];
     process::run(&mut process::cargo(&build))?;
-    // A configuration file of the user's own must not change what is shown.
-    let settings = tempfile::Builder::new().suffix(".yaml").tempfile()?;
+    let no_settings = tempfile::Builder::new().suffix(".yaml").tempfile()?;
+    process::run(&mut launch(arguments, no_settings.path()))
+}
+
+/// The launch, with a configuration file in the place of the user's default one, which must not change what is shown.
+fn launch(arguments: &Arguments, settings: &Path) -> Command {
     let mut launch = Command::new(paths::release_binary("accelerate"));
     launch
-        .args(["launch", "--cpu", "--num_processes", &arguments.num_processes.to_string()])
-        .arg("--config_file")
-        .arg(settings.path())
+        .args(["launch", "--cpu", "--num_processes", &arguments.num_processes.to_string(), "--config_file"])
+        .arg(settings)
         .arg(paths::release_binary("nlp_example"))
         .args(&arguments.example);
-    process::run(&mut launch)
+    launch
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_configuration_file_of_the_user_is_left_out() {
+        let arguments = Arguments { num_processes: 2, example: vec!["--num_epochs".to_owned(), "5".to_owned()] };
+        let command = launch(&arguments, Path::new("empty.yaml"));
+        let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
+        let program = words.iter().position(|word| word.ends_with("nlp_example"));
+        let file = words.windows(2).position(|pair| pair == ["--config_file", "empty.yaml"]);
+        assert!(file.is_some() && file < program, "{words:?}");
+        assert_eq!(words.last().map(AsRef::as_ref), Some("5"));
+    }
 }

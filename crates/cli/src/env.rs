@@ -3,7 +3,7 @@
 //! Nothing is started and nothing is linked for it: all facts are read from files and variables.
 
 use std::error::Error;
-use std::ffi::CStr;
+use std::ffi::{CStr, OsString};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -62,7 +62,10 @@ fn facts() -> Vec<(&'static str, String)> {
         std::env::vars_os().map(|(name, value)| (name.to_string_lossy().into_owned(), value)).collect();
     variables.sort();
     let relevant = variables.iter().filter(|(name, _)| is_relevant(name));
-    let settings: Vec<_> = relevant.map(|(name, value)| shown(name, &value.to_string_lossy())).collect();
+    // One line, whatever is in a variable.
+    let in_a_line =
+        |(name, value): &(String, OsString)| shown(name, &value.to_string_lossy()).escape_debug().to_string();
+    let settings: Vec<_> = relevant.map(in_a_line).collect();
     facts.push(("environment", if settings.is_empty() { "nothing set".to_string() } else { settings.join(" ") }));
     facts
 }

@@ -151,12 +151,7 @@ impl Selection for ForLaunch {
 /// The plan of a dry run that cannot be printed. What goes wrong with a launch is told here, with a code of its own.
 pub(crate) fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let (is_quiet, has_prefix) = (arguments.quiet, !arguments.no_prefix);
-    if let Err(error) = std::env::current_dir() {
-        let text = format!("the working folder cannot be used: {error}; change to one that exists");
-        crate::print_error(SPEAKER, &error, &text);
-        return Ok(ExitCode::from(2));
-    }
-    let resolved = match resolved(&arguments, &config_file::variable) {
+    let resolved = match check_working_folder().and_then(|()| resolved(&arguments, &config_file::variable)) {
         Ok(resolved) => resolved,
         Err(error) => {
             crate::print_error(SPEAKER, error.as_ref(), &error.to_string());
@@ -182,6 +177,20 @@ pub(crate) fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
     };
     crate::print_error(SPEAKER, &error, &text);
     Ok(ExitCode::from(error.exit_code()))
+}
+
+/// Where there is no folder, libtorch ends a process while it loads.
+#[derive(Debug, thiserror::Error)]
+#[error("the working folder cannot be used; change to one that exists")]
+struct NoWorkingFolder {
+    source: std::io::Error,
+}
+
+/// # Errors
+///
+/// The working folder has been deleted, or is one that this user may not look into.
+pub(crate) fn check_working_folder() -> Result<(), Box<dyn Error>> {
+    std::env::current_dir().map(drop).map_err(|source| NoWorkingFolder { source }.into())
 }
 
 /// What somebody should know before the processes start, although it stops nobody.

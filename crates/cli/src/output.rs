@@ -4,6 +4,7 @@ use std::error::Error;
 use std::ffi::OsStr;
 use std::io::{self, Write};
 
+use accelerate_launch::write_patiently;
 use anstyle::{AnsiColor, Style};
 
 /// A result did not reach whoever asked for it.
@@ -29,8 +30,7 @@ pub(crate) fn print_coloured(text: &str) -> Result<(), Unwritten> {
 }
 
 fn handed_over(out: &mut dyn Write, text: &str) -> Result<(), Unwritten> {
-    // What is not flushed here fails where nobody looks.
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    match write_patiently(out, io::stdout(), text.as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),
     }

@@ -1,6 +1,7 @@
 //! `accelerate test`: the conformance checks, launched with the settings in force.
 
 use std::error::Error;
+use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use anstyle::{AnsiColor, Style};
 use clap::Args;
 
 use crate::config_file;
+use crate::launch::check_working_folder;
 use crate::output::Unwritten;
 use crate::resolve::{num_gpus, resolve};
 use crate::settings::{AllSettings, SHORT_HELP, SettingFlags};
@@ -43,7 +45,7 @@ const CHECKS: [(&str, &str); 10] = [
       accelerate test\n  \
     Four processes, and only two of the checks:\n    \
       accelerate test --num_processes 4 --checks test_ops,test_sync\n\n\
-    Exit code: 0 if all checks passed, 1 if one failed, 2 if none could be launched, and\n\
+    Exit code: 0 if all checks passed, 1 if one failed or the report could not be written, 2 if none could be launched, and\n\
     130 after Ctrl-C or 143 after SIGTERM.")]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -72,6 +74,14 @@ struct NoChecks {
     source: accelerate_launch::Error,
 }
 
+/// The checks write files.
+#[derive(Debug, thiserror::Error)]
+#[error("no folder for the checks can be made in {}; set TMPDIR to one that you can write to", place.display())]
+struct NoFolder {
+    place: PathBuf,
+    source: io::Error,
+}
+
 /// Somebody has stopped this command, and not a check.
 #[derive(Debug, thiserror::Error)]
 #[error("stopped by {} during {check}; before it {num_passed} passed and {num_failed} failed", signal_name(*signal))]
@@ -88,14 +98,18 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             crate::print_error("accelerate test", error.as_ref(), &error.to_string());
-            let stopped = error.downcast_ref::<Stopped>();
-            ExitCode::from(stopped.map_or(2, |stopped| exit_code_of_signal(stopped.signal)))
+            match (error.downcast_ref::<Stopped>(), error.is::<Unwritten>()) {
+                (Some(stopped), _) => ExitCode::from(exit_code_of_signal(stopped.signal)),
+                (None, true) => ExitCode::FAILURE,
+                (None, false) => ExitCode::from(2),
+            }
         }
     }
 }
 
 /// Have all passed?
 fn run_checks(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
+    check_working_folder()?;
     let flags = arguments.settings.said;
     let resolved = resolve(flags, arguments.config_file.as_deref(), false, &config_file::variable)?;
     let run = resolved.run;
@@ -138,7 +152,7 @@ enum Checked {
 
 /// What stops all checks, such as a program that is not there, is an error.
 fn check(config: &LaunchConfig, name: &str, about: &str) -> Result<Checked, Box<dyn Error>> {
-    let folder = tempfile::tempdir()?;
+    let folder = tempfile::tempdir().map_err(|source| NoFolder { place: std::env::temp_dir(), source })?;
     let args = vec![name.into(), "--folder".into(), folder.path().into()];
     let began = Instant::now();
     let outcome = launch(&LaunchConfig { args, ..config.clone() }, &mut Silent);

@@ -4,6 +4,8 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
+use rustix::io::Errno;
+
 use crate::failure::{Failure, signal_name};
 
 /// The result of every fallible call of this crate.
@@ -41,6 +43,10 @@ enum Kind {
     ProgramNotExecutable { program: PathBuf, reason: String },
     #[error("rank {rank} could not be started as {}", program.display())]
     Spawn { rank: usize, program: PathBuf, source: io::Error },
+    #[error(
+        "rank {rank} could not be started, because this user may have no more {what}; start fewer processes, or raise the limit ({limit})"
+    )]
+    NoRoom { rank: usize, what: &'static str, limit: &'static str, source: io::Error },
     #[error(
         "{} cannot be written, where --tee and --log_dir keep the output; name a folder for --log_dir in which this user may make files",
         path.display()
@@ -111,7 +117,7 @@ impl Error {
     pub fn rank(&self) -> Option<usize> {
         match &*self.0 {
             Kind::ChildFailed { failure, .. } => Some(failure.rank),
-            Kind::Spawn { rank, .. } => Some(*rank),
+            Kind::Spawn { rank, .. } | Kind::NoRoom { rank, .. } => Some(*rank),
             _ => None,
         }
     }
@@ -127,7 +133,11 @@ impl Error {
             Kind::Interrupted { signal } => exit_code_of_signal(*signal),
             // What a shell reports for a program that wrote into a closed pipe.
             Kind::OutputClosed { .. } => exit_code_of_signal(signal_hook::consts::SIGPIPE),
-            Kind::PortTaken { .. } | Kind::PortUnusable { .. } | Kind::LogUnwritable { .. } | Kind::System { .. } => 1,
+            Kind::PortTaken { .. }
+            | Kind::PortUnusable { .. }
+            | Kind::NoRoom { .. }
+            | Kind::LogUnwritable { .. }
+            | Kind::System { .. } => 1,
         }
     }
 
@@ -172,7 +182,14 @@ impl Error {
     }
 
     pub(crate) fn spawn(rank: usize, program: impl Into<PathBuf>, source: io::Error) -> Self {
-        Self::new(Kind::Spawn { rank, program: program.into(), source })
+        // Neither is a fault of the program.
+        match source.raw_os_error().map(Errno::from_raw_os_error) {
+            Some(Errno::MFILE | Errno::NFILE) => {
+                Self::new(Kind::NoRoom { rank, what: "open files", limit: "ulimit -n", source })
+            }
+            Some(Errno::AGAIN) => Self::new(Kind::NoRoom { rank, what: "processes", limit: "ulimit -u", source }),
+            _ => Self::new(Kind::Spawn { rank, program: program.into(), source }),
+        }
     }
 
     pub(crate) fn log_unwritable(path: impl Into<PathBuf>, source: io::Error) -> Self {

@@ -28,7 +28,7 @@ pub use plan::{Plan, RankCommand, Stdin, Terminal, TerminalSize, plan, unusable_
 pub use port::PortReservation;
 pub use program::{ProgramChoice, ProgramSearch, resolve_program};
 pub use reference::{PythonStart, Reference};
-pub use report::{Notice, Reporter, Silent, Source, Stream, TerminalOptions, TerminalReporter};
+pub use report::{Notice, Reporter, Silent, Source, Stream, TerminalOptions, TerminalReporter, write_patiently};
 pub use supervise::{Outcome, RankOutcome, supervise};
 
 use accelerate_rendezvous::Secret;

@@ -48,6 +48,13 @@ fn an_error_says_who_speaks_and_has_its_code(#[case] words: &str, #[case] code: 
     assert!(line.starts_with(wanted), "{wanted}\n{}", ended.stderr);
 }
 
+#[test]
+fn checks_without_a_place_for_their_files_say_which() {
+    let mut command = accelerate();
+    command.args(["test", "--cpu", "--program", "true"]).env("TMPDIR", "/no/such/place");
+    finished(command).expect(2, &["no folder for the checks can be made in /no/such/place; set TMPDIR", "caused by: "]);
+}
+
 /// A named file that cannot be read is an error, after a report of everything else.
 #[test]
 fn a_report_without_its_file_is_whole_otherwise() {

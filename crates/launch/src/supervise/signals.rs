@@ -24,8 +24,19 @@ pub(crate) enum Event {
     WindowChanged,
 }
 
+impl Event {
+    /// The number of the signal, if it is one that tells this process to stop.
+    pub(crate) fn stop(self) -> Option<i32> {
+        match self {
+            Self::Stop(signal) => Some(signal.as_raw()),
+            _ => None,
+        }
+    }
+}
+
 const STOPPING: [i32; 4] = [names::SIGINT, names::SIGTERM, names::SIGHUP, names::SIGQUIT];
-const OTHERS: [i32; 5] = [names::SIGCHLD, names::SIGTSTP, names::SIGUSR1, names::SIGUSR2, names::SIGWINCH];
+const OTHERS: [i32; 6] =
+    [names::SIGCHLD, names::SIGTSTP, names::SIGUSR1, names::SIGUSR2, names::SIGWINCH, names::SIGXFSZ];
 
 /// Listens from creation to drop; afterwards signals do again what they did before.
 pub(crate) struct Signals {
@@ -81,6 +92,8 @@ fn event(signal: i32, is_foreground: bool) -> Option<Event> {
         names::SIGCHLD => Some(Event::ChildEnded),
         names::SIGTSTP => Some(Event::Suspend),
         names::SIGWINCH => Some(Event::WindowChanged),
+        // A file of output is as large as this user's files may be. Writing to it fails, which is told.
+        names::SIGXFSZ => None,
         // A program at the terminal decides for itself what these keys mean; a debugger lives on.
         names::SIGINT | names::SIGQUIT if is_foreground => None,
         _ => {
@@ -166,5 +179,6 @@ mod tests {
         assert_eq!(event(names::SIGINT, false), Some(Event::Stop(Signal::INT)));
         assert_eq!(event(names::SIGTERM, true), Some(Event::Stop(Signal::TERM)));
         assert_eq!(event(names::SIGUSR1, false), Some(Event::User(Signal::USR1)));
+        assert_eq!(event(names::SIGXFSZ, false), None);
     }
 }
