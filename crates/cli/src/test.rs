@@ -6,15 +6,18 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use accelerate_launch::{Capture, Helper, LaunchConfig, Program, Silent, exit_code_of_signal, launch, signal_name};
+use accelerate_core::settings::Setting;
+use accelerate_launch::{
+    Capture, Helper, LaunchConfig, Program, Reporter, Source, StopSignals, exit_code_of_signal, launch, signal_name,
+};
 use anstyle::{AnsiColor, Style};
-use clap::Args;
+use clap::{Arg, Args};
 
 use crate::config_file;
 use crate::launch::check_working_folder;
 use crate::output::Unwritten;
 use crate::resolve::{num_gpus, resolve};
-use crate::settings::{AllSettings, SHORT_HELP, SettingFlags};
+use crate::settings::{AllSettings, SHORT_HELP, Selection, SettingFlags};
 
 /// The checks, which the program knows by these names, and what they look at.
 const CHECKS: [(&str, &str); 10] = [
@@ -49,7 +52,7 @@ const CHECKS: [(&str, &str); 10] = [
     130 after Ctrl-C or 143 after SIGTERM.")]
 pub(crate) struct Arguments {
     #[command(flatten)]
-    settings: SettingFlags<AllSettings>,
+    settings: SettingFlags<ForTest>,
 
     /// A configuration file (YAML or JSON) in place of the default one.
     #[arg(long = "config_file", alias = "config-file", value_name = "FILE")]
@@ -62,6 +65,30 @@ pub(crate) struct Arguments {
     /// Only these checks.
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = CHECKS.map(|(name, _)| name))]
     checks: Vec<String>,
+}
+
+/// The settings of a launch. Only the number of processes has another default: with one, hardly anything would be checked.
+#[derive(Debug)]
+struct ForTest;
+
+impl Selection for ForTest {
+    fn includes(setting: &Setting) -> bool {
+        AllSettings::includes(setting)
+    }
+
+    fn adjust(flag: &str, argument: Arg) -> Arg {
+        let argument = AllSettings::adjust(flag, argument);
+        if flag != "num_processes" {
+            return argument;
+        }
+        let long = argument.get_long_help().map(ToString::to_string).unwrap_or_default();
+        let paragraphs = long.split("\n\n").map(|paragraph| match paragraph.starts_with("Without it") {
+            true => "Without it: one per NVIDIA GPU that CUDA_VISIBLE_DEVICES leaves visible; two if there is none, or with --cpu.",
+            false => paragraph,
+        });
+        let long = paragraphs.collect::<Vec<_>>().join("\n\n");
+        argument.long_help(long)
+    }
 }
 
 /// There is nothing to launch.
@@ -79,6 +106,12 @@ struct NoChecks {
 #[error("no folder for the checks can be made in {}; set TMPDIR to one that you can write to", place.display())]
 struct NoFolder {
     place: PathBuf,
+    source: io::Error,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("this command cannot listen for signals, by which it would be stopped")]
+struct NoSignals {
     source: io::Error,
 }
 
@@ -124,10 +157,11 @@ fn run_checks(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
         ..LaunchConfig::of_run(&run, Program::Executable(arguments.program.into()), num_processes)
     };
     let is_chosen = |name: &str| arguments.checks.is_empty() || arguments.checks.iter().any(|chosen| chosen == name);
+    let stop = StopSignals::listen().map_err(|source| NoSignals { source })?;
     let began = Instant::now();
     let (mut num_passed, mut num_failed) = (0, 0);
     for (name, about) in CHECKS.into_iter().filter(|(name, _)| is_chosen(name)) {
-        match check(&config, name, about)? {
+        match check(&config, &stop, name, about)? {
             Checked::Passed => num_passed += 1,
             Checked::Failed => num_failed += 1,
             Checked::Stopped(signal) => return Err(Stopped { signal, check: name, num_passed, num_failed }.into()),
@@ -142,6 +176,27 @@ fn say(line: &str) -> Result<(), Unwritten> {
     crate::print_coloured(&format!("{line}\n"))
 }
 
+/// Shows nothing. A signal that came before a launch listened ends it.
+struct Attentive<'a> {
+    stop: &'a StopSignals,
+    looks_at: Option<Instant>,
+}
+
+impl Reporter for Attentive<'_> {
+    fn output(&mut self, _: Source, _: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn wakes_at(&self) -> Option<Instant> {
+        self.looks_at
+    }
+
+    fn wake(&mut self, _: Instant) -> io::Result<()> {
+        self.looks_at = None;
+        self.stop.received().map_or(Ok(()), |_| Err(io::ErrorKind::Interrupted.into()))
+    }
+}
+
 /// What became of a check.
 enum Checked {
     Passed,
@@ -151,11 +206,11 @@ enum Checked {
 }
 
 /// What stops all checks, such as a program that is not there, is an error.
-fn check(config: &LaunchConfig, name: &str, about: &str) -> Result<Checked, Box<dyn Error>> {
+fn check(config: &LaunchConfig, stop: &StopSignals, name: &str, about: &str) -> Result<Checked, Box<dyn Error>> {
     let folder = tempfile::tempdir().map_err(|source| NoFolder { place: std::env::temp_dir(), source })?;
     let args = vec![name.into(), "--folder".into(), folder.path().into()];
     let began = Instant::now();
-    let outcome = launch(&LaunchConfig { args, ..config.clone() }, &mut Silent);
+    let outcome = launch(&LaunchConfig { args, ..config.clone() }, &mut Attentive { stop, looks_at: Some(began) });
     let took = began.elapsed().as_secs_f64();
     let line = |color: AnsiColor, word: &str| {
         let style: Style = color.on_default().bold();
@@ -168,7 +223,7 @@ fn check(config: &LaunchConfig, name: &str, about: &str) -> Result<Checked, Box<
         }
         Err(error) => error,
     };
-    match (error.stopped_by(), error.failure()) {
+    match (error.stopped_by().or_else(|| stop.received()), error.failure()) {
         (Some(signal), _) => Ok(Checked::Stopped(signal)),
         (None, Some(failure)) => {
             say(&line(AnsiColor::Red, "FAIL"))?;
@@ -177,5 +232,28 @@ fn check(config: &LaunchConfig, name: &str, about: &str) -> Result<Checked, Box<
         }
         (None, None) if error.is_program_not_found() => Err(Box::new(NoChecks { source: error })),
         (None, None) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use rustix::process::{Signal, getpid, kill_process};
+
+    /// Between two checks nobody else listens.
+    #[test]
+    fn a_signal_between_two_checks_stops_the_next_one() {
+        let stop = StopSignals::listen().unwrap();
+        assert_eq!(stop.received(), None);
+        kill_process(getpid(), Signal::TERM).unwrap();
+        while stop.received().is_none() {
+            std::thread::yield_now();
+        }
+        // It would never end by itself.
+        let config =
+            LaunchConfig { capture: Capture::Always, ..LaunchConfig::new(Program::Executable("yes".into()), 1) };
+        let checked = check(&config, &stop, "test_ops", "").unwrap();
+        assert!(matches!(checked, Checked::Stopped(15)));
     }
 }

@@ -29,7 +29,7 @@ pub use port::PortReservation;
 pub use program::{ProgramChoice, ProgramSearch, resolve_program};
 pub use reference::{PythonStart, Reference};
 pub use report::{Notice, Reporter, Silent, Source, Stream, TerminalOptions, TerminalReporter, write_patiently};
-pub use supervise::{Outcome, RankOutcome, supervise};
+pub use supervise::{Outcome, RankOutcome, StopSignals, supervise};
 
 use accelerate_rendezvous::Secret;
 use std::ffi::OsString;

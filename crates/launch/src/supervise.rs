@@ -24,6 +24,7 @@ use crate::report::{Notice, Reporter};
 use leftovers::Leftovers;
 use memory::KillCounter;
 use rank::{RankProcess, RankTerminal};
+pub use signals::StopSignals;
 use signals::{Event, Signals};
 
 /// Crashes this soon after the first failure are taken for its cause.

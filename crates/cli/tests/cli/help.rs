@@ -66,6 +66,15 @@ fn help_of_commands_that_take_settings_is_short_and_says_where_the_others_are(#[
     }
 }
 
+/// A launch takes one process where there is no GPU, a test two.
+#[test]
+fn the_number_of_processes_is_explained_as_it_is_chosen() {
+    for (command, wanted) in [("launch", "visible; one if there is none"), ("test", "visible; two if there is none")] {
+        let text = help(&format!("{command} --help")).split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(text.contains(wanted), "{command}: {text}");
+    }
+}
+
 /// Lines that somebody may copy.
 fn commands(words: &[&str], columns: &str) -> Vec<String> {
     let mut command = accelerate();

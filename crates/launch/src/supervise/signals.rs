@@ -38,6 +38,40 @@ const STOPPING: [i32; 4] = [names::SIGINT, names::SIGTERM, names::SIGHUP, names:
 const OTHERS: [i32; 6] =
     [names::SIGCHLD, names::SIGTSTP, names::SIGUSR1, names::SIGUSR2, names::SIGWINCH, names::SIGXFSZ];
 
+/// Remembers a signal by which this process is told to stop, for one that launches several things one after another: between two
+/// launches nobody would hear it. It listens until the process ends.
+///
+/// ```
+/// let stop = accelerate_launch::StopSignals::listen()?;
+/// assert_eq!(stop.received(), None);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct StopSignals(Vec<(i32, Arc<AtomicBool>)>);
+
+impl StopSignals {
+    /// From now on such signals do not end this process, apart from those that it ignores anyway.
+    ///
+    /// # Errors
+    ///
+    /// The kernel takes no handler.
+    pub fn listen() -> io::Result<Self> {
+        let dispositions = Dispositions::of_this_process();
+        let wanted = STOPPING.into_iter().filter(|&signal| !dispositions.is_ignored(signal));
+        let listening = wanted.map(|signal| {
+            let flag = Arc::new(AtomicBool::new(false));
+            signal_hook::flag::register(signal, Arc::clone(&flag))?;
+            Ok((signal, flag))
+        });
+        listening.collect::<io::Result<_>>().map(Self)
+    }
+
+    /// The number of one that has come.
+    pub fn received(&self) -> Option<i32> {
+        self.0.iter().find(|(_, flag)| flag.load(Ordering::SeqCst)).map(|(signal, _)| *signal)
+    }
+}
+
 /// Listens from creation to drop; afterwards signals do again what they did before.
 pub(crate) struct Signals {
     delivery: SignalDelivery<UnixStream, SignalOnly>,
