@@ -21,7 +21,7 @@ fn ended(words: &str) -> Finished {
 #[case::refused_flag("launch --use_xpu true", 2, "accelerate launch: error: --use_xpu is refused")]
 #[case::wrong_value("launch --num_processes x true", 2, "accelerate launch: error: --num_processes is \"x\"")]
 #[case::no_program("launch", 2, "accelerate launch: error: the following required arguments were not provided")]
-#[case::wrong_settings("launch --config_file bad.yaml true", 2, "accelerate launch: error: bad.yaml:1: ")]
+#[case::wrong_settings("launch --config_file bad.yaml true", 2, "accelerate launch: error: bad.yaml:1:")]
 #[case::wrong_counts("launch --num_processes 0 true", 2, "accelerate launch: error: --num_processes is ")]
 #[case::not_a_program("launch --num_processes 2 /dev/null", 126, "accelerate launch: error: /dev/null cannot be run")]
 #[case::not_there(
@@ -30,14 +30,14 @@ fn ended(words: &str) -> Finished {
     "accelerate launch: error: the program ./train was not found"
 )]
 #[case::failed("launch --num_processes 1 false", 1, "accelerate launch: error: rank 0 ")]
-#[case::wrong_settings_of_a_test("test --config_file bad.yaml", 2, "accelerate test: error: bad.yaml:1: ")]
+#[case::wrong_settings_of_a_test("test --config_file bad.yaml", 2, "accelerate test: error: bad.yaml:1:")]
 #[case::no_checks("test --program ./none", 2, "accelerate test: error: the program of the checks was not found")]
 #[case::no_file_of_a_report(
     "env --config_file none.yaml",
     1,
     "accelerate env: error: the configuration file none.yaml"
 )]
-#[case::wrong_file("config explain --config_file bad.yaml", 1, "accelerate config: error: bad.yaml:1: ")]
+#[case::wrong_file("config explain --config_file bad.yaml", 1, "accelerate config: error: bad.yaml:1:")]
 #[case::no_shell("completions dos", 2, "accelerate completions: error: invalid value 'dos'")]
 #[case::no_tpu("tpu-config", 1, "accelerate tpu-config: error: the name of the TPU is not known")]
 #[case::no_folder("man --out bad.yaml", 1, "accelerate man: error: the manual pages cannot be written into bad.yaml")]
