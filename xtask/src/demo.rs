@@ -1,9 +1,10 @@
 //! `cargo xtask demo`: the main example, trained by two processes on its built-in corpus.
 
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Args;
 
 use crate::{libtorch, paths, process};
@@ -25,8 +26,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     libtorch::ensure()?;
     let build = ["build", "--release", "--package", "accelerate-cli", "--package", "nlp_example"];
     process::run(&mut process::cargo(&build))?;
-    let no_settings = tempfile::Builder::new().suffix(".yaml").tempfile()?;
-    process::run(&mut launch(arguments, no_settings.path()))
+    let no_settings = paths::target_folder().join("no-settings.yaml");
+    fs::write(&no_settings, "").with_context(|| format!("write {}", no_settings.display()))?;
+    process::run(&mut launch(arguments, &no_settings))
 }
 
 /// The launch, with a configuration file in the place of the user's default one, which must not change what is shown.
