@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use accelerate_core::config::{Lookup, RunConfig};
+use accelerate_core::config::{Lookup, RunConfig, misspelt_variables};
 use accelerate_core::names::DistributedType;
 use accelerate_core::settings::Setting;
 use accelerate_launch::{
@@ -17,7 +17,7 @@ use accelerate_launch::{
 };
 use clap::{Arg, Args};
 
-use crate::config_file::{self, Found};
+use crate::config_file;
 use crate::resolve::{Resolved, num_gpus, num_processes, resolve, why_num_processes};
 use crate::settings::{Selection, SettingFlags};
 
@@ -55,7 +55,7 @@ use crate::settings::{Selection, SettingFlags};
     Two machines with eight processes each; the second one uses --machine_rank 1:\n    \
       accelerate launch --num_machines 2 --machine_rank 0 --main_process_ip 10.0.0.1 \\\n      \
         --main_process_port 29500 --num_processes 16 target/release/train\n\n\
-    Exit code: that of the first process that failed, 128 + N if signal N ended it; 2 for wrong flags,\n\
+    Exit code: that of the first process that failed, 128 + N if signal N ended it; 2 for wrong flags or settings, \
     126 or 127 for a program that cannot be run or does not exist; 0 if all processes ended with 0.\n\n", help::more!()))]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -125,6 +125,8 @@ impl Arguments {
     }
 }
 
+const SPEAKER: &str = "accelerate launch";
+
 /// Every flag of the table is one of `accelerate launch`.
 #[derive(Debug)]
 struct ForLaunch;
@@ -144,56 +146,73 @@ impl Selection for ForLaunch {
     }
 }
 
-pub(crate) fn run(arguments: Arguments) -> ExitCode {
+/// # Errors
+///
+/// The plan of a dry run that cannot be printed. What goes wrong with a launch is told here, with a code of its own.
+pub(crate) fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let (is_quiet, has_prefix) = (arguments.quiet, !arguments.no_prefix);
-    if let Err(error) = std::env::current_dir() {
-        let text = format!("the working folder cannot be used: {error}; change to one that exists");
-        crate::print_error("accelerate launch", &error, &text);
-        return ExitCode::from(2);
-    }
-    let Resolved { run, file } = match resolved(&arguments, &config_file::variable) {
+    let resolved = match check_working_folder().and_then(|()| resolved(&arguments, &config_file::variable)) {
         Ok(resolved) => resolved,
         Err(error) => {
-            crate::print_error("accelerate launch", error.as_ref(), &error.to_string());
-            return ExitCode::from(2);
+            crate::print_error(SPEAKER, error.as_ref(), &error.to_string());
+            return Ok(ExitCode::from(2));
         }
     };
-    if let (Some(Found { path, is_default: true }), false) = (&file, is_quiet) {
-        let path = path.display();
-        crate::print_message(&format!(
-            "accelerate launch: settings of {path} hold where flags and variables say nothing"
-        ));
-    }
-    if let (None, false) = (run.cluster.num_processes, is_quiet) {
-        let (number, why) = (num_processes(&run), why_num_processes(&run));
-        crate::print_message(&format!("accelerate launch: --num_processes was not given, starting {number} ({why})"));
-    }
-    for message in run.messages().iter().filter(|_| !is_quiet) {
-        crate::print_message(&format!("accelerate launch: {message}"));
-    }
-    if let (Some(message), false) = (without_gpus(&run, num_gpus(&run)), is_quiet) {
-        crate::print_message(&format!("accelerate launch: {message}"));
-    }
     let dry_run = arguments.dry_run.then_some(arguments.json);
-    let config = config(arguments, &run);
-    if let (Some(unusable), false) = (unusable_threads(&config, &Machine::probe()), is_quiet) {
-        crate::print_message(&format!("accelerate launch: {unusable}"));
+    let config = config(arguments, &resolved.run);
+    for notice in notices(&resolved, &config).iter().filter(|_| !is_quiet) {
+        crate::print_message(&format!("{SPEAKER}: {notice}"));
     }
     let outcome = match dry_run {
-        Some(as_json) => dry_run::print(&config, &run, as_json),
-        None => launch(&config, &mut TerminalReporter::new(TerminalOptions { has_prefix, is_quiet })).map(drop),
+        Some(as_json) => match dry_run::described(&config, &resolved.run, as_json) {
+            Ok(text) => return Ok(crate::print_result(&text).map(|()| ExitCode::SUCCESS)?),
+            Err(error) => Err(error),
+        },
+        None => launch(&config, &mut TerminalReporter::new(TerminalOptions { has_prefix, is_quiet })),
     };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            let text = match error.failure() {
-                Some(failure) if !is_quiet => failure.to_string(),
-                _ => error.to_string(),
-            };
-            crate::print_error("accelerate launch", &error, &text);
-            ExitCode::from(error.exit_code())
-        }
-    }
+    let Err(error) = outcome else { return Ok(ExitCode::SUCCESS) };
+    let text = match error.failure() {
+        Some(failure) if !is_quiet => failure.to_string(),
+        _ => error.to_string(),
+    };
+    crate::print_error(SPEAKER, &error, &text);
+    Ok(ExitCode::from(error.exit_code()))
+}
+
+/// Where there is no folder, libtorch ends a process while it loads.
+#[derive(Debug, thiserror::Error)]
+#[error("the working folder cannot be used; change to one that exists")]
+struct NoWorkingFolder {
+    source: std::io::Error,
+}
+
+/// # Errors
+///
+/// The working folder has been deleted, or is one that this user may not look into.
+pub(crate) fn check_working_folder() -> Result<(), Box<dyn Error>> {
+    std::env::current_dir().map(drop).map_err(|source| NoWorkingFolder { source }.into())
+}
+
+/// What somebody should know before the processes start, although it stops nobody.
+fn notices(Resolved { run, file }: &Resolved, config: &LaunchConfig) -> Vec<String> {
+    let default_file = file
+        .iter()
+        .filter(|file| file.is_default)
+        .map(|file| format!("settings of {} hold where flags and variables say nothing", file.path.display()));
+    let chosen = run.cluster.num_processes.is_none().then(|| {
+        format!("--num_processes was not given, starting {} ({})", num_processes(run), why_num_processes(run))
+    });
+    let set: Vec<String> = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).collect();
+    let misspelt = misspelt_variables(set.iter().map(String::as_str))
+        .map(|(name, meant)| format!("the variable {name} is no setting and has no effect; {meant} would have one"));
+    let unusable = unusable_threads(config, &Machine::probe()).map(|unusable| unusable.to_string());
+    default_file
+        .chain(chosen)
+        .chain(misspelt)
+        .chain(run.messages().iter().map(ToString::to_string))
+        .chain(without_gpus(run, num_gpus(run)))
+        .chain(unusable)
+        .collect()
 }
 
 fn resolved(arguments: &Arguments, lookup: Lookup<'_>) -> Result<Resolved, Box<dyn Error>> {

@@ -2,7 +2,6 @@
 
 use std::error::Error;
 use std::ffi::OsStr;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use accelerate_core::config::{ClusterConfig, ConfigFile};
@@ -63,8 +62,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let words = words(arguments, file, &text_of)?;
     let command = crate::shell_command(words.iter().map(|word| OsStr::new(word.as_str())));
     // As it is: what a filter of colours takes out of quoted words is missing in what a shell reads.
-    writeln!(std::io::stdout().lock(), "{command}")?;
-    Ok(())
+    Ok(crate::print_result(&format!("{command}\n"))?)
 }
 
 fn text_of(path: &Path) -> Result<String, String> {

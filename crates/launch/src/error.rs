@@ -5,6 +5,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustix::io::Errno;
+
 use crate::failure::{Failure, signal_name};
 
 /// The result of every fallible call of this crate.
@@ -43,12 +45,16 @@ enum Kind {
     #[error("rank {rank} could not be started as {}", program.display())]
     Spawn { rank: usize, program: PathBuf, source: io::Error },
     #[error(
+        "rank {rank} could not be started, because this user may have no more {what}; start fewer processes, or raise the limit ({limit})"
+    )]
+    NoRoom { rank: usize, what: &'static str, limit: &'static str, source: io::Error },
+    #[error(
         "{} cannot be written, where --tee and --log_dir keep the output; name a folder for --log_dir in which this user may make files",
         path.display()
     )]
     LogUnwritable { path: PathBuf, source: io::Error },
     #[error("{}", failure.headline())]
-    ChildFailed { failure: Failure },
+    ChildFailed { failure: Failure, stopped_by: Option<i32> },
     #[error("stopped by {}", signal_name(*signal))]
     Interrupted { signal: i32 },
     #[error("nobody reads the output of the ranks any more")]
@@ -106,6 +112,16 @@ impl Error {
         matches!(*self.0, Kind::Interrupted { .. })
     }
 
+    /// The signal by which somebody told the launcher to stop, if somebody did: also one that came while a failed launch was
+    /// being ended, where the failure is the error.
+    pub fn stopped_by(&self) -> Option<i32> {
+        match *self.0 {
+            Kind::Interrupted { signal } => Some(signal),
+            Kind::ChildFailed { stopped_by, .. } => stopped_by,
+            _ => None,
+        }
+    }
+
     /// The reader of the launcher's output went away, and the ranks were ended for it.
     pub fn is_output_closed(&self) -> bool {
         matches!(*self.0, Kind::OutputClosed { .. })
@@ -119,8 +135,8 @@ impl Error {
     /// The rank this error is about: the first that failed, or the one that could not be started.
     pub fn rank(&self) -> Option<usize> {
         match &*self.0 {
-            Kind::ChildFailed { failure } => Some(failure.rank),
-            Kind::Spawn { rank, .. } => Some(*rank),
+            Kind::ChildFailed { failure, .. } => Some(failure.rank),
+            Kind::Spawn { rank, .. } | Kind::NoRoom { rank, .. } => Some(*rank),
             _ => None,
         }
     }
@@ -132,21 +148,35 @@ impl Error {
             Kind::InvalidConfiguration { .. } => 2,
             Kind::ProgramNotFound { .. } => 127,
             Kind::ProgramNotExecutable { .. } | Kind::Spawn { .. } => 126,
-            Kind::ChildFailed { failure } => failure.ended.exit_code(),
+            Kind::ChildFailed { failure, .. } => failure.ended.exit_code(),
             Kind::Interrupted { signal } => exit_code_of_signal(*signal),
             // What a shell reports for a program that wrote into a closed pipe.
             Kind::OutputClosed { .. } => exit_code_of_signal(signal_hook::consts::SIGPIPE),
-            Kind::PortTaken { .. } | Kind::PortUnusable { .. } | Kind::LogUnwritable { .. } | Kind::System { .. } => 1,
-            Kind::TooSlow { .. } | Kind::TooTalkative { .. } | Kind::NotStarted { .. } => 1,
+            Kind::PortTaken { .. }
+            | Kind::PortUnusable { .. }
+            | Kind::NoRoom { .. }
+            | Kind::LogUnwritable { .. }
+            | Kind::TooSlow { .. }
+            | Kind::TooTalkative { .. }
+            | Kind::NotStarted { .. }
+            | Kind::System { .. } => 1,
         }
     }
 
     /// The whole story of a failed rank.
     pub fn failure(&self) -> Option<&Failure> {
         match &*self.0 {
-            Kind::ChildFailed { failure } => Some(failure),
+            Kind::ChildFailed { failure, .. } => Some(failure),
             _ => None,
         }
+    }
+
+    /// A failed rank may not have found the main process.
+    pub(crate) fn with_address_problem(mut self, problem: Option<String>) -> Self {
+        if let Kind::ChildFailed { failure, .. } = &mut *self.0 {
+            failure.address_problem = problem;
+        }
+        self
     }
 
     #[cold]
@@ -174,7 +204,14 @@ impl Error {
     }
 
     pub(crate) fn spawn(rank: usize, program: impl Into<PathBuf>, source: io::Error) -> Self {
-        Self::new(Kind::Spawn { rank, program: program.into(), source })
+        // Neither is a fault of the program.
+        match source.raw_os_error().map(Errno::from_raw_os_error) {
+            Some(Errno::MFILE | Errno::NFILE) => {
+                Self::new(Kind::NoRoom { rank, what: "open files", limit: "ulimit -n", source })
+            }
+            Some(Errno::AGAIN) => Self::new(Kind::NoRoom { rank, what: "processes", limit: "ulimit -u", source }),
+            _ => Self::new(Kind::Spawn { rank, program: program.into(), source }),
+        }
     }
 
     pub(crate) fn log_unwritable(path: impl Into<PathBuf>, source: io::Error) -> Self {
@@ -193,8 +230,8 @@ impl Error {
         Self::new(Kind::NotStarted { command, source })
     }
 
-    pub(crate) fn child_failed(failure: Failure) -> Self {
-        Self::new(Kind::ChildFailed { failure })
+    pub(crate) fn child_failed(failure: Failure, stopped_by: Option<i32>) -> Self {
+        Self::new(Kind::ChildFailed { failure, stopped_by })
     }
 
     pub(crate) fn interrupted(signal: i32) -> Self {
@@ -211,7 +248,11 @@ impl Error {
 }
 
 /// 128 + n, the convention of shells; saturating because a code is one byte.
-pub(crate) fn exit_code_of_signal(signal: i32) -> u8 {
+///
+/// ```
+/// assert_eq!(accelerate_launch::exit_code_of_signal(2), 130);
+/// ```
+pub fn exit_code_of_signal(signal: i32) -> u8 {
     u8::try_from(signal).unwrap_or(u8::MAX).saturating_add(128)
 }
 

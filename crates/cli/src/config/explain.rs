@@ -3,7 +3,6 @@
 use std::error::Error;
 use std::ffi::OsString;
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -15,13 +14,14 @@ use serde_json::{Value, json};
 
 use crate::config_file;
 use crate::resolve::{Resolved, num_processes, resolve, why_num_processes};
-use crate::settings::{AllSettings, SettingFlags};
+use crate::settings::{AllSettings, SHORT_HELP, SettingFlags};
 
 /// Show which settings hold for a launch, where each one comes from, and what it goes before.
 ///
 /// It takes the flags of `accelerate launch`, so put `config explain` in the place of `launch`. Nothing is started. A
 /// flag goes before a variable, a variable before the configuration file, and that before the default.
 #[derive(Debug, Args)]
+#[command(after_help = SHORT_HELP)]
 #[command(after_long_help = "Examples:\n  \
     accelerate config explain\n  \
     accelerate config explain --config_file run.yaml --mixed_precision bf16\n  \
@@ -65,7 +65,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
         true => format!("{:#}\n", as_json(&resolved)),
         false => as_table(&resolved, arguments.all),
     };
-    std::io::stdout().lock().write_all(text.as_bytes())?;
+    crate::print_result(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 

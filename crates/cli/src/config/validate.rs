@@ -2,7 +2,6 @@
 
 use std::error::Error;
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -26,7 +25,7 @@ pub(crate) struct Arguments {
 pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let path = config_file::find_existing(arguments.file.as_deref(), &config_file::variable)?.path;
     let report = check(&config_file::read(&path)?, &path);
-    std::io::stdout().lock().write_all(report.text.as_bytes())?;
+    crate::print_result(&report.text)?;
     Ok(if report.is_valid { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -246,7 +246,7 @@ fn memory_that_is_not_there_is_an_error_with_a_cure() {
     let folder = folder_with_model();
     let found = estimate(folder.path(), ". --plan --zero_stage 1 --num_processes 2 --memory 2.9KB");
     let words = [
-        "accelerate: error: OPTIMIZER_STATE on 2 ranks takes 3.02 KB of memory on each at its peak (backward)",
+        "accelerate estimate-memory: error: OPTIMIZER_STATE on 2 ranks takes 3.02 KB of memory on each at its peak (backward)",
         "there is only 2.9 KB",
         "the largest unit is (root) with 400 B",
         "These fit:\n  - OPTIMIZER_STATE on 4 ranks takes 2.68 KB\n  - FULL_SHARD on 2 ranks takes 2.82 KB\n",
@@ -291,7 +291,7 @@ fn hostile_files_are_refused(#[case] bytes: Vec<u8>, #[case] words: &str) {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "model.safetensors", bytes);
     let found = estimate(folder.path(), "model.safetensors");
-    found.expect(1, &["accelerate: error: ", "model.safetensors", words]);
+    found.expect(1, &["accelerate estimate-memory: error: ", "model.safetensors", words]);
     assert!(!found.stderr.contains("panicked"), "{found:?}");
 }
 
