@@ -7,6 +7,7 @@ mod config;
 mod cores;
 mod dry_run;
 mod estimate_memory;
+mod estimate_memory_hub;
 mod failures;
 mod first_hour;
 mod flags;

@@ -11,7 +11,7 @@ pub(crate) enum PlanErrorKind {
         "{strategy} on {} takes {} of memory on each at its peak ({phase}), {}, but there is only {}; the \
          largest {} is {} with {}. {}",
         ranks(*world_size), format_size(*needed_bytes), activations(*activation_bytes), format_size(*available_bytes),
-        largest.0, largest.1, format_size(largest.2), cure(alternatives)
+        largest.0, largest.1, format_size(largest.2), cure(alternatives, *activation_bytes)
     )]
     DoesNotFit {
         strategy: ShardingStrategy,
@@ -83,8 +83,12 @@ fn activations(bytes: u64) -> String {
     }
 }
 
-fn cure(alternatives: &[Alternative]) -> String {
+fn cure(alternatives: &[Alternative], activation_bytes: u64) -> String {
     match alternatives {
+        [] if activation_bytes > 0 => "No strategy and no number of ranks helps, because every rank has the activations of its own rows beside \
+               the largest unit: use a smaller batch, shorter rows, activation checkpointing, a narrower element type, or ranks \
+               with more memory"
+            .to_owned(),
         [] => "No strategy and no number of ranks helps, because every rank has the whole model until it is divided, and its \
                largest unit and the gradients of that in the backward pass: use a narrower element type, smaller units, or \
                ranks with more memory"

@@ -130,6 +130,8 @@ fn activations_are_there_in_the_passes_and_count_for_what_fits() {
     with.check_fits(peak + 5000).unwrap();
     let error = with.check_fits(peak + 4999).unwrap_err().to_string();
     assert!(error.contains("5 KB of it activations"), "{error}");
+    let hopeless = with.check_fits(4000).unwrap_err().to_string();
+    assert!(hopeless.contains("use a smaller batch, shorter rows, activation checkpointing"), "{hopeless}");
     // What is proposed has the activations, too.
     assert!(error.contains("FULL_SHARD on 4 ranks takes 6.2 KB"), "{error}");
     assert!(

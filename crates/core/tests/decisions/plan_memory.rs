@@ -253,6 +253,7 @@ fn estimates_follow_the_reference(
 #[rstest]
 #[case(&[("a.b.weight", 5), ("a.b.bias", 1), ("a.c.weight", 5)], "a.b", 6)]
 #[case(&[("h.0.up.w", 3), ("h.0.down.w", 3), ("head.w", 5)], "h.0", 6)]
+#[case(&[("h.0.w", 5), ("h.1.w", 5), ("a.w", 4)], "h.0", 5)]
 #[case(&[("scale", 7), ("bias", 2), ("a.w", 6)], "scale", 7)]
 fn a_layer_is_a_module_or_a_whole_block(
     #[case] sizes: &[(&str, usize)],
