@@ -122,7 +122,8 @@ impl Error {
         matches!(self.0.kind, ErrorKind::Environment(_) | ErrorKind::Settings(Variable { .. }))
     }
 
-    /// A plan cannot be carried out: it takes more memory than there is, or a tensor has no such shard.
+    /// A plan cannot be carried out, because it takes more memory than there is or a tensor has no such shard; or what it
+    /// takes cannot be estimated from what was said.
     pub fn is_plan(&self) -> bool {
         matches!(self.0.kind, ErrorKind::Plan(_) | ErrorKind::Layout(_))
     }

@@ -8,6 +8,7 @@ mod cores;
 mod dry_run;
 mod errors;
 mod estimate_memory;
+mod estimate_memory_hub;
 mod failures;
 mod first_hour;
 mod flags;

@@ -15,7 +15,7 @@ mod write;
 pub use changes::changed_lines;
 pub use file::ConfigFile;
 pub use misspelt::misspelt_variables;
-pub use place::default_config_files;
+pub use place::{default_config_files, hugging_face_home};
 pub use resolve::{Lookup, Overridden, Sources};
 pub use to_fsdp2::Fsdp2Conversion;
 pub use write::{FileFormat, is_in_files_of_reference};
