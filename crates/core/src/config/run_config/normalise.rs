@@ -15,7 +15,11 @@ type Messages = Vec<Message>;
 pub(super) fn normalise(partial: &mut PartialRunConfig, origins: &mut Origins, notes: &mut Notes) -> Result<()> {
     cluster(partial, origins)?;
     sharding(partial, origins)?;
-    precision(partial, origins)?;
+    if notes.is_for_python {
+        axes(partial, origins);
+    } else {
+        precision(partial, origins)?;
+    }
     accumulation(partial, origins)?;
     match partial.cluster.use_fsdp {
         Some(true) => fsdp(partial, origins, &mut notes.messages)?,
@@ -141,6 +145,17 @@ fn rank(origin: &Origin) -> u8 {
         Origin::Environment(_) => 2,
         Origin::File { .. } => 3,
         Origin::Derived(_) | Origin::Default => 4,
+    }
+}
+
+/// In a file a section with axes stands for the switch that flags have, as in Python's launcher.
+fn axes(partial: &mut PartialRunConfig, origins: &mut Origins) {
+    let said = crate::config::ParallelismConfig::settings().iter().find(|setting| {
+        matches!(origins.get(setting.path), Origin::File { .. }) && partial.parallelism.text(setting).is_some()
+    });
+    if let (Some(setting), None) = (said, partial.cluster.use_parallelism_config) {
+        partial.cluster.use_parallelism_config = Some(true);
+        origins.set_path("use_parallelism_config", origins.get(setting.path).clone());
     }
 }
 
