@@ -283,10 +283,10 @@ fn a_list_takes_what_is_typed_and_tells_what_is_not_available() {
             .starts_with("program compute_environment machine_type machine_type compute_environment machine_type")
     );
     for words in [
-        "Not available: AMAZON_SAGEMAKER (Amazon SageMaker is not available; write a file for LOCAL_MACHINE)",
+        "Not available: AMAZON_SAGEMAKER (Amazon SageMaker is not available; write a file for LOCAL_MACHINE",
         "Not available: TPU (libtorch has no TPUs",
         "There is no more to say about it.",
-        "Both are the same engine",
+        "They differ in names only.",
         "Not available: MEGATRON_LM (Megatron-LM is not available; choose FSDP or DEEPSPEED)",
         "Not available: cudagraphs (there is no NVIDIA GPU to capture graphs on",
         "Not available: fp8 (computing in 8 bits is not available yet; use \"bf16\")",

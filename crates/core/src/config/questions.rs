@@ -5,6 +5,7 @@
 //! comes of it, with defaults for all questions after it, is one that [`RunConfig::resolve`] accepts. So the file at the
 //! end is always one that can be used.
 
+mod known;
 mod row;
 mod table;
 
@@ -253,7 +254,7 @@ impl Questionnaire {
             ("use_cpu", known.is_on_several_cpus().then(|| "true".to_owned())),
         ];
         let implied = implied.into_iter().filter_map(|(path, text)| Some((path, text?)));
-        let is_written = |answer: &&Answer| !answer.text.is_empty() && answer.name != table::AXES;
+        let is_written = |answer: &&Answer| !answer.text.is_empty() && answer.name != known::AXES;
         let answered = answers.0.iter().filter(is_written);
         let all = answered.map(|answer| (answer.name, answer.text.clone())).chain(implied);
         let mut said: Vec<_> = all.filter_map(|(path, text)| Some((row::setting_at(path)?, text))).collect();

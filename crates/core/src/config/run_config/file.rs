@@ -175,12 +175,26 @@ impl ConfigFile {
         }
         if let Some(found) = wrong_shape(setting, node) {
             let (path, key) = (self.path.clone(), key.to_owned());
-            return Err(Kind::Shape { path, position: node.position_beside(position), key, found, wanted: setting.wanted() }.into());
+            return Err(Kind::Shape {
+                path,
+                position: node.position_beside(position),
+                key,
+                found,
+                wanted: setting.wanted(),
+            }
+            .into());
         }
         let before = self.partial.text(setting);
         if !self.partial.say(setting, &text) {
             let (path, key, found) = (self.path.clone(), key.to_owned(), shortened(&text));
-            return Err(Kind::FileValue { path, position: node.position_beside(position), key, found, wanted: setting.wanted() }.into());
+            return Err(Kind::FileValue {
+                path,
+                position: node.position_beside(position),
+                key,
+                found,
+                wanted: setting.wanted(),
+            }
+            .into());
         }
         let said = self.places.iter().find(|(known, _)| known.path == setting.path).map(|(_, first)| *first);
         if let (Some(first), true) = (said, before != self.partial.text(setting)) {
