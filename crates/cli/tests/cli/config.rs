@@ -364,8 +364,8 @@ fn explain_calls_settings_as_files_do() {
     let mut command = home.command(&["config", "explain", "--config_file", text(&path)]);
     command.env("CUDA_VISIBLE_DEVICES", "");
     let said = finished(command).stdout;
-    let line = format!("fsdp_config.fsdp_transformer_layer_cls_to_wrap  h.*");
-    assert!(said.lines().any(|said| said.starts_with(&line) && said.ends_with("run.yaml:4:3")), "{said}");
+    let line = "fsdp_config.fsdp_transformer_layer_cls_to_wrap  h.*";
+    assert!(said.lines().any(|said| said.starts_with(line) && said.ends_with("run.yaml:4:3")), "{said}");
     assert!(!said.contains("transformer_cls_names"), "{said}");
     assert!(said.contains("warning: grad_scaler_config.init_scale is 2 ("), "{said}");
     let json = home.run(&["config", "explain", "--json", "--config_file", text(&path)]).stdout;

@@ -207,6 +207,8 @@ struct Unused {
     setting: &'static Setting,
     found: String,
     origin: Origin,
+    /// What it would need to count.
+    why: String,
 }
 
 impl PartialEq for Unused {

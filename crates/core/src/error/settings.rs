@@ -27,6 +27,8 @@ pub(crate) enum SettingsErrorKind {
     Answer { key: String, found: String, wanted: String },
     #[error("{name} is {found} ({origin}), which is refused: {why}")]
     Refused { name: String, found: String, origin: String, why: &'static str },
+    #[error("{flag} has no effect without {switch}; add {switch}, or leave the flag out")]
+    MissingSwitch { flag: String, switch: &'static str },
     #[error("{problem} ({places})")]
     Places { problem: String, places: String },
     #[error("{first} ({first_origin}) and {second} ({second_origin}) contradict each other: {why}")]

@@ -42,6 +42,14 @@ fn resolve(file: &str, flags: &[(&str, &str)], variables: &[(&str, &str)]) -> Re
     "", &[("use_deepspeed", "true"), ("fsdp_version", "2")],
     &["--fsdp_version 2 (flag) and use_deepspeed true (flag --use_deepspeed) contradict"]
 )]
+#[case::flags_without_their_switch(
+    "", &[("fsdp_min_num_params", "1000")],
+    &["--fsdp_min_num_params 1000 has no effect without --use_fsdp; add --use_fsdp"]
+)]
+#[case::policy_without_a_size(
+    "use_fsdp: true\nfsdp_config:\n  fsdp_auto_wrap_policy: SIZE_BASED_WRAP\n", &[],
+    &["set min_num_params, such as 100000000", "fsdp_config.auto_wrap_policy: run.yaml:3:3"]
+)]
 #[case::flags_beside_the_file(
     "distributed_type: FSDP\n", &[("zero_stage", "2")],
     &["--zero_stage 2 (flag) and use_fsdp true (run.yaml:1:1) contradict"]

@@ -82,8 +82,7 @@ impl RunConfig {
         let is_told = |path: &str| self.messages().iter().any(|message| message.setting == path);
         let switched_off = self.notes.unused.iter().filter(|unused| !is_told(unused.setting.path)).map(|unused| {
             let (setting, found, origin) = (unused.setting.path, unused.found.clone(), unused.origin.clone());
-            let why = format!("{} counts only where models are sharded so", unused.setting.section);
-            Message { setting, found, origin, why }
+            Message { setting, found, origin, why: unused.why.clone() }
         });
         let unmet = settings().filter_map(|setting| self.unmet(setting)).filter(|message| !is_told(message.setting));
         switched_off.chain(unmet).collect()

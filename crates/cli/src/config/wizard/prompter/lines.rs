@@ -4,7 +4,7 @@ use std::io::{self, BufRead, Read};
 
 use accelerate_core::config::{Choice, Refused, are_numbers};
 
-use super::{Asked, MOST_ATTEMPTS, Page, PromptError, Prompter, Reply, Typed, line_of, line_of_refused, typed};
+use super::{Asked, MOST_ATTEMPTS, Page, PromptError, Prompter, Typed, line_of, line_of_refused, typed};
 use crate::print_message;
 
 /// A longer line is no answer. The bound keeps a stream without line ends from filling the memory.
