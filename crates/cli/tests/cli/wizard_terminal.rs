@@ -19,7 +19,6 @@ use crate::support::{accelerate, send};
 const DOWN_ENTER: &str = "\x1b[B\r";
 const DOWN_DOWN_ENTER: &str = "\x1b[B\x1b[B\r";
 const UP_ENTER: &str = "\x1b[A\r";
-const UP_UP_ENTER: &str = "\x1b[A\x1b[A\r";
 const ENTER: &str = "\r";
 const ESC: &str = "\x1b";
 const CONTROL_C: &str = "\x03";
