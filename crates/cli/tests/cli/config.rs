@@ -282,7 +282,8 @@ fn explain_in_json_has_every_setting() {
 #[test]
 fn explain_fails_as_the_launch_would() {
     let home = Home::new();
-    home.run(&["config", "explain", "--zero_stage", "2"]).expect(1, &["--zero_stage 2 has no effect without --use_deepspeed"]);
+    home.run(&["config", "explain", "--zero_stage", "2"])
+        .expect(1, &["--zero_stage 2 has no effect without --use_deepspeed"]);
     home.run(&["config", "explain", "--num_processes", "two"]).expect(2, &["two"]);
     let inductor = ["config", "explain", "--dynamo_backend", "inductor"];
     home.run(&inductor).expect(1, &["needs Python"]);
