@@ -10,7 +10,6 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use accelerate_core::config::{Lookup, RunConfig, misspelt_variables};
-use accelerate_core::names::DistributedType;
 use accelerate_core::settings::Setting;
 use accelerate_launch::{
     Helper, LaunchConfig, Machine, Program, TerminalOptions, TerminalReporter, launch, unusable_threads,
@@ -209,8 +208,7 @@ fn notices(Resolved { run, file }: &Resolved, config: &LaunchConfig) -> Vec<Stri
     default_file
         .chain(chosen)
         .chain(misspelt)
-        .chain(run.messages().iter().map(ToString::to_string))
-        .chain(without_gpus(run, num_gpus(run)))
+        .chain(run.warnings(num_gpus(run)).iter().map(ToString::to_string))
         .chain(unusable)
         .collect()
 }
@@ -234,23 +232,6 @@ fn config(arguments: Arguments, run: &RunConfig) -> LaunchConfig {
     }
 }
 
-/// What asks for GPUs where processes will have none.
-fn without_gpus(run: &RunConfig, num_gpus: usize) -> Option<String> {
-    let cluster = &run.cluster;
-    let asks = match (&cluster.gpu_ids, cluster.distributed_type) {
-        (Some(gpu_ids), _) if !gpu_ids.eq_ignore_ascii_case("all") => Some(("gpu_ids", gpu_ids.clone())),
-        (_, Some(DistributedType::MultiGpu)) => Some(("distributed_type", DistributedType::MultiGpu.to_string())),
-        _ => None,
-    };
-    let (path, value) = asks?;
-    let why = match (cluster.use_cpu, num_gpus) {
-        (true, _) => "the processes are kept on the CPU",
-        (false, 0) => "no NVIDIA GPU was found, so the processes compute on the CPU",
-        (false, _) => return None,
-    };
-    Some(format!("{path} {value} ({}) has no effect: {why}", run.origin(path)))
-}
-
 fn seconds(text: &str) -> Result<Duration, String> {
     let number: f64 = text.parse().map_err(|_| format!("\"{text}\" is not a number of seconds"))?;
     const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -263,7 +244,6 @@ fn seconds(text: &str) -> Result<Duration, String> {
 mod tests {
     use super::*;
     use crate::{Cli, Command};
-    use accelerate_core::config::{ConfigFile, Sources};
     use clap::Parser;
     use rstest::rstest;
     use std::fs;
@@ -346,28 +326,6 @@ mod tests {
     }
 
     #[rstest]
-    #[case(
-        "distributed_type: MULTI_GPU\ngpu_ids: all\nuse_cpu: false",
-        0,
-        Some("distributed_type MULTI_GPU (run.yaml:1) has no effect: no NVIDIA GPU")
-    )]
-    #[case("distributed_type: MULTI_GPU\ngpu_ids: all\nuse_cpu: false", 2, None)]
-    #[case("gpu_ids: 0,1", 0, Some("gpu_ids 0,1 (run.yaml:1) has no effect: no NVIDIA GPU"))]
-    #[case("gpu_ids: 0,1\nuse_cpu: true", 2, Some("are kept on the CPU"))]
-    #[case("gpu_ids: all", 0, None)]
-    fn settings_about_gpus_are_told_of_where_there_are_none(
-        #[case] file: &str,
-        #[case] num_gpus: usize,
-        #[case] wanted: Option<&str>,
-    ) {
-        let file = ConfigFile::read(file, Path::new("run.yaml")).unwrap();
-        let run = RunConfig::resolve(Sources { file: Some(file), ..Default::default() }).unwrap();
-        let message = without_gpus(&run, num_gpus);
-        assert_eq!(message.is_some(), wanted.is_some(), "{message:?}");
-        assert!(wanted.is_none_or(|wanted| message.unwrap().contains(wanted)));
-    }
-
-    #[rstest]
     #[case("", &[])]
     #[case("--use_fsdp", &["ACCELERATE_USE_DEEPSPEED=false", "ACCELERATE_USE_FSDP=true"])]
     #[case(
@@ -399,7 +357,7 @@ mod tests {
         let run = resolve(&arguments, &lookup).unwrap();
         assert_eq!((run.cluster.num_processes, run.cluster.use_cpu), (Some(4), true));
         assert_eq!(run.origin("mixed_precision").to_string(), "flag --mixed_precision");
-        assert_eq!(run.origin("use_cpu").to_string(), format!("{}:3", path.display()));
+        assert_eq!(run.origin("use_cpu").to_string(), format!("{}:3:1", path.display()));
         fs::write(&path, "num_process: 3\n").unwrap();
         let error = resolve(&arguments, &|_| None).unwrap_err().to_string();
         assert!(error.contains("run.yaml:1") && error.contains("\"num_processes\""), "{error}");
@@ -415,8 +373,8 @@ mod tests {
         fs::write(&run, format!("distributed_type: DEEPSPEED\n{text}")).unwrap();
         let arguments = arguments(&format!("--config_file {} train", run.display()));
         let error = resolve(&arguments, &|_| None).unwrap_err().to_string();
-        assert!(error.contains("zero_optimization.stage is 3") && error.contains("ds.json:3)"), "{error}");
-        assert!(error.contains(&format!("(deepspeed_config.zero_stage: {}:3)", run.display())), "{error}");
+        assert!(error.contains("zero_optimization.stage is 3") && error.contains("ds.json:3:5)"), "{error}");
+        assert!(error.contains(&format!("(deepspeed_config.zero_stage: {}:3:3)", run.display())), "{error}");
     }
 
     #[rstest]
@@ -471,7 +429,7 @@ mod tests {
     )]
     #[case::no_folder(
         r#"{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}}"#, "",
-        &["zero_optimization.offload_optimizer.nvme_path is missing", "(line 1)"]
+        &["zero_optimization.offload_optimizer.nvme_path is missing", "(line 1 column"]
     )]
     #[case::product(
         r#"{"train_batch_size": 10, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}"#, "",

@@ -108,6 +108,14 @@ impl Error {
         }
     }
 
+    /// The reason alone where something is refused, else the whole text.
+    pub(crate) fn why(&self) -> String {
+        match &self.0.kind {
+            ErrorKind::Settings(settings::SettingsErrorKind::Refused { why, .. }) => (*why).to_owned(),
+            kind => kind.to_string(),
+        }
+    }
+
     /// A configuration value is outside its range, unknown, or contradicts another one.
     pub fn is_config(&self) -> bool {
         match &self.0.kind {
