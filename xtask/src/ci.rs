@@ -3,9 +3,9 @@
 use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::{libtorch, process, test};
+use crate::{first_hour, libtorch, process, test};
 
-/// Run what continuous integration runs: formatting, lints with warnings denied, tests.
+/// Run what continuous integration runs: formatting, lints with warnings denied, a user's first hour, tests.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {}
 
@@ -16,5 +16,8 @@ pub(crate) fn run(_: &Arguments) -> Result<()> {
     let lints = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
     process::run(&mut process::cargo(&lints))
         .context("the lints must be quiet (if cargo has no `clippy`: `rustup component add clippy`)")?;
+    // A project of a user's own is built, tested and launched outside of this clone, by the commands of the README.
+    first_hour::run(&first_hour::Arguments::default())
+        .context("the first hour of a user (`cargo xtask first-hour`)")?;
     test::run(&test::Arguments::default())
 }

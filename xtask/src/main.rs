@@ -49,7 +49,7 @@ enum Task {
     FirstHour(first_hour::Arguments),
     /// Run the whole test suite: unit, integration, documentation and multi-process tests
     Test(test::Arguments),
-    /// Run what continuous integration runs: formatting, lints with warnings denied, tests
+    /// Run what continuous integration runs: formatting, lints with warnings denied, a user's first hour, tests
     Ci(ci::Arguments),
     /// Check the rules of the workspace: dependency direction, raw memory, sizes, headers
     Tidy(tidy::Arguments),

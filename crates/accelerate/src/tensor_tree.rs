@@ -27,6 +27,12 @@ pub use parcel::Parcel;
 /// assert_eq!(doubled.0, Tensor::from_slice(&[2i64, 4]));
 /// # Ok::<(), accelerate::Error>(())
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not known to be made of tensors",
+    label = "has no `TensorTree`",
+    note = "on a struct or an enum of your own, write `#[derive(TensorTree)]`, with `use accelerate::TensorTree;`",
+    note = "a field that holds no tensors is left out by `#[tensor_tree(skip)]`"
+)]
 pub trait TensorTree: Sized {
     /// A tree of the same form with every tensor replaced by what `f` returns for it.
     fn try_map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self>;

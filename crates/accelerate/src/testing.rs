@@ -11,8 +11,8 @@ use torch_ext::{GlooInterface, GlooOptions, Store};
 ///
 /// The ranks are real: each has its own Gloo group over the loopback, and collectives move bytes. What
 /// they share is what threads share: libtorch's default random generator above all. A rank that fails or
-/// panics ends the call with an error that names it; collectives have a deadline of a minute. Run with
-/// `TORCH_FR_BUFFER_SIZE=0`: c10d's flight recorder is not safe with several groups in one process.
+/// panics ends the call with an error that names it; collectives have a deadline of a minute. No variable has to be set, and
+/// several tests of one process may do this at the same time.
 ///
 /// ```
 /// use accelerate::testing;

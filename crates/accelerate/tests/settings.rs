@@ -97,7 +97,7 @@ fn contradictions_with_a_deepspeed_configuration_name_lines() {
         (
             "mixed_precision: fp16\n",
             "\"bf16\": {\n  \"enabled\": true}",
-            ["ds.json:4), but mixed_precision", "(mixed_precision: "],
+            ["ds.json:4:3), but mixed_precision", "(mixed_precision: "],
         ),
         (
             "gradient_accumulation_steps: 4\n",
@@ -106,14 +106,17 @@ fn contradictions_with_a_deepspeed_configuration_name_lines() {
         ),
     ] {
         let text = build(of_run, &format!("{zero}{of_json}}}")).unwrap_err().to_string();
-        assert!(words.iter().all(|words| text.contains(words)) && text.contains("run.yaml:3)"), "{text}");
+        assert!(words.iter().all(|words| text.contains(words)) && text.contains("run.yaml:3:1)"), "{text}");
     }
     let of_json = "\"train_batch_size\": 24, \"train_micro_batch_size_per_gpu\": \"auto\"}";
     let accelerator = build("gradient_accumulation_steps: 3\n", &format!("{zero}{of_json}")).unwrap();
     let rows = TensorDataset::new(Tensor::arange(10, (Kind::Float, Device::Cpu))).unwrap();
     let loader = DataLoader::builder(rows).batch_size(5).build().unwrap();
     let text = accelerator.prepare(loader).map(drop).unwrap_err().to_string();
-    assert!(text.contains("processes is 15") && text.contains("num_steps: ") && text.contains("run.yaml:3)"), "{text}");
+    assert!(
+        text.contains("processes is 15") && text.contains("num_steps: ") && text.contains("run.yaml:3:1)"),
+        "{text}"
+    );
 }
 
 #[test]

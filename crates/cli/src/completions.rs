@@ -1,6 +1,6 @@
 //! `accelerate completions`: what a shell needs to complete flags and commands.
 
-use std::io::{self, Write};
+use std::error::Error;
 
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
@@ -16,8 +16,8 @@ pub(crate) struct Arguments {
     shell: Shell,
 }
 
-pub(crate) fn run(arguments: &Arguments) -> io::Result<()> {
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let mut script = Vec::new();
     clap_complete::generate(arguments.shell, &mut crate::Cli::command(), "accelerate", &mut script);
-    io::stdout().lock().write_all(&script)
+    Ok(crate::print_result(&String::from_utf8(script)?)?)
 }

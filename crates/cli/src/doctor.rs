@@ -18,8 +18,9 @@ use facts::Facts;
 
 /// Check whether this machine has what building and training need.
 ///
-/// Looks at libtorch, the compilers, NVIDIA's driver, the network within this machine, shared memory, the permission to
-/// read other processes' memory, open files, cores and memory. What is missing is shown with its cure.
+/// Looks at libtorch, the compilers, the default configuration file, NVIDIA's driver, the network within this machine, shared
+/// memory, the permission to read other processes' memory, open files, cores and memory. What is missing is shown with its
+/// cure.
 ///
 /// The exit code is 1 if there is a problem. A warning is what works, but slowly or not always.
 #[derive(Debug, Args)]

@@ -2,10 +2,10 @@
 //!
 //! Nothing is started and nothing is linked for it: all facts are read from files and variables.
 
-use std::ffi::CStr;
+use std::error::Error;
+use std::ffi::{CStr, OsString};
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use accelerate_core::config::{ConfigFile, settings};
@@ -14,24 +14,36 @@ use accelerate_launch::{Program, ProgramSearch, num_visible_gpus, resolve_progra
 use accelerate_setup::{Libtorch, VERSION};
 use clap::Args;
 
-use crate::config_file::{self, Found};
+use crate::config_file::{self, ConfigFileError, Found};
 
 /// Show versions, machine and settings, for a report when something does not work.
 #[derive(Debug, Args)]
+#[command(after_long_help = "Examples:\n  \
+    accelerate env\n  \
+    accelerate env --config_file run.yaml")]
 pub(crate) struct Arguments {
     /// The configuration file to show. Without it, the default one if it exists.
     #[arg(long = "config_file", alias = "config-file", value_name = "FILE")]
     config_file: Option<PathBuf>,
 }
 
-pub(crate) fn run(arguments: &Arguments) -> io::Result<()> {
+/// # Errors
+///
+/// A file that somebody has named and that cannot be read, after everything else has been shown.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let mut text = String::new();
     for (name, value) in facts() {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "- {name}: {value}");
     }
-    text += &configuration(config_file::find(arguments.config_file.as_deref(), &config_file::variable));
-    io::stdout().lock().write_all(text.as_bytes())
+    let found = config_file::find(arguments.config_file.as_deref(), &config_file::variable);
+    let content = found.as_ref().map(|found| config_file::read(&found.path));
+    text += &configuration(found.as_ref(), content.as_ref());
+    crate::print_result(&text)?;
+    match content {
+        Some(Err(unreadable)) if arguments.config_file.is_some() => Err(unreadable.into()),
+        _ => Ok(()),
+    }
 }
 
 fn facts() -> Vec<(&'static str, String)> {
@@ -50,21 +62,25 @@ fn facts() -> Vec<(&'static str, String)> {
         std::env::vars_os().map(|(name, value)| (name.to_string_lossy().into_owned(), value)).collect();
     variables.sort();
     let relevant = variables.iter().filter(|(name, _)| is_relevant(name));
-    let settings: Vec<_> = relevant.map(|(name, value)| shown(name, &value.to_string_lossy())).collect();
+    // One line, whatever is in a variable.
+    let in_a_line =
+        |(name, value): &(String, OsString)| shown(name, &value.to_string_lossy()).escape_debug().to_string();
+    let settings: Vec<_> = relevant.map(in_a_line).collect();
     facts.push(("environment", if settings.is_empty() { "nothing set".to_string() } else { settings.join(" ") }));
     facts
 }
 
 /// The configuration file and what it says, one setting in a line. A report is for others, so what may be secret is not shown.
-fn configuration(found: Option<Found>) -> String {
-    let Some(Found { path, is_default }) = found else { return "- configuration file: none\n".to_owned() };
-    let which = if is_default { " (the default one)" } else { "" };
+fn configuration(found: Option<&Found>, content: Option<&Result<String, ConfigFileError>>) -> String {
+    let (Some(Found { path, is_default }), Some(content)) = (found, content) else {
+        return "- configuration file: none\n".to_owned();
+    };
+    let which = if *is_default { " (the default one)" } else { "" };
     let mut text = format!("- configuration file: {}{which}\n", path.display());
-    let file = match config_file::read(&path) {
-        Ok(content) => ConfigFile::read_all(&content, &path),
+    let (file, errors) = match content {
+        Ok(content) => ConfigFile::read_all(content, path),
         Err(error) => return text + &format!("  error: {error}\n"),
     };
-    let (file, errors) = file;
     for (setting, value, _) in file.said() {
         let is_hidden = setting.is_secret() || is_secret(setting.field);
         let value = if is_hidden { "(not shown)".to_owned() } else { shortened(&value).escape_debug().to_string() };

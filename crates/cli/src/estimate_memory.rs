@@ -1,7 +1,10 @@
 //! `accelerate estimate-memory`: what a model takes of memory, before anything is started.
 
 mod error;
+mod hub;
+mod local;
 mod report;
+mod source;
 mod weights;
 
 use std::error::Error;
@@ -12,37 +15,57 @@ use accelerate_core::config::{
     DistributedDataParallelSettings, FullyShardedDataParallelPlugin, FullyShardedSettings, OffloadDevice,
     OffloadTarget, PartialRunConfig, ShardingStrategy, ZeroStage,
 };
-use accelerate_core::plan::{EstimateDtype, Inventory, Plan, estimate_memory, plan_data_parallel, plan_sharded};
+use accelerate_core::plan::{
+    EstimateDtype, Inventory, MicroBatch, Plan, RankSpeed, estimate_memory, parse_bandwidth, parse_flops,
+    plan_data_parallel, plan_sharded,
+};
 use accelerate_core::settings::Setting;
 use accelerate_core::weight_files::parse_size;
-use clap::{Arg, Args};
+use clap::{Arg, Args, value_parser};
 use error::EstimateError;
+use hub::HubSettings;
+use report::{Activations, Facts};
+use source::Model;
 
+use crate::config_file::variable;
+use crate::print_message;
 use crate::settings::{Selection, SettingFlags};
 
 /// Show how much memory a model takes, to be loaded and to be trained, on one process or sharded over many.
 ///
-/// The model is a .safetensors file, an index of several (model.safetensors.index.json), or a folder with either. Only
-/// headers are read, so that the largest model takes milliseconds. Activations are never counted: they depend on the
-/// batch.
+/// The model is a .safetensors file, an index of several (model.safetensors.index.json), a folder with either, or the name of a
+/// model on the Hugging Face Hub. What exists on this disk comes first, then the cache of the Hub, then the Hub; the command says
+/// which it was. Only headers are read, so that the largest model takes milliseconds, or a few requests.
+///
+/// With --batch_size and --sequence_length it estimates activations as well, from the config.json beside the weights
+/// (Korthikanti et al., 2022). The estimate is for transformers with one stack of layers, such as BERT and GPT-2, whose attention
+/// keeps all of its scores; without these flags, activations are not counted.
 ///
 /// With --plan it shows what `prepare` would do on --num_processes ranks, and what each rank has of parameters, gradients
-/// and optimizer state in each phase of training. --memory checks that against what there is.
+/// and optimizer state in each phase of training. --memory checks that against what there is. --flops and --bandwidth tell how long
+/// a step takes at least.
 #[derive(Debug, Args)]
 #[command(after_help = "Every flag may also be spelled with - instead of _.")]
 #[command(after_long_help = "Examples:\n  \
-    What it takes to load a model, and to train it with Adam on one process:\n    \
-      accelerate estimate-memory models/bert-base-cased --dtypes float32 float16\n  \
-    Whether four ranks with 24 GB each can train it in float32, with a unit for each block:\n    \
+    What it takes to load a model of the Hub, and to train it with Adam on one process:\n    \
+      accelerate estimate-memory bert-base-cased --dtypes float32 float16\n  \
+    The same with the activations of 32 rows of 512 tokens:\n    \
+      accelerate estimate-memory bert-base-cased --batch_size 32 --sequence_length 512\n  \
+    Whether four ranks with 24 GB each can train a model of this disk in float32, with a unit for each block:\n    \
       accelerate estimate-memory models/bert-base-cased --plan --num_processes 4 --dtypes float32 \\\n      \
         --fsdp_sharding_strategy FULL_SHARD --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP --memory 24GB\n  \
+    How long a step takes at least on four ranks of 312 TFLOP/s each, with a network of 100 Gbit/s:\n    \
+      accelerate estimate-memory gpt2 --plan --num_processes 4 --dtypes bfloat16 --batch_size 16 \\\n      \
+        --sequence_length 1024 --flops 312T --bandwidth 100Gbit\n  \
     What stays in memory if parameters and Adam's state are files on a fast disk, and what the disk must hold:\n    \
       accelerate estimate-memory models/bert-base-cased --plan --num_processes 4 --zero_stage 3 \\\n      \
         --offload_optimizer_device nvme --offload_param_device nvme\n\n\
+    Variables: HF_ENDPOINT (another server), HF_HOME and HF_HUB_CACHE (the cache), HF_HUB_OFFLINE=1 (no network), HF_TOKEN\n\
+    (sent to that server only), HF_HUB_DOWNLOAD_TIMEOUT (seconds for one request, 30 if it is not set), HTTPS_PROXY.\n\n\
     Every flag may also be spelled with - instead of _ (--num-processes).\n\n\
     Exit code: 0; 1 if the model cannot be read or does not fit into --memory; 2 for wrong flags.")]
 pub(crate) struct Arguments {
-    /// A .safetensors file, an index of several, or a folder with either.
+    /// A .safetensors file, an index of several, a folder with either, or a model of the Hub (owner/name).
     #[arg(value_name = "MODEL")]
     model: PathBuf,
 
@@ -52,6 +75,35 @@ pub(crate) struct Arguments {
     /// files.
     #[arg(long, value_name = "DTYPE", num_args = 1..)]
     dtypes: Vec<EstimateDtype>,
+
+    /// Accepted and without effect: sizes are in the headers of files, whatever library made them.
+    #[arg(long = "library_name", alias = "library-name", value_name = "LIBRARY", value_parser = ["timm", "transformers"])]
+    library_name: Option<String>,
+
+    /// Accepted and without effect: no code of a model is ever run.
+    #[arg(long = "trust_remote_code", alias = "trust-remote-code")]
+    trust_remote_code: bool,
+
+    /// Rows that each process computes with at once; activations are estimated for them.
+    #[arg(
+        long = "batch_size", alias = "batch-size", value_name = "ROWS", requires = "sequence_length",
+        help_heading = ACTIVATIONS, value_parser = value_parser!(u64).range(1..)
+    )]
+    batch_size: Option<u64>,
+
+    /// Tokens of each row.
+    #[arg(
+        long = "sequence_length", alias = "sequence-length", value_name = "TOKENS", requires = "batch_size",
+        help_heading = ACTIVATIONS, value_parser = value_parser!(u64).range(1..)
+    )]
+    sequence_length: Option<u64>,
+
+    /// Layers keep their inputs only, and are computed again in the backward pass.
+    #[arg(
+        long = "activation_checkpointing", alias = "activation-checkpointing", requires = "batch_size",
+        help_heading = ACTIVATIONS
+    )]
+    activation_checkpointing: bool,
 
     /// Show what `prepare` would do, and the memory of each rank in each phase of training with Adam.
     #[arg(long)]
@@ -64,6 +116,17 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "plan")]
     memory: Option<u64>,
 
+    /// Say how long a step takes if each rank computes that many operations in a second: 312T, 1.5PFLOPS.
+    ///
+    /// A step computes 6 operations for each parameter and token, 8 with --activation_checkpointing. What data sheets promise is
+    /// never reached: half of it is good.
+    #[arg(long, value_name = "RATE", value_parser = parse_flops, requires_all = ["plan", "batch_size"])]
+    flops: Option<f64>,
+
+    /// What each rank can send in a second: 100Gbit or 12GB/s.
+    #[arg(long, value_name = "RATE", value_parser = parse_bandwidth, requires = "flops")]
+    bandwidth: Option<u64>,
+
     /// List every parameter, bucket and unit of the plan.
     #[arg(long, requires = "plan", conflicts_with = "json")]
     verbose: bool,
@@ -73,16 +136,40 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
+/// The group of flags about activations.
+const ACTIVATIONS: &str = "Activations";
+
+impl Arguments {
+    fn batch(&self) -> Option<MicroBatch> {
+        let (batch_size, sequence_length) = (self.batch_size?, self.sequence_length?);
+        Some(MicroBatch { batch_size, sequence_length, activation_checkpointing: self.activation_checkpointing })
+    }
+}
+
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
-    let inventory = weights::read_inventory(&arguments.model)?;
-    let plan = if arguments.plan { Some(plan(arguments, inventory.clone())?) } else { None };
+    let model = Model::find(&arguments.model, || Ok(HubSettings::new(&variable)?))?;
+    if let Some(explanation) = model.explanation(&arguments.model) {
+        print_message(&format!("accelerate: {explanation}"));
+    }
+    let activations = match arguments.batch() {
+        Some(batch) => Some(Activations { shape: model.transformer()?, batch }),
+        None => None,
+    };
+    let plan =
+        if arguments.plan { Some(plan(arguments, model.inventory.clone(), activations.as_ref())?) } else { None };
+    let speed = arguments.flops.map(|flops| RankSpeed { flops, bandwidth: arguments.bandwidth });
+    let facts = Facts { model: &model, activations: activations.as_ref(), speed, available_bytes: arguments.memory };
     let text = match &plan {
-        Some(plan) if arguments.json => report::plan_as_json(plan)?,
-        Some(plan) => report::plan(plan, arguments.verbose, arguments.memory),
+        Some(plan) if arguments.json => report::plan_as_json(plan, &facts)?,
+        Some(plan) => report::plan(plan, arguments.verbose, &facts),
         None => {
             let dtypes = if arguments.dtypes.is_empty() { &EstimateDtype::DEFAULT[..] } else { &arguments.dtypes };
-            let estimates: Vec<_> = dtypes.iter().map(|&dtype| estimate_memory(&inventory, dtype)).collect();
-            if arguments.json { report::estimates_as_json(&estimates)? } else { report::estimates(&estimates) }
+            let estimates: Vec<_> = dtypes.iter().map(|&dtype| estimate_memory(&model.inventory, dtype)).collect();
+            if arguments.json {
+                report::estimates_as_json(estimates, &facts)?
+            } else {
+                report::estimates(&estimates, &facts)
+            }
         }
     };
     anstream::stdout().lock().write_all(text.as_bytes())?;
@@ -92,7 +179,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     }
 }
 
-fn plan(arguments: &Arguments, inventory: Inventory) -> Result<Plan, Box<dyn Error>> {
+fn plan(
+    arguments: &Arguments,
+    inventory: Inventory,
+    activations: Option<&Activations>,
+) -> Result<Plan, Box<dyn Error>> {
     let inventory = match arguments.dtypes.as_slice() {
         [] => inventory,
         [dtype] => {
@@ -106,13 +197,21 @@ fn plan(arguments: &Arguments, inventory: Inventory) -> Result<Plan, Box<dyn Err
     let plugin = fully_sharded(said);
     plugin.check()?;
     plugin.check_modules(&inventory)?;
-    Ok(match plugin.sharding_strategy {
+    let plan = match plugin.sharding_strategy {
         ShardingStrategy::NoShard => {
             plan_data_parallel(&inventory, &DistributedDataParallelSettings::default(), world_size)
         }
         // Ranks of a job on one machine, unless the groups are given.
         _ => plan_sharded(&inventory, &plugin, plugin.mesh(world_size, world_size)?),
-    })
+    };
+    let activation_bytes = activations.map_or(0, |known| known.bytes(element_bytes(&inventory)).total());
+    Ok(Plan { activation_bytes: usize::try_from(activation_bytes).unwrap_or(usize::MAX), ..plan })
+}
+
+/// Of what layers compute with: the widest type that parameters have, as narrow ones are made wider for it.
+fn element_bytes(inventory: &Inventory) -> u64 {
+    let floats = inventory.parameters.iter().filter(|parameter| parameter.is_floating_point());
+    floats.map(|parameter| parameter.element_bytes as u64).max().unwrap_or(4).max(2)
 }
 
 /// What a plan depends on.
@@ -252,6 +351,19 @@ mod tests {
     #[case("--plan --offload_param_device disk", "one of none, cpu, nvme")]
     #[case("--memory 1GB", "--plan")]
     #[case("--verbose", "--plan")]
+    #[case("--batch_size 2", "--sequence_length")]
+    #[case("--sequence_length 2", "--batch_size")]
+    #[case("--batch_size 0 --sequence_length 2", "0")]
+    #[case("--activation_checkpointing", "--batch_size")]
+    #[case("--batch_size 2 --sequence-length 2 --activation-checkpointing", "")]
+    #[case("--flops 1T --batch_size 2 --sequence_length 2", "--plan")]
+    #[case("--flops 1T --plan", "--batch_size")]
+    #[case("--flops fast --plan --batch_size 2 --sequence_length 2", "312T")]
+    #[case("--bandwidth 1GB/s --plan", "--flops")]
+    #[case("--bandwidth 1 --flops 1T --plan --batch_size 2 --sequence_length 2", "100Gbit")]
+    #[case("--bandwidth 1GB --flops 1T --plan --batch_size 2 --sequence_length 2", "")]
+    #[case("--library_name keras", "timm")]
+    #[case("--library-name timm --trust-remote-code", "")]
     fn wrong_flags_are_named(#[case] flags: &str, #[case] words: &str) {
         match parsed(flags) {
             Ok(_) => assert!(words.is_empty(), "{flags}"),

@@ -9,15 +9,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use accelerate_core::config::{Lookup, RunConfig};
-use accelerate_core::names::DistributedType;
+use accelerate_core::config::{Lookup, RunConfig, misspelt_variables};
 use accelerate_core::settings::Setting;
 use accelerate_launch::{
     Helper, LaunchConfig, Machine, Program, TerminalOptions, TerminalReporter, launch, unusable_threads,
 };
 use clap::{Arg, Args};
 
-use crate::config_file::{self, Found};
+use crate::config_file;
 use crate::resolve::{Resolved, num_gpus, num_processes, resolve, why_num_processes};
 use crate::settings::{Selection, SettingFlags};
 
@@ -55,7 +54,7 @@ use crate::settings::{Selection, SettingFlags};
     Two machines with eight processes each; the second one uses --machine_rank 1:\n    \
       accelerate launch --num_machines 2 --machine_rank 0 --main_process_ip 10.0.0.1 \\\n      \
         --main_process_port 29500 --num_processes 16 target/release/train\n\n\
-    Exit code: that of the first process that failed, 128 + N if signal N ended it; 2 for wrong flags,\n\
+    Exit code: that of the first process that failed, 128 + N if signal N ended it; 2 for wrong flags or settings, \
     126 or 127 for a program that cannot be run or does not exist; 0 if all processes ended with 0.\n\n", help::more!()))]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -125,6 +124,8 @@ impl Arguments {
     }
 }
 
+const SPEAKER: &str = "accelerate launch";
+
 /// Every flag of the table is one of `accelerate launch`.
 #[derive(Debug)]
 struct ForLaunch;
@@ -144,56 +145,72 @@ impl Selection for ForLaunch {
     }
 }
 
-pub(crate) fn run(arguments: Arguments) -> ExitCode {
+/// # Errors
+///
+/// The plan of a dry run that cannot be printed. What goes wrong with a launch is told here, with a code of its own.
+pub(crate) fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let (is_quiet, has_prefix) = (arguments.quiet, !arguments.no_prefix);
-    if let Err(error) = std::env::current_dir() {
-        let text = format!("the working folder cannot be used: {error}; change to one that exists");
-        crate::print_error("accelerate launch", &error, &text);
-        return ExitCode::from(2);
-    }
-    let Resolved { run, file } = match resolved(&arguments, &config_file::variable) {
+    let resolved = match check_working_folder().and_then(|()| resolved(&arguments, &config_file::variable)) {
         Ok(resolved) => resolved,
         Err(error) => {
-            crate::print_error("accelerate launch", error.as_ref(), &error.to_string());
-            return ExitCode::from(2);
+            crate::print_error(SPEAKER, error.as_ref(), &error.to_string());
+            return Ok(ExitCode::from(2));
         }
     };
-    if let (Some(Found { path, is_default: true }), false) = (&file, is_quiet) {
-        let path = path.display();
-        crate::print_message(&format!(
-            "accelerate launch: settings of {path} hold where flags and variables say nothing"
-        ));
-    }
-    if let (None, false) = (run.cluster.num_processes, is_quiet) {
-        let (number, why) = (num_processes(&run), why_num_processes(&run));
-        crate::print_message(&format!("accelerate launch: --num_processes was not given, starting {number} ({why})"));
-    }
-    for message in run.messages().iter().filter(|_| !is_quiet) {
-        crate::print_message(&format!("accelerate launch: {message}"));
-    }
-    if let (Some(message), false) = (without_gpus(&run, num_gpus(&run)), is_quiet) {
-        crate::print_message(&format!("accelerate launch: {message}"));
-    }
     let dry_run = arguments.dry_run.then_some(arguments.json);
-    let config = config(arguments, &run);
-    if let (Some(unusable), false) = (unusable_threads(&config, &Machine::probe()), is_quiet) {
-        crate::print_message(&format!("accelerate launch: {unusable}"));
+    let config = config(arguments, &resolved.run);
+    for notice in notices(&resolved, &config).iter().filter(|_| !is_quiet) {
+        crate::print_message(&format!("{SPEAKER}: {notice}"));
     }
     let outcome = match dry_run {
-        Some(as_json) => dry_run::print(&config, &run, as_json),
-        None => launch(&config, &mut TerminalReporter::new(TerminalOptions { has_prefix, is_quiet })).map(drop),
+        Some(as_json) => match dry_run::described(&config, &resolved.run, as_json) {
+            Ok(text) => return Ok(crate::print_result(&text).map(|()| ExitCode::SUCCESS)?),
+            Err(error) => Err(error),
+        },
+        None => launch(&config, &mut TerminalReporter::new(TerminalOptions { has_prefix, is_quiet })),
     };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            let text = match error.failure() {
-                Some(failure) if !is_quiet => failure.to_string(),
-                _ => error.to_string(),
-            };
-            crate::print_error("accelerate launch", &error, &text);
-            ExitCode::from(error.exit_code())
-        }
-    }
+    let Err(error) = outcome else { return Ok(ExitCode::SUCCESS) };
+    let text = match error.failure() {
+        Some(failure) if !is_quiet => failure.to_string(),
+        _ => error.to_string(),
+    };
+    crate::print_error(SPEAKER, &error, &text);
+    Ok(ExitCode::from(error.exit_code()))
+}
+
+/// Where there is no folder, libtorch ends a process while it loads.
+#[derive(Debug, thiserror::Error)]
+#[error("the working folder cannot be used; change to one that exists")]
+struct NoWorkingFolder {
+    source: std::io::Error,
+}
+
+/// # Errors
+///
+/// The working folder has been deleted, or is one that this user may not look into.
+pub(crate) fn check_working_folder() -> Result<(), Box<dyn Error>> {
+    std::env::current_dir().map(drop).map_err(|source| NoWorkingFolder { source }.into())
+}
+
+/// What somebody should know before the processes start, although it stops nobody.
+fn notices(Resolved { run, file }: &Resolved, config: &LaunchConfig) -> Vec<String> {
+    let default_file = file
+        .iter()
+        .filter(|file| file.is_default)
+        .map(|file| format!("settings of {} hold where flags and variables say nothing", file.path.display()));
+    let chosen = run.cluster.num_processes.is_none().then(|| {
+        format!("--num_processes was not given, starting {} ({})", num_processes(run), why_num_processes(run))
+    });
+    let set: Vec<String> = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).collect();
+    let misspelt = misspelt_variables(set.iter().map(String::as_str))
+        .map(|(name, meant)| format!("the variable {name} is no setting and has no effect; {meant} would have one"));
+    let unusable = unusable_threads(config, &Machine::probe()).map(|unusable| unusable.to_string());
+    default_file
+        .chain(chosen)
+        .chain(misspelt)
+        .chain(run.warnings(num_gpus(run)).iter().map(ToString::to_string))
+        .chain(unusable)
+        .collect()
 }
 
 fn resolved(arguments: &Arguments, lookup: Lookup<'_>) -> Result<Resolved, Box<dyn Error>> {
@@ -215,23 +232,6 @@ fn config(arguments: Arguments, run: &RunConfig) -> LaunchConfig {
     }
 }
 
-/// What asks for GPUs where processes will have none.
-fn without_gpus(run: &RunConfig, num_gpus: usize) -> Option<String> {
-    let cluster = &run.cluster;
-    let asks = match (&cluster.gpu_ids, cluster.distributed_type) {
-        (Some(gpu_ids), _) if !gpu_ids.eq_ignore_ascii_case("all") => Some(("gpu_ids", gpu_ids.clone())),
-        (_, Some(DistributedType::MultiGpu)) => Some(("distributed_type", DistributedType::MultiGpu.to_string())),
-        _ => None,
-    };
-    let (path, value) = asks?;
-    let why = match (cluster.use_cpu, num_gpus) {
-        (true, _) => "the processes are kept on the CPU",
-        (false, 0) => "no NVIDIA GPU was found, so the processes compute on the CPU",
-        (false, _) => return None,
-    };
-    Some(format!("{path} {value} ({}) has no effect: {why}", run.origin(path)))
-}
-
 fn seconds(text: &str) -> Result<Duration, String> {
     let number: f64 = text.parse().map_err(|_| format!("\"{text}\" is not a number of seconds"))?;
     const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -244,7 +244,6 @@ fn seconds(text: &str) -> Result<Duration, String> {
 mod tests {
     use super::*;
     use crate::{Cli, Command};
-    use accelerate_core::config::{ConfigFile, Sources};
     use clap::Parser;
     use rstest::rstest;
     use std::fs;
@@ -327,28 +326,6 @@ mod tests {
     }
 
     #[rstest]
-    #[case(
-        "distributed_type: MULTI_GPU\ngpu_ids: all\nuse_cpu: false",
-        0,
-        Some("distributed_type MULTI_GPU (run.yaml:1) has no effect: no NVIDIA GPU")
-    )]
-    #[case("distributed_type: MULTI_GPU\ngpu_ids: all\nuse_cpu: false", 2, None)]
-    #[case("gpu_ids: 0,1", 0, Some("gpu_ids 0,1 (run.yaml:1) has no effect: no NVIDIA GPU"))]
-    #[case("gpu_ids: 0,1\nuse_cpu: true", 2, Some("are kept on the CPU"))]
-    #[case("gpu_ids: all", 0, None)]
-    fn settings_about_gpus_are_told_of_where_there_are_none(
-        #[case] file: &str,
-        #[case] num_gpus: usize,
-        #[case] wanted: Option<&str>,
-    ) {
-        let file = ConfigFile::read(file, Path::new("run.yaml")).unwrap();
-        let run = RunConfig::resolve(Sources { file: Some(file), ..Default::default() }).unwrap();
-        let message = without_gpus(&run, num_gpus);
-        assert_eq!(message.is_some(), wanted.is_some(), "{message:?}");
-        assert!(wanted.is_none_or(|wanted| message.unwrap().contains(wanted)));
-    }
-
-    #[rstest]
     #[case("", &[])]
     #[case("--use_fsdp", &["ACCELERATE_USE_DEEPSPEED=false", "ACCELERATE_USE_FSDP=true"])]
     #[case(
@@ -380,7 +357,7 @@ mod tests {
         let run = resolve(&arguments, &lookup).unwrap();
         assert_eq!((run.cluster.num_processes, run.cluster.use_cpu), (Some(4), true));
         assert_eq!(run.origin("mixed_precision").to_string(), "flag --mixed_precision");
-        assert_eq!(run.origin("use_cpu").to_string(), format!("{}:3", path.display()));
+        assert_eq!(run.origin("use_cpu").to_string(), format!("{}:3:1", path.display()));
         fs::write(&path, "num_process: 3\n").unwrap();
         let error = resolve(&arguments, &|_| None).unwrap_err().to_string();
         assert!(error.contains("run.yaml:1") && error.contains("\"num_processes\""), "{error}");
@@ -396,8 +373,8 @@ mod tests {
         fs::write(&run, format!("distributed_type: DEEPSPEED\n{text}")).unwrap();
         let arguments = arguments(&format!("--config_file {} train", run.display()));
         let error = resolve(&arguments, &|_| None).unwrap_err().to_string();
-        assert!(error.contains("zero_optimization.stage is 3") && error.contains("ds.json:3)"), "{error}");
-        assert!(error.contains(&format!("(deepspeed_config.zero_stage: {}:3)", run.display())), "{error}");
+        assert!(error.contains("zero_optimization.stage is 3") && error.contains("ds.json:3:5)"), "{error}");
+        assert!(error.contains(&format!("(deepspeed_config.zero_stage: {}:3:3)", run.display())), "{error}");
     }
 
     #[rstest]
@@ -452,7 +429,7 @@ mod tests {
     )]
     #[case::no_folder(
         r#"{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}}"#, "",
-        &["zero_optimization.offload_optimizer.nvme_path is missing", "(line 1)"]
+        &["zero_optimization.offload_optimizer.nvme_path is missing", "(line 1 column"]
     )]
     #[case::product(
         r#"{"train_batch_size": 10, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}"#, "",

@@ -7,10 +7,12 @@ mod config_file;
 mod doctor;
 mod env;
 mod estimate_memory;
+mod examples;
 mod flags;
 mod launch;
 mod man;
 mod new;
+mod output;
 mod resolve;
 mod settings;
 mod setup;
@@ -19,18 +21,29 @@ mod to_fsdp2;
 mod tpu_config;
 
 use std::error::Error;
-use std::ffi::{OsStr, OsString};
-use std::io::{self, Write};
+use std::ffi::OsString;
+use std::io;
 use std::process::ExitCode;
 
-use anstyle::{AnsiColor, Style};
+use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use output::{print_coloured, print_error, print_message, print_result, shell_command};
 
 /// Runs training programs on one process, many processes or many machines, in mixed precision.
 #[derive(Debug, Parser)]
 #[command(name = "accelerate", version, arg_required_else_help = true)]
 #[command(after_help = "Every flag may also be spelled with - instead of _ (--num-processes).\n\
-    `accelerate <command> --help` explains a command with examples.")]
+    `accelerate <command> --help` explains a command with examples; `accelerate --help` lists exit codes.")]
+#[command(after_long_help = "Every flag may also be spelled with - instead of _ (--num-processes).\n\
+    `accelerate <command> --help` explains a command with examples.\n\n\
+    Exit codes:\n  \
+      0         done; of a launch: every process ended with 0\n  \
+      1         not done, for the reason that is told; a check failed; the result could not be written\n  \
+      2         wrong flags; of launch and test also settings with which nothing can be started\n  \
+      126, 127  the program of a launch cannot be run, or does not exist\n  \
+      128 + N   signal N ended it: 130 after Ctrl-C, 143 after SIGTERM\n  \
+      others    of a launch: that of the first process that failed")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -60,69 +73,71 @@ fn main() -> ExitCode {
         return code;
     }
     let words: Vec<_> = std::env::args_os().collect();
-    let cli = parsed(&words).unwrap_or_else(|error| flags::explained(error).exit());
-    let success = |()| ExitCode::SUCCESS;
-    let outcome = match cli.command {
-        Command::Config(arguments) => config::run(&arguments),
-        Command::Launch(arguments) => return launch::run(*arguments),
-        Command::Test(arguments) => return test::run(arguments),
-        Command::Setup(arguments) => setup::run(&arguments).map(success),
-        Command::New(arguments) => new::run(&arguments).map(success),
-        Command::Doctor(arguments) => return doctor::run(&arguments),
-        Command::Env(arguments) => env::run(&arguments).map(success).map_err(Into::into),
-        Command::EstimateMemory(arguments) => estimate_memory::run(&arguments).map(success),
-        Command::ToFsdp2(arguments) => to_fsdp2::run(&arguments),
-        Command::Checkpoint(arguments) => checkpoint::run(&arguments),
-        Command::Completions(arguments) => completions::run(&arguments).map(success).map_err(Into::into),
-        Command::Man(arguments) => man::run(&arguments).map(success),
-        Command::TpuConfig(arguments) => tpu_config::run(&arguments).map(success),
+    let outcome = match parsed(&words) {
+        Ok(cli) => run(cli.command),
+        Err(error) => answered(error, &words),
     };
     match outcome {
         Ok(code) => code,
         // `accelerate env | head -1` is no mistake.
         Err(error) if is_broken_pipe(error.as_ref()) => ExitCode::SUCCESS,
         Err(error) => {
-            print_error("accelerate", error.as_ref(), &error.to_string());
+            print_error(&speaker(&words), error.as_ref(), &error.to_string());
             ExitCode::FAILURE
         }
     }
 }
 
+fn run(command: Command) -> Result<ExitCode, Box<dyn Error>> {
+    let success = |()| ExitCode::SUCCESS;
+    match command {
+        Command::Config(arguments) => config::run(&arguments),
+        Command::Launch(arguments) => launch::run(*arguments),
+        Command::Test(arguments) => Ok(test::run(arguments)),
+        Command::Setup(arguments) => setup::run(&arguments).map(success),
+        Command::New(arguments) => new::run(&arguments).map(success),
+        Command::Doctor(arguments) => Ok(doctor::run(&arguments)),
+        Command::Env(arguments) => env::run(&arguments).map(success),
+        Command::EstimateMemory(arguments) => estimate_memory::run(&arguments).map(success),
+        Command::ToFsdp2(arguments) => to_fsdp2::run(&arguments),
+        Command::Checkpoint(arguments) => checkpoint::run(&arguments),
+        Command::Completions(arguments) => completions::run(&arguments).map(success),
+        Command::Man(arguments) => man::run(&arguments).map(success),
+        Command::TpuConfig(arguments) => tpu_config::run(&arguments).map(success),
+    }
+}
+
 /// What the words of a command line ask for. A request for help is an error of clap's.
 fn parsed(words: &[OsString]) -> Result<Cli, clap::Error> {
-    let mut command = launch::help::for_words(Cli::command(), words);
+    let mut command = launch::help::for_words(examples::unwrapped(Cli::command()), words);
     let matches = command.try_get_matches_from_mut(words)?;
     Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
+/// Prints what clap says instead of an outcome: help and version, which are results, or what is wrong with the words.
+fn answered(error: clap::Error, words: &[OsString]) -> Result<ExitCode, Box<dyn Error>> {
+    let error = flags::explained(error);
+    let text = error.render().ansi().to_string();
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            print_coloured(&examples::as_typed(&text))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => print_message(examples::as_typed(&text).trim_end()),
+        _ => print_message(text.replacen("error:", &format!("{}: error:", speaker(words)), 1).trim_end()),
+    }
+    Ok(ExitCode::from(2))
+}
+
+/// Who speaks in a message: the command, with its subcommand.
+fn speaker(words: &[OsString]) -> String {
+    let command = Cli::command();
+    let subcommand = words.get(1).and_then(|word| command.find_subcommand(word));
+    subcommand.map_or_else(|| "accelerate".to_owned(), |found| format!("accelerate {}", found.get_name()))
+}
+
 fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
-}
-
-/// Prints `text`, which describes `error`, and then the chain of its causes. In colour at a terminal.
-fn print_error(speaker: &str, error: &dyn Error, text: &str) {
-    let bad: Style = AnsiColor::Red.on_default().bold();
-    print_message(&format!("{bad}{speaker}: error:{bad:#} {text}"));
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        print_message(&format!("  caused by: {error}"));
-        cause = error.source();
-    }
-}
-
-/// The words as one line that a shell takes apart again.
-fn shell_command<'a>(words: impl Iterator<Item = &'a OsStr>) -> String {
-    let quoted = |word: &OsStr| match shlex::try_quote(&word.to_string_lossy()) {
-        Ok(quoted) => quoted.into_owned(),
-        // Only a zero byte cannot be quoted, and no argument has one.
-        Err(_) => word.to_string_lossy().into_owned(),
-    };
-    words.map(quoted).collect::<Vec<_>>().join(" ")
-}
-
-/// Prints a line on standard error. Where nobody reads it, nobody is left to tell.
-fn print_message(line: &str) {
-    let _ = writeln!(anstream::stderr().lock(), "{line}");
 }
 
 #[cfg(test)]

@@ -51,6 +51,12 @@ pub(crate) fn num_gpus(run: &RunConfig) -> usize {
     num_visible_gpus(Path::new("/dev"), chosen.or_else(|| config_file::variable("CUDA_VISIBLE_DEVICES")).as_deref())
 }
 
+/// What is worth knowing of the settings on this machine: what a launch tells, and everything else that changes nothing.
+pub(crate) fn warnings(run: &RunConfig) -> Vec<String> {
+    let unused = run.unused();
+    run.warnings(num_gpus(run)).into_iter().chain(unused.iter().map(ToString::to_string)).collect()
+}
+
 /// Why it is that number where nobody has said it.
 pub(crate) fn why_num_processes(run: &RunConfig) -> String {
     match (run.cluster.use_cpu, num_gpus(run)) {

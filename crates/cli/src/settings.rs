@@ -28,7 +28,19 @@ impl Selection for AllSettings {
     fn includes(_: &Setting) -> bool {
         true
     }
+
+    fn adjust(flag: &str, argument: Arg) -> Arg {
+        argument.hide_short_help(!IN_SHORT_HELP.contains(&flag))
+    }
 }
+
+/// The flags of settings that `-h` shows of a subcommand that is not `launch`.
+const IN_SHORT_HELP: [&str; 6] =
+    ["num_processes", "mixed_precision", "cpu", "num_machines", "use_fsdp", "use_deepspeed"];
+
+/// Where the others are.
+pub(crate) const SHORT_HELP: &str =
+    "Every other setting of `accelerate launch` has its flag here, too: --help shows all of them, and examples.";
 
 /// What was typed, in the order of the table.
 #[derive(Debug)]

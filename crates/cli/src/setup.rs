@@ -1,11 +1,14 @@
 //! `accelerate setup`: libtorch, found or installed, and made known to a project.
 
 use std::error::Error;
-use std::io::{self, Write};
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-use accelerate_setup::{CargoConfig, Libtorch, Origin, VERSION};
+use accelerate_setup::{CargoConfig, Libtorch, Needs, Origin, VERSION};
 use clap::Args;
+
+use crate::new::library;
 
 /// Find or install libtorch, and let cargo find it in a project.
 ///
@@ -15,7 +18,7 @@ use clap::Args;
 ///
 /// What was found is linked as .libtorch at the root of the project, and one line in its .cargo/config.toml tells cargo
 /// so. The rest of that file stays as it is. A second run changes nothing. Outside of a project, libtorch is installed
-/// and nothing is written.
+/// and nothing is written. What else the package needs to be built on the library, and does not have, is said at the end.
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:\n  \
     accelerate setup                       # the project of the current folder\n  \
@@ -38,22 +41,22 @@ struct NoProject {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let here = std::env::current_dir()?;
-    let root = accelerate_setup::project_root(arguments.folder.as_deref().unwrap_or(&here));
-    let text = match (root, &arguments.folder) {
-        (Some(root), _) => set_up(&root)?,
+    let folder = arguments.folder.as_deref().unwrap_or(&here);
+    let text = match (accelerate_setup::project_root(folder), &arguments.folder) {
+        (Some(root), _) => set_up(&root)? + &accelerate_setup::needs(folder).map_or_else(String::new, still_to_do),
         (None, Some(folder)) => return Err(NoProject { folder: folder.clone() }.into()),
         (None, None) => {
             let found = described(&accelerate_setup::ensure_installed()?);
             format!(
-                "{found}\nThere is no project here to tell of it: run this in one, or make one by `accelerate new`."
+                "{found}\nThere is no project here to tell of it: run this in one, or make one by `accelerate new`.\n"
             )
         }
     };
-    Ok(writeln!(io::stdout().lock(), "{text}")?)
+    Ok(io::stdout().lock().write_all(text.as_bytes())?)
 }
 
 /// Links libtorch in the project and tells cargo; says what was found and what was written.
-pub(crate) fn set_up(root: &Path) -> Result<String, accelerate_setup::Error> {
+fn set_up(root: &Path) -> Result<String, accelerate_setup::Error> {
     // A folder that the author of the project chose is checked, and left in force.
     let found = match accelerate_setup::find(root)? {
         Some(found) if found.origin == Origin::CargoConfig => found,
@@ -67,9 +70,33 @@ pub(crate) fn set_up(root: &Path) -> Result<String, accelerate_setup::Error> {
         CargoConfig::Unchanged => format!("{path} names it already."),
         CargoConfig::NamesAnother => format!("{path} names a folder of your own, which stays in force."),
     };
-    Ok(format!("{}\n{written}", described(&found)))
+    Ok(format!("{}\n{written}\n", described(&found)))
 }
 
-fn described(found: &Libtorch) -> String {
+/// What the package does not have yet, as it is to be written.
+fn still_to_do(needs: Needs) -> String {
+    let mut text = String::new();
+    let package = needs.package.display();
+    // Writing to a string cannot fail.
+    if needs.dependency {
+        let library = library::beside_this_command().unwrap_or_else(|| "PATH/crates/accelerate".to_owned());
+        let path = serde_json::json!(library);
+        let _ = writeln!(
+            text,
+            "\n{package}/Cargo.toml does not name the library yet. Add to [dependencies]:\n\n    \
+             accelerate = {{ package = \"accelerate-rs\", path = {path} }}"
+        );
+    }
+    if needs.build_script {
+        let _ =
+            writeln!(text, "\n{package} has no build.rs that lets programs find libtorch when they run. Make it:\n");
+        for line in library::BUILD_SCRIPT.lines() {
+            let _ = writeln!(text, "    {line}");
+        }
+    }
+    text
+}
+
+pub(crate) fn described(found: &Libtorch) -> String {
     format!("libtorch {VERSION} in {} ({})", found.folder.display(), found.origin)
 }

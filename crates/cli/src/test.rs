@@ -1,18 +1,23 @@
 //! `accelerate test`: the conformance checks, launched with the settings in force.
 
 use std::error::Error;
-use std::io::{self, Write};
+use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use accelerate_launch::{Capture, Helper, LaunchConfig, Program, Silent, launch};
+use accelerate_core::settings::Setting;
+use accelerate_launch::{
+    Capture, Helper, LaunchConfig, Program, Reporter, Source, StopSignals, exit_code_of_signal, launch, signal_name,
+};
 use anstyle::{AnsiColor, Style};
-use clap::Args;
+use clap::{Arg, Args};
 
 use crate::config_file;
+use crate::launch::check_working_folder;
+use crate::output::Unwritten;
 use crate::resolve::{num_gpus, resolve};
-use crate::settings::{AllSettings, SettingFlags};
+use crate::settings::{AllSettings, SHORT_HELP, Selection, SettingFlags};
 
 /// The checks, which the program knows by these names, and what they look at.
 const CHECKS: [(&str, &str); 10] = [
@@ -31,21 +36,23 @@ const CHECKS: [(&str, &str); 10] = [
 /// Check that training on several processes works with your settings.
 ///
 /// Launches each of the conformance checks, which are the reference's own test scripts, with the settings in force: flags,
-/// variables and the configuration file, as `accelerate launch` would. Where nobody says how many processes there are, it is
-/// one for each GPU, or two. Prints a line for each check, and what a rank said last where one fails.
+/// variables and the configuration file, as `accelerate launch` would. Where nobody says how many processes there are, there is
+/// one for each GPU, and without a GPU there are two. Prints a line for each check, and what a rank said last where one fails.
 ///
 /// The program of the checks is built once, in a checkout of Accelerate: `cargo build --release --package conformance`. It is
 /// looked for like every program: in PATH, then among what Cargo has built for the project around the working folder.
 #[derive(Debug, Args)]
+#[command(after_help = SHORT_HELP)]
 #[command(after_long_help = "Examples:\n  \
     With the settings of the default configuration file:\n    \
       accelerate test\n  \
     Four processes, and only two of the checks:\n    \
       accelerate test --num_processes 4 --checks test_ops,test_sync\n\n\
-    Exit code: 0 if all checks passed, 1 if one failed, 2 if none could be launched.")]
+    Exit code: 0 if all checks passed, 1 if one failed or the report could not be written, 2 if none could be launched, and\n\
+    130 after Ctrl-C or 143 after SIGTERM.")]
 pub(crate) struct Arguments {
     #[command(flatten)]
-    settings: SettingFlags<AllSettings>,
+    settings: SettingFlags<ForTest>,
 
     /// A configuration file (YAML or JSON) in place of the default one.
     #[arg(long = "config_file", alias = "config-file", value_name = "FILE")]
@@ -60,6 +67,30 @@ pub(crate) struct Arguments {
     checks: Vec<String>,
 }
 
+/// The settings of a launch. Only the number of processes has another default: with one, hardly anything would be checked.
+#[derive(Debug)]
+struct ForTest;
+
+impl Selection for ForTest {
+    fn includes(setting: &Setting) -> bool {
+        AllSettings::includes(setting)
+    }
+
+    fn adjust(flag: &str, argument: Arg) -> Arg {
+        let argument = AllSettings::adjust(flag, argument);
+        if flag != "num_processes" {
+            return argument;
+        }
+        let long = argument.get_long_help().map(ToString::to_string).unwrap_or_default();
+        let paragraphs = long.split("\n\n").map(|paragraph| match paragraph.starts_with("Without it") {
+            true => "Without it: one per NVIDIA GPU that CUDA_VISIBLE_DEVICES leaves visible; two if there is none, or with --cpu.",
+            false => paragraph,
+        });
+        let long = paragraphs.collect::<Vec<_>>().join("\n\n");
+        argument.long_help(long)
+    }
+}
+
 /// There is nothing to launch.
 #[derive(Debug, thiserror::Error)]
 #[error(
@@ -70,19 +101,48 @@ struct NoChecks {
     source: accelerate_launch::Error,
 }
 
+/// The checks write files.
+#[derive(Debug, thiserror::Error)]
+#[error("no folder for the checks can be made in {}; set TMPDIR to one that you can write to", place.display())]
+struct NoFolder {
+    place: PathBuf,
+    source: io::Error,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("this command cannot listen for signals, by which it would be stopped")]
+struct NoSignals {
+    source: io::Error,
+}
+
+/// Somebody has stopped this command, and not a check.
+#[derive(Debug, thiserror::Error)]
+#[error("stopped by {} during {check}; before it {num_passed} passed and {num_failed} failed", signal_name(*signal))]
+struct Stopped {
+    signal: i32,
+    check: &'static str,
+    num_passed: usize,
+    num_failed: usize,
+}
+
 pub(crate) fn run(arguments: Arguments) -> ExitCode {
     match run_checks(arguments) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             crate::print_error("accelerate test", error.as_ref(), &error.to_string());
-            ExitCode::from(2)
+            match (error.downcast_ref::<Stopped>(), error.is::<Unwritten>()) {
+                (Some(stopped), _) => ExitCode::from(exit_code_of_signal(stopped.signal)),
+                (None, true) => ExitCode::FAILURE,
+                (None, false) => ExitCode::from(2),
+            }
         }
     }
 }
 
 /// Have all passed?
 fn run_checks(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
+    check_working_folder()?;
     let flags = arguments.settings.said;
     let resolved = resolve(flags, arguments.config_file.as_deref(), false, &config_file::variable)?;
     let run = resolved.run;
@@ -92,15 +152,19 @@ fn run_checks(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
         capture: Capture::Always,
         helper: Some(Helper::this_executable()),
         dedicated_process: true,
+        // There is no checkpoint to wait for.
+        shutdown_grace_period: Duration::from_millis(500),
         ..LaunchConfig::of_run(&run, Program::Executable(arguments.program.into()), num_processes)
     };
     let is_chosen = |name: &str| arguments.checks.is_empty() || arguments.checks.iter().any(|chosen| chosen == name);
+    let stop = StopSignals::listen().map_err(|source| NoSignals { source })?;
     let began = Instant::now();
     let (mut num_passed, mut num_failed) = (0, 0);
     for (name, about) in CHECKS.into_iter().filter(|(name, _)| is_chosen(name)) {
-        match check(&config, name, about)? {
-            true => num_passed += 1,
-            false => num_failed += 1,
+        match check(&config, &stop, name, about)? {
+            Checked::Passed => num_passed += 1,
+            Checked::Failed => num_failed += 1,
+            Checked::Stopped(signal) => return Err(Stopped { signal, check: name, num_passed, num_failed }.into()),
         }
     }
     let took = began.elapsed().as_secs_f64();
@@ -108,33 +172,88 @@ fn run_checks(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     Ok(num_failed == 0)
 }
 
-fn say(line: &str) -> io::Result<()> {
-    writeln!(anstream::stdout().lock(), "{line}")
+fn say(line: &str) -> Result<(), Unwritten> {
+    crate::print_coloured(&format!("{line}\n"))
 }
 
-/// Has the check passed? What stops all of them, such as a program that is not there, is an error.
-fn check(config: &LaunchConfig, name: &str, about: &str) -> Result<bool, Box<dyn Error>> {
-    let folder = tempfile::tempdir()?;
+/// Shows nothing. A signal that came before a launch listened ends it.
+struct Attentive<'a> {
+    stop: &'a StopSignals,
+    looks_at: Option<Instant>,
+}
+
+impl Reporter for Attentive<'_> {
+    fn output(&mut self, _: Source, _: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn wakes_at(&self) -> Option<Instant> {
+        self.looks_at
+    }
+
+    fn wake(&mut self, _: Instant) -> io::Result<()> {
+        self.looks_at = None;
+        self.stop.received().map_or(Ok(()), |_| Err(io::ErrorKind::Interrupted.into()))
+    }
+}
+
+/// What became of a check.
+enum Checked {
+    Passed,
+    Failed,
+    /// By this signal to this command.
+    Stopped(i32),
+}
+
+/// What stops all checks, such as a program that is not there, is an error.
+fn check(config: &LaunchConfig, stop: &StopSignals, name: &str, about: &str) -> Result<Checked, Box<dyn Error>> {
+    let folder = tempfile::tempdir().map_err(|source| NoFolder { place: std::env::temp_dir(), source })?;
     let args = vec![name.into(), "--folder".into(), folder.path().into()];
     let began = Instant::now();
-    let outcome = launch(&LaunchConfig { args, ..config.clone() }, &mut Silent);
+    let outcome = launch(&LaunchConfig { args, ..config.clone() }, &mut Attentive { stop, looks_at: Some(began) });
     let took = began.elapsed().as_secs_f64();
-    let failure = match &outcome {
-        Ok(_) => None,
-        Err(error) => error.failure(),
+    let line = |color: AnsiColor, word: &str| {
+        let style: Style = color.on_default().bold();
+        format!("{style}{word:<4}{style:#}  {name:<27}{took:>6.1} s  {about}")
     };
-    let (word, color) = if outcome.is_ok() { ("ok  ", AnsiColor::Green) } else { ("FAIL", AnsiColor::Red) };
-    let style: Style = color.on_default().bold();
-    if outcome.is_ok() || failure.is_some() {
-        say(&format!("{style}{word}{style:#}  {name:<27}{took:>6.1} s  {about}"))?;
+    let error = match outcome {
+        Ok(_) => {
+            say(&line(AnsiColor::Green, "ok"))?;
+            return Ok(Checked::Passed);
+        }
+        Err(error) => error,
+    };
+    match (error.stopped_by().or_else(|| stop.received()), error.failure()) {
+        (Some(signal), _) => Ok(Checked::Stopped(signal)),
+        (None, Some(failure)) => {
+            say(&line(AnsiColor::Red, "FAIL"))?;
+            say(&failure.to_string())?;
+            Ok(Checked::Failed)
+        }
+        (None, None) if error.is_program_not_found() => Err(Box::new(NoChecks { source: error })),
+        (None, None) => Err(error.into()),
     }
-    if let Some(failure) = failure {
-        say(&failure.to_string())?;
-    }
-    match outcome {
-        Ok(_) => Ok(true),
-        Err(error) if error.is_child_failed() => Ok(false),
-        Err(source) if source.is_program_not_found() => Err(Box::new(NoChecks { source })),
-        Err(error) => Err(error.into()),
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use rustix::process::{Signal, getpid, kill_process};
+
+    /// Between two checks nobody else listens.
+    #[test]
+    fn a_signal_between_two_checks_stops_the_next_one() {
+        let stop = StopSignals::listen().unwrap();
+        assert_eq!(stop.received(), None);
+        kill_process(getpid(), Signal::TERM).unwrap();
+        while stop.received().is_none() {
+            std::thread::yield_now();
+        }
+        // It would never end by itself.
+        let config =
+            LaunchConfig { capture: Capture::Always, ..LaunchConfig::new(Program::Executable("yes".into()), 1) };
+        let checked = check(&config, &stop, "test_ops", "").unwrap();
+        assert!(matches!(checked, Checked::Stopped(15)));
     }
 }

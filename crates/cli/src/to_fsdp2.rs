@@ -4,7 +4,7 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use accelerate_core::config::{ConfigFile, FileFormat};
+use accelerate_core::config::{ConfigFile, FileFormat, changed_lines};
 use clap::{ArgGroup, Args};
 
 use crate::config_file::{self, Existing};
@@ -12,7 +12,7 @@ use crate::config_file::{self, Existing};
 /// Convert a configuration file from version 1 of FSDP to version 2.
 ///
 /// fsdp_reshard_after_forward takes the place of fsdp_sharding_strategy, and settings that version 2 does not have are left
-/// out; each of them is named. Comments are not kept.
+/// out. Every key that changes or goes is named. Comments are not kept.
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("output").args(["overwrite", "output_file"]).required(true).multiple(true)))]
 #[command(after_long_help = "Examples:\n  \
@@ -34,7 +34,8 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let input = &arguments.config_file;
-    let converted = ConfigFile::read(&config_file::read(input)?, input)?.into_partial().to_fsdp2()?;
+    let old = config_file::read(input)?;
+    let converted = ConfigFile::read(&old, input)?.into_partial().to_fsdp2()?;
     for note in &converted.notes {
         crate::print_message(&format!("accelerate to-fsdp2: {}: {note}", input.display()));
     }
@@ -48,7 +49,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
         true => Existing::Replace,
         false => Existing::Keep("--overwrite replaces it, or name another --output_file"),
     };
-    config_file::write(output, &ConfigFile::write(&converted.said, FileFormat::of_path(output)), existing)?;
-    crate::print_message(&format!("accelerate to-fsdp2: {} is written", output.display()));
+    let new = ConfigFile::write(&converted.said, FileFormat::of_path(output));
+    let changes = changed_lines(&old, &new, input)?;
+    config_file::write(output, &new, existing)?;
+    let colon = if changes.is_empty() { "" } else { "; beside the order of its keys it differs by:" };
+    crate::print_message(&format!("accelerate to-fsdp2: {} is written{colon}", output.display()));
+    for change in changes {
+        crate::print_message(&format!("  {change}"));
+    }
     Ok(ExitCode::SUCCESS)
 }

@@ -2,12 +2,13 @@
 
 use std::error::Error;
 use std::ffi::OsStr;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use accelerate_core::config::{ClusterConfig, ConfigFile};
 use accelerate_core::settings::{read_file, shortened};
 use clap::Args;
+
+use crate::config_file::{self, Found};
 
 /// Print the command that runs commands on all machines of a TPU.
 ///
@@ -19,6 +20,7 @@ use clap::Args;
     accelerate tpu-config --config_file tpu.yaml --install_accelerate | sh")]
 pub(crate) struct Arguments {
     /// A configuration file (YAML or JSON) whose tpu_name, tpu_zone, command_file and commands fill what flags leave open.
+    /// Without it, the default one if it exists.
     #[arg(long = "config_file", alias = "config-file", value_name = "FILE")]
     config_file: Option<PathBuf>,
 
@@ -56,15 +58,22 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
-    let file = match &arguments.config_file {
-        Some(path) => ConfigFile::read(&text_of(path)?, path)?.into_partial().cluster,
+    let file = match config_file::find(arguments.config_file.as_deref(), &config_file::variable) {
+        Some(Found { path, is_default }) => {
+            if is_default {
+                let path = path.display();
+                crate::print_message(&format!(
+                    "accelerate tpu-config: settings of {path} hold where flags say nothing"
+                ));
+            }
+            ConfigFile::read(&config_file::read(&path)?, &path)?.into_partial().cluster
+        }
         None => ClusterConfig::default(),
     };
     let words = words(arguments, file, &text_of)?;
     let command = crate::shell_command(words.iter().map(|word| OsStr::new(word.as_str())));
     // As it is: what a filter of colours takes out of quoted words is missing in what a shell reads.
-    writeln!(std::io::stdout().lock(), "{command}")?;
-    Ok(())
+    Ok(crate::print_result(&format!("{command}\n"))?)
 }
 
 fn text_of(path: &Path) -> Result<String, String> {
@@ -77,8 +86,9 @@ fn words(
     file: ClusterConfig,
     read: &dyn Fn(&Path) -> Result<String, String>,
 ) -> Result<Vec<String>, String> {
-    let wanted =
-        |what: &str| format!("the {what} of the TPU is not known; say --tpu_{what}, or tpu_{what} in a --config_file");
+    let wanted = |what: &str| {
+        format!("the {what} of the TPU is not known; say --tpu_{what}, or tpu_{what} in a configuration file")
+    };
     let name = arguments.tpu_name.clone().or(file.tpu_name).ok_or_else(|| wanted("name"))?;
     let zone = arguments.tpu_zone.clone().or(file.tpu_zone).ok_or_else(|| wanted("zone"))?;
     let is_in_flags = arguments.command_file.is_some() || !arguments.command.is_empty();

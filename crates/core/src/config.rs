@@ -58,10 +58,10 @@ pub use power_sgd::PowerSGDState;
 pub use process_group::{InitProcessGroupKwargs, ProcessGroupSettings};
 pub use profile::{ProfileKwargs, ProfileSettings, ProfilerActivity, ScheduleOption};
 pub use project::{ProjectConfiguration, ProjectSettings};
-pub use questions::{Answers, Choice, Form, MachineFacts, Next, Passed, Question, Questionnaire, are_numbers};
+pub use questions::{Answers, Choice, Form, MachineFacts, Next, Passed, Question, Questionnaire, Refused, are_numbers};
 pub use run_config::{
     ConfigFile, FileFormat, Fsdp2Conversion, Lookup, Message, Overridden, PartialRunConfig, RunConfig, Sources,
-    changed_lines, default_config_files, is_in_files_of_reference, misspelt_variables, settings,
+    changed_lines, default_config_files, hugging_face_home, is_in_files_of_reference, misspelt_variables, settings,
 };
 pub use tee::{Streams, Tee};
 pub use torch_dynamo::{Compilation, DynamoBackend, DynamoMode, DynamoSettings, TorchDynamoPlugin};

@@ -108,6 +108,14 @@ impl Error {
         }
     }
 
+    /// The reason alone where something is refused, else the whole text.
+    pub(crate) fn why(&self) -> String {
+        match &self.0.kind {
+            ErrorKind::Settings(settings::SettingsErrorKind::Refused { why, .. }) => (*why).to_owned(),
+            kind => kind.to_string(),
+        }
+    }
+
     /// A configuration value is outside its range, unknown, or contradicts another one.
     pub fn is_config(&self) -> bool {
         match &self.0.kind {
@@ -122,7 +130,8 @@ impl Error {
         matches!(self.0.kind, ErrorKind::Environment(_) | ErrorKind::Settings(Variable { .. }))
     }
 
-    /// A plan cannot be carried out: it takes more memory than there is, or a tensor has no such shard.
+    /// A plan cannot be carried out, because it takes more memory than there is or a tensor has no such shard; or what it
+    /// takes cannot be estimated from what was said.
     pub fn is_plan(&self) -> bool {
         matches!(self.0.kind, ErrorKind::Plan(_) | ErrorKind::Layout(_))
     }

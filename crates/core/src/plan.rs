@@ -2,21 +2,25 @@
 //!
 //! A plan either replicates every parameter and averages gradients in buckets, or shards parameters in [`Unit`]s.
 
+mod activations;
 mod collectives;
 mod display;
 mod estimate;
 mod memory;
 mod sharded;
+mod step_time;
 
 use crate::config::{DistributedDataParallelSettings, FIRST_BUCKET_BYTES, FloatType, OffloadDevice, ShardingStrategy};
 use crate::layout::Layout;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+pub use activations::{ActivationBytes, MicroBatch, TransformerShape};
 pub use collectives::{Collective, Content, Operation};
 pub use estimate::{EstimateDtype, MemoryEstimate, estimate_memory};
 pub use memory::{NVME_BLOCKS_BYTES, Phase, PhaseBytes, RankBytes};
 pub use sharded::{Unit, plan_sharded};
+pub use step_time::{RankSpeed, StepTime, parse_bandwidth, parse_flops};
 
 /// What a plan has to know of a model: its parameters, in the order they were registered.
 ///
@@ -207,6 +211,9 @@ pub struct Plan {
     /// The most that units take together which are asked for before they are used; 0 if none are.
     #[serde(default)]
     pub bytes_ahead: usize,
+    /// What activations take on each rank, from the forward pass to the end of the backward pass; 0 where nobody has said.
+    #[serde(default)]
+    pub activation_bytes: usize,
 }
 
 impl Plan {
@@ -274,6 +281,7 @@ pub fn plan_data_parallel(inventory: &Inventory, kwargs: &DistributedDataParalle
         optimizer_offload: OffloadDevice::None,
         params_offload: OffloadDevice::None,
         bytes_ahead: 0,
+        activation_bytes: 0,
     }
 }
 

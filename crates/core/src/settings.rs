@@ -21,7 +21,7 @@ pub use document::{Document, Node, NodeValue, shortened};
 pub use environment::{DEFAULTS_VARIABLE, ORIGINS_VARIABLE};
 pub(crate) use environment::{read as read_environment, says_something};
 pub use file::read_file;
-pub use origin::{Origin, Origins};
+pub use origin::{Origin, Origins, Position};
 pub use record::{Record, Setting};
 pub(crate) use value::object_value;
 pub use value::{SettingValue, ValueKind};

@@ -1,14 +1,16 @@
 //! Programs of the Cargo project around the working folder, found by name among what has been built.
 
 use std::ffi::OsStr;
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::SystemTime;
 
+use accelerate_core::settings::read_file;
 use serde_json::Value;
 
+use crate::error::Result;
 use crate::program::{ProgramSearch, is_executable_file};
+use crate::question::{Limits, ask};
 
 /// The folders of builds in a target folder.
 const PROFILES: [&str; 2] = ["release", "debug"];
@@ -19,6 +21,10 @@ pub(crate) struct Project {
     /// Folders with a `Cargo.toml`, from the working folder upwards.
     folders: Vec<PathBuf>,
 }
+
+/// What Cargo says of a project.
+#[derive(Debug)]
+pub(crate) struct Metadata(Value);
 
 /// A program that has been built.
 #[derive(Debug, PartialEq, Eq)]
@@ -47,27 +53,26 @@ impl Project {
         }
     }
 
-    /// The same, and where files do not tell Cargo is asked.
-    pub(crate) fn built_or_asked(&self, name: &OsStr, search: &ProgramSearch) -> Option<Built> {
-        self.built(name, search).or_else(|| {
-            let metadata = metadata(search)?;
-            newest(Path::new(metadata.get("target_directory")?.as_str()?), name)
-        })
-    }
-
-    /// The package that has a program of this name, built or not.
-    pub(crate) fn package_with(&self, name: &OsStr, search: &ProgramSearch) -> Option<String> {
-        let metadata = metadata(search)?;
-        let is_program = |target: &Value| {
-            let kinds = target.get("kind").and_then(Value::as_array);
-            let is_bin = kinds.is_some_and(|kinds| kinds.iter().any(|kind| kind == "bin"));
-            is_bin && target.get("name").and_then(Value::as_str).is_some_and(|known| name == known)
+    /// What Cargo says of the project; nothing is built or fetched for it. `None` where Cargo has nothing to say.
+    ///
+    /// # Errors
+    ///
+    /// Cargo does not answer.
+    pub(crate) fn asked(&self, search: &ProgramSearch) -> Result<Option<Metadata>> {
+        let (Some(cargo), Some(folder)) = (search.find("cargo".as_ref()), &search.working_folder) else {
+            return Ok(None);
         };
-        let has_program = |package: &&Value| {
-            package.get("targets").and_then(Value::as_array).is_some_and(|targets| targets.iter().any(is_program))
+        let mut command = Command::new(cargo);
+        match &search.cargo_target_dir {
+            Some(folder) => command.env("CARGO_TARGET_DIR", folder),
+            None => command.env_remove("CARGO_TARGET_DIR"),
         };
-        let package = metadata.get("packages")?.as_array()?.iter().find(has_program)?;
-        Some(package.get("name")?.as_str()?.to_owned())
+        command.args(["metadata", "--no-deps", "--offline", "--format-version", "1"]).current_dir(folder);
+        match ask(&mut command, Limits::default()) {
+            Ok(answer) => Ok(serde_json::from_slice(&answer.stdout).ok().map(Metadata)),
+            Err(error) if error.is_limit_passed() || error.is_interrupted() => Err(error),
+            Err(_) => Ok(None),
+        }
     }
 
     /// Does a configuration file of Cargo's, here or above, speak of a target folder?
@@ -75,7 +80,8 @@ impl Project {
         let folders = search.working_folder.iter().flat_map(|folder| folder.ancestors());
         let mut files =
             folders.flat_map(|folder| ["config.toml", "config"].map(|name| folder.join(".cargo").join(name)));
-        files.any(|file| fs::read_to_string(file).is_ok_and(|text| text.contains("target-dir")))
+        // A pipe in its place would never end.
+        files.any(|file| read_file(&file).is_ok_and(|text| text.contains("target-dir")))
     }
 }
 
@@ -91,27 +97,31 @@ fn newest(target: &Path, name: &OsStr) -> Option<Built> {
     Some(Built { newest: files.next()?, older: files.next() })
 }
 
-/// What Cargo says of the project; nothing is built or fetched for it.
-fn metadata(search: &ProgramSearch) -> Option<Value> {
-    let mut command = Command::new(search.find("cargo".as_ref())?);
-    match &search.cargo_target_dir {
-        Some(folder) => command.env("CARGO_TARGET_DIR", folder),
-        None => command.env_remove("CARGO_TARGET_DIR"),
-    };
-    let output = command
-        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
-        .current_dir(search.working_folder.as_deref()?)
-        .stdin(Stdio::null())
-        .stderr(Stdio::null())
-        .output()
-        .ok()?;
-    serde_json::from_slice(&output.stdout).ok()
+impl Metadata {
+    /// The newest build of `name`.
+    pub(crate) fn built(&self, name: &OsStr) -> Option<Built> {
+        newest(Path::new(self.0.get("target_directory")?.as_str()?), name)
+    }
+
+    /// The package that has a program of this name, built or not.
+    pub(crate) fn package_with(&self, name: &OsStr) -> Option<&str> {
+        let is_program = |target: &Value| {
+            let kinds = target.get("kind").and_then(Value::as_array);
+            let is_bin = kinds.is_some_and(|kinds| kinds.iter().any(|kind| kind == "bin"));
+            is_bin && target.get("name").and_then(Value::as_str).is_some_and(|known| name == known)
+        };
+        let has_program = |package: &&Value| {
+            package.get("targets").and_then(Value::as_array).is_some_and(|targets| targets.iter().any(is_program))
+        };
+        self.0.get("packages")?.as_array()?.iter().find(has_program)?.get("name")?.as_str()
+    }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::os::unix::fs::PermissionsExt;
     use std::time::Duration;
 
@@ -137,9 +147,11 @@ mod tests {
         let search = package(root.path());
         let project = Project::around(&search).unwrap();
         let [release, debug] = PROFILES.map(|profile| root.path().join("target").join(profile).join("demo"));
-        assert_eq!(project.built_or_asked("demo".as_ref(), &search), None);
-        assert_eq!(project.package_with("demo".as_ref(), &search).as_deref(), Some("demo"));
-        assert_eq!(project.package_with("demos".as_ref(), &search), None);
+        let asked = project.asked(&search).unwrap().unwrap();
+        assert_eq!(project.built("demo".as_ref(), &search), None);
+        assert_eq!(asked.built("demo".as_ref()), None);
+        assert_eq!(asked.package_with("demo".as_ref()), Some("demo"));
+        assert_eq!(asked.package_with("demos".as_ref()), None);
         program(&debug, 5);
         assert_eq!(project.built("demo".as_ref(), &search), Some(Built { newest: debug.clone(), older: None }));
         for (age, newest, older) in [(9, &debug, &release), (2, &release, &debug), (5, &release, &debug)] {
@@ -158,7 +170,8 @@ mod tests {
         program(&root.path().join("target/debug/demo"), 1);
         let found = |search: &ProgramSearch| {
             let project = Project::around(search).unwrap();
-            project.built_or_asked("demo".as_ref(), search).map(|built| built.newest)
+            let asked = || project.asked(search).unwrap().unwrap().built("demo".as_ref());
+            project.built("demo".as_ref(), search).or_else(asked).map(|built| built.newest)
         };
         assert_eq!(found(&search), Some(root.path().join("target/debug/demo")));
 
@@ -181,7 +194,6 @@ mod tests {
         fs::write(root.path().join("Cargo.toml"), "nonsense = [").unwrap();
         let search = ProgramSearch { path: std::env::var_os("PATH"), ..search };
         let project = Project::around(&search).unwrap();
-        assert_eq!(project.built_or_asked("demo".as_ref(), &search), None);
-        assert_eq!(project.package_with("demo".as_ref(), &search), None);
+        assert!(project.asked(&search).unwrap().is_none());
     }
 }

@@ -3,6 +3,9 @@
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::io::Errno;
 
 use crate::failure::{Failure, signal_name};
 
@@ -42,16 +45,33 @@ enum Kind {
     #[error("rank {rank} could not be started as {}", program.display())]
     Spawn { rank: usize, program: PathBuf, source: io::Error },
     #[error(
+        "rank {rank} could not be started, because this user may have no more {what}; start fewer processes, or raise the limit ({limit})"
+    )]
+    NoRoom { rank: usize, what: &'static str, limit: &'static str, source: io::Error },
+    #[error(
         "{} cannot be written, where --tee and --log_dir keep the output; name a folder for --log_dir in which this user may make files",
         path.display()
     )]
     LogUnwritable { path: PathBuf, source: io::Error },
     #[error("{}", failure.headline())]
-    ChildFailed { failure: Failure },
+    ChildFailed { failure: Failure, stopped_by: Option<i32> },
     #[error("stopped by {}", signal_name(*signal))]
     Interrupted { signal: i32 },
     #[error("nobody reads the output of the ranks any more")]
     OutputClosed { source: io::Error },
+    #[error(
+        "`{command}` did not end within {} s, so it was ended; run it in a shell to see what it waits for: a pipe in \
+         place of a file, a lock, a network",
+        limit.as_secs_f32()
+    )]
+    TooSlow { command: String, limit: Duration },
+    #[error(
+        "`{command}` printed more than {limit_bytes} bytes, so it was ended; run it in a shell to see whether it is the \
+         program that is meant"
+    )]
+    TooTalkative { command: String, limit_bytes: usize },
+    #[error("`{command}` could not be started")]
+    NotStarted { command: String, source: io::Error },
     #[error("{action} failed")]
     System { action: &'static str, source: io::Error },
 }
@@ -92,16 +112,31 @@ impl Error {
         matches!(*self.0, Kind::Interrupted { .. })
     }
 
+    /// The signal by which somebody told the launcher to stop, if somebody did: also one that came while a failed launch was
+    /// being ended, where the failure is the error.
+    pub fn stopped_by(&self) -> Option<i32> {
+        match *self.0 {
+            Kind::Interrupted { signal } => Some(signal),
+            Kind::ChildFailed { stopped_by, .. } => stopped_by,
+            _ => None,
+        }
+    }
+
     /// The reader of the launcher's output went away, and the ranks were ended for it.
     pub fn is_output_closed(&self) -> bool {
         matches!(*self.0, Kind::OutputClosed { .. })
     }
 
+    /// A program that was [asked](crate::ask()) something was ended, because it passed a limit.
+    pub fn is_limit_passed(&self) -> bool {
+        matches!(*self.0, Kind::TooSlow { .. } | Kind::TooTalkative { .. })
+    }
+
     /// The rank this error is about: the first that failed, or the one that could not be started.
     pub fn rank(&self) -> Option<usize> {
         match &*self.0 {
-            Kind::ChildFailed { failure } => Some(failure.rank),
-            Kind::Spawn { rank, .. } => Some(*rank),
+            Kind::ChildFailed { failure, .. } => Some(failure.rank),
+            Kind::Spawn { rank, .. } | Kind::NoRoom { rank, .. } => Some(*rank),
             _ => None,
         }
     }
@@ -113,20 +148,35 @@ impl Error {
             Kind::InvalidConfiguration { .. } => 2,
             Kind::ProgramNotFound { .. } => 127,
             Kind::ProgramNotExecutable { .. } | Kind::Spawn { .. } => 126,
-            Kind::ChildFailed { failure } => failure.ended.exit_code(),
+            Kind::ChildFailed { failure, .. } => failure.ended.exit_code(),
             Kind::Interrupted { signal } => exit_code_of_signal(*signal),
             // What a shell reports for a program that wrote into a closed pipe.
             Kind::OutputClosed { .. } => exit_code_of_signal(signal_hook::consts::SIGPIPE),
-            Kind::PortTaken { .. } | Kind::PortUnusable { .. } | Kind::LogUnwritable { .. } | Kind::System { .. } => 1,
+            Kind::PortTaken { .. }
+            | Kind::PortUnusable { .. }
+            | Kind::NoRoom { .. }
+            | Kind::LogUnwritable { .. }
+            | Kind::TooSlow { .. }
+            | Kind::TooTalkative { .. }
+            | Kind::NotStarted { .. }
+            | Kind::System { .. } => 1,
         }
     }
 
     /// The whole story of a failed rank.
     pub fn failure(&self) -> Option<&Failure> {
         match &*self.0 {
-            Kind::ChildFailed { failure } => Some(failure),
+            Kind::ChildFailed { failure, .. } => Some(failure),
             _ => None,
         }
+    }
+
+    /// A failed rank may not have found the main process.
+    pub(crate) fn with_address_problem(mut self, problem: Option<String>) -> Self {
+        if let Kind::ChildFailed { failure, .. } = &mut *self.0 {
+            failure.address_problem = problem;
+        }
+        self
     }
 
     #[cold]
@@ -154,15 +204,34 @@ impl Error {
     }
 
     pub(crate) fn spawn(rank: usize, program: impl Into<PathBuf>, source: io::Error) -> Self {
-        Self::new(Kind::Spawn { rank, program: program.into(), source })
+        // Neither is a fault of the program.
+        match source.raw_os_error().map(Errno::from_raw_os_error) {
+            Some(Errno::MFILE | Errno::NFILE) => {
+                Self::new(Kind::NoRoom { rank, what: "open files", limit: "ulimit -n", source })
+            }
+            Some(Errno::AGAIN) => Self::new(Kind::NoRoom { rank, what: "processes", limit: "ulimit -u", source }),
+            _ => Self::new(Kind::Spawn { rank, program: program.into(), source }),
+        }
     }
 
     pub(crate) fn log_unwritable(path: impl Into<PathBuf>, source: io::Error) -> Self {
         Self::new(Kind::LogUnwritable { path: path.into(), source })
     }
 
-    pub(crate) fn child_failed(failure: Failure) -> Self {
-        Self::new(Kind::ChildFailed { failure })
+    pub(crate) fn too_slow(command: String, limit: Duration) -> Self {
+        Self::new(Kind::TooSlow { command, limit })
+    }
+
+    pub(crate) fn too_talkative(command: String, limit_bytes: usize) -> Self {
+        Self::new(Kind::TooTalkative { command, limit_bytes })
+    }
+
+    pub(crate) fn not_started(command: String, source: io::Error) -> Self {
+        Self::new(Kind::NotStarted { command, source })
+    }
+
+    pub(crate) fn child_failed(failure: Failure, stopped_by: Option<i32>) -> Self {
+        Self::new(Kind::ChildFailed { failure, stopped_by })
     }
 
     pub(crate) fn interrupted(signal: i32) -> Self {
@@ -179,7 +248,11 @@ impl Error {
 }
 
 /// 128 + n, the convention of shells; saturating because a code is one byte.
-pub(crate) fn exit_code_of_signal(signal: i32) -> u8 {
+///
+/// ```
+/// assert_eq!(accelerate_launch::exit_code_of_signal(2), 130);
+/// ```
+pub fn exit_code_of_signal(signal: i32) -> u8 {
     u8::try_from(signal).unwrap_or(u8::MAX).saturating_add(128)
 }
 

@@ -63,7 +63,11 @@ impl fmt::Display for Ended {
 }
 
 /// Name of a signal as in `kill -l`, with `SIG` in front.
-pub(crate) fn signal_name(signal: i32) -> String {
+///
+/// ```
+/// assert_eq!(accelerate_launch::signal_name(2), "SIGINT");
+/// ```
+pub fn signal_name(signal: i32) -> String {
     signal_hook::low_level::signal_name(signal).map_or_else(|| format!("signal {signal}"), str::to_string)
 }
 
@@ -118,6 +122,8 @@ pub struct Failure {
     pub last_lines: Vec<String>,
     /// Whether memory ran out.
     pub memory: MemoryPressure,
+    /// What is wrong with the name of the main process's machine, where this one does not know it.
+    pub address_problem: Option<String>,
     /// All other ranks of this machine in order.
     pub others: Vec<OtherRank>,
 }
@@ -175,7 +181,7 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.headline())?;
-        if let Some(hint) = self.hint() {
+        for hint in self.hint().into_iter().chain(self.address_problem.as_deref()) {
             write!(f, "\n  {hint}")?;
         }
         if !self.last_lines.is_empty() {
@@ -236,6 +242,7 @@ mod tests {
             elapsed: Duration::from_millis(12_340),
             last_lines: vec!["Traceback:".into(), "  ValueError: x".into()],
             memory: MemoryPressure::Unknown,
+            address_problem: None,
             others: [0, 2, 3, 5]
                 .map(|rank| OtherRank {
                     rank,
@@ -256,6 +263,13 @@ mod tests {
                    ValueError: x\n  \
                ranks 0, 2-3, 5 were running and have been ended by the launcher"
         );
+    }
+
+    #[test]
+    fn a_main_process_that_cannot_be_found_is_told_with_the_failure() {
+        let problem = Some("the name node0 has no address".to_owned());
+        let text = Failure { address_problem: problem, ..failure(Ended::Exited(3)) }.to_string();
+        assert!(text.contains("after 12.3 s\n  the name node0 has no address\n  last lines"), "{text}");
     }
 
     #[test]

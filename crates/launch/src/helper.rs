@@ -22,6 +22,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 
 use rustix::process::{
@@ -103,13 +104,19 @@ fn become_rank(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
         complain(&format!("this rank cannot be kept on the cores {}, so it runs on any: {error}", core_list(&cores)));
     }
     let error = Command::new(&program).args(arguments).exec();
-    complain(&format!("cannot run {}: {error}", program.display()));
+    let why = match (error.kind(), Path::new(&program).exists()) {
+        (io::ErrorKind::NotFound, true) => {
+            "the interpreter that it names, in its first line or as a binary, is not there".to_owned()
+        }
+        _ => error.to_string(),
+    };
+    complain(&format!("cannot run {}: {why}", program.display()));
     ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
 }
 
 /// Writes to standard error, which is the rank's and so reaches the user; failing to is no reason to stop.
 fn complain(text: &str) {
-    let _ = writeln!(io::stderr(), "accelerate: {text}");
+    let _ = writeln!(io::stderr(), "accelerate launch: {text}");
 }
 
 /// Waits for the end of its input, then kills everything that carries `mark`.

@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod address;
 mod cargo;
 mod config;
 mod error;
@@ -12,23 +13,25 @@ mod placement;
 mod plan;
 mod port;
 mod program;
+mod question;
 mod reference;
 mod report;
 mod supervise;
 mod tail;
 
 pub use config::{Capture, Helper, LaunchConfig, MAX_LOCAL_PROCESSES, Program};
-pub use error::{Error, Result};
-pub use failure::{Ended, Failure, MemoryPressure, OtherRank};
+pub use error::{Error, Result, exit_code_of_signal};
+pub use failure::{Ended, Failure, MemoryPressure, OtherRank, signal_name};
 pub use logs::LogFiles;
 pub use machine::{Machine, num_visible_gpus};
 pub use placement::{core_list, core_numbers};
 pub use plan::{Plan, RankCommand, Stdin, Terminal, TerminalSize, plan, unusable_threads};
 pub use port::PortReservation;
 pub use program::{ProgramChoice, ProgramSearch, resolve_program};
+pub use question::{Limits, ask, ask_and_watch};
 pub use reference::{PythonStart, Reference};
-pub use report::{Notice, Reporter, Silent, Source, Stream, TerminalOptions, TerminalReporter};
-pub use supervise::{Outcome, RankOutcome, supervise};
+pub use report::{Notice, Reporter, Silent, Source, Stream, TerminalOptions, TerminalReporter, write_patiently};
+pub use supervise::{Outcome, RankOutcome, StopSignals, supervise};
 
 use accelerate_rendezvous::Secret;
 use std::ffi::OsString;
@@ -79,7 +82,9 @@ pub fn launch(config: &LaunchConfig, reporter: &mut dyn Reporter) -> Result<Outc
     for notice in choice.into_iter().chain(logging) {
         reporter.notice(&notice).map_err(Error::output_closed)?;
     }
+    let main_process = address::AddressLookup::begin(&config);
     supervise(&plan, reporter)
+        .map_err(|error| error.with_address_problem(main_process.and_then(|lookup| lookup.problem())))
 }
 
 /// The variable by which the ranks of a run learn its secret, without which nobody takes part in it.

@@ -3,9 +3,11 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
+use std::fs::FileType;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use accelerate_core::files::other_than_file;
 use rustix::fs::{Access, access};
 
 use crate::cargo::Project;
@@ -57,7 +59,8 @@ impl ProgramSearch {
 ///
 /// # Errors
 ///
-/// [`Error::is_program_not_found`] and [`Error::is_program_not_executable`], naming the path and the cure.
+/// [`Error::is_program_not_found`] and [`Error::is_program_not_executable`], naming the path and the cure;
+/// [`Error::is_limit_passed`]: Cargo, which was asked where it builds, does not answer.
 ///
 /// ```
 /// use accelerate_launch::{Program, ProgramSearch, resolve_program};
@@ -67,6 +70,13 @@ impl ProgramSearch {
 /// # Ok::<(), accelerate_launch::Error>(())
 /// ```
 pub fn resolve_program(program: &Program, search: &ProgramSearch) -> Result<Vec<OsString>> {
+    if program.name().is_empty() {
+        return Err(Error::invalid_configuration(
+            "the program is an empty word, perhaps of a variable that is not set; a path, a name, a .py file or a module is \
+             wanted"
+                .into(),
+        ));
+    }
     match program {
         Program::Executable(name) => Ok(vec![resolve_executable(name, search)?.into()]),
         Program::PythonScript(path) => {
@@ -74,10 +84,11 @@ pub fn resolve_program(program: &Program, search: &ProgramSearch) -> Result<Vec<
                 Err(_) => {
                     return Err(Error::program_not_found(path, "; is the path relative to another folder?"));
                 }
-                Ok(metadata) if metadata.is_dir() => {
-                    return Err(Error::program_not_executable(path, "it is a folder, not a Python file"));
+                Ok(metadata) => {
+                    if let Some(found) = other_than_file(metadata.file_type()) {
+                        return Err(Error::program_not_executable(path, format!("it is {found}, not a Python file")));
+                    }
                 }
-                Ok(_) => {}
             }
             Ok(vec![find_python(search)?.into(), path.into()])
         }
@@ -108,20 +119,30 @@ fn resolve_executable(name: &OsStr, search: &ProgramSearch) -> Result<PathBuf> {
         let path = PathBuf::from(name);
         return match path.metadata() {
             Err(_) => Err(Error::program_not_found(path, "; is it built, and is the path relative to this folder?")),
-            Ok(metadata) if metadata.is_dir() => Err(Error::program_not_executable(path, "it is a folder")),
-            Ok(_) if !is_executable_file(&path) => Err(not_executable(path)),
-            Ok(_) => Ok(path),
+            Ok(_) if is_executable_file(&path) => Ok(path),
+            Ok(metadata) => Err(not_executable(&path, metadata.file_type())),
         };
     }
     if let Some(path) = search.find(name) {
         return Ok(path);
     }
     let project = Project::around(search);
-    if let Some(built) = project.as_ref().and_then(|project| project.built_or_asked(name, search)) {
+    if let Some(built) = project.as_ref().and_then(|project| project.built(name, search)) {
         return Ok(built.newest);
     }
-    let package = project.as_ref().and_then(|project| project.package_with(name, search));
+    // Files have not told.
+    let asked = project.as_ref().map_or(Ok(None), |project| project.asked(search))?;
+    if let Some(built) = asked.as_ref().and_then(|asked| asked.built(name)) {
+        return Ok(built.newest);
+    }
+    let package = asked.as_ref().and_then(|asked| asked.package_with(name));
+    // What is meant is here, and adding ./ would not help.
     let here = Path::new(name);
+    if let (None, Ok(metadata)) = (&package, here.metadata())
+        && !is_executable_file(here)
+    {
+        return Err(not_executable(here, metadata.file_type()));
+    }
     let hint = match (package, &project) {
         (Some(package), _) => {
             format!(
@@ -187,10 +208,30 @@ impl fmt::Display for ProgramChoice {
     }
 }
 
+/// What stands there instead of a program, and what to do about it.
 #[cold]
-fn not_executable(path: PathBuf) -> Error {
-    let cure = format!("it is not marked as executable; run: chmod +x {}", path.display());
-    Error::program_not_executable(path, cure)
+fn not_executable(path: &Path, kind: FileType) -> Error {
+    let name = path.display();
+    let reason = match (other_than_file(kind), path.extension().and_then(OsStr::to_str)) {
+        (Some("a folder"), _) if path.join("Cargo.toml").is_file() => format!(
+            "it is the folder of a Cargo project, and a program is a file; run `cargo build --release` in it, and name the \
+             program in {name}/target/release"
+        ),
+        (Some("a folder"), _) => {
+            "it is a folder, and a program is a file; name the binary or the .py file in it, or with -m a module"
+                .to_owned()
+        }
+        (Some(found), _) => format!("it is {found}, and a program is a file; name that"),
+        (None, Some("yaml" | "yml" | "json")) => format!(
+            "it is not marked as executable, and looks like a configuration file; write --config_file {name}, and then the \
+             program"
+        ),
+        (None, Some("rs")) => {
+            "it is source code; build it with `cargo build --release`, and name the program that this writes".to_owned()
+        }
+        (None, _) => format!("it is not marked as executable; run: chmod +x {name}"),
+    };
+    Error::program_not_executable(path, reason)
 }
 
 pub(crate) fn is_executable_file(path: &Path) -> bool {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -256,8 +257,8 @@ impl TerminalReporter {
     fn print(&mut self, pieces: Vec<(Stream, Vec<u8>)>) {
         for (stream, bytes) in pieces {
             let written = match stream {
-                Stream::Stdout => write_patiently(&mut io::stdout().lock(), &bytes),
-                Stream::Stderr => write_patiently(&mut io::stderr().lock(), &bytes),
+                Stream::Stdout => write_patiently(&mut io::stdout().lock(), io::stdout(), &bytes),
+                Stream::Stderr => write_patiently(&mut io::stderr().lock(), io::stderr(), &bytes),
             };
             // Later pieces are tried again: a full disk may be freed.
             if let Err(error) = written
@@ -272,23 +273,32 @@ impl TerminalReporter {
     }
 }
 
-/// `write_all` that also works when another process has made the shared stream non-blocking.
-fn write_patiently(stream: &mut (impl Write + std::os::fd::AsFd), mut bytes: &[u8]) -> io::Result<()> {
-    let wait = |stream: &dyn std::os::fd::AsFd| {
-        poll(&mut [PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::OUT)], None).map(drop)
-    };
+/// `write_all` and `flush` for a stream that another process may have made non-blocking, because it has it, too: where there is
+/// no room, it waits for some. `descriptor` is where the stream writes to.
+///
+/// # Errors
+///
+/// Whatever the stream reports otherwise.
+///
+/// ```
+/// use accelerate_launch::write_patiently;
+/// write_patiently(&mut std::io::stdout().lock(), std::io::stdout(), b"a result\n")?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn write_patiently(stream: &mut dyn Write, descriptor: impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
+    let wait = || poll(&mut [PollFd::from_borrowed_fd(descriptor.as_fd(), PollFlags::OUT)], None).map(drop);
     while !bytes.is_empty() {
         match stream.write(bytes) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(written) => bytes = &bytes[written..],
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => wait(stream)?,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => wait()?,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
     }
     loop {
         match stream.flush() {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => wait(stream)?,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => wait()?,
             result => return result,
         }
     }

@@ -6,7 +6,7 @@
 mod leftovers;
 mod memory;
 mod rank;
-mod signals;
+pub(crate) mod signals;
 mod terminal;
 
 use std::ffi::OsStr;
@@ -21,8 +21,10 @@ use crate::helper::{Guard, MARK_VARIABLE, new_mark};
 use crate::logs::OpenLogs;
 use crate::plan::Plan;
 use crate::report::{Notice, Reporter};
+use leftovers::Leftovers;
 use memory::KillCounter;
 use rank::{RankProcess, RankTerminal};
+pub use signals::StopSignals;
 use signals::{Event, Signals};
 
 /// Crashes this soon after the first failure are taken for its cause.
@@ -284,7 +286,11 @@ impl Supervisor<'_> {
     }
 
     fn note_first_failure(&mut self, ended_now: &[usize]) {
-        let is_failure = |index: &&usize| self.ranks[**index].ended().is_some_and(|ended| !ended.is_success());
+        // Those that were told to end, because another one could not be started, have not failed.
+        let is_failure = |index: &&usize| {
+            let rank = &self.ranks[**index];
+            !rank.was_told_to_end() && rank.ended().is_some_and(|ended| !ended.is_success())
+        };
         let Some(&first) = ended_now.iter().find(is_failure) else {
             return;
         };
@@ -347,18 +353,21 @@ impl Supervisor<'_> {
         if !self.plan.dedicated_process {
             return;
         }
-        let num_processes = leftovers::end(&mut self.signals, self.plan.grace_period);
+        let Leftovers { num_processes, stopped_by } = leftovers::end(&mut self.signals, self.plan.grace_period);
+        self.stopping = self.stopping.or(stopped_by);
         if num_processes > 0 {
             self.notice(&Notice::LeftoversEnded { num_processes });
         }
     }
 
-    fn outcome(self) -> Result<Outcome> {
+    fn outcome(mut self) -> Result<Outcome> {
+        // What came after the last rank had ended would be lost with this listener.
+        self.stopping = self.stopping.or_else(|| self.signals.pending().into_iter().find_map(Event::stop));
         if let Some(error) = self.output_error {
             return Err(Error::output_closed(error));
         }
         if let Some(first) = self.first_failure {
-            return Err(Error::child_failed(self.failure(self.cause(first))));
+            return Err(Error::child_failed(self.failure(self.cause(first)), self.stopping));
         }
         if let Some(signal) = self.stopping {
             return Err(Error::interrupted(signal));
@@ -376,6 +385,7 @@ impl Supervisor<'_> {
             elapsed,
             last_lines: self.ranks[cause].last_lines(),
             memory: self.memory.since(),
+            address_problem: None,
             others: self
                 .ranks
                 .iter()

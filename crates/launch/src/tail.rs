@@ -8,11 +8,21 @@ const NUM_LINES: usize = 20;
 /// A line longer than this is cut: the tail is for reading, the output itself has every byte.
 const LINE_LIMIT_BYTES: usize = 2048;
 
-/// The last lines of both streams in the order in which they were completed.
+/// The last lines of both streams in the order in which they were completed. Of a list of functions that were running
+/// (a backtrace) only the number of lines is kept: the message stands before it, and would be pushed out.
 #[derive(Debug, Default)]
 pub(crate) struct Tail {
-    lines: VecDeque<Line>,
+    entries: VecDeque<Entry>,
     unfinished: [Line; 2],
+    /// For each stream, whether the line before belongs to such a list.
+    is_in_backtrace: [bool; 2],
+}
+
+#[derive(Debug)]
+enum Entry {
+    Line(Line),
+    /// So many lines of a backtrace.
+    Backtrace(usize),
 }
 
 #[derive(Debug, Default, Clone)]
@@ -30,7 +40,7 @@ impl Tail {
                 Some(rest) => {
                     line.push(rest);
                     let line = std::mem::take(line);
-                    self.keep(line);
+                    self.keep(stream, line);
                 }
             }
         }
@@ -39,8 +49,8 @@ impl Tail {
     /// The lines, oldest first, as text that is safe to print: control sequences are gone, and of a
     /// progress bar only its last state is left.
     pub(crate) fn lines(&self) -> Vec<String> {
-        let unfinished = self.unfinished.iter().filter(|line| !line.bytes.is_empty());
-        let mut all: Vec<_> = self.lines.iter().chain(unfinished).map(Line::text).collect();
+        let unfinished = self.unfinished.iter().filter(|line| !line.bytes.is_empty()).map(Line::text);
+        let mut all: Vec<_> = self.entries.iter().map(Entry::text).chain(unfinished).collect();
         // Blank lines around the message help nobody.
         while all.last().is_some_and(|line| line.is_empty()) {
             all.pop();
@@ -50,11 +60,48 @@ impl Tail {
         all.split_off(num_too_many + first)
     }
 
-    fn keep(&mut self, line: Line) {
-        if self.lines.len() == NUM_LINES {
-            self.lines.pop_front();
+    fn keep(&mut self, stream: Stream, line: Line) {
+        let is_in_backtrace = &mut self.is_in_backtrace[stream as usize];
+        let is_frame = is_native_frame(&line.bytes) || (*is_in_backtrace && is_frame(&line.bytes));
+        *is_in_backtrace = is_frame || begins_backtrace(&line.bytes);
+        match self.entries.back_mut() {
+            Some(Entry::Backtrace(number)) if is_frame => *number += 1,
+            _ => {
+                if self.entries.len() == NUM_LINES {
+                    self.entries.pop_front();
+                }
+                self.entries.push_back(if is_frame { Entry::Backtrace(1) } else { Entry::Line(line) });
+            }
         }
-        self.lines.push_back(line);
+    }
+}
+
+/// The title of a backtrace of a program in Rust: of a panic, or of an error that has one.
+fn begins_backtrace(line: &[u8]) -> bool {
+    line.trim_ascii().eq_ignore_ascii_case(b"stack backtrace:")
+}
+
+/// A line below that title: `12: function`, `at file:line`, or the note on what is left out.
+fn is_frame(line: &[u8]) -> bool {
+    let line = line.trim_ascii_start();
+    let num_digits = line.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    (num_digits > 0 && line[num_digits..].starts_with(b":"))
+        || line.starts_with(b"at ")
+        || line.starts_with(b"note: Some details are omitted")
+}
+
+/// A line of libtorch's, in an error from C++.
+fn is_native_frame(line: &[u8]) -> bool {
+    line.trim_ascii_start().starts_with(b"frame #")
+}
+
+impl Entry {
+    fn text(&self) -> String {
+        match self {
+            Self::Line(line) => line.text(),
+            Self::Backtrace(1) => "  ... (1 line of a backtrace)".to_owned(),
+            Self::Backtrace(number) => format!("  ... ({number} lines of a backtrace)"),
+        }
     }
 }
 
@@ -128,6 +175,33 @@ mod tests {
     #[case::nothing(&[], &[])]
     fn what_is_kept(#[case] pieces: &[&str], #[case] expected: &[&str]) {
         assert_eq!(tail(pieces), expected);
+    }
+
+    /// As with `RUST_BACKTRACE=1`, and from libtorch. What looks like a frame elsewhere is a line like others.
+    #[rstest]
+    #[case::of_a_panic(
+        "thread 'main' panicked at src/main.rs:2:5:\nno room\nstack backtrace:\n",
+        "   0: __rustc::rust_begin_unwind\n             at /rustc/1/library/std/src/panicking.rs:689:5\n",
+        "note: Some details are omitted, run with `RUST_BACKTRACE=full` for a verbose backtrace.\n",
+        &["thread 'main' panicked at src/main.rs:2:5:", "no room", "stack backtrace:"],
+        81
+    )]
+    #[case::of_an_error("Error: no room\n\nStack backtrace:\n", "   7: main\n  12: 0x55 - start\n", "",
+        &["Error: no room", "", "Stack backtrace:"], 80)]
+    #[case::of_libtorch("RuntimeError: shape '[2]' is invalid\n", "frame #0: c10::Error::Error(...) + 0x7d\n", "",
+        &["RuntimeError: shape '[2]' is invalid"], 40)]
+    fn a_message_is_not_pushed_out_by_the_backtrace_below_it(
+        #[case] message: &str,
+        #[case] frames: &str,
+        #[case] end: &str,
+        #[case] kept: &[&str],
+        #[case] num_left_out: usize,
+    ) {
+        let lines = tail(&[message, &frames.repeat(40), end, "done\n1: a line of the program\nat last\n"]);
+        let left_out = format!("  ... ({num_left_out} lines of a backtrace)");
+        let after = [&*left_out, "done", "1: a line of the program", "at last"];
+        let wanted: Vec<_> = kept.iter().copied().chain(after).collect();
+        assert_eq!(lines, wanted);
     }
 
     #[test]

@@ -180,3 +180,28 @@ fn after_a_launch_interrupts_work_as_before() {
         .status;
     assert_eq!(status.signal(), Some(signal_hook::consts::SIGTERM));
 }
+
+/// Whoever launches several things, one after another, must learn that somebody wants it to stop.
+#[test]
+fn an_interrupt_while_a_failed_launch_is_being_ended_is_told_beside_the_failure() {
+    struct Interrupting;
+
+    impl Reporter for Interrupting {
+        fn output(&mut self, _: Source, _: &[u8]) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn notice(&mut self, notice: &Notice) -> io::Result<()> {
+            match notice {
+                Notice::RankFailed { .. } => signal_hook::low_level::raise(signal_hook::consts::SIGINT),
+                _ => Ok(()),
+            }
+        }
+    }
+
+    let script = "if [ $RANK = 1 ]; then exit 3; fi; trap '' TERM INT; while :; do sleep 0.05; done";
+    let config = LaunchConfig { grace_period: Duration::from_secs(3600), ..config(2, script) };
+    let error = launch(&config, &mut Interrupting).unwrap_err();
+    assert!(error.is_child_failed(), "{error}");
+    assert_eq!((error.exit_code(), error.stopped_by()), (3, Some(2)));
+}

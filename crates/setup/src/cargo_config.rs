@@ -3,9 +3,10 @@
 //! One line is ours, `env.LIBTORCH`. Whatever else stands in the file stays as it is, comments included.
 
 use std::fs;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use accelerate_core::settings::{read_file, shortened};
 use toml_edit::{DocumentMut, InlineTable, Item, Table, TableLike, Value};
 
 use super::LINKS;
@@ -14,8 +15,8 @@ use super::error::{Result, SetupError};
 /// What an error says of a folder that the file names.
 pub(crate) const WHO: &str = "the project's cargo configuration (env.LIBTORCH) points at";
 
-/// No cargo configuration is larger.
-const MOST_BYTES: u64 = 1 << 20;
+/// The kernel takes no longer path, and an error does not show one.
+const MOST_PATH_BYTES: usize = 4096;
 
 /// What [`write_cargo_config`](super::write_cargo_config) did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,28 +48,44 @@ pub(crate) fn write(root: &Path) -> Result<(PathBuf, CargoConfig)> {
     let mut line = InlineTable::new();
     line.insert("value", Value::from(LINKS));
     line.insert("relative", Value::from(true));
+    // A variable that somebody's shell sets is looked at here, once. In each build it could lead nowhere, or to another
+    // version, and libtorch's bindings would be compiled again, which takes minutes.
+    line.insert("force", Value::from(true));
     env.insert("LIBTORCH", Item::Value(Value::InlineTable(line)));
     if text.is_none() {
         let comment =
-            "# `accelerate setup` fills this folder with links to libtorch. A LIBTORCH of the environment wins.\n";
+            "# `accelerate setup` fills this folder with links to libtorch: to that of LIBTORCH, if it is set then.\n";
         document.decor_mut().set_prefix(comment);
     }
     replace(&path, &document.to_string())?;
     Ok((path, if text.is_none() { CargoConfig::Created } else { CargoConfig::Extended }))
 }
 
-/// The folder that the configuration names, where it is not `.libtorch`.
-pub(crate) fn other_folder(root: &Path) -> Result<Option<PathBuf>> {
+/// The folder that a configuration names for builds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Named {
+    pub(crate) folder: PathBuf,
+    /// Whatever the variable says.
+    pub(crate) is_forced: bool,
+}
+
+/// What the configuration names.
+pub(crate) fn named(root: &Path) -> Result<Option<Named>> {
     let path = path(root);
     let document = parse(&path, &read(&path)?.unwrap_or_default())?;
-    let env = document.get("env").and_then(Item::as_table_like);
-    Ok(env.and_then(|env| folder_in(env, root)).filter(|folder| *folder != root.join(LINKS)))
+    let Some(env) = document.get("env").and_then(Item::as_table_like) else { return Ok(None) };
+    let force = env.get("LIBTORCH").and_then(|item| item.as_table_like()?.get("force")?.as_bool());
+    let folder = folder_in(env, root);
+    if folder.as_ref().is_some_and(|folder| folder.as_os_str().len() > MOST_PATH_BYTES) {
+        return Err(wrong(&path, "the folder in env.LIBTORCH is longer than any path"));
+    }
+    Ok(folder.map(|folder| Named { folder, is_forced: force.unwrap_or_default() }))
 }
 
 /// Cargo prefers the old name without an ending where both are there.
 fn path(root: &Path) -> PathBuf {
     let old = root.join(".cargo/config");
-    if old.is_file() { old } else { root.join(".cargo/config.toml") }
+    if old.exists() { old } else { root.join(".cargo/config.toml") }
 }
 
 /// `LIBTORCH = "folder"`, or a table with `value` and `relative`.
@@ -83,18 +100,24 @@ fn folder_in(env: &dyn TableLike, root: &Path) -> Option<PathBuf> {
     Some(if is_relative { root.join(folder) } else { PathBuf::from(folder) })
 }
 
+/// The text, or `None` where there is no file.
 fn read(path: &Path) -> Result<Option<String>> {
-    let Ok(found) = fs::metadata(path) else { return Ok(None) };
-    if !found.is_file() {
-        return Err(wrong(path, "it is no regular file"));
+    let found = match fs::symlink_metadata(path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(SetupError::io("read", path, source)),
+    };
+    match read_file(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if found.is_symlink() && error.kind() == ErrorKind::NotFound => {
+            let target = fs::read_link(path).map(|target| target.display().to_string()).unwrap_or_default();
+            Err(wrong(path, &format!("it is a link to `{}`, which is not there", shortened(&target))))
+        }
+        Err(error) => Err(wrong(path, &error.to_string())),
     }
-    if found.len() > MOST_BYTES {
-        return Err(wrong(path, "it is larger than 1 MiB"));
-    }
-    fs::read_to_string(path).map(Some).map_err(|source| SetupError::io("read", path, source))
 }
 
-/// Without the line of the file: it may hold a token.
+/// Without the line of the file, which may be long and hold a token.
 fn parse(path: &Path, text: &str) -> Result<DocumentMut> {
     text.parse::<DocumentMut>().map_err(|error| wrong(path, error.message()))
 }
@@ -132,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    const LINE: &str = "LIBTORCH = { value = \".libtorch\", relative = true }\n";
+    const LINE: &str = "LIBTORCH = { value = \".libtorch\", relative = true, force = true }\n";
 
     fn project(text: Option<&str>) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
@@ -165,7 +188,8 @@ mod tests {
         assert_eq!(write(root.path()).unwrap().1, CargoConfig::Created);
         assert!(text(&root).starts_with("# `accelerate setup`") && text(&root).ends_with(&format!("[env]\n{LINE}")));
         assert_eq!(write(root.path()).unwrap().1, CargoConfig::Unchanged);
-        assert_eq!(other_folder(root.path()).unwrap(), None);
+        let named = named(root.path()).unwrap().unwrap();
+        assert_eq!(named, Named { folder: root.path().join(".libtorch"), is_forced: true });
     }
 
     #[rstest]
@@ -175,7 +199,7 @@ mod tests {
         let root = project(Some(before));
         assert_eq!(write(root.path()).unwrap().1, CargoConfig::NamesAnother);
         assert_eq!(text(&root), before);
-        assert_eq!(other_folder(root.path()).unwrap(), Some(PathBuf::from(folder)));
+        assert_eq!(named(root.path()).unwrap(), Some(Named { folder: PathBuf::from(folder), is_forced: false }));
     }
 
     #[rstest]
@@ -186,6 +210,14 @@ mod tests {
         let message = write(root.path()).unwrap_err().to_string();
         assert!(message.contains("config.toml") && message.contains("accelerate setup"), "{message}");
         assert_eq!(text(&root), before);
+    }
+
+    /// As an earlier `accelerate setup` wrote it, and as somebody may want it: the variable wins in builds.
+    #[test]
+    fn a_line_that_leaves_builds_to_the_variable_stays() {
+        let root = project(Some("[env]\nLIBTORCH = { value = \".libtorch\", relative = true }\n"));
+        assert_eq!(write(root.path()).unwrap().1, CargoConfig::Unchanged);
+        assert!(!text(&root).contains("force") && !named(root.path()).unwrap().unwrap().is_forced);
     }
 
     #[test]
@@ -200,13 +232,45 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
 
-    #[test]
-    fn a_folder_or_a_huge_file_in_its_place_is_refused() {
+    /// Only where there is nothing may a file be made.
+    #[rstest]
+    #[case::folder(|path: &Path| fs::create_dir(path).unwrap(), "it is a folder")]
+    #[case::pipe(pipe, "it is a pipe")]
+    #[case::huge(|path: &Path| fs::write(path, "#".repeat(2 << 20)).unwrap(), "1048576 bytes")]
+    #[case::no_text(|path: &Path| fs::write(path, b"\xff").unwrap(), "UTF-8")]
+    #[case::dangling(|path: &Path| std::os::unix::fs::symlink("gone.toml", path).unwrap(), "a link to `gone.toml`, which is not")]
+    #[case::cycle(|path: &Path| std::os::unix::fs::symlink("config.toml", path).unwrap(), "symbolic links")]
+    fn what_is_no_readable_file_is_refused_and_stays(#[case] make: fn(&Path), #[case] found: &str) {
         let root = project(None);
-        fs::create_dir(root.path().join(".cargo/config.toml")).unwrap();
-        assert!(write(root.path()).unwrap_err().to_string().contains("no regular file"));
-        let root = project(Some(&"#".repeat(MOST_BYTES as usize + 1)));
-        assert!(write(root.path()).unwrap_err().to_string().contains("1 MiB"));
+        let path = root.path().join(".cargo/config.toml");
+        make(&path);
+        for message in [write(root.path()).unwrap_err().to_string(), named(root.path()).unwrap_err().to_string()] {
+            assert!(message.contains(found) && message.contains("move it away"), "{message}");
+        }
+        assert!(fs::symlink_metadata(&path).is_ok());
+        assert_eq!(fs::read_dir(root.path().join(".cargo")).unwrap().count(), 1);
+    }
+
+    fn pipe(path: &Path) {
+        assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+    }
+
+    #[test]
+    fn a_file_where_the_folder_would_be_is_an_error_and_not_no_configuration() {
+        let root = tempfile::tempdir().unwrap();
+        fs::write(root.path().join(".cargo"), "mine").unwrap();
+        let error = write(root.path()).unwrap_err();
+        assert!(error.to_string().contains("could not read") && error.to_string().contains(".cargo"), "{error}");
+        assert_eq!(fs::read_to_string(root.path().join(".cargo")).unwrap(), "mine");
+    }
+
+    #[rstest]
+    #[case::broken("KEY = 1\nKEY = 2\n")]
+    #[case::path("[env]\nLIBTORCH = \"KEY\"\n")]
+    fn a_mistake_in_a_huge_line_is_told_in_a_short_message(#[case] text: &str) {
+        let root = project(Some(&text.replace("KEY", &"k".repeat(100_000))));
+        let message = named(root.path()).map_or_else(|error| error.to_string(), |named| format!("{named:?}"));
+        assert!(message.len() < 500 && message.contains("config.toml"), "{} bytes: {message:.300}", message.len());
     }
 
     #[test]

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
+use accelerate_core::settings::read_file;
+
 use super::error::{Result, SetupError};
-use super::links::small_text;
 use super::{VERSION, links};
 
 /// Fails unless `folder` is a libtorch of the right version with headers and libraries.
@@ -32,11 +33,11 @@ pub(crate) fn check(folder: &Path, who: &'static str) -> Result<()> {
 /// The version a libtorch folder says it has: by its headers, or by the file `build-version`.
 fn version_of(folder: &Path) -> Option<String> {
     let places = ["include/torch/headeronly/version.h", "include/torch/csrc/api/include/torch/version.h"];
-    let header = places.iter().filter_map(|place| small_text(&folder.join(place)));
+    let header = places.iter().filter_map(|place| read_file(&folder.join(place)).ok());
     header
         .filter_map(|text| version_in_header(&text))
         .next()
-        .or_else(|| small_text(&folder.join("build-version")).map(|text| text.trim().to_owned()))
+        .or_else(|| read_file(&folder.join("build-version")).ok().map(|text| text.trim().to_owned()))
 }
 
 fn version_in_header(text: &str) -> Option<String> {

@@ -72,7 +72,7 @@ pub(crate) enum SetupError {
 
     #[error(
         "pip could not {action} ({status}). What it said last:\n{last_lines}\n\
-         Run `cargo xtask setup` again: what was downloaded is kept. Or set LIBTORCH to the folder of libtorch {VERSION}"
+         Run {SETUP} again: what was downloaded is kept. Or set LIBTORCH to the folder of libtorch {VERSION}"
     )]
     Pip { action: String, status: String, last_lines: String },
 
@@ -95,6 +95,10 @@ pub(crate) enum SetupError {
         path.display()
     )]
     CargoConfig { path: PathBuf, problem: String },
+
+    /// A program did not answer: its error says which, why, and the cure.
+    #[error(transparent)]
+    Question(#[from] accelerate_launch::Error),
 
     #[error("could not {action} `{}`", path.display())]
     Io { action: &'static str, path: PathBuf, source: io::Error },

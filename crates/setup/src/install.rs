@@ -7,14 +7,17 @@
 
 use std::env;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
+
+use accelerate_core::files::other_than_file;
+use accelerate_launch::{Limits, ask, ask_and_watch};
 
 use super::VERSION;
 use super::error::{Result, SetupError};
 use super::links::REQUIRED_LIBRARIES;
-use super::progress::Watch;
+use super::progress::{Watch, say};
 
 /// What is downloaded. The two CUDA packages are small, and `libtorch_cpu.so` of the registry's
 /// wheel is linked against them.
@@ -29,7 +32,7 @@ pub(crate) fn ensure(home: &Path) -> Result<PathBuf> {
     if system != "linux x86_64" {
         return Err(SetupError::UnsupportedSystem { system });
     }
-    let python = find_python().ok_or(SetupError::NoPython)?;
+    let python = find_python()?.ok_or(SetupError::NoPython)?;
     require_pip(&python)?;
     if let Some(parent) = home.parent() {
         fs::create_dir_all(parent).map_err(|source| SetupError::io("create", parent, source))?;
@@ -39,7 +42,7 @@ pub(crate) fn ensure(home: &Path) -> Result<PathBuf> {
     if home.exists() {
         return whole(home);
     }
-    eprintln!("Installing libtorch {VERSION} into {} (about 0.5 GB to download, 1.2 GB on disk)", home.display());
+    say(&format!("Installing libtorch {VERSION} into {} (about 0.5 GB to download, 1.2 GB on disk)", home.display()));
     let (wheels, unpacked) = (beside(home, "wheels"), beside(home, "unpacked"));
     download(&python, &wheels)?;
     unpack(&python, &wheels, &unpacked)?;
@@ -50,19 +53,31 @@ pub(crate) fn ensure(home: &Path) -> Result<PathBuf> {
 }
 
 /// The first of `python3` and `python` that runs and is Python 3.
-pub(crate) fn find_python() -> Option<PathBuf> {
-    let runs = |name: &&str| {
-        let output = Command::new(name).args(["-c", "import sys; print(sys.version_info[0])"]).output();
-        output.is_ok_and(|output| output.status.success() && output.stdout.starts_with(b"3"))
-    };
-    ["python3", "python"].iter().find(|name| runs(name)).map(PathBuf::from)
+pub(crate) fn find_python() -> Result<Option<PathBuf>> {
+    for name in ["python3", "python"] {
+        let answer = answer_of(Command::new(name).args(["-c", "import sys; print(sys.version_info[0])"]))?;
+        if answer.is_some_and(|printed| printed.starts_with('3')) {
+            return Ok(Some(PathBuf::from(name)));
+        }
+    }
+    Ok(None)
 }
 
 /// Fails where `python -m pip` does not work.
 pub(crate) fn require_pip(python: &Path) -> Result<()> {
-    let output = Command::new(python).args(["-m", "pip", "--version"]).output();
-    let has_pip = output.is_ok_and(|output| output.status.success());
-    if has_pip { Ok(()) } else { Err(SetupError::NoPip { python: python.to_path_buf() }) }
+    match answer_of(Command::new(python).args(["-m", "pip", "--version"]))? {
+        Some(_) => Ok(()),
+        None => Err(SetupError::NoPip { python: python.to_path_buf() }),
+    }
+}
+
+/// What the program prints, if it runs and ends well. One that never ends is nobody's answer, and an error.
+pub(crate) fn answer_of(command: &mut Command) -> Result<Option<String>> {
+    match ask(command, Limits::default()) {
+        Ok(answer) if answer.status.success() => Ok(Some(String::from_utf8_lossy(&answer.stdout).into_owned())),
+        Err(error) if error.is_limit_passed() || error.is_interrupted() => Err(error.into()),
+        Ok(_) | Err(_) => Ok(None),
+    }
 }
 
 /// `libtorch-2.11.0` in the cache folder has `libtorch-2.11.0.lock` and others beside it.
@@ -72,9 +87,14 @@ fn beside(home: &Path, what: &str) -> PathBuf {
 
 /// Waits until no other run installs. The lock ends with the process, however it ends.
 pub(crate) fn lock(path: &Path) -> Result<File> {
+    // To open a pipe in its place would be to wait for ever.
+    if let Some(found) = fs::metadata(path).ok().and_then(|found| other_than_file(found.file_type())) {
+        let source = io::Error::other(format!("it is {found}; remove it"));
+        return Err(SetupError::io("lock", path, source));
+    }
     let file = File::create(path).map_err(|source| SetupError::io("create", path, source))?;
     if file.try_lock().is_err() {
-        eprintln!("Waiting for another installation to finish ({})", path.display());
+        say(&format!("Waiting for another installation to finish ({})", path.display()));
         file.lock().map_err(|source| SetupError::io("lock", path, source))?;
     }
     Ok(file)
@@ -95,7 +115,9 @@ fn whole(home: &Path) -> Result<PathBuf> {
 fn download(python: &Path, wheels: &Path) -> Result<()> {
     let partial = wheels.join("partial");
     fs::create_dir_all(&partial).map_err(|source| SetupError::io("create", &partial, source))?;
-    let can_resume = resumes_downloads(python);
+    // pip 25.1 and later continue a broken download within one file.
+    let help = answer_of(Command::new(python).args(["-m", "pip", "download", "--help"]))?;
+    let can_resume = help.is_some_and(|help| help.contains("--resume-retries"));
     for package in PACKAGES {
         let mut command = pip(python, &partial);
         command.args(["download", "--no-deps", "--progress-bar", "off", "--dest"]).arg(wheels).arg(package);
@@ -107,12 +129,6 @@ fn download(python: &Path, wheels: &Path) -> Result<()> {
         watch.finish();
     }
     fs::remove_dir_all(&partial).map_err(|source| SetupError::io("remove", &partial, source))
-}
-
-/// pip 25.1 and later continue a broken download within one file.
-fn resumes_downloads(python: &Path) -> bool {
-    let output = Command::new(python).args(["-m", "pip", "download", "--help"]).output();
-    output.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("--resume-retries"))
 }
 
 fn unpack(python: &Path, wheels: &Path, unpacked: &Path) -> Result<()> {
@@ -144,8 +160,7 @@ fn unpacked_bytes(python: &Path, wheels: &Path) -> Option<u64> {
     const SUM: &str = "import sys, zipfile\n\
          print(sum(i.file_size for name in sys.argv[1:] for i in zipfile.ZipFile(name).infolist()))";
     let files = wheel_files(wheels).ok()?;
-    let output = Command::new(python).args(["-c", SUM]).args(files).output().ok()?;
-    String::from_utf8_lossy(&output.stdout).trim().parse().ok()
+    answer_of(Command::new(python).args(["-c", SUM]).args(files)).ok()??.trim().parse().ok()
 }
 
 fn pip(python: &Path, temporary: &Path) -> Command {
@@ -155,50 +170,39 @@ fn pip(python: &Path, temporary: &Path) -> Command {
 }
 
 /// Runs pip and tells the progress bar the size that pip announces.
+///
+/// There is no limit of time: the bar shows how far it is, pip itself gives up where the network is silent, and Ctrl-C ends
+/// both.
 fn supervise(mut command: Command, action: &str, watch: &Watch) -> Result<()> {
-    let failed = |status: String, printed: &str| SetupError::Pip {
-        action: action.to_owned(),
-        status,
-        last_lines: last_lines(printed, 12),
-    };
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|source| failed(source.to_string(), ""))?;
-    // Both pipes are read at once: pip would block on a full one.
-    let errors = drain_errors(&mut child);
-    let mut printed = String::new();
-    if let Some(stdout) = child.stdout.take() {
-        for line in BufReader::new(stdout).lines().map_while(std::result::Result::ok) {
-            if let Some(bytes) = announced_bytes(&line) {
-                watch.set_total(Some(bytes));
+    let limits = Limits { time: None, ..Limits::default() };
+    let mut line = Vec::new();
+    let mut look_for_size = |bytes: &[u8]| {
+        for byte in bytes {
+            match byte {
+                b'\n' => {
+                    watch.set_total(announced_bytes(&String::from_utf8_lossy(&line)));
+                    line.clear();
+                }
+                byte => line.push(*byte),
             }
-            printed.push_str(&line);
-            printed.push('\n');
         }
+    };
+    let answer = ask_and_watch(&mut command, limits, &mut look_for_size)?;
+    if answer.status.success() {
+        return Ok(());
     }
-    let status = child.wait().map_err(|source| failed(source.to_string(), ""))?;
-    printed.push_str(&errors.join().unwrap_or_default());
-    if status.success() { Ok(()) } else { Err(failed(status.to_string(), &printed)) }
+    let printed = String::from_utf8_lossy(&answer.stdout) + String::from_utf8_lossy(&answer.stderr);
+    let last_lines = last_lines(&printed, 12);
+    Err(SetupError::Pip { action: action.to_owned(), status: answer.status.to_string(), last_lines })
 }
 
-/// The last `count` lines of a text.
+/// The last `count` lines of a text, each cut where it would hide the others.
 fn last_lines(text: &str, count: usize) -> String {
-    let lines: Vec<&str> = text.trim_end().lines().collect();
-    lines[lines.len().saturating_sub(count)..].join("\n")
-}
-
-fn drain_errors(child: &mut Child) -> std::thread::JoinHandle<String> {
-    let stderr = child.stderr.take();
-    std::thread::spawn(move || {
-        let mut text = String::new();
-        if let Some(mut stderr) = stderr {
-            let _ = stderr.read_to_string(&mut text);
-        }
-        text
-    })
+    const MOST_LETTERS: usize = 300;
+    let mut lines: Vec<String> =
+        text.trim_end().lines().rev().take(count).map(|line| line.chars().take(MOST_LETTERS).collect()).collect();
+    lines.reverse();
+    lines.join("\n")
 }
 
 /// The size in a line like `  Downloading torch-2.11.0-….whl (530.6 MB)`.
@@ -276,6 +280,32 @@ mod tests {
         for (line, want) in rows {
             assert_eq!(announced_bytes(line), want, "{line}");
         }
+    }
+
+    #[test]
+    fn what_a_program_said_last_is_short() {
+        let text = format!("first\n{}\nlast\n", "x".repeat(10_000));
+        assert_eq!(last_lines(&text, 2), format!("{}\nlast", "x".repeat(300)));
+        assert_eq!(last_lines("", 3), "");
+    }
+
+    /// Stands for a Python that hangs or floods: what it is asked is no reason to wait for ever.
+    #[test]
+    fn a_program_that_does_not_answer_is_an_error_and_one_that_is_not_there_is_none() {
+        let message = answer_of(&mut Command::new("yes")).unwrap_err().to_string();
+        assert!(message.contains("`yes` printed more than") && message.contains("shell"), "{message}");
+        assert_eq!(answer_of(&mut Command::new("no-such-program-anywhere")).unwrap(), None);
+        assert_eq!(answer_of(&mut Command::new("false")).unwrap(), None);
+        assert_eq!(answer_of(Command::new("echo").arg("3")).unwrap().as_deref(), Some("3\n"));
+    }
+
+    #[test]
+    fn a_pipe_in_place_of_the_lock_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let error = lock(&path).unwrap_err();
+        assert!(error.to_string().contains("could not lock"), "{error}");
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod error;
 mod install;
 mod links;
 mod locate;
+mod needs;
 mod progress;
 mod project;
 
@@ -21,6 +22,7 @@ use std::path::{Path, PathBuf};
 pub use cargo_config::CargoConfig;
 pub use error::Error;
 pub use locate::{Libtorch, Origin};
+pub use needs::{Needs, needs};
 pub use project::project_root;
 
 use error::SetupError;
@@ -37,8 +39,8 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// Finds or installs libtorch and links it as `.libtorch` in the folder `root`. Does nothing when that is done already.
 ///
 /// # Errors
-/// `LIBTORCH` names something else than a libtorch of this version; there is none and it cannot be installed; a file
-/// cannot be written.
+/// `LIBTORCH` names something else than a libtorch of this version; there is none and it cannot be installed; Python or pip
+/// does not answer; a file cannot be written.
 pub fn ensure(root: &Path) -> Result<Libtorch> {
     Ok(locate::ensure(root)?)
 }
@@ -49,6 +51,14 @@ pub fn ensure(root: &Path) -> Result<Libtorch> {
 /// As [`ensure`].
 pub fn ensure_installed() -> Result<Libtorch> {
     Ok(locate::ensure_installed()?)
+}
+
+/// Links `libtorch` as `.libtorch` in the folder `root`.
+///
+/// # Errors
+/// A file cannot be written, or something that is not ours stands in its place.
+pub fn link(root: &Path, libtorch: &Libtorch) -> Result<()> {
+    Ok(links::write(root, &libtorch.folder)?)
 }
 
 /// The libtorch that a build in `folder` would use, or that [`ensure`] would take from the cache. Installs nothing, writes
@@ -92,15 +102,15 @@ pub fn cache_folder() -> Result<PathBuf> {
 /// The first of `python3` and `python` that runs and is Python 3.
 ///
 /// # Errors
-/// There is none.
+/// There is none, or one does not answer.
 pub fn python() -> Result<PathBuf> {
-    Ok(install::find_python().ok_or(SetupError::NoPython)?)
+    Ok(install::find_python()?.ok_or(SetupError::NoPython)?)
 }
 
 /// Fails where `python -m pip` does not work.
 ///
 /// # Errors
-/// There is no pip.
+/// There is no pip, or it does not answer.
 pub fn require_pip(python: &Path) -> Result<()> {
     Ok(install::require_pip(python)?)
 }

@@ -7,6 +7,8 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use accelerate_core::settings::read_file;
+
 use super::VERSION;
 use super::error::{Result, SetupError};
 
@@ -23,7 +25,7 @@ const CUDA_LIBRARIES: [&str; 2] = ["libcudart.so.13", "libcupti.so.13"];
 /// The libtorch that `.libtorch` links to, if every link is there and leads somewhere.
 pub(crate) fn current_target(root: &Path) -> Option<PathBuf> {
     let folder = root.join(".libtorch");
-    let version = small_text(&folder.join("build-version"))?;
+    let version = read_file(&folder.join("build-version")).ok()?;
     let libtorch = fs::read_link(folder.join("include")).ok()?.parent()?.to_path_buf();
     let complete = version.trim() == VERSION
         && expected(&libtorch).iter().all(|(name, target)| {
@@ -57,7 +59,7 @@ pub(crate) fn write(root: &Path, libtorch: &Path) -> Result<()> {
     }
     let version = folder.join("build-version");
     let is_file = fs::symlink_metadata(&version).is_ok_and(|found| found.is_file());
-    if is_file && small_text(&version).is_some_and(|text| text.trim() == VERSION) {
+    if is_file && read_file(&version).is_ok_and(|text| text.trim() == VERSION) {
         return Ok(());
     }
     let _ = fs::remove_file(&version);
@@ -77,13 +79,6 @@ fn make_own(folder: &Path) -> Result<()> {
 fn write_anew(path: &Path, text: &str) -> Result<()> {
     let written = fs::File::create_new(path).and_then(|mut file| file.write_all(text.as_bytes()));
     written.map_err(|source| SetupError::io("write", path, source))
-}
-
-/// The text of a regular file that is small, as those with a version are.
-pub(crate) fn small_text(path: &Path) -> Option<String> {
-    const MOST_BYTES: u64 = 1 << 20;
-    let found = fs::metadata(path).ok()?;
-    if found.is_file() && found.len() <= MOST_BYTES { fs::read_to_string(path).ok() } else { None }
 }
 
 /// Links of a libtorch that is no longer used would be found by the linker.

@@ -66,16 +66,24 @@ pub(crate) fn ensure_installed() -> Result<Libtorch> {
 /// nothing and starts nothing.
 pub(crate) fn find(folder: &Path) -> Result<Option<Libtorch>> {
     let root = project_root(folder);
-    if let Some(named) = variable(root.as_deref().unwrap_or(folder)) {
-        return from_folder(&named, "LIBTORCH points at", Origin::Variable).map(Some);
+    let variable = variable(root.as_deref().unwrap_or(folder));
+    let from_variable = |folder: &Path| from_folder(folder, "LIBTORCH points at", Origin::Variable).map(Some);
+    let named = root.as_deref().map_or(Ok(None), cargo_config::named)?;
+    match &variable {
+        Some(folder) if !named.as_ref().is_some_and(|named| named.is_forced) => return from_variable(folder),
+        _ => {}
     }
     if let Some(root) = root {
-        if let Some(named) = cargo_config::other_folder(&root)? {
-            return from_folder(&named, cargo_config::WHO, Origin::CargoConfig).map(Some);
+        if let Some(named) = named.filter(|named| named.folder != root.join(LINKS)) {
+            return from_folder(&named.folder, cargo_config::WHO, Origin::CargoConfig).map(Some);
         }
         if links::current_target(&root).is_some() {
             return Ok(Some(Libtorch { folder: root.join(LINKS), origin: Origin::Linked }));
         }
+    }
+    // Nothing is linked yet, and the variable is what would be.
+    if let Some(folder) = &variable {
+        return from_variable(folder);
     }
     let home = cache_home()?;
     let installed = if home.exists() { Some(from_cache()?) } else { None };
@@ -124,13 +132,10 @@ fn from_active_python() -> Result<Option<Libtorch>> {
     const QUESTION: &str = "import importlib.util as u, importlib.metadata as m\n\
          s = u.find_spec('torch')\n\
          print(m.version('torch') + '\\n' + s.submodule_search_locations[0] if s else '')";
-    let Some(python) = install::find_python() else {
+    let Some(python) = install::find_python()? else {
         return Ok(None);
     };
-    let Ok(output) = Command::new(python).args(["-c", QUESTION]).output() else {
-        return Ok(None);
-    };
-    let answer = String::from_utf8_lossy(&output.stdout);
+    let answer = install::answer_of(Command::new(python).args(["-c", QUESTION]))?.unwrap_or_default();
     let mut lines = answer.lines();
     match (lines.next(), lines.next()) {
         (Some(version), Some(folder)) if check::base_version(version) == VERSION => {

@@ -1,12 +1,18 @@
 //! A progress bar for another program's work: it shows how many bytes have appeared in a folder.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+
+/// Prints a line on standard error. Where nobody reads it, the work goes on.
+pub(crate) fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
 
 /// Watches a folder until it is dropped.
 #[derive(Debug)]
@@ -46,7 +52,7 @@ impl Watch {
     pub(crate) fn finish(self) {
         let message = self.bar.message();
         self.bar.finish_and_clear();
-        eprintln!("{message}: done in {:.0} s", self.bar.elapsed().as_secs_f64());
+        say(&format!("{message}: done in {:.0} s", self.bar.elapsed().as_secs_f64()));
     }
 }
 

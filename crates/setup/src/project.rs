@@ -1,8 +1,8 @@
 //! Where the project is that somebody works in.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
+use accelerate_core::settings::read_file;
 use toml_edit::DocumentMut;
 
 /// The folder of the workspace that `folder` is in, or of the package where there is no workspace. `None` outside of any.
@@ -16,7 +16,7 @@ pub fn project_root(folder: &Path) -> Option<PathBuf> {
 }
 
 fn is_workspace(folder: &Path) -> bool {
-    let text = fs::read_to_string(folder.join("Cargo.toml")).unwrap_or_default();
+    let text = read_file(&folder.join("Cargo.toml")).unwrap_or_default();
     text.parse::<DocumentMut>().is_ok_and(|manifest| manifest.contains_key("workspace"))
 }
 
@@ -24,6 +24,7 @@ fn is_workspace(folder: &Path) -> bool {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn the_workspace_is_found_from_anywhere_in_it_and_a_package_by_itself() {

@@ -1,6 +1,8 @@
 // Process groups over Gloo, their collectives, and the work objects these return.
 #include "common.h"
 #include "handles.h"
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
@@ -21,6 +23,33 @@ template <typename Options> Options timed(int64_t timeout_ms) {
 }
 
 void give(void **out, WorkPtr work) { *out = new WorkPtr(std::move(work)); }
+
+// A group that the flight recorder knows by the number of all groups of the process.
+//
+// The recorder looks the number up in a map of the process without holding its lock, and inserts the ones it does not know
+// (libtorch 2.11.0, `FlightRecorder::recordWithResetEnabled`). So the first operation of one group raced with those of all
+// others, wherever ranks are threads. With one number for all there is one insertion, which `make_known` does for everybody.
+class SharedNumberGloo : public c10d::ProcessGroupGloo {
+public:
+  SharedNumberGloo(c10::intrusive_ptr<c10d::Store> store, int rank, int size, c10::intrusive_ptr<Options> options)
+      : ProcessGroupGloo(std::move(store), rank, size, std::move(options)) {
+    local_id_ = 0;
+  }
+
+  // Inserts the number, by an operation of a group of one rank, before the first real group can have an operation.
+  static void make_known() {
+    static const bool once = [] {
+      auto options = Options::create(std::chrono::seconds(60));
+      options->threads = 1;
+      options->devices.push_back(createDeviceForHostname("127.0.0.1", false));
+      SharedNumberGloo group(c10::make_intrusive<c10d::HashStore>(), 0, 1, options);
+      std::vector<at::Tensor> values{at::zeros({1})};
+      group.allreduce(values, {})->wait();
+      return true;
+    }();
+    (void)once;
+  }
+};
 } // namespace
 
 extern "C" {
@@ -36,7 +65,8 @@ int32_t te_pg_gloo(void *store_handle, int32_t rank, int32_t size, int64_t timeo
       options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(host, false));
     else
       options->devices.push_back(c10d::ProcessGroupGloo::createDefaultDevice(false));
-    auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(store(store_handle), rank, size, options);
+    SharedNumberGloo::make_known();
+    auto backend = c10::make_intrusive<SharedNumberGloo>(store(store_handle), rank, size, options);
     auto group = c10::make_intrusive<c10d::ProcessGroup>(store(store_handle), rank, size);
     group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO, backend);
     group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);

@@ -40,6 +40,20 @@ fn zeros(count: i64) -> Tensor {
     Tensor::zeros([count], (Kind::Float, Device::Cpu))
 }
 
+/// c10d's flight recorder, on unless `TORCH_FR_BUFFER_SIZE=0`, keeps one map for all groups of a process.
+#[test]
+fn new_groups_do_not_disturb_those_at_work_on_other_threads() {
+    let tensors = ranks(8, |busy| {
+        for _ in 0..20 {
+            let alone = ProcessGroup::gloo(&Store::hash().unwrap(), 0, 1, &options(Duration::from_secs(30))).unwrap();
+            alone.all_reduce(&zeros(1), ReduceOp::Sum, None).unwrap().wait(None).unwrap();
+            busy.all_reduce(&zeros(1), ReduceOp::Sum, None).unwrap().wait(None).unwrap();
+        }
+        busy.rank()
+    });
+    assert_eq!(tensors, (0..8).collect::<Vec<_>>());
+}
+
 #[test]
 fn all_reduce_combines_by_every_op() {
     for world_size in 1..=4 {

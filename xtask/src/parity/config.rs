@@ -240,7 +240,7 @@ fn text(setting: &'static Setting, value: &Value) -> Option<String> {
 /// What comes after this on a line is in the message of its mistake.
 const EXPECTED: &str = "# expect:";
 
-/// The mistakes that a file says it has are those that are found, each with its line.
+/// The mistakes that a file says it has are those that are found, each with its line and a column.
 fn check_mistakes(path: &Path) -> Result<Vec<String>> {
     let text = fs::read_to_string(path).with_context(|| format!("could not read {}", path.display()))?;
     let (file, errors) = ConfigFile::read_all(&text, path);
@@ -249,8 +249,8 @@ fn check_mistakes(path: &Path) -> Result<Vec<String>> {
     let mut problems = Vec::new();
     for (index, line) in text.lines().enumerate() {
         let Some((_, words)) = line.split_once(EXPECTED) else { continue };
-        let place = format!("{}:{}", path.display(), index + 1);
-        let is_meant = |error: &String| error.contains(&place) && error.contains(words.trim());
+        let place = format!("{}:{}:", path.display(), index + 1);
+        let is_meant = |error: &String| error.contains(words.trim()) && names_a_character(error, &place, line);
         match errors.iter().position(is_meant) {
             Some(found) => drop(errors.remove(found)),
             None => problems.push(format!("no error names line {} and says {:?}", index + 1, words.trim())),
@@ -258,6 +258,15 @@ fn check_mistakes(path: &Path) -> Result<Vec<String>> {
     }
     problems.extend(errors.into_iter().map(|error| format!("nobody expected: {error}")));
     Ok(problems)
+}
+
+/// Is there a column after the place of the line, and a character of the mistake in that column? Syntax errors are noticed
+/// behind the last one.
+fn names_a_character(error: &str, place: &str, line: &str) -> bool {
+    let Some((_, rest)) = error.split_once(place) else { return false };
+    let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    let Some(before) = digits.parse::<usize>().ok().and_then(|column| column.checked_sub(1)) else { return false };
+    before >= line.chars().count() || line.chars().nth(before).is_some_and(|character| character != ' ')
 }
 
 #[cfg(test)]

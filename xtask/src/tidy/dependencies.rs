@@ -13,7 +13,8 @@ use crate::libtorch;
 const ALLOWED: [(&str, &[&str]); 13] = [
     ("accelerate-core", &[]),
     ("accelerate-launch", &["accelerate-core", "accelerate-rendezvous"]),
-    ("accelerate-setup", &[]),
+    // How a program is asked something, within limits, is the launcher's.
+    ("accelerate-setup", &["accelerate-core", "accelerate-launch"]),
     ("accelerate-cli", &["accelerate-core", "accelerate-launch", "accelerate-setup"]),
     ("torch-ext", &[]),
     ("accelerate-derive", &[]),

@@ -47,6 +47,12 @@ impl fmt::Debug for ModelRef<'_> {
 /// assert_eq!((&first, &second).trainable_parameters().len(), 2);
 /// # Ok::<(), accelerate::Error>(())
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` has no parameters that are known here",
+    label = "has no `HasParameters`",
+    note = "a model, prepared or not, a `ParamStore`, a tuple of references to these, or a `Vec<Param>` has them; \
+            a struct of layers becomes a model by `impl accelerate::nn::Module`"
+)]
 pub trait HasParameters {
     /// Calls `visit` with model after model; never for a list of parameters.
     fn for_each_model(&self, visit: &mut dyn FnMut(ModelRef<'_>));

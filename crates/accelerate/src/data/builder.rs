@@ -221,16 +221,16 @@ impl<D: Dataset, C> DataLoaderBuilder<D, C> {
     }
 }
 
-impl<D: Dataset + 'static, C: Collator<D::Item>> DataLoaderBuilder<D, C>
-where
-    C::Batch: Send + 'static,
-{
+impl<D: Dataset + 'static, C> DataLoaderBuilder<D, C> {
     /// Makes the loader.
     ///
     /// # Errors
     ///
     /// When options exclude each other or a size is 0; when a data set without rows is to be shuffled, as in PyTorch.
-    pub fn build(self) -> Result<DataLoader<C::Batch>> {
+    pub fn build<B: Send + 'static>(self) -> Result<DataLoader<B>>
+    where
+        C: Collator<D::Item, Batch = B>,
+    {
         self.check()?;
         let generator = self.generator.map(SharedGenerator::new);
         let order = match self.batch_sampler {

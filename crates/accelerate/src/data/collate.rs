@@ -32,6 +32,12 @@ use tch::Tensor;
 /// assert_eq!(labels, Tensor::from_slice(&[3i64, 4]));
 /// # Ok::<(), accelerate::Error>(())
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "nothing says how rows of type `{Self}` become a batch",
+    label = "has no `Collate`",
+    note = "for a struct of tensors, write `#[derive(TensorTree)]` on it and give the loader `.collate_fn(stack_tensors)`",
+    note = "or give the loader a `.collate_fn(...)` of your own, or implement `accelerate::data::Collate`"
+)]
 pub trait Collate: Sized {
     /// What a list of rows becomes.
     type Batch;

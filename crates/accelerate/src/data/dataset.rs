@@ -29,6 +29,12 @@ use torch_ext::Generator;
 /// assert_eq!(Squares(4).get(3)?, 9);
 /// # Ok::<(), accelerate::Error>(())
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a dataset",
+    label = "has no `Dataset`",
+    note = "rows in memory become one by `VecDataset::new(rows)`, tensors by `TensorDataset::new(tensors)?`",
+    note = "implement `accelerate::data::Dataset` for rows that come from elsewhere"
+)]
 pub trait Dataset: Send + Sync {
     /// One row.
     type Item;
@@ -125,13 +131,16 @@ pub struct TensorDataset<T> {
     num_rows: usize,
 }
 
-impl<T: TensorTree + Send> TensorDataset<T> {
+impl<T> TensorDataset<T> {
     /// A dataset over tensors of shapes `[num_rows, ...]`, of any dtypes, on any device.
     ///
     /// # Errors
     ///
     /// When there is no tensor, one has no dimensions, or their numbers of rows differ.
-    pub fn new(tensors: T) -> Result<Self> {
+    pub fn new(tensors: T) -> Result<Self>
+    where
+        T: TensorTree + Send,
+    {
         let mut shapes = Vec::new();
         tensors.for_each_tensor(&mut |tensor| shapes.push(tensor.size()));
         let mut num_rows = None;
@@ -147,7 +156,9 @@ impl<T: TensorTree + Send> TensorDataset<T> {
         let num_rows = num_rows.ok_or(DataError::NoTensors)? as usize;
         Ok(Self { tensors: Mutex::new(tensors), num_rows })
     }
+}
 
+impl<T: TensorTree + Send> TensorDataset<T> {
     fn copy_rows(&self, indices: &[usize]) -> Result<T> {
         if let Some(&index) = indices.iter().find(|&&index| self.num_rows <= index) {
             return Err(DataError::NoSuchRow { index, num_rows: self.num_rows }.into());
@@ -209,9 +220,13 @@ pub struct VecDataset<T> {
     num_rows: usize,
 }
 
-impl<T: TensorTree + Send> VecDataset<T> {
+impl<T> VecDataset<T> {
     /// A dataset of these rows.
-    pub fn new(rows: Vec<T>) -> Self {
+    // Bounds stand at the functions that users call: the compiler shows a trait's own advice only there.
+    pub fn new(rows: Vec<T>) -> Self
+    where
+        T: TensorTree + Send,
+    {
         Self { num_rows: rows.len(), rows: Mutex::new(rows) }
     }
 }

@@ -27,6 +27,12 @@ use std::sync::Arc;
 /// assert_eq!(Squares(4).iter()?.last().unwrap()?, 9);
 /// # Ok::<(), accelerate::Error>(())
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a dataset that is read from its beginning",
+    label = "has no `IterableDataset`",
+    note = "a dataset whose rows have numbers goes into `DataLoader::builder`; for a stream of rows implement \
+            `accelerate::data::IterableDataset`"
+)]
 pub trait IterableDataset: Send + Sync {
     /// What a row is. It is cloned where the first rows of a stream fill up its last round.
     type Item: Clone + Send + 'static;
@@ -209,16 +215,16 @@ impl<D: IterableDataset, C> IterableDataLoaderBuilder<D, C> {
     }
 }
 
-impl<D: IterableDataset + 'static, C: Collator<D::Item>> IterableDataLoaderBuilder<D, C>
-where
-    C::Batch: Send + 'static,
-{
+impl<D: IterableDataset + 'static, C> IterableDataLoaderBuilder<D, C> {
     /// Makes the loader.
     ///
     /// # Errors
     ///
     /// When a number is 0 that must not be, or something is asked of threads that there are not.
-    pub fn build(self) -> Result<DataLoader<C::Batch, Iterable>> {
+    pub fn build<B: Send + 'static>(self) -> Result<DataLoader<B, Iterable>>
+    where
+        C: Collator<D::Item, Batch = B>,
+    {
         if self.prefetch_factor.is_some() && self.num_workers == 0 {
             return Err(DataError::NothingToPrefetch.into());
         }

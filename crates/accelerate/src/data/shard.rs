@@ -230,7 +230,7 @@ impl<B, K> DataLoaderShard<B, K> {
     }
 }
 
-impl<B: TensorTree + Send + 'static, K> DataLoaderShard<B, K> {
+impl<B: Send + 'static, K> DataLoaderShard<B, K> {
     /// Begins a pass. Collective when rows are shuffled (all ranks get the order of rank 0), when batches are
     /// dispatched, and with `rng_types` other than "generator".
     ///
@@ -238,7 +238,10 @@ impl<B: TensorTree + Send + 'static, K> DataLoaderShard<B, K> {
     ///
     /// When the sampler or a collective fails, threads cannot be started, or the order is another than that of the
     /// run that is resumed.
-    pub fn iter(&self) -> Result<Batches<B, K>> {
+    pub fn iter(&self) -> Result<Batches<B, K>>
+    where
+        B: TensorTree,
+    {
         let (resume, epoch) = (self.parts.progress.resume(), self.parts.progress.epoch());
         if let Some(exchange) = &self.exchange {
             agreement::synchronize_rng_states(&**exchange, &self.rng_types, self.device)?;
@@ -266,7 +269,10 @@ impl<B: TensorTree + Send + 'static, K> DataLoaderShard<B, K> {
     }
 
     /// Batches bound for a GPU are made in pinned memory, from which copies need not wait for each other.
-    pub(super) fn pinning(&self) -> Option<Finish<B>> {
+    pub(super) fn pinning(&self) -> Option<Finish<B>>
+    where
+        B: TensorTree,
+    {
         let device = self.device.filter(|device| device.is_cuda() && self.non_blocking)?;
         Some(Arc::new(move |batch: B| batch.try_map_tensors(&mut |tensor| Ok(tensor.f_pin_memory(device)?))))
     }

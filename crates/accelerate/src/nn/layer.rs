@@ -32,6 +32,11 @@ use tch::{TchError, Tensor};
 /// assert_eq!(model.forward(&Tensor::from_slice(&[1.0f32]))?.size(), [1]);
 /// # Ok::<(), accelerate::Error>(())
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a model",
+    label = "has no `Module`",
+    note = "implement `accelerate::nn::Module` for a struct of layers, or make a model of a closure by `ModuleFn::new(&store, closure)`"
+)]
 pub trait Module {
     /// What a forward pass takes: a tensor, a batch struct, a tuple.
     type Input;

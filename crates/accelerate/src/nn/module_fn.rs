@@ -28,9 +28,12 @@ pub struct ModuleFn<F, I, O> {
     signature: PhantomData<fn(&I) -> O>,
 }
 
-impl<I, O: TensorTree, F: Fn(&I) -> Result<O>> ModuleFn<F, I, O> {
+impl<I, O, F: Fn(&I) -> Result<O>> ModuleFn<F, I, O> {
     /// A model over the parameters of `store`.
-    pub fn new(store: &ParamStore, forward: F) -> Self {
+    pub fn new(store: &ParamStore, forward: F) -> Self
+    where
+        O: TensorTree,
+    {
         Self { store: store.clone(), forward, signature: PhantomData }
     }
 }

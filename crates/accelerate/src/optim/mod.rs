@@ -109,6 +109,11 @@ use torch_ext::foreach;
 /// assert!((weight.get()?.double_value(&[0]) + 0.1).abs() < 1e-6);
 /// # Ok::<(), accelerate::Error>(())
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an optimizer",
+    label = "has no `Optimizer`",
+    note = "take one of `accelerate::optim`, or implement `accelerate::optim::Optimizer`; those of `tch::nn` do not take part"
+)]
 pub trait Optimizer: Send + 'static {
     /// Updates every parameter that has a gradient. Gradients stay as they are.
     ///

@@ -47,6 +47,7 @@ pub(super) fn backend(device: Device, wanted: Option<&str>) -> Result<&'static s
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use accelerate_core::settings::Position;
 
     #[test]
     fn devices_are_dealt_out_in_turn() {
@@ -65,11 +66,11 @@ mod tests {
 
     #[test]
     fn devices_that_do_not_exist_are_named() {
-        let origin = Origin::File { path: "run.yaml".into(), line: 3 };
+        let origin = Origin::File { path: "run.yaml".into(), position: Some(Position { line: 3, column: 1 }) };
         for name in ["cuda:4", "cuda:x", "tpu", "cuda:-1"] {
             let error = decide(false, Some((name, &origin)), 0, 4).unwrap_err();
             assert!(error.is_config() && error.to_string().contains(name), "{error}");
-            assert!(error.to_string().contains("(run.yaml:3)"), "the place is named where it was said: {error}");
+            assert!(error.to_string().contains("(run.yaml:3:1)"), "the place is named where it was said: {error}");
         }
         assert!(decide(false, Some(("cuda", &origin)), 0, 0).is_err());
     }

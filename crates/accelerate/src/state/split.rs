@@ -18,6 +18,11 @@ pub struct SplitOptions {
 }
 
 /// What [`PartialState::split_between_processes`](crate::PartialState::split_between_processes) takes.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be split between processes",
+    label = "has no `SplitBetweenProcesses`",
+    note = "a `Vec`, a tensor (by its rows) and maps of these can"
+)]
 pub trait SplitBetweenProcesses: Sized {
     /// Number of items, or `None` for an empty map.
     fn num_items(&self) -> Result<Option<usize>>;

@@ -3,7 +3,6 @@
 use std::error::Error;
 use std::ffi::OsString;
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -14,14 +13,16 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::config_file;
-use crate::resolve::{Resolved, num_processes, resolve, why_num_processes};
-use crate::settings::{AllSettings, SettingFlags};
+use crate::resolve::{Resolved, num_processes, resolve, warnings, why_num_processes};
+use crate::settings::{AllSettings, SHORT_HELP, SettingFlags};
 
 /// Show which settings hold for a launch, where each one comes from, and what it goes before.
 ///
 /// It takes the flags of `accelerate launch`, so put `config explain` in the place of `launch`. Nothing is started. A
-/// flag goes before a variable, a variable before the configuration file, and that before the default.
+/// flag goes before a variable, a variable before the configuration file, and that before the default. Settings are called as
+/// configuration files call them, with their sections.
 #[derive(Debug, Args)]
+#[command(after_help = SHORT_HELP)]
 #[command(after_long_help = "Examples:\n  \
     accelerate config explain\n  \
     accelerate config explain --config_file run.yaml --mixed_precision bf16\n  \
@@ -35,8 +36,8 @@ pub(crate) struct Arguments {
     /// Print an object in JSON with all settings.
     ///
     /// Its keys are config_file (path and is_default, or null), num_processes, settings and messages. Of each setting it
-    /// has its name (setting), value, default, origin (kind: flag, variable, file, derived or default; with name, or path
-    /// and line) and overridden (a list of values with their origins).
+    /// has the key that files have for it (setting), value, default, origin (kind: flag, variable, file, derived or default; with name, or path,
+    /// line and column) and overridden (a list of values with their origins).
     #[arg(long)]
     json: bool,
 
@@ -65,7 +66,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
         true => format!("{:#}\n", as_json(&resolved)),
         false => as_table(&resolved, arguments.all),
     };
-    std::io::stdout().lock().write_all(text.as_bytes())?;
+    crate::print_result(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -87,19 +88,19 @@ fn as_table(Resolved { run, file }: &Resolved, is_all: bool) -> String {
         .chain(shown_defaults)
         .map(|setting| {
             let value = said.text(setting).map_or_else(|| "(nothing)".to_owned(), |value| shown(setting, &value));
-            (setting.path, value, origin_with_overridden(run, setting))
+            (setting.file_key(), value, origin_with_overridden(run, setting))
         })
         .collect();
-    let width = |column: fn(&(&str, String, String)) -> usize| rows.iter().map(column).max().unwrap_or(0);
-    let (paths, values) = (width(|row| row.0.len()), width(|row| row.1.chars().count()).min(40));
+    let width = |column: fn(&(String, String, String)) -> usize| rows.iter().map(column).max().unwrap_or(0);
+    let (keys, values) = (width(|row| row.0.len()), width(|row| row.1.chars().count()).min(40));
     let mut text = match file {
         Some(file) if file.is_default => format!("configuration file: {} (the default one)\n\n", file.path.display()),
         Some(file) => format!("configuration file: {}\n\n", file.path.display()),
         None => "configuration file: none\n\n".to_owned(),
     };
     // Writing to a string cannot fail.
-    for (path, value, origin) in &rows {
-        let _ = writeln!(text, "{path:paths$}  {value:values$}  {origin}");
+    for (key, value, origin) in &rows {
+        let _ = writeln!(text, "{key:keys$}  {value:values$}  {origin}");
     }
     if num_hidden > 0 {
         let gap = if rows.is_empty() { "" } else { "\n" };
@@ -108,8 +109,8 @@ fn as_table(Resolved { run, file }: &Resolved, is_all: bool) -> String {
     if run.cluster.num_processes.is_none() {
         let _ = writeln!(text, "{} would start ({}).", counted_processes(run), why_num_processes(run));
     }
-    for message in run.messages() {
-        let _ = writeln!(text, "warning: {message}");
+    for warning in warnings(run) {
+        let _ = writeln!(text, "warning: {warning}");
     }
     text
 }
@@ -148,7 +149,7 @@ fn as_json(Resolved { run, file }: &Resolved) -> Value {
             json!({"value": value(setting, Some(other.value.clone())), "origin": origin_as_json(&other.origin)})
         });
         json!({
-            "setting": setting.path,
+            "setting": setting.file_key(),
             "value": value(setting, said.text(setting)),
             "default": value(setting, setting.default()),
             "origin": origin_as_json(run.origin(setting.path)),
@@ -159,7 +160,7 @@ fn as_json(Resolved { run, file }: &Resolved) -> Value {
         "config_file": file.as_ref().map(|file| json!({"path": file.path.to_string_lossy(), "is_default": file.is_default})),
         "num_processes": num_processes(run),
         "settings": settings().map(one).collect::<Vec<_>>(),
-        "messages": run.messages().iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "messages": warnings(run),
     })
 }
 
@@ -168,7 +169,10 @@ fn origin_as_json(origin: &Origin) -> Value {
         Origin::Code => json!({"kind": "code"}),
         Origin::Flag(name) => json!({"kind": "flag", "name": name}),
         Origin::Environment(name) => json!({"kind": "variable", "name": name}),
-        Origin::File { path, line } => json!({"kind": "file", "path": path.to_string_lossy(), "line": line}),
+        Origin::File { path, position } => {
+            let (line, column) = (position.map(|position| position.line), position.map(|position| position.column));
+            json!({"kind": "file", "path": path.to_string_lossy(), "line": line, "column": column})
+        }
         Origin::Derived(from) => json!({"kind": "derived", "name": from}),
         Origin::Default => json!({"kind": "default"}),
     }

@@ -2,7 +2,6 @@
 
 use std::error::Error;
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -10,8 +9,9 @@ use accelerate_core::config::{ConfigFile, RunConfig, Sources};
 use clap::Args;
 
 use crate::config_file;
+use crate::resolve::warnings;
 
-/// Check a configuration file: every mistake with its line and the cure, and what has no effect.
+/// Check a configuration file: every mistake with its line, column and cure, and what has no effect on this machine.
 ///
 /// Exit code: 0 if a launch would take the file, 1 otherwise. Warnings do not count.
 #[derive(Debug, Args)]
@@ -26,7 +26,7 @@ pub(crate) struct Arguments {
 pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let path = config_file::find_existing(arguments.file.as_deref(), &config_file::variable)?.path;
     let report = check(&config_file::read(&path)?, &path);
-    std::io::stdout().lock().write_all(report.text.as_bytes())?;
+    crate::print_result(&report.text)?;
     Ok(if report.is_valid { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -37,8 +37,14 @@ struct Report {
 
 fn check(text: &str, path: &Path) -> Report {
     let (file, mut errors) = ConfigFile::read_all(text, path);
-    let (only_for_rust, messages) = RunConfig::problems(Sources { file: Some(file.clone()), ..Default::default() });
-    let is_for_python = Sources { file: Some(file), is_for_python: true, ..Default::default() };
+    let sources = || Sources { file: Some(file.clone()), ..Default::default() };
+    let (only_for_rust, messages) = RunConfig::problems(sources());
+    // Where a launch would fail, only what does not depend on the rest is known.
+    let warnings = match RunConfig::resolve(sources()) {
+        Ok(run) => warnings(&run),
+        Err(_) => messages.iter().map(ToString::to_string).collect(),
+    };
+    let is_for_python = Sources { is_for_python: true, ..sources() };
     let is_fine_for_python = errors.is_empty() && RunConfig::problems(is_for_python).0.is_empty();
     errors.extend(only_for_rust);
     let mut report = Report { text: String::new(), is_valid: errors.is_empty() };
@@ -51,14 +57,14 @@ fn check(text: &str, path: &Path) -> Report {
             cause = error.source();
         }
     }
-    for message in &messages {
-        let _ = writeln!(report.text, "warning: {message}");
+    for warning in &warnings {
+        let _ = writeln!(report.text, "warning: {warning}");
     }
     if is_fine_for_python && !errors.is_empty() {
         let _ = writeln!(report.text, "note: a program in Python may be launched with this file");
     }
     let counted = |number: usize, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
-    let (errors, warnings) = (counted(errors.len(), "error"), counted(messages.len(), "warning"));
+    let (errors, warnings) = (counted(errors.len(), "error"), counted(warnings.len(), "warning"));
     let _ = writeln!(report.text, "{}: {errors}, {warnings}", path.display());
     report
 }

@@ -20,7 +20,7 @@ use clap::Args;
 use crate::config_file::{self, ConfigFileError, Existing};
 use crate::print_message;
 use destination::Destination;
-use prompter::{Page, PromptError, Prompter, Reply};
+use prompter::{Attempts, Page, PromptError, Prompter, Reply};
 
 #[derive(Debug, Args)]
 pub(super) struct WizardArguments {
@@ -79,15 +79,14 @@ fn asking(
     prompter: &mut dyn Prompter,
 ) -> Result<PathBuf, WizardError> {
     print_message(
-        "Enter takes the default, which is shown in brackets. Esc goes back one question, and where a word or a line is typed so \
-         does the word back.",
+        "Enter takes the default. A question mark tells more, and the word back goes to the question before, as Esc does.",
     );
-    print_message("There a question mark tells more, too. Nothing is written before the end.");
+    print_message("Nothing is written before the end.");
     let mut answers = Answers::default();
     loop {
         answers = converse(questionnaire, answers, prompter)?;
         let said = PartialRunConfig::of_texts(&questionnaire.settings(&answers));
-        summary::print(&said, &questionnaire.resolve(&answers)?);
+        summary::print(&said, &questionnaire.resolve(&answers)?, machine_facts().num_gpus);
         match destination::write(&said, arguments, prompter)? {
             Destination::Written(path) => return Ok(path),
             Destination::Back => answers = answers.without_last().unwrap_or_default(),
@@ -117,33 +116,39 @@ fn converse(
     mut answers: Answers,
     prompter: &mut dyn Prompter,
 ) -> Result<Answers, PromptError> {
+    let mut attempts = Attempts::default();
     loop {
         let Next { passed, question } = questionnaire.next(&answers);
         for passed in passed {
-            print_message(&format!("({} is not asked: {})", passed.key, passed.why));
+            let verb = if passed.keys.len() == 1 { "is" } else { "are" };
+            print_message(&format!("({} {verb} not asked: {})", passed.keys.join(", "), passed.why));
         }
         let Some(question) = question else { return Ok(answers) };
         match ask(prompter, &question)? {
             Reply::Back => match answers.without_last() {
                 Some(before) => answers = before,
-                None => print_message("This is the first question."),
+                None => attempts.refuse(&page(&question), prompter, "this is the first question")?,
             },
             Reply::Text(text) => match questionnaire.answer(&answers, &question, &text) {
-                Ok(more) => answers = more,
-                Err(reason) => print_message(&format!("Not taken: {reason}.")),
+                Ok(more) => (answers, attempts) = (more, Attempts::default()),
+                Err(reason) => attempts.refuse(&page(&question), prompter, &reason.to_string())?,
             },
         }
     }
 }
 
 fn ask(prompter: &mut dyn Prompter, question: &Question) -> Result<Reply, PromptError> {
-    let Question { key, text, why, details, form, .. } = question;
-    let page = Page { key, text, why, details };
-    match form {
+    let page = page(question);
+    match &question.form {
         Form::Confirm { default } => prompter.confirm(&page, *default),
-        Form::Select { choices, default } => prompter.select(&page, choices, *default),
+        Form::Select { choices, refused, default } => prompter.select(&page, choices, refused, *default),
         Form::Text { default } => prompter.text(&page, default.as_deref()),
     }
+}
+
+fn page(question: &Question) -> Page<'_> {
+    let Question { key, text, why, details, .. } = question;
+    Page { key, text, why, details }
 }
 
 fn machine_facts() -> MachineFacts {

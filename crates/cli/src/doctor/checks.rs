@@ -1,10 +1,11 @@
 //! Judges what was seen on a machine. Pure: the same facts are the same list.
 
 use accelerate_core::environment::check_num_threads;
+use accelerate_core::settings::shortened;
 use accelerate_setup::{Origin, VERSION};
 use serde::Serialize;
 
-use super::facts::{DEFAULT_PORT, Facts};
+use super::facts::{ConfigSeen, DEFAULT_PORT, Facts, Version};
 
 /// The oldest Rust, and the oldest major version of GCC and Clang that knows C++20 well enough for libtorch's headers.
 const RUST_VERSION: &str = env!("CARGO_PKG_RUST_VERSION");
@@ -58,9 +59,10 @@ fn problem(found: impl Into<String>, cure: impl Into<String>) -> Judged {
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let judged = [
         ("libtorch", libtorch(facts)),
-        ("C++ compiler", cpp(facts.cpp.as_deref())),
-        ("rustc", rust("rustc", facts.rustc.as_deref())),
-        ("cargo", rust("cargo", facts.cargo.as_deref())),
+        ("C++ compiler", cpp(&facts.cpp)),
+        ("rustc", rust("rustc", &facts.rustc)),
+        ("cargo", rust("cargo", &facts.cargo)),
+        ("configuration file", config(&facts.config)),
         ("GPU", gpu(facts.num_gpus, facts.driver.as_deref())),
         ("network", network(facts)),
         ("shared memory", shared_memory(facts.shared_memory_bytes)),
@@ -90,28 +92,55 @@ fn libtorch(facts: &Facts) -> Judged {
     }
 }
 
-fn cpp(version: Option<&str>) -> Judged {
+fn config(seen: &Result<Option<ConfigSeen>, String>) -> Judged {
+    let seen = match seen {
+        Ok(None) => return ok("there is no default one, so defaults hold"),
+        Ok(Some(seen)) => seen,
+        Err(error) => {
+            return problem(
+                error,
+                "Every launch needs it: mend it, or move it away. `accelerate config` writes a new one.",
+            );
+        }
+    };
+    let path = shortened(&seen.path.display().to_string());
+    match (seen.errors.as_slice(), seen.num_warnings) {
+        ([], 0) => ok(format!("{path}, which a launch takes")),
+        ([], number) => warning(format!("{path} has {number} warning(s)"), "See `accelerate config validate`."),
+        ([first, ..], _) => problem(
+            format!("{path} has {} error(s); the first: {first}", seen.errors.len()),
+            "A launch refuses it. `accelerate config validate` shows all of them with their cures.",
+        ),
+    }
+}
+
+/// A program that does not answer now will not do so later.
+const HANGS: &str = "A build would hang in the same way, so mend that first.";
+
+fn cpp(version: &Version) -> Judged {
     const INSTALL: &str = "Install g++ 10 or newer (Debian, Ubuntu: `apt install g++`; Fedora: `dnf install gcc-c++`), or \
                            name one in CXX.";
     match version {
-        None => problem("none by the name of CXX or `c++`", INSTALL),
-        Some(text) => match numbers(text).first() {
+        Err(error) => problem(error, HANGS),
+        Ok(None) => problem("none by the name of CXX or `c++`", INSTALL),
+        Ok(Some(text)) => match numbers(text).first() {
             Some(major) if *major < OLDEST_COMPILER => problem(text, INSTALL),
             _ => ok(text),
         },
     }
 }
 
-fn rust(name: &str, version: Option<&str>) -> Judged {
+fn rust(name: &str, version: &Version) -> Judged {
     match version {
-        None => problem(
+        Err(error) => problem(error, HANGS),
+        Ok(None) => problem(
             "not found on the search path",
             format!("Install Rust, which brings {name}, from https://rustup.rs"),
         ),
-        Some(text) if numbers(text) < numbers(RUST_VERSION) => {
+        Ok(Some(text)) if numbers(text) < numbers(RUST_VERSION) => {
             problem(text, format!("{RUST_VERSION} or newer is wanted: `rustup update stable`."))
         }
-        Some(text) => ok(text),
+        Ok(Some(text)) => ok(text),
     }
 }
 
@@ -232,9 +261,10 @@ mod tests {
         Facts {
             libtorch: Ok(Some(libtorch)),
             is_in_project: true,
-            cpp: Some("g++ (Debian 12.2.0-14) 12.2.0".into()),
-            rustc: Some("rustc 1.91.0 (abc 2026-01-01)".into()),
-            cargo: Some("cargo 2.0.0".into()),
+            config: Ok(None),
+            cpp: Ok(Some("g++ (Debian 12.2.0-14) 12.2.0".into())),
+            rustc: Ok(Some("rustc 1.91.0 (abc 2026-01-01)".into())),
+            cargo: Ok(Some("cargo 2.0.0".into())),
             num_gpus: 0,
             driver: None,
             loopback: Ok(()),
@@ -256,6 +286,11 @@ mod tests {
         }
     }
 
+    fn seen(errors: &[&str], num_warnings: usize) -> Result<Option<ConfigSeen>, String> {
+        let errors = errors.iter().map(ToString::to_string).collect();
+        Ok(Some(ConfigSeen { path: "default_config.yaml".into(), errors, num_warnings }))
+    }
+
     fn from_cache(facts: &mut Facts) {
         facts.libtorch = Ok(Some(Libtorch { folder: "cache".into(), origin: Origin::Cache }));
     }
@@ -265,12 +300,18 @@ mod tests {
     #[case("libtorch", Problem, "unset it", |facts: &mut Facts| facts.libtorch = Err("2.10 is wrong; unset it".into()))]
     #[case("libtorch", Warning, "run `accelerate setup` here", from_cache)]
     #[case("libtorch", Fine, "", |facts: &mut Facts| { from_cache(facts); facts.is_in_project = false; })]
-    #[case("C++ compiler", Problem, "apt install g++", |facts: &mut Facts| facts.cpp = None)]
-    #[case("C++ compiler", Problem, "g++ 10", |facts: &mut Facts| facts.cpp = Some("c++ (GCC) 9.5.0".into()))]
-    #[case("C++ compiler", Fine, "", |facts: &mut Facts| facts.cpp = Some("Debian clang version 14.0.6".into()))]
-    #[case("rustc", Problem, "rustup update", |facts: &mut Facts| facts.rustc = Some("rustc 1.90.9 (abc)".into()))]
-    #[case("rustc", Fine, "", |facts: &mut Facts| facts.rustc = Some("rustc 1.100.0-nightly (abc)".into()))]
-    #[case("cargo", Problem, "rustup.rs", |facts: &mut Facts| facts.cargo = None)]
+    #[case("C++ compiler", Problem, "apt install g++", |facts: &mut Facts| facts.cpp = Ok(None))]
+    #[case("C++ compiler", Problem, "g++ 10", |facts: &mut Facts| facts.cpp = Ok(Some("c++ (GCC) 9.5.0".into())))]
+    #[case("C++ compiler", Fine, "", |facts: &mut Facts| facts.cpp = Ok(Some("Debian clang version 14.0.6".into())))]
+    #[case("C++ compiler", Problem, "would hang", |facts: &mut Facts| facts.cpp = Err("it hangs".into()))]
+    #[case("cargo", Problem, "would hang", |facts: &mut Facts| facts.cargo = Err("it hangs".into()))]
+    #[case("configuration file", Fine, "", |facts: &mut Facts| facts.config = seen(&[], 0))]
+    #[case("configuration file", Warning, "config validate", |facts: &mut Facts| facts.config = seen(&[], 2))]
+    #[case("configuration file", Problem, "shows all", |facts: &mut Facts| facts.config = seen(&["line 1", "x"], 2))]
+    #[case("configuration file", Problem, "move it away", |facts: &mut Facts| facts.config = Err("a pipe".into()))]
+    #[case("rustc", Problem, "rustup update", |facts: &mut Facts| facts.rustc = Ok(Some("rustc 1.90.9 (abc)".into())))]
+    #[case("rustc", Fine, "", |facts: &mut Facts| facts.rustc = Ok(Some("rustc 1.100.0-nightly (abc)".into())))]
+    #[case("cargo", Problem, "rustup.rs", |facts: &mut Facts| facts.cargo = Ok(None))]
     #[case("GPU", Fine, "", |facts: &mut Facts| { facts.num_gpus = 2; facts.driver = Some("580.65.06".into()); })]
     #[case("GPU", Warning, "580", |facts: &mut Facts| { facts.num_gpus = 2; facts.driver = Some("535.1".into()); })]
     #[case("GPU", Warning, "nvidia-smi", |facts: &mut Facts| facts.num_gpus = 1)]

@@ -2,12 +2,16 @@
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use accelerate_launch::num_visible_gpus;
+use accelerate_core::config::{ConfigFile, RunConfig, Sources};
+use accelerate_core::settings::shortened;
+use accelerate_launch::{Limits, ask, num_visible_gpus};
 use accelerate_setup::Libtorch;
 use rustix::process::{Resource, getrlimit};
+
+use crate::config_file;
 
 /// The port at which ranks meet where nobody says another.
 pub(super) const DEFAULT_PORT: u16 = 29500;
@@ -19,10 +23,12 @@ pub(super) struct Facts {
     pub(super) libtorch: Result<Option<Libtorch>, String>,
     /// Is there a project?
     pub(super) is_in_project: bool,
+    /// The default configuration file, or why it cannot be read.
+    pub(super) config: Result<Option<ConfigSeen>, String>,
     /// What the C++ compiler and Rust's say of their versions.
-    pub(super) cpp: Option<String>,
-    pub(super) rustc: Option<String>,
-    pub(super) cargo: Option<String>,
+    pub(super) cpp: Version,
+    pub(super) rustc: Version,
+    pub(super) cargo: Version,
     pub(super) num_gpus: usize,
     /// The version of NVIDIA's driver.
     pub(super) driver: Option<String>,
@@ -39,6 +45,18 @@ pub(super) struct Facts {
     pub(super) cgroup_limit_bytes: Option<u64>,
 }
 
+/// What a program says of its version: `None` where there is none, and why it does not answer.
+pub(super) type Version = Result<Option<String>, String>;
+
+/// A configuration file, as far as it is judged.
+#[derive(Debug)]
+pub(super) struct ConfigSeen {
+    pub(super) path: PathBuf,
+    /// What a launch would refuse, and what it would warn of.
+    pub(super) errors: Vec<String>,
+    pub(super) num_warnings: usize,
+}
+
 impl Facts {
     /// Looks at this machine, and at the project that `folder` is in.
     pub(super) fn of_this_machine(folder: &Path) -> Facts {
@@ -46,6 +64,7 @@ impl Facts {
         Facts {
             libtorch: accelerate_setup::find(folder).map_err(|error| error.to_string()),
             is_in_project: accelerate_setup::project_root(folder).is_some(),
+            config: default_config(),
             cpp: version(&variable("CXX").unwrap_or_else(|| "c++".to_owned())),
             rustc: version("rustc"),
             cargo: version("cargo"),
@@ -65,10 +84,29 @@ impl Facts {
     }
 }
 
+/// What `accelerate config validate` would say of the default file.
+fn default_config() -> Result<Option<ConfigSeen>, String> {
+    let Some(found) = config_file::find(None, &config_file::variable) else { return Ok(None) };
+    let text = config_file::read(&found.path).map_err(|error| error.to_string())?;
+    let (file, mut errors) = ConfigFile::read_all(&text, &found.path);
+    let (others, warnings) = RunConfig::problems(Sources { file: Some(file), ..Default::default() });
+    errors.extend(others);
+    let errors = errors.iter().map(ToString::to_string).collect();
+    Ok(Some(ConfigSeen { path: found.path, errors, num_warnings: warnings.len() }))
+}
+
 /// The first line of `program --version`.
-fn version(program: &str) -> Option<String> {
-    let output = Command::new(program).arg("--version").output().ok().filter(|output| output.status.success())?;
-    String::from_utf8_lossy(&output.stdout).lines().next().map(str::to_owned)
+fn version(program: &str) -> Version {
+    match ask(Command::new(program).arg("--version"), Limits::default()) {
+        Ok(answer) if answer.status.success() => Ok(Some(first_line(&String::from_utf8_lossy(&answer.stdout)))),
+        Err(error) if error.is_limit_passed() => Err(error.to_string()),
+        Ok(_) | Err(_) => Ok(None),
+    }
+}
+
+/// As it can be shown: whatever a program prints, it is one short line.
+fn first_line(text: &str) -> String {
+    shortened(&text.lines().next().unwrap_or_default().replace(|letter: char| letter.is_control(), " "))
 }
 
 fn connect() -> std::io::Result<()> {
@@ -104,7 +142,15 @@ mod tests {
 
     #[test]
     fn a_program_that_is_not_there_has_no_version() {
-        assert_eq!(version("no-such-program-anywhere"), None);
-        assert!(version("cargo").is_some_and(|text| text.starts_with("cargo ")));
+        assert_eq!(version("no-such-program-anywhere"), Ok(None));
+        assert!(version("cargo").is_ok_and(|text| text.is_some_and(|text| text.starts_with("cargo "))));
+    }
+
+    #[test]
+    fn what_a_program_says_is_shown_as_one_short_line() {
+        assert_eq!(first_line("g++ 12.2.0\nCopyright"), "g++ 12.2.0");
+        assert_eq!(first_line("\u{1b}[31mred\u{7}"), " [31mred ");
+        assert!(first_line(&"x".repeat(1 << 20)).len() < 100);
+        assert_eq!(first_line(""), "");
     }
 }

@@ -1,56 +1,69 @@
 //! What can be wrong with a model's files, and with what is asked about them.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use accelerate_core::plan::EstimateDtype;
 use accelerate_core::weight_files;
 
+use super::hub::HubError;
+
 #[derive(Debug, thiserror::Error)]
 pub(super) enum EstimateError {
     #[error(
-        "there is no file at {}; a .safetensors file, an index of several (model.safetensors.index.json) or a folder with \
-         either is wanted{}", path.display(), hub_cure(path)
+        "there is no file at {}; a .safetensors file, an index of several (model.safetensors.index.json), a folder with \
+         either, or the name of a model on the Hugging Face Hub (owner/name) is wanted", path.display()
     )]
     NoSuchModel { path: PathBuf },
-    #[error("{} cannot be read", path.display())]
-    Unreadable { path: PathBuf, source: io::Error },
-    #[error("{} is not a safetensors file, or damaged: {reason}; fetch or save it again", path.display())]
-    Header { path: PathBuf, reason: String },
-    #[error("{} is {found}, and weights are read from files; name the file that has them", path.display())]
-    NotAFile { path: PathBuf, found: &'static str },
     #[error(
-        "{}: the tensor {name} has the element type {dtype}, of which libtorch has none; convert the file to another one",
-        path.display()
+        "{id} is neither a path of this machine nor {}, and HF_HUB_OFFLINE says that the network is not to be used; unset it, \
+         or fetch the model where there is a network, with\n  hf download {id} --local-dir {}",
+        in_cache(cache.as_ref()), id.rsplit('/').next().unwrap_or(id)
     )]
-    ElementType { path: PathBuf, name: String, dtype: String },
+    Offline { id: String, cache: Option<PathBuf>, source: Option<Box<EstimateError>> },
+    #[error(transparent)]
+    Hub(#[from] HubError),
+    #[error("{place} cannot be read")]
+    Unreadable { place: String, source: io::Error },
+    #[error("{place} is not a safetensors file, or damaged: {reason}; fetch or save it again")]
+    Header { place: String, reason: String },
+    #[error("{place} is {found}, and weights are read from files; name the file that has them")]
+    NotAFile { place: String, found: &'static str },
     #[error(
-        "{} is in PyTorch's own format, of which the sizes are known to Python only; save the model as safetensors \
-         (save_model, or save_pretrained with safe_serialization)", path.display()
+        "{place}: the tensor {name} has the element type {dtype}, of which libtorch has none; convert the file to another one"
     )]
-    Pickle { path: PathBuf },
+    ElementType { place: String, name: String, dtype: String },
     #[error(
-        "the folder {} has no weights to choose: model.safetensors, model.safetensors.index.json, or a single file or index \
-         of another name is wanted, and there are {}", folder.display(), names_or_none(names)
+        "{place} is in PyTorch's own format, of which the sizes are known to Python only; save the model as safetensors \
+         (save_model, or save_pretrained with safe_serialization)"
     )]
-    NoWeights { folder: PathBuf, names: Vec<String> },
-    #[error("the index {} cannot be understood", path.display())]
-    Index { path: PathBuf, source: accelerate_core::Error },
+    Pickle { place: String },
     #[error(
-        "the index {} has {found_bytes} bytes, and no index is longer than {most_bytes}; name the index of a model",
-        path.display()
+        "{place} has no weights to choose: model.safetensors, model.safetensors.index.json, or a single file or index of \
+         another name is wanted, and there are {}",
+        names_or_none(names)
     )]
-    LargeIndex { path: PathBuf, found_bytes: u64, most_bytes: u64 },
+    NoWeights { place: String, names: Vec<String> },
+    #[error("the index {place} cannot be understood")]
+    Index { place: String, source: accelerate_core::Error },
+    #[error("{place} has {found_bytes} bytes, and at most {most_bytes} are read of such a file; name that of a model")]
+    LargeFile { place: String, found_bytes: u64, most_bytes: u64 },
     #[error(
-        "the index {} names {file} for {num_tensors} tensor(s), but there is no such file beside it; fetch all files of the \
-         model", index.display()
+        "the index {index} names {file} for {num_tensors} tensor(s), but there is no such file beside it; fetch all files of the \
+         model"
     )]
-    MissingFile { index: PathBuf, file: String, num_tensors: usize },
+    MissingFile { index: String, file: String, num_tensors: usize },
     #[error(
-        "the index {} says that {name} is in {file}, which has no such tensor; fetch all files of the model from one place",
-        index.display()
+        "the index {index} says that {name} is in {file}, which has no such tensor; fetch all files of the model from one place"
     )]
-    WrongIndex { index: PathBuf, name: String, file: String },
+    WrongIndex { index: String, name: String, file: String },
+    #[error(
+        "there is no {place}, which says how large the activations of a transformer are; leave out --batch_size and \
+         --sequence_length, or name the folder that has it beside the weights"
+    )]
+    NoConfig { place: String },
+    #[error("activations cannot be estimated from {place}")]
+    Config { place: String, source: accelerate_core::Error },
     #[error(
         "{dtype} cannot be trained, so there is no plan for it; use float32, float16 or bfloat16, or leave out --plan"
     )]
@@ -59,21 +72,21 @@ pub(super) enum EstimateError {
     SeveralTypes { dtypes: Vec<EstimateDtype> },
 }
 
-/// How to get what is named as on the Hub, `owner/name` or `name`.
-fn hub_cure(path: &Path) -> String {
-    let is_part = |part: &str| {
-        part.starts_with(|c: char| c.is_ascii_alphanumeric())
-            && part.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
-    };
-    let name = path.to_str().unwrap_or_default();
-    let parts: Vec<&str> = name.split('/').collect();
-    let is_file = [".safetensors", ".json"].iter().any(|extension| name.ends_with(extension));
-    match parts.as_slice() {
-        [.., folder] if parts.len() <= 2 && parts.iter().all(|part| is_part(part)) && !is_file => format!(
-            ". Models are read from disk only: if {name} is one on the Hugging Face Hub, fetch it first, with\n  \
-             huggingface-cli download {name} --local-dir {folder}"
-        ),
-        _ => String::new(),
+impl EstimateError {
+    pub(super) fn header(place: String, problem: &accelerate_core::Error) -> Self {
+        Self::Header { place, reason: problem.to_string() }
+    }
+
+    /// Whether somebody fetched a part of the model only, which says nothing about the model.
+    pub(super) fn is_incomplete(&self) -> bool {
+        matches!(self, Self::NoWeights { .. } | Self::Pickle { .. } | Self::MissingFile { .. })
+    }
+}
+
+fn in_cache(cache: Option<&PathBuf>) -> String {
+    match cache {
+        Some(folder) => format!("complete in the cache {}", folder.display()),
+        None => "in a cache, because none of HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME and HOME is set".to_owned(),
     }
 }
 

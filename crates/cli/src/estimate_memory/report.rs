@@ -3,47 +3,146 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use accelerate_core::plan::{Collective, MemoryEstimate, Phase, PhaseBytes, Plan, RankBytes};
+use accelerate_core::plan::{
+    ActivationBytes, Collective, EstimateDtype, MemoryEstimate, MicroBatch, Phase, PhaseBytes, Plan, RankBytes,
+    RankSpeed, StepTime, TransformerShape,
+};
 use accelerate_core::weight_files::format_size;
 use anstyle::{AnsiColor, Style};
 use serde::Serialize;
 
+use super::source::{Model, Origin};
+
 /// Letters of the longest bar.
 const BAR_WIDTH: usize = 32;
 
-/// The reference's table.
-pub(super) fn estimates(estimates: &[MemoryEstimate]) -> String {
+/// What is known beside the parameters.
+pub(super) struct Facts<'a> {
+    pub(super) model: &'a Model,
+    pub(super) activations: Option<&'a Activations>,
+    pub(super) speed: Option<RankSpeed>,
+    pub(super) available_bytes: Option<u64>,
+}
+
+/// What activations follow from.
+#[derive(Serialize)]
+pub(super) struct Activations {
+    pub(super) shape: TransformerShape,
+    pub(super) batch: MicroBatch,
+}
+
+impl Activations {
+    pub(super) fn bytes(&self, element_bytes: u64) -> ActivationBytes {
+        self.shape.activation_bytes(&self.batch, element_bytes)
+    }
+
+    /// For types that can be trained.
+    fn in_type(&self, dtype: EstimateDtype) -> Option<ActivationBytes> {
+        Some(self.bytes(dtype.float_type()?.element_bytes() as u64))
+    }
+
+    /// What the estimate is, and for which models.
+    fn explanation(&self) -> String {
+        let Self { shape, batch } = self;
+        let checkpointing = if batch.activation_checkpointing { ", computed again in the backward pass" } else { "" };
+        let family = match shape.is_of_the_formula() {
+            true => String::new(),
+            false => format!(
+                " Its layers are those of BERT and GPT-2: {} may keep more (a gate in the MLP) or less (no dropout, attention \
+                 that keeps no scores).",
+                if shape.model_type.is_empty() { "this model" } else { &shape.model_type }
+            ),
+        };
+        format!(
+            "Activations are an estimate for {} x {} tokens (Korthikanti et al., 2022){checkpointing}, {} of it logits.{family}",
+            batch.batch_size,
+            batch.sequence_length,
+            format_size(self.bytes(4).logits)
+        )
+    }
+}
+
+/// The reference's table, and what activations add to it.
+pub(super) fn estimates(estimates: &[MemoryEstimate], facts: &Facts<'_>) -> String {
     let size = |bytes: u64| cell(format_size(bytes));
-    let mut rows = vec![["dtype", "largest layer", "total size", "training with Adam"].map(cell).to_vec()];
+    let size_or_none = |bytes: Option<u64>| cell(bytes.map_or("N/A".to_owned(), format_size));
+    let mut head = ["dtype", "largest layer", "total size", "training with Adam"].map(cell).to_vec();
+    if facts.activations.is_some() {
+        head.extend(["activations", "together"].map(cell));
+    }
+    let mut rows = vec![head];
     rows.extend(estimates.iter().map(|estimate| {
-        let training = estimate.training_bytes.map_or("N/A".to_owned(), format_size);
-        let MemoryEstimate { dtype, largest_layer_bytes, total_bytes, .. } = estimate;
-        vec![cell(dtype), size(*largest_layer_bytes), size(*total_bytes), cell(training)]
+        let MemoryEstimate { dtype, largest_layer_bytes, total_bytes, training_bytes, .. } = estimate;
+        let mut row = vec![cell(dtype), size(*largest_layer_bytes), size(*total_bytes), size_or_none(*training_bytes)];
+        if let Some(activations) = facts.activations {
+            let bytes = activations.in_type(*dtype).map(|bytes| bytes.total());
+            let together = training_bytes.zip(bytes).map(|(training, own)| training.saturating_add(own));
+            row.extend([size_or_none(bytes), size_or_none(together)]);
+        }
+        row
     }));
     let mut text = aligned(&rows).join("\n");
     if let Some(first) = estimates.first().filter(|first| !first.largest_layer.is_empty()) {
-        let _ = write!(text, "\n\nThe largest layer is {}. Activations come on top.", first.largest_layer);
+        let _ = write!(text, "\n\nThe largest layer is {}.", first.largest_layer);
+        let _ = match facts.activations {
+            Some(activations) => write!(text, "\n{}", activations.explanation()),
+            None => write!(text, " Activations come on top."),
+        };
     }
     text + "\n"
 }
 
+/// Where the model was found.
 #[derive(Serialize)]
-struct Estimates<'a> {
-    estimates: &'a [MemoryEstimate],
+struct Place<'a> {
+    origin: Origin,
+    place: &'a str,
 }
 
-pub(super) fn estimates_as_json(estimates: &[MemoryEstimate]) -> serde_json::Result<String> {
-    Ok(serde_json::to_string_pretty(&Estimates { estimates })? + "\n")
+impl<'a> From<&'a Model> for Place<'a> {
+    fn from(model: &'a Model) -> Self {
+        Self { origin: model.origin, place: &model.place }
+    }
+}
+
+#[derive(Serialize)]
+struct Estimates<'a> {
+    model: Place<'a>,
+    estimates: Vec<Estimate>,
+}
+
+#[derive(Serialize)]
+struct Estimate {
+    #[serde(flatten)]
+    estimate: MemoryEstimate,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    activations: Option<ActivationBytes>,
+}
+
+pub(super) fn estimates_as_json(estimates: Vec<MemoryEstimate>, facts: &Facts<'_>) -> serde_json::Result<String> {
+    let with_activations = |estimate: MemoryEstimate| {
+        let activations = facts.activations.and_then(|known| known.in_type(estimate.dtype));
+        Estimate { estimate, activations }
+    };
+    let estimates = estimates.into_iter().map(with_activations).collect();
+    Ok(serde_json::to_string_pretty(&Estimates { model: facts.model.into(), estimates })? + "\n")
 }
 
 #[derive(Serialize)]
 struct PlanAndBytes<'a> {
+    model: Place<'a>,
     plan: &'a Plan,
     collectives: Vec<Collective>,
     bytes_per_rank: RankBytes,
     phases: BTreeMap<Phase, PhaseTotal>,
     peak_phase: Phase,
     peak_bytes: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    activations: Option<&'a Activations>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    speed: Option<RankSpeed>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step_time: Option<StepTime>,
 }
 
 #[derive(Serialize)]
@@ -53,7 +152,11 @@ struct PhaseTotal {
     total: usize,
 }
 
-pub(super) fn plan_as_json(plan: &Plan) -> serde_json::Result<String> {
+fn step_time(plan: &Plan, facts: &Facts<'_>) -> Option<StepTime> {
+    Some(plan.step_time(&facts.activations?.batch, facts.speed.as_ref()?))
+}
+
+pub(super) fn plan_as_json(plan: &Plan, facts: &Facts<'_>) -> serde_json::Result<String> {
     let bytes_per_rank = plan.bytes_per_rank();
     let phase = |&phase: &Phase| {
         let bytes = bytes_per_rank.in_phase(phase);
@@ -61,7 +164,18 @@ pub(super) fn plan_as_json(plan: &Plan) -> serde_json::Result<String> {
     };
     let phases = Phase::ALL.iter().map(phase).collect();
     let (peak_phase, peak_bytes) = bytes_per_rank.peak();
-    let all = PlanAndBytes { plan, collectives: plan.collectives(), bytes_per_rank, phases, peak_phase, peak_bytes };
+    let all = PlanAndBytes {
+        model: facts.model.into(),
+        plan,
+        collectives: plan.collectives(),
+        bytes_per_rank,
+        phases,
+        peak_phase,
+        peak_bytes,
+        activations: facts.activations,
+        speed: facts.speed,
+        step_time: step_time(plan, facts),
+    };
     Ok(serde_json::to_string_pretty(&all)? + "\n")
 }
 
@@ -72,17 +186,18 @@ struct Component {
     bytes_of: fn(&PhaseBytes) -> usize,
 }
 
-const COMPONENTS: [Component; 6] = [
+const COMPONENTS: [Component; 7] = [
     Component { name: "parameters", colour: AnsiColor::Blue, bytes_of: |bytes| bytes.parameters },
     Component { name: "gradients", colour: AnsiColor::Yellow, bytes_of: |bytes| bytes.gradients },
     Component { name: "optimizer state", colour: AnsiColor::Magenta, bytes_of: |bytes| bytes.optimizer_state },
     Component { name: "gathered units", colour: AnsiColor::Cyan, bytes_of: |bytes| bytes.gathered_units },
     Component { name: "buckets", colour: AnsiColor::Green, bytes_of: |bytes| bytes.buckets },
     Component { name: "NVMe blocks", colour: AnsiColor::Red, bytes_of: |bytes| bytes.nvme_blocks },
+    Component { name: "activations", colour: AnsiColor::White, bytes_of: |bytes| bytes.activations },
 ];
 
 /// The plan, in short or in full, and a table of what each rank has in each phase, with a bar for each.
-pub(super) fn plan(plan: &Plan, is_verbose: bool, available_bytes: Option<u64>) -> String {
+pub(super) fn plan(plan: &Plan, is_verbose: bool, facts: &Facts<'_>) -> String {
     let bytes = plan.bytes_per_rank();
     let phases: Vec<PhaseBytes> = Phase::ALL.iter().map(|&phase| bytes.in_phase(phase)).collect();
     let present = |component: &&Component| phases.iter().any(|phase| (component.bytes_of)(phase) > 0);
@@ -103,15 +218,78 @@ pub(super) fn plan(plan: &Plan, is_verbose: bool, available_bytes: Option<u64>) 
     for (line, bar) in lines {
         let _ = write!(text, "\n{}", format!("{line}  {bar}").trim_end());
     }
-    let _ =
-        write!(text, "\n\nAt most {} on each rank ({peak_phase}). Activations come on top.", format_size(peak as u64));
-    if let Some(left) = available_bytes.and_then(|available| available.checked_sub(peak as u64)) {
-        let _ = write!(text, " For them {} are left.", format_size(left));
+    let _ = write!(text, "\n\nAt most {} on each rank ({peak_phase}).", format_size(peak as u64));
+    if facts.activations.is_none() {
+        text += " Activations come on top.";
+    }
+    if let Some(left) = facts.available_bytes.and_then(|available| available.checked_sub(peak as u64)) {
+        let whose = if facts.activations.is_none() { " For them" } else { "" };
+        let _ = write!(text, "{whose} {} are left.", format_size(left));
     }
     if bytes.on_nvme > 0 {
         let _ = write!(text, " On NVMe: {} of each rank.", format_size(bytes.on_nvme as u64));
     }
+    if let Some(activations) = facts.activations {
+        let _ = write!(text, "\n{}", activations.explanation());
+    }
+    if let Some(time) = step_time(plan, facts) {
+        let _ = write!(text, "\n\n{}", step(&time, plan.world_size));
+    }
     text + "\n"
+}
+
+/// How long a step takes at least.
+fn step(time: &StepTime, world_size: usize) -> String {
+    let StepTime { num_tokens, compute_seconds, communication_seconds, sent_bytes, .. } = *time;
+    let mut text = format!(
+        "A step of {num_tokens} tokens on each rank computes for {}, at the rate of --flops",
+        format_seconds(compute_seconds)
+    );
+    let bounds = communication_seconds.zip(time.overlapped_seconds).zip(time.not_overlapped_seconds);
+    let _ = match bounds {
+        _ if sent_bytes == 0 => write!(text, "; nothing is sent."),
+        None => write!(text, ". Each rank sends {}: --bandwidth says how long that takes.", format_size(sent_bytes)),
+        Some(((sending, overlapped), not_overlapped)) => {
+            let per_second = |seconds: f64| format_count(num_tokens as f64 * world_size as f64 / seconds);
+            write!(
+                text,
+                ", and sends {} in {}.\n  {} if all of it travels while something is computed: {} tokens/s on {world_size} ranks\n  \
+                 {} if nothing is computed meanwhile: {} tokens/s",
+                format_size(sent_bytes),
+                format_seconds(sending),
+                format_seconds(overlapped),
+                per_second(overlapped),
+                format_seconds(not_overlapped),
+                per_second(not_overlapped),
+            )
+        }
+    };
+    text
+}
+
+/// With three digits, in the largest unit of which there is one.
+fn format_seconds(seconds: f64) -> String {
+    const UNITS: [(&str, f64); 5] = [("d", 86_400.0), ("h", 3600.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6)];
+    let (unit, size) = UNITS.into_iter().find(|&(_, size)| seconds >= size).unwrap_or(("us", 1e-6));
+    format!("{} {unit}", three_digits(seconds / size))
+}
+
+/// With three digits, in thousands or millions.
+fn format_count(number: f64) -> String {
+    const UNITS: [(&str, f64); 3] = [(" million", 1e6), (" thousand", 1e3), ("", 1.0)];
+    let (unit, size) = UNITS.into_iter().find(|&(_, size)| number >= size).unwrap_or(("", 1.0));
+    format!("{}{unit}", three_digits(number / size))
+}
+
+fn three_digits(number: f64) -> String {
+    let decimals = if number >= 100.0 {
+        0
+    } else if number >= 10.0 {
+        1
+    } else {
+        2
+    };
+    format!("{number:.decimals$}")
 }
 
 /// As long as the phase takes memory, the longest phase being `peak`.

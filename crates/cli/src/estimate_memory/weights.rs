@@ -1,124 +1,130 @@
-//! The parameters of a model on disk, from the headers of its files.
+//! The parameters of a model, from the headers of its files.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
-use accelerate_core::files::other_than_file;
 use accelerate_core::plan::{Inventory, ParameterEntry};
-use accelerate_core::weight_files::{Header, HeaderEntry, Index, choose_weight_file, shown};
+use accelerate_core::weight_files::{HeaderEntry, Index, choose_weight_file, shown};
 use safetensors::Dtype;
 
 use super::error::EstimateError;
+use super::local::LocalFiles;
+use super::source::ModelFiles;
 
 /// What PyTorch's own format is called.
 const PICKLE_EXTENSIONS: [&str; 4] = ["bin", "pt", "pth", "ckpt"];
 
-/// The parameters of a file, of the files of an index, or of what a folder has of either, in the order of their names:
-/// files do not know in which order a model registers them.
-pub(super) fn read_inventory(model: &Path) -> Result<Inventory, EstimateError> {
-    let path = if model.is_dir() { choose_in_folder(model)? } else { model.to_owned() };
-    if !path.exists() {
-        return Err(EstimateError::NoSuchModel { path });
+/// Files and the name of the one to begin with.
+pub(super) type Chosen = (Box<dyn ModelFiles>, String);
+
+/// A file, or what a folder has of a file or an index.
+pub(super) fn local(model: &Path) -> Result<Chosen, EstimateError> {
+    if model.is_dir() {
+        let files = LocalFiles::new(model);
+        let first = choose(&files, &files.names()?)?;
+        return Ok((Box::new(files), first));
     }
-    let extension = path.extension().unwrap_or_default();
-    if PICKLE_EXTENSIONS.iter().any(|pickle| extension == *pickle) {
-        return Err(EstimateError::Pickle { path });
+    let absent = || EstimateError::NoSuchModel { path: model.to_owned() };
+    let name = model.file_name().ok_or_else(absent)?.to_string_lossy().into_owned();
+    Ok((Box::new(LocalFiles::new(model.parent().unwrap_or(Path::new("")))), name))
+}
+
+/// Of the files of a model, the one that holds its weights, or the index of several.
+pub(super) fn choose(files: &dyn ModelFiles, names: &[String]) -> Result<String, EstimateError> {
+    let borrowed: Vec<&str> = names.iter().map(String::as_str).collect();
+    if let Some(name) = choose_weight_file(&borrowed) {
+        return Ok(name.to_owned());
     }
-    let mut parameters = if extension == "json" {
-        parameters_of_index(&path)?
+    match borrowed.iter().find(|name| is_pickle(name)) {
+        Some(pickle) if !borrowed.iter().any(|name| name.ends_with(".safetensors")) => {
+            Err(EstimateError::Pickle { place: files.place(pickle) })
+        }
+        _ => Err(EstimateError::NoWeights { place: files.place(""), names: names.to_owned() }),
+    }
+}
+
+fn is_pickle(name: &str) -> bool {
+    Path::new(name).extension().is_some_and(|found| PICKLE_EXTENSIONS.iter().any(|pickle| found == *pickle))
+}
+
+/// The parameters of a file, or of the files of an index, in the order of their names: files do not know in which order a
+/// model registers them.
+pub(super) fn inventory(files: &dyn ModelFiles, first: &str) -> Result<Inventory, EstimateError> {
+    if is_pickle(first) {
+        return Err(EstimateError::Pickle { place: files.place(first) });
+    }
+    let mut parameters = if Path::new(first).extension().is_some_and(|extension| extension == "json") {
+        parameters_of_index(files, first)?
     } else {
-        read_header(&path)?.entries().iter().map(|found| entry(&path, found)).collect::<Result<_, _>>()?
+        let header = files.header(first)?;
+        header.entries().iter().map(|found| entry(files, first, found)).collect::<Result<_, _>>()?
     };
     parameters.sort_by_cached_key(|parameter| name_order(&parameter.name));
     Ok(Inventory { parameters })
 }
 
-fn choose_in_folder(folder: &Path) -> Result<PathBuf, EstimateError> {
-    let unreadable = |source| EstimateError::Unreadable { path: folder.to_owned(), source };
-    let mut names = Vec::new();
-    for entry in fs::read_dir(folder).map_err(unreadable)? {
-        names.push(entry.map_err(unreadable)?.file_name().to_string_lossy().into_owned());
-    }
-    names.sort();
-    let borrowed: Vec<&str> = names.iter().map(String::as_str).collect();
-    if let Some(name) = choose_weight_file(&borrowed) {
-        return Ok(folder.join(name));
-    }
-    let is_pickle =
-        |name: &str| PICKLE_EXTENSIONS.iter().any(|it| Path::new(name).extension().is_some_and(|e| e == *it));
-    match borrowed.iter().find(|name| is_pickle(name)) {
-        Some(pickle) if !borrowed.iter().any(|name| name.ends_with(".safetensors")) => {
-            Err(EstimateError::Pickle { path: folder.join(pickle) })
-        }
-        _ => Err(EstimateError::NoWeights { folder: folder.to_owned(), names }),
-    }
-}
-
-fn parameters_of_index(path: &Path) -> Result<Vec<ParameterEntry>, EstimateError> {
-    let index = read_index(path)?;
+fn parameters_of_index(files: &dyn ModelFiles, index: &str) -> Result<Vec<ParameterEntry>, EstimateError> {
+    let place = || files.place(index);
+    let text = files.text(index, Index::MAX_BYTES)?;
+    let Index { weight_map, .. } =
+        Index::from_json(&text).map_err(|source| EstimateError::Index { place: place(), source })?;
     let mut names_in: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for (name, file) in &index.weight_map {
+    for (name, file) in &weight_map {
         names_in.entry(file).or_default().push(name);
     }
-    let mut parameters = Vec::with_capacity(index.weight_map.len());
-    for (file, names) in names_in {
-        let file_path = path.with_file_name(file);
-        if !file_path.exists() {
-            let (index, file, num_tensors) = (path.to_owned(), shown(file), names.len());
-            return Err(EstimateError::MissingFile { index, file, num_tensors });
+    let absent = names_in.iter().find(|(file, _)| !files.has(file));
+    if let Some((file, names)) = absent {
+        return Err(EstimateError::MissingFile { index: place(), file: shown(file), num_tensors: names.len() });
+    }
+    let of_file = |(file, names): &(&str, Vec<&str>)| {
+        let header = files.header(file)?;
+        let parameter = |&name: &&str| match header.get(name) {
+            Some(found) => entry(files, file, found),
+            None => Err(EstimateError::WrongIndex { index: place(), name: shown(name), file: shown(file) }),
+        };
+        names.iter().map(parameter).collect::<Result<Vec<_>, _>>()
+    };
+    let parts = in_parallel(&names_in.into_iter().collect::<Vec<_>>(), files.num_readers(), of_file)?;
+    Ok(parts.concat())
+}
+
+/// The results of all items in their order, or the error of one of them. Headers of a large model are in hundreds of files,
+/// and each of them is asked for over a network.
+fn in_parallel<T: Sync, R: Send, E: Send>(
+    items: &[T],
+    num_threads: usize,
+    work: impl Fn(&T) -> Result<R, E> + Sync,
+) -> Result<Vec<R>, E> {
+    let next = AtomicUsize::new(0);
+    let share = || {
+        let mut done = Vec::new();
+        loop {
+            let position = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(position) else { return Ok(done) };
+            // After an error nobody begins with another item.
+            done.push((position, work(item).inspect_err(|_| next.store(items.len(), Ordering::Relaxed))?));
         }
-        let header = read_header(&file_path)?;
-        for name in names {
-            let absent = || {
-                let (index, name, file) = (path.to_owned(), shown(name), file.to_owned());
-                EstimateError::WrongIndex { index, name, file }
-            };
-            parameters.push(entry(&file_path, header.get(name).ok_or_else(absent)?)?);
-        }
-    }
-    Ok(parameters)
+    };
+    let shares: Vec<Result<Vec<(usize, R)>, E>> = thread::scope(|scope| {
+        let others: Vec<_> = (1..num_threads.min(items.len())).map(|_| scope.spawn(share)).collect();
+        let own = share();
+        let join = |thread: thread::ScopedJoinHandle<'_, _>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        std::iter::once(own).chain(others.into_iter().map(join)).collect()
+    });
+    let mut done: Vec<(usize, R)> = shares.into_iter().collect::<Result<Vec<_>, E>>()?.into_iter().flatten().collect();
+    done.sort_by_key(|&(position, _)| position);
+    Ok(done.into_iter().map(|(_, result)| result).collect())
 }
 
-fn read_index(path: &Path) -> Result<Index, EstimateError> {
-    let (file, found_bytes) = open_file(path)?;
-    if found_bytes > Index::MAX_BYTES {
-        let (path, most_bytes) = (path.to_owned(), Index::MAX_BYTES);
-        return Err(EstimateError::LargeIndex { path, found_bytes, most_bytes });
-    }
-    let mut text = String::new();
-    // The file may have grown since.
-    file.take(Index::MAX_BYTES)
-        .read_to_string(&mut text)
-        .map_err(|source| EstimateError::Unreadable { path: path.to_owned(), source })?;
-    Index::from_json(&text).map_err(|source| EstimateError::Index { path: path.to_owned(), source })
-}
-
-fn read_header(path: &Path) -> Result<Header, EstimateError> {
-    let (mut file, found_bytes) = open_file(path)?;
-    Header::read(&mut file, found_bytes)
-        .map_err(|error| EstimateError::Header { path: path.to_owned(), reason: error.to_string() })
-}
-
-/// The file and its length. Devices and pipes have no end, and are refused.
-fn open_file(path: &Path) -> Result<(File, u64), EstimateError> {
-    let unreadable = |source| EstimateError::Unreadable { path: path.to_owned(), source };
-    // Asked before opening: to open a pipe is to wait for its writer.
-    let kind = fs::metadata(path).map_err(unreadable)?.file_type();
-    if let Some(found) = other_than_file(kind) {
-        return Err(EstimateError::NotAFile { path: path.to_owned(), found });
-    }
-    let file = File::open(path).map_err(unreadable)?;
-    let found_bytes = file.metadata().map_err(unreadable)?.len();
-    Ok((file, found_bytes))
-}
-
-fn entry(path: &Path, found: &HeaderEntry) -> Result<ParameterEntry, EstimateError> {
+fn entry(files: &dyn ModelFiles, file: &str, found: &HeaderEntry) -> Result<ParameterEntry, EstimateError> {
     let HeaderEntry { name, dtype, shape, .. } = found;
     let Some(torch_dtype) = torch_name(*dtype) else {
-        let (path, name, dtype) = (path.to_owned(), shown(name), dtype.to_string());
-        return Err(EstimateError::ElementType { path, name, dtype });
+        let (place, name, dtype) = (files.place(file), shown(name), dtype.to_string());
+        return Err(EstimateError::ElementType { place, name, dtype });
     };
     let mut entry = ParameterEntry::new(name, shape, torch_dtype, dtype.bitsize() / 8);
     // Files do not tell buffers from parameters: integers never get gradients, nor do what norms of batches count.

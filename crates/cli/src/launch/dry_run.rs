@@ -2,7 +2,6 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
-use std::io::Write as _;
 
 use accelerate_core::config::RunConfig;
 use accelerate_launch::{
@@ -14,18 +13,15 @@ use serde_json::{Map, Value, json};
 /// Stands in for the end of a name that each launch makes up.
 const MADE_UP: &str = "RANDOM";
 
-/// Prints what a launch of `config` would start.
-pub(super) fn print(config: &LaunchConfig, run: &RunConfig, as_json: bool) -> Result<(), Error> {
+/// What a launch of `config` would start, to be printed.
+pub(super) fn described(config: &LaunchConfig, run: &RunConfig, as_json: bool) -> Result<String, Error> {
     config.check()?;
     let machine = Machine::probe();
     let command = resolve_program(&config.program, &ProgramSearch::of_this_process())?;
     let port = PortReservation::named(config);
     let plan = plan(&as_started(config), &command, port.unwrap_or(0), &machine);
     let view = View { plan: &plan, run, machine: &machine, has_port: port.is_some() };
-    let text = if as_json { format!("{:#}\n", view.json(config)) } else { view.text(config) };
-    // `--dry_run | head -1` is no mistake. Nothing is taken out of words that a shell may read.
-    let _ = std::io::stdout().lock().write_all(text.as_bytes());
-    Ok(())
+    Ok(if as_json { format!("{:#}\n", view.json(config)) } else { view.text(config) })
 }
 
 /// With what a launch adds by itself.

@@ -13,18 +13,19 @@ const HARDWARE: &str = "Hardware";
 const RESOURCES: &str = "Processes and precision";
 const PARADIGM: &str = "Ways to train";
 const MACHINES: &str = "Several machines";
+const MEETING: &str = "How machines meet";
 const WATCHING: &str = "Output and restarts";
 const TPU: &str = "TPU";
 
 /// Groups that are shown in any case. So is what has no group.
-const ALWAYS: [&str; 3] = [HARDWARE, RESOURCES, PARADIGM];
+const ALWAYS: [&str; 4] = [HARDWARE, RESOURCES, MACHINES, PARADIGM];
 
 /// Flags that choose something, each with the sections of files and the groups that it is about.
 const CHOICES: [(&str, &[&str], &[&str]); 10] = [
-    ("cpu", &[], &[MACHINES, WATCHING]),
-    ("use_cpu", &[], &[MACHINES, WATCHING]),
-    ("multi_gpu", &[], &[MACHINES, WATCHING]),
-    ("num_machines", &[], &[MACHINES, WATCHING]),
+    ("cpu", &[], &[MEETING, WATCHING]),
+    ("use_cpu", &[], &[MEETING, WATCHING]),
+    ("multi_gpu", &[], &[MEETING, WATCHING]),
+    ("num_machines", &[], &[MEETING, WATCHING]),
     ("use_fsdp", &["fsdp_config"], &[]),
     ("use_deepspeed", &["deepspeed_config"], &[]),
     ("dynamo_backend", &["dynamo_config"], &[]),
@@ -37,9 +38,9 @@ const CHOICES: [(&str, &[&str], &[&str]); 10] = [
 macro_rules! more {
     () => {
         "More flags are shown beside what they are about:\n  \
-           accelerate launch --multi_gpu -h                several machines, files of output, restarts\n  \
+           accelerate launch --multi_gpu -h                how machines meet, output\n  \
            accelerate launch --use_fsdp -h                 sharding (FSDP)\n  \
-           accelerate launch --use_deepspeed -h            sharding (DeepSpeed configurations)\n  \
+           accelerate launch --use_deepspeed -h            sharding (DeepSpeed)\n  \
            accelerate launch --dynamo_backend no -h        compiled models\n  \
            accelerate launch --use_parallelism_config -h   several axes of processes\n  \
            accelerate launch --fp8_backend ao -h           computing in 8 bits\n  \
@@ -57,8 +58,8 @@ pub(super) fn heading(flag: &str) -> Option<&'static str> {
         "cpu" | "multi_gpu" | "gpu_ids" | "enable_cpu_affinity" | "num_cpu_threads_per_process" => Some(HARDWARE),
         "num_processes" | "mixed_precision" | "gradient_accumulation_steps" | "debug" => Some(RESOURCES),
         "use_fsdp" | "use_deepspeed" | "use_parallelism_config" => Some(PARADIGM),
-        "num_machines" | "machine_rank" | "main_process_ip" | "main_process_port" | "same_network" | "rdzv_backend"
-        | "rdzv_conf" | "mpirun_hostfile" => Some(MACHINES),
+        "num_machines" | "machine_rank" | "main_process_ip" | "main_process_port" => Some(MACHINES),
+        "same_network" | "rdzv_backend" | "rdzv_conf" | "mpirun_hostfile" => Some(MEETING),
         "tee" | "log_dir" | "role" | "max_restarts" | "monitor_interval" => Some(WATCHING),
         "tpu" | "tpu_cluster" | "tpu_use_sudo" | "vm" | "env" | "main_training_function" | "downcast_bf16" => Some(TPU),
         _ => None,

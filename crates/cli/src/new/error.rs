@@ -14,6 +14,15 @@ pub(super) enum NewError {
          accelerate-rs; name the folder of a clone", path.display()
     )]
     NoLibrary { path: PathBuf },
+    #[error(
+        "{} goes up again out of a folder that is not there; name the folder of the project without `..`", folder.display()
+    )]
+    GoesUp { folder: PathBuf },
+    #[error(
+        "the library is not on crates.io yet, and the clone that this command was built from is not at {} any more; name \
+         a clone by --accelerate PATH", built_from.display()
+    )]
+    NoClone { built_from: PathBuf },
     #[error("could not {action} {}", path.display())]
     Io { action: &'static str, path: PathBuf, source: io::Error },
 }
@@ -35,8 +44,6 @@ const TAKEN: &str = concat!(
 
 /// Cargo's rules, and the names that the new project uses itself.
 pub(super) fn check_name(name: &str) -> Result<(), NewError> {
-    let letters: String = name.chars().filter(|letter| is_allowed(*letter)).take(40).collect();
-    let letters = letters.trim_start_matches(|letter: char| !letter.is_ascii_alphabetic());
     let problem = if name.is_empty() {
         "it is empty"
     } else if name.len() > 64 {
@@ -45,15 +52,44 @@ pub(super) fn check_name(name: &str) -> Result<(), NewError> {
         "only letters a to z, digits, `-` and `_` are possible"
     } else if !name.starts_with(|letter: char| letter.is_ascii_alphabetic()) {
         "it does not begin with a letter"
-    } else if TAKEN.split(' ').any(|word| word == name.to_ascii_lowercase()) {
+    } else if name.contains(|letter: char| letter.is_ascii_uppercase()) {
+        "it has capitals, of which the compiler warns in every build"
+    } else if is_taken(name) {
         "Rust or cargo uses that word"
-    } else if ["accelerate", "accelerate-rs", "accelerate_rs"].contains(&name) {
+    } else if is_library(name) {
         "that is the library which it depends on"
     } else {
         return Ok(());
     };
-    let cure = if letters.is_empty() { "demo".to_owned() } else { format!("my_{letters}") };
-    Err(NewError::Name { name: name.chars().take(64).collect(), problem, cure })
+    Err(NewError::Name { name: name.chars().take(64).collect(), problem, cure: good_name(name) })
+}
+
+/// The nearest name that passes: `MyModel 2` is `my_model2`.
+fn good_name(name: &str) -> String {
+    let mut cure = String::new();
+    let mut is_after_small = false;
+    for letter in name.chars().filter(|letter| is_allowed(*letter)).take(40) {
+        if letter.is_ascii_uppercase() && is_after_small {
+            cure.push('_');
+        }
+        is_after_small = letter.is_ascii_lowercase() || letter.is_ascii_digit();
+        cure.push(letter.to_ascii_lowercase());
+    }
+    let has_start = cure.starts_with(|letter: char| letter.is_ascii_alphabetic());
+    let cure = cure.trim_start_matches(|letter: char| !letter.is_ascii_alphabetic());
+    match cure {
+        "" => "demo".to_owned(),
+        _ if !has_start || is_taken(cure) || is_library(cure) => format!("my_{cure}"),
+        _ => cure.to_owned(),
+    }
+}
+
+fn is_taken(name: &str) -> bool {
+    TAKEN.split(' ').any(|word| word == name)
+}
+
+fn is_library(name: &str) -> bool {
+    ["accelerate", "accelerate-rs", "accelerate_rs"].contains(&name)
 }
 
 fn is_allowed(letter: char) -> bool {
@@ -69,7 +105,6 @@ mod tests {
     #[rstest]
     #[case("demo")]
     #[case("my-model_2")]
-    #[case("Model")]
     #[case("testing")]
     fn good_names_pass(#[case] name: &str) {
         assert!(check_name(name).is_ok(), "{name}");
@@ -79,12 +114,17 @@ mod tests {
     #[case("", "empty", "demo")]
     #[case("2fast", "begin with a letter", "my_fast")]
     #[case("-x", "begin with a letter", "my_x")]
-    #[case("a b", "only letters", "my_ab")]
-    #[case("../x", "only letters", "my_x")]
-    #[case("a/b", "only letters", "my_ab")]
-    #[case("modèle", "only letters", "my_modle")]
+    #[case("a b", "only letters", "ab")]
+    #[case("../x", "only letters", "x")]
+    #[case("a/b", "only letters", "ab")]
+    #[case("modèle", "only letters", "modle")]
+    #[case("é", "only letters", "demo")]
     #[case("fn", "Rust or cargo", "my_fn")]
-    #[case("Test", "Rust or cargo", "my_Test")]
+    #[case("Demo", "capitals", "demo")]
+    #[case("MyModel2B", "capitals", "my_model2_b")]
+    #[case("BERT", "capitals", "bert")]
+    #[case("Test", "capitals", "my_test")]
+    #[case("Accelerate-RS", "capitals", "my_accelerate-rs")]
     #[case("accelerate", "library", "my_accelerate")]
     fn bad_names_are_refused_with_a_reason_and_a_name_that_passes(
         #[case] name: &str,

@@ -1,8 +1,8 @@
 //! What is in a new project. The files are in `templates`: what all projects share, and what each of them trains.
 
-use std::fmt;
-
 use clap::ValueEnum;
+
+use super::library::{BUILD_SCRIPT, Source};
 
 /// What a new project trains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -13,41 +13,6 @@ pub(super) enum Template {
     Cv,
     /// A small transformer learns to predict text, letter by letter
     Lm,
-}
-
-/// Where the project gets the library from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Source {
-    /// The clone that the user named.
-    Named { path: String },
-    /// The clone that this command was built from.
-    BuiltFrom { path: String },
-    /// A version of the registry.
-    Version,
-}
-
-impl fmt::Display for Source {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Source::Named { path } => write!(formatter, "by the path that you named, {path}"),
-            Source::BuiltFrom { path } => {
-                write!(formatter, "by the path of the clone that this command was built from, {path}")
-            }
-            Source::Version => {
-                write!(formatter, "by version, {}; --accelerate names a clone instead", env!("CARGO_PKG_VERSION"))
-            }
-        }
-    }
-}
-
-impl Source {
-    /// As it stands in a manifest. TOML writes strings as JSON does.
-    fn in_manifest(&self) -> String {
-        match self {
-            Source::Named { path } | Source::BuiltFrom { path } => format!("path = {}", serde_json::json!(path)),
-            Source::Version => format!("version = \"{}\"", env!("CARGO_PKG_VERSION")),
-        }
-    }
 }
 
 /// A file of the new project.
@@ -74,7 +39,7 @@ impl Template {
         let (model, data) = self.own();
         [
             ("Cargo.toml", include_str!("../../templates/common/manifest.toml")),
-            ("build.rs", include_str!("../../templates/common/build.rs")),
+            ("build.rs", BUILD_SCRIPT),
             ("rustfmt.toml", include_str!("../../templates/common/rustfmt.toml")),
             (".gitignore", include_str!("../../templates/common/gitignore")),
             ("README.md", include_str!("../../templates/common/readme.md")),
@@ -116,14 +81,14 @@ mod tests {
 
     #[rstest]
     fn no_mark_is_left_in_a_project(#[values(Template::Nlp, Template::Cv, Template::Lm)] template: Template) {
-        for file in template.files("my-demo", &Source::Version, true) {
+        for file in template.files("my-demo", &Source::Named { path: "clone".into() }, true) {
             assert!(!file.text.contains("{{"), "{}:\n{}", file.path, file.text);
             assert!(file.text.ends_with('\n') && !file.text.contains("\n\n\n"), "{}", file.path);
         }
     }
 
     #[rstest]
-    #[case(Source::Version, false, "version = \"")]
+    #[case(Source::BuiltFrom { path: "clone".into() }, false, "path = \"clone\"")]
     #[case(Source::Named { path: "a \"clone\"".into() }, true, "path = \"a \\\"clone\\\"\"")]
     fn the_manifest_names_the_library(#[case] source: Source, #[case] is_in_workspace: bool, #[case] want: &str) {
         let files = Template::Nlp.files("my-demo", &source, is_in_workspace);

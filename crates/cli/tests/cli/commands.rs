@@ -46,6 +46,7 @@ fn the_environment_report_has_every_fact_and_no_secret() {
         .arg("env")
         .env("LIBTORCH", folder.path())
         .env("ACCELERATE_MIXED_PRECISION", "bf16")
+        .env("ACCELERATE_ROLE", "a\n- GPU: ten\x1b[31m")
         .env("HF_TOKEN", "hf_secret")
         .env("ACCELERATE_API_KEY", "hf_secret")
         .env("ACCELERATE_TPU_ENV", "WANDB=hf_secret")
@@ -62,6 +63,8 @@ fn the_environment_report_has_every_fact_and_no_secret() {
     assert!(report.stdout.contains(&libtorch), "{}", report.stdout);
     assert!(report.stdout.contains("ACCELERATE_MIXED_PRECISION=bf16"));
     assert!(!report.stdout.contains("hf_secret"));
+    // A variable cannot write lines of the report.
+    assert!(report.stdout.contains("ACCELERATE_ROLE=a\\n- GPU: ten\\u{1b}[31m"), "{}", report.stdout);
     for name in ["ACCELERATE_API_KEY", "ACCELERATE_TPU_ENV", "ACCELERATE_DB_PASSWORD", "NCCL_AUTH_token"] {
         assert!(report.stdout.contains(&format!("{name}=(not shown)")), "{}", report.stdout);
     }

@@ -89,7 +89,7 @@ fn a_file_that_is_named_takes_the_place_of_the_default_one() {
     let named = home.file("run.yaml", "mixed_precision: fp16\nnum_processes: 1\n");
     let said = home.run(&["launch", "--config_file", text(&named), "sh", "-c", PRECISION]);
     assert_eq!((said.code, said.stdout.as_str(), said.stderr.as_str()), (Some(0), "fp16 False\n", ""));
-    home.run(&[&SAY[..], &[PRECISION]].concat()).expect(2, &["default_config.yaml:1: there is no key"]);
+    home.run(&[&SAY[..], &[PRECISION]].concat()).expect(2, &["default_config.yaml:1:1: there is no key"]);
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn an_old_file_is_brought_up_to_date_and_every_change_is_named() {
     assert!(link.is_symlink());
     home.run(&["config", "update", "--config_file", text(&path)]).expect(0, &["is up to date, and stays as it is"]);
     let wrong = home.file("wrong.yaml", "fp16: perhaps\n");
-    home.run(&["config", "update", "--config_file", text(&wrong)]).expect(1, &["wrong.yaml:1: fp16 is \"perhaps\""]);
+    home.run(&["config", "update", "--config_file", text(&wrong)]).expect(1, &["wrong.yaml:1:7: fp16 is \"perhaps\""]);
     assert_eq!(fs::read_to_string(wrong).unwrap(), "fp16: perhaps\n");
 }
 
@@ -190,9 +190,9 @@ fn all_mistakes_of_a_file_are_listed_with_their_lines() {
     assert_eq!((said.code, said.stderr.as_str()), (Some(1), ""));
     let lines: Vec<_> = said.stdout.lines().collect();
     for (line, words) in lines.iter().zip([
-        "run.yaml:1: there is no key \"num_proceses\" in a configuration file; the nearest one is \"num_processes\"",
-        "run.yaml:2: mixed_precision is \"bf61\", but must be one of no, fp16, bf16",
-        "run.yaml:5: fsdp_version is \"x\"",
+        "run.yaml:1:1: there is no key \"num_proceses\" in a configuration file; the nearest one is \"num_processes\"",
+        "run.yaml:2:18: mixed_precision is \"bf61\", but must be one of no, fp16, bf16",
+        "run.yaml:5:29: fsdp_version is \"x\"",
         "tpu_name is a (",
         "warning: monitor_interval is 3 (",
         "run.yaml: 4 errors, 1 warning",
@@ -206,9 +206,20 @@ fn all_mistakes_of_a_file_are_listed_with_their_lines() {
 #[case::syntax("a: [1\n", 1, "error: ")]
 #[case::not_a_mapping("- 1\n", 1, "must be a mapping of keys to values")]
 #[case::empty("", 0, "0 errors, 0 warnings")]
-#[case::contradiction("distributed_type: \"NO\"\nnum_processes: 2\n", 1, "run.yaml:1) and num_processes 2 (")]
+#[case::contradiction("distributed_type: \"NO\"\nnum_processes: 2\n", 1, "run.yaml:1:1) and num_processes 2 (")]
 #[case::unused("num_processes: 1\nfsdp_config: {fsdp_version: 2}\n", 0, "warning: fsdp_config.fsdp_version is 2 (")]
 #[case::for_python("dynamo_config: {dynamo_backend: INDUCTOR}\n", 1, "note: a program in Python may be launched")]
+#[case::unused_by_name(
+    "fsdp_config: {fsdp_version: 2, offload_params: true}\n",
+    0,
+    "fsdp_config.fsdp_offload_params is true ("
+)]
+#[case::a_gpu_that_is_not_there("distributed_type: MULTI_GPU\n", 0, "warning: distributed_type MULTI_GPU (")]
+#[case::a_class_of_python(
+    "distributed_type: FSDP\nfsdp_config: {fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, transformer_layer_cls_to_wrap: BertLayer}\n",
+    0,
+    "fails where its model has none of that name"
+)]
 #[case::sagemaker("compute_environment: AMAZON_SAGEMAKER\n", 1, "Amazon SageMaker is not available")]
 fn what_validate_says_of(#[case] file: &str, #[case] code: i32, #[case] words: &str) {
     let home = Home::new();
@@ -228,11 +239,11 @@ fn explain_shows_who_said_what_and_what_that_goes_before() {
     let line = |path: &str| said.stdout.lines().find(|line| line.starts_with(path)).unwrap_or_default().to_owned();
     let file = home.default_file();
     let wanted = format!(
-        "2     flag --num_processes, goes before 3 (environment variable ACCELERATE_NUM_PROCESSES) and 4 ({}:1)",
+        "2     flag --num_processes, goes before 3 (environment variable ACCELERATE_NUM_PROCESSES) and 4 ({}:1:1)",
         file.display()
     );
     assert!(line("num_processes").ends_with(&wanted), "{}", said.stdout);
-    assert!(line("mixed_precision").ends_with(&format!("fp16  {}:2", file.display())), "{}", said.stdout);
+    assert!(line("mixed_precision").ends_with(&format!("fp16  {}:2:1", file.display())), "{}", said.stdout);
     assert!(said.stdout.starts_with(&format!("configuration file: {} (the default one)\n", file.display())));
     assert!(said.stdout.contains(" settings have their defaults; --all shows them, too.\n"));
     assert_eq!(said.stdout.lines().count(), 6, "{}", said.stdout);
@@ -258,7 +269,7 @@ fn explain_in_json_has_every_setting() {
     let wanted = serde_json::json!({
         "setting": "num_processes", "value": 2, "default": null,
         "origin": {"kind": "flag", "name": "--num_processes"},
-        "overridden": [{"value": 4, "origin": {"kind": "file", "path": text(&path), "line": 1}}],
+        "overridden": [{"value": 4, "origin": {"kind": "file", "path": text(&path), "line": 1, "column": 1}}],
     });
     assert_eq!(one("num_processes"), wanted);
     assert_eq!(one("debug")["origin"], serde_json::json!({"kind": "variable", "name": "ACCELERATE_DEBUG_MODE"}));
@@ -271,7 +282,8 @@ fn explain_in_json_has_every_setting() {
 #[test]
 fn explain_fails_as_the_launch_would() {
     let home = Home::new();
-    home.run(&["config", "explain", "--zero_stage", "2"]).expect(1, &["--zero_stage 2 (flag)", "--use_deepspeed"]);
+    home.run(&["config", "explain", "--zero_stage", "2"])
+        .expect(1, &["--zero_stage 2 has no effect without --use_deepspeed"]);
     home.run(&["config", "explain", "--num_processes", "two"]).expect(2, &["two"]);
     let inductor = ["config", "explain", "--dynamo_backend", "inductor"];
     home.run(&inductor).expect(1, &["needs Python"]);
@@ -293,7 +305,7 @@ fn the_environment_report_shows_the_default_file_without_secrets() {
         "  commands: (not shown)".to_owned(),
     ];
     assert!(report.stdout.contains(&wanted.join("\n")), "{}", report.stdout);
-    assert!(report.stdout.contains("default_config.yaml:4: there is no key \"x\""), "{}", report.stdout);
+    assert!(report.stdout.contains("default_config.yaml:4:1: there is no key \"x\""), "{}", report.stdout);
     assert!(!report.stdout.contains("hf_secret"));
     let named = home.file("run.yaml", "debug: true\n");
     assert!(home.run(&["env", "--config-file", text(&named)]).stdout.ends_with("run.yaml\n  debug: true\n"));
@@ -301,7 +313,7 @@ fn the_environment_report_shows_the_default_file_without_secrets() {
 }
 
 const VERSION_1: &str = "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: SHARD_GRAD_OP\n  \
-                         fsdp_backward_prefetch: BACKWARD_PRE\n  fsdp_offload_params: false\n";
+                         fsdp_backward_prefetch: BACKWARD_PRE\n  fsdp_offload_params: false\ntpu_env: []\n";
 const VERSION_2: &str = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nfsdp_config:\n  \
                          fsdp_offload_params: false\n  fsdp_reshard_after_forward: false\n  fsdp_version: 2\n";
 
@@ -312,7 +324,16 @@ fn a_file_is_converted_to_version_2_where_it_is_asked_for() {
     let (input, output) = (text(&input), text(&output));
     home.run(&["to-fsdp2", "--config_file", input]).expect(2, &["--overwrite", "--output_file"]);
     let to_output = ["to-fsdp2", "--config-file", input, "--output-file", output];
-    home.run(&to_output).expect(0, &["backward_prefetch BACKWARD_PRE is left out", "2.yaml is written"]);
+    home.run(&to_output).expect(
+        0,
+        &[
+            "backward_prefetch BACKWARD_PRE is left out",
+            "2.yaml is written; beside the order of its keys it differs by:",
+            "- fsdp_config.fsdp_backward_prefetch: BACKWARD_PRE",
+            "- tpu_env: (not shown)",
+            "+ fsdp_config.fsdp_version: 2",
+        ],
+    );
     assert_eq!(fs::read_to_string(output).unwrap(), VERSION_2);
     assert_eq!(fs::read_to_string(input).unwrap(), VERSION_1);
     home.run(&to_output).expect(1, &["2.yaml exists already", "--overwrite"]);
@@ -324,7 +345,7 @@ fn a_file_is_converted_to_version_2_where_it_is_asked_for() {
 
 #[rstest]
 #[case("fsdp_config: {fsdp_sharding_strategy: OPTIMIZER_STATE}\n", "version 2 has no word for it")]
-#[case("fsdp_config: {fsdp_sharding: 1}\n", "run.yaml:1: there is no key \"fsdp_sharding\"")]
+#[case("fsdp_config: {fsdp_sharding: 1}\n", "run.yaml:1:15: there is no key \"fsdp_sharding\"")]
 fn what_cannot_be_converted_stays_as_it_is(#[case] file: &str, #[case] words: &str) {
     let home = Home::new();
     let path = home.file("run.yaml", file);
@@ -332,4 +353,22 @@ fn what_cannot_be_converted_stays_as_it_is(#[case] file: &str, #[case] words: &s
     assert_eq!(fs::read_to_string(&path).unwrap(), file);
     home.run(&["to-fsdp2", "--config_file", text(&home.path("none.yaml")), "--overwrite"])
         .expect(1, &["none.yaml cannot be read"]);
+}
+
+/// Explain calls settings as the file does, with the section, and tells what changes nothing.
+#[test]
+fn explain_calls_settings_as_files_do() {
+    let home = Home::new();
+    let text_of_file = "distributed_type: FSDP\nfsdp_config:\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  \
+                        fsdp_transformer_layer_cls_to_wrap: h.*\ngpu_ids: \"0\"\ngrad_scaler_config: {init_scale: 2.0}\n";
+    let path = home.file("run.yaml", text_of_file);
+    let mut command = home.command(&["config", "explain", "--config_file", text(&path)]);
+    command.env("CUDA_VISIBLE_DEVICES", "");
+    let said = finished(command).stdout;
+    let line = "fsdp_config.fsdp_transformer_layer_cls_to_wrap  h.*";
+    assert!(said.lines().any(|said| said.starts_with(line) && said.ends_with("run.yaml:4:3")), "{said}");
+    assert!(!said.contains("transformer_cls_names"), "{said}");
+    assert!(said.contains("warning: grad_scaler_config.init_scale is 2 ("), "{said}");
+    let json = home.run(&["config", "explain", "--json", "--config_file", text(&path)]).stdout;
+    assert!(json.contains("\"setting\": \"fsdp_config.fsdp_transformer_layer_cls_to_wrap\""), "{json}");
 }

@@ -1,6 +1,6 @@
 //! A rank fails: who, how, why, and what becomes of the others.
 
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use crate::support::{Finished, LIVE_ON, Witness, finished, launch_script, named_pipe, obey};
 
@@ -106,4 +106,44 @@ fn the_last_lines_are_readable() {
     assert_eq!(lines.len(), 20);
     assert!(lines.contains(&"line 99") && !lines.contains(&"line 79"), "{lines:?}");
     assert!(lines.contains(&"90%") && lines.contains(&"red"), "{lines:?}");
+}
+
+/// As with RUST_BACKTRACE=1: what went wrong stands above a list that is longer than what is shown.
+#[test]
+fn the_message_of_a_panic_is_shown_and_not_its_backtrace() {
+    let script = "echo \"thread 'main' panicked at src/main.rs:2:5:\" >&2; echo no room >&2; \
+                  echo 'stack backtrace:' >&2; i=0; while [ $i -lt 60 ]; do echo \"  $i: some::function\" >&2; \
+                  echo '     at ./src/main.rs:7:5' >&2; i=$((i+1)); done; exit 101";
+    let ended = finished(launch_script(2, &[], script));
+    ended.expect(
+        101,
+        &["panicked at src/main.rs:2:5:\n    no room\n    stack backtrace:\n      ... (120 lines of a backtrace)\n"],
+    );
+}
+
+/// A limit of the shell below which the launch begins, and what it then says.
+fn limited(limit: &str, num_processes: usize, flags: &[&str], script: &str) -> Finished {
+    let inner = launch_script(num_processes, flags, script);
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("ulimit {limit}; exec \"$@\""), "sh", "env"]).args(inner.get_args());
+    command.env("HF_HOME", "none");
+    finished(command)
+}
+
+/// The ranks that had been started already are not taken for ranks that failed.
+#[test]
+fn a_limit_of_open_files_is_named_with_its_cure() {
+    let ended = limited("-n 16", 30, &[], "sleep 30");
+    ended.expect(1, &["could not be started, because this user may have no more open files", "ulimit -n", "caused by"]);
+    assert_eq!(ended.stderr.lines().count(), 2, "{}", ended.stderr);
+}
+
+/// The kernel ends a process that writes on into a file that is too long for this user; the launcher is not one of them.
+#[test]
+fn a_limit_of_the_length_of_files_ends_no_launch() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = ["--tee", "1", "--log_dir", folder.path().to_str().unwrap()];
+    let ended = limited("-f 1", 2, &flags, "head -c 100000 /dev/zero | tr '\\0' a; echo; echo end");
+    ended.expect(0, &["stdout.log cannot be written (File too large", "the processes go on without it"]);
+    assert_eq!(ended.stdout.matches("] end\n").count(), 2);
 }

@@ -38,7 +38,9 @@ const GROUPS: [(&str, &str); 7] = [
 #[case::several("launch --use-fsdp --multi_gpu -h", &["machines", "output", "fsdp"])]
 fn help_shows_the_flags_that_matter(#[case] words: &str, #[case] wanted: &[&str]) {
     let help = help(words);
-    for always in ["--num_processes", "--cpu", "--mixed_precision", "--use_fsdp", "--config_file", "--dry_run"] {
+    let of_machines = ["--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port"];
+    let others = ["--num_processes", "--cpu", "--mixed_precision", "--use_fsdp", "--config_file", "--dry_run"];
+    for always in of_machines.iter().chain(&others) {
         assert!(help.contains(always), "{always} in\n{help}");
     }
     let shown: Vec<_> = GROUPS.iter().filter(|(_, flag)| help.contains(flag)).map(|(group, _)| *group).collect();
@@ -46,6 +48,56 @@ fn help_shows_the_flags_that_matter(#[case] words: &str, #[case] wanted: &[&str]
     for way in ["--multi_gpu -h", "--use_fsdp -h", "--use_deepspeed -h", "--tpu -h"] {
         assert!(help.contains(&format!("accelerate launch {way}")), "{way} in\n{help}");
     }
+}
+
+/// Others take all flags of `launch`, too; most people want none of them.
+#[rstest]
+#[case("test", "--checks")]
+#[case("config explain", "--all")]
+fn help_of_commands_that_take_settings_is_short_and_says_where_the_others_are(#[case] words: &str, #[case] own: &str) {
+    let [short, long] = ["-h", "--help"].map(|flag| help(&format!("{words} {flag}")));
+    assert!(short.lines().count() <= 40, "{short}");
+    for flag in ["--num_processes", "--config_file", own] {
+        assert!(short.contains(flag) && long.contains(flag), "{flag} in\n{short}");
+    }
+    assert!(short.contains("--help shows all of them"), "{short}");
+    for (_, flag) in GROUPS.iter().filter(|(group, _)| !["fp8", "tpu"].contains(group)) {
+        assert!(long.contains(flag) && !short.contains(flag), "{flag}");
+    }
+}
+
+/// A launch takes one process where there is no GPU, a test two.
+#[test]
+fn the_number_of_processes_is_explained_as_it_is_chosen() {
+    for (command, wanted) in [("launch", "visible; one if there is none"), ("test", "visible; two if there is none")] {
+        let text = help(&format!("{command} --help")).split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(text.contains(wanted), "{command}: {text}");
+    }
+}
+
+/// Lines that somebody may copy.
+fn commands(words: &[&str], columns: &str) -> Vec<String> {
+    let mut command = accelerate();
+    command.args(words).arg("--help").env("COLUMNS", columns);
+    let help = finished(command).stdout;
+    assert!(!help.contains('\u{a0}'), "{help}");
+    let is_command = |line: &&str| line.starts_with(' ') && line.trim_start().starts_with("accelerate ");
+    help.lines().filter(is_command).map(str::to_owned).collect()
+}
+
+#[rstest]
+#[case(&["launch"], 15)]
+#[case(&["test"], 2)]
+#[case(&["config"], 5)]
+#[case(&["config", "explain"], 4)]
+#[case(&["completions"], 3)]
+#[case(&["man"], 1)]
+#[case(&["env"], 2)]
+#[case(&["tpu-config"], 2)]
+fn examples_can_be_copied_from_a_narrow_terminal(#[case] words: &[&str], #[case] at_least: usize) {
+    let [narrow, wide] = ["40", "300"].map(|columns| commands(words, columns));
+    assert!(narrow.len() >= at_least, "{narrow:?}");
+    assert_eq!(narrow, wide);
 }
 
 #[test]

@@ -73,3 +73,23 @@ fn pages_take_the_place_of_links_and_pipes() {
     assert_eq!(fs::read_to_string(&victim).unwrap(), "mine");
     assert!(fs::read_to_string(out.join("accelerate.1")).unwrap().contains("accelerate"));
 }
+
+/// What is outside of .nf and .fi is filled into paragraphs.
+#[test]
+fn examples_in_manual_pages_stay_as_they_are_typed() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = accelerate();
+    command.args(["man", "--out"]).arg(folder.path());
+    finished(command).expect(0, &[]);
+    for (name, example) in [
+        ("accelerate-launch.1", "    accelerate launch \\-\\-num_processes 2 target/release/train \\-\\-epochs 3"),
+        ("accelerate-completions.1", "  accelerate completions fish > ~/.config/fish/completions/accelerate.fish"),
+        ("accelerate.1", "  126, 127  the program of a launch cannot be run, or does not exist"),
+    ] {
+        let page = fs::read_to_string(folder.path().join(name)).unwrap();
+        let (before, _) = page.split_once(&format!("\n{example}\n")).unwrap_or_else(|| panic!("{name}: {page}"));
+        let [begun, ended] = ["\n.nf\n", "\n.fi\n"].map(|control| before.rfind(control));
+        assert!(begun > ended, "{name}: {before}");
+        assert!(!page.contains(".SH EXTRA"), "{name}");
+    }
+}

@@ -138,3 +138,30 @@ fn a_rank_that_cannot_start_ends_those_that_did() {
     ended.expect(127, &["cannot run", "script"]);
     witness.expect_nobody_survives();
 }
+
+/// What has left its group is waited for at the end of a launch; whoever interrupts that wait means it.
+#[test]
+fn an_interrupt_while_daemons_are_being_ended_is_obeyed() {
+    let (_folder, pipe) = named_pipe();
+    let daemon = format!("trap \"echo asked >/dev/fd/$WITNESS\" TERM; echo >{pipe}; {LIVE_ON}");
+    let mut witness = Witness::new();
+    let script = format!("setsid sh -c '{daemon}' & read line <{pipe}");
+    let mut command = launch_script(1, &["--grace_period", "3600"], &script);
+    command.stderr(Stdio::piped());
+    let child = witness.start(command);
+    witness.wait_for("asked", 1);
+    send(&child, Signal::INT);
+    let ended = Finished::from(child.wait_with_output().unwrap());
+    ended.expect(130, &["process(es) that ranks had started and left behind", "error: stopped by SIGINT"]);
+    witness.expect_nobody_survives();
+}
+
+#[test]
+fn without_a_grace_period_daemons_are_ended_all_the_same() {
+    let (_folder, pipe) = named_pipe();
+    let mut witness = Witness::new();
+    let script = format!("setsid sh -c 'echo >{pipe}; {LIVE_ON}' & read line <{pipe}");
+    let mut child = witness.start(launch_script(1, &["--grace_period", "0"], &script));
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    witness.expect_nobody_survives();
+}

@@ -104,14 +104,16 @@ fn a_full_disk_behind_the_output_is_told_and_ends_nothing() {
 
 #[test]
 fn a_working_folder_that_is_gone_is_told_before_anything_is_started() {
-    let mut command = std::process::Command::new("sh");
-    command.args(["-c", "mkdir \"$1\" && cd \"$1\" && rmdir \"$1\" && exec \"$0\" launch --num_processes 2 true"]);
-    let parent = tempfile::tempdir().unwrap();
-    command.arg(env!("CARGO_BIN_EXE_accelerate")).arg(parent.path().join("gone"));
-    let output = command.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{text}");
-    assert!(text.contains("working folder cannot be used"), "{text}");
+    for words in ["launch --num_processes 2 true", "test --cpu --program true"] {
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", &format!("mkdir \"$1\" && cd \"$1\" && rmdir \"$1\" && exec \"$0\" {words}")]);
+        let parent = tempfile::tempdir().unwrap();
+        command.arg(env!("CARGO_BIN_EXE_accelerate")).arg(parent.path().join("gone"));
+        let output = command.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{text}");
+        assert!(text.contains("error: the working folder cannot be used; change to one that exists"), "{text}");
+    }
 }
 
 /// Printed, never asserted: the machine may be busy.

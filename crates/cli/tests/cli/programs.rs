@@ -5,6 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Stdio;
 
+use rstest::rstest;
+
 use crate::support::{Witness, finished, launch, launch_script};
 
 fn write(path: &Path, text: &str, mode: u32) {
@@ -110,6 +112,48 @@ fn a_program_that_cannot_run_is_named_before_anything_starts() {
         command.arg(program);
         finished(command).expect(code, &[words, program]);
     }
+}
+
+/// What people name in place of a program. The cure depends on what stands there.
+#[rstest]
+#[case::folder(
+    "logs",
+    126,
+    "logs cannot be run: it is a folder, and a program is a file; name the binary or the .py file in it"
+)]
+#[case::folder_of_a_project(
+    "demo",
+    126,
+    "run `cargo build --release` in it, and name the program in demo/target/release"
+)]
+#[case::folder_by_path("./logs", 126, "./logs cannot be run: it is a folder")]
+#[case::folder_like_a_script("folder.py", 126, "folder.py cannot be run: it is a folder, not a Python file")]
+#[case::settings(
+    "run.yaml",
+    126,
+    "looks like a configuration file; write --config_file run.yaml, and then the program"
+)]
+#[case::source("main.rs", 126, "it is source code; build it with `cargo build --release`")]
+#[case::data("data.bin", 126, "run: chmod +x data.bin")]
+#[case::device("/dev/null", 126, "/dev/null cannot be run: it is a device")]
+#[case::pipe("pipe", 126, "pipe cannot be run: it is a pipe")]
+#[case::program_of_this_folder("tool", 127, "write ./tool for it")]
+#[case::interpreter("./lost", 127, "cannot run ./lost: the interpreter that it names")]
+#[case::empty("", 2, "the program is an empty word, perhaps of a variable that is not set")]
+fn what_is_no_program_is_named_with_its_cure(#[case] program: &str, #[case] code: i32, #[case] words: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, mode| write(&folder.path().join(name), "#!/no/such/interpreter\n", mode);
+    for name in ["logs", "demo", "folder.py"] {
+        std::fs::create_dir(folder.path().join(name)).unwrap();
+    }
+    for name in ["demo/Cargo.toml", "run.yaml", "main.rs", "data.bin"] {
+        file(name, 0o644);
+    }
+    ["tool", "lost"].into_iter().for_each(|name| file(name, 0o755));
+    assert!(std::process::Command::new("mkfifo").arg(folder.path().join("pipe")).status().unwrap().success());
+    let mut command = launch(2, &[]);
+    command.arg(program).current_dir(folder.path());
+    finished(command).expect(code, &[words]);
 }
 
 #[test]

@@ -26,6 +26,23 @@ fn the_signal_is_passed_on_and_becomes_the_exit_code() {
     }
 }
 
+/// A single process writes by itself, and is not at a terminal here.
+#[test]
+fn one_process_is_stopped_in_the_same_way() {
+    for (signal, name, code) in [(Signal::INT, "INT", 130), (Signal::TERM, "TERM", 143)] {
+        let mut witness = Witness::new();
+        let mut command = launch_script(1, &[], &obey(name, "obeyed", WITNESS_FILE));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = witness.start(command);
+        witness.wait_for("ready", 1);
+        send(&child, signal);
+        let ended = Finished::from(child.wait_with_output().unwrap());
+        ended.expect(code, &[&format!("error: stopped by SIG{name}")]);
+        assert_eq!(ended.stdout, "obeyed\n");
+        witness.expect_nobody_survives();
+    }
+}
+
 #[test]
 fn ranks_that_do_not_care_about_the_signal_just_end() {
     let mut witness = Witness::new();

@@ -1,9 +1,11 @@
 //! `accelerate test` launches check after check, and reports each.
 
 use std::os::unix::fs::PermissionsExt;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use crate::support::Finished;
+use rustix::process::Signal;
+
+use crate::support::{Finished, LIVE_ON, Witness, accelerate, send};
 
 /// A program of checks, one of which fails on rank 1, and what `accelerate test` says of it.
 fn test(arguments: &[&str]) -> Finished {
@@ -45,4 +47,44 @@ fn a_program_that_is_not_there_is_one_error_with_the_command_that_builds_it() {
     let ended = Finished::from(command.output().unwrap());
     assert_eq!(ended.stdout, "");
     ended.expect(2, &["conformance", "cargo build --release --package conformance"]);
+}
+
+/// To stop the checks is no failure of one, and the others do not go on.
+#[test]
+fn a_signal_stops_all_checks_and_becomes_the_exit_code() {
+    for (signal, name, code) in [(Signal::INT, "SIGINT", 130), (Signal::TERM, "SIGTERM", 143)] {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("checks");
+        let script = format!("#!/bin/sh\nif [ $1 = test_sync ]; then echo ready >/dev/fd/$WITNESS; {LIVE_ON}; fi\n");
+        std::fs::write(&program, script).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let mut command = accelerate();
+        command.args(["test", "--cpu", "--num_processes", "2", "--program"]).arg(&program);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut witness = Witness::new();
+        let child = witness.start(command);
+        witness.wait_for("ready", 2);
+        send(&child, signal);
+        let ended = Finished::from(child.wait_with_output().unwrap());
+        let told = format!("error: stopped by {name} during test_sync; before it 1 passed and 0 failed");
+        ended.expect(code, &[&told]);
+        assert!(!ended.stdout.contains("FAIL") && !ended.stdout.contains("test_ops"), "{}", ended.stdout);
+        witness.expect_nobody_survives();
+    }
+}
+
+/// Who pipes the report into a pager and leaves it still learns by the code how the checks went.
+#[test]
+fn checks_go_on_when_nobody_reads_their_report() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("checks");
+    std::fs::write(&program, "#!/bin/sh\n[ $1 != test_kwargs_handlers ]\n").unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = accelerate();
+    command.args(["test", "--cpu", "--program"]).arg(&program).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    drop(child.stdout.take());
+    let ended = Finished::from(child.wait_with_output().unwrap());
+    ended.expect(1, &[]);
+    assert_eq!(ended.stderr, "");
 }

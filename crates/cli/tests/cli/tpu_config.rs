@@ -63,6 +63,27 @@ fn what_is_missing_is_named(#[case] words: &[&str], #[case] wanted: &str) {
     assert_eq!(ended.stdout, "");
 }
 
+/// As with Python's command, the default file counts where no other one is named.
+#[test]
+fn the_default_file_fills_what_flags_leave_open() {
+    let home = tempfile::tempdir().unwrap();
+    fs::create_dir(home.path().join("accelerate")).unwrap();
+    fs::write(home.path().join("accelerate/default_config.yaml"), FILE).unwrap();
+    let run = |words: &[&str]| {
+        let mut command = accelerate();
+        command.arg("tpu-config").args(words).env("HF_HOME", home.path());
+        finished(command)
+    };
+    let ended = run(&["--tpu_zone", "here"]);
+    ended.expect(0, &["default_config.yaml hold where flags say nothing"]);
+    assert!(
+        ended.stdout.contains("ssh of-file --zone here --command 'cd /usr/share; echo \"from a file\"'"),
+        "{ended:?}"
+    );
+    fs::write(home.path().join("accelerate/default_config.yaml"), "tpu_nam: a\n").unwrap();
+    run(&[]).expect(1, &["default_config.yaml:1:1: there is no key \"tpu_nam\"", "\"tpu_name\""]);
+}
+
 /// What a shell is to read arrives as it was quoted.
 #[test]
 fn control_sequences_stay_within_their_quotes() {

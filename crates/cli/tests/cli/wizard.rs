@@ -67,7 +67,7 @@ fn lines(answers: &str) -> Vec<u8> {
      fsdp_sync_module_states: false\n  fsdp_version: 1\nmixed_precision: bf16\nnum_machines: 1\nnum_processes: 4\nuse_cpu: true\n"
 )]
 #[case::fsdp_of_a_script_in_python(
-    "python, , MULTI_GPU, , , , FSDP, 2, , , , BertLayer, FULL_STATE_DICT, no, , 2, , ",
+    "python, , MULTI_GPU, , , , FSDP, 2, , , , BertLayer, FULL_STATE_DICT, no, , , 2, , ",
     "compute_environment: LOCAL_MACHINE\ndebug: false\ndistributed_type: FSDP\ndynamo_config:\n  dynamo_backend: \"no\"\n\
      enable_cpu_affinity: false\nfsdp_config:\n  fsdp_activation_checkpointing: false\n  \
      fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_cpu_ram_efficient_loading: false\n  fsdp_offload_params: false\n  \
@@ -94,6 +94,17 @@ fn lines(answers: &str) -> Vec<u8> {
     "compute_environment: LOCAL_MACHINE\ndistributed_type: \"NO\"\ndynamo_config:\n  dynamo_backend: inductor\n  \
      dynamo_mode: max-autotune\n  dynamo_use_dynamic: false\n  dynamo_use_fullgraph: true\n  \
      dynamo_use_regional_compilation: true\nmixed_precision: \"no\"\nuse_cpu: false\n"
+)]
+#[case::axes_and_8_bits_of_a_script_in_python(
+    "python, , MULTI_GPU, , , , FSDP, , , , , , , , , yes, , 2, 2, , , , fp8, te, yes, 1, , E4M3, , max",
+    "compute_environment: LOCAL_MACHINE\ndebug: false\ndistributed_type: FSDP\ndynamo_config:\n  dynamo_backend: \"no\"\n\
+     enable_cpu_affinity: false\nfp8_config:\n  fp8_amax_compute_algo: max\n  fp8_amax_history_len: 1024\n  fp8_backend: TE\n  \
+     fp8_format: E4M3\n  fp8_interval: 1\n  fp8_margin: 1\n  fp8_use_autocast_during_eval: true\nfsdp_config:\n  \
+     fsdp_activation_checkpointing: false\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  \
+     fsdp_cpu_ram_efficient_loading: true\n  fsdp_offload_params: false\n  fsdp_reshard_after_forward: true\n  \
+     fsdp_state_dict_type: SHARDED_STATE_DICT\n  fsdp_version: 2\nmixed_precision: fp8\nnum_machines: 1\nnum_processes: 4\n\
+     parallelism_config:\n  parallelism_config_cp_size: 1\n  parallelism_config_dp_replicate_size: 1\n  \
+     parallelism_config_dp_shard_size: 2\n  parallelism_config_tp_size: 2\n"
 )]
 #[case::going_back(
     ", , MULTI_CPU, 2, back, BACK, NO, , , , ",
@@ -125,16 +136,18 @@ fn a_wrong_answer_is_asked_again_with_the_reason() {
     ended.expect(
         0,
         &[
-            "This is the first question.",
+            "Not taken: this is the first question.",
             "Amazon SageMaker is not available; write a file for LOCAL_MACHINE",
-            "choose NO, MULTI_CPU, MULTI_GPU, FSDP or DEEPSPEED",
-            "machine_type is \"MULTI_NPU\", but must be one of NO, MULTI_CPU, MULTI_GPU, TPU",
+            "libtorch has no TPUs without Python; choose CPUs or NVIDIA GPUs",
+            "machine_type is \"MULTI_NPU\", but must be one of NO, MULTI_CPU, MULTI_GPU, or its number",
             "num_machines is \"zero\", but must be a whole number of at least 1",
             "debug is \"maybe\", but must be yes or no",
-            "Not taken: distributed_type is MEGATRON_LM",
+            "Not taken: sharding is MEGATRON_LM (your answer), which is refused: Megatron-LM is not available",
             "num_processes is \"0\", but must be a whole number of at least 1",
             "computing in 8 bits is not available yet",
-            "Not written: / is a folder",
+            "Not taken: / is a folder",
+            "  Not available: TPU (libtorch has no TPUs",
+            "  Not available: fp8 (computing in 8 bits is not available yet; use \"bf16\")",
         ],
     );
 }
@@ -159,7 +172,10 @@ fn what_is_not_asked_is_said_by_name() {
 /// What is not text, has no end or ends too early is an error that names the question, and leaves no file.
 #[rstest]
 #[case::nothing("", "the input ended at the question program (What kind of program")]
-#[case::in_the_middle(",,MULTI_CPU,2,1", "the input ended at the question main_process_ip (Address of machine 0")]
+#[case::in_the_middle(
+    ",,MULTI_CPU,2,1",
+    "the input ended at the question main_process_ip (What is the address of machine 0?)"
+)]
 #[case::before_the_place(",,,,,,,", "the input ended at the question config_file (Where shall the file be written?)")]
 fn an_input_that_ends_too_early_names_the_question(#[case] answers: &str, #[case] words: &str) {
     let folder = tempfile::tempdir().unwrap();
@@ -227,4 +243,39 @@ fn the_last_question_can_be_gone_back_from() {
     ended.expect(0, &[]);
     let written = fs::read_to_string(folder.path().join("run.yaml")).unwrap();
     assert!(written.contains("mixed_precision: bf16\n"), "{written}");
+}
+
+/// A program that gives the same line again and again learns nothing from the reason, and is not asked for ever.
+#[rstest]
+#[case::yes("y\n", "3 answers in a row to the question program (What kind of program will be started?) were not taken")]
+#[case::that_names_the_valid_ones("y\n", "but must be one of rust, python, or its number in the list")]
+#[case::questions("?\n", "to the question program (What kind of program will be started?) were not taken")]
+#[case::no_text("\u{0}\n", "without control characters")]
+#[case::back("back\n", "this is the first question")]
+#[case::back_and_forth("rust\nback\n", "after 1000 lines the question program")]
+fn lines_without_end_end_with_an_error(#[case] line: &str, #[case] words: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    conversation(folder.path(), &[], line.repeat(2000).as_bytes()).expect(1, &["nothing was written", words]);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+/// The file stays however often somebody says neither yes nor no, or takes the default, which is no.
+#[rstest]
+#[case::neither("perhaps\n", "must be yes or no")]
+#[case::defaults("\n", "after 1000 lines")]
+fn a_file_is_not_asked_about_for_ever(#[case] line: &str, #[case] words: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("run.yaml"), "debug: true\n").unwrap();
+    let input = "\n".repeat(8) + &line.repeat(2000);
+    conversation(folder.path(), &["--config_file", "run.yaml"], input.as_bytes()).expect(1, &[words]);
+    assert_eq!(fs::read_to_string(folder.path().join("run.yaml")).unwrap(), "debug: true\n");
+}
+
+/// Somebody who names a class of Python for a program of this library hears at once what will come of it.
+#[test]
+fn classes_of_python_are_warned_of_before_the_file_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let answers = lines(", , MULTI_CPU, , , , , FSDP, , no, , , BertLayer, yes, 2, , ");
+    conversation(folder.path(), &[], &answers)
+        .expect(0, &["\"BertLayer\" looks like a class of Python", "encoder.layer.*"]);
 }

@@ -10,15 +10,15 @@ use std::process::Child;
 use accelerate_core::config::ConfigFile;
 use rstest::rstest;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
-use rustix::termios::{Winsize, tcsetwinsize};
+use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
-use crate::support::accelerate;
+use crate::support::{accelerate, send};
 
 const DOWN_ENTER: &str = "\x1b[B\r";
 const DOWN_DOWN_ENTER: &str = "\x1b[B\x1b[B\r";
 const UP_ENTER: &str = "\x1b[A\r";
-const UP_UP_ENTER: &str = "\x1b[A\x1b[A\r";
 const ENTER: &str = "\r";
 const ESC: &str = "\x1b";
 const CONTROL_C: &str = "\x03";
@@ -38,6 +38,7 @@ struct Session {
     /// Up to where it was looked at.
     looked_at: usize,
     escape: String,
+    is_cursor_hidden: bool,
 }
 
 impl Session {
@@ -52,7 +53,14 @@ impl Session {
         command.env("HF_HOME", folder.join("hf")).env("CUDA_VISIBLE_DEVICES", "").env("TERM", "xterm");
         command.stdin(far.try_clone().unwrap()).stdout(far.try_clone().unwrap()).stderr(far);
         let child = command.spawn().unwrap();
-        Self { terminal: near.into(), child, screen: String::new(), looked_at: 0, escape: String::new() }
+        Self {
+            terminal: near.into(),
+            child,
+            screen: String::new(),
+            looked_at: 0,
+            escape: String::new(),
+            is_cursor_hidden: false,
+        }
     }
 
     /// Waits until `words` appear, and gives what came before them. `None` if the command ends instead.
@@ -82,6 +90,11 @@ impl Session {
                 self.escape.push(letter);
                 let is_end = self.escape.len() > 2 && letter.is_ascii_alphabetic();
                 if is_end {
+                    match self.escape.as_str() {
+                        "\x1b[?25l" => self.is_cursor_hidden = true,
+                        "\x1b[?25h" => self.is_cursor_hidden = false,
+                        _ => {}
+                    }
                     self.escape.clear();
                 }
             } else {
@@ -150,14 +163,14 @@ struct Ended {
 #[case::one_process(
     &[("machine_type", ENTER), ("use_cpu", UP_ENTER), ("num_cpu_threads_per_process", "2\r"),
       ("mixed_precision", DOWN_DOWN_ENTER)],
-    "program compute_environment machine_type use_cpu num_cpu_threads_per_process dynamo_config.backend sharding mixed_precision",
+    "program compute_environment machine_type use_cpu num_cpu_threads_per_process dynamo_config.dynamo_backend sharding mixed_precision",
     "distributed_type=NO mixed_precision=bf16 use_cpu=true num_cpu_threads_per_process=2"
 )]
 #[case::several_machines(
     &[("machine_type", DOWN_ENTER), ("num_machines", "2\r"), ("machine_rank", "1\r"), ("main_process_ip", "ai-1\r"),
       ("debug", UP_ENTER), ("num_processes", "6\r")],
     "program compute_environment machine_type num_machines machine_rank main_process_ip main_process_port debug \
-     num_cpu_threads_per_process dynamo_config.backend sharding num_processes enable_cpu_affinity mixed_precision",
+     num_cpu_threads_per_process dynamo_config.dynamo_backend sharding num_processes enable_cpu_affinity mixed_precision",
     "distributed_type=MULTI_CPU debug=true num_processes=6 num_machines=2 machine_rank=1 main_process_ip=ai-1 main_process_port=29500"
 )]
 #[case::deepspeed_on_disks(
@@ -165,7 +178,7 @@ struct Ended {
       ("deepspeed_config.zero_stage", DOWN_ENTER),
       ("deepspeed_config.offload_optimizer_device", "nvme\r"), ("deepspeed_config.offload_param_device", "nvme\r"),
       ("deepspeed_config.offload_param_nvme_path", "/a\r")],
-    "program compute_environment machine_type num_machines debug dynamo_config.backend sharding use_deepspeed_config \
+    "program compute_environment machine_type num_machines debug dynamo_config.dynamo_backend sharding use_deepspeed_config \
      deepspeed_config.zero_stage deepspeed_config.offload_optimizer_device deepspeed_config.offload_param_device \
      deepspeed_config.offload_param_nvme_path deepspeed_config.offload_optimizer_nvme_path \
      deepspeed_config.gradient_accumulation_steps deepspeed_config.gradient_clipping deepspeed_config.zero3_save_16bit_model \
@@ -176,38 +189,38 @@ struct Ended {
 #[case::deepspeed_file_of_a_script_in_python(
     &[("program", DOWN_ENTER), ("sharding", "DEEP\r"), ("use_deepspeed_config", UP_ENTER),
       ("deepspeed_config.deepspeed_config_file", "ds.json\r"), ("deepspeed_config.deepspeed_moe_layer_cls_names", "Experts\r")],
-    "program compute_environment machine_type use_cpu dynamo_config.backend sharding use_deepspeed_config \
+    "program compute_environment machine_type use_cpu dynamo_config.dynamo_backend sharding use_deepspeed_config \
      deepspeed_config.deepspeed_config_file deepspeed_config.zero3_init_flag deepspeed_config.deepspeed_moe_layer_cls_names \
      num_processes",
     "deepspeed_config.hf_ds_config=ds.json deepspeed_config.transformer_moe_cls_names=Experts"
 )]
 #[case::fsdp_2(
-    &[("machine_type", DOWN_ENTER), ("sharding", UP_UP_ENTER),
-      ("fsdp_config.reshard_after_forward", DOWN_ENTER),
-      ("fsdp_config.transformer_layer_cls_to_wrap", "encoder.layer.*\r")],
-    "program compute_environment machine_type num_machines debug num_cpu_threads_per_process dynamo_config.backend sharding \
-     fsdp_config.fsdp_version fsdp_config.reshard_after_forward fsdp_config.offload_params fsdp_config.auto_wrap_policy \
-     fsdp_config.transformer_layer_cls_to_wrap fsdp_config.activation_checkpointing num_processes enable_cpu_affinity \
+    &[("machine_type", DOWN_ENTER), ("sharding", UP_ENTER),
+      ("fsdp_config.fsdp_reshard_after_forward", DOWN_ENTER),
+      ("fsdp_config.fsdp_transformer_layer_cls_to_wrap", "encoder.layer.*\r")],
+    "program compute_environment machine_type num_machines debug num_cpu_threads_per_process dynamo_config.dynamo_backend sharding \
+     fsdp_config.fsdp_version fsdp_config.fsdp_reshard_after_forward fsdp_config.fsdp_offload_params fsdp_config.fsdp_auto_wrap_policy \
+     fsdp_config.fsdp_transformer_layer_cls_to_wrap fsdp_config.fsdp_activation_checkpointing num_processes enable_cpu_affinity \
      mixed_precision",
     "distributed_type=FSDP fsdp_config.reshard_after_forward=false fsdp_config.transformer_cls_names_to_wrap=encoder.layer.*"
 )]
 #[case::fsdp_1_of_a_script_in_python(
     &[("program", DOWN_ENTER), ("machine_type", DOWN_DOWN_ENTER), ("sharding", "FSDP\r"),
-      ("fsdp_config.fsdp_version", UP_ENTER), ("fsdp_config.auto_wrap_policy", DOWN_ENTER),
-      ("fsdp_config.min_num_params", "1000\r"), ("fsdp_config.cpu_ram_efficient_loading", DOWN_ENTER)],
-    "program compute_environment machine_type num_machines debug dynamo_config.backend sharding fsdp_config.fsdp_version \
-     fsdp_config.sharding_strategy fsdp_config.offload_params fsdp_config.auto_wrap_policy fsdp_config.min_num_params \
-     fsdp_config.backward_prefetch fsdp_config.state_dict_type fsdp_config.forward_prefetch fsdp_config.use_orig_params \
-     fsdp_config.cpu_ram_efficient_loading fsdp_config.sync_module_states fsdp_config.activation_checkpointing num_processes \
+      ("fsdp_config.fsdp_version", UP_ENTER), ("fsdp_config.fsdp_auto_wrap_policy", DOWN_ENTER),
+      ("fsdp_config.fsdp_min_num_params", "1000\r"), ("fsdp_config.fsdp_cpu_ram_efficient_loading", DOWN_ENTER)],
+    "program compute_environment machine_type num_machines debug dynamo_config.dynamo_backend sharding fsdp_config.fsdp_version \
+     fsdp_config.fsdp_sharding_strategy fsdp_config.fsdp_offload_params fsdp_config.fsdp_auto_wrap_policy fsdp_config.fsdp_min_num_params \
+     fsdp_config.fsdp_backward_prefetch fsdp_config.fsdp_state_dict_type fsdp_config.fsdp_forward_prefetch fsdp_config.fsdp_use_orig_params \
+     fsdp_config.fsdp_cpu_ram_efficient_loading fsdp_config.fsdp_sync_module_states fsdp_config.fsdp_activation_checkpointing num_processes \
      mixed_precision",
     "fsdp_config.fsdp_version=1 fsdp_config.sharding_strategy=FULL_SHARD fsdp_config.min_num_params=1000 \
      fsdp_config.state_dict_type=FULL_STATE_DICT fsdp_config.cpu_ram_efficient_loading=false"
 )]
 #[case::dynamo_of_a_script_in_python(
-    &[("program", DOWN_ENTER), ("dynamo_config.backend", "aot_eager\r"), ("custom_dynamo", UP_ENTER),
-      ("dynamo_config.mode", DOWN_ENTER)],
-    "program compute_environment machine_type use_cpu dynamo_config.backend custom_dynamo dynamo_config.mode \
-     dynamo_config.use_fullgraph dynamo_config.use_dynamic dynamo_config.use_regional_compilation sharding mixed_precision",
+    &[("program", DOWN_ENTER), ("dynamo_config.dynamo_backend", "aot_eager\r"), ("custom_dynamo", UP_ENTER),
+      ("dynamo_config.dynamo_mode", DOWN_ENTER)],
+    "program compute_environment machine_type use_cpu dynamo_config.dynamo_backend custom_dynamo dynamo_config.dynamo_mode \
+     dynamo_config.dynamo_use_fullgraph dynamo_config.dynamo_use_dynamic dynamo_config.dynamo_use_regional_compilation sharding mixed_precision",
     "dynamo_config.backend=aot_eager dynamo_config.mode=reduce-overhead"
 )]
 fn every_page_can_be_answered_with_keys(#[case] keys: &[(&str, &str)], #[case] asked: &str, #[case] wanted: &str) {
@@ -239,36 +252,72 @@ fn escape_goes_back_one_question() {
     ];
     let ended = Session::start(folder.path(), &["--config_file", "run.yaml"]).converse(&keys);
     assert_eq!(ended.code, Some(0), "{}", ended.screen);
-    assert!(ended.screen.contains("This is the first question."), "{}", ended.screen);
-    let wanted = "program program compute_environment machine_type num_machines machine_type use_cpu dynamo_config.backend sharding \
+    assert!(ended.screen.contains("this is the first question"), "{}", ended.screen);
+    let wanted = "program program compute_environment machine_type num_machines machine_type use_cpu dynamo_config.dynamo_backend sharding \
                   mixed_precision config_file mixed_precision config_file";
     assert_eq!(ended.asked.join(" "), wanted);
     assert!(fs::read_to_string(folder.path().join("run.yaml")).unwrap().contains("mixed_precision: bf16\n"));
 }
 
+/// A list shows more, finds by number and goes back; what cannot be had is not in it.
 #[test]
-fn what_is_not_available_is_refused_where_it_is_chosen() {
+fn a_list_takes_what_is_typed_and_tells_what_is_not_available() {
     let folder = tempfile::tempdir().unwrap();
     let keys = [
-        ("compute_environment", DOWN_ENTER),
-        ("machine_type", "TPU\r"),
-        ("mixed_precision", "fp8\r"),
+        ("machine_type", "?\r"),
+        ("machine_type", "back\r"),
+        ("machine_type", "2\r"),
+        ("sharding", "3\r"),
+        ("fsdp_config.fsdp_version", "?\r"),
         ("config_file", "/\r"),
         ("config_file", "?\r"),
         ("config_file", "back\r"),
     ];
     let ended = Session::start(folder.path(), &["--config_file", "run.yaml"]).converse(&keys);
     assert_eq!(ended.code, Some(0), "{}", ended.screen);
+    assert!(
+        ended
+            .asked
+            .join(" ")
+            .starts_with("program compute_environment machine_type machine_type compute_environment machine_type")
+    );
     for words in [
-        "AMAZON_SAGEMAKER (not available)",
-        "write a file for LOCAL_MACHINE",
-        "choose NO, MULTI_CPU, MULTI_GPU, FSDP or DEEPSPEED",
-        "computing in 8 bits is not available yet",
-        "Not written: / is a folder",
+        "Not available: AMAZON_SAGEMAKER (Amazon SageMaker is not available; write a file for LOCAL_MACHINE",
+        "Not available: TPU (libtorch has no TPUs",
+        "There is no more to say about it.",
+        "They differ in names only.",
+        "Not available: MEGATRON_LM (Megatron-LM is not available; choose FSDP or DEEPSPEED)",
+        "Not available: cudagraphs (there is no NVIDIA GPU to capture graphs on",
+        "Not available: fp8 (computing in 8 bits is not available yet; use \"bf16\")",
+        "Not taken: / is a folder",
         "JSON if the name ends in .json",
     ] {
         assert!(ended.screen.contains(words), "{words:?} is missing in\n{}", ended.screen);
     }
+    let written = fs::read_to_string(folder.path().join("run.yaml")).unwrap();
+    assert!(written.contains("distributed_type: FSDP\n") && written.contains("use_cpu: true\n"), "{written}");
+}
+
+/// Whoever ends it from outside finds the terminal as it was: keys are shown, lines are lines, and there is a cursor.
+#[rstest]
+#[case(Signal::TERM, 143)]
+#[case(Signal::HUP, 129)]
+#[case(Signal::INT, 130)]
+#[case(Signal::QUIT, 131)]
+fn a_signal_leaves_the_terminal_as_it_was(#[case] signal: Signal, #[case] code: i32) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut session = Session::start(folder.path(), &[]);
+    let modes = |session: &Session| tcgetattr(&session.terminal).unwrap().local_modes;
+    let before = modes(&session);
+    assert!(before.contains(LocalModes::ICANON | LocalModes::ECHO));
+    assert_eq!(session.question().as_deref(), Some("program"));
+    assert!(!modes(&session).contains(LocalModes::ICANON), "a menu is open");
+    send(&session.child, signal);
+    assert_eq!(session.child.wait().unwrap().code(), Some(code));
+    assert_eq!(modes(&session), before);
+    while session.wait_for("\0").is_some() {}
+    assert!(!session.is_cursor_hidden, "{}", session.screen);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
 #[test]

@@ -6,38 +6,40 @@ use serde_json::{Map, Value};
 
 const NO_AXES: &str = "tensor, sequence and context parallelism are not available yet; leave it at 1";
 const NO_FP8: &str = "computing in 8 bits is not available yet; use mixed_precision bf16";
+const NO_FP8_PRODUCTS: &str =
+    "a launch hands on no three values at once; say it in the TERecipeKwargs of a script in Python";
 const NO_QUANTIZATION: &str = "quantised weights are not available yet; load the model in 16 or 32 bits";
 
 record! {
     /// How ranks are laid out along several axes (`ParallelismConfig` of the reference, `parallelism_config.py`). Only sizes
-    /// of 1 are available.
+    /// of 1 are available; scripts in Python are told of others.
     ParallelismConfig => ParallelismSettings,
     section "parallelism_config", keys "parallelism_config_", variables "PARALLELISM_CONFIG_" {
         /// Number of replicas of the model.
-        dp_replicate_size: usize = 1 => setting().flag("parallelism_config_dp_replicate_size").refused(NO_AXES);
+        dp_replicate_size: usize = 1 => setting().flag("parallelism_config_dp_replicate_size").refused(NO_AXES).for_python();
         /// Number of ranks that shard a replica.
-        dp_shard_size: usize = 1 => setting().flag("parallelism_config_dp_shard_size").refused(NO_AXES);
+        dp_shard_size: usize = 1 => setting().flag("parallelism_config_dp_shard_size").refused(NO_AXES).for_python();
         /// Number of ranks that divide each layer.
-        tp_size: usize = 1 => setting().flag("parallelism_config_tp_size").refused(NO_AXES);
+        tp_size: usize = 1 => setting().flag("parallelism_config_tp_size").refused(NO_AXES).for_python();
         /// Number of ranks that divide each sequence in attention.
-        cp_size: usize = 1 => setting().flag("parallelism_config_cp_size").refused(NO_AXES);
+        cp_size: usize = 1 => setting().flag("parallelism_config_cp_size").refused(NO_AXES).for_python();
         /// Who divides attention.
-        cp_backend: String = "torch".to_owned() => setting().flag("parallelism_config_cp_backend").refused(NO_AXES);
+        cp_backend: String = "torch".to_owned() => setting().flag("parallelism_config_cp_backend").refused(NO_AXES).for_python();
         /// How keys and values travel: allgather or alltoall.
         cp_comm_strategy: String = "allgather".to_owned() =>
-            setting().flag("parallelism_config_cp_comm_strategy").refused(NO_AXES);
+            setting().flag("parallelism_config_cp_comm_strategy").refused(NO_AXES).for_python();
         /// Number of ranks that divide each sequence.
-        sp_size: usize = 1 => setting().flag("parallelism_config_sp_size").refused(NO_AXES);
+        sp_size: usize = 1 => setting().flag("parallelism_config_sp_size").refused(NO_AXES).for_python();
         /// Who divides sequences.
-        sp_backend: String = "deepspeed".to_owned() => setting().flag("parallelism_config_sp_backend").refused(NO_AXES);
+        sp_backend: String = "deepspeed".to_owned() => setting().flag("parallelism_config_sp_backend").refused(NO_AXES).for_python();
         /// Length of all sequences.
-        sp_seq_length: usize => setting().flag("parallelism_config_sp_seq_length").refused(NO_AXES);
+        sp_seq_length: usize => setting().flag("parallelism_config_sp_seq_length").refused(NO_AXES).for_python();
         /// May sequences differ in length?
         sp_seq_length_is_variable: bool = true =>
-            setting().flag("parallelism_config_sp_seq_length_is_variable").refused(NO_AXES);
+            setting().flag("parallelism_config_sp_seq_length_is_variable").refused(NO_AXES).for_python();
         /// The kernel of attention.
         sp_attn_implementation: String = "sdpa".to_owned() =>
-            setting().flag("parallelism_config_sp_attn_implementation").refused(NO_AXES);
+            setting().flag("parallelism_config_sp_attn_implementation").refused(NO_AXES).for_python();
     }
 }
 
@@ -55,39 +57,39 @@ record! {
 
 record! {
     /// Computing in 8 bits (`FP8RecipeKwargs` of the reference, `utils/dataclasses.py`, and what its recipes for
-    /// TransformerEngine, torchao and MS-AMP add). Nothing of it is available.
+    /// TransformerEngine, torchao and MS-AMP add). Nothing of it is available; scripts in Python are told of it.
     FP8RecipeKwargs => FP8Settings, section "fp8_config", keys "fp8_", variables "ACCELERATE_FP8_" {
         /// Who computes: TE, AO or MSAMP.
-        backend: String => setting().flag("fp8_backend").refused(NO_FP8).seed_default("TE");
+        backend: String => setting().flag("fp8_backend").refused(NO_FP8).for_python().seed_default("TE");
         /// Compute in 8 bits within autocast.
         use_autocast: bool => setting().refused(NO_FP8).seed_default("true");
         /// Compute in 8 bits in evaluation, too.
         use_autocast_during_eval: bool = false =>
-            setting().flag("fp8_use_autocast_during_eval").switch().refused(NO_FP8);
+            setting().flag("fp8_use_autocast_during_eval").switch().refused(NO_FP8).for_python();
         /// Margin of the scaling factor.
-        margin: usize = 0 => setting().flag("fp8_margin").refused(NO_FP8);
+        margin: usize = 0 => setting().flag("fp8_margin").refused(NO_FP8).for_python();
         /// Steps between two scaling factors.
-        interval: usize = 1 => setting().flag("fp8_interval").refused(NO_FP8);
+        interval: usize = 1 => setting().flag("fp8_interval").refused(NO_FP8).for_python();
         /// The formats of the passes: HYBRID or E4M3.
         fp8_format: String = "HYBRID".to_owned() => setting()
-            .keys(&["format", "fp8_format"]).variable("ACCELERATE_FP8_FORMAT").flag("fp8_format").refused(NO_FP8);
+            .keys(&["format", "fp8_format"]).variable("ACCELERATE_FP8_FORMAT").flag("fp8_format").refused(NO_FP8).for_python();
         /// Steps whose largest values are remembered.
         amax_history_len: usize = 1024 => setting()
-            .keys(&["amax_history_len", "amax_history_length"]).flag("fp8_amax_history_len").refused(NO_FP8);
+            .keys(&["amax_history_len", "amax_history_length"]).flag("fp8_amax_history_len").refused(NO_FP8).for_python();
         /// Which of them counts: most_recent or max.
         amax_compute_algo: String = "most_recent".to_owned() => setting()
-            .keys(&["amax_compute_algo", "amax_compute_algorithm"]).flag("fp8_amax_compute_algo").refused(NO_FP8);
+            .keys(&["amax_compute_algo", "amax_compute_algorithm"]).flag("fp8_amax_compute_algo").refused(NO_FP8).for_python();
         /// Which of three products are computed in more bits.
         override_linear_precision: String => setting()
-            .flag("fp8_override_linear_precision").harmless(&["false", "(False, False, False)"]).refused(NO_FP8);
+            .flag("fp8_override_linear_precision").harmless(&["false", "(False, False, False)"]).refused(NO_FP8_PRODUCTS);
         /// The level of MS-AMP.
         opt_level: String = "O2".to_owned() => setting()
-            .keys(&["opt_level", "optimization_level"]).flag("fp8_opt_level").refused(NO_FP8);
+            .keys(&["opt_level", "optimization_level"]).flag("fp8_opt_level").refused(NO_FP8).for_python();
         /// Gather in 8 bits.
         enable_fsdp_float8_all_gather: bool = true =>
-            setting().flag("fp8_enable_fsdp_float8_all_gather").refused(NO_FP8);
+            setting().flag("fp8_enable_fsdp_float8_all_gather").refused(NO_FP8).for_python();
         /// Pad dimensions to multiples of 16.
-        pad_inner_dim: bool = true => setting().flag("fp8_pad_inner_dim").refused(NO_FP8);
+        pad_inner_dim: bool = true => setting().flag("fp8_pad_inner_dim").refused(NO_FP8).for_python();
     }
 }
 

@@ -5,6 +5,7 @@
 //! comes of it, with defaults for all questions after it, is one that [`RunConfig::resolve`] accepts. So the file at the
 //! end is always one that can be used.
 
+mod known;
 mod row;
 mod table;
 
@@ -13,7 +14,7 @@ use crate::Result;
 use crate::environment::str_to_bool;
 use crate::error::settings::SettingsErrorKind as Kind;
 use crate::settings::{Setting, Standing, shortened};
-use row::{Row, Subject};
+use row::Row;
 
 /// The longest answer, in bytes. No path or name is longer, and a file of such answers can be read again.
 const MAX_ANSWER_BYTES: usize = 4096;
@@ -72,8 +73,8 @@ pub struct Question {
     pub name: &'static str,
     /// What a file calls the setting, with its section; else the name.
     pub key: String,
-    /// What is asked, in a sentence.
-    pub text: String,
+    /// What is asked.
+    pub text: &'static str,
     /// Why it matters, in a sentence.
     pub why: &'static str,
     /// More about the setting; may be empty.
@@ -92,9 +93,11 @@ pub enum Form {
     },
     /// One of several words.
     Select {
-        /// All of them, also those that are refused.
+        /// Those that would be taken.
         choices: Vec<Choice>,
-        /// The place of the answer of whoever just goes on.
+        /// Those that exist and would not be taken.
+        refused: Vec<Refused>,
+        /// The place of the answer of whoever just goes on, among the choices.
         default: usize,
     },
     /// Any text that is a value.
@@ -111,16 +114,23 @@ pub struct Choice {
     pub value: String,
     /// What it means, where the word alone does not tell; may be empty.
     pub label: &'static str,
-    /// Why it cannot be chosen, and what to do instead.
-    pub refusal: Option<String>,
 }
 
-/// A question that is not asked because no answer to it could have an effect.
+/// Words that cannot be chosen for one reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// The words.
+    pub values: Vec<String>,
+    /// Why, and what to do instead.
+    pub why: String,
+}
+
+/// Questions that are not asked because no answer to them could have an effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Passed {
-    /// What a file calls the setting, with its section.
-    pub key: String,
-    /// Why it is not asked, and what to do instead.
+    /// What a file calls the settings, with their sections.
+    pub keys: Vec<String>,
+    /// Why they are not asked, and what to do instead.
     pub why: &'static str,
 }
 
@@ -168,13 +178,16 @@ impl Questionnaire {
     /// What comes after these answers.
     pub fn next(&self, answers: &Answers) -> Next {
         let known = self.known(answers);
-        let mut passed = Vec::new();
+        let mut passed: Vec<Passed> = Vec::new();
         for (place, row) in table::ROWS.iter().enumerate().skip(answers.next_row()) {
             if !(row.asked)(&known) {
                 continue;
             }
             if let Some(why) = self.why_passed(row, &known) {
-                passed.push(Passed { key: row.key(), why });
+                match passed.last_mut().filter(|last| last.why == why) {
+                    Some(last) => last.keys.push(row.key()),
+                    None => passed.push(Passed { keys: vec![row.key()], why }),
+                }
                 continue;
             }
             let form = self.form(place, row, answers);
@@ -211,8 +224,8 @@ impl Questionnaire {
                 Some(answer) => answer.to_string(),
                 None => return Err(wrong("yes or no".to_owned())),
             },
-            (Form::Select { choices, .. }, text) => match chosen(choices, text) {
-                Some(choice) => choice.value.clone(),
+            (Form::Select { choices, refused, .. }, text) => match chosen(choices, refused, text) {
+                Some(value) => value.to_owned(),
                 None => return Err(wrong(one_of(choices))),
             },
             (Form::Text { .. }, text) => text.to_owned(),
@@ -220,8 +233,13 @@ impl Questionnaire {
         if let Some(setting) = row.setting().filter(|setting| !value.is_empty() && !setting.is_value(&value)) {
             return Err(wrong(setting.wanted()));
         }
+        let known = self.known(answers);
+        if let Some(why) = (row.refuses)(&known, &value) {
+            let (name, found, origin) = (question.key.clone(), value, "your answer".to_owned());
+            return Err(Kind::Refused { name, found, origin, why }.into());
+        }
         if !value.is_empty() {
-            (row.check)(&self.known(answers), &value).map_err(wrong)?;
+            (row.check)(&known, &value).map_err(wrong)?;
         }
         let answers = answers.with(question.row, value);
         self.resolve(&self.completed(&answers))?;
@@ -236,7 +254,8 @@ impl Questionnaire {
             ("use_cpu", known.is_on_several_cpus().then(|| "true".to_owned())),
         ];
         let implied = implied.into_iter().filter_map(|(path, text)| Some((path, text?)));
-        let answered = answers.0.iter().filter(|answer| !answer.text.is_empty());
+        let is_written = |answer: &&Answer| !answer.text.is_empty() && answer.name != known::AXES;
+        let answered = answers.0.iter().filter(is_written);
         let all = answered.map(|answer| (answer.name, answer.text.clone())).chain(implied);
         let mut said: Vec<_> = all.filter_map(|(path, text)| Some((row::setting_at(path)?, text))).collect();
         // In the order of the table, as everywhere.
@@ -293,29 +312,36 @@ impl Questionnaire {
             return Form::Text { default };
         }
         let refusal = |value: &str| {
-            let candidate = self.completed(&answers.with(place, value.to_owned()));
-            self.resolve(&candidate).err().map(|error| error.to_string())
+            let by_resolving = || {
+                let candidate = self.completed(&answers.with(place, value.to_owned()));
+                self.resolve(&candidate).err().map(|error| error.why())
+            };
+            (row.refuses)(&known, value).map(str::to_owned).or_else(by_resolving)
         };
-        let choices: Vec<_> = words
-            .into_iter()
-            .map(|(value, label)| Choice { value: value.to_owned(), label, refusal: refusal(value) })
-            .collect();
+        let (mut choices, mut refused) = (Vec::new(), Vec::<Refused>::new());
+        for (value, label) in words {
+            let value = value.to_owned();
+            match refusal(&value) {
+                None => choices.push(Choice { value, label }),
+                Some(why) => match refused.iter_mut().find(|other| other.why == why) {
+                    Some(other) => other.values.push(value),
+                    None => refused.push(Refused { values: vec![value], why }),
+                },
+            }
+        }
         let is_default = |choice: &Choice| Some(&choice.value) == default.as_ref();
         let default = choices.iter().position(is_default).unwrap_or_default();
-        let is_yes_or_no = choices.iter().map(|choice| choice.value.as_str()).eq(["true", "false"]);
-        match is_yes_or_no && !is_decided_among(&choices) {
+        match choices.iter().map(|choice| choice.value.as_str()).eq(["true", "false"]) {
             true => Form::Confirm { default: default == 0 },
-            false => Form::Select { choices, default },
+            false => Form::Select { choices, refused, default },
         }
     }
 }
 
 fn question(place: usize, row: &Row, form: Form) -> Question {
-    let (text, details) = match row.subject {
-        Subject::Setting(_) => row.setting().map(|setting| (setting.help(), setting.details())).unwrap_or_default(),
-        Subject::Own { text, .. } => (text.to_owned(), String::new()),
-    };
-    Question { row: place, name: row.name(), key: row.key(), text, why: row.why, details, form }
+    let details = row.setting().map(|setting| format!("{}\n\n{}", setting.help(), setting.details()));
+    let details = details.unwrap_or_default().trim_end().to_owned();
+    Question { row: place, name: row.name(), key: row.key(), text: row.text, why: row.why, details, form }
 }
 
 impl Form {
@@ -323,7 +349,7 @@ impl Form {
     pub fn default(&self) -> String {
         match self {
             Self::Confirm { default } => default.to_string(),
-            Self::Select { choices, default } => {
+            Self::Select { choices, default, .. } => {
                 choices.get(*default).map(|choice| choice.value.clone()).unwrap_or_default()
             }
             Self::Text { default } => default.clone().unwrap_or_default(),
@@ -333,17 +359,15 @@ impl Form {
 
 /// Is there only one answer that would be taken?
 fn is_decided(form: &Form) -> bool {
-    matches!(form, Form::Select { choices, .. } if is_decided_among(choices))
+    matches!(form, Form::Select { choices, .. } if choices.len() < 2)
 }
 
-fn is_decided_among(choices: &[Choice]) -> bool {
-    choices.iter().filter(|choice| choice.refusal.is_none()).count() < 2
-}
-
-/// The choice that a text means: by its word, else by its place.
-fn chosen<'a>(choices: &'a [Choice], text: &str) -> Option<&'a Choice> {
+/// What a text means: a word, also one that is refused, else the choice at a place.
+fn chosen<'a>(choices: &'a [Choice], refused: &'a [Refused], text: &str) -> Option<&'a str> {
+    let words = choices.iter().map(|choice| &choice.value).chain(refused.iter().flat_map(|refused| &refused.values));
     let by_place = || choices.get(text.parse::<usize>().ok()?.checked_sub(1)?).filter(|_| !are_numbers(choices));
-    choices.iter().find(|choice| choice.value.eq_ignore_ascii_case(text)).or_else(by_place)
+    let mut words = words.map(String::as_str);
+    words.find(|word| word.eq_ignore_ascii_case(text)).or_else(|| Some(by_place()?.value.as_str()))
 }
 
 fn one_of(choices: &[Choice]) -> String {
@@ -356,7 +380,7 @@ fn one_of(choices: &[Choice]) -> String {
 ///
 /// ```
 /// use accelerate_core::config::{Choice, are_numbers};
-/// let choice = |value: &str| Choice { value: value.to_owned(), label: "", refusal: None };
+/// let choice = |value: &str| Choice { value: value.to_owned(), label: "" };
 /// assert!(are_numbers(&[choice("0"), choice("1")]) && !are_numbers(&[choice("no"), choice("1")]));
 /// ```
 pub fn are_numbers(choices: &[Choice]) -> bool {

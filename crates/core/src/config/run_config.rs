@@ -10,12 +10,13 @@ mod place;
 mod resolve;
 mod to_fsdp2;
 mod unasked;
+mod warnings;
 mod write;
 
 pub use changes::changed_lines;
 pub use file::ConfigFile;
 pub use misspelt::misspelt_variables;
-pub use place::default_config_files;
+pub use place::{default_config_files, hugging_face_home};
 pub use resolve::{Lookup, Overridden, Sources};
 pub use to_fsdp2::Fsdp2Conversion;
 pub use write::{FileFormat, is_in_files_of_reference};
@@ -206,6 +207,8 @@ struct Unused {
     setting: &'static Setting,
     found: String,
     origin: Origin,
+    /// What it would need to count.
+    why: String,
 }
 
 impl PartialEq for Unused {
@@ -217,8 +220,16 @@ impl PartialEq for Unused {
 impl std::fmt::Display for Message {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { setting, found, origin, why } = self;
-        write!(f, "{setting} is {} ({origin}), which has no effect: {why}", shortened(found))
+        let name = name_for(setting, origin);
+        write!(f, "{name} is {} ({origin}), which has no effect: {why}", shortened(found))
     }
+}
+
+/// What messages call the setting with this path: whoever wrote a file looks for the key that is there.
+fn name_for(path: &'static str, origin: &Origin) -> String {
+    let in_file = || settings().find(|setting| setting.path == path).map(Setting::file_key);
+    let is_in_file = matches!(origin, Origin::File { .. });
+    if is_in_file { in_file() } else { None }.unwrap_or_else(|| path.to_owned())
 }
 
 impl RunConfig {

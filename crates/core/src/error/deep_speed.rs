@@ -1,7 +1,7 @@
 //! What can be wrong with a DeepSpeed configuration.
 
 use crate::config::DeepSpeedFile;
-use crate::settings::shortened;
+use crate::settings::{Position, shortened};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -137,16 +137,16 @@ impl DeepSpeedErrorKind {
         }
     }
 
-    /// The text, with the lines of what it is about where the configuration is a file.
+    /// The text, with the places of what it is about where the configuration is a file.
     fn text(&self, file: Option<&DeepSpeedFile>) -> String {
         let Some(file) = file else { return self.to_string() };
         let (listed_alone, listed) = match self {
             Self::Document { problems } => (listed(problems, None), listed(problems, Some(file))),
             Self::RemainingAuto { remaining } => (listed(remaining, None), listed(remaining, Some(file))),
             _ => {
-                let lines: Vec<_> = self.keys().iter().filter_map(|key| Some((file.line(key)?, key))).collect();
-                let lines: Vec<_> = lines.iter().map(|(line, key)| format!("{key}: line {line}")).collect();
-                return if lines.is_empty() { self.to_string() } else { format!("{self} ({})", lines.join(", ")) };
+                let places: Vec<_> = self.keys().iter().filter_map(|key| Some((file.position(key)?, key))).collect();
+                let places: Vec<_> = places.iter().map(|(place, key)| format!("{key}: {}", in_words(*place))).collect();
+                return if places.is_empty() { self.to_string() } else { format!("{self} ({})", places.join(", ")) };
             }
         };
         self.to_string().replace(&listed_alone, &listed)
@@ -252,12 +252,17 @@ impl fmt::Display for Conflict {
     }
 }
 
+/// As the reader of JSON says it, whose errors stand beside these.
+fn in_words(Position { line, column }: Position) -> String {
+    format!("line {line} column {column}")
+}
+
 /// A line for each item, with its place in `file`, as far as a reader's patience reaches.
 fn listed<T: Entry>(items: &[T], file: Option<&DeepSpeedFile>) -> String {
     let mut lines = String::new();
     for (index, item) in items.iter().enumerate() {
-        let line = item.key().and_then(|key| file?.line(key)).map(|line| format!(" (line {line})"));
-        let line = format!("\n  - {item}{}", line.unwrap_or_default());
+        let place = item.key().and_then(|key| file?.position(key)).map(|place| format!(" ({})", in_words(place)));
+        let line = format!("\n  - {item}{}", place.unwrap_or_default());
         if lines.len() + line.len() > MOST_LISTED_BYTES && index > 0 {
             return format!("{lines}\n  - and {} more", items.len() - index);
         }

@@ -8,10 +8,10 @@ use std::fmt;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PlanErrorKind {
     #[error(
-        "{strategy} on {} takes {} of memory on each at its peak ({phase}), without activations, but there is only {}; the \
+        "{strategy} on {} takes {} of memory on each at its peak ({phase}), {}, but there is only {}; the \
          largest {} is {} with {}. {}",
-        ranks(*world_size), format_size(*needed_bytes), format_size(*available_bytes),
-        largest.0, largest.1, format_size(largest.2), cure(alternatives)
+        ranks(*world_size), format_size(*needed_bytes), activations(*activation_bytes), format_size(*available_bytes),
+        largest.0, largest.1, format_size(largest.2), cure(alternatives, *activation_bytes)
     )]
     DoesNotFit {
         strategy: ShardingStrategy,
@@ -19,10 +19,39 @@ pub(crate) enum PlanErrorKind {
         phase: Phase,
         needed_bytes: u64,
         available_bytes: u64,
+        /// 0 where nobody has said.
+        activation_bytes: u64,
         /// What it is, its name and its bytes.
         largest: (&'static str, String, u64),
         alternatives: Vec<Alternative>,
     },
+    #[error("config.json cannot be understood: {reason}; activations are estimated from what `save_pretrained` writes")]
+    Config { reason: String },
+    #[error(
+        "config.json has {found} as {name}, and a number of at least 1 is wanted; activations cannot be estimated without it"
+    )]
+    ConfigNumber { name: &'static str, found: String },
+    #[error(
+        "config.json says nothing of {what} ({}), so that activations cannot be estimated; the estimate is for \
+         transformers with one stack of layers, such as BERT and GPT-2: leave out the batch size and the sequence length",
+        names.join(", ")
+    )]
+    NotATransformer { what: &'static str, names: &'static [&'static str] },
+    #[error(
+        "the model has an encoder and a decoder (is_encoder_decoder in config.json), and the estimate of activations is for \
+         transformers with one stack of layers, such as BERT and GPT-2; leave out the batch size and the sequence length"
+    )]
+    EncoderDecoder,
+    #[error(
+        "{found:?} is not a bandwidth; a number above 0 and a unit are wanted, in bits (100Gbit, 800Mbit/s, 25Gbps) or in \
+         bytes (12GB/s, 900MB)"
+    )]
+    Bandwidth { found: String },
+    #[error(
+        "{found:?} is not a number of floating-point operations in a second; a number above 0 is wanted, for example 312T, \
+         1.5PFLOPS or 3.12e14"
+    )]
+    Flops { found: String },
 }
 
 /// Another plan for the same model.
@@ -47,8 +76,19 @@ fn ranks(number: usize) -> String {
     format!("{number} {}", if number == 1 { "rank" } else { "ranks" })
 }
 
-fn cure(alternatives: &[Alternative]) -> String {
+fn activations(bytes: u64) -> String {
+    match bytes {
+        0 => "without activations".to_owned(),
+        bytes => format!("{} of it activations", format_size(bytes)),
+    }
+}
+
+fn cure(alternatives: &[Alternative], activation_bytes: u64) -> String {
     match alternatives {
+        [] if activation_bytes > 0 => "No strategy and no number of ranks helps, because every rank has the activations of its own rows beside \
+               the largest unit: use a smaller batch, shorter rows, activation checkpointing, a narrower element type, or ranks \
+               with more memory"
+            .to_owned(),
         [] => "No strategy and no number of ranks helps, because every rank has the whole model until it is divided, and its \
                largest unit and the gradients of that in the backward pass: use a narrower element type, smaller units, or \
                ranks with more memory"

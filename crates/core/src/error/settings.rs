@@ -1,23 +1,24 @@
 //! What can be wrong with settings: in files, variables, flags, and with one another.
 
+use crate::settings::Position;
 use std::path::PathBuf;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SettingsErrorKind {
     #[error("{}: the file has {bytes} bytes, but a configuration may have at most {most}", path.display())]
     TooLarge { path: PathBuf, bytes: usize, most: usize },
-    #[error("{}:{line}: {problem}", path.display())]
-    Syntax { path: PathBuf, line: usize, problem: String },
-    #[error("{}:{line}: the key {key:?} is there twice; keep one of the two", path.display())]
-    DuplicateKey { path: PathBuf, line: usize, key: String },
-    #[error("{}:{line}: {what} must be a mapping of keys to values", path.display())]
-    NotAMapping { path: PathBuf, line: usize, what: String },
-    #[error("{}:{line}: there is no key {key:?} {place}{hint}", path.display())]
-    UnknownKey { path: PathBuf, line: usize, key: String, place: String, hint: String },
-    #[error("{}:{line}: {key} is {found}, but must be {wanted}", path.display())]
-    Shape { path: PathBuf, line: usize, key: String, found: String, wanted: String },
-    #[error("{}:{line}: {key} is {found:?}, but must be {wanted}", path.display())]
-    FileValue { path: PathBuf, line: usize, key: String, found: String, wanted: String },
+    #[error("{}:{position}: {problem}", path.display())]
+    Syntax { path: PathBuf, position: Position, problem: String },
+    #[error("{}:{position}: the key {key:?} is there twice; keep one of the two", path.display())]
+    DuplicateKey { path: PathBuf, position: Position, key: String },
+    #[error("{}:{position}: {what} must be a mapping of keys to values", path.display())]
+    NotAMapping { path: PathBuf, position: Position, what: String },
+    #[error("{}:{position}: there is no key {key:?} {place}{hint}", path.display())]
+    UnknownKey { path: PathBuf, position: Position, key: String, place: String, hint: String },
+    #[error("{}:{position}: {key} is {found}, but must be {wanted}", path.display())]
+    Shape { path: PathBuf, position: Position, key: String, found: String, wanted: String },
+    #[error("{}:{position}: {key} is {found:?}, but must be {wanted}", path.display())]
+    FileValue { path: PathBuf, position: Position, key: String, found: String, wanted: String },
     #[error("the environment variable {name} is {found:?}, but must be {wanted}")]
     Variable { name: String, found: String, wanted: String },
     #[error("the flag --{flag} is {found:?}, but must be {wanted}")]
@@ -26,6 +27,8 @@ pub(crate) enum SettingsErrorKind {
     Answer { key: String, found: String, wanted: String },
     #[error("{name} is {found} ({origin}), which is refused: {why}")]
     Refused { name: String, found: String, origin: String, why: &'static str },
+    #[error("{flag} has no effect without {switch}; add {switch}, or leave the flag out")]
+    MissingSwitch { flag: String, switch: &'static str },
     #[error("{problem} ({places})")]
     Places { problem: String, places: String },
     #[error("{first} ({first_origin}) and {second} ({second_origin}) contradict each other: {why}")]

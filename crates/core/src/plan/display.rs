@@ -101,12 +101,16 @@ fn write_memory(bytes: &RankBytes, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (bytes.buckets, "buckets"),
         (bytes.gathered_units, "gathered at once"),
         (bytes.nvme_blocks, "blocks from and to NVMe"),
+        (bytes.activations, "activations"),
     ];
     let present = components.into_iter().filter(|&(bytes, _)| bytes > 0);
     let listed: Vec<String> = present.map(|(bytes, what)| format!("{} {what}", format_size(bytes as u64))).collect();
     let (phase, peak) = bytes.peak();
     let peak = format_size(peak as u64);
-    write!(f, "  memory of each rank: {}; at most {peak} ({phase}), without activations", listed.join(", "))?;
+    write!(f, "  memory of each rank: {}; at most {peak} ({phase})", listed.join(", "))?;
+    if bytes.activations == 0 {
+        f.write_str(", without activations")?;
+    }
     match bytes.on_nvme {
         0 => writeln!(f),
         on_nvme => writeln!(f, "; on NVMe: {}", format_size(on_nvme as u64)),

@@ -105,7 +105,8 @@ pub fn estimate_memory(inventory: &Inventory, dtype: EstimateDtype) -> MemoryEst
         let layer = layers.entry(layer_of(&parameter.name)).or_default();
         *layer = layer.saturating_add(bytes);
     }
-    let (largest_layer, largest) = layers.into_iter().max_by_key(|&(_, bytes)| bytes).unwrap_or_default();
+    // The first of equals, as the reference says it.
+    let (largest_layer, largest) = layers.into_iter().rev().max_by_key(|&(_, bytes)| bytes).unwrap_or_default();
     let training_bytes = match dtype {
         EstimateDtype::Float32 => Some(total.saturating_mul(4)),
         EstimateDtype::Float16 | EstimateDtype::BFloat16 => Some(total.saturating_mul(2)),

@@ -30,7 +30,8 @@ spelled_enum! {
 
 /// Memory of one rank while it trains with Adam, in bytes (Rajbhandari et al., "ZeRO", SC 2020, §3).
 ///
-/// It is what outlives single operations: activations, and a few MiB of messages on their way, come on top. Element
+/// It is what outlives single operations: a few MiB of messages on their way come on top, and activations do unless
+/// [`Plan::activation_bytes`] says what they take. Element
 /// types are those in which parameters are kept; mixed precision makes what is gathered smaller. What is offloaded to the host's memory
 /// counts as memory, what is on NVMe does not.
 ///
@@ -71,6 +72,9 @@ pub struct RankBytes {
     /// Of shards of parameters and of what Adam keeps that are files on NVMe: on the disk, not in memory.
     #[serde(default)]
     pub on_nvme: usize,
+    /// Of activations: [`Plan::activation_bytes`].
+    #[serde(default)]
+    pub activations: usize,
 }
 
 /// The most bytes of one kind (parameters, or what the optimizer keeps) that a rank has on their way between memory and
@@ -99,13 +103,16 @@ pub struct PhaseBytes {
     /// Of blocks on their way between memory and NVMe.
     #[serde(default)]
     pub nvme_blocks: usize,
+    /// Of activations.
+    #[serde(default)]
+    pub activations: usize,
 }
 
 impl PhaseBytes {
     /// All together.
     pub fn total(&self) -> usize {
-        let Self { parameters, gradients, optimizer_state, gathered_units, buckets, nvme_blocks } = *self;
-        let all = [parameters, gradients, optimizer_state, gathered_units, buckets, nvme_blocks];
+        let Self { parameters, gradients, optimizer_state, gathered_units, buckets, nvme_blocks, activations } = *self;
+        let all = [parameters, gradients, optimizer_state, gathered_units, buckets, nvme_blocks, activations];
         all.into_iter().fold(0, usize::saturating_add)
     }
 }
@@ -116,7 +123,7 @@ impl RankBytes {
     /// | phase | bytes |
     /// |---|---|
     /// | load | `loading`, `buckets`, `nvme_blocks` |
-    /// | forward | `parameters`, `optimizer_state`, `buckets`, `nvme_blocks`, `gathered_units` |
+    /// | forward | `parameters`, `optimizer_state`, `buckets`, `nvme_blocks`, `gathered_units`, `activations` |
     /// | backward | the same, `gradients`, `unsharded_gradients` |
     /// | step | `parameters`, `optimizer_state`, `buckets`, `nvme_blocks`, `gradients` |
     ///
@@ -127,13 +134,14 @@ impl RankBytes {
     /// ```
     pub fn in_phase(&self, phase: Phase) -> PhaseBytes {
         let Self { parameters, gradients, optimizer_state, gathered_units, buckets, nvme_blocks, .. } = *self;
-        let Self { unsharded_gradients, loading, .. } = *self;
+        let Self { unsharded_gradients, loading, activations, .. } = *self;
         let always = PhaseBytes { parameters, optimizer_state, buckets, nvme_blocks, ..PhaseBytes::default() };
         match phase {
             Phase::Load => PhaseBytes { parameters: loading, buckets, nvme_blocks, ..PhaseBytes::default() },
-            Phase::Forward => PhaseBytes { gathered_units, ..always },
+            Phase::Forward => PhaseBytes { gathered_units, activations, ..always },
             Phase::Backward => {
-                PhaseBytes { gathered_units, gradients: gradients.saturating_add(unsharded_gradients), ..always }
+                let gradients = gradients.saturating_add(unsharded_gradients);
+                PhaseBytes { gathered_units, gradients, activations, ..always }
             }
             Phase::Step => PhaseBytes { gradients, ..always },
         }
@@ -247,6 +255,7 @@ impl Plan {
         };
         bytes.gathered_units = root.0.saturating_add(beside_root);
         bytes.on_nvme = params_on_nvme.saturating_add(state_on_nvme);
+        bytes.activations = self.activation_bytes;
         // Each of the two has blocks of its own.
         bytes.nvme_blocks = params_on_nvme.min(NVME_BLOCKS_BYTES) + state_on_nvme.min(NVME_BLOCKS_BYTES);
         bytes
@@ -273,8 +282,8 @@ impl Plan {
         bytes
     }
 
-    /// Checks that every phase fits into `available_bytes` on each rank. What activations take has to be subtracted from
-    /// them first.
+    /// Checks that every phase fits into `available_bytes` on each rank. Unless [`activation_bytes`](Self::activation_bytes)
+    /// says what activations take, that has to be subtracted from them first.
     ///
     /// # Errors
     ///
@@ -303,6 +312,7 @@ impl Plan {
             phase,
             needed_bytes: needed as u64,
             available_bytes,
+            activation_bytes: self.activation_bytes as u64,
             largest: (what, name.to_owned(), largest as u64),
             alternatives: self.alternatives(available_bytes),
         }
@@ -337,6 +347,7 @@ impl Plan {
         let by_block = Plan {
             optimizer_offload: self.optimizer_offload,
             params_offload: self.params_offload,
+            activation_bytes: self.activation_bytes,
             ..plan_sharded(&self.inventory, &plugin, self.world_size)
         };
         let mut candidates = vec![(&by_block, full, self.world_size.max(2))];

@@ -169,6 +169,7 @@ pub fn plan_sharded(inventory: &Inventory, plugin: &FullyShardedSettings, mesh: 
         optimizer_offload: device(plugin.optimizer_offload()),
         params_offload: device(plugin.params_offload()),
         bytes_ahead: 0,
+        activation_bytes: 0,
     };
     Plan { bytes_ahead: bytes_ahead(&plan, plugin), ..plan }
 }

@@ -3,9 +3,10 @@
 //! A scalar stays the text that is written, because only its setting knows whether `no` is a word or an answer.
 //! Aliases of YAML are refused: a configuration has no use for them, and a few lines of them can stand for gigabytes.
 
+use super::Position;
 use crate::Result;
 use crate::error::settings::SettingsErrorKind as Kind;
-use saphyr_parser::{Event, Parser, ScalarStyle};
+use saphyr_parser::{Event, Marker, Parser, ScalarStyle};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
@@ -24,11 +25,11 @@ pub struct Document {
     pub root: Node,
 }
 
-/// A value in a file, and the line where it begins, counted from 1.
+/// A value in a file, and where it begins.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     /// Where it begins.
-    pub line: usize,
+    pub position: Position,
     /// What it is.
     pub value: NodeValue,
 }
@@ -45,8 +46,8 @@ pub enum NodeValue {
     },
     /// A list.
     List(Vec<Node>),
-    /// Keys with their lines, and values, in the order of the file.
-    Mapping(Vec<(String, usize, Node)>),
+    /// Keys with their positions, and values, in the order of the file.
+    Mapping(Vec<(String, Position, Node)>),
 }
 
 impl Document {
@@ -54,15 +55,15 @@ impl Document {
     ///
     /// # Errors
     ///
-    /// [`Error::is_config`](crate::Error::is_config), naming file and line: text that is neither YAML nor JSON, a key
+    /// [`Error::is_config`](crate::Error::is_config), naming file, line and column: text that is neither YAML nor JSON, a key
     /// twice in one mapping, an alias, more than one document, more than 1 MiB, or something else than a mapping.
     ///
     /// ```
     /// use accelerate_core::settings::Document;
     /// let document = Document::parse("num_processes: 2\nfsdp_config: {fsdp_version: 2}\n", "config.yaml".as_ref())?;
-    /// assert_eq!(document.root.line, 1);
+    /// assert_eq!(document.root.position.to_string(), "1:1");
     /// let error = Document::parse("a: 1\na: 2\n", "config.yaml".as_ref()).unwrap_err();
-    /// assert!(error.to_string().starts_with("config.yaml:2:"), "{error}");
+    /// assert!(error.to_string().starts_with("config.yaml:2:1:"), "{error}");
     /// # Ok::<(), accelerate_core::Error>(())
     /// ```
     pub fn parse(text: &str, path: &Path) -> Result<Self> {
@@ -72,7 +73,9 @@ impl Document {
         }
         let root = Reader { events: Parser::new_from_str(text), path: path.clone() }.document()?;
         let Node { value: NodeValue::Mapping(_), .. } = root else {
-            return Err(Kind::NotAMapping { path, line: root.line, what: "a configuration file".to_owned() }.into());
+            return Err(
+                Kind::NotAMapping { path, position: root.position, what: "a configuration file".to_owned() }.into()
+            );
         };
         Ok(Self { path, root })
     }
@@ -84,31 +87,33 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn next(&mut self) -> Result<(Event<'a>, usize)> {
+    fn next(&mut self) -> Result<(Event<'a>, Position)> {
         match self.events.next() {
-            Some(Ok((event, span))) => Ok((event, span.start.line())),
-            Some(Err(error)) => Err(self.syntax(error.marker().line(), error.info().to_owned())),
-            None => Err(self.syntax(1, "the text ends too early".to_owned())),
+            Some(Ok((event, span))) => Ok((event, position(&span.start))),
+            Some(Err(error)) => Err(self.syntax(position(error.marker()), error.info().to_owned())),
+            None => Err(self.syntax(Position { line: 1, column: 1 }, "the text ends too early".to_owned())),
         }
     }
 
-    fn syntax(&self, line: usize, problem: String) -> crate::Error {
-        Kind::Syntax { path: self.path.clone(), line, problem }.into()
+    fn syntax(&self, position: Position, problem: String) -> crate::Error {
+        Kind::Syntax { path: self.path.clone(), position, problem }.into()
     }
 
     fn document(mut self) -> Result<Node> {
         let mut root = None;
         loop {
             match self.next()? {
-                (Event::StreamEnd, line) => {
-                    return Ok(root.unwrap_or(Node { line, value: NodeValue::Mapping(Vec::new()) }));
+                (Event::StreamEnd, position) => {
+                    return Ok(root.unwrap_or(Node { position, value: NodeValue::Mapping(Vec::new()) }));
                 }
-                (Event::DocumentStart(_), line) if root.is_some() => {
-                    return Err(self.syntax(line, "a second document begins here; a configuration is one".to_owned()));
+                (Event::DocumentStart(_), position) if root.is_some() => {
+                    return Err(
+                        self.syntax(position, "a second document begins here; a configuration is one".to_owned())
+                    );
                 }
                 (Event::Nothing | Event::StreamStart | Event::DocumentStart(_) | Event::DocumentEnd, _) => {}
-                (event, line) => {
-                    let node = self.node(event, line, 0)?;
+                (event, position) => {
+                    let node = self.node(event, position, 0)?;
                     let says_nothing = node.is_null() && !matches!(node.value, NodeValue::List(_));
                     root = Some(node).filter(|_| !says_nothing).or(root);
                 }
@@ -116,9 +121,9 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn node(&mut self, event: Event<'a>, line: usize, depth: usize) -> Result<Node> {
+    fn node(&mut self, event: Event<'a>, position: Position, depth: usize) -> Result<Node> {
         if depth > MAX_DEPTH {
-            return Err(self.syntax(line, format!("values are nested more than {MAX_DEPTH} deep")));
+            return Err(self.syntax(position, format!("values are nested more than {MAX_DEPTH} deep")));
         }
         let value = match event {
             Event::Scalar(text, style, ..) => {
@@ -129,36 +134,42 @@ impl<'a> Reader<'a> {
                 loop {
                     match self.next()? {
                         (Event::SequenceEnd, _) => break NodeValue::List(items),
-                        (event, line) => items.push(self.node(event, line, depth + 1)?),
+                        (event, position) => items.push(self.node(event, position, depth + 1)?),
                     }
                 }
             }
             Event::MappingStart(..) => self.mapping(depth)?,
             Event::Alias(_) => {
-                return Err(self.syntax(line, "aliases (*name) are not read; write the value".to_owned()));
+                return Err(self.syntax(position, "aliases (*name) are not read; write the value".to_owned()));
             }
-            _ => return Err(self.syntax(line, "a value was expected here".to_owned())),
+            _ => return Err(self.syntax(position, "a value was expected here".to_owned())),
         };
-        Ok(Node { line, value })
+        Ok(Node { position, value })
     }
 
     fn mapping(&mut self, depth: usize) -> Result<NodeValue> {
-        let mut entries: Vec<(String, usize, Node)> = Vec::new();
+        let mut entries: Vec<(String, Position, Node)> = Vec::new();
         let mut known = std::collections::HashSet::new();
         loop {
-            let (key, key_line) = match self.next()? {
+            let (key, of_key) = match self.next()? {
                 (Event::MappingEnd, _) => return Ok(NodeValue::Mapping(entries)),
-                (Event::Scalar(key, ..), line) => (key.into_owned(), line),
-                (_, line) => return Err(self.syntax(line, "a key must be plain text".to_owned())),
+                (Event::Scalar(key, ..), position) => (key.into_owned(), position),
+                (_, position) => return Err(self.syntax(position, "a key must be plain text".to_owned())),
             };
             if !known.insert(key.clone()) {
-                return Err(Kind::DuplicateKey { path: self.path.clone(), line: key_line, key: shortened(&key) }.into());
+                let (path, key) = (self.path.clone(), shortened(&key));
+                return Err(Kind::DuplicateKey { path, position: of_key, key }.into());
             }
-            let (event, line) = self.next()?;
-            let value = self.node(event, line, depth + 1)?;
-            entries.push((key, key_line, value));
+            let (event, position) = self.next()?;
+            let value = self.node(event, position, depth + 1)?;
+            entries.push((key, of_key, value));
         }
     }
+}
+
+/// The reader counts columns from 0.
+fn position(marker: &Marker) -> Position {
+    Position { line: marker.line(), column: marker.col() + 1 }
 }
 
 /// The text as messages show it: keys and values are cut where they would hide the message.
@@ -177,6 +188,11 @@ pub fn shortened(text: &str) -> String {
 }
 
 impl Node {
+    /// Where a mistake in the value is shown: at the value, or where that begins on another line, at its key.
+    pub(crate) fn position_beside(&self, key: Position) -> Position {
+        if self.position.line == key.line { self.position } else { key }
+    }
+
     /// Does it say nothing: `null`, `~`, nothing at all, or a list or mapping without entries?
     pub fn is_null(&self) -> bool {
         match &self.value {

@@ -1,9 +1,30 @@
 //! Where a value came from.
 
 use super::Setting;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
+
+/// A place in a file, shown as `line:column`, which editors and terminals make a link of.
+///
+/// ```
+/// use accelerate_core::settings::Position;
+/// assert_eq!(Position { line: 3, column: 5 }.to_string(), "3:5");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Position {
+    /// The line, counted from 1.
+    pub line: usize,
+    /// The character in the line, counted from 1.
+    pub column: usize,
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.line, self.column)
+    }
+}
 
 /// Where the value of a setting came from; what goes before what is the order of the variants.
 ///
@@ -20,12 +41,12 @@ pub enum Origin {
     Flag(String),
     /// A variable of this name.
     Environment(String),
-    /// A line of a configuration file, counted from 1; 0 where no line is known.
+    /// A key of a configuration file.
     File {
         /// The file.
         path: PathBuf,
-        /// The line.
-        line: usize,
+        /// Where the key begins; `None` where that is not known.
+        position: Option<Position>,
     },
     /// Another setting decided it, such as a DeepSpeed configuration.
     Derived(&'static str),
@@ -39,8 +60,8 @@ impl fmt::Display for Origin {
             Self::Code => f.write_str("code"),
             Self::Flag(flag) => write!(f, "flag {flag}"),
             Self::Environment(name) => write!(f, "environment variable {name}"),
-            Self::File { path, line: 0 } => write!(f, "{}", path.display()),
-            Self::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Self::File { path, position: None } => write!(f, "{}", path.display()),
+            Self::File { path, position: Some(position) } => write!(f, "{}:{position}", path.display()),
             Self::Derived(from) => f.write_str(from),
             Self::Default => f.write_str("default"),
         }

@@ -195,13 +195,13 @@ use_cpu: true
     let (file, errors) = ConfigFile::read_all(text, "run.yaml".as_ref());
     let errors: Vec<_> = errors.iter().map(ToString::to_string).collect();
     let wanted = [
-        "run.yaml:1: there is no key \"num_proceses\" in a configuration file; the nearest one is \"num_processes\"",
-        "run.yaml:2: mixed_precision is \"bf61\"",
-        "run.yaml:4: there is no key \"fsdp_sharding_strategi\" in fsdp_config; the nearest one is \"sharding_strategy\"",
-        "run.yaml:5: fsdp_version is \"two\"",
-        "run.yaml:6: deepspeed_config must be a mapping",
-        "run.yaml:7: debug is a list",
-        "megatron_lm_config is a section with keys (run.yaml:8), which is refused",
+        "run.yaml:1:1: there is no key \"num_proceses\" in a configuration file; the nearest one is \"num_processes\"",
+        "run.yaml:2:18: mixed_precision is \"bf61\"",
+        "run.yaml:4:3: there is no key \"fsdp_sharding_strategi\" in fsdp_config; the nearest one is \"sharding_strategy\"",
+        "run.yaml:5:17: fsdp_version is \"two\"",
+        "run.yaml:6:19: deepspeed_config must be a mapping",
+        "run.yaml:7:8: debug is a list",
+        "megatron_lm_config is a section with keys (run.yaml:8:1), which is refused",
     ];
     assert_eq!(errors.len(), wanted.len(), "{errors:#?}");
     for (error, wanted) in errors.iter().zip(wanted) {
@@ -347,6 +347,60 @@ fn what_a_value_goes_before_is_known_closest_first() {
     let overridden: Vec<_> =
         run.overridden("num_processes").map(|other| (other.value.as_str(), other.origin.to_string())).collect();
     let variable = "environment variable ACCELERATE_NUM_PROCESSES".to_owned();
-    assert_eq!(overridden, [("3", variable), ("4", "run.yaml:1".to_owned())]);
+    assert_eq!(overridden, [("3", variable), ("4", "run.yaml:1:1".to_owned())]);
     assert_eq!(run.overridden("debug").count(), 0);
+}
+
+/// What is worth knowing before a launch, of a machine with so many GPUs. `...` is where it stands.
+#[rstest]
+#[case("distributed_type: MULTI_GPU\ngpu_ids: all\nuse_cpu: false\n", 0, &["distributed_type MULTI_GPU (run.yaml:1:1) has no effect: no NVIDIA"])]
+#[case("distributed_type: MULTI_GPU\ngpu_ids: all\nuse_cpu: false\n", 2, &[])]
+#[case("gpu_ids: 0,1\n", 0, &["gpu_ids 0,1 (run.yaml:1:1) has no effect: no NVIDIA GPU"])]
+#[case("gpu_ids: 0,1\nuse_cpu: true\n", 2, &["are kept on the CPU"])]
+#[case("gpu_ids: all\n", 0, &[])]
+#[case(
+    "use_fsdp: true\nfsdp_config:\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_transformer_layer_cls_to_wrap: a.*,BertLayer\n",
+    0,
+    &["fsdp_config.fsdp_transformer_layer_cls_to_wrap is a.*,BertLayer (run.yaml:4:3), and \"BertLayer\" looks like a class"]
+)]
+#[case(
+    "use_fsdp: true\nfsdp_config:\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  transformer_layer_cls_to_wrap: encoder.Layer.*,H,h\n",
+    0,
+    &[]
+)]
+fn warnings_tell_what_will_happen(#[case] text: &str, #[case] num_gpus: usize, #[case] wanted: &[&str]) {
+    let file = || Some(ConfigFile::read(text, "run.yaml".as_ref()).unwrap());
+    let run = RunConfig::resolve(Sources { file: file(), ..Default::default() }).unwrap();
+    let warnings = run.warnings(num_gpus);
+    assert_eq!(warnings.len(), wanted.len(), "{warnings:?}");
+    for (warning, wanted) in warnings.iter().zip(wanted) {
+        assert!(warning.contains(wanted), "{wanted} in {warning}");
+    }
+    let for_python = Sources { file: file(), is_for_python: true, ..Default::default() };
+    let of_classes = RunConfig::resolve(for_python).unwrap().warnings(num_gpus);
+    assert!(of_classes.iter().all(|warning| !warning.contains("class")), "{of_classes:?}");
+}
+
+/// Every setting that another one makes meaningless, by the words of the file.
+#[rstest]
+#[case("fsdp_config: {fsdp_version: 2, transformer_layer_cls_to_wrap: a}\n", &["fsdp_config.fsdp_transformer_layer_cls_to_wrap is a (run.yaml:1:32)"])]
+#[case("grad_scaler_config:\n  init_scale: 2.0\n", &["grad_scaler_config.init_scale is 2 (run.yaml:2:3), which has no effect: only losses in fp16"])]
+#[case("mixed_precision: fp16\ngrad_scaler_config:\n  init_scale: 2.0\n", &[])]
+#[case(
+    "use_deepspeed: true\ndeepspeed_config:\n  zero_stage: 2\n  zero3_init_flag: true\n  offload_param_nvme_path: /a\n",
+    &["deepspeed_config.offload_param_nvme_path is /a (run.yaml:5:3)", "deepspeed_config.zero3_init_flag is true (run.yaml:4:3)"]
+)]
+#[case("use_deepspeed: true\ndeepspeed_config:\n  zero_stage: 3\n  zero3_init_flag: true\n", &[])]
+fn settings_that_others_make_meaningless_are_all_named(#[case] text: &str, #[case] wanted: &[&str]) {
+    let file = Some(ConfigFile::read(text, "run.yaml".as_ref()).unwrap());
+    let unused: Vec<_> = RunConfig::resolve(Sources { file, ..Default::default() })
+        .unwrap()
+        .unused()
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    assert_eq!(unused.len(), wanted.len(), "{unused:?}");
+    for (unused, wanted) in unused.iter().zip(wanted) {
+        assert!(unused.starts_with(wanted), "{wanted} in {unused}");
+    }
 }

@@ -16,11 +16,11 @@ fn resolve(file: &str, flags: &[(&str, &str)], variables: &[(&str, &str)]) -> Re
 #[rstest]
 #[case::type_and_switch(
     "distributed_type: FSDP\nuse_fsdp: false\n", &[],
-    &["distributed_type FSDP (run.yaml:1) and use_fsdp false (run.yaml:2) contradict"]
+    &["distributed_type FSDP (run.yaml:1:1) and use_fsdp false (run.yaml:2:1) contradict"]
 )]
 #[case::two_strategies(
     "use_fsdp: true\nfsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n  fsdp_reshard_after_forward: NO_SHARD\n", &[],
-    &["fsdp_config.sharding_strategy FULL_SHARD (run.yaml:3)", "fsdp_config.reshard_after_forward NO_SHARD (run.yaml:4)"]
+    &["fsdp_config.sharding_strategy FULL_SHARD (run.yaml:3:3)", "fsdp_config.reshard_after_forward NO_SHARD (run.yaml:4:3)"]
 )]
 #[case::size_without_policy(
     "use_fsdp: true\nfsdp_config:\n  min_num_params: 2000\n", &[],
@@ -32,7 +32,7 @@ fn resolve(file: &str, flags: &[(&str, &str)], variables: &[(&str, &str)]) -> Re
 )]
 #[case::one_process_and_two(
     "distributed_type: 'NO'\nnum_processes: 2\n", &[],
-    &["distributed_type NO (run.yaml:1) and num_processes 2 (run.yaml:2) contradict", "NO is one process"]
+    &["distributed_type NO (run.yaml:1:1) and num_processes 2 (run.yaml:2:1) contradict", "NO is one process"]
 )]
 #[case::flags_of_the_other_way(
     "", &[("use_fsdp", "true"), ("zero_stage", "2")],
@@ -42,13 +42,21 @@ fn resolve(file: &str, flags: &[(&str, &str)], variables: &[(&str, &str)]) -> Re
     "", &[("use_deepspeed", "true"), ("fsdp_version", "2")],
     &["--fsdp_version 2 (flag) and use_deepspeed true (flag --use_deepspeed) contradict"]
 )]
+#[case::flags_without_their_switch(
+    "", &[("fsdp_min_num_params", "1000")],
+    &["--fsdp_min_num_params 1000 has no effect without --use_fsdp; add --use_fsdp"]
+)]
+#[case::policy_without_a_size(
+    "use_fsdp: true\nfsdp_config:\n  fsdp_auto_wrap_policy: SIZE_BASED_WRAP\n", &[],
+    &["set min_num_params, such as 100000000", "fsdp_config.auto_wrap_policy: run.yaml:3:3"]
+)]
 #[case::flags_beside_the_file(
     "distributed_type: FSDP\n", &[("zero_stage", "2")],
-    &["--zero_stage 2 (flag) and use_fsdp true (run.yaml:1) contradict"]
+    &["--zero_stage 2 (flag) and use_fsdp true (run.yaml:1:1) contradict"]
 )]
 #[case::flags_of_what_a_file_switches_off(
     "use_deepspeed: false\n", &[("zero_stage", "2")],
-    &["--zero_stage 2 (flag) and use_deepspeed false (run.yaml:1) contradict"]
+    &["--zero_stage 2 (flag) and use_deepspeed false (run.yaml:1:1) contradict"]
 )]
 #[case::offload_by_the_word_of_the_file(
     "use_fsdp: true\nfsdp_config:\n  fsdp_sharding_strategy: NO_SHARD\n  fsdp_offload_params: true\n", &[],

@@ -57,10 +57,11 @@ fn every_strategy_takes_what_its_table_says(
         loading,
         nvme_blocks,
         on_nvme,
+        activations,
     } = bytes;
     let found = [parameters, gradients, optimizer_state, largest_unit, gathered_units, unsharded_gradients, loading];
     assert_eq!(found, wanted);
-    assert_eq!([buckets, nvme_blocks, on_nvme], [0; 3]);
+    assert_eq!([buckets, nvme_blocks, on_nvme, activations], [0; 4]);
 }
 
 #[rstest]
@@ -98,17 +99,18 @@ fn phases_are_sums_of_what_is_there_in_them() {
         loading: 1_000_000,
         nvme_blocks: 20_000_000,
         on_nvme: 7,
+        activations: 300,
     };
     let totals: Vec<_> = Phase::ALL.iter().map(|&phase| (phase, bytes.in_phase(phase).total())).collect();
     let wanted = [
         (Phase::Load, 21_100_000),
-        (Phase::Forward, 20_101_101),
-        (Phase::Backward, 20_111_111),
+        (Phase::Forward, 20_101_401),
+        (Phase::Backward, 20_111_411),
         (Phase::Step, 20_100_111),
     ];
     assert_eq!(totals, wanted);
     assert_eq!(bytes.peak(), (Phase::Load, 21_100_000));
-    assert_eq!(RankBytes { loading: 0, ..bytes }.peak(), (Phase::Backward, 20_111_111));
+    assert_eq!(RankBytes { loading: 0, ..bytes }.peak(), (Phase::Backward, 20_111_411));
     assert_eq!(RankBytes::default().peak(), (Phase::Load, 0), "the first of equals");
 }
 
@@ -251,6 +253,7 @@ fn estimates_follow_the_reference(
 #[rstest]
 #[case(&[("a.b.weight", 5), ("a.b.bias", 1), ("a.c.weight", 5)], "a.b", 6)]
 #[case(&[("h.0.up.w", 3), ("h.0.down.w", 3), ("head.w", 5)], "h.0", 6)]
+#[case(&[("h.0.w", 5), ("h.1.w", 5), ("a.w", 4)], "h.0", 5)]
 #[case(&[("scale", 7), ("bias", 2), ("a.w", 6)], "scale", 7)]
 fn a_layer_is_a_module_or_a_whole_block(
     #[case] sizes: &[(&str, usize)],

@@ -1,6 +1,8 @@
 //! The questions of `accelerate config`: which ones come, in which order, and what comes of the answers.
 
-use accelerate_core::config::{Answers, Form, MachineFacts, PartialRunConfig, Question, Questionnaire};
+use accelerate_core::config::{
+    Answers, ConfigFile, FileFormat, Form, MachineFacts, PartialRunConfig, Question, Questionnaire, RunConfig, Sources,
+};
 use proptest::prelude::*;
 use rstest::rstest;
 
@@ -40,6 +42,10 @@ fn question(machine: MachineFacts, said: &[(&str, &str)], name: &str) -> (Questi
         answers = questionnaire.answer(&answers, &question, text).unwrap();
     }
 }
+
+/// Two replicas, each sharded over two processes.
+const AXES: &str = "program=python machine_type=MULTI_GPU sharding=FSDP use_parallelism_config=yes \
+                    parallelism_config.dp_replicate_size=2 parallelism_config.dp_shard_size=2";
 
 const BEGIN: &str = "program compute_environment machine_type";
 
@@ -166,8 +172,34 @@ const BEGIN: &str = "program compute_environment machine_type";
     "program=python sharding=FSDP",
     "... num_machines debug dynamo_config.backend sharding fsdp_config.fsdp_version fsdp_config.reshard_after_forward \
      fsdp_config.cpu_offload fsdp_config.auto_wrap_policy fsdp_config.transformer_cls_names_to_wrap \
-     fsdp_config.state_dict_type fsdp_config.cpu_ram_efficient_loading fsdp_config.activation_checkpointing num_processes \
-     gpu_ids enable_cpu_affinity mixed_precision"
+     fsdp_config.state_dict_type fsdp_config.cpu_ram_efficient_loading fsdp_config.activation_checkpointing \
+     use_parallelism_config num_processes gpu_ids enable_cpu_affinity mixed_precision"
+)]
+#[case::axes_of_python(
+    FOUR_GPUS,
+    "program=python sharding=FSDP use_parallelism_config=yes parallelism_config.dp_shard_size=2 parallelism_config.cp_size=2",
+    "... num_machines debug dynamo_config.backend sharding fsdp_config.fsdp_version fsdp_config.reshard_after_forward \
+     fsdp_config.cpu_offload fsdp_config.auto_wrap_policy fsdp_config.transformer_cls_names_to_wrap \
+     fsdp_config.state_dict_type fsdp_config.cpu_ram_efficient_loading fsdp_config.activation_checkpointing \
+     use_parallelism_config parallelism_config.dp_replicate_size parallelism_config.dp_shard_size parallelism_config.tp_size \
+     parallelism_config.cp_size parallelism_config.cp_comm_strategy num_processes gpu_ids enable_cpu_affinity mixed_precision"
+)]
+#[case::eight_bits_of_transformer_engine(
+    NO_GPU,
+    "program=python mixed_precision=fp8 fp8_config.backend=TE",
+    "... use_cpu dynamo_config.backend sharding mixed_precision fp8_config.backend fp8_config.use_autocast_during_eval \
+     fp8_config.margin fp8_config.interval fp8_config.fp8_format fp8_config.amax_history_len fp8_config.amax_compute_algo"
+)]
+#[case::eight_bits_of_torchao(
+    NO_GPU,
+    "program=python mixed_precision=fp8",
+    "... use_cpu dynamo_config.backend sharding mixed_precision fp8_config.backend fp8_config.enable_fsdp_float8_all_gather \
+     fp8_config.pad_inner_dim"
+)]
+#[case::eight_bits_of_ms_amp(
+    NO_GPU,
+    "program=python mixed_precision=fp8 fp8_config.backend=MSAMP",
+    "... use_cpu dynamo_config.backend sharding mixed_precision fp8_config.backend fp8_config.opt_level"
 )]
 fn the_next_question_depends_on_the_answers_so_far(
     #[case] machine: MachineFacts,
@@ -221,17 +253,17 @@ fn answers_become_settings(#[case] machine: MachineFacts, #[case] said: &str, #[
     "AMAZON_SAGEMAKER",
     "(your answers), which is refused: Amazon SageMaker is not available; write a file"
 )]
-#[case("", "compute_environment", "2", "Amazon SageMaker is not available")]
-#[case("", "machine_type", "TPU", "choose NO, MULTI_CPU, MULTI_GPU, FSDP or DEEPSPEED")]
+#[case("", "compute_environment", "2", "must be one of LOCAL_MACHINE")]
+#[case("", "machine_type", "TPU", "machine_type is TPU (your answer), which is refused: libtorch has no TPUs")]
 #[case(
     "",
     "machine_type",
     "MULTI_NPU",
-    "machine_type is \"MULTI_NPU\", but must be one of NO, MULTI_CPU, MULTI_GPU, TPU"
+    "machine_type is \"MULTI_NPU\", but must be one of NO, MULTI_CPU, MULTI_GPU, or its number"
 )]
 #[case("", "machine_type", "0", "one of NO")]
 #[case("", "machine_type", "5", "one of NO")]
-#[case("machine_type=MULTI_CPU", "sharding", "MEGATRON_LM", "MEGATRON_LM")]
+#[case("machine_type=MULTI_CPU", "sharding", "MEGATRON_LM", "Megatron-LM is not available; choose FSDP or DEEPSPEED")]
 #[case("machine_type=MULTI_CPU", "num_machines", "0", "at least 1")]
 #[case("machine_type=MULTI_CPU", "num_machines", "two", "a whole number of at least 1")]
 #[case("machine_type=MULTI_CPU num_machines=2", "machine_rank", "2", "less than the number of machines, 2")]
@@ -247,7 +279,19 @@ fn answers_become_settings(#[case] machine: MachineFacts, #[case] said: &str, #[
 )]
 #[case("machine_type=MULTI_CPU", "num_cpu_threads_per_process", "99999999", "at most 65536")]
 #[case("machine_type=MULTI_CPU", "debug", "perhaps", "yes or no")]
-#[case("", "dynamo_config.backend", "inductor", "needs Python")]
+#[case("", "dynamo_config.backend", "inductor", "they need Python")]
+#[case("", "dynamo_config.backend", "cudagraphs", "no NVIDIA GPU to capture graphs on")]
+#[case("machine_type=MULTI_CPU", "dynamo_config.backend", "cudagraphs", "no NVIDIA GPU to capture graphs on")]
+#[case(AXES, "parallelism_config.dp_shard_size", "1", "more than 1: replicas that nobody shards")]
+#[case(
+    "program=python machine_type=MULTI_GPU sharding=FSDP use_parallelism_config=yes parallelism_config.dp_shard_size=1",
+    "parallelism_config.cp_size",
+    "1",
+    "more than 1: FSDP has nothing to shard over"
+)]
+#[case(AXES, "parallelism_config.tp_size", "0", "more than 0")]
+#[case(AXES, "num_processes", "5", "but must be 4, which is the product of the sizes of all axes")]
+#[case("program=python mixed_precision=fp8", "fp8_config.backend", "GPU", "one of AO, TE, MSAMP")]
 #[case("", "mixed_precision", "fp8", "computing in 8 bits is not available yet")]
 #[case("sharding=DEEPSPEED", "deepspeed_config.zero_stage", "4", "one of 0, 1, 2, 3")]
 #[case("sharding=DEEPSPEED", "deepspeed_config.gradient_clipping", "-1", "at least 0")]
@@ -284,16 +328,35 @@ fn answers_are_bounded_and_have_no_control_characters() {
 fn a_choice_that_contradicts_what_was_said_is_marked() {
     let said = [("sharding", "DEEPSPEED"), ("deepspeed_config.zero_stage", "3")];
     let (.., question) = question(NO_GPU, &said, "deepspeed_config.offload_param_device");
-    let Form::Select { choices, .. } = question.form else { panic!("{question:?}") };
-    let refused: Vec<_> = choices.iter().filter_map(|choice| choice.refusal.as_deref()).collect();
-    assert!(matches!(refused[..], [nvme] if nvme.contains("write \"nvme\" with its")), "{choices:?}");
+    let Form::Select { refused, .. } = question.form else { panic!("{question:?}") };
+    assert!(matches!(&refused[..], [nvme] if nvme.why.contains("write \"nvme\" with its")), "{refused:?}");
+    assert_eq!(refused[0].values, ["nvme"]);
     let questionnaire = Questionnaire::new(NO_GPU);
     let environment =
         questionnaire.answer(&Answers::default(), &questionnaire.next(&Answers::default()).question.unwrap(), "");
     let next = questionnaire.next(&environment.unwrap()).question.unwrap();
-    let Form::Select { choices, default } = next.form else { panic!("{next:?}") };
-    assert_eq!((default, choices[0].refusal.as_deref()), (0, None));
-    assert!(choices[1].refusal.as_deref().unwrap().contains("SageMaker is not available"), "{choices:?}");
+    let Form::Select { choices, refused, default } = next.form else { panic!("{next:?}") };
+    assert_eq!((default, choices.len()), (0, 1));
+    assert!(refused[0].why.starts_with("Amazon SageMaker is not available"), "{refused:?}");
+}
+
+/// Words that are refused for one reason are told together, and none of them is among those to choose from.
+#[rstest]
+#[case(NO_GPU, "", &["no", "eager", "ts", "aot_inductor"], 2)]
+#[case(FOUR_GPUS, "", &["no", "eager", "ts", "aot_inductor", "cudagraphs"], 1)]
+#[case(FOUR_GPUS, "machine_type=MULTI_CPU", &["no", "eager", "ts", "aot_inductor"], 2)]
+fn compilers_that_cannot_be_had_are_told_with_the_reason(
+    #[case] machine: MachineFacts,
+    #[case] said: &str,
+    #[case] wanted: &[&str],
+    #[case] num_reasons: usize,
+) {
+    let said: Vec<_> = said.split_whitespace().filter_map(|pair| pair.split_once('=')).collect();
+    let (.., question) = question(machine, &said, "dynamo_config.backend");
+    let Form::Select { choices, refused, .. } = question.form else { panic!("{question:?}") };
+    assert!(choices.iter().map(|choice| choice.value.as_str()).eq(wanted.iter().copied()), "{choices:?}");
+    assert_eq!(refused.len(), num_reasons, "{refused:?}");
+    assert!(refused.iter().any(|other| other.values.iter().any(|value| value == "inductor")), "{refused:?}");
 }
 
 /// Whoever goes back is asked the same question, and answers after it are gone.
@@ -317,13 +380,16 @@ fn going_back_undoes_one_answer() {
 #[case(
     "machine_type=MULTI_CPU num_machines=2 main_process_ip=a sharding=DEEPSPEED",
     "same_network rdzv_backend mpirun_config.mpirun_hostfile deepspeed_config.deepspeed_moe_layer_cls_names \
-     deepspeed_config.deepspeed_multinode_launcher"
+     deepspeed_config.deepspeed_multinode_launcher deepspeed_config.deepspeed_hostfile \
+     deepspeed_config.deepspeed_exclusion_filter deepspeed_config.deepspeed_inclusion_filter"
 )]
 #[case(
     "machine_type=MULTI_CPU sharding=FSDP",
-    "mpirun_config.mpirun_hostfile fsdp_config.state_dict_type fsdp_config.cpu_ram_efficient_loading use_parallelism_config"
+    "mpirun_config.mpirun_hostfile fsdp_config.fsdp_state_dict_type fsdp_config.fsdp_cpu_ram_efficient_loading \
+     use_parallelism_config"
 )]
-#[case("program=python machine_type=MULTI_GPU sharding=FSDP", "use_parallelism_config")]
+#[case("program=python machine_type=MULTI_GPU sharding=FSDP", "")]
+#[case("program=python mixed_precision=fp8 fp8_config.backend=TE", "fp8_config.fp8_override_linear_precision")]
 fn what_is_not_asked_is_said(#[case] said: &str, #[case] wanted: &str) {
     let said: Vec<_> = said.split_whitespace().filter_map(|pair| pair.split_once('=')).collect();
     let (questionnaire, mut answers, mut passed) = (Questionnaire::new(NO_GPU), Answers::default(), Vec::new());
@@ -334,7 +400,7 @@ fn what_is_not_asked_is_said(#[case] said: &str, #[case] wanted: &str) {
         let text = said.iter().find(|(name, _)| *name == question.name).map_or("", |(_, text)| text);
         answers = questionnaire.answer(&answers, &question, text).unwrap();
     }
-    let keys: Vec<_> = passed.iter().map(|passed| passed.key.as_str()).collect();
+    let keys: Vec<_> = passed.iter().flat_map(|passed| &passed.keys).collect();
     assert_eq!(keys, wanted.split_whitespace().collect::<Vec<_>>());
     assert!(passed.iter().all(|passed| !passed.why.is_empty()));
 }
@@ -403,4 +469,38 @@ proptest! {
         }
         prop_assert_eq!(run.cluster.num_machines, answers.get("num_machines").map_or(1, |text| text.parse().unwrap()));
     }
+}
+
+/// What a script in Python is told: the section of a file stands for the switch of the axes.
+#[test]
+fn axes_and_eight_bits_of_a_script_in_python_become_a_file_that_a_launch_takes() {
+    let said = [
+        ("program", "python"),
+        ("machine_type", "MULTI_GPU"),
+        ("sharding", "FSDP"),
+        ("use_parallelism_config", "yes"),
+        ("parallelism_config.tp_size", "2"),
+        ("mixed_precision", "fp8"),
+    ];
+    let (_, questionnaire, answers) = conversation(NO_GPU, &said);
+    let said = PartialRunConfig::of_texts(&questionnaire.settings(&answers));
+    let text = ConfigFile::write(&said, FileFormat::Yaml);
+    assert!(text.contains("  parallelism_config_tp_size: 2\n") && !text.contains("use_parallelism_config"), "{text}");
+    let file = || Some(ConfigFile::read(&text, "run.yaml".as_ref()).unwrap());
+    let run = RunConfig::resolve(Sources { file: file(), is_for_python: true, ..Default::default() }).unwrap();
+    let variables = run.variables();
+    for (name, wanted) in [
+        ("ACCELERATE_USE_PARALLELISM_CONFIG", "true"),
+        ("PARALLELISM_CONFIG_DP_SHARD_SIZE", "2"),
+        ("PARALLELISM_CONFIG_TP_SIZE", "2"),
+        ("ACCELERATE_MIXED_PRECISION", "fp8"),
+        ("ACCELERATE_FP8_BACKEND", "AO"),
+    ] {
+        assert_eq!(variables.get(name).map(String::as_str), Some(wanted), "{name} in {variables:?}");
+    }
+    assert_eq!(run.cluster.num_processes, Some(4));
+    assert!(
+        RunConfig::resolve(Sources { file: file(), ..Default::default() }).is_err(),
+        "a program in Rust has none of it"
+    );
 }

@@ -7,28 +7,36 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, wait};
 
-use super::signals::Signals;
+use super::rank::KILL_PATIENCE;
+use super::signals::{Event, Signals};
 use super::timespec;
 
-/// Asks all remaining children of this process to end, makes them after `grace_period`, and returns how
-/// many there were. Killing one can bring up its own children, so it goes on until there are none.
-pub(super) fn end(signals: &mut Signals, grace_period: Duration) -> usize {
-    let kill_at = Instant::now() + grace_period;
-    // Whoever outlives this too is stuck in the kernel.
-    let give_up_at = kill_at + grace_period;
+/// What was found, and the signal that told this process to stop meanwhile.
+pub(super) struct Leftovers {
+    pub(super) num_processes: usize,
+    pub(super) stopped_by: Option<i32>,
+}
+
+/// Asks all remaining children of this process to end, makes them after `grace_period` or at once when this process is told to
+/// stop, and returns how many there were. Killing one can bring up its own children, so it goes on until there are none.
+pub(super) fn end(signals: &mut Signals, grace_period: Duration) -> Leftovers {
+    let mut kill_at = Instant::now() + grace_period;
     let mut known = BTreeSet::new();
+    let mut stopped_by = None;
     loop {
         loop {
             match wait(WaitOptions::NOHANG) {
                 Ok(Some(_)) | Err(Errno::INTR) => {}
                 Ok(None) => break,
                 // No children at all: the usual case, and cheap.
-                Err(_) => return known.len(),
+                Err(_) => return Leftovers { num_processes: known.len(), stopped_by },
             }
         }
         let now = Instant::now();
+        // Whoever outlives this too is stuck in the kernel.
+        let give_up_at = kill_at + KILL_PATIENCE;
         if now >= give_up_at {
-            return known.len();
+            return Leftovers { num_processes: known.len(), stopped_by };
         }
         for child in children() {
             if known.insert(child.as_raw_nonzero()) && now < kill_at {
@@ -41,8 +49,10 @@ pub(super) fn end(signals: &mut Signals, grace_period: Duration) -> usize {
         let next = if now < kill_at { kill_at } else { give_up_at };
         let timeout = timespec(next.saturating_duration_since(now));
         let _ = poll(&mut [PollFd::from_borrowed_fd(signals.descriptor(), PollFlags::IN)], Some(&timeout));
-        // Which signal it was does not matter: the end has begun already.
-        signals.pending();
+        if let Some(signal) = signals.pending().into_iter().find_map(Event::stop) {
+            stopped_by.get_or_insert(signal);
+            kill_at = kill_at.min(Instant::now());
+        }
     }
 }
 

@@ -25,7 +25,7 @@ const BUFFER_BYTES: usize = 64 << 10;
 /// The largest pipe an unprivileged process can make is 1 MiB, in buffers of the size above.
 pub(super) const DRAIN_ROUNDS: usize = 16;
 /// After `SIGKILL` only the kernel itself can keep a process; this long is waited for it.
-const KILL_PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const KILL_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A started rank.
 #[derive(Debug)]

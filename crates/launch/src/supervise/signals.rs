@@ -24,14 +24,59 @@ pub(crate) enum Event {
     WindowChanged,
 }
 
+impl Event {
+    /// The number of the signal, if it is one that tells this process to stop.
+    pub(crate) fn stop(self) -> Option<i32> {
+        match self {
+            Self::Stop(signal) => Some(signal.as_raw()),
+            _ => None,
+        }
+    }
+}
+
 const STOPPING: [i32; 4] = [names::SIGINT, names::SIGTERM, names::SIGHUP, names::SIGQUIT];
-const OTHERS: [i32; 5] = [names::SIGCHLD, names::SIGTSTP, names::SIGUSR1, names::SIGUSR2, names::SIGWINCH];
+const OTHERS: [i32; 6] =
+    [names::SIGCHLD, names::SIGTSTP, names::SIGUSR1, names::SIGUSR2, names::SIGWINCH, names::SIGXFSZ];
+
+/// Remembers a signal by which this process is told to stop, for one that launches several things one after another: between two
+/// launches nobody would hear it. It listens until the process ends.
+///
+/// ```
+/// let stop = accelerate_launch::StopSignals::listen()?;
+/// assert_eq!(stop.received(), None);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct StopSignals(Vec<(i32, Arc<AtomicBool>)>);
+
+impl StopSignals {
+    /// From now on such signals do not end this process, apart from those that it ignores anyway.
+    ///
+    /// # Errors
+    ///
+    /// The kernel takes no handler.
+    pub fn listen() -> io::Result<Self> {
+        let dispositions = Dispositions::of_this_process();
+        let wanted = STOPPING.into_iter().filter(|&signal| !dispositions.is_ignored(signal));
+        let listening = wanted.map(|signal| {
+            let flag = Arc::new(AtomicBool::new(false));
+            signal_hook::flag::register(signal, Arc::clone(&flag))?;
+            Ok((signal, flag))
+        });
+        listening.collect::<io::Result<_>>().map(Self)
+    }
+
+    /// The number of one that has come.
+    pub fn received(&self) -> Option<i32> {
+        self.0.iter().find(|(_, flag)| flag.load(Ordering::SeqCst)).map(|(signal, _)| *signal)
+    }
+}
 
 /// Listens from creation to drop; afterwards signals do again what they did before.
 pub(crate) struct Signals {
     delivery: SignalDelivery<UnixStream, SignalOnly>,
     is_foreground: bool,
-    default_again: Vec<Arc<AtomicBool>>,
+    default_again: Vec<(i32, Arc<AtomicBool>)>,
 }
 
 impl Signals {
@@ -49,7 +94,7 @@ impl Signals {
         for &signal in &wanted {
             if let Some(flag) = default_switch(signal, &dispositions)? {
                 flag.store(false, Ordering::SeqCst);
-                default_again.push(flag);
+                default_again.push((signal, flag));
             }
         }
         let (read, write) = UnixStream::pair()?;
@@ -65,12 +110,21 @@ impl Signals {
         let is_foreground = self.is_foreground;
         self.delivery.pending().filter_map(|signal| event(signal, is_foreground)).collect()
     }
+
+    /// Stops listening and lets `signal` do what it would have done: end this process, unless the host handles it.
+    pub(crate) fn let_happen(self, signal: Signal) {
+        let does_default = self.default_again.iter().any(|(number, _)| *number == signal.as_raw());
+        drop(self);
+        if does_default {
+            let _ = signal_hook::low_level::emulate_default_handler(signal.as_raw());
+        }
+    }
 }
 
 impl Drop for Signals {
     fn drop(&mut self) {
         self.delivery.handle().close();
-        for flag in &self.default_again {
+        for (_, flag) in &self.default_again {
             flag.store(true, Ordering::SeqCst);
         }
     }
@@ -81,6 +135,8 @@ fn event(signal: i32, is_foreground: bool) -> Option<Event> {
         names::SIGCHLD => Some(Event::ChildEnded),
         names::SIGTSTP => Some(Event::Suspend),
         names::SIGWINCH => Some(Event::WindowChanged),
+        // A file of output is as large as this user's files may be. Writing to it fails, which is told.
+        names::SIGXFSZ => None,
         // A program at the terminal decides for itself what these keys mean; a debugger lives on.
         names::SIGINT | names::SIGQUIT if is_foreground => None,
         _ => {
@@ -166,5 +222,6 @@ mod tests {
         assert_eq!(event(names::SIGINT, false), Some(Event::Stop(Signal::INT)));
         assert_eq!(event(names::SIGTERM, true), Some(Event::Stop(Signal::TERM)));
         assert_eq!(event(names::SIGUSR1, false), Some(Event::User(Signal::USR1)));
+        assert_eq!(event(names::SIGXFSZ, false), None);
     }
 }

@@ -47,7 +47,9 @@ pub struct PrepareModelOptions {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be prepared",
     label = "neither a Module, an Optimizer, an LrScheduler, a DataLoader nor a tuple of them",
-    note = "a model implements accelerate::nn::Module, an optimizer accelerate::optim::Optimizer"
+    note = "a struct of layers becomes a model by `impl accelerate::nn::Module`, a closure by `ModuleFn::new(&store, closure)`",
+    note = "a dataset goes into `DataLoader::builder(dataset)` first; objects are given by value, without `&`",
+    note = "the compiler cannot say which member of a tuple it is; prepare them one by one to find out"
 )]
 pub trait Prepare<Kind>: Sized {
     /// The object made ready.

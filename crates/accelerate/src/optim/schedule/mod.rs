@@ -53,6 +53,11 @@ use serde::{Deserialize, Serialize};
 /// assert_eq!(optimizer.handle().get_lr(0)?, 0.05);
 /// # Ok::<(), accelerate::Error>(())
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a schedule of learning rates",
+    label = "has no `LrScheduler`",
+    note = "take one of `accelerate::optim`, or implement `accelerate::optim::LrScheduler`"
+)]
 pub trait LrScheduler: Send + 'static {
     /// Sets the learning rates for the optimizer's next step.
     ///

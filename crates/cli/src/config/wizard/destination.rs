@@ -6,9 +6,8 @@ use accelerate_core::config::{ConfigFile, FileFormat, PartialRunConfig};
 use accelerate_core::environment::str_to_bool;
 
 use super::WizardArguments;
-use super::prompter::{Page, PromptError, Prompter, Reply};
+use super::prompter::{Attempts, Page, PromptError, Prompter, Reply};
 use crate::config_file::{self, ConfigFileError, Existing};
-use crate::print_message;
 
 const PLACE: Page<'_> = Page {
     key: "config_file",
@@ -42,6 +41,7 @@ pub(super) fn write(
     let named = arguments.config_file.clone();
     let proposed = named.map_or_else(|| config_file::default_path(&config_file::variable), Ok);
     let shown = proposed.as_ref().ok().map(|path| path.to_string_lossy());
+    let mut attempts = Attempts::default();
     loop {
         let path = match (prompter.text(&PLACE, shown.as_deref())?, &proposed) {
             (Reply::Back, _) => return Ok(Destination::Back),
@@ -49,7 +49,7 @@ pub(super) fn write(
                 proposed.clone()
             }
             (Reply::Text(text), Err(error)) if text.is_empty() => {
-                print_message(&format!("Not taken: {error}."));
+                attempts.refuse(&PLACE, prompter, &error.to_string())?;
                 continue;
             }
             (Reply::Text(text), _) => expanded(&text),
@@ -57,7 +57,7 @@ pub(super) fn write(
         match write_to(&path, said, arguments.overwrite, prompter)? {
             Ok(true) => return Ok(Destination::Written(path)),
             Ok(false) => {}
-            Err(error) => print_message(&format!("Not written: {error}.")),
+            Err(error) => attempts.refuse(&PLACE, prompter, &error.to_string())?,
         }
     }
 }
@@ -82,13 +82,14 @@ fn write_to(
 
 /// Going back means no.
 fn replaces(prompter: &mut dyn Prompter) -> Result<bool, PromptError> {
+    let mut attempts = Attempts::default();
     loop {
         match prompter.confirm(&REPLACE, false)? {
             Reply::Back => return Ok(false),
             Reply::Text(text) if text.is_empty() => return Ok(false),
             Reply::Text(text) => match str_to_bool(&text) {
                 Some(answer) => return Ok(answer),
-                None => print_message("Not taken: the answer must be yes or no."),
+                None => attempts.refuse(&REPLACE, prompter, "the answer must be yes or no")?,
             },
         }
     }

@@ -10,12 +10,19 @@ mod indexes;
 #[path = "../../../../accelerate/tests/hostile/weights.rs"]
 mod weights;
 
-use super::read_inventory;
+use super::{EstimateError, inventory, local};
+use accelerate_core::plan::Inventory;
 use hostile::{Outcome, check_refused, outcome};
 use indexes::{INDEX, LARGE_INDEXES, indexes};
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::path::Path;
 use weights::{HostileFile, LARGE_FILES, file, files, header};
+
+fn read_inventory(model: &Path) -> Result<Inventory, EstimateError> {
+    let (files, first) = local(model)?;
+    inventory(files.as_ref(), &first)
+}
 
 #[test]
 fn a_file_that_was_made_to_do_harm_is_refused() {

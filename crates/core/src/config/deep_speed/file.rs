@@ -1,13 +1,13 @@
 //! Where the keys of a configuration stand in its file.
 
-use crate::settings::{Document, Node, NodeValue, shortened};
+use crate::settings::{Document, Node, NodeValue, Position, shortened};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The most bytes of a key with its sections.
 const LONGEST_KEY: usize = 256;
 
-/// The file of a DeepSpeed configuration: messages name the lines of its keys.
+/// The file of a DeepSpeed configuration: messages name the places of its keys.
 ///
 /// ```
 /// use accelerate_core::config::{DeepSpeedSettings, ZeroStage};
@@ -18,16 +18,15 @@ const LONGEST_KEY: usize = 256;
 /// };
 /// let file = "{\n  \"zero_optimization\": {\n    \"stage\": 3\n  }\n}";
 /// let error = plugin.config(&|_| Ok(file.to_owned())).unwrap_err();
-/// assert!(error.to_string().contains("zero_optimization.stage is 3 (ds.json:3)"), "{error}");
+/// assert!(error.to_string().contains("zero_optimization.stage is 3 (ds.json:3:5)"), "{error}");
 /// # Ok::<(), accelerate_core::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeepSpeedFile {
     /// The file.
     pub path: PathBuf,
-    /// Lines of keys with their sections before them, counted from 1. Keys that are longer than any that is known are left
-    /// out.
-    pub lines: BTreeMap<String, usize>,
+    /// Places of keys with their sections before them. Keys that are longer than any that is known are left out.
+    pub positions: BTreeMap<String, Position>,
 }
 
 impl DeepSpeedFile {
@@ -42,30 +41,30 @@ impl DeepSpeedFile {
 
     fn note(&mut self, prefix: &str, node: &Node) {
         let NodeValue::Mapping(entries) = &node.value else { return };
-        for (key, line, node) in entries {
+        for (key, position, node) in entries {
             if prefix.len() + key.len() > LONGEST_KEY {
                 continue;
             }
             let key = format!("{prefix}{key}");
             self.note(&format!("{key}."), node);
-            self.lines.insert(key, *line);
+            self.positions.insert(key, *position);
         }
     }
 
-    /// The line of `key`: its own, or where it is missing that of the section in which it belongs.
-    pub(crate) fn line(&self, key: &str) -> Option<usize> {
+    /// Where `key` stands: it, or where it is missing the section in which it belongs.
+    pub(crate) fn position(&self, key: &str) -> Option<Position> {
         let mut key = key;
         loop {
-            if let Some(line) = self.lines.get(key) {
-                return Some(*line);
+            if let Some(position) = self.positions.get(key) {
+                return Some(*position);
             }
             key = key.rsplit_once('.')?.0;
         }
     }
 
-    /// The line of `key`, or only the file.
+    /// The place of `key`, or only the file.
     pub(super) fn place(&self, key: &str) -> String {
         let path = shortened(&self.path.to_string_lossy());
-        self.line(key).map_or_else(|| path.clone(), |line| format!("{path}:{line}"))
+        self.position(key).map_or_else(|| path.clone(), |position| format!("{path}:{position}"))
     }
 }

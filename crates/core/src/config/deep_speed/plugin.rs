@@ -228,7 +228,7 @@ impl DeepSpeedSettings {
     ///
     /// let plugin = DeepSpeedSettings { zero_stage: Some(ZeroStage::Gradients), ..plugin };
     /// let error = plugin.config(&|_| Ok(file.to_owned())).unwrap_err();
-    /// let words = "zero_optimization.stage is 3 (ds_config.json:1), but DeepSpeedPlugin.zero_stage is 2";
+    /// let words = "zero_optimization.stage is 3 (ds_config.json:1:24), but DeepSpeedPlugin.zero_stage is 2";
     /// assert!(error.to_string().contains(words), "{error}");
     /// # Ok::<(), accelerate_core::Error>(())
     /// ```

@@ -33,12 +33,14 @@ impl FullyShardedSettings {
                 return contradiction(
                     "auto_wrap_policy SIZE_BASED_WRAP",
                     "min_num_params",
-                    "without a number of parameters no module is large enough or too small",
+                    "without a number of parameters no module is large enough or too small; set min_num_params, such as 100000000",
                 );
             }
             Some(0) => return Err(ConfigErrorKind::MustBePositive { name: "min_num_params" }.into()),
             Some(_) if !is_by_size => {
-                return contradiction("min_num_params", "auto_wrap_policy", "only SIZE_BASED_WRAP counts parameters");
+                let why =
+                    "only SIZE_BASED_WRAP counts parameters; set auto_wrap_policy to it, or leave min_num_params out";
+                return contradiction("min_num_params", "auto_wrap_policy", why);
             }
             _ => {}
         }

@@ -8,6 +8,8 @@ use crate::settings::{Setting, ValueKind};
 #[derive(Debug)]
 pub(super) struct Row {
     pub(super) subject: Subject,
+    /// What is asked.
+    pub(super) text: &'static str,
     /// Why somebody should care, in a sentence.
     pub(super) why: &'static str,
     /// Does it come up after the answers so far?
@@ -16,6 +18,8 @@ pub(super) struct Row {
     pub(super) is_always_asked: bool,
     /// An answer where there is no default; empty otherwise.
     pub(super) example: &'static str,
+    /// Why a value that exists cannot be had after these answers, and what to do instead.
+    pub(super) refuses: fn(&Known, &str) -> Option<&'static str>,
     /// What else a value must be, to complete "but must be ...".
     pub(super) check: fn(&Known, &str) -> Result<(), String>,
     default: Option<fn(&Known) -> String>,
@@ -30,20 +34,22 @@ pub(super) type Words = Vec<(&'static str, &'static str)>;
 pub(super) enum Subject {
     /// The setting with this path.
     Setting(&'static str),
-    /// Something that only decides which questions follow.
-    Own { name: &'static str, text: &'static str },
+    /// Something that only decides which questions follow, by this name.
+    Own(&'static str),
 }
 
 const YES_OR_NO: [(&str, &str); 2] = [("true", ""), ("false", "")];
 
 /// A question about the setting with this path.
-pub(super) const fn setting(path: &'static str, why: &'static str) -> Row {
+pub(super) const fn setting(path: &'static str, text: &'static str, why: &'static str) -> Row {
     Row {
         subject: Subject::Setting(path),
+        text,
         why,
         asked: |_| true,
         is_always_asked: false,
         example: "",
+        refuses: |_, _| None,
         check: |_, _| Ok(()),
         default: None,
         words: None,
@@ -52,7 +58,7 @@ pub(super) const fn setting(path: &'static str, why: &'static str) -> Row {
 
 /// A question that no setting stands for.
 pub(super) const fn own(name: &'static str, text: &'static str, why: &'static str) -> Row {
-    Row { subject: Subject::Own { name, text }, ..setting("", why) }
+    Row { subject: Subject::Own(name), ..setting("", text, why) }
 }
 
 impl Row {
@@ -86,6 +92,11 @@ impl Row {
         self.words(|_| YES_OR_NO.to_vec())
     }
 
+    pub(super) const fn refuses(mut self, refuses: fn(&Known, &str) -> Option<&'static str>) -> Self {
+        self.refuses = refuses;
+        self
+    }
+
     pub(super) const fn check(mut self, check: fn(&Known, &str) -> Result<(), String>) -> Self {
         self.check = check;
         self
@@ -94,24 +105,20 @@ impl Row {
     pub(super) const fn name(&self) -> &'static str {
         match self.subject {
             Subject::Setting(path) => path,
-            Subject::Own { name, .. } => name,
+            Subject::Own(name) => name,
         }
     }
 
     pub(super) fn setting(&self) -> Option<&'static Setting> {
         match self.subject {
             Subject::Setting(path) => setting_at(path),
-            Subject::Own { .. } => None,
+            Subject::Own(_) => None,
         }
     }
 
     /// What a file calls the setting, with its section.
     pub(super) fn key(&self) -> String {
-        let key_of = |setting: &Setting| match setting.section {
-            "" => setting.key().to_owned(),
-            section => format!("{section}.{}", setting.key()),
-        };
-        self.setting().map_or_else(|| self.name().to_owned(), key_of)
+        self.setting().map_or_else(|| self.name().to_owned(), Setting::file_key)
     }
 
     /// The answer of whoever just goes on; `None` where one is needed.

@@ -5,16 +5,17 @@ use crate::Result;
 use crate::config::cluster::NO_SAGEMAKER;
 use crate::error::settings::SettingsErrorKind as Kind;
 use crate::names::ComputeEnvironment;
-use crate::settings::{Document, Node, NodeValue, Origin, Setting, ValueKind, shortened};
+use crate::settings::{Document, Node, NodeValue, Origin, Position, Setting, ValueKind, shortened};
 use std::path::{Path, PathBuf};
 
-/// What a configuration file says, and on which lines.
+/// What a configuration file says, and where.
 #[derive(Clone, Debug)]
 pub struct ConfigFile {
     /// The file.
     pub path: PathBuf,
     pub(super) partial: PartialRunConfig,
-    pub(super) lines: Vec<(&'static Setting, usize)>,
+    /// Settings with the places of their keys, in the order of the file. Answers have none.
+    pub(super) places: Vec<(&'static Setting, Option<Position>)>,
 }
 
 /// Sections of the reference that are known by name. Empty ones are passed over.
@@ -30,13 +31,13 @@ impl ConfigFile {
     ///
     /// # Errors
     ///
-    /// [`Error::is_config`](crate::Error::is_config), naming file and line: what [`Document::parse`] refuses, keys that nobody
+    /// [`Error::is_config`](crate::Error::is_config), naming file, line and column: what [`Document::parse`] refuses, keys that nobody
     /// knows (with the nearest one that is known), and values that are none.
     ///
     /// ```
     /// use accelerate_core::config::ConfigFile;
     /// let error = ConfigFile::read("mixed_precison: bf16\n", "run.yaml".as_ref()).unwrap_err().to_string();
-    /// assert!(error.starts_with("run.yaml:1:") && error.contains("\"mixed_precision\""), "{error}");
+    /// assert!(error.starts_with("run.yaml:1:1:") && error.contains("\"mixed_precision\""), "{error}");
     /// ```
     pub fn read(text: &str, path: &Path) -> Result<Self> {
         let (file, errors) = Self::read_up_to(1, text, path);
@@ -57,7 +58,7 @@ impl ConfigFile {
     }
 
     fn read_up_to(most_errors: usize, text: &str, path: &Path) -> (Self, Vec<crate::Error>) {
-        let mut file = Self { path: path.to_owned(), partial: PartialRunConfig::default(), lines: Vec::new() };
+        let mut file = Self { path: path.to_owned(), partial: PartialRunConfig::default(), places: Vec::new() };
         let root = match Document::parse(text, path) {
             Ok(document) => document.root,
             Err(error) => return (file, vec![error]),
@@ -71,52 +72,53 @@ impl ConfigFile {
     }
 
     /// Takes over what each key says, as long as somebody asks for the next error.
-    fn entries(&mut self, entries: &[(String, usize, Node)]) -> impl Iterator<Item = crate::Error> {
-        let flat = entries.iter().flat_map(|(key, line, node)| match &node.value {
-            NodeValue::Mapping(inner) if is_section(key) => {
-                inner.iter().map(|(inner, line, node)| (key.as_str(), inner.as_str(), *line, node)).collect::<Vec<_>>()
-            }
-            _ => vec![("", key.as_str(), *line, node)],
+    fn entries(&mut self, entries: &[(String, Position, Node)]) -> impl Iterator<Item = crate::Error> {
+        let flat = entries.iter().flat_map(|(key, position, node)| match &node.value {
+            NodeValue::Mapping(inner) if is_section(key) => inner
+                .iter()
+                .map(|(inner, position, node)| (key.as_str(), inner.as_str(), *position, node))
+                .collect::<Vec<_>>(),
+            _ => vec![("", key.as_str(), *position, node)],
         });
-        flat.filter_map(|(section, key, line, node)| match section {
-            "" => self.entry(key, line, node).err(),
-            section => self.key(section, key, line, node).err(),
+        flat.filter_map(|(section, key, position, node)| match section {
+            "" => self.entry(key, position, node).err(),
+            section => self.key(section, key, position, node).err(),
         })
     }
 
     /// A key of the top level.
-    fn entry(&mut self, key: &str, line: usize, node: &Node) -> Result<()> {
+    fn entry(&mut self, key: &str, position: Position, node: &Node) -> Result<()> {
         if INERT_SECTIONS.contains(&key) {
             return Ok(());
         }
         match REFUSED_SECTIONS.iter().find(|(section, _)| *section == key) {
             Some((_, why)) if !node.is_null() => {
-                let (found, origin) = ("a section with keys".to_owned(), self.origin(line).to_string());
+                let (found, origin) = ("a section with keys".to_owned(), self.origin(position).to_string());
                 Err(Kind::Refused { name: key.to_owned(), found, origin, why }.into())
             }
             Some(_) => Ok(()),
             None if is_section(key) && node.is_null() => Ok(()),
             None if is_section(key) => {
                 let (path, what) = (self.path.clone(), key.to_owned());
-                Err(Kind::NotAMapping { path, line, what }.into())
+                Err(Kind::NotAMapping { path, position: node.position_beside(position), what }.into())
             }
-            None => self.key("", key, line, node),
+            None => self.key("", key, position, node),
         }
     }
 
     /// The file that answers will be written to, before there is one.
     pub(crate) fn of_answers(said: &[(&'static Setting, String)]) -> Self {
-        let lines = said.iter().map(|(setting, _)| (*setting, 0)).collect();
-        Self { path: "your answers".into(), partial: PartialRunConfig::of_texts(said), lines }
+        let places = said.iter().map(|(setting, _)| (*setting, None)).collect();
+        Self { path: "your answers".into(), partial: PartialRunConfig::of_texts(said), places }
     }
 
     /// A file for Amazon SageMaker has keys of its own, so that is said before they are looked at.
-    fn refuse_sagemaker(&self, entries: &[(String, usize, Node)]) -> Result<()> {
+    fn refuse_sagemaker(&self, entries: &[(String, Position, Node)]) -> Result<()> {
         let name = "compute_environment".to_owned();
-        let Some((_, line, node)) = entries.iter().find(|(key, ..)| *key == name) else { return Ok(()) };
+        let Some((_, position, node)) = entries.iter().find(|(key, ..)| *key == name) else { return Ok(()) };
         match node.text().parse() {
             Ok(found @ ComputeEnvironment::AmazonSagemaker) => {
-                let (found, origin) = (found.to_string(), self.origin(*line).to_string());
+                let (found, origin) = (found.to_string(), self.origin(*position).to_string());
                 Err(Kind::Refused { name, found, origin, why: NO_SAGEMAKER }.into())
             }
             _ => Ok(()),
@@ -128,32 +130,33 @@ impl ConfigFile {
         self.partial
     }
 
-    /// What the file says, in the order of its lines: settings, the texts of their values, and the lines.
+    /// What the file says, in the order of its lines: settings, the texts of their values, and where their keys stand.
     ///
     /// ```
     /// use accelerate_core::config::ConfigFile;
     /// let file = ConfigFile::read("debug: yes\nfp16: true\n", "run.yaml".as_ref())?;
-    /// let said: Vec<_> = file.said().map(|(setting, text, line)| (setting.path, text, line)).collect();
-    /// assert_eq!(said, [("debug", "true".to_owned(), 1), ("mixed_precision", "fp16".to_owned(), 2)]);
+    /// let lines = file.said().map(|(setting, text, position)| (setting.path, text, position.map(|place| place.line)));
+    /// let wanted = [("debug", "true".to_owned(), Some(1)), ("mixed_precision", "fp16".to_owned(), Some(2))];
+    /// assert_eq!(lines.collect::<Vec<_>>(), wanted);
     /// # Ok::<(), accelerate_core::Error>(())
     /// ```
-    pub fn said(&self) -> impl Iterator<Item = (&'static Setting, String, usize)> {
-        self.lines.iter().filter_map(|(setting, line)| Some((*setting, self.partial.text(setting)?, *line)))
+    pub fn said(&self) -> impl Iterator<Item = (&'static Setting, String, Option<Position>)> {
+        self.places.iter().filter_map(|(setting, position)| Some((*setting, self.partial.text(setting)?, *position)))
     }
 
     /// The keys in `deepspeed_config`, in the order of their lines.
     pub(super) fn deepspeed_keys(&self) -> Vec<&'static str> {
-        let of_section = self.lines.iter().filter(|(setting, _)| setting.section == "deepspeed_config");
-        let mut keys: Vec<_> = of_section.map(|(setting, line)| (*line, setting.key())).collect();
+        let of_section = self.places.iter().filter(|(setting, _)| setting.section == "deepspeed_config");
+        let mut keys: Vec<_> = of_section.map(|(setting, position)| (*position, setting.key())).collect();
         keys.sort_unstable();
         keys.into_iter().map(|(_, key)| key).collect()
     }
 
-    pub(super) fn origin(&self, line: usize) -> Origin {
-        Origin::File { path: self.path.clone(), line }
+    pub(super) fn origin(&self, position: impl Into<Option<Position>>) -> Origin {
+        Origin::File { path: self.path.clone(), position: position.into() }
     }
 
-    fn key(&mut self, section: &str, key: &str, line: usize, node: &Node) -> Result<()> {
+    fn key(&mut self, section: &str, key: &str, position: Position, node: &Node) -> Result<()> {
         let of_section = || settings().filter(|setting| setting.section == section && !setting.is_code_only());
         let (setting, text) =
             match (of_section().find(|setting| setting.has_key(key)), old_spelling(section, key, node)) {
@@ -164,7 +167,7 @@ impl ConfigFile {
                 },
                 (None, None) => {
                     let known = of_section().map(Setting::key);
-                    return Err(self.unknown(section, key, line, known));
+                    return Err(self.unknown(section, key, position, known));
                 }
             };
         if node.is_null() || !crate::settings::says_something(setting, &text) {
@@ -172,22 +175,36 @@ impl ConfigFile {
         }
         if let Some(found) = wrong_shape(setting, node) {
             let (path, key) = (self.path.clone(), key.to_owned());
-            return Err(Kind::Shape { path, line, key, found, wanted: setting.wanted() }.into());
+            return Err(Kind::Shape {
+                path,
+                position: node.position_beside(position),
+                key,
+                found,
+                wanted: setting.wanted(),
+            }
+            .into());
         }
         let before = self.partial.text(setting);
         if !self.partial.say(setting, &text) {
             let (path, key, found) = (self.path.clone(), key.to_owned(), shortened(&text));
-            return Err(Kind::FileValue { path, line, key, found, wanted: setting.wanted() }.into());
+            return Err(Kind::FileValue {
+                path,
+                position: node.position_beside(position),
+                key,
+                found,
+                wanted: setting.wanted(),
+            }
+            .into());
         }
-        let said = self.lines.iter().find(|(known, _)| known.path == setting.path).map(|(_, line)| *line);
+        let said = self.places.iter().find(|(known, _)| known.path == setting.path).map(|(_, first)| *first);
         if let (Some(first), true) = (said, before != self.partial.text(setting)) {
-            let (first_origin, second_origin) = (self.origin(first).to_string(), self.origin(line).to_string());
+            let (first_origin, second_origin) = (self.origin(first).to_string(), self.origin(position).to_string());
             let why = "one setting is said twice; keep one of the two";
             let (first, second) = (shortened(&before.unwrap_or_default()), shortened(&text));
             let first = format!("{} {first}", setting.path);
             return Err(Kind::Contradiction { first, first_origin, second, second_origin, why }.into());
         }
-        self.lines.push((setting, line));
+        self.places.push((setting, Some(position)));
         Ok(())
     }
 
@@ -195,7 +212,7 @@ impl ConfigFile {
         &self,
         section: &str,
         key: &str,
-        line: usize,
+        position: Position,
         known: impl Iterator<Item = &'static str>,
     ) -> crate::Error {
         let place = if section.is_empty() { "in a configuration file".to_owned() } else { format!("in {section}") };
@@ -211,7 +228,7 @@ impl ConfigFile {
         let elsewhere = settings().find(|setting| !setting.is_code_only() && setting.has_key(key));
         let home = elsewhere.map(|setting| setting.section).filter(|home| *home != section);
         let path = self.path.clone();
-        Kind::UnknownKey { path, line, key: shortened(key), place, hint: hint(home, nearest_key.as_deref()) }.into()
+        Kind::UnknownKey { path, position, key: shortened(key), place, hint: hint(home, nearest_key.as_deref()) }.into()
     }
 }
 

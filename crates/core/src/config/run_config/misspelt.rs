@@ -21,7 +21,9 @@ pub fn misspelt_variables<'a>(names: impl IntoIterator<Item = &'a str>) -> impl 
     let known: Vec<String> = settings().filter_map(|setting| setting.variable()).collect();
     let is_ours = |name: &&str| PREFIXES.iter().any(|prefix| name.starts_with(prefix));
     names.into_iter().filter(is_ours).filter_map(move |name| {
-        let scored = known.iter().map(|known| (damerau_levenshtein(known, name), known));
+        // Names of other lengths have more slips, and to count them takes time.
+        let near = known.iter().filter(|known| known.len().abs_diff(name.len()) <= MOST_SLIPS);
+        let scored = near.map(|known| (damerau_levenshtein(known, name), known));
         let (slips, meant) = scored.min()?;
         (0 < slips && slips <= MOST_SLIPS).then(|| (name, meant.clone()))
     })

@@ -15,7 +15,11 @@ type Messages = Vec<Message>;
 pub(super) fn normalise(partial: &mut PartialRunConfig, origins: &mut Origins, notes: &mut Notes) -> Result<()> {
     cluster(partial, origins)?;
     sharding(partial, origins)?;
-    precision(partial, origins)?;
+    if notes.is_for_python {
+        axes(partial, origins);
+    } else {
+        precision(partial, origins)?;
+    }
     accumulation(partial, origins)?;
     match partial.cluster.use_fsdp {
         Some(true) => fsdp(partial, origins, &mut notes.messages)?,
@@ -141,6 +145,17 @@ fn rank(origin: &Origin) -> u8 {
         Origin::Environment(_) => 2,
         Origin::File { .. } => 3,
         Origin::Derived(_) | Origin::Default => 4,
+    }
+}
+
+/// In a file a section with axes stands for the switch that flags have, as in Python's launcher.
+fn axes(partial: &mut PartialRunConfig, origins: &mut Origins) {
+    let said = crate::config::ParallelismConfig::settings().iter().find(|setting| {
+        matches!(origins.get(setting.path), Origin::File { .. }) && partial.parallelism.text(setting).is_some()
+    });
+    if let (Some(setting), None) = (said, partial.cluster.use_parallelism_config) {
+        partial.cluster.use_parallelism_config = Some(true);
+        origins.set_path("use_parallelism_config", origins.get(setting.path).clone());
     }
 }
 
@@ -315,6 +330,8 @@ fn unused<R: Record>(
     notes: &mut Notes,
 ) -> Result<()> {
     let mut is_told = false;
+    let why =
+        format!("{section} counts only with {switch}, the distributed_type of that name, or a plugin of the program");
     for setting in R::settings() {
         let Some(found) = record.text(setting) else { continue };
         let origin = origins.get(setting.path).clone();
@@ -326,12 +343,10 @@ fn unused<R: Record>(
             check_flag_of_unused(flag, &found, switch, origins)?;
         }
         if !std::mem::replace(&mut is_told, true) {
-            let why = format!(
-                "{section} counts only with {switch}, the distributed_type of that name, or a plugin of the program"
-            );
-            notes.messages.push(Message { setting: setting.path, found: found.clone(), origin: origin.clone(), why });
+            let (found, origin, why) = (found.clone(), origin.clone(), why.clone());
+            notes.messages.push(Message { setting: setting.path, found, origin, why });
         }
-        notes.unused.push(Unused { setting, found, origin });
+        notes.unused.push(Unused { setting, found, origin, why: why.clone() });
     }
     Ok(())
 }
@@ -343,8 +358,9 @@ fn check_flag_of_unused(flag: &str, found: &str, switch: &'static str, origins: 
     if *of_switch == Origin::Code || *of_other == Origin::Code {
         return Ok(());
     }
+    let flag = format!("{flag} {}", shortened(found));
     let (second, second_origin, why) = match of_switch {
-        Origin::Default => (switch.to_owned(), "not given".to_owned(), "it has no effect without that switch; add it"),
+        Origin::Default => return Err(Kind::MissingSwitch { flag, switch }.into()),
         Origin::Derived(_) => {
             let why = "a model is sharded in one way, so choose one, and leave the flags of the other out";
             (format!("{other} true"), of_other.to_string(), why)
@@ -354,7 +370,7 @@ fn check_flag_of_unused(flag: &str, found: &str, switch: &'static str, origins: 
             (format!("{} false", path_of(switch)), said.to_string(), why)
         }
     };
-    let (first, first_origin) = (format!("{flag} {}", shortened(found)), "flag".to_owned());
+    let (first, first_origin) = (flag, "flag".to_owned());
     Err(Kind::Contradiction { first, first_origin, second, second_origin, why }.into())
 }
 

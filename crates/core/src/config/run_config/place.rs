@@ -18,6 +18,19 @@ use std::path::PathBuf;
 /// assert_eq!(json.file_name(), Some("default_config.json".as_ref()));
 /// ```
 pub fn default_config_files(lookup: Lookup<'_>) -> Option<[PathBuf; 2]> {
+    let folder = hugging_face_home(lookup)?.join("accelerate");
+    Some(["default_config.yaml", "default_config.json"].map(|name| folder.join(name)))
+}
+
+/// The folder that all programs of Hugging Face share: `HF_HOME`, else `huggingface` in `XDG_CACHE_HOME`, else
+/// `~/.cache/huggingface`. Nothing if even `HOME` is not set.
+///
+/// ```
+/// use accelerate_core::config::hugging_face_home;
+/// let lookup = |name: &str| (name == "HF_HOME").then(|| "/data/hf".to_owned());
+/// assert_eq!(hugging_face_home(&lookup).unwrap().to_str(), Some("/data/hf"));
+/// ```
+pub fn hugging_face_home(lookup: Lookup<'_>) -> Option<PathBuf> {
     let set = |name: &str| lookup(name).filter(|value| !value.is_empty());
     let home = set("HOME").map(PathBuf::from);
     let expanded = |value: String| match (value.strip_prefix('~'), &home) {
@@ -29,6 +42,5 @@ pub fn default_config_files(lookup: Lookup<'_>) -> Option<[PathBuf; 2]> {
         let cache = set("XDG_CACHE_HOME").map(expanded).or_else(|| Some(home.as_ref()?.join(".cache")))?;
         Some(cache.join("huggingface"))
     };
-    let folder = set("HF_HOME").map(expanded).or_else(in_cache)?.join("accelerate");
-    Some(["default_config.yaml", "default_config.json"].map(|name| folder.join(name)))
+    set("HF_HOME").map(expanded).or_else(in_cache)
 }

@@ -1,10 +1,10 @@
 //! Code goes before flags, flags before the environment, that before a file, and that before defaults.
 
 use super::normalise::normalise;
-use super::{ConfigFile, Message, Notes, PartialRunConfig, RunConfig, read_environment, settings};
+use super::{ConfigFile, Message, Notes, PartialRunConfig, RunConfig, name_for, read_environment, settings};
 use crate::Result;
 use crate::error::settings::SettingsErrorKind as Kind;
-use crate::settings::{DEFAULTS_VARIABLE, ORIGINS_VARIABLE, Origin, Origins, Setting, Standing, shortened};
+use crate::settings::{DEFAULTS_VARIABLE, ORIGINS_VARIABLE, Origin, Origins, Position, Setting, Standing, shortened};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -42,7 +42,7 @@ struct LaunchedFrom {
     #[serde(skip_serializing_if = "Option::is_none")]
     flag: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    file: Option<(PathBuf, usize)>,
+    file: Option<(PathBuf, Option<Position>)>,
 }
 
 /// A value that does not hold, because somebody closer to the program said something.
@@ -106,7 +106,7 @@ impl RunConfig {
     /// code.cluster.num_processes = Some(2);
     /// let config = RunConfig::resolve(Sources { code, file, ..Default::default() })?;
     /// let overridden: Vec<_> = config.overridden("num_processes").map(|other| other.origin.to_string()).collect();
-    /// assert_eq!(overridden, ["run.yaml:1"]);
+    /// assert_eq!(overridden, ["run.yaml:1:1"]);
     /// # Ok::<(), accelerate_core::Error>(())
     /// ```
     pub fn overridden(&self, path: &str) -> impl Iterator<Item = &Overridden> {
@@ -142,7 +142,7 @@ impl RunConfig {
                 // know that one, too.
                 Origin::Environment(name) if *name != variable => (None, None),
                 Origin::Flag(flag) => (Some(flag.clone()), None),
-                Origin::File { path, line } => (None, Some((path.clone(), *line))),
+                Origin::File { path, position } => (None, Some((path.clone(), *position))),
                 Origin::Derived(_) => (None, None),
                 Origin::Code | Origin::Environment(_) | Origin::Default => continue,
             };
@@ -175,7 +175,7 @@ impl RunConfig {
     /// let run = RunConfig::resolve(Sources { file, ..Default::default() })?;
     /// let read = |_: &std::path::Path| Ok(r#"{"zero_optimization": {"stage": 3}}"#.to_owned());
     /// let error = run.with_places("deepspeed_config", run.deepspeed.config(&read).unwrap_err());
-    /// assert!(error.to_string().ends_with("(deepspeed_config.zero_stage: run.yaml:3)"), "{error}");
+    /// assert!(error.to_string().ends_with("(deepspeed_config.zero_stage: run.yaml:3:3)"), "{error}");
     /// # Ok::<(), accelerate_core::Error>(())
     /// ```
     #[must_use]
@@ -292,13 +292,13 @@ fn merge(sources: Sources<'_>) -> Result<Merge> {
         merge.add(&environment, said.into_iter().map(before).collect());
     }
     if let Some(file) = sources.file {
-        let mut said: Vec<(&'static Setting, usize)> = Vec::new();
+        let mut said: Vec<(&'static Setting, Option<Position>)> = Vec::new();
         // Of a key that is there under two names, the last one counts.
-        for (setting, line) in &file.lines {
+        for (setting, position) in &file.places {
             said.retain(|(known, _)| known.path != setting.path);
-            said.push((setting, *line));
+            said.push((setting, *position));
         }
-        let said = said.into_iter().map(|(setting, line)| (setting, file.origin(line))).collect();
+        let said = said.into_iter().map(|(setting, position)| (setting, file.origin(position))).collect();
         merge.add(&file.partial, said);
     }
     Ok(merge)
@@ -325,8 +325,8 @@ fn before_launch(origin: Origin, launched: &BTreeMap<String, LaunchedFrom>, valu
         Some(LaunchedFrom { value: then, flag: Some(flag), .. }) if Some(then) == value.as_ref() => {
             Origin::Flag(flag.clone())
         }
-        Some(LaunchedFrom { value: then, file: Some((path, line)), .. }) if Some(then) == value.as_ref() => {
-            Origin::File { path: path.clone(), line: *line }
+        Some(LaunchedFrom { value: then, file: Some((path, position)), .. }) if Some(then) == value.as_ref() => {
+            Origin::File { path: path.clone(), position: *position }
         }
         _ => origin,
     }
@@ -359,7 +359,7 @@ fn stand(partial: &PartialRunConfig, origins: &Origins, notes: &mut Notes) -> Ve
                 messages.push(Message { setting: setting.path, found, origin: origin.clone(), why: why.to_owned() });
             }
             Standing::Refused(why) => {
-                let (name, origin) = (setting.path.to_owned(), origin.to_string());
+                let (name, origin) = (name_for(setting.path, origin), origin.to_string());
                 errors.push(Kind::Refused { name, found, origin, why }.into());
             }
         }

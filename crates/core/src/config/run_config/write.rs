@@ -170,6 +170,20 @@ impl PartialRunConfig {
 }
 
 impl Setting {
+    /// What a file that is written calls it, with its section.
+    ///
+    /// ```
+    /// use accelerate_core::config::settings;
+    /// let setting = settings().find(|setting| setting.path == "fsdp_config.transformer_cls_names_to_wrap").unwrap();
+    /// assert_eq!(setting.file_key(), "fsdp_config.fsdp_transformer_layer_cls_to_wrap");
+    /// ```
+    pub fn file_key(&self) -> String {
+        match self.section {
+            "" => self.key().to_owned(),
+            section => format!("{section}.{}", written_key(self)),
+        }
+    }
+
     /// What `text`, which is a value of this setting, is in a file: a number, an answer, a word, or what is made of those.
     ///
     /// ```

@@ -1,0 +1,98 @@
+//! What the command prints: results on standard output, messages and errors on standard error. Every subcommand prints here.
+
+use std::error::Error;
+use std::ffi::OsStr;
+use std::io::{self, Write};
+
+use accelerate_launch::write_patiently;
+use anstyle::{AnsiColor, Style};
+
+/// A result did not reach whoever asked for it.
+#[derive(Debug, thiserror::Error)]
+#[error("the result cannot be written to standard output; free the disk that it goes to, or send it to another place")]
+pub(crate) struct Unwritten {
+    #[from]
+    source: io::Error,
+}
+
+/// Prints a result byte by byte as it is: a program or a shell may read it.
+///
+/// # Errors
+///
+/// [`Unwritten`], but not where the reader has gone: `accelerate env | head -1` is no mistake.
+pub(crate) fn print_result(text: &str) -> Result<(), Unwritten> {
+    handed_over(&mut io::stdout().lock(), text)
+}
+
+/// The same for a result with colours in it, which only a terminal shows.
+pub(crate) fn print_coloured(text: &str) -> Result<(), Unwritten> {
+    handed_over(&mut anstream::stdout().lock(), text)
+}
+
+fn handed_over(out: &mut dyn Write, text: &str) -> Result<(), Unwritten> {
+    match write_patiently(out, io::stdout(), text.as_bytes()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Prints `text`, which describes `error`, and then the chain of its causes. In colour at a terminal.
+pub(crate) fn print_error(speaker: &str, error: &dyn Error, text: &str) {
+    let bad: Style = AnsiColor::Red.on_default().bold();
+    print_message(&format!("{bad}{speaker}: error:{bad:#} {text}"));
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        print_message(&format!("  caused by: {error}"));
+        cause = error.source();
+    }
+}
+
+/// Prints a line on standard error. Where nobody reads it, nobody is left to tell.
+pub(crate) fn print_message(line: &str) {
+    let _ = writeln!(anstream::stderr().lock(), "{line}");
+}
+
+/// The words as one line that a shell takes apart again.
+pub(crate) fn shell_command<'a>(words: impl Iterator<Item = &'a OsStr>) -> String {
+    let quoted = |word: &OsStr| match shlex::try_quote(&word.to_string_lossy()) {
+        Ok(quoted) => quoted.into_owned(),
+        // Only a zero byte cannot be quoted, and no argument has one.
+        Err(_) => word.to_string_lossy().into_owned(),
+    };
+    words.map(quoted).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    /// Takes some bytes, and then fails so; when it is flushed, too.
+    struct Failing {
+        num_left: usize,
+        kind: io::ErrorKind,
+    }
+
+    impl Write for Failing {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let taken = bytes.len().min(self.num_left);
+            self.num_left -= taken;
+            if taken == 0 { Err(self.kind.into()) } else { Ok(taken) }
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            if self.num_left == 0 { Err(self.kind.into()) } else { Ok(()) }
+        }
+    }
+
+    #[rstest]
+    #[case::enough_room(9, io::ErrorKind::StorageFull, true)]
+    #[case::full_in_the_middle(2, io::ErrorKind::StorageFull, false)]
+    #[case::full_when_flushed(5, io::ErrorKind::StorageFull, false)]
+    #[case::nobody_reads(2, io::ErrorKind::BrokenPipe, true)]
+    fn a_result_is_written_whole_or_told(#[case] num_left: usize, #[case] kind: io::ErrorKind, #[case] is_fine: bool) {
+        let written = handed_over(&mut Failing { num_left, kind }, "hello");
+        assert_eq!(written.is_ok(), is_fine, "{written:?}");
+    }
+}

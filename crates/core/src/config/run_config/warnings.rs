@@ -1,0 +1,149 @@
+//! What whoever wrote settings should know before a launch: what changes nothing, and what will not be found.
+
+use super::{Message, RunConfig, settings};
+use crate::config::{MixedPrecision, OffloadDevice, ZeroStage};
+use crate::names::DistributedType;
+use crate::settings::{Origin, Setting, shortened};
+
+/// Settings that count only beside others: the section, how their fields begin, what they need, and whether that is so.
+struct Condition {
+    section: &'static str,
+    field: &'static str,
+    needed: &'static str,
+    is_met: fn(&RunConfig) -> bool,
+}
+
+const CONDITIONS: [Condition; 5] = [
+    Condition {
+        section: "grad_scaler_config",
+        field: "",
+        needed: "only losses in fp16 are scaled; set mixed_precision to fp16",
+        is_met: |run| run.cluster.mixed_precision == MixedPrecision::Fp16,
+    },
+    Condition {
+        section: "deepspeed_config",
+        field: "offload_param_nvme_path",
+        needed: "the parameters are not on a disk; set offload_param_device to nvme",
+        is_met: |run| has_file(run) || run.deepspeed.offload_param_device == Some(OffloadDevice::Nvme),
+    },
+    Condition {
+        section: "deepspeed_config",
+        field: "offload_optimizer_nvme_path",
+        needed: "the optimizer's state is not on a disk; set offload_optimizer_device to nvme",
+        is_met: |run| has_file(run) || run.deepspeed.offload_optimizer_device == Some(OffloadDevice::Nvme),
+    },
+    Condition {
+        section: "deepspeed_config",
+        field: "zero3_",
+        needed: "the parameters are not sharded; set zero_stage to 3",
+        is_met: |run| has_file(run) || run.deepspeed.zero_stage == Some(ZeroStage::Parameters),
+    },
+    Condition {
+        section: "parallelism_config",
+        field: "cp_",
+        needed: "sequences are not divided; set cp_size to more than 1",
+        is_met: |run| run.parallelism.cp_size > 1,
+    },
+];
+
+fn has_file(run: &RunConfig) -> bool {
+    run.deepspeed.hf_ds_config.is_some()
+}
+
+impl RunConfig {
+    /// What somebody should know before a launch on a machine with `num_gpus` GPUs, a sentence each: settings that change
+    /// nothing, what asks for GPUs that will not be used, and Python classes where a program of this library has modules.
+    ///
+    /// ```
+    /// use accelerate_core::config::{ConfigFile, RunConfig, Sources};
+    /// let file = Some(ConfigFile::read("distributed_type: MULTI_GPU\n", "run.yaml".as_ref())?);
+    /// let run = RunConfig::resolve(Sources { file, ..Default::default() })?;
+    /// assert!(run.warnings(0)[0].contains("no NVIDIA GPU was found"));
+    /// assert!(run.warnings(8).is_empty());
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    pub fn warnings(&self, num_gpus: usize) -> Vec<String> {
+        let messages = self.messages().iter().map(ToString::to_string);
+        messages.chain(self.without_gpus(num_gpus)).chain(self.classes_of_python()).collect()
+    }
+
+    /// Settings that somebody has said and that change nothing because of others: beside those of
+    /// [`messages`](Self::messages), which name one for each section that is switched off, all of them.
+    ///
+    /// ```
+    /// use accelerate_core::config::{ConfigFile, RunConfig, Sources};
+    /// let text = "fsdp_config: {fsdp_version: 2, fsdp_offload_params: true}\n";
+    /// let file = Some(ConfigFile::read(text, "run.yaml".as_ref())?);
+    /// let run = RunConfig::resolve(Sources { file, ..Default::default() })?;
+    /// assert_eq!((run.messages().len(), run.unused().len()), (1, 1));
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    pub fn unused(&self) -> Vec<Message> {
+        let is_told = |path: &str| self.messages().iter().any(|message| message.setting == path);
+        let switched_off = self.notes.unused.iter().filter(|unused| !is_told(unused.setting.path)).map(|unused| {
+            let (setting, found, origin) = (unused.setting.path, unused.found.clone(), unused.origin.clone());
+            Message { setting, found, origin, why: unused.why.clone() }
+        });
+        let unmet = settings().filter_map(|setting| self.unmet(setting)).filter(|message| !is_told(message.setting));
+        switched_off.chain(unmet).collect()
+    }
+
+    fn unmet(&self, setting: &'static Setting) -> Option<Message> {
+        let origin = self.origin(setting.path);
+        if !matches!(origin, Origin::Flag(_) | Origin::Environment(_) | Origin::File { .. }) {
+            return None;
+        }
+        let is_about = |condition: &&Condition| {
+            setting.section == condition.section
+                && setting.field.starts_with(condition.field)
+                && setting.field != "cp_size"
+        };
+        let condition = CONDITIONS.iter().find(is_about).filter(|condition| !(condition.is_met)(self))?;
+        let found = self.text(setting).filter(|found| !setting.asks_for_nothing(found))?;
+        Some(Message { setting: setting.path, found, origin: origin.clone(), why: condition.needed.to_owned() })
+    }
+
+    /// What asks for GPUs where processes will have none.
+    fn without_gpus(&self, num_gpus: usize) -> Option<String> {
+        let cluster = &self.cluster;
+        let asks = match (&cluster.gpu_ids, cluster.distributed_type) {
+            (Some(gpu_ids), _) if !gpu_ids.eq_ignore_ascii_case("all") => Some(("gpu_ids", gpu_ids.clone())),
+            (_, Some(DistributedType::MultiGpu)) => Some(("distributed_type", DistributedType::MultiGpu.to_string())),
+            _ => None,
+        };
+        let (path, value) = asks?;
+        let why = match (cluster.use_cpu, num_gpus) {
+            (true, _) => "the processes are kept on the CPU",
+            (false, 0) => "no NVIDIA GPU was found, so the processes compute on the CPU",
+            (false, _) => return None,
+        };
+        Some(format!("{path} {} ({}) has no effect: {why}", shortened(&value), self.origin(path)))
+    }
+
+    /// A model of this library has no classes, so that preparing it fails where a block is looked for by one.
+    fn classes_of_python(&self) -> Option<String> {
+        const PATH: &str = "fsdp_config.transformer_cls_names_to_wrap";
+        let is_said_outside = !matches!(self.origin(PATH), Origin::Code | Origin::Default);
+        let names = &self.fsdp.transformer_cls_names_to_wrap;
+        let class = names.iter().find(|name| is_class_name(name)).filter(|_| is_said_outside)?;
+        if self.notes.is_for_python {
+            return None;
+        }
+        let name = settings().find(|setting| setting.path == PATH).map(Setting::file_key)?;
+        Some(format!(
+            "{name} is {} ({}), and {:?} looks like a class of Python: a program of this library looks for modules by their \
+             paths, such as encoder.layer.*, and fails where its model has none of that name; leave the setting out, so that \
+             blocks are found by themselves",
+            shortened(&names.join(",")),
+            self.origin(PATH),
+            shortened(class),
+        ))
+    }
+}
+
+/// `BertLayer`, and not `encoder.layer.*` or `h`.
+fn is_class_name(name: &str) -> bool {
+    name.starts_with(|first: char| first.is_ascii_uppercase())
+        && name.chars().any(|letter| letter.is_ascii_lowercase())
+        && name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_')
+}
