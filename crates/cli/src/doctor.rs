@@ -5,14 +5,13 @@
 mod checks;
 mod facts;
 
-use std::io::{self, Write};
+use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anstyle::{AnsiColor, Style};
 use clap::Args;
 
-use crate::print_error;
 use checks::{Check, Verdict, checks};
 use facts::Facts;
 
@@ -36,39 +35,28 @@ pub(crate) struct Arguments {
     folder: PathBuf,
 }
 
-pub(crate) fn run(arguments: &Arguments) -> ExitCode {
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let checks = checks(&Facts::of_this_machine(&arguments.folder));
-    let shown = if arguments.json { print_json(&checks) } else { print_list(&checks) };
-    match shown {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            print_error("accelerate", &error, &error.to_string());
-            ExitCode::FAILURE
-        }
-        _ if checks.iter().any(|check| check.verdict == Verdict::Problem) => ExitCode::FAILURE,
-        _ => ExitCode::SUCCESS,
+    match arguments.json {
+        true => crate::print_result(&(serde_json::to_string_pretty(&checks)? + "\n"))?,
+        false => crate::print_coloured(&list(&checks))?,
     }
+    let is_problem = checks.iter().any(|check| check.verdict == Verdict::Problem);
+    Ok(if is_problem { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn print_json(checks: &[Check]) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    serde_json::to_writer_pretty(&mut out, checks)?;
-    writeln!(out)
-}
-
-fn print_list(checks: &[Check]) -> io::Result<()> {
-    let mut out = anstream::stdout().lock();
-    for check in checks {
+fn list(checks: &[Check]) -> String {
+    let described = |check: &Check| {
         let (word, color) = match check.verdict {
             Verdict::Ok => ("ok", AnsiColor::Green),
             Verdict::Warning => ("warning", AnsiColor::Yellow),
             Verdict::Problem => ("PROBLEM", AnsiColor::Red),
         };
         let style: Style = color.on_default().bold();
-        writeln!(out, "{style}{word:<8}{style:#}{}: {}", check.name, check.found)?;
-        if let Some(cure) = &check.cure {
-            writeln!(out, "        {cure}")?;
-        }
-    }
+        let cure = check.cure.as_ref().map_or_else(String::new, |cure| format!("        {cure}\n"));
+        format!("{style}{word:<8}{style:#}{}: {}\n{cure}", check.name, check.found)
+    };
     let count = |verdict| checks.iter().filter(|check| check.verdict == verdict).count();
-    writeln!(out, "\n{} problem(s), {} warning(s)", count(Verdict::Problem), count(Verdict::Warning))
+    let checked: String = checks.iter().map(described).collect();
+    format!("{checked}\n{} problem(s), {} warning(s)\n", count(Verdict::Problem), count(Verdict::Warning))
 }

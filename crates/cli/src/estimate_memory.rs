@@ -8,7 +8,6 @@ mod source;
 mod weights;
 
 use std::error::Error;
-use std::io::Write as _;
 use std::path::PathBuf;
 
 use accelerate_core::config::{
@@ -172,7 +171,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
             }
         }
     };
-    anstream::stdout().lock().write_all(text.as_bytes())?;
+    crate::print_coloured(&text)?;
     match (plan, arguments.memory) {
         (Some(plan), Some(available_bytes)) => Ok(plan.check_fits(available_bytes)?),
         _ => Ok(()),

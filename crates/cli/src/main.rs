@@ -22,7 +22,6 @@ mod tpu_config;
 
 use std::error::Error;
 use std::ffi::OsString;
-use std::io;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
@@ -79,8 +78,6 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(code) => code,
-        // `accelerate env | head -1` is no mistake.
-        Err(error) if is_broken_pipe(error.as_ref()) => ExitCode::SUCCESS,
         Err(error) => {
             print_error(&speaker(&words), error.as_ref(), &error.to_string());
             ExitCode::FAILURE
@@ -96,7 +93,7 @@ fn run(command: Command) -> Result<ExitCode, Box<dyn Error>> {
         Command::Test(arguments) => Ok(test::run(arguments)),
         Command::Setup(arguments) => setup::run(&arguments).map(success),
         Command::New(arguments) => new::run(&arguments).map(success),
-        Command::Doctor(arguments) => Ok(doctor::run(&arguments)),
+        Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Env(arguments) => env::run(&arguments).map(success),
         Command::EstimateMemory(arguments) => estimate_memory::run(&arguments).map(success),
         Command::ToFsdp2(arguments) => to_fsdp2::run(&arguments),
@@ -134,10 +131,6 @@ fn speaker(words: &[OsString]) -> String {
     let command = Cli::command();
     let subcommand = words.get(1).and_then(|word| command.find_subcommand(word));
     subcommand.map_or_else(|| "accelerate".to_owned(), |found| format!("accelerate {}", found.get_name()))
-}
-
-fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
-    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@ mod template;
 use std::error::Error;
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use accelerate_setup::project_root;
@@ -65,12 +64,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         Ok(())
     })?;
     let template = template.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
-    let mut out = io::stdout().lock();
-    writeln!(out, "Made the project {name} (template {template}) in {}", place.folder().display())?;
-    writeln!(out, "It depends on accelerate {source}.")?;
-    writeln!(out, "It is built with {}.", setup::described(&libtorch))?;
     let cd = shell_command([OsStr::new("cd"), &argument(shown)].into_iter());
-    writeln!(out, "\nNext:\n  {cd}\n  cargo test\n  accelerate launch --num_processes 2 {name}")?;
+    crate::print_result(&format!(
+        "Made the project {name} (template {template}) in {}\n\
+         It depends on accelerate {source}.\n\
+         It is built with {}.\n\n\
+         Next:\n  {cd}\n  cargo test\n  accelerate launch --num_processes 2 {name}\n",
+        place.folder().display(),
+        setup::described(&libtorch)
+    ))?;
     Ok(())
 }
 

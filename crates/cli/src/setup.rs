@@ -2,7 +2,6 @@
 
 use std::error::Error;
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use accelerate_setup::{CargoConfig, Libtorch, Needs, Origin, VERSION};
@@ -52,7 +51,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
             )
         }
     };
-    Ok(io::stdout().lock().write_all(text.as_bytes())?)
+    Ok(crate::print_result(&text)?)
 }
 
 /// Links libtorch in the project and tells cargo; says what was found and what was written.
