@@ -23,6 +23,8 @@ pages! {
     Sharding: "docs/src/sharding.md";
     DeepSpeed: "docs/src/deepspeed.md";
     Offload: "docs/src/offload.md";
+    Checkpoints: "docs/src/checkpoints.md";
+    CheckpointFormat: "docs/src/checkpoint_format.md";
     Logging: "docs/src/logging.md";
     Profiling: "docs/src/profiling.md";
     Settings: "docs/src/settings.md";

@@ -236,8 +236,8 @@ pub(super) fn read_committed(folder: &Path, stem: &str, name: &str, most_bytes: 
 /// processes share the work.
 pub(super) fn verify_part(folder: &Path, stem: &str, part: usize, num_parts: usize) -> Result<()> {
     let Some(manifest) = read_manifest(folder, stem)? else { return Ok(()) };
-    let own = manifest.files.iter().skip(part).step_by(num_parts.max(1));
-    own.into_iter().try_for_each(|file| check_file(folder, stem, file, Check::Content))
+    let mut own = manifest.files.iter().skip(part).step_by(num_parts.max(1));
+    own.try_for_each(|file| check_file(folder, stem, file, Check::Content))
 }
 
 /// A regular file of at most so many bytes; `None` if there is none.

@@ -4,7 +4,6 @@ mod show;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -141,7 +140,7 @@ fn compare_and_show(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
         true => serde_json::to_string_pretty(&comparison)? + "\n",
         false => show::comparison(&comparison),
     };
-    anstream::stdout().lock().write_all(text.as_bytes())?;
+    crate::print_coloured(&text)?;
     Ok(if comparison.equal { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

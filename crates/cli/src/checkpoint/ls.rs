@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -91,7 +90,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let folder = &arguments.folder;
     let names = list(folder)?;
     let text = if is_checkpoint(folder, &names) { one(arguments)? } else { several(arguments, &names)? };
-    Ok(anstream::stdout().lock().write_all(text.as_bytes())?)
+    Ok(crate::print_coloured(&text)?)
 }
 
 fn several(arguments: &Arguments, names: &[String]) -> Result<String, Box<dyn Error>> {

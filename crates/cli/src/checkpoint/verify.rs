@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -100,11 +100,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let bar = progress_bar(files.fold(0, |sum, file| sum.saturating_add(file.bytes)));
     let reports: Vec<Report> = targets.into_iter().map(|target| target.verify(&bar)).collect();
     bar.finish_and_clear();
-    let mut out = anstream::stdout().lock();
-    match arguments.json {
-        true => writeln!(out, "{}", serde_json::to_string_pretty(&serde_json::json!({ "folders": reports }))?)?,
-        false => reports.iter().try_for_each(|report| show(&mut out, report))?,
-    }
+    let text = match arguments.json {
+        true => serde_json::to_string_pretty(&serde_json::json!({ "folders": reports }))? + "\n",
+        false => reports.iter().map(described).collect(),
+    };
+    crate::print_coloured(&text)?;
     let is_ok = reports.iter().all(|report| report.ok);
     Ok(if is_ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -258,32 +258,29 @@ fn check_meaning(save: &Save, headers: &BTreeMap<String, Header>) -> Vec<Fault> 
     faults
 }
 
-fn show(out: &mut impl Write, report: &Report) -> io::Result<()> {
+fn described(report: &Report) -> String {
     let (word, color) = if report.ok { ("ok", AnsiColor::Green) } else { ("DAMAGED", AnsiColor::Red) };
     let style: Style = color.on_default().bold();
     let Report { folder, num_files, num_bytes, num_tensors, .. } = report;
-    write!(out, "{style}{word}{style:#} {folder}: {}", count(*num_files, "file"))?;
-    writeln!(out, ", {}, {}", format_size(*num_bytes), count(*num_tensors, "tensor"))?;
+    let (files, bytes, tensors) = (count(*num_files, "file"), format_size(*num_bytes), count(*num_tensors, "tensor"));
+    let mut text = format!("{style}{word}{style:#} {folder}: {files}, {bytes}, {tensors}\n");
     for FaultText { file, problem } in &report.faults {
-        writeln!(out, "  {}: {problem}", shown(file))?;
+        text += &format!("  {}: {problem}\n", shown(file));
     }
     if report.interrupted {
-        writeln!(
-            out,
-            "  The save was interrupted after it counted, or is under way. The next load or save here gives its files \
-             their names."
-        )?;
+        text += "  The save was interrupted after it counted, or is under way. The next load or save here gives its files \
+                 their names.\n";
     }
     for (words, names) in [
         ("Left by a save that never counted, and removed by the next one", &report.abandoned),
         ("Written by no save, and not looked at", &report.foreign),
     ] {
         if !names.is_empty() {
-            writeln!(out, "  {words}: {}", listed(names, 600))?;
+            text += &format!("  {words}: {}\n", listed(names, 600));
         }
     }
     if !report.ok {
-        writeln!(out, "  Resume from another checkpoint, or copy the files again from where they are whole.")?;
+        text += "  Resume from another checkpoint, or copy the files again from where they are whole.\n";
     }
-    Ok(())
+    text
 }
