@@ -20,7 +20,7 @@ use super::numbers::Difference;
 use super::report::progress_bar;
 use super::tensors::{Bytes, Reader};
 use super::values::{ValueDifference, differences};
-use crate::{is_broken_pipe, print_error};
+use crate::print_error;
 
 /// Show in what two checkpoints differ.
 ///
@@ -124,8 +124,8 @@ struct ReadError {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     match compare_and_show(arguments) {
-        Err(error) if !is_broken_pipe(error.as_ref()) => {
-            print_error("accelerate", error.as_ref(), &error.to_string());
+        Err(error) => {
+            print_error("accelerate checkpoint", error.as_ref(), &error.to_string());
             // As diff and cmp: 1 means that they differ.
             Ok(ExitCode::from(2))
         }

@@ -80,6 +80,9 @@ struct Piece<'a> {
     writer: usize,
 }
 
+/// A tensor and the ranks that hold the same elements of it.
+type WithHolders<'a> = (&'a HeldTensor, Vec<usize>);
+
 /// Divides what ranks hold into files, one for each rank and object, so that each number is written once, and every rank
 /// writes about as many bytes as the others. `held` is what each rank holds, by rank; all ranks that are given the same come
 /// to the same answer.
@@ -132,7 +135,7 @@ pub fn assign(held: &[Vec<HeldTensor>]) -> Result<Assignment> {
 /// All pieces by object, and within one by name. The largest are given away first, each to the holder that has the
 /// least to write so far.
 fn choose_writers(held: &[Vec<HeldTensor>]) -> Result<BTreeMap<&str, Vec<Piece<'_>>>> {
-    let mut by_name: BTreeMap<(&str, &str), Vec<(&HeldTensor, Vec<usize>)>> = BTreeMap::new();
+    let mut by_name: BTreeMap<(&str, &str), Vec<WithHolders<'_>>> = BTreeMap::new();
     for (rank, tensors) in held.iter().enumerate() {
         for tensor in tensors {
             let pieces = by_name.entry((&tensor.object, &tensor.name)).or_default();
@@ -149,7 +152,7 @@ fn choose_writers(held: &[Vec<HeldTensor>]) -> Result<BTreeMap<&str, Vec<Piece<'
             }
         }
     }
-    let mut pieces: Vec<(&HeldTensor, Vec<usize>)> = by_name.into_values().flatten().collect();
+    let mut pieces: Vec<WithHolders<'_>> = by_name.into_values().flatten().collect();
     // Pieces of one holder first: that they are written there is settled.
     pieces.sort_by_key(|(piece, holders)| (holders.len() > 1, std::cmp::Reverse(piece.num_bytes())));
     let mut loads = vec![0u64; held.len()];
