@@ -85,7 +85,7 @@ fn test_steps_wait_for_the_end_of_a_window(accelerator: &Accelerator) -> Result<
             if holds { Ok(()) } else { Err(accelerate::Error::other(format!("zero_grad in micro-batch {step}"))) }
         })?;
         ensure!((model.values()? != before) == ends, "the parameters in micro-batch {step}");
-        ensure!(optimizer.handle().num_steps() == (step as u64 + 1) / 3, "the steps in micro-batch {step}");
+        ensure!(optimizer.handle().num_steps() == (step + 1) / 3, "the steps in micro-batch {step}");
         ensure!(!optimizer.step_was_skipped(), "a step that waits is not skipped");
     }
     Ok(())

@@ -40,8 +40,8 @@ struct Case {
 
 impl Case {
     /// One tick for every process, where the schedule counts as for one.
-    fn ticks(self, accelerator: &Accelerator) -> u64 {
-        if self.counts_processes() { accelerator.num_processes() as u64 } else { 1 }
+    fn ticks(self, accelerator: &Accelerator) -> usize {
+        if self.counts_processes() { accelerator.num_processes() } else { 1 }
     }
 
     fn counts_processes(self) -> bool {
@@ -125,8 +125,8 @@ fn one_cycle_test(accelerator: &Accelerator, case: Case) -> Result<()> {
     let mut training = Training::start(case.accelerator(accelerator)?, 1.0, cycle)?;
     let alone = RegressionModel::new(accelerator.device(), 0.0, 0.0)?;
     let mut plain = cycle(&AdamW::new(alone.params(), 1.0)?)?;
-    let last = total_steps as u64 - u64::from(case.counts_processes());
-    for step in 1..=total_steps as u64 {
+    let last = total_steps - usize::from(case.counts_processes());
+    for step in 1..=total_steps {
         training.step(1.0)?;
         let wanted = (step * case.ticks(accelerator)).min(last);
         while plain.last_epoch() < wanted {

@@ -337,7 +337,8 @@ fn optim_plateaus_lower_rates_like_pytorch() {
             scheduler.load_state_dict(&serde_json::from_str(&text).unwrap());
             let state = scheduler.state_dict();
             let counts = (state.num_bad_epochs, state.cooldown_counter, state.last_epoch);
-            let wanted = (row[2].as_u64().unwrap(), row[3].as_u64().unwrap(), index as u64 + 1);
+            let count = |value: &Value| value.as_u64().unwrap() as usize;
+            let wanted = (count(&row[2]), count(&row[3]), index + 1);
             assert_eq!((state.best, counts), (row[1].as_f64(), wanted), "{what}");
         }
     }

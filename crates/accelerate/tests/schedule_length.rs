@@ -214,7 +214,7 @@ fn a_schedule_of_the_length_that_is_given_out_ends_with_the_loop(
                 Ok(())
             })?;
         }
-        Ok((given_out, scheduler.scheduler().last_epoch() as usize))
+        Ok((given_out, scheduler.scheduler().last_epoch()))
     });
     let counts = counts.unwrap();
     // Without even batches, other ranks may make fewer steps.

@@ -253,7 +253,7 @@ impl LrScheduler for Calling<LinearWithWarmup> {
     fn handle(&self) -> &OptimizerHandle {
         self.inner.handle()
     }
-    fn last_epoch(&self) -> u64 {
+    fn last_epoch(&self) -> usize {
         self.inner.last_epoch()
     }
     fn state_dict(&self) -> Result<SchedulerState> {

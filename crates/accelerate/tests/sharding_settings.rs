@@ -1,5 +1,5 @@
 //! Settings of sharded models that do not change what is computed, or change it in one way only.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use ShardingStrategy::{FullShard, HybridShard, NoShard, OptimizerState, OptimizerStateAndGradients};
 use accelerate::nn::{Linear, Module, ModuleFn, ParamStore};
@@ -167,7 +167,12 @@ fn every_prepared_model_has_a_plan() {
             Ok(accelerator.plan())
         });
         for plans in plans.unwrap() {
-            let [first, second] = plans.try_into().unwrap();
+            let [first, second] = &*plans else { panic!("{plans}") };
+            let printed = plans.to_string();
+            assert!(
+                printed.contains(&format!("model 1: {second}")) && printed.starts_with("model 0: plan"),
+                "{printed}"
+            );
             assert_eq!((first.world_size, first.inventory.parameters.len()), (2, 6), "{strategy:?}");
             let is_sharded = strategy == Some(FullShard);
             assert_eq!((first.units.is_empty(), first.buckets.is_empty()), (!is_sharded, is_sharded), "{strategy:?}");

@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 
 pub use activations::{ActivationBytes, MicroBatch, TransformerShape};
 pub use collectives::{Collective, Content, Operation};
+pub use display::Plans;
 pub use estimate::{EstimateDtype, MemoryEstimate, estimate_memory};
 pub use memory::{NVME_BLOCKS_BYTES, Phase, PhaseBytes, RankBytes};
 pub use sharded::{Unit, plan_sharded};

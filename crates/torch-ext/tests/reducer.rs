@@ -53,6 +53,7 @@ fn gradients_are_means_over_ranks_for_every_option() {
                 find_unused_parameters: unused,
                 gradient_as_bucket_view: view,
                 static_graph,
+                ..Default::default()
             };
             let got = ranks(world_size, |group| {
                 let params: Vec<_> = (0..3).map(|_| parameter(1.0, 4)).collect();
@@ -200,4 +201,32 @@ fn nothing_to_train_is_an_error() {
         let error = Reducer::new(&[], &[], group, &ReducerOptions::default()).unwrap_err();
         assert!(error.to_string().contains("no parameter that requires a gradient"));
     });
+}
+
+#[test]
+fn a_reducer_that_is_given_the_order_of_another_one_has_it_from_the_beginning() {
+    let orders = ranks(2, |group| {
+        let params: Vec<_> = (0..3).map(|_| parameter(1.0, 4)).collect();
+        let names = ["a", "b", "c"];
+        let learning = Reducer::new(&params, &names, group.clone(), &ReducerOptions::default()).unwrap();
+        assert_eq!(learning.order().unwrap(), [0, 1, 2]);
+        for _ in 0..2 {
+            learning.prepare_for_forward().unwrap();
+            learning.rebuild_buckets().unwrap();
+            // The second parameter's gradient comes first, because it is the last that is used.
+            let loss = ((&params[2] * &params[0]) * &params[1]).sum(Kind::Float);
+            learning.prepare_for_backward(&[]).unwrap();
+            loss.backward();
+        }
+        let learned = learning.order().unwrap();
+        drop(learning);
+        let options = ReducerOptions { order: learned.clone(), ..Default::default() };
+        let told = Reducer::new(&params, &names, group.clone(), &options).unwrap();
+        assert_eq!(told.order().unwrap(), learned);
+        let wrong = ReducerOptions { order: vec![0, 0, 1], ..Default::default() };
+        assert!(Reducer::new(&params, &names, group, &wrong).is_err());
+        learned
+    });
+    assert_ne!(orders[0], [0, 1, 2]);
+    assert_eq!(orders[0], orders[1]);
 }

@@ -60,14 +60,8 @@ pub struct Arguments {
     pub output_dir: PathBuf,
 
     /// How often to go through the training texts [default: 5, with the embedded corpus 6]
-    #[arg(
-        long,
-        visible_alias = "epochs",
-        value_name = "N",
-        value_parser = clap::value_parser!(u32).range(1..),
-        help_heading = "Training"
-    )]
-    pub num_epochs: Option<u32>,
+    #[arg(long, visible_alias = "epochs", value_name = "N", value_parser = at_least_one, help_heading = "Training")]
+    pub num_epochs: Option<usize>,
 
     /// Texts per step in each process (with --split_batches: in all processes together)
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one, help_heading = "Training")]
@@ -133,7 +127,7 @@ impl Arguments {
     }
 
     /// How often to go through the training texts, given or by default.
-    pub fn num_epochs(&self) -> u32 {
+    pub fn num_epochs(&self) -> usize {
         let uses_own_corpus = self.train_file.is_none() && self.dataset_name.is_none();
         self.num_epochs.unwrap_or(if uses_own_corpus { 6 } else { 5 })
     }

@@ -156,7 +156,7 @@ impl<'a> Training<'a> {
             .collate_fn(batch::pad_to_longest(tokenizer.pad_id()))
             .build()?;
         let dev_loader = dev_loader(&splits.dev, tokenizer, arguments)?;
-        let total_steps = accelerator.num_training_steps(&train_loader, arguments.num_epochs() as usize);
+        let total_steps = accelerator.num_training_steps(&train_loader, arguments.num_epochs());
         let scheduler = LinearWithWarmup::new(&optimizer, total_steps / 10, total_steps);
 
         let (model, optimizer, train_loader, dev_loader, scheduler) =
@@ -176,8 +176,8 @@ impl<'a> Training<'a> {
         })
     }
 
-    fn run(&mut self, num_epochs: u32) -> accelerate::Result<History> {
-        let total_steps = u64::from(num_epochs) * self.train_loader.len() as u64;
+    fn run(&mut self, num_epochs: usize) -> accelerate::Result<History> {
+        let total_steps = num_epochs * self.train_loader.len();
         let mut progress = match self.accelerator.is_local_main_process() {
             true => Progress::new(total_steps),
             false => Progress::hidden(),

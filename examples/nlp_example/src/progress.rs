@@ -24,20 +24,20 @@ pub struct Progress {
     bar: ProgressBar,
     /// Does this process show anything?
     shows: bool,
-    num_steps: u64,
-    total_steps: u64,
-    epoch: (u32, u32),
+    num_steps: usize,
+    total_steps: usize,
+    epoch: (usize, usize),
     next_line_at: Instant,
 }
 
 impl Progress {
     /// Shows `total_steps` batches on standard error.
-    pub fn new(total_steps: u64) -> Self {
+    pub fn new(total_steps: usize) -> Self {
         let template = "{prefix} {wide_bar} {pos}/{len} batches, {msg}, {eta} left";
         // The template is constant; a mistake in it would only cost the looks.
         let style = ProgressStyle::with_template(template).unwrap_or(ProgressStyle::default_bar());
         Self {
-            bar: ProgressBar::new(total_steps).with_style(style),
+            bar: ProgressBar::new(total_steps as u64).with_style(style),
             shows: true,
             num_steps: 0,
             total_steps,
@@ -52,7 +52,7 @@ impl Progress {
     }
 
     /// Says which epoch the coming steps belong to, counted from 1.
-    pub fn begin_epoch(&mut self, epoch: u32, num_epochs: u32) {
+    pub fn begin_epoch(&mut self, epoch: usize, num_epochs: usize) {
         self.epoch = (epoch, num_epochs);
         self.bar.set_prefix(format!("epoch {epoch}/{num_epochs}"));
     }
@@ -90,7 +90,7 @@ impl Progress {
     }
 
     /// Batches counted so far.
-    pub fn num_steps(&self) -> u64 {
+    pub fn num_steps(&self) -> usize {
         self.num_steps
     }
 

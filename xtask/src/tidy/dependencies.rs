@@ -62,7 +62,7 @@ pub(super) fn direction(tree: &Tree) -> Result<Vec<String>> {
     let ours: BTreeSet<&str> = crates.keys().map(String::as_str).collect();
     let names = workspace_names(tree)?;
     let mut complaints = Vec::new();
-    for (name, manifest) in &crates {
+    for (name, (_, manifest)) in &crates {
         let Some(allowed) = lookup(&ALLOWED, name) else {
             complaints.push(format!(
                 "{name}: not in the table of allowed dependencies; add it to xtask/src/tidy/dependencies.rs"
@@ -85,14 +85,14 @@ fn lookup<'a>(table: &[(&str, &'a [&'a str])], name: &str) -> Option<&'a [&'a st
     table.iter().find(|(other, _)| *other == name).map(|(_, allowed)| *allowed)
 }
 
-/// Every manifest of a crate, by the name of its package.
-fn manifests(tree: &Tree) -> Result<BTreeMap<String, Table>> {
+/// Every manifest of a crate and the folder that it is in, by the name of its package.
+fn manifests(tree: &Tree) -> Result<BTreeMap<String, (&str, Table)>> {
     let mut found = BTreeMap::new();
     for (folder, file) in tree.crate_manifests() {
         let manifest: Table = file.text.parse().with_context(|| format!("{}/Cargo.toml is not TOML", folder))?;
         let name = manifest.get("package").and_then(|package| package.get("name")).and_then(Value::as_str);
         let name = name.with_context(|| format!("{folder}/Cargo.toml has no package name"))?.to_owned();
-        found.insert(name, manifest);
+        found.insert(name, (folder, manifest));
     }
     Ok(found)
 }
@@ -163,6 +163,42 @@ fn path_to_libtorch<'a>(edges: &BTreeMap<&'a str, Vec<&'a str>>, from: &'a str) 
     None
 }
 
+/// Named for another reason than code that uses them, which their manifest says.
+const USED_WITHOUT_A_NAME: [(&str, &[&str]); 3] = [
+    ("torch-ext", &["torch-sys"]),
+    ("nlp_example", &["torch-ext"]),
+    // thiserror is for the files of accelerate-rendezvous that a target compiles.
+    ("accelerate-fuzz", &["thiserror", "torch-ext"]),
+];
+
+/// Every dependency costs everybody who builds the crate, so one that no file of the crate names has to go.
+pub(super) fn used(tree: &Tree) -> Result<Vec<String>> {
+    let crates = manifests(tree)?;
+    let mut complaints = Vec::new();
+    for (name, (folder, manifest)) in &crates {
+        let words: BTreeSet<&str> = tree
+            .files
+            .iter()
+            .filter(|file| file.extension() == "rs" && file.is_under(folder))
+            .flat_map(|file| file.text.split(|letter: char| !(letter.is_alphanumeric() || letter == '_')))
+            .collect();
+        let exempt = lookup(&USED_WITHOUT_A_NAME, name).unwrap_or_default();
+        for (dependency, _) in dependencies_of(manifest) {
+            let word = library_name(crates.get(&dependency).map(|(_, manifest)| manifest), &dependency);
+            if !words.contains(word.as_str()) && !exempt.contains(&dependency.as_str()) {
+                complaints.push(format!("{name}: no file uses {dependency}; remove it from {folder}/Cargo.toml"));
+            }
+        }
+    }
+    Ok(complaints)
+}
+
+/// What code calls a dependency.
+fn library_name(manifest: Option<&Table>, dependency: &str) -> String {
+    let own = manifest.and_then(|manifest| manifest.get("lib")?.get("name")?.as_str());
+    own.map_or_else(|| dependency.replace('-', "_"), str::to_owned)
+}
+
 /// tch checks the version of the libtorch it is built against: moving one alone cannot work.
 pub(super) fn pins(tree: &Tree) -> Result<Vec<String>> {
     let root: Table = tree.file("Cargo.toml").context("no Cargo.toml at the root")?.text.parse()?;
@@ -225,6 +261,20 @@ mod tests {
              [[package]]\nname='x'\ndependencies=['tch']\n[[package]]\nname='tch'\n";
         let found = libtorch_closure(&Tree::of(&[("Cargo.lock", lock)])).unwrap();
         assert_eq!(found, ["accelerate-cli reaches libtorch: accelerate-cli -> x -> tch"]);
+    }
+
+    #[test]
+    fn a_dependency_that_no_file_names_is_reported() {
+        let manifest = "[package]\nname='new'\n[dependencies]\nsome-crate='1'\nother='1'\naccelerate-rs={}\n";
+        let main = ("crates/main/Cargo.toml", "[package]\nname='accelerate-rs'\n[lib]\nname='accelerate'\n");
+        let complaints = |code: &str| {
+            let files =
+                [main, ("new/Cargo.toml", manifest), ("new/src/lib.rs", code), ("else/lib.rs", "use other::X;")];
+            used(&Tree::of(&files)).unwrap()
+        };
+        assert!(complaints("use some_crate::{X}; fn f(_: other::Y, _: accelerate::Z) {}").is_empty());
+        let found = complaints("use some_crate::X; // another\nuse accelerate::Z;");
+        assert_eq!(found, ["new: no file uses other; remove it from new/Cargo.toml"]);
     }
 
     #[test]

@@ -25,11 +25,12 @@ pub(crate) struct Arguments {}
 type Rule = (&'static str, fn(&Tree) -> Result<Vec<String>>);
 
 /// All rules, in the order in which they are reported.
-const RULES: [Rule; 18] = [
+const RULES: [Rule; 19] = [
     ("crates depend only on crates to their left", dependencies::direction),
     ("folders of the main crate use only folders below them", floors::direction),
     ("libtorch stays out of the crates that must start fast", dependencies::libtorch_closure),
     ("tch and libtorch are pinned together", dependencies::pins),
+    ("every dependency is used", dependencies::used),
     ("raw memory is touched in torch-ext only", files::raw_memory),
     ("numbers go to libtorch through torch-ext", numbers::panicking_calls),
     ("no machine paths", files::machine_paths),
@@ -153,6 +154,7 @@ mod tests {
             "folders of the main crate use only folders below them";
         libtorch_stays_out_of_fast_crates: "libtorch stays out of the crates that must start fast";
         tch_and_libtorch_are_pinned_together: "tch and libtorch are pinned together";
+        every_dependency_is_used: "every dependency is used";
         raw_memory_is_touched_in_torch_ext_only: "raw memory is touched in torch-ext only";
         numbers_go_to_libtorch_through_torch_ext: "numbers go to libtorch through torch-ext";
         there_are_no_machine_paths: "no machine paths";

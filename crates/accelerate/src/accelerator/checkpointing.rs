@@ -249,7 +249,7 @@ impl Accelerator {
             None => {
                 let own = self.0.checkpoint_iteration.load(Ordering::Relaxed);
                 let found = checkpoints_in(&self.checkpoints_dir()).last().map_or(0, |(number, _)| number + 1);
-                let number = self.from_main(own.max(found))?;
+                let number = self.main_process_value(own.max(found))?;
                 Ok((Some(number), project.checkpoint_dir(number)))
             }
         }
@@ -262,7 +262,7 @@ impl Accelerator {
         }
         let found = checkpoints_in(&self.checkpoints_dir());
         let newest = found.iter().rev().find(|(_, is_committed)| *is_committed).map(|(number, _)| *number);
-        let Some(newest) = self.from_main(newest)? else {
+        let Some(newest) = self.main_process_value(newest)? else {
             let folder = self.checkpoints_dir();
             let found = match found.len() {
                 0 => "no checkpoint_<number> is there".to_owned(),
@@ -279,7 +279,7 @@ impl Accelerator {
     }
 
     /// The main process's value. Collective.
-    fn from_main<T: Serialize + DeserializeOwned>(&self, own: T) -> Result<T> {
+    fn main_process_value<T: Serialize + DeserializeOwned>(&self, own: T) -> Result<T> {
         let bytes = serde_json::to_vec(&own).map_err(Error::other)?;
         serde_json::from_slice(&self.group().broadcast_bytes(&bytes, 0)?).map_err(Error::other)
     }

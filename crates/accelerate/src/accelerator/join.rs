@@ -110,7 +110,7 @@ impl Accelerator {
     }
 
     /// Steps of all prepared optimizers together.
-    fn optimizer_steps(&self) -> u64 {
+    fn optimizer_steps(&self) -> usize {
         self.session().objects().optimizers().map(|optimizer| optimizer.num_steps()).sum()
     }
 

@@ -167,13 +167,13 @@ impl Accelerator {
         );
         let plugin = self.session().gradient_state.plugin();
         let pass = ScheduledPass {
-            num_batches: loader.num_batches_when_prepared(num_processes, &config.dataloader) as u64,
-            gradient_accumulation_steps: if steps_with_optimizer { plugin.num_steps as u64 } else { 1 },
-            num_processes: num_processes as u64,
-            ticks_per_step: ticks_per_step as u64,
+            num_batches: loader.num_batches_when_prepared(num_processes, &config.dataloader),
+            gradient_accumulation_steps: if steps_with_optimizer { plugin.num_steps } else { 1 },
+            num_processes,
+            ticks_per_step,
             adjust_scheduler: steps_with_optimizer && plugin.adjust_scheduler == Some(true),
         };
-        pass.num_training_steps(num_epochs as u64, plugin.sync_with_dataloader) as usize
+        pass.num_training_steps(num_epochs, plugin.sync_with_dataloader)
     }
 
     /// Runs `body` in the run's mixed precision, for computations outside of prepared models. `kwargs` are settings for this

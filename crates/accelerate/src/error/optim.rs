@@ -53,7 +53,7 @@ pub(crate) enum OptimError {
         "{scheduler} was stepped {steps} times, but its schedule has only {total_steps} steps. The total is \
          the number of batches per epoch times the number of epochs, divided by the gradient accumulation steps"
     )]
-    ScheduleFinished { scheduler: &'static str, steps: u64, total_steps: u64 },
+    ScheduleFinished { scheduler: &'static str, steps: usize, total_steps: usize },
     #[error(
         "the total norm (order {norm_type}) of the gradients is {norm}, so the gradients cannot be clipped to it. \
          Look for the first step with a loss that is not finite, or allow it (error_if_nonfinite: false)"

@@ -115,7 +115,7 @@ fn build(groups: Vec<ParamGroup>, optimizer: &DeepSpeedOptimizer) -> Result<Box<
 #[derive(Debug)]
 #[must_use = "it does nothing before `prepare`"]
 pub struct DummyScheduler {
-    pub(crate) total_num_steps: Option<u64>,
+    pub(crate) total_num_steps: Option<usize>,
     pub(crate) warmup_num_steps: Option<usize>,
     made: Arc<OnceLock<OptimizerHandle>>,
 }
@@ -127,7 +127,7 @@ impl DummyScheduler {
     }
 
     /// Steps until the end, as one process alone would count them, where the configuration says "auto".
-    pub fn total_num_steps(self, total_num_steps: u64) -> Self {
+    pub fn total_num_steps(self, total_num_steps: usize) -> Self {
         Self { total_num_steps: Some(total_num_steps), ..self }
     }
 

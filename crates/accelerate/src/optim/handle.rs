@@ -144,7 +144,7 @@ struct Shared {
 
 struct State {
     settings: Vec<GroupSettings>,
-    num_steps: u64,
+    num_steps: usize,
     last_step: LastStep,
     /// `prepare` has wrapped the optimizer.
     is_prepared: bool,
@@ -331,7 +331,7 @@ impl OptimizerHandle {
     }
 
     /// Number of times [`Optimizer::step`](super::Optimizer::step) ran, skipped steps included.
-    pub fn num_steps(&self) -> u64 {
+    pub fn num_steps(&self) -> usize {
         self.lock().num_steps
     }
 

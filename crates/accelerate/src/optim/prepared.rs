@@ -100,7 +100,7 @@ impl<O: Optimizer> PreparedOptimizer for Shared<O> {
         self.handle.step_was_skipped()
     }
 
-    fn num_steps(&self) -> u64 {
+    fn num_steps(&self) -> usize {
         self.handle.num_steps()
     }
 }

@@ -6,25 +6,30 @@ use accelerate_core::schedule::{LengthMismatch, ScheduledPass};
 /// What the steps of a prepared scheduler have shown so far.
 #[derive(Debug)]
 pub(super) struct LengthWatch {
-    total_steps: u64,
+    total_steps: usize,
     /// Known from the first step inside of a loop over a prepared loader on.
     pass: Option<ScheduledPass>,
     /// Where the schedule stands.
-    last_epoch: u64,
+    last_epoch: usize,
     /// Ticks that were not made, because the schedule was at its end.
-    num_capped: u64,
+    num_capped: usize,
     is_told: bool,
 }
 
 impl LengthWatch {
-    pub(super) fn new(total_steps: u64) -> Self {
+    pub(super) fn new(total_steps: usize) -> Self {
         Self { total_steps, pass: None, last_epoch: 0, num_capped: 0, is_told: false }
     }
 
     /// The scheduler was asked for so many ticks and has moved from one step to another, inside of a `pass` if one is known.
-    pub(super) fn moved(&mut self, ticks: usize, (from, to): (u64, u64), pass: impl FnOnce() -> Option<ScheduledPass>) {
+    pub(super) fn moved(
+        &mut self,
+        ticks: usize,
+        (from, to): (usize, usize),
+        pass: impl FnOnce() -> Option<ScheduledPass>,
+    ) {
         self.last_epoch = to;
-        self.num_capped += (ticks as u64).saturating_sub(to.saturating_sub(from));
+        self.num_capped += ticks.saturating_sub(to.saturating_sub(from));
         if self.is_told {
             return;
         }

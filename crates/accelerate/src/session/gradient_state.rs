@@ -118,14 +118,13 @@ impl GradientState {
     /// What a whole pass over the innermost loader is for a scheduler with this rule, if its length is known.
     pub(crate) fn scheduled_pass(&self, rule: SchedulerRule) -> Option<ScheduledPass> {
         let inner = self.lock();
-        let num_batches = inner.active_loaders.last()?.num_batches? as u64;
+        let num_batches = inner.active_loaders.last()?.num_batches?;
         let SchedulerRule { num_processes, split_batches, step_with_optimizer, unit } = rule;
-        let ticks_per_step = ticks_per_step(num_processes, split_batches, step_with_optimizer, unit) as u64;
+        let ticks_per_step = ticks_per_step(num_processes, split_batches, step_with_optimizer, unit);
         let plugin = inner.window.plugin();
         // Outside of `accumulate` every batch is a step.
-        let gradient_accumulation_steps = inner.decision.map_or(1, |_| plugin.num_steps) as u64;
+        let gradient_accumulation_steps = inner.decision.map_or(1, |_| plugin.num_steps);
         let adjust_scheduler = plugin.adjust_scheduler == Some(true);
-        let num_processes = num_processes as u64;
         Some(ScheduledPass {
             num_batches,
             gradient_accumulation_steps,

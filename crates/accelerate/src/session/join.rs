@@ -53,7 +53,7 @@ pub(crate) struct Done {
     /// Calls of the others that it has followed; the fewer, the more batches it had.
     pub(crate) followed: u64,
     /// Steps of all its optimizers.
-    pub(crate) optimizer_steps: u64,
+    pub(crate) optimizer_steps: usize,
     pub(crate) window: WindowState,
 }
 
@@ -123,7 +123,7 @@ impl Join {
     }
 
     /// Follows the others' calls until all ranks are out of batches. Collective.
-    pub(crate) fn follow(&self, engines: &[Arc<dyn Engine>], optimizer_steps: u64) -> Result<Summary> {
+    pub(crate) fn follow(&self, engines: &[Arc<dyn Engine>], optimizer_steps: usize) -> Result<Summary> {
         let mut done = Done { followed: 0, optimizer_steps, window: self.gradient_state.window_state() };
         loop {
             let Some(calls) = self.exchange(&Call::Done(done.clone()))? else {

@@ -121,7 +121,7 @@ pub(crate) trait PreparedOptimizer: Stateful {
     fn step_was_skipped(&self) -> bool;
 
     /// Number of steps, skipped ones included.
-    fn num_steps(&self) -> u64;
+    fn num_steps(&self) -> usize;
 }
 
 /// A prepared object. It is the program's own, and what the program has dropped or taken back is not prepared any more: an

@@ -4,6 +4,41 @@ use super::{Collective, Operation, ParameterEntry, Placement, Plan, RankBytes, U
 use crate::config::OffloadDevice;
 use crate::weight_files::format_size;
 use std::fmt;
+use std::ops::Deref;
+
+/// The plans of several models: a slice of them that prints as a whole.
+///
+/// ```
+/// use accelerate_core::config::DistributedDataParallelSettings;
+/// use accelerate_core::plan::{Inventory, Plans, plan_data_parallel};
+/// let plan = plan_data_parallel(&Inventory::default(), &DistributedDataParallelSettings::default(), 2);
+/// let one = Plans(vec![plan.clone()]);
+/// assert_eq!((one.len(), one.to_string()), (1, plan.to_string()));
+/// assert!(Plans(vec![plan.clone(), plan]).to_string().contains("model 1: plan for 2 ranks"));
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plans(pub Vec<Plan>);
+
+impl Deref for Plans {
+    type Target = [Plan];
+
+    fn deref(&self) -> &[Plan] {
+        &self.0
+    }
+}
+
+impl fmt::Display for Plans {
+    /// Plan after plan; several are numbered in the order of the models, from 0.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, plan) in self.iter().enumerate() {
+            if self.len() > 1 {
+                write!(f, "model {number}: ")?;
+            }
+            write!(f, "{plan}")?;
+        }
+        Ok(())
+    }
+}
 
 impl fmt::Display for Plan {
     /// Placements, buckets, units, what is offloaded, the collectives of a step, and the memory of each rank.

@@ -26,13 +26,13 @@ use std::ops::RangeInclusive;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScheduledPass {
     /// Batches that each process gets.
-    pub num_batches: u64,
+    pub num_batches: usize,
     /// Batches whose gradients make one step of the optimizer.
-    pub gradient_accumulation_steps: u64,
+    pub gradient_accumulation_steps: usize,
     /// Number of processes that train together.
-    pub num_processes: u64,
+    pub num_processes: usize,
     /// Steps of the schedule for one step of the optimizer.
-    pub ticks_per_step: u64,
+    pub ticks_per_step: usize,
     /// That many for each batch of the window instead.
     pub adjust_scheduler: bool,
 }
@@ -56,41 +56,41 @@ pub enum LengthMismatch {
         /// The pass that moves the schedule.
         pass: ScheduledPass,
         /// Steps of the schedule.
-        total_steps: u64,
+        total_steps: usize,
         /// What gives whole passes.
         counted_in: CountedIn,
         /// How many passes that gives.
-        num_passes: u64,
+        num_passes: usize,
     },
     /// It is at its end, and the loop goes on.
     Ended {
         /// The pass that moves the schedule.
         pass: ScheduledPass,
         /// Steps of the schedule.
-        total_steps: u64,
+        total_steps: usize,
     },
     /// The loop is at its end, and the schedule is not: it is as long as the same passes if something else is counted.
     NotReached {
         /// The pass that moves the schedule.
         pass: ScheduledPass,
         /// Steps of the schedule.
-        total_steps: u64,
+        total_steps: usize,
         /// Steps by which it has moved.
-        moved: u64,
+        moved: usize,
         /// What gives these passes.
         counted_in: CountedIn,
         /// How many passes there were.
-        num_passes: u64,
+        num_passes: usize,
     },
 }
 
 impl ScheduledPass {
-    fn optimizer_steps(&self) -> u64 {
+    fn optimizer_steps(&self) -> usize {
         self.num_batches.div_ceil(self.gradient_accumulation_steps.max(1))
     }
 
     /// By how many of its steps a pass moves the schedule.
-    pub fn ticks(&self) -> u64 {
+    pub fn ticks(&self) -> usize {
         let counted = if self.adjust_scheduler { self.num_batches } else { self.optimizer_steps() };
         counted.saturating_mul(self.ticks_per_step)
     }
@@ -106,7 +106,7 @@ impl ScheduledPass {
     /// assert_eq!(pass.num_training_steps(3, true), 4 * (3 + 3 + 3));
     /// assert_eq!(pass.num_training_steps(3, false), 4 * 7);
     /// ```
-    pub fn num_training_steps(&self, num_passes: u64, windows_end_with_passes: bool) -> u64 {
+    pub fn num_training_steps(&self, num_passes: usize, windows_end_with_passes: bool) -> usize {
         if windows_end_with_passes {
             return self.ticks().saturating_mul(num_passes);
         }
@@ -117,7 +117,7 @@ impl ScheduledPass {
     }
 
     /// By how much the ticks of a pass and a program's own count of it may differ, because both round.
-    fn rounding(&self) -> u64 {
+    fn rounding(&self) -> usize {
         let windows = if self.adjust_scheduler { self.gradient_accumulation_steps } else { 1 };
         windows.saturating_mul(self.ticks_per_step)
     }
@@ -128,16 +128,16 @@ impl ScheduledPass {
     }
 
     /// The numbers of whole passes that a program may have counted as so many steps. Empty if there are none.
-    fn num_passes(&self, total_steps: u64) -> RangeInclusive<u64> {
+    fn num_passes(&self, total_steps: usize) -> RangeInclusive<usize> {
         let (ticks, rounding) = (self.ticks(), self.rounding());
         let least = total_steps.div_ceil(ticks.saturating_add(rounding)).max(1);
         // Where rounding is all there is, any number is possible.
-        let most = total_steps.checked_div(ticks.saturating_sub(rounding)).unwrap_or(u64::MAX);
+        let most = total_steps.checked_div(ticks.saturating_sub(rounding)).unwrap_or(usize::MAX);
         least..=most
     }
 
     /// Other ways to count a pass. The length of the loader before it was prepared is known up to the last round.
-    fn other_counts(&self) -> impl Iterator<Item = (CountedIn, RangeInclusive<u64>)> {
+    fn other_counts(&self) -> impl Iterator<Item = (CountedIn, RangeInclusive<usize>)> {
         let (steps, batches) = (self.optimizer_steps(), self.num_batches);
         let last_round = self.num_processes.saturating_sub(1);
         let all = batches.saturating_mul(self.num_processes);
@@ -150,11 +150,11 @@ impl ScheduledPass {
     }
 
     /// To be asked before the loop: is a schedule of so many steps made for whole passes that are counted otherwise?
-    pub fn check_length(&self, total_steps: u64) -> Option<LengthMismatch> {
+    pub fn check_length(&self, total_steps: usize) -> Option<LengthMismatch> {
         if self.is_plain() || total_steps == 0 || !self.num_passes(total_steps).is_empty() {
             return None;
         }
-        let passes = |(counted_in, count): (CountedIn, RangeInclusive<u64>)| {
+        let passes = |(counted_in, count): (CountedIn, RangeInclusive<usize>)| {
             let mut numbers = total_steps.div_ceil(*count.end()).max(1)..=total_steps / count.start();
             numbers.find(|number| total_steps.is_multiple_of(*number)).map(|num_passes| (counted_in, num_passes))
         };
@@ -163,14 +163,14 @@ impl ScheduledPass {
     }
 
     /// To be asked in the loop: have there been so many more ticks, `beyond` the end of the schedule, that it is no rounding?
-    pub fn check_end(&self, total_steps: u64, beyond: u64) -> Option<LengthMismatch> {
+    pub fn check_end(&self, total_steps: usize, beyond: usize) -> Option<LengthMismatch> {
         let num_passes = *self.num_passes(total_steps).end();
         let is_rounding = beyond <= num_passes.max(1).saturating_mul(self.rounding());
         (!self.is_plain() && !is_rounding).then_some(LengthMismatch::Ended { pass: *self, total_steps })
     }
 
     /// To be asked after the loop: was a schedule that has `moved` so far made for the same passes, counted otherwise?
-    pub fn check_moved(&self, total_steps: u64, moved: u64) -> Option<LengthMismatch> {
+    pub fn check_moved(&self, total_steps: usize, moved: usize) -> Option<LengthMismatch> {
         if self.is_plain() || moved == 0 || !moved.is_multiple_of(self.ticks()) {
             return None;
         }
@@ -185,7 +185,7 @@ impl ScheduledPass {
     }
 
     /// How to make a schedule that was counted so end with the loop.
-    fn cure(&self, counted_in: CountedIn, num_passes: u64) -> String {
+    fn cure(&self, counted_in: CountedIn, num_passes: usize) -> String {
         let length = num_passes.saturating_mul(self.ticks());
         let by_batches = ", or set GradientAccumulationPlugin.adjust_scheduler, which counts batches";
         let setting = match counted_in {
@@ -199,7 +199,7 @@ impl ScheduledPass {
     }
 }
 
-fn passes(number: u64) -> String {
+fn passes(number: usize) -> String {
     if number == 1 { "1 pass".to_owned() } else { format!("{number} passes") }
 }
 

@@ -7,7 +7,7 @@ use std::f64::consts::PI;
 /// ```
 /// assert_eq!(accelerate_core::schedule::constant(1000), 1.0);
 /// ```
-pub const fn constant(_step: u64) -> f64 {
+pub const fn constant(_step: usize) -> f64 {
     1.0
 }
 
@@ -17,7 +17,7 @@ pub const fn constant(_step: u64) -> f64 {
 /// # use accelerate_core::schedule::constant_with_warmup;
 /// assert_eq!([0, 5, 10, 20].map(|step| constant_with_warmup(step, 10)), [0.0, 0.5, 1.0, 1.0]);
 /// ```
-pub fn constant_with_warmup(step: u64, num_warmup_steps: u64) -> f64 {
+pub fn constant_with_warmup(step: usize, num_warmup_steps: usize) -> f64 {
     warmup(step, num_warmup_steps).unwrap_or(1.0)
 }
 
@@ -28,7 +28,7 @@ pub fn constant_with_warmup(step: u64, num_warmup_steps: u64) -> f64 {
 /// let multipliers = [0, 1, 2, 6, 10, 11].map(|step| linear_with_warmup(step, 2, 10));
 /// assert_eq!(multipliers, [0.0, 0.5, 1.0, 0.5, 0.0, 0.0]);
 /// ```
-pub fn linear_with_warmup(step: u64, num_warmup_steps: u64, num_training_steps: u64) -> f64 {
+pub fn linear_with_warmup(step: usize, num_warmup_steps: usize, num_training_steps: usize) -> f64 {
     warmup(step, num_warmup_steps).unwrap_or_else(|| {
         let left = num_training_steps.saturating_sub(step) as f64;
         left / num_training_steps.saturating_sub(num_warmup_steps).max(1) as f64
@@ -45,7 +45,7 @@ pub fn linear_with_warmup(step: u64, num_warmup_steps: u64, num_training_steps: 
 ///     assert!((found - wanted).abs() < 1e-12);
 /// }
 /// ```
-pub fn cosine_with_warmup(step: u64, num_warmup_steps: u64, num_training_steps: u64, num_cycles: f64) -> f64 {
+pub fn cosine_with_warmup(step: usize, num_warmup_steps: usize, num_training_steps: usize, num_cycles: f64) -> f64 {
     warmup(step, num_warmup_steps).unwrap_or_else(|| {
         let progress = progress(step, num_warmup_steps, num_training_steps);
         (0.5 * (1.0 + (PI * num_cycles * 2.0 * progress).cos())).max(0.0)
@@ -62,10 +62,10 @@ pub fn cosine_with_warmup(step: u64, num_warmup_steps: u64, num_training_steps: 
 /// assert_eq!(schedule(10, 0, 10, 2), 0.0);
 /// ```
 pub fn cosine_with_hard_restarts_with_warmup(
-    step: u64,
-    num_warmup_steps: u64,
-    num_training_steps: u64,
-    num_cycles: u64,
+    step: usize,
+    num_warmup_steps: usize,
+    num_training_steps: usize,
+    num_cycles: usize,
 ) -> f64 {
     warmup(step, num_warmup_steps).unwrap_or_else(|| {
         let progress = progress(step, num_warmup_steps, num_training_steps);
@@ -87,9 +87,9 @@ pub fn cosine_with_hard_restarts_with_warmup(
 /// assert_eq!(multipliers, [1.0, 0.25, 0.0, 0.0]);
 /// ```
 pub fn polynomial_with_warmup(
-    step: u64,
-    num_warmup_steps: u64,
-    num_training_steps: u64,
+    step: usize,
+    num_warmup_steps: usize,
+    num_training_steps: usize,
     power: f64,
     end_multiplier: f64,
 ) -> f64 {
@@ -109,7 +109,7 @@ pub fn polynomial_with_warmup(
 /// # use accelerate_core::schedule::inverse_sqrt_with_warmup;
 /// assert_eq!([4, 16, 64].map(|step| inverse_sqrt_with_warmup(step, 4, 4)), [1.0, 0.5, 0.25]);
 /// ```
-pub fn inverse_sqrt_with_warmup(step: u64, num_warmup_steps: u64, timescale: u64) -> f64 {
+pub fn inverse_sqrt_with_warmup(step: usize, num_warmup_steps: usize, timescale: usize) -> f64 {
     warmup(step, num_warmup_steps).unwrap_or_else(|| {
         let timescale = timescale.max(1);
         let shifted = (step - num_warmup_steps).saturating_add(timescale) as f64;
@@ -123,7 +123,7 @@ pub fn inverse_sqrt_with_warmup(step: u64, num_warmup_steps: u64, timescale: u64
 /// # use accelerate_core::schedule::step_decay;
 /// assert_eq!([0, 2, 3, 6].map(|step| step_decay(step, 3, 0.5)), [1.0, 1.0, 0.5, 0.25]);
 /// ```
-pub fn step_decay(step: u64, step_size: u64, gamma: f64) -> f64 {
+pub fn step_decay(step: usize, step_size: usize, gamma: f64) -> f64 {
     power(gamma, step / step_size.max(1))
 }
 
@@ -134,8 +134,8 @@ pub fn step_decay(step: u64, step_size: u64, gamma: f64) -> f64 {
 /// # use accelerate_core::schedule::multi_step;
 /// assert_eq!([0, 3, 7].map(|step| multi_step(step, &[3, 7], 0.5)), [1.0, 0.5, 0.25]);
 /// ```
-pub fn multi_step(step: u64, milestones: &[u64], gamma: f64) -> f64 {
-    power(gamma, milestones.iter().filter(|&&milestone| milestone <= step).count() as u64)
+pub fn multi_step(step: usize, milestones: &[usize], gamma: f64) -> f64 {
+    power(gamma, milestones.iter().filter(|&&milestone| milestone <= step).count())
 }
 
 /// `gamma` to the power of the step (PyTorch's `ExponentialLR`).
@@ -144,7 +144,7 @@ pub fn multi_step(step: u64, milestones: &[u64], gamma: f64) -> f64 {
 /// # use accelerate_core::schedule::exponential;
 /// assert_eq!(exponential(3, 0.5), 0.125);
 /// ```
-pub fn exponential(step: u64, gamma: f64) -> f64 {
+pub fn exponential(step: usize, gamma: f64) -> f64 {
     power(gamma, step)
 }
 
@@ -156,22 +156,22 @@ pub fn exponential(step: u64, gamma: f64) -> f64 {
 /// assert_eq!(cosine_annealing(0, 10, 0.0), 1.0);
 /// assert!((cosine_annealing(5, 10, 0.0) - 0.5).abs() < 1e-12);
 /// ```
-pub fn cosine_annealing(step: u64, t_max: u64, end_multiplier: f64) -> f64 {
+pub fn cosine_annealing(step: usize, t_max: usize, end_multiplier: f64) -> f64 {
     let angle = PI * step as f64 / t_max.max(1) as f64;
     end_multiplier + (1.0 - end_multiplier) * (1.0 + angle.cos()) / 2.0
 }
 
 /// The multiplier while warming up; `None` once warm.
-fn warmup(step: u64, num_warmup_steps: u64) -> Option<f64> {
+fn warmup(step: usize, num_warmup_steps: usize) -> Option<f64> {
     (step < num_warmup_steps).then(|| step as f64 / num_warmup_steps as f64)
 }
 
 /// How much of the way from the end of the warmup to the end of training is done; may exceed 1.
-fn progress(step: u64, num_warmup_steps: u64, num_training_steps: u64) -> f64 {
+fn progress(step: usize, num_warmup_steps: usize, num_training_steps: usize) -> f64 {
     let way = num_training_steps.saturating_sub(num_warmup_steps).max(1);
     step.saturating_sub(num_warmup_steps) as f64 / way as f64
 }
 
-fn power(base: f64, exponent: u64) -> f64 {
+fn power(base: f64, exponent: usize) -> f64 {
     base.powf(exponent as f64)
 }

@@ -42,7 +42,7 @@ impl AnnealStrategy {
 #[serde(default, deny_unknown_fields)]
 pub struct OneCycle {
     /// Steps of the whole cycle, at least 1. Default 1; PyTorch has no default.
-    pub total_steps: u64,
+    pub total_steps: usize,
     /// Share of the cycle that goes up, from 0 to 1. Default 0.3.
     pub pct_start: f64,
     /// The curve. Default [`AnnealStrategy::Cos`].
@@ -96,7 +96,7 @@ impl OneCycle {
     ///
     /// [`Error::is_config`](crate::Error::is_config): `total_steps` is 0, `pct_start` is outside 0..=1, or
     /// the cycle is over (`step > total_steps`).
-    pub fn at(&self, step: u64) -> Result<OneCyclePoint> {
+    pub fn at(&self, step: usize) -> Result<OneCyclePoint> {
         self.check(step)?;
         let start = 1.0 / self.div_factor;
         let end = start / self.final_div_factor;
@@ -129,7 +129,7 @@ impl OneCycle {
         Ok(point)
     }
 
-    fn check(&self, step: u64) -> Result<()> {
+    fn check(&self, step: usize) -> Result<()> {
         if self.total_steps == 0 {
             return Err(ConfigErrorKind::MustBePositive { name: "total_steps" }.into());
         }

@@ -45,13 +45,13 @@ pub struct Plateau {
     /// What a rate is multiplied by, from 0 to less than 1. Default 0.1.
     pub factor: f64,
     /// Metrics without improvement that are borne; one more lowers the rate. Default 10.
-    pub patience: u64,
+    pub patience: usize,
     /// By how much a metric has to beat the best one to count as better. Default 0.0001.
     pub threshold: f64,
     /// How the threshold is meant. Default [`ThresholdMode::Rel`].
     pub threshold_mode: ThresholdMode,
     /// Metrics after a lowered rate that are not counted as bad. Default 0.
-    pub cooldown: u64,
+    pub cooldown: usize,
     /// The rates are never lowered below these: one for all parameter groups, or one for each. Default 0 for all.
     pub min_lr: Vec<f64>,
     /// A change of the rate that is no larger than this is not made. Default 1e-8.
@@ -86,11 +86,11 @@ pub struct PlateauState {
     /// has no word).
     pub best: Option<f64>,
     /// Metrics that still are not counted as bad.
-    pub cooldown_counter: u64,
+    pub cooldown_counter: usize,
     /// Metrics without improvement in a row.
-    pub num_bad_epochs: u64,
+    pub num_bad_epochs: usize,
     /// Metrics seen.
-    pub last_epoch: u64,
+    pub last_epoch: usize,
 }
 
 impl Plateau {

@@ -93,10 +93,10 @@ impl SchedulerRule {
 /// assert_eq!(capped_ticks(4, 97, Some(100)), 2); // steps 98 and 99 are the last
 /// assert_eq!(capped_ticks(4, 97, None), 4);
 /// ```
-pub const fn capped_ticks(ticks: usize, step: u64, total_steps: Option<u64>) -> usize {
+pub const fn capped_ticks(ticks: usize, step: usize, total_steps: Option<usize>) -> usize {
     let Some(total_steps) = total_steps else {
         return ticks;
     };
     let left = total_steps.saturating_sub(step.saturating_add(1));
-    if left < ticks as u64 { left as usize } else { ticks }
+    if left < ticks { left } else { ticks }
 }

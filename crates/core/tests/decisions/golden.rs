@@ -114,11 +114,11 @@ fn assert_close(found: f64, wanted: f64, what: &str) {
 #[test]
 fn schedules() {
     let schedules: Value = section("schedules");
-    let plain = |name: &str, schedule: &dyn Fn(u64) -> f64| {
+    let plain = |name: &str, schedule: &dyn Fn(usize) -> f64| {
         let wanted = schedules["plain"][name].as_array().unwrap();
         for (step, wanted) in wanted.iter().enumerate() {
             let what = format!("{name} at {step}");
-            assert_close(schedule(step as u64), wanted.as_f64().unwrap(), &what);
+            assert_close(schedule(step), wanted.as_f64().unwrap(), &what);
         }
     };
     plain("step_decay", &|step| step_decay(step, 3, 0.5));
@@ -132,7 +132,7 @@ fn schedules() {
     assert!(cycles.len() > 3);
     for (cycle, wanted) in cycles {
         for (step, (rate, momentum)) in wanted.into_iter().enumerate() {
-            let point = cycle.at(step as u64).unwrap();
+            let point = cycle.at(step).unwrap();
             let what = format!("{cycle:?} at {step}");
             assert_close(point.multiplier, rate, &what);
             // Without cycling, the optimizer's own momentum (0.5 in the generator) stays.

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use rstest::rstest;
 
 #[track_caller]
-fn check(schedule: impl Fn(u64) -> f64, wanted: &[(u64, f64)]) {
+fn check(schedule: impl Fn(usize) -> f64, wanted: &[(usize, f64)]) {
     for &(step, wanted) in wanted {
         let found = schedule(step);
         assert!((found - wanted).abs() < 1e-12, "{found} instead of {wanted} at {step}");
@@ -75,7 +75,7 @@ fn a_plateau_is_noticed(#[case] plateau: Plateau, #[case] metrics: &[f64], #[cas
     let mut state = PlateauState::default();
     let lowered = (0..metrics.len()).filter(|&index| plateau.observe(&mut state, metrics[index]));
     assert_eq!(lowered.collect::<Vec<_>>(), wanted);
-    assert_eq!(state.last_epoch, metrics.len() as u64);
+    assert_eq!(state.last_epoch, metrics.len());
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn a_lowered_rate_has_a_floor_and_a_least_change() {
 #[case::too_late_a_peak(
     OneCycle { total_steps: 5, pct_start: 1.5, ..OneCycle::default() }, 0, "pct_start is 1.5"
 )]
-fn a_cycle_has_an_end(#[case] cycle: OneCycle, #[case] step: u64, #[case] message: &str) {
+fn a_cycle_has_an_end(#[case] cycle: OneCycle, #[case] step: usize, #[case] message: &str) {
     let error = cycle.at(step).unwrap_err();
     assert!(error.is_config());
     assert!(error.to_string().contains(message), "{error}");
@@ -105,7 +105,7 @@ fn a_cycle_has_an_end(#[case] cycle: OneCycle, #[case] step: u64, #[case] messag
 proptest! {
     #[test]
     fn a_cycle_stays_between_its_ends(
-        total_steps in 1..200_u64, pct_start in 0.0..=1.0_f64, three_phase: bool, linear: bool,
+        total_steps in 1..200_usize, pct_start in 0.0..=1.0_f64, three_phase: bool, linear: bool,
     ) {
         let anneal_strategy = if linear { AnnealStrategy::Linear } else { AnnealStrategy::Cos };
         let cycle = OneCycle { total_steps, pct_start, three_phase, anneal_strategy, ..Default::default() };
@@ -139,7 +139,7 @@ fn a_schedule_that_ends_is_not_stepped_past_its_end() {
     let mut step = 0;
     let mut steps = Vec::new();
     for _ in 0..5 {
-        step += capped_ticks(3, step, Some(10)) as u64;
+        step += capped_ticks(3, step, Some(10));
         steps.push(step);
     }
     assert_eq!(steps, [3, 6, 9, 9, 9]);
@@ -147,7 +147,12 @@ fn a_schedule_that_ends_is_not_stepped_past_its_end() {
 }
 
 /// `num_batches` of each process, micro-batches per step, processes, ticks per step.
-fn pass(num_batches: u64, gradient_accumulation_steps: u64, num_processes: u64, ticks_per_step: u64) -> ScheduledPass {
+fn pass(
+    num_batches: usize,
+    gradient_accumulation_steps: usize,
+    num_processes: usize,
+    ticks_per_step: usize,
+) -> ScheduledPass {
     ScheduledPass { num_batches, gradient_accumulation_steps, num_processes, ticks_per_step, adjust_scheduler: false }
 }
 
@@ -188,7 +193,7 @@ fn by_batches(pass: ScheduledPass) -> ScheduledPass {
 #[case::counts_optimizer_steps(pass(50, 1, 2, 1), 150, "")]
 #[case::no_batches(pass(0, 4, 2, 2), 150, "")]
 #[case::no_steps(pass(50, 1, 2, 2), 0, "")]
-fn lengths_that_only_another_count_explains(#[case] pass: ScheduledPass, #[case] total: u64, #[case] wanted: &str) {
+fn lengths_that_only_another_count_explains(#[case] pass: ScheduledPass, #[case] total: usize, #[case] wanted: &str) {
     let found = pass.check_length(total).map(|mismatch| mismatch.to_string()).unwrap_or_default();
     assert!(found.contains(wanted) && found.is_empty() == wanted.is_empty(), "{found}");
 }
@@ -203,8 +208,8 @@ fn lengths_that_only_another_count_explains(#[case] pass: ScheduledPass, #[case]
 #[case::less_than_a_pass(pass(734, 1, 2, 2), 1000, 3, true)]
 fn a_loop_that_goes_on_after_the_end(
     #[case] pass: ScheduledPass,
-    #[case] total: u64,
-    #[case] beyond: u64,
+    #[case] total: usize,
+    #[case] beyond: usize,
     #[case] is_told: bool,
 ) {
     let found = pass.check_end(total, beyond).map(|mismatch| mismatch.to_string());
@@ -243,8 +248,8 @@ fn a_loop_that_goes_on_after_the_end(
 #[case::not_moved(pass(100, 4, 1, 1), 300, 0, "")]
 fn a_schedule_that_was_not_reached(
     #[case] pass: ScheduledPass,
-    #[case] total: u64,
-    #[case] moved: u64,
+    #[case] total: usize,
+    #[case] moved: usize,
     #[case] wanted: &str,
 ) {
     let found = pass.check_moved(total, moved).map(|mismatch| mismatch.to_string()).unwrap_or_default();
@@ -279,7 +284,7 @@ proptest! {
     /// Whoever counts as for one process is never told anything, however the division comes out.
     #[test]
     fn a_schedule_that_is_counted_as_documented_is_right(
-        batches in 1_u64..500, steps in 1_u64..9, processes in 1_u64..9, passes in 1_u64..40, up in any::<bool>(), adjusts in any::<bool>()
+        batches in 1_usize..500, steps in 1_usize..9, processes in 1_usize..9, passes in 1_usize..40, up in any::<bool>(), adjusts in any::<bool>()
     ) {
         let found = ScheduledPass { adjust_scheduler: adjusts, ..pass(batches.div_ceil(processes), steps, processes, processes) };
         let counted = match (adjusts, up) {

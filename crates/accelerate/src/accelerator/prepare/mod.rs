@@ -25,7 +25,7 @@ use crate::optim::{
 };
 use crate::session::PreparedParameters;
 use accelerate_core::config::{OptimizerInCode, PreparedFacts, SchedulerInCode};
-use accelerate_core::plan::{Plan, plan_data_parallel};
+use accelerate_core::plan::{Plans, plan_data_parallel};
 
 /// How [`Accelerator::prepare_model`] prepares a model.
 ///
@@ -163,6 +163,7 @@ impl Prepare<kind::Dummy> for DummyScheduler {
 
     fn describe(&self, facts: &mut PreparedFacts) {
         let Self { total_num_steps, warmup_num_steps, .. } = *self;
+        let total_num_steps = total_num_steps.map(|steps| steps as u64);
         facts.schedulers.push(SchedulerInCode::Dummy { total_num_steps, warmup_num_steps, has_callable: false });
     }
 
@@ -306,16 +307,17 @@ impl Accelerator {
     /// let store = ParamStore::new(accelerator.device());
     /// let linear = Linear::new(store.root(), 4, 2, Default::default())?;
     /// let _model = accelerator.prepare(ModuleFn::new(&store, move |input: &Tensor| linear.forward(input)))?;
+    /// println!("{}", accelerator.plan());
     /// assert_eq!(accelerator.plan()[0].units[0].num_elements, 10);
-    /// println!("{}", accelerator.plan()[0]);
+    /// assert!(accelerator.plan().to_string().contains("memory of each rank"));
     /// # Ok::<(), accelerate::Error>(())
     /// ```
-    pub fn plan(&self) -> Vec<Plan> {
+    pub fn plan(&self) -> Plans {
         let plan = |model: &PreparedParameters| match model.engine.plan() {
             Some(plan) => plan.clone(),
             None => plan_data_parallel(&inventory(&model.store), &self.config().ddp, self.num_processes()),
         };
-        self.session().objects().models().map(|model| plan(&model)).collect()
+        Plans(self.session().objects().models().map(|model| plan(&model)).collect())
     }
 
     /// Prepares one optimizer.

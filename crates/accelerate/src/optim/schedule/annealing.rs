@@ -35,7 +35,7 @@ pub struct CosineAnnealingLr {
 
 #[derive(Debug)]
 struct Annealing {
-    t_max: u64,
+    t_max: usize,
     eta_min: f64,
 }
 
@@ -62,7 +62,7 @@ impl CosineAnnealingLr {
     /// `t_max` is 0.
     pub fn new(optimizer: &impl Optimizer, t_max: usize, eta_min: f64) -> Result<Self> {
         positive("CosineAnnealingLr", "t_max", t_max)?;
-        let rule = Annealing { t_max: t_max as u64, eta_min };
+        let rule = Annealing { t_max, eta_min };
         Ok(Self { clock: Clock::start(optimizer.handle(), |tick| rule.rate(tick)), rule })
     }
 }

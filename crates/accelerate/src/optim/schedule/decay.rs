@@ -31,7 +31,7 @@ pub struct LambdaLr {
 }
 
 /// A multiplier of the initial rate for each step, counted from 0.
-type Lambda = Box<dyn Fn(u64) -> f64 + Send>;
+type Lambda = Box<dyn Fn(usize) -> f64 + Send>;
 
 /// One function for all groups, or one for each.
 struct Lambdas(Vec<Lambda>);
@@ -51,7 +51,7 @@ impl fmt::Debug for Lambdas {
 
 impl LambdaLr {
     /// Uses one function for all parameter groups; sets the rates for the first step.
-    pub fn new(optimizer: &impl Optimizer, lambda: impl Fn(u64) -> f64 + Send + 'static) -> Self {
+    pub fn new(optimizer: &impl Optimizer, lambda: impl Fn(usize) -> f64 + Send + 'static) -> Self {
         Self::start(optimizer, Lambdas(vec![Box::new(lambda)]))
     }
 
@@ -100,7 +100,7 @@ pub struct StepLr {
 
 #[derive(Debug)]
 struct Stairs {
-    step_size: u64,
+    step_size: usize,
     gamma: f64,
 }
 
@@ -118,7 +118,7 @@ impl StepLr {
     /// `step_size` is 0.
     pub fn new(optimizer: &impl Optimizer, step_size: usize, gamma: f64) -> Result<Self> {
         positive("StepLr", "step_size", step_size)?;
-        let rule = Stairs { step_size: step_size as u64, gamma };
+        let rule = Stairs { step_size, gamma };
         Ok(Self { clock: Clock::start(optimizer.handle(), |tick| rule.rate(tick)), rule })
     }
 }
@@ -153,7 +153,7 @@ pub struct MultiStepLr {
 
 #[derive(Debug)]
 struct Milestones {
-    milestones: Vec<u64>,
+    milestones: Vec<usize>,
     gamma: f64,
 }
 
@@ -168,7 +168,7 @@ impl MultiStepLr {
     /// Starts the schedule. Steps in any order; one that is listed twice counts twice. PyTorch's default
     /// for `gamma` is 0.1.
     pub fn new(optimizer: &impl Optimizer, milestones: &[usize], gamma: f64) -> Self {
-        let milestones = milestones.iter().map(|&milestone| milestone as u64).collect();
+        let milestones = milestones.to_vec();
         let rule = Milestones { milestones, gamma };
         Self { clock: Clock::start(optimizer.handle(), |tick| rule.rate(tick)), rule }
     }
@@ -243,7 +243,7 @@ pub struct PolynomialLr {
 
 #[derive(Debug)]
 struct Polynomial {
-    total_iters: u64,
+    total_iters: usize,
     power: f64,
 }
 
@@ -265,7 +265,7 @@ impl PolynomialLr {
     /// `total_iters` is 0.
     pub fn new(optimizer: &impl Optimizer, total_iters: usize, power: f64) -> Result<Self> {
         positive("PolynomialLr", "total_iters", total_iters)?;
-        let rule = Polynomial { total_iters: total_iters as u64, power };
+        let rule = Polynomial { total_iters, power };
         Ok(Self { clock: Clock::start(optimizer.handle(), |tick| rule.rate(tick)), rule })
     }
 }

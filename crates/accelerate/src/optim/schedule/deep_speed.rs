@@ -15,18 +15,18 @@ pub struct DeepSpeedLr {
 #[derive(Debug)]
 struct Rule {
     schedule: DeepSpeedSchedule,
-    total: Option<u64>,
+    total: Option<usize>,
 }
 
 impl Rule {
     fn rate(&self, tick: &Tick) -> f64 {
-        self.schedule.lr(tick.epoch, tick.base_lr)
+        self.schedule.lr(tick.epoch as u64, tick.base_lr)
     }
 }
 
 impl DeepSpeedLr {
     pub(crate) fn new(handle: &OptimizerHandle, schedule: DeepSpeedSchedule) -> Self {
-        let rule = Rule { total: schedule.total_num_steps(), schedule };
+        let rule = Rule { total: schedule.total_num_steps().map(|total| total as usize), schedule };
         Self { clock: Clock::start(handle, |tick| rule.rate(tick)), rule }
     }
 }

@@ -40,7 +40,7 @@ pub struct LinearLr {
 struct Line {
     start_factor: f64,
     end_factor: f64,
-    total_iters: u64,
+    total_iters: usize,
 }
 
 impl Line {
@@ -70,7 +70,7 @@ impl LinearLr {
         share("LinearLr", "start_factor", start_factor)?;
         share("LinearLr", "end_factor", end_factor)?;
         positive("LinearLr", "total_iters", total_iters)?;
-        let rule = Line { start_factor, end_factor, total_iters: total_iters as u64 };
+        let rule = Line { start_factor, end_factor, total_iters };
         Ok(Self { clock: Clock::start(optimizer.handle(), |tick| rule.rate(tick)), rule })
     }
 }
@@ -108,7 +108,7 @@ pub struct Warmup<S> {
     /// Stands at its step 0 throughout the warmup.
     scheduler: S,
     clock: Clock,
-    warmup: u64,
+    warmup: usize,
     start_factor: f64,
 }
 
@@ -123,7 +123,7 @@ impl<S: LrScheduler> Warmup<S> {
             let (name, found) = ("last_epoch of the schedule to warm up", scheduler.last_epoch() as f64);
             return Err(OptimError::Setting { owner: "Warmup", name, found, wanted: "0, before any step" }.into());
         }
-        let (warmup, first) = (warmup as u64, scheduler.get_last_lr());
+        let first = scheduler.get_last_lr();
         let clock = Clock::start(scheduler.handle(), |tick| warm(tick, &first, warmup, start_factor));
         Ok(Self { scheduler, clock, warmup, start_factor })
     }
@@ -135,7 +135,7 @@ impl<S: LrScheduler> Warmup<S> {
 }
 
 /// The rate in the warmup towards the `first` rates of the schedule that follows.
-fn warm(tick: &Tick, first: &[f64], warmup: u64, start_factor: f64) -> f64 {
+fn warm(tick: &Tick, first: &[f64], warmup: usize, start_factor: f64) -> f64 {
     // One rate for each group, by construction.
     let goal = first.get(tick.group).copied().unwrap_or(tick.base_lr);
     if warmup <= tick.epoch {
@@ -166,15 +166,15 @@ impl<S: LrScheduler> LrScheduler for Warmup<S> {
         &self.clock.handle
     }
 
-    fn last_epoch(&self) -> u64 {
+    fn last_epoch(&self) -> usize {
         self.clock.last_epoch
     }
 
-    fn total_steps(&self) -> Option<u64> {
+    fn total_steps(&self) -> Option<usize> {
         self.scheduler.total_steps().map(|steps| steps.saturating_add(self.warmup))
     }
 
-    fn num_training_steps(&self) -> Option<u64> {
+    fn num_training_steps(&self) -> Option<usize> {
         self.scheduler.num_training_steps().map(|steps| steps.saturating_add(self.warmup))
     }
 

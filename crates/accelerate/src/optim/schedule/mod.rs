@@ -73,16 +73,16 @@ pub trait LrScheduler: Send + 'static {
 
     /// Number of steps since the start, 0 for a new scheduler. PyTorch's name, though it counts calls
     /// of [`step`](Self::step) and not epochs.
-    fn last_epoch(&self) -> u64;
+    fn last_epoch(&self) -> usize;
 
     /// The last step the schedule answers, if it has an end.
-    fn total_steps(&self) -> Option<u64> {
+    fn total_steps(&self) -> Option<usize> {
         None
     }
 
     /// The number of steps that the schedule is laid out for, if it is for any: after them its rate does not change any more.
     /// A prepared scheduler warns where they cannot end with the loop.
-    fn num_training_steps(&self) -> Option<u64> {
+    fn num_training_steps(&self) -> Option<usize> {
         self.total_steps()
     }
 
@@ -112,10 +112,10 @@ pub trait LrScheduler: Send + 'static {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SchedulerState {
     /// Steps since the start.
-    pub last_epoch: u64,
+    pub last_epoch: usize,
     /// Calls of `step`, the one inside the constructor included.
     #[serde(rename = "_step_count")]
-    pub step_count: u64,
+    pub step_count: usize,
     /// The rates that factors multiply, one for each parameter group.
     pub base_lrs: Vec<f64>,
     /// The rates set last.
@@ -130,7 +130,7 @@ pub struct SchedulerState {
 struct Tick {
     group: usize,
     /// Steps since the start; 0 in the constructor.
-    epoch: u64,
+    epoch: usize,
     /// The group's rate before any schedule.
     base_lr: f64,
     /// The group's rate now.
@@ -141,7 +141,7 @@ struct Tick {
 #[derive(Debug)]
 struct Clock {
     handle: OptimizerHandle,
-    last_epoch: u64,
+    last_epoch: usize,
     base_lrs: Vec<f64>,
     last_lr: Vec<f64>,
 }
@@ -219,11 +219,11 @@ macro_rules! scheduler {
             fn handle(&self) -> &crate::optim::OptimizerHandle {
                 &self.clock.handle
             }
-            fn last_epoch(&self) -> u64 {
+            fn last_epoch(&self) -> usize {
                 self.clock.last_epoch
             }
             $(
-                fn num_training_steps(&self) -> Option<u64> {
+                fn num_training_steps(&self) -> Option<usize> {
                     Option::from(self.rule.$length)
                 }
             )?

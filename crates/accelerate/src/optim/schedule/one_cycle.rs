@@ -41,7 +41,7 @@ impl OneCycleLr {
     /// # Errors
     /// As [`with_settings`](Self::with_settings).
     pub fn new(optimizer: &impl Optimizer, max_lr: f64, total_steps: usize) -> Result<Self> {
-        let settings = OneCycle { total_steps: total_steps as u64, ..OneCycle::default() };
+        let settings = OneCycle { total_steps, ..OneCycle::default() };
         Self::with_settings(optimizer, &[max_lr], settings)
     }
 
@@ -101,11 +101,11 @@ impl LrScheduler for OneCycleLr {
         &self.clock.handle
     }
 
-    fn last_epoch(&self) -> u64 {
+    fn last_epoch(&self) -> usize {
         self.clock.last_epoch
     }
 
-    fn total_steps(&self) -> Option<u64> {
+    fn total_steps(&self) -> Option<usize> {
         Some(self.cycle.total_steps)
     }
 

@@ -35,8 +35,8 @@ pub struct LinearWithWarmup {
 
 #[derive(Debug)]
 struct Linear {
-    warmup: u64,
-    total: u64,
+    warmup: usize,
+    total: usize,
 }
 
 impl Linear {
@@ -48,7 +48,7 @@ impl Linear {
 impl LinearWithWarmup {
     /// Starts the schedule and sets the rates for the first step.
     pub fn new(optimizer: &impl Optimizer, warmup: usize, total: usize) -> Self {
-        let rule = Linear { warmup: warmup as u64, total: total as u64 };
+        let rule = Linear { warmup, total };
         Self { clock: Clock::start(optimizer.handle(), |tick| rule.rate(tick)), rule }
     }
 }
@@ -81,7 +81,7 @@ pub struct ConstantWithWarmup {
 
 #[derive(Debug)]
 struct Constant {
-    warmup: u64,
+    warmup: usize,
 }
 
 impl Constant {
@@ -93,7 +93,7 @@ impl Constant {
 impl ConstantWithWarmup {
     /// Starts the schedule and sets the rates for the first step.
     pub fn new(optimizer: &impl Optimizer, warmup: usize) -> Self {
-        let rule = Constant { warmup: warmup as u64 };
+        let rule = Constant { warmup };
         Self { clock: Clock::start(optimizer.handle(), |tick| rule.rate(tick)), rule }
     }
 }
@@ -126,8 +126,8 @@ pub struct CosineWithWarmup {
 
 #[derive(Debug)]
 struct Cosine {
-    warmup: u64,
-    total: u64,
+    warmup: usize,
+    total: usize,
     num_cycles: f64,
 }
 
@@ -146,7 +146,7 @@ impl CosineWithWarmup {
 
     /// Follows `num_cycles` waves after the warmup; 0.5 falls from the full rate to 0 once.
     pub fn with_num_cycles(optimizer: &impl Optimizer, warmup: usize, total: usize, num_cycles: f64) -> Self {
-        let rule = Cosine { warmup: warmup as u64, total: total as u64, num_cycles };
+        let rule = Cosine { warmup, total, num_cycles };
         Self { clock: Clock::start(optimizer.handle(), |tick| rule.rate(tick)), rule }
     }
 }
@@ -186,9 +186,9 @@ pub struct CosineWithHardRestartsWithWarmup {
 
 #[derive(Debug)]
 struct Restarts {
-    warmup: u64,
-    total: u64,
-    num_cycles: u64,
+    warmup: usize,
+    total: usize,
+    num_cycles: usize,
 }
 
 impl Restarts {
@@ -202,7 +202,7 @@ impl CosineWithHardRestartsWithWarmup {
     /// Starts the schedule and sets the rates for the first step. The default of `transformers` for
     /// `num_cycles` is 1.
     pub fn new(optimizer: &impl Optimizer, warmup: usize, total: usize, num_cycles: usize) -> Self {
-        let rule = Restarts { warmup: warmup as u64, total: total as u64, num_cycles: num_cycles as u64 };
+        let rule = Restarts { warmup, total, num_cycles };
         Self { clock: Clock::start(optimizer.handle(), |tick| rule.rate(tick)), rule }
     }
 }
@@ -237,8 +237,8 @@ pub struct InverseSqrtWithWarmup {
 
 #[derive(Debug)]
 struct InverseSqrt {
-    warmup: u64,
-    timescale: u64,
+    warmup: usize,
+    timescale: usize,
 }
 
 impl InverseSqrt {
@@ -256,7 +256,7 @@ impl InverseSqrtWithWarmup {
 
     /// Chooses the root's unit: `timescale` steps after the warmup, the rate is down to `1 / sqrt(2)`.
     pub fn with_timescale(optimizer: &impl Optimizer, warmup: usize, timescale: usize) -> Self {
-        let rule = InverseSqrt { warmup: warmup as u64, timescale: timescale as u64 };
+        let rule = InverseSqrt { warmup, timescale };
         Self { clock: Clock::start(optimizer.handle(), |tick| rule.rate(tick)), rule }
     }
 }
@@ -296,8 +296,8 @@ pub struct PolynomialWithWarmup {
 
 #[derive(Debug)]
 struct Polynomial {
-    warmup: u64,
-    total: u64,
+    warmup: usize,
+    total: usize,
     lr_end: f64,
     power: f64,
 }
@@ -338,7 +338,7 @@ impl PolynomialWithWarmup {
         if !power.is_finite() || power <= 0.0 {
             return Err(OptimError::Setting { owner, name: "power", found: power, wanted: "above 0" }.into());
         }
-        let rule = Polynomial { warmup: warmup as u64, total: total as u64, lr_end, power };
+        let rule = Polynomial { warmup, total, lr_end, power };
         Ok(Self { clock: Clock::start(optimizer.handle(), |tick| rule.rate(tick)), rule })
     }
 }

@@ -33,7 +33,7 @@ fn optim_a_warmup_goes_on_from_every_step() {
         let (mut second, mut resumed) = start(7.0);
         resumed.load_state_dict(&serde_json::from_str(&text).unwrap()).unwrap();
         second.load_state_dict(&optimizer.state_dict().unwrap()).unwrap();
-        assert_eq!(resumed.last_epoch(), stop as u64);
+        assert_eq!(resumed.last_epoch(), stop);
         assert_eq!(rates(&mut second, &mut resumed, 10 - stop), whole[stop..], "stopped after {stop} steps");
     }
 }
