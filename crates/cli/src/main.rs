@@ -9,6 +9,7 @@ mod estimate_memory;
 mod flags;
 mod launch;
 mod man;
+mod merge_weights;
 mod new;
 mod resolve;
 mod settings;
@@ -45,6 +46,7 @@ enum Command {
     Test(test::Arguments),
     Env(env::Arguments),
     EstimateMemory(estimate_memory::Arguments),
+    MergeWeights(merge_weights::Arguments),
     #[command(name = "to-fsdp2")]
     ToFsdp2(to_fsdp2::Arguments),
     Completions(completions::Arguments),
@@ -69,6 +71,7 @@ fn main() -> ExitCode {
         Command::Doctor(arguments) => return doctor::run(&arguments),
         Command::Env(arguments) => env::run(&arguments).map(success).map_err(Into::into),
         Command::EstimateMemory(arguments) => estimate_memory::run(&arguments).map(success),
+        Command::MergeWeights(arguments) => merge_weights::run(&arguments).map(success),
         Command::ToFsdp2(arguments) => to_fsdp2::run(&arguments),
         Command::Completions(arguments) => completions::run(&arguments).map(success).map_err(Into::into),
         Command::Man(arguments) => man::run(&arguments).map(success),

@@ -10,6 +10,7 @@ mod index;
 mod json;
 mod manifest;
 mod parallel;
+mod pytorch;
 mod shards;
 mod shown;
 mod size;
@@ -21,6 +22,10 @@ pub use manifest::{
     SaveManifest, SavedFile, TEMPORARY_SUFFIX, is_saved_file_name, is_temporary_file_of, temporary_prefix,
 };
 pub use parallel::{ParallelFiles, TensorEntry};
+pub use pytorch::{
+    Chunk, DistributedCheckpoint, DistributedTensor, MAX_PICKLE_BYTES, Run, StoredBytes, StoredTensor, TorchFile,
+    TorchTensor,
+};
 pub use shards::{WeightFiles, is_weight_file_of, plan_shards, shard_file_names};
 pub use shown::{listed, shown};
 pub use size::{format_size, parse_size};

@@ -13,6 +13,7 @@ mod flags;
 mod help;
 mod logs;
 mod man;
+mod merge_weights;
 mod orphans;
 mod output;
 mod programs;

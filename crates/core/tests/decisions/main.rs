@@ -23,6 +23,7 @@ mod plan_memory;
 mod plan_sharded;
 mod power_sgd;
 mod profile;
+mod pytorch_files;
 mod questions;
 mod sampler;
 mod schedule;
