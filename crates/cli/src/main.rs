@@ -11,6 +11,7 @@ mod examples;
 mod flags;
 mod launch;
 mod man;
+mod merge_weights;
 mod new;
 mod output;
 mod resolve;
@@ -58,6 +59,7 @@ enum Command {
     Test(test::Arguments),
     Env(env::Arguments),
     EstimateMemory(estimate_memory::Arguments),
+    MergeWeights(merge_weights::Arguments),
     #[command(name = "to-fsdp2")]
     ToFsdp2(to_fsdp2::Arguments),
     Checkpoint(checkpoint::Arguments),
@@ -96,6 +98,7 @@ fn run(command: Command) -> Result<ExitCode, Box<dyn Error>> {
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Env(arguments) => env::run(&arguments).map(success),
         Command::EstimateMemory(arguments) => estimate_memory::run(&arguments).map(success),
+        Command::MergeWeights(arguments) => merge_weights::run(&arguments).map(success),
         Command::ToFsdp2(arguments) => to_fsdp2::run(&arguments),
         Command::Checkpoint(arguments) => checkpoint::run(&arguments),
         Command::Completions(arguments) => completions::run(&arguments).map(success),

@@ -14,6 +14,7 @@ pub(crate) mod deep_speed;
 pub(crate) mod environment;
 pub(crate) mod layout;
 pub(crate) mod plan;
+pub(crate) mod pytorch;
 pub(crate) mod settings;
 pub(crate) mod weight_files;
 
@@ -52,6 +53,8 @@ pub(crate) enum ErrorKind {
     Layout(#[from] layout::LayoutErrorKind),
     #[error(transparent)]
     Plan(#[from] plan::PlanErrorKind),
+    #[error(transparent)]
+    Pytorch(#[from] pytorch::PytorchErrorKind),
     #[error(transparent)]
     Settings(#[from] settings::SettingsErrorKind),
     #[error(transparent)]
@@ -141,9 +144,9 @@ impl Error {
         matches!(self.0.kind, ErrorKind::Data(_))
     }
 
-    /// A weight file's size, name or index cannot be understood.
+    /// A weight file, its size, name or index cannot be understood.
     pub fn is_weight_files(&self) -> bool {
-        matches!(self.0.kind, ErrorKind::WeightFiles(_))
+        matches!(self.0.kind, ErrorKind::WeightFiles(_) | ErrorKind::Pytorch(_))
     }
 }
 

@@ -10,6 +10,7 @@ mod index;
 mod json;
 mod manifest;
 mod parallel;
+mod pytorch;
 mod shards;
 mod shown;
 mod size;
@@ -22,6 +23,10 @@ pub use manifest::{
     temporary_prefix,
 };
 pub use parallel::{ParallelFiles, TensorEntry};
+pub use pytorch::{
+    Chunk, DistributedCheckpoint, DistributedTensor, MAX_PICKLE_BYTES, Run, StoredBytes, StoredTensor, TorchFile,
+    TorchTensor,
+};
 pub use shards::{WeightFiles, is_weight_file_of, plan_shards, shard_file_names};
 pub(crate) use shown::shortened_reason;
 pub use shown::{listed, shown};

@@ -16,6 +16,7 @@ mod flags;
 mod help;
 mod logs;
 mod man;
+mod merge_weights;
 mod orphans;
 mod output;
 mod programs;

@@ -188,7 +188,7 @@ impl<'de> Entries<'de> for WeightMap {
     }
 }
 
-fn is_plain_file_name(name: &str) -> bool {
+pub(super) fn is_plain_file_name(name: &str) -> bool {
     let is_within = !["", ".", ".."].contains(&name) && !name.contains(['/', '\\']);
     is_within && name.len() <= MAX_FILE_NAME_BYTES && !name.chars().any(char::is_control)
 }

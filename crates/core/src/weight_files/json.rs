@@ -74,7 +74,7 @@ impl<'de> Deserialize<'de> for Key<'de> {
     }
 }
 
-fn check_name(name: &str) -> Result<(), String> {
+pub(super) fn check_name(name: &str) -> Result<(), String> {
     let (bytes, most) = (name.len(), Header::MAX_NAME_BYTES);
     if bytes > most {
         return Err(format!("the name `{}` is {bytes} bytes long, and at most {most} are read", shown(name)));

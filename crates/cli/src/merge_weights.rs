@@ -1,0 +1,108 @@
+//! `accelerate merge-weights`: one safetensors file, made of the parts that many processes have saved.
+
+mod error;
+mod input;
+mod output;
+
+use std::error::Error;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use accelerate_core::weight_files::{DEFAULT_MAX_SHARD_BYTES, format_size, listed, parse_size};
+use clap::Args;
+use error::MergeError;
+
+/// Names of this many bytes are listed in a message.
+const MOST_LISTED_BYTES: usize = 300;
+
+/// Merge the weights of a sharded checkpoint into model.safetensors.
+///
+/// The checkpoint is a folder that PyTorch wrote in parts (torch.distributed.checkpoint, which Python Accelerate uses for
+/// SHARDED_STATE_DICT), or one with safetensors shards or PyTorch's .bin files. Nothing in a file is executed: whatever is
+/// no tensor is left out and named. No more than one tensor is in memory at a time.
+#[derive(Debug, Args)]
+#[command(after_help = "Every flag may also be spelled with - instead of _.")]
+#[command(after_long_help = "Examples:\n  \
+    The model of a checkpoint that Python Accelerate has saved with FSDP:\n    \
+      accelerate merge-weights checkpoints/checkpoint_0/pytorch_model_fsdp_0 merged\n  \
+    One file of several shards, however large:\n    \
+      accelerate merge-weights model merged --max_shard_size 1TB\n\n\
+    Every flag may also be spelled with - instead of _ (--max-shard-size).\n\n\
+    Nothing in the output folder is replaced: weights that are there already are an error.\n\
+    Exit code: 0; 1 if the checkpoint cannot be read or the result not be written; 2 for wrong flags.")]
+pub(crate) struct Arguments {
+    /// The folder of the checkpoint.
+    #[arg(value_name = "CHECKPOINT_DIRECTORY")]
+    checkpoint_directory: PathBuf,
+
+    /// The folder for the merged weights. It is made if it is absent.
+    #[arg(value_name = "OUTPUT_PATH")]
+    output_path: PathBuf,
+
+    /// The largest file to write. More than that becomes several files and model.safetensors.index.json.
+    #[arg(long = "max_shard_size", alias = "max-shard-size", value_name = "SIZE", default_value = "10GB")]
+    #[arg(value_parser = parse_size)]
+    max_shard_size: u64,
+
+    /// Remove the folder of the checkpoint, with all that is in it, after merging.
+    #[arg(long = "remove_checkpoint_dir", alias = "remove-checkpoint-dir")]
+    remove_checkpoint_dir: bool,
+
+    /// Refused: it would write pytorch_model.bin, which is a program that runs wherever it is loaded.
+    #[arg(long = "unsafe_serialization", alias = "unsafe-serialization")]
+    unsafe_serialization: bool,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
+    let Arguments { checkpoint_directory, output_path, .. } = arguments;
+    if arguments.unsafe_serialization {
+        return Err(MergeError::UnsafeSerialization.into());
+    }
+    if arguments.remove_checkpoint_dir {
+        check_apart(checkpoint_directory, output_path)?;
+    }
+    let mut weights = input::open(checkpoint_directory)?;
+    tell_what_is_left_out(&weights);
+    let (num_tensors, num_bytes) = (weights.tensors.len(), weights.num_bytes());
+    let written = output::write(&mut weights, output_path, arguments.max_shard_size)?;
+    crate::print_message(&format!(
+        "accelerate merge-weights: {num_tensors} tensor(s), {}, are in {}",
+        format_size(num_bytes),
+        written.display()
+    ));
+    if arguments.remove_checkpoint_dir {
+        let failed = |source| MergeError::Remove { path: checkpoint_directory.clone(), source };
+        fs::remove_dir_all(checkpoint_directory).map_err(failed)?;
+        crate::print_message(&format!("accelerate merge-weights: {} is removed", checkpoint_directory.display()));
+    }
+    Ok(())
+}
+
+/// Makes sure that what is written is not removed afterwards.
+fn check_apart(checkpoint: &Path, output: &Path) -> Result<(), MergeError> {
+    // The folders of the output that do not exist yet are made below the last one that does.
+    let existing = output.ancestors().find_map(|folder| match folder.as_os_str().is_empty() {
+        true => fs::canonicalize(".").ok(),
+        false => fs::canonicalize(folder).ok(),
+    });
+    match (fs::canonicalize(checkpoint), existing) {
+        (Ok(checkpoint), Some(output_folder)) if output_folder.starts_with(&checkpoint) => {
+            Err(MergeError::OutputWithin { output: output.to_owned(), checkpoint })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn tell_what_is_left_out(weights: &input::Weights) {
+    let tell = |what: &str, names: &[String]| {
+        if !names.is_empty() {
+            let listed = listed(names, MOST_LISTED_BYTES);
+            crate::print_message(&format!("accelerate merge-weights: left out, because {what}: {listed}"));
+        }
+    };
+    tell("they are no tensors", &weights.others);
+    tell("they are other names of tensors that are written", &weights.tied);
+    tell("the index does not name them", &weights.unlisted);
+}
+
+const _: () = assert!(DEFAULT_MAX_SHARD_BYTES == 10_000_000_000, "the default of --max_shard_size says so");

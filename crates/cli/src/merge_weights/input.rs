@@ -1,0 +1,284 @@
+//! What a folder has of weights, whatever has written them: names, and the places of their data.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use accelerate_core::files::other_than_file;
+use accelerate_core::weight_files::{
+    DistributedCheckpoint, Header, Index, MAX_PICKLE_BYTES, StoredBytes, StoredTensor, TorchFile, choose_weight_file,
+    shown,
+};
+use safetensors::Dtype;
+
+use super::error::MergeError;
+
+/// The names of PyTorch's own files.
+const BIN: &str = "pytorch_model.bin";
+const BIN_INDEX: &str = "pytorch_model.bin.index.json";
+
+/// The weights of a checkpoint. Of their data nothing has been read.
+#[derive(Debug, Default)]
+pub(super) struct Weights {
+    pub(super) files: Files,
+    pub(super) tensors: Vec<Tensor>,
+    /// The names of what is no tensor.
+    pub(super) others: Vec<String>,
+    /// Further names of tensors.
+    pub(super) tied: Vec<String>,
+    /// Tensors that no index names.
+    pub(super) unlisted: Vec<String>,
+}
+
+impl Weights {
+    pub(super) fn num_bytes(&self) -> u64 {
+        self.tensors.iter().fold(0, |sum, tensor| sum.saturating_add(tensor.num_bytes()))
+    }
+}
+
+/// A tensor, in one piece or in several.
+#[derive(Debug)]
+pub(super) struct Tensor {
+    pub(super) name: String,
+    pub(super) dtype: Dtype,
+    pub(super) shape: Vec<u64>,
+    pub(super) pieces: Vec<Piece>,
+}
+
+impl Tensor {
+    pub(super) fn num_bytes(&self) -> u64 {
+        self.pieces.iter().map(|piece| piece.stored.num_bytes()).fold(0, u64::saturating_add)
+    }
+}
+
+/// A part of a tensor in a file.
+#[derive(Debug)]
+pub(super) struct Piece {
+    pub(super) file: usize,
+    /// Where it begins in the tensor.
+    pub(super) offsets: Vec<u64>,
+    pub(super) stored: StoredTensor,
+}
+
+/// Files by number. One of them is open at a time: a checkpoint may have more than a process may open.
+#[derive(Debug, Default)]
+pub(super) struct Files {
+    paths: Vec<PathBuf>,
+    open: Option<(usize, File, u64)>,
+}
+
+impl Files {
+    fn add(&mut self, path: PathBuf) -> usize {
+        self.paths.push(path);
+        self.paths.len() - 1
+    }
+
+    pub(super) fn path(&self, number: usize) -> &Path {
+        self.paths.get(number).map_or(Path::new(""), PathBuf::as_path)
+    }
+
+    /// The file and its length. Devices and pipes have no end, and are refused.
+    pub(super) fn get(&mut self, number: usize) -> Result<(&mut File, u64), MergeError> {
+        if self.open.as_ref().is_some_and(|(open, ..)| *open != number) {
+            self.open = None;
+        }
+        let (_, file, num_bytes) = match self.open {
+            Some(ref mut open) => open,
+            None => {
+                let (file, num_bytes) = open_file(self.path(number))?;
+                self.open.insert((number, file, num_bytes))
+            }
+        };
+        Ok((file, *num_bytes))
+    }
+}
+
+pub(super) fn unreadable(path: &Path) -> impl FnOnce(std::io::Error) -> MergeError {
+    let path = path.to_owned();
+    move |source| MergeError::Unreadable { path, source }
+}
+
+fn open_file(path: &Path) -> Result<(File, u64), MergeError> {
+    // Asked before opening: to open a pipe is to wait for its writer.
+    let kind = fs::metadata(path).map_err(unreadable(path))?.file_type();
+    if let Some(found) = other_than_file(kind) {
+        return Err(MergeError::Kind { path: path.to_owned(), found, wanted: "a file" });
+    }
+    let file = File::open(path).map_err(unreadable(path))?;
+    let num_bytes = file.metadata().map_err(unreadable(path))?.len();
+    Ok((file, num_bytes))
+}
+
+/// All of a file, which has at most so many bytes.
+fn read_all(path: &Path, most_bytes: u64) -> Result<Vec<u8>, MergeError> {
+    let (file, found_bytes) = open_file(path)?;
+    if found_bytes > most_bytes {
+        return Err(MergeError::Large { path: path.to_owned(), found_bytes, most_bytes });
+    }
+    let mut content = Vec::new();
+    // The file may have grown since.
+    file.take(most_bytes).read_to_end(&mut content).map_err(unreadable(path))?;
+    Ok(content)
+}
+
+/// Looks for weights in a folder.
+pub(super) fn open(folder: &Path) -> Result<Weights, MergeError> {
+    let metadata = fs::metadata(folder).map_err(unreadable(folder))?;
+    if !metadata.is_dir() {
+        let found = other_than_file(metadata.file_type()).unwrap_or("a file");
+        return Err(MergeError::Kind { path: folder.to_owned(), found, wanted: "the folder of a checkpoint" });
+    }
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).map_err(unreadable(folder))? {
+        names.push(entry.map_err(unreadable(folder))?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    let borrowed: Vec<&str> = names.iter().map(String::as_str).collect();
+    let has = |name: &str| borrowed.contains(&name);
+    if has(DistributedCheckpoint::FILE_NAME) {
+        return open_distributed(folder);
+    }
+    match choose_weight_file(&borrowed) {
+        Some(index) if index.ends_with(".json") => open_index(&folder.join(index), safetensors_tensors),
+        Some(file) => open_single(&folder.join(file), safetensors_tensors),
+        None if has(BIN) => open_single(&folder.join(BIN), torch_tensors),
+        None if has(BIN_INDEX) => open_index(&folder.join(BIN_INDEX), torch_tensors),
+        None => {
+            let is_checkpoint = |path: &PathBuf| path.join(DistributedCheckpoint::FILE_NAME).is_file();
+            let within = borrowed.iter().map(|name| folder.join(name)).filter(is_checkpoint).take(4).collect();
+            Err(MergeError::NoCheckpoint { folder: folder.to_owned(), within })
+        }
+    }
+}
+
+fn open_distributed(folder: &Path) -> Result<Weights, MergeError> {
+    let path = folder.join(DistributedCheckpoint::FILE_NAME);
+    let metadata = read_all(&path, MAX_PICKLE_BYTES)?;
+    let checkpoint = DistributedCheckpoint::read(&metadata);
+    let checkpoint = checkpoint.map_err(|source| MergeError::Damaged { path, source })?;
+    drop(metadata);
+    let mut files = Files::default();
+    for file in &checkpoint.files {
+        files.add(folder.join(file));
+    }
+    let mut tensors = Vec::with_capacity(checkpoint.tensors.len());
+    let mut lengths = HashMap::new();
+    for described in &checkpoint.tensors {
+        let mut pieces = Vec::with_capacity(described.chunks.len());
+        for chunk in &described.chunks {
+            let key = || shown(&described.key);
+            let path = files.path(chunk.file).to_owned();
+            if !path.exists() {
+                return Err(MergeError::MissingFile { path, key: key() });
+            }
+            let (start, end) = (chunk.range.start, chunk.range.end);
+            let (file, found_bytes) = files.get(chunk.file)?;
+            if end > found_bytes {
+                return Err(MergeError::BeyondFile { path, key: key(), start, end, found_bytes });
+            }
+            lengths.insert(chunk.file, found_bytes);
+            let stored = StoredTensor::read(file, chunk.range.clone())
+                .and_then(|stored| chunk.check(&stored, described).map(|()| stored))
+                .map_err(|source| MergeError::DamagedPart { path, key: key(), start, end, source })?;
+            pieces.push(Piece { file: chunk.file, offsets: chunk.offsets.clone(), stored });
+        }
+        let (name, shape) = (described.name.clone(), described.shape.clone());
+        tensors.push(Tensor { name, dtype: described.dtype, shape, pieces });
+    }
+    let weights = Weights { files, tensors, others: checkpoint.others, ..Weights::default() };
+    // Each part has a place of its own, or a short file could become a long one.
+    let (tensor_bytes, file_bytes) = (weights.num_bytes(), lengths.values().sum());
+    if tensor_bytes > file_bytes {
+        return Err(MergeError::Repeated { folder: folder.to_owned(), tensor_bytes, file_bytes });
+    }
+    Ok(weights)
+}
+
+/// What a file has: its tensors, and the names of what is none.
+type Contents = (Vec<(String, StoredTensor)>, Vec<String>);
+
+/// Reads what is in an open file of this length.
+type Reader = fn(&mut File, u64) -> accelerate_core::Result<Contents>;
+
+fn safetensors_tensors(file: &mut File, num_bytes: u64) -> accelerate_core::Result<Contents> {
+    let header = Header::read(file, num_bytes)?;
+    let tensor = |entry: &accelerate_core::weight_files::HeaderEntry| {
+        let range = header.data_at() + entry.start..header.data_at() + entry.end;
+        let shape = entry.shape.iter().map(|&size| size as u64).collect();
+        let storage = StoredBytes { range, crc32: None };
+        (entry.name.clone(), StoredTensor::contiguous(entry.dtype, shape, storage))
+    };
+    Ok((header.entries().iter().map(tensor).collect(), Vec::new()))
+}
+
+fn torch_tensors(file: &mut File, _: u64) -> accelerate_core::Result<Contents> {
+    let TorchFile { tensors, others } = TorchFile::read(file)?;
+    Ok((tensors.into_iter().map(|tensor| (tensor.name, tensor.stored)).collect(), others))
+}
+
+fn open_single(path: &Path, read: Reader) -> Result<Weights, MergeError> {
+    let mut weights = Weights::default();
+    let contents = weights.read_file(path, read)?;
+    weights.take(0, contents);
+    Ok(weights)
+}
+
+fn open_index(path: &Path, read: Reader) -> Result<Weights, MergeError> {
+    let json = read_all(path, Index::MAX_BYTES)?;
+    let damaged = |source| MergeError::Damaged { path: path.to_owned(), source };
+    let index = Index::from_json(&String::from_utf8_lossy(&json)).map_err(damaged)?;
+    let mut names_in: BTreeMap<&str, HashSet<&str>> = BTreeMap::new();
+    for (name, file) in &index.weight_map {
+        names_in.entry(file).or_default().insert(name);
+    }
+    let mut weights = Weights::default();
+    for (number, (file, mut wanted)) in names_in.into_iter().enumerate() {
+        let path = path.with_file_name(file);
+        if let Some(key) = wanted.iter().next().filter(|_| !path.exists()) {
+            return Err(MergeError::MissingFile { path, key: shown(key) });
+        }
+        let (mut tensors, others) = weights.read_file(&path, read)?;
+        tensors.retain(|(name, _)| {
+            let is_wanted = wanted.remove(name.as_str());
+            if !is_wanted {
+                weights.unlisted.push(name.clone());
+            }
+            is_wanted
+        });
+        if let Some(key) = wanted.iter().min() {
+            return Err(MergeError::WrongIndex { path, key: shown(key) });
+        }
+        weights.take(number, (tensors, others));
+    }
+    Ok(weights)
+}
+
+impl Weights {
+    /// Reads what is in the next file.
+    fn read_file(&mut self, path: &Path, read: Reader) -> Result<Contents, MergeError> {
+        let number = self.files.add(path.to_owned());
+        let (file, num_bytes) = self.files.get(number)?;
+        read(file, num_bytes).map_err(|source| MergeError::Damaged { path: path.to_owned(), source })
+    }
+
+    /// Takes up what is in a file. What has the same elements as a tensor before is another name of that.
+    fn take(&mut self, file: usize, (tensors, others): Contents) {
+        self.others.extend(others);
+        let mut known: HashMap<StoredBytes, Vec<StoredTensor>> = HashMap::new();
+        for (name, stored) in tensors {
+            // Without elements, all of them are in the same place.
+            if stored.num_bytes() > 0 {
+                let alike = known.entry(stored.storage().clone()).or_default();
+                if alike.contains(&stored) {
+                    self.tied.push(name);
+                    continue;
+                }
+                alike.push(stored.clone());
+            }
+            let (dtype, shape) = (stored.dtype(), stored.shape().to_vec());
+            let pieces = vec![Piece { file, offsets: vec![0; shape.len()], stored }];
+            self.tensors.push(Tensor { name, dtype, shape, pieces });
+        }
+    }
+}
