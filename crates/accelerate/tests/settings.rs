@@ -187,7 +187,7 @@ fn a_device_that_is_none_is_named_with_its_place() {
     let path = folder.path().join("run.yaml");
     std::fs::write(&path, "mixed_precision: no\ntorch_device: tpu\n").unwrap();
     let error = Accelerator::builder().config_file(&path).build().unwrap_err();
-    let wanted = format!("torch_device is \"tpu\" ({}:2)", path.display());
+    let wanted = format!("torch_device is \"tpu\" ({}:2:1)", path.display());
     assert!(error.is_config() && error.to_string().contains(&wanted), "{error}");
 }
 
@@ -199,7 +199,7 @@ fn a_file_is_read_without_a_launcher_and_code_goes_before_it() {
     let build = |builder: accelerate::AcceleratorBuilder| builder.cpu(true).config_file(&path).build();
     let accelerator = build(Accelerator::builder()).unwrap();
     assert_eq!((accelerator.mixed_precision(), accelerator.gradient_accumulation_steps()), (Bf16, 4));
-    assert_eq!(accelerator.config().origin("mixed_precision").to_string(), format!("{}:1", path.display()));
+    assert_eq!(accelerator.config().origin("mixed_precision").to_string(), format!("{}:1:1", path.display()));
     let accelerator = build(Accelerator::builder().gradient_accumulation_steps(2)).unwrap();
     assert_eq!(accelerator.gradient_accumulation_steps(), 2);
     std::fs::write(&path, "mixed_precison: bf16\n").unwrap();

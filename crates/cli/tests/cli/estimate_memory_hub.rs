@@ -310,7 +310,7 @@ fn wrong_answers_are_told_from_models(
     let folder = tempfile::tempdir().unwrap();
     let server = hub_but(is_meant, move |_, stream| send(stream, status, headers, body.as_bytes()));
     let found = ask(&server.address, folder.path(), "org/model", &[("HF_TOKEN", TOKEN)]);
-    found.expect(1, &["accelerate: error: ", words]);
+    found.expect(1, &["accelerate estimate-memory: error: ", words]);
     assert!(!found.stderr.contains("signature"), "{}", found.stderr);
 }
 

@@ -197,7 +197,7 @@ fn new_writes_over_nothing() {
 #[case(&["new", "demo", "--accelerate", "absent"], "name the folder of a clone")]
 fn new_refuses_with_a_cure(#[case] arguments: &[&str], #[case] cure: &str) {
     let (folder, libtorch) = (tempfile::tempdir().unwrap(), libtorch("2.11.0"));
-    finished(in_folder(folder.path(), libtorch.path(), arguments)).expect(1, &["accelerate: error: ", cure]);
+    finished(in_folder(folder.path(), libtorch.path(), arguments)).expect(1, &[": error: ", cure]);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
@@ -207,7 +207,7 @@ fn new_with_a_wrong_libtorch_leaves_nothing_and_the_next_try_works() {
     let (folder, wrong, right) = (tempfile::tempdir().unwrap(), libtorch("2.9.1"), libtorch("2.11.0"));
     for (named, found) in [(wrong.path(), "libtorch 2.9.1"), (Path::new("absent"), "where there is nothing")] {
         let refused = finished(in_folder(folder.path(), named, &["new", "demo", "--path", "my projects/demo"]));
-        refused.expect(1, &["accelerate: error: LIBTORCH", found, "2.11.0", "unset LIBTORCH", "accelerate setup"]);
+        refused.expect(1, &["accelerate new: error: LIBTORCH", found, "2.11.0", "unset LIBTORCH", "accelerate setup"]);
         assert_eq!((refused.stdout.as_str(), fs::read_dir(folder.path()).unwrap().count()), ("", 0));
     }
     let new = finished(in_folder(folder.path(), right.path(), &["new", "demo", "--path", "my projects/demo"]));
@@ -272,8 +272,8 @@ fn with_program(folder: &Path, name: &str, script: &str) -> OsString {
 #[rstest]
 #[case(&["doctor"], "c++", "PROBLEM C++ compiler: `c++ --version` printed more than")]
 #[case(&["doctor"], "rustc", "PROBLEM rustc: `rustc --version` printed more than")]
-#[case(&["setup"], "python3", "accelerate: error: `python3 -c")]
-#[case(&["new", "demo"], "python3", "accelerate: error: `python3 -c")]
+#[case(&["setup"], "python3", "accelerate setup: error: `python3 -c")]
+#[case(&["new", "demo"], "python3", "accelerate new: error: `python3 -c")]
 #[case(&["launch", "no-such-program"], "cargo", "accelerate launch: error: `")]
 fn a_program_that_floods_is_ended_and_named(#[case] words: &[&str], #[case] program: &str, #[case] said: &str) {
     let project = project();
@@ -300,7 +300,7 @@ fn a_download_that_fails_is_told_shortly(#[case] download: &str, #[case] said: &
     let mut command = in_folder(project.path(), Path::new(""), &["setup"]);
     command.env("PATH", with_program(project.path(), "python3", &script));
     let setup = finished(command);
-    setup.expect(1, &["accelerate: error: ", said]);
+    setup.expect(1, &["accelerate setup: error: ", said]);
     assert!(setup.stderr.len() < 3000, "{} bytes", setup.stderr.len());
 }
 
