@@ -78,6 +78,15 @@ pub struct Arguments {
     #[arg(long, value_name = "N", value_parser = at_least_one, help_heading = "Training")]
     pub gradient_accumulation_steps: Option<usize>,
 
+    /// Save a checkpoint of the whole run every N steps, in `checkpoints` of --output_dir; the two newest are kept
+    #[arg(long, value_name = "N", value_parser = at_least_one, help_heading = "Training")]
+    pub save_every: Option<usize>,
+
+    /// Go on from the newest checkpoint in --output_dir, with the same options, on any number of processes; where there is
+    /// none, begin
+    #[arg(long, help_heading = "Training")]
+    pub resume: bool,
+
     /// Start of all random numbers: initial weights, shuffling and dropout
     #[arg(long, value_name = "N", default_value_t = 42, help_heading = "Training")]
     pub seed: u64,

@@ -9,7 +9,7 @@ use accelerate::optim::{AcceleratedOptimizer, AcceleratedScheduler, AdamW, Linea
 use accelerate::tch::{self, Tensor};
 use accelerate::{
     Accelerator, DataLoaderConfiguration, Error, MixedPrecision, PrepareModelOptions, PreparedModel,
-    ProjectConfiguration, ReduceOp, SaveModelOptions, main_println, set_seed,
+    ProjectConfiguration, ReduceOp, Registered, SaveModelOptions, main_println, set_seed,
 };
 use anyhow::Context;
 use nlp_example::arguments::{Arguments, Precision};
@@ -69,6 +69,9 @@ fn main() -> anyhow::Result<()> {
     }
 
     let mut training = Training::prepare(&accelerator, &arguments, &splits, &tokenizer, model)?;
+    if arguments.resume {
+        training.resume(&arguments.output_dir)?;
+    }
     let history = training.run(arguments.num_epochs())?;
     let samples_per_second = training.samples_per_second();
     save(&accelerator, &training.model, &config, &tokenizer, &history, &arguments.output_dir)?;
@@ -94,8 +97,14 @@ fn accelerator(arguments: &Arguments) -> accelerate::Result<Accelerator> {
             data_seed: Some(arguments.seed),
             ..Default::default()
         })
-        // The model is read back at the end, on every machine.
-        .project_config(ProjectConfiguration { save_on_each_node: Some(true), ..Default::default() });
+        .project_config(ProjectConfiguration {
+            project_dir: Some(arguments.output_dir.clone()),
+            automatic_checkpoint_naming: Some(true),
+            total_limit: Some(2),
+            // The model is read back at the end, on every machine.
+            save_on_each_node: Some(true),
+            ..Default::default()
+        });
     if let Some(steps) = arguments.gradient_accumulation_steps {
         builder = builder.gradient_accumulation_steps(steps);
     }
@@ -121,6 +130,16 @@ fn trained_tokenizer(accelerator: &Accelerator, train: &Table) -> anyhow::Result
     Ok(TextTokenizer::from_json(&json[0])?)
 }
 
+/// How far the run is: part of every checkpoint.
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
+struct Done {
+    epochs: usize,
+    /// Of the epochs that are done.
+    history: History,
+    /// Of the epoch that is under way, averaged over the processes.
+    losses: Vec<f64>,
+}
+
 /// Everything the loop needs, prepared.
 struct Training<'a> {
     accelerator: &'a Accelerator,
@@ -130,6 +149,8 @@ struct Training<'a> {
     dev_loader: Loader,
     scheduler: AcceleratedScheduler<LinearWithWarmup>,
     num_labels: usize,
+    done: Registered<Done>,
+    save_every: Option<usize>,
     /// Time spent in training steps alone.
     time: Duration,
     num_samples: usize,
@@ -162,6 +183,7 @@ impl<'a> Training<'a> {
         let (model, optimizer, train_loader, dev_loader, scheduler) =
             accelerator.prepare((model, optimizer, train_loader, dev_loader, scheduler))?;
         let (time, num_samples, scores) = (Duration::ZERO, 0, None);
+        let (done, save_every) = (accelerator.register_for_checkpointing(Done::default()), arguments.save_every);
         Ok(Self {
             accelerator,
             model,
@@ -170,6 +192,8 @@ impl<'a> Training<'a> {
             dev_loader,
             scheduler,
             num_labels,
+            done,
+            save_every,
             time,
             num_samples,
             scores,
@@ -182,26 +206,46 @@ impl<'a> Training<'a> {
             true => Progress::new(total_steps),
             false => Progress::hidden(),
         };
-        let mut history = History::default();
-        for epoch in 1..=num_epochs {
+        loop {
+            let epoch = self.done.lock().epochs + 1;
+            if num_epochs < epoch {
+                break;
+            }
             progress.begin_epoch(epoch, num_epochs);
             let losses = self.train_one_epoch(&mut progress)?;
             let mean = losses.iter().sum::<f64>() / losses.len().max(1) as f64;
-            history.losses.extend(losses);
             let scores = evaluate(self.accelerator, &self.model, &self.dev_loader, self.num_labels)?;
-            history.accuracies.push((history.losses.len(), scores.accuracy));
+            let mut done = self.done.lock();
+            done.epochs = epoch;
+            done.losses.clear();
+            done.history.losses.extend(losses);
+            let num_steps = done.history.losses.len();
+            done.history.accuracies.push((num_steps, scores.accuracy));
             progress.print(&format!("epoch {epoch}/{num_epochs}: loss={mean:.4} {scores}"));
             self.scores = Some(scores);
         }
         progress.finish();
-        Ok(history)
+        Ok(self.done.lock().history.clone())
     }
 
-    /// Goes through the training split once and returns the loss of each batch, averaged over the processes.
+    /// Goes on from the newest checkpoint in `folder`, if there is one.
+    fn resume(&mut self, folder: &Path) -> anyhow::Result<()> {
+        if !folder.join("checkpoints").exists() {
+            main_println!(self.accelerator, "there is no checkpoint in {}; training begins", folder.display());
+            return Ok(());
+        }
+        let checkpoint = self.accelerator.load_state(None)?;
+        let steps = self.done.lock().history.losses.len() + self.done.lock().losses.len();
+        main_println!(self.accelerator, "goes on from {}, after {steps} batches", checkpoint.display());
+        Ok(())
+    }
+
+    /// Goes through what is left of the training split in this epoch, and returns the loss of each of its batches, averaged
+    /// over the processes.
     fn train_one_epoch(&mut self, progress: &mut Progress) -> accelerate::Result<Vec<f64>> {
-        let Self { accelerator, model, optimizer, scheduler, .. } = self;
-        let started_at = Instant::now();
-        let mut losses = Vec::new();
+        let Self { accelerator, model, optimizer, scheduler, done, .. } = self;
+        let mut started_at = Instant::now();
+        let (mut losses, mut num_steps) = (Vec::new(), 0);
         model.params().train();
         for batch in self.train_loader.iter()? {
             let batch = batch?;
@@ -218,18 +262,34 @@ impl<'a> Training<'a> {
                 let rate = scheduler.get_last_lr().first().copied().unwrap_or_default();
                 progress.step(|| Ok::<_, Error>((loss.f_double_value(&[])?, rate)))?;
             }
+            self.num_samples += batch.labels.size()[0] as usize * accelerator.num_processes();
+            num_steps += usize::from(accelerator.sync_gradients());
+            let is_due = |every: usize| accelerator.sync_gradients() && num_steps.is_multiple_of(every);
+            if self.save_every.is_some_and(is_due) {
+                self.time += started_at.elapsed();
+                done.lock().losses.extend(means(accelerator, &mut losses)?);
+                accelerator.save_state(None)?;
+                started_at = Instant::now();
+            }
         }
         self.time += started_at.elapsed();
-        self.num_samples += self.train_loader.total_dataset_length();
-        // One exchange for the whole epoch; a step has no other than that of its gradients.
-        let losses = accelerator.reduce(&Tensor::f_stack(&losses, 0)?, ReduceOp::Mean)?;
-        Ok(Vec::<f64>::try_from(losses)?)
+        let rest = means(accelerator, &mut losses)?;
+        Ok(std::mem::take(&mut done.lock().losses).into_iter().chain(rest).collect())
     }
 
     /// Texts learned from by all processes together, per second.
     fn samples_per_second(&self) -> f64 {
         self.num_samples as f64 / self.time.as_secs_f64().max(f64::EPSILON)
     }
+}
+
+/// The losses so far as means over the processes, in one exchange: a step has no other than that of its gradients.
+fn means(accelerator: &Accelerator, losses: &mut Vec<Tensor>) -> accelerate::Result<Vec<f64>> {
+    if losses.is_empty() {
+        return Ok(Vec::new());
+    }
+    let losses = std::mem::take(losses);
+    Ok(Vec::<f64>::try_from(accelerator.reduce(&Tensor::f_stack(&losses, 0)?, ReduceOp::Mean)?)?)
 }
 
 fn dev_loader(dev: &Table, tokenizer: &TextTokenizer, arguments: &Arguments) -> anyhow::Result<DataLoader<Batch>> {

@@ -21,7 +21,7 @@ const SIZE: (u32, u32) = (960, 540);
 /// assert!(svg.starts_with("<svg") && svg.contains("bert on reviews"));
 /// # Ok::<(), nlp_example::plot::PlotError>(())
 /// ```
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct History {
     /// Mean training loss of each optimizer step, from step 1 on. Values that are not finite leave gaps.
     pub losses: Vec<f64>,

@@ -106,3 +106,46 @@ fn trains_saves_and_scores_the_same_when_read_back(
     let curve = std::fs::read_to_string(folder.path().join("out/loss.svg")).unwrap();
     assert!(curve.starts_with("<svg") && curve.trim_end().ends_with("</svg>"));
 }
+
+/// The last line of a run, without how fast it was.
+fn scores(printed: &str) -> String {
+    let last = printed.lines().last().unwrap_or_default();
+    last.split(" samples_per_second").next().unwrap_or_default().to_owned()
+}
+
+/// Goes on in the middle of an epoch from what a longer run has saved, on as many processes and on others.
+#[rstest]
+#[case::one_rank(1, 1, true)]
+#[case::two_ranks(2, 2, true)]
+#[case::another_number_of_ranks(2, 1, false)]
+fn a_run_that_is_resumed_ends_as_one_that_nobody_disturbed(
+    #[case] before: usize,
+    #[case] after: usize,
+    #[case] is_exact: bool,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).into_os_string();
+    std::fs::write(path("train.tsv"), table(70)).unwrap();
+    std::fs::write(path("dev.tsv"), table(21)).unwrap();
+    let run = |num_processes: usize, options: &[&str]| {
+        let mut args = vec!["--train_file".into(), path("train.tsv"), "--validation_file".into(), path("dev.tsv")];
+        args.extend(["--output_dir".into(), path("out"), "--batch_size".into(), "6".into(), "--cpu".into()]);
+        args.extend(["--num_epochs", "2", "--save_every", "4"].iter().chain(options).map(Into::into));
+        let program = Program::Executable(env!("CARGO_BIN_EXE_nlp_example").into());
+        let config = LaunchConfig {
+            args,
+            num_cpu_threads_per_process: Some(1),
+            environment: vec![("ACCELERATE_USE_CPU".into(), "true".into())],
+            ..LaunchConfig::new(program, num_processes)
+        };
+        String::from_utf8(output_of(&config)).unwrap()
+    };
+    assert!(run(before, &["--resume"]).contains("training begins"));
+    let undisturbed = run(before, &[]);
+    // The newest checkpoint is in the middle of the second epoch.
+    let resumed = run(after, &["--resume"]);
+    assert!(resumed.contains("goes on from") && !resumed.contains("epoch 1/2"), "{resumed}");
+    if is_exact {
+        assert_eq!(scores(&resumed), scores(&undisturbed));
+    }
+}
