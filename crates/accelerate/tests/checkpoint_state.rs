@@ -4,7 +4,7 @@
 
 use accelerate::data::Generator;
 use accelerate::data::{DataLoader, DataLoaderShard, VecDataset};
-use accelerate::nn::{Linear, Module, ModuleFn, ParamStore};
+use accelerate::nn::{BatchNorm1d, Linear, Module, ModuleFn, ParamStore};
 use accelerate::optim::{AcceleratedOptimizer, AcceleratedScheduler, AdamW, LinearWithWarmup};
 use accelerate::tch::{Kind, Tensor};
 use accelerate::{
@@ -335,7 +335,58 @@ fn what_cannot_be_saved_or_loaded_says_why() {
     training.train(1).unwrap();
     training.accelerator.save_state(folder.path()).unwrap();
     let loaded = accelerator().load_state(folder.path()).unwrap_err().to_string();
-    assert!(loaded.contains("optimizer was not prepared") || loaded.contains("not prepared"), "{loaded}");
+    assert!(loaded.contains("model, optimizer, scheduler was not prepared"), "{loaded}");
+    // A value that JSON turns into null is told when it is saved, and not when it is missing.
+    let other = accelerator();
+    let best = other.register_for_checkpointing(f64::INFINITY);
+    assert!(error(other.save_state(folder.path().join("other"))).contains("JSON has neither infinities"));
+    *best.lock() = 1.0;
+    other.save_state(folder.path().join("other")).unwrap();
+}
+
+/// Both have a model.safetensors.
+#[test]
+fn a_checkpoint_and_a_model_that_was_saved_by_itself_do_not_destroy_each_other() {
+    let training = training(Accelerator::builder().cpu(true).build().unwrap()).unwrap();
+    for saves_model_first in [true, false] {
+        let folder = tempfile::tempdir().unwrap();
+        let save_model = || training.accelerator.save_model(&training.model, folder.path(), &Default::default());
+        let save_state = || training.accelerator.save_state(folder.path()).map(drop);
+        let (first, second): (&dyn Fn() -> Result<()>, &dyn Fn() -> Result<()>) =
+            if saves_model_first { (&save_model, &save_state) } else { (&save_state, &save_model) };
+        first().unwrap();
+        let error = second().unwrap_err().to_string();
+        assert!(error.contains("model.safetensors belongs to the save of"), "{error}");
+        first().unwrap();
+        training.accelerator.load_checkpoint_in_model(&training.model, folder.path()).unwrap();
+    }
+}
+
+/// Each rank has statistics of its own rows until the next forward pass takes over those of rank 0.
+#[test]
+fn buffers_are_those_of_rank_0() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |loads: bool| {
+        testing::ranks(2, Accelerator::builder(), |accelerator| {
+            let store = ParamStore::new(accelerator.device());
+            let norm = BatchNorm1d::new(store.root(), 3, Default::default())?;
+            let model = accelerator.prepare(ModuleFn::new(&store, move |rows: &Tensor| norm.forward(rows)))?;
+            if loads {
+                accelerator.load_state(folder.path())?;
+            } else {
+                let rank = accelerator.process_index() as f64;
+                let rows = Tensor::arange(12, (Kind::Float, accelerator.device())).view([4, 3]) * (rank + 1.0);
+                accelerator.backward(&model.forward(&rows)?.square().sum(None))?;
+                accelerator.save_state(folder.path())?;
+            }
+            let state = model.params().state_dict()?;
+            state.iter().map(|(_, tensor)| numbers(tensor)).collect::<Result<Vec<_>>>()
+        })
+        .unwrap()
+    };
+    let saved = run(false);
+    assert_eq!(saved[0], saved[1], "all ranks go on with the buffers of rank 0");
+    assert_eq!(run(true), saved);
 }
 
 #[test]

@@ -15,6 +15,8 @@ mod tensors;
 mod values;
 mod verify;
 
+pub(crate) use verify::is_as_saved;
+
 use std::error::Error;
 use std::process::ExitCode;
 

@@ -8,7 +8,8 @@ use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use accelerate_core::weight_files::{DEFAULT_MAX_SHARD_BYTES, format_size, listed, parse_size};
+use accelerate_core::checkpoint::{DESCRIPTION, STEM};
+use accelerate_core::weight_files::{DEFAULT_MAX_SHARD_BYTES, SaveManifest, format_size, listed, parse_size};
 use clap::Args;
 use error::MergeError;
 
@@ -58,6 +59,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     if arguments.unsafe_serialization {
         return Err(MergeError::UnsafeSerialization.into());
     }
+    check_own(checkpoint_directory, arguments.remove_checkpoint_dir)?;
     if arguments.remove_checkpoint_dir {
         check_apart(checkpoint_directory, output_path)?;
     }
@@ -72,8 +74,34 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     ));
     if arguments.remove_checkpoint_dir {
         let failed = |source| MergeError::Remove { path: checkpoint_directory.clone(), source };
-        fs::remove_dir_all(checkpoint_directory).map_err(failed)?;
+        // The folder of this process cannot be removed as `.`.
+        let folder = fs::canonicalize(checkpoint_directory).unwrap_or_else(|_| checkpoint_directory.clone());
+        fs::remove_dir_all(folder).map_err(failed)?;
         crate::print_message(&format!("accelerate merge-weights: {} is removed", checkpoint_directory.display()));
+    }
+    Ok(())
+}
+
+/// Of what this library has saved, only weights that are whole and as they were saved are merged, and nothing is removed: a
+/// checkpoint holds more than weights.
+fn check_own(folder: &Path, removes: bool) -> Result<(), Box<dyn Error>> {
+    let folder_of = || folder.to_owned();
+    if removes && fs::symlink_metadata(folder).is_ok_and(|found| found.is_symlink()) {
+        return Err(MergeError::RemovesLink { link: folder_of() }.into());
+    }
+    // What is not there, or is no folder, is told by whoever reads it.
+    let Ok(entries) = fs::read_dir(folder) else { return Ok(()) };
+    let names: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    let has_manifest = names.iter().any(|name| SaveManifest::stem(name).is_some());
+    let is_checkpoint = names.iter().any(|name| name == DESCRIPTION || *name == SaveManifest::file_name(STEM));
+    if is_checkpoint && removes {
+        return Err(MergeError::RemovesCheckpoint { folder: folder_of() }.into());
+    }
+    if is_checkpoint && names.iter().any(|name| name.starts_with("model") && name.contains(".rank-")) {
+        return Err(MergeError::InRanks { folder: folder_of() }.into());
+    }
+    if (is_checkpoint || has_manifest) && !crate::checkpoint::is_as_saved(folder)? {
+        return Err(MergeError::NotAsSaved { folder: folder_of() }.into());
     }
     Ok(())
 }

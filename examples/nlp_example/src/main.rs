@@ -235,7 +235,10 @@ impl<'a> Training<'a> {
             return Ok(());
         }
         let checkpoint = self.accelerator.load_state(None)?;
-        let steps = self.done.lock().history.losses.len() + self.done.lock().losses.len();
+        let steps = {
+            let done = self.done.lock();
+            done.history.losses.len() + done.losses.len()
+        };
         main_println!(self.accelerator, "goes on from {}, after {steps} batches", checkpoint.display());
         Ok(())
     }

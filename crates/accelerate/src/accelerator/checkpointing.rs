@@ -7,12 +7,12 @@ use crate::checkpoint::{
 };
 use crate::error::{CheckpointError, Error, Result};
 use crate::messages;
-use crate::session::{Object, ObjectState, Stateful};
+use crate::session::{Object, ObjectState, Stateful, check_same_objects};
 use accelerate_core::accumulation::WindowState;
 use accelerate_core::checkpoint::{checkpoint_name, outdated};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -53,7 +53,8 @@ impl<T> Clone for Registered<T> {
 }
 
 impl<T> Registered<T> {
-    /// The value, to look at or to change. A checkpoint that is saved from another thread waits until the guard is dropped.
+    /// The value, to look at or to change. Drop the guard before anything else asks for the value: a checkpoint that is saved or
+    /// loaded waits for it, and so does a second `lock`, also on the same thread, as with any [`Mutex`].
     pub fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -62,6 +63,8 @@ impl<T> Registered<T> {
 impl<T: Serialize + DeserializeOwned + Send> Stateful for Registered<T> {
     fn state_dict(&self) -> Result<ObjectState> {
         let values = serde_json::to_value(&*self.lock()).map_err(Error::other)?;
+        // Infinities become null, and nobody wants to learn that when the run is over.
+        serde_json::from_value::<T>(values.clone()).map_err(|source| CheckpointError::NotInJson { source })?;
         Ok(ObjectState { values, ..Default::default() })
     }
 
@@ -152,11 +155,12 @@ impl Accelerator {
     pub fn save_state(&self, output_dir: impl CheckpointFolder) -> Result<PathBuf> {
         let number_and_folder = self.folder_to_save(output_dir.path());
         let (iteration, folder) = self.group().agree_on_success("save_state", number_and_folder)?;
+        let between_steps = self.group().agree_on_success("save_state", self.check_between_steps())?;
         self.session().before_save()?;
-        let state = self.group().agree_on_success("save_state", self.run_state(iteration))?;
+        let state = self.group().agree_on_success("save_state", self.run_state(iteration, between_steps))?;
         save_checkpoint(&state, self.group(), &folder, &self.checkpoint_writers())?;
         if let Some(iteration) = iteration {
-            self.0.checkpoint_iteration.store(iteration + 1, Ordering::Relaxed);
+            self.0.checkpoint_iteration.store(iteration.saturating_add(1), Ordering::Relaxed);
             self.remove_outdated_checkpoints(iteration);
         }
         Ok(folder)
@@ -179,6 +183,9 @@ impl Accelerator {
     /// was saved, by path; [`is_config`](Error::is_config): other objects were prepared. Nothing is changed then. Those of
     /// objects that do not fit, by name. An error on every rank.
     pub fn load_state(&self, input_dir: impl CheckpointFolder) -> Result<PathBuf> {
+        let is_between_steps = self.session().gradient_state.sync_gradients();
+        let checked = if is_between_steps { Ok(()) } else { Err(CheckpointError::LoadInWindow.into()) };
+        self.group().agree_on_success("load_state", checked)?;
         let folder = self.folder_to_load(input_dir.path())?;
         let mut checkpoint = OpenCheckpoint::open(self.group(), &folder, &self.checkpoint_writers())?;
         let states = self.group().agree_on_success("load_state", self.states_in(&mut checkpoint))?;
@@ -187,17 +194,27 @@ impl Accelerator {
         Ok(folder)
     }
 
-    /// Everything to be saved. The name of a checkpoint is taken to be free.
-    fn run_state(&self, iteration: Option<usize>) -> Result<RunState> {
-        let session = self.session();
-        let WindowState { step, seen } = session.gradient_state.window_state();
-        if !session.gradient_state.sync_gradients() {
-            return Err(CheckpointError::MiddleOfWindow { seen }.into());
+    /// Where the accumulation of gradients stands, if nothing is being accumulated.
+    fn check_between_steps(&self) -> Result<WindowState> {
+        let gradient_state = &self.session().gradient_state;
+        let WindowState { step, seen } = gradient_state.window_state();
+        match gradient_state.sync_gradients() {
+            true => Ok(WindowState { step, seen: 0 }),
+            false => Err(CheckpointError::MiddleOfWindow { seen }.into()),
         }
+    }
+
+    /// Everything to be saved. The name of a checkpoint is taken to be free.
+    fn run_state(&self, iteration: Option<usize>, accumulation: WindowState) -> Result<RunState> {
+        let session = self.session();
         let mut objects = self.state_dict()?;
         objects.insert(RANDOM_STATES.to_owned(), random_states(self.process_index(), self.device())?);
         let shard_size = session.mesh.shape().shard_size();
-        Ok(RunState { objects, accumulation: WindowState { step, seen: 0 }, shard_size, iteration })
+        let mut may_differ = BTreeSet::new();
+        for (name, model) in session.objects().named_models() {
+            may_differ.extend(model.store.buffers().iter().map(|buffer| (name.clone(), buffer.name().to_owned())));
+        }
+        Ok(RunState { objects, may_differ, accumulation, shard_size, iteration })
     }
 
     /// The states of this process's objects in a checkpoint.
@@ -205,6 +222,9 @@ impl Accelerator {
         let place = (self.process_index(), self.num_processes());
         let layouts = self.session().objects().layouts();
         let names: Vec<String> = checkpoint.description.objects.keys().cloned().collect();
+        // Before anything is read.
+        let own = layouts.keys().map(String::as_str);
+        check_same_objects(own, names.iter().map(String::as_str).filter(|name| *name != RANDOM_STATES))?;
         let mut states = BTreeMap::new();
         for name in names {
             let own = layouts.get(&name).cloned().unwrap_or_default();
@@ -225,7 +245,7 @@ impl Accelerator {
         gradient_state.restart();
         gradient_state.restore_window(checkpoint.description.accumulation);
         if let Some(iteration) = checkpoint.description.iteration {
-            self.0.checkpoint_iteration.store(iteration + 1, Ordering::Relaxed);
+            self.0.checkpoint_iteration.store(iteration.saturating_add(1), Ordering::Relaxed);
         }
         Ok(())
     }
@@ -248,8 +268,10 @@ impl Accelerator {
             None if !project.names_checkpoints() => Err(CheckpointError::NoFolder.into()),
             None => {
                 let own = self.0.checkpoint_iteration.load(Ordering::Relaxed);
-                let found = checkpoints_in(&self.checkpoints_dir()).last().map_or(0, |(number, _)| number + 1);
-                let number = self.main_process_value(own.max(found))?;
+                let found = checkpoints_in(&self.checkpoints_dir());
+                let free = found.last().map_or(0, |(number, _)| number.saturating_add(1));
+                // Machines that share no folder may have others.
+                let number = self.values_of_all(own.max(free))?.into_iter().max().unwrap_or(own);
                 Ok((Some(number), project.checkpoint_dir(number)))
             }
         }
@@ -261,8 +283,10 @@ impl Accelerator {
             return Ok(folder);
         }
         let found = checkpoints_in(&self.checkpoints_dir());
-        let newest = found.iter().rev().find(|(_, is_committed)| *is_committed).map(|(number, _)| *number);
-        let Some(newest) = self.main_process_value(newest)? else {
+        let committed: BTreeSet<usize> = found.iter().filter(|(_, is)| *is).map(|(number, _)| *number).collect();
+        // Machines that share no folder may have been killed at different saves.
+        let everywhere = self.values_of_all(committed)?.into_iter().reduce(|one, other| &one & &other);
+        let Some(newest) = everywhere.and_then(|numbers| numbers.last().copied()) else {
             let folder = self.checkpoints_dir();
             let found = match found.len() {
                 0 => "no checkpoint_<number> is there".to_owned(),
@@ -278,10 +302,11 @@ impl Accelerator {
         Ok(self.project_configuration().checkpoint_dir(newest))
     }
 
-    /// The main process's value. Collective.
-    fn main_process_value<T: Serialize + DeserializeOwned>(&self, own: T) -> Result<T> {
+    /// The values of all processes, by rank. Collective.
+    fn values_of_all<T: Serialize + DeserializeOwned>(&self, own: T) -> Result<Vec<T>> {
         let bytes = serde_json::to_vec(&own).map_err(Error::other)?;
-        serde_json::from_slice(&self.group().broadcast_bytes(&bytes, 0)?).map_err(Error::other)
+        let all = self.group().all_gather_bytes(&bytes)?;
+        all.iter().map(|bytes| serde_json::from_slice(bytes).map_err(Error::other)).collect()
     }
 
     fn checkpoints_dir(&self) -> PathBuf {

@@ -5,7 +5,7 @@
 //! the manifest leaves the folder as it was. One that ends after it leaves files under their temporary names, and the
 //! next load or save gives them their names.
 
-use super::atomic::{PendingFile, io_error, names_in, remove, remove_abandoned, sample, sync_folder};
+use super::atomic::{PendingFile, folder_of, io_error, names_in, remove, remove_abandoned, sample, sync_folder};
 use super::fault;
 use super::reader::open_file;
 use crate::error::{Error, Result, WeightsError};
@@ -30,7 +30,9 @@ const COMMIT_POLL: Duration = Duration::from_millis(5);
 /// Makes a folder ready for a save of weights called `stem`: makes it if it is absent, finishes a save that was interrupted
 /// there, and makes room by removing what belongs to no save.
 pub(super) fn prepare_folder(folder: &Path, stem: &str) -> Result<()> {
+    let new: Vec<&Path> = folder.ancestors().take_while(|it| !it.as_os_str().is_empty() && !it.exists()).collect();
     fault::step().and_then(|()| fs::create_dir_all(folder)).map_err(io_error("create", folder))?;
+    new.into_iter().try_for_each(|made| sync_folder(folder_of(made)))?;
     // What cannot be finished is replaced: the new save is worth more than the one that was interrupted.
     finish_interrupted_saves(folder).or_else(|error| {
         messages::warning_here!("{error}; the save that begins now replaces it");
@@ -40,6 +42,20 @@ pub(super) fn prepare_folder(folder: &Path, stem: &str) -> Result<()> {
     let pending = read_manifest(folder, stem).unwrap_or_default();
     let listed = pending.into_iter().flat_map(|manifest| manifest.files).filter_map(|file| file.temporary_name);
     remove_abandoned(folder, stem, &listed.collect::<Vec<_>>())
+}
+
+/// Fails where another kind of save in the folder has files that this one would replace or remove: a checkpoint and a model
+/// that was saved by itself have files of the same names.
+pub(super) fn refuse_other_saves(folder: &Path, stem: &str, is_written: &dyn Fn(&str) -> bool) -> Result<()> {
+    for name in names_in(folder)? {
+        let Some(other) = SaveManifest::stem(&name).filter(|other| *other != stem) else { continue };
+        let Ok(Some(manifest)) = read_manifest(folder, other) else { continue };
+        if let Some(file) = manifest.files.iter().find(|file| is_written(&file.name)) {
+            let (path, manifest) = (folder.join(&file.name), name);
+            return Err(WeightsError::OfAnotherSave { path, manifest }.into());
+        }
+    }
+    Ok(())
 }
 
 /// Puts files of a save in their places, in this order, and removes what is left of earlier saves of the same `stem`.
@@ -58,7 +74,12 @@ pub(super) fn commit_instead(folder: &Path, stem: &str, files: Vec<SavedFile>) -
 }
 
 fn commit_manifest(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<()> {
-    let written = lock(folder).and_then(|lock| write_manifest(folder, stem, manifest).map(|()| lock));
+    let written = lock(folder).and_then(|lock| {
+        check_written(folder, manifest)?;
+        // Names have to be on the disk before what lists them.
+        sync_folder(folder)?;
+        write_manifest(folder, stem, manifest).map(|()| lock)
+    });
     let _lock = written.inspect_err(|_| {
         // Without the manifest they belong to nothing. The error that led here is the one to report.
         for name in manifest.files.iter().filter_map(|file| file.temporary_name.as_ref()) {
@@ -124,6 +145,19 @@ fn lock(folder: &Path) -> Result<Option<File>> {
             Err(_) => return Ok(None),
         }
     }
+}
+
+/// Makes sure that all files are there under their temporary names: a rank that has ended may have taken its own along.
+fn check_written(folder: &Path, manifest: &SaveManifest) -> Result<()> {
+    manifest.files.iter().try_for_each(|file| {
+        let path = folder.join(file.temporary_name.as_ref().unwrap_or(&file.name));
+        let found = fs::metadata(&path).map_err(io_error("read", &path))?.len();
+        if found != file.bytes {
+            let reason = format!("it has {found} bytes, and {} were written", file.bytes);
+            return Err(WeightsError::Header { path, reason }.into());
+        }
+        Ok(())
+    })
 }
 
 fn write_manifest(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<()> {

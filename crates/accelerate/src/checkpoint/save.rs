@@ -1,12 +1,12 @@
 //! A model's weights to files.
 
 use super::atomic::PendingFile;
-use super::folder::{check_own_names, commit_folder, prepare_folder};
+use super::folder::{check_own_names, commit_folder, prepare_folder, refuse_other_saves};
 use super::writer::{write_pending, written_kind};
 use crate::error::{Result, WeightsError};
 use crate::nn::ParamStore;
 use accelerate_core::config::FloatType;
-use accelerate_core::weight_files::{DEFAULT_STEM, Index, WeightFiles, parse_size};
+use accelerate_core::weight_files::{DEFAULT_STEM, Index, WeightFiles, is_weight_file_of, parse_size};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use tch::Tensor;
@@ -95,6 +95,7 @@ pub fn save_model_weights(
     let max_shard_bytes = options.check()?;
     let (folder, stem) = (folder.as_ref(), options.stem.as_str());
     prepare_folder(folder, stem)?;
+    refuse_other_saves(folder, stem, &|name| is_weight_file_of(name, stem))?;
     let tensors = distinct(state.iter());
     let mut sizes = Vec::with_capacity(tensors.len());
     for (name, tensor) in &tensors {

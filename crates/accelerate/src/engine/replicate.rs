@@ -232,9 +232,15 @@ impl Engine for Replicate {
         copy_from(&self.group, &self.store, source)
     }
 
-    /// The next step would learn the order, and a run that goes on from here could not.
+    /// The next step would learn the order, and take over rank 0's buffers; a run that goes on from here could not.
     fn before_save(&self) -> Result<()> {
-        self.learn_order()
+        self.learn_order()?;
+        // What the next forward pass would begin with.
+        if !self.buffers.is_empty() && self.buffers_are_due.swap(false, Ordering::Relaxed) {
+            let buffers: Vec<Tensor> = self.buffers.iter().map(Param::local).collect();
+            self.group.broadcast_coalesced(&buffers, 0)?;
+        }
+        Ok(())
     }
 
     /// Names of parameters in the order in which their gradients lie in the buckets. The order decides how sums are rounded

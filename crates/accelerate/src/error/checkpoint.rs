@@ -46,6 +46,24 @@ pub(crate) enum CheckpointError {
     NotHeld { object: String, name: String, missing: Range<usize> },
 
     #[error(
+        "{} would have {num_bytes} bytes, more than is read again; divide the model over fewer processes, or into fewer tensors",
+        path.display()
+    )]
+    LongDescription { path: PathBuf, num_bytes: usize },
+
+    #[error(
+        "load_state was called while gradients were being accumulated, and they would be added to those of the run that goes \
+         on; call it between steps"
+    )]
+    LoadInWindow,
+
+    #[error(
+        "a registered value cannot be brought back from what JSON holds of it: {source}; JSON has neither infinities nor NaN, \
+         so begin with an Option or f64::MAX"
+    )]
+    NotInJson { source: serde_json::Error },
+
+    #[error(
         "save_state was called while gradients were being accumulated ({seen} micro-batches so far), and they are not part of \
          a checkpoint; call it where accelerator.sync_gradients() is true"
     )]

@@ -122,6 +122,12 @@ pub(crate) enum WeightsError {
     )]
     SameName { path: PathBuf, first: String, second: String, mapped: String },
 
+    #[error(
+        "{} belongs to the save of {manifest} in the same folder, which would be lost; save into a folder of its own",
+        path.display()
+    )]
+    OfAnotherSave { path: PathBuf, manifest: String },
+
     #[error("{} cannot be used: {source}. Remove it if it is not from a save of weights", path.display())]
     Manifest { path: PathBuf, source: accelerate_core::Error },
 

@@ -13,7 +13,7 @@ pub(crate) use engine::{Concerns, Engine, ForwardScope, Visit};
 pub(crate) use gradient_state::{GradientState, LoaderGuard, LoaderPosition, ShortStep};
 pub(crate) use join::{Call, Join, Pass, Summary};
 pub(crate) use mesh::DeviceMesh;
-pub(crate) use registry::{Object, Objects, PreparedOptimizer, PreparedParameters};
+pub(crate) use registry::{Object, Objects, PreparedOptimizer, PreparedParameters, check_same_objects};
 pub use registry::{ObjectState, Stateful};
 
 use crate::error::Result;

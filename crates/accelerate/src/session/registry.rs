@@ -3,7 +3,8 @@
 use super::Engine;
 use crate::error::{Result, StateError};
 use crate::nn::{Layout, Param, ParamStore, ShardedStateDict};
-use std::collections::BTreeMap;
+use accelerate_core::weight_files::shown;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tch::Tensor;
@@ -188,6 +189,12 @@ impl Objects {
         })
     }
 
+    /// The models with their names, as [`Objects::state_dict`] has them.
+    pub(crate) fn named_models(&self) -> impl Iterator<Item = (String, Arc<PreparedParameters>)> {
+        let name = |number: usize| if number == 0 { "model".to_owned() } else { format!("model_{number}") };
+        self.models().enumerate().map(move |(number, model)| (name(number), model))
+    }
+
     /// With their names: the kind, and from the second of a kind on its number, as in `optimizer_1`.
     fn named(&self) -> BTreeMap<String, Arc<dyn Stateful>> {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
@@ -221,17 +228,26 @@ impl Objects {
     /// States of other objects; then nothing is changed. Those of the objects, by name.
     pub(crate) fn load_state_dict(&self, states: &BTreeMap<String, ObjectState>) -> Result<()> {
         let objects = self.named();
-        let missing: Vec<String> = objects.keys().filter(|name| !states.contains_key(*name)).cloned().collect();
-        let unexpected: Vec<String> = states.keys().filter(|name| !objects.contains_key(*name)).cloned().collect();
-        if !(missing.is_empty() && unexpected.is_empty()) {
-            let (missing, unexpected) = (missing.join(", "), unexpected.join(", "));
-            return Err(StateError::OtherObjects { missing, unexpected }.into());
-        }
+        check_same_objects(objects.keys().map(String::as_str), states.keys().map(String::as_str))?;
         for (name, object) in objects {
             states.get(&name).map_or(Ok(()), |state| object.load_state_dict(state)).map_err(|e| e.context(name))?;
         }
         Ok(())
     }
+}
+
+/// Fails unless the objects that were prepared are those of which there are states.
+pub(crate) fn check_same_objects<'a>(
+    prepared: impl Iterator<Item = &'a str>,
+    saved: impl Iterator<Item = &'a str>,
+) -> Result<()> {
+    let (prepared, saved): (BTreeSet<&str>, BTreeSet<&str>) = (prepared.collect(), saved.collect());
+    if prepared == saved {
+        return Ok(());
+    }
+    let list = |names: BTreeSet<&str>| names.into_iter().map(shown).collect::<Vec<_>>().join(", ");
+    let (missing, unexpected) = (list(&prepared - &saved), list(&saved - &prepared));
+    Err(StateError::OtherObjects { missing, unexpected }.into())
 }
 
 /// What a session has prepared. Replaced as a whole, so that a step borrows the list without copying it.

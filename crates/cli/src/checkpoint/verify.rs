@@ -123,6 +123,11 @@ fn expand(folder: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
     }
 }
 
+/// Is everything in a folder as its manifests say? False where there is none.
+pub(crate) fn is_as_saved(folder: &Path) -> Result<bool, Box<dyn Error>> {
+    Ok(Target::read(folder.to_owned())?.verify(&ProgressBar::hidden()).ok)
+}
+
 impl Target {
     fn read(folder: PathBuf) -> Result<Self, CheckpointError> {
         let names = list(&folder)?;

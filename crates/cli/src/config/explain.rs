@@ -58,6 +58,9 @@ pub(crate) struct Arguments {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
+    if let (Some(program), None) = (arguments.program.first(), &arguments.config_file) {
+        refuse_file(Path::new(program))?;
+    }
     let flags = arguments.settings.said.clone();
     let is_python = |program: &OsString| arguments.module || Program::guess(Path::new(program)).is_python();
     let is_for_python = arguments.program.first().is_some_and(is_python);
@@ -68,6 +71,19 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     };
     crate::print_result(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// A file of settings in the place of the program.
+#[derive(Debug, thiserror::Error)]
+#[error("{shown} stands where a program does, and looks like a configuration file; write --config_file {shown}")]
+struct FileAsProgram {
+    shown: String,
+}
+
+fn refuse_file(program: &Path) -> Result<(), FileAsProgram> {
+    let is_file = program.extension().is_some_and(|it| ["yaml", "yml", "json"].iter().any(|known| it == *known));
+    let shown = program.display().to_string().escape_debug().to_string();
+    if is_file { Err(FileAsProgram { shown }) } else { Ok(()) }
 }
 
 /// What a value is shown as: one line, and no secret.

@@ -15,6 +15,22 @@ pub(super) enum MergeError {
         output.display(), checkpoint.display()
     )]
     OutputWithin { output: PathBuf, checkpoint: PathBuf },
+    #[error(
+        "{} is a checkpoint of a whole run, of which weights are only a part; leave --remove_checkpoint_dir out",
+        folder.display()
+    )]
+    RemovesCheckpoint { folder: PathBuf },
+    #[error("{} is a link, and --remove_checkpoint_dir would leave what it leads to; name the folder itself", link.display())]
+    RemovesLink { link: PathBuf },
+    #[error(
+        "{} is a checkpoint of a sharded run, whose parts this command does not merge yet; load it with load_state on any \
+         number of processes, and call save_model", folder.display()
+    )]
+    InRanks { folder: PathBuf },
+    #[error(
+        "the files in {} are not as they were saved; `accelerate checkpoint verify` lists what is wrong", folder.display()
+    )]
+    NotAsSaved { folder: PathBuf },
     #[error("{} cannot be removed; the merged weights are complete", path.display())]
     Remove { path: PathBuf, source: io::Error },
     #[error("{} cannot be read", path.display())]

@@ -372,3 +372,10 @@ fn explain_calls_settings_as_files_do() {
     let json = home.run(&["config", "explain", "--json", "--config_file", text(&path)]).stdout;
     assert!(json.contains("\"setting\": \"fsdp_config.fsdp_transformer_layer_cls_to_wrap\""), "{json}");
 }
+
+#[test]
+fn a_file_in_the_place_of_the_program_is_not_explained_as_another_one() {
+    let mut command = accelerate();
+    command.args(["config", "explain", "run.yaml"]);
+    finished(command).expect(1, &["run.yaml stands where a program does", "--config_file run.yaml"]);
+}

@@ -307,3 +307,35 @@ fn a_full_disk_leaves_nothing_behind() {
     finished(command).expect(1, &["model.safetensors cannot be written", "File too large"]);
     assert!(!output.exists());
 }
+
+/// A folder with a checkpoint of this library, as far as this command looks at it.
+#[rstest]
+#[case::removing_more_than_weights(&["checkpoint.manifest.json"], &["--remove_checkpoint_dir"], "of which weights are only a part")]
+#[case::parts_of_ranks(&["checkpoint.json", "model.rank-00000-of-00002.safetensors"], &[], "is a checkpoint of a sharded run")]
+#[case::not_completed(&["checkpoint.json", "model.safetensors"], &[], "are not as they were saved")]
+#[case::another_manifest(&["model.manifest.json", "model.safetensors"], &[], "are not as they were saved")]
+fn own_checkpoints_are_merged_whole_or_not_at_all(
+    #[case] names: &[&str],
+    #[case] flags: &[&str],
+    #[case] wanted: &str,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in");
+    fs::create_dir(&input).unwrap();
+    names.iter().for_each(|name| fs::write(input.join(name), "{}").unwrap());
+    let mut command = accelerate();
+    command.arg("merge-weights").args([&input, &folder.path().join("out")]).args(flags);
+    finished(command).expect(1, &[wanted]);
+    assert!(input.join(names[0]).exists() && !folder.path().join("out").exists());
+}
+
+#[test]
+fn a_link_is_not_removed_in_place_of_what_it_leads_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = copied("dcp_fsdp_2");
+    let link = folder.path().join("link");
+    symlink(copy.path(), &link).unwrap();
+    let mut command = accelerate();
+    command.arg("merge-weights").args([&link, &folder.path().join("out")]).arg("--remove_checkpoint_dir");
+    finished(command).expect(1, &["is a link"]);
+}

@@ -22,6 +22,9 @@ pub struct HeldTensor {
     pub shape: Vec<usize>,
     /// Which elements of a sharded parameter it is, or is state of. `None` if it is whole.
     pub layout: Option<Layout>,
+    /// Ranks that hold it may hold other numbers, as of buffers: those of the first of them count.
+    #[serde(default)]
+    pub may_differ: bool,
 }
 
 impl HeldTensor {
@@ -100,6 +103,7 @@ type WithHolders<'a> = (&'a HeldTensor, Vec<usize>);
 ///
 /// let tensor = |name: &str, size| HeldTensor {
 ///     object: "model".into(), name: name.into(), dtype: Dtype::F32, shape: vec![size], layout: None,
+///     may_differ: false,
 /// };
 /// let own = vec![tensor("bias", 2), tensor("weight", 4)];
 /// let assignment = assign(&[own.clone(), own])?;
@@ -158,7 +162,8 @@ fn choose_writers(held: &[Vec<HeldTensor>]) -> Result<BTreeMap<&str, Vec<Piece<'
     let mut loads = vec![0u64; held.len()];
     let mut by_object: BTreeMap<&str, Vec<Piece<'_>>> = BTreeMap::new();
     for (held, holders) in pieces {
-        let Some(&writer) = holders.iter().min_by_key(|&&rank| loads[rank]) else { continue };
+        let least_loaded = || holders.iter().min_by_key(|&&rank| loads[rank]);
+        let Some(&writer) = (if held.may_differ { holders.first() } else { least_loaded() }) else { continue };
         loads[writer] = loads[writer].saturating_add(held.num_bytes());
         by_object.entry(&held.object).or_default().push(Piece { held, writer });
     }

@@ -14,6 +14,8 @@ const FORMAT: &str = "accelerate-checkpoint";
 const VERSION: u32 = 1;
 /// More processes than any job has had.
 const MOST_RANKS: usize = 1 << 20;
+/// More steps than any run takes.
+const MOST_STEPS: usize = usize::MAX >> 8;
 
 /// What the folder of a checkpoint holds: the objects of a run, where each of their tensors lies, and what they have besides
 /// tensors. It is the file [`DESCRIPTION`](super::DESCRIPTION), which the manifest of the folder vouches for.
@@ -30,6 +32,9 @@ const MOST_RANKS: usize = 1 << 20;
 pub struct Checkpoint {
     format: String,
     version: u32,
+    /// Differs from save to save, and is the same in all folders of one.
+    #[serde(default)]
+    pub id: String,
     /// Number of processes that the run had.
     pub world_size: usize,
     /// How many of them divided a model's parameters among themselves.
@@ -108,6 +113,7 @@ impl Checkpoint {
         Self {
             format: FORMAT.to_owned(),
             version: VERSION,
+            id: String::new(),
             world_size,
             shard_size: 1,
             iteration: None,
@@ -151,6 +157,10 @@ impl Checkpoint {
             let Self { world_size, shard_size, .. } = self;
             return Some(format!("it is of {world_size} processes, of which {shard_size} share a model"));
         }
+        let WindowState { step, seen } = self.accumulation;
+        if seen != 0 || MOST_STEPS < step || self.iteration.is_some_and(|number| MOST_STEPS < number) {
+            return Some(format!("its counts are not those of a run: {step}, {seen}, {:?}", self.iteration));
+        }
         if let Some(file) = self.files.iter().find(|file| !is_saved_file_name(file)) {
             return Some(format!("`{}` is not the name of a file in its folder", shown(file)));
         }
@@ -180,6 +190,13 @@ impl Checkpoint {
         let other = |layout: &&Layout| tensor.is_elementwise && *layout.shape() != *tensor.shape;
         if let Some(layout) = tensor.pieces.iter().filter_map(|piece| piece.layout.as_ref()).find(other) {
             return Some(format!("has shape {:?}, and a piece is {layout}", tensor.shape));
+        }
+        // Each number is written once, so that reading takes no more time than the tensor has elements.
+        let in_pieces = tensor.pieces.iter().filter_map(|piece| piece.layout.as_ref());
+        let found = in_pieces.fold(0usize, |sum, layout| sum.saturating_add(layout.numel()));
+        let wanted = tensor.shape.iter().fold(1usize, |numel, &size| numel.saturating_mul(size));
+        if tensor.is_elementwise && found > wanted {
+            return Some(format!("has {wanted} elements, and {found} in its pieces"));
         }
         None
     }

@@ -8,7 +8,14 @@ use safetensors::Dtype;
 use std::collections::BTreeMap;
 
 fn held(name: &str, shape: &[usize], layout: Option<Layout>) -> HeldTensor {
-    HeldTensor { object: "model".into(), name: name.into(), dtype: Dtype::F32, shape: shape.to_vec(), layout }
+    HeldTensor {
+        object: "model".into(),
+        name: name.into(),
+        dtype: Dtype::F32,
+        shape: shape.to_vec(),
+        layout,
+        may_differ: false,
+    }
 }
 
 /// What each rank holds of tensors of these sizes, of which `shard_size` neighbours share each sharded one.
@@ -95,6 +102,17 @@ proptest! {
 fn ranks_that_hold_different_tensors_under_one_name_are_told(#[case] first: HeldTensor, #[case] second: HeldTensor) {
     let error = assign(&[vec![first], vec![second]]).unwrap_err().to_string();
     assert!(error.contains("rank 0") && error.contains("rank 1") && error.contains("`w` of `model`"), "{error}");
+}
+
+#[test]
+fn what_may_differ_is_that_of_the_first_rank() {
+    let buffer = || HeldTensor { may_differ: true, ..held("running_mean", &[100], None) };
+    let assignment = assign(&[vec![held("w", &[1000], None), buffer()], vec![held("w", &[1000], None), buffer()]]);
+    let writer = |name: &str| {
+        let files = &assignment.as_ref().unwrap().files;
+        files.iter().find(|file| file.tensors.iter().any(|tensor| tensor == name)).unwrap().writer
+    };
+    assert_eq!(writer("running_mean"), 0);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::super::dtype::to_kind;
 use super::super::folder::{finish_interrupted_saves, read_committed, verify_part};
 use super::super::reader::WeightFile;
-use super::save::{Writers, layout_of};
+use super::save::{MAX_DESCRIPTION_BYTES, Writers, layout_of};
 use crate::error::{CheckpointError, Result, WeightsError};
 use crate::group::Group;
 use crate::messages;
@@ -17,8 +17,6 @@ use std::path::{Path, PathBuf};
 use tch::Tensor;
 
 const OP: &str = "load_state";
-/// Longer descriptions are an attack or a damaged file.
-const MAX_DESCRIPTION_BYTES: u64 = 1 << 30;
 
 /// A committed checkpoint whose content is as it was saved.
 #[derive(Debug)]
@@ -38,7 +36,11 @@ impl OpenCheckpoint {
         group.agree_on_success(OP, finished)?;
         let opened = Self::read(folder)
             .and_then(|opened| verify_part(folder, STEM, group.rank() - range.start, range.len()).map(|()| opened));
-        group.agree_on_success(OP, opened)
+        let opened = group.agree_on_success(OP, opened)?;
+        // Machines that share no folder may have been killed at different saves.
+        let (id, cure) = (&opened.description.id, "name a checkpoint that all machines have completed");
+        group.agree(OP, &format!("checkpoint {}", shown(id)), cure)?;
+        Ok(opened)
     }
 
     fn read(folder: &Path) -> Result<Self> {
@@ -62,7 +64,7 @@ impl OpenCheckpoint {
         let tensors = std::mem::take(tensors);
         let mut state = ObjectState { layouts: layouts.clone(), ..Default::default() };
         for (tensor_name, tensor) in &tensors {
-            let wanted = layout_of(layouts, tensor_name);
+            let wanted = layout_of(name, layouts, tensor_name);
             let read = self.tensor(tensor_name, tensor, wanted);
             state.tensors.insert(tensor_name.clone(), read.map_err(|error| error.context(name))?);
         }

@@ -17,6 +17,7 @@ use super::fault;
 use super::folder::is_committed;
 use crate::error::Result;
 use accelerate_core::checkpoint::{STEM, checkpoint_number};
+use accelerate_core::weight_files::SaveManifest;
 use std::fs;
 use std::path::Path;
 
@@ -59,6 +60,10 @@ fn remove_folder(folder: &Path) -> Result<()> {
 
 /// Removes what a save that was killed has left of a checkpoint, if nothing else is in its folder, and nobody writes there.
 pub(crate) fn remove_abandoned_checkpoint(folder: &Path) {
+    // One of a later version, or one that cannot be read now, may be whole.
+    if folder.join(SaveManifest::file_name(STEM)).exists() {
+        return;
+    }
     // A folder in which something is left stays: whatever it is, it is not ours to remove.
     let _ = remove_abandoned(folder, STEM, &[]).map(|()| fs::remove_dir(folder));
 }

@@ -25,7 +25,9 @@ pub(crate) fn restore_random_states(
 ) -> Result<()> {
     for (name, generator) in generators(device)? {
         let own = state.tensors.get(&key(rank, name)).filter(|_| is_same_size);
-        match (own, state.tensors.get(&key(0, "cpu"))) {
+        // Where each machine has a folder of its own, rank 0 may have written into another one.
+        let first = state.tensors.get(&key(0, "cpu")).or_else(|| state.tensors.values().next());
+        match (own, first) {
             (Some(own), _) => {
                 generator.set_state(own).map_err(crate::Error::from).map_err(|it| it.context(RANDOM_STATES))?
             }

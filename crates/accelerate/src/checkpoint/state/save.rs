@@ -2,7 +2,7 @@
 
 use super::super::atomic::PendingFile;
 use super::super::dtype::to_dtype;
-use super::super::folder::{commit_instead, prepare_folder};
+use super::super::folder::{commit_instead, prepare_folder, refuse_other_saves};
 use super::super::writer::write_pending;
 use crate::error::{CheckpointError, Error, Result, WeightsError};
 use crate::group::Group;
@@ -15,12 +15,14 @@ use accelerate_core::layout::Layout;
 use accelerate_core::weight_files::{Index, IndexMetadata, SavedFile};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::path::Path;
 use tch::Tensor;
 
 const OP: &str = "save_state";
+/// Longer descriptions are an attack or a damaged file.
+pub(super) const MAX_DESCRIPTION_BYTES: u64 = 1 << 30;
 
 /// Which ranks write into the folder that this rank sees: a range of neighbours, of which the first commits.
 #[derive(Clone, Debug)]
@@ -31,6 +33,8 @@ pub(crate) struct Writers(pub(crate) Range<usize>);
 pub(crate) struct RunState {
     /// By name.
     pub(crate) objects: BTreeMap<String, ObjectState>,
+    /// Object and name of tensors of which ranks may hold other numbers.
+    pub(crate) may_differ: BTreeSet<(String, String)>,
     pub(crate) accumulation: WindowState,
     /// How many ranks divide a model.
     pub(crate) shard_size: usize,
@@ -54,22 +58,22 @@ pub(crate) fn save_checkpoint(state: &RunState, group: &Group, folder: &Path, wr
     let save = Save { state, group, folder, writers };
     let planned = save.plan(&all);
     let assignment = group.agree_on_success(OP, planned)?;
-    save.make_folder()?;
+    let id = save.make_folder(&assignment)?;
 
-    let written = save.write(&assignment, &all);
+    let written = save.write(&assignment, &all, &id);
     let mut files = group.agree_on_success(OP, written)?;
-    let list = save.list_files(&files)?;
-    // Once the manifest is there they belong to it, whatever becomes of any process.
+    // From here on another rank may commit, whatever becomes of this one; what nobody commits, the next save removes.
     files.iter_mut().for_each(PendingFile::leave);
+    let list = save.list_files(&files)?;
     let committed = if save.is_first() { commit_instead(folder, STEM, list) } else { Ok(()) };
     // Until here the files are open, which shows that they are not abandoned.
     group.agree_on_success(OP, committed)
 }
 
 /// What this rank holds, without the numbers.
-fn held(state: &RunState, folder: &Path) -> Result<Held> {
+fn held(run: &RunState, folder: &Path) -> Result<Held> {
     let (mut tensors, mut values) = (Vec::new(), BTreeMap::new());
-    for (object, state) in &state.objects {
+    for (object, state) in &run.objects {
         for (name, tensor) in &state.tensors {
             let (object, name) = (object.clone(), name.clone());
             let kind = tensor.f_kind()?;
@@ -77,8 +81,9 @@ fn held(state: &RunState, folder: &Path) -> Result<Held> {
                 return Err(WeightsError::KindNotWritable { path: folder.to_owned(), name, kind }.into());
             };
             let shape = tensor.size().iter().map(|&size| size.max(0) as usize).collect();
-            let layout = layout_of(&state.layouts, &name).filter(|_| tensor.dim() != 0).cloned();
-            tensors.push(HeldTensor { object, name, dtype, shape, layout });
+            let layout = layout_of(&object, &state.layouts, &name).filter(|_| tensor.dim() != 0).cloned();
+            let may_differ = run.may_differ.contains(&(object.clone(), name.clone()));
+            tensors.push(HeldTensor { object, name, dtype, shape, layout, may_differ });
         }
         values.insert(object.clone(), state.values.clone());
     }
@@ -86,8 +91,13 @@ fn held(state: &RunState, folder: &Path) -> Result<Held> {
 }
 
 /// Which elements a tensor of an object's state is of: its own, or those of the parameter whose state it is.
-pub(super) fn layout_of<'a>(layouts: &'a BTreeMap<String, Layout>, name: &str) -> Option<&'a Layout> {
-    layouts.get(name).or_else(|| layouts.get(name.split_once('.')?.1))
+pub(super) fn layout_of<'a>(object: &str, layouts: &'a BTreeMap<String, Layout>, name: &str) -> Option<&'a Layout> {
+    let of_parameter = || layouts.get(name.split_once('.').filter(|_| !is_model(object))?.1);
+    layouts.get(name).or_else(of_parameter)
+}
+
+fn is_model(object: &str) -> bool {
+    object == "model" || object.starts_with("model_")
 }
 
 /// What every rank holds, by rank. Collective.
@@ -126,11 +136,14 @@ impl Save<'_> {
         Ok(assignment)
     }
 
-    /// Makes the folder, and makes sure that all ranks who write into it see the same one. Collective.
-    fn make_folder(&self) -> Result<()> {
+    /// Makes the folder, and makes sure that all ranks who write into it see the same one. Returns what this save is called.
+    /// Collective.
+    fn make_folder(&self, assignment: &Assignment) -> Result<String> {
         let mut probe = None;
         let made = match self.is_first() {
             true => prepare_folder(self.folder, STEM).and_then(|()| {
+                let is_written = |name: &str| assignment.files.iter().any(|file| file.name == name);
+                refuse_other_saves(self.folder, STEM, &is_written)?;
                 probe = Some(PendingFile::write(&self.folder.join(DESCRIPTION), STEM, &[])?);
                 Ok(())
             }),
@@ -143,11 +156,12 @@ impl Save<'_> {
         let name = names.get(self.writers.0.start).map(|name| String::from_utf8_lossy(name)).unwrap_or_default();
         let path = self.folder.join(name.as_ref());
         let seen = if path.exists() { Ok(()) } else { Err(WeightsError::NotShared { path }.into()) };
-        self.group.agree_on_success(OP, seen)
+        self.group.agree_on_success(OP, seen)?;
+        Ok(names.first().map(|name| String::from_utf8_lossy(name).into_owned()).unwrap_or_default())
     }
 
     /// Writes this rank's files under temporary names; the first writer also what describes all of them.
-    fn write(&self, assignment: &Assignment, all: &[Held]) -> Result<Vec<PendingFile>> {
+    fn write(&self, assignment: &Assignment, all: &[Held], id: &str) -> Result<Vec<PendingFile>> {
         let mut pending = Vec::new();
         for file in assignment.of_writer(self.group.rank()) {
             let Some(object) = self.state.objects.get(&file.object) else { continue };
@@ -161,7 +175,13 @@ impl Save<'_> {
                 let json = index.to_json().map_err(|source| WeightsError::Index { path: path.clone(), source })?;
                 pending.push(PendingFile::write(&path, STEM, json.as_bytes())?);
             }
-            let json = describe(self.state, assignment, all).to_json()?;
+            let mut description = describe(self.state, assignment, all);
+            description.id = id.to_owned();
+            let json = description.to_json()?;
+            if json.len() as u64 > MAX_DESCRIPTION_BYTES {
+                let (path, num_bytes) = (self.folder.join(DESCRIPTION), json.len());
+                return Err(CheckpointError::LongDescription { path, num_bytes }.into());
+            }
             pending.push(PendingFile::write(&self.folder.join(DESCRIPTION), STEM, json.as_bytes())?);
         }
         Ok(pending)
@@ -199,7 +219,7 @@ fn indexes(assignment: &Assignment) -> BTreeMap<String, Index> {
     for (object, tensors) in &assignment.tensors {
         let files: Vec<_> = assignment.files.iter().filter(|file| file.object == *object).collect();
         let is_whole = tensors.values().flat_map(|tensor| &tensor.pieces).all(|piece| piece.layout.is_none());
-        if files.len() < 2 || !is_whole || !(object == "model" || object.starts_with("model_")) {
+        if files.len() < 2 || !is_whole || !is_model(object) {
             continue;
         }
         let in_file = |file: &&_| {

@@ -63,7 +63,7 @@ impl Tensor {
         let layout = self.layout(rank, world_size);
         let shape = layout.as_ref().map_or(self.shape.clone(), |layout| vec![layout.numel()]);
         let (object, name) = (self.object.to_owned(), self.name.to_owned());
-        HeldTensor { object, name, dtype: self.dtype, shape, layout }
+        HeldTensor { object, name, dtype: self.dtype, shape, layout, may_differ: false }
     }
 
     fn bytes_of(&self, layout: Option<&Layout>) -> Vec<u8> {
