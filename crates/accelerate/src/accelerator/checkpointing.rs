@@ -2,8 +2,8 @@
 
 use super::Accelerator;
 use crate::checkpoint::{
-    CheckpointWriters, OpenCheckpoint, RANDOM_STATES, RunState, checkpoints_in, random_states,
-    remove_abandoned_checkpoint, remove_checkpoint, restore_random_states, save_checkpoint,
+    FolderWriters, OpenCheckpoint, RANDOM_STATES, RunState, checkpoints_in, random_states, remove_abandoned_checkpoint,
+    remove_checkpoint, restore_random_states, save_checkpoint,
 };
 use crate::error::{CheckpointError, Error, Result};
 use crate::messages;
@@ -251,12 +251,12 @@ impl Accelerator {
     }
 
     /// Who writes into, and reads from, the folder that this process sees.
-    fn checkpoint_writers(&self) -> CheckpointWriters {
+    fn checkpoint_writers(&self) -> FolderWriters {
         if !self.project_configuration().save_on_each_node {
-            return CheckpointWriters(0..self.num_processes());
+            return FolderWriters(0..self.num_processes());
         }
         let first = self.process_index() - self.local_process_index().min(self.process_index());
-        CheckpointWriters(first..first + self.state().num_local_processes())
+        FolderWriters(first..first + self.state().num_local_processes())
     }
 
     /// The folder that is to be written, and its number. Collective where checkpoints are named automatically.

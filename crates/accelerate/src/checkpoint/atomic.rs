@@ -2,9 +2,12 @@
 
 use super::fault;
 use crate::error::{Result, WeightsError};
-use accelerate_core::weight_files::{SavedFile, TEMPORARY_SUFFIX, is_temporary_file_of, temporary_prefix};
+use accelerate_core::weight_files::{
+    SavedFile, TEMPORARY_SUFFIX, is_temporary_file_of, sample_blocks, temporary_prefix,
+};
 use std::fs::{self, File, TryLockError};
 use std::io::{self, BufWriter, ErrorKind, Write};
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
@@ -119,16 +122,11 @@ impl PendingFile {
 
 /// The hash of blocks at even distances in a file of so many bytes, the first and the last among them.
 pub(super) fn sample(file: &File, num_bytes: u64) -> io::Result<blake3::Hash> {
-    const BLOCKS: u64 = 64;
-    const BLOCK_BYTES: u64 = 4096;
     let mut hasher = blake3::Hasher::new();
     let mut block = Vec::new();
-    let last = num_bytes.saturating_sub(BLOCK_BYTES);
-    for number in 0..BLOCKS {
-        // As `last * number / (BLOCKS - 1)`, which could overflow.
-        let at = last / (BLOCKS - 1) * number + last % (BLOCKS - 1) * number / (BLOCKS - 1);
-        block.resize(BLOCK_BYTES.min(num_bytes - at) as usize, 0);
-        file.read_exact_at(&mut block, at)?;
+    for Range { start, end } in sample_blocks(num_bytes) {
+        block.resize((end - start) as usize, 0);
+        file.read_exact_at(&mut block, start)?;
         hasher.update(&block);
     }
     Ok(hasher.finalize())

@@ -3,7 +3,7 @@
 use super::super::dtype::to_kind;
 use super::super::folder::{finish_interrupted_saves, read_committed, verify_part};
 use super::super::reader::WeightFile;
-use super::save::{MAX_DESCRIPTION_BYTES, Writers, layout_of};
+use super::save::{FolderWriters, MAX_DESCRIPTION_BYTES, layout_of};
 use crate::error::{CheckpointError, Result, WeightsError};
 use crate::group::Group;
 use crate::messages;
@@ -30,7 +30,7 @@ pub(crate) struct OpenCheckpoint {
 impl OpenCheckpoint {
     /// Finishes a save that was interrupted in the folder, and compares the content of all files with their hashes, each
     /// rank its part of them. Collective.
-    pub(crate) fn open(group: &Group, folder: &Path, writers: &Writers) -> Result<Self> {
+    pub(crate) fn open(group: &Group, folder: &Path, writers: &FolderWriters) -> Result<Self> {
         let range = &writers.0;
         let finished = if group.rank() == range.start { finish_interrupted_saves(folder) } else { Ok(()) };
         group.agree_on_success(OP, finished)?;

@@ -10,7 +10,7 @@ mod tests;
 
 pub(crate) use load::OpenCheckpoint;
 pub(crate) use random::{random_states, restore_random_states};
-pub(crate) use save::{RunState, Writers, save_checkpoint};
+pub(crate) use save::{FolderWriters, RunState, save_checkpoint};
 
 use super::atomic::{folder_of, io_error, names_in, remove_abandoned, sync_folder};
 use super::fault;

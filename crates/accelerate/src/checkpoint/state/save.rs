@@ -26,7 +26,7 @@ pub(super) const MAX_DESCRIPTION_BYTES: u64 = 1 << 30;
 
 /// Which ranks write into the folder that this rank sees: a range of neighbours, of which the first commits.
 #[derive(Clone, Debug)]
-pub(crate) struct Writers(pub(crate) Range<usize>);
+pub(crate) struct FolderWriters(pub(crate) Range<usize>);
 
 /// What a run is to go on from.
 #[derive(Debug, Default)]
@@ -53,7 +53,7 @@ struct Held {
 /// Writes what all ranks hold, each number once, and commits it. Collective.
 ///
 /// Nothing that was committed in the folder before is touched until every rank has its new files on the disk.
-pub(crate) fn save_checkpoint(state: &RunState, group: &Group, folder: &Path, writers: &Writers) -> Result<()> {
+pub(crate) fn save_checkpoint(state: &RunState, group: &Group, folder: &Path, writers: &FolderWriters) -> Result<()> {
     let all = exchange(group, held(state, folder))?;
     let save = Save { state, group, folder, writers };
     let planned = save.plan(&all);
@@ -111,7 +111,7 @@ struct Save<'a> {
     state: &'a RunState,
     group: &'a Group,
     folder: &'a Path,
-    writers: &'a Writers,
+    writers: &'a FolderWriters,
 }
 
 impl Save<'_> {

@@ -34,8 +34,8 @@ fn run_state(value: f64, group: &Group, is_sharded: bool) -> RunState {
     RunState { objects: BTreeMap::from([("model".to_owned(), model)]), shard_size: 1, ..Default::default() }
 }
 
-fn writers(group: &Group) -> Writers {
-    Writers(0..group.world_size())
+fn writers(group: &Group) -> FolderWriters {
+    FolderWriters(0..group.world_size())
 }
 
 fn save(folder: &Path, value: f64, group: &Group, is_sharded: bool) -> Result<()> {
