@@ -224,3 +224,30 @@ fn a_negative_number_is_a_value_in_both_spellings(#[case] command: &str, #[case]
     assert_eq!((apart.code, &apart.stderr), (joint.code, &joint.stderr));
     assert!(!apart.stderr.contains("unexpected argument"), "{}", apart.stderr);
 }
+
+/// Nobody means a plan with such numbers.
+#[rstest]
+#[case(
+    "launch --dry_run --num_processes 1 --num_cpu_threads_per_process 100000000 true",
+    2,
+    "on this machine, 8 for each"
+)]
+#[case(
+    "launch --num_processes 1 --num_cpu_threads_per_process 100000000 true",
+    2,
+    "--num_cpu_threads_per_process is 1000"
+)]
+#[case(
+    "estimate-memory m.safetensors --plan --num_processes 99999999999",
+    1,
+    "--num_processes is 99999999999, and a run"
+)]
+#[case("estimate-memory m.safetensors --plan --memory 0", 2, "0 bytes have no room for anything")]
+fn plans_that_make_no_sense_are_refused(#[case] line: &str, #[case] code: i32, #[case] words: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let weights = crate::checkpoint::weight_file(&[("a", safetensors::Dtype::F32, vec![1], vec![0; 4])]);
+    fs::write(folder.path().join("m.safetensors"), weights).unwrap();
+    let mut command = accelerate();
+    command.args(line.split_whitespace()).current_dir(folder.path());
+    finished(command).expect(code, &[words]);
+}
