@@ -183,7 +183,7 @@ const FIRST: &str = "__0_0.distcp";
 const SECOND: &str = "__1_0.distcp";
 
 #[rstest]
-#[case::absent(|input: &Path, _: &Path| fs::remove_dir_all(input).unwrap(), "cannot be read")]
+#[case::absent(|input: &Path, _: &Path| fs::remove_dir_all(input).unwrap(), "there is no folder ")]
 #[case::a_file(|input: &Path, _: &Path| { fs::remove_dir_all(input).unwrap(); fs::write(input, "").unwrap(); }, "is a file, and the folder of a checkpoint is wanted")]
 #[case::a_pipe(|input: &Path, _: &Path| { fs::remove_dir_all(input).unwrap(); fifo(input); }, "is a pipe, and the folder of a checkpoint is wanted")]
 #[case::nothing_in_it(|input: &Path, _: &Path| fs::read_dir(input).unwrap().for_each(|entry| fs::remove_file(entry.unwrap().path()).unwrap()), "has no checkpoint")]
