@@ -122,7 +122,10 @@ impl Case<'_> {
         let mut command = match side {
             Side::Python => {
                 let mut command = self.environment.command();
-                command.arg(paths::repository_root().join("parity/checkpoint.py")).arg("--names").arg(self.path("names.txt"));
+                command
+                    .arg(paths::repository_root().join("parity/checkpoint.py"))
+                    .arg("--names")
+                    .arg(self.path("names.txt"));
                 command
             }
             Side::Rust => {

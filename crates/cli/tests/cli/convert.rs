@@ -116,7 +116,8 @@ fn what_cannot_be_carried_over_is_named() {
     let folder = copied("adamw");
     let found = run(folder.path(), &format!("{NAMED} --json --dataloaders 2"));
     let report: Value = serde_json::from_str(&found.stdout).unwrap();
-    let left: Vec<&str> = report["left_out"].as_array().unwrap().iter().map(|it| it["what"].as_str().unwrap()).collect();
+    let left: Vec<&str> =
+        report["left_out"].as_array().unwrap().iter().map(|it| it["what"].as_str().unwrap()).collect();
     assert_eq!(left, ["custom_checkpoint_1.pkl", "random_states: numpy_random_seed, random_state"]);
     assert!(report["left_out"][0]["reason"].as_str().unwrap().contains("__main__.Pickled"), "{report}");
     let objects = description(&folder.path().join("dst")).objects;
@@ -162,7 +163,11 @@ fn python_has_the_same_again_after_both_ways(#[case] name: &str, #[case] line: &
     run(folder.path(), "convert python again").expect(0, &[]);
     for file in ["model.safetensors", "optimizer.safetensors", "random_states.safetensors"] {
         if file != "optimizer.safetensors" || path("dst").join(file).exists() {
-            assert_eq!(fs::read(path("dst").join(file)).unwrap(), fs::read(path("again").join(file)).unwrap(), "{file}");
+            assert_eq!(
+                fs::read(path("dst").join(file)).unwrap(),
+                fs::read(path("again").join(file)).unwrap(),
+                "{file}"
+            );
         }
     }
     let (one, other) = (description(&path("dst")), description(&path("again")));
@@ -176,7 +181,8 @@ fn python_has_the_same_again_after_both_ways(#[case] name: &str, #[case] line: &
     let settings = |folder: &str| match plain(&path(folder).join("optimizer.bin")).get("param_groups") {
         Some(Plain::List(groups)) => {
             let setting = |name: &str| groups.iter().map(|group| group.get(name).cloned()).collect::<Vec<_>>();
-            ["lr", "betas", "eps", "weight_decay", "momentum", "dampening", "nesterov", "initial_lr", "fused", "params"].map(setting)
+            ["lr", "betas", "eps", "weight_decay", "momentum", "dampening", "nesterov", "initial_lr", "fused", "params"]
+                .map(setting)
         }
         other => panic!("{other:?}"),
     };
@@ -202,7 +208,10 @@ fn own() -> (Vec<Tensor>, Values) {
     let values = [
         ("optimizer", json!({ "param_groups": [group] })),
         ("scheduler", json!({ "last_epoch": 3, "_step_count": 4, "base_lrs": [0.2], "_last_lr": [0.1] })),
-        ("scaler", json!({ "scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 7 })),
+        (
+            "scaler",
+            json!({ "scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 7 }),
+        ),
         ("dataloader", json!({ "epoch": 1, "rows_delivered": 24 })),
         ("custom_checkpoint_0", json!({ "step": 3 })),
     ];
@@ -233,7 +242,10 @@ fn python_gets_numbers_for_names_and_all_that_its_classes_need() {
     let scheduler = plain(&folder.path().join("python/scheduler.bin"));
     assert_eq!(scheduler.get("lr_lambdas"), Some(&Plain::List(vec![Plain::None])));
     let scaler = plain(&folder.path().join("python/scaler.pt"));
-    assert_eq!((scaler.get("scale"), scaler.get("_growth_tracker")), (Some(&Plain::Float(1024.0)), Some(&Plain::Int(7))));
+    assert_eq!(
+        (scaler.get("scale"), scaler.get("_growth_tracker")),
+        (Some(&Plain::Float(1024.0)), Some(&Plain::Int(7)))
+    );
     assert_eq!(plain(&folder.path().join("python/custom_checkpoint_0.pkl")).get("step"), Some(&Plain::Int(3)));
     assert!(folder.path().join("python/random_states_0.pkl").exists());
 }

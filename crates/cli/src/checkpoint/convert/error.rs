@@ -22,7 +22,9 @@ pub(super) enum ConvertError {
     Values { path: PathBuf, reason: String },
     #[error("{} cannot be read: {reason}", path.display())]
     Names { path: PathBuf, reason: String },
-    #[error("--parameter_names is there {found} times, and the checkpoint has {wanted} optimizers; one file for each is wanted")]
+    #[error(
+        "--parameter_names is there {found} times, and the checkpoint has {wanted} optimizers; one file for each is wanted"
+    )]
     NameFiles { found: usize, wanted: usize },
     #[error("the flag --{flag} is for checkpoints of Python Accelerate, and {} is one of this library; leave it out", folder.display())]
     ForPython { flag: &'static str, folder: PathBuf },
