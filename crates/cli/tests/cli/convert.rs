@@ -267,6 +267,53 @@ fn a_sharded_run_becomes_what_a_whole_one_does(#[case] world_size: usize, #[case
     assert!(folder.path().join(format!("b/random_states_{}.pkl", world_size - 1)).exists());
 }
 
+/// What Python Accelerate saves of a run with FSDP: the model in parts, and an optimizer in parts, which is named.
+#[test]
+fn a_model_of_fsdp_becomes_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (fixtures().join("../weights/dcp_fsdp_2"), folder.path().join("src/pytorch_model_fsdp_0"));
+    fs::create_dir_all(&to).unwrap();
+    fs::create_dir(folder.path().join("src/optimizer_0")).unwrap();
+    for entry in fs::read_dir(&from).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+    let found = run(folder.path(), "convert src dst");
+    found.expect(0, &[]);
+    assert!(found.stdout.contains("optimizer_0: an optimizer of FSDP in parts"), "{}", found.stdout);
+    run(folder.path(), "verify dst").expect(0, &[]);
+    let mut command = accelerate();
+    command.arg("merge-weights").args([&from, &folder.path().join("merged")]);
+    finished(command).expect(0, &[]);
+    let [converted, merged] =
+        ["dst", "merged"].map(|name| fs::read(folder.path().join(name).join("model.safetensors")));
+    assert_eq!(converted.unwrap(), merged.unwrap());
+}
+
+#[test]
+fn a_loss_scale_is_carried_over() {
+    let folder = copied("adamw");
+    run(folder.path(), NAMED).expect(0, &[]);
+    let wanted = json!({
+        "scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 100, "_growth_tracker": 0,
+    });
+    assert_eq!(description(&folder.path().join("dst")).objects["scaler"].values, wanted);
+}
+
+/// A pickle holds the names of functions that run where Python loads it. What is written here names four of PyTorch's.
+#[test]
+fn what_python_gets_runs_nothing_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    write_own(&folder.path().join("own"), 2, Tensor::sharded);
+    run(folder.path(), "convert own python").expect(0, &[]);
+    for entry in fs::read_dir(folder.path().join("python")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension != "safetensors") {
+            plain(&path);
+        }
+    }
+}
+
 #[test]
 fn a_loader_and_names_are_of_pythons_checkpoints_only() {
     let folder = copied("named");

@@ -129,18 +129,18 @@ fn parameters(tensors: &[(&str, Dtype, &[u64])], is_ordered: bool) -> Parameters
 type Names<'a> = Result<(&'a [&'a str], Origin), &'a str>;
 
 #[rstest]
-#[case::by_shapes(&[&[0, 1]], &[(0, &[2][..]), (1, &[3][..])], &[("a", F32, &[3][..]), ("b", F32, &[2][..])], false, Ok((&["b", "a"], Origin::Shapes)))]
-#[case::by_shapes_of_groups(&[&[1], &[0]], &[(0, &[2][..]), (1, &[3][..])], &[("a", F32, &[3][..]), ("b", F32, &[2][..])], false, Ok((&["a", "b"], Origin::Shapes)))]
-#[case::two_of_a_shape(&[&[0]], &[(0, &[2][..])], &[("a", F32, &[2][..]), ("b", F32, &[2][..])], false, Err("number 0"))]
-#[case::one_taken_twice(&[&[0, 1]], &[(0, &[2][..]), (1, &[2][..])], &[("a", F32, &[2][..])], false, Err("number 1"))]
-#[case::no_such_shape(&[&[0]], &[(0, &[5][..])], &[("a", F32, &[2][..])], false, Err("no tensor of the model has"))]
-#[case::no_state(&[&[0]], &[], &[("a", F32, &[2][..])], false, Err("no state that tells its shape"))]
-#[case::by_order(&[&[0, 1]], &[(0, &[2][..]), (1, &[2][..])], &[("a", F32, &[2][..]), ("b", F32, &[2][..])], true, Ok((&["a", "b"], Origin::Order)))]
-#[case::by_order_without_state(&[&[0, 1]], &[], &[("a", F32, &[2][..]), ("b", F32, &[2][..])], true, Ok((&["a", "b"], Origin::Order)))]
-#[case::buffers_are_no_parameters(&[&[0, 1]], &[(0, &[2][..])], &[("n.weight", F32, &[2][..]), ("n.bias", F32, &[2][..]), ("n.running_mean", F32, &[2][..]), ("n.num_batches_tracked", I64, &[][..])], true, Ok((&["n.weight", "n.bias"], Origin::Order)))]
-#[case::another_order(&[&[0, 1]], &[(0, &[3][..]), (1, &[2][..])], &[("a", F32, &[2][..]), ("b", F32, &[3][..])], true, Ok((&["b", "a"], Origin::Shapes)))]
-#[case::an_order_of_two_groups(&[&[0], &[1]], &[(0, &[2][..]), (1, &[2][..])], &[("a", F32, &[2][..]), ("b", F32, &[2][..])], true, Err("number 0"))]
-#[case::frozen_parameters(&[&[0]], &[(0, &[2][..])], &[("a", F32, &[2][..]), ("b", F32, &[2][..])], true, Err("number 0"))]
+#[case::by_shapes(&[&[0, 1][..]], &[(0, &[2][..]), (1, &[3][..])], &[("a", F32, &[3][..]), ("b", F32, &[2][..])], false, Ok((&["b", "a"][..], Origin::Shapes)))]
+#[case::by_shapes_of_groups(&[&[1][..], &[0][..]], &[(0, &[2][..]), (1, &[3][..])], &[("a", F32, &[3][..]), ("b", F32, &[2][..])], false, Ok((&["a", "b"][..], Origin::Shapes)))]
+#[case::two_of_a_shape(&[&[0][..]], &[(0, &[2][..])], &[("a", F32, &[2][..]), ("b", F32, &[2][..])], false, Err("number 0"))]
+#[case::one_taken_twice(&[&[0, 1][..]], &[(0, &[2][..]), (1, &[2][..])], &[("a", F32, &[2][..])], false, Err("number 1"))]
+#[case::no_such_shape(&[&[0][..]], &[(0, &[5][..])], &[("a", F32, &[2][..])], false, Err("no tensor of the model has"))]
+#[case::no_state(&[&[0][..]], &[], &[("a", F32, &[2][..])], false, Err("no state that tells its shape"))]
+#[case::by_order(&[&[0, 1][..]], &[(0, &[2][..]), (1, &[2][..])], &[("a", F32, &[2][..]), ("b", F32, &[2][..])], true, Ok((&["a", "b"][..], Origin::Order)))]
+#[case::by_order_without_state(&[&[0, 1][..]], &[], &[("a", F32, &[2][..]), ("b", F32, &[2][..])], true, Ok((&["a", "b"][..], Origin::Order)))]
+#[case::buffers_are_no_parameters(&[&[0, 1][..]], &[(0, &[2][..])], &[("n.weight", F32, &[2][..]), ("n.bias", F32, &[2][..]), ("n.running_mean", F32, &[2][..]), ("n.num_batches_tracked", I64, &[][..])], true, Ok((&["n.weight", "n.bias"][..], Origin::Order)))]
+#[case::another_order(&[&[0, 1][..]], &[(0, &[3][..]), (1, &[2][..])], &[("a", F32, &[2][..]), ("b", F32, &[3][..])], true, Ok((&["b", "a"][..], Origin::Shapes)))]
+#[case::an_order_of_two_groups(&[&[0][..], &[1][..]], &[(0, &[2][..]), (1, &[2][..])], &[("a", F32, &[2][..]), ("b", F32, &[2][..])], true, Err("number 0"))]
+#[case::frozen_parameters(&[&[0][..]], &[(0, &[2][..])], &[("a", F32, &[2][..]), ("b", F32, &[2][..])], true, Err("number 0"))]
 fn parameters_are_named_where_only_one_way_is_possible(
     #[case] groups: &[&[i64]],
     #[case] shapes: &[(i64, &[u64])],

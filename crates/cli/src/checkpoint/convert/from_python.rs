@@ -24,8 +24,9 @@ use crate::weights::{self, Data, Files, Tensor, Weights, WeightsError};
 const MAX_NAMES_BYTES: u64 = 64 << 20;
 /// What a list in the report may take.
 const MOST_LISTED_BYTES: usize = 300;
-/// Where Python Accelerate puts the model of a run with FSDP in parts.
-const SHARDED_MODEL: &str = "pytorch_model_fsdp_0";
+/// Where Python Accelerate puts models and optimizers of a run with FSDP in parts: `pytorch_model_fsdp_0`, `optimizer_0`.
+const SHARDED_MODEL: &str = "pytorch_model_fsdp_";
+const SHARDED_OPTIMIZER: &str = "optimizer_";
 /// What schedules of this library go on from.
 const SCHEDULE: [&str; 4] = ["last_epoch", "_step_count", "base_lrs", "_last_lr"];
 /// The same of a loss scale.
@@ -37,7 +38,11 @@ const CUDA: &str = "torch_cuda_manual_seed";
 
 /// Is this what the model of a run with FSDP is in?
 pub(super) fn is_sharded_model(name: &str) -> bool {
-    name == SHARDED_MODEL
+    is_numbered(name, SHARDED_MODEL)
+}
+
+fn is_numbered(name: &str, stem: &str) -> bool {
+    name.strip_prefix(stem).is_some_and(|number| number.parse::<usize>().is_ok())
 }
 
 pub(super) fn convert(
@@ -74,7 +79,8 @@ struct Reader<'a> {
     folder: &'a Path,
     /// Names by what they are. The first of two that hold the same.
     files: BTreeMap<PythonFile, String>,
-    is_sharded: bool,
+    /// How many models are in parts.
+    num_sharded: usize,
     report: &'a mut Report,
 }
 
@@ -84,6 +90,10 @@ impl<'a> Reader<'a> {
         for name in names {
             match PythonFile::named(name) {
                 None if is_sharded_model(name) => {}
+                None if is_numbered(name, SHARDED_OPTIMIZER) => {
+                    let reason = "an optimizer of FSDP in parts, which is not read; save it with FULL_STATE_DICT";
+                    report.leave(name, reason);
+                }
                 None => report.leave(name, "no file that save_state of Python Accelerate writes by itself"),
                 Some(kind) => match files.get(&kind) {
                     Some(first) => report.leave(name, format!("{first} is there, and is what load_state takes")),
@@ -97,8 +107,8 @@ impl<'a> Reader<'a> {
                 |name: &str| name.contains("-of-") && (name.ends_with(".safetensors") || name.ends_with(".bin"));
             report.left_out.retain(|left| !is_shard(&left.what));
         }
-        let is_sharded = names.iter().any(|name| is_sharded_model(name));
-        Ok(Self { folder, files, is_sharded, report })
+        let num_sharded = names.iter().filter(|name| is_sharded_model(name)).count();
+        Ok(Self { folder, files, num_sharded, report })
     }
 
     /// The files of one kind, which are counted from 0 without a gap.
@@ -129,9 +139,9 @@ impl<'a> Reader<'a> {
 
     fn models(&mut self) -> Result<Vec<Object>, Box<dyn Error>> {
         let mut objects = Vec::new();
-        if self.is_sharded {
-            let weights = weights::open_distributed(&self.path(SHARDED_MODEL))?;
-            objects.push(Object { name: "model".to_owned(), weights, ..Default::default() });
+        for number in 0..self.num_sharded {
+            let weights = weights::open_distributed(&self.path(&format!("{SHARDED_MODEL}{number}")))?;
+            objects.push(Object { name: object_name("model", number), weights, ..Default::default() });
         }
         loop {
             let number = objects.len();

@@ -191,7 +191,10 @@ impl Writer<'_> {
             self.write(&format!("{RANDOM_STATES}_{rank}.pkl"), &Plain::dict(entries))?;
         }
         let num_bytes = tensors.iter().map(Tensor::num_bytes).fold(0, u64::saturating_add);
-        let note = "the generators of PyTorch; those of Python and NumPy begin with seeds of their own";
+        let note = match tensors.is_empty() {
+            true => "where the accumulation of gradients stood; no generators were saved",
+            false => "the generators of PyTorch; those of Python and NumPy begin with seeds of their own",
+        };
         self.report.carry(RANDOM_STATES, (tensors.len(), num_bytes), note);
         Ok(())
     }
