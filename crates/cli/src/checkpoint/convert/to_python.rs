@@ -12,7 +12,7 @@ use safetensors::Dtype;
 use serde_json::Value;
 
 use super::super::folder::OpenCheckpoint;
-use super::super::report::progress_bar;
+use super::super::report::{progress_bar, short};
 use super::super::tensors::Reader;
 use super::super::verify::is_as_saved;
 use super::super::weights::{files_of, tensors_of};
@@ -78,7 +78,7 @@ impl Writer<'_> {
                 self.torch((name, "pkl"), size, &value)?;
             }
             "dataloader" => self.report.leave(
-                format!("{name} at {values}"),
+                format!("{name} at epoch {}, {} rows", short(&values["epoch"]), short(&values["rows_delivered"])),
                 "Python's load_state has no place for it; skip what the epoch has seen with \
                  accelerator.skip_first_batches",
             ),
