@@ -292,6 +292,22 @@ fn a_model_of_fsdp_becomes_whole() {
 }
 
 #[test]
+fn each_process_keeps_random_numbers_of_its_own() {
+    let folder = copied("named");
+    let [first, second] = [0, 1].map(|rank| folder.path().join(format!("src/random_states_{rank}.pkl")));
+    fs::copy(first, second).unwrap();
+    run(folder.path(), "convert src dst").expect(0, &[]);
+    let (dst, python) = (folder.path().join("dst"), folder.path().join("python"));
+    assert_eq!(description(&dst).world_size, 2);
+    let random = tensors_in(&dst.join("random_states.safetensors"));
+    assert_eq!(random.keys().collect::<Vec<_>>(), ["rank_0.cpu", "rank_1.cpu"]);
+    run(folder.path(), "convert dst python").expect(0, &[]);
+    let fresh =
+        [0, 1].map(|rank| plain(&python.join(format!("random_states_{rank}.pkl"))).get("random_state").cloned());
+    assert!(fresh[0].is_some() && fresh[0] != fresh[1], "Python's own begin with other seeds");
+}
+
+#[test]
 fn a_loss_scale_is_carried_over() {
     let folder = copied("adamw");
     run(folder.path(), NAMED).expect(0, &[]);
