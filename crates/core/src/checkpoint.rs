@@ -5,6 +5,7 @@
 mod assign;
 mod description;
 mod names;
+pub mod python;
 
 pub use assign::{Assignment, HeldTensor, PlannedFile, assign};
 pub use description::{Checkpoint, SavedObject, SavedPiece, SavedTensor};

@@ -26,6 +26,7 @@ mod plan_sharded;
 mod plan_step_time;
 mod power_sgd;
 mod profile;
+mod python_checkpoints;
 mod pytorch_files;
 mod questions;
 mod sampler;

@@ -1,0 +1,201 @@
+//! A checkpoint of this library as one of Python Accelerate.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::path::Path;
+
+use accelerate_core::checkpoint::SavedObject;
+use accelerate_core::checkpoint::python::{PythonOptimizer, fresh_random_states, from_json, schedule_from_json};
+use accelerate_core::weight_files::{Plain, format_size, listed, shown};
+use indicatif::ProgressBar;
+use safetensors::Dtype;
+use serde_json::Value;
+
+use super::super::folder::OpenCheckpoint;
+use super::super::report::{progress_bar, short};
+use super::super::tensors::Reader;
+use super::super::verify::is_as_saved;
+use super::super::weights::{files_of, tensors_of};
+use super::Report;
+use super::error::ConvertError;
+use super::objects::write_torch;
+use super::staged::Staged;
+use crate::weights::{Copier, Tensor, WeightsError, write_safetensors};
+
+const RANDOM_STATES: &str = "random_states";
+
+pub(super) fn convert(folder: &Path, staged: &mut Staged, report: &mut Report) -> Result<(), Box<dyn Error>> {
+    if !is_as_saved(folder)? {
+        return Err(ConvertError::NotAsSaved { folder: folder.to_owned() }.into());
+    }
+    let checkpoint = OpenCheckpoint::open(folder)?;
+    let description = &checkpoint.description;
+    report.num_processes = description.world_size;
+    let sizes = description.objects.values().flat_map(|object| object.tensors.values());
+    let bar = progress_bar(sizes.fold(0, |sum, tensor| sum.saturating_add(tensor.num_bytes())));
+    for (name, object) in &description.objects {
+        let tensors = tensors_of(&mut Reader::new(&checkpoint), name, object).map_err(|source| {
+            let reason = source.to_string();
+            ConvertError::Object { folder: folder.to_owned(), object: name.clone(), reason }
+        })?;
+        let mut writer = Writer { checkpoint: &checkpoint, bar: &bar, staged: &mut *staged, report: &mut *report };
+        writer.object(name, object, &tensors)?;
+        if !object.values_of_ranks.is_empty() && name != RANDOM_STATES {
+            let ranks: Vec<String> = object.values_of_ranks.keys().map(ToString::to_string).collect();
+            let what = format!("{name}: values of the processes {}", listed(&ranks, 100));
+            report.leave(what, "Python has one value for all processes, and gets that of process 0");
+        }
+    }
+    if !description.objects.contains_key(RANDOM_STATES) {
+        let mut writer = Writer { checkpoint: &checkpoint, bar: &bar, staged, report };
+        writer.random_states(&[])?;
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+struct Writer<'a> {
+    checkpoint: &'a OpenCheckpoint,
+    bar: &'a ProgressBar,
+    staged: &'a mut Staged,
+    report: &'a mut Report,
+}
+
+impl Writer<'_> {
+    fn object(&mut self, name: &str, object: &SavedObject, tensors: &[Tensor]) -> Result<(), Box<dyn Error>> {
+        let kind = name.trim_end_matches(|letter: char| letter.is_ascii_digit()).trim_end_matches('_');
+        let size = (tensors.len(), tensors.iter().map(Tensor::num_bytes).fold(0, u64::saturating_add));
+        let values = &object.values;
+        match kind {
+            "model" => return Ok(self.model(name, values, tensors)?),
+            "optimizer" => return self.optimizer(name, values, tensors),
+            "scheduler" => self.torch((name, "bin"), size, &schedule_from_json(values))?,
+            // One that is switched off has nothing to say.
+            "scaler" if values.is_null() => self.torch((name, "pt"), size, &Plain::Dict(Vec::new()))?,
+            "scaler" => self.torch((name, "pt"), size, &from_json(values))?,
+            "custom_checkpoint" => {
+                let value = self.custom(name, values, tensors)?;
+                self.torch((name, "pkl"), size, &value)?;
+            }
+            "dataloader" => self.report.leave(
+                format!("{name} at epoch {}, {} rows", short(&values["epoch"]), short(&values["rows_delivered"])),
+                "Python's load_state has no place for it; skip what the epoch has seen with \
+                 accelerator.skip_first_batches",
+            ),
+            RANDOM_STATES => self.random_states(tensors)?,
+            _ => self.report.leave(
+                format!("{name}, {} tensors, {}", size.0, format_size(size.1)),
+                "Python Accelerate has no such object",
+            ),
+        }
+        Ok(())
+    }
+
+    fn model(&mut self, name: &str, values: &Value, tensors: &[Tensor]) -> Result<(), WeightsError> {
+        let size = (tensors.len(), tensors.iter().map(Tensor::num_bytes).fold(0, u64::saturating_add));
+        let mut files = files_of(self.checkpoint);
+        let mut copier = Copier::new(&mut files, self.bar.clone());
+        let file = format!("{name}.safetensors");
+        self.staged.write(&file, |sink| write_safetensors(&mut copier, tensors.iter().collect(), sink))?;
+        self.report.carry(name, size, file);
+        if let Value::Object(values) = values {
+            let what = format!("{name}: {}", listed(values.keys(), 100));
+            self.report.leave(what, "how gradients are put into buckets, which each run finds out by itself");
+        }
+        Ok(())
+    }
+
+    fn optimizer(&mut self, name: &str, values: &Value, tensors: &[Tensor]) -> Result<(), Box<dyn Error>> {
+        if let Some(tensor) = tensors.iter().find(|tensor| tensor.dtype == Dtype::U8) {
+            let reason = format!("`{}` is in 8 bits, as no optimizer of PyTorch keeps its state", shown(&tensor.name));
+            return Err(self.wrong(name, reason).into());
+        }
+        let size = (tensors.len(), tensors.iter().map(Tensor::num_bytes).fold(0, u64::saturating_add));
+        let of_name = tensors.iter().map(|tensor| (tensor.name.clone(), tensor));
+        let state = PythonOptimizer::state_dict(values, of_name).map_err(|source| {
+            let (folder, object) = (self.checkpoint.save.folder.clone(), name.to_owned());
+            ConvertError::ObjectState { folder, object, source }
+        })?;
+        self.torch((name, "bin"), size, &state)?;
+        Ok(())
+    }
+
+    fn wrong(&self, object: &str, reason: String) -> ConvertError {
+        let (folder, object) = (self.checkpoint.save.folder.clone(), object.to_owned());
+        ConvertError::Object { folder, object, reason }
+    }
+
+    fn torch(
+        &mut self,
+        (name, extension): (&str, &str),
+        size: (usize, u64),
+        value: &Plain<&Tensor>,
+    ) -> Result<(), WeightsError> {
+        let file = format!("{name}.{extension}");
+        self.write(&file, value)?;
+        self.report.carry(name, size, file);
+        Ok(())
+    }
+
+    /// The folder in the archive is called as the file, as `torch.save` does.
+    fn write(&mut self, file: &str, value: &Plain<&Tensor>) -> Result<(), WeightsError> {
+        let mut files = files_of(self.checkpoint);
+        let mut copier = Copier::new(&mut files, self.bar.clone());
+        let folder = file.split('.').next().unwrap_or(file);
+        self.staged.write(file, |sink| write_torch(value, &mut copier, sink, folder))
+    }
+
+    /// Tensors and values of a registered object are one dictionary for Python.
+    fn custom<'t>(&self, name: &str, values: &Value, tensors: &'t [Tensor]) -> Result<Plain<&'t Tensor>, ConvertError> {
+        let mut entries = match from_json(values) {
+            value if tensors.is_empty() => return Ok(value),
+            Plain::Dict(entries) => entries,
+            Plain::None => Vec::new(),
+            value => {
+                let reason =
+                    format!("its values are {} and not a dictionary that its tensors could join", value.kind());
+                return Err(self.wrong(name, reason));
+            }
+        };
+        for tensor in tensors {
+            if values.get(&tensor.name).is_some() {
+                let reason = format!("`{}` is the name of a tensor and of a value of it", shown(&tensor.name));
+                return Err(self.wrong(name, reason));
+            }
+            entries.push((Plain::text(&tensor.name), Plain::Tensor(tensor)));
+        }
+        Ok(Plain::Dict(entries))
+    }
+
+    /// One file for each process, with the generators of PyTorch where they were.
+    fn random_states(&mut self, tensors: &[Tensor]) -> Result<(), WeightsError> {
+        let of_name: BTreeMap<&str, &Tensor> = tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
+        let description = &self.checkpoint.description;
+        let (world_size, step) = (description.world_size, description.accumulation.step as i64);
+        let of_device: Vec<Plain<&Tensor>> = (0..world_size)
+            .map_while(|rank| of_name.get(format!("rank_{rank}.cuda").as_str()).map(|tensor| Plain::Tensor(*tensor)))
+            .collect();
+        for rank in 0..world_size {
+            let mut entries = vec![("step", Plain::Int(step))];
+            if let Some(cpu) = of_name.get(format!("rank_{rank}.cpu").as_str()) {
+                // Without states of its own generators, Python goes on to none.
+                let hash = blake3::hash(format!("{} {rank}", description.id).as_bytes());
+                let seed = hash.as_bytes().iter().take(4).fold(0, |seed, &byte| seed << 8 | u32::from(byte));
+                let [python, numpy] = fresh_random_states(seed);
+                entries.extend([("random_state", python), ("numpy_random_seed", numpy)]);
+                entries.push(("torch_manual_seed", Plain::Tensor(*cpu)));
+            }
+            if !of_device.is_empty() {
+                entries.push(("torch_cuda_manual_seed", Plain::List(of_device.clone())));
+            }
+            self.write(&format!("{RANDOM_STATES}_{rank}.pkl"), &Plain::dict(entries))?;
+        }
+        let num_bytes = tensors.iter().map(Tensor::num_bytes).fold(0, u64::saturating_add);
+        let note = match tensors.is_empty() {
+            true => "where the accumulation of gradients stood; no generators were saved",
+            false => "the generators of PyTorch; those of Python and NumPy begin with seeds of their own",
+        };
+        self.report.carry(RANDOM_STATES, (tensors.len(), num_bytes), note);
+        Ok(())
+    }
+}
