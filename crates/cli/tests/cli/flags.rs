@@ -239,7 +239,7 @@ const OF_THE_LAUNCHER: [(&str, &str, &str); 11] = [
     ("main_process_ip", "MASTER_ADDR", "10.0.0.7"),
     ("main_process_port", "MASTER_PORT", "4321"),
     ("gpu_ids", "CUDA_VISIBLE_DEVICES", "0,2"),
-    ("num_cpu_threads_per_process", "OMP_NUM_THREADS", "61"),
+    ("num_cpu_threads_per_process", "OMP_NUM_THREADS", "7"),
     ("role", "ROLE_NAME", "trainer"),
     ("log_dir", "TORCHELASTIC_ERROR_FILE", "/logs"),
     ("tee", "", "3"),
