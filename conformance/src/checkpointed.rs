@@ -1,6 +1,7 @@
 //! Training that saves a checkpoint at every step and goes on from the newest one: what `attack --checkpoints` kills.
 //!
-//! Every step prints its loss to the bit, so that runs can be compared with one that nobody disturbed.
+//! Every step prints its loss to the bit, so that runs can be compared with one that nobody disturbed. A run that is asked to
+//! end does so after a save, and says which step was its last.
 
 use accelerate::data::{DataLoader, Generator, TensorDataset};
 use accelerate::nn::{Dropout, Linear, Module, ModuleFn, ParamStore};
@@ -16,6 +17,10 @@ use std::path::Path;
 
 /// `ddp`, `fp16`, `full_shard`, `shard_grad_op`, `hybrid_shard`.
 const FORM: &str = "CHECKPOINTED_FORM";
+/// A pipe by which a test holds rank 0 in step 3, until it has opened and closed it.
+const GATE: &str = "CHECKPOINTED_GATE";
+/// A rank that never asks whether to stop, or `all`.
+const SILENT: &str = "CHECKPOINTED_SILENT";
 const EPOCHS: usize = 3;
 const ROWS: i64 = 52;
 const WIDTH: i64 = 24;
@@ -74,6 +79,14 @@ fn loader(accelerator: &Accelerator) -> accelerate::Result<DataLoader<(Tensor, T
     loader.batch_size(3).shuffle(true).generator(generator).build()
 }
 
+/// Opening a pipe waits for the other end, and reading it for that end to be closed.
+fn wait_at_gate() -> anyhow::Result<()> {
+    if let Some(gate) = std::env::var_os(GATE) {
+        std::fs::read(gate)?;
+    }
+    Ok(())
+}
+
 pub(crate) fn run(folder: Option<&Path>) -> anyhow::Result<()> {
     let folder = folder.context("the folder of the project has to be given")?;
     let accelerator = accelerator(folder)?;
@@ -96,6 +109,8 @@ pub(crate) fn run(folder: Option<&Path>) -> anyhow::Result<()> {
         }
     }
     println!("process {} is rank {}", std::process::id(), accelerator.process_index());
+    let rank = accelerator.process_index().to_string();
+    let asks = std::env::var(SILENT).map_or(true, |silent| silent != "all" && silent != rank);
     while progress.lock().epoch < EPOCHS {
         for batch in loader.iter()? {
             let (inputs, targets) = batch?;
@@ -120,7 +135,15 @@ pub(crate) fn run(folder: Option<&Path>) -> anyhow::Result<()> {
             };
             let (loss, rate) = (loss.f_double_value(&[])?, scheduler.get_last_lr()[0]);
             main_println!(accelerator, "step {step} loss {:016x} rate {:016x}", loss.to_bits(), rate.to_bits());
+            if step == 3 && accelerator.is_main_process() {
+                wait_at_gate()?;
+            }
+            let stops = asks && accelerator.should_stop()?;
             accelerator.save_state(None)?;
+            if stops {
+                println!("rank {rank} stops after step {step}");
+                return Ok(());
+            }
         }
         progress.lock().epoch += 1;
     }

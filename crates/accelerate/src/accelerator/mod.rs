@@ -13,6 +13,7 @@ mod prepare;
 mod process_control;
 mod profile;
 mod seed;
+mod should_stop;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
@@ -64,6 +65,8 @@ struct Inner {
     precision: Precision,
     scaler: Option<GradScaler>,
     trigger: AtomicBool,
+    /// All ranks have been told to save and to end.
+    is_stopping: AtomicBool,
     /// The number of the next automatically named checkpoint.
     checkpoint_iteration: AtomicUsize,
 }
@@ -95,10 +98,18 @@ impl Accelerator {
         let scaler =
             needs_grad_scaler(mixed_precision).then(|| GradScaler::new(config.grad_scaler.clone())).transpose()?;
         let session = Session::new(state.clone(), mesh(&config, &state)?, gradient_state);
-        let trigger = AtomicBool::new(false);
+        let (trigger, is_stopping) = (AtomicBool::new(false), AtomicBool::new(false));
         let checkpoint_iteration = AtomicUsize::new(config.project.iteration);
-        let accelerator =
-            Self(Arc::new(Inner { session, config, deep_speed, precision, scaler, trigger, checkpoint_iteration }));
+        let accelerator = Self(Arc::new(Inner {
+            session,
+            config,
+            deep_speed,
+            precision,
+            scaler,
+            trigger,
+            is_stopping,
+            checkpoint_iteration,
+        }));
         accelerator.register_scaler();
         Ok(accelerator)
     }
