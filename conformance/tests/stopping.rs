@@ -254,7 +254,7 @@ fn a_rank_that_never_asks_is_an_error_and_not_a_hang() {
     let folder = tempfile::tempdir().unwrap();
     let ended = start(2, folder.path(), &[("CHECKPOINTED_SILENT", "1")]).end();
     assert_eq!(ended.code, 1, "{}", ended.printed);
-    assert!(ended.errors.contains("should_stop"), "{}", ended.errors);
+    assert!(ended.errors.contains("rank 0: should_stop; rank 1: save_state"), "{}", ended.errors);
 }
 
 /// Each rank asks its own environment and clock. The launcher gives all the same, so here there is none.

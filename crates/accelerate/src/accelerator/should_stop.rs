@@ -1,7 +1,7 @@
 //! Leaving in time: what asks this run to end, agreed over its ranks.
 
 use super::Accelerator;
-use crate::error::{CollectiveError, Result};
+use crate::error::Result;
 use crate::messages;
 use crate::state::signal_name;
 use accelerate_core::config::ClusterSettings;
@@ -9,9 +9,10 @@ use accelerate_core::settings::SettingValue;
 use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
+/// What ranks tell each other that go on.
 const OP: &str = "should_stop";
-const GO_ON: &str = "go on";
-const STOP: &str = "stop: ";
+/// How what the others say begins, before the reason.
+const STOP: &str = "should_stop: ";
 
 impl Accelerator {
     /// Is it time to save and to end, because a rank was asked to, or because the run has to be over soon? The same answer on all
@@ -62,10 +63,15 @@ impl Accelerator {
             None => vec![own],
             Some(answers) => answers,
         };
-        let Some((rank, reason)) = first_reason(&answers)? else { return Ok(false) };
-        self.0.is_stopping.store(true, Ordering::Relaxed);
-        messages::warning!("should_stop is true on all ranks, because {reason} (rank {rank})");
-        Ok(true)
+        match agreed(&answers) {
+            Agreed::GoOn => Ok(false),
+            Agreed::Stop(rank, reason) => {
+                self.0.is_stopping.store(true, Ordering::Relaxed);
+                messages::warning!("should_stop is true on all ranks, because {reason} (rank {rank})");
+                Ok(true)
+            }
+            Agreed::DifferentCalls => Err(self.group().different_calls(&answers)),
+        }
     }
 }
 
@@ -78,35 +84,38 @@ fn own_answer(signal: Option<i32>, cluster: &ClusterSettings, now: SystemTime) -
         (Some(from), Some(end)) if from <= now => {
             format!("{STOP}the run ends at {}, and stop_margin is {} s", end.write(), cluster.stop_margin.write())
         }
-        _ => GO_ON.to_owned(),
+        _ => OP.to_owned(),
     }
 }
 
-/// The first rank that has a reason, and the reason; `None` if all go on.
-fn first_reason(answers: &[String]) -> Result<Option<(usize, &str)>> {
-    let mut first = None;
+/// What the ranks have told each other.
+#[derive(Debug, PartialEq)]
+enum Agreed<'a> {
+    /// All of them.
+    GoOn,
+    /// The first rank that has a reason, and the reason.
+    Stop(usize, &'a str),
+    /// Not all ranks have asked.
+    DifferentCalls,
+}
+
+fn agreed(answers: &[String]) -> Agreed<'_> {
+    let mut agreed = Agreed::GoOn;
     for (rank, answer) in answers.iter().enumerate() {
         match answer.strip_prefix(STOP) {
-            Some(reason) => first = first.or(Some((rank, reason))),
-            None if answer == GO_ON => {}
-            // Of another call, which is compared in the same way.
-            None => {
-                let shown = |(rank, answer): (usize, &String)| match answer == GO_ON || answer.starts_with(STOP) {
-                    true => format!("rank {rank}: {OP}"),
-                    false => format!("rank {rank}: {}", answer.lines().next().unwrap_or_default()),
-                };
-                let per_rank = answers.iter().enumerate().map(shown).collect::<Vec<_>>().join("; ");
-                return Err(CollectiveError::DifferentCalls { per_rank }.into());
-            }
+            Some(reason) if agreed == Agreed::GoOn => agreed = Agreed::Stop(rank, reason),
+            None if answer != OP => return Agreed::DifferentCalls,
+            _ => {}
         }
     }
-    Ok(first)
+    agreed
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::testing;
     use std::time::Duration;
 
     fn at(seconds: u64) -> SystemTime {
@@ -123,40 +132,67 @@ mod tests {
         };
         let end = Some(at(2_000_000_000));
         for (cluster, now, wanted) in [
-            (run(None, None, 120), 3_000_000_000, GO_ON),
-            (run(end, None, 120), 1_999_999_879, GO_ON),
+            (run(None, None, 120), 3_000_000_000, OP),
+            (run(end, None, 120), 1_999_999_879, OP),
             (
                 run(end, None, 120),
                 1_999_999_880,
-                "stop: the run ends at 2033-05-18T03:33:20Z, and stop_margin is 120 s",
+                "should_stop: the run ends at 2033-05-18T03:33:20Z, and stop_margin is 120 s",
             ),
-            (run(end, None, 0), 1_999_999_999, GO_ON),
-            (run(end, None, 0), 2_000_000_000, "stop: the run ends at 2033-05-18T03:33:20Z, and stop_margin is 0 s"),
-            (run(None, end, 10), 1_999_999_990, "stop: the run ends at 2033-05-18T03:33:20Z, and stop_margin is 10 s"),
-            (run(Some(at(2_000_000_100)), end, 10), 1_999_999_989, GO_ON),
+            (run(end, None, 0), 1_999_999_999, OP),
+            (
+                run(end, None, 0),
+                2_000_000_000,
+                "should_stop: the run ends at 2033-05-18T03:33:20Z, and stop_margin is 0 s",
+            ),
+            (
+                run(None, end, 10),
+                1_999_999_990,
+                "should_stop: the run ends at 2033-05-18T03:33:20Z, and stop_margin is 10 s",
+            ),
+            (run(Some(at(2_000_000_100)), end, 10), 1_999_999_989, OP),
             (
                 run(end, Some(at(2_000_000_100)), 10),
                 1_999_999_991,
-                "stop: the run ends at 2033-05-18T03:33:20Z, and stop_margin is 10 s",
+                "should_stop: the run ends at 2033-05-18T03:33:20Z, and stop_margin is 10 s",
             ),
             // Longer than since 1970.
             (
                 run(end, None, u64::MAX),
                 1,
-                "stop: the run ends at 2033-05-18T03:33:20Z, and stop_margin is 18446744073709552000 s",
+                "should_stop: the run ends at 2033-05-18T03:33:20Z, and stop_margin is 18446744073709552000 s",
             ),
         ] {
             assert_eq!(own_answer(None, &cluster, at(now)), wanted, "{now}");
-            assert_eq!(own_answer(Some(15), &cluster, at(now)), "stop: it has got SIGTERM");
+            assert_eq!(own_answer(Some(15), &cluster, at(now)), "should_stop: it has got SIGTERM");
         }
     }
 
     #[test]
     fn one_rank_with_a_reason_is_enough_and_another_call_is_an_error() {
         let answers = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
-        assert_eq!(first_reason(&answers(&[GO_ON, GO_ON])).unwrap(), None);
-        assert_eq!(first_reason(&answers(&[GO_ON, "stop: a", "stop: b"])).unwrap(), Some((1, "a")));
-        let error = first_reason(&answers(&["stop: a", "gather of [2] Float"])).unwrap_err().to_string();
-        assert!(error.contains("rank 0: should_stop; rank 1: gather of [2] Float"), "{error}");
+        assert_eq!(agreed(&answers(&[OP, OP])), Agreed::GoOn);
+        assert_eq!(agreed(&answers(&[OP, "should_stop: a", "should_stop: b"])), Agreed::Stop(1, "a"));
+        assert_eq!(agreed(&answers(&["should_stop: a", "gather of [2] Float"])), Agreed::DifferentCalls);
+    }
+
+    /// The ranks would take each other's calls for their own otherwise, and go on out of step.
+    #[test]
+    fn a_rank_that_saves_in_place_of_asking_is_named_on_all_ranks() {
+        for asked_before in [false, true] {
+            testing::ranks(2, Accelerator::builder(), |accelerator| {
+                if asked_before {
+                    assert!(!accelerator.should_stop()?);
+                }
+                let called = match accelerator.is_main_process() {
+                    true => accelerator.should_stop().map(drop),
+                    false => accelerator.group().agree_on_success("save_state", Ok(())),
+                };
+                let error = called.unwrap_err().to_string();
+                assert!(error.contains("rank 0: should_stop; rank 1: save_state"), "{error}");
+                Ok(())
+            })
+            .unwrap();
+        }
     }
 }
