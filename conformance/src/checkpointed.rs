@@ -15,7 +15,7 @@ use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// `ddp`, `fp16`, `full_shard`, `shard_grad_op`, `hybrid_shard`.
+/// `ddp`, `async` (saved in the background), `fp16`, `full_shard`, `shard_grad_op`, `hybrid_shard`.
 const FORM: &str = "CHECKPOINTED_FORM";
 /// A pipe by which a test holds rank 0 in step 3, until it has opened and closed it.
 const GATE: &str = "CHECKPOINTED_GATE";
@@ -41,7 +41,7 @@ fn accelerator(folder: &Path) -> anyhow::Result<Accelerator> {
             ..Default::default()
         });
     let strategy = match std::env::var(FORM).unwrap_or_default().as_str() {
-        "" | "ddp" => None,
+        "" | "ddp" | "async" => None,
         "fp16" => return Ok(builder.mixed_precision(MixedPrecision::Fp16).build()?),
         "full_shard" => Some(ShardingStrategy::FullShard),
         "shard_grad_op" => Some(ShardingStrategy::OptimizerStateAndGradients),
@@ -108,6 +108,7 @@ pub(crate) fn run(folder: Option<&Path>) -> anyhow::Result<()> {
             Err(error) => return Err(error.into()),
         }
     }
+    let is_async = std::env::var(FORM).is_ok_and(|form| form == "async");
     println!("process {} is rank {}", std::process::id(), accelerator.process_index());
     let rank = accelerator.process_index().to_string();
     let asks = std::env::var(SILENT).map_or(true, |silent| silent != "all" && silent != rank);
@@ -139,14 +140,20 @@ pub(crate) fn run(folder: Option<&Path>) -> anyhow::Result<()> {
                 wait_at_gate()?;
             }
             let stops = asks && accelerator.should_stop()?;
-            accelerator.save_state(None)?;
+            if is_async {
+                accelerator.save_state_async(None)?
+            } else {
+                accelerator.save_state(None)?
+            };
             if stops {
+                accelerator.end_training()?;
                 println!("rank {rank} stops after step {step}");
                 return Ok(());
             }
         }
         progress.lock().epoch += 1;
     }
+    accelerator.end_training()?;
     main_println!(accelerator, "trained to the end");
     Ok(())
 }

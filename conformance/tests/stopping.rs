@@ -102,8 +102,8 @@ impl Ended {
     }
 }
 
-fn to_the_end(world_size: usize, folder: &Path) -> Ended {
-    let ended = start(world_size, folder, &[]).end();
+fn to_the_end(world_size: usize, form: &str, folder: &Path) -> Ended {
+    let ended = start(world_size, folder, &[("CHECKPOINTED_FORM", form)]).end();
     assert_eq!(ended.code, 0, "{}", ended.errors);
     assert!(ended.has_reached_the_end(), "{}", ended.printed);
     ended
@@ -125,25 +125,27 @@ enum To {
 }
 
 #[rstest]
-#[case::terminated(1, To::Launcher, Signal::TERM, 143)]
-#[case::terminated(2, To::Launcher, Signal::TERM, 143)]
-#[case::terminated(3, To::Launcher, Signal::TERM, 143)]
-#[case::one_rank_of_two(2, To::LastRank, Signal::TERM, 0)]
-#[case::one_rank_of_three(3, To::LastRank, Signal::TERM, 0)]
-#[case::interrupted(2, To::Launcher, Signal::INT, 130)]
-#[case::warned_by_slurm(2, To::Launcher, Signal::USR1, 0)]
-#[case::warned_by_submitit(1, To::LastRank, Signal::USR2, 0)]
-#[case::ended_by_slurm(2, To::Everybody, Signal::TERM, 143)]
+#[case::terminated(1, "ddp", To::Launcher, Signal::TERM, 143)]
+#[case::terminated(2, "ddp", To::Launcher, Signal::TERM, 143)]
+#[case::terminated(3, "full_shard", To::Launcher, Signal::TERM, 143)]
+#[case::one_rank_of_two(2, "async", To::LastRank, Signal::TERM, 0)]
+#[case::one_rank_of_three(3, "ddp", To::LastRank, Signal::TERM, 0)]
+#[case::interrupted(2, "ddp", To::Launcher, Signal::INT, 130)]
+#[case::warned_by_slurm(2, "ddp", To::Launcher, Signal::USR1, 0)]
+#[case::warned_by_submitit(1, "ddp", To::LastRank, Signal::USR2, 0)]
+#[case::ended_by_slurm(2, "ddp", To::Everybody, Signal::TERM, 143)]
 fn a_signal_ends_all_ranks_after_the_same_step_and_the_run_goes_on_to_the_bit(
     #[case] world_size: usize,
+    #[case] form: &str,
     #[case] to: To,
     #[case] signal: Signal,
     #[case] code: i32,
 ) {
     let [undisturbed, stopped] = [(); 2].map(|()| tempfile::tempdir().unwrap());
-    let wanted = to_the_end(world_size, undisturbed.path()).losses();
+    let wanted = to_the_end(world_size, form, undisturbed.path()).losses();
     let gate = gate_in(stopped.path());
-    let mut run = start(world_size, stopped.path(), &[("CHECKPOINTED_GATE", gate.to_str().unwrap())]);
+    let environment = [("CHECKPOINTED_GATE", gate.to_str().unwrap()), ("CHECKPOINTED_FORM", form)];
+    let mut run = start(world_size, stopped.path(), &environment);
     let ranks = run.until_held(world_size);
     let told = match to {
         To::Launcher => vec![run.launcher()],
@@ -157,7 +159,7 @@ fn a_signal_ends_all_ranks_after_the_same_step_and_the_run_goes_on_to_the_bit(
     let last = ended.last_step(world_size);
     assert!(HELD <= last && !ended.has_reached_the_end(), "{}", ended.printed);
     assert!(ended.errors.contains("should_stop is true on all ranks, because it has got SIG"), "{}", ended.errors);
-    let resumed = to_the_end(world_size, stopped.path());
+    let resumed = to_the_end(world_size, form, stopped.path());
     assert_eq!(resumed.losses().keys().next(), Some(&(last + 1)), "{}", resumed.printed);
     let mut losses = ended.losses();
     losses.extend(resumed.losses());
