@@ -79,12 +79,20 @@ fn loader(accelerator: &Accelerator) -> accelerate::Result<DataLoader<(Tensor, T
     loader.batch_size(3).shuffle(true).generator(generator).build()
 }
 
-/// Opening a pipe waits for the other end, and reading it for that end to be closed.
-fn wait_at_gate() -> anyhow::Result<()> {
-    if let Some(gate) = std::env::var_os(GATE) {
+/// Is the run to end? Saves in any case.
+fn asked_and_saved(accelerator: &Accelerator, step: usize) -> anyhow::Result<bool> {
+    if let Some(gate) = std::env::var_os(GATE).filter(|_| step == 3 && accelerator.is_main_process()) {
+        // Opening a pipe waits for the other end, and reading it for that end to be closed.
         std::fs::read(gate)?;
     }
-    Ok(())
+    let rank = accelerator.process_index().to_string();
+    let asks = std::env::var(SILENT).map_or(true, |silent| silent != "all" && silent != rank);
+    let stops = asks && accelerator.should_stop()?;
+    match std::env::var(FORM).as_deref() {
+        Ok("async") => accelerator.save_state_async(None)?,
+        _ => accelerator.save_state(None)?,
+    };
+    Ok(stops)
 }
 
 pub(crate) fn run(folder: Option<&Path>) -> anyhow::Result<()> {
@@ -108,10 +116,7 @@ pub(crate) fn run(folder: Option<&Path>) -> anyhow::Result<()> {
             Err(error) => return Err(error.into()),
         }
     }
-    let is_async = std::env::var(FORM).is_ok_and(|form| form == "async");
     println!("process {} is rank {}", std::process::id(), accelerator.process_index());
-    let rank = accelerator.process_index().to_string();
-    let asks = std::env::var(SILENT).map_or(true, |silent| silent != "all" && silent != rank);
     while progress.lock().epoch < EPOCHS {
         for batch in loader.iter()? {
             let (inputs, targets) = batch?;
@@ -136,18 +141,9 @@ pub(crate) fn run(folder: Option<&Path>) -> anyhow::Result<()> {
             };
             let (loss, rate) = (loss.f_double_value(&[])?, scheduler.get_last_lr()[0]);
             main_println!(accelerator, "step {step} loss {:016x} rate {:016x}", loss.to_bits(), rate.to_bits());
-            if step == 3 && accelerator.is_main_process() {
-                wait_at_gate()?;
-            }
-            let stops = asks && accelerator.should_stop()?;
-            if is_async {
-                accelerator.save_state_async(None)?
-            } else {
-                accelerator.save_state(None)?
-            };
-            if stops {
+            if asked_and_saved(&accelerator, step)? {
                 accelerator.end_training()?;
-                println!("rank {rank} stops after step {step}");
+                println!("rank {} stops after step {step}", accelerator.process_index());
                 return Ok(());
             }
         }
