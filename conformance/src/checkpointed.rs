@@ -1,6 +1,7 @@
 //! Training that saves a checkpoint at every step and goes on from the newest one: what `attack --checkpoints` kills.
 //!
-//! Every step prints its loss to the bit, so that runs can be compared with one that nobody disturbed.
+//! Every step prints its loss to the bit, so that runs can be compared with one that nobody disturbed. A run that is asked to
+//! end does so after a save, and says which step was its last.
 
 use accelerate::data::{DataLoader, Generator, TensorDataset};
 use accelerate::nn::{Dropout, Linear, Module, ModuleFn, ParamStore};
@@ -16,6 +17,10 @@ use std::path::Path;
 
 /// `ddp`, `async` (saved in the background), `fp16`, `full_shard`, `shard_grad_op`, `hybrid_shard`.
 const FORM: &str = "CHECKPOINTED_FORM";
+/// A pipe by which a test holds rank 0 in step 3, until it has opened and closed it.
+const GATE: &str = "CHECKPOINTED_GATE";
+/// A rank that never asks whether to stop, or `all`.
+const SILENT: &str = "CHECKPOINTED_SILENT";
 const EPOCHS: usize = 3;
 const ROWS: i64 = 52;
 const WIDTH: i64 = 24;
@@ -74,6 +79,22 @@ fn loader(accelerator: &Accelerator) -> accelerate::Result<DataLoader<(Tensor, T
     loader.batch_size(3).shuffle(true).generator(generator).build()
 }
 
+/// Is the run to end? Saves in any case.
+fn asked_and_saved(accelerator: &Accelerator, step: usize) -> anyhow::Result<bool> {
+    if let Some(gate) = std::env::var_os(GATE).filter(|_| step == 3 && accelerator.is_main_process()) {
+        // Opening a pipe waits for the other end, and reading it for that end to be closed.
+        std::fs::read(gate)?;
+    }
+    let rank = accelerator.process_index().to_string();
+    let asks = std::env::var(SILENT).map_or(true, |silent| silent != "all" && silent != rank);
+    let stops = asks && accelerator.should_stop()?;
+    match std::env::var(FORM).as_deref() {
+        Ok("async") => accelerator.save_state_async(None)?,
+        _ => accelerator.save_state(None)?,
+    };
+    Ok(stops)
+}
+
 pub(crate) fn run(folder: Option<&Path>) -> anyhow::Result<()> {
     let folder = folder.context("the folder of the project has to be given")?;
     let accelerator = accelerator(folder)?;
@@ -95,7 +116,6 @@ pub(crate) fn run(folder: Option<&Path>) -> anyhow::Result<()> {
             Err(error) => return Err(error.into()),
         }
     }
-    let is_async = std::env::var(FORM).is_ok_and(|form| form == "async");
     println!("process {} is rank {}", std::process::id(), accelerator.process_index());
     while progress.lock().epoch < EPOCHS {
         for batch in loader.iter()? {
@@ -121,11 +141,11 @@ pub(crate) fn run(folder: Option<&Path>) -> anyhow::Result<()> {
             };
             let (loss, rate) = (loss.f_double_value(&[])?, scheduler.get_last_lr()[0]);
             main_println!(accelerator, "step {step} loss {:016x} rate {:016x}", loss.to_bits(), rate.to_bits());
-            if is_async {
-                accelerator.save_state_async(None)?
-            } else {
-                accelerator.save_state(None)?
-            };
+            if asked_and_saved(&accelerator, step)? {
+                accelerator.end_training()?;
+                println!("rank {} stops after step {step}", accelerator.process_index());
+                return Ok(());
+            }
         }
         progress.lock().epoch += 1;
     }

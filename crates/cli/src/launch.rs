@@ -96,12 +96,6 @@ pub(crate) struct Arguments {
     #[arg(long = "grace_period", alias = "grace-period", value_name = "SECONDS", default_value = "0.5", value_parser = seconds)]
     grace_period: Duration,
 
-    /// The same after this command was interrupted or told to end.
-    ///
-    /// Raise it for programs that write a checkpoint on SIGTERM. A second Ctrl-C does not wait.
-    #[arg(long = "shutdown_grace_period", alias = "shutdown-grace-period", value_name = "SECONDS", default_value = "10", value_parser = seconds)]
-    shutdown_grace_period: Duration,
-
     /// The program (a path, a name, a .py file, or with -m a module), then its arguments.
     ///
     /// A name without / is looked up in PATH, and then among what Cargo has built for the project around this folder: the newer of
@@ -240,7 +234,6 @@ fn config(arguments: Arguments, run: &RunConfig) -> LaunchConfig {
     LaunchConfig {
         args: words.collect(),
         grace_period: arguments.grace_period,
-        shutdown_grace_period: arguments.shutdown_grace_period,
         helper: Some(Helper::this_executable()),
         dedicated_process: true,
         ..LaunchConfig::of_run(run, program, num_processes(run))
@@ -338,6 +331,25 @@ mod tests {
             ..LaunchConfig::new(Program::Executable("train".into()), 4)
         };
         assert_eq!(config, expected);
+    }
+
+    /// The launcher keeps it to itself, from whichever source.
+    #[rstest]
+    #[case::flag("--shutdown-grace-period 60", "", 60)]
+    #[case::variable("", "90", 90)]
+    #[case::both("--shutdown_grace_period 60", "90", 60)]
+    #[case::neither("", "", 10)]
+    fn how_long_processes_may_save_is_said_by_flag_or_variable(
+        #[case] flags: &str,
+        #[case] variable: &str,
+        #[case] seconds: u64,
+    ) {
+        let arguments = arguments(&format!("{flags} --num_processes 2 train"));
+        let lookup = |name: &str| (name == "ACCELERATE_SHUTDOWN_GRACE_PERIOD").then(|| variable.to_owned());
+        let run = resolve(&arguments, &lookup).unwrap();
+        let config = config(arguments, &run);
+        assert_eq!(config.shutdown_grace_period, Duration::from_secs(seconds));
+        assert!(config.environment.iter().all(|(name, _)| !name.to_string_lossy().contains("GRACE_PERIOD")));
     }
 
     #[rstest]

@@ -14,6 +14,7 @@ mod prepare;
 mod process_control;
 mod profile;
 mod seed;
+mod should_stop;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
@@ -67,6 +68,8 @@ struct Inner {
     precision: Precision,
     scaler: Option<GradScaler>,
     trigger: AtomicBool,
+    /// All ranks have been told to save and to end.
+    is_stopping: AtomicBool,
     /// The number of the next automatically named checkpoint.
     checkpoint_iteration: AtomicUsize,
     /// How good the run is, for checkpoints.
@@ -101,7 +104,7 @@ impl Accelerator {
         let scaler =
             needs_grad_scaler(mixed_precision).then(|| GradScaler::new(config.grad_scaler.clone())).transpose()?;
         let session = Session::new(state.clone(), mesh(&config, &state)?, gradient_state);
-        let trigger = AtomicBool::new(false);
+        let (trigger, is_stopping) = (AtomicBool::new(false), AtomicBool::new(false));
         let checkpoint_iteration = AtomicUsize::new(config.project.iteration);
         let accelerator = Self(Arc::new(Inner {
             session,
@@ -110,6 +113,7 @@ impl Accelerator {
             precision,
             scaler,
             trigger,
+            is_stopping,
             checkpoint_iteration,
             checkpoint_metric: Mutex::default(),
             background_save: BackgroundSave::default(),

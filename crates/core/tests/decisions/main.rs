@@ -17,6 +17,7 @@ mod golden;
 mod hostile;
 mod hostile_settings;
 mod layout;
+mod leaving;
 mod offload;
 mod plan;
 mod plan_activations;
