@@ -5,10 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use accelerate_core::config::{RunConfig, Tee};
-use accelerate_core::environment::{MAX_THREADS_PER_CORE, MAX_WORLD_SIZE};
+use accelerate_core::environment::MAX_WORLD_SIZE;
 
 use crate::error::{Error, Result};
-use crate::machine::Machine;
 use crate::reference::Reference;
 
 /// Everything [`launch`](crate::launch) needs to know. Make one with [`LaunchConfig::new`] and change fields.
@@ -218,32 +217,6 @@ impl LaunchConfig {
             return invalid("--num_cpu_threads_per_process is 0, but it must be at least 1".into());
         }
         self.check_ranks()
-    }
-
-    /// The same as [`check`](Self::check), and whether this machine can do it.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::is_invalid_configuration`]: also more threads for a process than anybody can mean on this machine
-    /// ([`MAX_THREADS_PER_CORE`] for each of its cores).
-    ///
-    /// ```
-    /// use accelerate_launch::{LaunchConfig, Machine, Program};
-    /// let machine = Machine { num_cores: 4, ..Machine::probe() };
-    /// let config = LaunchConfig::new(Program::Executable("train".into()), 2);
-    /// let config = LaunchConfig { num_cpu_threads_per_process: Some(100_000), ..config };
-    /// assert!(config.check_on(&machine).unwrap_err().to_string().contains("at most 32 on this machine"));
-    /// ```
-    pub fn check_on(&self, machine: &Machine) -> Result<()> {
-        self.check()?;
-        let most = machine.num_cores.max(1).saturating_mul(MAX_THREADS_PER_CORE);
-        match self.num_cpu_threads_per_process.filter(|number| *number > most) {
-            None => Ok(()),
-            Some(number) => Err(Error::invalid_configuration(format!(
-                "--num_cpu_threads_per_process is {number}, but may be at most {most} on this machine, \
-                 {MAX_THREADS_PER_CORE} for each core; leave it out for an even share of the cores"
-            ))),
-        }
     }
 
     /// What is said of single ranks.

@@ -67,8 +67,8 @@ use std::io;
 /// assert_eq!((error.rank(), error.exit_code()), (Some(1), 1));
 /// ```
 pub fn launch(config: &LaunchConfig, reporter: &mut dyn Reporter) -> Result<Outcome> {
+    config.check()?;
     let machine = Machine::probe();
-    config.check_on(&machine)?;
     let search = ProgramSearch::of_this_process();
     let command = resolve_program(&config.program, &search)?;
     // Held until the end: two launches on one machine never choose the same port.

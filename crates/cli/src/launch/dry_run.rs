@@ -18,8 +18,8 @@ const MADE_UP: &str = "RANDOM";
 
 /// What a launch of `config` would start, to be printed.
 pub(super) fn described(config: &LaunchConfig, run: &RunConfig, as_json: bool) -> Result<String, Error> {
+    config.check()?;
     let machine = Machine::probe();
-    config.check_on(&machine)?;
     let command = resolve_program(&config.program, &ProgramSearch::of_this_process())?;
     let port = PortReservation::named(config);
     let plan = plan(&as_started(config), &command, port.unwrap_or(0), &machine);

@@ -228,16 +228,6 @@ fn a_negative_number_is_a_value_in_both_spellings(#[case] command: &str, #[case]
 /// Nobody means a plan with such numbers.
 #[rstest]
 #[case(
-    "launch --dry_run --num_processes 1 --num_cpu_threads_per_process 100000000 true",
-    2,
-    "on this machine, 8 for each"
-)]
-#[case(
-    "launch --num_processes 1 --num_cpu_threads_per_process 100000000 true",
-    2,
-    "--num_cpu_threads_per_process is 1000"
-)]
-#[case(
     "estimate-memory m.safetensors --plan --num_processes 99999999999",
     1,
     "--num_processes is 99999999999, and a run"
