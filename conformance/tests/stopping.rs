@@ -251,12 +251,16 @@ fn a_program_that_never_asks_dies_of_the_signal_as_without_this() {
     assert_eq!(ended.losses().keys().last(), Some(&HELD), "{}", ended.printed);
 }
 
-#[test]
-fn a_rank_that_never_asks_is_an_error_and_not_a_hang() {
+/// As with any call that one rank makes and another does not; debug mode says which.
+#[rstest]
+#[case::plain("false", "")]
+#[case::in_debug_mode("true", "rank 0: should_stop")]
+fn a_rank_that_never_asks_ends_the_run_and_does_not_hang_it(#[case] debug: &str, #[case] words: &str) {
     let folder = tempfile::tempdir().unwrap();
-    let ended = start(2, folder.path(), &[("CHECKPOINTED_SILENT", "1")]).end();
-    assert_eq!(ended.code, 1, "{}", ended.printed);
-    assert!(ended.errors.contains("rank 0: should_stop; rank 1: save_state"), "{}", ended.errors);
+    let environment = [("CHECKPOINTED_SILENT", "1"), ("ACCELERATE_DEBUG_MODE", debug)];
+    let ended = start(2, folder.path(), &environment).end();
+    assert_ne!(ended.code, 0, "{}", ended.printed);
+    assert!(!ended.has_reached_the_end() && ended.errors.contains(words), "{}", ended.errors);
 }
 
 /// Each rank asks its own environment and clock. The launcher gives all the same, so here there is none.
