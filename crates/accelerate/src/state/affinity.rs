@@ -20,6 +20,23 @@ pub(crate) fn pin(local_rank: usize, num_local_processes: usize) -> Result<()> {
     sched_setaffinity(None, &own).map_err(|source| StateError::Affinity { source: source.into() }.into())
 }
 
+/// Is this process kept on these cores, or on some of them? They are written as launchers do (`0-3,8`).
+pub(crate) fn is_kept_on(list: &str) -> bool {
+    let said = |cores: &mut CpuSet| -> Option<()> {
+        for run in list.trim().split(',') {
+            let (first, last) = run.split_once('-').unwrap_or((run, run));
+            let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+            (last < CpuSet::MAX_CPU).then_some(())?;
+            (first..=last).for_each(|core| cores.set(core));
+        }
+        Some(())
+    };
+    let mut cores = CpuSet::new();
+    let is_list = said(&mut cores).is_some();
+    let is_within = |own: CpuSet| (0..CpuSet::MAX_CPU).all(|core| !own.is_set(core) || cores.is_set(core));
+    is_list && sched_getaffinity(None).is_ok_and(is_within)
+}
+
 fn cores_at_start() -> Result<CpuSet> {
     let mut at_start = CORES_AT_START.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(cores) = *at_start {
@@ -56,6 +73,25 @@ mod tests {
             }
         }
         assert_eq!((share(2, 0, 5), share(2, 3, 5), share(2, 4, 5)), (0..1, 1..2, 0..1));
+    }
+
+    /// In a thread of its own, which alone is pinned.
+    #[test]
+    fn a_list_of_cores_is_believed_where_the_process_is_kept_on_them() {
+        std::thread::spawn(|| {
+            let first = (0..CpuSet::MAX_CPU).find(|&core| cores_at_start().unwrap().is_set(core)).unwrap();
+            let mut only = CpuSet::new();
+            only.set(first);
+            sched_setaffinity(None, &only).unwrap();
+            for own in [format!("{first}"), format!("{first}-{first}\n"), format!("{first}-{}", first + 1)] {
+                assert!(is_kept_on(&own), "{own}");
+            }
+            for other in [format!("{}", first + 1), String::new(), "all".to_owned(), "0-99999999".to_owned()] {
+                assert!(!is_kept_on(&other), "{other}");
+            }
+        })
+        .join()
+        .unwrap();
     }
 
     /// In a thread of its own, which alone is pinned. What the first pin has left is no limit for the second.

@@ -101,7 +101,8 @@ impl PartialState {
         let num_cores = std::thread::available_parallelism().map_or(1, usize::from);
         let unusable_threads = threads::settle(num_cores, num_local_processes, lookup);
         // Of the cores that a launcher has chosen, a share would be a share of a share.
-        let is_bound = lookup(CORES_VARIABLE).is_some();
+        let cores = lookup(CORES_VARIABLE).filter(|_| cluster.enable_cpu_affinity);
+        let is_bound = cores.as_deref().is_some_and(affinity::is_kept_on);
         if cluster.enable_cpu_affinity && !is_bound {
             affinity::pin(local_rank, num_local_processes)?;
         }
@@ -113,6 +114,12 @@ impl PartialState {
         }
         if let Some(unusable) = unusable_threads {
             messages::warning!("{unusable}");
+        }
+        if let Some(cores) = cores.filter(|_| !is_bound) {
+            messages::warning!(
+                "{CORES_VARIABLE} is {cores:?}, which are not the cores of this process, so it is left aside and the process \
+                 chooses its share of those that it may use; the variable is a launcher's, and was inherited from another run"
+            );
         }
         match ranks {
             Some(ranks) => Self::distributed(device, &ranks, config, lookup),
