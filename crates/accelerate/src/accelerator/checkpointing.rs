@@ -2,14 +2,15 @@
 
 use super::Accelerator;
 use crate::checkpoint::{
-    FolderWriters, OpenCheckpoint, RANDOM_STATES, RunState, checkpoints_in, random_states, remove_abandoned_checkpoint,
-    remove_checkpoint, restore_random_states, save_checkpoint,
+    FolderWriters, OpenCheckpoint, RANDOM_STATES, RunState, checkpoints_in, gather_whole, random_states,
+    remove_abandoned_checkpoint, remove_checkpoint, restore_random_states, save_checkpoint,
 };
 use crate::error::{CheckpointError, Error, Result};
 use crate::messages;
 use crate::session::{Object, ObjectState, Stateful, check_same_objects};
 use accelerate_core::accumulation::WindowState;
 use accelerate_core::checkpoint::{checkpoint_name, outdated};
+use accelerate_core::config::FullyShardedSettings;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
@@ -118,7 +119,8 @@ impl Accelerator {
     ///
     /// Every process writes a part of the state, and each number is written once. The checkpoint counts from the moment
     /// at which all of it is on the disk: a run that is killed before leaves what was there, an earlier checkpoint in the same
-    /// folder included. Weights of models that are not sharded are files as Hugging Face's libraries read them. The folder
+    /// folder included. Weights of models that are not sharded are files as Hugging Face's libraries read them, and those of
+    /// sharded ones with the plugin's `state_dict_type` [`Full`](accelerate_core::config::StateDictType::Full). The folder
     /// has to be on a file system that all processes see, unless `save_on_each_node` says that each machine has its own.
     ///
     /// Collective.
@@ -156,9 +158,15 @@ impl Accelerator {
         let number_and_folder = self.folder_to_save(output_dir.path());
         let (iteration, folder) = self.group().agree_on_success("save_state", number_and_folder)?;
         let between_steps = self.group().agree_on_success("save_state", self.check_between_steps())?;
+        let writers = self.checkpoint_writers();
+        let left_out = self.run_save_hooks(&folder, self.process_index() == writers.0.start)?;
         self.session().before_save()?;
-        let state = self.group().agree_on_success("save_state", self.run_state(iteration, between_steps))?;
-        save_checkpoint(&state, self.group(), &folder, &self.checkpoint_writers())?;
+        let state = self.run_state(iteration, between_steps, &left_out);
+        let mut state = self.group().agree_on_success("save_state", state)?;
+        if let Some(full) = self.config().fsdp_in_use().and_then(FullyShardedSettings::full_state_dict) {
+            gather_whole(&mut state, self.group(), &folder, &writers, full)?;
+        }
+        save_checkpoint(&state, self.group(), &folder, &writers)?;
         if let Some(iteration) = iteration {
             self.0.checkpoint_iteration.store(iteration.saturating_add(1), Ordering::Relaxed);
             self.remove_outdated_checkpoints(iteration);
@@ -188,8 +196,9 @@ impl Accelerator {
         self.group().agree_on_success("load_state", checked)?;
         let folder = self.folder_to_load(input_dir.path())?;
         let mut checkpoint = OpenCheckpoint::open(self.group(), &folder, &self.checkpoint_writers())?;
-        let states = self.group().agree_on_success("load_state", self.states_in(&mut checkpoint))?;
-        let loaded = self.go_on_from(&checkpoint, states);
+        let left_out = self.run_load_hooks(&folder)?;
+        let states = self.group().agree_on_success("load_state", self.states_in(&mut checkpoint, &left_out))?;
+        let loaded = self.go_on_from(&checkpoint, states, &left_out);
         self.group().agree_on_success("load_state", loaded)?;
         Ok(folder)
     }
@@ -205,9 +214,14 @@ impl Accelerator {
     }
 
     /// Everything to be saved. The name of a checkpoint is taken to be free.
-    fn run_state(&self, iteration: Option<usize>, accumulation: WindowState) -> Result<RunState> {
+    fn run_state(
+        &self,
+        iteration: Option<usize>,
+        accumulation: WindowState,
+        left_out: &BTreeSet<String>,
+    ) -> Result<RunState> {
         let session = self.session();
-        let mut objects = self.state_dict()?;
+        let mut objects = session.objects().state_dict(left_out)?;
         objects.insert(RANDOM_STATES.to_owned(), random_states(self.process_index(), self.device())?);
         let shard_size = session.mesh.shape().shard_size();
         let mut may_differ = BTreeSet::new();
@@ -218,10 +232,16 @@ impl Accelerator {
     }
 
     /// The states of this process's objects in a checkpoint.
-    fn states_in(&self, checkpoint: &mut OpenCheckpoint) -> Result<BTreeMap<String, ObjectState>> {
+    fn states_in(
+        &self,
+        checkpoint: &mut OpenCheckpoint,
+        left_out: &BTreeSet<String>,
+    ) -> Result<BTreeMap<String, ObjectState>> {
         let place = (self.process_index(), self.num_processes());
-        let layouts = self.session().objects().layouts();
-        let names: Vec<String> = checkpoint.description.objects.keys().cloned().collect();
+        let mut layouts = self.session().objects().layouts();
+        layouts.retain(|name, _| !left_out.contains(name));
+        let names = checkpoint.description.objects.keys().filter(|name| !left_out.contains(*name));
+        let names: Vec<String> = names.cloned().collect();
         // Before anything is read.
         let own = layouts.keys().map(String::as_str);
         check_same_objects(own, names.iter().map(String::as_str).filter(|name| *name != RANDOM_STATES))?;
@@ -234,9 +254,14 @@ impl Accelerator {
         Ok(states)
     }
 
-    fn go_on_from(&self, checkpoint: &OpenCheckpoint, mut states: BTreeMap<String, ObjectState>) -> Result<()> {
+    fn go_on_from(
+        &self,
+        checkpoint: &OpenCheckpoint,
+        mut states: BTreeMap<String, ObjectState>,
+        left_out: &BTreeSet<String>,
+    ) -> Result<()> {
         let random = states.remove(RANDOM_STATES);
-        self.load_state_dict(&states)?;
+        self.session().objects().load_state_dict(&states, left_out)?;
         let is_same_size = checkpoint.description.world_size == self.num_processes();
         if let Some(random) = random {
             restore_random_states(&random, self.process_index(), is_same_size, self.device())?;

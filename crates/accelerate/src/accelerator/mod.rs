@@ -13,6 +13,8 @@ mod prepare;
 mod process_control;
 mod profile;
 mod seed;
+mod state_dict;
+mod state_hooks;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
@@ -27,6 +29,7 @@ pub use models::{HasParameters, ModelRef};
 pub use operations::{PadOptions, ReduceOptions};
 pub use prepare::{Prepare, PrepareDataLoaderOptions, PrepareModelOptions, PreparedModel, kind};
 pub use seed::{SeedOptions, set_seed};
+pub use state_hooks::{RemovableHandle, StateHookContext};
 
 use crate::amp::{MixedPrecision, Precision, needs_grad_scaler};
 use crate::error::Result;
@@ -35,7 +38,8 @@ use crate::session::{GradientState, Object, ObjectState, Session};
 use crate::state::PartialState;
 use accelerate_core::config::{DataLoaderSettings, OffloadTarget, ProjectSettings, RunConfig, ShardingStrategy};
 use accelerate_core::mesh::Mesh;
-use std::collections::BTreeMap;
+use state_hooks::StateHooks;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -66,6 +70,9 @@ struct Inner {
     trigger: AtomicBool,
     /// The number of the next automatically named checkpoint.
     checkpoint_iteration: AtomicUsize,
+    /// What is called before the state of the run is saved, and before it is loaded.
+    save_hooks: Arc<StateHooks>,
+    load_hooks: Arc<StateHooks>,
 }
 
 impl Accelerator {
@@ -97,8 +104,18 @@ impl Accelerator {
         let session = Session::new(state.clone(), mesh(&config, &state)?, gradient_state);
         let trigger = AtomicBool::new(false);
         let checkpoint_iteration = AtomicUsize::new(config.project.iteration);
-        let accelerator =
-            Self(Arc::new(Inner { session, config, deep_speed, precision, scaler, trigger, checkpoint_iteration }));
+        let [save_hooks, load_hooks] = [(); 2].map(|()| Arc::new(StateHooks::default()));
+        let accelerator = Self(Arc::new(Inner {
+            session,
+            config,
+            deep_speed,
+            precision,
+            scaler,
+            trigger,
+            checkpoint_iteration,
+            save_hooks,
+            load_hooks,
+        }));
         accelerator.register_scaler();
         Ok(accelerator)
     }
@@ -214,7 +231,7 @@ impl Accelerator {
     /// Those of the objects, by name; an optimizer or a scheduler that is in use, because the call comes out of its own
     /// step, or from another thread in the middle of it.
     pub fn state_dict(&self) -> Result<BTreeMap<String, ObjectState>> {
-        self.session().objects().state_dict()
+        self.session().objects().state_dict(&BTreeSet::new())
     }
 
     /// Takes everything prepared back to where [`Accelerator::state_dict`] found it on this process. Not collective, but
@@ -224,7 +241,7 @@ impl Accelerator {
     /// States of other objects than were prepared; then nothing is changed. Those of the objects, by name; an optimizer or
     /// a scheduler that is in use, as with [`Accelerator::state_dict`]. Objects whose names come before have taken their state then.
     pub fn load_state_dict(&self, states: &BTreeMap<String, ObjectState>) -> Result<()> {
-        self.session().objects().load_state_dict(states)
+        self.session().objects().load_state_dict(states, &BTreeSet::new())
     }
 
     /// Forgets everything prepared so far, also what the program still has: calls of the accelerator's leave it out from

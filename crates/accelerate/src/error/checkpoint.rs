@@ -51,6 +51,9 @@ pub(crate) enum CheckpointError {
     )]
     LongDescription { path: PathBuf, num_bytes: usize },
 
+    #[error("a hook leaves out `{model}`, and no model has that name; there are {known}")]
+    NoModelToLeaveOut { model: String, known: String },
+
     #[error(
         "load_state was called while gradients were being accumulated, and they would be added to those of the run that goes \
          on; call it between steps"
