@@ -20,6 +20,7 @@ mod setup;
 mod test;
 mod to_fsdp2;
 mod tpu_config;
+mod weights;
 
 use std::error::Error;
 use std::ffi::OsString;

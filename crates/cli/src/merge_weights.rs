@@ -1,8 +1,6 @@
 //! `accelerate merge-weights`: one safetensors file, made of the parts that many processes have saved.
 
 mod error;
-mod input;
-mod output;
 
 use std::error::Error;
 use std::fs;
@@ -13,19 +11,26 @@ use accelerate_core::weight_files::{DEFAULT_MAX_SHARD_BYTES, SaveManifest, forma
 use clap::Args;
 use error::MergeError;
 
+use crate::weights::{self, Weights};
+
 /// Names of this many bytes are listed in a message.
 const MOST_LISTED_BYTES: usize = 300;
 
 /// Merge the weights of a sharded checkpoint into model.safetensors.
 ///
-/// The checkpoint is a folder that PyTorch wrote in parts (torch.distributed.checkpoint, which Python Accelerate uses for
-/// SHARDED_STATE_DICT), or one with safetensors shards or PyTorch's .bin files. Nothing in a file is executed: whatever is
-/// no tensor is left out and named. No more than one tensor is in memory at a time.
+/// The checkpoint is a folder that `save_state` wrote, however its processes divided the model, one that PyTorch wrote in
+/// parts (torch.distributed.checkpoint, which Python Accelerate uses for SHARDED_STATE_DICT), or one with safetensors shards
+/// or PyTorch's .bin files. Nothing in a file is executed: whatever is no tensor is left out and named. No more than one
+/// tensor is in memory at a time.
+///
+/// Of a checkpoint of `save_state`, every byte is first compared with what was saved.
 #[derive(Debug, Args)]
 #[command(after_help = "Every flag may also be spelled with - instead of _.")]
 #[command(after_long_help = "Examples:\n  \
     The model of a checkpoint that Python Accelerate has saved with FSDP:\n    \
       accelerate merge-weights checkpoints/checkpoint_0/pytorch_model_fsdp_0 merged\n  \
+    The model of a sharded run of this library, whole:\n    \
+      accelerate merge-weights checkpoints/checkpoint_3 merged\n  \
     One file of several shards, however large:\n    \
       accelerate merge-weights model merged --max_shard_size 1TB\n\n\
     Every flag may also be spelled with - instead of _ (--max-shard-size).\n\n\
@@ -59,14 +64,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     if arguments.unsafe_serialization {
         return Err(MergeError::UnsafeSerialization.into());
     }
-    check_own(checkpoint_directory, arguments.remove_checkpoint_dir)?;
+    let is_own = check_own(checkpoint_directory, arguments.remove_checkpoint_dir)?;
     if arguments.remove_checkpoint_dir {
         check_apart(checkpoint_directory, output_path)?;
     }
-    let mut weights = input::open(checkpoint_directory)?;
+    let mut weights = match is_own {
+        true => crate::checkpoint::model_weights(checkpoint_directory)?,
+        false => weights::open(checkpoint_directory)?,
+    };
     tell_what_is_left_out(&weights);
     let (num_tensors, num_bytes) = (weights.tensors.len(), weights.num_bytes());
-    let written = output::write(&mut weights, output_path, arguments.max_shard_size)?;
+    let written = weights::write(&mut weights, output_path, arguments.max_shard_size)?;
     crate::print_message(&format!(
         "accelerate merge-weights: {num_tensors} tensor(s), {}, are in {}",
         format_size(num_bytes),
@@ -83,27 +91,24 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
 }
 
 /// Of what this library has saved, only weights that are whole and as they were saved are merged, and nothing is removed: a
-/// checkpoint holds more than weights.
-fn check_own(folder: &Path, removes: bool) -> Result<(), Box<dyn Error>> {
+/// checkpoint holds more than weights. Is it a checkpoint of a whole run?
+fn check_own(folder: &Path, removes: bool) -> Result<bool, Box<dyn Error>> {
     let folder_of = || folder.to_owned();
     if removes && fs::symlink_metadata(folder).is_ok_and(|found| found.is_symlink()) {
         return Err(MergeError::RemovesLink { link: folder_of() }.into());
     }
     // What is not there, or is no folder, is told by whoever reads it.
-    let Ok(entries) = fs::read_dir(folder) else { return Ok(()) };
+    let Ok(entries) = fs::read_dir(folder) else { return Ok(false) };
     let names: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
     let has_manifest = names.iter().any(|name| SaveManifest::stem(name).is_some());
     let is_checkpoint = names.iter().any(|name| name == DESCRIPTION || *name == SaveManifest::file_name(STEM));
     if is_checkpoint && removes {
         return Err(MergeError::RemovesCheckpoint { folder: folder_of() }.into());
     }
-    if is_checkpoint && names.iter().any(|name| name.starts_with("model") && name.contains(".rank-")) {
-        return Err(MergeError::InRanks { folder: folder_of() }.into());
-    }
     if (is_checkpoint || has_manifest) && !crate::checkpoint::is_as_saved(folder)? {
         return Err(MergeError::NotAsSaved { folder: folder_of() }.into());
     }
-    Ok(())
+    Ok(is_checkpoint)
 }
 
 /// Makes sure that what is written is not removed afterwards.
@@ -121,7 +126,7 @@ fn check_apart(checkpoint: &Path, output: &Path) -> Result<(), MergeError> {
     }
 }
 
-fn tell_what_is_left_out(weights: &input::Weights) {
+fn tell_what_is_left_out(weights: &Weights) {
     let tell = |what: &str, names: &[String]| {
         if !names.is_empty() {
             let listed = listed(names, MOST_LISTED_BYTES);
@@ -131,6 +136,7 @@ fn tell_what_is_left_out(weights: &input::Weights) {
     tell("they are no tensors", &weights.others);
     tell("they are other names of tensors that are written", &weights.tied);
     tell("the index does not name them", &weights.unlisted);
+    tell("they are further models, which `accelerate checkpoint convert` writes", &weights.other_models);
 }
 
 const _: () = assert!(DEFAULT_MAX_SHARD_BYTES == 10_000_000_000, "the default of --max_shard_size says so");

@@ -5,6 +5,7 @@
 mod assign;
 mod description;
 mod names;
+pub mod python;
 mod whole;
 
 pub use assign::{Assignment, HeldTensor, PlannedFile, assign};

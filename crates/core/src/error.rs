@@ -14,6 +14,7 @@ pub(crate) mod deep_speed;
 pub(crate) mod environment;
 pub(crate) mod layout;
 pub(crate) mod plan;
+pub(crate) mod python;
 pub(crate) mod pytorch;
 pub(crate) mod settings;
 pub(crate) mod weight_files;
@@ -55,6 +56,8 @@ pub(crate) enum ErrorKind {
     Plan(#[from] plan::PlanErrorKind),
     #[error(transparent)]
     Pytorch(#[from] pytorch::PytorchErrorKind),
+    #[error(transparent)]
+    Python(#[from] python::PythonErrorKind),
     #[error(transparent)]
     Settings(#[from] settings::SettingsErrorKind),
     #[error(transparent)]
@@ -146,7 +149,7 @@ impl Error {
 
     /// A weight file, its size, name or index cannot be understood.
     pub fn is_weight_files(&self) -> bool {
-        matches!(self.0.kind, ErrorKind::WeightFiles(_) | ErrorKind::Pytorch(_))
+        matches!(self.0.kind, ErrorKind::WeightFiles(_) | ErrorKind::Pytorch(_) | ErrorKind::Python(_))
     }
 }
 

@@ -2,6 +2,7 @@
 //! environment.
 
 mod batch_norm;
+mod checkpoint;
 mod compare;
 mod config;
 mod data;
@@ -42,6 +43,8 @@ enum What {
     Fsdp(fsdp::Fsdp),
     /// The environment of every rank under both launchers, for many flags and files
     Launch(launch::Launch),
+    /// Checkpoints of each side, converted, and what the other one goes on with
+    Checkpoint(checkpoint::Checkpoint),
     /// What configuration files of all versions mean, read and written by both sides
     Config(config::Config),
 }
@@ -75,6 +78,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         What::Precision(precision) => precision::run(precision),
         What::Fsdp(fsdp) => fsdp::run(fsdp),
         What::Launch(launch) => launch::run(launch),
+        What::Checkpoint(checkpoint) => checkpoint::run(checkpoint),
         What::Config(config) => config::run(config),
     }
 }

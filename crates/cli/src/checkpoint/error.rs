@@ -51,6 +51,12 @@ pub(super) enum Problem {
     OtherShape { name: String, found: Vec<usize>, wanted: String },
     #[error("elements {}..{} of `{}` of `{}` are in no file", missing.start, missing.end, shown(name), shown(object))]
     NotCovered { object: String, name: String, missing: Range<usize> },
+    #[error(
+        "the state `{}` of `{}` is in blocks, which only the same number of processes can put together",
+        shown(name),
+        shown(object)
+    )]
+    InBlocks { object: String, name: String },
     #[error("some elements of `{}` of `{}` are in more than one file", shown(name), shown(object))]
     Twice { object: String, name: String },
     #[error(
@@ -109,6 +115,8 @@ pub(super) enum CheckpointError {
     Damaged { folder: PathBuf, source: Fault },
     #[error("neither checkpoint has an object `{}`; there are {}", shown(object), listed(names, 600))]
     NoSuchObject { object: String, names: Vec<String> },
+    #[error("the checkpoint {} has no model; there are {}", folder.display(), listed(names, 600))]
+    NoModel { folder: PathBuf, names: Vec<String> },
     #[error("a tolerance is a number from 0 on, and `{found}` is none")]
     Tolerance { found: String },
 }

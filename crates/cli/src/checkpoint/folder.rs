@@ -13,7 +13,7 @@ use super::files::{names_in, open, read_small};
 /// Larger manifests are an attack or a damaged file; the library reads no larger ones either.
 const MAX_MANIFEST_BYTES: u64 = 16 << 20;
 /// The same of descriptions.
-const MAX_DESCRIPTION_BYTES: u64 = 1 << 30;
+pub(super) const MAX_DESCRIPTION_BYTES: u64 = 1 << 30;
 /// Where a project keeps checkpoints that are named automatically.
 const CHECKPOINTS: &str = "checkpoints";
 

@@ -82,6 +82,21 @@ impl<'a> Reader<'a> {
         Ok(Bytes { spans: self.pieces(name, saved)?.into() })
     }
 
+    /// The file of each piece of a tensor, and the place of its first element there. Together they have each element once.
+    pub(super) fn places_of(
+        &mut self,
+        object: &str,
+        name: &str,
+        saved: &SavedTensor,
+    ) -> Result<Vec<(usize, u64)>, Fault> {
+        if !saved.is_elementwise {
+            return Err(Problem::InBlocks { object: object.to_owned(), name: name.to_owned() }.at(DESCRIPTION));
+        }
+        let spans = self.pieces(name, saved)?;
+        check_coverage(object, name, saved).map_err(|problem| problem.at(DESCRIPTION))?;
+        Ok(spans.into_iter().map(|span| (span.file, span.at)).collect())
+    }
+
     fn pieces(&mut self, name: &str, saved: &SavedTensor) -> Result<Vec<Span>, Fault> {
         let mut spans = Vec::new();
         for piece in &saved.pieces {

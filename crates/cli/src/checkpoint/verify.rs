@@ -229,7 +229,7 @@ fn check_content(save: &Save, file: &SavedFile, bar: &ProgressBar) -> Result<Opt
 }
 
 /// The hash of the blocks by which loading recognises the file.
-fn sample(file: &File, num_bytes: u64) -> io::Result<blake3::Hash> {
+pub(super) fn sample(file: &File, num_bytes: u64) -> io::Result<blake3::Hash> {
     let mut hasher = blake3::Hasher::new();
     let mut block = Vec::new();
     for blocks in sample_blocks(num_bytes) {

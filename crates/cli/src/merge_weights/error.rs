@@ -1,4 +1,4 @@
-//! What can be wrong with a checkpoint, and with the place for what is made of it.
+//! What cannot be merged, and what cannot be removed afterwards.
 
 use std::io;
 use std::path::PathBuf;
@@ -23,59 +23,9 @@ pub(super) enum MergeError {
     #[error("{} is a link, and --remove_checkpoint_dir would leave what it leads to; name the folder itself", link.display())]
     RemovesLink { link: PathBuf },
     #[error(
-        "{} is a checkpoint of a sharded run, whose parts this command does not merge yet; load it with load_state on any \
-         number of processes, and call save_model", folder.display()
-    )]
-    InRanks { folder: PathBuf },
-    #[error(
         "the files in {} are not as they were saved; `accelerate checkpoint verify` lists what is wrong", folder.display()
     )]
     NotAsSaved { folder: PathBuf },
     #[error("{} cannot be removed; the merged weights are complete", path.display())]
     Remove { path: PathBuf, source: io::Error },
-    #[error("{} cannot be read", path.display())]
-    Unreadable { path: PathBuf, source: io::Error },
-    #[error("{} is {found}, and {wanted} is wanted; name another one", path.display())]
-    Kind { path: PathBuf, found: &'static str, wanted: &'static str },
-    #[error(
-        "the folder {} has no checkpoint: .metadata of torch.distributed.checkpoint, safetensors files with an index, or \
-         pytorch_model.bin is wanted{}", folder.display(), cure(within)
-    )]
-    NoCheckpoint { folder: PathBuf, within: Vec<PathBuf> },
-    #[error("{} has {found_bytes} bytes, and no such file is longer than {most_bytes}", path.display())]
-    Large { path: PathBuf, found_bytes: u64, most_bytes: u64 },
-    #[error("{} cannot be understood", path.display())]
-    Damaged { path: PathBuf, source: accelerate_core::Error },
-    #[error("{} cannot be understood where `{key}` is said to be, from byte {start} to {end}", path.display())]
-    DamagedPart { path: PathBuf, key: String, start: u64, end: u64, source: accelerate_core::Error },
-    #[error(
-        "{} has {found_bytes} bytes, and `{key}` is said to be from byte {start} to {end}; the file was cut off, or is of \
-         another checkpoint", path.display()
-    )]
-    BeyondFile { path: PathBuf, key: String, start: u64, end: u64, found_bytes: u64 },
-    #[error("{} is missing, and `{key}` is said to be in it; fetch all files of the checkpoint", path.display())]
-    MissingFile { path: PathBuf, key: String },
-    #[error("{} has no tensor `{key}`, and the index says that it has; fetch all files from one place", path.display())]
-    WrongIndex { path: PathBuf, key: String },
-    #[error(
-        "the tensors of {} take {tensor_bytes} bytes, and its files have only {file_bytes}: parts are said to be in the same \
-         place", folder.display()
-    )]
-    Repeated { folder: PathBuf, tensor_bytes: u64, file_bytes: u64 },
-    #[error("the data of `{key}` in {} have changed since they were written: their checksum is another one", path.display())]
-    Checksum { path: PathBuf, key: String },
-    #[error("the tensor `{key}` with {num_bytes} bytes does not fit into the memory of this machine")]
-    Memory { key: String, num_bytes: u64 },
-    #[error("{} exists already, and stays as it is; remove it, or name another folder for the result", path.display())]
-    Exists { path: PathBuf },
-    #[error("{} cannot be written", path.display())]
-    Write { path: PathBuf, source: io::Error },
-    #[error("{} cannot be written: {reason}", path.display())]
-    Header { path: PathBuf, reason: String },
-}
-
-/// The folders below that would have been the right ones.
-fn cure(within: &[PathBuf]) -> String {
-    let listed: Vec<_> = within.iter().map(|folder| folder.display().to_string()).collect();
-    if listed.is_empty() { String::new() } else { format!("; there is one in {}", listed.join(", and one in ")) }
 }

@@ -1,6 +1,6 @@
 //! What is in checkpoints, whether it is right, and in what two of them differ.
 
-mod folders;
+pub(crate) mod folders;
 mod hostile;
 
 use std::fs;

@@ -5,6 +5,7 @@
 mod checkpoint;
 mod commands;
 mod config;
+mod convert;
 mod cores;
 mod dry_run;
 mod errors;

@@ -8,9 +8,11 @@ use std::process::Command;
 
 use accelerate_core::weight_files::{Header, Index};
 use rstest::rstest;
+use safetensors::Dtype;
 use serde::Deserialize;
 use tempfile::TempDir;
 
+use crate::checkpoint::folders::{Tensor as OwnTensor, Values, write_checkpoint};
 use crate::support::{Finished, accelerate, finished};
 
 /// What a tensor is, with the names of torch.
@@ -311,7 +313,7 @@ fn a_full_disk_leaves_nothing_behind() {
 /// A folder with a checkpoint of this library, as far as this command looks at it.
 #[rstest]
 #[case::removing_more_than_weights(&["checkpoint.manifest.json"], &["--remove_checkpoint_dir"], "of which weights are only a part")]
-#[case::parts_of_ranks(&["checkpoint.json", "model.rank-00000-of-00002.safetensors"], &[], "is a checkpoint of a sharded run")]
+#[case::parts_of_ranks(&["checkpoint.json", "model.rank-00000-of-00002.safetensors"], &[], "are not as they were saved")]
 #[case::not_completed(&["checkpoint.json", "model.safetensors"], &[], "are not as they were saved")]
 #[case::another_manifest(&["model.manifest.json", "model.safetensors"], &[], "are not as they were saved")]
 fn own_checkpoints_are_merged_whole_or_not_at_all(
@@ -327,6 +329,57 @@ fn own_checkpoints_are_merged_whole_or_not_at_all(
     command.arg("merge-weights").args([&input, &folder.path().join("out")]).args(flags);
     finished(command).expect(1, &[wanted]);
     assert!(input.join(names[0]).exists() && !folder.path().join("out").exists());
+}
+
+/// A model of two ranks, and the same in one piece.
+fn own_pair(folder: &Path, world_size: usize, divide: fn(OwnTensor) -> OwnTensor) {
+    let numbers: Vec<f32> = (0..24).map(|number| number as f32 / 7.0).collect();
+    let tensors = || {
+        let half = OwnTensor { dtype: Dtype::F16, shape: vec![6, 4], ..OwnTensor::f32("model", "half", &numbers[..12]) };
+        vec![
+            OwnTensor::f32("model", "weight", &numbers).of_shape(&[6, 4]),
+            half,
+            OwnTensor::f32("optimizer", "exp_avg.weight", &numbers).of_shape(&[6, 4]),
+        ]
+    };
+    write_checkpoint(&folder.join("whole"), 1, &tensors(), &Values::new());
+    let parts: Vec<OwnTensor> = tensors().into_iter().map(divide).collect();
+    write_checkpoint(&folder.join("parts"), world_size, &parts, &Values::new());
+}
+
+#[rstest]
+#[case::flat(2, OwnTensor::sharded)]
+#[case::uneven(5, OwnTensor::sharded)]
+#[case::columns(2, OwnTensor::in_columns)]
+#[case::columns_of_four(4, OwnTensor::in_columns)]
+fn parts_of_ranks_become_the_file_of_a_run_that_was_not_sharded(
+    #[case] world_size: usize,
+    #[case] divide: fn(OwnTensor) -> OwnTensor,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    own_pair(folder.path(), world_size, divide);
+    merge(&path("whole"), &path("a"), &[]).expect(0, &["2 tensor(s)"]);
+    merge(&path("parts"), &path("b"), &[]).expect(0, &["2 tensor(s)"]);
+    let [a, b] = ["a/model.safetensors", "b/model.safetensors"].map(|name| fs::read(path(name)).unwrap());
+    assert_eq!(a, b);
+    assert_eq!(read(&path("b/model.safetensors")), read(&path("whole/model.safetensors")));
+    merge(&path("parts"), &path("c"), &["--max_shard_size", "60B"]).expect(0, &["model.safetensors.index.json"]);
+    let shards = ["c/model-00001-of-00002.safetensors", "c/model-00002-of-00002.safetensors"];
+    let together: Tensors = shards.iter().flat_map(|name| read(&path(name))).collect();
+    assert_eq!(together, read(&path("a/model.safetensors")));
+}
+
+#[test]
+fn a_changed_byte_of_one_rank_is_found_before_anything_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    own_pair(folder.path(), 2, OwnTensor::sharded);
+    let path = folder.path().join("parts/model.rank-00001-of-00002.safetensors");
+    let mut file = fs::read(&path).unwrap();
+    *file.last_mut().unwrap() ^= 1;
+    fs::write(&path, file).unwrap();
+    merge(&folder.path().join("parts"), &folder.path().join("b"), &[]).expect(1, &["are not as they were saved"]);
+    assert!(!folder.path().join("b").exists());
 }
 
 #[test]

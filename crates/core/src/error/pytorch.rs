@@ -78,6 +78,12 @@ pub(crate) enum ContentsProblem {
     Name { reason: String },
     #[error("it has more than {most} tensors")]
     Many { most: usize },
+    #[error("its values hold each other more than {most} deep")]
+    Deep { most: usize },
+    #[error("its values are more than {most}, counted as often as they are held")]
+    ManyValues { most: usize },
+    #[error("{found} cannot be written into a file of torch.save")]
+    NotWritten { found: String },
     #[error(
         "its tensors repeat their elements, so that they take {bytes} bytes more than it has itself, and at most {most} are \
          written"

@@ -10,11 +10,15 @@ mod distributed;
 mod file;
 mod globals;
 mod pickle;
+mod plain;
 mod strided;
 mod tiling;
+mod write;
 
 pub use archive::StoredBytes;
 pub use distributed::{Chunk, DistributedCheckpoint, DistributedTensor};
 pub use file::{TorchFile, TorchTensor};
 pub use pickle::MAX_PICKLE_BYTES;
+pub use plain::Plain;
 pub use strided::{Run, StoredTensor};
+pub use write::{Pickled, TorchArchive};

@@ -14,7 +14,7 @@ use std::ops::Range;
 
 /// How much more all tensors of a file may take than the file itself. Tied weights and views of one storage do; a short
 /// file that repeats one element for ever does as well.
-const MOST_REPEATED_BYTES: u64 = 1 << 30;
+pub(super) const MOST_REPEATED_BYTES: u64 = 1 << 30;
 
 /// A tensor of a [`TorchFile`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,10 +48,7 @@ impl TorchFile {
     /// [`is_weight_files`](crate::Error::is_weight_files): the file cannot be read, is damaged, names other functions or
     /// classes than tensors need, or holds a tensor that safetensors cannot.
     pub fn read(file: &mut (impl Read + Seek)) -> Result<Self> {
-        let length = file.seek(std::io::SeekFrom::End(0)).map_err(|cause| {
-            let reason = cause.to_string();
-            crate::Error::new(Kind::Unreadable { reason }).caused_by(cause)
-        })?;
+        let length = length_of(file)?;
         let Opened { archive, root, pickle } = Opened::read(file, 0..length)?;
         let pickle = Pickle::read(&pickle)?;
         let Data::Dict(pairs) = pickle.root().data() else {
@@ -103,6 +100,13 @@ impl StoredTensor {
     }
 }
 
+pub(super) fn length_of(file: &mut impl Seek) -> Result<u64> {
+    file.seek(std::io::SeekFrom::End(0)).map_err(|cause| {
+        let reason = cause.to_string();
+        crate::Error::new(Kind::Unreadable { reason }).caused_by(cause)
+    })
+}
+
 pub(super) fn check_tensor_name(name: &str) -> Result<()> {
     check_name(name).map_err(|reason| Kind::from(Problem::Name { reason }).into())
 }
@@ -115,14 +119,15 @@ pub(super) fn check_number(number: usize) -> Result<()> {
 }
 
 /// An archive, the folder in it that everything is in, and its pickle.
-struct Opened {
-    archive: Archive,
-    root: String,
-    pickle: Vec<u8>,
+pub(super) struct Opened {
+    pub(super) archive: Archive,
+    pub(super) root: String,
+    pub(super) pickle: Vec<u8>,
 }
 
 impl Opened {
-    fn read(file: &mut (impl Read + Seek), range: Range<u64>) -> Result<Self> {
+    /// Of this range of a file.
+    pub(super) fn read(file: &mut (impl Read + Seek), range: Range<u64>) -> Result<Self> {
         let archive = Archive::read(file, range)?;
         let root = archive.names().find_map(|name| name.strip_suffix("/data.pkl").filter(|root| !root.contains('/')));
         let absent = || Kind::from(ArchiveProblem::Absent { name: "data.pkl".to_owned() });

@@ -13,11 +13,19 @@ pub(super) enum Use {
     Object,
     /// To call it without arguments, for a dictionary.
     Dictionary,
+    /// To call it, for something that is of no use here and has a place among what is: NumPy's arrays among random states.
+    Opaque,
 }
 
 /// A name of [`GLOBALS`], by its place there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Global(u8);
+
+/// What PyTorch calls an element type, and the class of its storage if it has one of its own.
+pub(super) fn names_of(dtype: Dtype) -> Option<(&'static str, Option<&'static str>)> {
+    let (names, _) = DTYPES.iter().find(|(_, known)| *known == dtype)?;
+    Some((names.first()?, names.get(1).copied()))
+}
 
 impl Global {
     pub(super) fn find(module: &str, name: &str) -> Option<Self> {
@@ -69,10 +77,10 @@ const DTYPES: [(&[&str], Dtype); 19] = [
     (&["float8_e5m2fnuz"], Dtype::F8_E5M2FNUZ),
 ];
 
-use Use::{Call, Constant, Dictionary, Object};
+use Use::{Call, Constant, Dictionary, Object, Opaque};
 
 #[rustfmt::skip]
-const GLOBALS: [(&str, Use); 75] = [
+const GLOBALS: [(&str, Use); 83] = [
     ("collections.OrderedDict", Dictionary),
     ("torch._utils._rebuild_tensor_v2", Call),
     ("torch._utils._rebuild_tensor_v3", Call),
@@ -121,6 +129,11 @@ const GLOBALS: [(&str, Use); 75] = [
     ("torch.qint8", Constant), ("torch.quint8", Constant), ("torch.qint32", Constant),
     ("torch.per_tensor_affine", Constant), ("torch.per_channel_affine", Constant),
     ("torch.strided", Constant), ("torch.sparse_coo", Constant),
+    // What optimizers, schedules and random states have beside tensors.
+    ("collections.Counter", Opaque), ("collections.defaultdict", Opaque),
+    ("numpy.ndarray", Constant), ("numpy.dtype", Opaque),
+    ("numpy._core.multiarray._reconstruct", Opaque), ("numpy.core.multiarray._reconstruct", Opaque),
+    ("numpy._core.multiarray.scalar", Opaque), ("numpy.core.multiarray.scalar", Opaque),
 ];
 
 #[cfg(test)]

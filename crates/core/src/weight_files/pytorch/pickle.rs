@@ -46,7 +46,8 @@ enum Node {
     None,
     Bool(bool),
     Int(i64),
-    /// A number that no size or offset can be.
+    Float(f64),
+    /// A whole number of more than 64 bits.
     OtherNumber,
     Text(Span),
     /// Bytes, or a text that is longer than any name.
@@ -58,6 +59,8 @@ enum Node {
     Dict(u32),
     Global(Global),
     Call(Global, Id),
+    /// What a call would have made that is of no use here.
+    Opaque(Global),
     Object(Global, Option<Id>),
     Persistent(Id),
 }
@@ -73,6 +76,7 @@ pub(super) struct Value<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Data<'a> {
     Int(i64),
+    Float(f64),
     Bool(bool),
     None,
     Text(&'a str),
@@ -86,7 +90,7 @@ pub(super) enum Data<'a> {
     Object(Global, Option<Value<'a>>),
     /// What stands for something outside of the pickle.
     Persistent(Value<'a>),
-    /// Numbers and bytes of which nothing is made here.
+    /// Numbers, bytes and objects of which nothing is made here.
     Other(&'static str),
 }
 
@@ -137,7 +141,9 @@ impl<'a> Value<'a> {
             Node::None => Data::None,
             Node::Bool(value) => Data::Bool(value),
             Node::Int(value) => Data::Int(value),
-            Node::OtherNumber => Data::Other("a number"),
+            Node::Float(value) => Data::Float(value),
+            Node::OtherNumber => Data::Other("a number of more than 64 bits"),
+            Node::Opaque(global) => Data::Other(global.path()),
             Node::Bytes => Data::Other("bytes, or a long text"),
             Node::Text(span) => Data::Text(pickle.text(span)),
             Node::Tuple(span) => Data::Tuple(items(pickle.items_of(span))),
@@ -168,7 +174,7 @@ impl<'a> Value<'a> {
     /// In words, for a message.
     pub(super) fn kind(self) -> String {
         match self.data() {
-            Data::Int(_) => "a number".to_owned(),
+            Data::Int(_) | Data::Float(_) => "a number".to_owned(),
             Data::Bool(_) => "a truth value".to_owned(),
             Data::None => "None".to_owned(),
             Data::Text(_) => "a text".to_owned(),
@@ -192,6 +198,11 @@ impl<'a> Pickle<'a> {
 
     pub(super) fn root(&'a self) -> Value<'a> {
         Value { pickle: self, id: self.root }
+    }
+
+    /// Its length.
+    pub(super) fn num_bytes(&self) -> usize {
+        self.bytes.len()
     }
 
     fn text(&self, span: Span) -> &'a str {
@@ -262,7 +273,7 @@ impl<'a> Machine<'a> {
             b'M' => self.take().map(u16::from_le_bytes).and_then(|value| self.push(Node::Int(value.into()))),
             0x8a => self.length::<1>().and_then(|length| self.long(length)),
             0x8b => self.length::<4>().and_then(|length| self.long(length)),
-            b'G' => self.take::<8>().and_then(|_| self.push(Node::OtherNumber)),
+            b'G' => self.take().map(f64::from_be_bytes).and_then(|value| self.push(Node::Float(value))),
             0x8c => self.length::<1>().and_then(|length| self.push_text(length)),
             b'X' => self.length::<4>().and_then(|length| self.push_text(length)),
             0x8d => self.length::<8>().and_then(|length| self.push_text(length)),
@@ -502,6 +513,7 @@ impl<'a> Machine<'a> {
         };
         match global.allowed_use() {
             Use::Call => self.push(Node::Call(global, arguments)),
+            Use::Opaque => self.push(Node::Opaque(global)),
             Use::Dictionary if given.length == 0 => self.push(Node::EmptyDict),
             _ => Err(Problem::Use { at: self.instruction_at, name: global.path() }),
         }
@@ -524,8 +536,8 @@ impl<'a> Machine<'a> {
         let (state, object) = (self.pop(wanted)?, self.pop(wanted)?);
         match self.node(object) {
             Node::Object(global, None) => self.pickle.nodes[object.0 as usize] = Node::Object(global, Some(state)),
-            // State dicts have a note of the versions of modules, as an attribute.
-            Node::EmptyDict | Node::Dict(_) => (),
+            // State dicts have a note of the versions of modules, as an attribute. What is of no use has no use for a state.
+            Node::EmptyDict | Node::Dict(_) | Node::Opaque(_) => (),
             _ => return Err(self.operand(wanted)),
         }
         self.stack.push(object);

@@ -122,7 +122,7 @@ impl StoredTensor {
 }
 
 /// The distances between elements that lie one behind the other.
-fn contiguous_stride(shape: &[u64]) -> Vec<u64> {
+pub(super) fn contiguous_stride(shape: &[u64]) -> Vec<u64> {
     let mut strides = vec![1; shape.len()];
     for dim in (1..shape.len()).rev() {
         strides[dim - 1] = strides[dim] * shape[dim].max(1);

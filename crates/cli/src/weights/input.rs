@@ -1,18 +1,19 @@
 //! What a folder has of weights, whatever has written them: names, and the places of their data.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use accelerate_core::files::other_than_file;
+use accelerate_core::layout::Layout;
 use accelerate_core::weight_files::{
     DistributedCheckpoint, Header, Index, MAX_PICKLE_BYTES, StoredBytes, StoredTensor, TorchFile, choose_weight_file,
     shown,
 };
 use safetensors::Dtype;
 
-use super::error::MergeError;
+use super::error::WeightsError;
 
 /// The names of PyTorch's own files.
 const BIN: &str = "pytorch_model.bin";
@@ -20,90 +21,140 @@ const BIN_INDEX: &str = "pytorch_model.bin.index.json";
 
 /// The weights of a checkpoint. Of their data nothing has been read.
 #[derive(Debug, Default)]
-pub(super) struct Weights {
-    pub(super) files: Files,
-    pub(super) tensors: Vec<Tensor>,
+pub(crate) struct Weights {
+    pub(crate) files: Files,
+    pub(crate) tensors: Vec<Tensor>,
     /// The names of what is no tensor.
-    pub(super) others: Vec<String>,
+    pub(crate) others: Vec<String>,
     /// Further names of tensors.
-    pub(super) tied: Vec<String>,
+    pub(crate) tied: Vec<String>,
     /// Tensors that no index names.
-    pub(super) unlisted: Vec<String>,
+    pub(crate) unlisted: Vec<String>,
+    /// The tensors are in the order of the model.
+    pub(crate) is_ordered: bool,
+    /// Models beside the one that this is.
+    pub(crate) other_models: Vec<String>,
 }
 
 impl Weights {
-    pub(super) fn num_bytes(&self) -> u64 {
+    pub(crate) fn num_bytes(&self) -> u64 {
         self.tensors.iter().fold(0, |sum, tensor| sum.saturating_add(tensor.num_bytes()))
     }
 }
 
-/// A tensor, in one piece or in several.
+/// A tensor and where its data are.
 #[derive(Debug)]
-pub(super) struct Tensor {
-    pub(super) name: String,
-    pub(super) dtype: Dtype,
-    pub(super) shape: Vec<u64>,
-    pub(super) pieces: Vec<Piece>,
+pub(crate) struct Tensor {
+    pub(crate) name: String,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<u64>,
+    pub(crate) data: Data,
 }
 
 impl Tensor {
-    pub(super) fn num_bytes(&self) -> u64 {
-        self.pieces.iter().map(|piece| piece.stored.num_bytes()).fold(0, u64::saturating_add)
+    /// One that a file has as a whole.
+    pub(crate) fn stored(name: String, file: usize, stored: StoredTensor) -> Self {
+        let (dtype, shape) = (stored.dtype(), stored.shape().to_vec());
+        Self { name, dtype, shape, data: Data::Pieces(vec![Piece::whole(file, stored)]) }
     }
 }
 
-/// A part of a tensor in a file.
+/// Where the elements of a tensor are.
 #[derive(Debug)]
-pub(super) struct Piece {
-    pub(super) file: usize,
-    /// Where it begins in the tensor.
-    pub(super) offsets: Vec<u64>,
-    pub(super) stored: StoredTensor,
+pub(crate) enum Data {
+    /// In blocks of all its dims, which fill it.
+    Pieces(Vec<Piece>),
+    /// In parts of which layouts say the elements. Each element is in one of them.
+    Parts(Vec<Part>),
+    /// Here.
+    Bytes(Vec<u8>),
 }
 
-/// Files by number. One of them is open at a time: a checkpoint may have more than a process may open.
+impl Tensor {
+    pub(crate) fn num_bytes(&self) -> u64 {
+        let of_part = |part: &Part| (part.layout.numel() as u64).saturating_mul((self.dtype.bitsize() / 8) as u64);
+        match &self.data {
+            Data::Pieces(pieces) => pieces.iter().map(|piece| piece.stored.num_bytes()).fold(0, u64::saturating_add),
+            Data::Parts(parts) => parts.iter().map(of_part).fold(0, u64::saturating_add),
+            Data::Bytes(bytes) => bytes.len() as u64,
+        }
+    }
+}
+
+/// A block of a tensor in a file.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    pub(crate) file: usize,
+    /// Where it begins in the tensor.
+    pub(crate) offsets: Vec<u64>,
+    pub(crate) stored: StoredTensor,
+}
+
+impl Piece {
+    /// All of a tensor.
+    pub(crate) fn whole(file: usize, stored: StoredTensor) -> Self {
+        Self { file, offsets: vec![0; stored.shape().len()], stored }
+    }
+}
+
+/// Elements of a tensor that lie in a file one behind the other.
+#[derive(Debug)]
+pub(crate) struct Part {
+    pub(crate) file: usize,
+    /// The place of the first of them in the file, in bytes.
+    pub(crate) at: u64,
+    pub(crate) layout: Layout,
+}
+
+/// A process may have about a thousand files open.
+const MOST_OPEN: usize = 64;
+
+/// Files by number. Only some of them are open at a time: a checkpoint may have more than a process may open.
 #[derive(Debug, Default)]
-pub(super) struct Files {
+pub(crate) struct Files {
     paths: Vec<PathBuf>,
-    open: Option<(usize, File, u64)>,
+    /// The one that was opened last stands last.
+    open: VecDeque<(usize, File, u64)>,
 }
 
 impl Files {
-    fn add(&mut self, path: PathBuf) -> usize {
+    pub(crate) fn add(&mut self, path: PathBuf) -> usize {
         self.paths.push(path);
         self.paths.len() - 1
     }
 
-    pub(super) fn path(&self, number: usize) -> &Path {
+    pub(crate) fn path(&self, number: usize) -> &Path {
         self.paths.get(number).map_or(Path::new(""), PathBuf::as_path)
     }
 
     /// The file and its length. Devices and pipes have no end, and are refused.
-    pub(super) fn get(&mut self, number: usize) -> Result<(&mut File, u64), MergeError> {
-        if self.open.as_ref().is_some_and(|(open, ..)| *open != number) {
-            self.open = None;
-        }
-        let (_, file, num_bytes) = match self.open {
-            Some(ref mut open) => open,
+    pub(crate) fn get(&mut self, number: usize) -> Result<(&mut File, u64), WeightsError> {
+        let place = match self.open.iter().position(|(open, ..)| *open == number) {
+            Some(place) => place,
             None => {
                 let (file, num_bytes) = open_file(self.path(number))?;
-                self.open.insert((number, file, num_bytes))
+                if self.open.len() == MOST_OPEN {
+                    self.open.pop_front();
+                }
+                self.open.push_back((number, file, num_bytes));
+                self.open.len() - 1
             }
         };
+        let (_, file, num_bytes) = &mut self.open[place];
         Ok((file, *num_bytes))
     }
 }
 
-pub(super) fn unreadable(path: &Path) -> impl FnOnce(std::io::Error) -> MergeError {
+pub(crate) fn unreadable(path: &Path) -> impl FnOnce(std::io::Error) -> WeightsError {
     let path = path.to_owned();
-    move |source| MergeError::Unreadable { path, source }
+    move |source| WeightsError::Unreadable { path, source }
 }
 
-fn open_file(path: &Path) -> Result<(File, u64), MergeError> {
+fn open_file(path: &Path) -> Result<(File, u64), WeightsError> {
     // Asked before opening: to open a pipe is to wait for its writer.
     let kind = fs::metadata(path).map_err(unreadable(path))?.file_type();
     if let Some(found) = other_than_file(kind) {
-        return Err(MergeError::Kind { path: path.to_owned(), found, wanted: "a file" });
+        return Err(WeightsError::Kind { path: path.to_owned(), found, wanted: "a file" });
     }
     let file = File::open(path).map_err(unreadable(path))?;
     let num_bytes = file.metadata().map_err(unreadable(path))?.len();
@@ -111,10 +162,10 @@ fn open_file(path: &Path) -> Result<(File, u64), MergeError> {
 }
 
 /// All of a file, which has at most so many bytes.
-fn read_all(path: &Path, most_bytes: u64) -> Result<Vec<u8>, MergeError> {
+fn read_all(path: &Path, most_bytes: u64) -> Result<Vec<u8>, WeightsError> {
     let (file, found_bytes) = open_file(path)?;
     if found_bytes > most_bytes {
-        return Err(MergeError::Large { path: path.to_owned(), found_bytes, most_bytes });
+        return Err(WeightsError::Large { path: path.to_owned(), found_bytes, most_bytes });
     }
     let mut content = Vec::new();
     // The file may have grown since.
@@ -123,11 +174,11 @@ fn read_all(path: &Path, most_bytes: u64) -> Result<Vec<u8>, MergeError> {
 }
 
 /// Looks for weights in a folder.
-pub(super) fn open(folder: &Path) -> Result<Weights, MergeError> {
+pub(crate) fn open(folder: &Path) -> Result<Weights, WeightsError> {
     let metadata = fs::metadata(folder).map_err(unreadable(folder))?;
     if !metadata.is_dir() {
         let found = other_than_file(metadata.file_type()).unwrap_or("a file");
-        return Err(MergeError::Kind { path: folder.to_owned(), found, wanted: "the folder of a checkpoint" });
+        return Err(WeightsError::Kind { path: folder.to_owned(), found, wanted: "the folder of a checkpoint" });
     }
     let mut names = Vec::new();
     for entry in fs::read_dir(folder).map_err(unreadable(folder))? {
@@ -147,16 +198,16 @@ pub(super) fn open(folder: &Path) -> Result<Weights, MergeError> {
         None => {
             let is_checkpoint = |path: &PathBuf| path.join(DistributedCheckpoint::FILE_NAME).is_file();
             let within = borrowed.iter().map(|name| folder.join(name)).filter(is_checkpoint).take(4).collect();
-            Err(MergeError::NoCheckpoint { folder: folder.to_owned(), within })
+            Err(WeightsError::NoCheckpoint { folder: folder.to_owned(), within })
         }
     }
 }
 
-fn open_distributed(folder: &Path) -> Result<Weights, MergeError> {
+pub(crate) fn open_distributed(folder: &Path) -> Result<Weights, WeightsError> {
     let path = folder.join(DistributedCheckpoint::FILE_NAME);
     let metadata = read_all(&path, MAX_PICKLE_BYTES)?;
     let checkpoint = DistributedCheckpoint::read(&metadata);
-    let checkpoint = checkpoint.map_err(|source| MergeError::Damaged { path, source })?;
+    let checkpoint = checkpoint.map_err(|source| WeightsError::Damaged { path, source })?;
     drop(metadata);
     let mut files = Files::default();
     for file in &checkpoint.files {
@@ -170,27 +221,27 @@ fn open_distributed(folder: &Path) -> Result<Weights, MergeError> {
             let key = || shown(&described.key);
             let path = files.path(chunk.file).to_owned();
             if !path.exists() {
-                return Err(MergeError::MissingFile { path, key: key() });
+                return Err(WeightsError::MissingFile { path, key: key() });
             }
             let (start, end) = (chunk.range.start, chunk.range.end);
             let (file, found_bytes) = files.get(chunk.file)?;
             if end > found_bytes {
-                return Err(MergeError::BeyondFile { path, key: key(), start, end, found_bytes });
+                return Err(WeightsError::BeyondFile { path, key: key(), start, end, found_bytes });
             }
             lengths.insert(chunk.file, found_bytes);
             let stored = StoredTensor::read(file, chunk.range.clone())
                 .and_then(|stored| chunk.check(&stored, described).map(|()| stored))
-                .map_err(|source| MergeError::DamagedPart { path, key: key(), start, end, source })?;
+                .map_err(|source| WeightsError::DamagedPart { path, key: key(), start, end, source })?;
             pieces.push(Piece { file: chunk.file, offsets: chunk.offsets.clone(), stored });
         }
         let (name, shape) = (described.name.clone(), described.shape.clone());
-        tensors.push(Tensor { name, dtype: described.dtype, shape, pieces });
+        tensors.push(Tensor { name, dtype: described.dtype, shape, data: Data::Pieces(pieces) });
     }
     let weights = Weights { files, tensors, others: checkpoint.others, ..Weights::default() };
     // Each part has a place of its own, or a short file could become a long one.
     let (tensor_bytes, file_bytes) = (weights.num_bytes(), lengths.values().sum());
     if tensor_bytes > file_bytes {
-        return Err(MergeError::Repeated { folder: folder.to_owned(), tensor_bytes, file_bytes });
+        return Err(WeightsError::Repeated { folder: folder.to_owned(), tensor_bytes, file_bytes });
     }
     Ok(weights)
 }
@@ -217,16 +268,27 @@ fn torch_tensors(file: &mut File, _: u64) -> accelerate_core::Result<Contents> {
     Ok((tensors.into_iter().map(|tensor| (tensor.name, tensor.stored)).collect(), others))
 }
 
-fn open_single(path: &Path, read: Reader) -> Result<Weights, MergeError> {
+/// The weights in this file, or in those that this index names. Its name says which.
+pub(crate) fn open_named(path: &Path) -> Result<Weights, WeightsError> {
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let is_torch = name.ends_with(".bin") || name.ends_with(".bin.index.json");
+    let read: Reader = if is_torch { torch_tensors } else { safetensors_tensors };
+    match name.ends_with(".json") {
+        true => open_index(path, read),
+        false => open_single(path, read).map(|weights| Weights { is_ordered: is_torch, ..weights }),
+    }
+}
+
+fn open_single(path: &Path, read: Reader) -> Result<Weights, WeightsError> {
     let mut weights = Weights::default();
     let contents = weights.read_file(path, read)?;
     weights.take(0, contents);
     Ok(weights)
 }
 
-fn open_index(path: &Path, read: Reader) -> Result<Weights, MergeError> {
+fn open_index(path: &Path, read: Reader) -> Result<Weights, WeightsError> {
     let json = read_all(path, Index::MAX_BYTES)?;
-    let damaged = |source| MergeError::Damaged { path: path.to_owned(), source };
+    let damaged = |source| WeightsError::Damaged { path: path.to_owned(), source };
     let index = Index::from_json(&String::from_utf8_lossy(&json)).map_err(damaged)?;
     let mut names_in: BTreeMap<&str, HashSet<&str>> = BTreeMap::new();
     for (name, file) in &index.weight_map {
@@ -236,7 +298,7 @@ fn open_index(path: &Path, read: Reader) -> Result<Weights, MergeError> {
     for (number, (file, mut wanted)) in names_in.into_iter().enumerate() {
         let path = path.with_file_name(file);
         if let Some(key) = wanted.iter().next().filter(|_| !path.exists()) {
-            return Err(MergeError::MissingFile { path, key: shown(key) });
+            return Err(WeightsError::MissingFile { path, key: shown(key) });
         }
         let (mut tensors, others) = weights.read_file(&path, read)?;
         tensors.retain(|(name, _)| {
@@ -247,7 +309,7 @@ fn open_index(path: &Path, read: Reader) -> Result<Weights, MergeError> {
             is_wanted
         });
         if let Some(key) = wanted.iter().min() {
-            return Err(MergeError::WrongIndex { path, key: shown(key) });
+            return Err(WeightsError::WrongIndex { path, key: shown(key) });
         }
         weights.take(number, (tensors, others));
     }
@@ -256,10 +318,10 @@ fn open_index(path: &Path, read: Reader) -> Result<Weights, MergeError> {
 
 impl Weights {
     /// Reads what is in the next file.
-    fn read_file(&mut self, path: &Path, read: Reader) -> Result<Contents, MergeError> {
+    fn read_file(&mut self, path: &Path, read: Reader) -> Result<Contents, WeightsError> {
         let number = self.files.add(path.to_owned());
         let (file, num_bytes) = self.files.get(number)?;
-        read(file, num_bytes).map_err(|source| MergeError::Damaged { path: path.to_owned(), source })
+        read(file, num_bytes).map_err(|source| WeightsError::Damaged { path: path.to_owned(), source })
     }
 
     /// Takes up what is in a file. What has the same elements as a tensor before is another name of that.
@@ -276,9 +338,7 @@ impl Weights {
                 }
                 alike.push(stored.clone());
             }
-            let (dtype, shape) = (stored.dtype(), stored.shape().to_vec());
-            let pieces = vec![Piece { file, offsets: vec![0; shape.len()], stored }];
-            self.tensors.push(Tensor { name, dtype, shape, pieces });
+            self.tensors.push(Tensor::stored(name, file, stored));
         }
     }
 }

@@ -1,0 +1,181 @@
+//! `accelerate checkpoint convert`: a checkpoint of Python Accelerate as one of this library, and the other way around.
+//!
+//! [`from_python`] and [`to_python`] find out what the source has and say what becomes of it, [`staged`] writes a folder that
+//! appears when all of it is complete.
+
+mod error;
+mod from_python;
+mod objects;
+mod staged;
+mod to_python;
+
+use std::error::Error;
+use std::path::PathBuf;
+
+use accelerate_core::checkpoint::python::PythonFile;
+use accelerate_core::checkpoint::{DESCRIPTION, STEM};
+use accelerate_core::weight_files::{DistributedCheckpoint, SaveManifest, format_size, shown};
+use anstyle::Style;
+use clap::Args;
+use serde::Serialize;
+
+use super::folder::list;
+use super::report::{Align, Table, count, processes};
+use error::ConvertError;
+use staged::Staged;
+
+/// Convert checkpoints between Python Accelerate and this library.
+///
+/// SRC is a folder that `save_state` wrote, of Python Accelerate or of this library. DST becomes what `load_state` of the
+/// other one goes on from: parameters, states of optimizers, schedules, the loss scale, the random numbers of PyTorch and
+/// registered values, to the bit. What the other side has no place for is listed, and nothing is dropped without a word.
+///
+/// Nothing in SRC is executed: pickles are read as plain data. DST must not be there, or be empty. It appears when all of it
+/// is on the disk. Of a checkpoint of this library, every byte is first compared with what was saved.
+///
+/// PyTorch numbers an optimizer's parameters, and model.safetensors does not keep their order. Where shapes do not tell them apart
+/// either, --parameter_names says their names.
+#[derive(Debug, Args)]
+#[command(after_long_help = "Examples:\n  \
+    From Python, with the names of the optimizer's parameters and one loader, which begins its epoch anew:\n    \
+      accelerate checkpoint convert checkpoints/checkpoint_3 converted/checkpoint_3 --parameter_names names.txt --dataloaders 1\n  \
+    To Python:\n    \
+      accelerate checkpoint convert converted/checkpoint_3 for_python\n\n\
+    How Python writes names.txt:\n    \
+      names = {parameter: name for name, parameter in model.named_parameters()}\n    \
+      ordered = [names[p] for group in optimizer.param_groups for p in group[\"params\"]]\n    \
+      open(\"names.txt\", \"w\").write(\"\\n\".join(ordered))\n\n\
+    Exit code: 0; 1 if SRC cannot be read or DST not be written; 2 for wrong flags.")]
+pub(crate) struct Arguments {
+    /// The folder of a checkpoint.
+    #[arg(value_name = "SRC")]
+    source: PathBuf,
+
+    /// The folder for the converted one.
+    #[arg(value_name = "DST")]
+    destination: PathBuf,
+
+    /// A text file with the names of an optimizer's parameters in its order, one in a line. Of several optimizers, one file
+    /// for each, in their order.
+    #[arg(long = "parameter_names", alias = "parameter-names", value_name = "FILE")]
+    parameter_names: Vec<PathBuf>,
+
+    /// From Python: how many loaders the program prepares. Python's checkpoint does not say where they stood, so that they
+    /// begin with epoch 0.
+    #[arg(long, value_name = "COUNT", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=1000))]
+    dataloaders: u16,
+
+    /// Print JSON: what was carried over, and what was not.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What became of a checkpoint.
+#[derive(Debug, Serialize)]
+struct Report {
+    source: String,
+    destination: String,
+    /// Of which side the destination is: `python` or `accelerate`.
+    to: &'static str,
+    num_processes: usize,
+    carried: Vec<Carried>,
+    left_out: Vec<LeftOut>,
+}
+
+/// An object that is in both checkpoints.
+#[derive(Debug, Serialize)]
+struct Carried {
+    object: String,
+    num_tensors: usize,
+    num_bytes: u64,
+    note: String,
+}
+
+/// What is in the source and not in the destination.
+#[derive(Debug, Serialize)]
+struct LeftOut {
+    what: String,
+    reason: String,
+}
+
+impl Report {
+    fn carry(&mut self, object: &str, (num_tensors, num_bytes): (usize, u64), note: impl Into<String>) {
+        self.carried.push(Carried { object: object.to_owned(), num_tensors, num_bytes, note: note.into() });
+    }
+
+    fn leave(&mut self, what: impl Into<String>, reason: impl Into<String>) {
+        self.left_out.push(LeftOut { what: what.into(), reason: reason.into() });
+    }
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
+    let Arguments { source, destination, .. } = arguments;
+    let names = list(source)?;
+    let is_own = names.iter().any(|name| *name == SaveManifest::file_name(STEM) || name == DESCRIPTION);
+    let is_python = names.iter().any(|name| PythonFile::named(name).is_some() || from_python::is_sharded_model(name));
+    if !is_own && !is_python {
+        let is_distributed = names.iter().any(|name| name == DistributedCheckpoint::FILE_NAME);
+        return Err(ConvertError::NoCheckpoint { folder: source.clone(), is_distributed }.into());
+    }
+    if is_own {
+        check_flags(arguments)?;
+    }
+    let mut report = Report {
+        source: source.display().to_string(),
+        destination: destination.display().to_string(),
+        to: if is_own { "python" } else { "accelerate" },
+        num_processes: 1,
+        carried: Vec::new(),
+        left_out: Vec::new(),
+    };
+    let mut staged = Staged::create(source, destination)?;
+    match is_own {
+        true => to_python::convert(source, &mut staged, &mut report)?,
+        false => from_python::convert(arguments, &names, &mut staged, &mut report)?,
+    }
+    staged.commit()?;
+    let text = match arguments.json {
+        true => serde_json::to_string_pretty(&report)? + "\n",
+        false => described(&report),
+    };
+    Ok(crate::print_coloured(&text)?)
+}
+
+/// Flags that only say something of a checkpoint of Python's.
+fn check_flags(arguments: &Arguments) -> Result<(), ConvertError> {
+    let flag = match arguments {
+        Arguments { parameter_names, .. } if !parameter_names.is_empty() => "parameter_names",
+        Arguments { dataloaders: 1.., .. } => "dataloaders",
+        _ => return Ok(()),
+    };
+    Err(ConvertError::ForPython { flag, folder: arguments.source.clone() })
+}
+
+fn described(report: &Report) -> String {
+    let side = if report.to == "python" { "Python Accelerate" } else { "this library" };
+    let mut text = format!(
+        "{} is now a checkpoint of {side} in {}, of {}\n\n",
+        report.source,
+        report.destination,
+        processes(report.num_processes)
+    );
+    let mut table = Table::new(&[
+        ("object", Align::Left),
+        ("tensors", Align::Right),
+        ("size", Align::Right),
+        ("note", Align::Left),
+    ]);
+    for Carried { object, num_tensors, num_bytes, note } in &report.carried {
+        let row = [shown(object), num_tensors.to_string(), format_size(*num_bytes), note.clone()];
+        table.push(Style::new(), row.into());
+    }
+    text += &table.text("");
+    if !report.left_out.is_empty() {
+        text += &format!("\nNot carried over, {}:\n", count(report.left_out.len() as u64, "thing"));
+        for LeftOut { what, reason } in &report.left_out {
+            text += &format!("  {what}: {reason}\n");
+        }
+    }
+    text
+}
+

@@ -1,0 +1,426 @@
+//! A checkpoint of Python Accelerate as one of this library.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::path::{Path, PathBuf};
+
+use accelerate_core::checkpoint::python::{
+    Left, Origin, Parameters, PythonFile, PythonOptimizer, name_parameters, object_name, to_json,
+};
+use accelerate_core::checkpoint::{Checkpoint, checkpoint_number};
+use accelerate_core::weight_files::{Plain, StoredTensor, listed};
+use safetensors::Dtype;
+use serde_json::{Value, json};
+
+use super::super::files::read_small;
+use super::super::report::progress_bar;
+use super::error::ConvertError;
+use super::objects::{Object, write_checkpoint};
+use super::staged::Staged;
+use super::{Arguments, Report};
+use crate::weights::{self, Data, Files, Tensor, Weights};
+
+/// A file of names is read as a whole.
+const MAX_NAMES_BYTES: u64 = 64 << 20;
+/// What a list in the report may take.
+const MOST_LISTED_BYTES: usize = 300;
+/// Where Python Accelerate puts the model of a run with FSDP in parts.
+const SHARDED_MODEL: &str = "pytorch_model_fsdp_0";
+/// What schedules of this library go on from.
+const SCHEDULE: [&str; 4] = ["last_epoch", "_step_count", "base_lrs", "_last_lr"];
+/// The same of a loss scale.
+const SCALE: [&str; 5] = ["scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"];
+/// The generators of random numbers whose states are those of this library, and what else is beside them.
+const STEP: &str = "step";
+const CPU: &str = "torch_manual_seed";
+const CUDA: &str = "torch_cuda_manual_seed";
+
+/// Is this what the model of a run with FSDP is in?
+pub(super) fn is_sharded_model(name: &str) -> bool {
+    name == SHARDED_MODEL
+}
+
+pub(super) fn convert(
+    arguments: &Arguments,
+    names: &[String],
+    staged: &mut Staged,
+    report: &mut Report,
+) -> Result<(), Box<dyn Error>> {
+    let mut reader = Reader::new(&arguments.source, names, report)?;
+    let mut objects = reader.models()?;
+    let optimizers = reader.optimizers(&objects, &arguments.parameter_names)?;
+    objects.extend(optimizers);
+    objects.extend(reader.schedulers()?);
+    objects.extend(reader.scaler()?);
+    objects.extend(reader.custom()?);
+    objects.extend(reader.loaders(arguments.dataloaders.into()));
+    let (random, step) = reader.random_states()?;
+    objects.extend(random);
+    let world_size = reader.num_processes();
+    report.num_processes = world_size;
+    let mut checkpoint = Checkpoint::new(world_size);
+    checkpoint.accumulation.step = step;
+    checkpoint.iteration = staged.name().and_then(checkpoint_number);
+    let bar = progress_bar(objects.iter().map(|object| object.size().1).fold(0, u64::saturating_add));
+    let written = write_checkpoint(checkpoint, objects, staged, &bar);
+    bar.finish_and_clear();
+    written
+}
+
+/// A value in a file of `torch.save`.
+type Stored = Plain<StoredTensor>;
+
+struct Reader<'a> {
+    folder: &'a Path,
+    /// Names by what they are. The first of two that hold the same.
+    files: BTreeMap<PythonFile, String>,
+    is_sharded: bool,
+    report: &'a mut Report,
+}
+
+impl<'a> Reader<'a> {
+    fn new(folder: &'a Path, names: &[String], report: &'a mut Report) -> Result<Self, ConvertError> {
+        let mut files: BTreeMap<PythonFile, String> = BTreeMap::new();
+        for name in names {
+            match PythonFile::named(name) {
+                None if is_sharded_model(name) => {}
+                None => report.leave(name, "no file that save_state of Python Accelerate writes by itself"),
+                Some(kind) => match files.get(&kind) {
+                    Some(first) => report.leave(name, format!("{first} is there, and is what load_state takes")),
+                    None => drop(files.insert(kind, name.clone())),
+                },
+            }
+        }
+        // Shards belong to the index that names them.
+        if files.values().any(|name| name.ends_with(".index.json")) {
+            let is_shard = |name: &str| name.contains("-of-") && (name.ends_with(".safetensors") || name.ends_with(".bin"));
+            report.left_out.retain(|left| !is_shard(&left.what));
+        }
+        let is_sharded = names.iter().any(|name| is_sharded_model(name));
+        Ok(Self { folder, files, is_sharded, report })
+    }
+
+    /// The files of one kind, which are counted from 0 without a gap.
+    fn all(&self, kind: fn(usize) -> PythonFile) -> Result<Vec<String>, ConvertError> {
+        let mut found = Vec::new();
+        while let Some(name) = self.files.get(&kind(found.len())) {
+            found.push(name.clone());
+        }
+        let is_alike = |file: &PythonFile| std::mem::discriminant(file) == std::mem::discriminant(&kind(0));
+        // Files of a kind are in the order of their numbers.
+        match self.files.iter().filter(|(file, _)| is_alike(file)).nth(found.len()) {
+            None => Ok(found),
+            Some((_, name)) => {
+                let missing = format!("the one with number {} before it", found.len());
+                Err(ConvertError::Gap { folder: self.folder.to_owned(), found: name.clone(), missing })
+            }
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    fn num_processes(&self) -> usize {
+        let is_of_process = |file: &&PythonFile| matches!(file, PythonFile::RandomStates(_));
+        self.files.keys().filter(is_of_process).count().max(1)
+    }
+
+    fn models(&mut self) -> Result<Vec<Object>, Box<dyn Error>> {
+        let mut objects = Vec::new();
+        if self.is_sharded {
+            let weights = weights::open_distributed(&self.path(SHARDED_MODEL))?;
+            objects.push(Object { name: "model".to_owned(), weights, ..Default::default() });
+        }
+        loop {
+            let number = objects.len();
+            let named = |kind: fn(usize) -> PythonFile| self.files.get(&kind(number)).cloned();
+            let (first, second) = (named(PythonFile::Model), named(PythonFile::TorchModel));
+            if let (Some(first), Some(second)) = (&first, &second) {
+                self.report.leave(second, format!("{first} is there, and is what load_state takes"));
+            }
+            let Some(name) = first.or(second) else { break };
+            let weights = weights::open_named(&self.path(&name))?;
+            objects.push(Object { name: object_name("model", number), weights, ..Default::default() });
+        }
+        let is_beyond = |file: &&PythonFile| {
+            matches!(file, PythonFile::Model(number) | PythonFile::TorchModel(number) if *number >= objects.len())
+        };
+        if let Some(beyond) = self.files.keys().find(is_beyond) {
+            let (folder, found) = (self.folder.to_owned(), self.files[beyond].clone());
+            let missing = format!("the model with number {} before it", objects.len());
+            return Err(ConvertError::Gap { folder, found, missing }.into());
+        }
+        for object in &objects {
+            let weights = &object.weights;
+            for (what, names) in [("no tensors", &weights.others), ("named by no index", &weights.unlisted)] {
+                if !names.is_empty() {
+                    let what_they_are = format!("{}: {}", object.name, listed(names, MOST_LISTED_BYTES));
+                    self.report.leave(what_they_are, what);
+                }
+            }
+            let tied = listed(&weights.tied, MOST_LISTED_BYTES);
+            let note = if tied.is_empty() { tied } else { format!("tied to tensors that are there: {tied}") };
+            self.report.carry(&object.name, object.size(), note);
+        }
+        Ok(objects)
+    }
+
+    fn optimizers(&mut self, models: &[Object], name_files: &[PathBuf]) -> Result<Vec<Object>, Box<dyn Error>> {
+        let files = self.all(PythonFile::Optimizer)?;
+        if !name_files.is_empty() && name_files.len() != files.len() {
+            return Err(ConvertError::NameFiles { found: name_files.len(), wanted: files.len() }.into());
+        }
+        let mut objects = Vec::new();
+        for (number, file) in files.iter().enumerate() {
+            let given = name_files.get(number).map(|path| names_in(path)).transpose()?;
+            // As many optimizers as models are one for each.
+            let own = if models.len() == files.len() { &models[number..=number] } else { models };
+            objects.push(self.optimizer((number, file), own, given.as_deref())?);
+        }
+        Ok(objects)
+    }
+
+    fn optimizer(
+        &mut self,
+        (number, file): (usize, &str),
+        models: &[Object],
+        given: Option<&[String]>,
+    ) -> Result<Object, Box<dyn Error>> {
+        let path = self.path(file);
+        let failed = |source| ConvertError::State { path: path.clone(), source };
+        let (files, value) = read(&path)?;
+        let optimizer = PythonOptimizer::read(&value).map_err(failed)?;
+        let shape_of = |tensor: &StoredTensor| tensor.shape().to_vec();
+        let (names, origin) =
+            name_parameters(&optimizer, shape_of, &parameters(models), given).map_err(failed)?;
+        let mut left = Left::default();
+        let values = optimizer.to_groups(&names, &mut left).map_err(failed)?;
+        let mut tensors = Vec::new();
+        for (name, value) in optimizer.named_state(&names).map_err(failed)? {
+            tensors.extend(tensor(name, value));
+        }
+        let object = Object { name: object_name("optimizer", number), weights: in_files(files, tensors), values };
+        self.leave(file, left);
+        let origin = match origin {
+            Origin::Given => "parameters are named by --parameter_names",
+            Origin::Saved => "parameters have the names that the optimizer saved",
+            Origin::Order => "parameters are named in the order of the model's file",
+            Origin::Shapes => "parameters are named by their shapes, which all differ",
+        };
+        self.report.carry(&object.name, object.size(), origin);
+        Ok(object)
+    }
+
+    fn schedulers(&mut self) -> Result<Vec<Object>, Box<dyn Error>> {
+        let mut objects = Vec::new();
+        for (number, file) in self.all(PythonFile::Scheduler)?.iter().enumerate() {
+            let (_, value) = read(&self.path(file))?;
+            let values = self.json(file, &value, "the state of a schedule")?;
+            if let Some(missing) = SCHEDULE.iter().find(|name| values.get(**name).is_none()) {
+                let note = format!("`{missing}` is not in it, without which schedules of this library do not load it");
+                self.report.leave(format!("{file}: {missing}"), note);
+            }
+            objects.push(self.value_object(object_name("scheduler", number), values));
+        }
+        Ok(objects)
+    }
+
+    fn scaler(&mut self) -> Result<Option<Object>, Box<dyn Error>> {
+        let Some(file) = self.files.get(&PythonFile::Scaler).cloned() else { return Ok(None) };
+        let (_, value) = read(&self.path(&file))?;
+        let values = match self.json(&file, &value, "a loss scale")? {
+            // One that is switched off saves nothing.
+            Value::Object(object) if object.is_empty() => Value::Null,
+            values => values,
+        };
+        let is_number = |name: &&&str| values.get(**name).is_some_and(Value::is_number);
+        if let Some(name) = SCALE.iter().find(|name| !values.is_null() && !is_number(name)) {
+            let reason = format!("its `{name}` is missing or no number");
+            return Err(ConvertError::Values { path: self.path(&file), reason }.into());
+        }
+        Ok(Some(self.value_object("scaler".to_owned(), values)))
+    }
+
+    /// Registered objects. Pickles of other things than plain data are left where they are.
+    fn custom(&mut self) -> Result<Vec<Object>, Box<dyn Error>> {
+        let mut objects = Vec::new();
+        for (number, file) in self.all(PythonFile::Custom)?.iter().enumerate() {
+            let (files, value) = match read(&self.path(file)) {
+                Ok(read) => read,
+                Err(error) => {
+                    let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+                    self.report.leave(file, reason);
+                    continue;
+                }
+            };
+            let (mut tensors, mut others) = (Vec::new(), Vec::new());
+            let values = match value {
+                Plain::Dict(pairs) => {
+                    for (key, value) in pairs {
+                        match (key, value) {
+                            (Plain::Text(name), Plain::Tensor(stored)) => {
+                                tensors.extend(tensor(name, &Plain::Tensor(stored)));
+                            }
+                            entry => others.push(entry),
+                        }
+                    }
+                    Plain::Dict(others)
+                }
+                value => value,
+            };
+            let mut left = Left::default();
+            let values = to_json(&values, "", &mut left).unwrap_or_default();
+            self.leave(file, left);
+            let object = Object {
+                name: format!("custom_checkpoint_{number}"),
+                weights: in_files(files, tensors),
+                values,
+            };
+            self.report.carry(&object.name, object.size(), "");
+            objects.push(object);
+        }
+        Ok(objects)
+    }
+
+    /// Loaders of the program that goes on, at the beginning of an epoch.
+    fn loaders(&mut self, number: usize) -> Vec<Object> {
+        for (file, name) in &self.files {
+            let reason = match file {
+                PythonFile::Sampler(_) => "a pickled object of Python's own; --dataloaders lets loaders begin anew",
+                PythonFile::Loader(_) => "the place of a loader of torchdata; --dataloaders lets loaders begin anew",
+                _ => continue,
+            };
+            self.report.left_out.push(super::LeftOut { what: name.clone(), reason: reason.to_owned() });
+        }
+        let values = || json!({ "epoch": 0, "rows_delivered": 0 });
+        let mut objects = Vec::new();
+        for number in 0..number {
+            let object = Object { name: object_name("dataloader", number), values: values(), ..Default::default() };
+            self.report.carry(&object.name, (0, 0), "begins with epoch 0: Python's checkpoint does not say where it stood");
+            objects.push(object);
+        }
+        objects
+    }
+
+    /// Of each process, and where the accumulation of gradients stood.
+    fn random_states(&mut self) -> Result<(Option<Object>, usize), Box<dyn Error>> {
+        let found = self.all(PythonFile::RandomStates)?;
+        let (mut files, mut tensors, mut step, mut others) = (Files::default(), Vec::new(), 0, Vec::new());
+        for (rank, file) in found.iter().enumerate() {
+            let path = self.path(file);
+            let (_, value) = read(&path)?;
+            let number = files.add(path.clone());
+            let Plain::Dict(pairs) = &value else {
+                let reason = format!("it holds {}, and a dictionary of random states is wanted", value.kind());
+                return Err(ConvertError::Values { path, reason }.into());
+            };
+            for (key, of_key) in pairs {
+                let Plain::Text(key) = key else { continue };
+                let state = match (key.as_str(), of_key) {
+                    (STEP, Plain::Int(found)) => {
+                        if rank == 0 {
+                            let negative = || ConvertError::Values {
+                                path: path.clone(),
+                                reason: format!("its step is {found}, which is none of a run"),
+                            };
+                            step = usize::try_from(*found).map_err(|_| negative())?;
+                        }
+                        continue;
+                    }
+                    (CPU, Plain::Tensor(stored)) => Some(("cpu", stored)),
+                    // Of all devices that the process sees, of which it has one.
+                    (CUDA, Plain::List(devices)) => match devices.get(rank % devices.len().max(1)) {
+                        Some(Plain::Tensor(stored)) => Some(("cuda", stored)),
+                        _ => None,
+                    },
+                    _ => None,
+                };
+                match state.filter(|(_, stored)| stored.dtype() == Dtype::U8 && stored.shape().len() == 1) {
+                    Some((generator, stored)) => {
+                        let name = format!("rank_{rank}.{generator}");
+                        tensors.push(Tensor::stored(name, number, stored.clone()));
+                    }
+                    None => others.push(key.clone()),
+                }
+            }
+        }
+        others.sort_unstable();
+        others.dedup();
+        if !others.is_empty() {
+            let reason = "no generators of this library; a program that draws from such ones has to seed them itself";
+            self.report.leave(format!("random_states: {}", listed(&others, MOST_LISTED_BYTES)), reason);
+        }
+        if tensors.is_empty() {
+            return Ok((None, step));
+        }
+        let weights = Weights { files, tensors, ..Weights::default() };
+        let object = Object { name: "random_states".to_owned(), weights, ..Default::default() };
+        self.report.carry(&object.name, object.size(), "the generators of PyTorch");
+        Ok((Some(object), step))
+    }
+
+    /// A state that is a dictionary of plain values.
+    fn json(&mut self, file: &str, value: &Stored, wanted: &str) -> Result<Value, ConvertError> {
+        let mut left = Left::default();
+        let values = to_json(value, "", &mut left).filter(Value::is_object).ok_or_else(|| ConvertError::Values {
+            path: self.path(file),
+            reason: format!("it holds {}, and {wanted} is wanted: a dictionary of plain values", value.kind()),
+        })?;
+        self.leave(file, left);
+        Ok(values)
+    }
+
+    fn value_object(&mut self, name: String, values: Value) -> Object {
+        self.report.carry(&name, (0, 0), "");
+        Object { name, values, ..Default::default() }
+    }
+
+    fn leave(&mut self, file: &str, Left(paths): Left) {
+        if !paths.is_empty() {
+            let reason = "JSON, in which values are saved here, cannot say it";
+            self.report.leave(format!("{file}: {}", listed(&paths, MOST_LISTED_BYTES)), reason);
+        }
+    }
+}
+
+/// A file of `torch.save`.
+fn read(path: &Path) -> Result<(Files, Stored), Box<dyn Error>> {
+    let mut files = Files::default();
+    let number = files.add(path.to_owned());
+    let (file, _) = files.get(number)?;
+    let value = Plain::read(file).map_err(|source| ConvertError::State { path: path.to_owned(), source })?;
+    Ok((files, value))
+}
+
+fn in_files(files: Files, tensors: Vec<Tensor>) -> Weights {
+    Weights { files, tensors, ..Weights::default() }
+}
+
+/// A tensor of the only file, or a number as the tensor that PyTorch has in its place today.
+fn tensor(name: String, value: &Stored) -> Option<Tensor> {
+    let number = match value {
+        Plain::Tensor(stored) => return Some(Tensor::stored(name, 0, stored.clone())),
+        Plain::Int(number) => *number as f32,
+        Plain::Float(number) => *number as f32,
+        _ => return None,
+    };
+    Some(Tensor { name, dtype: Dtype::F32, shape: Vec::new(), data: Data::Bytes(number.to_le_bytes().to_vec()) })
+}
+
+/// What an optimizer of these models may train.
+fn parameters(models: &[Object]) -> Parameters {
+    let of_model = |model: &Object| -> Vec<_> {
+        model.weights.tensors.iter().map(|it| (it.name.clone(), it.dtype, it.shape.clone())).collect()
+    };
+    let is_ordered = |model: &Object| model.weights.is_ordered;
+    Parameters { tensors: models.iter().flat_map(of_model).collect(), is_ordered: models.iter().all(is_ordered) }
+}
+
+/// One name in each line.
+fn names_in(path: &Path) -> Result<Vec<String>, ConvertError> {
+    let failed = |reason: String| ConvertError::Names { path: path.to_owned(), reason };
+    let bytes = read_small(path, MAX_NAMES_BYTES).map_err(|problem| failed(problem.to_string()))?;
+    let text = String::from_utf8(bytes).map_err(|_| failed("it is no text in UTF-8".to_owned()))?;
+    Ok(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect())
+}

@@ -1,0 +1,138 @@
+//! A folder that appears when all files in it are complete and on the disk.
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, BufWriter, ErrorKind, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use accelerate_core::weight_files::SavedFile;
+use tempfile::TempDir;
+
+use super::super::verify::sample;
+use super::error::ConvertError;
+use crate::weights::{BLOCK_BYTES, Sink, WeightsError};
+
+/// Files under the names that they will have, in a hidden folder beside the one that they will be in. Dropped, it is removed.
+#[derive(Debug)]
+pub(super) struct Staged {
+    folder: TempDir,
+    target: PathBuf,
+    /// What has been written, as a manifest lists it.
+    pub(super) files: Vec<SavedFile>,
+}
+
+/// A file that hashes what is written into it.
+struct Hashing {
+    file: BufWriter<File>,
+    hasher: blake3::Hasher,
+    num_bytes: u64,
+}
+
+impl Write for Hashing {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        self.hasher.update(&bytes[..written]);
+        self.num_bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Staged {
+    /// Makes sure that the target can be made, of which nothing is there yet.
+    pub(super) fn create(source: &Path, target: &Path) -> Result<Self, ConvertError> {
+        let failed = |source| ConvertError::Write { path: target.to_owned(), source };
+        let is_free = match fs::symlink_metadata(target) {
+            Err(error) if error.kind() == ErrorKind::NotFound => true,
+            Err(error) => return Err(failed(error)),
+            Ok(found) => found.is_dir() && fs::read_dir(target).map_err(failed)?.next().is_none(),
+        };
+        // `..` at the end of a path has no name to give to a folder.
+        if !is_free || target.file_name().is_none() {
+            return Err(ConvertError::Exists { path: target.to_owned() });
+        }
+        let parent = match target.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        let existing = parent.ancestors().find_map(|folder| match folder.as_os_str().is_empty() {
+            true => fs::canonicalize(".").ok(),
+            false => fs::canonicalize(folder).ok(),
+        });
+        if let (Ok(source), Some(existing)) = (fs::canonicalize(source), existing)
+            && existing.starts_with(&source)
+        {
+            return Err(ConvertError::Within { destination: target.to_owned(), source_folder: source });
+        }
+        fs::create_dir_all(parent).map_err(failed)?;
+        let name = target.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let folder = tempfile::Builder::new()
+            .prefix(&format!(".{name}."))
+            .suffix(".converting")
+            .permissions(Permissions::from_mode(0o777))
+            .tempdir_in(parent)
+            .map_err(failed)?;
+        Ok(Self { folder, target: target.to_owned(), files: Vec::new() })
+    }
+
+    /// The folder that it will be.
+    pub(super) fn target(&self) -> &Path {
+        &self.target
+    }
+
+    /// The name that the folder will have.
+    pub(super) fn name(&self) -> Option<&str> {
+        self.target.file_name()?.to_str()
+    }
+
+    /// Differs from one conversion to the next.
+    pub(super) fn id(&self) -> String {
+        self.folder.path().file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+
+    /// Writes a file, flushes it to the disk, and notes its size and hash.
+    pub(super) fn write(
+        &mut self,
+        name: &str,
+        write: impl FnOnce(&mut Sink<'_>) -> Result<(), WeightsError>,
+    ) -> Result<(), WeightsError> {
+        let path = self.target.join(name);
+        let failed = |source| WeightsError::Write { path: path.clone(), source };
+        let own_path = self.folder.path().join(name);
+        let file = OpenOptions::new().write(true).read(true).create_new(true).open(own_path).map_err(failed)?;
+        let file = BufWriter::with_capacity(BLOCK_BYTES, file);
+        let mut hashing = Hashing { file, hasher: blake3::Hasher::new(), num_bytes: 0 };
+        write(&mut Sink { output: &mut hashing, path: &path })?;
+        let Hashing { file, hasher, num_bytes } = hashing;
+        let file = file.into_inner().map_err(io::IntoInnerError::into_error).map_err(failed)?;
+        file.sync_all().map_err(failed)?;
+        let sample = sample(&file, num_bytes).map_err(failed)?.to_hex().to_string();
+        let blake3 = hasher.finalize().to_hex().to_string();
+        self.files.push(SavedFile { name: name.to_owned(), temporary_name: None, bytes: num_bytes, blake3, sample });
+        Ok(())
+    }
+
+    /// Gives the folder its name. From here on it counts.
+    pub(super) fn commit(self) -> Result<(), ConvertError> {
+        let failed = |source| ConvertError::Write { path: self.target.clone(), source };
+        let sync = |folder: &Path| File::open(folder).and_then(|folder| folder.sync_all());
+        sync(self.folder.path()).map_err(failed)?;
+        // An empty folder gives way; one in which there is something by now does not.
+        if let Err(error) = fs::rename(self.folder.path(), &self.target) {
+            return Err(match error.kind() {
+                ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists | ErrorKind::NotADirectory => {
+                    ConvertError::Exists { path: self.target.clone() }
+                }
+                _ => failed(error),
+            });
+        }
+        let parent = self.target.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let synced = sync(parent.unwrap_or(Path::new("."))).map_err(failed);
+        // It has another name now, under which it stays.
+        let _ = self.folder.keep();
+        synced
+    }
+}

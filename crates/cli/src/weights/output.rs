@@ -1,0 +1,190 @@
+//! Tensors of any origin, written as safetensors files that appear when all of them are complete.
+
+use std::collections::HashMap;
+use std::fs::{self, File, Permissions};
+use std::io::{self, BufWriter, ErrorKind};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use accelerate_core::files::other_than_file;
+use accelerate_core::weight_files::{
+    DEFAULT_STEM, Header, Index, SaveManifest, TEMPORARY_SUFFIX, WeightFiles, is_weight_file_of, temporary_prefix,
+};
+use indicatif::{ProgressBar, ProgressStyle};
+use safetensors::tensor::{Metadata, TensorInfo};
+use tempfile::NamedTempFile;
+
+use super::copy::{BLOCK_BYTES, Copier, Sink};
+use super::error::WeightsError;
+use super::input::{Tensor, Weights, unreadable};
+
+/// Writes the weights into a folder: `model.safetensors`, or several files of at most `max_shard_bytes` and their index. The
+/// path of what names all of them is returned.
+pub(crate) fn write(weights: &mut Weights, folder: &Path, max_shard_bytes: u64) -> Result<PathBuf, WeightsError> {
+    let is_new = prepare(folder)?;
+    let written = write_into(weights, folder, max_shard_bytes);
+    if written.is_err() && is_new {
+        // Nothing is in it. The error that led here is the one to report.
+        let _ = fs::remove_dir(folder);
+    }
+    written
+}
+
+/// Makes the folder if it is absent, which it says, and makes sure that there are no weights in it.
+fn prepare(folder: &Path) -> Result<bool, WeightsError> {
+    let failed = |source| WeightsError::Write { path: folder.to_owned(), source };
+    match fs::metadata(folder) {
+        Err(_) => return fs::create_dir_all(folder).map(|()| true).map_err(failed),
+        Ok(found) if !found.is_dir() => {
+            let found = other_than_file(found.file_type()).unwrap_or("a file");
+            return Err(WeightsError::Kind { path: folder.to_owned(), found, wanted: "a folder for the result" });
+        }
+        Ok(_) => (),
+    }
+    for entry in fs::read_dir(folder).map_err(unreadable(folder))? {
+        let name = entry.map_err(unreadable(folder))?.file_name().to_string_lossy().into_owned();
+        if is_weight_file_of(&name, DEFAULT_STEM) || name == SaveManifest::file_name(DEFAULT_STEM) {
+            return Err(WeightsError::Exists { path: folder.join(name) });
+        }
+    }
+    Ok(false)
+}
+
+fn write_into(weights: &mut Weights, folder: &Path, max_shard_bytes: u64) -> Result<PathBuf, WeightsError> {
+    let Weights { files, tensors, .. } = weights;
+    let sizes: Vec<_> = tensors.iter().map(|tensor| (tensor.name.clone(), tensor.num_bytes())).collect();
+    let WeightFiles { files: planned, index } = WeightFiles::plan(&sizes, max_shard_bytes, DEFAULT_STEM);
+    let by_name: HashMap<&str, &Tensor> = tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
+    let bar = progress_bar(sizes.iter().map(|(_, bytes)| bytes).sum());
+    let mut copier = Copier::new(files, bar.clone());
+    let mut complete = Vec::new();
+    for (name, names) in planned {
+        let tensors = names.iter().filter_map(|name| by_name.get(name.as_str()).copied()).collect();
+        complete.push(write_file(&mut copier, folder.join(name), tensors)?);
+    }
+    if let Some(index) = index {
+        let path = folder.join(Index::file_name(DEFAULT_STEM));
+        let json =
+            index.to_json().map_err(|error| WeightsError::Header { path: path.clone(), reason: error.to_string() })?;
+        let mut file = OpenFile::create(path)?;
+        file.sink().append(json.as_bytes())?;
+        complete.push(file.finish()?);
+    }
+    bar.finish_and_clear();
+    put_in_place(folder, complete)
+}
+
+/// It is drawn on a terminal only.
+fn progress_bar(num_bytes: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template("merging [{bar:32}] {bytes}/{total_bytes} ({bytes_per_sec}, {eta} left)");
+    ProgressBar::new(num_bytes).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// Gives complete files their names, the last one last, which names the others. Nothing is replaced: where a name is taken, those
+/// that were given are taken back.
+fn put_in_place(folder: &Path, complete: Vec<(NamedTempFile, PathBuf)>) -> Result<PathBuf, WeightsError> {
+    let mut placed: Vec<PathBuf> = Vec::new();
+    for (file, path) in complete {
+        if let Err(error) = file.persist_noclobber(&path) {
+            for path in &placed {
+                let _ = fs::remove_file(path);
+            }
+            return Err(match error.error.kind() {
+                ErrorKind::AlreadyExists => WeightsError::Exists { path },
+                _ => WeightsError::Write { path, source: error.error },
+            });
+        }
+        placed.push(path);
+    }
+    let failed = |source| WeightsError::Write { path: folder.to_owned(), source };
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
+    Ok(placed.pop().unwrap_or_else(|| folder.to_owned()))
+}
+
+/// Writes one file under a temporary name.
+fn write_file(
+    copier: &mut Copier<'_>,
+    path: PathBuf,
+    tensors: Vec<&Tensor>,
+) -> Result<(NamedTempFile, PathBuf), WeightsError> {
+    let mut file = OpenFile::create(path)?;
+    write_safetensors(copier, tensors, &mut file.sink())?;
+    file.finish()
+}
+
+/// Writes tensors as a safetensors file, to the byte as every save of the library does.
+pub(crate) fn write_safetensors(
+    copier: &mut Copier<'_>,
+    mut tensors: Vec<&Tensor>,
+    output: &mut Sink<'_>,
+) -> Result<(), WeightsError> {
+    // The order of every writer of the format: the largest alignment first keeps every tensor aligned without holes.
+    tensors.sort_by(|one, other| other.dtype.cmp(&one.dtype).then_with(|| one.name.cmp(&other.name)));
+    let header = header(&tensors, output.path)?;
+    output.append(&(header.len() as u64).to_le_bytes())?;
+    output.append(&header)?;
+    tensors.iter().try_for_each(|tensor| copier.copy(tensor, output))
+}
+
+fn header(tensors: &[&Tensor], path: &Path) -> Result<Vec<u8>, WeightsError> {
+    let too_large = |reason: String| WeightsError::Header { path: path.to_owned(), reason };
+    let mut offset = 0;
+    let infos = tensors.iter().map(|tensor| {
+        let start = offset;
+        offset += tensor.num_bytes() as usize;
+        let shape = tensor.shape.iter().map(|&size| size as usize).collect();
+        (tensor.name.clone(), TensorInfo { dtype: tensor.dtype, shape, data_offsets: (start, offset) })
+    });
+    let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let metadata = Metadata::new(Some(format), infos.collect()).map_err(|error| too_large(error.to_string()))?;
+    let mut header = serde_json::to_vec(&metadata).map_err(|error| too_large(error.to_string()))?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    if header.len() as u64 > Header::MAX_BYTES {
+        return Err(too_large(format!(
+            "its header would have {} bytes; choose a smaller --max_shard_size",
+            header.len()
+        )));
+    }
+    Ok(header)
+}
+
+/// A file under a temporary name. Dropped, it is removed.
+struct OpenFile {
+    file: BufWriter<NamedTempFile>,
+    path: PathBuf,
+}
+
+impl OpenFile {
+    fn create(path: PathBuf) -> Result<Self, WeightsError> {
+        let folder = path.parent().unwrap_or(Path::new("."));
+        // What is left under such a name when this process is killed, the next save into the folder removes. The umask
+        // decides who may read it.
+        let prefix = temporary_prefix(DEFAULT_STEM);
+        let file = tempfile::Builder::new()
+            .prefix(&prefix)
+            .suffix(TEMPORARY_SUFFIX)
+            .rand_bytes(16)
+            .permissions(Permissions::from_mode(0o666))
+            .tempfile_in(folder);
+        let file = file.map_err(|source| WeightsError::Write { path: path.clone(), source })?;
+        // Tells whoever saves into the folder that the writer lives. Where there are no locks, nobody is told.
+        let _ = file.as_file().try_lock();
+        Ok(Self { file: BufWriter::with_capacity(BLOCK_BYTES, file), path })
+    }
+
+    fn sink(&mut self) -> Sink<'_> {
+        Sink { output: &mut self.file, path: &self.path }
+    }
+
+    /// Sees to it that all is on the disk.
+    fn finish(self) -> Result<(NamedTempFile, PathBuf), WeightsError> {
+        let Self { file, path } = self;
+        let file = file.into_inner().map_err(io::IntoInnerError::into_error);
+        let flushed = file.and_then(|file| file.as_file().sync_all().map(|()| file));
+        match flushed {
+            Ok(file) => Ok((file, path)),
+            Err(source) => Err(WeightsError::Write { path, source }),
+        }
+    }
+}
+

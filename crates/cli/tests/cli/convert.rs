@@ -1,0 +1,265 @@
+//! `accelerate checkpoint convert` on what Python Accelerate has saved, on what this library saves, and on everything else.
+
+mod hostile;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use accelerate_core::checkpoint::Checkpoint;
+use accelerate_core::weight_files::{Header, Plain, StoredTensor};
+use rstest::rstest;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::checkpoint::folders::{Tensor, Values, write_checkpoint};
+use crate::support::{Finished, accelerate, finished};
+
+/// What `parity/checkpoints/generate.py` says of a checkpoint: tensors as hexadecimal digits.
+#[derive(Debug, Deserialize)]
+struct Expected {
+    model: BTreeMap<String, String>,
+    optimizer: BTreeMap<String, String>,
+    random_states: BTreeMap<String, String>,
+    last_lr: Vec<f64>,
+}
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../parity/checkpoints")
+}
+
+fn expected(name: &str) -> Expected {
+    let all: BTreeMap<String, Value> =
+        serde_json::from_str(&fs::read_to_string(fixtures().join("expected.json")).unwrap()).unwrap();
+    serde_json::from_value(all[name].clone()).unwrap()
+}
+
+/// A copy of a checkpoint of Python's, in the folder `src`.
+fn copied(name: &str) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("src")).unwrap();
+    for entry in fs::read_dir(fixtures().join(name)).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), folder.path().join("src").join(entry.file_name())).unwrap();
+    }
+    fs::copy(fixtures().join(format!("{name}.names.txt")), folder.path().join("names.txt")).unwrap();
+    folder
+}
+
+fn run(folder: &Path, line: &str) -> Finished {
+    let mut command = accelerate();
+    command.arg("checkpoint").args(line.split_whitespace()).current_dir(folder);
+    finished(command)
+}
+
+const NAMED: &str = "convert src dst --parameter_names names.txt";
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The tensors of a safetensors file.
+fn tensors_in(path: &Path) -> BTreeMap<String, String> {
+    let file = fs::read(path).unwrap();
+    let header = Header::read(&mut file.as_slice(), file.len() as u64).unwrap();
+    let data = &file[header.data_at() as usize..];
+    let tensor = |it: &accelerate_core::weight_files::HeaderEntry| {
+        (it.name.clone(), hexadecimal(&data[it.start as usize..it.end as usize]))
+    };
+    header.entries().iter().map(tensor).collect()
+}
+
+fn description(folder: &Path) -> Checkpoint {
+    Checkpoint::from_json(&fs::read_to_string(folder.join("checkpoint.json")).unwrap()).unwrap()
+}
+
+fn plain(path: &Path) -> Plain<StoredTensor> {
+    Plain::read(&mut fs::File::open(path).unwrap()).unwrap()
+}
+
+#[rstest]
+#[case("adamw", NAMED, "named by --parameter_names")]
+#[case("sgd", "convert src dst", "named in the order of the model's file")]
+#[case("sgd", NAMED, "named by --parameter_names")]
+#[case("named", "convert src dst", "the names that the optimizer saved")]
+fn every_number_of_pythons_is_there_and_verified(#[case] name: &str, #[case] line: &str, #[case] how: &str) {
+    let folder = copied(name);
+    let found = run(folder.path(), line);
+    found.expect(0, &[]);
+    assert!(found.stdout.contains(how), "{}", found.stdout);
+    run(folder.path(), "verify dst").expect(0, &[]);
+    let (wanted, dst) = (expected(name), folder.path().join("dst"));
+    assert_eq!(tensors_in(&dst.join("model.safetensors")), wanted.model);
+    assert_eq!(tensors_in(&dst.join("optimizer.safetensors")), wanted.optimizer);
+    assert_eq!(tensors_in(&dst.join("random_states.safetensors")), wanted.random_states);
+    let scheduler = &description(&dst).objects["scheduler"].values;
+    assert_eq!((&scheduler["last_epoch"], &scheduler["_last_lr"]), (&json!(3), &json!(wanted.last_lr)));
+}
+
+#[test]
+fn settings_of_groups_have_the_names_of_this_library() {
+    let folder = copied("adamw");
+    run(folder.path(), NAMED).expect(0, &[]);
+    let groups = &description(&folder.path().join("dst")).objects["optimizer"].values["param_groups"];
+    let (first, second) = (&groups[0], &groups[1]);
+    assert_eq!(first["params"], json!(["first.weight", "norm.weight", "last.weight"]));
+    assert_eq!(second["params"], json!(["first.bias", "norm.bias", "tied.bias"]));
+    assert_eq!((&first["lr"], &first["initial_lr"]), (&json!(0.0025), &json!(0.01)));
+    assert_eq!((&first["weight_decay"], &second["weight_decay"]), (&json!(0.01), &json!(0.0)));
+    assert_eq!((&first["momentum"], &first["options"]["betas"]), (&json!(0.9), &json!([0.9, 0.999])));
+    assert_eq!((&first["options"]["amsgrad"], &first["name"]), (&json!(false), &Value::Null));
+}
+
+#[test]
+fn what_cannot_be_carried_over_is_named() {
+    let folder = copied("adamw");
+    let found = run(folder.path(), &format!("{NAMED} --json --dataloaders 2"));
+    let report: Value = serde_json::from_str(&found.stdout).unwrap();
+    let left: Vec<&str> = report["left_out"].as_array().unwrap().iter().map(|it| it["what"].as_str().unwrap()).collect();
+    assert_eq!(left, ["custom_checkpoint_1.pkl", "random_states: numpy_random_seed, random_state"]);
+    assert!(report["left_out"][0]["reason"].as_str().unwrap().contains("__main__.Pickled"), "{report}");
+    let objects = description(&folder.path().join("dst")).objects;
+    let first = &objects["custom_checkpoint_0"];
+    assert_eq!(first.values, json!({ "best": 0.5, "epochs": [1, 2] }));
+    assert_eq!(first.tensors.keys().collect::<Vec<_>>(), ["running"]);
+    assert_eq!(objects["custom_checkpoint_2"].values, json!(7));
+    assert!(!objects.contains_key("custom_checkpoint_1"));
+    assert_eq!(objects["dataloader_1"].values, json!({ "epoch": 0, "rows_delivered": 0 }));
+}
+
+#[test]
+fn a_numbered_checkpoint_goes_on_to_be_numbered() {
+    let folder = copied("named");
+    run(folder.path(), "convert src project/checkpoints/checkpoint_12").expect(0, &[]);
+    assert_eq!(description(&folder.path().join("project/checkpoints/checkpoint_12")).iteration, Some(12));
+    let listed = run(folder.path(), "ls project");
+    assert!(listed.stdout.contains("completed, newest"), "{}", listed.stdout);
+}
+
+/// Without state, and without an order of its tensors, nothing tells parameters apart.
+#[rstest]
+#[case("adamw", "more than one of its parameters or of first.bias, norm.bias")]
+#[case("plain", "it has no state that tells its shape")]
+fn names_that_nothing_tells_are_asked_for(#[case] name: &str, #[case] words: &str) {
+    let folder = copied(name);
+    run(folder.path(), "convert src dst").expect(1, &[words, "--parameter_names"]);
+    assert!(!folder.path().join("dst").exists());
+    run(folder.path(), NAMED).expect(0, &[]);
+}
+
+#[rstest]
+#[case("adamw", NAMED)]
+#[case("sgd", "convert src dst")]
+#[case("named", "convert src dst")]
+#[case("plain", NAMED)]
+fn python_has_the_same_again_after_both_ways(#[case] name: &str, #[case] line: &str) {
+    let folder = copied(name);
+    let path = |name: &str| folder.path().join(name);
+    run(folder.path(), line).expect(0, &[]);
+    run(folder.path(), "convert dst python").expect(0, &[]);
+    // Names that were saved need not be said again.
+    run(folder.path(), "convert python again").expect(0, &[]);
+    for file in ["model.safetensors", "optimizer.safetensors", "random_states.safetensors"] {
+        if file != "optimizer.safetensors" || path("dst").join(file).exists() {
+            assert_eq!(fs::read(path("dst").join(file)).unwrap(), fs::read(path("again").join(file)).unwrap(), "{file}");
+        }
+    }
+    let (one, other) = (description(&path("dst")), description(&path("again")));
+    assert_eq!(one.objects["optimizer"].values, other.objects["optimizer"].values);
+    for (object, file) in [("optimizer", "optimizer.bin"), ("scheduler", "scheduler.bin")] {
+        let [was, is] = ["src", "python"].map(|folder| plain(&path(folder).join(file)));
+        for name in ["last_epoch", "base_lrs", "_last_lr", "_step_count"] {
+            assert_eq!(was.get(name), is.get(name), "{object}.{name}");
+        }
+    }
+    let settings = |folder: &str| match plain(&path(folder).join("optimizer.bin")).get("param_groups") {
+        Some(Plain::List(groups)) => {
+            let setting = |name: &str| groups.iter().map(|group| group.get(name).cloned()).collect::<Vec<_>>();
+            ["lr", "betas", "eps", "weight_decay", "momentum", "dampening", "nesterov", "initial_lr", "fused", "params"].map(setting)
+        }
+        other => panic!("{other:?}"),
+    };
+    if name != "plain" && name != "sgd" {
+        assert_eq!(settings("src"), settings("python"));
+    }
+}
+
+/// A model, its optimizer, and what goes with them.
+fn own() -> (Vec<Tensor>, Values) {
+    let state = |name, numbers| Tensor::f32("optimizer", name, numbers).of_shape(&[3, 2]);
+    let tensors = vec![
+        Tensor::f32("model", "weight", &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).of_shape(&[3, 2]),
+        Tensor::f32("model", "bias", &[0.5, -0.5]),
+        state("exp_avg.weight", &[0.1, 0.2, 0.3, 0.4, 0.5, 0.6]),
+        state("exp_avg_sq.weight", &[1.1, 1.2, 1.3, 1.4, 1.5, 1.6]),
+        Tensor::f32("optimizer", "step.weight", &[3.0]).of_shape(&[]),
+    ];
+    let group = json!({
+        "name": null, "params": ["bias", "weight"], "lr": 0.1, "initial_lr": 0.2, "weight_decay": 0.01, "momentum": 0.9,
+        "options": { "betas": [0.9, 0.999], "eps": 1e-8, "amsgrad": false, "maximize": false },
+    });
+    let values = [
+        ("optimizer", json!({ "param_groups": [group] })),
+        ("scheduler", json!({ "last_epoch": 3, "_step_count": 4, "base_lrs": [0.2], "_last_lr": [0.1] })),
+        ("scaler", json!({ "scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 7 })),
+        ("dataloader", json!({ "epoch": 1, "rows_delivered": 24 })),
+        ("custom_checkpoint_0", json!({ "step": 3 })),
+    ];
+    (tensors, values.into())
+}
+
+fn write_own(folder: &Path, world_size: usize, divide: fn(Tensor) -> Tensor) {
+    let (tensors, values) = own();
+    let is_scalar = |tensor: &Tensor| tensor.shape.is_empty();
+    let tensors: Vec<Tensor> = tensors.into_iter().map(|it| if is_scalar(&it) { it } else { divide(it) }).collect();
+    write_checkpoint(folder, world_size, &tensors, &values);
+}
+
+#[test]
+fn python_gets_numbers_for_names_and_all_that_its_classes_need() {
+    let folder = tempfile::tempdir().unwrap();
+    write_own(&folder.path().join("own"), 1, |tensor| tensor);
+    let found = run(folder.path(), "convert own python");
+    found.expect(0, &[]);
+    assert!(found.stdout.contains("skip_first_batches"), "the place of the loader is named: {}", found.stdout);
+    let optimizer = plain(&folder.path().join("python/optimizer.bin"));
+    let Some(Plain::List(groups)) = optimizer.get("param_groups") else { panic!("{optimizer:?}") };
+    assert_eq!(groups[0].get("params"), Some(&Plain::List(vec![Plain::Int(0), Plain::Int(1)])));
+    assert_eq!(groups[0].get("betas"), Some(&Plain::Tuple(vec![Plain::Float(0.9), Plain::Float(0.999)])));
+    assert_eq!((groups[0].get("momentum"), groups[0].get("name")), (None, None));
+    let Some(Plain::Dict(state)) = optimizer.get("state") else { panic!("{optimizer:?}") };
+    assert_eq!(state.iter().map(|(number, _)| number).collect::<Vec<_>>(), [&Plain::Int(1)]);
+    let scheduler = plain(&folder.path().join("python/scheduler.bin"));
+    assert_eq!(scheduler.get("lr_lambdas"), Some(&Plain::List(vec![Plain::None])));
+    let scaler = plain(&folder.path().join("python/scaler.pt"));
+    assert_eq!((scaler.get("scale"), scaler.get("_growth_tracker")), (Some(&Plain::Float(1024.0)), Some(&Plain::Int(7))));
+    assert_eq!(plain(&folder.path().join("python/custom_checkpoint_0.pkl")).get("step"), Some(&Plain::Int(3)));
+    assert!(folder.path().join("python/random_states_0.pkl").exists());
+}
+
+#[rstest]
+#[case(2, Tensor::sharded)]
+#[case(3, Tensor::sharded)]
+#[case(5, Tensor::sharded)]
+fn a_sharded_run_becomes_what_a_whole_one_does(#[case] world_size: usize, #[case] divide: fn(Tensor) -> Tensor) {
+    let folder = tempfile::tempdir().unwrap();
+    write_own(&folder.path().join("whole"), 1, |tensor| tensor);
+    write_own(&folder.path().join("parts"), world_size, divide);
+    run(folder.path(), "convert whole a").expect(0, &[]);
+    run(folder.path(), "convert parts b").expect(0, &[]);
+    let read = |name: &str, file: &str| fs::read(folder.path().join(name).join(file)).unwrap();
+    for file in ["model.safetensors", "optimizer.bin", "scheduler.bin", "scaler.pt", "custom_checkpoint_0.pkl"] {
+        assert_eq!(read("a", file), read("b", file), "{file}");
+    }
+    assert!(folder.path().join(format!("b/random_states_{}.pkl", world_size - 1)).exists());
+}
+
+#[test]
+fn a_loader_and_names_are_of_pythons_checkpoints_only() {
+    let folder = copied("named");
+    write_own(&folder.path().join("own"), 1, |tensor| tensor);
+    for flag in ["--dataloaders 1", "--parameter_names names.txt"] {
+        run(folder.path(), &format!("convert own dst {flag}")).expect(1, &["is one of this library; leave it out"]);
+    }
+}

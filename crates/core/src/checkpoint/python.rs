@@ -1,0 +1,96 @@
+//! The folder that Python Accelerate's `save_state` writes: which files it has, and how the states in it become those of this
+//! library, and these become such states.
+//!
+//! Names of states are PyTorch's on both sides. What differs is that PyTorch counts parameters, and here they have names.
+
+mod names;
+mod optimizer;
+mod random;
+mod values;
+
+pub use names::{Origin, Parameters, name_parameters};
+pub use optimizer::{PythonGroup, PythonOptimizer};
+pub use random::{FRESH_WORDS, fresh_random_states};
+pub use values::{Left, from_json, schedule_from_json, to_json};
+
+/// A file of Python Accelerate's `save_state`, by what it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PythonFile {
+    /// `model.safetensors`, `model_1.safetensors`, or their index.
+    Model(usize),
+    /// `pytorch_model.bin`, `pytorch_model_1.bin`, or their index.
+    TorchModel(usize),
+    /// `optimizer.bin`, `optimizer_1.bin`.
+    Optimizer(usize),
+    /// `scheduler.bin`, `scheduler_1.bin`.
+    Scheduler(usize),
+    /// `sampler.bin`: an object of Python's own.
+    Sampler(usize),
+    /// `dl_state_dict.bin`: of a loader of `torchdata`.
+    Loader(usize),
+    /// `scaler.pt`.
+    Scaler,
+    /// `random_states_0.pkl`: of the process with this number.
+    RandomStates(usize),
+    /// `custom_checkpoint_0.pkl`.
+    Custom(usize),
+}
+
+impl PythonFile {
+    /// What a file of this name is.
+    ///
+    /// ```
+    /// use accelerate_core::checkpoint::python::PythonFile;
+    /// assert_eq!(PythonFile::named("optimizer.bin"), Some(PythonFile::Optimizer(0)));
+    /// assert_eq!(PythonFile::named("pytorch_model_2.bin"), Some(PythonFile::TorchModel(2)));
+    /// assert_eq!(PythonFile::named("model.safetensors.index.json"), Some(PythonFile::Model(0)));
+    /// for other in ["optimizer_0.bin", "optimizer_01.bin", "random_states_x.pkl", "custom_checkpoint.pkl", "notes.bin"] {
+    ///     assert_eq!(PythonFile::named(other), None, "{other}");
+    /// }
+    /// ```
+    pub fn named(name: &str) -> Option<Self> {
+        let counted = |stem: &str, extension: &str| {
+            let rest = name.strip_prefix(stem)?.strip_suffix(extension)?;
+            if rest.is_empty() {
+                return Some(0);
+            }
+            number(rest.strip_prefix('_')?).filter(|&number| number > 0)
+        };
+        let of_process = |stem: &str| number(name.strip_prefix(stem)?.strip_suffix(".pkl")?);
+        let kinds: [(&str, &[&str], fn(usize) -> Self); 6] = [
+            ("model", &[".safetensors", ".safetensors.index.json"], Self::Model),
+            ("pytorch_model", &[".bin", ".bin.index.json"], Self::TorchModel),
+            ("optimizer", &[".bin"], Self::Optimizer),
+            ("scheduler", &[".bin"], Self::Scheduler),
+            ("sampler", &[".bin"], Self::Sampler),
+            ("dl_state_dict", &[".bin"], Self::Loader),
+        ];
+        for (stem, extensions, kind) in kinds {
+            if let Some(number) = extensions.iter().find_map(|extension| counted(stem, extension)) {
+                return Some(kind(number));
+            }
+        }
+        match name {
+            "scaler.pt" => Some(Self::Scaler),
+            _ => of_process("random_states_")
+                .map(Self::RandomStates)
+                .or_else(|| of_process("custom_checkpoint_").map(Self::Custom)),
+        }
+    }
+}
+
+/// As Python writes numbers: without zeros before them.
+fn number(text: &str) -> Option<usize> {
+    let number: usize = text.parse().ok()?;
+    (number.to_string() == text).then_some(number)
+}
+
+/// The name of the object with this number: `optimizer`, `optimizer_1`.
+///
+/// ```
+/// use accelerate_core::checkpoint::python::object_name;
+/// assert_eq!([object_name("model", 0), object_name("model", 2)], ["model", "model_2"]);
+/// ```
+pub fn object_name(kind: &str, number: usize) -> String {
+    if number == 0 { kind.to_owned() } else { format!("{kind}_{number}") }
+}

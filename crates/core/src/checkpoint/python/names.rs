@@ -1,0 +1,137 @@
+//! Which parameter of a model each number of a PyTorch optimizer stands for.
+
+use super::PythonOptimizer;
+use crate::Result;
+use crate::error::python::PythonErrorKind as Kind;
+use crate::weight_files::shown;
+use safetensors::Dtype;
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// What running averages of norms are called, which are tensors of a model and no parameters.
+const BUFFERS: [&str; 3] = ["running_mean", "running_var", "num_batches_tracked"];
+
+/// The tensors of the models that an optimizer may train.
+#[derive(Clone, Debug, Default)]
+pub struct Parameters {
+    /// Name, element type and shape. In the order of the model where `is_ordered`.
+    pub tensors: Vec<(String, Dtype, Vec<u64>)>,
+    /// The file keeps the order of the model. Safetensors files are in alphabetical order.
+    pub is_ordered: bool,
+}
+
+/// How names were found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The user has given them.
+    Given,
+    /// The optimizer was made of named parameters, and says them.
+    Saved,
+    /// Parameters come in the order of the model's tensors.
+    Order,
+    /// No two parameters have the same shape.
+    Shapes,
+}
+
+/// The name of each parameter of an optimizer, in the order of its groups: as `given`, as the optimizer itself says, in the
+/// order of the model's tensors if all shapes agree, or by the shapes of the states if only one assignment is possible.
+///
+/// # Errors
+/// [`is_weight_files`](crate::Error::is_weight_files): none of these says it, or one that was given is no tensor of the model, is
+/// there twice, or has another shape than the state.
+///
+/// ```
+/// use accelerate_core::checkpoint::python::{Origin, Parameters, PythonGroup, PythonOptimizer, name_parameters};
+/// use accelerate_core::weight_files::Plain;
+/// use safetensors::Dtype::F32;
+///
+/// let group = PythonGroup { params: vec![0, 1], names: None, settings: Vec::new() };
+/// let optimizer = PythonOptimizer::<Vec<u64>> { groups: vec![group], state: vec![
+///     (0, vec![("exp_avg".into(), Plain::Tensor(vec![2, 3]))]), (1, vec![("exp_avg".into(), Plain::Tensor(vec![2]))]),
+/// ] };
+/// let tensors = vec![("bias".into(), F32, vec![2]), ("weight".into(), F32, vec![2, 3])];
+/// let (names, origin) =
+///     name_parameters(&optimizer, Clone::clone, &Parameters { tensors, is_ordered: false }, None)?;
+/// assert_eq!((names, origin), (vec!["weight".into(), "bias".into()], Origin::Shapes));
+/// # Ok::<(), accelerate_core::Error>(())
+/// ```
+pub fn name_parameters<T>(
+    optimizer: &PythonOptimizer<T>,
+    shape_of: impl Fn(&T) -> Vec<u64>,
+    parameters: &Parameters,
+    given: Option<&[String]>,
+) -> Result<(Vec<String>, Origin)> {
+    let shapes = optimizer.shapes(shape_of);
+    let saved = optimizer.saved_names();
+    let said = given.map(|names| (names.to_vec(), Origin::Given)).or(saved.map(|names| (names, Origin::Saved)));
+    if let Some((names, origin)) = said {
+        check(&names, &shapes, parameters)?;
+        return Ok((names, origin));
+    }
+    if let Some(names) = by_order(optimizer, &shapes, parameters) {
+        return Ok((names, Origin::Order));
+    }
+    by_shapes(&shapes, parameters).map(|names| (names, Origin::Shapes))
+}
+
+/// The shape of each parameter's state. `None` where it has none.
+type Shapes = Vec<Option<Vec<u64>>>;
+
+fn check(names: &[String], shapes: &Shapes, parameters: &Parameters) -> Result<()> {
+    if names.len() != shapes.len() {
+        return Err(Kind::ParameterCount { found: names.len(), wanted: shapes.len() }.into());
+    }
+    let known: HashMap<&str, &Vec<u64>> =
+        parameters.tensors.iter().map(|(name, _, shape)| (name.as_str(), shape)).collect();
+    let mut seen = HashSet::new();
+    for (name, shape) in names.iter().zip(shapes) {
+        if !seen.insert(name) {
+            return Err(Kind::ParameterTwice { name: shown(name) }.into());
+        }
+        let Some(&found) = known.get(name.as_str()) else {
+            return Err(Kind::NoSuchParameter { name: shown(name) }.into());
+        };
+        if let Some(wanted) = shape.as_ref().filter(|shape| *shape != found) {
+            let (name, found, wanted) = (shown(name), found.clone(), wanted.clone());
+            return Err(Kind::ParameterShape { name, found, wanted }.into());
+        }
+    }
+    Ok(())
+}
+
+/// Of one group, the parameters are in the order of the model, if each shape agrees.
+fn by_order<T>(optimizer: &PythonOptimizer<T>, shapes: &Shapes, parameters: &Parameters) -> Option<Vec<String>> {
+    if !parameters.is_ordered || optimizer.groups.len() != 1 {
+        return None;
+    }
+    let is_parameter = |(name, dtype, _): &&(String, Dtype, Vec<u64>)| {
+        let last = name.rsplit('.').next().unwrap_or_default();
+        !BUFFERS.contains(&last) && matches!(dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32 | Dtype::F64)
+    };
+    let candidates: Vec<_> = parameters.tensors.iter().filter(is_parameter).collect();
+    let agrees = |((_, _, found), wanted): (&&(String, Dtype, Vec<u64>), &Option<Vec<u64>>)| {
+        wanted.as_ref().is_none_or(|wanted| wanted == found)
+    };
+    let is_it = candidates.len() == shapes.len() && candidates.iter().zip(shapes).all(agrees);
+    is_it.then(|| candidates.into_iter().map(|(name, ..)| name.clone()).collect())
+}
+
+/// Each state goes to the only tensor of its shape.
+fn by_shapes(shapes: &Shapes, parameters: &Parameters) -> Result<Vec<String>> {
+    let mut of_shape: BTreeMap<&[u64], Vec<&str>> = BTreeMap::new();
+    for (name, _, shape) in &parameters.tensors {
+        of_shape.entry(shape).or_default().push(name);
+    }
+    let mut taken = HashSet::new();
+    let mut names = Vec::with_capacity(shapes.len());
+    for (number, shape) in shapes.iter().enumerate() {
+        let found = shape.as_ref().and_then(|shape| of_shape.get(shape.as_slice())).map_or(&[][..], Vec::as_slice);
+        match found {
+            [only] if taken.insert(*only) => names.push((*only).to_owned()),
+            found => {
+                let candidates = found.iter().take(4).map(|name| shown(name)).collect();
+                return Err(Kind::UnnamedParameter { number, shape: shape.clone(), candidates }.into());
+            }
+        }
+    }
+    Ok(names)
+}

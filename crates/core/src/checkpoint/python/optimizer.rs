@@ -1,0 +1,290 @@
+//! The state dict of a PyTorch optimizer, and what it is here.
+
+use super::values::{Left, from_json, to_json};
+use crate::Result;
+use crate::error::python::PythonErrorKind as Kind;
+use crate::weight_files::{Plain, shown};
+use serde_json::{Map, Value, json};
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// State that has an element for each of its parameter's. Other state tells nothing of a parameter's shape.
+const ELEMENTWISE: [&str; 6] = ["exp_avg", "momentum_buffer", "square_avg", "sum", "exp_avg_sq", "acc_delta"];
+/// More parameters than any model has.
+const MOST_PARAMETERS: usize = 1 << 20;
+
+/// The state of a PyTorch optimizer, as its `state_dict` gives it. `T` stands for a tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PythonOptimizer<T> {
+    /// `param_groups`.
+    pub groups: Vec<PythonGroup<T>>,
+    /// `state`: by the number of a parameter, its tensors and numbers by name.
+    pub state: Vec<(i64, Vec<(String, Plain<T>)>)>,
+}
+
+/// A group of parameters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PythonGroup<T> {
+    /// The numbers of its parameters.
+    pub params: Vec<i64>,
+    /// Their names, where the optimizer was made of named parameters.
+    pub names: Option<Vec<String>>,
+    /// All else: `lr`, `betas` and so on.
+    pub settings: Vec<(String, Plain<T>)>,
+}
+
+/// What a state dict calls a parameter: a number, or its name, as FSDP does.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Key {
+    Number(i64),
+    Name(String),
+}
+
+impl Key {
+    fn of<T>(value: &Plain<T>) -> Option<Self> {
+        match value {
+            Plain::Int(number) => Some(Self::Number(*number)),
+            Plain::Text(name) => Some(Self::Name(name.clone())),
+            _ => None,
+        }
+    }
+}
+
+fn wrong(reason: impl Into<String>) -> crate::Error {
+    Kind::Optimizer { reason: reason.into() }.into()
+}
+
+impl<T: Clone> PythonOptimizer<T> {
+    /// Reads a state dict. Where it has names for parameters, they are numbered in the order of the groups.
+    ///
+    /// # Errors
+    /// [`is_weight_files`](crate::Error::is_weight_files): it is not one of an optimizer.
+    pub fn read(state_dict: &Plain<T>) -> Result<Self> {
+        let Some(Plain::List(found)) = state_dict.get("param_groups") else {
+            return Err(wrong("it has no list `param_groups`"));
+        };
+        let Some(Plain::Dict(state)) = state_dict.get("state") else {
+            return Err(wrong("it has no dictionary `state`"));
+        };
+        let mut numbers: HashMap<Key, i64> = HashMap::new();
+        let mut groups = Vec::with_capacity(found.len());
+        for group in found {
+            groups.push(PythonGroup::read(group, &mut numbers)?);
+        }
+        let mut seen = HashSet::new();
+        let mut of_parameters = Vec::with_capacity(state.len());
+        for (key, of_parameter) in state {
+            let number = Key::of(key).and_then(|key| numbers.get(&key).copied());
+            let Some(number) = number.filter(|number| seen.insert(*number)) else {
+                return Err(wrong("it has state of a parameter that is in no group, or twice of the same"));
+            };
+            let Some(entries) = texts_of(of_parameter) else {
+                let found = of_parameter.kind();
+                return Err(wrong(format!("the state of parameter {number} is {found}, not a dictionary of names")));
+            };
+            of_parameters.push((number, entries));
+        }
+        Ok(Self { groups, state: of_parameters })
+    }
+}
+
+impl<T: Clone> PythonGroup<T> {
+    fn read(group: &Plain<T>, numbers: &mut HashMap<Key, i64>) -> Result<Self> {
+        let Some(mut settings) = texts_of(group) else { return Err(wrong("a group is no dictionary of settings")) };
+        let Some(Plain::List(found)) = group.get("params") else {
+            return Err(wrong("a group has no list `params`"));
+        };
+        let mut params = Vec::with_capacity(found.len());
+        let mut own_names = Vec::new();
+        for param in found {
+            let next = numbers.len() as i64;
+            let key = Key::of(param).ok_or_else(|| wrong("the parameters of a group are neither numbers nor names"))?;
+            let number = match &key {
+                Key::Number(number) => *number,
+                Key::Name(name) => {
+                    own_names.push(name.clone());
+                    next
+                }
+            };
+            if numbers.insert(key, number).is_some() || numbers.len() > MOST_PARAMETERS {
+                return Err(wrong("a parameter is in two groups, or there are more than any model has"));
+            }
+            params.push(number);
+        }
+        let saved = match group.get("param_names") {
+            Some(Plain::List(names)) => names.iter().filter_map(|name| if let Plain::Text(name) = name { Some(name.clone()) } else { None }).collect(),
+            _ => own_names,
+        };
+        if !saved.is_empty() && saved.len() != params.len() {
+            return Err(wrong("the names of a group are not as many as its parameters"));
+        }
+        settings.retain(|(name, _)| name != "params" && name != "param_names");
+        Ok(Self { names: (saved.len() == params.len()).then_some(saved), params, settings })
+    }
+}
+
+/// The entries of a dictionary whose keys are texts. Of a key that is there twice, the last counts, as in Python.
+fn texts_of<T: Clone>(value: &Plain<T>) -> Option<Vec<(String, Plain<T>)>> {
+    let Plain::Dict(pairs) = value else { return None };
+    let mut entries: Vec<(String, Plain<T>)> = Vec::with_capacity(pairs.len());
+    let mut seen = HashSet::new();
+    for (key, value) in pairs.iter().rev() {
+        let Plain::Text(key) = key else { return None };
+        if seen.insert(key) {
+            entries.push((key.clone(), value.clone()));
+        }
+    }
+    entries.reverse();
+    Some(entries)
+}
+
+impl<T> PythonOptimizer<T> {
+    /// Number of parameters in all groups.
+    pub fn num_params(&self) -> usize {
+        self.groups.iter().map(|group| group.params.len()).sum()
+    }
+
+    /// The shape of each parameter, in the order of the groups, as far as its state tells.
+    pub(super) fn shapes(&self, shape_of: impl Fn(&T) -> Vec<u64>) -> Vec<Option<Vec<u64>>> {
+        let of: BTreeMap<i64, &Vec<(String, Plain<T>)>> = self.state.iter().map(|(number, of)| (*number, of)).collect();
+        let shape = |number: &i64| {
+            let state = of.get(number)?;
+            ELEMENTWISE.iter().find_map(|wanted| match state.iter().find(|(name, _)| name == wanted)? {
+                (_, Plain::Tensor(tensor)) => Some(shape_of(tensor)),
+                _ => None,
+            })
+        };
+        self.groups.iter().flat_map(|group| &group.params).map(shape).collect()
+    }
+
+    pub(super) fn saved_names(&self) -> Option<Vec<String>> {
+        let names: Option<Vec<&Vec<String>>> = self.groups.iter().map(|group| group.names.as_ref()).collect();
+        Some(names?.into_iter().flatten().cloned().collect()).filter(|names: &Vec<String>| !names.is_empty())
+    }
+
+    /// The groups as this library saves them: the values of the object `optimizer`. `names` are those of all parameters.
+    ///
+    /// # Errors
+    /// [`is_weight_files`](crate::Error::is_weight_files): a learning rate that is no number.
+    pub fn to_groups(&self, names: &[String], left: &mut Left) -> Result<Value> {
+        let mut names = names.iter();
+        let mut groups = Vec::with_capacity(self.groups.len());
+        for (place, group) in self.groups.iter().enumerate() {
+            let mut options = Map::new();
+            for (name, value) in &group.settings {
+                let path = format!("param_groups[{place}].{}", shown(name));
+                options.extend(to_json(value, &path, left).map(|value| (name.clone(), value)));
+            }
+            let mut take = |name: &str| options.remove(name);
+            let lr = take("lr").filter(Value::is_number);
+            let lr = lr.ok_or_else(|| wrong(format!("group {place} has no learning rate `lr` that is a number")))?;
+            let (name, initial_lr) = (take("name"), take("initial_lr"));
+            let (weight_decay, momentum) = (take("weight_decay"), take("momentum"));
+            let first_beta = options.get("betas").and_then(|betas| betas.get(0)).cloned();
+            let number = |value: Option<Value>| value.filter(Value::is_number).unwrap_or_else(|| json!(0.0));
+            groups.push(json!({
+                "name": name.filter(Value::is_string),
+                "params": names.by_ref().take(group.params.len()).collect::<Vec<_>>(),
+                "lr": lr,
+                "initial_lr": initial_lr.filter(Value::is_number),
+                "weight_decay": number(weight_decay),
+                "momentum": number(momentum.or(first_beta)),
+                "options": options,
+            }));
+        }
+        Ok(json!({ "param_groups": groups }))
+    }
+
+    /// The state by the names that it has here: `exp_avg.<parameter>`.
+    ///
+    /// # Errors
+    /// [`is_weight_files`](crate::Error::is_weight_files): state that is neither a tensor nor a number.
+    pub fn named_state(&self, names: &[String]) -> Result<Vec<(String, &Plain<T>)>> {
+        let numbers = self.groups.iter().flat_map(|group| &group.params);
+        let name_of: BTreeMap<i64, &String> = numbers.copied().zip(names).collect();
+        let mut named = Vec::new();
+        for (number, of_parameter) in &self.state {
+            let Some(parameter) = name_of.get(number) else { continue };
+            for (name, value) in of_parameter {
+                match value {
+                    // SGD without momentum.
+                    Plain::None => continue,
+                    Plain::Tensor(_) | Plain::Int(_) | Plain::Float(_) => {}
+                    other => {
+                        let (name, found) = (format!("{}.{}", shown(name), shown(parameter)), other.kind());
+                        return Err(wrong(format!("its state `{name}` is {found}")));
+                    }
+                }
+                named.push((format!("{name}.{parameter}"), value));
+            }
+        }
+        Ok(named)
+    }
+
+    /// The state dict as PyTorch has it, of what this library saves: the values of the object `optimizer`, and its tensors by
+    /// name.
+    ///
+    /// # Errors
+    /// [`is_weight_files`](crate::Error::is_weight_files): groups that no optimizer of this library saves, or state of no
+    /// parameter of theirs.
+    pub fn state_dict(values: &Value, tensors: impl IntoIterator<Item = (String, T)>) -> Result<Plain<T>> {
+        let Some(found) = values.get("param_groups").and_then(Value::as_array) else {
+            return Err(wrong("it has no `param_groups`"));
+        };
+        let mut numbers: BTreeMap<String, i64> = BTreeMap::new();
+        let mut groups = Vec::with_capacity(found.len());
+        for group in found {
+            let params = group.get("params").and_then(Value::as_array);
+            let names: Option<Vec<&str>> = params.and_then(|params| params.iter().map(Value::as_str).collect());
+            let names = names.ok_or_else(|| wrong("a group has no names of parameters"))?;
+            let first = numbers.len() as i64;
+            for name in &names {
+                let next = numbers.len() as i64;
+                if numbers.insert((*name).to_owned(), next).is_some() {
+                    return Err(wrong(format!("`{}` is in two groups", shown(name))));
+                }
+            }
+            groups.push(group_dict(group, &names, first).ok_or_else(|| wrong("a group has no learning rate"))?);
+        }
+        let mut state: BTreeMap<i64, Vec<(Plain<T>, Plain<T>)>> = BTreeMap::new();
+        for (key, tensor) in tensors {
+            // Neither names of states nor those of parameters are without dots for certain.
+            let found = key.match_indices('.').find_map(|(dot, _)| Some((&key[..dot], *numbers.get(&key[dot + 1..])?)));
+            let (name, number) = found.ok_or_else(|| wrong(format!("`{}` is state of no parameter", shown(&key))))?;
+            state.entry(number).or_default().push((Plain::text(name), Plain::Tensor(tensor)));
+        }
+        // PyTorch's own order: the steps first.
+        for of_parameter in state.values_mut() {
+            of_parameter.sort_by_key(|(name, _)| !matches!(name, Plain::Text(name) if name == "step"));
+        }
+        let state = state.into_iter().map(|(number, of)| (Plain::Int(number), Plain::Dict(of))).collect();
+        Ok(Plain::dict([("state", Plain::Dict(state)), ("param_groups", Plain::List(groups))]))
+    }
+}
+
+/// A group under PyTorch's names.
+fn group_dict<T>(group: &Value, names: &[&str], first: i64) -> Option<Plain<T>> {
+    let mut entries: Vec<(String, Plain<T>)> = Vec::new();
+    let of = |name: &str| group.get(name).filter(|value| !value.is_null()).map(from_json);
+    let none = Map::new();
+    let options = group.get("options").and_then(Value::as_object).unwrap_or(&none);
+    entries.push(("lr".to_owned(), of("lr")?));
+    // Adam and Lion have it as the first of their betas; Adagrad and Adafactor have none.
+    if ["dampening", "alpha"].iter().any(|name| options.contains_key(*name)) {
+        entries.extend(of("momentum").map(|momentum| ("momentum".to_owned(), momentum)));
+    }
+    for (name, value) in options {
+        // PyTorch's optimizers have pairs as tuples.
+        let value = match from_json(value) {
+            Plain::List(items) => Plain::Tuple(items),
+            value => value,
+        };
+        entries.push((name.clone(), value));
+    }
+    for name in ["weight_decay", "initial_lr", "name"] {
+        entries.extend(of(name).map(|value| (name.to_owned(), value)));
+    }
+    let params = (first..).take(names.len()).map(Plain::Int).collect();
+    entries.push(("params".to_owned(), Plain::List(params)));
+    entries.push(("param_names".to_owned(), Plain::List(names.iter().map(|name| Plain::text(*name)).collect())));
+    Some(Plain::dict(entries))
+}

@@ -1,0 +1,105 @@
+//! Plain data of Python's as JSON, and back.
+
+use crate::weight_files::{Plain, shown};
+use serde_json::{Map, Number, Value};
+
+/// What of a state JSON cannot say, by its path.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Left(pub Vec<String>);
+
+impl Left {
+    fn add(&mut self, path: &str, what: &str) {
+        self.0.push(if path.is_empty() { what.to_owned() } else { format!("{path} ({what})") });
+    }
+}
+
+/// A value as JSON. What JSON cannot say is left out of the dictionary that it is in, and noted.
+///
+/// ```
+/// use accelerate_core::checkpoint::python::{Left, to_json};
+/// use accelerate_core::weight_files::Plain;
+///
+/// let mut left = Left::default();
+/// let state: Plain<()> = Plain::dict([("lr", Plain::Float(0.1)), ("best", Plain::Float(f64::INFINITY))]);
+/// assert_eq!(to_json(&state, "", &mut left), Some(serde_json::json!({ "lr": 0.1 })));
+/// assert_eq!(left.0, ["best (inf)"]);
+/// ```
+pub fn to_json<T>(value: &Plain<T>, path: &str, left: &mut Left) -> Option<Value> {
+    let json = match value {
+        Plain::None => Value::Null,
+        Plain::Bool(value) => (*value).into(),
+        Plain::Int(value) => (*value).into(),
+        Plain::Float(value) => match Number::from_f64(*value) {
+            Some(number) => number.into(),
+            None => {
+                left.add(path, &value.to_string());
+                return None;
+            }
+        },
+        Plain::Text(text) => text.as_str().into(),
+        Plain::List(items) | Plain::Tuple(items) => {
+            let of_item = |(place, item)| to_json(item, &format!("{path}[{place}]"), left);
+            // A list without one of its items would be another one.
+            return items.iter().enumerate().map(of_item).collect::<Option<Vec<_>>>().map(Value::Array);
+        }
+        Plain::Dict(pairs) => {
+            let mut object = Map::new();
+            for (key, value) in pairs {
+                let Plain::Text(key) = key else {
+                    left.add(path, "a dictionary whose keys are no texts");
+                    return None;
+                };
+                let within = if path.is_empty() { shown(key) } else { format!("{path}.{}", shown(key)) };
+                if let Some(value) = to_json(value, &within, left) {
+                    object.insert(key.clone(), value);
+                }
+            }
+            object.into()
+        }
+        Plain::Tensor(_) | Plain::Other(_) => {
+            left.add(path, &value.kind());
+            return None;
+        }
+    };
+    Some(json)
+}
+
+/// JSON as Python has it: arrays as lists.
+pub fn from_json<T>(value: &Value) -> Plain<T> {
+    match value {
+        Value::Null => Plain::None,
+        Value::Bool(value) => Plain::Bool(*value),
+        // Larger whole numbers are none of a state's; as a number with a point they are what JSON's readers make of them.
+        Value::Number(number) => number.as_i64().map_or_else(|| Plain::Float(number.as_f64().unwrap_or(f64::NAN)), Plain::Int),
+        Value::String(text) => Plain::text(text),
+        Value::Array(items) => Plain::List(items.iter().map(from_json).collect()),
+        Value::Object(object) => Plain::dict(object.iter().map(|(key, value)| (key, from_json(value)))),
+    }
+}
+
+/// The state of a schedule as Python's `load_state_dict` takes it, whatever schedule it is of.
+///
+/// ```
+/// use accelerate_core::checkpoint::python::schedule_from_json;
+/// use accelerate_core::weight_files::Plain;
+///
+/// let state: Plain<()> = schedule_from_json(&serde_json::json!({ "last_epoch": 3, "base_lrs": [0.1, 0.2] }));
+/// assert_eq!(state.get("last_epoch"), Some(&Plain::Int(3)));
+/// assert_eq!(state.get("lr_lambdas"), Some(&Plain::List(vec![Plain::None, Plain::None])));
+/// ```
+pub fn schedule_from_json<T>(state: &Value) -> Plain<T> {
+    let mut state = state.clone();
+    add_lambdas(&mut state);
+    from_json(&state)
+}
+
+/// `LambdaLR` takes no state without its functions, of which it saves none either. Other schedules do not look at them.
+fn add_lambdas(state: &mut Value) {
+    let Some(object) = state.as_object_mut() else { return };
+    if let Some(Value::Array(within)) = object.get_mut("_schedulers") {
+        within.iter_mut().for_each(add_lambdas);
+    }
+    if let Some(groups) = object.get("base_lrs").and_then(Value::as_array).map(Vec::len) {
+        object.entry("lr_lambdas").or_insert_with(|| vec![Value::Null; groups].into());
+    }
+}

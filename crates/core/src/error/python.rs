@@ -1,0 +1,34 @@
+//! What can be wrong with states that Python Accelerate has saved, and with what they are to become. Names are shortened already.
+
+/// How a user writes the names of an optimizer's parameters into a file.
+const NAMES: &str = "write them with Python, as `accelerate checkpoint convert --help` shows, and name the file with \
+                     --parameter_names";
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PythonErrorKind {
+    #[error("it is not the state of an optimizer of PyTorch: {reason}")]
+    Optimizer { reason: String },
+    #[error("{found} names of parameters are said, and the optimizer has {wanted} parameters; one for each is wanted, in its order")]
+    ParameterCount { found: usize, wanted: usize },
+    #[error("two of its parameters are called `{name}`")]
+    ParameterTwice { name: String },
+    #[error(
+        "one of its parameters is called `{name}`, and no model has a tensor of that name; of weights that are tied, the file \
+         of the model has one name, which is the one to be used"
+    )]
+    NoSuchParameter { name: String },
+    #[error("`{name}` has shape {found:?} in the model, and the optimizer's state of it has {wanted:?}; the order of names is another one")]
+    ParameterShape { name: String, found: Vec<u64>, wanted: Vec<u64> },
+    #[error("which parameter number {number} is cannot be told from the files: {}; {NAMES}", candidates_of(shape.as_deref(), candidates))]
+    UnnamedParameter { number: usize, shape: Option<Vec<u64>>, candidates: Vec<String> },
+}
+
+fn candidates_of(shape: Option<&[u64]>, candidates: &[String]) -> String {
+    match (shape, candidates) {
+        (None, _) => "it has no state that tells its shape".to_owned(),
+        (Some(shape), []) => format!("its state has shape {shape:?}, and no tensor of the model has"),
+        (Some(shape), candidates) => {
+            format!("its state has shape {shape:?}, as more than one of its parameters or of {} have", candidates.join(", "))
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! What a file of `torch.save` holds beside tensors by name: the states of optimizers, schedules, loss scales and random numbers.
+
+use super::archive::Archive;
+use super::contents::tensor;
+use super::file::{MOST_REPEATED_BYTES, Opened, length_of};
+use super::pickle::{Data, Pickle, Value};
+use super::strided::StoredTensor;
+use crate::Result;
+use crate::error::pytorch::{ContentsProblem as Problem, PytorchErrorKind as Kind};
+use crate::weight_files::shown;
+use std::io::{Read, Seek};
+
+/// How deep values may hold each other, which is more than any state does.
+const MOST_DEEP: usize = 32;
+/// Values of one file, each counted as often as it is held, and some times those of models with a hundred thousand parameters.
+const MOST_VALUES: usize = 1 << 21;
+
+/// A value as Python has it, made of plain data. `T` is what stands for a tensor: where it is in a file that was read, or
+/// what is to be written.
+///
+/// ```
+/// use accelerate_core::weight_files::Plain;
+///
+/// let value: Plain<()> = Plain::Dict(vec![(Plain::text("lr"), Plain::Float(0.1))]);
+/// assert_eq!(value.get("lr"), Some(&Plain::Float(0.1)));
+/// assert_eq!(value.get("momentum"), None);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub enum Plain<T> {
+    /// `None`.
+    None,
+    /// `True` or `False`.
+    Bool(bool),
+    /// A whole number.
+    Int(i64),
+    /// A number, infinities and NaN included.
+    Float(f64),
+    /// A text.
+    Text(String),
+    /// A list.
+    List(Vec<Plain<T>>),
+    /// A tuple.
+    Tuple(Vec<Plain<T>>),
+    /// A dictionary, in the order in which its keys were set. A key may be there twice.
+    Dict(Vec<(Plain<T>, Plain<T>)>),
+    /// A tensor.
+    Tensor(T),
+    /// Something else, in words: an object, of which nothing was made.
+    Other(String),
+}
+
+impl<T> Plain<T> {
+    /// A text.
+    pub fn text(text: impl Into<String>) -> Self {
+        Self::Text(text.into())
+    }
+
+    /// A dictionary with these texts as keys.
+    pub fn dict(entries: impl IntoIterator<Item = (impl Into<String>, Self)>) -> Self {
+        Self::Dict(entries.into_iter().map(|(key, value)| (Self::text(key), value)).collect())
+    }
+
+    /// The value of this key, if this is a dictionary that has it. Of several, the last, which is the one that Python has.
+    pub fn get(&self, wanted: &str) -> Option<&Self> {
+        let Self::Dict(pairs) = self else { return None };
+        pairs.iter().rev().find(|(key, _)| matches!(key, Self::Text(key) if key == wanted)).map(|(_, value)| value)
+    }
+
+    /// In words, for a message.
+    pub fn kind(&self) -> String {
+        match self {
+            Self::None => "None".to_owned(),
+            Self::Bool(_) => "a truth value".to_owned(),
+            Self::Int(_) | Self::Float(_) => "a number".to_owned(),
+            Self::Text(_) => "a text".to_owned(),
+            Self::List(_) => "a list".to_owned(),
+            Self::Tuple(_) => "a tuple".to_owned(),
+            Self::Dict(_) => "a dictionary".to_owned(),
+            Self::Tensor(_) => "a tensor".to_owned(),
+            Self::Other(kind) => kind.clone(),
+        }
+    }
+}
+
+impl Plain<StoredTensor> {
+    /// Reads all of a file of `torch.save` but the data of its tensors. Nothing in the file is executed.
+    ///
+    /// # Errors
+    /// [`is_weight_files`](crate::Error::is_weight_files): the file cannot be read, is damaged, names functions or classes
+    /// that no state needs, or holds a tensor that safetensors cannot.
+    pub fn read(file: &mut (impl Read + Seek)) -> Result<Self> {
+        let length = length_of(file)?;
+        let Opened { archive, root, pickle } = Opened::read(file, 0..length)?;
+        let pickle = Pickle::read(&pickle)?;
+        // Each value takes a byte of its own, unless a short pickle holds one list very often.
+        let most_values = pickle.num_bytes().min(MOST_VALUES);
+        let mut reader = Reader { archive: &archive, root: &root, num_values: 0, most_values, tensor_bytes: 0 };
+        let value = reader.value(pickle.root(), 0).map_err(Kind::from)?;
+        let (bytes, most) = (reader.tensor_bytes.saturating_sub(length), MOST_REPEATED_BYTES);
+        if bytes > most {
+            return Err(Kind::from(Problem::Repeated { bytes, most }).into());
+        }
+        Ok(value)
+    }
+}
+
+struct Reader<'a> {
+    archive: &'a Archive,
+    root: &'a str,
+    num_values: usize,
+    most_values: usize,
+    /// Of all tensors, each counted as often as it is held.
+    tensor_bytes: u64,
+}
+
+impl Reader<'_> {
+    fn value(&mut self, value: Value<'_>, depth: usize) -> Result<Plain<StoredTensor>, Problem> {
+        if depth > MOST_DEEP {
+            return Err(Problem::Deep { most: MOST_DEEP });
+        }
+        self.num_values += 1;
+        if self.num_values > self.most_values {
+            return Err(Problem::ManyValues { most: self.most_values });
+        }
+        Ok(match value.data() {
+            Data::None => Plain::None,
+            Data::Bool(value) => Plain::Bool(value),
+            Data::Int(value) => Plain::Int(value),
+            Data::Float(value) => Plain::Float(value),
+            Data::Text(text) => Plain::text(text),
+            Data::List(items) => Plain::List(items.iter().map(|it| self.value(it, depth + 1)).collect::<Result<_, _>>()?),
+            Data::Tuple(items) => {
+                Plain::Tuple(items.iter().map(|it| self.value(it, depth + 1)).collect::<Result<_, _>>()?)
+            }
+            Data::Dict(pairs) => {
+                let pair = |(key, of_key)| Ok((self.value(key, depth + 1)?, self.value(of_key, depth + 1)?));
+                Plain::Dict(pairs.iter().map(pair).collect::<Result<_, _>>()?)
+            }
+            Data::Call(..) => self.tensor(value)?,
+            Data::Global(_) | Data::Object(..) | Data::Persistent(_) | Data::Other(_) => Plain::Other(value.kind()),
+        })
+    }
+
+    fn tensor(&mut self, value: Value<'_>) -> Result<Plain<StoredTensor>, Problem> {
+        match tensor(value, self.archive, self.root).map_err(Problem::OnlyTensor)? {
+            Some(stored) => {
+                self.tensor_bytes = self.tensor_bytes.saturating_add(stored.num_bytes());
+                Ok(Plain::Tensor(stored))
+            }
+            None => Ok(Plain::Other(shown(&value.kind()))),
+        }
+    }
+}

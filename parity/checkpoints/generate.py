@@ -1,0 +1,121 @@
+"""Writes checkpoints of Python Accelerate, and what is in them, for tests of `accelerate checkpoint convert`.
+
+    PYTHONPATH=... ACCELERATE_USE_CPU=true python generate.py
+
+Each folder is what `save_state` wrote. `expected.json` says what each tensor has to be under its name, as hexadecimal digits.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+
+HERE = Path(__file__).parent
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(3, 4)
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.last = torch.nn.Linear(4, 3, bias=False)
+        self.tied = torch.nn.Linear(4, 3)
+        self.tied.weight = self.last.weight
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(self.first(rows))) + self.tied(self.norm(self.first(rows)))
+
+
+class Registered:
+    def __init__(self, state) -> None:
+        self.state = state
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state) -> None:
+        self.state = state
+
+
+class Pickled:
+    """No plain data."""
+
+
+def hexadecimal(tensor: torch.Tensor) -> str:
+    return bytes(tensor.detach().contiguous().reshape(-1).view(torch.uint8).tolist()).hex()
+
+
+def save(name: str, make_optimizer, make_scheduler, registered=(), safe_serialization: bool = True) -> dict:
+    folder = HERE / name
+    shutil.rmtree(folder, ignore_errors=True)
+    set_seed(11)
+    accelerator = Accelerator(cpu=True)
+    model = Model()
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    optimizer = make_optimizer(model)
+    ordered = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+    scheduler = make_scheduler(optimizer)
+    model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+    for state in registered:
+        accelerator.register_for_checkpointing(Registered(state))
+    for _ in range(3):
+        loss = model(torch.randn(5, 3)).square().mean()
+        accelerator.backward(loss)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    accelerator.save_state(str(folder), safe_serialization=safe_serialization)
+    state = optimizer.state_dict()["state"]
+    moments = {
+        f"{key}.{ordered[number]}": hexadecimal(value)
+        for number, of_parameter in state.items()
+        for key, value in of_parameter.items()
+        if value is not None
+    }
+    tensors = {key: value for key, value in model.state_dict().items() if key != "tied.weight"}
+    (HERE / f"{name}.names.txt").write_text("\n".join(ordered) + "\n")
+    return {
+        "model": {key: hexadecimal(value) for key, value in tensors.items()},
+        "optimizer": moments,
+        "random_states": {"rank_0.cpu": hexadecimal(torch.get_rng_state())},
+        "last_lr": scheduler.get_last_lr(),
+    }
+
+
+def main() -> None:
+    def groups(model: Model) -> list:
+        weights = [p for n, p in model.named_parameters() if n.endswith("weight")]
+        others = [p for n, p in model.named_parameters() if not n.endswith("weight")]
+        return [{"params": weights}, {"params": others, "weight_decay": 0.0}]
+
+    def halving(optimizer):
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
+
+    expected = {
+        "adamw": save(
+            "adamw",
+            lambda model: torch.optim.AdamW(groups(model), lr=1e-2),
+            halving,
+            [{"best": 0.5, "epochs": [1, 2], "running": torch.arange(3.0)}, Pickled(), 7],
+        ),
+        "sgd": save(
+            "sgd",
+            lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True),
+            lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4]),
+            safe_serialization=False,
+        ),
+        "named": save(
+            "named",
+            lambda model: torch.optim.AdamW(model.named_parameters(), lr=1e-2, amsgrad=True),
+            halving,
+        ),
+        "plain": save("plain", lambda model: torch.optim.SGD(model.parameters(), lr=0.1), halving),
+    }
+    (HERE / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
