@@ -92,7 +92,8 @@ impl Accelerator {
         Ok(named.collect::<StateDict>().with_aliases(store.aliases()))
     }
 
-    /// Writes named tensors into one safetensors file (`save` of the reference): the main process writes, or with
+    /// Writes named tensors into one file (`save` of the reference): safetensors, or where the path ends in `.bin`, `.pt`, `.pth`
+    /// or `.ckpt` as `torch.save` does. The main process writes, or with
     /// `save_on_each_node` of the project the first process of each machine. The others return at once, so that what only rank 0
     /// has, as [`get_state_dict`](Self::get_state_dict) gives it, can be passed by all. Not collective: call
     /// [`wait_for_everyone`](Self::wait_for_everyone) before other processes read the file.

@@ -49,6 +49,7 @@ mod source;
 mod state;
 #[cfg(test)]
 mod tests;
+mod torch_files;
 mod writer;
 
 pub use folder::{check_save_directory, check_saved_files, read_saved_file, verify_saved_files};
