@@ -1,6 +1,7 @@
 //! Training that saves a checkpoint at every step and goes on from the newest one: what `attack --checkpoints` kills.
 //!
-//! Every step prints its loss to the bit, so that runs can be compared with one that nobody disturbed.
+//! Every step prints its loss to the bit, so that runs can be compared with one that nobody disturbed. A run that is asked to
+//! end does so after a save, and says which step was its last.
 
 use accelerate::data::{DataLoader, Generator, TensorDataset};
 use accelerate::nn::{Dropout, Linear, Module, ModuleFn, ParamStore};
@@ -14,8 +15,12 @@ use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// `ddp`, `fp16`, `full_shard`, `shard_grad_op`, `hybrid_shard`.
+/// `ddp`, `async` (saved in the background), `fp16`, `full_shard`, `shard_grad_op`, `hybrid_shard`.
 const FORM: &str = "CHECKPOINTED_FORM";
+/// A pipe by which a test holds rank 0 in step 3, until it has opened and closed it.
+const GATE: &str = "CHECKPOINTED_GATE";
+/// A rank that never asks whether to stop, or `all`.
+const SILENT: &str = "CHECKPOINTED_SILENT";
 const EPOCHS: usize = 3;
 const ROWS: i64 = 52;
 const WIDTH: i64 = 24;
@@ -36,7 +41,7 @@ fn accelerator(folder: &Path) -> anyhow::Result<Accelerator> {
             ..Default::default()
         });
     let strategy = match std::env::var(FORM).unwrap_or_default().as_str() {
-        "" | "ddp" => None,
+        "" | "ddp" | "async" => None,
         "fp16" => return Ok(builder.mixed_precision(MixedPrecision::Fp16).build()?),
         "full_shard" => Some(ShardingStrategy::FullShard),
         "shard_grad_op" => Some(ShardingStrategy::OptimizerStateAndGradients),
@@ -72,6 +77,22 @@ fn loader(accelerator: &Accelerator) -> accelerate::Result<DataLoader<(Tensor, T
     let targets = inputs.f_sum_dim_intlist(1, true, None)?;
     let loader = DataLoader::builder(TensorDataset::new((inputs, targets))?);
     loader.batch_size(3).shuffle(true).generator(generator).build()
+}
+
+/// Is the run to end? Saves in any case.
+fn asked_and_saved(accelerator: &Accelerator, step: usize) -> anyhow::Result<bool> {
+    if let Some(gate) = std::env::var_os(GATE).filter(|_| step == 3 && accelerator.is_main_process()) {
+        // Opening a pipe waits for the other end, and reading it for that end to be closed.
+        std::fs::read(gate)?;
+    }
+    let rank = accelerator.process_index().to_string();
+    let asks = std::env::var(SILENT).map_or(true, |silent| silent != "all" && silent != rank);
+    let stops = asks && accelerator.should_stop()?;
+    match std::env::var(FORM).as_deref() {
+        Ok("async") => accelerator.save_state_async(None)?,
+        _ => accelerator.save_state(None)?,
+    };
+    Ok(stops)
 }
 
 pub(crate) fn run(folder: Option<&Path>) -> anyhow::Result<()> {
@@ -120,10 +141,15 @@ pub(crate) fn run(folder: Option<&Path>) -> anyhow::Result<()> {
             };
             let (loss, rate) = (loss.f_double_value(&[])?, scheduler.get_last_lr()[0]);
             main_println!(accelerator, "step {step} loss {:016x} rate {:016x}", loss.to_bits(), rate.to_bits());
-            accelerator.save_state(None)?;
+            if asked_and_saved(&accelerator, step)? {
+                accelerator.end_training()?;
+                println!("rank {} stops after step {step}", accelerator.process_index());
+                return Ok(());
+            }
         }
         progress.lock().epoch += 1;
     }
+    accelerator.end_training()?;
     main_println!(accelerator, "trained to the end");
     Ok(())
 }

@@ -114,6 +114,9 @@ def main() -> None:
         ),
         "plain": save("plain", lambda model: torch.optim.SGD(model.parameters(), lr=0.1), halving),
     }
+    # Accelerate has no loss scale on a CPU, where this is what it would write.
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=100)
+    torch.save(scaler.state_dict(), HERE / "adamw" / "scaler.pt")
     (HERE / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 

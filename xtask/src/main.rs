@@ -45,7 +45,7 @@ enum Task {
     Setup(setup::Arguments),
     /// Train a small BERT in two processes on the built-in corpus
     Demo(demo::Arguments),
-    /// Make a project outside of this repository, test it and launch it, with the time of each step
+    /// Type the lines of the README for a project of one's own, outside of this repository, with the time of each
     FirstHour(first_hour::Arguments),
     /// Run the whole test suite: unit, integration, documentation and multi-process tests
     Test(test::Arguments),

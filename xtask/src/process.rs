@@ -12,14 +12,26 @@ use crate::paths;
 pub(crate) fn cargo<A: AsRef<OsStr>>(arguments: &[A]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments).current_dir(paths::repository_root());
-    // Cargo sets these for the program it runs; a build script of the next build must not see them.
+    forget_this_package(&mut command);
+    command
+}
+
+/// A line as a user types it, in the shell.
+pub(crate) fn shell(line: &str) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", line]);
+    forget_this_package(&mut command);
+    command
+}
+
+/// Cargo sets these for the program it runs; a build script of the next build must not see them.
+fn forget_this_package(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("CARGO_PKG_") {
             command.env_remove(name);
         }
     }
     command.env_remove("CARGO_MANIFEST_DIR").env_remove("CARGO_MANIFEST_PATH");
-    command
 }
 
 /// Shows the command and runs it with this terminal; anything but success is an error.

@@ -92,6 +92,7 @@ fn values(kind: ValueKind) -> String {
         ValueKind::Integer { .. } => "whole number".to_owned(),
         ValueKind::Number => "number".to_owned(),
         ValueKind::Seconds => "seconds".to_owned(),
+        ValueKind::Time => "time".to_owned(),
         ValueKind::Text => "text".to_owned(),
         ValueKind::Path => "path".to_owned(),
         ValueKind::List => "words with commas".to_owned(),

@@ -1,7 +1,7 @@
 //! Hooks before the state of a run is saved and loaded.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use accelerate::nn::{Init, ModuleFn, ParamStore};
+use accelerate::nn::{Init, Module, ModuleFn, ParamStore};
 use accelerate::optim::Sgd;
 use accelerate::tch::{Kind, Tensor};
 use accelerate::{
@@ -11,17 +11,17 @@ use accelerate::{
 use rstest::rstest;
 use std::sync::{Arc, Mutex};
 
-fn model(accelerator: &Accelerator, value: f64) -> Result<PreparedModel<impl accelerate::nn::Module + use<>>> {
+fn model(accelerator: &Accelerator, value: f64) -> Result<PreparedModel<impl Module + use<>>> {
     let store = ParamStore::new(accelerator.device());
     store.root().param("weight", ([5], Init::Constant(value)))?;
     accelerator.prepare(ModuleFn::new(&store, |input: &Tensor| Ok(input.shallow_clone())))
 }
 
-fn value(model: &PreparedModel<impl accelerate::nn::Module>) -> Result<f64> {
+fn value(model: &PreparedModel<impl Module>) -> Result<f64> {
     Ok(model.params().state_dict()?.get("weight").unwrap().double_value(&[4]))
 }
 
-fn set(model: &PreparedModel<impl accelerate::nn::Module>, value: f64) -> Result<()> {
+fn set(model: &PreparedModel<impl Module>, value: f64) -> Result<()> {
     let weight = model.params().get("weight").unwrap();
     weight.copy_(&Tensor::full([5], value, (Kind::Float, weight.local().device())))
 }

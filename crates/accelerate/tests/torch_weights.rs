@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use accelerate::checkpoint::{LoadOptions, checkpoint_shapes, load_checkpoint_in_model, load_file, save_file};
-use accelerate::nn::{ModuleFn, ParamStore, StateDict};
+use accelerate::nn::{Module, ModuleFn, ParamStore, StateDict};
 use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{Accelerator, AcceleratorBuilder, FullyShardedDataParallelPlugin, Result, SaveModelOptions, testing};
 use rstest::rstest;

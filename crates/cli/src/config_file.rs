@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use accelerate_core::config::{Lookup, default_config_files};
-use accelerate_core::files::other_than_file;
+use accelerate_core::files::{ShownPath, other_than_file};
 use accelerate_core::settings::{read_file, shortened};
 
 /// The file that a command takes settings from.
@@ -19,7 +19,13 @@ pub(crate) struct Found {
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigFileError {
-    #[error("the configuration file {} cannot be read: {cause}", shortened(&path.to_string_lossy()))]
+    #[error(
+        "there is no configuration file {}; name one that exists, or write it with `accelerate config default \
+         --config_file FILE`",
+        shortened(&path.shown())
+    )]
+    Missing { path: PathBuf },
+    #[error("the configuration file {} cannot be read: {cause}", shortened(&path.shown()))]
     Read { path: PathBuf, cause: io::Error },
     #[error(
         "there is no default configuration file ({places}); name a file, or write the default one with \
@@ -31,11 +37,11 @@ pub(crate) enum ConfigFileError {
          file with --config_file"
     )]
     NoPlace,
-    #[error("{} exists already, and stays as it is; {cure}", path.display())]
+    #[error("{} exists already, and stays as it is; {cure}", path.shown())]
     Exists { path: PathBuf, cure: &'static str },
-    #[error("{} is {found}, and a configuration is written to a regular file only; name another one", path.display())]
+    #[error("{} is {found}, and a configuration is written to a regular file only; name another one", path.shown())]
     NotAFile { path: PathBuf, found: &'static str },
-    #[error("{} cannot be written: {cause}", path.display())]
+    #[error("{} cannot be written: {cause}", path.shown())]
     Write { path: PathBuf, cause: io::Error },
 }
 
@@ -57,7 +63,7 @@ pub(crate) fn find(named: Option<&Path>, lookup: Lookup<'_>) -> Option<Found> {
 /// The same for a command that cannot do without.
 pub(crate) fn find_existing(named: Option<&Path>, lookup: Lookup<'_>) -> Result<Found, ConfigFileError> {
     find(named, lookup).ok_or_else(|| match default_config_files(lookup) {
-        Some([first, _]) => ConfigFileError::NoDefault { places: first.display().to_string() },
+        Some([first, _]) => ConfigFileError::NoDefault { places: first.shown() },
         None => ConfigFileError::NoPlace,
     })
 }
@@ -69,7 +75,13 @@ pub(crate) fn default_path(lookup: Lookup<'_>) -> Result<PathBuf, ConfigFileErro
 }
 
 pub(crate) fn read(path: &Path) -> Result<String, ConfigFileError> {
-    read_file(path).map_err(|cause| ConfigFileError::Read { path: path.to_owned(), cause })
+    read_file(path).map_err(|cause| match cause.kind() {
+        // A link that leads nowhere is there.
+        io::ErrorKind::NotFound if path.symlink_metadata().is_err() => {
+            ConfigFileError::Missing { path: path.to_owned() }
+        }
+        _ => ConfigFileError::Read { path: path.to_owned(), cause },
+    })
 }
 
 /// What happens to a file that is there already.

@@ -9,6 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use accelerate_core::config::{ConfigFile, settings};
+use accelerate_core::files::{ShownPath, printable};
 use accelerate_core::settings::{ORIGINS_VARIABLE, Setting, shortened};
 use accelerate_launch::{Program, ProgramSearch, num_visible_gpus, resolve_program};
 use accelerate_setup::{Libtorch, VERSION};
@@ -47,7 +48,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
 }
 
 fn facts() -> Vec<(&'static str, String)> {
-    let executable = std::env::current_exe().map_or_else(|error| error.to_string(), |path| path.display().to_string());
+    let executable = std::env::current_exe().map_or_else(|error| error.to_string(), |path| path.shown());
     let mut facts = vec![
         ("accelerate version", env!("CARGO_PKG_VERSION").to_string()),
         ("accelerate executable", executable),
@@ -76,18 +77,18 @@ fn configuration(found: Option<&Found>, content: Option<&Result<String, ConfigFi
         return "- configuration file: none\n".to_owned();
     };
     let which = if *is_default { " (the default one)" } else { "" };
-    let mut text = format!("- configuration file: {}{which}\n", path.display());
+    let mut text = format!("- configuration file: {}{which}\n", path.shown());
     let (file, errors) = match content {
         Ok(content) => ConfigFile::read_all(content, path),
-        Err(error) => return text + &format!("  error: {error}\n"),
+        Err(error) => return text + &format!("  error: {}\n", printable(&error.to_string())),
     };
     for (setting, value, _) in file.said() {
-        let is_hidden = setting.is_secret() || is_secret(setting.field);
+        let is_hidden = setting.hides(&value) || (is_secret(setting.field) && !setting.is_secret());
         let value = if is_hidden { "(not shown)".to_owned() } else { shortened(&value).escape_debug().to_string() };
         let _ = writeln!(text, "  {}: {value}", setting.path);
     }
     for error in errors {
-        let _ = writeln!(text, "  error: {error}");
+        let _ = writeln!(text, "  error: {}", printable(&error.to_string()));
     }
     text
 }
@@ -136,7 +137,7 @@ fn is_relevant(name: &str) -> bool {
 fn libtorch() -> String {
     let current_folder = std::env::current_dir().unwrap_or_default();
     match accelerate_setup::find(&current_folder) {
-        Ok(Some(Libtorch { folder, origin })) => format!("{VERSION} in {} ({origin})", folder.display()),
+        Ok(Some(Libtorch { folder, origin })) => format!("{VERSION} in {} ({origin})", folder.shown()),
         Ok(None) => format!("not found; {VERSION} is wanted, and `accelerate setup` installs it"),
         Err(error) => error.to_string(),
     }

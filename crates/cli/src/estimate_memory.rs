@@ -14,12 +14,12 @@ use accelerate_core::config::{
     DistributedDataParallelSettings, FullyShardedDataParallelPlugin, FullyShardedSettings, OffloadDevice,
     OffloadTarget, PartialRunConfig, ShardingStrategy, ZeroStage,
 };
+use accelerate_core::environment::MAX_WORLD_SIZE;
 use accelerate_core::plan::{
     EstimateDtype, Inventory, MicroBatch, Plan, RankSpeed, estimate_memory, parse_bandwidth, parse_flops,
     plan_data_parallel, plan_sharded,
 };
 use accelerate_core::settings::Setting;
-use accelerate_core::weight_files::parse_size;
 use clap::{Arg, Args, value_parser};
 use error::EstimateError;
 use hub::HubSettings;
@@ -27,6 +27,7 @@ use report::{Activations, Facts};
 use source::Model;
 
 use crate::config_file::variable;
+use crate::flags::size_above_zero;
 use crate::print_message;
 use crate::settings::{Selection, SettingFlags};
 
@@ -112,7 +113,7 @@ pub(crate) struct Arguments {
     settings: SettingFlags<ForPlan>,
 
     /// Fail if the plan takes more than this on a rank, and say which plans do not. For example 24GB or 80GiB.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "plan")]
+    #[arg(long, value_name = "SIZE", value_parser = size_above_zero, requires = "plan")]
     memory: Option<u64>,
 
     /// Say how long a step takes if each rank computes that many operations in a second: 312T, 1.5PFLOPS.
@@ -148,7 +149,7 @@ impl Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let model = Model::find(&arguments.model, || Ok(HubSettings::new(&variable)?))?;
     if let Some(explanation) = model.explanation(&arguments.model) {
-        print_message(&format!("accelerate: {explanation}"));
+        print_message(&format!("accelerate estimate-memory: {explanation}"));
     }
     let activations = match arguments.batch() {
         Some(batch) => Some(Activations { shape: model.transformer()?, batch }),
@@ -193,6 +194,9 @@ fn plan(
     };
     let said = PartialRunConfig::of_texts(&arguments.settings.said);
     let world_size = said.cluster.num_processes.unwrap_or(1);
+    if world_size > MAX_WORLD_SIZE {
+        return Err(EstimateError::TooManyProcesses { found: world_size }.into());
+    }
     let plugin = fully_sharded(said);
     plugin.check()?;
     plugin.check_modules(&inventory)?;
@@ -338,6 +342,8 @@ mod tests {
     #[case("--plan --num_processes 0", "at least 1")]
     #[case("--plan --memory 80", "")]
     #[case("--plan --memory lots", "lots")]
+    #[case("--plan --memory 0", "no room")]
+    #[case("--plan --memory 0.5", "no room")]
     #[case("--plan --verbose --json", "--json")]
     #[case("--num_processes 2", "--plan")]
     #[case("--fsdp_sharding_strategy 1", "--plan")]

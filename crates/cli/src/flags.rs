@@ -1,7 +1,12 @@
 //! Flags of the reference's launcher that do not exist here, refused by name. A flag that merely looks like one of them would
 //! be a wrong tip.
 
+use std::error::Error;
+
+use accelerate_core::files::in_one_line;
+use accelerate_core::weight_files::parse_size;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, Command};
 
 const NO_MEGATRON: &str = "Megatron-LM is not available; choose --use_fsdp or --use_deepspeed";
 const DEVICES: &str = "CPUs and NVIDIA GPUs are available; leave it out, or use --cpu";
@@ -28,6 +33,38 @@ const OF_THE_REFERENCE: [(&str, &str); 17] = [
     ("no_tpu_cluster", "there is no TPU; leave it out"),
 ];
 
+/// A size with room for something.
+pub(crate) fn size_above_zero(text: &str) -> Result<u64, Box<dyn Error + Send + Sync>> {
+    match parse_size(text)? {
+        0 => Err("0 bytes have no room for anything; name a size such as 5GB".into()),
+        size => Ok(size),
+    }
+}
+
+/// The command, in which every flag with a value takes a negative number for one: `--flag -1` is `--flag=-1`, and what is wrong
+/// with that is said by whoever reads the value.
+pub(crate) fn with_negative_numbers(command: Command) -> Command {
+    let takes = |argument: Arg| match argument.get_long().is_some() && argument.get_action().takes_values() {
+        true => argument.allow_negative_numbers(true),
+        false => argument,
+    };
+    command.mut_args(takes).mut_subcommands(with_negative_numbers)
+}
+
+/// The error without control characters in the words of the command line that it repeats.
+pub(crate) fn shown(mut error: clap::Error) -> clap::Error {
+    let escaped = |value: &ContextValue| match value {
+        ContextValue::String(text) => Some(ContextValue::String(in_one_line(text))),
+        ContextValue::Strings(texts) => Some(ContextValue::Strings(texts.iter().map(|it| in_one_line(it)).collect())),
+        _ => None,
+    };
+    let all: Vec<_> = error.context().filter_map(|(kind, value)| Some((kind, escaped(value)?))).collect();
+    for (kind, value) in all {
+        error.insert(kind, value);
+    }
+    error
+}
+
 /// The error, in better words where the flag is one of the reference's.
 pub(crate) fn explained(mut error: clap::Error) -> clap::Error {
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return error };
@@ -38,7 +75,7 @@ pub(crate) fn explained(mut error: clap::Error) -> clap::Error {
     let name = name.split('=').next().unwrap_or_default();
     let is_meant = |known: &str| name == known || (known.ends_with('_') && name.starts_with(known));
     match OF_THE_REFERENCE.iter().find(|(known, _)| is_meant(known)) {
-        Some((_, why)) => clap::Error::raw(error.kind(), format!("--{name} is refused: {why}\n")),
+        Some((_, why)) => clap::Error::raw(error.kind(), format!("--{} is refused: {why}\n", in_one_line(name))),
         None => {
             // "use '-- --flag'" would make the flag the program.
             error.remove(ContextKind::Suggested);

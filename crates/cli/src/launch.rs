@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use accelerate_core::config::{Lookup, RunConfig, misspelt_variables};
+use accelerate_core::config::{Lookup, RunConfig, misspelt_variables, settings};
+use accelerate_core::files::{ShownPath, in_one_line};
 use accelerate_core::settings::Setting;
 use accelerate_launch::{
     Helper, LaunchConfig, Machine, Program, TerminalOptions, TerminalReporter, launch, unusable_threads,
@@ -92,14 +93,8 @@ pub(crate) struct Arguments {
     json: bool,
 
     /// Seconds between asking processes to end (SIGTERM) and making them (SIGKILL) after one has failed.
-    #[arg(long = "grace_period", alias = "grace-period", value_name = "SECONDS", default_value = "0.5", value_parser = seconds, allow_negative_numbers = true)]
+    #[arg(long = "grace_period", alias = "grace-period", value_name = "SECONDS", default_value = "0.5", value_parser = seconds)]
     grace_period: Duration,
-
-    /// The same after this command was interrupted or told to end.
-    ///
-    /// Raise it for programs that write a checkpoint on SIGTERM. A second Ctrl-C does not wait.
-    #[arg(long = "shutdown_grace_period", alias = "shutdown-grace-period", value_name = "SECONDS", default_value = "10", value_parser = seconds, allow_negative_numbers = true)]
-    shutdown_grace_period: Duration,
 
     /// The program (a path, a name, a .py file, or with -m a module), then its arguments.
     ///
@@ -197,20 +192,34 @@ fn notices(Resolved { run, file }: &Resolved, config: &LaunchConfig) -> Vec<Stri
     let default_file = file
         .iter()
         .filter(|file| file.is_default)
-        .map(|file| format!("settings of {} hold where flags and variables say nothing", file.path.display()));
+        .map(|file| format!("settings of {} hold where flags and variables say nothing", file.path.shown()));
     let chosen = run.cluster.num_processes.is_none().then(|| {
         format!("--num_processes was not given, starting {} ({})", num_processes(run), why_num_processes(run))
     });
+    let lost = std::env::vars_os()
+        .filter_map(|(name, value)| {
+            Some((name.into_string().ok()?, value)).filter(|(_, value)| value.to_str().is_none())
+        })
+        .filter(|(name, _)| is_read(name))
+        .map(|(name, value)| format!("the variable {name} is {}, which is no UTF-8 and has no effect", value.shown()));
     let set: Vec<String> = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).collect();
-    let misspelt = misspelt_variables(set.iter().map(String::as_str))
-        .map(|(name, meant)| format!("the variable {name} is no setting and has no effect; {meant} would have one"));
+    let misspelt = misspelt_variables(set.iter().map(String::as_str)).map(|(name, meant)| {
+        format!("the variable {} is no setting and has no effect; {meant} would have one", in_one_line(name))
+    });
     let unusable = unusable_threads(config, &Machine::probe()).map(|unusable| unusable.to_string());
     default_file
         .chain(chosen)
         .chain(misspelt)
+        .chain(lost)
         .chain(run.warnings(num_gpus(run)).iter().map(ToString::to_string))
         .chain(unusable)
         .collect()
+}
+
+/// Does a launch read this variable?
+fn is_read(name: &str) -> bool {
+    let of_machine = ["HF_HOME", "XDG_CACHE_HOME", "HOME", "CUDA_VISIBLE_DEVICES"];
+    of_machine.contains(&name) || settings().any(|setting| setting.variable().is_some_and(|known| known == name))
 }
 
 fn resolved(arguments: &Arguments, lookup: Lookup<'_>) -> Result<Resolved, Box<dyn Error>> {
@@ -225,7 +234,6 @@ fn config(arguments: Arguments, run: &RunConfig) -> LaunchConfig {
     LaunchConfig {
         args: words.collect(),
         grace_period: arguments.grace_period,
-        shutdown_grace_period: arguments.shutdown_grace_period,
         helper: Some(Helper::this_executable()),
         dedicated_process: true,
         ..LaunchConfig::of_run(run, program, num_processes(run))
@@ -233,7 +241,7 @@ fn config(arguments: Arguments, run: &RunConfig) -> LaunchConfig {
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
-    let number: f64 = text.parse().map_err(|_| format!("\"{text}\" is not a number of seconds"))?;
+    let number: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
     const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
     let duration = Duration::try_from_secs_f64(number).ok().filter(|duration| *duration <= YEAR);
     duration.ok_or_else(|| format!("{text} seconds are negative or more than a year"))
@@ -323,6 +331,25 @@ mod tests {
             ..LaunchConfig::new(Program::Executable("train".into()), 4)
         };
         assert_eq!(config, expected);
+    }
+
+    /// The launcher keeps it to itself, from whichever source.
+    #[rstest]
+    #[case::flag("--shutdown-grace-period 60", "", 60)]
+    #[case::variable("", "90", 90)]
+    #[case::both("--shutdown_grace_period 60", "90", 60)]
+    #[case::neither("", "", 10)]
+    fn how_long_processes_may_save_is_said_by_flag_or_variable(
+        #[case] flags: &str,
+        #[case] variable: &str,
+        #[case] seconds: u64,
+    ) {
+        let arguments = arguments(&format!("{flags} --num_processes 2 train"));
+        let lookup = |name: &str| (name == "ACCELERATE_SHUTDOWN_GRACE_PERIOD").then(|| variable.to_owned());
+        let run = resolve(&arguments, &lookup).unwrap();
+        let config = config(arguments, &run);
+        assert_eq!(config.shutdown_grace_period, Duration::from_secs(seconds));
+        assert!(config.environment.iter().all(|(name, _)| !name.to_string_lossy().contains("GRACE_PERIOD")));
     }
 
     #[rstest]
@@ -538,10 +565,14 @@ mod tests {
     #[case("--mixed_precision fp64 train", "fp64")]
     #[case("--main_process_port 70000 train", "\"70000\", but must be a whole number from 0 to 65535")]
     #[case("--grace_period -1 train", "-1")]
+    #[case("--log_dir=-1 --tee -1 train", "--tee is \"-1\", but must be 0 (none), 1")]
+    #[case("--zero_stage -1 train", "--zero_stage is \"-1\", but must be one of 0, 1, 2, 3")]
+    #[case("-1 train", "unexpected argument '-1' found")]
     #[case("-m --no_python train", "--no_python")]
     fn wrong_flags_are_named(#[case] line: &str, #[case] words: &str) {
-        let line = ["accelerate", "launch"].into_iter().chain(line.split_whitespace());
-        let error = crate::flags::explained(Cli::try_parse_from(line).unwrap_err());
+        let line: Vec<_> =
+            ["accelerate", "launch"].into_iter().chain(line.split_whitespace()).map(OsString::from).collect();
+        let error = crate::flags::explained(crate::parsed(&line).unwrap_err());
         assert!(!error.to_string().contains("tip:") || line_has_a_slip(words), "{error}");
         assert_eq!(error.exit_code(), 2);
         assert!(error.to_string().contains(words), "{error}");

@@ -29,7 +29,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use output::{print_coloured, print_error, print_message, print_result, shell_command};
+use output::{print_coloured, print_error, print_message, print_result, print_styled, shell_command};
 
 /// Runs training programs on one process, many processes or many machines, in mixed precision.
 #[derive(Debug, Parser)]
@@ -110,22 +110,22 @@ fn run(command: Command) -> Result<ExitCode, Box<dyn Error>> {
 
 /// What the words of a command line ask for. A request for help is an error of clap's.
 fn parsed(words: &[OsString]) -> Result<Cli, clap::Error> {
-    let mut command = launch::help::for_words(examples::unwrapped(Cli::command()), words);
+    let mut command = launch::help::for_words(flags::with_negative_numbers(examples::unwrapped(Cli::command())), words);
     let matches = command.try_get_matches_from_mut(words)?;
     Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
 /// Prints what clap says instead of an outcome: help and version, which are results, or what is wrong with the words.
 fn answered(error: clap::Error, words: &[OsString]) -> Result<ExitCode, Box<dyn Error>> {
-    let error = flags::explained(error);
+    let error = flags::shown(flags::explained(error));
     let text = error.render().ansi().to_string();
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
             print_coloured(&examples::as_typed(&text))?;
             return Ok(ExitCode::SUCCESS);
         }
-        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => print_message(examples::as_typed(&text).trim_end()),
-        _ => print_message(text.replacen("error:", &format!("{}: error:", speaker(words)), 1).trim_end()),
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => print_styled(examples::as_typed(&text).trim_end()),
+        _ => print_styled(text.replacen("error:", &format!("{}: error:", speaker(words)), 1).trim_end()),
     }
     Ok(ExitCode::from(2))
 }

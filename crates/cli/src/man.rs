@@ -11,6 +11,8 @@ use clap_mangen::Man;
 
 use crate::examples;
 
+use accelerate_core::files::ShownPath;
+
 /// Write the manual pages: one for the command, and one for each of its subcommands.
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:\n  \
@@ -26,12 +28,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let explain = |error| {
         format!(
             "the manual pages cannot be written into {}: {error}; name a folder that you can write to",
-            folder.display()
+            folder.shown()
         )
     };
     fs::create_dir_all(folder).map_err(explain)?;
     write(folder).map_err(explain)?;
-    crate::print_message(&format!("accelerate man: wrote the manual pages into {}", folder.display()));
+    crate::print_message(&format!("accelerate man: wrote the manual pages into {}", folder.shown()));
     Ok(())
 }
 

@@ -7,10 +7,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use accelerate_core::checkpoint::{DESCRIPTION, STEM};
-use accelerate_core::weight_files::{DEFAULT_MAX_SHARD_BYTES, SaveManifest, format_size, listed, parse_size};
+use accelerate_core::files::ShownPath;
+use accelerate_core::weight_files::{DEFAULT_MAX_SHARD_BYTES, SaveManifest, format_size, listed, shown};
 use clap::Args;
 use error::MergeError;
 
+use crate::flags::size_above_zero;
 use crate::weights::{self, Weights};
 
 /// Names of this many bytes are listed in a message.
@@ -47,7 +49,7 @@ pub(crate) struct Arguments {
 
     /// The largest file to write. More than that becomes several files and model.safetensors.index.json.
     #[arg(long = "max_shard_size", alias = "max-shard-size", value_name = "SIZE", default_value = "10GB")]
-    #[arg(value_parser = parse_size)]
+    #[arg(value_parser = size_above_zero)]
     max_shard_size: u64,
 
     /// Remove the folder of the checkpoint, with all that is in it, after merging.
@@ -76,16 +78,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let (num_tensors, num_bytes) = (weights.tensors.len(), weights.num_bytes());
     let written = weights::write(&mut weights, output_path, arguments.max_shard_size)?;
     crate::print_message(&format!(
-        "accelerate merge-weights: {num_tensors} tensor(s), {}, are in {}",
-        format_size(num_bytes),
-        written.display()
+        "accelerate merge-weights: {num_tensors} tensor(s), {}, are in {written}",
+        format_size(num_bytes)
     ));
     if arguments.remove_checkpoint_dir {
         let failed = |source| MergeError::Remove { path: checkpoint_directory.clone(), source };
         // The folder of this process cannot be removed as `.`.
         let folder = fs::canonicalize(checkpoint_directory).unwrap_or_else(|_| checkpoint_directory.clone());
         fs::remove_dir_all(folder).map_err(failed)?;
-        crate::print_message(&format!("accelerate merge-weights: {} is removed", checkpoint_directory.display()));
+        crate::print_message(&format!("accelerate merge-weights: {} is removed", checkpoint_directory.shown()));
     }
     Ok(())
 }
@@ -127,6 +128,13 @@ fn check_apart(checkpoint: &Path, output: &Path) -> Result<(), MergeError> {
 }
 
 fn tell_what_is_left_out(weights: &Weights) {
+    if !weights.not_taken.is_empty() {
+        crate::print_message(&format!(
+            "accelerate merge-weights: merging the weights of {}; there are others, which are not looked at: {}",
+            shown(&weights.taken),
+            listed(&weights.not_taken, MOST_LISTED_BYTES)
+        ));
+    }
     let tell = |what: &str, names: &[String]| {
         if !names.is_empty() {
             let listed = listed(names, MOST_LISTED_BYTES);

@@ -18,6 +18,8 @@ use error::NewError;
 use place::Place;
 use template::Template;
 
+use accelerate_core::files::ShownPath;
+
 /// Make a project of your own that builds at once and trains a small model.
 ///
 /// It has the training loop of the quick tour, a model, data that it generates, and a test that the loss falls. libtorch is
@@ -70,7 +72,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
          It depends on accelerate {source}.\n\
          It is built with {}.\n\n\
          Next:\n  {cd}\n  cargo test\n  accelerate launch --num_processes 2 {name}\n",
-        place.folder().display(),
+        place.folder().shown(),
         setup::described(&libtorch)
     ))?;
     Ok(())

@@ -3,7 +3,9 @@
 use std::error::Error;
 use std::ffi::OsStr;
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 
+use accelerate_core::files::{in_one_line, printable};
 use accelerate_launch::write_patiently;
 use anstyle::{AnsiColor, Style};
 
@@ -39,7 +41,7 @@ fn handed_over(out: &mut dyn Write, text: &str) -> Result<(), Unwritten> {
 /// Prints `text`, which describes `error`, and then the chain of its causes. In colour at a terminal.
 pub(crate) fn print_error(speaker: &str, error: &dyn Error, text: &str) {
     let bad: Style = AnsiColor::Red.on_default().bold();
-    print_message(&format!("{bad}{speaker}: error:{bad:#} {text}"));
+    print_styled(&format!("{bad}{speaker}: error:{bad:#} {}", printable(text)));
     let mut cause = error.source();
     while let Some(error) = cause {
         print_message(&format!("  caused by: {error}"));
@@ -47,17 +49,34 @@ pub(crate) fn print_error(speaker: &str, error: &dyn Error, text: &str) {
     }
 }
 
-/// Prints a line on standard error. Where nobody reads it, nobody is left to tell.
-pub(crate) fn print_message(line: &str) {
-    let _ = writeln!(anstream::stderr().lock(), "{line}");
+/// Prints a message on standard error. What is in it of other people's texts cannot steer the terminal: control characters
+/// other than the ends of lines are shown as such. A name gets into a message by [`ShownPath`](accelerate_core::files::ShownPath)
+/// or [`in_one_line`](accelerate_core::files::in_one_line), so that it does not end a line either.
+pub(crate) fn print_message(text: &str) {
+    print_styled(&printable(text));
 }
 
-/// The words as one line that a shell takes apart again.
+/// The same for a text with colours of our own in it.
+pub(crate) fn print_styled(text: &str) {
+    // Where nobody reads it, nobody is left to tell.
+    let _ = writeln!(anstream::stderr().lock(), "{text}");
+}
+
+/// The words as one line that a shell takes apart again. What a terminal would obey, and bytes that are no UTF-8, are written
+/// by numbers in `$'...'`, which bash and zsh read.
 pub(crate) fn shell_command<'a>(words: impl Iterator<Item = &'a OsStr>) -> String {
-    let quoted = |word: &OsStr| match shlex::try_quote(&word.to_string_lossy()) {
-        Ok(quoted) => quoted.into_owned(),
-        // Only a zero byte cannot be quoted, and no argument has one.
-        Err(_) => word.to_string_lossy().into_owned(),
+    let quoted = |word: &OsStr| match word.to_str() {
+        Some(text) if in_one_line(text) == text => {
+            // Only a zero byte cannot be quoted, and no argument has one.
+            shlex::try_quote(text).map_or_else(|_| text.to_owned(), |quoted| quoted.into_owned())
+        }
+        _ => {
+            let byte = |&byte: &u8| match byte {
+                b' '..=b'~' if byte != b'\'' && byte != b'\\' => char::from(byte).to_string(),
+                _ => format!("\\x{byte:02x}"),
+            };
+            format!("$'{}'", word.as_bytes().iter().map(byte).collect::<String>())
+        }
     };
     words.map(quoted).collect::<Vec<_>>().join(" ")
 }

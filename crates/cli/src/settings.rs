@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::marker::PhantomData;
 
 use accelerate_core::config::settings;
+use accelerate_core::files::ShownPath;
 use accelerate_core::settings::{Setting, Standing, ValueKind, shortened};
 use clap::builder::{PossibleValue, TypedValueParser};
 use clap::error::ErrorKind;
@@ -110,17 +111,7 @@ fn argument(setting: &'static Setting, flag: &'static str) -> Arg {
         false => argument
             .value_name(setting.kind.placeholder())
             .value_parser(SettingParser(setting))
-            .hide_possible_values(true)
-            .allow_hyphen_values(is_number(setting.kind)),
-    }
-}
-
-/// A negative number is a value, if a wrong one, and no flag.
-fn is_number(kind: ValueKind) -> bool {
-    match kind {
-        ValueKind::Integer { .. } | ValueKind::Number | ValueKind::Seconds => true,
-        ValueKind::Auto(kind) => is_number(*kind),
-        _ => false,
+            .hide_possible_values(true),
     }
 }
 
@@ -157,11 +148,14 @@ impl TypedValueParser for SettingParser {
     type Value = String;
 
     fn parse_ref(&self, command: &Command, argument: Option<&Arg>, value: &OsStr) -> Result<String, clap::Error> {
-        let text = value.to_string_lossy().into_owned();
+        let flag = argument.and_then(Arg::get_long).unwrap_or(self.0.field);
+        let Some(text) = value.to_str().map(str::to_owned) else {
+            let message = format!("--{flag} is {}, which is no UTF-8; settings are texts in UTF-8\n", value.shown());
+            return Err(clap::Error::raw(ErrorKind::InvalidUtf8, message).with_cmd(command));
+        };
         if self.0.is_value(&text) {
             return Ok(text);
         }
-        let flag = argument.and_then(Arg::get_long).unwrap_or(self.0.field);
         let message = format!("--{flag} is {:?}, but must be {}\n", shortened(&text), self.0.wanted());
         Err(clap::Error::raw(ErrorKind::ValueValidation, message).with_cmd(command))
     }

@@ -9,6 +9,8 @@ use clap::Args;
 
 use crate::new::library;
 
+use accelerate_core::files::ShownPath;
+
 /// Find or install libtorch, and let cargo find it in a project.
 ///
 /// Looks at the variable LIBTORCH, then at the torch of the active Python, then at your cache folder, which pip fills
@@ -32,7 +34,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{} is in no project: neither it nor a folder above has a Cargo.toml; name the folder of a project, or make one by \
-     `accelerate new`", folder.display()
+     `accelerate new`", folder.shown()
 )]
 struct NoProject {
     folder: PathBuf,
@@ -62,7 +64,7 @@ fn set_up(root: &Path) -> Result<String, accelerate_setup::Error> {
         _ => accelerate_setup::ensure(root)?,
     };
     let (path, done) = accelerate_setup::write_cargo_config(root)?;
-    let path = path.display();
+    let path = path.shown();
     let written = match done {
         CargoConfig::Created => format!("Wrote {path}: cargo finds it in this project."),
         CargoConfig::Extended => format!("Added LIBTORCH to {path}: cargo finds it in this project."),
@@ -75,7 +77,7 @@ fn set_up(root: &Path) -> Result<String, accelerate_setup::Error> {
 /// What the package does not have yet, as it is to be written.
 fn still_to_do(needs: Needs) -> String {
     let mut text = String::new();
-    let package = needs.package.display();
+    let package = needs.package.shown();
     // Writing to a string cannot fail.
     if needs.dependency {
         let library = library::beside_this_command().unwrap_or_else(|| "PATH/crates/accelerate".to_owned());
@@ -97,5 +99,5 @@ fn still_to_do(needs: Needs) -> String {
 }
 
 pub(crate) fn described(found: &Libtorch) -> String {
-    format!("libtorch {VERSION} in {} ({})", found.folder.display(), found.origin)
+    format!("libtorch {VERSION} in {} ({})", found.folder.shown(), found.origin)
 }

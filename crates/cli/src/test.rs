@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use accelerate_core::files::ShownPath;
 use accelerate_core::settings::Setting;
 use accelerate_launch::{
     Capture, Helper, LaunchConfig, Program, Reporter, Source, StopSignals, exit_code_of_signal, launch, signal_name,
@@ -103,7 +104,7 @@ struct NoChecks {
 
 /// The checks write files.
 #[derive(Debug, thiserror::Error)]
-#[error("no folder for the checks can be made in {}; set TMPDIR to one that you can write to", place.display())]
+#[error("no folder for the checks can be made in {}; set TMPDIR to one that you can write to", place.shown())]
 struct NoFolder {
     place: PathBuf,
     source: io::Error,

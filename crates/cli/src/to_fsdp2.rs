@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use accelerate_core::config::{ConfigFile, FileFormat, changed_lines};
+use accelerate_core::files::ShownPath;
 use clap::{ArgGroup, Args};
 
 use crate::config_file::{self, Existing};
@@ -37,7 +38,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let old = config_file::read(input)?;
     let converted = ConfigFile::read(&old, input)?.into_partial().to_fsdp2()?;
     for note in &converted.notes {
-        crate::print_message(&format!("accelerate to-fsdp2: {}: {note}", input.display()));
+        crate::print_message(&format!("accelerate to-fsdp2: {}: {note}", input.shown()));
     }
     // A file that somebody has named is there afterwards, whether there was something to convert or not.
     let output = match (&arguments.output_file, converted.is_converted) {
@@ -53,7 +54,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let changes = changed_lines(&old, &new, input)?;
     config_file::write(output, &new, existing)?;
     let colon = if changes.is_empty() { "" } else { "; beside the order of its keys it differs by:" };
-    crate::print_message(&format!("accelerate to-fsdp2: {} is written{colon}", output.display()));
+    crate::print_message(&format!("accelerate to-fsdp2: {} is written{colon}", output.shown()));
     for change in changes {
         crate::print_message(&format!("  {change}"));
     }

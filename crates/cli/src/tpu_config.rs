@@ -1,10 +1,10 @@
 //! `accelerate tpu-config`: the command by which the reference prepares the machines of a TPU.
 
 use std::error::Error;
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use accelerate_core::config::{ClusterConfig, ConfigFile};
+use accelerate_core::files::ShownPath;
 use accelerate_core::settings::{read_file, shortened};
 use clap::Args;
 
@@ -61,7 +61,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let file = match config_file::find(arguments.config_file.as_deref(), &config_file::variable) {
         Some(Found { path, is_default }) => {
             if is_default {
-                let path = path.display();
+                let path = path.shown();
                 crate::print_message(&format!(
                     "accelerate tpu-config: settings of {path} hold where flags say nothing"
                 ));
@@ -71,13 +71,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         None => ClusterConfig::default(),
     };
     let words = words(arguments, file, &text_of)?;
-    let command = crate::shell_command(words.iter().map(|word| OsStr::new(word.as_str())));
+    let command = shlex::try_join(words.iter().map(String::as_str))?;
     // As it is: what a filter of colours takes out of quoted words is missing in what a shell reads.
     Ok(crate::print_result(&format!("{command}\n"))?)
 }
 
 fn text_of(path: &Path) -> Result<String, String> {
-    read_file(path).map_err(|cause| format!("{} cannot be read: {cause}", shortened(&path.to_string_lossy())))
+    read_file(path).map_err(|cause| format!("{} cannot be read: {cause}", shortened(&path.shown())))
 }
 
 /// The words of the command. Flags go before the file's keys, and a file of commands before single ones, as in the reference.

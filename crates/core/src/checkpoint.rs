@@ -10,7 +10,7 @@ mod whole;
 
 pub use assign::{Assignment, HeldTensor, PlannedFile, assign};
 pub use description::{Checkpoint, SavedObject, SavedPiece, SavedTensor};
-pub use names::{checkpoint_name, checkpoint_number, outdated};
+pub use names::{Completed, Retention, checkpoint_name, checkpoint_number};
 pub use whole::{WholeTensor, WrittenBy, plan_whole_tensors};
 
 /// What the manifest of a checkpoint is named after: `checkpoint.manifest.json`, without which a folder is no checkpoint.

@@ -147,6 +147,14 @@ impl Error {
         matches!(self.0.kind, ErrorKind::Data(_))
     }
 
+    /// A pickle has other things in it than plain data and tensors, such as objects of a program's own. It may be whole all the
+    /// same; [`is_weight_files`](Self::is_weight_files) is true, too.
+    pub fn is_foreign_pickle(&self) -> bool {
+        use pytorch::{PickleProblem as Problem, PytorchErrorKind::Pickle};
+        let ErrorKind::Pytorch(Pickle(problem)) = &self.0.kind else { return false };
+        matches!(problem, Problem::Global { .. } | Problem::Use { .. } | Problem::Instruction { .. })
+    }
+
     /// A weight file, its size, name or index cannot be understood.
     pub fn is_weight_files(&self) -> bool {
         matches!(self.0.kind, ErrorKind::WeightFiles(_) | ErrorKind::Pytorch(_) | ErrorKind::Python(_))

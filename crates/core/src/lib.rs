@@ -16,6 +16,7 @@ pub mod profile;
 pub mod sampler;
 pub mod schedule;
 pub mod settings;
+pub mod signals;
 pub mod split;
 pub mod weight_files;
 

@@ -17,11 +17,12 @@ pub(crate) mod record;
 mod value;
 
 pub(crate) use document::MAX_BYTES;
-pub use document::{Document, Node, NodeValue, shortened};
+pub use document::{Document, Node, NodeValue, shortened, shortened_line};
 pub use environment::{DEFAULTS_VARIABLE, ORIGINS_VARIABLE};
 pub(crate) use environment::{read as read_environment, says_something};
 pub use file::read_file;
 pub use origin::{Origin, Origins, Position};
+pub(crate) use record::is_nothing;
 pub use record::{Record, Setting};
 pub(crate) use value::object_value;
 pub use value::{SettingValue, ValueKind};

@@ -6,6 +6,8 @@ use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
+use accelerate_core::files::in_one_line;
+
 use crate::config::LaunchConfig;
 
 /// A question under way.
@@ -25,8 +27,9 @@ impl AddressLookup {
         let _ = thread::Builder::new().name("address".to_owned()).spawn(move || {
             let problem = resolve(&name).err().map(|error| {
                 format!(
-                    "the name {name} of --main_process_ip has no address on this machine ({error}), so no process here finds \
-                     the main one; give its address, or a name that `getent hosts` knows"
+                    "the name {} of --main_process_ip has no address on this machine ({error}), so no process here finds \
+                     the main one; give its address, or a name that `getent hosts` knows",
+                    in_one_line(&name)
                 )
             });
             // The launch may have ended.

@@ -63,7 +63,7 @@ pub struct LaunchConfig {
     /// How long the other ranks get between `SIGTERM` and `SIGKILL` after one has failed.
     pub grace_period: Duration,
     /// How long the ranks get to end by themselves after this process was told to stop. A program that
-    /// writes a checkpoint on `SIGTERM` needs more than the default of 10 s (that of `docker stop`).
+    /// saves then, because it asks `should_stop`, may need more than the default of 10 s (that of `docker stop`).
     pub shutdown_grace_period: Duration,
     /// The executable that makes ranks die with their launcher; see [`helper`](crate::helper).
     pub helper: Option<Helper>,
@@ -134,6 +134,7 @@ impl LaunchConfig {
             role: cluster.role.clone(),
             tee: cluster.tee.clone(),
             log_dir: cluster.log_dir.clone(),
+            shutdown_grace_period: cluster.shutdown_grace_period,
             environment,
             reference: Reference::of_run(config, &program, num_processes),
             ..Self::new(program, num_processes)

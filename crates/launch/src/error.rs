@@ -9,6 +9,8 @@ use rustix::io::Errno;
 
 use crate::failure::{Failure, signal_name};
 
+use accelerate_core::files::ShownPath;
+
 /// The result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -38,11 +40,11 @@ enum Kind {
         "port {port} of --main_process_port cannot be opened on this machine; choose one above 1023, or 0 for any free port"
     )]
     PortUnusable { port: u16, source: io::Error },
-    #[error("the program {} was not found{searched}", program.display())]
+    #[error("the program {} was not found{searched}", program.shown())]
     ProgramNotFound { program: PathBuf, searched: String },
-    #[error("{} cannot be run: {reason}", program.display())]
+    #[error("{} cannot be run: {reason}", program.shown())]
     ProgramNotExecutable { program: PathBuf, reason: String },
-    #[error("rank {rank} could not be started as {}", program.display())]
+    #[error("rank {rank} could not be started as {}", program.shown())]
     Spawn { rank: usize, program: PathBuf, source: io::Error },
     #[error(
         "rank {rank} could not be started, because this user may have no more {what}; start fewer processes, or raise the limit ({limit})"
@@ -50,7 +52,7 @@ enum Kind {
     NoRoom { rank: usize, what: &'static str, limit: &'static str, source: io::Error },
     #[error(
         "{} cannot be written, where --tee and --log_dir keep the output; name a folder for --log_dir in which this user may make files",
-        path.display()
+        path.shown()
     )]
     LogUnwritable { path: PathBuf, source: io::Error },
     #[error("{}", failure.headline())]

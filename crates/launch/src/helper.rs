@@ -28,8 +28,10 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use rustix::process::{
     Pid, PidfdFlags, Signal, getpid, getppid, pidfd_open, pidfd_send_signal, set_parent_process_death_signal,
 };
+use rustix::thread::set_name;
 
 use accelerate_core::environment::CORES_VARIABLE;
+use accelerate_core::files::ShownPath;
 
 use crate::config::Helper;
 use crate::placement::{bind_this_process, core_list, core_numbers};
@@ -110,7 +112,7 @@ fn become_rank(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
         }
         _ => error.to_string(),
     };
-    complain(&format!("cannot run {}: {why}", program.display()));
+    complain(&format!("cannot run {}: {why}", program.shown()));
     ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
 }
 
@@ -121,6 +123,9 @@ fn complain(text: &str) {
 
 /// Waits for the end of its input, then kills everything that carries `mark`.
 fn guard(mut input: impl Read, mark: &OsStr) -> ExitCode {
+    // Whoever kills all processes of the launcher's name (`killall -9 accelerate`) would leave what ranks have started. Under its
+    // old name it guards all the same.
+    let _ = set_name(c"launch guard");
     // Nothing is ever written: the pipe only ends. Bytes all the same would change nothing.
     let _ = io::copy(&mut input, &mut io::sink());
     // Killing takes time, and what is not dead yet may have children meanwhile: until nobody is found.

@@ -7,7 +7,7 @@ use std::fs::FileType;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use accelerate_core::files::other_than_file;
+use accelerate_core::files::{ShownPath, other_than_file};
 use rustix::fs::{Access, access};
 
 use crate::cargo::Project;
@@ -114,6 +114,10 @@ fn find_python(search: &ProgramSearch) -> Result<PathBuf> {
         })
 }
 
+/// What may stand in the place of the program.
+const PROGRAMS: &str = "name a binary by its path (target/release/train), a Python file (train.py), or a Python module \
+                        (-m package.train)";
+
 fn resolve_executable(name: &OsStr, search: &ProgramSearch) -> Result<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         let path = PathBuf::from(name);
@@ -150,10 +154,10 @@ fn resolve_executable(name: &OsStr, search: &ProgramSearch) -> Result<PathBuf> {
             )
         }
         _ if here.is_file() => {
-            format!(" in PATH; a file of this name is in the current folder: write ./{} for it", here.display())
+            format!(" in PATH; a file of this name is in the current folder: write ./{} for it", here.shown())
         }
-        (None, Some(_)) => " in PATH, and no program of this Cargo project has that name".to_owned(),
-        (None, None) => " in PATH".to_owned(),
+        (None, Some(_)) => format!(" in PATH, and no program of this Cargo project has that name; {PROGRAMS}"),
+        (None, None) => format!(" in PATH; {PROGRAMS}"),
     };
     Err(Error::program_not_found(name, hint))
 }
@@ -197,12 +201,12 @@ impl ProgramChoice {
 impl fmt::Display for ProgramChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Built { path, older: None } => write!(f, "running {}", path.display()),
+            Self::Built { path, older: None } => write!(f, "running {}", path.shown()),
             Self::Built { path, older: Some(older) } => {
-                write!(f, "running {}, which is newer than {}", path.display(), older.display())
+                write!(f, "running {}, which is newer than {}", path.shown(), older.shown())
             }
             Self::InPath { path, built } => {
-                write!(f, "running {} of PATH; write {} for the one of this project", path.display(), built.display())
+                write!(f, "running {} of PATH; write {} for the one of this project", path.shown(), built.shown())
             }
         }
     }
@@ -211,7 +215,7 @@ impl fmt::Display for ProgramChoice {
 /// What stands there instead of a program, and what to do about it.
 #[cold]
 fn not_executable(path: &Path, kind: FileType) -> Error {
-    let name = path.display();
+    let name = path.shown();
     let reason = match (other_than_file(kind), path.extension().and_then(OsStr::to_str)) {
         (Some("a folder"), _) if path.join("Cargo.toml").is_file() => format!(
             "it is the folder of a Cargo project, and a program is a file; run `cargo build --release` in it, and name the \

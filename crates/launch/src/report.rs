@@ -12,6 +12,8 @@ use crate::failure::{Ended, signal_name};
 use crate::mixer::{Mixer, Screens};
 use crate::program::ProgramChoice;
 
+use accelerate_core::files::ShownPath;
+
 /// One of the two output streams of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stream {
@@ -97,9 +99,9 @@ impl fmt::Display for Notice {
                 grace_period.as_secs_f64()
             ),
             Self::ProgramChosen(choice) => write!(f, "{choice}"),
-            Self::Logging { folder } => write!(f, "files of the processes' output are in {}", folder.display()),
+            Self::Logging { folder } => write!(f, "files of the processes' output are in {}", folder.shown()),
             Self::LogFailed { path, error } => {
-                write!(f, "{} cannot be written ({error}); the processes go on without it", path.display())
+                write!(f, "{} cannot be written ({error}); the processes go on without it", path.shown())
             }
             Self::LeftoversEnded { num_processes } => {
                 write!(f, "ended {num_processes} process(es) that ranks had started and left behind")

@@ -30,6 +30,9 @@ use signals::{Event, Signals};
 /// Crashes this soon after the first failure are taken for its cause.
 const CRASH_WINDOW: Duration = Duration::from_millis(250);
 
+/// Longer than any launch, and still a moment that can be waited for.
+const LONGEST_GRACE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 /// A launch in which every rank ended with code 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
@@ -331,7 +334,9 @@ impl Supervisor<'_> {
     }
 
     fn end_all(&mut self, signal: Signal, grace_period: Duration) {
-        let kill_at = Instant::now() + grace_period;
+        let now = Instant::now();
+        // Of all lengths of time that can be said, some end after the last moment there is.
+        let kill_at = now.checked_add(grace_period).unwrap_or(now + LONGEST_GRACE);
         self.ranks.iter_mut().for_each(|rank| rank.ask_to_end(signal, kill_at));
     }
 

@@ -6,6 +6,7 @@ use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use accelerate_core::files::ShownPath;
 use accelerate_core::settings::{read_file, shortened};
 use toml_edit::{DocumentMut, InlineTable, Item, Table, TableLike, Value};
 
@@ -110,7 +111,7 @@ fn read(path: &Path) -> Result<Option<String>> {
     match read_file(path) {
         Ok(text) => Ok(Some(text)),
         Err(error) if found.is_symlink() && error.kind() == ErrorKind::NotFound => {
-            let target = fs::read_link(path).map(|target| target.display().to_string()).unwrap_or_default();
+            let target = fs::read_link(path).map(|target| target.shown()).unwrap_or_default();
             Err(wrong(path, &format!("it is a link to `{}`, which is not there", shortened(&target))))
         }
         Err(error) => Err(wrong(path, &error.to_string())),

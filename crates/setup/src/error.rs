@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use accelerate_core::files::ShownPath;
+
 use super::VERSION;
 
 /// The command that installs libtorch, as users know it.
@@ -22,7 +24,7 @@ pub(crate) enum SetupError {
     #[error(
         "{who} `{}`, which is libtorch {found}; this project is built for exactly libtorch {VERSION}. \
          Set LIBTORCH to a libtorch {VERSION}, or unset LIBTORCH and run {SETUP}, which installs it",
-        folder.display()
+        folder.shown()
     )]
     WrongVersion { who: &'static str, folder: PathBuf, found: String },
 
@@ -30,7 +32,7 @@ pub(crate) enum SetupError {
         "{who} `{}`, where there is {found}. \
          Set LIBTORCH to the folder of libtorch {VERSION} that holds `include` and `lib`, \
          or unset LIBTORCH and run {SETUP}, which installs it",
-        folder.display()
+        folder.shown()
     )]
     NoFolder { who: &'static str, folder: PathBuf, found: &'static str },
 
@@ -38,13 +40,13 @@ pub(crate) enum SetupError {
         "{who} `{}`, which is not a libtorch: it has no `{missing}`. \
          Set LIBTORCH to the folder of libtorch {VERSION} that holds `include` and `lib`, \
          or unset LIBTORCH and run {SETUP}, which installs it",
-        folder.display()
+        folder.shown()
     )]
     NotLibtorch { who: &'static str, folder: PathBuf, missing: String },
 
     #[error(
         "`{}` is a link or a file, which `accelerate setup` has not made. Remove it, or let LIBTORCH name your libtorch",
-        path.display()
+        path.shown()
     )]
     NotOurs { path: PathBuf },
 
@@ -59,7 +61,7 @@ pub(crate) enum SetupError {
         "libtorch {VERSION} is not installed, and `{}` has no pip to install it with. \
          Run `{} -m ensurepip --user` or install your system's package for pip, or set LIBTORCH to the folder of \
          libtorch {VERSION}",
-        python.display(), python.display()
+        python.shown(), python.shown()
     )]
     NoPip { python: PathBuf },
 
@@ -79,7 +81,7 @@ pub(crate) enum SetupError {
     #[error(
         "the installed libtorch is damaged: `{}` {problem}. \
          Delete the folder `{}` and run {SETUP} again",
-        file.display(), home.display()
+        file.shown(), home.shown()
     )]
     Damaged { home: PathBuf, file: PathBuf, problem: String },
 
@@ -92,7 +94,7 @@ pub(crate) enum SetupError {
     #[error(
         "the project's cargo configuration `{}` cannot be read as one: {problem}. Mend it, or move it away, and run \
          `accelerate setup` again",
-        path.display()
+        path.shown()
     )]
     CargoConfig { path: PathBuf, problem: String },
 
@@ -100,7 +102,7 @@ pub(crate) enum SetupError {
     #[error(transparent)]
     Question(#[from] accelerate_launch::Error),
 
-    #[error("could not {action} `{}`", path.display())]
+    #[error("could not {action} `{}`", path.shown())]
     Io { action: &'static str, path: PathBuf, source: io::Error },
 }
 

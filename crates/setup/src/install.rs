@@ -11,7 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use accelerate_core::files::other_than_file;
+use accelerate_core::files::{ShownPath, other_than_file};
 use accelerate_launch::{Limits, ask, ask_and_watch};
 
 use super::VERSION;
@@ -42,7 +42,7 @@ pub(crate) fn ensure(home: &Path) -> Result<PathBuf> {
     if home.exists() {
         return whole(home);
     }
-    say(&format!("Installing libtorch {VERSION} into {} (about 0.5 GB to download, 1.2 GB on disk)", home.display()));
+    say(&format!("Installing libtorch {VERSION} into {} (about 0.5 GB to download, 1.2 GB on disk)", home.shown()));
     let (wheels, unpacked) = (beside(home, "wheels"), beside(home, "unpacked"));
     download(&python, &wheels)?;
     unpack(&python, &wheels, &unpacked)?;
@@ -94,7 +94,7 @@ pub(crate) fn lock(path: &Path) -> Result<File> {
     }
     let file = File::create(path).map_err(|source| SetupError::io("create", path, source))?;
     if file.try_lock().is_err() {
-        say(&format!("Waiting for another installation to finish ({})", path.display()));
+        say(&format!("Waiting for another installation to finish ({})", path.shown()));
         file.lock().map_err(|source| SetupError::io("lock", path, source))?;
     }
     Ok(file)

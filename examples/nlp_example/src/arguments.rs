@@ -69,7 +69,7 @@ pub struct Arguments {
 
     /// Largest learning rate; it grows from 0 over the first tenth of the steps, then falls back to 0
     ///
-    /// [default: 0.0005 from scratch, 0.00002 with --model_name_or_path]
+    /// [default: 0.001 from scratch, 0.00002 with --model_name_or_path]
     #[arg(long, value_name = "RATE", value_parser = positive, help_heading = "Training")]
     pub learning_rate: Option<f64>,
 
@@ -143,7 +143,7 @@ impl Arguments {
 
     /// The peak learning rate, given or by default.
     pub fn learning_rate(&self) -> f64 {
-        const FROM_SCRATCH: f64 = 5e-4;
+        const FROM_SCRATCH: f64 = 1e-3;
         const FINE_TUNING: f64 = 2e-5;
         let default = if self.model_name_or_path.is_some() { FINE_TUNING } else { FROM_SCRATCH };
         self.learning_rate.unwrap_or(default)
@@ -206,9 +206,9 @@ mod tests {
     }
 
     #[rstest]
-    #[case::from_scratch("", 5e-4)]
+    #[case::from_scratch("", 1e-3)]
     #[case::fine_tuning("--model_name_or_path bert", 2e-5)]
-    #[case::given("--learning_rate 1e-3", 1e-3)]
+    #[case::given("--learning_rate 3e-4", 3e-4)]
     fn learning_rate_depends_on_the_model(#[case] line: &str, #[case] wanted: f64) {
         assert_eq!(parse(line).unwrap().learning_rate(), wanted);
     }

@@ -1,9 +1,10 @@
 //! A small labelled corpus that the program makes by itself: short film reviews from a grammar.
 //!
-//! It lets the example run without any file or network, and it is built so that counting friendly and
-//! unfriendly words does not solve it: sentiments are negated (`not dull`, `anything but funny`) and set against each other
-//! (`the plot is weak but the acting is superb`, where only the main clause decides). The same seed gives the
-//! same sentences on every machine, and no development sentence occurs in the training split.
+//! It lets the example run without any file or network. Most reviews say what they mean, so single words tell something, and a
+//! model that starts from nothing learns from its first epoch. Counting friendly and unfriendly words does not solve it, because
+//! sentiments are negated (`not dull`, `anything but funny`) and set against each other (`the plot is weak but the acting is
+//! superb`, where only the main clause decides). The same seed gives the same sentences on every machine, and no development
+//! sentence occurs in the training split.
 
 use crate::readers::{Position, Row, Table};
 use std::collections::HashSet;
@@ -63,9 +64,11 @@ fn table(source: &str, rows: Vec<(String, usize)>) -> Table {
 }
 
 fn sentence(random: &mut Random, friendly: bool) -> String {
+    // Where these shares cancel out what each single word tells, as at 40, 22 and 38, no gradient shows the way until words are
+    // combined, and the loss stays at its start for one and a half epochs.
     let core = match random.below(100) {
-        0..40 => affirmed(random, friendly),
-        40..62 => negated(random, friendly),
+        0..60 => affirmed(random, friendly),
+        60..75 => negated(random, friendly),
         _ => contrast(random, friendly),
     };
     match random.below(10) {
@@ -186,7 +189,7 @@ mod tests {
         assert_eq!(hash, CORPUS_HASH, "the corpus has changed: {hash:#x}");
     }
 
-    const CORPUS_HASH: u64 = 0x956a_c201_3096_24b1;
+    const CORPUS_HASH: u64 = 0x31d2_412d_7a9a_1f48;
 
     #[test]
     fn no_development_sentence_is_in_the_training_split() {
@@ -229,9 +232,10 @@ mod tests {
         assert!((0.5..0.8).contains(&accuracy), "the rule reaches {accuracy}");
     }
 
-    /// Naive Bayes on single words: the best that can be learned without word order, nearly.
+    /// Naive Bayes on single words: the best that can be learned without word order, nearly. It is where a model begins, too: with
+    /// nothing to be learned from single words, the first epoch ends where it began.
     #[test]
-    fn learning_from_single_words_does_not_solve_it() {
+    fn single_words_are_a_beginning_and_do_not_solve_it() {
         let corpus = generate();
         let mut counts = std::collections::HashMap::<&str, [f64; 2]>::new();
         for row in &corpus.train.rows {
@@ -245,6 +249,6 @@ mod tests {
         let rows = &corpus.dev.rows;
         let right = rows.iter().filter(|row| (score(&row.text) > 0.0) == (row.label == 1)).count();
         let accuracy = right as f64 / rows.len() as f64;
-        assert!(accuracy < 0.8, "naive Bayes reaches {accuracy}");
+        assert!((0.65..0.8).contains(&accuracy), "naive Bayes reaches {accuracy}");
     }
 }

@@ -72,7 +72,10 @@ fn main() -> anyhow::Result<()> {
     if arguments.resume {
         training.resume(&arguments.output_dir)?;
     }
-    let history = training.run(arguments.num_epochs())?;
+    let Some(history) = training.run(arguments.num_epochs())? else {
+        main_println!(accelerator, "saved; --resume goes on from there");
+        return Ok(());
+    };
     let samples_per_second = training.samples_per_second();
     save(&accelerator, &training.model, &config, &tokenizer, &history, &arguments.output_dir)?;
 
@@ -200,7 +203,8 @@ impl<'a> Training<'a> {
         })
     }
 
-    fn run(&mut self, num_epochs: usize) -> accelerate::Result<History> {
+    /// `None` if the run had to end before.
+    fn run(&mut self, num_epochs: usize) -> accelerate::Result<Option<History>> {
         let total_steps = num_epochs * self.train_loader.len();
         let mut progress = match self.accelerator.is_local_main_process() {
             true => Progress::new(total_steps),
@@ -212,7 +216,10 @@ impl<'a> Training<'a> {
                 break;
             }
             progress.begin_epoch(epoch, num_epochs);
-            let losses = self.train_one_epoch(&mut progress)?;
+            let Some(losses) = self.train_one_epoch(&mut progress)? else {
+                progress.finish();
+                return Ok(None);
+            };
             let mean = losses.iter().sum::<f64>() / losses.len().max(1) as f64;
             let scores = evaluate(self.accelerator, &self.model, &self.dev_loader, self.num_labels)?;
             let mut done = self.done.lock();
@@ -225,7 +232,7 @@ impl<'a> Training<'a> {
             self.scores = Some(scores);
         }
         progress.finish();
-        Ok(self.done.lock().history.clone())
+        Ok(Some(self.done.lock().history.clone()))
     }
 
     /// Goes on from the newest checkpoint in `folder`, if there is one.
@@ -244,8 +251,8 @@ impl<'a> Training<'a> {
     }
 
     /// Goes through what is left of the training split in this epoch, and returns the loss of each of its batches, averaged
-    /// over the processes.
-    fn train_one_epoch(&mut self, progress: &mut Progress) -> accelerate::Result<Vec<f64>> {
+    /// over the processes. `None` if the run was asked to end, or has to be over soon: it is saved then.
+    fn train_one_epoch(&mut self, progress: &mut Progress) -> accelerate::Result<Option<Vec<f64>>> {
         let Self { accelerator, model, optimizer, scheduler, done, .. } = self;
         let mut started_at = Instant::now();
         let (mut losses, mut num_steps) = (Vec::new(), 0);
@@ -268,16 +275,20 @@ impl<'a> Training<'a> {
             self.num_samples += batch.labels.size()[0] as usize * accelerator.num_processes();
             num_steps += usize::from(accelerator.sync_gradients());
             let is_due = |every: usize| accelerator.sync_gradients() && num_steps.is_multiple_of(every);
-            if self.save_every.is_some_and(is_due) {
+            let stops = accelerator.sync_gradients() && accelerator.should_stop()?;
+            if stops || self.save_every.is_some_and(is_due) {
                 self.time += started_at.elapsed();
                 done.lock().losses.extend(means(accelerator, &mut losses)?);
                 accelerator.save_state(None)?;
                 started_at = Instant::now();
             }
+            if stops {
+                return Ok(None);
+            }
         }
         self.time += started_at.elapsed();
         let rest = means(accelerator, &mut losses)?;
-        Ok(std::mem::take(&mut done.lock().losses).into_iter().chain(rest).collect())
+        Ok(Some(std::mem::take(&mut done.lock().losses).into_iter().chain(rest).collect()))
     }
 
     /// Texts learned from by all processes together, per second.

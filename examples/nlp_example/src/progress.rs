@@ -33,7 +33,7 @@ pub struct Progress {
 impl Progress {
     /// Shows `total_steps` batches on standard error.
     pub fn new(total_steps: usize) -> Self {
-        let template = "{prefix} {wide_bar} {pos}/{len} batches, {msg}, {eta} left";
+        let template = "{prefix} {wide_bar} {pos}/{len} batches{msg}, {eta} left";
         // The template is constant; a mistake in it would only cost the looks.
         let style = ProgressStyle::with_template(template).unwrap_or(ProgressStyle::default_bar());
         Self {
@@ -77,7 +77,7 @@ impl Progress {
                 eprintln!("epoch {epoch}/{num_epochs}, {done}/{total} batches, {message}");
                 self.next_line_at = Instant::now() + PAUSE_BETWEEN_LINES;
             }
-            self.bar.set_message(message);
+            self.bar.set_message(format!(", {message}"));
         }
         Ok(())
     }

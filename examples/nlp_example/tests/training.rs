@@ -113,6 +113,28 @@ fn scores(printed: &str) -> String {
     last.split(" samples_per_second").next().unwrap_or_default().to_owned()
 }
 
+/// With the default learning rate, and in sixty steps on any number of ranks.
+#[rstest]
+#[case::one_rank(1)]
+#[case::two_ranks(2)]
+fn one_epoch_is_enough_to_learn_what_a_word_tells(#[case] num_processes: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).into_os_string();
+    std::fs::write(path("train.tsv"), table(480)).unwrap();
+    std::fs::write(path("dev.tsv"), table(21)).unwrap();
+    let mut args = vec!["--train_file".into(), path("train.tsv"), "--validation_file".into(), path("dev.tsv")];
+    args.extend(["--output_dir".into(), path("out"), "--cpu".into()]);
+    args.extend(["--num_epochs", "1", "--batch_size", "8", "--split_batches"].map(Into::into));
+    let config = LaunchConfig {
+        args,
+        num_cpu_threads_per_process: Some(1),
+        environment: vec![("ACCELERATE_USE_CPU".into(), "true".into())],
+        ..LaunchConfig::new(Program::Executable(env!("CARGO_BIN_EXE_nlp_example").into()), num_processes)
+    };
+    let printed = String::from_utf8(output_of(&config)).unwrap();
+    assert_eq!(scores(&printed), "accuracy=1.0000 f1=1.0000", "{printed}");
+}
+
 /// Goes on in the middle of an epoch from what a longer run has saved, on as many processes and on others.
 #[rstest]
 #[case::one_rank(1, 1, true)]

@@ -38,7 +38,7 @@ pub(super) fn run(arguments: &Checkpoint) -> Result<()> {
         }
         fs::create_dir_all(&folder).with_context(|| format!("could not create {}", folder.display()))?;
         let case = Case { environment: &environment, optimizer, steps: arguments.steps, folder };
-        for (what, outcome) in [("from_python", case.from_python()), ("to_python", case.to_python())] {
+        for (what, outcome) in [("from_python", case.python_first()), ("to_python", case.ours_first())] {
             match outcome {
                 Ok(difference) => println!(
                     "parity=checkpoint direction={what} optimizer={optimizer} steps={} max_loss_rel_diff={difference:.3e} ok",
@@ -77,7 +77,7 @@ impl Case<'_> {
     }
 
     /// Python saves. It goes on here, and there again, to the bit, after being converted forth and back.
-    fn from_python(&self) -> Result<f64> {
+    fn python_first(&self) -> Result<f64> {
         self.train(Side::Python, None, Some("p/saved"))?;
         let wanted = self.train(Side::Python, Some("p/saved"), None)?;
         let names = self.path("names.txt");
@@ -90,7 +90,7 @@ impl Case<'_> {
     }
 
     /// It is saved here. Python goes on, and saves again what it has loaded, which is the same to the bit.
-    fn to_python(&self) -> Result<f64> {
+    fn ours_first(&self) -> Result<f64> {
         self.train(Side::Rust, None, Some("r/saved"))?;
         let wanted = self.train(Side::Rust, Some("r/saved"), None)?;
         self.convert("r/saved", "r/there", &[])?;
@@ -122,7 +122,10 @@ impl Case<'_> {
         let mut command = match side {
             Side::Python => {
                 let mut command = self.environment.command();
-                command.arg(paths::repository_root().join("parity/checkpoint.py")).arg("--names").arg(self.path("names.txt"));
+                command
+                    .arg(paths::repository_root().join("parity/checkpoint.py"))
+                    .arg("--names")
+                    .arg(self.path("names.txt"));
                 command
             }
             Side::Rust => {

@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
 use super::{TextFile, Tree};
+use crate::first_hour;
 
 /// Where the chapters of the book are.
 const BOOK: &str = "docs/src";
@@ -65,6 +66,45 @@ pub(super) fn short_readme(tree: &Tree) -> Result<Vec<String>> {
     let lines = tree.file("README.md").map_or(0, |file| file.text.lines().count());
     let is_long = lines > MOST_README_LINES;
     Ok(is_long.then(|| format!("README.md: {lines} lines; move some of them into the book")).into_iter().collect())
+}
+
+/// The documents that tell a user how to begin, and the heading below which the lines to type stand.
+const FIRST_HOUR: [(&str, &str); 2] =
+    [("README.md", "Using it in a project of your own"), ("docs/src/installation.md", "In a project of your own")];
+
+/// The README of each new project, which names the line that starts it.
+const PROJECT_README: &str = "crates/cli/templates/common/readme.md";
+
+/// `cargo xtask first-hour` types what these documents tell to type, so that what they tell works.
+pub(super) fn first_hour(tree: &Tree) -> Result<Vec<String>> {
+    let cure = "change it there, or LINES and LAUNCH in xtask/src/first_hour.rs";
+    let mut complaints = Vec::new();
+    for (path, heading) in FIRST_HOUR {
+        let found = tree.file(path).map_or_else(Vec::new, |file| lines_to_type(&file.text, heading));
+        if found != first_hour::LINES {
+            complaints.push(format!(
+                "{path}: below \"{heading}\" one is told to type {found:?}, `cargo xtask first-hour` types {:?}; {cure}",
+                first_hour::LINES
+            ));
+        }
+    }
+    let launch = first_hour::LAUNCH.replace("demo", "{{name}}");
+    let found = tree.file(PROJECT_README).map_or_else(Vec::new, |file| lines_to_type(&file.text, "{{name}}"));
+    if !found.contains(&launch) {
+        complaints.push(format!("{PROJECT_README}: one is told to type {found:?}, without `{launch}`; {cure}"));
+    }
+    Ok(complaints)
+}
+
+/// The lines of the first block of code below `heading`, without their comments.
+fn lines_to_type(text: &str, heading: &str) -> Vec<String> {
+    let below = parsed(text).map(|(event, _)| event);
+    let mut below = below.skip_while(|event| !matches!(event, Event::Text(text) if text.as_ref() == heading));
+    below.find(|event| matches!(event, Event::Start(Tag::CodeBlock(_))));
+    let text = |event| if let Event::Text(text) = event { Some(text.into_string()) } else { None };
+    let code: String = below.map_while(text).collect();
+    let line = |line: &str| line.split_once(" #").map_or(line, |(line, _)| line).trim().to_owned();
+    code.lines().map(line).collect()
 }
 
 fn documents(tree: &Tree) -> impl Iterator<Item = &TextFile> {
@@ -218,6 +258,30 @@ mod tests {
         let found = chapters(&Tree::of(&[tests, summary, ("docs/src/b.md", "")])).unwrap();
         assert_eq!(found.len(), 2);
         assert!(found[0].contains("SUMMARY.md") && found[1].contains("documentation.rs"), "{found:?}");
+    }
+
+    #[test]
+    fn documents_that_tell_other_lines_than_the_first_hour_types_are_found() {
+        let block =
+            |lines: &str| format!("# {{{{name}}}}\n\n## Using it in a project of your own\n\n```sh\n{lines}```\n");
+        let right: String = first_hour::LINES.iter().map(|line| format!("{line}    # why\n")).collect();
+        let in_book = block(&right).replace("Using it in", "In");
+        let project = block(&(first_hour::LAUNCH.replace("demo", "{{name}}") + "\n"));
+        let complaints = |readme: &str, project: &str| {
+            let files = [("README.md", readme), ("docs/src/installation.md", &in_book), (PROJECT_README, project)];
+            super::first_hour(&Tree::of(&files)).unwrap()
+        };
+        assert_eq!(complaints(&block(&right), &project), Vec::<String>::new());
+        let wrong = [
+            ("a flag is missing", block(&right.replace(" --locked", "")), project.clone()),
+            ("a line more", block(&format!("{right}cargo bench\n")), project.clone()),
+            ("a line less", block(&right.replace("accelerate new demo", "# accelerate new demo")), project.clone()),
+            ("no such section", right.clone(), project.clone()),
+            ("another launch", block(&right), project.replace("2", "3")),
+        ];
+        for (case, readme, project) in wrong {
+            assert_eq!(complaints(&readme, &project).len(), 1, "{case}");
+        }
     }
 
     #[test]

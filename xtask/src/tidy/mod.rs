@@ -25,7 +25,7 @@ pub(crate) struct Arguments {}
 type Rule = (&'static str, fn(&Tree) -> Result<Vec<String>>);
 
 /// All rules, in the order in which they are reported.
-const RULES: [Rule; 19] = [
+const RULES: [Rule; 20] = [
     ("crates depend only on crates to their left", dependencies::direction),
     ("folders of the main crate use only folders below them", floors::direction),
     ("libtorch stays out of the crates that must start fast", dependencies::libtorch_closure),
@@ -45,6 +45,7 @@ const RULES: [Rule; 19] = [
     ("settings that are honoured are read", settings::honoured_are_read),
     ("the page of settings is that of the table", settings::page_is_current),
     ("the README is short", documents::short_readme),
+    ("a user's first hour is what documents tell", documents::first_hour),
 ];
 
 pub(crate) fn run(_: &Arguments) -> Result<()> {
@@ -169,5 +170,6 @@ mod tests {
         settings_that_are_honoured_are_read: "settings that are honoured are read";
         the_page_of_settings_is_that_of_the_table: "the page of settings is that of the table";
         the_readme_is_short: "the README is short";
+        a_users_first_hour_is_what_documents_tell: "a user's first hour is what documents tell";
     }
 }

@@ -18,6 +18,7 @@ use accelerate_core::schedule::SchedulerUnit;
 use accelerate_core::settings::{Origin, Setting, read_file};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 use tch::Device;
 
 /// Describes an [`Accelerator`]. For every setting: what is given here, else the launcher's environment, else
@@ -135,6 +136,31 @@ impl AcceleratorBuilder {
     /// Where the project keeps its files.
     pub fn project_config(mut self, config: ProjectConfiguration) -> Self {
         self.code.project = config;
+        self
+    }
+
+    /// When the run has to be over: [`Accelerator::should_stop`] is true from [`stop_margin`](Self::stop_margin) before that on.
+    /// Default: the launcher's, else `ACCELERATE_STOP_AT`, else never. The end of a Slurm allocation counts in any case, if it
+    /// is earlier.
+    ///
+    /// ```
+    /// use accelerate::Accelerator;
+    /// use std::time::{Duration, SystemTime};
+    ///
+    /// let tonight = SystemTime::now() + Duration::from_secs(6 * 60 * 60);
+    /// let accelerator = Accelerator::builder().cpu(true).stop_at(tonight).build()?;
+    /// assert!(!accelerator.should_stop()?);
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn stop_at(mut self, time: SystemTime) -> Self {
+        self.code.cluster.stop_at = Some(time);
+        self
+    }
+
+    /// How long before the end [`Accelerator::should_stop`] says so: long enough for a step and a save. Default: the launcher's,
+    /// else 120 seconds.
+    pub fn stop_margin(mut self, margin: Duration) -> Self {
+        self.code.cluster.stop_margin = Some(margin);
         self
     }
 

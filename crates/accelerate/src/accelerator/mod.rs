@@ -8,11 +8,13 @@ mod handlers;
 mod join;
 mod models;
 mod operations;
+mod pending_save;
 mod persistence;
 mod prepare;
 mod process_control;
 mod profile;
 mod seed;
+mod should_stop;
 mod state_dict;
 mod state_hooks;
 #[cfg(test)]
@@ -31,6 +33,8 @@ pub use prepare::{Prepare, PrepareDataLoaderOptions, PrepareModelOptions, Prepar
 pub use seed::{SeedOptions, set_seed};
 pub use state_hooks::{RemovableHandle, StateHookContext};
 
+use pending_save::BackgroundSave;
+
 use crate::amp::{MixedPrecision, Precision, needs_grad_scaler};
 use crate::error::Result;
 use crate::optim::GradScaler;
@@ -41,8 +45,8 @@ use accelerate_core::mesh::Mesh;
 use state_hooks::StateHooks;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Mutex};
 use tch::Device;
 
 /// Makes one training program run on one process or many, in any precision (`Accelerator` of the reference).
@@ -68,8 +72,13 @@ struct Inner {
     precision: Precision,
     scaler: Option<GradScaler>,
     trigger: AtomicBool,
+    /// All ranks have been told to save and to end.
+    is_stopping: AtomicBool,
     /// The number of the next automatically named checkpoint.
     checkpoint_iteration: AtomicUsize,
+    /// How good the run is, for checkpoints.
+    checkpoint_metric: Mutex<Option<f64>>,
+    background_save: BackgroundSave,
     /// What is called before the state of the run is saved, and before it is loaded.
     save_hooks: Arc<StateHooks>,
     load_hooks: Arc<StateHooks>,
@@ -102,7 +111,7 @@ impl Accelerator {
         let scaler =
             needs_grad_scaler(mixed_precision).then(|| GradScaler::new(config.grad_scaler.clone())).transpose()?;
         let session = Session::new(state.clone(), mesh(&config, &state)?, gradient_state);
-        let trigger = AtomicBool::new(false);
+        let (trigger, is_stopping) = (AtomicBool::new(false), AtomicBool::new(false));
         let checkpoint_iteration = AtomicUsize::new(config.project.iteration);
         let [save_hooks, load_hooks] = [(); 2].map(|()| Arc::new(StateHooks::default()));
         let accelerator = Self(Arc::new(Inner {
@@ -112,7 +121,10 @@ impl Accelerator {
             precision,
             scaler,
             trigger,
+            is_stopping,
             checkpoint_iteration,
+            checkpoint_metric: Mutex::default(),
+            background_save: BackgroundSave::default(),
             save_hooks,
             load_hooks,
         }));
@@ -231,7 +243,7 @@ impl Accelerator {
     /// Those of the objects, by name; an optimizer or a scheduler that is in use, because the call comes out of its own
     /// step, or from another thread in the middle of it.
     pub fn state_dict(&self) -> Result<BTreeMap<String, ObjectState>> {
-        self.session().objects().state_dict(&BTreeSet::new())
+        self.session().objects().state_dict()
     }
 
     /// Takes everything prepared back to where [`Accelerator::state_dict`] found it on this process. Not collective, but

@@ -10,6 +10,11 @@ pub(crate) enum StateError {
     NoWorkingFolder { source: std::io::Error },
 
     #[error(
+        "this process cannot listen to the signals by which it is asked to end: {source}; without should_stop it needs no handlers"
+    )]
+    NoSignals { source: std::io::Error },
+
+    #[error(
         "torch_device is \"{name}\" ({origin}), which is not a device of this machine; wanted \"cpu\", \"cuda\" or \
          \"cuda:<index>\" with an index below {cuda_devices}"
     )]

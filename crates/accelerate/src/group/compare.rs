@@ -5,7 +5,7 @@
 
 use super::peer_process::await_ends;
 use super::{Group, PeerProcess};
-use crate::error::{CollectiveError, Result};
+use crate::error::{CollectiveError, Error, Result};
 use std::hash::{DefaultHasher, Hasher};
 use tch::{Device, Kind, Tensor};
 use torch_ext::ProcessGroup;
@@ -44,12 +44,21 @@ impl Group {
     ///
     /// A rank on which nothing has failed waits for the end of processes on which something has, so that it does not end first
     /// and is not taken for the cause. Collective.
+    ///
+    /// # Errors
+    /// Ranks that are about to do something else than `what`.
     pub(crate) fn failures(&self, what: &'static str, own: Option<&str>) -> Result<Vec<(usize, String)>> {
-        let mine = own.map(|reason| format!("{}\n{reason}", PeerProcess::own().encode())).unwrap_or_default();
+        let failed = |reason| format!("{}\n{reason}", PeerProcess::own().encode());
+        let mine = own.map_or_else(|| what.to_owned(), failed);
         let texts = self.disagreement(what, &mine)?.unwrap_or_default();
         let (mut failures, mut processes) = (Vec::new(), Vec::new());
         for (rank, text) in texts.iter().enumerate() {
-            let Some((process, reason)) = text.split_once('\n') else { continue };
+            let Some((process, reason)) = text.split_once('\n') else {
+                if text == what {
+                    continue;
+                }
+                return Err(self.different_calls(&texts));
+            };
             processes.extend(PeerProcess::decode(process));
             failures.push((rank, reason.to_owned()));
         }
@@ -104,6 +113,13 @@ impl Group {
         }
         let texts = self.uncompared().gather_bytes(text.as_bytes())?;
         Ok(Some(texts.iter().map(|text| String::from_utf8_lossy(text).into_owned()).collect()))
+    }
+
+    /// The error of ranks that have described different calls to each other.
+    pub(crate) fn different_calls(&self, texts: &[String]) -> Error {
+        let shown = |text: &String| text.split_once('\n').map_or_else(|| text.clone(), |(_, reason)| reason.to_owned());
+        let calls: Vec<String> = texts.iter().map(shown).collect();
+        CollectiveError::DifferentCalls { per_rank: self.per_rank(&calls) }.into()
     }
 
     /// What each rank is about to do, by its rank in the job.

@@ -5,9 +5,11 @@ mod device;
 mod process_control;
 mod rendezvous;
 mod split;
+mod stop_signals;
 mod threads;
 
 pub use split::{SplitBetweenProcesses, SplitOptions};
+pub(crate) use stop_signals::name as signal_name;
 
 use crate::error::{Result, StateError};
 use crate::group::Group;
@@ -15,7 +17,8 @@ use crate::messages;
 use accelerate_core::config::{InitProcessGroupKwargs, PartialRunConfig, RunConfig, Sources};
 use accelerate_core::environment::{CORES_VARIABLE, RankVariables, rank_variables};
 use accelerate_core::names::DistributedType;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use stop_signals::StopSignals;
 use tch::Device;
 
 /// What a process knows of its run (`PartialState` of the reference, `state.py`).
@@ -45,6 +48,8 @@ struct Inner {
     group: Group,
     local_process_index: usize,
     num_local_processes: usize,
+    /// There from the moment on at which the program first asks.
+    stop_signals: Arc<OnceLock<StopSignals>>,
 }
 
 /// How [`PartialState::new`] finds this process's place.
@@ -126,6 +131,7 @@ impl PartialState {
             group,
             local_process_index: ranks.local_rank,
             num_local_processes: ranks.local_world_size,
+            stop_signals: Arc::default(),
         })))
     }
 
@@ -137,6 +143,7 @@ impl PartialState {
             group: Group::single_process(),
             local_process_index: 0,
             num_local_processes: 1,
+            stop_signals: Arc::default(),
         }))
     }
 
@@ -151,13 +158,35 @@ impl PartialState {
             group,
             local_process_index: rank,
             num_local_processes: world_size,
+            stop_signals: Arc::default(),
         }))
     }
 
     /// This process among the same peers, connected by another group.
     pub(crate) fn with_group(&self, group: Group) -> Self {
         let Inner { device, backend, distributed_type, local_process_index, num_local_processes, .. } = *self.0;
-        Self(Arc::new(Inner { device, backend, distributed_type, group, local_process_index, num_local_processes }))
+        let stop_signals = Arc::clone(&self.0.stop_signals);
+        Self(Arc::new(Inner {
+            device,
+            backend,
+            distributed_type,
+            group,
+            local_process_index,
+            num_local_processes,
+            stop_signals,
+        }))
+    }
+
+    /// The first signal by which this process was asked to end, if one has come since this was called for the first time. That
+    /// call is collective, so that all ranks listen or none does.
+    pub(crate) fn stop_signal(&self) -> Result<Option<i32>> {
+        if self.0.stop_signals.get().is_none() {
+            let listening = StopSignals::listen().map_err(|source| StateError::NoSignals { source }.into());
+            let listening = self.group().agree_on_success("should_stop", listening)?;
+            // Clones may ask at the same time; one listener is as good as the other.
+            let _ = self.0.stop_signals.set(listening);
+        }
+        Ok(self.0.stop_signals.get().and_then(StopSignals::first))
     }
 
     /// The device this process computes on.

@@ -178,4 +178,3 @@ fn described(report: &Report) -> String {
     }
     text
 }
-

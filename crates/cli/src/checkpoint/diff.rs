@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use accelerate_core::checkpoint::{SavedObject, SavedTensor};
+use accelerate_core::files::ShownPath;
 use clap::Args;
 use indicatif::ProgressBar;
 use serde::Serialize;
@@ -20,13 +21,15 @@ use super::numbers::Difference;
 use super::report::progress_bar;
 use super::tensors::{Bytes, Reader};
 use super::values::{ValueDifference, differences};
+use super::verify::check_contents;
 use crate::print_error;
 
 /// Show in what two checkpoints differ.
 ///
 /// Objects and tensors that only one has, shapes and element types that differ, and of all other tensors how many numbers
 /// differ and how much; values of schedulers, loaders and so on by their path. How tensors are divided among files makes no
-/// difference, so that a run on two processes can be compared with one on four.
+/// difference, so that a run on two processes can be compared with one on four. Of a project, its newest completed checkpoint is
+/// compared. First the content of all files is compared with their hashes, so that damage is no difference.
 ///
 /// Numbers are equal if their bits are: NaN is equal to the same NaN, and -0 is not 0. The numbers and names of checkpoints,
 /// and their numbers of processes, are shown and do not count.
@@ -39,7 +42,7 @@ use crate::print_error;
         --objects model optimizer\n\n\
     Exit code: 0 if they are equal, 1 if they differ, 2 if they cannot be compared.")]
 pub(crate) struct Arguments {
-    /// A checkpoint.
+    /// A checkpoint, or a project, whose newest one is meant.
     #[arg(value_name = "A")]
     a: PathBuf,
 
@@ -116,7 +119,7 @@ enum TensorDifference {
 
 /// What went wrong with one of the two.
 #[derive(Debug, thiserror::Error)]
-#[error("the checkpoint {} cannot be read; `accelerate checkpoint verify` lists all that is wrong with it", folder.display())]
+#[error("the checkpoint {} cannot be read; `accelerate checkpoint verify` lists all that is wrong with it", folder.shown())]
 struct ReadError {
     folder: PathBuf,
     source: Fault,
@@ -134,7 +137,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 fn compare_and_show(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
-    let checkpoints = [OpenCheckpoint::open(&arguments.a)?, OpenCheckpoint::open(&arguments.b)?];
+    let checkpoints = [OpenCheckpoint::open_newest(&arguments.a)?, OpenCheckpoint::open_newest(&arguments.b)?];
+    checkpoints.iter().try_for_each(check_contents_of)?;
     let comparison = compare(&checkpoints, arguments)?;
     let text = match arguments.json {
         true => serde_json::to_string_pretty(&comparison)? + "\n",
@@ -142,6 +146,15 @@ fn compare_and_show(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     };
     crate::print_coloured(&text)?;
     Ok(if comparison.equal { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Makes sure that the files are those that were saved.
+fn check_contents_of(checkpoint: &OpenCheckpoint) -> Result<(), CheckpointError> {
+    let bar = progress_bar(checkpoint.save.num_bytes());
+    let (faults, _) = check_contents(&checkpoint.save, &bar);
+    bar.finish_and_clear();
+    let damaged = |source| CheckpointError::Damaged { folder: checkpoint.save.folder.clone(), source };
+    faults.into_iter().next().map_or(Ok(()), |fault| Err(damaged(fault)))
 }
 
 fn compare([a, b]: &[OpenCheckpoint; 2], arguments: &Arguments) -> Result<Comparison, Box<dyn Error>> {

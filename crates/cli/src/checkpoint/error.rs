@@ -4,6 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 
+use accelerate_core::files::ShownPath;
 use accelerate_core::weight_files::{listed, shown};
 use safetensors::Dtype;
 
@@ -92,31 +93,36 @@ pub(super) struct Fault {
 /// Why nothing can be shown.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CheckpointError {
-    #[error("there is no folder {}; name that of a checkpoint, or one that has checkpoints in it", folder.display())]
+    #[error("there is no folder {}; name that of a checkpoint, or one that has checkpoints in it", folder.shown())]
     NoFolder { folder: PathBuf },
-    #[error("{} cannot be listed", folder.display())]
+    #[error("{} cannot be listed", folder.shown())]
     Unlistable { folder: PathBuf, source: io::Error },
     #[error(
         "{} is no checkpoint: there is no checkpoint.manifest.json in it, nor a folder checkpoint_0, checkpoint_1 or so, nor \
          checkpoints with such folders; name a folder that `save_state` wrote, or the project's{}",
-        folder.display(),
+        folder.shown(),
         if *has_weights { ". It has saved weights, which `accelerate checkpoint verify` looks at" } else { "" }
     )]
     NoCheckpoint { folder: PathBuf, has_weights: bool },
     #[error(
+        "none of the checkpoints in {} is complete and whole; `accelerate checkpoint ls` says of each what it lacks",
+        folder.shown()
+    )]
+    NoneCompleted { folder: PathBuf },
+    #[error(
         "the save into {} was not completed: there is no checkpoint.manifest.json in it; take another checkpoint",
-        folder.display()
+        folder.shown()
     )]
     NotCompleted { folder: PathBuf },
     #[error(
         "the checkpoint {} is damaged; `accelerate checkpoint verify` lists all that is wrong with it",
-        folder.display()
+        folder.shown()
     )]
     Damaged { folder: PathBuf, source: Fault },
     #[error("neither checkpoint has an object `{}`; there are {}", shown(object), listed(names, 600))]
     NoSuchObject { object: String, names: Vec<String> },
-    #[error("the checkpoint {} has no model; there are {}", folder.display(), listed(names, 600))]
+    #[error("the checkpoint {} has no model; there are {}", folder.shown(), listed(names, 600))]
     NoModel { folder: PathBuf, names: Vec<String> },
-    #[error("a tolerance is a number from 0 on, and `{found}` is none")]
+    #[error("a tolerance is a number from 0 on, and {found:?} is none")]
     Tolerance { found: String },
 }

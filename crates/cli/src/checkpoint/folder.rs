@@ -41,6 +41,11 @@ impl Save {
         Ok(Some(Self { folder: folder.to_owned(), stem: stem.to_owned(), manifest }))
     }
 
+    /// Of all files that its manifest lists.
+    pub(super) fn num_bytes(&self) -> u64 {
+        self.manifest.files.iter().fold(0, |sum, file| sum.saturating_add(file.bytes))
+    }
+
     /// Where a file of it is now: under its temporary name if nothing has given it its own yet.
     pub(super) fn path_of(&self, file: &SavedFile) -> PathBuf {
         self.pending(file).unwrap_or_else(|| self.folder.join(&file.name))
@@ -104,6 +109,21 @@ impl OpenCheckpoint {
     pub(super) fn open(folder: &Path) -> Result<Self, CheckpointError> {
         list(folder)?;
         Self::read(folder)?.ok_or_else(|| CheckpointError::NotCompleted { folder: folder.to_owned() })
+    }
+
+    /// The checkpoint in this folder, or of a project the newest that was completed.
+    pub(super) fn open_newest(folder: &Path) -> Result<Self, CheckpointError> {
+        let names = list(folder)?;
+        if is_checkpoint(folder, &names) {
+            return Self::open(folder);
+        }
+        let numbered = numbered_in(folder);
+        if numbered.is_empty() {
+            let has_weights = names.iter().any(|name| SaveManifest::stem(name).is_some());
+            return Err(CheckpointError::NoCheckpoint { folder: folder.to_owned(), has_weights });
+        }
+        let mut completed = numbered.iter().rev().filter_map(|(_, folder)| Self::read(folder).ok().flatten());
+        completed.next().ok_or_else(|| CheckpointError::NoneCompleted { folder: folder.to_owned() })
     }
 
     fn read(folder: &Path) -> Result<Option<Self>, CheckpointError> {
@@ -173,6 +193,14 @@ pub(super) fn list(folder: &Path) -> Result<Vec<String>, CheckpointError> {
         return Err(CheckpointError::NoFolder { folder: folder.to_owned() });
     }
     names_in(folder).map_err(|source| CheckpointError::Unlistable { folder: folder.to_owned(), source })
+}
+
+/// How large a checkpoint is: what its manifest lists, and where that says nothing, what is in the folder.
+pub(super) fn num_bytes(folder: &Path) -> u64 {
+    match Save::read(folder, STEM) {
+        Ok(Some(save)) => save.num_bytes(),
+        _ => bytes_on_disk(folder),
+    }
 }
 
 /// Bytes of all files in a folder.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use accelerate_core::checkpoint::{Checkpoint, SavedObject, SavedTensor};
+use accelerate_core::files::in_one_line;
 use accelerate_core::weight_files::{SaveManifest, format_size, listed, shown};
 use anstyle::{AnsiColor, Style};
 use clap::Args;
@@ -14,7 +15,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::error::CheckpointError;
-use super::folder::{OpenCheckpoint, State, bytes_on_disk, is_checkpoint, list, numbered_in, saved_at};
+use super::folder::{OpenCheckpoint, State, is_checkpoint, list, num_bytes, numbered_in, saved_at};
 use super::report::{Align, Table, age, count, processes, short};
 
 /// List checkpoints, or what is in one.
@@ -140,7 +141,7 @@ impl Entry {
             newest: false,
             number: description.and_then(|description| description.iteration),
             num_processes: description.map(|description| description.world_size),
-            num_bytes: bytes_on_disk(folder),
+            num_bytes: num_bytes(folder),
             saved_at: saved_at(folder).and_then(|at| Some(at.duration_since(UNIX_EPOCH).ok()?.as_secs())),
             accumulation_step: description.map(|description| description.accumulation.step),
         }
@@ -236,7 +237,7 @@ fn num_elements(tensor: &SavedTensor) -> u64 {
 }
 
 fn show(entry: &Entry, objects: &BTreeMap<&str, Object>) -> String {
-    let mut text = format!("{}\n  {}", entry.folder, entry.words());
+    let mut text = format!("{}\n  {}", in_one_line(&entry.folder), entry.words());
     if let (Some(number), Some(step)) = (entry.num_processes, entry.accumulation_step) {
         let _ = write!(text, "; {}", processes(number));
         let _ = write!(text, "; {}; {} old; accumulation step {step}", format_size(entry.num_bytes), entry.age());

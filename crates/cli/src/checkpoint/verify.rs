@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use accelerate_core::checkpoint::{DESCRIPTION, STEM};
+use accelerate_core::files::in_one_line;
 use accelerate_core::weight_files::{
     EXTENSION, Header, Index, SaveManifest, SavedFile, format_size, is_temporary_file_of, listed, sample_blocks, shown,
 };
@@ -22,7 +23,7 @@ use serde::Serialize;
 use super::check::{check_description, check_index};
 use super::error::{CheckpointError, Fault, Problem};
 use super::files::{content_hash, open, read_small};
-use super::folder::{Save, check_hash, check_size, is_checkpoint, list, numbered_in};
+use super::folder::{Save, bytes_on_disk, check_hash, check_size, is_checkpoint, list, numbered_in};
 use super::report::{count, progress_bar};
 
 /// Hashing is faster than most disks, so that more threads would only make the disk seek.
@@ -31,7 +32,7 @@ const MOST_THREADS: usize = 2;
 /// Compare every byte of checkpoints and saved models with what was written.
 ///
 /// FOLDER is a checkpoint of `save_state`, the output of `save_model`, or a project, of which all numbered checkpoints are
-/// verified. The content of every file is compared with its hash in the manifest, and every weight file with the description:
+/// verified; of those, a save that was not completed is named, and only counts where no other was completed. The content of every file is compared with its hash in the manifest, and every weight file with the description:
 /// element types, shapes, and that each element is in exactly one file. All faults are listed, not only the first.
 ///
 /// Nothing is changed. A save that was interrupted after it counted is verified where its files are now; the next load or
@@ -40,7 +41,8 @@ const MOST_THREADS: usize = 2;
 #[command(after_long_help = "Examples:\n  \
     accelerate checkpoint verify runs/bert/checkpoints/checkpoint_3\n  \
     accelerate checkpoint verify runs/bert runs/gpt --json\n\n\
-    Exit code: 0 if all is as it was saved, 1 if not, 2 for wrong flags.")]
+    Exit code: 0 if all is as it was saved, 1 if not, 2 for wrong flags. In a project, saves that were not completed \
+    do not count where others were.")]
 pub(crate) struct Arguments {
     /// Folders of checkpoints, of saved models, or of projects with numbered checkpoints.
     #[arg(value_name = "FOLDER", required = true, num_args = 1..)]
@@ -56,6 +58,8 @@ pub(crate) struct Arguments {
 struct Report {
     folder: String,
     ok: bool,
+    /// Whether a save was completed here. One that was not is never resumed from.
+    completed: bool,
     /// Whether files wait under temporary names for the next load or save.
     interrupted: bool,
     num_files: u64,
@@ -84,6 +88,8 @@ impl From<Fault> for FaultText {
 #[derive(Debug)]
 struct Target {
     folder: PathBuf,
+    /// It is one of the numbered checkpoints of a project.
+    is_of_project: bool,
     names: Vec<String>,
     saves: Vec<Save>,
     faults: Vec<Fault>,
@@ -92,12 +98,15 @@ struct Target {
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let mut targets = Vec::new();
     for folder in &arguments.folders {
-        for folder in expand(folder)? {
-            targets.push(Target::read(folder)?);
+        let found = expand(folder)?;
+        let is_of_project = found.iter().any(|found| found != folder);
+        for folder in found {
+            targets.push(Target { is_of_project, ..Target::read(folder)? });
         }
     }
-    let files = targets.iter().flat_map(|target| &target.saves).flat_map(|save| &save.manifest.files);
-    let bar = progress_bar(files.fold(0, |sum, file| sum.saturating_add(file.bytes)));
+    let saves = targets.iter().flat_map(|target| &target.saves);
+    let bar = progress_bar(saves.fold(0, |sum, save| sum.saturating_add(save.num_bytes())));
+    let counts = counting(&targets);
     let reports: Vec<Report> = targets.into_iter().map(|target| target.verify(&bar)).collect();
     bar.finish_and_clear();
     let text = match arguments.json {
@@ -105,8 +114,19 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
         false => reports.iter().map(described).collect(),
     };
     crate::print_coloured(&text)?;
-    let is_ok = reports.iter().all(|report| report.ok);
+    let is_ok = reports.iter().zip(counts).all(|(report, counts)| report.ok || !counts);
     Ok(if is_ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// For each target, whether the exit code depends on it. In a project, a save that was not completed is no damage where others
+/// were: a run that is ended while it saves leaves one, and goes on from the others.
+fn counting(targets: &[Target]) -> Vec<bool> {
+    let parent = |target: &Target| target.folder.parent().map(Path::to_owned);
+    let has_complete = |target: &Target| {
+        targets.iter().any(|other| other.is_of_project && other.is_completed() && parent(other) == parent(target))
+    };
+    let counts = |target: &Target| target.is_completed() || !target.is_of_project || !has_complete(target);
+    targets.iter().map(counts).collect()
 }
 
 /// The folder itself, or the checkpoints of a project.
@@ -141,12 +161,22 @@ impl Target {
         if saves.is_empty() && faults.is_empty() {
             faults.push(Problem::NotCompleted.at(SaveManifest::file_name(STEM)));
         }
-        Ok(Self { folder, names, saves, faults })
+        Ok(Self { folder, is_of_project: false, names, saves, faults })
+    }
+
+    /// A manifest that cannot be read is of a save that was completed.
+    fn is_completed(&self) -> bool {
+        !self.saves.is_empty() || self.faults.iter().any(|fault| !matches!(fault.problem, Problem::NotCompleted))
     }
 
     fn verify(self, bar: &ProgressBar) -> Report {
         let mut report = Report { folder: self.folder.display().to_string(), ..Default::default() };
         self.list_others(&mut report);
+        report.completed = self.is_completed();
+        report.num_bytes = match self.saves.is_empty() {
+            true => bytes_on_disk(&self.folder),
+            false => self.saves.iter().fold(0, |sum: u64, save| sum.saturating_add(save.num_bytes())),
+        };
         let mut faults = self.faults;
         for save in &self.saves {
             report.interrupted |= save.is_interrupted();
@@ -154,8 +184,6 @@ impl Target {
             let (mut found, headers) = check_contents(save, bar);
             let tensors = headers.values().map(|header| header.entries().len() as u64);
             report.num_tensors += tensors.sum::<u64>();
-            report.num_bytes =
-                save.manifest.files.iter().fold(report.num_bytes, |sum, it| sum.saturating_add(it.bytes));
             found.extend(check_meaning(save, &headers));
             faults.extend(found);
         }
@@ -183,7 +211,7 @@ impl Target {
 }
 
 /// Compares all files of a save with their hashes, on a few threads. Also gives the headers of its weights.
-fn check_contents(save: &Save, bar: &ProgressBar) -> (Vec<Fault>, BTreeMap<String, Header>) {
+pub(super) fn check_contents(save: &Save, bar: &ProgressBar) -> (Vec<Fault>, BTreeMap<String, Header>) {
     let files = &save.manifest.files;
     let next = AtomicUsize::new(0);
     let work = || {
@@ -264,11 +292,15 @@ fn check_meaning(save: &Save, headers: &BTreeMap<String, Header>) -> Vec<Fault> 
 }
 
 fn described(report: &Report) -> String {
-    let (word, color) = if report.ok { ("ok", AnsiColor::Green) } else { ("DAMAGED", AnsiColor::Red) };
+    let (word, color) = match (report.ok, report.completed) {
+        (true, _) => ("ok", AnsiColor::Green),
+        (_, true) => ("DAMAGED", AnsiColor::Red),
+        (_, false) => ("NOT COMPLETED", AnsiColor::Red),
+    };
     let style: Style = color.on_default().bold();
-    let Report { folder, num_files, num_bytes, num_tensors, .. } = report;
+    let Report { num_files, num_bytes, num_tensors, .. } = report;
     let (files, bytes, tensors) = (count(*num_files, "file"), format_size(*num_bytes), count(*num_tensors, "tensor"));
-    let mut text = format!("{style}{word}{style:#} {folder}: {files}, {bytes}, {tensors}\n");
+    let mut text = format!("{style}{word}{style:#} {}: {files}, {bytes}, {tensors}\n", in_one_line(&report.folder));
     for FaultText { file, problem } in &report.faults {
         text += &format!("  {}: {problem}\n", shown(file));
     }
@@ -284,7 +316,9 @@ fn described(report: &Report) -> String {
             text += &format!("  {words}: {}\n", listed(names, 600));
         }
     }
-    if !report.ok {
+    if !report.ok && !report.completed {
+        text += "  Nothing is resumed from it. It can be removed.\n";
+    } else if !report.ok {
         text += "  Resume from another checkpoint, or copy the files again from where they are whole.\n";
     }
     text

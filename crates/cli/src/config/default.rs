@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use accelerate_core::config::{ConfigFile, FileFormat, MixedPrecision, PartialRunConfig};
+use accelerate_core::files::ShownPath;
 use accelerate_launch::num_visible_gpus;
 use clap::Args;
 
@@ -48,6 +49,6 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
         1 => "one process on the GPU".to_owned(),
         _ => format!("a process on each of {num_gpus} GPUs"),
     };
-    crate::print_message(&format!("accelerate config: {} says {what}", path.display()));
+    crate::print_message(&format!("accelerate config: {} says {what}", path.shown()));
     Ok(ExitCode::SUCCESS)
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use accelerate_core::config::{PartialRunConfig, RunConfig, settings};
+use accelerate_core::files::{ShownPath, printable};
 use accelerate_core::settings::{Origin, Setting, shortened};
 use accelerate_launch::Program;
 use clap::Args;
@@ -82,13 +83,13 @@ struct FileAsProgram {
 
 fn refuse_file(program: &Path) -> Result<(), FileAsProgram> {
     let is_file = program.extension().is_some_and(|it| ["yaml", "yml", "json"].iter().any(|known| it == *known));
-    let shown = program.display().to_string().escape_debug().to_string();
+    let shown = program.shown();
     if is_file { Err(FileAsProgram { shown }) } else { Ok(()) }
 }
 
 /// What a value is shown as: one line, and no secret.
 fn shown(setting: &Setting, value: &str) -> String {
-    match setting.is_secret() {
+    match setting.hides(value) {
         true => "(not shown)".to_owned(),
         false => shortened(value).escape_debug().to_string().replace("\\\"", "\"").replace("\\'", "'"),
     }
@@ -110,8 +111,8 @@ fn as_table(Resolved { run, file }: &Resolved, is_all: bool) -> String {
     let width = |column: fn(&(String, String, String)) -> usize| rows.iter().map(column).max().unwrap_or(0);
     let (keys, values) = (width(|row| row.0.len()), width(|row| row.1.chars().count()).min(40));
     let mut text = match file {
-        Some(file) if file.is_default => format!("configuration file: {} (the default one)\n\n", file.path.display()),
-        Some(file) => format!("configuration file: {}\n\n", file.path.display()),
+        Some(file) if file.is_default => format!("configuration file: {} (the default one)\n\n", file.path.shown()),
+        Some(file) => format!("configuration file: {}\n\n", file.path.shown()),
         None => "configuration file: none\n\n".to_owned(),
     };
     // Writing to a string cannot fail.
@@ -126,7 +127,7 @@ fn as_table(Resolved { run, file }: &Resolved, is_all: bool) -> String {
         let _ = writeln!(text, "{} would start ({}).", counted_processes(run), why_num_processes(run));
     }
     for warning in warnings(run) {
-        let _ = writeln!(text, "warning: {warning}");
+        let _ = writeln!(text, "warning: {}", printable(&warning));
     }
     text
 }
@@ -155,7 +156,7 @@ fn origin_with_overridden(run: &RunConfig, setting: &Setting) -> String {
 fn as_json(Resolved { run, file }: &Resolved) -> Value {
     let said = PartialRunConfig::from(run.clone());
     let value = |setting: &Setting, text: Option<String>| match text {
-        Some(_) if setting.is_secret() => json!("(not shown)"),
+        Some(text) if setting.hides(&text) => json!("(not shown)"),
         Some(text) => setting.json(&text),
         None => Value::Null,
     };

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use accelerate_core::config::{ConfigFile, FileFormat, changed_lines};
+use accelerate_core::files::ShownPath;
 use clap::Args;
 
 use crate::config_file::{self, Existing};
@@ -29,11 +30,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let new = ConfigFile::write(&said, FileFormat::of_path(&path));
     let changes = changed_lines(&old, &new, &path)?;
     if changes.is_empty() {
-        crate::print_message(&format!("accelerate config: {} is up to date, and stays as it is", path.display()));
+        crate::print_message(&format!("accelerate config: {} is up to date, and stays as it is", path.shown()));
         return Ok(ExitCode::SUCCESS);
     }
     config_file::write(&path, &new, Existing::Replace)?;
-    crate::print_message(&format!("accelerate config: {} is up to date now:", path.display()));
+    crate::print_message(&format!("accelerate config: {} is up to date now:", path.shown()));
     for change in changes {
         crate::print_message(&format!("  {change}"));
     }

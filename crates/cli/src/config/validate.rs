@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use accelerate_core::config::{ConfigFile, RunConfig, Sources};
+use accelerate_core::files::{ShownPath, printable};
 use clap::Args;
 
 use crate::config_file;
@@ -50,21 +51,21 @@ fn check(text: &str, path: &Path) -> Report {
     let mut report = Report { text: String::new(), is_valid: errors.is_empty() };
     // Writing to a string cannot fail.
     for error in &errors {
-        let _ = writeln!(report.text, "error: {error}");
+        let _ = writeln!(report.text, "error: {}", printable(&error.to_string()));
         let mut cause = Error::source(error);
         while let Some(error) = cause {
-            let _ = writeln!(report.text, "  caused by: {error}");
+            let _ = writeln!(report.text, "  caused by: {}", printable(&error.to_string()));
             cause = error.source();
         }
     }
     for warning in &warnings {
-        let _ = writeln!(report.text, "warning: {warning}");
+        let _ = writeln!(report.text, "warning: {}", printable(warning));
     }
     if is_fine_for_python && !errors.is_empty() {
         let _ = writeln!(report.text, "note: a program in Python may be launched with this file");
     }
     let counted = |number: usize, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
     let (errors, warnings) = (counted(errors.len(), "error"), counted(warnings.len(), "warning"));
-    let _ = writeln!(report.text, "{}: {errors}, {warnings}", path.display());
+    let _ = writeln!(report.text, "{}: {errors}, {warnings}", path.shown());
     report
 }

@@ -14,6 +14,7 @@ use std::process::ExitCode;
 use accelerate_core::config::{
     Answers, ConfigFile, FileFormat, Form, MachineFacts, Next, PartialRunConfig, Question, Questionnaire,
 };
+use accelerate_core::files::ShownPath;
 use accelerate_launch::num_visible_gpus;
 use clap::Args;
 
@@ -53,7 +54,7 @@ pub(super) fn run(arguments: &WizardArguments) -> Result<ExitCode, Box<dyn Error
             written => written?,
         },
     };
-    print_message(&format!("accelerate config: the configuration is in {}", path.display()));
+    print_message(&format!("accelerate config: the configuration is in {}", path.shown()));
     Ok(ExitCode::SUCCESS)
 }
 

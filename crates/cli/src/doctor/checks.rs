@@ -1,6 +1,7 @@
 //! Judges what was seen on a machine. Pure: the same facts are the same list.
 
 use accelerate_core::environment::check_num_threads;
+use accelerate_core::files::ShownPath;
 use accelerate_core::settings::shortened;
 use accelerate_setup::{Origin, VERSION};
 use serde::Serialize;
@@ -81,7 +82,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
 fn libtorch(facts: &Facts) -> Judged {
     match &facts.libtorch {
         Ok(Some(found)) => {
-            let text = format!("{VERSION} in {} ({})", found.folder.display(), found.origin);
+            let text = format!("{VERSION} in {} ({})", found.folder.shown(), found.origin);
             if found.origin == Origin::Cache && facts.is_in_project {
                 return warning(text, "This project does not name it: run `accelerate setup` here.");
             }
@@ -103,7 +104,7 @@ fn config(seen: &Result<Option<ConfigSeen>, String>) -> Judged {
             );
         }
     };
-    let path = shortened(&seen.path.display().to_string());
+    let path = shortened(&seen.path.shown());
     match (seen.errors.as_slice(), seen.num_warnings) {
         ([], 0) => ok(format!("{path}, which a launch takes")),
         ([], number) => warning(format!("{path} has {number} warning(s)"), "See `accelerate config validate`."),

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use accelerate_core::environment::MAX_WORLD_SIZE;
+use accelerate_core::files::{ShownPath, in_one_line};
 use accelerate_core::plan::EstimateDtype;
 use accelerate_core::weight_files;
 
@@ -12,7 +14,7 @@ use super::hub::HubError;
 pub(super) enum EstimateError {
     #[error(
         "there is no file at {}; a .safetensors file, an index of several (model.safetensors.index.json), a folder with \
-         either, or the name of a model on the Hugging Face Hub (owner/name) is wanted", path.display()
+         either, or the name of a model on the Hugging Face Hub (owner/name) is wanted", path.shown()
     )]
     NoSuchModel { path: PathBuf },
     #[error(
@@ -30,7 +32,8 @@ pub(super) enum EstimateError {
     #[error("{place} is {found}, and weights are read from files; name the file that has them")]
     NotAFile { place: String, found: &'static str },
     #[error(
-        "{place}: the tensor {name} has the element type {dtype}, of which libtorch has none; convert the file to another one"
+        "{place}: the tensor {name} has the element type {dtype}, of which libtorch has none; convert the file to another one",
+        name = in_one_line(name), dtype = in_one_line(dtype)
     )]
     ElementType { place: String, name: String, dtype: String },
     #[error(
@@ -50,11 +53,13 @@ pub(super) enum EstimateError {
     LargeFile { place: String, found_bytes: u64, most_bytes: u64 },
     #[error(
         "the index {index} names {file} for {num_tensors} tensor(s), but there is no such file beside it; fetch all files of the \
-         model"
+         model",
+        file = in_one_line(file)
     )]
     MissingFile { index: String, file: String, num_tensors: usize },
     #[error(
-        "the index {index} says that {name} is in {file}, which has no such tensor; fetch all files of the model from one place"
+        "the index {index} says that {name} is in {file}, which has no such tensor; fetch all files of the model from one place",
+        name = in_one_line(name), file = in_one_line(file)
     )]
     WrongIndex { index: String, name: String, file: String },
     #[error(
@@ -68,6 +73,8 @@ pub(super) enum EstimateError {
         "{dtype} cannot be trained, so there is no plan for it; use float32, float16 or bfloat16, or leave out --plan"
     )]
     NotTrainable { dtype: EstimateDtype },
+    #[error("--num_processes is {found}, and a run has at most {MAX_WORLD_SIZE}; choose a smaller number")]
+    TooManyProcesses { found: usize },
     #[error("a plan is for one element type, and --dtypes names {}; choose one, or leave out --plan", listed(dtypes))]
     SeveralTypes { dtypes: Vec<EstimateDtype> },
 }
@@ -85,7 +92,7 @@ impl EstimateError {
 
 fn in_cache(cache: Option<&PathBuf>) -> String {
     match cache {
-        Some(folder) => format!("complete in the cache {}", folder.display()),
+        Some(folder) => format!("complete in the cache {}", folder.shown()),
         None => "in a cache, because none of HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME and HOME is set".to_owned(),
     }
 }

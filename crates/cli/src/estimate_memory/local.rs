@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use accelerate_core::files::other_than_file;
+use accelerate_core::files::{ShownPath, other_than_file};
 use accelerate_core::weight_files::Header;
 
 use super::error::EstimateError;
@@ -27,11 +27,11 @@ impl LocalFiles {
 
 impl ModelFiles for LocalFiles {
     fn place(&self, name: &str) -> String {
-        self.path(name).display().to_string()
+        self.path(name).shown()
     }
 
     fn names(&self) -> Result<Vec<String>, EstimateError> {
-        let unreadable = |source| EstimateError::Unreadable { place: self.folder.display().to_string(), source };
+        let unreadable = |source| EstimateError::Unreadable { place: self.folder.shown(), source };
         let entries = fs::read_dir(&self.folder).map_err(unreadable)?;
         let mut names = entries
             .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
@@ -70,7 +70,7 @@ impl ModelFiles for LocalFiles {
 
 /// The file and its length. Devices and pipes have no end, and are refused.
 pub(super) fn open_file(path: &Path) -> Result<(File, u64), EstimateError> {
-    let place = || path.display().to_string();
+    let place = || path.shown();
     let unreadable = |source| EstimateError::Unreadable { place: place(), source };
     // Asked before opening: to open a pipe is to wait for its writer.
     let kind = fs::metadata(path).map_err(unreadable)?.file_type();

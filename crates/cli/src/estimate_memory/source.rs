@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use accelerate_core::files::ShownPath;
 use accelerate_core::plan::{Inventory, TransformerShape};
 use accelerate_core::weight_files::Header;
 use serde::Serialize;
@@ -52,7 +53,7 @@ impl Model {
         settings: impl FnOnce() -> Result<HubSettings, EstimateError>,
     ) -> Result<Self, EstimateError> {
         if name.symlink_metadata().is_ok() {
-            return Self::read(Origin::Local, name.display().to_string(), weights::local(name)?);
+            return Self::read(Origin::Local, name.shown(), weights::local(name)?);
         }
         let absent = || EstimateError::NoSuchModel { path: name.to_owned() };
         let id = name.to_str().and_then(HubId::parse).ok_or_else(absent)?;
@@ -78,7 +79,7 @@ impl Model {
 
     fn in_cache(id: &HubId, cache: Option<&Cache>) -> Option<Result<Self, EstimateError>> {
         let folder = cache?.snapshot(id)?;
-        let read = |found| Self::read(Origin::Cache, folder.display().to_string(), found);
+        let read = |found| Self::read(Origin::Cache, folder.shown(), found);
         Some(weights::local(&folder).and_then(read))
     }
 

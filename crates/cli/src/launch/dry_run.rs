@@ -2,8 +2,11 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 use accelerate_core::config::RunConfig;
+use accelerate_core::files::{ShownPath, in_one_line};
 use accelerate_launch::{
     Error, LaunchConfig, Machine, Plan, PortReservation, ProgramSearch, RankCommand, SECRET_VARIABLE, core_list, plan,
     resolve_program,
@@ -62,7 +65,7 @@ impl View<'_> {
             let own: Vec<_> = rank.environment.iter().filter(|variable| !shared.contains(variable)).cloned().collect();
             let _ = writeln!(text, "rank {}: device {}, cores {}", rank.rank, self.device(rank), self.cores(rank));
             for file in log_files(rank) {
-                let _ = writeln!(text, "  writes {file}");
+                let _ = writeln!(text, "  writes {}", in_one_line(&file));
             }
             self.lines(&own, &mut text);
         }
@@ -72,8 +75,13 @@ impl View<'_> {
     fn json(&self, config: &LaunchConfig) -> Value {
         let ranks: Vec<_> = self.plan.ranks.iter().map(|rank| self.rank_as_json(rank)).collect();
         let command = self.plan.ranks.first().map(|rank| &rank.command);
-        let command: Vec<_> = command.into_iter().flatten().map(|word| word.to_string_lossy()).collect();
-        json!({ "command": command, "num_processes": config.num_processes, "ranks": ranks })
+        let command: Vec<_> = command.into_iter().flatten().map(|word| text(word)).collect();
+        json!({
+            "command": command,
+            "num_processes": config.num_processes,
+            "ranks": ranks,
+            "not_utf8": self.not_utf8(),
+        })
     }
 
     fn rank_as_json(&self, rank: &RankCommand) -> Value {
@@ -92,6 +100,22 @@ impl View<'_> {
         })
     }
 
+    /// What is no UTF-8, which JSON cannot hold: words of the command by number, variables and files of ranks.
+    fn not_utf8(&self) -> Vec<String> {
+        let is_other = |value: &OsStr| value.to_str().is_none();
+        let command = self.plan.ranks.first().into_iter().flat_map(|rank| rank.command.iter().enumerate());
+        let words = command.filter(|(_, word)| is_other(word)).map(|(number, _)| format!("command[{number}]"));
+        let of_rank = |(number, rank): (usize, &RankCommand)| {
+            let set = rank.environment.iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
+            let set = set.filter(|(name, value)| is_other(name) || is_other(value));
+            let variables = set.map(|(name, _)| format!("ranks[{number}].environment.{}", text(name)));
+            let files = paths(rank).enumerate().filter(|(_, file)| is_other(file.as_os_str()));
+            let files = files.map(|(place, _)| format!("ranks[{number}].log_files[{place}]"));
+            variables.chain(files).collect::<Vec<_>>()
+        };
+        words.chain(self.plan.ranks.iter().enumerate().flat_map(of_rank)).collect()
+    }
+
     fn command(&self) -> String {
         let words = self.plan.ranks.first().map(|rank| rank.command.as_slice()).unwrap_or_default();
         crate::shell_command(words.iter().map(OsString::as_os_str))
@@ -108,8 +132,8 @@ impl View<'_> {
     fn lines(&self, variables: &[(OsString, Option<OsString>)], lines: &mut String) {
         for (name, value) in variables {
             let _ = match value {
-                Some(value) => writeln!(lines, "  {}={}", text(name), self.value(name, value)),
-                None if std::env::var_os(name).is_some() => writeln!(lines, "  {} is removed", text(name)),
+                Some(value) => writeln!(lines, "  {}={}", name.shown(), in_one_line(&self.value(name, value))),
+                None if std::env::var_os(name).is_some() => writeln!(lines, "  {} is removed", name.shown()),
                 None => Ok(()),
             };
         }
@@ -141,11 +165,20 @@ impl View<'_> {
     }
 }
 
-fn log_files(rank: &RankCommand) -> Vec<String> {
-    let files = [&rank.log_files.stdout, &rank.log_files.stderr];
-    files.into_iter().flatten().map(|file| file.display().to_string()).collect()
+fn paths(rank: &RankCommand) -> impl Iterator<Item = &PathBuf> {
+    [&rank.log_files.stdout, &rank.log_files.stderr].into_iter().flatten()
 }
 
+fn log_files(rank: &RankCommand) -> Vec<String> {
+    paths(rank).map(|file| text(file.as_os_str())).collect()
+}
+
+/// The value as text. Bytes that are no UTF-8 become numbers, so that two different values do not look alike.
 fn text(value: &OsStr) -> String {
-    value.to_string_lossy().into_owned()
+    let mut text = String::new();
+    for chunk in value.as_bytes().utf8_chunks() {
+        text += chunk.valid();
+        chunk.invalid().iter().for_each(|byte| text += &format!("\\x{byte:02x}"));
+    }
+    text
 }

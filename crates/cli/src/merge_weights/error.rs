@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use accelerate_core::files::ShownPath;
+
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MergeError {
     #[error(
@@ -12,20 +14,20 @@ pub(super) enum MergeError {
     UnsafeSerialization,
     #[error(
         "{} would be within {}, which --remove_checkpoint_dir removes after merging; name another folder for the result",
-        output.display(), checkpoint.display()
+        output.shown(), checkpoint.shown()
     )]
     OutputWithin { output: PathBuf, checkpoint: PathBuf },
     #[error(
         "{} is a checkpoint of a whole run, of which weights are only a part; leave --remove_checkpoint_dir out",
-        folder.display()
+        folder.shown()
     )]
     RemovesCheckpoint { folder: PathBuf },
-    #[error("{} is a link, and --remove_checkpoint_dir would leave what it leads to; name the folder itself", link.display())]
+    #[error("{} is a link, and --remove_checkpoint_dir would leave what it leads to; name the folder itself", link.shown())]
     RemovesLink { link: PathBuf },
     #[error(
-        "the files in {} are not as they were saved; `accelerate checkpoint verify` lists what is wrong", folder.display()
+        "the files in {} are not as they were saved; `accelerate checkpoint verify` lists what is wrong", folder.shown()
     )]
     NotAsSaved { folder: PathBuf },
-    #[error("{} cannot be removed; the merged weights are complete", path.display())]
+    #[error("{} cannot be removed; the merged weights are complete", path.shown())]
     Remove { path: PathBuf, source: io::Error },
 }

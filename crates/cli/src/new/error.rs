@@ -3,27 +3,29 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use accelerate_core::files::{ShownPath, in_one_line};
+
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NewError {
-    #[error("`{name}` cannot be the name of a package: {problem}; choose another, such as `{cure}`")]
+    #[error("`{}` cannot be the name of a package: {problem}; choose another, such as `{cure}`", in_one_line(name))]
     Name { name: String, problem: &'static str, cure: String },
-    #[error("{} is {found}; a new or an empty folder is wanted, so choose another name or --path", folder.display())]
+    #[error("{} is {found}; a new or an empty folder is wanted, so choose another name or --path", folder.shown())]
     NotEmpty { folder: PathBuf, found: &'static str },
     #[error(
         "there is no clone of the library at {}: neither its Cargo.toml nor that of its crates/accelerate is the package \
-         accelerate-rs; name the folder of a clone", path.display()
+         accelerate-rs; name the folder of a clone", path.shown()
     )]
     NoLibrary { path: PathBuf },
     #[error(
-        "{} goes up again out of a folder that is not there; name the folder of the project without `..`", folder.display()
+        "{} goes up again out of a folder that is not there; name the folder of the project without `..`", folder.shown()
     )]
     GoesUp { folder: PathBuf },
     #[error(
         "the library is not on crates.io yet, and the clone that this command was built from is not at {} any more; name \
-         a clone by --accelerate PATH", built_from.display()
+         a clone by --accelerate PATH", built_from.shown()
     )]
     NoClone { built_from: PathBuf },
-    #[error("could not {action} {}", path.display())]
+    #[error("could not {action} {}", path.shown())]
     Io { action: &'static str, path: PathBuf, source: io::Error },
 }
 

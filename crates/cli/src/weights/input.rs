@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use accelerate_core::files::other_than_file;
 use accelerate_core::layout::Layout;
 use accelerate_core::weight_files::{
-    DistributedCheckpoint, Header, Index, MAX_PICKLE_BYTES, StoredBytes, StoredTensor, TorchFile, choose_weight_file,
-    shown,
+    DEFAULT_STEM, DistributedCheckpoint, EXTENSION, Header, Index, MAX_PICKLE_BYTES, StoredBytes, StoredTensor,
+    TorchFile, choose_weight_file, shown,
 };
 use safetensors::Dtype;
 
@@ -30,6 +30,10 @@ pub(crate) struct Weights {
     pub(crate) tied: Vec<String>,
     /// Tensors that no index names.
     pub(crate) unlisted: Vec<String>,
+    /// The file that they are in, or that names those that they are in.
+    pub(crate) taken: String,
+    /// Others of that kind, which nothing was read of.
+    pub(crate) not_taken: Vec<String>,
     /// The tensors are in the order of the model.
     pub(crate) is_ordered: bool,
     /// Models beside the one that this is.
@@ -175,7 +179,10 @@ fn read_all(path: &Path, most_bytes: u64) -> Result<Vec<u8>, WeightsError> {
 
 /// Looks for weights in a folder.
 pub(crate) fn open(folder: &Path) -> Result<Weights, WeightsError> {
-    let metadata = fs::metadata(folder).map_err(unreadable(folder))?;
+    let metadata = fs::metadata(folder).map_err(|source| match source.kind() {
+        ErrorKind::NotFound => WeightsError::NoFolder { folder: folder.to_owned() },
+        _ => unreadable(folder)(source),
+    })?;
     if !metadata.is_dir() {
         let found = other_than_file(metadata.file_type()).unwrap_or("a file");
         return Err(WeightsError::Kind { path: folder.to_owned(), found, wanted: "the folder of a checkpoint" });
@@ -186,21 +193,44 @@ pub(crate) fn open(folder: &Path) -> Result<Weights, WeightsError> {
     }
     names.sort();
     let borrowed: Vec<&str> = names.iter().map(String::as_str).collect();
-    let has = |name: &str| borrowed.contains(&name);
-    if has(DistributedCheckpoint::FILE_NAME) {
-        return open_distributed(folder);
+    let [first, not_taken @ ..] = &candidates(&borrowed)[..] else { return Err(nothing_to_open(folder, &borrowed)) };
+    let path = folder.join(first);
+    let opened = match *first {
+        DistributedCheckpoint::FILE_NAME => open_distributed(folder),
+        BIN => open_single(&path, torch_tensors),
+        BIN_INDEX => open_index(&path, torch_tensors),
+        index if index.ends_with(".json") => open_index(&path, safetensors_tensors),
+        _ => open_single(&path, safetensors_tensors),
+    };
+    let not_taken = not_taken.iter().map(|&name| name.to_owned()).collect();
+    opened.map(|weights| Weights { taken: (*first).to_owned(), not_taken, ..weights })
+}
+
+/// The names that say where weights are. The first one counts: what is written in parts is what a merge is for, and PyTorch's own
+/// files are those that libraries keep beside newer ones.
+fn candidates<'a>(names: &[&'a str]) -> Vec<&'a str> {
+    let usual = [format!("{DEFAULT_STEM}.{EXTENSION}"), Index::file_name(DEFAULT_STEM)];
+    let chosen = choose_weight_file(names);
+    let own = names.iter().copied().filter(|name| usual.iter().any(|usual| usual == name) && Some(*name) != chosen);
+    let of_torch = |wanted: &'static str| names.iter().copied().find(move |name| *name == wanted);
+    of_torch(DistributedCheckpoint::FILE_NAME)
+        .into_iter()
+        .chain(chosen)
+        .chain(own)
+        .chain(of_torch(BIN))
+        .chain(of_torch(BIN_INDEX))
+        .collect()
+}
+
+fn nothing_to_open(folder: &Path, names: &[&str]) -> WeightsError {
+    let suffix = format!(".{EXTENSION}");
+    let files: Vec<_> = names.iter().filter(|name| name.ends_with(&suffix)).map(|&name| name.to_owned()).collect();
+    if files.len() > 1 {
+        return WeightsError::NoIndex { folder: folder.to_owned(), files };
     }
-    match choose_weight_file(&borrowed) {
-        Some(index) if index.ends_with(".json") => open_index(&folder.join(index), safetensors_tensors),
-        Some(file) => open_single(&folder.join(file), safetensors_tensors),
-        None if has(BIN) => open_single(&folder.join(BIN), torch_tensors),
-        None if has(BIN_INDEX) => open_index(&folder.join(BIN_INDEX), torch_tensors),
-        None => {
-            let is_checkpoint = |path: &PathBuf| path.join(DistributedCheckpoint::FILE_NAME).is_file();
-            let within = borrowed.iter().map(|name| folder.join(name)).filter(is_checkpoint).take(4).collect();
-            Err(WeightsError::NoCheckpoint { folder: folder.to_owned(), within })
-        }
-    }
+    let is_checkpoint = |path: &PathBuf| path.join(DistributedCheckpoint::FILE_NAME).is_file();
+    let within = names.iter().map(|name| folder.join(name)).filter(is_checkpoint).take(4).collect();
+    WeightsError::NoCheckpoint { folder: folder.to_owned(), within }
 }
 
 pub(crate) fn open_distributed(folder: &Path) -> Result<Weights, WeightsError> {

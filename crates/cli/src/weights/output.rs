@@ -6,7 +6,7 @@ use std::io::{self, BufWriter, ErrorKind};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use accelerate_core::files::other_than_file;
+use accelerate_core::files::{ShownPath, other_than_file};
 use accelerate_core::weight_files::{
     DEFAULT_STEM, Header, Index, SaveManifest, TEMPORARY_SUFFIX, WeightFiles, is_weight_file_of, temporary_prefix,
 };
@@ -18,9 +18,9 @@ use super::copy::{BLOCK_BYTES, Copier, Sink};
 use super::error::WeightsError;
 use super::input::{Tensor, Weights, unreadable};
 
-/// Writes the weights into a folder: `model.safetensors`, or several files of at most `max_shard_bytes` and their index. The
-/// path of what names all of them is returned.
-pub(crate) fn write(weights: &mut Weights, folder: &Path, max_shard_bytes: u64) -> Result<PathBuf, WeightsError> {
+/// Writes the weights into a folder: `model.safetensors`, or several files of at most `max_shard_bytes` and their index. Where
+/// they are is returned in words.
+pub(crate) fn write(weights: &mut Weights, folder: &Path, max_shard_bytes: u64) -> Result<String, WeightsError> {
     let is_new = prepare(folder)?;
     let written = write_into(weights, folder, max_shard_bytes);
     if written.is_err() && is_new {
@@ -50,7 +50,7 @@ fn prepare(folder: &Path) -> Result<bool, WeightsError> {
     Ok(false)
 }
 
-fn write_into(weights: &mut Weights, folder: &Path, max_shard_bytes: u64) -> Result<PathBuf, WeightsError> {
+fn write_into(weights: &mut Weights, folder: &Path, max_shard_bytes: u64) -> Result<String, WeightsError> {
     let Weights { files, tensors, .. } = weights;
     let sizes: Vec<_> = tensors.iter().map(|tensor| (tensor.name.clone(), tensor.num_bytes())).collect();
     let WeightFiles { files: planned, index } = WeightFiles::plan(&sizes, max_shard_bytes, DEFAULT_STEM);
@@ -71,7 +71,12 @@ fn write_into(weights: &mut Weights, folder: &Path, max_shard_bytes: u64) -> Res
         complete.push(file.finish()?);
     }
     bar.finish_and_clear();
-    put_in_place(folder, complete)
+    let num_files = complete.len();
+    let last = put_in_place(folder, complete)?;
+    Ok(match num_files {
+        0 | 1 => last.shown(),
+        _ => format!("{} files of {}, which {} lists", num_files - 1, folder.shown(), Index::file_name(DEFAULT_STEM)),
+    })
 }
 
 /// It is drawn on a terminal only.
@@ -187,4 +192,3 @@ impl OpenFile {
         }
     }
 }
-

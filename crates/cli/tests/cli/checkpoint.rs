@@ -12,7 +12,8 @@ use safetensors::Dtype;
 use serde_json::{Value, json};
 
 use crate::support::{Finished, accelerate, finished};
-use folders::{Tensor, Values, interrupt, weight_file, write_checkpoint, write_manifest};
+pub(crate) use folders::weight_file;
+use folders::{Tensor, Values, interrupt, write_checkpoint, write_manifest};
 
 fn checkpoint(folder: &Path, line: &str) -> Finished {
     let mut command = accelerate();
@@ -107,9 +108,11 @@ fn the_list_as_json_has_sizes_in_bytes() {
     let newest: Vec<&Value> = entries.iter().filter(|entry| entry["newest"] == json!(true)).collect();
     assert_eq!(newest.len(), 1);
     assert_eq!((&newest[0]["number"], &newest[0]["num_processes"]), (&json!(10), &json!(2)));
-    let folder = project.path().join("checkpoints/checkpoint_10");
-    let on_disk: u64 = fs::read_dir(folder).unwrap().map(|it| it.unwrap().metadata().unwrap().len()).sum();
-    assert_eq!(newest[0]["num_bytes"], json!(on_disk));
+    let verified = parsed(&checkpoint(project.path(), "verify . --json"));
+    for (entry, verified) in entries.iter().zip(verified["folders"].as_array().unwrap()) {
+        assert_eq!(entry["num_bytes"], verified["num_bytes"], "{entry} {verified}");
+        assert_ne!(entry["num_bytes"], json!(0));
+    }
     assert_eq!(entries[3]["state"], json!("not completed"));
 }
 
@@ -182,6 +185,62 @@ fn a_project_is_verified_checkpoint_by_checkpoint() {
     let oks: Vec<&Value> = json["folders"].as_array().unwrap().iter().map(|folder| &folder["ok"]).collect();
     assert_eq!(oks, [true, false, true, false, false]);
     checkpoint(project.path(), "verify checkpoints").expect(1, &[]);
+}
+
+/// A run that is ended while it saves goes on from the saves before.
+#[test]
+fn a_save_that_was_not_completed_is_told_and_no_damage_beside_others() {
+    let project = tempfile::tempdir().unwrap();
+    let folder = |number: usize| project.path().join(format!("checkpoints/checkpoint_{number}"));
+    for number in [1, 2] {
+        write_checkpoint(&folder(number), 2, &run(), &values());
+    }
+    fs::remove_file(folder(2).join("checkpoint.manifest.json")).unwrap();
+    let verified = |line: &str, code: i32| {
+        let found = checkpoint(project.path(), line);
+        found.expect(code, &[]);
+        assert!(
+            found.stdout.contains("NOT COMPLETED ") && found.stdout.contains("Nothing is resumed from it."),
+            "{found:?}"
+        );
+    };
+    verified("verify .", 0);
+    verified("verify checkpoints", 0);
+    // Somebody means that one.
+    verified("verify checkpoints/checkpoint_2", 1);
+    verified("verify checkpoints/checkpoint_1 checkpoints/checkpoint_2", 1);
+    fs::remove_file(folder(1).join("checkpoint.manifest.json")).unwrap();
+    verified("verify .", 1);
+}
+
+#[test]
+fn of_a_project_the_newest_completed_checkpoint_is_compared() {
+    let project = project();
+    for folder in [".", "checkpoints"] {
+        let found = checkpoint(project.path(), &format!("diff {folder} checkpoints/checkpoint_2"));
+        found.expect(0, &[]);
+        assert!(found.stdout.contains("checkpoints/checkpoint_10 (2 processes)"), "{}", found.stdout);
+    }
+    for number in [2, 10] {
+        fs::remove_file(project.path().join(format!("checkpoints/checkpoint_{number}/checkpoint.manifest.json")))
+            .unwrap();
+    }
+    checkpoint(project.path(), "diff . .").expect(2, &["none of the checkpoints in . is complete and whole"]);
+}
+
+/// A bit that has flipped is no difference between two runs.
+#[test]
+fn damage_of_the_same_size_is_noticed_before_anything_is_compared() {
+    let folder = pair(1, &run(), &values());
+    let path = folder.path().join("b/optimizer.safetensors");
+    let mut content = fs::read(&path).unwrap();
+    *content.last_mut().unwrap() ^= 1;
+    fs::write(&path, content).unwrap();
+    for line in ["diff a b", "diff b a", "diff a b --objects model"] {
+        let found = checkpoint(folder.path(), line);
+        found.expect(2, &["the checkpoint b is damaged", "optimizer.safetensors: its content has changed"]);
+        assert_eq!(found.stdout, "");
+    }
 }
 
 #[test]
@@ -351,12 +410,14 @@ fn objects_may_be_chosen(#[case] flags: &str, #[case] code: i32) {
     "neither checkpoint has an object `head`; there are model, optimizer, scheduler"
 )]
 #[case("diff a nowhere", "there is no folder nowhere")]
-#[case("diff a empty", "the save into empty was not completed")]
+#[case("diff a empty", "empty is no checkpoint")]
+#[case("diff a checkpoint_3", "the save into checkpoint_3 was not completed")]
 #[case("diff a", "<B>")]
 #[case("diff a damaged", "the checkpoint damaged is damaged")]
 fn what_cannot_be_compared_is_neither_equal_nor_different(#[case] line: &str, #[case] words: &str) {
     let folder = pair(1, &run(), &values());
     fs::create_dir(folder.path().join("empty")).unwrap();
+    fs::create_dir(folder.path().join("checkpoint_3")).unwrap();
     write_checkpoint(&folder.path().join("damaged"), 1, &run(), &values());
     fs::remove_file(folder.path().join("damaged/model.safetensors")).unwrap();
     checkpoint(folder.path(), line).expect(2, &[words]);

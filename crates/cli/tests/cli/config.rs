@@ -330,7 +330,7 @@ fn a_file_is_converted_to_version_2_where_it_is_asked_for() {
             "backward_prefetch BACKWARD_PRE is left out",
             "2.yaml is written; beside the order of its keys it differs by:",
             "- fsdp_config.fsdp_backward_prefetch: BACKWARD_PRE",
-            "- tpu_env: (not shown)",
+            "- tpu_env: []",
             "+ fsdp_config.fsdp_version: 2",
         ],
     );
@@ -352,7 +352,7 @@ fn what_cannot_be_converted_stays_as_it_is(#[case] file: &str, #[case] words: &s
     home.run(&["to-fsdp2", "--config_file", text(&path), "--overwrite"]).expect(1, &[words]);
     assert_eq!(fs::read_to_string(&path).unwrap(), file);
     home.run(&["to-fsdp2", "--config_file", text(&home.path("none.yaml")), "--overwrite"])
-        .expect(1, &["none.yaml cannot be read"]);
+        .expect(1, &["there is no configuration file", "none.yaml"]);
 }
 
 /// Explain calls settings as the file does, with the section, and tells what changes nothing.

@@ -116,7 +116,8 @@ fn what_cannot_be_carried_over_is_named() {
     let folder = copied("adamw");
     let found = run(folder.path(), &format!("{NAMED} --json --dataloaders 2"));
     let report: Value = serde_json::from_str(&found.stdout).unwrap();
-    let left: Vec<&str> = report["left_out"].as_array().unwrap().iter().map(|it| it["what"].as_str().unwrap()).collect();
+    let left: Vec<&str> =
+        report["left_out"].as_array().unwrap().iter().map(|it| it["what"].as_str().unwrap()).collect();
     assert_eq!(left, ["custom_checkpoint_1.pkl", "random_states: numpy_random_seed, random_state"]);
     assert!(report["left_out"][0]["reason"].as_str().unwrap().contains("__main__.Pickled"), "{report}");
     let objects = description(&folder.path().join("dst")).objects;
@@ -162,7 +163,11 @@ fn python_has_the_same_again_after_both_ways(#[case] name: &str, #[case] line: &
     run(folder.path(), "convert python again").expect(0, &[]);
     for file in ["model.safetensors", "optimizer.safetensors", "random_states.safetensors"] {
         if file != "optimizer.safetensors" || path("dst").join(file).exists() {
-            assert_eq!(fs::read(path("dst").join(file)).unwrap(), fs::read(path("again").join(file)).unwrap(), "{file}");
+            assert_eq!(
+                fs::read(path("dst").join(file)).unwrap(),
+                fs::read(path("again").join(file)).unwrap(),
+                "{file}"
+            );
         }
     }
     let (one, other) = (description(&path("dst")), description(&path("again")));
@@ -176,7 +181,8 @@ fn python_has_the_same_again_after_both_ways(#[case] name: &str, #[case] line: &
     let settings = |folder: &str| match plain(&path(folder).join("optimizer.bin")).get("param_groups") {
         Some(Plain::List(groups)) => {
             let setting = |name: &str| groups.iter().map(|group| group.get(name).cloned()).collect::<Vec<_>>();
-            ["lr", "betas", "eps", "weight_decay", "momentum", "dampening", "nesterov", "initial_lr", "fused", "params"].map(setting)
+            ["lr", "betas", "eps", "weight_decay", "momentum", "dampening", "nesterov", "initial_lr", "fused", "params"]
+                .map(setting)
         }
         other => panic!("{other:?}"),
     };
@@ -202,7 +208,10 @@ fn own() -> (Vec<Tensor>, Values) {
     let values = [
         ("optimizer", json!({ "param_groups": [group] })),
         ("scheduler", json!({ "last_epoch": 3, "_step_count": 4, "base_lrs": [0.2], "_last_lr": [0.1] })),
-        ("scaler", json!({ "scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 7 })),
+        (
+            "scaler",
+            json!({ "scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 7 }),
+        ),
         ("dataloader", json!({ "epoch": 1, "rows_delivered": 24 })),
         ("custom_checkpoint_0", json!({ "step": 3 })),
     ];
@@ -222,7 +231,8 @@ fn python_gets_numbers_for_names_and_all_that_its_classes_need() {
     write_own(&folder.path().join("own"), 1, |tensor| tensor);
     let found = run(folder.path(), "convert own python");
     found.expect(0, &[]);
-    assert!(found.stdout.contains("skip_first_batches"), "the place of the loader is named: {}", found.stdout);
+    let place = "dataloader at epoch 1, 24 rows: Python's load_state has no place for it";
+    assert!(found.stdout.contains(place) && found.stdout.contains("skip_first_batches"), "{}", found.stdout);
     let optimizer = plain(&folder.path().join("python/optimizer.bin"));
     let Some(Plain::List(groups)) = optimizer.get("param_groups") else { panic!("{optimizer:?}") };
     assert_eq!(groups[0].get("params"), Some(&Plain::List(vec![Plain::Int(0), Plain::Int(1)])));
@@ -233,7 +243,10 @@ fn python_gets_numbers_for_names_and_all_that_its_classes_need() {
     let scheduler = plain(&folder.path().join("python/scheduler.bin"));
     assert_eq!(scheduler.get("lr_lambdas"), Some(&Plain::List(vec![Plain::None])));
     let scaler = plain(&folder.path().join("python/scaler.pt"));
-    assert_eq!((scaler.get("scale"), scaler.get("_growth_tracker")), (Some(&Plain::Float(1024.0)), Some(&Plain::Int(7))));
+    assert_eq!(
+        (scaler.get("scale"), scaler.get("_growth_tracker")),
+        (Some(&Plain::Float(1024.0)), Some(&Plain::Int(7)))
+    );
     assert_eq!(plain(&folder.path().join("python/custom_checkpoint_0.pkl")).get("step"), Some(&Plain::Int(3)));
     assert!(folder.path().join("python/random_states_0.pkl").exists());
 }
@@ -253,6 +266,69 @@ fn a_sharded_run_becomes_what_a_whole_one_does(#[case] world_size: usize, #[case
         assert_eq!(read("a", file), read("b", file), "{file}");
     }
     assert!(folder.path().join(format!("b/random_states_{}.pkl", world_size - 1)).exists());
+}
+
+/// What Python Accelerate saves of a run with FSDP: the model in parts, and an optimizer in parts, which is named.
+#[test]
+fn a_model_of_fsdp_becomes_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (fixtures().join("../weights/dcp_fsdp_2"), folder.path().join("src/pytorch_model_fsdp_0"));
+    fs::create_dir_all(&to).unwrap();
+    fs::create_dir(folder.path().join("src/optimizer_0")).unwrap();
+    for entry in fs::read_dir(&from).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+    let found = run(folder.path(), "convert src dst");
+    found.expect(0, &[]);
+    assert!(found.stdout.contains("optimizer_0: an optimizer of FSDP in parts"), "{}", found.stdout);
+    run(folder.path(), "verify dst").expect(0, &[]);
+    let mut command = accelerate();
+    command.arg("merge-weights").args([&from, &folder.path().join("merged")]);
+    finished(command).expect(0, &[]);
+    let [converted, merged] =
+        ["dst", "merged"].map(|name| fs::read(folder.path().join(name).join("model.safetensors")));
+    assert_eq!(converted.unwrap(), merged.unwrap());
+}
+
+#[test]
+fn each_process_keeps_random_numbers_of_its_own() {
+    let folder = copied("named");
+    let [first, second] = [0, 1].map(|rank| folder.path().join(format!("src/random_states_{rank}.pkl")));
+    fs::copy(first, second).unwrap();
+    run(folder.path(), "convert src dst").expect(0, &[]);
+    let (dst, python) = (folder.path().join("dst"), folder.path().join("python"));
+    assert_eq!(description(&dst).world_size, 2);
+    let random = tensors_in(&dst.join("random_states.safetensors"));
+    assert_eq!(random.keys().collect::<Vec<_>>(), ["rank_0.cpu", "rank_1.cpu"]);
+    run(folder.path(), "convert dst python").expect(0, &[]);
+    let fresh =
+        [0, 1].map(|rank| plain(&python.join(format!("random_states_{rank}.pkl"))).get("random_state").cloned());
+    assert!(fresh[0].is_some() && fresh[0] != fresh[1], "Python's own begin with other seeds");
+}
+
+#[test]
+fn a_loss_scale_is_carried_over() {
+    let folder = copied("adamw");
+    run(folder.path(), NAMED).expect(0, &[]);
+    let wanted = json!({
+        "scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 100, "_growth_tracker": 0,
+    });
+    assert_eq!(description(&folder.path().join("dst")).objects["scaler"].values, wanted);
+}
+
+/// A pickle holds the names of functions that run where Python loads it. What is written here names four of PyTorch's.
+#[test]
+fn what_python_gets_runs_nothing_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    write_own(&folder.path().join("own"), 2, Tensor::sharded);
+    run(folder.path(), "convert own python").expect(0, &[]);
+    for entry in fs::read_dir(folder.path().join("python")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension != "safetensors") {
+            plain(&path);
+        }
+    }
 }
 
 #[test]

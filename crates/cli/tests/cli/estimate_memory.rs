@@ -135,10 +135,10 @@ fn a_plan_shows_units_and_the_memory_of_each_phase() {
     expect_lines(
         &found,
         &[
-            "plan for 2 ranks: FULL_SHARD, 4 parameters, 808 B in all",
-            "unit 0: (root): 1 parameters of float32, 100 elements, 50 on each rank",
-            "unit 2: h.10: 1 parameters of float32, 50 elements, 25 on each rank",
-            "unit 3: (root): 1 parameters of int64, frozen, 1 elements, 1 on each rank",
+            "plan for 2 ranks: FULL_SHARD, 4 parameter tensors, 808 B in all",
+            "unit 0: (root): 1 parameter tensor of float32, 100 elements, 50 on each rank",
+            "unit 2: h.10: 1 parameter tensor of float32, 50 elements, 25 on each rank",
+            "unit 3: (root): 1 parameter tensor of int64, frozen, 1 elements, 1 on each rank",
             "each rank parameters gradients optimizer state gathered units total",
             // The parts of the root come first, while all is whole.
             "load 1.01 KB - - - 1.01 KB ███████████",
@@ -163,12 +163,12 @@ fn a_plan_shows_units_and_the_memory_of_each_phase() {
 #[case("--num-processes 4 --zero-stage 1", "plan for 4 ranks: OPTIMIZER_STATE,", [848, 816, 408])]
 #[case("--num_processes 2 --zero_stage 2", "plan for 2 ranks: OPTIMIZER_STATE_AND_GRADIENTS,", [816, 400, 800])]
 #[case("--num_processes 2 --zero_stage 3", "plan for 2 ranks: FULL_SHARD", [408, 400, 800])]
-#[case("--num_processes 2 --dtypes bfloat16", "plan for 2 ranks: FULL_SHARD, 4 parameters, 408 B", [208, 200, 400])]
+#[case("--num_processes 2 --dtypes bfloat16", "plan for 2 ranks: FULL_SHARD, 4 parameter tensors, 408 B", [208, 200, 400])]
 #[case("--num_processes 2 --offload_optimizer_device cpu", "plan for 2 ranks: FULL_SHARD", [408, 400, 800])]
 #[case("--num_processes 2 --zero_stage 1 --offload_optimizer_device nvme", "plan for 2 ranks: OPT", [816, 800, 0])]
 #[case(
     "--num_processes 2 --offload-optimizer-device nvme --offload-param-device nvme",
-    "plan for 2 ranks: FULL_SHARD, 4 parameters, 808 B in all\n  optimizer state: on NVMe while not in use\n",
+    "plan for 2 ranks: FULL_SHARD, 4 parameter tensors, 808 B in all\n  optimizer state: on NVMe while not in use\n",
     [0, 400, 0]
 )]
 fn every_flag_has_its_effect_on_the_plan(#[case] flags: &str, #[case] head: &str, #[case] bytes: [u64; 3]) {

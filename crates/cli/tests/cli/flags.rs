@@ -14,6 +14,7 @@ use crate::support::{Finished, accelerate, finished, launch};
 type Flag = (&'static str, &'static str, &'static str, &'static str);
 
 const FSDP: &str = "--use_fsdp";
+const HYBRID: &str = "--num_processes 2 --use_fsdp --fsdp_sharding_strategy HYBRID_SHARD";
 const ZERO3: &str = "--use_deepspeed --zero_stage 3";
 /// Only programs in Python can be compiled while they run.
 const PYTHON: &str = "-m --dynamo_backend inductor";
@@ -154,7 +155,10 @@ const REFUSED: &[Flag] = &[
 
 /// Flags that the reference does not have.
 const OWN: &[Flag] = &[
-    ("dp_shard_size", "2", "", "--num_processes 2 --use_fsdp --fsdp_sharding_strategy HYBRID_SHARD"),
+    ("stop_at", "2030-01-31T18:00:00Z", "", ""),
+    ("stop_margin", "30", "", ""),
+    ("shutdown_grace_period", "60", "", ""),
+    ("dp_shard_size", "2", "", HYBRID),
     ("fsdp_ignored_modules", "layers.*", "", FSDP),
 ];
 
@@ -239,7 +243,7 @@ const OF_THE_LAUNCHER: [(&str, &str, &str); 11] = [
     ("main_process_ip", "MASTER_ADDR", "10.0.0.7"),
     ("main_process_port", "MASTER_PORT", "4321"),
     ("gpu_ids", "CUDA_VISIBLE_DEVICES", "0,2"),
-    ("num_cpu_threads_per_process", "OMP_NUM_THREADS", "61"),
+    ("num_cpu_threads_per_process", "OMP_NUM_THREADS", "7"),
     ("role", "ROLE_NAME", "trainer"),
     ("log_dir", "TORCHELASTIC_ERROR_FILE", "/logs"),
     ("tee", "", "3"),
@@ -279,7 +283,7 @@ fn environment(setting: &Setting, said: Option<(&str, &str)>) -> (BTreeMap<Strin
 /// What must be said so that the setting counts.
 fn beside(setting: &Setting) -> &'static str {
     match (setting.flag().unwrap(), setting.section) {
-        ("dp_shard_size", _) => OWN[0].3,
+        ("dp_shard_size", _) => HYBRID,
         ("fsdp_min_num_params", _) => "--num_processes 2 --use_fsdp --fsdp_auto_wrap_policy SIZE_BASED_WRAP",
         ("fsdp_transformer_layer_cls_to_wrap", _) => {
             "--num_processes 2 --use_fsdp --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP"
@@ -345,8 +349,8 @@ fn complaint(setting: &Setting, source: &str, value: &str, without: &BTreeMap<St
 /// Flag, variable and file say it, each with its place; without them nothing says it.
 #[test]
 fn every_flag_and_its_variable_and_key_reach_the_processes() {
-    // These need each other, or a file, and have tests of their own; there is only one backend.
-    let skipped = ["deepspeed_config_file", "num_machines", "machine_rank", "rdzv_backend"];
+    // These need each other, or a file, or are for the launcher alone, and have tests of their own; there is only one backend.
+    let skipped = ["deepspeed_config_file", "num_machines", "machine_rank", "rdzv_backend", "shutdown_grace_period"];
     let mut checked = 0;
     let mut complaints = Vec::new();
     for setting in settings().filter(|setting| setting.standing() == Standing::Honoured) {

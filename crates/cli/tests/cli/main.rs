@@ -18,6 +18,7 @@ mod help;
 mod logs;
 mod man;
 mod merge_weights;
+mod names;
 mod orphans;
 mod output;
 mod programs;

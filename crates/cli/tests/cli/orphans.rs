@@ -39,6 +39,23 @@ fn without_its_guard_the_launcher_still_takes_its_ranks_along() {
     witness.expect_nobody_survives();
 }
 
+/// As `killall -9 accelerate` does: the guard has another name, and takes along what ranks have started.
+#[test]
+fn killing_all_processes_of_the_launchers_name_leaves_nothing() {
+    let mut witness = Witness::new();
+    let mut child = witness.start(launch_script(2, &[], &family()));
+    witness.wait_for("ready", 6);
+    let guard = guard_of(child.id());
+    let name = |number: i32| std::fs::read_to_string(format!("/proc/{number}/comm")).unwrap();
+    assert_eq!(name(child.id().cast_signed()), "accelerate\n");
+    if name(guard.as_raw_nonzero().get()) == "accelerate\n" {
+        kill_process(guard, Signal::KILL).unwrap();
+    }
+    send(&child, Signal::KILL);
+    child.wait().unwrap();
+    witness.expect_nobody_survives();
+}
+
 fn guard_of(launcher: u32) -> Pid {
     let children = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {
         let number: i32 = entry.unwrap().file_name().to_str()?.parse().ok()?;

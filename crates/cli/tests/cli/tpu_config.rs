@@ -54,7 +54,7 @@ fn the_command_is_printed(#[case] words: &[&str], #[case] wanted: &str) {
 #[case(&["--tpu_name", "a", "--command", "x"], "the zone of the TPU is not known")]
 #[case(&["--tpu_name", "a", "--tpu_zone", "b"], "there is no command to run on the TPU")]
 #[case(&["--tpu_name", "a", "--tpu_zone", "b", "--command_file", "/"], "/ cannot be read: it is a folder")]
-#[case(&["--config_file", "nowhere.yaml"], "nowhere.yaml cannot be read")]
+#[case(&["--config_file", "nowhere.yaml"], "there is no configuration file nowhere.yaml")]
 fn what_is_missing_is_named(#[case] words: &[&str], #[case] wanted: &str) {
     let mut command = accelerate();
     command.arg("tpu-config").args(words);

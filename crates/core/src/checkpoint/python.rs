@@ -9,7 +9,7 @@ mod random;
 mod values;
 
 pub use names::{Origin, Parameters, name_parameters};
-pub use optimizer::{PythonGroup, PythonOptimizer};
+pub use optimizer::{Named, PythonGroup, PythonOptimizer};
 pub use random::{FRESH_WORDS, fresh_random_states};
 pub use values::{Left, from_json, schedule_from_json, to_json};
 
@@ -36,6 +36,9 @@ pub enum PythonFile {
     Custom(usize),
 }
 
+/// What names of files of a kind begin with, what they end with, and the kind.
+type Kind = (&'static str, &'static [&'static str], fn(usize) -> PythonFile);
+
 impl PythonFile {
     /// What a file of this name is.
     ///
@@ -57,7 +60,7 @@ impl PythonFile {
             number(rest.strip_prefix('_')?).filter(|&number| number > 0)
         };
         let of_process = |stem: &str| number(name.strip_prefix(stem)?.strip_suffix(".pkl")?);
-        let kinds: [(&str, &[&str], fn(usize) -> Self); 6] = [
+        let kinds: [Kind; 6] = [
             ("model", &[".safetensors", ".safetensors.index.json"], Self::Model),
             ("pytorch_model", &[".bin", ".bin.index.json"], Self::TorchModel),
             ("optimizer", &[".bin"], Self::Optimizer),

@@ -1,9 +1,13 @@
 //! What a launcher asks: how many processes, where, in which precision.
 
+use super::process_group::{duration_of_seconds, seconds_of_duration};
 use super::{MixedPrecision, Tee};
 use crate::names::{ComputeEnvironment, DistributedType, LogLevel};
+use crate::settings::SettingValue;
 use crate::settings::record::record;
+use serde::{Deserialize, Deserializer, Serializer};
 use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
 
 const NO_TPU: &str = "libtorch without Python has no TPU; leave it out";
 pub(super) const NO_SAGEMAKER: &str =
@@ -100,6 +104,25 @@ record! {
         /// names them, where FOLDER is that of --log_dir, or else a new one for temporary files. The terminal shows the same as
         /// without.
         tee: Tee = Tee::default() => setting().own_key().launcher().flag("tee");
+        /// When the run has to be over: a time such as 2030-01-31T18:00:00+01:00, or seconds since 1970.
+        ///
+        /// A program that asks `should_stop` is told to save and to end the stop_margin before, on all ranks at the same step.
+        #[serde(serialize_with = "text_of_time", deserialize_with = "time_of_text")]
+        stop_at: SystemTime => setting().own_key().flag("stop_at");
+        /// When the allocation of the job ends, as Slurm says it. The earlier of this and stop_at counts.
+        #[serde(serialize_with = "text_of_time", deserialize_with = "time_of_text")]
+        allocation_end: SystemTime => setting().own_key().variable("SLURM_JOB_END_TIME").silent(&["0"]);
+        /// How long before the end `should_stop` says so.
+        ///
+        /// It has to be long enough for one step and one save. Default 120 seconds.
+        #[serde(serialize_with = "seconds_of_duration", deserialize_with = "duration_of_seconds")]
+        stop_margin: Duration = Duration::from_secs(120) => setting().own_key().flag("stop_margin");
+        /// Seconds between asking processes to end and making them (SIGKILL), after the launcher was interrupted or told to end.
+        ///
+        /// Raise it for programs that save then, as those do that ask `should_stop`. A second Ctrl-C does not wait.
+        #[serde(serialize_with = "seconds_of_duration", deserialize_with = "duration_of_seconds")]
+        shutdown_grace_period: Duration = Duration::from_secs(10) => setting().own_key().launcher()
+            .flag("shutdown_grace_period");
         /// The folder under which --tee writes its files.
         ///
         /// Without --tee, as under torchrun, it holds only what programs write into TORCHELASTIC_ERROR_FILE.
@@ -143,4 +166,48 @@ record! {
         /// Arguments of mpirun about cores.
         mpirun_ccl: String => setting().refused(NO_MPIRUN);
     }
+}
+
+impl ClusterSettings {
+    /// From when on a program is told to save and to end: [`stop_margin`](Self::stop_margin) before
+    /// [`stop_at`](Self::stop_at) or the end of the allocation, whichever is earlier. `None` without either.
+    ///
+    /// ```
+    /// use accelerate_core::config::ClusterSettings;
+    /// use std::time::{Duration, SystemTime};
+    /// let after = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+    /// let cluster = ClusterSettings {
+    ///     stop_at: Some(after(9_000)),
+    ///     allocation_end: Some(after(5_000)),
+    ///     stop_margin: Duration::from_secs(60),
+    ///     ..Default::default()
+    /// };
+    /// assert_eq!(cluster.stops_from(), Some(after(4_940)));
+    /// ```
+    pub fn stops_from(&self) -> Option<SystemTime> {
+        let end = self.run_end()?;
+        Some(end.checked_sub(self.stop_margin).unwrap_or(SystemTime::UNIX_EPOCH))
+    }
+
+    /// When the run has to be over.
+    pub fn run_end(&self) -> Option<SystemTime> {
+        [self.stop_at, self.allocation_end].into_iter().flatten().min()
+    }
+}
+
+fn text_of_time<S: Serializer>(time: &Option<SystemTime>, serializer: S) -> Result<S::Ok, S::Error> {
+    match time {
+        None => serializer.serialize_none(),
+        Some(time) => serializer.serialize_str(&time.write()),
+    }
+}
+
+fn time_of_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SystemTime>, D::Error> {
+    let text = match Option::<serde_json::Value>::deserialize(deserializer)? {
+        None | Some(serde_json::Value::Null) => return Ok(None),
+        Some(serde_json::Value::String(text)) => text,
+        Some(other) => other.to_string(),
+    };
+    let wanted = || serde::de::Error::custom(format!("{text:?} is not {}", SystemTime::KIND.wanted()));
+    SystemTime::read(&text).map(Some).ok_or_else(wanted)
 }

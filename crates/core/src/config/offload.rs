@@ -1,5 +1,6 @@
 //! Where to keep what is not in use, for both doors to sharding.
 
+use crate::files::ShownPath;
 use crate::names::spelled_enum;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -64,7 +65,7 @@ impl fmt::Display for OffloadTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cpu => f.write_str("cpu"),
-            Self::Nvme(path) => write!(f, "nvme at {}", path.display()),
+            Self::Nvme(path) => write!(f, "nvme at {}", path.shown()),
         }
     }
 }

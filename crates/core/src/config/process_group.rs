@@ -83,19 +83,22 @@ impl ProcessGroupSettings {
     }
 }
 
-fn seconds_of_duration<S: Serializer>(timeout: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
-    match timeout {
+pub(super) fn seconds_of_duration<S: Serializer>(
+    duration: &Option<Duration>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match duration {
         None => serializer.serialize_none(),
-        Some(timeout) if timeout.subsec_nanos() == 0 => serializer.serialize_u64(timeout.as_secs()),
-        Some(timeout) => serializer.serialize_f64(timeout.as_secs_f64()),
+        Some(duration) if duration.subsec_nanos() == 0 => serializer.serialize_u64(duration.as_secs()),
+        Some(duration) => serializer.serialize_f64(duration.as_secs_f64()),
     }
 }
 
-fn duration_of_seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+pub(super) fn duration_of_seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
     let Some(seconds) = Option::<f64>::deserialize(deserializer)? else {
         return Ok(None);
     };
     Duration::try_from_secs_f64(seconds)
         .map(Some)
-        .map_err(|cause| serde::de::Error::custom(format!("timeout is {seconds} seconds: {cause}")))
+        .map_err(|cause| serde::de::Error::custom(format!("{seconds} seconds are no length of time: {cause}")))
 }

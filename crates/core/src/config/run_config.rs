@@ -31,7 +31,7 @@ use super::{
     ProjectSettings, QuantizationSettings, TensorParallelSettings, TorchDynamoPlugin, TorchTensorParallelPlugin,
 };
 use crate::Result;
-use crate::settings::{Origin, Origins, Record, Setting, shortened};
+use crate::settings::{Origin, Origins, Record, Setting, shortened_line};
 
 /// Lists the records once: the field that holds one, the form that is written, the form that is read.
 macro_rules! records {
@@ -221,7 +221,7 @@ impl std::fmt::Display for Message {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { setting, found, origin, why } = self;
         let name = name_for(setting, origin);
-        write!(f, "{name} is {} ({origin}), which has no effect: {why}", shortened(found))
+        write!(f, "{name} is {} ({origin}), which has no effect: {why}", shortened_line(found))
     }
 }
 

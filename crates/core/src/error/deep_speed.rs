@@ -1,7 +1,8 @@
 //! What can be wrong with a DeepSpeed configuration.
 
 use crate::config::DeepSpeedFile;
-use crate::settings::{Position, shortened};
+use crate::files::ShownPath;
+use crate::settings::{Position, shortened, shortened_line};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -19,10 +20,10 @@ pub(crate) enum DeepSpeedErrorKind {
     TooLarge { bytes: usize, most: usize },
     #[error(
         "the DeepSpeed configuration file {} cannot be read; deepspeed_config_file is the path of a JSON file, or its content",
-        shortened(&path.to_string_lossy())
+        shortened(&path.shown())
     )]
     File { path: PathBuf },
-    #[error("{}: {}", shortened(&file.path.to_string_lossy()), problem.text(Some(file)))]
+    #[error("{}: {}", shortened(&file.path.shown()), problem.text(Some(file)))]
     InFile { file: DeepSpeedFile, problem: Box<Self> },
     #[error("the DeepSpeed configuration cannot be honoured as it is:{}", listed(problems, None))]
     Document { problems: Vec<Problem> },
@@ -191,14 +192,14 @@ impl Entry for Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let key = shortened(self.key().unwrap_or_default());
+        let key = shortened_line(self.key().unwrap_or_default());
         match self {
             Self::Unknown { nearest: Some(nearest), .. } => {
                 write!(f, "{key} is not known; {nearest} is. Correct or remove it")
             }
             Self::Unknown { nearest: None, .. } => write!(f, "{key} is not known; remove it"),
             Self::Refused { found, instead, .. } => write!(f, "{key} is {found}, which is not available: {instead}"),
-            Self::Foreign { owner, .. } => write!(f, "{key} is not a parameter of {owner}; remove it"),
+            Self::Foreign { owner, .. } => write!(f, "{key} is not a setting of {owner}; remove it"),
             Self::Name { error, .. } => write!(f, "{key}: {error}"),
             Self::Value { found, wanted, .. } => write!(f, "{key} is {found}, but must be {wanted}"),
             Self::Missing { why, .. } => write!(f, "{key} is missing: {why}"),

@@ -1,6 +1,7 @@
 //! What can be wrong with a plan.
 
 use crate::config::ShardingStrategy;
+use crate::files::in_one_line;
 use crate::plan::Phase;
 use crate::weight_files::format_size;
 use std::fmt;
@@ -11,7 +12,7 @@ pub(crate) enum PlanErrorKind {
         "{strategy} on {} takes {} of memory on each at its peak ({phase}), {}, but there is only {}; the \
          largest {} is {} with {}. {}",
         ranks(*world_size), format_size(*needed_bytes), activations(*activation_bytes), format_size(*available_bytes),
-        largest.0, largest.1, format_size(largest.2), cure(alternatives, *activation_bytes)
+        largest.0, in_one_line(&largest.1), format_size(largest.2), cure(alternatives, *activation_bytes)
     )]
     DoesNotFit {
         strategy: ShardingStrategy,

@@ -8,7 +8,9 @@ const NAMES: &str = "write them with Python, as `accelerate checkpoint convert -
 pub(crate) enum PythonErrorKind {
     #[error("it is not the state of an optimizer of PyTorch: {reason}")]
     Optimizer { reason: String },
-    #[error("{found} names of parameters are said, and the optimizer has {wanted} parameters; one for each is wanted, in its order")]
+    #[error(
+        "{found} names of parameters are said, and the optimizer has {wanted} parameters; one for each is wanted, in its order"
+    )]
     ParameterCount { found: usize, wanted: usize },
     #[error("two of its parameters are called `{name}`")]
     ParameterTwice { name: String },
@@ -17,7 +19,9 @@ pub(crate) enum PythonErrorKind {
          of the model has one name, which is the one to be used"
     )]
     NoSuchParameter { name: String },
-    #[error("`{name}` has shape {found:?} in the model, and the optimizer's state of it has {wanted:?}; the order of names is another one")]
+    #[error(
+        "`{name}` has shape {found:?} in the model, and the optimizer's state of it has {wanted:?}; the order of names is another one"
+    )]
     ParameterShape { name: String, found: Vec<u64>, wanted: Vec<u64> },
     #[error("which parameter number {number} is cannot be told from the files: {}; {NAMES}", candidates_of(shape.as_deref(), candidates))]
     UnnamedParameter { number: usize, shape: Option<Vec<u64>>, candidates: Vec<String> },
@@ -28,7 +32,10 @@ fn candidates_of(shape: Option<&[u64]>, candidates: &[String]) -> String {
         (None, _) => "it has no state that tells its shape".to_owned(),
         (Some(shape), []) => format!("its state has shape {shape:?}, and no tensor of the model has"),
         (Some(shape), candidates) => {
-            format!("its state has shape {shape:?}, as more than one of its parameters or of {} have", candidates.join(", "))
+            format!(
+                "its state has shape {shape:?}, as more than one of its parameters or of {} have",
+                candidates.join(", ")
+            )
         }
     }
 }

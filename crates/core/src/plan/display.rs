@@ -2,6 +2,7 @@
 
 use super::{Collective, Operation, ParameterEntry, Placement, Plan, RankBytes, Unit};
 use crate::config::OffloadDevice;
+use crate::files::in_one_line;
 use crate::weight_files::format_size;
 use std::fmt;
 use std::ops::Deref;
@@ -72,7 +73,7 @@ impl Plan {
     /// let auto_wrap_policy = AutoWrapPolicy::TransformerBasedWrap;
     /// let plugin = FullyShardedSettings { auto_wrap_policy, ..Default::default() };
     /// let plan = plan_sharded(&Inventory { parameters }, &plugin, 2);
-    /// assert!(plan.summary().to_string().contains("units 0 to 23: h.0 to h.23, each with 1 parameters of float32"));
+    /// assert!(plan.summary().to_string().contains("units 0 to 23: h.0 to h.23, each with 1 parameter tensor of float32"));
     /// ```
     pub fn summary(&self) -> impl fmt::Display + '_ {
         Summary(self)
@@ -80,9 +81,9 @@ impl Plan {
 
     fn write_head(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bytes = format_size(self.inventory.total_bytes() as u64);
-        let num_parameters = self.inventory.parameters.len();
+        let tensors = counted_tensors(self.inventory.parameters.len());
         let (ranks, how) = (self.world_size, if self.units.is_empty() { "on each" } else { "in all" });
-        writeln!(f, "plan for {ranks} ranks: {}, {num_parameters} parameters, {bytes} {how}", self.sharding_strategy)?;
+        writeln!(f, "plan for {ranks} ranks: {}, {tensors}, {bytes} {how}", self.sharding_strategy)?;
         let offloads = [("optimizer state", self.optimizer_offload), ("parameters", self.params_offload)];
         for (what, device) in offloads {
             match device {
@@ -103,14 +104,20 @@ impl Plan {
                 Placement::Shard { unit } => format!("shard of unit {unit}"),
             };
             let ParameterEntry { name, shape, dtype, ties, .. } = parameter;
+            let name = in_one_line(name);
             write!(f, "  {name:width$}  {dtype} {shape:?}  {placement}", width = widest.unwrap_or(0))?;
             match ties.as_slice() {
                 [] => writeln!(f)?,
-                ties => writeln!(f, "  also {}", ties.join(", "))?,
+                ties => writeln!(f, "  also {}", in_one_line(&ties.join(", ")))?,
             }
         }
         Ok(())
     }
+}
+
+/// A count of tensors, which is not what people mean by the parameters of a model: those are elements.
+pub(super) fn counted_tensors(number: usize) -> String {
+    format!("{number} parameter tensor{}", if number == 1 { "" } else { "s" })
 }
 
 /// How often what is done with how many bytes, and what each rank has to send for it.
@@ -168,8 +175,8 @@ impl fmt::Display for Summary<'_> {
                     f,
                     "  units {first} to {}: {} to {}, each with {}",
                     first + run.len() - 1,
-                    start.path,
-                    end.path,
+                    in_one_line(&start.path),
+                    in_one_line(&end.path),
                     start.content()
                 )?,
                 few => {

@@ -1,5 +1,6 @@
 //! Parameters in shards: which are gathered together, and which elements each rank keeps.
 
+use super::display::counted_tensors;
 use super::{Inventory, ParameterEntry, Placement, Plan};
 use crate::Result;
 use crate::config::{
@@ -7,6 +8,7 @@ use crate::config::{
     ShardingStrategy,
 };
 use crate::error::config::ConfigErrorKind;
+use crate::files::in_one_line;
 use crate::mesh::Mesh;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -76,8 +78,8 @@ impl Unit {
     /// What is in it, for people.
     pub(super) fn content(&self) -> String {
         let frozen = if self.requires_grad { "" } else { ", frozen" };
-        let (count, elements, own) = (self.parameters.len(), self.num_elements, self.shard_elements);
-        format!("{count} parameters of {}{frozen}, {elements} elements, {own} on each rank", self.dtype)
+        let (tensors, elements, own) = (counted_tensors(self.parameters.len()), self.num_elements, self.shard_elements);
+        format!("{tensors} of {}{frozen}, {elements} elements, {own} on each rank", self.dtype)
     }
 
     /// Elements of the unit that rank `rank` keeps, without padding.
@@ -98,7 +100,7 @@ impl Unit {
 
 impl fmt::Display for Unit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.shown_path(), self.content())
+        write!(f, "{}: {}", in_one_line(self.shown_path()), self.content())
     }
 }
 

@@ -6,6 +6,7 @@
 use super::Position;
 use crate::Result;
 use crate::error::settings::SettingsErrorKind as Kind;
+use crate::files::in_one_line;
 use saphyr_parser::{Event, Marker, Parser, ScalarStyle};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -185,6 +186,16 @@ pub fn shortened(text: &str) -> String {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text.to_owned(),
     }
+}
+
+/// The same for a place without quotation marks: in one line, and without characters that a terminal would obey.
+///
+/// ```
+/// use accelerate_core::settings::shortened_line;
+/// assert_eq!(shortened_line("a\nb\u{1b}[2J"), "a\\nb\\u{1b}[2J");
+/// ```
+pub fn shortened_line(text: &str) -> String {
+    in_one_line(&shortened(text))
 }
 
 impl Node {

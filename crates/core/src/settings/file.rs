@@ -30,10 +30,18 @@ pub fn read_file(path: &Path) -> Result<String> {
     if metadata.len() > most {
         return Err(too_large(&format!("{} bytes", metadata.len())));
     }
-    let mut text = String::new();
-    File::open(path)?.take(most + 1).read_to_string(&mut text)?;
+    let mut bytes = Vec::new();
+    File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
     // Files of the kernel and files that grow have more than their metadata say.
-    if text.len() > MAX_BYTES { Err(too_large("more")) } else { Ok(text) }
+    if bytes.len() > MAX_BYTES {
+        return Err(too_large("more"));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let position = error.utf8_error().valid_up_to();
+        let line = 1 + error.as_bytes()[..position].iter().filter(|&&byte| byte == b'\n').count();
+        let text = format!("line {line} has bytes that are no text in UTF-8; write the file in the encoding UTF-8");
+        Error::new(ErrorKind::InvalidData, text)
+    })
 }
 
 fn too_large(found: &str) -> Error {

@@ -1,6 +1,7 @@
 //! Where a value came from.
 
 use super::Setting;
+use crate::files::ShownPath;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -60,8 +61,8 @@ impl fmt::Display for Origin {
             Self::Code => f.write_str("code"),
             Self::Flag(flag) => write!(f, "flag {flag}"),
             Self::Environment(name) => write!(f, "environment variable {name}"),
-            Self::File { path, position: None } => write!(f, "{}", path.display()),
-            Self::File { path, position: Some(position) } => write!(f, "{}:{position}", path.display()),
+            Self::File { path, position: None } => write!(f, "{}", path.shown()),
+            Self::File { path, position: Some(position) } => write!(f, "{}:{position}", path.shown()),
             Self::Derived(from) => f.write_str(from),
             Self::Default => f.write_str("default"),
         }

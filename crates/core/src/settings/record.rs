@@ -76,6 +76,17 @@ impl Setting {
         self.declaration.is_secret
     }
 
+    /// Is this value not to be printed? Of a secret setting, only that there is nothing in it may be known.
+    ///
+    /// ```
+    /// use accelerate_core::config::settings;
+    /// let tpu_env = settings().find(|setting| setting.path == "tpu_env").unwrap();
+    /// assert!(tpu_env.hides("TOKEN=1") && !tpu_env.hides("[]"));
+    /// ```
+    pub fn hides(&self, value: &str) -> bool {
+        self.is_secret() && !is_nothing(value)
+    }
+
     /// The key under which files are written.
     pub fn key(&self) -> &'static str {
         self.declaration.keys.first().copied().unwrap_or(self.field)
@@ -337,3 +348,8 @@ macro_rules! setting_path {
     };
 }
 pub(crate) use setting_path;
+
+/// A text without anything in it: an empty word, list or object, or the `null` of a file.
+pub(crate) fn is_nothing(value: &str) -> bool {
+    matches!(value.trim(), "" | "[]" | "{}" | "null")
+}

@@ -5,7 +5,7 @@ use crate::environment::str_to_bool;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// What kind of text a value is, for help, completions and error messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub enum ValueKind {
     Number,
     /// Seconds, fractions allowed.
     Seconds,
+    /// A moment: RFC 3339, or seconds since 1970.
+    Time,
     /// Any text.
     Text,
     /// A path in the file system.
@@ -52,6 +54,11 @@ impl ValueKind {
             Self::Integer { most } => whole_number(0, most),
             Self::Number => "a number".to_owned(),
             Self::Seconds => "a number of seconds of at least 0".to_owned(),
+            Self::Time => {
+                "a time with its offset such as 2030-01-31T18:00:00+01:00, or whole seconds since 1970 as date +%s \
+                 prints them"
+                    .to_owned()
+            }
             Self::Text => "text".to_owned(),
             Self::Path => "a path".to_owned(),
             Self::List => "words separated by commas".to_owned(),
@@ -82,6 +89,7 @@ impl ValueKind {
             Self::Integer { .. } => "N",
             Self::Number => "NUMBER",
             Self::Seconds => "SECONDS",
+            Self::Time => "TIME",
             Self::Text | Self::Choice(_) => "NAME",
             Self::Path => "PATH",
             Self::List => "NAMES",
@@ -188,6 +196,30 @@ impl SettingValue for Duration {
 
     fn write(&self) -> String {
         self.as_secs_f64().to_string()
+    }
+}
+
+/// Smaller numbers of seconds since 1970, up to the year 2001, are taken for durations that somebody has given by mistake.
+const FIRST_SECOND: u64 = 1_000_000_000;
+
+impl SettingValue for SystemTime {
+    const KIND: ValueKind = ValueKind::Time;
+
+    fn read(text: &str) -> Option<Self> {
+        let text = text.trim();
+        let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+        if !is_number {
+            return text.parse::<jiff::Timestamp>().ok().map(Self::from);
+        }
+        let seconds = text.parse().ok().filter(|seconds| FIRST_SECOND <= *seconds)?;
+        let time = Self::UNIX_EPOCH.checked_add(Duration::from_secs(seconds))?;
+        // One that can be written as a date: milliseconds cannot.
+        jiff::Timestamp::try_from(time).ok().map(Self::from)
+    }
+
+    fn write(&self) -> String {
+        let of_epoch = || self.duration_since(Self::UNIX_EPOCH).unwrap_or_default().as_secs().to_string();
+        jiff::Timestamp::try_from(*self).map_or_else(|_| of_epoch(), |time| time.to_string())
     }
 }
 

@@ -1,6 +1,6 @@
 //! Who writes what of a checkpoint, and what a description of one may say.
 
-use accelerate_core::checkpoint::{Checkpoint, HeldTensor, assign, checkpoint_number, outdated};
+use accelerate_core::checkpoint::{Checkpoint, Completed, HeldTensor, Retention, assign, checkpoint_number};
 use accelerate_core::layout::Layout;
 use proptest::prelude::*;
 use rstest::rstest;
@@ -82,12 +82,37 @@ proptest! {
     #[test]
     fn with_a_limit_the_newest_are_left(mut numbers in prop::collection::btree_set(0usize..50, 0..20), newest in 0usize..60, limit in 0usize..10) {
         numbers.insert(newest);
-        let committed: Vec<usize> = numbers.iter().rev().copied().collect();
-        for number in outdated(&committed, newest, Some(limit)) {
+        let completed: Vec<Completed> = numbers.iter().rev().map(|&number| Completed { number, metric: None }).collect();
+        let retention = Retention { total_limit: Some(limit), ..Default::default() };
+        for number in retention.outdated(&completed, newest) {
             prop_assert!(number != newest && numbers.remove(&number));
             prop_assert!(numbers.iter().all(|&left| left > number || left == newest));
         }
         prop_assert!(numbers.len() <= limit.max(1));
+    }
+
+    #[test]
+    fn what_is_kept_beside_the_newest_is_what_was_asked_for(
+        found in prop::collection::btree_map(0usize..50, prop::option::of(prop::num::f64::ANY), 1..20),
+        every in 0usize..10, best in 0usize..5, limit in 0usize..4,
+    ) {
+        let completed: Vec<Completed> = found.iter().map(|(&number, &metric)| Completed { number, metric }).collect();
+        let newest = *found.keys().next_back().unwrap();
+        let only_newest = Retention { total_limit: Some(limit), ..Default::default() };
+        let retention = Retention { keep_every: Some(every), keep_best: Some(best), ..only_newest };
+        let gone = retention.outdated(&completed, newest);
+        prop_assert!(gone.iter().all(|number| only_newest.outdated(&completed, newest).contains(number)));
+        prop_assert!(gone.iter().all(|number| every == 0 || number % every != 0));
+        let metric = |number: usize| found[&number].filter(|metric| !metric.is_nan());
+        let num_better = |metric: f64| completed.iter().filter(|it| it.metric.is_some_and(|it| it > metric)).count();
+        for number in only_newest.outdated(&completed, newest) {
+            let is_best = metric(number).is_some_and(|metric| num_better(metric) < best);
+            let is_gone = gone.contains(&number);
+            // Of equal ones the later counts, so that a best one may be gone; one that is not best may only stay as one of every so many.
+            prop_assert!(is_gone || is_best || every != 0 && number % every == 0, "{number} stays");
+            let is_alone = metric(number).is_some_and(|own| completed.iter().filter(|it| it.metric == Some(own)).count() == 1);
+            prop_assert!(!(is_gone && is_best && is_alone), "{number} is gone");
+        }
     }
 }
 

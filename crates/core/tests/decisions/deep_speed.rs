@@ -97,7 +97,7 @@ fn everything_that_cannot_be_honoured_is_in_one_error() {
         "zero_optimization.offload_param.devices is not known; zero_optimization.offload_param.device is",
         "amp is {\"enabled\":true}, which is not available: set \"fp16\"",
         "optimizer.type: \"OneBitAdam\" is not a DeepSpeed optimizer that is available; the choices are \"Adam\", \"AdamW\"",
-        "scheduler.params.total_num_steps is not a parameter of WarmupLR",
+        "scheduler.params.total_num_steps is not a setting of WarmupLR",
         "scheduler.params.warmup_num_steps is 0, but must be a whole number of at least 1",
     ] {
         assert!(text.contains(&format!("\n  - {wanted}")), "{wanted}: {text}");
@@ -123,10 +123,7 @@ fn everything_that_cannot_be_honoured_is_in_one_error() {
 #[case::betas(r#"{"optimizer": {"type": "Adam", "params": {"betas": [0.9]}}}"#, "optimizer.params.betas is [0.9]")]
 #[case::one(r#"{"optimizer": {"type": "Adam", "params": {"betas": [0.9, 2]}}}"#, "optimizer.params.betas is [0.9,2]")]
 #[case::no_optimizer(r#"{"optimizer": {"params": {"lr": 1}}}"#, "optimizer.type is missing: name one")]
-#[case::momentum(
-    r#"{"optimizer": {"type": "Adam", "params": {"momentum": 1}}}"#,
-    "momentum is not a parameter of Adam"
-)]
+#[case::momentum(r#"{"optimizer": {"type": "Adam", "params": {"momentum": 1}}}"#, "momentum is not a setting of Adam")]
 #[case::norm(
     r#"{"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1}}}"#,
     "set \"gradient_clipping\" at the top"

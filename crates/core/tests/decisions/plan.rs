@@ -44,7 +44,7 @@ fn a_plan_is_printed_for_people() {
     assert_eq!(
         plan.to_string(),
         "\
-plan for 2 ranks: NO_SHARD, 2 parameters, 2.4 KB on each
+plan for 2 ranks: NO_SHARD, 2 parameter tensors, 2.4 KB on each
   embedding.weight  float32 [300, 2]  replicate  also head.weight
   scale             float16 []  frozen
   bucket 0: 1 gradients of float32, 2.4 KB

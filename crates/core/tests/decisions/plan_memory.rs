@@ -188,18 +188,18 @@ fn a_summary_is_short_whatever_the_size_of_the_model() {
     assert_eq!(
         plan_sharded(&inventory, &plugin, 2).summary().to_string(),
         "\
-plan for 2 ranks: FULL_SHARD, 43 parameters, 688 B in all
-  unit 0: (root): 1 parameters of float32, 8 elements, 4 on each rank
-  units 1 to 40: h.0 to h.39, each with 1 parameters of float32, 4 elements, 2 on each rank
-  unit 41: tail.0: 1 parameters of float32, 2 elements, 1 on each rank
-  unit 42: tail.1: 1 parameters of float32, 2 elements, 1 on each rank
+plan for 2 ranks: FULL_SHARD, 43 parameter tensors, 688 B in all
+  unit 0: (root): 1 parameter tensor of float32, 8 elements, 4 on each rank
+  units 1 to 40: h.0 to h.39, each with 1 parameter tensor of float32, 4 elements, 2 on each rank
+  unit 41: tail.0: 1 parameter tensor of float32, 2 elements, 1 on each rank
+  unit 42: tail.1: 1 parameter tensor of float32, 2 elements, 1 on each rank
   collectives of a step: 86 all-gather of 1.38 KB, 43 reduce-scatter of 688 B; each rank sends 1.03 KB
 "
     );
     let plan = plan_data_parallel(&inventory, &DistributedDataParallelSettings::default(), 2);
     assert_eq!(
         plan.summary().to_string(),
-        "plan for 2 ranks: NO_SHARD, 43 parameters, 688 B on each\n  gradients travel in 1 buckets of up to 688 B\n  \
+        "plan for 2 ranks: NO_SHARD, 43 parameter tensors, 688 B on each\n  gradients travel in 1 buckets of up to 688 B\n  \
          collectives of a step: 1 all-reduce of 688 B; each rank sends 688 B\n"
     );
 }

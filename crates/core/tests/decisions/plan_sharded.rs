@@ -227,9 +227,9 @@ fn people_can_read_it() {
     let parameters = vec![entry("layers.0.weight", 5), entry("head", 4)];
     let text = plan_sharded(&Inventory { parameters }, &plugin(TransformerBasedWrap, &[], None), 2).to_string();
     assert!(text.contains("layers.0.weight  float32 [5]  shard of unit 0"), "{text}");
-    assert!(text.contains("unit 0: layers.0: 1 parameters of float32, 5 elements, 3 on each rank"), "{text}");
-    assert!(text.contains("unit 1: (root): 1 parameters"), "{text}");
-    assert!(text.starts_with("plan for 2 ranks: FULL_SHARD, 2 parameters, 36 B in all\n"), "{text}");
+    assert!(text.contains("unit 0: layers.0: 1 parameter tensor of float32, 5 elements, 3 on each rank"), "{text}");
+    assert!(text.contains("unit 1: (root): 1 parameter tensor of"), "{text}");
+    assert!(text.starts_with("plan for 2 ranks: FULL_SHARD, 2 parameter tensors, 36 B in all\n"), "{text}");
     let memory = "memory of each rank: 20 B parameters, 20 B gradients, 40 B optimizer state (Adam), 40 B gathered at once; \
                   at most 160 B (backward), without activations";
     assert!(text.contains(memory), "{text}");

@@ -47,6 +47,7 @@ pub(crate) fn samples(setting: &Setting) -> [String; 2] {
         (_, ValueKind::Integer { .. } | ValueKind::Auto(&ValueKind::Integer { .. })) => ["3", "4"],
         (_, ValueKind::Number | ValueKind::Seconds | ValueKind::Auto(_)) => ["2.5", "3.5"],
         (_, ValueKind::Path) => ["/some/path", "/other/path"],
+        (_, ValueKind::Time) => ["2030-01-31T18:00:00Z", "2031-01-31T18:00:00Z"],
         (_, ValueKind::Text) => ["some", "other"],
         (_, ValueKind::List) => ["a.b,c", "d"],
         (_, ValueKind::Choice(names)) => [names[names.len() - 1], names[names.len() - 2]],

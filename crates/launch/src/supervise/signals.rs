@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use accelerate_core::signals::Dispositions;
 use rustix::process::Signal;
 use signal_hook::consts as names;
 use signal_hook::iterator::backend::SignalDelivery;
@@ -56,7 +57,7 @@ impl StopSignals {
     ///
     /// The kernel takes no handler.
     pub fn listen() -> io::Result<Self> {
-        let dispositions = Dispositions::of_this_process();
+        let dispositions = dispositions();
         let wanted = STOPPING.into_iter().filter(|&signal| !dispositions.is_ignored(signal));
         let listening = wanted.map(|signal| {
             let flag = Arc::new(AtomicBool::new(false));
@@ -82,7 +83,7 @@ pub(crate) struct Signals {
 impl Signals {
     /// `is_foreground`: the rank shares this process's group, so the keys of the terminal reach it anyway.
     pub(crate) fn listen(is_foreground: bool) -> io::Result<Self> {
-        let dispositions = Dispositions::of_this_process();
+        let dispositions = dispositions();
         // What was ignored stays ignored: `nohup` must go on protecting the launch. But ignoring the end of
         // children would mean never to learn how they ended.
         let wanted: Vec<_> = STOPPING
@@ -146,6 +147,11 @@ fn event(signal: i32, is_foreground: bool) -> Option<Event> {
     }
 }
 
+/// Of this process. Where the kernel does not say, it ignores and catches nothing.
+fn dispositions() -> Dispositions {
+    std::fs::read_to_string("/proc/self/status").map(|text| Dispositions::parse(&text)).unwrap_or_default()
+}
+
 /// Stops this process as `SIGTSTP` would have, and returns when it continues.
 pub(crate) fn suspend_this_process() {
     let _ = signal_hook::low_level::emulate_default_handler(names::SIGTSTP);
@@ -172,49 +178,10 @@ fn default_switch(signal: i32, dispositions: &Dispositions) -> io::Result<Option
     Ok(Some(flag))
 }
 
-/// Which signals this process ignores and catches, as bit masks of the kernel.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Dispositions {
-    ignored: u64,
-    caught: u64,
-}
-
-impl Dispositions {
-    fn of_this_process() -> Self {
-        std::fs::read_to_string("/proc/self/status").map(|text| Self::parse(&text)).unwrap_or_default()
-    }
-
-    fn parse(status: &str) -> Self {
-        let mask = |name: &str| {
-            let value = status.lines().find_map(|line| line.strip_prefix(name))?;
-            u64::from_str_radix(value.trim(), 16).ok()
-        };
-        Self { ignored: mask("SigIgn:").unwrap_or(0), caught: mask("SigCgt:").unwrap_or(0) }
-    }
-
-    fn is_ignored(&self, signal: i32) -> bool {
-        self.ignored >> (signal - 1) & 1 == 1
-    }
-
-    fn is_caught(&self, signal: i32) -> bool {
-        self.caught >> (signal - 1) & 1 == 1
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_masks_of_the_kernel_count_from_signal_one() {
-        let dispositions =
-            Dispositions::parse("Name:\tx\nSigBlk:\t0\nSigIgn:\t0000000000001001\nSigCgt:\t0000000180004002\n");
-        assert!(dispositions.is_ignored(names::SIGHUP) && dispositions.is_ignored(names::SIGPIPE));
-        assert!(!dispositions.is_ignored(names::SIGINT));
-        assert!(dispositions.is_caught(names::SIGINT) && dispositions.is_caught(names::SIGTERM));
-        assert!(!dispositions.is_caught(names::SIGHUP));
-    }
 
     #[test]
     fn keys_of_the_terminal_are_left_to_a_program_in_the_foreground() {

@@ -131,7 +131,7 @@ fn received(place: &Tensor, layout: &Layout) -> Result<Tensor> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::super::{OpenCheckpoint, save_checkpoint};
+    use super::super::{OpenCheckpoint, PlannedSave};
     use super::*;
     use crate::session::ObjectState;
     use crate::{Accelerator, testing};
@@ -182,9 +182,10 @@ mod tests {
             let (folder, writers) = (folders[rank / per_machine].path(), FolderWriters(first..first + per_machine));
             let mut run = run_state(rank, by_columns);
             gather_whole(&mut run, group, folder, &writers, full)?;
-            save_checkpoint(&run, group, folder, &writers)?;
             let numels = run.objects.values().flat_map(|state| state.tensors.values()).map(Tensor::numel);
-            Ok(numels.sum::<usize>())
+            let numel = numels.sum::<usize>();
+            PlannedSave::new(run, group, folder, writers)?.write(group)?;
+            Ok(numel)
         })
         .unwrap();
         let group = Group::single_process();

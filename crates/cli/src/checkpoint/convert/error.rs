@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use accelerate_core::files::ShownPath;
+
 use accelerate_core::weight_files::shown;
 
 #[derive(Debug, thiserror::Error)]
@@ -10,34 +12,36 @@ pub(super) enum ConvertError {
     #[error(
         "{} is no checkpoint: it has neither checkpoint.manifest.json, which `save_state` of this library writes, nor \
          model.safetensors, pytorch_model.bin, optimizer.bin or another file that Python Accelerate's writes{}",
-        folder.display(),
+        folder.shown(),
         if *is_distributed { "; it is one of torch.distributed.checkpoint, which `accelerate merge-weights` makes a model of" } else { "" }
     )]
     NoCheckpoint { folder: PathBuf, is_distributed: bool },
-    #[error("{} has {found}, and {missing} is missing; copy all files of the checkpoint", folder.display())]
+    #[error("{} has {found}, and {missing} is missing; copy all files of the checkpoint", folder.shown())]
     Gap { folder: PathBuf, found: String, missing: String },
-    #[error("{} cannot be converted", path.display())]
+    #[error("{} cannot be converted", path.shown())]
     State { path: PathBuf, source: accelerate_core::Error },
-    #[error("{} cannot be converted: {reason}", path.display())]
+    #[error("{} cannot be converted: {reason}", path.shown())]
     Values { path: PathBuf, reason: String },
-    #[error("{} cannot be read: {reason}", path.display())]
+    #[error("{} cannot be read: {reason}", path.shown())]
     Names { path: PathBuf, reason: String },
-    #[error("--parameter_names is there {found} times, and the checkpoint has {wanted} optimizers; one file for each is wanted")]
+    #[error(
+        "--parameter_names is there {found} times, and the checkpoint has {wanted} optimizers; one file for each is wanted"
+    )]
     NameFiles { found: usize, wanted: usize },
-    #[error("the flag --{flag} is for checkpoints of Python Accelerate, and {} is one of this library; leave it out", folder.display())]
+    #[error("the flag --{flag} is for checkpoints of Python Accelerate, and {} is one of this library; leave it out", folder.shown())]
     ForPython { flag: &'static str, folder: PathBuf },
     #[error(
-        "the files in {} are not as they were saved; `accelerate checkpoint verify` lists what is wrong", folder.display()
+        "the files in {} are not as they were saved; `accelerate checkpoint verify` lists what is wrong", folder.shown()
     )]
     NotAsSaved { folder: PathBuf },
-    #[error("`{}` of the checkpoint {} cannot be converted: {reason}", shown(object), folder.display())]
+    #[error("`{}` of the checkpoint {} cannot be converted: {reason}", shown(object), folder.shown())]
     Object { folder: PathBuf, object: String, reason: String },
-    #[error("`{}` of the checkpoint {} cannot be converted", shown(object), folder.display())]
+    #[error("`{}` of the checkpoint {} cannot be converted", shown(object), folder.shown())]
     ObjectState { folder: PathBuf, object: String, source: accelerate_core::Error },
-    #[error("{} exists already, and stays as it is; remove it, or name another folder for the result", path.display())]
+    #[error("{} exists already, and stays as it is; remove it, or name another folder for the result", path.shown())]
     Exists { path: PathBuf },
-    #[error("{} would be within {}, which is read; name a folder elsewhere", destination.display(), source_folder.display())]
+    #[error("{} would be within {}, which is read; name a folder elsewhere", destination.shown(), source_folder.shown())]
     Within { destination: PathBuf, source_folder: PathBuf },
-    #[error("{} cannot be written", path.display())]
+    #[error("{} cannot be written", path.shown())]
     Write { path: PathBuf, source: io::Error },
 }

@@ -18,14 +18,15 @@ use super::error::ConvertError;
 use super::objects::{Object, write_checkpoint};
 use super::staged::Staged;
 use super::{Arguments, Report};
-use crate::weights::{self, Data, Files, Tensor, Weights};
+use crate::weights::{self, Data, Files, Tensor, Weights, WeightsError};
 
 /// A file of names is read as a whole.
 const MAX_NAMES_BYTES: u64 = 64 << 20;
 /// What a list in the report may take.
 const MOST_LISTED_BYTES: usize = 300;
-/// Where Python Accelerate puts the model of a run with FSDP in parts.
-const SHARDED_MODEL: &str = "pytorch_model_fsdp_0";
+/// Where Python Accelerate puts models and optimizers of a run with FSDP in parts: `pytorch_model_fsdp_0`, `optimizer_0`.
+const SHARDED_MODEL: &str = "pytorch_model_fsdp_";
+const SHARDED_OPTIMIZER: &str = "optimizer_";
 /// What schedules of this library go on from.
 const SCHEDULE: [&str; 4] = ["last_epoch", "_step_count", "base_lrs", "_last_lr"];
 /// The same of a loss scale.
@@ -37,7 +38,11 @@ const CUDA: &str = "torch_cuda_manual_seed";
 
 /// Is this what the model of a run with FSDP is in?
 pub(super) fn is_sharded_model(name: &str) -> bool {
-    name == SHARDED_MODEL
+    is_numbered(name, SHARDED_MODEL)
+}
+
+fn is_numbered(name: &str, stem: &str) -> bool {
+    name.strip_prefix(stem).is_some_and(|number| number.parse::<usize>().is_ok())
 }
 
 pub(super) fn convert(
@@ -74,7 +79,8 @@ struct Reader<'a> {
     folder: &'a Path,
     /// Names by what they are. The first of two that hold the same.
     files: BTreeMap<PythonFile, String>,
-    is_sharded: bool,
+    /// How many models are in parts.
+    num_sharded: usize,
     report: &'a mut Report,
 }
 
@@ -84,6 +90,10 @@ impl<'a> Reader<'a> {
         for name in names {
             match PythonFile::named(name) {
                 None if is_sharded_model(name) => {}
+                None if is_numbered(name, SHARDED_OPTIMIZER) => {
+                    let reason = "an optimizer of FSDP in parts, which is not read; save it with FULL_STATE_DICT";
+                    report.leave(name, reason);
+                }
                 None => report.leave(name, "no file that save_state of Python Accelerate writes by itself"),
                 Some(kind) => match files.get(&kind) {
                     Some(first) => report.leave(name, format!("{first} is there, and is what load_state takes")),
@@ -93,11 +103,12 @@ impl<'a> Reader<'a> {
         }
         // Shards belong to the index that names them.
         if files.values().any(|name| name.ends_with(".index.json")) {
-            let is_shard = |name: &str| name.contains("-of-") && (name.ends_with(".safetensors") || name.ends_with(".bin"));
+            let is_shard =
+                |name: &str| name.contains("-of-") && (name.ends_with(".safetensors") || name.ends_with(".bin"));
             report.left_out.retain(|left| !is_shard(&left.what));
         }
-        let is_sharded = names.iter().any(|name| is_sharded_model(name));
-        Ok(Self { folder, files, is_sharded, report })
+        let num_sharded = names.iter().filter(|name| is_sharded_model(name)).count();
+        Ok(Self { folder, files, num_sharded, report })
     }
 
     /// The files of one kind, which are counted from 0 without a gap.
@@ -128,9 +139,9 @@ impl<'a> Reader<'a> {
 
     fn models(&mut self) -> Result<Vec<Object>, Box<dyn Error>> {
         let mut objects = Vec::new();
-        if self.is_sharded {
-            let weights = weights::open_distributed(&self.path(SHARDED_MODEL))?;
-            objects.push(Object { name: "model".to_owned(), weights, ..Default::default() });
+        for number in 0..self.num_sharded {
+            let weights = weights::open_distributed(&self.path(&format!("{SHARDED_MODEL}{number}")))?;
+            objects.push(Object { name: object_name("model", number), weights, ..Default::default() });
         }
         loop {
             let number = objects.len();
@@ -143,9 +154,7 @@ impl<'a> Reader<'a> {
             let weights = weights::open_named(&self.path(&name))?;
             objects.push(Object { name: object_name("model", number), weights, ..Default::default() });
         }
-        let is_beyond = |file: &&PythonFile| {
-            matches!(file, PythonFile::Model(number) | PythonFile::TorchModel(number) if *number >= objects.len())
-        };
+        let is_beyond = |file: &&PythonFile| matches!(file, PythonFile::Model(number) | PythonFile::TorchModel(number) if *number >= objects.len());
         if let Some(beyond) = self.files.keys().find(is_beyond) {
             let (folder, found) = (self.folder.to_owned(), self.files[beyond].clone());
             let missing = format!("the model with number {} before it", objects.len());
@@ -192,8 +201,7 @@ impl<'a> Reader<'a> {
         let (files, value) = read(&path)?;
         let optimizer = PythonOptimizer::read(&value).map_err(failed)?;
         let shape_of = |tensor: &StoredTensor| tensor.shape().to_vec();
-        let (names, origin) =
-            name_parameters(&optimizer, shape_of, &parameters(models), given).map_err(failed)?;
+        let (names, origin) = name_parameters(&optimizer, shape_of, &parameters(models), given).map_err(failed)?;
         let mut left = Left::default();
         let values = optimizer.to_groups(&names, &mut left).map_err(failed)?;
         let mut tensors = Vec::new();
@@ -245,14 +253,20 @@ impl<'a> Reader<'a> {
     /// Registered objects. Pickles of other things than plain data are left where they are.
     fn custom(&mut self) -> Result<Vec<Object>, Box<dyn Error>> {
         let mut objects = Vec::new();
-        for (number, file) in self.all(PythonFile::Custom)?.iter().enumerate() {
-            let (files, value) = match read(&self.path(file)) {
-                Ok(read) => read,
-                Err(error) => {
-                    let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
-                    self.report.leave(file, reason);
+        // What was left behind before leaves gaps.
+        let numbered = self.files.iter().filter_map(|(kind, name)| match kind {
+            PythonFile::Custom(number) => Some((*number, name.clone())),
+            _ => None,
+        });
+        for (number, file) in numbered.collect::<Vec<_>>() {
+            let mut files = Files::default();
+            let value = match read_into(&mut files, &self.path(&file))? {
+                Ok(value) => value,
+                Err(error) if error.is_foreign_pickle() => {
+                    self.report.leave(file, error.to_string());
                     continue;
                 }
+                Err(source) => return Err(ConvertError::State { path: self.path(&file), source }.into()),
             };
             let (mut tensors, mut others) = (Vec::new(), Vec::new());
             let values = match value {
@@ -271,12 +285,9 @@ impl<'a> Reader<'a> {
             };
             let mut left = Left::default();
             let values = to_json(&values, "", &mut left).unwrap_or_default();
-            self.leave(file, left);
-            let object = Object {
-                name: format!("custom_checkpoint_{number}"),
-                weights: in_files(files, tensors),
-                values,
-            };
+            self.leave(&file, left);
+            let object =
+                Object { name: format!("custom_checkpoint_{number}"), weights: in_files(files, tensors), values };
             self.report.carry(&object.name, object.size(), "");
             objects.push(object);
         }
@@ -297,7 +308,11 @@ impl<'a> Reader<'a> {
         let mut objects = Vec::new();
         for number in 0..number {
             let object = Object { name: object_name("dataloader", number), values: values(), ..Default::default() };
-            self.report.carry(&object.name, (0, 0), "begins with epoch 0: Python's checkpoint does not say where it stood");
+            self.report.carry(
+                &object.name,
+                (0, 0),
+                "begins with epoch 0: Python's checkpoint does not say where it stood",
+            );
             objects.push(object);
         }
         objects
@@ -309,39 +324,24 @@ impl<'a> Reader<'a> {
         let (mut files, mut tensors, mut step, mut others) = (Files::default(), Vec::new(), 0, Vec::new());
         for (rank, file) in found.iter().enumerate() {
             let path = self.path(file);
-            let (_, value) = read(&path)?;
-            let number = files.add(path.clone());
+            let value = read_into(&mut files, &path)?;
+            let value = value.map_err(|source| ConvertError::State { path: path.clone(), source })?;
             let Plain::Dict(pairs) = &value else {
                 let reason = format!("it holds {}, and a dictionary of random states is wanted", value.kind());
                 return Err(ConvertError::Values { path, reason }.into());
             };
-            for (key, of_key) in pairs {
-                let Plain::Text(key) = key else { continue };
-                let state = match (key.as_str(), of_key) {
-                    (STEP, Plain::Int(found)) => {
-                        if rank == 0 {
-                            let negative = || ConvertError::Values {
-                                path: path.clone(),
-                                reason: format!("its step is {found}, which is none of a run"),
-                            };
-                            step = usize::try_from(*found).map_err(|_| negative())?;
-                        }
-                        continue;
-                    }
-                    (CPU, Plain::Tensor(stored)) => Some(("cpu", stored)),
-                    // Of all devices that the process sees, of which it has one.
-                    (CUDA, Plain::List(devices)) => match devices.get(rank % devices.len().max(1)) {
-                        Some(Plain::Tensor(stored)) => Some(("cuda", stored)),
-                        _ => None,
-                    },
-                    _ => None,
-                };
-                match state.filter(|(_, stored)| stored.dtype() == Dtype::U8 && stored.shape().len() == 1) {
-                    Some((generator, stored)) => {
-                        let name = format!("rank_{rank}.{generator}");
-                        tensors.push(Tensor::stored(name, number, stored.clone()));
-                    }
-                    None => others.push(key.clone()),
+            match value.get(STEP) {
+                Some(Plain::Int(found)) if rank == 0 => {
+                    let reason = format!("its step is {found}, which is none of a run");
+                    step = usize::try_from(*found).map_err(|_| ConvertError::Values { path, reason })?;
+                }
+                _ => {}
+            }
+            for (key, state) in pairs {
+                match generator(rank, key, state) {
+                    Some(tensor) => tensors.push(tensor),
+                    None if *key == Plain::text(STEP) => {}
+                    None => others.push(if let Plain::Text(key) = key { key.clone() } else { key.kind() }),
                 }
             }
         }
@@ -384,13 +384,35 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// The state of a generator that this library has, too: of the CPU's, or of the GPU's of a process.
+fn generator(rank: usize, key: &Stored, state: &Stored) -> Option<Tensor> {
+    let Plain::Text(key) = key else { return None };
+    let (name, state) = match (key.as_str(), state) {
+        (CPU, state) => ("cpu", state),
+        // Of all devices that the process sees, of which it has one.
+        (CUDA, Plain::List(devices)) => ("cuda", devices.get(rank % devices.len().max(1))?),
+        _ => return None,
+    };
+    match state {
+        Plain::Tensor(stored) if stored.dtype() == Dtype::U8 && stored.shape().len() == 1 => {
+            Some(Tensor::stored(format!("rank_{rank}.{name}"), rank, stored.clone()))
+        }
+        _ => None,
+    }
+}
+
 /// A file of `torch.save`.
 fn read(path: &Path) -> Result<(Files, Stored), Box<dyn Error>> {
     let mut files = Files::default();
+    let value = read_into(&mut files, path)?.map_err(|source| ConvertError::State { path: path.to_owned(), source })?;
+    Ok((files, value))
+}
+
+/// The same, and the inner error says why what is in it cannot be understood.
+fn read_into(files: &mut Files, path: &Path) -> Result<accelerate_core::Result<Stored>, WeightsError> {
     let number = files.add(path.to_owned());
     let (file, _) = files.get(number)?;
-    let value = Plain::read(file).map_err(|source| ConvertError::State { path: path.to_owned(), source })?;
-    Ok((files, value))
+    Ok(Plain::read(file))
 }
 
 fn in_files(files: Files, tensors: Vec<Tensor>) -> Weights {

@@ -1,6 +1,6 @@
 //! Objects of a run and the files that they are written into.
 
-use accelerate_core::checkpoint::{Checkpoint, DESCRIPTION, SavedObject, SavedPiece, SavedTensor, STEM};
+use accelerate_core::checkpoint::{Checkpoint, DESCRIPTION, STEM, SavedObject, SavedPiece, SavedTensor};
 use accelerate_core::weight_files::{EXTENSION, Pickled, Plain, SaveManifest, TorchArchive};
 use indicatif::ProgressBar;
 use serde_json::Value;
@@ -69,7 +69,7 @@ fn saved_tensor(tensor: &Tensor, file: usize) -> SavedTensor {
     }
 }
 
-/// Writes a value as `torch.save` does. The name of the file, without what follows its first dot, is that of the folder in it.
+/// Writes a value as `torch.save` does, all of it in this folder of an archive.
 pub(super) fn write_torch(
     value: &Plain<&Tensor>,
     copier: &mut Copier<'_>,
@@ -79,7 +79,8 @@ pub(super) fn write_torch(
     let path = output.path.to_owned();
     let failed = |source| WeightsError::Write { path: path.clone(), source };
     let described = |tensor: &&Tensor| (tensor.dtype, tensor.shape.clone());
-    let unwritable = |error: accelerate_core::Error| WeightsError::Header { path: path.clone(), reason: error.to_string() };
+    let unwritable =
+        |error: accelerate_core::Error| WeightsError::Header { path: path.clone(), reason: error.to_string() };
     let Pickled { bytes, tensors } = Pickled::new(value, described).map_err(unwritable)?;
     let mut archive = TorchArchive::new(&mut *output.output, folder);
     let entry = |archive: &mut TorchArchive<_>, name: &str, bytes: &[u8]| {

@@ -4,17 +4,15 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::Path;
 
-use accelerate_core::checkpoint::python::{
-    PythonOptimizer, fresh_random_states, from_json, schedule_from_json,
-};
 use accelerate_core::checkpoint::SavedObject;
-use accelerate_core::weight_files::{Plain, format_size, listed};
+use accelerate_core::checkpoint::python::{PythonOptimizer, fresh_random_states, from_json, schedule_from_json};
+use accelerate_core::weight_files::{Plain, format_size, listed, shown};
 use indicatif::ProgressBar;
 use safetensors::Dtype;
 use serde_json::Value;
 
 use super::super::folder::OpenCheckpoint;
-use super::super::report::progress_bar;
+use super::super::report::{progress_bar, short};
 use super::super::tensors::Reader;
 use super::super::verify::is_as_saved;
 use super::super::weights::{files_of, tensors_of};
@@ -66,61 +64,59 @@ struct Writer<'a> {
 impl Writer<'_> {
     fn object(&mut self, name: &str, object: &SavedObject, tensors: &[Tensor]) -> Result<(), Box<dyn Error>> {
         let kind = name.trim_end_matches(|letter: char| letter.is_ascii_digit()).trim_end_matches('_');
-        let num_bytes = tensors.iter().map(Tensor::num_bytes).fold(0, u64::saturating_add);
-        let size = (tensors.len(), num_bytes);
+        let size = (tensors.len(), tensors.iter().map(Tensor::num_bytes).fold(0, u64::saturating_add));
+        let values = &object.values;
         match kind {
-            "model" => {
-                let mut files = files_of(self.checkpoint);
-                let mut copier = Copier::new(&mut files, self.bar.clone());
-                let file = format!("{name}.safetensors");
-                self.staged.write(&file, |sink| write_safetensors(&mut copier, tensors.iter().collect(), sink))?;
-                self.report.carry(name, size, file);
-                if !object.values.is_null() {
-                    let what = format!("{name}: {}", keys_of(&object.values));
-                    self.report.leave(what, "how gradients are put into buckets, which each run finds out by itself");
-                }
-            }
-            "optimizer" => {
-                if let Some(tensor) = tensors.iter().find(|tensor| tensor.dtype == Dtype::U8) {
-                    let reason = format!("`{}` is in 8 bits, as no optimizer of PyTorch keeps its state", tensor.name);
-                    return Err(self.wrong(name, reason).into());
-                }
-                let of_name = tensors.iter().map(|tensor| (tensor.name.clone(), tensor));
-                let state = PythonOptimizer::state_dict(&object.values, of_name);
-                let state = state.map_err(|source| ConvertError::ObjectState {
-                    folder: self.checkpoint.save.folder.clone(),
-                    object: name.to_owned(),
-                    source,
-                })?;
-                self.torch(name, "bin", &state)?;
-                self.report.carry(name, size, format!("{name}.bin; parameters are counted in the order of the groups"));
-            }
-            "scheduler" => {
-                self.torch(name, "bin", &schedule_from_json(&object.values))?;
-                self.report.carry(name, size, format!("{name}.bin"));
-            }
-            "scaler" => {
-                // One that is switched off has nothing to say.
-                let value = if object.values.is_null() { Plain::Dict(Vec::new()) } else { from_json(&object.values) };
-                self.torch(name, "pt", &value)?;
-                self.report.carry(name, size, "scaler.pt");
-            }
+            "model" => return Ok(self.model(name, values, tensors)?),
+            "optimizer" => return self.optimizer(name, values, tensors),
+            "scheduler" => self.torch((name, "bin"), size, &schedule_from_json(values))?,
+            // One that is switched off has nothing to say.
+            "scaler" if values.is_null() => self.torch((name, "pt"), size, &Plain::Dict(Vec::new()))?,
+            "scaler" => self.torch((name, "pt"), size, &from_json(values))?,
             "custom_checkpoint" => {
-                let value = self.custom(name, &object.values, tensors)?;
-                self.torch(name, "pkl", &value)?;
-                self.report.carry(name, size, format!("{name}.pkl"));
+                let value = self.custom(name, values, tensors)?;
+                self.torch((name, "pkl"), size, &value)?;
             }
             "dataloader" => self.report.leave(
-                format!("{name} at {}", object.values),
+                format!("{name} at epoch {}, {} rows", short(&values["epoch"]), short(&values["rows_delivered"])),
                 "Python's load_state has no place for it; skip what the epoch has seen with \
                  accelerator.skip_first_batches",
             ),
             RANDOM_STATES => self.random_states(tensors)?,
             _ => self.report.leave(
-                format!("{name}, {} tensors, {}", tensors.len(), format_size(num_bytes)),
+                format!("{name}, {} tensors, {}", size.0, format_size(size.1)),
                 "Python Accelerate has no such object",
             ),
         }
+        Ok(())
+    }
+
+    fn model(&mut self, name: &str, values: &Value, tensors: &[Tensor]) -> Result<(), WeightsError> {
+        let size = (tensors.len(), tensors.iter().map(Tensor::num_bytes).fold(0, u64::saturating_add));
+        let mut files = files_of(self.checkpoint);
+        let mut copier = Copier::new(&mut files, self.bar.clone());
+        let file = format!("{name}.safetensors");
+        self.staged.write(&file, |sink| write_safetensors(&mut copier, tensors.iter().collect(), sink))?;
+        self.report.carry(name, size, file);
+        if let Value::Object(values) = values {
+            let what = format!("{name}: {}", listed(values.keys(), 100));
+            self.report.leave(what, "how gradients are put into buckets, which each run finds out by itself");
+        }
+        Ok(())
+    }
+
+    fn optimizer(&mut self, name: &str, values: &Value, tensors: &[Tensor]) -> Result<(), Box<dyn Error>> {
+        if let Some(tensor) = tensors.iter().find(|tensor| tensor.dtype == Dtype::U8) {
+            let reason = format!("`{}` is in 8 bits, as no optimizer of PyTorch keeps its state", shown(&tensor.name));
+            return Err(self.wrong(name, reason).into());
+        }
+        let size = (tensors.len(), tensors.iter().map(Tensor::num_bytes).fold(0, u64::saturating_add));
+        let of_name = tensors.iter().map(|tensor| (tensor.name.clone(), tensor));
+        let state = PythonOptimizer::state_dict(values, of_name).map_err(|source| {
+            let (folder, object) = (self.checkpoint.save.folder.clone(), name.to_owned());
+            ConvertError::ObjectState { folder, object, source }
+        })?;
+        self.torch((name, "bin"), size, &state)?;
         Ok(())
     }
 
@@ -129,10 +125,24 @@ impl Writer<'_> {
         ConvertError::Object { folder, object, reason }
     }
 
-    fn torch(&mut self, stem: &str, extension: &str, value: &Plain<&Tensor>) -> Result<(), WeightsError> {
+    fn torch(
+        &mut self,
+        (name, extension): (&str, &str),
+        size: (usize, u64),
+        value: &Plain<&Tensor>,
+    ) -> Result<(), WeightsError> {
+        let file = format!("{name}.{extension}");
+        self.write(&file, value)?;
+        self.report.carry(name, size, file);
+        Ok(())
+    }
+
+    /// The folder in the archive is called as the file, as `torch.save` does.
+    fn write(&mut self, file: &str, value: &Plain<&Tensor>) -> Result<(), WeightsError> {
         let mut files = files_of(self.checkpoint);
         let mut copier = Copier::new(&mut files, self.bar.clone());
-        self.staged.write(&format!("{stem}.{extension}"), |sink| write_torch(value, &mut copier, sink, stem))
+        let folder = file.split('.').next().unwrap_or(file);
+        self.staged.write(file, |sink| write_torch(value, &mut copier, sink, folder))
     }
 
     /// Tensors and values of a registered object are one dictionary for Python.
@@ -142,13 +152,14 @@ impl Writer<'_> {
             Plain::Dict(entries) => entries,
             Plain::None => Vec::new(),
             value => {
-                let reason = format!("its values are {} and not a dictionary that its tensors could join", value.kind());
+                let reason =
+                    format!("its values are {} and not a dictionary that its tensors could join", value.kind());
                 return Err(self.wrong(name, reason));
             }
         };
         for tensor in tensors {
             if values.get(&tensor.name).is_some() {
-                let reason = format!("`{}` is the name of a tensor and of a value of it", tensor.name);
+                let reason = format!("`{}` is the name of a tensor and of a value of it", shown(&tensor.name));
                 return Err(self.wrong(name, reason));
             }
             entries.push((Plain::text(&tensor.name), Plain::Tensor(tensor)));
@@ -177,18 +188,14 @@ impl Writer<'_> {
             if !of_device.is_empty() {
                 entries.push(("torch_cuda_manual_seed", Plain::List(of_device.clone())));
             }
-            self.torch(&format!("{RANDOM_STATES}_{rank}"), "pkl", &Plain::dict(entries))?;
+            self.write(&format!("{RANDOM_STATES}_{rank}.pkl"), &Plain::dict(entries))?;
         }
         let num_bytes = tensors.iter().map(Tensor::num_bytes).fold(0, u64::saturating_add);
-        let note = "the generators of PyTorch; those of Python and NumPy begin with seeds of their own";
+        let note = match tensors.is_empty() {
+            true => "where the accumulation of gradients stood; no generators were saved",
+            false => "the generators of PyTorch; those of Python and NumPy begin with seeds of their own",
+        };
         self.report.carry(RANDOM_STATES, (tensors.len(), num_bytes), note);
         Ok(())
-    }
-}
-
-fn keys_of(values: &Value) -> String {
-    match values {
-        Value::Object(object) => listed(object.keys(), 100),
-        _ => "values".to_owned(),
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use accelerate_core::files::in_one_line;
 use accelerate_core::weight_files::shown;
 use anstyle::{AnsiColor, Style};
 use serde_json::Value;
@@ -15,8 +16,8 @@ const MOST_LINES: usize = 40;
 
 pub(super) fn comparison(comparison: &Comparison) -> String {
     let Comparison { a, b, num_processes, .. } = comparison;
-    let mut text = format!("A: {a} ({})\n", processes(num_processes[0]));
-    let _ = writeln!(text, "B: {b} ({})\n", processes(num_processes[1]));
+    let mut text = format!("A: {} ({})\n", in_one_line(a), processes(num_processes[0]));
+    let _ = writeln!(text, "B: {} ({})\n", in_one_line(b), processes(num_processes[1]));
     text.push_str(&values("accumulation", &comparison.accumulation));
     for (name, compared) in &comparison.objects {
         text.push_str(&object(&shown(name), compared));

@@ -10,6 +10,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 /// What running averages of norms are called, which are tensors of a model and no parameters.
 const BUFFERS: [&str; 3] = ["running_mean", "running_var", "num_batches_tracked"];
 
+/// Name, element type and shape.
+type Described = (String, Dtype, Vec<u64>);
+
 /// The tensors of the models that an optimizer may train.
 #[derive(Clone, Debug, Default)]
 pub struct Parameters {
@@ -103,12 +106,12 @@ fn by_order<T>(optimizer: &PythonOptimizer<T>, shapes: &Shapes, parameters: &Par
     if !parameters.is_ordered || optimizer.groups.len() != 1 {
         return None;
     }
-    let is_parameter = |(name, dtype, _): &&(String, Dtype, Vec<u64>)| {
+    let is_parameter = |(name, dtype, _): &&Described| {
         let last = name.rsplit('.').next().unwrap_or_default();
         !BUFFERS.contains(&last) && matches!(dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32 | Dtype::F64)
     };
     let candidates: Vec<_> = parameters.tensors.iter().filter(is_parameter).collect();
-    let agrees = |((_, _, found), wanted): (&&(String, Dtype, Vec<u64>), &Option<Vec<u64>>)| {
+    let agrees = |((_, _, found), wanted): (&&Described, &Option<Vec<u64>>)| {
         wanted.as_ref().is_none_or(|wanted| wanted == found)
     };
     let is_it = candidates.len() == shapes.len() && candidates.iter().zip(shapes).all(agrees);

@@ -12,13 +12,16 @@ const ELEMENTWISE: [&str; 6] = ["exp_avg", "momentum_buffer", "square_avg", "sum
 /// More parameters than any model has.
 const MOST_PARAMETERS: usize = 1 << 20;
 
+/// What belongs to names, in the order in which it was there.
+pub type Named<T> = Vec<(String, Plain<T>)>;
+
 /// The state of a PyTorch optimizer, as its `state_dict` gives it. `T` stands for a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PythonOptimizer<T> {
     /// `param_groups`.
     pub groups: Vec<PythonGroup<T>>,
     /// `state`: by the number of a parameter, its tensors and numbers by name.
-    pub state: Vec<(i64, Vec<(String, Plain<T>)>)>,
+    pub state: Vec<(i64, Named<T>)>,
 }
 
 /// A group of parameters.
@@ -29,7 +32,7 @@ pub struct PythonGroup<T> {
     /// Their names, where the optimizer was made of named parameters.
     pub names: Option<Vec<String>>,
     /// All else: `lr`, `betas` and so on.
-    pub settings: Vec<(String, Plain<T>)>,
+    pub settings: Named<T>,
 }
 
 /// What a state dict calls a parameter: a number, or its name, as FSDP does.
@@ -111,7 +114,10 @@ impl<T: Clone> PythonGroup<T> {
             params.push(number);
         }
         let saved = match group.get("param_names") {
-            Some(Plain::List(names)) => names.iter().filter_map(|name| if let Plain::Text(name) = name { Some(name.clone()) } else { None }).collect(),
+            Some(Plain::List(names)) => names
+                .iter()
+                .filter_map(|name| if let Plain::Text(name) = name { Some(name.clone()) } else { None })
+                .collect(),
             _ => own_names,
         };
         if !saved.is_empty() && saved.len() != params.len() {
@@ -123,9 +129,9 @@ impl<T: Clone> PythonGroup<T> {
 }
 
 /// The entries of a dictionary whose keys are texts. Of a key that is there twice, the last counts, as in Python.
-fn texts_of<T: Clone>(value: &Plain<T>) -> Option<Vec<(String, Plain<T>)>> {
+fn texts_of<T: Clone>(value: &Plain<T>) -> Option<Named<T>> {
     let Plain::Dict(pairs) = value else { return None };
-    let mut entries: Vec<(String, Plain<T>)> = Vec::with_capacity(pairs.len());
+    let mut entries: Named<T> = Vec::with_capacity(pairs.len());
     let mut seen = HashSet::new();
     for (key, value) in pairs.iter().rev() {
         let Plain::Text(key) = key else { return None };
@@ -145,7 +151,7 @@ impl<T> PythonOptimizer<T> {
 
     /// The shape of each parameter, in the order of the groups, as far as its state tells.
     pub(super) fn shapes(&self, shape_of: impl Fn(&T) -> Vec<u64>) -> Vec<Option<Vec<u64>>> {
-        let of: BTreeMap<i64, &Vec<(String, Plain<T>)>> = self.state.iter().map(|(number, of)| (*number, of)).collect();
+        let of: BTreeMap<i64, &Named<T>> = self.state.iter().map(|(number, of)| (*number, of)).collect();
         let shape = |number: &i64| {
             let state = of.get(number)?;
             ELEMENTWISE.iter().find_map(|wanted| match state.iter().find(|(name, _)| name == wanted)? {
@@ -245,25 +251,25 @@ impl<T> PythonOptimizer<T> {
             }
             groups.push(group_dict(group, &names, first).ok_or_else(|| wrong("a group has no learning rate"))?);
         }
-        let mut state: BTreeMap<i64, Vec<(Plain<T>, Plain<T>)>> = BTreeMap::new();
+        let mut state: BTreeMap<i64, Named<T>> = BTreeMap::new();
         for (key, tensor) in tensors {
             // Neither names of states nor those of parameters are without dots for certain.
             let found = key.match_indices('.').find_map(|(dot, _)| Some((&key[..dot], *numbers.get(&key[dot + 1..])?)));
             let (name, number) = found.ok_or_else(|| wrong(format!("`{}` is state of no parameter", shown(&key))))?;
-            state.entry(number).or_default().push((Plain::text(name), Plain::Tensor(tensor)));
+            state.entry(number).or_default().push((name.to_owned(), Plain::Tensor(tensor)));
         }
         // PyTorch's own order: the steps first.
         for of_parameter in state.values_mut() {
-            of_parameter.sort_by_key(|(name, _)| !matches!(name, Plain::Text(name) if name == "step"));
+            of_parameter.sort_by_key(|(name, _)| name != "step");
         }
-        let state = state.into_iter().map(|(number, of)| (Plain::Int(number), Plain::Dict(of))).collect();
+        let state = state.into_iter().map(|(number, of)| (Plain::Int(number), Plain::dict(of))).collect();
         Ok(Plain::dict([("state", Plain::Dict(state)), ("param_groups", Plain::List(groups))]))
     }
 }
 
 /// A group under PyTorch's names.
 fn group_dict<T>(group: &Value, names: &[&str], first: i64) -> Option<Plain<T>> {
-    let mut entries: Vec<(String, Plain<T>)> = Vec::new();
+    let mut entries: Named<T> = Vec::new();
     let of = |name: &str| group.get(name).filter(|value| !value.is_null()).map(from_json);
     let none = Map::new();
     let options = group.get("options").and_then(Value::as_object).unwrap_or(&none);

@@ -23,13 +23,7 @@ pub fn fresh_random_states<T>(seed: u32) -> [Plain<T>; 2] {
     let words: Vec<Plain<T>> = words.into_iter().map(|word| Plain::Int(word.into())).collect();
     let place = || Plain::Int(FRESH_WORDS as i64);
     let again = words.iter().map(|word| if let Plain::Int(word) = word { Plain::Int(*word) } else { Plain::None });
-    let numpy = vec![
-        Plain::text("MT19937"),
-        Plain::List(again.collect()),
-        place(),
-        Plain::Int(0),
-        Plain::Float(0.0),
-    ];
+    let numpy = vec![Plain::text("MT19937"), Plain::List(again.collect()), place(), Plain::Int(0), Plain::Float(0.0)];
     let python = Plain::Tuple(words.into_iter().chain([place()]).collect());
     [Plain::Tuple(vec![Plain::Int(3), python, Plain::None]), Plain::Tuple(numpy)]
 }

@@ -70,7 +70,9 @@ pub fn from_json<T>(value: &Value) -> Plain<T> {
         Value::Null => Plain::None,
         Value::Bool(value) => Plain::Bool(*value),
         // Larger whole numbers are none of a state's; as a number with a point they are what JSON's readers make of them.
-        Value::Number(number) => number.as_i64().map_or_else(|| Plain::Float(number.as_f64().unwrap_or(f64::NAN)), Plain::Int),
+        Value::Number(number) => {
+            number.as_i64().map_or_else(|| Plain::Float(number.as_f64().unwrap_or(f64::NAN)), Plain::Int)
+        }
         Value::String(text) => Plain::text(text),
         Value::Array(items) => Plain::List(items.iter().map(from_json).collect()),
         Value::Object(object) => Plain::dict(object.iter().map(|(key, value)| (key, from_json(value)))),

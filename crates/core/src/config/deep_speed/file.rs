@@ -1,5 +1,6 @@
 //! Where the keys of a configuration stand in its file.
 
+use crate::files::ShownPath;
 use crate::settings::{Document, Node, NodeValue, Position, shortened};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -64,7 +65,7 @@ impl DeepSpeedFile {
 
     /// The place of `key`, or only the file.
     pub(super) fn place(&self, key: &str) -> String {
-        let path = shortened(&self.path.to_string_lossy());
+        let path = shortened(&self.path.shown());
         self.position(key).map_or_else(|| path.clone(), |position| format!("{path}:{position}"))
     }
 }

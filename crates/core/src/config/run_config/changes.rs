@@ -2,7 +2,8 @@
 
 use super::settings;
 use crate::Result;
-use crate::settings::{Document, Node, NodeValue, shortened};
+use crate::files::in_one_line;
+use crate::settings::{Document, Node, NodeValue, is_nothing, shortened_line};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -28,13 +29,13 @@ pub fn changed_lines(old: &str, new: &str, path: &Path) -> Result<Vec<String>> {
     keys.dedup();
     let differing = keys.into_iter().filter(|key| old.get(key) != new.get(key));
     let line = |sign: char, key: &Key, value: &Value| {
-        let value = match value {
-            _ if is_secret(key) => "(not shown)".to_owned(),
+        let text = match value {
             Value::String(text) => text.clone(),
             value => value.to_string(),
         };
+        let value = if is_secret(key) && !is_nothing(&text) { "(not shown)".to_owned() } else { text };
         let name = key.0.iter().chain([&key.1]).map(String::as_str).collect::<Vec<_>>().join(".");
-        format!("{sign} {name}: {}", shortened(&value))
+        format!("{sign} {}: {}", in_one_line(&name), shortened_line(&value))
     };
     let both = differing.flat_map(|key| {
         let of = |sign, entries: &BTreeMap<Key, Value>| entries.get(key).map(|value| line(sign, key, value));

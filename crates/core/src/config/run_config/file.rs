@@ -5,7 +5,7 @@ use crate::Result;
 use crate::config::cluster::NO_SAGEMAKER;
 use crate::error::settings::SettingsErrorKind as Kind;
 use crate::names::ComputeEnvironment;
-use crate::settings::{Document, Node, NodeValue, Origin, Position, Setting, ValueKind, shortened};
+use crate::settings::{Document, Node, NodeValue, Origin, Position, Setting, ValueKind, shortened, shortened_line};
 use std::path::{Path, PathBuf};
 
 /// What a configuration file says, and where.
@@ -200,7 +200,7 @@ impl ConfigFile {
         if let (Some(first), true) = (said, before != self.partial.text(setting)) {
             let (first_origin, second_origin) = (self.origin(first).to_string(), self.origin(position).to_string());
             let why = "one setting is said twice; keep one of the two";
-            let (first, second) = (shortened(&before.unwrap_or_default()), shortened(&text));
+            let (first, second) = (shortened_line(&before.unwrap_or_default()), shortened_line(&text));
             let first = format!("{} {first}", setting.path);
             return Err(Kind::Contradiction { first, first_origin, second, second_origin, why }.into());
         }

@@ -7,7 +7,7 @@ use crate::config::{
 };
 use crate::error::settings::SettingsErrorKind as Kind;
 use crate::names::DistributedType;
-use crate::settings::{Origin, Origins, Record, shortened};
+use crate::settings::{Origin, Origins, Record, shortened_line};
 
 type Messages = Vec<Message>;
 
@@ -32,7 +32,7 @@ pub(super) fn normalise(partial: &mut PartialRunConfig, origins: &mut Origins, n
 }
 
 fn contradiction(origins: &Origins, first: (&str, String), second: (&str, String), why: &'static str) -> crate::Error {
-    let show = |(path, value): (&str, String)| format!("{path} {}", shortened(&value));
+    let show = |(path, value): (&str, String)| format!("{path} {}", shortened_line(&value));
     let [first_origin, second_origin] = [first.0, second.0].map(|path| origins.get(path).to_string());
     Kind::Contradiction { first: show(first), first_origin, second: show(second), second_origin, why }.into()
 }
@@ -358,7 +358,7 @@ fn check_flag_of_unused(flag: &str, found: &str, switch: &'static str, origins: 
     if *of_switch == Origin::Code || *of_other == Origin::Code {
         return Ok(());
     }
-    let flag = format!("{flag} {}", shortened(found));
+    let flag = format!("{flag} {}", shortened_line(found));
     let (second, second_origin, why) = match of_switch {
         Origin::Default => return Err(Kind::MissingSwitch { flag, switch }.into()),
         Origin::Derived(_) => {

@@ -5,7 +5,9 @@ use super::{ConfigFile, Message, Notes, PartialRunConfig, RunConfig, name_for, r
 use crate::Result;
 use crate::config::fully_sharded::state_dict_notes;
 use crate::error::settings::SettingsErrorKind as Kind;
-use crate::settings::{DEFAULTS_VARIABLE, ORIGINS_VARIABLE, Origin, Origins, Position, Setting, Standing, shortened};
+use crate::settings::{
+    DEFAULTS_VARIABLE, ORIGINS_VARIABLE, Origin, Origins, Position, Setting, Standing, shortened, shortened_line,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -353,7 +355,7 @@ fn stand(partial: &PartialRunConfig, origins: &Origins, notes: &mut Notes) -> Ve
             messages.push(Message { setting: setting.path, found, origin: origin.clone(), why });
             continue;
         }
-        let found = if setting.declaration.is_secret { "(not shown)".to_owned() } else { shortened(&found) };
+        let found = if setting.hides(&found) { "(not shown)".to_owned() } else { shortened_line(&found) };
         match setting.standing_for(*is_for_python) {
             Standing::Honoured => {}
             Standing::WithoutEffect(why) => {

@@ -3,7 +3,7 @@
 use super::{Message, RunConfig, settings};
 use crate::config::{MixedPrecision, OffloadDevice, ZeroStage};
 use crate::names::DistributedType;
-use crate::settings::{Origin, Setting, shortened};
+use crate::settings::{Origin, Setting, shortened, shortened_line};
 
 /// Settings that count only beside others: the section, how their fields begin, what they need, and whether that is so.
 struct Condition {
@@ -13,7 +13,7 @@ struct Condition {
     is_met: fn(&RunConfig) -> bool,
 }
 
-const CONDITIONS: [Condition; 5] = [
+const CONDITIONS: [Condition; 6] = [
     Condition {
         section: "grad_scaler_config",
         field: "",
@@ -37,6 +37,12 @@ const CONDITIONS: [Condition; 5] = [
         field: "zero3_",
         needed: "the parameters are not sharded; set zero_stage to 3",
         is_met: |run| has_file(run) || run.deepspeed.zero_stage == Some(ZeroStage::Parameters),
+    },
+    Condition {
+        section: "project_config",
+        field: "keep_",
+        needed: "no checkpoint is removed; set total_limit",
+        is_met: |run| run.project.total_limit.is_some(),
     },
     Condition {
         section: "parallelism_config",
@@ -117,7 +123,7 @@ impl RunConfig {
             (false, 0) => "no NVIDIA GPU was found, so the processes compute on the CPU",
             (false, _) => return None,
         };
-        Some(format!("{path} {} ({}) has no effect: {why}", shortened(&value), self.origin(path)))
+        Some(format!("{path} {} ({}) has no effect: {why}", shortened_line(&value), self.origin(path)))
     }
 
     /// A model of this library has no classes, so that preparing it fails where a block is looked for by one.
@@ -134,7 +140,7 @@ impl RunConfig {
             "{name} is {} ({}), and {:?} looks like a class of Python: a program of this library looks for modules by their \
              paths, such as encoder.layer.*, and fails where its model has none of that name; leave the setting out, so that \
              blocks are found by themselves",
-            shortened(&names.join(",")),
+            shortened_line(&names.join(",")),
             self.origin(PATH),
             shortened(class),
         ))

@@ -223,6 +223,7 @@ fn scalar(kind: ValueKind, text: &str) -> Value {
         ValueKind::Auto(kind) => scalar(*kind, text),
         ValueKind::Streams
         | ValueKind::Text
+        | ValueKind::Time
         | ValueKind::Path
         | ValueKind::List
         | ValueKind::Object

@@ -93,7 +93,7 @@ impl Plain<StoredTensor> {
         let Opened { archive, root, pickle } = Opened::read(file, 0..length)?;
         let pickle = Pickle::read(&pickle)?;
         // Each value takes a byte of its own, unless a short pickle holds one list very often.
-        let most_values = pickle.num_bytes().min(MOST_VALUES);
+        let most_values = (pickle.num_bytes() + MOST_DEEP).min(MOST_VALUES);
         let mut reader = Reader { archive: &archive, root: &root, num_values: 0, most_values, tensor_bytes: 0 };
         let value = reader.value(pickle.root(), 0).map_err(Kind::from)?;
         let (bytes, most) = (reader.tensor_bytes.saturating_sub(length), MOST_REPEATED_BYTES);
@@ -128,7 +128,9 @@ impl Reader<'_> {
             Data::Int(value) => Plain::Int(value),
             Data::Float(value) => Plain::Float(value),
             Data::Text(text) => Plain::text(text),
-            Data::List(items) => Plain::List(items.iter().map(|it| self.value(it, depth + 1)).collect::<Result<_, _>>()?),
+            Data::List(items) => {
+                Plain::List(items.iter().map(|it| self.value(it, depth + 1)).collect::<Result<_, _>>()?)
+            }
             Data::Tuple(items) => {
                 Plain::Tuple(items.iter().map(|it| self.value(it, depth + 1)).collect::<Result<_, _>>()?)
             }

@@ -12,7 +12,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::{Asked, Page, PromptError, Prompter, Reply, Typed, line_of, line_of_refused, typed};
-use crate::print_message;
+use crate::{print_message, print_styled};
 
 const KEYS_OF_LISTS: &str = "arrows, a number or letters to move, Enter to choose, ?: more, Esc to go back";
 const KEYS_OF_TEXTS: &str = "Enter to go on, ?: more, Esc to go back";
@@ -45,7 +45,7 @@ impl Terminal {
     ) -> Result<Option<usize>, PromptError> {
         show(page);
         for refused in refused {
-            print_message(&faint(&line_of_refused(refused)));
+            print_styled(&faint(&line_of_refused(refused)));
         }
         let entries: Vec<&str> = lines.iter().map(String::as_str).chain([MORE, BACK]).collect();
         let score = |typed: &str, _: &&str, _: &str, place: usize| score(&entries, typed, place);
@@ -173,8 +173,8 @@ fn faint(text: &str) -> String {
 
 fn show(page: &Page<'_>) {
     let bold = Style::new().bold();
-    print_message(&format!("\n{bold}{}{bold:#}", page.text));
-    print_message(&faint(page.why));
+    print_styled(&format!("\n{bold}{}{bold:#}", page.text));
+    print_styled(&faint(page.why));
 }
 
 /// What was answered; `None` for the question before.
