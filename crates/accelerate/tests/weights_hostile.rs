@@ -235,7 +235,7 @@ fn folders_without_weights_say_what_they_hold() {
     fs::write(folder.path().join("config.json"), "{}").unwrap();
     check_refused(folder.path(), &["it holds config.json"]);
     fs::write(folder.path().join("pytorch_model.bin"), "").unwrap();
-    check_refused(folder.path(), &["pytorch_model.bin", "pickle", "safetensors.torch.save_file"]);
+    check_refused(folder.path(), &["pytorch_model.bin", "no archive of torch.save", "safetensors.torch.save_file"]);
     for name in ["a.safetensors", "b.safetensors"] {
         fs::write(folder.path().join(name), "").unwrap();
     }

@@ -6,10 +6,12 @@ mod assign;
 mod description;
 mod names;
 pub mod python;
+mod whole;
 
 pub use assign::{Assignment, HeldTensor, PlannedFile, assign};
 pub use description::{Checkpoint, SavedObject, SavedPiece, SavedTensor};
 pub use names::{Completed, Retention, checkpoint_name, checkpoint_number};
+pub use whole::{WholeTensor, WrittenBy, plan_whole_tensors};
 
 /// What the manifest of a checkpoint is named after: `checkpoint.manifest.json`, without which a folder is no checkpoint.
 pub const STEM: &str = "checkpoint";

@@ -43,7 +43,7 @@ pub use distributed_data_parallel::{
     FIRST_BUCKET_BYTES,
 };
 pub use fully_sharded::{
-    AutoWrapPolicy, BackwardPrefetch, FloatType, FullyShardedDataParallelPlugin, FullyShardedSettings,
+    AutoWrapPolicy, BackwardPrefetch, FloatType, FullStateDict, FullyShardedDataParallelPlugin, FullyShardedSettings,
     MixedPrecisionPolicy, ReshardAfterForward, ShardingStrategy, StateDictType,
 };
 pub use grad_scaler::{GradScalerKwargs, GradScalerSettings};

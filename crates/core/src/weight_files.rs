@@ -15,7 +15,7 @@ mod shards;
 mod shown;
 mod size;
 
-pub use folder::choose_weight_file;
+pub use folder::{choose_torch_file, choose_weight_file};
 pub use header::{Header, HeaderEntry};
 pub use index::{Index, IndexMetadata};
 pub use manifest::{
@@ -37,6 +37,17 @@ pub const DEFAULT_STEM: &str = "model";
 
 /// The extension of weight files.
 pub const EXTENSION: &str = "safetensors";
+
+/// What weight files in PyTorch's format are called: `pytorch_model.bin`. No others have this stem.
+pub const TORCH_STEM: &str = "pytorch_model";
+
+/// The extension of weight files in PyTorch's format.
+pub const TORCH_EXTENSION: &str = "bin";
+
+/// The extension of weight files called `stem`.
+fn extension_of(stem: &str) -> &'static str {
+    if stem == TORCH_STEM { TORCH_EXTENSION } else { EXTENSION }
+}
 
 /// The shard size when nothing else is said: 10 GB. Python Accelerate has the same.
 pub const DEFAULT_MAX_SHARD_BYTES: u64 = 10_000_000_000;

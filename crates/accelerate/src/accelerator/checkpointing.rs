@@ -3,7 +3,7 @@
 use super::Accelerator;
 use super::pending_save::{CheckpointSave, Outdated};
 use crate::checkpoint::{
-    FolderWriters, OpenCheckpoint, PlannedSave, RANDOM_STATES, RunState, checkpoints_in, random_states,
+    FolderWriters, OpenCheckpoint, PlannedSave, RANDOM_STATES, RunState, checkpoints_in, gather_whole, random_states,
     restore_random_states,
 };
 use crate::error::{CheckpointError, Error, Result};
@@ -11,6 +11,7 @@ use crate::messages;
 use crate::session::{Object, ObjectState, Stateful, check_same_objects};
 use accelerate_core::accumulation::WindowState;
 use accelerate_core::checkpoint::{Checkpoint, checkpoint_name};
+use accelerate_core::config::FullyShardedSettings;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
@@ -128,7 +129,8 @@ impl Accelerator {
     ///
     /// Every process writes a part of the state, and each number is written once. The checkpoint counts from the moment
     /// at which all of it is on the disk: a run that is killed before leaves what was there, an earlier checkpoint in the same
-    /// folder included. Weights of models that are not sharded are files as Hugging Face's libraries read them. The folder
+    /// folder included. Weights of models that are not sharded are files as Hugging Face's libraries read them, and those of
+    /// sharded ones with the plugin's `state_dict_type` [`Full`](accelerate_core::config::StateDictType::Full). The folder
     /// has to be on a file system that all processes see, unless `save_on_each_node` says that each machine has its own.
     ///
     /// Collective.
@@ -222,9 +224,14 @@ impl Accelerator {
         self.wait_for_save()?;
         let number_and_folder = self.folder_to_save(output_dir);
         let (iteration, folder) = self.group().agree_on_success("save_state", number_and_folder)?;
+        let writers = self.checkpoint_writers();
+        let left_out = self.run_save_hooks(&folder, self.process_index() == writers.0.start)?;
         self.session().before_save()?;
-        let state = self.group().agree_on_success("save_state", self.run_state(iteration))?;
-        let save = PlannedSave::new(state, self.group(), &folder, self.checkpoint_writers())?;
+        let mut state = self.group().agree_on_success("save_state", self.run_state(iteration, &left_out))?;
+        if let Some(full) = self.config().fsdp_in_use().and_then(FullyShardedSettings::full_state_dict) {
+            gather_whole(&mut state, self.group(), &folder, &writers, full)?;
+        }
+        let save = PlannedSave::new(state, self.group(), &folder, writers)?;
         let Some(iteration) = iteration else { return Ok(CheckpointSave { save, outdated: None }) };
         self.0.checkpoint_iteration.store(iteration.saturating_add(1), Ordering::Relaxed);
         let project = self.project_configuration();
@@ -254,18 +261,19 @@ impl Accelerator {
         self.wait_for_save()?;
         let folder = self.folder_to_load(input_dir.path())?;
         let mut checkpoint = OpenCheckpoint::open(self.group(), &folder, &self.checkpoint_writers())?;
-        let states = self.group().agree_on_success("load_state", self.states_in(&mut checkpoint))?;
-        let loaded = self.go_on_from(&checkpoint, states);
+        let left_out = self.run_load_hooks(&folder)?;
+        let states = self.group().agree_on_success("load_state", self.states_in(&mut checkpoint, &left_out))?;
+        let loaded = self.go_on_from(&checkpoint, states, &left_out);
         self.group().agree_on_success("load_state", loaded)?;
         Ok(folder)
     }
 
     /// Everything to be saved. The name of a checkpoint is taken to be free.
-    fn run_state(&self, iteration: Option<usize>) -> Result<RunState> {
+    fn run_state(&self, iteration: Option<usize>, left_out: &BTreeSet<String>) -> Result<RunState> {
         let session = self.session();
         let WindowState { step, seen } = session.gradient_state.window_state();
         let accumulation = WindowState { step, seen: if session.gradient_state.sync_gradients() { 0 } else { seen } };
-        let mut objects = self.session().objects().state_views()?;
+        let mut objects = session.objects().state_views(left_out)?;
         objects.insert(RANDOM_STATES.to_owned(), random_states(self.process_index(), self.device())?);
         if accumulation.seen > 0 || session.objects().optimizers().any(|optimizer| optimizer.has_fresh_gradients()) {
             let tensors = self.gradients()?;
@@ -316,10 +324,16 @@ impl Accelerator {
     }
 
     /// The states of this process's objects in a checkpoint.
-    fn states_in(&self, checkpoint: &mut OpenCheckpoint) -> Result<BTreeMap<String, ObjectState>> {
+    fn states_in(
+        &self,
+        checkpoint: &mut OpenCheckpoint,
+        left_out: &BTreeSet<String>,
+    ) -> Result<BTreeMap<String, ObjectState>> {
         let place = (self.process_index(), self.num_processes());
-        let layouts = self.session().objects().layouts();
-        let names: Vec<String> = checkpoint.description.objects.keys().cloned().collect();
+        let mut layouts = self.session().objects().layouts();
+        layouts.retain(|name, _| !left_out.contains(name));
+        let names = checkpoint.description.objects.keys().filter(|name| !left_out.contains(*name));
+        let names: Vec<String> = names.cloned().collect();
         // Before anything is read.
         let own = layouts.keys().map(String::as_str);
         let is_object = |name: &&str| *name != RANDOM_STATES && !name.starts_with(GRADIENTS);
@@ -337,11 +351,16 @@ impl Accelerator {
         Ok(states)
     }
 
-    fn go_on_from(&self, checkpoint: &OpenCheckpoint, mut states: BTreeMap<String, ObjectState>) -> Result<()> {
+    fn go_on_from(
+        &self,
+        checkpoint: &OpenCheckpoint,
+        mut states: BTreeMap<String, ObjectState>,
+        left_out: &BTreeSet<String>,
+    ) -> Result<()> {
         let random = states.remove(RANDOM_STATES);
         let gradients = states.remove(&gradients_of_rank(self.process_index()));
         self.load_gradients(checkpoint, gradients)?;
-        self.load_state_dict(&states)?;
+        self.session().objects().load_state_dict(&states, left_out)?;
         let is_same_size = checkpoint.description.world_size == self.num_processes();
         if let Some(random) = random {
             restore_random_states(&random, self.process_index(), is_same_size, self.device())?;

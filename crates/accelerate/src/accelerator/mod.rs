@@ -15,6 +15,8 @@ mod process_control;
 mod profile;
 mod seed;
 mod should_stop;
+mod state_dict;
+mod state_hooks;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
@@ -29,6 +31,7 @@ pub use models::{HasParameters, ModelRef};
 pub use operations::{PadOptions, ReduceOptions};
 pub use prepare::{Prepare, PrepareDataLoaderOptions, PrepareModelOptions, PreparedModel, kind};
 pub use seed::{SeedOptions, set_seed};
+pub use state_hooks::{RemovableHandle, StateHookContext};
 
 use pending_save::BackgroundSave;
 
@@ -39,7 +42,8 @@ use crate::session::{GradientState, Object, ObjectState, Session};
 use crate::state::PartialState;
 use accelerate_core::config::{DataLoaderSettings, OffloadTarget, ProjectSettings, RunConfig, ShardingStrategy};
 use accelerate_core::mesh::Mesh;
-use std::collections::BTreeMap;
+use state_hooks::StateHooks;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex};
@@ -75,6 +79,9 @@ struct Inner {
     /// How good the run is, for checkpoints.
     checkpoint_metric: Mutex<Option<f64>>,
     background_save: BackgroundSave,
+    /// What is called before the state of the run is saved, and before it is loaded.
+    save_hooks: Arc<StateHooks>,
+    load_hooks: Arc<StateHooks>,
 }
 
 impl Accelerator {
@@ -106,6 +113,7 @@ impl Accelerator {
         let session = Session::new(state.clone(), mesh(&config, &state)?, gradient_state);
         let (trigger, is_stopping) = (AtomicBool::new(false), AtomicBool::new(false));
         let checkpoint_iteration = AtomicUsize::new(config.project.iteration);
+        let [save_hooks, load_hooks] = [(); 2].map(|()| Arc::new(StateHooks::default()));
         let accelerator = Self(Arc::new(Inner {
             session,
             config,
@@ -117,6 +125,8 @@ impl Accelerator {
             checkpoint_iteration,
             checkpoint_metric: Mutex::default(),
             background_save: BackgroundSave::default(),
+            save_hooks,
+            load_hooks,
         }));
         accelerator.register_scaler();
         Ok(accelerator)
@@ -243,7 +253,7 @@ impl Accelerator {
     /// States of other objects than were prepared; then nothing is changed. Those of the objects, by name; an optimizer or
     /// a scheduler that is in use, as with [`Accelerator::state_dict`]. Objects whose names come before have taken their state then.
     pub fn load_state_dict(&self, states: &BTreeMap<String, ObjectState>) -> Result<()> {
-        self.session().objects().load_state_dict(states)
+        self.session().objects().load_state_dict(states, &BTreeSet::new())
     }
 
     /// Forgets everything prepared so far, also what the program still has: calls of the accelerator's leave it out from

@@ -11,7 +11,8 @@ use crate::nn::LoadReport;
 use std::path::Path;
 
 impl Accelerator {
-    /// Writes a model's weights as Hugging Face does: `model.safetensors`, or several files and an index.
+    /// Writes a model's weights as Hugging Face does: `model.safetensors`, or several files and an index; with
+    /// `safe_serialization: false` as `torch.save` does, `pytorch_model.bin`.
     ///
     /// The main process writes (with `save_on_each_node` the first of each machine); the others return at once,
     /// so call [`Accelerator::wait_for_everyone`] before reading the files elsewhere. A crash leaves the old
@@ -63,7 +64,8 @@ impl Accelerator {
     ) -> Result<()> {
         let store = single_store(model, "save_model")?;
         let saved_dtype = self.deep_speed().and_then(|deep_speed| deep_speed.saved_dtype());
-        let options = SaveModelOptions { dtype: options.dtype.or(saved_dtype), ..options.clone() };
+        let options =
+            SaveModelOptions { dtype: options.dtype.or(saved_dtype), ..options.clone() }.with_stem_of_format();
         let on_each_node = self.project_configuration().save_on_each_node;
         if self.num_processes() > 1 && store.shard_group().is_some() {
             let writers = match on_each_node {
@@ -101,7 +103,8 @@ impl Accelerator {
         self.group().agree_on_success("check_save_directory", checked)
     }
 
-    /// Reads weights by name into a model: one safetensors file, an index, or a folder with either. Every process
+    /// Reads weights by name into a model: one safetensors file or `pytorch_model.bin`, an index, a folder with one of these, or
+    /// one of `torch.distributed.checkpoint` (see [`load_checkpoint_in_model`](crate::checkpoint::load_checkpoint_in_model)). Every process
     /// reads for itself, of sharded parameters the shard that it keeps. All names and shapes are compared first, and must
     /// fit. Not collective.
     ///

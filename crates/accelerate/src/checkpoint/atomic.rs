@@ -54,10 +54,7 @@ impl OpenFile {
     }
 
     pub(super) fn append(&mut self, bytes: &[u8]) -> Result<()> {
-        self.hasher.update(bytes);
-        self.num_bytes += bytes.len() as u64;
-        let written = fault::step().and_then(|()| self.file.write_all(bytes));
-        Ok(written.map_err(io_error("write", &self.target))?)
+        Ok(self.write_all(bytes).map_err(io_error("write", &self.target))?)
     }
 
     /// Sees to it that all is on the disk.
@@ -69,6 +66,19 @@ impl OpenFile {
         flushed.map_err(io_error("flush", &target))?;
         let sample = sample(file.as_file(), num_bytes).map_err(io_error("read", &target))?;
         Ok(PendingFile { file, target, hash: hasher.finalize(), sample, num_bytes })
+    }
+}
+
+impl Write for OpenFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        fault::step().and_then(|()| self.file.write_all(bytes))?;
+        self.hasher.update(bytes);
+        self.num_bytes += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
     }
 }
 

@@ -11,7 +11,7 @@ use super::reader::open_file;
 use crate::error::{Error, Result, WeightsError};
 use crate::messages;
 use accelerate_core::weight_files::{
-    DEFAULT_STEM, EXTENSION, Index, SaveManifest, SavedFile, is_saved_file_name, is_weight_file_of,
+    DEFAULT_STEM, EXTENSION, Index, SaveManifest, SavedFile, TORCH_EXTENSION, is_saved_file_name, is_weight_file_of,
 };
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Read};
@@ -360,7 +360,8 @@ fn check_file(folder: &Path, stem: &str, file: &SavedFile, check: Check) -> Resu
     if found != file.bytes {
         return differs(format!("it has {found} bytes, and {} were saved", file.bytes));
     }
-    let is_large = Path::new(&file.name).extension().is_some_and(|extension| extension == EXTENSION);
+    let extension = Path::new(&file.name).extension();
+    let is_large = extension.is_some_and(|extension| extension == EXTENSION || extension == TORCH_EXTENSION);
     let content = File::open(&path).map_err(io_error("read", &path))?;
     let (found, saved) = if check == Check::Quick && is_large {
         (sample(&content, found), &file.sample)

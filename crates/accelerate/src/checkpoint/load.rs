@@ -74,8 +74,9 @@ pub fn modern_layer_norm_names(name: &str) -> String {
 
 /// Reads weights by name into existing parameters and buffers, casting element types and devices.
 ///
-/// `path` is a safetensors file, an index (`*.safetensors.index.json`), or a folder that holds one of
-/// them. A tied weight may be present under any of its names, or several. Headers of all files are checked
+/// `path` is a safetensors file, a file of `torch.save` (`pytorch_model.bin`), the index of either's shards
+/// (`*.safetensors.index.json`), or a folder that holds one of them or is one of `torch.distributed.checkpoint`. Of
+/// PyTorch's formats tensors are read, and nothing is executed. A tied weight may be present under any of its names, or several. Headers of all files are checked
 /// and compared with the model before anything is changed; tensors are then read one at a time. Of a sharded
 /// parameter, only the elements that this process keeps are read: files of any number of ranks load on any other.
 /// Not collective.

@@ -49,15 +49,16 @@ mod source;
 mod state;
 #[cfg(test)]
 mod tests;
+mod torch_files;
 mod writer;
 
 pub use folder::{check_save_directory, check_saved_files, read_saved_file, verify_saved_files};
 pub use load::{LoadOptions, checkpoint_shapes, load_checkpoint_in_model, modern_layer_norm_names};
-pub use reader::load_file;
 pub use save::{SaveModelOptions, save_model_weights};
 pub(crate) use sharded::{Writers, save_sharded_model_weights};
+pub use source::load_file;
 pub(crate) use state::{
-    FolderWriters, OpenCheckpoint, PlannedSave, RANDOM_STATES, RunState, checkpoints_in, random_states,
-    remove_outdated_checkpoints, restore_random_states,
+    FolderWriters, OpenCheckpoint, PlannedSave, RANDOM_STATES, RunState, checkpoints_in, gather_whole,
+    make_checkpoint_folder, random_states, remove_outdated_checkpoints, restore_random_states,
 };
 pub use writer::save_file;

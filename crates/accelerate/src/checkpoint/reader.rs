@@ -3,35 +3,52 @@
 use super::atomic::io_error;
 use super::dtype::to_kind;
 use crate::error::{Result, WeightsError};
-use crate::nn::StateDict;
 use accelerate_core::files::other_than_file;
 use accelerate_core::layout::Layout;
 use accelerate_core::weight_files::{Header, HeaderEntry, shown};
+use std::fmt;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use tch::{Device, Kind, Tensor};
 use torch_ext::file::read_at;
 
-/// Reads all tensors of one safetensors file to the CPU: `safetensors.torch.load_file`.
-///
-/// # Errors
-/// [`is_weights`](crate::Error::is_weights): the file is absent, unreadable, truncated or damaged, or has an
-/// element type that libtorch does not know. The message names the file.
-///
-/// ```
-/// let error = accelerate::checkpoint::load_file("absent.safetensors").unwrap_err();
-/// assert!(error.is_weights() && error.to_string().contains("absent.safetensors"));
-/// ```
-pub fn load_file(path: impl AsRef<Path>) -> Result<StateDict> {
-    let mut file = WeightFile::open(path.as_ref())?;
-    let names: Vec<String> = file.names().map(str::to_owned).collect();
-    names
-        .into_iter()
-        .map(|name| {
-            let tensor = file.read(&name)?;
-            Ok((name, tensor))
-        })
-        .collect()
+/// Tensors by name whose elements are read when they are asked for.
+pub(super) trait WeightReader: fmt::Debug {
+    /// Of the file, or of what lists several.
+    fn path(&self) -> &Path;
+
+    fn shape(&self, name: &str) -> Option<Vec<i64>>;
+
+    /// Names and shapes in the order in which they are read fastest.
+    fn shapes(&self) -> Vec<(&str, Vec<i64>)>;
+
+    /// How much of tensors has been read so far.
+    fn num_bytes_read(&self) -> u64;
+
+    /// The elements of a layout, flat, on the CPU.
+    fn read_elements(&mut self, name: &str, layout: &Layout) -> Result<Tensor>;
+}
+
+impl WeightReader for WeightFile {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<i64>> {
+        Some(sizes(self.header.get(name)?))
+    }
+
+    fn shapes(&self) -> Vec<(&str, Vec<i64>)> {
+        self.header.entries().iter().map(|entry| (entry.name.as_str(), sizes(entry))).collect()
+    }
+
+    fn num_bytes_read(&self) -> u64 {
+        self.num_bytes_read
+    }
+
+    fn read_elements(&mut self, name: &str, layout: &Layout) -> Result<Tensor> {
+        self.elements(name, layout)
+    }
 }
 
 /// An open file whose header fits its length.
@@ -53,24 +70,6 @@ impl WeightFile {
         Ok(Self { path: path.to_owned(), file, header, num_bytes_read: 0 })
     }
 
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Names in the order of their data.
-    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
-        self.header.entries().iter().map(|entry| entry.name.as_str())
-    }
-
-    pub(super) fn shape(&self, name: &str) -> Option<Vec<i64>> {
-        Some(sizes(self.header.get(name)?))
-    }
-
-    /// Names and shapes in the order of their data.
-    pub(super) fn shapes(&self) -> impl Iterator<Item = (&str, Vec<i64>)> {
-        self.header.entries().iter().map(|entry| (entry.name.as_str(), sizes(entry)))
-    }
-
     fn entry(&self, name: &str) -> Result<&HeaderEntry, WeightsError> {
         self.header.get(name).ok_or_else(|| WeightsError::Header {
             path: self.path.clone(),
@@ -78,16 +77,11 @@ impl WeightFile {
         })
     }
 
-    /// How much has been read so far, without the header.
-    pub(super) fn num_bytes_read(&self) -> u64 {
-        self.num_bytes_read
-    }
-
     /// One tensor, on the CPU.
     pub(super) fn read(&mut self, name: &str) -> Result<Tensor> {
         let entry = self.entry(name)?;
         let (layout, shape) = (Layout::full(entry.shape.clone()), sizes(entry));
-        Ok(self.read_elements(name, &layout)?.f_reshape(shape)?)
+        Ok(self.elements(name, &layout)?.f_reshape(shape)?)
     }
 
     /// What the header says of a tensor, if it is in the file.
@@ -116,7 +110,7 @@ impl WeightFile {
     }
 
     /// The elements of a layout, flat, on the CPU. Nothing else is read.
-    pub(super) fn read_elements(&mut self, name: &str, layout: &Layout) -> Result<Tensor> {
+    fn elements(&mut self, name: &str, layout: &Layout) -> Result<Tensor> {
         let &HeaderEntry { dtype, start, end, .. } = self.entry(name)?;
         let Some(kind) = to_kind(dtype) else {
             let (path, name) = (self.path.clone(), shown(name));

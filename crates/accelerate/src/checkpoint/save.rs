@@ -6,7 +6,7 @@ use super::writer::{write_pending, written_kind};
 use crate::error::{Result, WeightsError};
 use crate::nn::ParamStore;
 use accelerate_core::config::FloatType;
-use accelerate_core::weight_files::{DEFAULT_STEM, Index, WeightFiles, is_weight_file_of, parse_size};
+use accelerate_core::weight_files::{DEFAULT_STEM, Index, TORCH_STEM, WeightFiles, is_weight_file_of, parse_size};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use tch::Tensor;
@@ -23,7 +23,11 @@ pub struct SaveModelOptions {
     /// Largest size of the tensors in one file, such as `"1GB"` (decimal), `"1GiB"` or `"64B"`; a single larger tensor gets a
     /// file of its own. Default `"10GB"`.
     pub max_shard_size: String,
-    /// What file names begin with: the `model` of `model.safetensors`. Default `"model"`.
+    /// Write safetensors (`true`), or files as `torch.save` writes them, `pytorch_model.bin` (`false`)? These hold the same
+    /// tensors, and a pickle that names them. Default true.
+    pub safe_serialization: bool,
+    /// What file names begin with: the `model` of `model.safetensors`. Default `"model"`; that of files in PyTorch's format is
+    /// `"pytorch_model"`, and no others have it.
     pub stem: String,
     /// The type that floating-point weights and buffers are written in. Default: their own; in `Accelerator::save_model`
     /// with DeepSpeed's `zero3_save_16bit_model` that of the mixed precision.
@@ -40,14 +44,32 @@ pub struct SaveModelOptions {
 impl SaveModelOptions {
     /// Largest number of bytes of tensors in one file, if all options can be used.
     pub(crate) fn check(&self) -> Result<u64> {
+        if self.safe_serialization == (self.stem == TORCH_STEM) {
+            let reason = match self.safe_serialization {
+                true => "files in PyTorch's format have it; say safe_serialization: false, or another stem",
+                false => "files in PyTorch's format are called pytorch_model; leave stem out",
+            };
+            return Err(WeightsError::FileName { name: self.stem.clone(), reason }.into());
+        }
         check_own_names(self.files.keys(), &self.stem)?;
         Ok(parse_size(&self.max_shard_size)?)
     }
 }
 
+impl SaveModelOptions {
+    /// The same, with the stem that files in PyTorch's format have.
+    pub(crate) fn with_stem_of_format(mut self) -> Self {
+        if !self.safe_serialization && self.stem == DEFAULT_STEM {
+            self.stem = TORCH_STEM.to_owned();
+        }
+        self
+    }
+}
+
 impl Default for SaveModelOptions {
     fn default() -> Self {
-        Self { max_shard_size: "10GB".to_owned(), stem: DEFAULT_STEM.to_owned(), dtype: None, files: BTreeMap::new() }
+        let (max_shard_size, stem) = ("10GB".to_owned(), DEFAULT_STEM.to_owned());
+        Self { max_shard_size, safe_serialization: true, stem, dtype: None, files: BTreeMap::new() }
     }
 }
 
@@ -92,6 +114,7 @@ pub fn save_model_weights(
 ) -> Result<Vec<PathBuf>> {
     // First, because it may be collective, and what fails on this process alone must not keep the others waiting.
     let state = store.state_dict()?;
+    let options = &options.clone().with_stem_of_format();
     let max_shard_bytes = options.check()?;
     let (folder, stem) = (folder.as_ref(), options.stem.as_str());
     prepare_folder(folder, stem)?;

@@ -2,23 +2,45 @@
 
 use super::atomic::{folder_of, io_error, names_in};
 use super::folder::{MOST_TRIES, check_saved_with, finish_interrupted_saves, saves_in};
-use super::reader::{WeightFile, open_file};
+use super::reader::{WeightFile, WeightReader, open_file};
+use super::torch_files::{TorchWeights, is_torch_file};
 use crate::error::{Result, WeightsError};
-use accelerate_core::weight_files::{EXTENSION, Index, choose_weight_file, shown};
+use crate::nn::StateDict;
+use accelerate_core::layout::Layout;
+use accelerate_core::weight_files::{DistributedCheckpoint, Index, choose_torch_file, choose_weight_file, shown};
 use std::collections::HashMap;
-use std::ffi::OsStr;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// What PyTorch's own format is called.
-const PICKLE_EXTENSIONS: [&str; 4] = ["bin", "pt", "pth", "ckpt"];
+/// Reads all tensors of one file to the CPU: `safetensors.torch.load_file`. A file that is called `.bin`, `.pt`, `.pth` or `.ckpt` is
+/// read as one of `torch.save`; nothing in it is executed.
+///
+/// # Errors
+/// [`is_weights`](crate::Error::is_weights): the file is absent, unreadable, truncated or damaged, or has an
+/// element type that libtorch does not know. The message names the file.
+///
+/// ```
+/// let error = accelerate::checkpoint::load_file("absent.safetensors").unwrap_err();
+/// assert!(error.is_weights() && error.to_string().contains("absent.safetensors"));
+/// ```
+pub fn load_file(path: impl AsRef<Path>) -> Result<StateDict> {
+    let mut file = open_weights(path.as_ref())?;
+    let shapes: Vec<(String, Vec<i64>)> =
+        file.shapes().into_iter().map(|(name, shape)| (name.to_owned(), shape)).collect();
+    let read = |(name, shape): (String, Vec<i64>)| {
+        let full = Layout::full(shape.iter().map(|&size| size as usize).collect::<Vec<_>>());
+        let tensor = file.read_elements(&name, &full)?.f_reshape(shape)?;
+        Ok((name, tensor))
+    };
+    shapes.into_iter().map(read).collect()
+}
 
 /// All tensors of a checkpoint, not yet read.
 #[derive(Debug)]
 pub(super) struct Source {
-    /// The single file or the index.
+    /// The single file, the index, or the metadata of a folder.
     pub(super) path: PathBuf,
-    pub(super) files: Vec<WeightFile>,
+    pub(super) files: Vec<Box<dyn WeightReader>>,
     /// Name, shape and position in `files`, in reading order.
     pub(super) tensors: Vec<(String, Vec<i64>, usize)>,
 }
@@ -51,16 +73,13 @@ impl Source {
         if name.ends_with(".json") {
             return Self::open_index(&path);
         }
-        if path.extension().is_some_and(|it| PICKLE_EXTENSIONS.iter().any(|pickle| it == *pickle)) {
-            return Err(WeightsError::Pickle { path }.into());
-        }
-        let files = vec![WeightFile::open(&path)?];
-        Self::with_files(path, files, &HashMap::new())
+        let file = open_weights(&path)?;
+        Self::with_files(path, vec![file], &HashMap::new())
     }
 
     /// Bytes of tensors read so far.
     pub(super) fn num_bytes_read(&self) -> u64 {
-        self.files.iter().map(WeightFile::num_bytes_read).sum()
+        self.files.iter().map(|file| file.num_bytes_read()).sum()
     }
 
     fn open_index(path: &Path) -> Result<Self> {
@@ -75,7 +94,7 @@ impl Source {
                 return Err(WeightsError::MissingShard { index, file, num_tensors }.into());
             }
             positions.insert(file, files.len());
-            files.push(WeightFile::open(&folder.join(file))?);
+            files.push(open_weights(&folder.join(file))?);
         }
         let wanted: HashMap<&str, usize> =
             index.weight_map.iter().map(|(name, file)| (name.as_str(), positions[file.as_str()])).collect();
@@ -93,7 +112,7 @@ impl Source {
 
     /// Lists the tensors. Where the index names a file for one, a tensor of the same name in another file
     /// does not count.
-    fn with_files(path: PathBuf, files: Vec<WeightFile>, wanted: &HashMap<&str, usize>) -> Result<Self> {
+    fn with_files(path: PathBuf, files: Vec<Box<dyn WeightReader>>, wanted: &HashMap<&str, usize>) -> Result<Self> {
         let mut tensors = Vec::new();
         let mut seen: HashMap<&str, usize> = HashMap::new();
         for (position, file) in files.iter().enumerate() {
@@ -110,6 +129,15 @@ impl Source {
         }
         Ok(Self { path, files, tensors })
     }
+}
+
+/// What a single file holds, or a folder by its metadata, in whichever format.
+fn open_weights(path: &Path) -> Result<Box<dyn WeightReader>> {
+    let name = path.file_name().unwrap_or_default();
+    if name == DistributedCheckpoint::FILE_NAME {
+        return Ok(Box::new(TorchWeights::open_distributed(folder_of(path))?));
+    }
+    Ok(if is_torch_file(path) { Box::new(TorchWeights::open(path)?) } else { Box::new(WeightFile::open(path)?) })
 }
 
 fn read_index(path: &Path) -> Result<Index> {
@@ -130,12 +158,9 @@ fn choose_in_folder(folder: &Path) -> Result<PathBuf> {
     if let Some(name) = choose_weight_file(&known) {
         return Ok(folder.join(name));
     }
-    let extension = |name: &&str| Path::new(name).extension().map(OsStr::to_owned);
-    let has_weights = known.iter().filter_map(extension).any(|it| it == EXTENSION);
-    let is_pickle =
-        |name: &&&str| extension(name).is_some_and(|it| PICKLE_EXTENSIONS.iter().any(|pickle| it == *pickle));
-    match known.iter().filter(|name| !name.starts_with('.')).find(is_pickle) {
-        Some(pickle) if !has_weights => Err(WeightsError::Pickle { path: folder.join(pickle) }.into()),
-        _ => Err(WeightsError::NoWeights { folder: folder.to_owned(), names }.into()),
+    let distributed = known.iter().find(|name| **name == DistributedCheckpoint::FILE_NAME).copied();
+    if let Some(name) = distributed.or_else(|| choose_torch_file(&known)) {
+        return Ok(folder.join(name));
     }
+    Err(WeightsError::NoWeights { folder: folder.to_owned(), names }.into())
 }

@@ -1,23 +1,28 @@
-//! One safetensors file, written.
+//! One file of weights, written: safetensors, or as `torch.save` does.
 
-use super::atomic::{OpenFile, PendingFile, folder_of, remove_abandoned, sync_folder};
+use super::atomic::{OpenFile, PendingFile, folder_of, io_error, remove_abandoned, sync_folder};
 use super::dtype::to_dtype;
+use super::torch_files::is_torch_file;
 use crate::amp::float_kind;
 use crate::error::{Result, WeightsError};
 use crate::nn::StateDict;
 use accelerate_core::config::FloatType;
+use accelerate_core::weight_files::{Pickled, Plain, TorchArchive};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tch::{Kind, Tensor};
 
 /// Readers refuse longer headers.
 const MAX_HEADER_BYTES: usize = 100_000_000;
 /// How much of a tensor is copied at a time on its way to a file.
 const PIECE_BYTES: usize = 8 << 20;
+/// The version of the archives of `torch.save`.
+const TORCH_VERSION: &[u8] = b"3\n";
 
-/// Writes named tensors to one safetensors file, whole or not at all: `safetensors.torch.save_file`.
+/// Writes named tensors to one safetensors file, whole or not at all: `safetensors.torch.save_file`. A file that is called `.bin`,
+/// `.pt`, `.pth` or `.ckpt` is written as `torch.save` does.
 ///
 /// The tensors may live on any device, be views, and share memory; each is written in full. An existing
 /// file is replaced.
@@ -100,41 +105,54 @@ pub(super) fn write_pending(
     file.finish()
 }
 
-/// A safetensors file to which tensors are appended in the order of its header.
+/// A file to which tensors are appended in the order in which its beginning lists them.
 #[derive(Debug)]
 pub(super) struct TensorFile {
-    file: OpenFile,
+    output: Output,
+    path: PathBuf,
     num_missing: usize,
     /// One buffer for all tensors.
     bytes: Vec<u8>,
 }
 
+/// In whichever format.
+#[derive(Debug)]
+enum Output {
+    Safetensors(OpenFile),
+    /// And the number of the next tensor.
+    Torch(TorchArchive<OpenFile>, usize),
+}
+
 impl TensorFile {
-    /// Begins the file beside `path`.
+    /// Begins the file beside `path`, whose name decides in which format.
     pub(super) fn create<'a>(
         path: &Path,
         stem: &str,
         tensors: impl ExactSizeIterator<Item = &'a TensorSpec>,
     ) -> Result<Self> {
         let num_missing = tensors.len();
-        let header = header(tensors, path)?;
-        let mut file = OpenFile::create(path, stem)?;
-        file.append(&(header.len() as u64).to_le_bytes())?;
-        file.append(&header)?;
-        Ok(Self { file, num_missing, bytes: Vec::new() })
+        let output = if is_torch_file(path) { begin_torch(path, stem, tensors)? } else { begin(path, stem, tensors)? };
+        Ok(Self { output, path: path.to_owned(), num_missing, bytes: Vec::new() })
     }
 
     /// Appends the next tensor, a piece at a time: writing, and casting to the type of `spec`, cost no memory but for a piece.
     pub(super) fn append(&mut self, tensor: &Tensor, spec: &TensorSpec) -> Result<()> {
         let element_bytes = spec.kind.elt_size_in_bytes();
         let flat = tensor.f_detach()?.f_reshape([-1])?;
-        let Self { file, bytes, .. } = self;
+        let Self { output, bytes, path, .. } = self;
+        if let Output::Torch(archive, number) = output {
+            archive.begin(&format!("data/{number}")).map_err(io_error("write", path))?;
+            *number += 1;
+        }
         let mut start = 0;
         while start < flat.numel() {
             let length = (PIECE_BYTES / element_bytes).min(flat.numel() - start);
             bytes.resize(length * element_bytes, 0);
             flat.f_narrow(0, start as i64, length as i64)?.f_to_kind(spec.kind)?.f_copy_data_u8(bytes, length)?;
-            file.append(bytes)?;
+            match output {
+                Output::Safetensors(file) => file.append(bytes)?,
+                Output::Torch(archive, _) => archive.append(bytes).map_err(io_error("write", path))?,
+            }
             start += length;
         }
         self.num_missing = self.num_missing.saturating_sub(1);
@@ -147,8 +165,37 @@ impl TensorFile {
     }
 
     pub(super) fn finish(self) -> Result<PendingFile> {
-        self.file.finish()
+        let Self { output, path, .. } = self;
+        match output {
+            Output::Safetensors(file) => file.finish(),
+            Output::Torch(mut archive, _) => {
+                let finished = archive.begin("version").and_then(|()| archive.append(TORCH_VERSION));
+                finished.and_then(|()| archive.finish()).map_err(io_error("write", &path))?.finish()
+            }
+        }
     }
+}
+
+fn begin<'a>(path: &Path, stem: &str, tensors: impl Iterator<Item = &'a TensorSpec>) -> Result<Output> {
+    let header = header(tensors, path)?;
+    let mut file = OpenFile::create(path, stem)?;
+    file.append(&(header.len() as u64).to_le_bytes())?;
+    file.append(&header)?;
+    Ok(Output::Safetensors(file))
+}
+
+/// Begins an archive with the pickle that names its tensors.
+fn begin_torch<'a>(path: &Path, stem: &str, tensors: impl Iterator<Item = &'a TensorSpec>) -> Result<Output> {
+    let named = tensors.map(|spec| (spec.name.as_str(), Plain::Tensor(spec)));
+    let value = Plain::dict(named);
+    let describe = |spec: &&TensorSpec| (spec.dtype, spec.shape.iter().map(|&size| size as u64).collect());
+    let pickled = Pickled::new(&value, describe);
+    let pickled = pickled.map_err(|source| WeightsError::NotInTorchFile { path: path.to_owned(), source })?;
+    let mut archive = TorchArchive::new(OpenFile::create(path, stem)?, stem);
+    let mut entry = |name, content: &[u8]| archive.begin(name).and_then(|()| archive.append(content));
+    let begun = entry("data.pkl", &pickled.bytes).and_then(|()| entry("byteorder", b"little"));
+    begun.map_err(io_error("write", path))?;
+    Ok(Output::Torch(archive, 0))
 }
 
 fn header<'a>(tensors: impl Iterator<Item = &'a TensorSpec>, path: &Path) -> Result<Vec<u8>> {

@@ -59,6 +59,9 @@ pub(crate) enum CheckpointError {
     )]
     LongDescription { path: PathBuf, num_bytes: usize },
 
+    #[error("a hook leaves out `{model}`, and no model has that name; there are {known}")]
+    NoModelToLeaveOut { model: String, known: String },
+
     #[error(
         "a registered value cannot be brought back from what JSON holds of it: {source}; JSON has neither infinities nor NaN, \
          so begin with an Option or f64::MAX"

@@ -103,18 +103,31 @@ pub(crate) enum WeightsError {
 
     #[error(
         "{} holds no weights that can be told apart: there is neither model.safetensors nor \
-         model.safetensors.index.json, nor a single other safetensors file or index; it holds {}",
+         model.safetensors.index.json, nor a single other safetensors file or index, nor PyTorch's pytorch_model.bin or \
+         .metadata; it holds {}",
         folder.display(),
         if names.is_empty() { "nothing".to_owned() } else { listed(names, LIST_BYTES) }
     )]
     NoWeights { folder: PathBuf, names: Vec<String> },
 
     #[error(
-        "{} is in PyTorch's pickle format, which can run code when it is read and is not supported; convert it \
-         with Python: safetensors.torch.save_file(torch.load(\"in.bin\"), \"model.safetensors\")",
+        "{} cannot be read: {source}. Of PyTorch's files those are read that hold tensors by name; save it again, or convert it with \
+         Python: safetensors.torch.save_file(torch.load(\"in.bin\"), \"model.safetensors\")",
         path.display()
     )]
-    Pickle { path: PathBuf },
+    TorchFile { path: PathBuf, source: accelerate_core::Error },
+
+    #[error("{} cannot be written in PyTorch's format: {source}; cast it, or write safetensors", path.display())]
+    NotInTorchFile { path: PathBuf, source: accelerate_core::Error },
+
+    #[error("a part of `{name}` in {} cannot be read: {source}; save or copy the whole folder again", path.display())]
+    TorchPart { path: PathBuf, name: String, source: accelerate_core::Error },
+
+    #[error(
+        "a part of `{name}` is in bytes {start}..{end} of {}, which has {found_bytes}; save or copy the whole folder again",
+        path.display()
+    )]
+    BeyondFile { path: PathBuf, name: String, start: u64, end: u64, found_bytes: u64 },
 
     #[error(
         "the key map turns both `{first}` and `{second}` in {} into `{mapped}`; it has to keep names apart",

@@ -4,6 +4,7 @@ mod compare;
 mod explain;
 mod journal;
 mod members;
+mod parts;
 mod peer_memory;
 mod peer_process;
 mod peer_reads;

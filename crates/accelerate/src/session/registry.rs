@@ -279,28 +279,37 @@ impl Objects {
 
     /// The states of all, by name.
     pub(crate) fn state_dict(&self) -> Result<BTreeMap<String, ObjectState>> {
-        self.states(|object| object.state_dict())
+        self.states(&BTreeSet::new(), |object| object.state_dict())
     }
 
-    /// The states of all, by name, in the memory of the objects themselves where they allow it.
-    pub(crate) fn state_views(&self) -> Result<BTreeMap<String, ObjectState>> {
-        self.states(|object| object.state_views())
+    /// The states of all but those `without`, by name, in the memory of the objects themselves where they allow it.
+    pub(crate) fn state_views(&self, without: &BTreeSet<String>) -> Result<BTreeMap<String, ObjectState>> {
+        self.states(without, |object| object.state_views())
     }
 
-    fn states(&self, of: impl Fn(&dyn Stateful) -> Result<ObjectState>) -> Result<BTreeMap<String, ObjectState>> {
+    fn states(
+        &self,
+        without: &BTreeSet<String>,
+        of: impl Fn(&dyn Stateful) -> Result<ObjectState>,
+    ) -> Result<BTreeMap<String, ObjectState>> {
         let state = |(name, object): (String, Arc<dyn Stateful>)| match of(&*object) {
             Ok(state) => Ok((name, state)),
             Err(error) => Err(error.context(name)),
         };
-        self.named().into_iter().map(state).collect()
+        self.named().into_iter().filter(|(name, _)| !without.contains(name)).map(state).collect()
     }
 
-    /// Gives every object its state.
+    /// Gives every object its state, but for those `without`.
     ///
     /// # Errors
     /// States of other objects; then nothing is changed. Those of the objects, by name.
-    pub(crate) fn load_state_dict(&self, states: &BTreeMap<String, ObjectState>) -> Result<()> {
-        let objects = self.named();
+    pub(crate) fn load_state_dict(
+        &self,
+        states: &BTreeMap<String, ObjectState>,
+        without: &BTreeSet<String>,
+    ) -> Result<()> {
+        let mut objects = self.named();
+        objects.retain(|name, _| !without.contains(name));
         check_same_objects(objects.keys().map(String::as_str), states.keys().map(String::as_str))?;
         for (name, object) in objects {
             states.get(&name).map_or(Ok(()), |state| object.load_state_dict(state)).map_err(|e| e.context(name))?;

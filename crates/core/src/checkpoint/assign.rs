@@ -29,17 +29,17 @@ pub struct HeldTensor {
 
 impl HeldTensor {
     /// Number of bytes of its elements.
-    fn num_bytes(&self) -> u64 {
+    pub(super) fn num_bytes(&self) -> u64 {
         let bits = self.dtype.bitsize() as u64;
         self.shape.iter().fold(bits, |bits, &size| bits.saturating_mul(size as u64)) / 8
     }
 
     /// Has it an element for each element of its layout?
-    fn is_elementwise(&self) -> bool {
+    pub(super) fn is_elementwise(&self) -> bool {
         self.layout.as_ref().is_none_or(|layout| layout.numel() == self.shape.iter().product::<usize>())
     }
 
-    fn full_shape(&self) -> &[usize] {
+    pub(super) fn full_shape(&self) -> &[usize] {
         match &self.layout {
             Some(layout) if self.is_elementwise() => layout.shape(),
             _ => &self.shape,
@@ -84,7 +84,7 @@ struct Piece<'a> {
 }
 
 /// A tensor and the ranks that hold the same elements of it.
-type WithHolders<'a> = (&'a HeldTensor, Vec<usize>);
+pub(super) type WithHolders<'a> = (&'a HeldTensor, Vec<usize>);
 
 /// Divides what ranks hold into files, one for each rank and object, so that each number is written once, and every rank
 /// writes about as many bytes as the others. `held` is what each rank holds, by rank; all ranks that are given the same come
@@ -136,9 +136,11 @@ pub fn assign(held: &[Vec<HeldTensor>]) -> Result<Assignment> {
     Ok(assignment)
 }
 
-/// All pieces by object, and within one by name. The largest are given away first, each to the holder that has the
-/// least to write so far.
-fn choose_writers(held: &[Vec<HeldTensor>]) -> Result<BTreeMap<&str, Vec<Piece<'_>>>> {
+/// What ranks hold by object and name: each different part with the ranks that hold it.
+///
+/// # Errors
+/// Ranks that hold what cannot be one tensor.
+pub(super) fn by_name(held: &[Vec<HeldTensor>]) -> Result<BTreeMap<(&str, &str), Vec<WithHolders<'_>>>> {
     let mut by_name: BTreeMap<(&str, &str), Vec<WithHolders<'_>>> = BTreeMap::new();
     for (rank, tensors) in held.iter().enumerate() {
         for tensor in tensors {
@@ -156,7 +158,13 @@ fn choose_writers(held: &[Vec<HeldTensor>]) -> Result<BTreeMap<&str, Vec<Piece<'
             }
         }
     }
-    let mut pieces: Vec<WithHolders<'_>> = by_name.into_values().flatten().collect();
+    Ok(by_name)
+}
+
+/// All pieces by object, and within one by name. The largest are given away first, each to the holder that has the
+/// least to write so far.
+fn choose_writers(held: &[Vec<HeldTensor>]) -> Result<BTreeMap<&str, Vec<Piece<'_>>>> {
+    let mut pieces: Vec<WithHolders<'_>> = by_name(held)?.into_values().flatten().collect();
     // Pieces of one holder first: that they are written there is settled.
     pieces.sort_by_key(|(piece, holders)| (holders.len() > 1, std::cmp::Reverse(piece.num_bytes())));
     let mut loads = vec![0u64; held.len()];

@@ -1,6 +1,10 @@
 //! How a model is sharded over ranks.
 
 mod checks;
+mod state_dict;
+
+pub use state_dict::FullStateDict;
+pub(crate) use state_dict::state_dict_notes;
 
 use super::{Callback, MixedPrecision, OffloadTarget};
 use crate::Result;
@@ -333,16 +337,20 @@ record! {
         max_memory: u64 => setting();
         /// In which types to compute and reduce. Default: both in that of the accelerator's mixed precision.
         mixed_precision_policy: MixedPrecisionPolicy => setting();
-        /// FULL_STATE_DICT or SHARDED_STATE_DICT.
-        state_dict_type: StateDictType => setting().flag("fsdp_state_dict_type")
-            .harmless(&["FULL_STATE_DICT", "SHARDED_STATE_DICT"])
-            .without_effect("full_state_dict and save_model give full parameters, sharded_state_dict a rank's shards");
-        /// Options of the state dict, by name (`FullStateDictConfig` and its kin of PyTorch). Default none.
-        state_dict_config: Map<String, Value> => setting()
-            .without_effect("states are copied to the memory of the host one parameter at a time");
+        /// Does save_state write whole tensors (FULL_STATE_DICT) or the parts that ranks have (SHARDED_STATE_DICT)?
+        ///
+        /// Whole ones are read by other programs, too, and are gathered one after the other; parts are written as they are. Either
+        /// goes on with any sharding on any number of ranks. Default parts; Python Accelerate's default is that of
+        /// `fsdp_version`, whole ones with version 1.
+        state_dict_type: StateDictType => setting().flag("fsdp_state_dict_type").reference_default("FULL_STATE_DICT");
+        /// Options of the model's state: {"rank0_only": true} has rank 0 write all whole tensors, in one file.
+        ///
+        /// That needs `FULL_STATE_DICT`, and the memory of its host. Otherwise all ranks write about as much each. `offload_to_cpu`
+        /// is known and changes nothing, because states go through the host's memory in any case. Default none. (In Python
+        /// Accelerate `rank0_only` is true with `FULL_STATE_DICT`.)
+        state_dict_config: Map<String, Value> => setting();
         /// The same of the optimizer's state. Default none.
-        optim_state_dict_config: Map<String, Value> => setting()
-            .without_effect("states are copied to the memory of the host one parameter at a time");
+        optim_state_dict_config: Map<String, Value> => setting();
         /// For programs in Python; here optimizers see the original parameters in any case.
         use_orig_params: bool = true => setting().flag("fsdp_use_orig_params").reference_default("false")
             .without_effect("optimizers always see the original parameters, by name");

@@ -25,6 +25,10 @@ pub(crate) enum ConfigErrorKind {
         known.join(", ")
     )]
     NoSuchModule { field: &'static str, found: String, known: Vec<String> },
+    #[error(
+        "{field} has {found:?}, but its options are rank0_only and offload_to_cpu, each true or false; leave it out"
+    )]
+    StateDictOption { field: &'static str, found: String },
     #[error("comm_state_option does not hold the options of PowerSGD: {source}")]
     PowerSgdOptions { source: serde_json::Error },
     #[error("mixed_precision_policy.{field} is not available; {cure}")]
@@ -49,7 +53,9 @@ impl ConfigErrorKind {
         match self {
             Self::DeepSpeed(kind) => kind.settings(),
             Self::MustBePositive { name } | Self::OutOfRange { name, .. } => vec![name],
-            Self::NoFolder { field } | Self::NoSuchModule { field, .. } => vec![field],
+            Self::StateDictOption { field, .. } | Self::NoFolder { field } | Self::NoSuchModule { field, .. } => {
+                vec![field]
+            }
             Self::Contradiction { first, second, .. } => vec![first, second],
             Self::UnknownName { what, .. } => vec![what],
             Self::PowerSgdOptions { .. } => vec!["comm_state_option"],

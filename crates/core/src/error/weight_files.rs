@@ -26,6 +26,8 @@ pub(crate) enum WeightFilesErrorKind {
         found[0].0, found[0].1, found[1].0, found[1].1
     )]
     RanksDiffer { object: String, name: String, found: [(usize, String); 2] },
+    #[error("`{name}` of {object} cannot be written whole: {reason}; set state_dict_type to SHARDED_STATE_DICT")]
+    NotWhole { object: String, name: String, reason: String },
     #[error("it cannot be read: {reason}")]
     Unreadable { reason: String },
     #[error(transparent)]

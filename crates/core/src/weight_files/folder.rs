@@ -1,6 +1,23 @@
 //! Which file of a folder to begin with.
 
-use super::{DEFAULT_STEM, EXTENSION, Index, shard_file_names};
+use super::{DEFAULT_STEM, EXTENSION, Index, TORCH_STEM, shard_file_names};
+
+/// Of the names in a folder without safetensors, PyTorch's file of a model's weights, or the index of several, as the reference looks
+/// for them: `pytorch_model.bin`, then its index, then the only other index.
+///
+/// ```
+/// use accelerate_core::weight_files::choose_torch_file;
+/// assert_eq!(choose_torch_file(&["optimizer.bin", "pytorch_model.bin"]), Some("pytorch_model.bin"));
+/// assert_eq!(choose_torch_file(&["a-00001-of-00001.bin", "a.bin.index.json"]), Some("a.bin.index.json"));
+/// assert_eq!(choose_torch_file(&["training_args.bin"]), None);
+/// ```
+pub fn choose_torch_file<'a>(names: &[&'a str]) -> Option<&'a str> {
+    let usual = [shard_file_names(TORCH_STEM, 1).concat(), Index::file_name(TORCH_STEM)];
+    let found = usual.iter().find_map(|usual| names.iter().find(|name| *name == usual));
+    let mut indexes = names.iter().filter(|name| !name.starts_with('.') && name.ends_with(".bin.index.json"));
+    let the_only = (indexes.next(), indexes.next().is_none());
+    found.or(the_only.0.filter(|_| the_only.1)).copied()
+}
 
 /// Of the names in a folder, the file that holds a model's weights, or the index of several
 /// (`load_checkpoint_in_model` of the reference, `utils/modeling.py`): `model.safetensors`, then its index, then whatever is

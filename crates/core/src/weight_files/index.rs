@@ -52,9 +52,10 @@ impl Index {
     /// ```
     /// # use accelerate_core::weight_files::Index;
     /// assert_eq!(Index::file_name("model"), "model.safetensors.index.json");
+    /// assert_eq!(Index::file_name("pytorch_model"), "pytorch_model.bin.index.json");
     /// ```
     pub fn file_name(stem: &str) -> String {
-        format!("{stem}.{}.index.json", super::EXTENSION)
+        format!("{stem}.{}.index.json", super::extension_of(stem))
     }
 
     /// Reads an index.

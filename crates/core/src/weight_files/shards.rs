@@ -1,6 +1,6 @@
 //! Which tensor goes into which file.
 
-use super::{EXTENSION, Index, IndexMetadata};
+use super::{Index, IndexMetadata, extension_of};
 use std::collections::BTreeMap;
 
 /// Deals tensors to shards of at most `max_shard_bytes`, in the order given
@@ -38,7 +38,8 @@ pub fn plan_shards(tensors: &[(String, u64)], max_shard_bytes: u64) -> Vec<Vec<S
     shards
 }
 
-/// The names of `num_shards` weight files: `<stem>.safetensors` for one, numbered from 1 for more.
+/// The names of `num_shards` weight files: `<stem>.safetensors` for one, numbered from 1 for more; `.bin` for those called
+/// [`TORCH_STEM`](super::TORCH_STEM).
 ///
 /// ```
 /// use accelerate_core::weight_files::shard_file_names;
@@ -49,10 +50,11 @@ pub fn plan_shards(tensors: &[(String, u64)], max_shard_bytes: u64) -> Vec<Vec<S
 /// );
 /// ```
 pub fn shard_file_names(stem: &str, num_shards: usize) -> Vec<String> {
+    let extension = extension_of(stem);
     match num_shards {
         0 => Vec::new(),
-        1 => vec![format!("{stem}.{EXTENSION}")],
-        _ => (1..=num_shards).map(|number| format!("{stem}-{number:05}-of-{num_shards:05}.{EXTENSION}")).collect(),
+        1 => vec![format!("{stem}.{extension}")],
+        _ => (1..=num_shards).map(|number| format!("{stem}-{number:05}-of-{num_shards:05}.{extension}")).collect(),
     }
 }
 
@@ -123,6 +125,8 @@ impl WeightFiles {
 /// use accelerate_core::weight_files::is_weight_file_of;
 /// assert!(is_weight_file_of("model-00002-of-00010.safetensors", "model"));
 /// assert!(!is_weight_file_of("model_1.safetensors", "model"));
+/// assert!(!is_weight_file_of("model.bin", "model"));
+/// assert!(is_weight_file_of("pytorch_model-00001-of-00002.bin", "pytorch_model"));
 /// assert!(!is_weight_file_of("model-final.safetensors", "model"));
 /// ```
 pub fn is_weight_file_of(file_name: &str, stem: &str) -> bool {
@@ -131,7 +135,7 @@ pub fn is_weight_file_of(file_name: &str, stem: &str) -> bool {
     }
     let Some(middle) = file_name
         .strip_prefix(stem)
-        .and_then(|rest| rest.strip_suffix(EXTENSION))
+        .and_then(|rest| rest.strip_suffix(extension_of(stem)))
         .and_then(|rest| rest.strip_suffix('.'))
     else {
         return false;

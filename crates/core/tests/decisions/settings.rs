@@ -22,7 +22,10 @@ pub(crate) fn samples(setting: &Setting) -> [String; 2] {
         ("fsdp_config.fsdp_version", _) => ["2", "2"],
         ("fsdp_config.sharding_strategy", _) => ["SHARD_GRAD_OP", "OPTIMIZER_STATE"],
         ("fsdp_config.reshard_after_forward", _) => ["false", "false"],
-        ("fsdp_config.state_dict_type", _) => ["FULL_STATE_DICT", "FULL_STATE_DICT"],
+        ("fsdp_config.state_dict_type", _) => ["FULL_STATE_DICT", "SHARDED_STATE_DICT"],
+        ("fsdp_config.state_dict_config" | "fsdp_config.optim_state_dict_config", _) => {
+            [r#"{"offload_to_cpu":true}"#, r#"{"rank0_only":false}"#]
+        }
         ("grad_scaler_config.growth_factor" | "grad_scaler_config.init_scale", _) => ["1.5", "3"],
         ("grad_scaler_config.backoff_factor", _) => ["0.25", "0.75"],
         ("distributed_type", _) => ["MULTI_GPU", "NO"],
@@ -60,7 +63,7 @@ fn by_path(path: &str) -> &'static Setting {
 }
 
 /// Settings without effect that a launcher of the reference says unasked, so that nobody is told.
-const HARMLESS: [&str; 3] = ["same_network", "fsdp_config.state_dict_type", "fsdp_config.cpu_ram_efficient_loading"];
+const HARMLESS: [&str; 2] = ["same_network", "fsdp_config.cpu_ram_efficient_loading"];
 
 /// What must be said beside `setting` so that it counts.
 fn beside(setting: &Setting) -> Vec<(&'static Setting, String)> {

@@ -2,7 +2,7 @@
 
 use super::super::dtype::to_kind;
 use super::super::folder::{finish_interrupted_saves, read_committed, verify_part};
-use super::super::reader::WeightFile;
+use super::super::reader::{WeightFile, WeightReader};
 use super::save::{FolderWriters, MAX_DESCRIPTION_BYTES, layout_of};
 use crate::error::{CheckpointError, Result, WeightsError};
 use crate::group::Group;

@@ -7,14 +7,16 @@ mod random;
 mod save;
 #[cfg(test)]
 mod tests;
+mod whole;
 
 pub(crate) use load::OpenCheckpoint;
 pub(crate) use random::{random_states, restore_random_states};
 pub(crate) use save::{FolderWriters, PlannedSave, RunState};
+pub(crate) use whole::gather_whole;
 
 use super::atomic::{folder_of, io_error, names_in, remove_abandoned, sync_folder};
 use super::fault;
-use super::folder::is_committed;
+use super::folder::{is_committed, prepare_folder};
 use crate::error::Result;
 use crate::messages;
 use accelerate_core::checkpoint::{
@@ -29,6 +31,11 @@ pub(crate) const RANDOM_STATES: &str = "random_states";
 
 /// What folders are called while they are removed.
 const REMOVING: &str = ".removing_";
+
+/// Makes the folder of a checkpoint that is going to be written, and clears away what interrupted saves have left in it.
+pub(crate) fn make_checkpoint_folder(folder: &Path) -> Result<()> {
+    prepare_folder(folder, STEM)
+}
 
 /// The numbers of the checkpoints in a folder of automatically named ones, and whether each has been committed.
 pub(crate) fn checkpoints_in(folder: &Path) -> Vec<(usize, bool)> {

@@ -109,7 +109,13 @@ impl PlannedSave {
 
 /// What this rank holds, without the numbers.
 fn held(run: &RunState, folder: &Path) -> Result<Held> {
-    let (mut tensors, mut values) = (Vec::new(), BTreeMap::new());
+    let values = run.objects.iter().map(|(object, state)| (object.clone(), state.values.clone()));
+    Ok(Held { tensors: held_tensors(run, folder)?, values: values.collect() })
+}
+
+/// The tensors that this rank holds.
+pub(super) fn held_tensors(run: &RunState, folder: &Path) -> Result<Vec<HeldTensor>> {
+    let mut tensors = Vec::new();
     for (object, state) in &run.objects {
         for (name, tensor) in &state.tensors {
             let (object, name) = (object.clone(), name.clone());
@@ -122,9 +128,8 @@ fn held(run: &RunState, folder: &Path) -> Result<Held> {
             let may_differ = run.may_differ.contains(&(object.clone(), name.clone()));
             tensors.push(HeldTensor { object, name, dtype, shape, layout, may_differ });
         }
-        values.insert(object.clone(), state.values.clone());
     }
-    Ok(Held { tensors, values })
+    Ok(tensors)
 }
 
 /// Which elements a tensor of an object's state is of: its own, or those of the parameter whose state it is.
@@ -133,7 +138,7 @@ pub(super) fn layout_of<'a>(object: &str, layouts: &'a BTreeMap<String, Layout>,
     layouts.get(name).or_else(of_parameter)
 }
 
-fn is_model(object: &str) -> bool {
+pub(super) fn is_model(object: &str) -> bool {
     object == "model" || object.starts_with("model_")
 }
 

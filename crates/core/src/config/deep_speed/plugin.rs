@@ -142,7 +142,8 @@ record! {
         zero3_init_flag: bool => setting().variable("ACCELERATE_DEEPSPEED_ZERO3_INIT").flag("zero3_init_flag");
         /// Write weights in the 16 bits of fp16 or bf16 when a model is saved at stage 3.
         ///
-        /// Default false: in the 32 that are trained.
+        /// That is what `save_model` and `get_state_dict` give. `save_state` writes what is trained, and goes on from it. Default false:
+        /// in the 32 that are trained.
         zero3_save_16bit_model: bool => setting().flag("zero3_save_16bit_model").reference_default("false");
         /// Classes of layers with experts, separated by commas.
         transformer_moe_cls_names: Vec<String> => setting()

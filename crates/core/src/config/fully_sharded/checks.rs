@@ -1,6 +1,6 @@
 //! Which settings of sharding go together.
 
-use super::{AutoWrapPolicy, FullyShardedSettings, ShardingStrategy, StateDictType};
+use super::{AutoWrapPolicy, FullyShardedSettings, ShardingStrategy};
 use crate::Result;
 use crate::config::{OffloadDevice, OffloadTarget};
 use crate::error::config::ConfigErrorKind;
@@ -13,8 +13,8 @@ impl FullyShardedSettings {
     /// [`Error::is_config`](crate::Error::is_config): an unknown version, `SIZE_BASED_WRAP` without `min_num_params`,
     /// `reshard_after_forward` or types of a `mixed_precision_policy` against `NO_SHARD`, `dp_shard_size` for a
     /// strategy that is not hybrid, offload of what is unsharded, parameters on NVMe without the
-    /// optimizer's state, NVMe without a folder, and `activation_checkpointing_offload` without
-    /// `activation_checkpointing`.
+    /// optimizer's state, NVMe without a folder, `activation_checkpointing_offload` without
+    /// `activation_checkpointing`, `LOCAL_STATE_DICT`, and options of state dicts that are unknown or without their type.
     ///
     /// ```
     /// # use accelerate_core::config::{AutoWrapPolicy, FullyShardedSettings};
@@ -88,14 +88,7 @@ impl FullyShardedSettings {
             let why = "where only rank 0 loads, the others need its weights; set the second to true";
             return contradiction("cpu_ram_efficient_loading", "sync_module_states", why);
         }
-        match self.state_dict_type {
-            Some(StateDictType::Local) => contradiction(
-                "state_dict_type LOCAL_STATE_DICT",
-                "any number of ranks",
-                "elements without their places cannot be loaded elsewhere; set FULL_STATE_DICT",
-            ),
-            _ => Ok(()),
-        }
+        self.check_state_dict()
     }
 
     /// Replicas average all gradients, and nothing is divided that could be made to fit.

@@ -3,6 +3,7 @@
 use super::normalise::normalise;
 use super::{ConfigFile, Message, Notes, PartialRunConfig, RunConfig, name_for, read_environment, settings};
 use crate::Result;
+use crate::config::fully_sharded::state_dict_notes;
 use crate::error::settings::SettingsErrorKind as Kind;
 use crate::settings::{
     DEFAULTS_VARIABLE, ORIGINS_VARIABLE, Origin, Origins, Position, Setting, Standing, shortened, shortened_line,
@@ -365,6 +366,12 @@ fn stand(partial: &PartialRunConfig, origins: &Origins, notes: &mut Notes) -> Ve
                 errors.push(Kind::Refused { name, found, origin, why }.into());
             }
         }
+    }
+    // PyTorch's engines have them.
+    for (setting, why) in state_dict_notes(&partial.fsdp).filter(|_| !*is_for_python) {
+        let found = settings().find(|it| it.path == setting).and_then(|it| partial.text(it)).unwrap_or_default();
+        let (found, origin) = (shortened(&found), origins.get(setting).clone());
+        messages.push(Message { setting, found, origin, why: why.to_owned() });
     }
     errors
 }

@@ -76,6 +76,11 @@ impl StoredTensor {
         &self.shape
     }
 
+    /// The distances between neighbours along each dim, in elements.
+    pub fn stride(&self) -> &[u64] {
+        &self.stride
+    }
+
     /// The bytes that its elements are among.
     pub fn storage(&self) -> &StoredBytes {
         &self.storage
