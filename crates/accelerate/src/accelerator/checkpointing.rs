@@ -5,7 +5,7 @@ use crate::checkpoint::{
     FolderWriters, OpenCheckpoint, RANDOM_STATES, RunState, checkpoints_in, random_states, remove_abandoned_checkpoint,
     remove_checkpoint, restore_random_states, save_checkpoint,
 };
-use crate::error::{CheckpointError, Error, Result};
+use crate::error::{CheckpointError, Error, Result, shortened_to};
 use crate::messages;
 use crate::session::{Object, ObjectState, Stateful, check_same_objects};
 use accelerate_core::accumulation::WindowState;
@@ -16,6 +16,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// How much of what an object says of a state that it does not take is repeated.
+const MOST_REASON_CHARS: usize = 1200;
 
 /// Which folder: a path, or `None` for an automatically named one.
 pub trait CheckpointFolder {
@@ -179,9 +182,10 @@ impl Accelerator {
     /// Collective.
     ///
     /// # Errors
-    /// [`is_checkpoint`](Error::is_checkpoint): there is no checkpoint; [`is_weights`](Error::is_weights): a file is not as it
-    /// was saved, by path; [`is_config`](Error::is_config): other objects were prepared. Nothing is changed then. Those of
-    /// objects that do not fit, by name. An error on every rank.
+    /// [`is_checkpoint`](Error::is_checkpoint): there is no checkpoint, or what it has of an object does not fit, by name;
+    /// [`is_weights`](Error::is_weights): a file is not as it was saved, by path; [`is_config`](Error::is_config): other objects
+    /// were prepared. An error on every rank. Where the files are wrong, or other objects were prepared, nothing has changed on
+    /// any rank; where an object refuses its state, nothing on those ranks whose objects do.
     pub fn load_state(&self, input_dir: impl CheckpointFolder) -> Result<PathBuf> {
         let is_between_steps = self.session().gradient_state.sync_gradients();
         let checked = if is_between_steps { Ok(()) } else { Err(CheckpointError::LoadInWindow.into()) };
@@ -224,7 +228,8 @@ impl Accelerator {
         let names: Vec<String> = checkpoint.description.objects.keys().cloned().collect();
         // Before anything is read.
         let own = layouts.keys().map(String::as_str);
-        check_same_objects(own, names.iter().map(String::as_str).filter(|name| *name != RANDOM_STATES))?;
+        check_same_objects(own, names.iter().map(String::as_str).filter(|name| *name != RANDOM_STATES))
+            .map_err(|error| error.context(checkpoint.description_path().display().to_string()))?;
         let mut states = BTreeMap::new();
         for name in names {
             let own = layouts.get(&name).cloned().unwrap_or_default();
@@ -235,12 +240,21 @@ impl Accelerator {
     }
 
     fn go_on_from(&self, checkpoint: &OpenCheckpoint, mut states: BTreeMap<String, ObjectState>) -> Result<()> {
-        let random = states.remove(RANDOM_STATES);
-        self.load_state_dict(&states)?;
+        let does_not_fit = |error: Error| {
+            let (path, reason) = (checkpoint.description_path(), shortened_to(&error.to_string(), MOST_REASON_CHARS));
+            CheckpointError::DoesNotFit { path, reason }
+        };
+        let place = (self.process_index(), self.device());
         let is_same_size = checkpoint.description.world_size == self.num_processes();
-        if let Some(random) = random {
-            restore_random_states(&random, self.process_index(), is_same_size, self.device())?;
+        let before = random_states(place.0, place.1)?;
+        if let Some(random) = states.remove(RANDOM_STATES) {
+            restore_random_states(&random, place.0, is_same_size, place.1).map_err(does_not_fit)?;
         }
+        self.session().objects().take_state_dict(states).map_err(|error| {
+            // The error that led here is the one to report.
+            let _ = restore_random_states(&before, place.0, true, place.1);
+            does_not_fit(error)
+        })?;
         let gradient_state = &self.session().gradient_state;
         gradient_state.restart();
         gradient_state.restore_window(checkpoint.description.accumulation);

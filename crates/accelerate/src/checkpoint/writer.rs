@@ -1,6 +1,6 @@
 //! One safetensors file, written.
 
-use super::atomic::{OpenFile, PendingFile, folder_of, remove_abandoned, sync_folder};
+use super::atomic::{BUFFER_BYTES, OpenFile, PendingFile, folder_of, remove_abandoned, sync_folder};
 use super::dtype::to_dtype;
 use crate::amp::float_kind;
 use crate::error::{Result, WeightsError};
@@ -14,8 +14,9 @@ use tch::{Kind, Tensor};
 
 /// Readers refuse longer headers.
 const MAX_HEADER_BYTES: usize = 100_000_000;
-/// How much of a tensor is copied at a time on its way to a file.
-const PIECE_BYTES: usize = 8 << 20;
+/// How much of a tensor is copied at a time on its way to a file: it is still in the processor's cache when it is hashed and
+/// written.
+const PIECE_BYTES: usize = BUFFER_BYTES;
 
 /// Writes named tensors to one safetensors file, whole or not at all: `safetensors.torch.save_file`.
 ///

@@ -30,7 +30,7 @@ pub(crate) use profile::ProfileError;
 pub use reader::{Place, Position};
 pub(crate) use reader::{ReaderError, RowProblem};
 #[cfg(any(feature = "arrow", feature = "parquet"))]
-pub(crate) use shown::{Name, shortened};
+pub(crate) use shown::{Name, shortened, shortened_to};
 pub(crate) use state::StateError;
 pub(crate) use weights::WeightsError;
 
