@@ -14,7 +14,7 @@ use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// `ddp`, `fp16`, `full_shard`, `shard_grad_op`, `hybrid_shard`.
+/// `ddp`, `async` (saved in the background), `fp16`, `full_shard`, `shard_grad_op`, `hybrid_shard`.
 const FORM: &str = "CHECKPOINTED_FORM";
 const EPOCHS: usize = 3;
 const ROWS: i64 = 52;
@@ -36,7 +36,7 @@ fn accelerator(folder: &Path) -> anyhow::Result<Accelerator> {
             ..Default::default()
         });
     let strategy = match std::env::var(FORM).unwrap_or_default().as_str() {
-        "" | "ddp" => None,
+        "" | "ddp" | "async" => None,
         "fp16" => return Ok(builder.mixed_precision(MixedPrecision::Fp16).build()?),
         "full_shard" => Some(ShardingStrategy::FullShard),
         "shard_grad_op" => Some(ShardingStrategy::OptimizerStateAndGradients),
@@ -95,6 +95,7 @@ pub(crate) fn run(folder: Option<&Path>) -> anyhow::Result<()> {
             Err(error) => return Err(error.into()),
         }
     }
+    let is_async = std::env::var(FORM).is_ok_and(|form| form == "async");
     println!("process {} is rank {}", std::process::id(), accelerator.process_index());
     while progress.lock().epoch < EPOCHS {
         for batch in loader.iter()? {
@@ -120,10 +121,15 @@ pub(crate) fn run(folder: Option<&Path>) -> anyhow::Result<()> {
             };
             let (loss, rate) = (loss.f_double_value(&[])?, scheduler.get_last_lr()[0]);
             main_println!(accelerator, "step {step} loss {:016x} rate {:016x}", loss.to_bits(), rate.to_bits());
-            accelerator.save_state(None)?;
+            if is_async {
+                accelerator.save_state_async(None)?
+            } else {
+                accelerator.save_state(None)?
+            };
         }
         progress.lock().epoch += 1;
     }
+    accelerator.end_training()?;
     main_println!(accelerator, "trained to the end");
     Ok(())
 }

@@ -35,6 +35,8 @@ struct Arguments {
 enum Mode {
     /// `save_state` and `load_state` on all ranks
     State,
+    /// `save_state_async`: how long the call takes, and how long steps take while it writes
+    Async,
     /// The names and shapes of a model in 300 files
     Index,
 }
@@ -44,6 +46,9 @@ const NUM_LAYERS: usize = 32;
 const WIDTH: i64 = 1182;
 const BATCH_SIZE: i64 = 16;
 
+/// Steps before each save in the background.
+const QUIET_STEPS: usize = 5;
+
 const NUM_SHARDS: usize = 300;
 const TENSORS_PER_SHARD: usize = 10;
 
@@ -51,6 +56,7 @@ fn main() -> Result<()> {
     let arguments = Arguments::parse();
     match arguments.mode {
         Mode::State => time_state(&arguments),
+        Mode::Async => time_async(&arguments),
         Mode::Index => time_index(&arguments),
     }
 }
@@ -91,6 +97,14 @@ impl<M: Module<Input = Tensor, Output = Tensor>> Training<M> {
         self.optimizer.step()?;
         self.optimizer.zero_grad()?;
         Ok(())
+    }
+
+    /// What a step takes until it is over on all ranks, in milliseconds.
+    fn timed_step(&mut self) -> Result<f64> {
+        let start = Instant::now();
+        self.step()?;
+        self.accelerator.wait_for_everyone()?;
+        Ok(start.elapsed().as_secs_f64() * 1e3)
     }
 
     /// The mean squares of parameters and of the optimizer's moments.
@@ -141,6 +155,37 @@ fn time_state(arguments: &Arguments) -> Result<()> {
         "save_ms": save_ms,
         "load_ms": load_ms,
         "grown_bytes": grown_bytes,
+        "answer": answer,
+    });
+    println!("report={report}");
+    training.accelerator.wait_for_everyone()?;
+    Ok(())
+}
+
+fn time_async(arguments: &Arguments) -> Result<()> {
+    let mut training = training()?;
+    training.step()?;
+    let (mut stall_ms, mut quiet_ms, mut writing_ms) = (Vec::new(), Vec::new(), Vec::new());
+    for number in 0..arguments.times {
+        for _ in 0..QUIET_STEPS {
+            quiet_ms.push(training.timed_step()?);
+        }
+        training.accelerator.wait_for_everyone()?;
+        let start = Instant::now();
+        training.accelerator.save_state_async(arguments.folder.join(format!("ours_{number}")))?;
+        stall_ms.push(start.elapsed().as_secs_f64() * 1e3);
+        while training.accelerator.is_saving()? {
+            writing_ms.push(training.timed_step()?);
+        }
+        training.accelerator.wait_for_save()?;
+    }
+    let answer = training.answer()?;
+    let report = json!({
+        "rank": training.accelerator.process_index(),
+        "world_size": training.accelerator.num_processes(),
+        "stall_ms": stall_ms,
+        "quiet_ms": quiet_ms,
+        "writing_ms": writing_ms,
         "answer": answer,
     });
     println!("report={report}");

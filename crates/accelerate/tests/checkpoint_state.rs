@@ -104,27 +104,110 @@ fn numbers(tensor: &Tensor) -> Result<Vec<f64>> {
 fn a_run_goes_on_to_the_bit(
     #[values(1, 2, 3, 4)] world_size: usize,
     #[values(Ddp, Fsdp(FullShard), Fsdp(ShardGradOp))] sharding: Sharding,
+    // Of windows of two: between two of them, and in the middle of one.
+    #[values(4, 3)] num_batches: usize,
 ) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("checkpoint");
     let undisturbed = testing::ranks(world_size, builder(sharding, world_size), |accelerator| {
         let mut training = training(accelerator)?;
-        training.train(4)?;
+        training.train(num_batches)?;
         let before = training.full_state()?;
         training.accelerator.save_state(&path)?;
         // To load what was just saved changes nothing.
         training.accelerator.load_state(&path)?;
         assert_eq!(training.full_state()?, before);
-        Ok((training.train(2)?, training.full_state()?))
+        Ok((training.train(3)?, training.full_state()?))
     })
     .unwrap();
     let resumed = testing::ranks(world_size, builder(sharding, world_size), |accelerator| {
         let mut training = training(accelerator)?;
+        // Gradients that the program has by then are not those of the checkpoint.
+        training.train(1)?;
         training.accelerator.load_state(&path)?;
-        Ok((training.train(2)?, training.full_state()?))
+        Ok((training.train(3)?, training.full_state()?))
     })
     .unwrap();
     assert_eq!(resumed, undisturbed);
+}
+
+#[rstest]
+fn a_save_in_the_background_is_of_the_moment_of_its_call(
+    #[values(1, 2, 3)] world_size: usize,
+    #[values(Ddp, Fsdp(FullShard))] sharding: Sharding,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("checkpoint");
+    let at_the_call = testing::ranks(world_size, builder(sharding, world_size), |accelerator| {
+        let mut training = training(accelerator)?;
+        training.train(4)?;
+        let at_the_call = training.full_state()?;
+        training.accelerator.save_state_async(&path)?;
+        training.train(4)?;
+        assert_ne!(training.full_state()?, at_the_call);
+        training.accelerator.wait_for_save()?;
+        assert!(!training.accelerator.is_saving()?);
+        Ok(at_the_call)
+    })
+    .unwrap();
+    let loaded = testing::ranks(world_size, builder(sharding, world_size), |accelerator| {
+        let training = training(accelerator)?;
+        training.accelerator.load_state(&path)?;
+        training.full_state()
+    })
+    .unwrap();
+    assert_eq!(loaded, at_the_call);
+}
+
+/// Everything that waits for the save in the background.
+#[rstest]
+#[case::wait_for_save(|accelerator: &Accelerator, _: &Path| accelerator.wait_for_save())]
+#[case::end_training(|accelerator: &Accelerator, _: &Path| accelerator.end_training())]
+#[case::save_state(|accelerator: &Accelerator, path: &Path| accelerator.save_state(path).map(drop))]
+#[case::save_state_async(|accelerator: &Accelerator, path: &Path| accelerator.save_state_async(path).map(drop))]
+#[case::load_state(|accelerator: &Accelerator, path: &Path| accelerator.load_state(path).map(drop))]
+fn what_goes_wrong_in_the_background_is_an_error_of_the_next_call_on_every_rank(
+    #[case] next: fn(&Accelerator, &Path) -> Result<()>,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, good) = (folder.path().join("file"), folder.path().join("good"));
+    std::fs::write(&file, "not a folder").unwrap();
+    let errors = testing::ranks(2, builder(Ddp, 2), |accelerator| {
+        let training = training(accelerator)?;
+        training.accelerator.save_state(&good)?;
+        training.accelerator.save_state_async(file.join("checkpoint"))?;
+        let error = next(&training.accelerator, &good).map_err(|error| error.to_string());
+        // It is told once, and the run can go on.
+        next(&training.accelerator, &good)?;
+        training.accelerator.end_training()?;
+        Ok(error.unwrap_err())
+    })
+    .unwrap();
+    for error in errors {
+        assert!(error.contains("was not saved") && error.contains("checkpoint"), "{error}");
+    }
+}
+
+#[test]
+fn saves_in_the_background_follow_each_other_and_the_oldest_go() {
+    let folder = tempfile::tempdir().unwrap();
+    let builder = || builder(Ddp, 2).project_config(project(folder.path(), Some(1)));
+    testing::ranks(2, builder(), |accelerator| {
+        let mut training = training(accelerator)?;
+        for number in 0..3 {
+            training.train(2)?;
+            let path = training.accelerator.save_state_async(None)?;
+            assert!(path.ends_with(format!("checkpoint_{number}")));
+        }
+        // The last one is waited for when the accelerator goes.
+        Ok(())
+    })
+    .unwrap();
+    let names: Vec<_> =
+        folder.path().join("checkpoints").read_dir().unwrap().map(|it| it.unwrap().file_name()).collect();
+    assert_eq!(names, ["checkpoint_2"]);
+    let loaded = testing::ranks(2, builder(), |accelerator| training(accelerator)?.accelerator.load_state(None));
+    assert!(loaded.unwrap()[0].ends_with("checkpoint_2"));
 }
 
 /// What every rank has of a run that begins or goes on with `num_batches` batches.
@@ -275,6 +358,21 @@ fn automatic_names_go_on_and_the_oldest_go() {
 }
 
 #[test]
+fn the_best_checkpoints_and_every_so_many_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let project = ProjectConfiguration { keep_every: Some(4), keep_best: Some(1), ..project(folder.path(), Some(1)) };
+    let training = training(Accelerator::builder().cpu(true).project_config(project).build().unwrap()).unwrap();
+    for accuracy in [f64::NAN, 0.5, f64::INFINITY, 0.25, 0.75, f64::NEG_INFINITY, 0.6] {
+        training.accelerator.set_checkpoint_metric(accuracy);
+        training.accelerator.save_state(None).unwrap();
+    }
+    let mut names: Vec<_> =
+        folder.path().join("checkpoints").read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["checkpoint_0", "checkpoint_2", "checkpoint_4", "checkpoint_6"]);
+}
+
+#[test]
 fn a_save_into_the_same_folder_leaves_nothing_of_the_one_before() {
     let folder = tempfile::tempdir().unwrap();
     go_on(3, Fsdp(FullShard), None, 2, folder.path());
@@ -315,10 +413,38 @@ fn a_flipped_bit_in_any_file_is_an_error_that_names_it_and_changes_nothing() {
     go_on(2, Fsdp(FullShard), Some(folder.path()), 0, &folder.path().join("other"));
 }
 
+/// What a step would use is part of a checkpoint, and what it has used is not.
+#[test]
+fn gradients_between_a_backward_pass_and_its_step_go_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |resumes: bool, steps_before: bool| {
+        let Training { accelerator, model, mut optimizer, .. } =
+            training(Accelerator::builder().cpu(true).build().unwrap()).unwrap();
+        let path = folder.path().join(steps_before.to_string());
+        if resumes {
+            accelerator.load_state(&path).unwrap();
+        } else {
+            let loss = model.forward(&Tensor::from_slice(&[1f32, -2.0])).unwrap().square().mean(None);
+            accelerator.backward(&loss).unwrap();
+            if steps_before {
+                optimizer.step().unwrap();
+            }
+            accelerator.save_state(&path).unwrap();
+            let has_gradients = path.join("gradients_0.safetensors").exists();
+            assert_eq!(has_gradients, !steps_before);
+        }
+        optimizer.step().unwrap();
+        model.params().state_dict().unwrap().iter().map(|(_, it)| numbers(it).unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(run(false, false), run(true, false));
+    run(false, true);
+}
+
 #[test]
 fn what_cannot_be_saved_or_loaded_says_why() {
     let folder = tempfile::tempdir().unwrap();
     let accelerator = || Accelerator::builder().cpu(true).gradient_accumulation_steps(2).build().unwrap();
+    let new_training = training;
     let mut training = training(accelerator()).unwrap();
     let error = |result: Result<_>| -> String {
         let error = result.map(|_: std::path::PathBuf| ()).unwrap_err();
@@ -329,7 +455,12 @@ fn what_cannot_be_saved_or_loaded_says_why() {
     assert!(error(training.accelerator.load_state(None)).contains("no checkpoint"));
     assert!(error(training.accelerator.load_state(folder.path())).contains("not a checkpoint"));
     training.train(1).unwrap();
-    assert!(error(training.accelerator.save_state(folder.path())).contains("gradients were being accumulated"));
+    training.accelerator.save_state(folder.path().join("open")).unwrap();
+    let others = testing::ranks(2, builder(Ddp, 2), |accelerator| {
+        let training = new_training(accelerator)?;
+        Ok(error(training.accelerator.load_state(folder.path().join("open"))))
+    });
+    others.unwrap().iter().for_each(|error| assert!(error.contains("gradients that wait for a step"), "{error}"));
     let named = Accelerator::builder().cpu(true).project_config(project(folder.path(), None)).build().unwrap();
     assert!(error(named.save_state(folder.path())).contains("names folders itself"));
     training.train(1).unwrap();
@@ -342,6 +473,9 @@ fn what_cannot_be_saved_or_loaded_says_why() {
     assert!(error(other.save_state(folder.path().join("other"))).contains("JSON has neither infinities"));
     *best.lock() = 1.0;
     other.save_state(folder.path().join("other")).unwrap();
+    *best.lock() = f64::INFINITY;
+    other.load_state(folder.path().join("other")).unwrap();
+    assert_eq!(*best.lock(), 1.0);
 }
 
 /// Both have a model.safetensors.

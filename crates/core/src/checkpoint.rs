@@ -8,7 +8,7 @@ mod names;
 
 pub use assign::{Assignment, HeldTensor, PlannedFile, assign};
 pub use description::{Checkpoint, SavedObject, SavedPiece, SavedTensor};
-pub use names::{checkpoint_name, checkpoint_number, outdated};
+pub use names::{Completed, Retention, checkpoint_name, checkpoint_number};
 
 /// What the manifest of a checkpoint is named after: `checkpoint.manifest.json`, without which a folder is no checkpoint.
 pub const STEM: &str = "checkpoint";

@@ -24,6 +24,7 @@ const SHARD_MIB: f64 = 256.0;
 pub(super) fn races(environment: &Environment, rounds: usize) -> Result<Vec<Race>> {
     let folder = paths::target_folder().join("bench/checkpoint");
     let mut races = state_races(environment, rounds, &folder)?;
+    races.extend(async_races(environment, rounds, &folder)?);
     races.push(index_race(environment, rounds, &folder)?);
     remove(&folder)?;
     Ok(races)
@@ -34,8 +35,8 @@ fn state_races(environment: &Environment, rounds: usize, folder: &Path) -> Resul
     // The first round of each side fills the page cache and is not counted.
     for round in 0..=rounds {
         let ours = State::of(ours("state", TIMES, folder), folder)?;
-        let distributed = State::of(rival(environment, "distributed", folder)?, folder)?;
-        let accelerate = State::of(rival(environment, "accelerate", folder)?, folder)?;
+        let distributed = State::of(rival(environment, "state", "distributed", folder)?, folder)?;
+        let accelerate = State::of(rival(environment, "state", "accelerate", folder)?, folder)?;
         for other in [&distributed, &accelerate] {
             check_answers(&ours.answer, &other.answer)?;
         }
@@ -52,6 +53,30 @@ fn state_races(environment: &Environment, rounds: usize, folder: &Path) -> Resul
         Race { name: "checkpoint_load_warm", unit: "ms", goal: 0.75, pairs: load },
         Race { name: "checkpoint_save_memory", unit: "MiB", goal: 1.0, pairs: memory },
     ])
+}
+
+/// Saves in the background: what the call takes on the slower rank, and what a step takes while the files are written, beside one
+/// while nothing is.
+fn async_races(environment: &Environment, rounds: usize, folder: &Path) -> Result<Vec<Race>> {
+    let (mut stall, mut step) = (Vec::new(), Vec::new());
+    for round in 0..=rounds {
+        let ours = reports(ours("async", TIMES, folder), folder)?;
+        let rival = reports(rival(environment, "async", "distributed", folder)?, folder)?;
+        if round > 0 {
+            stall.push(Pair { ours: slowest(&ours, "stall_ms")?, rival: slowest(&rival, "stall_ms")? });
+            step.push(Pair { ours: slowest(&ours, "writing_ms")?, rival: slowest(&ours, "quiet_ms")? });
+        }
+    }
+    Ok(vec![
+        Race { name: "checkpoint_async_stall", unit: "ms", goal: 0.9, pairs: stall },
+        Race { name: "checkpoint_step_slowdown", unit: "ms", goal: 1.1, pairs: step },
+    ])
+}
+
+/// The median of a rank's times, of the rank where it is largest.
+fn slowest(reports: &[Value], name: &str) -> Result<f64> {
+    let medians = reports.iter().map(|report| Ok(median(numbers(report, name)?))).collect::<Result<Vec<_>>>()?;
+    Ok(medians.into_iter().fold(0.0, f64::max))
 }
 
 /// Our program makes the files that both sides read.
@@ -87,9 +112,9 @@ fn ours(mode: &str, times: usize, folder: &Path) -> Command {
     with_settings(launched(NUM_PROCESSES, &["--mode", mode]), times, folder)
 }
 
-fn rival(environment: &Environment, way: &str, folder: &Path) -> Result<Command> {
+fn rival(environment: &Environment, mode: &str, way: &str, folder: &Path) -> Result<Command> {
     let mut command = environment.torchrun(NUM_PROCESSES)?;
-    command.arg(paths::repository_root().join("bench/rival/checkpoint.py")).args(["--mode", "state", "--way", way]);
+    command.arg(paths::repository_root().join("bench/rival/checkpoint.py")).args(["--mode", mode, "--way", way]);
     Ok(with_settings(command, TIMES, folder))
 }
 

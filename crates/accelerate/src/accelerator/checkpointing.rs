@@ -1,21 +1,23 @@
 //! Checkpoints of the whole run.
 
 use super::Accelerator;
+use super::pending_save::{CheckpointSave, Outdated};
 use crate::checkpoint::{
-    FolderWriters, OpenCheckpoint, RANDOM_STATES, RunState, checkpoints_in, random_states, remove_abandoned_checkpoint,
-    remove_checkpoint, restore_random_states, save_checkpoint,
+    FolderWriters, OpenCheckpoint, PlannedSave, RANDOM_STATES, RunState, checkpoints_in, random_states,
+    restore_random_states,
 };
 use crate::error::{CheckpointError, Error, Result, shortened_to};
 use crate::messages;
-use crate::session::{Object, ObjectState, Stateful, check_same_objects};
+use crate::session::{Object, ObjectState, PreparedParameters, Stateful, check_same_objects};
 use accelerate_core::accumulation::WindowState;
-use accelerate_core::checkpoint::{checkpoint_name, outdated};
+use accelerate_core::checkpoint::{Checkpoint, checkpoint_name};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tch::Tensor;
 
 /// How much of what an object says of a state that it does not take is repeated.
 const MOST_REASON_CHARS: usize = 1200;
@@ -77,6 +79,13 @@ impl<T: Serialize + DeserializeOwned + Send> Stateful for Registered<T> {
     }
 }
 
+/// Before the number of a rank, the name of the state that is its gradients.
+const GRADIENTS: &str = "gradients_";
+
+fn gradients_of_rank(rank: usize) -> String {
+    format!("{GRADIENTS}{rank}")
+}
+
 impl Accelerator {
     /// Has a value of the program's own saved and loaded with the state of the run: anything that serde can write as JSON,
     /// such as the best loss so far (`register_for_checkpointing` of the reference). Register the same values in the same
@@ -117,7 +126,8 @@ impl Accelerator {
     /// process. Returns the folder.
     ///
     /// The folder is `output_dir`, or with [`ProjectConfiguration::automatic_checkpoint_naming`] and `None` the next
-    /// `checkpoints/checkpoint_<number>` of the project, the oldest of which go then, as many as `total_limit` says.
+    /// `checkpoints/checkpoint_<number>` of the project, the oldest of which go then: `total_limit`, `keep_every` and
+    /// `keep_best` say which.
     ///
     /// Every process writes a part of the state, and each number is written once. The checkpoint counts from the moment
     /// at which all of it is on the disk: a run that is killed before leaves what was there, an earlier checkpoint in the same
@@ -129,9 +139,9 @@ impl Accelerator {
     /// [`ProjectConfiguration::automatic_checkpoint_naming`]: accelerate_core::config::ProjectConfiguration
     ///
     /// # Errors
-    /// [`is_checkpoint`](Error::is_checkpoint): a folder that is missing or too many, or gradients that are being accumulated;
+    /// [`is_checkpoint`](Error::is_checkpoint): a folder that is missing or too many;
     /// [`is_weights`](Error::is_weights): a disk that is full, or a folder that cannot be written or that ranks do not share.
-    /// Those of the objects, by name. An error on every rank.
+    /// Those of the objects, by name; that of an earlier save in the background. An error on every rank.
     ///
     /// ```
     /// use accelerate::{Accelerator, ProjectConfiguration, nn::{Init, ParamStore}, optim::Sgd};
@@ -156,17 +166,75 @@ impl Accelerator {
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn save_state(&self, output_dir: impl CheckpointFolder) -> Result<PathBuf> {
-        let number_and_folder = self.folder_to_save(output_dir.path());
-        let (iteration, folder) = self.group().agree_on_success("save_state", number_and_folder)?;
-        let between_steps = self.group().agree_on_success("save_state", self.check_between_steps())?;
-        self.session().before_save()?;
-        let state = self.group().agree_on_success("save_state", self.run_state(iteration, between_steps))?;
-        save_checkpoint(&state, self.group(), &folder, &self.checkpoint_writers())?;
-        if let Some(iteration) = iteration {
-            self.0.checkpoint_iteration.store(iteration.saturating_add(1), Ordering::Relaxed);
-            self.remove_outdated_checkpoints(iteration);
-        }
+        let save = self.plan_save(output_dir.path())?;
+        let folder = save.folder().to_owned();
+        save.write(self.group())?;
         Ok(folder)
+    }
+
+    /// As [`save_state`](Self::save_state), but returns as soon as the state is copied: it is written in the background while the
+    /// training goes on (`async_save` of `torch.distributed.checkpoint`). The checkpoint counts once all of it is on the disk:
+    /// [`wait_for_save`](Self::wait_for_save) says so.
+    ///
+    /// Takes as much of the host's memory as this process writes, its part of the state, until that is done. A save that is
+    /// still being written is waited for first; who would rather leave this one out asks [`is_saving`](Self::is_saving).
+    /// Whoever writes has a low priority where training needs the cores.
+    ///
+    /// Collective.
+    ///
+    /// # Errors
+    /// As [`save_state`](Self::save_state); those of writing come with the next call that saves or loads, or with
+    /// [`wait_for_save`](Self::wait_for_save) or [`end_training`](Self::end_training). An error on every rank.
+    ///
+    /// ```
+    /// use accelerate::{Accelerator, nn::{Init, ParamStore}, optim::Sgd};
+    ///
+    /// let folder = std::env::temp_dir().join(format!("accelerate-save-state-async-{}", std::process::id()));
+    /// let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// let store = ParamStore::new(accelerator.device());
+    /// let weight = store.root().param("weight", ([2], Init::Ones))?;
+    /// let optimizer = accelerator.prepare(Sgd::new(&store, 0.1)?)?;
+    /// accelerator.save_state_async(&folder)?;
+    /// // The training goes on here.
+    /// accelerator.wait_for_save()?;
+    /// assert!(folder.join("checkpoint.manifest.json").exists());
+    /// # std::fs::remove_dir_all(&folder).map_err(accelerate::Error::other)?;
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn save_state_async(&self, output_dir: impl CheckpointFolder) -> Result<PathBuf> {
+        let mut save = self.plan_save(output_dir.path())?;
+        let folder = save.folder().to_owned();
+        self.group().agree_on_success("save_state_async", save.copy_to_host())?;
+        self.start_save(save)?;
+        Ok(folder)
+    }
+
+    /// Says how good the run is now, for `keep_best` of [`ProjectConfiguration`]: larger is better, so a loss is given as its
+    /// negative. Checkpoints that are saved from now on have it with them, until another is set; that of the main process counts.
+    /// NaN is none.
+    ///
+    /// [`ProjectConfiguration`]: accelerate_core::config::ProjectConfiguration
+    pub fn set_checkpoint_metric(&self, metric: f64) {
+        // JSON has no infinities.
+        let metric = (!metric.is_nan()).then_some(metric.clamp(f64::MIN, f64::MAX));
+        *self.0.checkpoint_metric.lock().unwrap_or_else(PoisonError::into_inner) = metric;
+    }
+
+    /// Decides what each process writes, after the save that is under way. Collective.
+    fn plan_save(&self, output_dir: Option<PathBuf>) -> Result<CheckpointSave> {
+        self.wait_for_save()?;
+        let number_and_folder = self.folder_to_save(output_dir);
+        let (iteration, folder) = self.group().agree_on_success("save_state", number_and_folder)?;
+        self.session().before_save()?;
+        let state = self.group().agree_on_success("save_state", self.run_state(iteration))?;
+        let save = PlannedSave::new(state, self.group(), &folder, self.checkpoint_writers())?;
+        let Some(iteration) = iteration else { return Ok(CheckpointSave { save, outdated: None }) };
+        self.0.checkpoint_iteration.store(iteration.saturating_add(1), Ordering::Relaxed);
+        let project = self.project_configuration();
+        let removes = if project.save_on_each_node { self.is_local_main_process() } else { self.is_main_process() };
+        let (folder, retention) = (self.checkpoints_dir(), project.retention());
+        let outdated = removes.then_some(Outdated { folder, newest: iteration, retention });
+        Ok(CheckpointSave { save, outdated })
     }
 
     /// Brings everything back to where [`save_state`](Self::save_state) found it: the same objects have to be prepared and
@@ -187,9 +255,7 @@ impl Accelerator {
     /// were prepared. An error on every rank. Where the files are wrong, or other objects were prepared, nothing has changed on
     /// any rank; where an object refuses its state, nothing on those ranks whose objects do.
     pub fn load_state(&self, input_dir: impl CheckpointFolder) -> Result<PathBuf> {
-        let is_between_steps = self.session().gradient_state.sync_gradients();
-        let checked = if is_between_steps { Ok(()) } else { Err(CheckpointError::LoadInWindow.into()) };
-        self.group().agree_on_success("load_state", checked)?;
+        self.wait_for_save()?;
         let folder = self.folder_to_load(input_dir.path())?;
         let mut checkpoint = OpenCheckpoint::open(self.group(), &folder, &self.checkpoint_writers())?;
         let states = self.group().agree_on_success("load_state", self.states_in(&mut checkpoint))?;
@@ -198,27 +264,67 @@ impl Accelerator {
         Ok(folder)
     }
 
-    /// Where the accumulation of gradients stands, if nothing is being accumulated.
-    fn check_between_steps(&self) -> Result<WindowState> {
-        let gradient_state = &self.session().gradient_state;
-        let WindowState { step, seen } = gradient_state.window_state();
-        match gradient_state.sync_gradients() {
-            true => Ok(WindowState { step, seen: 0 }),
-            false => Err(CheckpointError::MiddleOfWindow { seen }.into()),
-        }
-    }
-
     /// Everything to be saved. The name of a checkpoint is taken to be free.
-    fn run_state(&self, iteration: Option<usize>, accumulation: WindowState) -> Result<RunState> {
+    fn run_state(&self, iteration: Option<usize>) -> Result<RunState> {
         let session = self.session();
-        let mut objects = self.state_dict()?;
+        let WindowState { step, seen } = session.gradient_state.window_state();
+        let accumulation = WindowState { step, seen: if session.gradient_state.sync_gradients() { 0 } else { seen } };
+        let mut objects = self.session().objects().state_views()?;
         objects.insert(RANDOM_STATES.to_owned(), random_states(self.process_index(), self.device())?);
+        if accumulation.seen > 0 || session.objects().optimizers().any(|optimizer| optimizer.has_fresh_gradients()) {
+            let tensors = self.gradients()?;
+            let own = gradients_of_rank(self.process_index());
+            objects.extend((!tensors.is_empty()).then(|| (own, ObjectState { tensors, ..Default::default() })));
+        }
         let shard_size = session.mesh.shape().shard_size();
         let mut may_differ = BTreeSet::new();
         for (name, model) in session.objects().named_models() {
             may_differ.extend(model.store.buffers().iter().map(|buffer| (name.clone(), buffer.name().to_owned())));
         }
-        Ok(RunState { objects, may_differ, accumulation, shard_size, iteration })
+        let metric = *self.0.checkpoint_metric.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(RunState { objects, may_differ, accumulation, shard_size, iteration, metric })
+    }
+
+    /// The gradients of all models that wait for a step, by model and name.
+    fn gradients(&self) -> Result<BTreeMap<String, Tensor>> {
+        let mut gradients = BTreeMap::new();
+        for (model, own) in self.session().objects().named_models() {
+            let named = own.gradients().map_err(|error| error.context(model.clone()))?;
+            gradients.extend(named.into_iter().map(|(name, gradient)| (format!("{model}.{name}"), gradient)));
+        }
+        Ok(gradients)
+    }
+
+    /// The saved gradients of each model, which fit it.
+    fn saved_gradients(
+        &self,
+        checkpoint: &OpenCheckpoint,
+        saved: Option<ObjectState>,
+    ) -> Result<Vec<(Arc<PreparedParameters>, BTreeMap<String, Tensor>)>> {
+        let Checkpoint { world_size, objects, .. } = &checkpoint.description;
+        let path = checkpoint.description_path().display().to_string();
+        let error = || Error::from(CheckpointError::OtherGradients { world_size: *world_size }).context(path.clone());
+        if *world_size != self.num_processes() && objects.keys().any(|name| name.starts_with(GRADIENTS)) {
+            return Err(error());
+        }
+        let saved = saved.unwrap_or_default().tensors;
+        let of_model = |model: &str| -> BTreeMap<String, Tensor> {
+            let name = |name: &str| name.strip_prefix(model)?.strip_prefix('.').map(str::to_owned);
+            saved.iter().filter_map(|(full, it)| Some((name(full)?, it.shallow_clone()))).collect()
+        };
+        let models = self.session().objects().named_models();
+        let gradients: Vec<_> = models.map(|(name, model)| (model, of_model(&name))).collect();
+        let fits = gradients.iter().all(|(model, saved)| model.takes_gradients(saved));
+        if fits { Ok(gradients) } else { Err(error()) }
+    }
+
+    /// Puts saved gradients in place of those that are there.
+    fn load_gradients(&self, gradients: &[(Arc<PreparedParameters>, BTreeMap<String, Tensor>)]) -> Result<()> {
+        gradients.iter().try_for_each(|(model, saved)| model.load_gradients(saved))?;
+        if gradients.iter().any(|(_, saved)| !saved.is_empty()) {
+            self.session().objects().optimizers().for_each(|optimizer| optimizer.gradients_made());
+        }
+        Ok(())
     }
 
     /// The states of this process's objects in a checkpoint.
@@ -228,10 +334,15 @@ impl Accelerator {
         let names: Vec<String> = checkpoint.description.objects.keys().cloned().collect();
         // Before anything is read.
         let own = layouts.keys().map(String::as_str);
-        check_same_objects(own, names.iter().map(String::as_str).filter(|name| *name != RANDOM_STATES))
+        let is_object = |name: &&str| *name != RANDOM_STATES && !name.starts_with(GRADIENTS);
+        check_same_objects(own, names.iter().map(String::as_str).filter(is_object))
             .map_err(|error| error.context(checkpoint.description_path().display().to_string()))?;
+        let own_gradients = gradients_of_rank(self.process_index());
         let mut states = BTreeMap::new();
         for name in names {
+            if name.starts_with(GRADIENTS) && name != own_gradients {
+                continue;
+            }
             let own = layouts.get(&name).cloned().unwrap_or_default();
             let state = checkpoint.object(&name, &own, place)?;
             states.extend(state.map(|state| (name, state)));
@@ -245,6 +356,8 @@ impl Accelerator {
             CheckpointError::DoesNotFit { path, reason }
         };
         let place = (self.process_index(), self.device());
+        let gradients = states.remove(&gradients_of_rank(self.process_index()));
+        let gradients = self.saved_gradients(checkpoint, gradients)?;
         let is_same_size = checkpoint.description.world_size == self.num_processes();
         let before = random_states(place.0, place.1)?;
         if let Some(random) = states.remove(RANDOM_STATES) {
@@ -255,9 +368,11 @@ impl Accelerator {
             let _ = restore_random_states(&before, place.0, true, place.1);
             does_not_fit(error)
         })?;
+        self.load_gradients(&gradients)?;
         let gradient_state = &self.session().gradient_state;
         gradient_state.restart();
         gradient_state.restore_window(checkpoint.description.accumulation);
+        gradient_state.set_sync_gradients(checkpoint.description.accumulation.seen == 0);
         if let Some(iteration) = checkpoint.description.iteration {
             self.0.checkpoint_iteration.store(iteration.saturating_add(1), Ordering::Relaxed);
         }
@@ -325,24 +440,5 @@ impl Accelerator {
 
     fn checkpoints_dir(&self) -> PathBuf {
         self.project_configuration().checkpoints_dir()
-    }
-
-    /// Makes room after checkpoint `newest` has been committed. What cannot be removed stays, which is no reason to stop.
-    fn remove_outdated_checkpoints(&self, newest: usize) {
-        let project = self.project_configuration();
-        let removes = if project.save_on_each_node { self.is_local_main_process() } else { self.is_main_process() };
-        if !removes {
-            return;
-        }
-        let found = checkpoints_in(&self.checkpoints_dir());
-        let committed: Vec<usize> = found.iter().filter(|(_, is)| *is).map(|(number, _)| *number).collect();
-        for number in outdated(&committed, newest, project.total_limit) {
-            remove_checkpoint(&project.checkpoint_dir(number))
-                .unwrap_or_else(|error| messages::warning_here!("{error}"));
-        }
-        // What killed runs have left of checkpoints that were never completed.
-        for (number, _) in found.iter().filter(|(number, is_committed)| !is_committed && *number < newest) {
-            remove_abandoned_checkpoint(&project.checkpoint_dir(*number));
-        }
     }
 }

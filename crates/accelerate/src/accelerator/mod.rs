@@ -8,6 +8,7 @@ mod handlers;
 mod join;
 mod models;
 mod operations;
+mod pending_save;
 mod persistence;
 mod prepare;
 mod process_control;
@@ -28,6 +29,8 @@ pub use operations::{PadOptions, ReduceOptions};
 pub use prepare::{Prepare, PrepareDataLoaderOptions, PrepareModelOptions, PreparedModel, kind};
 pub use seed::{SeedOptions, set_seed};
 
+use pending_save::BackgroundSave;
+
 use crate::amp::{MixedPrecision, Precision, needs_grad_scaler};
 use crate::error::Result;
 use crate::optim::GradScaler;
@@ -37,8 +40,8 @@ use accelerate_core::config::{DataLoaderSettings, OffloadTarget, ProjectSettings
 use accelerate_core::mesh::Mesh;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Mutex};
 use tch::Device;
 
 /// Makes one training program run on one process or many, in any precision (`Accelerator` of the reference).
@@ -66,6 +69,9 @@ struct Inner {
     trigger: AtomicBool,
     /// The number of the next automatically named checkpoint.
     checkpoint_iteration: AtomicUsize,
+    /// How good the run is, for checkpoints.
+    checkpoint_metric: Mutex<Option<f64>>,
+    background_save: BackgroundSave,
 }
 
 impl Accelerator {
@@ -97,8 +103,17 @@ impl Accelerator {
         let session = Session::new(state.clone(), mesh(&config, &state)?, gradient_state);
         let trigger = AtomicBool::new(false);
         let checkpoint_iteration = AtomicUsize::new(config.project.iteration);
-        let accelerator =
-            Self(Arc::new(Inner { session, config, deep_speed, precision, scaler, trigger, checkpoint_iteration }));
+        let accelerator = Self(Arc::new(Inner {
+            session,
+            config,
+            deep_speed,
+            precision,
+            scaler,
+            trigger,
+            checkpoint_iteration,
+            checkpoint_metric: Mutex::default(),
+            background_save: BackgroundSave::default(),
+        }));
         accelerator.register_scaler();
         Ok(accelerator)
     }

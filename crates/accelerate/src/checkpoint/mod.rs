@@ -57,7 +57,7 @@ pub use reader::load_file;
 pub use save::{SaveModelOptions, save_model_weights};
 pub(crate) use sharded::{Writers, save_sharded_model_weights};
 pub(crate) use state::{
-    FolderWriters, OpenCheckpoint, RANDOM_STATES, RunState, checkpoints_in, random_states, remove_abandoned_checkpoint,
-    remove_checkpoint, restore_random_states, save_checkpoint,
+    FolderWriters, OpenCheckpoint, PlannedSave, RANDOM_STATES, RunState, checkpoints_in, random_states,
+    remove_outdated_checkpoints, restore_random_states,
 };
 pub use writer::save_file;

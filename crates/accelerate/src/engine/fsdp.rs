@@ -49,7 +49,7 @@ use crate::session::{Concerns, ForwardScope, Join, Pass};
 use accelerate_core::config::{FullyShardedSettings, MixedPrecision, ShardingStrategy};
 use accelerate_core::mesh::Axis;
 use accelerate_core::plan::{Inventory, Placement, Plan, Unit, plan_sharded};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -271,6 +271,14 @@ impl Engine for FullyShard {
             drop(gradient.take());
             Ok(())
         })
+    }
+
+    fn unreduced(&self) -> Result<Vec<(String, Tensor)>> {
+        self.0.reducer.unreduced()
+    }
+
+    fn reopen_window(&self, unreduced: &BTreeMap<&str, &Tensor>) -> Result<()> {
+        self.0.reducer.reopen_window(unreduced)
     }
 
     fn abandon_forward(&self) {

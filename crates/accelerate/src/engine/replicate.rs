@@ -10,7 +10,7 @@ use crate::nn::{Param, ParamStore};
 use crate::session::{Call, Join, Pass, Visit};
 use accelerate_core::config::{DistributedDataParallelSettings, FIRST_BUCKET_BYTES};
 use serde_json::Value;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
@@ -273,6 +273,11 @@ impl Engine for Replicate {
         *reducer = new_reducer((&self.group, process_group), &trainable, &self.kwargs, order.unwrap_or_default())?;
         self.knows_order.store(knows_order, Ordering::Relaxed);
         self.first_static_pass.store(self.static_graph, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn reopen_window(&self, _unreduced: &BTreeMap<&str, &Tensor>) -> Result<()> {
+        self.window_open.store(true, Ordering::Relaxed);
         Ok(())
     }
 

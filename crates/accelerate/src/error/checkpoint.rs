@@ -26,6 +26,14 @@ pub(crate) enum CheckpointError {
     )]
     NotCommitted { folder: PathBuf },
 
+    #[error(
+        "the thread that writes checkpoints ended with a panic, whose message is above; this is a fault of the library"
+    )]
+    WriterPanicked,
+
+    #[error("no thread could be started that writes the checkpoint: {source}; save with save_state, which needs none")]
+    NoThread { source: std::io::Error },
+
     #[error("{} cannot be used: {source}", path.display())]
     Description { path: PathBuf, source: accelerate_core::Error },
 
@@ -57,20 +65,15 @@ pub(crate) enum CheckpointError {
     LongDescription { path: PathBuf, num_bytes: usize },
 
     #[error(
-        "load_state was called while gradients were being accumulated, and they would be added to those of the run that goes \
-         on; call it between steps"
-    )]
-    LoadInWindow,
-
-    #[error(
         "a registered value cannot be brought back from what JSON holds of it: {source}; JSON has neither infinities nor NaN, \
          so begin with an Option or f64::MAX"
     )]
     NotInJson { source: serde_json::Error },
 
     #[error(
-        "save_state was called while gradients were being accumulated ({seen} micro-batches so far), and they are not part of \
-         a checkpoint; call it where accelerator.sync_gradients() is true"
+        "the checkpoint has gradients that wait for a step, and they are those of {world_size} processes with the parameters \
+         that each of them had; go on with as many processes, the same model and the same sharding, or \
+         save where accelerator.sync_gradients() is true"
     )]
-    MiddleOfWindow { seen: usize },
+    OtherGradients { world_size: usize },
 }

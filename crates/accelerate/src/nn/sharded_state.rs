@@ -49,10 +49,22 @@ impl ParamStore {
     /// # Errors
     /// libtorch's own.
     pub fn sharded_state_dict(&self) -> Result<ShardedStateDict> {
+        self.shards(|_| true)
+    }
+
+    /// As [`sharded_state_dict`](Self::sharded_state_dict), but in the memory of the parameters themselves, which the next step
+    /// changes. Copies of those that are elsewhere than on their device.
+    pub(crate) fn sharded_state_views(&self) -> Result<ShardedStateDict> {
+        self.shards(Param::is_offloaded)
+    }
+
+    fn shards(&self, is_copied: impl Fn(&Param) -> bool) -> Result<ShardedStateDict> {
         let mut state = ShardedStateDict::default();
         for param in self.persistent() {
             let _resident = param.load()?;
-            state.tensors.insert(param.name().to_owned(), param.local().f_detach_copy()?);
+            let local = param.local();
+            let shard = if is_copied(&param) { local.f_detach_copy()? } else { local.f_detach()? };
+            state.tensors.insert(param.name().to_owned(), shard);
             state.layouts.extend(param.shard_layout().map(|layout| (param.name().to_owned(), layout)));
         }
         Ok(state)

@@ -219,6 +219,10 @@ impl Optimizer for Adafactor {
     }
 
     fn state_dict(&self) -> Result<OptimizerState> {
+        self.state_views()?.into_copies()
+    }
+
+    fn state_views(&self) -> Result<OptimizerState> {
         let mut tensors = BTreeMap::new();
         for (param, variances) in self.handle.params().zip(&self.variances) {
             let Some(Variances { step, squares }) = variances else { continue };

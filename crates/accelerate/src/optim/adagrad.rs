@@ -180,6 +180,10 @@ impl Optimizer for Adagrad {
     }
 
     fn state_dict(&self) -> Result<OptimizerState> {
+        self.state_views()?.into_copies()
+    }
+
+    fn state_views(&self) -> Result<OptimizerState> {
         let mut tensors = self.offloaded.as_ref().map_or(Ok(BTreeMap::new()), |own| own.save(&self.handle))?;
         for (param, state) in self.handle.params().zip(&self.sums) {
             if let Some(state) = state {

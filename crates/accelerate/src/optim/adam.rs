@@ -142,7 +142,7 @@ impl Core {
         self.handle.params().enumerate()
     }
 
-    fn state_dict(&self) -> Result<OptimizerState> {
+    fn state_views(&self) -> Result<OptimizerState> {
         let mut tensors = self.offloaded.as_ref().map_or(Ok(BTreeMap::new()), |own| own.save(&self.handle))?;
         for (slot, param) in self.params() {
             let Some(moments) = &self.moments[slot] else { continue };
@@ -334,7 +334,10 @@ macro_rules! adam_kind {
                 &self.0.handle
             }
             fn state_dict(&self) -> Result<OptimizerState> {
-                self.0.state_dict()
+                self.0.state_views()?.into_copies()
+            }
+            fn state_views(&self) -> Result<OptimizerState> {
+                self.0.state_views()
             }
             fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {
                 let handle = self.0.handle.clone();

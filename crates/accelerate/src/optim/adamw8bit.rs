@@ -262,6 +262,10 @@ impl Optimizer for AdamW8bit {
     }
 
     fn state_dict(&self) -> Result<OptimizerState> {
+        self.state_views()?.into_copies()
+    }
+
+    fn state_views(&self) -> Result<OptimizerState> {
         let mut tensors = BTreeMap::new();
         for (param, moments) in self.handle.params().zip(&self.moments) {
             let Some(moments) = moments else { continue };

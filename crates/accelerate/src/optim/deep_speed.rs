@@ -162,6 +162,9 @@ impl Optimizer for Box<dyn Optimizer> {
     fn state_dict(&self) -> Result<OptimizerState> {
         (**self).state_dict()
     }
+    fn state_views(&self) -> Result<OptimizerState> {
+        (**self).state_views()
+    }
     fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {
         (**self).load_state_dict(state)
     }

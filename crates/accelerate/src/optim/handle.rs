@@ -387,6 +387,11 @@ impl OptimizerHandle {
         }
     }
 
+    /// Are there gradients of a backward pass that no step has used?
+    pub(crate) fn has_fresh_gradients(&self) -> bool {
+        self.lock().gradients == Gradients::Fresh
+    }
+
     /// Has a step used the gradients, and no backward pass made new ones since?
     pub(crate) fn are_gradients_used(&self) -> bool {
         self.lock().gradients == Gradients::Used

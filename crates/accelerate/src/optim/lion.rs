@@ -126,6 +126,10 @@ impl Optimizer for Lion {
     }
 
     fn state_dict(&self) -> Result<OptimizerState> {
+        self.state_views()?.into_copies()
+    }
+
+    fn state_views(&self) -> Result<OptimizerState> {
         let mut tensors = self.offloaded.as_ref().map_or(Ok(BTreeMap::new()), |own| own.save(&self.handle))?;
         for (param, exp_avg) in self.handle.params().zip(&self.exp_avgs) {
             if let Some(exp_avg) = exp_avg {

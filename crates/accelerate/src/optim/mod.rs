@@ -178,6 +178,17 @@ pub trait Optimizer: Send + 'static {
     /// libtorch's own.
     fn state_dict(&self) -> Result<OptimizerState>;
 
+    /// As [`state_dict`](Self::state_dict), but the tensors may be those of the optimizer itself, which the next step changes:
+    /// checkpoints are written from them, without a copy of the whole state in memory.
+    ///
+    /// The default makes copies.
+    ///
+    /// # Errors
+    /// As [`state_dict`](Self::state_dict).
+    fn state_views(&self) -> Result<OptimizerState> {
+        self.state_dict()
+    }
+
     /// Takes over what [`state_dict`](Self::state_dict) returned. Tensors are copied to the devices of
     /// the parameters.
     ///

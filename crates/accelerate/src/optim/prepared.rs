@@ -55,10 +55,17 @@ struct Shared<O> {
     optimizer: SharedObject<O>,
 }
 
+fn object_state(OptimizerState { tensors, groups, layouts }: OptimizerState) -> ObjectState {
+    ObjectState { tensors, layouts, values: serde_json::json!({ "param_groups": groups }) }
+}
+
 impl<O: Optimizer> Stateful for Shared<O> {
     fn state_dict(&self) -> Result<ObjectState> {
-        let OptimizerState { tensors, groups, layouts } = self.optimizer.try_lock("state_dict")?.state_dict()?;
-        Ok(ObjectState { tensors, layouts, values: serde_json::json!({ "param_groups": groups }) })
+        Ok(object_state(self.optimizer.try_lock("state_dict")?.state_dict()?))
+    }
+
+    fn state_views(&self) -> Result<ObjectState> {
+        Ok(object_state(self.optimizer.try_lock("state_views")?.state_views()?))
     }
 
     fn load_state_dict(&self, state: &ObjectState) -> Result<()> {
@@ -101,6 +108,10 @@ impl<O: Optimizer> PreparedOptimizer for Shared<O> {
 
     fn are_gradients_used(&self) -> bool {
         self.handle.are_gradients_used()
+    }
+
+    fn has_fresh_gradients(&self) -> bool {
+        self.handle.has_fresh_gradients()
     }
 
     fn unscale(&self) -> Result<()> {

@@ -198,6 +198,10 @@ impl Optimizer for RMSprop {
     }
 
     fn state_dict(&self) -> Result<OptimizerState> {
+        self.state_views()?.into_copies()
+    }
+
+    fn state_views(&self) -> Result<OptimizerState> {
         let mut tensors = BTreeMap::new();
         for ((param, averages), momentum_buffer) in self.handle.params().zip(&self.averages).zip(&self.momentum_buffers)
         {

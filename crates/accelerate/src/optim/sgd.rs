@@ -168,6 +168,10 @@ impl Optimizer for Sgd {
     }
 
     fn state_dict(&self) -> Result<OptimizerState> {
+        self.state_views()?.into_copies()
+    }
+
+    fn state_views(&self) -> Result<OptimizerState> {
         let mut tensors = BTreeMap::new();
         for (param, buffer) in self.handle.params().zip(&self.buffers) {
             if let Some(buffer) = buffer {

@@ -35,6 +35,16 @@ pub struct OptimizerState {
     pub layouts: BTreeMap<String, Layout>,
 }
 
+impl OptimizerState {
+    /// The same numbers in memory of their own.
+    pub(super) fn into_copies(mut self) -> Result<Self> {
+        for tensor in self.tensors.values_mut() {
+            *tensor = tensor.f_detach_copy()?;
+        }
+        Ok(self)
+    }
+}
+
 /// The settings of one parameter group.
 ///
 /// ```
@@ -266,13 +276,13 @@ fn key(name: &str, param: &Param) -> String {
     format!("{name}.{}", param.name())
 }
 
-/// Adds a copy of one state tensor to the map of saved ones.
+/// Adds one state tensor to the map of saved ones, in the memory of the optimizer's own.
 pub(super) fn save_tensor(
     tensors: &mut BTreeMap<String, Tensor>,
     name: &str,
     param: &Param,
     tensor: &Tensor,
 ) -> Result<()> {
-    tensors.insert(key(name, param), tensor.f_detach_copy()?);
+    tensors.insert(key(name, param), tensor.f_detach()?);
     Ok(())
 }

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::nn::Param;
 use accelerate_core::plan::Plan;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use tch::Tensor;
@@ -106,6 +107,17 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
 
     /// Takes over what [`state`](Self::state) gave on the same rank of another run. Not collective.
     fn load_state(&self, _state: &Value) -> Result<()> {
+        Ok(())
+    }
+
+    /// Gradients of this rank's batches that are kept in full until ranks reduce them, by the name of the parameter.
+    fn unreduced(&self) -> Result<Vec<(String, Tensor)>> {
+        Ok(Vec::new())
+    }
+
+    /// Goes on in a window of which parameters already have their gradients; `_unreduced` are those that ranks have not reduced,
+    /// as [`unreduced`](Self::unreduced) gave them.
+    fn reopen_window(&self, _unreduced: &BTreeMap<&str, &Tensor>) -> Result<()> {
         Ok(())
     }
 

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tch::Tensor;
+use torch_ext::autograd::{gradient_of, set_gradient};
 
 /// The state of one prepared object as it is saved: tensors by name, and all else as JSON.
 ///
@@ -42,6 +43,15 @@ pub trait Stateful: Send + Sync {
     /// Those of the object.
     fn state_dict(&self) -> Result<ObjectState>;
 
+    /// As [`state_dict`](Self::state_dict), but the tensors may be those of the object itself: what is made of them is made
+    /// before the object changes. The default makes copies.
+    ///
+    /// # Errors
+    /// Those of the object.
+    fn state_views(&self) -> Result<ObjectState> {
+        self.state_dict()
+    }
+
     /// Takes over what [`state_dict`](Self::state_dict) gave, on this process or on another one that held the same elements.
     ///
     /// # Errors
@@ -72,6 +82,11 @@ pub trait Stateful: Send + Sync {
     }
 }
 
+/// Before the name of a parameter, its gradient.
+const HELD: &str = "grad.";
+/// Before the name of a parameter, the gradient of this rank's batches.
+const UNREDUCED: &str = "unreduced.";
+
 /// The parameters of a prepared model and what keeps them in step.
 #[derive(Debug)]
 pub(crate) struct PreparedParameters {
@@ -87,6 +102,47 @@ impl PreparedParameters {
         let trained = if evaluation_mode { Vec::new() } else { store.parameters() };
         trained.iter().for_each(Param::enter_prepared_model);
         Self { store, engine, trained: Mutex::new(trained) }
+    }
+
+    /// The gradients that wait for a step on this rank, in their own memory: those that parameters hold, by `grad.` and the name of the
+    /// parameter, and those that ranks have not reduced, by `unreduced.` and the name.
+    pub(crate) fn gradients(&self) -> Result<BTreeMap<String, Tensor>> {
+        let mut gradients = BTreeMap::new();
+        for param in self.store.parameters() {
+            if let Some(gradient) = gradient_of(&param.local())? {
+                gradients.insert(format!("{HELD}{}", param.name()), gradient.f_detach()?);
+            }
+        }
+        for (name, gradient) in self.engine.unreduced()? {
+            gradients.insert(format!("{UNREDUCED}{name}"), gradient);
+        }
+        Ok(gradients)
+    }
+
+    /// Does each of these [`gradients`](Self::gradients) fit its parameter?
+    pub(crate) fn takes_gradients(&self, saved: &BTreeMap<String, Tensor>) -> bool {
+        let shapes = |param: &Param| {
+            let held = (format!("{HELD}{}", param.name()), param.local().size());
+            [held, (format!("{UNREDUCED}{}", param.name()), param.shape())]
+        };
+        let shapes: BTreeMap<String, Vec<i64>> = self.store.parameters().iter().flat_map(shapes).collect();
+        saved.iter().all(|(name, gradient)| shapes.get(name) == Some(&gradient.size()))
+    }
+
+    /// Puts these [`gradients`](Self::gradients) in place of those that are there.
+    pub(crate) fn load_gradients(&self, saved: &BTreeMap<String, Tensor>) -> Result<()> {
+        self.engine.drop_unreduced(&|_| true)?;
+        for param in self.store.parameters() {
+            let local = param.local();
+            let own = saved.get(&format!("{HELD}{}", param.name()));
+            let own = own.map(|own| own.f_to_device(local.device())).transpose()?;
+            set_gradient(&local, own.as_ref())?;
+        }
+        if saved.is_empty() {
+            return Ok(());
+        }
+        let unreduced = saved.iter().filter_map(|(name, it)| Some((name.strip_prefix(UNREDUCED)?, it)));
+        self.engine.reopen_window(&unreduced.collect())
     }
 
     /// From now on the parameters are as they were before `prepare`.
@@ -105,6 +161,11 @@ impl Drop for PreparedParameters {
 impl Stateful for PreparedParameters {
     fn state_dict(&self) -> Result<ObjectState> {
         let ShardedStateDict { tensors, layouts } = self.store.sharded_state_dict()?;
+        Ok(ObjectState { tensors, layouts, values: self.engine.state()? })
+    }
+
+    fn state_views(&self) -> Result<ObjectState> {
+        let ShardedStateDict { tensors, layouts } = self.store.sharded_state_views()?;
         Ok(ObjectState { tensors, layouts, values: self.engine.state()? })
     }
 
@@ -140,6 +201,9 @@ pub(crate) trait PreparedOptimizer: Stateful {
 
     /// Has a step used the gradients, and no backward pass made new ones since?
     fn are_gradients_used(&self) -> bool;
+
+    /// Are there gradients of a backward pass that no step has used?
+    fn has_fresh_gradients(&self) -> bool;
 
     /// Divides its gradients by the loss scale, once in a training step; nothing without loss scaling.
     fn unscale(&self) -> Result<()>;
@@ -262,7 +326,16 @@ impl Objects {
 
     /// The states of all, by name.
     pub(crate) fn state_dict(&self) -> Result<BTreeMap<String, ObjectState>> {
-        let state = |(name, object): (String, Arc<dyn Stateful>)| match object.state_dict() {
+        self.states(|object| object.state_dict())
+    }
+
+    /// The states of all, by name, in the memory of the objects themselves where they allow it.
+    pub(crate) fn state_views(&self) -> Result<BTreeMap<String, ObjectState>> {
+        self.states(|object| object.state_views())
+    }
+
+    fn states(&self, of: impl Fn(&dyn Stateful) -> Result<ObjectState>) -> Result<BTreeMap<String, ObjectState>> {
+        let state = |(name, object): (String, Arc<dyn Stateful>)| match of(&*object) {
             Ok(state) => Ok((name, state)),
             Err(error) => Err(error.context(name)),
         };
@@ -300,10 +373,11 @@ impl Objects {
         let last_optimizer = objects.iter().rposition(|(turn, ..)| *turn == Turn::Optimizer);
         let mut undo = Vec::new();
         for (position, (turn, name, object)) in objects.iter().enumerate() {
-            // Behind the last optimizer nothing fails any more, and a copy would cost as much memory as the object.
+            // Behind the last optimizer nothing fails any more, and a copy would cost as much memory as the object. What
+            // cannot be saved now, such as an infinity, is no reason not to load.
             let before = match *turn == Turn::Model || Some(position) == last_optimizer {
                 true => None,
-                false => Some(object.state_dict().map_err(|error| error.context(name))?),
+                false => object.state_dict().ok(),
             };
             if let Err(error) = load(name, &**object) {
                 take_back(undo);

@@ -46,6 +46,9 @@ pub struct Checkpoint {
     /// The number of this checkpoint, if it was named automatically.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iteration: Option<usize>,
+    /// How good the run was, if the program has said so. Larger is better.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metric: Option<f64>,
     /// Where the accumulation of gradients stood.
     #[serde(default)]
     pub accumulation: WindowState,
@@ -154,6 +157,7 @@ impl Checkpoint {
             world_size,
             shard_size: 1,
             iteration: None,
+            metric: None,
             accumulation: WindowState::default(),
             files: Vec::new(),
             objects: BTreeMap::new(),
@@ -195,7 +199,7 @@ impl Checkpoint {
             return Some(format!("it is of {world_size} processes, of which {shard_size} share a model"));
         }
         let WindowState { step, seen } = self.accumulation;
-        if seen != 0 || MOST_STEPS < step || self.iteration.is_some_and(|number| MOST_STEPS < number) {
+        if MOST_STEPS < step.max(seen) || self.iteration.is_some_and(|number| MOST_STEPS < number) {
             return Some(format!("its counts are not those of a run: {step}, {seen}, {:?}", self.iteration));
         }
         if let Some(file) = self.files.iter().find(|file| !is_saved_file_name(file)) {

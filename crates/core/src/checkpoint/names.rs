@@ -24,20 +24,59 @@ pub fn checkpoint_number(folder_name: &str) -> Option<usize> {
     (checkpoint_name(number) == folder_name).then_some(number)
 }
 
-/// The numbers of those checkpoints that go once `newest` is there, the oldest first: with it, at most `total_limit` are left.
-/// The newest one stays whatever the limit.
-///
-/// ```
-/// use accelerate_core::checkpoint::outdated;
-/// assert_eq!(outdated(&[10, 2, 9], 10, Some(2)), [2]);
-/// assert_eq!(outdated(&[10, 2, 9], 10, Some(0)), [2, 9]);
-/// assert!(outdated(&[10, 2, 9], 10, None).is_empty());
-/// ```
-pub fn outdated(committed: &[usize], newest: usize, total_limit: Option<usize>) -> Vec<usize> {
-    let Some(total_limit) = total_limit else { return Vec::new() };
-    let mut others: Vec<usize> = committed.iter().copied().filter(|&number| number != newest).collect();
-    others.sort_unstable();
-    let num_kept = total_limit.saturating_sub(1).min(others.len());
-    others.truncate(others.len() - num_kept);
-    others
+/// Which automatically named checkpoints stay when a new one is there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Retention {
+    /// How many of the newest stay. `None`: all.
+    pub total_limit: Option<usize>,
+    /// Beside those, each whose number is a multiple of this.
+    pub keep_every: Option<usize>,
+    /// Beside those, so many with the largest metrics.
+    pub keep_best: Option<usize>,
+}
+
+/// A checkpoint that counts, and how good the run was then.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Completed {
+    /// In the name of its folder.
+    pub number: usize,
+    /// Larger is better. `None` where the program has said nothing.
+    pub metric: Option<f64>,
+}
+
+impl Retention {
+    /// The numbers of those checkpoints that go once `newest` is there, the oldest first. The newest one stays in any case. Of equal
+    /// metrics the later one is the better; NaN is none.
+    ///
+    /// ```
+    /// use accelerate_core::checkpoint::{Completed, Retention};
+    ///
+    /// let found = [(10, 0.5), (2, 0.9), (9, 0.6), (5, 0.1)].map(|(number, it)| Completed { number, metric: Some(it) });
+    /// let newest = Retention { total_limit: Some(2), ..Default::default() };
+    /// assert_eq!(newest.outdated(&found, 10), [2, 5]);
+    /// assert_eq!(Retention { keep_every: Some(5), ..newest }.outdated(&found, 10), [2]);
+    /// assert_eq!(Retention { keep_best: Some(1), ..newest }.outdated(&found, 10), [5]);
+    /// assert!(Retention::default().outdated(&found, 10).is_empty());
+    /// ```
+    pub fn outdated(self, completed: &[Completed], newest: usize) -> Vec<usize> {
+        let Some(total_limit) = self.total_limit else { return Vec::new() };
+        let mut others: Vec<usize> = completed.iter().map(|it| it.number).filter(|&number| number != newest).collect();
+        others.sort_unstable();
+        let num_kept = total_limit.saturating_sub(1).min(others.len());
+        others.truncate(others.len() - num_kept);
+        let best = self.best(completed);
+        others.retain(|number| !self.is_kept_anyway(*number) && !best.contains(number));
+        others
+    }
+
+    fn is_kept_anyway(self, number: usize) -> bool {
+        self.keep_every.is_some_and(|every| every > 0 && number.is_multiple_of(every))
+    }
+
+    fn best(self, completed: &[Completed]) -> Vec<usize> {
+        let metric = |it: &Completed| Some((it.metric.filter(|metric| !metric.is_nan())?, it.number));
+        let mut ranked: Vec<(f64, usize)> = completed.iter().filter_map(metric).collect();
+        ranked.sort_unstable_by(|(a, first), (b, second)| b.total_cmp(a).then(second.cmp(first)));
+        ranked.into_iter().take(self.keep_best.unwrap_or(0)).map(|(_, number)| number).collect()
+    }
 }

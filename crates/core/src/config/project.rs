@@ -1,6 +1,6 @@
 //! Where a run writes.
 
-use crate::checkpoint::checkpoint_name;
+use crate::checkpoint::{Retention, checkpoint_name};
 use crate::settings::record::record;
 use std::path::{Path, PathBuf};
 
@@ -29,6 +29,12 @@ record! {
         automatic_checkpoint_naming: bool = false => setting();
         /// How many automatically named checkpoints to keep. Default `None`: all.
         total_limit: usize => setting();
+        /// Keep, beside the newest `total_limit`, every automatically named checkpoint whose number is a multiple of this. Default
+        /// `None`; Python Accelerate has no such field.
+        keep_every: usize => setting();
+        /// Keep, beside the newest `total_limit`, so many automatically named checkpoints with the largest metric, as the program has
+        /// given it to `set_checkpoint_metric`. Default `None`; Python Accelerate has no such field.
+        keep_best: usize => setting();
         /// Number of the next automatically named checkpoint. Default 0.
         iteration: usize = 0 => setting();
         /// The other documented spelling of `automatic_checkpoint_naming`: number checkpoints by iteration.
@@ -78,6 +84,11 @@ impl ProjectSettings {
     /// The folder of all automatically named checkpoints.
     pub fn checkpoints_dir(&self) -> PathBuf {
         self.resolved_project_dir().join("checkpoints")
+    }
+
+    /// Which automatically named checkpoints stay.
+    pub const fn retention(&self) -> Retention {
+        Retention { total_limit: self.total_limit, keep_every: self.keep_every, keep_best: self.keep_best }
     }
 
     /// The folder of the automatically named checkpoint number `iteration`.

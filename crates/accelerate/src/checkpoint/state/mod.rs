@@ -10,13 +10,16 @@ mod tests;
 
 pub(crate) use load::OpenCheckpoint;
 pub(crate) use random::{random_states, restore_random_states};
-pub(crate) use save::{FolderWriters, RunState, save_checkpoint};
+pub(crate) use save::{FolderWriters, PlannedSave, RunState};
 
 use super::atomic::{folder_of, io_error, names_in, remove_abandoned, sync_folder};
 use super::fault;
 use super::folder::is_committed;
 use crate::error::Result;
-use accelerate_core::checkpoint::{STEM, checkpoint_number};
+use crate::messages;
+use accelerate_core::checkpoint::{
+    Checkpoint, Completed, DESCRIPTION, Retention, STEM, checkpoint_name, checkpoint_number,
+};
 use accelerate_core::weight_files::SaveManifest;
 use std::fs;
 use std::path::Path;
@@ -39,9 +42,36 @@ pub(crate) fn checkpoints_in(folder: &Path) -> Vec<(usize, bool)> {
     found
 }
 
+/// Makes room in a folder of automatically named checkpoints after checkpoint `newest` has been committed. What cannot be removed
+/// stays, which is no reason to stop.
+pub(crate) fn remove_outdated_checkpoints(folder: &Path, newest: usize, retention: Retention) {
+    let found = checkpoints_in(folder);
+    // What is not asked for is not read: descriptions are long.
+    let metric = |number| retention.keep_best.and_then(|_| metric_of(&folder.join(checkpoint_name(number))));
+    let completed = found.iter().filter(|(_, is_committed)| *is_committed);
+    let completed: Vec<Completed> =
+        completed.map(|&(number, _)| Completed { number, metric: metric(number) }).collect();
+    for number in retention.outdated(&completed, newest) {
+        remove_checkpoint(&folder.join(checkpoint_name(number)))
+            .unwrap_or_else(|error| messages::warning_here!("{error}"));
+    }
+    // What killed runs have left of checkpoints that were never completed.
+    for (number, _) in found.iter().filter(|(number, is_committed)| !is_committed && *number < newest) {
+        remove_abandoned_checkpoint(&folder.join(checkpoint_name(*number)));
+    }
+}
+
+/// How good the run was, as the description of a checkpoint has it. `None` where it cannot be read, or says nothing.
+fn metric_of(folder: &Path) -> Option<f64> {
+    let path = folder.join(DESCRIPTION);
+    let is_short = fs::metadata(&path).is_ok_and(|it| it.is_file() && it.len() <= save::MAX_DESCRIPTION_BYTES);
+    let text = is_short.then(|| fs::read_to_string(&path).ok()).flatten()?;
+    Checkpoint::from_json(&text).ok()?.metric
+}
+
 /// Removes a checkpoint. It gets another name first, so that half of it is never taken for the whole; whoever removes one later
 /// removes what a crash has left under such a name.
-pub(crate) fn remove_checkpoint(folder: &Path) -> Result<()> {
+fn remove_checkpoint(folder: &Path) -> Result<()> {
     let parent = folder_of(folder);
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     let hidden = parent.join(format!("{REMOVING}{name}"));
@@ -59,7 +89,7 @@ fn remove_folder(folder: &Path) -> Result<()> {
 }
 
 /// Removes what a save that was killed has left of a checkpoint, if nothing else is in its folder, and nobody writes there.
-pub(crate) fn remove_abandoned_checkpoint(folder: &Path) {
+fn remove_abandoned_checkpoint(folder: &Path) {
     // One of a later version, or one that cannot be read now, may be whole.
     if folder.join(SaveManifest::file_name(STEM)).exists() {
         return;

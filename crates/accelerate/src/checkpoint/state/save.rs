@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
-use std::path::Path;
-use tch::Tensor;
+use std::path::{Path, PathBuf};
+use tch::{Device, Tensor};
 
 const OP: &str = "save_state";
 /// Longer descriptions are an attack or a damaged file.
@@ -40,6 +40,8 @@ pub(crate) struct RunState {
     pub(crate) shard_size: usize,
     /// The number of an automatically named checkpoint.
     pub(crate) iteration: Option<usize>,
+    /// How good the run is. Larger is better.
+    pub(crate) metric: Option<f64>,
 }
 
 /// What a rank tells the others before anything is written.
@@ -50,24 +52,59 @@ struct Held {
     values: BTreeMap<String, Value>,
 }
 
-/// Writes what all ranks hold, each number once, and commits it. Collective.
-///
-/// Nothing that was committed in the folder before is touched until every rank has its new files on the disk.
-pub(crate) fn save_checkpoint(state: &RunState, group: &Group, folder: &Path, writers: &FolderWriters) -> Result<()> {
-    let all = exchange(group, held(state, folder))?;
-    let save = Save { state, group, folder, writers };
-    let planned = save.plan(&all);
-    let assignment = group.agree_on_success(OP, planned)?;
-    let id = save.make_folder(&assignment)?;
+/// A save of which all ranks know who writes what. Nothing is on the disk yet.
+#[derive(Debug)]
+pub(crate) struct PlannedSave {
+    folder: PathBuf,
+    writers: FolderWriters,
+    /// Those that this rank writes: name and tensors.
+    files: Vec<(String, Vec<(String, Tensor)>)>,
+    /// What is in the folder, all ranks' files.
+    description: Checkpoint,
+    indexes: BTreeMap<String, Index>,
+}
 
-    let written = save.write(&assignment, &all, &id);
-    let mut files = group.agree_on_success(OP, written)?;
-    // From here on another rank may commit, whatever becomes of this one; what nobody commits, the next save removes.
-    files.iter_mut().for_each(PendingFile::leave);
-    let list = save.list_files(&files)?;
-    let committed = if save.is_first() { commit_instead(folder, STEM, list) } else { Ok(()) };
-    // Until here the files are open, which shows that they are not abandoned.
-    group.agree_on_success(OP, committed)
+impl PlannedSave {
+    /// Divides what all ranks hold, so that each number is written once. Collective.
+    pub(crate) fn new(run: RunState, group: &Group, folder: &Path, writers: FolderWriters) -> Result<Self> {
+        let all = exchange(group, held(&run, folder))?;
+        let assignment = group.agree_on_success(OP, plan(&all, &writers))?;
+        let description = describe(&run, &assignment, &all);
+        let files = own_files(run.objects, &assignment, group.rank());
+        Ok(Self { folder: folder.to_owned(), writers, files, description, indexes: indexes(&assignment) })
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Copies what this rank writes into the host's memory: from then on the objects may change. Not collective.
+    pub(crate) fn copy_to_host(&mut self) -> Result<()> {
+        for (_, tensors) in &mut self.files {
+            for (_, tensor) in tensors {
+                *tensor = match tensor.device() {
+                    Device::Cpu => tensor.f_detach_copy()?,
+                    _ => tensor.f_detach()?.f_to_device(Device::Cpu)?,
+                };
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the files and commits them. Collective.
+    ///
+    /// Nothing that was committed in the folder before is touched until every rank has its new files on the disk.
+    pub(crate) fn write(mut self, group: &Group) -> Result<()> {
+        self.description.id = self.make_folder(group)?;
+        let written = self.write_files(group);
+        let mut files = group.agree_on_success(OP, written)?;
+        // From here on another rank may commit, whatever becomes of this one; what nobody commits, the next save removes.
+        files.iter_mut().for_each(PendingFile::leave);
+        let list = self.list_files(group, &files)?;
+        let committed = if self.is_first(group) { commit_instead(&self.folder, STEM, list) } else { Ok(()) };
+        // Until here the files are open, which shows that they are not abandoned.
+        group.agree_on_success(OP, committed)
+    }
 }
 
 /// What this rank holds, without the numbers.
@@ -107,93 +144,96 @@ fn exchange(group: &Group, own: Result<Held>) -> Result<Vec<Held>> {
     all.iter().map(|bytes| serde_json::from_slice(bytes).map_err(Error::other)).collect()
 }
 
-struct Save<'a> {
-    state: &'a RunState,
-    group: &'a Group,
-    folder: &'a Path,
-    writers: &'a FolderWriters,
+/// What goes into the folder of `writers`, and that nothing is missing there.
+fn plan(all: &[Held], writers: &FolderWriters) -> Result<Assignment> {
+    let held: Vec<Vec<HeldTensor>> = all
+        .iter()
+        .enumerate()
+        .map(|(rank, held)| if writers.0.contains(&rank) { held.tensors.clone() } else { Vec::new() })
+        .collect();
+    let assignment = assign(&held)?;
+    for (object, tensors) in &assignment.tensors {
+        for (name, tensor) in tensors {
+            check_complete(object, name, tensor)?;
+        }
+    }
+    Ok(assignment)
 }
 
-impl Save<'_> {
-    fn is_first(&self) -> bool {
-        self.group.rank() == self.writers.0.start
+/// The files of a rank with their tensors; what it does not write is dropped.
+fn own_files(
+    mut objects: BTreeMap<String, ObjectState>,
+    assignment: &Assignment,
+    rank: usize,
+) -> Vec<(String, Vec<(String, Tensor)>)> {
+    let mut files = Vec::new();
+    for file in assignment.of_writer(rank) {
+        let Some(object) = objects.get_mut(&file.object) else { continue };
+        let own = file.tensors.iter().filter_map(|name| object.tensors.remove_entry(name)).collect();
+        files.push((file.name.clone(), own));
     }
+    files
+}
 
-    /// What goes into this rank's folder, and that nothing is missing there.
-    fn plan(&self, all: &[Held]) -> Result<Assignment> {
-        let in_this_folder = |rank: usize| self.writers.0.contains(&rank);
-        let held: Vec<Vec<HeldTensor>> = all
-            .iter()
-            .enumerate()
-            .map(|(rank, held)| if in_this_folder(rank) { held.tensors.clone() } else { Vec::new() })
-            .collect();
-        let assignment = assign(&held)?;
-        for (object, tensors) in &assignment.tensors {
-            for (name, tensor) in tensors {
-                check_complete(object, name, tensor)?;
-            }
-        }
-        Ok(assignment)
+impl PlannedSave {
+    fn is_first(&self, group: &Group) -> bool {
+        group.rank() == self.writers.0.start
     }
 
     /// Makes the folder, and makes sure that all ranks who write into it see the same one. Returns what this save is called.
     /// Collective.
-    fn make_folder(&self, assignment: &Assignment) -> Result<String> {
+    fn make_folder(&self, group: &Group) -> Result<String> {
         let mut probe = None;
-        let made = match self.is_first() {
-            true => prepare_folder(self.folder, STEM).and_then(|()| {
-                let is_written = |name: &str| assignment.files.iter().any(|file| file.name == name);
-                refuse_other_saves(self.folder, STEM, &is_written)?;
+        let made = match self.is_first(group) {
+            true => prepare_folder(&self.folder, STEM).and_then(|()| {
+                let is_written = |name: &str| self.description.files.iter().any(|file| file == name);
+                refuse_other_saves(&self.folder, STEM, &is_written)?;
                 probe = Some(PendingFile::write(&self.folder.join(DESCRIPTION), STEM, &[])?);
                 Ok(())
             }),
             false => Ok(()),
         };
-        self.group.agree_on_success(OP, made)?;
+        group.agree_on_success(OP, made)?;
         // A path that no rank has asked for before: file systems of a network remember what was not there.
         let name = probe.as_ref().map(PendingFile::temporary_name).unwrap_or_default();
-        let names = self.group.all_gather_bytes(name.as_bytes())?;
+        let names = group.all_gather_bytes(name.as_bytes())?;
         let name = names.get(self.writers.0.start).map(|name| String::from_utf8_lossy(name)).unwrap_or_default();
         let path = self.folder.join(name.as_ref());
         let seen = if path.exists() { Ok(()) } else { Err(WeightsError::NotShared { path }.into()) };
-        self.group.agree_on_success(OP, seen)?;
+        group.agree_on_success(OP, seen)?;
         Ok(names.first().map(|name| String::from_utf8_lossy(name).into_owned()).unwrap_or_default())
     }
 
     /// Writes this rank's files under temporary names; the first writer also what describes all of them.
-    fn write(&self, assignment: &Assignment, all: &[Held], id: &str) -> Result<Vec<PendingFile>> {
+    fn write_files(&self, group: &Group) -> Result<Vec<PendingFile>> {
         let mut pending = Vec::new();
-        for file in assignment.of_writer(self.group.rank()) {
-            let Some(object) = self.state.objects.get(&file.object) else { continue };
-            let own = file.tensors.iter().filter_map(|name| Some((name.as_str(), object.tensors.get(name)?)));
-            let tensors: Vec<(&str, &Tensor)> = own.collect();
-            pending.push(write_pending(&tensors, None, &self.folder.join(&file.name), STEM)?);
+        for (name, tensors) in &self.files {
+            let tensors: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+            pending.push(write_pending(&tensors, None, &self.folder.join(name), STEM)?);
         }
-        if self.is_first() {
-            for (name, index) in indexes(assignment) {
-                let path = self.folder.join(&name);
+        if self.is_first(group) {
+            for (name, index) in &self.indexes {
+                let path = self.folder.join(name);
                 let json = index.to_json().map_err(|source| WeightsError::Index { path: path.clone(), source })?;
                 pending.push(PendingFile::write(&path, STEM, json.as_bytes())?);
             }
-            let mut description = describe(self.state, assignment, all);
-            description.id = id.to_owned();
-            let json = description.to_json()?;
+            let json = self.description.to_json()?;
+            let path = self.folder.join(DESCRIPTION);
             if json.len() as u64 > MAX_DESCRIPTION_BYTES {
-                let (path, num_bytes) = (self.folder.join(DESCRIPTION), json.len());
-                return Err(CheckpointError::LongDescription { path, num_bytes }.into());
+                return Err(CheckpointError::LongDescription { path, num_bytes: json.len() }.into());
             }
-            pending.push(PendingFile::write(&self.folder.join(DESCRIPTION), STEM, json.as_bytes())?);
+            pending.push(PendingFile::write(&path, STEM, json.as_bytes())?);
         }
         Ok(pending)
     }
 
     /// The files of all ranks that write into this folder, in the order in which they get their names: weights, what lists
     /// weights, and the description. Collective.
-    fn list_files(&self, files: &[PendingFile]) -> Result<Vec<SavedFile>> {
+    fn list_files(&self, group: &Group, files: &[PendingFile]) -> Result<Vec<SavedFile>> {
         let own: Vec<SavedFile> = files.iter().map(PendingFile::saved_file).collect();
         let text = serde_json::to_vec(&own).map_err(Error::other)?;
         let mut all = Vec::new();
-        for text in self.group.all_gather_bytes(&text)?.get(self.writers.0.clone()).unwrap_or_default() {
+        for text in group.all_gather_bytes(&text)?.get(self.writers.0.clone()).unwrap_or_default() {
             all.extend(serde_json::from_slice::<Vec<SavedFile>>(text).map_err(Error::other)?);
         }
         all.sort_by_key(|file| (file.name == DESCRIPTION, file.name.ends_with(".json")));
@@ -238,6 +278,7 @@ fn describe(state: &RunState, assignment: &Assignment, all: &[Held]) -> Checkpoi
     let mut checkpoint = Checkpoint::new(all.len());
     checkpoint.shard_size = state.shard_size.max(1);
     checkpoint.iteration = state.iteration;
+    checkpoint.metric = state.metric;
     checkpoint.accumulation = state.accumulation;
     checkpoint.files = assignment.files.iter().map(|file| file.name.clone()).collect();
     let mut objects: HashMap<&String, SavedObject> = HashMap::new();

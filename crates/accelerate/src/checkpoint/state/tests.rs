@@ -39,7 +39,7 @@ fn writers(group: &Group) -> FolderWriters {
 }
 
 fn save(folder: &Path, value: f64, group: &Group, is_sharded: bool) -> Result<()> {
-    save_checkpoint(&run_state(value, group, is_sharded), group, folder, &writers(group))
+    PlannedSave::new(run_state(value, group, is_sharded), group, folder, writers(group))?.write(group)
 }
 
 /// The value of which the folder is a checkpoint, whole.

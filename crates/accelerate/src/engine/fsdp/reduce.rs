@@ -8,7 +8,7 @@ use crate::group::{Group, MOST_PENDING, PendingCollective, PendingSum, ReduceOp,
 use crate::nn::{DeferredWeightGrad, Param, WeakParam};
 use crate::session::Concerns;
 use accelerate_core::plan::Unit;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::{Device, Kind, Tensor};
@@ -302,6 +302,39 @@ impl GradientReducer {
             }
             changed?;
         }
+        Ok(())
+    }
+
+    /// The sums of full gradients that have not been reduced, by the name of the parameter.
+    pub(super) fn unreduced(&self) -> Result<Vec<(String, Tensor)>> {
+        let state = self.lock();
+        let mut found = Vec::new();
+        for (params, sums) in self.params.iter().zip(&state.unreduced) {
+            for (param, sum) in params.iter().zip(sums) {
+                if let (Some(param), Some(sum)) = (param.upgrade(), sum) {
+                    found.push((param.name().to_owned(), sum.f_detach()?));
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Takes over such sums; parameters in no unit have their gradients.
+    pub(super) fn reopen_window(&self, sums: &BTreeMap<&str, &Tensor>) -> Result<()> {
+        let mut unreduced = Vec::with_capacity(self.params.len());
+        for params in &self.params {
+            let sum = |param: &WeakParam| -> Result<Option<Tensor>> {
+                let name = param.upgrade().map(|param| param.name().to_owned()).unwrap_or_default();
+                let sum = sums.get(name.as_str());
+                Ok(sum.map(|sum| sum.f_to_device(self.units.device)).transpose()?)
+            };
+            let own = params.iter().map(sum).collect::<Result<Vec<_>>>()?;
+            // Nothing is to be reduced of a unit without any.
+            unreduced.push(if own.iter().any(Option::is_some) { own } else { Vec::new() });
+        }
+        let mut state = self.lock();
+        state.unreduced = unreduced;
+        state.has_own_gradients = true;
         Ok(())
     }
 

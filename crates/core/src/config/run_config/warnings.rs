@@ -13,7 +13,7 @@ struct Condition {
     is_met: fn(&RunConfig) -> bool,
 }
 
-const CONDITIONS: [Condition; 5] = [
+const CONDITIONS: [Condition; 6] = [
     Condition {
         section: "grad_scaler_config",
         field: "",
@@ -37,6 +37,12 @@ const CONDITIONS: [Condition; 5] = [
         field: "zero3_",
         needed: "the parameters are not sharded; set zero_stage to 3",
         is_met: |run| has_file(run) || run.deepspeed.zero_stage == Some(ZeroStage::Parameters),
+    },
+    Condition {
+        section: "project_config",
+        field: "keep_",
+        needed: "no checkpoint is removed; set total_limit",
+        is_met: |run| run.project.total_limit.is_some(),
     },
     Condition {
         section: "parallelism_config",

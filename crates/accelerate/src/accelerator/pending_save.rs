@@ -1,0 +1,154 @@
+//! Checkpoints that are written in the background.
+
+use super::Accelerator;
+use crate::checkpoint::{PlannedSave, remove_outdated_checkpoints};
+use crate::error::{CheckpointError, Result};
+use crate::group::Group;
+use crate::messages;
+use accelerate_core::checkpoint::Retention;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+/// How far the thread that writes stands back where training needs the cores, on the scale of `nice`: about a thirtieth of a core
+/// is left to it there, and all of one that is idle.
+const NICENESS: i32 = 15;
+
+/// Which automatically named checkpoints go once a new one counts.
+#[derive(Debug)]
+pub(super) struct Outdated {
+    pub(super) folder: PathBuf,
+    pub(super) newest: usize,
+    pub(super) retention: Retention,
+}
+
+/// All that is left to do for a checkpoint once the state is known.
+#[derive(Debug)]
+pub(super) struct CheckpointSave {
+    pub(super) save: PlannedSave,
+    /// On the process that removes them.
+    pub(super) outdated: Option<Outdated>,
+}
+
+impl CheckpointSave {
+    pub(super) fn folder(&self) -> &Path {
+        self.save.folder()
+    }
+
+    /// From here on the objects may change.
+    pub(super) fn copy_to_host(&mut self) -> Result<()> {
+        self.save.copy_to_host()
+    }
+
+    /// Writes and commits, and makes room then. Collective.
+    pub(super) fn write(self, group: &Group) -> Result<()> {
+        self.save.write(group)?;
+        if let Some(Outdated { folder, newest, retention }) = self.outdated {
+            remove_outdated_checkpoints(&folder, newest, retention);
+        }
+        Ok(())
+    }
+}
+
+/// The save in the background, and how its processes reach each other. Dropped, it waits for the save.
+#[derive(Debug, Default)]
+pub(super) struct BackgroundSave(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Made when it is first needed.
+    group: Option<Group>,
+    /// One at a time.
+    pending: Option<Pending>,
+}
+
+#[derive(Debug)]
+struct Pending {
+    folder: PathBuf,
+    thread: JoinHandle<Result<()>>,
+}
+
+impl Pending {
+    fn wait(self) -> Result<()> {
+        let Self { folder, thread } = self;
+        let result = thread.join().unwrap_or_else(|_| Err(CheckpointError::WriterPanicked.into()));
+        result.map_err(|error| error.context(format!("the checkpoint {} was not saved", folder.display())))
+    }
+}
+
+impl BackgroundSave {
+    // Whole after every statement, also where another thread panicked.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for BackgroundSave {
+    fn drop(&mut self) {
+        let pending = self.0.get_mut().unwrap_or_else(PoisonError::into_inner).pending.take();
+        if let Some(Err(error)) = pending.map(Pending::wait) {
+            messages::warning_here!("{error}");
+        }
+    }
+}
+
+impl Accelerator {
+    /// Waits until the checkpoint that [`save_state_async`](Self::save_state_async) began is written and counts, if there is one.
+    ///
+    /// Collective.
+    ///
+    /// # Errors
+    /// What kept it from being written, on any process. An error on every rank.
+    pub fn wait_for_save(&self) -> Result<()> {
+        let pending = self.0.background_save.lock().pending.take();
+        match pending {
+            Some(pending) => self.group().agree_on_success("wait_for_save", pending.wait()),
+            None => Ok(()),
+        }
+    }
+
+    /// Is any process still writing the checkpoint that [`save_state_async`](Self::save_state_async) began? The same answer on every
+    /// process.
+    ///
+    /// Collective.
+    ///
+    /// # Errors
+    /// A process that does not answer.
+    pub fn is_saving(&self) -> Result<bool> {
+        let is_writing = |pending: &Pending| !pending.thread.is_finished();
+        let own = self.0.background_save.lock().pending.as_ref().is_some_and(is_writing);
+        let all = self.group().all_gather_bytes(&[own.into()])?;
+        Ok(all.iter().flatten().any(|&is_writing| is_writing != 0))
+    }
+
+    /// Ends what goes on beside the training: waits for the save in the background. To be called at the end of a program, which
+    /// learns here of what went wrong last.
+    ///
+    /// Collective.
+    ///
+    /// # Errors
+    /// As [`wait_for_save`](Self::wait_for_save).
+    pub fn end_training(&self) -> Result<()> {
+        self.wait_for_save()
+    }
+
+    /// Has the save written by a thread of its own. Collective the first time.
+    pub(super) fn start_save(&self, save: CheckpointSave) -> Result<()> {
+        let mut state = self.0.background_save.lock();
+        let group = match &state.group {
+            Some(group) => group.clone(),
+            None => state.group.insert(self.group().side_group()?).clone(),
+        };
+        let folder = save.folder().to_owned();
+        let write = move || {
+            // Not a reason to write nothing where it is not allowed.
+            let _ = rustix::process::setpriority_process(None, NICENESS);
+            save.write(&group)
+        };
+        let thread = thread::Builder::new().name("save_state".to_owned()).spawn(write);
+        let thread = thread.map_err(|source| CheckpointError::NoThread { source }.into());
+        let thread = self.group().agree_on_success("save_state_async", thread)?;
+        state.pending = Some(Pending { folder, thread });
+        Ok(())
+    }
+}
