@@ -312,8 +312,8 @@ impl Accelerator {
             let name = |name: &str| name.strip_prefix(model)?.strip_prefix('.').map(str::to_owned);
             saved.iter().filter_map(|(full, it)| Some((name(full)?, it.shallow_clone()))).collect()
         };
-        let models = self.session().objects().named_models();
-        let gradients: Vec<_> = models.map(|(name, model)| (model, of_model(&name))).collect();
+        let prepared = self.session().objects();
+        let gradients: Vec<_> = prepared.named_models().map(|(name, model)| (model, of_model(&name))).collect();
         let fits = gradients.iter().all(|(model, saved)| model.takes_gradients(saved));
         if fits { Ok(gradients) } else { Err(error()) }
     }
