@@ -111,12 +111,24 @@ fn read_rows(case: &Path) -> Result<Batch> {
 /// # Errors
 /// Where there is no `/proc/self/status`, or no `VmHWM` line in it.
 pub fn peak_resident_bytes() -> Result<u64> {
-    let text = std::fs::read_to_string("/proc/self/status").context("peak memory is read from /proc/self/status")?;
-    parse_peak(&text).context("/proc/self/status has no `VmHWM: <n> kB` line")
+    status_bytes("VmHWM:")
 }
 
-fn parse_peak(status: &str) -> Option<u64> {
-    let value = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+/// The resident memory of this process now.
+///
+/// # Errors
+/// Where there is no `/proc/self/status`, or no `VmRSS` line in it.
+pub fn resident_bytes() -> Result<u64> {
+    status_bytes("VmRSS:")
+}
+
+fn status_bytes(key: &str) -> Result<u64> {
+    let text = std::fs::read_to_string("/proc/self/status").context("memory is read from /proc/self/status")?;
+    parse_status(&text, key).with_context(|| format!("/proc/self/status has no `{key} <n> kB` line"))
+}
+
+fn parse_status(status: &str, key: &str) -> Option<u64> {
+    let value = status.lines().find_map(|line| line.strip_prefix(key))?;
     let kibibytes: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kibibytes * 1024)
 }
@@ -173,8 +185,8 @@ mod tests {
 
     #[test]
     fn the_peak_is_read_in_bytes() {
-        assert_eq!(parse_peak("VmPeak:\t 9 kB\nVmHWM:\t    2048 kB\n"), Some(2_097_152));
-        assert_eq!(parse_peak("VmRSS: 2 kB\n"), None);
+        assert_eq!(parse_status("VmPeak:\t 9 kB\nVmHWM:\t    2048 kB\n", "VmHWM:"), Some(2_097_152));
+        assert_eq!(parse_status("VmRSS: 2 kB\n", "VmHWM:"), None);
         assert!(peak_resident_bytes().unwrap() > 1 << 20);
     }
 

@@ -5,6 +5,7 @@ mod failing;
 mod killed_and_resumed;
 mod regression;
 mod soak;
+mod test_checkpointing;
 mod test_ddp_comm_hook;
 mod test_distributed_data_loop;
 mod test_kwargs_handlers;
@@ -16,6 +17,7 @@ mod test_optimizer;
 mod test_profile;
 mod test_scheduler;
 mod test_script;
+mod test_state_checkpointing;
 mod test_sync;
 mod training_check;
 
@@ -51,6 +53,10 @@ enum Script {
     TestOptimizer,
     /// How far schedules move with their optimizers
     TestScheduler,
+    /// Accuracy and learning rates of runs that go on from checkpoints
+    TestCheckpointing,
+    /// Checkpoints: what goes on, names, limits
+    TestStateCheckpointing,
     /// Compressed gradients
     TestDdpCommHook,
     /// Settings of single mechanisms
@@ -108,6 +114,8 @@ fn main() -> anyhow::Result<()> {
         Script::TestMemoryUtils => test_memory_utils::run(),
         Script::TestOptimizer => test_optimizer::run(),
         Script::TestScheduler => test_scheduler::run(),
+        Script::TestCheckpointing => test_checkpointing::run(arguments.folder.as_deref()),
+        Script::TestStateCheckpointing => test_state_checkpointing::run(arguments.folder.as_deref()),
         Script::TestDdpCommHook => test_ddp_comm_hook::run(),
         Script::TestKwargsHandlers => test_kwargs_handlers::run(),
         Script::TestLogging => test_logging::run(),

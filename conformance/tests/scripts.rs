@@ -26,6 +26,8 @@ fn script(
         "test_memory_utils",
         "test_optimizer",
         "test_scheduler",
+        "test_checkpointing",
+        "test_state_checkpointing",
         "test_ddp_comm_hook",
         "test_kwargs_handlers",
         "test_profile"
@@ -47,6 +49,7 @@ fn script_in_debug_mode(
         "test_metrics",
         "test_memory_utils",
         "test_optimizer",
+        "test_state_checkpointing",
         "test_ddp_comm_hook"
     )]
     name: &str,

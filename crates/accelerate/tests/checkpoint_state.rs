@@ -473,6 +473,9 @@ fn what_cannot_be_saved_or_loaded_says_why() {
     assert!(error(other.save_state(folder.path().join("other"))).contains("JSON has neither infinities"));
     *best.lock() = 1.0;
     other.save_state(folder.path().join("other")).unwrap();
+    *best.lock() = f64::INFINITY;
+    other.load_state(folder.path().join("other")).unwrap();
+    assert_eq!(*best.lock(), 1.0);
 }
 
 /// Both have a model.safetensors.

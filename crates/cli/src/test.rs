@@ -21,7 +21,7 @@ use crate::resolve::{num_gpus, resolve};
 use crate::settings::{AllSettings, SHORT_HELP, Selection, SettingFlags};
 
 /// The checks, which the program knows by these names, and what they look at.
-const CHECKS: [(&str, &str); 10] = [
+const CHECKS: [(&str, &str); 12] = [
     ("test_script", "process control, loaders, training against one process, splitting"),
     ("test_sync", "accumulation, and when gradients synchronise"),
     ("test_distributed_data_loop", "batch sizes of each rank, even and uneven"),
@@ -30,6 +30,8 @@ const CHECKS: [(&str, &str); 10] = [
     ("test_memory_utils", "batch sizes that do not fit on one rank"),
     ("test_optimizer", "states of optimizers, windows and skipped steps"),
     ("test_scheduler", "how far schedules move with their optimizers"),
+    ("test_checkpointing", "accuracy and learning rates of runs that go on"),
+    ("test_state_checkpointing", "checkpoints: what goes on, names, limits"),
     ("test_ddp_comm_hook", "compressed gradients"),
     ("test_kwargs_handlers", "settings of single mechanisms"),
 ];

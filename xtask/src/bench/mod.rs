@@ -3,6 +3,7 @@
 //! Both sides run in one call, in turns, on the same libtorch with one thread per rank. Every run's
 //! answer is checked before its time counts.
 
+mod checkpoint;
 mod ddp;
 mod fsdp;
 mod launch;
@@ -50,6 +51,9 @@ enum What {
     Memory,
     /// A step of an optimizer whose state is on a disk, over what the disk takes to move it (milliseconds)
     Offload,
+    /// Checkpoints of two ranks, saved and loaded (milliseconds), the memory that takes (MiB), and the metadata of a model in 300
+    /// files (microseconds)
+    Checkpoint,
     /// Data loading (microseconds): from memory, with work per row, behind skipped batches, dispatched by rank 0
     Loader,
     /// Whole steps of a tiny model, and what preparing adds to them (microseconds)
@@ -101,6 +105,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     if matches!(arguments.what, What::Offload | What::All) {
         races.extend(offload::races(arguments.rounds)?);
+    }
+    if matches!(arguments.what, What::Checkpoint | What::All) {
+        races.extend(checkpoint::races(&environment, arguments.rounds)?);
     }
     if matches!(arguments.what, What::Loader | What::All) {
         races.extend(loader::races(&environment, arguments.rounds)?);

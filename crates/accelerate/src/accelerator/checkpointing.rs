@@ -6,9 +6,9 @@ use crate::checkpoint::{
     FolderWriters, OpenCheckpoint, PlannedSave, RANDOM_STATES, RunState, checkpoints_in, gather_whole, random_states,
     restore_random_states,
 };
-use crate::error::{CheckpointError, Error, Result};
+use crate::error::{CheckpointError, Error, Result, shortened_to};
 use crate::messages;
-use crate::session::{Object, ObjectState, Stateful, check_same_objects};
+use crate::session::{Object, ObjectState, PreparedParameters, Stateful, check_same_objects};
 use accelerate_core::accumulation::WindowState;
 use accelerate_core::checkpoint::{Checkpoint, checkpoint_name};
 use accelerate_core::config::FullyShardedSettings;
@@ -19,6 +19,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
+
+/// How much of what an object says of a state that it does not take is repeated.
+const MOST_REASON_CHARS: usize = 1200;
 
 /// Which folder: a path, or `None` for an automatically named one.
 pub trait CheckpointFolder {
@@ -254,9 +257,10 @@ impl Accelerator {
     /// Collective.
     ///
     /// # Errors
-    /// [`is_checkpoint`](Error::is_checkpoint): there is no checkpoint; [`is_weights`](Error::is_weights): a file is not as it
-    /// was saved, by path; [`is_config`](Error::is_config): other objects were prepared. Nothing is changed then. Those of
-    /// objects that do not fit, by name. An error on every rank.
+    /// [`is_checkpoint`](Error::is_checkpoint): there is no checkpoint, or what it has of an object does not fit, by name;
+    /// [`is_weights`](Error::is_weights): a file is not as it was saved, by path; [`is_config`](Error::is_config): other objects
+    /// were prepared. An error on every rank. Where the files are wrong, or other objects were prepared, nothing has changed on
+    /// any rank; where an object refuses its state, nothing on those ranks whose objects do.
     pub fn load_state(&self, input_dir: impl CheckpointFolder) -> Result<PathBuf> {
         self.wait_for_save()?;
         let folder = self.folder_to_load(input_dir.path())?;
@@ -299,25 +303,33 @@ impl Accelerator {
         Ok(gradients)
     }
 
-    /// Puts saved gradients in place of those that are there.
-    fn load_gradients(&self, checkpoint: &OpenCheckpoint, saved: Option<ObjectState>) -> Result<()> {
+    /// The saved gradients of each model, which fit it.
+    fn saved_gradients(
+        &self,
+        checkpoint: &OpenCheckpoint,
+        saved: Option<ObjectState>,
+    ) -> Result<Vec<(Arc<PreparedParameters>, BTreeMap<String, Tensor>)>> {
         let Checkpoint { world_size, objects, .. } = &checkpoint.description;
-        let error = || CheckpointError::OtherGradients { world_size: *world_size }.into();
+        let path = checkpoint.description_path().display().to_string();
+        let error = || Error::from(CheckpointError::OtherGradients { world_size: *world_size }).context(path.clone());
         if *world_size != self.num_processes() && objects.keys().any(|name| name.starts_with(GRADIENTS)) {
             return Err(error());
         }
         let saved = saved.unwrap_or_default().tensors;
-        let models: Vec<_> = self.session().objects().named_models().collect();
         let of_model = |model: &str| -> BTreeMap<String, Tensor> {
             let name = |name: &str| name.strip_prefix(model)?.strip_prefix('.').map(str::to_owned);
             saved.iter().filter_map(|(full, it)| Some((name(full)?, it.shallow_clone()))).collect()
         };
-        let saved: Vec<BTreeMap<String, Tensor>> = models.iter().map(|(name, _)| of_model(name)).collect();
-        if !models.iter().zip(&saved).all(|((_, model), saved)| model.takes_gradients(saved)) {
-            return Err(error());
-        }
-        models.iter().zip(&saved).try_for_each(|((_, model), saved)| model.load_gradients(saved))?;
-        if saved.iter().any(|saved| !saved.is_empty()) {
+        let prepared = self.session().objects();
+        let gradients: Vec<_> = prepared.named_models().map(|(name, model)| (model, of_model(&name))).collect();
+        let fits = gradients.iter().all(|(model, saved)| model.takes_gradients(saved));
+        if fits { Ok(gradients) } else { Err(error()) }
+    }
+
+    /// Puts saved gradients in place of those that are there.
+    fn load_gradients(&self, gradients: &[(Arc<PreparedParameters>, BTreeMap<String, Tensor>)]) -> Result<()> {
+        gradients.iter().try_for_each(|(model, saved)| model.load_gradients(saved))?;
+        if gradients.iter().any(|(_, saved)| !saved.is_empty()) {
             self.session().objects().optimizers().for_each(|optimizer| optimizer.gradients_made());
         }
         Ok(())
@@ -337,7 +349,8 @@ impl Accelerator {
         // Before anything is read.
         let own = layouts.keys().map(String::as_str);
         let is_object = |name: &&str| *name != RANDOM_STATES && !name.starts_with(GRADIENTS);
-        check_same_objects(own, names.iter().map(String::as_str).filter(is_object))?;
+        check_same_objects(own, names.iter().map(String::as_str).filter(is_object))
+            .map_err(|error| error.context(checkpoint.description_path().display().to_string()))?;
         let own_gradients = gradients_of_rank(self.process_index());
         let mut states = BTreeMap::new();
         for name in names {
@@ -357,14 +370,24 @@ impl Accelerator {
         mut states: BTreeMap<String, ObjectState>,
         left_out: &BTreeSet<String>,
     ) -> Result<()> {
-        let random = states.remove(RANDOM_STATES);
+        let does_not_fit = |error: Error| {
+            let (path, reason) = (checkpoint.description_path(), shortened_to(&error.to_string(), MOST_REASON_CHARS));
+            CheckpointError::DoesNotFit { path, reason }
+        };
+        let place = (self.process_index(), self.device());
         let gradients = states.remove(&gradients_of_rank(self.process_index()));
-        self.load_gradients(checkpoint, gradients)?;
-        self.session().objects().load_state_dict(&states, left_out)?;
+        let gradients = self.saved_gradients(checkpoint, gradients)?;
         let is_same_size = checkpoint.description.world_size == self.num_processes();
-        if let Some(random) = random {
-            restore_random_states(&random, self.process_index(), is_same_size, self.device())?;
+        let before = random_states(place.0, place.1)?;
+        if let Some(random) = states.remove(RANDOM_STATES) {
+            restore_random_states(&random, place.0, is_same_size, place.1).map_err(does_not_fit)?;
         }
+        self.session().objects().take_state_dict(states, left_out).map_err(|error| {
+            // The error that led here is the one to report.
+            let _ = restore_random_states(&before, place.0, true, place.1);
+            does_not_fit(error)
+        })?;
+        self.load_gradients(&gradients)?;
         let gradient_state = &self.session().gradient_state;
         gradient_state.restart();
         gradient_state.restore_window(checkpoint.description.accumulation);

@@ -250,8 +250,8 @@ impl Accelerator {
     /// every process has to call it.
     ///
     /// # Errors
-    /// States of other objects than were prepared; then nothing is changed. Those of the objects, by name; an optimizer or
-    /// a scheduler that is in use, as with [`Accelerator::state_dict`]. Objects whose names come before have taken their state then.
+    /// States of other objects than were prepared. Those of the objects, by name; an optimizer or a scheduler that is in use, as
+    /// with [`Accelerator::state_dict`]. Nothing is changed then on this process.
     pub fn load_state_dict(&self, states: &BTreeMap<String, ObjectState>) -> Result<()> {
         self.session().objects().load_state_dict(states, &BTreeSet::new())
     }

@@ -10,9 +10,14 @@ use std::io::{self, BufWriter, ErrorKind, Write};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, SyncSender};
+use std::thread::{self, JoinHandle};
 use tempfile::NamedTempFile;
 
-const BUFFER_BYTES: usize = 1 << 20;
+/// After so many bytes a file begins to be flushed.
+const FLUSHED_BYTES: u64 = 32 << 20;
+/// Pieces of this size and larger ones go to the file as they are.
+pub(super) const BUFFER_BYTES: usize = 1 << 19;
 
 pub(super) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> WeightsError {
     let path = path.to_owned();
@@ -26,6 +31,30 @@ pub(super) struct OpenFile {
     target: PathBuf,
     hasher: blake3::Hasher,
     num_bytes: u64,
+    flusher: Option<Flusher>,
+}
+
+/// Flushes a long file while it is still being written, so that the disk is not idle until the end.
+#[derive(Debug)]
+struct Flusher {
+    wake: SyncSender<()>,
+    /// An error of the disk is told once, so that this one may be the only to hear of it.
+    thread: JoinHandle<io::Result<()>>,
+}
+
+impl Flusher {
+    fn start(file: &File) -> io::Result<Self> {
+        let file = file.try_clone()?;
+        let (wake, woken) = mpsc::sync_channel(1);
+        let flush = move || woken.into_iter().try_for_each(|()| file.sync_data());
+        let thread = thread::Builder::new().name("flush".to_owned()).spawn(flush)?;
+        Ok(Self { wake, thread })
+    }
+
+    fn finish(self) -> io::Result<()> {
+        drop(self.wake);
+        self.thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that flushes it has panicked")))
+    }
 }
 
 impl OpenFile {
@@ -50,17 +79,28 @@ impl OpenFile {
         });
         let file = file.map_err(io_error("create a file in", folder))?;
         let file = BufWriter::with_capacity(BUFFER_BYTES, file);
-        Ok(Self { file, target: target.to_owned(), hasher: blake3::Hasher::new(), num_bytes: 0 })
+        Ok(Self { file, target: target.to_owned(), hasher: blake3::Hasher::new(), num_bytes: 0, flusher: None })
     }
 
     pub(super) fn append(&mut self, bytes: &[u8]) -> Result<()> {
         Ok(self.write_all(bytes).map_err(io_error("write", &self.target))?)
     }
 
+    /// Has what is written so far flushed. Whatever keeps it from that, the end of the file is flushed with all the rest.
+    fn flush_beside(&mut self) {
+        if self.flusher.is_none() {
+            self.flusher = Flusher::start(self.file.get_ref().as_file()).ok();
+        }
+        if let Some(flusher) = &self.flusher {
+            let _ = flusher.wake.try_send(());
+        }
+    }
+
     /// Sees to it that all is on the disk.
     pub(super) fn finish(self) -> Result<PendingFile> {
-        let Self { file, target, hasher, num_bytes } = self;
+        let Self { file, target, hasher, num_bytes, flusher } = self;
         let file = file.into_inner().map_err(|error| io_error("write", &target)(error.into_error()))?;
+        flusher.map_or(Ok(()), Flusher::finish).map_err(io_error("flush", &target))?;
         // Without this, a power cut after the rename could leave the name on an empty file.
         let flushed = fault::step().and_then(|()| file.as_file().sync_all());
         flushed.map_err(io_error("flush", &target))?;
@@ -71,9 +111,14 @@ impl OpenFile {
 
 impl Write for OpenFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        fault::step().and_then(|()| self.file.write_all(bytes))?;
+        // Before it leaves the processor's cache.
         self.hasher.update(bytes);
+        fault::step().and_then(|()| self.file.write_all(bytes))?;
+        let num_flushes = self.num_bytes / FLUSHED_BYTES;
         self.num_bytes += bytes.len() as u64;
+        if self.num_bytes / FLUSHED_BYTES > num_flushes {
+            self.flush_beside();
+        }
         Ok(bytes.len())
     }
 

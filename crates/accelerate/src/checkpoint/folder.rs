@@ -160,9 +160,13 @@ fn check_written(folder: &Path, manifest: &SaveManifest) -> Result<()> {
     })
 }
 
-fn write_manifest(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<()> {
+pub(super) fn write_manifest(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<()> {
     let path = folder.join(SaveManifest::file_name(stem));
     let json = manifest.to_json().map_err(|source| WeightsError::Manifest { path: path.clone(), source })?;
+    if json.len() as u64 > MAX_MANIFEST_BYTES {
+        let (num_bytes, num_files) = (json.len(), manifest.files.len());
+        return Err(WeightsError::LongManifest { path, num_bytes, num_files }.into());
+    }
     PendingFile::write(&path, stem, json.as_bytes())?.commit().map(drop)
 }
 
@@ -258,12 +262,19 @@ pub(super) fn is_committed(folder: &Path, stem: &str) -> bool {
     matches!(read_manifest(folder, stem), Ok(Some(_)))
 }
 
-/// A file of a save as it was saved, of at most so many bytes; `None` if there is no save, or it has no such file.
-pub(super) fn read_committed(folder: &Path, stem: &str, name: &str, most_bytes: u64) -> Result<Option<Vec<u8>>> {
+/// The manifest of a save, and a file of it as it was saved, of at most so many bytes; `None` if there is no save, or it has no
+/// such file.
+pub(super) fn read_committed(
+    folder: &Path,
+    stem: &str,
+    name: &str,
+    most_bytes: u64,
+) -> Result<Option<(SaveManifest, Vec<u8>)>> {
     let Some(manifest) = read_manifest(folder, stem)? else { return Ok(None) };
     let Some(file) = manifest.file(name) else { return Ok(None) };
     check_file(folder, stem, file, Check::Content)?;
-    read_small(&folder.join(name), most_bytes)
+    let content = read_small(&folder.join(name), most_bytes)?;
+    Ok(content.map(|content| (manifest, content)))
 }
 
 /// Compares the content of every `num_parts`-th file of a save with its hash, from file number `part` on, so that several

@@ -5,6 +5,7 @@ use super::atomic::PendingFile;
 use super::fault::{self, Fault};
 use super::*;
 use crate::nn::{Init, ParamStore};
+use accelerate_core::weight_files::{SaveManifest, SavedFile};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -525,4 +526,22 @@ fn whoever_loads_while_others_save_gets_one_of_the_saves() {
             num_loads += 1;
         }
     });
+}
+
+/// What would not be read again is not written.
+#[test]
+fn a_manifest_that_is_too_long_is_an_error_when_it_is_saved() {
+    let folder = TempDir::new().unwrap();
+    let file = |number: usize| SavedFile {
+        name: format!("{number:0200}"),
+        temporary_name: None,
+        bytes: 0,
+        blake3: "0".repeat(64),
+        sample: "0".repeat(64),
+    };
+    let manifest = |num_files| SaveManifest::new((0..num_files).map(file).collect());
+    let error = folder::write_manifest(folder.path(), "model", &manifest(40_000)).unwrap_err();
+    assert!(error.is_weights() && error.to_string().contains("for 40000 files, more than is read again"), "{error}");
+    assert!(listing(folder.path()).is_empty());
+    folder::write_manifest(folder.path(), "model", &manifest(30_000)).unwrap();
 }

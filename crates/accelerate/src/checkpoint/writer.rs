@@ -1,6 +1,6 @@
 //! One file of weights, written: safetensors, or as `torch.save` does.
 
-use super::atomic::{OpenFile, PendingFile, folder_of, io_error, remove_abandoned, sync_folder};
+use super::atomic::{BUFFER_BYTES, OpenFile, PendingFile, folder_of, io_error, remove_abandoned, sync_folder};
 use super::dtype::to_dtype;
 use super::torch_files::is_torch_file;
 use crate::amp::float_kind;
@@ -16,8 +16,9 @@ use tch::{Kind, Tensor};
 
 /// Readers refuse longer headers.
 const MAX_HEADER_BYTES: usize = 100_000_000;
-/// How much of a tensor is copied at a time on its way to a file.
-const PIECE_BYTES: usize = 8 << 20;
+/// How much of a tensor is copied at a time on its way to a file: it is still in the processor's cache when it is hashed and
+/// written.
+const PIECE_BYTES: usize = BUFFER_BYTES;
 /// The version of the archives of `torch.save`.
 const TORCH_VERSION: &[u8] = b"3\n";
 

@@ -257,7 +257,10 @@ impl Engine for Replicate {
     fn load_state(&self, state: &Value) -> Result<()> {
         let place = |name: &Value| self.names.iter().position(|own| Some(own.as_str()) == name.as_str());
         let order: Option<Vec<usize>> = state[GRADIENT_ORDER].as_array().and_then(|it| it.iter().map(place).collect());
-        let order = order.filter(|order| order.iter().collect::<HashSet<_>>().len() == self.names.len());
+        let is_order = |order: &Vec<usize>| {
+            order.len() == self.names.len() && order.iter().collect::<HashSet<_>>().len() == self.names.len()
+        };
+        let order = order.filter(is_order);
         let knows_order = order.is_some();
         let Some(process_group) = self.group.process_group() else { return Ok(()) };
         let mut reducer = self.reducer();

@@ -37,14 +37,19 @@ pub(crate) enum CheckpointError {
     #[error("{} cannot be used: {source}", path.display())]
     Description { path: PathBuf, source: accelerate_core::Error },
 
+    /// Not the error itself, which may repeat what is in the file, however long that is.
+    #[error("{} says of an object what the one that was prepared does not take: {reason}", path.display())]
+    DoesNotFit { path: PathBuf, reason: String },
+
     #[error("{} is not what the checkpoint says of it: {reason}; go on from an earlier checkpoint", path.display())]
     Damaged { path: PathBuf, reason: String },
 
     #[error(
-        "`{name}` is state in blocks of numbers, which other ranks than those that wrote it cannot divide anew, and {wanted} \
-         is kept here; go on with as many processes and the same sharding as before"
+        "{} has `{name}` as state in blocks of numbers, which other ranks than those that wrote it cannot divide anew, and \
+         {wanted} is kept here; go on with as many processes and the same sharding as before",
+        path.display()
     )]
-    InBlocks { name: String, wanted: String },
+    InBlocks { path: PathBuf, name: String, wanted: String },
 
     #[error(
         "elements {}..{} of `{name}` of {object} are on none of the ranks that write into this folder; write into one folder \

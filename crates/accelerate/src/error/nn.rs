@@ -1,5 +1,6 @@
 //! What can go wrong in `nn`.
 
+use super::shown::problem_lines;
 use tch::{Kind, TchError};
 
 #[derive(Debug, thiserror::Error)]
@@ -41,7 +42,7 @@ pub(crate) enum NnError {
     RecomputedOtherwise { wanted: usize, found: usize },
     #[error(
         "the shards do not make up this model:\n  {}\nNothing was loaded. Give the shards of all processes, of the same model",
-        problems.join("\n  ")
+        problem_lines(problems)
     )]
     PartsMismatch { problems: Vec<String> },
     #[error(

@@ -1,5 +1,7 @@
 //! What can go wrong in `optim`.
 
+use super::shown::problem_lines;
+
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OptimError {
     #[error("{owner}: {name} is {found}, but it has to be {wanted}")]
@@ -46,7 +48,8 @@ pub(crate) enum OptimError {
     Nesterov { momentum: f64, dampening: f64 },
     #[error(
         "the saved state does not fit this {optimizer}:\n  {}\nNothing was loaded. Build the optimizer over the \
-         same model and with the same parameter groups as when the state was saved", problems.join("\n  ")
+         same model and with the same parameter groups as when the state was saved",
+        problem_lines(problems)
     )]
     StateMismatch { optimizer: &'static str, problems: Vec<String> },
     #[error(

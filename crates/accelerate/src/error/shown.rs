@@ -70,15 +70,43 @@ fn quoted(f: &mut fmt::Formatter<'_>, text: &str, max_chars: usize) -> fmt::Resu
 
 /// The beginning of a message.
 pub(crate) fn shortened(text: &str) -> String {
-    match text.char_indices().nth(MAX_REASON_CHARS) {
+    shortened_to(text, MAX_REASON_CHARS)
+}
+
+/// The beginning of a message, of at most so many characters.
+pub(crate) fn shortened_to(text: &str, max_chars: usize) -> String {
+    match text.char_indices().nth(max_chars) {
         Some((end, _)) => format!("{} ...", text.get(..end).unwrap_or_default()),
         None => text.to_owned(),
     }
 }
 
+/// How long a list of problems may be in a message.
+const MOST_PROBLEM_BYTES: usize = 1000;
+
+/// Problems, one per line: as many as a message has room for, and the number of the others.
+pub(crate) fn problem_lines(problems: &[String]) -> String {
+    let mut text = String::new();
+    for (position, problem) in problems.iter().enumerate() {
+        if text.len() > MOST_PROBLEM_BYTES {
+            return format!("{text}\n  and {} more", problems.len() - position);
+        }
+        let separator = if position == 0 { "" } else { "\n  " };
+        text.extend([separator, &shortened(problem)]);
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_list_of_problems_stays_short() {
+        assert_eq!(problem_lines(&["one".to_owned(), "two".to_owned()]), "one\n  two");
+        let text = problem_lines(&vec!["p".repeat(10_000); 10_000]);
+        assert!(text.len() < 2000 && text.ends_with(" more"), "{text}");
+    }
 
     #[test]
     fn short_values_are_shown_as_they_are() {

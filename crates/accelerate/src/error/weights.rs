@@ -165,6 +165,13 @@ pub(crate) enum WeightsError {
     )]
     NotAsSaved { path: PathBuf, reason: String, manifest: String },
 
+    #[error(
+        "{} would have {num_bytes} bytes for {num_files} files, more than is read again; save into larger files, of fewer \
+         processes",
+        path.display()
+    )]
+    LongManifest { path: PathBuf, num_bytes: usize, num_files: usize },
+
     #[error("{} has {found_bytes} bytes, and at most {most_bytes} are read", path.display())]
     NotASmallFile { path: PathBuf, found_bytes: u64, most_bytes: u64 },
 

@@ -76,21 +76,37 @@ impl ParamStore {
     /// Parameters of other shapes, and elements that are in none of the shards, all of them in one error; then nothing was
     /// changed.
     pub fn load_sharded_state_dict(&self, shards: &[ShardedStateDict]) -> Result<()> {
-        let mut loaded = Vec::new();
+        self.check_sharded_state_dict(shards)?;
+        for param in self.persistent() {
+            let pieces: Vec<_> = shards.iter().filter_map(|state| state.piece(param.name())).collect();
+            let pieces: Pieces<'_> = pieces.iter().map(|(layout, tensor)| (layout, *tensor)).collect();
+            // Most often one piece is what is wanted, and is copied once.
+            let shard = match &pieces[..] {
+                [(layout, tensor)] if **layout == param.layout() => tensor.f_detach()?.f_reshape([-1])?,
+                _ => assemble(&param.layout(), &pieces)?.map_err(|problem| mismatch(&param, &problem))?,
+            };
+            param.copy_shard_(&shard)?;
+        }
+        Ok(())
+    }
+
+    /// Whether [`load_sharded_state_dict`](Self::load_sharded_state_dict) would take these. Nothing is changed, and no tensor is
+    /// copied.
+    pub(crate) fn check_sharded_state_dict(&self, shards: &[ShardedStateDict]) -> Result<()> {
         let mut problems = Vec::new();
         for param in self.persistent() {
             let pieces: Vec<_> = shards.iter().filter_map(|state| state.piece(param.name())).collect();
             let pieces = pieces.iter().map(|(layout, tensor)| (layout, *tensor)).collect();
-            match assemble(&param.layout(), &pieces)? {
-                Ok(shard) => loaded.push((param, shard)),
-                Err(problem) => problems.push(format!("\"{}\": {problem}", param.name())),
+            if let Err(problem) = copies(&param.layout(), &pieces) {
+                problems.push(format!("\"{}\": {problem}", param.name()));
             }
         }
-        if !problems.is_empty() {
-            return Err(NnError::PartsMismatch { problems }.into());
-        }
-        loaded.iter().try_for_each(|(param, shard)| param.copy_shard_(shard))
+        if problems.is_empty() { Ok(()) } else { Err(NnError::PartsMismatch { problems }.into()) }
     }
+}
+
+fn mismatch(param: &Param, problem: &str) -> NnError {
+    NnError::PartsMismatch { problems: vec![format!("\"{}\": {problem}", param.name())] }
 }
 
 /// The layouts of pieces of one tensor, and their elements as any tensor of as many.
@@ -98,17 +114,11 @@ pub(crate) type Pieces<'a> = Vec<(&'a Layout, &'a Tensor)>;
 
 /// The elements `wanted` of a tensor, flat, from pieces of it. The inner error says why they do not fit.
 pub(crate) fn assemble(wanted: &Layout, pieces: &Pieces<'_>) -> Result<Result<Tensor, String>> {
-    let Some((_, first)) = pieces.first() else { return Ok(Err("nothing of it is there".to_owned())) };
-    if let Some((found, _)) = pieces.iter().find(|(found, _)| found.shape() != wanted.shape()) {
-        return Ok(Err(format!("its shape is {:?}, not {:?}", found.shape(), wanted.shape())));
-    }
-    if let Some((layout, tensor)) = pieces.iter().find(|(layout, tensor)| layout.numel() != tensor.numel()) {
-        return Ok(Err(format!("{layout} are {} numbers", tensor.numel())));
-    }
-    let copies = match wanted.copies_from(pieces.iter().map(|(layout, _)| *layout)) {
+    let copies = match copies(wanted, pieces) {
         Ok(copies) => copies,
-        Err(Range { start, end }) => return Ok(Err(format!("elements {start}..{end} are missing"))),
+        Err(problem) => return Ok(Err(problem)),
     };
+    let Some((_, first)) = pieces.first() else { return Ok(Err("nothing of it is there".to_owned())) };
     let _no_grad = tch::no_grad_guard();
     let shard = Tensor::f_empty([wanted.numel() as i64], (first.f_kind()?, first.device()))?;
     let flat: Vec<Tensor> =
@@ -118,6 +128,21 @@ pub(crate) fn assemble(wanted: &Layout, pieces: &Pieces<'_>) -> Result<Result<Te
         shard.f_narrow(0, to as i64, from.len() as i64)?.f_copy_(&own)?;
     }
     Ok(Ok(shard))
+}
+
+/// How to put `wanted` together, or why the pieces do not fit.
+fn copies(wanted: &Layout, pieces: &Pieces<'_>) -> Result<Vec<Copied>, String> {
+    if pieces.is_empty() {
+        return Err("nothing of it is there".to_owned());
+    }
+    if let Some((found, _)) = pieces.iter().find(|(found, _)| found.shape() != wanted.shape()) {
+        return Err(format!("its shape is {:?}, not {:?}", found.shape(), wanted.shape()));
+    }
+    if let Some((layout, tensor)) = pieces.iter().find(|(layout, tensor)| layout.numel() != tensor.numel()) {
+        return Err(format!("{layout} are {} numbers", tensor.numel()));
+    }
+    let copies = wanted.copies_from(pieces.iter().map(|(layout, _)| *layout));
+    copies.map_err(|Range { start, end }| format!("elements {start}..{end} are missing"))
 }
 
 /// The elements of `layout`, flat, of a tensor that has the full shape: a view where they lie one behind the other.

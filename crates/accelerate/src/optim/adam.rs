@@ -161,9 +161,8 @@ impl Core {
         Ok(OptimizerState { tensors, groups, layouts: save_layouts(&self.handle) })
     }
 
-    fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {
+    fn load(&mut self, mut loading: Loading<'_>) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
-        let mut loading = Loading::new(&self.handle, state);
         let options = loading.options(self.options.clone());
         if let Some(offloaded) = &mut self.offloaded {
             offloaded.load(&self.handle, loading, planes(options.amsgrad))?;
@@ -341,7 +340,12 @@ macro_rules! adam_kind {
                 self.0.state_views()
             }
             fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {
-                self.0.load_state_dict(state)
+                let handle = self.0.handle.clone();
+                self.0.load(Loading::new(&handle, state))
+            }
+            fn take_state_dict(&mut self, state: OptimizerState) -> Result<()> {
+                let handle = self.0.handle.clone();
+                self.0.load(Loading::taking(&handle, &state))
             }
             fn offload_state(&mut self, target: &OffloadTarget) -> Result<()> {
                 let planes = planes(self.0.options.amsgrad);

@@ -196,6 +196,16 @@ pub trait Optimizer: Send + 'static {
     /// Parameters, groups or shapes differ from the saved ones; all differences are listed.
     fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()>;
 
+    /// As [`load_state_dict`](Self::load_state_dict), but the optimizer may keep the tensors, which nobody else has.
+    ///
+    /// The default copies them.
+    ///
+    /// # Errors
+    /// As [`load_state_dict`](Self::load_state_dict).
+    fn take_state_dict(&mut self, state: OptimizerState) -> Result<()> {
+        self.load_state_dict(&state)
+    }
+
     /// Keeps the state off the device from now on, also what is there already: in the memory of the host, or in files of a
     /// folder, which must be there. A step then brings it into memory block by block, reading ahead and writing behind,
     /// and changes what it always changes, to the bit. The files have no names, take their room at the first step and are

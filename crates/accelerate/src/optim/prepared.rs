@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::messages;
 use crate::nn::{Layout, Param};
 use crate::session::{Object, ObjectState, PreparedOptimizer, Session, ShortStep, Stateful};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::DerefMut;
@@ -69,17 +70,27 @@ impl<O: Optimizer> Stateful for Shared<O> {
 
     fn load_state_dict(&self, state: &ObjectState) -> Result<()> {
         let tensors = state.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect();
-        let groups = serde_json::from_value(state.values["param_groups"].clone()).map_err(Error::other)?;
-        self.optimizer.try_lock("load_state_dict")?.load_state_dict(&OptimizerState {
-            tensors,
-            groups,
-            layouts: state.layouts.clone(),
-        })
+        let state = optimizer_state(tensors, state.layouts.clone(), &state.values)?;
+        self.optimizer.try_lock("load_state_dict")?.load_state_dict(&state)
+    }
+
+    fn take_state_dict(&self, state: ObjectState) -> Result<()> {
+        let state = optimizer_state(state.tensors, state.layouts, &state.values)?;
+        self.optimizer.try_lock("load_state_dict")?.take_state_dict(state)
     }
 
     fn layouts(&self) -> BTreeMap<String, Layout> {
         save_layouts(&self.handle)
     }
+}
+
+fn optimizer_state(
+    tensors: BTreeMap<String, Tensor>,
+    layouts: BTreeMap<String, Layout>,
+    values: &Value,
+) -> Result<OptimizerState> {
+    let groups = serde_json::from_value(values["param_groups"].clone()).map_err(Error::other)?;
+    Ok(OptimizerState { tensors, groups, layouts })
 }
 
 impl<O: Optimizer> PreparedOptimizer for Shared<O> {

@@ -107,13 +107,20 @@ pub(super) struct Loading<'a> {
     state: &'a OptimizerState,
     problems: Vec<String>,
     num_tensors_used: usize,
+    /// The optimizer has its tensors from here, and nobody else has them.
+    keeps_tensors: bool,
 }
 
 impl<'a> Loading<'a> {
     pub(super) fn new(handle: &'a OptimizerHandle, state: &'a OptimizerState) -> Self {
-        let mut loading = Self { handle, state, problems: Vec::new(), num_tensors_used: 0 };
+        let mut loading = Self { handle, state, problems: Vec::new(), num_tensors_used: 0, keeps_tensors: false };
         loading.compare_groups();
         loading
+    }
+
+    /// Of a state that is dropped when it has been loaded.
+    pub(super) fn taking(handle: &'a OptimizerHandle, state: &'a OptimizerState) -> Self {
+        Self { keeps_tensors: true, ..Self::new(handle, state) }
     }
 
     fn compare_groups(&mut self) {
@@ -149,7 +156,7 @@ impl<'a> Loading<'a> {
         self.state.tensors.contains_key(&key(name, param))
     }
 
-    /// Copies of one parameter's state tensors, in the order of `names`: all of its shape, dtype and
+    /// One parameter's state tensors, copied unless they are kept, in the order of `names`: all of its shape, dtype and
     /// device, but `step`, which is a float scalar there. `None` when nothing was saved for it.
     pub(super) fn tensors(&mut self, param: &Param, names: &[&'static str]) -> Result<Option<Vec<Tensor>>> {
         let target = param.local();
@@ -192,7 +199,8 @@ impl<'a> Loading<'a> {
                 self.problems.push(format!("\"{key}\" has dtype {found_kind:?}, not {kind:?}"));
                 continue;
             }
-            tensors.push(saved.f_to_device(*device)?.f_to_kind(*kind)?.f_detach_copy()?);
+            let own = saved.f_detach()?.f_to_device(*device)?.f_to_kind(*kind)?;
+            tensors.push(if self.keeps_tensors { own.f_contiguous()? } else { own.f_detach_copy()? });
         }
         if missing.len() == wanted.len() {
             return Ok(None);

@@ -3,7 +3,7 @@
 use super::Engine;
 use crate::error::{Result, StateError};
 use crate::nn::{Layout, Param, ParamStore, ShardedStateDict};
-use accelerate_core::weight_files::shown;
+use accelerate_core::weight_files::listed;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -57,6 +57,24 @@ pub trait Stateful: Send + Sync {
     /// # Errors
     /// The state does not fit; then nothing should have changed.
     fn load_state_dict(&self, state: &ObjectState) -> Result<()>;
+
+    /// As [`load_state_dict`](Self::load_state_dict), but the object may keep the tensors, which nobody else has. The default
+    /// copies them.
+    ///
+    /// # Errors
+    /// As [`load_state_dict`](Self::load_state_dict).
+    fn take_state_dict(&self, state: ObjectState) -> Result<()> {
+        self.load_state_dict(&state)
+    }
+
+    /// Whether [`load_state_dict`](Self::load_state_dict) would take a state. Changes nothing, and copies no tensor. Where it is
+    /// not known before, it is Ok, which is what it is unless the object says otherwise.
+    ///
+    /// # Errors
+    /// The state does not fit.
+    fn check_state_dict(&self, _state: &ObjectState) -> Result<()> {
+        Ok(())
+    }
 
     /// By the name of a parameter that is sharded, which of its elements this process keeps. Empty for whatever is whole.
     fn layouts(&self) -> BTreeMap<String, Layout> {
@@ -152,15 +170,23 @@ impl Stateful for PreparedParameters {
     }
 
     fn load_state_dict(&self, state: &ObjectState) -> Result<()> {
-        let tensors = state.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect();
-        self.store.load_sharded_state_dict(&[ShardedStateDict { tensors, layouts: state.layouts.clone() }])?;
+        self.store.load_sharded_state_dict(&[shards_of(state)])?;
         self.engine.load_state(&state.values)
+    }
+
+    fn check_state_dict(&self, state: &ObjectState) -> Result<()> {
+        self.store.check_sharded_state_dict(&[shards_of(state)])
     }
 
     fn layouts(&self) -> BTreeMap<String, Layout> {
         let layout = |param: &Param| Some((param.name().to_owned(), param.shard_layout()?));
         self.store.persistent().iter().filter_map(layout).collect()
     }
+}
+
+fn shards_of(state: &ObjectState) -> ShardedStateDict {
+    let tensors = state.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect();
+    ShardedStateDict { tensors, layouts: state.layouts.clone() }
 }
 
 /// What a session asks of a prepared optimizer.
@@ -215,6 +241,16 @@ impl Object {
         }
     }
 
+    /// Which objects take over their states first: those of which a copy is small, so that they can have theirs back when a
+    /// later one does not take its own; then optimizers; models last, for they know beforehand what they take.
+    fn turn(&self) -> Turn {
+        match self {
+            Self::Model(_) => Turn::Model,
+            Self::Optimizer(_) => Turn::Optimizer,
+            _ => Turn::Small,
+        }
+    }
+
     /// The name of the object of this kind with this number, as the reference calls its file.
     fn name(&self, number: usize) -> String {
         match (self, number) {
@@ -232,6 +268,13 @@ impl Object {
             Self::GradScaler(object) | Self::Registered(object) => Some(Arc::clone(object)),
         }
     }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Turn {
+    Small,
+    Optimizer,
+    Model,
 }
 
 /// Prepared objects in the order of `prepare`. Each is kept alive only while it is looked at.
@@ -261,13 +304,17 @@ impl Objects {
 
     /// With their names: the kind, and from the second of a kind on its number, as in `optimizer_1`.
     fn named(&self) -> BTreeMap<String, Arc<dyn Stateful>> {
+        self.named_turns().into_iter().map(|(_, name, object)| (name, object)).collect()
+    }
+
+    fn named_turns(&self) -> Vec<(Turn, String, Arc<dyn Stateful>)> {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         let name = |object: &Object| {
             let stateful = object.stateful()?;
             let count = counts.entry(object.kind()).or_default();
             let name = object.name(*count);
             *count += 1;
-            Some((name, stateful))
+            Some((object.turn(), name, stateful))
         };
         self.0.iter().filter_map(name).collect()
     }
@@ -299,24 +346,76 @@ impl Objects {
         self.named().into_iter().filter(|(name, _)| !without.contains(name)).map(state).collect()
     }
 
-    /// Gives every object its state, but for those `without`.
+    /// Gives every object its state, or none, but for those `without`.
     ///
     /// # Errors
-    /// States of other objects; then nothing is changed. Those of the objects, by name.
+    /// States of other objects. Those of the objects, by name. Then nothing is changed.
     pub(crate) fn load_state_dict(
         &self,
         states: &BTreeMap<String, ObjectState>,
         without: &BTreeSet<String>,
     ) -> Result<()> {
+        self.check_state_dict(states, without)?;
+        self.in_turn(without, |name, object| states.get(name).map_or(Ok(()), |state| object.load_state_dict(state)))
+    }
+
+    /// The same with states that nobody else has: objects may keep their tensors, and the others are freed one after the other.
+    pub(crate) fn take_state_dict(
+        &self,
+        mut states: BTreeMap<String, ObjectState>,
+        without: &BTreeSet<String>,
+    ) -> Result<()> {
+        self.check_state_dict(&states, without)?;
+        self.in_turn(without, |name, object| states.remove(name).map_or(Ok(()), |state| object.take_state_dict(state)))
+    }
+
+    fn check_state_dict(&self, states: &BTreeMap<String, ObjectState>, without: &BTreeSet<String>) -> Result<()> {
         let mut objects = self.named();
         objects.retain(|name, _| !without.contains(name));
         check_same_objects(objects.keys().map(String::as_str), states.keys().map(String::as_str))?;
-        for (name, object) in objects {
-            states.get(&name).map_or(Ok(()), |state| object.load_state_dict(state)).map_err(|e| e.context(name))?;
+        objects.into_iter().try_for_each(|(name, object)| {
+            let checked = states.get(&name).map_or(Ok(()), |state| object.check_state_dict(state));
+            checked.map_err(|error| error.context(name))
+        })
+    }
+
+    /// Loads all objects, in their turns. Where one of them fails, those before it get back what they had.
+    fn in_turn(
+        &self,
+        without: &BTreeSet<String>,
+        mut load: impl FnMut(&str, &dyn Stateful) -> Result<()>,
+    ) -> Result<()> {
+        let mut objects = self.named_turns();
+        objects.retain(|(_, name, _)| !without.contains(name));
+        objects.sort_by_key(|(turn, ..)| *turn);
+        let last_optimizer = objects.iter().rposition(|(turn, ..)| *turn == Turn::Optimizer);
+        let mut undo = Vec::new();
+        for (position, (turn, name, object)) in objects.iter().enumerate() {
+            // Behind the last optimizer nothing fails any more, and a copy would cost as much memory as the object. What
+            // cannot be saved now, such as an infinity, is no reason not to load.
+            let before = match *turn == Turn::Model || Some(position) == last_optimizer {
+                true => None,
+                false => object.state_dict().ok(),
+            };
+            if let Err(error) = load(name, &**object) {
+                take_back(undo);
+                return Err(error.context(name));
+            }
+            undo.extend(before.map(|before| (object, before)));
         }
         Ok(())
     }
 }
+
+/// Gives objects the states that they had. The error that led here is the one to report.
+fn take_back(undo: Vec<(&Arc<dyn Stateful>, ObjectState)>) {
+    for (object, before) in undo.into_iter().rev() {
+        let _ = object.load_state_dict(&before);
+    }
+}
+
+/// How long a list of names in a message may be.
+const MOST_NAME_BYTES: usize = 500;
 
 /// Fails unless the objects that were prepared are those of which there are states.
 pub(crate) fn check_same_objects<'a>(
@@ -327,7 +426,7 @@ pub(crate) fn check_same_objects<'a>(
     if prepared == saved {
         return Ok(());
     }
-    let list = |names: BTreeSet<&str>| names.into_iter().map(shown).collect::<Vec<_>>().join(", ");
+    let list = |names: BTreeSet<&str>| listed(names, MOST_NAME_BYTES);
     let (missing, unexpected) = (list(&prepared - &saved), list(&saved - &prepared));
     Err(StateError::OtherObjects { missing, unexpected }.into())
 }

@@ -1,14 +1,17 @@
 //! What a checkpoint says of itself.
 
+use crate::Error;
 use crate::accumulation::WindowState;
 use crate::error::weight_files::WeightFilesErrorKind as Kind;
 use crate::layout::Layout;
-use crate::weight_files::{is_saved_file_name, shortened_reason, shown};
-use crate::{Error, Result};
+use crate::weight_files::{Header, is_saved_file_name, shortened_reason, shown};
 use safetensors::Dtype;
+use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::fmt::{self, Display, Formatter};
+use std::marker::PhantomData;
 
 const FORMAT: &str = "accelerate-checkpoint";
 const VERSION: u32 = 1;
@@ -53,12 +56,46 @@ pub struct Checkpoint {
     #[serde(default)]
     pub files: Vec<String>,
     /// By name: `model`, `optimizer_1`, `custom_checkpoint_0`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "each_key_once")]
     pub objects: BTreeMap<String, SavedObject>,
 }
 
 fn one() -> usize {
     1
+}
+
+/// A map in which no key is there twice: of two entries, another reader could take the other one.
+fn each_key_once<'de, D, K, V>(deserializer: D) -> Result<BTreeMap<K, V>, D::Error>
+where
+    D: Deserializer<'de>,
+    K: Deserialize<'de> + Ord + Display,
+    V: Deserialize<'de>,
+{
+    struct Entries<K, V>(PhantomData<(K, V)>);
+
+    impl<'de, K: Deserialize<'de> + Ord + Display, V: Deserialize<'de>> Visitor<'de> for Entries<K, V> {
+        type Value = BTreeMap<K, V>;
+
+        fn expecting(&self, f: &mut Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut entries = BTreeMap::new();
+            while let Some(key) = map.next_key::<K>()? {
+                if entries.contains_key(&key) {
+                    return Err(de::Error::custom(format_args!(
+                        "the key `{}` is there twice",
+                        shown(&key.to_string())
+                    )));
+                }
+                entries.insert(key, map.next_value()?);
+            }
+            Ok(entries)
+        }
+    }
+
+    deserializer.deserialize_map(Entries(PhantomData))
 }
 
 /// The state of one object of a run.
@@ -69,10 +106,10 @@ pub struct SavedObject {
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub values: Value,
     /// The same of those ranks that had other values than rank 0.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "each_key_once")]
     pub values_of_ranks: BTreeMap<usize, Value>,
     /// By name.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "each_key_once")]
     pub tensors: BTreeMap<String, SavedTensor>,
 }
 
@@ -131,10 +168,10 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`Error::is_weight_files`]: not such a description, one of a later version, or one that contradicts itself.
-    pub fn from_json(json: &str) -> Result<Self> {
-        let checkpoint: Self = serde_json::from_str(json).map_err(|cause| {
-            Error::new(Kind::Checkpoint { reason: shortened_reason(&cause.to_string()) }).caused_by(cause)
-        })?;
+    pub fn from_json(json: &str) -> crate::Result<Self> {
+        // Not the parser's error itself, which repeats what it has found, however long that is.
+        let checkpoint: Self = serde_json::from_str(json)
+            .map_err(|cause| Error::new(Kind::Checkpoint { reason: shortened_reason(&cause.to_string()) }))?;
         checkpoint.check().map_or(Ok(checkpoint), |reason| Err(Kind::Checkpoint { reason }.into()))
     }
 
@@ -142,7 +179,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`Error::is_weight_files`]: never in practice.
-    pub fn to_json(&self) -> Result<String> {
+    pub fn to_json(&self) -> crate::Result<String> {
         match serde_json::to_string(self) {
             Ok(json) => Ok(json + "\n"),
             Err(cause) => Err(Error::new(Kind::Checkpoint { reason: cause.to_string() }).caused_by(cause)),
@@ -157,7 +194,7 @@ impl Checkpoint {
                 "it has format `{format}`, version {version}; `{FORMAT}`, version {VERSION} is known"
             ));
         }
-        if !(1..=MOST_RANKS).contains(&self.world_size) || !self.world_size.is_multiple_of(self.shard_size.max(1)) {
+        if !(1..=MOST_RANKS).contains(&self.world_size) || !self.world_size.is_multiple_of(self.shard_size) {
             let Self { world_size, shard_size, .. } = self;
             return Some(format!("it is of {world_size} processes, of which {shard_size} share a model"));
         }
@@ -190,6 +227,11 @@ impl Checkpoint {
         }
         if let Some(piece) = tensor.pieces.iter().find(|piece| piece.file >= self.files.len()) {
             return Some(format!("is in file {}, and it lists {} files", piece.file, self.files.len()));
+        }
+        let shapes = tensor.pieces.iter().filter_map(|piece| Some(piece.layout.as_ref()?.shape()));
+        let most_dims = shapes.map(<[usize]>::len).fold(tensor.shape.len(), usize::max);
+        if most_dims > Header::MAX_DIMS {
+            return Some(format!("has {most_dims} dims, and at most {} are known", Header::MAX_DIMS));
         }
         let other = |layout: &&Layout| tensor.is_elementwise && *layout.shape() != *tensor.shape;
         if let Some(layout) = tensor.pieces.iter().filter_map(|piece| piece.layout.as_ref()).find(other) {

@@ -98,9 +98,9 @@ impl SaveManifest {
     /// [`Error::is_weight_files`]: not such a manifest, one of a later version, a name that leads out of the folder or appears
     /// twice, or something that is not a hash.
     pub fn from_json(json: &str, stem: &str) -> Result<Self> {
-        let manifest: Self = serde_json::from_str(json).map_err(|cause| {
-            Error::new(Kind::Manifest { reason: shortened_reason(&cause.to_string()) }).caused_by(cause)
-        })?;
+        // Not the parser's error itself, which repeats what it has found, however long that is.
+        let manifest: Self = serde_json::from_str(json)
+            .map_err(|cause| Error::new(Kind::Manifest { reason: shortened_reason(&cause.to_string()) }))?;
         manifest.check(stem).map_or(Ok(manifest), |reason| Err(Kind::Manifest { reason }.into()))
     }
 

@@ -44,13 +44,22 @@ impl OpenCheckpoint {
     }
 
     fn read(folder: &Path) -> Result<Self> {
-        let Some(json) = read_committed(folder, STEM, DESCRIPTION, MAX_DESCRIPTION_BYTES)? else {
+        let Some((manifest, json)) = read_committed(folder, STEM, DESCRIPTION, MAX_DESCRIPTION_BYTES)? else {
             return Err(CheckpointError::NotCommitted { folder: folder.to_owned() }.into());
         };
         let path = folder.join(DESCRIPTION);
         let described = Checkpoint::from_json(&String::from_utf8_lossy(&json));
         let description = described.map_err(|source| CheckpointError::Description { path, source })?;
+        // The content of what is not in the manifest has not been compared with anything.
+        if let Some(file) = description.files.iter().find(|file| manifest.file(file).is_none()) {
+            let reason = "it is not in the manifest, so nothing says what it has to be".to_owned();
+            return Err(CheckpointError::Damaged { path: folder.join(shown(file)), reason }.into());
+        }
         Ok(Self { folder: folder.to_owned(), description, files: HashMap::new() })
+    }
+
+    pub(crate) fn description_path(&self) -> PathBuf {
+        self.folder.join(DESCRIPTION)
     }
 
     /// The state of one object: of sharded parameters the elements of `layouts`.
@@ -106,7 +115,8 @@ impl OpenCheckpoint {
     fn same_elements(&mut self, name: &str, saved: &SavedTensor, own: Option<&Layout>) -> Result<Tensor> {
         let Some(piece) = saved.pieces.iter().find(|piece| piece.layout.as_ref() == own) else {
             let wanted = own.map_or_else(|| "all".to_owned(), Layout::to_string);
-            return Err(CheckpointError::InBlocks { name: shown(name), wanted }.into());
+            let path = self.description_path();
+            return Err(CheckpointError::InBlocks { path, name: shown(name), wanted }.into());
         };
         self.check(name, saved, piece)?;
         self.file(piece.file)?.read(name)
