@@ -29,8 +29,9 @@ pub(crate) use optim::OptimError;
 pub(crate) use profile::ProfileError;
 pub use reader::{Place, Position};
 pub(crate) use reader::{ReaderError, RowProblem};
+pub(crate) use shown::shortened_to;
 #[cfg(any(feature = "arrow", feature = "parquet"))]
-pub(crate) use shown::{Name, shortened, shortened_to};
+pub(crate) use shown::{Name, shortened};
 pub(crate) use state::StateError;
 pub(crate) use weights::WeightsError;
 
