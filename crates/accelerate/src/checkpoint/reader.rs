@@ -9,9 +9,8 @@ use accelerate_core::weight_files::{Header, HeaderEntry, shown};
 use std::fmt;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use tch::{Device, Kind, TchError, Tensor};
-use torch_ext::file::{aligned_bytes, read_at};
-use torch_ext::storage::{LARGE_PAGE_BYTES, prefer_large_pages};
+use tch::{Device, Kind, Tensor};
+use torch_ext::file::read_at;
 
 /// Tensors by name whose elements are read when they are asked for.
 pub(super) trait WeightReader: fmt::Debug {
@@ -104,7 +103,7 @@ impl WeightFile {
     /// An empty tensor of so many elements, on the CPU.
     pub(super) fn new_tensor(&self, name: &str, num_elements: usize, kind: Kind) -> Result<Tensor> {
         // There is no room for a large tensor twice.
-        Ok(empty(num_elements, kind).map_err(|_| {
+        Ok(Tensor::f_empty([num_elements as i64], (kind, Device::Cpu)).map_err(|_| {
             let num_bytes = num_elements as u64 * kind.elt_size_in_bytes() as u64;
             WeightsError::NoMemory { path: self.path.clone(), name: shown(name), num_bytes }
         })?)
@@ -133,17 +132,6 @@ impl WeightFile {
         }
         Ok(tensor)
     }
-}
-
-/// On large pages where that is worth it: to ask the system for every small one takes longer than to read a file from its cache.
-fn empty(num_elements: usize, kind: Kind) -> Result<Tensor, TchError> {
-    let num_bytes = num_elements * kind.elt_size_in_bytes();
-    if num_bytes < 2 * LARGE_PAGE_BYTES {
-        return Tensor::f_empty([num_elements as i64], (kind, Device::Cpu));
-    }
-    let bytes = aligned_bytes(num_bytes, LARGE_PAGE_BYTES)?;
-    prefer_large_pages(&bytes);
-    bytes.f_view_dtype(kind)
 }
 
 /// The header has been checked: each size is one that an `i64` holds.
