@@ -236,6 +236,7 @@ fn folders_without_weights_say_what_they_hold() {
     check_refused(folder.path(), &["it holds config.json"]);
     fs::write(folder.path().join("pytorch_model.bin"), "").unwrap();
     check_refused(folder.path(), &["pytorch_model.bin", "no archive of torch.save", "safetensors.torch.save_file"]);
+    fs::remove_file(folder.path().join("pytorch_model.bin")).unwrap();
     for name in ["a.safetensors", "b.safetensors"] {
         fs::write(folder.path().join(name), "").unwrap();
     }

@@ -9,7 +9,7 @@ use clap::builder::Resettable;
 use clap::{Args, Command, CommandFactory};
 use clap_mangen::Man;
 
-use crate::examples;
+use crate::{examples, launch};
 
 use accelerate_core::files::ShownPath;
 
@@ -40,7 +40,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
 /// Each page appears whole or not at all, and takes the place of a link in place of following it.
 fn write(folder: &Path) -> io::Result<()> {
     let beside = tempfile::tempdir_in(folder)?;
-    let mut command = crate::Cli::command().disable_help_subcommand(true);
+    let mut command = launch::help::with_all(crate::Cli::command()).disable_help_subcommand(true);
     command.build();
     write_pages(&command, beside.path())?;
     for page in fs::read_dir(beside.path())? {

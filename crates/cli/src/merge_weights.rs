@@ -52,7 +52,7 @@ pub(crate) struct Arguments {
     #[arg(value_parser = size_above_zero)]
     max_shard_size: u64,
 
-    /// Remove the folder of the checkpoint, with all that is in it, after merging.
+    /// Remove the folder of the checkpoint after merging. Refused where it holds anything that is not in the result.
     #[arg(long = "remove_checkpoint_dir", alias = "remove-checkpoint-dir")]
     remove_checkpoint_dir: bool,
 
@@ -75,6 +75,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         false => weights::open(checkpoint_directory)?,
     };
     tell_what_is_left_out(&weights);
+    if weights.tensors.is_empty() {
+        return Err(MergeError::NoTensors { folder: checkpoint_directory.clone(), others: weights.others }.into());
+    }
+    if arguments.remove_checkpoint_dir {
+        check_all_is_merged(checkpoint_directory, &weights)?;
+    }
     let (num_tensors, num_bytes) = (weights.tensors.len(), weights.num_bytes());
     let written = weights::write(&mut weights, output_path, arguments.max_shard_size)?;
     crate::print_message(&format!(
@@ -124,6 +130,22 @@ fn check_apart(checkpoint: &Path, output: &Path) -> Result<(), MergeError> {
             Err(MergeError::OutputWithin { output: output.to_owned(), checkpoint })
         }
         _ => Ok(()),
+    }
+}
+
+/// Makes sure that nothing is removed but what is in the result.
+fn check_all_is_merged(folder: &Path, weights: &Weights) -> Result<(), MergeError> {
+    let read_names: Vec<_> = weights.files.names().collect();
+    let is_read = |name: &str| name == weights.taken || read_names.iter().any(|read| *read == name);
+    // What cannot be listed was read all the same, and is removed by nobody.
+    let listed = fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = listed.map(|entry| entry.file_name().to_string_lossy().into_owned()).filter(|name| !is_read(name));
+    let inside = [&weights.others, &weights.unlisted].into_iter().flatten().cloned();
+    let mut unmerged: Vec<String> = names.chain(inside).collect();
+    unmerged.sort();
+    match unmerged.is_empty() {
+        true => Ok(()),
+        false => Err(MergeError::RemovesMore { folder: folder.to_owned(), unmerged }),
     }
 }
 

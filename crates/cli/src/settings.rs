@@ -132,6 +132,9 @@ fn long_help(setting: &Setting) -> String {
     match setting.standing() {
         Standing::Honoured => {}
         Standing::WithoutEffect(why) => paragraphs.push(format!("It is accepted and has no effect: {why}.")),
+        Standing::Refused(why) if setting.is_for_python() => {
+            paragraphs.push(format!("Programs in Python get it; for others it is refused: {why}."));
+        }
         Standing::Refused(why) => paragraphs.push(format!("It is refused: {why}.")),
     }
     let variable = setting.variable().map(|name| format!("Variable {name}, ")).unwrap_or_default();

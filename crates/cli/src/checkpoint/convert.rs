@@ -14,6 +14,7 @@ use std::path::PathBuf;
 
 use accelerate_core::checkpoint::python::PythonFile;
 use accelerate_core::checkpoint::{DESCRIPTION, STEM};
+use accelerate_core::files::in_one_line;
 use accelerate_core::weight_files::{DistributedCheckpoint, SaveManifest, format_size, shown};
 use anstyle::Style;
 use clap::Args;
@@ -131,7 +132,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let mut staged = Staged::create(source, destination)?;
     match is_own {
         true => to_python::convert(source, &mut staged, &mut report)?,
-        false => from_python::convert(arguments, &names, &mut staged, &mut report)?,
+        false => {
+            from_python::convert(arguments, &names, &mut staged, &mut report)?;
+            // Names from outside, such as those with control characters, may be more than readers take.
+            if !super::is_as_saved(staged.path())? {
+                return Err(ConvertError::NotReadable { folder: source.clone() }.into());
+            }
+        }
     }
     staged.commit()?;
     let text = match arguments.json {
@@ -155,8 +162,8 @@ fn described(report: &Report) -> String {
     let side = if report.to == "python" { "Python Accelerate" } else { "this library" };
     let mut text = format!(
         "{} is now a checkpoint of {side} in {}, of {}\n\n",
-        report.source,
-        report.destination,
+        in_one_line(&report.source),
+        in_one_line(&report.destination),
         processes(report.num_processes)
     );
     let mut table = Table::new(&[
@@ -173,7 +180,7 @@ fn described(report: &Report) -> String {
     if !report.left_out.is_empty() {
         text += &format!("\nNot carried over, {}:\n", count(report.left_out.len() as u64, "thing"));
         for LeftOut { what, reason } in &report.left_out {
-            text += &format!("  {what}: {reason}\n");
+            text += &format!("  {}: {}\n", in_one_line(what), in_one_line(reason));
         }
     }
     text

@@ -101,9 +101,13 @@ pub(super) enum CheckpointError {
         "{} is no checkpoint: there is no checkpoint.manifest.json in it, nor a folder checkpoint_0, checkpoint_1 or so, nor \
          checkpoints with such folders; name a folder that `save_state` wrote, or the project's{}",
         folder.shown(),
-        if *has_weights { ". It has saved weights, which `accelerate checkpoint verify` looks at" } else { "" }
+        match (is_of_python, has_weights) {
+            (true, _) => ". It has a checkpoint of Python Accelerate, which `accelerate checkpoint convert` makes one of this library of",
+            (false, true) => ". It has saved weights, which `accelerate checkpoint verify` looks at",
+            (false, false) => "",
+        }
     )]
-    NoCheckpoint { folder: PathBuf, has_weights: bool },
+    NoCheckpoint { folder: PathBuf, has_weights: bool, is_of_python: bool },
     #[error(
         "none of the checkpoints in {} is complete and whole; `accelerate checkpoint ls` says of each what it lacks",
         folder.shown()

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use accelerate_core::checkpoint::python::PythonFile;
 use accelerate_core::checkpoint::{Checkpoint, DESCRIPTION, STEM, checkpoint_number};
 use accelerate_core::weight_files::{SaveManifest, SavedFile};
 
@@ -119,8 +120,7 @@ impl OpenCheckpoint {
         }
         let numbered = numbered_in(folder);
         if numbered.is_empty() {
-            let has_weights = names.iter().any(|name| SaveManifest::stem(name).is_some());
-            return Err(CheckpointError::NoCheckpoint { folder: folder.to_owned(), has_weights });
+            return Err(no_checkpoint(folder, &names));
         }
         let mut completed = numbered.iter().rev().filter_map(|(_, folder)| Self::read(folder).ok().flatten());
         completed.next().ok_or_else(|| CheckpointError::NoneCompleted { folder: folder.to_owned() })
@@ -165,6 +165,22 @@ impl State {
             Self::NotCompleted | Self::Damaged(_) => None,
         }
     }
+}
+
+/// Has Python Accelerate's `save_state` written a folder with these names?
+pub(super) fn is_of_python(names: &[String]) -> bool {
+    let manifest = SaveManifest::file_name(STEM);
+    let is_its_own = |name: &String| match PythonFile::named(name) {
+        None | Some(PythonFile::Model(_) | PythonFile::TorchModel(_)) => false,
+        Some(_) => true,
+    };
+    !names.contains(&manifest) && names.iter().any(is_its_own)
+}
+
+/// The error of a folder without checkpoints.
+pub(super) fn no_checkpoint(folder: &Path, names: &[String]) -> CheckpointError {
+    let has_weights = names.iter().any(|name| SaveManifest::stem(name).is_some());
+    CheckpointError::NoCheckpoint { folder: folder.to_owned(), has_weights, is_of_python: is_of_python(names) }
 }
 
 /// Is it the folder of one checkpoint, completed or not?

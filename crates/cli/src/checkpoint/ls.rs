@@ -8,14 +8,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use accelerate_core::checkpoint::{Checkpoint, SavedObject, SavedTensor};
 use accelerate_core::files::in_one_line;
-use accelerate_core::weight_files::{SaveManifest, format_size, listed, shown};
+use accelerate_core::weight_files::{format_size, listed, shown};
 use anstyle::{AnsiColor, Style};
 use clap::Args;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::error::CheckpointError;
-use super::folder::{OpenCheckpoint, State, is_checkpoint, list, num_bytes, numbered_in, saved_at};
+use super::folder::{
+    OpenCheckpoint, State, is_checkpoint, is_of_python, list, no_checkpoint, num_bytes, numbered_in, saved_at,
+};
 use super::report::{Align, Table, age, count, processes, short};
 
 /// List checkpoints, or what is in one.
@@ -100,8 +101,7 @@ fn several(arguments: &Arguments, names: &[String]) -> Result<String, Box<dyn Er
         .map(|(number, folder)| Entry { number: Some(number), ..Entry::new(&folder, &State::of(&folder)) })
         .collect();
     if entries.is_empty() {
-        let has_weights = names.iter().any(|name| SaveManifest::stem(name).is_some());
-        return Err(CheckpointError::NoCheckpoint { folder: arguments.folder.clone(), has_weights }.into());
+        return Err(no_checkpoint(&arguments.folder, names).into());
     }
     if let Some(newest) = entries.iter_mut().rev().find(|entry| entry.counts()) {
         newest.newest = true;
@@ -131,6 +131,10 @@ impl Entry {
             State::Interrupted(_) => {
                 ("interrupted", Some("all is there, and the next load or save gives files their names".to_owned()))
             }
+            State::NotCompleted if list(folder).is_ok_and(|names| is_of_python(&names)) => (
+                "not completed",
+                Some("it is of Python Accelerate; `accelerate checkpoint convert` reads it".to_owned()),
+            ),
             State::NotCompleted => ("not completed", Some("there is no checkpoint.manifest.json in it".to_owned())),
             State::Damaged(fault) => ("damaged", Some(fault.to_string())),
         };

@@ -23,7 +23,9 @@ use serde::Serialize;
 use super::check::{check_description, check_index};
 use super::error::{CheckpointError, Fault, Problem};
 use super::files::{content_hash, open, read_small};
-use super::folder::{Save, bytes_on_disk, check_hash, check_size, is_checkpoint, list, numbered_in};
+use super::folder::{
+    Save, bytes_on_disk, check_hash, check_size, is_checkpoint, is_of_python, list, no_checkpoint, numbered_in,
+};
 use super::report::{count, progress_bar};
 
 /// Hashing is faster than most disks, so that more threads would only make the disk seek.
@@ -138,7 +140,7 @@ fn expand(folder: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
         return Ok(vec![folder.to_owned()]);
     }
     match numbered.is_empty() {
-        true => Err(CheckpointError::NoCheckpoint { folder: folder.to_owned(), has_weights: false }),
+        true => Err(no_checkpoint(folder, &names)),
         false => Ok(numbered.into_iter().map(|(_, folder)| folder).collect()),
     }
 }
@@ -316,7 +318,10 @@ fn described(report: &Report) -> String {
             text += &format!("  {words}: {}\n", listed(names, 600));
         }
     }
-    if !report.ok && !report.completed {
+    if !report.ok && !report.completed && is_of_python(&report.foreign) {
+        text += "  Python Accelerate wrote it. It can be verified once `accelerate checkpoint convert` has made one of this library \
+                 of it.\n";
+    } else if !report.ok && !report.completed {
         text += "  Nothing is resumed from it. It can be removed.\n";
     } else if !report.ok {
         text += "  Resume from another checkpoint, or copy the files again from where they are whole.\n";

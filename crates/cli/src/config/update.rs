@@ -12,7 +12,8 @@ use crate::config_file::{self, Existing};
 
 /// Write a configuration file again with the keys that are used today, and say what changed.
 ///
-/// What the file means stays the same. Comments are not kept. A file with mistakes is left as it is.
+/// What the file means stays the same. Comments are not kept. A file that cannot be read is left as it
+/// is; `accelerate config validate` says what else is wrong with it.
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:\n  \
     accelerate config update\n  \

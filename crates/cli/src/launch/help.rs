@@ -103,10 +103,35 @@ fn narrowed(argument: Arg, flags: &[String]) -> Arg {
         // Whoever asks about what there is not shall read why.
         Some(why) if is_chosen => {
             let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
-            argument.hide(false).help(format!("{help} Refused: {why}."))
+            let refused = refused(&argument, why);
+            argument.hide(false).help(format!("{help} {refused}"))
         }
         Some(_) => argument,
         None => argument.hide(!is_shown),
+    }
+}
+
+/// The command with every flag of `launch`, for a page that is read as a whole.
+pub(crate) fn with_all(command: Command) -> Command {
+    command.mut_subcommand("launch", |launch| {
+        launch.mut_args(|argument| match refusal(&argument) {
+            Some(why) => {
+                let text = refused(&argument, why);
+                argument.hide(false).help(text.clone()).long_help(text)
+            }
+            None => argument.hide(false),
+        })
+    })
+}
+
+/// A sentence on a flag that programs of this library cannot have.
+fn refused(argument: &Arg, why: &str) -> String {
+    let is_for_python = settings()
+        .find(|setting| setting.flag() == Some(argument.get_id().as_str()))
+        .is_some_and(|setting| setting.is_for_python());
+    match is_for_python {
+        true => format!("For programs in Python only; refused for others: {why}."),
+        false => format!("Refused: {why}."),
     }
 }
 

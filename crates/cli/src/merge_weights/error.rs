@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use accelerate_core::files::ShownPath;
+use accelerate_core::weight_files::listed;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MergeError {
@@ -22,6 +23,17 @@ pub(super) enum MergeError {
         folder.shown()
     )]
     RemovesCheckpoint { folder: PathBuf },
+    #[error(
+        "{} holds what is not in the result: {}; move it elsewhere, or leave --remove_checkpoint_dir out",
+        folder.shown(), listed(unmerged, 300)
+    )]
+    RemovesMore { folder: PathBuf, unmerged: Vec<String> },
+    #[error(
+        "{} holds no tensors to merge{}; name the folder of a model's weights",
+        folder.shown(),
+        if others.is_empty() { String::new() } else { format!(": {} are of other types", listed(others, 300)) }
+    )]
+    NoTensors { folder: PathBuf, others: Vec<String> },
     #[error("{} is a link, and --remove_checkpoint_dir would leave what it leads to; name the folder itself", link.shown())]
     RemovesLink { link: PathBuf },
     #[error(

@@ -25,6 +25,8 @@ pub(crate) enum WeightsError {
         folder.shown(), listed(files, 300)
     )]
     NoIndex { folder: PathBuf, files: Vec<String> },
+    #[error("{} is one of several files by its name, and no index says which; fetch all files of the checkpoint", path.shown())]
+    OneOfSeveral { path: PathBuf },
     #[error("{} has {found_bytes} bytes, and no such file is longer than {most_bytes}", path.shown())]
     Large { path: PathBuf, found_bytes: u64, most_bytes: u64 },
     #[error("{} cannot be understood", path.shown())]

@@ -127,6 +127,11 @@ impl Files {
         self.paths.len() - 1
     }
 
+    /// The names of all of them.
+    pub(crate) fn names(&self) -> impl Iterator<Item = String> {
+        self.paths.iter().filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()))
+    }
+
     pub(crate) fn path(&self, number: usize) -> &Path {
         self.paths.get(number).map_or(Path::new(""), PathBuf::as_path)
     }
@@ -195,6 +200,9 @@ pub(crate) fn open(folder: &Path) -> Result<Weights, WeightsError> {
     let borrowed: Vec<&str> = names.iter().map(String::as_str).collect();
     let [first, not_taken @ ..] = &candidates(&borrowed)[..] else { return Err(nothing_to_open(folder, &borrowed)) };
     let path = folder.join(first);
+    if is_one_of_several(first) {
+        return Err(WeightsError::OneOfSeveral { path });
+    }
     let opened = match *first {
         DistributedCheckpoint::FILE_NAME => open_distributed(folder),
         BIN => open_single(&path, torch_tensors),
@@ -204,6 +212,12 @@ pub(crate) fn open(folder: &Path) -> Result<Weights, WeightsError> {
     };
     let not_taken = not_taken.iter().map(|&name| name.to_owned()).collect();
     opened.map(|weights| Weights { taken: (*first).to_owned(), not_taken, ..weights })
+}
+
+/// Does a name say that there are more files, as `model-00001-of-00002.safetensors` does?
+fn is_one_of_several(name: &str) -> bool {
+    let number = |(_, rest): (&str, &str)| rest.split('.').next()?.parse::<usize>().ok();
+    name.rsplit_once("-of-").and_then(number).is_some_and(|number| number > 1)
 }
 
 /// The names that say where weights are. The first one counts: what is written in parts is what a merge is for, and PyTorch's own

@@ -63,8 +63,8 @@ fn answered(mut command: Command) -> Finished {
 
 #[rstest]
 #[case("accelerate config", None, "")]
-#[case("accelerate test", None, "10 passed, 0 failed")]
-#[case("accelerate test --config_file path_to_config.yaml", None, "10 passed, 0 failed, on 2 processes")]
+#[case("accelerate test", None, "12 passed, 0 failed")]
+#[case("accelerate test --config_file path_to_config.yaml", None, "12 passed, 0 failed, on 2 processes")]
 #[case("accelerate launch path_to_script.py --args_for_the_script", None, "got ['--args_for_the_script'] 1")]
 #[case(
     "accelerate launch --config_file path_to_config.yaml path_to_script.py --args_for_the_script",

@@ -35,7 +35,7 @@ fn a_check_that_fails_is_shown_with_what_was_said_last_and_the_others_go_on() {
     let failed = ended.stdout.lines().filter(|line| line.starts_with("FAIL")).count();
     assert!(failed == 1 && ended.stdout.contains("FAIL  test_ops"), "{}", ended.stdout);
     assert!(ended.stdout.contains("rank 1") && ended.stdout.contains("sums differ"), "{}", ended.stdout);
-    assert!(ended.stdout.contains("9 passed, 1 failed, on 2 processes"), "{}", ended.stdout);
+    assert!(ended.stdout.contains("11 passed, 1 failed, on 2 processes"), "{}", ended.stdout);
     ended.expect(1, &[]);
 }
 

@@ -123,7 +123,12 @@ impl Setting {
         self.declaration.standing
     }
 
-    /// The same where a program in Python is told of it, which has engines of its own.
+    /// Do programs in Python get it where it is refused otherwise?
+    pub fn is_for_python(&self) -> bool {
+        self.declaration.is_for_python
+    }
+
+    /// [`standing`](Self::standing) where a program in Python is told of it, which has engines of its own.
     pub(crate) fn standing_for(&self, is_for_python: bool) -> Standing {
         match self.standing() {
             Standing::WithoutEffect(_) if is_for_python && !self.declaration.is_for_launcher => Standing::Honoured,

@@ -3,10 +3,11 @@
 //! One tensor after the other travels to the rank that writes it, which holds it in the memory of the host; the parts go as
 //! they are sent. So no rank has more of the state at a time than what it writes, and what it has not sent yet.
 
-use super::save::{FolderWriters, RunState, held_tensors, is_model};
+use super::save::{FolderWriters, RunState, held_tensors, is_model, layout_of};
 use crate::checkpoint::dtype::to_kind;
 use crate::error::{Error, Result, WeightsError};
 use crate::group::Group;
+use crate::session::ObjectState;
 use accelerate_core::checkpoint::{HeldTensor, WholeTensor, WrittenBy, plan_whole_tensors};
 use accelerate_core::config::FullStateDict;
 use accelerate_core::layout::{Copied, Layout};
@@ -56,9 +57,12 @@ pub(crate) fn gather_whole(
         }
         let is_last =
             plan.get(number + 1).is_none_or(|next| (&next.object, &next.name) != (&whole.object, &whole.name));
-        // What is whole may have to be written where it is, too.
-        let is_part = whole.parts.iter().any(|(_, layout)| !layout.is_full());
-        if let Some(state) = state.filter(|_| is_last && is_part) {
+        // What is whole may have to be written where it is, too. A part may have all elements, and that of another rank none.
+        let is_part = |state: &ObjectState| {
+            let has_dims = state.tensors.get(&whole.name).is_some_and(|own| own.dim() != 0);
+            has_dims && layout_of(&whole.object, &state.layouts, &whole.name).is_some()
+        };
+        if let Some(state) = state.filter(|state| is_last && is_part(state)) {
             state.tensors.remove(&whole.name);
         }
     }
@@ -133,7 +137,6 @@ fn received(place: &Tensor, layout: &Layout) -> Result<Tensor> {
 mod tests {
     use super::super::{OpenCheckpoint, PlannedSave};
     use super::*;
-    use crate::session::ObjectState;
     use crate::{Accelerator, testing};
     use rstest::rstest;
     use tch::Kind;

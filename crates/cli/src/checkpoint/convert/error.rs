@@ -16,6 +16,11 @@ pub(super) enum ConvertError {
         if *is_distributed { "; it is one of torch.distributed.checkpoint, which `accelerate merge-weights` makes a model of" } else { "" }
     )]
     NoCheckpoint { folder: PathBuf, is_distributed: bool },
+    #[error(
+        "what would be made of {} could not be read again, so nothing is written: a tensor's name has control characters, or \
+         is one that no safetensors file may have; rename it in Python", folder.shown()
+    )]
+    NotReadable { folder: PathBuf },
     #[error("{} has {found}, and {missing} is missing; copy all files of the checkpoint", folder.shown())]
     Gap { folder: PathBuf, found: String, missing: String },
     #[error("{} cannot be converted", path.shown())]

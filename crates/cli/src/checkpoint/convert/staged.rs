@@ -78,6 +78,11 @@ impl Staged {
         Ok(Self { folder, target: target.to_owned(), files: Vec::new() })
     }
 
+    /// Where it is until then.
+    pub(super) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
     /// The folder that it will be.
     pub(super) fn target(&self) -> &Path {
         &self.target
