@@ -51,20 +51,20 @@ fn lines(answers: &str) -> Vec<u8> {
      enable_cpu_affinity: false\nmixed_precision: fp16\nnum_machines: 1\nnum_processes: 8\n"
 )]
 #[case::fsdp_2(
-    ", , MULTI_CPU, , , , , FSDP, , no, , , encoder.layer.*, yes, 2, , ",
+    ", , MULTI_CPU, , , , , FSDP, , no, , , encoder.layer.*, , yes, 2, , ",
     "compute_environment: LOCAL_MACHINE\ndebug: false\ndistributed_type: FSDP\ndynamo_config:\n  dynamo_backend: \"no\"\n\
      enable_cpu_affinity: false\nfsdp_config:\n  fsdp_activation_checkpointing: true\n  \
      fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_offload_params: false\n  fsdp_reshard_after_forward: false\n  \
-     fsdp_transformer_layer_cls_to_wrap: \"encoder.layer.*\"\n  fsdp_version: 2\nmixed_precision: \"no\"\nnum_machines: 1\n\
+     fsdp_state_dict_type: SHARDED_STATE_DICT\n  fsdp_transformer_layer_cls_to_wrap: \"encoder.layer.*\"\n  fsdp_version: 2\nmixed_precision: \"no\"\nnum_machines: 1\n\
      num_processes: 2\nuse_cpu: true\n"
 )]
 #[case::fsdp_1(
-    ", , MULTI_CPU, , , , , FSDP, 1, HYBRID_SHARD, yes, 2, 1000, 2, yes, no, , 4, , bf16",
+    ", , MULTI_CPU, , , , , FSDP, 1, HYBRID_SHARD, yes, 2, 1000, 2, , yes, no, , 4, , bf16",
     "compute_environment: LOCAL_MACHINE\ndebug: false\ndistributed_type: FSDP\ndynamo_config:\n  dynamo_backend: \"no\"\n\
      enable_cpu_affinity: false\nfsdp_config:\n  fsdp_activation_checkpointing: false\n  \
      fsdp_auto_wrap_policy: SIZE_BASED_WRAP\n  fsdp_backward_prefetch: BACKWARD_POST\n  fsdp_forward_prefetch: true\n  \
      fsdp_min_num_params: 1000\n  fsdp_offload_params: true\n  fsdp_sharding_strategy: HYBRID_SHARD\n  \
-     fsdp_sync_module_states: false\n  fsdp_version: 1\nmixed_precision: bf16\nnum_machines: 1\nnum_processes: 4\nuse_cpu: true\n"
+     fsdp_state_dict_type: FULL_STATE_DICT\n  fsdp_sync_module_states: false\n  fsdp_version: 1\nmixed_precision: bf16\nnum_machines: 1\nnum_processes: 4\nuse_cpu: true\n"
 )]
 #[case::fsdp_of_a_script_in_python(
     "python, , MULTI_GPU, , , , FSDP, 2, , , , BertLayer, FULL_STATE_DICT, no, , , 2, , ",
@@ -275,7 +275,7 @@ fn a_file_is_not_asked_about_for_ever(#[case] line: &str, #[case] words: &str) {
 #[test]
 fn classes_of_python_are_warned_of_before_the_file_is_written() {
     let folder = tempfile::tempdir().unwrap();
-    let answers = lines(", , MULTI_CPU, , , , , FSDP, , no, , , BertLayer, yes, 2, , ");
+    let answers = lines(", , MULTI_CPU, , , , , FSDP, , no, , , BertLayer, , yes, 2, , ");
     conversation(folder.path(), &[], &answers)
         .expect(0, &["\"BertLayer\" looks like a class of Python", "encoder.layer.*"]);
 }
