@@ -83,6 +83,9 @@ impl<T: Serialize + DeserializeOwned + Send> Stateful for Registered<T> {
 /// Before the number of a rank, the name of the state that is its gradients.
 const GRADIENTS: &str = "gradients_";
 
+/// A model and its saved gradients by name.
+type ModelGradients = (Arc<PreparedParameters>, BTreeMap<String, Tensor>);
+
 fn gradients_of_rank(rank: usize) -> String {
     format!("{GRADIENTS}{rank}")
 }
@@ -304,11 +307,7 @@ impl Accelerator {
     }
 
     /// The saved gradients of each model, which fit it.
-    fn saved_gradients(
-        &self,
-        checkpoint: &OpenCheckpoint,
-        saved: Option<ObjectState>,
-    ) -> Result<Vec<(Arc<PreparedParameters>, BTreeMap<String, Tensor>)>> {
+    fn saved_gradients(&self, checkpoint: &OpenCheckpoint, saved: Option<ObjectState>) -> Result<Vec<ModelGradients>> {
         let Checkpoint { world_size, objects, .. } = &checkpoint.description;
         let path = checkpoint.description_path().display().to_string();
         let error = || Error::from(CheckpointError::OtherGradients { world_size: *world_size }).context(path.clone());
@@ -327,7 +326,7 @@ impl Accelerator {
     }
 
     /// Puts saved gradients in place of those that are there.
-    fn load_gradients(&self, gradients: &[(Arc<PreparedParameters>, BTreeMap<String, Tensor>)]) -> Result<()> {
+    fn load_gradients(&self, gradients: &[ModelGradients]) -> Result<()> {
         gradients.iter().try_for_each(|(model, saved)| model.load_gradients(saved))?;
         if gradients.iter().any(|(_, saved)| !saved.is_empty()) {
             self.session().objects().optimizers().for_each(|optimizer| optimizer.gradients_made());

@@ -438,3 +438,22 @@ fn long_tensors_are_compared_to_their_end() {
     expect_lines(&checkpoint(folder.path(), "diff a b"), 1, &["long 1 1000003 1.000e0 1.000e0"]);
     expect_lines(&checkpoint(folder.path(), "diff a a"), 0, &[]);
 }
+
+/// They are whole, and nobody is told to remove them.
+#[test]
+fn checkpoints_of_python_accelerate_are_named_as_such() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint_0 = folder.path().join("run/checkpoints/checkpoint_0");
+    fs::create_dir_all(&checkpoint_0).unwrap();
+    fs::create_dir(folder.path().join("alone")).unwrap();
+    for name in ["model.safetensors", "optimizer.bin", "random_states_0.pkl"] {
+        fs::write(checkpoint_0.join(name), "").unwrap();
+        fs::write(folder.path().join("alone").join(name), "").unwrap();
+    }
+    for line in ["verify run", "verify alone", "ls alone", "diff alone alone", "ls run"] {
+        let found = checkpoint(folder.path(), line);
+        let text = found.stdout.clone() + &found.stderr;
+        assert!(text.contains("Python Accelerate") && text.contains("checkpoint convert"), "{line}: {text}");
+        assert!(!text.contains("can be removed"), "{line}: {text}");
+    }
+}

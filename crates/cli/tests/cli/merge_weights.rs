@@ -398,3 +398,30 @@ fn a_link_is_not_removed_in_place_of_what_it_leads_to() {
     command.arg("merge-weights").args([&link, &folder.path().join("out")]).arg("--remove_checkpoint_dir");
     finished(command).expect(1, &["is a link"]);
 }
+
+/// What is not in the result is not removed, and nothing is no result.
+#[rstest]
+#[case::another_file("model.safetensors", true, &["adapter.bin"], 1, "what is not in the result: adapter.bin")]
+#[case::other_weights("model.safetensors", true, &["pytorch_model.bin"], 1, "what is not in the result: pytorch_model.bin")]
+#[case::of_a_whole_run("model.safetensors", true, &["optimizer.bin", "random_states_0.pkl"], 1, "optimizer.bin, random_states_0.pkl")]
+#[case::nothing_else("model.safetensors", true, &[], 0, "is removed")]
+#[case::no_tensors("model.safetensors", false, &[], 1, "holds no tensors to merge")]
+#[case::one_of_several("model-00001-of-00002.safetensors", true, &[], 1, "one of several files by its name")]
+#[case::one_of_one("model-00001-of-00001.safetensors", true, &[], 0, "is removed")]
+fn only_what_is_merged_is_removed(
+    #[case] name: &str,
+    #[case] has_tensors: bool,
+    #[case] others: &[&str],
+    #[case] code: i32,
+    #[case] wanted: &str,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("in"), folder.path().join("out"));
+    fs::create_dir(&input).unwrap();
+    let tensors = [("weight", safetensors::Dtype::F32, vec![1], vec![0, 0, 128, 63])];
+    fs::write(input.join(name), crate::checkpoint::weight_file(if has_tensors { &tensors } else { &[] })).unwrap();
+    others.iter().for_each(|name| fs::write(input.join(name), "precious").unwrap());
+    merge(&input, &output, &["--remove_checkpoint_dir"]).expect(code, &[wanted]);
+    assert_eq!(input.exists(), code != 0);
+    assert_eq!(output.exists(), code == 0);
+}

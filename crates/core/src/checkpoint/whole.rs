@@ -137,7 +137,8 @@ fn not_whole(tensor: &HeldTensor, reason: String) -> crate::Error {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
+// Folders are ranges of ranks, of which there may be one.
+#[allow(clippy::unwrap_used, clippy::single_range_in_vec_init)]
 mod tests {
     use super::*;
     use rstest::rstest;
