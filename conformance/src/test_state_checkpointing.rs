@@ -234,13 +234,13 @@ fn test_can_resume_training(case: &Case<'_>, names_the_first: bool) -> Result<()
     let mut run = case.start(ProjectConfiguration { iteration: Some(1), ..case.project() })?;
     run.train(1)?;
     let loaded = match names_the_first {
-        true => run.accelerator.load_state(&case.checkpoint(0))?,
+        true => run.accelerator.load_state(case.checkpoint(0))?,
         false => run.accelerator.load_state(None)?,
     };
     ensure!(loaded == case.checkpoint(0), "loaded {}", loaded.display());
     undisturbed.check(run, |accelerator| {
         accelerator.save_state(None)?;
-        accelerator.load_state(&case.checkpoint(1))?;
+        accelerator.load_state(case.checkpoint(1))?;
         Ok(())
     })
 }
@@ -268,7 +268,7 @@ fn test_with_scheduler(case: &Case<'_>) -> Result<()> {
     let before = run.state(&["scheduler"])?;
     run.train(3)?;
     ensure!(run.state(&["scheduler"])? != before, "the schedule did not move");
-    run.accelerator.load_state(&case.checkpoint(0))?;
+    run.accelerator.load_state(case.checkpoint(0))?;
     let found = run.state(&["scheduler"])?;
     ensure!(found == before && !before.is_empty(), "the schedule is at {found:?}, and was at {before:?}");
     Ok(())

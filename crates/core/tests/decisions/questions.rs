@@ -139,16 +139,16 @@ const BEGIN: &str = "program compute_environment machine_type";
     "machine_type=MULTI_CPU sharding=FSDP",
     "... num_machines debug num_cpu_threads_per_process dynamo_config.backend sharding fsdp_config.fsdp_version \
      fsdp_config.reshard_after_forward fsdp_config.cpu_offload fsdp_config.auto_wrap_policy \
-     fsdp_config.transformer_cls_names_to_wrap fsdp_config.activation_checkpointing num_processes enable_cpu_affinity \
-     mixed_precision"
+     fsdp_config.transformer_cls_names_to_wrap fsdp_config.state_dict_type fsdp_config.activation_checkpointing \
+     num_processes enable_cpu_affinity mixed_precision"
 )]
 #[case::fsdp_1(
     NO_GPU,
     "machine_type=MULTI_CPU sharding=FSDP fsdp_config.fsdp_version=1 fsdp_config.auto_wrap_policy=SIZE_BASED_WRAP",
     "... num_machines debug num_cpu_threads_per_process dynamo_config.backend sharding fsdp_config.fsdp_version \
      fsdp_config.sharding_strategy fsdp_config.cpu_offload fsdp_config.auto_wrap_policy fsdp_config.min_num_params \
-     fsdp_config.backward_prefetch fsdp_config.forward_prefetch fsdp_config.sync_module_states \
-     fsdp_config.activation_checkpointing num_processes enable_cpu_affinity mixed_precision"
+     fsdp_config.backward_prefetch fsdp_config.state_dict_type fsdp_config.forward_prefetch \
+     fsdp_config.sync_module_states fsdp_config.activation_checkpointing num_processes enable_cpu_affinity mixed_precision"
 )]
 #[case::fsdp_1_that_shards_nothing(
     NO_GPU,
@@ -235,7 +235,7 @@ fn the_next_question_depends_on_the_answers_so_far(
     "compute_environment=LOCAL_MACHINE distributed_type=FSDP mixed_precision=no use_cpu=true debug=false num_processes=2 \
      num_machines=1 enable_cpu_affinity=false fsdp_config.fsdp_version=2 fsdp_config.reshard_after_forward=true \
      fsdp_config.auto_wrap_policy=TRANSFORMER_BASED_WRAP fsdp_config.activation_checkpointing=false \
-     fsdp_config.cpu_offload=false dynamo_config.backend=no"
+     fsdp_config.cpu_offload=false fsdp_config.state_dict_type=SHARDED_STATE_DICT dynamo_config.backend=no"
 )]
 fn answers_become_settings(#[case] machine: MachineFacts, #[case] said: &str, #[case] wanted: &str) {
     let said: Vec<_> = said.split_whitespace().filter_map(|pair| pair.split_once('=')).collect();
@@ -385,8 +385,7 @@ fn going_back_undoes_one_answer() {
 )]
 #[case(
     "machine_type=MULTI_CPU sharding=FSDP",
-    "mpirun_config.mpirun_hostfile fsdp_config.fsdp_state_dict_type fsdp_config.fsdp_cpu_ram_efficient_loading \
-     use_parallelism_config"
+    "mpirun_config.mpirun_hostfile fsdp_config.fsdp_cpu_ram_efficient_loading use_parallelism_config"
 )]
 #[case("program=python machine_type=MULTI_GPU sharding=FSDP", "")]
 #[case("program=python mixed_precision=fp8 fp8_config.backend=TE", "fp8_config.fp8_override_linear_precision")]

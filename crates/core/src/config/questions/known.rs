@@ -144,6 +144,11 @@ impl Known {
         self.is(FSDP_VERSION, "1") && !self.is(STRATEGY, "NO_SHARD")
     }
 
+    /// Will states be in parts? The reference asks in any case.
+    pub(super) fn has_parts(&self) -> bool {
+        self.uses_fsdp() && (self.is_for_python() || !self.is(STRATEGY, "NO_SHARD"))
+    }
+
     /// What the file says of both together: the way to shard goes before the devices.
     pub(super) fn distributed_type(&self) -> Option<String> {
         let sharding = self.answers.get(SHARDING).filter(|sharding| *sharding != DistributedType::No.as_str());

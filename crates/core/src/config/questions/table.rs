@@ -308,7 +308,7 @@ pub(super) static ROWS: &[Row] = &[
         "How shall states be saved?",
         "Shards are written by all processes at once; a full state can be loaded anywhere.",
     )
-    .when(Known::uses_fsdp)
+    .when(Known::has_parts)
     .words(Known::state_dict_types)
     .default(|known| if known.is(FSDP_VERSION, "1") { "FULL_STATE_DICT" } else { "SHARDED_STATE_DICT" }.to_owned()),
     setting(
