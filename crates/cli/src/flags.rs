@@ -2,6 +2,7 @@
 //! be a wrong tip.
 
 use std::error::Error;
+use std::ffi::OsString;
 
 use accelerate_core::files::in_one_line;
 use accelerate_core::weight_files::parse_size;
@@ -65,18 +66,43 @@ pub(crate) fn shown(mut error: clap::Error) -> clap::Error {
     error
 }
 
-/// The error, in better words where the flag is one of the reference's.
-pub(crate) fn explained(mut error: clap::Error) -> clap::Error {
-    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return error };
+/// The name of a flag that nobody knows, and why it is refused if it is one of the reference's.
+fn unknown(error: &clap::Error) -> Option<(String, Option<&'static str>)> {
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };
     if error.kind() != ErrorKind::UnknownArgument {
-        return error;
+        return None;
     }
     let name = flag.trim_start_matches('-').replace('-', "_");
-    let name = name.split('=').next().unwrap_or_default();
+    let name = name.split('=').next().unwrap_or_default().to_owned();
     let is_meant = |known: &str| name == known || (known.ends_with('_') && name.starts_with(known));
-    match OF_THE_REFERENCE.iter().find(|(known, _)| is_meant(known)) {
-        Some((_, why)) => clap::Error::raw(error.kind(), format!("--{} is refused: {why}\n", in_one_line(name))),
-        None => {
+    let why = OF_THE_REFERENCE.iter().find(|(known, _)| is_meant(known)).map(|(_, why)| *why);
+    Some((name, why))
+}
+
+/// Is it about a flag of the reference's that is refused?
+pub(crate) fn is_of_the_reference(error: &clap::Error) -> bool {
+    matches!(unknown(error), Some((_, Some(_))))
+}
+
+/// Where the flag that it is about stands.
+pub(crate) fn position_of(error: &clap::Error, words: &[OsString]) -> Option<usize> {
+    let (wanted, _) = unknown(error)?;
+    let name = |word: &OsString| {
+        let word = word.to_string_lossy();
+        let name = word.strip_prefix("--")?.split('=').next()?.replace('-', "_");
+        Some(name)
+    };
+    words.iter().position(|word| name(word).as_ref() == Some(&wanted))
+}
+
+/// The error, in better words where the flag is one of the reference's.
+pub(crate) fn explained(mut error: clap::Error) -> clap::Error {
+    match unknown(&error) {
+        None => error,
+        Some((name, Some(why))) => {
+            clap::Error::raw(error.kind(), format!("--{} is refused: {why}\n", in_one_line(&name)))
+        }
+        Some((_, None)) => {
             // "use '-- --flag'" would make the flag the program.
             error.remove(ContextKind::Suggested);
             error

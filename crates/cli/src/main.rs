@@ -110,6 +110,25 @@ fn run(command: Command) -> Result<ExitCode, Box<dyn Error>> {
 
 /// What the words of a command line ask for. A request for help is an error of clap's.
 fn parsed(words: &[OsString]) -> Result<Cli, clap::Error> {
+    let error = match parsed_once(words) {
+        Err(error) if flags::is_of_the_reference(&error) => error,
+        parsed => return parsed,
+    };
+    // Whoever asks for help beside flags that are refused gets it, as from the reference.
+    let mut words = words.to_vec();
+    let mut next = flags::position_of(&error, &words);
+    while let Some(position) = next {
+        words.remove(position);
+        next = match parsed_once(&words) {
+            Err(help) if help.kind() == ErrorKind::DisplayHelp => return Err(help),
+            Err(other) if flags::is_of_the_reference(&other) => flags::position_of(&other, &words),
+            _ => None,
+        };
+    }
+    Err(error)
+}
+
+fn parsed_once(words: &[OsString]) -> Result<Cli, clap::Error> {
     let mut command = launch::help::for_words(flags::with_negative_numbers(examples::unwrapped(Cli::command())), words);
     let matches = command.try_get_matches_from_mut(words)?;
     Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))

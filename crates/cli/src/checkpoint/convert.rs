@@ -143,7 +143,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     staged.commit()?;
     let text = match arguments.json {
         true => serde_json::to_string_pretty(&report)? + "\n",
-        false => described(&report),
+        false => described(&report, !is_own && arguments.dataloaders == 0),
     };
     Ok(crate::print_coloured(&text)?)
 }
@@ -158,7 +158,8 @@ fn check_flags(arguments: &Arguments) -> Result<(), ConvertError> {
     Err(ConvertError::ForPython { flag, folder: arguments.source.clone() })
 }
 
-fn described(report: &Report) -> String {
+/// What became of a checkpoint; `has_no_loaders` of a program that may prepare some.
+fn described(report: &Report, has_no_loaders: bool) -> String {
     let side = if report.to == "python" { "Python Accelerate" } else { "this library" };
     let mut text = format!(
         "{} is now a checkpoint of {side} in {}, of {}\n\n",
@@ -182,6 +183,9 @@ fn described(report: &Report) -> String {
         for LeftOut { what, reason } in &report.left_out {
             text += &format!("  {}: {}\n", in_one_line(what), in_one_line(reason));
         }
+    }
+    if has_no_loaders {
+        text += "\nA program that prepares data loaders asks for their state, too: convert with --dataloaders and their number.\n";
     }
     text
 }

@@ -100,6 +100,19 @@ fn examples_can_be_copied_from_a_narrow_terminal(#[case] words: &[&str], #[case]
     assert_eq!(narrow, wide);
 }
 
+/// As of the reference, whose groups are shown beside the flag that chooses one.
+#[rstest]
+#[case("launch --use_megatron_lm -h", 0)]
+#[case("launch --use_mps_device --use_megatron_lm --help", 0)]
+#[case("launch --use_megatron_lm train -h", 2)]
+fn help_is_given_beside_what_is_refused(#[case] words: &str, #[case] code: i32) {
+    let mut command = accelerate();
+    command.args(words.split(' '));
+    let found = finished(command);
+    found.expect(code, &[]);
+    assert_eq!(found.stdout.contains("Usage: accelerate launch"), code == 0, "{found:?}");
+}
+
 #[test]
 fn what_is_refused_says_so_where_it_is_asked_for() {
     let short = help("launch --tpu -h").split_whitespace().collect::<Vec<_>>().join(" ");

@@ -100,7 +100,12 @@ fn what_json_cannot_say_is_noted_by_its_path() {
     assert_eq!(to_json(&state, "", &mut left), Some(json!({ "b": { "d": [false] } })));
     assert_eq!(
         left.0,
-        ["a[1] (NaN)", "b.c (a tensor)", "e (a dictionary whose keys are no texts)", "f (numpy.ndarray)"]
+        [
+            "a (the whole list, because of a[1] (NaN))",
+            "b.c (a tensor)",
+            "e (the whole dictionary, because it has keys that are no texts)",
+            "f (numpy.ndarray)"
+        ]
     );
 }
 

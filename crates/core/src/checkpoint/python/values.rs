@@ -13,7 +13,8 @@ impl Left {
     }
 }
 
-/// A value as JSON. What JSON cannot say is left out of the dictionary that it is in, and noted.
+/// A value as JSON. What JSON cannot say is left out of the dictionary that it is in, and noted; a list that has it is left out as
+/// a whole.
 ///
 /// ```
 /// use accelerate_core::checkpoint::python::{Left, to_json};
@@ -38,15 +39,22 @@ pub fn to_json<T>(value: &Plain<T>, path: &str, left: &mut Left) -> Option<Value
         },
         Plain::Text(text) => text.as_str().into(),
         Plain::List(items) | Plain::Tuple(items) => {
-            let of_item = |(place, item)| to_json(item, &format!("{path}[{place}]"), left);
+            let mut within = Left::default();
+            let of_item = |(place, item)| to_json(item, &format!("{path}[{place}]"), &mut within);
             // A list without one of its items would be another one.
-            return items.iter().enumerate().map(of_item).collect::<Option<Vec<_>>>().map(Value::Array);
+            let items = items.iter().enumerate().map(of_item).collect::<Option<Vec<_>>>();
+            match (items.is_some(), within.0.last()) {
+                // What comes first is enough to look for.
+                (false, Some(reason)) => left.add(path, &format!("the whole list, because of {reason}")),
+                _ => left.0.append(&mut within.0),
+            }
+            return items.map(Value::Array);
         }
         Plain::Dict(pairs) => {
             let mut object = Map::new();
             for (key, value) in pairs {
                 let Plain::Text(key) = key else {
-                    left.add(path, "a dictionary whose keys are no texts");
+                    left.add(path, "the whole dictionary, because it has keys that are no texts");
                     return None;
                 };
                 let within = if path.is_empty() { shown(key) } else { format!("{path}.{}", shown(key)) };

@@ -102,32 +102,33 @@ fn one_process(cluster: &mut ClusterConfig, origins: &mut Origins) -> Result<()>
     }
 }
 
+const FSDP_IS_CHOSEN: &str = "use_fsdp is true";
+const DEEPSPEED_IS_CHOSEN: &str = "use_deepspeed is true";
+
 /// A model is sharded in one way. Of two, the one that was said closer to the program counts.
 fn sharding(partial: &mut PartialRunConfig, origins: &mut Origins) -> Result<()> {
     let cluster = &mut partial.cluster;
     if cluster.use_fsdp != Some(true) || cluster.use_deepspeed != Some(true) {
         // What is asked for must not meet the other one in the environment that processes inherit.
-        let chosen = Origin::Derived("the other way to shard was chosen");
         if cluster.use_fsdp == Some(true) && cluster.use_deepspeed.is_none() {
             cluster.use_deepspeed = Some(false);
-            origins.set_path("use_deepspeed", chosen);
+            origins.set_path("use_deepspeed", Origin::Derived(FSDP_IS_CHOSEN));
         } else if cluster.use_deepspeed == Some(true) && cluster.use_fsdp.is_none() {
             cluster.use_fsdp = Some(false);
-            origins.set_path("use_fsdp", chosen);
+            origins.set_path("use_fsdp", Origin::Derived(DEEPSPEED_IS_CHOSEN));
         }
         return Ok(());
     }
     let yes = || "true".to_owned();
     let (fsdp, deepspeed) = (origins.get("use_fsdp").clone(), origins.get("use_deepspeed").clone());
-    let derived = Origin::Derived("the other way to shard was chosen");
     match rank(&fsdp).cmp(&rank(&deepspeed)) {
         std::cmp::Ordering::Less => {
             cluster.use_deepspeed = Some(false);
-            origins.set_path("use_deepspeed", derived);
+            origins.set_path("use_deepspeed", Origin::Derived(FSDP_IS_CHOSEN));
         }
         std::cmp::Ordering::Greater => {
             cluster.use_fsdp = Some(false);
-            origins.set_path("use_fsdp", derived);
+            origins.set_path("use_fsdp", Origin::Derived(DEEPSPEED_IS_CHOSEN));
         }
         std::cmp::Ordering::Equal => {
             let why = "both given; a model is sharded in one way, so choose one";
