@@ -50,7 +50,7 @@ impl FullyShardedSettings {
             return contradiction(
                 "transformer_cls_names_to_wrap",
                 "auto_wrap_policy",
-                "only TRANSFORMER_BASED_WRAP looks at paths",
+                "only TRANSFORMER_BASED_WRAP looks at names; set auto_wrap_policy to it, or leave them out",
             );
         }
         if self.dp_shard_size.is_some() && !self.is_hybrid() {
