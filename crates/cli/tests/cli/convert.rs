@@ -339,3 +339,29 @@ fn a_loader_and_names_are_of_pythons_checkpoints_only() {
         run(folder.path(), &format!("convert own dst {flag}")).expect(1, &["is one of this library; leave it out"]);
     }
 }
+
+#[test]
+fn what_a_killed_conversion_has_left_goes_with_the_next_one() {
+    let folder = tempfile::tempdir().unwrap();
+    write_own(&folder.path().join("own"), 1, |tensor| tensor);
+    let (left, others) = (folder.path().join(".out.a1B2c3.converting"), folder.path().join(".other.a1B2c3.converting"));
+    for folder in [&left, &others] {
+        fs::create_dir(folder).unwrap();
+        fs::write(folder.join("optimizer.bin"), "half of it").unwrap();
+    }
+    run(folder.path(), "convert own out").expect(0, &[]);
+    assert!(!left.exists() && others.exists());
+}
+
+#[rstest]
+#[case::of_this_folder(".")]
+#[case::of_the_one_above("..")]
+#[case::of_a_link("link")]
+fn what_is_no_name_of_a_folder_is_refused(#[case] name: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    write_own(&folder.path().join("own"), 1, |tensor| tensor);
+    let within = folder.path().join("within");
+    fs::create_dir_all(within.join("empty")).unwrap();
+    std::os::unix::fs::symlink("empty", within.join("link")).unwrap();
+    run(&within, &format!("convert ../own {name}")).expect(1, &["name the folder itself"]);
+}

@@ -43,6 +43,8 @@ pub(super) enum ConvertError {
     Object { folder: PathBuf, object: String, reason: String },
     #[error("`{}` of the checkpoint {} cannot be converted", shown(object), folder.shown())]
     ObjectState { folder: PathBuf, object: String, source: accelerate_core::Error },
+    #[error("{} is not the name of a folder that can be made; name the folder itself, and not `.`, `..` or a link", path.shown())]
+    NoName { path: PathBuf },
     #[error("{} exists already, and stays as it is; remove it, or name another folder for the result", path.shown())]
     Exists { path: PathBuf },
     #[error("{} would be within {}, which is read; name a folder elsewhere", destination.shown(), source_folder.shown())]

@@ -16,9 +16,32 @@ use crate::weights::{BLOCK_BYTES, Sink, WeightsError};
 #[derive(Debug)]
 pub(super) struct Staged {
     folder: TempDir,
+    /// Locked while this lives, which tells the next conversion that the folder is not abandoned.
+    _lock: Option<File>,
     target: PathBuf,
     /// What has been written, as a manifest lists it.
     pub(super) files: Vec<SavedFile>,
+}
+
+/// How hidden folders end.
+const SUFFIX: &str = ".converting";
+
+/// Removes what conversions that were killed have left. What cannot be removed, or is being written, stays.
+fn remove_abandoned(parent: &Path, prefix: &str) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let is_one = name.to_str().is_some_and(|name| name.starts_with(prefix) && name.ends_with(SUFFIX));
+        if !is_one || !entry.file_type().is_ok_and(|found| found.is_dir()) {
+            continue;
+        }
+        let path = entry.path();
+        // The lock is held until the folder is gone.
+        if let Ok(lock) = File::open(&path)
+            && lock.try_lock().is_ok()
+        {
+            let _ = fs::remove_dir_all(&path);
+        }
+    }
 }
 
 /// A file that hashes what is written into it.
@@ -50,8 +73,12 @@ impl Staged {
             Err(error) => return Err(failed(error)),
             Ok(found) => found.is_dir() && fs::read_dir(target).map_err(failed)?.next().is_none(),
         };
-        // `..` at the end of a path has no name to give to a folder.
-        if !is_free || target.file_name().is_none() {
+        // `.` and `..` at the end of a path are no names to give to a folder, and a link would have to be replaced.
+        let is_link = fs::symlink_metadata(target).is_ok_and(|found| found.is_symlink());
+        if is_link || target.file_name().is_none() || target.as_os_str().as_encoded_bytes().ends_with(b"/.") {
+            return Err(ConvertError::NoName { path: target.to_owned() });
+        }
+        if !is_free {
             return Err(ConvertError::Exists { path: target.to_owned() });
         }
         let parent = match target.parent() {
@@ -69,13 +96,16 @@ impl Staged {
         }
         fs::create_dir_all(parent).map_err(failed)?;
         let name = target.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let prefix = format!(".{name}.");
+        remove_abandoned(parent, &prefix);
         let folder = tempfile::Builder::new()
-            .prefix(&format!(".{name}."))
-            .suffix(".converting")
+            .prefix(&prefix)
+            .suffix(SUFFIX)
             .permissions(Permissions::from_mode(0o777))
             .tempdir_in(parent)
             .map_err(failed)?;
-        Ok(Self { folder, target: target.to_owned(), files: Vec::new() })
+        let lock = File::open(folder.path()).ok().filter(|lock| lock.try_lock().is_ok());
+        Ok(Self { folder, _lock: lock, target: target.to_owned(), files: Vec::new() })
     }
 
     /// Where it is until then.

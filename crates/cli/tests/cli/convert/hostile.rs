@@ -208,12 +208,12 @@ fn what_is_wrong_with_a_checkpoint_of_pythons_is_named(#[case] harm: Harm, #[cas
 #[rstest]
 #[case::a_folder_with_something(|it: &Path| { fs::create_dir(it.join("dst")).unwrap(); fs::write(it.join("dst/mine"), "").unwrap(); }, "dst", "dst exists already")]
 #[case::a_file(|it: &Path| fs::write(it.join("dst"), "").unwrap(), "dst", "dst exists already")]
-#[case::a_link_to_nowhere(|it: &Path| symlink("/nowhere", it.join("dst")).unwrap(), "dst", "dst exists already")]
+#[case::a_link_to_nowhere(|it: &Path| symlink("/nowhere", it.join("dst")).unwrap(), "dst", "name the folder itself")]
 #[case::itself(|_: &Path| (), "src", "src exists already")]
 #[case::below_itself(|_: &Path| (), "src/below/dst", "which is read; name a folder elsewhere")]
 #[case::below_itself_by_a_link(|it: &Path| symlink("src", it.join("link")).unwrap(), "link/dst", "which is read; name a folder elsewhere")]
 #[case::below_a_device(|_: &Path| (), "/dev/full/dst", "/dev/full/dst cannot be written")]
-#[case::no_name(|_: &Path| (), "..", "exists already")]
+#[case::no_name(|_: &Path| (), "..", "name the folder itself")]
 fn what_is_there_stays(#[case] harm: Harm, #[case] destination: &str, #[case] words: &str) {
     let folder = copied("adamw");
     harm(folder.path());
