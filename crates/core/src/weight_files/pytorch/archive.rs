@@ -20,8 +20,9 @@ const LARGE_END_BYTES: usize = 56;
 const LISTED_BYTES: usize = 46;
 const LOCAL_BYTES: usize = 30;
 /// A number that did not fit, and stands elsewhere.
-const ELSEWHERE: u64 = u32::MAX as u64;
-const LARGE_EXTRA: u16 = 1;
+pub(super) const ELSEWHERE: u64 = u32::MAX as u64;
+/// The extra field for such numbers.
+pub(super) const LARGE_EXTRA: u16 = 1;
 const ENCRYPTED: u16 = 1;
 
 /// A range of a file, and what its content was when it was written.

@@ -1,5 +1,6 @@
 //! Files as `torch.save` writes them, of plain data and tensors: `torch.load(weights_only=True)` takes them.
 
+use super::archive::{ELSEWHERE, LARGE_EXTRA};
 use super::globals::names_of;
 use super::plain::Plain;
 use crate::Result;
@@ -11,11 +12,8 @@ use std::io::{self, Write};
 const ALIGNMENT: u64 = 64;
 /// The same as in the archives of `torch.save`: the checksum follows the content, and names are in UTF-8.
 const FLAGS: u16 = 0x0808;
-const LARGE_EXTRA: u16 = 1;
 /// An extra field that is there for its length.
 const PADDING_EXTRA: u16 = 0x4246;
-/// Numbers from here on stand in an extra field.
-const ELSEWHERE: u64 = u32::MAX as u64;
 /// The smallest extra field.
 const EXTRA_BYTES: u64 = 4;
 
