@@ -276,7 +276,8 @@ int32_t te_generator_set_state(void *handle, void *state) {
   return guard([&] {
     TORCH_CHECK_VALUE(tensor(state).defined(), "the state is an undefined tensor");
     std::lock_guard<std::mutex> lock(generator(handle).mutex());
-    generator(handle).set_state(tensor(state));
+    // libtorch reads from the beginning of the storage, wherever in it the tensor begins.
+    generator(handle).set_state(tensor(state).clone());
   });
 }
 int32_t te_generator_randperm(void *handle, int64_t n, void **result) {

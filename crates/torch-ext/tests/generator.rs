@@ -94,6 +94,16 @@ fn a_state_is_a_snapshot() {
 }
 
 #[test]
+fn a_state_may_begin_anywhere_in_its_memory() {
+    let generator = seeded(5);
+    let state = generator.state().unwrap();
+    let behind_another = Tensor::cat(&[seeded(6).state().unwrap(), state.shallow_clone()], 0).narrow(0, 5056, 5056);
+    let other = Generator::new_cpu().unwrap();
+    other.set_state(&behind_another).unwrap();
+    assert_eq!(other.state().unwrap(), state);
+}
+
+#[test]
 fn what_is_no_state_is_refused() {
     let generator = seeded(5);
     let state = generator.state().unwrap();

@@ -42,6 +42,7 @@ mod dtype;
 mod fault;
 mod folder;
 mod load;
+mod memory;
 mod reader;
 mod save;
 mod sharded;

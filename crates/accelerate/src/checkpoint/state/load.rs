@@ -2,6 +2,7 @@
 
 use super::super::dtype::to_kind;
 use super::super::folder::{finish_interrupted_saves, read_committed, verify_part};
+use super::super::memory::TensorMemory;
 use super::super::reader::{WeightFile, WeightReader};
 use super::save::{FolderWriters, MAX_DESCRIPTION_BYTES, layout_of};
 use crate::error::{CheckpointError, Result, WeightsError};
@@ -118,11 +119,8 @@ impl OpenCheckpoint {
         let Some(SavedObject { tensors, .. }) = self.description.objects.get_mut(name) else { return Ok(None) };
         let tensors = std::mem::take(tensors);
         let mut state = ObjectState { layouts: layouts.clone(), ..Default::default() };
-        for (tensor_name, tensor) in &tensors {
-            let wanted = layout_of(name, layouts, tensor_name);
-            let read = self.tensor((name, tensor_name), tensor, wanted, places.get(tensor_name));
-            state.tensors.insert(tensor_name.clone(), read.map_err(|error| error.context(name))?);
-        }
+        let read = self.tensors(name, &tensors, layouts, places);
+        state.tensors = read.map_err(|error| error.context(name))?;
         let object = self.description.objects.entry(name.to_owned()).or_default();
         object.tensors = tensors;
         let rank = if world_size == self.description.world_size { rank } else { 0 };
@@ -148,25 +146,38 @@ impl OpenCheckpoint {
         Ok(())
     }
 
-    /// Those elements of a tensor that this rank keeps, flat, if its `own` layout says which; all of them in its shape if not.
-    fn tensor(
+    /// Of each tensor, the elements that this rank keeps, flat, if its layout says which; all of them in its shape if not.
+    fn tensors(
         &mut self,
-        (object, name): (&str, &str),
-        saved: &SavedTensor,
-        own: Option<&Layout>,
-        place: Option<&Tensor>,
-    ) -> Result<Tensor> {
-        let source = self.source(name, saved, own)?;
-        if let Some(place) = place.filter(|place| source.fits(place)) {
-            let tensor = place.f_view(&*source.shape)?;
-            let (object, name, place) = (object.to_owned(), name.to_owned(), tensor.shallow_clone());
-            self.in_place.push(InPlace { object, name, source, place });
-            return Ok(tensor);
+        object: &str,
+        saved: &BTreeMap<String, SavedTensor>,
+        layouts: &BTreeMap<String, Layout>,
+        places: &BTreeMap<String, Tensor>,
+    ) -> Result<BTreeMap<String, Tensor>> {
+        let mut tensors = BTreeMap::new();
+        let mut without_place = Vec::new();
+        for (name, saved) in saved {
+            let source = self.source(name, saved, layout_of(object, layouts, name))?;
+            let Some(place) = places.get(name).filter(|place| source.fits(place)) else {
+                without_place.push((name, source));
+                continue;
+            };
+            let place = place.f_view(&*source.shape)?;
+            tensors.insert(name.clone(), place.shallow_clone());
+            self.in_place.push(InPlace { object: object.to_owned(), name: name.clone(), source, place });
         }
-        let first = source.copies.first().map_or(0, |copy| copy.file);
-        let tensor = self.file(first)?.new_tensor(name, source.numel(), source.kind)?;
-        self.read_into(name, &source, &tensor)?;
-        Ok(tensor.f_view(&*source.shape)?)
+        let sizes = without_place.iter().map(|(_, source)| (source.kind, source.numel()));
+        let num_bytes = TensorMemory::num_bytes(sizes);
+        let mut memory = TensorMemory::new(num_bytes).map_err(|_| {
+            let (path, name) = (self.description_path(), object.to_owned());
+            WeightsError::NoMemory { path, name, num_bytes: num_bytes as u64 }
+        })?;
+        for (name, source) in without_place {
+            let tensor = memory.tensor(source.kind, source.numel())?.f_view(&*source.shape)?;
+            self.read_into(name, &source, &tensor)?;
+            tensors.insert(name.clone(), tensor);
+        }
+        Ok(tensors)
     }
 
     fn read_into(&mut self, name: &str, source: &Source, tensor: &Tensor) -> Result<()> {
@@ -210,12 +221,7 @@ impl OpenCheckpoint {
     }
 
     /// A piece, as it is in its file: its shape, and its elements.
-    fn all_of(
-        &mut self,
-        name: &str,
-        saved: &SavedTensor,
-        piece: &SavedPiece,
-    ) -> Result<(Vec<i64>, Vec<CopiedFrom>)> {
+    fn all_of(&mut self, name: &str, saved: &SavedTensor, piece: &SavedPiece) -> Result<(Vec<i64>, Vec<CopiedFrom>)> {
         self.check(name, saved, piece)?;
         let shape = self.file(piece.file)?.shape(name).unwrap_or_default();
         let numel = numel(&shape);

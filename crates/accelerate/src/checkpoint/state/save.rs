@@ -3,6 +3,7 @@
 use super::super::atomic::PendingFile;
 use super::super::dtype::to_dtype;
 use super::super::folder::{commit_instead, prepare_folder, refuse_other_saves};
+use super::super::memory::TensorMemory;
 use super::super::writer::write_pending;
 use crate::error::{CheckpointError, Error, Result, WeightsError};
 use crate::group::Group;
@@ -18,7 +19,7 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use tch::{Device, Tensor};
+use tch::Tensor;
 
 const OP: &str = "save_state";
 /// Longer descriptions are an attack or a damaged file.
@@ -80,13 +81,15 @@ impl PlannedSave {
 
     /// Copies what this rank writes into the host's memory: from then on the objects may change. Not collective.
     pub(crate) fn copy_to_host(&mut self) -> Result<()> {
-        for (_, tensors) in &mut self.files {
-            for (_, tensor) in tensors {
-                *tensor = match tensor.device() {
-                    Device::Cpu => tensor.f_detach_copy()?,
-                    _ => tensor.f_detach()?.f_to_device(Device::Cpu)?,
-                };
-            }
+        let _no_grad = tch::no_grad_guard();
+        let tensors = || self.files.iter().flat_map(|(_, tensors)| tensors);
+        let sizes = tensors().map(|(_, tensor)| Ok((tensor.f_kind()?, tensor.numel())));
+        let sizes = sizes.collect::<Result<Vec<_>>>()?;
+        let mut memory = TensorMemory::new(TensorMemory::num_bytes(sizes.into_iter()))?;
+        for (_, tensor) in self.files.iter_mut().flat_map(|(_, tensors)| tensors) {
+            let mut copy = memory.tensor(tensor.f_kind()?, tensor.numel())?.f_view(&*tensor.size())?;
+            copy.f_copy_(tensor)?;
+            *tensor = copy;
         }
         Ok(())
     }
