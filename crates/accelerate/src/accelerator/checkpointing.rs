@@ -139,6 +139,8 @@ impl Accelerator {
     /// sharded ones with the plugin's `state_dict_type` [`Full`](accelerate_core::config::StateDictType::Full). The folder
     /// has to be on a file system that all processes see, unless `save_on_each_node` says that each machine has its own.
     ///
+    /// Where standard error is a terminal, the main process shows a progress bar there if it takes longer than a second.
+    ///
     /// Collective.
     ///
     /// [`ProjectConfiguration::automatic_checkpoint_naming`]: accelerate_core::config::ProjectConfiguration
@@ -173,7 +175,7 @@ impl Accelerator {
     pub fn save_state(&self, output_dir: impl CheckpointFolder) -> Result<PathBuf> {
         let save = self.plan_save(output_dir.path())?;
         let folder = save.folder().to_owned();
-        save.write(self.group())?;
+        save.progress().shown_while(|| save.write(self.group()))?;
         Ok(folder)
     }
 
@@ -183,7 +185,8 @@ impl Accelerator {
     ///
     /// Takes as much of the host's memory as this process writes, its part of the state, until that is done. A save that is
     /// still being written is waited for first; who would rather leave this one out asks [`is_saving`](Self::is_saving).
-    /// Whoever writes has a low priority where training needs the cores.
+    /// Whoever writes has a low priority where training needs the cores. Nothing is drawn meanwhile; a progress bar appears where
+    /// a later call waits for the save.
     ///
     /// Collective.
     ///

@@ -3,6 +3,7 @@
 use super::super::atomic::PendingFile;
 use super::super::dtype::to_dtype;
 use super::super::folder::{commit_instead, prepare_folder, refuse_other_saves};
+use super::super::progress::{NumWritten, SaveProgress};
 use super::super::writer::write_pending;
 use crate::error::{CheckpointError, Error, Result, WeightsError};
 use crate::group::Group;
@@ -62,6 +63,7 @@ pub(crate) struct PlannedSave {
     /// What is in the folder, all ranks' files.
     description: Checkpoint,
     indexes: BTreeMap<String, Index>,
+    progress: SaveProgress,
 }
 
 impl PlannedSave {
@@ -71,7 +73,13 @@ impl PlannedSave {
         let assignment = group.agree_on_success(OP, plan(&all, &writers))?;
         let description = describe(&run, &assignment, &all);
         let files = own_files(run.objects, &assignment, group.rank());
-        Ok(Self { folder: folder.to_owned(), writers, files, description, indexes: indexes(&assignment) })
+        let (progress, indexes) = (progress(folder, &files, group), indexes(&assignment));
+        Ok(Self { folder: folder.to_owned(), writers, files, description, indexes, progress })
+    }
+
+    /// How much of it this process has written.
+    pub(crate) fn progress(&self) -> &SaveProgress {
+        &self.progress
     }
 
     pub(crate) fn folder(&self) -> &Path {
@@ -180,6 +188,17 @@ fn own_files(
     files
 }
 
+fn progress(folder: &Path, files: &[(String, Vec<(String, Tensor)>)], group: &Group) -> SaveProgress {
+    let tensors = files.iter().flat_map(|(_, tensors)| tensors);
+    let num_bytes = |tensor: &Tensor| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64;
+    SaveProgress {
+        name: folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned(),
+        total_bytes: tensors.map(|(_, tensor)| num_bytes(tensor)).sum(),
+        written: NumWritten::default(),
+        is_main_process: group.rank() == 0,
+    }
+}
+
 impl PlannedSave {
     fn is_first(&self, group: &Group) -> bool {
         group.rank() == self.writers.0.start
@@ -214,7 +233,7 @@ impl PlannedSave {
         let mut pending = Vec::new();
         for (name, tensors) in &self.files {
             let tensors: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
-            pending.push(write_pending(&tensors, None, &self.folder.join(name), STEM)?);
+            pending.push(write_pending(&tensors, None, (&self.folder.join(name), STEM), &self.progress.written)?);
         }
         if self.is_first(group) {
             for (name, index) in &self.indexes {
