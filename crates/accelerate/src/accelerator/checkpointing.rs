@@ -91,6 +91,13 @@ fn of_hook(model: &str) -> String {
     format!("{model}.")
 }
 
+/// Was this state of one rank written by another machine, into a folder of its own? Without its tensors it is not that state.
+fn is_elsewhere(object: &str, state: &ObjectState) -> bool {
+    let models = state.values.as_object().into_iter().flat_map(|models| models.values());
+    let has_tensors = || models.into_iter().any(|model| model["num_buckets"].as_u64() != Some(0));
+    is_of_one_rank(object) && state.tensors.is_empty() && (object.starts_with(GRADIENTS) || has_tensors())
+}
+
 /// Is this the name of a state that one rank alone has?
 fn is_of_one_rank(object: &str) -> bool {
     object.starts_with(GRADIENTS) || object.starts_with(COMM_HOOK)
@@ -417,6 +424,10 @@ impl Accelerator {
             }
             let own = layouts.get(&name).cloned().unwrap_or_default();
             let state = checkpoint.object(&name, &own, place)?;
+            if state.as_ref().is_some_and(|state| is_elsewhere(&name, state)) {
+                let path = checkpoint.description_path().display().to_string();
+                return Err(Error::from(CheckpointError::OnAnotherMachine { object: name }).context(path));
+            }
             states.extend(state.map(|state| (name, state)));
         }
         Ok(states)

@@ -74,6 +74,12 @@ pub(crate) enum CheckpointError {
     NotInJson { source: serde_json::Error },
 
     #[error(
+        "`{object}` of the checkpoint is not in this folder: with save_on_each_node each machine has that of its own processes; go on \
+         with the same processes on each machine, or have this machine read the folder of the one that had this process"
+    )]
+    OnAnotherMachine { object: String },
+
+    #[error(
         "the checkpoint has {found} numbers as `{name}` of the PowerSGD hook, and the bucket of gradients needs {wanted}; go on \
          from another checkpoint"
     )]
