@@ -322,7 +322,7 @@ impl Accelerator {
             may_differ.extend(model.store.buffers().iter().map(|buffer| (name.clone(), buffer.name().to_owned())));
         }
         let metric = *self.0.checkpoint_metric.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(RunState { objects, may_differ, accumulation, shard_size, iteration, metric })
+        Ok(RunState { objects, may_differ, unshared: BTreeSet::new(), accumulation, shard_size, iteration, metric })
     }
 
     /// What the hooks of all models keep on this process, if one of them does.

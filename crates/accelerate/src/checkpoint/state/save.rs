@@ -36,6 +36,8 @@ pub(crate) struct RunState {
     pub(crate) objects: BTreeMap<String, ObjectState>,
     /// Object and name of tensors of which ranks may hold other numbers.
     pub(crate) may_differ: BTreeSet<(String, String)>,
+    /// Object and name of tensors that nobody else has: they stay as they are when the objects change.
+    pub(crate) unshared: BTreeSet<(String, String)>,
     pub(crate) accumulation: WindowState,
     /// How many ranks divide a model.
     pub(crate) shard_size: usize,
@@ -53,13 +55,22 @@ struct Held {
     values: BTreeMap<String, Value>,
 }
 
+/// A tensor in a file.
+#[derive(Debug)]
+pub(super) struct WrittenTensor {
+    name: String,
+    pub(super) tensor: Tensor,
+    /// Nobody else has it.
+    is_unshared: bool,
+}
+
 /// A save of which all ranks know who writes what. Nothing is on the disk yet.
 #[derive(Debug)]
 pub(crate) struct PlannedSave {
     folder: PathBuf,
     writers: FolderWriters,
     /// Those that this rank writes: name and tensors.
-    files: Vec<(String, Vec<(String, Tensor)>)>,
+    pub(super) files: Vec<(String, Vec<WrittenTensor>)>,
     /// What is in the folder, all ranks' files.
     description: Checkpoint,
     indexes: BTreeMap<String, Index>,
@@ -71,9 +82,9 @@ impl PlannedSave {
     pub(crate) fn new(run: RunState, group: &Group, folder: &Path, writers: FolderWriters) -> Result<Self> {
         let all = exchange(group, held(&run, folder))?;
         let assignment = group.agree_on_success(OP, plan(&all, &writers))?;
-        let description = describe(&run, &assignment, &all);
-        let files = own_files(run.objects, &assignment, group.rank());
-        let (progress, indexes) = (progress(folder, &files, group), indexes(&assignment));
+        let (description, indexes) = (describe(&run, &assignment, &all), indexes(&assignment));
+        let files = own_files(run, &assignment, group.rank());
+        let progress = progress(folder, &files, group);
         Ok(Self { folder: folder.to_owned(), writers, files, description, indexes, progress })
     }
 
@@ -89,7 +100,7 @@ impl PlannedSave {
     /// Copies what this rank writes into the host's memory: from then on the objects may change. Not collective.
     pub(crate) fn copy_to_host(&mut self) -> Result<()> {
         for (_, tensors) in &mut self.files {
-            for (_, tensor) in tensors {
+            for WrittenTensor { tensor, .. } in tensors.iter_mut().filter(|it| !it.is_unshared) {
                 *tensor = match tensor.device() {
                     Device::Cpu => tensor.f_detach_copy()?,
                     _ => tensor.f_detach()?.f_to_device(Device::Cpu)?,
@@ -174,26 +185,26 @@ fn plan(all: &[Held], writers: &FolderWriters) -> Result<Assignment> {
 }
 
 /// The files of a rank with their tensors; what it does not write is dropped.
-fn own_files(
-    mut objects: BTreeMap<String, ObjectState>,
-    assignment: &Assignment,
-    rank: usize,
-) -> Vec<(String, Vec<(String, Tensor)>)> {
+fn own_files(mut run: RunState, assignment: &Assignment, rank: usize) -> Vec<(String, Vec<WrittenTensor>)> {
     let mut files = Vec::new();
     for file in assignment.of_writer(rank) {
-        let Some(object) = objects.get_mut(&file.object) else { continue };
-        let own = file.tensors.iter().filter_map(|name| object.tensors.remove_entry(name)).collect();
-        files.push((file.name.clone(), own));
+        let Some(object) = run.objects.get_mut(&file.object) else { continue };
+        let own = file.tensors.iter().filter_map(|name| {
+            let (name, tensor) = object.tensors.remove_entry(name)?;
+            let is_unshared = run.unshared.contains(&(file.object.clone(), name.clone()));
+            Some(WrittenTensor { name, tensor, is_unshared })
+        });
+        files.push((file.name.clone(), own.collect()));
     }
     files
 }
 
-fn progress(folder: &Path, files: &[(String, Vec<(String, Tensor)>)], group: &Group) -> SaveProgress {
+fn progress(folder: &Path, files: &[(String, Vec<WrittenTensor>)], group: &Group) -> SaveProgress {
     let tensors = files.iter().flat_map(|(_, tensors)| tensors);
     let num_bytes = |tensor: &Tensor| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64;
     SaveProgress {
         name: folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned(),
-        total_bytes: tensors.map(|(_, tensor)| num_bytes(tensor)).sum(),
+        total_bytes: tensors.map(|it| num_bytes(&it.tensor)).sum(),
         written: NumWritten::default(),
         is_main_process: group.rank() == 0,
     }
@@ -232,7 +243,7 @@ impl PlannedSave {
     fn write_files(&self, group: &Group) -> Result<Vec<PendingFile>> {
         let mut pending = Vec::new();
         for (name, tensors) in &self.files {
-            let tensors: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+            let tensors: Vec<(&str, &Tensor)> = tensors.iter().map(|it| (it.name.as_str(), &it.tensor)).collect();
             pending.push(write_pending(&tensors, None, (&self.folder.join(name), STEM), &self.progress.written)?);
         }
         if self.is_first(group) {
