@@ -60,8 +60,7 @@ fn all_ranks_have_the_buffers_of_rank_0(
         };
         check("after prepare")?;
         // What a rank does to its buffers lasts until the next forward pass that trains.
-        let _ =
-            tch::no_grad(|| buffer.local().copy_(&numbers(accelerator.process_index(), shape, kind, is_transposed)));
+        tch::no_grad(|| buffer.local().copy_(&numbers(accelerator.process_index(), shape, kind, is_transposed)));
         let _ = model.forward(&Tensor::ones([1, 2], (Kind::Float, Device::Cpu)))?;
         check("after a forward pass")
     })

@@ -458,7 +458,7 @@ impl Accelerator {
             does_not_fit(error)
         })?;
         self.load_gradients(&gradients)?;
-        self.load_hook_states(checkpoint, comm_hook, left_out)?;
+        self.load_hook_states(checkpoint, comm_hook, left_out).map_err(does_not_fit)?;
         let gradient_state = &self.session().gradient_state;
         gradient_state.restart();
         gradient_state.restore_window(checkpoint.description.accumulation);

@@ -302,9 +302,12 @@ impl Engine for Replicate {
     fn load_hook_state(&self, state: Option<&ObjectState>) -> Result<()> {
         let Some(power_sgd) = &self.power_sgd else { return Ok(()) };
         let mut power_sgd = hooks::lock(power_sgd);
-        let Some(state) = state else { return Ok(power_sgd.restart()) };
-        let divided_by = (self.divided_by(), self.knows_order.load(Ordering::Relaxed));
-        power_sgd.load(&state.values, &state.tensors, (&divided_by.0, divided_by.1), self.store.device())
+        let Some(state) = state else {
+            power_sgd.restart();
+            return Ok(());
+        };
+        let (divided_by, is_settled) = (self.divided_by(), self.knows_order.load(Ordering::Relaxed));
+        power_sgd.load(&state.values, &state.tensors, (&divided_by, is_settled), self.store.device())
     }
 
     fn reopen_window(&self, _unreduced: &BTreeMap<&str, &Tensor>) -> Result<()> {

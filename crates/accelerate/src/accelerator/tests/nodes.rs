@@ -187,7 +187,7 @@ fn refusals(folders: &TempDir, num_machines: usize, from: impl Fn(&Path, usize) 
     on_machines((num_machines, num_ranks / num_machines), builder, |accelerator| {
         let training = training(accelerator)?;
         let rank = training.accelerator.process_index();
-        Ok(training.accelerator.load_state(&from(folders.path(), rank)).unwrap_err().to_string())
+        Ok(training.accelerator.load_state(from(folders.path(), rank)).unwrap_err().to_string())
     })
     .unwrap()
 }
