@@ -290,16 +290,31 @@ impl Accelerator {
     /// [`is_checkpoint`](Error::is_checkpoint): there is no checkpoint, or what it has of an object does not fit, by name;
     /// [`is_weights`](Error::is_weights): a file is not as it was saved, by path; [`is_config`](Error::is_config): other objects
     /// were prepared. An error on every rank. Where the files are wrong, or other objects were prepared, nothing has changed on
-    /// any rank; where an object refuses its state, nothing on those ranks whose objects do.
+    /// any rank; where an object refuses its state, nothing on those ranks whose objects do. After all of this, tensors on the
+    /// CPU are read into the memory where they are: if a disk fails then, the error says that the run has to load again.
     pub fn load_state(&self, input_dir: impl CheckpointFolder) -> Result<PathBuf> {
         self.wait_for_save()?;
         let folder = self.folder_to_load(input_dir.path())?;
         let mut checkpoint = OpenCheckpoint::open(self.group(), &folder, &self.checkpoint_writers())?;
         let left_out = self.run_load_hooks(&folder)?;
         let states = self.group().agree_on_success("load_state", self.states_in(&mut checkpoint, &left_out))?;
+        let mut in_place = BTreeMap::new();
+        for name in checkpoint.objects_in_place() {
+            in_place.extend(states.get(&name).map(|state| (name, state.shallow_clone())));
+        }
         let loaded = self.go_on_from(&checkpoint, states, &left_out);
         self.group().agree_on_success("load_state", loaded)?;
+        // All objects of all ranks have taken their states, so that now nothing is wrong but a disk.
+        let filled = checkpoint.read_in_place().and_then(|()| self.take_again(in_place));
+        self.group().agree_on_success("load_state", filled)?;
         Ok(folder)
+    }
+
+    /// Gives objects the states whose tensors were still to be read when they took them.
+    fn take_again(&self, states: BTreeMap<String, ObjectState>) -> Result<()> {
+        let objects = self.session().objects();
+        let others = objects.layouts().into_keys().filter(|name| !states.contains_key(name)).collect();
+        objects.take_state_dict(states, &others)
     }
 
     /// Everything to be saved. The name of a checkpoint is taken to be free.
@@ -417,13 +432,15 @@ impl Accelerator {
         let mut of_this_rank = vec![gradients_of_rank(place.0)];
         // What hooks keep of gradients is of use to as many processes only.
         of_this_rank.extend((place.1 == checkpoint.description.world_size).then(|| comm_hook_of_rank(place.0)));
+        let (places, nowhere) = (self.session().objects().state_places(left_out)?, BTreeMap::new());
         let mut states = BTreeMap::new();
         for name in names {
             if is_of_one_rank(&name) && !of_this_rank.contains(&name) {
                 continue;
             }
             let own = layouts.get(&name).cloned().unwrap_or_default();
-            let state = checkpoint.object(&name, &own, place)?;
+            let places = places.get(&name).unwrap_or(&nowhere);
+            let state = checkpoint.object(&name, &own, places, place)?;
             if state.as_ref().is_some_and(|state| is_elsewhere(&name, state)) {
                 let path = checkpoint.description_path().display().to_string();
                 return Err(Error::from(CheckpointError::OnAnotherMachine { object: name }).context(path));

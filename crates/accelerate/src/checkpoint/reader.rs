@@ -77,13 +77,6 @@ impl WeightFile {
         })
     }
 
-    /// One tensor, on the CPU.
-    pub(super) fn read(&mut self, name: &str) -> Result<Tensor> {
-        let entry = self.entry(name)?;
-        let (layout, shape) = (Layout::full(entry.shape.clone()), sizes(entry));
-        Ok(self.elements(name, &layout)?.f_reshape(shape)?)
-    }
-
     /// What the header says of a tensor, if it is in the file.
     pub(super) fn get(&self, name: &str) -> Option<&HeaderEntry> {
         self.header.get(name)

@@ -64,6 +64,12 @@ pub(crate) enum CheckpointError {
     )]
     LongDescription { path: PathBuf, num_bytes: usize },
 
+    #[error(
+        "{object} could not be read once more after all of the checkpoint had been compared with its hashes: {source}; some \
+         of the run is that of the checkpoint and some is not, so load a checkpoint again before anything else, or end"
+    )]
+    HalfLoaded { object: String, source: crate::Error },
+
     #[error("a hook leaves out `{model}`, and no model has that name; there are {known}")]
     NoModelToLeaveOut { model: String, known: String },
 

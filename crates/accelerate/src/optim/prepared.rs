@@ -68,6 +68,11 @@ impl<O: Optimizer> Stateful for Shared<O> {
         Ok(object_state(self.optimizer.try_lock("state_views")?.state_views()?))
     }
 
+    fn state_places(&self) -> Result<BTreeMap<String, Tensor>> {
+        let optimizer = self.optimizer.try_lock("state_places")?;
+        if optimizer.is_state_offloaded() { Ok(BTreeMap::new()) } else { Ok(optimizer.state_views()?.tensors) }
+    }
+
     fn load_state_dict(&self, state: &ObjectState) -> Result<()> {
         let tensors = state.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect();
         let state = optimizer_state(tensors, state.layouts.clone(), &state.values)?;

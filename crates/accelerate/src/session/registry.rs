@@ -33,6 +33,14 @@ pub struct ObjectState {
     pub values: serde_json::Value,
 }
 
+impl ObjectState {
+    /// The same tensors, in the same memory.
+    pub(crate) fn shallow_clone(&self) -> Self {
+        let tensors = self.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect();
+        Self { tensors, layouts: self.layouts.clone(), values: self.values.clone() }
+    }
+}
+
 /// Whatever has a state with which a run goes on (`Stateful` of `torch.distributed.checkpoint`).
 ///
 /// No call is collective: each process gives and takes what it keeps itself.
@@ -50,6 +58,15 @@ pub trait Stateful: Send + Sync {
     /// Those of the object.
     fn state_views(&self) -> Result<ObjectState> {
         self.state_dict()
+    }
+
+    /// Those tensors of [`state_views`](Self::state_views) that are the object's own memory, by name. A checkpoint is read into
+    /// them, and then given to [`take_state_dict`](Self::take_state_dict). None, unless the object says otherwise.
+    ///
+    /// # Errors
+    /// Those of the object.
+    fn state_places(&self) -> Result<BTreeMap<String, Tensor>> {
+        Ok(BTreeMap::new())
     }
 
     /// Takes over what [`state_dict`](Self::state_dict) gave, on this process or on another one that held the same elements.
@@ -169,6 +186,11 @@ impl Stateful for PreparedParameters {
         Ok(ObjectState { tensors, layouts, values: self.engine.state()? })
     }
 
+    fn state_places(&self) -> Result<BTreeMap<String, Tensor>> {
+        let resident = self.store.persistent().into_iter().filter(|param| !param.is_offloaded());
+        resident.map(|param| Ok((param.name().to_owned(), param.local().f_detach()?))).collect()
+    }
+
     fn load_state_dict(&self, state: &ObjectState) -> Result<()> {
         self.store.load_sharded_state_dict(&[shards_of(state)])?;
         self.engine.load_state(&state.values)
@@ -185,8 +207,8 @@ impl Stateful for PreparedParameters {
 }
 
 fn shards_of(state: &ObjectState) -> ShardedStateDict {
-    let tensors = state.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect();
-    ShardedStateDict { tensors, layouts: state.layouts.clone() }
+    let ObjectState { tensors, layouts, .. } = state.shallow_clone();
+    ShardedStateDict { tensors, layouts }
 }
 
 /// What a session asks of a prepared optimizer.
@@ -334,11 +356,19 @@ impl Objects {
         self.states(without, |object| object.state_views())
     }
 
-    fn states(
+    /// Into what a checkpoint is read where it lies, of all but those `without`, by the names of objects and tensors.
+    pub(crate) fn state_places(
         &self,
         without: &BTreeSet<String>,
-        of: impl Fn(&dyn Stateful) -> Result<ObjectState>,
-    ) -> Result<BTreeMap<String, ObjectState>> {
+    ) -> Result<BTreeMap<String, BTreeMap<String, Tensor>>> {
+        self.states(without, |object| object.state_places())
+    }
+
+    fn states<T>(
+        &self,
+        without: &BTreeSet<String>,
+        of: impl Fn(&dyn Stateful) -> Result<T>,
+    ) -> Result<BTreeMap<String, T>> {
         let state = |(name, object): (String, Arc<dyn Stateful>)| match of(&*object) {
             Ok(state) => Ok((name, state)),
             Err(error) => Err(error.context(name)),

@@ -12,9 +12,10 @@ use accelerate_core::checkpoint::{Checkpoint, DESCRIPTION, STEM, SavedObject, Sa
 use accelerate_core::layout::{Copied, Layout};
 use accelerate_core::weight_files::shown;
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 const OP: &str = "load_state";
 
@@ -25,6 +26,49 @@ pub(crate) struct OpenCheckpoint {
     pub(crate) description: Checkpoint,
     /// Those that have been opened, by position.
     files: HashMap<usize, WeightFile>,
+    /// What is still to be read.
+    in_place: Vec<InPlace>,
+}
+
+/// A tensor that is to be read into the memory of an object.
+#[derive(Debug)]
+struct InPlace {
+    object: String,
+    name: String,
+    source: Source,
+    place: Tensor,
+}
+
+/// Where the elements of a tensor are.
+#[derive(Debug)]
+struct Source {
+    kind: Kind,
+    /// What it becomes: flat, if it is a shard.
+    shape: Vec<i64>,
+    copies: Vec<CopiedFrom>,
+}
+
+/// Elements that lie one behind the other, in a file and in the tensor.
+#[derive(Debug)]
+struct CopiedFrom {
+    file: usize,
+    from: Range<usize>,
+    to: usize,
+}
+
+impl Source {
+    fn numel(&self) -> usize {
+        numel(&self.shape)
+    }
+
+    /// Can it be read into this memory? Single numbers are not: counts of steps, which objects look at before they take a
+    /// state.
+    fn fits(&self, place: &Tensor) -> bool {
+        self.numel() > 1
+            && place.device() == Device::Cpu
+            && place.is_contiguous()
+            && (place.numel(), place.f_kind().ok()) == (self.numel(), Some(self.kind))
+    }
 }
 
 impl OpenCheckpoint {
@@ -55,18 +99,20 @@ impl OpenCheckpoint {
             let reason = "it is not in the manifest, so nothing says what it has to be".to_owned();
             return Err(CheckpointError::Damaged { path: folder.join(shown(file)), reason }.into());
         }
-        Ok(Self { folder: folder.to_owned(), description, files: HashMap::new() })
+        Ok(Self { folder: folder.to_owned(), description, files: HashMap::new(), in_place: Vec::new() })
     }
 
     pub(crate) fn description_path(&self) -> PathBuf {
         self.folder.join(DESCRIPTION)
     }
 
-    /// The state of one object: of sharded parameters the elements of `layouts`.
+    /// The state of one object: of sharded parameters the elements of `layouts`. What fits into `places` is not read yet:
+    /// these tensors are in the state, and [`read_in_place`](Self::read_in_place) fills them.
     pub(crate) fn object(
         &mut self,
         name: &str,
         layouts: &BTreeMap<String, Layout>,
+        places: &BTreeMap<String, Tensor>,
         (rank, world_size): (usize, usize),
     ) -> Result<Option<ObjectState>> {
         let Some(SavedObject { tensors, .. }) = self.description.objects.get_mut(name) else { return Ok(None) };
@@ -74,7 +120,7 @@ impl OpenCheckpoint {
         let mut state = ObjectState { layouts: layouts.clone(), ..Default::default() };
         for (tensor_name, tensor) in &tensors {
             let wanted = layout_of(name, layouts, tensor_name);
-            let read = self.tensor(tensor_name, tensor, wanted);
+            let read = self.tensor((name, tensor_name), tensor, wanted, places.get(tensor_name));
             state.tensors.insert(tensor_name.clone(), read.map_err(|error| error.context(name))?);
         }
         let object = self.description.objects.entry(name.to_owned()).or_default();
@@ -89,62 +135,114 @@ impl OpenCheckpoint {
         Ok(Some(state))
     }
 
+    /// The objects of which some memory is still to be filled.
+    pub(crate) fn objects_in_place(&self) -> BTreeSet<String> {
+        self.in_place.iter().map(|tensor| tensor.object.clone()).collect()
+    }
+
+    /// Fills the memory of objects. Whatever can be wrong with a checkpoint has been found before, so that only a disk fails.
+    pub(crate) fn read_in_place(&mut self) -> Result<()> {
+        for InPlace { object, name, source, place } in std::mem::take(&mut self.in_place) {
+            self.read_into(&name, &source, &place).map_err(|source| CheckpointError::HalfLoaded { object, source })?;
+        }
+        Ok(())
+    }
+
     /// Those elements of a tensor that this rank keeps, flat, if its `own` layout says which; all of them in its shape if not.
-    fn tensor(&mut self, name: &str, saved: &SavedTensor, own: Option<&Layout>) -> Result<Tensor> {
+    fn tensor(
+        &mut self,
+        (object, name): (&str, &str),
+        saved: &SavedTensor,
+        own: Option<&Layout>,
+        place: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let source = self.source(name, saved, own)?;
+        if let Some(place) = place.filter(|place| source.fits(place)) {
+            let tensor = place.f_view(&*source.shape)?;
+            let (object, name, place) = (object.to_owned(), name.to_owned(), tensor.shallow_clone());
+            self.in_place.push(InPlace { object, name, source, place });
+            return Ok(tensor);
+        }
+        let first = source.copies.first().map_or(0, |copy| copy.file);
+        let tensor = self.file(first)?.new_tensor(name, source.numel(), source.kind)?;
+        self.read_into(name, &source, &tensor)?;
+        Ok(tensor.f_view(&*source.shape)?)
+    }
+
+    fn read_into(&mut self, name: &str, source: &Source, tensor: &Tensor) -> Result<()> {
+        let flat = tensor.f_view([-1])?;
+        for CopiedFrom { file, from, to } in source.copies.iter().filter(|copy| !copy.from.is_empty()) {
+            let part = flat.f_narrow(0, *to as i64, from.len() as i64)?;
+            self.file(*file)?.read_into(name, from.start, &part)?;
+        }
+        Ok(())
+    }
+
+    fn source(&mut self, name: &str, saved: &SavedTensor, own: Option<&Layout>) -> Result<Source> {
+        let Some(kind) = to_kind(saved.dtype) else {
+            let (path, dtype) = (self.description_path(), saved.dtype.to_string());
+            return Err(WeightsError::UnknownDtype { path, name: shown(name), dtype }.into());
+        };
         let wanted = own.filter(|layout| saved.is_elementwise && *layout.shape() == *saved.shape);
         let whole = saved.pieces.iter().find(|piece| piece.layout.is_none());
-        match (whole, wanted) {
-            (Some(piece), wanted) => {
+        let (shape, copies) = match (whole, wanted) {
+            (Some(piece), Some(layout)) => {
                 self.check(name, saved, piece)?;
-                let file = self.file(piece.file)?;
-                match wanted {
-                    Some(layout) => file.read_elements(name, layout),
-                    None => file.read(name),
-                }
+                let mut to = 0;
+                let run = |from: Range<usize>| {
+                    to += from.len();
+                    CopiedFrom { file: piece.file, to: to - from.len(), from }
+                };
+                (flat(layout), layout.runs().map(run).collect())
             }
-            (None, _) if !saved.is_elementwise => self.same_elements(name, saved, own),
-            (None, Some(wanted)) => self.assemble(name, saved, wanted),
+            (Some(piece), None) => self.all_of(name, saved, piece)?,
+            (None, _) if !saved.is_elementwise => {
+                let piece = self.same_elements(name, saved, own)?;
+                self.all_of(name, saved, piece)?
+            }
+            (None, Some(layout)) => (flat(layout), self.assemble(name, saved, layout)?),
             (None, None) => {
-                let shape: Vec<i64> = saved.shape.iter().map(|&size| size as i64).collect();
-                Ok(self.assemble(name, saved, &Layout::full(saved.shape.clone()))?.f_reshape(shape)?)
+                let all = Layout::full(saved.shape.clone());
+                (signed(&saved.shape), self.assemble(name, saved, &all)?)
             }
-        }
+        };
+        Ok(Source { kind, shape, copies })
+    }
+
+    /// A piece, as it is in its file: its shape, and its elements.
+    fn all_of(
+        &mut self,
+        name: &str,
+        saved: &SavedTensor,
+        piece: &SavedPiece,
+    ) -> Result<(Vec<i64>, Vec<CopiedFrom>)> {
+        self.check(name, saved, piece)?;
+        let shape = self.file(piece.file)?.shape(name).unwrap_or_default();
+        let numel = numel(&shape);
+        Ok((shape, vec![CopiedFrom { file: piece.file, from: 0..numel, to: 0 }]))
     }
 
     /// State that does not go element by element is of use to whoever has the same elements.
-    fn same_elements(&mut self, name: &str, saved: &SavedTensor, own: Option<&Layout>) -> Result<Tensor> {
-        let Some(piece) = saved.pieces.iter().find(|piece| piece.layout.as_ref() == own) else {
+    fn same_elements<'a>(&self, name: &str, saved: &'a SavedTensor, own: Option<&Layout>) -> Result<&'a SavedPiece> {
+        let piece = saved.pieces.iter().find(|piece| piece.layout.as_ref() == own);
+        piece.ok_or_else(|| {
             let wanted = own.map_or_else(|| "all".to_owned(), Layout::to_string);
-            let path = self.description_path();
-            return Err(CheckpointError::InBlocks { path, name: shown(name), wanted }.into());
-        };
-        self.check(name, saved, piece)?;
-        self.file(piece.file)?.read(name)
+            CheckpointError::InBlocks { path: self.description_path(), name: shown(name), wanted }.into()
+        })
     }
 
-    /// Puts the `wanted` elements together from pieces.
-    fn assemble(&mut self, name: &str, saved: &SavedTensor, wanted: &Layout) -> Result<Tensor> {
+    /// The `wanted` elements, from pieces.
+    fn assemble(&mut self, name: &str, saved: &SavedTensor, wanted: &Layout) -> Result<Vec<CopiedFrom>> {
         let pieces: Vec<(&SavedPiece, &Layout)> =
             saved.pieces.iter().filter_map(|piece| Some((piece, piece.layout.as_ref()?))).collect();
         // Files are as long as their headers say, so that after this the sizes of all pieces are true.
         pieces.iter().try_for_each(|(piece, _)| self.check(name, saved, piece))?;
-        let copies = match wanted.copies_from(pieces.iter().map(|(_, layout)| *layout)) {
-            Ok(copies) => copies,
-            Err(missing) => {
-                let reason = format!("elements {}..{} of `{}` are in no file", missing.start, missing.end, shown(name));
-                return Err(self.damaged(&self.folder.join(DESCRIPTION), reason));
-            }
-        };
-        let Some(kind) = to_kind(saved.dtype) else {
-            let (path, dtype) = (self.folder.join(DESCRIPTION), saved.dtype.to_string());
-            return Err(WeightsError::UnknownDtype { path, name: shown(name), dtype }.into());
-        };
-        let tensor = self.file(pieces[0].0.file)?.new_tensor(name, wanted.numel(), kind)?;
-        for Copied { source, from, to } in copies {
-            let place = tensor.f_narrow(0, to as i64, from.len() as i64)?;
-            self.file(pieces[source].0.file)?.read_into(name, from.start, &place)?;
-        }
-        Ok(tensor)
+        let copies = wanted.copies_from(pieces.iter().map(|(_, layout)| *layout)).map_err(|missing| {
+            let reason = format!("elements {}..{} of `{}` are in no file", missing.start, missing.end, shown(name));
+            self.damaged(&self.description_path(), reason)
+        })?;
+        let from = |Copied { source, from, to }| CopiedFrom { file: pieces[source].0.file, from, to };
+        Ok(copies.into_iter().map(from).collect())
     }
 
     /// Makes sure that a piece in its file is what the description says of it.
@@ -183,4 +281,17 @@ impl OpenCheckpoint {
         };
         Ok(file)
     }
+}
+
+fn numel(shape: &[i64]) -> usize {
+    shape.iter().map(|&size| size as usize).product()
+}
+
+fn flat(layout: &Layout) -> Vec<i64> {
+    vec![layout.numel() as i64]
+}
+
+/// Sizes that a header has been compared with fit an `i64`.
+fn signed(shape: &[usize]) -> Vec<i64> {
+    shape.iter().map(|&size| size as i64).collect()
 }

@@ -46,7 +46,7 @@ fn save(folder: &Path, value: f64, group: &Group, is_sharded: bool) -> Result<()
 fn whole_checkpoint_in(folder: &Path) -> Result<f64> {
     let group = Group::single_process();
     let mut checkpoint = OpenCheckpoint::open(&group, folder, &writers(&group))?;
-    let state = checkpoint.object("model", &BTreeMap::new(), (0, 1))?.unwrap();
+    let state = checkpoint.object("model", &BTreeMap::new(), &BTreeMap::new(), (0, 1))?.unwrap();
     let value = state.values["value"].as_f64().unwrap();
     for name in ["first", "second", "third"] {
         assert_eq!(state.tensors[name], Tensor::full([12], value, (Kind::Float, Device::Cpu)), "{name}");
@@ -217,4 +217,45 @@ fn what_a_killed_save_has_left_goes_and_what_somebody_else_put_there_stays() {
     fs::write(folder.join("notes.txt"), "precious").unwrap();
     remove_abandoned_checkpoint(&folder);
     assert_eq!(names_in(&folder).unwrap(), ["notes.txt"]);
+}
+
+#[test]
+fn what_fits_is_read_into_the_memory_that_is_there_and_only_when_all_is_known_to_be_right() {
+    for (world_size, is_sharded) in [(1, false), (2, false), (3, true)] {
+        let folder = TempDir::new().unwrap();
+        let saved = |accelerator: Accelerator| save(folder.path(), 2.0, accelerator.group(), is_sharded);
+        testing::ranks(world_size, builder(), saved).unwrap();
+        let group = Group::single_process();
+        let mut checkpoint = OpenCheckpoint::open(&group, folder.path(), &writers(&group)).unwrap();
+        let zeros = |kind| Tensor::zeros([12], (kind, Device::Cpu));
+        // Of another type, and with other strides.
+        let wide = Tensor::zeros([12, 2], (Kind::Float, Device::Cpu)).select(1, 0);
+        let places = [("first", zeros(Kind::Float)), ("second", zeros(Kind::Double)), ("third", wide)];
+        let places = BTreeMap::from(places.map(|(name, place)| (name.to_owned(), place)));
+        let state = checkpoint.object("model", &BTreeMap::new(), &places, (0, 1)).unwrap().unwrap();
+        let value = |tensor: &Tensor| Vec::<f64>::try_from(tensor.to_kind(Kind::Double).contiguous()).unwrap();
+        assert_eq!(state.tensors["first"].data_ptr(), places["first"].data_ptr());
+        assert_eq!(value(&state.tensors["first"]), [0.0; 12]);
+        assert_eq!(checkpoint.objects_in_place().into_iter().collect::<Vec<_>>(), ["model"]);
+        checkpoint.read_in_place().unwrap();
+        assert_eq!(value(&places["first"]), [2.0; 12]);
+        for name in ["second", "third"] {
+            assert_eq!((value(&places[name]), value(&state.tensors[name])), (vec![0.0; 12], vec![2.0; 12]), "{name}");
+        }
+        assert!(checkpoint.objects_in_place().is_empty());
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_off_while_it_is_loaded_is_named_with_what_to_do() {
+    let folder = TempDir::new().unwrap();
+    let group = Group::single_process();
+    save(folder.path(), 2.0, &group, false).unwrap();
+    let mut checkpoint = OpenCheckpoint::open(&group, folder.path(), &writers(&group)).unwrap();
+    let places = BTreeMap::from([("third".to_owned(), Tensor::zeros([12], (Kind::Float, Device::Cpu)))]);
+    checkpoint.object("model", &BTreeMap::new(), &places, (0, 1)).unwrap();
+    let file = folder.path().join("model.safetensors");
+    std::fs::File::options().write(true).open(&file).unwrap().set_len(64).unwrap();
+    let error = checkpoint.read_in_place().unwrap_err().to_string();
+    assert!(error.contains("model.safetensors") && error.contains("load a checkpoint again"), "{error}");
 }

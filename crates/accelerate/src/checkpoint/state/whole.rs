@@ -204,8 +204,8 @@ mod tests {
         let group = Group::single_process();
         for folder in &folders[..4 / per_machine] {
             let mut opened = OpenCheckpoint::open(&group, folder.path(), &FolderWriters(0..1)).unwrap();
-            let model = opened.object("model", &BTreeMap::new(), (0, 1)).unwrap().unwrap();
-            let optimizer = opened.object("optimizer", &BTreeMap::new(), (0, 1)).unwrap().unwrap();
+            let model = opened.object("model", &BTreeMap::new(), &BTreeMap::new(), (0, 1)).unwrap().unwrap();
+            let optimizer = opened.object("optimizer", &BTreeMap::new(), &BTreeMap::new(), (0, 1)).unwrap().unwrap();
             for name in NAMES {
                 let wanted = numbers(name).view([3, 8]);
                 assert_eq!(model.tensors[name], wanted, "{name}");
