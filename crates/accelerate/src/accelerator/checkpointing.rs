@@ -83,11 +83,35 @@ impl<T: Serialize + DeserializeOwned + Send> Stateful for Registered<T> {
 /// Before the number of a rank, the name of the state that is its gradients.
 const GRADIENTS: &str = "gradients_";
 
+/// Before the number of a rank, the name of what its communication hooks keep from step to step.
+const COMM_HOOK: &str = "comm_hook_";
+
+/// Before the name of a tensor of a model's hook.
+fn of_hook(model: &str) -> String {
+    format!("{model}.")
+}
+
+/// Was this state of one rank written by another machine, into a folder of its own? Without its tensors it is not that state.
+fn is_elsewhere(object: &str, state: &ObjectState) -> bool {
+    let models = state.values.as_object().into_iter().flat_map(|models| models.values());
+    let has_tensors = || models.into_iter().any(|model| model["num_buckets"].as_u64() != Some(0));
+    is_of_one_rank(object) && state.tensors.is_empty() && (object.starts_with(GRADIENTS) || has_tensors())
+}
+
+/// Is this the name of a state that one rank alone has?
+fn is_of_one_rank(object: &str) -> bool {
+    object.starts_with(GRADIENTS) || object.starts_with(COMM_HOOK)
+}
+
 /// A model and its saved gradients by name.
 type ModelGradients = (Arc<PreparedParameters>, BTreeMap<String, Tensor>);
 
 fn gradients_of_rank(rank: usize) -> String {
     format!("{GRADIENTS}{rank}")
+}
+
+fn comm_hook_of_rank(rank: usize) -> String {
+    format!("{COMM_HOOK}{rank}")
 }
 
 impl Accelerator {
@@ -139,6 +163,8 @@ impl Accelerator {
     /// sharded ones with the plugin's `state_dict_type` [`Full`](accelerate_core::config::StateDictType::Full). The folder
     /// has to be on a file system that all processes see, unless `save_on_each_node` says that each machine has its own.
     ///
+    /// Where standard error is a terminal, the main process shows a progress bar there if it takes longer than a second.
+    ///
     /// Collective.
     ///
     /// [`ProjectConfiguration::automatic_checkpoint_naming`]: accelerate_core::config::ProjectConfiguration
@@ -173,7 +199,7 @@ impl Accelerator {
     pub fn save_state(&self, output_dir: impl CheckpointFolder) -> Result<PathBuf> {
         let save = self.plan_save(output_dir.path())?;
         let folder = save.folder().to_owned();
-        save.write(self.group())?;
+        save.progress().shown_while(|| save.write(self.group()))?;
         Ok(folder)
     }
 
@@ -183,7 +209,8 @@ impl Accelerator {
     ///
     /// Takes as much of the host's memory as this process writes, its part of the state, until that is done. A save that is
     /// still being written is waited for first; who would rather leave this one out asks [`is_saving`](Self::is_saving).
-    /// Whoever writes has a low priority where training needs the cores.
+    /// Whoever writes has a low priority where training needs the cores. Nothing is drawn meanwhile; a progress bar appears where
+    /// a later call waits for the save.
     ///
     /// Collective.
     ///
@@ -302,13 +329,50 @@ impl Accelerator {
             let own = gradients_of_rank(self.process_index());
             objects.extend((!tensors.is_empty()).then(|| (own, ObjectState { tensors, ..Default::default() })));
         }
+        let hooks = self.hook_states(left_out)?;
+        objects.extend(hooks.map(|state| (comm_hook_of_rank(self.process_index()), state)));
         let shard_size = session.mesh.shape().shard_size();
         let mut may_differ = BTreeSet::new();
         for (name, model) in session.objects().named_models() {
             may_differ.extend(model.store.buffers().iter().map(|buffer| (name.clone(), buffer.name().to_owned())));
         }
         let metric = *self.0.checkpoint_metric.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(RunState { objects, may_differ, accumulation, shard_size, iteration, metric })
+        Ok(RunState { objects, may_differ, unshared: BTreeSet::new(), accumulation, shard_size, iteration, metric })
+    }
+
+    /// What the hooks of all models keep on this process, if one of them does.
+    fn hook_states(&self, left_out: &BTreeSet<String>) -> Result<Option<ObjectState>> {
+        let (mut tensors, mut values) = (BTreeMap::new(), serde_json::Map::new());
+        for (model, own) in self.session().objects().named_models().filter(|(name, _)| !left_out.contains(name)) {
+            let Some(state) = own.engine.hook_state().map_err(|error| error.context(model.clone()))? else { continue };
+            let before = of_hook(&model);
+            tensors.extend(state.tensors.into_iter().map(|(name, tensor)| (format!("{before}{name}"), tensor)));
+            values.insert(model, state.values);
+        }
+        Ok((!values.is_empty()).then(|| ObjectState { tensors, values: values.into(), ..Default::default() }))
+    }
+
+    /// Has the hooks of all models go on. On another number of processes, all do with the values of rank 0 and without tensors.
+    fn load_hook_states(
+        &self,
+        checkpoint: &OpenCheckpoint,
+        own: Option<ObjectState>,
+        left_out: &BTreeSet<String>,
+    ) -> Result<()> {
+        let first = || checkpoint.description.objects.get(&comm_hook_of_rank(0)).map(|first| first.values.clone());
+        let ObjectState { tensors, values, .. } =
+            own.unwrap_or_else(|| ObjectState { values: first().unwrap_or_default(), ..Default::default() });
+        let prepared = self.session().objects();
+        prepared.named_models().filter(|(name, _)| !left_out.contains(name)).try_for_each(|(name, model)| {
+            let before = of_hook(&name);
+            let of_model = |(full, tensor): (&String, &Tensor)| {
+                Some((full.strip_prefix(&before)?.to_owned(), tensor.shallow_clone()))
+            };
+            let tensors = tensors.iter().filter_map(of_model).collect();
+            let state =
+                values.get(&name).map(|values| ObjectState { tensors, values: values.clone(), ..Default::default() });
+            model.engine.load_hook_state(state.as_ref()).map_err(|error| error.context(name))
+        })
     }
 
     /// The gradients of all models that wait for a step, by model and name.
@@ -362,19 +426,25 @@ impl Accelerator {
         let names: Vec<String> = names.cloned().collect();
         // Before anything is read.
         let own = layouts.keys().map(String::as_str);
-        let is_object = |name: &&str| *name != RANDOM_STATES && !name.starts_with(GRADIENTS);
+        let is_object = |name: &&str| *name != RANDOM_STATES && !is_of_one_rank(name);
         check_same_objects(own, names.iter().map(String::as_str).filter(is_object))
             .map_err(|error| error.context(checkpoint.description_path().display().to_string()))?;
-        let own_gradients = gradients_of_rank(self.process_index());
+        let mut of_this_rank = vec![gradients_of_rank(place.0)];
+        // What hooks keep of gradients is of use to as many processes only.
+        of_this_rank.extend((place.1 == checkpoint.description.world_size).then(|| comm_hook_of_rank(place.0)));
         let (places, nowhere) = (self.session().objects().state_places(left_out)?, BTreeMap::new());
         let mut states = BTreeMap::new();
         for name in names {
-            if name.starts_with(GRADIENTS) && name != own_gradients {
+            if is_of_one_rank(&name) && !of_this_rank.contains(&name) {
                 continue;
             }
             let own = layouts.get(&name).cloned().unwrap_or_default();
             let places = places.get(&name).unwrap_or(&nowhere);
             let state = checkpoint.object(&name, &own, places, place)?;
+            if state.as_ref().is_some_and(|state| is_elsewhere(&name, state)) {
+                let path = checkpoint.description_path().display().to_string();
+                return Err(Error::from(CheckpointError::OnAnotherMachine { object: name }).context(path));
+            }
             states.extend(state.map(|state| (name, state)));
         }
         Ok(states)
@@ -393,6 +463,7 @@ impl Accelerator {
         let place = (self.process_index(), self.device());
         let gradients = states.remove(&gradients_of_rank(self.process_index()));
         let gradients = self.saved_gradients(checkpoint, gradients)?;
+        let comm_hook = states.remove(&comm_hook_of_rank(place.0));
         let is_same_size = checkpoint.description.world_size == self.num_processes();
         let before = random_states(place.0, place.1)?;
         if let Some(random) = states.remove(RANDOM_STATES) {
@@ -404,6 +475,7 @@ impl Accelerator {
             does_not_fit(error)
         })?;
         self.load_gradients(&gradients)?;
+        self.load_hook_states(checkpoint, comm_hook, left_out).map_err(does_not_fit)?;
         let gradient_state = &self.session().gradient_state;
         gradient_state.restart();
         gradient_state.restore_window(checkpoint.description.accumulation);

@@ -1,7 +1,7 @@
 //! Checkpoints that are written in the background.
 
 use super::Accelerator;
-use crate::checkpoint::{PlannedSave, remove_outdated_checkpoints};
+use crate::checkpoint::{PlannedSave, SaveProgress, remove_outdated_checkpoints};
 use crate::error::{CheckpointError, Result};
 use crate::group::Group;
 use crate::messages;
@@ -35,6 +35,10 @@ impl CheckpointSave {
         self.save.folder()
     }
 
+    pub(super) fn progress(&self) -> SaveProgress {
+        self.save.progress().clone()
+    }
+
     /// From here on the objects may change.
     pub(super) fn copy_to_host(&mut self) -> Result<()> {
         self.save.copy_to_host()
@@ -65,14 +69,18 @@ struct State {
 #[derive(Debug)]
 struct Pending {
     folder: PathBuf,
+    progress: SaveProgress,
     thread: JoinHandle<Result<()>>,
 }
 
 impl Pending {
-    fn wait(self) -> Result<()> {
-        let Self { folder, thread } = self;
-        let result = thread.join().unwrap_or_else(|_| Err(CheckpointError::WriterPanicked.into()));
-        result.map_err(|error| error.context(format!("the checkpoint {} was not saved", folder.display())))
+    /// Waits for this process's part, and then for what `agree` waits for.
+    fn wait(self, agree: impl FnOnce(Result<()>) -> Result<()>) -> Result<()> {
+        let Self { folder, progress, thread } = self;
+        progress.shown_while(|| {
+            let result = thread.join().unwrap_or_else(|_| Err(CheckpointError::WriterPanicked.into()));
+            agree(result.map_err(|error| error.context(format!("the checkpoint {} was not saved", folder.display()))))
+        })
     }
 }
 
@@ -86,7 +94,7 @@ impl BackgroundSave {
 impl Drop for BackgroundSave {
     fn drop(&mut self) {
         let pending = self.0.get_mut().unwrap_or_else(PoisonError::into_inner).pending.take();
-        if let Some(Err(error)) = pending.map(Pending::wait) {
+        if let Some(Err(error)) = pending.map(|pending| pending.wait(|result| result)) {
             messages::warning_here!("{error}");
         }
     }
@@ -102,7 +110,7 @@ impl Accelerator {
     pub fn wait_for_save(&self) -> Result<()> {
         let pending = self.0.background_save.lock().pending.take();
         match pending {
-            Some(pending) => self.group().agree_on_success("wait_for_save", pending.wait()),
+            Some(pending) => pending.wait(|result| self.group().agree_on_success("wait_for_save", result)),
             None => Ok(()),
         }
     }
@@ -139,7 +147,7 @@ impl Accelerator {
             Some(group) => group.clone(),
             None => state.group.insert(self.group().side_group()?).clone(),
         };
-        let folder = save.folder().to_owned();
+        let (folder, progress) = (save.folder().to_owned(), save.progress());
         let write = move || {
             // Not a reason to write nothing where it is not allowed.
             let _ = rustix::process::setpriority_process(None, NICENESS);
@@ -148,7 +156,7 @@ impl Accelerator {
         let thread = thread::Builder::new().name("save_state".to_owned()).spawn(write);
         let thread = thread.map_err(|source| CheckpointError::NoThread { source }.into());
         let thread = self.group().agree_on_success("save_state_async", thread)?;
-        state.pending = Some(Pending { folder, thread });
+        state.pending = Some(Pending { folder, progress, thread });
         Ok(())
     }
 }

@@ -1,5 +1,7 @@
 //! Ranks that find each other by variables of a launcher, each on a thread.
 
+mod nodes;
+
 use super::{Accelerator, AcceleratorBuilder};
 use crate::error::Result;
 use crate::nn::{Linear, ParamStore};
@@ -16,10 +18,21 @@ enum Machines {
     Two,
 }
 
-/// Runs `body` on two processes that meet as `init_method` says. Their variables name a place that another program has.
+/// Runs `body` on two processes that meet as `init_method` says.
 fn launched<T: Send>(
     builder: &AcceleratorBuilder,
     machines: Machines,
+    init_method: &str,
+    body: impl Fn(Accelerator) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let per_machine = if machines == Machines::One { 2 } else { 1 };
+    launched_on((2, per_machine), &|_| builder.clone(), init_method, body)
+}
+
+/// Runs `body` on so many processes, of which so many are on each machine. Their variables name a place that another program has.
+fn launched_on<T: Send>(
+    (world_size, per_machine): (usize, usize),
+    builder: &(dyn Fn(usize) -> AcceleratorBuilder + Sync),
     init_method: &str,
     body: impl Fn(Accelerator) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
@@ -31,25 +44,25 @@ fn launched<T: Send>(
         ..Default::default()
     };
     let rank = |rank: usize| {
-        let (local_rank, local_world_size) = if machines == Machines::One { (rank, 2) } else { (0, 1) };
         let lookup = |name: &str| {
             Some(match name {
                 "RANK" => rank.to_string(),
-                "WORLD_SIZE" => "2".to_owned(),
-                "LOCAL_RANK" => local_rank.to_string(),
-                "LOCAL_WORLD_SIZE" => local_world_size.to_string(),
+                "WORLD_SIZE" => world_size.to_string(),
+                "LOCAL_RANK" => (rank % per_machine).to_string(),
+                "LOCAL_WORLD_SIZE" => per_machine.to_string(),
                 "MASTER_ADDR" => "127.0.0.1".to_owned(),
                 "MASTER_PORT" => port.to_string(),
                 _ => return None,
             })
         };
-        let builder = builder.clone().cpu(true).kwargs_handler(kwargs.clone());
+        let builder = builder(rank).cpu(true).kwargs_handler(kwargs.clone());
         body(builder.build_with(&lookup, PartialState::join)?)
     };
     std::thread::scope(|scope| {
-        let other = scope.spawn(|| rank(1));
+        let rank = &rank;
+        let others: Vec<_> = (1..world_size).map(|other| scope.spawn(move || rank(other))).collect();
         let first = rank(0);
-        Ok(vec![first?, other.join().unwrap()?])
+        std::iter::once(first).chain(others.into_iter().map(|other| other.join().unwrap())).collect()
     })
 }
 

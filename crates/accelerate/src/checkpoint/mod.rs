@@ -43,6 +43,7 @@ mod fault;
 mod folder;
 mod load;
 mod memory;
+mod progress;
 mod reader;
 mod save;
 mod sharded;
@@ -55,6 +56,7 @@ mod writer;
 
 pub use folder::{check_save_directory, check_saved_files, read_saved_file, verify_saved_files};
 pub use load::{LoadOptions, checkpoint_shapes, load_checkpoint_in_model, modern_layer_norm_names};
+pub(crate) use progress::SaveProgress;
 pub use save::{SaveModelOptions, save_model_weights};
 pub(crate) use sharded::{Writers, save_sharded_model_weights};
 pub use source::load_file;

@@ -2,6 +2,7 @@
 
 use super::atomic::PendingFile;
 use super::folder::{check_own_names, commit_folder, prepare_folder, refuse_other_saves};
+use super::progress::NumWritten;
 use super::writer::{write_pending, written_kind};
 use crate::error::{Result, WeightsError};
 use crate::nn::ParamStore;
@@ -132,7 +133,7 @@ pub fn save_model_weights(
     for (file, names) in &plan.files {
         let content: Vec<(&str, &Tensor)> =
             names.iter().filter_map(|name| by_name.get_key_value(name.as_str())).map(|(n, t)| (*n, *t)).collect();
-        pending.push(write_pending(&content, options.dtype, &folder.join(file), stem)?);
+        pending.push(write_pending(&content, options.dtype, (&folder.join(file), stem), &NumWritten::default())?);
     }
     pending.extend(write_index(folder, &plan, stem)?);
     let written = weight_paths(folder, &plan, stem);

@@ -2,6 +2,7 @@
 
 use super::atomic::{BUFFER_BYTES, OpenFile, PendingFile, folder_of, io_error, remove_abandoned, sync_folder};
 use super::dtype::to_dtype;
+use super::progress::NumWritten;
 use super::torch_files::is_torch_file;
 use crate::amp::float_kind;
 use crate::error::{Result, WeightsError};
@@ -47,7 +48,8 @@ pub fn save_file(state: &StateDict, path: impl AsRef<Path>) -> Result<()> {
     let path = path.as_ref();
     // What an earlier call left under a temporary name has that of the file in it.
     let stem = path.file_name().unwrap_or_default().to_string_lossy();
-    write_pending(&state.iter().collect::<Vec<_>>(), None, path, &stem)?.commit()?;
+    let tensors: Vec<_> = state.iter().collect();
+    write_pending(&tensors, None, (path, &stem), &NumWritten::default())?.commit()?;
     sync_folder(folder_of(path))?;
     remove_abandoned(folder_of(path), &stem, &[])
 }
@@ -87,12 +89,12 @@ pub(super) fn written_kind(own: Kind, dtype: Option<FloatType>) -> Kind {
 }
 
 /// Writes the tensors under a temporary name beside `path`, in the order that every writer of the format uses;
-/// floating-point ones as `dtype`, if given.
+/// floating-point ones as `dtype`, if given. The bytes are counted.
 pub(super) fn write_pending(
     tensors: &[(&str, &Tensor)],
     dtype: Option<FloatType>,
-    path: &Path,
-    stem: &str,
+    (path, stem): (&Path, &str),
+    written: &NumWritten,
 ) -> Result<PendingFile> {
     let mut entries = Vec::with_capacity(tensors.len());
     for (name, tensor) in tensors {
@@ -102,6 +104,7 @@ pub(super) fn write_pending(
     // Largest alignment first keeps every tensor aligned without holes.
     entries.sort_by(|(a, _), (b, _)| b.dtype.cmp(&a.dtype).then(a.name.cmp(&b.name)));
     let mut file = TensorFile::create(path, stem, entries.iter().map(|(spec, _)| spec))?;
+    file.written = written.clone();
     entries.iter().try_for_each(|(spec, tensor)| file.append(tensor, spec))?;
     file.finish()
 }
@@ -114,6 +117,7 @@ pub(super) struct TensorFile {
     num_missing: usize,
     /// One buffer for all tensors.
     bytes: Vec<u8>,
+    written: NumWritten,
 }
 
 /// In whichever format.
@@ -133,14 +137,14 @@ impl TensorFile {
     ) -> Result<Self> {
         let num_missing = tensors.len();
         let output = if is_torch_file(path) { begin_torch(path, stem, tensors)? } else { begin(path, stem, tensors)? };
-        Ok(Self { output, path: path.to_owned(), num_missing, bytes: Vec::new() })
+        Ok(Self { output, path: path.to_owned(), num_missing, bytes: Vec::new(), written: NumWritten::default() })
     }
 
     /// Appends the next tensor, a piece at a time: writing, and casting to the type of `spec`, cost no memory but for a piece.
     pub(super) fn append(&mut self, tensor: &Tensor, spec: &TensorSpec) -> Result<()> {
         let element_bytes = spec.kind.elt_size_in_bytes();
         let flat = tensor.f_detach()?.f_reshape([-1])?;
-        let Self { output, bytes, path, .. } = self;
+        let Self { output, bytes, path, written, .. } = self;
         if let Output::Torch(archive, number) = output {
             archive.begin(&format!("data/{number}")).map_err(io_error("write", path))?;
             *number += 1;
@@ -154,6 +158,7 @@ impl TensorFile {
                 Output::Safetensors(file) => file.append(bytes)?,
                 Output::Torch(archive, _) => archive.append(bytes).map_err(io_error("write", path))?,
             }
+            written.add(bytes.len());
             start += length;
         }
         self.num_missing = self.num_missing.saturating_sub(1);

@@ -7,7 +7,7 @@ use crate::group::Group;
 use accelerate_core::config::{
     Callback, DDPCommunicationHook, DDPCommunicationHookType as Hook, DistributedDataParallelSettings,
 };
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Kind;
 use torch_ext::{ProcessGroup, Reducer};
 
@@ -23,11 +23,32 @@ fn own_hook(function: &Callback) -> Result<&CommHook> {
     Ok(function.downcast_ref().ok_or(StateError::NoCommHook)?)
 }
 
-/// Puts the hook that `kwargs` name or bring on the reducer of `group`, whose backend is `process_group`.
+/// A PowerSGD hook, which outlives the reducers that it is put on.
+pub(super) type SharedPowerSgd = Arc<Mutex<PowerSgd>>;
+
+/// The PowerSGD hook that `kwargs` name, if they do.
+pub(super) fn power_sgd(
+    kwargs: &DistributedDataParallelSettings,
+    process_group: &Arc<ProcessGroup>,
+) -> Result<Option<SharedPowerSgd>> {
+    let DDPCommunicationHook::Named(hook @ (Hook::PowerSgd | Hook::BatchedPowerSgd)) = &kwargs.comm_hook else {
+        return Ok(None);
+    };
+    let (state, is_batched) = (kwargs.power_sgd_state()?, *hook == Hook::BatchedPowerSgd);
+    Ok(Some(Arc::new(Mutex::new(PowerSgd::new(state, process_group.clone(), is_batched)))))
+}
+
+pub(super) fn lock(power_sgd: &Mutex<PowerSgd>) -> MutexGuard<'_, PowerSgd> {
+    // A backward pass that panicked has failed on this rank, and says so.
+    power_sgd.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Puts the hook that `kwargs` name or bring on the reducer of `group`.
 pub(super) fn register(
     reducer: &Reducer,
-    (group, process_group): (&Group, &Arc<ProcessGroup>),
+    group: &Group,
     kwargs: &DistributedDataParallelSettings,
+    power_sgd: Option<&SharedPowerSgd>,
 ) -> Result<()> {
     let wire = |hook| match hook {
         Hook::Fp16 => Some(Kind::Half),
@@ -42,10 +63,9 @@ pub(super) fn register(
             // Casting twice is casting to the narrower of the two; the wrapper is the outer one.
             Ok(reducer.compress(wrapper.or(wire(*hook)).unwrap_or(Kind::Half))?)
         }
-        DDPCommunicationHook::Named(hook @ (Hook::PowerSgd | Hook::BatchedPowerSgd)) => {
-            let state = kwargs.power_sgd_state()?;
-            let mut compression = PowerSgd::new(state, process_group.clone(), *hook == Hook::BatchedPowerSgd);
-            Ok(reducer.register_comm_hook(wrapper, move |bucket| Ok(compression.reduce(&bucket)?))?)
+        DDPCommunicationHook::Named(Hook::PowerSgd | Hook::BatchedPowerSgd) => {
+            let Some(power_sgd) = power_sgd.cloned() else { return Ok(()) };
+            Ok(reducer.register_comm_hook(wrapper, move |bucket| Ok(lock(&power_sgd).reduce(&bucket)?))?)
         }
         DDPCommunicationHook::Function(function) => {
             let mut hook = own_hook(function)?.begin(group);

@@ -3,13 +3,16 @@
 //! Method: Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression", arXiv 1905.13727; the order of
 //! operations is that of PyTorch's `powerSGD_hook.py`, so that gradients are equal to its own.
 
-use crate::error::Result;
+use crate::error::{CheckpointError, Error, Result};
 use crate::messages;
+use crate::session::ObjectState;
 use accelerate_core::config::PowerSGDState;
 use accelerate_core::power_sgd::{BucketPlan, Matrices, Seeds, plan, square_side};
-use std::collections::HashMap;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::sync::Arc;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 use torch_ext::{Generator, GradBucket, ProcessGroup, ReduceOp, scalar};
 
 /// The hook's memory of one rank.
@@ -19,6 +22,8 @@ pub(super) struct PowerSgd {
     /// Compress each bucket as one square matrix.
     batched: bool,
     seeds: Seeds,
+    /// How many of them were used.
+    num_seeds: u32,
     /// Reducing backward passes so far.
     iteration: u64,
     buckets: HashMap<usize, Memory>,
@@ -32,8 +37,27 @@ pub(super) struct PowerSgd {
 struct Memory {
     /// What compression lost, flat.
     error: Option<Tensor>,
-    /// All factors P and all factors Q, flat.
-    factors: Option<(Tensor, Tensor)>,
+    /// Memory for all factors P, flat: what is in it counts no more.
+    p: Option<Tensor>,
+    /// All factors Q, flat.
+    q: Option<Tensor>,
+}
+
+/// What a checkpoint has of a hook beside its tensors.
+#[derive(Serialize, Deserialize)]
+struct Saved {
+    iteration: u64,
+    num_seeds: u32,
+    num_buckets: usize,
+    /// What decided how the memory is divided.
+    divided_by: String,
+}
+
+const ERROR: &str = "error";
+const Q: &str = "q";
+
+fn name_in_bucket(index: usize, name: &str) -> String {
+    format!("bucket_{index}.{name}")
 }
 
 /// One batched product: `[batch, rows, columns]`, `[batch, rows, rank]`, `[batch, columns, rank]`.
@@ -49,6 +73,7 @@ impl PowerSgd {
     pub(super) fn new(state: PowerSGDState, group: Arc<ProcessGroup>, batched: bool) -> Self {
         Self {
             seeds: Seeds::new(state.random_seed),
+            num_seeds: 0,
             state,
             group,
             batched,
@@ -58,6 +83,75 @@ impl PowerSgd {
             elements_after: 0,
             next_report: 0,
         }
+    }
+
+    /// All that a run needs to go on to the bit, in this object's own memory. `divided_by` says what decides how gradients are
+    /// put into buckets.
+    pub(super) fn state(&self, divided_by: &str) -> Result<ObjectState> {
+        let mut tensors = BTreeMap::new();
+        for (&index, memory) in &self.buckets {
+            for (name, kept) in [(ERROR, &memory.error), (Q, &memory.q)] {
+                tensors.extend(kept.as_ref().map(|kept| (name_in_bucket(index, name), kept.shallow_clone())));
+            }
+        }
+        let saved = Saved {
+            iteration: self.iteration,
+            num_seeds: self.num_seeds,
+            num_buckets: self.buckets.values().filter(|memory| memory.error.is_some() || memory.q.is_some()).count(),
+            divided_by: self.divided_by(divided_by),
+        };
+        let values = serde_json::to_value(saved).map_err(Error::other)?;
+        Ok(ObjectState { tensors, values, ..Default::default() })
+    }
+
+    fn divided_by(&self, buckets: &str) -> String {
+        let PowerSGDState { matrix_approximation_rank, min_compression_rate, batch_tensors_with_same_shape, .. } =
+            &self.state;
+        format!(
+            "{} processes, {buckets}, batched_power_sgd {}, matrix_approximation_rank {matrix_approximation_rank}, \
+             min_compression_rate {min_compression_rate}, batch_tensors_with_same_shape {batch_tensors_with_same_shape}",
+            self.group.world_size(),
+            self.batched
+        )
+    }
+
+    /// As new.
+    pub(super) fn restart(&mut self) {
+        self.seeds = Seeds::new(self.state.random_seed);
+        (self.num_seeds, self.iteration, self.next_report) = (0, 0, 0);
+        self.buckets.clear();
+    }
+
+    /// Takes over a [`state`](Self::state). Where gradients are divided otherwise now, what was kept of them is of no use: steps are
+    /// counted on if `is_settled`, that is if the next one has the buckets of all that follow; errors and factors begin anew.
+    ///
+    /// Every rank decides the same: the values are those of all ranks.
+    pub(super) fn load(
+        &mut self,
+        values: &serde_json::Value,
+        tensors: &BTreeMap<String, Tensor>,
+        (divided_by, is_settled): (&str, bool),
+        device: Device,
+    ) -> Result<()> {
+        let saved: Saved = serde_json::from_value(values.clone()).map_err(Error::other)?;
+        let own = self.divided_by(divided_by);
+        let is_same = saved.divided_by == own;
+        let buckets = if is_same { memory_of_buckets(saved.num_buckets, tensors, device)? } else { HashMap::new() };
+        self.restart();
+        if !is_same && saved.num_buckets > 0 {
+            let was = accelerate_core::weight_files::shown(&saved.divided_by);
+            messages::warning!(
+                "the errors and factors of the PowerSGD hook begin anew, because the checkpoint has those of {was}, and here \
+                 are {own}"
+            );
+        }
+        if is_same || is_settled {
+            self.iteration = saved.iteration;
+            self.num_seeds = saved.num_seeds;
+            self.seeds.by_ref().take(saved.num_seeds as usize).for_each(drop);
+        }
+        self.buckets = buckets;
+        Ok(())
     }
 
     /// The mean over ranks of a bucket, flat; `None` is the plain mean, in the steps before compression begins.
@@ -107,6 +201,7 @@ impl PowerSgd {
         self.elements_before += plan.elements_before();
         self.elements_after += plan.elements_after();
         let mut memory = self.buckets.remove(&index).unwrap_or_default();
+        memory.check(index, flat.numel(), plan.q_elements())?;
         if let Some(error) = &memory.error {
             let _ = flat.shallow_clone().f_add_(error)?;
         }
@@ -119,7 +214,8 @@ impl PowerSgd {
             Some(tensor) => Some(self.group.all_reduce(tensor, ReduceOp::Sum, None)?),
             None => None,
         };
-        let (p_memory, q_memory, products) = self.low_rank_factors(memory.factors.take(), flat, gradients, plan)?;
+        let (p_memory, q_memory, products) =
+            self.low_rank_factors((memory.p.take(), memory.q.take()), flat, gradients, plan)?;
         for product in &products {
             product.p.shallow_clone().f_copy_(&product.matrices.f_bmm(&product.q)?)?;
         }
@@ -143,7 +239,9 @@ impl PowerSgd {
             Some(original) => Some(original.f_sub(flat)?),
             None => None,
         };
-        memory.factors = self.state.warm_start.then_some((p_memory, q_memory));
+        if self.state.warm_start {
+            (memory.p, memory.q) = (Some(p_memory), Some(q_memory));
+        }
         self.buckets.insert(index, memory);
         Ok(())
     }
@@ -165,20 +263,15 @@ impl PowerSgd {
     /// The memory of all P and of all Q, with the products that are views into it; Q orthogonal, P to be filled.
     fn low_rank_factors(
         &mut self,
-        kept: Option<(Tensor, Tensor)>,
+        (p, q): (Option<Tensor>, Option<Tensor>),
         flat: &Tensor,
         gradients: &[Tensor],
         plan: &BucketPlan,
     ) -> Result<(Tensor, Tensor, Vec<Product>)> {
-        let fresh = kept.is_none();
-        let options = (flat.kind(), flat.device());
-        let (p_memory, q_memory) = match kept {
-            Some(factors) => factors,
-            None => (
-                Tensor::f_empty([plan.p_elements() as i64], options)?,
-                Tensor::f_empty([plan.q_elements() as i64], options)?,
-            ),
-        };
+        let fresh = q.is_none();
+        let memory_for = |numel: usize| Tensor::f_empty([numel as i64], (flat.kind(), flat.device()));
+        let p_memory = p.map_or_else(|| memory_for(plan.p_elements()), Ok)?;
+        let q_memory = q.map_or_else(|| memory_for(plan.q_elements()), Ok)?;
         let (mut p_start, mut q_start) = (0, 0);
         let mut products = Vec::with_capacity(plan.compressed.len());
         for matrices in &plan.compressed {
@@ -190,6 +283,7 @@ impl PowerSgd {
             products.push(Product::new(matrices, gradients, p, q)?);
         }
         if fresh && let Some(seed) = self.seeds.next() {
+            self.num_seeds = self.num_seeds.saturating_add(1);
             let generator = Generator::new_cpu()?;
             generator.manual_seed(u64::from(seed))?;
             for product in &products {
@@ -202,6 +296,48 @@ impl PowerSgd {
             orthogonalize(&product.q, self.state.orthogonalization_epsilon)?;
         }
         Ok((p_memory, q_memory, products))
+    }
+}
+
+impl Memory {
+    /// What a checkpoint says of a bucket may not be so.
+    fn check(&self, index: usize, numel: usize, q_numel: usize) -> Result<()> {
+        for (name, kept, wanted) in [(ERROR, &self.error, numel), (Q, &self.q, q_numel)] {
+            if let Some(found) = kept.as_ref().map(Tensor::numel).filter(|found| *found != wanted) {
+                let name = name_in_bucket(index, name);
+                return Err(CheckpointError::OtherBucket { name, found, wanted }.into());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a checkpoint has of the buckets of a rank, on the device of the gradients.
+fn memory_of_buckets(
+    num_buckets: usize,
+    tensors: &BTreeMap<String, Tensor>,
+    device: Device,
+) -> Result<HashMap<usize, Memory>> {
+    let kept = |index, name| {
+        let kept = tensors.get(&name_in_bucket(index, name));
+        kept.map(|kept| kept.f_to_device(device)?.f_reshape([-1])).transpose()
+    };
+    // Each has at least one tensor, so that no more of them are made than there are tensors.
+    let mut buckets = HashMap::new();
+    for index in 0..num_buckets {
+        let memory = Memory { error: kept(index, ERROR)?, p: None, q: kept(index, Q)? };
+        if memory.error.is_none() && memory.q.is_none() {
+            let (name, found, wanted) = (name_in_bucket(index, ERROR), buckets.len(), num_buckets);
+            return Err(CheckpointError::MissingBucket { name, found, wanted }.into());
+        }
+        buckets.insert(index, memory);
+    }
+    Ok(buckets)
+}
+
+impl fmt::Debug for PowerSgd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PowerSgd").field("iteration", &self.iteration).finish_non_exhaustive()
     }
 }
 
@@ -270,4 +406,59 @@ fn orthogonalize(matrices: &Tensor, epsilon: f64) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests {
+    use super::*;
+    use crate::{Accelerator, testing};
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    const BUCKETS: &str = "in one bucket";
+
+    fn values(num_buckets: Value, num_seeds: Value, hook: &PowerSgd) -> Value {
+        let divided_by = hook.divided_by(BUCKETS);
+        json!({"iteration": 9, "num_seeds": num_seeds, "num_buckets": num_buckets, "divided_by": divided_by})
+    }
+
+    /// `named`: what a checkpoint has of bucket 0.
+    #[rstest]
+    #[case::a_bucket_is_missing(json!(2), json!(1), "error", "bucket_1.error")]
+    #[case::more_buckets_than_there_can_be(json!(u64::MAX), json!(1), "error", "bucket_1.error")]
+    #[case::nothing_that_is_known(json!(1), json!(1), "other", "bucket_0.error")]
+    #[case::more_seeds_than_can_be_drawn(json!(1), json!(u64::MAX), "error", "expected u32")]
+    #[case::no_number(json!("one"), json!(1), "error", "invalid type")]
+    fn what_does_not_fit_is_refused_and_changes_nothing(
+        #[case] num_buckets: Value,
+        #[case] num_seeds: Value,
+        #[case] named: &str,
+        #[case] words: &str,
+    ) {
+        testing::ranks(2, Accelerator::builder().cpu(true), |accelerator| {
+            let group = accelerator.group().process_group().unwrap().clone();
+            let mut hook = PowerSgd::new(PowerSGDState::default(), group, false);
+            hook.iteration = 5;
+            let tensors = BTreeMap::from([(name_in_bucket(0, named), Tensor::from_slice(&[1f32]))]);
+            let saved = values(num_buckets.clone(), num_seeds.clone(), &hook);
+            let error = hook.load(&saved, &tensors, (BUCKETS, true), Device::Cpu).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+            assert_eq!(hook.iteration, 5);
+            Ok(())
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn a_bucket_of_another_size_is_an_error_and_no_wrong_sum() {
+        let of = |numel: i64| Some(Tensor::zeros([numel], (Kind::Float, Device::Cpu)));
+        for (error, q, words) in [(3, 2, "has 3 numbers as `bucket_7.error`"), (4, 5, "has 5 numbers as `bucket_7.q`")]
+        {
+            let memory = Memory { error: of(error), p: None, q: of(q) };
+            let found = memory.check(7, 4, 2).unwrap_err().to_string();
+            assert!(found.contains(words), "{found}");
+        }
+        Memory { error: of(4), p: None, q: of(2) }.check(7, 4, 2).unwrap();
+    }
 }

@@ -3,11 +3,12 @@
 //! Method: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020;
 //! the order of calls is that of `torch.nn.parallel.DistributedDataParallel`.
 
-use super::{Alone, Engine, hooks};
+use super::hooks::{self, SharedPowerSgd};
+use super::{Alone, Engine};
 use crate::error::{Error, Result, StateError};
 use crate::group::{Group, shape_text};
 use crate::nn::{Param, ParamStore};
-use crate::session::{Call, Join, Pass, Visit};
+use crate::session::{Call, Join, ObjectState, Pass, Visit};
 use accelerate_core::config::{DistributedDataParallelSettings, FIRST_BUCKET_BYTES};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashSet};
@@ -22,6 +23,7 @@ pub(super) struct Replicate {
     group: Group,
     store: ParamStore,
     reducer: Mutex<Reducer>,
+    power_sgd: Option<SharedPowerSgd>,
     kwargs: DistributedDataParallelSettings,
     /// The reducer has learned in which order gradients come, and adds up numbers in that order.
     knows_order: AtomicBool,
@@ -75,11 +77,14 @@ impl Replicate {
         if trainable.is_empty() {
             return Ok(Arc::new(Alone));
         }
-        let reducer = new_reducer((group, process_group), &trainable, kwargs, Vec::new())?;
+        let power_sgd = hooks::power_sgd(kwargs, process_group)?;
+        let hook = (kwargs, power_sgd.as_ref());
+        let reducer = new_reducer((group, process_group), &trainable, hook, Vec::new())?;
         Ok(Arc::new(Self {
             group: group.clone(),
             store: store.clone(),
             reducer: Mutex::new(reducer),
+            power_sgd,
             kwargs: kwargs.clone(),
             knows_order: AtomicBool::new(false),
             names: trainable.iter().map(|param| param.name().to_owned()).collect(),
@@ -135,6 +140,16 @@ impl Replicate {
     fn reducer(&self) -> MutexGuard<'_, Reducer> {
         // The reducer keeps its own state consistent; a panic elsewhere does not change that.
         self.reducer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What decides, beside their order, how gradients are put into buckets.
+    fn divided_by(&self) -> String {
+        let DistributedDataParallelSettings { bucket_cap_mb, comm_wrapper, find_unused_parameters, .. } = &self.kwargs;
+        let numel: usize = self.store.trainable_parameters().iter().map(|param| param.local().numel()).sum();
+        format!(
+            "{numel} numbers of gradients, bucket_cap_mb {bucket_cap_mb}, comm_wrapper {comm_wrapper}, \
+             find_unused_parameters {find_unused_parameters}"
+        )
     }
 
     fn synchronises(&self) -> bool {
@@ -270,10 +285,29 @@ impl Engine for Replicate {
             return Ok(());
         }
         let trainable = self.store.trainable_parameters();
-        *reducer = new_reducer((&self.group, process_group), &trainable, &self.kwargs, order.unwrap_or_default())?;
+        let hook = (&self.kwargs, self.power_sgd.as_ref());
+        *reducer = new_reducer((&self.group, process_group), &trainable, hook, order.unwrap_or_default())?;
+        // What it knows is of other buckets.
+        self.power_sgd.iter().for_each(|power_sgd| hooks::lock(power_sgd).restart());
         self.knows_order.store(knows_order, Ordering::Relaxed);
         self.first_static_pass.store(self.static_graph, Ordering::Relaxed);
         Ok(())
+    }
+
+    fn hook_state(&self) -> Result<Option<ObjectState>> {
+        let Some(power_sgd) = &self.power_sgd else { return Ok(None) };
+        hooks::lock(power_sgd).state(&self.divided_by()).map(Some)
+    }
+
+    fn load_hook_state(&self, state: Option<&ObjectState>) -> Result<()> {
+        let Some(power_sgd) = &self.power_sgd else { return Ok(()) };
+        let mut power_sgd = hooks::lock(power_sgd);
+        let Some(state) = state else {
+            power_sgd.restart();
+            return Ok(());
+        };
+        let (divided_by, is_settled) = (self.divided_by(), self.knows_order.load(Ordering::Relaxed));
+        power_sgd.load(&state.values, &state.tensors, (&divided_by, is_settled), self.store.device())
     }
 
     fn reopen_window(&self, _unreduced: &BTreeMap<&str, &Tensor>) -> Result<()> {
@@ -292,7 +326,7 @@ impl Engine for Replicate {
 fn new_reducer(
     (group, process_group): (&Group, &Arc<ProcessGroup>),
     trainable: &[Param],
-    kwargs: &DistributedDataParallelSettings,
+    (kwargs, power_sgd): (&DistributedDataParallelSettings, Option<&SharedPowerSgd>),
     order: Vec<usize>,
 ) -> Result<Reducer> {
     let params: Vec<Tensor> = trainable.iter().map(Param::local).collect();
@@ -306,7 +340,7 @@ fn new_reducer(
         order,
     };
     let reducer = Reducer::new(&params, &names, process_group.clone(), &options)?;
-    hooks::register(&reducer, (group, process_group), kwargs)?;
+    hooks::register(&reducer, group, kwargs, power_sgd)?;
     Ok(reducer)
 }
 

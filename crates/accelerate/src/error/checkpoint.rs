@@ -80,6 +80,24 @@ pub(crate) enum CheckpointError {
     NotInJson { source: serde_json::Error },
 
     #[error(
+        "`{object}` of the checkpoint is not in this folder: with save_on_each_node each machine has that of its own processes; go on \
+         with the same processes on each machine, or have this machine read the folder of the one that had this process"
+    )]
+    OnAnotherMachine { object: String },
+
+    #[error(
+        "the checkpoint has {found} numbers as `{name}` of the PowerSGD hook, and the bucket of gradients needs {wanted}; go on \
+         from another checkpoint"
+    )]
+    OtherBucket { name: String, found: usize, wanted: usize },
+
+    #[error(
+        "the checkpoint has what the PowerSGD hook keeps of {found} of {wanted} buckets, and no `{name}`; go on from another \
+         checkpoint"
+    )]
+    MissingBucket { name: String, found: usize, wanted: usize },
+
+    #[error(
         "the checkpoint has gradients that wait for a step, and they are those of {world_size} processes with the parameters \
          that each of them had; go on with as many processes, the same model and the same sharding, or \
          save where accelerator.sync_gradients() is true"

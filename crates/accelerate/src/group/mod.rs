@@ -276,7 +276,8 @@ impl Group {
         self.compare_call("broadcast", || format!("{} from rank {source}", shape_text(tensor)))?;
         self.check_rank("broadcast", source)?;
         let wire = wire::movable(tensor)?;
-        self.run_uncompared("broadcast", || shape_text(tensor), |group| group.broadcast(&wire, source, None))
+        self.run_uncompared("broadcast", || shape_text(tensor), |group| group.broadcast(&wire, source, None))?;
+        wire::write_back(&wire, tensor)
     }
 
     /// Every rank's tensor, in rank order; shapes and dtypes are equal on all ranks. Collective.
@@ -359,10 +360,12 @@ impl Group {
         }
         let shapes = || tensors.iter().map(shape_text).collect::<Vec<_>>().join(", ");
         self.compare_call("broadcast_coalesced", || format!("{} from rank {source}", shapes()))?;
+        let wires = tensors.iter().map(wire::movable).collect::<Result<Vec<Tensor>>>()?;
         let sequence = self.next_sequence();
-        links.process_group.broadcast_coalesced(tensors, BUFFER_BYTES, source).map_err(|error| {
+        links.process_group.broadcast_coalesced(&wires, BUFFER_BYTES, source).map_err(|error| {
             self.explain(links, "broadcast_coalesced", sequence, format!("{} tensors", tensors.len()), error)
-        })
+        })?;
+        wires.iter().zip(tensors).try_for_each(|(wire, tensor)| wire::write_back(wire, tensor))
     }
 
     /// Combines many tensors over all ranks, in place, packed into flat messages by dtype. Collective.

@@ -29,6 +29,15 @@ pub(super) fn restore(wire: &Tensor, like: &Tensor) -> Result<Tensor> {
     Ok(typed.f_view(like.size().as_slice())?)
 }
 
+/// Writes what arrived as `wire` into the tensor, where that is not the memory which it arrived in.
+pub(super) fn write_back(wire: &Tensor, tensor: &Tensor) -> Result<()> {
+    let is_same_memory = wire.data_ptr() == tensor.data_ptr();
+    if !is_same_memory {
+        tensor.f_detach()?.f_copy_(&restore(wire, tensor)?)?;
+    }
+    Ok(())
+}
+
 /// Refuses results that the dtype cannot hold, before anything travels: all ranks have the same dtype.
 pub(super) fn check_reduction(op: &'static str, tensor: &Tensor, reduction: ReduceOp) -> Result<()> {
     let found = || shape_text(tensor);

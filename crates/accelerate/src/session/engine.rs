@@ -1,6 +1,7 @@
 //! What a session asks of the engine that keeps a model in step.
 
 use super::join::{Join, Pass};
+use super::registry::ObjectState;
 use crate::error::{Error, Result};
 use crate::nn::Param;
 use accelerate_core::plan::Plan;
@@ -107,6 +108,18 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
 
     /// Takes over what [`state`](Self::state) gave on the same rank of another run. Not collective.
     fn load_state(&self, _state: &Value) -> Result<()> {
+        Ok(())
+    }
+
+    /// What the model's communication hook keeps from step to step on this rank, in its own memory; `None` of one that keeps
+    /// nothing.
+    fn hook_state(&self) -> Result<Option<ObjectState>> {
+        Ok(None)
+    }
+
+    /// Has the hook go on from what [`hook_state`](Self::hook_state) gave on the same rank, or from the beginning. Tensors are
+    /// missing where there is no such rank. Not collective.
+    fn load_hook_state(&self, _state: Option<&ObjectState>) -> Result<()> {
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 
 use super::RANDOM_STATES;
 use crate::error::Result;
+use crate::messages;
 use crate::session::ObjectState;
 use tch::{Device, Tensor};
 use torch_ext::Generator;
@@ -31,7 +32,15 @@ pub(crate) fn restore_random_states(
             (Some(own), _) => {
                 generator.set_state(own).map_err(crate::Error::from).map_err(|it| it.context(RANDOM_STATES))?
             }
-            (None, Some(first)) => generator.manual_seed(derived_seed(first, rank)?)?,
+            (None, Some(first)) => {
+                if is_same_size {
+                    messages::warning_here!(
+                        "the random numbers of this process are in the folder of another machine, since each has those of its own \
+                         processes; new ones are drawn"
+                    );
+                }
+                generator.manual_seed(derived_seed(first, rank)?)?
+            }
             (None, None) => {}
         }
     }

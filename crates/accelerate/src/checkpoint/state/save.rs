@@ -4,6 +4,7 @@ use super::super::atomic::PendingFile;
 use super::super::dtype::to_dtype;
 use super::super::folder::{commit_instead, prepare_folder, refuse_other_saves};
 use super::super::memory::TensorMemory;
+use super::super::progress::{NumWritten, SaveProgress};
 use super::super::writer::write_pending;
 use crate::error::{CheckpointError, Error, Result, WeightsError};
 use crate::group::Group;
@@ -19,7 +20,7 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 const OP: &str = "save_state";
 /// Longer descriptions are an attack or a damaged file.
@@ -36,6 +37,8 @@ pub(crate) struct RunState {
     pub(crate) objects: BTreeMap<String, ObjectState>,
     /// Object and name of tensors of which ranks may hold other numbers.
     pub(crate) may_differ: BTreeSet<(String, String)>,
+    /// Object and name of tensors that nobody else has: they stay as they are when the objects change.
+    pub(crate) unshared: BTreeSet<(String, String)>,
     pub(crate) accumulation: WindowState,
     /// How many ranks divide a model.
     pub(crate) shard_size: usize,
@@ -53,16 +56,33 @@ struct Held {
     values: BTreeMap<String, Value>,
 }
 
+/// A tensor in a file.
+#[derive(Debug)]
+pub(super) struct WrittenTensor {
+    name: String,
+    pub(super) tensor: Tensor,
+    /// Nobody else has it.
+    is_unshared: bool,
+}
+
+impl WrittenTensor {
+    /// In the host's memory, whatever the objects do.
+    fn stays_as_it_is(&self) -> bool {
+        self.is_unshared && self.tensor.device() == Device::Cpu
+    }
+}
+
 /// A save of which all ranks know who writes what. Nothing is on the disk yet.
 #[derive(Debug)]
 pub(crate) struct PlannedSave {
     folder: PathBuf,
     writers: FolderWriters,
     /// Those that this rank writes: name and tensors.
-    files: Vec<(String, Vec<(String, Tensor)>)>,
+    pub(super) files: Vec<(String, Vec<WrittenTensor>)>,
     /// What is in the folder, all ranks' files.
     description: Checkpoint,
     indexes: BTreeMap<String, Index>,
+    progress: SaveProgress,
 }
 
 impl PlannedSave {
@@ -70,9 +90,15 @@ impl PlannedSave {
     pub(crate) fn new(run: RunState, group: &Group, folder: &Path, writers: FolderWriters) -> Result<Self> {
         let all = exchange(group, held(&run, folder))?;
         let assignment = group.agree_on_success(OP, plan(&all, &writers))?;
-        let description = describe(&run, &assignment, &all);
-        let files = own_files(run.objects, &assignment, group.rank());
-        Ok(Self { folder: folder.to_owned(), writers, files, description, indexes: indexes(&assignment) })
+        let (description, indexes) = (describe(&run, &assignment, &all), indexes(&assignment));
+        let files = own_files(run, &assignment, group.rank());
+        let progress = progress(folder, &files, group);
+        Ok(Self { folder: folder.to_owned(), writers, files, description, indexes, progress })
+    }
+
+    /// How much of it this process has written.
+    pub(crate) fn progress(&self) -> &SaveProgress {
+        &self.progress
     }
 
     pub(crate) fn folder(&self) -> &Path {
@@ -82,11 +108,11 @@ impl PlannedSave {
     /// Copies what this rank writes into the host's memory: from then on the objects may change. Not collective.
     pub(crate) fn copy_to_host(&mut self) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
-        let tensors = || self.files.iter().flat_map(|(_, tensors)| tensors);
-        let sizes = tensors().map(|(_, tensor)| Ok((tensor.f_kind()?, tensor.numel())));
-        let sizes = sizes.collect::<Result<Vec<_>>>()?;
+        let tensors = self.files.iter_mut().flat_map(|(_, tensors)| tensors);
+        let copied: Vec<&mut Tensor> = tensors.filter(|it| !it.stays_as_it_is()).map(|it| &mut it.tensor).collect();
+        let sizes = copied.iter().map(|tensor| Ok((tensor.f_kind()?, tensor.numel()))).collect::<Result<Vec<_>>>()?;
         let mut memory = TensorMemory::new(TensorMemory::num_bytes(sizes.into_iter()))?;
-        for (_, tensor) in self.files.iter_mut().flat_map(|(_, tensors)| tensors) {
+        for tensor in copied {
             let mut copy = memory.tensor(tensor.f_kind()?, tensor.numel())?.f_view(&*tensor.size())?;
             copy.f_copy_(tensor)?;
             *tensor = copy;
@@ -169,18 +195,29 @@ fn plan(all: &[Held], writers: &FolderWriters) -> Result<Assignment> {
 }
 
 /// The files of a rank with their tensors; what it does not write is dropped.
-fn own_files(
-    mut objects: BTreeMap<String, ObjectState>,
-    assignment: &Assignment,
-    rank: usize,
-) -> Vec<(String, Vec<(String, Tensor)>)> {
+fn own_files(mut run: RunState, assignment: &Assignment, rank: usize) -> Vec<(String, Vec<WrittenTensor>)> {
     let mut files = Vec::new();
     for file in assignment.of_writer(rank) {
-        let Some(object) = objects.get_mut(&file.object) else { continue };
-        let own = file.tensors.iter().filter_map(|name| object.tensors.remove_entry(name)).collect();
-        files.push((file.name.clone(), own));
+        let Some(object) = run.objects.get_mut(&file.object) else { continue };
+        let own = file.tensors.iter().filter_map(|name| {
+            let (name, tensor) = object.tensors.remove_entry(name)?;
+            let is_unshared = run.unshared.contains(&(file.object.clone(), name.clone()));
+            Some(WrittenTensor { name, tensor, is_unshared })
+        });
+        files.push((file.name.clone(), own.collect()));
     }
     files
+}
+
+fn progress(folder: &Path, files: &[(String, Vec<WrittenTensor>)], group: &Group) -> SaveProgress {
+    let tensors = files.iter().flat_map(|(_, tensors)| tensors);
+    let num_bytes = |tensor: &Tensor| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64;
+    SaveProgress {
+        name: folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned(),
+        total_bytes: tensors.map(|it| num_bytes(&it.tensor)).sum(),
+        written: NumWritten::default(),
+        is_main_process: group.rank() == 0,
+    }
 }
 
 impl PlannedSave {
@@ -216,8 +253,8 @@ impl PlannedSave {
     fn write_files(&self, group: &Group) -> Result<Vec<PendingFile>> {
         let mut pending = Vec::new();
         for (name, tensors) in &self.files {
-            let tensors: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
-            pending.push(write_pending(&tensors, None, &self.folder.join(name), STEM)?);
+            let tensors: Vec<(&str, &Tensor)> = tensors.iter().map(|it| (it.name.as_str(), &it.tensor)).collect();
+            pending.push(write_pending(&tensors, None, (&self.folder.join(name), STEM), &self.progress.written)?);
         }
         if self.is_first(group) {
             for (name, index) in &self.indexes {

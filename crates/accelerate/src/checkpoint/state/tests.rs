@@ -54,6 +54,22 @@ fn whole_checkpoint_in(folder: &Path) -> Result<f64> {
     Ok(value)
 }
 
+#[test]
+fn each_rank_counts_the_bytes_of_the_tensors_that_it_writes() {
+    let folder = TempDir::new().unwrap();
+    let totals = testing::ranks(3, builder(), |accelerator| {
+        let group = accelerator.group();
+        let save = PlannedSave::new(run_state(1.0, group, true), group, folder.path(), writers(group))?;
+        let progress = save.progress().clone();
+        assert_eq!((progress.written.get(), progress.is_main_process), (0, group.rank() == 0));
+        save.write(group)?;
+        assert_eq!(progress.written.get(), progress.total_bytes);
+        Ok(progress.total_bytes)
+    })
+    .unwrap();
+    assert_eq!(totals, [3 * 12 * 4 / 3; 3]);
+}
+
 /// How many operations on the disk each rank makes for a save over another one.
 fn num_steps(world_size: usize, is_sharded: bool) -> Vec<u64> {
     let folder = TempDir::new().unwrap();

@@ -73,6 +73,7 @@ pub(crate) fn gather_whole(
         state.tensors.retain(|_, _| is_kept);
         state.layouts.clear();
     }
+    run.unshared.extend(made.keys().cloned());
     for ((object, name), tensor) in made {
         run.objects.entry(object).or_default().tensors.insert(name, tensor);
     }
@@ -187,7 +188,16 @@ mod tests {
             gather_whole(&mut run, group, folder, &writers, full)?;
             let numels = run.objects.values().flat_map(|state| state.tensors.values()).map(Tensor::numel);
             let numel = numels.sum::<usize>();
-            PlannedSave::new(run, group, folder, writers)?.write(group)?;
+            let mut save = PlannedSave::new(run, group, folder, writers)?;
+            let places = |save: &PlannedSave| -> Vec<_> {
+                save.files.iter().flat_map(|(_, tensors)| tensors).map(|it| it.tensor.data_ptr()).collect()
+            };
+            let before = places(&save);
+            save.copy_to_host()?;
+            // Only the scalar was not made here.
+            let num_moved = places(&save).iter().zip(&before).filter(|(after, before)| after != before).count();
+            assert!(num_moved <= 1, "{num_moved} tensors were copied a second time");
+            save.write(group)?;
             Ok(numel)
         })
         .unwrap();
