@@ -198,6 +198,7 @@ fn listing(folder: &Path) -> Vec<String> {
 }, "counted as often as they are held")]
 #[case::a_tensor_of_one_element(|it: &Path| raw(&it.join("src/custom_checkpoint_1.pkl"), &holding(&repeated(1 << 40))), "its tensors repeat their elements")]
 #[case::a_tensor_without_end(|it: &Path| raw(&it.join("src/custom_checkpoint_1.pkl"), &holding(&repeated(1 << 62))), "more elements or dims than can be read")]
+#[case::control_characters_in_a_name(|it: &Path| torch(it, "custom_checkpoint_0.pkl", &Plain::dict([("a\u{7}b", Plain::Tensor(()))])), "what would be made of src could not be read again, so nothing is written: a tensor's name has control characters")]
 #[case::a_cut_registered_object(|it: &Path| cut(it, "src/custom_checkpoint_0.pkl", 700), "src/custom_checkpoint_0.pkl cannot be converted")]
 fn what_is_wrong_with_a_checkpoint_of_pythons_is_named(#[case] harm: Harm, #[case] words: &str) {
     let folder = copied("adamw");
