@@ -1,6 +1,7 @@
 //! A checkpoint of Python Accelerate as one of this library.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
@@ -24,9 +25,8 @@ use crate::weights::{self, Data, Files, Tensor, Weights, WeightsError};
 const MAX_NAMES_BYTES: u64 = 64 << 20;
 /// What a list in the report may take.
 const MOST_LISTED_BYTES: usize = 300;
-/// Where Python Accelerate puts models and optimizers of a run with FSDP in parts: `pytorch_model_fsdp_0`, `optimizer_0`.
-const SHARDED_MODEL: &str = "pytorch_model_fsdp_";
-const SHARDED_OPTIMIZER: &str = "optimizer_";
+/// What an optimizer of a run with FSDP is in, within its folder.
+const OPTIMIZER: &str = "optimizer";
 /// What schedules of this library go on from.
 const SCHEDULE: [&str; 4] = ["last_epoch", "_step_count", "base_lrs", "_last_lr"];
 /// The same of a loss scale.
@@ -35,15 +35,6 @@ const SCALE: [&str; 5] = ["scale", "growth_factor", "backoff_factor", "growth_in
 const STEP: &str = "step";
 const CPU: &str = "torch_manual_seed";
 const CUDA: &str = "torch_cuda_manual_seed";
-
-/// Is this what the model of a run with FSDP is in?
-pub(super) fn is_sharded_model(name: &str) -> bool {
-    is_numbered(name, SHARDED_MODEL)
-}
-
-fn is_numbered(name: &str, stem: &str) -> bool {
-    name.strip_prefix(stem).is_some_and(|number| number.parse::<usize>().is_ok())
-}
 
 pub(super) fn convert(
     arguments: &Arguments,
@@ -79,8 +70,6 @@ struct Reader<'a> {
     folder: &'a Path,
     /// Names by what they are. The first of two that hold the same.
     files: BTreeMap<PythonFile, String>,
-    /// How many models are in parts.
-    num_sharded: usize,
     report: &'a mut Report,
 }
 
@@ -89,11 +78,6 @@ impl<'a> Reader<'a> {
         let mut files: BTreeMap<PythonFile, String> = BTreeMap::new();
         for name in names {
             match PythonFile::named(name) {
-                None if is_sharded_model(name) => {}
-                None if is_numbered(name, SHARDED_OPTIMIZER) => {
-                    let reason = "an optimizer of FSDP in parts, which is not read; save it with FULL_STATE_DICT";
-                    report.leave(name, reason);
-                }
                 None => report.leave(name, "no file that save_state of Python Accelerate writes by itself"),
                 Some(kind) => match files.get(&kind) {
                     Some(first) => report.leave(name, format!("{first} is there, and is what load_state takes")),
@@ -107,8 +91,7 @@ impl<'a> Reader<'a> {
                 |name: &str| name.contains("-of-") && (name.ends_with(".safetensors") || name.ends_with(".bin"));
             report.left_out.retain(|left| !is_shard(&left.what));
         }
-        let num_sharded = names.iter().filter(|name| is_sharded_model(name)).count();
-        Ok(Self { folder, files, num_sharded, report })
+        Ok(Self { folder, files, report })
     }
 
     /// The files of one kind, which are counted from 0 without a gap.
@@ -139,8 +122,8 @@ impl<'a> Reader<'a> {
 
     fn models(&mut self) -> Result<Vec<Object>, Box<dyn Error>> {
         let mut objects = Vec::new();
-        for number in 0..self.num_sharded {
-            let weights = weights::open_distributed(&self.path(&format!("{SHARDED_MODEL}{number}")))?;
+        for (number, name) in self.all(PythonFile::ShardedModel)?.iter().enumerate() {
+            let weights = weights::open_distributed(&self.path(name))?;
             objects.push(Object { name: object_name("model", number), weights, ..Default::default() });
         }
         loop {
@@ -176,7 +159,13 @@ impl<'a> Reader<'a> {
     }
 
     fn optimizers(&mut self, models: &[Object], name_files: &[PathBuf]) -> Result<Vec<Object>, Box<dyn Error>> {
-        let files = self.all(PythonFile::Optimizer)?;
+        let (sharded, whole) = (self.all(PythonFile::ShardedOptimizer)?, self.all(PythonFile::Optimizer)?);
+        if let Some(first) = sharded.first() {
+            for name in &whole {
+                self.report.leave(name, format!("{first} is there, and is what load_state of a sharded run takes"));
+            }
+        }
+        let files = if sharded.is_empty() { whole } else { sharded };
         if !name_files.is_empty() && name_files.len() != files.len() {
             return Err(ConvertError::NameFiles { found: name_files.len(), wanted: files.len() }.into());
         }
@@ -198,15 +187,19 @@ impl<'a> Reader<'a> {
     ) -> Result<Object, Box<dyn Error>> {
         let path = self.path(file);
         let failed = |source| ConvertError::State { path: path.clone(), source };
-        let (files, value) = read(&path)?;
-        let optimizer = PythonOptimizer::read(&value).map_err(failed)?;
-        let shape_of = |tensor: &StoredTensor| tensor.shape().to_vec();
+        let OptimizerFile { files, tensors, state } = OptimizerFile::open(&path)?;
+        let optimizer = PythonOptimizer::read(&state).map_err(failed)?;
+        let shape_of = |number: &usize| tensors[*number].shape.clone();
         let (names, origin) = name_parameters(&optimizer, shape_of, &parameters(models), given).map_err(failed)?;
         let mut left = Left::default();
         let values = optimizer.to_groups(&names, &mut left).map_err(failed)?;
+        let mut stored: Vec<Option<Tensor>> = tensors.into_iter().map(Some).collect();
         let mut tensors = Vec::new();
         for (name, value) in optimizer.named_state(&names).map_err(failed)? {
-            tensors.extend(tensor(name, value));
+            tensors.extend(match value {
+                Plain::Tensor(number) => stored[*number].take().map(|tensor| Tensor { name, ..tensor }),
+                value => scalar(name, value),
+            });
         }
         let object = Object { name: object_name("optimizer", number), weights: in_files(files, tensors), values };
         self.leave(file, left);
@@ -274,7 +267,7 @@ impl<'a> Reader<'a> {
                     for (key, value) in pairs {
                         match (key, value) {
                             (Plain::Text(name), Plain::Tensor(stored)) => {
-                                tensors.extend(tensor(name, &Plain::Tensor(stored)));
+                                tensors.push(Tensor::stored(name, 0, stored));
                             }
                             entry => others.push(entry),
                         }
@@ -419,10 +412,38 @@ fn in_files(files: Files, tensors: Vec<Tensor>) -> Weights {
     Weights { files, tensors, ..Weights::default() }
 }
 
-/// A tensor of the only file, or a number as the tensor that PyTorch has in its place today.
-fn tensor(name: String, value: &Stored) -> Option<Tensor> {
+/// The state of an optimizer, in one file or in parts.
+struct OptimizerFile {
+    files: Files,
+    tensors: Vec<Tensor>,
+    /// Its tensors by number.
+    state: Plain<usize>,
+}
+
+impl OptimizerFile {
+    fn open(path: &Path) -> Result<Self, Box<dyn Error>> {
+        if path.is_dir() {
+            let (Weights { files, tensors, .. }, state) = weights::open_nested(path)?;
+            let reason =
+                || format!("it has no `{OPTIMIZER}`, in which save_state of Python Accelerate writes an optimizer");
+            let state = state.get(OPTIMIZER).cloned();
+            let state = state.ok_or_else(|| ConvertError::Values { path: path.to_owned(), reason: reason() })?;
+            return Ok(Self { files, tensors, state });
+        }
+        let (files, state) = read(path)?;
+        let mut tensors = Vec::new();
+        let state = state.try_map(&mut |stored| {
+            tensors.push(Tensor::stored(String::new(), 0, stored));
+            Ok::<_, Infallible>(Plain::Tensor(tensors.len() - 1))
+        });
+        let Ok(state) = state;
+        Ok(Self { files, tensors, state })
+    }
+}
+
+/// A number as the tensor that PyTorch has in its place today.
+fn scalar<T>(name: String, value: &Plain<T>) -> Option<Tensor> {
     let number = match value {
-        Plain::Tensor(stored) => return Some(Tensor::stored(name, 0, stored.clone())),
         Plain::Int(number) => *number as f32,
         Plain::Float(number) => *number as f32,
         _ => return None,

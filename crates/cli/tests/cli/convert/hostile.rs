@@ -10,7 +10,7 @@ use rstest::rstest;
 use safetensors::Dtype;
 use serde_json::json;
 
-use super::{NAMED, copied, own};
+use super::{NAMED, copied, copy_folder, own};
 use crate::checkpoint::folders::{Tensor, Values, write_checkpoint};
 use crate::support::{Finished, finished};
 
@@ -204,6 +204,32 @@ fn what_is_wrong_with_a_checkpoint_of_pythons_is_named(#[case] harm: Harm, #[cas
     let folder = copied("adamw");
     harm(folder.path());
     check(folder.path(), "ulimit -v 400000", NAMED, words);
+}
+
+/// Writes something else over a part of a file.
+fn overwrite(path: &Path, at: usize, bytes: &[u8]) {
+    let mut file = fs::read(path).unwrap();
+    file[at..at + bytes.len()].copy_from_slice(bytes);
+    fs::write(path, file).unwrap();
+}
+
+#[rstest]
+#[case::no_metadata(|it: &Path| gone(it, "src/optimizer_0/.metadata"), "src/optimizer_0/.metadata cannot be read")]
+#[case::cut_metadata(|it: &Path| cut(it, "src/optimizer_0/.metadata", 900), "src/optimizer_0/.metadata cannot be understood")]
+#[case::a_pipe_as_metadata(|it: &Path| pipe(it, "src/optimizer_0/.metadata"), ".metadata is a pipe")]
+#[case::a_file_less(|it: &Path| gone(it, "src/optimizer_0/__1_0.distcp"), "__1_0.distcp is missing, and `optimizer.state.0.weight.exp_avg` is said to be in it")]
+#[case::a_cut_file(|it: &Path| cut(it, "src/optimizer_0/__1_0.distcp", 100), "the file was cut off, or is of another checkpoint")]
+#[case::a_device_as_file(|it: &Path| device(it, "src/optimizer_0/__1_0.distcp"), "__1_0.distcp is a device")]
+#[case::a_damaged_value(|it: &Path| overwrite(&it.join("src/optimizer_0/__1_0.distcp"), 60, &[0; 200]), "where `optimizer.param_groups.0.lr` is said to be")]
+#[case::a_model_in_its_place(|it: &Path| { fs::remove_dir_all(it.join("src/optimizer_0")).unwrap(); copy_folder(&it.join("src/pytorch_model_fsdp_0"), &it.join("src/optimizer_0")); }, "it has no `optimizer`, in which save_state")]
+#[case::a_file_in_its_place(|it: &Path| { fs::remove_dir_all(it.join("src/optimizer_0")).unwrap(); fs::write(it.join("src/optimizer_0"), "").unwrap(); }, "no archive of torch.save")]
+#[case::a_gap(|it: &Path| fs::rename(it.join("src/optimizer_0"), it.join("src/optimizer_1")).unwrap(), "has optimizer_1, and the one with number 0 before it is missing")]
+#[case::a_gap_of_models(|it: &Path| fs::rename(it.join("src/pytorch_model_fsdp_0"), it.join("src/pytorch_model_fsdp_1")).unwrap(), "has pytorch_model_fsdp_1, and the one with number 0 before it is missing")]
+#[case::no_model(|it: &Path| fs::remove_dir_all(it.join("src/pytorch_model_fsdp_0")).unwrap(), "no model has a tensor of that name")]
+fn what_is_wrong_with_a_sharded_run_of_pythons_is_named(#[case] harm: Harm, #[case] words: &str) {
+    let folder = copied("fsdp2");
+    harm(folder.path());
+    check(folder.path(), "ulimit -v 400000", "convert src dst", words);
 }
 
 #[rstest]
