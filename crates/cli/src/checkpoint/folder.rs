@@ -16,7 +16,7 @@ const MAX_MANIFEST_BYTES: u64 = 16 << 20;
 /// The same of descriptions.
 pub(super) const MAX_DESCRIPTION_BYTES: u64 = 1 << 30;
 /// Where a project keeps checkpoints that are named automatically.
-const CHECKPOINTS: &str = "checkpoints";
+pub(super) const CHECKPOINTS: &str = "checkpoints";
 
 /// A save that counts: its manifest is there.
 #[derive(Debug)]

@@ -388,6 +388,54 @@ fn what_a_killed_conversion_has_left_goes_with_the_next_one() {
     assert!(!left.exists() && others.exists());
 }
 
+/// One that is killed cannot clean up. One that is alive holds a lock, and nothing is taken from it.
+#[test]
+fn what_a_living_conversion_writes_stays_and_what_a_dead_one_has_left_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    write_own(&folder.path().join("own"), 1, |tensor| tensor);
+    run(folder.path(), "convert own python").expect(0, &[]);
+    let (to, checkpoints) = ("project/checkpoints/checkpoint_0", folder.path().join("project/checkpoints"));
+    let writing = checkpoints.join(".checkpoint_0.a1B2c3.converting");
+    fs::create_dir_all(&writing).unwrap();
+    let lock = fs::File::open(&writing).unwrap();
+    lock.lock().unwrap();
+    run(folder.path(), &format!("convert python {to}")).expect(0, &[]);
+    assert!(writing.exists());
+    for command in ["ls", "verify"] {
+        let found = run(folder.path(), &format!("{command} project"));
+        found.expect(0, &[]);
+        let line = "project/checkpoints/.checkpoint_0.a1B2c3.converting: a conversion is writing it\n";
+        assert!(found.stdout.ends_with(line), "{}", found.stdout);
+        let json: Value =
+            serde_json::from_str(&run(folder.path(), &format!("{command} project --json")).stdout).unwrap();
+        assert_eq!(json["conversions"][0]["abandoned"], json!(false));
+    }
+    drop(lock);
+    for command in ["ls", "verify"] {
+        let found = run(folder.path(), &format!("{command} project"));
+        assert!(found.stdout.ends_with("removes it\n"), "{}", found.stdout);
+        let json: Value =
+            serde_json::from_str(&run(folder.path(), &format!("{command} project --json")).stdout).unwrap();
+        assert_eq!(json["conversions"][0]["abandoned"], json!(true));
+    }
+    fs::remove_dir_all(folder.path().join(to)).unwrap();
+    run(folder.path(), &format!("convert python {to}")).expect(0, &[]);
+    assert!(!writing.exists());
+}
+
+#[rstest]
+#[case("dst/")]
+#[case("dst/.")]
+#[case("./dst//")]
+#[case("below/../dst")]
+fn a_second_name_of_a_destination_is_the_same_one(#[case] destination: &str) {
+    let folder = copied("named");
+    fs::create_dir(folder.path().join("below")).unwrap();
+    run(folder.path(), &format!("convert src {destination}")).expect(0, &[]);
+    run(folder.path(), "verify dst").expect(0, &[]);
+    run(folder.path(), &format!("convert src {destination}")).expect(1, &["dst exists already"]);
+}
+
 #[rstest]
 #[case::of_this_folder(".")]
 #[case::of_the_one_above("..")]
