@@ -7,6 +7,7 @@ mod error;
 mod from_python;
 mod objects;
 mod staged;
+mod state;
 mod to_python;
 
 use std::error::Error;

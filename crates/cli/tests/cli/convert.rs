@@ -7,8 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use accelerate_core::checkpoint::Checkpoint;
-use accelerate_core::weight_files::{Header, Plain, StoredTensor};
+use accelerate_core::weight_files::{Header, Pickled, Plain, StoredTensor, TorchArchive};
 use rstest::rstest;
+use safetensors::Dtype;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -386,6 +387,62 @@ fn what_a_killed_conversion_has_left_goes_with_the_next_one() {
     }
     run(folder.path(), "convert own out").expect(0, &[]);
     assert!(!left.exists() && others.exists());
+}
+
+/// Writes a file of `torch.save`, with tensors of these numbers. One number is a tensor without dims.
+fn write_torch(path: &Path, value: &Plain<Vec<f32>>) {
+    let shape = |numbers: &Vec<f32>| if numbers.len() == 1 { Vec::new() } else { vec![numbers.len() as u64] };
+    let Pickled { bytes, tensors } = Pickled::new(value, |it| (Dtype::F32, shape(it))).unwrap();
+    let data = tensors.iter().map(|numbers| numbers.iter().flat_map(|it| it.to_le_bytes()).collect::<Vec<_>>());
+    let numbered = data.enumerate().map(|(number, bytes)| (format!("data/{number}"), bytes));
+    let mut archive = TorchArchive::new(Vec::new(), "archive");
+    for (name, bytes) in [("data.pkl".to_owned(), bytes)].into_iter().chain(numbered) {
+        archive.begin(&name).unwrap();
+        archive.append(&bytes).unwrap();
+    }
+    fs::write(path, archive.finish().unwrap()).unwrap();
+}
+
+/// An optimizer with this learning rate for the parameters of the checkpoint `named`.
+fn with_rate(folder: &Path, lr: Plain<Vec<f32>>) {
+    let names = fs::read_to_string(folder.join("names.txt")).unwrap();
+    let params = (0..names.lines().count()).map(|number| Plain::Int(number as i64)).collect();
+    let betas = Plain::Tuple(vec![Plain::Tensor(vec![0.5]), Plain::Float(0.75)]);
+    let group = Plain::dict([("lr", lr), ("betas", betas), ("params", Plain::List(params))]);
+    let more = [("epoch", Plain::Int(3)), ("loss_scaler", Plain::None)];
+    let state = [("state", Plain::Dict(Vec::new())), ("param_groups", Plain::List(vec![group]))];
+    write_torch(&folder.join("src/optimizer.bin"), &Plain::dict(state.into_iter().chain(more)));
+}
+
+/// PyTorch takes settings as numbers and as tensors, which fused optimizers and `torch.compile` like better.
+#[test]
+fn rates_that_are_tensors_are_numbers_and_what_else_is_with_an_optimizer_is_listed() {
+    let folder = copied("named");
+    with_rate(folder.path(), Plain::Tensor(vec![0.125]));
+    let rates = || Plain::List(vec![Plain::Tensor(vec![0.125])]);
+    let schedule = [("base_lrs", rates()), ("_last_lr", rates()), ("last_epoch", Plain::Int(1))];
+    write_torch(&folder.path().join("src/scheduler.bin"), &Plain::dict(schedule));
+    let found = run(folder.path(), NAMED);
+    found.expect(0, &[]);
+    let extra = "optimizer.bin: epoch, loss_scaler: the state of an optimizer of PyTorch is `state` and `param_groups`";
+    assert!(found.stdout.contains(extra), "{}", found.stdout);
+    let objects = description(&folder.path().join("dst")).objects;
+    let group = &objects["optimizer"].values["param_groups"][0];
+    assert_eq!([&group["lr"], &group["options"]["betas"]], [&json!(0.125), &json!([0.5, 0.75])]);
+    let schedule = &objects["scheduler"].values;
+    assert_eq!([&schedule["base_lrs"], &schedule["_last_lr"]], [&json!([0.125]), &json!([0.125])]);
+}
+
+#[rstest]
+#[case(Plain::Tensor(vec![0.1, 0.2]), "group 0 has no learning rate `lr` that is a number, but a tensor")]
+#[case(Plain::Tensor(vec![f32::NAN]), "group 0 has no learning rate `lr` that is a number, but NaN")]
+#[case(Plain::None, "group 0 has no learning rate `lr` that is a number, but None")]
+fn rates_that_are_no_numbers_are_named(#[case] lr: Plain<Vec<f32>>, #[case] words: &str) {
+    let folder = copied("named");
+    with_rate(folder.path(), lr);
+    let found = run(folder.path(), NAMED);
+    found.expect(1, &[words]);
+    assert!(!found.stderr.contains("not the state of an optimizer"), "{}", found.stderr);
 }
 
 /// One that is killed cannot clean up. One that is alive holds a lock, and nothing is taken from it.

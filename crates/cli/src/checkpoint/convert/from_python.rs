@@ -1,7 +1,6 @@
 //! A checkpoint of Python Accelerate as one of this library.
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
@@ -18,6 +17,7 @@ use super::super::report::progress_bar;
 use super::error::ConvertError;
 use super::objects::{Object, write_checkpoint};
 use super::staged::Staged;
+use super::state::State;
 use super::{Arguments, Report};
 use crate::weights::{self, Data, Files, Tensor, Weights, WeightsError};
 
@@ -25,8 +25,6 @@ use crate::weights::{self, Data, Files, Tensor, Weights, WeightsError};
 const MAX_NAMES_BYTES: u64 = 64 << 20;
 /// What a list in the report may take.
 const MOST_LISTED_BYTES: usize = 300;
-/// What an optimizer of a run with FSDP is in, within its folder.
-const OPTIMIZER: &str = "optimizer";
 /// What schedules of this library go on from.
 const SCHEDULE: [&str; 4] = ["last_epoch", "_step_count", "base_lrs", "_last_lr"];
 /// The same of a loss scale.
@@ -187,8 +185,12 @@ impl<'a> Reader<'a> {
     ) -> Result<Object, Box<dyn Error>> {
         let path = self.path(file);
         let failed = |source| ConvertError::State { path: path.clone(), source };
-        let OptimizerFile { files, tensors, state } = OptimizerFile::open(&path)?;
-        let optimizer = PythonOptimizer::read(&state).map_err(failed)?;
+        let mut state = State::of_optimizer(&path)?;
+        let mut optimizer = PythonOptimizer::read(&state.value).map_err(failed)?;
+        for (_, setting) in optimizer.groups.iter_mut().flat_map(|group| &mut group.settings) {
+            *setting = state.with_numbers(setting.clone())?;
+        }
+        let State { files, tensors, .. } = state;
         let shape_of = |number: &usize| tensors[*number].shape.clone();
         let (names, origin) = name_parameters(&optimizer, shape_of, &parameters(models), given).map_err(failed)?;
         let mut left = Left::default();
@@ -203,6 +205,11 @@ impl<'a> Reader<'a> {
         }
         let object = Object { name: object_name("optimizer", number), weights: in_files(files, tensors), values };
         self.leave(file, left);
+        if !optimizer.others.is_empty() {
+            let reason =
+                "the state of an optimizer of PyTorch is `state` and `param_groups`, and nothing else is loaded here";
+            self.report.leave(format!("{file}: {}", listed(&optimizer.others, MOST_LISTED_BYTES)), reason);
+        }
         let origin = match origin {
             Origin::Given => "parameters are named by --parameter_names",
             Origin::Saved => "parameters have the names that the optimizer saved",
@@ -216,8 +223,7 @@ impl<'a> Reader<'a> {
     fn schedulers(&mut self) -> Result<Vec<Object>, Box<dyn Error>> {
         let mut objects = Vec::new();
         for (number, file) in self.all(PythonFile::Scheduler)?.iter().enumerate() {
-            let (_, value) = read(&self.path(file))?;
-            let values = self.json(file, &value, "the state of a schedule")?;
+            let values = self.json(file, "the state of a schedule")?;
             if let Some(missing) = SCHEDULE.iter().find(|name| values.get(**name).is_none()) {
                 let note = format!("`{missing}` is not in it, without which schedules of this library do not load it");
                 self.report.leave(format!("{file}: {missing}"), note);
@@ -229,8 +235,7 @@ impl<'a> Reader<'a> {
 
     fn scaler(&mut self) -> Result<Option<Object>, Box<dyn Error>> {
         let Some(file) = self.files.get(&PythonFile::Scaler).cloned() else { return Ok(None) };
-        let (_, value) = read(&self.path(&file))?;
-        let values = match self.json(&file, &value, "a loss scale")? {
+        let values = match self.json(&file, "a loss scale")? {
             // One that is switched off saves nothing.
             Value::Object(object) if object.is_empty() => Value::Null,
             values => values,
@@ -354,9 +359,11 @@ impl<'a> Reader<'a> {
     }
 
     /// A state that is a dictionary of plain values.
-    fn json(&mut self, file: &str, value: &Stored, wanted: &str) -> Result<Value, ConvertError> {
+    fn json(&mut self, file: &str, wanted: &str) -> Result<Value, Box<dyn Error>> {
+        let mut state = State::read(&self.path(file))?;
+        let value = state.with_numbers(state.value.clone())?;
         let mut left = Left::default();
-        let values = to_json(value, "", &mut left).filter(Value::is_object).ok_or_else(|| ConvertError::Values {
+        let values = to_json(&value, "", &mut left).filter(Value::is_object).ok_or_else(|| ConvertError::Values {
             path: self.path(file),
             reason: format!("it holds {}, and {wanted} is wanted: a dictionary of plain values", value.kind()),
         })?;
@@ -394,14 +401,7 @@ fn generator(rank: usize, key: &Stored, state: &Stored) -> Option<Tensor> {
     }
 }
 
-/// A file of `torch.save`.
-fn read(path: &Path) -> Result<(Files, Stored), Box<dyn Error>> {
-    let mut files = Files::default();
-    let value = read_into(&mut files, path)?.map_err(|source| ConvertError::State { path: path.to_owned(), source })?;
-    Ok((files, value))
-}
-
-/// The same, and the inner error says why what is in it cannot be understood.
+/// A file of `torch.save`. The inner error says why what is in it cannot be understood.
 fn read_into(files: &mut Files, path: &Path) -> Result<accelerate_core::Result<Stored>, WeightsError> {
     let number = files.add(path.to_owned());
     let (file, _) = files.get(number)?;
@@ -410,35 +410,6 @@ fn read_into(files: &mut Files, path: &Path) -> Result<accelerate_core::Result<S
 
 fn in_files(files: Files, tensors: Vec<Tensor>) -> Weights {
     Weights { files, tensors, ..Weights::default() }
-}
-
-/// The state of an optimizer, in one file or in parts.
-struct OptimizerFile {
-    files: Files,
-    tensors: Vec<Tensor>,
-    /// Its tensors by number.
-    state: Plain<usize>,
-}
-
-impl OptimizerFile {
-    fn open(path: &Path) -> Result<Self, Box<dyn Error>> {
-        if path.is_dir() {
-            let (Weights { files, tensors, .. }, state) = weights::open_nested(path)?;
-            let reason =
-                || format!("it has no `{OPTIMIZER}`, in which save_state of Python Accelerate writes an optimizer");
-            let state = state.get(OPTIMIZER).cloned();
-            let state = state.ok_or_else(|| ConvertError::Values { path: path.to_owned(), reason: reason() })?;
-            return Ok(Self { files, tensors, state });
-        }
-        let (files, state) = read(path)?;
-        let mut tensors = Vec::new();
-        let state = state.try_map(&mut |stored| {
-            tensors.push(Tensor::stored(String::new(), 0, stored));
-            Ok::<_, Infallible>(Plain::Tensor(tensors.len() - 1))
-        });
-        let Ok(state) = state;
-        Ok(Self { files, tensors, state })
-    }
 }
 
 /// A number as the tensor that PyTorch has in its place today.

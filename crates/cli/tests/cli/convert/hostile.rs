@@ -165,6 +165,7 @@ fn listing(folder: &Path) -> Vec<String> {
 #[case::state_of_lists(|it: &Path| one_group(it, vec![(Plain::Int(0), Plain::dict([("step", ints(&[1]))]))]), "its state `step.first.weight` is a list")]
 #[case::no_rate(|it: &Path| optimizer(it, vec![group(vec![("params", ints(&[0, 1, 2, 3, 4, 5]))])], vec![]), "group 0 has no learning rate `lr`")]
 #[case::a_rate_that_is_none(|it: &Path| optimizer(it, vec![group(vec![("params", ints(&[0, 1, 2, 3, 4, 5])), ("lr", Plain::Float(f64::NAN))])], vec![]), "group 0 has no learning rate `lr`")]
+#[case::an_optimizer_that_is_not_here(|it: &Path| optimizer(it, vec![group(vec![("lr", Plain::Float(1.0)), ("history_size", Plain::Int(100)), ("tolerance_grad", Plain::Float(1e-7)), ("params", ints(&[0]))])], vec![]), "it is the state of LBFGS, an optimizer of PyTorch that this library does not have; move the file out of the folder")]
 #[case::too_few_names(|it: &Path| names(it, |names| drop(names.pop())), "5 names of parameters are said, and the optimizer has 6")]
 #[case::a_name_twice(|it: &Path| names(it, |names| names[1] = names[0].clone()), "two of its parameters are called `first.weight`")]
 #[case::an_unknown_name(|it: &Path| names(it, |names| names[0] = "other".to_owned()), "one of its parameters is called `other`")]
