@@ -1,5 +1,6 @@
 //! Hidden folders beside checkpoints, in which `convert` writes until all is complete.
 
+use std::fmt;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -42,12 +43,15 @@ fn is_abandoned(folder: &Path) -> bool {
 
 /// For people, one line for each.
 pub(super) fn described(conversions: &[Conversion]) -> String {
-    let line = |Conversion { folder, abandoned }: &Conversion| {
-        let what = match abandoned {
+    conversions.iter().map(|conversion| format!("{conversion}\n")).collect()
+}
+
+impl fmt::Display for Conversion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self.abandoned {
             true => "left by a conversion that was ended; the next one to the same folder removes it",
             false => "a conversion is writing it",
         };
-        format!("{}: {what}\n", in_one_line(folder))
-    };
-    conversions.iter().map(line).collect()
+        write!(f, "{}: {what}", in_one_line(&self.folder))
+    }
 }

@@ -476,6 +476,8 @@ fn what_a_living_conversion_writes_stays_and_what_a_dead_one_has_left_is_named()
         assert_eq!(json["conversions"][0]["abandoned"], json!(true));
     }
     fs::remove_dir_all(folder.path().join(to)).unwrap();
+    let alone = "project/checkpoints/.checkpoint_0.a1B2c3.converting: left by a conversion that was ended";
+    run(folder.path(), "ls project").expect(1, &["project is no checkpoint", alone]);
     run(folder.path(), &format!("convert python {to}")).expect(0, &[]);
     assert!(!writing.exists());
 }
