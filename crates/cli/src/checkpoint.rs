@@ -5,6 +5,7 @@
 //! subcommand decides and shows. Only [`convert`] writes, into a folder of its own.
 
 mod check;
+mod conversions;
 mod convert;
 mod diff;
 mod error;

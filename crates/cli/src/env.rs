@@ -1,6 +1,7 @@
 //! `accelerate env`: what to put into a report when something does not work.
 //!
-//! Nothing is started and nothing is linked for it: all facts are read from files and variables.
+//! Nothing is linked for it, and only Python is started, which says its version. All other facts are read from files and
+//! variables.
 
 use std::error::Error;
 use std::ffi::{CStr, OsString};
@@ -16,6 +17,7 @@ use accelerate_setup::{Libtorch, VERSION};
 use clap::Args;
 
 use crate::config_file::{self, ConfigFileError, Found};
+use crate::versions::version;
 
 /// Show versions, machine and settings, for a report when something does not work.
 #[derive(Debug, Args)]
@@ -197,11 +199,17 @@ fn gpu_model(information: &str) -> Option<String> {
     information.lines().find_map(|line| line.strip_prefix("Model:")).map(|model| model.trim().to_string())
 }
 
-/// The interpreter that `accelerate launch` would use for a script.
+/// The version of the interpreter that `accelerate launch` would use for a script, and where it is.
 fn python() -> String {
-    match resolve_program(&Program::PythonModule("x".into()), &ProgramSearch::of_this_process()) {
-        Ok(command) => command[0].to_string_lossy().into_owned(),
-        Err(_) => "none".to_string(),
+    let found = resolve_program(&Program::PythonModule("x".into()), &ProgramSearch::of_this_process());
+    let Some(program) = found.ok().and_then(|command| command.into_iter().next()) else { return "none".to_string() };
+    let path = Path::new(&program).shown();
+    match version(&program) {
+        Ok(Some(version)) if !version.is_empty() => {
+            format!("{} in {path}", version.strip_prefix("Python ").unwrap_or(&version))
+        }
+        Ok(_) => format!("unknown version in {path}"),
+        Err(error) => format!("unknown version in {path}: {}", printable(&error)),
     }
 }
 

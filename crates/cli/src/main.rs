@@ -20,10 +20,12 @@ mod setup;
 mod test;
 mod to_fsdp2;
 mod tpu_config;
+mod versions;
 mod weights;
 
 use std::error::Error;
 use std::ffi::OsString;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
@@ -74,7 +76,7 @@ fn main() -> ExitCode {
     if let Some(code) = accelerate_launch::helper::run_if_asked() {
         return code;
     }
-    let words: Vec<_> = std::env::args_os().collect();
+    let words = with_command(std::env::args_os().collect());
     let outcome = match parsed(&words) {
         Ok(cli) => run(cli.command),
         Err(error) => answered(error, &words),
@@ -86,6 +88,17 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The words of a command line, with the command that the program is called after: Python Accelerate installs `accelerate-launch`
+/// and others beside `accelerate`, for which there may be links.
+fn with_command(mut words: Vec<OsString>) -> Vec<OsString> {
+    let called =
+        words.first().and_then(|program| Path::new(program).file_name()?.to_str()?.strip_prefix("accelerate-"));
+    if let Some(command) = called.filter(|name| Cli::command().find_subcommand(name).is_some()).map(OsString::from) {
+        words.splice(..1, ["accelerate".into(), command]);
+    }
+    words
 }
 
 fn run(command: Command) -> Result<ExitCode, Box<dyn Error>> {

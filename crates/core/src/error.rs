@@ -98,11 +98,11 @@ impl Error {
         Self(Box::new(Inner { kind, source }))
     }
 
-    /// Names the places of the settings that it is about.
+    /// Names the places of the settings that it is about, and says what is wrong in these words.
     #[cold]
-    pub(crate) fn with_places(self, places: String) -> Self {
-        let Inner { kind, source } = *self.0;
-        let kind = settings::SettingsErrorKind::Places { problem: kind.to_string(), places }.into();
+    pub(crate) fn with_places(self, problem: String, places: String) -> Self {
+        let Inner { source, .. } = *self.0;
+        let kind = settings::SettingsErrorKind::Places { problem, places }.into();
         Self(Box::new(Inner { kind, source }))
     }
 

@@ -24,8 +24,8 @@ pub use manifest::{
 };
 pub use parallel::{ParallelFiles, TensorEntry};
 pub use pytorch::{
-    Chunk, DistributedCheckpoint, DistributedTensor, MAX_PICKLE_BYTES, Pickled, Plain, Run, StoredBytes, StoredTensor,
-    TorchArchive, TorchFile, TorchTensor,
+    Chunk, DistributedCheckpoint, DistributedItem, DistributedTensor, MAX_PICKLE_BYTES, Pickled, Plain, Run,
+    StoredBytes, StoredTensor, TorchArchive, TorchFile, TorchTensor,
 };
 pub use shards::{WeightFiles, is_weight_file_of, plan_shards, shard_file_names};
 pub(crate) use shown::shortened_reason;

@@ -7,6 +7,7 @@ mod error;
 mod from_python;
 mod objects;
 mod staged;
+mod state;
 mod to_python;
 
 use std::error::Error;
@@ -113,7 +114,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let Arguments { source, destination, .. } = arguments;
     let names = list(source)?;
     let is_own = names.iter().any(|name| *name == SaveManifest::file_name(STEM) || name == DESCRIPTION);
-    let is_python = names.iter().any(|name| PythonFile::named(name).is_some() || from_python::is_sharded_model(name));
+    let is_python = names.iter().any(|name| PythonFile::named(name).is_some());
     if !is_own && !is_python {
         let is_distributed = names.iter().any(|name| name == DistributedCheckpoint::FILE_NAME);
         return Err(ConvertError::NoCheckpoint { folder: source.clone(), is_distributed }.into());

@@ -8,6 +8,8 @@ use accelerate_core::files::ShownPath;
 use accelerate_core::weight_files::{listed, shown};
 use safetensors::Dtype;
 
+use super::conversions::Conversion;
+
 /// What is wrong with one file. The file is named by [`Fault`].
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Problem {
@@ -99,15 +101,16 @@ pub(super) enum CheckpointError {
     Unlistable { folder: PathBuf, source: io::Error },
     #[error(
         "{} is no checkpoint: there is no checkpoint.manifest.json in it, nor a folder checkpoint_0, checkpoint_1 or so, nor \
-         checkpoints with such folders; name a folder that `save_state` wrote, or the project's{}",
+         checkpoints with such folders; name a folder that `save_state` wrote, or the project's{}{}",
         folder.shown(),
         match (is_of_python, has_weights) {
             (true, _) => ". It has a checkpoint of Python Accelerate, which `accelerate checkpoint convert` makes one of this library of",
             (false, true) => ". It has saved weights, which `accelerate checkpoint verify` looks at",
             (false, false) => "",
-        }
+        },
+        conversions.iter().map(|conversion| format!(". {conversion}")).collect::<String>(),
     )]
-    NoCheckpoint { folder: PathBuf, has_weights: bool, is_of_python: bool },
+    NoCheckpoint { folder: PathBuf, has_weights: bool, is_of_python: bool, conversions: Vec<Conversion> },
     #[error(
         "none of the checkpoints in {} is complete and whole; `accelerate checkpoint ls` says of each what it lacks",
         folder.shown()

@@ -8,6 +8,7 @@ use accelerate_core::checkpoint::python::PythonFile;
 use accelerate_core::checkpoint::{Checkpoint, DESCRIPTION, STEM, checkpoint_number};
 use accelerate_core::weight_files::{SaveManifest, SavedFile};
 
+use super::conversions::conversions_in;
 use super::error::{CheckpointError, Fault, Problem};
 use super::files::{names_in, open, read_small};
 
@@ -16,7 +17,7 @@ const MAX_MANIFEST_BYTES: u64 = 16 << 20;
 /// The same of descriptions.
 pub(super) const MAX_DESCRIPTION_BYTES: u64 = 1 << 30;
 /// Where a project keeps checkpoints that are named automatically.
-const CHECKPOINTS: &str = "checkpoints";
+pub(super) const CHECKPOINTS: &str = "checkpoints";
 
 /// A save that counts: its manifest is there.
 #[derive(Debug)]
@@ -180,7 +181,8 @@ pub(super) fn is_of_python(names: &[String]) -> bool {
 /// The error of a folder without checkpoints.
 pub(super) fn no_checkpoint(folder: &Path, names: &[String]) -> CheckpointError {
     let has_weights = names.iter().any(|name| SaveManifest::stem(name).is_some());
-    CheckpointError::NoCheckpoint { folder: folder.to_owned(), has_weights, is_of_python: is_of_python(names) }
+    let (folder, conversions) = (folder.to_owned(), conversions_in(folder));
+    CheckpointError::NoCheckpoint { folder, has_weights, is_of_python: is_of_python(names), conversions }
 }
 
 /// Is it the folder of one checkpoint, completed or not?

@@ -14,6 +14,7 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::conversions::{self, conversions_in};
 use super::folder::{
     OpenCheckpoint, State, is_checkpoint, is_of_python, list, no_checkpoint, num_bytes, numbered_in, saved_at,
 };
@@ -106,8 +107,10 @@ fn several(arguments: &Arguments, names: &[String]) -> Result<String, Box<dyn Er
     if let Some(newest) = entries.iter_mut().rev().find(|entry| entry.counts()) {
         newest.newest = true;
     }
+    let conversions = conversions_in(&arguments.folder);
     if arguments.json {
-        return Ok(serde_json::to_string_pretty(&serde_json::json!({ "checkpoints": entries }))? + "\n");
+        let report = serde_json::json!({ "checkpoints": entries, "conversions": conversions });
+        return Ok(serde_json::to_string_pretty(&report)? + "\n");
     }
     let mut table = Table::new(&[
         ("checkpoint", Align::Left),
@@ -120,7 +123,7 @@ fn several(arguments: &Arguments, names: &[String]) -> Result<String, Box<dyn Er
     for entry in &entries {
         table.push(entry.style(), entry.cells());
     }
-    Ok(table.text(""))
+    Ok(table.text("") + &conversions::described(&conversions))
 }
 
 impl Entry {

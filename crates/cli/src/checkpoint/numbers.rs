@@ -1,5 +1,6 @@
 //! How far numbers are from each other.
 
+use accelerate_core::weight_files::Plain;
 use safetensors::Dtype;
 use serde::Serialize;
 
@@ -70,6 +71,12 @@ impl Distance {
     pub(super) fn is_within(self, tolerance: f64) -> bool {
         self.absolute <= tolerance || self.relative <= tolerance
     }
+}
+
+/// The number that these bytes are, if the element type has numbers that Python has, too.
+pub(super) fn number<T>(dtype: Dtype, bytes: &[u8]) -> Option<Plain<T>> {
+    let whole = || i64::try_from(integer(dtype, bytes)?).ok().map(Plain::Int);
+    float(dtype, bytes).map(Plain::Float).or_else(whole)
 }
 
 /// `None` for types that are compared by their bits only.

@@ -21,6 +21,7 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::check::{check_description, check_index};
+use super::conversions::{self, conversions_in};
 use super::error::{CheckpointError, Fault, Problem};
 use super::files::{content_hash, open, read_small};
 use super::folder::{
@@ -98,10 +99,13 @@ struct Target {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
-    let mut targets = Vec::new();
+    let (mut targets, mut conversions) = (Vec::new(), Vec::new());
     for folder in &arguments.folders {
         let found = expand(folder)?;
         let is_of_project = found.iter().any(|found| found != folder);
+        if is_of_project {
+            conversions.extend(conversions_in(folder));
+        }
         for folder in found {
             targets.push(Target { is_of_project, ..Target::read(folder)? });
         }
@@ -112,8 +116,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let reports: Vec<Report> = targets.into_iter().map(|target| target.verify(&bar)).collect();
     bar.finish_and_clear();
     let text = match arguments.json {
-        true => serde_json::to_string_pretty(&serde_json::json!({ "folders": reports }))? + "\n",
-        false => reports.iter().map(described).collect(),
+        true => {
+            let report = serde_json::json!({ "folders": reports, "conversions": conversions });
+            serde_json::to_string_pretty(&report)? + "\n"
+        }
+        false => reports.iter().map(described).collect::<String>() + &conversions::described(&conversions),
     };
     crate::print_coloured(&text)?;
     let is_ok = reports.iter().zip(counts).all(|(report, counts)| report.ok || !counts);

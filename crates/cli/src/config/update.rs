@@ -1,18 +1,20 @@
 //! `accelerate config update`: a file of an old version in today's words.
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use accelerate_core::config::{ConfigFile, FileFormat, changed_lines};
 use accelerate_core::files::ShownPath;
+use accelerate_launch::num_visible_gpus;
 use clap::Args;
 
 use crate::config_file::{self, Existing};
 
 /// Write a configuration file again with the keys that are used today, and say what changed.
 ///
-/// What the file means stays the same. Comments are not kept. A file that cannot be read is left as it
+/// What the file means stays the same. One that says no type of machines, which Python Accelerate would not read, gets that of
+/// this machine: without NVIDIA GPUs, the processes are on the CPU. Comments are not kept. A file that cannot be read is left as it
 /// is; `accelerate config validate` says what else is wrong with it.
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:\n  \
@@ -27,7 +29,9 @@ pub(crate) struct Arguments {
 pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let path = config_file::find_existing(arguments.config_file.as_deref(), &config_file::variable)?.path;
     let old = config_file::read(&path)?;
-    let said = ConfigFile::read(&old, &path)?.into_partial();
+    let visible = config_file::variable("CUDA_VISIBLE_DEVICES");
+    let num_gpus = num_visible_gpus(Path::new("/dev"), visible.as_deref());
+    let said = ConfigFile::read(&old, &path)?.into_partial().on_machine(num_gpus);
     let new = ConfigFile::write(&said, FileFormat::of_path(&path));
     let changes = changed_lines(&old, &new, &path)?;
     if changes.is_empty() {

@@ -3,15 +3,14 @@
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use accelerate_core::config::{ConfigFile, RunConfig, Sources};
-use accelerate_core::settings::shortened;
-use accelerate_launch::{Limits, ask, num_visible_gpus};
+use accelerate_launch::num_visible_gpus;
 use accelerate_setup::Libtorch;
 use rustix::process::{Resource, getrlimit};
 
 use crate::config_file;
+use crate::versions::version;
 
 /// The port at which ranks meet where nobody says another.
 pub(super) const DEFAULT_PORT: u16 = 29500;
@@ -65,7 +64,7 @@ impl Facts {
             libtorch: accelerate_setup::find(folder).map_err(|error| error.to_string()),
             is_in_project: accelerate_setup::project_root(folder).is_some(),
             config: default_config(),
-            cpp: version(&variable("CXX").unwrap_or_else(|| "c++".to_owned())),
+            cpp: version(variable("CXX").unwrap_or_else(|| "c++".to_owned())),
             rustc: version("rustc"),
             cargo: version("cargo"),
             num_gpus: num_visible_gpus(Path::new("/dev"), variable("CUDA_VISIBLE_DEVICES").as_deref()),
@@ -93,20 +92,6 @@ fn default_config() -> Result<Option<ConfigSeen>, String> {
     errors.extend(others);
     let errors = errors.iter().map(ToString::to_string).collect();
     Ok(Some(ConfigSeen { path: found.path, errors, num_warnings: warnings.len() }))
-}
-
-/// The first line of `program --version`.
-fn version(program: &str) -> Version {
-    match ask(Command::new(program).arg("--version"), Limits::default()) {
-        Ok(answer) if answer.status.success() => Ok(Some(first_line(&String::from_utf8_lossy(&answer.stdout)))),
-        Err(error) if error.is_limit_passed() => Err(error.to_string()),
-        Ok(_) | Err(_) => Ok(None),
-    }
-}
-
-/// As it can be shown: whatever a program prints, it is one short line.
-fn first_line(text: &str) -> String {
-    shortened(&text.lines().next().unwrap_or_default().replace(|letter: char| letter.is_control(), " "))
 }
 
 fn connect() -> std::io::Result<()> {
@@ -138,19 +123,5 @@ mod tests {
         assert_eq!(available_bytes("MemTotal: 9 kB\nMemAvailable:    2048 kB\n"), Some(2 << 20));
         assert_eq!(available_bytes("MemAvailable: much kB\n"), None);
         assert_eq!(available_bytes(""), None);
-    }
-
-    #[test]
-    fn a_program_that_is_not_there_has_no_version() {
-        assert_eq!(version("no-such-program-anywhere"), Ok(None));
-        assert!(version("cargo").is_ok_and(|text| text.is_some_and(|text| text.starts_with("cargo "))));
-    }
-
-    #[test]
-    fn what_a_program_says_is_shown_as_one_short_line() {
-        assert_eq!(first_line("g++ 12.2.0\nCopyright"), "g++ 12.2.0");
-        assert_eq!(first_line("\u{1b}[31mred\u{7}"), " [31mred ");
-        assert!(first_line(&"x".repeat(1 << 20)).len() < 100);
-        assert_eq!(first_line(""), "");
     }
 }

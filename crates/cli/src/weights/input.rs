@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use accelerate_core::files::other_than_file;
 use accelerate_core::layout::Layout;
 use accelerate_core::weight_files::{
-    DEFAULT_STEM, DistributedCheckpoint, EXTENSION, Header, Index, MAX_PICKLE_BYTES, StoredBytes, StoredTensor,
-    TorchFile, choose_weight_file, shown,
+    DEFAULT_STEM, DistributedCheckpoint, EXTENSION, Header, Index, StoredBytes, StoredTensor, TorchFile,
+    choose_weight_file, shown,
 };
 use safetensors::Dtype;
 
+use super::distributed::open_distributed;
 use super::error::WeightsError;
 
 /// The names of PyTorch's own files.
@@ -171,7 +172,7 @@ fn open_file(path: &Path) -> Result<(File, u64), WeightsError> {
 }
 
 /// All of a file, which has at most so many bytes.
-fn read_all(path: &Path, most_bytes: u64) -> Result<Vec<u8>, WeightsError> {
+pub(super) fn read_all(path: &Path, most_bytes: u64) -> Result<Vec<u8>, WeightsError> {
     let (file, found_bytes) = open_file(path)?;
     if found_bytes > most_bytes {
         return Err(WeightsError::Large { path: path.to_owned(), found_bytes, most_bytes });
@@ -245,49 +246,6 @@ fn nothing_to_open(folder: &Path, names: &[&str]) -> WeightsError {
     let is_checkpoint = |path: &PathBuf| path.join(DistributedCheckpoint::FILE_NAME).is_file();
     let within = names.iter().map(|name| folder.join(name)).filter(is_checkpoint).take(4).collect();
     WeightsError::NoCheckpoint { folder: folder.to_owned(), within }
-}
-
-pub(crate) fn open_distributed(folder: &Path) -> Result<Weights, WeightsError> {
-    let path = folder.join(DistributedCheckpoint::FILE_NAME);
-    let metadata = read_all(&path, MAX_PICKLE_BYTES)?;
-    let checkpoint = DistributedCheckpoint::read(&metadata);
-    let checkpoint = checkpoint.map_err(|source| WeightsError::Damaged { path, source })?;
-    drop(metadata);
-    let mut files = Files::default();
-    for file in &checkpoint.files {
-        files.add(folder.join(file));
-    }
-    let mut tensors = Vec::with_capacity(checkpoint.tensors.len());
-    let mut lengths = HashMap::new();
-    for described in &checkpoint.tensors {
-        let mut pieces = Vec::with_capacity(described.chunks.len());
-        for chunk in &described.chunks {
-            let key = || shown(&described.key);
-            let path = files.path(chunk.file).to_owned();
-            if !path.exists() {
-                return Err(WeightsError::MissingFile { path, key: key() });
-            }
-            let (start, end) = (chunk.range.start, chunk.range.end);
-            let (file, found_bytes) = files.get(chunk.file)?;
-            if end > found_bytes {
-                return Err(WeightsError::BeyondFile { path, key: key(), start, end, found_bytes });
-            }
-            lengths.insert(chunk.file, found_bytes);
-            let stored = StoredTensor::read(file, chunk.range.clone())
-                .and_then(|stored| chunk.check(&stored, described).map(|()| stored))
-                .map_err(|source| WeightsError::DamagedPart { path, key: key(), start, end, source })?;
-            pieces.push(Piece { file: chunk.file, offsets: chunk.offsets.clone(), stored });
-        }
-        let (name, shape) = (described.name.clone(), described.shape.clone());
-        tensors.push(Tensor { name, dtype: described.dtype, shape, data: Data::Pieces(pieces) });
-    }
-    let weights = Weights { files, tensors, others: checkpoint.others, ..Weights::default() };
-    // Each part has a place of its own, or a short file could become a long one.
-    let (tensor_bytes, file_bytes) = (weights.num_bytes(), lengths.values().sum());
-    if tensor_bytes > file_bytes {
-        return Err(WeightsError::Repeated { folder: folder.to_owned(), tensor_bytes, file_bytes });
-    }
-    Ok(weights)
 }
 
 /// What a file has: its tensors, and the names of what is none.

@@ -1,5 +1,10 @@
 //! Everything but launching.
 
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::process::Command;
+
+use rstest::rstest;
+
 use crate::support::{accelerate, finished};
 
 #[test]
@@ -9,6 +14,31 @@ fn the_version_is_that_of_the_package() {
     let version = finished(command);
     assert_eq!(version.stdout, format!("accelerate {}\n", env!("CARGO_PKG_VERSION")));
     version.expect(0, &[]);
+}
+
+/// Python Accelerate installs accelerate-launch, accelerate-config and others beside accelerate.
+#[rstest]
+#[case("accelerate-launch", &["--help"], 0, "Usage: accelerate launch")]
+#[case("accelerate-estimate-memory", &["-h"], 0, "Usage: accelerate estimate-memory")]
+#[case("accelerate-config", &["validate", "no.yaml"], 1, "accelerate config: error: ")]
+#[case("accelerate-merge-weights", &["--nonsense"], 2, "accelerate merge-weights: error: ")]
+#[case("accelerate-2.0", &["--version"], 0, "accelerate ")]
+#[case("accelerate-nonsense", &["config", "--help"], 0, "Write, check and explain configuration files.")]
+#[case("speed-launch", &["config", "--help"], 0, "Write, check and explain configuration files.")]
+fn a_link_with_the_name_of_a_command_is_that_command(
+    #[case] name: &str,
+    #[case] words: &[&str],
+    #[case] code: i32,
+    #[case] wanted: &str,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let link = folder.path().join(name);
+    symlink(env!("CARGO_BIN_EXE_accelerate"), &link).unwrap();
+    let mut command = Command::new(&link);
+    command.args(words).current_dir(folder.path());
+    let found = finished(command);
+    assert_eq!(found.code, Some(code), "{found:?}");
+    assert!(format!("{}{}", found.stdout, found.stderr).contains(wanted), "{found:?}");
 }
 
 #[test]
@@ -69,6 +99,27 @@ fn the_environment_report_has_every_fact_and_no_secret() {
         assert!(report.stdout.contains(&format!("{name}=(not shown)")), "{}", report.stdout);
     }
     assert!(!report.stdout.contains("HF_TOKEN"));
+}
+
+/// A virtual environment whose Python is this script.
+#[rstest]
+#[case("echo 'Python 3.11.7'", "3.11.7 in {}/bin/python")]
+#[case("echo PyPy 7", "PyPy 7 in {}/bin/python")]
+#[case("printf '\\033[31m3\\n4'", " [31m3 in {}/bin/python")]
+#[case("exit 3", "unknown version in {}/bin/python")]
+#[case("yes", "unknown version in {}/bin/python: ")]
+fn the_environment_report_has_the_version_of_python(#[case] script: &str, #[case] wanted: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let python = folder.path().join("bin/python");
+    std::fs::create_dir(folder.path().join("bin")).unwrap();
+    std::fs::write(&python, format!("#!/bin/sh\n{script}\n")).unwrap();
+    std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = accelerate();
+    command.arg("env").env("VIRTUAL_ENV", folder.path());
+    let report = finished(command);
+    report.expect(0, &[]);
+    let line = report.stdout.lines().find_map(|line| line.strip_prefix("- Python: ")).unwrap_or_default();
+    assert!(line.starts_with(&wanted.replace("{}", &folder.path().display().to_string())), "{line}");
 }
 
 #[test]

@@ -179,6 +179,18 @@ fn an_old_file_is_brought_up_to_date_and_every_change_is_named() {
     assert_eq!(fs::read_to_string(wrong).unwrap(), "fp16: perhaps\n");
 }
 
+/// Python Accelerate reads no file without a type of machines.
+#[test]
+fn a_file_without_a_type_of_machines_gets_that_of_this_one() {
+    let home = Home::new();
+    let path = home.file("run.yaml", "num_processes: 2\n");
+    let mut command = home.command(&["config", "update", "--config_file", text(&path)]);
+    command.env("CUDA_VISIBLE_DEVICES", "");
+    finished(command).expect(0, &["+ distributed_type: MULTI_CPU", "+ use_cpu: true"]);
+    let validated = home.run(&["config", "validate", text(&path)]);
+    assert!(validated.stdout.contains("0 errors, 0 warnings"), "{}", validated.stdout);
+}
+
 #[test]
 fn all_mistakes_of_a_file_are_listed_with_their_lines() {
     let home = Home::new();

@@ -7,8 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use accelerate_core::checkpoint::Checkpoint;
-use accelerate_core::weight_files::{Header, Plain, StoredTensor};
+use accelerate_core::weight_files::{Header, Pickled, Plain, StoredTensor, TorchArchive};
 use rstest::rstest;
+use safetensors::Dtype;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -38,13 +39,25 @@ fn expected(name: &str) -> Expected {
 /// A copy of a checkpoint of Python's, in the folder `src`.
 fn copied(name: &str) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
-    fs::create_dir(folder.path().join("src")).unwrap();
-    for entry in fs::read_dir(fixtures().join(name)).unwrap() {
-        let entry = entry.unwrap();
-        fs::copy(entry.path(), folder.path().join("src").join(entry.file_name())).unwrap();
+    copy_folder(&fixtures().join(name), &folder.path().join("src"));
+    // FSDP saves names.
+    let names = fixtures().join(format!("{name}.names.txt"));
+    if names.exists() {
+        fs::copy(names, folder.path().join("names.txt")).unwrap();
     }
-    fs::copy(fixtures().join(format!("{name}.names.txt")), folder.path().join("names.txt")).unwrap();
     folder
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let to = to.join(entry.file_name());
+        match entry.path().is_dir() {
+            true => copy_folder(&entry.path(), &to),
+            false => assert!(fs::copy(entry.path(), to).is_ok()),
+        }
+    }
 }
 
 fn run(folder: &Path, line: &str) -> Finished {
@@ -83,6 +96,8 @@ fn plain(path: &Path) -> Plain<StoredTensor> {
 #[case("sgd", "convert src dst", "named in the order of the model's file")]
 #[case("sgd", NAMED, "named by --parameter_names")]
 #[case("named", "convert src dst", "the names that the optimizer saved")]
+#[case("fsdp1", "convert src dst", "the names that the optimizer saved")]
+#[case("fsdp2", "convert src dst", "the names that the optimizer saved")]
 fn every_number_of_pythons_is_there_and_verified(#[case] name: &str, #[case] line: &str, #[case] how: &str) {
     let folder = copied(name);
     let found = run(folder.path(), line);
@@ -92,7 +107,9 @@ fn every_number_of_pythons_is_there_and_verified(#[case] name: &str, #[case] lin
     let (wanted, dst) = (expected(name), folder.path().join("dst"));
     assert_eq!(tensors_in(&dst.join("model.safetensors")), wanted.model);
     assert_eq!(tensors_in(&dst.join("optimizer.safetensors")), wanted.optimizer);
-    assert_eq!(tensors_in(&dst.join("random_states.safetensors")), wanted.random_states);
+    if !wanted.random_states.is_empty() {
+        assert_eq!(tensors_in(&dst.join("random_states.safetensors")), wanted.random_states);
+    }
     let scheduler = &description(&dst).objects["scheduler"].values;
     assert_eq!((&scheduler["last_epoch"], &scheduler["_last_lr"]), (&json!(3), &json!(wanted.last_lr)));
 }
@@ -268,20 +285,13 @@ fn a_sharded_run_becomes_what_a_whole_one_does(#[case] world_size: usize, #[case
     assert!(folder.path().join(format!("b/random_states_{}.pkl", world_size - 1)).exists());
 }
 
-/// What Python Accelerate saves of a run with FSDP: the model in parts, and an optimizer in parts, which is named.
+/// What Python Accelerate saves of a run with FSDP is in parts. What is taken of it does not depend on who reads the parts.
 #[test]
 fn a_model_of_fsdp_becomes_whole() {
     let folder = tempfile::tempdir().unwrap();
-    let (from, to) = (fixtures().join("../weights/dcp_fsdp_2"), folder.path().join("src/pytorch_model_fsdp_0"));
-    fs::create_dir_all(&to).unwrap();
-    fs::create_dir(folder.path().join("src/optimizer_0")).unwrap();
-    for entry in fs::read_dir(&from).unwrap() {
-        let entry = entry.unwrap();
-        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
-    }
-    let found = run(folder.path(), "convert src dst");
-    found.expect(0, &[]);
-    assert!(found.stdout.contains("optimizer_0: an optimizer of FSDP in parts"), "{}", found.stdout);
+    let from = fixtures().join("../weights/dcp_fsdp_2");
+    copy_folder(&from, &folder.path().join("src/pytorch_model_fsdp_0"));
+    run(folder.path(), "convert src dst").expect(0, &[]);
     run(folder.path(), "verify dst").expect(0, &[]);
     let mut command = accelerate();
     command.arg("merge-weights").args([&from, &folder.path().join("merged")]);
@@ -289,6 +299,32 @@ fn a_model_of_fsdp_becomes_whole() {
     let [converted, merged] =
         ["dst", "merged"].map(|name| fs::read(folder.path().join(name).join("model.safetensors")));
     assert_eq!(converted.unwrap(), merged.unwrap());
+}
+
+#[test]
+fn an_optimizer_of_fsdp_keeps_its_groups_and_becomes_one_file_for_python() {
+    let folder = copied("fsdp2");
+    run(folder.path(), "convert src dst").expect(0, &[]);
+    let groups = &description(&folder.path().join("dst")).objects["optimizer"].values["param_groups"];
+    assert_eq!(groups[0]["params"], json!(["0.weight", "1.weight", "2.weight"]));
+    assert_eq!(groups[1]["params"], json!(["0.bias", "1.bias", "2.bias"]));
+    assert_eq!([&groups[0]["lr"], &groups[0]["initial_lr"]], [&json!(0.0025), &json!(0.01)]);
+    assert_eq!([&groups[0]["weight_decay"], &groups[1]["weight_decay"]], [&json!(0.01), &json!(0.0)]);
+    run(folder.path(), "convert dst python").expect(0, &[]);
+    run(folder.path(), "convert python again").expect(0, &[]);
+    let [first, second] =
+        ["dst", "again"].map(|name| fs::read(folder.path().join(name).join("optimizer.safetensors")).unwrap());
+    assert_eq!(first, second);
+}
+
+/// With FULL_STATE_DICT, rank 0 writes whole files. The model's has a name of its own.
+#[test]
+fn whole_files_of_fsdp_are_read() {
+    let folder = copied("sgd");
+    let named = |name: &str| folder.path().join("src").join(name);
+    fs::rename(named("pytorch_model.bin"), named("pytorch_model_fsdp.bin")).unwrap();
+    run(folder.path(), "convert src dst").expect(0, &[]);
+    assert_eq!(tensors_in(&folder.path().join("dst/model.safetensors")), expected("sgd").model);
 }
 
 #[test]
@@ -351,6 +387,112 @@ fn what_a_killed_conversion_has_left_goes_with_the_next_one() {
     }
     run(folder.path(), "convert own out").expect(0, &[]);
     assert!(!left.exists() && others.exists());
+}
+
+/// Writes a file of `torch.save`, with tensors of these numbers. One number is a tensor without dims.
+fn write_torch(path: &Path, value: &Plain<Vec<f32>>) {
+    let shape = |numbers: &Vec<f32>| if numbers.len() == 1 { Vec::new() } else { vec![numbers.len() as u64] };
+    let Pickled { bytes, tensors } = Pickled::new(value, |it| (Dtype::F32, shape(it))).unwrap();
+    let data = tensors.iter().map(|numbers| numbers.iter().flat_map(|it| it.to_le_bytes()).collect::<Vec<_>>());
+    let numbered = data.enumerate().map(|(number, bytes)| (format!("data/{number}"), bytes));
+    let mut archive = TorchArchive::new(Vec::new(), "archive");
+    for (name, bytes) in [("data.pkl".to_owned(), bytes)].into_iter().chain(numbered) {
+        archive.begin(&name).unwrap();
+        archive.append(&bytes).unwrap();
+    }
+    fs::write(path, archive.finish().unwrap()).unwrap();
+}
+
+/// An optimizer with this learning rate for the parameters of the checkpoint `named`.
+fn with_rate(folder: &Path, lr: Plain<Vec<f32>>) {
+    let names = fs::read_to_string(folder.join("names.txt")).unwrap();
+    let params = (0..names.lines().count()).map(|number| Plain::Int(number as i64)).collect();
+    let betas = Plain::Tuple(vec![Plain::Tensor(vec![0.5]), Plain::Float(0.75)]);
+    let group = Plain::dict([("lr", lr), ("betas", betas), ("params", Plain::List(params))]);
+    let more = [("epoch", Plain::Int(3)), ("loss_scaler", Plain::None)];
+    let state = [("state", Plain::Dict(Vec::new())), ("param_groups", Plain::List(vec![group]))];
+    write_torch(&folder.join("src/optimizer.bin"), &Plain::dict(state.into_iter().chain(more)));
+}
+
+/// PyTorch takes settings as numbers and as tensors, which fused optimizers and `torch.compile` like better.
+#[test]
+fn rates_that_are_tensors_are_numbers_and_what_else_is_with_an_optimizer_is_listed() {
+    let folder = copied("named");
+    with_rate(folder.path(), Plain::Tensor(vec![0.125]));
+    let rates = || Plain::List(vec![Plain::Tensor(vec![0.125])]);
+    let schedule = [("base_lrs", rates()), ("_last_lr", rates()), ("last_epoch", Plain::Int(1))];
+    write_torch(&folder.path().join("src/scheduler.bin"), &Plain::dict(schedule));
+    let found = run(folder.path(), NAMED);
+    found.expect(0, &[]);
+    let extra = "optimizer.bin: epoch, loss_scaler: the state of an optimizer of PyTorch is `state` and `param_groups`";
+    assert!(found.stdout.contains(extra), "{}", found.stdout);
+    let objects = description(&folder.path().join("dst")).objects;
+    let group = &objects["optimizer"].values["param_groups"][0];
+    assert_eq!([&group["lr"], &group["options"]["betas"]], [&json!(0.125), &json!([0.5, 0.75])]);
+    let schedule = &objects["scheduler"].values;
+    assert_eq!([&schedule["base_lrs"], &schedule["_last_lr"]], [&json!([0.125]), &json!([0.125])]);
+}
+
+#[rstest]
+#[case(Plain::Tensor(vec![0.1, 0.2]), "group 0 has no learning rate `lr` that is a number, but a tensor")]
+#[case(Plain::Tensor(vec![f32::NAN]), "group 0 has no learning rate `lr` that is a number, but NaN")]
+#[case(Plain::None, "group 0 has no learning rate `lr` that is a number, but None")]
+fn rates_that_are_no_numbers_are_named(#[case] lr: Plain<Vec<f32>>, #[case] words: &str) {
+    let folder = copied("named");
+    with_rate(folder.path(), lr);
+    let found = run(folder.path(), NAMED);
+    found.expect(1, &[words]);
+    assert!(!found.stderr.contains("not the state of an optimizer"), "{}", found.stderr);
+}
+
+/// One that is killed cannot clean up. One that is alive holds a lock, and nothing is taken from it.
+#[test]
+fn what_a_living_conversion_writes_stays_and_what_a_dead_one_has_left_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    write_own(&folder.path().join("own"), 1, |tensor| tensor);
+    run(folder.path(), "convert own python").expect(0, &[]);
+    let (to, checkpoints) = ("project/checkpoints/checkpoint_0", folder.path().join("project/checkpoints"));
+    let writing = checkpoints.join(".checkpoint_0.a1B2c3.converting");
+    fs::create_dir_all(&writing).unwrap();
+    let lock = fs::File::open(&writing).unwrap();
+    lock.lock().unwrap();
+    run(folder.path(), &format!("convert python {to}")).expect(0, &[]);
+    assert!(writing.exists());
+    for command in ["ls", "verify"] {
+        let found = run(folder.path(), &format!("{command} project"));
+        found.expect(0, &[]);
+        let line = "project/checkpoints/.checkpoint_0.a1B2c3.converting: a conversion is writing it\n";
+        assert!(found.stdout.ends_with(line), "{}", found.stdout);
+        let json: Value =
+            serde_json::from_str(&run(folder.path(), &format!("{command} project --json")).stdout).unwrap();
+        assert_eq!(json["conversions"][0]["abandoned"], json!(false));
+    }
+    drop(lock);
+    for command in ["ls", "verify"] {
+        let found = run(folder.path(), &format!("{command} project"));
+        assert!(found.stdout.ends_with("removes it\n"), "{}", found.stdout);
+        let json: Value =
+            serde_json::from_str(&run(folder.path(), &format!("{command} project --json")).stdout).unwrap();
+        assert_eq!(json["conversions"][0]["abandoned"], json!(true));
+    }
+    fs::remove_dir_all(folder.path().join(to)).unwrap();
+    let alone = "project/checkpoints/.checkpoint_0.a1B2c3.converting: left by a conversion that was ended";
+    run(folder.path(), "ls project").expect(1, &["project is no checkpoint", alone]);
+    run(folder.path(), &format!("convert python {to}")).expect(0, &[]);
+    assert!(!writing.exists());
+}
+
+#[rstest]
+#[case("dst/")]
+#[case("dst/.")]
+#[case("./dst//")]
+#[case("below/../dst")]
+fn a_second_name_of_a_destination_is_the_same_one(#[case] destination: &str) {
+    let folder = copied("named");
+    fs::create_dir(folder.path().join("below")).unwrap();
+    run(folder.path(), &format!("convert src {destination}")).expect(0, &[]);
+    run(folder.path(), "verify dst").expect(0, &[]);
+    run(folder.path(), &format!("convert src {destination}")).expect(1, &["dst exists already"]);
 }
 
 #[rstest]

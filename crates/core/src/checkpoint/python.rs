@@ -18,10 +18,14 @@ pub use values::{Left, from_json, schedule_from_json, to_json};
 pub enum PythonFile {
     /// `model.safetensors`, `model_1.safetensors`, or their index.
     Model(usize),
-    /// `pytorch_model.bin`, `pytorch_model_1.bin`, or their index.
+    /// `pytorch_model.bin`, `pytorch_model_1.bin`, or their index. With FSDP `pytorch_model_fsdp.bin`.
     TorchModel(usize),
+    /// `pytorch_model_fsdp_0`: a folder with the parts that the ranks of FSDP had.
+    ShardedModel(usize),
     /// `optimizer.bin`, `optimizer_1.bin`.
     Optimizer(usize),
+    /// `optimizer_0`: a folder with the parts that the ranks of FSDP had.
+    ShardedOptimizer(usize),
     /// `scheduler.bin`, `scheduler_1.bin`.
     Scheduler(usize),
     /// `sampler.bin`: an object of Python's own.
@@ -47,6 +51,7 @@ impl PythonFile {
     /// assert_eq!(PythonFile::named("optimizer.bin"), Some(PythonFile::Optimizer(0)));
     /// assert_eq!(PythonFile::named("pytorch_model_2.bin"), Some(PythonFile::TorchModel(2)));
     /// assert_eq!(PythonFile::named("model.safetensors.index.json"), Some(PythonFile::Model(0)));
+    /// assert_eq!(PythonFile::named("pytorch_model_fsdp_0"), Some(PythonFile::ShardedModel(0)));
     /// for other in ["optimizer_0.bin", "optimizer_01.bin", "random_states_x.pkl", "custom_checkpoint.pkl", "notes.bin"] {
     ///     assert_eq!(PythonFile::named(other), None, "{other}");
     /// }
@@ -59,10 +64,11 @@ impl PythonFile {
             }
             number(rest.strip_prefix('_')?).filter(|&number| number > 0)
         };
-        let of_process = |stem: &str| number(name.strip_prefix(stem)?.strip_suffix(".pkl")?);
-        let kinds: [Kind; 6] = [
+        let counted_from_zero = |stem: &str, extension: &str| number(name.strip_prefix(stem)?.strip_suffix(extension)?);
+        let kinds: [Kind; 7] = [
             ("model", &[".safetensors", ".safetensors.index.json"], Self::Model),
             ("pytorch_model", &[".bin", ".bin.index.json"], Self::TorchModel),
+            ("pytorch_model_fsdp", &[".bin"], Self::TorchModel),
             ("optimizer", &[".bin"], Self::Optimizer),
             ("scheduler", &[".bin"], Self::Scheduler),
             ("sampler", &[".bin"], Self::Sampler),
@@ -73,12 +79,19 @@ impl PythonFile {
                 return Some(kind(number));
             }
         }
-        match name {
-            "scaler.pt" => Some(Self::Scaler),
-            _ => of_process("random_states_")
-                .map(Self::RandomStates)
-                .or_else(|| of_process("custom_checkpoint_").map(Self::Custom)),
+        if name == "scaler.pt" {
+            return Some(Self::Scaler);
         }
+        let kinds: [Kind; 4] = [
+            ("pytorch_model_fsdp_", &[""], Self::ShardedModel),
+            ("optimizer_", &[""], Self::ShardedOptimizer),
+            ("random_states_", &[".pkl"], Self::RandomStates),
+            ("custom_checkpoint_", &[".pkl"], Self::Custom),
+        ];
+        let mut kinds = kinds.into_iter();
+        kinds.find_map(|(stem, extensions, kind)| {
+            extensions.iter().find_map(|extension| counted_from_zero(stem, extension)).map(kind)
+        })
     }
 }
 

@@ -9,6 +9,16 @@ pub(crate) enum PythonErrorKind {
     #[error("it is not the state of an optimizer of PyTorch: {reason}")]
     Optimizer { reason: String },
     #[error(
+        "it is the state of {name}, an optimizer of PyTorch that this library does not have; move the file out of the folder, and \
+         all else is converted"
+    )]
+    ForeignOptimizer { name: &'static str },
+    #[error(
+        "group {place} has no learning rate `lr` that is a number{}",
+        found.as_ref().map(|found| format!(", but {found}")).unwrap_or_default()
+    )]
+    LearningRate { place: usize, found: Option<String> },
+    #[error(
         "{found} names of parameters are said, and the optimizer has {wanted} parameters; one for each is wanted, in its order"
     )]
     ParameterCount { found: usize, wanted: usize },

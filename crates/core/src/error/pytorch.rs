@@ -122,6 +122,10 @@ pub(crate) enum DistributedProblem {
          without control characters, and in at most 255 bytes"
     )]
     FileOutsideFolder { key: String, file: String },
+    #[error(
+        "it does not say what dictionaries and lists `{key}` was in, as PyTorch does; save it again with PyTorch 2"
+    )]
+    NoPath { key: String },
     #[error("`{key}`: its place in the file `{file}` is not one")]
     Range { key: String, file: String },
     #[error("`{key}` was transformed when it was written ({found}), which cannot be undone here")]

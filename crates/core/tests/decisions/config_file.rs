@@ -404,3 +404,26 @@ fn settings_that_others_make_meaningless_are_all_named(#[case] text: &str, #[cas
         assert!(unused.starts_with(wanted), "{wanted} in {unused}");
     }
 }
+
+/// A file without a type of machines means this one.
+#[rstest]
+#[case("num_processes: 2\n", 0, "MULTI_CPU", Some("true"))]
+#[case("num_processes: 2\n", 4, "MULTI_GPU", None)]
+#[case("num_processes: 1\n", 0, "NO", None)]
+#[case("debug: true\n", 0, "NO", None)]
+#[case("debug: true\n", 1, "MULTI_GPU", None)]
+#[case("use_cpu: false\nnum_processes: 2\n", 0, "MULTI_GPU", Some("false"))]
+#[case("use_cpu: true\nnum_processes: 2\n", 4, "MULTI_CPU", Some("true"))]
+#[case("gpu_ids: '0,1'\nnum_processes: 2\n", 0, "MULTI_GPU", None)]
+#[case("use_fsdp: true\nnum_processes: 2\n", 0, "FSDP", None)]
+#[case("distributed_type: MULTI_GPU\nnum_processes: 2\n", 0, "MULTI_GPU", None)]
+fn the_type_of_machines_that_nobody_says_is_that_of_this_one(
+    #[case] text: &str,
+    #[case] num_gpus: usize,
+    #[case] distributed_type: &str,
+    #[case] use_cpu: Option<&str>,
+) {
+    let said = ConfigFile::read(text, "run.yaml".as_ref()).unwrap().into_partial().on_machine(num_gpus).in_file();
+    assert_eq!(said.cluster.distributed_type.map(|it| it.to_string()).as_deref(), Some(distributed_type));
+    assert_eq!(said.cluster.use_cpu.map(|it| it.to_string()).as_deref(), use_cpu);
+}

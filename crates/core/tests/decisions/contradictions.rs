@@ -24,11 +24,29 @@ fn resolve(file: &str, flags: &[(&str, &str)], variables: &[(&str, &str)]) -> Re
 )]
 #[case::size_without_policy(
     "use_fsdp: true\nfsdp_config:\n  min_num_params: 2000\n", &[],
-    &["only SIZE_BASED_WRAP counts parameters", "fsdp_config.min_num_params: run.yaml:3"]
+    &["only SIZE_BASED_WRAP counts parameters", "fsdp_config.fsdp_min_num_params: run.yaml:3"]
 )]
 #[case::size_beside_another_policy(
     "use_fsdp: true\nfsdp_config:\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_min_num_params: 2000\n", &[],
-    &["fsdp_config.auto_wrap_policy: run.yaml:3", "fsdp_config.min_num_params: run.yaml:4"]
+    &[
+        "fsdp_min_num_params and fsdp_auto_wrap_policy contradict each other",
+        "set fsdp_auto_wrap_policy to it, or leave fsdp_min_num_params out",
+        "(fsdp_config.fsdp_auto_wrap_policy: run.yaml:3:3, fsdp_config.fsdp_min_num_params: run.yaml:4:3)",
+    ]
+)]
+#[case::size_by_flag_beside_a_policy_in_the_file(
+    "use_fsdp: true\nfsdp_config:\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n", &[("fsdp_min_num_params", "2000")],
+    &[
+        "min_num_params and fsdp_auto_wrap_policy contradict each other",
+        "(fsdp_config.fsdp_auto_wrap_policy: run.yaml:3:3, fsdp_config.min_num_params: flag --fsdp_min_num_params)",
+    ]
+)]
+#[case::names_without_their_policy(
+    "use_fsdp: true\nfsdp_config:\n  fsdp_auto_wrap_policy: NO_WRAP\n  fsdp_transformer_layer_cls_to_wrap: h\n", &[],
+    &[
+        "fsdp_transformer_layer_cls_to_wrap and fsdp_auto_wrap_policy contradict each other",
+        "fsdp_config.fsdp_transformer_layer_cls_to_wrap: run.yaml:4:3",
+    ]
 )]
 #[case::one_process_and_two(
     "distributed_type: 'NO'\nnum_processes: 2\n", &[],
@@ -48,7 +66,7 @@ fn resolve(file: &str, flags: &[(&str, &str)], variables: &[(&str, &str)]) -> Re
 )]
 #[case::policy_without_a_size(
     "use_fsdp: true\nfsdp_config:\n  fsdp_auto_wrap_policy: SIZE_BASED_WRAP\n", &[],
-    &["set min_num_params, such as 100000000", "fsdp_config.auto_wrap_policy: run.yaml:3:3"]
+    &["set fsdp_min_num_params, such as 100000000", "fsdp_config.fsdp_auto_wrap_policy: run.yaml:3:3"]
 )]
 #[case::flags_beside_the_file(
     "distributed_type: FSDP\n", &[("zero_stage", "2")],
@@ -60,11 +78,11 @@ fn resolve(file: &str, flags: &[(&str, &str)], variables: &[(&str, &str)]) -> Re
 )]
 #[case::offload_by_the_word_of_the_file(
     "use_fsdp: true\nfsdp_config:\n  fsdp_sharding_strategy: NO_SHARD\n  fsdp_offload_params: true\n", &[],
-    &["cpu_offload", "fsdp_config.cpu_offload: offload_params in run.yaml:4"]
+    &["fsdp_offload_params and fsdp_sharding_strategy", "(offload_optimizer works", "fsdp_config.fsdp_offload_params: run.yaml:4"]
 )]
 #[case::no_file_of_deepspeed(
     "use_deepspeed: true\ndeepspeed_config:\n  deepspeed_config_file: /nowhere/ds.json\n", &[],
-    &["/nowhere/ds.json cannot be read; deepspeed_config_file", "deepspeed_config_file in run.yaml:3"]
+    &["/nowhere/ds.json cannot be read; deepspeed_config_file", "deepspeed_config.deepspeed_config_file: run.yaml:3"]
 )]
 fn both_places_are_named(#[case] file: &str, #[case] flags: &[(&str, &str)], #[case] words: &[&str]) {
     let no_file = |_: &Path| Err(std::io::ErrorKind::NotFound.into());

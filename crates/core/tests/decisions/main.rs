@@ -18,6 +18,7 @@ mod hostile;
 mod hostile_settings;
 mod layout;
 mod leaving;
+mod nested_states;
 mod offload;
 mod plan;
 mod plan_activations;

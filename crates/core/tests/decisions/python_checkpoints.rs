@@ -122,7 +122,8 @@ fn optimizer(groups: &[&[i64]], shapes: &[(i64, &[u64])]) -> PythonOptimizer<Vec
     let group = |params: &&[i64]| PythonGroup { params: params.to_vec(), names: None, settings: Vec::new() };
     let state =
         |(number, shape): &(i64, &[u64])| (*number, vec![("exp_avg".to_owned(), Plain::Tensor(shape.to_vec()))]);
-    PythonOptimizer { groups: groups.iter().map(group).collect(), state: shapes.iter().map(state).collect() }
+    let (groups, state) = (groups.iter().map(group).collect(), shapes.iter().map(state).collect());
+    PythonOptimizer { groups, state, others: Vec::new() }
 }
 
 fn parameters(tensors: &[(&str, Dtype, &[u64])], is_ordered: bool) -> Parameters {
@@ -204,4 +205,44 @@ fn a_fresh_generator_draws_the_numbers_of_its_seed() {
     assert_eq!(words[..2], [Plain::Int(5489), Plain::Int(1_301_868_182)]);
     assert_eq!((words.len(), &words[624]), (625, &Plain::Int(624)));
     assert_eq!((python[0].clone(), numpy[0].clone()), (Plain::Int(3), Plain::text("MT19937")));
+}
+
+/// What groups of PyTorch 2.11's optimizers have.
+#[rstest]
+#[case("LBFGS", "lr max_iter max_eval tolerance_grad tolerance_change history_size line_search_fn", false)]
+#[case("Rprop", "lr etas step_sizes foreach maximize differentiable capturable", false)]
+#[case("ASGD", "lr lambd alpha t0 weight_decay foreach maximize differentiable capturable", false)]
+#[case("Adadelta", "lr rho eps weight_decay maximize capturable foreach differentiable", false)]
+#[case(
+    "NAdam",
+    "lr betas eps weight_decay momentum_decay decoupled_weight_decay maximize foreach capturable differentiable",
+    false
+)]
+#[case("Muon", "lr weight_decay momentum nesterov ns_coefficients eps ns_steps adjust_lr_fn", false)]
+#[case("RAdam", "lr betas eps weight_decay maximize foreach capturable decoupled_weight_decay differentiable", false)]
+#[case("Adamax", "lr betas eps weight_decay foreach maximize differentiable capturable", false)]
+#[case("SparseAdam", "lr betas eps maximize", false)]
+#[case(
+    "Adam and AdamW",
+    "lr betas eps weight_decay amsgrad maximize foreach capturable differentiable fused decoupled_weight_decay",
+    true
+)]
+#[case("AdamW of version 1", "lr betas eps weight_decay amsgrad", true)]
+#[case("SGD", "lr momentum dampening weight_decay nesterov maximize foreach differentiable fused", true)]
+#[case("Adafactor", "lr beta2_decay eps d weight_decay foreach maximize", true)]
+#[case("Adagrad", "lr lr_decay eps weight_decay initial_accumulator_value foreach maximize differentiable fused", true)]
+#[case("RMSprop", "lr momentum alpha eps centered weight_decay capturable foreach maximize differentiable", true)]
+#[case("Lion", "lr betas weight_decay", true)]
+fn optimizers_that_are_not_here_are_named(#[case] name: &str, #[case] settings: &str, #[case] is_here: bool) {
+    let settings = settings.split(' ').map(|name| (name, Plain::<()>::Float(0.1)));
+    let group = Plain::dict(settings.chain([("params", Plain::List(vec![Plain::Int(0)]))]));
+    let state_dict = Plain::dict([
+        ("state", Plain::Dict(Vec::new())),
+        ("param_groups", Plain::List(vec![group])),
+        ("epoch", Plain::None),
+    ]);
+    match PythonOptimizer::read(&state_dict) {
+        Ok(optimizer) => assert!(is_here && optimizer.others == ["epoch"]),
+        Err(error) => assert!(!is_here && error.to_string().contains(&format!("the state of {name}, an")), "{error}"),
+    }
 }

@@ -361,12 +361,12 @@ fn flags_that_cannot_be(#[case] said: &[(&str, &str)], #[case] words: &[&str]) {
     "mixed_precision: bf16\nddp_config: {dim: 0}\ndistributed_type: FSDP\nfsdp_config:\n  sharding_strategy: NO_SHARD\n  \
         mixed_precision_policy: {reduce_dtype: bfloat16}\n",
     "set mixed_precision",
-    "(fsdp_config.sharding_strategy: run.yaml:5:3, fsdp_config.mixed_precision_policy: run.yaml:6:3)"
+    "(fsdp_config.fsdp_sharding_strategy: run.yaml:5:3, fsdp_config.mixed_precision_policy: run.yaml:6:3)"
 )]
 #[case(
     "process_group_config: {backend: gloo}\ndynamo_config: {backend: inductor}\n",
-    "needs Python",
-    "(dynamo_config.backend: run.yaml:2:17)"
+    "dynamo backend \"inductor\" needs Python",
+    "(dynamo_config.dynamo_backend: run.yaml:2:17)"
 )]
 #[case(
     "mixed_precision: fp16\nuse_fsdp: true\nfsdp_config: {mixed_precision_policy: {param_dtype: bfloat16}}\n",

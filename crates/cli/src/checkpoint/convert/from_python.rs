@@ -17,6 +17,7 @@ use super::super::report::progress_bar;
 use super::error::ConvertError;
 use super::objects::{Object, write_checkpoint};
 use super::staged::Staged;
+use super::state::State;
 use super::{Arguments, Report};
 use crate::weights::{self, Data, Files, Tensor, Weights, WeightsError};
 
@@ -24,9 +25,6 @@ use crate::weights::{self, Data, Files, Tensor, Weights, WeightsError};
 const MAX_NAMES_BYTES: u64 = 64 << 20;
 /// What a list in the report may take.
 const MOST_LISTED_BYTES: usize = 300;
-/// Where Python Accelerate puts models and optimizers of a run with FSDP in parts: `pytorch_model_fsdp_0`, `optimizer_0`.
-const SHARDED_MODEL: &str = "pytorch_model_fsdp_";
-const SHARDED_OPTIMIZER: &str = "optimizer_";
 /// What schedules of this library go on from.
 const SCHEDULE: [&str; 4] = ["last_epoch", "_step_count", "base_lrs", "_last_lr"];
 /// The same of a loss scale.
@@ -35,15 +33,6 @@ const SCALE: [&str; 5] = ["scale", "growth_factor", "backoff_factor", "growth_in
 const STEP: &str = "step";
 const CPU: &str = "torch_manual_seed";
 const CUDA: &str = "torch_cuda_manual_seed";
-
-/// Is this what the model of a run with FSDP is in?
-pub(super) fn is_sharded_model(name: &str) -> bool {
-    is_numbered(name, SHARDED_MODEL)
-}
-
-fn is_numbered(name: &str, stem: &str) -> bool {
-    name.strip_prefix(stem).is_some_and(|number| number.parse::<usize>().is_ok())
-}
 
 pub(super) fn convert(
     arguments: &Arguments,
@@ -79,8 +68,6 @@ struct Reader<'a> {
     folder: &'a Path,
     /// Names by what they are. The first of two that hold the same.
     files: BTreeMap<PythonFile, String>,
-    /// How many models are in parts.
-    num_sharded: usize,
     report: &'a mut Report,
 }
 
@@ -89,11 +76,6 @@ impl<'a> Reader<'a> {
         let mut files: BTreeMap<PythonFile, String> = BTreeMap::new();
         for name in names {
             match PythonFile::named(name) {
-                None if is_sharded_model(name) => {}
-                None if is_numbered(name, SHARDED_OPTIMIZER) => {
-                    let reason = "an optimizer of FSDP in parts, which is not read; save it with FULL_STATE_DICT";
-                    report.leave(name, reason);
-                }
                 None => report.leave(name, "no file that save_state of Python Accelerate writes by itself"),
                 Some(kind) => match files.get(&kind) {
                     Some(first) => report.leave(name, format!("{first} is there, and is what load_state takes")),
@@ -107,8 +89,7 @@ impl<'a> Reader<'a> {
                 |name: &str| name.contains("-of-") && (name.ends_with(".safetensors") || name.ends_with(".bin"));
             report.left_out.retain(|left| !is_shard(&left.what));
         }
-        let num_sharded = names.iter().filter(|name| is_sharded_model(name)).count();
-        Ok(Self { folder, files, num_sharded, report })
+        Ok(Self { folder, files, report })
     }
 
     /// The files of one kind, which are counted from 0 without a gap.
@@ -139,8 +120,8 @@ impl<'a> Reader<'a> {
 
     fn models(&mut self) -> Result<Vec<Object>, Box<dyn Error>> {
         let mut objects = Vec::new();
-        for number in 0..self.num_sharded {
-            let weights = weights::open_distributed(&self.path(&format!("{SHARDED_MODEL}{number}")))?;
+        for (number, name) in self.all(PythonFile::ShardedModel)?.iter().enumerate() {
+            let weights = weights::open_distributed(&self.path(name))?;
             objects.push(Object { name: object_name("model", number), weights, ..Default::default() });
         }
         loop {
@@ -176,7 +157,13 @@ impl<'a> Reader<'a> {
     }
 
     fn optimizers(&mut self, models: &[Object], name_files: &[PathBuf]) -> Result<Vec<Object>, Box<dyn Error>> {
-        let files = self.all(PythonFile::Optimizer)?;
+        let (sharded, whole) = (self.all(PythonFile::ShardedOptimizer)?, self.all(PythonFile::Optimizer)?);
+        if let Some(first) = sharded.first() {
+            for name in &whole {
+                self.report.leave(name, format!("{first} is there, and is what load_state of a sharded run takes"));
+            }
+        }
+        let files = if sharded.is_empty() { whole } else { sharded };
         if !name_files.is_empty() && name_files.len() != files.len() {
             return Err(ConvertError::NameFiles { found: name_files.len(), wanted: files.len() }.into());
         }
@@ -198,18 +185,31 @@ impl<'a> Reader<'a> {
     ) -> Result<Object, Box<dyn Error>> {
         let path = self.path(file);
         let failed = |source| ConvertError::State { path: path.clone(), source };
-        let (files, value) = read(&path)?;
-        let optimizer = PythonOptimizer::read(&value).map_err(failed)?;
-        let shape_of = |tensor: &StoredTensor| tensor.shape().to_vec();
+        let mut state = State::of_optimizer(&path)?;
+        let mut optimizer = PythonOptimizer::read(&state.value).map_err(failed)?;
+        for (_, setting) in optimizer.groups.iter_mut().flat_map(|group| &mut group.settings) {
+            *setting = state.with_numbers(setting.clone())?;
+        }
+        let State { files, tensors, .. } = state;
+        let shape_of = |number: &usize| tensors[*number].shape.clone();
         let (names, origin) = name_parameters(&optimizer, shape_of, &parameters(models), given).map_err(failed)?;
         let mut left = Left::default();
         let values = optimizer.to_groups(&names, &mut left).map_err(failed)?;
+        let mut stored: Vec<Option<Tensor>> = tensors.into_iter().map(Some).collect();
         let mut tensors = Vec::new();
         for (name, value) in optimizer.named_state(&names).map_err(failed)? {
-            tensors.extend(tensor(name, value));
+            tensors.extend(match value {
+                Plain::Tensor(number) => stored[*number].take().map(|tensor| Tensor { name, ..tensor }),
+                value => scalar(name, value),
+            });
         }
         let object = Object { name: object_name("optimizer", number), weights: in_files(files, tensors), values };
         self.leave(file, left);
+        if !optimizer.others.is_empty() {
+            let reason =
+                "the state of an optimizer of PyTorch is `state` and `param_groups`, and nothing else is loaded here";
+            self.report.leave(format!("{file}: {}", listed(&optimizer.others, MOST_LISTED_BYTES)), reason);
+        }
         let origin = match origin {
             Origin::Given => "parameters are named by --parameter_names",
             Origin::Saved => "parameters have the names that the optimizer saved",
@@ -223,8 +223,7 @@ impl<'a> Reader<'a> {
     fn schedulers(&mut self) -> Result<Vec<Object>, Box<dyn Error>> {
         let mut objects = Vec::new();
         for (number, file) in self.all(PythonFile::Scheduler)?.iter().enumerate() {
-            let (_, value) = read(&self.path(file))?;
-            let values = self.json(file, &value, "the state of a schedule")?;
+            let values = self.json(file, "the state of a schedule")?;
             if let Some(missing) = SCHEDULE.iter().find(|name| values.get(**name).is_none()) {
                 let note = format!("`{missing}` is not in it, without which schedules of this library do not load it");
                 self.report.leave(format!("{file}: {missing}"), note);
@@ -236,8 +235,7 @@ impl<'a> Reader<'a> {
 
     fn scaler(&mut self) -> Result<Option<Object>, Box<dyn Error>> {
         let Some(file) = self.files.get(&PythonFile::Scaler).cloned() else { return Ok(None) };
-        let (_, value) = read(&self.path(&file))?;
-        let values = match self.json(&file, &value, "a loss scale")? {
+        let values = match self.json(&file, "a loss scale")? {
             // One that is switched off saves nothing.
             Value::Object(object) if object.is_empty() => Value::Null,
             values => values,
@@ -274,7 +272,7 @@ impl<'a> Reader<'a> {
                     for (key, value) in pairs {
                         match (key, value) {
                             (Plain::Text(name), Plain::Tensor(stored)) => {
-                                tensors.extend(tensor(name, &Plain::Tensor(stored)));
+                                tensors.push(Tensor::stored(name, 0, stored));
                             }
                             entry => others.push(entry),
                         }
@@ -361,9 +359,11 @@ impl<'a> Reader<'a> {
     }
 
     /// A state that is a dictionary of plain values.
-    fn json(&mut self, file: &str, value: &Stored, wanted: &str) -> Result<Value, ConvertError> {
+    fn json(&mut self, file: &str, wanted: &str) -> Result<Value, Box<dyn Error>> {
+        let mut state = State::read(&self.path(file))?;
+        let value = state.with_numbers(state.value.clone())?;
         let mut left = Left::default();
-        let values = to_json(value, "", &mut left).filter(Value::is_object).ok_or_else(|| ConvertError::Values {
+        let values = to_json(&value, "", &mut left).filter(Value::is_object).ok_or_else(|| ConvertError::Values {
             path: self.path(file),
             reason: format!("it holds {}, and {wanted} is wanted: a dictionary of plain values", value.kind()),
         })?;
@@ -401,14 +401,7 @@ fn generator(rank: usize, key: &Stored, state: &Stored) -> Option<Tensor> {
     }
 }
 
-/// A file of `torch.save`.
-fn read(path: &Path) -> Result<(Files, Stored), Box<dyn Error>> {
-    let mut files = Files::default();
-    let value = read_into(&mut files, path)?.map_err(|source| ConvertError::State { path: path.to_owned(), source })?;
-    Ok((files, value))
-}
-
-/// The same, and the inner error says why what is in it cannot be understood.
+/// A file of `torch.save`. The inner error says why what is in it cannot be understood.
 fn read_into(files: &mut Files, path: &Path) -> Result<accelerate_core::Result<Stored>, WeightsError> {
     let number = files.add(path.to_owned());
     let (file, _) = files.get(number)?;
@@ -419,10 +412,9 @@ fn in_files(files: Files, tensors: Vec<Tensor>) -> Weights {
     Weights { files, tensors, ..Weights::default() }
 }
 
-/// A tensor of the only file, or a number as the tensor that PyTorch has in its place today.
-fn tensor(name: String, value: &Stored) -> Option<Tensor> {
+/// A number as the tensor that PyTorch has in its place today.
+fn scalar<T>(name: String, value: &Plain<T>) -> Option<Tensor> {
     let number = match value {
-        Plain::Tensor(stored) => return Some(Tensor::stored(name, 0, stored.clone())),
         Plain::Int(number) => *number as f32,
         Plain::Float(number) => *number as f32,
         _ => return None,

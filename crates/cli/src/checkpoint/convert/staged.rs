@@ -1,6 +1,6 @@
 //! A folder that appears when all files in it are complete and on the disk.
 
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use accelerate_core::weight_files::SavedFile;
 use tempfile::TempDir;
 
+use super::super::conversions::{SUFFIX, folders_in};
 use super::super::verify::sample;
 use super::error::ConvertError;
 use crate::weights::{BLOCK_BYTES, Sink, WeightsError};
@@ -23,18 +24,12 @@ pub(super) struct Staged {
     pub(super) files: Vec<SavedFile>,
 }
 
-/// How hidden folders end.
-const SUFFIX: &str = ".converting";
+/// So many conversions to the same place are not begun at the same moment.
+const MOST_TRIES: usize = 100;
 
 /// Removes what conversions that were killed have left. What cannot be removed, or is being written, stays.
 fn remove_abandoned(parent: &Path, prefix: &str) {
-    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let is_one = name.to_str().is_some_and(|name| name.starts_with(prefix) && name.ends_with(SUFFIX));
-        if !is_one || !entry.file_type().is_ok_and(|found| found.is_dir()) {
-            continue;
-        }
-        let path = entry.path();
+    for path in folders_in(parent, prefix) {
         // The lock is held until the folder is gone.
         if let Ok(lock) = File::open(&path)
             && lock.try_lock().is_ok()
@@ -42,6 +37,23 @@ fn remove_abandoned(parent: &Path, prefix: &str) {
             let _ = fs::remove_dir_all(&path);
         }
     }
+}
+
+/// A new folder, and its lock where the file system has locks.
+fn locked_folder(parent: &Path, prefix: &str) -> io::Result<(TempDir, Option<File>)> {
+    let mut named = tempfile::Builder::new();
+    let builder = named.prefix(prefix).suffix(SUFFIX).permissions(Permissions::from_mode(0o777));
+    for _ in 0..MOST_TRIES {
+        let folder = builder.tempdir_in(parent)?;
+        let opened = File::open(folder.path());
+        match opened.as_ref().map(File::try_lock) {
+            // Another conversion may have taken it for abandoned before it had its lock.
+            Ok(Ok(())) if folder.path().exists() => return Ok((folder, opened.ok())),
+            Ok(Err(TryLockError::Error(_))) => return Ok((folder, None)),
+            Ok(_) | Err(_) => {}
+        }
+    }
+    Err(ErrorKind::WouldBlock.into())
 }
 
 /// A file that hashes what is written into it.
@@ -67,15 +79,17 @@ impl Write for Hashing {
 impl Staged {
     /// Makes sure that the target can be made, of which nothing is there yet.
     pub(super) fn create(source: &Path, target: &Path) -> Result<Self, ConvertError> {
+        // `dst/` and `dst/.` are `dst`.
+        let target = &target.components().collect::<PathBuf>();
         let failed = |source| ConvertError::Write { path: target.to_owned(), source };
         let is_free = match fs::symlink_metadata(target) {
             Err(error) if error.kind() == ErrorKind::NotFound => true,
             Err(error) => return Err(failed(error)),
             Ok(found) => found.is_dir() && fs::read_dir(target).map_err(failed)?.next().is_none(),
         };
-        // `.` and `..` at the end of a path are no names to give to a folder, and a link would have to be replaced.
+        // `.` and `..` are no names to give to a folder, and a link would have to be replaced.
         let is_link = fs::symlink_metadata(target).is_ok_and(|found| found.is_symlink());
-        if is_link || target.file_name().is_none() || target.as_os_str().as_encoded_bytes().ends_with(b"/.") {
+        if is_link || target.file_name().is_none() {
             return Err(ConvertError::NoName { path: target.to_owned() });
         }
         if !is_free {
@@ -98,13 +112,7 @@ impl Staged {
         let name = target.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let prefix = format!(".{name}.");
         remove_abandoned(parent, &prefix);
-        let folder = tempfile::Builder::new()
-            .prefix(&prefix)
-            .suffix(SUFFIX)
-            .permissions(Permissions::from_mode(0o777))
-            .tempdir_in(parent)
-            .map_err(failed)?;
-        let lock = File::open(folder.path()).ok().filter(|lock| lock.try_lock().is_ok());
+        let (folder, lock) = locked_folder(parent, &prefix).map_err(failed)?;
         Ok(Self { folder, _lock: lock, target: target.to_owned(), files: Vec::new() })
     }
 

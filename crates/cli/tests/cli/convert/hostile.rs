@@ -10,7 +10,7 @@ use rstest::rstest;
 use safetensors::Dtype;
 use serde_json::json;
 
-use super::{NAMED, copied, own};
+use super::{NAMED, copied, copy_folder, own};
 use crate::checkpoint::folders::{Tensor, Values, write_checkpoint};
 use crate::support::{Finished, finished};
 
@@ -165,6 +165,7 @@ fn listing(folder: &Path) -> Vec<String> {
 #[case::state_of_lists(|it: &Path| one_group(it, vec![(Plain::Int(0), Plain::dict([("step", ints(&[1]))]))]), "its state `step.first.weight` is a list")]
 #[case::no_rate(|it: &Path| optimizer(it, vec![group(vec![("params", ints(&[0, 1, 2, 3, 4, 5]))])], vec![]), "group 0 has no learning rate `lr`")]
 #[case::a_rate_that_is_none(|it: &Path| optimizer(it, vec![group(vec![("params", ints(&[0, 1, 2, 3, 4, 5])), ("lr", Plain::Float(f64::NAN))])], vec![]), "group 0 has no learning rate `lr`")]
+#[case::an_optimizer_that_is_not_here(|it: &Path| optimizer(it, vec![group(vec![("lr", Plain::Float(1.0)), ("history_size", Plain::Int(100)), ("tolerance_grad", Plain::Float(1e-7)), ("params", ints(&[0]))])], vec![]), "it is the state of LBFGS, an optimizer of PyTorch that this library does not have; move the file out of the folder")]
 #[case::too_few_names(|it: &Path| names(it, |names| drop(names.pop())), "5 names of parameters are said, and the optimizer has 6")]
 #[case::a_name_twice(|it: &Path| names(it, |names| names[1] = names[0].clone()), "two of its parameters are called `first.weight`")]
 #[case::an_unknown_name(|it: &Path| names(it, |names| names[0] = "other".to_owned()), "one of its parameters is called `other`")]
@@ -198,6 +199,7 @@ fn listing(folder: &Path) -> Vec<String> {
 }, "counted as often as they are held")]
 #[case::a_tensor_of_one_element(|it: &Path| raw(&it.join("src/custom_checkpoint_1.pkl"), &holding(&repeated(1 << 40))), "its tensors repeat their elements")]
 #[case::a_tensor_without_end(|it: &Path| raw(&it.join("src/custom_checkpoint_1.pkl"), &holding(&repeated(1 << 62))), "more elements or dims than can be read")]
+#[case::control_characters_in_a_name(|it: &Path| torch(it, "custom_checkpoint_0.pkl", &Plain::dict([("a\u{7}b", Plain::Tensor(()))])), "what would be made of src could not be read again, so nothing is written: a tensor's name has control characters")]
 #[case::a_cut_registered_object(|it: &Path| cut(it, "src/custom_checkpoint_0.pkl", 700), "src/custom_checkpoint_0.pkl cannot be converted")]
 fn what_is_wrong_with_a_checkpoint_of_pythons_is_named(#[case] harm: Harm, #[case] words: &str) {
     let folder = copied("adamw");
@@ -205,10 +207,40 @@ fn what_is_wrong_with_a_checkpoint_of_pythons_is_named(#[case] harm: Harm, #[cas
     check(folder.path(), "ulimit -v 400000", NAMED, words);
 }
 
+/// Writes something else over a part of a file.
+fn overwrite(path: &Path, at: usize, bytes: &[u8]) {
+    let mut file = fs::read(path).unwrap();
+    file[at..at + bytes.len()].copy_from_slice(bytes);
+    fs::write(path, file).unwrap();
+}
+
+#[rstest]
+#[case::no_metadata(|it: &Path| gone(it, "src/optimizer_0/.metadata"), "src/optimizer_0/.metadata cannot be read")]
+#[case::cut_metadata(|it: &Path| cut(it, "src/optimizer_0/.metadata", 900), "src/optimizer_0/.metadata cannot be understood")]
+#[case::a_pipe_as_metadata(|it: &Path| pipe(it, "src/optimizer_0/.metadata"), ".metadata is a pipe")]
+#[case::a_file_less(|it: &Path| gone(it, "src/optimizer_0/__1_0.distcp"), "__1_0.distcp is missing, and `optimizer.state.0.weight.exp_avg` is said to be in it")]
+#[case::a_cut_file(|it: &Path| cut(it, "src/optimizer_0/__1_0.distcp", 100), "the file was cut off, or is of another checkpoint")]
+#[case::a_device_as_file(|it: &Path| device(it, "src/optimizer_0/__1_0.distcp"), "__1_0.distcp is a device")]
+#[case::a_damaged_value(|it: &Path| overwrite(&it.join("src/optimizer_0/__1_0.distcp"), 60, &[0; 200]), "where `optimizer.param_groups.0.lr` is said to be")]
+#[case::a_model_in_its_place(|it: &Path| { fs::remove_dir_all(it.join("src/optimizer_0")).unwrap(); copy_folder(&it.join("src/pytorch_model_fsdp_0"), &it.join("src/optimizer_0")); }, "it has no `optimizer`, in which save_state")]
+#[case::a_file_in_its_place(|it: &Path| { fs::remove_dir_all(it.join("src/optimizer_0")).unwrap(); fs::write(it.join("src/optimizer_0"), "").unwrap(); }, "no archive of torch.save")]
+#[case::a_gap(|it: &Path| fs::rename(it.join("src/optimizer_0"), it.join("src/optimizer_1")).unwrap(), "has optimizer_1, and the one with number 0 before it is missing")]
+#[case::a_gap_of_models(|it: &Path| fs::rename(it.join("src/pytorch_model_fsdp_0"), it.join("src/pytorch_model_fsdp_1")).unwrap(), "has pytorch_model_fsdp_1, and the one with number 0 before it is missing")]
+#[case::no_model(|it: &Path| fs::remove_dir_all(it.join("src/pytorch_model_fsdp_0")).unwrap(), "no model has a tensor of that name")]
+fn what_is_wrong_with_a_sharded_run_of_pythons_is_named(#[case] harm: Harm, #[case] words: &str) {
+    let folder = copied("fsdp2");
+    harm(folder.path());
+    check(folder.path(), "ulimit -v 400000", "convert src dst", words);
+}
+
 #[rstest]
 #[case::a_folder_with_something(|it: &Path| { fs::create_dir(it.join("dst")).unwrap(); fs::write(it.join("dst/mine"), "").unwrap(); }, "dst", "dst exists already")]
 #[case::a_file(|it: &Path| fs::write(it.join("dst"), "").unwrap(), "dst", "dst exists already")]
 #[case::a_link_to_nowhere(|it: &Path| symlink("/nowhere", it.join("dst")).unwrap(), "dst", "name the folder itself")]
+#[case::a_link_to_an_empty_folder(|it: &Path| { fs::create_dir(it.join("empty")).unwrap(); symlink("empty", it.join("dst")).unwrap(); }, "dst/", "name the folder itself")]
+#[case::a_file_with_a_slash(|it: &Path| fs::write(it.join("dst"), "").unwrap(), "dst/", "dst exists already")]
+#[case::here(|_: &Path| (), ".", "name the folder itself")]
+#[case::itself_by_another_name(|_: &Path| (), "src/../src/.", "src exists already")]
 #[case::itself(|_: &Path| (), "src", "src exists already")]
 #[case::below_itself(|_: &Path| (), "src/below/dst", "which is read; name a folder elsewhere")]
 #[case::below_itself_by_a_link(|it: &Path| symlink("src", it.join("link")).unwrap(), "link/dst", "which is read; name a folder elsewhere")]

@@ -50,7 +50,7 @@ pub enum Origin {
 /// let group = PythonGroup { params: vec![0, 1], names: None, settings: Vec::new() };
 /// let optimizer = PythonOptimizer::<Vec<u64>> { groups: vec![group], state: vec![
 ///     (0, vec![("exp_avg".into(), Plain::Tensor(vec![2, 3]))]), (1, vec![("exp_avg".into(), Plain::Tensor(vec![2]))]),
-/// ] };
+/// ], others: Vec::new() };
 /// let tensors = vec![("bias".into(), F32, vec![2]), ("weight".into(), F32, vec![2, 3])];
 /// let (names, origin) =
 ///     name_parameters(&optimizer, Clone::clone, &Parameters { tensors, is_ordered: false }, None)?;

@@ -22,6 +22,8 @@ pub struct PythonOptimizer<T> {
     pub groups: Vec<PythonGroup<T>>,
     /// `state`: by the number of a parameter, its tensors and numbers by name.
     pub state: Vec<(i64, Named<T>)>,
+    /// The names of what else is there. No optimizer of PyTorch saves more.
+    pub others: Vec<String>,
 }
 
 /// A group of parameters.
@@ -73,6 +75,9 @@ impl<T: Clone> PythonOptimizer<T> {
         for group in found {
             groups.push(PythonGroup::read(group, &mut numbers)?);
         }
+        if let Some(name) = groups.iter().find_map(PythonGroup::foreign) {
+            return Err(Kind::ForeignOptimizer { name }.into());
+        }
         let mut seen = HashSet::new();
         let mut of_parameters = Vec::with_capacity(state.len());
         for (key, of_parameter) in state {
@@ -86,11 +91,39 @@ impl<T: Clone> PythonOptimizer<T> {
             };
             of_parameters.push((number, entries));
         }
-        Ok(Self { groups, state: of_parameters })
+        let name_of = |key: &Plain<T>| if let Plain::Text(name) = key { name.clone() } else { key.kind() };
+        let mut others = match state_dict {
+            Plain::Dict(pairs) => pairs.iter().map(|(key, _)| name_of(key)).collect(),
+            _ => Vec::new(),
+        };
+        others.retain(|name| name != "state" && name != "param_groups");
+        Ok(Self { groups, state: of_parameters, others })
     }
 }
 
+/// Optimizers of PyTorch that this library does not have: settings that their groups have, and settings that they do not have,
+/// but others do that have the same.
+const FOREIGN: [(&str, &[&str], &[&str]); 9] = [
+    ("LBFGS", &["history_size", "tolerance_grad"], &[]),
+    ("Rprop", &["etas", "step_sizes"], &[]),
+    ("ASGD", &["lambd", "t0"], &[]),
+    ("Adadelta", &["rho", "eps"], &["betas"]),
+    ("NAdam", &["betas", "momentum_decay"], &[]),
+    ("Muon", &["ns_steps", "ns_coefficients"], &[]),
+    ("RAdam", &["betas", "capturable", "decoupled_weight_decay"], &["amsgrad", "momentum_decay"]),
+    ("Adamax", &["betas", "eps", "capturable"], &["amsgrad", "decoupled_weight_decay"]),
+    ("SparseAdam", &["betas", "eps"], &["weight_decay"]),
+];
+
 impl<T: Clone> PythonGroup<T> {
+    /// The optimizer that it is of, if this library has none like that.
+    fn foreign(&self) -> Option<&'static str> {
+        let has = |wanted: &&str| self.settings.iter().any(|(name, _)| name == wanted);
+        let is_it =
+            |(_, present, absent): &&(&str, &[&str], &[&str])| present.iter().all(has) && !absent.iter().any(has);
+        FOREIGN.iter().find(is_it).map(|(name, ..)| *name)
+    }
+
     fn read(group: &Plain<T>, numbers: &mut HashMap<Key, i64>) -> Result<Self> {
         let Some(mut settings) = texts_of(group) else { return Err(wrong("a group is no dictionary of settings")) };
         let Some(Plain::List(found)) = group.get("params") else {
@@ -181,8 +214,11 @@ impl<T> PythonOptimizer<T> {
                 options.extend(to_json(value, &path, left).map(|value| (name.clone(), value)));
             }
             let mut take = |name: &str| options.remove(name);
-            let lr = take("lr").filter(Value::is_number);
-            let lr = lr.ok_or_else(|| wrong(format!("group {place} has no learning rate `lr` that is a number")))?;
+            let found = group.settings.iter().find(|(name, _)| name == "lr").map(|(_, value)| match value {
+                Plain::Float(number) => number.to_string(),
+                other => other.kind(),
+            });
+            let lr = take("lr").filter(Value::is_number).ok_or(Kind::LearningRate { place, found })?;
             let (name, initial_lr) = (take("name"), take("initial_lr"));
             let (weight_decay, momentum) = (take("weight_decay"), take("momentum"));
             let first_beta = options.get("betas").and_then(|betas| betas.get(0)).cloned();

@@ -184,16 +184,25 @@ impl RunConfig {
     #[must_use]
     pub fn with_places(&self, section: &str, error: crate::Error) -> crate::Error {
         let names = error.settings();
-        let places: Vec<_> = settings()
+        let named: Vec<_> = settings()
             .filter(|setting| names.iter().any(|name| is_named(setting, section, name)))
             .map(|setting| (setting, self.origin(setting.path)))
-            .filter(|(_, origin)| !matches!(origin, Origin::Code | Origin::Default | Origin::Derived(_)))
-            .map(|(setting, origin)| place(setting, origin))
             .collect();
-        match places.is_empty() {
-            true => error,
-            false => error.with_places(places.join(", ")),
+        let is_said = |origin: &Origin| !matches!(origin, Origin::Code | Origin::Default | Origin::Derived(_));
+        let said = named.iter().filter(|(_, origin)| is_said(origin));
+        let places: Vec<_> =
+            said.map(|(setting, origin)| format!("{}: {origin}", name_for(setting.path, origin))).collect();
+        if places.is_empty() {
+            return error;
         }
+        // Whoever wrote a file looks for its keys, and adds what is missing there.
+        let is_of_file = named.iter().any(|(_, origin)| matches!(origin, Origin::File { .. }));
+        let is_in_file = |origin: &Origin| matches!(origin, Origin::File { .. }) || *origin == Origin::Default;
+        let mut problem = error.to_string();
+        for (setting, _) in named.iter().filter(|(_, origin)| is_of_file && is_in_file(origin)) {
+            problem = with_file_key(&problem, setting);
+        }
+        error.with_places(problem, places.join(", "))
     }
 
     fn check(&self) -> Result<()> {
@@ -218,19 +227,36 @@ impl RunConfig {
     }
 }
 
-/// Where a setting was said. A file may call it by another word than programs do.
-fn place(setting: &Setting, origin: &Origin) -> String {
-    match origin {
-        Origin::File { .. } if setting.key() != setting.field => {
-            format!("{}: {} in {origin}", setting.path, setting.key())
-        }
-        _ => format!("{}: {origin}", setting.path),
+fn is_part_of_word(character: char) -> bool {
+    character.is_ascii_alphanumeric() || "_.".contains(character)
+}
+
+/// The text with the key that files have for a setting in the place of its field. A field without `_` may be a word of the
+/// sentence.
+fn with_file_key(text: &str, setting: &Setting) -> String {
+    let key = setting.file_key();
+    let written = key.rsplit('.').next().unwrap_or(&key);
+    if written == setting.field || !setting.field.contains('_') {
+        return text.to_owned();
     }
+    let changed = |word: &str| {
+        let (bare, after) = word.split_at(word.trim_end_matches('.').len());
+        if bare == setting.field { format!("{written}{after}") } else { word.to_owned() }
+    };
+    let (mut result, mut rest) = (String::new(), text);
+    while !rest.is_empty() {
+        let word_length = rest.find(|character| !is_part_of_word(character)).unwrap_or(rest.len());
+        let (word, after) = rest.split_at(word_length);
+        let between = after.find(is_part_of_word).unwrap_or(after.len());
+        result += &changed(word);
+        result += &after[..between];
+        rest = &after[between..];
+    }
+    result
 }
 
 /// Is the setting among the words of `name`: by its path, or in its own section by its field?
 fn is_named(setting: &Setting, section: &str, name: &str) -> bool {
-    let is_part_of_word = |character: char| character.is_ascii_alphanumeric() || "_.".contains(character);
     name.split(|character| !is_part_of_word(character)).any(|word| {
         let field = word.split('.').next().unwrap_or_default();
         word == setting.path || (setting.section == section && field == setting.field)

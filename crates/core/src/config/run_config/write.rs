@@ -148,6 +148,33 @@ impl PartialRunConfig {
         cluster.multi_gpu = None;
         said
     }
+
+    /// What a file without a type of machines means on one with this number of NVIDIA GPUs, so that [`in_file`](Self::in_file)
+    /// writes that type. Python Accelerate reads no file without it.
+    ///
+    /// ```
+    /// use accelerate_core::config::PartialRunConfig;
+    /// use accelerate_core::names::DistributedType;
+    /// let mut said = PartialRunConfig::default();
+    /// said.cluster.num_processes = Some(2);
+    /// assert_eq!(said.clone().on_machine(0).in_file().cluster.distributed_type, Some(DistributedType::MultiCpu));
+    /// assert_eq!(said.on_machine(2).in_file().cluster.distributed_type, Some(DistributedType::MultiGpu));
+    /// ```
+    #[must_use]
+    pub fn on_machine(mut self, num_gpus: usize) -> Self {
+        let becomes = self.in_file().cluster.distributed_type;
+        let cluster = &mut self.cluster;
+        let is_said = cluster.distributed_type.is_some() || cluster.use_cpu.is_some() || cluster.gpu_ids.is_some();
+        if num_gpus > 0 || is_said || cluster.multi_gpu == Some(true) || becomes != Some(DistributedType::MultiGpu) {
+            return self;
+        }
+        match cluster.num_processes {
+            // There is one, without GPUs.
+            None => cluster.distributed_type = Some(DistributedType::No),
+            Some(_) => cluster.use_cpu = Some(true),
+        }
+        self
+    }
 }
 
 impl PartialRunConfig {

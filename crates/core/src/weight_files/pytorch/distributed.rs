@@ -22,7 +22,7 @@ const MOST_PARTS: usize = 1 << 24;
 pub struct DistributedCheckpoint {
     /// In the order of the checkpoint.
     pub tensors: Vec<DistributedTensor>,
-    /// The keys of what is no tensor. It is stored as a pickle of its own, and not read.
+    /// The keys of what is no tensor. It is stored as a pickle of its own, and read by [`Plain::read_range`](super::Plain::read_range).
     pub others: Vec<String>,
     /// The files that parts are in. They lie in the folder of the checkpoint.
     pub files: Vec<String>,
@@ -72,7 +72,20 @@ impl DistributedCheckpoint {
     /// assert!(error.to_string().contains("it names `os.system`"), "{error}");
     /// ```
     pub fn read(metadata: &[u8]) -> Result<Self> {
-        let pickle = Pickle::read(metadata)?;
+        Described::read(&Pickle::read(metadata)?).map(|described| described.checkpoint)
+    }
+}
+
+/// What the metadata say, and what more of it can be asked for.
+pub(super) struct Described<'a> {
+    pub(super) checkpoint: DistributedCheckpoint,
+    pub(super) places: Places<'a>,
+    /// For each key the dictionaries and lists that it was in, if the metadata say them.
+    pub(super) paths: Option<Pairs<'a>>,
+}
+
+impl<'a> Described<'a> {
+    pub(super) fn read(pickle: &'a Pickle<'_>) -> Result<Self> {
         let metadata =
             state(pickle.root(), "Metadata").ok_or(Problem::Structure("it is another object")).map_err(Kind::from)?;
         let field = |name| field(metadata, name).map(Value::data);
@@ -83,10 +96,11 @@ impl DistributedCheckpoint {
             Some(Data::Dict(places)) => Places::read(places)?,
             _ => return Err(Kind::from(Problem::Structure("it names no files")).into()),
         };
-        let outermost = match field("planner_data") {
-            Some(Data::Dict(paths)) => Outermost::read(paths),
-            _ => Outermost::default(),
+        let paths = match field("planner_data") {
+            Some(Data::Dict(paths)) => Some(paths),
+            _ => None,
         };
+        let outermost = paths.map(Outermost::read).unwrap_or_default();
         let (mut tensors, mut others, mut keys) = (Vec::new(), Vec::new(), HashSet::new());
         for (key, value) in described.iter() {
             let Data::Text(key) = key.data() else {
@@ -112,7 +126,8 @@ impl DistributedCheckpoint {
                 return Err(Kind::from(Problem::Twice { key: shown(&tensor.name) }).into());
             }
         }
-        Ok(Self { tensors, others, files: places.files })
+        let files = places.files.clone();
+        Ok(Self { checkpoint: DistributedCheckpoint { tensors, others, files }, places, paths })
     }
 }
 
@@ -192,9 +207,11 @@ fn dtype_of_properties(properties: Value<'_>) -> Option<Global> {
 }
 
 /// Where parts are, by key and offsets.
-struct Places<'a> {
+pub(super) struct Places<'a> {
     of: HashMap<(&'a str, Vec<u64>), Pairs<'a>>,
-    files: Vec<String>,
+    /// The same of what is no tensor.
+    of_values: HashMap<&'a str, Pairs<'a>>,
+    pub(super) files: Vec<String>,
     numbers: HashMap<&'a str, usize>,
     /// How many parts may still be told of. Many tensors may be told to have the same list of empty ones.
     left: usize,
@@ -203,29 +220,38 @@ struct Places<'a> {
 impl<'a> Places<'a> {
     fn read(places: Pairs<'a>) -> Result<Self> {
         let damaged = || Kind::from(Problem::Structure("a part has no name or no place"));
-        let mut of = HashMap::new();
+        let (mut of, mut of_values) = (HashMap::new(), HashMap::new());
         for (part, place) in places.iter() {
             let part = state(part, "MetadataIndex").ok_or_else(damaged)?;
             let Some(Data::Text(key)) = field(part, "fqn").map(Value::data) else { return Err(damaged().into()) };
             let place = state(place, "_StorageInfo").ok_or_else(damaged)?;
-            let offsets = match field(part, "offset") {
-                // Of what is no tensor.
-                None => continue,
-                Some(offsets) if matches!(offsets.data(), Data::None) => continue,
-                Some(offsets) => counts(offsets).ok_or_else(damaged)?,
+            let before = match field(part, "offset").filter(|offsets| !matches!(offsets.data(), Data::None)) {
+                None => of_values.insert(key, place),
+                Some(offsets) => of.insert((key, counts(offsets).ok_or_else(damaged)?), place),
             };
-            if of.insert((key, offsets), place).is_some() {
+            if before.is_some() {
                 return Err(Kind::from(Problem::Twice { key: shown(key) }).into());
             }
         }
-        Ok(Self { of, files: Vec::new(), numbers: HashMap::new(), left: MOST_PARTS })
+        Ok(Self { of, of_values, files: Vec::new(), numbers: HashMap::new(), left: MOST_PARTS })
     }
 
     fn find(&mut self, key: &'a str, offsets: &[u64]) -> Result<(usize, Range<u64>)> {
         let absent = || Kind::from(Problem::NoFile { key: shown(key), offsets: offsets.to_vec() });
         let place = *self.of.get(&(key, offsets.to_vec())).ok_or_else(absent)?;
+        self.range(key, place)
+    }
+
+    /// Where something is that is no tensor.
+    pub(super) fn find_value(&mut self, key: &'a str) -> Result<(usize, Range<u64>)> {
+        let absent = || Kind::from(Problem::NoFile { key: shown(key), offsets: Vec::new() });
+        let place = *self.of_values.get(key).ok_or_else(absent)?;
+        self.range(key, place)
+    }
+
+    fn range(&mut self, key: &'a str, place: Pairs<'a>) -> Result<(usize, Range<u64>)> {
         let Some(Data::Text(file)) = field(place, "relative_path").map(Value::data) else {
-            return Err(absent().into());
+            return Err(Kind::from(Problem::Structure("a part has no name or no place")).into());
         };
         if !is_plain_file_name(file) {
             return Err(Kind::from(Problem::FileOutsideFolder { key: shown(key), file: shown(file) }).into());

@@ -9,9 +9,10 @@ use crate::Result;
 use crate::error::pytorch::{ContentsProblem as Problem, PytorchErrorKind as Kind};
 use crate::weight_files::shown;
 use std::io::{Read, Seek};
+use std::ops::Range;
 
 /// How deep values may hold each other, which is more than any state does.
-const MOST_DEEP: usize = 32;
+pub(super) const MOST_DEEP: usize = 32;
 /// Values of one file, each counted as often as it is held, and some times those of models with a hundred thousand parameters.
 const MOST_VALUES: usize = 1 << 21;
 
@@ -66,6 +67,29 @@ impl<T> Plain<T> {
         pairs.iter().rev().find(|(key, _)| matches!(key, Self::Text(key) if key == wanted)).map(|(_, value)| value)
     }
 
+    /// The same value with something else for its tensors.
+    ///
+    /// # Errors
+    /// The first that `replace` gives.
+    pub fn try_map<U, E>(self, replace: &mut impl FnMut(T) -> Result<Plain<U>, E>) -> Result<Plain<U>, E> {
+        let mut all = |items: Vec<Self>| items.into_iter().map(|item| item.try_map(replace)).collect::<Result<_, E>>();
+        Ok(match self {
+            Self::None => Plain::None,
+            Self::Bool(value) => Plain::Bool(value),
+            Self::Int(value) => Plain::Int(value),
+            Self::Float(value) => Plain::Float(value),
+            Self::Text(text) => Plain::Text(text),
+            Self::List(items) => Plain::List(all(items)?),
+            Self::Tuple(items) => Plain::Tuple(all(items)?),
+            Self::Dict(pairs) => {
+                let pair = |(key, value): (Self, Self)| Ok((key.try_map(replace)?, value.try_map(replace)?));
+                Plain::Dict(pairs.into_iter().map(pair).collect::<Result<_, E>>()?)
+            }
+            Self::Tensor(tensor) => replace(tensor)?,
+            Self::Other(kind) => Plain::Other(kind),
+        })
+    }
+
     /// In words, for a message.
     pub fn kind(&self) -> String {
         match self {
@@ -90,7 +114,16 @@ impl Plain<StoredTensor> {
     /// that no state needs, or holds a tensor that safetensors cannot.
     pub fn read(file: &mut (impl Read + Seek)) -> Result<Self> {
         let length = length_of(file)?;
-        let Opened { archive, root, pickle } = Opened::read(file, 0..length)?;
+        Self::read_range(file, 0..length)
+    }
+
+    /// The same of what `torch.save` has written alone into this range of a file.
+    ///
+    /// # Errors
+    /// [`is_weight_files`](crate::Error::is_weight_files): as for [`Plain::read`].
+    pub fn read_range(file: &mut (impl Read + Seek), range: Range<u64>) -> Result<Self> {
+        let length = range.end.saturating_sub(range.start);
+        let Opened { archive, root, pickle } = Opened::read(file, range)?;
         let pickle = Pickle::read(&pickle)?;
         // Each value takes a byte of its own, unless a short pickle holds one list very often.
         let most_values = (pickle.num_bytes() + MOST_DEEP).min(MOST_VALUES);

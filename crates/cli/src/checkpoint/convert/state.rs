@@ -1,0 +1,67 @@
+//! What PyTorch has saved of an object, in one file or in parts.
+
+use std::convert::Infallible;
+use std::error::Error;
+use std::path::Path;
+
+use accelerate_core::weight_files::Plain;
+use indicatif::ProgressBar;
+
+use super::super::numbers::number;
+use super::error::ConvertError;
+use crate::weights::{Copier, Files, Sink, Tensor, Weights, WeightsError, open_nested};
+
+/// What an optimizer of a run with FSDP is in, within its folder.
+const OPTIMIZER: &str = "optimizer";
+
+/// A value with tensors in it.
+pub(super) struct State {
+    pub(super) files: Files,
+    pub(super) tensors: Vec<Tensor>,
+    /// Its tensors are numbers of `tensors`.
+    pub(super) value: Plain<usize>,
+}
+
+impl State {
+    /// What is in a file of `torch.save`.
+    pub(super) fn read(path: &Path) -> Result<Self, Box<dyn Error>> {
+        let mut files = Files::default();
+        let number = files.add(path.to_owned());
+        let (file, _) = files.get(number)?;
+        let value = Plain::read(file).map_err(|source| ConvertError::State { path: path.to_owned(), source })?;
+        let mut tensors = Vec::new();
+        let Ok(value) = value.try_map(&mut |stored| {
+            tensors.push(Tensor::stored(String::new(), number, stored));
+            Ok::<_, Infallible>(Plain::Tensor(tensors.len() - 1))
+        });
+        Ok(Self { files, tensors, value })
+    }
+
+    /// The same of an optimizer, which is a folder where FSDP has saved it in parts.
+    pub(super) fn of_optimizer(path: &Path) -> Result<Self, Box<dyn Error>> {
+        if !path.is_dir() {
+            return Self::read(path);
+        }
+        let (Weights { files, tensors, .. }, saved) = open_nested(path)?;
+        let absent = || {
+            let reason =
+                format!("it has no `{OPTIMIZER}`, in which save_state of Python Accelerate writes an optimizer");
+            ConvertError::Values { path: path.to_owned(), reason }
+        };
+        let value = saved.get(OPTIMIZER).cloned().ok_or_else(absent)?;
+        Ok(Self { files, tensors, value })
+    }
+
+    /// A part of the value with numbers for the tensors that have one element: PyTorch takes settings as either.
+    pub(super) fn with_numbers(&mut self, value: Plain<usize>) -> Result<Plain<usize>, WeightsError> {
+        value.try_map(&mut |place| match self.tensors.get(place) {
+            Some(tensor) if tensor.shape.iter().all(|&size| size == 1) => {
+                let mut bytes = Vec::new();
+                let mut sink = Sink { output: &mut bytes, path: Path::new("") };
+                Copier::new(&mut self.files, ProgressBar::hidden()).copy(tensor, &mut sink)?;
+                Ok(number(tensor.dtype, &bytes).unwrap_or(Plain::Tensor(place)))
+            }
+            _ => Ok(Plain::Tensor(place)),
+        })
+    }
+}
