@@ -20,7 +20,7 @@ use accelerate_launch::{
 use clap::{Arg, Args};
 
 use crate::config_file;
-use crate::resolve::{Resolved, machines, num_gpus, num_processes, resolve, why_num_processes};
+use crate::resolve::{Resolved, num_gpus, num_processes, resolve, why_num_processes};
 use crate::settings::{Selection, SettingFlags};
 
 /// Start a program on one or many processes, watch over them, and explain what went wrong.
@@ -155,17 +155,17 @@ pub(crate) fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let (is_quiet, has_prefix) = (arguments.quiet, !arguments.no_prefix);
     let preflight = if arguments.no_preflight { Preflight::None } else { Preflight::Full };
     let resolved = check_working_folder().and_then(|()| resolved(&arguments, &config_file::variable));
-    let (resolved, agents) = match resolved.and_then(|resolved| agents(&resolved.run).map(|agents| (resolved, agents)))
-    {
-        Ok(found) => found,
-        Err(error) => {
-            crate::print_error(SPEAKER, error.as_ref(), &error.to_string());
-            return Ok(ExitCode::from(2));
-        }
-    };
+    let (resolved, agents) =
+        match resolved.and_then(|resolved| hosts::agents(&resolved.run).map(|agents| (resolved, agents))) {
+            Ok(found) => found,
+            Err(error) => {
+                crate::print_error(SPEAKER, error.as_ref(), &error.to_string());
+                return Ok(ExitCode::from(2));
+            }
+        };
     let dry_run = arguments.dry_run.then_some(arguments.json);
     let config = config(arguments, &resolved.run);
-    for notice in notices(&resolved, &config).iter().filter(|_| !is_quiet) {
+    for notice in notices(&resolved, &config, agents.as_deref()).iter().filter(|_| !is_quiet) {
         crate::print_message(&format!("{SPEAKER}: {notice}"));
     }
     let outcome = match dry_run {
@@ -190,11 +190,6 @@ pub(crate) fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::from(error.exit_code()))
 }
 
-/// The agents of the machines that are started on from here.
-fn agents(run: &RunConfig) -> Result<Option<Vec<AgentCommand>>, Box<dyn Error>> {
-    machines(run)?.map(|machines| machines.agents(run, &hosts::this_machine())).transpose()
-}
-
 /// Where there is no folder, libtorch ends a process while it loads.
 #[derive(Debug, thiserror::Error)]
 #[error("the working folder cannot be used; change to one that exists")]
@@ -210,13 +205,12 @@ pub(crate) fn check_working_folder() -> Result<(), Box<dyn Error>> {
 }
 
 /// What somebody should know before the processes start, although it stops nobody.
-fn notices(Resolved { run, file }: &Resolved, config: &LaunchConfig) -> Vec<String> {
+fn notices(Resolved { run, file }: &Resolved, config: &LaunchConfig, agents: Option<&[AgentCommand]>) -> Vec<String> {
     let default_file = file
         .iter()
         .filter(|file| file.is_default)
         .map(|file| format!("settings of {} hold where flags and variables say nothing", file.path.shown()));
-    let is_unsaid = run.cluster.num_processes.is_none() && !matches!(machines(run), Ok(Some(_)));
-    let chosen = is_unsaid.then(|| {
+    let chosen = (run.cluster.num_processes.is_none() && agents.is_none()).then(|| {
         format!("--num_processes was not given, starting {} ({})", num_processes(run), why_num_processes(run))
     });
     let lost = std::env::vars_os()
@@ -261,10 +255,7 @@ fn config(arguments: Arguments, run: &RunConfig) -> LaunchConfig {
         dedicated_process: true,
         ..LaunchConfig::of_run(run, program, num_processes(run))
     };
-    match machines(run) {
-        Ok(Some(machines)) => machines.configured(config, &hosts::this_machine()),
-        _ => config,
-    }
+    hosts::configured(config, run)
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
