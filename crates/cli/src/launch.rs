@@ -2,6 +2,7 @@
 
 pub(crate) mod dry_run;
 pub(crate) mod help;
+pub(crate) mod hosts;
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -13,7 +14,8 @@ use accelerate_core::config::{Lookup, RunConfig, misspelt_variables, settings};
 use accelerate_core::files::{ShownPath, in_one_line};
 use accelerate_core::settings::Setting;
 use accelerate_launch::{
-    Helper, LaunchConfig, Machine, Program, TerminalOptions, TerminalReporter, launch, unusable_threads,
+    AgentCommand, Helper, LaunchConfig, Machine, Preflight, Program, TerminalOptions, TerminalReporter, launch,
+    launch_on_machines, unusable_threads,
 };
 use clap::{Arg, Args};
 
@@ -52,7 +54,9 @@ use crate::settings::{Selection, SettingFlags};
       accelerate launch --config_file run.yaml --mixed_precision bf16 target/release/train\n  \
     What would be started, without starting it:\n    \
       accelerate launch --num_processes 2 --dry_run target/release/train\n  \
-    Two machines with eight processes each; the second one uses --machine_rank 1:\n    \
+    Two machines from here, by ssh, with four processes and two:\n    \
+      accelerate launch --hosts node1:4,node2:2 target/release/train\n  \
+    The same machines, each started by hand; the second one uses --machine_rank 1:\n    \
       accelerate launch --num_machines 2 --machine_rank 0 --main_process_ip 10.0.0.1 \\\n      \
         --main_process_port 29500 --num_processes 16 target/release/train\n\n\
     Exit code: that of the first process that failed, 128 + N if signal N ended it; 2 for wrong flags or settings, \
@@ -83,6 +87,10 @@ pub(crate) struct Arguments {
     /// Say nothing but what went wrong, in one line.
     #[arg(short, long)]
     quiet: bool,
+
+    /// With --hosts: do not look at the machines before the start, at program, port, clock and free space.
+    #[arg(long = "no_preflight", alias = "no-preflight", help_heading = help::MACHINES)]
+    no_preflight: bool,
 
     /// Print what would be started, with variables, cores and device of each process, and start nothing.
     #[arg(long = "dry_run", alias = "dry-run")]
@@ -145,24 +153,33 @@ impl Selection for ForLaunch {
 /// The plan of a dry run that cannot be printed. What goes wrong with a launch is told here, with a code of its own.
 pub(crate) fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let (is_quiet, has_prefix) = (arguments.quiet, !arguments.no_prefix);
-    let resolved = match check_working_folder().and_then(|()| resolved(&arguments, &config_file::variable)) {
-        Ok(resolved) => resolved,
-        Err(error) => {
-            crate::print_error(SPEAKER, error.as_ref(), &error.to_string());
-            return Ok(ExitCode::from(2));
-        }
-    };
+    let preflight = if arguments.no_preflight { Preflight::None } else { Preflight::Full };
+    let resolved = check_working_folder().and_then(|()| resolved(&arguments, &config_file::variable));
+    let (resolved, agents) =
+        match resolved.and_then(|resolved| hosts::agents(&resolved.run).map(|agents| (resolved, agents))) {
+            Ok(found) => found,
+            Err(error) => {
+                crate::print_error(SPEAKER, error.as_ref(), &error.to_string());
+                return Ok(ExitCode::from(2));
+            }
+        };
     let dry_run = arguments.dry_run.then_some(arguments.json);
     let config = config(arguments, &resolved.run);
-    for notice in notices(&resolved, &config).iter().filter(|_| !is_quiet) {
+    for notice in notices(&resolved, &config, agents.as_deref()).iter().filter(|_| !is_quiet) {
         crate::print_message(&format!("{SPEAKER}: {notice}"));
     }
     let outcome = match dry_run {
-        Some(as_json) => match dry_run::described(&config, &resolved.run, as_json) {
+        Some(as_json) => match dry_run::described(&config, &agents, &resolved.run, as_json) {
             Ok(text) => return Ok(crate::print_result(&text).map(|()| ExitCode::SUCCESS)?),
             Err(error) => Err(error),
         },
-        None => launch(&config, &mut TerminalReporter::new(TerminalOptions { has_prefix, is_quiet })),
+        None => {
+            let reporter = &mut TerminalReporter::new(TerminalOptions { has_prefix, is_quiet });
+            match &agents {
+                Some(agents) => launch_on_machines(&config, agents, preflight, reporter),
+                None => launch(&config, reporter),
+            }
+        }
     };
     let Err(error) = outcome else { return Ok(ExitCode::SUCCESS) };
     let text = match error.failure() {
@@ -188,12 +205,12 @@ pub(crate) fn check_working_folder() -> Result<(), Box<dyn Error>> {
 }
 
 /// What somebody should know before the processes start, although it stops nobody.
-fn notices(Resolved { run, file }: &Resolved, config: &LaunchConfig) -> Vec<String> {
+fn notices(Resolved { run, file }: &Resolved, config: &LaunchConfig, agents: Option<&[AgentCommand]>) -> Vec<String> {
     let default_file = file
         .iter()
         .filter(|file| file.is_default)
         .map(|file| format!("settings of {} hold where flags and variables say nothing", file.path.shown()));
-    let chosen = run.cluster.num_processes.is_none().then(|| {
+    let chosen = (run.cluster.num_processes.is_none() && agents.is_none()).then(|| {
         format!("--num_processes was not given, starting {} ({})", num_processes(run), why_num_processes(run))
     });
     let lost = std::env::vars_os()
@@ -231,13 +248,14 @@ fn config(arguments: Arguments, run: &RunConfig) -> LaunchConfig {
     let program = arguments.target();
     let mut words = arguments.program.into_iter().skip(1).peekable();
     words.next_if(|first| first == "--");
-    LaunchConfig {
+    let config = LaunchConfig {
         args: words.collect(),
         grace_period: arguments.grace_period,
         helper: Some(Helper::this_executable()),
         dedicated_process: true,
         ..LaunchConfig::of_run(run, program, num_processes(run))
-    }
+    };
+    hosts::configured(config, run)
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

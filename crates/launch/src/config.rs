@@ -6,9 +6,32 @@ use std::time::Duration;
 
 use accelerate_core::config::{RunConfig, Tee};
 use accelerate_core::environment::MAX_WORLD_SIZE;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::reference::Reference;
+
+/// Which ranks of a run are on one machine.
+///
+/// ```
+/// use accelerate_launch::{LaunchConfig, LocalRanks, Program};
+/// // Machine 1 of two, which have one process and three.
+/// let config = LaunchConfig {
+///     num_machines: 2,
+///     machine_rank: 1,
+///     main_process_ip: Some("10.0.0.1".into()),
+///     local_ranks: Some(LocalRanks { first_rank: 1, num_processes: 3 }),
+///     ..LaunchConfig::new(Program::Executable("true".into()), 4)
+/// };
+/// assert!(config.check().is_ok());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LocalRanks {
+    /// The rank of the first process on this machine.
+    pub first_rank: usize,
+    /// How many processes there are on this machine.
+    pub num_processes: usize,
+}
 
 /// Everything [`launch`](crate::launch) needs to know. Make one with [`LaunchConfig::new`] and change fields.
 ///
@@ -22,7 +45,7 @@ use crate::reference::Reference;
 /// };
 /// assert!(config.check().is_ok());
 /// ```
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LaunchConfig {
     /// What every rank runs.
     pub program: Program,
@@ -34,6 +57,8 @@ pub struct LaunchConfig {
     pub num_machines: usize,
     /// Which machine this is, counted from 0. Machine 0 holds rank 0 and the rendezvous.
     pub machine_rank: usize,
+    /// The ranks of this machine, where machines have unequal numbers of processes. `None` divides the ranks evenly.
+    pub local_ranks: Option<LocalRanks>,
     /// Address of machine 0. `None` means `127.0.0.1`, which only one machine can use.
     pub main_process_ip: Option<String>,
     /// TCP port of the rendezvous on machine 0. `None` or 0 means any free port on one machine; on several
@@ -53,6 +78,7 @@ pub struct LaunchConfig {
     pub tee: Tee,
     /// The folder in which each launch makes one of its own for the files of [`tee`](Self::tee). `None` means the folder for
     /// temporary files, and no folder at all unless there is something to write.
+    #[serde(with = "crate::hosts::optional_path")]
     pub log_dir: Option<PathBuf>,
     /// More environment variables for every rank. They win over everything the launcher sets.
     pub environment: Vec<(OsString, OsString)>,
@@ -65,8 +91,13 @@ pub struct LaunchConfig {
     /// How long the ranks get to end by themselves after this process was told to stop. A program that
     /// saves then, because it asks `should_stop`, may need more than the default of 10 s (that of `docker stop`).
     pub shutdown_grace_period: Duration,
+    /// On several machines: how long one of them waits for a sign of life of the launcher before it ends its ranks.
+    pub connection_timeout: Duration,
     /// The executable that makes ranks die with their launcher; see [`helper`](crate::helper).
+    #[serde(skip)]
     pub helper: Option<Helper>,
+    /// The first local rank may read the standard input of this process, unless that is a terminal and there are others.
+    pub hands_on_input: bool,
     /// This process does nothing but this launch. It then adopts and ends descendants that escaped from
     /// their rank's process group; a host with children of its own must leave this false.
     pub dedicated_process: bool,
@@ -84,6 +115,7 @@ impl LaunchConfig {
             num_processes,
             num_machines: 1,
             machine_rank: 0,
+            local_ranks: None,
             main_process_ip: None,
             main_process_port: None,
             num_cpu_threads_per_process: None,
@@ -97,7 +129,9 @@ impl LaunchConfig {
             capture: Capture::Automatic,
             grace_period: Duration::from_millis(500),
             shutdown_grace_period: Duration::from_secs(10),
+            connection_timeout: Duration::from_secs(30),
             helper: None,
+            hands_on_input: true,
             dedicated_process: false,
         }
     }
@@ -135,6 +169,7 @@ impl LaunchConfig {
             tee: cluster.tee.clone(),
             log_dir: cluster.log_dir.clone(),
             shutdown_grace_period: cluster.shutdown_grace_period,
+            connection_timeout: cluster.connection_timeout,
             environment,
             reference: Reference::of_run(config, &program, num_processes),
             ..Self::new(program, num_processes)
@@ -143,7 +178,13 @@ impl LaunchConfig {
 
     /// Number of ranks on this machine. Exact after [`check`](Self::check).
     pub fn num_local_processes(&self) -> usize {
-        self.num_processes / self.num_machines.max(1)
+        self.local_ranks.map_or(self.num_processes / self.num_machines.max(1), |local| local.num_processes)
+    }
+
+    /// The rank of the first process on this machine. Exact after [`check`](Self::check).
+    pub fn first_rank(&self) -> usize {
+        let evenly = || self.machine_rank.saturating_mul(self.num_local_processes());
+        self.local_ranks.map_or_else(evenly, |local| local.first_rank)
     }
 
     /// Rejects counts that are zero, do not divide, or contradict each other.
@@ -159,7 +200,7 @@ impl LaunchConfig {
     /// assert!(config.check().unwrap_err().to_string().contains("--num_processes 5"));
     /// ```
     pub fn check(&self) -> Result<()> {
-        let Self { num_processes, num_machines, machine_rank, .. } = *self;
+        let Self { num_processes, num_machines, .. } = *self;
         let invalid = |problem: String| Err(Error::invalid_configuration(problem));
         if num_processes == 0 {
             return invalid("--num_processes is 0, but at least 1 process is needed to run anything".into());
@@ -179,13 +220,40 @@ impl LaunchConfig {
                  one machine may have; use a smaller --num_processes, or more machines"
             ));
         }
+        self.check_machines()?;
+        if self.main_process_ip.as_ref().is_some_and(|address| address.trim().is_empty()) {
+            return invalid(
+                "--main_process_ip is empty; name the address of machine 0, or leave it out on one machine".into(),
+            );
+        }
+        if self.connection_timeout.is_zero() {
+            return invalid("--connection_timeout is 0, but machines need some time to hear of the launcher".into());
+        }
+        if self.num_cpu_threads_per_process == Some(0) {
+            return invalid("--num_cpu_threads_per_process is 0, but it must be at least 1".into());
+        }
+        self.check_ranks()
+    }
+
+    /// What is said of this machine among several.
+    fn check_machines(&self) -> Result<()> {
+        let Self { num_processes, num_machines, machine_rank, .. } = *self;
+        let invalid = |problem: String| Err(Error::invalid_configuration(problem));
         if machine_rank >= num_machines {
             return invalid(format!(
                 "--machine_rank {machine_rank} is out of range: {num_machines} machine(s) are numbered from 0 to {}",
                 num_machines - 1
             ));
         }
-        if !num_processes.is_multiple_of(num_machines) {
+        if let Some(LocalRanks { first_rank, num_processes: num_local }) = self.local_ranks {
+            let end = first_rank.checked_add(num_local);
+            if num_local == 0 || end.is_none_or(|end| end > num_processes) {
+                return invalid(format!(
+                    "this machine is to have {num_local} process(es) from rank {first_rank} on, but the run has \
+                     {num_processes}; at least 1 is needed, and all of them must be ranks of the run"
+                ));
+            }
+        } else if !num_processes.is_multiple_of(num_machines) {
             let below = num_processes - num_processes % num_machines;
             let above = below + num_machines;
             let choices = if below == 0 { format!("{above}") } else { format!("{below} or {above}") };
@@ -208,15 +276,7 @@ impl LaunchConfig {
                 ));
             }
         }
-        if self.main_process_ip.as_ref().is_some_and(|address| address.trim().is_empty()) {
-            return invalid(
-                "--main_process_ip is empty; name the address of machine 0, or leave it out on one machine".into(),
-            );
-        }
-        if self.num_cpu_threads_per_process == Some(0) {
-            return invalid("--num_cpu_threads_per_process is 0, but it must be at least 1".into());
-        }
-        self.check_ranks()
+        Ok(())
     }
 
     /// What is said of single ranks.
@@ -248,12 +308,12 @@ impl LaunchConfig {
 /// assert!(Program::PythonModule("package.train".into()).is_python());
 /// assert_eq!(Program::Executable("train".into()).name(), "train");
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Program {
     /// A binary or a script with a `#!` line: a path, or a name that is looked up in `PATH`.
     Executable(OsString),
     /// A Python file, run by the interpreter of the active environment.
-    PythonScript(PathBuf),
+    PythonScript(#[serde(with = "crate::hosts::path")] PathBuf),
     /// A Python module, run as `python -m name`.
     PythonModule(OsString),
 }
@@ -306,7 +366,7 @@ impl Program {
 /// ```
 /// assert_eq!(accelerate_launch::Capture::default(), accelerate_launch::Capture::Automatic);
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Capture {
     /// Several ranks: yes. One rank: no, it keeps the terminal, a debugger and progress bars included.
     #[default]

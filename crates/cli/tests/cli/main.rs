@@ -15,6 +15,8 @@ mod failures;
 mod first_hour;
 mod flags;
 mod help;
+mod hosts;
+mod hosts_ssh;
 mod logs;
 mod man;
 mod merge_weights;
