@@ -98,8 +98,9 @@ pub struct RankVariables {
 /// by the variables that Slurm's documentation of `srun` lists.
 ///
 /// Within Slurm, two situations look like a distributed start but are not, and give `None`: one task
-/// only, and the body of a batch script (there `SLURM_JOB_ID` is set but `SLURM_STEP_ID` is not), where a
-/// second process would be waited for in vain.
+/// only, and the body of a batch script or a shell of an allocation (there `SLURM_JOB_ID` is set, but `SLURM_STEP_ID` is not or
+/// is a number that Slurm keeps for such shells), where a second process would be waited for in vain. Without `MASTER_PORT`, the
+/// tasks of a step meet at a port between 10000 and 29999 that follows from the numbers of the job and of the step.
 ///
 /// # Errors
 ///
@@ -192,6 +193,8 @@ struct Claim {
     local_world_size: Option<(usize, &'static str)>,
     /// Where rank 0 is, if the launcher knows it; `MASTER_ADDR` goes before it.
     master_addr: Option<String>,
+    /// Where ranks meet there, if the launcher's numbers say it; `MASTER_PORT` goes before it.
+    master_port: Option<u16>,
 }
 
 fn torchrun_claim(variables: &Variables<'_>) -> Result<Option<Claim>> {
@@ -237,6 +240,7 @@ fn torchrun_claim(variables: &Variables<'_>) -> Result<Option<Claim>> {
         local_rank,
         local_world_size: variables.first_count(&["LOCAL_WORLD_SIZE"])?,
         master_addr: None,
+        master_port: None,
     }))
 }
 
@@ -289,6 +293,7 @@ fn launcher_claim(variables: &Variables<'_>) -> Result<Option<Claim>> {
             local_rank,
             local_world_size: variables.first_count(names.local_size)?,
             master_addr: None,
+            master_port: None,
         }));
     }
     slurm::claim(variables)
@@ -338,7 +343,7 @@ fn complete(variables: &Variables<'_>, claim: Claim) -> Result<RankVariables> {
         world_size,
         local_world_size: known_local_world_size.unwrap_or(local_rank + 1),
         master_addr,
-        master_port: master_port(variables)?.unwrap_or(DEFAULT_MASTER_PORT),
+        master_port: master_port(variables)?.or(claim.master_port).unwrap_or(DEFAULT_MASTER_PORT),
         source: claim.source,
     })
 }

@@ -17,6 +17,7 @@ pub mod sampler;
 pub mod schedule;
 pub mod settings;
 pub mod signals;
+pub mod slurm;
 pub mod split;
 pub mod weight_files;
 

@@ -80,9 +80,29 @@ type Wanted<'a> = ((usize, usize, usize, usize), &'a str, Launcher);
      SLURM_STEP_NODELIST=node[03-05,7]",
     ((5, 6, 1, 2), "node03:29500", Launcher::Slurm)
 )]
+#[case::a_port_for_each_job_and_step(
+    "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_STEP_NODELIST=n[1-2] SLURM_JOB_ID=1251 SLURM_STEP_ID=3",
+    ((1, 2, 0, 1), "n1:10019", Launcher::Slurm)
+)]
+#[case::a_port_that_is_said(
+    "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_STEP_NODELIST=n[1-2] SLURM_JOB_ID=1251 SLURM_STEP_ID=3 MASTER_PORT=5",
+    ((1, 2, 0, 1), "n1:5", Launcher::Slurm)
+)]
+#[case::a_number_of_a_job_that_is_none(
+    "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_STEP_NODELIST=n[1-2] SLURM_JOB_ID=x SLURM_STEP_ID=3",
+    ((1, 2, 0, 1), "n1:29500", Launcher::Slurm)
+)]
+#[case::the_largest_number_of_a_job(
+    "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_NNODES=1 SLURM_JOB_ID=18446744073709551615 SLURM_STEP_ID=3",
+    ((1, 2, 0, 2), "127.0.0.1:21603", Launcher::Slurm)
+)]
+#[case::slurm_on_one_machine_with_a_name(
+    "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=1 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NODELIST=n2 SLURM_JOB_ID=7 SLURM_STEP_ID=0",
+    ((1, 2, 1, 2), "127.0.0.1:10112", Launcher::Slurm)
+)]
 #[case::slurm_on_one_machine(
     "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=1 SLURM_NNODES=1 SLURM_JOB_ID=7 SLURM_STEP_ID=0",
-    ((1, 2, 1, 2), "127.0.0.1:29500", Launcher::Slurm)
+    ((1, 2, 1, 2), "127.0.0.1:10112", Launcher::Slurm)
 )]
 #[case::slurm_with_fewer_tasks_on_the_last_machine(
     "SLURM_PROCID=4 SLURM_NTASKS=5 SLURM_LOCALID=0 SLURM_NODEID=2 SLURM_TASKS_PER_NODE=2(x2),1 \
@@ -122,6 +142,9 @@ fn launchers(#[case] variables: &str, #[case] wanted: Wanted<'_>) {
 #[case::an_address_alone("MASTER_ADDR=host MASTER_PORT=29500")]
 #[case::one_slurm_task("SLURM_PROCID=0 SLURM_NTASKS=1")]
 #[case::a_batch_script("SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_JOB_ID=12 SLURM_JOB_NODELIST=a,b")]
+#[case::a_shell_of_an_allocation(
+    "SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_JOB_ID=12 SLURM_STEP_ID=4294967290 SLURM_JOB_NODELIST=a,b"
+)]
 #[case::an_allocation("SLURM_NTASKS=4 SLURM_JOB_ID=12")]
 #[case::half_an_mpi("PMI_RANK=0")]
 #[case::an_empty_address_alone("MASTER_ADDR= WORLD_SIZE=")]

@@ -33,6 +33,7 @@ mod questions;
 mod sampler;
 mod schedule;
 mod settings;
+mod slurm;
 mod split;
 mod torch_dynamo;
 mod unasked;
