@@ -1,6 +1,7 @@
 //! `cargo xtask soak`: what takes longer than a test suite may.
 
 mod fuzz;
+mod slurm;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
@@ -41,6 +42,9 @@ enum What {
     /// Feed every reader of files and messages from outside with inputs that are made up from what they reach in its
     /// code: any of them has to be read or refused. Needs a nightly toolchain
     Fuzz(fuzz::Arguments),
+    /// Launch through a Slurm of two nodes on this machine. Its Debian packages are downloaded and unpacked into the cache folder,
+    /// and not installed. Needs root, for names that its nodes have
+    Slurm(slurm::Arguments),
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
@@ -48,6 +52,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         What::Attack { tries, seed } => attack("--tries", *tries, *seed),
         What::Checkpoint { kills, seed } => attack("--checkpoints", *kills, *seed),
         What::Fuzz(arguments) => fuzz::run(arguments),
+        What::Slurm(arguments) => slurm::run(arguments),
     }
 }
 

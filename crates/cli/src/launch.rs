@@ -2,6 +2,7 @@
 
 pub(crate) mod dry_run;
 pub(crate) mod help;
+mod slurm;
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -50,6 +51,8 @@ use crate::settings::{Selection, SettingFlags};
       accelerate launch --num_processes 4 --use_deepspeed --deepspeed_config_file zero3.json target/release/train\n  \
     What a configuration file says, but in bf16:\n    \
       accelerate launch --config_file run.yaml --mixed_precision bf16 target/release/train\n  \
+    Two nodes of a Slurm cluster, from its login node; the job is queued again before its time is over:\n    \
+      accelerate launch --slurm --nodes 2 --gpus_per_node 8 --time 1:00:00 --requeue target/release/train\n  \
     What would be started, without starting it:\n    \
       accelerate launch --num_processes 2 --dry_run target/release/train\n  \
     Two machines with eight processes each; the second one uses --machine_rank 1:\n    \
@@ -91,6 +94,9 @@ pub(crate) struct Arguments {
     /// With --dry_run: print it as JSON.
     #[arg(long, requires = "dry_run")]
     json: bool,
+
+    #[command(flatten)]
+    cluster: slurm::ClusterFlags,
 
     /// Seconds between asking processes to end (SIGTERM) and making them (SIGKILL) after one has failed.
     #[arg(long = "grace_period", alias = "grace-period", value_name = "SECONDS", default_value = "0.5", value_parser = seconds)]
@@ -145,13 +151,18 @@ impl Selection for ForLaunch {
 /// The plan of a dry run that cannot be printed. What goes wrong with a launch is told here, with a code of its own.
 pub(crate) fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let (is_quiet, has_prefix) = (arguments.quiet, !arguments.no_prefix);
-    let resolved = match check_working_folder().and_then(|()| resolved(&arguments, &config_file::variable)) {
+    let checked = check_working_folder().and_then(|()| Ok(arguments.cluster.check()?));
+    let resolved = match checked.and_then(|()| resolved(&arguments, &config_file::variable)) {
         Ok(resolved) => resolved,
         Err(error) => {
             crate::print_error(SPEAKER, error.as_ref(), &error.to_string());
             return Ok(ExitCode::from(2));
         }
     };
+    if arguments.cluster.is_asked() {
+        let words: Vec<_> = std::env::args_os().collect();
+        return slurm::run(&arguments.cluster, &resolved.run, &words, &arguments.program, is_quiet);
+    }
     let dry_run = arguments.dry_run.then_some(arguments.json);
     let config = config(arguments, &resolved.run);
     for notice in notices(&resolved, &config).iter().filter(|_| !is_quiet) {

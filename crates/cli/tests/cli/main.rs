@@ -25,6 +25,7 @@ mod programs;
 mod results;
 mod seed_commands;
 mod settings;
+mod slurm;
 mod stopping;
 mod support;
 mod terminal;

@@ -1,0 +1,140 @@
+//! `accelerate launch --slurm`: a launch as a batch job, submitted and followed from a login node.
+
+mod follow;
+mod tools;
+mod words;
+
+use std::error::Error;
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use std::process::ExitCode;
+
+use accelerate_core::config::RunConfig;
+use accelerate_core::slurm::BatchJob;
+use clap::{Args, ValueEnum};
+
+const SLURM: &str = "Slurm and Kubernetes";
+
+/// What a cluster is asked for.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = SLURM)]
+pub(super) struct ClusterFlags {
+    /// Submit a batch job to Slurm that launches the program on its nodes, and follow it: its output is printed as it comes.
+    ///
+    /// For a login node. The exit code is that of the job. Ctrl-C cancels the job; when the terminal goes away, the job goes on. Within
+    /// an allocation (`salloc`, a batch script) no flag is needed: a launch starts processes on all of its nodes.
+    #[arg(long, conflicts_with_all = ["dry_run", "emit"])]
+    slurm: bool,
+
+    /// How many machines the job gets. Default: --num_machines.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    nodes: Option<u32>,
+
+    /// How many GPUs each machine of the job has to have; each gets a process.
+    #[arg(long = "gpus_per_node", alias = "gpus-per-node", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    gpus_per_node: Option<u32>,
+
+    /// The longest time that the job may take, as sbatch reads it: 30 (minutes), 1:00:00, 2-12.
+    #[arg(long, value_name = "TIME")]
+    time: Option<String>,
+
+    /// The partition of Slurm that the job is queued in.
+    #[arg(long, value_name = "NAME")]
+    partition: Option<String>,
+
+    /// Queue the job again when a node fails, when it is preempted, and when its time is over before the program is done.
+    ///
+    /// Before the end of its time the ranks get SIGUSR1, by which `should_stop` becomes true, the --stop_margin and half a minute before
+    /// the end. A program that loads its newest checkpoint when it starts goes on from there.
+    #[arg(long)]
+    requeue: bool,
+
+    /// One more option of sbatch, such as --sbatch=--account=lab. May be given several times.
+    #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
+    sbatch: Vec<String>,
+
+    /// Print what a cluster would be given, and submit nothing: slurm (a batch script).
+    #[arg(long, value_name = "FORMAT", conflicts_with = "dry_run")]
+    emit: Option<Emit>,
+}
+
+/// A text for a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Emit {
+    Slurm,
+}
+
+impl ClusterFlags {
+    /// Is a cluster to be given something, in place of starting processes here?
+    pub(super) fn is_asked(&self) -> bool {
+        self.slurm || self.emit.is_some()
+    }
+
+    /// What was said that only a job can have, although there is to be none.
+    pub(super) fn check(&self) -> Result<(), WithoutJob> {
+        let said = [
+            ("--nodes", self.nodes.is_some()),
+            ("--gpus_per_node", self.gpus_per_node.is_some()),
+            ("--time", self.time.is_some()),
+            ("--partition", self.partition.is_some()),
+            ("--requeue", self.requeue),
+            ("--sbatch", !self.sbatch.is_empty()),
+        ];
+        match said.iter().find(|(_, is_said)| *is_said && !self.is_asked()) {
+            Some((flag, _)) => Err(WithoutJob { flag }),
+            None => Ok(()),
+        }
+    }
+
+    fn batch_job(&self, run: &RunConfig, program: &OsStr, launch: String) -> BatchJob {
+        let count = |number: Option<u32>| number.and_then(|number| usize::try_from(number).ok());
+        BatchJob {
+            name: Path::new(program).file_name().unwrap_or(program).to_string_lossy().into_owned(),
+            num_nodes: count(self.nodes).unwrap_or(run.cluster.num_machines),
+            num_processes: run.cluster.num_processes,
+            gpus_per_node: count(self.gpus_per_node),
+            time: self.time.clone(),
+            partition: self.partition.clone(),
+            requeue: self.requeue,
+            stop_margin: run.cluster.stop_margin,
+            options: self.sbatch.clone(),
+            launch,
+        }
+    }
+}
+
+/// A flag about a job, and no job.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{flag} is about a job of Slurm; say --slurm to submit one, or --emit slurm to see its script, or leave it out"
+)]
+pub(super) struct WithoutJob {
+    flag: &'static str,
+}
+
+/// Submits and follows, or prints. `words` is the whole command line, of which the last ones are the `program`'s.
+///
+/// # Errors
+///
+/// Values that no job can have; Slurm that is not there or that refuses; a result that cannot be printed.
+pub(super) fn run(
+    flags: &ClusterFlags,
+    run: &RunConfig,
+    words: &[OsString],
+    program: &[OsString],
+    is_quiet: bool,
+) -> Result<ExitCode, Box<dyn Error>> {
+    let name = program.first().map(OsString::as_os_str).unwrap_or_default();
+    let launch = words::launch_line(words, program.len());
+    let script = match flags.batch_job(run, name, launch).script() {
+        Ok(script) => script,
+        Err(error) => {
+            crate::print_error(super::SPEAKER, &error, &error.to_string());
+            return Ok(ExitCode::from(2));
+        }
+    };
+    if flags.emit == Some(Emit::Slurm) {
+        return Ok(crate::print_result(&script).map(|()| ExitCode::SUCCESS)?);
+    }
+    follow::submit_and_follow(&script, is_quiet)
+}
