@@ -6,6 +6,7 @@ pub mod config;
 pub mod environment;
 mod error;
 pub mod files;
+pub mod kubernetes;
 pub mod layout;
 pub mod mesh;
 pub mod names;
@@ -20,5 +21,6 @@ pub mod signals;
 pub mod slurm;
 pub mod split;
 pub mod weight_files;
+mod yaml;
 
 pub use error::{Error, Result};

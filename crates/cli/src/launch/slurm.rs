@@ -1,15 +1,17 @@
-//! `accelerate launch --slurm`: a launch as a batch job, submitted and followed from a login node.
+//! `accelerate launch --slurm` and `--emit`: a launch as a job of a cluster, submitted and followed from a login node, or printed.
 
 mod follow;
+mod kubernetes;
 mod tools;
 mod words;
 
 use std::error::Error;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
 use accelerate_core::config::RunConfig;
+use accelerate_core::kubernetes::Manifest;
 use accelerate_core::slurm::BatchJob;
 use clap::{Args, ValueEnum};
 
@@ -53,15 +55,23 @@ pub(super) struct ClusterFlags {
     #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
     sbatch: Vec<String>,
 
-    /// Print what a cluster would be given, and submit nothing: slurm (a batch script).
-    #[arg(long, value_name = "FORMAT", conflicts_with = "dry_run")]
+    /// Print what a cluster would be given, and submit nothing: slurm (a batch script), kubernetes (a JobSet) or trainjob (of Kubeflow).
+    ///
+    /// The two for Kubernetes are written by their schemas and need --image. JobSet or Kubeflow Trainer has to be there.
+    #[arg(long, value_name = "FORMAT", conflicts_with = "dry_run", hide_possible_values = true)]
     emit: Option<Emit>,
+
+    /// With --emit kubernetes or trainjob: the image of the containers, in which accelerate and the program are.
+    #[arg(long, value_name = "NAME")]
+    image: Option<String>,
 }
 
 /// A text for a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Emit {
     Slurm,
+    Kubernetes,
+    Trainjob,
 }
 
 impl ClusterFlags {
@@ -79,6 +89,7 @@ impl ClusterFlags {
             ("--partition", self.partition.is_some()),
             ("--requeue", self.requeue),
             ("--sbatch", !self.sbatch.is_empty()),
+            ("--image", self.image.is_some()),
         ];
         match said.iter().find(|(_, is_said)| *is_said && !self.is_asked()) {
             Some((flag, _)) => Err(WithoutJob { flag }),
@@ -86,21 +97,46 @@ impl ClusterFlags {
         }
     }
 
-    fn batch_job(&self, run: &RunConfig, program: &OsStr, launch: String) -> BatchJob {
-        let count = |number: Option<u32>| number.and_then(|number| usize::try_from(number).ok());
-        BatchJob {
-            name: Path::new(program).file_name().unwrap_or(program).to_string_lossy().into_owned(),
-            num_nodes: count(self.nodes).unwrap_or(run.cluster.num_machines),
+    fn num_nodes(&self, run: &RunConfig) -> usize {
+        self.nodes.and_then(|count| usize::try_from(count).ok()).unwrap_or(run.cluster.num_machines)
+    }
+
+    fn num_gpus(&self) -> Option<usize> {
+        self.gpus_per_node.and_then(|count| usize::try_from(count).ok())
+    }
+
+    fn script(&self, run: &RunConfig, words: &[OsString], program: &[OsString]) -> Result<String, Box<dyn Error>> {
+        if self.image.is_some() {
+            return Err(ForOther { flag: "--image", it: "Kubernetes" }.into());
+        }
+        let job = BatchJob {
+            name: program_name(program),
+            num_nodes: self.num_nodes(run),
             num_processes: run.cluster.num_processes,
-            gpus_per_node: count(self.gpus_per_node),
+            gpus_per_node: self.num_gpus(),
             time: self.time.clone(),
             partition: self.partition.clone(),
             requeue: self.requeue,
             stop_margin: run.cluster.stop_margin,
             options: self.sbatch.clone(),
-            launch,
-        }
+            launch: words::launch_line(words, program.len()),
+        };
+        Ok(job.script()?)
     }
+}
+
+/// What the program is called, without its folder.
+fn program_name(program: &[OsString]) -> String {
+    let name = program.first().map(OsString::as_os_str).unwrap_or_default();
+    Path::new(name).file_name().unwrap_or(name).to_string_lossy().into_owned()
+}
+
+/// A flag that only another kind of cluster knows.
+#[derive(Debug, thiserror::Error)]
+#[error("{flag} is for {it}, and is not what is asked for; leave it out")]
+struct ForOther {
+    flag: &'static str,
+    it: &'static str,
 }
 
 /// A flag about a job, and no job.
@@ -116,7 +152,7 @@ pub(super) struct WithoutJob {
 ///
 /// # Errors
 ///
-/// Values that no job can have; Slurm that is not there or that refuses; a result that cannot be printed.
+/// Slurm that is not there or that refuses; a result that cannot be printed. Values that no job can have are told here.
 pub(super) fn run(
     flags: &ClusterFlags,
     run: &RunConfig,
@@ -124,17 +160,17 @@ pub(super) fn run(
     program: &[OsString],
     is_quiet: bool,
 ) -> Result<ExitCode, Box<dyn Error>> {
-    let name = program.first().map(OsString::as_os_str).unwrap_or_default();
-    let launch = words::launch_line(words, program.len());
-    let script = match flags.batch_job(run, name, launch).script() {
-        Ok(script) => script,
-        Err(error) => {
-            crate::print_error(super::SPEAKER, &error, &error.to_string());
-            return Ok(ExitCode::from(2));
-        }
+    let text = match flags.emit {
+        None | Some(Emit::Slurm) => flags.script(run, words, program),
+        Some(Emit::Kubernetes) => kubernetes::manifest(flags, run, words, program, Manifest::JobSet),
+        Some(Emit::Trainjob) => kubernetes::manifest(flags, run, words, program, Manifest::TrainJob),
     };
-    if flags.emit == Some(Emit::Slurm) {
-        return Ok(crate::print_result(&script).map(|()| ExitCode::SUCCESS)?);
+    match (text, flags.emit) {
+        (Ok(text), Some(_)) => Ok(crate::print_result(&text).map(|()| ExitCode::SUCCESS)?),
+        (Ok(script), None) => follow::submit_and_follow(&script, is_quiet),
+        (Err(error), _) => {
+            crate::print_error(super::SPEAKER, error.as_ref(), &error.to_string());
+            Ok(ExitCode::from(2))
+        }
     }
-    follow::submit_and_follow(&script, is_quiet)
 }

@@ -15,6 +15,7 @@ mod failures;
 mod first_hour;
 mod flags;
 mod help;
+mod kubernetes;
 mod logs;
 mod man;
 mod merge_weights;

@@ -153,7 +153,9 @@ fn flags_about_a_job_without_a_job_are_refused() {
 fn program() -> Option<String> {
     let program = std::env::var("ACCELERATE_TEST_PROGRAM").ok();
     if program.is_none() {
-        println!("skipped, because ACCELERATE_TEST_PROGRAM names no program to train with; `cargo xtask soak slurm` builds it");
+        println!(
+            "skipped, because ACCELERATE_TEST_PROGRAM names no program to train with; `cargo xtask soak slurm` builds it"
+        );
     }
     program
 }

@@ -10,7 +10,7 @@ use super::ClusterFlags;
 
 /// The words of this command line for the shell of a job, from the name of the command to the last argument of the program.
 pub(super) fn launch_line(words: &[OsString], num_program_words: usize) -> String {
-    let (flags, program) = program_and_flags(words, num_program_words);
+    let (flags, program) = flags_and_program(words, num_program_words, &[]);
     let command = command(words.first().map(OsString::as_os_str).unwrap_or_default());
     let start = [command.as_os_str(), OsStr::new("launch")];
     crate::shell_command(start.into_iter().chain(flags).chain(program.iter().map(OsString::as_os_str)))
@@ -24,10 +24,16 @@ fn command(name: &OsStr) -> OsString {
     }
 }
 
-/// The flags that are not about the job, and the program with its arguments.
-fn program_and_flags(words: &[OsString], num_program_words: usize) -> (Vec<&OsStr>, &[OsString]) {
+/// The flags that are not about the job, nor among `others`, which have a value; and the program with its arguments.
+pub(super) fn flags_and_program<'a>(
+    words: &'a [OsString],
+    num_program_words: usize,
+    others: &[&str],
+) -> (Vec<&'a OsStr>, &'a [OsString]) {
     let (flags, program) = words.split_at(words.len().saturating_sub(num_program_words));
-    let own = own_flags();
+    let mut own = own_flags();
+    let spellings = |flag: &&str| [(*flag).to_owned(), flag.replace('_', "-")];
+    own.extend(others.iter().flat_map(spellings).map(|name| (name, true)));
     let mut rest = flags.iter().skip(2).map(OsString::as_os_str);
     let mut kept = Vec::new();
     while let Some(word) = rest.next() {
