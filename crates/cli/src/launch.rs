@@ -2,6 +2,7 @@
 
 pub(crate) mod dry_run;
 pub(crate) mod help;
+pub(crate) mod hosts;
 mod slurm;
 
 use std::error::Error;
@@ -14,12 +15,13 @@ use accelerate_core::config::{Lookup, RunConfig, misspelt_variables, settings};
 use accelerate_core::files::{ShownPath, in_one_line};
 use accelerate_core::settings::Setting;
 use accelerate_launch::{
-    Helper, LaunchConfig, Machine, Program, TerminalOptions, TerminalReporter, launch, unusable_threads,
+    AgentCommand, Helper, LaunchConfig, Machine, Preflight, Program, TerminalOptions, TerminalReporter, launch,
+    launch_on_machines, unusable_threads,
 };
 use clap::{Arg, Args};
 
 use crate::config_file;
-use crate::resolve::{Resolved, num_gpus, num_processes, resolve, why_num_processes};
+use crate::resolve::{Resolved, machines, num_gpus, num_processes, resolve, why_num_processes};
 use crate::settings::{Selection, SettingFlags};
 
 /// Start a program on one or many processes, watch over them, and explain what went wrong.
@@ -55,7 +57,9 @@ use crate::settings::{Selection, SettingFlags};
       accelerate launch --slurm --nodes 2 --gpus_per_node 8 --time 1:00:00 --requeue target/release/train\n  \
     What would be started, without starting it:\n    \
       accelerate launch --num_processes 2 --dry_run target/release/train\n  \
-    Two machines with eight processes each; the second one uses --machine_rank 1:\n    \
+    Two machines from here, by ssh, with four processes and two:\n    \
+      accelerate launch --hosts node1:4,node2:2 target/release/train\n  \
+    The same machines, each started by hand; the second one uses --machine_rank 1:\n    \
       accelerate launch --num_machines 2 --machine_rank 0 --main_process_ip 10.0.0.1 \\\n      \
         --main_process_port 29500 --num_processes 16 target/release/train\n\n\
     Exit code: that of the first process that failed, 128 + N if signal N ended it; 2 for wrong flags or settings, \
@@ -86,6 +90,10 @@ pub(crate) struct Arguments {
     /// Say nothing but what went wrong, in one line.
     #[arg(short, long)]
     quiet: bool,
+
+    /// With --hosts: do not look at the machines before the start, at program, port, clock and free space.
+    #[arg(long = "no_preflight", alias = "no-preflight", help_heading = help::MACHINES)]
+    no_preflight: bool,
 
     /// Print what would be started, with variables, cores and device of each process, and start nothing.
     #[arg(long = "dry_run", alias = "dry-run")]
@@ -151,9 +159,11 @@ impl Selection for ForLaunch {
 /// The plan of a dry run that cannot be printed. What goes wrong with a launch is told here, with a code of its own.
 pub(crate) fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let (is_quiet, has_prefix) = (arguments.quiet, !arguments.no_prefix);
+    let preflight = if arguments.no_preflight { Preflight::None } else { Preflight::Full };
     let checked = check_working_folder().and_then(|()| Ok(arguments.cluster.check()?));
-    let resolved = match checked.and_then(|()| resolved(&arguments, &config_file::variable)) {
-        Ok(resolved) => resolved,
+    let resolved = checked.and_then(|()| resolved(&arguments, &config_file::variable));
+    let (resolved, place) = match resolved.and_then(|resolved| placed(resolved, &arguments.cluster)) {
+        Ok(found) => found,
         Err(error) => {
             crate::print_error(SPEAKER, error.as_ref(), &error.to_string());
             return Ok(ExitCode::from(2));
@@ -164,16 +174,23 @@ pub(crate) fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
         return slurm::run(&arguments.cluster, &resolved.run, &words, &arguments.program, is_quiet);
     }
     let dry_run = arguments.dry_run.then_some(arguments.json);
-    let config = config(arguments, &resolved.run);
-    for notice in notices(&resolved, &config).iter().filter(|_| !is_quiet) {
+    let config = place.configured(config(arguments, &resolved.run));
+    let agents = place.agents;
+    for notice in place.notice.iter().chain(&notices(&resolved, &config)).filter(|_| !is_quiet) {
         crate::print_message(&format!("{SPEAKER}: {notice}"));
     }
     let outcome = match dry_run {
-        Some(as_json) => match dry_run::described(&config, &resolved.run, as_json) {
+        Some(as_json) => match dry_run::described(&config, &agents, &resolved.run, as_json) {
             Ok(text) => return Ok(crate::print_result(&text).map(|()| ExitCode::SUCCESS)?),
             Err(error) => Err(error),
         },
-        None => launch(&config, &mut TerminalReporter::new(TerminalOptions { has_prefix, is_quiet })),
+        None => {
+            let reporter = &mut TerminalReporter::new(TerminalOptions { has_prefix, is_quiet });
+            match &agents {
+                Some(agents) => launch_on_machines(&config, agents, preflight, reporter),
+                None => launch(&config, reporter),
+            }
+        }
     };
     let Err(error) = outcome else { return Ok(ExitCode::SUCCESS) };
     let text = match error.failure() {
@@ -182,6 +199,41 @@ pub(crate) fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
     };
     crate::print_error(SPEAKER, &error, &text);
     Ok(ExitCode::from(error.exit_code()))
+}
+
+/// Where the processes of a launch are started.
+#[derive(Default)]
+struct Place {
+    /// How each of several machines is reached; `None` for this machine alone.
+    agents: Option<Vec<AgentCommand>>,
+    /// Where ranks meet, if the machines say it.
+    main_process_ip: Option<String>,
+    /// What somebody should know of the choice.
+    notice: Option<String>,
+}
+
+impl Place {
+    fn configured(&self, config: LaunchConfig) -> LaunchConfig {
+        let main_process_ip = config.main_process_ip.or_else(|| self.main_process_ip.clone());
+        LaunchConfig { main_process_ip, ..config }
+    }
+}
+
+/// Machines that are named, or those of an allocation, which then says the number of processes. A job that is yet to be made has
+/// neither.
+fn placed(mut resolved: Resolved, cluster: &slurm::ClusterFlags) -> Result<(Resolved, Place), Box<dyn Error>> {
+    if cluster.is_asked() {
+        return Ok((resolved, Place::default()));
+    }
+    if let Some(machines) = machines(&resolved.run)? {
+        let agents = Some(machines.agents(&resolved.run, &hosts::this_machine())?);
+        return Ok((resolved, Place { agents, ..Place::default() }));
+    }
+    let Some(allocation) = slurm::allocated::of_run(&resolved.run, &config_file::variable)? else {
+        return Ok((resolved, Place::default()));
+    };
+    resolved.run.cluster.num_processes = Some(allocation.num_processes());
+    Ok((resolved, slurm::allocated::place(&allocation)))
 }
 
 /// Where there is no folder, libtorch ends a process while it loads.
@@ -204,7 +256,8 @@ fn notices(Resolved { run, file }: &Resolved, config: &LaunchConfig) -> Vec<Stri
         .iter()
         .filter(|file| file.is_default)
         .map(|file| format!("settings of {} hold where flags and variables say nothing", file.path.shown()));
-    let chosen = run.cluster.num_processes.is_none().then(|| {
+    let is_unsaid = run.cluster.num_processes.is_none() && !matches!(machines(run), Ok(Some(_)));
+    let chosen = is_unsaid.then(|| {
         format!("--num_processes was not given, starting {} ({})", num_processes(run), why_num_processes(run))
     });
     let lost = std::env::vars_os()
@@ -242,12 +295,16 @@ fn config(arguments: Arguments, run: &RunConfig) -> LaunchConfig {
     let program = arguments.target();
     let mut words = arguments.program.into_iter().skip(1).peekable();
     words.next_if(|first| first == "--");
-    LaunchConfig {
+    let config = LaunchConfig {
         args: words.collect(),
         grace_period: arguments.grace_period,
         helper: Some(Helper::this_executable()),
         dedicated_process: true,
         ..LaunchConfig::of_run(run, program, num_processes(run))
+    };
+    match machines(run) {
+        Ok(Some(machines)) => machines.configured(config, &hosts::this_machine()),
+        _ => config,
     }
 }
 

@@ -8,6 +8,7 @@ use accelerate_core::settings::{ORIGINS_VARIABLE, Setting, read_file};
 use accelerate_launch::num_visible_gpus;
 
 use crate::config_file::{self, Found};
+use crate::launch::hosts::Machines;
 
 /// The settings, and the file that some of them may come from.
 #[derive(Debug)]
@@ -40,10 +41,20 @@ pub(crate) fn resolve(
 
 /// How many processes there will be, whether somebody has said it or not.
 pub(crate) fn num_processes(run: &RunConfig) -> usize {
-    run.cluster.num_processes.unwrap_or_else(|| {
-        let per_machine = if run.cluster.use_cpu { 1 } else { num_gpus(run).max(1) };
-        per_machine.saturating_mul(run.cluster.num_machines)
-    })
+    // What is wrong with a list of machines is told where they are needed.
+    match machines(run) {
+        Ok(Some(machines)) => machines.total(),
+        _ => run.cluster.num_processes.unwrap_or_else(|| per_machine(run).saturating_mul(run.cluster.num_machines)),
+    }
+}
+
+/// The machines that are started on from here; `None` where there is only this one.
+pub(crate) fn machines(run: &RunConfig) -> Result<Option<Machines>, Box<dyn Error>> {
+    Machines::of_run(run, per_machine(run))
+}
+
+fn per_machine(run: &RunConfig) -> usize {
+    if run.cluster.use_cpu { 1 } else { num_gpus(run).max(1) }
 }
 
 pub(crate) fn num_gpus(run: &RunConfig) -> usize {

@@ -12,6 +12,7 @@ pub(crate) mod config;
 pub(crate) mod data;
 pub(crate) mod deep_speed;
 pub(crate) mod environment;
+pub(crate) mod hosts;
 pub(crate) mod layout;
 pub(crate) mod plan;
 pub(crate) mod python;
@@ -50,6 +51,8 @@ pub(crate) enum ErrorKind {
     Data(#[from] data::DataErrorKind),
     #[error(transparent)]
     Environment(#[from] environment::EnvironmentErrorKind),
+    #[error(transparent)]
+    Hosts(#[from] hosts::HostsErrorKind),
     #[error(transparent)]
     Layout(#[from] layout::LayoutErrorKind),
     #[error(transparent)]
@@ -126,7 +129,7 @@ impl Error {
     pub fn is_config(&self) -> bool {
         match &self.0.kind {
             ErrorKind::Settings(kind) => !matches!(kind, settings::SettingsErrorKind::Variable { .. }),
-            kind => matches!(kind, ErrorKind::Config(_)),
+            kind => matches!(kind, ErrorKind::Config(_) | ErrorKind::Hosts(_)),
         }
     }
 

@@ -6,6 +6,7 @@ pub mod config;
 pub mod environment;
 mod error;
 pub mod files;
+pub mod hosts;
 pub mod kubernetes;
 pub mod layout;
 pub mod mesh;

@@ -6,9 +6,32 @@ use std::time::Duration;
 
 use accelerate_core::config::{RunConfig, Tee};
 use accelerate_core::environment::MAX_WORLD_SIZE;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::reference::Reference;
+
+/// Which ranks of a run are on one machine.
+///
+/// ```
+/// use accelerate_launch::{LaunchConfig, LocalRanks, Program};
+/// // Machine 1 of two, which have one process and three.
+/// let config = LaunchConfig {
+///     num_machines: 2,
+///     machine_rank: 1,
+///     main_process_ip: Some("10.0.0.1".into()),
+///     local_ranks: Some(LocalRanks { first_rank: 1, num_processes: 3 }),
+///     ..LaunchConfig::new(Program::Executable("true".into()), 4)
+/// };
+/// assert!(config.check().is_ok());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LocalRanks {
+    /// The rank of the first process on this machine.
+    pub first_rank: usize,
+    /// How many processes there are on this machine.
+    pub num_processes: usize,
+}
 
 /// Everything [`launch`](crate::launch) needs to know. Make one with [`LaunchConfig::new`] and change fields.
 ///
@@ -22,7 +45,7 @@ use crate::reference::Reference;
 /// };
 /// assert!(config.check().is_ok());
 /// ```
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LaunchConfig {
     /// What every rank runs.
     pub program: Program,
@@ -34,6 +57,8 @@ pub struct LaunchConfig {
     pub num_machines: usize,
     /// Which machine this is, counted from 0. Machine 0 holds rank 0 and the rendezvous.
     pub machine_rank: usize,
+    /// The ranks of this machine, where machines have unequal numbers of processes. `None` divides the ranks evenly.
+    pub local_ranks: Option<LocalRanks>,
     /// Address of machine 0. `None` means `127.0.0.1`, which only one machine can use.
     pub main_process_ip: Option<String>,
     /// TCP port of the rendezvous on machine 0. `None` or 0 means any free port on one machine; on several
@@ -53,6 +78,7 @@ pub struct LaunchConfig {
     pub tee: Tee,
     /// The folder in which each launch makes one of its own for the files of [`tee`](Self::tee). `None` means the folder for
     /// temporary files, and no folder at all unless there is something to write.
+    #[serde(with = "crate::hosts::optional_path")]
     pub log_dir: Option<PathBuf>,
     /// More environment variables for every rank. They win over everything the launcher sets.
     pub environment: Vec<(OsString, OsString)>,
@@ -66,7 +92,10 @@ pub struct LaunchConfig {
     /// saves then, because it asks `should_stop`, may need more than the default of 10 s (that of `docker stop`).
     pub shutdown_grace_period: Duration,
     /// The executable that makes ranks die with their launcher; see [`helper`](crate::helper).
+    #[serde(skip)]
     pub helper: Option<Helper>,
+    /// The first local rank may read the standard input of this process, unless that is a terminal and there are others.
+    pub hands_on_input: bool,
     /// This process does nothing but this launch. It then adopts and ends descendants that escaped from
     /// their rank's process group; a host with children of its own must leave this false.
     pub dedicated_process: bool,
@@ -84,6 +113,7 @@ impl LaunchConfig {
             num_processes,
             num_machines: 1,
             machine_rank: 0,
+            local_ranks: None,
             main_process_ip: None,
             main_process_port: None,
             num_cpu_threads_per_process: None,
@@ -98,6 +128,7 @@ impl LaunchConfig {
             grace_period: Duration::from_millis(500),
             shutdown_grace_period: Duration::from_secs(10),
             helper: None,
+            hands_on_input: true,
             dedicated_process: false,
         }
     }
@@ -143,7 +174,13 @@ impl LaunchConfig {
 
     /// Number of ranks on this machine. Exact after [`check`](Self::check).
     pub fn num_local_processes(&self) -> usize {
-        self.num_processes / self.num_machines.max(1)
+        self.local_ranks.map_or(self.num_processes / self.num_machines.max(1), |local| local.num_processes)
+    }
+
+    /// The rank of the first process on this machine. Exact after [`check`](Self::check).
+    pub fn first_rank(&self) -> usize {
+        let evenly = || self.machine_rank.saturating_mul(self.num_local_processes());
+        self.local_ranks.map_or_else(evenly, |local| local.first_rank)
     }
 
     /// Rejects counts that are zero, do not divide, or contradict each other.
@@ -185,7 +222,15 @@ impl LaunchConfig {
                 num_machines - 1
             ));
         }
-        if !num_processes.is_multiple_of(num_machines) {
+        if let Some(LocalRanks { first_rank, num_processes: num_local }) = self.local_ranks {
+            let end = first_rank.checked_add(num_local);
+            if num_local == 0 || end.is_none_or(|end| end > num_processes) {
+                return invalid(format!(
+                    "this machine is to have {num_local} process(es) from rank {first_rank} on, but the run has \
+                     {num_processes}; at least 1 is needed, and all of them must be ranks of the run"
+                ));
+            }
+        } else if !num_processes.is_multiple_of(num_machines) {
             let below = num_processes - num_processes % num_machines;
             let above = below + num_machines;
             let choices = if below == 0 { format!("{above}") } else { format!("{below} or {above}") };
@@ -248,12 +293,12 @@ impl LaunchConfig {
 /// assert!(Program::PythonModule("package.train".into()).is_python());
 /// assert_eq!(Program::Executable("train".into()).name(), "train");
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Program {
     /// A binary or a script with a `#!` line: a path, or a name that is looked up in `PATH`.
     Executable(OsString),
     /// A Python file, run by the interpreter of the active environment.
-    PythonScript(PathBuf),
+    PythonScript(#[serde(with = "crate::hosts::path")] PathBuf),
     /// A Python module, run as `python -m name`.
     PythonModule(OsString),
 }
@@ -306,7 +351,7 @@ impl Program {
 /// ```
 /// assert_eq!(accelerate_launch::Capture::default(), accelerate_launch::Capture::Automatic);
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Capture {
     /// Several ranks: yes. One rank: no, it keeps the terminal, a debugger and progress bars included.
     #[default]

@@ -8,6 +8,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use crate::failure::{Failure, signal_name};
+use crate::hosts::{AgentCommand, Problem};
 
 use accelerate_core::files::ShownPath;
 
@@ -59,6 +60,12 @@ enum Kind {
     ChildFailed { failure: Failure, stopped_by: Option<i32> },
     #[error("stopped by {}", signal_name(*signal))]
     Interrupted { signal: i32 },
+    #[error("{}", listed(problems))]
+    Preflight { problems: Vec<(String, Problem)> },
+    #[error("{machine}: {}", problem.text)]
+    OnMachine { machine: String, problem: Problem },
+    #[error("{machine}: the command {} could not be started; name another one with --ssh_command", program.shown())]
+    NotConnected { machine: String, program: PathBuf, source: io::Error },
     #[error("nobody reads the output of the ranks any more")]
     OutputClosed { source: io::Error },
     #[error(
@@ -124,6 +131,11 @@ impl Error {
         }
     }
 
+    /// One of several machines could not take part, or was lost.
+    pub fn is_machine(&self) -> bool {
+        matches!(*self.0, Kind::Preflight { .. } | Kind::OnMachine { .. } | Kind::NotConnected { .. })
+    }
+
     /// The reader of the launcher's output went away, and the ranks were ended for it.
     pub fn is_output_closed(&self) -> bool {
         matches!(*self.0, Kind::OutputClosed { .. })
@@ -152,6 +164,8 @@ impl Error {
             Kind::ProgramNotExecutable { .. } | Kind::Spawn { .. } => 126,
             Kind::ChildFailed { failure, .. } => failure.ended.exit_code(),
             Kind::Interrupted { signal } => exit_code_of_signal(*signal),
+            Kind::Preflight { problems } => problems.first().map_or(1, |(_, problem)| problem.exit_code),
+            Kind::OnMachine { problem, .. } => problem.exit_code,
             // What a shell reports for a program that wrote into a closed pipe.
             Kind::OutputClosed { .. } => exit_code_of_signal(signal_hook::consts::SIGPIPE),
             Kind::PortTaken { .. }
@@ -161,6 +175,7 @@ impl Error {
             | Kind::TooSlow { .. }
             | Kind::TooTalkative { .. }
             | Kind::NotStarted { .. }
+            | Kind::NotConnected { .. }
             | Kind::System { .. } => 1,
         }
     }
@@ -236,6 +251,19 @@ impl Error {
         Self::new(Kind::ChildFailed { failure, stopped_by })
     }
 
+    pub(crate) fn preflight(problems: Vec<(String, Problem)>) -> Self {
+        Self::new(Kind::Preflight { problems })
+    }
+
+    pub(crate) fn on_machine(machine: String, problem: Problem) -> Self {
+        Self::new(Kind::OnMachine { machine, problem })
+    }
+
+    pub(crate) fn not_connected(agent: &AgentCommand, source: io::Error) -> Self {
+        let program = agent.command.first().cloned().unwrap_or_default().into();
+        Self::new(Kind::NotConnected { machine: agent.machine.clone(), program, source })
+    }
+
     pub(crate) fn interrupted(signal: i32) -> Self {
         Self::new(Kind::Interrupted { signal })
     }
@@ -246,6 +274,22 @@ impl Error {
 
     pub(crate) fn system(action: &'static str, source: impl Into<io::Error>) -> Self {
         Self::new(Kind::System { action, source: source.into() })
+    }
+}
+
+/// All that stands in the way of a launch on several machines: on one line if it is one thing.
+fn listed(problems: &[(String, Problem)]) -> String {
+    let mut by_text: Vec<(&str, Vec<&str>)> = Vec::new();
+    for (machine, problem) in problems {
+        match by_text.iter_mut().find(|(text, _)| *text == problem.text) {
+            Some((_, machines)) => machines.push(machine),
+            None => by_text.push((&problem.text, vec![machine])),
+        }
+    }
+    let one = |(text, machines): &(&str, Vec<&str>)| format!("{}: {text}", machines.join(", "));
+    match by_text.as_slice() {
+        [only] => format!("nothing was started: {}", one(only)),
+        all => all.iter().fold("nothing was started:".to_owned(), |text, found| format!("{text}\n  {}", one(found))),
     }
 }
 

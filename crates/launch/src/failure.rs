@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::exit_code_of_signal;
 
 /// How a process ended.
@@ -12,7 +14,7 @@ use crate::error::exit_code_of_signal;
 /// let ended = Ended::Signalled { signal: 11, core_dumped: false };
 /// assert_eq!(ended.to_string(), "was ended by SIGSEGV (11)");
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ended {
     /// By itself, with this code.
     Exited(i32),
@@ -72,7 +74,7 @@ pub fn signal_name(signal: i32) -> String {
 }
 
 /// What the kernel's counters say about memory at the time of a failure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MemoryPressure {
     /// The out-of-memory killer has ended processes since the launch began.
     KillerRan,
@@ -83,7 +85,7 @@ pub enum MemoryPressure {
 }
 
 /// Another rank at the end of a failed launch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OtherRank {
     /// Its rank.
     pub rank: usize,
@@ -108,8 +110,10 @@ pub struct OtherRank {
 /// assert_eq!((failure.rank, failure.ended.exit_code()), (0, 132));
 /// assert!(failure.hint().unwrap().contains("newer processor"));
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
+    /// The machine of the rank, in a run on several.
+    pub machine: Option<String>,
     /// Rank among all ranks.
     pub rank: usize,
     /// Process id it had.
@@ -124,14 +128,15 @@ pub struct Failure {
     pub memory: MemoryPressure,
     /// What is wrong with the name of the main process's machine, where this one does not know it.
     pub address_problem: Option<String>,
-    /// All other ranks of this machine in order.
+    /// All other ranks that are known of, in order.
     pub others: Vec<OtherRank>,
 }
 
 impl Failure {
     /// Who, how and when, in one line.
     pub fn headline(&self) -> String {
-        format!("rank {} (process {}) {} after {}", self.rank, self.process_id, self.ended, seconds(self.elapsed))
+        let on = self.machine.as_ref().map(|machine| format!(" on {machine}")).unwrap_or_default();
+        format!("rank {}{on} (process {}) {} after {}", self.rank, self.process_id, self.ended, seconds(self.elapsed))
     }
 
     /// A likely cause and what to do about it, where the way of ending suggests one.
@@ -236,6 +241,7 @@ mod tests {
 
     fn failure(ended: Ended) -> Failure {
         Failure {
+            machine: None,
             rank: 1,
             process_id: 4711,
             ended,

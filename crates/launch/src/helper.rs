@@ -1,4 +1,4 @@
-//! Two small roles that an executable plays for the launcher, so that no rank outlives it however it ends.
+//! Three roles that an executable plays for the launcher, so that no rank outlives it however it ends.
 //!
 //! *Rank role*: between the launcher and a rank's program stands, for under a millisecond, a process that
 //! asks the kernel to kill it when its parent dies, keeps itself on its cores if it has some of its own, and then becomes the
@@ -11,6 +11,8 @@
 //! is gone, `kill -9` included, and the guard then kills every process that carries the launch's mark: an
 //! environment variable, which children inherit wherever they go. (Telling the guard process ids instead
 //! would come too late for a child that a rank starts at once.)
+//!
+//! *Agent role*: on each machine of a run on several, this supervises the ranks there (`hosts`).
 //!
 //! The command line is its own helper. A program that launches through the library and wants the same
 //! safety begins its `main` with [`run_if_asked`] and sets
@@ -34,10 +36,13 @@ use accelerate_core::environment::CORES_VARIABLE;
 use accelerate_core::files::ShownPath;
 
 use crate::config::Helper;
+use crate::hosts;
 use crate::placement::{bind_this_process, core_list, core_numbers};
 
 const RANK_ROLE: &str = "__accelerate_rank";
 const GUARD_ROLE: &str = "__accelerate_guard";
+/// Also in [`AGENT_SCRIPT`](crate::AGENT_SCRIPT).
+const AGENT_ROLE: &str = "__accelerate_agent";
 /// Marks every process of a launch.
 pub(crate) const MARK_VARIABLE: &str = "ACCELERATE_LAUNCH_ID";
 
@@ -60,6 +65,8 @@ pub fn run_if_asked() -> Option<ExitCode> {
     let role = arguments.next()?;
     if role == RANK_ROLE {
         Some(become_rank(arguments))
+    } else if role == AGENT_ROLE {
+        Some(hosts::run_agent())
     } else if role == GUARD_ROLE {
         Some(guard(io::stdin().lock(), &arguments.next()?))
     } else {

@@ -6,6 +6,7 @@ mod config;
 mod error;
 mod failure;
 pub mod helper;
+mod hosts;
 mod logs;
 mod machine;
 mod mixer;
@@ -19,9 +20,10 @@ mod report;
 mod supervise;
 mod tail;
 
-pub use config::{Capture, Helper, LaunchConfig, MAX_LOCAL_PROCESSES, Program};
+pub use config::{Capture, Helper, LaunchConfig, LocalRanks, MAX_LOCAL_PROCESSES, Program};
 pub use error::{Error, Result, exit_code_of_signal};
 pub use failure::{Ended, Failure, MemoryPressure, OtherRank, signal_name};
+pub use hosts::{AGENT_SCRIPT, AgentCommand, Preflight, configs_of_machines, launch_on_machines};
 pub use logs::LogFiles;
 pub use machine::{Machine, num_visible_gpus};
 pub use placement::{core_list, core_numbers};
@@ -96,7 +98,10 @@ fn secret(config: &LaunchConfig) -> Result<Option<(OsString, OsString)>> {
     if is_given || config.num_machines > 1 || config.num_processes == 1 {
         return Ok(None);
     }
-    let random =
-        Secret::random().map_err(|error| Error::system("making the secret of the run", io::Error::other(error)))?;
-    Ok(Some((SECRET_VARIABLE.into(), random.into())))
+    Ok(Some((SECRET_VARIABLE.into(), new_secret()?)))
+}
+
+fn new_secret() -> Result<OsString> {
+    let random = Secret::random();
+    random.map(Into::into).map_err(|error| Error::system("making the secret of the run", io::Error::other(error)))
 }

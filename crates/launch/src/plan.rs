@@ -137,7 +137,7 @@ pub fn plan(config: &LaunchConfig, command: &[OsString], main_process_port: u16,
     let cores = |local_rank: usize| cores.as_ref().and_then(|cores| cores.get(local_rank)).cloned();
     let ranks = (0..num_local)
         .map(|local_rank| RankCommand {
-            rank: config.machine_rank * num_local + local_rank,
+            rank: config.first_rank() + local_rank,
             local_rank,
             command: command.iter().chain(&config.args).cloned().collect(),
             environment: environment(
@@ -148,7 +148,7 @@ pub fn plan(config: &LaunchConfig, command: &[OsString], main_process_port: u16,
                 machine,
                 cores(local_rank).as_deref(),
             ),
-            stdin: stdin(num_local, local_rank, machine),
+            stdin: stdin(config, local_rank, machine),
             cores: cores(local_rank),
             log_files: LogFiles::of_rank(config, local_rank),
         })
@@ -171,8 +171,9 @@ pub fn plan(config: &LaunchConfig, command: &[OsString], main_process_port: u16,
 
 /// Of several ranks only the first can read, and not from a terminal: the kernel would stop it there,
 /// because its process group is not the one in the foreground.
-fn stdin(num_local: usize, local_rank: usize, machine: &Machine) -> Stdin {
-    if num_local == 1 || (local_rank == 0 && !machine.stdin_is_terminal) { Stdin::Inherited } else { Stdin::Nothing }
+fn stdin(config: &LaunchConfig, local_rank: usize, machine: &Machine) -> Stdin {
+    let is_first = config.num_local_processes() == 1 || (local_rank == 0 && !machine.stdin_is_terminal);
+    if config.hands_on_input && is_first { Stdin::Inherited } else { Stdin::Nothing }
 }
 
 fn environment(
@@ -188,7 +189,7 @@ fn environment(
     let mut variables: Vec<(OsString, Option<OsString>)> = Vec::new();
     let mut set = |name: &str, value: Option<OsString>| variables.push((name.into(), value));
 
-    let rank = config.machine_rank * num_local + local_rank;
+    let rank = config.first_rank() + local_rank;
     let main_process_ip = config.main_process_ip.as_deref().unwrap_or("127.0.0.1");
     let of_torchrun = reference::of_torchrun(config, rank);
     for name in VARIABLES_OF_OTHER_LAUNCHERS {
@@ -270,7 +271,7 @@ pub fn unusable_threads(config: &LaunchConfig, machine: &Machine) -> Option<Unus
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::config::Program;
+    use crate::config::{LocalRanks, Program};
     use accelerate_core::config::{RunConfig, Sources, Tee, settings};
     use accelerate_core::settings::SettingValue;
     use rstest::rstest;
@@ -352,6 +353,23 @@ mod tests {
         let config =
             LaunchConfig { num_machines: 3, machine_rank: 1, main_process_ip: Some("10.0.0.7".into()), ..config(6) };
         assert_eq!(values(&config, &MACHINE, name), expected);
+    }
+
+    #[rstest]
+    #[case("RANK", &["1", "2", "3"])]
+    #[case("LOCAL_RANK", &["0", "1", "2"])]
+    #[case("WORLD_SIZE", &["5", "5", "5"])]
+    #[case("LOCAL_WORLD_SIZE", &["3", "3", "3"])]
+    #[case("GROUP_RANK", &["1", "1", "1"])]
+    #[case("ROLE_RANK", &["1", "2", "3"])]
+    fn the_second_of_three_machines_with_unequal_numbers(#[case] name: &str, #[case] expected: &[&str]) {
+        let local_ranks = Some(LocalRanks { first_rank: 1, num_processes: 3 });
+        let main_process_ip = Some("10.0.0.7".into());
+        let config = LaunchConfig { num_machines: 3, machine_rank: 1, main_process_ip, local_ranks, ..config(5) };
+        assert_eq!(values(&config, &MACHINE, name), expected);
+        let without_input = LaunchConfig { hands_on_input: false, ..config };
+        let plan = plan(&without_input, &["train".into()], 1, &MACHINE);
+        assert!(plan.ranks.iter().all(|rank| rank.stdin == Stdin::Nothing));
     }
 
     #[rstest]

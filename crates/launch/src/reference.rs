@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use accelerate_core::config::RunConfig;
+use serde::{Deserialize, Serialize};
 
 use crate::config::{LaunchConfig, Program};
 use crate::machine::Machine;
@@ -21,7 +22,7 @@ use crate::machine::Machine;
 /// assert_eq!(config.reference.python, Some(PythonStart::Alone { on_cpu: false }));
 /// # Ok::<(), accelerate_core::Error>(())
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reference {
     /// Variables of settings that nobody has said ([`RunConfig::unasked_variables`]), and the one that says so of them.
     pub unasked: BTreeMap<String, String>,
@@ -30,7 +31,7 @@ pub struct Reference {
 }
 
 /// How Python Accelerate's launcher starts a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PythonStart {
     /// As one process that does not know of ranks.
     Alone {

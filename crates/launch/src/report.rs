@@ -12,10 +12,11 @@ use crate::failure::{Ended, signal_name};
 use crate::mixer::{Mixer, Screens};
 use crate::program::ProgramChoice;
 
-use accelerate_core::files::ShownPath;
+use accelerate_core::files::{ShownPath, in_one_line};
+use serde::{Deserialize, Serialize};
 
 /// One of the two output streams of a rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Stream {
     /// Standard output.
     Stdout = 0,
@@ -24,7 +25,7 @@ pub enum Stream {
 }
 
 /// Whose output it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Source {
     /// Rank among all ranks of all machines.
     pub rank: usize,
@@ -63,6 +64,13 @@ pub enum Notice {
     },
     /// The program was found by its name alone, in one of two places where it may be.
     ProgramChosen(ProgramChoice),
+    /// Something that only concerns one of several machines.
+    OnMachine {
+        /// Its name in the list of hosts.
+        machine: String,
+        /// What is worth knowing.
+        text: String,
+    },
     /// Output is written to files as well.
     Logging {
         /// The folder of this launch.
@@ -99,6 +107,7 @@ impl fmt::Display for Notice {
                 grace_period.as_secs_f64()
             ),
             Self::ProgramChosen(choice) => write!(f, "{choice}"),
+            Self::OnMachine { machine, text } => write!(f, "{machine}: {}", in_one_line(text)),
             Self::Logging { folder } => write!(f, "files of the processes' output are in {}", folder.shown()),
             Self::LogFailed { path, error } => {
                 write!(f, "{} cannot be written ({error}); the processes go on without it", path.shown())

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, getpid, set_child_subreaper};
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::failure::{Ended, Failure, OtherRank};
@@ -28,7 +29,7 @@ pub use signals::StopSignals;
 use signals::{Event, Signals};
 
 /// Crashes this soon after the first failure are taken for its cause.
-const CRASH_WINDOW: Duration = Duration::from_millis(250);
+pub(crate) const CRASH_WINDOW: Duration = Duration::from_millis(250);
 
 /// Longer than any launch, and still a moment that can be waited for.
 const LONGEST_GRACE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -43,7 +44,7 @@ pub struct Outcome {
 }
 
 /// How one rank ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankOutcome {
     /// Rank among all ranks.
     pub rank: usize,
@@ -384,6 +385,7 @@ impl Supervisor<'_> {
     fn failure(&self, cause: usize) -> Failure {
         let RankOutcome { rank, process_id, ended, elapsed } = self.ranks[cause].outcome();
         Failure {
+            machine: None,
             rank,
             process_id,
             ended,
@@ -405,6 +407,6 @@ impl Supervisor<'_> {
     }
 }
 
-fn timespec(duration: Duration) -> Timespec {
+pub(crate) fn timespec(duration: Duration) -> Timespec {
     Timespec { tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX), tv_nsec: duration.subsec_nanos().into() }
 }

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use accelerate_core::config::RunConfig;
 use accelerate_core::files::{ShownPath, in_one_line};
 use accelerate_launch::{
-    Error, LaunchConfig, Machine, Plan, PortReservation, ProgramSearch, RankCommand, SECRET_VARIABLE, core_list, plan,
-    resolve_program,
+    AgentCommand, Error, LaunchConfig, Machine, Plan, PortReservation, ProgramSearch, RankCommand, SECRET_VARIABLE,
+    core_list, plan, resolve_program,
 };
 use serde_json::{Map, Value, json};
 
@@ -17,7 +17,15 @@ use serde_json::{Map, Value, json};
 const MADE_UP: &str = "RANDOM";
 
 /// What a launch of `config` would start, to be printed.
-pub(super) fn described(config: &LaunchConfig, run: &RunConfig, as_json: bool) -> Result<String, Error> {
+pub(super) fn described(
+    config: &LaunchConfig,
+    agents: &Option<Vec<AgentCommand>>,
+    run: &RunConfig,
+    as_json: bool,
+) -> Result<String, Error> {
+    if let Some(agents) = agents {
+        return on_machines(config, agents, as_json);
+    }
     config.check()?;
     let machine = Machine::probe();
     let command = resolve_program(&config.program, &ProgramSearch::of_this_process())?;
@@ -25,6 +33,39 @@ pub(super) fn described(config: &LaunchConfig, run: &RunConfig, as_json: bool) -
     let plan = plan(&as_started(config), &command, port.unwrap_or(0), &machine);
     let view = View { plan: &plan, run, machine: &machine, has_port: port.is_some() };
     Ok(if as_json { format!("{:#}\n", view.json(config)) } else { view.text(config) })
+}
+
+/// Which machine would have which ranks, and the command that leads there. Nothing is known of the machines themselves.
+fn on_machines(config: &LaunchConfig, agents: &[AgentCommand], as_json: bool) -> Result<String, Error> {
+    let configs = accelerate_launch::configs_of_machines(config, agents)?;
+    let machines = agents.iter().zip(&configs);
+    if as_json {
+        let machines: Vec<_> = machines
+            .map(|(agent, config)| {
+                json!({
+                    "machine": agent.machine,
+                    "first_rank": config.first_rank(),
+                    "num_processes": agent.num_processes,
+                    "command": agent.command.iter().map(|word| text(word)).collect::<Vec<_>>(),
+                })
+            })
+            .collect();
+        return Ok(format!("{:#}\n", json!({ "main_process_ip": config.main_process_ip, "machines": machines })));
+    }
+    let total = configs.first().map_or(0, |config| config.num_processes);
+    let mut shown =
+        format!("nothing is started; a launch would start {total} process(es) on {} machine(s)\n", agents.len());
+    for (agent, config) in machines {
+        let first = config.first_rank();
+        let ranks = match agent.num_processes {
+            1 => format!("rank {first}"),
+            number => format!("ranks {first}-{}", first + number.saturating_sub(1)),
+        };
+        let command = crate::shell_command(agent.command.iter().map(OsString::as_os_str));
+        // Writing into a string cannot fail.
+        let _ = writeln!(shown, "{}: {ranks}, by: {command}", agent.machine);
+    }
+    Ok(shown)
 }
 
 /// With what a launch adds by itself.

@@ -12,7 +12,7 @@ use crate::settings::heading as heading_of_section;
 const HARDWARE: &str = "Hardware";
 const RESOURCES: &str = "Processes and precision";
 const PARADIGM: &str = "Ways to train";
-const MACHINES: &str = "Several machines";
+pub(super) const MACHINES: &str = "Several machines";
 const MEETING: &str = "How machines meet";
 const WATCHING: &str = "Output and restarts";
 const TPU: &str = "TPU";
@@ -21,11 +21,13 @@ const TPU: &str = "TPU";
 const ALWAYS: [&str; 4] = [HARDWARE, RESOURCES, MACHINES, PARADIGM];
 
 /// Flags that choose something, each with the sections of files and the groups that it is about.
-const CHOICES: [(&str, &[&str], &[&str]); 10] = [
+const CHOICES: [(&str, &[&str], &[&str]); 12] = [
     ("cpu", &[], &[MEETING, WATCHING]),
     ("use_cpu", &[], &[MEETING, WATCHING]),
     ("multi_gpu", &[], &[MEETING, WATCHING]),
     ("num_machines", &[], &[MEETING, WATCHING]),
+    ("hosts", &[], &[MEETING, WATCHING]),
+    ("hostfile", &[], &[MEETING, WATCHING]),
     ("use_fsdp", &["fsdp_config"], &[]),
     ("use_deepspeed", &["deepspeed_config"], &[]),
     ("dynamo_backend", &["dynamo_config"], &[]),
@@ -58,8 +60,10 @@ pub(super) fn heading(flag: &str) -> Option<&'static str> {
         "cpu" | "multi_gpu" | "gpu_ids" | "enable_cpu_affinity" | "num_cpu_threads_per_process" => Some(HARDWARE),
         "num_processes" | "mixed_precision" | "gradient_accumulation_steps" | "debug" => Some(RESOURCES),
         "use_fsdp" | "use_deepspeed" | "use_parallelism_config" => Some(PARADIGM),
-        "num_machines" | "machine_rank" | "main_process_ip" | "main_process_port" => Some(MACHINES),
-        "same_network" | "rdzv_backend" | "rdzv_conf" | "mpirun_hostfile" => Some(MEETING),
+        "num_machines" | "machine_rank" | "main_process_ip" | "main_process_port" | "hosts" | "hostfile" => {
+            Some(MACHINES)
+        }
+        "ssh_command" | "same_network" | "rdzv_backend" | "rdzv_conf" | "mpirun_hostfile" => Some(MEETING),
         "tee" | "log_dir" | "role" | "max_restarts" | "monitor_interval" => Some(WATCHING),
         "tpu" | "tpu_cluster" | "tpu_use_sudo" | "vm" | "env" | "main_training_function" | "downcast_bf16" => Some(TPU),
         _ => None,

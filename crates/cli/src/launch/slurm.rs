@@ -1,5 +1,6 @@
 //! `accelerate launch --slurm` and `--emit`: a launch as a job of a cluster, submitted and followed from a login node, or printed.
 
+pub(super) mod allocated;
 mod follow;
 mod kubernetes;
 mod tools;
@@ -142,7 +143,7 @@ struct ForOther {
 /// A flag about a job, and no job.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{flag} is about a job of Slurm; say --slurm to submit one, or --emit slurm to see its script, or leave it out"
+    "{flag} is about a job of a cluster; say --slurm to submit one, or --emit to see what one would be given, or leave it out"
 )]
 pub(super) struct WithoutJob {
     flag: &'static str,

@@ -15,6 +15,7 @@ mod failures;
 mod first_hour;
 mod flags;
 mod help;
+mod hosts;
 mod kubernetes;
 mod logs;
 mod man;

@@ -49,8 +49,18 @@ record! {
         /// Without it: one per NVIDIA GPU that CUDA_VISIBLE_DEVICES leaves visible; one if there is none, with --cpu, or with the
         /// distributed_type NO. At most 4096 on one machine, and 1048576 in all.
         num_processes: usize => setting().launcher().flag("num_processes").at_least(1).reference_default("-1");
-        /// Number of machines. Run the same command on each, with its own --machine_rank.
+        /// Number of machines. Run the same command on each, with its own --machine_rank, or once with --hosts.
         num_machines: usize = 1 => setting().launcher().flag("num_machines").at_least(1);
+        /// The machines to start on by ssh, each with its number of processes: node1:4,node2:2.
+        ///
+        /// One command here starts all of them. Without a number, a machine gets an equal share of --num_processes, or one process
+        /// for each GPU of this machine. An IPv6 address stands in brackets: [fe80::1]:4.
+        hosts: String => setting().own_key().launcher().flag("hosts");
+        /// A file of such machines, with lines such as `node1 slots=4` or `node1:4`.
+        hostfile: PathBuf => setting().own_key().launcher().flag("hostfile");
+        /// The command that logs in to a machine of --hosts: the host and a command for a shell there are appended.
+        ssh_command: String = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=10".to_owned() => setting()
+            .own_key().launcher().flag("ssh_command");
         /// Which machine this is, counted from 0.
         machine_rank: usize = 0 => setting().launcher().flag("machine_rank");
         /// Address of machine 0, where rank 0 runs. Needed on several machines.

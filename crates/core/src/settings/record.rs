@@ -61,6 +61,11 @@ impl Setting {
         self.declaration.flag_aliases
     }
 
+    /// Is it only for the launcher, so that processes are not told of it?
+    pub fn is_for_launcher(&self) -> bool {
+        self.declaration.is_for_launcher
+    }
+
     /// Does the flag stand for "true" without a value?
     pub fn is_switch(&self) -> bool {
         self.declaration.is_switch

@@ -16,6 +16,7 @@ mod golden;
 #[path = "../../../accelerate/tests/hostile/mod.rs"]
 mod hostile;
 mod hostile_settings;
+mod hosts;
 mod kubernetes;
 mod layout;
 mod leaving;

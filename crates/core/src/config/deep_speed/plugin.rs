@@ -75,7 +75,8 @@ impl SettingValue for DeepSpeedSource {
     }
 }
 
-const ONE_MACHINE: &str = "programs are started on one machine at a time; run `accelerate launch` on each of them";
+const BY_SSH: &str =
+    "machines of a host file are reached by ssh; choose pdsh, or start the program with that launcher itself";
 const NO_MSAMP: &str = "MS-AMP is not available; choose mixed_precision bf16";
 const NO_EXPERTS: &str =
     "leave it out, and name modules in transformer_cls_names_to_wrap of a FullyShardedDataParallelPlugin";
@@ -154,18 +155,18 @@ record! {
         enable_msamp: bool => setting().refused(NO_MSAMP).harmless(&["false"]);
         /// The level of MS-AMP: O1, O2 or O3.
         msamp_opt_level: String => setting().refused(NO_MSAMP).harmless(&["O1"]).reference_default("O1");
-        /// DeepSpeed's list of machines.
-        hostfile: PathBuf => setting().keys(&["deepspeed_hostfile", "hostfile"]).flag("deepspeed_hostfile").refused(ONE_MACHINE);
-        /// Machines of the list that are left out.
-        exclusion_filter: String => setting()
-            .keys(&["deepspeed_exclusion_filter"]).flag("deepspeed_exclusion_filter").refused(ONE_MACHINE);
-        /// Machines of the list that are used.
-        inclusion_filter: String => setting()
-            .keys(&["deepspeed_inclusion_filter"]).flag("deepspeed_inclusion_filter").refused(ONE_MACHINE);
-        /// What starts the processes of several machines: standard, pdsh, openmpi, mvapich, mpich, nossh, slurm.
-        multinode_launcher: String => setting()
-            .keys(&["deepspeed_multinode_launcher"]).flag("deepspeed_multinode_launcher").harmless(&["standard"])
-            .refused(ONE_MACHINE);
+        /// DeepSpeed's list of machines, which are started on by ssh, as with --hostfile.
+        hostfile: PathBuf => setting().launcher().keys(&["deepspeed_hostfile", "hostfile"]).flag("deepspeed_hostfile");
+        /// Machines of the list that are left out, or GPUs of them: node1@node2:0,2.
+        exclusion_filter: String => setting().launcher()
+            .keys(&["deepspeed_exclusion_filter"]).flag("deepspeed_exclusion_filter");
+        /// Machines of the list that are used, or GPUs of them: node1@node2:0,2.
+        inclusion_filter: String => setting().launcher()
+            .keys(&["deepspeed_inclusion_filter"]).flag("deepspeed_inclusion_filter");
+        /// What starts the processes of several machines: pdsh (by ssh, here), or standard, which leaves the host file alone.
+        multinode_launcher: String => setting().launcher()
+            .keys(&["deepspeed_multinode_launcher"]).flag("deepspeed_multinode_launcher").harmless(&["standard", "pdsh"])
+            .refused(BY_SSH);
     }
 }
 

@@ -1,0 +1,362 @@
+//! Launches on several machines. A script takes the place of `ssh`: it runs the command here, for a host that it pretends to be.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use rstest::rstest;
+use rustix::process::Signal;
+
+use crate::support::{Finished, LIVE_ON, Witness, accelerate, finished, named_pipe, send};
+
+const READY: &str = "echo ready >/dev/fd/$WITNESS";
+/// The connection stands and falls with the agent, as that of ssh does.
+const CONNECTS: &str = "export HOST=$1; shift; exec sh -c \"$*\"";
+
+/// The place of `ssh`, and where it may write.
+struct Ssh {
+    folder: tempfile::TempDir,
+}
+
+impl Ssh {
+    /// `script` finds the host in `$1` and the command after it.
+    fn new(script: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ssh");
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+        Self { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A launch on these hosts, to be followed by more flags and a program.
+    fn launch(&self, hosts: &str) -> Command {
+        let mut command = accelerate();
+        command.args(["launch", "--main_process_ip", "127.0.0.1", "--hosts", hosts, "--ssh_command"]);
+        command.arg(self.path("ssh"));
+        command
+    }
+
+    fn launch_script(&self, hosts: &str, flags: &[&str], script: &str) -> Command {
+        let mut command = self.launch(hosts);
+        command.args(flags).args(["sh", "-c", script]);
+        command
+    }
+}
+
+#[test]
+fn each_rank_knows_its_place_on_machines_with_unequal_numbers() {
+    let script =
+        "echo $HOST $LOCAL_RANK/$LOCAL_WORLD_SIZE $RANK/$WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE $MASTER_ADDR";
+    let ended = finished(Ssh::new(CONNECTS).launch_script("a:2,b:1,c:3", &[], script));
+    ended.expect(0, &[]);
+    let wanted = [
+        "[rank 0] a 0/2 0/6 0/3 127.0.0.1",
+        "[rank 1] a 1/2 1/6 0/3 127.0.0.1",
+        "[rank 2] b 0/1 2/6 1/3 127.0.0.1",
+        "[rank 3] c 0/3 3/6 2/3 127.0.0.1",
+        "[rank 4] c 1/3 4/6 2/3 127.0.0.1",
+        "[rank 5] c 2/3 5/6 2/3 127.0.0.1",
+    ];
+    assert_eq!(ended.sorted_stdout(), wanted);
+}
+
+/// Machine 0 chooses it, and all are told.
+#[test]
+fn all_ranks_have_one_port_and_one_secret_that_no_command_line_shows() {
+    let ssh = Ssh::new("echo \"$@\" >>\"${0%/*}/words\"; export HOST=$1; shift; exec sh -c \"$*\"");
+    let ended = finished(ssh.launch_script("a:2,b:1", &["--no_prefix"], "echo $MASTER_PORT $ACCELERATE_RUN_SECRET"));
+    ended.expect(0, &[]);
+    let lines = ended.sorted_stdout();
+    assert!(lines.len() == 3 && lines.iter().all(|line| *line == lines[0]), "{lines:?}");
+    let (port, secret) = lines[0].split_once(' ').unwrap();
+    assert!(port.parse::<u16>().unwrap() > 0 && secret.len() == 64, "{lines:?}");
+    let words = fs::read_to_string(ssh.path("words")).unwrap();
+    assert!(words.lines().count() == 2 && !words.contains(secret), "{words}");
+}
+
+#[test]
+fn arguments_and_variables_arrive_byte_by_byte() {
+    let ssh = Ssh::new(CONNECTS);
+    let arguments = [
+        b"two words".to_vec(),
+        b"".to_vec(),
+        b"$HOME `x` $(y) \\ \" ' '\\'' * ! ; & | < > # ~".to_vec(),
+        b"a\nb\tc\r".to_vec(),
+        (1..=255).collect(),
+    ];
+    let mut command = ssh.launch("a:1,b:1");
+    command.args(["--no_prefix", "sh", "-c"]);
+    command
+        .arg(format!("for word; do printf '%s\\0' \"$word\"; done >{}/$RANK", ssh.folder.path().display()))
+        .arg("sh");
+    command.args(arguments.iter().cloned().map(std::ffi::OsString::from_vec));
+    finished(command).expect(0, &[]);
+    let wanted: Vec<u8> = arguments.iter().flat_map(|word| [word.as_slice(), b"\0"].concat()).collect();
+    for rank in ["0", "1"] {
+        assert_eq!(fs::read(ssh.path(rank)).unwrap(), wanted);
+    }
+}
+
+/// Settings are resolved here, from flags and from variables; what else is set here is of this machine.
+#[test]
+fn settings_reach_all_machines_and_other_variables_do_not() {
+    let ssh = Ssh::new("export HOST=$1; shift; exec env -i HOST=$HOST PATH=\"$PATH\" sh -c \"$*\"");
+    let mut command = ssh.launch_script(
+        "a:1,b:1",
+        &["--mixed_precision", "bf16"],
+        "echo $ACCELERATE_MIXED_PRECISION $ACCELERATE_DEBUG_MODE $OF_THIS_MACHINE.",
+    );
+    command.env("ACCELERATE_DEBUG_MODE", "true").env("OF_THIS_MACHINE", "x");
+    assert_eq!(finished(command).sorted_stdout(), ["[rank 0] bf16 true .", "[rank 1] bf16 true ."]);
+}
+
+#[test]
+fn ranks_run_in_the_working_folder_and_read_nothing() {
+    let ssh = Ssh::new(&format!("cd /; {CONNECTS}"));
+    let mut command = ssh.launch_script("a:1,b:1", &[], "cat; pwd");
+    command.current_dir(ssh.folder.path()).stdin(Stdio::piped());
+    let folder = ssh.folder.path().canonicalize().unwrap();
+    let wanted = [format!("[rank 0] {}", folder.display()), format!("[rank 1] {}", folder.display())];
+    assert_eq!(finished(command).sorted_stdout(), wanted);
+}
+
+#[test]
+fn a_host_file_and_filters_of_deepspeed_choose_machines() {
+    let ssh = Ssh::new(CONNECTS);
+    let file = ssh.path("hostfile");
+    fs::write(&file, "a slots=1\nb slots=4\nc slots=1\n").unwrap();
+    let mut command = accelerate();
+    command.args(["launch", "--main_process_ip", "127.0.0.1", "--use_deepspeed", "--zero_stage", "2", "--ssh_command"]);
+    command
+        .arg(ssh.path("ssh"))
+        .arg("--deepspeed_hostfile")
+        .arg(&file)
+        .args(["--deepspeed_inclusion_filter", "a@b:1,3"]);
+    command.args(["sh", "-c", "echo $HOST $RANK $CUDA_VISIBLE_DEVICES"]).env_remove("CUDA_VISIBLE_DEVICES");
+    assert_eq!(finished(command).sorted_stdout(), ["[rank 0] a 0", "[rank 1] b 1 1,3", "[rank 2] b 2 1,3"]);
+}
+
+#[test]
+fn this_machine_needs_no_ssh() {
+    let ended = finished(Ssh::new("exit 1").launch_script("localhost:2", &[], "echo $RANK"));
+    ended.expect(0, &[]);
+    assert_eq!(ended.sorted_stdout(), ["[rank 0] 0", "[rank 1] 1"]);
+}
+
+#[test]
+fn a_failed_rank_ends_all_machines_and_is_named_with_its_own() {
+    let (_folder, pipe) = named_pipe();
+    let mut witness = Witness::new();
+    let script =
+        format!("{READY}; if [ $RANK = 2 ]; then read line <{pipe}; echo the reason >&2; exit 7; fi; {LIVE_ON}");
+    let ssh = Ssh::new(CONNECTS);
+    let mut command = ssh.launch_script("a:2,b:2", &[], &script);
+    command.stderr(Stdio::piped());
+    let child = witness.start(command);
+    witness.wait_for("ready", 4);
+    fs::write(&pipe, "now\n").unwrap();
+    let ended = Finished::from(child.wait_with_output().unwrap());
+    ended.expect(
+        7,
+        &[
+            "[rank 2] the reason\n",
+            "accelerate launch: b: rank 2 exited with code 7; ending 3 ranks still running",
+            "error: rank 2 on b (process ",
+            "last lines of rank 2:\n    the reason\n",
+            "ranks 0-1, 3 were running and have been ended by the launcher",
+        ],
+    );
+    witness.expect_nobody_survives();
+}
+
+#[test]
+fn a_signal_reaches_the_ranks_of_all_machines() {
+    let ssh = Ssh::new(CONNECTS);
+    let mut witness = Witness::new();
+    let script = format!("trap 'echo asked; exit 0' TERM; {READY}; {LIVE_ON}");
+    let mut command = ssh.launch_script("a:1,b:2", &[], &script);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = witness.start(command);
+    witness.wait_for("ready", 3);
+    send(&child, Signal::TERM);
+    let ended = Finished::from(child.wait_with_output().unwrap());
+    ended.expect(143, &["SIGTERM received and passed on to 3 ranks", "error: stopped by SIGTERM"]);
+    assert_eq!(ended.sorted_stdout(), ["[rank 0] asked", "[rank 1] asked", "[rank 2] asked"]);
+    witness.expect_nobody_survives();
+}
+
+#[test]
+fn a_second_signal_does_not_wait() {
+    let ssh = Ssh::new(CONNECTS);
+    let mut witness = Witness::new();
+    let script = format!("trap 'echo asked >/dev/fd/$WITNESS' TERM; {READY}; {LIVE_ON}");
+    let child = witness.start(ssh.launch_script("a:1,b:1", &["--shutdown_grace_period", "3600"], &script));
+    witness.wait_for("ready", 2);
+    send(&child, Signal::TERM);
+    witness.wait_for("asked", 2);
+    send(&child, Signal::TERM);
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(143));
+    witness.expect_nobody_survives();
+}
+
+/// All that is left of the launcher is the end of each agent's input.
+#[test]
+fn killing_the_launcher_ends_the_ranks_of_all_machines() {
+    let ssh = Ssh::new("export HOST=$1; shift; sh -c \"$*\"");
+    let mut witness = Witness::new();
+    let script = format!("trap '' INT TERM HUP; ({READY}; {LIVE_ON}) & {READY}; {LIVE_ON}");
+    let mut child = witness.start(ssh.launch_script("a:1,b:2", &[], &script));
+    witness.wait_for("ready", 6);
+    send(&child, Signal::KILL);
+    child.wait().unwrap();
+    witness.expect_nobody_survives();
+}
+
+/// The connection of `b` breaks, by the hand of its own rank; the agent there goes on until it notices.
+#[test]
+fn a_machine_that_is_lost_is_named_with_the_words_of_ssh() {
+    let ssh = Ssh::new(
+        "export HOST=$1 SSH_PROCESS=$$; shift; trap 'echo Timeout, server b not responding. >&2; exit 255' USR1; \
+         exec 3<&0; sh -c \"$*\" <&3 3<&- & exec 3<&-; wait $!",
+    );
+    let mut witness = Witness::new();
+    let script = format!("if [ $RANK = 2 ]; then kill -USR1 $SSH_PROCESS; fi; {LIVE_ON}");
+    let mut command = ssh.launch_script("a:2,b:2", &[], &script);
+    command.stderr(Stdio::piped());
+    let child = witness.start(command);
+    let ended = Finished::from(child.wait_with_output().unwrap());
+    ended.expect(
+        1,
+        &[
+            "b: the connection has ended; ending 2 rank(s) elsewhere",
+            "error: b: the connection broke while ranks 2-3 were running (the ssh command exited with code 255)\n    \
+             Timeout, server b not responding.",
+        ],
+    );
+    witness.expect_nobody_survives();
+}
+
+#[rstest]
+#[case::refused(
+    "echo 'connect to host b port 22: Connection refused' >&2; exit 255",
+    1,
+    "error: nothing was started: b: it could not be connected to (the ssh command exited with code 255); logging in must work \
+     without a question\n    connect to host b port 22: Connection refused"
+)]
+#[case::not_installed(
+    "echo 'sh: accelerate: not found' >&2; exit 127",
+    1,
+    "b: accelerate did not start there (the ssh command exited with code 127)"
+)]
+#[case::another_version(
+    "echo accelerate agent 9.9.9; read line",
+    1,
+    "b: accelerate is of version 9.9.9 there and of 0.1.0 here; install the same version"
+)]
+#[case::another_program(
+    "echo accelerate agent 0.1.0; echo hello; read line",
+    1,
+    "b: it sent what is no message of accelerate"
+)]
+#[case::no_end_of_noise(
+    "exec tr '\\0' x </dev/zero",
+    1,
+    "b: it printed more than 1048576 bytes that are not of accelerate"
+)]
+fn a_machine_that_cannot_take_part_is_named(#[case] b: &str, #[case] code: i32, #[case] words: &str) {
+    let ssh = Ssh::new(&format!("[ $1 = a ] || {{ {b}; }}\n{CONNECTS}"));
+    let marker = ssh.path("started");
+    let ended = finished(ssh.launch_script("a:1,b:1", &[], &format!("touch {}", marker.display())));
+    ended.expect(code, &[words]);
+    assert!(!marker.exists(), "a rank was started on the other machine");
+}
+
+/// Whatever a login shell prints is not of a rank.
+#[test]
+fn what_a_remote_shell_prints_does_no_harm() {
+    let ssh = Ssh::new(&format!("echo Welcome to $1; printf 'no line end'; echo a warning >&2; {CONNECTS}"));
+    let ended = finished(ssh.launch_script("a:1", &[], "echo out; echo err >&2"));
+    ended.expect(0, &["accelerate launch: a: a warning\n", "[rank 0] err\n"]);
+    assert_eq!(ended.stdout, "[rank 0] out\n");
+}
+
+#[rstest]
+#[case::program(&[], "no_such_program", 127, "a, b: the program no_such_program was not found")]
+#[case::name(
+    &["--main_process_ip", "not a name"],
+    "true",
+    1,
+    "the name not a name of the main process's machine has no address there"
+)]
+fn what_stands_in_the_way_is_told_for_each_machine_before_the_start(
+    #[case] flags: &[&str],
+    #[case] program: &str,
+    #[case] code: i32,
+    #[case] words: &str,
+) {
+    let ssh = Ssh::new(CONNECTS);
+    let mut command = accelerate();
+    command.args(["launch", "--hosts", "a:1,b:1", "--ssh_command"]).arg(ssh.path("ssh"));
+    let flags = if flags.is_empty() { &["--main_process_ip", "127.0.0.1"] } else { flags };
+    command.args(flags).arg(program);
+    finished(command).expect(code, &["error: nothing was started: a, b: ", words]);
+}
+
+#[test]
+fn a_port_in_use_is_told_with_its_machine() {
+    let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = holder.local_addr().unwrap().port().to_string();
+    let ended = finished(Ssh::new(CONNECTS).launch_script("a:1,b:1", &["--main_process_port", &port], "true"));
+    ended.expect(1, &[&format!("error: nothing was started: a: port {port} of --main_process_port is already in use")]);
+}
+
+/// Ranks then find out by themselves.
+#[test]
+fn without_preflight_nobody_looks_for_the_port() {
+    let ssh = Ssh::new(CONNECTS);
+    let mut command = accelerate();
+    command.args([
+        "launch",
+        "--hosts",
+        "a:1,b:1",
+        "--main_process_ip",
+        "not a name",
+        "--no_preflight",
+        "--ssh_command",
+    ]);
+    command.arg(ssh.path("ssh")).args(["sh", "-c", "echo $MASTER_ADDR"]);
+    assert_eq!(finished(command).sorted_stdout(), ["[rank 0] not a name", "[rank 1] not a name"]);
+}
+
+#[rstest]
+#[case(&["--hosts", "a:0"], "--hosts: \"a:0\" does not say a number of processes")]
+#[case(&["--hosts=-oProxyCommand=x"], "--hosts: \"-oProxyCommand=x\" is no host")]
+#[case(&["--hosts", "a", "--num_machines", "2"], "--num_machines is 2, but 1 host(s) are named")]
+#[case(&["--hosts", "a:5000"], "more than the 4096 that one machine may have")]
+#[case(&["--hostfile", "/no/such/file"], "the host file /no/such/file cannot be read")]
+#[case(&["--hosts", "a", "--ssh_command", "'"], "--ssh_command is \"'\", which is no command")]
+fn lists_of_machines_that_make_no_sense_are_refused(#[case] flags: &[&str], #[case] words: &str) {
+    let mut command = accelerate();
+    command.arg("launch").args(flags).arg("true");
+    finished(command).expect(2, &[words]);
+}
+
+#[test]
+fn a_dry_run_shows_which_ranks_go_where() {
+    let ssh = Ssh::new("exit 1");
+    let ended = finished(ssh.launch_script("a:2,b:1", &["--dry_run"], "true"));
+    ended.expect(0, &[]);
+    for words in ["3 process(es) on 2 machine(s)", "a: ranks 0-1, by: ", "b: rank 2, by: "] {
+        assert!(ended.stdout.contains(words), "{ended:?}");
+    }
+    let ended = finished(ssh.launch_script("a:2,b:1", &["--dry_run", "--json"], "true"));
+    let found: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!((&found["machines"][1]["machine"], &found["machines"][1]["first_rank"]), (&"b".into(), &2.into()));
+}

@@ -1,0 +1,32 @@
+//! What can be wrong with lists of machines.
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HostsErrorKind {
+    #[error("{place} names no machine; name at least one, such as node1:4")]
+    Empty { place: String },
+    #[error(
+        "{place}: \"{name}\" is no host; a name or an address is wanted, such as node1, user@node1, 10.0.0.1 or [fe80::1], with \
+         the number of processes behind a colon"
+    )]
+    Name { name: String, place: String },
+    #[error(
+        "{place}: \"{entry}\" does not say a number of processes from 1 to {most}; leave the machine out if it is to have none"
+    )]
+    Count { entry: String, place: String, most: usize },
+    #[error("{place}: the host {host} is there twice; name it once, with the number of all of its processes")]
+    Twice { host: String, place: String },
+    #[error("{place}: \"{word}\" means nothing in a host file; write lines such as `node1 slots=4` or `node1:4`")]
+    Word { word: String, place: String },
+    #[error("the filter \"{filter}\" cannot be applied: in \"{part}\", {why}; write it as node1@node2:0,2")]
+    Filter { part: String, filter: String, why: &'static str },
+    #[error(
+        "--num_processes is {wanted}, but the hosts have {said} processes{}; leave --num_processes out, or change the numbers",
+        match num_open {
+            0 => String::new(),
+            _ => format!(", and what is left cannot be shared evenly by {num_open} without a number"),
+        }
+    )]
+    Total { wanted: usize, said: usize, num_open: usize },
+    #[error("the hosts have {total} processes, but a run may have at most {most}; use fewer")]
+    TooMany { total: usize, most: usize },
+}

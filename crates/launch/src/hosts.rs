@@ -1,0 +1,204 @@
+//! One run on several machines. On each of them an agent, which is this same program, supervises the ranks there; the launcher
+//! starts the agents through connections such as `ssh`, and sends them all that they need over their standard input. So nothing
+//! is quoted for a remote shell, and nothing secret is in a command line.
+//!
+//! An agent ends its ranks when its connection ends. That is what ends them everywhere, whatever becomes of the launcher.
+
+mod agent;
+mod checks;
+mod conduct;
+mod connection;
+mod ending;
+mod message;
+mod paths;
+mod words;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+pub(crate) use agent::run as run_agent;
+pub(crate) use message::Problem;
+pub(crate) use paths::{optional_path, path};
+
+use crate::SECRET_VARIABLE;
+use crate::config::{LaunchConfig, LocalRanks, Program};
+use crate::error::Result;
+use crate::program::{ProgramSearch, resolve_program};
+use crate::report::Reporter;
+use crate::supervise::Outcome;
+
+/// What a shell on each machine runs. It reads the path of the agent from its input: the same as that of the launcher, if it is
+/// there, else what PATH has. It needs no quoting but one pair of `'`.
+pub const AGENT_SCRIPT: &str =
+    r#"IFS= read -r accelerate; test -x "$accelerate" || accelerate=accelerate; exec "$accelerate" __accelerate_agent"#;
+
+/// How the agent of one machine is started.
+///
+/// ```
+/// use accelerate_launch::AgentCommand;
+/// let agent = AgentCommand::by_ssh("node1", 4, &["ssh".into(), "-p".into(), "2222".into()]);
+/// assert_eq!(agent.command[..4], ["ssh", "-p", "2222", "node1"]);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AgentCommand {
+    /// What messages call the machine.
+    pub machine: String,
+    /// A command that runs `sh -c AGENT_SCRIPT` on the machine, with the input and output of the command.
+    pub command: Vec<OsString>,
+    /// How many ranks the machine has.
+    pub num_processes: usize,
+    /// Variables of the ranks of this machine, beside those of all.
+    pub environment: Vec<(OsString, OsString)>,
+}
+
+impl AgentCommand {
+    /// On this machine.
+    pub fn here(machine: &str, num_processes: usize) -> Self {
+        let command = ["sh", "-c", AGENT_SCRIPT].map(OsString::from).to_vec();
+        Self { machine: machine.to_owned(), command, num_processes, environment: Vec::new() }
+    }
+
+    /// On `machine`, by a command such as `ssh` that takes a host and a command for a shell there.
+    pub fn by_ssh(machine: &str, num_processes: usize, ssh_command: &[OsString]) -> Self {
+        // Whatever the login shell is, it understands this much.
+        let script = format!("exec sh -c '{AGENT_SCRIPT}'");
+        let command = ssh_command.iter().cloned().chain([machine.into(), script.into()]).collect();
+        Self { machine: machine.to_owned(), command, num_processes, environment: Vec::new() }
+    }
+}
+
+/// Whether machines are looked at before anything starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Preflight {
+    /// Program, port of the main process, free space, clocks.
+    Full,
+    /// Only that the agents are there, and of this version.
+    None,
+}
+
+/// Starts the ranks of `config` on several machines, watches them until all have ended, and says how it went.
+///
+/// The machines have their ranks in the order of `agents`; what `config` says of numbers of processes and machines is filled in
+/// from there. [`main_process_ip`](LaunchConfig::main_process_ip) has to be known where there is more than one machine. Machine 0
+/// chooses the port, unless `config` names one. Without [`SECRET_VARIABLE`](crate::SECRET_VARIABLE) in
+/// [`environment`](LaunchConfig::environment) the run gets a secret of its own.
+///
+/// # Errors
+///
+/// As [`launch`](crate::launch()), and [`Error::is_machine`](crate::Error::is_machine): machines that cannot take part, each with
+/// the reason, before anything has started; or one that was lost.
+///
+/// ```no_run
+/// use accelerate_launch::{AgentCommand, LaunchConfig, Preflight, Program, Silent, launch_on_machines};
+/// let ssh = ["ssh".into()];
+/// let agents = [AgentCommand::by_ssh("node1", 4, &ssh), AgentCommand::by_ssh("node2", 2, &ssh)];
+/// let config = LaunchConfig {
+///     main_process_ip: Some("node1".into()),
+///     ..LaunchConfig::new(Program::guess("target/release/train".as_ref()), 6)
+/// };
+/// launch_on_machines(&config, &agents, Preflight::Full, &mut Silent)?;
+/// # Ok::<(), accelerate_launch::Error>(())
+/// ```
+pub fn launch_on_machines(
+    config: &LaunchConfig,
+    agents: &[AgentCommand],
+    preflight: Preflight,
+    reporter: &mut dyn Reporter,
+) -> Result<Outcome> {
+    let mut config = config.clone();
+    if !config.environment.iter().any(|(name, _)| name == SECRET_VARIABLE) {
+        config.environment.push((SECRET_VARIABLE.into(), crate::new_secret()?));
+    }
+    let config = with_program_of_this_machine(config, &ProgramSearch::of_this_process());
+    let configs = configs_of_machines(&config, agents)?;
+    conduct::Conductor::connect(agents, &configs, (preflight, config.helper.as_ref()), reporter)?.run()
+}
+
+/// What each machine is told: its ranks, and its own variables.
+///
+/// # Errors
+///
+/// [`Error::is_invalid_configuration`](crate::Error::is_invalid_configuration), as of [`LaunchConfig::check`].
+///
+/// ```
+/// use accelerate_launch::{AgentCommand, LaunchConfig, Program, configs_of_machines};
+/// let config = LaunchConfig { main_process_ip: Some("a".into()), ..LaunchConfig::new(Program::Executable("true".into()), 3) };
+/// let agents = [AgentCommand::here("a", 2), AgentCommand::here("b", 1)];
+/// assert_eq!(configs_of_machines(&config, &agents)?[1].first_rank(), 2);
+/// # Ok::<(), accelerate_launch::Error>(())
+/// ```
+pub fn configs_of_machines(config: &LaunchConfig, agents: &[AgentCommand]) -> Result<Vec<LaunchConfig>> {
+    let num_processes = agents.iter().map(|agent| agent.num_processes).fold(0, usize::saturating_add);
+    let mut first_rank = 0_usize;
+    let configs = agents.iter().enumerate().map(|(machine_rank, agent)| {
+        let local_ranks = LocalRanks { first_rank, num_processes: agent.num_processes };
+        first_rank = first_rank.saturating_add(agent.num_processes);
+        let mut environment = config.environment.clone();
+        environment.retain(|(name, _)| !agent.environment.iter().any(|(own, _)| own == name));
+        environment.extend(agent.environment.iter().cloned());
+        let config = LaunchConfig {
+            num_processes,
+            num_machines: agents.len(),
+            machine_rank,
+            local_ranks: Some(local_ranks),
+            environment,
+            ..config.clone()
+        };
+        // What the agents fill in.
+        LaunchConfig { enable_cpu_affinity: false, main_process_port: None, ..config.clone() }.check().map(|()| config)
+    });
+    configs.collect()
+}
+
+/// The program under the path that it has here, since machines share folders. One that is not found here may be found there.
+fn with_program_of_this_machine(config: LaunchConfig, search: &ProgramSearch) -> LaunchConfig {
+    let Ok(mut command) = resolve_program(&config.program, search) else { return config };
+    let first = PathBuf::from(command.remove(0));
+    let program = Program::Executable(std::path::absolute(&first).unwrap_or(first).into());
+    let args = command.into_iter().chain(config.args).collect();
+    LaunchConfig { program, args, ..config }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn agent(machine: &str, num_processes: usize) -> AgentCommand {
+        AgentCommand::by_ssh(machine, num_processes, &["ssh".into()])
+    }
+
+    #[test]
+    fn machines_have_their_ranks_one_after_another() {
+        let mut agents = [agent("a", 4), agent("b", 1), agent("c", 2)];
+        agents[1].environment = vec![("CUDA_VISIBLE_DEVICES".into(), "3".into())];
+        let environment = vec![("CUDA_VISIBLE_DEVICES".into(), "0".into())];
+        let main_process_ip = Some("a".into());
+        let config = LaunchConfig::new(Program::Executable("train".into()), 1);
+        let config = LaunchConfig { environment, main_process_ip, ..config };
+        let configs = configs_of_machines(&config, &agents).unwrap();
+        let ranks: Vec<_> = configs.iter().map(|config| (config.first_rank(), config.num_local_processes())).collect();
+        assert_eq!(ranks, [(0, 4), (4, 1), (5, 2)]);
+        assert!(configs.iter().all(|config| (config.num_processes, config.num_machines) == (7, 3)));
+        let values: Vec<_> = configs.iter().map(|config| config.environment[0].1.to_str().unwrap()).collect();
+        assert_eq!(values, ["0", "3", "0"]);
+    }
+
+    /// Both shells have it between a pair of quotes.
+    #[test]
+    fn the_script_needs_no_quoting() {
+        assert!(!AGENT_SCRIPT.contains(['\'', '\\', '!', '\n']));
+        let command = agent("a", 1).command;
+        assert_eq!(command[2].to_str().unwrap(), format!("exec sh -c '{AGENT_SCRIPT}'"));
+    }
+
+    #[test]
+    fn a_program_keeps_its_path_and_a_script_its_interpreter() {
+        let search = ProgramSearch { path: Some("/bin:/usr/bin".into()), ..ProgramSearch::default() };
+        let config = LaunchConfig { args: vec!["x".into()], ..LaunchConfig::new(Program::Executable("sh".into()), 1) };
+        let found = with_program_of_this_machine(config, &search);
+        assert_eq!((found.program, found.args), (Program::Executable("/bin/sh".into()), vec!["x".into()]));
+        let missing = LaunchConfig::new(Program::Executable("no such program".into()), 1);
+        assert_eq!(with_program_of_this_machine(missing.clone(), &search), missing);
+    }
+}

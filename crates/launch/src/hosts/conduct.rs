@@ -1,0 +1,435 @@
+//! Carrying out a run on several machines: one thread, one `poll` over all connections, the signals of this process and the
+//! next deadline.
+
+use std::io;
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::connection::Connection;
+use super::ending::{End, MachineEnd, outcome};
+use super::message::{AgentEnd, FromAgent, Order, Prepared, Problem, Said, ToAgent, VERSION};
+use super::{AgentCommand, Preflight, words};
+use crate::config::{Helper, LaunchConfig};
+use crate::error::{Error, Result};
+use crate::failure::Ended;
+use crate::report::{Notice, Reporter};
+use crate::supervise::signals::{self, Event, Signals};
+use crate::supervise::{Outcome, timespec};
+
+/// To log in, to look around and to answer.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
+/// What agents may take to end beyond the time that ranks have.
+const END_PATIENCE: Duration = Duration::from_secs(10);
+/// What a connection may take to end after its agent.
+const HANG_UP_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Where the run stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Each agent looks at its machine.
+    Preparing,
+    /// Each agent looks for the main process's port.
+    Reaching {
+        port: u16,
+    },
+    Running,
+    /// Nothing is to go on.
+    Ending,
+}
+
+/// One machine of the run.
+struct Machine<'a> {
+    agent: &'a AgentCommand,
+    config: &'a LaunchConfig,
+    connection: Connection,
+    prepared: Option<Prepared>,
+    has_reached: bool,
+    end: Option<End>,
+    failed_at: Option<Instant>,
+}
+
+impl Machine<'_> {
+    fn ranks(&self) -> std::ops::Range<usize> {
+        let first = self.config.first_rank();
+        first..first.saturating_add(self.config.num_local_processes())
+    }
+
+    fn has_answered(&self, phase: Phase) -> bool {
+        let has_answered = match phase {
+            Phase::Preparing => self.prepared.is_some(),
+            Phase::Reaching { .. } => self.has_reached,
+            Phase::Running | Phase::Ending => true,
+        };
+        has_answered || self.end.is_some()
+    }
+}
+
+/// A run under way.
+pub(super) struct Conductor<'a> {
+    machines: Vec<Machine<'a>>,
+    reporter: &'a mut dyn Reporter,
+    signals: Signals,
+    phase: Phase,
+    preflight: Preflight,
+    /// Why nothing is to start, with the number of the machine.
+    problems: Vec<(usize, Problem)>,
+    has_started: bool,
+    stopped_by: Option<(i32, Instant)>,
+    output_error: Option<io::Error>,
+    /// When connections that are still there are ended.
+    give_up_at: Option<Instant>,
+    started_at: Instant,
+}
+
+impl<'a> Conductor<'a> {
+    pub(super) fn connect(
+        agents: &'a [AgentCommand],
+        configs: &'a [LaunchConfig],
+        (preflight, helper): (Preflight, Option<&Helper>),
+        reporter: &'a mut dyn Reporter,
+    ) -> Result<Self> {
+        let signals = Signals::listen(false).map_err(|error| Error::system("listening to signals", error))?;
+        let folder = std::env::current_dir().map_err(|error| Error::system("looking for the working folder", error))?;
+        let started_at = Instant::now();
+        let mut machines = Vec::with_capacity(agents.len());
+        for (agent, config) in agents.iter().zip(configs) {
+            let connection = Connection::start(agent, helper).map_err(|source| Error::not_connected(agent, source))?;
+            let (prepared, has_reached, end, failed_at) = (None, false, None, None);
+            let mut machine = Machine { agent, config, connection, prepared, has_reached, end, failed_at };
+            let has_preflight = preflight == Preflight::Full;
+            let order = Order { config: config.clone(), folder: folder.clone().into(), has_preflight };
+            machine.connection.tell(&ToAgent::Prepare(Box::new(order)));
+            machines.push(machine);
+        }
+        Ok(Self {
+            machines,
+            reporter,
+            signals,
+            phase: Phase::Preparing,
+            preflight,
+            problems: Vec::new(),
+            has_started: false,
+            stopped_by: None,
+            output_error: None,
+            give_up_at: started_at.checked_add(ANSWER_PATIENCE),
+            started_at,
+        })
+    }
+
+    pub(super) fn run(mut self) -> Result<Outcome> {
+        while self.machines.iter().any(|machine| machine.connection.ended().is_none()) {
+            let (ready, has_signal) = self.wait();
+            for index in ready {
+                self.machines[index].connection.send();
+                self.machines[index].connection.read();
+                self.listen(index);
+            }
+            if has_signal {
+                self.handle_signals();
+            }
+            self.go_on();
+            self.meet_deadlines(Instant::now());
+        }
+        self.outcome()
+    }
+
+    /// Blocks until something can be done: which machines have something, and whether there are signals.
+    fn wait(&self) -> (Vec<usize>, bool) {
+        let deadline = self.give_up_at.into_iter().chain(self.reporter.wakes_at()).min();
+        let timeout = deadline.map(|at| timespec(at.saturating_duration_since(Instant::now())));
+        let mut owners = Vec::new();
+        let mut descriptors = vec![PollFd::from_borrowed_fd(self.signals.descriptor(), PollFlags::IN)];
+        for (index, machine) in self.machines.iter().enumerate() {
+            let reads = machine.connection.reads_from().map(|descriptor| (descriptor, PollFlags::IN));
+            let writes = machine.connection.writes_to().map(|descriptor| (descriptor, PollFlags::OUT));
+            for (descriptor, flags) in reads.chain(writes) {
+                owners.push(index);
+                descriptors.push(PollFd::from_borrowed_fd(descriptor, flags));
+            }
+        }
+        if poll(&mut descriptors, timeout.as_ref()).is_err() {
+            return (Vec::new(), true);
+        }
+        let is_ready = |descriptor: &PollFd<'_>| !descriptor.revents().is_empty();
+        let mut ready: Vec<_> = owners
+            .into_iter()
+            .zip(&descriptors[1..])
+            .filter(|(_, found)| is_ready(found))
+            .map(|(owner, _)| owner)
+            .collect();
+        ready.dedup();
+        (ready, is_ready(&descriptors[0]))
+    }
+
+    /// Takes everything that has arrived from a machine.
+    fn listen(&mut self, index: usize) {
+        loop {
+            match self.machines[index].connection.said() {
+                Ok(Some(said)) => self.take(index, said),
+                Ok(None) => break,
+                Err(nonsense) => {
+                    self.fail(index, End::Broken(Problem { text: nonsense.to_string(), exit_code: 1 }));
+                    self.machines[index].connection.kill();
+                    break;
+                }
+            }
+        }
+        // Before the agent speaks, these words may be why it never does; then they are part of the error.
+        while self.machines[index].connection.has_greeted()
+            && let Some(text) = self.machines[index].connection.word()
+        {
+            self.notice(index, text);
+        }
+    }
+
+    fn take(&mut self, index: usize, said: Said) {
+        let result = match said {
+            Said::Noise(_) => Ok(()),
+            Said::Greeting(version) if version == VERSION => Ok(()),
+            Said::Greeting(version) => {
+                self.fail(index, End::Broken(words::other_version(&version)));
+                self.machines[index].connection.hang_up();
+                Ok(())
+            }
+            Said::Output(source, bytes) => self.reporter.output(source, &bytes),
+            Said::Message(FromAgent::Closed { source }) => self.reporter.closed(source),
+            Said::Message(message) => {
+                self.take_message(index, message);
+                Ok(())
+            }
+        };
+        self.note_output(result);
+    }
+
+    fn take_message(&mut self, index: usize, message: FromAgent) {
+        match message {
+            FromAgent::Prepared(prepared) => {
+                self.problems.extend(prepared.problems.iter().map(|problem| (index, problem.clone())));
+                let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+                let clock = words::clock(prepared.clock, now).filter(|_| self.preflight == Preflight::Full);
+                for text in prepared.warnings.iter().cloned().chain(clock) {
+                    self.notice(index, text);
+                }
+                self.machines[index].prepared = Some(prepared);
+            }
+            FromAgent::Reached { problem } => {
+                self.problems.extend(problem.map(|problem| (index, problem)));
+                self.machines[index].has_reached = true;
+            }
+            FromAgent::Notice { text } => self.notice(index, text),
+            FromAgent::RankFailed { rank, ended, num_others } => {
+                self.machines[index].failed_at.get_or_insert_with(Instant::now);
+                let elsewhere = self.num_running(|other| other != index);
+                let notice = Notice::RankFailed { rank, ended, num_others: num_others.saturating_add(elsewhere) };
+                self.notice(index, notice.to_string());
+                self.end_all_but(Some(index));
+            }
+            FromAgent::Ended(AgentEnd::Succeeded(ranks)) => {
+                self.machines[index].end = Some(End::Told(AgentEnd::Succeeded(ranks)));
+            }
+            FromAgent::Ended(AgentEnd::Stopped) if self.phase == Phase::Ending || self.stopped_by.is_some() => {
+                self.machines[index].end = Some(End::Told(AgentEnd::Stopped));
+            }
+            // Somebody on that machine has stopped it.
+            FromAgent::Ended(AgentEnd::Stopped) => {
+                self.fail(index, End::Broken(words::stopped_there()));
+            }
+            FromAgent::Ended(end) => {
+                let elsewhere = self.num_running(|other| other != index);
+                if let (AgentEnd::Failed(failure), Phase::Running, 1..) = (&end, self.phase, elsewhere) {
+                    let (rank, ended) = (failure.rank, failure.ended);
+                    self.notice(index, Notice::RankFailed { rank, ended, num_others: elsewhere }.to_string());
+                }
+                self.fail(index, End::Told(end));
+            }
+            FromAgent::Output { .. } | FromAgent::Closed { .. } => {}
+        }
+    }
+
+    /// The first failure ends all others.
+    fn fail(&mut self, index: usize, end: End) {
+        let machine = &mut self.machines[index];
+        // What ends after the others have been hung up on is no reason for that.
+        let stands_in_the_way = !self.has_started && self.phase != Phase::Ending && machine.end.is_none();
+        if let (End::Broken(problem), true) = (&end, stands_in_the_way) {
+            self.problems.push((index, problem.clone()));
+        }
+        machine.failed_at.get_or_insert_with(Instant::now);
+        machine.end.get_or_insert(end);
+        if self.phase == Phase::Running {
+            self.end_all_but(Some(index));
+        }
+    }
+
+    fn end_all_but(&mut self, failed: Option<usize>) {
+        if self.phase == Phase::Ending {
+            return;
+        }
+        self.phase = Phase::Ending;
+        let mut grace_period = Duration::ZERO;
+        for (_, machine) in self.machines.iter_mut().enumerate().filter(|(index, _)| Some(*index) != failed) {
+            machine.connection.tell(&ToAgent::End);
+            grace_period = machine.config.grace_period;
+        }
+        self.give_up_after(grace_period.saturating_add(END_PATIENCE));
+    }
+
+    /// All connections are closed; agents end by themselves then.
+    fn hang_up(&mut self) {
+        self.phase = Phase::Ending;
+        self.machines.iter_mut().for_each(|machine| machine.connection.hang_up());
+        self.give_up_after(HANG_UP_PATIENCE);
+    }
+
+    fn give_up_after(&mut self, patience: Duration) {
+        self.give_up_at = Instant::now().checked_add(patience);
+    }
+
+    fn handle_signals(&mut self) {
+        for event in self.signals.pending() {
+            match event {
+                Event::Stop(signal) => self.stop(signal.as_raw()),
+                Event::User(signal) => self.tell_all(&ToAgent::Signal { signal: signal.as_raw() }),
+                Event::Suspend => signals::suspend_this_process(),
+                Event::ChildEnded | Event::WindowChanged => {}
+            }
+        }
+        for index in 0..self.machines.len() {
+            if self.machines[index].connection.has_just_ended() {
+                self.listen(index);
+                self.note_broken(index);
+            }
+        }
+    }
+
+    /// A connection that ends before its agent has said how it went.
+    fn note_broken(&mut self, index: usize) {
+        let machine = &self.machines[index];
+        if machine.end.is_some() {
+            return;
+        }
+        let ended = machine.connection.ended().unwrap_or(Ended::Stuck);
+        let ranks = self.has_started.then(|| machine.ranks());
+        let problem = words::broken(ended, machine.connection.has_greeted(), ranks, &machine.connection.last_words());
+        let elsewhere = self.num_running(|other| other != index);
+        if self.phase == Phase::Running && elsewhere > 0 {
+            self.notice(index, format!("the connection has ended; ending {elsewhere} rank(s) elsewhere"));
+        }
+        self.fail(index, End::Broken(problem));
+    }
+
+    fn stop(&mut self, signal: i32) {
+        let is_second = self.stopped_by.is_some() || self.phase == Phase::Ending;
+        self.stopped_by.get_or_insert((signal, Instant::now()));
+        if self.phase != Phase::Running && !is_second {
+            return self.hang_up();
+        }
+        self.tell_all(&ToAgent::Signal { signal });
+        if is_second {
+            return self.give_up_after(END_PATIENCE);
+        }
+        let grace_period = self.machines.first().map_or(Duration::ZERO, |machine| machine.config.shutdown_grace_period);
+        self.give_up_after(grace_period.saturating_add(END_PATIENCE));
+        let notice = Notice::Stopping { signal, num_running: self.num_running(|_| true), grace_period };
+        let result = self.reporter.notice(&notice);
+        self.note_output(result);
+    }
+
+    fn tell_all(&mut self, message: &ToAgent) {
+        self.machines.iter_mut().for_each(|machine| machine.connection.tell(message));
+    }
+
+    /// To the next phase, once all machines have answered.
+    fn go_on(&mut self) {
+        if !self.machines.iter().all(|machine| machine.has_answered(self.phase)) {
+            return;
+        }
+        let is_over = self.machines.iter().all(|machine| machine.end.is_some());
+        match self.phase {
+            Phase::Preparing | Phase::Reaching { .. } if !self.problems.is_empty() || is_over => self.hang_up(),
+            Phase::Preparing => {
+                let port = self.machines.iter().find_map(|machine| machine.prepared.as_ref()?.port).unwrap_or_default();
+                self.phase = Phase::Reaching { port };
+                if self.preflight == Preflight::Full {
+                    self.tell_all(&ToAgent::Reach { port });
+                } else {
+                    self.machines.iter_mut().for_each(|machine| machine.has_reached = true);
+                    self.go_on();
+                }
+            }
+            Phase::Reaching { port } => {
+                self.phase = Phase::Running;
+                self.has_started = true;
+                self.give_up_at = None;
+                self.tell_all(&ToAgent::Start { port });
+            }
+            Phase::Running if is_over => self.hang_up(),
+            Phase::Running | Phase::Ending => {}
+        }
+    }
+
+    fn meet_deadlines(&mut self, now: Instant) {
+        if self.reporter.wakes_at().is_some_and(|at| at <= now) {
+            let result = self.reporter.wake(now);
+            self.note_output(result);
+        }
+        if self.give_up_at.is_none_or(|at| at > now) {
+            return;
+        }
+        self.give_up_at = None;
+        for index in 0..self.machines.len() {
+            let machine = &self.machines[index];
+            if machine.connection.ended().is_some() {
+                continue;
+            }
+            if machine.end.is_none() {
+                let problem = words::silent(self.has_started, &machine.connection.last_words());
+                self.fail(index, End::Broken(problem));
+            }
+            self.machines[index].connection.kill();
+        }
+    }
+
+    fn num_running(&self, counts: impl Fn(usize) -> bool) -> usize {
+        let running =
+            self.machines.iter().enumerate().filter(|(index, machine)| counts(*index) && machine.end.is_none());
+        running.map(|(_, machine)| machine.config.num_local_processes()).sum()
+    }
+
+    fn notice(&mut self, index: usize, text: String) {
+        let machine = self.machines[index].agent.machine.clone();
+        let result = self.reporter.notice(&Notice::OnMachine { machine, text });
+        self.note_output(result);
+    }
+
+    fn note_output(&mut self, result: io::Result<()>) {
+        if let Err(error) = result
+            && self.output_error.is_none()
+        {
+            self.output_error = Some(error);
+            self.end_all_but(None);
+        }
+    }
+
+    fn outcome(mut self) -> Result<Outcome> {
+        let later = self.signals.pending().into_iter().find_map(Event::stop).map(|signal| (signal, Instant::now()));
+        let stopped_by = self.stopped_by.or(later);
+        if let Some(error) = self.output_error {
+            return Err(Error::output_closed(error));
+        }
+        if !self.has_started && stopped_by.is_none() {
+            // In the order of the machines, whichever answered first.
+            self.problems.sort_by_key(|(index, _)| *index);
+            let named =
+                self.problems.into_iter().map(|(index, problem)| (self.machines[index].agent.machine.clone(), problem));
+            return Err(Error::preflight(named.collect()));
+        }
+        let ends = self.machines.into_iter().map(|machine| {
+            let ranks = machine.ranks();
+            let machine_end = machine.end.unwrap_or(End::Told(AgentEnd::Stopped));
+            MachineEnd { machine: machine.agent.machine.clone(), ranks, end: machine_end, failed_at: machine.failed_at }
+        });
+        outcome(ends.collect(), stopped_by).map(|ranks| Outcome { ranks, elapsed: self.started_at.elapsed() })
+    }
+}

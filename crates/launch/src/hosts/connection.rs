@@ -1,0 +1,203 @@
+//! The connection to one agent: a process such as `ssh`, with the agent's input and output behind its own.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Stdio};
+
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use super::AgentCommand;
+use super::message::{Decoder, Nonsense, Said, ToAgent, line};
+use crate::config::Helper;
+use crate::failure::Ended;
+use crate::helper::rank_command;
+use crate::report::Stream;
+use crate::tail::Tail;
+
+const BUFFER_BYTES: usize = 64 << 10;
+/// As much as the largest pipe of an unprivileged user holds.
+const DRAIN_ROUNDS: usize = 16;
+
+/// A started process.
+#[derive(Debug)]
+pub(super) struct Connection {
+    child: Child,
+    to_agent: Option<File>,
+    /// What the agent has not taken yet.
+    unsent: Vec<u8>,
+    output: Option<File>,
+    /// The connecting program's own words, and those of the remote shell.
+    errors: Option<File>,
+    /// Whole lines of it are taken from the front.
+    words: Vec<u8>,
+    last_words: Tail,
+    decoder: Decoder,
+    ended: Option<Ended>,
+}
+
+impl Connection {
+    pub(super) fn start(agent: &AgentCommand, helper: Option<&Helper>) -> io::Result<Self> {
+        let mut child = rank_command(helper, &agent.command)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            // Keys at the terminal are the launcher's: it tells the agents.
+            .process_group(0)
+            .spawn()?;
+        let streams = [
+            child.stdin.take().map(OwnedFd::from),
+            child.stdout.take().map(OwnedFd::from),
+            child.stderr.take().map(OwnedFd::from),
+        ];
+        let [to_agent, output, errors] = streams.map(|stream| stream.map(without_waiting).transpose());
+        Ok(Self {
+            child,
+            to_agent: to_agent?,
+            unsent: first_line(&std::env::current_exe().unwrap_or_default()),
+            output: output?,
+            errors: errors?,
+            words: Vec::new(),
+            last_words: Tail::default(),
+            decoder: Decoder::default(),
+            ended: None,
+        })
+    }
+
+    pub(super) fn has_greeted(&self) -> bool {
+        self.decoder.has_greeted()
+    }
+
+    /// How the connecting program ended, once it has.
+    pub(super) fn ended(&self) -> Option<Ended> {
+        self.ended
+    }
+
+    pub(super) fn tell(&mut self, message: &ToAgent) {
+        self.unsent.extend(line(message));
+        self.send();
+    }
+
+    /// As much as there is room for. What cannot be sent to an agent that is gone does not matter: its end is noticed.
+    pub(super) fn send(&mut self) {
+        while let Some(to_agent) = self.to_agent.as_mut().filter(|_| !self.unsent.is_empty()) {
+            match to_agent.write(&self.unsent) {
+                Ok(sent) => drop(self.unsent.drain(..sent)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => self.to_agent = None,
+            }
+        }
+    }
+
+    /// Where the agent's input can be written to, if there is something to write.
+    pub(super) fn writes_to(&self) -> Option<BorrowedFd<'_>> {
+        self.to_agent.as_ref().filter(|_| !self.unsent.is_empty()).map(AsFd::as_fd)
+    }
+
+    pub(super) fn reads_from(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        [&self.output, &self.errors].into_iter().flatten().map(AsFd::as_fd)
+    }
+
+    /// Reads what there is, once for each stream.
+    pub(super) fn read(&mut self) {
+        if let Some(bytes) = read(&mut self.output) {
+            self.decoder.push(&bytes);
+        }
+        if let Some(bytes) = read(&mut self.errors) {
+            self.last_words.push(Stream::Stderr, &bytes);
+            self.words.extend(bytes);
+        }
+    }
+
+    /// The next thing that the agent has said.
+    pub(super) fn said(&mut self) -> Result<Option<Said>, Nonsense> {
+        loop {
+            match self.decoder.next()? {
+                // It may be why there will be no agent.
+                Some(Said::Noise(line)) => self.last_words.push(Stream::Stdout, &line),
+                said => return Ok(said),
+            }
+        }
+    }
+
+    /// A whole line of what is not the agent's, or what is too long to be waited for.
+    pub(super) fn word(&mut self) -> Option<String> {
+        let end = self.words.iter().position(|&byte| byte == b'\n').map(|at| at + 1);
+        let end = end.or((self.words.len() > BUFFER_BYTES).then_some(self.words.len()))?;
+        let line: Vec<u8> = self.words.drain(..end).collect();
+        Some(String::from_utf8_lossy(&line).trim_end().to_owned())
+    }
+
+    pub(super) fn last_words(&self) -> Vec<String> {
+        self.last_words.lines()
+    }
+
+    /// Collects the end of the connecting program, once. What it has written before is read then.
+    pub(super) fn has_just_ended(&mut self) -> bool {
+        if self.ended.is_some() {
+            return false;
+        }
+        let ended = match self.child.try_wait() {
+            Ok(None) => return false,
+            Ok(Some(status)) => match (status.code(), status.signal()) {
+                (Some(code), _) => Ended::Exited(code),
+                (None, signal) => {
+                    Ended::Signalled { signal: signal.unwrap_or_default(), core_dumped: status.core_dumped() }
+                }
+            },
+            Err(_) => Ended::Exited(1),
+        };
+        self.ended = Some(ended);
+        (0..DRAIN_ROUNDS).for_each(|_| self.read());
+        // A process in the background may hold them, such as ssh's for connections that are shared.
+        (self.to_agent, self.output, self.errors) = (None, None, None);
+        true
+    }
+
+    /// The agent sees the end of its input, and ends its ranks.
+    pub(super) fn hang_up(&mut self) {
+        self.to_agent = None;
+    }
+
+    pub(super) fn kill(&mut self) {
+        if self.ended.is_none() {
+            // That it has ended already is what is hoped for.
+            let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+        }
+    }
+}
+
+/// The path at which `AGENT_SCRIPT` looks for the agent first. What is no line is left empty.
+fn first_line(executable: &Path) -> Vec<u8> {
+    let bytes = executable.as_os_str().as_bytes();
+    let mut line = if bytes.contains(&b'\n') { Vec::new() } else { bytes.to_vec() };
+    line.push(b'\n');
+    line
+}
+
+fn without_waiting(descriptor: OwnedFd) -> io::Result<File> {
+    let flags = fcntl_getfl(&descriptor)?;
+    fcntl_setfl(&descriptor, flags | OFlags::NONBLOCK)?;
+    Ok(File::from(descriptor))
+}
+
+/// What there is now. At its end the stream is closed.
+fn read(stream: &mut Option<File>) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; BUFFER_BYTES];
+    match stream.as_mut()?.read(&mut bytes) {
+        Ok(num_bytes @ 1..) => {
+            bytes.truncate(num_bytes);
+            Some(bytes)
+        }
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => None,
+        Ok(0) | Err(_) => {
+            *stream = None;
+            None
+        }
+    }
+}

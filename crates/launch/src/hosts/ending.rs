@@ -1,0 +1,195 @@
+//! Deciding what a run on several machines came to, from what each machine said.
+
+use std::time::{Duration, Instant};
+
+use signal_hook::consts as names;
+
+use super::message::{AgentEnd, Problem};
+use crate::error::{Error, Result};
+use crate::failure::{Ended, Failure, OtherRank};
+use crate::supervise::{CRASH_WINDOW, RankOutcome};
+
+/// One machine of a run that is over.
+#[derive(Debug)]
+pub(super) struct MachineEnd {
+    pub(super) machine: String,
+    pub(super) ranks: std::ops::Range<usize>,
+    pub(super) end: End,
+    /// When something was first known to have gone wrong there.
+    pub(super) failed_at: Option<Instant>,
+}
+
+/// How it ended there.
+#[derive(Debug)]
+pub(super) enum End {
+    Told(AgentEnd),
+    /// The connection ended before the agent had told.
+    Broken(Problem),
+}
+
+impl MachineEnd {
+    fn has_failed(&self) -> bool {
+        !matches!(self.end, End::Told(AgentEnd::Succeeded(_) | AgentEnd::Stopped))
+    }
+
+    /// Not by losing another machine.
+    fn has_crashed(&self) -> bool {
+        let faults = [names::SIGSEGV, names::SIGBUS, names::SIGILL, names::SIGFPE, names::SIGSYS, names::SIGKILL];
+        match &self.end {
+            End::Broken(_) => true,
+            End::Told(AgentEnd::Failed(failure)) => {
+                matches!(failure.ended, Ended::Signalled { signal, .. } if faults.contains(&signal))
+            }
+            End::Told(_) => false,
+        }
+    }
+}
+
+/// All ranks in order, or the error of the run. `stopped_by` is the signal that told the launcher to stop, and when.
+pub(super) fn outcome(ends: Vec<MachineEnd>, stopped_by: Option<(i32, Instant)>) -> Result<Vec<RankOutcome>> {
+    // What fails after a signal to stop has stopped.
+    let is_in_time = |end: &MachineEnd| match (stopped_by, end.failed_at) {
+        (Some((_, stopped_at)), Some(failed_at)) => failed_at < stopped_at,
+        (stopped, _) => stopped.is_none(),
+    };
+    match (cause(&ends, is_in_time), stopped_by) {
+        (Some(cause), _) => Err(error(ends, cause, stopped_by.map(|(signal, _)| signal))),
+        (None, Some((signal, _))) => Err(Error::interrupted(signal)),
+        (None, None) => Ok(ends
+            .into_iter()
+            .flat_map(|end| match end.end {
+                End::Told(AgentEnd::Succeeded(ranks)) => ranks,
+                _ => Vec::new(),
+            })
+            .collect()),
+    }
+}
+
+/// The machine that failed first. One whose ranks exited may have lost another that crashed or vanished at the same time.
+fn cause(ends: &[MachineEnd], is_in_time: impl Fn(&MachineEnd) -> bool) -> Option<usize> {
+    let failed = || ends.iter().enumerate().filter(|(_, end)| end.has_failed() && is_in_time(end));
+    let (first, end) = failed().min_by_key(|(_, end)| end.failed_at)?;
+    let is_soon = |other: &MachineEnd| {
+        let between = other.failed_at.zip(end.failed_at).map(|(other, first)| other.saturating_duration_since(first));
+        between.unwrap_or(Duration::MAX) < CRASH_WINDOW
+    };
+    let crashed = || failed().find(|(_, other)| other.has_crashed() && is_soon(other)).map(|(index, _)| index);
+    Some(if end.has_crashed() { first } else { crashed().unwrap_or(first) })
+}
+
+fn error(mut ends: Vec<MachineEnd>, cause: usize, stopped_by: Option<i32>) -> Error {
+    let MachineEnd { machine, end, .. } = ends.remove(cause);
+    match end {
+        End::Told(AgentEnd::Failed(failure)) => {
+            let mut failure = Failure { machine: Some(machine), ..*failure };
+            failure.others.extend(ends.iter().flat_map(others));
+            failure.others.sort_by_key(|other| other.rank);
+            Error::child_failed(failure, stopped_by)
+        }
+        End::Told(AgentEnd::Problem(problem)) | End::Broken(problem) => Error::on_machine(machine, problem),
+        End::Told(AgentEnd::Succeeded(_) | AgentEnd::Stopped) => {
+            Error::interrupted(stopped_by.unwrap_or(names::SIGTERM))
+        }
+    }
+}
+
+/// What became of the ranks of a machine that did not fail first.
+fn others(end: &MachineEnd) -> Vec<OtherRank> {
+    let other = |rank, ended, was_told_to| OtherRank { rank, ended, was_told_to };
+    match &end.end {
+        End::Told(AgentEnd::Succeeded(ranks)) => ranks.iter().map(|rank| other(rank.rank, rank.ended, false)).collect(),
+        End::Told(AgentEnd::Failed(failure)) => {
+            let first = other(failure.rank, failure.ended, false);
+            failure.others.iter().copied().chain([first]).collect()
+        }
+        End::Told(AgentEnd::Stopped) => {
+            let ended = Ended::Signalled { signal: names::SIGTERM, core_dumped: false };
+            end.ranks.clone().map(|rank| other(rank, ended, true)).collect()
+        }
+        // Nothing is known of them.
+        End::Told(AgentEnd::Problem(_)) | End::Broken(_) => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::failure::MemoryPressure;
+    use rstest::rstest;
+
+    /// `0` succeeded, `exit N`, `signal N`, `stopped`, `broken`; with the time in milliseconds at which it was known.
+    fn ends(texts: &[(&str, u64)]) -> Vec<MachineEnd> {
+        let start = Instant::now();
+        let failure = |rank, ended| {
+            let last_lines = Vec::new();
+            let (process_id, elapsed, memory) = (7, Duration::from_secs(1), MemoryPressure::Unknown);
+            let (machine, address_problem) = (None, None);
+            let others = Vec::new();
+            Failure { machine, rank, process_id, ended, elapsed, last_lines, memory, address_problem, others }
+        };
+        let machines = texts.iter().enumerate().map(|(rank, (text, at))| {
+            let end = match text.split_once(' ') {
+                Some(("exit", code)) => {
+                    End::Told(AgentEnd::Failed(Box::new(failure(rank, Ended::Exited(code.parse().unwrap())))))
+                }
+                Some(("signal", signal)) => {
+                    let ended = Ended::Signalled { signal: signal.parse().unwrap(), core_dumped: false };
+                    End::Told(AgentEnd::Failed(Box::new(failure(rank, ended))))
+                }
+                _ if *text == "stopped" => End::Told(AgentEnd::Stopped),
+                _ if *text == "broken" => End::Broken(Problem { text: "the line is dead".to_owned(), exit_code: 1 }),
+                _ => {
+                    let (process_id, ended, elapsed) = (7, Ended::Exited(0), Duration::from_secs(1));
+                    End::Told(AgentEnd::Succeeded(vec![RankOutcome { rank, process_id, ended, elapsed }]))
+                }
+            };
+            let failed_at = (*at > 0).then(|| start + Duration::from_millis(*at));
+            MachineEnd { machine: format!("node{rank}"), ranks: rank..rank + 1, end, failed_at }
+        });
+        machines.collect()
+    }
+
+    #[test]
+    fn ranks_of_all_machines_are_one_outcome() {
+        let ranks = outcome(ends(&[("0", 0), ("0", 0)]), None).unwrap();
+        assert_eq!(ranks.iter().map(|rank| rank.rank).collect::<Vec<_>>(), [0, 1]);
+    }
+
+    #[rstest]
+    #[case::the_only_one(&[("stopped", 0), ("exit 3", 5)], "rank 1 on node1 (process 7) exited with code 3")]
+    #[case::the_first(&[("exit 4", 900), ("exit 3", 5)], "rank 1 on node1")]
+    #[case::a_crash_just_after_is_its_cause(&[("exit 1", 5), ("signal 11", 100)], "rank 1 on node1 (process 7) was ended by SIGSEGV")]
+    #[case::a_crash_later_is_not(&[("exit 1", 5), ("signal 11", 500)], "rank 0 on node0")]
+    #[case::an_abort_is_no_crash(&[("exit 1", 5), ("signal 6", 100)], "rank 0 on node0")]
+    #[case::a_machine_that_vanishes(&[("exit 1", 5), ("broken", 100)], "node1: the line is dead")]
+    #[case::another_that_vanishes_later(&[("exit 1", 5), ("broken", 800)], "rank 0 on node0")]
+    fn the_machine_that_failed_first_is_named(#[case] texts: &[(&str, u64)], #[case] words: &str) {
+        let error = outcome(ends(texts), None).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+
+    #[test]
+    fn ranks_of_other_machines_belong_to_the_story() {
+        let error = outcome(ends(&[("stopped", 0), ("exit 3", 5), ("0", 0), ("exit 1", 90)]), None).unwrap_err();
+        let text = error.failure().unwrap().to_string();
+        for words in
+            ["rank 3 exited with code 1 on its own too", "rank 2 had ended before", "rank 0 was running and has been"]
+        {
+            assert!(text.contains(words), "{text}");
+        }
+        assert_eq!(error.exit_code(), 3);
+    }
+
+    #[rstest]
+    #[case::stopped(&[("stopped", 0), ("stopped", 0)], 10, 143)]
+    #[case::what_breaks_later_has_stopped(&[("stopped", 0), ("broken", 50)], 10, 143)]
+    #[case::what_failed_before_has_failed(&[("stopped", 0), ("exit 3", 5)], 10, 3)]
+    fn a_signal_to_stop_is_told_from_a_failure(#[case] texts: &[(&str, u64)], #[case] at: u64, #[case] code: u8) {
+        let ends = ends(texts);
+        // The same clock that the ends were made with, up to the moment between.
+        let start = ends.iter().zip(texts).find_map(|(end, (_, at))| Some(end.failed_at? - Duration::from_millis(*at)));
+        let stopped_at = start.unwrap_or_else(Instant::now) + Duration::from_millis(at);
+        assert_eq!(outcome(ends, Some((15, stopped_at))).unwrap_err().exit_code(), code);
+    }
+}

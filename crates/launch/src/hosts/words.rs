@@ -1,0 +1,109 @@
+//! What is said about machines that cannot take part, or are lost.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use accelerate_core::files::in_one_line;
+
+use super::message::{Problem, VERSION};
+use crate::failure::Ended;
+
+/// Clocks further apart than this meet deadlines at different times.
+const CLOCK_TOLERANCE: Duration = Duration::from_secs(5);
+
+pub(super) fn other_version(found: &str) -> Problem {
+    failed(format!(
+        "accelerate is of version {} there and of {VERSION} here; install the same version on all machines",
+        in_one_line(found.trim())
+    ))
+}
+
+pub(super) fn stopped_there() -> Problem {
+    failed("somebody has told accelerate on that machine to stop".to_owned())
+}
+
+/// The connecting program ended before the agent had said how its ranks did. `ranks` are those that were started.
+pub(super) fn broken(ended: Ended, has_greeted: bool, ranks: Option<Range<usize>>, last_words: &[String]) -> Problem {
+    let what = match (has_greeted, ended, ranks) {
+        (false, Ended::Exited(255), _) => {
+            format!("it could not be connected to (the ssh command {ended}); logging in must work without a question")
+        }
+        (false, ..) => format!(
+            "accelerate did not start there (the ssh command {ended}); install this version at the same path, or where PATH of a \
+             remote command leads"
+        ),
+        (true, _, Some(ranks)) => {
+            format!("the connection broke while {} (the ssh command {ended})", were_running(&ranks))
+        }
+        (true, _, None) => format!("the connection broke before the start (the ssh command {ended})"),
+    };
+    failed(with_words(what, last_words))
+}
+
+/// A machine that took too long.
+pub(super) fn silent(has_started: bool, last_words: &[String]) -> Problem {
+    let what = match has_started {
+        true => "it did not say in time that its ranks have ended; look whether some are left there",
+        false => "it did not answer in time; log in there by hand to see why",
+    };
+    failed(with_words(what.to_owned(), last_words))
+}
+
+/// A clock that differs, if it matters.
+pub(super) fn clock(theirs: Duration, ours: Duration) -> Option<String> {
+    let (difference, how) = match theirs.checked_sub(ours) {
+        Some(difference) => (difference, "ahead of"),
+        None => (ours.saturating_sub(theirs), "behind"),
+    };
+    (difference > CLOCK_TOLERANCE).then(|| {
+        let seconds = difference.as_secs();
+        format!("its clock is {seconds} s {how} that of this machine; set both by NTP, or --stop_at comes at different times")
+    })
+}
+
+fn were_running(ranks: &Range<usize>) -> String {
+    match ranks.len() {
+        0 | 1 => format!("rank {} was running", ranks.start),
+        _ => format!("ranks {}-{} were running", ranks.start, ranks.end.saturating_sub(1)),
+    }
+}
+
+fn failed(text: String) -> Problem {
+    Problem { text, exit_code: 1 }
+}
+
+fn with_words(text: String, last_words: &[String]) -> String {
+    last_words.iter().fold(text, |text, line| format!("{text}\n    {line}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case::refused(255, false, None, "it could not be connected to (the ssh command exited with code 255)")]
+    #[case::missing(127, false, None, "accelerate did not start there (the ssh command exited with code 127)")]
+    #[case::lost(255, true, Some(4..6), "while ranks 4-5 were running (the ssh command exited with code 255)")]
+    #[case::lost_early(255, true, None, "broke before the start")]
+    fn a_connection_that_breaks_is_told_with_its_own_words(
+        #[case] code: i32,
+        #[case] has_greeted: bool,
+        #[case] ranks: Option<Range<usize>>,
+        #[case] words: &str,
+    ) {
+        let problem = broken(Ended::Exited(code), has_greeted, ranks, &["Connection refused".to_owned()]);
+        assert!(problem.text.contains(words) && problem.text.ends_with("\n    Connection refused"), "{problem:?}");
+    }
+
+    #[rstest]
+    #[case(100, 104, None)]
+    #[case(104, 100, None)]
+    #[case(140, 100, Some("40 s ahead of"))]
+    #[case(0, 100, Some("100 s behind"))]
+    fn clocks_that_differ_are_told(#[case] theirs: u64, #[case] ours: u64, #[case] words: Option<&str>) {
+        let found = clock(Duration::from_secs(theirs), Duration::from_secs(ours));
+        assert_eq!(found.is_some(), words.is_some());
+        assert!(found.unwrap_or_default().contains(words.unwrap_or_default()));
+    }
+}
