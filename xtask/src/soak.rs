@@ -1,6 +1,8 @@
 //! `cargo xtask soak`: what takes longer than a test suite may.
 
+mod engines;
 mod fuzz;
+mod packages;
 mod slurm;
 
 use anyhow::Result;
@@ -44,7 +46,10 @@ enum What {
     Fuzz(fuzz::Arguments),
     /// Launch through a Slurm of two nodes on this machine. Its Debian packages are downloaded and unpacked into the cache folder,
     /// and not installed. Needs root, for names that its nodes have
-    Slurm(slurm::Arguments),
+    Slurm(engines::Arguments),
+    /// Train with one program under Open MPI, MPICH and torchrun: all have to come to the result of `accelerate launch`. What cannot
+    /// be had here is skipped, with the reason
+    Engines(engines::Arguments),
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
@@ -53,6 +58,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         What::Checkpoint { kills, seed } => attack("--checkpoints", *kills, *seed),
         What::Fuzz(arguments) => fuzz::run(arguments),
         What::Slurm(arguments) => slurm::run(arguments),
+        What::Engines(arguments) => engines::run(arguments),
     }
 }
 

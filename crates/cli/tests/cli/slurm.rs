@@ -181,6 +181,21 @@ fn a_job_of_two_nodes_has_its_output_in_one_place() {
     assert_eq!(ranks(&done.stdout), ["[rank 0] 0/3 0/2 n1 n1", "[rank 1] 1/3 1/2 n1 n1", "[rank 2] 2/3 0/1 n2 n1"]);
 }
 
+/// Slurm signals the launcher, the agents and the ranks themselves, and kills them after a while.
+#[test]
+fn ranks_of_a_job_that_slurm_ends_have_time_to_save() {
+    let Some(cluster) = Cluster::start() else { return };
+    let program = WAITS.replace("os._exit(0)", "time.sleep(2); print('saved', flush=True); os._exit(0)");
+    let mut command = launch(&cluster, &["--slurm", "--nodes", "2", "--num_processes", "2", "--no_python"]);
+    command.args(["python3", "-c", &program]);
+    let child = started(command);
+    cluster.wait_for_lines("ready", 2);
+    cluster.ask("scancel", &["1"]);
+    let done = ended(child);
+    done.expect(143, &["job 1 is cancelled"]);
+    assert_eq!(done.stdout.matches("saved").count(), 2, "{done:?}");
+}
+
 /// The variables of a job, and no Slurm.
 fn in_job_of_two_nodes(words: &[&str]) -> Finished {
     let mut command = accelerate();

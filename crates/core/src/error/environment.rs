@@ -50,4 +50,9 @@ pub(crate) enum EnvironmentErrorKind {
     TooManyProcesses { job_id: String, most: usize },
     #[error("{flag} {value:?} cannot stand in a batch script; wanted: {wanted}")]
     BatchValue { flag: &'static str, value: String, wanted: &'static str },
+    #[error(
+        "PMIX_RANK is {rank}, but no variable says how many processes there are; set WORLD_SIZE, LOCAL_RANK and MASTER_ADDR beside \
+         it, or start the program with mpirun, srun or `accelerate launch`"
+    )]
+    PmixWithoutSize { rank: usize },
 }
