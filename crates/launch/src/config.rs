@@ -91,6 +91,8 @@ pub struct LaunchConfig {
     /// How long the ranks get to end by themselves after this process was told to stop. A program that
     /// saves then, because it asks `should_stop`, may need more than the default of 10 s (that of `docker stop`).
     pub shutdown_grace_period: Duration,
+    /// On several machines: how long one of them waits for a sign of life of the launcher before it ends its ranks.
+    pub connection_timeout: Duration,
     /// The executable that makes ranks die with their launcher; see [`helper`](crate::helper).
     #[serde(skip)]
     pub helper: Option<Helper>,
@@ -127,6 +129,7 @@ impl LaunchConfig {
             capture: Capture::Automatic,
             grace_period: Duration::from_millis(500),
             shutdown_grace_period: Duration::from_secs(10),
+            connection_timeout: Duration::from_secs(30),
             helper: None,
             hands_on_input: true,
             dedicated_process: false,
@@ -166,6 +169,7 @@ impl LaunchConfig {
             tee: cluster.tee.clone(),
             log_dir: cluster.log_dir.clone(),
             shutdown_grace_period: cluster.shutdown_grace_period,
+            connection_timeout: cluster.connection_timeout,
             environment,
             reference: Reference::of_run(config, &program, num_processes),
             ..Self::new(program, num_processes)
@@ -257,6 +261,9 @@ impl LaunchConfig {
             return invalid(
                 "--main_process_ip is empty; name the address of machine 0, or leave it out on one machine".into(),
             );
+        }
+        if self.connection_timeout.is_zero() {
+            return invalid("--connection_timeout is 0, but machines need some time to hear of the launcher".into());
         }
         if self.num_cpu_threads_per_process == Some(0) {
             return invalid("--num_cpu_threads_per_process is 0, but it must be at least 1".into());

@@ -63,7 +63,9 @@ pub(super) fn heading(flag: &str) -> Option<&'static str> {
         "num_machines" | "machine_rank" | "main_process_ip" | "main_process_port" | "hosts" | "hostfile" => {
             Some(MACHINES)
         }
-        "ssh_command" | "same_network" | "rdzv_backend" | "rdzv_conf" | "mpirun_hostfile" => Some(MEETING),
+        "ssh_command" | "connection_timeout" | "same_network" | "rdzv_backend" | "rdzv_conf" | "mpirun_hostfile" => {
+            Some(MEETING)
+        }
         "tee" | "log_dir" | "role" | "max_restarts" | "monitor_interval" => Some(WATCHING),
         "tpu" | "tpu_cluster" | "tpu_use_sudo" | "vm" | "env" | "main_training_function" | "downcast_bf16" => Some(TPU),
         _ => None,

@@ -155,6 +155,7 @@ const OWN: &[Flag] = &[
     ("hosts", "localhost", "", ""),
     ("hostfile", "hosts", "", ""),
     ("ssh_command", "rsh", "", ""),
+    ("connection_timeout", "60", "", ""),
     ("stop_at", "2030-01-31T18:00:00Z", "", ""),
     ("stop_margin", "30", "", ""),
     ("shutdown_grace_period", "60", "", ""),
@@ -172,7 +173,7 @@ const FILES: [&str; 5] = [
 ];
 
 /// Where machines are started on from here, they have tests of their own.
-const OF_MACHINES: [&str; 3] = ["hosts", "hostfile", "ssh_command"];
+const OF_MACHINES: [&str; 4] = ["hosts", "hostfile", "ssh_command", "connection_timeout"];
 
 /// `accelerate launch` with this flag, which starts nothing.
 fn told(flag: &str, value: &str, beside: &str) -> Finished {

@@ -1,6 +1,7 @@
 //! Launches on several machines. A script takes the place of `ssh`: it runs the command here, for a host that it pretends to be.
 
 use std::fs;
+use std::io::Read;
 use std::net::TcpListener;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::PermissionsExt;
@@ -217,6 +218,35 @@ fn killing_the_launcher_ends_the_ranks_of_all_machines() {
     send(&child, Signal::KILL);
     child.wait().unwrap();
     witness.expect_nobody_survives();
+}
+
+/// As after a cut of the network, of which nobody is told: connections stay open, and say nothing.
+#[test]
+fn machines_that_hear_nothing_of_the_launcher_end_their_ranks() {
+    let ssh = Ssh::new(CONNECTS);
+    let (_folder, pipe) = named_pipe();
+    let mut witness = Witness::new();
+    let script = format!("exec 9>{pipe}; trap '' TERM; {READY}; {LIVE_ON}");
+    let mut command = ssh.launch_script("a:1,b:2", &["--connection_timeout", "0.5"], &script);
+    command.stderr(Stdio::piped());
+    let child = witness.start(command);
+    let mut ranks = fs::File::open(&pipe).unwrap();
+    witness.wait_for("ready", 3);
+    send(&child, Signal::STOP);
+    // It ends when no rank has it any more.
+    ranks.read_to_end(&mut Vec::new()).unwrap();
+    send(&child, Signal::CONT);
+    let ended = Finished::from(child.wait_with_output().unwrap());
+    ended.expect(1, &["accelerate on that machine has ended its ranks, because it heard nothing from here for 0.5 s"]);
+    witness.expect_nobody_survives();
+}
+
+/// A launcher that is only slow is there all the same.
+#[test]
+fn machines_that_hear_of_the_launcher_go_on() {
+    let ssh = Ssh::new(CONNECTS);
+    let ended = finished(ssh.launch_script("a:1,b:1", &["--connection_timeout", "0.2"], "sleep 1; echo $RANK"));
+    ended.expect(0, &[]);
 }
 
 /// The connection of `b` breaks, by the hand of its own rank; the agent there goes on until it notices.

@@ -1,10 +1,14 @@
 //! The agent: what runs on each machine of a run. It looks whether its ranks can be started, starts and watches them as a launch
 //! on one machine does, and sends everything to the launcher.
 //!
-//! Its standard input is the connection. When that ends, the launcher or the network is gone, and the ranks are ended.
+//! Its standard input is the connection. When that ends or is silent for too long, the launcher or the network is gone, and the
+//! ranks are ended.
 
 use std::io::{self, BufRead, Read, Write};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
@@ -14,9 +18,13 @@ use super::checks::{self, MainPort};
 use super::message::{
     AgentEnd, FromAgent, GREETING, LINE_LIMIT_BYTES, Order, Prepared, Problem, ToAgent, VERSION, line,
 };
+use super::words;
 use crate::config::{Capture, Helper, LaunchConfig};
 use crate::error::Error;
 use crate::report::{Notice, Reporter, Source};
+
+/// What a launch may take to end its ranks once it has been told twice.
+const LAST_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Plays the agent until its ranks have ended.
 pub(crate) fn run() -> ExitCode {
@@ -51,15 +59,24 @@ fn converse() -> io::Result<ExitCode> {
                 say(&FromAgent::Reached { problem })?;
             }
             Some(ToAgent::Start { port }) => break port,
+            Some(ToAgent::Beat | ToAgent::Pause) => {}
             _ => return Ok(ExitCode::FAILURE),
         }
     };
     config.main_process_port = Some(number);
     let _kept_from_other_launches = port.map(MainPort::opened_by_rank_0);
-    let grace_period = config.grace_period;
-    thread::Builder::new().name("launcher".to_owned()).spawn(move || obey(grace_period))?;
+    let (told, messages) = channel();
+    thread::Builder::new().name("connection".to_owned()).spawn(move || hear(&told))?;
+    let (grace_period, timeout) = (config.grace_period, config.connection_timeout);
+    let was_silent = Arc::new(AtomicBool::new(false));
+    let is_silent = Arc::clone(&was_silent);
+    let obey = move || obey(&messages, grace_period, timeout, &is_silent);
+    thread::Builder::new().name("launcher".to_owned()).spawn(obey)?;
     let end = match crate::launch(&config, &mut ToLauncher) {
         Ok(outcome) => AgentEnd::Succeeded(outcome.ranks),
+        Err(error) if error.is_interrupted() && was_silent.load(Ordering::SeqCst) => {
+            AgentEnd::Problem(words::heard_nothing(timeout))
+        }
         Err(error) => end_of(&error),
     };
     say(&FromAgent::Ended(end))?;
@@ -95,27 +112,47 @@ fn end_of(error: &Error) -> AgentEnd {
     }
 }
 
+/// Hands on what the launcher says, until the connection ends.
+fn hear(told: &Sender<ToAgent>) {
+    while let Ok(Some(message)) = heard() {
+        if told.send(message).is_err() {
+            return;
+        }
+    }
+}
+
 /// Does what the launcher says while ranks run. The launch in this process listens to signals, and so they are the way to tell it.
-fn obey(grace_period: Duration) {
+fn obey(messages: &Receiver<ToAgent>, grace_period: Duration, timeout: Duration, is_silent: &AtomicBool) {
     let tell = |signal| {
         // This process is there.
         let _ = kill_process(getpid(), signal);
     };
-    while let Ok(Some(message)) = heard() {
+    let mut patience = timeout;
+    loop {
+        let message = messages.recv_timeout(patience);
+        patience = timeout;
+        let Ok(message) = message else {
+            is_silent.store(matches!(message, Err(RecvTimeoutError::Timeout)), Ordering::SeqCst);
+            break;
+        };
         match message {
             ToAgent::Signal { signal } => {
                 if let Some(signal) = Signal::from_named_raw(signal) {
                     tell(signal);
                 }
             }
+            ToAgent::Pause => patience = Duration::MAX,
             ToAgent::End => break,
-            ToAgent::Prepare(_) | ToAgent::Reach { .. } | ToAgent::Start { .. } => {}
+            ToAgent::Beat | ToAgent::Prepare(_) | ToAgent::Reach { .. } | ToAgent::Start { .. } => {}
         }
     }
     tell(Signal::TERM);
     thread::sleep(grace_period);
     // The second one does not wait.
     tell(Signal::TERM);
+    thread::sleep(LAST_PATIENCE);
+    // Where even that is not heard, because nobody takes what this process writes, its end is: the guard ends the ranks.
+    std::process::exit(1);
 }
 
 /// The next message; `None` when the connection has ended.

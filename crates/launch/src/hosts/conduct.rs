@@ -2,11 +2,14 @@
 //! next deadline.
 
 use std::io;
+use std::os::fd::AsFd;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::connection::Connection;
+use super::connection::{Connection, ToAgentPipe};
 use super::ending::{End, MachineEnd, outcome};
 use super::message::{AgentEnd, FromAgent, Order, Prepared, Problem, Said, ToAgent, VERSION};
 use super::{AgentCommand, Preflight, words};
@@ -17,6 +20,9 @@ use crate::report::{Notice, Reporter};
 use crate::supervise::signals::{self, Event, Signals};
 use crate::supervise::{Outcome, timespec};
 
+/// How often agents hear something within the time after which they would end.
+const BEATS_PER_TIMEOUT: u32 = 4;
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
 /// To log in, to look around and to answer.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
 /// What agents may take to end beyond the time that ranks have.
@@ -65,6 +71,22 @@ impl Machine<'_> {
     }
 }
 
+/// Tells agents again and again that this process is there, until the sender is dropped. It has a thread of its own, since the
+/// other one may wait for a terminal that takes no output.
+fn heart(machines: &[Machine<'_>]) -> Result<Sender<()>> {
+    let (sender, is_over) = channel::<()>();
+    let pipes: Vec<ToAgentPipe> = machines.iter().map(|machine| machine.connection.to_agent().clone()).collect();
+    let timeout = machines.first().map_or(Duration::MAX, |machine| machine.config.connection_timeout);
+    let interval = (timeout / BEATS_PER_TIMEOUT).max(SHORTEST_INTERVAL);
+    let beat = move || {
+        while is_over.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+            pipes.iter().for_each(ToAgentPipe::beat);
+        }
+    };
+    let started = thread::Builder::new().name("heart".to_owned()).spawn(beat);
+    started.map(|_| sender).map_err(|error| Error::system("starting a thread", error))
+}
+
 /// A run under way.
 pub(super) struct Conductor<'a> {
     machines: Vec<Machine<'a>>,
@@ -77,6 +99,8 @@ pub(super) struct Conductor<'a> {
     has_started: bool,
     stopped_by: Option<(i32, Instant)>,
     output_error: Option<io::Error>,
+    /// While it is there, agents are told that the launcher lives.
+    _heart: Sender<()>,
     /// When connections that are still there are ended.
     give_up_at: Option<Instant>,
     started_at: Instant,
@@ -96,14 +120,16 @@ impl<'a> Conductor<'a> {
         for (agent, config) in agents.iter().zip(configs) {
             let connection = Connection::start(agent, helper).map_err(|source| Error::not_connected(agent, source))?;
             let (prepared, has_reached, end, failed_at) = (None, false, None, None);
-            let mut machine = Machine { agent, config, connection, prepared, has_reached, end, failed_at };
+            let machine = Machine { agent, config, connection, prepared, has_reached, end, failed_at };
             let has_preflight = preflight == Preflight::Full;
             let order = Order { config: config.clone(), folder: folder.clone().into(), has_preflight };
-            machine.connection.tell(&ToAgent::Prepare(Box::new(order)));
+            machine.connection.to_agent().tell(&ToAgent::Prepare(Box::new(order)));
             machines.push(machine);
         }
+        let heart = heart(&machines)?;
         Ok(Self {
             machines,
+            _heart: heart,
             reporter,
             signals,
             phase: Phase::Preparing,
@@ -121,7 +147,7 @@ impl<'a> Conductor<'a> {
         while self.machines.iter().any(|machine| machine.connection.ended().is_none()) {
             let (ready, has_signal) = self.wait();
             for index in ready {
-                self.machines[index].connection.send();
+                self.machines[index].connection.to_agent().send();
                 self.machines[index].connection.read();
                 self.listen(index);
             }
@@ -138,12 +164,13 @@ impl<'a> Conductor<'a> {
     fn wait(&self) -> (Vec<usize>, bool) {
         let deadline = self.give_up_at.into_iter().chain(self.reporter.wakes_at()).min();
         let timeout = deadline.map(|at| timespec(at.saturating_duration_since(Instant::now())));
+        let writes: Vec<_> = self.machines.iter().map(|machine| machine.connection.to_agent().writes_to()).collect();
         let mut owners = Vec::new();
         let mut descriptors = vec![PollFd::from_borrowed_fd(self.signals.descriptor(), PollFlags::IN)];
-        for (index, machine) in self.machines.iter().enumerate() {
+        for (index, (machine, write)) in self.machines.iter().zip(&writes).enumerate() {
             let reads = machine.connection.reads_from().map(|descriptor| (descriptor, PollFlags::IN));
-            let writes = machine.connection.writes_to().map(|descriptor| (descriptor, PollFlags::OUT));
-            for (descriptor, flags) in reads.chain(writes) {
+            let write = write.as_deref().map(|file| (file.as_fd(), PollFlags::OUT));
+            for (descriptor, flags) in reads.chain(write) {
                 owners.push(index);
                 descriptors.push(PollFd::from_borrowed_fd(descriptor, flags));
             }
@@ -189,7 +216,7 @@ impl<'a> Conductor<'a> {
             Said::Greeting(version) if version == VERSION => Ok(()),
             Said::Greeting(version) => {
                 self.fail(index, End::Broken(words::other_version(&version)));
-                self.machines[index].connection.hang_up();
+                self.machines[index].connection.to_agent().close();
                 Ok(())
             }
             Said::Output(source, bytes) => self.reporter.output(source, &bytes),
@@ -269,7 +296,7 @@ impl<'a> Conductor<'a> {
         self.phase = Phase::Ending;
         let mut grace_period = Duration::ZERO;
         for (_, machine) in self.machines.iter_mut().enumerate().filter(|(index, _)| Some(*index) != failed) {
-            machine.connection.tell(&ToAgent::End);
+            machine.connection.to_agent().tell(&ToAgent::End);
             grace_period = machine.config.grace_period;
         }
         self.give_up_after(grace_period.saturating_add(END_PATIENCE));
@@ -278,7 +305,7 @@ impl<'a> Conductor<'a> {
     /// All connections are closed; agents end by themselves then.
     fn hang_up(&mut self) {
         self.phase = Phase::Ending;
-        self.machines.iter_mut().for_each(|machine| machine.connection.hang_up());
+        self.machines.iter().for_each(|machine| machine.connection.to_agent().close());
         self.give_up_after(HANG_UP_PATIENCE);
     }
 
@@ -291,7 +318,10 @@ impl<'a> Conductor<'a> {
             match event {
                 Event::Stop(signal) => self.stop(signal.as_raw()),
                 Event::User(signal) => self.tell_all(&ToAgent::Signal { signal: signal.as_raw() }),
-                Event::Suspend => signals::suspend_this_process(),
+                Event::Suspend => {
+                    self.tell_all(&ToAgent::Pause);
+                    signals::suspend_this_process();
+                }
                 Event::ChildEnded | Event::WindowChanged => {}
             }
         }
@@ -336,8 +366,8 @@ impl<'a> Conductor<'a> {
         self.note_output(result);
     }
 
-    fn tell_all(&mut self, message: &ToAgent) {
-        self.machines.iter_mut().for_each(|machine| machine.connection.tell(message));
+    fn tell_all(&self, message: &ToAgent) {
+        self.machines.iter().for_each(|machine| machine.connection.to_agent().tell(message));
     }
 
     /// To the next phase, once all machines have answered.

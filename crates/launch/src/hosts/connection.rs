@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -27,9 +28,7 @@ const DRAIN_ROUNDS: usize = 16;
 #[derive(Debug)]
 pub(super) struct Connection {
     child: Child,
-    to_agent: Option<File>,
-    /// What the agent has not taken yet.
-    unsent: Vec<u8>,
+    to_agent: ToAgentPipe,
     output: Option<File>,
     /// The connecting program's own words, and those of the remote shell.
     errors: Option<File>,
@@ -57,8 +56,7 @@ impl Connection {
         let [to_agent, output, errors] = streams.map(|stream| stream.map(without_waiting).transpose());
         Ok(Self {
             child,
-            to_agent: to_agent?,
-            unsent: first_line(&std::env::current_exe().unwrap_or_default()),
+            to_agent: ToAgentPipe::new(to_agent?, first_line(&std::env::current_exe().unwrap_or_default())),
             output: output?,
             errors: errors?,
             words: Vec::new(),
@@ -77,26 +75,9 @@ impl Connection {
         self.ended
     }
 
-    pub(super) fn tell(&mut self, message: &ToAgent) {
-        self.unsent.extend(line(message));
-        self.send();
-    }
-
-    /// As much as there is room for. What cannot be sent to an agent that is gone does not matter: its end is noticed.
-    pub(super) fn send(&mut self) {
-        while let Some(to_agent) = self.to_agent.as_mut().filter(|_| !self.unsent.is_empty()) {
-            match to_agent.write(&self.unsent) {
-                Ok(sent) => drop(self.unsent.drain(..sent)),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(_) => self.to_agent = None,
-            }
-        }
-    }
-
-    /// Where the agent's input can be written to, if there is something to write.
-    pub(super) fn writes_to(&self) -> Option<BorrowedFd<'_>> {
-        self.to_agent.as_ref().filter(|_| !self.unsent.is_empty()).map(AsFd::as_fd)
+    /// What the agent is told by.
+    pub(super) fn to_agent(&self) -> &ToAgentPipe {
+        &self.to_agent
     }
 
     pub(super) fn reads_from(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
@@ -155,19 +136,81 @@ impl Connection {
         self.ended = Some(ended);
         (0..DRAIN_ROUNDS).for_each(|_| self.read());
         // A process in the background may hold them, such as ssh's for connections that are shared.
-        (self.to_agent, self.output, self.errors) = (None, None, None);
+        (self.output, self.errors) = (None, None);
+        self.to_agent.close();
         true
-    }
-
-    /// The agent sees the end of its input, and ends its ranks.
-    pub(super) fn hang_up(&mut self) {
-        self.to_agent = None;
     }
 
     pub(super) fn kill(&mut self) {
         if self.ended.is_none() {
             // That it has ended already is what is hoped for.
             let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+        }
+    }
+}
+
+/// The input of an agent. The thread that says that the launcher lives writes to it, too: the other one may wait for a terminal
+/// that takes no output.
+#[derive(Clone, Debug)]
+pub(super) struct ToAgentPipe(Arc<Mutex<Pipe>>);
+
+#[derive(Debug)]
+struct Pipe {
+    file: Option<Arc<File>>,
+    /// What the agent has not taken yet.
+    unsent: Vec<u8>,
+}
+
+impl ToAgentPipe {
+    fn new(file: Option<File>, unsent: Vec<u8>) -> Self {
+        Self(Arc::new(Mutex::new(Pipe { file: file.map(Arc::new), unsent })))
+    }
+
+    fn pipe(&self) -> MutexGuard<'_, Pipe> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn tell(&self, message: &ToAgent) {
+        let mut pipe = self.pipe();
+        pipe.unsent.extend(line(message));
+        pipe.send();
+    }
+
+    /// A sign of life, unless there is something else to be sent.
+    pub(super) fn beat(&self) {
+        let mut pipe = self.pipe();
+        if pipe.unsent.is_empty() {
+            pipe.unsent.extend(line(&ToAgent::Beat));
+        }
+        pipe.send();
+    }
+
+    pub(super) fn send(&self) {
+        self.pipe().send();
+    }
+
+    /// Where there will be room, if there is something to write.
+    pub(super) fn writes_to(&self) -> Option<Arc<File>> {
+        let pipe = self.pipe();
+        pipe.file.clone().filter(|_| !pipe.unsent.is_empty())
+    }
+
+    /// The agent sees the end of its input, and ends its ranks.
+    pub(super) fn close(&self) {
+        self.pipe().file = None;
+    }
+}
+
+impl Pipe {
+    /// As much as there is room for. What cannot be sent to an agent that is gone does not matter: its end is noticed.
+    fn send(&mut self) {
+        while let Some(mut file) = self.file.as_deref().filter(|_| !self.unsent.is_empty()) {
+            match file.write(&self.unsent) {
+                Ok(sent) => drop(self.unsent.drain(..sent)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => self.file = None,
+            }
         }
     }
 }

@@ -40,6 +40,10 @@ pub(super) enum ToAgent {
     Signal {
         signal: i32,
     },
+    /// The launcher is there.
+    Beat,
+    /// The launcher is about to be suspended, and says nothing until it goes on.
+    Pause,
     /// Another machine has failed: end the ranks within the grace period.
     End,
 }

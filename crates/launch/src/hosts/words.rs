@@ -22,6 +22,14 @@ pub(super) fn stopped_there() -> Problem {
     failed("somebody has told accelerate on that machine to stop".to_owned())
 }
 
+pub(super) fn heard_nothing(timeout: Duration) -> Problem {
+    failed(format!(
+        "accelerate on that machine has ended its ranks, because it heard nothing from here for {} s; if the network or this \
+         launcher may be away for longer, raise --connection_timeout",
+        timeout.as_secs_f64()
+    ))
+}
+
 /// The connecting program ended before the agent had said how its ranks did. `ranks` are those that were started.
 pub(super) fn broken(ended: Ended, has_greeted: bool, ranks: Option<Range<usize>>, last_words: &[String]) -> Problem {
     let what = match (has_greeted, ended, ranks) {
