@@ -3,6 +3,7 @@
 pub(crate) mod dry_run;
 pub(crate) mod help;
 pub(crate) mod hosts;
+mod place;
 mod slurm;
 
 use std::error::Error;
@@ -15,10 +16,13 @@ use accelerate_core::config::{Lookup, RunConfig, misspelt_variables, settings};
 use accelerate_core::files::{ShownPath, in_one_line};
 use accelerate_core::settings::Setting;
 use accelerate_launch::{
-    AgentCommand, Helper, LaunchConfig, Machine, Preflight, Program, TerminalOptions, TerminalReporter, launch,
-    launch_on_machines, unusable_threads,
+    Helper, LaunchConfig, Machine, Preflight, Program, TerminalOptions, TerminalReporter, launch, launch_on_machines,
+    unusable_threads,
 };
 use clap::{Arg, Args};
+
+pub(crate) use place::check_working_folder;
+use place::placed;
 
 use crate::config_file;
 use crate::resolve::{Resolved, machines, num_gpus, num_processes, resolve, why_num_processes};
@@ -160,8 +164,7 @@ impl Selection for ForLaunch {
 pub(crate) fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let (is_quiet, has_prefix) = (arguments.quiet, !arguments.no_prefix);
     let preflight = if arguments.no_preflight { Preflight::None } else { Preflight::Full };
-    let checked = check_working_folder().and_then(|()| Ok(arguments.cluster.check()?));
-    let resolved = checked.and_then(|()| resolved(&arguments, &config_file::variable));
+    let resolved = check_working_folder().and_then(|()| resolved(&arguments, &config_file::variable));
     let (resolved, place) = match resolved.and_then(|resolved| placed(resolved, &arguments.cluster)) {
         Ok(found) => found,
         Err(error) => {
@@ -170,23 +173,21 @@ pub(crate) fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
         }
     };
     if arguments.cluster.is_asked() {
-        let words: Vec<_> = std::env::args_os().collect();
-        return slurm::run(&arguments.cluster, &resolved.run, &words, &arguments.program, is_quiet);
+        return slurm::run(&arguments.cluster, &resolved.run, &arguments.program, is_quiet);
     }
     let dry_run = arguments.dry_run.then_some(arguments.json);
     let config = place.configured(config(arguments, &resolved.run));
-    let agents = place.agents;
     for notice in place.notice.iter().chain(&notices(&resolved, &config)).filter(|_| !is_quiet) {
         crate::print_message(&format!("{SPEAKER}: {notice}"));
     }
     let outcome = match dry_run {
-        Some(as_json) => match dry_run::described(&config, &agents, &resolved.run, as_json) {
+        Some(as_json) => match dry_run::described(&config, &place.agents, &resolved.run, as_json) {
             Ok(text) => return Ok(crate::print_result(&text).map(|()| ExitCode::SUCCESS)?),
             Err(error) => Err(error),
         },
         None => {
             let reporter = &mut TerminalReporter::new(TerminalOptions { has_prefix, is_quiet });
-            match &agents {
+            match &place.agents {
                 Some(agents) => launch_on_machines(&config, agents, preflight, reporter),
                 None => launch(&config, reporter),
             }
@@ -199,55 +200,6 @@ pub(crate) fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
     };
     crate::print_error(SPEAKER, &error, &text);
     Ok(ExitCode::from(error.exit_code()))
-}
-
-/// Where the processes of a launch are started.
-#[derive(Default)]
-struct Place {
-    /// How each of several machines is reached; `None` for this machine alone.
-    agents: Option<Vec<AgentCommand>>,
-    /// Where ranks meet, if the machines say it.
-    main_process_ip: Option<String>,
-    /// What somebody should know of the choice.
-    notice: Option<String>,
-}
-
-impl Place {
-    fn configured(&self, config: LaunchConfig) -> LaunchConfig {
-        let main_process_ip = config.main_process_ip.or_else(|| self.main_process_ip.clone());
-        LaunchConfig { main_process_ip, ..config }
-    }
-}
-
-/// Machines that are named, or those of an allocation, which then says the number of processes. A job that is yet to be made has
-/// neither.
-fn placed(mut resolved: Resolved, cluster: &slurm::ClusterFlags) -> Result<(Resolved, Place), Box<dyn Error>> {
-    if cluster.is_asked() {
-        return Ok((resolved, Place::default()));
-    }
-    if let Some(machines) = machines(&resolved.run)? {
-        let agents = Some(machines.agents(&resolved.run, &hosts::this_machine())?);
-        return Ok((resolved, Place { agents, ..Place::default() }));
-    }
-    let Some(allocation) = slurm::allocated::of_run(&resolved.run, &config_file::variable)? else {
-        return Ok((resolved, Place::default()));
-    };
-    resolved.run.cluster.num_processes = Some(allocation.num_processes());
-    Ok((resolved, slurm::allocated::place(&allocation)))
-}
-
-/// Where there is no folder, libtorch ends a process while it loads.
-#[derive(Debug, thiserror::Error)]
-#[error("the working folder cannot be used; change to one that exists")]
-struct NoWorkingFolder {
-    source: std::io::Error,
-}
-
-/// # Errors
-///
-/// The working folder has been deleted, or is one that this user may not look into.
-pub(crate) fn check_working_folder() -> Result<(), Box<dyn Error>> {
-    std::env::current_dir().map(drop).map_err(|source| NoWorkingFolder { source }.into())
 }
 
 /// What somebody should know before the processes start, although it stops nobody.

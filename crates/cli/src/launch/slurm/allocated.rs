@@ -7,7 +7,7 @@ use accelerate_core::config::{Lookup, RunConfig};
 use accelerate_core::slurm::{Allocation, allocation};
 use accelerate_launch::{AGENT_SCRIPT, AgentCommand};
 
-use crate::launch::Place;
+use crate::launch::place::Place;
 
 /// The variable of processes that a launch has started: what they launch themselves is theirs alone.
 const OF_LAUNCH: &str = "ACCELERATE_LAUNCH_ID";

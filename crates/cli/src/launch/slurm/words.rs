@@ -86,7 +86,7 @@ mod tests {
     #[case(
         "accelerate launch --emit slurm --requeue --log_dir=--slurm train",
         1,
-        "accelerate launch --log_dir=--slurm train"
+        "accelerate launch '--log_dir=--slurm' train"
     )]
     fn the_job_gets_what_is_not_about_it(#[case] words: &str, #[case] num_program_words: usize, #[case] wanted: &str) {
         let words: Vec<OsString> = words.split(' ').map(OsString::from).collect();
