@@ -16,8 +16,8 @@ use accelerate_core::config::{Lookup, RunConfig, misspelt_variables, settings};
 use accelerate_core::files::{ShownPath, in_one_line};
 use accelerate_core::settings::Setting;
 use accelerate_launch::{
-    Helper, LaunchConfig, Machine, Preflight, Program, TerminalOptions, TerminalReporter, launch, launch_on_machines,
-    unusable_threads,
+    AgentCommand, Helper, LaunchConfig, Machine, Preflight, Program, TerminalOptions, TerminalReporter, launch,
+    launch_on_machines, unusable_threads,
 };
 use clap::{Arg, Args};
 
@@ -25,7 +25,7 @@ pub(crate) use place::check_working_folder;
 use place::placed;
 
 use crate::config_file;
-use crate::resolve::{Resolved, machines, num_gpus, num_processes, resolve, why_num_processes};
+use crate::resolve::{Resolved, num_gpus, num_processes, resolve, why_num_processes};
 use crate::settings::{Selection, SettingFlags};
 
 /// Start a program on one or many processes, watch over them, and explain what went wrong.
@@ -177,7 +177,8 @@ pub(crate) fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
     }
     let dry_run = arguments.dry_run.then_some(arguments.json);
     let config = place.configured(config(arguments, &resolved.run));
-    for notice in place.notice.iter().chain(&notices(&resolved, &config)).filter(|_| !is_quiet) {
+    for notice in place.notice.iter().chain(&notices(&resolved, &config, place.agents.as_deref())).filter(|_| !is_quiet)
+    {
         crate::print_message(&format!("{SPEAKER}: {notice}"));
     }
     let outcome = match dry_run {
@@ -203,13 +204,12 @@ pub(crate) fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 /// What somebody should know before the processes start, although it stops nobody.
-fn notices(Resolved { run, file }: &Resolved, config: &LaunchConfig) -> Vec<String> {
+fn notices(Resolved { run, file }: &Resolved, config: &LaunchConfig, agents: Option<&[AgentCommand]>) -> Vec<String> {
     let default_file = file
         .iter()
         .filter(|file| file.is_default)
         .map(|file| format!("settings of {} hold where flags and variables say nothing", file.path.shown()));
-    let is_unsaid = run.cluster.num_processes.is_none() && !matches!(machines(run), Ok(Some(_)));
-    let chosen = is_unsaid.then(|| {
+    let chosen = (run.cluster.num_processes.is_none() && agents.is_none()).then(|| {
         format!("--num_processes was not given, starting {} ({})", num_processes(run), why_num_processes(run))
     });
     let lost = std::env::vars_os()
@@ -254,10 +254,7 @@ fn config(arguments: Arguments, run: &RunConfig) -> LaunchConfig {
         dedicated_process: true,
         ..LaunchConfig::of_run(run, program, num_processes(run))
     };
-    match machines(run) {
-        Ok(Some(machines)) => machines.configured(config, &hosts::this_machine()),
-        _ => config,
-    }
+    hosts::configured(config, run)
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

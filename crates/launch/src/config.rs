@@ -200,7 +200,7 @@ impl LaunchConfig {
     /// assert!(config.check().unwrap_err().to_string().contains("--num_processes 5"));
     /// ```
     pub fn check(&self) -> Result<()> {
-        let Self { num_processes, num_machines, machine_rank, .. } = *self;
+        let Self { num_processes, num_machines, .. } = *self;
         let invalid = |problem: String| Err(Error::invalid_configuration(problem));
         if num_processes == 0 {
             return invalid("--num_processes is 0, but at least 1 process is needed to run anything".into());
@@ -220,6 +220,25 @@ impl LaunchConfig {
                  one machine may have; use a smaller --num_processes, or more machines"
             ));
         }
+        self.check_machines()?;
+        if self.main_process_ip.as_ref().is_some_and(|address| address.trim().is_empty()) {
+            return invalid(
+                "--main_process_ip is empty; name the address of machine 0, or leave it out on one machine".into(),
+            );
+        }
+        if self.connection_timeout.is_zero() {
+            return invalid("--connection_timeout is 0, but machines need some time to hear of the launcher".into());
+        }
+        if self.num_cpu_threads_per_process == Some(0) {
+            return invalid("--num_cpu_threads_per_process is 0, but it must be at least 1".into());
+        }
+        self.check_ranks()
+    }
+
+    /// What is said of this machine among several.
+    fn check_machines(&self) -> Result<()> {
+        let Self { num_processes, num_machines, machine_rank, .. } = *self;
+        let invalid = |problem: String| Err(Error::invalid_configuration(problem));
         if machine_rank >= num_machines {
             return invalid(format!(
                 "--machine_rank {machine_rank} is out of range: {num_machines} machine(s) are numbered from 0 to {}",
@@ -257,18 +276,7 @@ impl LaunchConfig {
                 ));
             }
         }
-        if self.main_process_ip.as_ref().is_some_and(|address| address.trim().is_empty()) {
-            return invalid(
-                "--main_process_ip is empty; name the address of machine 0, or leave it out on one machine".into(),
-            );
-        }
-        if self.connection_timeout.is_zero() {
-            return invalid("--connection_timeout is 0, but machines need some time to hear of the launcher".into());
-        }
-        if self.num_cpu_threads_per_process == Some(0) {
-            return invalid("--num_cpu_threads_per_process is 0, but it must be at least 1".into());
-        }
-        self.check_ranks()
+        Ok(())
     }
 
     /// What is said of single ranks.

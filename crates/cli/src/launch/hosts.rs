@@ -10,6 +10,8 @@ use accelerate_core::hosts::{Host, Hosts, is_loopback};
 use accelerate_core::settings::read_file;
 use accelerate_launch::{AgentCommand, LaunchConfig};
 
+use crate::resolve::machines;
+
 /// A launch on several machines, each with its number of processes.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Machines {
@@ -64,7 +66,7 @@ impl Machines {
 
     /// The configuration with what the machines need beside it: where they meet, and the settings of variables that the
     /// processes of this machine would inherit.
-    pub(crate) fn configured(&self, config: LaunchConfig, this_machine: &str) -> LaunchConfig {
+    fn configured(&self, config: LaunchConfig, this_machine: &str) -> LaunchConfig {
         let is_set = |name: &str| config.environment.iter().any(|(other, _)| other == name);
         let of_processes = settings().filter(|setting| !setting.is_for_launcher());
         let names = of_processes.filter_map(|setting| setting.variable());
@@ -76,7 +78,7 @@ impl Machines {
     }
 
     /// How the agent of each machine is started.
-    pub(crate) fn agents(&self, run: &RunConfig, this_machine: &str) -> Result<Vec<AgentCommand>, Box<dyn Error>> {
+    fn agents(&self, run: &RunConfig, this_machine: &str) -> Result<Vec<AgentCommand>, Box<dyn Error>> {
         let text = &run.cluster.ssh_command;
         let words = shlex::split(text).filter(|words| !words.is_empty());
         let words = words.ok_or_else(|| Problem::SshCommand { found: text.clone() })?;
@@ -93,8 +95,21 @@ impl Machines {
     }
 }
 
+/// The agents of the machines that are started on from here; `None` where this machine takes part in a run by itself.
+pub(super) fn agents(run: &RunConfig) -> Result<Option<Vec<AgentCommand>>, Box<dyn Error>> {
+    machines(run)?.map(|machines| machines.agents(run, &this_machine())).transpose()
+}
+
+/// `config` as such a launch needs it. What is wrong with the list of machines, [`agents`] has told.
+pub(super) fn configured(config: LaunchConfig, run: &RunConfig) -> LaunchConfig {
+    match machines(run) {
+        Ok(Some(machines)) => machines.configured(config, &this_machine()),
+        _ => config,
+    }
+}
+
 /// The name that this machine has for itself.
-pub(crate) fn this_machine() -> String {
+fn this_machine() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 

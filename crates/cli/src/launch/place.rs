@@ -4,10 +4,10 @@ use std::error::Error;
 
 use accelerate_launch::{AgentCommand, LaunchConfig};
 
-use super::hosts::this_machine;
+use super::hosts;
 use super::slurm::{ClusterFlags, allocated};
 use crate::config_file;
-use crate::resolve::{Resolved, machines};
+use crate::resolve::Resolved;
 
 /// Where the processes of a launch are started.
 #[derive(Default)]
@@ -34,9 +34,8 @@ pub(super) fn placed(mut resolved: Resolved, cluster: &ClusterFlags) -> Result<(
     if cluster.is_asked() {
         return Ok((resolved, Place::default()));
     }
-    if let Some(machines) = machines(&resolved.run)? {
-        let agents = Some(machines.agents(&resolved.run, &this_machine())?);
-        return Ok((resolved, Place { agents, ..Place::default() }));
+    if let Some(agents) = hosts::agents(&resolved.run)? {
+        return Ok((resolved, Place { agents: Some(agents), ..Place::default() }));
     }
     let Some(allocation) = allocated::of_run(&resolved.run, &config_file::variable)? else {
         return Ok((resolved, Place::default()));

@@ -16,6 +16,7 @@ mod first_hour;
 mod flags;
 mod help;
 mod hosts;
+mod hosts_ssh;
 mod kubernetes;
 mod logs;
 mod man;

@@ -16,7 +16,7 @@ use super::{AgentCommand, Preflight, words};
 use crate::config::{Helper, LaunchConfig};
 use crate::error::{Error, Result};
 use crate::failure::Ended;
-use crate::report::{Notice, Reporter};
+use crate::report::{Notice, Reporter, Source};
 use crate::supervise::signals::{self, Event, Signals};
 use crate::supervise::{Outcome, timespec};
 
@@ -69,6 +69,11 @@ impl Machine<'_> {
         };
         has_answered || self.end.is_some()
     }
+}
+
+/// One rank has the last line of the screen: the first of the first machine. On its own machine another one would have it, too.
+fn on_screen(machine: usize, source: Source) -> Source {
+    Source { local_rank: if machine == 0 { source.local_rank } else { source.rank }, ..source }
 }
 
 /// Tells agents again and again that this process is there, until the sender is dropped. It has a thread of its own, since the
@@ -219,8 +224,8 @@ impl<'a> Conductor<'a> {
                 self.machines[index].connection.to_agent().close();
                 Ok(())
             }
-            Said::Output(source, bytes) => self.reporter.output(source, &bytes),
-            Said::Message(FromAgent::Closed { source }) => self.reporter.closed(source),
+            Said::Output(source, bytes) => self.reporter.output(on_screen(index, source), &bytes),
+            Said::Message(FromAgent::Closed { source }) => self.reporter.closed(on_screen(index, source)),
             Said::Message(message) => {
                 self.take_message(index, message);
                 Ok(())
