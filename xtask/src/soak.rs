@@ -1,6 +1,9 @@
 //! `cargo xtask soak`: what takes longer than a test suite may.
 
+mod engines;
 mod fuzz;
+mod packages;
+mod slurm;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
@@ -41,6 +44,12 @@ enum What {
     /// Feed every reader of files and messages from outside with inputs that are made up from what they reach in its
     /// code: any of them has to be read or refused. Needs a nightly toolchain
     Fuzz(fuzz::Arguments),
+    /// Launch through a Slurm of two nodes on this machine. Its Debian packages are downloaded and unpacked into the cache folder,
+    /// and not installed. Needs root, for names that its nodes have
+    Slurm(engines::Arguments),
+    /// Train with one program under Open MPI, MPICH and torchrun: all have to come to the result of `accelerate launch`. What cannot
+    /// be had here is skipped, with the reason
+    Engines(engines::Arguments),
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
@@ -48,6 +57,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         What::Attack { tries, seed } => attack("--tries", *tries, *seed),
         What::Checkpoint { kills, seed } => attack("--checkpoints", *kills, *seed),
         What::Fuzz(arguments) => fuzz::run(arguments),
+        What::Slurm(arguments) => slurm::run(arguments),
+        What::Engines(arguments) => engines::run(arguments),
     }
 }
 

@@ -3,6 +3,8 @@
 pub(crate) mod dry_run;
 pub(crate) mod help;
 pub(crate) mod hosts;
+mod place;
+mod slurm;
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -18,6 +20,9 @@ use accelerate_launch::{
     launch_on_machines, unusable_threads,
 };
 use clap::{Arg, Args};
+
+pub(crate) use place::check_working_folder;
+use place::placed;
 
 use crate::config_file;
 use crate::resolve::{Resolved, num_gpus, num_processes, resolve, why_num_processes};
@@ -52,6 +57,8 @@ use crate::settings::{Selection, SettingFlags};
       accelerate launch --num_processes 4 --use_deepspeed --deepspeed_config_file zero3.json target/release/train\n  \
     What a configuration file says, but in bf16:\n    \
       accelerate launch --config_file run.yaml --mixed_precision bf16 target/release/train\n  \
+    Two nodes of a Slurm cluster, from its login node; the job is queued again before its time is over:\n    \
+      accelerate launch --slurm --nodes 2 --gpus_per_node 8 --time 1:00:00 --requeue target/release/train\n  \
     What would be started, without starting it:\n    \
       accelerate launch --num_processes 2 --dry_run target/release/train\n  \
     Two machines from here, by ssh, with four processes and two:\n    \
@@ -99,6 +106,9 @@ pub(crate) struct Arguments {
     /// With --dry_run: print it as JSON.
     #[arg(long, requires = "dry_run")]
     json: bool,
+
+    #[command(flatten)]
+    cluster: slurm::ClusterFlags,
 
     /// Seconds between asking processes to end (SIGTERM) and making them (SIGKILL) after one has failed.
     #[arg(long = "grace_period", alias = "grace-period", value_name = "SECONDS", default_value = "0.5", value_parser = seconds)]
@@ -155,27 +165,30 @@ pub(crate) fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let (is_quiet, has_prefix) = (arguments.quiet, !arguments.no_prefix);
     let preflight = if arguments.no_preflight { Preflight::None } else { Preflight::Full };
     let resolved = check_working_folder().and_then(|()| resolved(&arguments, &config_file::variable));
-    let (resolved, agents) =
-        match resolved.and_then(|resolved| hosts::agents(&resolved.run).map(|agents| (resolved, agents))) {
-            Ok(found) => found,
-            Err(error) => {
-                crate::print_error(SPEAKER, error.as_ref(), &error.to_string());
-                return Ok(ExitCode::from(2));
-            }
-        };
+    let (resolved, place) = match resolved.and_then(|resolved| placed(resolved, &arguments.cluster)) {
+        Ok(found) => found,
+        Err(error) => {
+            crate::print_error(SPEAKER, error.as_ref(), &error.to_string());
+            return Ok(ExitCode::from(2));
+        }
+    };
+    if arguments.cluster.is_asked() {
+        return slurm::run(&arguments.cluster, &resolved.run, &arguments.program, is_quiet);
+    }
     let dry_run = arguments.dry_run.then_some(arguments.json);
-    let config = config(arguments, &resolved.run);
-    for notice in notices(&resolved, &config, agents.as_deref()).iter().filter(|_| !is_quiet) {
+    let config = place.configured(config(arguments, &resolved.run));
+    for notice in place.notice.iter().chain(&notices(&resolved, &config, place.agents.as_deref())).filter(|_| !is_quiet)
+    {
         crate::print_message(&format!("{SPEAKER}: {notice}"));
     }
     let outcome = match dry_run {
-        Some(as_json) => match dry_run::described(&config, &agents, &resolved.run, as_json) {
+        Some(as_json) => match dry_run::described(&config, &place.agents, &resolved.run, as_json) {
             Ok(text) => return Ok(crate::print_result(&text).map(|()| ExitCode::SUCCESS)?),
             Err(error) => Err(error),
         },
         None => {
             let reporter = &mut TerminalReporter::new(TerminalOptions { has_prefix, is_quiet });
-            match &agents {
+            match &place.agents {
                 Some(agents) => launch_on_machines(&config, agents, preflight, reporter),
                 None => launch(&config, reporter),
             }
@@ -188,20 +201,6 @@ pub(crate) fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
     };
     crate::print_error(SPEAKER, &error, &text);
     Ok(ExitCode::from(error.exit_code()))
-}
-
-/// Where there is no folder, libtorch ends a process while it loads.
-#[derive(Debug, thiserror::Error)]
-#[error("the working folder cannot be used; change to one that exists")]
-struct NoWorkingFolder {
-    source: std::io::Error,
-}
-
-/// # Errors
-///
-/// The working folder has been deleted, or is one that this user may not look into.
-pub(crate) fn check_working_folder() -> Result<(), Box<dyn Error>> {
-    std::env::current_dir().map(drop).map_err(|source| NoWorkingFolder { source }.into())
 }
 
 /// What somebody should know before the processes start, although it stops nobody.

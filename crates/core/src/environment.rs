@@ -1,8 +1,8 @@
 //! Which rank this process is, read from the variables its launcher set.
 //!
-//! Five families of variables are understood, tried in this order: torchrun's (also set by `accelerate
+//! Six families of variables are understood, tried in this order: torchrun's (also set by `accelerate
 //! launch`, Kubernetes operators and by hand), Open MPI's, MVAPICH's, MPICH's (also Intel MPI and other
-//! process managers with PMI), and Slurm's. Nothing here reads the real environment: a lookup function is
+//! process managers with PMI), Slurm's, and the one variable of PMIx. Nothing here reads the real environment: a lookup function is
 //! passed in, so every launcher is a table in a test.
 
 mod boolean;
@@ -47,6 +47,8 @@ pub enum Launcher {
     Mvapich,
     /// Slurm's `srun`: `SLURM_*`.
     Slurm,
+    /// A process manager that says `PMIX_RANK` and nothing else, such as `prterun`; the size is that of `WORLD_SIZE`.
+    Pmix,
 }
 
 impl Launcher {
@@ -58,6 +60,7 @@ impl Launcher {
             Self::Mpich => "MPICH",
             Self::Mvapich => "MVAPICH",
             Self::Slurm => "Slurm",
+            Self::Pmix => "PMIx",
         }
     }
 }
@@ -98,8 +101,9 @@ pub struct RankVariables {
 /// by the variables that Slurm's documentation of `srun` lists.
 ///
 /// Within Slurm, two situations look like a distributed start but are not, and give `None`: one task
-/// only, and the body of a batch script (there `SLURM_JOB_ID` is set but `SLURM_STEP_ID` is not), where a
-/// second process would be waited for in vain.
+/// only, and the body of a batch script or a shell of an allocation (there `SLURM_JOB_ID` is set, but `SLURM_STEP_ID` is not or
+/// is a number that Slurm keeps for such shells), where a second process would be waited for in vain. Without `MASTER_PORT`, the
+/// tasks of a step meet at a port between 10000 and 29999 that follows from the numbers of the job and of the step.
 ///
 /// # Errors
 ///
@@ -192,6 +196,8 @@ struct Claim {
     local_world_size: Option<(usize, &'static str)>,
     /// Where rank 0 is, if the launcher knows it; `MASTER_ADDR` goes before it.
     master_addr: Option<String>,
+    /// Where ranks meet there, if the launcher's numbers say it; `MASTER_PORT` goes before it.
+    master_port: Option<u16>,
 }
 
 fn torchrun_claim(variables: &Variables<'_>) -> Result<Option<Claim>> {
@@ -237,6 +243,7 @@ fn torchrun_claim(variables: &Variables<'_>) -> Result<Option<Claim>> {
         local_rank,
         local_world_size: variables.first_count(&["LOCAL_WORLD_SIZE"])?,
         master_addr: None,
+        master_port: None,
     }))
 }
 
@@ -278,6 +285,13 @@ fn launcher_claim(variables: &Variables<'_>) -> Result<Option<Claim>> {
         let (Some(rank), Some(world_size)) = (variables.rank(names.rank)?, variables.count(names.size)?) else {
             continue;
         };
+        // `srun --mpi=pmi2` sets these two as well, and Slurm knows more.
+        let is_the_same = |claim: &Claim| (claim.rank.0, claim.world_size.0) == (rank, world_size);
+        if names.source == Launcher::Mpich
+            && let Some(claim) = slurm::claim(variables)?.filter(is_the_same)
+        {
+            return Ok(Some(claim));
+        }
         let mut local_rank = None;
         for &name in names.local_rank {
             local_rank = local_rank.or(variables.rank(name)?.map(|rank| (rank, name)));
@@ -289,9 +303,33 @@ fn launcher_claim(variables: &Variables<'_>) -> Result<Option<Claim>> {
             local_rank,
             local_world_size: variables.first_count(names.local_size)?,
             master_addr: None,
+            master_port: None,
         }));
     }
-    slurm::claim(variables)
+    match slurm::claim(variables)? {
+        Some(claim) => Ok(Some(claim)),
+        None => pmix_claim(variables),
+    }
+}
+
+/// Managers with PMIx tell each process its number by a variable, and everything else by a protocol.
+fn pmix_claim(variables: &Variables<'_>) -> Result<Option<Claim>> {
+    let name = "PMIX_RANK";
+    let Some(rank) = variables.rank(name)? else { return Ok(None) };
+    match variables.first_count(&["WORLD_SIZE"])? {
+        Some(world_size) => Ok(Some(Claim {
+            source: Launcher::Pmix,
+            rank: (rank, name),
+            world_size,
+            local_rank: variables.rank("PMIX_LOCAL_RANK")?.map(|rank| (rank, "PMIX_LOCAL_RANK")),
+            local_world_size: variables.first_count(&["PMIX_LOCAL_SIZE"])?,
+            master_addr: None,
+            master_port: None,
+        })),
+        // There are others, and they would each train alone.
+        None if rank > 0 => Err(Kind::PmixWithoutSize { rank }.into()),
+        None => Ok(None),
+    }
 }
 
 /// Checks a claim and fills in what it leaves open.
@@ -338,7 +376,7 @@ fn complete(variables: &Variables<'_>, claim: Claim) -> Result<RankVariables> {
         world_size,
         local_world_size: known_local_world_size.unwrap_or(local_rank + 1),
         master_addr,
-        master_port: master_port(variables)?.unwrap_or(DEFAULT_MASTER_PORT),
+        master_port: master_port(variables)?.or(claim.master_port).unwrap_or(DEFAULT_MASTER_PORT),
         source: claim.source,
     })
 }

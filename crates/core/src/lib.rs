@@ -7,6 +7,7 @@ pub mod environment;
 mod error;
 pub mod files;
 pub mod hosts;
+pub mod kubernetes;
 pub mod layout;
 pub mod mesh;
 pub mod names;
@@ -18,7 +19,9 @@ pub mod sampler;
 pub mod schedule;
 pub mod settings;
 pub mod signals;
+pub mod slurm;
 pub mod split;
 pub mod weight_files;
+mod yaml;
 
 pub use error::{Error, Result};

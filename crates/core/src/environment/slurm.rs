@@ -2,8 +2,7 @@
 
 use super::{Claim, Launcher, Variables};
 use crate::Result;
-use crate::error::environment::EnvironmentErrorKind as Kind;
-use crate::settings::shortened;
+use crate::slurm::{SlurmVariables, expand_hosts};
 
 /// The claim of a task that `srun` started; see [`super::rank_variables`] for what does not count as one.
 pub(super) fn claim(variables: &Variables<'_>) -> Result<Option<Claim>> {
@@ -15,22 +14,17 @@ pub(super) fn claim(variables: &Variables<'_>) -> Result<Option<Claim>> {
     else {
         return Ok(None);
     };
-    let batch_script = variables.text("SLURM_JOB_ID").is_some() && variables.text("SLURM_STEP_ID").is_none();
-    if world_size == 1 || batch_script {
+    // Both mark a process that Slurm itself has started, in a job whose tasks do not run yet.
+    let slurm = SlurmVariables::new(variables.lookup);
+    let is_shell_of_job = variables.text("SLURM_JOB_ID").is_some() && slurm.step().is_none();
+    if world_size == 1 || is_shell_of_job {
         return Ok(None);
     }
-    let master_addr = match ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"]
-        .into_iter()
-        .find_map(|name| variables.text(name).map(|value| (name, value)))
-    {
-        Some((name, value)) => match first_host(&value) {
-            Some(host) => Some(host),
-            None => {
-                return Err(Kind::HostList { name: name.to_owned(), value: shortened(&value) }.into());
-            }
-        },
-        None => None,
-    };
+    let is_one_machine =
+        variables.first_count(&["SLURM_STEP_NUM_NODES", "SLURM_NNODES"])?.is_some_and(|(count, _)| count == 1);
+    let hosts = slurm.hosts(&["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"])?;
+    // On one machine nobody else has to reach them, and the name of the machine need not resolve.
+    let master_addr = hosts.filter(|_| !is_one_machine).and_then(|hosts| hosts.into_iter().next());
     Ok(Some(Claim {
         source: Launcher::Slurm,
         rank: (rank, "SLURM_PROCID"),
@@ -38,6 +32,7 @@ pub(super) fn claim(variables: &Variables<'_>) -> Result<Option<Claim>> {
         local_rank: variables.rank("SLURM_LOCALID")?.map(|rank| (rank, "SLURM_LOCALID")),
         local_world_size: tasks_here(variables, world_size)?,
         master_addr,
+        master_port: port(variables),
     }))
 }
 
@@ -47,7 +42,8 @@ fn tasks_here(variables: &Variables<'_>, world_size: usize) -> Result<Option<(us
     // machine may have fewer.
     if let Some(node) = variables.rank("SLURM_NODEID")? {
         for name in ["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"] {
-            if let Some(tasks) = variables.text(name).and_then(|list| tasks_of_node(&list, node)) {
+            let tasks = SlurmVariables::new(variables.lookup).tasks_per_node(name);
+            if let Some(tasks) = tasks.and_then(|tasks| tasks.get(node).copied()) {
                 return Ok(Some((tasks, name)));
             }
         }
@@ -61,27 +57,7 @@ fn tasks_here(variables: &Variables<'_>, world_size: usize) -> Result<Option<(us
     }
 }
 
-/// Entry `node` of a list such as `2(x3),1`, which stands for 2, 2, 2, 1.
-fn tasks_of_node(list: &str, node: usize) -> Option<usize> {
-    let mut first_node_of_entry = 0_usize;
-    for entry in list.split(',') {
-        let (tasks, repeats) = match entry.trim().split_once("(x") {
-            Some((tasks, repeats)) => (tasks, repeats.strip_suffix(')')?.parse().ok()?),
-            None => (entry.trim(), 1_usize),
-        };
-        let next = first_node_of_entry.saturating_add(repeats);
-        if node < next {
-            return tasks.parse().ok().filter(|&tasks| tasks > 0);
-        }
-        first_node_of_entry = next;
-    }
-    None
-}
-
-/// The first host of a Slurm host list: `node[03-05,7]` gives `node03`, `a1,b2` gives `a1`.
-///
-/// Several brackets in one name take the first of each (`rack[1-2]node[5-6]` gives `rack1node5`). `None`
-/// when the text is no host list: empty, a bracket without its partner, or nothing in it.
+/// The first host of a Slurm host list, for which see [`expand_hosts`]: `node[03-05,7]` gives `node03`.
 ///
 /// ```
 /// use accelerate_core::environment::first_host;
@@ -89,25 +65,21 @@ fn tasks_of_node(list: &str, node: usize) -> Option<usize> {
 /// assert_eq!(first_host("node[03-05").as_deref(), None);
 /// ```
 pub fn first_host(list: &str) -> Option<String> {
-    let mut host = String::new();
-    let mut rest = list.trim();
-    loop {
-        let end = rest.find(['[', ']', ',']).unwrap_or(rest.len());
-        host.push_str(&rest[..end]);
-        match rest[end..].chars().next() {
-            Some('[') => {
-                let (inside, after) = rest[end + 1..].split_once(']')?;
-                let first = inside.split([',', '-']).next()?.trim();
-                if first.is_empty() || !first.chars().all(|digit| digit.is_ascii_digit()) {
-                    return None;
-                }
-                host.push_str(first);
-                rest = after;
-            }
-            Some(']') => return None,
-            _ => break,
-        }
-    }
-    let is_host = !host.is_empty() && !host.contains(char::is_whitespace);
-    is_host.then_some(host)
+    expand_hosts(list)?.into_iter().next()
+}
+
+/// The first port of those at which the tasks of a step meet, and how many there are. They are below those that kernels give to
+/// outgoing connections.
+const FIRST_PORT: u16 = 10_000;
+const NUM_PORTS: u64 = 20_000;
+/// The steps of a job that have ports of their own, before they meet those of the next job.
+const STEPS_PER_JOB: u64 = 16;
+
+/// Where the tasks of a step meet if `MASTER_PORT` says nothing: another port for each job and each step, so that those on one
+/// machine do not meet each other. All tasks find the same.
+fn port(variables: &Variables<'_>) -> Option<u16> {
+    let number = |name: &str| variables.text(name)?.parse::<u64>().ok();
+    let (job, step) = (number("SLURM_JOB_ID")?, number("SLURM_STEP_ID").unwrap_or_default());
+    let offset = job.wrapping_mul(STEPS_PER_JOB).wrapping_add(step) % NUM_PORTS;
+    Some(FIRST_PORT + u16::try_from(offset).ok()?)
 }

@@ -39,4 +39,20 @@ pub(crate) enum EnvironmentErrorKind {
     SizesDisagree { world_size: usize, launcher: &'static str, name: String, found: usize },
     #[error("{name} is {value:?}, which is not a Slurm host list such as \"node[03-05,7]\"")]
     HostList { name: String, value: String },
+    #[error(
+        "--num_processes {num_processes} counts the processes of all machines together, and the Slurm job has {num_nodes} nodes; \
+         use at least {num_nodes}, or ask Slurm for fewer nodes"
+    )]
+    FewerProcessesThanNodes { num_processes: usize, num_nodes: usize },
+    #[error(
+        "the Slurm job {job_id} asks for more than the {most} processes that a run may have; ask for fewer tasks or GPUs"
+    )]
+    TooManyProcesses { job_id: String, most: usize },
+    #[error("{flag} {value:?} cannot stand in a batch script; wanted: {wanted}")]
+    BatchValue { flag: &'static str, value: String, wanted: &'static str },
+    #[error(
+        "PMIX_RANK is {rank}, but no variable says how many processes there are; set WORLD_SIZE, LOCAL_RANK and MASTER_ADDR beside \
+         it, or start the program with mpirun, srun or `accelerate launch`"
+    )]
+    PmixWithoutSize { rank: usize },
 }

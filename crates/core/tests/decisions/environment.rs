@@ -80,9 +80,46 @@ type Wanted<'a> = ((usize, usize, usize, usize), &'a str, Launcher);
      SLURM_STEP_NODELIST=node[03-05,7]",
     ((5, 6, 1, 2), "node03:29500", Launcher::Slurm)
 )]
+#[case::a_port_for_each_job_and_step(
+    "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_STEP_NODELIST=n[1-2] SLURM_JOB_ID=1251 SLURM_STEP_ID=3",
+    ((1, 2, 0, 1), "n1:10019", Launcher::Slurm)
+)]
+#[case::a_port_that_is_said(
+    "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_STEP_NODELIST=n[1-2] SLURM_JOB_ID=1251 SLURM_STEP_ID=3 MASTER_PORT=5",
+    ((1, 2, 0, 1), "n1:5", Launcher::Slurm)
+)]
+#[case::a_number_of_a_job_that_is_none(
+    "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_STEP_NODELIST=n[1-2] SLURM_JOB_ID=x SLURM_STEP_ID=3",
+    ((1, 2, 0, 1), "n1:29500", Launcher::Slurm)
+)]
+#[case::the_largest_number_of_a_job(
+    "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_NNODES=1 SLURM_JOB_ID=18446744073709551615 SLURM_STEP_ID=3",
+    ((1, 2, 0, 2), "127.0.0.1:21603", Launcher::Slurm)
+)]
+#[case::slurm_on_one_machine_with_a_name(
+    "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=1 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NODELIST=n2 SLURM_JOB_ID=7 SLURM_STEP_ID=0",
+    ((1, 2, 1, 2), "127.0.0.1:10112", Launcher::Slurm)
+)]
+#[case::pmix_with_a_size(
+    "PMIX_RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 PMIX_LOCAL_SIZE=2",
+    ((1, 2, 1, 2), "127.0.0.1:29500", Launcher::Pmix)
+)]
+#[case::pmix_within_slurm(
+    "PMIX_RANK=1 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=1 SLURM_NNODES=1 SLURM_JOB_ID=7 SLURM_STEP_ID=0",
+    ((1, 2, 1, 2), "127.0.0.1:10112", Launcher::Slurm)
+)]
+#[case::slurm_with_pmi(
+    "PMI_RANK=2 PMI_SIZE=3 SLURM_PROCID=2 SLURM_NTASKS=3 SLURM_LOCALID=0 SLURM_NODEID=1 SLURM_STEP_TASKS_PER_NODE=2,1 \
+     SLURM_STEP_NODELIST=n[1-2] SLURM_JOB_ID=1 SLURM_STEP_ID=0",
+    ((2, 3, 0, 1), "n1:10016", Launcher::Slurm)
+)]
+#[case::mpich_within_slurm(
+    "PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_JOB_ID=1 SLURM_STEP_ID=0",
+    ((1, 2, 1, 2), "127.0.0.1:29500", Launcher::Mpich)
+)]
 #[case::slurm_on_one_machine(
     "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=1 SLURM_NNODES=1 SLURM_JOB_ID=7 SLURM_STEP_ID=0",
-    ((1, 2, 1, 2), "127.0.0.1:29500", Launcher::Slurm)
+    ((1, 2, 1, 2), "127.0.0.1:10112", Launcher::Slurm)
 )]
 #[case::slurm_with_fewer_tasks_on_the_last_machine(
     "SLURM_PROCID=4 SLURM_NTASKS=5 SLURM_LOCALID=0 SLURM_NODEID=2 SLURM_TASKS_PER_NODE=2(x2),1 \
@@ -122,8 +159,12 @@ fn launchers(#[case] variables: &str, #[case] wanted: Wanted<'_>) {
 #[case::an_address_alone("MASTER_ADDR=host MASTER_PORT=29500")]
 #[case::one_slurm_task("SLURM_PROCID=0 SLURM_NTASKS=1")]
 #[case::a_batch_script("SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_JOB_ID=12 SLURM_JOB_NODELIST=a,b")]
+#[case::a_shell_of_an_allocation(
+    "SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_JOB_ID=12 SLURM_STEP_ID=4294967290 SLURM_JOB_NODELIST=a,b"
+)]
 #[case::an_allocation("SLURM_NTASKS=4 SLURM_JOB_ID=12")]
 #[case::half_an_mpi("PMI_RANK=0")]
+#[case::the_first_of_pmix("PMIX_RANK=0")]
 #[case::an_empty_address_alone("MASTER_ADDR= WORLD_SIZE=")]
 fn a_single_process(#[case] variables: &str) {
     assert_eq!(read(variables).unwrap(), None);
@@ -179,6 +220,7 @@ fn a_single_process(#[case] variables: &str) {
     "PMI_RANK=4 PMI_SIZE=4",
     "PMI_RANK is 4, but PMI_SIZE is 4: ranks are counted from 0 to 3"
 )]
+#[case::pmix_without_a_size("PMIX_RANK=1", "PMIX_RANK is 1, but no variable says how many processes there are")]
 #[case::two_sizes(
     "WORLD_SIZE=3 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=0",
     "WORLD_SIZE is 3, but Slurm started 2 processes (SLURM_NTASKS)"
@@ -255,7 +297,7 @@ fn flags_are_read_with_space_around_them() {
     assert!(parse_flag(&lookup("X=_"), "X", true).unwrap());
 }
 
-const NAMES: [&str; 20] = [
+const NAMES: [&str; 22] = [
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
@@ -276,6 +318,8 @@ const NAMES: [&str; 20] = [
     "SLURM_NTASKS_PER_NODE",
     "SLURM_STEP_NODELIST",
     "SLURM_NNODES",
+    "PMIX_RANK",
+    "PMIX_LOCAL_RANK",
 ];
 
 proptest! {

@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use accelerate_core::signals::Dispositions;
-use rustix::process::Signal;
+use rustix::process::{Signal, getpid};
 use signal_hook::consts as names;
 use signal_hook::iterator::backend::SignalDelivery;
-use signal_hook::iterator::exfiltrator::SignalOnly;
+use signal_hook::iterator::exfiltrator::WithOrigin;
+use signal_hook::low_level::siginfo::Origin;
 
 /// What a signal means for a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,8 +76,9 @@ impl StopSignals {
 
 /// Listens from creation to drop; afterwards signals do again what they did before.
 pub(crate) struct Signals {
-    delivery: SignalDelivery<UnixStream, SignalOnly>,
+    delivery: SignalDelivery<UnixStream, WithOrigin>,
     is_foreground: bool,
+    requests: Requests,
     default_again: Vec<(i32, Arc<AtomicBool>)>,
 }
 
@@ -99,8 +101,8 @@ impl Signals {
             }
         }
         let (read, write) = UnixStream::pair()?;
-        let delivery = SignalDelivery::with_pipe(read, write, SignalOnly, &wanted)?;
-        Ok(Self { delivery, is_foreground, default_again })
+        let delivery = SignalDelivery::with_pipe(read, write, WithOrigin::default(), &wanted)?;
+        Ok(Self { delivery, is_foreground, requests: Requests::default(), default_again })
     }
 
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
@@ -108,8 +110,9 @@ impl Signals {
     }
 
     pub(crate) fn pending(&mut self) -> Vec<Event> {
-        let is_foreground = self.is_foreground;
-        self.delivery.pending().filter_map(|signal| event(signal, is_foreground)).collect()
+        let Self { delivery, is_foreground, requests, .. } = self;
+        let new = delivery.pending().filter(|origin| !requests.is_known(origin.signal, is_own(origin)));
+        new.filter_map(|origin| event(origin.signal, *is_foreground)).collect()
     }
 
     /// Stops listening and lets `signal` do what it would have done: end this process, unless the host handles it.
@@ -129,6 +132,28 @@ impl Drop for Signals {
             flag.store(true, Ordering::SeqCst);
         }
     }
+}
+
+/// The requests to stop that have come, with whether this process has sent them to itself, as an agent does for its launcher.
+///
+/// Slurm sends its signal to every process of a job, so it reaches an agent twice: directly, and through the launcher. That is one
+/// request, and no second one that would end everything at once.
+#[derive(Debug, Default)]
+struct Requests(Vec<(i32, bool)>);
+
+impl Requests {
+    /// Is it the same request as one that has come the other way?
+    fn is_known(&mut self, signal: i32, is_own: bool) -> bool {
+        if !STOPPING.contains(&signal) || self.0.contains(&(signal, is_own)) {
+            return false;
+        }
+        self.0.push((signal, is_own));
+        self.0.contains(&(signal, !is_own))
+    }
+}
+
+fn is_own(origin: &Origin) -> bool {
+    origin.process.is_some_and(|sender| sender.pid == getpid().as_raw_nonzero().get())
 }
 
 fn event(signal: i32, is_foreground: bool) -> Option<Event> {
@@ -182,6 +207,17 @@ fn default_switch(signal: i32, dispositions: &Dispositions) -> io::Result<Option
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_request_that_comes_both_ways_is_one() {
+        let mut requests = Requests::default();
+        assert!(!requests.is_known(names::SIGTERM, false));
+        assert!(requests.is_known(names::SIGTERM, true));
+        // From here on there is nothing that it could be the same as.
+        assert!(!requests.is_known(names::SIGTERM, true) && !requests.is_known(names::SIGTERM, false));
+        assert!(!requests.is_known(names::SIGINT, true) && !requests.is_known(names::SIGINT, true));
+        assert!(!requests.is_known(names::SIGUSR1, true) && !requests.is_known(names::SIGUSR1, false));
+    }
 
     #[test]
     fn keys_of_the_terminal_are_left_to_a_program_in_the_foreground() {

@@ -1,0 +1,59 @@
+//! Where the processes of a launch are started: here, on machines that are named, or on those of an allocation.
+
+use std::error::Error;
+
+use accelerate_launch::{AgentCommand, LaunchConfig};
+
+use super::hosts;
+use super::slurm::{ClusterFlags, allocated};
+use crate::config_file;
+use crate::resolve::Resolved;
+
+/// Where the processes of a launch are started.
+#[derive(Default)]
+pub(super) struct Place {
+    /// How each of several machines is reached; `None` for this machine alone.
+    pub(super) agents: Option<Vec<AgentCommand>>,
+    /// Where ranks meet, if the machines say it.
+    pub(super) main_process_ip: Option<String>,
+    /// What somebody should know of the choice.
+    pub(super) notice: Option<String>,
+}
+
+impl Place {
+    pub(super) fn configured(&self, config: LaunchConfig) -> LaunchConfig {
+        let main_process_ip = config.main_process_ip.or_else(|| self.main_process_ip.clone());
+        LaunchConfig { main_process_ip, ..config }
+    }
+}
+
+/// Machines that are named, or those of an allocation, which then says the number of processes. A job that is yet to be made has
+/// neither.
+pub(super) fn placed(mut resolved: Resolved, cluster: &ClusterFlags) -> Result<(Resolved, Place), Box<dyn Error>> {
+    cluster.check()?;
+    if cluster.is_asked() {
+        return Ok((resolved, Place::default()));
+    }
+    if let Some(agents) = hosts::agents(&resolved.run)? {
+        return Ok((resolved, Place { agents: Some(agents), ..Place::default() }));
+    }
+    let Some(allocation) = allocated::of_run(&resolved.run, &config_file::variable)? else {
+        return Ok((resolved, Place::default()));
+    };
+    resolved.run.cluster.num_processes = Some(allocation.num_processes());
+    Ok((resolved, allocated::place(&allocation)))
+}
+
+/// Where there is no folder, libtorch ends a process while it loads.
+#[derive(Debug, thiserror::Error)]
+#[error("the working folder cannot be used; change to one that exists")]
+struct NoWorkingFolder {
+    source: std::io::Error,
+}
+
+/// # Errors
+///
+/// The working folder has been deleted, or is one that this user may not look into.
+pub(crate) fn check_working_folder() -> Result<(), Box<dyn Error>> {
+    std::env::current_dir().map(drop).map_err(|source| NoWorkingFolder { source }.into())
+}

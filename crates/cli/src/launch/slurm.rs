@@ -1,0 +1,177 @@
+//! `accelerate launch --slurm` and `--emit`: a launch as a job of a cluster, submitted and followed from a login node, or printed.
+
+pub(super) mod allocated;
+mod follow;
+mod kubernetes;
+mod tools;
+mod words;
+
+use std::error::Error;
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+
+use accelerate_core::config::RunConfig;
+use accelerate_core::kubernetes::Manifest;
+use accelerate_core::slurm::BatchJob;
+use clap::{Args, ValueEnum};
+
+const SLURM: &str = "Slurm and Kubernetes";
+
+/// What a cluster is asked for.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = SLURM)]
+pub(super) struct ClusterFlags {
+    /// Submit a batch job to Slurm that launches the program on its nodes, and follow it: its output is printed as it comes.
+    ///
+    /// For a login node. The exit code is that of the job. Ctrl-C cancels the job; when the terminal goes away, the job goes on. Within
+    /// an allocation (`salloc`, a batch script) no flag is needed: a launch starts processes on all of its nodes.
+    #[arg(long, conflicts_with_all = ["dry_run", "emit"])]
+    slurm: bool,
+
+    /// How many machines the job gets. Default: --num_machines.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    nodes: Option<u32>,
+
+    /// How many GPUs each machine of the job has to have; each gets a process.
+    #[arg(long = "gpus_per_node", alias = "gpus-per-node", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    gpus_per_node: Option<u32>,
+
+    /// The longest time that the job may take, as sbatch reads it: 30 (minutes), 1:00:00, 2-12.
+    #[arg(long, value_name = "TIME")]
+    time: Option<String>,
+
+    /// The partition of Slurm that the job is queued in.
+    #[arg(long, value_name = "NAME")]
+    partition: Option<String>,
+
+    /// Queue the job again when a node fails, when it is preempted, and when its time is over before the program is done.
+    ///
+    /// Before the end of its time the ranks get SIGUSR1, by which `should_stop` becomes true, the --stop_margin and half a minute before
+    /// the end. A program that loads its newest checkpoint when it starts goes on from there.
+    #[arg(long)]
+    requeue: bool,
+
+    /// One more option of sbatch, such as --sbatch=--account=lab. May be given several times.
+    #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
+    sbatch: Vec<String>,
+
+    /// Print what a cluster would be given, and submit nothing: slurm (a batch script), kubernetes (a JobSet) or trainjob (of Kubeflow).
+    ///
+    /// The two for Kubernetes are written by their schemas and need --image. JobSet or Kubeflow Trainer has to be there.
+    #[arg(long, value_name = "FORMAT", conflicts_with = "dry_run", hide_possible_values = true)]
+    emit: Option<Emit>,
+
+    /// With --emit kubernetes or trainjob: the image of the containers, in which accelerate and the program are.
+    #[arg(long, value_name = "NAME")]
+    image: Option<String>,
+}
+
+/// A text for a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Emit {
+    Slurm,
+    Kubernetes,
+    Trainjob,
+}
+
+impl ClusterFlags {
+    /// Is a cluster to be given something, in place of starting processes here?
+    pub(super) fn is_asked(&self) -> bool {
+        self.slurm || self.emit.is_some()
+    }
+
+    /// What was said that only a job can have, although there is to be none.
+    pub(super) fn check(&self) -> Result<(), WithoutJob> {
+        let said = [
+            ("--nodes", self.nodes.is_some()),
+            ("--gpus_per_node", self.gpus_per_node.is_some()),
+            ("--time", self.time.is_some()),
+            ("--partition", self.partition.is_some()),
+            ("--requeue", self.requeue),
+            ("--sbatch", !self.sbatch.is_empty()),
+            ("--image", self.image.is_some()),
+        ];
+        match said.iter().find(|(_, is_said)| *is_said && !self.is_asked()) {
+            Some((flag, _)) => Err(WithoutJob { flag }),
+            None => Ok(()),
+        }
+    }
+
+    fn num_nodes(&self, run: &RunConfig) -> usize {
+        self.nodes.and_then(|count| usize::try_from(count).ok()).unwrap_or(run.cluster.num_machines)
+    }
+
+    fn num_gpus(&self) -> Option<usize> {
+        self.gpus_per_node.and_then(|count| usize::try_from(count).ok())
+    }
+
+    fn script(&self, run: &RunConfig, words: &[OsString], program: &[OsString]) -> Result<String, Box<dyn Error>> {
+        if self.image.is_some() {
+            return Err(ForOther { flag: "--image", it: "Kubernetes" }.into());
+        }
+        let job = BatchJob {
+            name: program_name(program),
+            num_nodes: self.num_nodes(run),
+            num_processes: run.cluster.num_processes,
+            gpus_per_node: self.num_gpus(),
+            time: self.time.clone(),
+            partition: self.partition.clone(),
+            requeue: self.requeue,
+            stop_margin: run.cluster.stop_margin,
+            options: self.sbatch.clone(),
+            launch: words::launch_line(words, program.len()),
+        };
+        Ok(job.script()?)
+    }
+}
+
+/// What the program is called, without its folder.
+fn program_name(program: &[OsString]) -> String {
+    let name = program.first().map(OsString::as_os_str).unwrap_or_default();
+    Path::new(name).file_name().unwrap_or(name).to_string_lossy().into_owned()
+}
+
+/// A flag that only another kind of cluster knows.
+#[derive(Debug, thiserror::Error)]
+#[error("{flag} is for {it}, and is not what is asked for; leave it out")]
+struct ForOther {
+    flag: &'static str,
+    it: &'static str,
+}
+
+/// A flag about a job, and no job.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{flag} is about a job of a cluster; say --slurm to submit one, or --emit to see what one would be given, or leave it out"
+)]
+pub(super) struct WithoutJob {
+    flag: &'static str,
+}
+
+/// Submits and follows, or prints. The last words of the command line are the `program`'s.
+///
+/// # Errors
+///
+/// Slurm that is not there or that refuses; a result that cannot be printed. Values that no job can have are told here.
+pub(super) fn run(
+    flags: &ClusterFlags,
+    run: &RunConfig,
+    program: &[OsString],
+    is_quiet: bool,
+) -> Result<ExitCode, Box<dyn Error>> {
+    let words: &Vec<_> = &std::env::args_os().collect();
+    let text = match flags.emit {
+        None | Some(Emit::Slurm) => flags.script(run, words, program),
+        Some(Emit::Kubernetes) => kubernetes::manifest(flags, run, words, program, Manifest::JobSet),
+        Some(Emit::Trainjob) => kubernetes::manifest(flags, run, words, program, Manifest::TrainJob),
+    };
+    match (text, flags.emit) {
+        (Ok(text), Some(_)) => Ok(crate::print_result(&text).map(|()| ExitCode::SUCCESS)?),
+        (Ok(script), None) => follow::submit_and_follow(&script, is_quiet),
+        (Err(error), _) => {
+            crate::print_error(super::SPEAKER, error.as_ref(), &error.to_string());
+            Ok(ExitCode::from(2))
+        }
+    }
+}

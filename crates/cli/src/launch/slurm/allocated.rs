@@ -1,0 +1,72 @@
+//! A launch within an allocation of Slurm: from its nodes to the agents that `srun` starts on them.
+
+use std::error::Error;
+use std::ffi::OsString;
+
+use accelerate_core::config::{Lookup, RunConfig};
+use accelerate_core::slurm::{Allocation, allocation};
+use accelerate_launch::{AGENT_SCRIPT, AgentCommand};
+
+use crate::launch::place::Place;
+
+/// The variable of processes that a launch has started: what they launch themselves is theirs alone.
+const OF_LAUNCH: &str = "ACCELERATE_LAUNCH_ID";
+
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "--num_machines is {said}, but the Slurm job {job_id} has {found} node(s); leave --num_machines out, or ask Slurm for as many"
+)]
+struct NumMachines {
+    said: usize,
+    job_id: String,
+    found: usize,
+}
+
+/// The allocation that a launch is to fill; `None` outside of one, and where machines are started one by one.
+///
+/// # Errors
+///
+/// Variables that contradict each other, or what was said.
+pub(in crate::launch) fn of_run(run: &RunConfig, lookup: Lookup<'_>) -> Result<Option<Allocation>, Box<dyn Error>> {
+    let cluster = &run.cluster;
+    let is_one_by_one = cluster.machine_rank > 0 || cluster.main_process_ip.is_some();
+    if is_one_by_one || lookup(OF_LAUNCH).is_some() {
+        return Ok(None);
+    }
+    let Some(found) = allocation(lookup, cluster.num_processes, cluster.use_cpu)? else { return Ok(None) };
+    match cluster.num_machines {
+        said if said > 1 && said != found.nodes.len() => {
+            Err(NumMachines { said, job_id: found.job_id, found: found.nodes.len() }.into())
+        }
+        _ => Ok(Some(found)),
+    }
+}
+
+/// Where its processes are started: here, if this is the only node, else by a step of its own on each, so that every node is heard
+/// by itself.
+pub(in crate::launch) fn place(allocation: &Allocation) -> Place {
+    let is_several = allocation.nodes.len() > 1;
+    Place {
+        agents: (!allocation.is_here).then(|| agents(allocation)),
+        main_process_ip: allocation.nodes.first().filter(|_| is_several).map(|node| node.name.clone()),
+        notice: Some(format!("in Slurm job {}, starting {allocation} ({})", allocation.job_id, allocation.per_node)),
+    }
+}
+
+fn agents(allocation: &Allocation) -> Vec<AgentCommand> {
+    let agents = allocation.nodes.iter().map(|node| AgentCommand {
+        machine: node.name.clone(),
+        command: srun(&node.name),
+        num_processes: node.num_processes,
+        environment: Vec::new(),
+    });
+    agents.collect()
+}
+
+/// All that the job has on the node is the agent's: it shares it out itself. Of the job's own wishes for tasks nothing is left.
+fn srun(node: &str) -> Vec<OsString> {
+    let node = format!("--nodelist={node}");
+    let flags = ["--nodes=1", "--ntasks=1", "--ntasks-per-node=1", &node, "--overlap", "--mpi=none", "--cpu-bind=none"];
+    let words = ["srun", "--quiet"].into_iter().chain(flags).chain(["sh", "-c", AGENT_SCRIPT]);
+    words.map(OsString::from).collect()
+}

@@ -1,0 +1,64 @@
+//! `accelerate launch --emit kubernetes` and `trainjob`.
+
+use std::error::Error;
+use std::ffi::{OsStr, OsString};
+
+use accelerate_core::config::RunConfig;
+use accelerate_core::files::ShownPath;
+use accelerate_core::kubernetes::{ClusterJob, Manifest};
+
+use super::words::flags_and_program;
+use super::{ClusterFlags, ForOther, program_name};
+
+/// How often pods are started again with --requeue. A program that fails each time shall not do so for ever.
+const MAX_RESTARTS: usize = 10;
+/// What the manifest says of machines itself.
+const ABOUT_MACHINES: [&str; 4] = ["num_machines", "machine_rank", "main_process_ip", "main_process_port"];
+
+#[derive(Debug, thiserror::Error)]
+enum ManifestError {
+    #[error(
+        "a manifest for Kubernetes names the image of its containers; say --image, one in which accelerate and the program are"
+    )]
+    NoImage,
+    #[error(
+        "--requeue has no place in a TrainJob, whose runtime says how often pods are started again; leave it out, or use --emit kubernetes"
+    )]
+    RequeueOfTrainJob,
+    #[error("{word} is no UTF-8, which a manifest cannot hold; give it another name")]
+    NotText { word: String },
+}
+
+pub(super) fn manifest(
+    flags: &ClusterFlags,
+    run: &RunConfig,
+    words: &[OsString],
+    program: &[OsString],
+    kind: Manifest,
+) -> Result<String, Box<dyn Error>> {
+    let of_slurm = [
+        ("--time", flags.time.is_some()),
+        ("--partition", flags.partition.is_some()),
+        ("--sbatch", !flags.sbatch.is_empty()),
+    ];
+    if let Some((flag, _)) = of_slurm.into_iter().find(|(_, is_said)| *is_said) {
+        return Err(ForOther { flag, it: "Slurm" }.into());
+    }
+    if flags.requeue && kind == Manifest::TrainJob {
+        return Err(ManifestError::RequeueOfTrainJob.into());
+    }
+    let image = flags.image.clone().ok_or(ManifestError::NoImage)?;
+    let (kept, program_words) = flags_and_program(words, program.len(), &ABOUT_MACHINES);
+    let text =
+        |word: &OsStr| word.to_str().map(str::to_owned).ok_or_else(|| ManifestError::NotText { word: word.shown() });
+    let all = kept.into_iter().chain(program_words.iter().map(OsString::as_os_str));
+    let job = ClusterJob {
+        program: program_name(program),
+        image,
+        num_nodes: flags.num_nodes(run),
+        gpus_per_node: flags.num_gpus(),
+        max_restarts: if flags.requeue { MAX_RESTARTS } else { 0 },
+        words: all.map(text).collect::<Result<_, _>>()?,
+    };
+    Ok(job.manifest(kind))
+}

@@ -1,0 +1,165 @@
+//! Kubernetes: a launch on several machines as a manifest. Each pod runs one `accelerate launch`.
+
+use crate::yaml::yaml;
+use serde_json::{Map, Value, json};
+
+/// What is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Manifest {
+    /// `JobSet` of `jobset.x-k8s.io/v1alpha2`.
+    JobSet,
+    /// `TrainJob` of Kubeflow Trainer (`trainer.kubeflow.org/v1alpha1`), with its runtime `torch-distributed`.
+    TrainJob,
+}
+
+/// A launch on machines of a cluster.
+///
+/// ```
+/// use accelerate_core::kubernetes::{ClusterJob, Manifest};
+/// let job = ClusterJob { program: "train".to_owned(), num_nodes: 2, image: "registry/train:1".to_owned(), ..Default::default() };
+/// assert!(job.manifest(Manifest::JobSet).starts_with("apiVersion: jobset.x-k8s.io/v1alpha2\nkind: JobSet\n"));
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClusterJob {
+    /// What the program is called; the job is called after it.
+    pub program: String,
+    /// The image of the containers, which has to have `accelerate` and the program.
+    pub image: String,
+    /// How many pods there are.
+    pub num_nodes: usize,
+    /// How many GPUs each of them has to have.
+    pub gpus_per_node: Option<usize>,
+    /// How often all pods are started again after one has failed. A `TrainJob` leaves this to its runtime.
+    pub max_restarts: usize,
+    /// Flags of the launch that are not about machines, then the program and its arguments.
+    pub words: Vec<String>,
+}
+
+/// The port at which ranks meet in a cluster, where each pod has an address of its own.
+const PORT: u16 = 29_500;
+/// With what Kubernetes adds, a name has at most 63 characters.
+const LONGEST_NAME: usize = 40;
+/// Names of pods are known some time after the pods run. `$0` is that of rank 0's.
+const WAIT_FOR_NAME: &str = "until getent hosts \"$0\" > /dev/null; do sleep 1; done; exec \"$@\"";
+
+impl ClusterJob {
+    /// The text of the manifest, as YAML.
+    pub fn manifest(&self, kind: Manifest) -> String {
+        let name = name(&self.program);
+        let manifest = match kind {
+            Manifest::JobSet => json!({
+                "apiVersion": "jobset.x-k8s.io/v1alpha2",
+                "kind": "JobSet",
+                "metadata": {"name": name},
+                "spec": self.job_set(&name),
+            }),
+            Manifest::TrainJob => json!({
+                "apiVersion": "trainer.kubeflow.org/v1alpha1",
+                "kind": "TrainJob",
+                "metadata": {"name": name},
+                "spec": {"runtimeRef": {"name": "torch-distributed"}, "trainer": self.trainer(&name)},
+            }),
+        };
+        yaml(manifest.as_object().unwrap_or(&Map::new()))
+    }
+
+    fn job_set(&self, name: &str) -> Value {
+        let rank = json!({
+            "name": "MACHINE_RANK",
+            "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}},
+        });
+        let main_process_ip = format!("{name}-node-0-0.{name}");
+        let machines = Machines {
+            count: &self.num_nodes.to_string(),
+            rank: "$(MACHINE_RANK)",
+            main_process_ip: &main_process_ip,
+            main_process_port: &PORT.to_string(),
+        };
+        let mut container = json!({
+            "name": "launch",
+            "image": self.image,
+            "command": self.command(&machines),
+            "env": [rank, secret(name)],
+            "ports": [{"containerPort": PORT}],
+        });
+        if let (Some(resources), Some(container)) = (self.resources(), container.as_object_mut()) {
+            container.insert("resources".to_owned(), resources);
+        }
+        let pods = json!({
+            "backoffLimit": 0,
+            "completionMode": "Indexed",
+            "completions": self.num_nodes,
+            "parallelism": self.num_nodes,
+            "template": {"spec": {"containers": [container], "restartPolicy": "Never"}},
+        });
+        json!({
+            "failurePolicy": {"maxRestarts": self.max_restarts},
+            "network": {"enableDNSHostnames": true, "publishNotReadyAddresses": true},
+            "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": pods}}],
+        })
+    }
+
+    fn trainer(&self, name: &str) -> Value {
+        let machines = Machines {
+            count: "$(PET_NNODES)",
+            rank: "$(PET_NODE_RANK)",
+            main_process_ip: "$(PET_MASTER_ADDR)",
+            main_process_port: "$(PET_MASTER_PORT)",
+        };
+        let mut trainer = json!({
+            "command": self.command(&machines),
+            "env": [secret(name)],
+            "image": self.image,
+            "numNodes": self.num_nodes,
+        });
+        if let (Some(resources), Some(trainer)) = (self.resources(), trainer.as_object_mut()) {
+            trainer.insert("resourcesPerNode".to_owned(), resources);
+        }
+        trainer
+    }
+
+    fn resources(&self) -> Option<Value> {
+        self.gpus_per_node.map(|count| json!({"limits": {"nvidia.com/gpu": count}}))
+    }
+
+    fn command(&self, machines: &Machines<'_>) -> Vec<String> {
+        let start = ["sh", "-c", WAIT_FOR_NAME, machines.main_process_ip, "accelerate", "launch"].map(str::to_owned);
+        let flags = [
+            format!("--num_machines={}", machines.count),
+            format!("--machine_rank={}", machines.rank),
+            format!("--main_process_ip={}", machines.main_process_ip),
+            format!("--main_process_port={}", machines.main_process_port),
+        ];
+        // Kubernetes puts variables in place of `$(NAME)`, unless the dollar is doubled.
+        let words = self.words.iter().map(|word| word.replace("$(", "$$("));
+        start.into_iter().chain(flags).chain(words).collect()
+    }
+}
+
+/// What a launch is told of the machines.
+struct Machines<'a> {
+    count: &'a str,
+    rank: &'a str,
+    main_process_ip: &'a str,
+    main_process_port: &'a str,
+}
+
+/// The secret of the run, if the cluster has one under this name.
+fn secret(name: &str) -> Value {
+    json!({
+        "name": "ACCELERATE_RUN_SECRET",
+        "valueFrom": {"secretKeyRef": {"key": "secret", "name": format!("{name}-run-secret"), "optional": true}},
+    })
+}
+
+/// A name that Kubernetes takes: small letters, digits and dashes, with a letter first and no dash last.
+fn name(program: &str) -> String {
+    let plain = |character: char| match character.to_ascii_lowercase() {
+        letter @ ('a'..='z' | '0'..='9') => letter,
+        _ => '-',
+    };
+    let name: String = program.chars().map(plain).collect();
+    let name = name.trim_start_matches(|character: char| !character.is_ascii_lowercase());
+    let name = name.get(..LONGEST_NAME).unwrap_or(name).trim_end_matches('-');
+    if name.is_empty() { "accelerate".to_owned() } else { name.to_owned() }
+}

@@ -1,0 +1,156 @@
+//! Manifests for Kubernetes. What is checked was read from the schemas of JobSet 0.x and Kubeflow Trainer 2.
+
+use accelerate_core::kubernetes::{ClusterJob, Manifest};
+use accelerate_core::settings::{Document, Node, NodeValue};
+use rstest::rstest;
+use serde_json::{Value, json};
+
+fn job() -> ClusterJob {
+    ClusterJob {
+        program: "train".to_owned(),
+        image: "registry.example/train:1".to_owned(),
+        num_nodes: 2,
+        gpus_per_node: Some(8),
+        max_restarts: 3,
+        words: ["--mixed_precision", "bf16", "target/release/train", "--name", "a \"b\": $(C) $D"]
+            .map(str::to_owned)
+            .to_vec(),
+    }
+}
+
+/// Read as YAML. Text that is not quoted and reads as a number or an answer is one.
+fn parsed(text: &str) -> Value {
+    fn value(node: &Node) -> Value {
+        match &node.value {
+            NodeValue::Scalar { text, is_quoted: true } => text.clone().into(),
+            NodeValue::Scalar { text, .. } => serde_json::from_str(text).unwrap_or_else(|_| text.clone().into()),
+            NodeValue::List(items) => items.iter().map(value).collect(),
+            NodeValue::Mapping(entries) => entries
+                .iter()
+                .map(|(key, _, entry)| (key.clone(), value(entry)))
+                .collect::<serde_json::Map<_, _>>()
+                .into(),
+        }
+    }
+    value(&Document::parse(text, "manifest.yaml".as_ref()).unwrap().root)
+}
+
+/// The keys that a schema has, among which some are needed.
+#[track_caller]
+fn check_keys(object: &Value, known: &[&str], needed: &[&str]) {
+    let keys: Vec<_> = object.as_object().unwrap().keys().map(String::as_str).collect();
+    assert!(keys.iter().all(|key| known.contains(key)), "{keys:?}");
+    assert!(needed.iter().all(|key| keys.contains(key)), "{keys:?}");
+}
+
+const CONTAINER: [&str; 7] = ["args", "command", "env", "image", "name", "ports", "resources"];
+
+#[test]
+fn a_job_set_has_the_keys_and_types_of_its_schema() {
+    let manifest = parsed(&job().manifest(Manifest::JobSet));
+    check_keys(
+        &manifest,
+        &["apiVersion", "kind", "metadata", "spec", "status"],
+        &["apiVersion", "kind", "metadata", "spec"],
+    );
+    let spec = &manifest["spec"];
+    let known = [
+        "coordinator",
+        "failurePolicy",
+        "managedBy",
+        "network",
+        "replicatedJobs",
+        "startupPolicy",
+        "successPolicy",
+        "suspend",
+        "ttlSecondsAfterFinished",
+        "volumeClaimPolicies",
+    ];
+    check_keys(spec, &known, &["replicatedJobs"]);
+    check_keys(&spec["network"], &["enableDNSHostnames", "publishNotReadyAddresses", "subdomain"], &[]);
+    check_keys(&spec["failurePolicy"], &["maxRestarts", "restartStrategy", "rules"], &[]);
+    assert_eq!(spec["failurePolicy"]["maxRestarts"], 3);
+    let replicated = &spec["replicatedJobs"][0];
+    check_keys(replicated, &["dependsOn", "groupName", "name", "replicas", "template"], &["name", "template"]);
+    let pods = &replicated["template"]["spec"];
+    check_keys(pods, &["backoffLimit", "completionMode", "completions", "parallelism", "template"], &["template"]);
+    // `Indexed` wants the number of completions, and gives each pod its number and a name.
+    assert_eq!(
+        (&pods["completionMode"], &pods["completions"], &pods["parallelism"]),
+        (&json!("Indexed"), &json!(2), &json!(2))
+    );
+    let pod = &pods["template"]["spec"];
+    // A pod of a job says one of `Never` and `OnFailure`.
+    assert_eq!(pod["restartPolicy"], "Never");
+    let container = &pod["containers"][0];
+    check_keys(container, &CONTAINER, &["name"]);
+    assert_eq!(
+        (&container["image"], &container["resources"]["limits"]["nvidia.com/gpu"]),
+        (&json!(job().image), &json!(8))
+    );
+    check_environment(container, &["MACHINE_RANK", "ACCELERATE_RUN_SECRET"]);
+}
+
+#[test]
+fn a_train_job_has_the_keys_and_types_of_its_schema() {
+    let manifest = parsed(&job().manifest(Manifest::TrainJob));
+    assert_eq!(
+        (&manifest["apiVersion"], &manifest["kind"]),
+        (&json!("trainer.kubeflow.org/v1alpha1"), &json!("TrainJob"))
+    );
+    let spec = &manifest["spec"];
+    check_keys(spec, &["runtimeRef", "suspend", "trainer"], &["runtimeRef"]);
+    check_keys(&spec["runtimeRef"], &["apiGroup", "kind", "name"], &["name"]);
+    let trainer = &spec["trainer"];
+    check_keys(trainer, &["args", "command", "env", "image", "numNodes", "numProcPerNode", "resourcesPerNode"], &[]);
+    assert_eq!(
+        (&trainer["numNodes"], &trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"]),
+        (&json!(2), &json!(8))
+    );
+    // At most 128 words.
+    assert!(trainer["command"].as_array().unwrap().iter().all(Value::is_string));
+    check_environment(trainer, &["ACCELERATE_RUN_SECRET"]);
+}
+
+#[track_caller]
+fn check_environment(container: &Value, names: &[&str]) {
+    let variables = container["env"].as_array().unwrap();
+    variables.iter().for_each(|variable| check_keys(variable, &["name", "value", "valueFrom"], &["name"]));
+    assert!(variables.iter().map(|variable| variable["name"].as_str().unwrap()).eq(names.iter().copied()));
+}
+
+#[rstest]
+#[case(Manifest::JobSet, "train-node-0-0.train", ["2", "$(MACHINE_RANK)", "train-node-0-0.train", "29500"])]
+#[case(Manifest::TrainJob, "$(PET_MASTER_ADDR)", ["$(PET_NNODES)", "$(PET_NODE_RANK)", "$(PET_MASTER_ADDR)", "$(PET_MASTER_PORT)"])]
+fn each_pod_runs_the_launch_of_its_machine(
+    #[case] kind: Manifest,
+    #[case] waited_for: &str,
+    #[case] machines: [&str; 4],
+) {
+    let manifest = parsed(&job().manifest(kind));
+    let container = match kind {
+        Manifest::JobSet => {
+            &manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
+        }
+        Manifest::TrainJob => &manifest["spec"]["trainer"],
+    };
+    let command: Vec<_> = container["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
+    assert_eq!((command[0], command[1], &command[3..6]), ("sh", "-c", &[waited_for, "accelerate", "launch"][..]));
+    let flags = ["--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port"];
+    let wanted: Vec<_> = flags.iter().zip(machines).map(|(flag, value)| format!("{flag}={value}")).collect();
+    assert_eq!(command[6..10], wanted);
+    // Kubernetes would put a variable in place of the word, and makes `$$(C)` the word again.
+    assert_eq!(command[10..], ["--mixed_precision", "bf16", "target/release/train", "--name", "a \"b\": $$(C) $D"]);
+}
+
+#[rstest]
+#[case("train", "train")]
+#[case("My_Program.py", "my-program-py")]
+#[case("7_train_", "train")]
+#[case("größe", "gr--e")]
+#[case("___", "accelerate")]
+#[case("a-very-long-name-of-a-program-that-goes-on-and-on", "a-very-long-name-of-a-program-that-goes")]
+fn names_that_kubernetes_takes(#[case] program: &str, #[case] wanted: &str) {
+    let manifest = parsed(&ClusterJob { program: program.to_owned(), ..job() }.manifest(Manifest::JobSet));
+    assert_eq!(manifest["metadata"]["name"], wanted);
+}
