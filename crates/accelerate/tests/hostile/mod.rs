@@ -1,5 +1,6 @@
 //! The bounds within which a reader has to deal with a file that somebody made to do harm: its message names the
-//! file, is at most 2 KB long, and comes within 2 seconds of processor time and 200 MB of memory.
+//! file, is at most 2 KB long, and comes within 10 seconds of processor time and 200 MB of memory. A
+//! reader that is not linear takes minutes; a busy machine doubles what is counted.
 
 #![allow(dead_code, reason = "each test program uses its own part of it")]
 
@@ -12,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 const LARGEST_MESSAGE_BYTES: usize = 2 * 1024;
-const LONGEST_CPU_SECONDS: f64 = 2.0;
+const LONGEST_CPU_SECONDS: f64 = 10.0;
 const LARGEST_GROWTH_BYTES: u64 = 200_000_000;
 /// A reader that waits uses no processor time. It is over when this has passed.
 const HUNG: Duration = Duration::from_secs(60);
