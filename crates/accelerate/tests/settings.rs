@@ -114,7 +114,9 @@ fn contradictions_with_a_deepspeed_configuration_name_lines() {
     let loader = DataLoader::builder(rows).batch_size(5).build().unwrap();
     let text = accelerator.prepare(loader).map(drop).unwrap_err().to_string();
     assert!(
-        text.contains("processes is 15") && text.contains("num_steps: ") && text.contains("run.yaml:3:1)"),
+        text.contains("processes is 15")
+            && text.contains("gradient_accumulation_steps: ")
+            && text.contains("run.yaml:3:1)"),
         "{text}"
     );
 }
