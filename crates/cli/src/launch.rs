@@ -161,7 +161,7 @@ impl Selection for ForLaunch {
 /// # Errors
 ///
 /// The plan of a dry run that cannot be printed. What goes wrong with a launch is told here, with a code of its own.
-pub(crate) fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
+pub(crate) fn run(arguments: Arguments, words: &[OsString]) -> Result<ExitCode, Box<dyn Error>> {
     let (is_quiet, has_prefix) = (arguments.quiet, !arguments.no_prefix);
     let preflight = if arguments.no_preflight { Preflight::None } else { Preflight::Full };
     let resolved = check_working_folder().and_then(|()| resolved(&arguments, &config_file::variable));
@@ -173,7 +173,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
         }
     };
     if arguments.cluster.is_asked() {
-        return slurm::run(&arguments.cluster, &resolved.run, &arguments.program, is_quiet);
+        return slurm::run(&arguments.cluster, &resolved.run, words, &arguments.program, is_quiet);
     }
     let dry_run = arguments.dry_run.then_some(arguments.json);
     let config = place.configured(config(arguments, &resolved.run));

@@ -78,7 +78,7 @@ fn main() -> ExitCode {
     }
     let words = with_command(std::env::args_os().collect());
     let outcome = match parsed(&words) {
-        Ok(cli) => run(cli.command),
+        Ok(cli) => run(cli.command, &words),
         Err(error) => answered(error, &words),
     };
     match outcome {
@@ -101,11 +101,11 @@ fn with_command(mut words: Vec<OsString>) -> Vec<OsString> {
     words
 }
 
-fn run(command: Command) -> Result<ExitCode, Box<dyn Error>> {
+fn run(command: Command, words: &[OsString]) -> Result<ExitCode, Box<dyn Error>> {
     let success = |()| ExitCode::SUCCESS;
     match command {
         Command::Config(arguments) => config::run(&arguments),
-        Command::Launch(arguments) => launch::run(*arguments),
+        Command::Launch(arguments) => launch::run(*arguments, words),
         Command::Test(arguments) => Ok(test::run(arguments)),
         Command::Setup(arguments) => setup::run(&arguments).map(success),
         Command::New(arguments) => new::run(&arguments).map(success),

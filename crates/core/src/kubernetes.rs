@@ -130,8 +130,8 @@ impl ClusterJob {
             format!("--main_process_ip={}", machines.main_process_ip),
             format!("--main_process_port={}", machines.main_process_port),
         ];
-        // Kubernetes puts variables in place of `$(NAME)`, unless the dollar is doubled.
-        let words = self.words.iter().map(|word| word.replace("$(", "$$("));
+        // Kubernetes makes two dollars one, and puts variables in place of `$(NAME)` where the dollar is single.
+        let words = self.words.iter().map(|word| word.replace('$', "$$"));
         start.into_iter().chain(flags).chain(words).collect()
     }
 }

@@ -113,16 +113,34 @@ fn this_machine() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-fn listed(run: &RunConfig) -> Result<Option<Hosts>, Box<dyn Error>> {
-    let deepspeed = &run.deepspeed;
-    let is_deepspeeds = run.cluster.use_deepspeed && deepspeed.multinode_launcher.as_deref() != Some("standard");
-    let of_deepspeed = deepspeed.hostfile.as_deref().filter(|path| is_deepspeeds && !path.as_os_str().is_empty());
+/// Does a host file of DeepSpeed's hold, and its filters?
+fn is_deepspeeds(run: &RunConfig) -> bool {
+    run.cluster.use_deepspeed && run.deepspeed.multinode_launcher.as_deref() != Some("standard")
+}
+
+/// The lists of machines that are named.
+fn lists(run: &RunConfig) -> impl Iterator<Item = (&'static str, List<'_>)> {
+    let of_deepspeed =
+        run.deepspeed.hostfile.as_deref().filter(|path| is_deepspeeds(run) && !path.as_os_str().is_empty());
     let lists = [
         ("--hosts", run.cluster.hosts.as_deref().map(List::Text)),
         ("--hostfile", run.cluster.hostfile.as_deref().map(List::File)),
         ("--deepspeed_hostfile", of_deepspeed.map(List::File)),
     ];
-    let mut named = lists.into_iter().filter_map(|(flag, list)| Some((flag, list?)));
+    lists.into_iter().filter_map(|(flag, list)| Some((flag, list?)))
+}
+
+/// The first setting that says on which machines a launch takes place.
+pub(super) fn flag_of_machines(run: &RunConfig) -> Option<&'static str> {
+    let cluster = &run.cluster;
+    let others =
+        [("--main_process_ip", cluster.main_process_ip.is_some()), ("--machine_rank", cluster.machine_rank > 0)];
+    let others = others.into_iter().filter(|(_, is_said)| *is_said).map(|(flag, _)| flag);
+    lists(run).map(|(flag, _)| flag).chain(others).next()
+}
+
+fn listed(run: &RunConfig) -> Result<Option<Hosts>, Box<dyn Error>> {
+    let mut named = lists(run);
     let hosts = match (named.next(), named.next()) {
         (Some((first, _)), Some((second, _))) => return Err(Problem::TwoLists { first, second }.into()),
         (Some((_, list)), None) => Some(list.read()?),
@@ -130,13 +148,13 @@ fn listed(run: &RunConfig) -> Result<Option<Hosts>, Box<dyn Error>> {
     };
     // Files of the reference have empty ones.
     let filter = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
-    let filters = (filter(&deepspeed.inclusion_filter), filter(&deepspeed.exclusion_filter));
+    let filters = (filter(&run.deepspeed.inclusion_filter), filter(&run.deepspeed.exclusion_filter));
     Ok(match (hosts, filters) {
         (_, (Some(_), Some(_))) => return Err(Problem::TwoFilters.into()),
         (Some(hosts), (Some(filter), None)) => Some(hosts.included(&filter)?),
         (Some(hosts), (None, Some(filter))) => Some(hosts.excluded(&filter)?),
-        (None, (Some(_), _)) if is_deepspeeds => return Err(no_list("--deepspeed_inclusion_filter")),
-        (None, (_, Some(_))) if is_deepspeeds => return Err(no_list("--deepspeed_exclusion_filter")),
+        (None, (Some(_), _)) if is_deepspeeds(run) => return Err(no_list("--deepspeed_inclusion_filter")),
+        (None, (_, Some(_))) if is_deepspeeds(run) => return Err(no_list("--deepspeed_exclusion_filter")),
         (hosts, _) => hosts,
     })
 }

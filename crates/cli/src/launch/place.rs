@@ -32,7 +32,10 @@ impl Place {
 pub(super) fn placed(mut resolved: Resolved, cluster: &ClusterFlags) -> Result<(Resolved, Place), Box<dyn Error>> {
     cluster.check()?;
     if cluster.is_asked() {
-        return Ok((resolved, Place::default()));
+        return match hosts::flag_of_machines(&resolved.run) {
+            Some(flag) => Err(TwoPlaces { flag }.into()),
+            None => Ok((resolved, Place::default())),
+        };
     }
     if let Some(agents) = hosts::agents(&resolved.run)? {
         return Ok((resolved, Place { agents: Some(agents), ..Place::default() }));
@@ -42,6 +45,13 @@ pub(super) fn placed(mut resolved: Resolved, cluster: &ClusterFlags) -> Result<(
     };
     resolved.run.cluster.num_processes = Some(allocation.num_processes());
     Ok((resolved, allocated::place(&allocation)))
+}
+
+/// Machines are named, and a job has its own.
+#[derive(Debug, thiserror::Error)]
+#[error("{flag} says on which machines a launch takes place, and so does the job of a cluster; leave it out")]
+struct TwoPlaces {
+    flag: &'static str,
 }
 
 /// Where there is no folder, libtorch ends a process while it loads.

@@ -149,7 +149,7 @@ pub(super) struct WithoutJob {
     flag: &'static str,
 }
 
-/// Submits and follows, or prints. The last words of the command line are the `program`'s.
+/// Submits and follows, or prints. The last `words` of the command line are the `program`'s.
 ///
 /// # Errors
 ///
@@ -157,10 +157,10 @@ pub(super) struct WithoutJob {
 pub(super) fn run(
     flags: &ClusterFlags,
     run: &RunConfig,
+    words: &[OsString],
     program: &[OsString],
     is_quiet: bool,
 ) -> Result<ExitCode, Box<dyn Error>> {
-    let words: &Vec<_> = &std::env::args_os().collect();
     let text = match flags.emit {
         None | Some(Emit::Slurm) => flags.script(run, words, program),
         Some(Emit::Kubernetes) => kubernetes::manifest(flags, run, words, program, Manifest::JobSet),

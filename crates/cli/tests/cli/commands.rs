@@ -19,6 +19,7 @@ fn the_version_is_that_of_the_package() {
 /// Python Accelerate installs accelerate-launch, accelerate-config and others beside accelerate.
 #[rstest]
 #[case("accelerate-launch", &["--help"], 0, "Usage: accelerate launch")]
+#[case("accelerate-launch", &["--num_processes", "4", "--emit", "slurm", "train"], 0, "exec accelerate launch --num_processes 4 train")]
 #[case("accelerate-estimate-memory", &["-h"], 0, "Usage: accelerate estimate-memory")]
 #[case("accelerate-config", &["validate", "no.yaml"], 1, "accelerate config: error: ")]
 #[case("accelerate-merge-weights", &["--nonsense"], 2, "accelerate merge-weights: error: ")]

@@ -4,6 +4,7 @@
 
 mod cluster;
 
+use rstest::rstest;
 use std::fs;
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
@@ -181,13 +182,15 @@ fn a_job_of_two_nodes_has_its_output_in_one_place() {
     assert_eq!(ranks(&done.stdout), ["[rank 0] 0/3 0/2 n1 n1", "[rank 1] 1/3 1/2 n1 n1", "[rank 2] 2/3 0/1 n2 n1"]);
 }
 
-/// Slurm signals the launcher, the agents and the ranks themselves, and kills them after a while.
-#[test]
-fn ranks_of_a_job_that_slurm_ends_have_time_to_save() {
+/// Slurm signals the script, the launcher, the agents and the ranks themselves, and kills them after a while.
+#[rstest]
+#[case::on_two_nodes(&["--nodes", "2"])]
+#[case::on_one_node_by_a_script_that_waits(&["--nodes", "1", "--requeue"])]
+fn ranks_of_a_job_that_slurm_ends_have_time_to_save(#[case] flags: &[&str]) {
     let Some(cluster) = Cluster::start() else { return };
     let program = WAITS.replace("os._exit(0)", "time.sleep(2); print('saved', flush=True); os._exit(0)");
-    let mut command = launch(&cluster, &["--slurm", "--nodes", "2", "--num_processes", "2", "--no_python"]);
-    command.args(["python3", "-c", &program]);
+    let mut command = launch(&cluster, &["--slurm", "--num_processes", "2", "--no_python"]);
+    command.args(flags).args(["python3", "-c", &program]);
     let child = started(command);
     cluster.wait_for_lines("ready", 2);
     cluster.ask("scancel", &["1"]);
@@ -238,6 +241,11 @@ fn flags_about_a_job_without_a_job_are_refused() {
     check(&["--nodes", "2"], 2, &["--nodes is about a job of a cluster; say --slurm to submit one"]);
     check(&["--emit", "slurm", "--time", "1 day"], 2, &["--time \"1 day\" cannot stand in a batch script"]);
     check(&["--slurm", "--nodes", "0"], 2, &["--nodes"]);
+    let elsewhere = " says on which machines a launch takes place, and so does the job of a cluster; leave it out";
+    for flag in ["--hosts", "--hostfile", "--main_process_ip"] {
+        check(&["--emit", "slurm", flag, "a"], 2, &[&format!("{flag}{elsewhere}")]);
+    }
+    check(&["--slurm", "--machine_rank", "1", "--num_machines", "2"], 2, &[&format!("--machine_rank{elsewhere}")]);
     check(&["--slurm", "--dry_run"], 2, &["--dry_run"]);
     check(&["--slurm"], 1, &["sbatch cannot be run, and it is Slurm's"]);
 }

@@ -131,12 +131,14 @@ fi
 const REQUEUE: &str = r#"# Slurm sends SIGUSR1 some time before the end. The ranks are told, save and end; then the job is queued again.
 is_over='' was_told=''
 trap 'is_over=yes; was_told=yes; kill -USR1 "$launch"' USR1
+# When the job is to end, Slurm signals this shell and the launch. If the shell ended now, the ranks would have no time to save.
+trap 'was_told=yes' TERM
 LAUNCH &
 launch=$!
 wait "$launch"
 code=$?
 # A signal ends the waiting, too.
-while [ -n "$was_told" ] && [ "$code" -eq 138 ]; do
+while [ -n "$was_told" ] && { [ "$code" -eq 138 ] || [ "$code" -eq 143 ]; }; do
     was_told=''
     wait "$launch"
     code=$?

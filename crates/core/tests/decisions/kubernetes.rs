@@ -139,8 +139,8 @@ fn each_pod_runs_the_launch_of_its_machine(
     let flags = ["--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port"];
     let wanted: Vec<_> = flags.iter().zip(machines).map(|(flag, value)| format!("{flag}={value}")).collect();
     assert_eq!(command[6..10], wanted);
-    // Kubernetes would put a variable in place of the word, and makes `$$(C)` the word again.
-    assert_eq!(command[10..], ["--mixed_precision", "bf16", "target/release/train", "--name", "a \"b\": $$(C) $D"]);
+    // Kubernetes would put a variable in place of the word, and makes one dollar of two.
+    assert_eq!(command[10..], ["--mixed_precision", "bf16", "target/release/train", "--name", "a \"b\": $$(C) $$D"]);
 }
 
 #[rstest]

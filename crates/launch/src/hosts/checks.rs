@@ -17,6 +17,8 @@ use crate::program::{ProgramSearch, resolve_program};
 
 /// A machine that does not answer within this time is taken to be out of reach.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(2);
+/// As long as Linux makes a queue of connections, unless it is told otherwise.
+const QUEUE_LENGTH: i32 = 4096;
 /// With less, the first checkpoint of a small model may not fit.
 const LOW_SPACE_BYTES: u64 = 1 << 30;
 
@@ -38,7 +40,10 @@ impl MainPort {
             TcpListener::bind((Ipv6Addr::UNSPECIFIED, number))
                 .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, number)))
         };
-        Ok(Self { reservation, listener: is_reached_for.then(open).and_then(io::Result::ok) })
+        let listener = is_reached_for.then(open).and_then(io::Result::ok);
+        // Nobody accepts, and each machine tries once: the queue holds them all. That it cannot be longer, they would tell.
+        let _ = listener.as_ref().map(|listener| rustix::net::listen(listener, QUEUE_LENGTH));
+        Ok(Self { reservation, listener })
     }
 
     pub(super) fn number(&self) -> u16 {

@@ -326,6 +326,7 @@ impl<'a> Conductor<'a> {
                 Event::Suspend => {
                     self.tell_all(&ToAgent::Pause);
                     signals::suspend_this_process();
+                    self.machines.iter().for_each(|machine| machine.connection.to_agent().resume());
                 }
                 Event::ChildEnded | Event::WindowChanged => {}
             }
@@ -345,6 +346,16 @@ impl<'a> Conductor<'a> {
             return;
         }
         let ended = machine.connection.ended().unwrap_or(Ended::Stuck);
+        // Told to end, the agent may die of its own signal before it listens to it.
+        let is_sigterm = match ended {
+            Ended::Exited(code) => code == 128 + signal_hook::consts::SIGTERM,
+            Ended::Signalled { signal, .. } => signal == signal_hook::consts::SIGTERM,
+            Ended::Stuck => false,
+        };
+        if self.phase == Phase::Ending && is_sigterm {
+            self.machines[index].end = Some(End::Told(AgentEnd::Stopped));
+            return;
+        }
         let ranks = self.has_started.then(|| machine.ranks());
         let problem = words::broken(ended, machine.connection.has_greeted(), ranks, &machine.connection.last_words());
         let elsewhere = self.num_running(|other| other != index);
@@ -387,6 +398,7 @@ impl<'a> Conductor<'a> {
                 let port = self.machines.iter().find_map(|machine| machine.prepared.as_ref()?.port).unwrap_or_default();
                 self.phase = Phase::Reaching { port };
                 if self.preflight == Preflight::Full {
+                    self.give_up_after(ANSWER_PATIENCE);
                     self.tell_all(&ToAgent::Reach { port });
                 } else {
                     self.machines.iter_mut().for_each(|machine| machine.has_reached = true);

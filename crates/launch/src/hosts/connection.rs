@@ -92,6 +92,11 @@ impl Connection {
         if let Some(bytes) = read(&mut self.errors) {
             self.last_words.push(Stream::Stderr, &bytes);
             self.words.extend(bytes);
+            // Nobody takes lines of it before the agent is there.
+            let too_many = self.words.len().saturating_sub(BUFFER_BYTES);
+            if !self.has_greeted() && too_many > 0 {
+                self.words.drain(..too_many);
+            }
         }
     }
 
@@ -159,11 +164,13 @@ struct Pipe {
     file: Option<Arc<File>>,
     /// What the agent has not taken yet.
     unsent: Vec<u8>,
+    /// The agent was told that nothing will come for a while.
+    is_paused: bool,
 }
 
 impl ToAgentPipe {
     fn new(file: Option<File>, unsent: Vec<u8>) -> Self {
-        Self(Arc::new(Mutex::new(Pipe { file: file.map(Arc::new), unsent })))
+        Self(Arc::new(Mutex::new(Pipe { file: file.map(Arc::new), unsent, is_paused: false })))
     }
 
     fn pipe(&self) -> MutexGuard<'_, Pipe> {
@@ -173,13 +180,19 @@ impl ToAgentPipe {
     pub(super) fn tell(&self, message: &ToAgent) {
         let mut pipe = self.pipe();
         pipe.unsent.extend(line(message));
+        pipe.is_paused = matches!(message, ToAgent::Pause);
         pipe.send();
     }
 
-    /// A sign of life, unless there is something else to be sent.
+    /// Signs of life come again.
+    pub(super) fn resume(&self) {
+        self.pipe().is_paused = false;
+    }
+
+    /// A sign of life, unless there is something else to be sent. After a [`ToAgent::Pause`] it would end the pause.
     pub(super) fn beat(&self) {
         let mut pipe = self.pipe();
-        if pipe.unsent.is_empty() {
+        if pipe.unsent.is_empty() && !pipe.is_paused {
             pipe.unsent.extend(line(&ToAgent::Beat));
         }
         pipe.send();

@@ -53,7 +53,10 @@ pub(super) fn submit(script: &str) -> Result<String, SlurmError> {
 
 /// What Slurm knows of a job; `None` if it does not answer now, as while its controller starts again.
 pub(super) fn look(job: &str) -> Result<Option<Job>, SlurmError> {
-    let output = asked("scontrol", Command::new("scontrol").args(["show", "job", job]))?;
+    let output = match asked("scontrol", Command::new("scontrol").args(["show", "job", job])) {
+        Err(SlurmError::NoSlurm { source, .. }) if source.is_limit_passed() => return Ok(None),
+        answered => answered?,
+    };
     if output.status.success() {
         return Ok(Some(Job::parse(&String::from_utf8_lossy(&output.stdout))));
     }
