@@ -82,6 +82,19 @@ fn all_ranks_have_one_port_and_one_secret_that_no_command_line_shows() {
     assert!(words.lines().count() == 2 && !words.contains(secret), "{words}");
 }
 
+/// Such as a terminal, which shows what is typed: nothing is told before an agent has greeted.
+#[test]
+fn what_repeats_its_input_does_not_get_the_secret_into_an_error() {
+    let ssh = Ssh::new(&format!("[ \"$1\" = a ] || {{ timeout 0.5 cat; exit 1; }}; {CONNECTS}"));
+    let mut command = ssh.launch_script("a:1,b:1", &[], "true");
+    command.env("ACCELERATE_RUN_SECRET", "0123456789abcdef0123456789abcdef");
+    let ended = finished(command);
+    ended.expect(1, &["nothing was started", "b: "]);
+    for told in ["Prepare", "ACCELERATE_RUN_SECRET", "0123456789abcdef"] {
+        assert!(!ended.stderr.contains(told), "{told} is in {}", ended.stderr);
+    }
+}
+
 #[test]
 fn arguments_and_variables_arrive_byte_by_byte() {
     let ssh = Ssh::new(CONNECTS);

@@ -49,6 +49,8 @@ struct Machine<'a> {
     agent: &'a AgentCommand,
     config: &'a LaunchConfig,
     connection: Connection,
+    /// What the agent is told once it has greeted: until then, whatever is there could repeat it.
+    order: Option<Box<Order>>,
     prepared: Option<Prepared>,
     has_reached: bool,
     end: Option<End>,
@@ -125,11 +127,9 @@ impl<'a> Conductor<'a> {
         for (agent, config) in agents.iter().zip(configs) {
             let connection = Connection::start(agent, helper).map_err(|source| Error::not_connected(agent, source))?;
             let (prepared, has_reached, end, failed_at) = (None, false, None, None);
-            let machine = Machine { agent, config, connection, prepared, has_reached, end, failed_at };
             let has_preflight = preflight == Preflight::Full;
-            let order = Order { config: config.clone(), folder: folder.clone().into(), has_preflight };
-            machine.connection.to_agent().tell(&ToAgent::Prepare(Box::new(order)));
-            machines.push(machine);
+            let order = Some(Box::new(Order { config: config.clone(), folder: folder.clone().into(), has_preflight }));
+            machines.push(Machine { agent, config, connection, order, prepared, has_reached, end, failed_at });
         }
         let heart = heart(&machines)?;
         Ok(Self {
@@ -218,7 +218,13 @@ impl<'a> Conductor<'a> {
     fn take(&mut self, index: usize, said: Said) {
         let result = match said {
             Said::Noise(_) => Ok(()),
-            Said::Greeting(version) if version == VERSION => Ok(()),
+            Said::Greeting(version) if version == VERSION => {
+                let machine = &mut self.machines[index];
+                if let Some(order) = machine.order.take() {
+                    machine.connection.to_agent().tell(&ToAgent::Prepare(order));
+                }
+                Ok(())
+            }
             Said::Greeting(version) => {
                 self.fail(index, End::Broken(words::other_version(&version)));
                 self.machines[index].connection.to_agent().close();
@@ -425,9 +431,12 @@ impl<'a> Conductor<'a> {
             return;
         }
         self.give_up_at = None;
+        let phase = self.phase;
+        let is_before_start = !self.has_started && phase != Phase::Ending;
         for index in 0..self.machines.len() {
             let machine = &self.machines[index];
-            if machine.connection.ended().is_some() {
+            // Machines that have answered wait for those that have not.
+            if machine.connection.ended().is_some() || (is_before_start && machine.has_answered(phase)) {
                 continue;
             }
             if machine.end.is_none() {
@@ -435,6 +444,9 @@ impl<'a> Conductor<'a> {
                 self.fail(index, End::Broken(problem));
             }
             self.machines[index].connection.kill();
+        }
+        if is_before_start {
+            self.hang_up();
         }
     }
 

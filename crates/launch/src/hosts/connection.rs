@@ -164,13 +164,13 @@ struct Pipe {
     file: Option<Arc<File>>,
     /// What the agent has not taken yet.
     unsent: Vec<u8>,
-    /// The agent was told that nothing will come for a while.
+    /// Nothing will come for a while, and the agent knows it.
     is_paused: bool,
 }
 
 impl ToAgentPipe {
     fn new(file: Option<File>, unsent: Vec<u8>) -> Self {
-        Self(Arc::new(Mutex::new(Pipe { file: file.map(Arc::new), unsent, is_paused: false })))
+        Self(Arc::new(Mutex::new(Pipe { file: file.map(Arc::new), unsent, is_paused: true })))
     }
 
     fn pipe(&self) -> MutexGuard<'_, Pipe> {
@@ -189,7 +189,8 @@ impl ToAgentPipe {
         self.pipe().is_paused = false;
     }
 
-    /// A sign of life, unless there is something else to be sent. After a [`ToAgent::Pause`] it would end the pause.
+    /// A sign of life, unless there is something else to be sent. Not before the first message, for which the agent waits, and not
+    /// after a [`ToAgent::Pause`], which it would end.
     pub(super) fn beat(&self) {
         let mut pipe = self.pipe();
         if pipe.unsent.is_empty() && !pipe.is_paused {

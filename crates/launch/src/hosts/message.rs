@@ -192,7 +192,8 @@ impl Decoder {
                 // A shell may print without ending its line.
                 if let Some((_, version)) = text.split_once(GREETING) {
                     self.has_greeted = true;
-                    return Ok(Some(Said::Greeting(version.to_owned())));
+                    // Behind a terminal, lines end with two characters.
+                    return Ok(Some(Said::Greeting(version.trim_end().to_owned())));
                 }
                 return Ok(Some(Said::Noise([line.as_slice(), b"\n"].concat())));
             }
