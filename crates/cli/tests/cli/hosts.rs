@@ -286,6 +286,14 @@ fn a_machine_that_is_lost_is_named_with_the_words_of_ssh() {
     witness.expect_nobody_survives();
 }
 
+/// Such as a multiplexed connection, which outlives what it was made for.
+#[test]
+fn a_connection_that_stays_without_its_agent_is_a_lost_machine() {
+    let ssh = Ssh::new("export HOST=$1; shift; sh -c \"$*\"; exec sleep 600 >/dev/null 2>&1 </dev/null");
+    let ended = finished(ssh.launch_script("a:1,b:1", &[], "[ $HOST = a ] || kill -9 $PPID; sleep 600"));
+    ended.expect(1, &["b: the connection broke while rank 1 was running"]);
+}
+
 #[rstest]
 #[case::refused(
     "echo 'connect to host b port 22: Connection refused' >&2; exit 255",

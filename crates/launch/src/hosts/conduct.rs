@@ -55,12 +55,21 @@ struct Machine<'a> {
     has_reached: bool,
     end: Option<End>,
     failed_at: Option<Instant>,
+    /// When a connection is ended from which nothing more comes, although the agent has not said how it went.
+    lost_at: Option<Instant>,
 }
 
 impl Machine<'_> {
     fn ranks(&self) -> std::ops::Range<usize> {
         let first = self.config.first_rank();
         first..first.saturating_add(self.config.num_local_processes())
+    }
+
+    /// A connection that ends has a moment to say why. One that stays, without an agent, is of no use.
+    fn note_end_of_output(&mut self) {
+        if self.lost_at.is_none() && self.end.is_none() && self.connection.is_output_over() {
+            self.lost_at = Instant::now().checked_add(HANG_UP_PATIENCE);
+        }
     }
 
     fn has_answered(&self, phase: Phase) -> bool {
@@ -129,7 +138,8 @@ impl<'a> Conductor<'a> {
             let (prepared, has_reached, end, failed_at) = (None, false, None, None);
             let has_preflight = preflight == Preflight::Full;
             let order = Some(Box::new(Order { config: config.clone(), folder: folder.clone().into(), has_preflight }));
-            machines.push(Machine { agent, config, connection, order, prepared, has_reached, end, failed_at });
+            let lost_at = None;
+            machines.push(Machine { agent, config, connection, order, prepared, has_reached, end, failed_at, lost_at });
         }
         let heart = heart(&machines)?;
         Ok(Self {
@@ -155,6 +165,7 @@ impl<'a> Conductor<'a> {
                 self.machines[index].connection.to_agent().send();
                 self.machines[index].connection.read();
                 self.listen(index);
+                self.machines[index].note_end_of_output();
             }
             if has_signal {
                 self.handle_signals();
@@ -167,7 +178,9 @@ impl<'a> Conductor<'a> {
 
     /// Blocks until something can be done: which machines have something, and whether there are signals.
     fn wait(&self) -> (Vec<usize>, bool) {
-        let deadline = self.give_up_at.into_iter().chain(self.reporter.wakes_at()).min();
+        let losses = self.machines.iter().filter(|machine| machine.connection.ended().is_none());
+        let losses = losses.filter_map(|machine| machine.lost_at);
+        let deadline = self.give_up_at.into_iter().chain(self.reporter.wakes_at()).chain(losses).min();
         let timeout = deadline.map(|at| timespec(at.saturating_duration_since(Instant::now())));
         let writes: Vec<_> = self.machines.iter().map(|machine| machine.connection.to_agent().writes_to()).collect();
         let mut owners = Vec::new();
@@ -426,6 +439,11 @@ impl<'a> Conductor<'a> {
         if self.reporter.wakes_at().is_some_and(|at| at <= now) {
             let result = self.reporter.wake(now);
             self.note_output(result);
+        }
+        for machine in self.machines.iter_mut().filter(|machine| machine.lost_at.is_some_and(|at| at <= now)) {
+            machine.lost_at = None;
+            // Its end is noticed as that of any connection.
+            machine.connection.kill();
         }
         if self.give_up_at.is_none_or(|at| at > now) {
             return;

@@ -75,6 +75,11 @@ impl Connection {
         self.ended
     }
 
+    /// Will nothing more come from the agent?
+    pub(super) fn is_output_over(&self) -> bool {
+        self.output.is_none()
+    }
+
     /// What the agent is told by.
     pub(super) fn to_agent(&self) -> &ToAgentPipe {
         &self.to_agent
