@@ -279,7 +279,7 @@ fn a_machine_that_is_lost_is_named_with_the_words_of_ssh() {
         1,
         &[
             "b: the connection has ended; ending 2 rank(s) elsewhere",
-            "error: b: the connection broke while ranks 2-3 were running (the ssh command exited with code 255)\n    \
+            "error: b: the connection broke while ranks 2-3 were running (ssh exited with code 255)\n    \
              Timeout, server b not responding.",
         ],
     );
@@ -298,13 +298,13 @@ fn a_connection_that_stays_without_its_agent_is_a_lost_machine() {
 #[case::refused(
     "echo 'connect to host b port 22: Connection refused' >&2; exit 255",
     1,
-    "error: nothing was started: b: it could not be connected to (the ssh command exited with code 255); logging in must work \
+    "error: nothing was started: b: it could not be connected to (ssh exited with code 255); logging in must work \
      without a question\n    connect to host b port 22: Connection refused"
 )]
 #[case::not_installed(
     "echo 'sh: accelerate: not found' >&2; exit 127",
     1,
-    "b: accelerate did not start there (the ssh command exited with code 127)"
+    "b: accelerate did not start there (ssh exited with code 127)"
 )]
 #[case::another_version(
     "echo accelerate agent 9.9.9; read line",

@@ -1,6 +1,7 @@
 //! Carrying out a run on several machines: one thread, one `poll` over all connections, the signals of this process and the
 //! next deadline.
 
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -376,7 +377,9 @@ impl<'a> Conductor<'a> {
             return;
         }
         let ranks = self.has_started.then(|| machine.ranks());
-        let problem = words::broken(ended, machine.connection.has_greeted(), ranks, &machine.connection.last_words());
+        let program = machine.agent.command.first().map(OsString::as_os_str).unwrap_or_default();
+        let problem =
+            words::broken(program, ended, machine.connection.has_greeted(), ranks, &machine.connection.last_words());
         let elsewhere = self.num_running(|other| other != index);
         if self.phase == Phase::Running && elsewhere > 0 {
             self.notice(index, format!("the connection has ended; ending {elsewhere} rank(s) elsewhere"));

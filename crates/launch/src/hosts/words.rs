@@ -1,9 +1,11 @@
 //! What is said about machines that cannot take part, or are lost.
 
+use std::ffi::OsStr;
 use std::ops::Range;
+use std::path::Path;
 use std::time::Duration;
 
-use accelerate_core::files::in_one_line;
+use accelerate_core::files::{ShownPath, in_one_line};
 
 use super::message::{Problem, VERSION};
 use crate::failure::Ended;
@@ -30,20 +32,28 @@ pub(super) fn heard_nothing(timeout: Duration) -> Problem {
     ))
 }
 
-/// The connecting program ended before the agent had said how its ranks did. `ranks` are those that were started.
-pub(super) fn broken(ended: Ended, has_greeted: bool, ranks: Option<Range<usize>>, last_words: &[String]) -> Problem {
+/// The program that connects, such as `ssh`, ended before the agent had said how its ranks did. `ranks` are those that were
+/// started.
+pub(super) fn broken(
+    program: &OsStr,
+    ended: Ended,
+    has_greeted: bool,
+    ranks: Option<Range<usize>>,
+    last_words: &[String],
+) -> Problem {
+    let program = Path::new(Path::new(program).file_name().unwrap_or(program)).shown();
     let what = match (has_greeted, ended, ranks) {
         (false, Ended::Exited(255), _) => {
-            format!("it could not be connected to (the ssh command {ended}); logging in must work without a question")
+            format!("it could not be connected to ({program} {ended}); logging in must work without a question")
         }
         (false, ..) => format!(
-            "accelerate did not start there (the ssh command {ended}); install this version at the same path, or where PATH of a \
+            "accelerate did not start there ({program} {ended}); install this version at the same path, or where PATH of a \
              remote command leads"
         ),
         (true, _, Some(ranks)) => {
-            format!("the connection broke while {} (the ssh command {ended})", were_running(&ranks))
+            format!("the connection broke while {} ({program} {ended})", were_running(&ranks))
         }
-        (true, _, None) => format!("the connection broke before the start (the ssh command {ended})"),
+        (true, _, None) => format!("the connection broke before the start ({program} {ended})"),
     };
     failed(with_words(what, last_words))
 }
@@ -90,9 +100,9 @@ mod tests {
     use rstest::rstest;
 
     #[rstest]
-    #[case::refused(255, false, None, "it could not be connected to (the ssh command exited with code 255)")]
-    #[case::missing(127, false, None, "accelerate did not start there (the ssh command exited with code 127)")]
-    #[case::lost(255, true, Some(4..6), "while ranks 4-5 were running (the ssh command exited with code 255)")]
+    #[case::refused(255, false, None, "it could not be connected to (ssh exited with code 255)")]
+    #[case::missing(127, false, None, "accelerate did not start there (ssh exited with code 127)")]
+    #[case::lost(255, true, Some(4..6), "while ranks 4-5 were running (ssh exited with code 255)")]
     #[case::lost_early(255, true, None, "broke before the start")]
     fn a_connection_that_breaks_is_told_with_its_own_words(
         #[case] code: i32,
@@ -100,7 +110,13 @@ mod tests {
         #[case] ranks: Option<Range<usize>>,
         #[case] words: &str,
     ) {
-        let problem = broken(Ended::Exited(code), has_greeted, ranks, &["Connection refused".to_owned()]);
+        let problem = broken(
+            OsStr::new("/usr/bin/ssh"),
+            Ended::Exited(code),
+            has_greeted,
+            ranks,
+            &["Connection refused".to_owned()],
+        );
         assert!(problem.text.contains(words) && problem.text.ends_with("\n    Connection refused"), "{problem:?}");
     }
 
