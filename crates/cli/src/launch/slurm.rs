@@ -126,6 +126,30 @@ impl ClusterFlags {
     }
 }
 
+/// Numbers that the launch within the job would refuse, after the job has waited for its turn.
+#[derive(Debug, thiserror::Error)]
+enum Contradiction {
+    #[error("--nodes is {nodes} and num_machines is {num_machines}; leave one of them out")]
+    Machines { nodes: usize, num_machines: usize },
+    #[error("num_processes is {num_processes}, and the job has {nodes} nodes; use at least one process for each")]
+    TooFew { num_processes: usize, nodes: usize },
+    #[error("num_processes is {num_processes}, and pods have equal numbers; use a multiple of the {nodes} nodes")]
+    Unequal { num_processes: usize, nodes: usize },
+}
+
+fn check_numbers(flags: &ClusterFlags, run: &RunConfig) -> Result<(), Contradiction> {
+    let (nodes, num_machines) = (flags.num_nodes(run), run.cluster.num_machines);
+    let are_pods = matches!(flags.emit, Some(Emit::Kubernetes | Emit::Trainjob));
+    match run.cluster.num_processes {
+        _ if num_machines > 1 && num_machines != nodes => Err(Contradiction::Machines { nodes, num_machines }),
+        Some(num_processes) if num_processes < nodes => Err(Contradiction::TooFew { num_processes, nodes }),
+        Some(num_processes) if are_pods && num_processes % nodes.max(1) != 0 => {
+            Err(Contradiction::Unequal { num_processes, nodes })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// What the program is called, without its folder.
 fn program_name(program: &[OsString]) -> String {
     let name = program.first().map(OsString::as_os_str).unwrap_or_default();
@@ -161,12 +185,12 @@ pub(super) fn run(
     program: &[OsString],
     is_quiet: bool,
 ) -> Result<ExitCode, Box<dyn Error>> {
-    let text = match flags.emit {
+    let text = || match flags.emit {
         None | Some(Emit::Slurm) => flags.script(run, words, program),
         Some(Emit::Kubernetes) => kubernetes::manifest(flags, run, words, program, Manifest::JobSet),
         Some(Emit::Trainjob) => kubernetes::manifest(flags, run, words, program, Manifest::TrainJob),
     };
-    match (text, flags.emit) {
+    match (check_numbers(flags, run).map_err(Box::from).and_then(|()| text()), flags.emit) {
         (Ok(text), Some(_)) => Ok(crate::print_result(&text).map(|()| ExitCode::SUCCESS)?),
         (Ok(script), None) => follow::submit_and_follow(&script, is_quiet),
         (Err(error), _) => {

@@ -241,6 +241,10 @@ fn flags_about_a_job_without_a_job_are_refused() {
     check(&["--nodes", "2"], 2, &["--nodes is about a job of a cluster; say --slurm to submit one"]);
     check(&["--emit", "slurm", "--time", "1 day"], 2, &["--time \"1 day\" cannot stand in a batch script"]);
     check(&["--slurm", "--nodes", "0"], 2, &["--nodes"]);
+    check(&["--slurm", "--nodes", "3", "--num_machines", "2"], 2, &["--nodes is 3 and num_machines is 2; leave one"]);
+    check(&["--emit", "slurm", "--nodes", "3", "--num_processes", "2"], 2, &["the job has 3 nodes; use at least one"]);
+    let pods = ["--emit", "trainjob", "--image", "i", "--nodes", "2", "--num_processes", "3"];
+    check(&pods, 2, &["use a multiple of the 2 nodes"]);
     let elsewhere = " says on which machines a launch takes place, and so does the job of a cluster; leave it out";
     for flag in ["--hosts", "--hostfile", "--main_process_ip"] {
         check(&["--emit", "slurm", flag, "a"], 2, &[&format!("{flag}{elsewhere}")]);
