@@ -111,19 +111,22 @@ fn end_with_signals() {
     let Ok(mut signals) = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM]) else { return };
     std::thread::spawn(move || {
         if let Some(signal) = signals.forever().next() {
-            restore(before.as_ref());
+            // Held until the process has ended: a menu that is being drawn meanwhile would hide the cursor again.
+            let mut screen = io::stderr().lock();
+            restore(&mut screen, before.as_ref());
             std::process::exit(SIGNALLED + signal);
         }
     });
 }
 
 /// Where the terminal has gone, too, nobody is left to miss anything.
-fn restore(before: Option<&Termios>) {
+fn restore(screen: &mut impl Write, before: Option<&Termios>) {
     const SHOW_CURSOR: &[u8] = b"\x1b[?25h\r\n";
+    let _ = screen.write_all(SHOW_CURSOR);
+    // Last, because the thread that asks sets the modes of a menu before it waits for the screen.
     if let Some(before) = before {
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, before);
     }
-    let _ = io::stderr().write_all(SHOW_CURSOR);
 }
 
 impl Prompter for Terminal {
