@@ -8,7 +8,7 @@ use crate::checkpoint::{
 };
 use crate::error::{CheckpointError, Error, Result, shortened_to};
 use crate::messages;
-use crate::session::{Object, ObjectState, PreparedParameters, Stateful, check_same_objects};
+use crate::session::{Object, ObjectState, PreparedParameters, Stateful, Takeover, check_same_objects};
 use accelerate_core::accumulation::WindowState;
 use accelerate_core::checkpoint::{Checkpoint, checkpoint_name};
 use accelerate_core::config::FullyShardedSettings;
@@ -112,6 +112,17 @@ fn gradients_of_rank(rank: usize) -> String {
 
 fn comm_hook_of_rank(rank: usize) -> String {
     format!("{COMM_HOOK}{rank}")
+}
+
+/// What models keep from step to step, beside parameters: found to fit, and not in place yet.
+struct BetweenSteps<'a> {
+    gradients: Vec<ModelGradients>,
+    hooks: Vec<Takeover<'a>>,
+}
+
+fn does_not_fit(checkpoint: &OpenCheckpoint, error: &Error) -> CheckpointError {
+    let (path, reason) = (checkpoint.description_path(), shortened_to(&error.to_string(), MOST_REASON_CHARS));
+    CheckpointError::DoesNotFit { path, reason }
 }
 
 impl Accelerator {
@@ -281,7 +292,7 @@ impl Accelerator {
     /// as many. Returns the folder.
     ///
     /// `None` takes the newest checkpoint of the project that was completed, and says which later ones were not. All bytes
-    /// are compared with the hashes in the checkpoint before anything changes. A program that saves after this numbers
+    /// are compared with the checksums in the checkpoint before anything changes. A program that saves after this numbers
     /// its checkpoints on.
     ///
     /// Collective.
@@ -297,12 +308,17 @@ impl Accelerator {
         let folder = self.folder_to_load(input_dir.path())?;
         let mut checkpoint = OpenCheckpoint::open(self.group(), &folder, &self.checkpoint_writers())?;
         let left_out = self.run_load_hooks(&folder)?;
-        let states = self.group().agree_on_success("load_state", self.states_in(&mut checkpoint, &left_out))?;
+        let states = self.states_in(&mut checkpoint, &left_out);
+        let mut states = self.group().agree_on_success("load_state", states)?;
+        let mut models: Vec<_> = self.session().objects().named_models().collect();
+        models.retain(|(name, _)| !left_out.contains(name));
+        let of_steps = self.between_steps(&checkpoint, &mut states, &models);
+        let of_steps = self.group().agree_on_success("load_state", of_steps)?;
         let mut in_place = BTreeMap::new();
         for name in checkpoint.objects_in_place() {
             in_place.extend(states.get(&name).map(|state| (name, state.shallow_clone())));
         }
-        let loaded = self.go_on_from(&checkpoint, states, &left_out);
+        let loaded = self.go_on_from(&checkpoint, states, &left_out, of_steps);
         self.group().agree_on_success("load_state", loaded)?;
         // All objects of all ranks have taken their states, so that now nothing is wrong but a disk.
         let filled = checkpoint.read_in_place().and_then(|()| self.take_again(in_place));
@@ -352,27 +368,27 @@ impl Accelerator {
         Ok((!values.is_empty()).then(|| ObjectState { tensors, values: values.into(), ..Default::default() }))
     }
 
-    /// Has the hooks of all models go on. On another number of processes, all do with the values of rank 0 and without tensors.
-    fn load_hook_states(
-        &self,
+    /// Reads where the hooks of all models go on. On another number of processes, all do with the values of rank 0 and without
+    /// tensors. Nothing is changed before the calls that are given back.
+    fn read_hook_states<'a>(
+        models: &'a [(String, Arc<PreparedParameters>)],
         checkpoint: &OpenCheckpoint,
         own: Option<ObjectState>,
-        left_out: &BTreeSet<String>,
-    ) -> Result<()> {
+    ) -> Result<Vec<Takeover<'a>>> {
         let first = || checkpoint.description.objects.get(&comm_hook_of_rank(0)).map(|first| first.values.clone());
         let ObjectState { tensors, values, .. } =
             own.unwrap_or_else(|| ObjectState { values: first().unwrap_or_default(), ..Default::default() });
-        let prepared = self.session().objects();
-        prepared.named_models().filter(|(name, _)| !left_out.contains(name)).try_for_each(|(name, model)| {
-            let before = of_hook(&name);
+        let takeovers = models.iter().map(|(name, model)| {
+            let before = of_hook(name);
             let of_model = |(full, tensor): (&String, &Tensor)| {
                 Some((full.strip_prefix(&before)?.to_owned(), tensor.shallow_clone()))
             };
             let tensors = tensors.iter().filter_map(of_model).collect();
             let state =
-                values.get(&name).map(|values| ObjectState { tensors, values: values.clone(), ..Default::default() });
-            model.engine.load_hook_state(state.as_ref()).map_err(|error| error.context(name))
-        })
+                values.get(name).map(|values| ObjectState { tensors, values: values.clone(), ..Default::default() });
+            model.engine.read_hook_state(state.as_ref()).map_err(|error| error.context(name.clone()))
+        });
+        takeovers.collect()
     }
 
     /// The gradients of all models that wait for a step, by model and name.
@@ -450,20 +466,30 @@ impl Accelerator {
         Ok(states)
     }
 
+    /// Takes what models keep from step to step out of what was read. Nothing is changed yet.
+    fn between_steps<'a>(
+        &self,
+        checkpoint: &OpenCheckpoint,
+        states: &mut BTreeMap<String, ObjectState>,
+        models: &'a [(String, Arc<PreparedParameters>)],
+    ) -> Result<BetweenSteps<'a>> {
+        let gradients = states.remove(&gradients_of_rank(self.process_index()));
+        let gradients = self.saved_gradients(checkpoint, gradients)?;
+        let hooks = states.remove(&comm_hook_of_rank(self.process_index()));
+        let hooks =
+            Self::read_hook_states(models, checkpoint, hooks).map_err(|error| does_not_fit(checkpoint, &error))?;
+        Ok(BetweenSteps { gradients, hooks })
+    }
+
     fn go_on_from(
         &self,
         checkpoint: &OpenCheckpoint,
         mut states: BTreeMap<String, ObjectState>,
         left_out: &BTreeSet<String>,
+        BetweenSteps { gradients, hooks }: BetweenSteps<'_>,
     ) -> Result<()> {
-        let does_not_fit = |error: Error| {
-            let (path, reason) = (checkpoint.description_path(), shortened_to(&error.to_string(), MOST_REASON_CHARS));
-            CheckpointError::DoesNotFit { path, reason }
-        };
+        let does_not_fit = |error: Error| does_not_fit(checkpoint, &error);
         let place = (self.process_index(), self.device());
-        let gradients = states.remove(&gradients_of_rank(self.process_index()));
-        let gradients = self.saved_gradients(checkpoint, gradients)?;
-        let comm_hook = states.remove(&comm_hook_of_rank(place.0));
         let is_same_size = checkpoint.description.world_size == self.num_processes();
         let before = random_states(place.0, place.1)?;
         if let Some(random) = states.remove(RANDOM_STATES) {
@@ -475,7 +501,7 @@ impl Accelerator {
             does_not_fit(error)
         })?;
         self.load_gradients(&gradients)?;
-        self.load_hook_states(checkpoint, comm_hook, left_out).map_err(does_not_fit)?;
+        hooks.into_iter().for_each(|take_over| take_over());
         let gradient_state = &self.session().gradient_state;
         gradient_state.restart();
         gradient_state.restore_window(checkpoint.description.accumulation);

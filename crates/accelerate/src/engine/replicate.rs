@@ -8,7 +8,7 @@ use super::{Alone, Engine};
 use crate::error::{Error, Result, StateError};
 use crate::group::{Group, shape_text};
 use crate::nn::{Param, ParamStore};
-use crate::session::{Call, Join, ObjectState, Pass, Visit};
+use crate::session::{Call, Join, ObjectState, Pass, Takeover, Visit};
 use accelerate_core::config::{DistributedDataParallelSettings, FIRST_BUCKET_BYTES};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashSet};
@@ -299,15 +299,15 @@ impl Engine for Replicate {
         hooks::lock(power_sgd).state(&self.divided_by()).map(Some)
     }
 
-    fn load_hook_state(&self, state: Option<&ObjectState>) -> Result<()> {
-        let Some(power_sgd) = &self.power_sgd else { return Ok(()) };
-        let mut power_sgd = hooks::lock(power_sgd);
-        let Some(state) = state else {
-            power_sgd.restart();
-            return Ok(());
-        };
-        let (divided_by, is_settled) = (self.divided_by(), self.knows_order.load(Ordering::Relaxed));
-        power_sgd.load(&state.values, &state.tensors, (&divided_by, is_settled), self.store.device())
+    fn read_hook_state(&self, state: Option<&ObjectState>) -> Result<Takeover<'_>> {
+        let Some(power_sgd) = &self.power_sgd else { return Ok(Box::new(|| ())) };
+        let (divided_by, device) = (self.divided_by(), self.store.device());
+        let read =
+            |state: &ObjectState| hooks::lock(power_sgd).read(&state.values, &state.tensors, &divided_by, device);
+        let saved = state.map(read).transpose()?;
+        // The order of gradients may be part of what is loaded before this is called.
+        let is_settled = || self.knows_order.load(Ordering::Relaxed);
+        Ok(Box::new(move || hooks::lock(power_sgd).go_on_from(saved.unwrap_or_default(), is_settled())))
     }
 
     fn reopen_window(&self, _unreduced: &BTreeMap<&str, &Tensor>) -> Result<()> {

@@ -21,6 +21,9 @@ pub(crate) type Concerns<'a> = &'a dyn Fn(&Param) -> bool;
 /// Holds for the length of a forward pass.
 pub(crate) type ForwardScope = Option<SavedTensorHooksGuard>;
 
+/// Puts a state that has been read, and that fits, in place.
+pub(crate) type Takeover<'a> = Box<dyn FnOnce() + 'a>;
+
 /// The points of a training step at which an engine acts.
 pub(crate) trait Engine: fmt::Debug + Send + Sync {
     /// Before a forward pass. `_gradients_wanted`: it may be followed by a backward pass.
@@ -117,10 +120,11 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Has the hook go on from what [`hook_state`](Self::hook_state) gave on the same rank, or from the beginning. Tensors are
-    /// missing where there is no such rank. Not collective.
-    fn load_hook_state(&self, _state: Option<&ObjectState>) -> Result<()> {
-        Ok(())
+    /// Reads what [`hook_state`](Self::hook_state) gave on the same rank, and changes nothing yet: that is left to what is given
+    /// back, which cannot fail. Without a state the hook begins anew. Tensors are missing where there is no such rank. Not
+    /// collective.
+    fn read_hook_state(&self, _state: Option<&ObjectState>) -> Result<Takeover<'_>> {
+        Ok(Box::new(|| ()))
     }
 
     /// Gradients of this rank's batches that are kept in full until ranks reduce them, by the name of the parameter.

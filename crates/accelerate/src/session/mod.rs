@@ -9,7 +9,7 @@ mod join;
 mod mesh;
 mod registry;
 
-pub(crate) use engine::{Concerns, Engine, ForwardScope, Visit};
+pub(crate) use engine::{Concerns, Engine, ForwardScope, Takeover, Visit};
 pub(crate) use gradient_state::{GradientState, LoaderGuard, LoaderPosition, ShortStep};
 pub(crate) use join::{Call, Join, Pass, Summary};
 pub(crate) use mesh::DeviceMesh;

@@ -10,8 +10,10 @@ mod listed;
 mod run;
 mod weights;
 
+use accelerate::testing;
 use hostile::{Outcome, outcome};
-use run::{Saved, start};
+use run::{Saved, compressed, prepare, start};
+use serde_json::json;
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -89,6 +91,40 @@ fn a_description_that_lies_about_parts_is_refused() {
 fn weights_that_lie_are_refused() {
     let num_cases = check_all(&Saved::sharded(), weights::cases());
     assert!(num_cases >= 15, "{num_cases}");
+}
+
+/// Hooks go on last, and what they go on from is read before anything has changed.
+#[test]
+fn a_hook_state_that_lies_is_refused_before_anything_has_changed() {
+    let pristine = Saved::compressed();
+    let load = |saved: &Saved| {
+        testing::ranks(2, compressed(), |accelerator| {
+            let mut run = prepare(accelerator)?;
+            for _ in 0..3 {
+                run.train()?;
+            }
+            let state = || {
+                let mut state = run.state();
+                // Ranks are threads here, and have one generator.
+                state.remove("random");
+                state
+            };
+            let before = state();
+            let refused = run.accelerator.load_state(saved.folder()).err().map(|error| error.to_string());
+            Ok((refused, state() == before))
+        })
+    };
+    let lies = [("iteration", json!("many")), ("num_buckets", json!(99)), ("num_seeds", json!(-1))];
+    for (key, lie) in lies {
+        let saved = pristine.copy();
+        saved.describe(|description| description["objects"]["comm_hook_1"]["values"]["model"][key] = lie.clone());
+        let outcomes = load(&saved).unwrap();
+        assert!(
+            outcomes.iter().all(|(refused, is_unchanged)| refused.is_some() && *is_unchanged),
+            "{key}: {outcomes:?}"
+        );
+    }
+    assert_eq!(load(&pristine).unwrap(), [(None, false), (None, false)]);
 }
 
 /// What is done to one file of a checkpoint, without the manifest knowing.

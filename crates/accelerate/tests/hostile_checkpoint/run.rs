@@ -6,9 +6,10 @@ use accelerate::nn::{Linear, Module, ModuleFn, ParamStore, StateDict};
 use accelerate::optim::{AcceleratedOptimizer, AcceleratedScheduler, AdamW, StepLr};
 use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{
-    Accelerator, AcceleratorBuilder, FullyShardedDataParallelPlugin, PreparedModel, Registered, Result, testing,
+    Accelerator, AcceleratorBuilder, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin, PreparedModel,
+    Registered, Result, testing,
 };
-use accelerate_core::weight_files::sample_blocks;
+use accelerate_core::weight_files::{Checksum, sample_blocks};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
@@ -32,7 +33,7 @@ pub fn start() -> Run<impl Module<Input = Tensor, Output = Tensor>> {
     prepare(Accelerator::builder().cpu(true).build().unwrap()).unwrap()
 }
 
-fn prepare(accelerator: Accelerator) -> Result<Run<impl Module<Input = Tensor, Output = Tensor>>> {
+pub fn prepare(accelerator: Accelerator) -> Result<Run<impl Module<Input = Tensor, Output = Tensor>>> {
     let store = ParamStore::new(accelerator.device());
     let hidden = Linear::new(store.root() / "hidden", 3, 5, Default::default())?;
     let head = Linear::new(store.root() / "head", 5, 1, Default::default())?;
@@ -76,6 +77,13 @@ impl<M: Module<Input = Tensor, Output = Tensor>> Run<M> {
     }
 }
 
+/// A run whose hook keeps errors and factors from the first step on.
+pub fn compressed() -> AcceleratorBuilder {
+    let kwargs = json!({"comm_hook": "batched_power_sgd", "comm_state_option": {"start_powerSGD_iter": 2}});
+    let kwargs: DistributedDataParallelKwargs = serde_json::from_value(kwargs).unwrap();
+    Accelerator::builder().cpu(true).kwargs_handler(kwargs)
+}
+
 /// A checkpoint in a folder of its own.
 pub struct Saved(TempDir);
 
@@ -88,6 +96,11 @@ impl Saved {
     /// Of two that share everything.
     pub fn sharded() -> Self {
         Self::by(2, Accelerator::builder().fsdp_plugin(FullyShardedDataParallelPlugin::default()))
+    }
+
+    /// Of two whose gradients are compressed.
+    pub fn compressed() -> Self {
+        Self::by(2, compressed())
     }
 
     fn by(world_size: usize, builder: AcceleratorBuilder) -> Self {
@@ -166,7 +179,7 @@ impl Saved {
     /// Makes the manifest vouch for what is in a file, if both are there.
     pub fn seal(&self, name: &str) {
         let Ok(content) = fs::read(self.path(name)) else { return };
-        let mut sample = blake3::Hasher::new();
+        let mut sample = Checksum::new();
         for block in sample_blocks(content.len() as u64) {
             sample.update(&content[block.start as usize..block.end as usize]);
         }
@@ -174,8 +187,8 @@ impl Saved {
             let files = manifest["files"].as_array_mut().unwrap();
             let file = files.iter_mut().find(|file| file["name"] == name).unwrap();
             file["bytes"] = json!(content.len());
-            file["blake3"] = json!(blake3::hash(&content).to_hex().as_str());
-            file["sample"] = json!(sample.finalize().to_hex().as_str());
+            file["xxh3_128"] = json!(Checksum::of(&content).to_string());
+            file["sample"] = json!(sample.to_string());
         });
     }
 }
