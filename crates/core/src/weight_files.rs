@@ -4,6 +4,7 @@
 //! `model-00001-of-00003.safetensors` and so on with `model.safetensors.index.json`. Rules are those of
 //! `huggingface_hub.serialization` and `save_model` of the reference.
 
+mod checksum;
 mod folder;
 mod header;
 mod index;
@@ -15,6 +16,7 @@ mod shards;
 mod shown;
 mod size;
 
+pub use checksum::Checksum;
 pub use folder::{choose_torch_file, choose_weight_file};
 pub use header::{Header, HeaderEntry};
 pub use index::{Index, IndexMetadata};

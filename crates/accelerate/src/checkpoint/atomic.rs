@@ -3,7 +3,7 @@
 use super::fault;
 use crate::error::{Result, WeightsError};
 use accelerate_core::weight_files::{
-    SavedFile, TEMPORARY_SUFFIX, is_temporary_file_of, sample_blocks, temporary_prefix,
+    Checksum, SavedFile, TEMPORARY_SUFFIX, is_temporary_file_of, sample_blocks, temporary_prefix,
 };
 use std::fs::{self, File, TryLockError};
 use std::io::{self, BufWriter, ErrorKind, Write};
@@ -29,7 +29,7 @@ pub(super) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Err
 pub(super) struct OpenFile {
     file: BufWriter<NamedTempFile>,
     target: PathBuf,
-    hasher: blake3::Hasher,
+    checksum: Checksum,
     num_bytes: u64,
     flusher: Option<Flusher>,
 }
@@ -79,7 +79,7 @@ impl OpenFile {
         });
         let file = file.map_err(io_error("create a file in", folder))?;
         let file = BufWriter::with_capacity(BUFFER_BYTES, file);
-        Ok(Self { file, target: target.to_owned(), hasher: blake3::Hasher::new(), num_bytes: 0, flusher: None })
+        Ok(Self { file, target: target.to_owned(), checksum: Checksum::new(), num_bytes: 0, flusher: None })
     }
 
     pub(super) fn append(&mut self, bytes: &[u8]) -> Result<()> {
@@ -98,21 +98,21 @@ impl OpenFile {
 
     /// Sees to it that all is on the disk.
     pub(super) fn finish(self) -> Result<PendingFile> {
-        let Self { file, target, hasher, num_bytes, flusher } = self;
+        let Self { file, target, checksum, num_bytes, flusher } = self;
         let file = file.into_inner().map_err(|error| io_error("write", &target)(error.into_error()))?;
         flusher.map_or(Ok(()), Flusher::finish).map_err(io_error("flush", &target))?;
         // Without this, a power cut after the rename could leave the name on an empty file.
         let flushed = fault::step().and_then(|()| file.as_file().sync_all());
         flushed.map_err(io_error("flush", &target))?;
         let sample = sample(file.as_file(), num_bytes).map_err(io_error("read", &target))?;
-        Ok(PendingFile { file, target, hash: hasher.finalize(), sample, num_bytes })
+        Ok(PendingFile { file, target, checksum, sample, num_bytes })
     }
 }
 
 impl Write for OpenFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         // Before it leaves the processor's cache.
-        self.hasher.update(bytes);
+        self.checksum.update(bytes);
         fault::step().and_then(|()| self.file.write_all(bytes))?;
         let num_flushes = self.num_bytes / FLUSHED_BYTES;
         self.num_bytes += bytes.len() as u64;
@@ -132,8 +132,8 @@ impl Write for OpenFile {
 pub(super) struct PendingFile {
     file: NamedTempFile,
     target: PathBuf,
-    hash: blake3::Hash,
-    sample: blake3::Hash,
+    checksum: Checksum,
+    sample: Checksum,
     num_bytes: u64,
 }
 
@@ -156,8 +156,8 @@ impl PendingFile {
             name: name_of(&self.target),
             temporary_name: Some(self.temporary_name()),
             bytes: self.num_bytes,
-            blake3: self.hash.to_hex().to_string(),
-            sample: self.sample.to_hex().to_string(),
+            xxh3_128: self.checksum.to_string(),
+            sample: self.sample.to_string(),
         }
     }
 
@@ -175,16 +175,16 @@ impl PendingFile {
     }
 }
 
-/// The hash of blocks at even distances in a file of so many bytes, the first and the last among them.
-pub(super) fn sample(file: &File, num_bytes: u64) -> io::Result<blake3::Hash> {
-    let mut hasher = blake3::Hasher::new();
+/// The checksum of blocks at even distances in a file of so many bytes, the first and the last among them.
+pub(super) fn sample(file: &File, num_bytes: u64) -> io::Result<Checksum> {
+    let mut checksum = Checksum::new();
     let mut block = Vec::new();
     for Range { start, end } in sample_blocks(num_bytes) {
         block.resize((end - start) as usize, 0);
         file.read_exact_at(&mut block, start)?;
-        hasher.update(&block);
+        checksum.update(&block);
     }
-    Ok(hasher.finalize())
+    Ok(checksum)
 }
 
 /// Locks a new file, which tells whoever cleans the folder that its writer lives. False where somebody was quicker and removes it.

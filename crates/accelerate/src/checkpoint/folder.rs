@@ -1,17 +1,20 @@
 //! Several files that are saved as one: all of them are new, or all of them are as they were.
 //!
 //! Every file is written under a temporary name. Then comes the manifest, which lists them all with their sizes and
-//! hashes, in one rename: from here on the save counts. At last the files get their names. A process that ends before
+//! checksums, in one rename: from here on the save counts. At last the files get their names. A process that ends before
 //! the manifest leaves the folder as it was. One that ends after it leaves files under their temporary names, and the
 //! next load or save gives them their names.
 
-use super::atomic::{PendingFile, folder_of, io_error, names_in, remove, remove_abandoned, sample, sync_folder};
+use super::atomic::{
+    BUFFER_BYTES, PendingFile, folder_of, io_error, names_in, remove, remove_abandoned, sample, sync_folder,
+};
 use super::fault;
 use super::reader::open_file;
 use crate::error::{Error, Result, WeightsError};
 use crate::messages;
 use accelerate_core::weight_files::{
-    DEFAULT_STEM, EXTENSION, Index, SaveManifest, SavedFile, TORCH_EXTENSION, is_saved_file_name, is_weight_file_of,
+    Checksum, DEFAULT_STEM, EXTENSION, Index, SaveManifest, SavedFile, TORCH_EXTENSION, is_saved_file_name,
+    is_weight_file_of,
 };
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Read};
@@ -277,7 +280,7 @@ pub(super) fn read_committed(
     Ok(content.map(|content| (manifest, content)))
 }
 
-/// Compares the content of every `num_parts`-th file of a save with its hash, from file number `part` on, so that several
+/// Compares the content of every `num_parts`-th file of a save with its checksum, from file number `part` on, so that several
 /// processes share the work.
 pub(super) fn verify_part(folder: &Path, stem: &str, part: usize, num_parts: usize) -> Result<()> {
     let Some(manifest) = read_manifest(folder, stem)? else { return Ok(()) };
@@ -377,18 +380,24 @@ fn check_file(folder: &Path, stem: &str, file: &SavedFile, check: Check) -> Resu
     let (found, saved) = if check == Check::Quick && is_large {
         (sample(&content, found), &file.sample)
     } else {
-        (content_hash(content), &file.blake3)
+        (content_checksum(content), &file.xxh3_128)
     };
-    if found.map_err(io_error("read", &path))?.to_hex().as_str() != saved {
+    if found.map_err(io_error("read", &path))?.to_string() != *saved {
         return differs("its content has changed".to_owned());
     }
     Ok(())
 }
 
-fn content_hash(file: File) -> io::Result<blake3::Hash> {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update_reader(file)?;
-    Ok(hasher.finalize())
+fn content_checksum(mut file: File) -> io::Result<Checksum> {
+    let (mut checksum, mut block) = (Checksum::new(), vec![0; BUFFER_BYTES]);
+    loop {
+        match file.read(&mut block) {
+            Ok(0) => return Ok(checksum),
+            Ok(num_bytes) => checksum.update(&block[..num_bytes]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// Makes sure that weights can be saved into `folder`: makes it if it is absent, finishes a save that was interrupted there,
@@ -428,7 +437,7 @@ pub fn check_save_directory(folder: impl AsRef<Path>) -> Result<()> {
 /// [`SaveModelOptions::files`](super::SaveModelOptions::files).
 ///
 /// Finishes a save into the folder that was interrupted, so that this file and the weights are of one save, and compares
-/// the content with the hash in the folder's manifest. In folders from elsewhere, which have no manifest, it reads the
+/// the content with the checksum in the folder's manifest. In folders from elsewhere, which have no manifest, it reads the
 /// file as it is. Not collective.
 ///
 /// # Errors
@@ -490,7 +499,7 @@ pub fn check_saved_files(folder: impl AsRef<Path>) -> Result<()> {
     Ok(())
 }
 
-/// Compares the content of every file that saves into `folder` wrote with the hashes in their manifests. Reads everything.
+/// Compares the content of every file that saves into `folder` wrote with the checksums in their manifests. Reads everything.
 ///
 /// Loading compares samples of the weights, and the content of the other files, which is quick. This also finds a
 /// flipped bit. Finishes a save that was interrupted. Not collective.

@@ -7,7 +7,7 @@
 //!   safetensors has it; the only metadata are `{"format":"pt"}`. Of a sharded model, tensors of one alignment come in the
 //!   order in which they are gathered, so that files can be written without a rank ever holding the whole model.
 //! - A save is one: weights, index and the files of the user's own are written under temporary names and flushed to
-//!   the disk. Then `model.manifest.json`, which lists them with sizes and BLAKE3 hashes, appears in one rename, and the
+//!   the disk. Then `model.manifest.json`, which lists them with sizes and checksums, appears in one rename, and the
 //!   save counts. At last all files get their names, the index or the only weight file last. A crash before the manifest
 //!   leaves the earlier save; after a crash behind it, the next load or save gives the files their names.
 //! - Readers that know no manifest find whole files, and an index only while all its shards are of the same save.

@@ -536,8 +536,8 @@ fn a_manifest_that_is_too_long_is_an_error_when_it_is_saved() {
         name: format!("{number:0200}"),
         temporary_name: None,
         bytes: 0,
-        blake3: "0".repeat(64),
-        sample: "0".repeat(64),
+        xxh3_128: "0".repeat(32),
+        sample: "0".repeat(32),
     };
     let manifest = |num_files| SaveManifest::new((0..num_files).map(file).collect());
     let error = folder::write_manifest(folder.path(), "model", &manifest(45_000)).unwrap_err();

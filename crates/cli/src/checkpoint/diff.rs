@@ -29,7 +29,7 @@ use crate::print_error;
 /// Objects and tensors that only one has, shapes and element types that differ, and of all other tensors how many numbers
 /// differ and how much; values of schedulers, loaders and so on by their path. How tensors are divided among files makes no
 /// difference, so that a run on two processes can be compared with one on four. Of a project, its newest completed checkpoint is
-/// compared. First the content of all files is compared with their hashes, so that damage is no difference.
+/// compared. First the content of all files is compared with their checksums, so that damage is no difference.
 ///
 /// Numbers are equal if their bits are: NaN is equal to the same NaN, and -0 is not 0. The numbers and names of checkpoints,
 /// and their numbers of processes, are shown and do not count.

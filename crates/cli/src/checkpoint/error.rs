@@ -23,7 +23,7 @@ pub(super) enum Problem {
     Size { found_bytes: u64, wanted_bytes: u64 },
     #[error("it has {found_bytes} bytes, and no such file is longer than {most_bytes}")]
     Large { found_bytes: u64, most_bytes: u64 },
-    #[error("its content has changed: its BLAKE3 hash is {found}, and {wanted} was saved")]
+    #[error("its content has changed: its checksum is {found}, and {wanted} was saved")]
     Content { found: String, wanted: String },
     #[error("its content is as it was saved, but the sample in the manifest is of another file")]
     Sample,

@@ -1,5 +1,6 @@
 //! Files that anybody may have put there.
 
+use accelerate_core::weight_files::Checksum;
 use std::fs::{self, File, FileType, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
@@ -45,16 +46,16 @@ pub(super) fn read_small(path: &Path, most_bytes: u64) -> Result<Vec<u8>, Proble
     Ok(content)
 }
 
-/// The BLAKE3 hash of the first `num_bytes` of a file. `read_bytes` is told of each block that was read.
-pub(super) fn content_hash(file: &File, num_bytes: u64, read_bytes: impl Fn(u64)) -> io::Result<blake3::Hash> {
-    let mut hasher = blake3::Hasher::new();
+/// The checksum of the first `num_bytes` of a file. `read_bytes` is told of each block that was read.
+pub(super) fn content_checksum(file: &File, num_bytes: u64, read_bytes: impl Fn(u64)) -> io::Result<Checksum> {
+    let mut checksum = Checksum::new();
     let mut block = vec![0; BLOCK_BYTES];
     let mut rest = file.take(num_bytes);
     loop {
         match rest.read(&mut block) {
-            Ok(0) => return Ok(hasher.finalize()),
+            Ok(0) => return Ok(checksum),
             Ok(read) => {
-                hasher.update(&block[..read]);
+                checksum.update(&block[..read]);
                 read_bytes(read as u64);
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use accelerate_core::checkpoint::python::PythonFile;
 use accelerate_core::checkpoint::{Checkpoint, DESCRIPTION, STEM, checkpoint_number};
-use accelerate_core::weight_files::{SaveManifest, SavedFile};
+use accelerate_core::weight_files::{Checksum, SaveManifest, SavedFile};
 
 use super::conversions::conversions_in;
 use super::error::{CheckpointError, Fault, Problem};
@@ -80,7 +80,7 @@ impl Save {
             let (_, found_bytes) = open(&path)?;
             check_size(file, found_bytes)?;
             let json = read_small(&path, MAX_DESCRIPTION_BYTES)?;
-            check_hash(file, blake3::hash(&json))?;
+            check_checksum(file, &Checksum::of(&json))?;
             Checkpoint::from_json(&String::from_utf8_lossy(&json)).map_err(Problem::Format)
         };
         read().map_err(|problem: Problem| problem.at(DESCRIPTION))
@@ -91,13 +91,9 @@ pub(super) fn check_size(file: &SavedFile, found_bytes: u64) -> Result<(), Probl
     if found_bytes == file.bytes { Ok(()) } else { Err(Problem::Size { found_bytes, wanted_bytes: file.bytes }) }
 }
 
-pub(super) fn check_hash(file: &SavedFile, found: blake3::Hash) -> Result<(), Problem> {
-    let found = found.to_hex();
-    // As the library compares them: hashes are written in lower case.
-    if found.as_str() == file.blake3 {
-        return Ok(());
-    }
-    Err(Problem::Content { found: found.to_string(), wanted: file.blake3.clone() })
+pub(super) fn check_checksum(file: &SavedFile, found: &Checksum) -> Result<(), Problem> {
+    let found = found.to_string();
+    if found == file.xxh3_128 { Ok(()) } else { Err(Problem::Content { found, wanted: file.xxh3_128.clone() }) }
 }
 
 /// A checkpoint that was completed, with what it says of itself.

@@ -13,7 +13,8 @@ use std::thread;
 use accelerate_core::checkpoint::{DESCRIPTION, STEM};
 use accelerate_core::files::in_one_line;
 use accelerate_core::weight_files::{
-    EXTENSION, Header, Index, SaveManifest, SavedFile, format_size, is_temporary_file_of, listed, sample_blocks, shown,
+    Checksum, EXTENSION, Header, Index, SaveManifest, SavedFile, format_size, is_temporary_file_of, listed,
+    sample_blocks, shown,
 };
 use anstyle::{AnsiColor, Style};
 use clap::Args;
@@ -23,13 +24,13 @@ use serde::Serialize;
 use super::check::{check_description, check_index};
 use super::conversions::{self, conversions_in};
 use super::error::{CheckpointError, Fault, Problem};
-use super::files::{content_hash, open, read_small};
+use super::files::{content_checksum, open, read_small};
 use super::folder::{
-    Save, bytes_on_disk, check_hash, check_size, is_checkpoint, is_of_python, list, no_checkpoint, numbered_in,
+    Save, bytes_on_disk, check_checksum, check_size, is_checkpoint, is_of_python, list, no_checkpoint, numbered_in,
 };
 use super::report::{count, progress_bar};
 
-/// Hashing is faster than most disks, so that more threads would only make the disk seek.
+/// A checksum is faster than most disks, so that more threads would only make the disk seek.
 const MOST_THREADS: usize = 2;
 
 /// Compare every byte of checkpoints and saved models with what was written.
@@ -219,7 +220,7 @@ impl Target {
     }
 }
 
-/// Compares all files of a save with their hashes, on a few threads. Also gives the headers of its weights.
+/// Compares all files of a save with their checksums, on a few threads. Also gives the headers of its weights.
 pub(super) fn check_contents(save: &Save, bar: &ProgressBar) -> (Vec<Fault>, BTreeMap<String, Header>) {
     let files = &save.manifest.files;
     let next = AtomicUsize::new(0);
@@ -253,9 +254,9 @@ pub(super) fn check_contents(save: &Save, bar: &ProgressBar) -> (Vec<Fault>, BTr
 fn check_content(save: &Save, file: &SavedFile, bar: &ProgressBar) -> Result<Option<Header>, Problem> {
     let (content, found_bytes) = open(&save.path_of(file))?;
     check_size(file, found_bytes)?;
-    let hash = content_hash(&content, found_bytes, |read| bar.inc(read)).map_err(Problem::of)?;
-    check_hash(file, hash)?;
-    if sample(&content, found_bytes).map_err(Problem::of)?.to_hex().as_str() != file.sample {
+    let found = content_checksum(&content, found_bytes, |read| bar.inc(read)).map_err(Problem::of)?;
+    check_checksum(file, &found)?;
+    if sample(&content, found_bytes).map_err(Problem::of)?.to_string() != file.sample {
         return Err(Problem::Sample);
     }
     if Path::new(&file.name).extension().is_none_or(|extension| extension != EXTENSION) {
@@ -265,16 +266,16 @@ fn check_content(save: &Save, file: &SavedFile, bar: &ProgressBar) -> Result<Opt
     Header::read(&mut content, found_bytes).map(Some).map_err(Problem::Format)
 }
 
-/// The hash of the blocks by which loading recognises the file.
-pub(super) fn sample(file: &File, num_bytes: u64) -> io::Result<blake3::Hash> {
-    let mut hasher = blake3::Hasher::new();
+/// The checksum of the blocks by which loading recognises the file.
+pub(super) fn sample(file: &File, num_bytes: u64) -> io::Result<Checksum> {
+    let mut checksum = Checksum::new();
     let mut block = Vec::new();
     for blocks in sample_blocks(num_bytes) {
         block.resize((blocks.end - blocks.start) as usize, 0);
         file.read_exact_at(&mut block, blocks.start)?;
-        hasher.update(&block);
+        checksum.update(&block);
     }
-    Ok(hasher.finalize())
+    Ok(checksum)
 }
 
 /// Whether the files of a save belong together.

@@ -1,5 +1,6 @@
 //! What belongs to one save of a folder, and how far it got.
 
+use super::checksum::Checksum;
 use super::shown::{shortened_reason, shown};
 use crate::error::weight_files::WeightFilesErrorKind as Kind;
 use crate::{Error, Result};
@@ -10,7 +11,6 @@ use std::ops::Range;
 const FORMAT: &str = "accelerate-save";
 const VERSION: u32 = 1;
 const SUFFIX: &str = ".manifest.json";
-const HASH_DIGITS: usize = 64;
 
 /// The list of all files that one save wrote into a folder: weights, their index, and files of the user's own such as a
 /// configuration. It is `model.manifest.json` beside weights that are called `model`.
@@ -22,7 +22,7 @@ const HASH_DIGITS: usize = 64;
 /// ```
 /// use accelerate_core::weight_files::{SaveManifest, SavedFile, temporary_prefix, TEMPORARY_SUFFIX};
 /// let temporary_name = format!("{}0123abcd{TEMPORARY_SUFFIX}", temporary_prefix("model"));
-/// let file = SavedFile { name: "config.json".into(), temporary_name: Some(temporary_name), bytes: 2, blake3: "0".repeat(64), sample: "0".repeat(64) };
+/// let file = SavedFile { name: "config.json".into(), temporary_name: Some(temporary_name), bytes: 2, xxh3_128: "0".repeat(32), sample: "0".repeat(32) };
 /// let manifest = SaveManifest::new(vec![file]);
 /// assert_eq!(SaveManifest::from_json(&manifest.to_json()?, "model")?, manifest);
 /// # Ok::<(), accelerate_core::Error>(())
@@ -50,8 +50,8 @@ pub struct SavedFile {
     pub temporary_name: Option<String>,
     /// Its size.
     pub bytes: u64,
-    /// The BLAKE3 hash of its content, as 64 hexadecimal digits.
-    pub blake3: String,
+    /// The [`Checksum`] of its content.
+    pub xxh3_128: String,
     /// The same of blocks at even distances in it, which is quick to compare and tells the weights of two models apart.
     pub sample: String,
 }
@@ -96,7 +96,7 @@ impl SaveManifest {
     /// # Errors
     ///
     /// [`Error::is_weight_files`]: not such a manifest, one of a later version, a name that leads out of the folder or appears
-    /// twice, or something that is not a hash.
+    /// twice, or something that is not a checksum.
     pub fn from_json(json: &str, stem: &str) -> Result<Self> {
         // Not the parser's error itself, which repeats what it has found, however long that is.
         let manifest: Self = serde_json::from_str(json)
@@ -136,7 +136,7 @@ impl SaveManifest {
             ));
         }
         let mut names = BTreeSet::new();
-        for SavedFile { name, temporary_name, blake3, sample, .. } in &self.files {
+        for SavedFile { name, temporary_name, xxh3_128, sample, .. } in &self.files {
             let name_shown = shown(name);
             if !is_saved_file_name(name) {
                 return Some(format!("`{name_shown}` is not the name of a file in its folder"));
@@ -150,10 +150,9 @@ impl SaveManifest {
                 let found = shown(found);
                 return Some(format!("the temporary name of `{name_shown}` is `{found}`, which no save gives"));
             }
-            let is_hash =
-                |text: &String| text.len() == HASH_DIGITS && text.bytes().all(|digit| digit.is_ascii_hexdigit());
-            if !is_hash(blake3) || !is_hash(sample) {
-                return Some(format!("the hash of `{name_shown}` is not {HASH_DIGITS} hexadecimal digits"));
+            if ![xxh3_128, sample].iter().all(|text| Checksum::is_written_as(text)) {
+                let wanted = Checksum::NUM_DIGITS;
+                return Some(format!("the checksum of `{name_shown}` is not {wanted} hexadecimal digits"));
             }
         }
         self.outdated.iter().find_map(|name| match names.contains(name) {
@@ -166,7 +165,7 @@ impl SaveManifest {
     }
 }
 
-/// The blocks of a file that [`SavedFile::sample`] is the hash of, one behind the other: 64 at even distances, of 4096 bytes
+/// The blocks of a file that [`SavedFile::sample`] is the checksum of, one behind the other: 64 at even distances, of 4096 bytes
 /// or all that the file has. Those of a short file overlap.
 ///
 /// ```

@@ -73,7 +73,7 @@ impl Source {
 }
 
 impl OpenCheckpoint {
-    /// Finishes a save that was interrupted in the folder, and compares the content of all files with their hashes, each
+    /// Finishes a save that was interrupted in the folder, and compares the content of all files with their checksums, each
     /// rank its part of them. Collective.
     pub(crate) fn open(group: &Group, folder: &Path, writers: &FolderWriters) -> Result<Self> {
         let range = &writers.0;

@@ -4,6 +4,7 @@ use super::RANDOM_STATES;
 use crate::error::Result;
 use crate::messages;
 use crate::session::ObjectState;
+use accelerate_core::weight_files::Checksum;
 use tch::{Device, Tensor};
 use torch_ext::Generator;
 
@@ -62,8 +63,6 @@ fn key(rank: usize, generator: &str) -> String {
 fn derived_seed(first: &Tensor, rank: usize) -> Result<u64> {
     let mut bytes = vec![0; first.numel()];
     first.f_copy_data_u8(&mut bytes, first.numel())?;
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(&bytes).update(&(rank as u64).to_le_bytes());
-    let hash = hasher.finalize();
-    Ok(hash.as_bytes().iter().take(8).fold(0, |seed, &byte| seed << 8 | u64::from(byte)))
+    bytes.extend((rank as u64).to_le_bytes());
+    Ok(Checksum::of(&bytes).value() as u64)
 }

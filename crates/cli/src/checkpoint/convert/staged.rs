@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, ErrorKind, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use accelerate_core::weight_files::SavedFile;
+use accelerate_core::weight_files::{Checksum, SavedFile};
 use tempfile::TempDir;
 
 use super::super::conversions::{SUFFIX, folders_in};
@@ -56,17 +56,17 @@ fn locked_folder(parent: &Path, prefix: &str) -> io::Result<(TempDir, Option<Fil
     Err(ErrorKind::WouldBlock.into())
 }
 
-/// A file that hashes what is written into it.
-struct Hashing {
+/// A file with the checksum of what is written into it.
+struct Summed {
     file: BufWriter<File>,
-    hasher: blake3::Hasher,
+    checksum: Checksum,
     num_bytes: u64,
 }
 
-impl Write for Hashing {
+impl Write for Summed {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.file.write(bytes)?;
-        self.hasher.update(&bytes[..written]);
+        self.checksum.update(&bytes[..written]);
         self.num_bytes += written as u64;
         Ok(written)
     }
@@ -136,7 +136,7 @@ impl Staged {
         self.folder.path().file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
-    /// Writes a file, flushes it to the disk, and notes its size and hash.
+    /// Writes a file, flushes it to the disk, and notes its size and checksum.
     pub(super) fn write(
         &mut self,
         name: &str,
@@ -147,14 +147,14 @@ impl Staged {
         let own_path = self.folder.path().join(name);
         let file = OpenOptions::new().write(true).read(true).create_new(true).open(own_path).map_err(failed)?;
         let file = BufWriter::with_capacity(BLOCK_BYTES, file);
-        let mut hashing = Hashing { file, hasher: blake3::Hasher::new(), num_bytes: 0 };
-        write(&mut Sink { output: &mut hashing, path: &path })?;
-        let Hashing { file, hasher, num_bytes } = hashing;
+        let mut summed = Summed { file, checksum: Checksum::new(), num_bytes: 0 };
+        write(&mut Sink { output: &mut summed, path: &path })?;
+        let Summed { file, checksum, num_bytes } = summed;
         let file = file.into_inner().map_err(io::IntoInnerError::into_error).map_err(failed)?;
         file.sync_all().map_err(failed)?;
-        let sample = sample(&file, num_bytes).map_err(failed)?.to_hex().to_string();
-        let blake3 = hasher.finalize().to_hex().to_string();
-        self.files.push(SavedFile { name: name.to_owned(), temporary_name: None, bytes: num_bytes, blake3, sample });
+        let sample = sample(&file, num_bytes).map_err(failed)?.to_string();
+        let xxh3_128 = checksum.to_string();
+        self.files.push(SavedFile { name: name.to_owned(), temporary_name: None, bytes: num_bytes, xxh3_128, sample });
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use accelerate_core::checkpoint::SavedObject;
 use accelerate_core::checkpoint::python::{PythonOptimizer, fresh_random_states, from_json, schedule_from_json};
-use accelerate_core::weight_files::{Plain, format_size, listed, shown};
+use accelerate_core::weight_files::{Checksum, Plain, format_size, listed, shown};
 use indicatif::ProgressBar;
 use safetensors::Dtype;
 use serde_json::Value;
@@ -179,8 +179,7 @@ impl Writer<'_> {
             let mut entries = vec![("step", Plain::Int(step))];
             if let Some(cpu) = of_name.get(format!("rank_{rank}.cpu").as_str()) {
                 // Without states of its own generators, Python goes on to none.
-                let hash = blake3::hash(format!("{} {rank}", description.id).as_bytes());
-                let seed = hash.as_bytes().iter().take(4).fold(0, |seed, &byte| seed << 8 | u32::from(byte));
+                let seed = Checksum::of(format!("{} {rank}", description.id).as_bytes()).value() as u32;
                 let [python, numpy] = fresh_random_states(seed);
                 entries.extend([("random_state", python), ("numpy_random_seed", numpy)]);
                 entries.push(("torch_manual_seed", Plain::Tensor(*cpu)));

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use accelerate_core::checkpoint::{Checkpoint, DESCRIPTION, HeldTensor, STEM, SavedObject, assign};
 use accelerate_core::layout::Layout;
-use accelerate_core::weight_files::{SaveManifest, SavedFile, sample_blocks};
+use accelerate_core::weight_files::{Checksum, SaveManifest, SavedFile, sample_blocks};
 use safetensors::Dtype;
 use serde_json::Value;
 
@@ -139,7 +139,7 @@ pub(crate) fn manifest(folder: &Path, stem: &str) -> SaveManifest {
 
 fn saved_file(folder: &Path, name: &str) -> SavedFile {
     let content = fs::read(folder.join(name)).unwrap();
-    let mut sample = blake3::Hasher::new();
+    let mut sample = Checksum::new();
     for block in sample_blocks(content.len() as u64) {
         sample.update(&content[block.start as usize..block.end as usize]);
     }
@@ -147,8 +147,8 @@ fn saved_file(folder: &Path, name: &str) -> SavedFile {
         name: name.to_owned(),
         temporary_name: None,
         bytes: content.len() as u64,
-        blake3: blake3::hash(&content).to_hex().to_string(),
-        sample: sample.finalize().to_hex().to_string(),
+        xxh3_128: Checksum::of(&content).to_string(),
+        sample: sample.to_string(),
     }
 }
 
