@@ -199,7 +199,8 @@ pub(crate) fn run(arguments: Arguments, words: &[OsString]) -> Result<ExitCode, 
         Some(failure) if !is_quiet => failure.to_string(),
         _ => error.to_string(),
     };
-    crate::print_error(SPEAKER, &error, &text);
+    let print = if error.stopped_by().is_some() { crate::print_last_error } else { crate::print_error };
+    print(SPEAKER, &error, &text);
     Ok(ExitCode::from(error.exit_code()))
 }
 

@@ -31,7 +31,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use output::{print_coloured, print_error, print_message, print_result, print_styled, shell_command};
+use output::{print_coloured, print_error, print_last_error, print_message, print_result, print_styled, shell_command};
 
 /// Runs training programs on one process, many processes or many machines, in mixed precision.
 #[derive(Debug, Parser)]

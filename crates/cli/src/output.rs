@@ -4,10 +4,15 @@ use std::error::Error;
 use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
 
 use accelerate_core::files::{in_one_line, printable};
-use accelerate_launch::write_patiently;
+use accelerate_launch::{write_patiently, write_within};
 use anstyle::{AnsiColor, Style};
+use rustix::stdio::stderr;
+
+/// How long a reader may take before a command that has been told to stop ends without it.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A result did not reach whoever asked for it.
 #[derive(Debug, thiserror::Error)]
@@ -40,13 +45,23 @@ fn handed_over(out: &mut dyn Write, text: &str) -> Result<(), Unwritten> {
 
 /// Prints `text`, which describes `error`, and then the chain of its causes. In colour at a terminal.
 pub(crate) fn print_error(speaker: &str, error: &dyn Error, text: &str) {
+    print_styled(&with_causes(speaker, error, text));
+}
+
+/// The same for a command that has been told to stop: it does not wait for a reader that takes nothing.
+pub(crate) fn print_last_error(speaker: &str, error: &dyn Error, text: &str) {
+    let text = with_causes(speaker, error, text) + "\n";
+    let is_plain = anstream::AutoStream::choice(&io::stderr()) == anstream::ColorChoice::Never;
+    let text = if is_plain { anstream::adapter::strip_str(&text).to_string() } else { text };
+    // Where nobody reads it, nobody is left to tell.
+    let _ = write_within(PATIENCE, stderr(), text.as_bytes());
+}
+
+fn with_causes(speaker: &str, error: &dyn Error, text: &str) -> String {
     let bad: Style = AnsiColor::Red.on_default().bold();
-    print_styled(&format!("{bad}{speaker}: error:{bad:#} {}", printable(text)));
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        print_message(&format!("  caused by: {error}"));
-        cause = error.source();
-    }
+    let first = format!("{bad}{speaker}: error:{bad:#} {}", printable(text));
+    let causes = std::iter::successors(error.source(), |&error| error.source());
+    causes.fold(first, |text, cause| text + &printable(&format!("\n  caused by: {cause}")))
 }
 
 /// Prints a message on standard error. What is in it of other people's texts cannot steer the terminal: control characters

@@ -9,6 +9,7 @@ mod checks;
 mod conduct;
 mod connection;
 mod ending;
+mod machine;
 mod message;
 mod paths;
 mod words;

@@ -10,6 +10,7 @@ mod hosts;
 mod logs;
 mod machine;
 mod mixer;
+mod outlet;
 mod placement;
 mod plan;
 mod port;
@@ -32,7 +33,9 @@ pub use port::PortReservation;
 pub use program::{ProgramChoice, ProgramSearch, resolve_program};
 pub use question::{Limits, ask, ask_and_watch};
 pub use reference::{PythonStart, Reference};
-pub use report::{Notice, Reporter, Silent, Source, Stream, TerminalOptions, TerminalReporter, write_patiently};
+pub use report::{
+    Backlog, Notice, Reporter, Silent, Source, Stream, TerminalOptions, TerminalReporter, write_patiently, write_within,
+};
 pub use supervise::{Outcome, RankOutcome, StopSignals, supervise};
 
 use accelerate_rendezvous::Secret;

@@ -1,16 +1,20 @@
 //! Where the events of a launch go: the trait, and the two reporters that come with this crate.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::stdio::{stderr, stdout};
 
 use crate::failure::{Ended, signal_name};
-use crate::mixer::{Mixer, Screens};
+use crate::mixer::{Mixer, Pieces, Screens};
+use crate::outlet::Outlet;
 use crate::program::ProgramChoice;
+use crate::supervise::timespec;
 
 use accelerate_core::files::{ShownPath, in_one_line};
 use serde::{Deserialize, Serialize};
@@ -171,6 +175,29 @@ pub trait Reporter {
         let _ = now;
         Ok(())
     }
+
+    /// What could not be written yet, because that would have meant to wait. A reporter that waits itself holds up everything:
+    /// signals, deadlines, and the end of ranks.
+    fn backlog(&self) -> Option<Backlog<'_>> {
+        None
+    }
+
+    /// There may be room for the [`backlog`](Self::backlog).
+    fn resume(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// The launch ends without the [`backlog`](Self::backlog): it was told to stop, and nobody takes it.
+    fn abandon(&mut self) {}
+}
+
+/// Output that waits for room. While there is some, nothing is read from the ranks, so that they wait as well.
+#[derive(Clone, Copy, Debug)]
+pub struct Backlog<'a> {
+    /// What it waits for.
+    pub room: BorrowedFd<'a>,
+    /// How much there is.
+    pub num_bytes: usize,
 }
 
 /// Drops everything.
@@ -203,6 +230,12 @@ impl Reporter for Silent {
 pub struct TerminalReporter {
     mixer: Mixer,
     is_quiet: bool,
+    /// By the number of a stream.
+    outlets: [Outlet; 2],
+    /// In the order in which it is to be written, whatever the streams: both may lead to one screen.
+    unwritten: VecDeque<(Stream, Vec<u8>)>,
+    /// How much of the first piece is written.
+    num_written: usize,
     /// For each stream, whether something could not be written there.
     has_failed: [bool; 2],
 }
@@ -210,11 +243,23 @@ pub struct TerminalReporter {
 impl TerminalReporter {
     /// Looks at the standard streams to choose between terminal and file behaviour. `NO_COLOR` is honoured.
     pub fn new(options: TerminalOptions) -> Self {
-        let stdout = io::stdout().is_terminal();
-        let stderr = io::stderr().is_terminal();
+        // What this process has printed itself comes first.
+        let _ = (io::stdout().flush(), io::stderr().flush());
+        Self::writing_to([stdout(), stderr()], options)
+    }
+
+    fn writing_to(streams: [BorrowedFd<'static>; 2], options: TerminalOptions) -> Self {
+        let [stdout, stderr] = streams.map(|stream| stream.is_terminal());
         let has_colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         let mixer = Mixer::new(Screens { stdout, stderr, has_prefix: options.has_prefix, has_colour });
-        Self { mixer, is_quiet: options.is_quiet, has_failed: [false; 2] }
+        Self {
+            mixer,
+            is_quiet: options.is_quiet,
+            outlets: streams.map(Outlet::new),
+            unwritten: VecDeque::new(),
+            num_written: 0,
+            has_failed: [false; 2],
+        }
     }
 }
 
@@ -256,6 +301,27 @@ impl Reporter for TerminalReporter {
         self.print(pieces);
         Ok(())
     }
+
+    fn backlog(&self) -> Option<Backlog<'_>> {
+        let (stream, _) = self.unwritten.front()?;
+        let num_bytes = self.unwritten.iter().map(|(_, piece)| piece.len()).sum::<usize>();
+        let room = self.outlets[*stream as usize].stream();
+        Some(Backlog { room, num_bytes: num_bytes.saturating_sub(self.num_written) })
+    }
+
+    fn resume(&mut self) -> io::Result<()> {
+        self.print(Vec::new());
+        Ok(())
+    }
+
+    fn abandon(&mut self) {
+        let Some(Backlog { num_bytes, .. }) = self.backlog() else { return };
+        self.unwritten.clear();
+        self.num_written = 0;
+        let text = format!("accelerate launch: nobody takes the output, of which {num_bytes} bytes are left out\n");
+        // It may be the other stream that nobody takes.
+        let _ = self.outlets[Stream::Stderr as usize].write(text.as_bytes());
+    }
 }
 
 impl TerminalReporter {
@@ -264,24 +330,57 @@ impl TerminalReporter {
         self.print(pieces);
     }
 
-    /// Writes what can be written.
-    fn print(&mut self, pieces: Vec<(Stream, Vec<u8>)>) {
-        for (stream, bytes) in pieces {
-            let written = match stream {
-                Stream::Stdout => write_patiently(&mut io::stdout().lock(), io::stdout(), &bytes),
-                Stream::Stderr => write_patiently(&mut io::stderr().lock(), io::stderr(), &bytes),
-            };
-            // Later pieces are tried again: a full disk may be freed.
-            if let Err(error) = written
-                && !std::mem::replace(&mut self.has_failed[stream as usize], true)
-                && stream == Stream::Stdout
-            {
-                self.say(&format!(
-                    "accelerate launch: standard output cannot be written ({error}); the processes go on without it"
-                ));
+    /// Writes what there is room for.
+    fn print(&mut self, pieces: Pieces) {
+        self.unwritten.extend(pieces);
+        while let Some((stream, piece)) = self.unwritten.front() {
+            let (stream, rest) = (*stream, &piece[self.num_written..]);
+            match self.outlets[stream as usize].write(rest) {
+                Ok(written) if written < rest.len() => {
+                    self.num_written += written;
+                    return;
+                }
+                Ok(_) => {}
+                Err(error) => self.note_failure(stream, &error),
             }
+            self.unwritten.pop_front();
+            self.num_written = 0;
         }
     }
+
+    /// Later pieces are tried again: a full disk may be freed.
+    fn note_failure(&mut self, stream: Stream, error: &io::Error) {
+        let is_first = !std::mem::replace(&mut self.has_failed[stream as usize], true);
+        if is_first && stream == Stream::Stdout {
+            let text = format!(
+                "accelerate launch: standard output cannot be written ({error}); the processes go on without it"
+            );
+            self.unwritten.extend(self.mixer.message(&text));
+        }
+    }
+}
+
+/// Writes all of it, unless nothing is taken for as long as `patience`. For what has to be said before an end that shall not wait.
+///
+/// # Errors
+///
+/// Whatever the stream reports, and [`TimedOut`](io::ErrorKind::TimedOut).
+///
+/// ```
+/// use accelerate_launch::write_within;
+/// use std::time::Duration;
+/// write_within(Duration::from_secs(1), rustix::stdio::stderr(), b"stopped\n")?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn write_within(patience: Duration, stream: BorrowedFd<'static>, mut bytes: &[u8]) -> io::Result<()> {
+    let outlet = Outlet::new(stream);
+    while !bytes.is_empty() {
+        match outlet.write(bytes)? {
+            0 if !outlet.has_room(&timespec(patience))? => return Err(io::ErrorKind::TimedOut.into()),
+            written => bytes = &bytes[written..],
+        }
+    }
+    Ok(())
 }
 
 /// `write_all` and `flush` for a stream that another process may have made non-blocking, because it has it, too: where there is

@@ -1,8 +1,9 @@
 //! Carrying out a plan: start the ranks, wait for events, end what must end.
 //!
-//! One thread, one `poll` over the ranks' output, the signals of this process and the next deadline; a
+//! One thread, one `poll` over the ranks' output, the signals of this process, the room for output and the next deadline; a
 //! rank's end arrives as `SIGCHLD`. Nothing is looked at in intervals.
 
+pub(crate) mod backlog;
 mod leftovers;
 mod memory;
 mod rank;
@@ -104,8 +105,18 @@ pub fn supervise(plan: &Plan, reporter: &mut dyn Reporter) -> Result<Outcome> {
     }
     supervisor.run();
     supervisor.end_leftovers();
+    supervisor.hand_over();
     started?;
     supervisor.outcome()
+}
+
+/// What can be done now.
+struct Events {
+    /// Numbers of ranks, and of their streams.
+    readable: Vec<(usize, usize)>,
+    has_signal: bool,
+    /// For output that waits.
+    has_room: bool,
 }
 
 struct Supervisor<'a> {
@@ -146,7 +157,11 @@ impl Supervisor<'_> {
 
     fn run(&mut self) {
         while self.ranks.iter().any(|rank| !rank.is_gone()) {
-            let (readable, has_signal) = self.wait_for_events();
+            let Events { readable, has_signal, has_room } = self.wait_for_events();
+            if has_room {
+                let result = self.reporter.resume();
+                self.note_output(result);
+            }
             for (index, stream) in readable {
                 self.forward_output(index, stream);
             }
@@ -164,31 +179,33 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Blocks until something can be done: `(rank index, stream index)` pairs to read from, and whether
-    /// signals are waiting.
-    fn wait_for_events(&mut self) -> (Vec<(usize, usize)>, bool) {
+    /// Blocks until something can be done. Nothing is read from ranks while nobody takes what they have printed.
+    fn wait_for_events(&mut self) -> Events {
         let now = Instant::now();
         let deadline = self.ranks.iter().filter_map(RankProcess::deadline).chain(self.reporter.wakes_at()).min();
         let timeout = deadline.map(|at| timespec(at.saturating_duration_since(now)));
-        let mut sources = Vec::new();
+        let is_full = backlog::is_full(self.reporter, self.stopping.is_some());
+        let room = self.reporter.backlog().map(|backlog| PollFd::from_borrowed_fd(backlog.room, PollFlags::OUT));
         let mut descriptors = vec![PollFd::from_borrowed_fd(self.signals.descriptor(), PollFlags::IN)];
-        for (index, rank) in self.ranks.iter().enumerate() {
+        let mut sources = Vec::new();
+        for (index, rank) in self.ranks.iter().enumerate().filter(|_| !is_full) {
             for (stream, descriptor) in rank.descriptors() {
                 sources.push((index, stream));
                 descriptors.push(PollFd::from_borrowed_fd(descriptor, PollFlags::IN));
             }
         }
-        match poll(&mut descriptors, timeout.as_ref()) {
+        let waits_for_room = room.is_some();
+        descriptors.extend(room);
+        if poll(&mut descriptors, timeout.as_ref()).is_err() {
             // Interrupted by a signal: it has left its mark in the pipe, so the next round sees it.
-            Err(_) => (Vec::new(), true),
-            Ok(_) => {
-                let has_signal = !descriptors[0].revents().is_empty();
-                let is_ready = descriptors[1..].iter().map(|descriptor| !descriptor.revents().is_empty());
-                (
-                    sources.into_iter().zip(is_ready).filter(|(_, ready)| *ready).map(|(source, _)| source).collect(),
-                    has_signal,
-                )
-            }
+            return Events { readable: Vec::new(), has_signal: true, has_room: false };
+        }
+        let is_ready = |descriptor: &PollFd<'_>| !descriptor.revents().is_empty();
+        let readable = sources.into_iter().zip(&descriptors[1..]).filter(|(_, found)| is_ready(found));
+        Events {
+            readable: readable.map(|(source, _)| source).collect(),
+            has_signal: is_ready(&descriptors[0]),
+            has_room: waits_for_room && descriptors.last().is_some_and(is_ready),
         }
     }
 
@@ -363,6 +380,13 @@ impl Supervisor<'_> {
         self.stopping = self.stopping.or(stopped_by);
         if num_processes > 0 {
             self.notice(&Notice::LeftoversEnded { num_processes });
+        }
+    }
+
+    fn hand_over(&mut self) {
+        match backlog::hand_over(self.reporter, &mut self.signals, self.stopping) {
+            Ok(stopped_by) => self.stopping = stopped_by,
+            Err(error) => self.note_output(Err(error)),
         }
     }
 

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use rstest::rstest;
+use rustix::io::ioctl_fionread;
 use rustix::process::Signal;
 
 use crate::support::{Finished, LIVE_ON, Witness, accelerate, finished, named_pipe, send};
@@ -217,6 +218,25 @@ fn a_second_signal_does_not_wait() {
     witness.wait_for("asked", 2);
     send(&child, Signal::TERM);
     assert_eq!(child.wait_with_output().unwrap().status.code(), Some(143));
+    witness.expect_nobody_survives();
+}
+
+/// As behind `less`.
+#[test]
+fn a_launcher_whose_output_nobody_takes_ends_all_machines() {
+    let ssh = Ssh::new(CONNECTS);
+    let mut witness = Witness::new();
+    let (reader, writer) = std::io::pipe().unwrap();
+    let mut command = ssh.launch_script("a:1,b:2", &[], &format!("{READY}; yes; {LIVE_ON}"));
+    command.stdout(writer).stderr(Stdio::piped());
+    let child = witness.start(command);
+    witness.wait_for("ready", 3);
+    while ioctl_fionread(&reader).unwrap() < 60_000 {
+        std::thread::yield_now();
+    }
+    send(&child, Signal::TERM);
+    let ended = Finished::from(child.wait_with_output().unwrap());
+    ended.expect(143, &["nobody takes the output", "error: stopped by SIGTERM"]);
     witness.expect_nobody_survives();
 }
 

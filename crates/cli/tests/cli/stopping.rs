@@ -3,6 +3,8 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
+use rstest::rstest;
+use rustix::io::ioctl_fionread;
 use rustix::process::Signal;
 
 use crate::support::{Finished, LIVE_ON, WITNESS_FILE, Witness, launch_script, obey, send};
@@ -84,6 +86,45 @@ fn a_second_interrupt_does_not_wait() {
     send(&child, Signal::INT);
     assert_eq!(child.wait().unwrap().code(), Some(130));
     witness.expect_nobody_survives();
+}
+
+/// As behind `less`, which shows its first page. What ranks still have to say does not keep them from saving.
+#[rstest]
+#[case::of_ranks(false)]
+#[case::and_its_own(true)]
+fn a_launcher_whose_output_nobody_takes_obeys(#[case] has_its_own: bool) {
+    const ALMOST_FULL: u64 = (64 << 10) - 4096;
+    let (reader, writer) = std::io::pipe().unwrap();
+    let mut witness = Witness::new();
+    let script = format!("trap 'yes | head -n 100000; echo saved >/dev/fd/$WITNESS; exit' TERM; yes; {LIVE_ON}");
+    let mut command = launch_script(2, &[], &script);
+    let errors = if has_its_own { Stdio::from(writer.try_clone().unwrap()) } else { Stdio::piped() };
+    command.stdout(writer).stderr(errors);
+    let child = witness.start(command);
+    while ioctl_fionread(&reader).unwrap() < ALMOST_FULL {
+        std::thread::yield_now();
+    }
+    send(&child, Signal::TERM);
+    witness.wait_for("saved", 2);
+    let ended = Finished::from(child.wait_with_output().unwrap());
+    let told: &[&str] = if has_its_own { &[] } else { &["nobody takes the output", "stopped by SIGTERM"] };
+    ended.expect(143, told);
+    witness.expect_nobody_survives();
+}
+
+/// Whoever reads, however slowly, gets everything.
+#[test]
+fn output_that_somebody_takes_is_not_left_after_a_signal() {
+    let mut witness = Witness::new();
+    let script = format!("trap 'yes line | head -n 100000; exit' TERM; {READY}; {LIVE_ON}");
+    let mut command = launch_script(2, &["--no_prefix"], &script);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = witness.start(command);
+    witness.wait_for("ready", 2);
+    send(&child, Signal::TERM);
+    let ended = Finished::from(child.wait_with_output().unwrap());
+    ended.expect(143, &[]);
+    assert!(ended.stdout == "line\n".repeat(200_000), "{} bytes", ended.stdout.len());
 }
 
 #[test]

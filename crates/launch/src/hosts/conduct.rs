@@ -12,14 +12,15 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::connection::{Connection, ToAgentPipe};
 use super::ending::{End, MachineEnd, outcome};
-use super::message::{AgentEnd, FromAgent, Order, Prepared, Problem, Said, ToAgent, VERSION};
+use super::machine::{HANG_UP_PATIENCE, Machine, Phase, on_screen};
+use super::message::{AgentEnd, FromAgent, Order, Problem, Said, ToAgent, VERSION};
 use super::{AgentCommand, Preflight, words};
 use crate::config::{Helper, LaunchConfig};
 use crate::error::{Error, Result};
 use crate::failure::Ended;
-use crate::report::{Notice, Reporter, Source};
+use crate::report::{Notice, Reporter};
 use crate::supervise::signals::{self, Event, Signals};
-use crate::supervise::{Outcome, timespec};
+use crate::supervise::{Outcome, backlog, timespec};
 
 /// How often agents hear something within the time after which they would end.
 const BEATS_PER_TIMEOUT: u32 = 4;
@@ -28,65 +29,6 @@ const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
 const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
 /// What agents may take to end beyond the time that ranks have.
 const END_PATIENCE: Duration = Duration::from_secs(10);
-/// What a connection may take to end after its agent.
-const HANG_UP_PATIENCE: Duration = Duration::from_secs(2);
-
-/// Where the run stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    /// Each agent looks at its machine.
-    Preparing,
-    /// Each agent looks for the main process's port.
-    Reaching {
-        port: u16,
-    },
-    Running,
-    /// Nothing is to go on.
-    Ending,
-}
-
-/// One machine of the run.
-struct Machine<'a> {
-    agent: &'a AgentCommand,
-    config: &'a LaunchConfig,
-    connection: Connection,
-    /// What the agent is told once it has greeted: until then, whatever is there could repeat it.
-    order: Option<Box<Order>>,
-    prepared: Option<Prepared>,
-    has_reached: bool,
-    end: Option<End>,
-    failed_at: Option<Instant>,
-    /// When a connection is ended from which nothing more comes, although the agent has not said how it went.
-    lost_at: Option<Instant>,
-}
-
-impl Machine<'_> {
-    fn ranks(&self) -> std::ops::Range<usize> {
-        let first = self.config.first_rank();
-        first..first.saturating_add(self.config.num_local_processes())
-    }
-
-    /// A connection that ends has a moment to say why. One that stays, without an agent, is of no use.
-    fn note_end_of_output(&mut self) {
-        if self.lost_at.is_none() && self.end.is_none() && self.connection.is_output_over() {
-            self.lost_at = Instant::now().checked_add(HANG_UP_PATIENCE);
-        }
-    }
-
-    fn has_answered(&self, phase: Phase) -> bool {
-        let has_answered = match phase {
-            Phase::Preparing => self.prepared.is_some(),
-            Phase::Reaching { .. } => self.has_reached,
-            Phase::Running | Phase::Ending => true,
-        };
-        has_answered || self.end.is_some()
-    }
-}
-
-/// One rank has the last line of the screen: the first of the first machine. On its own machine another one would have it, too.
-fn on_screen(machine: usize, source: Source) -> Source {
-    Source { local_rank: if machine == 0 { source.local_rank } else { source.rank }, ..source }
-}
 
 /// Tells agents again and again that this process is there, until the sender is dropped. It has a thread of its own, since the
 /// other one may wait for a terminal that takes no output.
@@ -102,6 +44,16 @@ fn heart(machines: &[Machine<'_>]) -> Result<Sender<()>> {
     };
     let started = thread::Builder::new().name("heart".to_owned()).spawn(beat);
     started.map(|_| sender).map_err(|error| Error::system("starting a thread", error))
+}
+
+/// What can be done now, with the numbers of machines.
+#[derive(Default)]
+struct Events {
+    readable: Vec<usize>,
+    writable: Vec<usize>,
+    has_signal: bool,
+    /// For output that waits.
+    has_room: bool,
 }
 
 /// A run under way.
@@ -136,11 +88,9 @@ impl<'a> Conductor<'a> {
         let mut machines = Vec::with_capacity(agents.len());
         for (agent, config) in agents.iter().zip(configs) {
             let connection = Connection::start(agent, helper).map_err(|source| Error::not_connected(agent, source))?;
-            let (prepared, has_reached, end, failed_at) = (None, false, None, None);
             let has_preflight = preflight == Preflight::Full;
-            let order = Some(Box::new(Order { config: config.clone(), folder: folder.clone().into(), has_preflight }));
-            let lost_at = None;
-            machines.push(Machine { agent, config, connection, order, prepared, has_reached, end, failed_at, lost_at });
+            let order = Order { config: config.clone(), folder: folder.clone().into(), has_preflight };
+            machines.push(Machine::new(agent, config, connection, Box::new(order)));
         }
         let heart = heart(&machines)?;
         Ok(Self {
@@ -161,9 +111,13 @@ impl<'a> Conductor<'a> {
 
     pub(super) fn run(mut self) -> Result<Outcome> {
         while self.machines.iter().any(|machine| machine.connection.ended().is_none()) {
-            let (ready, has_signal) = self.wait();
-            for index in ready {
-                self.machines[index].connection.to_agent().send();
+            let Events { readable, writable, has_signal, has_room } = self.wait();
+            if has_room {
+                let result = self.reporter.resume();
+                self.note_output(result);
+            }
+            writable.into_iter().for_each(|index| self.machines[index].connection.to_agent().send());
+            for index in readable {
                 self.machines[index].connection.read();
                 self.listen(index);
                 self.machines[index].note_end_of_output();
@@ -174,38 +128,47 @@ impl<'a> Conductor<'a> {
             self.go_on();
             self.meet_deadlines(Instant::now());
         }
+        self.hand_over();
         self.outcome()
     }
 
-    /// Blocks until something can be done: which machines have something, and whether there are signals.
-    fn wait(&self) -> (Vec<usize>, bool) {
+    /// Blocks until something can be done. Nothing is read from machines while nobody takes what they have sent.
+    fn wait(&self) -> Events {
         let losses = self.machines.iter().filter(|machine| machine.connection.ended().is_none());
         let losses = losses.filter_map(|machine| machine.lost_at);
         let deadline = self.give_up_at.into_iter().chain(self.reporter.wakes_at()).chain(losses).min();
         let timeout = deadline.map(|at| timespec(at.saturating_duration_since(Instant::now())));
+        let is_full = backlog::is_full(self.reporter, self.stopped_by.is_some());
+        let room = self.reporter.backlog().map(|backlog| backlog.room);
         let writes: Vec<_> = self.machines.iter().map(|machine| machine.connection.to_agent().writes_to()).collect();
         let mut owners = Vec::new();
         let mut descriptors = vec![PollFd::from_borrowed_fd(self.signals.descriptor(), PollFlags::IN)];
         for (index, (machine, write)) in self.machines.iter().zip(&writes).enumerate() {
-            let reads = machine.connection.reads_from().map(|descriptor| (descriptor, PollFlags::IN));
+            let reads = machine.connection.reads_from().filter(|_| !is_full).map(|from| (from, PollFlags::IN));
             let write = write.as_deref().map(|file| (file.as_fd(), PollFlags::OUT));
             for (descriptor, flags) in reads.chain(write) {
-                owners.push(index);
+                owners.push((index, flags));
                 descriptors.push(PollFd::from_borrowed_fd(descriptor, flags));
             }
         }
+        descriptors.extend(room.map(|room| PollFd::from_borrowed_fd(room, PollFlags::OUT)));
         if poll(&mut descriptors, timeout.as_ref()).is_err() {
-            return (Vec::new(), true);
+            return Events { has_signal: true, ..Events::default() };
         }
         let is_ready = |descriptor: &PollFd<'_>| !descriptor.revents().is_empty();
-        let mut ready: Vec<_> = owners
-            .into_iter()
-            .zip(&descriptors[1..])
-            .filter(|(_, found)| is_ready(found))
-            .map(|(owner, _)| owner)
-            .collect();
-        ready.dedup();
-        (ready, is_ready(&descriptors[0]))
+        let ready: Vec<_> = owners.into_iter().zip(&descriptors[1..]).filter(|(_, found)| is_ready(found)).collect();
+        let owners_of = |wanted: PollFlags| {
+            let owners = ready.iter().filter(|((_, flags), _)| *flags == wanted).map(|((index, _), _)| *index);
+            let mut owners: Vec<_> = owners.collect();
+            owners.dedup();
+            owners
+        };
+        Events {
+            readable: owners_of(PollFlags::IN),
+            writable: owners_of(PollFlags::OUT),
+            has_signal: is_ready(&descriptors[0]),
+            has_room: room.is_some() && descriptors.last().is_some_and(is_ready),
+        }
     }
 
     /// Takes everything that has arrived from a machine.
@@ -489,6 +452,15 @@ impl<'a> Conductor<'a> {
         {
             self.output_error = Some(error);
             self.end_all_but(None);
+        }
+    }
+
+    fn hand_over(&mut self) {
+        let stopped_by = self.stopped_by.map(|(signal, _)| signal);
+        match backlog::hand_over(self.reporter, &mut self.signals, stopped_by) {
+            Ok(Some(signal)) => drop(self.stopped_by.get_or_insert((signal, Instant::now()))),
+            Ok(None) => {}
+            Err(error) => self.note_output(Err(error)),
         }
     }
 

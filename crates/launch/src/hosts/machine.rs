@@ -1,0 +1,90 @@
+//! One machine of a run, as the launcher sees it.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use super::AgentCommand;
+use super::connection::Connection;
+use super::ending::End;
+use super::message::{Order, Prepared};
+use crate::config::LaunchConfig;
+use crate::report::Source;
+
+/// What a connection may take to end after its agent.
+pub(super) const HANG_UP_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Where the run stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Each agent looks at its machine.
+    Preparing,
+    /// Each agent looks for the main process's port.
+    Reaching {
+        port: u16,
+    },
+    Running,
+    /// Nothing is to go on.
+    Ending,
+}
+
+/// One machine of the run.
+pub(super) struct Machine<'a> {
+    pub(super) agent: &'a AgentCommand,
+    pub(super) config: &'a LaunchConfig,
+    pub(super) connection: Connection,
+    /// What the agent is told once it has greeted: until then, whatever is there could repeat it.
+    pub(super) order: Option<Box<Order>>,
+    pub(super) prepared: Option<Prepared>,
+    pub(super) has_reached: bool,
+    pub(super) end: Option<End>,
+    pub(super) failed_at: Option<Instant>,
+    /// When a connection is ended from which nothing more comes, although the agent has not said how it went.
+    pub(super) lost_at: Option<Instant>,
+}
+
+impl<'a> Machine<'a> {
+    pub(super) fn new(
+        agent: &'a AgentCommand,
+        config: &'a LaunchConfig,
+        connection: Connection,
+        order: Box<Order>,
+    ) -> Self {
+        Self {
+            agent,
+            config,
+            connection,
+            order: Some(order),
+            prepared: None,
+            has_reached: false,
+            end: None,
+            failed_at: None,
+            lost_at: None,
+        }
+    }
+
+    pub(super) fn ranks(&self) -> Range<usize> {
+        let first = self.config.first_rank();
+        first..first.saturating_add(self.config.num_local_processes())
+    }
+
+    /// A connection that ends has a moment to say why. One that stays, without an agent, is of no use.
+    pub(super) fn note_end_of_output(&mut self) {
+        if self.lost_at.is_none() && self.end.is_none() && self.connection.is_output_over() {
+            self.lost_at = Instant::now().checked_add(HANG_UP_PATIENCE);
+        }
+    }
+
+    pub(super) fn has_answered(&self, phase: Phase) -> bool {
+        let has_answered = match phase {
+            Phase::Preparing => self.prepared.is_some(),
+            Phase::Reaching { .. } => self.has_reached,
+            Phase::Running | Phase::Ending => true,
+        };
+        has_answered || self.end.is_some()
+    }
+}
+
+/// One rank has the last line of the screen: the first of the first machine. On its own machine another one would have it, too.
+pub(super) fn on_screen(machine: usize, source: Source) -> Source {
+    Source { local_rank: if machine == 0 { source.local_rank } else { source.rank }, ..source }
+}
