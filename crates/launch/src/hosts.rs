@@ -2,13 +2,15 @@
 //! starts the agents through connections such as `ssh`, and sends them all that they need over their standard input. So nothing
 //! is quoted for a remote shell, and nothing secret is in a command line.
 //!
-//! An agent ends its ranks when its connection ends. That is what ends them everywhere, whatever becomes of the launcher.
+//! An agent ends its ranks when its connection ends. That is what ends them everywhere, whatever becomes of the launcher. Launcher
+//! and agents tell each other that they live (`heart`), so each of them also notices a connection that stays and carries nothing.
 
 mod agent;
 mod checks;
 mod conduct;
 mod connection;
 mod ending;
+mod heart;
 mod machine;
 mod message;
 mod paths;

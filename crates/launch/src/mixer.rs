@@ -90,10 +90,16 @@ impl Mixer {
         } else if let Some(line) = self.lines.get_mut(&source)
             && line.bytes.len() <= PROMPT_LIMIT_BYTES
         {
-            let is_terminal = is_terminal(&self.screens, source.stream);
-            line.show_at = Some(now + if is_terminal { PAUSE_AT_TERMINAL } else { PAUSE_IN_FILE });
+            line.show_at = Some(now + pause(&self.screens, source.stream));
         }
         pieces
+    }
+
+    /// Nothing was read for a while, so no source has paused: unfinished lines wait anew.
+    pub(crate) fn wait_anew(&mut self, now: Instant) {
+        for (source, line) in &mut self.lines {
+            line.show_at = line.show_at.map(|_| now + pause(&self.screens, source.stream));
+        }
     }
 
     /// Ends the line of a source that ended without doing so.
@@ -261,6 +267,10 @@ impl Mixer {
             block.extend_from_slice(format!("[rank {rank}] ").as_bytes());
         }
     }
+}
+
+fn pause(screens: &Screens, stream: Stream) -> Duration {
+    if is_terminal(screens, stream) { PAUSE_AT_TERMINAL } else { PAUSE_IN_FILE }
 }
 
 fn is_terminal(screens: &Screens, stream: Stream) -> bool {

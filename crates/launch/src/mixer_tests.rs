@@ -116,6 +116,17 @@ fn big_lines_wait_for_their_end_but_not_for_ever() {
     assert!(!mixer.output(rank_0, &vec![b'x'; LINE_LIMIT_BYTES], now).is_empty());
 }
 
+#[test]
+fn a_line_that_nobody_could_go_on_reading_is_not_cut() {
+    let now = Instant::now();
+    let mut mixer = Mixer::new(FILE);
+    mixer.output(source(0, Stream::Stdout), b"half", now);
+    let later = now + 10 * PAUSE_IN_FILE;
+    mixer.wait_anew(later);
+    assert!(mixer.wake(later).is_empty());
+    assert_eq!(mixer.wakes_at(), Some(later + PAUSE_IN_FILE));
+}
+
 /// Whatever the chunks, the bytes of each rank come out complete and in order.
 #[test]
 fn chunk_borders_do_not_matter() {

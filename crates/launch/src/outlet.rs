@@ -57,6 +57,13 @@ impl Outlet {
         Ok(num_written)
     }
 
+    pub(crate) fn wait_for_room(&self) -> io::Result<()> {
+        match poll(&mut [PollFd::from_borrowed_fd(self.stream(), PollFlags::OUT)], None) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Is there room, or will there be some within this time? Where nobody reads any more, writing tells.
     pub(crate) fn has_room(&self, patience: &Timespec) -> io::Result<bool> {
         let mut polled = [PollFd::from_borrowed_fd(self.stream(), PollFlags::OUT)];

@@ -293,7 +293,7 @@ impl Reporter for TerminalReporter {
     }
 
     fn wakes_at(&self) -> Option<Instant> {
-        self.mixer.wakes_at()
+        self.mixer.wakes_at().filter(|_| self.unwritten.is_empty())
     }
 
     fn wake(&mut self, now: Instant) -> io::Result<()> {
@@ -311,6 +311,7 @@ impl Reporter for TerminalReporter {
 
     fn resume(&mut self) -> io::Result<()> {
         self.print(Vec::new());
+        self.mixer.wait_anew(Instant::now());
         Ok(())
     }
 

@@ -282,6 +282,39 @@ fn machines_that_hear_of_the_launcher_go_on() {
     ended.expect(0, &[]);
 }
 
+/// As a machine that is frozen, or behind a network that drops everything: its connection stays open, and says nothing.
+#[test]
+fn a_machine_that_says_nothing_any_more_is_named_and_ends_the_others() {
+    let ssh = Ssh::new(CONNECTS);
+    let mut witness = Witness::new();
+    let script = format!("[ $HOST = a ] || kill -STOP $PPID; {LIVE_ON}");
+    let mut command = ssh.launch_script("a:1,b:2", &["--connection_timeout", "0.5"], &script);
+    command.stderr(Stdio::piped());
+    let ended = Finished::from(witness.start(command).wait_with_output().unwrap());
+    let words = [
+        "b: it says nothing any more; ending 1 rank(s) elsewhere",
+        "error: b: it has said nothing for 0.5 s while ranks 1-2 were running",
+    ];
+    ended.expect(1, &words);
+    witness.expect_nobody_survives();
+}
+
+/// The launcher waits for whoever reads, and hears nothing of machines that wait for the launcher.
+#[test]
+fn machines_whose_output_nobody_takes_are_not_lost() {
+    let ssh = Ssh::new(CONNECTS);
+    let mut witness = Witness::new();
+    let line = "x".repeat(99);
+    let script = format!("(sleep 2; echo waited >/dev/fd/$WITNESS) & yes {line} | head -n 10000; wait");
+    let mut command = ssh.launch_script("a:1,b:1", &["--connection_timeout", "0.5", "--no_prefix"], &script);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = witness.start(command);
+    witness.wait_for("waited", 2);
+    let ended = Finished::from(child.wait_with_output().unwrap());
+    ended.expect(0, &[]);
+    assert!(ended.stdout == format!("{line}\n").repeat(20_000), "{} bytes", ended.stdout.len());
+}
+
 /// The connection of `b` breaks, by the hand of its own rank; the agent there goes on until it notices.
 #[test]
 fn a_machine_that_is_lost_is_named_with_the_words_of_ssh() {

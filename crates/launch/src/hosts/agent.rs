@@ -6,22 +6,25 @@
 
 use std::io::{self, BufRead, Read, Write};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
 use rustix::process::{Signal, getpid, kill_process};
+use rustix::stdio::stdout;
 
 use super::checks::{self, MainPort};
+use super::heart::{self, Silence};
 use super::message::{
     AgentEnd, FromAgent, GREETING, LINE_LIMIT_BYTES, Order, Prepared, Problem, ToAgent, VERSION, line,
 };
 use super::words;
 use crate::config::{Capture, Helper, LaunchConfig};
 use crate::error::Error;
-use crate::report::{Notice, Reporter, Source};
+use crate::outlet::Outlet;
+use crate::report::{Backlog, Notice, Reporter, Source};
 
 /// What a launch may take to end its ranks once it has been told twice.
 const LAST_PATIENCE: Duration = Duration::from_secs(10);
@@ -39,7 +42,8 @@ pub(crate) fn run() -> ExitCode {
 }
 
 fn converse() -> io::Result<ExitCode> {
-    send(format!("{GREETING}{VERSION}\n").as_bytes())?;
+    let voice = Arc::new(Voice::new());
+    voice.say_and_wait(format!("{GREETING}{VERSION}\n").as_bytes())?;
     let Some(ToAgent::Prepare(order)) = heard()? else { return Ok(ExitCode::FAILURE) };
     let Order { config, folder, has_preflight } = *order;
     let mut config = LaunchConfig {
@@ -51,12 +55,12 @@ fn converse() -> io::Result<ExitCode> {
         ..config
     };
     let (found, port) = prepared(&config, &folder, has_preflight);
-    say(&FromAgent::Prepared(found))?;
+    voice.say_and_wait(&line(&FromAgent::Prepared(found)))?;
     let number = loop {
         match heard()? {
             Some(ToAgent::Reach { port }) => {
                 let problem = checks::main_process(&config, port).map(|text| Problem { text, exit_code: 1 });
-                say(&FromAgent::Reached { problem })?;
+                voice.say_and_wait(&line(&FromAgent::Reached { problem }))?;
             }
             Some(ToAgent::Start { port }) => break port,
             Some(ToAgent::Beat | ToAgent::Pause) => {}
@@ -72,14 +76,16 @@ fn converse() -> io::Result<ExitCode> {
     let is_silent = Arc::clone(&was_silent);
     let obey = move || obey(&messages, grace_period, timeout, &is_silent);
     thread::Builder::new().name("launcher".to_owned()).spawn(obey)?;
-    let end = match crate::launch(&config, &mut ToLauncher) {
+    let lives = Arc::clone(&voice);
+    let _heart = heart::start(timeout, move || lives.beat())?;
+    let end = match crate::launch(&config, &mut ToLauncher { voice: Arc::clone(&voice) }) {
         Ok(outcome) => AgentEnd::Succeeded(outcome.ranks),
         Err(error) if error.is_interrupted() && was_silent.load(Ordering::SeqCst) => {
             AgentEnd::Problem(words::heard_nothing(timeout))
         }
         Err(error) => end_of(&error),
     };
-    say(&FromAgent::Ended(end))?;
+    voice.say_and_wait(&line(&FromAgent::Ended(end)))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -127,14 +133,20 @@ fn obey(messages: &Receiver<ToAgent>, grace_period: Duration, timeout: Duration,
         // This process is there.
         let _ = kill_process(getpid(), signal);
     };
-    let mut patience = timeout;
+    let mut patience = heart::interval(timeout);
+    let mut silence = Silence::default();
     loop {
-        let message = messages.recv_timeout(patience);
-        patience = timeout;
-        let Ok(message) = message else {
-            is_silent.store(matches!(message, Err(RecvTimeoutError::Timeout)), Ordering::SeqCst);
-            break;
+        let message = match messages.recv_timeout(patience) {
+            Ok(message) => message,
+            Err(RecvTimeoutError::Timeout) if silence.goes_on() => {
+                is_silent.store(true, Ordering::SeqCst);
+                break;
+            }
+            Err(RecvTimeoutError::Timeout) => continue,
+            Err(RecvTimeoutError::Disconnected) => break,
         };
+        silence.broken();
+        patience = heart::interval(timeout);
         match message {
             ToAgent::Signal { signal } => {
                 if let Some(signal) = Signal::from_named_raw(signal) {
@@ -168,38 +180,88 @@ fn heard() -> io::Result<Option<ToAgent>> {
     })
 }
 
-fn say(message: &FromAgent) -> io::Result<()> {
-    send(&line(message))
+/// The way to the launcher. One thread sends what happens, and another one that this process lives. Neither waits for room while
+/// ranks run: nobody may take anything for a while.
+struct Voice {
+    outlet: Outlet,
+    unsent: Mutex<Vec<u8>>,
 }
 
-fn send(bytes: &[u8]) -> io::Result<()> {
-    let mut output = io::stdout().lock();
-    output.write_all(bytes)?;
-    output.flush()
+impl Voice {
+    fn new() -> Self {
+        Self { outlet: Outlet::new(stdout()), unsent: Mutex::default() }
+    }
+
+    fn unsent(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.unsent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends as much as there is room for.
+    fn say(&self, bytes: &[u8]) -> io::Result<()> {
+        let mut unsent = self.unsent();
+        unsent.extend_from_slice(bytes);
+        let num_sent = self.outlet.write(&unsent)?;
+        unsent.drain(..num_sent);
+        Ok(())
+    }
+
+    fn say_and_wait(&self, bytes: &[u8]) -> io::Result<()> {
+        self.say(bytes)?;
+        while !self.unsent().is_empty() {
+            self.outlet.wait_for_room()?;
+            self.say(&[])?;
+        }
+        Ok(())
+    }
+
+    /// A sign of life, unless there is something else to be sent.
+    fn beat(&self) {
+        let is_first = self.unsent().is_empty();
+        let sign = if is_first { line(&FromAgent::Beat) } else { Vec::new() };
+        // That nobody is there any more, the end of the input tells.
+        let _ = self.say(&sign);
+    }
 }
 
-/// Sends what happens to the launcher. When nobody takes it, the launch ends.
-struct ToLauncher;
+/// Sends what happens to the launcher. When nobody is there any more, the launch ends.
+struct ToLauncher {
+    voice: Arc<Voice>,
+}
+
+impl ToLauncher {
+    fn say(&self, message: &FromAgent) -> io::Result<()> {
+        self.voice.say(&line(message))
+    }
+}
 
 impl Reporter for ToLauncher {
     fn output(&mut self, source: Source, bytes: &[u8]) -> io::Result<()> {
         let mut message = line(&FromAgent::Output { source, num_bytes: bytes.len() });
         message.extend_from_slice(bytes);
-        send(&message)
+        self.voice.say(&message)
     }
 
     fn closed(&mut self, source: Source) -> io::Result<()> {
-        say(&FromAgent::Closed { source })
+        self.say(&FromAgent::Closed { source })
+    }
+
+    fn backlog(&self) -> Option<Backlog<'_>> {
+        let num_bytes = self.voice.unsent().len();
+        (num_bytes > 0).then(|| Backlog { room: self.voice.outlet.stream(), num_bytes })
+    }
+
+    fn resume(&mut self) -> io::Result<()> {
+        self.voice.say(&[])
     }
 
     fn notice(&mut self, notice: &Notice) -> io::Result<()> {
         match notice {
             Notice::RankFailed { rank, ended, num_others } => {
-                say(&FromAgent::RankFailed { rank: *rank, ended: *ended, num_others: *num_others })
+                self.say(&FromAgent::RankFailed { rank: *rank, ended: *ended, num_others: *num_others })
             }
             // The launcher has told it to stop, and says so itself.
             Notice::Stopping { .. } => Ok(()),
-            other => say(&FromAgent::Notice { text: other.to_string() }),
+            other => self.say(&FromAgent::Notice { text: other.to_string() }),
         }
     }
 }

@@ -4,8 +4,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::thread;
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -14,7 +13,7 @@ use super::connection::{Connection, ToAgentPipe};
 use super::ending::{End, MachineEnd, outcome};
 use super::machine::{HANG_UP_PATIENCE, Machine, Phase, on_screen};
 use super::message::{AgentEnd, FromAgent, Order, Problem, Said, ToAgent, VERSION};
-use super::{AgentCommand, Preflight, words};
+use super::{AgentCommand, Preflight, heart, words};
 use crate::config::{Helper, LaunchConfig};
 use crate::error::{Error, Result};
 use crate::failure::Ended;
@@ -22,28 +21,16 @@ use crate::report::{Notice, Reporter};
 use crate::supervise::signals::{self, Event, Signals};
 use crate::supervise::{Outcome, backlog, timespec};
 
-/// How often agents hear something within the time after which they would end.
-const BEATS_PER_TIMEOUT: u32 = 4;
-const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
 /// To log in, to look around and to answer.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
 /// What agents may take to end beyond the time that ranks have.
 const END_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Tells agents again and again that this process is there, until the sender is dropped. It has a thread of its own, since the
-/// other one may wait for a terminal that takes no output.
-fn heart(machines: &[Machine<'_>]) -> Result<Sender<()>> {
-    let (sender, is_over) = channel::<()>();
+/// Tells agents that this process is there.
+fn heart(machines: &[Machine<'_>], timeout: Duration) -> Result<Sender<()>> {
     let pipes: Vec<ToAgentPipe> = machines.iter().map(|machine| machine.connection.to_agent().clone()).collect();
-    let timeout = machines.first().map_or(Duration::MAX, |machine| machine.config.connection_timeout);
-    let interval = (timeout / BEATS_PER_TIMEOUT).max(SHORTEST_INTERVAL);
-    let beat = move || {
-        while is_over.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-            pipes.iter().for_each(ToAgentPipe::beat);
-        }
-    };
-    let started = thread::Builder::new().name("heart".to_owned()).spawn(beat);
-    started.map(|_| sender).map_err(|error| Error::system("starting a thread", error))
+    heart::start(timeout, move || pipes.iter().for_each(ToAgentPipe::beat))
+        .map_err(|error| Error::system("starting a thread", error))
 }
 
 /// What can be done now, with the numbers of machines.
@@ -72,6 +59,10 @@ pub(super) struct Conductor<'a> {
     _heart: Sender<()>,
     /// When connections that are still there are ended.
     give_up_at: Option<Instant>,
+    /// After it, a machine that says nothing is lost.
+    timeout: Duration,
+    /// While ranks run: the next look at who has said something.
+    listens_at: Option<Instant>,
     started_at: Instant,
 }
 
@@ -92,7 +83,8 @@ impl<'a> Conductor<'a> {
             let order = Order { config: config.clone(), folder: folder.clone().into(), has_preflight };
             machines.push(Machine::new(agent, config, connection, Box::new(order)));
         }
-        let heart = heart(&machines)?;
+        let timeout = configs.first().map_or(Duration::MAX, |config| config.connection_timeout);
+        let heart = heart(&machines, timeout)?;
         Ok(Self {
             machines,
             _heart: heart,
@@ -105,6 +97,8 @@ impl<'a> Conductor<'a> {
             stopped_by: None,
             output_error: None,
             give_up_at: started_at.checked_add(ANSWER_PATIENCE),
+            timeout,
+            listens_at: None,
             started_at,
         })
     }
@@ -118,7 +112,9 @@ impl<'a> Conductor<'a> {
             }
             writable.into_iter().for_each(|index| self.machines[index].connection.to_agent().send());
             for index in readable {
-                self.machines[index].connection.read();
+                if self.machines[index].connection.read() {
+                    self.machines[index].silence.broken();
+                }
                 self.listen(index);
                 self.machines[index].note_end_of_output();
             }
@@ -136,7 +132,8 @@ impl<'a> Conductor<'a> {
     fn wait(&self) -> Events {
         let losses = self.machines.iter().filter(|machine| machine.connection.ended().is_none());
         let losses = losses.filter_map(|machine| machine.lost_at);
-        let deadline = self.give_up_at.into_iter().chain(self.reporter.wakes_at()).chain(losses).min();
+        let deadlines = [self.give_up_at, self.listens_at, self.reporter.wakes_at()];
+        let deadline = deadlines.into_iter().flatten().chain(losses).min();
         let timeout = deadline.map(|at| timespec(at.saturating_duration_since(Instant::now())));
         let is_full = backlog::is_full(self.reporter, self.stopped_by.is_some());
         let room = self.reporter.backlog().map(|backlog| backlog.room);
@@ -258,7 +255,7 @@ impl<'a> Conductor<'a> {
                 }
                 self.fail(index, End::Told(end));
             }
-            FromAgent::Output { .. } | FromAgent::Closed { .. } => {}
+            FromAgent::Beat | FromAgent::Output { .. } | FromAgent::Closed { .. } => {}
         }
     }
 
@@ -310,6 +307,7 @@ impl<'a> Conductor<'a> {
                     self.tell_all(&ToAgent::Pause);
                     signals::suspend_this_process();
                     self.machines.iter().for_each(|machine| machine.connection.to_agent().resume());
+                    self.listen_anew();
                 }
                 Event::ChildEnded | Event::WindowChanged => {}
             }
@@ -395,13 +393,44 @@ impl<'a> Conductor<'a> {
                 self.has_started = true;
                 self.give_up_at = None;
                 self.tell_all(&ToAgent::Start { port });
+                self.listen_anew();
             }
             Phase::Running if is_over => self.hang_up(),
             Phase::Running | Phase::Ending => {}
         }
     }
 
+    /// From now on, silence counts.
+    fn listen_anew(&mut self) {
+        self.machines.iter_mut().for_each(|machine| machine.silence.broken());
+        self.listens_at = Some(Instant::now()).filter(|_| self.phase == Phase::Running);
+        self.listens_at = self.listens_at.and_then(|now| now.checked_add(heart::interval(self.timeout)));
+    }
+
+    /// Gives up machines that say nothing. What has arrived has been read before this.
+    fn look_for_silence(&mut self) {
+        // Nobody was listened to.
+        if self.phase != Phase::Running || backlog::is_full(self.reporter, self.stopped_by.is_some()) {
+            return self.listen_anew();
+        }
+        let now = Instant::now();
+        self.listens_at = now.checked_add(heart::interval(self.timeout));
+        for index in 0..self.machines.len() {
+            let machine = &mut self.machines[index];
+            if machine.end.is_none() && machine.connection.ended().is_none() && machine.silence.goes_on() {
+                let problem = words::says_nothing(self.timeout, &machine.ranks());
+                let elsewhere = self.num_running(|other| other != index);
+                self.notice(index, format!("it says nothing any more; ending {elsewhere} rank(s) elsewhere"));
+                self.fail(index, End::Broken(problem));
+                self.machines[index].connection.kill();
+            }
+        }
+    }
+
     fn meet_deadlines(&mut self, now: Instant) {
+        if self.listens_at.is_some_and(|at| at <= now) {
+            self.look_for_silence();
+        }
         if self.reporter.wakes_at().is_some_and(|at| at <= now) {
             let result = self.reporter.wake(now);
             self.note_output(result);

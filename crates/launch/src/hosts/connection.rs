@@ -89,10 +89,11 @@ impl Connection {
         [&self.output, &self.errors].into_iter().flatten().map(AsFd::as_fd)
     }
 
-    /// Reads what there is, once for each stream.
-    pub(super) fn read(&mut self) {
-        if let Some(bytes) = read(&mut self.output) {
-            self.decoder.push(&bytes);
+    /// Reads what there is, once for each stream. Has the agent said something?
+    pub(super) fn read(&mut self) -> bool {
+        let said = read(&mut self.output);
+        if let Some(bytes) = &said {
+            self.decoder.push(bytes);
         }
         if let Some(bytes) = read(&mut self.errors) {
             self.last_words.push(Stream::Stderr, &bytes);
@@ -103,6 +104,7 @@ impl Connection {
                 self.words.drain(..too_many);
             }
         }
+        said.is_some()
     }
 
     /// The next thing that the agent has said.
@@ -144,7 +146,9 @@ impl Connection {
             Err(_) => Ended::Exited(1),
         };
         self.ended = Some(ended);
-        (0..DRAIN_ROUNDS).for_each(|_| self.read());
+        for _ in 0..DRAIN_ROUNDS {
+            self.read();
+        }
         // A process in the background may hold them, such as ssh's for connections that are shared.
         (self.output, self.errors) = (None, None);
         self.to_agent.close();

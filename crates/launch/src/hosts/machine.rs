@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::AgentCommand;
 use super::connection::Connection;
 use super::ending::End;
+use super::heart::Silence;
 use super::message::{Order, Prepared};
 use crate::config::LaunchConfig;
 use crate::report::Source;
@@ -40,6 +41,7 @@ pub(super) struct Machine<'a> {
     pub(super) failed_at: Option<Instant>,
     /// When a connection is ended from which nothing more comes, although the agent has not said how it went.
     pub(super) lost_at: Option<Instant>,
+    pub(super) silence: Silence,
 }
 
 impl<'a> Machine<'a> {
@@ -59,6 +61,7 @@ impl<'a> Machine<'a> {
             end: None,
             failed_at: None,
             lost_at: None,
+            silence: Silence::default(),
         }
     }
 

@@ -59,6 +59,8 @@ pub(super) struct Order {
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum FromAgent {
+    /// The agent is there.
+    Beat,
     Prepared(Prepared),
     Reached {
         problem: Option<Problem>,

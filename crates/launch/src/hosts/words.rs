@@ -32,6 +32,16 @@ pub(super) fn heard_nothing(timeout: Duration) -> Problem {
     ))
 }
 
+/// The other way round. What runs there ends when it notices, so there may be some time in which it does not.
+pub(super) fn says_nothing(timeout: Duration, ranks: &Range<usize>) -> Problem {
+    failed(format!(
+        "it has said nothing for {} s while {}; look whether it is cut off, stopped or overloaded, and whether ranks are left there; \
+         if it may be silent for longer, raise --connection_timeout",
+        timeout.as_secs_f64(),
+        were_running(ranks)
+    ))
+}
+
 /// The program that connects, such as `ssh`, ended before the agent had said how its ranks did. `ranks` are those that were
 /// started.
 pub(super) fn broken(
