@@ -32,8 +32,7 @@ pub(super) struct Connection {
     output: Option<File>,
     /// The connecting program's own words, and those of the remote shell.
     errors: Option<File>,
-    /// Whole lines of it are taken from the front.
-    words: Vec<u8>,
+    words: Words,
     last_words: Tail,
     decoder: Decoder,
     ended: Option<Ended>,
@@ -59,7 +58,7 @@ impl Connection {
             to_agent: ToAgentPipe::new(to_agent?, first_line(&std::env::current_exe().unwrap_or_default())),
             output: output?,
             errors: errors?,
-            words: Vec::new(),
+            words: Words::default(),
             last_words: Tail::default(),
             decoder: Decoder::default(),
             ended: None,
@@ -97,11 +96,10 @@ impl Connection {
         }
         if let Some(bytes) = read(&mut self.errors) {
             self.last_words.push(Stream::Stderr, &bytes);
-            self.words.extend(bytes);
+            self.words.push(&bytes);
             // Nobody takes lines of it before the agent is there.
-            let too_many = self.words.len().saturating_sub(BUFFER_BYTES);
-            if !self.has_greeted() && too_many > 0 {
-                self.words.drain(..too_many);
+            if !self.has_greeted() {
+                self.words.forget_first();
             }
         }
         said.is_some()
@@ -120,10 +118,7 @@ impl Connection {
 
     /// A whole line of what is not the agent's, or what is too long to be waited for.
     pub(super) fn word(&mut self) -> Option<String> {
-        let end = self.words.iter().position(|&byte| byte == b'\n').map(|at| at + 1);
-        let end = end.or((self.words.len() > BUFFER_BYTES).then_some(self.words.len()))?;
-        let line: Vec<u8> = self.words.drain(..end).collect();
-        Some(String::from_utf8_lossy(&line).trim_end().to_owned())
+        self.words.line()
     }
 
     pub(super) fn last_words(&self) -> Vec<String> {
@@ -160,6 +155,34 @@ impl Connection {
             // That it has ended already is what is hoped for.
             let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
         }
+    }
+}
+
+/// What a connecting program says, of which lines are taken. No more is kept than a line that is too long, and one read.
+#[derive(Debug, Default)]
+struct Words {
+    bytes: Vec<u8>,
+    /// What comes before has been taken.
+    start: usize,
+}
+
+impl Words {
+    fn push(&mut self, bytes: &[u8]) {
+        self.bytes.drain(..std::mem::take(&mut self.start));
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    fn forget_first(&mut self) {
+        self.start = self.start.max(self.bytes.len().saturating_sub(BUFFER_BYTES));
+    }
+
+    fn line(&mut self) -> Option<String> {
+        let rest = &self.bytes[self.start..];
+        let end = rest.iter().position(|&byte| byte == b'\n').map(|at| at + 1);
+        let end = end.or((rest.len() > BUFFER_BYTES).then_some(rest.len()))?;
+        let line = String::from_utf8_lossy(&rest[..end]).trim_end().to_owned();
+        self.start += end;
+        Some(line)
     }
 }
 
@@ -265,5 +288,38 @@ fn read(stream: &mut Option<File>) -> Option<Vec<u8>> {
             *stream = None;
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(words: &mut Words) -> Vec<String> {
+        std::iter::from_fn(|| words.line()).collect()
+    }
+
+    #[test]
+    fn words_come_in_lines() {
+        let mut words = Words::default();
+        words.push(b"a warning\r\n\nhal");
+        assert_eq!(lines(&mut words), ["a warning", ""]);
+        words.push(b"f\n");
+        assert_eq!(lines(&mut words), ["half"]);
+        words.push(&vec![b'x'; BUFFER_BYTES]);
+        assert_eq!(lines(&mut words), [""; 0]);
+        words.push(b"y");
+        assert_eq!(lines(&mut words).concat().len(), BUFFER_BYTES + 1);
+        words.push(&[vec![b'x'; BUFFER_BYTES], b"the last\n".to_vec()].concat());
+        words.forget_first();
+        assert_eq!(lines(&mut words).concat().len(), BUFFER_BYTES - 1);
+    }
+
+    /// Moving the rest at each line would take hours.
+    #[test]
+    fn many_lines_take_as_long_as_their_bytes() {
+        let mut words = Words::default();
+        words.push(&vec![b'\n'; 16 << 20]);
+        assert_eq!(lines(&mut words).len(), 16 << 20);
     }
 }
