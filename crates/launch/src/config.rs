@@ -208,6 +208,16 @@ impl LaunchConfig {
         if num_machines == 0 {
             return invalid("--num_machines is 0; it counts this machine too, so 1 is the least".into());
         }
+        // Numbers of processes of each machine were said where the machines were named.
+        if let Some(local) = self.local_ranks
+            && (local.num_processes > MAX_LOCAL_PROCESSES || num_processes > MAX_WORLD_SIZE)
+        {
+            return invalid(format!(
+                "machine {} of {num_machines} is to have {} of {num_processes} processes; one machine may have \
+                 {MAX_LOCAL_PROCESSES} and a run {MAX_WORLD_SIZE}, so name smaller numbers with the hosts, or more machines",
+                self.machine_rank, local.num_processes
+            ));
+        }
         if num_processes.max(num_machines) > MAX_WORLD_SIZE {
             return invalid(format!(
                 "--num_processes {num_processes} on --num_machines {num_machines} is more than the {MAX_WORLD_SIZE} that a run \

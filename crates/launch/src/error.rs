@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use crate::failure::{Failure, signal_name};
-use crate::hosts::{AgentCommand, Problem};
+use crate::hosts::Problem;
 
 use accelerate_core::files::ShownPath;
 
@@ -58,14 +58,21 @@ enum Kind {
     LogUnwritable { path: PathBuf, source: io::Error },
     #[error("{}", failure.headline())]
     ChildFailed { failure: Failure, stopped_by: Option<i32> },
-    #[error("stopped by {}", signal_name(*signal))]
-    Interrupted { signal: i32 },
+    #[error("stopped by {}{}", signal_name(*signal), without_confirmation(unconfirmed))]
+    Interrupted {
+        signal: i32,
+        /// The machines of which nobody knows whether ranks are left there.
+        unconfirmed: Vec<String>,
+    },
     #[error("{}", listed(problems))]
     Preflight { problems: Vec<(String, Problem)> },
     #[error("{machine}: {}", problem.text)]
     OnMachine { machine: String, problem: Problem },
-    #[error("{machine}: the command {} could not be started; name another one with --ssh_command", program.shown())]
-    NotConnected { machine: String, program: PathBuf, source: io::Error },
+    #[error(
+        "the command {} cannot be run here, by which {} would be reached; install it, or name another one with --ssh_command",
+        program.shown(), machines.join(", ")
+    )]
+    NotConnected { machines: Vec<String>, program: PathBuf, source: io::Error },
     #[error("nobody reads the output of the ranks any more")]
     OutputClosed { source: io::Error },
     #[error(
@@ -125,7 +132,7 @@ impl Error {
     /// being ended, where the failure is the error.
     pub fn stopped_by(&self) -> Option<i32> {
         match *self.0 {
-            Kind::Interrupted { signal } => Some(signal),
+            Kind::Interrupted { signal, .. } => Some(signal),
             Kind::ChildFailed { stopped_by, .. } => stopped_by,
             _ => None,
         }
@@ -161,9 +168,14 @@ impl Error {
         match &*self.0 {
             Kind::InvalidConfiguration { .. } => 2,
             Kind::ProgramNotFound { .. } => 127,
+            Kind::NotConnected { source, .. } => match source.kind() {
+                io::ErrorKind::NotFound => 127,
+                io::ErrorKind::PermissionDenied => 126,
+                _ => 1,
+            },
             Kind::ProgramNotExecutable { .. } | Kind::Spawn { .. } => 126,
             Kind::ChildFailed { failure, .. } => failure.ended.exit_code(),
-            Kind::Interrupted { signal } => exit_code_of_signal(*signal),
+            Kind::Interrupted { signal, .. } => exit_code_of_signal(*signal),
             Kind::Preflight { problems } => problems.first().map_or(1, |(_, problem)| problem.exit_code),
             Kind::OnMachine { problem, .. } => problem.exit_code,
             // What a shell reports for a program that wrote into a closed pipe.
@@ -175,7 +187,6 @@ impl Error {
             | Kind::TooSlow { .. }
             | Kind::TooTalkative { .. }
             | Kind::NotStarted { .. }
-            | Kind::NotConnected { .. }
             | Kind::System { .. } => 1,
         }
     }
@@ -259,13 +270,16 @@ impl Error {
         Self::new(Kind::OnMachine { machine, problem })
     }
 
-    pub(crate) fn not_connected(agent: &AgentCommand, source: io::Error) -> Self {
-        let program = agent.command.first().cloned().unwrap_or_default().into();
-        Self::new(Kind::NotConnected { machine: agent.machine.clone(), program, source })
+    pub(crate) fn not_connected(machines: Vec<String>, program: impl Into<PathBuf>, source: io::Error) -> Self {
+        Self::new(Kind::NotConnected { machines, program: program.into(), source })
     }
 
     pub(crate) fn interrupted(signal: i32) -> Self {
-        Self::new(Kind::Interrupted { signal })
+        Self::interrupted_on(signal, Vec::new())
+    }
+
+    pub(crate) fn interrupted_on(signal: i32, unconfirmed: Vec<String>) -> Self {
+        Self::new(Kind::Interrupted { signal, unconfirmed })
     }
 
     pub(crate) fn output_closed(source: io::Error) -> Self {
@@ -290,6 +304,17 @@ fn listed(problems: &[(String, Problem)]) -> String {
     match by_text.as_slice() {
         [only] => format!("nothing was started: {}", one(only)),
         all => all.iter().fold("nothing was started:".to_owned(), |text, found| format!("{text}\n  {}", one(found))),
+    }
+}
+
+fn without_confirmation(machines: &[String]) -> String {
+    match machines {
+        [] => String::new(),
+        [one] => format!("; {one} did not confirm the end of its ranks, so look whether some are left there"),
+        several => format!(
+            "; {} did not confirm the end of their ranks, so look whether some are left there",
+            several.join(", ")
+        ),
     }
 }
 

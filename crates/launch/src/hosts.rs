@@ -10,6 +10,7 @@ mod checks;
 mod conduct;
 mod connection;
 mod ending;
+mod fitting;
 mod heart;
 mod machine;
 mod message;
@@ -25,7 +26,7 @@ pub(crate) use paths::{optional_path, path};
 
 use crate::SECRET_VARIABLE;
 use crate::config::{LaunchConfig, LocalRanks, Program};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::program::{ProgramSearch, resolve_program};
 use crate::report::Reporter;
 use crate::supervise::Outcome;
@@ -112,7 +113,9 @@ pub fn launch_on_machines(
     if !config.environment.iter().any(|(name, _)| name == SECRET_VARIABLE) {
         config.environment.push((SECRET_VARIABLE.into(), crate::new_secret()?));
     }
-    let config = with_program_of_this_machine(config, &ProgramSearch::of_this_process());
+    let search = ProgramSearch::of_this_process();
+    check_connections(agents, &search)?;
+    let config = with_program_of_this_machine(config, &search);
     let configs = configs_of_machines(&config, agents)?;
     conduct::Conductor::connect(agents, &configs, (preflight, config.helper.as_ref()), reporter)?.run()
 }
@@ -153,6 +156,18 @@ pub fn configs_of_machines(config: &LaunchConfig, agents: &[AgentCommand]) -> Re
     configs.collect()
 }
 
+/// A command that is not here is no fault of the machines that it should lead to.
+fn check_connections(agents: &[AgentCommand], search: &ProgramSearch) -> Result<()> {
+    let program = |agent: &AgentCommand| agent.command.first().cloned().unwrap_or_default();
+    for agent in agents {
+        let program_here = program(agent);
+        let Err(error) = search.look_for(&program_here) else { continue };
+        let machines = agents.iter().filter(|other| program(other) == program_here).map(|agent| agent.machine.clone());
+        return Err(Error::not_connected(machines.collect(), program_here, error.into()));
+    }
+    Ok(())
+}
+
 /// The program under the path that it has here, since machines share folders. One that is not found here may be found there.
 fn with_program_of_this_machine(config: LaunchConfig, search: &ProgramSearch) -> LaunchConfig {
     let Ok(mut command) = resolve_program(&config.program, search) else { return config };
@@ -185,6 +200,26 @@ mod tests {
         assert!(configs.iter().all(|config| (config.num_processes, config.num_machines) == (7, 3)));
         let values: Vec<_> = configs.iter().map(|config| config.environment[0].1.to_str().unwrap()).collect();
         assert_eq!(values, ["0", "3", "0"]);
+    }
+
+    #[test]
+    fn a_connecting_command_that_is_not_here_is_told_once() {
+        let search = ProgramSearch { path: Some("/bin:/usr/bin".into()), ..ProgramSearch::default() };
+        let check = |command: &str| {
+            let agents = ["a", "b"].map(|machine| AgentCommand::by_ssh(machine, 1, &[command.into()]));
+            check_connections(&[&agents[..], &[AgentCommand::here("c", 1)]].concat(), &search)
+        };
+        assert!(check("sh").is_ok() && check("/bin/sh").is_ok());
+        let error = check("nosuch").unwrap_err();
+        assert_eq!(error.exit_code(), 127);
+        assert!(
+            error.to_string().starts_with("the command nosuch cannot be run here, by which a, b would be"),
+            "{error}"
+        );
+        assert_eq!(
+            (check("/no/ssh").unwrap_err().exit_code(), check("/etc/passwd").unwrap_err().exit_code()),
+            (127, 126)
+        );
     }
 
     /// Both shells have it between a pair of quotes.

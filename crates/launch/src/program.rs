@@ -4,6 +4,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::FileType;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -39,6 +40,19 @@ impl ProgramSearch {
             conda_prefix: folder("CONDA_PREFIX"),
             working_folder: std::env::current_dir().ok(),
             cargo_target_dir: folder("CARGO_TARGET_DIR"),
+        }
+    }
+
+    /// As a shell does, which looks for a path where that leads.
+    pub(crate) fn look_for(&self, name: &OsStr) -> Result<PathBuf, io::ErrorKind> {
+        let path = match name.as_bytes().contains(&b'/') {
+            true => PathBuf::from(name),
+            false => return self.find(name).ok_or(io::ErrorKind::NotFound),
+        };
+        match path.metadata() {
+            Ok(_) if is_executable_file(&path) => Ok(path),
+            Ok(_) => Err(io::ErrorKind::PermissionDenied),
+            Err(error) => Err(error.kind()),
         }
     }
 

@@ -207,6 +207,22 @@ fn a_signal_reaches_the_ranks_of_all_machines() {
     witness.expect_nobody_survives();
 }
 
+/// Stopped, it does not end its ranks, and nobody knows of them.
+#[test]
+fn a_machine_that_does_not_confirm_its_end_is_named() {
+    let ssh = Ssh::new(CONNECTS);
+    let mut witness = Witness::new();
+    let script = format!("[ $HOST = a ] || kill -STOP $PPID; {READY}; {LIVE_ON}");
+    let mut command = ssh.launch_script("a:1,b:1", &["--connection_timeout", "2"], &script);
+    command.stderr(Stdio::piped());
+    let child = witness.start(command);
+    witness.wait_for("ready", 2);
+    send(&child, Signal::TERM);
+    let ended = Finished::from(child.wait_with_output().unwrap());
+    ended.expect(143, &["error: stopped by SIGTERM; b did not confirm the end of its ranks"]);
+    witness.expect_nobody_survives();
+}
+
 #[test]
 fn a_second_signal_does_not_wait() {
     let ssh = Ssh::new(CONNECTS);
@@ -369,6 +385,11 @@ fn a_connection_that_stays_without_its_agent_is_a_lost_machine() {
     1,
     "b: it sent what is no message of accelerate"
 )]
+#[case::a_liar(
+    "echo accelerate agent 0.1.0; echo '{\"Ended\":{\"Succeeded\":[]}}'; read line",
+    1,
+    "b: it sent news of ranks that have not started; no agent does"
+)]
 #[case::no_end_of_noise(
     "exec tr '\\0' x </dev/zero",
     1,
@@ -439,11 +460,20 @@ fn without_preflight_nobody_looks_for_the_port() {
     assert_eq!(finished(command).sorted_stdout(), ["[rank 0] not a name", "[rank 1] not a name"]);
 }
 
+#[test]
+fn a_command_that_connects_and_is_not_here_is_no_fault_of_the_machines() {
+    let mut command = accelerate();
+    command.args(["launch", "--hosts", "a:1,b:1", "--ssh_command", "no_such_ssh -p 22", "true"]);
+    let ended = finished(command);
+    ended.expect(127, &["error: the command no_such_ssh cannot be run here, by which a, b would be reached"]);
+    assert_eq!(ended.stderr.matches("no_such_ssh").count(), 1, "{}", ended.stderr);
+}
+
 #[rstest]
 #[case(&["--hosts", "a:0"], "--hosts: \"a:0\" does not say a number of processes")]
 #[case(&["--hosts=-oProxyCommand=x"], "--hosts: \"-oProxyCommand=x\" is no host")]
 #[case(&["--hosts", "a", "--num_machines", "2"], "--num_machines is 2, but 1 host(s) are named")]
-#[case(&["--hosts", "a:5000"], "more than the 4096 that one machine may have")]
+#[case(&["--hosts", "a:5000"], "machine 0 of 1 is to have 5000 of 5000 processes; one machine may have 4096")]
 #[case(&["--hostfile", "/no/such/file"], "the host file /no/such/file cannot be read")]
 #[case(&["--hosts", "a", "--ssh_command", "'"], "--ssh_command is \"'\", which is no command")]
 fn lists_of_machines_that_make_no_sense_are_refused(#[case] flags: &[&str], #[case] words: &str) {

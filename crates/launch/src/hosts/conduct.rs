@@ -11,6 +11,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::connection::{Connection, ToAgentPipe};
 use super::ending::{End, MachineEnd, outcome};
+use super::fitting::{self, Asked};
 use super::machine::{HANG_UP_PATIENCE, Machine, Phase, on_screen};
 use super::message::{AgentEnd, FromAgent, Order, Problem, Said, ToAgent, VERSION};
 use super::{AgentCommand, Preflight, heart, words};
@@ -78,7 +79,13 @@ impl<'a> Conductor<'a> {
         let started_at = Instant::now();
         let mut machines = Vec::with_capacity(agents.len());
         for (agent, config) in agents.iter().zip(configs) {
-            let connection = Connection::start(agent, helper).map_err(|source| Error::not_connected(agent, source))?;
+            let connection = Connection::start(agent, helper).map_err(|source| {
+                Error::not_connected(
+                    vec![agent.machine.clone()],
+                    agent.command.first().cloned().unwrap_or_default(),
+                    source,
+                )
+            })?;
             let has_preflight = preflight == Preflight::Full;
             let order = Order { config: config.clone(), folder: folder.clone().into(), has_preflight };
             machines.push(Machine::new(agent, config, connection, Box::new(order)));
@@ -175,8 +182,7 @@ impl<'a> Conductor<'a> {
                 Ok(Some(said)) => self.take(index, said),
                 Ok(None) => break,
                 Err(nonsense) => {
-                    self.fail(index, End::Broken(Problem { text: nonsense.to_string(), exit_code: 1 }));
-                    self.machines[index].connection.kill();
+                    self.break_off(index, Problem { text: nonsense.to_string(), exit_code: 1 });
                     break;
                 }
             }
@@ -189,12 +195,35 @@ impl<'a> Conductor<'a> {
         }
     }
 
+    /// Whatever it has said before, this is how it went there.
+    fn break_off(&mut self, index: usize, problem: Problem) {
+        let machine = &mut self.machines[index];
+        if !machine.is_broken() {
+            machine.end = None;
+        }
+        machine.connection.kill();
+        self.fail(index, End::Broken(problem));
+    }
+
     fn take(&mut self, index: usize, said: Said) {
+        let machine = &self.machines[index];
+        let misfit = match &said {
+            _ if machine.is_broken() => return,
+            Said::Message(message) => fitting::misfit(message, &machine.stage()),
+            Said::Output(source, bytes) => {
+                fitting::misfit(&FromAgent::Output { source: *source, num_bytes: bytes.len() }, &machine.stage())
+            }
+            Said::Noise(_) | Said::Greeting(_) => None,
+        };
+        if let Some(misfit) = misfit {
+            return self.break_off(index, words::untrue(&misfit));
+        }
         let result = match said {
             Said::Noise(_) => Ok(()),
             Said::Greeting(version) if version == VERSION => {
                 let machine = &mut self.machines[index];
                 if let Some(order) = machine.order.take() {
+                    machine.is_asked = Asked::ToPrepare;
                     machine.connection.to_agent().tell(&ToAgent::Prepare(order));
                 }
                 Ok(())
@@ -224,10 +253,12 @@ impl<'a> Conductor<'a> {
                     self.notice(index, text);
                 }
                 self.machines[index].prepared = Some(prepared);
+                self.machines[index].is_asked = Asked::Nothing;
             }
             FromAgent::Reached { problem } => {
                 self.problems.extend(problem.map(|problem| (index, problem)));
                 self.machines[index].has_reached = true;
+                self.machines[index].is_asked = Asked::Nothing;
             }
             FromAgent::Notice { text } => self.notice(index, text),
             FromAgent::RankFailed { rank, ended, num_others } => {
@@ -268,7 +299,16 @@ impl<'a> Conductor<'a> {
             self.problems.push((index, problem.clone()));
         }
         machine.failed_at.get_or_insert_with(Instant::now);
+        let is_later = self.has_started && self.phase == Phase::Ending && machine.end.is_none();
+        let unconfirmed = match &end {
+            End::Broken(problem) if is_later => Some(problem.text.clone()),
+            _ => None,
+        };
         machine.end.get_or_insert(end);
+        // The error of the run is about the first failure.
+        if let Some(text) = unconfirmed {
+            self.notice(index, text);
+        }
         if self.phase == Phase::Running {
             self.end_all_but(Some(index));
         }
@@ -382,6 +422,7 @@ impl<'a> Conductor<'a> {
                 self.phase = Phase::Reaching { port };
                 if self.preflight == Preflight::Full {
                     self.give_up_after(ANSWER_PATIENCE);
+                    self.machines.iter_mut().for_each(|machine| machine.is_asked = Asked::ToReach);
                     self.tell_all(&ToAgent::Reach { port });
                 } else {
                     self.machines.iter_mut().for_each(|machine| machine.has_reached = true);
@@ -392,6 +433,7 @@ impl<'a> Conductor<'a> {
                 self.phase = Phase::Running;
                 self.has_started = true;
                 self.give_up_at = None;
+                self.machines.iter_mut().for_each(|machine| machine.is_asked = Asked::ToStart);
                 self.tell_all(&ToAgent::Start { port });
                 self.listen_anew();
             }

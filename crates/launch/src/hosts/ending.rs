@@ -54,7 +54,10 @@ pub(super) fn outcome(ends: Vec<MachineEnd>, stopped_by: Option<(i32, Instant)>)
     };
     match (cause(&ends, is_in_time), stopped_by) {
         (Some(cause), _) => Err(error(ends, cause, stopped_by.map(|(signal, _)| signal))),
-        (None, Some((signal, _))) => Err(Error::interrupted(signal)),
+        (None, Some((signal, _))) => {
+            let unconfirmed = ends.into_iter().filter(|end| matches!(end.end, End::Broken(_)));
+            Err(Error::interrupted_on(signal, unconfirmed.map(|end| end.machine).collect()))
+        }
         (None, None) => Ok(ends
             .into_iter()
             .flat_map(|end| match end.end {
@@ -188,8 +191,12 @@ mod tests {
     fn a_signal_to_stop_is_told_from_a_failure(#[case] texts: &[(&str, u64)], #[case] at: u64, #[case] code: u8) {
         let ends = ends(texts);
         // The same clock that the ends were made with, up to the moment between.
+        let is_unconfirmed = texts.iter().any(|(text, _)| *text == "broken");
         let start = ends.iter().zip(texts).find_map(|(end, (_, at))| Some(end.failed_at? - Duration::from_millis(*at)));
         let stopped_at = start.unwrap_or_else(Instant::now) + Duration::from_millis(at);
-        assert_eq!(outcome(ends, Some((15, stopped_at))).unwrap_err().exit_code(), code);
+        let error = outcome(ends, Some((15, stopped_at))).unwrap_err();
+        assert_eq!(error.exit_code(), code);
+        let words = "SIGTERM; node1 did not confirm the end of its ranks";
+        assert_eq!(error.to_string().contains(words), is_unconfirmed, "{error}");
     }
 }

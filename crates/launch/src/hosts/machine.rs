@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::AgentCommand;
 use super::connection::Connection;
 use super::ending::End;
+use super::fitting::{Asked, Stage};
 use super::heart::Silence;
 use super::message::{Order, Prepared};
 use crate::config::LaunchConfig;
@@ -35,6 +36,8 @@ pub(super) struct Machine<'a> {
     pub(super) connection: Connection,
     /// What the agent is told once it has greeted: until then, whatever is there could repeat it.
     pub(super) order: Option<Box<Order>>,
+    /// What the agent has still to answer.
+    pub(super) is_asked: Asked,
     pub(super) prepared: Option<Prepared>,
     pub(super) has_reached: bool,
     pub(super) end: Option<End>,
@@ -56,6 +59,7 @@ impl<'a> Machine<'a> {
             config,
             connection,
             order: Some(order),
+            is_asked: Asked::Nothing,
             prepared: None,
             has_reached: false,
             end: None,
@@ -68,6 +72,21 @@ impl<'a> Machine<'a> {
     pub(super) fn ranks(&self) -> Range<usize> {
         let first = self.config.first_rank();
         first..first.saturating_add(self.config.num_local_processes())
+    }
+
+    /// What its agent may speak of now.
+    pub(super) fn stage(&self) -> Stage {
+        Stage {
+            ranks: self.ranks(),
+            is_first: self.config.machine_rank == 0,
+            is_asked: self.is_asked,
+            has_ended: self.end.is_some(),
+        }
+    }
+
+    /// Nothing that it says counts any more.
+    pub(super) fn is_broken(&self) -> bool {
+        matches!(self.end, Some(End::Broken(_)))
     }
 
     /// A connection that ends has a moment to say why. One that stays, without an agent, is of no use.

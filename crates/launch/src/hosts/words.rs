@@ -20,6 +20,13 @@ pub(super) fn other_version(found: &str) -> Problem {
     ))
 }
 
+/// Something that no agent says at this time, or of these ranks.
+pub(super) fn untrue(what: &str) -> Problem {
+    failed(format!(
+        "it sent {what}; no agent does, so look what runs as accelerate there, and whether it is the same as here"
+    ))
+}
+
 pub(super) fn stopped_there() -> Problem {
     failed("somebody has told accelerate on that machine to stop".to_owned())
 }
