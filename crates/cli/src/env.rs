@@ -102,7 +102,7 @@ pub(crate) fn shown(name: &str, value: &str) -> String {
 }
 
 /// May the variable hold something that nobody else is to know?
-fn is_secret(name: &str) -> bool {
+pub(crate) fn is_secret(name: &str) -> bool {
     const SECRETS: [&str; 7] = ["KEY", "PASSWORD", "PASSWD", "SECRET", "TOKEN", "CREDENTIAL", "AUTH"];
     let name = name.to_ascii_uppercase();
     let is_named = |setting: &Setting| setting.is_secret() && setting.variable().as_ref() == Some(&name);

@@ -31,6 +31,8 @@ pub struct ClusterJob {
     pub gpus_per_node: Option<usize>,
     /// How often all pods are started again after one has failed. A `TrainJob` leaves this to its runtime.
     pub max_restarts: usize,
+    /// Variables by which the settings of this launch reach those of the pods, without what is secret.
+    pub environment: Vec<(String, String)>,
     /// Flags of the launch that are not about machines, then the program and its arguments.
     pub words: Vec<String>,
 }
@@ -79,7 +81,7 @@ impl ClusterJob {
             "name": "launch",
             "image": self.image,
             "command": self.command(&machines),
-            "env": [rank, secret(name)],
+            "env": self.variables([rank], name),
             "ports": [{"containerPort": PORT}],
         });
         if let (Some(resources), Some(container)) = (self.resources(), container.as_object_mut()) {
@@ -108,7 +110,7 @@ impl ClusterJob {
         };
         let mut trainer = json!({
             "command": self.command(&machines),
-            "env": [secret(name)],
+            "env": self.variables([], name),
             "image": self.image,
             "numNodes": self.num_nodes,
         });
@@ -116,6 +118,12 @@ impl ClusterJob {
             trainer.insert("resourcesPerNode".to_owned(), resources);
         }
         trainer
+    }
+
+    /// Those of the machine first, because a value may name what stands before it.
+    fn variables<const N: usize>(&self, of_machine: [Value; N], name: &str) -> Vec<Value> {
+        let said = self.environment.iter().map(|(name, value)| json!({"name": name, "value": literal(value)}));
+        of_machine.into_iter().chain(said).chain([secret(name)]).collect()
     }
 
     fn resources(&self) -> Option<Value> {
@@ -130,8 +138,7 @@ impl ClusterJob {
             format!("--main_process_ip={}", machines.main_process_ip),
             format!("--main_process_port={}", machines.main_process_port),
         ];
-        // Kubernetes makes two dollars one, and puts variables in place of `$(NAME)` where the dollar is single.
-        let words = self.words.iter().map(|word| word.replace('$', "$$"));
+        let words = self.words.iter().map(|word| literal(word));
         start.into_iter().chain(flags).chain(words).collect()
     }
 }
@@ -142,6 +149,11 @@ struct Machines<'a> {
     rank: &'a str,
     main_process_ip: &'a str,
     main_process_port: &'a str,
+}
+
+/// Kubernetes makes two dollars one, and puts variables in place of `$(NAME)` where the dollar is single.
+fn literal(text: &str) -> String {
+    text.replace('$', "$$")
 }
 
 /// The secret of the run, if the cluster has one under this name.

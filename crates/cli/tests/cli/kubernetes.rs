@@ -31,6 +31,30 @@ fn a_launch_becomes_a_manifest(#[case] format: &str, #[case] kind: &str, #[case]
     }
 }
 
+/// Pods have neither the files nor the variables of whoever writes the manifest.
+#[rstest]
+#[case("kubernetes")]
+#[case("trainjob")]
+fn settings_of_files_and_variables_reach_the_pods_and_secrets_do_not(#[case] format: &str) {
+    let home = tempfile::tempdir().unwrap();
+    std::fs::create_dir(home.path().join("accelerate")).unwrap();
+    std::fs::write(home.path().join("accelerate/default_config.yaml"), "mixed_precision: bf16\n").unwrap();
+    let mut command = accelerate();
+    command.args(["launch", "--emit", format, "--image", "i", "--gradient_accumulation_steps", "3", "bin/train"]);
+    command.env("HF_HOME", home.path()).env("ACCELERATE_DEBUG_MODE", "true");
+    command.env("ACCELERATE_RUN_SECRET", "0123456789abcdef").env("OF_THIS_MACHINE", "x");
+    let manifest = finished(command);
+    manifest.expect(0, &[]);
+    let plain = manifest.stdout.replace('"', "");
+    for (name, value) in [("MIXED_PRECISION", "bf16"), ("DEBUG_MODE", "true"), ("GRADIENT_ACCUMULATION_STEPS", "3")] {
+        let lines: Vec<_> = plain.lines().skip_while(|line| !line.ends_with(&format!("ACCELERATE_{name}"))).collect();
+        assert!(lines.len() > 1 && lines[1].trim() == format!("value: {value}"), "{name} is missing in\n{plain}");
+    }
+    for word in ["0123456789abcdef", "OF_THIS_MACHINE"] {
+        assert!(!plain.contains(word), "{word} is in\n{plain}");
+    }
+}
+
 #[rstest]
 #[case(&["--emit", "kubernetes"], "say --image")]
 #[case(&["--emit", "kubernetes", "--image", "x", "--time", "1:00"], "--time is for Slurm")]

@@ -12,6 +12,10 @@ fn job() -> ClusterJob {
         num_nodes: 2,
         gpus_per_node: Some(8),
         max_restarts: 3,
+        environment: vec![
+            ("ACCELERATE_MIXED_PRECISION".to_owned(), "bf16".to_owned()),
+            ("X".to_owned(), "$(A)".to_owned()),
+        ],
         words: ["--mixed_precision", "bf16", "target/release/train", "--name", "a \"b\": $(C) $D"]
             .map(str::to_owned)
             .to_vec(),
@@ -88,7 +92,7 @@ fn a_job_set_has_the_keys_and_types_of_its_schema() {
         (&container["image"], &container["resources"]["limits"]["nvidia.com/gpu"]),
         (&json!(job().image), &json!(8))
     );
-    check_environment(container, &["MACHINE_RANK", "ACCELERATE_RUN_SECRET"]);
+    check_environment(container, &["MACHINE_RANK", "ACCELERATE_MIXED_PRECISION", "X", "ACCELERATE_RUN_SECRET"]);
 }
 
 #[test]
@@ -109,7 +113,7 @@ fn a_train_job_has_the_keys_and_types_of_its_schema() {
     );
     // At most 128 words.
     assert!(trainer["command"].as_array().unwrap().iter().all(Value::is_string));
-    check_environment(trainer, &["ACCELERATE_RUN_SECRET"]);
+    check_environment(trainer, &["ACCELERATE_MIXED_PRECISION", "X", "ACCELERATE_RUN_SECRET"]);
 }
 
 #[track_caller]
@@ -117,6 +121,9 @@ fn check_environment(container: &Value, names: &[&str]) {
     let variables = container["env"].as_array().unwrap();
     variables.iter().for_each(|variable| check_keys(variable, &["name", "value", "valueFrom"], &["name"]));
     assert!(variables.iter().map(|variable| variable["name"].as_str().unwrap()).eq(names.iter().copied()));
+    let value = |name: &str| variables.iter().find(|variable| variable["name"] == name).unwrap()["value"].clone();
+    // Kubernetes would put a variable in place of it.
+    assert_eq!((value("ACCELERATE_MIXED_PRECISION"), value("X")), (json!("bf16"), json!("$$(A)")));
 }
 
 #[rstest]

@@ -1,14 +1,17 @@
 //! `accelerate launch --emit kubernetes` and `trainjob`.
 
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::ffi::{OsStr, OsString};
 
-use accelerate_core::config::RunConfig;
+use accelerate_core::config::{RunConfig, settings};
 use accelerate_core::files::ShownPath;
 use accelerate_core::kubernetes::{ClusterJob, Manifest};
 
 use super::words::flags_and_program;
 use super::{ClusterFlags, ForOther, program_name};
+use crate::config_file::variable;
+use crate::env::is_secret;
 
 /// How often pods are started again with --requeue. A program that fails each time shall not do so for ever.
 const MAX_RESTARTS: usize = 10;
@@ -27,6 +30,20 @@ enum ManifestError {
     RequeueOfTrainJob,
     #[error("{word} is no UTF-8, which a manifest cannot hold; give it another name")]
     NotText { word: String },
+}
+
+/// What settings come to for the processes, whether a flag, a file or a variable has said it here: pods have neither the file nor
+/// the variables. What is secret has no place in a manifest.
+fn environment(run: &RunConfig) -> Vec<(String, String)> {
+    let said = run.variables();
+    let of_processes = settings().filter(|setting| !setting.is_for_launcher() && !setting.is_secret());
+    let names = of_processes.filter_map(|setting| setting.variable()).filter(|name| !is_secret(name));
+    // A variable may be that of several settings.
+    let names: BTreeSet<String> = names.collect();
+    names
+        .into_iter()
+        .filter_map(|name| Some((name.clone(), said.get(&name).cloned().or_else(|| variable(&name))?)))
+        .collect()
 }
 
 pub(super) fn manifest(
@@ -57,6 +74,7 @@ pub(super) fn manifest(
         image,
         num_nodes: flags.num_nodes(run),
         gpus_per_node: flags.num_gpus(),
+        environment: environment(run),
         max_restarts: if flags.requeue { MAX_RESTARTS } else { 0 },
         words: all.map(text).collect::<Result<_, _>>()?,
     };
