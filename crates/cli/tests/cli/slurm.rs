@@ -7,11 +7,12 @@ mod cluster;
 use rstest::rstest;
 use std::fs;
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::Signal;
 
-use crate::support::{Finished, accelerate, finished, send};
+use crate::support::{Finished, accelerate, finished, named_pipe, send};
 use cluster::Cluster;
 
 /// A rank that says who it is, tells `$PWD/ready` so, and waits for a signal.
@@ -252,6 +253,24 @@ fn flags_about_a_job_without_a_job_are_refused() {
     check(&["--slurm", "--machine_rank", "1", "--num_machines", "2"], 2, &[&format!("--machine_rank{elsewhere}")]);
     check(&["--slurm", "--dry_run"], 2, &["--dry_run"]);
     check(&["--slurm"], 1, &["sbatch cannot be run, and it is Slurm's"]);
+}
+
+/// What takes the place of `sbatch` takes the job, and does not say so in time.
+#[test]
+fn a_job_that_may_be_submitted_is_told_how_to_be_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_pipe_folder, pipe) = named_pipe();
+    let sbatch = folder.path().join("sbatch");
+    fs::write(&sbatch, format!("#!/bin/sh\necho asked >{pipe}\nexec sleep 600\n")).unwrap();
+    fs::set_permissions(&sbatch, PermissionsExt::from_mode(0o755)).unwrap();
+    let mut command = accelerate();
+    command.args(["launch", "--slurm", "bin/train"]).env("PATH", format!("{}:/usr/bin:/bin", folder.path().display()));
+    let child = started(command);
+    fs::read_to_string(&pipe).unwrap();
+    send(&child, Signal::INT);
+    let done = ended(child);
+    let words = "not known whether the job is submitted; `squeue --me --name train` shows it";
+    assert!(done.code != Some(0) && done.stderr.contains(words), "{done:?}");
 }
 
 /// `ACCELERATE_TEST_PROGRAM` names a built `nlp_example`.

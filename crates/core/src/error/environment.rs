@@ -45,6 +45,12 @@ pub(crate) enum EnvironmentErrorKind {
     )]
     FewerProcessesThanNodes { num_processes: usize, num_nodes: usize },
     #[error(
+        "the {all} GPUs of the Slurm job (SLURM_GPUS) are not shared evenly by its {num_nodes} nodes{}, so how many processes each \
+         node gets is not known; ask Slurm for --gpus-per-node, or say --num_processes or --hosts",
+        here.map(|here| format!(", of which this one has {here}")).unwrap_or_default()
+    )]
+    UnequalGpus { all: usize, num_nodes: usize, here: Option<usize> },
+    #[error(
         "the Slurm job {job_id} asks for more than the {most} processes that a run may have; ask for fewer tasks or GPUs"
     )]
     TooManyProcesses { job_id: String, most: usize },

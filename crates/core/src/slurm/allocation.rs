@@ -145,15 +145,23 @@ fn counts(variables: SlurmVariables<'_>, num_nodes: usize, use_cpu: bool) -> Res
     Ok((vec![1; num_nodes], PerNode::One))
 }
 
-/// `None` for a job without GPUs.
+/// `None` for a job without GPUs. Slurm says to a launch how many there are on each node only where it was asked so; of `--gpus`,
+/// nodes may get unequal numbers, of which that of this node is known.
 fn gpus_per_node(variables: SlurmVariables<'_>, num_nodes: usize) -> Result<Option<usize>> {
-    for name in ["SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"] {
-        if let Some(value) = variables.text(name) {
-            return Ok(Some(gpus(name, &value)?).filter(|num_gpus| *num_gpus > 0));
+    let number = |name: &str| variables.text(name).map(|value| gpus(name, &value)).transpose();
+    let (each, here, all) = (number("SLURM_GPUS_PER_NODE")?, number("SLURM_GPUS_ON_NODE")?, number("SLURM_GPUS")?);
+    let found = match (each, here, all) {
+        (Some(each), _, _) => Some(each),
+        (None, here, Some(all)) if num_nodes > 1 => {
+            let equal = all / num_nodes;
+            if all % num_nodes != 0 || here.is_some_and(|here| here != equal) {
+                return Err(Kind::UnequalGpus { all, num_nodes, here }.into());
+            }
+            Some(equal)
         }
-    }
-    let Some(value) = variables.text("SLURM_GPUS") else { return Ok(None) };
-    Ok(Some(gpus("SLURM_GPUS", &value)? / num_nodes).filter(|num_gpus| *num_gpus > 0))
+        (None, here, all) => here.or(all),
+    };
+    Ok(found.filter(|num_gpus| *num_gpus > 0))
 }
 
 /// `4`, `a100:4` and `a100:2,v100:2` are 4.

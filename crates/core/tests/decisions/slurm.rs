@@ -54,6 +54,13 @@ fn host_lists(#[case] list: &str, #[case] wanted: &[&str]) {
 )]
 #[case::gpus_of_two_kinds("SLURM_GPUS_PER_NODE=a100:2,v100:2", None, "4 on n1, 4 on n2", PerNode::Gpus)]
 #[case::gpus_of_this_node("SLURM_GPUS_ON_NODE=4", None, "4 on n1, 4 on n2", PerNode::Gpus)]
+#[case::gpus_of_the_job_and_this_node("SLURM_GPUS=8 SLURM_GPUS_ON_NODE=4", None, "4 on n1, 4 on n2", PerNode::Gpus)]
+#[case::gpus_of_each_node(
+    "SLURM_GPUS_PER_NODE=2 SLURM_GPUS=5 SLURM_GPUS_ON_NODE=3",
+    None,
+    "2 on n1, 2 on n2",
+    PerNode::Gpus
+)]
 #[case::gpus_of_the_job("SLURM_GPUS=8", None, "4 on n1, 4 on n2", PerNode::Gpus)]
 #[case::no_gpu("SLURM_GPUS_ON_NODE=0", None, "1 on n1, 1 on n2", PerNode::One)]
 #[case::said("SLURM_GPUS_PER_NODE=8 SLURM_NTASKS=2", Some(5), "3 on n1, 2 on n2", PerNode::Said)]
@@ -99,6 +106,8 @@ fn where_processes_are_to_be_started(#[case] variables: &str, #[case] is_here: O
     "--num_processes 1 counts the processes of all machines together, and the Slurm job has 2"
 )]
 #[case::no_number_of_gpus("SLURM_GPUS_PER_NODE=a100", None, "SLURM_GPUS_PER_NODE is \"a100\"")]
+#[case::unequal_gpus("SLURM_GPUS=8 SLURM_GPUS_ON_NODE=6", None, "of which this one has 6, so how many processes each")]
+#[case::gpus_that_do_not_divide("SLURM_GPUS=3", None, "ask Slurm for --gpus-per-node, or say --num_processes")]
 #[case::too_many_gpus("SLURM_GPUS_PER_NODE=18446744073709551615,1", None, "SLURM_GPUS_PER_NODE is")]
 #[case::too_many("SLURM_GPUS_PER_NODE=1048576", None, "more than the 1048576 processes")]
 fn what_an_allocation_cannot_be(#[case] variables: &str, #[case] num_processes: Option<usize>, #[case] message: &str) {

@@ -66,7 +66,8 @@ fn agents(allocation: &Allocation) -> Vec<AgentCommand> {
 /// All that the job has on the node is the agent's: it shares it out itself. Of the job's own wishes for tasks nothing is left.
 fn srun(node: &str) -> Vec<OsString> {
     let node = format!("--nodelist={node}");
-    let flags = ["--nodes=1", "--ntasks=1", "--ntasks-per-node=1", &node, "--overlap", "--mpi=none", "--cpu-bind=none"];
+    let flags =
+        ["--nodes=1", "--ntasks=1", "--ntasks-per-node=1", &node, "--overlap", "--mpi=none", "--cpu-bind=quiet,none"];
     let words = ["srun", "--quiet"].into_iter().chain(flags).chain(["sh", "-c", AGENT_SCRIPT]);
     words.map(OsString::from).collect()
 }

@@ -14,6 +14,11 @@ pub(super) enum SlurmError {
         "{tool} cannot be run, and it is Slurm's: say --slurm on a machine where jobs are submitted, or --emit slurm to get the script"
     )]
     NoSlurm { tool: &'static str, source: accelerate_launch::Error },
+    #[error(
+        "sbatch was not waited for any longer, so it is not known whether the job is submitted; `squeue --me --name {name}` shows it, \
+         and `scancel --me --name {name}` ends it"
+    )]
+    Unanswered { name: String, source: accelerate_launch::Error },
     #[error("Slurm has refused the job: {answer}")]
     Refused { answer: String },
     #[error("{tool} has failed: {answer}")]
@@ -28,7 +33,7 @@ impl SlurmError {
     /// The signal by which this command was told to stop while it waited for Slurm.
     pub(super) fn stopped_by(&self) -> Option<i32> {
         match self {
-            Self::NoSlurm { source, .. } => source.stopped_by(),
+            Self::NoSlurm { source, .. } | Self::Unanswered { source, .. } => source.stopped_by(),
             _ => None,
         }
     }
@@ -38,7 +43,14 @@ impl SlurmError {
 pub(super) fn submit(script: &str) -> Result<String, SlurmError> {
     let written = tempfile::NamedTempFile::new().and_then(|mut file| file.write_all(script.as_bytes()).map(|()| file));
     let file = written.map_err(|source| SlurmError::Script { source })?;
-    let output = asked("sbatch", Command::new("sbatch").arg("--parsable").arg(file.path()))?;
+    let output =
+        asked("sbatch", Command::new("sbatch").arg("--parsable").arg(file.path())).map_err(|error| match error {
+            // It may have handed the job over.
+            SlurmError::NoSlurm { source, .. } if source.is_limit_passed() || source.is_interrupted() => {
+                SlurmError::Unanswered { name: job_name(script).to_owned(), source }
+            }
+            other => other,
+        })?;
     if !output.status.success() {
         return Err(SlurmError::Refused { answer: said(&output) });
     }
@@ -49,6 +61,12 @@ pub(super) fn submit(script: &str) -> Result<String, SlurmError> {
         true => Ok(job.to_owned()),
         false => Err(SlurmError::Failed { tool: "sbatch", answer: in_one_line(answer.trim()) }),
     }
+}
+
+/// As the options of a script say it, the last of them.
+fn job_name(script: &str) -> &str {
+    let mut last_first = script.lines().rev().filter_map(|line| line.strip_prefix("#SBATCH --job-name="));
+    last_first.next().unwrap_or_default()
 }
 
 /// What Slurm knows of a job; `None` if it does not answer now, as while its controller starts again.
@@ -85,5 +103,16 @@ fn said(output: &Output) -> String {
     match text.trim() {
         "" => format!("it ended with {}", output.status),
         text => in_one_line(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_name_of_a_script_is_that_of_its_job() {
+        let script = "#!/bin/bash\n#SBATCH --job-name=train\n#SBATCH --nodes=1\n#SBATCH --job-name=other\n";
+        assert_eq!((job_name(script), job_name("")), ("other", ""));
     }
 }
