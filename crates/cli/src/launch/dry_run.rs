@@ -1,5 +1,7 @@
 //! `accelerate launch --dry_run`: the plan of a launch as text or JSON, and nothing started.
 
+mod machines;
+
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::os::unix::ffi::OsStrExt;
@@ -24,54 +26,22 @@ pub(super) fn described(
     as_json: bool,
 ) -> Result<String, Error> {
     if let Some(agents) = agents {
-        return on_machines(config, agents, as_json);
+        return machines::described(config, agents, run, as_json);
     }
     config.check()?;
     let machine = Machine::probe();
     let command = resolve_program(&config.program, &ProgramSearch::of_this_process())?;
     let port = PortReservation::named(config);
     let plan = plan(&as_started(config), &command, port.unwrap_or(0), &machine);
-    let view = View { plan: &plan, run, machine: &machine, has_port: port.is_some() };
+    let view = View { plan: &plan, run, machine: &machine, has_port: port.is_some(), guesses_threads: false };
     Ok(if as_json { format!("{:#}\n", view.json(config)) } else { view.text(config) })
-}
-
-/// Which machine would have which ranks, and the command that leads there. Nothing is known of the machines themselves.
-fn on_machines(config: &LaunchConfig, agents: &[AgentCommand], as_json: bool) -> Result<String, Error> {
-    let configs = accelerate_launch::configs_of_machines(config, agents)?;
-    let machines = agents.iter().zip(&configs);
-    if as_json {
-        let machines: Vec<_> = machines
-            .map(|(agent, config)| {
-                json!({
-                    "machine": agent.machine,
-                    "first_rank": config.first_rank(),
-                    "num_processes": agent.num_processes,
-                    "command": agent.command.iter().map(|word| text(word)).collect::<Vec<_>>(),
-                })
-            })
-            .collect();
-        return Ok(format!("{:#}\n", json!({ "main_process_ip": config.main_process_ip, "machines": machines })));
-    }
-    let total = configs.first().map_or(0, |config| config.num_processes);
-    let mut shown =
-        format!("nothing is started; a launch would start {total} process(es) on {} machine(s)\n", agents.len());
-    for (agent, config) in machines {
-        let first = config.first_rank();
-        let ranks = match agent.num_processes {
-            1 => format!("rank {first}"),
-            number => format!("ranks {first}-{}", first + number.saturating_sub(1)),
-        };
-        let command = crate::shell_command(agent.command.iter().map(OsString::as_os_str));
-        // Writing into a string cannot fail.
-        let _ = writeln!(shown, "{}: {ranks}, by: {command}", agent.machine);
-    }
-    Ok(shown)
 }
 
 /// With what a launch adds by itself.
 fn as_started(config: &LaunchConfig) -> LaunchConfig {
     let mut config = config.clone();
-    if config.num_machines == 1 && config.num_processes > 1 {
+    let has_secret = config.environment.iter().any(|(name, _)| name == SECRET_VARIABLE);
+    if config.num_machines == 1 && config.num_processes > 1 && !has_secret {
         config.environment.push((SECRET_VARIABLE.into(), MADE_UP.into()));
     }
     let base = config
@@ -88,6 +58,8 @@ struct View<'a> {
     run: &'a RunConfig,
     machine: &'a Machine,
     has_port: bool,
+    /// How many cores the machines of the ranks have is not known.
+    guesses_threads: bool,
 }
 
 impl View<'_> {
@@ -126,19 +98,20 @@ impl View<'_> {
     }
 
     fn rank_as_json(&self, rank: &RankCommand) -> Value {
-        let set: Map<String, Value> = rank
-            .environment
-            .iter()
-            .filter_map(|(name, value)| Some((text(name), self.value(name, value.as_ref()?).into())))
-            .collect();
         json!({
             "rank": rank.rank,
             "local_rank": rank.local_rank,
             "device": self.device(rank),
             "cores": rank.cores.as_ref().unwrap_or(&self.machine.cores),
             "log_files": log_files(rank),
-            "environment": set,
+            "environment": self.set(rank),
         })
+    }
+
+    /// The variables that are set.
+    fn set(&self, rank: &RankCommand) -> Map<String, Value> {
+        let set = rank.environment.iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
+        set.map(|(name, value)| (text(name), self.value(name, value).into())).collect()
     }
 
     /// What is no UTF-8, which JSON cannot hold: words of the command by number, variables and files of ranks.
@@ -183,6 +156,9 @@ impl View<'_> {
     fn value(&self, name: &OsStr, value: &OsStr) -> String {
         if name == "MASTER_PORT" && !self.has_port {
             return "(any free port)".to_owned();
+        }
+        if name == "OMP_NUM_THREADS" && self.guesses_threads {
+            return "(a share of the cores there)".to_owned();
         }
         let (name, value) = (text(name), text(value));
         let shown = crate::env::shown(&name, &value);
