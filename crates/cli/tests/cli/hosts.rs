@@ -442,6 +442,18 @@ fn a_port_in_use_is_told_with_its_machine() {
     ended.expect(1, &[&format!("error: nothing was started: a: port {port} of --main_process_port is already in use")]);
 }
 
+/// A file that is looked for leaves no trace.
+#[test]
+fn a_folder_that_machines_share_is_not_told_of() {
+    let ssh = Ssh::new(CONNECTS);
+    let mut command = ssh.launch_script("a:1,b:1", &[], "ls -A");
+    let folder = tempfile::tempdir().unwrap();
+    command.current_dir(folder.path());
+    let ended = finished(command);
+    ended.expect(0, &[]);
+    assert_eq!((ended.stdout.as_str(), ended.stderr.as_str()), ("", ""));
+}
+
 /// Ranks then find out by themselves.
 #[test]
 fn without_preflight_nobody_looks_for_the_port() {
@@ -485,12 +497,26 @@ fn lists_of_machines_that_make_no_sense_are_refused(#[case] flags: &[&str], #[ca
 #[test]
 fn a_dry_run_shows_which_ranks_go_where() {
     let ssh = Ssh::new("exit 1");
-    let ended = finished(ssh.launch_script("a:2,b:1", &["--dry_run"], "true"));
+    let ended = finished(ssh.launch_script("a:2,b:1", &["--dry_run", "--mixed_precision", "bf16"], "true"));
     ended.expect(0, &[]);
-    for words in ["3 process(es) on 2 machine(s)", "a: ranks 0-1, by: ", "b: rank 2, by: "] {
+    let lines = [
+        "3 process(es) on 2 machine(s)",
+        "/sh -c true\n",
+        "  WORLD_SIZE=3\n",
+        "  ACCELERATE_MIXED_PRECISION=bf16\n",
+        "  ACCELERATE_RUN_SECRET=(not shown)\n",
+        "  MASTER_PORT=(any free port)\n",
+        "a: ranks 0-1, by: ",
+        "rank 1 on a:\n",
+        "  OMP_NUM_THREADS=(a share of the cores there)\n",
+        "b: rank 2, by: ",
+        "  RANK=2\n",
+    ];
+    for words in lines {
         assert!(ended.stdout.contains(words), "{ended:?}");
     }
     let ended = finished(ssh.launch_script("a:2,b:1", &["--dry_run", "--json"], "true"));
     let found: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
     assert_eq!((&found["machines"][1]["machine"], &found["machines"][1]["first_rank"]), (&"b".into(), &2.into()));
+    assert_eq!(found["machines"][1]["ranks"][0]["environment"]["RANK"], "2");
 }

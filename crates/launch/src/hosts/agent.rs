@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime};
 use rustix::process::{Signal, getpid, kill_process};
 use rustix::stdio::stdout;
 
-use super::checks::{self, MainPort};
+use super::checks::{self, Beacon, MainPort};
 use super::heart::{self, Silence};
 use super::message::{
     AgentEnd, FromAgent, GREETING, LINE_LIMIT_BYTES, Order, Prepared, Problem, ToAgent, VERSION, line,
@@ -54,19 +54,24 @@ fn converse() -> io::Result<ExitCode> {
         dedicated_process: true,
         ..config
     };
-    let (found, port) = prepared(&config, &folder, has_preflight);
+    let beacon = (has_preflight && config.machine_rank == 0 && config.num_machines > 1).then(|| Beacon::light(&folder));
+    let beacon = beacon.flatten();
+    let (mut found, port) = prepared(&config, &folder, has_preflight);
+    found.beacon = beacon.as_ref().map(|beacon| beacon.name().to_owned());
     voice.say_and_wait(&line(&FromAgent::Prepared(found)))?;
     let number = loop {
         match heard()? {
-            Some(ToAgent::Reach { port }) => {
+            Some(ToAgent::Reach { port, beacon }) => {
                 let problem = checks::main_process(&config, port).map(|text| Problem { text, exit_code: 1 });
-                voice.say_and_wait(&line(&FromAgent::Reached { problem }))?;
+                let shares_folder = beacon.and_then(|name| Beacon::is_seen(&name, &folder));
+                voice.say_and_wait(&line(&FromAgent::Reached { problem, shares_folder }))?;
             }
             Some(ToAgent::Start { port }) => break port,
             Some(ToAgent::Beat | ToAgent::Pause) => {}
             _ => return Ok(ExitCode::FAILURE),
         }
     };
+    drop(beacon);
     config.main_process_port = Some(number);
     let _kept_from_other_launches = port.map(MainPort::opened_by_rank_0);
     let (told, messages) = channel();
@@ -99,6 +104,7 @@ fn prepared(config: &LaunchConfig, folder: &std::ffi::OsStr, has_preflight: bool
     if has_preflight {
         found.problems.extend(checks::program(config));
         found.warnings.extend(checks::free_space(folder));
+        found.num_gpus = checks::num_gpus(config);
     }
     let port = (config.machine_rank == 0).then(|| MainPort::choose(config, has_preflight)).transpose();
     let port = port.unwrap_or_else(|error| {

@@ -1,9 +1,10 @@
 //! What an agent looks at on its machine before anything starts.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, ToSocketAddrs};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use accelerate_core::files::{ShownPath, in_one_line};
@@ -12,6 +13,7 @@ use rustix::fs::statvfs;
 use super::message::Problem;
 use crate::config::LaunchConfig;
 use crate::error::Result;
+use crate::machine::num_visible_gpus;
 use crate::port::PortReservation;
 use crate::program::{ProgramSearch, resolve_program};
 
@@ -55,6 +57,48 @@ impl MainPort {
         drop(self.listener);
         self.reservation
     }
+}
+
+/// A file in the working folder of machine 0 by which others know the folder, as long as this value lives.
+#[derive(Debug)]
+pub(super) struct Beacon {
+    path: PathBuf,
+    name: String,
+}
+
+impl Beacon {
+    /// `None` where nothing can be written.
+    pub(super) fn light(folder: &OsStr) -> Option<Self> {
+        let random = crate::new_secret().ok()?.into_string().ok()?;
+        let name = format!(".accelerate_{}", random.get(..16)?);
+        let path = Path::new(folder).join(&name);
+        File::create_new(&path).ok()?;
+        Some(Self { path, name })
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Is it in this folder, too? `None` for what is no name of a file.
+    pub(super) fn is_seen(name: &str, folder: &OsStr) -> Option<bool> {
+        let is_name = Path::new(name).file_name() == Some(OsStr::new(name));
+        is_name.then(|| Path::new(folder).join(name).exists())
+    }
+}
+
+impl Drop for Beacon {
+    fn drop(&mut self) {
+        // Somebody else may have removed it.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// How many GPUs the ranks will see.
+pub(super) fn num_gpus(config: &LaunchConfig) -> usize {
+    let said = config.environment.iter().rev().find(|(name, _)| name == "CUDA_VISIBLE_DEVICES");
+    let visible = said.map(|(_, value)| value.clone()).or_else(|| std::env::var_os("CUDA_VISIBLE_DEVICES"));
+    num_visible_gpus(Path::new("/dev"), visible.as_deref().and_then(OsStr::to_str))
 }
 
 pub(super) fn no_folder(folder: &OsStr, error: &io::Error) -> Problem {
@@ -102,4 +146,23 @@ pub(super) fn free_space(folder: &OsStr) -> Option<String> {
     let free = found.f_bavail.saturating_mul(found.f_frsize);
     let shown = Path::new(folder).shown();
     (free < LOW_SPACE_BYTES).then(|| format!("only {} MiB are free in {shown}", free >> 20))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_beacon_is_seen_in_its_folder_and_leaves_no_trace() {
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let [here, elsewhere] = [0, 1].map(|number: usize| folders[number].path().as_os_str());
+        let beacon = Beacon::light(here).unwrap();
+        let name = beacon.name().to_owned();
+        assert_eq!((Beacon::is_seen(&name, here), Beacon::is_seen(&name, elsewhere)), (Some(true), Some(false)));
+        assert_eq!((Beacon::is_seen("../etc", here), Beacon::is_seen("", here)), (None, None));
+        drop(beacon);
+        assert_eq!(std::fs::read_dir(here).unwrap().count(), 0);
+        assert!(Beacon::light(OsStr::new("/proc")).is_none());
+    }
 }

@@ -255,7 +255,11 @@ impl<'a> Conductor<'a> {
                 self.machines[index].prepared = Some(prepared);
                 self.machines[index].is_asked = Asked::Nothing;
             }
-            FromAgent::Reached { problem } => {
+            FromAgent::Reached { problem, shares_folder } => {
+                if shares_folder == Some(false) {
+                    let first = self.machines.first().map_or("", |machine| &machine.agent.machine);
+                    self.notice(index, words::other_folder(first));
+                }
                 self.problems.extend(problem.map(|problem| (index, problem)));
                 self.machines[index].has_reached = true;
                 self.machines[index].is_asked = Asked::Nothing;
@@ -422,8 +426,11 @@ impl<'a> Conductor<'a> {
                 self.phase = Phase::Reaching { port };
                 if self.preflight == Preflight::Full {
                     self.give_up_after(ANSWER_PATIENCE);
+                    self.compare_gpus();
                     self.machines.iter_mut().for_each(|machine| machine.is_asked = Asked::ToReach);
-                    self.tell_all(&ToAgent::Reach { port });
+                    let first = self.machines.first().and_then(|machine| machine.prepared.as_ref());
+                    let beacon = first.and_then(|prepared| prepared.beacon.clone());
+                    self.tell_all(&ToAgent::Reach { port, beacon });
                 } else {
                     self.machines.iter_mut().for_each(|machine| machine.has_reached = true);
                     self.go_on();
@@ -439,6 +446,18 @@ impl<'a> Conductor<'a> {
             }
             Phase::Running if is_over => self.hang_up(),
             Phase::Running | Phase::Ending => {}
+        }
+    }
+
+    fn compare_gpus(&mut self) {
+        let num_gpus = |machine: &Machine<'_>| machine.prepared.as_ref().map_or(0, |prepared| prepared.num_gpus);
+        let most = self.machines.iter().map(num_gpus).max().unwrap_or(0);
+        for index in 0..self.machines.len() {
+            let machine = &self.machines[index];
+            let found = words::gpus(num_gpus(machine), machine.config.num_local_processes(), most);
+            if let Some(text) = found.filter(|_| !machine.config.use_cpu) {
+                self.notice(index, text);
+            }
         }
     }
 

@@ -39,7 +39,7 @@ pub(super) fn misfit(message: &FromAgent, stage: &Stage) -> Option<String> {
         FromAgent::Prepared(_) if stage.is_asked != Asked::ToPrepare => unasked("what it has found on its machine"),
         FromAgent::Prepared(prepared) => misfit_of_prepared(prepared, stage.is_first),
         FromAgent::Reached { .. } if stage.is_asked != Asked::ToReach => unasked("whether it reaches the main process"),
-        FromAgent::Reached { problem } => {
+        FromAgent::Reached { problem, .. } => {
             problem.as_ref().filter(|problem| problem.exit_code == 0).map(|_| SUCCESSFUL_PROBLEM.to_owned())
         }
         _ if !has_started => Some("news of ranks that have not started".to_owned()),
@@ -108,7 +108,8 @@ mod tests {
     }
 
     fn reached(exit_code: Option<u8>) -> FromAgent {
-        FromAgent::Reached { problem: exit_code.map(|exit_code| Problem { text: "x".to_owned(), exit_code }) }
+        let problem = exit_code.map(|exit_code| Problem { text: "x".to_owned(), exit_code });
+        FromAgent::Reached { problem, shares_folder: None }
     }
 
     fn output(rank: usize, local_rank: usize) -> FromAgent {

@@ -29,9 +29,10 @@ const NOISE_LIMIT_BYTES: usize = 1 << 20;
 pub(super) enum ToAgent {
     /// Look whether these ranks can be started.
     Prepare(Box<Order>),
-    /// Look whether the main process can be reached at this port.
+    /// Look whether the main process can be reached at this port, and whether the first machine's file is in the working folder.
     Reach {
         port: u16,
+        beacon: Option<String>,
     },
     Start {
         port: u16,
@@ -64,6 +65,8 @@ pub(super) enum FromAgent {
     Prepared(Prepared),
     Reached {
         problem: Option<Problem>,
+        /// Is the working folder that of the first machine? `None` where there is no telling.
+        shares_folder: Option<bool>,
     },
     /// As many bytes follow the line.
     Output {
@@ -91,6 +94,10 @@ pub(super) struct Prepared {
     pub(super) warnings: Vec<String>,
     /// The port of the main process, from machine 0.
     pub(super) port: Option<u16>,
+    /// How many GPUs the ranks will see.
+    pub(super) num_gpus: usize,
+    /// The name of a file in the working folder, from machine 0.
+    pub(super) beacon: Option<String>,
     /// The clock of the machine, since 1970.
     pub(super) clock: Duration,
 }

@@ -84,6 +84,27 @@ pub(super) fn silent(has_started: bool, last_words: &[String]) -> Problem {
     failed(with_words(what.to_owned(), last_words))
 }
 
+/// What the first machine saves is not found there. Both may be meant.
+pub(super) fn other_folder(first: &str) -> String {
+    format!(
+        "its working folder has the same path as that of {first} and is another one, so what one machine saves there the others do \
+         not find"
+    )
+}
+
+/// GPUs that do not suit the processes: of this machine, and the most that any machine of the run has.
+pub(super) fn gpus(num_gpus: usize, num_processes: usize, most: usize) -> Option<String> {
+    match num_gpus {
+        0 if most > 0 => {
+            Some(format!("it has no visible GPU, and another machine has {most}; its processes compute on the CPU"))
+        }
+        1.. if num_processes > num_gpus => Some(format!(
+            "its {num_processes} processes share {num_gpus} visible GPU(s); give it fewer processes, or look at CUDA_VISIBLE_DEVICES"
+        )),
+        _ => None,
+    }
+}
+
 /// A clock that differs, if it matters.
 pub(super) fn clock(theirs: Duration, ours: Duration) -> Option<String> {
     let (difference, how) = match theirs.checked_sub(ours) {
@@ -135,6 +156,23 @@ mod tests {
             &["Connection refused".to_owned()],
         );
         assert!(problem.text.contains(words) && problem.text.ends_with("\n    Connection refused"), "{problem:?}");
+    }
+
+    #[rstest]
+    #[case(0, 4, 0, None)]
+    #[case(4, 4, 4, None)]
+    #[case(8, 4, 8, None)]
+    #[case(0, 4, 8, Some("no visible GPU"))]
+    #[case(2, 4, 8, Some("4 processes share 2"))]
+    fn gpus_that_do_not_suit_are_told(
+        #[case] own: usize,
+        #[case] ranks: usize,
+        #[case] most: usize,
+        #[case] words: Option<&str>,
+    ) {
+        let found = gpus(own, ranks, most);
+        assert_eq!(found.is_some(), words.is_some());
+        assert!(found.unwrap_or_default().contains(words.unwrap_or_default()));
     }
 
     #[rstest]
