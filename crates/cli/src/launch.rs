@@ -95,7 +95,7 @@ pub(crate) struct Arguments {
     #[arg(short, long)]
     quiet: bool,
 
-    /// With --hosts: do not look at the machines before the start, at program, port, clock and free space.
+    /// Do not look at the machines of --hosts, of a host file or of a Slurm job before the start: at program, port, folder, GPUs, clock.
     #[arg(long = "no_preflight", alias = "no-preflight", help_heading = help::MACHINES)]
     no_preflight: bool,
 

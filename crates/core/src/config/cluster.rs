@@ -61,9 +61,10 @@ record! {
         /// The command that logs in to a machine of --hosts: the host and a command for a shell there are appended.
         ssh_command: String = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=10".to_owned() => setting()
             .own_key().launcher().flag("ssh_command");
-        /// Seconds after which a machine of --hosts that hears nothing from the launcher ends its processes.
+        /// Seconds after which a machine of --hosts, of a host file or of a Slurm job that says nothing is given up.
         ///
-        /// It hears something four times as often, unless the launcher has been suspended by Ctrl-Z. Default 30 seconds.
+        /// A machine that hears nothing from the launcher for as long ends its processes. Both say something four times as often, unless
+        /// the launcher has been suspended by Ctrl-Z. Default 30 seconds.
         #[serde(serialize_with = "seconds_of_duration", deserialize_with = "duration_of_seconds")]
         connection_timeout: Duration = Duration::from_secs(30) => setting().own_key().launcher().flag("connection_timeout");
         /// Which machine this is, counted from 0.
