@@ -294,7 +294,7 @@ fn machines_that_hear_nothing_of_the_launcher_end_their_ranks() {
 #[test]
 fn machines_that_hear_of_the_launcher_go_on() {
     let ssh = Ssh::new(CONNECTS);
-    let ended = finished(ssh.launch_script("a:1,b:1", &["--connection_timeout", "0.2"], "sleep 1; echo $RANK"));
+    let ended = finished(ssh.launch_script("a:1,b:1", &["--connection_timeout", "0.5"], "sleep 2; echo $RANK"));
     ended.expect(0, &[]);
 }
 
