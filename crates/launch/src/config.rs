@@ -402,3 +402,43 @@ impl Helper {
         Self { executable: PathBuf::from("/proc/self/exe") }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case(0, 1, 0, None, None, "at least 1")]
+    #[case(2, 0, 0, None, None, "--num_machines is 0")]
+    #[case(usize::MAX, 1, 0, None, None, "more than the")]
+    #[case(1_000_000_000, 1, 0, None, None, "more than the 1048576")]
+    #[case(1_000_000, 1, 0, None, None, "4096 that one machine may have")]
+    #[case(4, 2, 0, Some(" "), None, "--main_process_ip is empty")]
+    #[case(4, 1, 0, Some(""), None, "--main_process_ip is empty")]
+    #[case(usize::MAX, 2, 0, Some("a"), None, "more than the")]
+    #[case(5, 2, 0, Some("a"), None, "use 4 or 6")]
+    #[case(1, 2, 0, Some("a"), None, "use 2")]
+    #[case(4, 2, 2, Some("a"), None, "numbered from 0 to 1")]
+    #[case(4, 2, 0, None, None, "--main_process_ip")]
+    #[case(4, 2, 0, Some("a"), Some(0), "same port on every machine")]
+    fn contradictions_are_errors(
+        #[case] num_processes: usize,
+        #[case] num_machines: usize,
+        #[case] machine_rank: usize,
+        #[case] main_process_ip: Option<&str>,
+        #[case] main_process_port: Option<u16>,
+        #[case] words: &str,
+    ) {
+        let config = LaunchConfig {
+            num_machines,
+            machine_rank,
+            main_process_ip: main_process_ip.map(str::to_string),
+            main_process_port,
+            ..LaunchConfig::new(Program::Executable("train".into()), num_processes)
+        };
+        let error = config.check().unwrap_err();
+        assert!(error.is_invalid_configuration() && error.to_string().contains(words), "{error}");
+    }
+}

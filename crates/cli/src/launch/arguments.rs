@@ -1,0 +1,195 @@
+//! The flags of `accelerate launch`, and what follows them.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use accelerate_core::settings::Setting;
+use accelerate_launch::Program;
+use clap::{Arg, Args};
+
+use super::{help, slurm};
+use crate::settings::{Selection, SettingFlags};
+
+/// Start a program on one or many processes, watch over them, and explain what went wrong.
+///
+/// The program is a binary (target/release/train), a Python file (train.py) or a Python module
+/// (-m package.train). Each process is told its rank by the variables that torchrun uses (RANK, LOCAL_RANK,
+/// WORLD_SIZE, MASTER_ADDR, MASTER_PORT, ...), so any distributed program can be started, not only those of
+/// this project.
+///
+/// With several processes each line of output begins with [rank N]. If one fails, the others are ended
+/// within a second, its last lines are shown again, and its exit code becomes that of this command. If nobody
+/// reads their output any more, they go on. A single process writes as if it had been started by hand.
+///
+/// No process outlives this command, even if it is killed. There is one exception: when this command is killed
+/// by SIGKILL, a process that has both left its session and cleared its environment is not found.
+#[derive(Debug, Args)]
+#[command(after_help = help::MORE)]
+#[command(after_long_help = concat!("Examples:\n  \
+    Two processes on this machine, with arguments for the program:\n    \
+      accelerate launch --num_processes 2 target/release/train --epochs 3\n  \
+    A Python script on the CPU although there is a GPU:\n    \
+      accelerate launch --cpu --num_processes 4 train.py --batch_size 8\n  \
+    Mixed precision and gradient accumulation for a program that leaves them open:\n    \
+      accelerate launch --mixed_precision bf16 --gradient_accumulation_steps 4 target/release/train\n  \
+    A model in parts on four processes, a unit for each block:\n    \
+      accelerate launch --num_processes 4 --use_fsdp --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP \\\n      \
+        target/release/train\n  \
+    The same by a DeepSpeed configuration:\n    \
+      accelerate launch --num_processes 4 --use_deepspeed --deepspeed_config_file zero3.json target/release/train\n  \
+    What a configuration file says, but in bf16:\n    \
+      accelerate launch --config_file run.yaml --mixed_precision bf16 target/release/train\n  \
+    Two nodes of a Slurm cluster, from its login node; the job is queued again before its time is over:\n    \
+      accelerate launch --slurm --nodes 2 --gpus_per_node 8 --time 1:00:00 --requeue target/release/train\n  \
+    What would be started, without starting it:\n    \
+      accelerate launch --num_processes 2 --dry_run target/release/train\n  \
+    Two machines from here, by ssh, with four processes and two:\n    \
+      accelerate launch --hosts node1:4,node2:2 target/release/train\n  \
+    The same machines, each started by hand; the second one uses --machine_rank 1:\n    \
+      accelerate launch --num_machines 2 --machine_rank 0 --main_process_ip 10.0.0.1 \\\n      \
+        --main_process_port 29500 --num_processes 16 target/release/train\n\n\
+    Exit code: that of the first process that failed, 128 + N if signal N ended it; 2 for wrong flags or settings, \
+    126 or 127 for a program that cannot be run or does not exist; 0 if all processes ended with 0.\n\n", help::more!()))]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    pub(super) settings: SettingFlags<ForLaunch>,
+
+    /// A configuration file (YAML or JSON). Flags go before it, and so do variables that are set.
+    ///
+    /// Default: accelerate/default_config.yaml in HF_HOME, else in huggingface of XDG_CACHE_HOME, else in
+    /// ~/.cache/huggingface, if it exists. `accelerate config explain` shows what holds.
+    #[arg(long = "config_file", alias = "config-file", value_name = "FILE")]
+    pub(super) config_file: Option<PathBuf>,
+
+    /// The program is the name of a Python module, run with python -m.
+    #[arg(short = 'm', long, conflicts_with = "no_python")]
+    pub(super) module: bool,
+
+    /// Run the program directly even if its name ends in .py.
+    #[arg(long = "no_python", alias = "no-python")]
+    pub(super) no_python: bool,
+
+    /// Do not begin lines with [rank N].
+    #[arg(long = "no_prefix", alias = "no-prefix")]
+    pub(super) no_prefix: bool,
+
+    /// Say nothing but what went wrong, in one line.
+    #[arg(short, long)]
+    pub(super) quiet: bool,
+
+    /// Do not look at the machines of --hosts, of a host file or of a Slurm job before the start: at program, port, folder, GPUs, clock.
+    #[arg(long = "no_preflight", alias = "no-preflight", help_heading = help::MACHINES)]
+    pub(super) no_preflight: bool,
+
+    /// Print what would be started, with variables, cores and device of each process, and start nothing.
+    #[arg(long = "dry_run", alias = "dry-run")]
+    pub(super) dry_run: bool,
+
+    /// With --dry_run: print it as JSON.
+    #[arg(long, requires = "dry_run")]
+    pub(super) json: bool,
+
+    #[command(flatten)]
+    pub(super) cluster: slurm::ClusterFlags,
+
+    /// Seconds between asking processes to end (SIGTERM) and making them (SIGKILL) after one has failed.
+    #[arg(long = "grace_period", alias = "grace-period", value_name = "SECONDS", default_value = "0.5", value_parser = seconds)]
+    pub(super) grace_period: Duration,
+
+    /// The program (a path, a name, a .py file, or with -m a module), then its arguments.
+    ///
+    /// A name without / is looked up in PATH, and then among what Cargo has built for the project around this folder: the newer of
+    /// target/release and target/debug. Everything after the program belongs to it. A -- directly after the program is dropped.
+    #[arg(value_names = ["PROGRAM", "ARGUMENTS"], num_args = 1.., required = true, trailing_var_arg = true)]
+    pub(super) program: Vec<OsString>,
+}
+
+impl Arguments {
+    /// What every rank runs.
+    pub(super) fn target(&self) -> Program {
+        // Never missing: the flags' definition requires it.
+        let program = self.program.first().cloned().unwrap_or_default();
+        if self.module {
+            Program::PythonModule(program)
+        } else if self.no_python {
+            Program::Executable(program)
+        } else {
+            Program::guess(Path::new(&program))
+        }
+    }
+}
+
+/// Every flag of the table is one of `accelerate launch`.
+#[derive(Debug)]
+pub(super) struct ForLaunch;
+
+impl Selection for ForLaunch {
+    fn includes(_: &Setting) -> bool {
+        true
+    }
+
+    fn adjust(flag: &str, argument: Arg) -> Arg {
+        let argument = match help::heading(flag) {
+            Some(heading) => argument.help_heading(heading),
+            None => argument,
+        };
+        // The one flag that the reference has a letter for.
+        if flag == "tee" { argument.short('t') } else { argument }
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let number: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+    let duration = Duration::try_from_secs_f64(number).ok().filter(|duration| *duration <= YEAR);
+    duration.ok_or_else(|| format!("{text} seconds are negative or more than a year"))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    /// Is a tip wanted: a flag that is almost one of those that exist?
+    fn line_has_a_slip(words: &str) -> bool {
+        words == "--num_process"
+    }
+
+    #[rstest]
+    #[case("", "PROGRAM")]
+    #[case("--use_deepspeed --zero_stage 4 train", "one of 0, 1, 2, 3")]
+    #[case("--use_fsdp --fsdp_reshard_after_forward maybe train", "FULL_SHARD")]
+    #[case("--use_deepspeed --gradient_clipping much train", "auto, or a number")]
+    #[case("--use_fsdp --fsdp_forward_prefetch maybe train", "maybe")]
+    #[case("--use_fsdp --fsdp_sharding_strategy SOME train", "SOME")]
+    #[case("--num_process 2 train", "--num_process")]
+    #[case("--num_processes two train", "two")]
+    #[case("--num_processes -1 train", "--num_processes is \"-1\", but must be a whole number of at least 1")]
+    #[case("--gradient_accumulation_steps -2 train", "--gradient_accumulation_steps is \"-2\"")]
+    #[case("--machine_rank -1 train", "--machine_rank is \"-1\"")]
+    #[case("--use_megatron_lm train", "Megatron-LM is not available")]
+    #[case("--megatron-lm-tp-degree 2 train", "Megatron-LM is not available")]
+    #[case("--use_xpu train", "--use_xpu is refused: CPUs and NVIDIA GPUs")]
+    #[case("--ipex train", "--ipex is refused")]
+    #[case("--aws_access_key_id x train", "--aws_access_key_id is refused: Amazon SageMaker")]
+    #[case("--nproc_per_node 2 train", "--nproc_per_node is refused: it is torchrun's; use --num_processes")]
+    #[case("--tee 4 train", "--tee is \"4\", but must be 0 (none), 1")]
+    #[case("--json train", "--dry_run")]
+    #[case("--mixed_precision fp64 train", "fp64")]
+    #[case("--main_process_port 70000 train", "\"70000\", but must be a whole number from 0 to 65535")]
+    #[case("--grace_period -1 train", "-1")]
+    #[case("--log_dir=-1 --tee -1 train", "--tee is \"-1\", but must be 0 (none), 1")]
+    #[case("--zero_stage -1 train", "--zero_stage is \"-1\", but must be one of 0, 1, 2, 3")]
+    #[case("-1 train", "unexpected argument '-1' found")]
+    #[case("-m --no_python train", "--no_python")]
+    fn wrong_flags_are_named(#[case] line: &str, #[case] words: &str) {
+        let line: Vec<_> =
+            ["accelerate", "launch"].into_iter().chain(line.split_whitespace()).map(OsString::from).collect();
+        let error = crate::flags::explained(crate::parsed(&line).unwrap_err());
+        assert!(!error.to_string().contains("tip:") || line_has_a_slip(words), "{error}");
+        assert_eq!(error.exit_code(), 2);
+        assert!(error.to_string().contains(words), "{error}");
+    }
+}
