@@ -14,7 +14,7 @@ const DEVICES: &str = "CPUs and NVIDIA GPUs are available; leave it out, or use 
 const NO_SAGEMAKER: &str = "Amazon SageMaker is not available; leave it out, and start the program where it is to run";
 
 /// How such flags begin, and why they are refused.
-const OF_THE_REFERENCE: [(&str, &str); 17] = [
+const OF_THE_REFERENCE: [(&str, &str); 16] = [
     ("use_megatron_lm", NO_MEGATRON),
     ("megatron_lm_", NO_MEGATRON),
     ("use_xpu", DEVICES),
@@ -27,7 +27,6 @@ const OF_THE_REFERENCE: [(&str, &str); 17] = [
     ("use_mlu", DEVICES),
     ("aws_", NO_SAGEMAKER),
     ("nproc_per_node", "it is torchrun's; use --num_processes, which counts over all machines"),
-    ("nnodes", "it is torchrun's; use --num_machines"),
     ("node_rank", "it is torchrun's; use --machine_rank"),
     ("master_addr", "it is torchrun's; use --main_process_ip"),
     ("master_port", "it is torchrun's; use --main_process_port"),

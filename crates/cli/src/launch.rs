@@ -45,7 +45,7 @@ pub(crate) fn run(arguments: Arguments, words: &[OsString]) -> Result<ExitCode, 
         return slurm::run(&arguments.cluster, &resolved.run, words, &arguments.program, is_quiet);
     }
     let dry_run = arguments.dry_run.then_some(arguments.json);
-    let config = place.configured(config(arguments, &resolved.run));
+    let config = config(arguments, &resolved.run);
     for notice in place.notice.iter().chain(&notices(&resolved, &config, place.agents.as_deref())).filter(|_| !is_quiet)
     {
         crate::print_message(&format!("{SPEAKER}: {notice}"));
@@ -64,13 +64,20 @@ pub(crate) fn run(arguments: Arguments, words: &[OsString]) -> Result<ExitCode, 
         }
     };
     let Err(error) = outcome else { return Ok(ExitCode::SUCCESS) };
-    let text = match error.failure() {
-        Some(failure) if !is_quiet => failure.to_string(),
-        _ => error.to_string(),
-    };
+    let text = if is_quiet { error.to_string() } else { whole_story(&error) };
     let print = if error.stopped_by().is_some() { crate::print_last_error } else { crate::print_error };
     print(SPEAKER, &error, &text);
     Ok(ExitCode::from(error.exit_code()))
+}
+
+/// The failure with its last lines, and what came before it where the run had been restarted.
+fn whole_story(error: &accelerate_launch::Error) -> String {
+    let mut text = error.to_string();
+    if let Some(failure) = error.failure() {
+        let whole = failure.to_string();
+        text.push_str(whole.strip_prefix(&failure.headline()).unwrap_or(&whole));
+    }
+    error.restarts().to_string().lines().fold(text, |text, line| format!("{text}\n  {line}"))
 }
 
 /// What somebody should know before the processes start, although it stops nobody.
@@ -109,8 +116,7 @@ fn is_read(name: &str) -> bool {
 }
 
 fn resolved(arguments: &Arguments, lookup: Lookup<'_>) -> Result<Resolved, Box<dyn Error>> {
-    let flags = arguments.settings.said.clone();
-    resolve(flags, arguments.config_file.as_deref(), arguments.target().is_python(), lookup)
+    resolve(arguments.said(), arguments.config_file.as_deref(), arguments.target().is_python(), lookup)
 }
 
 fn config(arguments: Arguments, run: &RunConfig) -> LaunchConfig {
@@ -213,6 +219,19 @@ mod tests {
             ..LaunchConfig::new(Program::Executable("train".into()), 4)
         };
         assert_eq!(config, expected);
+    }
+
+    #[rstest]
+    #[case("--nnodes 2", 2, None)]
+    #[case("--nnodes 1:3", 3, Some(1))]
+    #[case("--num_machines 3 --min_machines 1", 3, Some(1))]
+    fn numbers_of_machines_may_be_said_as_torchrun_does(
+        #[case] flags: &str,
+        #[case] num_machines: usize,
+        #[case] min_machines: Option<usize>,
+    ) {
+        let config = parsed(&format!("{flags} --max_restarts 4 train"));
+        assert_eq!((config.num_machines, config.min_machines, config.max_restarts), (num_machines, min_machines, 4));
     }
 
     /// The launcher keeps it to itself, from whichever source.

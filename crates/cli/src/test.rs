@@ -157,6 +157,8 @@ fn run_checks(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
         dedicated_process: true,
         // There is no checkpoint to wait for.
         shutdown_grace_period: Duration::from_millis(500),
+        // What fails once has failed.
+        max_restarts: 0,
         ..LaunchConfig::of_run(&run, Program::Executable(arguments.program.into()), num_processes)
     };
     let is_chosen = |name: &str| arguments.checks.is_empty() || arguments.checks.iter().any(|chosen| chosen == name);

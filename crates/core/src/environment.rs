@@ -29,6 +29,9 @@ pub const MAX_WORLD_SIZE: usize = 1 << 20;
 /// The cores that a launcher has put a rank on, such as `0-3,8`. A program that finds it need not choose its own.
 pub const CORES_VARIABLE: &str = "ACCELERATE_RANK_CORES";
 
+/// How often a launcher has started the processes of the run before. torchrun's agent and `accelerate launch` set it.
+pub const RESTART_COUNT_VARIABLE: &str = "TORCHELASTIC_RESTART_COUNT";
+
 /// The kind of launcher that started this process.
 ///
 /// ```
@@ -133,6 +136,29 @@ pub fn rank_variables(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Option<
         None => launcher_claim(&variables)?,
     };
     claim.map(|claim| complete(&variables, claim)).transpose()
+}
+
+/// How often the processes of this run have been started before: by `accelerate launch --max_restarts` or torchrun
+/// ([`RESTART_COUNT_VARIABLE`]), and by Slurm, which queues a job again (`SLURM_RESTART_COUNT`). 0 where nobody says so.
+///
+/// # Errors
+///
+/// [`Error::is_environment`]: one of the two is no number.
+///
+/// ```
+/// use accelerate_core::environment::restart_count;
+/// let lookup = |name: &str| match name {
+///     "TORCHELASTIC_RESTART_COUNT" => Some("2".to_owned()),
+///     "SLURM_RESTART_COUNT" => Some("1".to_owned()),
+///     _ => None,
+/// };
+/// assert_eq!((restart_count(&lookup)?, restart_count(&|_| None)?), (3, 0));
+/// # Ok::<(), accelerate_core::Error>(())
+/// ```
+pub fn restart_count(lookup: &dyn Fn(&str) -> Option<String>) -> Result<usize> {
+    let variables = Variables { lookup };
+    let count = |name| variables.number(name, "a whole number of at least 0").map(|count| count.unwrap_or(0_usize));
+    Ok(count(RESTART_COUNT_VARIABLE)?.saturating_add(count("SLURM_RESTART_COUNT")?))
 }
 
 /// The lookup function with readings on top.

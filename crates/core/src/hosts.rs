@@ -83,23 +83,24 @@ impl Hosts {
         Ok(Self { list })
     }
 
-    /// Where the main process is found, which runs on the first machine: by the name in the list, and by the name of this machine
-    /// where the list has a word such as localhost, which means another machine elsewhere.
+    /// By what the others reach each machine, any of which may come to run the main process: by its name in the list, and by the
+    /// name of this machine where the list has a word such as localhost, which means another machine elsewhere.
     ///
     /// ```
     /// use accelerate_core::hosts::Hosts;
-    /// assert_eq!(Hosts::parse("me@a:4,b")?.main_process_ip("here"), "a");
-    /// assert_eq!(Hosts::parse("localhost,b")?.main_process_ip("here"), "here");
-    /// assert_eq!(Hosts::parse("localhost")?.main_process_ip("here"), "127.0.0.1");
+    /// assert_eq!(Hosts::parse("me@a:4,b")?.addresses("here"), ["a", "b"]);
+    /// assert_eq!(Hosts::parse("localhost,b")?.addresses("here"), ["here", "b"]);
+    /// assert_eq!(Hosts::parse("localhost")?.addresses("here"), ["127.0.0.1"]);
     /// # Ok::<(), accelerate_core::Error>(())
     /// ```
-    pub fn main_process_ip(&self, this_machine: &str) -> String {
+    pub fn addresses(&self, this_machine: &str) -> Vec<String> {
         let is_elsewhere = self.list.iter().any(|host| !is_loopback(host.address()));
-        match self.list.first().map(Host::address) {
-            Some(first) if !is_loopback(first) => first.to_owned(),
+        let address = |host: &Host| match host.address() {
+            address if !is_loopback(address) => address.to_owned(),
             _ if is_elsewhere => this_machine.to_owned(),
             _ => "127.0.0.1".to_owned(),
-        }
+        };
+        self.list.iter().map(address).collect()
     }
 
     /// Gives every machine its number of processes. Machines without one share evenly what is left of `num_processes`, or get

@@ -15,6 +15,7 @@ pub mod offload;
 pub mod plan;
 pub mod power_sgd;
 pub mod profile;
+pub mod restart;
 pub mod sampler;
 pub mod schedule;
 pub mod settings;

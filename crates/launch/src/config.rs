@@ -80,6 +80,16 @@ pub struct LaunchConfig {
     /// temporary files, and no folder at all unless there is something to write.
     #[serde(with = "crate::hosts::optional_path")]
     pub log_dir: Option<PathBuf>,
+    /// What that folder of its own is called. `None`: as torchrun does, `none_` and something random. All attempts of a run have
+    /// one folder, with `attempt_0`, `attempt_1`, ... in it.
+    pub log_name: Option<String>,
+    /// How often the ranks are started again after one has failed, or a machine was lost.
+    pub max_restarts: usize,
+    /// How often they have been started before. [`launch`](crate::launch()) counts on from here.
+    pub restart_count: usize,
+    /// With how many of several machines a run may begin, and go on after a restart, where others cannot take part. `None`: with
+    /// all of them only.
+    pub min_machines: Option<usize>,
     /// More environment variables for every rank. They win over everything the launcher sets.
     pub environment: Vec<(OsString, OsString)>,
     /// What programs would find besides under Python Accelerate's launcher.
@@ -124,6 +134,10 @@ impl LaunchConfig {
             role: "default".to_owned(),
             tee: Tee::default(),
             log_dir: None,
+            log_name: None,
+            max_restarts: 0,
+            restart_count: 0,
+            min_machines: None,
             environment: Vec::new(),
             reference: Reference::default(),
             capture: Capture::Automatic,
@@ -168,6 +182,8 @@ impl LaunchConfig {
             role: cluster.role.clone(),
             tee: cluster.tee.clone(),
             log_dir: cluster.log_dir.clone(),
+            max_restarts: cluster.max_restarts,
+            min_machines: cluster.min_machines,
             shutdown_grace_period: cluster.shutdown_grace_period,
             connection_timeout: cluster.connection_timeout,
             environment,
@@ -236,6 +252,7 @@ impl LaunchConfig {
                 "--main_process_ip is empty; name the address of machine 0, or leave it out on one machine".into(),
             );
         }
+        self.check_restarts()?;
         if self.connection_timeout.is_zero() {
             return invalid("--connection_timeout is 0, but machines need some time to hear of the launcher".into());
         }
@@ -285,6 +302,29 @@ impl LaunchConfig {
                      agree on the number; name the same port on every machine"
                 ));
             }
+        }
+        Ok(())
+    }
+
+    /// Only who has started all machines can restart them, and leave some out.
+    fn check_restarts(&self) -> Result<()> {
+        let invalid = |problem: String| Err(Error::invalid_configuration(problem));
+        let is_one_by_one = self.num_machines > 1 && self.local_ranks.is_none();
+        if let Some(least) = self.min_machines
+            && (least > self.num_machines || (is_one_by_one && least < self.num_machines))
+        {
+            return invalid(format!(
+                "--min_machines is {least} and --num_machines {}, but only of machines that --hosts or --hostfile names some can be \
+                 left out; name as many or more there, or leave --min_machines out",
+                self.num_machines
+            ));
+        }
+        if self.max_restarts > 0 && is_one_by_one {
+            return invalid(format!(
+                "--max_restarts {} needs one launcher for all machines, and here each is started by a command of its own; start all \
+                 of them from one place by --hosts, or leave --max_restarts out",
+                self.max_restarts
+            ));
         }
         Ok(())
     }
@@ -440,5 +480,33 @@ mod tests {
         };
         let error = config.check().unwrap_err();
         assert!(error.is_invalid_configuration() && error.to_string().contains(words), "{error}");
+    }
+
+    #[rstest]
+    #[case::one_machine(1, 3, None, false, None)]
+    #[case::all_from_one_place(2, 3, Some(1), true, None)]
+    #[case::one_by_one(2, 3, None, false, Some("--max_restarts 3 needs one launcher for all machines"))]
+    #[case::one_by_one(2, 0, Some(1), false, Some("--min_machines is 1 and --num_machines 2"))]
+    #[case::none_left_out(2, 0, Some(2), false, None)]
+    #[case::more_than_there_are(2, 0, Some(3), true, Some("--min_machines is 3 and --num_machines 2"))]
+    #[case::more_than_there_are(1, 0, Some(2), false, Some("--min_machines is 2 and --num_machines 1"))]
+    fn only_one_launcher_of_all_machines_restarts_them(
+        #[case] num_machines: usize,
+        #[case] max_restarts: usize,
+        #[case] min_machines: Option<usize>,
+        #[case] is_from_one_place: bool,
+        #[case] words: Option<&str>,
+    ) {
+        let config = LaunchConfig {
+            num_machines,
+            max_restarts,
+            min_machines,
+            main_process_ip: Some("a".into()),
+            local_ranks: is_from_one_place.then_some(LocalRanks { first_rank: 0, num_processes: 1 }),
+            ..LaunchConfig::new(Program::Executable("train".into()), 2)
+        };
+        let text = config.check().err().map(|error| error.to_string());
+        assert_eq!(text.is_some(), words.is_some(), "{text:?}");
+        assert!(text.unwrap_or_default().contains(words.unwrap_or_default()));
     }
 }

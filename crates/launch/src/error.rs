@@ -9,6 +9,7 @@ use rustix::io::Errno;
 
 use crate::failure::{Failure, signal_name};
 use crate::hosts::Problem;
+use crate::restart::Restarts;
 
 use accelerate_core::files::ShownPath;
 
@@ -26,7 +27,14 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// assert!(error.is_invalid_configuration());
 /// assert_eq!(error.exit_code(), 2);
 /// ```
-pub struct Error(Box<Kind>);
+pub struct Error(Box<Told>);
+
+#[derive(Debug)]
+struct Told {
+    kind: Kind,
+    /// What came before, in a run that was restarted.
+    restarts: Restarts,
+}
 
 #[derive(Debug, thiserror::Error)]
 enum Kind {
@@ -95,43 +103,43 @@ enum Kind {
 impl Error {
     /// Counts or values of the configuration that contradict each other.
     pub fn is_invalid_configuration(&self) -> bool {
-        matches!(*self.0, Kind::InvalidConfiguration { .. })
+        matches!(self.0.kind, Kind::InvalidConfiguration { .. })
     }
 
     /// The port asked for is in use, or may not be opened by this user.
     pub fn is_port_taken(&self) -> bool {
-        matches!(*self.0, Kind::PortTaken { .. } | Kind::PortUnusable { .. })
+        matches!(self.0.kind, Kind::PortTaken { .. } | Kind::PortUnusable { .. })
     }
 
     /// The program, script or Python interpreter does not exist.
     pub fn is_program_not_found(&self) -> bool {
-        matches!(*self.0, Kind::ProgramNotFound { .. })
+        matches!(self.0.kind, Kind::ProgramNotFound { .. })
     }
 
     /// The program exists but cannot be run: no permission, a folder, or not a program.
     pub fn is_program_not_executable(&self) -> bool {
-        matches!(*self.0, Kind::ProgramNotExecutable { .. })
+        matches!(self.0.kind, Kind::ProgramNotExecutable { .. })
     }
 
     /// The folder or a file for the output of the ranks cannot be made.
     pub fn is_log_unwritable(&self) -> bool {
-        matches!(*self.0, Kind::LogUnwritable { .. })
+        matches!(self.0.kind, Kind::LogUnwritable { .. })
     }
 
     /// A rank ended other than with code 0. [`failure`](Self::failure) has the details.
     pub fn is_child_failed(&self) -> bool {
-        matches!(*self.0, Kind::ChildFailed { .. })
+        matches!(self.0.kind, Kind::ChildFailed { .. })
     }
 
     /// The launcher was told to stop by a signal and has ended all ranks.
     pub fn is_interrupted(&self) -> bool {
-        matches!(*self.0, Kind::Interrupted { .. })
+        matches!(self.0.kind, Kind::Interrupted { .. })
     }
 
     /// The signal by which somebody told the launcher to stop, if somebody did: also one that came while a failed launch was
     /// being ended, where the failure is the error.
     pub fn stopped_by(&self) -> Option<i32> {
-        match *self.0 {
+        match self.0.kind {
             Kind::Interrupted { signal, .. } => Some(signal),
             Kind::ChildFailed { stopped_by, .. } => stopped_by,
             _ => None,
@@ -140,22 +148,22 @@ impl Error {
 
     /// One of several machines could not take part, or was lost.
     pub fn is_machine(&self) -> bool {
-        matches!(*self.0, Kind::Preflight { .. } | Kind::OnMachine { .. } | Kind::NotConnected { .. })
+        matches!(self.0.kind, Kind::Preflight { .. } | Kind::OnMachine { .. } | Kind::NotConnected { .. })
     }
 
     /// The reader of the launcher's output went away, and the ranks were ended for it.
     pub fn is_output_closed(&self) -> bool {
-        matches!(*self.0, Kind::OutputClosed { .. })
+        matches!(self.0.kind, Kind::OutputClosed { .. })
     }
 
     /// A program that was [asked](crate::ask()) something was ended, because it passed a limit.
     pub fn is_limit_passed(&self) -> bool {
-        matches!(*self.0, Kind::TooSlow { .. } | Kind::TooTalkative { .. })
+        matches!(self.0.kind, Kind::TooSlow { .. } | Kind::TooTalkative { .. })
     }
 
     /// The rank this error is about: the first that failed, or the one that could not be started.
     pub fn rank(&self) -> Option<usize> {
-        match &*self.0 {
+        match &self.0.kind {
             Kind::ChildFailed { failure, .. } => Some(failure.rank),
             Kind::Spawn { rank, .. } | Kind::NoRoom { rank, .. } => Some(*rank),
             _ => None,
@@ -165,7 +173,7 @@ impl Error {
     /// What the launcher should exit with: the failed rank's own code, 128 + n after signal n, 127 for a
     /// program that is not there, 126 for one that cannot run, 2 for a wrong configuration, else 1.
     pub fn exit_code(&self) -> u8 {
-        match &*self.0 {
+        match &self.0.kind {
             Kind::InvalidConfiguration { .. } => 2,
             Kind::ProgramNotFound { .. } => 127,
             Kind::NotConnected { source, .. } => match source.kind() {
@@ -193,15 +201,63 @@ impl Error {
 
     /// The whole story of a failed rank.
     pub fn failure(&self) -> Option<&Failure> {
-        match &*self.0 {
+        match &self.0.kind {
             Kind::ChildFailed { failure, .. } => Some(failure),
             _ => None,
         }
     }
 
+    /// How often the run had been restarted before this, what its attempts died of, and why it was not restarted once more.
+    ///
+    /// ```
+    /// use accelerate_launch::{LaunchConfig, Program, Silent, launch};
+    /// let config = LaunchConfig { max_restarts: 1, ..LaunchConfig::new(Program::Executable("false".into()), 1) };
+    /// let error = launch(&config, &mut Silent).unwrap_err();
+    /// assert_eq!(error.restarts().num_restarts(), 1);
+    /// assert!(error.to_string().starts_with("after 1 restart: rank 0 "));
+    /// ```
+    pub fn restarts(&self) -> &Restarts {
+        &self.0.restarts
+    }
+
+    /// Might it go better the next time? `has_run`: an attempt before this one has.
+    pub(crate) fn is_worth_another_attempt(&self, has_run: bool) -> bool {
+        match &self.0.kind {
+            Kind::ChildFailed { stopped_by, .. } => stopped_by.is_none(),
+            Kind::OnMachine { .. } => true,
+            // What stood in the way of the first start stays until somebody mends it.
+            Kind::Preflight { .. } | Kind::NotConnected { .. } => has_run,
+            _ => false,
+        }
+    }
+
+    /// In a few words: what two attempts that died of the same have in common.
+    pub(crate) fn cause(&self) -> String {
+        match &self.0.kind {
+            Kind::ChildFailed { failure, .. } => {
+                let on = failure.machine.as_ref().map(|machine| format!(" on {machine}")).unwrap_or_default();
+                format!("rank {}{on} {}", failure.rank, failure.ended)
+            }
+            kind => kind.to_string().lines().next().unwrap_or_default().to_owned(),
+        }
+    }
+
+    /// Machines that could not take part, each with the reason; of an error that is about something else, none.
+    pub(crate) fn machines_out(&self) -> &[(String, Problem)] {
+        match &self.0.kind {
+            Kind::Preflight { problems } => problems,
+            _ => &[],
+        }
+    }
+
+    pub(crate) fn with_restarts(mut self, restarts: Restarts) -> Self {
+        self.0.restarts = restarts;
+        self
+    }
+
     /// A failed rank may not have found the main process.
     pub(crate) fn with_address_problem(mut self, problem: Option<String>) -> Self {
-        if let Kind::ChildFailed { failure, .. } = &mut *self.0 {
+        if let Kind::ChildFailed { failure, .. } = &mut self.0.kind {
             failure.address_problem = problem;
         }
         self
@@ -209,7 +265,7 @@ impl Error {
 
     #[cold]
     fn new(kind: Kind) -> Self {
-        Self(Box::new(kind))
+        Self(Box::new(Told { kind, restarts: Restarts::default() }))
     }
 
     pub(crate) fn invalid_configuration(problem: String) -> Self {
@@ -335,12 +391,12 @@ impl fmt::Debug for Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.0, f)
+        write!(f, "{}{}", self.0.restarts.prefix(), self.0.kind)
     }
 }
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        std::error::Error::source(&*self.0)
+        std::error::Error::source(&self.0.kind)
     }
 }

@@ -24,12 +24,13 @@ pub(crate) use agent::run as run_agent;
 pub(crate) use message::Problem;
 pub(crate) use paths::{optional_path, path};
 
-use crate::SECRET_VARIABLE;
 use crate::config::{LaunchConfig, LocalRanks, Program};
 use crate::error::{Error, Result};
 use crate::program::{ProgramSearch, resolve_program};
-use crate::report::Reporter;
+use crate::report::{Notice, Reporter};
 use crate::supervise::Outcome;
+use crate::supervise::signals::Signals;
+use crate::{SECRET_VARIABLE, restart};
 
 /// What a shell on each machine runs. It reads the path of the agent from its input: the same as that of the launcher, if it is
 /// there, else what PATH has. It needs no quoting but one pair of `'`.
@@ -47,6 +48,8 @@ pub const AGENT_SCRIPT: &str =
 pub struct AgentCommand {
     /// What messages call the machine.
     pub machine: String,
+    /// A name or an address by which the other machines reach it, if the main process runs there.
+    pub address: String,
     /// A command that runs `sh -c AGENT_SCRIPT` on the machine, with the input and output of the command.
     pub command: Vec<OsString>,
     /// How many ranks the machine has.
@@ -59,7 +62,8 @@ impl AgentCommand {
     /// On this machine.
     pub fn here(machine: &str, num_processes: usize) -> Self {
         let command = ["sh", "-c", AGENT_SCRIPT].map(OsString::from).to_vec();
-        Self { machine: machine.to_owned(), command, num_processes, environment: Vec::new() }
+        let (machine, address) = (machine.to_owned(), machine.to_owned());
+        Self { machine, address, command, num_processes, environment: Vec::new() }
     }
 
     /// On `machine`, by a command such as `ssh` that takes a host and a command for a shell there.
@@ -67,7 +71,8 @@ impl AgentCommand {
         // Whatever the login shell is, it understands this much.
         let script = format!("exec sh -c '{AGENT_SCRIPT}'");
         let command = ssh_command.iter().cloned().chain([machine.into(), script.into()]).collect();
-        Self { machine: machine.to_owned(), command, num_processes, environment: Vec::new() }
+        let address = machine.rsplit_once('@').map_or(machine, |(_, address)| address).to_owned();
+        Self { machine: machine.to_owned(), address, command, num_processes, environment: Vec::new() }
     }
 }
 
@@ -83,9 +88,14 @@ pub enum Preflight {
 /// Starts the ranks of `config` on several machines, watches them until all have ended, and says how it went.
 ///
 /// The machines have their ranks in the order of `agents`; what `config` says of numbers of processes and machines is filled in
-/// from there. [`main_process_ip`](LaunchConfig::main_process_ip) has to be known where there is more than one machine. Machine 0
-/// chooses the port, unless `config` names one. Without [`SECRET_VARIABLE`](crate::SECRET_VARIABLE) in
-/// [`environment`](LaunchConfig::environment) the run gets a secret of its own.
+/// from there. Without [`main_process_ip`](LaunchConfig::main_process_ip), machines look for the main process at the
+/// [`address`](AgentCommand::address) of the first. Machine 0 chooses the port, unless `config` names one. Without
+/// [`SECRET_VARIABLE`](crate::SECRET_VARIABLE) in [`environment`](LaunchConfig::environment) each attempt gets a secret of its own.
+///
+/// With [`LaunchConfig::max_restarts`] all machines are prepared and started again, by new connections, after a rank has failed or a
+/// machine was lost; a failure of that counts as an attempt, too. With [`LaunchConfig::min_machines`], machines that cannot be reached
+/// or that fail their preflight are left out as long as so many are left: each of the others keeps its number of processes, so
+/// there are fewer in all, which are ranked anew. Each restart tries all machines again.
 ///
 /// # Errors
 ///
@@ -96,10 +106,7 @@ pub enum Preflight {
 /// use accelerate_launch::{AgentCommand, LaunchConfig, Preflight, Program, Silent, launch_on_machines};
 /// let ssh = ["ssh".into()];
 /// let agents = [AgentCommand::by_ssh("node1", 4, &ssh), AgentCommand::by_ssh("node2", 2, &ssh)];
-/// let config = LaunchConfig {
-///     main_process_ip: Some("node1".into()),
-///     ..LaunchConfig::new(Program::guess("target/release/train".as_ref()), 6)
-/// };
+/// let config = LaunchConfig::new(Program::guess("target/release/train".as_ref()), 6);
 /// launch_on_machines(&config, &agents, Preflight::Full, &mut Silent)?;
 /// # Ok::<(), accelerate_launch::Error>(())
 /// ```
@@ -109,15 +116,56 @@ pub fn launch_on_machines(
     preflight: Preflight,
     reporter: &mut dyn Reporter,
 ) -> Result<Outcome> {
-    let mut config = config.clone();
-    if !config.environment.iter().any(|(name, _)| name == SECRET_VARIABLE) {
-        config.environment.push((SECRET_VARIABLE.into(), crate::new_secret()?));
-    }
     let search = ProgramSearch::of_this_process();
     check_connections(agents, &search)?;
-    let config = with_program_of_this_machine(config, &search);
-    let configs = configs_of_machines(&config, agents)?;
-    conduct::Conductor::connect(agents, &configs, (preflight, config.helper.as_ref()), reporter)?.run()
+    let config = with_program_of_this_machine(config.clone(), &search);
+    restart::run(&config, reporter, |config, signals, reporter| {
+        let mut config = config.clone();
+        if !config.environment.iter().any(|(name, _)| name == SECRET_VARIABLE) {
+            config.environment.push((SECRET_VARIABLE.into(), crate::new_secret()?));
+        }
+        attempt(&config, agents, preflight, signals, reporter)
+    })
+}
+
+/// With all machines, or with those that can take part if they are enough. Whoever is left out has to be found before any rank is
+/// told its number, so the others are connected to once more.
+fn attempt(
+    config: &LaunchConfig,
+    agents: &[AgentCommand],
+    preflight: Preflight,
+    signals: &mut Signals,
+    reporter: &mut dyn Reporter,
+) -> Result<Outcome> {
+    let least = config.min_machines.unwrap_or(agents.len()).max(1);
+    let mut agents = agents.to_vec();
+    loop {
+        let configs = configs_of_machines(config, &agents)?;
+        let helper = config.helper.as_ref();
+        let conductor = conduct::Conductor::connect(&agents, &configs, (preflight, helper), signals, reporter)?;
+        let error = match conductor.run() {
+            Err(error) if !error.machines_out().is_empty() => error,
+            outcome => return outcome,
+        };
+        let out = error.machines_out();
+        let is_out = |agent: &AgentCommand| out.iter().any(|(machine, _)| *machine == agent.machine);
+        let rest: Vec<_> = agents.iter().filter(|agent| !is_out(agent)).cloned().collect();
+        if rest.len() < least {
+            return Err(error);
+        }
+        let num_processes = rest.iter().map(|agent| agent.num_processes).fold(0, usize::saturating_add);
+        for agent in agents.iter().filter(|agent| is_out(agent)) {
+            let problem = out.iter().find(|(machine, _)| *machine == agent.machine);
+            let why = problem.and_then(|(_, problem)| problem.text.lines().next()).unwrap_or_default();
+            let text = format!(
+                "left out, so {} machine(s) start {num_processes} process(es) without it, because {why}",
+                rest.len()
+            );
+            let notice = Notice::OnMachine { machine: agent.machine.clone(), text };
+            reporter.notice(&notice).map_err(Error::output_closed)?;
+        }
+        agents = rest;
+    }
 }
 
 /// What each machine is told: its ranks, and its own variables.
@@ -128,13 +176,15 @@ pub fn launch_on_machines(
 ///
 /// ```
 /// use accelerate_launch::{AgentCommand, LaunchConfig, Program, configs_of_machines};
-/// let config = LaunchConfig { main_process_ip: Some("a".into()), ..LaunchConfig::new(Program::Executable("true".into()), 3) };
+/// let config = LaunchConfig::new(Program::Executable("true".into()), 3);
 /// let agents = [AgentCommand::here("a", 2), AgentCommand::here("b", 1)];
-/// assert_eq!(configs_of_machines(&config, &agents)?[1].first_rank(), 2);
+/// let configs = configs_of_machines(&config, &agents)?;
+/// assert_eq!((configs[1].first_rank(), configs[1].main_process_ip.as_deref()), (2, Some("a")));
 /// # Ok::<(), accelerate_launch::Error>(())
 /// ```
 pub fn configs_of_machines(config: &LaunchConfig, agents: &[AgentCommand]) -> Result<Vec<LaunchConfig>> {
     let num_processes = agents.iter().map(|agent| agent.num_processes).fold(0, usize::saturating_add);
+    let main_process_ip = agents.first().filter(|_| agents.len() > 1).map(|agent| agent.address.clone());
     let mut first_rank = 0_usize;
     let configs = agents.iter().enumerate().map(|(machine_rank, agent)| {
         let local_ranks = LocalRanks { first_rank, num_processes: agent.num_processes };
@@ -147,6 +197,9 @@ pub fn configs_of_machines(config: &LaunchConfig, agents: &[AgentCommand]) -> Re
             num_machines: agents.len(),
             machine_rank,
             local_ranks: Some(local_ranks),
+            main_process_ip: config.main_process_ip.clone().or_else(|| main_process_ip.clone()),
+            // Machines may share the folder that these are in.
+            log_name: config.log_name.as_ref().map(|name| format!("{name}_{machine_rank}")),
             environment,
             ..config.clone()
         };

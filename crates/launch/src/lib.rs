@@ -18,6 +18,7 @@ mod program;
 mod question;
 mod reference;
 mod report;
+mod restart;
 mod supervise;
 mod tail;
 
@@ -36,11 +37,14 @@ pub use reference::{PythonStart, Reference};
 pub use report::{
     Backlog, Notice, Reporter, Silent, Source, Stream, TerminalOptions, TerminalReporter, write_patiently, write_within,
 };
+pub use restart::Restarts;
 pub use supervise::{Outcome, RankOutcome, StopSignals, supervise};
 
 use accelerate_rendezvous::Secret;
 use std::ffi::OsString;
 use std::io;
+use supervise::signals::Signals;
+use supervise::supervise_with;
 
 /// Starts every rank that `config` asks for on this machine, watches them until all have ended, and says
 /// how it went.
@@ -49,6 +53,10 @@ use std::io;
 /// output goes to `reporter` as it arrives. When one rank fails, the others are asked to end (`SIGTERM`)
 /// and, after [`LaunchConfig::grace_period`], made to (`SIGKILL`). A `SIGINT`, `SIGTERM` or `SIGHUP` that
 /// this process receives meanwhile is passed on to the ranks; a second one ends them at once.
+///
+/// With [`LaunchConfig::max_restarts`] all of this is done again after a rank has failed, with a new port and a new secret, unless it
+/// failed by what would be the same the next time (exit codes 2, 126 and 127) or somebody has stopped it. A [`Notice::Restarting`]
+/// tells when. What ranks have read from standard input before that is gone.
 ///
 /// # Errors
 ///
@@ -72,6 +80,15 @@ use std::io;
 /// assert_eq!((error.rank(), error.exit_code()), (Some(1), 1));
 /// ```
 pub fn launch(config: &LaunchConfig, reporter: &mut dyn Reporter) -> Result<Outcome> {
+    restart::run(config, reporter, attempt)
+}
+
+/// The same without restarts, for one whose restarts are made elsewhere.
+pub(crate) fn launch_once(config: &LaunchConfig, reporter: &mut dyn Reporter) -> Result<Outcome> {
+    attempt(config, &mut supervise::listen()?, reporter)
+}
+
+fn attempt(config: &LaunchConfig, signals: &mut Signals, reporter: &mut dyn Reporter) -> Result<Outcome> {
     config.check()?;
     let machine = Machine::probe();
     let search = ProgramSearch::of_this_process();
@@ -84,11 +101,13 @@ pub fn launch(config: &LaunchConfig, reporter: &mut dyn Reporter) -> Result<Outc
     let plan = plan(&config, &command, port.number(), &machine);
     let choice = ProgramChoice::between(&config.program, &command, &search).map(Notice::ProgramChosen);
     let logging = config.log_dir.clone().map(|folder| Notice::Logging { folder });
-    for notice in choice.into_iter().chain(logging) {
+    // Once is enough.
+    let is_first = config.restart_count == 0;
+    for notice in choice.into_iter().chain(logging).filter(|_| is_first) {
         reporter.notice(&notice).map_err(Error::output_closed)?;
     }
     let main_process = address::AddressLookup::begin(&config);
-    supervise(&plan, reporter)
+    supervise_with(&plan, signals, reporter)
         .map_err(|error| error.with_address_problem(main_process.and_then(|lookup| lookup.problem())))
 }
 

@@ -4,7 +4,7 @@ use std::collections::hash_map::RandomState;
 use std::fs::{self, DirBuilder, File};
 use std::hash::{BuildHasher, Hasher};
 use std::io::{self, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use crate::config::LaunchConfig;
@@ -37,22 +37,29 @@ pub(crate) fn error_file(config: &LaunchConfig, local_rank: usize) -> Option<Pat
     Some(rank_folder(config, local_rank)?.join("error.json"))
 }
 
-/// A launch is not restarted, so its only attempt is the first.
+/// Each attempt has a folder of its own, as under torchrun.
 fn rank_folder(config: &LaunchConfig, local_rank: usize) -> Option<PathBuf> {
-    Some(config.log_dir.as_ref()?.join("attempt_0").join(local_rank.to_string()))
+    let attempt = format!("attempt_{}", config.restart_count);
+    Some(config.log_dir.as_ref()?.join(attempt).join(local_rank.to_string()))
 }
 
-/// The launch's own folder below that of `config`, made with those of its ranks; `None` if nothing is to be written. The name
-/// is torchrun's: the run's id, which is "none", and something random.
+/// What the folder of a launch is called where nobody says it. The name is torchrun's: the run's id, which is "none", and something
+/// random.
+pub(crate) fn new_name() -> String {
+    format!("none_{:08x}", RandomState::new().build_hasher().finish() as u32)
+}
+
+/// The launch's own folder below that of `config`, made with those of its ranks; `None` if nothing is to be written.
 pub(crate) fn make_folder(config: &LaunchConfig) -> Result<Option<PathBuf>> {
+    let name = config.log_name.clone().unwrap_or_else(new_name);
     let base = match &config.log_dir {
         Some(folder) => folder.clone(),
-        None if config.tee.any() => private_folder()?,
+        None if config.tee.any() => private_folder(&name)?,
         None => return Ok(None),
     };
     // Ranks may go to another folder before they write.
     let base = std::path::absolute(&base).map_err(|source| Error::log_unwritable(&base, source))?;
-    let own = base.join(format!("none_{}", random()));
+    let own = base.join(name);
     let own_config = LaunchConfig { log_dir: Some(own.clone()), ..config.clone() };
     for folder in (0..config.num_local_processes()).filter_map(|local_rank| rank_folder(&own_config, local_rank)) {
         fs::create_dir_all(&folder).map_err(|source| Error::log_unwritable(&folder, source))?;
@@ -60,16 +67,23 @@ pub(crate) fn make_folder(config: &LaunchConfig) -> Result<Option<PathBuf>> {
     Ok(Some(own))
 }
 
-/// A new folder for temporary files that only this user can read.
-fn private_folder() -> Result<PathBuf> {
-    let folder = std::env::temp_dir().join(format!("accelerate_{}", random()));
-    let made = DirBuilder::new().mode(0o700).create(&folder);
+/// A folder for temporary files that only this user can read: a new one, or that of an earlier attempt.
+fn private_folder(name: &str) -> Result<PathBuf> {
+    let folder = std::env::temp_dir().join(format!("accelerate_{name}"));
+    let made = match DirBuilder::new().mode(0o700).create(&folder) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_private(&folder) => Ok(()),
+        made => made,
+    };
     made.map_err(|source| Error::log_unwritable(&folder, source))?;
     Ok(folder)
 }
 
-fn random() -> String {
-    format!("{:08x}", RandomState::new().build_hasher().finish() as u32)
+/// Anybody may have made a folder among temporary files.
+fn is_private(folder: &Path) -> bool {
+    let is_own = |found: fs::Metadata| {
+        found.is_dir() && found.uid() == rustix::process::geteuid().as_raw() && found.mode().trailing_zeros() >= 6
+    };
+    fs::symlink_metadata(folder).is_ok_and(is_own)
 }
 
 /// The open files of one rank.

@@ -119,7 +119,7 @@ struct Asked {
 impl Asked {
     fn start(command: &mut Command, limits: Limits) -> Result<Self> {
         // Before the program, whose end is one of the signals.
-        let signals = Signals::listen(false).map_err(|error| Error::system("listening to signals", error))?;
+        let signals = Signals::listen().map_err(|error| Error::system("listening to signals", error))?;
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let mut child = command.spawn().map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => Error::program_not_found(command.get_program(), ""),

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use accelerate_core::config::RunConfig;
+use accelerate_core::environment::RESTART_COUNT_VARIABLE;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{LaunchConfig, Program};
@@ -62,16 +63,19 @@ impl Reference {
     }
 }
 
-/// torchrun's names for the place of a rank, beside those that [`plan`](crate::plan()) gives in any case. Nobody restarts
-/// ranks here, and no agent serves a store, so rank 0 does.
+/// The variables by which processes learn of restarts. Also one that is alone gets them where it may be restarted.
+pub(crate) const OF_RESTARTS: [&str; 2] = [RESTART_COUNT_VARIABLE, "TORCHELASTIC_MAX_RESTARTS"];
+
+/// torchrun's names for the place of a rank, beside those that [`plan`](crate::plan()) gives in any case. No agent serves a store,
+/// so rank 0 does.
 pub(crate) fn of_torchrun(config: &LaunchConfig, rank: usize) -> [(&'static str, String); 8] {
     [
         ("GROUP_WORLD_SIZE", config.num_machines.to_string()),
         ("ROLE_RANK", rank.to_string()),
         ("ROLE_WORLD_SIZE", config.num_processes.to_string()),
         ("ROLE_NAME", config.role.clone()),
-        ("TORCHELASTIC_RESTART_COUNT", "0".to_owned()),
-        ("TORCHELASTIC_MAX_RESTARTS", "0".to_owned()),
+        (OF_RESTARTS[0], config.restart_count.to_string()),
+        (OF_RESTARTS[1], config.max_restarts.to_string()),
         ("TORCHELASTIC_RUN_ID", "none".to_owned()),
         ("TORCHELASTIC_USE_AGENT_STORE", "False".to_owned()),
     ]

@@ -57,6 +57,17 @@ pub enum Notice {
         /// How many ranks are still running.
         num_others: usize,
     },
+    /// The run has failed, all of it has ended, and it starts again.
+    Restarting {
+        /// What it failed of, in a line.
+        cause: String,
+        /// Which restart this is, counted from 1.
+        restart: usize,
+        /// How many there may be.
+        max_restarts: usize,
+        /// How long nothing runs before.
+        after: Duration,
+    },
     /// The launcher was told to stop and has passed the signal on.
     Stopping {
         /// Number of the signal.
@@ -102,6 +113,10 @@ impl fmt::Display for Notice {
         match self {
             Self::RankFailed { rank, ended, num_others } => {
                 write!(f, "rank {rank} {ended}; ending {} still running", ranks(*num_others))
+            }
+            Self::Restarting { cause, restart, max_restarts, after } => {
+                write!(f, "{}; restart {restart} of {max_restarts} begins ", in_one_line(cause))?;
+                if after.is_zero() { f.write_str("now") } else { write!(f, "in {} s", after.as_secs_f64()) }
             }
             Self::Stopping { signal, num_running, grace_period } => write!(
                 f,

@@ -42,6 +42,8 @@ pub struct Outcome {
     pub ranks: Vec<RankOutcome>,
     /// From the start of the first rank to the end of the last.
     pub elapsed: Duration,
+    /// How often the ranks had been started before. The rest is of the last attempt.
+    pub num_restarts: usize,
 }
 
 /// How one rank ended.
@@ -71,8 +73,23 @@ pub struct RankOutcome {
 ///
 /// As [`launch`](crate::launch), apart from the checks that come before a plan.
 pub fn supervise(plan: &Plan, reporter: &mut dyn Reporter) -> Result<Outcome> {
+    supervise_with(plan, &mut listen()?, reporter)
+}
+
+pub(crate) fn listen() -> Result<Signals> {
+    Signals::listen().map_err(|error| Error::system("listening to signals", error))
+}
+
+/// The same for one who listens already, and goes on with that.
+pub(crate) fn supervise_with(plan: &Plan, signals: &mut Signals, reporter: &mut dyn Reporter) -> Result<Outcome> {
+    signals.set_foreground(plan.in_foreground);
+    let outcome = supervise_listening(plan, signals, reporter);
+    signals.set_foreground(false);
+    outcome
+}
+
+fn supervise_listening(plan: &Plan, signals: &mut Signals, reporter: &mut dyn Reporter) -> Result<Outcome> {
     let logs = plan.ranks.iter().map(|rank| OpenLogs::open(&rank.log_files)).collect::<Result<Vec<_>>>()?;
-    let signals = Signals::listen(plan.in_foreground).map_err(|error| Error::system("listening to signals", error))?;
     if plan.dedicated_process {
         // Descendants whose parents have died become children of this process instead of strangers.
         set_child_subreaper(Some(getpid())).map_err(|error| Error::system("adopting descendants", error))?;
@@ -122,7 +139,7 @@ struct Events {
 struct Supervisor<'a> {
     plan: &'a Plan,
     reporter: &'a mut dyn Reporter,
-    signals: Signals,
+    signals: &'a mut Signals,
     guard: Option<Guard>,
     ranks: Vec<RankProcess>,
     /// As many as there are ranks.
@@ -376,7 +393,7 @@ impl Supervisor<'_> {
         if !self.plan.dedicated_process {
             return;
         }
-        let Leftovers { num_processes, stopped_by } = leftovers::end(&mut self.signals, self.plan.grace_period);
+        let Leftovers { num_processes, stopped_by } = leftovers::end(self.signals, self.plan.grace_period);
         self.stopping = self.stopping.or(stopped_by);
         if num_processes > 0 {
             self.notice(&Notice::LeftoversEnded { num_processes });
@@ -403,7 +420,7 @@ impl Supervisor<'_> {
             return Err(Error::interrupted(signal));
         }
         let ranks = self.ranks.iter().map(RankProcess::outcome).collect();
-        Ok(Outcome { ranks, elapsed: self.started_at.elapsed() })
+        Ok(Outcome { ranks, elapsed: self.started_at.elapsed(), num_restarts: 0 })
     }
 
     fn failure(&self, cause: usize) -> Failure {

@@ -205,3 +205,31 @@ fn an_interrupt_while_a_failed_launch_is_being_ended_is_told_beside_the_failure(
     assert!(error.is_child_failed(), "{error}");
     assert_eq!((error.exit_code(), error.stopped_by()), (3, Some(2)));
 }
+
+#[test]
+fn a_launch_that_is_restarted_tells_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = format!(
+        "mkdir {0}/$RANK 2>/dev/null && {{ [ $RANK = 1 ] && exit 3; sleep 30; }}; echo again",
+        folder.path().display()
+    );
+    let (collector, outcome) = collected(&LaunchConfig { max_restarts: 3, ..config(2, &script) });
+    let outcome = outcome.unwrap();
+    assert_eq!((outcome.num_restarts, outcome.ranks.len()), (1, 2));
+    assert_eq!(collector.text(1, Stream::Stdout), "again\n");
+    match &collector.notices[..] {
+        [Notice::RankFailed { rank: 1, .. }, Notice::Restarting { cause, restart, max_restarts, after }] => {
+            assert!(cause.starts_with("rank 1 (process "), "{cause}");
+            assert_eq!((*restart, *max_restarts, *after), (1, 3, Duration::ZERO));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_reporter_that_fails_is_no_reason_to_start_again() {
+    let mut collector = Collector { fails_at: Some("stop"), ..Collector::default() };
+    let config = LaunchConfig { max_restarts: 3, ..config(2, "echo stop; exec sleep 30") };
+    let error = launch(&config, &mut collector).unwrap_err();
+    assert!(error.is_output_closed() && error.restarts().num_restarts() == 0, "{error:?}");
+}

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use accelerate_core::config::settings;
 use accelerate_core::settings::Setting;
 use accelerate_launch::Program;
 use clap::{Arg, Args};
@@ -20,7 +21,8 @@ use crate::settings::{Selection, SettingFlags};
 ///
 /// With several processes each line of output begins with [rank N]. If one fails, the others are ended
 /// within a second, its last lines are shown again, and its exit code becomes that of this command. If nobody
-/// reads their output any more, they go on. A single process writes as if it had been started by hand.
+/// reads their output any more, they go on. A single process writes as if it had been started by hand. With
+/// --max_restarts all of them start again.
 ///
 /// No process outlives this command, even if it is killed. There is one exception: when this command is killed
 /// by SIGKILL, a process that has both left its session and cleared its environment is not found.
@@ -46,7 +48,9 @@ use crate::settings::{Selection, SettingFlags};
       accelerate launch --num_processes 2 --dry_run target/release/train\n  \
     Two machines from here, by ssh, with four processes and two:\n    \
       accelerate launch --hosts node1:4,node2:2 target/release/train\n  \
-    The same machines, each started by hand; the second one uses --machine_rank 1:\n    \
+    The same, started again after a failure, with the machines that can be reached if there are two:\n    \
+      accelerate launch --hosts node1:4,node2:4,node3:4 --nnodes 2:3 --max_restarts 5 target/release/train\n  \
+    Two machines, each started by hand; the second one uses --machine_rank 1:\n    \
       accelerate launch --num_machines 2 --machine_rank 0 --main_process_ip 10.0.0.1 \\\n      \
         --main_process_port 29500 --num_processes 16 target/release/train\n\n\
     Exit code: that of the first process that failed, 128 + N if signal N ended it; 2 for wrong flags or settings, \
@@ -82,6 +86,11 @@ pub(crate) struct Arguments {
     #[arg(long = "no_preflight", alias = "no-preflight", help_heading = help::MACHINES)]
     pub(super) no_preflight: bool,
 
+    /// Number of machines in torchrun's words: N is --num_machines N, MIN:MAX is --num_machines MAX --min_machines MIN.
+    #[arg(long, value_name = "N or MIN:MAX", value_parser = nnodes, help_heading = help::MACHINES)]
+    #[arg(conflicts_with_all = ["num_machines", "min_machines"])]
+    pub(super) nnodes: Option<Nnodes>,
+
     /// Print what would be started, with variables, cores and device of each process, and start nothing.
     #[arg(long = "dry_run", alias = "dry-run")]
     pub(super) dry_run: bool,
@@ -105,7 +114,34 @@ pub(crate) struct Arguments {
     pub(super) program: Vec<OsString>,
 }
 
+/// Of how many machines a run is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Nnodes {
+    least: Option<usize>,
+    most: usize,
+}
+
+fn nnodes(text: &str) -> Result<Nnodes, String> {
+    let (least, most) = text.split_once(':').map_or((None, text), |(least, most)| (Some(least), most));
+    let number = |text: &str| text.parse().ok().filter(|number| *number >= 1);
+    match (least.map(number), number(most)) {
+        (None, Some(most)) => Ok(Nnodes { least: None, most }),
+        (Some(Some(least)), Some(most)) if least <= most => Ok(Nnodes { least: Some(least), most }),
+        _ => Err("it must be a number of at least 1 such as 2, or the least and the most such as 1:4".to_owned()),
+    }
+}
+
 impl Arguments {
+    /// What was said by flags of settings, or by one that stands for some of them.
+    pub(super) fn said(&self) -> Vec<(&'static Setting, String)> {
+        let of_nnodes = self.nnodes.map(|nnodes| [("num_machines", Some(nnodes.most)), ("min_machines", nnodes.least)]);
+        let of_nnodes = of_nnodes
+            .into_iter()
+            .flatten()
+            .filter_map(|(path, number)| Some((settings().find(|setting| setting.path == path)?, number?.to_string())));
+        self.settings.said.iter().cloned().chain(of_nnodes).collect()
+    }
+
     /// What every rank runs.
     pub(super) fn target(&self) -> Program {
         // Never missing: the flags' definition requires it.
@@ -152,6 +188,21 @@ mod tests {
     use super::*;
     use rstest::rstest;
 
+    #[rstest]
+    #[case("2", Some((None, 2)))]
+    #[case("1:4", Some((Some(1), 4)))]
+    #[case("3:3", Some((Some(3), 3)))]
+    #[case("0", None)]
+    #[case("0:2", None)]
+    #[case("3:2", None)]
+    #[case("1:", None)]
+    #[case("-1", None)]
+    #[case("1:2:3", None)]
+    #[case("", None)]
+    fn numbers_of_machines_as_torchrun_has_them(#[case] text: &str, #[case] wanted: Option<(Option<usize>, usize)>) {
+        assert_eq!(nnodes(text).ok().map(|nnodes| (nnodes.least, nnodes.most)), wanted);
+    }
+
     /// Is a tip wanted: a flag that is almost one of those that exist?
     fn line_has_a_slip(words: &str) -> bool {
         words == "--num_process"
@@ -175,6 +226,9 @@ mod tests {
     #[case("--ipex train", "--ipex is refused")]
     #[case("--aws_access_key_id x train", "--aws_access_key_id is refused: Amazon SageMaker")]
     #[case("--nproc_per_node 2 train", "--nproc_per_node is refused: it is torchrun's; use --num_processes")]
+    #[case("--nnodes 3:2 train", "the least and the most such as 1:4")]
+    #[case("--nnodes 2 --num_machines 2 train", "cannot be used with")]
+    #[case("--nnodes 1:2 --min_machines 1 train", "cannot be used with")]
     #[case("--tee 4 train", "--tee is \"4\", but must be 0 (none), 1")]
     #[case("--json train", "--dry_run")]
     #[case("--mixed_precision fp64 train", "fp64")]

@@ -60,9 +60,8 @@ pub(super) fn heading(flag: &str) -> Option<&'static str> {
         "cpu" | "multi_gpu" | "gpu_ids" | "enable_cpu_affinity" | "num_cpu_threads_per_process" => Some(HARDWARE),
         "num_processes" | "mixed_precision" | "gradient_accumulation_steps" | "debug" => Some(RESOURCES),
         "use_fsdp" | "use_deepspeed" | "use_parallelism_config" => Some(PARADIGM),
-        "num_machines" | "machine_rank" | "main_process_ip" | "main_process_port" | "hosts" | "hostfile" => {
-            Some(MACHINES)
-        }
+        "num_machines" | "min_machines" | "machine_rank" | "main_process_ip" | "main_process_port" | "hosts"
+        | "hostfile" => Some(MACHINES),
         "ssh_command" | "connection_timeout" | "same_network" | "rdzv_backend" | "rdzv_conf" | "mpirun_hostfile" => {
             Some(MEETING)
         }

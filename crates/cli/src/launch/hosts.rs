@@ -34,6 +34,8 @@ enum Problem {
     FilterOfNothing { filter: &'static str },
     #[error("--num_machines is {said}, but {found} host(s) are named; leave --num_machines out, or name as many")]
     NumMachines { said: usize, found: usize },
+    #[error("--min_machines is {least}, but {found} host(s) are named; name as many or more, or ask for fewer")]
+    MinMachines { least: usize, found: usize },
     #[error(
         "--machine_rank is {said}, but it is for machines that are started one by one; leave it out: the order of the hosts is \
          that of their ranks"
@@ -49,8 +51,12 @@ impl Machines {
     pub(crate) fn of_run(run: &RunConfig, per_machine: usize) -> Result<Option<Self>, Box<dyn Error>> {
         let Some(hosts) = listed(run)? else { return Ok(None) };
         let (said, found) = (run.cluster.num_machines, hosts.list.len());
-        if said > 1 && said != found {
+        let is_enough = run.cluster.min_machines.map_or(said == found, |_| found <= said);
+        if said > 1 && !is_enough {
             return Err(Problem::NumMachines { said, found }.into());
+        }
+        if let Some(least) = run.cluster.min_machines.filter(|least| *least > found) {
+            return Err(Problem::MinMachines { least, found }.into());
         }
         if run.cluster.machine_rank > 0 {
             return Err(Problem::MachineRank { said: run.cluster.machine_rank }.into());
@@ -64,17 +70,16 @@ impl Machines {
         self.num_processes.iter().sum()
     }
 
-    /// The configuration with what the machines need beside it: where they meet, and the settings of variables that the
-    /// processes of this machine would inherit.
-    fn configured(&self, config: LaunchConfig, this_machine: &str) -> LaunchConfig {
+    /// The configuration with what the machines need beside it: the settings of variables that the processes of this machine would
+    /// inherit.
+    fn configured(config: LaunchConfig) -> LaunchConfig {
         let is_set = |name: &str| config.environment.iter().any(|(other, _)| other == name);
         let of_processes = settings().filter(|setting| !setting.is_for_launcher());
         let names = of_processes.filter_map(|setting| setting.variable());
         let names = names.chain([accelerate_launch::SECRET_VARIABLE.to_owned()]).filter(|name| !is_set(name));
         let inherited = names.filter_map(|name| Some((OsString::from(&name), std::env::var_os(&name)?)));
         let environment = inherited.chain(config.environment.iter().cloned()).collect();
-        let main_process_ip = config.main_process_ip.or_else(|| Some(self.hosts.main_process_ip(this_machine)));
-        LaunchConfig { environment, main_process_ip, ..config }
+        LaunchConfig { environment, ..config }
     }
 
     /// How the agent of each machine is started.
@@ -83,13 +88,14 @@ impl Machines {
         let words = shlex::split(text).filter(|words| !words.is_empty());
         let words = words.ok_or_else(|| Problem::SshCommand { found: text.clone() })?;
         let words: Vec<OsString> = words.into_iter().map(OsString::from).collect();
-        let agents = self.hosts.list.iter().zip(&self.num_processes).map(|(host, num_processes)| {
+        let hosts = self.hosts.list.iter().zip(self.hosts.addresses(this_machine)).zip(&self.num_processes);
+        let agents = hosts.map(|((host, address), num_processes)| {
             let is_here = is_loopback(&host.name) || host.name == this_machine;
             let agent = match is_here {
                 true => AgentCommand::here(&host.name, *num_processes),
                 false => AgentCommand::by_ssh(&host.name, *num_processes, &words),
             };
-            AgentCommand { environment: visible_gpus(host), ..agent }
+            AgentCommand { address, environment: visible_gpus(host), ..agent }
         });
         Ok(agents.collect())
     }
@@ -103,7 +109,7 @@ pub(super) fn agents(run: &RunConfig) -> Result<Option<Vec<AgentCommand>>, Box<d
 /// `config` as such a launch needs it. What is wrong with the list of machines, [`agents`] has told.
 pub(super) fn configured(config: LaunchConfig, run: &RunConfig) -> LaunchConfig {
     match machines(run) {
-        Ok(Some(machines)) => machines.configured(config, &this_machine()),
+        Ok(Some(_)) => Machines::configured(config),
         _ => config,
     }
 }
@@ -212,6 +218,7 @@ mod tests {
     #[case("--hosts a:4,b:2", Some(6))]
     #[case("--hosts a,b --num_processes 6 --num_machines 2", Some(6))]
     #[case("--hosts a,b", Some(16))]
+    #[case::fewer_than_there_may_be("--hosts a,b --num_machines 4 --min_machines 1", Some(16))]
     #[case::nothing_of_the_reference("--use_deepspeed true --deepspeed_hostfile= --deepspeed_exclusion_filter=", None)]
     #[case::by_hand_as_the_reference_does(
         "--use_deepspeed true --deepspeed_hostfile no/file --deepspeed_multinode_launcher standard",
@@ -227,6 +234,8 @@ mod tests {
     #[case("--hostfile no/such/file", "no/such/file cannot be read")]
     #[case("--hostfile /dev/zero", "/dev/zero cannot be read")]
     #[case("--hosts a,b --num_machines 3", "--num_machines is 3, but 2 host(s) are named")]
+    #[case("--hosts a,b,c --num_machines 2 --min_machines 1", "--num_machines is 2, but 3 host(s) are named")]
+    #[case("--hosts a,b --min_machines 3", "--min_machines is 3, but 2 host(s) are named")]
     #[case("--hosts a,b --machine_rank 1", "--machine_rank is 1")]
     #[case("--hosts a:1,b:2 --num_processes 4", "--num_processes is 4")]
     #[case("--hosts a,-b", "\"-b\" is no host")]

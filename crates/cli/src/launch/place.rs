@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use accelerate_launch::{AgentCommand, LaunchConfig};
+use accelerate_launch::AgentCommand;
 
 use super::hosts;
 use super::slurm::{ClusterFlags, allocated};
@@ -14,17 +14,8 @@ use crate::resolve::Resolved;
 pub(super) struct Place {
     /// How each of several machines is reached; `None` for this machine alone.
     pub(super) agents: Option<Vec<AgentCommand>>,
-    /// Where ranks meet, if the machines say it.
-    pub(super) main_process_ip: Option<String>,
     /// What somebody should know of the choice.
     pub(super) notice: Option<String>,
-}
-
-impl Place {
-    pub(super) fn configured(&self, config: LaunchConfig) -> LaunchConfig {
-        let main_process_ip = config.main_process_ip.or_else(|| self.main_process_ip.clone());
-        LaunchConfig { main_process_ip, ..config }
-    }
 }
 
 /// Machines that are named, or those of an allocation, which then says the number of processes. A job that is yet to be made has
@@ -44,6 +35,7 @@ pub(super) fn placed(mut resolved: Resolved, cluster: &ClusterFlags) -> Result<(
         return Ok((resolved, Place::default()));
     };
     resolved.run.cluster.num_processes = Some(allocation.num_processes());
+    resolved.run.cluster.num_machines = allocation.nodes.len();
     Ok((resolved, allocated::place(&allocation)))
 }
 

@@ -41,6 +41,7 @@ const EFFECTIVE: &[Flag] = &[
     ("tee", "3", "0", ""),
     ("log_dir", "logs", "", ""),
     ("role", "trainer", "default", ""),
+    ("max_restarts", "2", "0", ""),
     ("module", "", "", ""),
     ("no_python", "", "", ""),
     ("zero_stage", "1", "", "--use_deepspeed"),
@@ -88,7 +89,6 @@ const REFUSED: &[Flag] = &[
     ("use_megatron_lm", "", "", ""),
     ("rdzv_backend", "etcd", "static", ""),
     ("rdzv_conf", "timeout=900", "", ""),
-    ("max_restarts", "2", "0", ""),
     ("tpu_cluster", "", "", ""),
     ("no_tpu_cluster", "", "", ""),
     ("tpu_use_sudo", "", "", ""),
@@ -154,6 +154,7 @@ const REFUSED: &[Flag] = &[
 const OWN: &[Flag] = &[
     ("hosts", "localhost", "", ""),
     ("hostfile", "hosts", "", ""),
+    ("min_machines", "1", "", ""),
     ("ssh_command", "rsh", "", ""),
     ("connection_timeout", "60", "", ""),
     ("stop_at", "2030-01-31T18:00:00Z", "", ""),
@@ -173,7 +174,7 @@ const FILES: [&str; 5] = [
 ];
 
 /// Where machines are started on from here, they have tests of their own.
-const OF_MACHINES: [&str; 4] = ["hosts", "hostfile", "ssh_command", "connection_timeout"];
+const OF_MACHINES: [&str; 5] = ["hosts", "hostfile", "min_machines", "ssh_command", "connection_timeout"];
 
 /// `accelerate launch` with this flag, which starts nothing.
 fn told(flag: &str, value: &str, beside: &str) -> Finished {
@@ -246,7 +247,7 @@ fn defaults_of_the_reference_ask_for_nothing() {
 }
 
 /// Where a setting that only the launcher reads is seen by processes: variable, and the value for the one below.
-const OF_THE_LAUNCHER: [(&str, &str, &str); 11] = [
+const OF_THE_LAUNCHER: [(&str, &str, &str); 12] = [
     ("num_processes", "WORLD_SIZE", "4"),
     ("num_machines", "GROUP_WORLD_SIZE", "2"),
     ("machine_rank", "GROUP_RANK", "1"),
@@ -255,6 +256,7 @@ const OF_THE_LAUNCHER: [(&str, &str, &str); 11] = [
     ("gpu_ids", "CUDA_VISIBLE_DEVICES", "0,2"),
     ("num_cpu_threads_per_process", "OMP_NUM_THREADS", "7"),
     ("role", "ROLE_NAME", "trainer"),
+    ("max_restarts", "TORCHELASTIC_MAX_RESTARTS", "2"),
     ("log_dir", "TORCHELASTIC_ERROR_FILE", "/logs"),
     ("tee", "", "3"),
     ("rdzv_backend", "", "static"),

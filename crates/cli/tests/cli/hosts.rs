@@ -16,16 +16,16 @@ use crate::support::{Finished, LIVE_ON, Witness, accelerate, finished, named_pip
 
 const READY: &str = "echo ready >/dev/fd/$WITNESS";
 /// The connection stands and falls with the agent, as that of ssh does.
-const CONNECTS: &str = "export HOST=$1; shift; exec sh -c \"$*\"";
+pub(crate) const CONNECTS: &str = "export HOST=$1; shift; exec sh -c \"$*\"";
 
 /// The place of `ssh`, and where it may write.
-struct Ssh {
+pub(crate) struct Ssh {
     folder: tempfile::TempDir,
 }
 
 impl Ssh {
     /// `script` finds the host in `$1` and the command after it.
-    fn new(script: &str) -> Self {
+    pub(crate) fn new(script: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ssh");
         fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -33,19 +33,19 @@ impl Ssh {
         Self { folder }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
     /// A launch on these hosts, to be followed by more flags and a program.
-    fn launch(&self, hosts: &str) -> Command {
+    pub(crate) fn launch(&self, hosts: &str) -> Command {
         let mut command = accelerate();
         command.args(["launch", "--main_process_ip", "127.0.0.1", "--hosts", hosts, "--ssh_command"]);
         command.arg(self.path("ssh"));
         command
     }
 
-    fn launch_script(&self, hosts: &str, flags: &[&str], script: &str) -> Command {
+    pub(crate) fn launch_script(&self, hosts: &str, flags: &[&str], script: &str) -> Command {
         let mut command = self.launch(hosts);
         command.args(flags).args(["sh", "-c", script]);
         command

@@ -59,10 +59,36 @@ fn settings_of_files_and_variables_reach_the_pods_and_secrets_do_not(#[case] for
 #[case(&["--emit", "kubernetes"], "say --image")]
 #[case(&["--emit", "kubernetes", "--image", "x", "--time", "1:00"], "--time is for Slurm")]
 #[case(&["--emit", "trainjob", "--image", "x", "--requeue"], "--requeue has no place in a TrainJob")]
+#[case(&["--emit", "trainjob", "--image", "x", "--max_restarts", "1"], "--max_restarts has no place in a TrainJob")]
+#[case(&["--emit", "kubernetes", "--image", "x", "--nodes", "3", "--nnodes", "2:3"], "min_machines is 2, but the pods")]
 #[case(&["--emit", "slurm", "--image", "x"], "--image is for Kubernetes")]
 #[case(&["--image", "x"], "--image is about a job of a cluster")]
 fn what_a_manifest_cannot_say_is_refused(#[case] flags: &[&str], #[case] words: &str) {
     emitted(&[flags, &["train"]].concat()).expect(2, &[words]);
+}
+
+/// The job starts all pods again, which no launch within one of them could do.
+#[test]
+fn restarts_are_those_of_the_job() {
+    let words = [
+        "--emit",
+        "kubernetes",
+        "--image",
+        "x",
+        "--nnodes",
+        "2",
+        "--max-restarts",
+        "4",
+        "train",
+        "--max_restarts",
+        "9",
+    ];
+    let manifest = emitted(&words);
+    manifest.expect(0, &[]);
+    for line in ["maxRestarts: 4\n", "- \"--num_machines=2\"\n", "- \"--max_restarts=0\"\n", "- \"--max_restarts\"\n"] {
+        assert!(manifest.stdout.contains(line), "{line:?} is missing in\n{}", manifest.stdout);
+    }
+    assert!(!manifest.stdout.contains("nnodes") && !manifest.stdout.contains("--max-restarts"), "{}", manifest.stdout);
 }
 
 #[test]

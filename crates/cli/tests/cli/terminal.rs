@@ -123,3 +123,12 @@ fn one_process_owns_the_terminal_and_decides_what_control_c_means() {
     assert_eq!(code, Some(3), "{screen}");
     assert!(screen.contains("interrupted") && screen.contains("read answer"), "{screen}");
 }
+
+/// The program decides what the key means, here to fail, and whoever presses it does not want it again.
+#[test]
+fn a_program_that_was_interrupted_at_its_terminal_is_not_restarted() {
+    let script = "trap 'exit 1' INT; echo ready; while :; do sleep 0.05; done";
+    let (screen, code) = in_session("\\x03", 1, &launch_script(1, &["--max_restarts", "3"], script));
+    assert_eq!(code, Some(1), "{screen}");
+    assert!(!screen.contains("begins"), "{screen}");
+}

@@ -13,7 +13,6 @@ const NO_TPU: &str = "libtorch without Python has no TPU; leave it out";
 pub(super) const NO_SAGEMAKER: &str =
     "Amazon SageMaker is not available; write a file for LOCAL_MACHINE, without the keys of SageMaker";
 const NO_MPIRUN: &str = "start the program with mpirun itself: its variables are understood";
-const ONE_ATTEMPT: &str = "a launch is not restarted; start it again";
 
 record! {
     /// The top level of a configuration file, and what the flags of `accelerate launch` say besides plugins
@@ -58,6 +57,11 @@ record! {
         hosts: String => setting().own_key().launcher().flag("hosts");
         /// A file of such machines, with lines such as `node1 slots=4` or `node1:4`.
         hostfile: PathBuf => setting().own_key().launcher().flag("hostfile");
+        /// With how many machines of --hosts a run may begin, and go on after a restart, where others cannot take part.
+        ///
+        /// A machine that is left out takes its processes with it: those of the others keep their numbers on each machine, and are
+        /// ranked anew. Each restart tries all machines again. Default: all of them.
+        min_machines: usize => setting().own_key().launcher().flag("min_machines").at_least(1);
         /// The command that logs in to a machine of --hosts: the host and a command for a shell there are appended.
         ssh_command: String = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=10".to_owned() => setting()
             .own_key().launcher().flag("ssh_command");
@@ -145,8 +149,12 @@ record! {
         log_dir: PathBuf => setting().own_key().launcher().flag("log_dir");
         /// What the processes are called in ROLE_NAME.
         role: String = "default".to_owned() => setting().own_key().launcher().flag("role");
-        /// Number of times that a launch is started again after a failure.
-        max_restarts: usize = 0 => setting().own_key().launcher().flag("max_restarts").refused(ONE_ATTEMPT);
+        /// How often all processes are started again after one has failed, or a machine of --hosts was lost.
+        ///
+        /// The first restart comes at once. Where attempts die within a minute, pauses of 1, 2, 4 and up to 30 seconds lie between
+        /// them. A program that exits with 2, 126 or 127 is not restarted, nor one that somebody has stopped.
+        /// TORCHELASTIC_RESTART_COUNT tells processes how often it has happened.
+        max_restarts: usize = 0 => setting().own_key().launcher().flag("max_restarts");
         /// Seconds between two looks at the processes.
         monitor_interval: f64 => setting().own_key().launcher().flag("monitor_interval").harmless(&["0.1", "5"])
             .without_effect("the launcher is told at once when a process ends");

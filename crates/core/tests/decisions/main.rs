@@ -33,6 +33,7 @@ mod profile;
 mod python_checkpoints;
 mod pytorch_files;
 mod questions;
+mod restart;
 mod sampler;
 mod schedule;
 mod settings;

@@ -83,7 +83,7 @@ fn converse() -> io::Result<ExitCode> {
     thread::Builder::new().name("launcher".to_owned()).spawn(obey)?;
     let lives = Arc::clone(&voice);
     let _heart = heart::start(timeout, move || lives.beat())?;
-    let end = match crate::launch(&config, &mut ToLauncher { voice: Arc::clone(&voice) }) {
+    let end = match crate::launch_once(&config, &mut ToLauncher { voice: Arc::clone(&voice) }) {
         Ok(outcome) => AgentEnd::Succeeded(outcome.ranks),
         Err(error) if error.is_interrupted() && was_silent.load(Ordering::SeqCst) => {
             AgentEnd::Problem(words::heard_nothing(timeout))

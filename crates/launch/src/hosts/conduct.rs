@@ -48,7 +48,7 @@ struct Events {
 pub(super) struct Conductor<'a> {
     machines: Vec<Machine<'a>>,
     reporter: &'a mut dyn Reporter,
-    signals: Signals,
+    signals: &'a mut Signals,
     phase: Phase,
     preflight: Preflight,
     /// Why nothing is to start, with the number of the machine.
@@ -72,9 +72,9 @@ impl<'a> Conductor<'a> {
         agents: &'a [AgentCommand],
         configs: &'a [LaunchConfig],
         (preflight, helper): (Preflight, Option<&Helper>),
+        signals: &'a mut Signals,
         reporter: &'a mut dyn Reporter,
     ) -> Result<Self> {
-        let signals = Signals::listen(false).map_err(|error| Error::system("listening to signals", error))?;
         let folder = std::env::current_dir().map_err(|error| Error::system("looking for the working folder", error))?;
         let started_at = Instant::now();
         let mut machines = Vec::with_capacity(agents.len());
@@ -572,6 +572,10 @@ impl<'a> Conductor<'a> {
             let machine_end = machine.end.unwrap_or(End::Told(AgentEnd::Stopped));
             MachineEnd { machine: machine.agent.machine.clone(), ranks, end: machine_end, failed_at: machine.failed_at }
         });
-        outcome(ends.collect(), stopped_by).map(|ranks| Outcome { ranks, elapsed: self.started_at.elapsed() })
+        outcome(ends.collect(), stopped_by).map(|ranks| Outcome {
+            ranks,
+            elapsed: self.started_at.elapsed(),
+            num_restarts: 0,
+        })
     }
 }

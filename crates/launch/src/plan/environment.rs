@@ -63,7 +63,8 @@ pub(super) fn environment(
     .into_iter()
     .chain(of_torchrun)
     {
-        set(name, is_distributed.then_some(value.into()));
+        let is_told = is_distributed || (config.max_restarts > 0 && reference::OF_RESTARTS.contains(&name));
+        set(name, is_told.then_some(value.into()));
     }
 
     set(CORES_VARIABLE, cores.map(|cores| core_list(cores).into()));
@@ -241,6 +242,20 @@ pub(super) mod tests {
         assert_eq!(values(&config(1), &MACHINE, name), [expected]);
     }
 
+    /// A single process is told of restarts where there may be some.
+    #[rstest]
+    #[case("TORCHELASTIC_RESTART_COUNT", "2")]
+    #[case("TORCHELASTIC_MAX_RESTARTS", "5")]
+    #[case("RANK", "removed")]
+    #[case("TORCHELASTIC_RUN_ID", "removed")]
+    fn processes_learn_that_they_have_been_restarted(#[case] name: &str, #[case] of_one: &str) {
+        let config = |num_processes| LaunchConfig { max_restarts: 5, restart_count: 2, ..config(num_processes) };
+        assert_eq!(values(&config(1), &MACHINE, name), [of_one]);
+        if of_one != "removed" {
+            assert_eq!(values(&config(2), &MACHINE, name), [of_one, of_one]);
+        }
+    }
+
     #[test]
     fn one_process_per_machine_is_distributed() {
         let config = LaunchConfig { num_machines: 2, machine_rank: 1, main_process_ip: Some("a".into()), ..config(2) };
@@ -357,16 +372,19 @@ pub(super) mod tests {
         assert!(values(&free, &machine, CORES_VARIABLE).iter().all(|value| value == "removed"));
     }
 
-    #[test]
-    fn files_are_those_of_torchrun() {
+    #[rstest]
+    #[case(0)]
+    #[case(3)]
+    fn files_are_those_of_torchrun(#[case] restart_count: usize) {
         let tee = Tee::read("0:1,1:3").unwrap();
-        let config = LaunchConfig { tee, log_dir: Some("logs/none_x".into()), ..config(2) };
+        let config = LaunchConfig { tee, log_dir: Some("logs/none_x".into()), restart_count, ..config(2) };
         let plan = plan(&config, &["bin/train".into()], 1, &MACHINE);
         let files: Vec<_> =
             plan.ranks.iter().flat_map(|rank| [&rank.log_files.stdout, &rank.log_files.stderr]).collect();
-        let path = |rest: &str| Some(std::path::PathBuf::from(format!("logs/none_x/attempt_0/{rest}")));
+        let attempt = format!("logs/none_x/attempt_{restart_count}");
+        let path = |rest: &str| Some(std::path::PathBuf::from(format!("{attempt}/{rest}")));
         assert_eq!(files, [&path("0/stdout.log"), &None, &path("1/stdout.log"), &path("1/stderr.log")]);
-        let wanted = ["logs/none_x/attempt_0/0/error.json", "logs/none_x/attempt_0/1/error.json"];
+        let wanted = ["0", "1"].map(|local_rank| format!("{attempt}/{local_rank}/error.json"));
         assert_eq!(values(&config, &MACHINE, "TORCHELASTIC_ERROR_FILE"), wanted);
     }
 

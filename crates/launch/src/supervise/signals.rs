@@ -79,12 +79,12 @@ pub(crate) struct Signals {
     delivery: SignalDelivery<UnixStream, WithOrigin>,
     is_foreground: bool,
     requests: Requests,
+    stopped_by: Option<i32>,
     default_again: Vec<(i32, Arc<AtomicBool>)>,
 }
 
 impl Signals {
-    /// `is_foreground`: the rank shares this process's group, so the keys of the terminal reach it anyway.
-    pub(crate) fn listen(is_foreground: bool) -> io::Result<Self> {
+    pub(crate) fn listen() -> io::Result<Self> {
         let dispositions = dispositions();
         // What was ignored stays ignored: `nohup` must go on protecting the launch. But ignoring the end of
         // children would mean never to learn how they ended.
@@ -102,7 +102,18 @@ impl Signals {
         }
         let (read, write) = UnixStream::pair()?;
         let delivery = SignalDelivery::with_pipe(read, write, WithOrigin::default(), &wanted)?;
-        Ok(Self { delivery, is_foreground, requests: Requests::default(), default_again })
+        Ok(Self { delivery, is_foreground: false, requests: Requests::default(), stopped_by: None, default_again })
+    }
+
+    /// From now on the rank shares this process's group, so that the keys of the terminal reach it anyway; or no longer.
+    pub(crate) fn set_foreground(&mut self, is_foreground: bool) {
+        self.is_foreground = is_foreground;
+    }
+
+    /// The first signal to stop of all that were looked for by [`pending`](Self::pending), those included that were left to a program
+    /// in the foreground.
+    pub(crate) fn stopped_by(&self) -> Option<i32> {
+        self.stopped_by
     }
 
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
@@ -110,9 +121,11 @@ impl Signals {
     }
 
     pub(crate) fn pending(&mut self) -> Vec<Event> {
-        let Self { delivery, is_foreground, requests, .. } = self;
+        let Self { delivery, is_foreground, requests, stopped_by, .. } = self;
         let new = delivery.pending().filter(|origin| !requests.is_known(origin.signal, is_own(origin)));
-        new.filter_map(|origin| event(origin.signal, *is_foreground)).collect()
+        let new: Vec<i32> = new.map(|origin| origin.signal).collect();
+        *stopped_by = stopped_by.or_else(|| new.iter().copied().find(|signal| STOPPING.contains(signal)));
+        new.into_iter().filter_map(|signal| event(signal, *is_foreground)).collect()
     }
 
     /// Stops listening and lets `signal` do what it would have done: end this process, unless the host handles it.

@@ -107,6 +107,8 @@ impl View<'_> {
 
     fn machines_as_json(&self, config: &LaunchConfig, machines: &[(&AgentCommand, &Plan)]) -> Value {
         let words = |words: &[OsString]| words.iter().map(|word| text(word)).collect::<Vec<_>>();
+        let of_first = machines.first().filter(|_| machines.len() > 1).map(|(agent, _)| &agent.address);
+        let main_process_ip = config.main_process_ip.as_ref().or(of_first);
         let machines = machines.iter().map(|(agent, plan)| {
             let ranks = plan.ranks.iter().map(|rank| {
                 json!({
@@ -127,7 +129,7 @@ impl View<'_> {
         let machines: Vec<_> = machines.collect();
         json!({
             "command": self.plan.ranks.first().map(|rank| words(&rank.command)),
-            "main_process_ip": config.main_process_ip,
+            "main_process_ip": main_process_ip,
             "num_processes": self.plan.ranks.len(),
             "machines": machines,
             "not_utf8": self.not_utf8(),

@@ -34,21 +34,19 @@ pub(in crate::launch) fn of_run(run: &RunConfig, lookup: Lookup<'_>) -> Result<O
         return Ok(None);
     }
     let Some(found) = allocation(lookup, cluster.num_processes, cluster.use_cpu)? else { return Ok(None) };
-    match cluster.num_machines {
-        said if said > 1 && said != found.nodes.len() => {
-            Err(NumMachines { said, job_id: found.job_id, found: found.nodes.len() }.into())
-        }
-        _ => Ok(Some(found)),
+    let (said, num_nodes) = (cluster.num_machines, found.nodes.len());
+    let is_enough = cluster.min_machines.map_or(said == num_nodes, |least| (least..=said).contains(&num_nodes));
+    match said > 1 && !is_enough {
+        true => Err(NumMachines { said, job_id: found.job_id, found: num_nodes }.into()),
+        false => Ok(Some(found)),
     }
 }
 
 /// Where its processes are started: here, if this is the only node, else by a step of its own on each, so that every node is heard
 /// by itself.
 pub(in crate::launch) fn place(allocation: &Allocation) -> Place {
-    let is_several = allocation.nodes.len() > 1;
     Place {
         agents: (!allocation.is_here).then(|| agents(allocation)),
-        main_process_ip: allocation.nodes.first().filter(|_| is_several).map(|node| node.name.clone()),
         notice: Some(format!("in Slurm job {}, starting {allocation} ({})", allocation.job_id, allocation.per_node)),
     }
 }
@@ -56,6 +54,7 @@ pub(in crate::launch) fn place(allocation: &Allocation) -> Place {
 fn agents(allocation: &Allocation) -> Vec<AgentCommand> {
     let agents = allocation.nodes.iter().map(|node| AgentCommand {
         machine: node.name.clone(),
+        address: node.name.clone(),
         command: srun(&node.name),
         num_processes: node.num_processes,
         environment: Vec::new(),

@@ -15,8 +15,9 @@ use crate::env::is_secret;
 
 /// How often pods are started again with --requeue. A program that fails each time shall not do so for ever.
 const MAX_RESTARTS: usize = 10;
-/// What the manifest says of machines itself.
-const ABOUT_MACHINES: [&str; 4] = ["num_machines", "machine_rank", "main_process_ip", "main_process_port"];
+/// What the manifest says itself, of machines and of restarts.
+const OF_MANIFEST: [&str; 7] =
+    ["num_machines", "min_machines", "nnodes", "machine_rank", "main_process_ip", "main_process_port", "max_restarts"];
 
 #[derive(Debug, thiserror::Error)]
 enum ManifestError {
@@ -25,9 +26,11 @@ enum ManifestError {
     )]
     NoImage,
     #[error(
-        "--requeue has no place in a TrainJob, whose runtime says how often pods are started again; leave it out, or use --emit kubernetes"
+        "{flag} has no place in a TrainJob, whose runtime says how often pods are started again; leave it out, or use --emit kubernetes"
     )]
-    RequeueOfTrainJob,
+    RestartsOfTrainJob { flag: &'static str },
+    #[error("min_machines is {least}, but the pods of a job are all there or none; leave it out")]
+    FewerPods { least: usize },
     #[error("{word} is no UTF-8, which a manifest cannot hold; give it another name")]
     NotText { word: String },
 }
@@ -61,21 +64,29 @@ pub(super) fn manifest(
     if let Some((flag, _)) = of_slurm.into_iter().find(|(_, is_said)| *is_said) {
         return Err(ForOther { flag, it: "Slurm" }.into());
     }
-    if flags.requeue && kind == Manifest::TrainJob {
-        return Err(ManifestError::RequeueOfTrainJob.into());
+    let max_restarts = run.cluster.max_restarts;
+    let of_restarts = [("--requeue", flags.requeue), ("--max_restarts", max_restarts > 0)];
+    if let (Some((flag, _)), Manifest::TrainJob) = (of_restarts.into_iter().find(|(_, is_said)| *is_said), kind) {
+        return Err(ManifestError::RestartsOfTrainJob { flag }.into());
+    }
+    if let Some(least) = run.cluster.min_machines.filter(|least| *least != flags.num_nodes(run)) {
+        return Err(ManifestError::FewerPods { least }.into());
     }
     let image = flags.image.clone().ok_or(ManifestError::NoImage)?;
-    let (kept, program_words) = flags_and_program(words, program.len(), &ABOUT_MACHINES);
+    let (kept, program_words) = flags_and_program(words, program.len(), &OF_MANIFEST);
     let text =
         |word: &OsStr| word.to_str().map(str::to_owned).ok_or_else(|| ManifestError::NotText { word: word.shown() });
-    let all = kept.into_iter().chain(program_words.iter().map(OsString::as_os_str));
+    // A file within the image may say it, too.
+    let no_restarts = (max_restarts > 0).then_some(OsStr::new("--max_restarts=0"));
+    let all = no_restarts.into_iter().chain(kept).chain(program_words.iter().map(OsString::as_os_str));
     let job = ClusterJob {
         program: program_name(program),
         image,
         num_nodes: flags.num_nodes(run),
         gpus_per_node: flags.num_gpus(),
         environment: environment(run),
-        max_restarts: if flags.requeue { MAX_RESTARTS } else { 0 },
+        // All pods start again together, so the launches in them leave it to the job.
+        max_restarts: if flags.requeue && max_restarts == 0 { MAX_RESTARTS } else { max_restarts },
         words: all.map(text).collect::<Result<_, _>>()?,
     };
     Ok(job.manifest(kind))

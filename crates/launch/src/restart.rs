@@ -1,0 +1,236 @@
+//! Starting a run again after it has failed: one loop for one machine and for several. When to start again is decided in
+//! `accelerate_core::restart`.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io;
+use std::time::{Duration, Instant};
+
+use accelerate_core::restart::{FailedAttempt, GiveUp, NextStep, next_step};
+use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::config::LaunchConfig;
+use crate::error::{Error, Result};
+use crate::logs;
+use crate::report::{Backlog, Notice, Reporter, Source};
+use crate::supervise::signals::{Event, Signals, suspend_this_process};
+use crate::supervise::{Outcome, listen, timespec};
+
+/// Attempts that are listed one by one; of more, the first are counted.
+const MOST_LISTED: usize = 10;
+
+/// What came before the failure of a run that was restarted. Its `Display` is what there is to say of it beside the failure
+/// itself: lines, or nothing.
+///
+/// ```
+/// let error = accelerate_launch::LaunchConfig::new(accelerate_launch::Program::Executable("true".into()), 0).check().unwrap_err();
+/// assert_eq!((error.restarts().num_restarts(), error.restarts().to_string()), (0, String::new()));
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Restarts {
+    /// What each earlier attempt died of, in a few words.
+    causes: Vec<String>,
+    /// What the last one died of.
+    last: String,
+    /// The number of the first attempt.
+    first: usize,
+    given_up: Option<GiveUp>,
+}
+
+impl Restarts {
+    /// How often the run had been started again.
+    pub fn num_restarts(&self) -> usize {
+        self.causes.len()
+    }
+
+    /// What an error of such a run begins with.
+    pub(crate) fn prefix(&self) -> String {
+        match self.causes.len() {
+            0 => String::new(),
+            1 => "after 1 restart: ".to_owned(),
+            number => format!("after {number} restarts: "),
+        }
+    }
+}
+
+impl fmt::Display for Restarts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut lines = Vec::new();
+        if !self.causes.is_empty() && self.causes.iter().all(|cause| *cause == self.last) {
+            lines.push("every attempt failed in the same way".to_owned());
+        } else {
+            let groups: Vec<_> = self.causes.chunk_by(|one, next| one == next).collect();
+            let num_hidden = groups.len().saturating_sub(MOST_LISTED);
+            let mut number = self.first + groups.iter().take(num_hidden).map(|group| group.len()).sum::<usize>();
+            if num_hidden > 0 {
+                lines.push(format!("attempts {}-{} had failed, too", self.first, number - 1));
+            }
+            for group in groups.into_iter().skip(num_hidden) {
+                let last = number + group.len() - 1;
+                let which =
+                    if last == number { format!("attempt {number}") } else { format!("attempts {number}-{last}") };
+                lines.extend(group.first().map(|cause| format!("{which} had failed: {cause}")));
+                number = last + 1;
+            }
+        }
+        // That all restarts have been made, their number says.
+        lines.extend(self.given_up.filter(|why| *why != GiveUp::NoneLeft).map(|why| why.to_string()));
+        f.write_str(&lines.join("\n"))
+    }
+}
+
+/// Makes attempts until one succeeds, or none is to follow. Each gets the configuration with its number.
+pub(crate) fn run(
+    config: &LaunchConfig,
+    reporter: &mut dyn Reporter,
+    mut attempt: impl FnMut(&LaunchConfig, &mut Signals, &mut dyn Reporter) -> Result<Outcome>,
+) -> Result<Outcome> {
+    // From before the first attempt until after the last: also between two of them somebody may want this process to stop.
+    let mut signals = listen()?;
+    let mut reporter = OpenSources { inner: reporter, open: BTreeSet::new() };
+    let mut config =
+        LaunchConfig { log_name: config.log_name.clone().or_else(|| Some(logs::new_name())), ..config.clone() };
+    let mut restarts = Restarts { first: config.restart_count, ..Restarts::default() };
+    let mut failed = Vec::new();
+    loop {
+        let began = Instant::now();
+        let error = match attempt(&config, &mut signals, &mut reporter) {
+            Ok(outcome) => return Ok(Outcome { num_restarts: failed.len(), ..outcome }),
+            Err(error) => error,
+        };
+        let is_over = signals.stopped_by().is_some() || !error.is_worth_another_attempt(!failed.is_empty());
+        failed.push(FailedAttempt { lived: began.elapsed(), exit_code: error.exit_code() });
+        let after = match next_step(&failed, config.max_restarts) {
+            NextStep::Restart { after } if !is_over => after,
+            next => {
+                restarts.given_up = match next {
+                    NextStep::GiveUp(why) if !is_over && config.max_restarts > 0 => Some(why),
+                    _ => None,
+                };
+                restarts.last = error.cause();
+                return Err(error.with_restarts(restarts));
+            }
+        };
+        let cause = error.to_string().lines().next().unwrap_or_default().to_owned();
+        let notice = Notice::Restarting { cause, restart: failed.len(), max_restarts: config.max_restarts, after };
+        reporter.close_all().and_then(|()| reporter.notice(&notice)).map_err(Error::output_closed)?;
+        restarts.causes.push(error.cause());
+        config.restart_count += 1;
+        pause(after, &mut signals, &mut reporter)?;
+    }
+}
+
+/// Waits, also for nothing: a signal to stop that has come meanwhile ends the run.
+fn pause(duration: Duration, signals: &mut Signals, reporter: &mut dyn Reporter) -> Result<()> {
+    let end = Instant::now() + duration;
+    loop {
+        for event in signals.pending() {
+            match event {
+                Event::Stop(signal) => return Err(Error::interrupted(signal.as_raw())),
+                Event::Suspend => suspend_this_process(),
+                // There is nobody to pass it on to.
+                Event::User(_) | Event::ChildEnded | Event::WindowChanged => {}
+            }
+        }
+        let now = Instant::now();
+        if reporter.wakes_at().is_some_and(|at| at <= now) {
+            reporter.wake(now).map_err(Error::output_closed)?;
+        }
+        if end <= now {
+            return Ok(());
+        }
+        let wakes_at = reporter.wakes_at().map_or(end, |at| at.min(end));
+        let timeout = timespec(wakes_at.saturating_duration_since(now));
+        // Interrupted by a signal, it finds that signal in the next round.
+        let _ = poll(&mut [PollFd::from_borrowed_fd(signals.descriptor(), PollFlags::IN)], Some(&timeout));
+    }
+}
+
+/// Knows which streams have not ended. Those of a machine that is lost never do, and the next attempt has streams of the same names.
+struct OpenSources<'a> {
+    inner: &'a mut dyn Reporter,
+    open: BTreeSet<Source>,
+}
+
+impl OpenSources<'_> {
+    fn close_all(&mut self) -> io::Result<()> {
+        std::mem::take(&mut self.open).into_iter().try_for_each(|source| self.inner.closed(source))
+    }
+}
+
+impl Reporter for OpenSources<'_> {
+    fn output(&mut self, source: Source, bytes: &[u8]) -> io::Result<()> {
+        self.open.insert(source);
+        self.inner.output(source, bytes)
+    }
+
+    fn closed(&mut self, source: Source) -> io::Result<()> {
+        self.open.remove(&source);
+        self.inner.closed(source)
+    }
+
+    fn notice(&mut self, notice: &Notice) -> io::Result<()> {
+        self.inner.notice(notice)
+    }
+
+    fn wakes_at(&self) -> Option<Instant> {
+        self.inner.wakes_at()
+    }
+
+    fn wake(&mut self, now: Instant) -> io::Result<()> {
+        self.inner.wake(now)
+    }
+
+    fn backlog(&self) -> Option<Backlog<'_>> {
+        self.inner.backlog()
+    }
+
+    fn resume(&mut self) -> io::Result<()> {
+        self.inner.resume()
+    }
+
+    fn abandon(&mut self) {
+        self.inner.abandon();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case::no_restart(&[], "a", None, "", "")]
+    #[case::no_restart(&[], "a", Some(GiveUp::SameAgain { exit_code: 127 }), "", "not restarted: 127 says that a program is missing or \
+        cannot be run, which it could not again")]
+    #[case::always_the_same(&["a", "a"], "a", Some(GiveUp::NoneLeft), "after 2 restarts: ", "every attempt failed in the same way")]
+    #[case::another(&["b"], "a", Some(GiveUp::NoneLeft), "after 1 restart: ", "attempt 0 had failed: b")]
+    #[case::several(
+        &["b", "a", "a", "b"], "a", None, "after 4 restarts: ",
+        "attempt 0 had failed: b\nattempts 1-2 had failed: a\nattempt 3 had failed: b"
+    )]
+    #[case::by_hand(
+        &["b"], "a", Some(GiveUp::ByHand { exit_code: 130 }), "after 1 restart: ",
+        "attempt 0 had failed: b\nnot restarted: somebody has interrupted the program"
+    )]
+    fn what_came_before_is_told_in_few_lines(
+        #[case] causes: &[&str],
+        #[case] last: &str,
+        #[case] given_up: Option<GiveUp>,
+        #[case] prefix: &str,
+        #[case] text: &str,
+    ) {
+        let causes = causes.iter().map(|cause| (*cause).to_owned()).collect();
+        let restarts = Restarts { causes, last: last.to_owned(), first: 0, given_up };
+        assert_eq!((restarts.prefix().as_str(), restarts.to_string().as_str()), (prefix, text));
+    }
+
+    #[test]
+    fn of_many_attempts_the_first_are_counted() {
+        let causes: Vec<_> = (0..50).map(|number| format!("cause {}", number / 2)).collect();
+        let text = Restarts { causes, last: "x".to_owned(), first: 3, given_up: None }.to_string();
+        assert_eq!(text.lines().count(), MOST_LISTED + 1, "{text}");
+        assert!(text.starts_with("attempts 3-32 had failed, too\nattempts 33-34 had failed: cause 15\n"), "{text}");
+        assert!(text.ends_with("attempts 51-52 had failed: cause 24"), "{text}");
+    }
+}
