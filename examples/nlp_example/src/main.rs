@@ -69,7 +69,7 @@ fn main() -> anyhow::Result<()> {
     }
 
     let mut training = Training::prepare(&accelerator, &arguments, &splits, &tokenizer, model)?;
-    if arguments.resume {
+    if accelerator.restart_count()? > 0 || arguments.resume {
         training.resume(&arguments.output_dir)?;
     }
     let Some(history) = training.run(arguments.num_epochs())? else {
@@ -237,7 +237,7 @@ impl<'a> Training<'a> {
 
     /// Goes on from the newest checkpoint in `folder`, if there is one.
     fn resume(&mut self, folder: &Path) -> anyhow::Result<()> {
-        if !folder.join("checkpoints").exists() {
+        if !has_checkpoint(&folder.join("checkpoints")) {
             main_println!(self.accelerator, "there is no checkpoint in {}; training begins", folder.display());
             return Ok(());
         }
@@ -295,6 +295,12 @@ impl<'a> Training<'a> {
     fn samples_per_second(&self) -> f64 {
         self.num_samples as f64 / self.time.as_secs_f64().max(f64::EPSILON)
     }
+}
+
+/// Is one of them complete? The first one may not have been when the run was killed.
+fn has_checkpoint(folder: &Path) -> bool {
+    let checkpoints = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    checkpoints.into_iter().any(|entry| entry.path().join("checkpoint.manifest.json").exists())
 }
 
 /// The losses so far as means over the processes, in one exchange: a step has no other than that of its gradients.

@@ -171,3 +171,42 @@ fn a_run_that_is_resumed_ends_as_one_that_nobody_disturbed(
         assert_eq!(scores(&resumed), scores(&undisturbed));
     }
 }
+
+/// Rank 1 is killed once there is a checkpoint. The launcher starts both again, and nobody says `--resume`.
+#[test]
+fn a_run_that_is_restarted_ends_as_one_that_nobody_disturbed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).into_os_string();
+    std::fs::write(path("train.tsv"), table(70)).unwrap();
+    std::fs::write(path("dev.tsv"), table(21)).unwrap();
+    // The shell becomes the program, so the number is that of the rank.
+    let script = "if [ $RANK$TORCHELASTIC_RESTART_COUNT$0 = 10disturbed ]; then \
+                    ( until [ -e $1/checkpoints/checkpoint_0/checkpoint.manifest.json ]; do sleep 0.01; done; kill -9 $$ ) & \
+                  fi; shift; exec \"$@\"";
+    let run = |name: &str| {
+        let mut args =
+            vec!["-c".into(), script.into(), name.into(), path(name), env!("CARGO_BIN_EXE_nlp_example").into()];
+        args.extend(["--train_file".into(), path("train.tsv"), "--validation_file".into(), path("dev.tsv")]);
+        args.extend(["--output_dir".into(), path(name), "--batch_size".into(), "6".into(), "--cpu".into()]);
+        args.extend(["--num_epochs", "4", "--save_every", "4"].map(Into::into));
+        let config = LaunchConfig {
+            args,
+            max_restarts: 3,
+            num_cpu_threads_per_process: Some(1),
+            environment: vec![("ACCELERATE_USE_CPU".into(), "true".into())],
+            ..LaunchConfig::new(Program::Executable("sh".into()), 2)
+        };
+        let mut printed = Printed::default();
+        match launch(&config, &mut printed) {
+            Ok(outcome) => (outcome.num_restarts, String::from_utf8(printed.0).unwrap()),
+            Err(error) => panic!("{error}\n{:#?}", error.failure()),
+        }
+    };
+    let [(none, undisturbed), (once, disturbed)] = ["undisturbed", "disturbed"].map(run);
+    assert_eq!((none, once), (0, 1));
+    assert!(disturbed.contains("goes on from"), "{disturbed}");
+    assert_eq!(scores(&disturbed), scores(&undisturbed));
+    // The mean of the last epoch's losses has four places of its own.
+    let last_epoch = |printed: &str| printed.lines().rfind(|line| line.contains("epoch 4/4: loss=")).map(str::to_owned);
+    assert!(last_epoch(&disturbed).is_some() && last_epoch(&disturbed) == last_epoch(&undisturbed), "{disturbed}");
+}

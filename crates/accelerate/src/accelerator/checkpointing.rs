@@ -565,7 +565,7 @@ impl Accelerator {
     }
 
     /// The values of all processes, by rank. Collective.
-    fn values_of_all<T: Serialize + DeserializeOwned>(&self, own: T) -> Result<Vec<T>> {
+    pub(super) fn values_of_all<T: Serialize + DeserializeOwned>(&self, own: T) -> Result<Vec<T>> {
         let bytes = serde_json::to_vec(&own).map_err(Error::other)?;
         let all = self.group().all_gather_bytes(&bytes)?;
         all.iter().map(|bytes| serde_json::from_slice(bytes).map_err(Error::other)).collect()

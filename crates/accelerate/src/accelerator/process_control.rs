@@ -47,6 +47,27 @@ impl Accelerator {
         self.state().local_process_index()
     }
 
+    /// How often the run has been started before: by `accelerate launch --max_restarts` or torchrun, which restart processes that
+    /// failed (`TORCHELASTIC_RESTART_COUNT`), and by Slurm, which queues jobs again (`SLURM_RESTART_COUNT`). A program for which it
+    /// is more than 0 goes on from its newest checkpoint.
+    ///
+    /// The agents of torchrun count each for themselves, so this is the largest number of all ranks. Collective.
+    ///
+    /// # Errors
+    /// Ranks that make another call, or none.
+    ///
+    /// ```
+    /// let accelerator = accelerate::Accelerator::builder().cpu(true).build()?;
+    /// if accelerator.restart_count()? > 0 {
+    ///     accelerator.load_state(None)?;
+    /// }
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn restart_count(&self) -> Result<usize> {
+        let own = self.state().own_restart_count();
+        Ok(self.values_of_all(own)?.into_iter().max().unwrap_or(own))
+    }
+
     /// Is this rank 0?
     pub fn is_main_process(&self) -> bool {
         self.state().is_main_process()

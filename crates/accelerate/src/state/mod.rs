@@ -15,7 +15,7 @@ use crate::error::{Result, StateError};
 use crate::group::Group;
 use crate::messages;
 use accelerate_core::config::{InitProcessGroupKwargs, PartialRunConfig, RunConfig, Sources};
-use accelerate_core::environment::{CORES_VARIABLE, RankVariables, rank_variables};
+use accelerate_core::environment::{CORES_VARIABLE, RankVariables, rank_variables, restart_count};
 use accelerate_core::names::DistributedType;
 use std::sync::{Arc, OnceLock};
 use stop_signals::StopSignals;
@@ -48,6 +48,8 @@ struct Inner {
     group: Group,
     local_process_index: usize,
     num_local_processes: usize,
+    /// As the environment of this process says it.
+    restart_count: usize,
     /// There from the moment on at which the program first asks.
     stop_signals: Arc<OnceLock<StopSignals>>,
 }
@@ -123,7 +125,7 @@ impl PartialState {
         }
         match ranks {
             Some(ranks) => Self::distributed(device, &ranks, config, lookup),
-            None => Ok(Self::single_process(device)),
+            None => Ok(Self::single_process(device, restart_count(lookup)?)),
         }
     }
 
@@ -138,11 +140,12 @@ impl PartialState {
             group,
             local_process_index: ranks.local_rank,
             num_local_processes: ranks.local_world_size,
+            restart_count: restart_count(lookup)?,
             stop_signals: Arc::default(),
         })))
     }
 
-    pub(crate) fn single_process(device: Device) -> Self {
+    fn single_process(device: Device, restart_count: usize) -> Self {
         Self(Arc::new(Inner {
             device,
             backend: None,
@@ -150,6 +153,7 @@ impl PartialState {
             group: Group::single_process(),
             local_process_index: 0,
             num_local_processes: 1,
+            restart_count,
             stop_signals: Arc::default(),
         }))
     }
@@ -165,13 +169,16 @@ impl PartialState {
             group,
             local_process_index: rank,
             num_local_processes: world_size,
+            restart_count: 0,
             stop_signals: Arc::default(),
         }))
     }
 
     /// This process among the same peers, connected by another group.
     pub(crate) fn with_group(&self, group: Group) -> Self {
-        let Inner { device, backend, distributed_type, local_process_index, num_local_processes, .. } = *self.0;
+        let Inner {
+            device, backend, distributed_type, local_process_index, num_local_processes, restart_count, ..
+        } = *self.0;
         let stop_signals = Arc::clone(&self.0.stop_signals);
         Self(Arc::new(Inner {
             device,
@@ -180,6 +187,7 @@ impl PartialState {
             group,
             local_process_index,
             num_local_processes,
+            restart_count,
             stop_signals,
         }))
     }
@@ -194,6 +202,11 @@ impl PartialState {
             let _ = self.0.stop_signals.set(listening);
         }
         Ok(self.0.stop_signals.get().and_then(StopSignals::first))
+    }
+
+    /// How often this process's launcher says that the run was started before.
+    pub(crate) fn own_restart_count(&self) -> usize {
+        self.0.restart_count
     }
 
     /// The device this process computes on.
