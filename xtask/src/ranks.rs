@@ -14,9 +14,14 @@ pub(crate) fn build() -> Result<()> {
 
 /// `accelerate launch` for `num_processes` ranks of `program` on this machine, one thread each.
 pub(crate) fn launch(num_processes: usize, program: &Path) -> Command {
+    launch_with(num_processes, &[], program)
+}
+
+/// The same with more flags.
+pub(crate) fn launch_with(num_processes: usize, flags: &[&str], program: &Path) -> Command {
     let mut command = Command::new(paths::release_binary("accelerate"));
     command.args(["launch", "--cpu", "--num_processes", &num_processes.to_string(), "--main_process_port", "0"]);
-    command.arg(program).env("OMP_NUM_THREADS", "1");
+    command.args(flags).arg(program).env("OMP_NUM_THREADS", "1");
     // A user's own default configuration file must not change what is measured or compared.
     command.env("HF_HOME", paths::target_folder().join("no-hugging-face-home"));
     command

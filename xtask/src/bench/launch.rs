@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 
 use crate::python::Environment;
 use crate::race::{Pair, Race};
@@ -26,8 +26,40 @@ pub(super) fn races(environment: &Environment, rounds: usize) -> Result<Vec<Race
     let collective = race(environment, rounds, "launch_first_collective", "first_collective", 0.25, |rank| {
         format!("rank={rank} world_size={NUM_PROCESSES} sum=3")
     })?;
-    races.extend([noop, collective, size()?]);
+    races.extend([noop, collective, restart(environment, rounds)?, size()?]);
     Ok(races)
+}
+
+/// From the death of a rank until all ranks are in their loops again.
+fn restart(environment: &Environment, rounds: usize) -> Result<Race> {
+    const ONCE: [&str; 2] = ["--max_restarts", "1"];
+    let (program, script) = (paths::release_binary("restart"), paths::repository_root().join("bench/rival/restart.py"));
+    let mut pairs = Vec::new();
+    for round in 0..=rounds {
+        let ours = until_back(&process::read(&mut ranks::launch_with(NUM_PROCESSES, &ONCE, &program))?)?;
+        let mut rival = environment.torchrun(NUM_PROCESSES)?;
+        let rival = until_back(&process::read(rival.args(ONCE).arg(&script))?)?;
+        if round > 0 {
+            pairs.push(Pair { ours, rival });
+        }
+    }
+    Ok(Race { name: "launch_restart", unit: "s", goal: 0.25, pairs })
+}
+
+/// Of what ranks have printed: how long after the kill the last of them had made a step again.
+fn until_back(printed: &str) -> Result<f64> {
+    let times = |mark: &str| -> Vec<f64> {
+        ranks::marked(printed, mark).iter().filter_map(|rest| rest.rsplit_once("at=")?.1.parse().ok()).collect()
+    };
+    let (killed, back) =
+        (times("killed "), (0..NUM_PROCESSES).map(|rank| times(&format!("in_loop rank={rank} restart=1 "))));
+    let back: Vec<f64> = back.flatten().collect();
+    let num_done = ranks::marked(printed, "done ").iter().filter(|rest| rest.ends_with("sum=20.0")).count();
+    let last = back.iter().copied().fold(f64::MIN, f64::max);
+    match killed[..] {
+        [killed] if back.len() == NUM_PROCESSES && num_done == NUM_PROCESSES => Ok(last - killed),
+        _ => bail!("the race is void: no rank was killed, or not all came back and were done:\n{printed}"),
+    }
 }
 
 /// Help, and one process that a configuration file describes.
@@ -111,4 +143,25 @@ fn timed(command: &mut Command, answers: &[&str]) -> Result<f64> {
         ensure!(printed.contains(answer), "the race is void: nobody printed `{answer}`, but:\n{printed}");
     }
     Ok(seconds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::until_back;
+
+    const PRINTED: &str = "[rank 0] in_loop rank=0 restart=0 at=10.0\n[rank 1] in_loop rank=1 restart=0 at=10.0\n\
+        [rank 1] killed at=11.5\nin_loop rank=1 restart=1 at=12.25\nin_loop rank=0 restart=1 at=12.5\n\
+        done rank=0 sum=20.0\ndone rank=1 sum=20.0\n";
+
+    #[test]
+    fn the_last_rank_that_is_back_counts() {
+        assert_eq!(until_back(PRINTED).ok(), Some(1.0));
+    }
+
+    #[test]
+    fn a_race_without_a_kill_or_with_a_rank_that_stays_away_is_void() {
+        for gone in ["killed at=11.5", "in_loop rank=0 restart=1 ", "done rank=1 "] {
+            assert!(until_back(&PRINTED.replace(gone, "")).is_err(), "{gone}");
+        }
+    }
 }

@@ -40,8 +40,8 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
 enum What {
-    /// Help, a launch by a configuration file, starting two ranks, and that up to their first all-reduce (seconds); size of the
-    /// command (MiB)
+    /// Help, a launch by a configuration file, starting two ranks, that up to their first all-reduce, and from the death of one
+    /// until both are in their loops again (seconds); size of the command (MiB)
     Launch,
     /// One training step of two ranks (milliseconds), and their peak memory (MiB per rank)
     Ddp(ddp::Settings),
