@@ -18,6 +18,7 @@ mod program;
 mod question;
 mod reference;
 mod report;
+pub mod status;
 mod supervise;
 mod tail;
 

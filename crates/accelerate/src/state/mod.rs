@@ -14,6 +14,7 @@ pub(crate) use stop_signals::name as signal_name;
 use crate::error::{Result, StateError};
 use crate::group::Group;
 use crate::messages;
+use crate::status::Status;
 use accelerate_core::config::{InitProcessGroupKwargs, PartialRunConfig, RunConfig, Sources};
 use accelerate_core::environment::{CORES_VARIABLE, RankVariables, rank_variables};
 use accelerate_core::names::DistributedType;
@@ -46,6 +47,8 @@ struct Inner {
     backend: Option<&'static str>,
     distributed_type: DistributedType,
     group: Group,
+    /// What others can read of this process.
+    status: Status,
     local_process_index: usize,
     num_local_processes: usize,
     /// There from the moment on at which the program first asks.
@@ -123,31 +126,39 @@ impl PartialState {
         }
         match ranks {
             Some(ranks) => Self::distributed(device, &ranks, config, lookup),
-            None => Ok(Self::single_process(device)),
+            None => Ok(Self::alone(device, Status::of_process(lookup))),
         }
     }
 
     fn distributed(device: Device, ranks: &RankVariables, config: &RunConfig, lookup: Lookup<'_>) -> Result<Self> {
         let backend = device::backend(device, config.process_group.backend.as_deref())?;
-        let group = rendezvous::connect(ranks, device, backend, config, lookup)?;
+        let status = Status::of_process(lookup);
+        let group = rendezvous::connect(ranks, device, backend, config, lookup, &status)?;
         let distributed_type = if device.is_cuda() { DistributedType::MultiGpu } else { DistributedType::MultiCpu };
         Ok(Self(Arc::new(Inner {
             device,
             backend: Some(backend),
             distributed_type,
             group,
+            status,
             local_process_index: ranks.local_rank,
             num_local_processes: ranks.local_world_size,
             stop_signals: Arc::default(),
         })))
     }
 
+    #[cfg(test)]
     pub(crate) fn single_process(device: Device) -> Self {
+        Self::alone(device, Status::default())
+    }
+
+    fn alone(device: Device, status: Status) -> Self {
         Self(Arc::new(Inner {
             device,
             backend: None,
             distributed_type: DistributedType::No,
             group: Group::single_process(),
+            status,
             local_process_index: 0,
             num_local_processes: 1,
             stop_signals: Arc::default(),
@@ -163,6 +174,7 @@ impl PartialState {
             backend: (world_size > 1).then_some("gloo"),
             distributed_type,
             group,
+            status: Status::default(),
             local_process_index: rank,
             num_local_processes: world_size,
             stop_signals: Arc::default(),
@@ -172,12 +184,13 @@ impl PartialState {
     /// This process among the same peers, connected by another group.
     pub(crate) fn with_group(&self, group: Group) -> Self {
         let Inner { device, backend, distributed_type, local_process_index, num_local_processes, .. } = *self.0;
-        let stop_signals = Arc::clone(&self.0.stop_signals);
+        let (stop_signals, status) = (Arc::clone(&self.0.stop_signals), self.0.status.clone());
         Self(Arc::new(Inner {
             device,
             backend,
             distributed_type,
             group,
+            status,
             local_process_index,
             num_local_processes,
             stop_signals,
@@ -194,6 +207,11 @@ impl PartialState {
             let _ = self.0.stop_signals.set(listening);
         }
         Ok(self.0.stop_signals.get().and_then(StopSignals::first))
+    }
+
+    /// What others can read of this process.
+    pub(crate) fn status(&self) -> &Status {
+        &self.0.status
     }
 
     /// The device this process computes on.

@@ -29,6 +29,7 @@ mod results;
 mod seed_commands;
 mod settings;
 mod slurm;
+mod status;
 mod stopping;
 mod support;
 mod terminal;

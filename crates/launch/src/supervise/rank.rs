@@ -8,6 +8,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use accelerate_core::status::{self, StatusPlace};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use signal_hook::consts as names;
 
@@ -72,6 +73,7 @@ impl RankProcess {
         plan: &Plan,
         command: &RankCommand,
         marks: &OsStr,
+        status: Option<StatusPlace>,
         terminal: Option<&mut RankTerminal>,
     ) -> io::Result<Self> {
         let mut start = rank_command(plan.helper.as_ref(), &command.command);
@@ -82,6 +84,11 @@ impl RankProcess {
             };
         }
         start.env(MARK_VARIABLE, marks);
+        match status {
+            Some(place) => start.env(status::VARIABLE, place.to_string()),
+            // That of a launch around this one.
+            None => start.env_remove(status::VARIABLE),
+        };
         if command.stdin == Stdin::Nothing {
             start.stdin(Stdio::null());
         }
@@ -129,6 +136,10 @@ impl RankProcess {
         })
     }
 
+    pub(crate) fn process_id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn number(&self) -> usize {
         self.rank
     }
@@ -170,7 +181,7 @@ impl RankProcess {
         let (ended, at) = self.ended.unwrap_or((Ended::Stuck, Instant::now()));
         RankOutcome {
             rank: self.rank,
-            process_id: self.child.id(),
+            process_id: self.process_id(),
             ended,
             elapsed: at.saturating_duration_since(self.started_at),
         }
