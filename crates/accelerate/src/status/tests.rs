@@ -1,3 +1,4 @@
+//! A page is written as it is read, by one process at a time, and nothing else ever is.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
