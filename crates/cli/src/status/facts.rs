@@ -105,9 +105,9 @@ impl RankFacts {
             (None, Some(_), state) => state.unwrap_or(State::Ended),
         };
         let of_call = |call: accelerate_core::status::CallName, since: Duration| CallFacts {
-            op: call.op,
+            op: in_one_line(&call.op),
             number: call.sequence,
-            site: call.site,
+            site: call.site.as_deref().map(in_one_line),
             seconds: since.as_secs_f64(),
         };
         let (call, last_call) = match status.activity(now) {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
-/// A collective call as people are told of it.
+/// A collective call as people are told of it: in one line that cannot steer a terminal, whoever has written the texts.
 ///
 /// ```
 /// use accelerate_core::status::CallName;
@@ -24,17 +24,17 @@ pub struct CallName {
 }
 
 impl CallName {
-    /// Of texts that cannot steer a terminal, whoever has written them.
     fn of(call: &CallRecord) -> Self {
-        let site = call.site.as_ref().map(|(file, line)| format!("{}:{line}", in_one_line(file)));
-        Self { op: in_one_line(&call.op), sequence: call.sequence, site }
+        let site = call.site.as_ref().map(|(file, line)| format!("{file}:{line}"));
+        Self { op: call.op.clone(), sequence: call.sequence, site }
     }
 }
 
 impl fmt::Display for CallName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} number {}", self.op, self.sequence)?;
-        self.site.as_ref().map_or(Ok(()), |site| write!(f, " at {site}"))
+        // It may come from another machine.
+        write!(f, "{} number {}", in_one_line(&self.op), self.sequence)?;
+        self.site.as_ref().map_or(Ok(()), |site| write!(f, " at {}", in_one_line(site)))
     }
 }
 
@@ -183,7 +183,7 @@ pub fn number_ranges(sorted: &[usize]) -> String {
     let mut parts: Vec<(usize, usize)> = Vec::new();
     for &number in sorted {
         match parts.last_mut() {
-            Some((_, last)) if *last + 1 == number => *last = number,
+            Some((_, last)) if last.checked_add(1) == Some(number) => *last = number,
             _ => parts.push((number, number)),
         }
     }
