@@ -1,5 +1,6 @@
 //! Runs one script on this rank; `accelerate launch` or the tests start as many ranks as they want.
 
+mod awaited;
 mod checkpointed;
 mod failing;
 mod killed_and_resumed;
@@ -69,6 +70,8 @@ enum Script {
     TestProfile,
     /// Reads an epoch until it is told to die, and goes on where the run before stopped
     KilledAndResumed,
+    /// Rank 1 keeps the others waiting
+    AwaitedRank,
     /// Rank 1 kills itself while the others reduce
     DyingRank,
     /// Rank 0 fails by itself while the others reduce
@@ -122,6 +125,7 @@ fn main() -> anyhow::Result<()> {
         Script::TestLoggingWithSubscriber => test_logging::run_with_subscriber(),
         Script::TestProfile => test_profile::run(arguments.folder.as_deref()),
         Script::KilledAndResumed => killed_and_resumed::run(arguments.folder.as_deref()),
+        Script::AwaitedRank => awaited::run(arguments.folder.as_deref()),
         Script::DyingRank => failing::dying_rank(),
         Script::FailingRankZero => failing::failing_rank(0),
         Script::FailingRankOne => failing::failing_rank(1),

@@ -34,6 +34,7 @@ pub mod optim;
 pub mod profile;
 mod session;
 mod state;
+mod status;
 mod tensor_tree;
 pub mod testing;
 

@@ -17,6 +17,8 @@ mod output;
 mod resolve;
 mod settings;
 mod setup;
+mod status;
+mod table;
 mod test;
 mod to_fsdp2;
 mod tpu_config;
@@ -59,6 +61,7 @@ enum Command {
     Doctor(doctor::Arguments),
     Config(config::Arguments),
     Launch(Box<launch::Arguments>),
+    Status(status::Arguments),
     Test(test::Arguments),
     Env(env::Arguments),
     EstimateMemory(estimate_memory::Arguments),
@@ -106,6 +109,7 @@ fn run(command: Command, words: &[OsString]) -> Result<ExitCode, Box<dyn Error>>
     match command {
         Command::Config(arguments) => config::run(&arguments),
         Command::Launch(arguments) => launch::run(*arguments, words),
+        Command::Status(arguments) => status::run(&arguments),
         Command::Test(arguments) => Ok(test::run(arguments)),
         Command::Setup(arguments) => setup::run(&arguments).map(success),
         Command::New(arguments) => new::run(&arguments).map(success),

@@ -22,6 +22,7 @@ pub mod settings;
 pub mod signals;
 pub mod slurm;
 pub mod split;
+pub mod status;
 pub mod weight_files;
 mod yaml;
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use accelerate_core::status::{RankSummary, number_ranges, sentences};
 use serde::{Deserialize, Serialize};
 
 use crate::error::exit_code_of_signal;
@@ -128,6 +129,9 @@ pub struct Failure {
     pub memory: MemoryPressure,
     /// What is wrong with the name of the main process's machine, where this one does not know it.
     pub address_problem: Option<String>,
+    /// What the ranks of its machine were doing when it failed, this one among them: in which call to other ranks they were, and
+    /// since when. Programs that do not use the library tell nothing.
+    pub activities: Vec<RankSummary>,
     /// All other ranks that are known of, in order.
     pub others: Vec<OtherRank>,
 }
@@ -195,6 +199,9 @@ impl fmt::Display for Failure {
                 write!(f, "\n    {line}")?;
             }
         }
+        for sentence in sentences(&self.activities) {
+            write!(f, "\n  {sentence}")?;
+        }
         let told: Vec<_> = self.others.iter().filter(|other| other.was_told_to).map(|other| other.rank).collect();
         for other in self.others.iter().filter(|other| !other.was_told_to && !other.ended.is_success()) {
             write!(f, "\n  rank {} {} on its own too", other.rank, other.ended)?;
@@ -209,25 +216,9 @@ impl fmt::Display for Failure {
         match told[..] {
             [] => Ok(()),
             [one] => write!(f, "\n  rank {one} was running and has been ended by the launcher"),
-            _ => write!(f, "\n  ranks {} were running and have been ended by the launcher", ranges(&told)),
+            _ => write!(f, "\n  ranks {} were running and have been ended by the launcher", number_ranges(&told)),
         }
     }
-}
-
-/// `0-2, 4` for 0, 1, 2, 4.
-fn ranges(sorted: &[usize]) -> String {
-    let mut parts: Vec<(usize, usize)> = Vec::new();
-    for &number in sorted {
-        match parts.last_mut() {
-            Some((_, last)) if *last + 1 == number => *last = number,
-            _ => parts.push((number, number)),
-        }
-    }
-    let texts: Vec<_> = parts
-        .iter()
-        .map(|(first, last)| if first == last { format!("{first}") } else { format!("{first}-{last}") })
-        .collect();
-    texts.join(", ")
 }
 
 fn seconds(duration: Duration) -> String {
@@ -237,6 +228,7 @@ fn seconds(duration: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use accelerate_core::status::{CallName, RankActivity};
     use rstest::rstest;
 
     fn failure(ended: Ended) -> Failure {
@@ -249,6 +241,7 @@ mod tests {
             last_lines: vec!["Traceback:".into(), "  ValueError: x".into()],
             memory: MemoryPressure::Unknown,
             address_problem: None,
+            activities: Vec::new(),
             others: [0, 2, 3, 5]
                 .map(|rank| OtherRank {
                     rank,
@@ -269,6 +262,20 @@ mod tests {
                    ValueError: x\n  \
                ranks 0, 2-3, 5 were running and have been ended by the launcher"
         );
+    }
+
+    #[test]
+    fn what_ranks_were_doing_comes_before_how_they_ended() {
+        let call = CallName { op: "all_reduce".to_owned(), sequence: 17, site: Some("src/main.rs:40".to_owned()) };
+        let waiting = RankActivity::InCall { call, elapsed: Duration::from_millis(2100) };
+        let mut activities: Vec<_> = [0, 1, 2, 3, 5].map(|rank| RankSummary { rank, activity: waiting.clone() }).into();
+        activities[1].activity = RankActivity::Computing { after: None };
+        let text = Failure { last_lines: Vec::new(), activities, ..failure(Ended::Exited(3)) }.to_string();
+        let wanted = "rank 1 (process 4711) exited with code 3 after 12.3 s\n  \
+             ranks 0, 2-3, 5 were in all_reduce number 17 at src/main.rs:40 for 2.1 s\n  \
+             rank 1 was computing and had made no call to other ranks\n  \
+             ranks 0, 2-3, 5 were running and have been ended by the launcher";
+        assert_eq!(text, wanted);
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod question;
 mod reference;
 mod report;
 mod restart;
+pub mod status;
 mod supervise;
 mod tail;
 

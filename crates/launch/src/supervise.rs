@@ -13,6 +13,7 @@ mod terminal;
 use std::ffi::OsStr;
 use std::time::{Duration, Instant};
 
+use accelerate_core::status::RankSummary;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, getpid, set_child_subreaper};
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,7 @@ use crate::helper::{Guard, MARK_VARIABLE, new_mark};
 use crate::logs::OpenLogs;
 use crate::plan::Plan;
 use crate::report::{Notice, Reporter};
+use crate::status::StatusFile;
 use leftovers::Leftovers;
 use memory::KillCounter;
 use rank::{RankProcess, RankTerminal};
@@ -111,8 +113,10 @@ fn supervise_listening(plan: &Plan, signals: &mut Signals, reporter: &mut dyn Re
         log_has_failed: false,
         terminal: None,
         memory: KillCounter::read(),
+        status: StatusFile::of_plan(plan),
         started_at: Instant::now(),
         first_failure: None,
+        activities: Vec::new(),
         stopping: None,
         output_error: None,
     };
@@ -147,9 +151,13 @@ struct Supervisor<'a> {
     log_has_failed: bool,
     terminal: Option<RankTerminal>,
     memory: KillCounter,
+    /// What the ranks tell of themselves.
+    status: Option<StatusFile>,
     started_at: Instant,
     /// Index into `ranks`.
     first_failure: Option<usize>,
+    /// What the ranks were doing at that moment.
+    activities: Vec<RankSummary>,
     /// The signal that told this process to stop.
     stopping: Option<i32>,
     output_error: Option<std::io::Error>,
@@ -161,8 +169,13 @@ impl Supervisor<'_> {
         self.terminal = self.plan.terminal.and_then(|wanted| RankTerminal::open(wanted).ok());
         for command in &self.plan.ranks {
             let terminal = self.terminal.as_mut().filter(|_| command.local_rank == 0);
-            let rank = RankProcess::start(self.plan, command, marks, terminal)
+            let index = self.ranks.len();
+            let place = self.status.as_ref().and_then(|status| status.place(index));
+            let rank = RankProcess::start(self.plan, command, marks, place, terminal)
                 .map_err(|error| Error::spawn(command.rank, &command.command[0], error))?;
+            if let Some(status) = &self.status {
+                status.rank_started(index, rank.process_id());
+            }
             self.ranks.push(rank);
         }
         // From here on the ranks' side of the terminal is open in the ranks only.
@@ -310,6 +323,9 @@ impl Supervisor<'_> {
         let mut ended_now = Vec::new();
         for index in 0..self.ranks.len() {
             if self.ranks[index].has_just_ended(now) {
+                if let (Some(status), Some(ended)) = (&self.status, self.ranks[index].ended()) {
+                    status.rank_ended(index, ended);
+                }
                 self.drain(index);
                 self.ranks[index].end_orphans(now, self.plan.grace_period);
                 ended_now.push(index);
@@ -333,12 +349,22 @@ impl Supervisor<'_> {
             return;
         };
         self.first_failure = Some(first);
+        // Before they are told to end, and leave what they are in.
+        self.activities = self.activities();
         self.end_all(Signal::TERM, self.plan.grace_period);
         let num_others = self.num_running();
         if let (Some(ended), true) = (self.ranks[first].ended(), num_others > 0) {
             let rank = self.ranks[first].number();
             self.notice(&Notice::RankFailed { rank, ended, num_others });
         }
+    }
+
+    /// Of those that have not ended well.
+    fn activities(&self) -> Vec<RankSummary> {
+        let Some(status) = &self.status else { return Vec::new() };
+        let has_failed_or_runs = |rank: &RankProcess| rank.ended().is_none_or(|ended| !ended.is_success());
+        let ranks = self.ranks.iter().enumerate().filter(|(_, rank)| has_failed_or_runs(rank));
+        status.activities(ranks.map(|(index, _)| index))
     }
 
     /// A process that crashes closes its connections a moment before its end can be noticed, and a peer
@@ -434,6 +460,7 @@ impl Supervisor<'_> {
             last_lines: self.ranks[cause].last_lines(),
             memory: self.memory.since(),
             address_problem: None,
+            activities: self.activities.clone(),
             others: self
                 .ranks
                 .iter()

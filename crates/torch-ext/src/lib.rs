@@ -25,6 +25,7 @@ mod reducer;
 pub mod saved_tensors;
 pub mod scalar;
 mod script_module;
+pub mod shared_memory;
 pub mod storage;
 mod store;
 mod tensor_vec;

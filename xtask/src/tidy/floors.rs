@@ -17,7 +17,7 @@ const FLOORS: [&[&str]; 7] = [
     &["amp", "logging", "session"],
     &["nn", "state"],
     &["group", "offload", "tensor_tree"],
-    &["error", "messages"],
+    &["error", "messages", "status"],
 ];
 
 pub(super) fn direction(tree: &Tree) -> Result<Vec<String>> {

@@ -324,7 +324,9 @@ impl AcceleratorBuilder {
     ///
     /// # Errors
     /// Settings or environment that contradict each other; ranks that do not arrive.
+    #[track_caller]
     pub fn build(self) -> Result<Accelerator> {
+        let _called = crate::status::here();
         let accelerator = self.build_with(&process_environment, PartialState::join)?;
         if accelerator.is_main_process() {
             let names: Vec<String> = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).collect();
@@ -350,7 +352,9 @@ impl AcceleratorBuilder {
     /// # Errors
     /// Settings that contradict each other; settings by which processes meet and find their devices, which are those of
     /// `accelerator` ([`cpu`](Self::cpu), [`InitProcessGroupKwargs`](crate::InitProcessGroupKwargs)).
+    #[track_caller]
     pub fn build_from(self, accelerator: &Accelerator) -> Result<Accelerator> {
+        let _called = crate::status::here();
         let state = accelerator.state().clone();
         self.build_with(&|_| None, |config, _| {
             check_nothing_of_a_meeting(config, state.is_main_process())?;

@@ -207,7 +207,9 @@ impl Accelerator {
     /// # std::fs::remove_dir_all(&folder).map_err(accelerate::Error::other)?;
     /// # Ok::<(), accelerate::Error>(())
     /// ```
+    #[track_caller]
     pub fn save_state(&self, output_dir: impl CheckpointFolder) -> Result<PathBuf> {
+        let _called = crate::status::here();
         let save = self.plan_save(output_dir.path())?;
         let folder = save.folder().to_owned();
         save.progress().shown_while(|| save.write(self.group()))?;
@@ -244,7 +246,9 @@ impl Accelerator {
     /// # std::fs::remove_dir_all(&folder).map_err(accelerate::Error::other)?;
     /// # Ok::<(), accelerate::Error>(())
     /// ```
+    #[track_caller]
     pub fn save_state_async(&self, output_dir: impl CheckpointFolder) -> Result<PathBuf> {
+        let _called = crate::status::here();
         let mut save = self.plan_save(output_dir.path())?;
         let folder = save.folder().to_owned();
         self.group().agree_on_success("save_state_async", save.copy_to_host())?;
@@ -303,7 +307,9 @@ impl Accelerator {
     /// were prepared. An error on every rank. Where the files are wrong, or other objects were prepared, nothing has changed on
     /// any rank; where an object refuses its state, nothing on those ranks whose objects do. After all of this, tensors on the
     /// CPU are read into the memory where they are: if a disk fails then, the error says that the run has to load again.
+    #[track_caller]
     pub fn load_state(&self, input_dir: impl CheckpointFolder) -> Result<PathBuf> {
+        let _called = crate::status::here();
         self.wait_for_save()?;
         let folder = self.folder_to_load(input_dir.path())?;
         let mut checkpoint = OpenCheckpoint::open(self.group(), &folder, &self.checkpoint_writers())?;

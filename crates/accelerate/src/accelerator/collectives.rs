@@ -25,12 +25,16 @@ impl Accelerator {
     /// })?;
     /// # Ok::<(), accelerate::Error>(())
     /// ```
+    #[track_caller]
     pub fn gather<T: TensorTree>(&self, tensor: &T) -> Result<T> {
+        let _called = crate::status::here();
         operations::gather(self.group(), tensor)
     }
 
     /// The objects of all ranks in rank order. Collective.
+    #[track_caller]
     pub fn gather_object<T: Serialize + DeserializeOwned>(&self, objects: &[T]) -> Result<Vec<T>> {
+        let _called = crate::status::here();
         operations::gather_object(self.group(), objects)
     }
 
@@ -60,7 +64,9 @@ impl Accelerator {
     /// })?;
     /// # Ok::<(), accelerate::Error>(())
     /// ```
+    #[track_caller]
     pub fn gather_for_metrics<T: TensorTree>(&self, input_data: &T) -> Result<T> {
+        let _called = crate::status::here();
         let position = self.session().gradient_state.active_position();
         let join = self.session().join();
         operations::gather_for_metrics(self.group(), input_data, position.as_ref(), join.as_deref())
@@ -68,7 +74,9 @@ impl Accelerator {
 
     /// As [`Accelerator::gather_for_metrics`], for one object per row of the batch: for whatever has no common shape, such
     /// as texts or lists of boxes. Collective.
+    #[track_caller]
     pub fn gather_object_for_metrics<T: Serialize + DeserializeOwned>(&self, objects: &[T]) -> Result<Vec<T>> {
+        let _called = crate::status::here();
         let position = self.session().gradient_state.active_position();
         let join = self.session().join();
         operations::gather_object_for_metrics(self.group(), objects, position.as_ref(), join.as_deref())
@@ -95,7 +103,9 @@ impl Accelerator {
     /// # Errors
     /// Shapes that differ between ranks: all of them are shown. The mean of integers or `Bool` over several ranks, and the
     /// largest or smallest of complex numbers, as in the reference. A [`scale`](ReduceOptions::scale) that a dtype cannot hold.
+    #[track_caller]
     pub fn reduce<T: TensorTree>(&self, tensor: &T, options: impl Into<ReduceOptions>) -> Result<T> {
+        let _called = crate::status::here();
         operations::reduce(self.group(), tensor, options.into())
     }
 
@@ -118,12 +128,16 @@ impl Accelerator {
     /// # Errors
     /// Other dims that differ between ranks; a [`pad_index`](PadOptions::pad_index) that the dtype of a tensor with that dim
     /// cannot hold, whether or not this tensor is too short.
+    #[track_caller]
     pub fn pad_across_processes<T: TensorTree>(&self, tensor: &T, options: PadOptions) -> Result<T> {
+        let _called = crate::status::here();
         operations::pad_across_processes(self.group(), tensor, options)
     }
 
     /// Every tensor as it is on rank `from_process`; the other ranks give tensors of the same shapes. Collective.
+    #[track_caller]
     pub fn broadcast<T: TensorTree>(&self, tensor: &T, from_process: usize) -> Result<T> {
+        let _called = crate::status::here();
         operations::broadcast(self.group(), tensor, from_process)
     }
 
@@ -138,16 +152,20 @@ impl Accelerator {
     ///
     /// # Errors
     /// When a stream does not exist on this device.
+    #[track_caller]
     pub fn synchronize_rng_states(&self, rng_types: &[RngType]) -> Result<()> {
+        let _called = crate::status::here();
         crate::data::synchronize_rng_states(self.session(), rng_types, Some(self.device()))
     }
 
     /// Replaces the objects by those of rank `from_process`. Collective.
+    #[track_caller]
     pub fn broadcast_object_list<T: Serialize + DeserializeOwned>(
         &self,
         objects: &mut Vec<T>,
         from_process: usize,
     ) -> Result<()> {
+        let _called = crate::status::here();
         operations::broadcast_object_list(self.group(), objects, from_process)
     }
 }

@@ -242,7 +242,9 @@ impl Accelerator {
     /// # Errors
     /// Those of the objects, by name; an optimizer or a scheduler that is in use, because the call comes out of its own
     /// step, or from another thread in the middle of it.
+    #[track_caller]
     pub fn state_dict(&self) -> Result<BTreeMap<String, ObjectState>> {
+        let _called = crate::status::here();
         self.session().objects().state_dict()
     }
 
@@ -252,7 +254,9 @@ impl Accelerator {
     /// # Errors
     /// States of other objects than were prepared. Those of the objects, by name; an optimizer or a scheduler that is in use, as
     /// with [`Accelerator::state_dict`]. Nothing is changed then on this process.
+    #[track_caller]
     pub fn load_state_dict(&self, states: &BTreeMap<String, ObjectState>) -> Result<()> {
+        let _called = crate::status::here();
         self.session().objects().load_state_dict(states, &BTreeSet::new())
     }
 

@@ -107,7 +107,9 @@ impl Accelerator {
     ///
     /// # Errors
     /// What kept it from being written, on any process. An error on every rank.
+    #[track_caller]
     pub fn wait_for_save(&self) -> Result<()> {
+        let _called = crate::status::here();
         let pending = self.0.background_save.lock().pending.take();
         match pending {
             Some(pending) => pending.wait(|result| self.group().agree_on_success("wait_for_save", result)),
@@ -136,7 +138,9 @@ impl Accelerator {
     ///
     /// # Errors
     /// As [`wait_for_save`](Self::wait_for_save).
+    #[track_caller]
     pub fn end_training(&self) -> Result<()> {
+        let _called = crate::status::here();
         self.wait_for_save()
     }
 

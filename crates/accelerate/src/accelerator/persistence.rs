@@ -56,12 +56,14 @@ impl Accelerator {
     /// # std::fs::remove_dir_all(&folder).map_err(accelerate::Error::other)?;
     /// # Ok::<(), accelerate::Error>(())
     /// ```
+    #[track_caller]
     pub fn save_model<M: HasParameters + ?Sized>(
         &self,
         model: &M,
         save_directory: impl AsRef<Path>,
         options: &SaveModelOptions,
     ) -> Result<()> {
+        let _called = crate::status::here();
         let store = single_store(model, "save_model")?;
         let saved_dtype = self.deep_speed().and_then(|deep_speed| deep_speed.saved_dtype());
         let options =
@@ -96,7 +98,9 @@ impl Accelerator {
     /// assert!(error.is_weights() && error.to_string().contains("/dev/null/output"));
     /// # Ok::<(), accelerate::Error>(())
     /// ```
+    #[track_caller]
     pub fn check_save_directory(&self, save_directory: impl AsRef<Path>) -> Result<()> {
+        let _called = crate::status::here();
         let on_each_node = self.project_configuration().save_on_each_node;
         let writes = if on_each_node { self.is_local_main_process() } else { self.is_main_process() };
         let checked = if writes { check_save_directory(save_directory) } else { Ok(()) };

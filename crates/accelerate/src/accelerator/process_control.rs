@@ -89,7 +89,9 @@ impl Accelerator {
     }
 
     /// Returns when every process has called it; at once in a run of one. Collective.
+    #[track_caller]
     pub fn wait_for_everyone(&self) -> Result<()> {
+        let _called = crate::status::here();
         self.state().wait_for_everyone()
     }
 
@@ -119,12 +121,16 @@ impl Accelerator {
     }
 
     /// Runs `function` on rank 0 first and on the others when it is done. Collective.
+    #[track_caller]
     pub fn main_process_first<T>(&self, function: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _called = crate::status::here();
         self.state().main_process_first(function)
     }
 
     /// Runs `function` on the first process of each machine first and on the others when it is done. Collective.
+    #[track_caller]
     pub fn local_main_process_first<T>(&self, function: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _called = crate::status::here();
         self.state().local_main_process_first(function)
     }
 
@@ -158,7 +164,9 @@ impl Accelerator {
     /// })?;
     /// # Ok::<(), accelerate::Error>(())
     /// ```
+    #[track_caller]
     pub fn check_trigger(&self) -> Result<bool> {
+        let _called = crate::status::here();
         let raised =
             Tensor::f_from_slice(&[i64::from(self.0.trigger.load(Ordering::Relaxed))])?.f_to_device(self.device())?;
         self.group().all_reduce(&raised, ReduceOp::Sum)?;

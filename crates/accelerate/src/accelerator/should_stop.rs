@@ -54,7 +54,9 @@ impl Accelerator {
     /// # Errors
     /// Ranks that make another call, or none; inside [`join_uneven_inputs`](Self::join_uneven_inputs) that is any rank that is out
     /// of batches. A kernel that takes no handlers, on any rank.
+    #[track_caller]
     pub fn should_stop(&self) -> Result<bool> {
+        let _called = crate::status::here();
         if self.0.is_stopping.load(Ordering::Relaxed) {
             return Ok(true);
         }

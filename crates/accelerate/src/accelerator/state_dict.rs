@@ -45,7 +45,9 @@ impl Accelerator {
     /// # std::fs::remove_file(&path).map_err(accelerate::Error::other)?;
     /// # Ok::<(), accelerate::Error>(())
     /// ```
+    #[track_caller]
     pub fn get_state_dict<M: HasParameters + ?Sized>(&self, model: &M) -> Result<StateDict> {
+        let _called = crate::status::here();
         let store = single_store(model, OP)?;
         let dtype = self.deep_speed().and_then(|deep_speed| deep_speed.saved_dtype());
         if self.num_processes() > 1 && store.shard_group().is_some() {

@@ -23,7 +23,9 @@ impl Accelerator {
     ///
     /// # Errors
     /// libtorch's; those of hooks; a peer that is gone or does not take part, by rank.
+    #[track_caller]
     pub fn backward(&self, loss: &Tensor) -> Result<()> {
+        let _called = crate::status::here();
         let session = self.session();
         let objects = session.objects();
         let scaling = session.gradient_state.begin_backward();
@@ -100,7 +102,9 @@ impl Accelerator {
     ///
     /// # Errors
     /// A model that was not prepared; a peer that is gone.
+    #[track_caller]
     pub fn trigger_sync_in_backward(&self, model: &(impl HasParameters + ?Sized)) -> Result<()> {
+        let _called = crate::status::here();
         let mut outcome = Ok(());
         for_each_engine(model, "trigger_sync_in_backward", &mut |engine| {
             if outcome.is_ok() {
@@ -205,7 +209,9 @@ impl Accelerator {
 
     /// Divides all gradients by the loss scale of fp16, once per step; nothing in other precisions. Collective where ranks have
     /// not reduced gradients of a sharded model yet, as all that looks at gradients.
+    #[track_caller]
     pub fn unscale_gradients(&self) -> Result<()> {
+        let _called = crate::status::here();
         self.session().complete_gradients()?;
         self.unscale_where(|_| true)
     }
@@ -223,11 +229,13 @@ impl Accelerator {
     ///
     /// # Errors
     /// The optimizer has stepped since the last backward pass; those of [`optim::clip_grad_norm_`](crate::optim::clip_grad_norm_).
+    #[track_caller]
     pub fn clip_grad_norm_<P: HasParameters + ?Sized>(
         &self,
         parameters: &P,
         clipping: impl Into<ClipGradNorm>,
     ) -> Result<TotalNorm> {
+        let _called = crate::status::here();
         let params = parameters.trainable_parameters();
         self.check_before_step("clip_grad_norm_", &params)?;
         self.session().complete_gradients()?;
@@ -237,7 +245,9 @@ impl Accelerator {
 
     /// Limits every element of the gradients to `-clip_value..=clip_value`. Collective where ranks have not reduced gradients of
     /// a sharded model yet.
+    #[track_caller]
     pub fn clip_grad_value_<P: HasParameters + ?Sized>(&self, parameters: &P, clip_value: f64) -> Result<()> {
+        let _called = crate::status::here();
         let params = parameters.trainable_parameters();
         self.check_before_step("clip_grad_value_", &params)?;
         self.session().complete_gradients()?;

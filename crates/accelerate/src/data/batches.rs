@@ -58,15 +58,21 @@ impl<B: Send + 'static, K> Batches<B, K> {
         let Some(batch) = round.batches.into_iter().next().flatten() else {
             return Ok(None);
         };
+        let mut num_counted = 0;
         let batch = match &self.prepared {
             Some(prepared) => {
                 let batch = (prepared.place)(batch)?;
+                num_counted = round.position.counted_rows.iter().flatten().filter(|counts| **counts).count() as u64;
                 prepared.guard.publish(prepared.shares.for_all_ranks(round.position));
                 batch
             }
             None => batch,
         };
-        self.progress.moved(round.delivered, round.stream);
+        let num_delivered = self.progress.moved(round.delivered, round.stream);
+        if let Some(prepared) = &self.prepared {
+            // What is delivered may be counted in batches; the rows of some loaders are not known.
+            prepared.guard.handed_out(if num_counted > 0 { num_counted } else { num_delivered });
+        }
         Ok(Some(batch))
     }
 

@@ -227,10 +227,13 @@ impl Progress {
         inner.pass = Some(UnderWay { epoch, start, delivered, stream });
     }
 
-    pub(crate) fn moved(&self, delivered: u64, stream: Option<Vec<u8>>) {
-        if let Some(pass) = &mut self.lock().pass {
-            (pass.delivered, pass.stream) = (delivered, stream);
-        }
+    /// Returns by how much.
+    pub(crate) fn moved(&self, delivered: u64, stream: Option<Vec<u8>>) -> u64 {
+        let mut inner = self.lock();
+        let Some(pass) = &mut inner.pass else { return 0 };
+        let before = std::mem::replace(&mut pass.delivered, delivered);
+        pass.stream = stream;
+        delivered.saturating_sub(before)
     }
 
     /// Goes on to the next epoch, unless somebody has set another one during the pass.

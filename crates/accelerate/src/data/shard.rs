@@ -238,10 +238,12 @@ impl<B: Send + 'static, K> DataLoaderShard<B, K> {
     ///
     /// When the sampler or a collective fails, threads cannot be started, or the order is another than that of the
     /// run that is resumed.
+    #[track_caller]
     pub fn iter(&self) -> Result<Batches<B, K>>
     where
         B: TensorTree,
     {
+        let _called = crate::status::here();
         let (resume, epoch) = (self.parts.progress.resume(), self.parts.progress.epoch());
         if let Some(exchange) = &self.exchange {
             agreement::synchronize_rng_states(&**exchange, &self.rng_types, self.device)?;

@@ -14,6 +14,7 @@ mod watch;
 mod wire;
 
 use crate::error::{CollectiveError, Error, Result};
+use crate::status;
 use journal::Journal;
 pub(crate) use members::Members;
 pub(crate) use peer_process::PeerProcess;
@@ -26,7 +27,6 @@ use std::time::Duration;
 use tch::{Device, Kind, Tensor};
 use torch_ext::{GlooOptions, ProcessGroup, Store, Work, scalar};
 pub(crate) use transport::{NeededBy, PendingSum, ShardTransport};
-use watch::Entered;
 pub(crate) use watch::Watch;
 
 /// A backward pass, in which the reducer makes calls that nobody numbers, as people are told of it: with the last call before.
@@ -166,7 +166,9 @@ impl Group {
 
     /// The same processes, connected once more: what becomes of one group does not touch the other. Collective.
     pub(crate) fn fork(&self) -> Result<Self> {
-        self.connect_again("", self.inner.members.clone(), |links| (Arc::clone(&links.connect), links.gloo.clone()))
+        self.connect_again("", self.inner.members.clone(), false, |links| {
+            (Arc::clone(&links.connect), links.gloo.clone())
+        })
     }
 
     /// The ranks `ranks` of this group, this one among them, connected once more among themselves: their ranks there are
@@ -176,13 +178,13 @@ impl Group {
         let own = own.ok_or_else(|| Error::other(format!("rank {} is not among ranks {ranks:?}", self.rank())))?;
         let members = self.inner.members.subgroup(ranks, own);
         let name = ranks.first().map_or_else(String::new, |first| format!("/of/{first}"));
-        self.connect_again(&name, members, |links| (Arc::clone(&links.connect), links.gloo.clone()))
+        self.connect_again(&name, members, false, |links| (Arc::clone(&links.connect), links.gloo.clone()))
     }
 
     /// The same processes with connections of their own, over Gloo: for a thread in the background, whose collectives
     /// would otherwise come between those of the training loop in another order on every rank. Collective.
     pub(crate) fn side_group(&self) -> Result<Self> {
-        self.connect_again("", self.inner.members.clone(), |links| {
+        self.connect_again("", self.inner.members.clone(), true, |links| {
             let options = GlooOptions { threads: 1, ..links.gloo.clone() };
             (connect_gloo(options.clone()), options)
         })
@@ -197,6 +199,7 @@ impl Group {
         &self,
         name: &str,
         members: Members,
+        is_in_background: bool,
         how: impl FnOnce(&Links) -> (Arc<Connect>, GlooOptions),
     ) -> Result<Self> {
         let Some(links) = &self.inner.links else { return Ok(Self::single_process()) };
@@ -208,7 +211,9 @@ impl Group {
         let store = links.store.prefix(&fork)?;
         let (connect, gloo) = how(links);
         let group = Self::named(&format!("{}/{fork}", self.inner.name), connect, &store, gloo, members)?;
-        Ok(Self { inner: group.inner, ..self.clone() })
+        let group = Self { inner: group.inner, ..self.clone() };
+        group.add_to_watch(is_in_background);
+        Ok(group)
     }
 
     /// Tells ranks that will miss this one in a collective why it makes none any more.
@@ -252,7 +257,9 @@ impl Group {
     /// # Errors
     /// [`ReduceOp::Mean`] of integers or `Bool` over several ranks, which these dtypes cannot hold; [`ReduceOp::Max`] and
     /// [`ReduceOp::Min`] of complex numbers, which have no order.
+    #[track_caller]
     pub fn all_reduce(&self, tensor: &Tensor, op: ReduceOp) -> Result<()> {
+        let _called = status::here();
         const OP: &str = "all_reduce";
         self.compare_call(OP, || format!("{} ({op:?})", shape_text(tensor)))?;
         if self.world_size() == 1 {
@@ -272,7 +279,9 @@ impl Group {
     }
 
     /// Overwrites the tensor on every rank with that of rank `source`. Any dtype and shape. Collective.
+    #[track_caller]
     pub fn broadcast(&self, tensor: &Tensor, source: usize) -> Result<()> {
+        let _called = status::here();
         self.compare_call("broadcast", || format!("{} from rank {source}", shape_text(tensor)))?;
         self.check_rank("broadcast", source)?;
         let wire = wire::movable(tensor)?;
@@ -281,7 +290,9 @@ impl Group {
     }
 
     /// Every rank's tensor, in rank order; shapes and dtypes are equal on all ranks. Collective.
+    #[track_caller]
     pub fn all_gather(&self, tensor: &Tensor) -> Result<Vec<Tensor>> {
+        let _called = status::here();
         let input = wire::movable(tensor)?;
         let outputs: Vec<Tensor> = (0..self.world_size()).map(|_| input.f_empty_like()).collect::<Result<_, _>>()?;
         if self.world_size() == 1 {
@@ -293,7 +304,9 @@ impl Group {
 
     /// All ranks' tensors joined along dim 0 in rank order: `[n, ...]` becomes `[world_size * n, ...]`, a
     /// 0-d tensor becomes `[world_size]`. Shapes and dtypes are equal on all ranks. Collective.
+    #[track_caller]
     pub fn all_gather_into_tensor(&self, tensor: &Tensor) -> Result<Tensor> {
+        let _called = status::here();
         let rows = if tensor.dim() == 0 { tensor.f_reshape([1])? } else { tensor.f_detach()? };
         let mut shape = rows.size();
         shape[0] *= self.world_size() as i64;
@@ -317,7 +330,9 @@ impl Group {
     ///
     /// # Errors
     /// A first dim that is not a multiple of the world size; those of [`Group::all_reduce`].
+    #[track_caller]
     pub fn reduce_scatter_tensor(&self, tensor: &Tensor, op: ReduceOp) -> Result<Tensor> {
+        let _called = status::here();
         const OP: &str = "reduce_scatter_tensor";
         let mut shape = tensor.size();
         let world_size = self.world_size() as i64;
@@ -345,7 +360,9 @@ impl Group {
     }
 
     /// Returns when every rank has called it. Collective.
+    #[track_caller]
     pub fn barrier(&self) -> Result<()> {
+        let _called = status::here();
         // An all-reduce of one number: Gloo's own barrier ignores a shorter deadline than the group's.
         self.run_shaped("barrier", String::new, |group| group.barrier(None))
     }
@@ -362,6 +379,7 @@ impl Group {
         self.compare_call("broadcast_coalesced", || format!("{} from rank {source}", shapes()))?;
         let wires = tensors.iter().map(wire::movable).collect::<Result<Vec<Tensor>>>()?;
         let sequence = self.next_sequence();
+        let _entered = self.enter("broadcast_coalesced", sequence);
         links.process_group.broadcast_coalesced(&wires, BUFFER_BYTES, source).map_err(|error| {
             self.explain(links, "broadcast_coalesced", sequence, format!("{} tensors", tensors.len()), error)
         })?;
@@ -396,7 +414,9 @@ impl Group {
     }
 
     /// Every rank's bytes, in rank order; lengths may differ. Collective (two operations).
+    #[track_caller]
     pub fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let _called = status::here();
         self.compare_call("all_gather_bytes", String::new)?;
         self.uncompared().gather_bytes(bytes)
     }
@@ -422,7 +442,9 @@ impl Group {
     }
 
     /// Rank `source`'s bytes. Collective (two operations).
+    #[track_caller]
     pub fn broadcast_bytes(&self, bytes: &[u8], source: usize) -> Result<Vec<u8>> {
+        let _called = status::here();
         if self.world_size() == 1 {
             return Ok(bytes.to_vec());
         }
@@ -526,32 +548,9 @@ impl Group {
         self.is_out_of_step.load(Ordering::Relaxed)
     }
 
-    /// The same group, with a watch over its calls and those of all groups that are made from it.
-    pub(crate) fn watched(self, watch: Watch) -> Self {
-        Self { watch: Some(Arc::new(watch)), ..self }
-    }
-
     /// The same group, which knows the process of rank 0, as do all groups that are made from it.
     pub(crate) fn with_rank_0(self, rank_0: Option<PeerProcess>) -> Self {
         Self { rank_0: rank_0.map(Arc::new), ..self }
-    }
-
-    /// From now on until it is dropped, this process is in a call.
-    fn enter(&self, op: &'static str, sequence: u64) -> Entered<'_> {
-        match &self.watch {
-            Some(watch) => watch.enter(&self.inner.name, op, sequence),
-            None => Entered::unwatched(),
-        }
-    }
-
-    /// The same while memory of another rank is waited for.
-    fn enter_reading(&self, op: &'static str) -> Entered<'_> {
-        self.enter(op, self.inner.sequence.load(Ordering::Relaxed))
-    }
-
-    /// The same for a backward pass, whose collectives the reducer starts and waits for.
-    pub(crate) fn enter_backward(&self) -> impl Drop + '_ {
-        self.enter(BACKWARD, self.inner.sequence.load(Ordering::Relaxed))
     }
 }
 

@@ -5,10 +5,12 @@
 //! to wait, the main process tells of all that it finds there, again after twice the time. Nothing is written while calls are
 //! short.
 
-use super::Members;
+use super::{BACKWARD, Group, Inner, Members};
 use crate::error::CollectiveCall;
 use crate::messages;
+use crate::status::{CallLog, LoggedCall, LoggedGroup};
 use std::fmt;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -39,15 +41,28 @@ struct Calls {
     next: u64,
     /// In the order in which they began; several only where threads have groups of their own.
     running: Vec<Begun>,
+    /// What others can read without the store.
+    log: Option<CallLog>,
     is_over: bool,
 }
 
 struct Begun {
     id: u64,
     group: Arc<str>,
-    op: &'static str,
-    sequence: u64,
-    at: Instant,
+    call: LoggedCall,
+}
+
+impl Calls {
+    /// A call of a group has ended, which may have been part of another one that goes on.
+    fn end(&mut self, id: u64) {
+        let Some(position) = self.running.iter().position(|call| call.id == id) else { return };
+        let ended = self.running.remove(position);
+        let Some(log) = &mut self.log else { return };
+        match self.running.iter().rev().find(|call| Arc::ptr_eq(&call.group, &ended.group)) {
+            Some(around) => log.begin(&around.group, &around.call),
+            None => log.end(&ended.group),
+        }
+    }
 }
 
 impl Shared {
@@ -64,7 +79,7 @@ pub(super) struct Entered<'a>(Option<(&'a Shared, u64)>);
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
         if let Some((shared, id)) = self.0 {
-            shared.lock().running.retain(|call| call.id != id);
+            shared.lock().end(id);
         }
     }
 }
@@ -72,9 +87,16 @@ impl Drop for Entered<'_> {
 impl Watch {
     /// Watches the calls of this process, and on the main process those of all; says something after `notice`. The others can
     /// read in which call this process is long before `deadline`, by which they ask.
-    pub(crate) fn start(store: &Store, members: Members, notice: Duration, deadline: Duration) -> crate::Result<Self> {
+    pub(crate) fn start(
+        store: &Store,
+        members: Members,
+        notice: Duration,
+        deadline: Duration,
+        log: Option<CallLog>,
+    ) -> crate::Result<Self> {
         let store = store.with_timeout(ANSWER)?.prefix("watch")?;
-        let shared = Arc::new(Shared { calls: Mutex::default(), changed: Condvar::new() });
+        let calls = Mutex::new(Calls { log, ..Calls::default() });
+        let shared = Arc::new(Shared { calls, changed: Condvar::new() });
         let long = LONG.min(notice).min(deadline / 4);
         let mut watcher = Watcher::new(store.clone(), members, notice, long);
         let watched = Arc::clone(&shared);
@@ -89,11 +111,22 @@ impl Watch {
         Ok(Self { shared, store })
     }
 
+    /// A group whose calls are watched, on the ranks that belong to it.
+    pub(super) fn add(&self, group: LoggedGroup<'_>) {
+        if let Some(log) = &mut self.shared.lock().log {
+            log.add(group);
+        }
+    }
+
     pub(super) fn enter(&self, group: &Arc<str>, op: &'static str, sequence: u64) -> Entered<'_> {
+        let call = LoggedCall::now(op, sequence);
         let mut calls = self.shared.lock();
         calls.next += 1;
         let id = calls.next;
-        calls.running.push(Begun { id, group: Arc::clone(group), op, sequence, at: Instant::now() });
+        if let Some(log) = &mut calls.log {
+            log.begin(group, &call);
+        }
+        calls.running.push(Begun { id, group: Arc::clone(group), call });
         Entered(Some((&self.shared, id)))
     }
 
@@ -158,8 +191,8 @@ fn next_look(shared: &Shared, pause: Duration) -> Option<Vec<Running>> {
     }
     let running = calls.running.iter().map(|call| Running {
         group: Arc::clone(&call.group),
-        call: CollectiveCall { op: call.op.to_owned(), sequence: call.sequence, shape: String::new() },
-        taken: call.at.elapsed(),
+        call: CollectiveCall { op: call.call.op.to_owned(), sequence: call.call.sequence, shape: String::new() },
+        taken: call.call.began.elapsed(),
     });
     Some(running.collect())
 }
@@ -271,6 +304,40 @@ fn describe(calls: &[(usize, Option<String>)]) -> String {
         parts.push(format!("{noun} {}{more} {verb} {place}", names.join(", ")));
     }
     parts.join("; ")
+}
+
+impl Group {
+    /// The same group, with a watch over its calls and those of all groups that are made from it.
+    pub(crate) fn watched(self, watch: Watch) -> Self {
+        let group = Self { watch: Some(Arc::new(watch)), ..self };
+        group.add_to_watch(false);
+        group
+    }
+
+    pub(super) fn add_to_watch(&self, is_in_background: bool) {
+        if let Some(watch) = &self.watch {
+            let Inner { name, members, .. } = &*self.inner;
+            watch.add(LoggedGroup { name, num_members: members.world_size(), is_in_background });
+        }
+    }
+
+    /// From now on until it is dropped, this process is in a call.
+    pub(super) fn enter(&self, op: &'static str, sequence: u64) -> Entered<'_> {
+        match &self.watch {
+            Some(watch) => watch.enter(&self.inner.name, op, sequence),
+            None => Entered::unwatched(),
+        }
+    }
+
+    /// The same while memory of another rank is waited for.
+    pub(super) fn enter_reading(&self, op: &'static str) -> Entered<'_> {
+        self.enter(op, self.inner.sequence.load(Ordering::Relaxed))
+    }
+
+    /// The same for a backward pass, whose collectives the reducer starts and waits for.
+    pub(crate) fn enter_backward(&self) -> impl Drop + '_ {
+        self.enter(BACKWARD, self.inner.sequence.load(Ordering::Relaxed))
+    }
 }
 
 #[cfg(test)]

@@ -180,7 +180,9 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
     ///
     /// # Errors
     /// Those of the optimizer; with loss scaling also a step before any backward pass.
+    #[track_caller]
     pub fn step(&mut self) -> Result<()> {
+        let _called = crate::status::here();
         if !self.session.gradient_state.sync_gradients() {
             return Ok(());
         }
@@ -193,8 +195,14 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
             None => self.shared.optimizer.lock().step(),
         };
         self.check_step(stepped)?;
-        self.handle().gradients_used();
+        self.has_stepped();
         Ok(())
+    }
+
+    /// What comes after every step.
+    fn has_stepped(&self) {
+        self.handle().gradients_used();
+        self.session.gradient_state.optimizer_has_stepped(self.handle().num_steps());
     }
 
     /// What comes before every step.
@@ -224,7 +232,9 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
     ///
     /// # Errors
     /// Those of the optimizer.
+    #[track_caller]
     pub fn zero_grad(&mut self) -> Result<()> {
+        let _called = crate::status::here();
         if !self.session.gradient_state.sync_gradients() {
             return Ok(());
         }
@@ -260,7 +270,9 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
     ///
     /// # Errors
     /// Those of the optimizer; with loss scaling also a step before any backward pass.
+    #[track_caller]
     pub fn clip_step_and_zero_grad(&mut self, max_norm: f64) -> Result<Option<TotalNorm>> {
+        let _called = crate::status::here();
         if !self.session.gradient_state.sync_gradients() {
             return Ok(None);
         }
@@ -283,7 +295,7 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
                     }
                 };
                 let norm = self.check_step(norm)?;
-                handle.gradients_used();
+                self.has_stepped();
                 Tensor::from(norm as f32).into()
             }
             None => {

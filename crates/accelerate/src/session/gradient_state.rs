@@ -1,6 +1,7 @@
 //! Where the training loop stands: is this the micro-batch that synchronises, is this the last batch.
 
 use crate::error::Result;
+use crate::status::Status;
 use accelerate_core::accumulation::{Decision, PartialWindow, Window, WindowState};
 use accelerate_core::config::GradientAccumulationSettings;
 use accelerate_core::schedule::{ScheduledPass, SchedulerRule, ticks_per_step};
@@ -9,7 +10,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Shared by the accelerator, loaders, optimizers and schedulers of one [`Session`](super::Session).
 #[derive(Clone, Debug)]
-pub(crate) struct GradientState(Arc<Mutex<Inner>>);
+pub(crate) struct GradientState {
+    inner: Arc<Mutex<Inner>>,
+    /// Tells others how far the loop is.
+    status: Status,
+}
 
 #[derive(Debug)]
 struct Inner {
@@ -66,7 +71,7 @@ impl GradientState {
     }
 
     fn of(window: Window) -> Self {
-        Self(Arc::new(Mutex::new(Inner {
+        let inner = Inner {
             window,
             sync_gradients: true,
             decision: None,
@@ -75,12 +80,18 @@ impl GradientState {
             even_batches: None,
             passes_outside: 0,
             was_told_of_short_steps: false,
-        })))
+        };
+        Self { inner: Arc::new(Mutex::new(inner)), status: Status::default() }
+    }
+
+    /// The same, which tells others of the loop's progress.
+    pub(crate) fn told_by(self, status: &Status) -> Self {
+        Self { inner: self.inner, status: status.clone() }
     }
 
     // The state stays consistent between statements, so a panic elsewhere does not spoil it.
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One that accumulates in the same way, at the beginning of a window and outside of all loops.
@@ -215,6 +226,11 @@ impl GradientState {
         is_first.then_some(ShortStep { num_passes, num_steps })
     }
 
+    /// An optimizer has taken so many steps.
+    pub(crate) fn optimizer_has_stepped(&self, num_steps: usize) {
+        self.status.stepped(num_steps);
+    }
+
     /// Registers a loader whose iteration begins, and which has so many batches if that is known. It is the innermost until the
     /// guard is dropped.
     pub(crate) fn begin_loader(&self, num_batches: Option<usize>) -> LoaderGuard {
@@ -250,6 +266,11 @@ impl LoaderGuard {
         if let Some(loader) = inner.active_loaders.iter_mut().find(|loader| loader.id == self.id) {
             loader.position = position;
         }
+    }
+
+    /// So many samples were handed out to all ranks.
+    pub(crate) fn handed_out(&self, num_samples: u64) {
+        self.state.status.handed_out(num_samples);
     }
 }
 

@@ -56,8 +56,8 @@ impl Session {
             device: state.device(),
             group: state.group().clone(),
             mesh: DeviceMesh::new(state.group().clone(), mesh),
+            gradient_state: gradient_state.told_by(state.status()),
             state,
-            gradient_state,
             registry: Registry::default(),
             join: Mutex::new(None),
         }))

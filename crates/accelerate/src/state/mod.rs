@@ -14,6 +14,7 @@ pub(crate) use stop_signals::name as signal_name;
 use crate::error::{Result, StateError};
 use crate::group::Group;
 use crate::messages;
+use crate::status::Status;
 use accelerate_core::config::{InitProcessGroupKwargs, PartialRunConfig, RunConfig, Sources};
 use accelerate_core::environment::{CORES_VARIABLE, RankVariables, rank_variables, restart_count};
 use accelerate_core::names::DistributedType;
@@ -46,6 +47,8 @@ struct Inner {
     backend: Option<&'static str>,
     distributed_type: DistributedType,
     group: Group,
+    /// What others can read of this process.
+    status: Status,
     local_process_index: usize,
     num_local_processes: usize,
     /// As the environment of this process says it.
@@ -125,19 +128,21 @@ impl PartialState {
         }
         match ranks {
             Some(ranks) => Self::distributed(device, &ranks, config, lookup),
-            None => Ok(Self::single_process(device, restart_count(lookup)?)),
+            None => Ok(Self::alone(device, restart_count(lookup)?, Status::of_process(lookup))),
         }
     }
 
     fn distributed(device: Device, ranks: &RankVariables, config: &RunConfig, lookup: Lookup<'_>) -> Result<Self> {
         let backend = device::backend(device, config.process_group.backend.as_deref())?;
-        let group = rendezvous::connect(ranks, device, backend, config, lookup)?;
+        let status = Status::of_process(lookup);
+        let group = rendezvous::connect(ranks, device, backend, config, lookup, &status)?;
         let distributed_type = if device.is_cuda() { DistributedType::MultiGpu } else { DistributedType::MultiCpu };
         Ok(Self(Arc::new(Inner {
             device,
             backend: Some(backend),
             distributed_type,
             group,
+            status,
             local_process_index: ranks.local_rank,
             num_local_processes: ranks.local_world_size,
             restart_count: restart_count(lookup)?,
@@ -145,12 +150,18 @@ impl PartialState {
         })))
     }
 
-    fn single_process(device: Device, restart_count: usize) -> Self {
+    #[cfg(test)]
+    pub(crate) fn single_process(device: Device) -> Self {
+        Self::alone(device, 0, Status::default())
+    }
+
+    fn alone(device: Device, restart_count: usize, status: Status) -> Self {
         Self(Arc::new(Inner {
             device,
             backend: None,
             distributed_type: DistributedType::No,
             group: Group::single_process(),
+            status,
             local_process_index: 0,
             num_local_processes: 1,
             restart_count,
@@ -167,6 +178,7 @@ impl PartialState {
             backend: (world_size > 1).then_some("gloo"),
             distributed_type,
             group,
+            status: Status::default(),
             local_process_index: rank,
             num_local_processes: world_size,
             restart_count: 0,
@@ -179,12 +191,13 @@ impl PartialState {
         let Inner {
             device, backend, distributed_type, local_process_index, num_local_processes, restart_count, ..
         } = *self.0;
-        let stop_signals = Arc::clone(&self.0.stop_signals);
+        let (stop_signals, status) = (Arc::clone(&self.0.stop_signals), self.0.status.clone());
         Self(Arc::new(Inner {
             device,
             backend,
             distributed_type,
             group,
+            status,
             local_process_index,
             num_local_processes,
             restart_count,
@@ -204,9 +217,12 @@ impl PartialState {
         Ok(self.0.stop_signals.get().and_then(StopSignals::first))
     }
 
-    /// How often this process's launcher says that the run was started before.
-    pub(crate) fn own_restart_count(&self) -> usize {
-        self.0.restart_count
+    #[cfg(test)]
+    pub(crate) fn single_process(device: Device) -> Self {
+        Self::alone(device, 0, Status::default())
+    }
+
+    fn alone(device: Device, restart_count: usize, status: Status) -> Self {
     }
 
     /// The device this process computes on.

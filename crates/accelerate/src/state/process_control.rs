@@ -23,7 +23,9 @@ impl PartialState {
     }
 
     /// Returns when every process has called it; at once in a run of one. Collective.
+    #[track_caller]
     pub fn wait_for_everyone(&self) -> Result<()> {
+        let _called = crate::status::here();
         self.group().barrier()
     }
 
@@ -54,12 +56,16 @@ impl PartialState {
 
     /// Runs `function` on rank 0 first and on the others when it is done: for a cache that one fills and all
     /// read. Collective; an error on rank 0 still lets the others start.
+    #[track_caller]
     pub fn main_process_first<T>(&self, function: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _called = crate::status::here();
         self.one_first(self.is_main_process(), function)
     }
 
     /// As [`PartialState::main_process_first`], with the first process of each machine going first. Collective.
+    #[track_caller]
     pub fn local_main_process_first<T>(&self, function: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _called = crate::status::here();
         self.one_first(self.is_local_main_process(), function)
     }
 

@@ -31,6 +31,7 @@ mod results;
 mod seed_commands;
 mod settings;
 mod slurm;
+mod status;
 mod stopping;
 mod support;
 mod terminal;

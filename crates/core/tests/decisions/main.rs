@@ -39,6 +39,7 @@ mod schedule;
 mod settings;
 mod slurm;
 mod split;
+mod status;
 mod torch_dynamo;
 mod unasked;
 mod weight_files;

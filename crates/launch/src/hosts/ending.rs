@@ -128,8 +128,19 @@ mod tests {
             let last_lines = Vec::new();
             let (process_id, elapsed, memory) = (7, Duration::from_secs(1), MemoryPressure::Unknown);
             let (machine, address_problem) = (None, None);
-            let others = Vec::new();
-            Failure { machine, rank, process_id, ended, elapsed, last_lines, memory, address_problem, others }
+            let (activities, others) = (Vec::new(), Vec::new());
+            Failure {
+                machine,
+                rank,
+                process_id,
+                ended,
+                elapsed,
+                last_lines,
+                memory,
+                address_problem,
+                activities,
+                others,
+            }
         };
         let machines = texts.iter().enumerate().map(|(rank, (text, at))| {
             let end = match text.split_once(' ') {

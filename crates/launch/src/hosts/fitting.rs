@@ -55,8 +55,9 @@ pub(super) fn misfit(message: &FromAgent, stage: &Stage) -> Option<String> {
             (!are_all || !are_good).then(|| "a good end, which is not that of all its ranks".to_owned())
         }
         FromAgent::Ended(AgentEnd::Failed(failure)) => {
-            let foreigner =
-                failure.others.iter().map(|other| other.rank).chain([failure.rank]).find(|rank| !is_own(*rank));
+            let others = failure.others.iter().map(|other| other.rank);
+            let doing = failure.activities.iter().map(|doing| doing.rank);
+            let foreigner = others.chain(doing).chain([failure.rank]).find(|rank| !is_own(*rank));
             let is_success = failure.ended.is_success();
             foreigner.map(foreign).or_else(|| is_success.then(|| "a rank that has failed with code 0".to_owned()))
         }
@@ -95,6 +96,7 @@ mod tests {
     use crate::report::Stream;
     use crate::supervise::RankOutcome;
     use Asked::{Nothing, ToPrepare, ToReach, ToStart};
+    use accelerate_core::status::{RankActivity, RankSummary};
     use rstest::rstest;
     use std::time::Duration;
 
@@ -132,6 +134,11 @@ mod tests {
     }
 
     fn failure(rank: usize, code: i32, other: usize) -> FromAgent {
+        failure_doing(rank, code, other, rank)
+    }
+
+    /// With what rank `doing` was doing.
+    fn failure_doing(rank: usize, code: i32, other: usize, doing: usize) -> FromAgent {
         FromAgent::Ended(AgentEnd::Failed(Box::new(Failure {
             machine: None,
             rank,
@@ -141,6 +148,7 @@ mod tests {
             last_lines: Vec::new(),
             memory: MemoryPressure::Unknown,
             address_problem: None,
+            activities: vec![RankSummary { rank: doing, activity: RankActivity::Unknown }],
             others: vec![OtherRank { rank: other, ended: Ended::Exited(1), was_told_to: true }],
         })))
     }
@@ -179,6 +187,7 @@ mod tests {
     #[case::failure_of_success(failure(2, 0, 3), ToStart, Some("code 0"))]
     #[case::failure_elsewhere(failure(0, 3, 3), ToStart, Some("rank 0"))]
     #[case::failure_with_others(failure(2, 3, 9), ToStart, Some("rank 9"))]
+    #[case::failure_with_doings_of_others(failure_doing(2, 3, 3, 9), ToStart, Some("rank 9"))]
     #[case::problem(problem(2), ToStart, None)]
     #[case::problem_with_success(problem(0), ToStart, Some("exit code 0"))]
     #[case::early_problem(problem(2), ToReach, Some("not started"))]

@@ -5,9 +5,10 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use accelerate_core::status::{StatusPlace, VARIABLE};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use signal_hook::consts as names;
 
@@ -72,19 +73,10 @@ impl RankProcess {
         plan: &Plan,
         command: &RankCommand,
         marks: &OsStr,
+        status: Option<StatusPlace>,
         terminal: Option<&mut RankTerminal>,
     ) -> io::Result<Self> {
-        let mut start = rank_command(plan.helper.as_ref(), &command.command);
-        for (name, value) in &command.environment {
-            match value {
-                Some(value) => start.env(name, value),
-                None => start.env_remove(name),
-            };
-        }
-        start.env(MARK_VARIABLE, marks);
-        if command.stdin == Stdin::Nothing {
-            start.stdin(Stdio::null());
-        }
+        let mut start = command_of(plan, command, marks, status);
         let at_terminal = terminal.as_ref().map_or([false; 2], |terminal| terminal.serves());
         if plan.captured {
             let ends = |is_at_terminal: bool| match &terminal {
@@ -129,6 +121,10 @@ impl RankProcess {
         })
     }
 
+    pub(crate) fn process_id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn number(&self) -> usize {
         self.rank
     }
@@ -170,7 +166,7 @@ impl RankProcess {
         let (ended, at) = self.ended.unwrap_or((Ended::Stuck, Instant::now()));
         RankOutcome {
             rank: self.rank,
-            process_id: self.child.id(),
+            process_id: self.process_id(),
             ended,
             elapsed: at.saturating_duration_since(self.started_at),
         }
@@ -312,6 +308,27 @@ impl RankProcess {
         while let Ok(Some(_)) = waitpgid(self.id, WaitOptions::NOHANG) {}
         test_kill_process_group(self.id).is_err()
     }
+}
+
+/// What a rank is started with, but for its output and its place among the processes.
+fn command_of(plan: &Plan, command: &RankCommand, marks: &OsStr, status: Option<StatusPlace>) -> Command {
+    let mut start = rank_command(plan.helper.as_ref(), &command.command);
+    for (name, value) in &command.environment {
+        match value {
+            Some(value) => start.env(name, value),
+            None => start.env_remove(name),
+        };
+    }
+    start.env(MARK_VARIABLE, marks);
+    match status {
+        Some(place) => start.env(VARIABLE, place.to_string()),
+        // That of a launch around this one.
+        None => start.env_remove(VARIABLE),
+    };
+    if command.stdin == Stdin::Nothing {
+        start.stdin(Stdio::null());
+    }
+    start
 }
 
 impl OutputStream {

@@ -91,6 +91,11 @@ const REASONS: &[Reason] = &[
         why: "by this the launcher finds processes of its own that have left their group",
     },
     Reason {
+        names: &["ACCELERATE_STATUS"],
+        holds: is_only_here,
+        why: "in this place a program of this library tells what it is doing",
+    },
+    Reason {
         names: &["ACCELERATE_RANK_CORES"],
         holds: is_only_here,
         why: "tells programs in Rust that the launcher has chosen their cores already",

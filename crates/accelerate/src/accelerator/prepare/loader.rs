@@ -53,11 +53,13 @@ impl Accelerator {
     /// # Errors
     /// [`is_data`](crate::Error::is_data): the processes name different numbers of shares, a share that does not exist, or
     /// some shares more often than others; a configuration that does not fit the loader.
+    #[track_caller]
     pub fn prepare_data_loader<B: Send + 'static, K: LoaderKind>(
         &self,
         loader: DataLoader<B, K>,
         options: PrepareDataLoaderOptions,
     ) -> Result<DataLoaderShard<B, K>> {
+        let _called = crate::status::here();
         let mut facts = PreparedFacts::default();
         loader.describe(&mut facts);
         self.prepare_by(&facts, false, |preparation| preparation.data_loader(loader, options))

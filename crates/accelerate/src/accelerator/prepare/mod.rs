@@ -255,7 +255,9 @@ impl Accelerator {
     /// optimizer.step()?;
     /// # Ok::<(), accelerate::Error>(())
     /// ```
+    #[track_caller]
     pub fn prepare<Kind, T: Prepare<Kind>>(&self, objects: T) -> Result<T::Prepared> {
+        let _called = crate::status::here();
         let mut facts = PreparedFacts::default();
         objects.describe(&mut facts);
         self.prepare_by(&facts, T::HAS_MODEL, |preparation| objects.prepare(preparation))
@@ -291,7 +293,9 @@ impl Accelerator {
     ///
     /// # Errors
     /// As [`Accelerator::prepare`].
+    #[track_caller]
     pub fn prepare_model<M: Module>(&self, model: M, options: PrepareModelOptions) -> Result<PreparedModel<M>> {
+        let _called = crate::status::here();
         self.prepare_by(&PreparedFacts::default(), true, |preparation| preparation.model(model, options))
     }
 
@@ -324,7 +328,9 @@ impl Accelerator {
     ///
     /// # Errors
     /// A DeepSpeed configuration has an optimizer too; its state is to be offloaded, and it has none that can be.
+    #[track_caller]
     pub fn prepare_optimizer<O: Optimizer>(&self, optimizer: O) -> Result<AcceleratedOptimizer<O>> {
+        let _called = crate::status::here();
         self.prepare::<kind::Optimizer, O>(optimizer)
     }
 
@@ -332,7 +338,9 @@ impl Accelerator {
     ///
     /// # Errors
     /// A DeepSpeed configuration has a scheduler too.
+    #[track_caller]
     pub fn prepare_scheduler<S: LrScheduler>(&self, scheduler: S) -> Result<AcceleratedScheduler<S>> {
+        let _called = crate::status::here();
         self.prepare::<kind::Scheduler, S>(scheduler)
     }
 }

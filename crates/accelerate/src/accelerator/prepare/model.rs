@@ -49,7 +49,9 @@ impl<M: Module> PreparedModel<M> {
     ///
     /// # Errors
     /// The model's own; parameters that got no gradient in the step before, by name; a failed peer.
+    #[track_caller]
     pub fn forward(&self, input: &M::Input) -> Result<M::Output> {
+        let _called = crate::status::here();
         let (engine, gradients_wanted) = (&*self.parameters.engine, is_grad_enabled());
         engine.before_forward(gradients_wanted)?;
         let scope = engine.enter_forward()?;

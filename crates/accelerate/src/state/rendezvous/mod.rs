@@ -7,6 +7,7 @@ use crate::error::{Result, StateError};
 use crate::group::{Group, Members, PeerProcess, Watch, connect_gloo};
 use crate::messages;
 use crate::state::Lookup;
+use crate::status::{LoggedCall, LoggedGroup, Status};
 use accelerate_core::config::RunConfig;
 use accelerate_core::environment::RankVariables;
 use accelerate_rendezvous::Secret;
@@ -42,11 +43,18 @@ pub(super) fn connect(
     backend: &'static str,
     config: &RunConfig,
     lookup: Lookup<'_>,
+    status: &Status,
 ) -> Result<Group> {
     let kwargs = &config.process_group;
     let timeout = kwargs.timeout_for(backend);
     let meeting_point = meeting_point(ranks, kwargs.init_method.as_deref(), lookup)?;
     let meeting = Meeting::new(timeout, kwargs.waiting_notice());
+    let mut log = status.call_log();
+    let logged: Arc<str> = "meeting".into();
+    if let Some(log) = &mut log {
+        log.add(LoggedGroup { name: &logged, num_members: ranks.world_size, is_in_background: false });
+        log.begin(&logged, &LoggedCall::now("meeting", 1));
+    }
     let store = open(&meeting_point, ranks, &meeting, lookup)?;
     // Said before this rank is here, so that every rank can know of it once all are.
     const DEBUG: &str = "debug";
@@ -57,6 +65,9 @@ pub(super) fn connect(
         store.set(RANK_0, PeerProcess::own().encode().as_bytes())?;
     }
     arrival::wait_for_all(&store, ranks, &meeting)?;
+    if let Some(log) = &mut log {
+        log.end(&logged);
+    }
     let rank_0 = match ranks.rank {
         0 => None,
         _ => PeerProcess::decode(&String::from_utf8_lossy(&store.get(RANK_0)?)),
@@ -73,7 +84,7 @@ pub(super) fn connect(
         _ => gloo,
     };
     let members = Members::all(ranks.rank, ranks.world_size);
-    let watch = Watch::start(&store, members.clone(), meeting.notice, timeout)?;
+    let watch = Watch::start(&store, members.clone(), meeting.notice, timeout, log)?;
     let group = Group::new(connect, &store, options, members)?.watched(watch).with_rank_0(rank_0);
     Ok(if compares_calls { group.comparing_calls() } else { group })
 }

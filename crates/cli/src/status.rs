@@ -1,0 +1,122 @@
+//! `accelerate status`: what the ranks of a run are doing, from outside and while they do it.
+//!
+//! [`facts`] looks at runs and their processes, [`show`] turns what was found into tables.
+
+mod facts;
+mod show;
+
+use std::error::Error;
+use std::io::{self, IsTerminal};
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use accelerate_launch::status::{Run, runs};
+use clap::Args;
+
+use facts::RunFacts;
+
+/// Show what the processes of a run are doing: step, samples per second, memory, and the call to other ranks that each is in.
+///
+/// For runs of yours on this machine that `accelerate launch` has started, also while they hang: nothing is asked of the ranks.
+/// A rank that others wait for is marked. Of several runs they are listed; name one by the number of its launcher's process, or
+/// of any of its ranks'.
+///
+/// Steps are those that the optimizer has taken. Samples are those of all ranks together, over the last batches. Programs that do
+/// not use accelerate-rs, such as Python scripts, are listed with their processes and tell nothing. Runs that another launcher
+/// has started, such as torchrun, srun or mpirun, are not seen. In a run on several machines each machine shows its own ranks, and
+/// runs in a container are seen from in there.
+#[derive(Debug, Args)]
+#[command(after_long_help = "Examples:\n  \
+    accelerate status\n  \
+    accelerate status --watch=5\n  \
+    accelerate status 4711 --json | jq '.runs[].ranks[] | select(.awaited) | .rank'\n  \
+    ssh node2 accelerate status")]
+pub(crate) struct Arguments {
+    /// Which run: the number of its launcher's process, or of any of its ranks'
+    #[arg(value_name = "PROCESS")]
+    process_id: Option<u32>,
+
+    /// Show it again every second until the run is over, or every so many seconds (--watch=10)
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "1", value_parser = seconds)]
+    watch: Option<Duration>,
+
+    /// Print JSON; with --watch, an object in each line
+    #[arg(long)]
+    json: bool,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.1..=86_400.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "a number of seconds from 0.1 to 86400 is wanted".to_owned())
+}
+
+/// Why there is nothing to show.
+#[derive(Debug, thiserror::Error)]
+enum StatusError {
+    #[error("the processes of this machine cannot be looked at, since /proc cannot be read")]
+    NoProcesses { source: io::Error },
+    #[error(
+        "no run of yours on this machine has a launcher or a rank with process number {process_id}; `accelerate status` lists \
+         those that there are"
+    )]
+    NoSuchRun { process_id: u32 },
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
+    let mut has_shown = false;
+    loop {
+        let found = wanted(arguments.process_id)?;
+        match arguments.process_id {
+            Some(process_id) if found.is_empty() && !has_shown => {
+                return Err(StatusError::NoSuchRun { process_id }.into());
+            }
+            _ if found.is_empty() && has_shown => {
+                crate::print_message("the run is over");
+                return Ok(ExitCode::SUCCESS);
+            }
+            _ => {}
+        }
+        let facts: Vec<RunFacts> = found.iter().map(RunFacts::of).collect();
+        show(arguments, &facts, has_shown)?;
+        let Some(pause) = arguments.watch.filter(|_| !facts.is_empty()) else { return Ok(ExitCode::SUCCESS) };
+        has_shown = true;
+        thread::sleep(pause);
+    }
+}
+
+/// All runs, or the one that a process belongs to.
+fn wanted(process_id: Option<u32>) -> Result<Vec<Run>, StatusError> {
+    let mut runs = runs().map_err(|source| StatusError::NoProcesses { source })?;
+    if let Some(process_id) = process_id {
+        let is_of_rank = |run: &Run| {
+            let ranks = run.ranks();
+            ranks.iter().any(|rank| [rank.owner, rank.started].contains(&Some(process_id)))
+        };
+        runs.retain(|run| run.info.process_id == process_id || is_of_rank(run));
+    }
+    Ok(runs)
+}
+
+fn show(arguments: &Arguments, facts: &[RunFacts], is_again: bool) -> Result<(), Box<dyn Error>> {
+    if arguments.json {
+        let report = serde_json::json!({ "runs": facts });
+        let text = match arguments.watch {
+            Some(_) => serde_json::to_string(&report)?,
+            None => serde_json::to_string_pretty(&report)?,
+        };
+        return Ok(crate::print_result(&(text + "\n"))?);
+    }
+    let text = match facts {
+        [] => show::nothing(),
+        [run] => show::one(run),
+        several => show::list(several),
+    };
+    // At a terminal it takes the place of what was there.
+    let before = match (is_again, io::stdout().is_terminal()) {
+        (true, true) => "\x1b[H\x1b[2J",
+        (true, false) => "\n",
+        (false, _) => "",
+    };
+    Ok(crate::print_coloured(&format!("{before}{text}"))?)
+}

@@ -1,0 +1,193 @@
+//! What ranks are doing, in words, and who of them is waited for.
+
+use super::page::{CallRecord, RankStatus};
+use crate::files::in_one_line;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::time::Duration;
+
+/// A collective call as people are told of it: in one line that cannot steer a terminal, whoever has written the texts.
+///
+/// ```
+/// use accelerate_core::status::CallName;
+/// let call = CallName { op: "all_reduce".to_owned(), sequence: 17, site: Some("src/main.rs:40".to_owned()) };
+/// assert_eq!(call.to_string(), "all_reduce number 17 at src/main.rs:40");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallName {
+    /// The operation.
+    pub op: String,
+    /// Which call of its group it is.
+    pub sequence: u64,
+    /// The file and the line of the program that has called, where they are known.
+    pub site: Option<String>,
+}
+
+impl CallName {
+    fn of(call: &CallRecord) -> Self {
+        let site = call.site.as_ref().map(|(file, line)| format!("{file}:{line}"));
+        Self { op: call.op.clone(), sequence: call.sequence, site }
+    }
+}
+
+impl fmt::Display for CallName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // It may come from another machine.
+        write!(f, "{} number {}", in_one_line(&self.op), self.sequence)?;
+        self.site.as_ref().map_or(Ok(()), |site| write!(f, " at {}", in_one_line(site)))
+    }
+}
+
+/// What a rank is doing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RankActivity {
+    /// Nobody knows: the program does not use the library, or not yet.
+    Unknown,
+    /// Something of its own.
+    Computing {
+        /// The call before, and how long ago it ended.
+        after: Option<(CallName, Duration)>,
+    },
+    /// It is in a call.
+    InCall {
+        /// Which one.
+        call: CallName,
+        /// Since when.
+        elapsed: Duration,
+    },
+}
+
+/// A rank and what it is doing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankSummary {
+    /// Rank among all ranks.
+    pub rank: usize,
+    /// What it does.
+    pub activity: RankActivity,
+}
+
+impl RankStatus {
+    /// What the rank is doing at `now`, in nanoseconds of the machine's clock. What it does in the background counts only where
+    /// nothing else is known.
+    pub fn activity(&self, now: u64) -> RankActivity {
+        if self.owner.is_none() {
+            return RankActivity::Unknown;
+        }
+        let since = |time: u64| Duration::from_nanos(now.saturating_sub(time));
+        let made = || self.calls.iter().filter(|call| call.sequence > 0);
+        let running = made().filter(|call| call.is_running());
+        if let Some(call) = running.max_by_key(|call| (!call.is_in_background, call.began))
+            && (!call.is_in_background || made().all(|call| call.is_in_background))
+        {
+            return RankActivity::InCall { call: CallName::of(call), elapsed: since(call.began) };
+        }
+        let last = made().filter(|call| !call.is_in_background).max_by_key(|call| call.ended);
+        RankActivity::Computing { after: last.map(|call| (CallName::of(call), since(call.ended.unwrap_or(now)))) }
+    }
+}
+
+/// For each of these ranks, whether others wait for it: they have been for at least `long` in a call of a group that it belongs
+/// to, and it has not come to that call. Of a backward pass only those can tell that are not in it.
+pub fn awaited_ranks(ranks: &[RankStatus], now: u64, long: Duration) -> Vec<bool> {
+    let waiting = || {
+        let calls =
+            ranks.iter().flat_map(|rank| &rank.calls).filter(|call| call.is_running() && !call.is_in_background);
+        calls.filter(|call| long.as_nanos() <= u128::from(now.saturating_sub(call.began)))
+    };
+    let is_behind = |own: &CallRecord, other: &CallRecord| match own.sequence.cmp(&other.sequence) {
+        std::cmp::Ordering::Less => true,
+        // Calls inside of a backward pass have no number of their own.
+        std::cmp::Ordering::Equal => own.op != other.op && !own.is_running(),
+        std::cmp::Ordering::Greater => false,
+    };
+    let is_awaited = |rank: &RankStatus| {
+        rank.calls.iter().any(|own| waiting().any(|other| own.group == other.group && is_behind(own, other)))
+    };
+    ranks.iter().map(is_awaited).collect()
+}
+
+/// What ranks were doing, a sentence for all that were doing the same. Of ranks that tell nothing there is a sentence only if
+/// others do.
+///
+/// ```
+/// use accelerate_core::status::{CallName, RankActivity, RankSummary, sentences};
+/// use std::time::Duration;
+/// let call = CallName { op: "all_reduce".to_owned(), sequence: 17, site: None };
+/// let waiting = RankActivity::InCall { call, elapsed: Duration::from_millis(2100) };
+/// let mut ranks: Vec<_> = (0..4).map(|rank| RankSummary { rank, activity: waiting.clone() }).collect();
+/// ranks[2].activity = RankActivity::Computing { after: None };
+/// let wanted = [
+///     "ranks 0-1, 3 were in all_reduce number 17 for 2.1 s",
+///     "rank 2 was computing and had made no call to other ranks",
+/// ];
+/// assert_eq!(sentences(&ranks), wanted);
+/// ```
+pub fn sentences(ranks: &[RankSummary]) -> Vec<String> {
+    if ranks.iter().all(|rank| rank.activity == RankActivity::Unknown) {
+        return Vec::new();
+    }
+    let mut groups: Vec<(&RankActivity, Vec<usize>, Duration)> = Vec::new();
+    for RankSummary { rank, activity } in ranks {
+        let lasted = lasted(activity);
+        match groups.iter_mut().find(|(other, ..)| is_same(other, activity)) {
+            Some((_, numbers, longest)) => {
+                numbers.push(*rank);
+                *longest = lasted.max(*longest);
+            }
+            None => groups.push((activity, vec![*rank], lasted)),
+        }
+    }
+    let sentence = |(activity, numbers, longest): (&RankActivity, Vec<usize>, Duration)| {
+        let who = format!("rank{} {}", if numbers.len() == 1 { "" } else { "s" }, number_ranges(&numbers));
+        let was = if numbers.len() == 1 { "was" } else { "were" };
+        let seconds = longest.as_secs_f64();
+        match activity {
+            RankActivity::Unknown => format!("{who} {was} silent about calls to other ranks"),
+            RankActivity::Computing { after: None } => {
+                format!("{who} {was} computing and had made no call to other ranks")
+            }
+            RankActivity::Computing { after: Some((call, _)) } => {
+                format!("{who} {was} computing, {seconds:.1} s after {call}")
+            }
+            RankActivity::InCall { call, .. } => format!("{who} {was} in {call} for {seconds:.1} s"),
+        }
+    };
+    groups.into_iter().map(sentence).collect()
+}
+
+fn lasted(activity: &RankActivity) -> Duration {
+    match activity {
+        RankActivity::InCall { elapsed, .. } | RankActivity::Computing { after: Some((_, elapsed)) } => *elapsed,
+        RankActivity::Unknown | RankActivity::Computing { after: None } => Duration::ZERO,
+    }
+}
+
+/// Apart from how long.
+fn is_same(one: &RankActivity, other: &RankActivity) -> bool {
+    match (one, other) {
+        (RankActivity::InCall { call: one, .. }, RankActivity::InCall { call: other, .. }) => one == other,
+        (RankActivity::Computing { after: one }, RankActivity::Computing { after: other }) => {
+            one.as_ref().map(|after| &after.0) == other.as_ref().map(|after| &after.0)
+        }
+        (RankActivity::Unknown, RankActivity::Unknown) => true,
+        _ => false,
+    }
+}
+
+/// `0-2, 4` for 0, 1, 2, 4.
+///
+/// ```
+/// assert_eq!(accelerate_core::status::number_ranges(&[0, 1, 2, 4]), "0-2, 4");
+/// ```
+pub fn number_ranges(sorted: &[usize]) -> String {
+    let mut parts: Vec<(usize, usize)> = Vec::new();
+    for &number in sorted {
+        match parts.last_mut() {
+            Some((_, last)) if last.checked_add(1) == Some(number) => *last = number,
+            _ => parts.push((number, number)),
+        }
+    }
+    let texts =
+        parts.iter().map(|(first, last)| if first == last { format!("{first}") } else { format!("{first}-{last}") });
+    texts.collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,284 @@
+//! The file in memory in which the ranks of a run tell of themselves, as the launcher keeps it, and finding those of others.
+//!
+//! It is a file without a name, which the kernel frees with the last process that has it: nothing is left behind, however
+//! launchers and ranks end, and there is no folder in which somebody else could put something. It can neither shrink nor grow, so
+//! that a rank which has mapped its page never touches memory that is gone. Only processes of the same user get at it, by the
+//! descriptors that `/proc` shows of the launcher.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::thread;
+
+use accelerate_core::status::{
+    FILE_NAME, PAGE_BYTES, RankStatus, RankSummary, RunInfo, StatusPlace, exit_word, link_text, words,
+};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::process::geteuid;
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::config::MAX_LOCAL_PROCESSES;
+use crate::failure::Ended;
+use crate::plan::Plan;
+
+/// How often a page is read until nothing in it was just being written. A rank that is stopped may have been writing.
+const MOST_READINGS: usize = 100;
+
+/// The clock of this machine by which pages tell when something was, in nanoseconds.
+///
+/// ```
+/// let before = accelerate_launch::status::now();
+/// assert!(before <= accelerate_launch::status::now());
+/// ```
+pub fn now() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
+}
+
+/// The file of a run of this process.
+#[derive(Debug)]
+pub(crate) struct StatusFile {
+    file: File,
+    first_rank: usize,
+}
+
+impl StatusFile {
+    /// A run is no worse without it: where the kernel does not make such files, there is none.
+    pub(crate) fn of_plan(plan: &Plan) -> Option<Self> {
+        let first = plan.ranks.first()?;
+        let variable =
+            |name: &str| first.environment.iter().find(|(other, _)| other == name)?.1.as_ref()?.to_str()?.parse().ok();
+        let info = RunInfo {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            process_id: std::process::id(),
+            command: first.command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
+            // One process on one machine is told no numbers.
+            num_processes: variable("WORLD_SIZE").unwrap_or(plan.ranks.len()),
+            first_rank: first.rank,
+            num_local_processes: plan.ranks.len(),
+            started: now(),
+        };
+        Self::create(&info).ok()
+    }
+
+    fn create(info: &RunInfo) -> io::Result<Self> {
+        let file = File::from(memfd_create(FILE_NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+        file.set_len(((1 + info.num_local_processes) * PAGE_BYTES) as u64)?;
+        file.write_all_at(&info.encode(), 0)?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Ok(Self { file, first_rank: info.first_rank })
+    }
+
+    /// Where the page of a rank is, by its place among those of this machine.
+    pub(crate) fn place(&self, index: usize) -> Option<StatusPlace> {
+        let page = u32::try_from(index + 1).ok()?;
+        let descriptor = u32::try_from(self.file.as_raw_fd()).ok()?;
+        Some(StatusPlace { process_id: std::process::id(), descriptor, page })
+    }
+
+    pub(crate) fn rank_started(&self, index: usize, process_id: u32) {
+        self.write(index, words::STARTED, u64::from(process_id));
+    }
+
+    pub(crate) fn rank_ended(&self, index: usize, ended: Ended) {
+        match ended {
+            Ended::Exited(code) => self.write(index, words::ENDED, exit_word(Ok(code))),
+            Ended::Signalled { signal, .. } => self.write(index, words::ENDED, exit_word(Err(signal))),
+            Ended::Stuck => {}
+        }
+    }
+
+    fn write(&self, index: usize, word: usize, value: u64) {
+        // The file has this page, and lies in memory.
+        let _ = self.file.write_all_at(&value.to_ne_bytes(), ((1 + index) * PAGE_BYTES + 8 * word) as u64);
+    }
+
+    /// What ranks are doing now.
+    pub(crate) fn activities(&self, indexes: impl Iterator<Item = usize>) -> Vec<RankSummary> {
+        let now = now();
+        let summary =
+            |index| RankSummary { rank: self.first_rank + index, activity: read(&self.file, index).activity(now) };
+        indexes.map(summary).collect()
+    }
+}
+
+/// What a rank tells of itself.
+fn read(file: &File, index: usize) -> RankStatus {
+    let page = || {
+        let mut page = vec![0; PAGE_BYTES];
+        // What cannot be read says nothing.
+        file.read_exact_at(&mut page, ((1 + index) * PAGE_BYTES) as u64).map_or_else(|_| Vec::new(), |()| page)
+    };
+    let mut before = page();
+    let mut status = RankStatus::default();
+    for _ in 0..MOST_READINGS {
+        let after = page();
+        let (read, is_whole) = RankStatus::decode(&before, &after);
+        status = read;
+        if is_whole {
+            break;
+        }
+        before = after;
+        thread::yield_now();
+    }
+    status
+}
+
+/// A run that is going on, or the part of it on this machine.
+#[derive(Debug)]
+pub struct Run {
+    /// What it is.
+    pub info: RunInfo,
+    file: File,
+}
+
+impl Run {
+    /// What its ranks on this machine tell of themselves, in order.
+    pub fn ranks(&self) -> Vec<RankStatus> {
+        (0..self.info.num_local_processes).map(|index| read(&self.file, index)).collect()
+    }
+}
+
+/// The runs of this user whose launchers are on this machine, in the order in which they began. Those in containers are seen
+/// from in there.
+///
+/// # Errors
+///
+/// `/proc` cannot be read.
+///
+/// ```
+/// use accelerate_launch::status::runs;
+/// assert!(runs()?.iter().all(|run| run.info.num_local_processes > 0));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn runs() -> io::Result<Vec<Run>> {
+    let own = geteuid().as_raw();
+    let mut runs = Vec::new();
+    for process in fs::read_dir("/proc")?.flatten() {
+        let Some(id) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        if process.metadata().is_ok_and(|process| process.uid() == own) {
+            runs.extend(runs_of(id));
+        }
+    }
+    runs.sort_by_key(|run: &Run| (run.info.started, run.info.process_id));
+    Ok(runs)
+}
+
+/// The runs that a process is the launcher of. It may end at any moment, and what it has may be anything.
+fn runs_of(process_id: u32) -> Vec<Run> {
+    let Ok(descriptors) = fs::read_dir(format!("/proc/{process_id}/fd")) else { return Vec::new() };
+    let wanted = link_text();
+    let mut seen = BTreeSet::new();
+    descriptors
+        .flatten()
+        .filter(|descriptor| fs::read_link(descriptor.path()).is_ok_and(|link| link.as_os_str() == wanted.as_str()))
+        .filter_map(|descriptor| run_in(File::open(descriptor.path()).ok()?, process_id))
+        // A descriptor may be there twice.
+        .filter(|(_, number)| seen.insert(*number))
+        .map(|(run, _)| run)
+        .collect()
+}
+
+/// The run of a file and the file's number, if it is what the launcher `process_id` has made.
+fn run_in(file: File, process_id: u32) -> Option<(Run, u64)> {
+    let metadata =
+        file.metadata().ok().filter(|metadata| metadata.is_file() && metadata.uid() == geteuid().as_raw())?;
+    let mut page = vec![0; PAGE_BYTES];
+    file.read_exact_at(&mut page, 0).ok()?;
+    let info = RunInfo::decode(&page)?;
+    // In another container its number is another one, and those of its ranks are.
+    let is_of_launcher = info.process_id == process_id && info.num_local_processes <= MAX_LOCAL_PROCESSES;
+    let num_bytes = (1 + info.num_local_processes) as u64 * PAGE_BYTES as u64;
+    (is_of_launcher && metadata.len() == num_bytes).then(|| (Run { info, file }, metadata.ino()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use accelerate_core::status::{CallEntry, RankActivity};
+    use rstest::rstest;
+
+    fn info() -> RunInfo {
+        RunInfo {
+            version: "1".to_owned(),
+            process_id: std::process::id(),
+            command: vec!["train".to_owned()],
+            num_processes: 5,
+            first_rank: 3,
+            num_local_processes: 2,
+            started: now(),
+        }
+    }
+
+    /// Those of other tests in this process aside.
+    fn own_runs(started: u64) -> Vec<Run> {
+        runs().unwrap().into_iter().filter(|run| run.info.started == started).collect()
+    }
+
+    #[test]
+    fn a_run_is_found_once_with_what_its_ranks_tell_until_it_is_over() {
+        let info = info();
+        let status = StatusFile::create(&info).unwrap();
+        let _another_descriptor = status.file.try_clone().unwrap();
+        status.rank_started(1, 77);
+        status.rank_ended(0, Ended::Signalled { signal: 9, core_dumped: false });
+        let runs = own_runs(info.started);
+        assert_eq!(runs.iter().map(|run| &run.info).collect::<Vec<_>>(), [&info]);
+        let ranks = runs[0].ranks();
+        assert_eq!(
+            ranks.iter().map(|rank| (rank.started, rank.ended)).collect::<Vec<_>>(),
+            [(None, Some(Err(9))), (Some(77), None)]
+        );
+        drop((status, _another_descriptor, runs));
+        assert!(own_runs(info.started).is_empty());
+    }
+
+    #[test]
+    fn a_page_is_read_where_a_rank_has_written_it() {
+        let status = StatusFile::create(&info()).unwrap();
+        let call =
+            CallEntry { group: "", num_members: 5, op: "barrier", sequence: 3, began: now(), ..Default::default() };
+        let mut place = status.place(1).unwrap().offset() + 8 * words::CALLS as u64 + 8;
+        for word in call.encode() {
+            status.file.write_all_at(&word.to_ne_bytes(), place).unwrap();
+            place += 8;
+        }
+        assert_eq!(status.activities([1].into_iter())[0].activity, RankActivity::Unknown, "nobody owns the page");
+        status.write(1, words::OWNER, 7);
+        let activities = status.activities(0..2);
+        assert_eq!(activities.iter().map(|rank| rank.rank).collect::<Vec<_>>(), [3, 4]);
+        assert_eq!(activities[0].activity, RankActivity::Unknown);
+        match &activities[1].activity {
+            RankActivity::InCall { call, .. } => assert_eq!(call.to_string(), "barrier number 3"),
+            other => unreachable!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_file_keeps_its_size() {
+        let status = StatusFile::create(&info()).unwrap();
+        assert!(status.file.set_len(1).is_err() && status.file.set_len(1 << 20).is_err());
+        assert!(fcntl_add_seals(&status.file, SealFlags::WRITE).is_err());
+    }
+
+    /// A process of the same user can have a file of the same name with anything in it.
+    #[rstest]
+    #[case::empty(&[], 0)]
+    #[case::zeros(&[0; 3 * PAGE_BYTES], 3 * PAGE_BYTES)]
+    #[case::garbage(&[0xff; PAGE_BYTES], PAGE_BYTES)]
+    #[case::shorter_than_it_says(&info().encode(), 2 * PAGE_BYTES)]
+    #[case::longer_than_it_says(&info().encode(), 4 * PAGE_BYTES)]
+    #[case::of_another_launcher(&RunInfo { process_id: 1, ..info() }.encode(), 3 * PAGE_BYTES)]
+    #[case::far_too_many(&RunInfo { num_local_processes: 1 << 40, num_processes: 1 << 41, ..info() }.encode(), 3 * PAGE_BYTES)]
+    fn what_is_no_launchers_file_is_passed_over(#[case] bytes: &[u8], #[case] num_bytes: usize) {
+        let file = File::from(memfd_create(FILE_NAME, MemfdFlags::CLOEXEC).unwrap());
+        file.write_all_at(bytes, 0).unwrap();
+        file.set_len(num_bytes as u64).unwrap();
+        assert!(run_in(file.try_clone().unwrap(), std::process::id()).is_none());
+        assert!(runs().is_ok());
+    }
+}
