@@ -2,12 +2,14 @@
 
 mod affinity;
 mod device;
+mod presence;
 mod process_control;
 mod rendezvous;
 mod split;
 mod stop_signals;
 mod threads;
 
+pub(crate) use presence::PRESENCE;
 pub use split::{SplitBetweenProcesses, SplitOptions};
 pub(crate) use stop_signals::name as signal_name;
 
@@ -17,6 +19,7 @@ use crate::messages;
 use accelerate_core::config::{InitProcessGroupKwargs, PartialRunConfig, RunConfig, Sources};
 use accelerate_core::environment::{CORES_VARIABLE, RankVariables, rank_variables};
 use accelerate_core::names::DistributedType;
+use presence::Presence;
 use std::sync::{Arc, OnceLock};
 use stop_signals::StopSignals;
 use tch::Device;
@@ -50,6 +53,8 @@ struct Inner {
     num_local_processes: usize,
     /// There from the moment on at which the program first asks.
     stop_signals: Arc<OnceLock<StopSignals>>,
+    /// For the place of this process in its run, not for ranks that are threads of a test.
+    presence: Option<Arc<Presence>>,
 }
 
 /// How [`PartialState::new`] finds this process's place.
@@ -71,6 +76,21 @@ pub(crate) type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 /// The real environment. Values that are not Unicode count as absent: no variable read here may hold one.
 pub(crate) fn process_environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
+}
+
+impl Inner {
+    fn single_process(device: Device) -> Self {
+        Self {
+            device,
+            backend: None,
+            distributed_type: DistributedType::No,
+            group: Group::single_process(),
+            local_process_index: 0,
+            num_local_processes: 1,
+            stop_signals: Arc::default(),
+            presence: None,
+        }
+    }
 }
 
 impl PartialState {
@@ -121,17 +141,19 @@ impl PartialState {
                  chooses its share of those that it may use; the variable is a launcher's, and was inherited from another run"
             );
         }
-        match ranks {
-            Some(ranks) => Self::distributed(device, &ranks, config, lookup),
-            None => Ok(Self::single_process(device)),
-        }
+        let mut inner = match ranks {
+            Some(ranks) => Self::distributed(device, &ranks, config, lookup)?,
+            None => Inner::single_process(device),
+        };
+        inner.presence = Some(Arc::new(Presence::show()));
+        Ok(Self(Arc::new(inner)))
     }
 
-    fn distributed(device: Device, ranks: &RankVariables, config: &RunConfig, lookup: Lookup<'_>) -> Result<Self> {
+    fn distributed(device: Device, ranks: &RankVariables, config: &RunConfig, lookup: Lookup<'_>) -> Result<Inner> {
         let backend = device::backend(device, config.process_group.backend.as_deref())?;
         let group = rendezvous::connect(ranks, device, backend, config, lookup)?;
         let distributed_type = if device.is_cuda() { DistributedType::MultiGpu } else { DistributedType::MultiCpu };
-        Ok(Self(Arc::new(Inner {
+        Ok(Inner {
             device,
             backend: Some(backend),
             distributed_type,
@@ -139,19 +161,13 @@ impl PartialState {
             local_process_index: ranks.local_rank,
             num_local_processes: ranks.local_world_size,
             stop_signals: Arc::default(),
-        })))
+            presence: None,
+        })
     }
 
+    #[cfg(test)]
     pub(crate) fn single_process(device: Device) -> Self {
-        Self(Arc::new(Inner {
-            device,
-            backend: None,
-            distributed_type: DistributedType::No,
-            group: Group::single_process(),
-            local_process_index: 0,
-            num_local_processes: 1,
-            stop_signals: Arc::default(),
-        }))
+        Self(Arc::new(Inner::single_process(device)))
     }
 
     /// A rank of a group that exists already, all on this machine's CPU.
@@ -166,6 +182,7 @@ impl PartialState {
             local_process_index: rank,
             num_local_processes: world_size,
             stop_signals: Arc::default(),
+            presence: None,
         }))
     }
 
@@ -173,6 +190,7 @@ impl PartialState {
     pub(crate) fn with_group(&self, group: Group) -> Self {
         let Inner { device, backend, distributed_type, local_process_index, num_local_processes, .. } = *self.0;
         let stop_signals = Arc::clone(&self.0.stop_signals);
+        let presence = self.0.presence.clone();
         Self(Arc::new(Inner {
             device,
             backend,
@@ -181,6 +199,7 @@ impl PartialState {
             local_process_index,
             num_local_processes,
             stop_signals,
+            presence,
         }))
     }
 

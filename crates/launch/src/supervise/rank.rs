@@ -17,7 +17,7 @@ use super::RankOutcome;
 pub(crate) use super::terminal::RankTerminal;
 use crate::failure::Ended;
 use crate::helper::{MARK_VARIABLE, rank_command};
-use crate::plan::{Plan, RankCommand, Stdin};
+use crate::plan::{Plan, RankCommand};
 use crate::report::{Source, Stream};
 use crate::tail::Tail;
 
@@ -82,9 +82,7 @@ impl RankProcess {
             };
         }
         start.env(MARK_VARIABLE, marks);
-        if command.stdin == Stdin::Nothing {
-            start.stdin(Stdio::null());
-        }
+        start.stdin(command.stdin.open()?);
         let at_terminal = terminal.as_ref().map_or([false; 2], |terminal| terminal.serves());
         if plan.captured {
             let ends = |is_at_terminal: bool| match &terminal {
