@@ -4,7 +4,8 @@
 use rstest::rstest;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// Of a run that knows no other.
@@ -96,4 +97,36 @@ fn test_notebook(#[values(1, 2, 3)] num_processes: usize) {
     command.env("ACCELERATE_NUM_PROCESSES", num_processes.to_string());
     let (is_success, said) = outcome(command);
     assert!(is_success && said.contains("test_notebook: all checks passed\n"), "{said}");
+}
+
+/// Runs the cell in a process that does what a kernel does.
+#[rstest]
+#[case(true, &["trained: Ok([[5, 6], [5, 6]])", "cell::fails failed: rank 1 (process ", "Error: row 3 has no label", "this process holds 1 accelerator, "])]
+// Whoever else loads a library: a new process of that program would not.
+#[case(false, &["trained: Err(the function is in the library ", "libcell.so, which no new process of this program would load"])]
+fn functions_of_a_library_are_launched_by_its_kernel(#[case] is_kernel: bool, #[case] expected: &[&str]) {
+    let cell = Path::new(env!("CARGO_BIN_EXE_conformance")).with_file_name("examples").join("libcell.so");
+    if !cell.is_file() {
+        eprintln!(
+            "skipped, because {} is not there; `cargo build -p conformance --example cell` makes it",
+            cell.display()
+        );
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let kernel = folder.path().join("kernel");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/kernel.c");
+    assert!(Command::new("cc").arg("-o").arg(&kernel).args([source, "-ldl"]).status().unwrap().success());
+    let mut kernel = program(kernel.to_str().unwrap(), &[]);
+    if is_kernel {
+        kernel.env("EVCXR_IS_RUNTIME", "1");
+    }
+    let mut kernel = kernel.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    writeln!(kernel.stdin.take().unwrap(), "LOAD_AND_RUN {} run_cell", cell.display()).unwrap();
+    let output = kernel.wait_with_output().unwrap();
+    let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    assert!(output.status.success() && said.matches("the cell has ended").count() == 1, "{said}");
+    for expected in expected {
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
 }

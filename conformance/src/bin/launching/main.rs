@@ -1,5 +1,8 @@
 //! A program that launches its own functions, in every way that a program can get wrong. The word that it is given says which.
 
+// What `workers!` expands to is none of the program's business.
+#![forbid(unsafe_code)]
+
 mod functions;
 
 use accelerate::{Accelerator, NotebookLauncherOptions, PartialState, Workers, debug_launcher, notebook_launcher};
