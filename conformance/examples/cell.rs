@@ -10,10 +10,13 @@ fn train(steps: usize) -> accelerate::Result<Vec<usize>> {
 
 fn fails(_: ()) -> accelerate::Result<()> {
     let accelerator = Accelerator::builder().build()?;
+    accelerator.wait_for_everyone()?;
     if accelerator.process_index() == 1 {
         return Err(Error::other("row 3 has no label"));
     }
-    accelerator.wait_for_everyone()
+    loop {
+        std::thread::park();
+    }
 }
 
 fn cell() {

@@ -41,18 +41,27 @@ pub(crate) fn sums(numbers: Vec<f64>) -> Result<(usize, Vec<f64>)> {
 
 pub(crate) fn fails(failing: usize) -> Result<()> {
     let accelerator = Accelerator::builder().build()?;
+    accelerator.wait_for_everyone()?;
     if accelerator.process_index() == failing {
         return Err(Error::other("row 3 has no label"));
     }
-    accelerator.wait_for_everyone()
+    wait_for_ever()
+}
+
+/// What others do while one fails by itself. None of them may miss it, and fail as well.
+fn wait_for_ever() -> ! {
+    loop {
+        std::thread::park();
+    }
 }
 
 pub(crate) fn panics(_: ()) -> Result<()> {
     let accelerator = Accelerator::builder().build()?;
+    accelerator.wait_for_everyone()?;
     if accelerator.process_index() == 0 {
         std::panic::panic_any("a panic of the function".to_owned());
     }
-    accelerator.wait_for_everyone()
+    wait_for_ever()
 }
 
 pub(crate) fn exits(_: ()) -> Result<()> {
@@ -87,9 +96,7 @@ pub(crate) fn sleeps(_: ()) -> Result<()> {
     println!("started {} {}", std::process::id(), child.id());
     let accelerator = Accelerator::builder().build()?;
     if accelerator.is_main_process() {
-        loop {
-            std::thread::park();
-        }
+        wait_for_ever();
     }
     accelerator.wait_for_everyone()
 }
@@ -109,7 +116,9 @@ pub(crate) fn starts_program(_: ()) -> Result<String> {
 }
 
 pub(crate) fn precision(_: ()) -> Result<String> {
-    Ok(Accelerator::builder().build()?.mixed_precision().to_string())
+    let accelerator = Accelerator::builder().build()?;
+    accelerator.wait_for_everyone()?;
+    Ok(accelerator.mixed_precision().to_string())
 }
 
 pub(crate) fn prefixed(_: ()) -> Result<()> {
