@@ -84,8 +84,11 @@ pub struct WorkerFunctions(Vec<Function>);
 
 struct Function {
     name: &'static str,
-    run: Box<dyn Fn(&[u8]) -> Result<Vec<u8>, String>>,
+    run: Box<Run>,
 }
+
+/// From the bytes of an argument to those of a result.
+type Run = dyn Fn(&[u8]) -> Result<Vec<u8>, String>;
 
 impl fmt::Debug for Function {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
