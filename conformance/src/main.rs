@@ -13,6 +13,7 @@ mod test_kwargs_handlers;
 mod test_logging;
 mod test_memory_utils;
 mod test_metrics;
+mod test_notebook;
 mod test_ops;
 mod test_optimizer;
 mod test_profile;
@@ -66,6 +67,8 @@ enum Script {
     TestLogging,
     /// The same in a program with a subscriber of `tracing`
     TestLoggingWithSubscriber,
+    /// Functions launched from a program
+    TestNotebook,
     /// Trace files of all ranks
     TestProfile,
     /// Reads an epoch until it is told to die, and goes on where the run before stopped
@@ -107,6 +110,7 @@ enum Script {
 }
 
 fn main() -> anyhow::Result<()> {
+    let workers = test_notebook::workers();
     let arguments = Arguments::parse();
     match arguments.script {
         Script::Control => test_script::run(arguments.folder.as_deref()),
@@ -123,6 +127,7 @@ fn main() -> anyhow::Result<()> {
         Script::TestKwargsHandlers => test_kwargs_handlers::run(),
         Script::TestLogging => test_logging::run(),
         Script::TestLoggingWithSubscriber => test_logging::run_with_subscriber(),
+        Script::TestNotebook => test_notebook::run(&workers),
         Script::TestProfile => test_profile::run(arguments.folder.as_deref()),
         Script::KilledAndResumed => killed_and_resumed::run(arguments.folder.as_deref()),
         Script::AwaitedRank => awaited::run(arguments.folder.as_deref()),

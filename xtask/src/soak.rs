@@ -2,6 +2,7 @@
 
 mod engines;
 mod fuzz;
+mod notebook;
 mod packages;
 mod slurm;
 
@@ -50,6 +51,9 @@ enum What {
     /// Train with one program under Open MPI, MPICH and torchrun: all have to come to the result of `accelerate launch`. What cannot
     /// be had here is skipped, with the reason
     Engines(engines::Arguments),
+    /// Run the notebook of examples/notebook in evcxr, Rust's kernel for Jupyter. The kernel is compiled into the cache folder, which
+    /// takes minutes the first time, as does the first cell
+    Notebook,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
@@ -59,6 +63,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         What::Fuzz(arguments) => fuzz::run(arguments),
         What::Slurm(arguments) => slurm::run(arguments),
         What::Engines(arguments) => engines::run(arguments),
+        What::Notebook => notebook::run(),
     }
 }
 

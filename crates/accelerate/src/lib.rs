@@ -24,6 +24,8 @@ mod documentation;
 mod engine;
 mod error;
 mod group;
+#[doc(hidden)]
+pub mod launchers;
 mod local_sgd;
 pub mod logging;
 mod memory;
@@ -61,6 +63,7 @@ pub use checkpoint::SaveModelOptions;
 pub use engine::{CommHook, GradBucket};
 pub use error::{Error, Result};
 pub use group::{Group, ReduceOp};
+pub use launchers::{NotebookLauncherOptions, Workers, debug_launcher, notebook_launcher};
 pub use local_sgd::{LocalSGD, LocalSGDOptions};
 pub use memory::{ExecutableBatchSize, clear_device_cache, find_executable_batch_size};
 pub use profile::ProfileKwargs;

@@ -108,6 +108,8 @@ pub struct LaunchConfig {
     pub helper: Option<Helper>,
     /// The first local rank may read the standard input of this process, unless that is a terminal and there are others.
     pub hands_on_input: bool,
+    /// What every rank reads from its standard input, in the place of what [`hands_on_input`](Self::hands_on_input) says.
+    pub input: Option<Vec<u8>>,
     /// This process does nothing but this launch. It then adopts and ends descendants that escaped from
     /// their rank's process group; a host with children of its own must leave this false.
     pub dedicated_process: bool,
@@ -146,6 +148,7 @@ impl LaunchConfig {
             connection_timeout: Duration::from_secs(30),
             helper: None,
             hands_on_input: true,
+            input: None,
             dedicated_process: false,
         }
     }
@@ -342,7 +345,7 @@ impl LaunchConfig {
         if self.log_dir.as_ref().is_some_and(|folder| folder.as_os_str().is_empty()) {
             return invalid("--log_dir is empty; name a folder, or leave it out".into());
         }
-        if self.enable_cpu_affinity && self.helper.is_none() {
+        if self.enable_cpu_affinity && self.helper.as_ref().is_none_or(|helper| helper.only_guards) {
             return invalid(
                 "enable_cpu_affinity needs LaunchConfig::helper, which binds each rank to its cores".into(),
             );
@@ -430,6 +433,8 @@ pub enum Capture {
 pub struct Helper {
     /// Path of the executable. Its `main` must begin with [`helper::run_if_asked`](crate::helper::run_if_asked).
     pub executable: PathBuf,
+    /// It only guards, and ranks are started directly: programs that tie themselves to their launcher. `false` by default.
+    pub only_guards: bool,
 }
 
 impl Helper {
@@ -439,7 +444,7 @@ impl Helper {
     /// assert!(accelerate_launch::Helper::this_executable().executable.is_absolute());
     /// ```
     pub fn this_executable() -> Self {
-        Self { executable: PathBuf::from("/proc/self/exe") }
+        Self { executable: PathBuf::from("/proc/self/exe"), only_guards: false }
     }
 }
 

@@ -15,8 +15,9 @@
 //! *Agent role*: on each machine of a run on several, this supervises the ranks there (`hosts`).
 //!
 //! The command line is its own helper. A program that launches through the library and wants the same
-//! safety begins its `main` with [`run_if_asked`] and sets
-//! [`LaunchConfig::helper`](crate::LaunchConfig::helper).
+//! safety begins its `main` with [`run_if_asked`] or [`exit_if_asked`] and sets
+//! [`LaunchConfig::helper`](crate::LaunchConfig::helper). One that launches itself, and takes long to load, ties its ranks to
+//! itself and has the helper guard only.
 
 use std::collections::hash_map::RandomState;
 use std::ffi::{OsStr, OsString};
@@ -74,13 +75,26 @@ pub fn run_if_asked() -> Option<ExitCode> {
     }
 }
 
+/// [`run_if_asked`] for programs whose `main` has not the form for it: where a role was asked for, it does not return.
+///
+/// ```
+/// accelerate_launch::helper::exit_if_asked();
+/// // ... the program itself
+/// ```
+pub fn exit_if_asked() {
+    if let Some(code) = run_if_asked() {
+        // A code has no number that can be read, and of a role that has failed only the failure counts.
+        std::process::exit(i32::from(code != ExitCode::SUCCESS));
+    }
+}
+
 /// The command that starts `command` through the helper, or directly without one.
 pub(crate) fn rank_command(helper: Option<&Helper>, command: &[OsString]) -> Command {
     let (program, arguments) = match command {
         [program, arguments @ ..] => (program.as_os_str(), arguments),
         [] => (OsStr::new(""), &[][..]),
     };
-    match helper {
+    match helper.filter(|helper| !helper.only_guards) {
         None => {
             let mut direct = Command::new(program);
             direct.args(arguments);

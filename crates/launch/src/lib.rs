@@ -7,6 +7,7 @@ mod error;
 mod failure;
 pub mod helper;
 mod hosts;
+mod line_prefix;
 mod logs;
 mod machine;
 mod mixer;
@@ -20,6 +21,7 @@ mod reference;
 mod report;
 mod restart;
 pub mod status;
+mod stdin;
 mod supervise;
 mod tail;
 
@@ -27,10 +29,11 @@ pub use config::{Capture, Helper, LaunchConfig, LocalRanks, MAX_LOCAL_PROCESSES,
 pub use error::{Error, Result, exit_code_of_signal};
 pub use failure::{Ended, Failure, MemoryPressure, OtherRank, signal_name};
 pub use hosts::{AGENT_SCRIPT, AgentCommand, Preflight, configs_of_machines, launch_on_machines};
+pub use line_prefix::LinePrefix;
 pub use logs::LogFiles;
 pub use machine::{Machine, num_visible_gpus};
 pub use placement::{core_list, core_numbers};
-pub use plan::{Plan, RankCommand, Stdin, Terminal, TerminalSize, plan, unusable_threads};
+pub use plan::{Plan, RankCommand, Terminal, TerminalSize, plan, unusable_threads};
 pub use port::PortReservation;
 pub use program::{ProgramChoice, ProgramSearch, resolve_program};
 pub use question::{Limits, ask, ask_and_watch};
@@ -39,6 +42,7 @@ pub use report::{
     Backlog, Notice, Reporter, Silent, Source, Stream, TerminalOptions, TerminalReporter, write_patiently, write_within,
 };
 pub use restart::Restarts;
+pub use stdin::Stdin;
 pub use supervise::{Outcome, RankOutcome, StopSignals, supervise};
 
 use accelerate_rendezvous::Secret;

@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use crate::line_prefix::LinePrefix;
 use crate::report::{Source, Stream};
 use crate::tail::without_control_sequences;
 
@@ -41,6 +42,8 @@ pub(crate) type Pieces = Vec<(Stream, Vec<u8>)>;
 #[derive(Debug)]
 pub(crate) struct Mixer {
     screens: Screens,
+    /// In the place of `[rank N]`.
+    line_prefix: Option<LinePrefix>,
     lines: BTreeMap<Source, Unfinished>,
     /// The unfinished line that stands on each screen; both streams at a terminal share the first.
     open: [Option<Open>; 2],
@@ -63,7 +66,11 @@ struct Open {
 
 impl Mixer {
     pub(crate) fn new(screens: Screens) -> Self {
-        Self { screens, lines: BTreeMap::new(), open: [None, None] }
+        Self { screens, line_prefix: None, lines: BTreeMap::new(), open: [None, None] }
+    }
+
+    pub(crate) fn set_line_prefix(&mut self, line_prefix: LinePrefix) {
+        self.line_prefix = Some(line_prefix);
     }
 
     pub(crate) fn output(&mut self, source: Source, bytes: &[u8], now: Instant) -> Pieces {
@@ -260,7 +267,9 @@ impl Mixer {
             return;
         }
         let rank = source.rank;
-        if self.screens.has_colour && is_terminal(&self.screens, source.stream) {
+        if let Some(line_prefix) = &self.line_prefix {
+            block.extend_from_slice(line_prefix.of(source).as_bytes());
+        } else if self.screens.has_colour && is_terminal(&self.screens, source.stream) {
             let colour = COLOURS[rank % COLOURS.len()];
             block.extend_from_slice(format!("\x1b[{colour}m[rank {rank}]\x1b[0m ").as_bytes());
         } else {

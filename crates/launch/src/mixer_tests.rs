@@ -164,3 +164,11 @@ fn chunk_borders_do_not_matter() {
         }
     }
 }
+
+#[test]
+fn a_template_stands_in_the_place_of_the_rank() {
+    let mut mixer = Mixer::new(FILE);
+    mixer.set_line_prefix(LinePrefix { template: "<${role_name} $rank> ".into(), role: "trainer".into() });
+    let pieces = mixer.output(source(1, Stream::Stdout), b"a\nb\n", Instant::now());
+    assert_eq!(pieces, [(Stream::Stdout, b"<trainer 1> a\n<trainer 1> b\n".to_vec())]);
+}

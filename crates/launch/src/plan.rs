@@ -11,6 +11,7 @@ use crate::config::{Capture, Helper, LaunchConfig};
 use crate::logs::LogFiles;
 use crate::machine::Machine;
 use crate::placement::cores_of_ranks;
+use crate::stdin::Stdin;
 use environment::environment;
 
 /// One launch on this machine, ready to be carried out by [`supervise`](crate::supervise()).
@@ -41,7 +42,7 @@ pub struct Plan {
 /// let machine = Machine { stdin_is_terminal: false, ..Machine::probe() };
 /// let config = LaunchConfig::new(Program::Executable("train".into()), 2);
 /// let ranks = plan(&config, &["train".into()], 29500, &machine).ranks;
-/// assert_eq!((ranks[0].stdin, ranks[1].stdin), (Stdin::Inherited, Stdin::Nothing));
+/// assert_eq!((&ranks[0].stdin, &ranks[1].stdin), (&Stdin::Inherited, &Stdin::Nothing));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankCommand {
@@ -59,15 +60,6 @@ pub struct RankCommand {
     pub cores: Option<Vec<usize>>,
     /// The files that its output is written to as well.
     pub log_files: LogFiles,
-}
-
-/// What a rank reads from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stdin {
-    /// The launcher's own standard input.
-    Inherited,
-    /// Nothing: end of file at once.
-    Nothing,
 }
 
 /// Which streams of the local main process are a terminal, and its size.
@@ -129,7 +121,7 @@ pub fn plan(config: &LaunchConfig, command: &[OsString], main_process_port: u16,
                 machine,
                 cores(local_rank).as_deref(),
             ),
-            stdin: stdin(config, local_rank, machine),
+            stdin: Stdin::of_rank(config, local_rank, machine),
             cores: cores(local_rank),
             log_files: LogFiles::of_rank(config, local_rank),
         })
@@ -148,13 +140,6 @@ pub fn plan(config: &LaunchConfig, command: &[OsString], main_process_port: u16,
         helper: config.helper.clone(),
         dedicated_process: config.dedicated_process,
     }
-}
-
-/// Of several ranks only the first can read, and not from a terminal: the kernel would stop it there,
-/// because its process group is not the one in the foreground.
-fn stdin(config: &LaunchConfig, local_rank: usize, machine: &Machine) -> Stdin {
-    let is_first = config.num_local_processes() == 1 || (local_rank == 0 && !machine.stdin_is_terminal);
-    if config.hands_on_input && is_first { Stdin::Inherited } else { Stdin::Nothing }
 }
 
 #[cfg(test)]
@@ -200,7 +185,7 @@ mod tests {
     ) {
         let machine = Machine { stdin_is_terminal, ..MACHINE };
         let plan = plan(&config(num_processes), &["bin/train".into()], 1, &machine);
-        assert_eq!(plan.ranks.iter().map(|rank| rank.stdin).collect::<Vec<_>>(), expected);
+        assert_eq!(plan.ranks.iter().map(|rank| rank.stdin.clone()).collect::<Vec<_>>(), expected);
         assert_eq!((plan.captured, plan.in_foreground), (captured, in_foreground));
     }
 }

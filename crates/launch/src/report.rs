@@ -11,6 +11,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::stdio::{stderr, stdout};
 
 use crate::failure::{Ended, signal_name};
+use crate::line_prefix::LinePrefix;
 use crate::mixer::{Mixer, Pieces, Screens};
 use crate::outlet::Outlet;
 use crate::program::ProgramChoice;
@@ -275,6 +276,13 @@ impl TerminalReporter {
             num_written: 0,
             has_failed: [false; 2],
         }
+    }
+
+    /// Begins each line with `line_prefix` in the place of `[rank N]`, if [`TerminalOptions::has_prefix`] asks for one.
+    #[must_use]
+    pub fn with_line_prefix(mut self, line_prefix: LinePrefix) -> Self {
+        self.mixer.set_line_prefix(line_prefix);
+        self
     }
 }
 

@@ -47,6 +47,19 @@ impl Reporter for Collector {
     }
 }
 
+#[test]
+fn every_rank_reads_all_of_what_it_is_given_and_then_the_end() {
+    for num_processes in [1, 3] {
+        // More than a pipe holds.
+        let config = LaunchConfig { input: Some(vec![b'x'; 200_000]), ..config(num_processes, "wc -c") };
+        let (collector, outcome) = collected(&config);
+        outcome.unwrap();
+        for rank in 0..num_processes {
+            assert_eq!(collector.text(rank, Stream::Stdout).trim(), "200000");
+        }
+    }
+}
+
 fn config(num_processes: usize, script: &str) -> LaunchConfig {
     LaunchConfig {
         args: vec!["-c".into(), script.into()],

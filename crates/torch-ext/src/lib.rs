@@ -7,6 +7,7 @@ pub mod autograd;
 mod border;
 mod deterministic;
 mod error;
+mod exported;
 pub mod file;
 pub mod file_queue;
 pub mod foreach;

@@ -6,6 +6,7 @@ mod checkpoint;
 mod collective;
 mod data;
 mod failure;
+mod launcher;
 mod memory;
 mod mismatch;
 mod nn;
@@ -21,6 +22,7 @@ pub(crate) use checkpoint::CheckpointError;
 pub(crate) use collective::CollectiveError;
 pub(crate) use data::DataError;
 pub(crate) use failure::{CollectiveCall, Failure, Findings, StoreState};
+pub(crate) use launcher::LauncherError;
 pub(crate) use memory::{MemoryError, says_out_of_memory};
 pub(crate) use mismatch::{Mismatch, Misshaped};
 pub(crate) use nn::NnError;
@@ -70,6 +72,8 @@ pub(crate) enum Kind {
     Collective(CollectiveError),
     #[error(transparent)]
     Data(DataError),
+    #[error(transparent)]
+    Launcher(LauncherError),
     #[error(transparent)]
     Memory(MemoryError),
     #[error(transparent)]
@@ -164,6 +168,20 @@ impl Error {
         }
     }
 
+    /// A function could not be launched in processes of its own, or failed in one.
+    pub fn is_launcher(&self) -> bool {
+        matches!(self.kind(), Kind::Launcher(_))
+    }
+
+    /// The rank of the process that failed first, among those that [`notebook_launcher`](crate::notebook_launcher) or
+    /// [`debug_launcher`](crate::debug_launcher) had started.
+    pub fn failed_rank(&self) -> Option<usize> {
+        match self.kind() {
+            Kind::Launcher(error) => error.failed_rank(),
+            _ => None,
+        }
+    }
+
     /// Data could not be read or does not have the promised form.
     pub fn is_data(&self) -> bool {
         matches!(self.kind(), Kind::Data(_) | Kind::Reader(_))
@@ -237,6 +255,7 @@ from_kind! {
     Checkpoint(CheckpointError),
     Collective(CollectiveError),
     Data(DataError),
+    Launcher(LauncherError),
     Memory(MemoryError),
     Nn(NnError),
     Offload(OffloadError),

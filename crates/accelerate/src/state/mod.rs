@@ -2,12 +2,14 @@
 
 mod affinity;
 mod device;
+mod presence;
 mod process_control;
 mod rendezvous;
 mod split;
 mod stop_signals;
 mod threads;
 
+pub(crate) use presence::PRESENCE;
 pub use split::{SplitBetweenProcesses, SplitOptions};
 pub(crate) use stop_signals::name as signal_name;
 
@@ -18,6 +20,7 @@ use crate::status::Status;
 use accelerate_core::config::{InitProcessGroupKwargs, PartialRunConfig, RunConfig, Sources};
 use accelerate_core::environment::{CORES_VARIABLE, RankVariables, rank_variables, restart_count};
 use accelerate_core::names::DistributedType;
+use presence::Presence;
 use std::sync::{Arc, OnceLock};
 use stop_signals::StopSignals;
 use tch::Device;
@@ -55,6 +58,8 @@ struct Inner {
     restart_count: usize,
     /// There from the moment on at which the program first asks.
     stop_signals: Arc<OnceLock<StopSignals>>,
+    /// For the place of this process in its run, not for ranks that are threads of a test.
+    presence: Option<Arc<Presence>>,
 }
 
 /// How [`PartialState::new`] finds this process's place.
@@ -76,6 +81,23 @@ pub(crate) type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 /// The real environment. Values that are not Unicode count as absent: no variable read here may hold one.
 pub(crate) fn process_environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
+}
+
+impl Inner {
+    fn alone(device: Device, restart_count: usize, status: Status) -> Self {
+        Self {
+            device,
+            backend: None,
+            distributed_type: DistributedType::No,
+            group: Group::single_process(),
+            status,
+            local_process_index: 0,
+            num_local_processes: 1,
+            restart_count,
+            stop_signals: Arc::default(),
+            presence: None,
+        }
+    }
 }
 
 impl PartialState {
@@ -126,18 +148,20 @@ impl PartialState {
                  chooses its share of those that it may use; the variable is a launcher's, and was inherited from another run"
             );
         }
-        match ranks {
-            Some(ranks) => Self::distributed(device, &ranks, config, lookup),
-            None => Ok(Self::alone(device, restart_count(lookup)?, Status::of_process(lookup))),
-        }
+        let mut inner = match ranks {
+            Some(ranks) => Self::distributed(device, &ranks, config, lookup)?,
+            None => Inner::alone(device, restart_count(lookup)?, Status::of_process(lookup)),
+        };
+        inner.presence = Some(Arc::new(Presence::show()));
+        Ok(Self(Arc::new(inner)))
     }
 
-    fn distributed(device: Device, ranks: &RankVariables, config: &RunConfig, lookup: Lookup<'_>) -> Result<Self> {
+    fn distributed(device: Device, ranks: &RankVariables, config: &RunConfig, lookup: Lookup<'_>) -> Result<Inner> {
         let backend = device::backend(device, config.process_group.backend.as_deref())?;
         let status = Status::of_process(lookup);
         let group = rendezvous::connect(ranks, device, backend, config, lookup, &status)?;
         let distributed_type = if device.is_cuda() { DistributedType::MultiGpu } else { DistributedType::MultiCpu };
-        Ok(Self(Arc::new(Inner {
+        Ok(Inner {
             device,
             backend: Some(backend),
             distributed_type,
@@ -147,26 +171,13 @@ impl PartialState {
             num_local_processes: ranks.local_world_size,
             restart_count: restart_count(lookup)?,
             stop_signals: Arc::default(),
-        })))
+            presence: None,
+        })
     }
 
     #[cfg(test)]
     pub(crate) fn single_process(device: Device) -> Self {
-        Self::alone(device, 0, Status::default())
-    }
-
-    fn alone(device: Device, restart_count: usize, status: Status) -> Self {
-        Self(Arc::new(Inner {
-            device,
-            backend: None,
-            distributed_type: DistributedType::No,
-            group: Group::single_process(),
-            status,
-            local_process_index: 0,
-            num_local_processes: 1,
-            restart_count,
-            stop_signals: Arc::default(),
-        }))
+        Self(Arc::new(Inner::alone(device, 0, Status::default())))
     }
 
     /// A rank of a group that exists already, all on this machine's CPU.
@@ -183,6 +194,7 @@ impl PartialState {
             num_local_processes: world_size,
             restart_count: 0,
             stop_signals: Arc::default(),
+            presence: None,
         }))
     }
 
@@ -192,6 +204,7 @@ impl PartialState {
             device, backend, distributed_type, local_process_index, num_local_processes, restart_count, ..
         } = *self.0;
         let (stop_signals, status) = (Arc::clone(&self.0.stop_signals), self.0.status.clone());
+        let presence = self.0.presence.clone();
         Self(Arc::new(Inner {
             device,
             backend,
@@ -202,6 +215,7 @@ impl PartialState {
             num_local_processes,
             restart_count,
             stop_signals,
+            presence,
         }))
     }
 
@@ -217,12 +231,14 @@ impl PartialState {
         Ok(self.0.stop_signals.get().and_then(StopSignals::first))
     }
 
-    #[cfg(test)]
-    pub(crate) fn single_process(device: Device) -> Self {
-        Self::alone(device, 0, Status::default())
+    /// How often this process's launcher says that the run was started before.
+    pub(crate) fn own_restart_count(&self) -> usize {
+        self.0.restart_count
     }
 
-    fn alone(device: Device, restart_count: usize, status: Status) -> Self {
+    /// What others can read of this process.
+    pub(crate) fn status(&self) -> &Status {
+        &self.0.status
     }
 
     /// The device this process computes on.

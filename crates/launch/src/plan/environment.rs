@@ -128,7 +128,8 @@ pub fn unusable_threads(config: &LaunchConfig, machine: &Machine) -> Option<Unus
 pub(super) mod tests {
     use super::*;
     use crate::config::{Helper, LocalRanks, Program};
-    use crate::plan::{Stdin, plan};
+    use crate::plan::plan;
+    use crate::stdin::Stdin;
     use accelerate_core::config::{RunConfig, Sources, Tee, settings};
     use accelerate_core::settings::SettingValue;
     use rstest::rstest;

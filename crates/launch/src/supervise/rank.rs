@@ -18,7 +18,7 @@ use super::RankOutcome;
 pub(crate) use super::terminal::RankTerminal;
 use crate::failure::Ended;
 use crate::helper::{MARK_VARIABLE, rank_command};
-use crate::plan::{Plan, RankCommand, Stdin};
+use crate::plan::{Plan, RankCommand};
 use crate::report::{Source, Stream};
 use crate::tail::Tail;
 
@@ -77,6 +77,7 @@ impl RankProcess {
         terminal: Option<&mut RankTerminal>,
     ) -> io::Result<Self> {
         let mut start = command_of(plan, command, marks, status);
+        start.stdin(command.stdin.open()?);
         let at_terminal = terminal.as_ref().map_or([false; 2], |terminal| terminal.serves());
         if plan.captured {
             let ends = |is_at_terminal: bool| match &terminal {
@@ -325,9 +326,6 @@ fn command_of(plan: &Plan, command: &RankCommand, marks: &OsStr, status: Option<
         // That of a launch around this one.
         None => start.env_remove(VARIABLE),
     };
-    if command.stdin == Stdin::Nothing {
-        start.stdin(Stdio::null());
-    }
     start
 }
 
