@@ -427,7 +427,7 @@ impl Supervisor<'_> {
     }
 
     fn hand_over(&mut self) {
-        match backlog::hand_over(self.reporter, &mut self.signals, self.stopping) {
+        match backlog::hand_over(self.reporter, self.signals, self.stopping) {
             Ok(stopped_by) => self.stopping = stopped_by,
             Err(error) => self.note_output(Err(error)),
         }

@@ -547,7 +547,7 @@ impl<'a> Conductor<'a> {
 
     fn hand_over(&mut self) {
         let stopped_by = self.stopped_by.map(|(signal, _)| signal);
-        match backlog::hand_over(self.reporter, &mut self.signals, stopped_by) {
+        match backlog::hand_over(self.reporter, self.signals, stopped_by) {
             Ok(Some(signal)) => drop(self.stopped_by.get_or_insert((signal, Instant::now()))),
             Ok(None) => {}
             Err(error) => self.note_output(Err(error)),
