@@ -129,9 +129,10 @@ fn assert_equal(case: Case, plugin: FullyShardedDataParallelPlugin) {
             assert_eq!(name, other);
             let difference = largest_difference(wanted, found);
             assert!(difference <= 1e-6, "{name} differs by {difference}: {context}");
-            // Parts of gradients are added in another order than whole ones.
+            // Parts of gradients are added in another order than whole ones. AdamW's kernel, as libtorch's, rounds the
+            // elements at the end of a tensor otherwise than the others, and a part ends elsewhere than the whole.
             let adds_parts = case.accumulation > 1 && plugin.sharding_strategy == Some(OptimizerStateAndGradients);
-            if case.world_size <= 2 && !adds_parts && case.max_norm.is_none() {
+            if case.momentum_only && case.world_size <= 2 && !adds_parts && case.max_norm.is_none() {
                 assert_eq!(difference, 0.0, "a sum of two has one order: {name}, {context}");
             }
         }
@@ -157,7 +158,7 @@ fn every_strategy_on_every_number_of_ranks() {
     for world_size in 1..=4 {
         for strategy in [FullShard, ShardGradOp, NoShard, OptimizerState, OptimizerStateAndGradients] {
             for (accumulation, max_norm) in [(1, None), (4, None), (1, Some(0.1)), (4, Some(0.05))] {
-                let case = Case { world_size, accumulation, max_norm, ..CASE };
+                let case = Case { world_size, accumulation, max_norm, momentum_only: max_norm.is_none(), ..CASE };
                 assert_equal(case, plugin(strategy, TransformerBasedWrap));
             }
         }
@@ -169,7 +170,7 @@ fn modules_that_stay_whole() {
     for strategy in [FullShard, OptimizerState, HybridShard] {
         for (world_size, accumulation, max_norm) in [(1, 1, None), (2, 1, None), (3, 4, Some(0.05))] {
             for modules in [&["blocks.*.up"][..], &["embed", "blocks.0"], &["blocks", "embed"]] {
-                let case = Case { world_size, accumulation, max_norm, ..CASE };
+                let case = Case { world_size, accumulation, max_norm, momentum_only: max_norm.is_none(), ..CASE };
                 let ignored_modules = Some(modules.iter().map(|&path| path.to_owned()).collect());
                 let dp_shard_size = (strategy == HybridShard).then_some(1);
                 let plugin = plugin(strategy, TransformerBasedWrap);
@@ -194,7 +195,7 @@ fn groups_of_ranks_of_every_size() {
     for (world_size, dp_shard_size) in [(1, 1), (2, 1), (2, 2), (3, 1), (4, 1), (4, 2), (4, 4)] {
         for strategy in [HybridShard, HybridShardZero2] {
             for (accumulation, max_norm) in [(1, None), (4, Some(0.05))] {
-                let case = Case { world_size, accumulation, max_norm, ..CASE };
+                let case = Case { world_size, accumulation, max_norm, momentum_only: max_norm.is_none(), ..CASE };
                 let plugin = plugin(strategy, TransformerBasedWrap);
                 assert_equal(case, FullyShardedDataParallelPlugin { dp_shard_size: Some(dp_shard_size), ..plugin });
             }

@@ -540,8 +540,8 @@ fn a_manifest_that_is_too_long_is_an_error_when_it_is_saved() {
         sample: "0".repeat(32),
     };
     let manifest = |num_files| SaveManifest::new((0..num_files).map(file).collect());
-    let error = folder::write_manifest(folder.path(), "model", &manifest(45_000)).unwrap_err();
-    assert!(error.is_weights() && error.to_string().contains("for 45000 files, more than is read again"), "{error}");
+    let error = folder::write_manifest(folder.path(), "model", &manifest(60_000)).unwrap_err();
+    assert!(error.is_weights() && error.to_string().contains("for 60000 files, more than is read again"), "{error}");
     assert!(listing(folder.path()).is_empty());
     folder::write_manifest(folder.path(), "model", &manifest(30_000)).unwrap();
 }
