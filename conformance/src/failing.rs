@@ -51,6 +51,12 @@ pub(crate) fn unwritable_folder() -> anyhow::Result<()> {
     Ok(checked?)
 }
 
+/// Ranks end as soon as they have met, the store of the run among them.
+pub(crate) fn leaving_at_once() -> anyhow::Result<()> {
+    Accelerator::builder().cpu(true).build()?;
+    Ok(())
+}
+
 /// Processes meet once: a second meeting is refused on each rank with the cure, and the cure works.
 pub(crate) fn second_meeting() -> anyhow::Result<()> {
     let first = Accelerator::builder().cpu(true).build()?;

@@ -4,6 +4,7 @@ mod awaited;
 mod checkpointed;
 mod failing;
 mod killed_and_resumed;
+mod loader_checks;
 mod regression;
 mod soak;
 mod test_checkpointing;
@@ -83,6 +84,8 @@ enum Script {
     FailingRankOne,
     /// Only the main process cannot save, and takes its time to end
     UnwritableFolder,
+    /// Meets the other ranks, and has nothing more to do
+    LeavingAtOnce,
     /// Makes two accelerators that would each meet the other ranks
     SecondMeeting,
     /// Rank 1 kills itself while the others gather a sharded model
@@ -135,6 +138,7 @@ fn main() -> anyhow::Result<()> {
         Script::FailingRankZero => failing::failing_rank(0),
         Script::FailingRankOne => failing::failing_rank(1),
         Script::UnwritableFolder => failing::unwritable_folder(),
+        Script::LeavingAtOnce => failing::leaving_at_once(),
         Script::SecondMeeting => failing::second_meeting(),
         Script::DyingRankInGather => failing::dying_rank_in_gather(false),
         Script::DyingRankInReading => failing::dying_rank_in_gather(true),

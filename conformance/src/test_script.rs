@@ -1,9 +1,9 @@
 //! `test_script.py`: process control, loader preparation, training against a single process, splitting.
 
+use crate::loader_checks::{loader_checks, numbers};
 use crate::training_check::training_check;
-use accelerate::data::{DataLoader, VecDataset};
 use accelerate::tch::{self, Kind, Tensor};
-use accelerate::{Accelerator, DataLoaderConfiguration, RngType, SplitOptions, main_println};
+use accelerate::{Accelerator, RngType, SplitOptions, main_println};
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -11,16 +11,29 @@ use std::path::Path;
 
 pub(crate) fn run(folder: Option<&Path>) -> Result<()> {
     let accelerator = Accelerator::builder().cpu(true).build()?;
+    init_state_check(&accelerator)?;
     process_execution_check(&accelerator, folder)?;
     rng_sync_check(&accelerator)?;
-    dl_preparation_check(&accelerator)?;
-    seedable_sampler_check(&accelerator)?;
+    loader_checks(&accelerator)?;
     split_between_processes_checks(&accelerator)?;
     trigger_check(&accelerator)?;
     for use_seedable_sampler in [false, true] {
         training_check(&accelerator, use_seedable_sampler)?;
     }
     main_println!(accelerator, "test_script: all checks passed");
+    Ok(())
+}
+
+/// A second accelerator takes part in the same run. The reference shares one global state instead, which can be reset under an
+/// accelerator that still uses it (`test_reinstantiated_state`); there is no such state here.
+fn init_state_check(accelerator: &Accelerator) -> Result<()> {
+    let (first, second) = (accelerator.state(), Accelerator::builder().build_from(accelerator)?);
+    let second = second.state();
+    ensure!(first.process_index() == second.process_index() && first.num_processes() == second.num_processes());
+    ensure!(first.to_string() == second.to_string(), "{first}\n{second}");
+    let wanted =
+        [format!("Num processes: {}", first.num_processes()), format!("Process index: {}", first.process_index())];
+    ensure!(wanted.iter().all(|line| first.to_string().contains(line)), "{first}");
     Ok(())
 }
 
@@ -44,11 +57,6 @@ fn process_execution_check(accelerator: &Accelerator, folder: Option<&Path>) -> 
     Ok(())
 }
 
-fn numbers(length: usize, batch_size: usize, shuffle: bool) -> accelerate::Result<DataLoader<Tensor>> {
-    let rows = (0..length as i64).collect();
-    DataLoader::builder(VecDataset::new(rows)).batch_size(batch_size).shuffle(shuffle).build()
-}
-
 /// Ranks that are seeded differently draw the same once they have taken over rank 0's state, asked for or by a loader.
 fn rng_sync_check(accelerator: &Accelerator) -> Result<()> {
     let rank = accelerator.process_index() as i64;
@@ -67,55 +75,6 @@ fn rng_sync_check(accelerator: &Accelerator) -> Result<()> {
     let _batches = loader.iter()?;
     ensure!(same_everywhere()?, "the states differ after a pass has begun");
     Ok(())
-}
-
-/// Every item exactly once, for all combinations of split and shuffle.
-fn dl_preparation_check(accelerator: &Accelerator) -> Result<()> {
-    let length = 32 * accelerator.num_processes();
-    for split_batches in [false, true] {
-        for shuffle in [false, true] {
-            let config = DataLoaderConfiguration { split_batches: Some(split_batches), ..Default::default() };
-            let configured = sibling(accelerator, config)?;
-            // The reference uses 8, which four ranks and fewer, but not three, divide.
-            let batch_size = if split_batches { 4 * accelerator.num_processes() } else { 8 };
-            let loader = configured.prepare(numbers(length, batch_size, shuffle)?)?;
-            for pass in 0..2 {
-                let mut seen = Vec::new();
-                for batch in loader.iter()? {
-                    seen.extend(Vec::<i64>::try_from(&configured.gather(&batch?)?)?);
-                }
-                ensure!(shuffle || seen.iter().copied().eq(0..length as i64), "order {seen:?} in pass {pass}");
-                seen.sort_unstable();
-                ensure!(seen.iter().copied().eq(0..length as i64), "split {split_batches}, shuffle {shuffle}");
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The same order for one process and many, another one in the next epoch.
-fn seedable_sampler_check(accelerator: &Accelerator) -> Result<()> {
-    let config =
-        DataLoaderConfiguration { use_seedable_sampler: Some(true), data_seed: Some(42), ..Default::default() };
-    let configured = sibling(accelerator, config)?;
-    let length = 12 * accelerator.num_processes();
-    let loader = configured.prepare(numbers(length, 12 / gcd(12, 4), true)?)?;
-    let mut orders = Vec::new();
-    for _ in 0..2 {
-        let mut order = Vec::new();
-        for batch in loader.iter()? {
-            order.extend(Vec::<i64>::try_from(&configured.gather(&batch?)?)?);
-        }
-        orders.push(order);
-    }
-    ensure!(orders[0] != orders[1], "the shuffle does not change from epoch to epoch");
-    let everywhere = configured.gather_object(&[orders.clone()])?;
-    ensure!(everywhere.iter().all(|other| *other == orders), "ranks shuffle differently");
-    Ok(())
-}
-
-fn gcd(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 fn split_between_processes_checks(accelerator: &Accelerator) -> Result<()> {
@@ -151,9 +110,4 @@ fn trigger_check(accelerator: &Accelerator) -> Result<()> {
     ensure!(accelerator.check_trigger()?, "the last rank raised the flag");
     ensure!(!accelerator.check_trigger()?, "the flag stays up");
     Ok(())
-}
-
-/// An accelerator with other settings in the same run.
-fn sibling(accelerator: &Accelerator, config: DataLoaderConfiguration) -> Result<Accelerator> {
-    Ok(Accelerator::builder().dataloader_config(config).build_from(accelerator)?)
 }

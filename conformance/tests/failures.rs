@@ -57,6 +57,17 @@ fn is_missed(rank: usize, text: &str) -> bool {
         || text.contains("rank 0, which keeps")
 }
 
+/// The first to leave may be rank 0, which serves the store.
+#[test]
+fn ranks_that_leave_at_once_leave_nobody_behind() {
+    for _ in 0..2 {
+        for child in start("leaving_at_once", 4) {
+            let output = end(child);
+            assert!(output.status.success(), "{output:?}");
+        }
+    }
+}
+
 #[test]
 fn a_rank_that_dies_is_named_by_the_others() {
     let mut ranks = start("dying_rank", 3);

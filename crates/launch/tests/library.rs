@@ -222,8 +222,9 @@ fn an_interrupt_while_a_failed_launch_is_being_ended_is_told_beside_the_failure(
 #[test]
 fn a_launch_that_is_restarted_tells_of_it() {
     let folder = tempfile::tempdir().unwrap();
+    // Rank 1 fails once rank 0 is there too.
     let script = format!(
-        "mkdir {0}/$RANK 2>/dev/null && {{ [ $RANK = 1 ] && exit 3; sleep 30; }}; echo again",
+        "cd {0}; mkdir $RANK 2>/dev/null || exec echo again; [ $RANK = 0 ] && exec sleep 30; until [ -d 0 ]; do :; done; exit 3",
         folder.path().display()
     );
     let (collector, outcome) = collected(&LaunchConfig { max_restarts: 3, ..config(2, &script) });

@@ -114,10 +114,13 @@ struct Links {
 /// Makes the backend of a group whose ranks meet in the store. Collective.
 pub(crate) type Connect = dyn Fn(&Store, &Members) -> Result<ProcessGroup> + Send + Sync;
 
-/// Connects the ranks over Gloo.
+/// Connects the ranks over Gloo. No rank goes on before all have their connections: one that ended by then, with nothing left to
+/// do, would break those that the others are still making.
 pub(crate) fn connect_gloo(options: GlooOptions) -> Arc<Connect> {
     Arc::new(move |store: &Store, members: &Members| {
-        Ok(ProcessGroup::gloo(&store.prefix("gloo")?, members.rank(), members.world_size(), &options)?)
+        let group = ProcessGroup::gloo(&store.prefix("gloo")?, members.rank(), members.world_size(), &options)?;
+        group.barrier(None)?.wait(None)?;
+        Ok(group)
     })
 }
 

@@ -21,6 +21,7 @@ use accelerate_core::config::{InitProcessGroupKwargs, PartialRunConfig, RunConfi
 use accelerate_core::environment::{CORES_VARIABLE, RankVariables, rank_variables, restart_count};
 use accelerate_core::names::DistributedType;
 use presence::Presence;
+use std::fmt;
 use std::sync::{Arc, OnceLock};
 use stop_signals::StopSignals;
 use tch::Device;
@@ -60,6 +61,32 @@ struct Inner {
     stop_signals: Arc<OnceLock<StopSignals>>,
     /// For the place of this process in its run, not for ranks that are threads of a test.
     presence: Option<Arc<Presence>>,
+}
+
+/// The lines that the reference prints, for logs and reports.
+///
+/// ```
+/// use accelerate::{PartialState, PartialStateOptions};
+///
+/// let state = PartialState::new(&PartialStateOptions { cpu: true, ..Default::default() })?;
+/// let lines = "Distributed environment: NO\nNum processes: 1\nProcess index: 0\nLocal process index: 0\nDevice: cpu\n";
+/// assert_eq!(state.to_string(), lines);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+impl fmt::Display for PartialState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Distributed environment: {}", self.distributed_type())?;
+        if let Some(backend) = self.0.backend {
+            write!(f, "  Backend: {backend}")?;
+        }
+        writeln!(f, "\nNum processes: {}", self.num_processes())?;
+        writeln!(f, "Process index: {}", self.process_index())?;
+        writeln!(f, "Local process index: {}", self.local_process_index())?;
+        match self.device() {
+            Device::Cuda(index) => writeln!(f, "Device: cuda:{index}"),
+            other => writeln!(f, "Device: {}", format!("{other:?}").to_lowercase()),
+        }
+    }
 }
 
 /// How [`PartialState::new`] finds this process's place.
