@@ -10,7 +10,7 @@ use crate::python::Environment;
 use crate::race::{Pair, Race};
 use crate::{paths, process, ranks};
 
-/// How many ranks are started.
+/// How many ranks are started, where nothing else is said.
 const NUM_PROCESSES: usize = 2;
 
 /// The most that the file of the command may have without symbols, in MiB.
@@ -19,14 +19,19 @@ const MOST_MIB: f64 = 12.0;
 /// Runs all of them for `rounds` rounds. Values are seconds, but for the size.
 pub(super) fn races(environment: &Environment, rounds: usize) -> Result<Vec<Race>> {
     let mut races = commands(environment, rounds)?;
-    let noop = race(environment, rounds, "launch_noop", "noop", 0.01, |rank| {
-        format!("rank={rank} world_size={NUM_PROCESSES}")
-    })?;
-    // Ranks contribute 1 and 2.
-    let collective = race(environment, rounds, "launch_first_collective", "first_collective", 0.25, |rank| {
-        format!("rank={rank} world_size={NUM_PROCESSES} sum=3")
-    })?;
-    races.extend([noop, collective, restart(environment, rounds)?, size()?]);
+    let noop = Launched { name: "launch_noop", program: "noop", goal: 0.01, num_processes: NUM_PROCESSES };
+    let (program, few) = ("first_collective", NUM_PROCESSES);
+    let collective = Launched { name: "launch_first_collective", program, goal: 0.05, num_processes: few };
+    let many = Launched { name: "launch_first_collective_16", program, goal: 0.15, num_processes: 16 };
+    races.push(noop.race(environment, rounds, |rank| format!("rank={rank} world_size={few}"))?);
+    for launched in [collective, many] {
+        let num_processes = launched.num_processes;
+        // Ranks contribute 1, 2 and so on.
+        let sum = num_processes * (num_processes + 1) / 2;
+        let answer = |rank| format!("rank={rank} world_size={num_processes} sum={sum}.0");
+        races.push(launched.race(environment, rounds, answer)?);
+    }
+    races.extend([restart(environment, rounds)?, size()?]);
     Ok(races)
 }
 
@@ -105,33 +110,32 @@ fn size() -> Result<Race> {
     Ok(Race { name: "launch_binary", unit: "MiB", goal: 1.0, pairs: vec![Pair { ours, rival: MOST_MIB }] })
 }
 
-fn race(
-    environment: &Environment,
-    rounds: usize,
+/// Ranks that are started, print their answer and end.
+struct Launched {
     name: &'static str,
-    program: &str,
+    program: &'static str,
     goal: f64,
-    answer: impl Fn(usize) -> String,
-) -> Result<Race> {
-    let script = paths::repository_root().join(format!("bench/rival/{program}.py"));
-    let mut pairs = Vec::new();
-    // The first round of each side fills the page cache and is not counted.
-    for round in 0..=rounds {
-        let ours = seconds(ranks::launch(NUM_PROCESSES, &paths::release_binary(program)), &answer)?;
-        let mut rival = environment.torchrun(NUM_PROCESSES)?;
-        rival.arg(&script);
-        let rival = seconds(rival, &answer)?;
-        if round > 0 {
-            pairs.push(Pair { ours, rival });
-        }
-    }
-    Ok(Race { name, unit: "s", goal, pairs })
+    num_processes: usize,
 }
 
-/// Runs the command and checks that each rank printed its answer.
-fn seconds(mut command: Command, answer: &impl Fn(usize) -> String) -> Result<f64> {
-    let answers: Vec<_> = (0..NUM_PROCESSES).map(answer).collect();
-    timed(&mut command, &answers.iter().map(String::as_str).collect::<Vec<_>>())
+impl Launched {
+    fn race(&self, environment: &Environment, rounds: usize, answer: impl Fn(usize) -> String) -> Result<Race> {
+        let Self { name, program, goal, num_processes } = *self;
+        let (binary, script) =
+            (paths::release_binary(program), paths::repository_root().join(format!("bench/rival/{program}.py")));
+        let answers: Vec<String> = (0..num_processes).map(answer).collect();
+        let answers: Vec<&str> = answers.iter().map(String::as_str).collect();
+        let mut pairs = Vec::new();
+        // The first round of each side fills the page cache and is not counted.
+        for round in 0..=rounds {
+            let ours = timed(&mut ranks::launch(num_processes, &binary), &answers)?;
+            let rival = timed(environment.torchrun(num_processes)?.arg(&script), &answers)?;
+            if round > 0 {
+                pairs.push(Pair { ours, rival });
+            }
+        }
+        Ok(Race { name, unit: "s", goal, pairs })
+    }
 }
 
 /// Runs the command and checks that it printed all of `answers`.
