@@ -92,5 +92,6 @@ fn escaped(text: &str, stays: impl Fn(char) -> bool) -> String {
 
 /// Control characters, separators of lines, and those that turn the direction of writing.
 fn is_obeyed(letter: char) -> bool {
-    letter.is_control() || matches!(letter, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    letter.is_control()
+        || matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

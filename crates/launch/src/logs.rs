@@ -4,8 +4,11 @@ use std::collections::hash_map::RandomState;
 use std::fs::{self, DirBuilder, File};
 use std::hash::{BuildHasher, Hasher};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use accelerate_core::files::other_than_file;
+use rustix::fs::OFlags;
 
 use crate::config::LaunchConfig;
 use crate::error::{Error, Result};
@@ -86,6 +89,16 @@ fn is_private(folder: &Path) -> bool {
     fs::symlink_metadata(folder).is_ok_and(is_own)
 }
 
+/// A file that does not keep its writer waiting, as a pipe would: programs of an earlier attempt may have left anything there.
+fn create(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = File::options().write(true).create(true).truncate(true).custom_flags(flags.bits() as i32).open(path)?;
+    match other_than_file(file.metadata()?.file_type()) {
+        None => Ok(file),
+        Some(found) => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("it is {found}, not a file"))),
+    }
+}
+
 /// The open files of one rank.
 #[derive(Debug, Default)]
 pub(crate) struct OpenLogs([Option<(PathBuf, File)>; 2]);
@@ -93,7 +106,7 @@ pub(crate) struct OpenLogs([Option<(PathBuf, File)>; 2]);
 impl OpenLogs {
     pub(crate) fn open(files: &LogFiles) -> Result<Self> {
         let open = |path: &Option<PathBuf>| match path {
-            Some(path) => match File::create(path) {
+            Some(path) => match create(path) {
                 Ok(file) => Ok(Some((path.clone(), file))),
                 Err(source) => Err(Error::log_unwritable(path, source)),
             },
@@ -109,5 +122,25 @@ impl OpenLogs {
             Some((path, file)) => file.write_all(bytes).map_err(|error| (path.as_path(), error)),
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use rustix::fs::{CWD, Mode, mkfifoat};
+
+    #[test]
+    fn a_pipe_in_the_place_of_a_log_is_refused_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("stdout.log");
+        mkfifoat(CWD, &path, Mode::RUSR | Mode::WUSR).unwrap();
+        // Nobody reads it, or somebody does.
+        assert!(OpenLogs::open(&LogFiles { stdout: Some(path.clone()), stderr: None }).is_err());
+        let _reader = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(&path).unwrap();
+        let error = OpenLogs::open(&LogFiles { stdout: Some(path), stderr: None }).unwrap_err();
+        let source = std::error::Error::source(&error).unwrap().to_string();
+        assert!(source.contains("it is a pipe"), "{source}");
     }
 }

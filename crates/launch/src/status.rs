@@ -9,13 +9,14 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
 use std::thread;
 
 use accelerate_core::status::{
     FILE_NAME, PAGE_BYTES, RankStatus, RankSummary, RunInfo, StatusPlace, exit_word, link_text, words,
 };
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::process::geteuid;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -175,11 +176,17 @@ fn runs_of(process_id: u32) -> Vec<Run> {
     descriptors
         .flatten()
         .filter(|descriptor| fs::read_link(descriptor.path()).is_ok_and(|link| link.as_os_str() == wanted.as_str()))
-        .filter_map(|descriptor| run_in(File::open(descriptor.path()).ok()?, process_id))
+        .filter_map(|descriptor| run_in(open(&descriptor.path()).ok()?, process_id))
         // A descriptor may be there twice.
         .filter(|(_, number)| seen.insert(*number))
         .map(|(run, _)| run)
         .collect()
+}
+
+/// Never waits for anybody: in a container the same name may be that of a pipe.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+    File::options().read(true).custom_flags(flags.bits() as i32).open(path)
 }
 
 /// The run of a file and the file's number, if it is what the launcher `process_id` has made.
@@ -256,6 +263,14 @@ mod tests {
             RankActivity::InCall { call, .. } => assert_eq!(call.to_string(), "barrier number 3"),
             other => unreachable!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn a_pipe_that_nobody_writes_is_no_run_and_nobody_waits_for_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RUSR).unwrap();
+        assert!(run_in(open(&path).unwrap(), std::process::id()).is_none());
     }
 
     #[test]

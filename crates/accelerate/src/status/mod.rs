@@ -12,11 +12,12 @@ pub(crate) use call_site::here;
 use call_site::{CallSite, call_site};
 
 use accelerate_core::status::{PAGE_WORDS, RunInfo, StatusPlace, VARIABLE, link_text, words};
+use rustix::fs::OFlags;
 use rustix::process::geteuid;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::process;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -78,7 +79,9 @@ impl Page {
         if fs::read_link(&path)?.as_os_str() != link_text().as_str() {
             return Ok(None);
         }
-        let file = File::options().read(true).write(true).open(&path)?;
+        // In another container that may be a pipe, which nobody is to wait for.
+        let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
+        let file = File::options().read(true).write(true).custom_flags(flags).open(&path)?;
         let mut first = vec![0; accelerate_core::status::PAGE_BYTES];
         file.read_exact_at(&mut first, 0)?;
         let is_of_run = RunInfo::decode(&first)

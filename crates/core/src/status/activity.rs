@@ -3,6 +3,8 @@
 use super::page::{CallRecord, RankStatus};
 use crate::files::in_one_line;
 use serde::{Deserialize, Serialize};
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
@@ -89,21 +91,28 @@ impl RankStatus {
 /// For each of these ranks, whether others wait for it: they have been for at least `long` in a call of a group that it belongs
 /// to, and it has not come to that call. Of a backward pass only those can tell that are not in it.
 pub fn awaited_ranks(ranks: &[RankStatus], now: u64, long: Duration) -> Vec<bool> {
-    let waiting = || {
-        let calls =
-            ranks.iter().flat_map(|rank| &rank.calls).filter(|call| call.is_running() && !call.is_in_background);
-        calls.filter(|call| long.as_nanos() <= u128::from(now.saturating_sub(call.began)))
+    // Of each group, the last call that somebody waits in, with the names by which it is called: calls inside of a backward pass
+    // have no number of their own.
+    let mut waited_in: BTreeMap<&str, (u64, BTreeSet<&str>)> = BTreeMap::new();
+    let running = ranks.iter().flat_map(|rank| &rank.calls).filter(|call| call.is_running() && !call.is_in_background);
+    for call in running.filter(|call| long.as_nanos() <= u128::from(now.saturating_sub(call.began))) {
+        let (sequence, ops) = waited_in.entry(&call.group).or_default();
+        if *sequence < call.sequence {
+            (*sequence, *ops) = (call.sequence, BTreeSet::new());
+        }
+        if *sequence == call.sequence {
+            ops.insert(&call.op);
+        }
+    }
+    let is_behind = |own: &CallRecord| match waited_in.get(own.group.as_str()) {
+        Some((sequence, ops)) => match own.sequence.cmp(sequence) {
+            Ordering::Less => true,
+            Ordering::Equal => !own.is_running() && ops.iter().any(|op| *op != own.op),
+            Ordering::Greater => false,
+        },
+        None => false,
     };
-    let is_behind = |own: &CallRecord, other: &CallRecord| match own.sequence.cmp(&other.sequence) {
-        std::cmp::Ordering::Less => true,
-        // Calls inside of a backward pass have no number of their own.
-        std::cmp::Ordering::Equal => own.op != other.op && !own.is_running(),
-        std::cmp::Ordering::Greater => false,
-    };
-    let is_awaited = |rank: &RankStatus| {
-        rank.calls.iter().any(|own| waiting().any(|other| own.group == other.group && is_behind(own, other)))
-    };
-    ranks.iter().map(is_awaited).collect()
+    ranks.iter().map(|rank| rank.calls.iter().any(is_behind)).collect()
 }
 
 /// What ranks were doing, a sentence for all that were doing the same. Of ranks that tell nothing there is a sentence only if
