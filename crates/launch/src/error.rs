@@ -220,6 +220,26 @@ impl Error {
         &self.0.restarts
     }
 
+    /// All that there is to say: this, the last lines of a rank that failed, and what came before where the run had been restarted.
+    ///
+    /// ```
+    /// use accelerate_launch::{LaunchConfig, Program, Silent, launch};
+    /// let args = vec!["-c".into(), "echo no data; exit 3".into()];
+    /// let config = LaunchConfig { max_restarts: 1, args, ..LaunchConfig::new(Program::Executable("sh".into()), 1) };
+    /// let config = LaunchConfig { capture: accelerate_launch::Capture::Always, ..config };
+    /// let story = launch(&config, &mut Silent).unwrap_err().story();
+    /// let ending = "\n  last lines of rank 0:\n    no data\n  every attempt failed in the same way";
+    /// assert!(story.starts_with("after 1 restart: rank 0 ") && story.ends_with(ending), "{story}");
+    /// ```
+    pub fn story(&self) -> String {
+        let mut text = self.to_string();
+        if let Some(failure) = self.failure() {
+            let whole = failure.to_string();
+            text.push_str(whole.strip_prefix(&failure.headline()).unwrap_or(&whole));
+        }
+        self.restarts().to_string().lines().fold(text, |text, line| format!("{text}\n  {line}"))
+    }
+
     /// Might it go better the next time? `has_run`: an attempt before this one has.
     pub(crate) fn is_worth_another_attempt(&self, has_run: bool) -> bool {
         match &self.0.kind {
