@@ -18,6 +18,7 @@ mod help;
 mod hosts;
 mod hosts_restarts;
 mod hosts_ssh;
+mod hosts_versions;
 mod kubernetes;
 mod logs;
 mod man;

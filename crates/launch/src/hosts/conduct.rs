@@ -14,7 +14,7 @@ use super::ending::{End, MachineEnd, outcome};
 use super::fitting::{self, Asked};
 use super::machine::{HANG_UP_PATIENCE, Machine, Phase, on_screen};
 use super::message::{AgentEnd, FromAgent, Order, Problem, Said, ToAgent, VERSION};
-use super::{AgentCommand, Preflight, heart, words};
+use super::{AgentCommand, Preflight, heart, versions, words};
 use crate::config::{Helper, LaunchConfig};
 use crate::error::{Error, Result};
 use crate::failure::Ended;
@@ -417,6 +417,9 @@ impl<'a> Conductor<'a> {
     fn go_on(&mut self) {
         if !self.machines.iter().all(|machine| machine.has_answered(self.phase)) {
             return;
+        }
+        if self.phase == Phase::Preparing {
+            self.problems.extend(versions::differences(&self.machines.iter().map(Machine::found).collect::<Vec<_>>()));
         }
         let is_over = self.machines.iter().all(|machine| machine.end.is_some());
         match self.phase {

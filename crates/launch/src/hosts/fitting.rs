@@ -72,6 +72,7 @@ fn misfit_of_prepared(prepared: &Prepared, is_first: bool) -> Option<String> {
     let has_problems = !prepared.problems.is_empty();
     match prepared.port {
         _ if prepared.problems.iter().any(|problem| problem.exit_code == 0) => Some(SUCCESSFUL_PROBLEM.to_owned()),
+        _ if !prepared.versions.are_plausible() => Some("versions that no program and no libtorch has".to_owned()),
         Some(_) if !is_first => Some("a port, which only the first machine chooses".to_owned()),
         None | Some(0) if is_first && !has_problems => Some("no port for the main process".to_owned()),
         _ => None,
@@ -93,6 +94,7 @@ mod tests {
     use super::*;
     use crate::failure::{Ended, Failure, MemoryPressure, OtherRank};
     use crate::hosts::message::Problem;
+    use crate::hosts::versions::Versions;
     use crate::report::Stream;
     use crate::supervise::RankOutcome;
     use Asked::{Nothing, ToPrepare, ToReach, ToStart};
@@ -107,6 +109,12 @@ mod tests {
             problems: exit_codes.iter().map(problem).collect(),
             ..Prepared::default()
         })
+    }
+
+    /// With what it says of its libtorch.
+    fn prepared_with(version: &str) -> FromAgent {
+        let versions = Versions { program: None, libtorch: Some(version.to_owned()) };
+        FromAgent::Prepared(Prepared { versions, ..Prepared::default() })
     }
 
     fn reached(exit_code: Option<u8>) -> FromAgent {
@@ -166,6 +174,8 @@ mod tests {
     #[case::prepared_twice(prepared(None, &[]), ToReach, Some("not asked"))]
     #[case::problem_of_success(prepared(None, &[1, 0]), ToPrepare, Some("exit code 0"))]
     #[case::port_of_another(prepared(Some(1), &[]), ToPrepare, Some("only the first machine"))]
+    #[case::prepared_with_a_version(prepared_with("2.11.0"), ToPrepare, None)]
+    #[case::prepared_with_a_poem(prepared_with("2.11.0\nand more"), ToPrepare, Some("no libtorch has"))]
     #[case::reached(reached(None), ToReach, None)]
     #[case::not_reached(reached(Some(1)), ToReach, None)]
     #[case::reached_unasked(reached(None), ToPrepare, Some("not asked"))]

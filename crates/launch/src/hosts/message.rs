@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::versions::Versions;
 use crate::config::LaunchConfig;
 use crate::error::Error;
 use crate::failure::{Ended, Failure};
@@ -96,6 +97,8 @@ pub(super) struct Prepared {
     pub(super) port: Option<u16>,
     /// How many GPUs the ranks will see.
     pub(super) num_gpus: usize,
+    /// What the machines have to have in common.
+    pub(super) versions: Versions,
     /// The name of a file in the working folder, from machine 0.
     pub(super) beacon: Option<String>,
     /// The clock of the machine, since 1970.
