@@ -12,6 +12,7 @@ use crate::hosts::Problem;
 use crate::restart::Restarts;
 
 use accelerate_core::files::ShownPath;
+use accelerate_core::status::{RankSummary, sentences};
 
 /// The result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -71,11 +72,18 @@ enum Kind {
         signal: i32,
         /// The machines of which nobody knows whether ranks are left there.
         unconfirmed: Vec<String>,
+        /// What the ranks were doing then.
+        activities: Vec<RankSummary>,
     },
     #[error("{}", listed(problems))]
     Preflight { problems: Vec<(String, Problem)> },
     #[error("{machine}: {}", problem.text)]
-    OnMachine { machine: String, problem: Problem },
+    OnMachine {
+        machine: String,
+        problem: Problem,
+        /// What the ranks of the other machines were doing.
+        activities: Vec<RankSummary>,
+    },
     #[error(
         "the command {} cannot be run here, by which {} would be reached; install it, or name another one with --ssh_command",
         program.shown(), machines.join(", ")
@@ -220,7 +228,8 @@ impl Error {
         &self.0.restarts
     }
 
-    /// All that there is to say: this, the last lines of a rank that failed, and what came before where the run had been restarted.
+    /// All that there is to say: this, the last lines of a rank that failed, what ranks were doing, and what came before where the
+    /// run had been restarted.
     ///
     /// ```
     /// use accelerate_launch::{LaunchConfig, Program, Silent, launch};
@@ -233,9 +242,15 @@ impl Error {
     /// ```
     pub fn story(&self) -> String {
         let mut text = self.to_string();
-        if let Some(failure) = self.failure() {
-            let whole = failure.to_string();
-            text.push_str(whole.strip_prefix(&failure.headline()).unwrap_or(&whole));
+        match &self.0.kind {
+            Kind::ChildFailed { failure, .. } => {
+                let whole = failure.to_string();
+                text.push_str(whole.strip_prefix(&failure.headline()).unwrap_or(&whole));
+            }
+            Kind::OnMachine { activities, .. } => {
+                text = sentences(activities).into_iter().fold(text, |text, line| format!("{text}\n  {line}"));
+            }
+            _ => {}
         }
         self.restarts().to_string().lines().fold(text, |text, line| format!("{text}\n  {line}"))
     }
@@ -268,6 +283,22 @@ impl Error {
             Kind::Preflight { problems } => problems,
             _ => &[],
         }
+    }
+
+    /// What the ranks were doing when this process was told to stop.
+    pub(crate) fn activities(&self) -> &[RankSummary] {
+        match &self.0.kind {
+            Kind::Interrupted { activities, .. } => activities,
+            _ => &[],
+        }
+    }
+
+    /// What ranks were doing when this process was told to stop, or when a machine was lost.
+    pub(crate) fn with_activities(mut self, found: Vec<RankSummary>) -> Self {
+        if let Kind::Interrupted { activities, .. } | Kind::OnMachine { activities, .. } = &mut self.0.kind {
+            *activities = found;
+        }
+        self
     }
 
     pub(crate) fn with_restarts(mut self, restarts: Restarts) -> Self {
@@ -343,7 +374,7 @@ impl Error {
     }
 
     pub(crate) fn on_machine(machine: String, problem: Problem) -> Self {
-        Self::new(Kind::OnMachine { machine, problem })
+        Self::new(Kind::OnMachine { machine, problem, activities: Vec::new() })
     }
 
     pub(crate) fn not_connected(machines: Vec<String>, program: impl Into<PathBuf>, source: io::Error) -> Self {
@@ -355,7 +386,7 @@ impl Error {
     }
 
     pub(crate) fn interrupted_on(signal: i32, unconfirmed: Vec<String>) -> Self {
-        Self::new(Kind::Interrupted { signal, unconfirmed })
+        Self::new(Kind::Interrupted { signal, unconfirmed, activities: Vec::new() })
     }
 
     pub(crate) fn output_closed(source: io::Error) -> Self {

@@ -16,6 +16,7 @@ mod first_hour;
 mod flags;
 mod help;
 mod hosts;
+mod hosts_activities;
 mod hosts_restarts;
 mod hosts_ssh;
 mod hosts_versions;

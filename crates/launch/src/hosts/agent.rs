@@ -126,7 +126,7 @@ fn prepared(config: &LaunchConfig, folder: &std::ffi::OsStr, has_preflight: bool
 fn end_of(error: &Error) -> AgentEnd {
     match error.failure() {
         Some(failure) => AgentEnd::Failed(Box::new(failure.clone())),
-        None if error.is_interrupted() => AgentEnd::Stopped,
+        None if error.is_interrupted() => AgentEnd::Stopped { activities: error.activities().to_vec() },
         None => AgentEnd::Problem(Problem::of(error)),
     }
 }
