@@ -1,8 +1,9 @@
 //! `test_utils/scripts/test_notebook.py`: launching functions from a program, in as many processes as
 //! `ACCELERATE_NUM_PROCESSES` says.
 
-use accelerate::{NotebookLauncherOptions, PartialState, Workers, notebook_launcher, workers};
-use anyhow::{Context, Result, bail, ensure};
+use accelerate::{Accelerator, NotebookLauncherOptions, PartialState, Workers, notebook_launcher, workers};
+use anyhow::{Context, Result, ensure};
+use std::path::PathBuf;
 
 /// What worker processes of this program can run.
 pub(crate) fn workers() -> Workers {
@@ -31,21 +32,31 @@ fn bipolar_sleep_function(_: ()) -> accelerate::Result<()> {
     if state.process_index().is_multiple_of(2) {
         return Err(accelerate::Error::other("I'm an even process. I don't like to sleep."));
     }
+    sleep_for_ever()
+}
+
+/// Fails as often as the file says, which stands for the queue that processes of the reference share. Returns how often it had been
+/// started before.
+fn tough_nut_function(queue: PathBuf) -> accelerate::Result<usize> {
+    let accelerator = Accelerator::builder().build()?;
+    let text = std::fs::read_to_string(&queue).map_err(accelerate::Error::other)?;
+    let trials: usize = text.parse().map_err(accelerate::Error::other)?;
+    accelerator.wait_for_everyone()?;
+    if trials == 0 {
+        return accelerator.restart_count();
+    }
+    if !accelerator.is_main_process() {
+        // Nobody else is to fail, because rank 0 was missed.
+        sleep_for_ever();
+    }
+    std::fs::write(&queue, (trials - 1).to_string()).map_err(accelerate::Error::other)?;
+    Err(accelerate::Error::other("The nut hasn't cracked yet! Try again."))
+}
+
+fn sleep_for_ever() -> ! {
     loop {
         std::thread::park();
     }
-}
-
-/// Fails until it has been started often enough.
-fn tough_nut_function(trials: usize) -> accelerate::Result<usize> {
-    let state = PartialState::new(&Default::default())?;
-    let attempt: usize =
-        std::env::var("TORCHELASTIC_RESTART_COUNT").ok().and_then(|count| count.parse().ok()).unwrap_or(0);
-    if attempt < trials {
-        return Err(accelerate::Error::other("The nut hasn't cracked yet! Try again."));
-    }
-    state.group().barrier()?;
-    Ok(attempt)
 }
 
 pub(crate) fn run(workers: &Workers) -> Result<()> {
@@ -79,10 +90,22 @@ fn test_clean_process(workers: &Workers, options: &NotebookLauncherOptions) -> R
     Ok(())
 }
 
+/// With as many restarts as the nut needs, and with fewer.
 fn test_fault_tolerant(workers: &Workers, options: &NotebookLauncherOptions) -> Result<()> {
-    let options = NotebookLauncherOptions { max_restarts: 3, ..options.clone() };
-    let Err(error) = notebook_launcher(workers, tough_nut_function, 3, &options) else { bail!("restarted") };
-    ensure!(error.to_string().contains("max_restarts"), "{error}");
+    let folder = tempfile::tempdir()?;
+    let queue = folder.path().join("queue");
+    let crack = |max_restarts: usize| {
+        std::fs::write(&queue, "3")?;
+        let options = NotebookLauncherOptions { max_restarts, ..options.clone() };
+        Ok::<_, anyhow::Error>(notebook_launcher(workers, tough_nut_function, queue.clone(), &options))
+    };
+    let num_restarts = crack(3)??;
+    ensure!(num_restarts == vec![3; options.num_processes.unwrap_or(0)], "{num_restarts:?}");
+    let error = crack(1)?.err().context("a nut that is not cracked")?;
+    let text = error.to_string();
+    let told =
+        ["failed: after 1 restart: rank 0 (", "The nut hasn't cracked yet!", "every attempt failed in the same way"];
+    ensure!(told.iter().all(|words| text.contains(words)) && error.failed_rank() == Some(0), "{text}");
     Ok(())
 }
 

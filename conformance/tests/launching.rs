@@ -50,6 +50,7 @@ fn results_come_back(#[case] case: &str, #[case] expected: &[&str]) {
 #[case("fails", &["launching::functions::fails failed: rank 1 (process ", "exited with code 1", "Error: row 3 has no label"])]
 #[case("panics", &["launching::functions::panics failed: rank 0 (process ", "exited with code 101", "a panic of the function"])]
 #[case("exits", &["rank 0 ended with code 0 before launching::functions::exits had returned"])]
+#[case("answers_once", &["restart 1 of 1 begins now", "rank 0 ended with code 0 before launching::functions::answers_once had returned"])]
 #[case("unreached", &["rank 0 ended with code 0 before launching::functions::basic had returned", "main of a new process"])]
 #[case("unregistered", &["launching::functions::unregistered is not among the functions of workers! (launching::functions::basic, "])]
 #[case("twice", &["workers! has launching::functions::twice more than once"])]

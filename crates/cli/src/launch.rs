@@ -64,20 +64,10 @@ pub(crate) fn run(arguments: Arguments, words: &[OsString]) -> Result<ExitCode, 
         }
     };
     let Err(error) = outcome else { return Ok(ExitCode::SUCCESS) };
-    let text = if is_quiet { error.to_string() } else { whole_story(&error) };
+    let text = if is_quiet { error.to_string() } else { error.story() };
     let print = if error.stopped_by().is_some() { crate::print_last_error } else { crate::print_error };
     print(SPEAKER, &error, &text);
     Ok(ExitCode::from(error.exit_code()))
-}
-
-/// The failure with its last lines, and what came before it where the run had been restarted.
-fn whole_story(error: &accelerate_launch::Error) -> String {
-    let mut text = error.to_string();
-    if let Some(failure) = error.failure() {
-        let whole = failure.to_string();
-        text.push_str(whole.strip_prefix(&failure.headline()).unwrap_or(&whole));
-    }
-    error.restarts().to_string().lines().fold(text, |text, line| format!("{text}\n  {line}"))
 }
 
 /// What somebody should know before the processes start, although it stops nobody.

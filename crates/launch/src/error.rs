@@ -12,6 +12,7 @@ use crate::hosts::Problem;
 use crate::restart::Restarts;
 
 use accelerate_core::files::ShownPath;
+use accelerate_core::status::{RankSummary, sentences};
 
 /// The result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -71,11 +72,18 @@ enum Kind {
         signal: i32,
         /// The machines of which nobody knows whether ranks are left there.
         unconfirmed: Vec<String>,
+        /// What the ranks were doing then.
+        activities: Vec<RankSummary>,
     },
     #[error("{}", listed(problems))]
     Preflight { problems: Vec<(String, Problem)> },
     #[error("{machine}: {}", problem.text)]
-    OnMachine { machine: String, problem: Problem },
+    OnMachine {
+        machine: String,
+        problem: Problem,
+        /// What the ranks of the other machines were doing.
+        activities: Vec<RankSummary>,
+    },
     #[error(
         "the command {} cannot be run here, by which {} would be reached; install it, or name another one with --ssh_command",
         program.shown(), machines.join(", ")
@@ -220,6 +228,33 @@ impl Error {
         &self.0.restarts
     }
 
+    /// All that there is to say: this, the last lines of a rank that failed, what ranks were doing, and what came before where the
+    /// run had been restarted.
+    ///
+    /// ```
+    /// use accelerate_launch::{LaunchConfig, Program, Silent, launch};
+    /// let args = vec!["-c".into(), "echo no data; exit 3".into()];
+    /// let config = LaunchConfig { max_restarts: 1, args, ..LaunchConfig::new(Program::Executable("sh".into()), 1) };
+    /// let config = LaunchConfig { capture: accelerate_launch::Capture::Always, ..config };
+    /// let story = launch(&config, &mut Silent).unwrap_err().story();
+    /// let ending = "\n  last lines of rank 0:\n    no data\n  every attempt failed in the same way";
+    /// assert!(story.starts_with("after 1 restart: rank 0 ") && story.ends_with(ending), "{story}");
+    /// ```
+    pub fn story(&self) -> String {
+        let mut text = self.to_string();
+        match &self.0.kind {
+            Kind::ChildFailed { failure, .. } => {
+                let whole = failure.to_string();
+                text.push_str(whole.strip_prefix(&failure.headline()).unwrap_or(&whole));
+            }
+            Kind::OnMachine { activities, .. } => {
+                text = sentences(activities).into_iter().fold(text, |text, line| format!("{text}\n  {line}"));
+            }
+            _ => {}
+        }
+        self.restarts().to_string().lines().fold(text, |text, line| format!("{text}\n  {line}"))
+    }
+
     /// Might it go better the next time? `has_run`: an attempt before this one has.
     pub(crate) fn is_worth_another_attempt(&self, has_run: bool) -> bool {
         match &self.0.kind {
@@ -248,6 +283,22 @@ impl Error {
             Kind::Preflight { problems } => problems,
             _ => &[],
         }
+    }
+
+    /// What the ranks were doing when this process was told to stop.
+    pub(crate) fn activities(&self) -> &[RankSummary] {
+        match &self.0.kind {
+            Kind::Interrupted { activities, .. } => activities,
+            _ => &[],
+        }
+    }
+
+    /// What ranks were doing when this process was told to stop, or when a machine was lost.
+    pub(crate) fn with_activities(mut self, found: Vec<RankSummary>) -> Self {
+        if let Kind::Interrupted { activities, .. } | Kind::OnMachine { activities, .. } = &mut self.0.kind {
+            *activities = found;
+        }
+        self
     }
 
     pub(crate) fn with_restarts(mut self, restarts: Restarts) -> Self {
@@ -323,7 +374,7 @@ impl Error {
     }
 
     pub(crate) fn on_machine(machine: String, problem: Problem) -> Self {
-        Self::new(Kind::OnMachine { machine, problem })
+        Self::new(Kind::OnMachine { machine, problem, activities: Vec::new() })
     }
 
     pub(crate) fn not_connected(machines: Vec<String>, program: impl Into<PathBuf>, source: io::Error) -> Self {
@@ -335,7 +386,7 @@ impl Error {
     }
 
     pub(crate) fn interrupted_on(signal: i32, unconfirmed: Vec<String>) -> Self {
-        Self::new(Kind::Interrupted { signal, unconfirmed })
+        Self::new(Kind::Interrupted { signal, unconfirmed, activities: Vec::new() })
     }
 
     pub(crate) fn output_closed(source: io::Error) -> Self {

@@ -129,8 +129,8 @@ pub struct Failure {
     pub memory: MemoryPressure,
     /// What is wrong with the name of the main process's machine, where this one does not know it.
     pub address_problem: Option<String>,
-    /// What the ranks of its machine were doing when it failed, this one among them: in which call to other ranks they were, and
-    /// since when. Programs that do not use the library tell nothing.
+    /// What the ranks were doing when it failed, or when their machine heard of that, this one among them: in which call to other
+    /// ranks they were, and since when. Programs that do not use the library tell nothing, and machines that are lost neither.
     pub activities: Vec<RankSummary>,
     /// All other ranks that are known of, in order.
     pub others: Vec<OtherRank>,

@@ -9,12 +9,14 @@ mod agent;
 mod checks;
 mod conduct;
 mod connection;
+mod elf;
 mod ending;
 mod fitting;
 mod heart;
 mod machine;
 mod message;
 mod paths;
+mod versions;
 mod words;
 
 use std::ffi::OsString;
@@ -79,7 +81,7 @@ impl AgentCommand {
 /// Whether machines are looked at before anything starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Preflight {
-    /// Program, port of the main process, free space, clocks.
+    /// Program, libtorch, port of the main process, free space, clocks.
     Full,
     /// Only that the agents are there, and of this version.
     None,

@@ -195,6 +195,7 @@ impl Reporter for OpenSources<'_> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use rstest::rstest;
@@ -223,6 +224,45 @@ mod tests {
         let causes = causes.iter().map(|cause| (*cause).to_owned()).collect();
         let restarts = Restarts { causes, last: last.to_owned(), first: 0, given_up };
         assert_eq!((restarts.prefix().as_str(), restarts.to_string().as_str()), (prefix, text));
+    }
+
+    /// Counts how often it is woken, at a time that it names once.
+    struct Sleeper {
+        wakes_at: Option<Instant>,
+        num_woken: usize,
+    }
+
+    impl Reporter for Sleeper {
+        fn output(&mut self, _: Source, _: &[u8]) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn notice(&mut self, _: &Notice) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn wakes_at(&self) -> Option<Instant> {
+            self.wakes_at
+        }
+
+        fn wake(&mut self, now: Instant) -> io::Result<()> {
+            assert!(self.wakes_at.take().is_some_and(|at| at <= now), "woken too early");
+            self.num_woken += 1;
+            Ok(())
+        }
+    }
+
+    #[rstest]
+    #[case::before_the_end(0, 1)]
+    #[case::in_the_middle(5, 1)]
+    #[case::later(3_600_000, 0)]
+    fn a_pause_wakes_the_reporter_and_takes_its_time(#[case] wakes_in: u64, #[case] num_woken: usize) {
+        let duration = Duration::from_millis(20);
+        let began = Instant::now();
+        let mut sleeper = Sleeper { wakes_at: Some(began + Duration::from_millis(wakes_in)), num_woken: 0 };
+        pause(duration, &mut listen().unwrap(), &mut sleeper).unwrap();
+        assert!(began.elapsed() >= duration);
+        assert_eq!(sleeper.num_woken, num_woken);
     }
 
     #[test]

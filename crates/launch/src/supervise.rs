@@ -156,7 +156,7 @@ struct Supervisor<'a> {
     started_at: Instant,
     /// Index into `ranks`.
     first_failure: Option<usize>,
-    /// What the ranks were doing at that moment.
+    /// What the ranks were doing at that moment, or when this process was told to stop.
     activities: Vec<RankSummary>,
     /// The signal that told this process to stop.
     stopping: Option<i32>,
@@ -313,6 +313,8 @@ impl Supervisor<'_> {
             return;
         }
         self.stopping = Some(signal.as_raw());
+        // Where another machine has failed, this is a part of its story.
+        self.activities = self.activities();
         let grace_period = self.plan.shutdown_grace_period;
         self.end_all(signal, grace_period);
         let num_running = self.num_running();
@@ -443,7 +445,7 @@ impl Supervisor<'_> {
             return Err(Error::child_failed(self.failure(self.cause(first)), self.stopping));
         }
         if let Some(signal) = self.stopping {
-            return Err(Error::interrupted(signal));
+            return Err(Error::interrupted(signal).with_activities(self.activities));
         }
         let ranks = self.ranks.iter().map(RankProcess::outcome).collect();
         Ok(Outcome { ranks, elapsed: self.started_at.elapsed(), num_restarts: 0 })

@@ -224,19 +224,41 @@ fn a_launch_that_is_restarted_tells_of_it() {
     let folder = tempfile::tempdir().unwrap();
     // Rank 1 fails once rank 0 is there too.
     let script = format!(
-        "cd {0}; mkdir $RANK 2>/dev/null || exec echo again; [ $RANK = 0 ] && exec sleep 30; until [ -d 0 ]; do :; done; exit 3",
+        "echo begun >&2; cd {0}; mkdir $RANK 2>/dev/null || exec echo again
+         [ $RANK = 0 ] && exec sleep 30; until [ -d 0 ]; do :; done; exit 3",
         folder.path().display()
     );
     let (collector, outcome) = collected(&LaunchConfig { max_restarts: 3, ..config(2, &script) });
     let outcome = outcome.unwrap();
     assert_eq!((outcome.num_restarts, outcome.ranks.len()), (1, 2));
     assert_eq!(collector.text(1, Stream::Stdout), "again\n");
+    // Both streams of both ranks, once in each attempt.
+    assert_eq!(collector.num_closed, 8);
     match &collector.notices[..] {
         [Notice::RankFailed { rank: 1, .. }, Notice::Restarting { cause, restart, max_restarts, after }] => {
             assert!(cause.starts_with("rank 1 (process "), "{cause}");
             assert_eq!((*restart, *max_restarts, *after), (1, 3, Duration::ZERO));
         }
         other => panic!("{other:?}"),
+    }
+}
+
+/// As those of a run whose launcher has been started again itself.
+#[test]
+fn attempts_are_counted_on_from_those_before() {
+    let script = "[ $TORCHELASTIC_RESTART_COUNT = 3 ] && exit 4; exit 5";
+    let config = LaunchConfig { max_restarts: 1, restart_count: 3, ..config(1, script) };
+    let error = launch(&config, &mut Collector::default()).unwrap_err();
+    assert_eq!((error.exit_code(), error.restarts().num_restarts()), (5, 1));
+    assert_eq!(error.restarts().to_string(), "attempt 3 had failed: rank 0 exited with code 4");
+}
+
+/// Nobody has asked for one.
+#[test]
+fn without_restarts_nothing_is_said_of_them() {
+    for code in [1, 2] {
+        let error = launch(&config(1, &format!("exit {code}")), &mut Collector::default()).unwrap_err();
+        assert_eq!((error.restarts().num_restarts(), error.restarts().to_string()), (0, String::new()));
     }
 }
 

@@ -3,7 +3,9 @@
 use accelerate::{Accelerator, Error, PartialState, Result, Workers, debug_launcher, workers};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
+use std::fs::File;
 use std::io::Read;
+use std::path::PathBuf;
 use std::process::Command;
 
 /// Of this program. In a worker process it does not return.
@@ -22,7 +24,8 @@ pub(crate) fn registered() -> Workers {
         prefixed,
         twice,
         twice,
-        input
+        input,
+        answers_once
     ]
 }
 
@@ -130,4 +133,24 @@ pub(crate) fn prefixed(_: ()) -> Result<()> {
 
 pub(crate) fn input(_: ()) -> Result<usize> {
     std::io::stdin().read_to_end(&mut Vec::new()).map_err(Error::other)
+}
+
+/// In the first attempt rank 0 returns, and rank 1 fails after that. In the second one rank 0 ends without a result.
+pub(crate) fn answers_once(lock: PathBuf) -> Result<usize> {
+    let accelerator = Accelerator::builder().build()?;
+    let is_first_attempt = accelerator.restart_count()? == 0;
+    let file = File::open(lock).map_err(Error::other)?;
+    if accelerator.is_main_process() {
+        file.lock().map_err(Error::other)?;
+        // Only its end opens it again.
+        std::mem::forget(file);
+        accelerator.wait_for_everyone()?;
+        if !is_first_attempt {
+            std::process::exit(0);
+        }
+        return Ok(0);
+    }
+    accelerator.wait_for_everyone()?;
+    file.lock().map_err(Error::other)?;
+    if is_first_attempt { Err(Error::other("the first attempt fails")) } else { Ok(1) }
 }

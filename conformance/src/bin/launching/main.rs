@@ -67,6 +67,11 @@ fn run(workers: &Workers, case: &str) -> Result<()> {
             let options = NotebookLauncherOptions { log_line_prefix_template: template, ..on(2) };
             notebook_launcher(workers, prefixed, (), &options)?;
         }
+        "answers_once" => {
+            let lock = tempfile::NamedTempFile::new()?;
+            let options = NotebookLauncherOptions { max_restarts: 1, ..on(2) };
+            drop(notebook_launcher(workers, answers_once, lock.path().to_owned(), &options)?);
+        }
         "input" => println!("input: {:?}", debug_launcher(workers, input, (), 2)?),
         other => bail!("no case {other}"),
     }

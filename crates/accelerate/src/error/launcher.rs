@@ -70,7 +70,7 @@ pub(crate) enum LauncherError {
     #[error("this process cannot {action}: {source}")]
     System { action: &'static str, source: std::io::Error },
 
-    #[error("{name} failed: {}", story(error))]
+    #[error("{name} failed: {}", error.story())]
     Failed { name: &'static str, error: accelerate_launch::Error },
 }
 
@@ -82,9 +82,4 @@ impl LauncherError {
             _ => None,
         }
     }
-}
-
-/// With the last lines of the process that failed first.
-fn story(error: &accelerate_launch::Error) -> String {
-    error.failure().map_or_else(|| error.to_string(), ToString::to_string)
 }

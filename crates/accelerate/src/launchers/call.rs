@@ -36,14 +36,20 @@ impl CallFiles {
         format!("{}:{}:{}", getpid().as_raw_nonzero(), self.call.as_raw_fd(), results.join(","))
     }
 
-    pub(super) fn result(&self, local_rank: usize) -> io::Result<Vec<u8>> {
+    /// What the process with this local rank has returned in an attempt; `None` if it has not. It may have in one before.
+    pub(super) fn result(&self, local_rank: usize, attempt: usize) -> io::Result<Option<Vec<u8>>> {
         let mut bytes = Vec::new();
         if let Some(mut file) = self.results.get(local_rank) {
             file.rewind()?;
             file.read_to_end(&mut bytes)?;
         }
-        Ok(bytes)
+        Ok(bytes.strip_prefix(head(attempt).as_bytes()).map(<[u8]>::to_vec))
     }
+}
+
+/// What stands before a result: how often the processes had been started before.
+fn head(attempt: usize) -> String {
+    format!("{attempt}\n")
 }
 
 /// The worker's side.
@@ -92,10 +98,11 @@ impl Call {
         Ok((String::from_utf8(bytes).map_err(|_| io::ErrorKind::InvalidData)?, args))
     }
 
-    /// Hands over the result of the process with this local rank.
-    pub(super) fn answer(&self, local_rank: usize, result: &[u8]) -> io::Result<()> {
+    /// Hands over the result of the process with this local rank in this attempt.
+    pub(super) fn answer(&self, local_rank: usize, attempt: usize, result: &[u8]) -> io::Result<()> {
         let descriptor = self.results.get(local_rank).ok_or(io::ErrorKind::InvalidInput)?;
-        OpenOptions::new().write(true).truncate(true).open(self.path(*descriptor))?.write_all(result)
+        let mut file = OpenOptions::new().write(true).truncate(true).open(self.path(*descriptor))?;
+        file.write_all(&[head(attempt).as_bytes(), result].concat())
     }
 
     fn path(&self, descriptor: u32) -> String {
@@ -113,10 +120,22 @@ mod tests {
         let files = CallFiles::make("program::train", b"a\nb", 2).unwrap();
         let call = Call::read(&files.variable()).unwrap();
         assert_eq!(call.function().unwrap(), ("program::train".to_owned(), b"a\nb".to_vec()));
-        call.answer(1, b"long result").unwrap();
-        call.answer(1, b"result").unwrap();
-        assert_eq!((files.result(0).unwrap(), files.result(1).unwrap()), (Vec::new(), b"result".to_vec()));
-        assert!(call.answer(2, b"").is_err());
+        call.answer(1, 0, b"long result").unwrap();
+        call.answer(1, 0, b"result").unwrap();
+        assert_eq!((files.result(0, 0).unwrap(), files.result(1, 0).unwrap()), (None, Some(b"result".to_vec())));
+        assert!(call.answer(2, 0, b"").is_err());
+    }
+
+    #[test]
+    fn a_result_counts_in_its_own_attempt() {
+        let files = CallFiles::make("program::train", b"", 1).unwrap();
+        let call = Call::read(&files.variable()).unwrap();
+        call.answer(0, 1, b"result").unwrap();
+        let found: Vec<_> = [0, 1, 11].into_iter().map(|attempt| files.result(0, attempt).unwrap()).collect();
+        assert_eq!(found, [None, Some(b"result".to_vec()), None]);
+        // A process that was killed while it wrote has not returned.
+        call.answer(0, 0, b"").unwrap();
+        assert_eq!(files.result(0, 0).unwrap(), Some(Vec::new()));
     }
 
     #[test]

@@ -43,7 +43,9 @@ use serde::de::DeserializeOwned;
 /// - Before anything starts: no number of processes; settings that contradict each other or cannot be honoured; a function that
 ///   `workers` does not have; `args` that cannot be sent. An accelerator or a CUDA device that this process has, if more than one
 ///   process is to start. A call inside a worker process.
-/// - A process that failed, with its last lines; [`Error::failed_rank`](crate::Error::failed_rank) says which.
+/// - A process that failed, with its last lines; [`Error::failed_rank`](crate::Error::failed_rank) says which. With
+///   [`max_restarts`](NotebookLauncherOptions::max_restarts) all processes are started again before, and what earlier attempts died
+///   of is told, too.
 ///
 /// ```no_run
 /// use accelerate::prelude::*;
@@ -158,15 +160,16 @@ fn run_in_processes(
     if let Some(template) = settings.options.log_line_prefix_template.clone() {
         reporter = reporter.with_line_prefix(LinePrefix { template, role: config.role.clone() });
     }
-    launch(&config, &mut reporter).map_err(|error| LauncherError::Failed { name, error })?;
+    let outcome = launch(&config, &mut reporter).map_err(|error| LauncherError::Failed { name, error })?;
     let first_rank = config.first_rank();
     let of_rank = |local_rank: usize| {
         let rank = first_rank + local_rank;
         let bytes = files
-            .result(local_rank)
+            .result(local_rank, outcome.num_restarts)
             .map_err(|source| LauncherError::System { action: "read the result of a process", source })?;
         // Every value takes a byte at least.
-        if bytes.is_empty() { Err(LauncherError::NoResult { name, rank }.into()) } else { Ok((rank, bytes)) }
+        let bytes = bytes.filter(|bytes| !bytes.is_empty());
+        bytes.map(|bytes| (rank, bytes)).ok_or_else(|| LauncherError::NoResult { name, rank }.into())
     };
     (0..config.num_local_processes()).map(of_rank).collect()
 }

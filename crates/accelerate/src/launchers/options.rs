@@ -35,7 +35,8 @@ pub struct NotebookLauncherOptions {
     pub rdzv_conf: Option<String>,
     /// What processes find in `TORCHELASTIC_RUN_ID`.
     pub rdzv_id: Option<String>,
-    /// Number of times that the processes are started again after a failure. Only 0 is possible yet.
+    /// Number of times that all processes are started again after one has failed, as by `accelerate launch --max_restarts`. The
+    /// function learns of it by [`Accelerator::restart_count`](crate::Accelerator::restart_count). Only on one machine.
     pub max_restarts: usize,
     /// Seconds between two looks at the processes; without effect, because their end is told at once.
     pub monitor_interval: Option<f64>,
@@ -86,6 +87,7 @@ impl Settings {
         cluster.use_cpu = self.use_cpu.then_some(true);
         cluster.rdzv_backend = options.rdzv_backend.clone();
         cluster.rdzv_conf = options.rdzv_conf.clone();
+        cluster.max_restarts = Some(options.max_restarts);
         cluster.monitor_interval = options.monitor_interval;
         let run = RunConfig::resolve(Sources { code, environment: Some(lookup), ..Default::default() })?;
         let num_processes = run.cluster.num_processes.ok_or(LauncherError::NoNumProcesses)?;
@@ -110,15 +112,15 @@ impl NotebookLauncherOptions {
         if self.num_processes == Some(0) {
             return refused("num_processes is 0, but at least 1 process is needed to run anything".into());
         }
-        if self.max_restarts > 0 {
-            return refused(format!(
-                "max_restarts is {}, but functions are not started again yet; `accelerate launch --max_restarts` does it for \
-                 programs",
-                self.max_restarts
-            ));
-        }
         if self.num_nodes == 0 {
             return refused("num_nodes is 0; it counts this machine too, so 1 is the least".into());
+        }
+        if self.max_restarts > 0 && self.num_nodes > 1 {
+            return refused(format!(
+                "max_restarts is {} and num_nodes {}, but no program can start the processes of the other machines again; leave \
+                 max_restarts out, or start a program on all of them by `accelerate launch --hosts ... --max_restarts {0}`",
+                self.max_restarts, self.num_nodes
+            ));
         }
         if self.node_rank >= self.num_nodes {
             return refused(format!(
@@ -185,6 +187,13 @@ mod tests {
     }
 
     #[test]
+    fn restarts_are_those_of_any_launch() {
+        let config = resolve(NotebookLauncherOptions { max_restarts: 3, ..options() }).unwrap();
+        config.check().unwrap();
+        assert_eq!((config.max_restarts, config.restart_count), (3, 0));
+    }
+
+    #[test]
     fn an_endpoint_stands_for_address_and_port() {
         for (endpoint, address, port) in
             [("10.0.0.1:4000", "10.0.0.1", 4000), ("node0:1", "node0", 1), ("[fe80::1]:9", "fe80::1", 9)]
@@ -206,6 +215,10 @@ mod tests {
             (NotebookLauncherOptions { num_nodes: 0, ..options() }, "num_nodes is 0"),
             (NotebookLauncherOptions { node_rank: 1, ..options() }, "node_rank is 1, but must be less than num_nodes"),
             (NotebookLauncherOptions { num_nodes: 2, ..options() }, "master_addr"),
+            (
+                NotebookLauncherOptions { num_nodes: 2, max_restarts: 3, ..options() },
+                "max_restarts is 3 and num_nodes 2",
+            ),
             (NotebookLauncherOptions { rdzv_backend: some("etcd"), ..options() }, "rdzv_backend"),
             (NotebookLauncherOptions { rdzv_conf: some("timeout=900"), ..options() }, "rdzv_conf"),
             (NotebookLauncherOptions { rdzv_endpoint: some("node0"), ..options() }, "rdzv_endpoint is \"node0\""),
@@ -223,10 +236,13 @@ mod tests {
 
     #[test]
     fn variables_say_what_the_program_leaves_open() {
-        let lookup = |name: &str| (name == "ACCELERATE_NUM_PROCESSES").then(|| "3".to_owned());
+        let lookup = |name: &str| {
+            ["ACCELERATE_NUM_PROCESSES", "ACCELERATE_MAX_RESTARTS"].contains(&name).then(|| "3".to_owned())
+        };
         let settings = Settings { options: Default::default(), use_cpu: true };
         let (_, config) = settings.resolve(&lookup).unwrap();
-        assert_eq!((config.num_processes, config.use_cpu), (3, true));
+        // The number of restarts is not open: the program says none.
+        assert_eq!((config.num_processes, config.use_cpu, config.max_restarts), (3, true, 0));
         assert!(config.environment.contains(&("ACCELERATE_USE_CPU".into(), "true".into())));
     }
 }

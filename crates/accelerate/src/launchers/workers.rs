@@ -3,6 +3,7 @@
 use super::call::Call;
 use super::object::Object;
 use crate::error::{LauncherError, Result};
+use accelerate_core::environment::RESTART_COUNT_VARIABLE;
 use accelerate_launch::{Helper, LaunchConfig, Program, helper};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde::Serialize;
@@ -167,9 +168,9 @@ impl WorkerFunctions {
         let function =
             function.ok_or_else(|| format!("this program has no function {name} for workers: {:?}", self.0))?;
         let result = (function.run)(&args)?;
-        // A single process is not told of ranks.
-        let local_rank = std::env::var("LOCAL_RANK").ok().and_then(|number| number.parse().ok()).unwrap_or(0);
-        call.answer(local_rank, &result).map_err(unsent)
+        // A single process is not told of ranks, and one that is not started again is not told of attempts.
+        let number = |name| std::env::var(name).ok().and_then(|number| number.parse().ok()).unwrap_or(0);
+        call.answer(number("LOCAL_RANK"), number(RESTART_COUNT_VARIABLE), &result).map_err(unsent)
     }
 }
 

@@ -11,6 +11,7 @@ fn failed(lived: &[u64]) -> Vec<FailedAttempt> {
 }
 
 #[rstest]
+#[case::nothing_has_failed(&[], 0)]
 #[case::at_once(&[1], 0)]
 #[case::at_once_after_hours(&[9000], 0)]
 #[case::soon(&[1, 1], 1)]

@@ -20,7 +20,7 @@ use super::heart::{self, Silence};
 use super::message::{
     AgentEnd, FromAgent, GREETING, LINE_LIMIT_BYTES, Order, Prepared, Problem, ToAgent, VERSION, line,
 };
-use super::words;
+use super::{versions, words};
 use crate::config::{Capture, Helper, LaunchConfig};
 use crate::error::Error;
 use crate::outlet::Outlet;
@@ -102,7 +102,14 @@ fn prepared(config: &LaunchConfig, folder: &std::ffi::OsStr, has_preflight: bool
         return (found, None);
     }
     if has_preflight {
-        found.problems.extend(checks::program(config));
+        match checks::program(config) {
+            Ok(command) => {
+                let (versions, unknown) = versions::find(config, &command);
+                found.versions = versions;
+                found.warnings.extend(unknown);
+            }
+            Err(problem) => found.problems.push(problem),
+        }
         found.warnings.extend(checks::free_space(folder));
         found.num_gpus = checks::num_gpus(config);
     }
@@ -119,7 +126,7 @@ fn prepared(config: &LaunchConfig, folder: &std::ffi::OsStr, has_preflight: bool
 fn end_of(error: &Error) -> AgentEnd {
     match error.failure() {
         Some(failure) => AgentEnd::Failed(Box::new(failure.clone())),
-        None if error.is_interrupted() => AgentEnd::Stopped,
+        None if error.is_interrupted() => AgentEnd::Stopped { activities: error.activities().to_vec() },
         None => AgentEnd::Problem(Problem::of(error)),
     }
 }

@@ -1,6 +1,6 @@
 //! What an agent looks at on its machine before anything starts.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, ToSocketAddrs};
@@ -109,10 +109,10 @@ pub(super) fn no_folder(folder: &OsStr, error: &io::Error) -> Problem {
     Problem { text, exit_code: 1 }
 }
 
-/// Why the program cannot be run here.
-pub(super) fn program(config: &LaunchConfig) -> Option<Problem> {
+/// The command that starts the program, or why it cannot be run here.
+pub(super) fn program(config: &LaunchConfig) -> Result<Vec<OsString>, Problem> {
     let search = ProgramSearch::of_this_process();
-    resolve_program(&config.program, &search).err().map(|error| Problem::of(&error))
+    resolve_program(&config.program, &search).map_err(|error| Problem::of(&error))
 }
 
 /// Why the main process would not be found from here.

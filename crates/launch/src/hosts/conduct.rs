@@ -14,7 +14,7 @@ use super::ending::{End, MachineEnd, outcome};
 use super::fitting::{self, Asked};
 use super::machine::{HANG_UP_PATIENCE, Machine, Phase, on_screen};
 use super::message::{AgentEnd, FromAgent, Order, Problem, Said, ToAgent, VERSION};
-use super::{AgentCommand, Preflight, heart, words};
+use super::{AgentCommand, Preflight, heart, versions, words};
 use crate::config::{Helper, LaunchConfig};
 use crate::error::{Error, Result};
 use crate::failure::Ended;
@@ -275,12 +275,13 @@ impl<'a> Conductor<'a> {
             FromAgent::Ended(AgentEnd::Succeeded(ranks)) => {
                 self.machines[index].end = Some(End::Told(AgentEnd::Succeeded(ranks)));
             }
-            FromAgent::Ended(AgentEnd::Stopped) if self.phase == Phase::Ending || self.stopped_by.is_some() => {
-                self.machines[index].end = Some(End::Told(AgentEnd::Stopped));
-            }
-            // Somebody on that machine has stopped it.
-            FromAgent::Ended(AgentEnd::Stopped) => {
-                self.fail(index, End::Broken(words::stopped_there()));
+            FromAgent::Ended(end @ AgentEnd::Stopped { .. }) => {
+                if self.phase == Phase::Ending || self.stopped_by.is_some() {
+                    self.machines[index].end = Some(End::Told(end));
+                } else {
+                    // Somebody on that machine has stopped it.
+                    self.fail(index, End::Broken(words::stopped_there()));
+                }
             }
             FromAgent::Ended(end) => {
                 let elsewhere = self.num_running(|other| other != index);
@@ -378,7 +379,7 @@ impl<'a> Conductor<'a> {
             Ended::Stuck => false,
         };
         if self.phase == Phase::Ending && is_sigterm {
-            self.machines[index].end = Some(End::Told(AgentEnd::Stopped));
+            self.machines[index].end = Some(End::stopped());
             return;
         }
         let ranks = self.has_started.then(|| machine.ranks());
@@ -417,6 +418,9 @@ impl<'a> Conductor<'a> {
     fn go_on(&mut self) {
         if !self.machines.iter().all(|machine| machine.has_answered(self.phase)) {
             return;
+        }
+        if self.phase == Phase::Preparing {
+            self.problems.extend(versions::differences(&self.machines.iter().map(Machine::found).collect::<Vec<_>>()));
         }
         let is_over = self.machines.iter().all(|machine| machine.end.is_some());
         match self.phase {
@@ -569,8 +573,8 @@ impl<'a> Conductor<'a> {
         }
         let ends = self.machines.into_iter().map(|machine| {
             let ranks = machine.ranks();
-            let machine_end = machine.end.unwrap_or(End::Told(AgentEnd::Stopped));
-            MachineEnd { machine: machine.agent.machine.clone(), ranks, end: machine_end, failed_at: machine.failed_at }
+            let end = machine.end.unwrap_or_else(End::stopped);
+            MachineEnd { machine: machine.agent.machine.clone(), ranks, end, failed_at: machine.failed_at }
         });
         outcome(ends.collect(), stopped_by).map(|ranks| Outcome {
             ranks,

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use accelerate_core::status::RankSummary;
 use signal_hook::consts as names;
 
 use super::message::{AgentEnd, Problem};
@@ -27,9 +28,25 @@ pub(super) enum End {
     Broken(Problem),
 }
 
+impl End {
+    /// By one that has not said what its ranks were doing.
+    pub(super) fn stopped() -> Self {
+        Self::Told(AgentEnd::Stopped { activities: Vec::new() })
+    }
+}
+
 impl MachineEnd {
     fn has_failed(&self) -> bool {
-        !matches!(self.end, End::Told(AgentEnd::Succeeded(_) | AgentEnd::Stopped))
+        !matches!(self.end, End::Told(AgentEnd::Succeeded(_) | AgentEnd::Stopped { .. }))
+    }
+
+    /// What its ranks were doing when something had gone wrong.
+    fn activities(&self) -> &[RankSummary] {
+        match &self.end {
+            End::Told(AgentEnd::Failed(failure)) => &failure.activities,
+            End::Told(AgentEnd::Stopped { activities }) => activities,
+            End::Told(AgentEnd::Succeeded(_) | AgentEnd::Problem(_)) | End::Broken(_) => &[],
+        }
     }
 
     /// Not by losing another machine.
@@ -81,16 +98,20 @@ fn cause(ends: &[MachineEnd], is_in_time: impl Fn(&MachineEnd) -> bool) -> Optio
 }
 
 fn error(mut ends: Vec<MachineEnd>, cause: usize, stopped_by: Option<i32>) -> Error {
+    let mut activities: Vec<_> = ends.iter().flat_map(MachineEnd::activities).cloned().collect();
+    activities.sort_by_key(|doing| doing.rank);
     let MachineEnd { machine, end, .. } = ends.remove(cause);
     match end {
         End::Told(AgentEnd::Failed(failure)) => {
-            let mut failure = Failure { machine: Some(machine), ..*failure };
+            let mut failure = Failure { machine: Some(machine), activities, ..*failure };
             failure.others.extend(ends.iter().flat_map(others));
             failure.others.sort_by_key(|other| other.rank);
             Error::child_failed(failure, stopped_by)
         }
-        End::Told(AgentEnd::Problem(problem)) | End::Broken(problem) => Error::on_machine(machine, problem),
-        End::Told(AgentEnd::Succeeded(_) | AgentEnd::Stopped) => {
+        End::Told(AgentEnd::Problem(problem)) | End::Broken(problem) => {
+            Error::on_machine(machine, problem).with_activities(activities)
+        }
+        End::Told(AgentEnd::Succeeded(_) | AgentEnd::Stopped { .. }) => {
             Error::interrupted(stopped_by.unwrap_or(names::SIGTERM))
         }
     }
@@ -105,7 +126,7 @@ fn others(end: &MachineEnd) -> Vec<OtherRank> {
             let first = other(failure.rank, failure.ended, false);
             failure.others.iter().copied().chain([first]).collect()
         }
-        End::Told(AgentEnd::Stopped) => {
+        End::Told(AgentEnd::Stopped { .. }) => {
             let ended = Ended::Signalled { signal: names::SIGTERM, core_dumped: false };
             end.ranks.clone().map(|rank| other(rank, ended, true)).collect()
         }
@@ -119,7 +140,12 @@ fn others(end: &MachineEnd) -> Vec<OtherRank> {
 mod tests {
     use super::*;
     use crate::failure::MemoryPressure;
+    use accelerate_core::status::RankActivity;
     use rstest::rstest;
+
+    fn computing(rank: usize) -> RankSummary {
+        RankSummary { rank, activity: RankActivity::Computing { after: None } }
+    }
 
     /// `0` succeeded, `exit N`, `signal N`, `stopped`, `broken`; with the time in milliseconds at which it was known.
     fn ends(texts: &[(&str, u64)]) -> Vec<MachineEnd> {
@@ -128,7 +154,7 @@ mod tests {
             let last_lines = Vec::new();
             let (process_id, elapsed, memory) = (7, Duration::from_secs(1), MemoryPressure::Unknown);
             let (machine, address_problem) = (None, None);
-            let (activities, others) = (Vec::new(), Vec::new());
+            let (activities, others) = (vec![computing(rank)], Vec::new());
             Failure {
                 machine,
                 rank,
@@ -151,7 +177,7 @@ mod tests {
                     let ended = Ended::Signalled { signal: signal.parse().unwrap(), core_dumped: false };
                     End::Told(AgentEnd::Failed(Box::new(failure(rank, ended))))
                 }
-                _ if *text == "stopped" => End::Told(AgentEnd::Stopped),
+                _ if *text == "stopped" => End::Told(AgentEnd::Stopped { activities: vec![computing(rank)] }),
                 _ if *text == "broken" => End::Broken(Problem { text: "the line is dead".to_owned(), exit_code: 1 }),
                 _ => {
                     let (process_id, ended, elapsed) = (7, Ended::Exited(0), Duration::from_secs(1));
@@ -193,6 +219,14 @@ mod tests {
             assert!(text.contains(words), "{text}");
         }
         assert_eq!(error.exit_code(), 3);
+    }
+
+    #[rstest]
+    #[case::of_a_rank(&[("exit 1", 90), ("0", 0), ("stopped", 0), ("exit 3", 5)], "ranks 0, 2-3 were computing")]
+    #[case::of_a_machine(&[("stopped", 0), ("broken", 5), ("exit 1", 90)], "ranks 0, 2 were computing")]
+    fn the_story_has_what_the_ranks_of_all_machines_were_doing(#[case] texts: &[(&str, u64)], #[case] words: &str) {
+        let story = outcome(ends(texts), None).unwrap_err().story();
+        assert!(story.contains(&format!("\n  {words} and had made no call to other ranks")), "{story}");
     }
 
     #[rstest]

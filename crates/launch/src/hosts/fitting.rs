@@ -3,6 +3,8 @@
 
 use std::ops::Range;
 
+use accelerate_core::status::{CallName, PAGE_BYTES, RankActivity, RankSummary};
+
 use super::message::{AgentEnd, FromAgent, Prepared};
 use crate::report::Source;
 
@@ -56,13 +58,13 @@ pub(super) fn misfit(message: &FromAgent, stage: &Stage) -> Option<String> {
         }
         FromAgent::Ended(AgentEnd::Failed(failure)) => {
             let others = failure.others.iter().map(|other| other.rank);
-            let doing = failure.activities.iter().map(|doing| doing.rank);
-            let foreigner = others.chain(doing).chain([failure.rank]).find(|rank| !is_own(*rank));
+            let foreigner = others.chain([failure.rank]).find(|rank| !is_own(*rank));
             let is_success = failure.ended.is_success();
-            foreigner.map(foreign).or_else(|| is_success.then(|| "a rank that has failed with code 0".to_owned()))
+            let well = || is_success.then(|| "a rank that has failed with code 0".to_owned());
+            foreigner.map(foreign).or_else(well).or_else(|| misfit_of_activities(&failure.activities, &stage.ranks))
         }
         FromAgent::Ended(AgentEnd::Problem(problem)) => (problem.exit_code == 0).then(|| SUCCESSFUL_PROBLEM.to_owned()),
-        FromAgent::Ended(AgentEnd::Stopped) => None,
+        FromAgent::Ended(AgentEnd::Stopped { activities }) => misfit_of_activities(activities, &stage.ranks),
     }
 }
 
@@ -72,10 +74,33 @@ fn misfit_of_prepared(prepared: &Prepared, is_first: bool) -> Option<String> {
     let has_problems = !prepared.problems.is_empty();
     match prepared.port {
         _ if prepared.problems.iter().any(|problem| problem.exit_code == 0) => Some(SUCCESSFUL_PROBLEM.to_owned()),
+        _ if !prepared.versions.are_plausible() => Some("versions that no program and no libtorch has".to_owned()),
         Some(_) if !is_first => Some("a port, which only the first machine chooses".to_owned()),
         None | Some(0) if is_first && !has_problems => Some("no port for the main process".to_owned()),
         _ => None,
     }
+}
+
+/// What ranks were doing, which is shown on every screen.
+fn misfit_of_activities(activities: &[RankSummary], ranks: &Range<usize>) -> Option<String> {
+    let foreigner = activities.iter().map(|doing| doing.rank).find(|rank| !ranks.contains(rank));
+    let repeated = || {
+        let mut pairs = activities.iter().zip(activities.iter().skip(1));
+        let found = pairs.find(|(one, next)| one.rank >= next.rank);
+        found.map(|(_, next)| {
+            format!("news of rank {}, of which it had spoken, or behind those of later ranks", next.rank)
+        })
+    };
+    let num_bytes = |call: &CallName| call.op.len() + call.site.as_ref().map_or(0, String::len);
+    let longest = activities.iter().filter_map(|doing| match &doing.activity {
+        RankActivity::InCall { call, .. } | RankActivity::Computing { after: Some((call, _)) } => Some(num_bytes(call)),
+        RankActivity::Unknown | RankActivity::Computing { after: None } => None,
+    });
+    // Ranks tell of a call in less than a page.
+    let is_long = || {
+        longest.max().is_some_and(|num_bytes| num_bytes > PAGE_BYTES).then(|| "a call with an endless name".to_owned())
+    };
+    foreigner.map(foreign).or_else(repeated).or_else(is_long)
 }
 
 /// The rank of some output.
@@ -93,10 +118,10 @@ mod tests {
     use super::*;
     use crate::failure::{Ended, Failure, MemoryPressure, OtherRank};
     use crate::hosts::message::Problem;
+    use crate::hosts::versions::Versions;
     use crate::report::Stream;
     use crate::supervise::RankOutcome;
     use Asked::{Nothing, ToPrepare, ToReach, ToStart};
-    use accelerate_core::status::{RankActivity, RankSummary};
     use rstest::rstest;
     use std::time::Duration;
 
@@ -107,6 +132,12 @@ mod tests {
             problems: exit_codes.iter().map(problem).collect(),
             ..Prepared::default()
         })
+    }
+
+    /// With what it says of its libtorch.
+    fn prepared_with(version: &str) -> FromAgent {
+        let versions = Versions { program: None, libtorch: Some(version.to_owned()) };
+        FromAgent::Prepared(Prepared { versions, ..Prepared::default() })
     }
 
     fn reached(exit_code: Option<u8>) -> FromAgent {
@@ -135,6 +166,16 @@ mod tests {
 
     fn failure(rank: usize, code: i32, other: usize) -> FromAgent {
         failure_doing(rank, code, other, rank)
+    }
+
+    /// In a call of this name.
+    fn doing(rank: usize, op: &str) -> RankSummary {
+        let call = CallName { op: op.to_owned(), sequence: 1, site: None };
+        RankSummary { rank, activity: RankActivity::InCall { call, elapsed: Duration::from_secs(1) } }
+    }
+
+    fn stopped(activities: Vec<RankSummary>) -> FromAgent {
+        FromAgent::Ended(AgentEnd::Stopped { activities })
     }
 
     /// With what rank `doing` was doing.
@@ -166,6 +207,8 @@ mod tests {
     #[case::prepared_twice(prepared(None, &[]), ToReach, Some("not asked"))]
     #[case::problem_of_success(prepared(None, &[1, 0]), ToPrepare, Some("exit code 0"))]
     #[case::port_of_another(prepared(Some(1), &[]), ToPrepare, Some("only the first machine"))]
+    #[case::prepared_with_a_version(prepared_with("2.11.0"), ToPrepare, None)]
+    #[case::prepared_with_a_poem(prepared_with("2.11.0\nand more"), ToPrepare, Some("no libtorch has"))]
     #[case::reached(reached(None), ToReach, None)]
     #[case::not_reached(reached(Some(1)), ToReach, None)]
     #[case::reached_unasked(reached(None), ToPrepare, Some("not asked"))]
@@ -191,7 +234,12 @@ mod tests {
     #[case::problem(problem(2), ToStart, None)]
     #[case::problem_with_success(problem(0), ToStart, Some("exit code 0"))]
     #[case::early_problem(problem(2), ToReach, Some("not started"))]
-    #[case::stopped_before(FromAgent::Ended(AgentEnd::Stopped), ToPrepare, Some("not started"))]
+    #[case::stopped_before(stopped(vec![]), ToPrepare, Some("not started"))]
+    #[case::stopped(stopped(vec![doing(2, "barrier"), doing(3, "barrier")]), ToStart, None)]
+    #[case::stopped_with_doings_of_others(stopped(vec![doing(2, "barrier"), doing(4, "barrier")]), ToStart, Some("rank 4"))]
+    #[case::stopped_with_doings_twice(stopped(vec![doing(2, "barrier"), doing(2, "barrier")]), ToStart, Some("rank 2"))]
+    #[case::stopped_with_doings_in_disorder(stopped(vec![doing(3, "barrier"), doing(2, "barrier")]), ToStart, Some("rank 2"))]
+    #[case::stopped_with_a_long_story(stopped(vec![doing(3, &"x".repeat(5000))]), ToStart, Some("an endless name"))]
     fn what_cannot_be_true_is_found(#[case] message: FromAgent, #[case] is_asked: Asked, #[case] words: Option<&str>) {
         let stage = Stage { ranks: 2..4, is_first: false, is_asked, has_ended: false };
         let found = misfit(&message, &stage);

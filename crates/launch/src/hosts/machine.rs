@@ -9,6 +9,7 @@ use super::ending::End;
 use super::fitting::{Asked, Stage};
 use super::heart::Silence;
 use super::message::{Order, Prepared};
+use super::versions::Found;
 use crate::config::LaunchConfig;
 use crate::report::Source;
 
@@ -82,6 +83,12 @@ impl<'a> Machine<'a> {
             is_asked: self.is_asked,
             has_ended: self.end.is_some(),
         }
+    }
+
+    /// What is compared with the other machines.
+    pub(super) fn found(&self) -> Found<'_> {
+        let versions = self.prepared.as_ref().map(|prepared| &prepared.versions);
+        Found { machine: &self.agent.machine, config: self.config, versions }
     }
 
     /// Nothing that it says counts any more.

@@ -6,8 +6,10 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
+use accelerate_core::status::RankSummary;
 use serde::{Deserialize, Serialize};
 
+use super::versions::Versions;
 use crate::config::LaunchConfig;
 use crate::error::Error;
 use crate::failure::{Ended, Failure};
@@ -96,6 +98,8 @@ pub(super) struct Prepared {
     pub(super) port: Option<u16>,
     /// How many GPUs the ranks will see.
     pub(super) num_gpus: usize,
+    /// What the machines have to have in common.
+    pub(super) versions: Versions,
     /// The name of a file in the working folder, from machine 0.
     pub(super) beacon: Option<String>,
     /// The clock of the machine, since 1970.
@@ -124,7 +128,10 @@ pub(super) enum AgentEnd {
     Succeeded(Vec<RankOutcome>),
     Failed(Box<Failure>),
     /// The agent was told to end them.
-    Stopped,
+    Stopped {
+        /// What they were doing then.
+        activities: Vec<RankSummary>,
+    },
     /// They could not be started or watched.
     Problem(Problem),
 }
@@ -265,7 +272,7 @@ mod tests {
     fn conversation() -> Vec<u8> {
         let output = b"a line\nhalf of {\"Ended\": \xff\n";
         let announced = FromAgent::Output { source: SOURCE, num_bytes: output.len() };
-        let end = FromAgent::Ended(AgentEnd::Stopped);
+        let end = FromAgent::Ended(AgentEnd::Stopped { activities: Vec::new() });
         [
             b"Welcome to b!\nnever turn it off$ accelerate agent 1.2\n".to_vec(),
             line(&announced),
@@ -291,7 +298,7 @@ mod tests {
             Said::Noise(b"Welcome to b!\n".to_vec()),
             Said::Greeting("1.2".to_owned()),
             Said::Output(SOURCE, b"a line\nhalf of {\"Ended\": \xff\n".to_vec()),
-            Said::Message(FromAgent::Ended(AgentEnd::Stopped)),
+            Said::Message(FromAgent::Ended(AgentEnd::Stopped { activities: Vec::new() })),
         ];
         assert_eq!(said, expected);
     }
