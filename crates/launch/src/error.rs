@@ -35,6 +35,8 @@ struct Told {
     kind: Kind,
     /// What came before, in a run that was restarted.
     restarts: Restarts,
+    /// How long ranks may live on, on machines that are lost.
+    ranks_may_live: Duration,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -261,7 +263,7 @@ impl Error {
             Kind::ChildFailed { stopped_by, .. } => stopped_by.is_none(),
             Kind::OnMachine { .. } => true,
             // What stood in the way of the first start stays until somebody mends it.
-            Kind::Preflight { .. } | Kind::NotConnected { .. } => has_run,
+            Kind::Preflight { .. } | Kind::NotConnected { .. } | Kind::PortTaken { .. } | Kind::NoRoom { .. } => has_run,
             _ => false,
         }
     }
@@ -301,6 +303,16 @@ impl Error {
         self
     }
 
+    /// How long ranks may live on, on machines that are lost.
+    pub(crate) fn ranks_may_live(&self) -> Duration {
+        self.0.ranks_may_live
+    }
+
+    pub(crate) fn with_ranks_that_may_live(mut self, longest: Duration) -> Self {
+        self.0.ranks_may_live = longest;
+        self
+    }
+
     pub(crate) fn with_restarts(mut self, restarts: Restarts) -> Self {
         self.0.restarts = restarts;
         self
@@ -316,7 +328,7 @@ impl Error {
 
     #[cold]
     fn new(kind: Kind) -> Self {
-        Self(Box::new(Told { kind, restarts: Restarts::default() }))
+        Self(Box::new(Told { kind, restarts: Restarts::default(), ranks_may_live: Duration::ZERO }))
     }
 
     pub(crate) fn invalid_configuration(problem: String) -> Self {

@@ -68,6 +68,8 @@ pub enum Notice {
         max_restarts: usize,
         /// How long nothing runs before.
         after: Duration,
+        /// It is that long because ranks may live on where nobody is heard.
+        ranks_may_live: bool,
     },
     /// The launcher was told to stop and has passed the signal on.
     Stopping {
@@ -115,9 +117,10 @@ impl fmt::Display for Notice {
             Self::RankFailed { rank, ended, num_others } => {
                 write!(f, "rank {rank} {ended}; ending {} still running", ranks(*num_others))
             }
-            Self::Restarting { cause, restart, max_restarts, after } => {
+            Self::Restarting { cause, restart, max_restarts, after, ranks_may_live } => {
                 write!(f, "{}; restart {restart} of {max_restarts} begins ", in_one_line(cause))?;
-                if after.is_zero() { f.write_str("now") } else { write!(f, "in {} s", after.as_secs_f64()) }
+                if after.is_zero() { f.write_str("now") } else { write!(f, "in {} s", after.as_secs_f64()) }?;
+                if *ranks_may_live { f.write_str(", when no rank can be left where nobody is heard") } else { Ok(()) }
             }
             Self::Stopping { signal, num_running, grace_period } => write!(
                 f,

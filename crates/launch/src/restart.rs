@@ -101,7 +101,8 @@ pub(crate) fn run(
         let is_over = signals.stopped_by().is_some() || !error.is_worth_another_attempt(!failed.is_empty());
         failed.push(FailedAttempt { lived: began.elapsed(), exit_code: error.exit_code() });
         let after = match next_step(&failed, config.max_restarts) {
-            NextStep::Restart { after } if !is_over => after,
+            // Attempts never overlap, also on a machine that nobody hears any more.
+            NextStep::Restart { after } if !is_over => after.max(error.ranks_may_live()),
             next => {
                 restarts.given_up = match next {
                     NextStep::GiveUp(why) if !is_over && config.max_restarts > 0 => Some(why),
@@ -112,11 +113,17 @@ pub(crate) fn run(
             }
         };
         let cause = error.to_string().lines().next().unwrap_or_default().to_owned();
-        let notice = Notice::Restarting { cause, restart: failed.len(), max_restarts: config.max_restarts, after };
+        let ranks_may_live = !error.ranks_may_live().is_zero();
+        let (restart, max_restarts) = (failed.len(), config.max_restarts);
+        let notice = Notice::Restarting { cause, restart, max_restarts, after, ranks_may_live };
         reporter.close_all().and_then(|()| reporter.notice(&notice)).map_err(Error::output_closed)?;
         restarts.causes.push(error.cause());
         config.restart_count += 1;
-        pause(after, &mut signals, &mut reporter)?;
+        if let Err(error) = pause(after, &mut signals, &mut reporter) {
+            // The restart that was announced has not been made.
+            restarts.last = restarts.causes.pop().unwrap_or_default();
+            return Err(error.with_restarts(restarts));
+        }
     }
 }
 

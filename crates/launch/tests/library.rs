@@ -235,7 +235,7 @@ fn a_launch_that_is_restarted_tells_of_it() {
     // Both streams of both ranks, once in each attempt.
     assert_eq!(collector.num_closed, 8);
     match &collector.notices[..] {
-        [Notice::RankFailed { rank: 1, .. }, Notice::Restarting { cause, restart, max_restarts, after }] => {
+        [Notice::RankFailed { rank: 1, .. }, Notice::Restarting { cause, restart, max_restarts, after, .. }] => {
             assert!(cause.starts_with("rank 1 (process "), "{cause}");
             assert_eq!((*restart, *max_restarts, *after), (1, 3, Duration::ZERO));
         }

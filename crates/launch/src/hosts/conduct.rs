@@ -564,22 +564,31 @@ impl<'a> Conductor<'a> {
         if let Some(error) = self.output_error {
             return Err(Error::output_closed(error));
         }
-        if !self.has_started && stopped_by.is_none() {
+        if let (false, Some((signal, _))) = (self.has_started, stopped_by) {
+            return Err(Error::interrupted(signal));
+        }
+        if !self.has_started {
             // In the order of the machines, whichever answered first.
             self.problems.sort_by_key(|(index, _)| *index);
             let named =
                 self.problems.into_iter().map(|(index, problem)| (self.machines[index].agent.machine.clone(), problem));
             return Err(Error::preflight(named.collect()));
         }
+        let is_lost = self.machines.iter().any(Machine::is_broken);
+        let ranks_may_live = if is_lost { self.longest_life() } else { Duration::ZERO };
+        let elapsed = self.started_at.elapsed();
         let ends = self.machines.into_iter().map(|machine| {
             let ranks = machine.ranks();
             let end = machine.end.unwrap_or_else(End::stopped);
             MachineEnd { machine: machine.agent.machine.clone(), ranks, end, failed_at: machine.failed_at }
         });
-        outcome(ends.collect(), stopped_by).map(|ranks| Outcome {
-            ranks,
-            elapsed: self.started_at.elapsed(),
-            num_restarts: 0,
-        })
+        let ended = outcome(ends.collect(), stopped_by).map(|ranks| Outcome { ranks, elapsed, num_restarts: 0 });
+        ended.map_err(|error| error.with_ranks_that_may_live(ranks_may_live))
+    }
+
+    /// From now on, of ranks whose agent hears this process no more: until the agent notices that, and then until it makes them end.
+    fn longest_life(&self) -> Duration {
+        let grace_period = self.machines.iter().map(|machine| machine.config.grace_period).max().unwrap_or_default();
+        self.timeout.saturating_add(heart::interval(self.timeout)).saturating_add(grace_period)
     }
 }

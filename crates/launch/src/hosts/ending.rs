@@ -6,6 +6,7 @@ use accelerate_core::status::RankSummary;
 use signal_hook::consts as names;
 
 use super::message::{AgentEnd, Problem};
+use super::words;
 use crate::error::{Error, Result};
 use crate::failure::{Ended, Failure, OtherRank};
 use crate::supervise::{CRASH_WINDOW, RankOutcome};
@@ -75,13 +76,13 @@ pub(super) fn outcome(ends: Vec<MachineEnd>, stopped_by: Option<(i32, Instant)>)
             let unconfirmed = ends.into_iter().filter(|end| matches!(end.end, End::Broken(_)));
             Err(Error::interrupted_on(signal, unconfirmed.map(|end| end.machine).collect()))
         }
-        (None, None) => Ok(ends
-            .into_iter()
-            .flat_map(|end| match end.end {
-                End::Told(AgentEnd::Succeeded(ranks)) => ranks,
-                _ => Vec::new(),
-            })
-            .collect()),
+        (None, None) => {
+            let ranks = ends.into_iter().map(|end| match end.end {
+                End::Told(AgentEnd::Succeeded(ranks)) => Ok(ranks),
+                _ => Err(Error::on_machine(end.machine, words::stopped_there())),
+            });
+            ranks.collect::<Result<Vec<_>>>().map(|ranks| ranks.into_iter().flatten().collect())
+        }
     }
 }
 
@@ -207,6 +208,12 @@ mod tests {
     fn the_machine_that_failed_first_is_named(#[case] texts: &[(&str, u64)], #[case] words: &str) {
         let error = outcome(ends(texts), None).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
+    }
+
+    #[test]
+    fn machines_that_have_stopped_without_a_reason_are_no_success() {
+        let error = outcome(ends(&[("0", 0), ("stopped", 0)]), None).unwrap_err();
+        assert!(error.to_string().starts_with("node1: ") && error.exit_code() != 0, "{error}");
     }
 
     #[test]

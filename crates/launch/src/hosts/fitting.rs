@@ -15,6 +15,8 @@ pub(super) struct Stage {
     /// Machine 0, which chooses the port.
     pub(super) is_first: bool,
     pub(super) is_asked: Asked,
+    /// It has told of a rank that failed.
+    pub(super) has_failed: bool,
     /// Its end has been told already.
     pub(super) has_ended: bool,
 }
@@ -51,6 +53,9 @@ pub(super) fn misfit(message: &FromAgent, stage: &Stage) -> Option<String> {
             (true, true) => Some("a rank that has failed with code 0".to_owned()),
             (true, false) => None,
         },
+        FromAgent::Ended(AgentEnd::Succeeded(_) | AgentEnd::Stopped { .. }) if stage.has_failed => {
+            Some("an end without a failure after one".to_owned())
+        }
         FromAgent::Ended(AgentEnd::Succeeded(ranks)) => {
             let are_all = ranks.iter().map(|rank| rank.rank).eq(stage.ranks.clone());
             let are_good = ranks.iter().all(|rank| rank.ended.is_success());
@@ -61,13 +66,19 @@ pub(super) fn misfit(message: &FromAgent, stage: &Stage) -> Option<String> {
             let foreigner = others.chain([failure.rank]).find(|rank| !is_own(*rank));
             let is_success = failure.ended.is_success();
             let well = || is_success.then(|| "a rank that has failed with code 0".to_owned());
-            foreigner.map(foreign).or_else(well).or_else(|| misfit_of_activities(&failure.activities, &stage.ranks))
+            let is_long = || {
+                let is_long = failure.others.len() > stage.ranks.len() || failure.last_lines.len() > MOST_LAST_LINES;
+                is_long.then(|| "an endless story of a failure".to_owned())
+            };
+            foreigner.map(foreign).or_else(well).or_else(is_long).or_else(|| misfit_of_activities(&failure.activities, &stage.ranks))
         }
         FromAgent::Ended(AgentEnd::Problem(problem)) => (problem.exit_code == 0).then(|| SUCCESSFUL_PROBLEM.to_owned()),
         FromAgent::Ended(AgentEnd::Stopped { activities }) => misfit_of_activities(activities, &stage.ranks),
     }
 }
 
+/// Many more than launchers keep.
+const MOST_LAST_LINES: usize = 1000;
 const SUCCESSFUL_PROBLEM: &str = "a problem with exit code 0";
 
 fn misfit_of_prepared(prepared: &Prepared, is_first: bool) -> Option<String> {
@@ -241,16 +252,26 @@ mod tests {
     #[case::stopped_with_doings_in_disorder(stopped(vec![doing(3, "barrier"), doing(2, "barrier")]), ToStart, Some("rank 2"))]
     #[case::stopped_with_a_long_story(stopped(vec![doing(3, &"x".repeat(5000))]), ToStart, Some("an endless name"))]
     fn what_cannot_be_true_is_found(#[case] message: FromAgent, #[case] is_asked: Asked, #[case] words: Option<&str>) {
-        let stage = Stage { ranks: 2..4, is_first: false, is_asked, has_ended: false };
+        let stage = Stage { ranks: 2..4, is_first: false, is_asked, has_failed: false, has_ended: false };
         let found = misfit(&message, &stage);
         assert_eq!(found.is_some(), words.is_some(), "{found:?}");
         assert!(found.unwrap_or_default().contains(words.unwrap_or_default()));
         assert!(misfit(&message, &Stage { has_ended: true, ..stage }).is_some());
     }
 
+    #[rstest]
+    #[case::good_end(succeeded(&[(2, 0), (3, 0)]), true)]
+    #[case::stopped(stopped(vec![]), true)]
+    #[case::failure(failure(2, 3, 3), false)]
+    #[case::problem(problem(2), false)]
+    fn a_failure_is_not_taken_back(#[case] end: FromAgent, #[case] is_untrue: bool) {
+        let stage = Stage { ranks: 2..4, is_first: false, is_asked: ToStart, has_failed: true, has_ended: false };
+        assert_eq!(misfit(&end, &stage).is_some(), is_untrue);
+    }
+
     #[test]
     fn the_first_machine_names_the_port() {
-        let stage = Stage { ranks: 0..2, is_first: true, is_asked: ToPrepare, has_ended: false };
+        let stage = Stage { ranks: 0..2, is_first: true, is_asked: ToPrepare, has_failed: false, has_ended: false };
         let found = [Some(29_500), None, Some(0)].map(|port| misfit(&prepared(port, &[]), &stage).is_some());
         assert_eq!(found, [false, true, true]);
         assert_eq!(misfit(&prepared(None, &[1]), &stage), None);

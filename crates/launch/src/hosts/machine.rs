@@ -81,6 +81,7 @@ impl<'a> Machine<'a> {
             ranks: self.ranks(),
             is_first: self.config.machine_rank == 0,
             is_asked: self.is_asked,
+            has_failed: self.failed_at.is_some(),
             has_ended: self.end.is_some(),
         }
     }
