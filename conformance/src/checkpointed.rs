@@ -84,6 +84,9 @@ fn loader(accelerator: &Accelerator) -> accelerate::Result<DataLoader<(Tensor, T
 
 /// Is the run to end? Saves in any case.
 fn asked_and_saved(accelerator: &Accelerator, step: usize) -> anyhow::Result<bool> {
+    if let Some(milliseconds) = std::env::var(SLOWNESS).ok().and_then(|text| text.parse().ok()) {
+        std::thread::sleep(Duration::from_millis(milliseconds));
+    }
     if let Some(gate) = std::env::var_os(GATE).filter(|_| step == 3 && accelerator.is_main_process()) {
         // Opening a pipe waits for the other end, and reading it for that end to be closed.
         std::fs::read(gate)?;
@@ -134,9 +137,6 @@ pub(crate) fn run(folder: Option<&Path>) -> anyhow::Result<()> {
             })?;
             if !accelerator.sync_gradients() {
                 continue;
-            }
-            if let Some(milliseconds) = std::env::var(SLOWNESS).ok().and_then(|text| text.parse().ok()) {
-                std::thread::sleep(Duration::from_millis(milliseconds));
             }
             let loss = losses[0].f_to_kind(Kind::Double)?;
             accelerator.group().all_reduce(&loss, ReduceOp::Sum)?;

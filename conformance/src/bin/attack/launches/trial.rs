@@ -50,6 +50,8 @@ pub(super) fn undisturbed(program: &Path, world_size: usize) -> Result<Losses> {
 }
 
 /// The time from the event to the next step, if the run had to start again.
+///
+/// Long because each aftermath is told in the order in which it happens.
 pub(super) fn carry_out(plan: &Plan, program: &Path, expected: &Losses, slack: Duration) -> Result<Option<Duration>> {
     let folder = tempfile::tempdir()?;
     let mark = new_mark(folder.path());
