@@ -14,6 +14,7 @@ use accelerate::{
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
+use std::time::Duration;
 
 /// `ddp`, `async` (saved in the background), `fp16`, `full_shard`, `shard_grad_op`, `hybrid_shard`.
 const FORM: &str = "CHECKPOINTED_FORM";
@@ -21,6 +22,8 @@ const FORM: &str = "CHECKPOINTED_FORM";
 const GATE: &str = "CHECKPOINTED_GATE";
 /// A rank that never asks whether to stop, or `all`.
 const SILENT: &str = "CHECKPOINTED_SILENT";
+/// How many milliseconds each step takes besides.
+const SLOWNESS: &str = "CHECKPOINTED_SLOWNESS";
 const EPOCHS: usize = 3;
 const ROWS: i64 = 52;
 const WIDTH: i64 = 24;
@@ -81,6 +84,9 @@ fn loader(accelerator: &Accelerator) -> accelerate::Result<DataLoader<(Tensor, T
 
 /// Is the run to end? Saves in any case.
 fn asked_and_saved(accelerator: &Accelerator, step: usize) -> anyhow::Result<bool> {
+    if let Some(milliseconds) = std::env::var(SLOWNESS).ok().and_then(|text| text.parse().ok()) {
+        std::thread::sleep(Duration::from_millis(milliseconds));
+    }
     if let Some(gate) = std::env::var_os(GATE).filter(|_| step == 3 && accelerator.is_main_process()) {
         // Opening a pipe waits for the other end, and reading it for that end to be closed.
         std::fs::read(gate)?;

@@ -42,6 +42,10 @@ enum What {
         #[arg(long, default_value_t = 0)]
         seed: u64,
     },
+    /// Strike runs that are started again after a failure: signals to ranks, launchers, agents and whole machines, and links that are
+    /// cut or away for a moment. Nobody may be left, nothing may take too long, who was struck has to be named, and every loss
+    /// has to be that of a run which nobody disturbed. Machines are network namespaces, which root may make
+    Launch(LaunchArguments),
     /// Feed every reader of files and messages from outside with inputs that are made up from what they reach in its
     /// code: any of them has to be read or refused. Needs a nightly toolchain
     Fuzz(fuzz::Arguments),
@@ -56,10 +60,35 @@ enum What {
     Notebook,
 }
 
+#[derive(Debug, Args)]
+struct LaunchArguments {
+    /// How many runs to strike
+    #[arg(long, default_value_t = 300)]
+    kills: u64,
+    /// Where the random numbers begin
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Make only this one of them, counted from 0
+    #[arg(long, value_name = "NUMBER")]
+    only: Option<u64>,
+    /// How many seconds later than it has to be everything may be over: more on a busy machine
+    #[arg(long, default_value_t = 5)]
+    slack: u64,
+}
+
+impl LaunchArguments {
+    fn flags(&self) -> Vec<String> {
+        let only = self.only.map(|number| format!("--only={number}"));
+        let all = [("launches", self.kills), ("seed", self.seed), ("slack", self.slack)];
+        all.map(|(name, value)| format!("--{name}={value}")).into_iter().chain(only).collect()
+    }
+}
+
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.what {
-        What::Attack { tries, seed } => attack("--tries", *tries, *seed),
-        What::Checkpoint { kills, seed } => attack("--checkpoints", *kills, *seed),
+        What::Attack { tries, seed } => attack(&[format!("--tries={tries}"), format!("--seed={seed}")]),
+        What::Checkpoint { kills, seed } => attack(&[format!("--checkpoints={kills}"), format!("--seed={seed}")]),
+        What::Launch(arguments) => attack(&arguments.flags()),
         What::Fuzz(arguments) => fuzz::run(arguments),
         What::Slurm(arguments) => slurm::run(arguments),
         What::Engines(arguments) => engines::run(arguments),
@@ -67,11 +96,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
 }
 
-fn attack(what: &str, count: u64, seed: u64) -> Result<()> {
+fn attack(flags: &[String]) -> Result<()> {
     libtorch::ensure()?;
     process::run(&mut process::cargo(&["build", "--release", "--package", "conformance", "--bins"]))?;
     let mut attack = Command::new(paths::release_binary("attack"));
     attack.arg("--program").arg(paths::release_binary("conformance"));
-    attack.args([what, &count.to_string(), "--seed", &seed.to_string()]);
-    process::run(&mut attack)
+    process::run(attack.args(flags))
 }

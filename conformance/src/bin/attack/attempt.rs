@@ -189,7 +189,7 @@ impl Attempt {
 }
 
 /// Is the rank said to be missing, alone or with others that were still waiting for somebody else?
-fn is_missed(rank: usize, text: &str) -> bool {
+pub(crate) fn is_missed(rank: usize, text: &str) -> bool {
     let before = text.match_indices(" not made this call").map(|(end, _)| &text[..end]);
     let mut lists = before.filter_map(|before| before.rsplit("rank").next());
     let rank = rank.to_string();

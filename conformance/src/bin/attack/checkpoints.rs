@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// What each run prints of each step: bits of the loss and of the learning rate.
-type Losses = BTreeMap<u64, String>;
+pub(crate) type Losses = BTreeMap<u64, String>;
 
 const FORMS: [&str; 6] = ["ddp", "async", "fp16", "full_shard", "shard_grad_op", "hybrid_shard"];
 /// How long runs that nobody kills may take.
@@ -63,7 +63,7 @@ fn start(program: &Path, form: &str, world_size: usize, folder: &Path) -> Result
 }
 
 /// The losses of a run that nobody disturbs.
-fn to_the_end(program: &Path, form: &str, world_size: usize) -> Result<Losses> {
+pub(crate) fn to_the_end(program: &Path, form: &str, world_size: usize) -> Result<Losses> {
     let folder = tempfile::tempdir()?;
     let mut run = start(program, form, world_size, folder.path())?;
     let status = run.end(TO_THE_END)?;
@@ -148,11 +148,11 @@ fn kill_once(run: &mut Run, victim: Victim, rank: usize, world_size: usize, step
     Ok(())
 }
 
-fn is_step(line: &str) -> bool {
+pub(crate) fn is_step(line: &str) -> bool {
     line.contains(" loss ")
 }
 
-fn losses(printed: &str) -> Losses {
+pub(crate) fn losses(printed: &str) -> Losses {
     let step = |line: &str| {
         let (_, rest) = line.split_once("step ")?;
         let (step, losses) = rest.split_once(' ')?;

@@ -6,9 +6,13 @@
 
 mod attempt;
 mod checkpoints;
+mod launches;
 mod run;
 
-use accelerate_launch::{Capture, Helper, LaunchConfig, Program, TerminalOptions, TerminalReporter, helper, launch};
+use accelerate_launch::{
+    Capture, Helper, LaunchConfig, Preflight, Program, TerminalOptions, TerminalReporter, helper, launch,
+    launch_on_machines,
+};
 use attempt::{Attempt, Kind};
 use clap::Parser;
 use run::Network;
@@ -34,6 +38,15 @@ struct Arguments {
     /// Kill runs that save checkpoints so many times instead, and let them go on each time
     #[arg(long)]
     checkpoints: Option<u64>,
+    /// Strike runs that are started again so many times instead: ranks, launchers, machines and the links between them
+    #[arg(long, conflicts_with = "checkpoints")]
+    launches: Option<u64>,
+    /// Of those, make this one only, counted from 0
+    #[arg(long, requires = "launches")]
+    only: Option<u64>,
+    /// No machines beside this one
+    #[arg(long, requires = "launches")]
+    one_machine: bool,
     /// Be the launcher of one run, of this many ranks
     #[arg(long, hide = true)]
     launch: Option<usize>,
@@ -43,21 +56,41 @@ struct Arguments {
     /// The folder that the run saves to
     #[arg(long, hide = true)]
     folder: Option<PathBuf>,
+    /// The machines of the run, with their numbers of ranks: `10.0.0.1:2,10.0.0.2:1`
+    #[arg(long, hide = true, value_delimiter = ',')]
+    hosts: Vec<String>,
+    #[arg(long, hide = true, default_value_t = 0)]
+    max_restarts: usize,
+    /// In seconds
+    #[arg(long, hide = true, default_value_t = 30.0)]
+    connection_timeout: f64,
 }
 
 fn main() -> ExitCode {
     if let Some(code) = helper::run_if_asked() {
         return code;
     }
+    if let Some(code) = launches::login::run_if_asked() {
+        return code;
+    }
     let arguments = Arguments::parse();
-    match (arguments.launch, &arguments.folder) {
-        (Some(num_processes), Some(folder)) => be_launcher(&arguments, num_processes, folder.clone()),
-        _ => arguments.checkpoints.map_or_else(|| attack(&arguments), |kills| kill_checkpointed(&arguments, kills)),
+    if let (Some(num_processes), Some(folder)) = (arguments.launch, &arguments.folder) {
+        return be_launcher(&arguments, num_processes, folder.clone());
+    }
+    let Arguments { program, seed, slack, .. } = &arguments;
+    match (arguments.checkpoints, arguments.launches) {
+        (Some(kills), _) => told(checkpoints::kill(program, kills, *seed)),
+        (_, Some(trials)) => {
+            let slack = Duration::from_secs(*slack);
+            let (only, one_machine) = (arguments.only, arguments.one_machine);
+            told(launches::Soak { program, trials, seed: *seed, only, one_machine, slack }.run())
+        }
+        _ => attack(&arguments),
     }
 }
 
-fn kill_checkpointed(arguments: &Arguments, kills: u64) -> ExitCode {
-    match checkpoints::kill(&arguments.program, kills, arguments.seed) {
+fn told(faults: anyhow::Result<u64>) -> ExitCode {
+    match faults {
         Ok(0) => ExitCode::SUCCESS,
         Ok(faults) => {
             eprintln!("{faults} faults");
@@ -70,17 +103,31 @@ fn kill_checkpointed(arguments: &Arguments, kills: u64) -> ExitCode {
     }
 }
 
+/// What ranks on machines get of the variables of this process.
+fn is_handed_on(name: &str) -> bool {
+    ["ACCELERATE_", "CHECKPOINTED_"].iter().any(|prefix| name.starts_with(prefix))
+}
+
 fn be_launcher(arguments: &Arguments, num_processes: usize, folder: PathBuf) -> ExitCode {
+    let handed_on = std::env::vars().filter(|(name, _)| !arguments.hosts.is_empty() && is_handed_on(name));
     let config = LaunchConfig {
         args: vec![arguments.script.clone().into(), "--folder".into(), folder.into()],
         num_cpu_threads_per_process: Some(1),
         capture: Capture::Always,
         helper: Some(Helper::this_executable()),
         dedicated_process: true,
+        max_restarts: arguments.max_restarts,
+        connection_timeout: Duration::from_secs_f64(arguments.connection_timeout),
+        environment: handed_on.map(|(name, value)| (name.into(), value.into())).collect(),
         ..LaunchConfig::new(Program::Executable(arguments.program.clone().into()), num_processes)
     };
     let mut reporter = TerminalReporter::new(TerminalOptions { has_prefix: true, is_quiet: false });
-    match launch(&config, &mut reporter) {
+    let outcome = match launches::agents(&arguments.hosts) {
+        Ok(None) => launch(&config, &mut reporter),
+        Ok(Some(agents)) => launch_on_machines(&config, &agents, Preflight::Full, &mut reporter),
+        Err(error) => return told(Err(error)),
+    };
+    match outcome {
         Ok(_) => ExitCode::SUCCESS,
         Err(error) => {
             let text = error.failure().map_or_else(|| error.to_string(), ToString::to_string);

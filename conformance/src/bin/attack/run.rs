@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Marks every process of a run.
-const MARK: &str = "ATTACK_RUN";
+pub(crate) const MARK: &str = "ATTACK_RUN";
 /// A run that has said nothing for so long hangs.
 const SILENCE: Duration = Duration::from_secs(60);
 
@@ -50,7 +50,6 @@ impl Run {
         environment: &[(&str, String)],
         network: Network,
     ) -> Result<Self> {
-        let mark = format!("{}-{}", std::process::id(), folder.display());
         let mut command = match network {
             Network::OfTheMachine => Command::new(std::env::current_exe()?),
             Network::OfItsOwn => {
@@ -60,16 +59,14 @@ impl Run {
                 command
             }
         };
-        command
-            .args(["--launch", &num_processes.to_string(), "--script", script, "--program"])
-            .arg(program)
-            .arg("--folder")
-            .arg(folder)
-            .envs(environment.iter().map(|(name, value)| (*name, value)))
-            .env(MARK, &mark)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+        command.args(["--launch", &num_processes.to_string(), "--script", script, "--program"]).arg(program);
+        command.arg("--folder").arg(folder).envs(environment.iter().map(|(name, value)| (*name, value)));
+        Self::watch(command, new_mark(folder))
+    }
+
+    /// Starts a launcher that is called by `command`. Whatever it starts is known by `mark`.
+    pub(crate) fn watch(mut command: Command, mark: String) -> Result<Self> {
+        command.env(MARK, &mark).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().context("cannot start a launcher")?;
         let (send, lines) = channel();
         let streams: [Option<Box<dyn Read + Send>>; 2] = [
@@ -89,25 +86,50 @@ impl Run {
         Ok(Self { child, mark, lines, printed: String::new() })
     }
 
+    /// The launcher.
+    pub(crate) fn launcher(&self) -> i32 {
+        self.child.id() as i32
+    }
+
     /// Everything printed so far.
     pub(crate) fn printed(&self) -> &str {
         &self.printed
     }
 
-    /// Waits for the first line that `find` finds something in.
+    /// Waits for the first line that `find` finds something in, as long as there are lines.
     pub(crate) fn wait_for<T>(&mut self, what: &str, find: impl Fn(&str) -> Option<T>) -> Result<T> {
         loop {
-            match self.lines.recv_timeout(SILENCE) {
-                Ok(line) => {
-                    self.printed.push_str(&line);
-                    self.printed.push('\n');
-                    if let Some(found) = find(&line) {
-                        return Ok(found);
-                    }
-                }
-                Err(RecvTimeoutError::Timeout) => bail!("waited too long for {what}:\n{}", self.printed),
-                Err(RecvTimeoutError::Disconnected) => bail!("the run ended before {what}:\n{}", self.printed),
+            if let Some(found) = find(&self.line(what, SILENCE)?) {
+                return Ok(found);
             }
+        }
+    }
+
+    /// The same until `deadline`.
+    pub(crate) fn wait_until<T>(
+        &mut self,
+        what: &str,
+        deadline: Instant,
+        find: impl Fn(&str) -> Option<T>,
+    ) -> Result<T> {
+        loop {
+            if let Some(found) = find(&self.line(what, deadline.saturating_duration_since(Instant::now()))?) {
+                return Ok(found);
+            }
+        }
+    }
+
+    fn line(&mut self, what: &str, patience: Duration) -> Result<String> {
+        match self.lines.recv_timeout(patience) {
+            Ok(line) => {
+                self.printed.push_str(&line);
+                self.printed.push('\n');
+                Ok(line)
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                bail!("waited too long for {what}; {:?} live:\n{}", self.living(), self.printed)
+            }
+            Err(RecvTimeoutError::Disconnected) => bail!("the run ended before {what}:\n{}", self.printed),
         }
     }
 
@@ -136,33 +158,44 @@ impl Run {
     /// Waits for the end of the launcher and of everybody who has the mark, and reads what they print until then.
     pub(crate) fn end(&mut self, patience: Duration) -> Result<ExitStatus> {
         let deadline = Instant::now() + patience;
-        let status = loop {
+        let status = self.end_of_launcher(deadline)?;
+        self.expect_nobody(deadline)?;
+        Ok(status)
+    }
+
+    /// Waits for the end of the launcher alone.
+    pub(crate) fn end_of_launcher(&mut self, deadline: Instant) -> Result<ExitStatus> {
+        loop {
             if let Some(status) = self.child.try_wait()? {
-                break status;
+                return Ok(status);
             }
             if Instant::now() > deadline {
                 let living = self.living();
                 self.kill_all();
-                bail!("after {patience:?} the run goes on; {living:?} live:\n{}", self.printed);
+                bail!("the run goes on for too long; {living:?} live:\n{}", self.printed);
             }
             self.read_for(Duration::from_millis(5));
-        };
+        }
+    }
+
+    /// Waits until nobody has the mark any more, and reads the rest of what was printed.
+    pub(crate) fn expect_nobody(&mut self, deadline: Instant) -> Result<()> {
         while Instant::now() < deadline && !self.living().is_empty() {
             self.read_for(Duration::from_millis(5));
         }
-        let living = self.living();
+        let living: Vec<_> = self.living().into_iter().map(described).collect();
         if !living.is_empty() {
             self.kill_all();
-            bail!("processes {living:?} outlive their launcher:\n{}", self.printed);
+            bail!("processes outlive their launcher, {}:\n{}", living.join(", "), self.printed);
         }
         while let Ok(line) = self.lines.recv_timeout(Duration::from_secs(1)) {
             self.printed.push_str(&line);
             self.printed.push('\n');
         }
-        Ok(status)
+        Ok(())
     }
 
-    fn read_for(&mut self, time: Duration) {
+    pub(crate) fn read_for(&mut self, time: Duration) {
         match self.lines.recv_timeout(time) {
             Ok(line) => {
                 self.printed.push_str(&line);
@@ -174,7 +207,7 @@ impl Run {
     }
 
     /// Processes that have the mark of this run and have not ended.
-    fn living(&self) -> Vec<i32> {
+    pub(crate) fn living(&self) -> Vec<i32> {
         let wanted = format!("{MARK}={}", self.mark);
         let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -195,6 +228,23 @@ impl Run {
         }
         let _ = self.child.wait();
     }
+}
+
+/// A mark that no other run has.
+pub(crate) fn new_mark(folder: &Path) -> String {
+    format!("{}-{}", std::process::id(), folder.display())
+}
+
+/// The words of a process's command line.
+pub(crate) fn words_of(process: i32) -> Vec<String> {
+    let line = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+    line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect()
+}
+
+fn described(process: i32) -> String {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let state = status.lines().find_map(|line| line.strip_prefix("State:")).unwrap_or_default().trim().to_owned();
+    format!("{process} `{}` in state {state}", words_of(process).join(" ").trim_end())
 }
 
 impl Drop for Run {

@@ -485,7 +485,9 @@ impl<'a> Conductor<'a> {
             if machine.end.is_none() && machine.connection.ended().is_none() && machine.silence.goes_on() {
                 let problem = words::says_nothing(self.timeout, &machine.ranks());
                 let elsewhere = self.num_running(|other| other != index);
-                self.notice(index, format!("it says nothing any more; ending {elsewhere} rank(s) elsewhere"));
+                if elsewhere > 0 {
+                    self.notice(index, format!("it says nothing any more; ending {elsewhere} rank(s) elsewhere"));
+                }
                 self.fail(index, End::Broken(problem));
                 self.machines[index].connection.kill();
             }
