@@ -104,7 +104,7 @@ fn check_seedable_sampler_with_data_seed(accelerator: &Accelerator) -> Result<()
     let loader = configured.prepare(numbers(12 * accelerator.num_processes(), 3, true)?)?;
     let orders = [of_all_ranks(&configured, &loader)?, of_all_ranks(&configured, &loader)?];
     ensure!(orders[0] != orders[1], "the shuffle does not change from epoch to epoch");
-    let everywhere = configured.gather_object(&[orders.clone()])?;
+    let everywhere = configured.gather_object(std::slice::from_ref(&orders))?;
     ensure!(everywhere.iter().all(|other| *other == orders), "ranks shuffle differently");
     Ok(())
 }

@@ -62,7 +62,7 @@ fn a_run_that_hangs_is_read_from_outside_until_it_goes_on() {
     let run = once_they_wait(folder.path());
     assert_eq!((run.info.num_processes, run.info.process_id), (NUM_PROCESSES, std::process::id()));
     let ranks = run.ranks();
-    let awaited = awaited_ranks(&ranks, now(), Duration::ZERO);
+    let awaited = awaited_ranks(&ranks, ranks.len(), now(), Duration::ZERO);
     assert_eq!(awaited, [false, true, false], "{ranks:#?}");
     for rank in &ranks {
         assert!(rank.owner.is_some() && rank.owner == rank.started && rank.ended.is_none(), "{rank:#?}");

@@ -39,5 +39,5 @@ fuzz_target!(|input: &[u8]| {
     let summary = RankSummary { rank: 0, activity: status.activity(now) };
     let _texts = sentences(&[summary]);
     let _number = samples_per_second(&status.progress, now);
-    let _awaited = awaited_ranks(&[status.clone(), status], now, Duration::from_secs(1));
+    let _awaited = awaited_ranks(&[status.clone(), status], 2, now, Duration::from_secs(1));
 });

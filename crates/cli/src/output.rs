@@ -9,6 +9,7 @@ use std::time::Duration;
 use accelerate_core::files::{in_one_line, printable};
 use accelerate_launch::{write_patiently, write_within};
 use anstyle::{AnsiColor, Style};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::stdio::stderr;
 
 /// How long a reader may take before a command that has been told to stop ends without it.
@@ -41,6 +42,14 @@ fn handed_over(out: &mut dyn Write, text: &str) -> Result<(), Unwritten> {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),
     }
+}
+
+/// Has the reader of the results gone?
+pub(crate) fn is_reader_gone() -> bool {
+    let stdout = io::stdout();
+    let mut found = [PollFd::new(&stdout, PollFlags::empty())];
+    // What cannot be found out is taken for no.
+    poll(&mut found, Some(&Timespec::default())).is_ok() && found[0].revents().contains(PollFlags::ERR)
 }
 
 /// Prints `text`, which describes `error`, and then the chain of its causes. In colour at a terminal.

@@ -3,6 +3,7 @@
 //! [`facts`] looks at runs and their processes, [`show`] turns what was found into tables.
 
 mod facts;
+mod process;
 mod show;
 
 use std::error::Error;
@@ -15,6 +16,7 @@ use accelerate_launch::status::{Run, runs};
 use clap::Args;
 
 use facts::RunFacts;
+use process::Process;
 
 /// Show what the processes of a run are doing: step, samples per second, memory, and the call to other ranks that each is in.
 ///
@@ -34,7 +36,7 @@ use facts::RunFacts;
     ssh node2 accelerate status")]
 pub(crate) struct Arguments {
     /// Which run: the number of its launcher's process, or of any of its ranks'
-    #[arg(value_name = "PROCESS")]
+    #[arg(value_name = "PROCESS", value_parser = process_number)]
     process_id: Option<u32>,
 
     /// Show it again every second until the run is over, or every so many seconds (--watch=10)
@@ -44,6 +46,10 @@ pub(crate) struct Arguments {
     /// Print JSON; with --watch, an object in each line
     #[arg(long)]
     json: bool,
+}
+
+fn process_number(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| "the number of a process is wanted, as `accelerate status` and ps show it".to_owned())
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -57,19 +63,27 @@ enum StatusError {
     #[error("the processes of this machine cannot be looked at, since /proc cannot be read")]
     NoProcesses { source: io::Error },
     #[error(
-        "no run of yours on this machine has a launcher or a rank with process number {process_id}; `accelerate status` lists \
-         those that there are"
+        "no run of yours on this machine has a launcher or a rank with process number {process_id} now; `accelerate status` lists \
+         those that there are{hint}"
     )]
-    NoSuchRun { process_id: u32 },
+    NoSuchRun { process_id: u32, hint: String },
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let mut has_shown = false;
+    let mut launchers = Vec::new();
     loop {
         let found = wanted(arguments.process_id)?;
         match arguments.process_id {
             Some(process_id) if found.is_empty() && !has_shown => {
-                return Err(StatusError::NoSuchRun { process_id }.into());
+                let hint =
+                    arguments.watch.map(|_| format!("; for a look every {process_id} s say --watch={process_id}"));
+                return Err(StatusError::NoSuchRun { process_id, hint: hint.unwrap_or_default() }.into());
+            }
+            // Between two attempts nothing runs, but the launcher.
+            _ if found.is_empty() && launchers.iter().any(Process::is_alive) => {
+                thread::sleep(arguments.watch.unwrap_or_default());
+                continue;
             }
             _ if found.is_empty() && has_shown => {
                 crate::print_message("the run is over");
@@ -80,7 +94,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
         let facts: Vec<RunFacts> = found.iter().map(RunFacts::of).collect();
         show(arguments, &facts, has_shown)?;
         let Some(pause) = arguments.watch.filter(|_| !facts.is_empty()) else { return Ok(ExitCode::SUCCESS) };
+        if crate::output::is_reader_gone() {
+            return Ok(ExitCode::SUCCESS);
+        }
         has_shown = true;
+        launchers = found.iter().filter_map(|run| Process::of(run.info.process_id)).collect();
         thread::sleep(pause);
     }
 }

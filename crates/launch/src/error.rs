@@ -263,7 +263,9 @@ impl Error {
             Kind::ChildFailed { stopped_by, .. } => stopped_by.is_none(),
             Kind::OnMachine { .. } => true,
             // What stood in the way of the first start stays until somebody mends it.
-            Kind::Preflight { .. } | Kind::NotConnected { .. } | Kind::PortTaken { .. } | Kind::NoRoom { .. } => has_run,
+            Kind::Preflight { .. } | Kind::NotConnected { .. } | Kind::PortTaken { .. } | Kind::NoRoom { .. } => {
+                has_run
+            }
             _ => false,
         }
     }
@@ -419,7 +421,9 @@ fn listed(problems: &[(String, Problem)]) -> String {
             None => by_text.push((&problem.text, vec![machine])),
         }
     }
-    let one = |(text, machines): &(&str, Vec<&str>)| format!("{}: {text}", machines.join(", "));
+    // Where a text has several lines, none of them looks like another message.
+    let one =
+        |(text, machines): &(&str, Vec<&str>)| format!("{}: {}", machines.join(", "), text.replace('\n', "\n    "));
     match by_text.as_slice() {
         [only] => format!("nothing was started: {}", one(only)),
         all => all.iter().fold("nothing was started:".to_owned(), |text, found| format!("{text}\n  {}", one(found))),

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use accelerate_core::files::in_one_line;
 use accelerate_core::status::{RankSummary, number_ranges, sentences};
 use serde::{Deserialize, Serialize};
 
@@ -179,7 +180,9 @@ impl Failure {
                  raise the shared memory size",
             ),
             names::SIGILL => Some("the program, or a library of it, was built for a newer processor than this one"),
-            names::SIGABRT => Some("it gave up by itself; the reason is in its last lines"),
+            names::SIGABRT => {
+                Some("it gave up by itself, for the reason in its last lines, or somebody has sent it this signal")
+            }
             names::SIGXCPU => Some("it used up its limit of processor time (ulimit -t)"),
             names::SIGXFSZ => Some("it wrote a file larger than its limit (ulimit -f)"),
             _ => None,
@@ -191,11 +194,12 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.headline())?;
         for hint in self.hint().into_iter().chain(self.address_problem.as_deref()) {
-            write!(f, "\n  {hint}")?;
+            write!(f, "\n  {}", in_one_line(hint))?;
         }
         if !self.last_lines.is_empty() {
             write!(f, "\n  last lines of rank {}:", self.rank)?;
-            for line in &self.last_lines {
+            // An agent may send anything as a line.
+            for line in self.last_lines.iter().flat_map(|line| line.lines()) {
                 write!(f, "\n    {line}")?;
             }
         }

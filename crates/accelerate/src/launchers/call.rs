@@ -4,14 +4,17 @@
 //! the same user only, and they are gone with the launcher. A variable says which descriptors of which process; it counts for
 //! children of that process, and not for programs that a worker starts, although they inherit it.
 
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{MemfdFlags, OFlags, memfd_create};
 use rustix::process::{Pid, getpid, getppid};
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 pub(super) const VARIABLE: &str = "ACCELERATE_WORKER_CALL";
+/// What `/proc` shows of the files.
+const FILE_NAME: &str = "accelerate-call";
 
 /// The launcher's side.
 pub(super) struct CallFiles {
@@ -22,7 +25,7 @@ pub(super) struct CallFiles {
 
 impl CallFiles {
     pub(super) fn make(name: &str, args: &[u8], num_results: usize) -> io::Result<Self> {
-        let memory = || Ok::<_, io::Error>(File::from(memfd_create("accelerate-call", MemfdFlags::CLOEXEC)?));
+        let memory = || Ok::<_, io::Error>(File::from(memfd_create(FILE_NAME, MemfdFlags::CLOEXEC)?));
         let mut call = memory()?;
         call.write_all(name.as_bytes())?;
         call.write_all(b"\n")?;
@@ -91,7 +94,7 @@ impl Call {
     /// The name of the function, and its argument.
     pub(super) fn function(&self) -> io::Result<(String, Vec<u8>)> {
         let mut bytes = Vec::new();
-        File::open(self.path(self.call))?.read_to_end(&mut bytes)?;
+        self.open(self.call, OpenOptions::new().read(true))?.read_to_end(&mut bytes)?;
         let end = bytes.iter().position(|byte| *byte == b'\n').ok_or(io::ErrorKind::InvalidData)?;
         let args = bytes.split_off(end + 1);
         bytes.truncate(end);
@@ -101,8 +104,17 @@ impl Call {
     /// Hands over the result of the process with this local rank in this attempt.
     pub(super) fn answer(&self, local_rank: usize, attempt: usize, result: &[u8]) -> io::Result<()> {
         let descriptor = self.results.get(local_rank).ok_or(io::ErrorKind::InvalidInput)?;
-        let mut file = OpenOptions::new().write(true).truncate(true).open(self.path(*descriptor))?;
+        let mut file = self.open(*descriptor, OpenOptions::new().write(true).truncate(true))?;
         file.write_all(&[head(attempt).as_bytes(), result].concat())
+    }
+
+    /// Opens nothing but what a launcher has made: a variable can say anything.
+    fn open(&self, descriptor: u32, options: &mut OpenOptions) -> io::Result<File> {
+        let path = self.path(descriptor);
+        if fs::read_link(&path)?.as_os_str() != format!("/memfd:{FILE_NAME} (deleted)").as_str() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        options.custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)
     }
 
     fn path(&self, descriptor: u32) -> String {
@@ -136,6 +148,18 @@ mod tests {
         // A process that was killed while it wrote has not returned.
         call.answer(0, 0, b"").unwrap();
         assert_eq!(files.result(0, 0).unwrap(), Some(Vec::new()));
+    }
+
+    #[test]
+    fn files_that_no_launcher_has_made_are_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("precious");
+        fs::write(&path, "precious").unwrap();
+        let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let zeros = File::open("/dev/zero").unwrap();
+        let call = Call { launcher: getpid(), call: zeros.as_raw_fd() as u32, results: vec![file.as_raw_fd() as u32] };
+        assert!(call.function().is_err() && call.answer(0, 0, b"result").is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
     }
 
     #[test]

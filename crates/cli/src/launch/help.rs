@@ -18,16 +18,16 @@ const WATCHING: &str = "Output and restarts";
 const TPU: &str = "TPU";
 
 /// Groups that are shown in any case. So is what has no group.
-const ALWAYS: [&str; 4] = [HARDWARE, RESOURCES, MACHINES, PARADIGM];
+const ALWAYS: [&str; 5] = [HARDWARE, RESOURCES, MACHINES, PARADIGM, WATCHING];
 
 /// Flags that choose something, each with the sections of files and the groups that it is about.
 const CHOICES: [(&str, &[&str], &[&str]); 12] = [
-    ("cpu", &[], &[MEETING, WATCHING]),
-    ("use_cpu", &[], &[MEETING, WATCHING]),
-    ("multi_gpu", &[], &[MEETING, WATCHING]),
-    ("num_machines", &[], &[MEETING, WATCHING]),
-    ("hosts", &[], &[MEETING, WATCHING]),
-    ("hostfile", &[], &[MEETING, WATCHING]),
+    ("cpu", &[], &[MEETING]),
+    ("use_cpu", &[], &[MEETING]),
+    ("multi_gpu", &[], &[MEETING]),
+    ("num_machines", &[], &[MEETING]),
+    ("hosts", &[], &[MEETING]),
+    ("hostfile", &[], &[MEETING]),
     ("use_fsdp", &["fsdp_config"], &[]),
     ("use_deepspeed", &["deepspeed_config"], &[]),
     ("dynamo_backend", &["dynamo_config"], &[]),
@@ -40,7 +40,7 @@ const CHOICES: [(&str, &[&str], &[&str]); 12] = [
 macro_rules! more {
     () => {
         "More flags are shown beside what they are about:\n  \
-           accelerate launch --multi_gpu -h                how machines meet, output\n  \
+           accelerate launch --num_machines 2 -h           how machines meet\n  \
            accelerate launch --use_fsdp -h                 sharding (FSDP)\n  \
            accelerate launch --use_deepspeed -h            sharding (DeepSpeed)\n  \
            accelerate launch --dynamo_backend no -h        compiled models\n  \

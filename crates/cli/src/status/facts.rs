@@ -77,7 +77,7 @@ impl RunFacts {
 
     /// From what ranks tell and, by `process`, the kernel.
     fn told(info: &RunInfo, ranks: &[RankStatus], now: u64, process: &dyn Fn(u32) -> Process) -> Self {
-        let awaited = awaited_ranks(ranks, now, LONG);
+        let awaited = awaited_ranks(ranks, info.num_processes, now, LONG);
         let ranks = ranks.iter().zip(awaited).enumerate().map(|(index, (status, awaited))| RankFacts {
             awaited,
             ..RankFacts::of(info.first_rank + index, status, now, process)

@@ -50,7 +50,8 @@ fn a_run_goes_on_without_a_machine_that_is_lost() {
         "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && {{ {WHO}; exit 0; }}
          [ $HOST = b ] && {{ printf 'a line\nhalf'; read line <{pipe}; kill -USR1 $SSH; }}; sleep 600"
     );
-    let mut command = ssh.launch_script("a:1,b:1,c:2", &["--max_restarts", "1", "--nnodes", "2:3"], &script);
+    let flags = ["--max_restarts", "1", "--nnodes", "2:3", "--connection_timeout", "4"];
+    let mut command = ssh.launch_script("a:1,b:1,c:2", &flags, &script);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
     let mut lines = String::new();
@@ -59,7 +60,8 @@ fn a_run_goes_on_without_a_machine_that_is_lost() {
     stdout.read_to_string(&mut lines).unwrap();
     let ended = Finished { stdout: lines, ..Finished::from(child.wait_with_output().unwrap()) };
     let told = [
-        "accelerate launch: b: the connection broke while rank 1 was running (ssh exited with code 255); restart 1 of 1 begins now\n",
+        "accelerate launch: b: the connection broke while rank 1 was running (ssh exited with code 255); restart 1 of 1 begins in 5.5 s, \
+         when no rank can be left where nobody is heard\n",
         &format!("accelerate launch: b: left out, so 2 machine(s) start 3 process(es) without it, because {REFUSED}"),
     ];
     ended.expect(0, &told);

@@ -89,13 +89,16 @@ impl RankStatus {
 }
 
 /// For each of these ranks, whether others wait for it: they have been for at least `long` in a call of a group that it belongs
-/// to, and it has not come to that call. Of a backward pass only those can tell that are not in it.
-pub fn awaited_ranks(ranks: &[RankStatus], now: u64, long: Duration) -> Vec<bool> {
+/// to, and it has not come to that call. Of a backward pass only those can tell that are not in it. A rank that has made no call at
+/// all belongs to the groups of all `num_processes` ranks of the run.
+pub fn awaited_ranks(ranks: &[RankStatus], num_processes: usize, now: u64, long: Duration) -> Vec<bool> {
     // Of each group, the last call that somebody waits in, with the names by which it is called: calls inside of a backward pass
     // have no number of their own.
     let mut waited_in: BTreeMap<&str, (u64, BTreeSet<&str>)> = BTreeMap::new();
+    let mut all_are_waited_for = false;
     let running = ranks.iter().flat_map(|rank| &rank.calls).filter(|call| call.is_running() && !call.is_in_background);
     for call in running.filter(|call| long.as_nanos() <= u128::from(now.saturating_sub(call.began))) {
+        all_are_waited_for |= call.num_members == num_processes;
         let (sequence, ops) = waited_in.entry(&call.group).or_default();
         if *sequence < call.sequence {
             (*sequence, *ops) = (call.sequence, BTreeSet::new());
@@ -112,7 +115,11 @@ pub fn awaited_ranks(ranks: &[RankStatus], now: u64, long: Duration) -> Vec<bool
         },
         None => false,
     };
-    ranks.iter().map(|rank| rank.calls.iter().any(is_behind)).collect()
+    let is_awaited = |rank: &RankStatus| match rank.calls.is_empty() {
+        true => all_are_waited_for,
+        false => rank.calls.iter().any(is_behind),
+    };
+    ranks.iter().map(is_awaited).collect()
 }
 
 /// What ranks were doing, a sentence for all that were doing the same. Of ranks that tell nothing there is a sentence only if

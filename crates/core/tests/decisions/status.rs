@@ -164,7 +164,7 @@ proptest! {
         let (status, _) = RankStatus::decode(&page, &page);
         let summary = RankSummary { rank: 0, activity: status.activity(now) };
         let _ = (sentences(&[summary]), samples_per_second(&status.progress, now), RunInfo::decode(&bytes));
-        let _ = awaited_ranks(&[status.clone(), status], now, Duration::ZERO);
+        let _ = awaited_ranks(&[status.clone(), status], 2, now, Duration::ZERO);
     }
 
     #[test]
@@ -301,15 +301,22 @@ fn names_are_shown_in_one_line() {
 #[case::has_done_it(&[("", "all_reduce", 3, 4, Some(5))], false)]
 #[case::is_further(&[("", "all_reduce", 4, 4, Some(5))], false)]
 #[case::is_no_member(&[("a", "all_reduce", 1, 1, Some(2))], false)]
-#[case::tells_nothing(&[], false)]
+#[case::has_not_even_met_the_others(&[], true)]
 fn ranks_that_have_not_come_are_waited_for(
     #[case] calls: &[(&str, &str, u64, u64, Option<u64>)],
     #[case] is_awaited: bool,
 ) {
     let ranks = [rank(&[("", "all_reduce", 3, 4, None)]), rank(calls)];
-    let found = awaited_ranks(&ranks, 10 * SECOND, Duration::from_secs(1));
+    let found = awaited_ranks(&ranks, 2, 10 * SECOND, Duration::from_secs(1));
     assert_eq!(found[1], is_awaited);
-    assert!(awaited_ranks(&ranks, 4 * SECOND, Duration::from_secs(1)).iter().all(|is_awaited| !is_awaited), "not yet");
+    assert!(
+        !awaited_ranks(&[ranks[0].clone(), rank(&[])], 3, 10 * SECOND, Duration::from_secs(1))[1],
+        "a part of the ranks"
+    );
+    assert!(
+        awaited_ranks(&ranks, 2, 4 * SECOND, Duration::from_secs(1)).iter().all(|is_awaited| !is_awaited),
+        "not yet"
+    );
 }
 
 /// Its collectives have no numbers of their own.
@@ -322,7 +329,7 @@ fn a_rank_outside_of_the_backward_pass_is_waited_for(
     #[case] is_awaited: bool,
 ) {
     let ranks = [rank(&[("", "a backward pass after call", 3, 4, None)]), rank(calls)];
-    assert_eq!(awaited_ranks(&ranks, 10 * SECOND, Duration::from_secs(1)), [false, is_awaited]);
+    assert_eq!(awaited_ranks(&ranks, 2, 10 * SECOND, Duration::from_secs(1)), [false, is_awaited]);
 }
 
 #[rstest]

@@ -70,7 +70,11 @@ pub(super) fn misfit(message: &FromAgent, stage: &Stage) -> Option<String> {
                 let is_long = failure.others.len() > stage.ranks.len() || failure.last_lines.len() > MOST_LAST_LINES;
                 is_long.then(|| "an endless story of a failure".to_owned())
             };
-            foreigner.map(foreign).or_else(well).or_else(is_long).or_else(|| misfit_of_activities(&failure.activities, &stage.ranks))
+            foreigner
+                .map(foreign)
+                .or_else(well)
+                .or_else(is_long)
+                .or_else(|| misfit_of_activities(&failure.activities, &stage.ranks))
         }
         FromAgent::Ended(AgentEnd::Problem(problem)) => (problem.exit_code == 0).then(|| SUCCESSFUL_PROBLEM.to_owned()),
         FromAgent::Ended(AgentEnd::Stopped { activities }) => misfit_of_activities(activities, &stage.ranks),

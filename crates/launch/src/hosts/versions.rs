@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[rstest]
-    #[case::own_program("/home/me/train", &[], Some("/home/me/train"))]
+    #[case::own_program("/apps/train", &[], Some("/apps/train"))]
     #[case::of_the_system("/usr/bin/env", &["train"], None)]
     #[case::beside_the_system("/usr/local/bin/train", &[], Some("/usr/local/bin/train"))]
     #[case::python("/usr/bin/python3.11", &["train.py", "-v"], Some("train.py"))]
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn differences_name_the_machine_with_which_they_differ() {
-        let config = LaunchConfig::new(Program::Executable("/home/me/train".into()), 1);
+        let config = LaunchConfig::new(Program::Executable("/apps/train".into()), 1);
         let versions =
             |program: &str, libtorch: &str| Versions { program: Some(program.into()), libtorch: Some(libtorch.into()) };
         let all = [versions("x", "2.11.0"), versions("x", "2.11.0+cu130"), versions("y", "2.10.0+cpu")];
@@ -305,7 +305,7 @@ mod tests {
         let found = differences(&found);
         let texts: Vec<_> = found.iter().map(|(index, problem)| (*index, problem.text.as_str())).collect();
         assert!(matches!(texts[..], [(2, _), (2, _)]), "{texts:?}");
-        assert!(texts[0].1.starts_with("/home/me/train has another content there than on a; "), "{texts:?}");
+        assert!(texts[0].1.starts_with("/apps/train has another content there than on a; "), "{texts:?}");
         assert!(texts[1].1.starts_with("the program would load libtorch 2.10.0 there and 2.11.0 on a; "), "{texts:?}");
     }
 

@@ -41,7 +41,9 @@ pub(super) fn environment(
     cores: Option<&[usize]>,
 ) -> Vec<(OsString, Option<OsString>)> {
     let num_local = config.num_local_processes();
-    let is_distributed = config.num_processes > 1 || config.reference.numbers_a_single_process();
+    // A run that goes on with fewer machines may come down to one process, which had numbers before.
+    let may_shrink = config.min_machines.is_some();
+    let is_distributed = config.num_processes > 1 || may_shrink || config.reference.numbers_a_single_process();
     let mut variables: Vec<(OsString, Option<OsString>)> = Vec::new();
     let mut set = |name: &str, value: Option<OsString>| variables.push((name.into(), value));
 
@@ -255,6 +257,13 @@ pub(super) mod tests {
         if of_one != "removed" {
             assert_eq!(values(&config(2), &MACHINE, name), [of_one, of_one]);
         }
+    }
+
+    #[test]
+    fn one_process_that_is_left_keeps_its_numbers() {
+        let config = LaunchConfig { min_machines: Some(1), ..config(1) };
+        assert_eq!(values(&config, &MACHINE, "RANK"), ["0"]);
+        assert_eq!(values(&config, &MACHINE, "WORLD_SIZE"), ["1"]);
     }
 
     #[test]
