@@ -422,8 +422,10 @@ fn listed(problems: &[(String, Problem)]) -> String {
         }
     }
     // Where a text has several lines, none of them looks like another message.
-    let one =
-        |(text, machines): &(&str, Vec<&str>)| format!("{}: {}", machines.join(", "), text.replace('\n', "\n    "));
+    let one = |(text, machines): &(&str, Vec<&str>)| {
+        let lines: Vec<_> = text.lines().map(str::trim_start).collect();
+        format!("{}: {}", machines.join(", "), lines.join("\n    "))
+    };
     match by_text.as_slice() {
         [only] => format!("nothing was started: {}", one(only)),
         all => all.iter().fold("nothing was started:".to_owned(), |text, found| format!("{text}\n  {}", one(found))),

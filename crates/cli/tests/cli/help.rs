@@ -45,7 +45,7 @@ fn help_shows_the_flags_that_matter(#[case] words: &str, #[case] wanted: &[&str]
     }
     let shown: Vec<_> = GROUPS.iter().filter(|(_, flag)| help.contains(flag)).map(|(group, _)| *group).collect();
     assert_eq!(shown, wanted, "{help}");
-    for way in ["--multi_gpu -h", "--use_fsdp -h", "--use_deepspeed -h", "--tpu -h"] {
+    for way in ["--num_machines 2 -h", "--use_fsdp -h", "--use_deepspeed -h", "--tpu -h"] {
         assert!(help.contains(&format!("accelerate launch {way}")), "{way} in\n{help}");
     }
 }

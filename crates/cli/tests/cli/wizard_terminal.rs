@@ -87,6 +87,10 @@ impl Session {
     fn show(&mut self, text: &str) {
         for letter in text.chars() {
             if letter == '\x1b' || !self.escape.is_empty() {
+                // One that is cut off by the next is void, as at every terminal.
+                if letter == '\x1b' {
+                    self.escape.clear();
+                }
                 self.escape.push(letter);
                 let is_end = self.escape.len() > 2 && letter.is_ascii_alphabetic();
                 if is_end {
