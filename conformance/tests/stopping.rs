@@ -158,7 +158,7 @@ fn a_signal_ends_all_ranks_after_the_same_step_and_the_run_goes_on_to_the_bit(
     assert_eq!(ended.code, code, "{}\n{}", ended.printed, ended.errors);
     let last = ended.last_step(world_size);
     assert!(HELD <= last && !ended.has_reached_the_end(), "{}", ended.printed);
-    assert!(ended.errors.contains("should_stop is true on all ranks, because it has got SIG"), "{}", ended.errors);
+    assert!(ended.errors.contains("should_stop is true on all ranks, because rank "), "{}", ended.errors);
     let resumed = to_the_end(world_size, form, stopped.path());
     assert_eq!(resumed.losses().keys().next(), Some(&(last + 1)), "{}", resumed.printed);
     let mut losses = ended.losses();
@@ -183,7 +183,7 @@ fn a_deadline_ends_all_ranks_after_the_next_step(#[case] environment: &[(&str, &
     assert_eq!(ended.has_reached_the_end(), !stops, "{}", ended.printed);
     if stops {
         assert_eq!(ended.last_step(2), 1);
-        assert!(ended.errors.contains("because the run ends at "), "{}", ended.errors);
+        assert!(ended.errors.contains(" says that the run ends at "), "{}", ended.errors);
         // Each run does at least one step.
         assert_eq!(start(2, folder.path(), environment).end().last_step(2), 2);
     }

@@ -118,6 +118,12 @@ pub struct RunInfo {
     pub num_local_processes: usize,
     /// When it started, in nanoseconds of the machine's clock (`CLOCK_MONOTONIC`).
     pub started: u64,
+    /// How often it was started before, after failures.
+    #[serde(default)]
+    pub restart_count: usize,
+    /// How often it may be started again.
+    #[serde(default)]
+    pub max_restarts: usize,
 }
 
 /// What stands in front of the description of a run: the format, and the number of its bytes.
@@ -136,6 +142,8 @@ impl RunInfo {
     ///     first_rank: 0,
     ///     num_local_processes: 4,
     ///     started: 1,
+    ///     restart_count: 0,
+    ///     max_restarts: 0,
     /// };
     /// let page = info.encode();
     /// assert_eq!(page.len(), PAGE_BYTES);

@@ -61,6 +61,8 @@ impl StatusFile {
             first_rank: first.rank,
             num_local_processes: plan.ranks.len(),
             started: now(),
+            restart_count: variable("TORCHELASTIC_RESTART_COUNT").unwrap_or(0),
+            max_restarts: variable("TORCHELASTIC_MAX_RESTARTS").unwrap_or(0),
         };
         Self::create(&info).ok()
     }
@@ -218,6 +220,8 @@ mod tests {
             first_rank: 3,
             num_local_processes: 2,
             started: now(),
+            restart_count: 0,
+            max_restarts: 0,
         }
     }
 

@@ -210,6 +210,7 @@ impl<'a> Training<'a> {
             true => Progress::new(total_steps),
             false => Progress::hidden(),
         };
+        progress.go_on_from(self.num_batches_done());
         loop {
             let epoch = self.done.lock().epochs + 1;
             if num_epochs < epoch {
@@ -242,12 +243,15 @@ impl<'a> Training<'a> {
             return Ok(());
         }
         let checkpoint = self.accelerator.load_state(None)?;
-        let steps = {
-            let done = self.done.lock();
-            done.history.losses.len() + done.losses.len()
-        };
-        main_println!(self.accelerator, "goes on from {}, after {steps} batches", checkpoint.display());
+        let num_batches = self.num_batches_done();
+        main_println!(self.accelerator, "goes on from {}, after {num_batches} batches", checkpoint.display());
         Ok(())
+    }
+
+    /// Also by runs that this one goes on from.
+    fn num_batches_done(&self) -> usize {
+        let done = self.done.lock();
+        done.history.losses.len() + done.losses.len()
     }
 
     /// Goes through what is left of the training split in this epoch, and returns the loss of each of its batches, averaged

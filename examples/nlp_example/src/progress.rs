@@ -51,6 +51,13 @@ impl Progress {
         Self { shows: false, bar: ProgressBar::hidden(), ..Self::new(0) }
     }
 
+    /// So many batches were gone through before, by runs that this one goes on from.
+    pub fn go_on_from(&mut self, num_steps: usize) {
+        self.num_steps = num_steps;
+        self.bar.set_position(num_steps as u64);
+        self.bar.reset_eta();
+    }
+
     /// Says which epoch the coming steps belong to, counted from 1.
     pub fn begin_epoch(&mut self, epoch: usize, num_epochs: usize) {
         self.epoch = (epoch, num_epochs);

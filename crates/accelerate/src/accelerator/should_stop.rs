@@ -69,7 +69,7 @@ impl Accelerator {
             Agreed::GoOn => Ok(false),
             Agreed::Stop(rank, reason) => {
                 self.0.is_stopping.store(true, Ordering::Relaxed);
-                messages::warning!("should_stop is true on all ranks, because {reason} (rank {rank})");
+                messages::warning!("should_stop is true on all ranks, because rank {rank} {reason}");
                 Ok(true)
             }
             Agreed::DifferentCalls => Err(self.group().different_calls(&answers)),
@@ -80,11 +80,15 @@ impl Accelerator {
 /// What this rank tells the others.
 fn own_answer(signal: Option<i32>, cluster: &ClusterSettings, now: SystemTime) -> String {
     if let Some(signal) = signal {
-        return format!("{STOP}it has got {}", signal_name(signal));
+        return format!("{STOP}has got {}", signal_name(signal));
     }
     match (cluster.stops_from(), cluster.run_end()) {
         (Some(from), Some(end)) if from <= now => {
-            format!("{STOP}the run ends at {}, and stop_margin is {} s", end.write(), cluster.stop_margin.write())
+            format!(
+                "{STOP}says that the run ends at {} and stop_margin is {} s",
+                end.write(),
+                cluster.stop_margin.write()
+            )
         }
         _ => OP.to_owned(),
     }
@@ -166,7 +170,7 @@ mod tests {
             ),
         ] {
             assert_eq!(own_answer(None, &cluster, at(now)), wanted, "{now}");
-            assert_eq!(own_answer(Some(15), &cluster, at(now)), "should_stop: it has got SIGTERM");
+            assert_eq!(own_answer(Some(15), &cluster, at(now)), "should_stop: has got SIGTERM");
         }
     }
 

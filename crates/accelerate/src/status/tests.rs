@@ -18,6 +18,8 @@ fn file(seals: SealFlags, process_id: u32) -> File {
         first_rank: 0,
         num_local_processes: 2,
         started: 1,
+        restart_count: 0,
+        max_restarts: 0,
     };
     file.set_len(3 * PAGE_BYTES as u64).unwrap();
     file.write_all_at(&info.encode(), 0).unwrap();

@@ -59,7 +59,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     pub(super) settings: SettingFlags<ForLaunch>,
 
-    /// A configuration file (YAML or JSON). Flags go before it, and so do variables that are set.
+    /// A configuration file (YAML or JSON). Flags and variables that are set win over it.
     ///
     /// Default: accelerate/default_config.yaml in HF_HOME, else in huggingface of XDG_CACHE_HOME, else in
     /// ~/.cache/huggingface, if it exists. `accelerate config explain` shows what holds.

@@ -22,6 +22,9 @@ pub(super) struct RunFacts {
     pub(super) num_processes: usize,
     pub(super) first_rank: usize,
     pub(super) elapsed_seconds: f64,
+    /// How often it was started before, after failures.
+    pub(super) restart_count: usize,
+    pub(super) max_restarts: usize,
     /// Those of this machine.
     pub(super) ranks: Vec<RankFacts>,
 }
@@ -89,6 +92,8 @@ impl RunFacts {
             num_processes: info.num_processes,
             first_rank: info.first_rank,
             elapsed_seconds: Duration::from_nanos(now.saturating_sub(info.started)).as_secs_f64(),
+            restart_count: info.restart_count,
+            max_restarts: info.max_restarts,
             ranks: ranks.collect(),
         }
     }
@@ -200,6 +205,8 @@ pub(super) mod tests {
             first_rank: 4,
             num_local_processes,
             started: SECOND,
+            restart_count: 0,
+            max_restarts: 0,
         };
         let process = |id| match id {
             44 => Process { state: Some(State::Stopped), resident_bytes: Some(1_200_000_000) },

@@ -48,7 +48,10 @@ pub(super) fn list(runs: &[RunFacts]) -> String {
 pub(super) fn one(run: &RunFacts) -> String {
     let RunFacts { launcher, num_processes, first_rank, ranks, .. } = run;
     let mut text = format!("{}\n", shortened(&run.command));
-    let started = processes(*num_processes);
+    let mut started = processes(*num_processes);
+    if let RunFacts { restart_count: 1.., .. } = run {
+        let _ = write!(started, ", restart {} of {}", run.restart_count, run.max_restarts);
+    }
     let _ = writeln!(text, "launcher {launcher}, {started}, for {}\n", lasted(run.elapsed_seconds));
     let mut table = Table::new(&[
         ("", Align::Left),
@@ -203,6 +206,12 @@ Nothing is told by rank 6: the program does not use accelerate-rs, or has not bu
 Ranks 4-7 of 16 are on this machine; run `accelerate status` on the others for theirs.
 ";
         assert_eq!(text, wanted);
+    }
+
+    #[test]
+    fn a_run_that_was_restarted_says_so() {
+        let text = plain(&one(&RunFacts { restart_count: 1, max_restarts: 3, ..run() }));
+        assert!(text.contains("\nlauncher 39, 16 processes, restart 1 of 3, for 9.0 s\n"), "{text}");
     }
 
     #[test]

@@ -185,6 +185,8 @@ proptest! {
             first_rank: 2,
             num_local_processes: 4,
             started: 3,
+            restart_count: 0,
+            max_restarts: 0,
         };
         let page = info.encode();
         prop_assert_eq!(page.len(), PAGE_BYTES);
@@ -215,6 +217,8 @@ fn run() -> RunInfo {
         first_rank: 0,
         num_local_processes: 4,
         started: 3,
+        restart_count: 0,
+        max_restarts: 0,
     }
 }
 
