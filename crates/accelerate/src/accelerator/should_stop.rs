@@ -143,30 +143,30 @@ mod tests {
             (
                 run(end, None, 120),
                 1_999_999_880,
-                "should_stop: the run ends at 2033-05-18T03:33:20Z, and stop_margin is 120 s",
+                "should_stop: says that the run ends at 2033-05-18T03:33:20Z and stop_margin is 120 s",
             ),
             (run(end, None, 0), 1_999_999_999, OP),
             (
                 run(end, None, 0),
                 2_000_000_000,
-                "should_stop: the run ends at 2033-05-18T03:33:20Z, and stop_margin is 0 s",
+                "should_stop: says that the run ends at 2033-05-18T03:33:20Z and stop_margin is 0 s",
             ),
             (
                 run(None, end, 10),
                 1_999_999_990,
-                "should_stop: the run ends at 2033-05-18T03:33:20Z, and stop_margin is 10 s",
+                "should_stop: says that the run ends at 2033-05-18T03:33:20Z and stop_margin is 10 s",
             ),
             (run(Some(at(2_000_000_100)), end, 10), 1_999_999_989, OP),
             (
                 run(end, Some(at(2_000_000_100)), 10),
                 1_999_999_991,
-                "should_stop: the run ends at 2033-05-18T03:33:20Z, and stop_margin is 10 s",
+                "should_stop: says that the run ends at 2033-05-18T03:33:20Z and stop_margin is 10 s",
             ),
             // Longer than since 1970.
             (
                 run(end, None, u64::MAX),
                 1,
-                "should_stop: the run ends at 2033-05-18T03:33:20Z, and stop_margin is 18446744073709552000 s",
+                "should_stop: says that the run ends at 2033-05-18T03:33:20Z and stop_margin is 18446744073709552000 s",
             ),
         ] {
             assert_eq!(own_answer(None, &cluster, at(now)), wanted, "{now}");
