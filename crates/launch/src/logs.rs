@@ -4,10 +4,9 @@ use std::collections::hash_map::RandomState;
 use std::fs::{self, DirBuilder, File};
 use std::hash::{BuildHasher, Hasher};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use accelerate_core::files::other_than_file;
 use rustix::fs::OFlags;
 
 use crate::config::LaunchConfig;
@@ -89,13 +88,14 @@ fn is_private(folder: &Path) -> bool {
     fs::symlink_metadata(folder).is_ok_and(is_own)
 }
 
-/// A file that does not keep its writer waiting, as a pipe would: programs of an earlier attempt may have left anything there.
+/// A file, or a device, that does not keep its writer waiting, as a pipe would: programs of an earlier attempt may have left anything
+/// there.
 fn create(path: &Path) -> io::Result<File> {
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = File::options().write(true).create(true).truncate(true).custom_flags(flags.bits() as i32).open(path)?;
-    match other_than_file(file.metadata()?.file_type()) {
-        None => Ok(file),
-        Some(found) => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("it is {found}, not a file"))),
+    match file.metadata()?.file_type().is_fifo() {
+        false => Ok(file),
+        true => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is a pipe, not a file")),
     }
 }
 
