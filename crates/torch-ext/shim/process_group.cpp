@@ -205,7 +205,10 @@ int32_t te_pg_recv(void *handle, void *value, int32_t source, int32_t tag, void 
 }
 
 int32_t te_pg_barrier(void *handle, int64_t timeout_ms, void **out) {
-  return guard([&] { give(out, group(handle)->barrier(timed<c10d::BarrierOptions>(timeout_ms))); });
+  // The group's own barrier first puts a tensor into a static variable, to choose the backend by its device. Two threads may
+  // not do that at once, and ranks may be threads, so the backend is asked directly.
+  return guard(
+      [&] { give(out, group(handle)->getDefaultBackend()->barrier(timed<c10d::BarrierOptions>(timeout_ms))); });
 }
 
 int32_t te_pg_monitored_barrier(void *handle, int64_t timeout_ms, bool wait_all_ranks) {

@@ -54,6 +54,18 @@ fn new_groups_do_not_disturb_those_at_work_on_other_threads() {
     assert_eq!(tensors, (0..8).collect::<Vec<_>>());
 }
 
+/// c10d's own `ProcessGroup::barrier` has one tensor for all threads of a process, and two of them could free it at once.
+#[test]
+fn barriers_of_ranks_that_are_threads_do_not_disturb_each_other() {
+    let reached = ranks(4, |group| {
+        for _ in 0..500 {
+            group.barrier(None).unwrap().wait(None).unwrap();
+        }
+        group.rank()
+    });
+    assert_eq!(reached, [0, 1, 2, 3]);
+}
+
 #[test]
 fn all_reduce_combines_by_every_op() {
     for world_size in 1..=4 {

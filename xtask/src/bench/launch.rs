@@ -13,6 +13,9 @@ use crate::{paths, process, ranks};
 /// How many ranks are started, where nothing else is said.
 const NUM_PROCESSES: usize = 2;
 
+/// How many ranks are many for one machine.
+const MANY_PROCESSES: usize = 64;
+
 /// The most that the file of the command may have without symbols, in MiB.
 const MOST_MIB: f64 = 12.0;
 
@@ -32,7 +35,44 @@ pub(super) fn races(environment: &Environment, rounds: usize) -> Result<Vec<Race
         races.push(launched.race(environment, rounds, answer)?);
     }
     races.extend([restart(environment, rounds)?, size()?]);
+    races.extend(growth(rounds)?);
     Ok(races)
+}
+
+/// What 64 ranks take, over what they would if time and memory grew with the number of ranks from two on.
+fn growth(rounds: usize) -> Result<[Race; 2]> {
+    let (mut seconds, mut memory) = (Vec::new(), Vec::new());
+    for round in 0..=rounds {
+        let (few, many) = (grown(NUM_PROCESSES)?, grown(MANY_PROCESSES)?);
+        if round > 0 {
+            let times = MANY_PROCESSES as f64 / NUM_PROCESSES as f64;
+            seconds.push(Pair { ours: many.seconds, rival: few.seconds * times });
+            memory.push(Pair { ours: many.mib, rival: few.mib * times });
+        }
+    }
+    Ok([
+        Race { name: "launch_64_ranks", unit: "s", goal: 1.0, pairs: seconds },
+        Race { name: "launch_64_ranks_memory", unit: "MiB", goal: 1.0, pairs: memory },
+    ])
+}
+
+/// From the launcher's start to its end, and the memory of all ranks while all of them are connected.
+struct Grown {
+    seconds: f64,
+    mib: f64,
+}
+
+fn grown(num_processes: usize) -> Result<Grown> {
+    let mut command = ranks::launch(num_processes, &paths::release_binary("first_collective"));
+    let started = Instant::now();
+    let printed = process::read(command.arg("--memory"))?;
+    let seconds = started.elapsed().as_secs_f64();
+    let kib: Vec<f64> = ranks::marked(&printed, "memory_kib=").iter().filter_map(|kib| kib.parse().ok()).collect();
+    ensure!(
+        kib.len() == num_processes,
+        "the race is void: not all of {num_processes} ranks told their memory:\n{printed}"
+    );
+    Ok(Grown { seconds, mib: kib.iter().sum::<f64>() / 1024.0 })
 }
 
 /// From the death of a rank until all ranks are in their loops again.

@@ -16,7 +16,7 @@ pub(super) fn run() -> Result<()> {
     libtorch::ensure()?;
     let python = libtorch::python()?;
     let (kernel, packages) = (ensure_kernel()?, ensure_client(&python)?);
-    let mut test = process::cargo(&["test", "--package", "conformance", "--test", "notebook", "--", "--nocapture"]);
+    let mut test = process::cargo(&["test", "--workspace", "--test", "notebook", "--", "--nocapture"]);
     test.env("ACCELERATE_TEST_EVCXR", kernel).env("ACCELERATE_TEST_NBCLIENT", python).env("PYTHONPATH", packages);
     process::run(&mut test)
 }

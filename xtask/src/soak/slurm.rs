@@ -13,7 +13,7 @@ const PACKAGES: [&str; 7] =
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let folder = packages::ensure("slurm", &PACKAGES)?;
     let program = arguments.program()?;
-    let mut tests = process::cargo(&["test", "--package", "accelerate-cli", "--test", "cli"]);
+    let mut tests = process::cargo(&["test", "--workspace", "--test", "cli"]);
     tests.args(["--", "slurm::", "--test-threads", "1"]);
     tests.env("ACCELERATE_TEST_SLURM", folder).env("ACCELERATE_TEST_PROGRAM", program);
     process::run(&mut tests)
