@@ -173,6 +173,30 @@ fn a_rank_that_fails_on_one_node_ends_those_of_the_others() {
     cluster.wait_until("squeue", &["--noheader", "--steps"], str::is_empty);
 }
 
+/// What ranks do whose first attempt ends with the kill of rank 2.
+const KILLED_ONCE: &str = "case $TORCHELASTIC_RESTART_COUNT,$RANK in 0,2) kill -9 $$;; 0,*) sleep 600;; esac; \
+    echo \"$RANK is back on $SLURMD_NODENAME\"";
+const BACK: [&str; 3] = ["[rank 0] 0 is back on n1", "[rank 1] 1 is back on n1", "[rank 2] 2 is back on n2"];
+
+#[test]
+fn ranks_of_an_allocation_are_started_again_on_all_of_its_nodes() {
+    let Some(cluster) = Cluster::start() else { return };
+    let words = ["--max_restarts", "1", "sh", "-c", KILLED_ONCE];
+    let done = finished(in_allocation(&cluster, &["-N2", "-n3"], &words));
+    done.expect(0, &["rank 2 on n2 (process ", "SIGKILL"]);
+    assert_eq!(done.sorted_stdout(), BACK);
+    cluster.wait_until("squeue", &["--noheader", "--steps"], str::is_empty);
+}
+
+#[test]
+fn ranks_of_a_submitted_job_are_started_again_in_that_job() {
+    let Some(cluster) = Cluster::start() else { return };
+    let flags = ["--slurm", "--nodes", "2", "--num_processes", "3", "--max_restarts", "1", "sh", "-c", KILLED_ONCE];
+    let done = finished(launch(&cluster, &flags));
+    done.expect(0, &["job 1 is completed"]);
+    assert_eq!(ranks(&done.stdout), BACK);
+}
+
 #[test]
 fn a_job_of_two_nodes_has_its_output_in_one_place() {
     let Some(cluster) = Cluster::start() else { return };
