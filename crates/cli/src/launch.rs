@@ -46,7 +46,8 @@ pub(crate) fn run(arguments: Arguments, words: &[OsString]) -> Result<ExitCode, 
     }
     let dry_run = arguments.dry_run.then_some(arguments.json);
     let config = config(arguments, &resolved.run);
-    for notice in place.notice.iter().chain(&notices(&resolved, &config, place.agents.as_deref())).filter(|_| !is_quiet)
+    for notice in
+        place.notices.iter().chain(&notices(&resolved, &config, place.agents.as_deref())).filter(|_| !is_quiet)
     {
         crate::print_message(&format!("{SPEAKER}: {notice}"));
     }
@@ -56,6 +57,8 @@ pub(crate) fn run(arguments: Arguments, words: &[OsString]) -> Result<ExitCode, 
             Err(error) => Err(error),
         },
         None => {
+            // A single process writes as if it had been started by hand, also where its output is looked at.
+            let has_prefix = has_prefix && (place.agents.is_some() || config.num_processes > 1);
             let reporter = &mut TerminalReporter::new(TerminalOptions { has_prefix, is_quiet });
             match &place.agents {
                 Some(agents) => launch_on_machines(&config, agents, preflight, reporter),

@@ -128,7 +128,7 @@ fn run(command: Command, words: &[OsString]) -> Result<ExitCode, Box<dyn Error>>
 /// What the words of a command line ask for. A request for help is an error of clap's.
 fn parsed(words: &[OsString]) -> Result<Cli, clap::Error> {
     let error = match parsed_once(words) {
-        Err(error) if flags::is_of_the_reference(&error) => error,
+        Err(error) if flags::is_of_other_launcher(&error) => error,
         parsed => return parsed,
     };
     // Whoever asks for help beside flags that are refused gets it, as from the reference.
@@ -138,7 +138,7 @@ fn parsed(words: &[OsString]) -> Result<Cli, clap::Error> {
         words.remove(position);
         next = match parsed_once(&words) {
             Err(help) if help.kind() == ErrorKind::DisplayHelp => return Err(help),
-            Err(other) if flags::is_of_the_reference(&other) => flags::position_of(&other, &words),
+            Err(other) if flags::is_of_other_launcher(&other) => flags::position_of(&other, &words),
             _ => None,
         };
     }

@@ -32,6 +32,9 @@ pub const CORES_VARIABLE: &str = "ACCELERATE_RANK_CORES";
 /// How often a launcher has started the processes of the run before. torchrun's agent and `accelerate launch` set it.
 pub const RESTART_COUNT_VARIABLE: &str = "TORCHELASTIC_RESTART_COUNT";
 
+/// How often Kubernetes has started all pods of a JobSet before. The manifests of `accelerate launch --emit` set it.
+pub const JOB_SET_RESTARTS_VARIABLE: &str = "JOBSET_RESTART_ATTEMPT";
+
 /// The kind of launcher that started this process.
 ///
 /// ```
@@ -139,11 +142,12 @@ pub fn rank_variables(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Option<
 }
 
 /// How often the processes of this run have been started before: by `accelerate launch --max_restarts` or torchrun
-/// ([`RESTART_COUNT_VARIABLE`]), and by Slurm, which queues a job again (`SLURM_RESTART_COUNT`). 0 where nobody says so.
+/// ([`RESTART_COUNT_VARIABLE`]), by Slurm, which queues a job again (`SLURM_RESTART_COUNT`), and by a JobSet of Kubernetes
+/// ([`JOB_SET_RESTARTS_VARIABLE`]). 0 where nobody says so.
 ///
 /// # Errors
 ///
-/// [`Error::is_environment`]: one of the two is no number.
+/// [`Error::is_environment`]: one of them is no number.
 ///
 /// ```
 /// use accelerate_core::environment::restart_count;
@@ -158,7 +162,8 @@ pub fn rank_variables(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Option<
 pub fn restart_count(lookup: &dyn Fn(&str) -> Option<String>) -> Result<usize> {
     let variables = Variables { lookup };
     let count = |name| variables.number(name, "a whole number of at least 0").map(|count| count.unwrap_or(0_usize));
-    Ok(count(RESTART_COUNT_VARIABLE)?.saturating_add(count("SLURM_RESTART_COUNT")?))
+    let others = count("SLURM_RESTART_COUNT")?.saturating_add(count(JOB_SET_RESTARTS_VARIABLE)?);
+    Ok(count(RESTART_COUNT_VARIABLE)?.saturating_add(others))
 }
 
 /// The lookup function with readings on top.

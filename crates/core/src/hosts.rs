@@ -5,6 +5,9 @@
 
 mod filter;
 mod hostfile;
+mod number;
+
+pub use number::{MachineSource, NumMachines, UnusedNumber};
 
 use std::collections::BTreeSet;
 use std::net::Ipv6Addr;

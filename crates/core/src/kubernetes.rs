@@ -1,5 +1,6 @@
 //! Kubernetes: a launch on several machines as a manifest. Each pod runs one `accelerate launch`.
 
+use crate::environment::JOB_SET_RESTARTS_VARIABLE;
 use crate::yaml::yaml;
 use serde_json::{Map, Value, json};
 
@@ -81,7 +82,7 @@ impl ClusterJob {
             "name": "launch",
             "image": self.image,
             "command": self.command(&machines),
-            "env": self.variables([rank], name),
+            "env": self.variables([rank, restarts()], name),
             "ports": [{"containerPort": PORT}],
         });
         if let (Some(resources), Some(container)) = (self.resources(), container.as_object_mut()) {
@@ -110,7 +111,7 @@ impl ClusterJob {
         };
         let mut trainer = json!({
             "command": self.command(&machines),
-            "env": self.variables([], name),
+            "env": self.variables([restarts()], name),
             "image": self.image,
             "numNodes": self.num_nodes,
         });
@@ -154,6 +155,15 @@ struct Machines<'a> {
 /// Kubernetes makes two dollars one, and puts variables in place of `$(NAME)` where the dollar is single.
 fn literal(text: &str) -> String {
     text.replace('$', "$$")
+}
+
+/// How often all pods have been started before, from the label that JobSet gives them. A TrainJob is a JobSet where its runtime makes
+/// one, as `torch-distributed` does; elsewhere there is no such label, and the variable is empty.
+fn restarts() -> Value {
+    json!({
+        "name": JOB_SET_RESTARTS_VARIABLE,
+        "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['jobset.sigs.k8s.io/restart-attempt']"}},
+    })
 }
 
 /// The secret of the run, if the cluster has one under this name.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use accelerate_core::config::{RunConfig, Tee};
 use accelerate_core::environment::MAX_WORLD_SIZE;
+use accelerate_core::hosts::{MachineSource, NumMachines};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -227,6 +228,7 @@ impl LaunchConfig {
         if num_machines == 0 {
             return invalid("--num_machines is 0; it counts this machine too, so 1 is the least".into());
         }
+        self.check_restarts()?;
         // Numbers of processes of each machine were said where the machines were named.
         if let Some(local) = self.local_ranks
             && (local.num_processes > MAX_LOCAL_PROCESSES || num_processes > MAX_WORLD_SIZE)
@@ -255,7 +257,6 @@ impl LaunchConfig {
                 "--main_process_ip is empty; name the address of machine 0, or leave it out on one machine".into(),
             );
         }
-        self.check_restarts()?;
         if self.connection_timeout.is_zero() {
             return invalid("--connection_timeout is 0, but machines need some time to hear of the launcher".into());
         }
@@ -296,7 +297,7 @@ impl LaunchConfig {
             if self.main_process_ip.is_none() {
                 return invalid(format!(
                     "{num_machines} machines can only find each other with --main_process_ip, the address of \
-                     machine 0, given on every machine"
+                     machine 0, given on every machine; or name all of them with --hosts, and start them from one place"
                 ));
             }
             if self.main_process_port == Some(0) {
@@ -312,16 +313,13 @@ impl LaunchConfig {
     /// Only who has started all machines can restart them, and leave some out.
     fn check_restarts(&self) -> Result<()> {
         let invalid = |problem: String| Err(Error::invalid_configuration(problem));
+        let source = match self.local_ranks {
+            Some(_) => MachineSource::Hosts { num_hosts: self.num_machines },
+            None => MachineSource::EachByItself,
+        };
+        let wanted = NumMachines { most: self.num_machines, least: self.min_machines };
+        wanted.check(source).map_err(|error| Error::invalid_configuration(error.to_string()))?;
         let is_one_by_one = self.num_machines > 1 && self.local_ranks.is_none();
-        if let Some(least) = self.min_machines
-            && (least > self.num_machines || (is_one_by_one && least < self.num_machines))
-        {
-            return invalid(format!(
-                "--min_machines is {least} and --num_machines {}, but only of machines that --hosts or --hostfile names some can be \
-                 left out; name as many or more there, or leave --min_machines out",
-                self.num_machines
-            ));
-        }
         if self.max_restarts > 0 && is_one_by_one {
             return invalid(format!(
                 "--max_restarts {} needs one launcher for all machines, and here each is started by a command of its own; start all \
@@ -421,7 +419,8 @@ impl Program {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Capture {
-    /// Several ranks: yes. One rank: no, it keeps the terminal, a debugger and progress bars included.
+    /// Several ranks: yes. One rank: no, it keeps the terminal, a debugger and progress bars included; but yes where its output is
+    /// copied to files, or where it may be restarted and its standard input is no terminal.
     #[default]
     Automatic,
     /// Always, so that a [`Reporter`](crate::Reporter) sees every byte.
@@ -491,9 +490,9 @@ mod tests {
     #[case::one_machine(1, 3, None, false, None)]
     #[case::all_from_one_place(2, 3, Some(1), true, None)]
     #[case::one_by_one(2, 3, None, false, Some("--max_restarts 3 needs one launcher for all machines"))]
-    #[case::one_by_one(2, 0, Some(1), false, Some("--min_machines is 1 and --num_machines 2"))]
+    #[case::one_by_one(2, 0, Some(1), false, Some("a range of machines, 1 to 2 (--nnodes 1:2), needs one launcher"))]
     #[case::none_left_out(2, 0, Some(2), false, None)]
-    #[case::more_than_there_are(2, 0, Some(3), true, Some("--min_machines is 3 and --num_machines 2"))]
+    #[case::more_than_there_are(2, 0, Some(3), true, Some("--min_machines is 3, but 2 host(s) are named"))]
     #[case::more_than_there_are(1, 0, Some(2), false, Some("--min_machines is 2 and --num_machines 1"))]
     fn only_one_launcher_of_all_machines_restarts_them(
         #[case] num_machines: usize,
@@ -513,5 +512,18 @@ mod tests {
         let text = config.check().err().map(|error| error.to_string());
         assert_eq!(text.is_some(), words.is_some(), "{text:?}");
         assert!(text.unwrap_or_default().contains(words.unwrap_or_default()));
+    }
+
+    /// Neither an address nor another number of processes would make it possible.
+    #[test]
+    fn a_range_without_a_list_is_told_before_what_single_commands_lack() {
+        let config = LaunchConfig {
+            num_machines: 2,
+            min_machines: Some(1),
+            ..LaunchConfig::new(Program::Executable("train".into()), 1)
+        };
+        let text = config.check().unwrap_err().to_string();
+        assert!(text.contains("--hosts") && text.contains("--nnodes 1:2"), "{text}");
+        assert!(!text.contains("--main_process_ip") && !text.contains("--num_processes"), "{text}");
     }
 }

@@ -275,9 +275,21 @@ impl Error {
         match &self.0.kind {
             Kind::ChildFailed { failure, .. } => {
                 let on = failure.machine.as_ref().map(|machine| format!(" on {machine}")).unwrap_or_default();
-                format!("rank {}{on} {}", failure.rank, failure.ended)
+                let memory = failure.lack_of_memory().map(|why| format!(" ({why})")).unwrap_or_default();
+                format!("rank {}{on} {}{memory}", failure.rank, failure.ended)
             }
             kind => kind.to_string().lines().next().unwrap_or_default().to_owned(),
+        }
+    }
+
+    /// For the line that tells of a restart: the first line of the error, and what to change where the next attempt would die of the
+    /// same. The hint of the whole story is not told before the last attempt.
+    pub(crate) fn in_a_line(&self) -> String {
+        let text = self.to_string();
+        let line = text.lines().next().unwrap_or_default();
+        match self.failure().and_then(Failure::lack_of_memory) {
+            Some(why) => format!("{line} ({why}; use a smaller batch, fewer processes or a higher memory limit)"),
+            None => line.to_owned(),
         }
     }
 
@@ -303,6 +315,18 @@ impl Error {
             *activities = found;
         }
         self
+    }
+
+    /// The same, unless it is about a rank that was told to end as the launcher was: then the run was stopped.
+    pub(crate) fn or_stopped(self) -> Self {
+        match &self.0.kind {
+            Kind::ChildFailed { failure, stopped_by: Some(signal) }
+                if failure.ended.exit_code() == exit_code_of_signal(*signal) =>
+            {
+                Self::interrupted(*signal).with_activities(failure.activities.clone())
+            }
+            _ => self,
+        }
     }
 
     /// How long ranks may live on, on machines that are lost.

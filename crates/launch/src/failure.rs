@@ -144,6 +144,25 @@ impl Failure {
         format!("rank {}{on} (process {}) {} after {}", self.rank, self.process_id, self.ended, seconds(self.elapsed))
     }
 
+    /// Whether memory ran out, in a few words; `None` where nothing speaks for it.
+    ///
+    /// ```
+    /// use accelerate_launch::{LaunchConfig, Program, Silent, launch};
+    /// let config = LaunchConfig::new(Program::Executable("false".into()), 1);
+    /// assert_eq!(launch(&config, &mut Silent).unwrap_err().failure().unwrap().lack_of_memory(), None);
+    /// ```
+    pub fn lack_of_memory(&self) -> Option<&'static str> {
+        match (self.ended, self.memory) {
+            (Ended::Signalled { signal: signal_hook::consts::SIGKILL, .. }, MemoryPressure::KillerRan) => {
+                Some("out of memory")
+            }
+            (Ended::Signalled { signal: signal_hook::consts::SIGKILL, .. }, MemoryPressure::Unknown) => {
+                Some("possibly out of memory")
+            }
+            _ => None,
+        }
+    }
+
     /// A likely cause and what to do about it, where the way of ending suggests one.
     pub fn hint(&self) -> Option<&'static str> {
         match self.ended {
@@ -183,6 +202,9 @@ impl Failure {
             names::SIGABRT => {
                 Some("it gave up by itself, for the reason in its last lines, or somebody has sent it this signal")
             }
+            names::SIGTERM | names::SIGHUP => Some(
+                "the launcher did not send it: somebody else has told this process to end, a batch system for example",
+            ),
             names::SIGXCPU => Some("it used up its limit of processor time (ulimit -t)"),
             names::SIGXFSZ => Some("it wrote a file larger than its limit (ulimit -f)"),
             _ => None,
@@ -317,9 +339,24 @@ mod tests {
     }
 
     #[rstest]
+    #[case(9, MemoryPressure::KillerRan, Some("out of memory"))]
+    #[case(9, MemoryPressure::Unknown, Some("possibly out of memory"))]
+    #[case(9, MemoryPressure::KillerDidNotRun, None)]
+    #[case::of_somebody_else(11, MemoryPressure::KillerRan, None)]
+    fn only_a_kill_speaks_for_a_lack_of_memory(
+        #[case] signal: i32,
+        #[case] memory: MemoryPressure,
+        #[case] words: Option<&str>,
+    ) {
+        let failure = Failure { memory, ..failure(Ended::Signalled { signal, core_dumped: false }) };
+        assert_eq!(failure.lack_of_memory(), words);
+    }
+
+    #[rstest]
     #[case(11, true, "SIGSEGV (11) and left a core dump")]
     #[case(7, false, "/dev/shm")]
     #[case(4, false, "newer processor")]
+    #[case(15, false, "the launcher did not send it: somebody else")]
     #[case(40, false, "by signal 40 (40)")]
     fn signals_have_names_and_hints(#[case] signal: i32, #[case] core_dumped: bool, #[case] words: &str) {
         let text = failure(Ended::Signalled { signal, core_dumped }).to_string();

@@ -140,9 +140,10 @@ fn attempt(
     reporter: &mut dyn Reporter,
 ) -> Result<Outcome> {
     let least = config.min_machines.unwrap_or(agents.len()).max(1);
-    let mut agents = agents.to_vec();
+    let mut numbered: Vec<_> = agents.iter().enumerate().collect();
     loop {
-        let configs = configs_of_machines(config, &agents)?;
+        let configs = configs_of(config, &numbered)?;
+        let agents: Vec<_> = numbered.iter().map(|(_, agent)| (*agent).clone()).collect();
         let helper = config.helper.as_ref();
         let conductor = conduct::Conductor::connect(&agents, &configs, (preflight, helper), signals, reporter)?;
         let error = match conductor.run() {
@@ -151,11 +152,11 @@ fn attempt(
         };
         let out = error.machines_out();
         let is_out = |agent: &AgentCommand| out.iter().any(|(machine, _)| *machine == agent.machine);
-        let rest: Vec<_> = agents.iter().filter(|agent| !is_out(agent)).cloned().collect();
+        let rest: Vec<_> = numbered.iter().copied().filter(|(_, agent)| !is_out(agent)).collect();
         if rest.len() < least {
             return Err(error);
         }
-        let num_processes = rest.iter().map(|agent| agent.num_processes).fold(0, usize::saturating_add);
+        let num_processes = rest.iter().map(|(_, agent)| agent.num_processes).fold(0, usize::saturating_add);
         for agent in agents.iter().filter(|agent| is_out(agent)) {
             let problem = out.iter().find(|(machine, _)| *machine == agent.machine);
             let why = problem.and_then(|(_, problem)| problem.text.lines().next()).unwrap_or_default();
@@ -166,7 +167,7 @@ fn attempt(
             let notice = Notice::OnMachine { machine: agent.machine.clone(), text };
             reporter.notice(&notice).map_err(Error::output_closed)?;
         }
-        agents = rest;
+        numbered = rest;
     }
 }
 
@@ -185,10 +186,15 @@ fn attempt(
 /// # Ok::<(), accelerate_launch::Error>(())
 /// ```
 pub fn configs_of_machines(config: &LaunchConfig, agents: &[AgentCommand]) -> Result<Vec<LaunchConfig>> {
-    let num_processes = agents.iter().map(|agent| agent.num_processes).fold(0, usize::saturating_add);
-    let main_process_ip = agents.first().filter(|_| agents.len() > 1).map(|agent| agent.address.clone());
+    configs_of(config, &agents.iter().enumerate().collect::<Vec<_>>())
+}
+
+/// The same for those that take part, each with its number among all machines of the run.
+fn configs_of(config: &LaunchConfig, agents: &[(usize, &AgentCommand)]) -> Result<Vec<LaunchConfig>> {
+    let num_processes = agents.iter().map(|(_, agent)| agent.num_processes).fold(0, usize::saturating_add);
+    let main_process_ip = agents.first().filter(|_| agents.len() > 1).map(|(_, agent)| agent.address.clone());
     let mut first_rank = 0_usize;
-    let configs = agents.iter().enumerate().map(|(machine_rank, agent)| {
+    let configs = agents.iter().enumerate().map(|(machine_rank, (number, agent))| {
         let local_ranks = LocalRanks { first_rank, num_processes: agent.num_processes };
         first_rank = first_rank.saturating_add(agent.num_processes);
         let mut environment = config.environment.clone();
@@ -200,8 +206,8 @@ pub fn configs_of_machines(config: &LaunchConfig, agents: &[AgentCommand]) -> Re
             machine_rank,
             local_ranks: Some(local_ranks),
             main_process_ip: config.main_process_ip.clone().or_else(|| main_process_ip.clone()),
-            // Machines may share the folder that these are in.
-            log_name: config.log_name.as_ref().map(|name| format!("{name}_{machine_rank}")),
+            // Machines may share the folder that these are in. Ranks change where a machine is left out; this number does not.
+            log_name: config.log_name.as_ref().map(|name| format!("{name}_{number}")),
             environment,
             ..config.clone()
         };
@@ -255,6 +261,22 @@ mod tests {
         assert!(configs.iter().all(|config| (config.num_processes, config.num_machines) == (7, 3)));
         let values: Vec<_> = configs.iter().map(|config| config.environment[0].1.to_str().unwrap()).collect();
         assert_eq!(values, ["0", "3", "0"]);
+    }
+
+    #[test]
+    fn a_machine_keeps_its_folder_when_another_is_left_out() {
+        let agents = [agent("a", 4), agent("b", 1), agent("c", 2)];
+        let config = LaunchConfig::new(Program::Executable("train".into()), 1);
+        let config = LaunchConfig { log_name: Some("none_x".to_owned()), ..config };
+        let names = |taking_part: &[usize]| {
+            let numbered: Vec<_> = taking_part.iter().map(|number| (*number, &agents[*number])).collect();
+            let configs = configs_of(&config, &numbered).unwrap();
+            configs.into_iter().map(|config| (config.machine_rank, config.log_name.unwrap())).collect::<Vec<_>>()
+        };
+        let named =
+            |found: &[(usize, &str)]| found.iter().map(|(rank, name)| (*rank, (*name).to_owned())).collect::<Vec<_>>();
+        assert_eq!(names(&[0, 1, 2]), named(&[(0, "none_x_0"), (1, "none_x_1"), (2, "none_x_2")]));
+        assert_eq!(names(&[1, 2]), named(&[(0, "none_x_1"), (1, "none_x_2")]));
     }
 
     #[test]

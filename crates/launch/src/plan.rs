@@ -102,7 +102,11 @@ pub fn plan(config: &LaunchConfig, command: &[OsString], main_process_port: u16,
     let num_local = config.num_local_processes();
     let captured = match config.capture {
         Capture::Always => true,
-        Capture::Automatic => num_local > 1 || config.tee.any(),
+        // The last lines of an attempt tell why it failed. A process that somebody may type to keeps its terminal all the same.
+        Capture::Automatic => {
+            let may_be_restarted = config.max_restarts > 0 && !machine.stdin_is_terminal;
+            num_local > 1 || config.tee.any() || may_be_restarted
+        }
     };
     // At one terminal the two streams could not be told apart, and a file of each is asked for.
     let any_terminal = (machine.stdout_is_terminal || machine.stderr_is_terminal) && !config.tee.of(0).any();
@@ -169,6 +173,22 @@ mod tests {
         let config = LaunchConfig { tee: Tee::read(tee).unwrap(), ..config(num_processes) };
         let plan = plan(&config, &["bin/train".into()], 1, &machine);
         assert_eq!((plan.captured, plan.terminal.is_some()), (captured, terminal));
+    }
+
+    #[rstest]
+    #[case::never(0, false, false, false)]
+    #[case::never(0, true, false, true)]
+    #[case::perhaps(3, false, true, false)]
+    #[case::somebody_may_type_to_it(3, true, false, true)]
+    fn a_process_that_may_be_restarted_is_captured(
+        #[case] max_restarts: usize,
+        #[case] stdin_is_terminal: bool,
+        #[case] captured: bool,
+        #[case] in_foreground: bool,
+    ) {
+        let machine = Machine { stdin_is_terminal, ..MACHINE };
+        let plan = plan(&LaunchConfig { max_restarts, ..config(1) }, &["bin/train".into()], 1, &machine);
+        assert_eq!((plan.captured, plan.in_foreground), (captured, in_foreground));
     }
 
     #[rstest]

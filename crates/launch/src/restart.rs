@@ -7,6 +7,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use accelerate_core::restart::{FailedAttempt, GiveUp, NextStep, next_step};
+use accelerate_core::status::number_ranges;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::config::LaunchConfig;
@@ -16,7 +17,7 @@ use crate::report::{Backlog, Notice, Reporter, Source};
 use crate::supervise::signals::{Event, Signals, suspend_this_process};
 use crate::supervise::{Outcome, listen, timespec};
 
-/// Attempts that are listed one by one; of more, the first are counted.
+/// Causes that are listed; of more, the attempts are only named.
 const MOST_LISTED: usize = 10;
 
 /// What came before the failure of a run that was restarted. Its `Display` is what there is to say of it beside the failure
@@ -59,24 +60,33 @@ impl fmt::Display for Restarts {
         if !self.causes.is_empty() && self.causes.iter().all(|cause| *cause == self.last) {
             lines.push("every attempt failed in the same way".to_owned());
         } else {
-            let groups: Vec<_> = self.causes.chunk_by(|one, next| one == next).collect();
-            let num_hidden = groups.len().saturating_sub(MOST_LISTED);
-            let mut number = self.first + groups.iter().take(num_hidden).map(|group| group.len()).sum::<usize>();
-            if num_hidden > 0 {
-                lines.push(format!("attempts {}-{} had failed, too", self.first, number - 1));
+            // Ranks that fail at the same time take turns at being the first, so a cause is told once, whichever attempts it ended.
+            let mut groups: Vec<(&str, Vec<usize>)> = Vec::new();
+            for (number, cause) in (self.first..).zip(&self.causes) {
+                match groups.iter_mut().find(|(known, _)| known == cause) {
+                    Some((_, numbers)) => numbers.push(number),
+                    None => groups.push((cause, vec![number])),
+                }
             }
-            for group in groups.into_iter().skip(num_hidden) {
-                let last = number + group.len() - 1;
-                let which =
-                    if last == number { format!("attempt {number}") } else { format!("attempts {number}-{last}") };
-                lines.extend(group.first().map(|cause| format!("{which} had failed: {cause}")));
-                number = last + 1;
+            let listed = groups.split_off(groups.len().saturating_sub(MOST_LISTED));
+            let mut hidden: Vec<_> = groups.into_iter().flat_map(|(_, numbers)| numbers).collect();
+            hidden.sort_unstable();
+            if !hidden.is_empty() {
+                lines.push(format!("{} had failed, too", attempts(&hidden)));
             }
+            lines.extend(
+                listed.into_iter().map(|(cause, numbers)| format!("{} had failed: {cause}", attempts(&numbers))),
+            );
         }
         // That all restarts have been made, their number says.
         lines.extend(self.given_up.filter(|why| *why != GiveUp::NoneLeft).map(|why| why.to_string()));
         f.write_str(&lines.join("\n"))
     }
+}
+
+fn attempts(numbers: &[usize]) -> String {
+    let plural = if numbers.len() == 1 { "" } else { "s" };
+    format!("attempt{plural} {}", number_ranges(numbers))
 }
 
 /// Makes attempts until one succeeds, or none is to follow. Each gets the configuration with its number.
@@ -96,7 +106,7 @@ pub(crate) fn run(
         let began = Instant::now();
         let error = match attempt(&config, &mut signals, &mut reporter) {
             Ok(outcome) => return Ok(Outcome { num_restarts: failed.len(), ..outcome }),
-            Err(error) => error,
+            Err(error) => error.or_stopped(),
         };
         let is_over = signals.stopped_by().is_some() || !error.is_worth_another_attempt(!failed.is_empty());
         failed.push(FailedAttempt { lived: began.elapsed(), exit_code: error.exit_code() });
@@ -112,7 +122,7 @@ pub(crate) fn run(
                 return Err(error.with_restarts(restarts));
             }
         };
-        let cause = error.to_string().lines().next().unwrap_or_default().to_owned();
+        let cause = error.in_a_line();
         let ranks_may_live = !error.ranks_may_live().is_zero();
         let (restart, max_restarts) = (failed.len(), config.max_restarts);
         let notice = Notice::Restarting { cause, restart, max_restarts, after, ranks_may_live };
@@ -205,6 +215,7 @@ impl Reporter for OpenSources<'_> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::failure::{Ended, Failure, MemoryPressure};
     use rstest::rstest;
 
     #[rstest]
@@ -215,7 +226,7 @@ mod tests {
     #[case::another(&["b"], "a", Some(GiveUp::NoneLeft), "after 1 restart: ", "attempt 0 had failed: b")]
     #[case::several(
         &["b", "a", "a", "b"], "a", None, "after 4 restarts: ",
-        "attempt 0 had failed: b\nattempts 1-2 had failed: a\nattempt 3 had failed: b"
+        "attempts 0, 3 had failed: b\nattempts 1-2 had failed: a"
     )]
     #[case::by_hand(
         &["b"], "a", Some(GiveUp::ByHand { exit_code: 130 }), "after 1 restart: ",
@@ -270,6 +281,60 @@ mod tests {
         pause(duration, &mut listen().unwrap(), &mut sleeper).unwrap();
         assert!(began.elapsed() >= duration);
         assert_eq!(sleeper.num_woken, num_woken);
+    }
+
+    fn failure(ended: Ended, memory: MemoryPressure) -> Failure {
+        Failure {
+            machine: None,
+            rank: 2,
+            process_id: 7,
+            ended,
+            elapsed: Duration::from_secs(5),
+            last_lines: Vec::new(),
+            memory,
+            address_problem: None,
+            activities: Vec::new(),
+            others: Vec::new(),
+        }
+    }
+
+    /// Of a rank that was told as the launcher was.
+    #[rstest]
+    #[case(Ended::Signalled { signal: 15, core_dumped: false }, Some(15), true)]
+    #[case::by_a_shell(Ended::Exited(143), Some(15), true)]
+    #[case::nobody_told_the_launcher(Ended::Signalled { signal: 15, core_dumped: false }, None, false)]
+    #[case::something_else(Ended::Signalled { signal: 9, core_dumped: false }, Some(15), false)]
+    #[case::a_failure_before(Ended::Exited(1), Some(15), false)]
+    fn an_end_by_the_signal_of_the_launcher_is_no_failure(
+        #[case] ended: Ended,
+        #[case] stopped_by: Option<i32>,
+        #[case] is_stopped: bool,
+    ) {
+        let error = Error::child_failed(failure(ended, MemoryPressure::Unknown), stopped_by).or_stopped();
+        assert_eq!((error.is_interrupted(), error.is_child_failed()), (is_stopped, !is_stopped));
+        assert_eq!(error.stopped_by(), stopped_by);
+    }
+
+    /// As `run` tells it, of a rank that the kernel has killed for its memory.
+    #[rstest]
+    #[case(
+        MemoryPressure::KillerRan,
+        " (out of memory; use a smaller batch, fewer processes or a higher memory limit)",
+        " (out of memory)"
+    )]
+    #[case(MemoryPressure::Unknown, " (possibly out of memory; use a smaller batch,", " (possibly out of memory)")]
+    #[case(MemoryPressure::KillerDidNotRun, "", "")]
+    fn a_lack_of_memory_is_told_with_the_restart(
+        #[case] memory: MemoryPressure,
+        #[case] line: &str,
+        #[case] cause: &str,
+    ) {
+        let killed = Ended::Signalled { signal: 9, core_dumped: false };
+        let error = Error::child_failed(failure(killed, memory), None);
+        let told = error.in_a_line();
+        assert!(told.starts_with(&format!("rank 2 (process 7) was ended by SIGKILL (9) after 5.0 s{line}")), "{told}");
+        assert_eq!(told.contains("memory"), !line.is_empty(), "{told}");
+        assert_eq!(error.cause(), format!("rank 2 was ended by SIGKILL (9){cause}"));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, getpid, set_child_subreaper};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, exit_code_of_signal};
 use crate::failure::{Ended, Failure, OtherRank};
 use crate::helper::{Guard, MARK_VARIABLE, new_mark};
 use crate::logs::OpenLogs;
@@ -307,18 +307,32 @@ impl Supervisor<'_> {
     }
 
     fn stop(&mut self, signal: Signal) {
-        if self.stopping.is_some() || self.first_failure.is_some() {
+        // Whoever stops a run may tell its ranks as well, and one of them may end before this process hears of it. The others have
+        // been told by then, but for a failure, which leaves them less time.
+        let is_same_request = self.stopping.is_none() && self.has_failed_by(signal.as_raw());
+        if !is_same_request && (self.stopping.is_some() || self.first_failure.is_some()) {
             self.kill_all();
             self.stopping.get_or_insert(signal.as_raw());
             return;
         }
         self.stopping = Some(signal.as_raw());
-        // Where another machine has failed, this is a part of its story.
-        self.activities = self.activities();
         let grace_period = self.plan.shutdown_grace_period;
-        self.end_all(signal, grace_period);
+        if is_same_request {
+            let kill_at = moment_after(grace_period);
+            self.ranks.iter_mut().for_each(|rank| rank.give_time(kill_at));
+        } else {
+            // Where another machine has failed, this is a part of its story.
+            self.activities = self.activities();
+            self.end_all(signal, grace_period);
+        }
         let num_running = self.num_running();
         self.notice(&Notice::Stopping { signal: signal.as_raw(), num_running, grace_period });
+    }
+
+    /// Has the rank that failed first ended by this signal, or with the code that shells report for it?
+    fn has_failed_by(&self, signal: i32) -> bool {
+        let ended = self.first_failure.and_then(|first| self.ranks[first].ended());
+        ended.is_some_and(|ended| ended.exit_code() == exit_code_of_signal(signal))
     }
 
     fn reap(&mut self, now: Instant) {
@@ -397,9 +411,7 @@ impl Supervisor<'_> {
     }
 
     fn end_all(&mut self, signal: Signal, grace_period: Duration) {
-        let now = Instant::now();
-        // Of all lengths of time that can be said, some end after the last moment there is.
-        let kill_at = now.checked_add(grace_period).unwrap_or(now + LONGEST_GRACE);
+        let kill_at = moment_after(grace_period);
         self.ranks.iter_mut().for_each(|rank| rank.ask_to_end(signal, kill_at));
     }
 
@@ -475,6 +487,12 @@ impl Supervisor<'_> {
                 .collect(),
         }
     }
+}
+
+/// Of all lengths of time that can be said, some end after the last moment there is.
+fn moment_after(grace_period: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(grace_period).unwrap_or(now + LONGEST_GRACE)
 }
 
 pub(crate) fn timespec(duration: Duration) -> Timespec {

@@ -48,8 +48,8 @@ impl Accelerator {
     }
 
     /// How often the run has been started before: by `accelerate launch --max_restarts` or torchrun, which restart processes that
-    /// failed (`TORCHELASTIC_RESTART_COUNT`), and by Slurm, which queues jobs again (`SLURM_RESTART_COUNT`). A program for which it
-    /// is more than 0 goes on from its newest checkpoint.
+    /// failed (`TORCHELASTIC_RESTART_COUNT`), by Slurm, which queues jobs again (`SLURM_RESTART_COUNT`), and by Kubernetes, which starts
+    /// the pods of a JobSet again (`JOBSET_RESTART_ATTEMPT`). A program for which it is more than 0 goes on from its newest checkpoint.
     ///
     /// The agents of torchrun count each for themselves, so this is the largest number of all ranks. Collective.
     ///

@@ -87,6 +87,9 @@ pub(crate) struct Arguments {
     pub(super) no_preflight: bool,
 
     /// Number of machines in torchrun's words: N is --num_machines N, MIN:MAX is --num_machines MAX --min_machines MIN.
+    ///
+    /// A range is for machines of --hosts, of a host file or of a Slurm job, some of which can be left out then. No others join the run
+    /// later.
     #[arg(long, value_name = "N or MIN:MAX", value_parser = nnodes, help_heading = help::MACHINES)]
     #[arg(conflicts_with_all = ["num_machines", "min_machines"])]
     pub(super) nnodes: Option<Nnodes>,
@@ -226,6 +229,22 @@ mod tests {
     #[case("--ipex train", "--ipex is refused")]
     #[case("--aws_access_key_id x train", "--aws_access_key_id is refused: Amazon SageMaker")]
     #[case("--nproc_per_node 2 train", "--nproc_per_node is refused: it is torchrun's; use --num_processes")]
+    #[case("--node-rank=1 train", "--node_rank is refused: it is torchrun's; use --machine_rank")]
+    #[case("--rdzv_endpoint a:29500 train", "--rdzv_endpoint is refused: it is torchrun's; use --main_process_ip")]
+    #[case("--rdzv-id 7 train", "--rdzv_id is refused: it is torchrun's; runs are kept apart by their ports")]
+    #[case(
+        "--standalone train",
+        "--standalone is refused: it is torchrun's; a launch on one machine takes any free port"
+    )]
+    #[case("--local_addr 10.0.0.2 train", "GLOO_SOCKET_IFNAME")]
+    #[case("--redirects 3 train", "--redirects is refused: it is torchrun's; use --tee")]
+    #[case("--log_line_prefix_template x train", "lines begin with [rank N], or with nothing if --no_prefix is given")]
+    #[case("--local-ranks-filter 0 train", "--local_ranks_filter is refused: it is torchrun's; use --tee")]
+    #[case("--duplicate_stderr_filters a train", "--duplicate_stderr_filters is refused: it is torchrun's; use --tee")]
+    #[case("--logs_specs x train", "use --tee and --log_dir")]
+    #[case("--numa-binding node train", "--numa_binding is refused: it is torchrun's; use --enable_cpu_affinity")]
+    #[case("--signals_to_handle SIGTERM train", "SIGUSR1 and SIGUSR2 are passed on; leave it out")]
+    #[case("--run_path train.py", "name the script in the place of the program")]
     #[case("--nnodes 3:2 train", "the least and the most such as 1:4")]
     #[case("--nnodes 2 --num_machines 2 train", "cannot be used with")]
     #[case("--nnodes 1:2 --min_machines 1 train", "cannot be used with")]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use accelerate_core::config::{RunConfig, settings};
 use accelerate_core::files::ShownPath;
-use accelerate_core::hosts::{Host, Hosts, is_loopback};
+use accelerate_core::hosts::{Host, Hosts, MachineSource, NumMachines, is_loopback};
 use accelerate_core::settings::read_file;
 use accelerate_launch::{AgentCommand, LaunchConfig};
 
@@ -32,10 +32,6 @@ enum Problem {
         "{filter} has no effect without --deepspeed_hostfile, which names the machines; add it, or leave the filter out"
     )]
     FilterOfNothing { filter: &'static str },
-    #[error("--num_machines is {said}, but {found} host(s) are named; leave --num_machines out, or name as many")]
-    NumMachines { said: usize, found: usize },
-    #[error("--min_machines is {least}, but {found} host(s) are named; name as many or more, or ask for fewer")]
-    MinMachines { least: usize, found: usize },
     #[error(
         "--machine_rank is {said}, but it is for machines that are started one by one; leave it out: the order of the hosts is \
          that of their ranks"
@@ -50,14 +46,7 @@ impl Machines {
     /// a machine gets where nobody says a number.
     pub(crate) fn of_run(run: &RunConfig, per_machine: usize) -> Result<Option<Self>, Box<dyn Error>> {
         let Some(hosts) = listed(run)? else { return Ok(None) };
-        let (said, found) = (run.cluster.num_machines, hosts.list.len());
-        let is_enough = run.cluster.min_machines.map_or(said == found, |_| found <= said);
-        if said > 1 && !is_enough {
-            return Err(Problem::NumMachines { said, found }.into());
-        }
-        if let Some(least) = run.cluster.min_machines.filter(|least| *least > found) {
-            return Err(Problem::MinMachines { least, found }.into());
-        }
+        num_machines(run).check(MachineSource::Hosts { num_hosts: hosts.list.len() })?;
         if run.cluster.machine_rank > 0 {
             return Err(Problem::MachineRank { said: run.cluster.machine_rank }.into());
         }
@@ -99,6 +88,11 @@ impl Machines {
         });
         Ok(agents.collect())
     }
+}
+
+/// Of how many machines the run is to be made.
+pub(super) fn num_machines(run: &RunConfig) -> NumMachines {
+    NumMachines { most: run.cluster.num_machines, least: run.cluster.min_machines }
 }
 
 /// The agents of the machines that are started on from here; `None` where this machine takes part in a run by itself.

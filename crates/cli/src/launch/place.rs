@@ -2,6 +2,7 @@
 
 use std::error::Error;
 
+use accelerate_core::hosts::MachineSource;
 use accelerate_launch::AgentCommand;
 
 use super::hosts;
@@ -15,7 +16,7 @@ pub(super) struct Place {
     /// How each of several machines is reached; `None` for this machine alone.
     pub(super) agents: Option<Vec<AgentCommand>>,
     /// What somebody should know of the choice.
-    pub(super) notice: Option<String>,
+    pub(super) notices: Vec<String>,
 }
 
 /// Machines that are named, or those of an allocation, which then says the number of processes. A job that is yet to be made has
@@ -28,15 +29,24 @@ pub(super) fn placed(mut resolved: Resolved, cluster: &ClusterFlags) -> Result<(
             None => Ok((resolved, Place::default())),
         };
     }
+    let wanted = hosts::num_machines(&resolved.run);
+    let unused = |source| -> Result<Vec<String>, Box<dyn Error>> {
+        Ok(wanted.check(source)?.map(|unused| unused.to_string()).into_iter().collect())
+    };
     if let Some(agents) = hosts::agents(&resolved.run)? {
-        return Ok((resolved, Place { agents: Some(agents), ..Place::default() }));
+        let notices = unused(MachineSource::Hosts { num_hosts: agents.len() })?;
+        return Ok((resolved, Place { agents: Some(agents), notices }));
     }
     let Some(allocation) = allocated::of_run(&resolved.run, &config_file::variable)? else {
-        return Ok((resolved, Place::default()));
+        let notices = unused(MachineSource::EachByItself)?;
+        return Ok((resolved, Place { notices, ..Place::default() }));
     };
+    let found = MachineSource::SlurmJob { job_id: &allocation.job_id, num_nodes: allocation.nodes.len() };
+    let mut place = allocated::place(&allocation);
+    place.notices.extend(unused(found)?);
     resolved.run.cluster.num_processes = Some(allocation.num_processes());
     resolved.run.cluster.num_machines = allocation.nodes.len();
-    Ok((resolved, allocated::place(&allocation)))
+    Ok((resolved, place))
 }
 
 /// Machines are named, and a job has its own.

@@ -19,6 +19,11 @@ fn ended(words: &str) -> Finished {
 #[case::no_such_subcommand("lunch", 2, "accelerate: error: unrecognized subcommand 'lunch'")]
 #[case::no_such_flag("launch --nonsense true", 2, "accelerate launch: error: unexpected argument '--nonsense'")]
 #[case::refused_flag("launch --use_xpu true", 2, "accelerate launch: error: --use_xpu is refused")]
+#[case::flag_of_torchrun(
+    "launch --standalone true",
+    2,
+    "accelerate launch: error: --standalone is refused: it is torchrun's;"
+)]
 #[case::wrong_value("launch --num_processes x true", 2, "accelerate launch: error: --num_processes is \"x\"")]
 #[case::no_program("launch", 2, "accelerate launch: error: the following required arguments were not provided")]
 #[case::wrong_settings("launch --config_file bad.yaml true", 2, "accelerate launch: error: bad.yaml:1:")]

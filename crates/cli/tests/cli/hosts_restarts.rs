@@ -127,30 +127,36 @@ fn each_restart_tries_all_machines() {
     assert_eq!(ended.sorted_stdout(), ["[rank 0] attempt 2: a 0/2 0/2", "[rank 1] attempt 2: b 1/2 1/2"]);
 }
 
+/// The first machine cannot be reached after the first attempt, so that the others have other ranks.
 #[test]
 fn files_of_all_attempts_are_in_one_folder_for_each_machine() {
     let folder = tempfile::tempdir().unwrap();
-    let flags = ["--max_restarts", "1", "--tee", "1", "--log_dir", folder.path().to_str().unwrap()];
+    let ssh = Ssh::new(&format!("{UNLESS_GONE}; {CONNECTS}"));
+    let tee = ["--tee", "1", "--log_dir", folder.path().to_str().unwrap()];
+    let flags = [&["--max_restarts", "1", "--nnodes", "2:3"][..], &tee].concat();
     let (_pipe, pipe) = named_pipe();
     let script = format!(
         "{WHO}; [ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0
-         if [ $RANK = 0 ]; then echo >{pipe}; exec sleep 600; else read line <{pipe}; exit 1; fi"
+         if [ $HOST = a ]; then read line <{pipe}; read line <{pipe}; touch {}; exit 1; fi
+         exec 9<>{pipe}; echo >&9; exec sleep 600",
+        ssh.path("gone_a").display()
     );
-    finished(Ssh::new(CONNECTS).launch_script("a:1,b:1", &flags, &script)).expect(0, &[]);
+    finished(ssh.launch_script("a:1,b:1,c:1", &flags, &script)).expect(0, &["a: left out, so 2 machine(s) start"]);
     let mut found = Vec::new();
     for run in fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap()) {
         let machine = run.file_name().to_str().unwrap().rsplit_once('_').unwrap().1.to_owned();
         for attempt in 0..2 {
             let file = run.path().join(format!("attempt_{attempt}/0/stdout.log"));
-            found.push((machine.clone(), fs::read_to_string(file).unwrap()));
+            found.extend(fs::read_to_string(file).ok().map(|text| (machine.clone(), text)));
         }
     }
     found.sort();
     let wanted = [
-        ("0", "attempt 0: a 0/2 0/2\n"),
-        ("0", "attempt 1: a 0/2 0/2\n"),
-        ("1", "attempt 0: b 1/2 1/2\n"),
-        ("1", "attempt 1: b 1/2 1/2\n"),
+        ("0", "attempt 0: a 0/3 0/3\n"),
+        ("1", "attempt 0: b 1/3 1/3\n"),
+        ("1", "attempt 1: b 0/2 0/2\n"),
+        ("2", "attempt 0: c 2/3 2/3\n"),
+        ("2", "attempt 1: c 1/2 1/2\n"),
     ];
     assert_eq!(found, wanted.map(|(machine, text)| (machine.to_owned(), text.to_owned())));
 }

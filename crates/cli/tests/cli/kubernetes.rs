@@ -85,7 +85,14 @@ fn restarts_are_those_of_the_job() {
     ];
     let manifest = emitted(&words);
     manifest.expect(0, &[]);
-    for line in ["maxRestarts: 4\n", "- \"--num_machines=2\"\n", "- \"--max_restarts=0\"\n", "- \"--max_restarts\"\n"] {
+    for line in [
+        "JOBSET_RESTART_ATTEMPT",
+        "jobset.sigs.k8s.io/restart-attempt",
+        "maxRestarts: 4\n",
+        "- \"--num_machines=2\"\n",
+        "- \"--max_restarts=0\"\n",
+        "- \"--max_restarts\"\n",
+    ] {
         assert!(manifest.stdout.contains(line), "{line:?} is missing in\n{}", manifest.stdout);
     }
     assert!(!manifest.stdout.contains("nnodes") && !manifest.stdout.contains("--max-restarts"), "{}", manifest.stdout);

@@ -25,6 +25,7 @@ mod logs;
 mod man;
 mod merge_weights;
 mod names;
+mod num_machines;
 mod orphans;
 mod output;
 mod programs;

@@ -1,7 +1,7 @@
 //! `--max_restarts` on one machine: what starts again, what does not, and what is told of it.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::process::Stdio;
 
@@ -78,6 +78,18 @@ fn a_crash_loop_ends_with_its_cause() {
     assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
 }
 
+/// It is looked at for that, and writes as if it had been started by hand all the same.
+#[test]
+fn the_last_lines_of_a_single_process_are_shown() {
+    let script = "echo to work; echo attempt $TORCHELASTIC_RESTART_COUNT has no data >&2; exit 3";
+    let ended = finished(launch_script(1, &["--max_restarts", "1"], script));
+    let whole =
+        "\n  last lines of rank 0:\n    to work\n    attempt 1 has no data\n  every attempt failed in the same way\n";
+    ended.expect(3, &["\nattempt 1 has no data\n", whole]);
+    assert_eq!(ended.stdout, "to work\nto work\n");
+    assert_eq!(ended.stderr.matches("last lines").count(), 1, "{ended:?}");
+}
+
 #[test]
 fn attempts_that_died_of_other_things_are_listed() {
     let script = "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && exit 4; echo the reason >&2; kill -SEGV $$";
@@ -130,6 +142,40 @@ fn a_run_that_is_stopped_is_not_restarted() {
     let ended = Finished::from(child.wait_with_output().unwrap());
     ended.expect(143, &["stopped by SIGTERM"]);
     assert_eq!(fs::read_to_string(path).unwrap(), "0/3\n");
+    witness.expect_nobody_survives();
+}
+
+/// Some systems tell every process of a service to end, and a rank may be the first to do so. The others still save.
+#[test]
+fn a_rank_that_is_told_to_end_with_its_launcher_has_not_failed() {
+    let (_folder, ready) = named_pipe();
+    let (_other_folder, saves) = named_pipe();
+    let mut witness = Witness::new();
+    let script = format!(
+        "if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then [ $RANK = 0 ] && exit 4; exec sleep 600; fi
+         [ $RANK = 0 ] && {{ read line <{ready}; kill -TERM $$; }}
+         trap 'echo told >/dev/fd/$WITNESS; read line <{saves}; echo saved; exit' TERM
+         echo >{ready}; {LIVE_ON}"
+    );
+    let flags = ["--max_restarts", "3", "--grace_period", "600", "--shutdown_grace_period", "600", "--no_prefix"];
+    let mut command = launch_script(2, &flags, &script);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = witness.start(command);
+    witness.wait_for("told", 1);
+    send(&child, Signal::TERM);
+    let mut errors = BufReader::new(child.stderr.take().unwrap());
+    let mut stderr = String::new();
+    while !stderr.contains("received and passed on") {
+        assert!(errors.read_line(&mut stderr).unwrap() > 0, "{stderr}");
+    }
+    fs::write(&saves, "now\n").unwrap();
+    errors.read_to_string(&mut stderr).unwrap();
+    let ended = Finished { stderr, ..Finished::from(child.wait_with_output().unwrap()) };
+    let told =
+        ["error: after 1 restart: stopped by SIGTERM\n", "\n  attempt 0 had failed: rank 0 exited with code 4\n"];
+    ended.expect(143, &told);
+    assert!(!ended.stderr.contains("restart 2 of 3"), "{ended:?}");
+    assert_eq!(ended.stdout, "saved\n");
     witness.expect_nobody_survives();
 }
 

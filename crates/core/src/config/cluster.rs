@@ -57,7 +57,8 @@ record! {
         hosts: String => setting().own_key().launcher().flag("hosts");
         /// A file of such machines, with lines such as `node1 slots=4` or `node1:4`.
         hostfile: PathBuf => setting().own_key().launcher().flag("hostfile");
-        /// With how many machines of --hosts a run may begin, and go on after a restart, where others cannot take part.
+        /// With how many machines of --hosts, of a host file or of a Slurm job a run may begin, and go on after a restart, where others
+        /// cannot take part.
         ///
         /// A machine that is left out takes its processes with it: those of the others keep their numbers on each machine, and are
         /// ranked anew. Each restart tries all machines again. Default: all of them.

@@ -27,6 +27,29 @@ pub(crate) enum HostsErrorKind {
         }
     )]
     Total { wanted: usize, said: usize, num_open: usize },
+    #[error("--num_machines is {said}, but {found} host(s) are named; leave --num_machines out, or name as many")]
+    NumMachines { said: usize, found: usize },
+    #[error("--min_machines is {least}, but {found} host(s) are named; name as many or more, or ask for fewer")]
+    MinMachines { least: usize, found: usize },
+    #[error(
+        "--num_machines is {said}, but the Slurm job {job_id} has {found} node(s); leave --num_machines out, or ask Slurm for as many"
+    )]
+    NumNodes { said: usize, job_id: String, found: usize },
+    #[error(
+        "--min_machines is {least}, but the Slurm job {job_id} has {found} node(s); ask Slurm for as many or more, or for fewer here"
+    )]
+    MinNodes { least: usize, job_id: String, found: usize },
+    #[error(
+        "--min_machines is {least} and --num_machines {most}; name {least} machines or more with --hosts or --hostfile, of which some \
+         can be left out then, or leave --min_machines out"
+    )]
+    LeastAboveMost { least: usize, most: usize },
+    #[error(
+        "a range of machines, {least} to {most} (--nnodes {least}:{most}), needs one launcher that starts all of them: name them with \
+         --hosts or --hostfile, or start it in a Slurm job; where a command on each machine starts its own, say one number, such as \
+         --nnodes {most}"
+    )]
+    RangeWithoutList { least: usize, most: usize },
     #[error("the hosts have {total} processes, but a run may have at most {most}; use fewer")]
     TooMany { total: usize, most: usize },
 }

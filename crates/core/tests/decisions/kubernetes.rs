@@ -92,7 +92,8 @@ fn a_job_set_has_the_keys_and_types_of_its_schema() {
         (&container["image"], &container["resources"]["limits"]["nvidia.com/gpu"]),
         (&json!(job().image), &json!(8))
     );
-    check_environment(container, &["MACHINE_RANK", "ACCELERATE_MIXED_PRECISION", "X", "ACCELERATE_RUN_SECRET"]);
+    let of_machine = ["MACHINE_RANK", "JOBSET_RESTART_ATTEMPT"];
+    check_environment(container, &of_machine, &["ACCELERATE_MIXED_PRECISION", "X", "ACCELERATE_RUN_SECRET"]);
 }
 
 #[test]
@@ -113,14 +114,31 @@ fn a_train_job_has_the_keys_and_types_of_its_schema() {
     );
     // At most 128 words.
     assert!(trainer["command"].as_array().unwrap().iter().all(Value::is_string));
-    check_environment(trainer, &["ACCELERATE_MIXED_PRECISION", "X", "ACCELERATE_RUN_SECRET"]);
+    check_environment(
+        trainer,
+        &["JOBSET_RESTART_ATTEMPT"],
+        &["ACCELERATE_MIXED_PRECISION", "X", "ACCELERATE_RUN_SECRET"],
+    );
 }
 
+/// Those of the machine come from fields of the pod.
 #[track_caller]
-fn check_environment(container: &Value, names: &[&str]) {
+fn check_environment(container: &Value, of_machine: &[&str], others: &[&str]) {
     let variables = container["env"].as_array().unwrap();
     variables.iter().for_each(|variable| check_keys(variable, &["name", "value", "valueFrom"], &["name"]));
-    assert!(variables.iter().map(|variable| variable["name"].as_str().unwrap()).eq(names.iter().copied()));
+    let names = of_machine.iter().chain(others).copied();
+    assert!(variables.iter().map(|variable| variable["name"].as_str().unwrap()).eq(names));
+    for variable in &variables[..of_machine.len()] {
+        check_keys(
+            &variable["valueFrom"],
+            &["configMapKeyRef", "fieldRef", "resourceFieldRef", "secretKeyRef"],
+            &["fieldRef"],
+        );
+        check_keys(&variable["valueFrom"]["fieldRef"], &["apiVersion", "fieldPath"], &["fieldPath"]);
+    }
+    let restarts = variables.iter().find(|variable| variable["name"] == "JOBSET_RESTART_ATTEMPT").unwrap();
+    let field = &restarts["valueFrom"]["fieldRef"]["fieldPath"];
+    assert_eq!(field, "metadata.labels['jobset.sigs.k8s.io/restart-attempt']");
     let value = |name: &str| variables.iter().find(|variable| variable["name"] == name).unwrap()["value"].clone();
     // Kubernetes would put a variable in place of it.
     assert_eq!((value("ACCELERATE_MIXED_PRECISION"), value("X")), (json!("bf16"), json!("$$(A)")));

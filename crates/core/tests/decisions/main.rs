@@ -21,6 +21,7 @@ mod kubernetes;
 mod layout;
 mod leaving;
 mod nested_states;
+mod num_machines;
 mod offload;
 mod plan;
 mod plan_activations;

@@ -64,28 +64,33 @@ fn the_last_attempt_says_why_it_is_the_last() {
 }
 
 #[rstest]
-#[case::nobody_says_so(None, None, Some(0))]
-#[case::launcher(Some("2"), None, Some(2))]
-#[case::queued_again(None, Some("3"), Some(3))]
-#[case::both(Some("2"), Some("3"), Some(5))]
-#[case::first_attempt_of_a_job_that_was_queued_again(Some("0"), Some("1"), Some(1))]
-#[case::empty(Some(""), Some(" "), Some(0))]
-#[case::as_many_as_can_be(Some("18446744073709551615"), Some("1"), Some(usize::MAX))]
-#[case::no_number(Some("two"), None, None)]
-#[case::no_number(None, Some("-1"), None)]
-fn restarts_of_launchers_and_of_slurm_are_one_number(
+#[case::nobody_says_so(None, None, None, Some(0))]
+#[case::launcher(Some("2"), None, None, Some(2))]
+#[case::queued_again(None, Some("3"), None, Some(3))]
+#[case::pods(None, None, Some("4"), Some(4))]
+#[case::all_of_them(Some("2"), Some("3"), Some("4"), Some(9))]
+#[case::a_launch_in_pods_that_were_started_again(Some("0"), None, Some("1"), Some(1))]
+#[case::first_attempt_of_a_job_that_was_queued_again(Some("0"), Some("1"), None, Some(1))]
+#[case::empty(Some(""), Some(" "), Some(""), Some(0))]
+#[case::as_many_as_can_be(Some("18446744073709551615"), Some("1"), Some("1"), Some(usize::MAX))]
+#[case::no_number(Some("two"), None, None, None)]
+#[case::no_number(None, Some("-1"), None, None)]
+#[case::no_number(None, None, Some("x"), None)]
+fn restarts_of_launchers_and_of_clusters_are_one_number(
     #[case] launcher: Option<&str>,
     #[case] slurm: Option<&str>,
+    #[case] job_set: Option<&str>,
     #[case] wanted: Option<usize>,
 ) {
     let lookup = |name: &str| match name {
         "TORCHELASTIC_RESTART_COUNT" => launcher.map(str::to_owned),
         "SLURM_RESTART_COUNT" => slurm.map(str::to_owned),
+        "JOBSET_RESTART_ATTEMPT" => job_set.map(str::to_owned),
         _ => None,
     };
     match (restart_count(&lookup), wanted) {
         (Ok(count), Some(wanted)) => assert_eq!(count, wanted),
-        (Err(error), None) => assert!(error.is_environment() && error.to_string().contains("RESTART_COUNT"), "{error}"),
+        (Err(error), None) => assert!(error.is_environment() && error.to_string().contains("_RESTART_"), "{error}"),
         other => panic!("{other:?}"),
     }
 }

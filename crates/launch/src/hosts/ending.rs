@@ -7,7 +7,7 @@ use signal_hook::consts as names;
 
 use super::message::{AgentEnd, Problem};
 use super::words;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, exit_code_of_signal};
 use crate::failure::{Ended, Failure, OtherRank};
 use crate::supervise::{CRASH_WINDOW, RankOutcome};
 
@@ -50,6 +50,14 @@ impl MachineEnd {
         }
     }
 
+    /// Has its first rank ended by this signal, or with the code that shells report for it?
+    fn has_failed_by(&self, signal: i32) -> bool {
+        match &self.end {
+            End::Told(AgentEnd::Failed(failure)) => failure.ended.exit_code() == exit_code_of_signal(signal),
+            End::Told(_) | End::Broken(_) => false,
+        }
+    }
+
     /// Not by losing another machine.
     fn has_crashed(&self) -> bool {
         let faults = [names::SIGSEGV, names::SIGBUS, names::SIGILL, names::SIGFPE, names::SIGSYS, names::SIGKILL];
@@ -65,8 +73,9 @@ impl MachineEnd {
 
 /// All ranks in order, or the error of the run. `stopped_by` is the signal that told the launcher to stop, and when.
 pub(super) fn outcome(ends: Vec<MachineEnd>, stopped_by: Option<(i32, Instant)>) -> Result<Vec<RankOutcome>> {
-    // What fails after a signal to stop has stopped.
+    // What fails after a signal to stop has stopped. Whoever sends it may tell ranks as well, some of which end before.
     let is_in_time = |end: &MachineEnd| match (stopped_by, end.failed_at) {
+        (Some((signal, _)), _) if end.has_failed_by(signal) => false,
         (Some((_, stopped_at)), Some(failed_at)) => failed_at < stopped_at,
         (stopped, _) => stopped.is_none(),
     };
@@ -239,6 +248,8 @@ mod tests {
     #[rstest]
     #[case::stopped(&[("stopped", 0), ("stopped", 0)], 10, 143)]
     #[case::what_breaks_later_has_stopped(&[("stopped", 0), ("broken", 50)], 10, 143)]
+    #[case::a_rank_that_was_told_as_well(&[("stopped", 0), ("signal 15", 5)], 10, 143)]
+    #[case::a_rank_that_was_told_something_else(&[("stopped", 0), ("signal 1", 5)], 10, 129)]
     #[case::what_failed_before_has_failed(&[("stopped", 0), ("exit 3", 5)], 10, 3)]
     fn a_signal_to_stop_is_told_from_a_failure(#[case] texts: &[(&str, u64)], #[case] at: u64, #[case] code: u8) {
         let ends = ends(texts);
@@ -247,7 +258,7 @@ mod tests {
         let start = ends.iter().zip(texts).find_map(|(end, (_, at))| Some(end.failed_at? - Duration::from_millis(*at)));
         let stopped_at = start.unwrap_or_else(Instant::now) + Duration::from_millis(at);
         let error = outcome(ends, Some((15, stopped_at))).unwrap_err();
-        assert_eq!(error.exit_code(), code);
+        assert_eq!((error.exit_code(), error.is_interrupted()), (code, code == 143));
         let words = "SIGTERM; node1 did not confirm the end of its ranks";
         assert_eq!(error.to_string().contains(words), is_unconfirmed, "{error}");
     }

@@ -42,7 +42,7 @@ pub(super) fn environment(
 ) -> Vec<(OsString, Option<OsString>)> {
     let num_local = config.num_local_processes();
     // A run that goes on with fewer machines may come down to one process, which had numbers before.
-    let may_shrink = config.min_machines.is_some();
+    let may_shrink = config.min_machines.is_some() && config.local_ranks.is_some();
     let is_distributed = config.num_processes > 1 || may_shrink || config.reference.numbers_a_single_process();
     let mut variables: Vec<(OsString, Option<OsString>)> = Vec::new();
     let mut set = |name: &str, value: Option<OsString>| variables.push((name.into(), value));
@@ -261,9 +261,13 @@ pub(super) mod tests {
 
     #[test]
     fn one_process_that_is_left_keeps_its_numbers() {
-        let config = LaunchConfig { min_machines: Some(1), ..config(1) };
-        assert_eq!(values(&config, &MACHINE, "RANK"), ["0"]);
-        assert_eq!(values(&config, &MACHINE, "WORLD_SIZE"), ["1"]);
+        let local_ranks = Some(LocalRanks { first_rank: 0, num_processes: 1 });
+        let of_several = LaunchConfig { min_machines: Some(1), local_ranks, ..config(1) };
+        assert_eq!(values(&of_several, &MACHINE, "RANK"), ["0"]);
+        assert_eq!(values(&of_several, &MACHINE, "WORLD_SIZE"), ["1"]);
+        // Where nobody has named machines, none can be left out.
+        let of_one = LaunchConfig { local_ranks: None, ..of_several };
+        assert_eq!(values(&of_one, &MACHINE, "RANK"), ["removed"]);
     }
 
     #[test]

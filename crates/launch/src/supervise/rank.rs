@@ -221,6 +221,13 @@ impl RankProcess {
         }
     }
 
+    /// Of the group, if it has been asked to end already: it may take until then.
+    pub(crate) fn give_time(&mut self, until: Instant) {
+        if let Phase::Ending { kill_at } = &mut self.phase {
+            *kill_at = until.max(*kill_at);
+        }
+    }
+
     pub(crate) fn kill(&mut self, now: Instant) {
         if matches!(self.phase, Phase::Running | Phase::Ending { .. }) {
             self.was_told_to_end |= self.ended.is_none();

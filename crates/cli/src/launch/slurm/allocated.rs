@@ -12,16 +12,6 @@ use crate::launch::place::Place;
 /// The variable of processes that a launch has started: what they launch themselves is theirs alone.
 const OF_LAUNCH: &str = "ACCELERATE_LAUNCH_ID";
 
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "--num_machines is {said}, but the Slurm job {job_id} has {found} node(s); leave --num_machines out, or ask Slurm for as many"
-)]
-struct NumMachines {
-    said: usize,
-    job_id: String,
-    found: usize,
-}
-
 /// The allocation that a launch is to fill; `None` outside of one, and where machines are started one by one.
 ///
 /// # Errors
@@ -33,13 +23,7 @@ pub(in crate::launch) fn of_run(run: &RunConfig, lookup: Lookup<'_>) -> Result<O
     if is_one_by_one || lookup(OF_LAUNCH).is_some() {
         return Ok(None);
     }
-    let Some(found) = allocation(lookup, cluster.num_processes, cluster.use_cpu)? else { return Ok(None) };
-    let (said, num_nodes) = (cluster.num_machines, found.nodes.len());
-    let is_enough = cluster.min_machines.map_or(said == num_nodes, |least| (least..=said).contains(&num_nodes));
-    match said > 1 && !is_enough {
-        true => Err(NumMachines { said, job_id: found.job_id, found: num_nodes }.into()),
-        false => Ok(Some(found)),
-    }
+    Ok(allocation(lookup, cluster.num_processes, cluster.use_cpu)?)
 }
 
 /// Where its processes are started: here, if this is the only node, else by a step of its own on each, so that every node is heard
@@ -47,7 +31,7 @@ pub(in crate::launch) fn of_run(run: &RunConfig, lookup: Lookup<'_>) -> Result<O
 pub(in crate::launch) fn place(allocation: &Allocation) -> Place {
     Place {
         agents: (!allocation.is_here).then(|| agents(allocation)),
-        notice: Some(format!("in Slurm job {}, starting {allocation} ({})", allocation.job_id, allocation.per_node)),
+        notices: vec![format!("in Slurm job {}, starting {allocation} ({})", allocation.job_id, allocation.per_node)],
     }
 }
 

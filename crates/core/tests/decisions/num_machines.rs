@@ -1,0 +1,79 @@
+//! Numbers of machines: what was asked for, and what is there.
+
+use accelerate_core::hosts::{MachineSource, NumMachines};
+use rstest::rstest;
+
+const HOSTS_2: MachineSource<'static> = MachineSource::Hosts { num_hosts: 2 };
+const NODES_2: MachineSource<'static> = MachineSource::SlurmJob { job_id: "7", num_nodes: 2 };
+const BY_ITSELF: MachineSource<'static> = MachineSource::EachByItself;
+
+/// What is told, `error: ` or `unused: ` before it; nothing where everything has its effect.
+fn told(most: usize, least: Option<usize>, source: MachineSource<'_>) -> String {
+    match (NumMachines { most, least }).check(source) {
+        Ok(None) => String::new(),
+        Ok(Some(unused)) => format!("unused: {unused}"),
+        Err(error) => {
+            assert!(error.is_config());
+            format!("error: {error}")
+        }
+    }
+}
+
+#[rstest]
+#[case::nobody_says(1, None, HOSTS_2)]
+#[case::nobody_says(1, None, NODES_2)]
+#[case::nobody_says(1, None, BY_ITSELF)]
+#[case::as_many(2, None, HOSTS_2)]
+#[case::as_many(2, None, NODES_2)]
+#[case::as_many(2, Some(2), HOSTS_2)]
+#[case::one_by_one(2, None, BY_ITSELF)]
+#[case::the_whole_range(2, Some(1), HOSTS_2)]
+#[case::the_whole_range(2, Some(1), NODES_2)]
+#[case::only_the_lower_end(1, Some(1), HOSTS_2)]
+#[case::only_the_lower_end(1, Some(2), NODES_2)]
+fn what_has_its_effect(#[case] most: usize, #[case] least: Option<usize>, #[case] source: MachineSource<'_>) {
+    assert_eq!(told(most, least, source), "");
+}
+
+#[rstest]
+#[case(
+    3,
+    None,
+    HOSTS_2,
+    "error: --num_machines is 3, but 2 host(s) are named; leave --num_machines out, or name as many"
+)]
+#[case(
+    3,
+    Some(3),
+    HOSTS_2,
+    "error: --min_machines is 3, but 2 host(s) are named; name as many or more, or ask for fewer"
+)]
+#[case(1, Some(3), HOSTS_2, "error: --min_machines is 3, but 2 host(s) are named")]
+#[case::upper_end_below(2, Some(1), MachineSource::Hosts { num_hosts: 3 }, "error: --num_machines is 2, but 3 host(s) are named")]
+#[case(3, None, NODES_2, "error: --num_machines is 3, but the Slurm job 7 has 2 node(s)")]
+#[case(
+    1,
+    Some(3),
+    NODES_2,
+    "error: --min_machines is 3, but the Slurm job 7 has 2 node(s); ask Slurm for as many or more"
+)]
+#[case(4, Some(2), HOSTS_2, "unused: num_machines is 4, but 2 host(s) are named, and no others can join a run later")]
+#[case(4, Some(2), NODES_2, "unused: num_machines is 4, but the Slurm job 7 has 2 node(s), and no others can join")]
+#[case(
+    2,
+    Some(1),
+    BY_ITSELF,
+    "error: a range of machines, 1 to 2 (--nnodes 1:2), needs one launcher that starts all of them"
+)]
+#[case(1, Some(2), BY_ITSELF, "error: --min_machines is 2 and --num_machines 1; name 2 machines or more with --hosts")]
+#[case::of_one(1, Some(1), BY_ITSELF, "unused: min_machines is 1, which has no effect here")]
+#[case::of_all(3, Some(3), BY_ITSELF, "unused: min_machines is 3, which has no effect here")]
+fn what_has_none_is_told_with_the_cure(
+    #[case] most: usize,
+    #[case] least: Option<usize>,
+    #[case] source: MachineSource<'_>,
+    #[case] words: &str,
+) {
+    let text = told(most, least, source);
+    assert!(text.starts_with(words), "{text}");
+}
