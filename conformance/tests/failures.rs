@@ -108,7 +108,7 @@ fn a_rank_that_dies_while_others_gather_its_parts_is_named() {
     let mut ranks = start("dying_rank_in_gather", 3);
     let _ = end(ranks.remove(1));
     for text in ranks.into_iter().map(end).map(|output| said(&output)) {
-        assert!(text.contains("all_gather number") && text.contains("unit 1 (layers.1)"), "{text}");
+        assert!(text.contains("all_gather (collective ") && text.contains("unit 1 (layers.1)"), "{text}");
         assert!(is_missed(1, &text), "{text}");
     }
 }
