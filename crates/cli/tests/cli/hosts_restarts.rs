@@ -141,7 +141,7 @@ fn files_of_all_attempts_are_in_one_folder_for_each_machine() {
          exec 9<>{pipe}; echo >&9; exec sleep 600",
         ssh.path("gone_a").display()
     );
-    finished(ssh.launch_script("a:1,b:1,c:1", &flags, &script)).expect(0, &["a: left out, so 2 machine(s) start"]);
+    finished(ssh.launch_script("a:1,b:1,c:1", &flags, &script)).expect(0, &["a: left out, so 2 machines start"]);
     let mut found = Vec::new();
     for run in fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap()) {
         let machine = run.file_name().to_str().unwrap().rsplit_once('_').unwrap().1.to_owned();
