@@ -96,7 +96,7 @@ fn a_rank_that_is_killed_is_told_of_with_the_calls_of_the_others() {
     let text = failure.to_string();
     let line =
         |words: &str| text.lines().find(|line| line.contains(words)).unwrap_or_else(|| panic!("{text}")).to_owned();
-    let waiting = line("ranks 0, 2 were in all_reduce number ");
+    let waiting = line("ranks 0, 2 were in all_reduce (collective ");
     assert!(waiting.contains(" at conformance/src/awaited.rs:") && waiting.ends_with(" s"), "{waiting}");
     let own = line("rank 1 was computing, ");
     assert!(own.contains(" s after ") && own.contains(" at conformance/src/awaited.rs:"), "{own}");

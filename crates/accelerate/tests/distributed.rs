@@ -480,7 +480,7 @@ fn a_rank_that_goes_away_is_named() {
         let error: Error = error.unwrap_or_else(|| panic!("rank {rank} passed a barrier that rank 1 never reached"));
         assert!(error.is_peer_failure() || error.is_timeout(), "{error:?}");
         let text = error.to_string();
-        assert!(text.contains("barrier number 2") && text.contains("rank 1 has not made this call"), "{text}");
+        assert!(text.contains("barrier (collective 2)") && text.contains("rank 1 has not made this call"), "{text}");
     }
 }
 

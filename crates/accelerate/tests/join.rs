@@ -359,7 +359,7 @@ fn without_a_join_ranks_without_batches_are_named_with_the_cure() {
         Ok(error)
     })
     .unwrap();
-    assert!(errors[0].contains("rank(s) 1") && errors[0].contains("join_uneven_inputs"), "{errors:?}");
+    assert!(errors[0].contains("without a batch of rank 1 ") && errors[0].contains("join_uneven_inputs"), "{errors:?}");
 }
 
 #[test]

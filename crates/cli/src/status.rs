@@ -1,10 +1,12 @@
 //! `accelerate status`: what the ranks of a run are doing, from outside and while they do it.
 //!
-//! [`facts`] looks at runs and their processes, [`show`] turns what was found into tables.
+//! [`together`] puts together what launchers and agents tell, [`facts`] looks at runs and their processes, [`show`] turns what was
+//! found into tables.
 
 mod facts;
 mod process;
 mod show;
+mod together;
 
 use std::error::Error;
 use std::io::{self, IsTerminal};
@@ -12,22 +14,23 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use accelerate_launch::status::{Run, runs};
+use accelerate_launch::status::{Run, is_unreadable, runs};
 use clap::Args;
 
 use facts::RunFacts;
 use process::Process;
+use together::{of_processes, together};
 
 /// Show what the processes of a run are doing: step, samples per second, memory, and the call to other ranks that each is in.
 ///
 /// For runs of yours on this machine that `accelerate launch` has started, also while they hang: nothing is asked of the ranks.
 /// A rank that others wait for is marked. Of several runs they are listed; name one by the number of its launcher's process, or
-/// of any of its ranks'.
+/// of any of its ranks'. A run that has failed and waits to be started again says so.
 ///
 /// Steps are those that the optimizer has taken. Samples are those of all ranks together, over the last batches. Programs that do
 /// not use accelerate-rs, such as Python scripts, are listed with their processes and tell nothing. Runs that another launcher
-/// has started, such as torchrun, srun or mpirun, are not seen. In a run on several machines each machine shows its own ranks, and
-/// runs in a container are seen from in there.
+/// has started, such as torchrun, srun or mpirun, are not seen. In a run on several machines each machine shows its own ranks; that
+/// of the launcher names the others. Runs in a container are seen from in there.
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:\n  \
     accelerate status\n  \
@@ -67,20 +70,24 @@ enum StatusError {
          those that there are{hint}"
     )]
     NoSuchRun { process_id: u32, hint: String },
+    #[error(
+        "process {process_id} is a launcher, and what it says of its run cannot be read: it is of another version than this command, \
+         or one of its ranks has written over it; ask by the `accelerate` that has started it, or look at its ranks by ps"
+    )]
+    Unreadable { process_id: u32 },
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let mut has_shown = false;
-    let mut launchers = Vec::new();
+    let mut launchers: Vec<Process> = Vec::new();
+    let mut named: Option<Vec<u32>> = arguments.process_id.map(|process_id| vec![process_id]);
     loop {
-        let found = wanted(arguments.process_id)?;
+        let found = wanted(named.as_deref())?;
         match arguments.process_id {
             Some(process_id) if found.is_empty() && !has_shown => {
-                let hint =
-                    arguments.watch.map(|_| format!("; for a look every {process_id} s say --watch={process_id}"));
-                return Err(StatusError::NoSuchRun { process_id, hint: hint.unwrap_or_default() }.into());
+                return Err(nothing_of(process_id, arguments.watch.is_some()).into());
             }
-            // Between two attempts nothing runs, but the launcher.
+            // Until an attempt begins there is a moment in which its launcher tells nothing.
             _ if found.is_empty() && launchers.iter().any(Process::is_alive) => {
                 thread::sleep(arguments.watch.unwrap_or_default());
                 continue;
@@ -91,29 +98,42 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
             }
             _ => {}
         }
-        let facts: Vec<RunFacts> = found.iter().map(RunFacts::of).collect();
+        let facts: Vec<RunFacts> = found.iter().filter_map(|run| RunFacts::of(run)).collect();
         show(arguments, &facts, has_shown)?;
         let Some(pause) = arguments.watch.filter(|_| !facts.is_empty()) else { return Ok(ExitCode::SUCCESS) };
         if crate::output::is_reader_gone() {
             return Ok(ExitCode::SUCCESS);
         }
         has_shown = true;
-        launchers = found.iter().filter_map(|run| Process::of(run.info.process_id)).collect();
+        let process_ids: Vec<u32> = found.iter().flatten().map(|part| part.info.process_id).collect();
+        launchers = process_ids.iter().filter_map(|&process_id| Process::of(process_id)).collect();
+        // The launcher stays, and after a restart it has other ranks and agents than the one that was named.
+        named = named.map(|_| process_ids);
         thread::sleep(pause);
     }
 }
 
-/// All runs, or the one that a process belongs to.
-fn wanted(process_id: Option<u32>) -> Result<Vec<Run>, StatusError> {
-    let mut runs = runs().map_err(|source| StatusError::NoProcesses { source })?;
-    if let Some(process_id) = process_id {
-        let is_of_rank = |run: &Run| {
-            let ranks = run.ranks();
-            ranks.iter().any(|rank| [rank.owner, rank.started].contains(&Some(process_id)))
-        };
-        runs.retain(|run| run.info.process_id == process_id || is_of_rank(run));
+fn nothing_of(process_id: u32, is_watching: bool) -> StatusError {
+    if is_unreadable(process_id) {
+        return StatusError::Unreadable { process_id };
     }
-    Ok(runs)
+    let hint = is_watching.then(|| format!("; for a look every {process_id} s say --watch={process_id}"));
+    StatusError::NoSuchRun { process_id, hint: hint.unwrap_or_default() }
+}
+
+/// All runs, or those that these processes belong to, each in its parts.
+fn wanted(process_ids: Option<&[u32]>) -> Result<Vec<Vec<Run>>, StatusError> {
+    let runs = together(runs().map_err(|source| StatusError::NoProcesses { source })?, |run| &run.info);
+    Ok(match process_ids {
+        Some(process_ids) => {
+            let has_rank = |run: &Run, process_id| {
+                let ranks = run.ranks();
+                ranks.iter().any(|rank| [rank.owner, rank.started].contains(&Some(process_id)))
+            };
+            of_processes(runs, process_ids, |run| &run.info, has_rank)
+        }
+        None => runs,
+    })
 }
 
 fn show(arguments: &Arguments, facts: &[RunFacts], is_again: bool) -> Result<(), Box<dyn Error>> {

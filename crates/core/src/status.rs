@@ -12,7 +12,10 @@ mod activity;
 mod page;
 mod rate;
 
-pub use activity::{CallName, RankActivity, RankSummary, awaited_ranks, number_ranges, sentences};
+pub use activity::{
+    BACKWARD, CallName, RENDEZVOUS, RankActivity, RankSummary, awaited_ranks, named_ranks, number_ranges, operation,
+    sentences,
+};
 pub use page::{CallEntry, CallRecord, PAGE_WORDS, RankStatus, exit_word, words};
 pub use rate::{Progress, samples_per_second};
 
@@ -124,6 +127,52 @@ pub struct RunInfo {
     /// How often it may be started again.
     #[serde(default)]
     pub max_restarts: usize,
+    /// What the process that keeps the file has to do with the ranks.
+    #[serde(default)]
+    pub part: RunPart,
+}
+
+/// What the process that keeps a file has to do with the ranks of the run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RunPart {
+    /// It has started those of this machine, and no other process has told it to.
+    #[default]
+    Launcher,
+    /// It is the agent of a launcher, for one of several machines, and has started the ranks of that machine.
+    Agent {
+        /// What the launcher calls the machine.
+        machine: String,
+        /// Whose agent it is.
+        launcher: LauncherName,
+    },
+    /// It is the launcher of agents, and has no ranks of its own.
+    LauncherOfAgents {
+        /// See [`LauncherName::id`].
+        id: u64,
+        /// The machines; of very many, the first.
+        machines: Vec<String>,
+        /// Count of the machines.
+        num_machines: usize,
+    },
+    /// It is a launcher that waits before it starts the ranks again; none of them lives.
+    Pause {
+        /// When they are started again, in nanoseconds of the machine's clock.
+        until: u64,
+        /// What the last attempt died of.
+        cause: String,
+    },
+}
+
+/// A launcher as its agents know it, on whatever machine it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LauncherName {
+    /// The name of its machine.
+    pub host: String,
+    /// Its process there.
+    pub process_id: u32,
+    /// A random number, the same in the files of the launcher and of its agents: numbers of processes and names of machines may
+    /// be those of others, too.
+    pub id: u64,
 }
 
 /// What stands in front of the description of a run: the format, and the number of its bytes.
@@ -133,7 +182,7 @@ impl RunInfo {
     /// The first page.
     ///
     /// ```
-    /// use accelerate_core::status::{PAGE_BYTES, RunInfo};
+    /// use accelerate_core::status::{PAGE_BYTES, RunInfo, RunPart};
     /// let info = RunInfo {
     ///     version: "1.0".to_owned(),
     ///     process_id: 7,
@@ -144,6 +193,7 @@ impl RunInfo {
     ///     started: 1,
     ///     restart_count: 0,
     ///     max_restarts: 0,
+    ///     part: RunPart::Launcher,
     /// };
     /// let page = info.encode();
     /// assert_eq!(page.len(), PAGE_BYTES);
@@ -152,22 +202,15 @@ impl RunInfo {
     /// assert!(RunInfo::decode(&page[1..]).is_none());
     /// ```
     pub fn encode(&self) -> Vec<u8> {
-        let mut info = self.clone();
         let mut most = 1024;
         let text = loop {
-            info.command = self.command.iter().map(|word| cut(word, most)).collect();
             // Numbers and texts always have a form in JSON.
-            let text = serde_json::to_vec(&info).unwrap_or_default();
-            if text.len() + 8 <= PAGE_BYTES {
+            let text = serde_json::to_vec(&self.shortened(most)).unwrap_or_default();
+            // Without texts it is always short enough.
+            if text.len() + 8 <= PAGE_BYTES || most == 0 {
                 break text;
             }
-            match most {
-                16.. => most /= 2,
-                _ => info.command.truncate(1),
-            }
-            if most < 16 {
-                break serde_json::to_vec(&info).unwrap_or_default();
-            }
+            most /= 2;
         };
         let mut page = [FORMAT.to_ne_bytes(), (text.len() as u32).to_ne_bytes()].concat();
         page.extend(text);
@@ -181,7 +224,25 @@ impl RunInfo {
         let num_bytes = (number(0)? == FORMAT).then(|| number(4))??;
         let info: Self = serde_json::from_slice(page.get(8..)?.get(..num_bytes as usize)?).ok()?;
         let after_last = info.first_rank.checked_add(info.num_local_processes)?;
-        (0 < info.num_local_processes && after_last <= info.num_processes).then_some(info)
+        let starts_ranks = matches!(info.part, RunPart::Launcher | RunPart::Agent { .. });
+        (starts_ranks == (0 < info.num_local_processes) && after_last <= info.num_processes).then_some(info)
+    }
+
+    /// With at most so many letters of each text, and so many texts of each list.
+    fn shortened(&self, most: usize) -> Self {
+        let list = |texts: &[String]| texts.iter().take(most).map(|text| cut(text, most)).collect();
+        let part = match &self.part {
+            RunPart::Launcher => RunPart::Launcher,
+            RunPart::Agent { machine, launcher } => RunPart::Agent {
+                machine: cut(machine, most),
+                launcher: LauncherName { host: cut(&launcher.host, most), ..launcher.clone() },
+            },
+            RunPart::LauncherOfAgents { id, machines, num_machines } => {
+                RunPart::LauncherOfAgents { id: *id, machines: list(machines), num_machines: *num_machines }
+            }
+            RunPart::Pause { until, cause } => RunPart::Pause { until: *until, cause: cut(cause, most) },
+        };
+        Self { version: cut(&self.version, most), command: list(&self.command), part, ..self.clone() }
     }
 }
 

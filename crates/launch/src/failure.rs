@@ -298,7 +298,7 @@ mod tests {
         activities[1].activity = RankActivity::Computing { after: None };
         let text = Failure { last_lines: Vec::new(), activities, ..failure(Ended::Exited(3)) }.to_string();
         let wanted = "rank 1 (process 4711) exited with code 3 after 12.3 s\n  \
-             ranks 0, 2-3, 5 were in all_reduce number 17 at src/main.rs:40 for 2.1 s\n  \
+             ranks 0, 2-3, 5 were in all_reduce (collective 17) at src/main.rs:40 for 2.1 s\n  \
              rank 1 was computing and had made no call to other ranks\n  \
              ranks 0, 2-3, 5 were running and have been ended by the launcher";
         assert_eq!(text, wanted);

@@ -26,10 +26,13 @@ pub(crate) use agent::run as run_agent;
 pub(crate) use message::Problem;
 pub(crate) use paths::{optional_path, path};
 
+use accelerate_core::status::{LauncherName, RunPart};
+
 use crate::config::{LaunchConfig, LocalRanks, Program};
 use crate::error::{Error, Result};
 use crate::program::{ProgramSearch, resolve_program};
 use crate::report::{Notice, Reporter};
+use crate::status::{StatusFile, new_launcher_name};
 use crate::supervise::Outcome;
 use crate::supervise::signals::Signals;
 use crate::{SECRET_VARIABLE, restart};
@@ -120,7 +123,8 @@ pub fn launch_on_machines(
 ) -> Result<Outcome> {
     let search = ProgramSearch::of_this_process();
     check_connections(agents, &search)?;
-    let config = with_program_of_this_machine(config.clone(), &search);
+    let num_processes = agents.iter().map(|agent| agent.num_processes).fold(0, usize::saturating_add);
+    let config = LaunchConfig { num_processes, ..with_program_of_this_machine(config.clone(), &search) };
     restart::run(&config, reporter, |config, signals, reporter| {
         let mut config = config.clone();
         if !config.environment.iter().any(|(name, _)| name == SECRET_VARIABLE) {
@@ -145,7 +149,11 @@ fn attempt(
         let configs = configs_of(config, &numbered)?;
         let agents: Vec<_> = numbered.iter().map(|(_, agent)| (*agent).clone()).collect();
         let helper = config.helper.as_ref();
-        let conductor = conduct::Conductor::connect(&agents, &configs, (preflight, helper), signals, reporter)?;
+        let launcher = new_launcher_name();
+        // For as long as this attempt goes on.
+        let _told = configs.first().and_then(|config| StatusFile::without_ranks(config, part(&launcher, &agents)));
+        let conductor =
+            conduct::Conductor::connect(&agents, &configs, &launcher, (preflight, helper), signals, reporter)?;
         let error = match conductor.run() {
             Err(error) if !error.machines_out().is_empty() => error,
             outcome => return outcome,
@@ -160,15 +168,18 @@ fn attempt(
         for agent in agents.iter().filter(|agent| is_out(agent)) {
             let problem = out.iter().find(|(machine, _)| *machine == agent.machine);
             let why = problem.and_then(|(_, problem)| problem.text.lines().next()).unwrap_or_default();
-            let text = format!(
-                "left out, so {} machine(s) start {num_processes} process(es) without it, because {why}",
-                rest.len()
-            );
+            let text = words::left_out(rest.len(), num_processes, why);
             let notice = Notice::OnMachine { machine: agent.machine.clone(), text };
             reporter.notice(&notice).map_err(Error::output_closed)?;
         }
         numbered = rest;
     }
+}
+
+/// What this process is to those who ask what runs here.
+fn part(launcher: &LauncherName, agents: &[AgentCommand]) -> RunPart {
+    let machines = agents.iter().map(|agent| agent.machine.clone()).collect();
+    RunPart::LauncherOfAgents { id: launcher.id, machines, num_machines: agents.len() }
 }
 
 /// What each machine is told: its ranks, and its own variables.

@@ -45,6 +45,7 @@ pub use restart::Restarts;
 pub use stdin::Stdin;
 pub use supervise::{Outcome, RankOutcome, StopSignals, supervise};
 
+use accelerate_core::status::RunPart;
 use accelerate_rendezvous::Secret;
 use std::ffi::OsString;
 use std::io;
@@ -85,15 +86,20 @@ use supervise::supervise_with;
 /// assert_eq!((error.rank(), error.exit_code()), (Some(1), 1));
 /// ```
 pub fn launch(config: &LaunchConfig, reporter: &mut dyn Reporter) -> Result<Outcome> {
-    restart::run(config, reporter, attempt)
+    restart::run(config, reporter, |config, signals, reporter| attempt(config, RunPart::Launcher, signals, reporter))
 }
 
-/// The same without restarts, for one whose restarts are made elsewhere.
-pub(crate) fn launch_once(config: &LaunchConfig, reporter: &mut dyn Reporter) -> Result<Outcome> {
-    attempt(config, &mut supervise::listen()?, reporter)
+/// The same without restarts, for one whose restarts are made elsewhere: a `part` of a run.
+pub(crate) fn launch_once(config: &LaunchConfig, part: RunPart, reporter: &mut dyn Reporter) -> Result<Outcome> {
+    attempt(config, part, &mut supervise::listen()?, reporter)
 }
 
-fn attempt(config: &LaunchConfig, signals: &mut Signals, reporter: &mut dyn Reporter) -> Result<Outcome> {
+fn attempt(
+    config: &LaunchConfig,
+    part: RunPart,
+    signals: &mut Signals,
+    reporter: &mut dyn Reporter,
+) -> Result<Outcome> {
     config.check()?;
     let machine = Machine::probe();
     let search = ProgramSearch::of_this_process();
@@ -112,7 +118,7 @@ fn attempt(config: &LaunchConfig, signals: &mut Signals, reporter: &mut dyn Repo
         reporter.notice(&notice).map_err(Error::output_closed)?;
     }
     let main_process = address::AddressLookup::begin(&config);
-    supervise_with(&plan, signals, reporter)
+    supervise_with(&plan, part, signals, reporter)
         .map_err(|error| error.with_address_problem(main_process.and_then(|lookup| lookup.problem())))
 }
 

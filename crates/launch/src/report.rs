@@ -108,11 +108,18 @@ pub enum Notice {
     },
 }
 
+/// `1 rank`, `2 ranks`.
+pub(crate) fn ranks(number: usize) -> String {
+    if number == 1 { "1 rank".to_string() } else { format!("{number} ranks") }
+}
+
+/// `1 process`, `2 processes`.
+pub(crate) fn processes(number: usize) -> String {
+    if number == 1 { "1 process".to_string() } else { format!("{number} processes") }
+}
+
 impl fmt::Display for Notice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ranks = |number: usize| {
-            if number == 1 { "1 rank".to_string() } else { format!("{number} ranks") }
-        };
         match self {
             Self::RankFailed { rank, ended, num_others } => {
                 write!(f, "rank {rank} {ended}; ending {} still running", ranks(*num_others))
@@ -136,7 +143,7 @@ impl fmt::Display for Notice {
                 write!(f, "{} cannot be written ({error}); the processes go on without it", path.shown())
             }
             Self::LeftoversEnded { num_processes } => {
-                write!(f, "ended {num_processes} process(es) that ranks had started and left behind")
+                write!(f, "ended {} that ranks had started and left behind", processes(*num_processes))
             }
         }
     }

@@ -14,6 +14,7 @@ use crate::config::LaunchConfig;
 use crate::error::{Error, Result};
 use crate::logs;
 use crate::report::{Backlog, Notice, Reporter, Source};
+use crate::status::StatusFile;
 use crate::supervise::signals::{Event, Signals, suspend_this_process};
 use crate::supervise::{Outcome, listen, timespec};
 
@@ -125,10 +126,12 @@ pub(crate) fn run(
         let cause = error.in_a_line();
         let ranks_may_live = !error.ranks_may_live().is_zero();
         let (restart, max_restarts) = (failed.len(), config.max_restarts);
+        config.restart_count += 1;
+        // For whoever asks before the next attempt tells of itself.
+        let _told = StatusFile::of_pause(&config, after, &cause);
         let notice = Notice::Restarting { cause, restart, max_restarts, after, ranks_may_live };
         reporter.close_all().and_then(|()| reporter.notice(&notice)).map_err(Error::output_closed)?;
         restarts.causes.push(error.cause());
-        config.restart_count += 1;
         if let Err(error) = pause(after, &mut signals, &mut reporter) {
             // The restart that was announced has not been made.
             restarts.last = restarts.causes.pop().unwrap_or_default();

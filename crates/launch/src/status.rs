@@ -4,23 +4,32 @@
 //! launchers and ranks end, and there is no folder in which somebody else could put something. It can neither shrink nor grow, so
 //! that a rank which has mapped its page never touches memory that is gone. Only processes of the same user get at it, by the
 //! descriptors that `/proc` shows of the launcher.
+//!
+//! A launcher that has no ranks tells of itself by such a file, too, which has no pages of ranks then: while its agents on several
+//! machines have them, and while it waits before it starts them again. What a file says of the run never changes, so nobody ever
+//! reads half of it; what is new is in another file.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::collections::hash_map::RandomState;
+use std::fs::{self, File, Metadata};
+use std::hash::{BuildHasher, Hasher};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::thread;
+use std::time::Duration;
 
 use accelerate_core::status::{
-    FILE_NAME, PAGE_BYTES, RankStatus, RankSummary, RunInfo, StatusPlace, exit_word, link_text, words,
+    FILE_NAME, LauncherName, PAGE_BYTES, RankStatus, RankSummary, RunInfo, RunPart, StatusPlace, exit_word, link_text,
+    words,
 };
 use rustix::fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::process::geteuid;
+use rustix::system::uname;
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::config::MAX_LOCAL_PROCESSES;
+use crate::config::{LaunchConfig, MAX_LOCAL_PROCESSES};
 use crate::failure::Ended;
 use crate::plan::Plan;
 
@@ -39,6 +48,15 @@ pub fn now() -> u64 {
     seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
 }
 
+/// This process, as a new launcher of agents.
+pub(crate) fn new_launcher_name() -> LauncherName {
+    LauncherName {
+        host: uname().nodename().to_string_lossy().into_owned(),
+        process_id: std::process::id(),
+        id: RandomState::new().build_hasher().finish(),
+    }
+}
+
 /// The file of a run of this process.
 #[derive(Debug)]
 pub(crate) struct StatusFile {
@@ -48,7 +66,7 @@ pub(crate) struct StatusFile {
 
 impl StatusFile {
     /// A run is no worse without it: where the kernel does not make such files, there is none.
-    pub(crate) fn of_plan(plan: &Plan) -> Option<Self> {
+    pub(crate) fn of_plan(plan: &Plan, part: RunPart) -> Option<Self> {
         let first = plan.ranks.first()?;
         let variable =
             |name: &str| first.environment.iter().find(|(other, _)| other == name)?.1.as_ref()?.to_str()?.parse().ok();
@@ -63,8 +81,33 @@ impl StatusFile {
             started: now(),
             restart_count: variable("TORCHELASTIC_RESTART_COUNT").unwrap_or(0),
             max_restarts: variable("TORCHELASTIC_MAX_RESTARTS").unwrap_or(0),
+            part,
         };
         Self::create(&info).ok()
+    }
+
+    /// Of a launcher that has no ranks, because agents have them or none lives now. It tells so as long as this value is there.
+    pub(crate) fn without_ranks(config: &LaunchConfig, part: RunPart) -> Option<Self> {
+        let words = std::iter::once(config.program.name()).chain(config.args.iter().map(|word| word.as_os_str()));
+        let info = RunInfo {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            process_id: std::process::id(),
+            command: words.map(|word| word.to_string_lossy().into_owned()).collect(),
+            num_processes: config.num_processes,
+            first_rank: 0,
+            num_local_processes: 0,
+            started: now(),
+            restart_count: config.restart_count,
+            max_restarts: config.max_restarts,
+            part,
+        };
+        Self::create(&info).ok()
+    }
+
+    /// Of a launcher that starts its ranks again after a while.
+    pub(crate) fn of_pause(config: &LaunchConfig, after: Duration, cause: &str) -> Option<Self> {
+        let until = now().saturating_add(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX));
+        Self::without_ranks(config, RunPart::Pause { until, cause: cause.to_owned() })
     }
 
     fn create(info: &RunInfo) -> io::Result<Self> {
@@ -145,8 +188,8 @@ impl Run {
     }
 }
 
-/// The runs of this user whose launchers are on this machine, in the order in which they began. Those in containers are seen
-/// from in there.
+/// What launchers and agents of this user on this machine tell of their runs, in the order in which they began. Those in containers
+/// are seen from in there. A run on several machines is there once for its launcher, and once for each agent that is here.
 ///
 /// # Errors
 ///
@@ -154,7 +197,7 @@ impl Run {
 ///
 /// ```
 /// use accelerate_launch::status::runs;
-/// assert!(runs()?.iter().all(|run| run.info.num_local_processes > 0));
+/// assert!(runs()?.iter().all(|run| run.ranks().len() == run.info.num_local_processes));
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn runs() -> io::Result<Vec<Run>> {
@@ -170,18 +213,33 @@ pub fn runs() -> io::Result<Vec<Run>> {
     Ok(runs)
 }
 
+/// Has a process a file like that of a launcher in which nobody can read of a run? Then its launcher is of another version, or a
+/// rank has written over what it said.
+///
+/// ```
+/// assert!(!accelerate_launch::status::is_unreadable(std::process::id()));
+/// ```
+pub fn is_unreadable(process_id: u32) -> bool {
+    let is_run = |file: &File| info_in(file).is_some();
+    files_of(process_id).iter().any(|file| own_metadata(file).is_some() && !is_run(file))
+}
+
 /// The runs that a process is the launcher of. It may end at any moment, and what it has may be anything.
 fn runs_of(process_id: u32) -> Vec<Run> {
+    let mut seen = BTreeSet::new();
+    let runs = files_of(process_id).into_iter().filter_map(|file| run_in(file, process_id));
+    // A descriptor may be there twice.
+    runs.filter(|(_, number)| seen.insert(*number)).map(|(run, _)| run).collect()
+}
+
+/// What a process has open under the name of such a file.
+fn files_of(process_id: u32) -> Vec<File> {
     let Ok(descriptors) = fs::read_dir(format!("/proc/{process_id}/fd")) else { return Vec::new() };
     let wanted = link_text();
-    let mut seen = BTreeSet::new();
     descriptors
         .flatten()
         .filter(|descriptor| fs::read_link(descriptor.path()).is_ok_and(|link| link.as_os_str() == wanted.as_str()))
-        .filter_map(|descriptor| run_in(open(&descriptor.path()).ok()?, process_id))
-        // A descriptor may be there twice.
-        .filter(|(_, number)| seen.insert(*number))
-        .map(|(run, _)| run)
+        .filter_map(|descriptor| open(&descriptor.path()).ok())
         .collect()
 }
 
@@ -193,15 +251,23 @@ fn open(path: &Path) -> io::Result<File> {
 
 /// The run of a file and the file's number, if it is what the launcher `process_id` has made.
 fn run_in(file: File, process_id: u32) -> Option<(Run, u64)> {
-    let metadata =
-        file.metadata().ok().filter(|metadata| metadata.is_file() && metadata.uid() == geteuid().as_raw())?;
-    let mut page = vec![0; PAGE_BYTES];
-    file.read_exact_at(&mut page, 0).ok()?;
-    let info = RunInfo::decode(&page)?;
+    let metadata = own_metadata(&file)?;
+    let info = info_in(&file)?;
     // In another container its number is another one, and those of its ranks are.
     let is_of_launcher = info.process_id == process_id && info.num_local_processes <= MAX_LOCAL_PROCESSES;
     let num_bytes = (1 + info.num_local_processes) as u64 * PAGE_BYTES as u64;
     (is_of_launcher && metadata.len() == num_bytes).then(|| (Run { info, file }, metadata.ino()))
+}
+
+/// Of a file that is one, and of this user.
+fn own_metadata(file: &File) -> Option<Metadata> {
+    file.metadata().ok().filter(|metadata| metadata.is_file() && metadata.uid() == geteuid().as_raw())
+}
+
+fn info_in(file: &File) -> Option<RunInfo> {
+    let mut page = vec![0; PAGE_BYTES];
+    file.read_exact_at(&mut page, 0).ok()?;
+    RunInfo::decode(&page)
 }
 
 #[cfg(test)]
@@ -222,6 +288,7 @@ mod tests {
             started: now(),
             restart_count: 0,
             max_restarts: 0,
+            part: RunPart::Launcher,
         }
     }
 
@@ -248,6 +315,34 @@ mod tests {
         assert!(own_runs(info.started).is_empty());
     }
 
+    /// Of one that waits, and of one whose ranks are on other machines.
+    #[test]
+    fn a_launcher_without_ranks_is_found_as_long_as_it_tells() {
+        let config = LaunchConfig {
+            args: vec!["--epochs".into()],
+            restart_count: 2,
+            max_restarts: 3,
+            ..LaunchConfig::new(crate::Program::Executable("train".into()), 4)
+        };
+        let before = now();
+        let status = StatusFile::of_pause(&config, Duration::from_secs(5), "rank 1 failed").unwrap();
+        let started = run_in(status.file.try_clone().unwrap(), std::process::id()).unwrap().0.info.started;
+        let runs = own_runs(started);
+        assert_eq!(runs.len(), 1);
+        let found = &runs[0];
+        assert_eq!((found.info.num_processes, found.info.restart_count, found.info.max_restarts), (4, 2, 3));
+        assert_eq!((found.info.command.join(" ").as_str(), found.ranks().len()), ("train --epochs", 0));
+        match &found.info.part {
+            RunPart::Pause { until, cause } => {
+                assert!((before..=now()).contains(&(until - 5_000_000_000)) && cause == "rank 1 failed", "{found:?}");
+            }
+            other => unreachable!("{other:?}"),
+        }
+        assert!(StatusFile::of_pause(&config, Duration::MAX, "").is_some(), "no time is too long");
+        drop((status, runs));
+        assert!(own_runs(started).is_empty());
+    }
+
     #[test]
     fn a_page_is_read_where_a_rank_has_written_it() {
         let status = StatusFile::create(&info()).unwrap();
@@ -264,7 +359,7 @@ mod tests {
         assert_eq!(activities.iter().map(|rank| rank.rank).collect::<Vec<_>>(), [3, 4]);
         assert_eq!(activities[0].activity, RankActivity::Unknown);
         match &activities[1].activity {
-            RankActivity::InCall { call, .. } => assert_eq!(call.to_string(), "barrier number 3"),
+            RankActivity::InCall { call, .. } => assert_eq!(call.to_string(), "barrier (collective 3)"),
             other => unreachable!("{other:?}"),
         }
     }
@@ -275,6 +370,22 @@ mod tests {
         let path = folder.path().join("pipe");
         rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RUSR).unwrap();
         assert!(run_in(open(&path).unwrap(), std::process::id()).is_none());
+    }
+
+    /// A rank has the right to write everywhere in the file.
+    #[test]
+    fn what_a_rank_writes_over_the_launchers_words_hides_the_run_and_not_what_the_launcher_knows() {
+        let info = info();
+        let status = StatusFile::create(&info).unwrap();
+        status.write(1, words::OWNER, 7);
+        status.file.write_all_at(&[0xff; PAGE_BYTES], 0).unwrap();
+        assert!(own_runs(info.started).is_empty());
+        assert!(is_unreadable(std::process::id()));
+        let activities = status.activities(0..2);
+        assert_eq!(activities.iter().map(|rank| rank.rank).collect::<Vec<_>>(), [3, 4]);
+        assert_eq!(activities[1].activity, RankActivity::Computing { after: None });
+        status.file.write_all_at(&info.encode(), 0).unwrap();
+        assert_eq!(own_runs(info.started).len(), 1, "it is there again");
     }
 
     #[test]
@@ -291,6 +402,8 @@ mod tests {
     #[case::garbage(&[0xff; PAGE_BYTES], PAGE_BYTES)]
     #[case::shorter_than_it_says(&info().encode(), 2 * PAGE_BYTES)]
     #[case::longer_than_it_says(&info().encode(), 4 * PAGE_BYTES)]
+    #[case::no_ranks_at_all(&RunInfo { num_local_processes: 0, ..info() }.encode(), PAGE_BYTES)]
+    #[case::deep(&[&1_u32.to_ne_bytes()[..], &4000_u32.to_ne_bytes(), &[b'['; 4088]].concat(), 3 * PAGE_BYTES)]
     #[case::of_another_launcher(&RunInfo { process_id: 1, ..info() }.encode(), 3 * PAGE_BYTES)]
     #[case::far_too_many(&RunInfo { num_local_processes: 1 << 40, num_processes: 1 << 41, ..info() }.encode(), 3 * PAGE_BYTES)]
     fn what_is_no_launchers_file_is_passed_over(#[case] bytes: &[u8], #[case] num_bytes: usize) {

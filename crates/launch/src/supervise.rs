@@ -13,7 +13,7 @@ mod terminal;
 use std::ffi::OsStr;
 use std::time::{Duration, Instant};
 
-use accelerate_core::status::RankSummary;
+use accelerate_core::status::{RankSummary, RunPart};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, getpid, set_child_subreaper};
 use serde::{Deserialize, Serialize};
@@ -75,22 +75,32 @@ pub struct RankOutcome {
 ///
 /// As [`launch`](crate::launch), apart from the checks that come before a plan.
 pub fn supervise(plan: &Plan, reporter: &mut dyn Reporter) -> Result<Outcome> {
-    supervise_with(plan, &mut listen()?, reporter)
+    supervise_with(plan, RunPart::Launcher, &mut listen()?, reporter)
 }
 
 pub(crate) fn listen() -> Result<Signals> {
     Signals::listen().map_err(|error| Error::system("listening to signals", error))
 }
 
-/// The same for one who listens already, and goes on with that.
-pub(crate) fn supervise_with(plan: &Plan, signals: &mut Signals, reporter: &mut dyn Reporter) -> Result<Outcome> {
+/// The same for one who listens already, and goes on with that. `part` is what is told of this process beside its ranks.
+pub(crate) fn supervise_with(
+    plan: &Plan,
+    part: RunPart,
+    signals: &mut Signals,
+    reporter: &mut dyn Reporter,
+) -> Result<Outcome> {
     signals.set_foreground(plan.in_foreground);
-    let outcome = supervise_listening(plan, signals, reporter);
+    let outcome = supervise_listening(plan, part, signals, reporter);
     signals.set_foreground(false);
     outcome
 }
 
-fn supervise_listening(plan: &Plan, signals: &mut Signals, reporter: &mut dyn Reporter) -> Result<Outcome> {
+fn supervise_listening(
+    plan: &Plan,
+    part: RunPart,
+    signals: &mut Signals,
+    reporter: &mut dyn Reporter,
+) -> Result<Outcome> {
     let logs = plan.ranks.iter().map(|rank| OpenLogs::open(&rank.log_files)).collect::<Result<Vec<_>>>()?;
     if plan.dedicated_process {
         // Descendants whose parents have died become children of this process instead of strangers.
@@ -113,7 +123,7 @@ fn supervise_listening(plan: &Plan, signals: &mut Signals, reporter: &mut dyn Re
         log_has_failed: false,
         terminal: None,
         memory: KillCounter::read(),
-        status: StatusFile::of_plan(plan),
+        status: StatusFile::of_plan(plan, part),
         started_at: Instant::now(),
         first_failure: None,
         activities: Vec::new(),

@@ -1,6 +1,6 @@
 //! What can go wrong between processes.
 
-use super::Failure;
+use super::{Failure, listed_ranks};
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CollectiveError {
@@ -86,9 +86,10 @@ pub(crate) enum CollectiveError {
     NotRows { found: String, rank: usize, wanted: usize },
 
     #[error(
-        "gather_for_metrics is called in a round in which rank(s) {ranks} have no batch (even_batches is false), \
-         so they cannot take part. Use even_batches: true, which fills up the last round (of streams, too) with rows that \
-         are left out of metrics exactly, or run the loop inside of accelerator.join_uneven_inputs"
+        "gather_for_metrics is called in a round without a batch of {} (even_batches is false), so not all can take part. Use \
+         even_batches: true, which fills up the last round (of streams, too) with rows that are left out of metrics exactly, or \
+         run the loop inside of accelerator.join_uneven_inputs",
+        listed_ranks(ranks)
     )]
     RanksWithoutBatch { ranks: String },
 

@@ -1,7 +1,13 @@
 //! A failed collective as people are told of it: which call it was, and where the other ranks were.
 
+use accelerate_core::status::operation;
 use std::fmt;
 use std::time::Duration;
+
+/// `rank 1`, or `ranks 1, 2`: of numbers with commas between them.
+pub(crate) fn listed_ranks(numbers: &str) -> String {
+    format!("{} {numbers}", if numbers.contains(',') { "ranks" } else { "rank" })
+}
 
 /// A collective call as one rank saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,7 +19,7 @@ pub(crate) struct CollectiveCall {
 
 impl fmt::Display for CollectiveCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} number {}", self.op, self.sequence)?;
+        f.write_str(&operation(&self.op, self.sequence))?;
         if self.shape.is_empty() { Ok(()) } else { write!(f, " on {}", self.shape) }
     }
 }
@@ -55,7 +61,7 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// The call: `rank 1 of 2, all_reduce number 7 on [2] Float`.
+    /// The call: `rank 1 of 2, all_reduce (collective 7) on [2] Float`.
     pub(crate) fn call(&self) -> String {
         format!("{}, {}", self.place, self.call)
     }

@@ -1,5 +1,6 @@
 //! Memory that runs out, and what can go wrong while a batch size that fits into it is looked for.
 
+use super::listed_ranks;
 use std::time::Duration;
 
 #[derive(Debug, thiserror::Error)]
@@ -26,8 +27,9 @@ pub(crate) enum MemoryError {
     RankFailed { rank: usize, batch_size: usize, text: String },
 
     #[error(
-        "find_executable_batch_size: rank(s) {ranks} did not come to the end of the try within {deadline:?}; they died \
-         or are stuck. Look at their output"
+        "find_executable_batch_size: {} did not come to the end of the try within {deadline:?}, so each of them died or is \
+         stuck. Look at its output",
+        listed_ranks(ranks)
     )]
     Silent { ranks: String, deadline: Duration },
 }

@@ -21,7 +21,7 @@ mod weights;
 pub(crate) use checkpoint::CheckpointError;
 pub(crate) use collective::CollectiveError;
 pub(crate) use data::DataError;
-pub(crate) use failure::{CollectiveCall, Failure, Findings, StoreState};
+pub(crate) use failure::{CollectiveCall, Failure, Findings, StoreState, listed_ranks};
 pub(crate) use launcher::LauncherError;
 pub(crate) use memory::{MemoryError, says_out_of_memory};
 pub(crate) use mismatch::{Mismatch, Misshaped};

@@ -1,5 +1,6 @@
 //! What can go wrong while the processes of a run find their place and each other.
 
+use super::listed_ranks;
 use accelerate_core::config::DynamoBackend;
 use accelerate_core::names::DistributedType;
 use std::time::Duration;
@@ -87,8 +88,9 @@ pub(crate) enum StateError {
     OtherObjects { missing: String, unexpected: String },
 
     #[error(
-        "rank(s) {missing} of {world_size} did not arrive within {timeout:?}; look at their output, or start all \
-         {world_size} processes"
+        "{} of {world_size} did not arrive within {timeout:?}; look at what was printed there, or start all \
+         {world_size} processes",
+        listed_ranks(missing)
     )]
     NotArrived { missing: String, world_size: usize, timeout: Duration, source: torch_ext::Error },
 

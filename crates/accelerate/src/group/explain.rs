@@ -1,8 +1,9 @@
 //! Failed collectives: who is to blame is asked in the journal, and who has failed by itself says so there.
 
 use super::peer_process::await_ends;
-use super::{BACKWARD, GRADIENT_REDUCTION, Group, Links};
+use super::{GRADIENT_REDUCTION, Group, Links};
 use crate::error::{CollectiveCall, CollectiveError, Error, Failure, StoreState};
+use accelerate_core::status::BACKWARD;
 use std::sync::atomic::Ordering;
 
 impl Group {
@@ -47,7 +48,9 @@ impl Group {
     fn long_call_of(&self, rank: usize) -> torch_ext::Result<Option<CollectiveCall>> {
         let Some(watch) = &self.watch else { return Ok(None) };
         Ok(watch.call_of(rank, &self.inner.name)?.map(|call| match call.op == BACKWARD {
-            true => CollectiveCall { op: GRADIENT_REDUCTION.to_owned(), sequence: call.sequence + 1, ..call },
+            true => {
+                CollectiveCall { op: GRADIENT_REDUCTION.to_owned(), sequence: call.sequence.saturating_add(1), ..call }
+            }
             false => call,
         }))
     }

@@ -221,8 +221,8 @@ mod tests {
             deadline: Duration::from_secs(5),
             findings,
         };
-        assert_eq!(failure.call(), "rank 0 of 4, all_reduce number 3 on [2] Float");
-        assert_eq!(failure.blame(), "rank 3 has not made this call; rank 1 is in barrier number 9 on [2] Float");
+        assert_eq!(failure.call(), "rank 0 of 4, all_reduce (collective 3) on [2] Float");
+        assert_eq!(failure.blame(), "rank 3 has not made this call; rank 1 is in barrier (collective 9) on [2] Float");
     }
 
     #[test]

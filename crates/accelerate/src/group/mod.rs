@@ -29,9 +29,7 @@ use torch_ext::{GlooOptions, ProcessGroup, Store, Work, scalar};
 pub(crate) use transport::{NeededBy, PendingSum, ShardTransport};
 pub(crate) use watch::Watch;
 
-/// A backward pass, in which the reducer makes calls that nobody numbers, as people are told of it: with the last call before.
-const BACKWARD: &str = "a backward pass after call";
-/// What fails there.
+/// What fails in a backward pass ([`BACKWARD`](accelerate_core::status::BACKWARD)).
 const GRADIENT_REDUCTION: &str = "gradient reduction";
 
 /// How values of several ranks become one.

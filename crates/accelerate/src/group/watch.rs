@@ -5,10 +5,11 @@
 //! to wait, the main process tells of all that it finds there, again after twice the time. Nothing is written while calls are
 //! short.
 
-use super::{BACKWARD, Group, Inner, Members};
+use super::{Group, Inner, Members};
 use crate::error::CollectiveCall;
 use crate::messages;
 use crate::status::{CallLog, LoggedCall, LoggedGroup};
+use accelerate_core::status::BACKWARD;
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -393,9 +394,8 @@ mod tests {
     #[test]
     fn ranks_in_the_same_call_are_named_together() {
         let call = |text: &str| Some(text.to_owned());
-        let calls = [(0, call("barrier number 3")), (1, None), (2, call("barrier number 3"))];
-        let wanted =
-            "ranks 0, 2 are in barrier number 3; rank 1 is in no call for long, and computes, is stuck or has ended";
+        let calls = [(0, call("barrier (collective 3)")), (1, None), (2, call("barrier (collective 3)"))];
+        let wanted = "ranks 0, 2 are in barrier (collective 3); rank 1 is in no call for long, and computes, is stuck or has ended";
         assert_eq!(describe(&calls), wanted);
     }
 }

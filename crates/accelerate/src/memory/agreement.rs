@@ -166,7 +166,7 @@ mod tests {
         let meeting = Meeting { store, rank: 0, world_size: 3, deadline: Duration::from_millis(20) };
         assert_eq!(meeting.decide(&Verdict::Done).unwrap(), Decision::Silent { ranks: vec![1, 2] });
         let text = meeting.silent(&[1, 2]).to_string();
-        assert!(text.contains("rank(s) 1, 2 did not come"), "{text}");
+        assert!(text.contains("ranks 1, 2 did not come"), "{text}");
     }
 
     #[test]

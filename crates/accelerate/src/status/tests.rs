@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use accelerate_core::status::{FILE_NAME, PAGE_BYTES, RankStatus};
+use accelerate_core::status::{FILE_NAME, PAGE_BYTES, RankStatus, RunPart};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::AtomicBool;
@@ -20,6 +20,7 @@ fn file(seals: SealFlags, process_id: u32) -> File {
         started: 1,
         restart_count: 0,
         max_restarts: 0,
+        part: RunPart::Launcher,
     };
     file.set_len(3 * PAGE_BYTES as u64).unwrap();
     file.write_all_at(&info.encode(), 0).unwrap();

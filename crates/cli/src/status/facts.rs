@@ -4,7 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use accelerate_core::files::in_one_line;
-use accelerate_core::status::{RankActivity, RankStatus, RunInfo, awaited_ranks, samples_per_second};
+use accelerate_core::status::{RankActivity, RankStatus, RunInfo, RunPart, awaited_ranks, samples_per_second};
 use accelerate_launch::signal_name;
 use accelerate_launch::status::{Run, now};
 use serde::Serialize;
@@ -17,16 +17,44 @@ const LONG: Duration = Duration::from_secs(1);
 pub(super) struct RunFacts {
     /// The launcher's process.
     pub(super) launcher: u32,
+    /// The name of the launcher's machine, if that is not this one.
+    pub(super) launcher_host: Option<String>,
     pub(super) version: String,
     pub(super) command: Vec<String>,
     pub(super) num_processes: usize,
-    pub(super) first_rank: usize,
+    /// Since these ranks were started; in a pause, since it began.
     pub(super) elapsed_seconds: f64,
-    /// How often it was started before, after failures.
+    /// How often it was started before, after failures; in a pause, with the start that comes.
     pub(super) restart_count: usize,
     pub(super) max_restarts: usize,
+    /// Between a failure and the next start.
+    pub(super) pause: Option<PauseFacts>,
+    /// All machines with agents of the launcher, as far as this one knows them; of very many, the first.
+    pub(super) machines: Vec<String>,
+    /// `null`: only a launcher that is on this machine knows how many there are.
+    pub(super) num_machines: Option<usize>,
+    /// The agents of this machine.
+    pub(super) agents: Vec<AgentFacts>,
     /// Those of this machine.
     pub(super) ranks: Vec<RankFacts>,
+}
+
+/// An agent, as JSON has it.
+#[derive(Debug, Serialize)]
+pub(super) struct AgentFacts {
+    pub(super) process_id: u32,
+    /// What the launcher calls its machine.
+    pub(super) machine: String,
+    pub(super) ranks: Vec<usize>,
+}
+
+/// What comes after a failure, as JSON has it.
+#[derive(Debug, Serialize)]
+pub(super) struct PauseFacts {
+    /// Until the next start.
+    pub(super) seconds: f64,
+    /// What the last attempt died of.
+    pub(super) cause: String,
 }
 
 /// A rank, as JSON has it.
@@ -73,29 +101,71 @@ pub(super) enum State {
 }
 
 impl RunFacts {
-    pub(super) fn of(run: &Run) -> Self {
-        let (ranks, now) = (run.ranks(), now());
-        Self::told(&run.info, &ranks, now, &process)
+    /// `None` of no parts at all.
+    pub(super) fn of(parts: &[Run]) -> Option<Self> {
+        let parts: Vec<_> = parts.iter().map(|part| (&part.info, part.ranks())).collect();
+        Self::told(&parts, now(), &process)
     }
 
-    /// From what ranks tell and, by `process`, the kernel.
-    fn told(info: &RunInfo, ranks: &[RankStatus], now: u64, process: &dyn Fn(u32) -> Process) -> Self {
-        let awaited = awaited_ranks(ranks, info.num_processes, now, LONG);
-        let ranks = ranks.iter().zip(awaited).enumerate().map(|(index, (status, awaited))| RankFacts {
-            awaited,
-            ..RankFacts::of(info.first_rank + index, status, now, process)
-        });
-        Self {
-            launcher: info.process_id,
+    /// From what the parts of a run and their ranks tell and, by `process`, the kernel. The first part speaks for all.
+    fn told(parts: &[(&RunInfo, Vec<RankStatus>)], now: u64, process: &dyn Fn(u32) -> Process) -> Option<Self> {
+        let (info, _) = parts.first()?;
+        let numbers = parts.iter().flat_map(|(info, ranks)| numbers(info.first_rank, ranks.len()));
+        let ranks: Vec<RankStatus> = parts.iter().flat_map(|(_, ranks)| ranks.iter().cloned()).collect();
+        let awaited = awaited_ranks(&ranks, info.num_processes, now, LONG);
+        let ranks = numbers
+            .zip(&ranks)
+            .zip(awaited)
+            .map(|((rank, status), awaited)| RankFacts { awaited, ..RankFacts::of(rank, status, now, process) });
+        let agents: Vec<AgentFacts> = parts.iter().filter_map(|(info, _)| AgentFacts::of(info)).collect();
+        let (launcher, launcher_host) = match &info.part {
+            RunPart::Agent { launcher, .. } => (launcher.process_id, Some(in_one_line(&launcher.host))),
+            _ => (info.process_id, None),
+        };
+        let (machines, num_machines) = match &info.part {
+            RunPart::LauncherOfAgents { machines, num_machines, .. } => {
+                (machines.iter().map(|machine| in_one_line(machine)).collect(), Some(*num_machines))
+            }
+            _ => (agents.iter().map(|agent| agent.machine.clone()).collect(), None),
+        };
+        let pause = match &info.part {
+            RunPart::Pause { until, cause } => {
+                Some(PauseFacts { seconds: seconds(until.saturating_sub(now)), cause: in_one_line(cause) })
+            }
+            _ => None,
+        };
+        Some(Self {
+            launcher,
+            launcher_host,
             version: in_one_line(&info.version),
             command: info.command.iter().map(|word| in_one_line(word)).collect(),
             num_processes: info.num_processes,
-            first_rank: info.first_rank,
-            elapsed_seconds: Duration::from_nanos(now.saturating_sub(info.started)).as_secs_f64(),
+            elapsed_seconds: seconds(now.saturating_sub(info.started)),
             restart_count: info.restart_count,
             max_restarts: info.max_restarts,
+            pause,
+            machines,
+            num_machines,
+            agents,
             ranks: ranks.collect(),
-        }
+        })
+    }
+}
+
+/// The numbers of so many ranks. What was read may be nonsense, so nothing is beyond all numbers.
+fn numbers(first_rank: usize, num_ranks: usize) -> impl Iterator<Item = usize> {
+    (0..num_ranks).map(move |index| first_rank.saturating_add(index))
+}
+
+fn seconds(nanoseconds: u64) -> f64 {
+    Duration::from_nanos(nanoseconds).as_secs_f64()
+}
+
+impl AgentFacts {
+    fn of(info: &RunInfo) -> Option<Self> {
+        let RunPart::Agent { machine, .. } = &info.part else { return None };
+        let ranks = numbers(info.first_rank, info.num_local_processes).collect();
+        Some(Self { process_id: info.process_id, machine: in_one_line(machine), ranks })
     }
 }
 
@@ -164,10 +234,60 @@ fn read(status: &str) -> Process {
 #[allow(clippy::unwrap_used)]
 pub(super) mod tests {
     use super::*;
-    use accelerate_core::status::{CallRecord, Progress};
+    use accelerate_core::status::{CallRecord, LauncherName, Progress};
     use rstest::rstest;
 
     const SECOND: u64 = 1_000_000_000;
+
+    fn info(first_rank: usize, num_local_processes: usize, part: RunPart) -> RunInfo {
+        RunInfo {
+            version: "1.0".to_owned(),
+            process_id: 39,
+            command: ["train", "--epochs", "3"].map(str::to_owned).into(),
+            num_processes: 16,
+            first_rank,
+            num_local_processes,
+            started: SECOND,
+            restart_count: 0,
+            max_restarts: 0,
+            part,
+        }
+    }
+
+    /// The agent of process 50 for a machine of this name.
+    fn agent(machine: &str, first_rank: usize, num_local_processes: usize) -> RunInfo {
+        let launcher = LauncherName { host: "head\n".to_owned(), process_id: 39, id: 7 };
+        let part = RunPart::Agent { machine: machine.to_owned(), launcher };
+        RunInfo { process_id: 50, ..info(first_rank, num_local_processes, part) }
+    }
+
+    fn no_process(_: u32) -> Process {
+        Process::default()
+    }
+
+    /// A launcher of four machines, with those of them that are here.
+    pub(in crate::status) fn run_on_machines(here: &[(&str, usize)]) -> RunFacts {
+        let machines = ["a", "b", "c", "d"].map(str::to_owned).into();
+        let launcher = info(0, 0, RunPart::LauncherOfAgents { id: 7, machines, num_machines: 4 });
+        let agents: Vec<_> = here.iter().map(|&(machine, first_rank)| agent(machine, first_rank, 2)).collect();
+        let parts = agents.iter().map(|agent| (agent, vec![RankStatus::default(); 2]));
+        let parts: Vec<_> = std::iter::once((&launcher, Vec::new())).chain(parts).collect();
+        RunFacts::told(&parts, 10 * SECOND, &no_process).unwrap()
+    }
+
+    /// The agent of a launcher that is on another machine.
+    pub(in crate::status) fn run_of_an_agent() -> RunFacts {
+        let info = agent("b", 4, 2);
+        RunFacts::told(&[(&info, vec![RankStatus::default(); 2])], 10 * SECOND, &no_process).unwrap()
+    }
+
+    /// Four seconds before it is started again.
+    pub(in crate::status) fn run_in_a_pause() -> RunFacts {
+        let cause = "rank 1 exited with code 3\u{1b}".to_owned();
+        let part = RunPart::Pause { until: 14 * SECOND, cause };
+        let info = RunInfo { restart_count: 2, max_restarts: 3, ..info(0, 0, part) };
+        RunFacts::told(&[(&info, Vec::new())], 10 * SECOND, &no_process).unwrap()
+    }
 
     /// Rank 5 waits for rank 4, which computes; rank 6 tells nothing, and rank 7 has been killed.
     pub(in crate::status) fn run() -> RunFacts {
@@ -194,26 +314,12 @@ pub(super) mod tests {
         let silent = RankStatus { started: Some(42), ..RankStatus::default() };
         let killed = RankStatus { started: Some(43), ended: Some(Err(9)), ..RankStatus::default() };
         let ranks = [computing, rank(41, vec![call(17, 6, None)]), silent, killed];
-        let command = ["train", "--epochs", "3"].map(str::to_owned).into();
-        let (num_processes, num_local_processes) = (16, 4);
-        let version = "1.0".to_owned();
-        let info = RunInfo {
-            version,
-            process_id: 39,
-            command,
-            num_processes,
-            first_rank: 4,
-            num_local_processes,
-            started: SECOND,
-            restart_count: 0,
-            max_restarts: 0,
-        };
         let process = |id| match id {
             44 => Process { state: Some(State::Stopped), resident_bytes: Some(1_200_000_000) },
             41 | 42 => Process { state: Some(State::Running), resident_bytes: Some(1_000_000) },
             other => unreachable!("{other} has ended, or is the shell of another one"),
         };
-        RunFacts::told(&info, &ranks, 10 * SECOND, &process)
+        RunFacts::told(&[(&info(4, 4, RunPart::Launcher), ranks.into())], 10 * SECOND, &process).unwrap()
     }
 
     #[test]
@@ -236,6 +342,47 @@ pub(super) mod tests {
         assert_eq!((of(1).samples, of(1).samples_per_second), (64, Some(6.4)));
         assert_eq!((of(2).tells, of(2).steps, of(2).samples_per_second), (false, 0, None));
         assert_eq!((of(3).signal.as_deref(), of(3).exit_code, of(3).resident_bytes), (Some("SIGKILL"), None, None));
+    }
+
+    #[test]
+    fn what_agents_tell_is_one_run_with_what_their_launcher_does() {
+        let run = run_on_machines(&[("a", 0), ("c", 5)]);
+        assert_eq!((run.launcher, run.launcher_host.as_deref(), run.num_machines), (39, None, Some(4)));
+        assert_eq!(run.ranks.iter().map(|rank| rank.rank).collect::<Vec<_>>(), [0, 1, 5, 6]);
+        let agents: Vec<_> = run.agents.iter().map(|agent| (agent.machine.as_str(), agent.ranks.as_slice())).collect();
+        assert_eq!(agents, [("a", &[0, 1][..]), ("c", &[5, 6])]);
+        assert_eq!(run.machines, ["a", "b", "c", "d"]);
+        // Of a launcher elsewhere there is what its agent knows, in a form that cannot steer a terminal.
+        let run = run_of_an_agent();
+        assert_eq!((run.launcher, run.launcher_host.as_deref(), run.num_machines), (39, Some("head\\n"), None));
+        assert_eq!(run.machines, ["b"]);
+    }
+
+    /// Somebody may have written over what the launcher says.
+    #[test]
+    fn numbers_that_no_run_has_are_shown_and_break_nothing() {
+        let all = usize::MAX;
+        let info = RunInfo {
+            num_processes: all,
+            started: u64::MAX,
+            restart_count: all,
+            ..info(all - 2, 2, RunPart::Launcher)
+        };
+        let run = RunFacts::told(&[(&info, vec![RankStatus::default(); 2])], SECOND, &no_process).unwrap();
+        assert_eq!(run.ranks.iter().map(|rank| rank.rank).collect::<Vec<_>>(), [all - 2, all - 1]);
+        assert_eq!(run.elapsed_seconds, 0.0);
+        let pause = RunPart::Pause { until: u64::MAX, cause: String::new() };
+        let run =
+            RunFacts::told(&[(&RunInfo { part: pause, num_local_processes: 0, ..info }, Vec::new())], 0, &no_process);
+        assert!(run.unwrap().pause.unwrap().seconds.is_finite());
+    }
+
+    #[test]
+    fn a_run_in_a_pause_says_how_long_and_why() {
+        let run = run_in_a_pause();
+        let pause = run.pause.unwrap();
+        assert_eq!((pause.seconds, pause.cause.as_str()), (4.0, "rank 1 exited with code 3\\u{1b}"));
+        assert!(run.ranks.is_empty() && run.agents.is_empty());
     }
 
     #[rstest]

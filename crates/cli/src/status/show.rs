@@ -3,12 +3,12 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use accelerate_core::status::number_ranges;
+use accelerate_core::status::{named_ranks, number_ranges, operation};
 use accelerate_core::weight_files::format_size;
 use anstyle::{AnsiColor, Style};
 
 use super::facts::{CallFacts, RankFacts, RunFacts, State};
-use crate::table::{Align, Table, age, processes};
+use crate::table::{Align, Table, age, count, processes};
 
 /// Where there is no run.
 pub(super) fn nothing() -> String {
@@ -19,40 +19,97 @@ pub(super) fn nothing() -> String {
 
 /// Several runs, a line for each.
 pub(super) fn list(runs: &[RunFacts]) -> String {
-    let mut table = Table::new(&[
+    let has_machines = runs.iter().any(|run| !run.machines.is_empty());
+    let mut columns = vec![
         ("launcher", Align::Right),
         ("ranks", Align::Right),
         ("running for", Align::Right),
         ("step", Align::Right),
         ("awaited", Align::Left),
-        ("program", Align::Left),
-    ]);
+    ];
+    columns.extend(has_machines.then_some(("machine (agent)", Align::Left)));
+    columns.push(("program", Align::Left));
+    let mut table = Table::new(&columns);
     for run in runs {
         let awaited = awaited(run);
         let style = if awaited.is_empty() { Style::new() } else { AnsiColor::Yellow.on_default() };
         let steps = run.ranks.iter().filter(|rank| rank.tells).map(|rank| rank.steps).max();
-        let cells = [
+        let mut cells = vec![
             run.launcher.to_string(),
-            run.ranks.len().to_string(),
-            lasted(run.elapsed_seconds),
+            num_ranks(run),
+            run.pause.as_ref().map_or_else(|| lasted(run.elapsed_seconds), |_| "waits".to_owned()),
             steps.map_or_else(|| "-".to_owned(), |steps| steps.to_string()),
             if awaited.is_empty() { "-".to_owned() } else { number_ranges(&awaited) },
-            shortened(&run.command),
         ];
-        table.push(style, cells.into());
+        cells.extend(has_machines.then(|| machines_here(run)));
+        cells.push(shortened(&run.command));
+        table.push(style, cells);
     }
     format!("{}\naccelerate status LAUNCHER shows one of them\n", table.text(""))
 }
 
+/// Those of this machine, of all.
+fn num_ranks(run: &RunFacts) -> String {
+    match run.ranks.len() {
+        all if all == run.num_processes => all.to_string(),
+        here => format!("{here} of {}", run.num_processes),
+    }
+}
+
+/// Which machines of the run are this one, and where the launcher is if it is elsewhere.
+fn machines_here(run: &RunFacts) -> String {
+    let agents: Vec<String> =
+        run.agents.iter().map(|agent| format!("{} ({})", agent.machine, agent.process_id)).collect();
+    match (agents.as_slice(), &run.launcher_host) {
+        ([], _) if run.machines.is_empty() => "-".to_owned(),
+        ([], _) => "none here".to_owned(),
+        (agents, None) => agents.join(", "),
+        (agents, Some(host)) => format!("{}, launcher on {host}", agents.join(", ")),
+    }
+}
+
 /// One run with its ranks.
 pub(super) fn one(run: &RunFacts) -> String {
-    let RunFacts { launcher, num_processes, first_rank, ranks, .. } = run;
-    let mut text = format!("{}\n", shortened(&run.command));
-    let mut started = processes(*num_processes);
-    if let RunFacts { restart_count: 1.., .. } = run {
-        let _ = write!(started, ", restart {} of {}", run.restart_count, run.max_restarts);
+    let mut text = format!("{}\n{}\n", shortened(&run.command), headline(run));
+    for agent in &run.agents {
+        let _ = writeln!(text, "agent {} on {}: {}", agent.process_id, agent.machine, named_ranks(&agent.ranks));
     }
-    let _ = writeln!(text, "launcher {launcher}, {started}, for {}\n", lasted(run.elapsed_seconds));
+    text += "\n";
+    if !run.ranks.is_empty() {
+        text += &table_of(&run.ranks);
+    }
+    let notes = notes(run);
+    if !run.ranks.is_empty() && !notes.is_empty() {
+        text += "\n";
+    }
+    text + &notes
+}
+
+fn headline(run: &RunFacts) -> String {
+    let mut text = format!("launcher {}", run.launcher);
+    if let Some(host) = &run.launcher_host {
+        let _ = write!(text, " on {host}");
+    }
+    let _ = write!(text, ", {}", processes(run.num_processes));
+    if let Some(number) = run.num_machines {
+        let _ = write!(text, " on {}", count(number as u64, "machine"));
+    }
+    let restart = format!("restart {} of {}", run.restart_count, run.max_restarts);
+    match &run.pause {
+        Some(pause) => {
+            let _ = write!(text, ", waits to be started again: {restart} begins in {}", lasted(pause.seconds));
+        }
+        None => {
+            let _ = match run.restart_count {
+                0 => write!(text, ", for {}", lasted(run.elapsed_seconds)),
+                _ => write!(text, ", {restart}, for {}", lasted(run.elapsed_seconds)),
+            };
+        }
+    }
+    text
+}
+
+fn table_of(ranks: &[RankFacts]) -> String {
     let mut table = Table::new(&[
         ("", Align::Left),
         ("rank", Align::Right),
@@ -72,12 +129,7 @@ pub(super) fn one(run: &RunFacts) -> String {
         };
         table.push(style, row(rank));
     }
-    text += &table.text("");
-    let notes = notes(run, *first_rank);
-    if !notes.is_empty() {
-        let _ = write!(text, "\n{notes}");
-    }
-    text
+    table.text("")
 }
 
 fn row(rank: &RankFacts) -> Vec<String> {
@@ -112,7 +164,7 @@ fn state(rank: &RankFacts) -> String {
 fn doing(rank: &RankFacts) -> (String, Option<f64>) {
     let name = |call: &CallFacts| {
         let site = call.site.as_ref().map_or_else(String::new, |site| format!(" at {site}"));
-        format!("{} number {}{site}", call.op, call.number)
+        format!("{}{site}", operation(&call.op, call.number))
     };
     match (&rank.call, &rank.last_call) {
         _ if !rank.tells => ("not told".to_owned(), None),
@@ -122,8 +174,8 @@ fn doing(rank: &RankFacts) -> (String, Option<f64>) {
     }
 }
 
-/// What the table means.
-fn notes(run: &RunFacts, first_rank: usize) -> String {
+/// What the table means, and what is not in it.
+fn notes(run: &RunFacts) -> String {
     let mut notes = String::new();
     let awaited = awaited(run);
     match awaited.as_slice() {
@@ -142,23 +194,48 @@ fn notes(run: &RunFacts, first_rank: usize) -> String {
     let silent: Vec<usize> =
         run.ranks.iter().filter(|rank| !rank.tells && rank.state != State::Ended).map(|rank| rank.rank).collect();
     if !silent.is_empty() {
-        let of = if silent.len() == 1 { "rank" } else { "ranks" };
         let _ = writeln!(
             notes,
-            "Nothing is told by {of} {}: the program does not use accelerate-rs, or has not built its Accelerator yet.",
-            number_ranges(&silent)
+            "Nothing is told by {}: the program does not use accelerate-rs, or has not built its Accelerator yet.",
+            named_ranks(&silent)
         );
     }
-    if run.ranks.len() < run.num_processes {
-        let here: Vec<usize> = (first_rank..first_rank + run.ranks.len()).collect();
-        let _ = writeln!(
-            notes,
-            "Ranks {} of {} are on this machine; run `accelerate status` on the others for theirs.",
-            number_ranges(&here),
-            run.num_processes
-        );
+    if let Some(pause) = &run.pause {
+        let _ = writeln!(notes, "The last attempt has failed: {}", pause.cause);
+    } else if run.ranks.len() < run.num_processes {
+        notes += &elsewhere(run);
     }
     notes
+}
+
+/// Where to ask for the other ranks.
+fn elsewhere(run: &RunFacts) -> String {
+    const MOST_NAMED: usize = 16;
+    let here: Vec<usize> = run.ranks.iter().map(|rank| rank.rank).collect();
+    let is_here = |machine: &&String| run.agents.iter().any(|agent| agent.machine == **machine);
+    let others: Vec<&str> = run.machines.iter().filter(|machine| !is_here(machine)).map(String::as_str).collect();
+    let verb = if here.len() == 1 { "is" } else { "are" };
+    let found = match here.as_slice() {
+        [] => format!("None of its {} is on this machine", count(run.num_processes as u64, "rank")),
+        _ => format!("{} of {} {verb} on this machine", capitalized(&named_ranks(&here)), run.num_processes),
+    };
+    let Some(first) = others.first() else {
+        return format!("{found}; run `accelerate status` on the others for theirs.\n");
+    };
+    let named = &others[..others.len().min(MOST_NAMED)];
+    let num_others = run.num_machines.unwrap_or_default().saturating_sub(run.agents.len());
+    let more = match num_others.saturating_sub(named.len()) {
+        0 => String::new(),
+        number => format!(" and {number} more"),
+    };
+    format!(
+        "{found}. Each machine shows its own: ask {}{more}, such as by `ssh {first} accelerate status`.\n",
+        named.join(", ")
+    )
+}
+
+fn capitalized(text: &str) -> String {
+    text.replacen('r', "R", 1)
 }
 
 fn awaited(run: &RunFacts) -> Vec<usize> {
@@ -181,7 +258,7 @@ fn shortened(command: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::facts::tests::run;
+    use super::super::facts::tests::{run, run_in_a_pause, run_of_an_agent, run_on_machines};
     use super::*;
 
     fn plain(text: &str) -> String {
@@ -196,8 +273,8 @@ train --epochs 3
 launcher 39, 16 processes, for 9.0 s
 
    rank  process  state    step  samples/s  memory    for  doing
->     4       44  stopped     3        6.4  1.2 GB  5.0 s  computing after all_reduce number 16 at src/main.rs:40
-      5       41  running     3        6.4    1 MB  4.0 s  all_reduce number 17 at src/main.rs:40
+>     4       44  stopped     3        6.4  1.2 GB  5.0 s  computing after all_reduce (collective 16) at src/main.rs:40
+      5       41  running     3        6.4    1 MB  4.0 s  all_reduce (collective 17) at src/main.rs:40
       6       42  running     -          -    1 MB      -  not told
       7       43  SIGKILL     -          -       -      -  not told
 
@@ -215,10 +292,72 @@ Ranks 4-7 of 16 are on this machine; run `accelerate status` on the others for t
     }
 
     #[test]
+    fn a_run_in_a_pause_waits() {
+        let wanted = "\
+train --epochs 3
+launcher 39, 16 processes, waits to be started again: restart 2 of 3 begins in 4.0 s
+
+The last attempt has failed: rank 1 exited with code 3\\u{1b}
+";
+        assert_eq!(plain(&one(&run_in_a_pause())), wanted);
+    }
+
+    #[test]
+    fn ranks_of_other_machines_are_to_be_asked_for_there() {
+        let wanted = "\
+train --epochs 3
+launcher 39, 16 processes on 4 machines, for 9.0 s
+
+None of its 16 ranks is on this machine. Each machine shows its own: ask a, b, c, d, such as by `ssh a accelerate status`.
+";
+        assert_eq!(plain(&one(&run_on_machines(&[]))), wanted);
+        let text = plain(&one(&run_on_machines(&[("a", 0), ("c", 5)])));
+        assert!(text.contains("for 9.0 s\nagent 50 on a: ranks 0-1\nagent 50 on c: ranks 5-6\n\n"), "{text}");
+        let last = "\nRanks 0-1, 5-6 of 16 are on this machine. Each machine shows its own: ask b, d, such as by `ssh b accelerate status`.\n";
+        assert!(text.ends_with(last), "{text}");
+        let text = plain(&one(&run_of_an_agent()));
+        assert!(
+            text.contains("\nlauncher 39 on head\\n, 16 processes, for 9.0 s\nagent 50 on b: ranks 4-5\n\n"),
+            "{text}"
+        );
+        assert!(
+            text.ends_with(
+                "\nRanks 4-5 of 16 are on this machine; run `accelerate status` on the others for theirs.\n"
+            ),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn of_very_many_machines_the_first_are_named() {
+        let machines: Vec<String> = (0..100).map(|number| format!("n{number}")).collect();
+        let text = plain(&one(&RunFacts { machines, num_machines: Some(3000), ..run_on_machines(&[]) }));
+        assert!(text.contains(" ask n0, n1, ") && text.contains(", n15 and 2984 more, such as by "), "{text}");
+    }
+
+    #[test]
     fn several_runs_are_a_list() {
-        let text = plain(&list(&[run(), run()]));
-        assert!(text.contains("39      4        9.0 s     3  4        train --epochs 3\n"), "{text}");
-        assert!(text.contains("accelerate status LAUNCHER"), "{text}");
+        let wanted = "\
+launcher    ranks  running for  step  awaited  program
+      39  4 of 16        9.0 s     3  4        train --epochs 3
+      39  0 of 16        waits     -  -        train --epochs 3
+
+accelerate status LAUNCHER shows one of them
+";
+        assert_eq!(plain(&list(&[run(), run_in_a_pause()])), wanted);
+    }
+
+    #[test]
+    fn the_list_says_which_machine_an_agent_is_for_and_whose_it_is() {
+        let text = plain(&list(&[run(), run_on_machines(&[("a", 0)]), run_on_machines(&[]), run_of_an_agent()]));
+        let wanted = "\
+launcher    ranks  running for  step  awaited  machine (agent)             program
+      39  4 of 16        9.0 s     3  4        -                           train --epochs 3
+      39  2 of 16        9.0 s     -  -        a (50)                      train --epochs 3
+      39  0 of 16        9.0 s     -  -        none here                   train --epochs 3
+      39  2 of 16        9.0 s     -  -        b (50), launcher on head\\n  train --epochs 3
+";
+        assert!(text.starts_with(wanted), "{text}");
     }
 
     #[test]

@@ -308,7 +308,7 @@ fn a_machine_that_says_nothing_any_more_is_named_and_ends_the_others() {
     command.stderr(Stdio::piped());
     let ended = Finished::from(witness.start(command).wait_with_output().unwrap());
     let words = [
-        "b: it says nothing any more; ending 1 rank(s) elsewhere",
+        "b: it says nothing any more; ending 1 rank elsewhere",
         "error: b: it has said nothing for 0.5 s while ranks 1-2 were running",
     ];
     ended.expect(1, &words);
@@ -347,7 +347,7 @@ fn a_machine_that_is_lost_is_named_with_the_words_of_ssh() {
     ended.expect(
         1,
         &[
-            "b: the connection has ended; ending 2 rank(s) elsewhere",
+            "b: the connection has ended; ending 2 ranks elsewhere",
             "error: b: the connection broke while ranks 2-3 were running (ssh exited with code 255)\n    \
              Timeout, server b not responding.",
         ],

@@ -67,7 +67,10 @@ fn the_calls_of_all_machines_are_told(
     ended.expect(code, &[error]);
     for told in told {
         let line = ended.stderr.lines().find(|line| line.contains(told)).unwrap_or_else(|| panic!("{told}: {ended:?}"));
-        assert!(!told.ends_with(" in") || line.contains(" in all_reduce number 17 at src/train.rs:40 for "), "{line}");
+        assert!(
+            !told.ends_with(" in") || line.contains(" in all_reduce (collective 17) at src/train.rs:40 for "),
+            "{line}"
+        );
     }
     witness.expect_nobody_survives();
 }

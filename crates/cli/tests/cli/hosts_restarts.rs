@@ -62,7 +62,7 @@ fn a_run_goes_on_without_a_machine_that_is_lost() {
     let told = [
         "accelerate launch: b: the connection broke while rank 1 was running (ssh exited with code 255); restart 1 of 1 begins in 5.5 s, \
          when no rank can be left where nobody is heard\n",
-        &format!("accelerate launch: b: left out, so 2 machine(s) start 3 process(es) without it, because {REFUSED}"),
+        &format!("accelerate launch: b: left out, so 2 machines start 3 processes without it, because {REFUSED}"),
     ];
     ended.expect(0, &told);
     let wanted = [
@@ -87,7 +87,7 @@ fn a_run_may_begin_without_a_machine_if_that_is_said() {
         finished(command)
     };
     let ended = launch(&["--min_machines", "2"]);
-    ended.expect(0, &[&format!("a: left out, so 2 machine(s) start 2 process(es) without it, because {REFUSED}")]);
+    ended.expect(0, &[&format!("a: left out, so 2 machines start 2 processes without it, because {REFUSED}")]);
     assert_eq!(ended.sorted_stdout(), ["b 0/2", "b 1/2"]);
     for flags in [&[][..], &["--min_machines", "3"], &["--max_restarts", "5"]] {
         let ended = launch(flags);
@@ -141,7 +141,7 @@ fn files_of_all_attempts_are_in_one_folder_for_each_machine() {
          exec 9<>{pipe}; echo >&9; exec sleep 600",
         ssh.path("gone_a").display()
     );
-    finished(ssh.launch_script("a:1,b:1,c:1", &flags, &script)).expect(0, &["a: left out, so 2 machine(s) start"]);
+    finished(ssh.launch_script("a:1,b:1,c:1", &flags, &script)).expect(0, &["a: left out, so 2 machines start"]);
     let mut found = Vec::new();
     for run in fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap()) {
         let machine = run.file_name().to_str().unwrap().rsplit_once('_').unwrap().1.to_owned();

@@ -136,7 +136,7 @@ fn children_that_left_the_group_are_ended_and_mentioned() {
     let mut command = launch_script(2, &[], &script);
     command.stderr(Stdio::piped());
     let ended = Finished::from(witness.start(command).wait_with_output().unwrap());
-    ended.expect(0, &["process(es) that ranks had started and left behind"]);
+    ended.expect(0, &[" that ranks had started and left behind"]);
     witness.expect_nobody_survives();
 }
 
@@ -169,7 +169,7 @@ fn an_interrupt_while_daemons_are_being_ended_is_obeyed() {
     witness.wait_for("asked", 1);
     send(&child, Signal::INT);
     let ended = Finished::from(child.wait_with_output().unwrap());
-    ended.expect(130, &["process(es) that ranks had started and left behind", "error: stopped by SIGINT"]);
+    ended.expect(130, &[" that ranks had started and left behind", "error: stopped by SIGINT"]);
     witness.expect_nobody_survives();
 }
 

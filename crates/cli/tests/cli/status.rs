@@ -1,11 +1,14 @@
 //! `accelerate status`: runs are found while they go on, told apart, and gone when they are over, however they end.
 
-use std::process::Child;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Stdio};
 
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::support::{Finished, LIVE_ON, Witness, accelerate, finished, launch_script, send};
+use crate::hosts::{CONNECTS, Ssh};
+use crate::support::{Finished, LIVE_ON, Witness, accelerate, finished, launch_script, named_pipe, send};
 
 /// A rank that tells what it is doing, as the library does: that its optimizer has taken so many steps as its rank is.
 const TELLING: &str = "exec python3 -c \"import os, struct, sys\n\
@@ -150,6 +153,120 @@ fn watching_ends_with_the_run() {
     assert!(lines.all(|line| line.is_ok()));
     let ended = watching.wait_with_output().unwrap();
     assert!(ended.status.success() && String::from_utf8_lossy(&ended.stderr).contains("the run is over"), "{ended:?}");
+}
+
+/// The agents of both machines are on this one, as those of `ssh` to it are.
+#[test]
+fn the_launcher_of_several_machines_leads_to_the_ranks_of_its_agents_here() {
+    let ssh = Ssh::new(CONNECTS);
+    let mut witness = Witness::new();
+    let child = witness.start(ssh.launch_script("a:1,b:2", &[], &silent()));
+    witness.wait_for("ready", 3);
+    let run = run_of(child.id());
+    assert_eq!((&run["launcher"], &run["launcher_host"]), (&child.id().into(), &Value::Null));
+    assert_eq!(run["machines"], serde_json::json!(["a", "b"]));
+    let ranks: Vec<_> = run["ranks"].as_array().unwrap().iter().map(|rank| rank["rank"].as_u64().unwrap()).collect();
+    assert_eq!(ranks, [0, 1, 2]);
+    let agents: Vec<_> =
+        run["agents"].as_array().unwrap().iter().map(|agent| (&agent["machine"], &agent["ranks"])).collect();
+    assert_eq!(agents, [(&"a".into(), &serde_json::json!([0])), (&"b".into(), &serde_json::json!([1, 2]))]);
+    // An agent and a rank lead to the same run.
+    for process_id in [&run["agents"][1]["process_id"], &run["ranks"][0]["process_id"]] {
+        assert_eq!(run_of(process_id.as_u64().unwrap() as u32)["launcher"], run["launcher"]);
+    }
+    let agent = &run["agents"][0]["process_id"];
+    let text = status(&[&child.id().to_string()]);
+    text.expect(0, &[]);
+    let wanted = format!("launcher {}, 3 processes on 2 machines, for ", child.id());
+    assert!(
+        text.stdout.contains(&wanted) && text.stdout.contains(&format!("agent {agent} on a: rank 0\n")),
+        "{text:?}"
+    );
+    // In the list as well, beside another run.
+    let other = started(&silent(), 1);
+    let list = status(&[]);
+    let line = list.stdout.lines().find(|line| line.trim_start().starts_with(&format!("{} ", child.id())));
+    assert!(line.is_some_and(|line| line.contains(&format!(" a ({agent}), b ("))), "{list:?}");
+    end(other, Signal::TERM);
+    end((witness, child), Signal::TERM);
+}
+
+/// Here, because the connection does not come about.
+#[test]
+fn a_launcher_whose_ranks_are_not_here_names_the_machines_to_ask() {
+    let (_folder, pipe) = named_pipe();
+    let ssh = Ssh::new(&format!("echo connecting >/dev/fd/$WITNESS; read line <{pipe}; exit 255"));
+    let mut witness = Witness::new();
+    let mut child = witness.start(ssh.launch_script("a:1,b:2", &[], "true"));
+    witness.wait_for("connecting", 2);
+    let launcher = child.id().to_string();
+    let text = status(&[&launcher]);
+    text.expect(0, &[]);
+    let wanted = "\n\nNone of its 3 ranks is on this machine. Each machine shows its own: ask a, b, such as by `ssh a accelerate status`.\n";
+    assert!(text.stdout.ends_with(wanted), "{text:?}");
+    send(&child, Signal::TERM);
+    child.wait().unwrap();
+    status(&[&launcher]).expect(1, &["no run of yours"]);
+}
+
+/// A pause is long after a machine was lost, since its ranks may live for as long.
+#[test]
+fn a_run_that_waits_to_be_started_again_says_so() {
+    let (_folder, pipe) = named_pipe();
+    let ssh = Ssh::new(
+        "export HOST=$1 SSH=$$; shift; trap 'exit 255' USR1
+         exec 3<&0; sh -c \"$*\" <&3 3<&- & exec 3<&-; wait $!",
+    );
+    let script = format!("read line <{pipe}; kill -USR1 $SSH; sleep 600");
+    let flags = ["--max_restarts", "2", "--connection_timeout", "3600"];
+    let mut command = ssh.launch_script("a:1", &flags, &script);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    fs::write(&pipe, "now\n").unwrap();
+    let told = lines.find(|line| line.as_ref().unwrap().contains("restart 1 of 2 begins in ")).unwrap().unwrap();
+    let launcher = child.id().to_string();
+    let text = status(&[&launcher]);
+    text.expect(0, &[]);
+    let waits = format!("\nlauncher {launcher}, 1 process, waits to be started again: restart 1 of 2 begins in ");
+    assert!(text.stdout.contains(&waits), "{text:?} after {told}");
+    assert!(
+        text.stdout.contains("\nThe last attempt has failed: a: the connection broke while rank 0 was running"),
+        "{text:?}"
+    );
+    let run = run_of(child.id());
+    assert_eq!((&run["restart_count"], run["ranks"].as_array().unwrap().len()), (&1.into(), 0));
+    assert!(run["pause"]["seconds"].as_f64().unwrap() > 0.0, "{run}");
+    send(&child, Signal::TERM);
+    child.wait().unwrap();
+    status(&[&launcher]).expect(1, &["no run of yours"]);
+}
+
+/// A rank that was named is another process then.
+#[test]
+fn watching_a_rank_goes_on_after_a_restart() {
+    let (_folder, pipe) = named_pipe();
+    let script = format!("[ $TORCHELASTIC_RESTART_COUNT = 1 ] || {{ read line <{pipe}; exit 3; }}; {}", silent());
+    let mut witness = Witness::new();
+    let mut command = launch_script(1, &["--max_restarts", "1"], &format!("echo ready >/dev/fd/$WITNESS; {script}"));
+    command.stderr(Stdio::null());
+    let child = witness.start(command);
+    witness.wait_for("ready", 1);
+    let rank = run_of(child.id())["ranks"][0]["process_id"].to_string();
+    let mut command = accelerate();
+    command.args(["status", &rank, "--watch=0.1", "--json"]);
+    let mut watching = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let lines = BufReader::new(watching.stdout.take().unwrap()).lines();
+    let mut reports = lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+    assert_eq!(reports.next().unwrap()["runs"][0]["restart_count"], 0);
+    fs::write(&pipe, "now\n").unwrap();
+    assert!(
+        reports.any(|report| report["runs"][0]["ranks"][0]["process_id"]
+            .as_u64()
+            .is_some_and(|id| id.to_string() != rank))
+    );
+    end((witness, child), Signal::TERM);
+    drop(reports);
+    watching.wait().unwrap();
 }
 
 #[test]

@@ -8,18 +8,42 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
+/// The operation of a backward pass. Its collectives are the reducer's, which nobody numbers, so it has the number of the last one
+/// before it.
+pub const BACKWARD: &str = "backward";
+
+/// The operation in which the ranks of a run find each other, as PyTorch's users know it. It comes before all collectives.
+pub const RENDEZVOUS: &str = "init_process_group";
+
+/// An operation as people are told of it. All collectives of a group are counted together, whatever they do, as PyTorch counts them
+/// in its messages: so the number stands by the word that says so.
+///
+/// ```
+/// use accelerate_core::status::{BACKWARD, RENDEZVOUS, operation};
+/// assert_eq!(operation("all_reduce", 17), "all_reduce (collective 17)");
+/// assert_eq!(operation(BACKWARD, 17), "backward (after collective 17)");
+/// assert_eq!(operation(RENDEZVOUS, 1), "init_process_group");
+/// ```
+pub fn operation(op: &str, sequence: u64) -> String {
+    match op {
+        BACKWARD => format!("{op} (after collective {sequence})"),
+        RENDEZVOUS => op.to_owned(),
+        _ => format!("{op} (collective {sequence})"),
+    }
+}
+
 /// A collective call as people are told of it: in one line that cannot steer a terminal, whoever has written the texts.
 ///
 /// ```
 /// use accelerate_core::status::CallName;
 /// let call = CallName { op: "all_reduce".to_owned(), sequence: 17, site: Some("src/main.rs:40".to_owned()) };
-/// assert_eq!(call.to_string(), "all_reduce number 17 at src/main.rs:40");
+/// assert_eq!(call.to_string(), "all_reduce (collective 17) at src/main.rs:40");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallName {
     /// The operation.
     pub op: String,
-    /// Which call of its group it is.
+    /// Which collective of its group it is.
     pub sequence: u64,
     /// The file and the line of the program that has called, where they are known.
     pub site: Option<String>,
@@ -35,7 +59,7 @@ impl CallName {
 impl fmt::Display for CallName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // It may come from another machine.
-        write!(f, "{} number {}", in_one_line(&self.op), self.sequence)?;
+        f.write_str(&operation(&in_one_line(&self.op), self.sequence))?;
         self.site.as_ref().map_or(Ok(()), |site| write!(f, " at {}", in_one_line(site)))
     }
 }
@@ -133,7 +157,7 @@ pub fn awaited_ranks(ranks: &[RankStatus], num_processes: usize, now: u64, long:
 /// let mut ranks: Vec<_> = (0..4).map(|rank| RankSummary { rank, activity: waiting.clone() }).collect();
 /// ranks[2].activity = RankActivity::Computing { after: None };
 /// let wanted = [
-///     "ranks 0-1, 3 were in all_reduce number 17 for 2.1 s",
+///     "ranks 0-1, 3 were in all_reduce (collective 17) for 2.1 s",
 ///     "rank 2 was computing and had made no call to other ranks",
 /// ];
 /// assert_eq!(sentences(&ranks), wanted);
@@ -154,7 +178,7 @@ pub fn sentences(ranks: &[RankSummary]) -> Vec<String> {
         }
     }
     let sentence = |(activity, numbers, longest): (&RankActivity, Vec<usize>, Duration)| {
-        let who = format!("rank{} {}", if numbers.len() == 1 { "" } else { "s" }, number_ranges(&numbers));
+        let who = named_ranks(&numbers);
         let was = if numbers.len() == 1 { "was" } else { "were" };
         let seconds = longest.as_secs_f64();
         match activity {
@@ -188,6 +212,16 @@ fn is_same(one: &RankActivity, other: &RankActivity) -> bool {
         (RankActivity::Unknown, RankActivity::Unknown) => true,
         _ => false,
     }
+}
+
+/// `rank 3`, or `ranks 0-2, 4`.
+///
+/// ```
+/// use accelerate_core::status::named_ranks;
+/// assert_eq!((named_ranks(&[3]), named_ranks(&[0, 1, 2, 4])), ("rank 3".to_owned(), "ranks 0-2, 4".to_owned()));
+/// ```
+pub fn named_ranks(sorted: &[usize]) -> String {
+    format!("rank{} {}", if sorted.len() == 1 { "" } else { "s" }, number_ranges(sorted))
 }
 
 /// `0-2, 4` for 0, 1, 2, 4.

@@ -1,8 +1,9 @@
 //! What ranks tell of themselves: written, read while it changes, and summed up.
 
 use accelerate_core::status::{
-    CallEntry, CallRecord, PAGE_BYTES, PAGE_WORDS, Progress, RankActivity, RankStatus, RankSummary, RunInfo,
-    StatusPlace, awaited_ranks, exit_word, number_ranges, samples_per_second, sentences, words,
+    BACKWARD, CallEntry, CallRecord, LauncherName, PAGE_BYTES, PAGE_WORDS, Progress, RENDEZVOUS, RankActivity,
+    RankStatus, RankSummary, RunInfo, RunPart, StatusPlace, awaited_ranks, exit_word, number_ranges,
+    samples_per_second, sentences, words,
 };
 use proptest::prelude::*;
 use rstest::rstest;
@@ -187,6 +188,7 @@ proptest! {
             started: 3,
             restart_count: 0,
             max_restarts: 0,
+            part: RunPart::Launcher,
         };
         let page = info.encode();
         prop_assert_eq!(page.len(), PAGE_BYTES);
@@ -202,6 +204,9 @@ proptest! {
 #[case::no_local_ranks(RunInfo { num_local_processes: 0, ..run() })]
 #[case::more_than_there_are(RunInfo { first_rank: 3, ..run() })]
 #[case::no_number(RunInfo { first_rank: usize::MAX, ..run() })]
+#[case::no_ranks_of_an_agent(RunInfo { num_local_processes: 0, part: of_agent(), ..run() })]
+#[case::ranks_in_a_pause(RunInfo { part: in_a_pause(), ..run() })]
+#[case::ranks_of_a_launcher_of_agents(RunInfo { part: of_machines(2), ..run() })]
 fn runs_that_cannot_be_are_refused(#[case] info: RunInfo) {
     assert!(RunInfo::decode(&run().encode()).is_some());
     assert_eq!(RunInfo::decode(&info.encode()), None);
@@ -219,7 +224,61 @@ fn run() -> RunInfo {
         started: 3,
         restart_count: 0,
         max_restarts: 0,
+        part: RunPart::Launcher,
     }
+}
+
+fn of_agent() -> RunPart {
+    let launcher = LauncherName { host: "head".to_owned(), process_id: 5, id: u64::MAX };
+    RunPart::Agent { machine: "node1".to_owned(), launcher }
+}
+
+fn of_machines(num_machines: usize) -> RunPart {
+    let machines = (0..num_machines).map(|number| format!("node{number}")).collect();
+    RunPart::LauncherOfAgents { id: u64::MAX, machines, num_machines }
+}
+
+fn in_a_pause() -> RunPart {
+    RunPart::Pause { until: u64::MAX, cause: "rank 1 exited with code 3".to_owned() }
+}
+
+#[rstest]
+#[case::an_agent(RunInfo { part: of_agent(), ..run() })]
+#[case::a_launcher_of_agents(RunInfo { num_local_processes: 0, part: of_machines(3), ..run() })]
+#[case::a_launcher_in_a_pause(RunInfo { num_local_processes: 0, part: in_a_pause(), ..run() })]
+fn what_a_process_has_to_do_with_its_ranks_is_read_as_it_was_written(#[case] info: RunInfo) {
+    assert_eq!(RunInfo::decode(&info.encode()), Some(info));
+}
+
+/// Whatever is too long for a page is shortened, not lost: its number stays, by which launcher and agents belong together.
+#[rstest]
+#[case::machines(of_machines(100_000))]
+#[case::a_cause(RunPart::Pause { until: 1, cause: "\u{1}".repeat(100_000) })]
+fn long_descriptions_are_shortened(#[case] part: RunPart) {
+    let version = "x".repeat(100_000);
+    let command = vec!["\u{1}".repeat(1000); 5000];
+    let info = RunInfo { version, command, num_local_processes: 0, part, ..run() };
+    let page = info.encode();
+    assert_eq!(page.len(), PAGE_BYTES);
+    let read = RunInfo::decode(&page).unwrap();
+    match read.part {
+        RunPart::LauncherOfAgents { id, machines, num_machines } => {
+            assert_eq!((id, num_machines, machines.first().map(String::as_str)), (u64::MAX, 100_000, Some("node0")));
+        }
+        RunPart::Pause { until, cause } => assert!(until == 1 && cause.starts_with('\u{1}'), "{cause}"),
+        other => unreachable!("{other:?}"),
+    }
+}
+
+/// A launcher of an earlier version says less.
+#[test]
+fn a_page_without_a_part_is_that_of_an_ordinary_launcher() {
+    let text = "{\"version\":\"1\",\"process_id\":7,\"command\":[\"train\"],\"num_processes\":4,\"first_rank\":0,\
+                \"num_local_processes\":4,\"started\":3}";
+    let mut page = [1_u32.to_ne_bytes(), (text.len() as u32).to_ne_bytes()].concat();
+    page.extend(text.as_bytes());
+    page.resize(PAGE_BYTES, 0);
+    assert_eq!(RunInfo::decode(&page), Some(run()));
 }
 
 #[rstest]
@@ -270,10 +329,12 @@ fn rank(calls: &[(&str, &str, u64, u64, Option<u64>)]) -> RankStatus {
 
 #[rstest]
 #[case::nothing_yet(&[("", "", 0, 0, None)], "rank 0 was computing and had made no call to other ranks")]
-#[case::in_a_call(&[("", "barrier", 2, 8, None)], "rank 0 was in barrier number 2 for 2.0 s")]
-#[case::after_a_call(&[("", "barrier", 2, 8, Some(9))], "rank 0 was computing, 1.0 s after barrier number 2")]
-#[case::the_later_of_two(&[("", "barrier", 2, 1, Some(3)), ("a", "broadcast", 1, 4, Some(5))], "rank 0 was computing, 5.0 s after broadcast number 1")]
-#[case::a_thread_beside_it(&[("", "barrier", 2, 1, Some(3)), ("side", "scatter_bytes", 9, 5, None)], "rank 0 was computing, 7.0 s after barrier number 2")]
+#[case::in_a_call(&[("", "barrier", 2, 8, None)], "rank 0 was in barrier (collective 2) for 2.0 s")]
+#[case::after_a_call(&[("", "barrier", 2, 8, Some(9))], "rank 0 was computing, 1.0 s after barrier (collective 2)")]
+#[case::a_backward_pass(&[("", BACKWARD, 250, 8, None)], "rank 0 was in backward (after collective 250) for 2.0 s")]
+#[case::a_rendezvous(&[("", RENDEZVOUS, 1, 8, None)], "rank 0 was in init_process_group for 2.0 s")]
+#[case::the_later_of_two(&[("", "barrier", 2, 1, Some(3)), ("a", "broadcast", 1, 4, Some(5))], "rank 0 was computing, 5.0 s after broadcast (collective 1)")]
+#[case::a_thread_beside_it(&[("", "barrier", 2, 1, Some(3)), ("side", "scatter_bytes", 9, 5, None)], "rank 0 was computing, 7.0 s after barrier (collective 2)")]
 fn what_a_rank_does_is_told(#[case] calls: &[(&str, &str, u64, u64, Option<u64>)], #[case] wanted: &str) {
     let summary = RankSummary { rank: 0, activity: rank(calls).activity(10 * SECOND) };
     assert_eq!(sentences(&[summary]), [wanted]);
@@ -294,7 +355,7 @@ fn names_are_shown_in_one_line() {
     let mut status = rank(&[("", "a\u{1b}[2J\nb", 1, 0, None)]);
     status.calls[0].site = Some(("x\n.rs".to_owned(), 3));
     let text = sentences(&[RankSummary { rank: 0, activity: status.activity(SECOND) }]).concat();
-    assert!(text.contains("a\\u{1b}[2J\\nb number 1 at x\\n.rs:3"), "{text}");
+    assert!(text.contains("a\\u{1b}[2J\\nb (collective 1) at x\\n.rs:3"), "{text}");
 }
 
 #[rstest]
@@ -326,13 +387,13 @@ fn ranks_that_have_not_come_are_waited_for(
 /// Its collectives have no numbers of their own.
 #[rstest]
 #[case::not_in_it(&[("", "all_reduce", 3, 1, Some(2))], true)]
-#[case::in_it(&[("", "a backward pass after call", 3, 1, None)], false)]
-#[case::through_it(&[("", "a backward pass after call", 3, 1, Some(2))], false)]
+#[case::in_it(&[("", BACKWARD, 3, 1, None)], false)]
+#[case::through_it(&[("", BACKWARD, 3, 1, Some(2))], false)]
 fn a_rank_outside_of_the_backward_pass_is_waited_for(
     #[case] calls: &[(&str, &str, u64, u64, Option<u64>)],
     #[case] is_awaited: bool,
 ) {
-    let ranks = [rank(&[("", "a backward pass after call", 3, 4, None)]), rank(calls)];
+    let ranks = [rank(&[("", BACKWARD, 3, 4, None)]), rank(calls)];
     assert_eq!(awaited_ranks(&ranks, 2, 10 * SECOND, Duration::from_secs(1)), [false, is_awaited]);
 }
 

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
+use accelerate_core::status::RunPart;
 use rustix::process::{Signal, getpid, kill_process};
 use rustix::stdio::stdout;
 
@@ -45,7 +46,7 @@ fn converse() -> io::Result<ExitCode> {
     let voice = Arc::new(Voice::new());
     voice.say_and_wait(format!("{GREETING}{VERSION}\n").as_bytes())?;
     let Some(ToAgent::Prepare(order)) = heard()? else { return Ok(ExitCode::FAILURE) };
-    let Order { config, folder, has_preflight } = *order;
+    let Order { config, folder, has_preflight, machine, launcher } = *order;
     let mut config = LaunchConfig {
         capture: Capture::Always,
         helper: Some(Helper::this_executable()),
@@ -83,7 +84,8 @@ fn converse() -> io::Result<ExitCode> {
     thread::Builder::new().name("launcher".to_owned()).spawn(obey)?;
     let lives = Arc::clone(&voice);
     let _heart = heart::start(timeout, move || lives.beat())?;
-    let end = match crate::launch_once(&config, &mut ToLauncher { voice: Arc::clone(&voice) }) {
+    let part = RunPart::Agent { machine, launcher };
+    let end = match crate::launch_once(&config, part, &mut ToLauncher { voice: Arc::clone(&voice) }) {
         Ok(outcome) => AgentEnd::Succeeded(outcome.ranks),
         Err(error) if error.is_interrupted() && was_silent.load(Ordering::SeqCst) => {
             AgentEnd::Problem(words::heard_nothing(timeout))

@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant, SystemTime};
 
+use accelerate_core::status::LauncherName;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::connection::{Connection, ToAgentPipe};
@@ -71,6 +72,7 @@ impl<'a> Conductor<'a> {
     pub(super) fn connect(
         agents: &'a [AgentCommand],
         configs: &'a [LaunchConfig],
+        launcher: &LauncherName,
         (preflight, helper): (Preflight, Option<&Helper>),
         signals: &'a mut Signals,
         reporter: &'a mut dyn Reporter,
@@ -87,7 +89,9 @@ impl<'a> Conductor<'a> {
                 )
             })?;
             let has_preflight = preflight == Preflight::Full;
-            let order = Order { config: config.clone(), folder: folder.clone().into(), has_preflight };
+            let (machine, launcher) = (agent.machine.clone(), launcher.clone());
+            let order =
+                Order { config: config.clone(), folder: folder.clone().into(), has_preflight, machine, launcher };
             machines.push(Machine::new(agent, config, connection, Box::new(order)));
         }
         let timeout = configs.first().map_or(Duration::MAX, |config| config.connection_timeout);
@@ -388,7 +392,7 @@ impl<'a> Conductor<'a> {
             words::broken(program, ended, machine.connection.has_greeted(), ranks, &machine.connection.last_words());
         let elsewhere = self.num_running(|other| other != index);
         if self.phase == Phase::Running && elsewhere > 0 {
-            self.notice(index, format!("the connection has ended; ending {elsewhere} rank(s) elsewhere"));
+            self.notice(index, words::ending("the connection has ended", elsewhere));
         }
         self.fail(index, End::Broken(problem));
     }
@@ -486,7 +490,7 @@ impl<'a> Conductor<'a> {
                 let problem = words::says_nothing(self.timeout, &machine.ranks());
                 let elsewhere = self.num_running(|other| other != index);
                 if elsewhere > 0 {
-                    self.notice(index, format!("it says nothing any more; ending {elsewhere} rank(s) elsewhere"));
+                    self.notice(index, words::ending("it says nothing any more", elsewhere));
                 }
                 self.fail(index, End::Broken(problem));
                 self.machines[index].connection.kill();

@@ -6,7 +6,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use accelerate_core::status::RankSummary;
+use accelerate_core::status::{LauncherName, RankSummary};
 use serde::{Deserialize, Serialize};
 
 use super::versions::Versions;
@@ -58,6 +58,10 @@ pub(super) struct Order {
     /// The working folder of the launcher, which is that of the ranks.
     pub(super) folder: OsString,
     pub(super) has_preflight: bool,
+    /// What the launcher calls the machine.
+    pub(super) machine: String,
+    /// Whose agent it is, as those read who ask the machine what runs there.
+    pub(super) launcher: LauncherName,
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -332,11 +336,22 @@ mod tests {
             log_dir: Some(bytes.clone().into()),
             ..LaunchConfig::new(crate::Program::PythonScript(bytes.clone().into()), 3)
         };
-        let order = Order { config: config.clone(), folder: bytes.clone(), has_preflight: true };
+        let launcher = LauncherName { host: "head".to_owned(), process_id: 7, id: u64::MAX };
+        let (config_sent, folder) = (config.clone(), bytes.clone());
+        let order = Order {
+            config: config_sent,
+            folder,
+            has_preflight: true,
+            machine: "b".to_owned(),
+            launcher: launcher.clone(),
+        };
         let line = line(&ToAgent::Prepare(Box::new(order)));
         assert_eq!(line.iter().filter(|&&byte| byte == b'\n').count(), 1);
         match serde_json::from_slice(&line).unwrap() {
-            ToAgent::Prepare(found) => assert_eq!((found.config, found.folder), (config, bytes)),
+            ToAgent::Prepare(found) => {
+                assert_eq!((found.config, found.folder), (config, bytes));
+                assert_eq!((found.machine.as_str(), found.launcher), ("b", launcher));
+            }
             other => unreachable!("{other:?}"),
         }
     }

@@ -9,6 +9,7 @@ use accelerate_core::files::{ShownPath, in_one_line};
 
 use super::message::{Problem, VERSION};
 use crate::failure::Ended;
+use crate::report::{processes, ranks};
 
 /// Clocks further apart than this meet deadlines at different times.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(5);
@@ -75,6 +76,18 @@ pub(super) fn broken(
     failed(with_words(what, last_words))
 }
 
+/// What is done because of one machine to the ranks of the others.
+pub(super) fn ending(because: &str, num_ranks: usize) -> String {
+    format!("{because}; ending {} elsewhere", ranks(num_ranks))
+}
+
+/// A machine that cannot take part, where the others are enough.
+pub(super) fn left_out(num_machines: usize, num_processes: usize, why: &str) -> String {
+    let machines =
+        if num_machines == 1 { "1 machine starts".to_owned() } else { format!("{num_machines} machines start") };
+    format!("left out, so {machines} {} without it, because {why}", processes(num_processes))
+}
+
 /// A machine that took too long.
 pub(super) fn silent(has_started: bool, last_words: &[String]) -> Problem {
     let what = match has_started {
@@ -99,7 +112,8 @@ pub(super) fn gpus(num_gpus: usize, num_processes: usize, most: usize) -> Option
             Some(format!("it has no visible GPU, and another machine has {most}; its processes compute on the CPU"))
         }
         1.. if num_processes > num_gpus => Some(format!(
-            "its {num_processes} processes share {num_gpus} visible GPU(s); give it fewer processes, or look at CUDA_VISIBLE_DEVICES"
+            "its {num_processes} processes share {num_gpus} visible GPU{}; give it fewer processes, or look at CUDA_VISIBLE_DEVICES",
+            if num_gpus == 1 { "" } else { "s" }
         )),
         _ => None,
     }
@@ -156,6 +170,13 @@ mod tests {
             &["Connection refused".to_owned()],
         );
         assert!(problem.text.contains(words) && problem.text.ends_with("\n    Connection refused"), "{problem:?}");
+    }
+
+    #[test]
+    fn one_is_singular() {
+        assert_eq!(ending("it is gone", 1), "it is gone; ending 1 rank elsewhere");
+        assert_eq!(left_out(1, 1, "x"), "left out, so 1 machine starts 1 process without it, because x");
+        assert_eq!(left_out(2, 16, "x"), "left out, so 2 machines start 16 processes without it, because x");
     }
 
     #[rstest]

@@ -1,7 +1,7 @@
 //! Every rank says in the store that it is here; nobody goes on before all are.
 
 use super::Meeting;
-use crate::error::{Result, StateError};
+use crate::error::{Result, StateError, listed_ranks};
 use crate::group::PeerProcess;
 use accelerate_core::environment::RankVariables;
 use std::collections::hash_map::RandomState;
@@ -52,7 +52,7 @@ pub(super) fn wait_for_all(store: &Store, ranks: &RankVariables, meeting: &Meeti
         }
         if ranks.rank == 0 && meeting.is_time_to_tell(begin.elapsed()) {
             let (missing, world_size) = (missing(store, &names)?, ranks.world_size);
-            meeting.tell(begin.elapsed(), || format!("rank 0 waits for rank(s) {missing} of {world_size}"));
+            meeting.tell(begin.elapsed(), || format!("rank 0 waits for {} of {world_size}", listed_ranks(&missing)));
         }
     }
 }

@@ -10,6 +10,7 @@ use crate::state::Lookup;
 use crate::status::{LoggedCall, LoggedGroup, Status};
 use accelerate_core::config::RunConfig;
 use accelerate_core::environment::RankVariables;
+use accelerate_core::status::RENDEZVOUS;
 use accelerate_rendezvous::Secret;
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -50,10 +51,10 @@ pub(super) fn connect(
     let meeting_point = meeting_point(ranks, kwargs.init_method.as_deref(), lookup)?;
     let meeting = Meeting::new(timeout, kwargs.waiting_notice());
     let mut log = status.call_log();
-    let logged: Arc<str> = "meeting".into();
+    let logged: Arc<str> = RENDEZVOUS.into();
     if let Some(log) = &mut log {
         log.add(LoggedGroup { name: &logged, num_members: ranks.world_size, is_in_background: false });
-        log.begin(&logged, &LoggedCall::now("meeting", 1));
+        log.begin(&logged, &LoggedCall::now(RENDEZVOUS, 1));
     }
     let store = open(&meeting_point, ranks, &meeting, lookup)?;
     // Said before this rank is here, so that every rank can know of it once all are.
