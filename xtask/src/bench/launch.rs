@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::python::Environment;
 use crate::race::{Pair, Race};
@@ -12,6 +12,9 @@ use crate::{paths, process, ranks};
 
 /// How many ranks are started, where nothing else is said.
 const NUM_PROCESSES: usize = 2;
+
+/// How often torchrun may try to come back from the death of a rank.
+const RIVAL_TRIES: usize = 3;
 
 /// How many ranks are many for one machine.
 const MANY_PROCESSES: usize = 64;
@@ -82,8 +85,16 @@ fn restart(environment: &Environment, rounds: usize) -> Result<Race> {
     let mut pairs = Vec::new();
     for round in 0..=rounds {
         let ours = until_back(&process::read(&mut ranks::launch_with(NUM_PROCESSES, &ONCE, &program))?)?;
-        let mut rival = environment.torchrun(NUM_PROCESSES)?;
-        let rival = until_back(&process::read(rival.args(ONCE).arg(&script))?)?;
+        // Its second attempt fails at times, which is not the time that is measured here.
+        let rival = (0..RIVAL_TRIES).try_fold(None, |found, _| match found {
+            Some(seconds) => Ok(Some(seconds)),
+            None => {
+                let mut rival = environment.torchrun(NUM_PROCESSES)?;
+                let (is_success, printed) = process::run_and_read(rival.args(ONCE).arg(&script))?;
+                is_success.then(|| until_back(&printed)).transpose()
+            }
+        })?;
+        let rival = rival.with_context(|| format!("the race is void: torchrun has failed {RIVAL_TRIES} times"))?;
         if round > 0 {
             pairs.push(Pair { ours, rival });
         }
