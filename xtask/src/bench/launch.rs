@@ -1,10 +1,11 @@
 //! The races of the command line: from the launcher's start to its end, and the size of its file.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 
 use crate::python::Environment;
 use crate::race::{Pair, Race};
@@ -13,7 +14,7 @@ use crate::{paths, process, ranks};
 /// How many ranks are started, where nothing else is said.
 const NUM_PROCESSES: usize = 2;
 
-/// How often torchrun may try to come back from the death of a rank.
+/// How often torchrun may try to come back from the death of a rank, before its race is void.
 const RIVAL_TRIES: usize = 3;
 
 /// How many ranks are many for one machine.
@@ -85,21 +86,24 @@ fn restart(environment: &Environment, rounds: usize) -> Result<Race> {
     let mut pairs = Vec::new();
     for round in 0..=rounds {
         let ours = until_back(&process::read(&mut ranks::launch_with(NUM_PROCESSES, &ONCE, &program))?)?;
-        // Its second attempt fails at times, which is not the time that is measured here.
-        let rival = (0..RIVAL_TRIES).try_fold(None, |found, _| match found {
-            Some(seconds) => Ok(Some(seconds)),
-            None => {
-                let mut rival = environment.torchrun(NUM_PROCESSES)?;
-                let (is_success, printed) = process::run_and_read(rival.args(ONCE).arg(&script))?;
-                is_success.then(|| until_back(&printed)).transpose()
-            }
-        })?;
-        let rival = rival.with_context(|| format!("the race is void: torchrun has failed {RIVAL_TRIES} times"))?;
+        let rival = rival_until_back(environment, &ONCE, &script)?;
         if round > 0 {
             pairs.push(Pair { ours, rival });
         }
     }
     Ok(Race { name: "launch_restart", unit: "s", goal: 0.25, pairs })
+}
+
+/// The same of torchrun, whose second attempt fails at times: its ranks connect to addresses of the first.
+fn rival_until_back(environment: &Environment, flags: &[&str], script: &Path) -> Result<f64> {
+    for _ in 0..RIVAL_TRIES {
+        let mut rival = environment.torchrun(NUM_PROCESSES)?;
+        let (is_success, printed) = process::run_and_read(rival.args(flags).arg(script))?;
+        if is_success {
+            return until_back(&printed);
+        }
+    }
+    bail!("the race is void: torchrun has failed {RIVAL_TRIES} times to come back from the death of a rank")
 }
 
 /// Of what ranks have printed: how long after the kill the last of them had made a step again.
