@@ -1,27 +1,29 @@
-//! Carrying out a run on several machines: one thread, one `poll` over all connections, the signals of this process and the
-//! next deadline.
+//! Carrying out a run on several machines, in one thread.
+
+mod hear;
+mod patience;
+mod wait;
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::mpsc::Sender;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use accelerate_core::status::LauncherName;
-use rustix::event::{PollFd, PollFlags, poll};
+use wait::Events;
 
 use super::connection::{Connection, ToAgentPipe};
 use super::ending::{End, MachineEnd, outcome};
-use super::fitting::{self, Asked};
-use super::machine::{HANG_UP_PATIENCE, Machine, Phase, on_screen};
-use super::message::{AgentEnd, FromAgent, Order, Problem, Said, ToAgent, VERSION};
+use super::fitting::Asked;
+use super::machine::{HANG_UP_PATIENCE, Machine, Phase};
+use super::message::{Order, Problem, ToAgent};
 use super::{AgentCommand, Preflight, heart, versions, words};
 use crate::config::{Helper, LaunchConfig};
 use crate::error::{Error, Result};
 use crate::failure::Ended;
 use crate::report::{Notice, Reporter};
 use crate::supervise::signals::{self, Event, Signals};
-use crate::supervise::{Outcome, backlog, timespec};
+use crate::supervise::{Outcome, backlog};
 
 /// To log in, to look around and to answer.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
@@ -33,16 +35,6 @@ fn heart(machines: &[Machine<'_>], timeout: Duration) -> Result<Sender<()>> {
     let pipes: Vec<ToAgentPipe> = machines.iter().map(|machine| machine.connection.to_agent().clone()).collect();
     heart::start(timeout, move || pipes.iter().for_each(ToAgentPipe::beat))
         .map_err(|error| Error::system("starting a thread", error))
-}
-
-/// What can be done now, with the numbers of machines.
-#[derive(Default)]
-struct Events {
-    readable: Vec<usize>,
-    writable: Vec<usize>,
-    has_signal: bool,
-    /// For output that waits.
-    has_room: bool,
 }
 
 /// A run under way.
@@ -137,166 +129,6 @@ impl<'a> Conductor<'a> {
         }
         self.hand_over();
         self.outcome()
-    }
-
-    /// Blocks until something can be done. Nothing is read from machines while nobody takes what they have sent.
-    fn wait(&self) -> Events {
-        let losses = self.machines.iter().filter(|machine| machine.connection.ended().is_none());
-        let losses = losses.filter_map(|machine| machine.lost_at);
-        let deadlines = [self.give_up_at, self.listens_at, self.reporter.wakes_at()];
-        let deadline = deadlines.into_iter().flatten().chain(losses).min();
-        let timeout = deadline.map(|at| timespec(at.saturating_duration_since(Instant::now())));
-        let is_full = backlog::is_full(self.reporter, self.stopped_by.is_some());
-        let room = self.reporter.backlog().map(|backlog| backlog.room);
-        let writes: Vec<_> = self.machines.iter().map(|machine| machine.connection.to_agent().writes_to()).collect();
-        let mut owners = Vec::new();
-        let mut descriptors = vec![PollFd::from_borrowed_fd(self.signals.descriptor(), PollFlags::IN)];
-        for (index, (machine, write)) in self.machines.iter().zip(&writes).enumerate() {
-            let reads = machine.connection.reads_from().filter(|_| !is_full).map(|from| (from, PollFlags::IN));
-            let write = write.as_deref().map(|file| (file.as_fd(), PollFlags::OUT));
-            for (descriptor, flags) in reads.chain(write) {
-                owners.push((index, flags));
-                descriptors.push(PollFd::from_borrowed_fd(descriptor, flags));
-            }
-        }
-        descriptors.extend(room.map(|room| PollFd::from_borrowed_fd(room, PollFlags::OUT)));
-        if poll(&mut descriptors, timeout.as_ref()).is_err() {
-            return Events { has_signal: true, ..Events::default() };
-        }
-        let is_ready = |descriptor: &PollFd<'_>| !descriptor.revents().is_empty();
-        let ready: Vec<_> = owners.into_iter().zip(&descriptors[1..]).filter(|(_, found)| is_ready(found)).collect();
-        let owners_of = |wanted: PollFlags| {
-            let owners = ready.iter().filter(|((_, flags), _)| *flags == wanted).map(|((index, _), _)| *index);
-            let mut owners: Vec<_> = owners.collect();
-            owners.dedup();
-            owners
-        };
-        Events {
-            readable: owners_of(PollFlags::IN),
-            writable: owners_of(PollFlags::OUT),
-            has_signal: is_ready(&descriptors[0]),
-            has_room: room.is_some() && descriptors.last().is_some_and(is_ready),
-        }
-    }
-
-    /// Takes everything that has arrived from a machine.
-    fn listen(&mut self, index: usize) {
-        loop {
-            match self.machines[index].connection.said() {
-                Ok(Some(said)) => self.take(index, said),
-                Ok(None) => break,
-                Err(nonsense) => {
-                    self.break_off(index, Problem { text: nonsense.to_string(), exit_code: 1 });
-                    break;
-                }
-            }
-        }
-        // Before the agent speaks, these words may be why it never does; then they are part of the error.
-        while self.machines[index].connection.has_greeted()
-            && let Some(text) = self.machines[index].connection.word()
-        {
-            self.notice(index, text);
-        }
-    }
-
-    /// Whatever it has said before, this is how it went there.
-    fn break_off(&mut self, index: usize, problem: Problem) {
-        let machine = &mut self.machines[index];
-        if !machine.is_broken() {
-            machine.end = None;
-        }
-        machine.connection.kill();
-        self.fail(index, End::Broken(problem));
-    }
-
-    fn take(&mut self, index: usize, said: Said) {
-        let machine = &self.machines[index];
-        let misfit = match &said {
-            _ if machine.is_broken() => return,
-            Said::Message(message) => fitting::misfit(message, &machine.stage()),
-            Said::Output(source, bytes) => {
-                fitting::misfit(&FromAgent::Output { source: *source, num_bytes: bytes.len() }, &machine.stage())
-            }
-            Said::Noise(_) | Said::Greeting(_) => None,
-        };
-        if let Some(misfit) = misfit {
-            return self.break_off(index, words::untrue(&misfit));
-        }
-        let result = match said {
-            Said::Noise(_) => Ok(()),
-            Said::Greeting(version) if version == VERSION => {
-                let machine = &mut self.machines[index];
-                if let Some(order) = machine.order.take() {
-                    machine.is_asked = Asked::ToPrepare;
-                    machine.connection.to_agent().tell(&ToAgent::Prepare(order));
-                }
-                Ok(())
-            }
-            Said::Greeting(version) => {
-                self.fail(index, End::Broken(words::other_version(&version)));
-                self.machines[index].connection.to_agent().close();
-                Ok(())
-            }
-            Said::Output(source, bytes) => self.reporter.output(on_screen(index, source), &bytes),
-            Said::Message(FromAgent::Closed { source }) => self.reporter.closed(on_screen(index, source)),
-            Said::Message(message) => {
-                self.take_message(index, message);
-                Ok(())
-            }
-        };
-        self.note_output(result);
-    }
-
-    fn take_message(&mut self, index: usize, message: FromAgent) {
-        match message {
-            FromAgent::Prepared(prepared) => {
-                self.problems.extend(prepared.problems.iter().map(|problem| (index, problem.clone())));
-                let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-                let clock = words::clock(prepared.clock, now).filter(|_| self.preflight == Preflight::Full);
-                for text in prepared.warnings.iter().cloned().chain(clock) {
-                    self.notice(index, text);
-                }
-                self.machines[index].prepared = Some(prepared);
-                self.machines[index].is_asked = Asked::Nothing;
-            }
-            FromAgent::Reached { problem, shares_folder } => {
-                if shares_folder == Some(false) {
-                    let first = self.machines.first().map_or("", |machine| &machine.agent.machine);
-                    self.notice(index, words::other_folder(first));
-                }
-                self.problems.extend(problem.map(|problem| (index, problem)));
-                self.machines[index].has_reached = true;
-                self.machines[index].is_asked = Asked::Nothing;
-            }
-            FromAgent::Notice { text } => self.notice(index, text),
-            FromAgent::RankFailed { rank, ended, num_others } => {
-                self.machines[index].failed_at.get_or_insert_with(Instant::now);
-                let elsewhere = self.num_running(|other| other != index);
-                let notice = Notice::RankFailed { rank, ended, num_others: num_others.saturating_add(elsewhere) };
-                self.notice(index, notice.to_string());
-                self.end_all_but(Some(index));
-            }
-            FromAgent::Ended(AgentEnd::Succeeded(ranks)) => {
-                self.machines[index].end = Some(End::Told(AgentEnd::Succeeded(ranks)));
-            }
-            FromAgent::Ended(end @ AgentEnd::Stopped { .. }) => {
-                if self.phase == Phase::Ending || self.stopped_by.is_some() {
-                    self.machines[index].end = Some(End::Told(end));
-                } else {
-                    // Somebody on that machine has stopped it.
-                    self.fail(index, End::Broken(words::stopped_there()));
-                }
-            }
-            FromAgent::Ended(end) => {
-                let elsewhere = self.num_running(|other| other != index);
-                if let (AgentEnd::Failed(failure), Phase::Running, 1..) = (&end, self.phase, elsewhere) {
-                    let (rank, ended) = (failure.rank, failure.ended);
-                    self.notice(index, Notice::RankFailed { rank, ended, num_others: elsewhere }.to_string());
-                }
-                self.fail(index, End::Told(end));
-            }
-            FromAgent::Beat | FromAgent::Output { .. } | FromAgent::Closed { .. } => {}
-        }
     }
 
     /// The first failure ends all others.
@@ -466,71 +298,6 @@ impl<'a> Conductor<'a> {
             if let Some(text) = found.filter(|_| !machine.config.use_cpu) {
                 self.notice(index, text);
             }
-        }
-    }
-
-    /// From now on, silence counts.
-    fn listen_anew(&mut self) {
-        self.machines.iter_mut().for_each(|machine| machine.silence.broken());
-        self.listens_at = Some(Instant::now()).filter(|_| self.phase == Phase::Running);
-        self.listens_at = self.listens_at.and_then(|now| now.checked_add(heart::interval(self.timeout)));
-    }
-
-    /// Gives up machines that say nothing. What has arrived has been read before this.
-    fn look_for_silence(&mut self) {
-        // Nobody was listened to.
-        if self.phase != Phase::Running || backlog::is_full(self.reporter, self.stopped_by.is_some()) {
-            return self.listen_anew();
-        }
-        let now = Instant::now();
-        self.listens_at = now.checked_add(heart::interval(self.timeout));
-        for index in 0..self.machines.len() {
-            let machine = &mut self.machines[index];
-            if machine.end.is_none() && machine.connection.ended().is_none() && machine.silence.goes_on() {
-                let problem = words::says_nothing(self.timeout, &machine.ranks());
-                let elsewhere = self.num_running(|other| other != index);
-                if elsewhere > 0 {
-                    self.notice(index, words::ending("it says nothing any more", elsewhere));
-                }
-                self.fail(index, End::Broken(problem));
-                self.machines[index].connection.kill();
-            }
-        }
-    }
-
-    fn meet_deadlines(&mut self, now: Instant) {
-        if self.listens_at.is_some_and(|at| at <= now) {
-            self.look_for_silence();
-        }
-        if self.reporter.wakes_at().is_some_and(|at| at <= now) {
-            let result = self.reporter.wake(now);
-            self.note_output(result);
-        }
-        for machine in self.machines.iter_mut().filter(|machine| machine.lost_at.is_some_and(|at| at <= now)) {
-            machine.lost_at = None;
-            // Its end is noticed as that of any connection.
-            machine.connection.kill();
-        }
-        if self.give_up_at.is_none_or(|at| at > now) {
-            return;
-        }
-        self.give_up_at = None;
-        let phase = self.phase;
-        let is_before_start = !self.has_started && phase != Phase::Ending;
-        for index in 0..self.machines.len() {
-            let machine = &self.machines[index];
-            // Machines that have answered wait for those that have not.
-            if machine.connection.ended().is_some() || (is_before_start && machine.has_answered(phase)) {
-                continue;
-            }
-            if machine.end.is_none() {
-                let problem = words::silent(self.has_started, &machine.connection.last_words());
-                self.fail(index, End::Broken(problem));
-            }
-            self.machines[index].connection.kill();
-        }
-        if is_before_start {
-            self.hang_up();
         }
     }
 
