@@ -13,6 +13,28 @@ pub(crate) struct Race {
     pub(crate) pairs: Vec<Pair>,
 }
 
+/// The races of a run, in the order in which they end. Each prints its line as it ends, for a run takes long and may be ended before
+/// its last race.
+#[derive(Debug, Default)]
+pub(crate) struct Races(Vec<Race>);
+
+impl Races {
+    pub(crate) fn add(&mut self, race: Race) {
+        println!("{race}");
+        self.0.push(race);
+    }
+
+    pub(crate) fn all(&self) -> &[Race] {
+        &self.0
+    }
+}
+
+impl Extend<Race> for Races {
+    fn extend<I: IntoIterator<Item = Race>>(&mut self, races: I) {
+        races.into_iter().for_each(|race| self.add(race));
+    }
+}
+
 /// One round: ours and theirs, run one right after the other.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Pair {

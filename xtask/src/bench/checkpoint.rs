@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::Goal;
 use crate::python::Environment;
-use crate::race::{Pair, Race, median};
+use crate::race::{Pair, Race, Races, median};
 use crate::{paths, process, ranks};
 
 const NUM_PROCESSES: usize = 2;
@@ -21,13 +21,12 @@ const INDEX_TIMES: usize = 20;
 const SHARD_MIB: f64 = 256.0;
 
 /// Runs both sides for `rounds` rounds. Values are milliseconds, MiB of the larger rank, and for the index microseconds.
-pub(super) fn races(environment: &Environment, rounds: usize) -> Result<Vec<Race>> {
+pub(super) fn races(environment: &Environment, rounds: usize, races: &mut Races) -> Result<()> {
     let folder = paths::target_folder().join("bench/checkpoint");
-    let mut races = state_races(environment, rounds, &folder)?;
+    races.extend(state_races(environment, rounds, &folder)?);
     races.extend(async_races(environment, rounds, &folder)?);
-    races.push(index_race(environment, rounds, &folder)?);
-    remove(&folder)?;
-    Ok(races)
+    races.add(index_race(environment, rounds, &folder)?);
+    remove(&folder)
 }
 
 fn state_races(environment: &Environment, rounds: usize, folder: &Path) -> Result<Vec<Race>> {

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::parity::make_case;
 use crate::python::Environment;
-use crate::race::{Pair, Race, median};
+use crate::race::{Pair, Race, Races, median};
 use crate::{paths, process, ranks};
 
 /// How many ranks train.
@@ -50,7 +50,7 @@ pub(super) struct Report {
 }
 
 /// Runs both sides for `rounds` rounds. Values are milliseconds, and MiB of the larger rank.
-pub(super) fn races(environment: &Environment, rounds: usize, settings: &Settings) -> Result<Vec<Race>> {
+pub(super) fn races(environment: &Environment, rounds: usize, settings: &Settings, races: &mut Races) -> Result<()> {
     ensure!(settings.steps > settings.warmup, "no step is left to time: raise --steps above --warmup");
     let case = paths::target_folder().join("bench/case");
     make_case(environment, &case, settings.steps * BATCH_SIZE * NUM_PROCESSES)?;
@@ -65,10 +65,11 @@ pub(super) fn races(environment: &Environment, rounds: usize, settings: &Setting
             memory.push(Pair { ours: peak(&ours), rival: peak(&rival) });
         }
     }
-    Ok(vec![
+    races.extend([
         Race { name: "ddp_step", unit: "ms", goal: 1.0, pairs: step },
         Race { name: "ddp_memory", unit: "MiB", goal: 0.8, pairs: memory },
-    ])
+    ]);
+    Ok(())
 }
 
 fn ours(case: &Path, settings: &Settings) -> Command {

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::ddp::{NUM_PROCESSES, Report, check_answers, median_step, parse_reports, reports};
 use crate::python::Environment;
-use crate::race::{Pair, Race};
+use crate::race::{Pair, Race, Races};
 use crate::{paths, process, ranks};
 
 /// What our sharded step is compared with.
@@ -46,8 +46,11 @@ const STEPS: usize = 12;
 const WARMUP: usize = 3;
 
 /// Runs both sides for `rounds` rounds. Values are milliseconds per step.
-pub(super) fn races(environment: &Environment, rounds: usize) -> Result<Vec<Race>> {
-    CONTESTS.iter().map(|contest| contest.race(environment, rounds)).collect()
+pub(super) fn races(environment: &Environment, rounds: usize, races: &mut Races) -> Result<()> {
+    for contest in &CONTESTS {
+        races.add(contest.race(environment, rounds)?);
+    }
+    Ok(())
 }
 
 impl Contest {
@@ -105,15 +108,15 @@ const MEMORY: [(&str, usize, usize); 8] = [
 /// Peak memory of a rank beyond that of an idle one, from building the model over training to saving and loading it. In the
 /// place of a rival stands what training in float32 with AdamW should take (Rajbhandari et al., "ZeRO", SC 2020, §3), and the
 /// largest unit whole. Values are MiB of the largest rank. Losses have to be those of stage 0 on as many ranks.
-pub(super) fn memory(rounds: usize) -> Result<Vec<Race>> {
+pub(super) fn memory(rounds: usize, races: &mut Races) -> Result<()> {
     let mut answers = Vec::new();
-    let mut race = |&(name, stage, num_ranks): &(&'static str, usize, usize)| {
+    for &(name, stage, num_ranks) in &MEMORY {
         if stage == 0 {
             answers.clear();
         }
-        memory_race(name, stage, num_ranks, rounds, &mut answers)
-    };
-    MEMORY.iter().map(&mut race).collect()
+        races.add(memory_race(name, stage, num_ranks, rounds, &mut answers)?);
+    }
+    Ok(())
 }
 
 /// `answers` are the reports that losses are compared with; where there are none, the first of this race.

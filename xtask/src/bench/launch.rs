@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::{Result, bail, ensure};
 
 use crate::python::Environment;
-use crate::race::{Pair, Race};
+use crate::race::{Pair, Race, Races};
 use crate::{paths, process, ranks};
 
 /// How many ranks are started, where nothing else is said.
@@ -24,27 +24,27 @@ const MANY_PROCESSES: usize = 64;
 const MOST_MIB: f64 = 12.0;
 
 /// Runs all of them for `rounds` rounds. Values are seconds, but for the size.
-pub(super) fn races(environment: &Environment, rounds: usize) -> Result<Vec<Race>> {
-    let mut races = commands(environment, rounds)?;
+pub(super) fn races(environment: &Environment, rounds: usize, races: &mut Races) -> Result<()> {
+    commands(environment, rounds, races)?;
     let noop = Launched { name: "launch_noop", program: "noop", goal: 0.01, num_processes: NUM_PROCESSES };
     let (program, few) = ("first_collective", NUM_PROCESSES);
     let collective = Launched { name: "launch_first_collective", program, goal: 0.05, num_processes: few };
     let many = Launched { name: "launch_first_collective_16", program, goal: 0.15, num_processes: 16 };
-    races.push(noop.race(environment, rounds, |rank| format!("rank={rank} world_size={few}"))?);
+    races.add(noop.race(environment, rounds, |rank| format!("rank={rank} world_size={few}"))?);
     for launched in [collective, many] {
         let num_processes = launched.num_processes;
         // Ranks contribute 1, 2 and so on.
         let sum = num_processes * (num_processes + 1) / 2;
         let answer = |rank| format!("rank={rank} world_size={num_processes} sum={sum}.0");
-        races.push(launched.race(environment, rounds, answer)?);
+        races.add(launched.race(environment, rounds, answer)?);
     }
-    races.extend([restart(environment, rounds)?, size()?]);
-    races.extend(growth(rounds)?);
-    Ok(races)
+    races.add(restart(environment, rounds)?);
+    races.add(size()?);
+    growth(rounds, races)
 }
 
 /// What 64 ranks take, over what they would if time and memory grew with the number of ranks from two on.
-fn growth(rounds: usize) -> Result<[Race; 2]> {
+fn growth(rounds: usize, races: &mut Races) -> Result<()> {
     let (mut seconds, mut memory) = (Vec::new(), Vec::new());
     for round in 0..=rounds {
         let (few, many) = (grown(NUM_PROCESSES)?, grown(MANY_PROCESSES)?);
@@ -54,10 +54,11 @@ fn growth(rounds: usize) -> Result<[Race; 2]> {
             memory.push(Pair { ours: many.mib, rival: few.mib * times });
         }
     }
-    Ok([
+    races.extend([
         Race { name: "launch_64_ranks", unit: "s", goal: 1.0, pairs: seconds },
         Race { name: "launch_64_ranks_memory", unit: "MiB", goal: 1.0, pairs: memory },
-    ])
+    ]);
+    Ok(())
 }
 
 /// From the launcher's start to its end, and the memory of all ranks while all of them are connected.
@@ -123,7 +124,7 @@ fn until_back(printed: &str) -> Result<f64> {
 }
 
 /// Help, and one process that a configuration file describes.
-fn commands(environment: &Environment, rounds: usize) -> Result<Vec<Race>> {
+fn commands(environment: &Environment, rounds: usize, races: &mut Races) -> Result<()> {
     let folder = paths::target_folder().join("bench");
     fs::create_dir_all(&folder)?;
     let file = folder.join("launch.yaml");
@@ -131,10 +132,9 @@ fn commands(environment: &Environment, rounds: usize) -> Result<Vec<Race>> {
     let file = file.to_string_lossy();
     let help = ["launch", "--help"];
     let one = ["launch", "--config_file", &file, "--no_python", "echo", "launched"];
-    Ok(vec![
-        command(environment, rounds, "launch_help", &help, "--num_processes")?,
-        command(environment, rounds, "launch_config_file", &one, "launched")?,
-    ])
+    races.add(command(environment, rounds, "launch_help", &help, "--num_processes")?);
+    races.add(command(environment, rounds, "launch_config_file", &one, "launched")?);
+    Ok(())
 }
 
 /// What Python Accelerate's wizard writes for one process on the CPU.

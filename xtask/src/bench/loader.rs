@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::Goal;
 use crate::python::Environment;
-use crate::race::{Pair, Race};
+use crate::race::{Pair, Race, Races};
 use crate::{paths, process, ranks};
 
 /// One race: what both programs are told.
@@ -45,8 +45,11 @@ const DISPATCH: Contest =
     Contest { name: "loader_dispatch_2", mode: "dispatch", batches: 300, goal: Goal::Ratio(0.3), ..MEMORY };
 
 /// Runs both sides for `rounds` rounds. Values are microseconds: per batch, or until the first one.
-pub(super) fn races(environment: &Environment, rounds: usize) -> Result<Vec<Race>> {
-    CONTESTS.iter().map(|contest| contest.race(environment, rounds)).collect()
+pub(super) fn races(environment: &Environment, rounds: usize, races: &mut Races) -> Result<()> {
+    for contest in &CONTESTS {
+        races.add(contest.race(environment, rounds)?);
+    }
+    Ok(())
 }
 
 impl Contest {

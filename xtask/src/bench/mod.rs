@@ -16,12 +16,12 @@ use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 
 use crate::python::Environment;
-use crate::race::{Pair, Race, median};
+use crate::race::{Pair, Race, Races, median};
 use crate::{libtorch, ranks};
 
 /// Race against Python Accelerate.
 ///
-/// Prints one line per race: `race=<name> ours=<v> rival=<v> ratio=<median> min=<v> max=<v> goal=<v>`. The ratio is
+/// Prints one line for each race as it ends: `race=<name> ours=<v> rival=<v> ratio=<median> min=<v> max=<v> goal=<v>`. The ratio is
 /// ours divided by theirs, so smaller is better. See bench/README.md.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -88,44 +88,44 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let environment = Environment::ensure()?;
     ranks::build()?;
     println!("rival: {}", environment.versions);
-    let mut races = Vec::new();
-    if matches!(arguments.what, What::Launch | What::All) {
-        races.extend(launch::races(&environment, arguments.rounds)?);
+    let mut races = Races::default();
+    let (rounds, is_all) = (arguments.rounds, arguments.what == What::All);
+    let wants = |what: What| is_all || arguments.what == what;
+    if wants(What::Launch) {
+        launch::races(&environment, rounds, &mut races)?;
     }
     match &arguments.what {
-        What::Ddp(settings) => races.extend(ddp::races(&environment, arguments.rounds, settings)?),
-        What::All => races.extend(ddp::races(&environment, arguments.rounds, &ddp::Settings::default())?),
+        What::Ddp(settings) => ddp::races(&environment, rounds, settings, &mut races)?,
+        What::All => ddp::races(&environment, rounds, &ddp::Settings::default(), &mut races)?,
         _ => {}
     }
-    if matches!(arguments.what, What::Fsdp | What::All) {
-        races.extend(fsdp::races(&environment, arguments.rounds)?);
+    if wants(What::Fsdp) {
+        fsdp::races(&environment, rounds, &mut races)?;
     }
-    if matches!(arguments.what, What::Memory | What::All) {
-        races.extend(fsdp::memory(arguments.rounds)?);
+    if wants(What::Memory) {
+        fsdp::memory(rounds, &mut races)?;
     }
-    if matches!(arguments.what, What::Offload | What::All) {
-        races.extend(offload::races(arguments.rounds)?);
+    if wants(What::Offload) {
+        offload::races(rounds, &mut races)?;
     }
-    if matches!(arguments.what, What::Checkpoint | What::All) {
-        races.extend(checkpoint::races(&environment, arguments.rounds)?);
+    if wants(What::Checkpoint) {
+        checkpoint::races(&environment, rounds, &mut races)?;
     }
-    if matches!(arguments.what, What::Loader | What::All) {
-        races.extend(loader::races(&environment, arguments.rounds)?);
+    if wants(What::Loader) {
+        loader::races(&environment, rounds, &mut races)?;
     }
-    if matches!(arguments.what, What::Step | What::All) {
-        races.extend(step::races(&environment, arguments.rounds, &step::STEPS)?);
+    if wants(What::Step) {
+        step::races(&environment, rounds, &step::STEPS, &mut races)?;
     }
-    if matches!(arguments.what, What::Optimizer | What::All) {
-        races.extend(step::races(&environment, arguments.rounds, &step::OPTIMIZERS)?);
+    if wants(What::Optimizer) {
+        step::races(&environment, rounds, &step::OPTIMIZERS, &mut races)?;
     }
-    for race in &races {
-        println!("{race}");
-    }
+    let races = races.all();
     if arguments.record {
-        let folder = record::write(&environment, &races)?;
+        let folder = record::write(&environment, races)?;
         println!("recorded in {}", folder.display());
     }
-    fail_if_lost(&races, arguments.fail_above)
+    fail_if_lost(races, arguments.fail_above)
 }
 
 /// Races are for people to read; only a gross loss fails a run that asks for it.

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::Goal;
 use crate::python::Environment;
-use crate::race::{Pair, Race};
+use crate::race::{Pair, Race, Races};
 use crate::{paths, process, ranks};
 
 /// One race: what both programs are told.
@@ -60,8 +60,11 @@ pub(super) const OPTIMIZERS: [Contest; 3] = [
 ];
 
 /// Runs both sides for `rounds` rounds. Values are microseconds per step.
-pub(super) fn races(environment: &Environment, rounds: usize, contests: &[Contest]) -> Result<Vec<Race>> {
-    contests.iter().map(|contest| contest.race(environment, rounds)).collect()
+pub(super) fn races(environment: &Environment, rounds: usize, contests: &[Contest], races: &mut Races) -> Result<()> {
+    for contest in contests {
+        races.add(contest.race(environment, rounds)?);
+    }
+    Ok(())
 }
 
 impl Contest {
