@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
@@ -75,6 +76,19 @@ pub(crate) fn read(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
+/// The same command, which is ended with its process group after `limit`.
+pub(crate) fn within(limit: Duration, command: &Command) -> Command {
+    let mut limited = Command::new("timeout");
+    limited.args(["--kill-after=5", &limit.as_secs().to_string()]).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => limited.env(name, value),
+            None => limited.env_remove(name),
+        };
+    }
+    limited
+}
+
 /// The last `count` lines of a text.
 pub(crate) fn last_lines(text: &str, count: usize) -> String {
     let lines: Vec<&str> = text.trim_end().lines().collect();
@@ -101,7 +115,18 @@ fn display(command: &Command) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::last_lines;
+    use std::process::Command;
+    use std::time::Duration;
+
+    use super::{last_lines, run_and_read, within};
+
+    #[test]
+    fn a_command_within_a_limit_keeps_its_arguments_and_variables_and_does_not_outlast_it() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo $0 $SAID; exec cat /dev/zero > /dev/null", "one word"]).env("SAID", "two");
+        let ended = run_and_read(&mut within(Duration::from_secs(1), &command));
+        assert_eq!(ended.ok(), Some((false, "one word two\n".to_owned())));
+    }
 
     #[test]
     fn the_last_lines_of_a_short_text_are_the_text() {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 
@@ -15,7 +15,10 @@ use crate::{paths, process, ranks};
 const NUM_PROCESSES: usize = 2;
 
 /// How often torchrun may try to come back from the death of a rank, before its race is void.
-const RIVAL_TRIES: usize = 3;
+const RIVAL_TRIES: usize = 10;
+
+/// How long one of these may take. Those that come to an end take about half of it; others hang.
+const RIVAL_LIMIT: Duration = Duration::from_secs(60);
 
 /// How many ranks are many for one machine.
 const MANY_PROCESSES: usize = 64;
@@ -99,7 +102,8 @@ fn restart(environment: &Environment, rounds: usize) -> Result<Race> {
 fn rival_until_back(environment: &Environment, flags: &[&str], script: &Path) -> Result<f64> {
     for _ in 0..RIVAL_TRIES {
         let mut rival = environment.torchrun(NUM_PROCESSES)?;
-        let (is_success, printed) = process::run_and_read(rival.args(flags).arg(script))?;
+        let mut rival = process::within(RIVAL_LIMIT, rival.args(flags).arg(script));
+        let (is_success, printed) = process::run_and_read(&mut rival)?;
         if is_success {
             return until_back(&printed);
         }
