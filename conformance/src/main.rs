@@ -86,6 +86,10 @@ enum Script {
     UnwritableFolder,
     /// Meets the other ranks, and has nothing more to do
     LeavingAtOnce,
+    /// Rank 0 ends well before it makes its accelerator
+    LeavingZero,
+    /// Rank 1 does
+    LeavingOne,
     /// Makes two accelerators that would each meet the other ranks
     SecondMeeting,
     /// Rank 1 kills itself while the others gather a sharded model
@@ -139,6 +143,8 @@ fn main() -> anyhow::Result<()> {
         Script::FailingRankOne => failing::failing_rank(1),
         Script::UnwritableFolder => failing::unwritable_folder(),
         Script::LeavingAtOnce => failing::leaving_at_once(),
+        Script::LeavingZero => failing::leaving_before(0),
+        Script::LeavingOne => failing::leaving_before(1),
         Script::SecondMeeting => failing::second_meeting(),
         Script::DyingRankInGather => failing::dying_rank_in_gather(false),
         Script::DyingRankInReading => failing::dying_rank_in_gather(true),

@@ -95,6 +95,26 @@ fn the_launcher_names_the_rank_that_failed_by_itself_and_not_one_that_lost_it() 
     }
 }
 
+/// Their deadline is half an hour away.
+#[test]
+fn a_rank_that_ends_well_before_it_meets_the_others_is_named_soon() {
+    for (leaving, script) in [(0, "leaving_zero"), (1, "leaving_one")] {
+        let config = LaunchConfig {
+            args: vec![script.into()],
+            environment: vec![("ACCELERATE_USE_CPU".into(), "true".into())],
+            num_cpu_threads_per_process: Some(1),
+            ..LaunchConfig::new(Program::Executable(env!("CARGO_BIN_EXE_conformance").into()), 3)
+        };
+        let error = launch(&config, &mut Silent).unwrap_err();
+        let failure = error.failure().unwrap();
+        let text = failure.to_string();
+        assert_ne!(failure.rank, leaving, "{text}");
+        let named = format!("rank {leaving} ended with exit code 0 before it met the others, and rank");
+        assert!(text.contains(&named) && text.contains(" in init_process_group"), "{text}");
+        assert!(text.contains(&format!("rank {leaving} had ended before, with code 0")), "{text}");
+    }
+}
+
 #[test]
 fn a_second_accelerator_is_told_to_be_made_from_the_first() {
     for rank in start("second_meeting", 2) {

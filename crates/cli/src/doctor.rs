@@ -5,6 +5,7 @@
 mod checks;
 mod facts;
 
+use accelerate_core::names::counted;
 use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -56,7 +57,7 @@ fn list(checks: &[Check]) -> String {
         let cure = check.cure.as_ref().map_or_else(String::new, |cure| format!("        {cure}\n"));
         format!("{style}{word:<8}{style:#}{}: {}\n{cure}", check.name, check.found)
     };
-    let count = |verdict| checks.iter().filter(|check| check.verdict == verdict).count();
+    let count = |verdict, thing| counted(checks.iter().filter(|check| check.verdict == verdict).count(), thing);
     let checked: String = checks.iter().map(described).collect();
-    format!("{checked}\n{} problem(s), {} warning(s)\n", count(Verdict::Problem), count(Verdict::Warning))
+    format!("{checked}\n{}, {}\n", count(Verdict::Problem, "problem"), count(Verdict::Warning, "warning"))
 }

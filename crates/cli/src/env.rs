@@ -3,6 +3,7 @@
 //! Nothing is linked for it, and only Python is started, which says its version. All other facts are read from files and
 //! variables.
 
+use accelerate_core::names::counted;
 use std::error::Error;
 use std::ffi::{CStr, OsString};
 use std::fmt::Write as _;
@@ -159,7 +160,7 @@ fn quoted_value(os_release: &str, name: &str) -> Option<String> {
 
 fn processor() -> String {
     let usable = std::thread::available_parallelism().map_or(1, usize::from);
-    format!("{}, {usable} usable core(s)", model_name(&read("/proc/cpuinfo")).unwrap_or("unknown model"))
+    format!("{}, {}", model_name(&read("/proc/cpuinfo")).unwrap_or("unknown model"), counted(usable, "usable core"))
 }
 
 fn model_name(cpuinfo: &str) -> Option<&str> {

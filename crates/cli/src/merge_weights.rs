@@ -2,6 +2,7 @@
 
 mod error;
 
+use accelerate_core::names::counted;
 use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -84,8 +85,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let (num_tensors, num_bytes) = (weights.tensors.len(), weights.num_bytes());
     let written = weights::write(&mut weights, output_path, arguments.max_shard_size)?;
     crate::print_message(&format!(
-        "accelerate merge-weights: {num_tensors} tensor(s), {}, are in {written}",
-        format_size(num_bytes)
+        "accelerate merge-weights: {}, {}, {} in {written}",
+        counted(num_tensors, "tensor"),
+        format_size(num_bytes),
+        if num_tensors == 1 { "is" } else { "are" }
     ));
     if arguments.remove_checkpoint_dir {
         let failed = |source| MergeError::Remove { path: checkpoint_directory.clone(), source };

@@ -73,6 +73,7 @@ pub(crate) fn why_num_processes(run: &RunConfig) -> String {
     match (run.cluster.use_cpu, num_gpus(run)) {
         (true, _) => "with --cpu".to_string(),
         (false, 0) => "no NVIDIA GPU found".to_string(),
-        (false, num_gpus) => format!("one for each of {num_gpus} NVIDIA GPU(s)"),
+        (false, 1) => "one for the only NVIDIA GPU".to_string(),
+        (false, num_gpus) => format!("one for each of {num_gpus} NVIDIA GPUs"),
     }
 }

@@ -14,12 +14,14 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
+use accelerate_core::files::in_one_line;
+use accelerate_core::status::{LauncherName, RankStatus, RunInfo};
 use accelerate_launch::status::{Run, is_unreadable, runs};
 use clap::Args;
 
 use facts::RunFacts;
 use process::Process;
-use together::{of_processes, together};
+use together::{launcher_of, may_start_again, of_launchers, of_processes, together};
 
 /// Show what the processes of a run are doing: step, samples per second, memory, and the call to other ranks that each is in.
 ///
@@ -79,16 +81,27 @@ enum StatusError {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let mut has_shown = false;
+    let mut waits = false;
+    // Pages can be read for as long as somebody has their file.
+    let mut last: Vec<Vec<Run>> = Vec::new();
     let mut launchers: Vec<Process> = Vec::new();
-    let mut named: Option<Vec<u32>> = arguments.process_id.map(|process_id| vec![process_id]);
+    let mut named =
+        arguments.process_id.map(|process_id| Named { process_ids: vec![process_id], launchers: Vec::new() });
     loop {
-        let found = wanted(named.as_deref())?;
+        let found = wanted(named.as_ref())?;
         match arguments.process_id {
             Some(process_id) if found.is_empty() && !has_shown => {
                 return Err(nothing_of(process_id, arguments.watch.is_some()).into());
             }
             // Until an attempt begins there is a moment in which its launcher tells nothing.
             _ if found.is_empty() && launchers.iter().any(Process::is_alive) => {
+                thread::sleep(arguments.watch.unwrap_or_default());
+                continue;
+            }
+            _ if found.is_empty() && last.iter().any(|run| may_start_again(told_by(run))) => {
+                if !std::mem::replace(&mut waits, true) {
+                    last.iter().filter(|run| may_start_again(told_by(run))).for_each(|run| print_waiting(run));
+                }
                 thread::sleep(arguments.watch.unwrap_or_default());
                 continue;
             }
@@ -104,11 +117,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
         if crate::output::is_reader_gone() {
             return Ok(ExitCode::SUCCESS);
         }
-        has_shown = true;
+        (has_shown, waits) = (true, false);
         let process_ids: Vec<u32> = found.iter().flatten().map(|part| part.info.process_id).collect();
         launchers = process_ids.iter().filter_map(|&process_id| Process::of(process_id)).collect();
         // The launcher stays, and after a restart it has other ranks and agents than the one that was named.
-        named = named.map(|_| process_ids);
+        named = named.map(|_| {
+            let launchers = found.iter().flatten().filter_map(|part| launcher_of(&part.info));
+            Named { process_ids, launchers: launchers.cloned().collect() }
+        });
+        last = found;
         thread::sleep(pause);
     }
 }
@@ -121,19 +138,45 @@ fn nothing_of(process_id: u32, is_watching: bool) -> StatusError {
     StatusError::NoSuchRun { process_id, hint: hint.unwrap_or_default() }
 }
 
-/// All runs, or those that these processes belong to, each in its parts.
-fn wanted(process_ids: Option<&[u32]>) -> Result<Vec<Vec<Run>>, StatusError> {
-    let runs = together(runs().map_err(|source| StatusError::NoProcesses { source })?, |run| &run.info);
-    Ok(match process_ids {
-        Some(process_ids) => {
-            let has_rank = |run: &Run, process_id| {
-                let ranks = run.ranks();
-                ranks.iter().any(|rank| [rank.owner, rank.started].contains(&Some(process_id)))
-            };
-            of_processes(runs, process_ids, |run| &run.info, has_rank)
-        }
-        None => runs,
-    })
+/// What was asked for.
+struct Named {
+    process_ids: Vec<u32>,
+    /// Those elsewhere, whose next agents here are other processes.
+    launchers: Vec<LauncherName>,
+}
+
+/// All runs, or those that were asked for, each in its parts.
+fn wanted(named: Option<&Named>) -> Result<Vec<Vec<Run>>, StatusError> {
+    let all = || Ok(together(runs().map_err(|source| StatusError::NoProcesses { source })?, |run: &Run| &run.info));
+    let Some(Named { process_ids, launchers }) = named else { return all() };
+    let has_rank = |run: &Run, process_id| {
+        let ranks = run.ranks();
+        ranks.iter().any(|rank| [rank.owner, rank.started].contains(&Some(process_id)))
+    };
+    let of_processes = of_processes(all()?, process_ids, |run| &run.info, has_rank);
+    if of_processes.is_empty() && !launchers.is_empty() {
+        return Ok(of_launchers(all()?, launchers, |run| &run.info));
+    }
+    Ok(of_processes)
+}
+
+/// The parts of a run, and their ranks, which may be gone.
+fn told_by(run: &[Run]) -> impl Iterator<Item = (&RunInfo, Vec<RankStatus>)> {
+    run.iter().map(|part| (&part.info, part.ranks()))
+}
+
+/// Only the launcher knows whether, and when.
+fn print_waiting(run: &[Run]) {
+    let Some((info, launcher)) = run.first().and_then(|part| Some((&part.info, launcher_of(&part.info)?))) else {
+        return;
+    };
+    crate::print_message(&format!(
+        "the ranks of this machine have ended; waiting for restart {} of {}, which their launcher, process {} on {}, may begin",
+        info.restart_count.saturating_add(1),
+        info.max_restarts,
+        launcher.process_id,
+        in_one_line(&launcher.host)
+    ));
 }
 
 fn show(arguments: &Arguments, facts: &[RunFacts], is_again: bool) -> Result<(), Box<dyn Error>> {

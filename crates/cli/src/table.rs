@@ -65,16 +65,6 @@ pub(crate) fn age(age: Duration) -> String {
     unit.map_or_else(|| "0 s".to_owned(), |(length, unit)| format!("{} {unit}", seconds / length))
 }
 
-/// `1 tensor`, `2 tensors`.
-pub(crate) fn count(number: u64, thing: &str) -> String {
-    if number == 1 { format!("1 {thing}") } else { format!("{number} {thing}s") }
-}
-
-/// `1 process`, `2 processes`.
-pub(crate) fn processes(number: usize) -> String {
-    if number == 1 { "1 process".to_owned() } else { format!("{number} processes") }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

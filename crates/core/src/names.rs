@@ -1,5 +1,23 @@
 //! Names that users meet in configuration files and logs, spelled as the reference spells them.
 
+use std::fmt::Display;
+
+/// A number of things in English: `1 rank`, `2 ranks`, `2 processes`.
+///
+/// ```
+/// use accelerate_core::names::counted;
+/// assert_eq!((counted(1, "process"), counted(0, "process")), ("1 process".to_owned(), "0 processes".to_owned()));
+/// assert_eq!((counted(1_u64, "rank"), counted(2_u64, "rank")), ("1 rank".to_owned(), "2 ranks".to_owned()));
+/// ```
+pub fn counted<N: Display + PartialEq + From<u8>>(number: N, thing: &str) -> String {
+    let ending = match number == N::from(1) {
+        true => "",
+        false if thing.ends_with('s') => "es",
+        false => "s",
+    };
+    format!("{number} {thing}{ending}")
+}
+
 /// Declares an enum whose variants have one spelling each, with `as_str`, `Display`, `FromStr` and serde.
 ///
 /// Reading takes upper and lower case alike, and the listed aliases; writing gives the spelling. `no`

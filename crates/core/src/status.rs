@@ -16,7 +16,7 @@ pub use activity::{
     BACKWARD, CallName, RENDEZVOUS, RankActivity, RankSummary, awaited_ranks, named_ranks, number_ranges, operation,
     sentences,
 };
-pub use page::{CallEntry, CallRecord, PAGE_WORDS, RankStatus, exit_word, words};
+pub use page::{CallEntry, CallRecord, PAGE_WORDS, RankStatus, exit_word, rank_of_word, rank_word, words};
 pub use rate::{Progress, samples_per_second};
 
 use serde::{Deserialize, Serialize};

@@ -7,6 +7,7 @@ use std::time::Duration;
 use accelerate_core::config::{RunConfig, Tee};
 use accelerate_core::environment::MAX_WORLD_SIZE;
 use accelerate_core::hosts::{MachineSource, NumMachines};
+use accelerate_core::names::counted;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -272,7 +273,8 @@ impl LaunchConfig {
         let invalid = |problem: String| Err(Error::invalid_configuration(problem));
         if machine_rank >= num_machines {
             return invalid(format!(
-                "--machine_rank {machine_rank} is out of range: {num_machines} machine(s) are numbered from 0 to {}",
+                "--machine_rank {machine_rank} is out of range: the numbers of {} go from 0 to {}",
+                counted(num_machines, "machine"),
                 num_machines - 1
             ));
         }
@@ -280,8 +282,9 @@ impl LaunchConfig {
             let end = first_rank.checked_add(num_local);
             if num_local == 0 || end.is_none_or(|end| end > num_processes) {
                 return invalid(format!(
-                    "this machine is to have {num_local} process(es) from rank {first_rank} on, but the run has \
-                     {num_processes}; at least 1 is needed, and all of them must be ranks of the run"
+                    "this machine is to have {} from rank {first_rank} on, but the run has {num_processes}; at least 1 is \
+                     needed, and all of them must be ranks of the run",
+                    counted(num_local, "process")
                 ));
             }
         } else if !num_processes.is_multiple_of(num_machines) {
@@ -317,7 +320,7 @@ impl LaunchConfig {
             Some(_) => MachineSource::Hosts { num_hosts: self.num_machines },
             None => MachineSource::EachByItself,
         };
-        let wanted = NumMachines { most: self.num_machines, least: self.min_machines };
+        let wanted = NumMachines { most: Some(self.num_machines), least: self.min_machines };
         wanted.check(source).map_err(|error| Error::invalid_configuration(error.to_string()))?;
         let is_one_by_one = self.num_machines > 1 && self.local_ranks.is_none();
         if self.max_restarts > 0 && is_one_by_one {
@@ -464,7 +467,7 @@ mod tests {
     #[case(usize::MAX, 2, 0, Some("a"), None, "more than the")]
     #[case(5, 2, 0, Some("a"), None, "use 4 or 6")]
     #[case(1, 2, 0, Some("a"), None, "use 2")]
-    #[case(4, 2, 2, Some("a"), None, "numbered from 0 to 1")]
+    #[case(4, 2, 2, Some("a"), None, "the numbers of 2 machines go from 0 to 1")]
     #[case(4, 2, 0, None, None, "--main_process_ip")]
     #[case(4, 2, 0, Some("a"), Some(0), "same port on every machine")]
     fn contradictions_are_errors(
@@ -492,7 +495,7 @@ mod tests {
     #[case::one_by_one(2, 3, None, false, Some("--max_restarts 3 needs one launcher for all machines"))]
     #[case::one_by_one(2, 0, Some(1), false, Some("a range of machines, 1 to 2 (--nnodes 1:2), needs one launcher"))]
     #[case::none_left_out(2, 0, Some(2), false, None)]
-    #[case::more_than_there_are(2, 0, Some(3), true, Some("--min_machines is 3, but 2 host(s) are named"))]
+    #[case::more_than_there_are(2, 0, Some(3), true, Some("--min_machines is 3, but 2 hosts are named"))]
     #[case::more_than_there_are(1, 0, Some(2), false, Some("--min_machines is 2 and --num_machines 1"))]
     fn only_one_launcher_of_all_machines_restarts_them(
         #[case] num_machines: usize,

@@ -45,12 +45,11 @@ pub use restart::Restarts;
 pub use stdin::Stdin;
 pub use supervise::{Outcome, RankOutcome, StopSignals, supervise};
 
-use accelerate_core::status::RunPart;
 use accelerate_rendezvous::Secret;
 use std::ffi::OsString;
 use std::io;
 use supervise::signals::Signals;
-use supervise::supervise_with;
+use supervise::{Part, supervise_with};
 
 /// Starts every rank that `config` asks for on this machine, watches them until all have ended, and says
 /// how it went.
@@ -86,20 +85,15 @@ use supervise::supervise_with;
 /// assert_eq!((error.rank(), error.exit_code()), (Some(1), 1));
 /// ```
 pub fn launch(config: &LaunchConfig, reporter: &mut dyn Reporter) -> Result<Outcome> {
-    restart::run(config, reporter, |config, signals, reporter| attempt(config, RunPart::Launcher, signals, reporter))
+    restart::run(config, reporter, |config, signals, reporter| attempt(config, Part::of_launcher(), signals, reporter))
 }
 
 /// The same without restarts, for one whose restarts are made elsewhere: a `part` of a run.
-pub(crate) fn launch_once(config: &LaunchConfig, part: RunPart, reporter: &mut dyn Reporter) -> Result<Outcome> {
+pub(crate) fn launch_once(config: &LaunchConfig, part: Part, reporter: &mut dyn Reporter) -> Result<Outcome> {
     attempt(config, part, &mut supervise::listen()?, reporter)
 }
 
-fn attempt(
-    config: &LaunchConfig,
-    part: RunPart,
-    signals: &mut Signals,
-    reporter: &mut dyn Reporter,
-) -> Result<Outcome> {
+fn attempt(config: &LaunchConfig, part: Part, signals: &mut Signals, reporter: &mut dyn Reporter) -> Result<Outcome> {
     config.check()?;
     let machine = Machine::probe();
     let search = ProgramSearch::of_this_process();

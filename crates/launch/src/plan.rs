@@ -112,7 +112,7 @@ pub fn plan(config: &LaunchConfig, command: &[OsString], main_process_port: u16,
     let any_terminal = (machine.stdout_is_terminal || machine.stderr_is_terminal) && !config.tee.of(0).any();
     let cores = config.enable_cpu_affinity.then(|| cores_of_ranks(config, machine));
     let cores = |local_rank: usize| cores.as_ref().and_then(|cores| cores.get(local_rank)).cloned();
-    let ranks = (0..num_local)
+    let ranks: Vec<_> = (0..num_local)
         .map(|local_rank| RankCommand {
             rank: config.first_rank() + local_rank,
             local_rank,
@@ -130,10 +130,12 @@ pub fn plan(config: &LaunchConfig, command: &[OsString], main_process_port: u16,
             log_files: LogFiles::of_rank(config, local_rank),
         })
         .collect();
+    // Whoever reads from a terminal in another process group than the one in the foreground is stopped there by the kernel.
+    let reads = ranks.iter().any(|rank| rank.stdin == Stdin::Inherited);
     Plan {
+        in_foreground: machine.stdin_is_terminal && (reads || !captured),
         ranks,
         captured,
-        in_foreground: !captured && machine.stdin_is_terminal,
         terminal: machine.terminal_size.filter(|_| captured && any_terminal).map(|size| Terminal {
             stdout: machine.stdout_is_terminal,
             stderr: machine.stderr_is_terminal,
@@ -189,6 +191,25 @@ mod tests {
         let machine = Machine { stdin_is_terminal, ..MACHINE };
         let plan = plan(&LaunchConfig { max_restarts, ..config(1) }, &["bin/train".into()], 1, &machine);
         assert_eq!((plan.captured, plan.in_foreground), (captured, in_foreground));
+    }
+
+    /// Copies of its output are no reason to take it from the terminal, where it would be stopped as soon as it read.
+    #[rstest]
+    #[case::at_a_terminal(1, true, true, Stdin::Inherited, true)]
+    #[case::elsewhere(1, false, true, Stdin::Inherited, false)]
+    #[case::one_of_two(2, true, true, Stdin::Nothing, false)]
+    #[case::without_input(1, true, false, Stdin::Nothing, false)]
+    fn a_process_whose_output_is_copied_reads_in_the_foreground(
+        #[case] num_processes: usize,
+        #[case] stdin_is_terminal: bool,
+        #[case] hands_on_input: bool,
+        #[case] stdin: Stdin,
+        #[case] in_foreground: bool,
+    ) {
+        let machine = Machine { stdin_is_terminal, ..MACHINE };
+        let config = LaunchConfig { tee: Tee::read("3").unwrap(), hands_on_input, ..config(num_processes) };
+        let plan = plan(&config, &["bin/train".into()], 1, &machine);
+        assert_eq!((&plan.ranks[0].stdin, plan.captured, plan.in_foreground), (&stdin, true, in_foreground));
     }
 
     #[rstest]

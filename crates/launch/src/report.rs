@@ -18,6 +18,7 @@ use crate::program::ProgramChoice;
 use crate::supervise::timespec;
 
 use accelerate_core::files::{ShownPath, in_one_line};
+use accelerate_core::names::counted;
 use serde::{Deserialize, Serialize};
 
 /// One of the two output streams of a rank.
@@ -108,21 +109,11 @@ pub enum Notice {
     },
 }
 
-/// `1 rank`, `2 ranks`.
-pub(crate) fn ranks(number: usize) -> String {
-    if number == 1 { "1 rank".to_string() } else { format!("{number} ranks") }
-}
-
-/// `1 process`, `2 processes`.
-pub(crate) fn processes(number: usize) -> String {
-    if number == 1 { "1 process".to_string() } else { format!("{number} processes") }
-}
-
 impl fmt::Display for Notice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::RankFailed { rank, ended, num_others } => {
-                write!(f, "rank {rank} {ended}; ending {} still running", ranks(*num_others))
+                write!(f, "rank {rank} {ended}; ending {} still running", counted(*num_others, "rank"))
             }
             Self::Restarting { cause, restart, max_restarts, after, ranks_may_live } => {
                 write!(f, "{}; restart {restart} of {max_restarts} begins ", in_one_line(cause))?;
@@ -133,7 +124,7 @@ impl fmt::Display for Notice {
                 f,
                 "{} received and passed on to {}, which may take {} s to end; a second one ends everything at once",
                 signal_name(*signal),
-                ranks(*num_running),
+                counted(*num_running, "rank"),
                 grace_period.as_secs_f64()
             ),
             Self::ProgramChosen(choice) => write!(f, "{choice}"),
@@ -143,7 +134,7 @@ impl fmt::Display for Notice {
                 write!(f, "{} cannot be written ({error}); the processes go on without it", path.shown())
             }
             Self::LeftoversEnded { num_processes } => {
-                write!(f, "ended {} that ranks had started and left behind", processes(*num_processes))
+                write!(f, "ended {} that ranks had started and left behind", counted(*num_processes, "process"))
             }
         }
     }

@@ -17,12 +17,13 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use accelerate_core::status::{
     FILE_NAME, LauncherName, PAGE_BYTES, RankStatus, RankSummary, RunInfo, RunPart, StatusPlace, exit_word, link_text,
-    words,
+    rank_word, words,
 };
 use rustix::fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::process::geteuid;
@@ -62,6 +63,7 @@ pub(crate) fn new_launcher_name() -> LauncherName {
 pub(crate) struct StatusFile {
     file: File,
     first_rank: usize,
+    num_local_processes: usize,
 }
 
 impl StatusFile {
@@ -115,7 +117,7 @@ impl StatusFile {
         file.set_len(((1 + info.num_local_processes) * PAGE_BYTES) as u64)?;
         file.write_all_at(&info.encode(), 0)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        Ok(Self { file, first_rank: info.first_rank })
+        Ok(Self { file, first_rank: info.first_rank, num_local_processes: info.num_local_processes })
     }
 
     /// Where the page of a rank is, by its place among those of this machine.
@@ -137,6 +139,11 @@ impl StatusFile {
         }
     }
 
+    /// Tells the ranks of this machine which rank of the run was the first to end with code 0.
+    fn first_ended(&self, rank: usize) {
+        (0..self.num_local_processes).for_each(|index| self.write(index, words::FIRST_ENDED, rank_word(rank)));
+    }
+
     fn write(&self, index: usize, word: usize, value: u64) {
         // The file has this page, and lies in memory.
         let _ = self.file.write_all_at(&value.to_ne_bytes(), ((1 + index) * PAGE_BYTES + 8 * word) as u64);
@@ -148,6 +155,52 @@ impl StatusFile {
         let summary =
             |index| RankSummary { rank: self.first_rank + index, activity: read(&self.file, index).activity(now) };
         indexes.map(summary).collect()
+    }
+}
+
+/// The first rank of the run that has ended with code 0, on whatever machine. The ranks of this one are told of it, since those
+/// that have not met it by then never will; they look for it while they wait for the others. Whoever hears of the end first says
+/// so, be it before there is a file.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FirstEnded(Arc<Mutex<Told>>);
+
+#[derive(Debug, Default)]
+struct Told {
+    rank: Option<usize>,
+    file: Option<Arc<StatusFile>>,
+}
+
+impl FirstEnded {
+    /// A rank has ended with code 0.
+    pub(crate) fn note(&self, rank: usize) {
+        self.change(|told| {
+            // Once is enough, and for thousands of ranks it is a lot less.
+            if told.rank.is_none() {
+                told.rank = Some(rank);
+                told.tell();
+            }
+        });
+    }
+
+    /// From now on it is told in this file.
+    pub(crate) fn tell_in(&self, file: &Arc<StatusFile>) {
+        self.change(|told| {
+            told.file = Some(Arc::clone(file));
+            told.tell();
+        });
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Told)) {
+        // Whole after every statement.
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl Told {
+    fn tell(&self) {
+        if let (Some(rank), Some(file)) = (self.rank, &self.file) {
+            file.first_ended(rank);
+        }
     }
 }
 
@@ -362,6 +415,34 @@ mod tests {
             RankActivity::InCall { call, .. } => assert_eq!(call.to_string(), "barrier (collective 3)"),
             other => unreachable!("{other:?}"),
         }
+    }
+
+    fn told_in(status: &StatusFile) -> Vec<u64> {
+        let word = |index: u64| {
+            let mut word = [0; 8];
+            let place = (1 + index) * PAGE_BYTES as u64 + 8 * words::FIRST_ENDED as u64;
+            status.file.read_exact_at(&mut word, place).unwrap();
+            u64::from_ne_bytes(word)
+        };
+        (0..2).map(word).collect()
+    }
+
+    /// The rank may be of another machine, and this one may have started none yet.
+    #[rstest]
+    #[case::after_the_start(true)]
+    #[case::before_it(false)]
+    fn all_ranks_are_told_of_the_first_that_has_ended_and_of_no_other(#[case] has_started: bool) {
+        let status = Arc::new(StatusFile::create(&info()).unwrap());
+        let first_ended = FirstEnded::default();
+        if has_started {
+            first_ended.tell_in(&status);
+            assert_eq!(told_in(&status), [0, 0]);
+        }
+        // By a thread that has a handle of its own.
+        first_ended.clone().note(0);
+        first_ended.note(4);
+        first_ended.tell_in(&status);
+        assert_eq!(told_in(&status), [rank_word(0); 2]);
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub(crate) mod signals;
 mod terminal;
 
 use std::ffi::OsStr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use accelerate_core::status::{RankSummary, RunPart};
@@ -24,7 +25,7 @@ use crate::helper::{Guard, MARK_VARIABLE, new_mark};
 use crate::logs::OpenLogs;
 use crate::plan::Plan;
 use crate::report::{Notice, Reporter};
-use crate::status::StatusFile;
+use crate::status::{FirstEnded, StatusFile};
 use leftovers::Leftovers;
 use memory::KillCounter;
 use rank::{RankProcess, RankTerminal};
@@ -75,17 +76,33 @@ pub struct RankOutcome {
 ///
 /// As [`launch`](crate::launch), apart from the checks that come before a plan.
 pub fn supervise(plan: &Plan, reporter: &mut dyn Reporter) -> Result<Outcome> {
-    supervise_with(plan, RunPart::Launcher, &mut listen()?, reporter)
+    supervise_with(plan, Part::of_launcher(), &mut listen()?, reporter)
+}
+
+/// What this process has to do with the run beside its ranks.
+#[derive(Debug)]
+pub(crate) struct Part {
+    /// As it is told.
+    pub(crate) told: RunPart,
+    /// For what is heard of ranks of other machines.
+    pub(crate) first_ended: FirstEnded,
+}
+
+impl Part {
+    /// There is nobody to hear of anything.
+    pub(crate) fn of_launcher() -> Self {
+        Self { told: RunPart::Launcher, first_ended: FirstEnded::default() }
+    }
 }
 
 pub(crate) fn listen() -> Result<Signals> {
     Signals::listen().map_err(|error| Error::system("listening to signals", error))
 }
 
-/// The same for one who listens already, and goes on with that. `part` is what is told of this process beside its ranks.
+/// The same for one who listens already, and goes on with that.
 pub(crate) fn supervise_with(
     plan: &Plan,
-    part: RunPart,
+    part: Part,
     signals: &mut Signals,
     reporter: &mut dyn Reporter,
 ) -> Result<Outcome> {
@@ -95,12 +112,7 @@ pub(crate) fn supervise_with(
     outcome
 }
 
-fn supervise_listening(
-    plan: &Plan,
-    part: RunPart,
-    signals: &mut Signals,
-    reporter: &mut dyn Reporter,
-) -> Result<Outcome> {
+fn supervise_listening(plan: &Plan, part: Part, signals: &mut Signals, reporter: &mut dyn Reporter) -> Result<Outcome> {
     let logs = plan.ranks.iter().map(|rank| OpenLogs::open(&rank.log_files)).collect::<Result<Vec<_>>>()?;
     if plan.dedicated_process {
         // Descendants whose parents have died become children of this process instead of strangers.
@@ -113,6 +125,11 @@ fn supervise_listening(
         }
         None => None,
     };
+    let Part { told, first_ended } = part;
+    let status = StatusFile::of_plan(plan, told).map(Arc::new);
+    if let Some(status) = &status {
+        first_ended.tell_in(status);
+    }
     let mut supervisor = Supervisor {
         plan,
         reporter,
@@ -123,7 +140,8 @@ fn supervise_listening(
         log_has_failed: false,
         terminal: None,
         memory: KillCounter::read(),
-        status: StatusFile::of_plan(plan, part),
+        status,
+        first_ended,
         started_at: Instant::now(),
         first_failure: None,
         activities: Vec::new(),
@@ -162,7 +180,8 @@ struct Supervisor<'a> {
     terminal: Option<RankTerminal>,
     memory: KillCounter,
     /// What the ranks tell of themselves.
-    status: Option<StatusFile>,
+    status: Option<Arc<StatusFile>>,
+    first_ended: FirstEnded,
     started_at: Instant,
     /// Index into `ranks`.
     first_failure: Option<usize>,
@@ -349,9 +368,7 @@ impl Supervisor<'_> {
         let mut ended_now = Vec::new();
         for index in 0..self.ranks.len() {
             if self.ranks[index].has_just_ended(now) {
-                if let (Some(status), Some(ended)) = (&self.status, self.ranks[index].ended()) {
-                    status.rank_ended(index, ended);
-                }
+                self.tell_end(index);
                 self.drain(index);
                 self.ranks[index].end_orphans(now, self.plan.grace_period);
                 ended_now.push(index);
@@ -362,6 +379,16 @@ impl Supervisor<'_> {
         }
         for rank in &mut self.ranks {
             rank.forget_empty_group();
+        }
+    }
+
+    fn tell_end(&self, index: usize) {
+        let rank = &self.ranks[index];
+        if let (Some(status), Some(ended)) = (&self.status, rank.ended()) {
+            status.rank_ended(index, ended);
+        }
+        if rank.ended().is_some_and(Ended::is_success) {
+            self.first_ended.note(rank.number());
         }
     }
 

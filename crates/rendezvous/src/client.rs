@@ -8,6 +8,7 @@ use dns_lookup::{AddrInfo, AddrInfoHints, LookupErrorKind, SockType, getaddrinfo
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::ops::ControlFlow;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -46,26 +47,31 @@ pub struct Client {
 }
 
 impl Client {
-    /// Tries until the store answers or the time is up. `waiting` is told from time to time how long it has been, and why.
+    /// Tries until the store answers or the time is up. `waiting` is told from time to time how long it has been, and why, and
+    /// says whether to go on.
     ///
     /// # Errors
     /// Another program answers there, the secret is another one, or the name has no address: at once. Nobody listens or
-    /// answers, or no name server tells the address: when the time is up.
+    /// answers, or no name server tells the address: when the time is up or `waiting` breaks off.
     ///
     /// ```
     /// use accelerate_rendezvous::{Client, ConnectOptions, Secret, Server, ServerOptions, Store};
+    /// use std::ops::ControlFlow;
     /// use std::time::Duration;
     ///
     /// let (secret, timeout) = (Secret::new(*b"of this run"), Duration::from_secs(10));
     /// let address = "127.0.0.1:0".parse().unwrap();
     /// let server = Server::bind(&ServerOptions { address, secret: secret.clone(), max_connections: 16 })?;
     /// let (host, port) = ("127.0.0.1".to_owned(), server.address().port());
-    /// let client = Client::connect(ConnectOptions { host, port, secret, timeout }, |_, _| {})?;
+    /// let client = Client::connect(ConnectOptions { host, port, secret, timeout }, |_, _| ControlFlow::Continue(()))?;
     /// client.set(b"rank 1", b"is here", timeout)?;
     /// assert_eq!(server.memory().get(b"rank 1", timeout)?, b"is here");
     /// # Ok::<(), accelerate_rendezvous::Error>(())
     /// ```
-    pub fn connect(options: ConnectOptions, mut waiting: impl FnMut(Duration, &Error)) -> Result<Self> {
+    pub fn connect(
+        options: ConnectOptions,
+        mut waiting: impl FnMut(Duration, &Error) -> ControlFlow<()>,
+    ) -> Result<Self> {
         let begin = Instant::now();
         let mut pause = Duration::from_millis(2);
         loop {
@@ -89,7 +95,9 @@ impl Client {
                     other => other,
                 });
             }
-            waiting(begin.elapsed(), &error);
+            if waiting(begin.elapsed(), &error).is_break() {
+                return Err(error);
+            }
             thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(100));
         }

@@ -5,6 +5,7 @@
 use accelerate_rendezvous::{Client, ConnectOptions, Error, Memory, Secret, Server, ServerOptions, Store};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -25,8 +26,12 @@ fn options(port: u16) -> ConnectOptions {
     ConnectOptions { host: "127.0.0.1".to_owned(), port, secret: secret(), timeout: LATER }
 }
 
+fn go_on(_: Duration, _: &Error) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
 fn client(server: &Server) -> Client {
-    Client::connect(options(server.address().port()), |_, _| {}).unwrap()
+    Client::connect(options(server.address().port()), go_on).unwrap()
 }
 
 /// The same calls, in the memory of a process and from another one.
@@ -127,7 +132,7 @@ fn another_secret_is_told_at_once() {
     // Nor does a client talk to a server that cannot prove itself.
     let address = "127.0.0.1:0".parse().unwrap();
     let none = Server::bind(&ServerOptions { address, secret: Secret::new([]), max_connections: 1 }).unwrap();
-    assert!(matches!(Client::connect(options(none.address().port()), |_, _| {}), Err(Error::OtherSecret { .. })));
+    assert!(matches!(Client::connect(options(none.address().port()), go_on), Err(Error::OtherSecret { .. })));
 }
 
 /// A server of another kind, for one connection.
@@ -152,7 +157,7 @@ fn another_program_at_the_port_is_told_at_once() {
 fn a_program_that_stays_silent_takes_no_longer_than_the_deadline() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let options = ConnectOptions { timeout: SOON, ..options(listener.local_addr().unwrap().port()) };
-    let error = Client::connect(options, |_, _| {}).unwrap_err();
+    let error = Client::connect(options, go_on).unwrap_err();
     assert!(error.is_timeout() && error.to_string().contains("has not answered within 50ms"), "{error}");
 }
 
@@ -163,8 +168,20 @@ fn nobody_there_is_told_while_it_is_waited_for() {
     let error = Client::connect(ConnectOptions { timeout: SOON, ..options(port) }, |_, reason| {
         assert!(reason.to_string().contains(&port.to_string()));
         told += 1;
+        ControlFlow::Continue(())
     });
     assert!(error.unwrap_err().is_connection() && told > 0);
+}
+
+#[test]
+fn who_waits_may_break_off_long_before_the_deadline() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let mut told = 0;
+    let error = Client::connect(options(port), |_, _| {
+        told += 1;
+        if told < 3 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    });
+    assert!(error.unwrap_err().is_connection() && told == 3);
 }
 
 #[test]
@@ -184,6 +201,7 @@ fn a_server_that_comes_later_is_found() {
         late.get_or_insert_with(|| {
             Server::bind(&ServerOptions { address, secret: secret(), max_connections: 4 }).unwrap()
         });
+        ControlFlow::Continue(())
     };
     let client = Client::connect(options(port), bind).unwrap();
     client.set(b"a", b"b", LATER).unwrap();
@@ -208,7 +226,7 @@ fn a_server_that_stops_answering_is_an_error_by_the_deadline() {
         (&client).write_all(&welcome).unwrap();
         (client, server, listener)
     });
-    let client = Client::connect(options(port), |_, _| {}).unwrap();
+    let client = Client::connect(options(port), go_on).unwrap();
     let _kept_open = stopped.join().unwrap();
     let begin = Instant::now();
     // A request that a server answers at once; what the way may take is added.
@@ -262,7 +280,7 @@ fn members_are_counted() {
     let server = Server::bind(&ServerOptions { address, secret: secret(), max_connections: 2 }).unwrap();
     let members = [client(&server), client(&server)];
     members.iter().for_each(|member| member.set(b"a", b"", LATER).unwrap());
-    let third = Client::connect(options(address_port(&server)), |_, _| {}).unwrap();
+    let third = Client::connect(options(address_port(&server)), go_on).unwrap();
     assert!(third.set(b"b", b"", LATER).unwrap_err().is_connection());
     members.iter().for_each(|member| member.set(b"a", b"", LATER).unwrap());
 }

@@ -137,6 +137,7 @@ impl Error {
         match self.kind() {
             Kind::Torch(error) => error.is_connection(),
             Kind::Collective(error) => error.is_peer_failure(),
+            Kind::State(error) => error.is_peer_failure(),
             _ => false,
         }
     }

@@ -3,6 +3,7 @@
 use super::listed_ranks;
 use accelerate_core::config::DynamoBackend;
 use accelerate_core::names::DistributedType;
+use accelerate_core::status::named_ranks;
 use std::time::Duration;
 
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +65,13 @@ pub(crate) enum StateError {
         "WORLD_SIZE is {world_size} on rank {rank}, and {others} on those that came before; it is the same on all ranks"
     )]
     OtherWorldSize { rank: usize, world_size: usize, others: String },
+
+    #[error(
+        "rank {ended} ended with exit code 0 before it met the others, and {} for it in init_process_group; every rank of a run makes \
+         its Accelerator, so look for what ends rank {ended} before that",
+        waiting_ranks(waiting)
+    )]
+    EndedBefore { ended: usize, waiting: Vec<usize> },
 
     #[error("another rank does not take part: {reason}")]
     RefusedElsewhere { reason: String },
@@ -236,6 +244,14 @@ impl StateError {
             _ => false,
         }
     }
+
+    pub(crate) fn is_peer_failure(&self) -> bool {
+        matches!(self, Self::EndedBefore { .. })
+    }
+}
+
+fn waiting_ranks(ranks: &[usize]) -> String {
+    format!("{} {}", named_ranks(ranks), if ranks.len() == 1 { "waits" } else { "wait" })
 }
 
 fn other_objects(missing: &str, unexpected: &str) -> String {

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::messages;
 use crate::nn::{Layout, Param};
 use crate::session::{Object, ObjectState, PreparedOptimizer, Session, ShortStep, Stateful};
+use accelerate_core::names::counted;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -209,9 +210,9 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
     fn begin_step(&self) -> Result<()> {
         if let Some(ShortStep { num_passes, num_steps }) = self.session.gradient_state.optimizer_steps() {
             messages::warning!(
-                "{} backward pass(es) came before an optimizer's step, and each loss was divided by \
-                 gradient_accumulation_steps, {num_steps}; run each batch inside of accelerator.accumulate(&model, || ..)",
-                num_passes
+                "{} came before an optimizer's step, and each loss was divided by gradient_accumulation_steps, {num_steps}; run each \
+                 batch inside of accelerator.accumulate(&model, || ..)",
+                counted(num_passes, "backward pass")
             );
         }
         self.session.before_step()

@@ -11,7 +11,8 @@ pub(crate) use call_log::{CallLog, LoggedCall, LoggedGroup};
 pub(crate) use call_site::here;
 use call_site::{CallSite, call_site};
 
-use accelerate_core::status::{PAGE_WORDS, RunInfo, StatusPlace, VARIABLE, link_text, words};
+use accelerate_core::environment::RankVariables;
+use accelerate_core::status::{PAGE_WORDS, RunInfo, StatusPlace, VARIABLE, link_text, rank_of_word, words};
 use rustix::fs::OFlags;
 use rustix::process::geteuid;
 use rustix::time::{ClockId, Timespec, clock_gettime};
@@ -35,6 +36,8 @@ pub(crate) struct Status(Option<Arc<Page>>);
 #[derive(Debug)]
 struct Page {
     words: SharedWords,
+    /// The rank whose page it is, and of how many.
+    rank: (usize, usize),
     /// The same moment by the clock of this program and by that of the page.
     epoch: (Instant, u64),
     /// How often samples were handed out, and how many.
@@ -65,6 +68,13 @@ impl Status {
         }
     }
 
+    /// The rank of the launcher's run that was the first to end with code 0, if these are that run's ranks: a program may make up
+    /// other numbers for a run of its own.
+    pub(crate) fn first_ended(&self, ranks: &RankVariables) -> Option<usize> {
+        let page = self.0.as_ref().filter(|page| page.rank == (ranks.rank, ranks.world_size))?;
+        rank_of_word(page.words[words::FIRST_ENDED].load(Ordering::Relaxed))
+    }
+
     /// Where calls to other ranks are written; one for a process, since it has no lock.
     pub(crate) fn call_log(&self) -> Option<CallLog> {
         self.0.clone().map(CallLog::new)
@@ -84,14 +94,16 @@ impl Page {
         let file = File::options().read(true).write(true).custom_flags(flags).open(&path)?;
         let mut first = vec![0; accelerate_core::status::PAGE_BYTES];
         file.read_exact_at(&mut first, 0)?;
-        let is_of_run = RunInfo::decode(&first)
-            .is_some_and(|run| run.process_id == place.process_id && place.page as usize <= run.num_local_processes);
-        if !is_of_run || file.metadata()?.uid() != geteuid().as_raw() {
+        let run = RunInfo::decode(&first)
+            .filter(|run| run.process_id == place.process_id && place.page as usize <= run.num_local_processes);
+        let Some(run) = run.filter(|_| file.metadata().is_ok_and(|file| file.uid() == geteuid().as_raw())) else {
             return Ok(None);
-        }
+        };
+        // The page of the run comes before those of its ranks.
+        let rank = (run.first_rank + place.page as usize - 1, run.num_processes);
         let words = SharedWords::map(&file, place.offset(), PAGE_WORDS)?;
         let epoch = (Instant::now(), now());
-        Ok(take_over(&words).then(|| Self { words, epoch, progress: Mutex::default() }))
+        Ok(take_over(&words).then(|| Self { words, rank, epoch, progress: Mutex::default() }))
     }
 
     /// A moment by the clock of the page.

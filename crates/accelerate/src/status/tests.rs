@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use accelerate_core::status::{FILE_NAME, PAGE_BYTES, RankStatus, RunPart};
+use accelerate_core::environment::Launcher;
+use accelerate_core::status::{FILE_NAME, PAGE_BYTES, RankStatus, RunPart, rank_word};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::AtomicBool;
@@ -141,6 +142,28 @@ fn more_groups_than_places_are_left_out() {
         log.begin(name, &LoggedCall { op: "barrier", sequence: 1, site: None, began: Instant::now() });
     }
     assert_eq!(read(&file, 1).calls.len(), words::NUM_CALLS);
+}
+
+#[test]
+fn the_first_rank_that_has_ended_is_known_to_ranks_of_that_run_alone() {
+    let ranks = |rank, world_size| RankVariables {
+        rank,
+        local_rank: rank,
+        world_size,
+        local_world_size: world_size,
+        master_addr: "node0".into(),
+        master_port: 29_500,
+        source: Launcher::Torchrun,
+    };
+    let file = launchers_file();
+    let status = status_in(&file, 2);
+    assert_eq!(status.first_ended(&ranks(1, 2)), None);
+    let place = 2 * PAGE_BYTES + 8 * words::FIRST_ENDED;
+    file.write_all_at(&rank_word(0).to_ne_bytes(), place as u64).unwrap();
+    for (rank, world_size, wanted) in [(1, 2, Some(0)), (0, 2, None), (1, 4, None)] {
+        assert_eq!(status.first_ended(&ranks(rank, world_size)), wanted, "{rank} of {world_size}");
+    }
+    assert_eq!(status_at("").first_ended(&ranks(1, 2)), None);
 }
 
 /// Reading beside writing never shows half of each.

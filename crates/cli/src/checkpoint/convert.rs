@@ -16,13 +16,14 @@ use std::path::PathBuf;
 use accelerate_core::checkpoint::python::PythonFile;
 use accelerate_core::checkpoint::{DESCRIPTION, STEM};
 use accelerate_core::files::in_one_line;
+use accelerate_core::names::counted;
 use accelerate_core::weight_files::{DistributedCheckpoint, SaveManifest, format_size, shown};
 use anstyle::Style;
 use clap::Args;
 use serde::Serialize;
 
 use super::folder::list;
-use super::report::{Align, Table, count, processes};
+use super::report::{Align, Table};
 use error::ConvertError;
 use staged::Staged;
 
@@ -166,7 +167,7 @@ fn described(report: &Report, has_no_loaders: bool) -> String {
         "{} is now a checkpoint of {side} in {}, of {}\n\n",
         in_one_line(&report.source),
         in_one_line(&report.destination),
-        processes(report.num_processes)
+        counted(report.num_processes, "process")
     );
     let mut table = Table::new(&[
         ("object", Align::Left),
@@ -180,7 +181,7 @@ fn described(report: &Report, has_no_loaders: bool) -> String {
     }
     text += &table.text("");
     if !report.left_out.is_empty() {
-        text += &format!("\nNot carried over, {}:\n", count(report.left_out.len() as u64, "thing"));
+        text += &format!("\nNot carried over, {}:\n", counted(report.left_out.len(), "thing"));
         for LeftOut { what, reason } in &report.left_out {
             text += &format!("  {}: {}\n", in_one_line(what), in_one_line(reason));
         }

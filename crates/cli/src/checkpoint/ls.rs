@@ -8,6 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use accelerate_core::checkpoint::{Checkpoint, SavedObject, SavedTensor};
 use accelerate_core::files::in_one_line;
+use accelerate_core::names::counted;
 use accelerate_core::weight_files::{format_size, listed, shown};
 use anstyle::{AnsiColor, Style};
 use clap::Args;
@@ -18,7 +19,7 @@ use super::conversions::{self, conversions_in};
 use super::folder::{
     OpenCheckpoint, State, is_checkpoint, is_of_python, list, no_checkpoint, num_bytes, numbered_in, saved_at,
 };
-use super::report::{Align, Table, age, count, processes, short};
+use super::report::{Align, Table, age, short};
 
 /// List checkpoints, or what is in one.
 ///
@@ -246,7 +247,7 @@ fn num_elements(tensor: &SavedTensor) -> u64 {
 fn show(entry: &Entry, objects: &BTreeMap<&str, Object>) -> String {
     let mut text = format!("{}\n  {}", in_one_line(&entry.folder), entry.words());
     if let (Some(number), Some(step)) = (entry.num_processes, entry.accumulation_step) {
-        let _ = write!(text, "; {}", processes(number));
+        let _ = write!(text, "; {}", counted(number, "process"));
         let _ = write!(text, "; {}; {} old; accumulation step {step}", format_size(entry.num_bytes), entry.age());
     }
     text.push_str("\n\n");
@@ -293,7 +294,7 @@ fn values(objects: &BTreeMap<&str, Object>) -> String {
     for (name, object) in objects.iter().filter(|(_, object)| !object.values.is_null()) {
         let others = match object.values_of_ranks.len() {
             0 => String::new(),
-            others => format!(" (other ones on {})", count(others as u64, "rank")),
+            others => format!(" (other ones on {})", counted(others, "rank")),
         };
         table.push(Style::new(), vec![shown(name), short(object.values) + &others]);
     }

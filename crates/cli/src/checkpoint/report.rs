@@ -4,7 +4,7 @@ use accelerate_core::weight_files::shown;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
-pub(super) use crate::table::{Align, Table, age, count, processes};
+pub(super) use crate::table::{Align, Table, age};
 
 /// A value in one short line.
 pub(super) fn short(value: &Value) -> String {

@@ -12,6 +12,7 @@ use std::thread;
 
 use accelerate_core::checkpoint::{DESCRIPTION, STEM};
 use accelerate_core::files::in_one_line;
+use accelerate_core::names::counted;
 use accelerate_core::weight_files::{
     Checksum, EXTENSION, Header, Index, SaveManifest, SavedFile, format_size, is_temporary_file_of, listed,
     sample_blocks, shown,
@@ -28,7 +29,7 @@ use super::files::{content_checksum, open, read_small};
 use super::folder::{
     Save, bytes_on_disk, check_checksum, check_size, is_checkpoint, is_of_python, list, no_checkpoint, numbered_in,
 };
-use super::report::{count, progress_bar};
+use super::report::progress_bar;
 
 /// A checksum is faster than most disks, so that more threads would only make the disk seek.
 const MOST_THREADS: usize = 2;
@@ -309,7 +310,8 @@ fn described(report: &Report) -> String {
     };
     let style: Style = color.on_default().bold();
     let Report { num_files, num_bytes, num_tensors, .. } = report;
-    let (files, bytes, tensors) = (count(*num_files, "file"), format_size(*num_bytes), count(*num_tensors, "tensor"));
+    let (files, bytes, tensors) =
+        (counted(*num_files, "file"), format_size(*num_bytes), counted(*num_tensors, "tensor"));
     let mut text = format!("{style}{word}{style:#} {}: {files}, {bytes}, {tensors}\n", in_one_line(&report.folder));
     for FaultText { file, problem } in &report.faults {
         text += &format!("  {}: {problem}\n", shown(file));

@@ -2,6 +2,7 @@
 
 use accelerate_core::environment::check_num_threads;
 use accelerate_core::files::ShownPath;
+use accelerate_core::names::counted;
 use accelerate_core::settings::shortened;
 use accelerate_setup::{Origin, VERSION};
 use serde::Serialize;
@@ -107,9 +108,11 @@ fn config(seen: &Result<Option<ConfigSeen>, String>) -> Judged {
     let path = shortened(&seen.path.shown());
     match (seen.errors.as_slice(), seen.num_warnings) {
         ([], 0) => ok(format!("{path}, which a launch takes")),
-        ([], number) => warning(format!("{path} has {number} warning(s)"), "See `accelerate config validate`."),
+        ([], number) => {
+            warning(format!("{path} has {}", counted(number, "warning")), "See `accelerate config validate`.")
+        }
         ([first, ..], _) => problem(
-            format!("{path} has {} error(s); the first: {first}", seen.errors.len()),
+            format!("{path} has {}; the first: {first}", counted(seen.errors.len(), "error")),
             "A launch refuses it. `accelerate config validate` shows all of them with their cures.",
         ),
     }

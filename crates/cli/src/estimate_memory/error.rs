@@ -1,5 +1,6 @@
 //! What can be wrong with a model's files, and with what is asked about them.
 
+use accelerate_core::names::counted;
 use std::io;
 use std::path::PathBuf;
 
@@ -52,9 +53,9 @@ pub(super) enum EstimateError {
     #[error("{place} has {found_bytes} bytes, and at most {most_bytes} are read of such a file; name that of a model")]
     LargeFile { place: String, found_bytes: u64, most_bytes: u64 },
     #[error(
-        "the index {index} names {file} for {num_tensors} tensor(s), but there is no such file beside it; fetch all files of the \
-         model",
-        file = in_one_line(file)
+        "the index {index} names {file} for {tensors}, but there is no such file beside it; fetch all files of the model",
+        file = in_one_line(file),
+        tensors = counted(*num_tensors, "tensor")
     )]
     MissingFile { index: String, file: String, num_tensors: usize },
     #[error(

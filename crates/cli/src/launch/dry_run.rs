@@ -2,6 +2,7 @@
 
 mod machines;
 
+use accelerate_core::names::counted;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::os::unix::ffi::OsStrExt;
@@ -65,9 +66,9 @@ struct View<'a> {
 impl View<'_> {
     fn text(&self, config: &LaunchConfig) -> String {
         let mut text = format!(
-            "nothing is started; a launch would start {} of {} process(es) on this machine\ncommand: {}\n",
+            "nothing is started; a launch would start {} of {} on this machine\ncommand: {}\n",
             self.plan.ranks.len(),
-            config.num_processes,
+            counted(config.num_processes, "process"),
             self.command(),
         );
         let shared = self.shared();

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use accelerate_core::config::{RunConfig, settings};
 use accelerate_core::files::ShownPath;
 use accelerate_core::hosts::{Host, Hosts, MachineSource, NumMachines, is_loopback};
-use accelerate_core::settings::read_file;
+use accelerate_core::settings::{Origin, read_file};
 use accelerate_launch::{AgentCommand, LaunchConfig};
 
 use crate::resolve::machines;
@@ -92,7 +92,8 @@ impl Machines {
 
 /// Of how many machines the run is to be made.
 pub(super) fn num_machines(run: &RunConfig) -> NumMachines {
-    NumMachines { most: run.cluster.num_machines, least: run.cluster.min_machines }
+    let is_said = run.cluster.num_machines > 1 || matches!(run.origin("num_machines"), Origin::Flag(_));
+    NumMachines { most: is_said.then_some(run.cluster.num_machines), least: run.cluster.min_machines }
 }
 
 /// The agents of the machines that are started on from here; `None` where this machine takes part in a run by itself.
@@ -227,9 +228,10 @@ mod tests {
     #[case("--hosts a --hostfile b", "--hosts and --hostfile both name machines")]
     #[case("--hostfile no/such/file", "no/such/file cannot be read")]
     #[case("--hostfile /dev/zero", "/dev/zero cannot be read")]
-    #[case("--hosts a,b --num_machines 3", "--num_machines is 3, but 2 host(s) are named")]
-    #[case("--hosts a,b,c --num_machines 2 --min_machines 1", "--num_machines is 2, but 3 host(s) are named")]
-    #[case("--hosts a,b --min_machines 3", "--min_machines is 3, but 2 host(s) are named")]
+    #[case("--hosts a,b --num_machines 3", "--num_machines is 3, but 2 hosts are named")]
+    #[case("--hosts a,b --num_machines 1", "--num_machines is 1, but 2 hosts are named; leave --num_machines out")]
+    #[case("--hosts a,b,c --num_machines 2 --min_machines 1", "--num_machines is 2, but 3 hosts are named")]
+    #[case("--hosts a,b --min_machines 3", "--min_machines is 3, but 2 hosts are named")]
     #[case("--hosts a,b --machine_rank 1", "--machine_rank is 1")]
     #[case("--hosts a:1,b:2 --num_processes 4", "--num_processes is 4")]
     #[case("--hosts a,-b", "\"-b\" is no host")]

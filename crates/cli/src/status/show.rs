@@ -3,12 +3,13 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use accelerate_core::names::counted;
 use accelerate_core::status::{named_ranks, number_ranges, operation};
 use accelerate_core::weight_files::format_size;
 use anstyle::{AnsiColor, Style};
 
 use super::facts::{CallFacts, RankFacts, RunFacts, State};
-use crate::table::{Align, Table, age, count, processes};
+use crate::table::{Align, Table, age};
 
 /// Where there is no run.
 pub(super) fn nothing() -> String {
@@ -90,9 +91,9 @@ fn headline(run: &RunFacts) -> String {
     if let Some(host) = &run.launcher_host {
         let _ = write!(text, " on {host}");
     }
-    let _ = write!(text, ", {}", processes(run.num_processes));
+    let _ = write!(text, ", {}", counted(run.num_processes, "process"));
     if let Some(number) = run.num_machines {
-        let _ = write!(text, " on {}", count(number as u64, "machine"));
+        let _ = write!(text, " on {}", counted(number, "machine"));
     }
     let restart = format!("restart {} of {}", run.restart_count, run.max_restarts);
     match &run.pause {
@@ -216,7 +217,7 @@ fn elsewhere(run: &RunFacts) -> String {
     let others: Vec<&str> = run.machines.iter().filter(|machine| !is_here(machine)).map(String::as_str).collect();
     let verb = if here.len() == 1 { "is" } else { "are" };
     let found = match here.as_slice() {
-        [] => format!("None of its {} is on this machine", count(run.num_processes as u64, "rank")),
+        [] => format!("None of its {} is on this machine", counted(run.num_processes, "rank")),
         _ => format!("{} of {} {verb} on this machine", capitalized(&named_ranks(&here)), run.num_processes),
     };
     let Some(first) = others.first() else {

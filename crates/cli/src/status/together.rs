@@ -1,6 +1,6 @@
 //! What launchers and agents tell apart, put together to runs.
 
-use accelerate_core::status::{RunInfo, RunPart};
+use accelerate_core::status::{LauncherName, RankStatus, RunInfo, RunPart};
 
 /// The parts of each run, in the order in which the runs began: the launcher of agents first, and then by ranks.
 pub(super) fn together<T>(parts: Vec<T>, info: impl Fn(&T) -> &RunInfo) -> Vec<Vec<T>> {
@@ -47,10 +47,39 @@ pub(super) fn of_processes<T>(
     runs
 }
 
+/// Those of the runs of which agents of these launchers are here. Each attempt of a launcher has another number.
+pub(super) fn of_launchers<T>(
+    mut runs: Vec<Vec<T>>,
+    launchers: &[LauncherName],
+    info: impl Fn(&T) -> &RunInfo,
+) -> Vec<Vec<T>> {
+    let is_of = |launcher: &LauncherName| {
+        launchers.iter().any(|one| (&one.host, one.process_id) == (&launcher.host, launcher.process_id))
+    };
+    runs.retain(|run| run.iter().filter_map(|part| launcher_of(info(part))).any(is_of));
+    runs
+}
+
+/// Whose agent it is.
+pub(super) fn launcher_of(info: &RunInfo) -> Option<&LauncherName> {
+    match &info.part {
+        RunPart::Agent { launcher, .. } => Some(launcher),
+        _ => None,
+    }
+}
+
+/// Whether the ranks of this machine, which are gone, may be started again by a launcher of which nothing is here: of what that
+/// decides, they know how often it may, and how they have ended.
+pub(super) fn may_start_again<'a>(mut parts: impl Iterator<Item = (&'a RunInfo, Vec<RankStatus>)>) -> bool {
+    parts.all(|(info, ranks)| {
+        let have_succeeded = ranks.iter().all(|rank| rank.ended == Some(Ok(0)));
+        launcher_of(info).is_some() && info.restart_count < info.max_restarts && !have_succeeded
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use accelerate_core::status::LauncherName;
     use rstest::rstest;
 
     fn info(process_id: u32, ranks: (usize, usize), part: RunPart) -> RunInfo {
@@ -115,6 +144,31 @@ mod tests {
         let runs = of_processes(found(), &[process_id], |info| info, has_rank);
         // No process is in two of these runs.
         assert_eq!((numbers(&runs).concat().as_slice(), runs.len() < 2), (wanted, true));
+    }
+
+    #[test]
+    fn a_launcher_elsewhere_is_known_again_by_its_machine_and_its_process() {
+        let launcher = |host: &str, process_id| LauncherName { host: host.to_owned(), process_id, id: 77 };
+        let found = |launchers: &[LauncherName]| numbers(&of_launchers(found(), launchers, |info| info));
+        assert_eq!(found(&[launcher("head", 1)]), [vec![1, 11, 12], vec![21]]);
+        assert!(found(&[launcher("other", 1), launcher("head", 31)]).is_empty() && found(&[]).is_empty());
+    }
+
+    #[rstest]
+    #[case::after_a_failure(agent(21, 0, 9), (0, 2), &[Some(Ok(0)), Some(Err(15))], true)]
+    #[case::nobody_has_seen_how(agent(21, 0, 9), (1, 2), &[None, Some(Ok(0))], true)]
+    #[case::for_the_last_time(agent(21, 0, 9), (2, 2), &[Some(Err(15)), Some(Err(15))], false)]
+    #[case::after_success(agent(21, 0, 9), (0, 2), &[Some(Ok(0)), Some(Ok(0))], false)]
+    #[case::of_a_launcher_here(info(31, (0, 2), RunPart::Launcher), (0, 2), &[Some(Ok(3)), None], false)]
+    fn a_run_whose_launcher_is_elsewhere_may_go_on(
+        #[case] info: RunInfo,
+        #[case] (restart_count, max_restarts): (usize, usize),
+        #[case] ended: &[Option<Result<i32, i32>>],
+        #[case] wanted: bool,
+    ) {
+        let info = RunInfo { restart_count, max_restarts, ..info };
+        let ranks = ended.iter().map(|&ended| RankStatus { ended, ..Default::default() }).collect();
+        assert_eq!(may_start_again([(&info, ranks)].into_iter()), wanted);
     }
 
     #[test]

@@ -19,7 +19,7 @@ fn command_variables_cores_and_devices_are_shown() {
     let shown = shown(2, &["--mixed_precision", "bf16", "--tee", "1", "--log_dir", "logs"]);
     shown.expect(0, &[]);
     for line in [
-        "nothing is started; a launch would start 2 of 2 process(es) on this machine\n",
+        "nothing is started; a launch would start 2 of 2 processes on this machine\n",
         "/sh -c 'echo started | tee started'\n",
         "  ACCELERATE_MIXED_PRECISION=bf16\n",
         "  MASTER_PORT=(any free port)\n",

@@ -302,10 +302,7 @@ fn hostile_files_are_refused(#[case] bytes: Vec<u8>, #[case] words: &str) {
 #[rstest]
 #[case("[1, 2]", "this is not an index of weight files")]
 #[case(r#"{"weight_map": {"w": "../a.safetensors"}}"#, "\"../a.safetensors\" for \"w\"")]
-#[case(
-    r#"{"weight_map": {"a": "gone.safetensors", "b": "gone.safetensors"}}"#,
-    "names gone.safetensors for 2 tensor(s)"
-)]
+#[case(r#"{"weight_map": {"a": "gone.safetensors", "b": "gone.safetensors"}}"#, "names gone.safetensors for 2 tensors")]
 #[case(r#"{"weight_map": {"absent": "a.safetensors"}}"#, "says that absent is in a.safetensors")]
 #[case(r#"{"weight_map": {"there": "damaged.safetensors"}}"#, "damaged.safetensors is not a safetensors file")]
 fn a_wrong_index_is_refused(#[case] index: &str, #[case] words: &str) {

@@ -323,7 +323,7 @@ fn a_command_that_is_told_to_stop_ends_what_it_asked() {
 #[rstest]
 #[case::none(|_: &Path| (), "ok      configuration file: there is no default one")]
 #[case::good(|path: &Path| fs::write(path, "num_processes: 2\n").unwrap(), "ok      configuration file: ")]
-#[case::wrong(|path: &Path| fs::write(path, "num_processes: many\n").unwrap(), "has 1 error(s); the first: ")]
+#[case::wrong(|path: &Path| fs::write(path, "num_processes: many\n").unwrap(), "has 1 error; the first: ")]
 #[case::dangling(|path: &Path| std::os::unix::fs::symlink("gone", path).unwrap(), "PROBLEM configuration file: ")]
 #[case::pipe(pipe, "it is a pipe")]
 fn doctor_looks_at_the_default_configuration_file(#[case] make: fn(&Path), #[case] said: &str) {

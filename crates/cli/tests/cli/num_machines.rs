@@ -27,7 +27,7 @@ fn more_machines_than_are_named_have_no_effect_which_is_told() {
     let ended = finished(command);
     ended.expect(
         0,
-        &["accelerate launch: num_machines is 4, but 2 host(s) are named, and no others can join a run later"],
+        &["accelerate launch: num_machines is 4, but 2 hosts are named, and no others can join a run later"],
     );
     assert_eq!(ended.sorted_stdout(), ["[rank 0] 0/2", "[rank 1] 1/2"]);
 }

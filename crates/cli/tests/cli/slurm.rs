@@ -234,7 +234,7 @@ fn in_job_of_two_nodes(words: &[&str]) -> Finished {
 #[test]
 fn what_was_said_of_machines_and_what_the_job_has_are_compared() {
     in_job_of_two_nodes(&["--num_machines", "3", "true"])
-        .expect(2, &["--num_machines is 3, but the Slurm job 7 has 2 node(s)"]);
+        .expect(2, &["--num_machines is 3, but the Slurm job 7 has 2 nodes"]);
     in_job_of_two_nodes(&["--num_processes", "1", "true"]).expect(2, &["the Slurm job has 2 nodes; use at least 2"]);
     let shown = in_job_of_two_nodes(&["--num_processes", "3", "--dry_run", "true"]);
     shown.expect(0, &[]);
@@ -248,11 +248,11 @@ fn what_was_said_of_machines_and_what_the_job_has_are_compared() {
 fn whoever_starts_machines_one_by_one_is_left_to_it() {
     let machines = ["--num_processes", "2", "--num_machines", "2", "--machine_rank", "1", "--main_process_ip", "n1"];
     let shown = in_job_of_two_nodes(&[&machines[..], &["--dry_run", "true"]].concat());
-    assert!(shown.stdout.contains("would start 1 of 2 process(es) on this machine"), "{shown:?}");
+    assert!(shown.stdout.contains("would start 1 of 2 processes on this machine"), "{shown:?}");
     let mut command = accelerate();
     command.args(["launch", "--cpu", "--dry_run", "true"]).env("SLURM_JOB_ID", "7").env("SLURM_JOB_NODELIST", "n[1-2]");
     command.env("ACCELERATE_LAUNCH_ID", "x");
-    assert!(finished(command).stdout.contains("would start 1 of 1 process(es) on this machine"));
+    assert!(finished(command).stdout.contains("would start 1 of 1 process on this machine"));
 }
 
 /// Without a cluster.

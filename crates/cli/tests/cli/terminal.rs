@@ -5,6 +5,7 @@ use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::process::Command;
 
+use rstest::rstest;
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{OptionalActions, OutputModes, Winsize, tcgetattr, tcsetattr, tcsetwinsize};
 
@@ -106,19 +107,23 @@ fn control_c_ends_every_rank() {
     assert!(screen.contains("SIGINT received") && !screen.contains("survived"), "{screen}");
 }
 
-#[test]
-fn one_process_owns_the_terminal_and_decides_what_control_c_means() {
+/// With copies of its output in files as well.
+#[rstest]
+#[case::alone(&[])]
+#[case::copied(&["--tee", "3"])]
+fn one_process_owns_the_terminal_and_decides_what_control_c_means(#[case] flags: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
     // As a debugger does: the key interrupts what runs, and the prompt comes back.
     let script = "import signal, sys, time\n\
                   seen = []\n\
                   signal.signal(signal.SIGINT, lambda *_: seen.append(1))\n\
                   print('ready', flush=True)\n\
                   while not seen: time.sleep(0.01)\n\
-                  print('interrupted')\n\
+                  print('interrupted', flush=True)\n\
                   print('read', input())\n\
                   sys.exit(3)";
-    let mut command = launch(1, &[]);
-    command.args(["python3", "-c", script]);
+    let mut command = launch(1, flags);
+    command.arg("--log_dir").arg(folder.path()).args(["python3", "-c", script]);
     let (screen, code) = in_session("\\x03answer\\n", 1, &command);
     assert_eq!(code, Some(3), "{screen}");
     assert!(screen.contains("interrupted") && screen.contains("read answer"), "{screen}");

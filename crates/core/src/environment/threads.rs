@@ -1,5 +1,6 @@
 //! Whether `OMP_NUM_THREADS` is a number that a process can compute with.
 
+use crate::names::counted;
 use crate::settings::shortened;
 use std::fmt;
 
@@ -31,8 +32,9 @@ impl fmt::Display for UnusableThreads {
         let Self { found, most, used } = self;
         write!(
             f,
-            "OMP_NUM_THREADS is {found:?}, but must be a whole number from 1 to {most}; each process computes with {used} \
-             thread(s) instead. Set it to a number of threads, or unset it"
+            "OMP_NUM_THREADS is {found:?}, but must be a whole number from 1 to {most}; each process computes with {} \
+             instead. Set it to a number of threads, or unset it",
+            counted(*used, "thread")
         )
     }
 }

@@ -1,5 +1,7 @@
 //! What can be wrong with lists of machines.
 
+use crate::names::counted;
+
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HostsErrorKind {
     #[error("{place} names no machine; name at least one, such as node1:4")]
@@ -27,16 +29,18 @@ pub(crate) enum HostsErrorKind {
         }
     )]
     Total { wanted: usize, said: usize, num_open: usize },
-    #[error("--num_machines is {said}, but {found} host(s) are named; leave --num_machines out, or name as many")]
+    #[error("--num_machines is {said}, but {} named; leave --num_machines out, or name as many", hosts_are(*found))]
     NumMachines { said: usize, found: usize },
-    #[error("--min_machines is {least}, but {found} host(s) are named; name as many or more, or ask for fewer")]
+    #[error("--min_machines is {least}, but {} named; name as many or more, or ask for fewer", hosts_are(*found))]
     MinMachines { least: usize, found: usize },
     #[error(
-        "--num_machines is {said}, but the Slurm job {job_id} has {found} node(s); leave --num_machines out, or ask Slurm for as many"
+        "--num_machines is {said}, but the Slurm job {job_id} has {}; leave --num_machines out, or ask Slurm for as many",
+        counted(*found, "node")
     )]
     NumNodes { said: usize, job_id: String, found: usize },
     #[error(
-        "--min_machines is {least}, but the Slurm job {job_id} has {found} node(s); ask Slurm for as many or more, or for fewer here"
+        "--min_machines is {least}, but the Slurm job {job_id} has {}; ask Slurm for as many or more, or for fewer here",
+        counted(*found, "node")
     )]
     MinNodes { least: usize, job_id: String, found: usize },
     #[error(
@@ -52,4 +56,9 @@ pub(crate) enum HostsErrorKind {
     RangeWithoutList { least: usize, most: usize },
     #[error("the hosts have {total} processes, but a run may have at most {most}; use fewer")]
     TooMany { total: usize, most: usize },
+}
+
+/// `1 host is`, `2 hosts are`.
+pub(crate) fn hosts_are(number: usize) -> String {
+    format!("{} {}", counted(number, "host"), if number == 1 { "is" } else { "are" })
 }

@@ -2,6 +2,7 @@
 
 use crate::config::ShardingStrategy;
 use crate::files::in_one_line;
+use crate::names::counted;
 use crate::plan::Phase;
 use crate::weight_files::format_size;
 use std::fmt;
@@ -11,7 +12,7 @@ pub(crate) enum PlanErrorKind {
     #[error(
         "{strategy} on {} takes {} of memory on each at its peak ({phase}), {}, but there is only {}; the \
          largest {} is {} with {}. {}",
-        ranks(*world_size), format_size(*needed_bytes), activations(*activation_bytes), format_size(*available_bytes),
+        counted(*world_size, "rank"), format_size(*needed_bytes), activations(*activation_bytes), format_size(*available_bytes),
         largest.0, in_one_line(&largest.1), format_size(largest.2), cure(alternatives, *activation_bytes)
     )]
     DoesNotFit {
@@ -69,12 +70,8 @@ pub(crate) struct Alternative {
 impl fmt::Display for Alternative {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let units = if self.has_blocks { " with auto_wrap_policy TRANSFORMER_BASED_WRAP" } else { "" };
-        write!(f, "{} on {}{units} takes {}", self.strategy, ranks(self.world_size), format_size(self.bytes))
+        write!(f, "{} on {}{units} takes {}", self.strategy, counted(self.world_size, "rank"), format_size(self.bytes))
     }
-}
-
-fn ranks(number: usize) -> String {
-    format!("{number} {}", if number == 1 { "rank" } else { "ranks" })
 }
 
 fn activations(bytes: u64) -> String {

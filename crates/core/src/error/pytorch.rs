@@ -1,5 +1,7 @@
 //! What can be wrong with weights that PyTorch has saved. Names are shortened already.
 
+use crate::names::counted;
+
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PytorchErrorKind {
     #[error("it cannot be read: {reason}")]
@@ -20,7 +22,7 @@ pub(crate) enum PickleProblem {
     Long { found_bytes: u64 },
     #[error("the instruction at byte {at} is cut off")]
     Ended { at: usize },
-    #[error("{left} value(s) are left over at its end, which is byte {at}, or other bytes follow")]
+    #[error("{} left over at its end, which is byte {at}, or other bytes follow", values_are(*left))]
     Rest { at: usize, left: usize },
     #[error("the instruction {code:#04x} at byte {at} is none of those that PyTorch writes for weights")]
     Instruction { at: usize, code: u8 },
@@ -143,4 +145,9 @@ pub(crate) enum DistributedProblem {
          {wanted:?}"
     )]
     OtherTensor { found: Vec<u64>, found_dtype: String, wanted: Vec<u64>, wanted_dtype: String },
+}
+
+/// `1 value is`, `2 values are`.
+fn values_are(number: usize) -> String {
+    format!("{} {}", counted(number, "value"), if number == 1 { "is" } else { "are" })
 }

@@ -3,23 +3,25 @@
 use std::fmt;
 
 use crate::Result;
-use crate::error::hosts::HostsErrorKind as Kind;
+use crate::error::hosts::{HostsErrorKind as Kind, hosts_are};
+use crate::names::counted;
 
 /// Of how many machines a run is to be made. `--nnodes MIN:MAX` says both numbers.
 ///
 /// ```
 /// use accelerate_core::hosts::{MachineSource, NumMachines};
-/// let range = NumMachines { most: 4, least: Some(2) };
+/// let range = NumMachines { most: Some(4), least: Some(2) };
 /// assert!(range.check(MachineSource::Hosts { num_hosts: 4 })?.is_none());
 /// let unused = range.check(MachineSource::Hosts { num_hosts: 2 })?.expect("nobody can join later");
-/// assert!(unused.to_string().starts_with("num_machines is 4, but 2 host(s) are named"));
+/// assert!(unused.to_string().starts_with("num_machines is 4, but 2 hosts are named"));
 /// assert!(range.check(MachineSource::EachByItself).is_err());
 /// # Ok::<(), accelerate_core::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NumMachines {
-    /// `--num_machines`. 1 is also what holds where nobody has said a number.
-    pub most: usize,
+    /// `--num_machines`; `None` where nobody has said it. Files that name one machine do not say it: every file of the reference has
+    /// a number.
+    pub most: Option<usize>,
     /// `--min_machines`: with how many of them the run may begin, and go on.
     pub least: Option<usize>,
 }
@@ -70,41 +72,43 @@ impl NumMachines {
     }
 
     fn check_hosts(self, found: usize) -> Result<Option<UnusedNumber>> {
-        let Self { most: said, .. } = self;
+        let said = self.most.unwrap_or(found);
         match self.least {
             Some(least) if least > found => return Err(Kind::MinMachines { least, found }.into()),
             _ if self.is_wrong(found) => return Err(Kind::NumMachines { said, found }.into()),
             _ => {}
         }
         let unused = format!(
-            "num_machines is {said}, but {found} host(s) are named, and no others can join a run later as under torchrun, so this \
-             number has no effect; name as many hosts, or say {found}"
+            "num_machines is {said}, but {} named, and no others can join a run later as under torchrun, so this number has no effect; \
+             name as many hosts, or say {found}",
+            hosts_are(found)
         );
         Ok((said > found).then_some(UnusedNumber(unused)))
     }
 
     fn check_nodes(self, job_id: &str, found: usize) -> Result<Option<UnusedNumber>> {
-        let (said, job_id) = (self.most, job_id.to_owned());
+        let (said, job_id) = (self.most.unwrap_or(found), job_id.to_owned());
         match self.least {
             Some(least) if least > found => return Err(Kind::MinNodes { least, job_id, found }.into()),
             _ if self.is_wrong(found) => return Err(Kind::NumNodes { said, job_id, found }.into()),
             _ => {}
         }
         let unused = format!(
-            "num_machines is {said}, but the Slurm job {job_id} has {found} node(s), and no others can join a run later, so this \
-             number has no effect; ask Slurm for as many, or say {found}"
+            "num_machines is {said}, but the Slurm job {job_id} has {}, and no others can join a run later, so this number has no effect; \
+             ask Slurm for as many, or say {found}",
+            counted(found, "node")
         );
         Ok((said > found).then_some(UnusedNumber(unused)))
     }
 
     /// Where fewer will do, `found` need not be all of them.
     fn is_wrong(self, found: usize) -> bool {
-        self.most > 1 && self.least.map_or(self.most != found, |_| found > self.most)
+        self.most.is_some_and(|most| self.least.map_or(most != found, |_| found > most))
     }
 
     fn check_without_list(self) -> Result<Option<UnusedNumber>> {
-        let Self { most, least } = self;
-        match least {
+        let most = self.most.unwrap_or(1);
+        match self.least {
             None => Ok(None),
             Some(least) if least > most => Err(Kind::LeastAboveMost { least, most }.into()),
             Some(least) if least < most => Err(Kind::RangeWithoutList { least, most }.into()),

@@ -3,6 +3,7 @@
 use super::{Collective, Operation, ParameterEntry, Placement, Plan, RankBytes, Unit};
 use crate::config::OffloadDevice;
 use crate::files::in_one_line;
+use crate::names::counted;
 use crate::weight_files::format_size;
 use std::fmt;
 use std::ops::Deref;
@@ -117,7 +118,7 @@ impl Plan {
 
 /// A count of tensors, which is not what people mean by the parameters of a model: those are elements.
 pub(super) fn counted_tensors(number: usize) -> String {
-    format!("{number} parameter tensor{}", if number == 1 { "" } else { "s" })
+    counted(number, "parameter tensor")
 }
 
 /// How often what is done with how many bytes, and what each rank has to send for it.

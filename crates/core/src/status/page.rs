@@ -15,6 +15,8 @@ pub mod words {
     pub const STARTED: usize = 2;
     /// Of the launcher: how that process has ended; see [`exit_word`](super::exit_word).
     pub const ENDED: usize = 3;
+    /// Of the launcher: which rank of the run was the first to end with code 0; see [`rank_word`](super::rank_word).
+    pub const FIRST_ENDED: usize = 4;
     /// Which times samples were handed out: a count that is odd while the words after it change, then how many times there have
     /// been, then pairs of a time and of all samples until then, each pair in the place of the oldest.
     pub const PROGRESS: usize = 8;
@@ -176,6 +178,21 @@ fn exit_of(word: u64) -> Option<Result<i32, i32>> {
         2 => Some(Err(number)),
         _ => None,
     }
+}
+
+/// The word by which the launcher names a rank: a page begins with zeros, and names nobody.
+///
+/// ```
+/// use accelerate_core::status::{rank_of_word, rank_word};
+/// assert_eq!((rank_of_word(rank_word(0)), rank_of_word(0)), (Some(0), None));
+/// ```
+pub fn rank_word(rank: usize) -> u64 {
+    (rank as u64).saturating_add(1)
+}
+
+/// The rank of a [`rank_word`].
+pub fn rank_of_word(word: u64) -> Option<usize> {
+    usize::try_from(word.checked_sub(1)?).ok()
 }
 
 /// At most so many bytes from the beginning of a text.

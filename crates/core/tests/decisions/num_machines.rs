@@ -8,7 +8,7 @@ const NODES_2: MachineSource<'static> = MachineSource::SlurmJob { job_id: "7", n
 const BY_ITSELF: MachineSource<'static> = MachineSource::EachByItself;
 
 /// What is told, `error: ` or `unused: ` before it; nothing where everything has its effect.
-fn told(most: usize, least: Option<usize>, source: MachineSource<'_>) -> String {
+fn told(most: Option<usize>, least: Option<usize>, source: MachineSource<'_>) -> String {
     match (NumMachines { most, least }).check(source) {
         Ok(None) => String::new(),
         Ok(Some(unused)) => format!("unused: {unused}"),
@@ -20,56 +20,80 @@ fn told(most: usize, least: Option<usize>, source: MachineSource<'_>) -> String 
 }
 
 #[rstest]
-#[case::nobody_says(1, None, HOSTS_2)]
-#[case::nobody_says(1, None, NODES_2)]
-#[case::nobody_says(1, None, BY_ITSELF)]
-#[case::as_many(2, None, HOSTS_2)]
-#[case::as_many(2, None, NODES_2)]
-#[case::as_many(2, Some(2), HOSTS_2)]
-#[case::one_by_one(2, None, BY_ITSELF)]
-#[case::the_whole_range(2, Some(1), HOSTS_2)]
-#[case::the_whole_range(2, Some(1), NODES_2)]
-#[case::only_the_lower_end(1, Some(1), HOSTS_2)]
-#[case::only_the_lower_end(1, Some(2), NODES_2)]
-fn what_has_its_effect(#[case] most: usize, #[case] least: Option<usize>, #[case] source: MachineSource<'_>) {
+#[case::nobody_says(None, None, HOSTS_2)]
+#[case::nobody_says(None, None, NODES_2)]
+#[case::nobody_says(None, None, BY_ITSELF)]
+#[case::as_many(Some(2), None, HOSTS_2)]
+#[case::as_many(Some(2), None, NODES_2)]
+#[case::as_many(Some(2), Some(2), HOSTS_2)]
+#[case::one_by_one(Some(2), None, BY_ITSELF)]
+#[case::the_whole_range(Some(2), Some(1), HOSTS_2)]
+#[case::the_whole_range(Some(2), Some(1), NODES_2)]
+#[case::only_the_lower_end(None, Some(1), HOSTS_2)]
+#[case::only_the_lower_end(None, Some(2), NODES_2)]
+fn what_has_its_effect(#[case] most: Option<usize>, #[case] least: Option<usize>, #[case] source: MachineSource<'_>) {
     assert_eq!(told(most, least, source), "");
 }
 
 #[rstest]
 #[case(
-    3,
+    Some(3),
     None,
     HOSTS_2,
-    "error: --num_machines is 3, but 2 host(s) are named; leave --num_machines out, or name as many"
+    "error: --num_machines is 3, but 2 hosts are named; leave --num_machines out, or name as many"
 )]
 #[case(
-    3,
+    Some(3),
     Some(3),
     HOSTS_2,
-    "error: --min_machines is 3, but 2 host(s) are named; name as many or more, or ask for fewer"
+    "error: --min_machines is 3, but 2 hosts are named; name as many or more, or ask for fewer"
 )]
-#[case(1, Some(3), HOSTS_2, "error: --min_machines is 3, but 2 host(s) are named")]
-#[case::upper_end_below(2, Some(1), MachineSource::Hosts { num_hosts: 3 }, "error: --num_machines is 2, but 3 host(s) are named")]
-#[case(3, None, NODES_2, "error: --num_machines is 3, but the Slurm job 7 has 2 node(s)")]
+#[case(None, Some(3), HOSTS_2, "error: --min_machines is 3, but 2 hosts are named")]
+#[case::upper_end_below(Some(2), Some(1), MachineSource::Hosts { num_hosts: 3 }, "error: --num_machines is 2, but 3 hosts are named")]
+#[case::one(
+    Some(1),
+    None,
+    HOSTS_2,
+    "error: --num_machines is 1, but 2 hosts are named; leave --num_machines out, or name as many"
+)]
+#[case::one(
+    Some(1),
+    None,
+    NODES_2,
+    "error: --num_machines is 1, but the Slurm job 7 has 2 nodes; leave --num_machines out"
+)]
+#[case::one(Some(1), Some(1), HOSTS_2, "error: --num_machines is 1, but 2 hosts are named")]
+#[case(Some(3), None, MachineSource::Hosts { num_hosts: 1 }, "error: --num_machines is 3, but 1 host is named")]
+#[case(Some(3), None, NODES_2, "error: --num_machines is 3, but the Slurm job 7 has 2 nodes")]
 #[case(
-    1,
+    None,
     Some(3),
     NODES_2,
-    "error: --min_machines is 3, but the Slurm job 7 has 2 node(s); ask Slurm for as many or more"
+    "error: --min_machines is 3, but the Slurm job 7 has 2 nodes; ask Slurm for as many or more"
 )]
-#[case(4, Some(2), HOSTS_2, "unused: num_machines is 4, but 2 host(s) are named, and no others can join a run later")]
-#[case(4, Some(2), NODES_2, "unused: num_machines is 4, but the Slurm job 7 has 2 node(s), and no others can join")]
 #[case(
-    2,
+    Some(4),
+    Some(2),
+    HOSTS_2,
+    "unused: num_machines is 4, but 2 hosts are named, and no others can join a run later"
+)]
+#[case(Some(4), Some(2), NODES_2, "unused: num_machines is 4, but the Slurm job 7 has 2 nodes, and no others can join")]
+#[case(
+    Some(2),
     Some(1),
     BY_ITSELF,
     "error: a range of machines, 1 to 2 (--nnodes 1:2), needs one launcher that starts all of them"
 )]
-#[case(1, Some(2), BY_ITSELF, "error: --min_machines is 2 and --num_machines 1; name 2 machines or more with --hosts")]
-#[case::of_one(1, Some(1), BY_ITSELF, "unused: min_machines is 1, which has no effect here")]
-#[case::of_all(3, Some(3), BY_ITSELF, "unused: min_machines is 3, which has no effect here")]
+#[case(
+    Some(1),
+    Some(2),
+    BY_ITSELF,
+    "error: --min_machines is 2 and --num_machines 1; name 2 machines or more with --hosts"
+)]
+#[case::of_one(Some(1), Some(1), BY_ITSELF, "unused: min_machines is 1, which has no effect here")]
+#[case::of_all(Some(3), Some(3), BY_ITSELF, "unused: min_machines is 3, which has no effect here")]
 fn what_has_none_is_told_with_the_cure(
-    #[case] most: usize,
+    #[case] most: Option<usize>,
     #[case] least: Option<usize>,
     #[case] source: MachineSource<'_>,
     #[case] words: &str,

@@ -26,6 +26,8 @@ use crate::config::{Capture, Helper, LaunchConfig};
 use crate::error::Error;
 use crate::outlet::Outlet;
 use crate::report::{Backlog, Notice, Reporter, Source};
+use crate::status::FirstEnded;
+use crate::supervise::Part;
 
 /// What a launch may take to end its ranks once it has been told twice.
 const LAST_PATIENCE: Duration = Duration::from_secs(10);
@@ -80,11 +82,13 @@ fn converse() -> io::Result<ExitCode> {
     let (grace_period, timeout) = (config.grace_period, config.connection_timeout);
     let was_silent = Arc::new(AtomicBool::new(false));
     let is_silent = Arc::clone(&was_silent);
-    let obey = move || obey(&messages, grace_period, timeout, &is_silent);
+    let first_ended = FirstEnded::default();
+    let told = first_ended.clone();
+    let obey = move || obey(&messages, grace_period, timeout, &is_silent, &told);
     thread::Builder::new().name("launcher".to_owned()).spawn(obey)?;
     let lives = Arc::clone(&voice);
     let _heart = heart::start(timeout, move || lives.beat())?;
-    let part = RunPart::Agent { machine, launcher };
+    let part = Part { told: RunPart::Agent { machine, launcher }, first_ended };
     let end = match crate::launch_once(&config, part, &mut ToLauncher { voice: Arc::clone(&voice) }) {
         Ok(outcome) => AgentEnd::Succeeded(outcome.ranks),
         Err(error) if error.is_interrupted() && was_silent.load(Ordering::SeqCst) => {
@@ -143,7 +147,13 @@ fn hear(told: &Sender<ToAgent>) {
 }
 
 /// Does what the launcher says while ranks run. The launch in this process listens to signals, and so they are the way to tell it.
-fn obey(messages: &Receiver<ToAgent>, grace_period: Duration, timeout: Duration, is_silent: &AtomicBool) {
+fn obey(
+    messages: &Receiver<ToAgent>,
+    grace_period: Duration,
+    timeout: Duration,
+    is_silent: &AtomicBool,
+    first_ended: &FirstEnded,
+) {
     let tell = |signal| {
         // This process is there.
         let _ = kill_process(getpid(), signal);
@@ -168,6 +178,7 @@ fn obey(messages: &Receiver<ToAgent>, grace_period: Duration, timeout: Duration,
                     tell(signal);
                 }
             }
+            ToAgent::RankEnded { rank } => first_ended.note(rank),
             ToAgent::Pause => patience = Duration::MAX,
             ToAgent::End => break,
             ToAgent::Beat | ToAgent::Prepare(_) | ToAgent::Reach { .. } | ToAgent::Start { .. } => {}

@@ -8,10 +8,11 @@ use super::connection::Connection;
 use super::ending::End;
 use super::fitting::{Asked, Stage};
 use super::heart::Silence;
-use super::message::{Order, Prepared};
+use super::message::{AgentEnd, Order, Prepared, ToAgent};
 use super::versions::Found;
 use crate::config::LaunchConfig;
 use crate::report::Source;
+use crate::supervise::RankOutcome;
 
 /// What a connection may take to end after its agent.
 pub(super) const HANG_UP_PATIENCE: Duration = Duration::from_secs(2);
@@ -112,6 +113,17 @@ impl<'a> Machine<'a> {
         };
         has_answered || self.end.is_some()
     }
+}
+
+/// The ranks of a machine have ended with code 0. Once that is so of one machine, ranks of the others that have not met them never
+/// will, and are told so; those on the same machine know.
+pub(super) fn note_success(machines: &mut [Machine<'_>], index: usize, ranks: Vec<RankOutcome>) {
+    let is_first = machines.iter().all(|machine| machine.end.is_none());
+    if let (true, Some(rank)) = (is_first, ranks.first().map(|ended| ended.rank)) {
+        let others = machines.iter().enumerate().filter(|(other, _)| *other != index);
+        others.for_each(|(_, machine)| machine.connection.to_agent().tell(&ToAgent::RankEnded { rank }));
+    }
+    machines[index].end = Some(End::Told(AgentEnd::Succeeded(ranks)));
 }
 
 /// One rank has the last line of the screen: the first of the first machine. On its own machine another one would have it, too.

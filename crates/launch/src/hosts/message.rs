@@ -43,6 +43,10 @@ pub(super) enum ToAgent {
     Signal {
         signal: i32,
     },
+    /// All ranks of another machine have ended with code 0, this one among them.
+    RankEnded {
+        rank: usize,
+    },
     /// The launcher is there.
     Beat,
     /// The launcher is about to be suspended, and says nothing until it goes on.

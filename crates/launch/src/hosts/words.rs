@@ -6,10 +6,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use accelerate_core::files::{ShownPath, in_one_line};
+use accelerate_core::names::counted;
 
 use super::message::{Problem, VERSION};
 use crate::failure::Ended;
-use crate::report::{processes, ranks};
 
 /// Clocks further apart than this meet deadlines at different times.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(5);
@@ -78,14 +78,14 @@ pub(super) fn broken(
 
 /// What is done because of one machine to the ranks of the others.
 pub(super) fn ending(because: &str, num_ranks: usize) -> String {
-    format!("{because}; ending {} elsewhere", ranks(num_ranks))
+    format!("{because}; ending {} elsewhere", counted(num_ranks, "rank"))
 }
 
 /// A machine that cannot take part, where the others are enough.
 pub(super) fn left_out(num_machines: usize, num_processes: usize, why: &str) -> String {
     let machines =
         if num_machines == 1 { "1 machine starts".to_owned() } else { format!("{num_machines} machines start") };
-    format!("left out, so {machines} {} without it, because {why}", processes(num_processes))
+    format!("left out, so {machines} {} without it, because {why}", counted(num_processes, "process"))
 }
 
 /// A machine that took too long.
@@ -112,8 +112,8 @@ pub(super) fn gpus(num_gpus: usize, num_processes: usize, most: usize) -> Option
             Some(format!("it has no visible GPU, and another machine has {most}; its processes compute on the CPU"))
         }
         1.. if num_processes > num_gpus => Some(format!(
-            "its {num_processes} processes share {num_gpus} visible GPU{}; give it fewer processes, or look at CUDA_VISIBLE_DEVICES",
-            if num_gpus == 1 { "" } else { "s" }
+            "its {num_processes} processes share {}; give it fewer processes, or look at CUDA_VISIBLE_DEVICES",
+            counted(num_gpus, "visible GPU")
         )),
         _ => None,
     }

@@ -1,7 +1,7 @@
 //! Every rank says in the store that it is here; nobody goes on before all are.
 
 use super::Meeting;
-use crate::error::{Result, StateError, listed_ranks};
+use crate::error::{Error, Result, StateError, listed_ranks};
 use crate::group::PeerProcess;
 use accelerate_core::environment::RankVariables;
 use std::collections::hash_map::RandomState;
@@ -27,10 +27,7 @@ const MOST_NAMED: usize = 16;
 pub(super) fn wait_for_all(store: &Store, ranks: &RankVariables, meeting: &Meeting) -> Result<()> {
     let store = &store.with_timeout(meeting.timeout.min(ANSWER))?;
     if let Err(error) = claim(store, ranks) {
-        // The others learn it from there; without the store, there is nobody to tell.
-        let _nobody_listens = store.set(REFUSED, error.to_string().as_bytes());
-        stay_until_others_know(ranks);
-        return Err(error);
+        return Err(refused(store, ranks, error));
     }
     let begin = Instant::now();
     let keys: Vec<String> = (0..ranks.world_size).map(place).collect();
@@ -40,6 +37,14 @@ pub(super) fn wait_for_all(store: &Store, ranks: &RankVariables, meeting: &Meeti
         let Err(source) = store.wait(&names, left.min(SLICE)) else { return Ok(()) };
         if !source.is_timeout() {
             return Err(source.into());
+        }
+        // All that have arrived before this rank looks have met, and may end.
+        if let Some(ended) = (meeting.first_ended)()
+            && !store.check(&names)?
+        {
+            let waiting = arrived(store, &names)?;
+            let error = StateError::EndedBefore { ended, waiting }.into();
+            return Err(refused(store, ranks, error));
         }
         if store.check(&[REFUSED])? {
             let reason = String::from_utf8_lossy(&store.get(REFUSED)?).into_owned();
@@ -55,6 +60,14 @@ pub(super) fn wait_for_all(store: &Store, ranks: &RankVariables, meeting: &Meeti
             meeting.tell(begin.elapsed(), || format!("rank 0 waits for {} of {world_size}", listed_ranks(&missing)));
         }
     }
+}
+
+/// Why this rank does not take part, once the others can know of it.
+fn refused(store: &Store, ranks: &RankVariables, error: Error) -> Error {
+    // The others learn it from there; without the store, there is nobody to tell.
+    let _nobody_listens = store.set(REFUSED, error.to_string().as_bytes());
+    stay_until_others_know(ranks);
+    error
 }
 
 /// The store ends with rank 0, and the others have to read there first why they end, too.
@@ -103,6 +116,17 @@ fn host_name() -> String {
         .map_or_else(|_| "this machine".to_owned(), |name| name.trim().to_owned())
 }
 
+/// The ranks that are there.
+fn arrived(store: &Store, names: &[&str]) -> Result<Vec<usize>> {
+    let mut arrived = Vec::new();
+    for (rank, name) in names.iter().enumerate() {
+        if store.check(&[name])? {
+            arrived.push(rank);
+        }
+    }
+    Ok(arrived)
+}
+
 /// The ranks that are not there, in numbers.
 fn missing(store: &Store, names: &[&str]) -> Result<String> {
     let mut missing = Vec::new();
@@ -148,6 +172,30 @@ mod tests {
         assert!(error.to_string().contains("1, 2 of 3"), "{error}");
         let error = wait_for_all(&Store::hash().unwrap(), &ranks(0, 1000), &soon()).unwrap_err();
         assert!(error.to_string().contains("15, 16, ... of 1000"), "{error}");
+    }
+
+    /// Long before the deadline, on all that wait; whoever is not told so by a launcher learns it from those that are.
+    #[test]
+    fn a_rank_that_ended_before_all_had_come_is_named_with_those_that_wait_for_it() {
+        let late = || Meeting::new(Duration::from_secs(60), Duration::MAX);
+        let told = || Meeting { first_ended: Box::new(|| Some(1)), ..late() };
+        let store = Store::hash().unwrap();
+        claim(&store, &ranks(0, 4)).unwrap();
+        let error = wait_for_all(&store, &ranks(2, 4), &told()).unwrap_err();
+        assert!(error.is_peer_failure());
+        let wanted =
+            "rank 1 ended with exit code 0 before it met the others, and ranks 0, 2 wait for it in init_process_group";
+        assert!(error.to_string().contains(wanted), "{error}");
+        let error = wait_for_all(&store, &ranks(3, 4), &late()).unwrap_err().to_string();
+        assert!(error.contains(&format!("another rank does not take part: {wanted}")), "{error}");
+    }
+
+    #[test]
+    fn a_rank_that_ended_after_all_had_come_has_met_them() {
+        let store = Store::hash().unwrap();
+        claim(&store, &ranks(0, 2)).unwrap();
+        let told = Meeting { first_ended: Box::new(|| Some(0)), ..soon() };
+        wait_for_all(&store, &ranks(1, 2), &told).unwrap();
     }
 
     #[test]

@@ -49,7 +49,9 @@ pub(super) fn connect(
     let kwargs = &config.process_group;
     let timeout = kwargs.timeout_for(backend);
     let meeting_point = meeting_point(ranks, kwargs.init_method.as_deref(), lookup)?;
-    let meeting = Meeting::new(timeout, kwargs.waiting_notice());
+    let (told, own) = (status.clone(), ranks.clone());
+    let first_ended = Box::new(move || told.first_ended(&own));
+    let meeting = Meeting { first_ended, ..Meeting::new(timeout, kwargs.waiting_notice()) };
     let mut log = status.call_log();
     let logged: Arc<str> = RENDEZVOUS.into();
     if let Some(log) = &mut log {
@@ -120,11 +122,13 @@ struct Meeting {
     notice: Duration,
     /// When to say it next, from the beginning.
     next: Cell<Duration>,
+    /// The first rank that has ended with code 0, as the launcher tells. Who has not met the others by then never will.
+    first_ended: Box<dyn Fn() -> Option<usize>>,
 }
 
 impl Meeting {
     fn new(timeout: Duration, notice: Duration) -> Self {
-        Self { timeout, notice, next: Cell::new(notice) }
+        Self { timeout, notice, next: Cell::new(notice), first_ended: Box::new(|| None) }
     }
 
     fn is_time_to_tell(&self, waited: Duration) -> bool {

@@ -6,6 +6,7 @@ use crate::group::PeerProcess;
 use accelerate_core::environment::RankVariables;
 use accelerate_rendezvous::{Client, ConnectOptions, Error, Secret, Server, ServerOptions, Store};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 use torch_ext::StoreBackend;
@@ -38,14 +39,19 @@ pub(super) fn open(
         RunStore { store: server.memory(), _server: Some(server) }
     } else {
         let options = ConnectOptions { host: host.to_owned(), port, secret, timeout };
+        let mut ended = None;
         let client = Client::connect(options, |waited, why| {
             meeting.tell(waited, || format!("rank {} waits for rank 0 at {host}:{port} ({why})", ranks.rank));
+            // Nobody can have met without this rank.
+            ended = (meeting.first_ended)();
+            ended.map_or(ControlFlow::Continue(()), |_| ControlFlow::Break(()))
         })
-        .map_err(|source| match source {
-            Error::Connection { .. } => {
+        .map_err(|source| match (ended, source) {
+            (Some(ended), _) => StateError::EndedBefore { ended, waiting: vec![ranks.rank] },
+            (None, source @ Error::Connection { .. }) => {
                 StateError::NobodyListens { host: host.to_owned(), port, timeout, source: Box::new(source) }
             }
-            source => StateError::Rendezvous { source },
+            (None, source) => StateError::Rendezvous { source },
         })?;
         RunStore { store: Arc::new(client), _server: None }
     };
@@ -56,8 +62,9 @@ pub(super) fn open(
 fn is_served_by_this_process((host, port): (&str, u16), secret: Secret) -> bool {
     const ANSWER: Duration = Duration::from_secs(1);
     let host = if is_loopback(host) { host } else { "localhost" }.to_owned();
-    let rank_0 = Client::connect(ConnectOptions { host, port, secret, timeout: ANSWER }, |_, _| {})
-        .and_then(|client| client.get(RANK_0.as_bytes(), ANSWER));
+    let rank_0 =
+        Client::connect(ConnectOptions { host, port, secret, timeout: ANSWER }, |_, _| ControlFlow::Continue(()))
+            .and_then(|client| client.get(RANK_0.as_bytes(), ANSWER));
     rank_0.is_ok_and(|process| process == PeerProcess::own().encode().as_bytes())
 }
 

@@ -3,11 +3,12 @@
 use std::fmt::Write as _;
 
 use accelerate_core::files::in_one_line;
+use accelerate_core::names::counted;
 use accelerate_core::weight_files::shown;
 use anstyle::{AnsiColor, Style};
 use serde_json::Value;
 
-use super::super::report::{Align, Table, count, processes, short};
+use super::super::report::{Align, Table, short};
 use super::super::values::ValueDifference;
 use super::{Comparison, ObjectComparison, Side, TensorDifference};
 
@@ -16,8 +17,8 @@ const MOST_LINES: usize = 40;
 
 pub(super) fn comparison(comparison: &Comparison) -> String {
     let Comparison { a, b, num_processes, .. } = comparison;
-    let mut text = format!("A: {} ({})\n", in_one_line(a), processes(num_processes[0]));
-    let _ = writeln!(text, "B: {} ({})\n", in_one_line(b), processes(num_processes[1]));
+    let mut text = format!("A: {} ({})\n", in_one_line(a), counted(num_processes[0], "process"));
+    let _ = writeln!(text, "B: {} ({})\n", in_one_line(b), counted(num_processes[1], "process"));
     text.push_str(&values("accumulation", &comparison.accumulation));
     for (name, compared) in &comparison.objects {
         text.push_str(&object(&shown(name), compared));
@@ -36,7 +37,7 @@ fn object(name: &str, compared: &ObjectComparison) -> String {
         return format!("{name}: {}\n", only_in(side));
     }
     if compared.is_equal() {
-        let tensors = count(compared.num_tensors, "tensor");
+        let tensors = counted(compared.num_tensors, "tensor");
         return format!(
             "{name}: equal{}\n",
             if compared.num_tensors == 0 { String::new() } else { format!(", {tensors}") }
@@ -44,7 +45,7 @@ fn object(name: &str, compared: &ObjectComparison) -> String {
     }
     let mut text = String::new();
     if !compared.tensors.is_empty() {
-        let (found, of) = (compared.tensors.len(), count(compared.num_tensors, "tensor"));
+        let (found, of) = (compared.tensors.len(), counted(compared.num_tensors, "tensor"));
         let _ = writeln!(text, "{name}: {found} of {of} differ");
         text.push_str(&tensors(compared));
     }
@@ -99,7 +100,7 @@ fn values(name: &str, found: &[ValueDifference]) -> String {
         return String::new();
     }
     let verb = if found.len() == 1 { "differs" } else { "differ" };
-    let mut text = format!("{name}: {} {verb}\n", count(found.len() as u64, "value"));
+    let mut text = format!("{name}: {} {verb}\n", counted(found.len(), "value"));
     let mut table = Table::new(&[("value", Align::Left), ("A", Align::Left), ("B", Align::Left)]);
     let side = |value: &Option<Value>| value.as_ref().map_or_else(|| "-".to_owned(), short);
     for ValueDifference { path, a, b } in found.iter().take(MOST_LINES) {

@@ -1,5 +1,6 @@
 //! The same for a launch on several machines: what is decided here is shown, and nothing is known of the machines themselves.
 
+use accelerate_core::names::counted;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -79,8 +80,9 @@ impl View<'_> {
         // What is taken away depends on what a machine has.
         shared.retain(|(_, value)| value.is_some());
         let mut shown = format!(
-            "nothing is started; a launch would start {total} process(es) on {} machine(s)\ncommand: {}\n",
-            machines.len(),
+            "nothing is started; a launch would start {} on {}\ncommand: {}\n",
+            counted(total, "process"),
+            counted(machines.len(), "machine"),
             self.command(),
         );
         // Writing into a string cannot fail.

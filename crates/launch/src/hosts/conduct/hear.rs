@@ -5,7 +5,7 @@ use std::time::{Instant, SystemTime};
 use super::{Conductor, Phase};
 use crate::hosts::ending::End;
 use crate::hosts::fitting::{self, Asked};
-use crate::hosts::machine::on_screen;
+use crate::hosts::machine::{note_success, on_screen};
 use crate::hosts::message::{AgentEnd, FromAgent, Problem, Said, ToAgent, VERSION};
 use crate::hosts::{Preflight, words};
 use crate::report::Notice;
@@ -108,9 +108,7 @@ impl Conductor<'_> {
                 self.notice(index, notice.to_string());
                 self.end_all_but(Some(index));
             }
-            FromAgent::Ended(AgentEnd::Succeeded(ranks)) => {
-                self.machines[index].end = Some(End::Told(AgentEnd::Succeeded(ranks)));
-            }
+            FromAgent::Ended(AgentEnd::Succeeded(ranks)) => note_success(&mut self.machines, index, ranks),
             FromAgent::Ended(end @ AgentEnd::Stopped { .. }) => {
                 if self.phase == Phase::Ending || self.stopped_by.is_some() {
                     self.machines[index].end = Some(End::Told(end));
