@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -193,7 +194,8 @@ impl Siege {
             }
             let secret = if number % 2 == 0 { Secret::new(*b"of another run") } else { Secret::new([]) };
             let (host, port) = (self.address.ip().to_string(), self.address.port());
-            match Client::connect(ConnectOptions { host, port, secret, timeout: PATIENCE }, |_, _| {}) {
+            let options = ConnectOptions { host, port, secret, timeout: PATIENCE };
+            match Client::connect(options, |_, _| ControlFlow::Continue(())) {
                 Ok(client) => {
                     self.count(true);
                     let _ = client.add(b"stranger", 1, PATIENCE);
