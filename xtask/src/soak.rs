@@ -42,9 +42,10 @@ enum What {
         #[arg(long, default_value_t = 0)]
         seed: u64,
     },
-    /// Strike runs that are started again after a failure: signals to ranks, launchers, agents and whole machines, and links that are
-    /// cut or away for a moment. Nobody may be left, nothing may take too long, who was struck has to be named, and every loss
-    /// has to be that of a run which nobody disturbed. Machines are network namespaces, which root may make
+    /// Strike runs that are started again after a failure: signals to ranks, launchers, agents and whole machines, machines that are
+    /// lost for good, links that are cut, slow or away for a moment, and strangers who connect. Nobody may be left, nothing may
+    /// take too long, who was struck has to be named, and every loss has to be that of a run which nobody disturbed. Machines are
+    /// network namespaces, which root may make; slow links need `tc`
     Launch(LaunchArguments),
     /// Feed every reader of files and messages from outside with inputs that are made up from what they reach in its
     /// code: any of them has to be read or refused. Needs a nightly toolchain
@@ -71,6 +72,9 @@ struct LaunchArguments {
     /// Make only this one of them, counted from 0
     #[arg(long, value_name = "NUMBER")]
     only: Option<u64>,
+    /// Do this in all of them, such as slow-link, lose-machine or strangers; another word shows them all
+    #[arg(long)]
+    event: Option<String>,
     /// How many seconds later than it has to be everything may be over: more on a busy machine
     #[arg(long, default_value_t = 5)]
     slack: u64,
@@ -79,8 +83,9 @@ struct LaunchArguments {
 impl LaunchArguments {
     fn flags(&self) -> Vec<String> {
         let only = self.only.map(|number| format!("--only={number}"));
+        let event = self.event.as_ref().map(|event| format!("--event={event}"));
         let all = [("launches", self.kills), ("seed", self.seed), ("slack", self.slack)];
-        all.map(|(name, value)| format!("--{name}={value}")).into_iter().chain(only).collect()
+        all.map(|(name, value)| format!("--{name}={value}")).into_iter().chain(only).chain(event).collect()
     }
 }
 

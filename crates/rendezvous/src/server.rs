@@ -9,7 +9,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, BufReader};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 /// How long a connection may take to prove that it belongs to the run.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How many may be about to prove it. When there is one more, the oldest goes.
+/// How many may be about to prove it. When there is one more, one of them goes.
 const MAX_STRANGERS: usize = 64;
 /// Threads here decode messages and wait; they need little.
 const STACK_BYTES: usize = 256 << 10;
@@ -68,9 +68,24 @@ struct Shared {
 struct Connections {
     next: u64,
     /// In the order of their arrival, until they have proved who they are.
-    strangers: VecDeque<(u64, TcpStream)>,
+    strangers: VecDeque<Stranger>,
     members: Vec<(u64, TcpStream)>,
     is_closed: bool,
+}
+
+struct Stranger {
+    id: u64,
+    /// Where it comes from.
+    address: IpAddr,
+    stream: TcpStream,
+}
+
+/// Which of the strangers, who are in the order of their arrival, makes room for the others: the oldest from the address that most
+/// of them come from. So a crowd from one machine keeps out nobody from another, however slowly that one answers.
+fn makes_room(strangers: &[IpAddr]) -> Option<usize> {
+    let crowd = |address: &IpAddr| strangers.iter().filter(|other| *other == address).count();
+    // Of equals this finds the last.
+    strangers.iter().enumerate().rev().max_by_key(|(_, address)| crowd(address)).map(|(oldest, _)| oldest)
 }
 
 impl Shared {
@@ -121,7 +136,8 @@ impl Drop for Server {
         let mut connections = self.shared.connections();
         connections.is_closed = true;
         let Connections { strangers, members, .. } = &mut *connections;
-        for (_, stream) in strangers.drain(..).chain(members.drain(..)) {
+        let strangers = strangers.drain(..).map(|stranger| stranger.stream);
+        for stream in strangers.chain(members.drain(..).map(|(_, stream)| stream)) {
             let _gone_already = stream.shutdown(Shutdown::Both);
         }
         drop(connections);
@@ -151,7 +167,7 @@ fn accept_one(shared: &Arc<Shared>, listener: &TcpListener, wakened: &UnixStream
     if events[1].any().unwrap_or(true) {
         return false;
     }
-    let Ok((stream, _)) = listener.accept() else {
+    let Ok((stream, from)) = listener.accept() else {
         // There are no file descriptors left, or the peer has gone again. The next one may be luckier, and trying without
         // a pause would take a core.
         thread::sleep(Duration::from_millis(5));
@@ -166,22 +182,24 @@ fn accept_one(shared: &Arc<Shared>, listener: &TcpListener, wakened: &UnixStream
     }
     connections.next += 1;
     let id = connections.next;
-    connections.strangers.push_back((id, copy));
-    let oldest = if connections.strangers.len() > MAX_STRANGERS { connections.strangers.pop_front() } else { None };
+    connections.strangers.push_back(Stranger { id, address: from.ip(), stream: copy });
+    let addresses: Vec<_> = connections.strangers.iter().map(|stranger| stranger.address).collect();
+    let too_many = addresses.len() > MAX_STRANGERS;
+    let sent_away = makes_room(&addresses).filter(|_| too_many).and_then(|index| connections.strangers.remove(index));
     drop(connections);
-    if let Some((_, oldest)) = oldest {
-        let _gone_already = oldest.shutdown(Shutdown::Both);
+    if let Some(stranger) = sent_away {
+        let _gone_already = stranger.stream.shutdown(Shutdown::Both);
     }
     let serving = Arc::clone(shared);
     let thread = thread::Builder::new().name("store".to_owned()).stack_size(STACK_BYTES);
     let started = thread.spawn(move || {
         let _ended = serve(&serving, id, &stream);
         let mut connections = serving.connections();
-        connections.strangers.retain(|(other, _)| *other != id);
+        connections.strangers.retain(|stranger| stranger.id != id);
         connections.members.retain(|(other, _)| *other != id);
     });
     if started.is_err() {
-        shared.connections().strangers.retain(|(other, _)| *other != id);
+        shared.connections().strangers.retain(|stranger| stranger.id != id);
     }
     true
 }
@@ -196,12 +214,12 @@ fn serve(shared: &Shared, id: u64, stream: &TcpStream) -> io::Result<()> {
     }
     {
         let mut connections = shared.connections();
-        let Some(position) = connections.strangers.iter().position(|(other, _)| *other == id) else { return Ok(()) };
+        let Some(position) = connections.strangers.iter().position(|stranger| stranger.id == id) else { return Ok(()) };
         if connections.members.len() >= shared.max_connections {
             return Ok(());
         }
         let member = connections.strangers.remove(position);
-        connections.members.extend(member);
+        connections.members.extend(member.map(|member| (id, member.stream)));
     }
     stream.set_read_timeout(None)?;
     let mut requests = BufReader::new(stream);
@@ -242,4 +260,21 @@ fn answer(memory: &Memory, request: Request) -> Option<Answer> {
 
 fn slices(keys: &[Vec<u8>]) -> Vec<&[u8]> {
     keys.iter().map(Vec::as_slice).collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// Each letter is an address.
+    #[test]
+    fn the_oldest_of_the_greatest_crowd_makes_room() {
+        for (strangers, wanted) in
+            [("", None), ("a", Some(0)), ("abb", Some(1)), ("aabbcb", Some(2)), ("baab", Some(0))]
+        {
+            let addresses: Vec<_> = strangers.bytes().map(|letter| IpAddr::from([10, 0, 0, letter])).collect();
+            assert_eq!(makes_room(&addresses), wanted, "{strangers}");
+        }
+    }
 }

@@ -4,7 +4,7 @@
 
 use accelerate_rendezvous::{Client, ConnectOptions, Error, Memory, Secret, Server, ServerOptions, Store};
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::thread;
@@ -272,6 +272,31 @@ fn strangers_neither_read_nor_write_nor_keep_others_out() {
         assert!(answer.len() <= 41 && !answer.windows(6).any(|part| part == b"secret"), "{answer:?}");
     }
     assert_eq!(server.memory().num_keys(LATER).unwrap(), 1);
+}
+
+/// A connection from that address of the loopback.
+fn connected_from(address: [u8; 4], server: &Server) -> TcpStream {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&socket, &SocketAddr::from((address, 0))).unwrap();
+    connect(&socket, &server.address()).unwrap();
+    socket.into()
+}
+
+/// It has been greeted, and takes its time to answer.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_crowd_from_one_machine_keeps_out_nobody_from_another() {
+    let server = server();
+    let mut slow = connected_from([127, 0, 0, 2], &server);
+    slow.read_exact(&mut [0; 40]).unwrap();
+    let mut crowd: Vec<_> = (0..300).map(|_| connected_from([127, 0, 0, 3], &server)).collect();
+    // Who is greeted has been made room for.
+    crowd.last_mut().unwrap().read_exact(&mut [0; 40]).unwrap();
+    let mut greeting = Vec::new();
+    assert!(crowd[0].read_to_end(&mut greeting).is_ok_and(|_| greeting.len() <= 40), "the oldest has been sent away");
+    slow.set_nonblocking(true).unwrap();
+    assert_eq!(slow.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
 }
 
 #[test]

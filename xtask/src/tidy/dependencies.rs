@@ -25,7 +25,7 @@ const ALLOWED: [(&str, &[&str]); 13] = [
     ),
     // Examples see what users see; torch-ext is named for the folder of libtorch that it hands on.
     ("nlp_example", &["accelerate-launch", "accelerate-rs", "torch-ext"]),
-    ("conformance", &["accelerate-core", "accelerate-launch", "accelerate-rs", "torch-ext"]),
+    ("conformance", &["accelerate-core", "accelerate-launch", "accelerate-rendezvous", "accelerate-rs", "torch-ext"]),
     (
         "bench",
         &[

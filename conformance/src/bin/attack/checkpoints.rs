@@ -64,11 +64,15 @@ fn start(program: &Path, form: &str, world_size: usize, folder: &Path) -> Result
 
 /// The losses of a run that nobody disturbs.
 pub(crate) fn to_the_end(program: &Path, form: &str, world_size: usize) -> Result<Losses> {
-    let folder = tempfile::tempdir()?;
-    let mut run = start(program, form, world_size, folder.path())?;
+    Ok(losses(&printed_to_the_end(program, form, world_size, tempfile::tempdir()?.path())?))
+}
+
+/// What a run prints that nobody disturbs and that goes on from what is in `folder`.
+pub(crate) fn printed_to_the_end(program: &Path, form: &str, world_size: usize, folder: &Path) -> Result<String> {
+    let mut run = start(program, form, world_size, folder)?;
     let status = run.end(TO_THE_END)?;
     ensure!(status.success(), "{form} on {world_size} ranks ends with {status} undisturbed:\n{}", run.printed());
-    Ok(losses(run.printed()))
+    Ok(run.printed().to_owned())
 }
 
 /// One run, killed up to `most` times, and the number of kills.

@@ -44,6 +44,9 @@ struct Arguments {
     /// Of those, make this one only, counted from 0
     #[arg(long, requires = "launches")]
     only: Option<u64>,
+    /// Do this in all of them
+    #[arg(long, requires = "launches")]
+    event: Option<launches::Kind>,
     /// No machines beside this one
     #[arg(long, requires = "launches")]
     one_machine: bool,
@@ -64,13 +67,19 @@ struct Arguments {
     /// In seconds
     #[arg(long, hide = true, default_value_t = 30.0)]
     connection_timeout: f64,
+    /// Of how many machines the run is made at least
+    #[arg(long, hide = true)]
+    min_machines: Option<usize>,
+    /// The port of the main process
+    #[arg(long, hide = true)]
+    main_port: Option<u16>,
 }
 
 fn main() -> ExitCode {
     if let Some(code) = helper::run_if_asked() {
         return code;
     }
-    if let Some(code) = launches::login::run_if_asked() {
+    if let Some(code) = launches::login::run_if_asked().or_else(launches::strangers::run_if_asked) {
         return code;
     }
     let arguments = Arguments::parse();
@@ -82,8 +91,8 @@ fn main() -> ExitCode {
         (Some(kills), _) => told(checkpoints::kill(program, kills, *seed)),
         (_, Some(trials)) => {
             let slack = Duration::from_secs(*slack);
-            let (only, one_machine) = (arguments.only, arguments.one_machine);
-            told(launches::Soak { program, trials, seed: *seed, only, one_machine, slack }.run())
+            let (only, event, one_machine) = (arguments.only, arguments.event, arguments.one_machine);
+            told(launches::Soak { program, trials, seed: *seed, only, event, one_machine, slack }.run())
         }
         _ => attack(&arguments),
     }
@@ -117,6 +126,8 @@ fn be_launcher(arguments: &Arguments, num_processes: usize, folder: PathBuf) -> 
         helper: Some(Helper::this_executable()),
         dedicated_process: true,
         max_restarts: arguments.max_restarts,
+        min_machines: arguments.min_machines,
+        main_process_port: arguments.main_port,
         connection_timeout: Duration::from_secs_f64(arguments.connection_timeout),
         environment: handed_on.map(|(name, value)| (name.into(), value.into())).collect(),
         ..LaunchConfig::new(Program::Executable(arguments.program.clone().into()), num_processes)

@@ -1,13 +1,18 @@
 //! What an agent looks at on its machine before anything starts.
 
+use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use accelerate_core::files::{ShownPath, in_one_line};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::statvfs;
 
 use super::message::Problem;
@@ -21,6 +26,9 @@ use crate::program::{ProgramSearch, resolve_program};
 const CONNECT_PATIENCE: Duration = Duration::from_secs(2);
 /// As long as Linux makes a queue of connections, unless it is told otherwise.
 const QUEUE_LENGTH: i32 = 4096;
+/// How many of those who reach the port are kept before the first has to go.
+const MOST_KEPT: usize = 256;
+const TAKING_PAUSE: Duration = Duration::from_millis(5);
 /// With less, the first checkpoint of a small model may not fit.
 const LOW_SPACE_BYTES: u64 = 1 << 30;
 
@@ -29,7 +37,7 @@ const LOW_SPACE_BYTES: u64 = 1 << 30;
 pub(super) struct MainPort {
     reservation: PortReservation,
     /// What other machines reach before there is a rank 0.
-    listener: Option<TcpListener>,
+    door: Option<Door>,
 }
 
 impl MainPort {
@@ -42,10 +50,9 @@ impl MainPort {
             TcpListener::bind((Ipv6Addr::UNSPECIFIED, number))
                 .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, number)))
         };
-        let listener = is_reached_for.then(open).and_then(io::Result::ok);
-        // Nobody accepts, and each machine tries once: the queue holds them all. That it cannot be longer, they would tell.
-        let _ = listener.as_ref().map(|listener| rustix::net::listen(listener, QUEUE_LENGTH));
-        Ok(Self { reservation, listener })
+        // That it cannot be reached, the other machines say.
+        let door = is_reached_for.then(open).and_then(io::Result::ok).and_then(|listener| Door::open(listener).ok());
+        Ok(Self { reservation, door })
     }
 
     pub(super) fn number(&self) -> u16 {
@@ -54,9 +61,68 @@ impl MainPort {
 
     /// From now on the port is rank 0's; other launches on this machine still leave it alone.
     pub(super) fn opened_by_rank_0(self) -> PortReservation {
-        drop(self.listener);
+        drop(self.door);
         self.reservation
     }
+}
+
+/// Takes every connection and says nothing, so that strangers who connect, too, cannot fill the queue in which machines of the run
+/// would wait.
+#[derive(Debug)]
+struct Door {
+    /// Dropped, it wakes the thread.
+    awake: Option<UnixStream>,
+    /// Holds the port.
+    porter: Option<JoinHandle<()>>,
+}
+
+impl Door {
+    fn open(listener: TcpListener) -> io::Result<Self> {
+        // Each machine tries once, all of them perhaps at the same time.
+        rustix::net::listen(&listener, QUEUE_LENGTH)?;
+        listener.set_nonblocking(true)?;
+        let (awake, wakened) = UnixStream::pair()?;
+        let porter =
+            thread::Builder::new().name("port".to_owned()).spawn(move || take_connections(&listener, &wakened))?;
+        Ok(Self { awake: Some(awake), porter: Some(porter) })
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        drop(self.awake.take());
+        // Rank 0 may open the port when this returns.
+        let _panicked = self.porter.take().map(JoinHandle::join);
+    }
+}
+
+/// Until the other end of `wakened` is dropped.
+fn take_connections(listener: &TcpListener, wakened: &UnixStream) {
+    let mut kept = VecDeque::new();
+    loop {
+        let mut events =
+            [PollFd::new(listener, PollFlags::IN), PollFd::from_borrowed_fd(wakened.as_fd(), PollFlags::IN)];
+        match poll(&mut events, None) {
+            Err(rustix::io::Errno::INTR) => continue,
+            Ok(_) if events[1].revents().is_empty() => {}
+            _ => break,
+        }
+        match listener.accept() {
+            Ok((stream, _)) => kept.push_back(stream),
+            // There are no file descriptors left, or the peer has gone again; trying without a pause would take a core.
+            Err(_) => thread::sleep(TAKING_PAUSE),
+        }
+        if kept.len() > MOST_KEPT {
+            kept.pop_front().iter().for_each(reset);
+        }
+    }
+    kept.iter().for_each(reset);
+}
+
+/// Ends a connection so that nothing of it holds the port, as the side that ends one in the usual way does for a minute.
+fn reset(stream: &TcpStream) {
+    // Without it, rank 0 opens the port all the same if it says that it may be held so, as all known ones do.
+    let _ = rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO));
 }
 
 /// A file in the working folder of machine 0 by which others know the folder, as long as this value lives.
@@ -152,6 +218,29 @@ pub(super) fn free_space(folder: &OsStr) -> Option<String> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use rustix::net::{AddressFamily, SocketType};
+    use std::io::{Read, Write};
+    use std::net::SocketAddr;
+
+    /// More of them come than are kept, and each stays and says something.
+    #[test]
+    fn strangers_at_the_port_are_taken_and_leave_it_to_rank_0() {
+        let program = crate::config::Program::Executable("true".into());
+        let config = LaunchConfig { main_process_port: Some(0), ..LaunchConfig::new(program, 1) };
+        let port = MainPort::choose(&config, true).unwrap();
+        let connect = || TcpStream::connect((Ipv4Addr::LOCALHOST, port.number())).unwrap();
+        let mut strangers: Vec<_> = (0..=MOST_KEPT).map(|_| connect()).collect();
+        // The first one is let go for the last, so nobody waits in the queue.
+        strangers[0].set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let ended = strangers[0].read(&mut [0]);
+        assert!(matches!(&ended, Ok(0)) || ended.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset));
+        strangers[1..].iter_mut().for_each(|stranger| stranger.write_all(b"GET / HTTP/1.1").unwrap());
+        let number = port.number();
+        let _reservation = port.opened_by_rank_0();
+        // Without the word that what is left of connections may hold it.
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddr::from((Ipv4Addr::UNSPECIFIED, number))).unwrap();
+    }
 
     #[test]
     fn a_beacon_is_seen_in_its_folder_and_leaves_no_trace() {

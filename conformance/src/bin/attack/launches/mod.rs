@@ -1,16 +1,19 @@
-//! Runs with restarts are struck while they train: ranks, launchers, agents and whole machines get signals, and links between
-//! machines are cut. Nothing may be left of any, nothing may take longer than it has to, who was struck has to be named, and every
-//! loss has to be that of a run which nobody disturbed, to the bit.
+//! Runs with restarts are struck while they train: ranks, launchers, agents and whole machines get signals, machines are lost for
+//! good, links between machines are cut or slow, and strangers connect. Nothing may be left of any, nothing may take longer than it
+//! has to, who was struck has to be named, and every loss has to be that of a run which nobody disturbed, to the bit.
 
+mod fewer;
 pub(crate) mod login;
 mod network;
 mod plan;
+pub(crate) mod strangers;
 mod table;
 mod trial;
 
 use accelerate_launch::AgentCommand;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use network::Machines;
+pub(crate) use plan::Kind;
 use plan::{Places, Plan};
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
@@ -27,6 +30,8 @@ pub(crate) struct Soak<'a> {
     pub(crate) trials: u64,
     pub(crate) seed: u64,
     pub(crate) only: Option<u64>,
+    /// What all of them do to their runs, if not something else each time.
+    pub(crate) event: Option<Kind>,
     pub(crate) one_machine: bool,
     /// How much later than it has to be everything may be over.
     pub(crate) slack: Duration,
@@ -37,11 +42,13 @@ impl Soak<'_> {
     pub(crate) fn run(&self) -> Result<u64> {
         let began = Instant::now();
         let places = self.places();
+        let can_be_done = places.has_machines || !self.event.is_some_and(Kind::is_on_machines_only);
+        ensure!(can_be_done, "this is done to runs on several machines, which cannot be made here");
         let (mut table, mut undisturbed) = (Table::default(), BTreeMap::new());
         let numbers = self.only.map_or(0..self.trials, |only| only..only + 1);
         let last = numbers.end - 1;
         for number in numbers {
-            let plan = Plan::draw(self.seed.wrapping_add(number), places);
+            let plan = Plan::draw(self.seed.wrapping_add(number), places, self.event);
             let expected = match undisturbed.get(&plan.world_size()) {
                 Some(expected) => expected,
                 None => {
@@ -67,17 +74,17 @@ impl Soak<'_> {
 
     fn places(&self) -> Places {
         if self.one_machine {
-            return Places { has_machines: false, has_delays: false };
+            return Places { has_machines: false, has_slow_links: false };
         }
         if let Some(obstacle) = Machines::obstacle() {
             println!("several machines: skipped, because {obstacle}");
-            return Places { has_machines: false, has_delays: false };
+            return Places { has_machines: false, has_slow_links: false };
         }
-        let slow = Machines::start(1, "probe").and_then(|it| it.delay_link(0, Duration::from_millis(1)));
-        if let Err(error) = &slow {
-            println!("slow links: skipped, because {error:#}; links that are away for a moment take their place");
+        let obstacle = Machines::obstacle_of_slow_links();
+        if let Some(obstacle) = &obstacle {
+            println!("slow links: skipped, because {obstacle}; links that are away for a moment take their place");
         }
-        Places { has_machines: true, has_delays: slow.is_ok() }
+        Places { has_machines: true, has_slow_links: obstacle.is_none() }
     }
 
     /// One line that is written again and again, or a line now and then.

@@ -5,7 +5,6 @@ use anyhow::{Context, Result, ensure};
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use super::login;
 
@@ -25,6 +24,12 @@ pub(super) enum Fault {
     Silent,
 }
 
+/// How much a link carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rate {
+    pub(super) bits_per_second: u64,
+}
+
 /// The namespaces, each held by a process whose input ends with this one.
 pub(super) struct Machines {
     launcher: Child,
@@ -40,15 +45,22 @@ impl Machines {
         }
     }
 
+    /// Why links cannot be made slow, if they cannot.
+    pub(super) fn obstacle_of_slow_links() -> Option<String> {
+        let slow = Self::start(1, "probe").and_then(|probe| probe.slow_link(0, Rate { bits_per_second: 1_000_000 }));
+        slow.err().map(|error| format!("{error:#}"))
+    }
+
     /// Whatever is run by a login gets `mark`.
     pub(super) fn start(count: usize, mark: &str) -> Result<Self> {
         let launcher = hold(mark)?;
         let machines = (0..count).map(|_| hold(mark)).collect::<Result<Vec<_>>>()?;
         let made = Self { launcher, machines };
-        let mut script =
-            "ip link set lo up && ip link add bridge0 type bridge && ip addr add 10.77.0.1/24 dev bridge0 \
-                          && ip link set bridge0 up"
-                .to_owned();
+        // Without an address of its own the bridge takes that of a link, which goes on receiving what is sent there once it has
+        // left the bridge, and is not silent.
+        let mut script = "ip link set lo up && ip link add bridge0 address 02:00:00:00:00:01 type bridge \
+                          && ip addr add 10.77.0.1/24 dev bridge0 && ip link set bridge0 up"
+            .to_owned();
         for (number, machine) in made.machines.iter().enumerate() {
             let holder = machine.id();
             script += &format!(
@@ -83,10 +95,35 @@ impl Machines {
         inside(&self.launcher, &format!("ip link set link{machine} master bridge0 up"))
     }
 
-    /// From now on, whatever this machine is sent arrives so much later.
-    pub(super) fn delay_link(&self, machine: usize, delay: Duration) -> Result<()> {
-        let millis = delay.as_millis();
-        inside(&self.launcher, &format!("tc qdisc add dev link{machine} root netem delay {millis}ms"))
+    /// From now on, no more than this passes the link of this machine in either direction. What is more waits in line, which is
+    /// long enough for everything: nothing is lost, and everything comes late.
+    pub(super) fn slow_link(&self, machine: usize, rate: Rate) -> Result<()> {
+        let change = |device: &str| {
+            // The bucket holds one packet of the longest length.
+            format!(
+                "tc qdisc replace dev {device} root tbf rate {}bit burst 1600 limit 100000000",
+                rate.bits_per_second
+            )
+        };
+        inside(&self.launcher, &change(&format!("link{machine}")))?;
+        inside(self.holder(machine)?, &change("eth0"))
+    }
+
+    /// Lets pass at once what still waits in the lines of a slow link, and everything after it.
+    pub(super) fn quicken_link(&self, machine: usize) -> Result<()> {
+        let change =
+            |device: &str| format!("tc qdisc change dev {device} root tbf rate 10gbit burst 1000000 limit 100000000");
+        inside(&self.launcher, &change(&format!("link{machine}")))?;
+        inside(self.holder(machine)?, &change("eth0"))
+    }
+
+    fn holder(&self, machine: usize) -> Result<&Child> {
+        self.machines.get(machine).context("there is no such machine")
+    }
+
+    /// A command in the namespace of a machine, to be followed by a program.
+    pub(super) fn command_on(&self, machine: usize) -> Result<Command> {
+        Ok(entering(self.holder(machine)?))
     }
 
     /// What `/proc` calls the network of a machine.

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use super::network::Fault;
+use clap::ValueEnum;
+
+use super::network::{Fault, Rate};
 use crate::attempt::numbers;
 
-/// Processes of a run that can be struck.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+/// What can be done to a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kind {
     KillRank,
     StopRank,
     TerminateRank,
@@ -23,11 +25,15 @@ pub(super) enum Kind {
     KillLogin,
     CutLink,
     InterruptLink,
-    DelayLink,
+    SlowLink,
+    SlowLinkThroughout,
+    ChokeLink,
+    LoseMachine,
+    Strangers,
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 16] = [
+    pub(super) const ALL: [Self; 20] = [
         Self::KillRank,
         Self::StopRank,
         Self::TerminateRank,
@@ -43,7 +49,11 @@ impl Kind {
         Self::KillLogin,
         Self::CutLink,
         Self::InterruptLink,
-        Self::DelayLink,
+        Self::SlowLink,
+        Self::SlowLinkThroughout,
+        Self::ChokeLink,
+        Self::LoseMachine,
+        Self::Strangers,
     ];
     /// What can be done to a run on one machine.
     const ON_ONE_MACHINE: usize = 7;
@@ -65,8 +75,26 @@ impl Kind {
             Self::KillLogin => "SIGKILL to a login",
             Self::CutLink => "a link is cut",
             Self::InterruptLink => "a link is away for a moment",
-            Self::DelayLink => "a link is slow",
+            Self::SlowLink => "a link is slow for a moment",
+            Self::SlowLinkThroughout => "a link is slow throughout",
+            Self::ChokeLink => "a link is too slow",
+            Self::LoseMachine => "a machine is lost for good",
+            Self::Strangers => "strangers connect",
         }
+    }
+
+    /// Is it there before the run begins?
+    pub(super) fn precedes_the_run(self) -> bool {
+        matches!(self, Self::SlowLinkThroughout | Self::Strangers)
+    }
+
+    fn takes_slow_links(self) -> bool {
+        matches!(self, Self::SlowLink | Self::SlowLinkThroughout | Self::ChokeLink)
+    }
+
+    /// Takes it several machines?
+    pub(super) fn is_on_machines_only(self) -> bool {
+        Self::ALL[Self::ON_ONE_MACHINE..].contains(&self)
     }
 }
 
@@ -76,7 +104,7 @@ pub(super) struct Places {
     /// Namespaces can be made.
     pub(super) has_machines: bool,
     /// Links between them can be made slow.
-    pub(super) has_delays: bool,
+    pub(super) has_slow_links: bool,
 }
 
 /// One trial.
@@ -93,22 +121,27 @@ pub(super) struct Plan {
     /// Ranks save and leave together when one of them is asked to end.
     pub(super) asks: bool,
     pub(super) fault: Fault,
-    /// How long a link is away, or by how much it is late.
+    /// How long a link is away or slow.
     pub(super) time: Duration,
+    /// Of a slow link.
+    pub(super) rate: Rate,
     /// What was stopped goes on only after the run has come to its end.
     pub(super) thaws_late: bool,
 }
 
 impl Plan {
-    pub(super) fn draw(seed: u64, places: Places) -> Self {
+    /// All of it but the kind, if that is given.
+    pub(super) fn draw(seed: u64, places: Places, given: Option<Kind>) -> Self {
         let mut below = numbers(seed);
         let mut number = |from: usize, to: usize| from + below((to - from) as u64) as usize;
-        let is_on_one = !places.has_machines || number(0, 3) == 0;
-        let kind = match is_on_one {
+        let needs_machines = given.is_some_and(Kind::is_on_machines_only);
+        let is_on_one = !places.has_machines || number(0, 3) == 0 && !needs_machines;
+        let drawn = match is_on_one {
             true => Kind::ALL[number(0, Kind::ON_ONE_MACHINE)],
             false => Kind::ALL[number(0, Kind::ALL.len())],
         };
-        let kind = if kind == Kind::DelayLink && !places.has_delays { Kind::InterruptLink } else { kind };
+        let kind = given.unwrap_or(drawn);
+        let kind = if kind.takes_slow_links() && !places.has_slow_links { Kind::InterruptLink } else { kind };
         let ranks = match (is_on_one, number(0, 4)) {
             (true, size) => vec![2 + size % 2],
             (false, 0) => vec![1, 1],
@@ -131,6 +164,7 @@ impl Plan {
             fault: if number(0, 2) == 0 { Fault::Down } else { Fault::Silent },
             time: Duration::from_millis(number(50, 700) as u64),
             thaws_late: number(0, 2) == 0,
+            rate: Rate { bits_per_second: rate_of(kind, &mut number) },
         }
     }
 
@@ -149,15 +183,25 @@ impl Plan {
     }
 }
 
+/// A few kB/s for a moment; throughout, what lets a step take a fraction of a second; and so little that a packet takes seconds.
+fn rate_of(kind: Kind, number: &mut impl FnMut(usize, usize) -> usize) -> u64 {
+    let (from, to) = match kind {
+        Kind::SlowLink => (8_000, 64_000),
+        Kind::ChokeLink => (100, 101),
+        _ => (200_000, 2_000_000),
+    };
+    number(from, to) as u64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const EVERYWHERE: Places = Places { has_machines: true, has_delays: true };
+    const EVERYWHERE: Places = Places { has_machines: true, has_slow_links: true };
 
     #[test]
     fn three_hundred_trials_have_all_kinds_on_all_places() {
-        let plans: Vec<_> = (0..300).map(|seed| Plan::draw(seed, EVERYWHERE)).collect();
+        let plans: Vec<_> = (0..300).map(|seed| Plan::draw(seed, EVERYWHERE, None)).collect();
         for kind in Kind::ALL {
             assert!(plans.iter().any(|plan| plan.kind == kind && plan.is_on_machines()), "{kind:?}");
         }
@@ -168,8 +212,8 @@ mod tests {
     #[test]
     fn a_trial_is_the_same_each_time_and_strikes_whom_there_is() {
         for seed in 0..300 {
-            let plan = Plan::draw(seed, EVERYWHERE);
-            assert_eq!(plan, Plan::draw(seed, EVERYWHERE));
+            let plan = Plan::draw(seed, EVERYWHERE, None);
+            assert_eq!(plan, Plan::draw(seed, EVERYWHERE, None));
             assert!(plan.rank < plan.world_size() && plan.ranks_of_machine().end <= plan.world_size(), "{plan:?}");
         }
     }
@@ -177,9 +221,25 @@ mod tests {
     #[test]
     fn without_machines_nothing_is_done_to_them() {
         for seed in 0..300 {
-            let plan = Plan::draw(seed, Places { has_machines: false, has_delays: false });
+            let plan = Plan::draw(seed, Places { has_machines: false, has_slow_links: false }, None);
             let place = Kind::ALL.iter().position(|kind| *kind == plan.kind);
             assert!(!plan.is_on_machines() && place < Some(Kind::ON_ONE_MACHINE), "{plan:?}");
+        }
+    }
+
+    #[test]
+    fn a_kind_that_is_given_is_that_of_all_trials_on_machines_if_it_needs_them() {
+        for (seed, kind) in (0..100).flat_map(|seed| Kind::ALL.map(|kind| (seed, kind))) {
+            let plan = Plan::draw(seed, EVERYWHERE, Some(kind));
+            assert!(plan.kind == kind && (plan.is_on_machines() || !kind.is_on_machines_only()), "{plan:?}");
+        }
+    }
+
+    #[test]
+    fn where_no_link_can_be_slow_it_is_away_for_a_moment() {
+        let places = Places { has_slow_links: false, ..EVERYWHERE };
+        for kind in [Kind::SlowLink, Kind::SlowLinkThroughout, Kind::ChokeLink] {
+            assert_eq!(Plan::draw(7, places, Some(kind)).kind, Kind::InterruptLink);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! One trial: a run is started, struck, and watched until it has come to its end in spite of it.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitStatus;
 use std::thread;
@@ -9,9 +10,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::fewer::Saved;
 use super::login;
 use super::network::{Machines, address, network_of};
 use super::plan::{Kind, Plan};
+use super::strangers::Strangers;
 use crate::attempt::is_missed;
 use crate::checkpoints::{Losses, is_step, losses, to_the_end};
 use crate::run::{Run, new_mark, words_of};
@@ -30,6 +33,10 @@ const EXPLAINING: Duration = Duration::from_secs(4);
 const ENDING: Duration = Duration::from_secs(3);
 /// Of whatever is not struck any more.
 const TO_THE_END: Duration = Duration::from_secs(90);
+/// By how much strangers may slow a run down until its first step.
+const HINDRANCE: Duration = Duration::from_secs(1);
+/// Known to strangers.
+const MAIN_PORT: u16 = 29_500;
 const RESTARTS: &str = "3";
 const IS_RESTARTED: &str = "; restart 1 of 3 begins";
 
@@ -49,20 +56,26 @@ pub(super) fn undisturbed(program: &Path, world_size: usize) -> Result<Losses> {
     to_the_end(program, "ddp", world_size)
 }
 
-/// The time from the event to the next step, if the run had to start again.
+/// The time from the event to the next step, if the run had to start again or the event was there before it.
 ///
 /// Long because each aftermath is told in the order in which it happens.
 pub(super) fn carry_out(plan: &Plan, program: &Path, expected: &Losses, slack: Duration) -> Result<Option<Duration>> {
     let folder = tempfile::tempdir()?;
     let mark = new_mark(folder.path());
-    let machines = plan.is_on_machines().then(|| Machines::start(plan.ranks.len(), &mark)).transpose()?;
+    // Strangers have one of their own.
+    let num_machines = plan.ranks.len() + usize::from(plan.kind == Kind::Strangers);
+    let machines = plan.is_on_machines().then(|| Machines::start(num_machines, &mark)).transpose()?;
     let trial = Trial { plan, program, folder: folder.path(), mark, machines, slack };
-    let mut run = trial.launch()?;
+    if plan.kind.precedes_the_run() {
+        return trial.under_difficulties(expected).map(Some);
+    }
+    let mut run = trial.launch(trial.folder)?;
     let ranks = trial.until_its_step(&mut run)?;
     thread::park_timeout(plan.after);
     let struck_at = Instant::now();
     let stopped = trial.strike(&run, &ranks)?;
     let mut printed = String::new();
+    let mut saved = None;
     let next_step = match trial.aftermath(&ranks) {
         Aftermath::Nothing => {
             trial.relent(&stopped)?;
@@ -84,6 +97,8 @@ pub(super) fn carry_out(plan: &Plan, program: &Path, expected: &Losses, slack: D
             ensure!(is_named, "the reason is {reason:?}, and wanted is one of {names:?}:\n{}", run.printed());
             trial.expect_missed(&run)?;
             trial.mend()?;
+            // Everybody who could save has ended.
+            saved = (plan.kind == Kind::LoseMachine).then(|| Saved::of(trial.folder)).transpose()?;
             let late = if plan.thaws_late { &stopped[..] } else { &[] };
             if late.is_empty() {
                 cont(&stopped);
@@ -105,7 +120,7 @@ pub(super) fn carry_out(plan: &Plan, program: &Path, expected: &Losses, slack: D
             );
             printed = run.printed().to_owned();
             drop(run);
-            run = trial.launch()?;
+            run = trial.launch(trial.folder)?;
             run.wait_for("the next step", goes_on).with_context(|| format!("after this:\n{printed}"))?;
             let next_step = struck_at.elapsed();
             let status = trial.end(&mut run, &[])?;
@@ -114,7 +129,10 @@ pub(super) fn carry_out(plan: &Plan, program: &Path, expected: &Losses, slack: D
         }
     };
     printed += run.printed();
-    check_losses(&printed, expected)?;
+    match saved {
+        Some(saved) => saved.check(plan, program, &printed, expected)?,
+        None => check_losses(&printed, expected)?,
+    }
     Ok(next_step)
 }
 
@@ -130,8 +148,14 @@ fn expect_success(status: ExitStatus, run: &Run) -> Result<()> {
 /// All losses are right up to the last one, whoever has computed them, and no step but the last before an event was made twice. A
 /// line may be missing that was on its way when its machine or the launcher was lost; what follows depends on that step all the same.
 fn check_losses(printed: &str, expected: &Losses) -> Result<()> {
+    let last = check_losses_from(0, printed, expected)?;
+    ensure!(last == expected.len() as u64, "the last step is {last}:\n{printed}");
+    Ok(())
+}
+
+/// The same for what follows on step `last`; the step that it came to.
+pub(super) fn check_losses_from(mut last: u64, printed: &str, expected: &Losses) -> Result<u64> {
     ensure!(!printed.contains("panicked at"), "there was a panic:\n{printed}");
-    let mut last = 0;
     // The first rank of each machine says the same, at its own time.
     for (step, found) in printed.lines().filter(|line| line.starts_with("[rank 0] ")).flat_map(losses) {
         let wanted = expected.get(&step);
@@ -139,8 +163,7 @@ fn check_losses(printed: &str, expected: &Losses) -> Result<()> {
         ensure!(last <= step, "step {step} follows on step {last}:\n{printed}");
         last = step;
     }
-    ensure!(last == expected.len() as u64, "the last step is {last}:\n{printed}");
-    Ok(())
+    Ok(last)
 }
 
 struct Trial<'a> {
@@ -153,7 +176,8 @@ struct Trial<'a> {
 }
 
 impl Trial<'_> {
-    fn launch(&self) -> Result<Run> {
+    /// A run that saves to `folder`.
+    fn launch(&self, folder: &Path) -> Result<Run> {
         let Plan { kind, ranks, asks, .. } = self.plan;
         let this = std::env::current_exe()?;
         let mut command = match &self.machines {
@@ -166,16 +190,62 @@ impl Trial<'_> {
             }
             None => std::process::Command::new(this),
         };
-        let falls_silent = matches!(kind, Kind::StopLauncher | Kind::StopMachine | Kind::StopAgent | Kind::CutLink);
+        let falls_silent = matches!(
+            kind,
+            Kind::StopLauncher
+                | Kind::StopMachine
+                | Kind::StopAgent
+                | Kind::CutLink
+                | Kind::ChokeLink
+                | Kind::LoseMachine
+        );
         let silence = if falls_silent { SHORT_SILENCE } else { LONG_SILENCE };
         let patience = if *kind == Kind::StopRank { SHORT_PATIENCE } else { LONG_PATIENCE };
         command.args(["--launch", &self.plan.world_size().to_string(), "--script", "checkpointed", "--program"]);
-        command.arg(self.program).arg("--folder").arg(self.folder).args(["--max-restarts", RESTARTS]);
+        command.arg(self.program).arg("--folder").arg(folder).args(["--max-restarts", RESTARTS]);
         command.args(["--connection-timeout", &silence.to_string()]);
+        match kind {
+            Kind::LoseMachine => drop(command.args(["--min-machines", &(ranks.len() - 1).to_string()])),
+            Kind::Strangers => drop(command.args(["--main-port", &MAIN_PORT.to_string()])),
+            _ => {}
+        }
         command.env("ACCELERATE_USE_CPU", "true").env("ACCELERATE_PROCESS_GROUP_TIMEOUT", patience.to_string());
         command.env("CHECKPOINTED_SLOWNESS", slowness(*kind).to_string());
         command.env("CHECKPOINTED_FORM", "ddp").env("CHECKPOINTED_SILENT", if *asks { "nobody" } else { "all" });
         Run::watch(command, self.mark.clone())
+    }
+
+    /// Something is there before the run begins, which it has to come to its end in spite of. The time until its first step.
+    fn under_difficulties(&self, expected: &Losses) -> Result<Duration> {
+        let Plan { kind, ranks, rank, machine, rate, .. } = self.plan;
+        let machines = self.machines()?;
+        if *kind == Kind::SlowLinkThroughout {
+            machines.slow_link(*machine, *rate)?;
+            return self.one_without_restart(self.folder, expected);
+        }
+        let alone = self.one_without_restart(tempfile::tempdir()?.path(), expected)?;
+        let main_process = SocketAddr::new(address(0).parse()?, MAIN_PORT);
+        let world_size = self.plan.world_size();
+        // A rank that the run has, or has not.
+        let of_strangers = if self.plan.asks { (*rank, world_size) } else { (world_size, world_size + 1) };
+        let strangers = Strangers::start(machines, ranks.len(), main_process, self.program, of_strangers)?;
+        let among_them = self.one_without_restart(self.folder, expected)?;
+        strangers.end()?.check()?;
+        let most = alone + HINDRANCE + self.slack;
+        ensure!(among_them <= most, "the first step came after {among_them:?}, and without strangers after {alone:?}");
+        Ok(among_them)
+    }
+
+    fn one_without_restart(&self, folder: &Path, expected: &Losses) -> Result<Duration> {
+        let began = Instant::now();
+        let mut run = self.launch(folder)?;
+        run.wait_for("the first step", |line| is_step(line).then_some(()))?;
+        let first_step = began.elapsed();
+        let status = self.end(&mut run, &[])?;
+        ensure!(!run.printed().contains(IS_RESTARTED), "it was started again:\n{}", run.printed());
+        expect_success(status, &run)?;
+        check_losses(run.printed(), expected)?;
+        Ok(first_step)
     }
 
     /// The processes of all ranks, once the step has been made.
@@ -198,7 +268,7 @@ impl Trial<'_> {
 
     /// Does it, and returns the processes that are stopped now.
     fn strike(&self, run: &Run, ranks: &BTreeMap<usize, i32>) -> Result<Vec<i32>> {
-        let Plan { kind, machine, time, fault, .. } = *self.plan;
+        let Plan { kind, machine, time, fault, rate, .. } = *self.plan;
         let (signal, victims) = match kind {
             Kind::KillRank => (Signal::KILL, self.rank(ranks)?),
             Kind::StopRank => (Signal::STOP, self.rank(ranks)?),
@@ -223,10 +293,22 @@ impl Trial<'_> {
                 self.machines()?.mend_link(machine)?;
                 return Ok(Vec::new());
             }
-            Kind::DelayLink => {
-                self.machines()?.delay_link(machine, time / 4)?;
+            Kind::SlowLink => {
+                self.machines()?.slow_link(machine, rate)?;
+                thread::park_timeout(4 * time);
+                self.machines()?.quicken_link(machine)?;
                 return Ok(Vec::new());
             }
+            Kind::ChokeLink => {
+                self.machines()?.slow_link(machine, rate)?;
+                return Ok(Vec::new());
+            }
+            Kind::LoseMachine => {
+                // Nobody there tells what became of it.
+                self.machines()?.break_link(machine, fault)?;
+                (Signal::KILL, self.on_machine(run))
+            }
+            Kind::SlowLinkThroughout | Kind::Strangers => bail!("it was to be there before the run"),
         };
         for process in &victims {
             send(*process, signal);
@@ -275,10 +357,10 @@ impl Trial<'_> {
             Kind::TerminateMachine => Aftermath::Restart(ENDING, with(of_machine("SIGTERM (15)"), told)),
             Kind::TerminateAgent => Aftermath::Restart(ENDING, vec![there(told)]),
             Kind::KillAgent | Kind::KillLogin => Aftermath::Restart(ENDING, vec![there(broke)]),
-            Kind::StopMachine | Kind::StopAgent | Kind::CutLink => {
+            Kind::StopMachine | Kind::StopAgent | Kind::CutLink | Kind::ChokeLink | Kind::LoseMachine => {
                 Aftermath::Restart(NOTICING + ENDING, vec![there(&silent)])
             }
-            Kind::InterruptLink | Kind::DelayLink => Aftermath::Nothing,
+            Kind::InterruptLink | Kind::SlowLink | Kind::SlowLinkThroughout | Kind::Strangers => Aftermath::Nothing,
         }
     }
 
@@ -312,6 +394,7 @@ impl Trial<'_> {
     fn mend(&self) -> Result<()> {
         match self.plan.kind {
             Kind::CutLink => self.machines()?.mend_link(self.plan.machine),
+            Kind::ChokeLink => self.machines()?.quicken_link(self.plan.machine),
             _ => Ok(()),
         }
     }
@@ -368,7 +451,7 @@ impl Trial<'_> {
 fn slowness(kind: Kind) -> u64 {
     match kind {
         Kind::StopLauncher | Kind::StopAgent => 700,
-        Kind::InterruptLink | Kind::DelayLink => 100,
+        Kind::InterruptLink | Kind::SlowLink | Kind::Strangers => 100,
         _ => 0,
     }
 }
