@@ -134,7 +134,9 @@ fn prepared(config: &LaunchConfig, folder: &std::ffi::OsStr, has_preflight: bool
 fn end_of(error: &Error) -> AgentEnd {
     match error.failure() {
         Some(failure) => AgentEnd::Failed(Box::new(failure.clone())),
-        None if error.is_interrupted() => AgentEnd::Stopped { activities: error.activities().to_vec() },
+        None if error.is_interrupted() => {
+            AgentEnd::Stopped { activities: error.activities().to_vec(), troubles: error.troubles().to_vec() }
+        }
         None => AgentEnd::Problem(Problem::of(error)),
     }
 }
@@ -289,6 +291,7 @@ impl Reporter for ToLauncher {
             }
             // The launcher has told it to stop, and says so itself.
             Notice::Stopping { .. } => Ok(()),
+            Notice::Survivors { survivors } => self.say(&FromAgent::Survivors { survivors: survivors.clone() }),
             other => self.say(&FromAgent::Notice { text: other.to_string() }),
         }
     }
