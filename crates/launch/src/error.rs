@@ -61,13 +61,10 @@ enum Kind {
     #[error("rank {rank} could not be started as {}", program.shown())]
     Spawn { rank: usize, program: PathBuf, source: io::Error },
     #[error(
-        "rank {rank} could not be started, because this user may have no more {what}; start fewer processes, or raise the limit ({limit})"
+        "{failed}, because this user may have no more {}; start fewer processes, or raise the limit ({})", limit.what(), limit.command()
     )]
-    NoRoom { rank: usize, what: &'static str, limit: &'static str, source: io::Error },
-    #[error(
-        "{} cannot be written, where --tee and --log_dir keep the output; name a folder for --log_dir in which this user may make files",
-        path.shown()
-    )]
+    NoRoom { failed: String, rank: Option<usize>, limit: Limit, source: io::Error },
+    #[error("{} cannot be written, where --tee and --log_dir keep the output; {}", path.shown(), log_cure(source))]
     LogUnwritable { path: PathBuf, source: io::Error },
     #[error("{}", failure.headline())]
     ChildFailed { failure: Failure, stopped_by: Option<i32> },
@@ -181,7 +178,8 @@ impl Error {
     pub fn rank(&self) -> Option<usize> {
         match &self.0.kind {
             Kind::ChildFailed { failure, .. } => Some(failure.rank),
-            Kind::Spawn { rank, .. } | Kind::NoRoom { rank, .. } => Some(*rank),
+            Kind::Spawn { rank, .. } => Some(*rank),
+            Kind::NoRoom { rank, .. } => *rank,
             _ => None,
         }
     }
@@ -417,10 +415,11 @@ impl Error {
     }
 
     pub(crate) fn port(port: u16, source: io::Error) -> Self {
-        Self::new(match source.kind() {
-            io::ErrorKind::AddrInUse => Kind::PortTaken { port, source },
-            _ => Kind::PortUnusable { port, source },
-        })
+        match (source.kind(), Limit::of(&source)) {
+            (io::ErrorKind::AddrInUse, _) => Self::new(Kind::PortTaken { port, source }),
+            (_, Some(_)) => Self::system("looking whether the port is free", source),
+            (_, None) => Self::new(Kind::PortUnusable { port, source }),
+        }
     }
 
     pub(crate) fn program_not_found(program: impl Into<PathBuf>, searched: impl Into<String>) -> Self {
@@ -432,13 +431,13 @@ impl Error {
     }
 
     pub(crate) fn spawn(rank: usize, program: impl Into<PathBuf>, source: io::Error) -> Self {
-        // Neither is a fault of the program.
-        match source.raw_os_error().map(Errno::from_raw_os_error) {
-            Some(Errno::MFILE | Errno::NFILE) => {
-                Self::new(Kind::NoRoom { rank, what: "open files", limit: "ulimit -n", source })
+        // A limit is no fault of the program.
+        match Limit::of(&source) {
+            Some(limit) => {
+                let failed = format!("rank {rank} could not be started");
+                Self::new(Kind::NoRoom { failed, rank: Some(rank), limit, source })
             }
-            Some(Errno::AGAIN) => Self::new(Kind::NoRoom { rank, what: "processes", limit: "ulimit -u", source }),
-            _ => Self::new(Kind::Spawn { rank, program: program.into(), source }),
+            None => Self::new(Kind::Spawn { rank, program: program.into(), source }),
         }
     }
 
@@ -471,7 +470,13 @@ impl Error {
     }
 
     pub(crate) fn not_connected(machines: Vec<String>, program: impl Into<PathBuf>, source: io::Error) -> Self {
-        Self::new(Kind::NotConnected { machines, program: program.into(), source })
+        match Limit::of(&source) {
+            Some(limit) => {
+                let failed = format!("{} could not be connected to", machines.join(", "));
+                Self::new(Kind::NoRoom { failed, rank: None, limit, source })
+            }
+            None => Self::new(Kind::NotConnected { machines, program: program.into(), source }),
+        }
     }
 
     pub(crate) fn interrupted(signal: i32) -> Self {
@@ -488,7 +493,55 @@ impl Error {
     }
 
     pub(crate) fn system(action: &'static str, source: impl Into<io::Error>) -> Self {
-        Self::new(Kind::System { action, source: source.into() })
+        let source = source.into();
+        match Limit::of(&source) {
+            Some(limit) => Self::new(Kind::NoRoom { failed: format!("{action} failed"), rank: None, limit, source }),
+            None => Self::new(Kind::System { action, source }),
+        }
+    }
+}
+
+/// What a user may have so many of.
+#[derive(Clone, Copy, Debug)]
+enum Limit {
+    OpenFiles,
+    Processes,
+}
+
+impl Limit {
+    /// The one that this is about, if it is.
+    fn of(error: &io::Error) -> Option<Self> {
+        match Errno::from_raw_os_error(error.raw_os_error()?) {
+            Errno::MFILE | Errno::NFILE => Some(Self::OpenFiles),
+            Errno::AGAIN => Some(Self::Processes),
+            _ => None,
+        }
+    }
+
+    fn what(self) -> &'static str {
+        match self {
+            Self::OpenFiles => "open files",
+            Self::Processes => "processes",
+        }
+    }
+
+    /// What shows and raises it.
+    fn command(self) -> &'static str {
+        match self {
+            Self::OpenFiles => "ulimit -n",
+            Self::Processes => "ulimit -u",
+        }
+    }
+}
+
+/// What helps where the output cannot be kept.
+fn log_cure(error: &io::Error) -> &'static str {
+    match (error.kind(), Limit::of(error)) {
+        (io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded, _) => {
+            "there is no space left: free some, or name a folder for --log_dir where there is"
+        }
+        (_, Some(Limit::OpenFiles)) => "start fewer processes, or raise the limit of open files (ulimit -n)",
+        _ => "name a folder for --log_dir in which this user may make files",
     }
 }
 
@@ -547,5 +600,48 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         std::error::Error::source(&self.0.kind)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    fn os(errno: Errno) -> io::Error {
+        io::Error::from_raw_os_error(errno.raw_os_error())
+    }
+
+    /// Neither another program nor another port would help.
+    #[rstest]
+    #[case::machines(
+        Error::not_connected(vec!["a".to_owned()], "ssh", os(Errno::MFILE)),
+        "a could not be connected to, because this user may have no more open files; start fewer processes, or raise the limit \
+         (ulimit -n)"
+    )]
+    #[case::a_port(
+        Error::port(29500, os(Errno::MFILE)),
+        "looking whether the port is free failed, because this user may"
+    )]
+    #[case::a_thread(
+        Error::system("starting a thread", os(Errno::AGAIN)),
+        "starting a thread failed, because this user may have no more processes"
+    )]
+    #[case::something_else(Error::system("starting a thread", os(Errno::NOMEM)), "starting a thread failed")]
+    #[case::no_command(
+        Error::not_connected(vec!["a".to_owned()], "ssh", os(Errno::NOENT)), "the command ssh cannot be run here, by which a"
+    )]
+    fn a_limit_of_this_user_is_told_as_such(#[case] error: Error, #[case] words: &str) {
+        assert!(error.to_string().starts_with(words), "{error}");
+    }
+
+    #[rstest]
+    #[case(Errno::NOSPC, "there is no space left")]
+    #[case(Errno::DQUOT, "there is no space left")]
+    #[case(Errno::MFILE, "ulimit -n")]
+    #[case(Errno::ACCESS, "in which this user may make files")]
+    fn what_helps_where_output_cannot_be_kept_depends_on_the_cause(#[case] errno: Errno, #[case] words: &str) {
+        let text = Error::log_unwritable("logs", os(errno)).to_string();
+        assert!(text.contains(words), "{text}");
     }
 }

@@ -9,7 +9,6 @@ mod agent;
 mod checks;
 mod conduct;
 mod connection;
-mod elf;
 mod ending;
 mod fitting;
 mod heart;

@@ -3,6 +3,7 @@
 mod address;
 mod cargo;
 mod config;
+mod elf;
 mod error;
 mod failure;
 pub mod helper;
