@@ -63,7 +63,7 @@ impl ShownPath for OsStr {
 /// ```
 /// use accelerate_core::files::in_one_line;
 /// assert_eq!(in_one_line("\"é\" \\"), "\"é\" \\");
-/// assert_eq!(in_one_line("a\r\nb\u{202e}"), "a\\r\\nb\\u{202e}");
+/// assert_eq!(in_one_line("a\r\nb\u{202e}\u{feff}"), "a\\r\\nb\\u{202e}\\u{feff}");
 /// ```
 pub fn in_one_line(text: &str) -> String {
     escaped(text, |_| false)
@@ -90,8 +90,8 @@ fn escaped(text: &str, stays: impl Fn(char) -> bool) -> String {
     shown
 }
 
-/// Control characters, separators of lines, and those that turn the direction of writing.
+/// Control characters, separators of lines, those that turn the direction of writing, and those that nobody sees.
 fn is_obeyed(letter: char) -> bool {
     letter.is_control()
-        || matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        || matches!(letter, '\u{61c}' | '\u{200b}' | '\u{2060}' | '\u{feff}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

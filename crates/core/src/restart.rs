@@ -19,7 +19,7 @@ pub struct FailedAttempt {
 }
 
 /// What follows a failed attempt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NextStep {
     /// All processes start again.
     Restart {
@@ -30,8 +30,29 @@ pub enum NextStep {
     GiveUp(GiveUp),
 }
 
+impl NextStep {
+    /// The same, unless something else than the failures speaks against another attempt. What they say themselves comes first.
+    ///
+    /// ```
+    /// use accelerate_core::restart::{GiveUp, NextStep};
+    /// let step = NextStep::Restart { after: std::time::Duration::ZERO };
+    /// let why = GiveUp::StillThere { process_id: 812, machine: None };
+    /// assert_eq!(why.to_string(), "not restarted: process 812 of this attempt is still there");
+    /// assert_eq!(step.clone().unless(Some(why.clone())), NextStep::GiveUp(why.clone()));
+    /// assert_eq!(step.clone().unless(None), step);
+    /// assert_eq!(NextStep::GiveUp(GiveUp::NoneLeft).unless(Some(why)), NextStep::GiveUp(GiveUp::NoneLeft));
+    /// ```
+    #[must_use]
+    pub fn unless(self, obstacle: Option<GiveUp>) -> Self {
+        match (self, obstacle) {
+            (Self::Restart { .. }, Some(why)) => Self::GiveUp(why),
+            (step, _) => step,
+        }
+    }
+}
+
 /// Why a run that has failed does not start again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GiveUp {
     /// All restarts that were asked for have been made.
     NoneLeft,
@@ -45,6 +66,23 @@ pub enum GiveUp {
     ByHand {
         /// The code.
         exit_code: u8,
+    },
+    /// A process of the attempt could not be ended, and the next one would run beside it.
+    StillThere {
+        /// Its number.
+        process_id: u32,
+        /// Where it is, in a run on several machines.
+        machine: Option<String>,
+    },
+    /// A machine has not said that its ranks have ended.
+    Unconfirmed {
+        /// Its name.
+        machine: String,
+    },
+    /// The launcher was told to stop, or the program at its terminal was.
+    Stopped {
+        /// The name of the signal.
+        signal: String,
     },
 }
 
@@ -62,6 +100,15 @@ impl std::fmt::Display for GiveUp {
                 )
             }
             Self::ByHand { .. } => f.write_str("not restarted: somebody has interrupted the program"),
+            Self::StillThere { process_id, machine } => {
+                write!(f, "not restarted: process {process_id} of this attempt is still there")?;
+                machine.as_ref().map_or(Ok(()), |machine| write!(f, ", on {machine}"))
+            }
+            Self::Unconfirmed { machine } => write!(
+                f,
+                "not restarted: {machine} did not say that its ranks have ended, and others would have run beside them"
+            ),
+            Self::Stopped { signal } => write!(f, "not restarted: {signal} had come"),
         }
     }
 }

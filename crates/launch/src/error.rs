@@ -1,15 +1,16 @@
 //! The one error of this crate.
 
+mod limit;
+
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rustix::io::Errno;
-
-use crate::failure::{Failure, signal_name};
+use crate::failure::{Failure, LeftBehind, StopTrouble, Survivor, signal_name};
 use crate::hosts::Problem;
 use crate::restart::Restarts;
+use limit::{Limit, log_cure};
 
 use accelerate_core::files::ShownPath;
 use accelerate_core::status::{RankSummary, sentences};
@@ -37,6 +38,8 @@ struct Told {
     restarts: Restarts,
     /// How long ranks may live on, on machines that are lost.
     ranks_may_live: Duration,
+    /// What could not be ended.
+    left_behind: Vec<LeftBehind>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -59,13 +62,10 @@ enum Kind {
     #[error("rank {rank} could not be started as {}", program.shown())]
     Spawn { rank: usize, program: PathBuf, source: io::Error },
     #[error(
-        "rank {rank} could not be started, because this user may have no more {what}; start fewer processes, or raise the limit ({limit})"
+        "{failed}, because this user may have no more {}; start fewer processes, or raise the limit ({})", limit.what(), limit.command()
     )]
-    NoRoom { rank: usize, what: &'static str, limit: &'static str, source: io::Error },
-    #[error(
-        "{} cannot be written, where --tee and --log_dir keep the output; name a folder for --log_dir in which this user may make files",
-        path.shown()
-    )]
+    NoRoom { failed: String, rank: Option<usize>, limit: Limit, source: io::Error },
+    #[error("{} cannot be written, where --tee and --log_dir keep the output; {}", path.shown(), log_cure(source))]
     LogUnwritable { path: PathBuf, source: io::Error },
     #[error("{}", failure.headline())]
     ChildFailed { failure: Failure, stopped_by: Option<i32> },
@@ -76,6 +76,10 @@ enum Kind {
         unconfirmed: Vec<String>,
         /// What the ranks were doing then.
         activities: Vec<RankSummary>,
+        /// What went otherwise than it should.
+        troubles: Vec<StopTrouble>,
+        /// How long the ranks had.
+        grace_period: Duration,
     },
     #[error("{}", listed(problems))]
     Preflight { problems: Vec<(String, Problem)> },
@@ -175,7 +179,8 @@ impl Error {
     pub fn rank(&self) -> Option<usize> {
         match &self.0.kind {
             Kind::ChildFailed { failure, .. } => Some(failure.rank),
-            Kind::Spawn { rank, .. } | Kind::NoRoom { rank, .. } => Some(*rank),
+            Kind::Spawn { rank, .. } => Some(*rank),
+            Kind::NoRoom { rank, .. } => *rank,
             _ => None,
         }
     }
@@ -252,16 +257,21 @@ impl Error {
             Kind::OnMachine { activities, .. } => {
                 text = sentences(activities).into_iter().fold(text, |text, line| format!("{text}\n  {line}"));
             }
+            Kind::Interrupted { troubles, grace_period, .. } => {
+                let told = StopTrouble::sentences(troubles, *grace_period);
+                text = told.into_iter().fold(text, |text, line| format!("{text}\n  {line}"));
+            }
             _ => {}
         }
+        let left = self.0.left_behind.iter().filter_map(LeftBehind::sentence);
+        let text = left.fold(text, |text, line| format!("{text}\n  {line}"));
         self.restarts().to_string().lines().fold(text, |text, line| format!("{text}\n  {line}"))
     }
 
     /// Might it go better the next time? `has_run`: an attempt before this one has.
     pub(crate) fn is_worth_another_attempt(&self, has_run: bool) -> bool {
         match &self.0.kind {
-            Kind::ChildFailed { stopped_by, .. } => stopped_by.is_none(),
-            Kind::OnMachine { .. } => true,
+            Kind::ChildFailed { .. } | Kind::OnMachine { .. } => true,
             // What stood in the way of the first start stays until somebody mends it.
             Kind::Preflight { .. } | Kind::NotConnected { .. } | Kind::PortTaken { .. } | Kind::NoRoom { .. } => {
                 has_run
@@ -318,15 +328,54 @@ impl Error {
     }
 
     /// The same, unless it is about a rank that was told to end as the launcher was: then the run was stopped.
-    pub(crate) fn or_stopped(self) -> Self {
+    pub(crate) fn or_stopped(self, grace_period: Duration) -> Self {
+        let left_behind = self.0.left_behind.clone();
         match &self.0.kind {
             Kind::ChildFailed { failure, stopped_by: Some(signal) }
                 if failure.ended.exit_code() == exit_code_of_signal(*signal) =>
             {
-                Self::interrupted(*signal).with_activities(failure.activities.clone())
+                let troubles =
+                    failure.others.iter().filter_map(|other| StopTrouble::of_other(other, *signal)).collect();
+                Self::interrupted(*signal)
+                    .with_activities(failure.activities.clone())
+                    .with_troubles(troubles, grace_period)
+                    .with_left_behind(left_behind)
             }
             _ => self,
         }
+    }
+
+    /// How ranks ended that were told to stop, where that is worth a word, and how long they had.
+    pub(crate) fn with_troubles(mut self, found: Vec<StopTrouble>, had: Duration) -> Self {
+        if let Kind::Interrupted { troubles, grace_period, .. } = &mut self.0.kind {
+            (*troubles, *grace_period) = (found, had);
+        }
+        self
+    }
+
+    pub(crate) fn troubles(&self) -> &[StopTrouble] {
+        match &self.0.kind {
+            Kind::Interrupted { troubles, .. } => troubles,
+            _ => &[],
+        }
+    }
+
+    /// Processes of this machine that could not be ended.
+    pub(crate) fn with_survivors(self, survivors: Vec<Survivor>) -> Self {
+        match survivors.is_empty() {
+            true => self,
+            false => self.with_left_behind(vec![LeftBehind { machine: None, survivors, is_left_out: false }]),
+        }
+    }
+
+    pub(crate) fn with_left_behind(mut self, left_behind: Vec<LeftBehind>) -> Self {
+        self.0.left_behind = left_behind;
+        self
+    }
+
+    /// What speaks against starting again.
+    pub(crate) fn left_behind(&self) -> &[LeftBehind] {
+        &self.0.left_behind
     }
 
     /// How long ranks may live on, on machines that are lost.
@@ -354,7 +403,12 @@ impl Error {
 
     #[cold]
     fn new(kind: Kind) -> Self {
-        Self(Box::new(Told { kind, restarts: Restarts::default(), ranks_may_live: Duration::ZERO }))
+        Self(Box::new(Told {
+            kind,
+            restarts: Restarts::default(),
+            ranks_may_live: Duration::ZERO,
+            left_behind: Vec::new(),
+        }))
     }
 
     pub(crate) fn invalid_configuration(problem: String) -> Self {
@@ -362,10 +416,11 @@ impl Error {
     }
 
     pub(crate) fn port(port: u16, source: io::Error) -> Self {
-        Self::new(match source.kind() {
-            io::ErrorKind::AddrInUse => Kind::PortTaken { port, source },
-            _ => Kind::PortUnusable { port, source },
-        })
+        match (source.kind(), Limit::of(&source)) {
+            (io::ErrorKind::AddrInUse, _) => Self::new(Kind::PortTaken { port, source }),
+            (_, Some(_)) => Self::system("looking whether the port is free", source),
+            (_, None) => Self::new(Kind::PortUnusable { port, source }),
+        }
     }
 
     pub(crate) fn program_not_found(program: impl Into<PathBuf>, searched: impl Into<String>) -> Self {
@@ -377,13 +432,13 @@ impl Error {
     }
 
     pub(crate) fn spawn(rank: usize, program: impl Into<PathBuf>, source: io::Error) -> Self {
-        // Neither is a fault of the program.
-        match source.raw_os_error().map(Errno::from_raw_os_error) {
-            Some(Errno::MFILE | Errno::NFILE) => {
-                Self::new(Kind::NoRoom { rank, what: "open files", limit: "ulimit -n", source })
+        // A limit is no fault of the program.
+        match Limit::of(&source) {
+            Some(limit) => {
+                let failed = format!("rank {rank} could not be started");
+                Self::new(Kind::NoRoom { failed, rank: Some(rank), limit, source })
             }
-            Some(Errno::AGAIN) => Self::new(Kind::NoRoom { rank, what: "processes", limit: "ulimit -u", source }),
-            _ => Self::new(Kind::Spawn { rank, program: program.into(), source }),
+            None => Self::new(Kind::Spawn { rank, program: program.into(), source }),
         }
     }
 
@@ -416,7 +471,13 @@ impl Error {
     }
 
     pub(crate) fn not_connected(machines: Vec<String>, program: impl Into<PathBuf>, source: io::Error) -> Self {
-        Self::new(Kind::NotConnected { machines, program: program.into(), source })
+        match Limit::of(&source) {
+            Some(limit) => {
+                let failed = format!("{} could not be connected to", machines.join(", "));
+                Self::new(Kind::NoRoom { failed, rank: None, limit, source })
+            }
+            None => Self::new(Kind::NotConnected { machines, program: program.into(), source }),
+        }
     }
 
     pub(crate) fn interrupted(signal: i32) -> Self {
@@ -424,7 +485,8 @@ impl Error {
     }
 
     pub(crate) fn interrupted_on(signal: i32, unconfirmed: Vec<String>) -> Self {
-        Self::new(Kind::Interrupted { signal, unconfirmed, activities: Vec::new() })
+        let (activities, troubles, grace_period) = (Vec::new(), Vec::new(), Duration::ZERO);
+        Self::new(Kind::Interrupted { signal, unconfirmed, activities, troubles, grace_period })
     }
 
     pub(crate) fn output_closed(source: io::Error) -> Self {
@@ -432,7 +494,11 @@ impl Error {
     }
 
     pub(crate) fn system(action: &'static str, source: impl Into<io::Error>) -> Self {
-        Self::new(Kind::System { action, source: source.into() })
+        let source = source.into();
+        match Limit::of(&source) {
+            Some(limit) => Self::new(Kind::NoRoom { failed: format!("{action} failed"), rank: None, limit, source }),
+            None => Self::new(Kind::System { action, source }),
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use accelerate_core::files::in_one_line;
+use accelerate_core::restart::GiveUp;
 use accelerate_core::status::{RankSummary, number_ranges, sentences};
 use serde::{Deserialize, Serialize};
 
@@ -29,12 +30,19 @@ pub enum Ended {
     },
     /// Not at all: it is stuck in the kernel and outlived `SIGKILL`.
     Stuck,
+    /// Not at all: it has become another user's, and the system refuses this one to signal it.
+    Refused,
 }
 
 impl Ended {
     /// With code 0.
     pub fn is_success(self) -> bool {
         self == Self::Exited(0)
+    }
+
+    /// Has it not ended at all?
+    pub(crate) fn lives_on(self) -> bool {
+        matches!(self, Self::Stuck | Self::Refused)
     }
 
     /// What a shell reports for it: the code, or 128 + n after signal n.
@@ -48,7 +56,7 @@ impl Ended {
         match self {
             Self::Exited(code) => u8::try_from(code).unwrap_or(1),
             Self::Signalled { signal, .. } => exit_code_of_signal(signal),
-            Self::Stuck => 1,
+            Self::Stuck | Self::Refused => 1,
         }
     }
 }
@@ -62,7 +70,122 @@ impl fmt::Display for Ended {
                 f.write_str(if *core_dumped { " and left a core dump" } else { "" })
             }
             Self::Stuck => f.write_str("did not even end after SIGKILL: it is stuck in the kernel"),
+            Self::Refused => f.write_str("could not be ended: it runs as another user, and signals to it are refused"),
         }
+    }
+}
+
+/// A process of a launch that could not be ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Survivor {
+    /// Its number.
+    pub process_id: u32,
+    /// The system refuses this user to signal it. Else it outlives `SIGKILL`, as a process does that is stuck in the kernel.
+    pub is_refused: bool,
+}
+
+/// As many as are listed by their numbers.
+const MOST_SURVIVORS_LISTED: usize = 5;
+
+/// What there is to say of processes that could not be ended.
+pub(crate) fn words_of_survivors(survivors: &[Survivor]) -> String {
+    let group = |is_refused: bool, why: &str| {
+        let numbers: Vec<_> =
+            survivors.iter().filter(|it| it.is_refused == is_refused).map(|it| it.process_id.to_string()).collect();
+        let listed = numbers.iter().take(MOST_SURVIVORS_LISTED).cloned().collect::<Vec<_>>().join(", ");
+        let more = numbers.len().saturating_sub(MOST_SURVIVORS_LISTED);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let plural = if numbers.len() == 1 { "" } else { "es" };
+        (!numbers.is_empty()).then(|| format!("process{plural} {listed}{more} could not be ended: {why}"))
+    };
+    let refused = "signals are refused where a program has become another user's; end it as that user";
+    let stuck =
+        "SIGKILL has no effect while the kernel holds a process; look at its log, or whether a cgroup is frozen";
+    [group(true, refused), group(false, stuck)].into_iter().flatten().collect::<Vec<_>>().join("; ")
+}
+
+/// What of an attempt may go on where a restart would run beside it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LeftBehind {
+    /// In a run on several.
+    pub(crate) machine: Option<String>,
+    /// None where the machine has not said that its ranks have ended.
+    pub(crate) survivors: Vec<Survivor>,
+    /// The next attempt will not have this machine.
+    pub(crate) is_left_out: bool,
+}
+
+impl LeftBehind {
+    /// Why nothing is to start beside it.
+    pub(crate) fn obstacle(&self) -> Option<GiveUp> {
+        let machine = self.machine.clone();
+        let why = match self.survivors.first() {
+            Some(Survivor { process_id, .. }) => GiveUp::StillThere { process_id: *process_id, machine },
+            None => GiveUp::Unconfirmed { machine: machine.unwrap_or_default() },
+        };
+        (!self.is_left_out).then_some(why)
+    }
+
+    /// For the end of the story, in which a machine that has said nothing is told otherwise.
+    pub(crate) fn sentence(&self) -> Option<String> {
+        let on = self.machine.as_ref().map(|machine| format!("{machine}: ")).unwrap_or_default();
+        (!self.survivors.is_empty()).then(|| format!("{on}{}", words_of_survivors(&self.survivors)))
+    }
+}
+
+/// How a rank ended that was told to stop, where that is worth a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StopTrouble {
+    pub(crate) rank: usize,
+    pub(crate) ended: Ended,
+    /// By the launcher, after the time that it had.
+    pub(crate) was_killed: bool,
+}
+
+impl StopTrouble {
+    /// `None` for a rank that ended well, or as the signal ends programs.
+    pub(crate) fn of(rank: usize, ended: Ended, was_killed: bool, signal: i32) -> Option<Self> {
+        let is_expected = ended.is_success() || ended.exit_code() == exit_code_of_signal(signal);
+        (was_killed || !is_expected).then_some(Self { rank, ended, was_killed })
+    }
+
+    /// Of one that was told after another had ended by the signal.
+    pub(crate) fn of_other(other: &OtherRank, signal: i32) -> Option<Self> {
+        let is_kill = matches!(other.ended, Ended::Signalled { signal: signal_hook::consts::SIGKILL, .. });
+        Self::of(other.rank, other.ended, is_kill && other.was_told_to, signal)
+    }
+
+    /// A line for each way to end.
+    pub(crate) fn sentences(troubles: &[Self], grace_period: Duration) -> Vec<String> {
+        let ranks = |numbers: &[usize]| {
+            let plural = if numbers.len() == 1 { "" } else { "s" };
+            format!("rank{plural} {}", number_ranges(numbers))
+        };
+        let mut numbers: Vec<_> = troubles.iter().filter(|it| it.was_killed).map(|it| it.rank).collect();
+        numbers.sort_unstable();
+        let killed = (!numbers.is_empty()).then(|| {
+            let verb = if numbers.len() == 1 { "was" } else { "were" };
+            let (who, seconds) = (ranks(&numbers), grace_period.as_secs_f64());
+            format!(
+                "{who} did not end within {seconds} s and {verb} killed; raise --shutdown_grace_period if that is too short"
+            )
+        });
+        let mut groups: Vec<(Ended, Vec<usize>)> = Vec::new();
+        for trouble in troubles.iter().filter(|it| !it.was_killed) {
+            match groups.iter_mut().find(|(ended, _)| *ended == trouble.ended) {
+                Some((_, numbers)) => numbers.push(trouble.rank),
+                None => groups.push((trouble.ended, vec![trouble.rank])),
+            }
+        }
+        let others = groups.into_iter().map(|(ended, mut numbers)| {
+            numbers.sort_unstable();
+            let ended = match (ended, numbers.len()) {
+                (Ended::Signalled { .. }, 2..) => ended.to_string().replacen("was", "were", 1),
+                _ => ended.to_string(),
+            };
+            format!("told to stop, {} {ended}", ranks(&numbers))
+        });
+        killed.into_iter().chain(others).collect()
     }
 }
 
@@ -173,6 +296,7 @@ impl Failure {
             },
             Ended::Signalled { signal, .. } => self.signal_hint(signal),
             Ended::Stuck => Some("a driver or a network file system does not answer; look at the kernel's log"),
+            Ended::Refused => Some("end it as the user that it runs as; the launcher's user may not"),
         }
     }
 
@@ -228,7 +352,12 @@ impl fmt::Display for Failure {
         for sentence in sentences(&self.activities) {
             write!(f, "\n  {sentence}")?;
         }
-        let told: Vec<_> = self.others.iter().filter(|other| other.was_told_to).map(|other| other.rank).collect();
+        let told: Vec<_> = self
+            .others
+            .iter()
+            .filter(|other| other.was_told_to && !other.ended.lives_on())
+            .map(|other| other.rank)
+            .collect();
         for other in self.others.iter().filter(|other| !other.was_told_to && !other.ended.is_success()) {
             write!(f, "\n  rank {} {} on its own too", other.rank, other.ended)?;
         }
@@ -236,7 +365,7 @@ impl fmt::Display for Failure {
         for other in self.others.iter().filter(|other| !other.was_told_to && other.ended.is_success()) {
             write!(f, "\n  rank {} had ended before, with code 0", other.rank)?;
         }
-        for other in self.others.iter().filter(|other| other.ended == Ended::Stuck) {
+        for other in self.others.iter().filter(|other| other.was_told_to && other.ended.lives_on()) {
             write!(f, "\n  rank {} {}", other.rank, other.ended)?;
         }
         match told[..] {
@@ -327,6 +456,47 @@ mod tests {
                rank 0 had ended before, with code 0\n  \
                rank 3 was running and has been ended by the launcher"
         );
+    }
+
+    #[test]
+    fn what_lives_on_has_not_been_ended() {
+        let mut failure = Failure { last_lines: Vec::new(), ..failure(Ended::Exited(3)) };
+        failure.others[1].ended = Ended::Refused;
+        let wanted = "rank 1 (process 4711) exited with code 3 after 12.3 s\n  \
+             rank 2 could not be ended: it runs as another user, and signals to it are refused\n  \
+             ranks 0, 3, 5 were running and have been ended by the launcher";
+        assert_eq!(failure.to_string(), wanted);
+    }
+
+    #[test]
+    fn survivors_are_told_with_the_reason() {
+        let survivor = |process_id, is_refused| Survivor { process_id, is_refused };
+        let text = words_of_survivors(&[survivor(7, true), survivor(8, false), survivor(9, true)]);
+        assert!(text.starts_with("processes 7, 9 could not be ended: signals are refused"), "{text}");
+        assert!(text.contains("; process 8 could not be ended: SIGKILL has no effect"), "{text}");
+        let many: Vec<_> = (1..=8).map(|number| survivor(number, false)).collect();
+        assert!(words_of_survivors(&many).starts_with("processes 1, 2, 3, 4, 5 and 3 more could not"));
+    }
+
+    #[rstest]
+    #[case::well(Ended::Exited(0), false, None)]
+    #[case::by_the_signal(Ended::Signalled { signal: 15, core_dumped: false }, false, None)]
+    #[case::by_a_shell(Ended::Exited(143), false, None)]
+    #[case::another_code(Ended::Exited(4), false, Some("told to stop, ranks 0-1 exited with code 4"))]
+    #[case::a_fault(
+        Ended::Signalled { signal: 11, core_dumped: false }, false, Some("told to stop, ranks 0-1 were ended by SIGSEGV (11)")
+    )]
+    #[case::too_late(
+        Ended::Signalled { signal: 9, core_dumped: false }, true,
+        Some("ranks 0-1 did not end within 1 s and were killed; raise --shutdown_grace_period if that is too short")
+    )]
+    fn ranks_that_do_not_stop_as_they_are_told_are_named(
+        #[case] ended: Ended,
+        #[case] was_killed: bool,
+        #[case] words: Option<&str>,
+    ) {
+        let troubles: Vec<_> = [1, 0].iter().filter_map(|rank| StopTrouble::of(*rank, ended, was_killed, 15)).collect();
+        assert_eq!(StopTrouble::sentences(&troubles, Duration::from_secs(1)), Vec::from_iter(words));
     }
 
     #[rstest]

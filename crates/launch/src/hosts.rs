@@ -9,7 +9,6 @@ mod agent;
 mod checks;
 mod conduct;
 mod connection;
-mod elf;
 mod ending;
 mod fitting;
 mod heart;
@@ -30,6 +29,7 @@ use accelerate_core::status::{LauncherName, RunPart};
 
 use crate::config::{LaunchConfig, LocalRanks, Program};
 use crate::error::{Error, Result};
+use crate::failure::LeftBehind;
 use crate::program::{ProgramSearch, resolve_program};
 use crate::report::{Notice, Reporter};
 use crate::status::{StatusFile, new_launcher_name};
@@ -125,13 +125,46 @@ pub fn launch_on_machines(
     check_connections(agents, &search)?;
     let num_processes = agents.iter().map(|agent| agent.num_processes).fold(0, usize::saturating_add);
     let config = LaunchConfig { num_processes, ..with_program_of_this_machine(config.clone(), &search) };
+    let mut left = Left { least: least(&config, agents), found: Vec::new() };
     restart::run(&config, reporter, |config, signals, reporter| {
         let mut config = config.clone();
         if !config.environment.iter().any(|(name, _)| name == SECRET_VARIABLE) {
             config.environment.push((SECRET_VARIABLE.into(), crate::new_secret()?));
         }
-        attempt(&config, agents, preflight, signals, reporter)
+        let ended = attempt(&config, agents, &left, preflight, signals, reporter);
+        ended.map_err(|error| left.take(error, agents))
     })
+}
+
+/// So many machines are enough.
+fn least(config: &LaunchConfig, agents: &[AgentCommand]) -> usize {
+    config.min_machines.unwrap_or(agents.len()).max(1)
+}
+
+/// Machines on which something of an earlier attempt goes on, each with what that is. No later attempt has them.
+#[derive(Debug)]
+struct Left {
+    least: usize,
+    found: Vec<(String, String)>,
+}
+
+impl Left {
+    fn has(&self, agent: &AgentCommand) -> bool {
+        self.found.iter().any(|(machine, _)| *machine == agent.machine)
+    }
+
+    /// What goes on somewhere is no obstacle to another attempt, if the other machines are enough for that.
+    fn take(&mut self, error: Error, agents: &[AgentCommand]) -> Error {
+        let new = error.left_behind().iter().filter_map(|left| Some((left.machine.clone()?, words::goes_on(left))));
+        let found: Vec<_> = self.found.iter().cloned().chain(new).collect();
+        let is_out = |agent: &&AgentCommand| found.iter().any(|(machine, _)| *machine == agent.machine);
+        if agents.len() - agents.iter().filter(is_out).count() < self.least {
+            return error;
+        }
+        self.found = found;
+        let left = error.left_behind().iter().map(|left| LeftBehind { is_left_out: true, ..left.clone() }).collect();
+        error.with_left_behind(left)
+    }
 }
 
 /// With all machines, or with those that can take part if they are enough. Whoever is left out has to be found before any rank is
@@ -139,12 +172,15 @@ pub fn launch_on_machines(
 fn attempt(
     config: &LaunchConfig,
     agents: &[AgentCommand],
+    left: &Left,
     preflight: Preflight,
     signals: &mut Signals,
     reporter: &mut dyn Reporter,
 ) -> Result<Outcome> {
-    let least = config.min_machines.unwrap_or(agents.len()).max(1);
-    let mut numbered: Vec<_> = agents.iter().enumerate().collect();
+    let mut numbered: Vec<_> = agents.iter().enumerate().filter(|(_, agent)| !left.has(agent)).collect();
+    for (machine, why) in &left.found {
+        tell_left_out(machine, why, &numbered, reporter)?;
+    }
     loop {
         let configs = configs_of(config, &numbered)?;
         let agents: Vec<_> = numbered.iter().map(|(_, agent)| (*agent).clone()).collect();
@@ -161,19 +197,22 @@ fn attempt(
         let out = error.machines_out();
         let is_out = |agent: &AgentCommand| out.iter().any(|(machine, _)| *machine == agent.machine);
         let rest: Vec<_> = numbered.iter().copied().filter(|(_, agent)| !is_out(agent)).collect();
-        if rest.len() < least {
+        if rest.len() < left.least {
             return Err(error);
         }
-        let num_processes = rest.iter().map(|(_, agent)| agent.num_processes).fold(0, usize::saturating_add);
         for agent in agents.iter().filter(|agent| is_out(agent)) {
             let problem = out.iter().find(|(machine, _)| *machine == agent.machine);
             let why = problem.and_then(|(_, problem)| problem.text.lines().next()).unwrap_or_default();
-            let text = words::left_out(rest.len(), num_processes, why);
-            let notice = Notice::OnMachine { machine: agent.machine.clone(), text };
-            reporter.notice(&notice).map_err(Error::output_closed)?;
+            tell_left_out(&agent.machine, why, &rest, reporter)?;
         }
         numbered = rest;
     }
+}
+
+fn tell_left_out(machine: &str, why: &str, rest: &[(usize, &AgentCommand)], reporter: &mut dyn Reporter) -> Result<()> {
+    let num_processes = rest.iter().map(|(_, agent)| agent.num_processes).fold(0, usize::saturating_add);
+    let text = words::left_out(rest.len(), num_processes, why);
+    reporter.notice(&Notice::OnMachine { machine: machine.to_owned(), text }).map_err(Error::output_closed)
 }
 
 /// What this process is to those who ask what runs here.
@@ -253,6 +292,7 @@ fn with_program_of_this_machine(config: LaunchConfig, search: &ProgramSearch) ->
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::failure::Survivor;
 
     fn agent(machine: &str, num_processes: usize) -> AgentCommand {
         AgentCommand::by_ssh(machine, num_processes, &["ssh".into()])
@@ -308,6 +348,25 @@ mod tests {
             (check("/no/ssh").unwrap_err().exit_code(), check("/etc/passwd").unwrap_err().exit_code()),
             (127, 126)
         );
+    }
+
+    /// It stays out, and one more would be one too many.
+    #[test]
+    fn a_machine_on_which_something_lives_on_is_left_out_if_the_others_are_enough() {
+        let agents = [agent("a", 1), agent("b", 1), agent("c", 1)];
+        let mut left = Left { least: 2, found: Vec::new() };
+        let error = |machine: &str, survivors: &[Survivor]| {
+            let (machine, survivors) = (Some(machine.to_owned()), survivors.to_vec());
+            let left = LeftBehind { machine, survivors, is_left_out: false };
+            Error::interrupted(15).with_left_behind(vec![left])
+        };
+        assert!(left.take(error("b", &[]), &agents).left_behind()[0].is_left_out);
+        assert_eq!(agents.iter().map(|agent| left.has(agent)).collect::<Vec<_>>(), [false, true, false]);
+        assert_eq!(left.found[0].1, "it has not said that the ranks of an earlier attempt have ended");
+        let kept = left.take(error("c", &[Survivor { process_id: 8, is_refused: true }]), &agents);
+        assert!(!kept.left_behind()[0].is_left_out && left.found.len() == 1);
+        let words = words::goes_on(&kept.left_behind()[0]);
+        assert_eq!(words, "process 8 of an earlier attempt is still there");
     }
 
     /// Both shells have it between a pair of quotes.

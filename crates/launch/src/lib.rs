@@ -3,6 +3,7 @@
 mod address;
 mod cargo;
 mod config;
+mod elf;
 mod error;
 mod failure;
 pub mod helper;
@@ -27,7 +28,7 @@ mod tail;
 
 pub use config::{Capture, Helper, LaunchConfig, LocalRanks, MAX_LOCAL_PROCESSES, Program};
 pub use error::{Error, Result, exit_code_of_signal};
-pub use failure::{Ended, Failure, MemoryPressure, OtherRank, signal_name};
+pub use failure::{Ended, Failure, MemoryPressure, OtherRank, Survivor, signal_name};
 pub use hosts::{AGENT_SCRIPT, AgentCommand, Preflight, configs_of_machines, launch_on_machines};
 pub use line_prefix::LinePrefix;
 pub use logs::LogFiles;
@@ -88,12 +89,13 @@ pub fn launch(config: &LaunchConfig, reporter: &mut dyn Reporter) -> Result<Outc
     restart::run(config, reporter, |config, signals, reporter| attempt(config, Part::of_launcher(), signals, reporter))
 }
 
-/// The same without restarts, for one whose restarts are made elsewhere: a `part` of a run.
-pub(crate) fn launch_once(config: &LaunchConfig, part: Part, reporter: &mut dyn Reporter) -> Result<Outcome> {
-    attempt(config, part, &mut supervise::listen()?, reporter)
-}
-
-fn attempt(config: &LaunchConfig, part: Part, signals: &mut Signals, reporter: &mut dyn Reporter) -> Result<Outcome> {
+/// The same without restarts, for one whose restarts are made elsewhere, too: for a `part` of a run.
+pub(crate) fn attempt(
+    config: &LaunchConfig,
+    part: Part,
+    signals: &mut Signals,
+    reporter: &mut dyn Reporter,
+) -> Result<Outcome> {
     config.check()?;
     let machine = Machine::probe();
     let search = ProgramSearch::of_this_process();

@@ -5,6 +5,8 @@ use std::hash::{BuildHasher, Hasher};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
 
+use rustix::io::Errno;
+
 use crate::config::LaunchConfig;
 use crate::error::{Error, Result};
 
@@ -78,7 +80,7 @@ impl PortReservation {
             let span = u64::from(ceiling - LOWEST_CHOSEN_PORT);
             for _ in 0..NUM_ATTEMPTS {
                 let offset = u16::try_from(random() % span).unwrap_or(0);
-                if let Some(reservation) = Self::try_number(LOWEST_CHOSEN_PORT + offset) {
+                if let Some(reservation) = Self::try_number(LOWEST_CHOSEN_PORT + offset)? {
                     return Ok(reservation);
                 }
             }
@@ -88,25 +90,34 @@ impl PortReservation {
                 .map_err(|source| Error::system("looking for a free port", source))?;
             let number = listener.local_addr().map_err(|source| Error::system("looking for a free port", source))?;
             drop(listener);
-            if let Some(reservation) = Self::try_number(number.port()) {
+            if let Some(reservation) = Self::try_number(number.port())? {
                 return Ok(reservation);
             }
         }
         Err(Error::system("looking for a free port", io::Error::from(io::ErrorKind::AddrInUse)))
     }
 
-    fn try_number(number: u16) -> Option<Self> {
-        let mark = mark(number).ok()?;
-        check_free(number).ok()?;
-        Some(Self { number, _mark: Some(mark) })
+    /// `None` where another number may be free.
+    fn try_number(number: u16) -> Result<Option<Self>> {
+        match mark(number).and_then(|mark| check_free(number).map(|()| mark)) {
+            Ok(mark) => Ok(Some(Self { number, _mark: Some(mark) })),
+            Err(error) if is_of_every_number(&error) => Err(Error::system("looking for a free port", error)),
+            Err(_) => Ok(None),
+        }
     }
+}
+
+/// This process or this machine can have no more of them, whatever their numbers.
+fn is_of_every_number(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM))
 }
 
 /// The store listens on every interface, so every interface must be free. IPv6 may be switched off.
 fn check_free(number: u16) -> io::Result<()> {
     TcpListener::bind((Ipv4Addr::UNSPECIFIED, number))?;
     match TcpListener::bind((Ipv6Addr::UNSPECIFIED, number)) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(error),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse || is_of_every_number(&error) => Err(error),
         _ => Ok(()),
     }
 }
@@ -152,6 +163,14 @@ mod tests {
             let text = error.to_string();
             assert!(text.contains(&number.to_string()) && text.contains("--main_process_port 0"), "{text}");
         }
+    }
+
+    #[test]
+    fn only_what_concerns_every_port_ends_the_search() {
+        let is_over = |errno: Errno| is_of_every_number(&io::Error::from_raw_os_error(errno.raw_os_error()));
+        assert!(is_over(Errno::MFILE) && is_over(Errno::NOBUFS));
+        assert!(!is_over(Errno::ADDRINUSE) && !is_over(Errno::ACCESS));
+        assert!(!is_of_every_number(&io::Error::from(io::ErrorKind::AddrInUse)));
     }
 
     #[test]

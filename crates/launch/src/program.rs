@@ -3,7 +3,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::fs::FileType;
+use std::fs::{File, FileType};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -13,6 +13,7 @@ use rustix::fs::{Access, access};
 
 use crate::cargo::Project;
 use crate::config::Program;
+use crate::elf::Target;
 use crate::error::{Error, Result};
 
 /// Where programs and interpreters are looked for.
@@ -92,7 +93,11 @@ pub fn resolve_program(program: &Program, search: &ProgramSearch) -> Result<Vec<
         ));
     }
     match program {
-        Program::Executable(name) => Ok(vec![resolve_executable(name, search)?.into()]),
+        Program::Executable(name) => {
+            let path = resolve_executable(name, search)?;
+            check_form(&path)?;
+            Ok(vec![path.into()])
+        }
         Program::PythonScript(path) => {
             match path.metadata() {
                 Err(_) => {
@@ -108,6 +113,36 @@ pub fn resolve_program(program: &Program, search: &ProgramSearch) -> Result<Vec<
         }
         Program::PythonModule(name) => Ok(vec![find_python(search)?.into(), "-m".into(), name.clone()]),
     }
+}
+
+/// A file that the kernel does not take for a program is run by a shell, as a script. An empty one would do nothing and succeed, and
+/// one of another kind of machine would be a syntax error.
+fn check_form(path: &Path) -> Result<()> {
+    let refused = |reason: String| Err(Error::program_not_executable(path, reason));
+    let is_empty = path.metadata().is_ok_and(|metadata| metadata.len() == 0);
+    if is_empty {
+        return refused("it is empty, perhaps because writing it has failed; build or copy it again".to_owned());
+    }
+    // One that may be run and not read is taken as it is.
+    let Ok(file) = File::open(path) else { return Ok(()) };
+    let Ok(found) = Target::of(&file) else {
+        return refused("it is cut off within its first bytes; build or copy it again".to_owned());
+    };
+    let own = File::open("/proc/self/exe").ok().and_then(|own| Target::of(&own).ok().flatten());
+    match (found, own) {
+        (Some(found), Some(own)) if !own.may_run(found) && !is_emulating(Path::new(EMULATORS)) => refused(format!(
+            "it is a program for {found}, and this machine is {own}; build it for this one, or name one that is"
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Where the kernel says what it runs by other programs, such as those of other machines by QEMU.
+const EMULATORS: &str = "/proc/sys/fs/binfmt_misc";
+
+fn is_emulating(folder: &Path) -> bool {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.file_name()));
+    entries.into_iter().any(|name| name != "register" && name != "status")
 }
 
 fn find_python(search: &ProgramSearch) -> Result<PathBuf> {
@@ -303,6 +338,40 @@ mod tests {
         search.path = None;
         let error = resolve_program(&program, &search).unwrap_err();
         assert!(error.is_program_not_found() && error.to_string().contains("python3"), "{error}");
+    }
+
+    /// A shell would run them as scripts.
+    #[test]
+    fn files_that_no_kernel_runs_are_refused() {
+        use crate::elf::tests::header;
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("train");
+        let check = |content: &[u8]| {
+            file(&path, 0o755);
+            std::fs::write(&path, content).unwrap();
+            check_form(&path).map_err(|error| error.to_string())
+        };
+        let other = if cfg!(target_arch = "x86_64") { [183, 0] } else { [62, 0] };
+        assert!(check(b"").unwrap_err().ends_with("build or copy it again"));
+        assert!(check(&header(2, 1, other)[..10]).unwrap_err().contains("it is cut off"));
+        assert!(check(b"echo a script without a first line\n").is_ok());
+        assert!(check(&std::fs::read("/bin/sh").unwrap()).is_ok());
+        let of_another = check(&header(2, 1, other));
+        match is_emulating(Path::new(EMULATORS)) {
+            true => assert_eq!(of_another, Ok(())),
+            false => assert!(of_another.unwrap_err().contains("build it for this one")),
+        }
+    }
+
+    #[test]
+    fn an_emulator_is_one_that_is_registered() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(!is_emulating(&folder.path().join("missing")));
+        file(&folder.path().join("register"), 0o644);
+        file(&folder.path().join("status"), 0o644);
+        assert!(!is_emulating(folder.path()));
+        file(&folder.path().join("qemu-aarch64"), 0o644);
+        assert!(is_emulating(folder.path()));
     }
 
     #[test]

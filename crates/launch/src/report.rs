@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::stdio::{stderr, stdout};
 
-use crate::failure::{Ended, signal_name};
+use crate::failure::{Ended, Survivor, signal_name, words_of_survivors};
 use crate::line_prefix::LinePrefix;
 use crate::mixer::{Mixer, Pieces, Screens};
 use crate::outlet::Outlet;
@@ -107,6 +107,11 @@ pub enum Notice {
         /// How many.
         num_processes: usize,
     },
+    /// Ranks, or processes that they had started, could not be ended.
+    Survivors {
+        /// Each of them.
+        survivors: Vec<Survivor>,
+    },
 }
 
 impl fmt::Display for Notice {
@@ -136,6 +141,7 @@ impl fmt::Display for Notice {
             Self::LeftoversEnded { num_processes } => {
                 write!(f, "ended {} that ranks had started and left behind", counted(*num_processes, "process"))
             }
+            Self::Survivors { survivors } => f.write_str(&words_of_survivors(survivors)),
         }
     }
 }

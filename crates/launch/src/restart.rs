@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::config::LaunchConfig;
 use crate::error::{Error, Result};
+use crate::failure::{LeftBehind, signal_name};
 use crate::logs;
 use crate::report::{Backlog, Notice, Reporter, Source};
 use crate::status::StatusFile;
@@ -32,6 +33,8 @@ const MOST_LISTED: usize = 10;
 pub struct Restarts {
     /// What each earlier attempt died of, in a few words.
     causes: Vec<String>,
+    /// How many of them were followed by another attempt. All were, unless somebody has stopped the run in the pause.
+    num_restarts: usize,
     /// What the last one died of.
     last: String,
     /// The number of the first attempt.
@@ -42,12 +45,12 @@ pub struct Restarts {
 impl Restarts {
     /// How often the run had been started again.
     pub fn num_restarts(&self) -> usize {
-        self.causes.len()
+        self.num_restarts
     }
 
     /// What an error of such a run begins with.
     pub(crate) fn prefix(&self) -> String {
-        match self.causes.len() {
+        match self.num_restarts {
             0 => String::new(),
             1 => "after 1 restart: ".to_owned(),
             number => format!("after {number} restarts: "),
@@ -80,7 +83,7 @@ impl fmt::Display for Restarts {
             );
         }
         // That all restarts have been made, their number says.
-        lines.extend(self.given_up.filter(|why| *why != GiveUp::NoneLeft).map(|why| why.to_string()));
+        lines.extend(self.given_up.as_ref().filter(|why| **why != GiveUp::NoneLeft).map(GiveUp::to_string));
         f.write_str(&lines.join("\n"))
     }
 }
@@ -107,11 +110,11 @@ pub(crate) fn run(
         let began = Instant::now();
         let error = match attempt(&config, &mut signals, &mut reporter) {
             Ok(outcome) => return Ok(Outcome { num_restarts: failed.len(), ..outcome }),
-            Err(error) => error.or_stopped(),
+            Err(error) => error.or_stopped(config.shutdown_grace_period),
         };
-        let is_over = signals.stopped_by().is_some() || !error.is_worth_another_attempt(!failed.is_empty());
+        let is_over = error.is_interrupted() || !error.is_worth_another_attempt(!failed.is_empty());
         failed.push(FailedAttempt { lived: began.elapsed(), exit_code: error.exit_code() });
-        let after = match next_step(&failed, config.max_restarts) {
+        let after = match next_step(&failed, config.max_restarts).unless(obstacle(&error, &signals)) {
             // Attempts never overlap, also on a machine that nobody hears any more.
             NextStep::Restart { after } if !is_over => after.max(error.ranks_may_live()),
             next => {
@@ -134,10 +137,19 @@ pub(crate) fn run(
         restarts.causes.push(error.cause());
         if let Err(error) = pause(after, &mut signals, &mut reporter) {
             // The restart that was announced has not been made.
-            restarts.last = restarts.causes.pop().unwrap_or_default();
+            restarts.last = error.cause();
             return Err(error.with_restarts(restarts));
         }
+        restarts.num_restarts += 1;
     }
+}
+
+/// What else than its failure speaks against starting a run again.
+fn obstacle(error: &Error, signals: &Signals) -> Option<GiveUp> {
+    // A program at the terminal may have gone on after a Ctrl-C; that somebody wants it to run again does not follow.
+    let stopped = error.stopped_by().or(signals.stopped_by());
+    let stopped = stopped.map(|signal| GiveUp::Stopped { signal: signal_name(signal) });
+    stopped.or_else(|| error.left_behind().iter().find_map(LeftBehind::obstacle))
 }
 
 /// Waits, also for nothing: a signal to stop that has come meanwhile ends the run.
@@ -242,9 +254,35 @@ mod tests {
         #[case] prefix: &str,
         #[case] text: &str,
     ) {
-        let causes = causes.iter().map(|cause| (*cause).to_owned()).collect();
-        let restarts = Restarts { causes, last: last.to_owned(), first: 0, given_up };
+        let causes: Vec<_> = causes.iter().map(|cause| (*cause).to_owned()).collect();
+        let restarts = Restarts { num_restarts: causes.len(), causes, last: last.to_owned(), first: 0, given_up };
         assert_eq!((restarts.prefix().as_str(), restarts.to_string().as_str()), (prefix, text));
+    }
+
+    #[test]
+    fn an_attempt_that_no_restart_has_followed_is_told() {
+        let causes = vec!["a".to_owned(), "b".to_owned()];
+        let last = "stopped by SIGTERM".to_owned();
+        let restarts = Restarts { causes, num_restarts: 1, last, first: 0, given_up: None };
+        assert_eq!(restarts.prefix(), "after 1 restart: ");
+        assert_eq!(restarts.to_string(), "attempt 0 had failed: a\nattempt 1 had failed: b");
+    }
+
+    #[test]
+    fn what_may_live_on_or_has_been_stopped_is_an_obstacle() {
+        let signals = listen().unwrap();
+        let error = |stopped_by| Error::child_failed(failure(Ended::Exited(3), MemoryPressure::Unknown), stopped_by);
+        assert_eq!(obstacle(&error(None), &signals), None);
+        let survivors = vec![crate::failure::Survivor { process_id: 8, is_refused: true }];
+        let still_there = GiveUp::StillThere { process_id: 8, machine: None };
+        assert_eq!(obstacle(&error(None).with_survivors(survivors.clone()), &signals), Some(still_there));
+        let silent = LeftBehind { machine: Some("b".to_owned()), survivors: Vec::new(), is_left_out: false };
+        let unconfirmed = GiveUp::Unconfirmed { machine: "b".to_owned() };
+        assert_eq!(obstacle(&error(None).with_left_behind(vec![silent.clone()]), &signals), Some(unconfirmed));
+        let left_out = LeftBehind { is_left_out: true, ..silent };
+        assert_eq!(obstacle(&error(None).with_left_behind(vec![left_out]), &signals), None);
+        let stopped = GiveUp::Stopped { signal: "SIGINT".to_owned() };
+        assert_eq!(obstacle(&error(Some(2)).with_survivors(survivors), &signals), Some(stopped));
     }
 
     /// Counts how often it is woken, at a time that it names once.
@@ -313,7 +351,7 @@ mod tests {
         #[case] stopped_by: Option<i32>,
         #[case] is_stopped: bool,
     ) {
-        let error = Error::child_failed(failure(ended, MemoryPressure::Unknown), stopped_by).or_stopped();
+        let error = Error::child_failed(failure(ended, MemoryPressure::Unknown), stopped_by).or_stopped(Duration::ZERO);
         assert_eq!((error.is_interrupted(), error.is_child_failed()), (is_stopped, !is_stopped));
         assert_eq!(error.stopped_by(), stopped_by);
     }
@@ -343,7 +381,7 @@ mod tests {
     #[test]
     fn of_many_attempts_the_first_are_counted() {
         let causes: Vec<_> = (0..50).map(|number| format!("cause {}", number / 2)).collect();
-        let text = Restarts { causes, last: "x".to_owned(), first: 3, given_up: None }.to_string();
+        let text = Restarts { num_restarts: 50, causes, last: "x".to_owned(), first: 3, given_up: None }.to_string();
         assert_eq!(text.lines().count(), MOST_LISTED + 1, "{text}");
         assert!(text.starts_with("attempts 3-32 had failed, too\nattempts 33-34 had failed: cause 15\n"), "{text}");
         assert!(text.ends_with("attempts 51-52 had failed: cause 24"), "{text}");

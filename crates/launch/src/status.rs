@@ -135,7 +135,7 @@ impl StatusFile {
         match ended {
             Ended::Exited(code) => self.write(index, words::ENDED, exit_word(Ok(code))),
             Ended::Signalled { signal, .. } => self.write(index, words::ENDED, exit_word(Err(signal))),
-            Ended::Stuck => {}
+            Ended::Stuck | Ended::Refused => {}
         }
     }
 

@@ -20,13 +20,13 @@ use rustix::process::{Signal, getpid, set_child_subreaper};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result, exit_code_of_signal};
-use crate::failure::{Ended, Failure, OtherRank};
+use crate::failure::{Ended, Failure, OtherRank, StopTrouble, Survivor};
 use crate::helper::{Guard, MARK_VARIABLE, new_mark};
 use crate::logs::OpenLogs;
 use crate::plan::Plan;
 use crate::report::{Notice, Reporter};
 use crate::status::{FirstEnded, StatusFile};
-use leftovers::Leftovers;
+use leftovers::{Leftovers, survivor};
 use memory::KillCounter;
 use rank::{RankProcess, RankTerminal};
 pub use signals::StopSignals;
@@ -146,7 +146,9 @@ fn supervise_listening(plan: &Plan, part: Part, signals: &mut Signals, reporter:
         first_failure: None,
         activities: Vec::new(),
         stopping: None,
+        is_forced: false,
         output_error: None,
+        survivors: Vec::new(),
     };
     let started = supervisor.start_ranks(&marks);
     if started.is_err() {
@@ -154,9 +156,10 @@ fn supervise_listening(plan: &Plan, part: Part, signals: &mut Signals, reporter:
     }
     supervisor.run();
     supervisor.end_leftovers();
+    supervisor.tell_survivors();
     supervisor.hand_over();
-    started?;
-    supervisor.outcome()
+    let survivors = std::mem::take(&mut supervisor.survivors);
+    started.and_then(|()| supervisor.outcome()).map_err(|error| error.with_survivors(survivors))
 }
 
 /// What can be done now.
@@ -189,7 +192,10 @@ struct Supervisor<'a> {
     activities: Vec<RankSummary>,
     /// The signal that told this process to stop.
     stopping: Option<i32>,
+    /// It was told so a second time, so that nobody had any more time.
+    is_forced: bool,
     output_error: Option<std::io::Error>,
+    survivors: Vec<Survivor>,
 }
 
 impl Supervisor<'_> {
@@ -341,6 +347,7 @@ impl Supervisor<'_> {
         let is_same_request = self.stopping.is_none() && self.has_failed_by(signal.as_raw());
         if !is_same_request && (self.stopping.is_some() || self.first_failure.is_some()) {
             self.kill_all();
+            self.is_forced = true;
             self.stopping.get_or_insert(signal.as_raw());
             return;
         }
@@ -470,10 +477,22 @@ impl Supervisor<'_> {
         if !self.plan.dedicated_process {
             return;
         }
-        let Leftovers { num_processes, stopped_by } = leftovers::end(self.signals, self.plan.grace_period);
+        let given_up = |process| self.ranks.iter().any(|rank| rank.has_given_up(process));
+        let Leftovers { num_ended, survivors, stopped_by } =
+            leftovers::end(self.signals, self.plan.grace_period, given_up);
         self.stopping = self.stopping.or(stopped_by);
-        if num_processes > 0 {
-            self.notice(&Notice::LeftoversEnded { num_processes });
+        self.survivors = survivors;
+        if num_ended > 0 {
+            self.notice(&Notice::LeftoversEnded { num_processes: num_ended });
+        }
+    }
+
+    fn tell_survivors(&mut self) {
+        if !self.plan.dedicated_process {
+            self.survivors = self.ranks.iter().filter_map(RankProcess::living).filter_map(survivor).collect();
+        }
+        if !self.survivors.is_empty() {
+            self.notice(&Notice::Survivors { survivors: self.survivors.clone() });
         }
     }
 
@@ -494,10 +513,22 @@ impl Supervisor<'_> {
             return Err(Error::child_failed(self.failure(self.cause(first)), self.stopping));
         }
         if let Some(signal) = self.stopping {
-            return Err(Error::interrupted(signal).with_activities(self.activities));
+            let troubles = self.troubles(signal);
+            let error = Error::interrupted(signal).with_activities(self.activities);
+            return Err(error.with_troubles(troubles, self.plan.shutdown_grace_period));
         }
         let ranks = self.ranks.iter().map(RankProcess::outcome).collect();
         Ok(Outcome { ranks, elapsed: self.started_at.elapsed(), num_restarts: 0 })
+    }
+
+    /// Of ranks that were told to stop. That they were killed by a second signal, its sender knows.
+    fn troubles(&self, signal: i32) -> Vec<StopTrouble> {
+        let told = self.ranks.iter().filter(|rank| !(self.is_forced && rank.was_killed()));
+        told.filter_map(|rank| {
+            let RankOutcome { rank: number, ended, .. } = rank.outcome();
+            StopTrouble::of(number, ended, rank.was_killed() && !ended.lives_on(), signal)
+        })
+        .collect()
     }
 
     fn failure(&self, cause: usize) -> Failure {

@@ -75,6 +75,24 @@ fn a_run_goes_on_without_a_machine_that_is_lost() {
     assert_eq!(ended.sorted_stdout(), wanted);
 }
 
+/// Its agent is stopped, so nobody knows of its rank when the patience with it has ended.
+#[test]
+fn nothing_starts_beside_ranks_of_which_nobody_has_said_that_they_have_ended() {
+    let (_folder, pipe) = named_pipe();
+    let script = format!(
+        "[ $HOST = b ] && {{ kill -STOP $PPID; echo >{pipe}; exec sleep 600; }}
+         read line <{pipe}; exit 3"
+    );
+    let flags = ["--max_restarts", "1", "--grace_period", "0.1"];
+    let ended = finished(Ssh::new(CONNECTS).launch_script("a:1,b:1", &flags, &script));
+    let told = [
+        "accelerate launch: b: it did not say in time that its ranks have ended",
+        "error: rank 0 on a (process ",
+        "\n  not restarted: b did not say that its ranks have ended, and others would have run beside them\n",
+    ];
+    ended.expect(3, &told);
+}
+
 /// The ranks of the others meet on the first of them.
 #[test]
 fn a_run_may_begin_without_a_machine_if_that_is_said() {

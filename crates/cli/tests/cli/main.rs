@@ -39,6 +39,7 @@ mod status;
 mod status_agents;
 mod stopping;
 mod support;
+mod survivors;
 mod terminal;
 mod test_command;
 mod tpu_config;

@@ -194,6 +194,8 @@ fn a_signal_in_a_pause_ends_the_run_at_once(#[case] signal: Signal, #[case] code
     assert_eq!(child.wait().unwrap().code(), Some(code));
     let rest: Vec<_> = lines.map(Result::unwrap).collect();
     assert!(rest.iter().any(|line| line.contains(words)), "{rest:?}");
+    // That of the last as well.
+    assert_eq!(rest.last().unwrap(), "  attempts 0-2 had failed: rank 0 exited with code 1");
     assert_eq!(fs::read_to_string(path).unwrap().lines().count(), 3);
 }
 

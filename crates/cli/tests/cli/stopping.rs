@@ -70,6 +70,24 @@ fn ranks_that_refuse_are_made_to_after_the_grace_period() {
     witness.expect_nobody_survives();
 }
 
+/// Rank 0 is killed, rank 1 does not save, and rank 2 does.
+#[test]
+fn what_goes_wrong_during_a_stop_is_told() {
+    let mut witness = Witness::new();
+    let script =
+        format!("case $RANK in 0) trap '' TERM;; 1) trap 'exit 4' TERM;; 2) trap exit TERM;; esac; {READY}; {LIVE_ON}");
+    let mut command = launch_script(3, &["--shutdown_grace_period", "2"], &script);
+    command.stderr(Stdio::piped());
+    let child = witness.start(command);
+    witness.wait_for("ready", 3);
+    send(&child, Signal::TERM);
+    let ended = Finished::from(child.wait_with_output().unwrap());
+    let told = "error: stopped by SIGTERM\n  rank 0 did not end within 2 s and was killed; raise --shutdown_grace_period if that is \
+                too short\n  told to stop, rank 1 exited with code 4\n";
+    ended.expect(143, &[told]);
+    witness.expect_nobody_survives();
+}
+
 #[test]
 fn a_second_interrupt_does_not_wait() {
     let mut witness = Witness::new();

@@ -136,4 +136,5 @@ fn a_program_that_was_interrupted_at_its_terminal_is_not_restarted() {
     let (screen, code) = in_session("\\x03", 1, &launch_script(1, &["--max_restarts", "3"], script));
     assert_eq!(code, Some(1), "{screen}");
     assert!(!screen.contains("begins"), "{screen}");
+    assert!(screen.contains("not restarted: SIGINT had come"), "{screen}");
 }

@@ -9,7 +9,8 @@ use crate::files::ShownPath;
 use crate::settings::shortened_line;
 
 impl Hosts {
-    /// Reads the text of a host file, one machine on each line. What follows a `#` is a comment.
+    /// Reads the text of a host file, one machine on each line. What follows a `#` is a comment, and a mark of the order of bytes
+    /// before the text, as some editors write, means nothing.
     ///
     /// # Errors
     ///
@@ -23,6 +24,7 @@ impl Hosts {
     /// ```
     pub fn parse_file(text: &str, path: &Path) -> Result<Self> {
         let mut list = Vec::new();
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         for (index, line) in text.lines().enumerate() {
             let line = line.split('#').next().unwrap_or_default();
             let place = format!("{}:{}", path.shown(), index + 1);

@@ -64,6 +64,7 @@ fn a_name_of_256_letters_is_refused() {
 #[case("a slots=4\nb slots=2\n", "a=4 b=2")]
 #[case("# all\r\n\r\n  a:4   # the first\r\n\tb\r\n", "a=4 b")]
 #[case("a slots=2 max_slots=8\nb max-slots=3", "a=2 b")]
+#[case::a_mark_of_the_order_of_bytes("\u{feff}localhost slots=2\n", "localhost=2")]
 fn what_a_host_file_says(#[case] text: &str, #[case] expected: &str) {
     assert_eq!(shown(&Hosts::parse_file(text, "hosts".as_ref()).unwrap()), expected);
 }
@@ -76,6 +77,7 @@ fn what_a_host_file_says(#[case] text: &str, #[case] expected: &str) {
 #[case::two_numbers("a:2 slots=3", "hosts:1: \"slots=3\" means nothing")]
 #[case::twice("a slots=1\n\na slots=1", "host a is there twice")]
 #[case::option("ok slots=1\n-oProxyCommand=x slots=1", "hosts:2")]
+#[case::a_mark_elsewhere("a\n\u{feff}b", "hosts:2: \"\\u{feff}b\" is no host")]
 #[case::control("a\u{7}b", "hosts:1: \"a\\u{7}b\" is no host")]
 fn what_is_no_host_file(#[case] text: &str, #[case] words: &str) {
     let error = Hosts::parse_file(text, "hosts".as_ref()).unwrap_err();

@@ -27,7 +27,7 @@ use crate::error::Error;
 use crate::outlet::Outlet;
 use crate::report::{Backlog, Notice, Reporter, Source};
 use crate::status::FirstEnded;
-use crate::supervise::Part;
+use crate::supervise::{self, Part};
 
 /// What a launch may take to end its ranks once it has been told twice.
 const LAST_PATIENCE: Duration = Duration::from_secs(10);
@@ -77,6 +77,8 @@ fn converse() -> io::Result<ExitCode> {
     drop(beacon);
     config.main_process_port = Some(number);
     let _kept_from_other_launches = port.map(MainPort::opened_by_rank_0);
+    // Before anybody hears the launcher, whose words come to this process as signals.
+    let mut signals = supervise::listen().map_err(io::Error::other)?;
     let (told, messages) = channel();
     thread::Builder::new().name("connection".to_owned()).spawn(move || hear(&told))?;
     let (grace_period, timeout) = (config.grace_period, config.connection_timeout);
@@ -89,7 +91,7 @@ fn converse() -> io::Result<ExitCode> {
     let lives = Arc::clone(&voice);
     let _heart = heart::start(timeout, move || lives.beat())?;
     let part = Part { told: RunPart::Agent { machine, launcher }, first_ended };
-    let end = match crate::launch_once(&config, part, &mut ToLauncher { voice: Arc::clone(&voice) }) {
+    let end = match crate::attempt(&config, part, &mut signals, &mut ToLauncher { voice: Arc::clone(&voice) }) {
         Ok(outcome) => AgentEnd::Succeeded(outcome.ranks),
         Err(error) if error.is_interrupted() && was_silent.load(Ordering::SeqCst) => {
             AgentEnd::Problem(words::heard_nothing(timeout))
@@ -132,7 +134,9 @@ fn prepared(config: &LaunchConfig, folder: &std::ffi::OsStr, has_preflight: bool
 fn end_of(error: &Error) -> AgentEnd {
     match error.failure() {
         Some(failure) => AgentEnd::Failed(Box::new(failure.clone())),
-        None if error.is_interrupted() => AgentEnd::Stopped { activities: error.activities().to_vec() },
+        None if error.is_interrupted() => {
+            AgentEnd::Stopped { activities: error.activities().to_vec(), troubles: error.troubles().to_vec() }
+        }
         None => AgentEnd::Problem(Problem::of(error)),
     }
 }
@@ -287,6 +291,7 @@ impl Reporter for ToLauncher {
             }
             // The launcher has told it to stop, and says so itself.
             Notice::Stopping { .. } => Ok(()),
+            Notice::Survivors { survivors } => self.say(&FromAgent::Survivors { survivors: survivors.clone() }),
             other => self.say(&FromAgent::Notice { text: other.to_string() }),
         }
     }

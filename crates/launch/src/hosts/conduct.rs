@@ -212,7 +212,7 @@ impl<'a> Conductor<'a> {
         let is_sigterm = match ended {
             Ended::Exited(code) => code == 128 + signal_hook::consts::SIGTERM,
             Ended::Signalled { signal, .. } => signal == signal_hook::consts::SIGTERM,
-            Ended::Stuck => false,
+            Ended::Stuck | Ended::Refused => false,
         };
         if self.phase == Phase::Ending && is_sigterm {
             self.machines[index].end = Some(End::stopped());
@@ -349,14 +349,17 @@ impl<'a> Conductor<'a> {
         }
         let is_lost = self.machines.iter().any(Machine::is_broken);
         let ranks_may_live = if is_lost { self.longest_life() } else { Duration::ZERO };
+        let left_behind: Vec<_> = self.machines.iter().filter_map(Machine::left_behind).collect();
+        let grace_period = self.machines.first().map_or(Duration::ZERO, |machine| machine.config.shutdown_grace_period);
         let elapsed = self.started_at.elapsed();
         let ends = self.machines.into_iter().map(|machine| {
             let ranks = machine.ranks();
             let end = machine.end.unwrap_or_else(End::stopped);
             MachineEnd { machine: machine.agent.machine.clone(), ranks, end, failed_at: machine.failed_at }
         });
-        let ended = outcome(ends.collect(), stopped_by).map(|ranks| Outcome { ranks, elapsed, num_restarts: 0 });
-        ended.map_err(|error| error.with_ranks_that_may_live(ranks_may_live))
+        let ended =
+            outcome(ends.collect(), stopped_by, grace_period).map(|ranks| Outcome { ranks, elapsed, num_restarts: 0 });
+        ended.map_err(|error| error.with_ranks_that_may_live(ranks_may_live).with_left_behind(left_behind))
     }
 
     /// From now on, of ranks whose agent hears this process no more: until the agent notices that, and then until it makes them end.

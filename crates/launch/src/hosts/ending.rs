@@ -8,7 +8,7 @@ use signal_hook::consts as names;
 use super::message::{AgentEnd, Problem};
 use super::words;
 use crate::error::{Error, Result, exit_code_of_signal};
-use crate::failure::{Ended, Failure, OtherRank};
+use crate::failure::{Ended, Failure, OtherRank, StopTrouble};
 use crate::supervise::{CRASH_WINDOW, RankOutcome};
 
 /// One machine of a run that is over.
@@ -32,7 +32,7 @@ pub(super) enum End {
 impl End {
     /// By one that has not said what its ranks were doing.
     pub(super) fn stopped() -> Self {
-        Self::Told(AgentEnd::Stopped { activities: Vec::new() })
+        Self::Told(AgentEnd::Stopped { activities: Vec::new(), troubles: Vec::new() })
     }
 }
 
@@ -45,7 +45,7 @@ impl MachineEnd {
     fn activities(&self) -> &[RankSummary] {
         match &self.end {
             End::Told(AgentEnd::Failed(failure)) => &failure.activities,
-            End::Told(AgentEnd::Stopped { activities }) => activities,
+            End::Told(AgentEnd::Stopped { activities, .. }) => activities,
             End::Told(AgentEnd::Succeeded(_) | AgentEnd::Problem(_)) | End::Broken(_) => &[],
         }
     }
@@ -55,6 +55,17 @@ impl MachineEnd {
         match &self.end {
             End::Told(AgentEnd::Failed(failure)) => failure.ended.exit_code() == exit_code_of_signal(signal),
             End::Told(_) | End::Broken(_) => false,
+        }
+    }
+
+    /// How its ranks ended that were told to stop, where that is worth a word.
+    fn troubles(&self, signal: i32) -> Vec<StopTrouble> {
+        match &self.end {
+            End::Told(AgentEnd::Stopped { troubles, .. }) => troubles.clone(),
+            End::Told(AgentEnd::Failed(_)) => {
+                others(self).iter().filter_map(|other| StopTrouble::of_other(other, signal)).collect()
+            }
+            End::Told(AgentEnd::Succeeded(_) | AgentEnd::Problem(_)) | End::Broken(_) => Vec::new(),
         }
     }
 
@@ -71,8 +82,13 @@ impl MachineEnd {
     }
 }
 
-/// All ranks in order, or the error of the run. `stopped_by` is the signal that told the launcher to stop, and when.
-pub(super) fn outcome(ends: Vec<MachineEnd>, stopped_by: Option<(i32, Instant)>) -> Result<Vec<RankOutcome>> {
+/// All ranks in order, or the error of the run. `stopped_by` is the signal that told the launcher to stop, and when; `grace_period`
+/// is what ranks had then.
+pub(super) fn outcome(
+    ends: Vec<MachineEnd>,
+    stopped_by: Option<(i32, Instant)>,
+    grace_period: Duration,
+) -> Result<Vec<RankOutcome>> {
     // What fails after a signal to stop has stopped. Whoever sends it may tell ranks as well, some of which end before.
     let is_in_time = |end: &MachineEnd| match (stopped_by, end.failed_at) {
         (Some((signal, _)), _) if end.has_failed_by(signal) => false,
@@ -82,8 +98,10 @@ pub(super) fn outcome(ends: Vec<MachineEnd>, stopped_by: Option<(i32, Instant)>)
     match (cause(&ends, is_in_time), stopped_by) {
         (Some(cause), _) => Err(error(ends, cause, stopped_by.map(|(signal, _)| signal))),
         (None, Some((signal, _))) => {
+            let troubles = ends.iter().flat_map(|end| end.troubles(signal)).collect();
             let unconfirmed = ends.into_iter().filter(|end| matches!(end.end, End::Broken(_)));
-            Err(Error::interrupted_on(signal, unconfirmed.map(|end| end.machine).collect()))
+            let error = Error::interrupted_on(signal, unconfirmed.map(|end| end.machine).collect());
+            Err(error.with_troubles(troubles, grace_period))
         }
         (None, None) => {
             let ranks = ends.into_iter().map(|end| match end.end {
@@ -187,7 +205,10 @@ mod tests {
                     let ended = Ended::Signalled { signal: signal.parse().unwrap(), core_dumped: false };
                     End::Told(AgentEnd::Failed(Box::new(failure(rank, ended))))
                 }
-                _ if *text == "stopped" => End::Told(AgentEnd::Stopped { activities: vec![computing(rank)] }),
+                _ if *text == "stopped" => {
+                    let (activities, troubles) = (vec![computing(rank)], Vec::new());
+                    End::Told(AgentEnd::Stopped { activities, troubles })
+                }
                 _ if *text == "broken" => End::Broken(Problem { text: "the line is dead".to_owned(), exit_code: 1 }),
                 _ => {
                     let (process_id, ended, elapsed) = (7, Ended::Exited(0), Duration::from_secs(1));
@@ -202,7 +223,7 @@ mod tests {
 
     #[test]
     fn ranks_of_all_machines_are_one_outcome() {
-        let ranks = outcome(ends(&[("0", 0), ("0", 0)]), None).unwrap();
+        let ranks = outcome(ends(&[("0", 0), ("0", 0)]), None, Duration::ZERO).unwrap();
         assert_eq!(ranks.iter().map(|rank| rank.rank).collect::<Vec<_>>(), [0, 1]);
     }
 
@@ -215,19 +236,20 @@ mod tests {
     #[case::a_machine_that_vanishes(&[("exit 1", 5), ("broken", 100)], "node1: the line is dead")]
     #[case::another_that_vanishes_later(&[("exit 1", 5), ("broken", 800)], "rank 0 on node0")]
     fn the_machine_that_failed_first_is_named(#[case] texts: &[(&str, u64)], #[case] words: &str) {
-        let error = outcome(ends(texts), None).unwrap_err().to_string();
+        let error = outcome(ends(texts), None, Duration::ZERO).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
     }
 
     #[test]
     fn machines_that_have_stopped_without_a_reason_are_no_success() {
-        let error = outcome(ends(&[("0", 0), ("stopped", 0)]), None).unwrap_err();
+        let error = outcome(ends(&[("0", 0), ("stopped", 0)]), None, Duration::ZERO).unwrap_err();
         assert!(error.to_string().starts_with("node1: ") && error.exit_code() != 0, "{error}");
     }
 
     #[test]
     fn ranks_of_other_machines_belong_to_the_story() {
-        let error = outcome(ends(&[("stopped", 0), ("exit 3", 5), ("0", 0), ("exit 1", 90)]), None).unwrap_err();
+        let error = outcome(ends(&[("stopped", 0), ("exit 3", 5), ("0", 0), ("exit 1", 90)]), None, Duration::ZERO)
+            .unwrap_err();
         let text = error.failure().unwrap().to_string();
         for words in
             ["rank 3 exited with code 1 on its own too", "rank 2 had ended before", "rank 0 was running and has been"]
@@ -241,8 +263,22 @@ mod tests {
     #[case::of_a_rank(&[("exit 1", 90), ("0", 0), ("stopped", 0), ("exit 3", 5)], "ranks 0, 2-3 were computing")]
     #[case::of_a_machine(&[("stopped", 0), ("broken", 5), ("exit 1", 90)], "ranks 0, 2 were computing")]
     fn the_story_has_what_the_ranks_of_all_machines_were_doing(#[case] texts: &[(&str, u64)], #[case] words: &str) {
-        let story = outcome(ends(texts), None).unwrap_err().story();
+        let story = outcome(ends(texts), None, Duration::ZERO).unwrap_err().story();
         assert!(story.contains(&format!("\n  {words} and had made no call to other ranks")), "{story}");
+    }
+
+    /// One machine has killed a rank, and a rank of another has failed after the signal.
+    #[test]
+    fn what_went_wrong_during_a_stop_is_told() {
+        let mut ends = ends(&[("stopped", 0), ("exit 3", 5)]);
+        let killed = Ended::Signalled { signal: 9, core_dumped: false };
+        let troubles = vec![StopTrouble { rank: 0, ended: killed, was_killed: true }];
+        ends[0].end = End::Told(AgentEnd::Stopped { activities: Vec::new(), troubles });
+        let stopped_at = ends[1].failed_at.unwrap() - Duration::from_millis(1);
+        let story = outcome(ends, Some((15, stopped_at)), Duration::from_secs(2)).unwrap_err().story();
+        let wanted = "stopped by SIGTERM\n  rank 0 did not end within 2 s and was killed; raise --shutdown_grace_period if that is too \
+             short\n  told to stop, rank 1 exited with code 3";
+        assert_eq!(story, wanted);
     }
 
     #[rstest]
@@ -257,7 +293,7 @@ mod tests {
         let is_unconfirmed = texts.iter().any(|(text, _)| *text == "broken");
         let start = ends.iter().zip(texts).find_map(|(end, (_, at))| Some(end.failed_at? - Duration::from_millis(*at)));
         let stopped_at = start.unwrap_or_else(Instant::now) + Duration::from_millis(at);
-        let error = outcome(ends, Some((15, stopped_at))).unwrap_err();
+        let error = outcome(ends, Some((15, stopped_at)), Duration::ZERO).unwrap_err();
         assert_eq!((error.exit_code(), error.is_interrupted()), (code, code == 143));
         let words = "SIGTERM; node1 did not confirm the end of its ranks";
         assert_eq!(error.to_string().contains(words), is_unconfirmed, "{error}");

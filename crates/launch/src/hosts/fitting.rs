@@ -48,6 +48,9 @@ pub(super) fn misfit(message: &FromAgent, stage: &Stage) -> Option<String> {
         }
         _ if !has_started => Some("news of ranks that have not started".to_owned()),
         FromAgent::Output { source, .. } | FromAgent::Closed { source } => misfit_of_source(source, &stage.ranks),
+        FromAgent::Survivors { survivors } => {
+            survivors.is_empty().then(|| "news of processes that live on, and none of them".to_owned())
+        }
         FromAgent::RankFailed { rank, ended, .. } => match (is_own(*rank), ended.is_success()) {
             (false, _) => Some(foreign(*rank)),
             (true, true) => Some("a rank that has failed with code 0".to_owned()),
@@ -77,7 +80,11 @@ pub(super) fn misfit(message: &FromAgent, stage: &Stage) -> Option<String> {
                 .or_else(|| misfit_of_activities(&failure.activities, &stage.ranks))
         }
         FromAgent::Ended(AgentEnd::Problem(problem)) => (problem.exit_code == 0).then(|| SUCCESSFUL_PROBLEM.to_owned()),
-        FromAgent::Ended(AgentEnd::Stopped { activities }) => misfit_of_activities(activities, &stage.ranks),
+        FromAgent::Ended(AgentEnd::Stopped { activities, troubles }) => {
+            let foreigner = troubles.iter().map(|trouble| trouble.rank).find(|rank| !is_own(*rank));
+            let is_long = || (troubles.len() > stage.ranks.len()).then(|| "an endless story of a stop".to_owned());
+            foreigner.map(foreign).or_else(is_long).or_else(|| misfit_of_activities(activities, &stage.ranks))
+        }
     }
 }
 
@@ -190,7 +197,7 @@ mod tests {
     }
 
     fn stopped(activities: Vec<RankSummary>) -> FromAgent {
-        FromAgent::Ended(AgentEnd::Stopped { activities })
+        FromAgent::Ended(AgentEnd::Stopped { activities, troubles: Vec::new() })
     }
 
     /// With what rank `doing` was doing.

@@ -11,6 +11,7 @@ use super::heart::Silence;
 use super::message::{AgentEnd, Order, Prepared, ToAgent};
 use super::versions::Found;
 use crate::config::LaunchConfig;
+use crate::failure::{LeftBehind, Survivor};
 use crate::report::Source;
 use crate::supervise::RankOutcome;
 
@@ -47,6 +48,10 @@ pub(super) struct Machine<'a> {
     /// When a connection is ended from which nothing more comes, although the agent has not said how it went.
     pub(super) lost_at: Option<Instant>,
     pub(super) silence: Silence,
+    /// What it could not end.
+    pub(super) survivors: Vec<Survivor>,
+    /// It was told to end its ranks and has not said that it has.
+    pub(super) is_unconfirmed: bool,
 }
 
 impl<'a> Machine<'a> {
@@ -68,6 +73,8 @@ impl<'a> Machine<'a> {
             failed_at: None,
             lost_at: None,
             silence: Silence::default(),
+            survivors: Vec::new(),
+            is_unconfirmed: false,
         }
     }
 
@@ -96,6 +103,13 @@ impl<'a> Machine<'a> {
     /// Nothing that it says counts any more.
     pub(super) fn is_broken(&self) -> bool {
         matches!(self.end, Some(End::Broken(_)))
+    }
+
+    /// What of this attempt may go on there, however long others wait.
+    pub(super) fn left_behind(&self) -> Option<LeftBehind> {
+        let is_left = self.is_unconfirmed || !self.survivors.is_empty();
+        let (machine, survivors) = (Some(self.agent.machine.clone()), self.survivors.clone());
+        is_left.then_some(LeftBehind { machine, survivors, is_left_out: false })
     }
 
     /// A connection that ends has a moment to say why. One that stays, without an agent, is of no use.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::versions::Versions;
 use crate::config::LaunchConfig;
 use crate::error::Error;
-use crate::failure::{Ended, Failure};
+use crate::failure::{Ended, Failure, StopTrouble, Survivor};
 use crate::report::Source;
 use crate::supervise::RankOutcome;
 
@@ -94,6 +94,10 @@ pub(super) enum FromAgent {
     Notice {
         text: String,
     },
+    /// Processes that it could not end.
+    Survivors {
+        survivors: Vec<Survivor>,
+    },
     Ended(AgentEnd),
 }
 
@@ -139,6 +143,8 @@ pub(super) enum AgentEnd {
     Stopped {
         /// What they were doing then.
         activities: Vec<RankSummary>,
+        /// What went otherwise than it should.
+        troubles: Vec<StopTrouble>,
     },
     /// They could not be started or watched.
     Problem(Problem),
@@ -280,7 +286,7 @@ mod tests {
     fn conversation() -> Vec<u8> {
         let output = b"a line\nhalf of {\"Ended\": \xff\n";
         let announced = FromAgent::Output { source: SOURCE, num_bytes: output.len() };
-        let end = FromAgent::Ended(AgentEnd::Stopped { activities: Vec::new() });
+        let end = FromAgent::Ended(AgentEnd::Stopped { activities: Vec::new(), troubles: Vec::new() });
         [
             b"Welcome to b!\nnever turn it off$ accelerate agent 1.2\n".to_vec(),
             line(&announced),
@@ -306,7 +312,7 @@ mod tests {
             Said::Noise(b"Welcome to b!\n".to_vec()),
             Said::Greeting("1.2".to_owned()),
             Said::Output(SOURCE, b"a line\nhalf of {\"Ended\": \xff\n".to_vec()),
-            Said::Message(FromAgent::Ended(AgentEnd::Stopped { activities: Vec::new() })),
+            Said::Message(FromAgent::Ended(AgentEnd::Stopped { activities: Vec::new(), troubles: Vec::new() })),
         ];
         assert_eq!(said, expected);
     }

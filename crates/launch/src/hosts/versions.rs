@@ -13,9 +13,9 @@ use accelerate_core::files::{ShownPath, in_one_line};
 use accelerate_core::weight_files::Checksum;
 use serde::{Deserialize, Serialize};
 
-use super::elf::{self, Dynamic};
 use super::message::Problem;
 use crate::config::LaunchConfig;
+use crate::elf::{self, Dynamic};
 
 /// Folders of programs that come with the system, which differ between machines without harm.
 const FOLDERS_OF_SYSTEM: [&str; 4] = ["/bin", "/sbin", "/usr/bin", "/usr/sbin"];
@@ -185,9 +185,9 @@ fn odd_ones<T: Hash + Eq>(found: &[Option<T>]) -> Vec<(usize, usize)> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::super::elf::tests::program;
     use super::*;
     use crate::config::Program;
+    use crate::elf::tests::program;
     use rstest::rstest;
     use std::fs;
 

@@ -9,7 +9,7 @@ use accelerate_core::files::{ShownPath, in_one_line};
 use accelerate_core::names::counted;
 
 use super::message::{Problem, VERSION};
-use crate::failure::Ended;
+use crate::failure::{Ended, LeftBehind};
 
 /// Clocks further apart than this meet deadlines at different times.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(5);
@@ -86,6 +86,14 @@ pub(super) fn left_out(num_machines: usize, num_processes: usize, why: &str) -> 
     let machines =
         if num_machines == 1 { "1 machine starts".to_owned() } else { format!("{num_machines} machines start") };
     format!("left out, so {machines} {} without it, because {why}", counted(num_processes, "process"))
+}
+
+/// What keeps a machine from another attempt.
+pub(super) fn goes_on(left: &LeftBehind) -> String {
+    match left.survivors.first() {
+        Some(survivor) => format!("process {} of an earlier attempt is still there", survivor.process_id),
+        None => "it has not said that the ranks of an earlier attempt have ended".to_owned(),
+    }
 }
 
 /// A machine that took too long.

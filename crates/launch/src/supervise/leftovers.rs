@@ -10,16 +10,21 @@ use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, wait};
 use super::rank::KILL_PATIENCE;
 use super::signals::{Event, Signals};
 use super::timespec;
+use crate::failure::Survivor;
 
 /// What was found, and the signal that told this process to stop meanwhile.
 pub(super) struct Leftovers {
-    pub(super) num_processes: usize,
+    /// How many have ended.
+    pub(super) num_ended: usize,
+    /// Those that could not be ended.
+    pub(super) survivors: Vec<Survivor>,
     pub(super) stopped_by: Option<i32>,
 }
 
-/// Asks all remaining children of this process to end, makes them after `grace_period` or at once when this process is told to
-/// stop, and returns how many there were. Killing one can bring up its own children, so it goes on until there are none.
-pub(super) fn end(signals: &mut Signals, grace_period: Duration) -> Leftovers {
+/// Asks all remaining children of this process to end, and makes them after `grace_period` or at once when this process is told to
+/// stop. Killing one can bring up its own children, so it goes on until there are none, or only those that are `given_up`: they
+/// have been killed before, and waited for.
+pub(super) fn end(signals: &mut Signals, grace_period: Duration, given_up: impl Fn(Pid) -> bool) -> Leftovers {
     let mut kill_at = Instant::now() + grace_period;
     let mut known = BTreeSet::new();
     let mut stopped_by = None;
@@ -29,16 +34,20 @@ pub(super) fn end(signals: &mut Signals, grace_period: Duration) -> Leftovers {
                 Ok(Some(_)) | Err(Errno::INTR) => {}
                 Ok(None) => break,
                 // No children at all: the usual case, and cheap.
-                Err(_) => return Leftovers { num_processes: known.len(), stopped_by },
+                Err(_) => return Leftovers { num_ended: known.len(), survivors: Vec::new(), stopped_by },
             }
         }
         let now = Instant::now();
         // Whoever outlives this too is stuck in the kernel.
         let give_up_at = kill_at + KILL_PATIENCE;
-        if now >= give_up_at {
-            return Leftovers { num_processes: known.len(), stopped_by };
+        let children = children();
+        let are_given_up = !children.is_empty() && children.iter().all(|child| given_up(*child));
+        if now >= give_up_at || are_given_up {
+            let survivors: Vec<_> = children.iter().filter_map(|child| survivor(*child)).collect();
+            known.retain(|number| !children.iter().any(|child| child.as_raw_nonzero() == *number));
+            return Leftovers { num_ended: known.len(), survivors, stopped_by };
         }
-        for child in children() {
+        for child in children.into_iter().filter(|child| !given_up(*child)) {
             if known.insert(child.as_raw_nonzero()) && now < kill_at {
                 let _ = kill_process(child, Signal::TERM);
             }
@@ -56,7 +65,16 @@ pub(super) fn end(signals: &mut Signals, grace_period: Duration) -> Leftovers {
     }
 }
 
-/// Processes whose parent is this one, living or not.
+/// What is to be told of a process that is still there; `None` if it is not. It has had its time, so that it is killed once more.
+pub(super) fn survivor(process: Pid) -> Option<Survivor> {
+    let process_id = process.as_raw_nonzero().get().unsigned_abs();
+    match kill_process(process, Signal::KILL) {
+        Err(Errno::SRCH) => None,
+        killed => Some(Survivor { process_id, is_refused: killed.is_err() }),
+    }
+}
+
+/// Living processes whose parent is this one.
 fn children() -> Vec<Pid> {
     let own = getpid().as_raw_nonzero().get();
     let Ok(entries) = std::fs::read_dir("/proc") else {
@@ -65,16 +83,19 @@ fn children() -> Vec<Pid> {
     entries
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok())
         .filter(|number| {
-            std::fs::read_to_string(format!("/proc/{number}/stat")).is_ok_and(|stat| parent(&stat) == Some(own))
+            std::fs::read_to_string(format!("/proc/{number}/stat"))
+                .is_ok_and(|stat| living_child_of(&stat) == Some(own))
         })
         .filter_map(Pid::from_raw)
         .collect()
 }
 
-/// The fourth field; the second is a name in parentheses that may itself contain spaces and parentheses.
-fn parent(stat: &str) -> Option<i32> {
+/// The fourth field, unless the third says that the process has ended; the second is a name in parentheses that may itself contain
+/// spaces and parentheses.
+fn living_child_of(stat: &str) -> Option<i32> {
     let (_, after_name) = stat.rsplit_once(')')?;
-    after_name.split_whitespace().nth(1)?.parse().ok()
+    let mut fields = after_name.split_whitespace();
+    (fields.next()? != "Z").then(|| fields.next()?.parse().ok()).flatten()
 }
 
 #[cfg(test)]
@@ -83,8 +104,9 @@ mod tests {
 
     #[test]
     fn the_parent_is_found_behind_any_name() {
-        assert_eq!(parent("12 (sh) S 7 12 12 0"), Some(7));
-        assert_eq!(parent("12 (a) S 9 (b c) R 7 12"), Some(7));
-        assert_eq!(parent("12"), None);
+        assert_eq!(living_child_of("12 (sh) S 7 12 12 0"), Some(7));
+        assert_eq!(living_child_of("12 (a) S 9 (b c) R 7 12"), Some(7));
+        assert_eq!(living_child_of("12 (sh) Z 7 12 12 0"), None);
+        assert_eq!(living_child_of("12"), None);
     }
 }

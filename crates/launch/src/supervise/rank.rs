@@ -12,7 +12,11 @@ use accelerate_core::status::{StatusPlace, VARIABLE};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use signal_hook::consts as names;
 
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, test_kill_process_group, waitpgid};
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, Signal, WaitOptions, getpgid, kill_process, kill_process_group, test_kill_process, test_kill_process_group,
+    waitpgid,
+};
 
 use super::RankOutcome;
 pub(crate) use super::terminal::RankTerminal;
@@ -44,6 +48,8 @@ pub(crate) struct RankProcess {
     ended: Option<(Ended, Instant)>,
     was_told_to_end: bool,
     was_killed: bool,
+    /// Of its group something was still there when the waiting for `SIGKILL` was over.
+    has_outlived_kill: bool,
     phase: Phase,
 }
 
@@ -118,6 +124,7 @@ impl RankProcess {
             ended: None,
             was_told_to_end: false,
             was_killed: false,
+            has_outlived_kill: false,
             phase: Phase::Running,
         })
     }
@@ -154,6 +161,22 @@ impl RankProcess {
         self.was_told_to_end
     }
 
+    /// By the launcher.
+    pub(crate) fn was_killed(&self) -> bool {
+        self.was_killed
+    }
+
+    /// Is it this process or one of its group, of which all were killed, and which have been waited for in vain?
+    pub(crate) fn has_given_up(&self, process: Pid) -> bool {
+        let is_of_group = || self.has_own_group && getpgid(Some(process)) == Ok(self.id);
+        self.has_outlived_kill && (process == self.id || is_of_group())
+    }
+
+    /// Its process, if that has not ended.
+    pub(crate) fn living(&self) -> Option<Pid> {
+        self.ended.is_none().then_some(self.id)
+    }
+
     /// Neither the rank nor anything in its group runs any more.
     pub(crate) fn is_gone(&self) -> bool {
         self.phase == Phase::Gone
@@ -164,7 +187,11 @@ impl RankProcess {
     }
 
     pub(crate) fn outcome(&self) -> RankOutcome {
-        let (ended, at) = self.ended.unwrap_or((Ended::Stuck, Instant::now()));
+        let lives_on = || match test_kill_process(self.id) {
+            Err(Errno::PERM) => Ended::Refused,
+            _ => Ended::Stuck,
+        };
+        let (ended, at) = self.ended.unwrap_or_else(|| (lives_on(), Instant::now()));
         RankOutcome {
             rank: self.rank,
             process_id: self.process_id(),
@@ -287,7 +314,10 @@ impl RankProcess {
                 self.kill(now);
                 self.forget_empty_group();
             }
-            Phase::Killed { give_up_at } if now >= give_up_at => self.phase = Phase::Gone,
+            Phase::Killed { give_up_at } if now >= give_up_at => {
+                self.has_outlived_kill = true;
+                self.phase = Phase::Gone;
+            }
             _ => {}
         }
     }

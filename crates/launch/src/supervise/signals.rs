@@ -85,6 +85,11 @@ pub(crate) struct Signals {
 
 impl Signals {
     pub(crate) fn listen() -> io::Result<Self> {
+        Self::listen_with(|_| {})
+    }
+
+    /// The same, with something to be done as soon as a signal no longer does what it does by default.
+    fn listen_with(mut is_taken: impl FnMut(i32)) -> io::Result<Self> {
         let dispositions = dispositions();
         // What was ignored stays ignored: `nohup` must go on protecting the launch. But ignoring the end of
         // children would mean never to learn how they ended.
@@ -93,15 +98,18 @@ impl Signals {
             .chain(OTHERS)
             .filter(|&signal| signal == names::SIGCHLD || !dispositions.is_ignored(signal))
             .collect();
+        // At each moment a signal is delivered, or does what it does by default, or both: none is lost. So the delivery comes first,
+        // and what signals did before ends after that.
+        let (read, write) = UnixStream::pair()?;
+        let delivery = SignalDelivery::with_pipe(read, write, WithOrigin::default(), &wanted)?;
         let mut default_again = Vec::new();
         for &signal in &wanted {
             if let Some(flag) = default_switch(signal, &dispositions)? {
                 flag.store(false, Ordering::SeqCst);
                 default_again.push((signal, flag));
+                is_taken(signal);
             }
         }
-        let (read, write) = UnixStream::pair()?;
-        let delivery = SignalDelivery::with_pipe(read, write, WithOrigin::default(), &wanted)?;
         Ok(Self { delivery, is_foreground: false, requests: Requests::default(), stopped_by: None, default_again })
     }
 
@@ -140,10 +148,17 @@ impl Signals {
 
 impl Drop for Signals {
     fn drop(&mut self) {
-        self.delivery.handle().close();
+        // In this order no signal is lost, as when the listening began.
         for (_, flag) in &self.default_again {
             flag.store(true, Ordering::SeqCst);
         }
+        // One that has come since somebody looked does what it would do from now on.
+        for signal in self.pending().into_iter().filter_map(Event::stop) {
+            if self.default_again.iter().any(|(number, _)| *number == signal) {
+                let _ = signal_hook::low_level::emulate_default_handler(signal);
+            }
+        }
+        self.delivery.handle().close();
     }
 }
 
@@ -220,6 +235,62 @@ fn default_switch(signal: i32, dispositions: &Dispositions) -> io::Result<Option
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    /// Signals concern a whole process, so this test is one of its own: what it does there, which is another thing where the variable
+    /// is set, is told by how it ends.
+    const CHILD_VARIABLE: &str = "ACCELERATE_TEST_SIGNALS";
+
+    fn raise(signal: i32) {
+        signal_hook::low_level::raise(signal).unwrap();
+    }
+
+    /// The signal that ended this test in a process of its own, or 0.
+    fn end_of_test(name: &str) -> i32 {
+        let module = module_path!().split_once("::").unwrap().1;
+        let name = format!("{module}::{name}");
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        let ended = command.args(["--exact", &name]).env(CHILD_VARIABLE, "1").output().unwrap();
+        std::os::unix::process::ExitStatusExt::signal(&ended.status).unwrap_or_else(|| {
+            assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stdout));
+            0
+        })
+    }
+
+    #[test]
+    fn a_signal_that_comes_as_listening_begins_is_heard() {
+        if std::env::var_os(CHILD_VARIABLE).is_none() {
+            return assert_eq!(end_of_test("a_signal_that_comes_as_listening_begins_is_heard"), 0);
+        }
+        // The second time all that is done once in a process has been done.
+        for _ in 0..2 {
+            let mut signals = Signals::listen_with(raise).unwrap();
+            let mut heard: Vec<_> = signals.pending().into_iter().filter_map(Event::stop).collect();
+            heard.sort_unstable();
+            assert_eq!(heard, [names::SIGHUP, names::SIGINT, names::SIGQUIT, names::SIGTERM]);
+        }
+    }
+
+    #[test]
+    fn a_signal_that_nobody_has_looked_at_does_what_it_does_by_default() {
+        if std::env::var_os(CHILD_VARIABLE).is_none() {
+            let name = "a_signal_that_nobody_has_looked_at_does_what_it_does_by_default";
+            return assert_eq!(end_of_test(name), names::SIGTERM);
+        }
+        let signals = Signals::listen().unwrap();
+        raise(names::SIGTERM);
+        drop(signals);
+    }
+
+    #[test]
+    fn between_two_listeners_signals_do_what_they_do_by_default() {
+        if std::env::var_os(CHILD_VARIABLE).is_none() {
+            let name = "between_two_listeners_signals_do_what_they_do_by_default";
+            return assert_eq!(end_of_test(name), names::SIGTERM);
+        }
+        drop(Signals::listen().unwrap());
+        raise(names::SIGTERM);
+        drop(Signals::listen().unwrap());
+    }
 
     #[test]
     fn a_request_that_comes_both_ways_is_one() {

@@ -101,6 +101,10 @@ impl Conductor<'_> {
                 self.machines[index].is_asked = Asked::Nothing;
             }
             FromAgent::Notice { text } => self.notice(index, text),
+            FromAgent::Survivors { survivors } => {
+                self.notice(index, Notice::Survivors { survivors: survivors.clone() }.to_string());
+                self.machines[index].survivors = survivors;
+            }
             FromAgent::RankFailed { rank, ended, num_others } => {
                 self.machines[index].failed_at.get_or_insert_with(Instant::now);
                 let elsewhere = self.num_running(|other| other != index);

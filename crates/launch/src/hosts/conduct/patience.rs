@@ -64,6 +64,7 @@ impl Conductor<'_> {
             }
             if machine.end.is_none() {
                 let problem = words::silent(self.has_started, &machine.connection.last_words());
+                self.machines[index].is_unconfirmed = self.has_started;
                 self.fail(index, End::Broken(problem));
             }
             self.machines[index].connection.kill();

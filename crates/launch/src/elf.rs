@@ -1,15 +1,18 @@
-//! Which libraries a program asks the loader for, and where the loader is to look: the dynamic section of a file in the form ELF,
-//! of 64 bits with the lowest byte first, as Linux has it on x86-64 and AArch64.
+//! Files in the form ELF: for which kind of machine a program is, and, of 64 bits with the lowest byte first, as Linux has it on
+//! x86-64 and AArch64, which libraries it asks the loader for and where the loader is to look.
 //!
 //! The file is anybody's, so nothing in it is believed: what lies outside of the file, or is longer than such things are, is an
 //! error.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::FileExt;
 
+/// Of the header, what says for which kind of machine the file is.
+const TARGET_BYTES: usize = 20;
 const HEADER_BYTES: usize = 64;
 const SEGMENT_BYTES: usize = 56;
 /// The kind of a segment that is loaded.
@@ -26,19 +29,73 @@ const TEXTS: u64 = 5;
 const RPATH: u64 = 15;
 const RUNPATH: u64 = 29;
 
+/// The kind of machine that a program is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    is_64_bits: bool,
+    has_lowest_byte_first: bool,
+    number: u64,
+}
+
+/// The kinds that people have, with what they are called.
+const TARGETS: [(u64, &str); 7] = [
+    (3, "x86 with 32 bits"),
+    (21, "PowerPC with 64 bits"),
+    (22, "S/390"),
+    (40, "ARM with 32 bits"),
+    (62, "x86-64"),
+    (183, "AArch64"),
+    (243, "RISC-V"),
+];
+
+impl Target {
+    /// What this file is for; `None` for a file of another form, such as a script. One that ends within the first bytes of the form
+    /// is an error.
+    pub(crate) fn of(file: &File) -> io::Result<Option<Self>> {
+        let mut header = vec![0; TARGET_BYTES];
+        let num_read = file.read_at(&mut header, 0)?;
+        if !header[..num_read].starts_with(b"\x7fELF") {
+            return Ok(None);
+        }
+        if num_read < TARGET_BYTES {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let has_lowest_byte_first = header[5] == 1;
+        let number = match has_lowest_byte_first {
+            true => number(&header, 18, 2),
+            false => u64::from(header[18]) << 8 | u64::from(header[19]),
+        };
+        Ok(Some(Self { is_64_bits: header[4] == 2, has_lowest_byte_first, number }))
+    }
+
+    /// May a machine of this kind run programs of the other? Those with 64 bits may run those with 32 of the same family.
+    pub(crate) fn may_run(self, other: Self) -> bool {
+        self == other || matches!((self.number, other.number), (62, 3 | 62) | (183, 40))
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match TARGETS.iter().find(|(number, _)| *number == self.number) {
+            Some((_, name)) => f.write_str(name),
+            None => write!(f, "another kind of machine (number {} in its header)", self.number),
+        }
+    }
+}
+
 /// What a program asks the loader for.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Dynamic {
+pub(crate) struct Dynamic {
     /// Names of libraries.
-    pub(super) needed: Vec<OsString>,
+    pub(crate) needed: Vec<OsString>,
     /// Folders to look in before those of `LD_LIBRARY_PATH`, with colons between them.
-    pub(super) rpath: Option<OsString>,
+    pub(crate) rpath: Option<OsString>,
     /// Folders to look in after those. Where there are such, the others do not count.
-    pub(super) runpath: Option<OsString>,
+    pub(crate) runpath: Option<OsString>,
 }
 
 /// What this file says; `None` for a file of another form, such as a script, and for a program that needs no loader.
-pub(super) fn dynamic(file: &File) -> io::Result<Option<Dynamic>> {
+pub(crate) fn dynamic(file: &File) -> io::Result<Option<Dynamic>> {
     let header = bytes_at(file, 0, HEADER_BYTES).unwrap_or_default();
     // The form, its width, and its order of bytes.
     if !header.starts_with(b"\x7fELF\x02\x01") || number(&header, 54, 2) != SEGMENT_BYTES as u64 {
@@ -116,12 +173,12 @@ fn nonsense() -> io::Error {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::io::Write;
 
     /// A file with nothing but a dynamic section: at 64 two segments, at 176 the entries, behind them the texts.
-    pub(in crate::hosts) fn program(texts: &[(u64, &str)]) -> Vec<u8> {
+    pub(crate) fn program(texts: &[(u64, &str)]) -> Vec<u8> {
         let texts_at = 176 + 16 * (texts.len() as u64 + 2);
         let mut table = vec![0];
         let mut entries = vec![(TEXTS, ADDRESS + texts_at)];
@@ -170,6 +227,37 @@ pub(super) mod tests {
     fn a_program_of_this_machine_is_read() {
         let own = dynamic(&File::open("/proc/self/exe").unwrap()).unwrap().unwrap();
         assert!(own.needed.iter().any(|name| name.to_string_lossy().starts_with("libc.so")), "{own:?}");
+    }
+
+    /// The beginning of a file of this kind.
+    pub(crate) fn header(class: u8, order: u8, machine: [u8; 2]) -> Vec<u8> {
+        [&b"\x7fELF"[..], &[class, order, 1], &[0; 9], &[2, 0], &machine].concat()
+    }
+
+    fn target(bytes: &[u8]) -> io::Result<Option<Target>> {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(bytes).unwrap();
+        Target::of(&file)
+    }
+
+    #[test]
+    fn the_kind_of_machine_is_read_in_either_order_of_bytes() {
+        let named = |bytes: &[u8]| target(bytes).unwrap().unwrap().to_string();
+        assert_eq!(named(&header(2, 1, [62, 0])), "x86-64");
+        assert_eq!(named(&header(2, 1, [183, 0])), "AArch64");
+        assert_eq!(named(&header(2, 2, [0, 22])), "S/390");
+        assert_eq!(named(&header(2, 1, [1, 2])), "another kind of machine (number 513 in its header)");
+        assert_eq!(target(b"#!/bin/sh\n").unwrap(), None);
+        assert!(target(&header(2, 1, [62, 0])[..19]).is_err());
+    }
+
+    #[test]
+    fn a_machine_runs_its_own_kind_and_the_narrower_one() {
+        let kind = |class, order, machine| target(&header(class, order, machine)).unwrap().unwrap();
+        let (x86_64, aarch64) = (kind(2, 1, [62, 0]), kind(2, 1, [183, 0]));
+        assert!(x86_64.may_run(x86_64) && x86_64.may_run(kind(1, 1, [3, 0])) && x86_64.may_run(kind(1, 1, [62, 0])));
+        assert!(!x86_64.may_run(aarch64) && !aarch64.may_run(x86_64) && aarch64.may_run(kind(1, 1, [40, 0])));
+        assert!(!kind(1, 1, [243, 0]).may_run(kind(2, 1, [243, 0])));
     }
 
     #[test]

@@ -1,0 +1,93 @@
+//! Limits of a user and of disks, which look like faults of what meets them.
+
+use std::io;
+
+use rustix::io::Errno;
+
+/// What a user may have so many of.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Limit {
+    OpenFiles,
+    Processes,
+}
+
+impl Limit {
+    /// The one that this is about, if it is.
+    pub(super) fn of(error: &io::Error) -> Option<Self> {
+        match Errno::from_raw_os_error(error.raw_os_error()?) {
+            Errno::MFILE | Errno::NFILE => Some(Self::OpenFiles),
+            Errno::AGAIN => Some(Self::Processes),
+            _ => None,
+        }
+    }
+
+    pub(super) fn what(self) -> &'static str {
+        match self {
+            Self::OpenFiles => "open files",
+            Self::Processes => "processes",
+        }
+    }
+
+    /// What shows and raises it.
+    pub(super) fn command(self) -> &'static str {
+        match self {
+            Self::OpenFiles => "ulimit -n",
+            Self::Processes => "ulimit -u",
+        }
+    }
+}
+
+/// What helps where the output cannot be kept.
+pub(super) fn log_cure(error: &io::Error) -> &'static str {
+    match (error.kind(), Limit::of(error)) {
+        (io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded, _) => {
+            "there is no space left: free some, or name a folder for --log_dir where there is"
+        }
+        (_, Some(Limit::OpenFiles)) => "start fewer processes, or raise the limit of open files (ulimit -n)",
+        _ => "name a folder for --log_dir in which this user may make files",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+    use rstest::rstest;
+
+    fn os(errno: Errno) -> io::Error {
+        io::Error::from_raw_os_error(errno.raw_os_error())
+    }
+
+    /// Neither another program nor another port would help.
+    #[rstest]
+    #[case::machines(
+        Error::not_connected(vec!["a".to_owned()], "ssh", os(Errno::MFILE)),
+        "a could not be connected to, because this user may have no more open files; start fewer processes, or raise the limit \
+         (ulimit -n)"
+    )]
+    #[case::a_port(
+        Error::port(29500, os(Errno::MFILE)),
+        "looking whether the port is free failed, because this user may"
+    )]
+    #[case::a_thread(
+        Error::system("starting a thread", os(Errno::AGAIN)),
+        "starting a thread failed, because this user may have no more processes"
+    )]
+    #[case::something_else(Error::system("starting a thread", os(Errno::NOMEM)), "starting a thread failed")]
+    #[case::no_command(
+        Error::not_connected(vec!["a".to_owned()], "ssh", os(Errno::NOENT)), "the command ssh cannot be run here, by which a"
+    )]
+    fn a_limit_of_this_user_is_told_as_such(#[case] error: Error, #[case] words: &str) {
+        assert!(error.to_string().starts_with(words), "{error}");
+    }
+
+    #[rstest]
+    #[case(Errno::NOSPC, "there is no space left")]
+    #[case(Errno::DQUOT, "there is no space left")]
+    #[case(Errno::MFILE, "ulimit -n")]
+    #[case(Errno::ACCESS, "in which this user may make files")]
+    fn what_helps_where_output_cannot_be_kept_depends_on_the_cause(#[case] errno: Errno, #[case] words: &str) {
+        let text = Error::log_unwritable("logs", os(errno)).to_string();
+        assert!(text.contains(words), "{text}");
+    }
+}
