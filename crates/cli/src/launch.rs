@@ -45,10 +45,11 @@ pub(crate) fn run(arguments: Arguments, words: &[OsString]) -> Result<ExitCode, 
         return slurm::run(&arguments.cluster, &resolved.run, words, &arguments.program, is_quiet);
     }
     let dry_run = arguments.dry_run.then_some(arguments.json);
-    let config = config(arguments, &resolved.run);
-    for notice in
-        place.notices.iter().chain(&notices(&resolved, &config, place.agents.as_deref())).filter(|_| !is_quiet)
-    {
+    let has_preflight = !arguments.no_preflight;
+    let config = place.fitted(config(arguments, &resolved.run));
+    let unused = place.unused(&resolved.run, &config, has_preflight);
+    let notices = notices(&resolved, &config, place.agents.as_deref());
+    for notice in place.notices.iter().chain(&notices).chain(&unused).filter(|_| !is_quiet) {
         crate::print_message(&format!("{SPEAKER}: {notice}"));
     }
     let outcome = match dry_run {

@@ -5,10 +5,12 @@
 //! process managers with PMI), Slurm's, and the one variable of PMIx. Nothing here reads the real environment: a lookup function is
 //! passed in, so every launcher is a table in a test.
 
+mod around;
 mod boolean;
 mod slurm;
 mod threads;
 
+pub use around::{InnerLaunch, LAUNCH_ID_VARIABLE, OuterWorld, outer_world};
 pub use boolean::{parse_flag, str_to_bool};
 pub use slurm::first_host;
 pub use threads::{MAX_THREADS_PER_CORE, UnusableThreads, check_num_threads};
@@ -193,6 +195,11 @@ impl Variables<'_> {
         }
     }
 
+    /// The reference takes negative numbers for "not distributed"; old scripts set them.
+    fn of_torchrun(&self, name: &str) -> Option<String> {
+        self.text(name).filter(|value| value.parse::<i64>().map_or(true, |number| number >= 0))
+    }
+
     fn count(&self, name: &str) -> Result<Option<usize>> {
         let wanted = "a whole number from 1 to 1048576";
         match self.number(name, wanted)? {
@@ -232,10 +239,11 @@ struct Claim {
 }
 
 fn torchrun_claim(variables: &Variables<'_>) -> Result<Option<Claim>> {
-    let world_size = variables.count("WORLD_SIZE")?;
-    // The reference takes LOCAL_RANK=-1 for "not distributed"; old scripts set it.
-    let local_rank = variables.text("LOCAL_RANK").filter(|value| value != "-1");
-    let Some(rank) = variables.rank("RANK")? else {
+    let is_said = |name: &str| variables.of_torchrun(name).is_some();
+    let world_size = if is_said("WORLD_SIZE") { variables.count("WORLD_SIZE")? } else { None };
+    let local_rank = variables.of_torchrun("LOCAL_RANK");
+    let rank = if is_said("RANK") { variables.rank("RANK")? } else { None };
+    let Some(rank) = rank else {
         return match (world_size, local_rank) {
             // One of MPI and Slurm may know the rank: job scripts often export WORLD_SIZE alone.
             (Some(world_size), _) => match launcher_claim(variables)? {
@@ -247,6 +255,7 @@ fn torchrun_claim(variables: &Variables<'_>) -> Result<Option<Claim>> {
                     found: claim.world_size.0,
                 }
                 .into()),
+                None if world_size == 1 => Ok(None),
                 None => Err(Kind::WorldSizeWithoutRank { world_size }.into()),
             },
             (None, Some(_)) if launcher_claim(variables)?.is_none() => {

@@ -5,8 +5,10 @@
 
 mod filter;
 mod hostfile;
+mod machine_rank;
 mod number;
 
+pub use machine_rank::machine_rank;
 pub use number::{MachineSource, NumMachines, UnusedNumber};
 
 use std::collections::BTreeSet;

@@ -89,6 +89,10 @@ pub struct LaunchConfig {
     pub max_restarts: usize,
     /// How often they have been started before. [`launch`](crate::launch()) counts on from here.
     pub restart_count: usize,
+    /// Another launcher, such as `mpirun`, has made this process a rank, and the one process of this launch takes its place: it finds
+    /// the numbers that this process has.
+    #[serde(skip)]
+    pub keeps_rank: bool,
     /// With how many of several machines a run may begin, and go on after a restart, where others cannot take part. `None`: with
     /// all of them only.
     pub min_machines: Option<usize>,
@@ -141,6 +145,7 @@ impl LaunchConfig {
             log_name: None,
             max_restarts: 0,
             restart_count: 0,
+            keeps_rank: false,
             min_machines: None,
             environment: Vec::new(),
             reference: Reference::default(),
@@ -195,6 +200,21 @@ impl LaunchConfig {
             reference: Reference::of_run(config, &program, num_processes),
             ..Self::new(program, num_processes)
         }
+    }
+
+    /// Do the processes learn their numbers? One process on one machine does not, unless it may have had others beside it, or is
+    /// in Python and sharded.
+    ///
+    /// ```
+    /// use accelerate_launch::{LaunchConfig, Program};
+    /// let config = |num_processes| LaunchConfig::new(Program::Executable("train".into()), num_processes);
+    /// assert_eq!((config(1).is_numbered(), config(2).is_numbered()), (false, true));
+    /// ```
+    pub fn is_numbered(&self) -> bool {
+        // A run that goes on with fewer machines may come down to one process, which had numbers before.
+        let may_shrink = self.min_machines.is_some() && self.local_ranks.is_some();
+        let is_several = self.num_processes > 1 || may_shrink || self.reference.numbers_a_single_process();
+        is_several && !self.keeps_rank
     }
 
     /// Number of ranks on this machine. Exact after [`check`](Self::check).

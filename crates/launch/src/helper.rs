@@ -33,7 +33,7 @@ use rustix::process::{
 };
 use rustix::thread::set_name;
 
-use accelerate_core::environment::CORES_VARIABLE;
+use accelerate_core::environment::{CORES_VARIABLE, LAUNCH_ID_VARIABLE};
 use accelerate_core::files::ShownPath;
 
 use crate::config::Helper;
@@ -45,7 +45,7 @@ const GUARD_ROLE: &str = "__accelerate_guard";
 /// Also in [`AGENT_SCRIPT`](crate::AGENT_SCRIPT).
 const AGENT_ROLE: &str = "__accelerate_agent";
 /// Marks every process of a launch.
-pub(crate) const MARK_VARIABLE: &str = "ACCELERATE_LAUNCH_ID";
+pub(crate) const MARK_VARIABLE: &str = LAUNCH_ID_VARIABLE;
 
 /// Plays the role that the arguments of this process ask for, if they do. The rank role does not return
 /// unless it fails; for the guard role the caller exits with the returned code.

@@ -29,7 +29,7 @@ pub struct PortReservation {
 
 impl PortReservation {
     /// The port for `config`: the one it names if that is free, else one that nobody uses. On machines
-    /// other than 0 nothing is checked, because the port is opened elsewhere.
+    /// other than 0 nothing is checked, because the port is opened elsewhere, nor for a process that meets no others.
     ///
     /// # Errors
     ///
@@ -45,7 +45,7 @@ impl PortReservation {
     /// ```
     pub fn for_config(config: &LaunchConfig) -> Result<Self> {
         match Self::named(config) {
-            Some(number) if config.machine_rank > 0 => Ok(Self { number, _mark: None }),
+            Some(number) if config.machine_rank > 0 || !config.is_numbered() => Ok(Self { number, _mark: None }),
             Some(number) => {
                 check_free(number).map_err(|source| Error::port(number, source))?;
                 // Somebody else's UDP socket is no reason to refuse a port the user named.

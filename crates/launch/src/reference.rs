@@ -51,7 +51,7 @@ impl Reference {
         let start = match (cluster.use_deepspeed, cluster.use_fsdp) {
             (true, _) => PythonStart::RanksOfDeepSpeed,
             (_, true) => PythonStart::Ranks,
-            _ if num_processes > 1 => PythonStart::Ranks,
+            _ if num_processes > 1 || run.is_multi_gpu() => PythonStart::Ranks,
             _ => PythonStart::Alone { on_cpu: cluster.use_cpu },
         };
         Self { unasked: run.unasked_variables(num_processes), python: program.is_python().then_some(start) }

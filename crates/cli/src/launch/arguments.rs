@@ -27,6 +27,8 @@ use crate::settings::{Selection, SettingFlags};
 /// No process outlives this command, even if it is killed. There is one exception: when this command is killed
 /// by SIGKILL, a process that has both left its session and cleared its environment is not found.
 #[derive(Debug, Args)]
+// As under the reference, the last one of a flag that is there twice counts.
+#[command(args_override_self = true)]
 #[command(after_help = help::MORE)]
 #[command(after_long_help = concat!("Examples:\n  \
     Two processes on this machine, with arguments for the program:\n    \

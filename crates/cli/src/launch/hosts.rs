@@ -114,9 +114,10 @@ fn this_machine() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Does a host file of DeepSpeed's hold, and its filters?
+/// Does a host file of DeepSpeed's hold, and its filters? As under the reference, not where one machine is asked for.
 fn is_deepspeeds(run: &RunConfig) -> bool {
-    run.cluster.use_deepspeed && run.deepspeed.multinode_launcher.as_deref() != Some("standard")
+    let is_of_runner = run.deepspeed.multinode_launcher.as_deref() != Some("standard");
+    run.cluster.use_deepspeed && is_of_runner && !run.says_one_machine()
 }
 
 /// The lists of machines that are named.
@@ -219,6 +220,7 @@ mod tests {
         "--use_deepspeed true --deepspeed_hostfile no/file --deepspeed_multinode_launcher standard",
         None
     )]
+    #[case::one_machine("--use_deepspeed true --deepspeed_hostfile no/file --num_machines 1", None)]
     fn how_many_processes_all_machines_have(#[case] flags: &str, #[case] expected: Option<usize>) {
         let machines = Machines::of_run(&run(flags), 8).unwrap();
         assert_eq!(machines.map(|machines| machines.total()), expected);

@@ -36,8 +36,8 @@ const EFFECTIVE: &[Flag] = &[
     ("use_fsdp", "", "", ""),
     ("gpu_ids", "all", "", ""),
     ("machine_rank", "0", "", ""),
-    ("main_process_ip", "10.0.0.1", "", ""),
-    ("main_process_port", "2000", "", ""),
+    ("main_process_ip", "10.0.0.1", "", "--num_machines 2 --machine_rank 1 --num_processes 2"),
+    ("main_process_port", "2000", "", "--num_processes 2"),
     ("tee", "3", "0", ""),
     ("log_dir", "logs", "", ""),
     ("role", "trainer", "default", ""),
@@ -72,15 +72,13 @@ const EFFECTIVE: &[Flag] = &[
 
 /// They change nothing, and that is said.
 const WITHOUT_EFFECT: &[Flag] = &[
+    ("same_network", "", "", ""),
     ("multi_gpu", "", "", ""),
     ("monitor_interval", "2", "0.1", ""),
     ("main_training_function", "train", "", ""),
     ("downcast_bf16", "", "", ""),
     ("fsdp_use_orig_params", "false", "true", FSDP),
 ];
-
-/// Machines reach each other in one network or in several, so nobody needs to be told.
-const WITHOUT_EFFECT_OR_WORD: &[Flag] = &[("same_network", "", "", "")];
 
 const REFUSED: &[Flag] = &[
     ("tpu", "", "", ""),
@@ -189,7 +187,7 @@ fn told(flag: &str, value: &str, beside: &str) -> Finished {
 
 #[test]
 fn the_list_of_the_references_flags_is_whole() {
-    let lists = [EFFECTIVE, WITHOUT_EFFECT, WITHOUT_EFFECT_OR_WORD, REFUSED];
+    let lists = [EFFECTIVE, WITHOUT_EFFECT, REFUSED];
     let names: BTreeSet<_> = lists.iter().flat_map(|flags| flags.iter().map(|flag| flag.0)).chain(FILES).collect();
     // As many as its parser has, beside --help.
     assert_eq!(names.len(), 123);
@@ -212,11 +210,6 @@ fn flags_of_the_reference_have_their_effect() {
 fn flags_of_the_reference_without_effect_say_so() {
     for (flag, value, _, beside) in WITHOUT_EFFECT {
         told(flag, value, beside).expect(0, &[&format!("(flag --{flag}), which has no effect: ")]);
-    }
-    for (flag, value, _, beside) in WITHOUT_EFFECT_OR_WORD {
-        let told = told(flag, value, beside);
-        told.expect(0, &[]);
-        assert!(!told.stderr.contains(flag), "{}", told.stderr);
     }
 }
 
@@ -247,11 +240,8 @@ fn defaults_of_the_reference_ask_for_nothing() {
 }
 
 /// Where a setting that only the launcher reads is seen by processes: variable, and the value for the one below.
-const OF_THE_LAUNCHER: [(&str, &str, &str); 12] = [
+const OF_THE_LAUNCHER: [(&str, &str, &str); 9] = [
     ("num_processes", "WORLD_SIZE", "4"),
-    ("num_machines", "GROUP_WORLD_SIZE", "2"),
-    ("machine_rank", "GROUP_RANK", "1"),
-    ("main_process_ip", "MASTER_ADDR", "10.0.0.7"),
     ("main_process_port", "MASTER_PORT", "4321"),
     ("gpu_ids", "CUDA_VISIBLE_DEVICES", "0,2"),
     ("num_cpu_threads_per_process", "OMP_NUM_THREADS", "7"),
@@ -309,7 +299,6 @@ fn beside(setting: &Setting) -> &'static str {
         (_, "deepspeed_config") => "--num_processes 2 --use_deepspeed --zero_stage 3",
         ("dynamo_backend", _) => "--num_processes 2 -m",
         (_, "dynamo_config") => "--num_processes 2 -m --dynamo_backend inductor",
-        ("num_machines" | "machine_rank", _) => "--main_process_ip a",
         ("num_processes", _) => "",
         _ => "--num_processes 2",
     }
@@ -362,7 +351,7 @@ fn complaint(setting: &Setting, source: &str, value: &str, without: &BTreeMap<St
 #[test]
 fn every_flag_and_its_variable_and_key_reach_the_processes() {
     // These need each other, or a file, or are for the launcher alone, and have tests of their own; there is only one backend.
-    let skipped = ["num_machines", "machine_rank", "rdzv_backend", "shutdown_grace_period"];
+    let skipped = ["num_machines", "machine_rank", "main_process_ip", "rdzv_backend", "shutdown_grace_period"];
     let skipped: Vec<_> = skipped.into_iter().chain(FILES).chain(OF_MACHINES).collect();
     let mut checked = 0;
     let mut complaints = Vec::new();

@@ -55,6 +55,29 @@ fn settings_of_files_and_variables_reach_the_pods_and_secrets_do_not(#[case] for
     }
 }
 
+/// What is for the launcher itself has no variable in the pods' launches that they would read as here.
+#[test]
+fn settings_of_the_launcher_are_flags_of_the_pods_and_the_file_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.yaml");
+    std::fs::write(&path, "num_cpu_threads_per_process: 3\ntee: 1\nnum_processes: 8\nnum_machines: 2\n").unwrap();
+    let mut command = accelerate();
+    command
+        .args(["launch", "--emit", "kubernetes", "--image", "i", "--config_file"])
+        .arg(&path)
+        .args(["--log_dir", "logs"]);
+    command.arg("bin/train").env("ACCELERATE_NUM_PROCESSES", "4").env("ACCELERATE_SHUTDOWN_GRACE_PERIOD", "60");
+    let manifest = finished(command);
+    manifest.expect(0, &[]);
+    let plain = manifest.stdout.replace(['"', '\''], "");
+    let flags: Vec<_> = plain.lines().filter_map(|line| line.trim().strip_prefix("- --")).collect();
+    for flag in ["num_processes=4", "num_cpu_threads_per_process=3", "tee=1", "shutdown_grace_period=60", "log_dir"] {
+        assert!(flags.contains(&flag), "{flag} is missing in\n{plain}");
+    }
+    assert!(flags.iter().filter(|flag| flag.starts_with("num_machines")).count() == 1, "{plain}");
+    assert!(!plain.contains("config_file") && !plain.contains("run.yaml"), "{plain}");
+}
+
 #[rstest]
 #[case(&["--emit", "kubernetes"], "say --image")]
 #[case(&["--emit", "kubernetes", "--image", "x", "--time", "1:00"], "--time is for Slurm")]

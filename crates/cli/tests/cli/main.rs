@@ -29,6 +29,7 @@ mod names;
 mod num_machines;
 mod orphans;
 mod output;
+mod place;
 mod programs;
 mod restarts;
 mod results;

@@ -124,7 +124,7 @@ fn what_stands_in_the_way_of_the_start_is_not_restarted() {
     let ended = finished(command);
     ended.expect(127, &["error: the program /no/such/program was not found"]);
     assert!(!ended.stderr.contains("restart"), "{ended:?}");
-    let flags = ["--max_restarts", "3", "--num_machines", "2", "--main_process_ip", "a"];
+    let flags = ["--max_restarts", "3", "--num_machines", "2", "--machine_rank", "0", "--main_process_ip", "a"];
     finished(launch_script(2, &flags, "true")).expect(2, &["--max_restarts 3 needs one launcher for all machines"]);
 }
 

@@ -47,7 +47,8 @@ record! {
         ///
         /// Without it: one per NVIDIA GPU that CUDA_VISIBLE_DEVICES leaves visible; one if there is none, with --cpu, or with the
         /// distributed_type NO. At most 4096 on one machine, and 1048576 in all.
-        num_processes: usize => setting().launcher().flag("num_processes").at_least(1).reference_default("-1");
+        num_processes: usize => setting().launcher().flag("num_processes").at_least(1).reference_default("-1")
+            .silent(&["-1"]);
         /// Number of machines. Run the same command on each, with its own --machine_rank, or once with --hosts.
         num_machines: usize = 1 => setting().launcher().flag("num_machines").at_least(1);
         /// The machines to start on by ssh, each with its number of processes: node1:4,node2:2.

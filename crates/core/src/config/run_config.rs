@@ -4,6 +4,7 @@ mod changes;
 mod deep_speed;
 mod display;
 mod file;
+mod here;
 mod misspelt;
 mod normalise;
 mod place;
@@ -15,6 +16,7 @@ mod write;
 
 pub use changes::changed_lines;
 pub use file::ConfigFile;
+pub use here::LaunchPlace;
 pub use misspelt::misspelt_variables;
 pub use place::{default_config_files, hugging_face_home};
 pub use resolve::{Lookup, Overridden, Sources};

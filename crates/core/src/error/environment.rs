@@ -57,6 +57,11 @@ pub(crate) enum EnvironmentErrorKind {
     #[error("{flag} {value:?} cannot stand in a batch script; wanted: {wanted}")]
     BatchValue { flag: &'static str, value: String, wanted: &'static str },
     #[error(
+        "another launcher has made this launch {world}, and {what}, as would each of the others; start the program itself with that \
+         launcher, or {cure}"
+    )]
+    LaunchWithinWorld { world: String, what: String, cure: String },
+    #[error(
         "PMIX_RANK is {rank}, but no variable says how many processes there are; set WORLD_SIZE, LOCAL_RANK and MASTER_ADDR beside \
          it, or start the program with mpirun, srun or `accelerate launch`"
     )]

@@ -54,6 +54,12 @@ pub(crate) enum HostsErrorKind {
          --nnodes {most}"
     )]
     RangeWithoutList { least: usize, most: usize },
+    #[error(
+        "there are {num_machines} machines, and nothing says which one this is, so each would take itself for machine 0; say \
+         --machine_rank on each, counted from 0 (the rdzv_backend c10d assigns no numbers here), or name the machines with --hosts and \
+         start all of them from one place"
+    )]
+    NoMachineRank { num_machines: usize },
     #[error("the hosts have {total} processes, but a run may have at most {most}; use fewer")]
     TooMany { total: usize, most: usize },
 }

@@ -156,6 +156,8 @@ fn launchers(#[case] variables: &str, #[case] wanted: Wanted<'_>) {
 #[case::nothing("")]
 #[case::empty_values("RANK= WORLD_SIZE= LOCAL_RANK=_")]
 #[case::an_old_mark("LOCAL_RANK=-1")]
+#[case::old_marks("RANK=-1 WORLD_SIZE=-1 LOCAL_RANK=-1")]
+#[case::a_world_of_one_without_a_rank("WORLD_SIZE=1")]
 #[case::an_address_alone("MASTER_ADDR=host MASTER_PORT=29500")]
 #[case::one_slurm_task("SLURM_PROCID=0 SLURM_NTASKS=1")]
 #[case::a_batch_script("SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_JOB_ID=12 SLURM_JOB_NODELIST=a,b")]
@@ -191,7 +193,8 @@ fn a_single_process(#[case] variables: &str) {
     "LOCAL_WORLD_SIZE is 4, but WORLD_SIZE is 2"
 )]
 #[case::not_a_number("RANK=zero WORLD_SIZE=2", "RANK is \"zero\", but must be a whole number of at least 0")]
-#[case::negative("RANK=-1 WORLD_SIZE=2", "RANK is \"-1\"")]
+#[case::negative("RANK=-1 WORLD_SIZE=2", "WORLD_SIZE is 2, but RANK is not set")]
+#[case::negative_in_an_mpi("PMI_RANK=-1 PMI_SIZE=2", "PMI_RANK is \"-1\"")]
 #[case::an_empty_world("RANK=0 WORLD_SIZE=0", "WORLD_SIZE is \"0\", but must be a whole number from 1 to 1048576")]
 #[case::too_large_a_world(
     "RANK=0 WORLD_SIZE=1000000000",

@@ -113,7 +113,7 @@ fn yaml_that_is_no_configuration() {
 fn values_that_are_none_of_their_setting() {
     let cases = vec![
         case("no process", "num_processes: 0\n", &["run.yaml:1:16: num_processes is \"0\"", "at least 1"]),
-        case("a negative count", "num_processes: -1\n", &["run.yaml:1:16: num_processes is \"-1\""]),
+        case("a negative count", "num_processes: -2\n", &["run.yaml:1:16: num_processes is \"-2\""]),
         case("a word for a count", "num_processes: two\n", &["run.yaml:1:16: num_processes is \"two\""]),
         case("more than 64 bits", "num_processes: 99999999999999999999\n", &["run.yaml:1:16: num_processes is \"999"]),
         case("half a process", "num_processes: 1.5\n", &["run.yaml:1:16: num_processes is \"1.5\""]),

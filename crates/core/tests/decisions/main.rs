@@ -18,6 +18,7 @@ mod hostile;
 mod hostile_settings;
 mod hosts;
 mod kubernetes;
+mod launches;
 mod layout;
 mod leaving;
 mod nested_states;

@@ -10,7 +10,7 @@ use crate::placement::core_list;
 use crate::{logs, reference};
 
 /// Variables with which other launchers than torchrun describe *their* ranks. A rank of ours must not inherit them: a
-/// launch inside a job of several processes would otherwise mix up the two.
+/// launch inside a job of several processes would otherwise mix up the two. The exception is [`LaunchConfig::keeps_rank`].
 const VARIABLES_OF_OTHER_LAUNCHERS: &[&str] = &[
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",
@@ -41,18 +41,14 @@ pub(super) fn environment(
     cores: Option<&[usize]>,
 ) -> Vec<(OsString, Option<OsString>)> {
     let num_local = config.num_local_processes();
-    // A run that goes on with fewer machines may come down to one process, which had numbers before.
-    let may_shrink = config.min_machines.is_some() && config.local_ranks.is_some();
-    let is_distributed = config.num_processes > 1 || may_shrink || config.reference.numbers_a_single_process();
+    let is_distributed = config.is_numbered();
     let mut variables: Vec<(OsString, Option<OsString>)> = Vec::new();
     let mut set = |name: &str, value: Option<OsString>| variables.push((name.into(), value));
 
     let rank = config.first_rank() + local_rank;
     let main_process_ip = config.main_process_ip.as_deref().unwrap_or("127.0.0.1");
     let of_torchrun = reference::of_torchrun(config, rank);
-    for name in VARIABLES_OF_OTHER_LAUNCHERS {
-        set(name, None);
-    }
+    VARIABLES_OF_OTHER_LAUNCHERS.iter().filter(|_| !config.keeps_rank).for_each(|name| set(name, None));
     for (name, value) in [
         ("RANK", rank.to_string()),
         ("LOCAL_RANK", local_rank.to_string()),
@@ -66,7 +62,9 @@ pub(super) fn environment(
     .chain(of_torchrun)
     {
         let is_told = is_distributed || (config.max_restarts > 0 && reference::OF_RESTARTS.contains(&name));
-        set(name, is_told.then_some(value.into()));
+        if is_told || !config.keeps_rank {
+            set(name, is_told.then_some(value.into()));
+        }
     }
 
     set(CORES_VARIABLE, cores.map(|cores| core_list(cores).into()));
@@ -243,6 +241,22 @@ pub(super) mod tests {
     #[case("OMP_NUM_THREADS", "-")]
     fn one_process_is_not_distributed(#[case] name: &str, #[case] expected: &str) {
         assert_eq!(values(&config(1), &MACHINE, name), [expected]);
+    }
+
+    /// What another launcher says of this rank stays as it is, restarts included.
+    #[rstest]
+    #[case("RANK", "-")]
+    #[case("LOCAL_RANK", "-")]
+    #[case("MASTER_ADDR", "-")]
+    #[case("OMPI_COMM_WORLD_SIZE", "-")]
+    #[case("PMIX_RANK", "-")]
+    #[case("TORCHELASTIC_RESTART_COUNT", "-")]
+    #[case("ACCELERATE_MIXED_PRECISION", "no")]
+    fn a_rank_of_another_launcher_keeps_its_numbers(#[case] name: &str, #[case] expected: &str) {
+        let run = RunConfig::resolve(Sources::default()).unwrap();
+        let of_run = LaunchConfig::of_run(&run, Program::guess("train.py".as_ref()), 1);
+        let config = LaunchConfig { keeps_rank: true, ..of_run };
+        assert_eq!(values(&config, &MACHINE, name), [expected]);
     }
 
     /// A single process is told of restarts where there may be some.

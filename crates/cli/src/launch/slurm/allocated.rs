@@ -4,13 +4,11 @@ use std::error::Error;
 use std::ffi::OsString;
 
 use accelerate_core::config::{Lookup, RunConfig};
+use accelerate_core::environment::LAUNCH_ID_VARIABLE;
 use accelerate_core::slurm::{Allocation, allocation};
 use accelerate_launch::{AGENT_SCRIPT, AgentCommand};
 
 use crate::launch::place::Place;
-
-/// The variable of processes that a launch has started: what they launch themselves is theirs alone.
-const OF_LAUNCH: &str = "ACCELERATE_LAUNCH_ID";
 
 /// The allocation that a launch is to fill; `None` outside of one, and where machines are started one by one.
 ///
@@ -20,7 +18,7 @@ const OF_LAUNCH: &str = "ACCELERATE_LAUNCH_ID";
 pub(in crate::launch) fn of_run(run: &RunConfig, lookup: Lookup<'_>) -> Result<Option<Allocation>, Box<dyn Error>> {
     let cluster = &run.cluster;
     let is_one_by_one = cluster.machine_rank > 0 || cluster.main_process_ip.is_some();
-    if is_one_by_one || lookup(OF_LAUNCH).is_some() {
+    if is_one_by_one || lookup(LAUNCH_ID_VARIABLE).is_some() {
         return Ok(None);
     }
     Ok(allocation(lookup, cluster.num_processes, cluster.use_cpu)?)
@@ -31,6 +29,7 @@ pub(in crate::launch) fn of_run(run: &RunConfig, lookup: Lookup<'_>) -> Result<O
 pub(in crate::launch) fn place(allocation: &Allocation) -> Place {
     Place {
         agents: (!allocation.is_here).then(|| agents(allocation)),
+        keeps_rank: false,
         notices: vec![format!("in Slurm job {}, starting {allocation} ({})", allocation.job_id, allocation.per_node)],
     }
 }

@@ -7,6 +7,7 @@ use std::ffi::{OsStr, OsString};
 use accelerate_core::config::{RunConfig, settings};
 use accelerate_core::files::ShownPath;
 use accelerate_core::kubernetes::{ClusterJob, Manifest};
+use accelerate_core::settings::{Origin, Standing};
 
 use super::words::flags_and_program;
 use super::{ClusterFlags, ForOther, program_name};
@@ -18,6 +19,10 @@ const MAX_RESTARTS: usize = 10;
 /// What the manifest says itself, of machines and of restarts.
 const OF_MANIFEST: [&str; 7] =
     ["num_machines", "min_machines", "nnodes", "machine_rank", "main_process_ip", "main_process_port", "max_restarts"];
+/// A file is here and not in the pods, which get what it says.
+const CONFIG_FILE: &str = "config_file";
+/// Settings of a launcher that starts several machines, which none in a pod does.
+const OF_SEVERAL_MACHINES: [&str; 2] = ["ssh_command", "connection_timeout"];
 
 #[derive(Debug, thiserror::Error)]
 enum ManifestError {
@@ -49,6 +54,23 @@ fn environment(run: &RunConfig) -> Vec<(String, String)> {
         .collect()
 }
 
+/// What a file or a variable says here to the launcher itself, as flags for the launchers in the pods. Flags are there already.
+fn flags_of_launcher(run: &RunConfig) -> Vec<OsString> {
+    let of_launcher = settings().filter(|setting| setting.is_for_launcher() && !setting.is_secret());
+    let honoured = of_launcher.filter(|setting| setting.standing() == Standing::Honoured);
+    let flags = honoured.filter_map(|setting| {
+        let flag = setting.flag().filter(|flag| !OF_MANIFEST.contains(flag) && !OF_SEVERAL_MACHINES.contains(flag))?;
+        let is_said_elsewhere = matches!(run.origin(setting.path), Origin::Environment(_) | Origin::File { .. });
+        let value = run.text(setting).filter(|_| is_said_elsewhere)?;
+        match (setting.is_switch(), value.as_str()) {
+            (true, "true") => Some(format!("--{flag}").into()),
+            (true, _) => None,
+            (false, value) => Some(format!("--{flag}={value}").into()),
+        }
+    });
+    flags.collect()
+}
+
 pub(super) fn manifest(
     flags: &ClusterFlags,
     run: &RunConfig,
@@ -73,12 +95,15 @@ pub(super) fn manifest(
         return Err(ManifestError::FewerPods { least }.into());
     }
     let image = flags.image.clone().ok_or(ManifestError::NoImage)?;
-    let (kept, program_words) = flags_and_program(words, program.len(), &OF_MANIFEST);
+    let (kept, program_words) = flags_and_program(words, program.len(), &[&OF_MANIFEST[..], &[CONFIG_FILE]].concat());
+    let of_launcher = flags_of_launcher(run);
     let text =
         |word: &OsStr| word.to_str().map(str::to_owned).ok_or_else(|| ManifestError::NotText { word: word.shown() });
     // A file within the image may say it, too.
     let no_restarts = (max_restarts > 0).then_some(OsStr::new("--max_restarts=0"));
-    let all = no_restarts.into_iter().chain(kept).chain(program_words.iter().map(OsString::as_os_str));
+    let of_launcher = of_launcher.iter().map(OsString::as_os_str);
+    let all =
+        no_restarts.into_iter().chain(of_launcher).chain(kept).chain(program_words.iter().map(OsString::as_os_str));
     let job = ClusterJob {
         program: program_name(program),
         image,

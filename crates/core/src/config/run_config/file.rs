@@ -281,7 +281,8 @@ fn old_spelling(section: &str, key: &str, node: &Node) -> Option<(&'static str, 
         ("", "fp16") => {
             let precision = match crate::environment::str_to_bool(&node.text()) {
                 Some(true) => "fp16".to_owned(),
-                Some(false) => "no".to_owned(),
+                // Newer files say it by mixed_precision, and this one says nothing against that.
+                Some(false) => String::new(),
                 None => node.text(),
             };
             Some(("mixed_precision", precision))

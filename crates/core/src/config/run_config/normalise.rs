@@ -1,6 +1,6 @@
 //! What settings mean together: one function per record that has quirks.
 
-use super::{Message, Notes, PartialRunConfig, Unused};
+use super::{Message, Notes, Overridden, PartialRunConfig, Unused};
 use crate::Result;
 use crate::config::{
     Auto, AutoWrapPolicy, ClusterConfig, DDPCommunicationHook, MixedPrecision, ReshardAfterForward, ShardingStrategy,
@@ -13,6 +13,7 @@ type Messages = Vec<Message>;
 
 /// Brings settings that speak of the same thing to one, record by record.
 pub(super) fn normalise(partial: &mut PartialRunConfig, origins: &mut Origins, notes: &mut Notes) -> Result<()> {
+    multi_gpu(partial, origins, notes);
     cluster(partial, origins)?;
     sharding(partial, origins)?;
     if notes.is_for_python {
@@ -22,7 +23,7 @@ pub(super) fn normalise(partial: &mut PartialRunConfig, origins: &mut Origins, n
     }
     accumulation(partial, origins)?;
     match partial.cluster.use_fsdp {
-        Some(true) => fsdp(partial, origins, &mut notes.messages)?,
+        Some(true) => fsdp(partial, origins, notes)?,
         _ => unused(std::mem::take(&mut partial.fsdp), "fsdp_config", "--use_fsdp", origins, notes)?,
     }
     if partial.cluster.use_deepspeed != Some(true) {
@@ -39,6 +40,25 @@ fn contradiction(origins: &Origins, first: (&str, String), second: (&str, String
 
 fn refused(origins: &Origins, path: &str, found: String, why: &'static str) -> crate::Error {
     Kind::Refused { name: path.to_owned(), found, origin: origins.get(path).to_string(), why }.into()
+}
+
+/// `multi_gpu` is a distributed_type, too. Said closer to the program it takes the place of another one, with what that one brings.
+fn multi_gpu(partial: &mut PartialRunConfig, origins: &mut Origins, notes: &mut Notes) {
+    let cluster = &mut partial.cluster;
+    let (origin, of_type) = (origins.get("multi_gpu").clone(), origins.get("distributed_type").clone());
+    let replaced = cluster.distributed_type.filter(|it| *it != DistributedType::MultiGpu);
+    let (Some(true), Some(replaced)) = (cluster.multi_gpu, replaced) else { return };
+    if rank(&origin) >= rank(&of_type) {
+        return;
+    }
+    let is_as_far = |path: &str| rank(origins.get(path)) >= rank(&of_type);
+    if replaced == DistributedType::MultiCpu && is_as_far("use_cpu") {
+        cluster.use_cpu = None;
+        origins.forget_path("use_cpu");
+    }
+    cluster.distributed_type = Some(DistributedType::MultiGpu);
+    origins.set_path("distributed_type", origin);
+    notes.overridden.push(Overridden { setting: "distributed_type", value: replaced.to_string(), origin: of_type });
 }
 
 /// `distributed_type` of a file stands for the switches that flags have.
@@ -218,9 +238,9 @@ fn accumulation_of_deepspeed(partial: &mut PartialRunConfig, origins: &mut Origi
 }
 
 /// What `reshard_after_forward` means in version 1, and what launchers say unasked.
-fn fsdp(partial: &mut PartialRunConfig, origins: &mut Origins, messages: &mut Messages) -> Result<()> {
+fn fsdp(partial: &mut PartialRunConfig, origins: &mut Origins, notes: &mut Notes) -> Result<()> {
     match partial.fsdp.fsdp_version {
-        Some(2) => resharding_of_version_2(partial, origins)?,
+        Some(2) => resharding_of_version_2(partial, origins, notes)?,
         _ => resharding_of_version_1(partial, origins)?,
     }
     let plugin = &mut partial.fsdp;
@@ -231,7 +251,7 @@ fn fsdp(partial: &mut PartialRunConfig, origins: &mut Origins, messages: &mut Me
         plugin.min_num_params = None;
     }
     if plugin.sharding_strategy == Some(ShardingStrategy::NoShard) {
-        no_shard(partial, origins, messages);
+        no_shard(partial, origins, &mut notes.messages);
     }
     Ok(())
 }
@@ -240,7 +260,7 @@ const STRATEGY: &str = "fsdp_config.sharding_strategy";
 const RESHARD: &str = "fsdp_config.reshard_after_forward";
 
 /// In version 2 it is yes or no, and takes the place of a strategy.
-fn resharding_of_version_2(partial: &mut PartialRunConfig, origins: &mut Origins) -> Result<()> {
+fn resharding_of_version_2(partial: &mut PartialRunConfig, origins: &mut Origins, notes: &mut Notes) -> Result<()> {
     let plugin = &mut partial.fsdp;
     match plugin.reshard_after_forward {
         // The number of FULL_SHARD is also a way to write "true".
@@ -263,6 +283,13 @@ fn resharding_of_version_2(partial: &mut PartialRunConfig, origins: &mut Origins
             Ok(())
         }
         true => Ok(()),
+        // PyTorch's engine passes over it.
+        false if notes.is_for_python => {
+            let why = "version 2 reads reshard_after_forward only, which is false for SHARD_GRAD_OP".to_owned();
+            let (found, origin) = (named.to_string(), origins.get(STRATEGY).clone());
+            notes.messages.push(Message { setting: STRATEGY, found, origin, why });
+            Ok(())
+        }
         false => {
             let why =
                 "version 2 has FULL_SHARD only; set reshard_after_forward to false for SHARD_GRAD_OP, or version 1";

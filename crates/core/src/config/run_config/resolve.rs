@@ -369,7 +369,7 @@ fn is_withheld(setting: &Setting, is_for_python: bool, is_deepspeed: bool) -> bo
 
 /// The errors of what is refused. Notes what has no effect.
 fn stand(partial: &PartialRunConfig, origins: &Origins, notes: &mut Notes) -> Vec<crate::Error> {
-    let Notes { messages, is_for_python, .. } = notes;
+    let Notes { messages, is_for_python, overridden, .. } = notes;
     let mut errors = Vec::new();
     for setting in settings() {
         let Some(found) = partial.text(setting).filter(|found| !setting.asks_for_nothing(found)) else { continue };
@@ -384,6 +384,9 @@ fn stand(partial: &PartialRunConfig, origins: &Origins, notes: &mut Notes) -> Ve
         let found = if setting.hides(&found) { "(not shown)".to_owned() } else { shortened_line(&found) };
         match setting.standing_for(*is_for_python) {
             Standing::Honoured => {}
+            // The distributed_type of a file has made way for it.
+            Standing::WithoutEffect(_)
+                if setting.path == "multi_gpu" && overridden.iter().any(|it| it.setting == "distributed_type") => {}
             Standing::WithoutEffect(why) => {
                 messages.push(Message { setting: setting.path, found, origin: origin.clone(), why: why.to_owned() });
             }

@@ -6,6 +6,7 @@
 //! variables these are ([`DEFAULTS_VARIABLE`]) and take them for what they are: nobody has said anything.
 
 use super::{RunConfig, settings};
+use crate::names::DistributedType;
 use crate::settings::{DEFAULTS_VARIABLE, Origin};
 use std::collections::BTreeMap;
 
@@ -59,7 +60,8 @@ impl RunConfig {
         // The reference writes nothing about compilers where DeepSpeed trains.
         let always = if is_deepspeed { &ALWAYS[..1] } else { &ALWAYS[..] };
         let with_fsdp = if is_fsdp { &WITH_FSDP[..] } else { &[] };
-        let alone = if num_processes == 1 && !is_fsdp && !is_deepspeed { &ALONE[..] } else { &[] };
+        let is_alone = num_processes == 1 && !is_fsdp && !is_deepspeed && !self.is_multi_gpu();
+        let alone = if is_alone { &ALONE[..] } else { &[] };
         let said = self.variables();
         let mut unasked = BTreeMap::new();
         for (path, value) in [always, with_fsdp, alone].concat() {
@@ -76,6 +78,18 @@ impl RunConfig {
         let list = serde_json::to_string(&unasked).unwrap_or_default();
         unasked.insert(DEFAULTS_VARIABLE.to_owned(), list);
         unasked
+    }
+
+    /// Does Python's launcher start ranks even for one process, because a `distributed_type` says MULTI_GPU?
+    ///
+    /// ```
+    /// use accelerate_core::config::{ConfigFile, RunConfig, Sources};
+    /// let file = Some(ConfigFile::read("distributed_type: MULTI_GPU\n", "run.yaml".as_ref())?);
+    /// assert!(RunConfig::resolve(Sources { file, ..Default::default() })?.is_multi_gpu());
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    pub fn is_multi_gpu(&self) -> bool {
+        self.cluster.distributed_type == Some(DistributedType::MultiGpu) && !self.cluster.use_cpu
     }
 
     /// The keys that a file has in `deepspeed_config`, and `mixed_precision` if it is from there.

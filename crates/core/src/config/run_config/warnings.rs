@@ -70,7 +70,8 @@ impl RunConfig {
     /// ```
     pub fn warnings(&self, num_gpus: usize) -> Vec<String> {
         let messages = self.messages().iter().map(ToString::to_string);
-        messages.chain(self.without_gpus(num_gpus)).chain(self.classes_of_python()).collect()
+        let replaced = self.replaced_by_variables();
+        messages.chain(replaced).chain(self.without_gpus(num_gpus)).chain(self.classes_of_python()).collect()
     }
 
     /// Settings that somebody has said and that change nothing because of others: beside those of
@@ -92,6 +93,33 @@ impl RunConfig {
         });
         let unmet = settings().filter_map(|setting| self.unmet(setting)).filter(|message| !is_told(message.setting));
         switched_off.chain(unmet).collect()
+    }
+
+    /// Variables that hold in the place of what a file says otherwise, a sentence each: whoever reads the file would not know.
+    ///
+    /// ```
+    /// use accelerate_core::config::{ConfigFile, RunConfig, Sources};
+    /// let file = Some(ConfigFile::read("num_processes: 4\n", "run.yaml".as_ref())?);
+    /// let lookup = |name: &str| (name == "ACCELERATE_NUM_PROCESSES").then(|| "2".to_owned());
+    /// let run = RunConfig::resolve(Sources { file, environment: Some(&lookup), ..Default::default() })?;
+    /// let replaced = "num_processes is 2 (environment variable ACCELERATE_NUM_PROCESSES), not 4 (run.yaml:1:1)";
+    /// assert_eq!(run.replaced_by_variables(), [replaced]);
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    pub fn replaced_by_variables(&self) -> Vec<String> {
+        let replaced = settings().filter_map(|setting| {
+            let by_variable = self.origin(setting.path);
+            let of_file = self.overridden(setting.path).find(|other| matches!(other.origin, Origin::File { .. }))?;
+            let holds = self.text(setting).filter(|_| matches!(by_variable, Origin::Environment(_)))?;
+            let name = super::name_for(setting.path, &of_file.origin);
+            let show =
+                |value: &str| if setting.hides(value) { "(not shown)".to_owned() } else { shortened_line(value) };
+            let line = || {
+                format!("{name} is {} ({by_variable}), not {} ({})", show(&holds), show(&of_file.value), of_file.origin)
+            };
+            (holds != of_file.value).then(line)
+        });
+        replaced.collect()
     }
 
     fn unmet(&self, setting: &'static Setting) -> Option<Message> {
