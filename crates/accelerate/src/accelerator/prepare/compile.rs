@@ -11,7 +11,8 @@ pub(super) fn check(wanted: Compilation, found: Compilation) -> Result<()> {
         }
         Compilation::AotInductor => (
             DynamoBackend::AotInductor,
-            "package it with torch._inductor.aoti_compile_and_package and load that file as an nn::AotInductorModule",
+            "make a package with `accelerate export-model` and load it as an nn::ExportedModule, or one for inference with \
+             torch._inductor.aoti_compile_and_package as an nn::AotInductorModule",
         ),
         // The builder refuses to ask for graphs.
         Compilation::None | Compilation::CudaGraphs => return Ok(()),
