@@ -6,17 +6,18 @@
 use accelerate::nn::{ExportedModule, Module};
 use accelerate::optim::Sgd;
 use accelerate::tch::{Device, Kind, Tensor, no_grad};
-use accelerate::{Accelerator, DynamoBackend};
+use accelerate::{Accelerator, DynamoBackend, FullyShardedDataParallelPlugin};
 use anyhow::{Context, Result};
 use bench::{formula, grid};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 
 #[derive(Debug, Deserialize)]
 struct Case {
     package: PathBuf,
     accumulation: usize,
+    sharded: bool,
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -40,10 +41,14 @@ fn main() -> Result<()> {
 }
 
 fn train(run: &Accelerator, case: &Case) -> Result<Outcome> {
-    let accelerator = Accelerator::builder()
+    let builder = Accelerator::builder()
         .gradient_accumulation_steps(case.accumulation)
-        .dynamo_backend(DynamoBackend::AotInductor)
-        .build_from(run)?;
+        .dynamo_backend(DynamoBackend::AotInductor);
+    let builder = match case.sharded {
+        true => builder.fsdp_plugin(FullyShardedDataParallelPlugin::default()),
+        false => builder,
+    };
+    let accelerator = builder.build_from(run)?;
     let (rank, world_size) = (accelerator.process_index(), accelerator.num_processes());
     let model: ExportedModule<(Tensor, Tensor), Vec<Tensor>> = ExportedModule::load(&case.package, Device::Cpu)?;
     let store = model.params().clone();
@@ -71,10 +76,13 @@ fn train(run: &Accelerator, case: &Case) -> Result<Outcome> {
         store.eval();
         outcome.evaluations.push(of_all_ranks(no_grad(|| loss_of(&batch))?.f_double_value(&[])?)?);
     }
-    for param in store.parameters().iter().chain(&store.buffers()) {
-        let mine = param.get()?.f_detach()?.f_to_kind(Kind::Double)?.f_reshape([1, -1])?;
+    // Whole, also where parameters are sharded. Other names of a parameter are left out, as in Python.
+    let stored = store.parameters().into_iter().chain(store.buffers());
+    let names: HashSet<String> = stored.map(|param| param.name().to_owned()).collect();
+    for (name, tensor) in store.state_dict()?.iter().filter(|(name, _)| names.contains(*name)) {
+        let mine = tensor.f_detach()?.f_to_kind(Kind::Double)?.f_reshape([1, -1])?;
         let values = accelerator.gather(&mine)?.f_reshape([-1])?;
-        outcome.state.insert(param.name().to_owned(), Vec::try_from(&values).context("values of a parameter")?);
+        outcome.state.insert(name.to_owned(), Vec::try_from(&values).context("values of a parameter")?);
     }
     Ok(outcome)
 }

@@ -26,6 +26,8 @@ struct Case {
     model: &'static str,
     package: PathBuf,
     accumulation: usize,
+    /// Parameters are sharded here, which changes nothing that is compared.
+    sharded: bool,
 }
 
 /// What a run saw, and what it has left.
@@ -40,7 +42,7 @@ struct Outcome {
 /// The functions of `parity/exported.py`. Rows may be of any number, except where the gradient has their shape.
 const MODELS: [(&str, &str); 4] = [("mlp", "batch"), ("tied", "batch"), ("direct", "8"), ("attention", "batch")];
 
-/// Most that both sides may be apart.
+/// Most that both sides may be apart; losses as a part of the largest, where that is more than 1.
 const BOUND: f64 = 1e-6;
 
 pub(super) fn run(arguments: &Exported) -> Result<()> {
@@ -60,24 +62,29 @@ pub(super) fn run(arguments: &Exported) -> Result<()> {
             &inputs,
             &package,
         )?;
-        cases.extend([1, 3].map(|accumulation| Case { model, package: package.clone(), accumulation }));
+        let case = |(accumulation, sharded)| Case { model, package: package.clone(), accumulation, sharded };
+        cases.extend([(1, false), (3, false)].map(case));
+        // Buffers of sharded models are not copied from rank 0, there as here, so they would be others than in Python's replicas.
+        cases.extend((model != "tied").then(|| case((1, true))));
     }
     let grid = Grid::new("exported", &cases)?;
     let mut num_different = 0;
     for &world_size in &arguments.world_sizes {
         let (ours, theirs): (Vec<Outcome>, Vec<Outcome>) = (grid.ours(world_size)?, grid.theirs(world_size, &[])?);
         for (index, case) in cases.iter().enumerate() {
-            let loss = losses_apart(&ours[index].losses, &theirs[index].losses)?;
-            let evaluation = losses_apart(&ours[index].evaluations, &theirs[index].evaluations)?;
+            let scale = theirs[index].losses.iter().flatten().fold(1.0, |most: f64, loss| most.max(loss.abs()));
+            let loss = losses_apart(&ours[index].losses, &theirs[index].losses)? / scale;
+            let evaluation = losses_apart(&ours[index].evaluations, &theirs[index].evaluations)? / scale;
             let state = parameters_apart(&ours[index].state, &theirs[index].state)?;
             // A difference that is not a number is none that is small enough.
             let is_equal = [loss, evaluation, state].iter().all(|difference| *difference <= BOUND);
             num_different += usize::from(!is_equal);
             println!(
-                "parity=exported model={} accumulation={} world_size={world_size} loss={loss:.1e} evaluation={evaluation:.1e} \
+                "parity=exported model={} accumulation={} sharded={} world_size={world_size} loss={loss:.1e} evaluation={evaluation:.1e} \
                  state={state:.1e} {}",
                 case.model,
                 case.accumulation,
+                case.sharded,
                 if is_equal { "equal" } else { "DIFFERENT" }
             );
         }

@@ -15,7 +15,7 @@ import sys
 try:
     import torch
     from safetensors.torch import save_file
-    from torch._inductor import aot_compile, config
+    from torch._inductor import aot_compile
     from torch._inductor.package import package_aoti
     from torch.export import Dim, export
     from torch.export.experimental import _export_forward_backward
@@ -25,7 +25,6 @@ try:
 except ImportError as error:
     sys.exit(f"error: {sys.executable} has not what exporting needs, torch and safetensors: {error}")
 
-VERSION = 1
 # The example size of the first dynamic dim. Others get larger ones, for sizes that are equal by chance would become one.
 FIRST_SIZE = 6
 
@@ -70,15 +69,25 @@ def described(tensor, dynamic=()):
     return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": shape}
 
 
-def gradients(program, num_params):
+def check(functional, tensors, inputs):
+    """One pass on copies, to say in plain words what Inductor would say in others."""
+    copies = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
+    loss = functional(copies, inputs)[0]
+    if loss.dim() != 0 or not loss.requires_grad:
+        fail(f"the first output has shape {list(loss.shape)}; it has to be the loss, a scalar that depends on parameters")
+    trained = [index for index, copy in enumerate(copies) if copy.requires_grad]
+    found = torch.autograd.grad(loss, [copies[index] for index in trained], allow_unused=True)
+    unused = [functional.names[index] for index, gradient in zip(trained, found) if gradient is None]
+    if unused:
+        fail(f"the loss does not depend on {', '.join(unused)}; freeze them with requires_grad_(False), or leave them out")
+
+
+def gradients(program):
     """For each gradient at the end of the outputs: whose it is."""
     specs = program.graph_signature.output_specs
     targets = [spec.target for spec in specs if spec.kind == OutputKind.GRADIENT_TO_USER_INPUT]
     # Inputs are called by their position there: `arg7_1`.
-    owners = [int(re.fullmatch(r"arg(\d+)_1", target)[1]) for target in targets]
-    if any(owner >= num_params for owner in owners):
-        fail("an input of the model requires a gradient; only parameters may")
-    return owners
+    return [int(re.fullmatch(r"arg(\d+)_1", target)[1]) for target in targets]
 
 
 def main():
@@ -92,7 +101,11 @@ def main():
         fail(f"{sys.executable} has torch {torch.__version__}; programs are built with {arguments.torch_version}, which is needed")
     sys.path.insert(0, os.getcwd())
     module, _, function = arguments.function.partition(":")
-    model = getattr(importlib.import_module(module), function)()
+    try:
+        make = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        fail(f"{arguments.function} cannot be imported from {os.getcwd()}: {error}")
+    model = make()
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     if any(not tensor.is_contiguous() for tensor in named.values()):
         fail("a parameter or buffer is not contiguous; make it so in the function, with .contiguous()")
@@ -108,34 +121,30 @@ def main():
     shapes = ([{} for _ in tensors], dynamic)
 
     model.train()
+    check(functional, tensors, inputs)
     train = _export_forward_backward(export(functional, given, dynamic_shapes=shapes, strict=False))
     model.eval()
     with torch.no_grad():
         evaluation = export(functional, given, dynamic_shapes=shapes, strict=False).run_decompositions()
     num_params = sum(1 for _ in model.parameters())
+    stored = [{"name": name, "requires_grad": tensor.requires_grad, "persistent": name in persistent, **described(tensor)}
+              for name, tensor in named.items()]
     signature = {
-        "version": VERSION,
-        "parameters": [{"name": name, "requires_grad": tensor.requires_grad, **described(tensor)}
-                       for name, tensor in list(named.items())[:num_params]],
-        "buffers": [{"name": name, "persistent": name in persistent, **described(tensor)}
-                    for name, tensor in list(named.items())[num_params:]],
+        "version": 1,
+        "parameters": stored[:num_params],
+        "buffers": stored[num_params:],
         "aliases": aliases,
         "inputs": [described(example, dims_of) for example, dims_of in examples],
-        "gradients": gradients(train, num_params),
+        "gradients": gradients(train),
     }
-    configs = {
-        "aot_inductor.package": True,
-        # The program that loads the package has libtorch.
-        "aot_inductor.link_libtorch": False,
-        "aot_inductor.metadata": {"accelerate": json.dumps(signature)},
-    }
-    programs = {"train": train, "eval": evaluation}
+    # The program that loads the package has libtorch.
+    configs = {"package": True, "link_libtorch": False, "metadata": {"accelerate": json.dumps(signature)}}
+    configs = {f"aot_inductor.{name}": value for name, value in configs.items()}
     files = {name: aot_compile(program.module(check_guards=False), *program.example_inputs, options=configs)
-             for name, program in programs.items()}
+             for name, program in {"train": train, "eval": evaluation}.items()}
     package_aoti(arguments.output, files)
     values = {name: tensor.detach() for name, tensor in named.items()}
-    save_file(values, os.path.splitext(arguments.output)[0] + ".safetensors", metadata={"format": "pt"})
+    save_file(values, arguments.output.removesuffix("pt2") + "safetensors", metadata={"format": "pt"})
 
 
-if __name__ == "__main__":
-    main()
+main()
