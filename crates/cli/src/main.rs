@@ -8,6 +8,7 @@ mod doctor;
 mod env;
 mod estimate_memory;
 mod examples;
+mod export_model;
 mod flags;
 mod launch;
 mod man;
@@ -65,6 +66,7 @@ enum Command {
     Test(test::Arguments),
     Env(env::Arguments),
     EstimateMemory(estimate_memory::Arguments),
+    ExportModel(export_model::Arguments),
     MergeWeights(merge_weights::Arguments),
     #[command(name = "to-fsdp2")]
     ToFsdp2(to_fsdp2::Arguments),
@@ -116,6 +118,7 @@ fn run(command: Command, words: &[OsString]) -> Result<ExitCode, Box<dyn Error>>
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Env(arguments) => env::run(&arguments).map(success),
         Command::EstimateMemory(arguments) => estimate_memory::run(&arguments).map(success),
+        Command::ExportModel(arguments) => export_model::run(&arguments),
         Command::MergeWeights(arguments) => merge_weights::run(&arguments).map(success),
         Command::ToFsdp2(arguments) => to_fsdp2::run(&arguments),
         Command::Checkpoint(arguments) => checkpoint::run(&arguments),

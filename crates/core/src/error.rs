@@ -12,6 +12,7 @@ pub(crate) mod config;
 pub(crate) mod data;
 pub(crate) mod deep_speed;
 pub(crate) mod environment;
+pub(crate) mod exported_model;
 pub(crate) mod hosts;
 pub(crate) mod layout;
 pub(crate) mod plan;
@@ -51,6 +52,8 @@ pub(crate) enum ErrorKind {
     Data(#[from] data::DataErrorKind),
     #[error(transparent)]
     Environment(#[from] environment::EnvironmentErrorKind),
+    #[error(transparent)]
+    ExportedModel(#[from] exported_model::ExportedModelErrorKind),
     #[error(transparent)]
     Hosts(#[from] hosts::HostsErrorKind),
     #[error(transparent)]
@@ -158,9 +161,10 @@ impl Error {
         matches!(problem, Problem::Global { .. } | Problem::Use { .. } | Problem::Instruction { .. })
     }
 
-    /// A weight file, its size, name or index cannot be understood.
+    /// A weight file, its size, name or index, or an exported model cannot be understood.
     pub fn is_weight_files(&self) -> bool {
-        matches!(self.0.kind, ErrorKind::WeightFiles(_) | ErrorKind::Pytorch(_) | ErrorKind::Python(_))
+        use ErrorKind::{ExportedModel, Python, Pytorch, WeightFiles};
+        matches!(self.0.kind, WeightFiles(_) | Pytorch(_) | Python(_) | ExportedModel(_))
     }
 }
 

@@ -5,6 +5,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod environment;
 mod error;
+pub mod exported_model;
 pub mod files;
 pub mod hosts;
 pub mod kubernetes;

@@ -29,9 +29,10 @@ using namespace te;
 
 extern "C" {
 // `device_index` is -1 for the CPU.
-int32_t te_aoti_load(const char *path, size_t length, int32_t device_index, void **out) {
+int32_t te_aoti_load(const char *path, size_t length, const char *program, size_t program_length, int32_t device_index,
+                     void **out) {
   return guard([&] {
-    *out = new AOTIModelPackageLoader(std::string(path, length), "model", false, 1,
+    *out = new AOTIModelPackageLoader(std::string(path, length), std::string(program, program_length), false, 1,
                                       static_cast<c10::DeviceIndex>(device_index));
   });
 }
@@ -43,10 +44,12 @@ int32_t te_aoti_num_inputs(void *model, size_t *count) {
 }
 
 // Read without loading the machine code.
-int32_t te_aoti_metadata(const char *path, size_t length, PushText push, void *list) {
+int32_t te_aoti_metadata(const char *path, size_t length, const char *program, size_t program_length, PushText push,
+                         void *list) {
   return guard([&] {
     for (const auto &[key, value] :
-         AOTIModelPackageLoader::load_metadata_from_package(std::string(path, length), "model"))
+         AOTIModelPackageLoader::load_metadata_from_package(std::string(path, length),
+                                                            std::string(program, program_length)))
       push(list, key.data(), key.size(), value.data(), value.size());
   });
 }

@@ -346,5 +346,8 @@ bool te_function_needs_input_grad(void *node, size_t index) {
   return index < function.num_outputs() && function.task_should_compute_output(index);
 }
 
+// Within a backward pass.
+bool te_function_keeps_graph() { return torch::autograd::get_current_graph_task_keep_graph(); }
+
 bool te_is_grad_enabled() { return at::GradMode::is_enabled(); }
 }

@@ -11,10 +11,24 @@ use std::path::Path;
 use tch::{Device, Kind, Tensor};
 
 unsafe extern "C" {
-    fn te_aoti_load(path: *const u8, length: usize, device_index: i32, model: *mut Handle) -> i32;
+    fn te_aoti_load(
+        path: *const u8,
+        length: usize,
+        program: *const u8,
+        program_length: usize,
+        device_index: i32,
+        model: *mut Handle,
+    ) -> i32;
     fn te_aoti_free(model: Handle);
     fn te_aoti_num_inputs(model: Handle, count: *mut usize) -> i32;
-    fn te_aoti_metadata(path: *const u8, length: usize, push: PushText, list: *mut c_void) -> i32;
+    fn te_aoti_metadata(
+        path: *const u8,
+        length: usize,
+        program: *const u8,
+        program_length: usize,
+        push: PushText,
+        list: *mut c_void,
+    ) -> i32;
     fn te_aoti_run(model: Handle, inputs: *const Handle, count: usize, push: PushTensor, list: *mut c_void) -> i32;
 }
 
@@ -71,16 +85,27 @@ pub struct AotInductorModel {
 unsafe impl Send for AotInductorModel {}
 
 impl AotInductorModel {
-    /// Loads a package for `device`, the kind of device it was compiled for, with the inputs that it was exported with.
+    /// The name of the program in a package that has only one.
+    pub const PROGRAM: &str = "model";
+
+    /// Loads the only program of a package; see [`load_program`](Self::load_program).
+    ///
+    /// # Errors
+    /// Those of `load_program`.
+    pub fn load(path: &Path, device: Device, inputs: &[InputSpec]) -> Result<Self> {
+        Self::load_program(path, Self::PROGRAM, device, inputs)
+    }
+
+    /// Loads a program of a package for `device`, the kind of device it was compiled for, with the inputs that it was exported with.
     ///
     /// This runs code of the file. Load only what you trust.
     ///
     /// # Errors
     /// A file that is missing or no package; a package for another device; another number of inputs than declared. Wrong
     /// shapes here cannot be noticed: the package does not tell them.
-    pub fn load(path: &Path, device: Device, inputs: &[InputSpec]) -> Result<Self> {
+    pub fn load_program(path: &Path, program: &str, device: Device, inputs: &[InputSpec]) -> Result<Self> {
         let operation = "AotInductorModel::load";
-        let compiled_for = Self::metadata(path)?.remove("AOTI_DEVICE_KEY");
+        let compiled_for = Self::metadata(path, program)?.remove("AOTI_DEVICE_KEY");
         let wanted = if device == Device::Cpu { "cpu" } else { "cuda" };
         if compiled_for.as_deref() != Some(wanted) {
             let found = compiled_for.unwrap_or_else(|| "no device that it names".to_owned());
@@ -92,9 +117,10 @@ impl AotInductorModel {
         }
         let text = utf8(operation, path)?;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the path is copied during the call; `raw` receives an owned model.
+        // SAFETY: path and name are copied during the call; `raw` receives an owned model.
         check(operation, unsafe {
-            te_aoti_load(text.as_ptr(), text.len(), device_index(operation, device)?, &mut raw)
+            let device_index = device_index(operation, device)?;
+            te_aoti_load(text.as_ptr(), text.len(), program.as_ptr(), program.len(), device_index, &mut raw)
         })?;
         let model = Self { raw, device, inputs: inputs.to_vec() };
         let mut found = 0;
@@ -107,11 +133,11 @@ impl AotInductorModel {
         Ok(model)
     }
 
-    /// What a package says of itself, without loading its code: `AOTI_DEVICE_KEY`, `AOTI_CPU_ISA`, ...
+    /// What a program of a package says of itself, without loading its code: `AOTI_DEVICE_KEY`, `AOTI_CPU_ISA`, ...
     ///
     /// # Errors
-    /// A file that is missing or no package.
-    pub fn metadata(path: &Path) -> Result<BTreeMap<String, String>> {
+    /// A file that is missing or no package, or has no program of this name.
+    pub fn metadata(path: &Path, program: &str) -> Result<BTreeMap<String, String>> {
         extern "C" fn push(list: *mut c_void, key: *const u8, key_length: usize, value: *const u8, length: usize) {
             // SAFETY: `list` is the map below, alive and unused during the call; both texts are lent for it.
             unsafe {
@@ -124,14 +150,17 @@ impl AotInductorModel {
         std::fs::File::open(path).map_err(|error| Error::invalid(operation, format!("{}: {error}", path.display())))?;
         let path = utf8(operation, path)?;
         let mut metadata: BTreeMap<String, String> = BTreeMap::new();
-        // SAFETY: the path is lent for the call, and `push` is given the map that it expects.
+        // SAFETY: path and name are lent for the call, and `push` is given the map that it expects.
         check(operation, unsafe {
-            te_aoti_metadata(path.as_ptr(), path.len(), push, std::ptr::from_mut(&mut metadata).cast())
+            let list = std::ptr::from_mut(&mut metadata).cast();
+            te_aoti_metadata(path.as_ptr(), path.len(), program.as_ptr(), program.len(), push, list)
         })?;
         Ok(metadata)
     }
 
-    /// Runs the model. The outputs have no graph: there is no backward pass through compiled code.
+    /// Runs the program. The outputs have no graph: there is no backward pass through compiled code.
+    ///
+    /// A program that changes its inputs does so in place where they are contiguous, and changes a copy where they are not.
     ///
     /// # Errors
     /// Inputs that are not as declared or on another device; what the compiled code reports.

@@ -44,6 +44,7 @@ unsafe extern "C" {
     fn te_function_num_saved(node: *mut c_void) -> usize;
     fn te_function_saved(node: *mut c_void, results: *mut Handle) -> i32;
     fn te_function_needs_input_grad(node: *mut c_void, index: usize) -> bool;
+    fn te_function_keeps_graph() -> bool;
 }
 
 /// Computes `forward` outside the graph and makes its outputs the results of one node of the graph,
@@ -224,6 +225,12 @@ impl BackwardContext<'_> {
             check("saved_tensors", te_function_saved(self.node, results.as_mut_ptr()))?;
             Ok(results.into_iter().map(|raw| adopt(raw)).collect())
         }
+    }
+
+    /// Whether this pass may be made again (`retain_graph`): then what `backward` has computed with has to stay as it is.
+    pub fn keeps_graph(&self) -> bool {
+        // SAFETY: no arguments; a context exists only within a backward pass, to which the answer belongs.
+        unsafe { te_function_keeps_graph() }
     }
 
     /// Whether the gradient of an input is used by anyone; others may be `None`.

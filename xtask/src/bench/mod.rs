@@ -58,6 +58,8 @@ enum What {
     Loader,
     /// Whole steps of a tiny model, and what preparing adds to them (microseconds)
     Step,
+    /// Whole steps of a small model that `accelerate export-model` has compiled (microseconds)
+    Compiled,
     /// The optimizer alone: many small tensors, 32 million parameters, and with scaler and clipping (microseconds)
     Optimizer,
     /// Everything
@@ -116,6 +118,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     if wants(What::Step) {
         step::races(&environment, rounds, &step::STEPS, &mut races)?;
+    }
+    if wants(What::Compiled) {
+        step::compiled(&environment, rounds, &mut races)?;
     }
     if wants(What::Optimizer) {
         step::races(&environment, rounds, &step::OPTIMIZERS, &mut races)?;

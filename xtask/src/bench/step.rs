@@ -1,11 +1,13 @@
 //! The races of the training step and of the optimizer, in one process.
 
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::Goal;
+use crate::parity::exported;
 use crate::python::Environment;
 use crate::race::{Pair, Race, Races};
 use crate::{paths, process, ranks};
@@ -64,6 +66,43 @@ pub(super) fn races(environment: &Environment, rounds: usize, contests: &[Contes
     for contest in contests {
         races.add(contest.race(environment, rounds)?);
     }
+    Ok(())
+}
+
+/// A step of a model that was compiled, beside the same model as it is here, and compiled by `torch.compile` under Python
+/// Accelerate. Values are microseconds per step.
+pub(super) fn compiled(environment: &Environment, rounds: usize, races: &mut Races) -> Result<()> {
+    let rival_folder = paths::repository_root().join("bench/rival");
+    let package = paths::target_folder().join("bench/compiled_step.pt2");
+    let inputs = ["float32[32,64]".to_owned(), "int64[32]".to_owned()];
+    exported::export(environment, &rival_folder, "compiled_step:model", &inputs, &package)?;
+    // With many more steps on one batch, gradients are all but rounding, which AdamW magnifies, and answers part.
+    let steps = ["--steps", "600", "--warmup", "100"];
+    let (mut eager, mut torch) = (Vec::new(), Vec::new());
+    for round in 0..=rounds {
+        let ours = |package: Option<&Path>| {
+            let mut command = ranks::launch(1, &paths::release_binary("compiled_step"));
+            command.arg("--").args(steps);
+            if let Some(package) = package {
+                command.arg("--package").arg(package);
+            }
+            Report::of(command)
+        };
+        let (compiled, as_it_is) = (ours(Some(&package))?, ours(None)?);
+        let mut command = environment.torchrun(1)?;
+        command.arg(rival_folder.join("compiled_step.py")).args(steps).env("TORCHINDUCTOR_VEC_ISA_OK", "1");
+        let rival = Report::of(command)?;
+        check_answers("compiled_step", compiled.answer, as_it_is.answer)?;
+        check_answers("compiled_step_torch", compiled.answer, rival.answer)?;
+        if round > 0 {
+            eager.push(Pair { ours: compiled.micros, rival: as_it_is.micros });
+            torch.push(Pair { ours: compiled.micros, rival: rival.micros });
+        }
+    }
+    races.extend([
+        Race { name: "compiled_step", unit: "us", goal: 0.6, pairs: eager },
+        Race { name: "compiled_step_torch", unit: "us", goal: 1.0, pairs: torch },
+    ]);
     Ok(())
 }
 

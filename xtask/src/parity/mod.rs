@@ -6,6 +6,7 @@ mod checkpoint;
 mod compare;
 mod config;
 mod data;
+pub(crate) mod exported;
 mod fsdp;
 mod grid;
 mod launch;
@@ -41,6 +42,8 @@ enum What {
     Precision(precision::Precision),
     /// Losses and final parameters of sharded training
     Fsdp(fsdp::Fsdp),
+    /// Losses, evaluations and final parameters of models that `accelerate export-model` has compiled
+    Exported(exported::Exported),
     /// The environment of every rank under both launchers, for many flags and files
     Launch(launch::Launch),
     /// Checkpoints of each side, converted, and what the other one goes on with
@@ -77,6 +80,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         What::Data(data) => data::run(data),
         What::Precision(precision) => precision::run(precision),
         What::Fsdp(fsdp) => fsdp::run(fsdp),
+        What::Exported(exported) => exported::run(exported),
         What::Launch(launch) => launch::run(launch),
         What::Checkpoint(checkpoint) => checkpoint::run(checkpoint),
         What::Config(config) => config::run(config),

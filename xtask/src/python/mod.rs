@@ -5,7 +5,7 @@
 
 mod stand_ins;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -53,7 +53,16 @@ impl Environment {
 
     /// `python` with this environment's modules; threads and devices as every comparison uses them.
     pub(crate) fn command(&self) -> Command {
-        let mut command = Command::new(&self.python);
+        self.with_modules(&self.python)
+    }
+
+    pub(crate) fn python(&self) -> &Path {
+        &self.python
+    }
+
+    /// Another program, which starts this Python: what it starts finds the same modules.
+    pub(crate) fn with_modules(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
         command.env("PYTHONPATH", &self.module_path).env("ACCELERATE_USE_CPU", "true").env("OMP_NUM_THREADS", "1");
         // A user's own configuration of Accelerate must not change a comparison.
         command.env("HF_HOME", paths::target_folder().join("no-hugging-face-home"));

@@ -187,7 +187,7 @@ impl AcceleratorBuilder {
     /// Compilers that need Python are an error, and so is every setting that the chosen one has no use for. What there is
     /// besides "no" and "eager": "ts" for models that are TorchScript files ([`nn::ScriptModule`](crate::nn::ScriptModule)),
     /// "aot_inductor" for packages that were compiled ahead of time
-    /// ([`nn::AotInductorModule`](crate::nn::AotInductorModule)).
+    /// ([`nn::ExportedModule`](crate::nn::ExportedModule), and [`nn::AotInductorModule`](crate::nn::AotInductorModule) for inference).
     ///
     /// ```
     /// use accelerate::{Accelerator, DynamoBackend, TorchDynamoPlugin};

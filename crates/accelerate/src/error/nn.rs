@@ -108,9 +108,50 @@ pub(crate) enum NnError {
 
     #[error(
         "AotInductorModule {path} was given inputs that want gradients, but its compiled code has no backward pass; call \
-         it inside of tch::no_grad, detach the inputs, or train the model as a ScriptModule or in Rust"
+         it inside of tch::no_grad, detach the inputs, or train the model as an ExportedModule, a ScriptModule or in Rust"
     )]
     NoBackward { path: String },
+
+    #[error(
+        "ExportedModule {path} is a package for inference only: it holds no backward pass. Make one with `accelerate export-model`,          or load it as an AotInductorModule"
+    )]
+    OnlyForInference { path: String },
+
+    #[error("ExportedModule {path}: {source}")]
+    Signature { path: String, source: accelerate_core::Error },
+
+    #[error(
+        "the values of an exported model could not be read from {path}: {source}. `accelerate export-model` writes them beside          the package; keep both files together"
+    )]
+    ExportedValues { path: String, source: TchError },
+
+    #[error(
+        "{name} {problem}, in {path}; {kind:?} of shape {shape:?} is wanted. This file and the package beside it are not of one          export; make both again"
+    )]
+    ExportedValue { path: String, name: String, problem: String, kind: Kind, shape: Vec<i64> },
+
+    #[error("ExportedModule {path} has tensors of type {dtype}, which has no counterpart here")]
+    ExportedDtype { path: String, dtype: String },
+
+    #[error(
+        "ExportedModule {path} was given inputs that want gradients, but its compiled code has gradients of parameters only; detach          the inputs, or put the layers before them into the exported model"
+    )]
+    NoGradientOfInputs { path: String },
+
+    #[error(
+        "{name} requires a gradient, but ExportedModule {path} has none for it: it was frozen, or the loss did not depend on it,          when the model was exported. Freeze it with set_requires_grad(false), or export the model again"
+    )]
+    ExportedWithoutGradient { path: String, name: String },
+
+    #[error(
+        "{name}, a buffer of ExportedModule {path}, is not contiguous, and is changed in place; copy a contiguous tensor into it"
+    )]
+    BufferNotContiguous { path: String, name: String },
+
+    #[error(
+        "ExportedModule {path} was in evaluation mode in this forward pass, whose compiled code has no backward pass; call train() on          the model before, or wrap the pass in tch::no_grad if it needs no gradients"
+    )]
+    NoBackwardInEvaluation { path: String },
 
     #[error(
         "a tensor of shape {shape:?} has no fan-in and fan-out: Xavier and Kaiming initialisation need at \

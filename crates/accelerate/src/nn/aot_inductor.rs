@@ -11,9 +11,12 @@ use std::path::{Path, PathBuf};
 use tch::{Device, Tensor};
 use torch_ext::{AotInductorModel, InputSpec};
 
+const MODULE: &str = "AotInductorModule";
+
 /// A package made by `torch._inductor.aoti_compile_and_package`, for inference: the compiler backend "aot_inductor".
 ///
-/// Its weights are in the package, so its store is empty, and it cannot be trained. It computes in the precision that it
+/// Its weights are in the package, so its store is empty, and it cannot be trained: that can [`ExportedModule`](super::ExportedModule).
+/// It computes in the precision that it
 /// was compiled in: autocast does not reach into it. `I` is what `forward` takes, tensors by position in the order in which a
 /// [`TensorTree`] visits them; `O` is what it gives, a tensor, a tuple of tensors or a list of them.
 ///
@@ -46,13 +49,13 @@ impl<I: TensorTree, O: FromTensors> AotInductorModule<I, O> {
     /// A file that is missing or no package; a package for another device; another number of inputs.
     pub fn load(path: impl AsRef<Path>, device: Device, inputs: &[InputSpec]) -> Result<Self> {
         let path = path.as_ref().to_owned();
-        let model = AotInductorModel::load(&path, device, inputs).map_err(|source| failed(&path, source))?;
+        let model = AotInductorModel::load(&path, device, inputs).map_err(|source| failed(MODULE, &path, source))?;
         Ok(Self { model, path, store: ParamStore::new(device), signature: PhantomData })
     }
 }
 
-fn failed(path: &Path, source: torch_ext::Error) -> crate::Error {
-    NnError::Compiled { module: "AotInductorModule", path: path.display().to_string(), source }.into()
+pub(super) fn failed(module: &'static str, path: &Path, source: torch_ext::Error) -> crate::Error {
+    NnError::Compiled { module, path: path.display().to_string(), source }.into()
 }
 
 impl<I: TensorTree, O: FromTensors> Module for AotInductorModule<I, O> {
@@ -65,8 +68,8 @@ impl<I: TensorTree, O: FromTensors> Module for AotInductorModule<I, O> {
             return Err(NnError::NoBackward { path: self.path.display().to_string() }.into());
         }
         let inputs: Vec<&Tensor> = inputs.iter().collect();
-        let outputs = self.model.run(&inputs).map_err(|source| failed(&self.path, source))?;
-        from_tensors("AotInductorModule", &self.path, outputs)
+        let outputs = self.model.run(&inputs).map_err(|source| failed(MODULE, &self.path, source))?;
+        from_tensors(MODULE, &self.path, outputs)
     }
 
     fn params(&self) -> &ParamStore {
@@ -80,9 +83,6 @@ impl<I: TensorTree, O: FromTensors> Module for AotInductorModule<I, O> {
 
 impl<I, O> fmt::Debug for AotInductorModule<I, O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AotInductorModule")
-            .field("path", &self.path)
-            .field("model", &self.model)
-            .finish_non_exhaustive()
+        f.debug_struct(MODULE).field("path", &self.path).field("model", &self.model).finish_non_exhaustive()
     }
 }

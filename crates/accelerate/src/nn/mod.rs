@@ -6,7 +6,8 @@
 //!   the keys of PyTorch's `state_dict`, so weight files are exchanged by name.
 //! - Layers are plain structs with public fields; a model is whatever struct holds them and implements
 //!   [`Module`].
-//! - [`ScriptModule`] is a TorchScript file as a model, [`AotInductorModule`] a model compiled ahead of time.
+//! - [`ScriptModule`] is a TorchScript file as a model; [`ExportedModule`] is a model compiled ahead of time with its backward pass, and
+//!   [`AotInductorModule`] one without.
 //! - [`init`] holds PyTorch's initialisations: the same seed gives the same bits.
 //!
 //! ```
@@ -48,6 +49,7 @@ mod deferred;
 mod deferred_weight_grad;
 mod dropout;
 mod embedding;
+mod exported_module;
 mod functional;
 pub mod init;
 mod layer;
@@ -78,6 +80,7 @@ pub use deferred::ParamInitFn;
 pub(crate) use deferred_weight_grad::{DeferWeightGrad, DeferredWeightGrad};
 pub use dropout::Dropout;
 pub use embedding::{DenseEmbeddingKernel, Embedding, EmbeddingConfig, EmbeddingKernel};
+pub use exported_module::ExportedModule;
 pub use init::Init;
 pub(crate) use init::is_floating;
 pub use layer::{Layer, Module};

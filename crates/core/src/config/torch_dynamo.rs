@@ -27,7 +27,7 @@ spelled_enum! {
         Eager = "eager",
         /// TorchScript files; not among the reference's names.
         Ts = "ts",
-        /// Packages of AOTInductor, for inference; not among the reference's names.
+        /// Packages of AOTInductor; not among the reference's names.
         AotInductor = "aot_inductor",
         /// CUDA graphs.
         Cudagraphs = "cudagraphs",

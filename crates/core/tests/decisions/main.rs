@@ -11,6 +11,7 @@ mod deep_speed_objects;
 mod deep_speed_resolve;
 mod environment;
 mod environment_plugins;
+mod exported_model;
 mod golden;
 #[allow(unreachable_pub, reason = "a file of another crate's tests")]
 #[path = "../../../accelerate/tests/hostile/mod.rs"]

@@ -29,6 +29,7 @@ impl Preparation<'_> {
         let (accelerator, config) = (self.accelerator, self.accelerator.config());
         let evaluation_mode = options.evaluation_mode;
         compile::check(config.dynamo.compilation()?, model.compilation())?;
+        compile::tell_precision(model.compilation(), accelerator.mixed_precision());
         let store = model.params().clone();
         if let Some(param) = store.parameters().iter().find(|param| param.shard_group().is_some()) {
             return Err(StateError::AlreadySharded { parameter: param.name().to_owned() }.into());

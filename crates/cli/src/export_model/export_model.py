@@ -1,0 +1,150 @@
+"""Compiles a PyTorch model into a package with which Accelerate trains without Python; `accelerate export-model` runs it.
+
+The package holds two programs. "train" computes what the model gives and the gradients of its loss, "eval" what the model
+gives in evaluation mode. Both take all parameters and buffers and then the inputs, and buffers are changed in place. The
+metadata of both say which these are. The values of parameters and buffers are written beside the package.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import re
+import sys
+
+try:
+    import torch
+    from safetensors.torch import save_file
+    from torch._inductor import aot_compile
+    from torch._inductor.package import package_aoti
+    from torch.export import Dim, export
+    from torch.export.experimental import _export_forward_backward
+    from torch.export.graph_signature import OutputKind
+    from torch.func import functional_call
+    from torch.utils import _pytree as pytree
+except ImportError as error:
+    sys.exit(f"error: {sys.executable} has not what exporting needs, torch and safetensors: {error}")
+
+# The example size of the first dynamic dim. Others get larger ones, for sizes that are equal by chance would become one.
+FIRST_SIZE = 6
+
+
+def fail(message):
+    sys.exit(f"error: {message}")
+
+
+class Functional(torch.nn.Module):
+    """The model as a function of all its tensors, which gives a list with the loss first."""
+
+    def __init__(self, model, names):
+        super().__init__()
+        # Not a submodule: then its parameters would be constants of the program.
+        self.__dict__["model"], self.names = model, names
+
+    def forward(self, tensors, inputs):
+        outputs = functional_call(self.__dict__["model"], dict(zip(self.names, tensors)), tuple(inputs))
+        if hasattr(outputs, "keys") and "loss" in outputs:
+            outputs = [outputs["loss"], *(outputs[name] for name in outputs if name != "loss")]
+        loss, *others = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+        return [loss, *(other.detach() for other in others)]
+
+
+def parse_input(text, dims):
+    """`float32[batch,64]` as a tensor of that type and shape, and what is dynamic of it."""
+    found = re.fullmatch(r"(\w+)\[([\w, ]*)\]", text.strip())
+    dtype = getattr(torch, found[1], None) if found else None
+    if not isinstance(dtype, torch.dtype):
+        fail(f"`{text}` is no input; write a type and a shape, with names for sizes that vary: float32[batch,64]")
+    shape, dynamic = [], {}
+    for index, size in enumerate(part.strip() for part in found[2].split(",") if part.strip()):
+        if not size.isdigit():
+            dynamic[index], size = dims.setdefault(size, (Dim(size, min=1), FIRST_SIZE + len(dims)))
+        shape.append(int(size))
+    example = torch.randn(shape).to(dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
+    return example, dynamic
+
+
+def described(tensor, dynamic=()):
+    shape = [-1 if index in dynamic else size for index, size in enumerate(tensor.shape)]
+    return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": shape}
+
+
+def check(functional, tensors, inputs):
+    """One pass on copies, to say in plain words what Inductor would say in others."""
+    copies = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
+    loss = functional(copies, inputs)[0]
+    if loss.dim() != 0 or not loss.requires_grad:
+        fail(f"the first output has shape {list(loss.shape)}; it has to be the loss, a scalar that depends on parameters")
+    trained = [index for index, copy in enumerate(copies) if copy.requires_grad]
+    found = torch.autograd.grad(loss, [copies[index] for index in trained], allow_unused=True)
+    unused = [functional.names[index] for index, gradient in zip(trained, found) if gradient is None]
+    if unused:
+        fail(f"the loss does not depend on {', '.join(unused)}; freeze them with requires_grad_(False), or leave them out")
+
+
+def gradients(program):
+    """For each gradient at the end of the outputs: whose it is."""
+    specs = program.graph_signature.output_specs
+    targets = [spec.target for spec in specs if spec.kind == OutputKind.GRADIENT_TO_USER_INPUT]
+    # Inputs are called by their position there: `arg7_1`.
+    return [int(re.fullmatch(r"arg(\d+)_1", target)[1]) for target in targets]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("function", help="module:function, which returns the model")
+    parser.add_argument("--inputs", nargs="+", required=True)
+    parser.add_argument("--output", required=True)
+    parser.add_argument("--torch_version", required=True)
+    arguments = parser.parse_args()
+    if torch.__version__.split("+")[0] != arguments.torch_version:
+        fail(f"{sys.executable} has torch {torch.__version__}; programs are built with {arguments.torch_version}, which is needed")
+    sys.path.insert(0, os.getcwd())
+    module, _, function = arguments.function.partition(":")
+    try:
+        make = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        fail(f"{arguments.function} cannot be imported from {os.getcwd()}: {error}")
+    model = make()
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    if any(not tensor.is_contiguous() for tensor in named.values()):
+        fail("a parameter or buffer is not contiguous; make it so in the function, with .contiguous()")
+    everything = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    owner_of = {id(tensor): name for name, tensor in named.items()}
+    aliases = {name: owner_of[id(tensor)] for name, tensor in everything if name not in named}
+    persistent = set(model.state_dict())
+    dims = {}
+    examples = [parse_input(text, dims) for text in arguments.inputs]
+    inputs, dynamic = [example for example, _ in examples], [dims_of for _, dims_of in examples]
+    tensors, functional = list(named.values()), Functional(model, list(named))
+    given = (tensors, inputs)
+    shapes = ([{} for _ in tensors], dynamic)
+
+    model.train()
+    check(functional, tensors, inputs)
+    train = _export_forward_backward(export(functional, given, dynamic_shapes=shapes, strict=False))
+    model.eval()
+    with torch.no_grad():
+        evaluation = export(functional, given, dynamic_shapes=shapes, strict=False).run_decompositions()
+    num_params = sum(1 for _ in model.parameters())
+    stored = [{"name": name, "requires_grad": tensor.requires_grad, "persistent": name in persistent, **described(tensor)}
+              for name, tensor in named.items()]
+    signature = {
+        "version": 1,
+        "parameters": stored[:num_params],
+        "buffers": stored[num_params:],
+        "aliases": aliases,
+        "inputs": [described(example, dims_of) for example, dims_of in examples],
+        "gradients": gradients(train),
+    }
+    # The program that loads the package has libtorch.
+    configs = {"package": True, "link_libtorch": False, "metadata": {"accelerate": json.dumps(signature)}}
+    configs = {f"aot_inductor.{name}": value for name, value in configs.items()}
+    files = {name: aot_compile(program.module(check_guards=False), *program.example_inputs, options=configs)
+             for name, program in {"train": train, "eval": evaluation}.items()}
+    package_aoti(arguments.output, files)
+    values = {name: tensor.detach() for name, tensor in named.items()}
+    save_file(values, arguments.output.removesuffix("pt2") + "safetensors", metadata={"format": "pt"})
+
+
+main()
