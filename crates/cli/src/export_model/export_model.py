@@ -137,9 +137,9 @@ def main():
         "inputs": [described(example, dims_of) for example, dims_of in examples],
         "gradients": gradients(train),
     }
-    # The program that loads the package has libtorch.
+    # The program that loads the package has libtorch, and threads of its own; with OMP_NUM_THREADS=1 here, code has one.
     configs = {"package": True, "link_libtorch": False, "metadata": {"accelerate": json.dumps(signature)}}
-    configs = {f"aot_inductor.{name}": value for name, value in configs.items()}
+    configs = {"cpp.dynamic_threads": torch.get_num_threads() > 1, **{f"aot_inductor.{name}": it for name, it in configs.items()}}
     files = {name: aot_compile(program.module(check_guards=False), *program.example_inputs, options=configs)
              for name, program in {"train": train, "eval": evaluation}.items()}
     package_aoti(arguments.output, files)
