@@ -5,6 +5,7 @@ use accelerate::checkpoint::{LoadOptions, load_checkpoint_in_model};
 use accelerate::nn::{Linear, ParamStore};
 use accelerate::tch::Device;
 use accelerate_launch::{LaunchConfig, PortReservation, Program, Silent, launch};
+use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -224,12 +225,22 @@ fn a_rank_that_stays_away_is_named_before_and_after_the_deadline() {
 
 #[test]
 fn ranks_that_stay_away_are_told_apart_from_one_that_is_late_before_its_own_deadline() {
-    let mut ranks = start("late_rank", 4);
-    let text = said(&end(ranks.remove(1)));
+    let mut ranks = start_with(4, |_| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_conformance"));
+        command.arg("late_rank").env("ACCELERATE_PROCESS_GROUP_WAITING_NOTICE", "3");
+        command
+    });
+    let mut late = ranks.remove(0);
+    // Rank 0 comes when it tells that rank 1 waits for it, so both deadlines count from what rank 1 does.
+    let mut lines = BufReader::new(late.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.contains("rank 1 is in all_reduce")), "rank 0 tells who waits");
+    drop(late.stdin.take());
+    let text = said(&end(ranks.remove(0)));
     assert!(text.contains("ranks 2, 3 have not made this call"), "{text}");
     // It has not been waited for: its own deadline is later.
-    let text = said(&end(ranks.remove(0)));
+    let text = lines.collect::<Vec<_>>().join("\n");
     assert!(text.contains("lost the connection to another process: ranks 2, 3 have not"), "{text}");
+    assert!(!late.wait().unwrap().success());
     ranks.into_iter().for_each(|rank| drop(end(rank)));
 }
 

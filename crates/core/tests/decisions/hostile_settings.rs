@@ -118,6 +118,11 @@ fn values_that_are_none_of_their_setting() {
         case("more than 64 bits", "num_processes: 99999999999999999999\n", &["run.yaml:1:16: num_processes is \"999"]),
         case("half a process", "num_processes: 1.5\n", &["run.yaml:1:16: num_processes is \"1.5\""]),
         case("infinitely many", "num_processes: .inf\n", &["run.yaml:1:16: num_processes is \".inf\""]),
+        case(
+            "a number in base 8",
+            "num_processes: 010\n",
+            &["run.yaml:1:16: num_processes is 010 (which Python reads as 8; write it", "but must be a whole number"],
+        ),
         case("a list for a count", "num_processes: [2]\n", &["run.yaml:1:16: num_processes is a list"]),
         case("an object for a count", "num_processes: {a: 2}\n", &["run.yaml:1:16: num_processes is an object"]),
         case("an object for a text", "main_process_ip: {a: 1}\n", &["run.yaml:1:18: main_process_ip is an object"]),

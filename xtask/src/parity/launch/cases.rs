@@ -200,6 +200,15 @@ pub(super) const CASES: &[Case] = &[
     ),
     flags("--zero_stage 3").file("distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  zero_stage: 2\n"),
     flags("").file("distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  deepspeed_config_file: zero.json\n"),
+    // What several places say at once.
+    flags("--multi_gpu").file("distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_version: 1\n"),
+    flags("--use_fsdp").file("distributed_type: MULTI_GPU\nnum_processes: 2\n"),
+    flags("").file("distributed_type: MULTI_GPU\nnum_processes: 1\n"),
+    flags("--multi_gpu --num_processes 2").file("distributed_type: 'NO'\nnum_processes: -1\nfp16: false\n"),
+    flags("--num_processes 1 --num_processes 2 --multi_gpu"),
+    flags("--num_processes 1").inherits(&[("WORLD_SIZE", "1")]),
+    flags("--num_processes 2 --multi_gpu").inherits(&[("WORLD_SIZE", "1")]),
+    flags("--mixed_precision no").file("distributed_type: 'NO'\nnum_processes: 1\nmixed_precision: bf16\n"),
     // What is told here, and goes without a word there.
     flags("--num_processes 1 --fsdp_version 2").refused("--use_fsdp"),
     flags("--num_processes 1 --zero_stage 2").refused("--use_deepspeed"),

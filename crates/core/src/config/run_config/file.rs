@@ -246,7 +246,14 @@ fn hint(home: Option<&'static str>, nearest_key: Option<&str>) -> String {
     }
 }
 
-/// What a value is, where the setting has no such values: a list or an object.
+/// The number that Python's reader of YAML takes a number for that begins with a zero, if that is another one.
+fn octal(text: &str) -> Option<u64> {
+    let digits = text.strip_prefix('0').filter(|digits| !digits.is_empty())?;
+    let number = u64::from_str_radix(digits, 8).ok()?;
+    (digits.parse() != Ok(number)).then_some(number)
+}
+
+/// What a value is, where the setting has no such values: a list or an object, or a number that Python reads as another one.
 fn wrong_shape(setting: &Setting, node: &Node) -> Option<String> {
     let name = |node: &Node| match &node.value {
         _ if node.is_null() => Some("nothing"),
@@ -255,7 +262,9 @@ fn wrong_shape(setting: &Setting, node: &Node) -> Option<String> {
         NodeValue::Mapping(_) => Some("an object"),
     };
     match &node.value {
-        NodeValue::Scalar { .. } => None,
+        NodeValue::Scalar { is_quoted: true, .. } => None,
+        NodeValue::Scalar { text, is_quoted: false } => octal(text)
+            .map(|number| format!("{text} (which Python reads as {number}; write it without the 0 before it)")),
         NodeValue::Mapping(_) if setting.takes_object() => None,
         NodeValue::List(items) if matches!(setting.kind, ValueKind::List | ValueKind::Text) => {
             let wrong = items.iter().enumerate().find_map(|(index, item)| Some((index + 1, name(item)?)));
