@@ -1,0 +1,90 @@
+//! A small share of the rehearsal, and what is said where checks go wrong.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+struct Ran {
+    output: Output,
+    text: String,
+    report: Value,
+}
+
+/// Runs the program on the CPU, whatever this machine has, and without Python.
+fn run(arguments: &[&str]) -> Ran {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-checks"));
+    let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("python");
+    command.args(["--rehearse", "--python", "no-such-python", "--commit", "abc", "--output"]).arg(folder.path());
+    let output = command.arg("--scripts").arg(scripts).args(arguments).output().unwrap();
+    let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+    Ran { output, text: read("report.txt"), report: serde_json::from_str(&read("report.json")).unwrap() }
+}
+
+fn result(report: &Value, check: &str) -> (String, String) {
+    let rows = report["rows"].as_array().unwrap();
+    let row = rows.iter().find(|row| row["check"] == check).unwrap_or_else(|| panic!("no {check} in {report:#}"));
+    (row["result"].as_str().unwrap().to_owned(), row["figure"].as_str().unwrap().to_owned())
+}
+
+#[test]
+fn checks_run_and_both_reports_say_that_it_was_a_rehearsal() {
+    let only = ["--only", "dropout", "--only", "fp16_scaler", "--only", "memory", "--only", "python_fp32"];
+    let Ran { output, text, report } = run(&only);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    let (state, figure) = result(&report, "dropout");
+    assert!(state == "passed" && figure.contains("% kept"), "{text}");
+    assert_eq!(result(&report, "fp16_scaler").0, "passed", "{text}");
+    let (state, figure) = result(&report, "memory");
+    assert!(state == "not_here" && figure.starts_with("because "), "{text}");
+    assert_eq!(result(&report, "python_fp32").0, "not_here", "{text}");
+    assert_eq!(report["rows"].as_array().unwrap().len(), 4);
+    assert_eq!(report["is_rehearsal"], true);
+    assert_eq!(report["machine"]["commit"], "abc");
+    for key in ["system", "processor", "gpu", "driver", "libtorch", "python", "date"] {
+        assert!(report["machine"][key].as_str().is_some_and(|value| !value.is_empty()), "{key}: {report:#}");
+    }
+    assert!(report["machine"]["libtorch"].as_str().unwrap().starts_with("2.11.0"), "{report:#}");
+    for printed in [&text, &String::from_utf8_lossy(&output.stdout).into_owned()] {
+        assert!(printed.contains("prove nothing about a GPU") && printed.contains("dropout"), "{printed}");
+    }
+}
+
+#[test]
+fn a_planted_failure_is_reported_as_what_it_is_and_the_rest_goes_on() {
+    for (plant, budget, state, words) in [
+        ("dropout=figure", "480", "failed", "wanted"),
+        ("dropout=crash", "480", "crashed", "SIGABRT"),
+        ("dropout=hang", "8", "timed_out", "did not end within"),
+    ] {
+        let arguments = ["--only", "generators", "--only", "dropout", "--plant", plant, "--budget", budget];
+        let Ran { output, text, report } = run(&arguments);
+        assert_eq!(output.status.code(), Some(1), "{plant}: {text}");
+        let (found, figure) = result(&report, "dropout");
+        assert!(found == state && figure.contains(words), "{plant}: {text}");
+        assert_eq!(result(&report, "generators").0, "passed", "{plant}: {text}");
+    }
+}
+
+#[test]
+fn checks_without_time_are_not_run_and_count_as_failures() {
+    let Ran { output, text, report } = run(&["--only", "generators", "--only", "dropout", "--budget", "0"]);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    for check in ["generators", "dropout"] {
+        assert_eq!(result(&report, check).0, "no_time", "{text}");
+    }
+}
+
+#[test]
+fn names_are_listed_and_unknown_ones_refused() {
+    let program = env!("CARGO_BIN_EXE_gpu-checks");
+    let list = Command::new(program).arg("--list").output().unwrap();
+    assert!(String::from_utf8_lossy(&list.stdout).lines().count() > 20);
+    for arguments in [["--only", "droput"], ["--plant", "droput=crash"], ["--plant", "dropout=cramp"]] {
+        let refused = Command::new(program).args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && (said.contains("droput") || said.contains("cramp")), "{said}");
+    }
+}
