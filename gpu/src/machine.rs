@@ -33,6 +33,8 @@ pub(crate) struct Machine {
     pub(crate) date: String,
 }
 
+const NO_GPU: &str = "none";
+
 /// Prints a [`Probe`] of this process.
 pub(crate) fn probe() -> Result<()> {
     let device = match Accelerator::builder().build()?.device() {
@@ -60,6 +62,11 @@ pub(crate) fn probe_of(program: &Path, variables: &[(&str, &str)]) -> Result<Pro
 }
 
 impl Machine {
+    /// Whether the driver's own program shows a GPU.
+    pub(crate) fn has_gpu(&self) -> bool {
+        self.gpu != NO_GPU
+    }
+
     pub(crate) fn look(python: Option<&(PathBuf, String)>, commit: Option<String>) -> Self {
         let unknown = || "unknown".to_owned();
         let line = |program: &str, arguments: &[&str]| {
@@ -72,7 +79,7 @@ impl Machine {
         Self {
             system: line("uname", &["-srm"]).unwrap_or_else(unknown),
             processor: processor().unwrap_or_else(unknown),
-            gpu: gpu("name,memory.total").map_or_else(|| "none".to_owned(), joined),
+            gpu: gpu("name,memory.total").map_or_else(|| NO_GPU.to_owned(), joined),
             driver: gpu("driver_version").map_or_else(|| "none".to_owned(), joined),
             libtorch: libtorch().unwrap_or_else(unknown),
             python: python

@@ -66,12 +66,16 @@ impl Row {
 pub(crate) struct Report {
     /// No GPU took part.
     pub(crate) is_rehearsal: bool,
+    /// Although the machine has one.
+    pub(crate) misses_gpu: bool,
     /// Whether the program was built with the feature `cuda`.
     pub(crate) has_feature: bool,
     pub(crate) machine: Machine,
     pub(crate) rows: Vec<Row>,
 }
 
+const MISSED: &str = "libtorch does not see the GPU of this machine, which is a failure: is the bundle built with the feature cuda, does \
+                      the driver fit CUDA 13, and is CUDA_VISIBLE_DEVICES empty?\n";
 const REHEARSAL: &str = "REHEARSAL: these checks ran on the CPU over Gloo. They prove nothing about a GPU.\n";
 
 impl Report {
@@ -92,6 +96,9 @@ impl Report {
         }
         if self.is_rehearsal {
             head.push_str(REHEARSAL);
+        }
+        if self.misses_gpu {
+            head.push_str(MISSED);
         }
         let _ = writeln!(head, "\n{:18} {:9} {:>6}  figure", "check", "result", "s");
         head
@@ -132,7 +139,7 @@ impl Report {
 
     /// Has every check been run, as far as it makes sense here, and gone well?
     pub(crate) fn is_good(&self) -> bool {
-        self.rows.iter().all(|row| row.result.is_good())
+        !self.misses_gpu && self.rows.iter().all(|row| row.result.is_good())
     }
 
     /// Writes `report.txt` and `report.json`.
@@ -167,7 +174,7 @@ mod tests {
             last_words: if result.is_good() { Vec::new() } else { vec!["alas".to_owned()] },
             ..Row::new("dropout", *result, "half of them", 1.26)
         });
-        Report { is_rehearsal, has_feature: true, machine, rows: rows.collect() }
+        Report { is_rehearsal, misses_gpu: false, has_feature: true, machine, rows: rows.collect() }
     }
 
     #[test]
@@ -191,6 +198,12 @@ mod tests {
         assert!(text.contains("1 passed, 0 failed, 1 crashed") && text.contains("  alas"), "{text}");
         let text = report(&[Outcome::Passed], false).text();
         assert!(!text.contains("REHEARSAL") && !text.contains("alas"), "{text}");
+    }
+
+    #[test]
+    fn a_gpu_that_is_not_seen_is_a_failure() {
+        let report = Report { misses_gpu: true, ..report(&[Outcome::Passed], true) };
+        assert!(!report.is_good() && report.head().contains("does not see the GPU"), "{}", report.head());
     }
 
     #[test]

@@ -28,8 +28,8 @@ pub(crate) struct Settings {
     pub(crate) commit: Option<String>,
 }
 
-/// So many of the last lines that a process printed are kept.
-const LAST_LINES: usize = 12;
+/// So many of the last lines that a process printed are kept: errors of libtorch come with some thirty lines of calls.
+const LAST_LINES: usize = 40;
 
 pub(crate) fn run(settings: &Settings) -> Result<Report> {
     let started = Instant::now();
@@ -38,7 +38,9 @@ pub(crate) fn run(settings: &Settings) -> Result<Report> {
     let has_gpu = seen.num_devices > 0 && !settings.rehearse;
     let python = machine::python(&settings.python);
     let machine = Machine::look(python.as_ref(), settings.commit.clone());
-    let mut report = Report { is_rehearsal: !has_gpu, has_feature: seen.has_feature, machine, rows: Vec::new() };
+    let misses_gpu = !has_gpu && !settings.rehearse && machine.has_gpu();
+    let has_feature = seen.has_feature;
+    let mut report = Report { is_rehearsal: !has_gpu, misses_gpu, has_feature, machine, rows: Vec::new() };
     print!("{}", report.head());
     let folder = tempfile::tempdir().context("no folder for what the checks write")?;
     let wanted = |check: &&Check| settings.only.is_empty() || settings.only.iter().any(|name| name == check.name);
@@ -121,15 +123,20 @@ impl Process<'_> {
 
 /// What came of a check whose process has ended by itself.
 fn judge(status: ExitStatus, answer: &Path, printed: &str) -> (Outcome, String) {
+    let found = std::fs::read_to_string(answer).ok().and_then(|text| serde_json::from_str(&text).ok());
     if let Some(signal) = status.signal() {
-        return (Outcome::Crashed, format!("ended by {}", signal_name(signal)));
+        // Libraries that tidy up at the end of a process may end it otherwise, and what was found before counts still for the reader.
+        let before = match &found {
+            Some(Found::Figure(text) | Found::NotHere(text)) => format!(" after it had said: {text}"),
+            None => String::new(),
+        };
+        return (Outcome::Crashed, format!("ended by {}{before}", signal_name(signal)));
     }
     let last = printed.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it printed nothing");
     if !status.success() {
         let error = printed.lines().rev().find_map(|line| line.strip_prefix("error: ")).unwrap_or(last);
         return (Outcome::Failed, error.to_owned());
     }
-    let found = std::fs::read_to_string(answer).ok().and_then(|text| serde_json::from_str(&text).ok());
     match found {
         Some(Found::Figure(figure)) => (Outcome::Passed, figure),
         Some(Found::NotHere(reason)) => (Outcome::NotHere, format!("because {reason}")),
@@ -173,7 +180,8 @@ mod tests {
             (0, &missing, "bye\n", Outcome::Crashed, "ended with code 0, and has not said what it found"),
             (256, &there, "error: found 2, wanted 3\nbye\n", Outcome::Failed, "found 2, wanted 3"),
             (256, &missing, "bye\n\n", Outcome::Failed, "bye"),
-            (11, &there, "", Outcome::Crashed, "ended by SIGSEGV"),
+            (11, &missing, "", Outcome::Crashed, "ended by SIGSEGV"),
+            (11, &there, "", Outcome::Crashed, "ended by SIGSEGV after it had said: 3 of 3"),
         ] {
             let found = judge(ExitStatus::from_raw(code), answer, printed);
             assert_eq!(found, (outcome, figure.to_owned()), "{code} {printed:?}");
@@ -182,8 +190,8 @@ mod tests {
 
     #[test]
     fn the_last_words_are_few() {
-        let many: String = (0..40).map(|number| format!("{number}\n\n")).collect();
+        let many: String = (0..90).map(|number| format!("{number}\n\n")).collect();
         let words = last_lines(&many);
-        assert_eq!((words.len(), words.first().unwrap().as_str(), words.last().unwrap().as_str()), (12, "28", "39"));
+        assert_eq!((words.len(), words.first().unwrap().as_str(), words.last().unwrap().as_str()), (40, "50", "89"));
     }
 }
