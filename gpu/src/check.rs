@@ -169,7 +169,7 @@ impl Context<'_> {
         }
         let double = |tensor: &Tensor| tensor.f_detach()?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double);
         let difference = double(found)?.f_sub(&double(wanted)?)?.f_abs()?.f_max()?.f_double_value(&[])?;
-        self.close(what, difference, 0.0, tolerance)
+        self.close(&format!("{what}, the largest difference"), difference, 0.0, tolerance)
     }
 
     /// Fails unless two tensors have the same dtype and the same bits.

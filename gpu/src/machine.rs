@@ -13,8 +13,6 @@ use serde::{Deserialize, Serialize};
 /// What a process of this program sees.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Probe {
-    /// Whether it was built with the feature `cuda`.
-    pub(crate) has_feature: bool,
     pub(crate) num_devices: i64,
     /// The device that an accelerator takes, as PyTorch writes it.
     pub(crate) device: String,
@@ -41,8 +39,7 @@ pub(crate) fn probe() -> Result<()> {
         Device::Cuda(index) => format!("cuda:{index}"),
         other => format!("{other:?}").to_lowercase(),
     };
-    let has_feature = cfg!(feature = "cuda");
-    println!("{}", serde_json::to_string(&Probe { has_feature, num_devices: Cuda::device_count(), device })?);
+    println!("{}", serde_json::to_string(&Probe { num_devices: Cuda::device_count(), device })?);
     Ok(())
 }
 

@@ -33,15 +33,21 @@ const LAST_LINES: usize = 40;
 
 pub(crate) fn run(settings: &Settings) -> Result<Report> {
     let started = Instant::now();
-    let seen =
-        machine::probe_of(&settings.program, &[]).context("a process of this program cannot look for devices")?;
-    let has_gpu = seen.num_devices > 0 && !settings.rehearse;
+    let seen = machine::probe_of(&settings.program, &[]);
     let python = machine::python(&settings.python);
     let machine = Machine::look(python.as_ref(), settings.commit.clone());
-    let misses_gpu = !has_gpu && !settings.rehearse && machine.has_gpu();
-    let has_feature = seen.has_feature;
+    // Where looking for devices fails, the checks say more of it than the look does.
+    let sees_gpu = seen.as_ref().map_or_else(|_| machine.has_gpu(), |seen| seen.num_devices > 0);
+    let has_gpu = sees_gpu && !settings.rehearse;
+    let misses_gpu = !sees_gpu && !settings.rehearse && machine.has_gpu();
+    let has_feature = cfg!(feature = "cuda");
     let mut report = Report { is_rehearsal: !has_gpu, misses_gpu, has_feature, machine, rows: Vec::new() };
     print!("{}", report.head());
+    if let Err(error) = seen {
+        let row = Row::new("probe", Outcome::Failed, format!("{error:#}"), started.elapsed().as_secs_f64());
+        println!("{}", row.line());
+        report.rows.push(row);
+    }
     let folder = tempfile::tempdir().context("no folder for what the checks write")?;
     let wanted = |check: &&Check| settings.only.is_empty() || settings.only.iter().any(|name| name == check.name);
     for check in checks::ALL.iter().filter(wanted) {
@@ -93,7 +99,8 @@ impl Process<'_> {
             Err(error) if error.is_limit_passed() => {
                 (Outcome::TimedOut, format!("did not end within {} s", self.limit.as_secs()))
             }
-            Err(error) => return Err(error.into()),
+            Err(error) if error.is_interrupted() => return Err(error.into()),
+            Err(error) => (Outcome::Failed, error.to_string()),
         };
         // A check that went well has nothing to explain.
         let is_quiet = matches!(outcome, Outcome::Passed | Outcome::NotHere);

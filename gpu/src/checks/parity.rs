@@ -54,13 +54,13 @@ pub(crate) fn random(context: &Context<'_>) -> Result<Found> {
     Found::figure(format!("{} numbers to the bit", normal.len() + kept.len()))
 }
 
-/// Sums in float32 may come in another order, which is 1e-7 of a loss of 4.6; AdamW divides small gradients by their size and so
+/// Sums in float32 may come in another order, which is 1e-7 of a loss of 6; AdamW divides small gradients by their size and so
 /// doubles what differs in some steps. Another rule, rate or decay shows at 1e-3.
 pub(crate) fn float32(context: &Context<'_>) -> Result<Found> {
     beside_python(context, MixedPrecision::No, 1e-4)
 }
 
-/// bfloat16 keeps 8 bits: 4e-3 of each number, whose mean over 128 tokens moves a tenth as far. In a loss of 4.6 that is 2e-3 for
+/// bfloat16 keeps 8 bits: 4e-3 of each number, whose mean over 128 tokens moves a tenth as far. In a loss of 6 that is 2e-3 for
 /// each order of sums, and 20 steps add up.
 pub(crate) fn bfloat16(context: &Context<'_>) -> Result<Found> {
     beside_python(context, MixedPrecision::Bf16, 2e-2)

@@ -152,7 +152,7 @@ fn trained_by_two(context: &Context<'_>, training: &Training) -> Result<Trained>
     Ok(Trained { losses, parameters: first.parameters.into_iter().map(tensor).collect::<Result<_>>()? })
 }
 
-/// What a hook changes is at most so much of a loss of 4.6: float16 keeps 11 bits of each gradient and bfloat16 8, and AdamW's step
+/// What a hook changes is at most so much of a loss of 6: float16 keeps 11 bits of each gradient and bfloat16 8, and AdamW's step
 /// has the length of its rate whatever a gradient's size. PowerSGD sends one column of each matrix, or of all of a bucket as one, which
 /// is only some of the way.
 const HOOKS: [(Hook, f64); 4] =

@@ -19,7 +19,7 @@ pub(crate) fn plugin(sharding_strategy: ShardingStrategy) -> FullyShardedDataPar
     }
 }
 
-/// Fails unless both trainings are the same but for the order of sums: losses of some 4.6 after 6 steps of AdamW, whose first
+/// Fails unless both trainings are the same but for the order of sums: losses of 5 to 6 in 6 steps of AdamW, whose first
 /// steps divide rounding by rounding where a gradient is all but zero. A unit that came late or twice shows at 1e-2.
 pub(crate) fn compare(context: &Context<'_>, what: &str, found: &Trained, wanted: &Trained) -> Result<f64> {
     let losses = context.all_close(&format!("{what}: loss of step"), &found.losses, &wanted.losses, 1e-4)?;
