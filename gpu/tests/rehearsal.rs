@@ -14,11 +14,18 @@ struct Ran {
 
 /// Runs the program on the CPU, whatever this machine has, and without Python.
 fn run(arguments: &[&str]) -> Ran {
+    ran(program().arg("--rehearse").args(arguments))
+}
+
+fn program() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_gpu-checks"))
+}
+
+fn ran(command: &mut Command) -> Ran {
     let folder = tempfile::tempdir().unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-checks"));
     let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("python");
-    command.args(["--rehearse", "--python", "no-such-python", "--commit", "abc", "--output"]).arg(folder.path());
-    let output = command.arg("--scripts").arg(scripts).args(arguments).output().unwrap();
+    command.args(["--python", "no-such-python", "--commit", "abc", "--output"]).arg(folder.path());
+    let output = command.arg("--scripts").arg(scripts).output().unwrap();
     let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
     Ran { output, text: read("report.txt"), report: serde_json::from_str(&read("report.json")).unwrap() }
 }
@@ -77,13 +84,40 @@ fn checks_without_time_are_not_run_and_count_as_failures() {
     }
 }
 
+/// Its driver does not fit, for instance: then nothing of what was to be seen has been seen.
+#[test]
+fn a_gpu_that_is_not_used_is_a_failure_unless_that_was_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let driver = folder.path().join("nvidia-smi");
+    std::fs::write(&driver, "#!/bin/sh\necho a GPU\n").unwrap();
+    std::fs::set_permissions(&driver, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+    for (arguments, code) in [(&["--only", "generators"][..], 1), (&["--only", "generators", "--rehearse"], 0)] {
+        let Ran { output, text, report } =
+            ran(program().args(arguments).env("PATH", &path).env("CUDA_VISIBLE_DEVICES", ""));
+        assert_eq!(output.status.code(), Some(code), "{text}");
+        assert_eq!(text.contains("does not see the GPU"), code == 1, "{text}");
+        assert_eq!(report["machine"]["gpu"], "a GPU");
+        assert_eq!(result(&report, "generators").0, "passed", "{text}");
+    }
+}
+
+#[test]
+fn a_device_that_cannot_be_looked_for_is_reported_and_the_rest_goes_on() {
+    let arguments = ["--rehearse", "--only", "generators"];
+    let Ran { output, text, report } = ran(program().args(arguments).env("ACCELERATE_TORCH_DEVICE", "cuda:99"));
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let (state, figure) = result(&report, "probe");
+    assert!(state == "failed" && figure.contains("cuda:99"), "{text}");
+    assert_eq!(result(&report, "generators").0, "passed", "{text}");
+}
+
 #[test]
 fn names_are_listed_and_unknown_ones_refused() {
-    let program = env!("CARGO_BIN_EXE_gpu-checks");
-    let list = Command::new(program).arg("--list").output().unwrap();
+    let list = program().arg("--list").output().unwrap();
     assert!(String::from_utf8_lossy(&list.stdout).lines().count() > 20);
     for arguments in [["--only", "droput"], ["--plant", "droput=crash"], ["--plant", "dropout=cramp"]] {
-        let refused = Command::new(program).args(arguments).output().unwrap();
+        let refused = program().args(arguments).output().unwrap();
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(!refused.status.success() && (said.contains("droput") || said.contains("cramp")), "{said}");
     }

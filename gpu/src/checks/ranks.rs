@@ -97,7 +97,7 @@ pub(crate) fn two_ranks(context: &Context<'_>) -> Result<Found> {
     for words in ["all_reduce", "[3] Float", "rank 1"] {
         ensure!(said.contains(words), "rank 0 does not say {words:?}: {said}");
     }
-    Found::figure(format!("both on {}, 5 dtypes", devices.join(" and ")))
+    Found::figure(format!("on {}, 5 dtypes", devices.join(" and ")))
 }
 
 /// How two processes are to train.
