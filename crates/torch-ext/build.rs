@@ -43,6 +43,7 @@ fn main() {
         "reducer",
         "autograd",
         "saved_tensors",
+        "device",
         "ops",
         "scalar",
         "tensor_vec",

@@ -26,13 +26,18 @@ const PACKAGES: [&str; 4] =
 
 pub(crate) fn run(_: &Arguments) -> Result<()> {
     libtorch::ensure()?;
-    let headers = ensure_headers()?;
+    let headers = header_folders()?;
     for package in ["torch-ext", "accelerate-rs"] {
         let mut check = process::cargo(&["clippy", "--package", package, "--features", "cuda", "--", "-D", "warnings"]);
-        process::run(check.env("ACCELERATE_CUDA_INCLUDE", include_path(&headers)?))?;
+        process::run(check.env("ACCELERATE_CUDA_INCLUDE", &headers))?;
     }
     println!("check-cuda: the `cuda` feature compiles");
     Ok(())
+}
+
+/// What `ACCELERATE_CUDA_INCLUDE` has to be; the headers are fetched if they are not there.
+pub(crate) fn header_folders() -> Result<OsString> {
+    include_path(&ensure_headers()?)
 }
 
 /// The folder with the headers, filled if it is not there.

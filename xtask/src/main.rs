@@ -9,6 +9,7 @@ mod check_cuda;
 mod ci;
 mod demo;
 mod first_hour;
+mod gpu;
 mod libtorch;
 mod parity;
 mod paths;
@@ -65,6 +66,8 @@ enum Task {
     Settings(settings::Arguments),
     /// Type-check the `cuda` feature against header packages; needs no CUDA toolkit
     CheckCuda(check_cuda::Arguments),
+    /// Build the checks for GPUs as a bundle, and run it: on the GPU, or on the CPU as a rehearsal
+    Gpu(gpu::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -81,6 +84,7 @@ fn main() -> ExitCode {
         Task::Book(arguments) => book::run(&arguments),
         Task::Settings(arguments) => settings::run(&arguments),
         Task::CheckCuda(arguments) => check_cuda::run(&arguments),
+        Task::Gpu(arguments) => gpu::run(&arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

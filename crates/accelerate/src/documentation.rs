@@ -30,6 +30,7 @@ pages! {
     CheckpointFormat: "docs/src/checkpoint_format.md";
     Logging: "docs/src/logging.md";
     Profiling: "docs/src/profiling.md";
+    Gpu: "docs/src/gpu.md";
     Settings: "docs/src/settings.md";
     Differences: "docs/src/differences.md";
 }

@@ -6,6 +6,7 @@ pub mod autocast;
 pub mod autograd;
 mod border;
 mod deterministic;
+pub mod device;
 mod error;
 mod exported;
 pub mod file;

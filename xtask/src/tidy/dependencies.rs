@@ -10,7 +10,7 @@ use crate::libtorch;
 
 /// What each crate may depend on, of the crates of this workspace. The table is the architecture:
 /// a new edge is a decision, so it is made here as well.
-const ALLOWED: [(&str, &[&str]); 13] = [
+const ALLOWED: [(&str, &[&str]); 14] = [
     ("accelerate-core", &[]),
     ("accelerate-launch", &["accelerate-core", "accelerate-rendezvous"]),
     // How a program is asked something, within limits, is the launcher's.
@@ -37,6 +37,8 @@ const ALLOWED: [(&str, &[&str]); 13] = [
             "nlp_example",
         ],
     ),
+    // Its checks run in processes that are asked within limits of time.
+    ("gpu-checks", &["accelerate-launch", "accelerate-rs", "torch-ext"]),
     ("xtask", &["accelerate-core", "accelerate-setup"]),
     // The readers of what comes from outside.
     ("accelerate-fuzz", &["accelerate-core", "accelerate-rs", "torch-ext"]),

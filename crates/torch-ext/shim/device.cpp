@@ -1,0 +1,48 @@
+// What libtorch says of its devices.
+#include "common.h"
+#include <ATen/Context.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/CachingDeviceAllocator.h>
+
+using namespace te;
+
+namespace {
+
+// Mirrored by `DeviceMemory` in src/device.rs.
+struct DeviceMemory {
+  int64_t allocated, peak_allocated, reserved, free, total;
+};
+
+c10::DeviceAllocator *allocator_of(int32_t index) {
+  // Its first tensor is what makes a device's allocator ready.
+  at::empty({1}, at::TensorOptions().device(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index))));
+  return c10::getDeviceAllocator(at::kCUDA);
+}
+
+} // namespace
+
+extern "C" {
+int32_t te_set_float32_matmul_precision(const char *precision) {
+  return guard([&] { at::globalContext().setFloat32MatmulPrecision(precision); });
+}
+
+int32_t te_float32_matmul_precision(int32_t *precision) {
+  return guard([&] { *precision = static_cast<int32_t>(at::globalContext().float32MatmulPrecision()); });
+}
+
+int32_t te_device_memory(int32_t index, DeviceMemory *figures) {
+  return guard([&] {
+    auto *allocator = allocator_of(index);
+    const auto device = static_cast<c10::DeviceIndex>(index);
+    const auto stats = allocator->getDeviceStats(device);
+    constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    const auto [free, total] = allocator->getMemoryInfo(device);
+    *figures = {stats.allocated_bytes[all].current, stats.allocated_bytes[all].peak, stats.reserved_bytes[all].current,
+                static_cast<int64_t>(free), static_cast<int64_t>(total)};
+  });
+}
+
+int32_t te_reset_peak_device_memory(int32_t index) {
+  return guard([&] { allocator_of(index)->resetPeakStats(static_cast<c10::DeviceIndex>(index)); });
+}
+}

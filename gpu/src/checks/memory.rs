@@ -1,0 +1,101 @@
+//! The device's memory: where it ends, and who has it.
+
+use accelerate::nn::{Linear, ModuleFn, ParamStore};
+use accelerate::optim::AdamW;
+use accelerate::tch::{Kind, Tensor};
+use accelerate::{Accelerator, ShardingStrategy, clear_device_cache, find_executable_batch_size};
+use anyhow::{Result, ensure};
+use torch_ext::device::{device_memory, reset_peak_device_memory};
+
+use super::sharding::plugin;
+use crate::check::{Context, Found};
+
+const MIB: i64 = 1 << 20;
+/// 0.8 GB of parameters, beside which workspaces of libraries (32 MiB) and activations of four rows are little.
+const NUM_LAYERS: usize = 12;
+const WIDTH: i64 = 4096;
+
+/// Rows are so long that 100 of them do not fit together and 60 do.
+pub(crate) fn batch_size(context: &Context<'_>) -> Result<Found> {
+    if !context.is_cuda() {
+        return Found::not_here("a machine whose memory is used up ends programs");
+    }
+    let row = device_memory(context.device)?.free_bytes / 80;
+    let mut tried = Vec::new();
+    let accelerator = context.accelerator()?;
+    let mut executable = find_executable_batch_size().starting_batch_size(100);
+    let batch_size = executable.run_on(&accelerator, |accelerator, batch_size| {
+        tried.push(batch_size);
+        // In pieces, so that what a failed try has taken must be given back for the next one to fit.
+        let pieces = (0..batch_size).map(|_| Tensor::f_zeros([row], (Kind::Uint8, accelerator.device())));
+        let pieces = pieces.collect::<Result<Vec<Tensor>, _>>()?;
+        Ok(pieces.len())
+    })?;
+    ensure!(tried.len() > 1 && tried.first() == Some(&100), "nothing was too large: {tried:?}");
+    // 100, 90, 81, 72: the fourth is the first that is below 80.
+    context.close("the batch size that fits", batch_size as f64, 72.0, 8.0)?;
+    Found::figure(format!("{batch_size} after {tried:?}, rows of {} MiB", row / MIB))
+}
+
+pub(crate) fn figures(context: &Context<'_>) -> Result<Found> {
+    if !context.is_cuda() {
+        clear_device_cache()?;
+        return Found::not_here("libtorch keeps no memory of the CPU for later");
+    }
+    let before = device_memory(context.device)?;
+    reset_peak_device_memory(context.device)?;
+    let tensor = Tensor::f_zeros([256 * MIB], (Kind::Uint8, context.device))?;
+    let with = device_memory(context.device)?;
+    let allocated = (with.allocated_bytes - before.allocated_bytes) as f64 / MIB as f64;
+    context.close("MiB of a tensor of 256 MiB", allocated, 256.0, 2.0)?;
+    drop(tensor);
+    let after = device_memory(context.device)?;
+    ensure!(after.allocated_bytes < with.allocated_bytes, "a tensor that is gone still counts");
+    ensure!(after.peak_allocated_bytes >= with.allocated_bytes, "the peak is below what there was");
+    ensure!(after.reserved_bytes >= with.reserved_bytes, "memory went back before it was asked for");
+    clear_device_cache()?;
+    let cleared = device_memory(context.device)?;
+    let given_back = (after.reserved_bytes - cleared.reserved_bytes) as f64 / MIB as f64;
+    context.close("MiB that empty_cache gives back", given_back, 256.0, 16.0)?;
+    Found::figure(format!("256 MiB taken and given back, {} GiB in all", cleared.total_bytes / MIB / 1024))
+}
+
+/// The peak of three steps, and what the plan of the model had said; both in MiB.
+fn peak_and_plan(accelerator: &Accelerator) -> Result<(f64, f64)> {
+    let store = ParamStore::new(accelerator.device());
+    let layer = |index: usize| Linear::new(store.root() / "layers" / index, WIDTH, WIDTH, Default::default());
+    let layers = (0..NUM_LAYERS).map(layer).collect::<accelerate::Result<Vec<_>>>()?;
+    let optimizer = AdamW::new(&store, 1e-4)?;
+    let model = ModuleFn::new(&store, move |x: &Tensor| {
+        layers.iter().try_fold(x.shallow_clone(), |x, layer| Ok(layer.forward(&x)?.f_relu()?))
+    });
+    let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
+    let plan = accelerator.plan();
+    let planned = plan.first().map_or(0, |plan| plan.bytes_per_rank().peak().1);
+    reset_peak_device_memory(accelerator.device())?;
+    for _ in 0..3 {
+        let loss = model.forward(&Tensor::f_ones([4, WIDTH], (Kind::Float, accelerator.device()))?)?;
+        accelerator.backward(&loss.f_mean(Kind::Float)?)?;
+        optimizer.step()?;
+        optimizer.zero_grad()?;
+    }
+    let peak = device_memory(accelerator.device())?.peak_allocated_bytes;
+    Ok((peak as f64 / MIB as f64, planned as f64 / MIB as f64))
+}
+
+/// A plan that is off by a part of its parameters, gradients or state is off by an eighth at least.
+pub(crate) fn plan(context: &Context<'_>) -> Result<Found> {
+    if !context.is_cuda() {
+        return Found::not_here("only a device's allocator counts what tensors take");
+    }
+    let mut figures = Vec::new();
+    for (name, builder) in
+        [("plain", context.builder()), ("sharded", context.builder().fsdp_plugin(plugin(ShardingStrategy::FullShard)))]
+    {
+        let (peak, planned) = peak_and_plan(&builder.build()?)?;
+        figures.push(format!("{name} {peak:.0} MiB of {planned:.0} planned"));
+        context.close(&format!("peak of the {name} model, as a part of its plan"), peak / planned, 1.0, 0.12)?;
+        clear_device_cache()?;
+    }
+    Found::figure(figures.join(", "))
+}

@@ -1,0 +1,112 @@
+//! All checks, by theme, in the order in which they run: what others stand on comes first.
+
+mod checkpoints;
+mod collectives;
+mod devices;
+mod loaders;
+mod memory;
+mod offload;
+mod optimizers;
+mod parity;
+mod precision;
+mod profile;
+mod random;
+mod ranks;
+mod script_module;
+mod sharding;
+
+use accelerate::{Workers, workers};
+
+use crate::check::Check;
+
+pub(crate) const ALL: &[Check] = &[
+    Check::new(
+        "device_choice",
+        "accelerators take the device that settings name; unknown ones are refused",
+        devices::choice,
+    ),
+    Check::new("visible_devices", "CUDA_VISIBLE_DEVICES hides devices and numbers the others", devices::visible),
+    Check::new(
+        "collectives",
+        "every collective of a group of one, on every dtype of the backend",
+        collectives::every_one,
+    ),
+    Check::new("absent_rank", "a group whose other rank never comes ends by its deadline", collectives::absent_rank),
+    Check::new(
+        "abort",
+        "a group that is dropped in the middle of its work ends, and another takes its place",
+        collectives::abort,
+    ),
+    Check::new(
+        "two_ranks",
+        "two processes on one device: collectives, and an error that names who is missing",
+        ranks::two_ranks,
+    )
+    .within(120),
+    Check::new(
+        "float32_tf32",
+        "float32 products are exact, and in TF32 once that is asked for",
+        precision::float32_tf32,
+    ),
+    Check::new("autocast", "the dtype of each operator's result under autocast", precision::autocast),
+    Check::new("bf16", "training in bfloat16 beside float32", precision::bf16),
+    Check::new(
+        "fp16_scaler",
+        "infinite gradients skip a step and halve the scale, which grows again",
+        precision::fp16_scaler,
+    ),
+    Check::new("generators", "the same seed gives the same numbers, and a saved state goes on", random::generators),
+    Check::new("dropout", "dropout keeps its share, scales it, and repeats with its seed", random::dropout),
+    Check::new("loader", "batches arrive whole where copies from pinned memory are not waited for", loaders::pinned),
+    Check::new("clipping", "norms and clipped gradients beside plain sums", optimizers::clipping),
+    Check::new("optimizers", "fused and foreach optimizers beside the same rules written out", optimizers::rules),
+    Check::new("ddp_hooks", "two processes with each communication hook beside one process", ranks::ddp_hooks)
+        .within(120),
+    Check::new("fsdp_one", "a model sharded over one rank trains as a plain one", sharding::one),
+    Check::new("fsdp_two", "and one sharded over two processes", ranks::fsdp_two).within(120),
+    Check::new("offload", "parameters and state in the host's memory or in files change no bit", offload::no_bit),
+    Check::new(
+        "save_state",
+        "a run that goes on from a checkpoint is the run that was not disturbed",
+        checkpoints::state,
+    ),
+    Check::new("save_model", "weights that are saved and loaded are the same", checkpoints::model),
+    Check::new("batch_size_search", "find_executable_batch_size after a real lack of memory", memory::batch_size),
+    Check::new("memory", "figures of memory, and what empty_cache gives back", memory::figures),
+    Check::new("plan", "the peak of a training step beside the plan of its model", memory::plan),
+    Check::new("profiler", "a trace has the operators, and the kernels that they launched", profile::trace),
+    Check::new("script_module", "a TorchScript model of Python trains here", script_module::trains).within(120),
+    Check::new(
+        "two_gpus",
+        "two processes on two GPUs over NCCL: collectives, who is missing, DDP, FSDP",
+        ranks::two_gpus,
+    )
+    .within(120),
+    Check::new("python_random", "random numbers and dropout beside Python, to the bit", parity::random).within(120),
+    Check::new("python_fp32", "losses beside Python Accelerate, float32", parity::float32).within(120),
+    Check::new("python_bf16", "losses beside Python Accelerate, bfloat16", parity::bfloat16).within(120),
+    Check::new("python_fp16", "losses beside Python Accelerate, float16 with its scaler", parity::float16).within(120),
+];
+
+pub(crate) fn find(name: &str) -> Option<&'static Check> {
+    ALL.iter().find(|check| check.name == name)
+}
+
+/// What processes that a check launches can run.
+pub(crate) fn workers() -> Workers {
+    workers![ranks::collectives_rank, ranks::absent_in_the_middle, ranks::trained_rank]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn names_are_unique_and_short_enough_for_the_table() {
+        let names: BTreeSet<&str> = ALL.iter().map(|check| check.name).collect();
+        assert_eq!(names.len(), ALL.len());
+        assert!(names.iter().all(|name| name.len() <= 18));
+        assert!(find("dropout").is_some() && find("drop").is_none());
+    }
+}

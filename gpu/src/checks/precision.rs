@@ -1,0 +1,133 @@
+//! How exactly is computed, and where: float32, TF32, autocast, bfloat16, and float16 with its scaler.
+
+use accelerate::nn::{Init, ModuleFn, ParamStore};
+use accelerate::optim::Sgd;
+use accelerate::tch::{Kind, Tensor};
+use accelerate::{AutocastKwargs, GradScalerKwargs, MixedPrecision};
+use anyhow::{Context as _, Result, ensure};
+use torch_ext::Autocast;
+use torch_ext::device::{MatmulPrecision, set_float32_matmul_precision};
+
+use crate::check::{Context, Found};
+use crate::models::{train, wave};
+
+/// How far a product of two 512 x 512 matrices is from that in double, as a part of its largest element.
+fn error_of_product(context: &Context<'_>) -> Result<f64> {
+    let left = wave(&[512, 512], 0.3)?.f_to_device(context.device)?;
+    let right = wave(&[512, 512], 0.7)?.f_to_device(context.device)?;
+    let exact = left.f_to_kind(Kind::Double)?.f_matmul(&right.f_to_kind(Kind::Double)?)?;
+    let found = left.f_matmul(&right)?.f_to_kind(Kind::Double)?;
+    let difference = found.f_sub(&exact)?.f_abs()?.f_max()?.f_double_value(&[])?;
+    Ok(difference / exact.f_abs()?.f_max()?.f_double_value(&[])?)
+}
+
+/// A sum of 512 products in float32 is off by some 1e-6 of its size; TF32 keeps 10 bits of each factor, so 1e-4 to 1e-3.
+pub(crate) fn float32_tf32(context: &Context<'_>) -> Result<Found> {
+    let exact = error_of_product(context)?;
+    context.close("the error of a product in float32", exact, 0.0, 1e-5)?;
+    if !context.is_cuda() {
+        return Found::figure(format!("float32 {exact:.1e}; no TF32 on a CPU"));
+    }
+    set_float32_matmul_precision(MatmulPrecision::High)?;
+    let rounded = error_of_product(context)?;
+    set_float32_matmul_precision(MatmulPrecision::Highest)?;
+    ensure!(rounded > 1e-5 && rounded < 1e-2, "the error of a product in TF32 is {rounded:e}, so it was not in TF32");
+    context.close("the error once float32 is asked for again", error_of_product(context)?, 0.0, 1e-5)?;
+    Found::figure(format!("float32 {exact:.1e}, TF32 {rounded:.1e}"))
+}
+
+type Operator = fn(&Tensor) -> Result<Tensor, accelerate::tch::TchError>;
+
+/// Operators, and whether autocast gives their results in its own kind: on CUDA by PyTorch's lists, of which the CPU's are a part.
+/// `None` says that the kind of the input stays.
+const OPERATORS: [(&str, Operator, Option<bool>, bool); 9] = [
+    ("matmul", |x| x.f_matmul(x), Some(true), true),
+    ("linear", |x| x.f_linear(x, None::<&Tensor>), Some(true), true),
+    ("addmm", |x| x.f_addmm(x, x), Some(true), true),
+    ("relu", Tensor::f_relu, None, true),
+    ("add", |x| x.f_add(x), None, true),
+    ("softmax", |x| x.f_softmax(-1, None), Some(false), false),
+    ("log", |x| x.f_abs()?.f_add_scalar(1.0)?.f_log(), Some(false), false),
+    ("sum", |x| x.f_sum(None), Some(false), false),
+    ("mse_loss", |x| x.f_mse_loss(x, accelerate::tch::Reduction::Mean), Some(false), true),
+];
+
+pub(crate) fn autocast(context: &Context<'_>) -> Result<Found> {
+    let mut num_rows = 0;
+    for kind in [Kind::BFloat16, Kind::Half] {
+        let cast = Autocast { device: context.device, kind, enabled: true, cache_enabled: true };
+        for input in [Kind::Float, kind] {
+            let x = wave(&[8, 8], 0.1)?.f_to_device(context.device)?.f_to_kind(input)?;
+            for (name, operator, rule, on_cpu) in OPERATORS.iter().filter(|(.., on_cpu)| *on_cpu || context.is_cuda()) {
+                let wanted = match rule {
+                    Some(true) => kind,
+                    Some(false) => Kind::Float,
+                    None => input,
+                };
+                let found = cast.run(|| operator(&x))??.f_kind()?;
+                ensure!(found == wanted, "{name} of {input:?} in {kind:?}: {found:?}, not {wanted:?} ({on_cpu})");
+                num_rows += 1;
+            }
+        }
+    }
+    // The accelerator's own switch, on and off.
+    let accelerator = context.builder().mixed_precision(MixedPrecision::Bf16).build()?;
+    let x = wave(&[8, 8], 0.1)?.f_to_device(context.device)?;
+    let product = || Ok(x.f_matmul(&x)?.f_kind()?);
+    let off = AutocastKwargs { enabled: Some(false), ..Default::default() };
+    ensure!(accelerator.autocast(None, product)? == Kind::BFloat16, "the accelerator's autocast is off");
+    ensure!(accelerator.autocast(off, product)? == Kind::Float, "the accelerator's autocast cannot be switched off");
+    context.close("rows of the table", f64::from(num_rows), if context.is_cuda() { 36.0 } else { 24.0 }, 0.0)?;
+    Found::figure(format!("{num_rows} rows"))
+}
+
+/// bfloat16 keeps 8 bits, 4e-3 of a number; losses are means over 128 tokens, so a tenth of that is what they move by and
+/// 2e-2 of a loss around 6 leaves room for 20 steps.
+pub(crate) fn bf16(context: &Context<'_>) -> Result<Found> {
+    let plain = train(&context.accelerator()?, 20, None)?;
+    let accelerator = context.builder().mixed_precision(MixedPrecision::Bf16).build()?;
+    let rounded = train(&accelerator, 20, None)?;
+    ensure!(rounded.losses != plain.losses, "bfloat16 has the losses of float32 to the bit, so it was not in use");
+    ensure!(rounded.losses.last() < rounded.losses.first(), "the loss did not fall: {:?}", rounded.losses);
+    let difference = context.all_close("loss of step", &rounded.losses, &plain.losses, 2e-2)?;
+    Found::figure(format!("losses within {difference:.1e} of float32"))
+}
+
+pub(crate) fn fp16_scaler(context: &Context<'_>) -> Result<Found> {
+    const INITIAL: f64 = 1024.0;
+    let kwargs = GradScalerKwargs { init_scale: Some(INITIAL), growth_interval: Some(2), ..Default::default() };
+    let accelerator = context.builder().mixed_precision(MixedPrecision::Fp16).kwargs_handler(kwargs).build()?;
+    let store = ParamStore::new(accelerator.device());
+    let weight = store.root().param("weight", ([4], Init::Ones))?;
+    let optimizer = Sgd::new(&store, 0.25)?;
+    let model = ModuleFn::new(&store, {
+        let weight = weight.clone();
+        move |x: &Tensor| Ok(weight.get()?.f_mul(x)?)
+    });
+    let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
+    let x = Tensor::f_ones([4], (Kind::Float, accelerator.device()))?;
+    // Good and bad steps, the scale that each backward pass has, and the weight after each step.
+    let rows = [
+        (true, INITIAL, 0.75),
+        (false, INITIAL, 0.75),
+        (true, INITIAL / 2.0, 0.5),
+        (true, INITIAL / 2.0, 0.25),
+        (false, INITIAL, 0.25),
+        (false, INITIAL / 2.0, 0.25),
+        (true, INITIAL / 4.0, 0.0),
+    ];
+    for (step, (is_good, scale, value)) in rows.into_iter().enumerate() {
+        let loss = model.forward(&x)?.f_sum(Kind::Float)?;
+        accelerator.backward(&loss.f_mul_scalar(if is_good { 1.0 } else { f64::INFINITY })?)?;
+        let gradient = weight.grad().context("no gradient")?.f_double_value(&[0])?;
+        let wanted = if is_good { scale } else { f64::INFINITY };
+        ensure!(gradient == wanted, "step {step}: the gradient is scaled by {gradient}, not {wanted}");
+        optimizer.step()?;
+        ensure!(optimizer.step_was_skipped() != is_good, "step {step}: skipped is {}", !is_good);
+        optimizer.zero_grad()?;
+        context.close(&format!("the weight after step {step}"), weight.get()?.f_double_value(&[0])?, value, 1e-6)?;
+    }
+    let trained = train(&accelerator, 12, None)?;
+    ensure!(trained.losses.last() < trained.losses.first(), "the loss did not fall: {:?}", trained.losses);
+    Found::figure("3 of 7 steps skipped, scale 1024 to 256")
+}
