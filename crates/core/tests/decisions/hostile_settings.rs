@@ -188,7 +188,7 @@ fn values_that_are_none_of_their_setting() {
         case("Megatron", "megatron_lm_config: {tp: 2}\n", &["run.yaml:1", "not available"]),
         case("a password", "tpu_env: [KEY=abc]\n", &["run.yaml:1", "(not shown)"]),
     ];
-    assert_eq!(cases.len(), 30);
+    assert_eq!(cases.len(), 31);
     check_all(Reader::Settings, "run.yaml", cases);
 }
 
