@@ -73,7 +73,7 @@ impl Failure {
         if findings.store == StoreState::Gone {
             parts.push("rank 0, which keeps the rendezvous store, is gone".to_owned());
         } else if findings.store == StoreState::Silent {
-            parts.push("rank 0, which keeps the rendezvous store, does not answer; is it stopped?".to_owned());
+            parts.push("rank 0, which keeps the rendezvous store, does not answer; it may be stopped".to_owned());
         } else if !findings.silent.is_empty() {
             let (noun, verb) = if findings.silent.len() == 1 { ("rank", "has") } else { ("ranks", "have") };
             let ranks: Vec<_> = findings.silent.iter().map(usize::to_string).collect();

@@ -80,7 +80,7 @@ pub(crate) struct Arguments {
     #[arg(long = "no_prefix", alias = "no-prefix")]
     pub(super) no_prefix: bool,
 
-    /// Say nothing but what went wrong, in one line.
+    /// Print nothing of the launcher's own except one line when something went wrong. The output of the processes is still shown.
     #[arg(short, long)]
     pub(super) quiet: bool,
 
@@ -104,11 +104,9 @@ pub(crate) struct Arguments {
     #[arg(long, requires = "dry_run")]
     pub(super) json: bool,
 
-    #[command(flatten)]
-    pub(super) cluster: slurm::ClusterFlags,
-
     /// Seconds between asking processes to end (SIGTERM) and making them (SIGKILL) after one has failed.
-    #[arg(long = "grace_period", alias = "grace-period", value_name = "SECONDS", default_value = "0.5", value_parser = seconds)]
+    #[arg(long = "grace_period", alias = "grace-period", value_name = "SECONDS", default_value = "0.5", value_parser = seconds,
+          help_heading = help::WATCHING)]
     pub(super) grace_period: Duration,
 
     /// The program (a path, a name, a .py file, or with -m a module), then its arguments.
@@ -117,6 +115,10 @@ pub(crate) struct Arguments {
     /// target/release and target/debug. Everything after the program belongs to it. A -- directly after the program is dropped.
     #[arg(value_names = ["PROGRAM", "ARGUMENTS"], num_args = 1.., required = true, trailing_var_arg = true)]
     pub(super) program: Vec<OsString>,
+
+    // The last, because its heading would hold for what follows.
+    #[command(flatten)]
+    pub(super) cluster: slurm::ClusterFlags,
 }
 
 /// Of how many machines a run is made.

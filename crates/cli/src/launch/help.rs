@@ -14,20 +14,23 @@ const RESOURCES: &str = "Processes and precision";
 const PARADIGM: &str = "Ways to train";
 pub(super) const MACHINES: &str = "Several machines";
 const MEETING: &str = "How machines meet";
-const WATCHING: &str = "Output and restarts";
+pub(super) const WATCHING: &str = "Output and restarts";
+pub(super) const CLUSTERS: &str = "Slurm and Kubernetes";
 const TPU: &str = "TPU";
 
 /// Groups that are shown in any case. So is what has no group.
 const ALWAYS: [&str; 5] = [HARDWARE, RESOURCES, MACHINES, PARADIGM, WATCHING];
 
 /// Flags that choose something, each with the sections of files and the groups that it is about.
-const CHOICES: [(&str, &[&str], &[&str]); 12] = [
+const CHOICES: [(&str, &[&str], &[&str]); 14] = [
     ("cpu", &[], &[MEETING]),
     ("use_cpu", &[], &[MEETING]),
     ("multi_gpu", &[], &[MEETING]),
     ("num_machines", &[], &[MEETING]),
     ("hosts", &[], &[MEETING]),
     ("hostfile", &[], &[MEETING]),
+    ("slurm", &[], &[CLUSTERS]),
+    ("emit", &[], &[CLUSTERS]),
     ("use_fsdp", &["fsdp_config"], &[]),
     ("use_deepspeed", &["deepspeed_config"], &[]),
     ("dynamo_backend", &["dynamo_config"], &[]),
@@ -41,6 +44,7 @@ macro_rules! more {
     () => {
         "More flags are shown beside what they are about:\n  \
            accelerate launch --num_machines 2 -h           how machines meet\n  \
+           accelerate launch --slurm -h                    jobs on Slurm and Kubernetes\n  \
            accelerate launch --use_fsdp -h                 sharding (FSDP)\n  \
            accelerate launch --use_deepspeed -h            sharding (DeepSpeed)\n  \
            accelerate launch --dynamo_backend no -h        compiled models\n  \

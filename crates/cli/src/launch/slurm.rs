@@ -16,11 +16,9 @@ use accelerate_core::kubernetes::Manifest;
 use accelerate_core::slurm::BatchJob;
 use clap::{Args, ValueEnum};
 
-const SLURM: &str = "Slurm and Kubernetes";
-
 /// What a cluster is asked for.
 #[derive(Clone, Debug, Default, Args)]
-#[command(next_help_heading = SLURM)]
+#[command(next_help_heading = super::help::CLUSTERS)]
 pub(super) struct ClusterFlags {
     /// Submit a batch job to Slurm that launches the program on its nodes, and follow it: its output is printed as it comes.
     ///

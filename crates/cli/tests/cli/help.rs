@@ -13,8 +13,9 @@ fn help(words: &str) -> String {
 }
 
 /// Words of help that stand for a group of flags.
-const GROUPS: [(&str, &str); 6] = [
+const GROUPS: [(&str, &str); 7] = [
     ("machines", "--same_network"),
+    ("clusters", "--sbatch"),
     ("fsdp", "--fsdp_sharding_strategy"),
     ("deepspeed", "--zero3_init_flag"),
     ("dynamo", "--dynamo_use_fullgraph"),
@@ -29,6 +30,8 @@ const GROUPS: [(&str, &str); 6] = [
 #[case("launch --cpu -h", &["machines"])]
 #[case("launch --multi_gpu -h", &["machines"])]
 #[case("launch --multi-gpu --help", &["machines"])]
+#[case("launch --slurm -h", &["clusters"])]
+#[case("launch --emit kubernetes --help", &["clusters"])]
 #[case("launch --use_fsdp -h", &["fsdp"])]
 #[case("launch --use_deepspeed --help", &["deepspeed"])]
 #[case("launch --dynamo_backend=no -h", &["dynamo"])]
@@ -38,14 +41,24 @@ const GROUPS: [(&str, &str); 6] = [
 fn help_shows_the_flags_that_matter(#[case] words: &str, #[case] wanted: &[&str]) {
     let help = help(words);
     let of_machines = ["--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port"];
-    let others =
-        ["--num_processes", "--cpu", "--mixed_precision", "--use_fsdp", "--config_file", "--dry_run", "--max_restarts"];
+    let others = [
+        "--num_processes",
+        "--cpu",
+        "--mixed_precision",
+        "--use_fsdp",
+        "--config_file",
+        "--dry_run",
+        "--max_restarts",
+        "--grace_period",
+    ];
     for always in of_machines.iter().chain(&others) {
         assert!(help.contains(always), "{always} in\n{help}");
     }
+    let text = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(text.contains("or with -m a module"), "{help}");
     let shown: Vec<_> = GROUPS.iter().filter(|(_, flag)| help.contains(flag)).map(|(group, _)| *group).collect();
     assert_eq!(shown, wanted, "{help}");
-    for way in ["--num_machines 2 -h", "--use_fsdp -h", "--use_deepspeed -h", "--tpu -h"] {
+    for way in ["--num_machines 2 -h", "--slurm -h", "--use_fsdp -h", "--use_deepspeed -h", "--tpu -h"] {
         assert!(help.contains(&format!("accelerate launch {way}")), "{way} in\n{help}");
     }
 }
@@ -61,7 +74,7 @@ fn help_of_commands_that_take_settings_is_short_and_says_where_the_others_are(#[
         assert!(short.contains(flag) && long.contains(flag), "{flag} in\n{short}");
     }
     assert!(short.contains("--help shows all of them"), "{short}");
-    for (_, flag) in GROUPS.iter().filter(|(group, _)| !["fp8", "tpu"].contains(group)) {
+    for (_, flag) in GROUPS.iter().filter(|(group, _)| !["clusters", "fp8", "tpu"].contains(group)) {
         assert!(long.contains(flag) && !short.contains(flag), "{flag}");
     }
 }
