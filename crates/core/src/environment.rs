@@ -10,7 +10,7 @@ mod boolean;
 mod slurm;
 mod threads;
 
-pub use around::{InnerLaunch, LAUNCH_ID_VARIABLE, OuterWorld, outer_world};
+pub use around::{InnerLaunch, LAUNCH_ID_VARIABLE, OuterWorld, outer_world, unusable_numbers};
 pub use boolean::{parse_flag, str_to_bool};
 pub use slurm::first_host;
 pub use threads::{MAX_THREADS_PER_CORE, UnusableThreads, check_num_threads};

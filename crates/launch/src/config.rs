@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use accelerate_core::config::{RunConfig, Tee};
-use accelerate_core::environment::MAX_WORLD_SIZE;
+use accelerate_core::environment::{MAX_WORLD_SIZE, OuterWorld};
 use accelerate_core::hosts::{MachineSource, NumMachines};
 use accelerate_core::names::counted;
 use serde::{Deserialize, Serialize};
@@ -89,10 +89,10 @@ pub struct LaunchConfig {
     pub max_restarts: usize,
     /// How often they have been started before. [`launch`](crate::launch()) counts on from here.
     pub restart_count: usize,
-    /// Another launcher, such as `mpirun`, has made this process a rank, and the one process of this launch takes its place: it finds
-    /// the numbers that this process has.
+    /// Another launcher, such as `mpirun`, has made this process a rank of this world, and the one process of this launch takes its
+    /// place: it finds the numbers that this process has.
     #[serde(skip)]
-    pub keeps_rank: bool,
+    pub outer_world: Option<OuterWorld>,
     /// With how many of several machines a run may begin, and go on after a restart, where others cannot take part. `None`: with
     /// all of them only.
     pub min_machines: Option<usize>,
@@ -145,7 +145,7 @@ impl LaunchConfig {
             log_name: None,
             max_restarts: 0,
             restart_count: 0,
-            keeps_rank: false,
+            outer_world: None,
             min_machines: None,
             environment: Vec::new(),
             reference: Reference::default(),
@@ -214,7 +214,12 @@ impl LaunchConfig {
         // A run that goes on with fewer machines may come down to one process, which had numbers before.
         let may_shrink = self.min_machines.is_some() && self.local_ranks.is_some();
         let is_several = self.num_processes > 1 || may_shrink || self.reference.numbers_a_single_process();
-        is_several && !self.keeps_rank
+        is_several && self.outer_world.is_none()
+    }
+
+    /// Count of all ranks, those among them that another launcher has started.
+    pub fn world_size(&self) -> usize {
+        self.outer_world.map_or(self.num_processes, |world| world.world_size)
     }
 
     /// Number of ranks on this machine. Exact after [`check`](Self::check).
@@ -224,6 +229,9 @@ impl LaunchConfig {
 
     /// The rank of the first process on this machine. Exact after [`check`](Self::check).
     pub fn first_rank(&self) -> usize {
+        if let Some(world) = &self.outer_world {
+            return world.rank;
+        }
         let evenly = || self.machine_rank.saturating_mul(self.num_local_processes());
         self.local_ranks.map_or_else(evenly, |local| local.first_rank)
     }

@@ -17,6 +17,8 @@ use environment::environment;
 /// One launch on this machine, ready to be carried out by [`supervise`](crate::supervise()).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
+    /// Count of all ranks of the run, on all machines.
+    pub world_size: usize,
     /// The ranks of this machine in order of `local_rank`.
     pub ranks: Vec<RankCommand>,
     /// Output passes through the launcher.
@@ -133,6 +135,7 @@ pub fn plan(config: &LaunchConfig, command: &[OsString], main_process_port: u16,
     // Whoever reads from a terminal in another process group than the one in the foreground is stopped there by the kernel.
     let reads = ranks.iter().any(|rank| rank.stdin == Stdin::Inherited);
     Plan {
+        world_size: config.world_size(),
         in_foreground: machine.stdin_is_terminal && (reads || !captured),
         ranks,
         captured,

@@ -76,8 +76,7 @@ impl StatusFile {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             process_id: std::process::id(),
             command: first.command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
-            // One process on one machine is told no numbers.
-            num_processes: variable("WORLD_SIZE").unwrap_or(plan.ranks.len()),
+            num_processes: plan.world_size,
             first_rank: first.rank,
             num_local_processes: plan.ranks.len(),
             started: now(),
@@ -152,8 +151,12 @@ impl StatusFile {
     /// What ranks are doing now.
     pub(crate) fn activities(&self, indexes: impl Iterator<Item = usize>) -> Vec<RankSummary> {
         let now = now();
-        let summary =
-            |index| RankSummary { rank: self.first_rank + index, activity: read(&self.file, index).activity(now) };
+        let summary = |index| {
+            let status = read(&self.file, index);
+            let process = status.owner.or(status.started).filter(|_| status.ended.is_none());
+            let is_stopped = process.and_then(process_state) == Some('T');
+            RankSummary { rank: self.first_rank + index, activity: status.activity(now), is_stopped }
+        };
         indexes.map(summary).collect()
     }
 }
@@ -202,6 +205,19 @@ impl Told {
             file.first_ended(rank);
         }
     }
+}
+
+/// What the kernel says of a process by a letter, as `ps` shows it: `R` runs, `S` and `D` wait, `T` is stopped by a signal, `t` by a
+/// debugger, `Z` has ended. `None` where there is no such process.
+///
+/// ```
+/// use accelerate_launch::status::process_state;
+/// assert!(process_state(std::process::id()).is_some());
+/// ```
+pub fn process_state(process_id: u32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{process_id}/stat")).ok()?;
+    // The name before it, in parentheses, may have anything in it.
+    stat.rsplit_once(')')?.1.trim_start().chars().next()
 }
 
 /// What a rank tells of itself.

@@ -295,10 +295,10 @@ fn describe(calls: &[(usize, Option<String>)]) -> String {
         let (noun, verb) = if ranks.len() == 1 { ("rank", "is") } else { ("ranks", "are") };
         let place = match call {
             Some(call) => format!("in {call}"),
-            None => "in no call for long, and compute, are stuck or have ended".to_owned(),
+            None => "in no call for long: they compute, hang, are stopped or have ended".to_owned(),
         };
         let place = if ranks.len() == 1 {
-            place.replace("compute, are stuck or have", "computes, is stuck or has")
+            place.replace("they compute, hang, are stopped or have", "it computes, hangs, is stopped or has")
         } else {
             place
         };
@@ -395,7 +395,7 @@ mod tests {
     fn ranks_in_the_same_call_are_named_together() {
         let call = |text: &str| Some(text.to_owned());
         let calls = [(0, call("barrier (collective 3)")), (1, None), (2, call("barrier (collective 3)"))];
-        let wanted = "ranks 0, 2 are in barrier (collective 3); rank 1 is in no call for long, and computes, is stuck or has ended";
+        let wanted = "ranks 0, 2 are in barrier (collective 3); rank 1 is in no call for long: it computes, hangs, is stopped or has ended";
         assert_eq!(describe(&calls), wanted);
     }
 }

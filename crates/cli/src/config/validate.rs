@@ -12,23 +12,46 @@ use clap::Args;
 use crate::config_file;
 use crate::resolve::warnings;
 
-/// Check a configuration file: every mistake with its line, column and cure, and what has no effect on this machine.
+/// Check configuration files: every mistake with its line, column and cure, and what has no effect on this machine.
 ///
-/// Exit code: 0 if a launch would take the file, 1 otherwise. Warnings do not count.
+/// Exit code: 0 if a launch would take each of the files, 1 otherwise. Warnings do not count.
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:\n  \
     accelerate config validate\n  \
-    accelerate config validate run.yaml")]
+    accelerate config validate run.yaml\n  \
+    accelerate config validate configs/*.yaml")]
 pub(crate) struct Arguments {
-    /// The file. Without it, the default one.
-    file: Option<PathBuf>,
+    /// The files. Without any, the default one.
+    #[arg(value_name = "FILE")]
+    files: Vec<PathBuf>,
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
-    let path = config_file::find_existing(arguments.file.as_deref(), &config_file::variable)?.path;
-    let report = check(&config_file::read(&path)?, &path);
-    crate::print_result(&report.text)?;
-    Ok(if report.is_valid { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let named = arguments.files.iter().map(|file| Some(file.as_path()));
+    let default_one = arguments.files.is_empty().then_some(None);
+    let mut code = ExitCode::SUCCESS;
+    for file in named.chain(default_one) {
+        let report = match found(file) {
+            Ok(report) => report,
+            // The others are looked at all the same.
+            Err(error) if arguments.files.len() > 1 => {
+                crate::print_error("accelerate config", error.as_ref(), &error.to_string());
+                code = ExitCode::FAILURE;
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        crate::print_result(&report.text)?;
+        if !report.is_valid {
+            code = ExitCode::FAILURE;
+        }
+    }
+    Ok(code)
+}
+
+fn found(file: Option<&Path>) -> Result<Report, Box<dyn Error>> {
+    let path = config_file::find_existing(file, &config_file::variable)?.path;
+    Ok(check(&config_file::read(&path)?, &path))
 }
 
 struct Report {

@@ -68,7 +68,7 @@ impl View<'_> {
         let mut text = format!(
             "nothing is started; a launch would start {} of {} on this machine\ncommand: {}\n",
             self.plan.ranks.len(),
-            counted(config.num_processes, "process"),
+            counted(config.world_size(), "process"),
             self.command(),
         );
         let shared = self.shared();
@@ -77,7 +77,7 @@ impl View<'_> {
         self.lines(&shared, &mut text);
         for rank in &self.plan.ranks {
             let own: Vec<_> = rank.environment.iter().filter(|variable| !shared.contains(variable)).cloned().collect();
-            let _ = writeln!(text, "rank {}: device {}, cores {}", rank.rank, self.device(rank), self.cores(rank));
+            let _ = writeln!(text, "rank {}: device {}, cores {}", rank.rank, self.device(config, rank), self.cores(rank));
             for file in log_files(rank) {
                 let _ = writeln!(text, "  writes {}", in_one_line(&file));
             }
@@ -87,22 +87,22 @@ impl View<'_> {
     }
 
     fn json(&self, config: &LaunchConfig) -> Value {
-        let ranks: Vec<_> = self.plan.ranks.iter().map(|rank| self.rank_as_json(rank)).collect();
+        let ranks: Vec<_> = self.plan.ranks.iter().map(|rank| self.rank_as_json(config, rank)).collect();
         let command = self.plan.ranks.first().map(|rank| &rank.command);
         let command: Vec<_> = command.into_iter().flatten().map(|word| text(word)).collect();
         json!({
             "command": command,
-            "num_processes": config.num_processes,
+            "num_processes": config.world_size(),
             "ranks": ranks,
             "not_utf8": self.not_utf8(),
         })
     }
 
-    fn rank_as_json(&self, rank: &RankCommand) -> Value {
+    fn rank_as_json(&self, config: &LaunchConfig, rank: &RankCommand) -> Value {
         json!({
             "rank": rank.rank,
-            "local_rank": rank.local_rank,
-            "device": self.device(rank),
+            "local_rank": local_rank(config, rank),
+            "device": self.device(config, rank),
             "cores": rank.cores.as_ref().unwrap_or(&self.machine.cores),
             "log_files": log_files(rank),
             "environment": self.set(rank),
@@ -166,11 +166,11 @@ impl View<'_> {
         shown.split_once('=').map(|(_, value)| value.to_owned()).unwrap_or_default()
     }
 
-    fn device(&self, rank: &RankCommand) -> String {
+    fn device(&self, config: &LaunchConfig, rank: &RankCommand) -> String {
         let cluster = &self.run.cluster;
         match (&cluster.torch_device, super::num_gpus(self.run)) {
             (Some(device), _) => device.clone(),
-            (None, num_gpus @ 1..) if !cluster.use_cpu => format!("cuda:{}", rank.local_rank % num_gpus),
+            (None, num_gpus @ 1..) if !cluster.use_cpu => format!("cuda:{}", local_rank(config, rank) % num_gpus),
             _ => "cpu".to_owned(),
         }
     }
@@ -181,6 +181,11 @@ impl View<'_> {
             None => format!("any of {}", core_list(&self.machine.cores)),
         }
     }
+}
+
+/// Among the ranks of its machine, of which other launchers may have started some.
+fn local_rank(config: &LaunchConfig, rank: &RankCommand) -> usize {
+    config.outer_world.and_then(|world| world.local_rank).unwrap_or(rank.local_rank)
 }
 
 fn paths(rank: &RankCommand) -> impl Iterator<Item = &PathBuf> {

@@ -3,7 +3,7 @@
 use std::error::Error;
 
 use accelerate_core::config::{LaunchPlace, RunConfig};
-use accelerate_core::environment::{InnerLaunch, Launcher, outer_world};
+use accelerate_core::environment::{InnerLaunch, Launcher, OuterWorld, outer_world, unusable_numbers};
 use accelerate_core::hosts::{MachineSource, machine_rank};
 use accelerate_core::settings::Origin;
 use accelerate_launch::{AgentCommand, LaunchConfig};
@@ -19,7 +19,7 @@ pub(super) struct Place {
     /// How each of several machines is reached; `None` for this machine alone.
     pub(super) agents: Option<Vec<AgentCommand>>,
     /// The only process takes the place that another launcher has given this one.
-    pub(super) keeps_rank: bool,
+    pub(super) outer_world: Option<OuterWorld>,
     /// What somebody should know of the choice.
     pub(super) notices: Vec<String>,
 }
@@ -29,7 +29,7 @@ impl Place {
     pub(super) fn fitted(&self, config: LaunchConfig) -> LaunchConfig {
         let is_one_machine = self.agents.is_none() && config.num_machines == 1;
         let main_process_ip = config.main_process_ip.clone().filter(|_| !is_one_machine);
-        LaunchConfig { keeps_rank: self.keeps_rank, main_process_ip, ..config }
+        LaunchConfig { outer_world: self.outer_world, main_process_ip, ..config }
     }
 
     /// What was said and changes nothing here.
@@ -73,7 +73,7 @@ pub(super) fn placed(mut resolved: Resolved, cluster: &ClusterFlags) -> Result<(
         })?;
         let notice = format!("starting the process as {world}, as another launcher has numbered it");
         let notices = (world.rank == 0).then_some(notice).into_iter().chain(unused(MachineSource::EachByItself)?);
-        return Ok((resolved, Place { keeps_rank: true, notices: notices.collect(), ..Place::default() }));
+        return Ok((resolved, Place { outer_world: Some(world), notices: notices.collect(), ..Place::default() }));
     }
     if let Some(agents) = agents {
         let notices = unused(MachineSource::Hosts { num_hosts: agents.len() })?;
@@ -81,6 +81,11 @@ pub(super) fn placed(mut resolved: Resolved, cluster: &ClusterFlags) -> Result<(
     }
     let Some(allocation) = allocation else {
         let mut notices = unused(MachineSource::EachByItself)?;
+        if resolved.run.cluster.num_machines == 1 {
+            notices.extend(unusable_numbers(&config_file::variable).map(|numbers| {
+                format!("{numbers}: this names no rank of another launcher and has no effect, so this is a run of its own")
+            }));
+        }
         notices.extend(number_machine(&mut resolved.run)?);
         return Ok((resolved, Place { notices, ..Place::default() }));
     };

@@ -138,7 +138,7 @@ fn row(rank: &RankFacts) -> Vec<String> {
     let told = |text: String| if rank.tells { text } else { unknown() };
     let (doing, since) = doing(rank);
     vec![
-        if rank.awaited { ">" } else { "" }.to_owned(),
+        if rank.awaited || rank.state == State::Stopped { ">" } else { "" }.to_owned(),
         rank.rank.to_string(),
         rank.process_id.map_or_else(unknown, |id| id.to_string()),
         state(rank),
@@ -190,6 +190,12 @@ fn notes(run: &RunFacts) -> String {
                 "Others wait for ranks {}: they have not come to the call that others are in.",
                 number_ranges(several)
             );
+        }
+    }
+    for (rank, process_id) in run.ranks.iter().filter_map(|rank| Some((rank, rank.process_id?))) {
+        if rank.state == State::Stopped {
+            let rank = rank.rank;
+            let _ = writeln!(notes, "Rank {rank} is stopped by a signal; `kill -CONT {process_id}` lets it go on.");
         }
     }
     let silent: Vec<usize> =
@@ -280,6 +286,7 @@ launcher 39, 16 processes, for 9.0 s
       7       43  SIGKILL     -          -       -      -  not told
 
 Others wait for rank 4: it has not come to the call that they are in.
+Rank 4 is stopped by a signal; `kill -CONT 44` lets it go on.
 Nothing is told by rank 6: the program does not use accelerate-rs, or has not built its Accelerator yet.
 Ranks 4-7 of 16 are on this machine; run `accelerate status` on the others for theirs.
 ";

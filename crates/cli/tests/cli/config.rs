@@ -241,6 +241,19 @@ fn what_validate_says_of(#[case] file: &str, #[case] code: i32, #[case] words: &
     assert!(said.stdout.contains(words), "{said:?}");
 }
 
+/// One that is wrong, or is not there, is no reason to pass over the others.
+#[test]
+fn several_files_are_all_looked_at() {
+    let home = Home::new();
+    let (wrong, fine) = (home.file("wrong.yaml", "num_proceses: 2\n"), home.file("fine.yaml", "num_processes: 2\n"));
+    let validate = |files: &[&str]| home.run(&[&["config", "validate"], files].concat());
+    let said = validate(&[text(&wrong), "none.yaml", text(&fine)]);
+    said.expect(1, &["accelerate config: error: there is no configuration file none.yaml"]);
+    assert!(said.stdout.contains("wrong.yaml: 1 error,") && said.stdout.contains("fine.yaml: 0 errors,"), "{said:?}");
+    validate(&[text(&fine), text(&wrong)]).expect(1, &[]);
+    validate(&[text(&fine), text(&fine)]).expect(0, &[]);
+}
+
 #[test]
 fn explain_shows_who_said_what_and_what_that_goes_before() {
     let home = Home::with("default_config.yaml", "num_processes: 4\nmixed_precision: fp16\ntpu_env: null\n");

@@ -76,8 +76,9 @@ fn a_stopped_rank_goes_on_and_is_ended_too() {
     );
     let mut witness = Witness::new();
     let mut command = launch_script(2, &["--grace_period", "3600"], &script);
-    command.stderr(Stdio::null());
-    assert_eq!(witness.start(command).wait().unwrap().code(), Some(4));
+    command.stderr(Stdio::piped());
+    let ended = Finished::from(witness.start(command).wait_with_output().unwrap());
+    ended.expect(4, &["rank 0 was stopped by a signal such as SIGSTOP, and did nothing"]);
     witness.expect_nobody_survives();
 }
 

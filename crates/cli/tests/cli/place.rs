@@ -40,6 +40,28 @@ fn several_processes_among_the_ranks_of_another_launcher_are_refused(#[case] fla
         .expect(2, &["another launcher has made this launch rank 1 of 2 (OMPI_COMM_WORLD_SIZE)", words]);
 }
 
+/// As that launcher does, in everything that people are told.
+#[test]
+fn a_rank_of_another_launcher_keeps_its_name() {
+    let flags = ["--num_processes", "1"];
+    let shown = launched(MPI, &[&flags[..], &["--dry_run"]].concat());
+    shown.expect(0, &[]);
+    assert!(shown.stdout.contains("would start 1 of 2 processes on this machine\n"), "{shown:?}");
+    assert!(shown.stdout.contains("\nrank 1: device "), "{shown:?}");
+    let mut failing = accelerate();
+    failing.envs(MPI.iter().copied()).arg("launch").args(flags).args(["sh", "-c", "exit 3"]);
+    finished(failing).expect(3, &["error: rank 1 (process "]);
+}
+
+#[rstest]
+#[case(&[("WORLD_SIZE", "2")], "WORLD_SIZE=2: this names no rank of another launcher and has no effect")]
+#[case(&[("RANK", "5"), ("WORLD_SIZE", "2")], "RANK=5, WORLD_SIZE=2: this names no rank of another launcher")]
+fn numbers_that_name_no_rank_are_told(#[case] variables: &[(&str, &str)], #[case] words: &str) {
+    let ended = launched(variables, &["--num_processes", "1", "--cpu"]);
+    ended.expect(0, &[words]);
+    assert_eq!(ended.stdout, "none none none none\n");
+}
+
 const TWO_MACHINES: &[&str] = &["--num_machines", "2", "--num_processes", "2", "--main_process_ip", "a"];
 const SECOND_NODE: &[(&str, &str)] =
     &[("SLURM_JOB_ID", "7"), ("SLURM_STEP_ID", "0"), ("SLURM_NNODES", "2"), ("SLURM_NODEID", "1")];

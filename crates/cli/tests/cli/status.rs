@@ -76,6 +76,28 @@ fn ranks_of_a_run_are_shown_with_what_they_tell() {
     end(launched, Signal::TERM);
 }
 
+/// Nobody waits for it in a call, and yet it holds up the run.
+#[test]
+fn a_rank_that_is_stopped_is_marked_with_what_lets_it_go_on() {
+    let (_folder, pipe) = named_pipe();
+    let is_stopped = "grep -q '^State:.T' /proc/$stopped/status";
+    let script = format!(
+        "if [ $RANK = 0 ]; then echo $$ >{pipe}; kill -STOP $$; \
+         else read stopped <{pipe}; until {is_stopped}; do :; done; echo ready >/dev/fd/$WITNESS; fi; {LIVE_ON}"
+    );
+    let mut witness = Witness::new();
+    let child = witness.start(launch_script(2, &[], &script));
+    witness.wait_for("ready", 1);
+    let stopped = run_of(child.id())["ranks"][0]["process_id"].to_string();
+    let shown = status(&[&child.id().to_string()]);
+    shown.expect(0, &[]);
+    let cure = format!("Rank 0 is stopped by a signal; `kill -CONT {stopped}` lets it go on.\n");
+    let row = shown.stdout.lines().find(|line| line.contains(&stopped)).unwrap();
+    assert!(row.starts_with('>') && row.contains(" stopped "), "{shown:?}");
+    assert!(shown.stdout.contains(&cure) && !shown.stdout.contains("Rank 1 is stopped"), "{shown:?}");
+    end((witness, child), Signal::TERM);
+}
+
 #[test]
 fn programs_that_tell_nothing_are_shown_with_their_processes() {
     let launched = started(&silent(), 2);

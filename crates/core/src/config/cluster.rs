@@ -111,9 +111,9 @@ record! {
         /// Lay processes out along several axes.
         use_parallelism_config: bool = false => setting().own_key().flag("use_parallelism_config").switch()
             .refused("tensor, sequence and context parallelism are not available yet; use --use_fsdp").for_python();
-        /// One process for each GPU: what happens without it, too.
+        /// One process for each GPU, or one where there is none: what happens without it, too.
         multi_gpu: bool = false => setting().own_key().launcher().flag("multi_gpu").switch()
-            .without_effect("there is one process for each GPU in any case");
+            .without_effect("without --num_processes there is one process for each GPU in any case");
         /// The device that the program computes on, such as cuda:1, whatever the automatic choice is.
         torch_device: String => setting().own_key();
         /// The least level of messages that are written to standard error: debug, info, warning (the default), error or critical.

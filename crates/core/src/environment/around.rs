@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use super::{Claim, Launcher, Variables, launcher_claim, torchrun_claim};
+use super::{Claim, Launcher, MPI_NAMES, Variables, check_rank, launcher_claim, torchrun_claim};
 use crate::error::environment::EnvironmentErrorKind as Kind;
+use crate::settings::shortened;
 use crate::{Error, Result};
 
 /// The variable by which `accelerate launch` marks its processes. What they launch themselves is a run of its own, whatever the
@@ -19,6 +20,8 @@ pub struct OuterWorld {
     pub rank: usize,
     /// Count of all processes, at least 2.
     pub world_size: usize,
+    /// Number of this process among those of its machine, where the launcher says it.
+    pub local_rank: Option<usize>,
     /// Whose variables say so.
     pub source: Launcher,
     /// The variable with the count.
@@ -69,7 +72,35 @@ pub fn outer_world(lookup: &dyn Fn(&str) -> Option<String>) -> Option<OuterWorld
     let claim = said(torchrun_claim(&variables)).or_else(|| said(launcher_claim(&variables)))?;
     let ((rank, _), (world_size, size_name)) = (claim.rank, claim.world_size);
     let is_world = world_size > 1 && rank < world_size && claim.source != Launcher::Slurm;
-    is_world.then_some(OuterWorld { rank, world_size, source: claim.source, size_name })
+    let local_rank = claim.local_rank.map(|(local_rank, _)| local_rank);
+    is_world.then_some(OuterWorld { rank, world_size, local_rank, source: claim.source, size_name })
+}
+
+/// The variables of another launcher that are set and yet name no rank of a world: one of a pair without the other, no number, or a
+/// rank outside of its world. A program that finds them refuses to start, and a launch makes a run of its own; whoever starts one
+/// should know of it.
+///
+/// ```
+/// use accelerate_core::environment::unusable_numbers;
+/// let set = |name: &str| (name == "WORLD_SIZE").then(|| "2".to_owned());
+/// assert_eq!(unusable_numbers(&set).as_deref(), Some("WORLD_SIZE=2"));
+/// assert_eq!(unusable_numbers(&|_| None), None);
+/// ```
+pub fn unusable_numbers(lookup: &dyn Fn(&str) -> Option<String>) -> Option<String> {
+    let variables = Variables { lookup };
+    if variables.text(LAUNCH_ID_VARIABLE).is_some() || outer_world(lookup).is_some() {
+        return None;
+    }
+    let of_launchers = MPI_NAMES.iter().flat_map(|names| [names.rank, names.size]).chain(["PMIX_RANK"]);
+    let is_refused = match torchrun_claim(&variables) {
+        Ok(claim) => claim.map_or_else(|| launcher_claim(&variables), |claim| Ok(Some(claim))).map_or(true, |claim| {
+            claim.is_some_and(|claim| check_rank(claim.rank, claim.world_size).is_err())
+        }),
+        Err(_) => true,
+    };
+    let set = ["RANK", "WORLD_SIZE", "LOCAL_RANK"].into_iter().chain(of_launchers);
+    let set: Vec<_> = set.filter_map(|name| Some(format!("{name}={}", shortened(&variables.text(name)?)))).collect();
+    (is_refused && !set.is_empty()).then(|| set.join(", "))
 }
 
 impl OuterWorld {

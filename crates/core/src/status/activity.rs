@@ -90,6 +90,9 @@ pub struct RankSummary {
     pub rank: usize,
     /// What it does.
     pub activity: RankActivity,
+    /// Its process is stopped, by `SIGSTOP` for example, and does nothing until somebody lets it go on.
+    #[serde(default)]
+    pub is_stopped: bool,
 }
 
 impl RankStatus {
@@ -147,14 +150,14 @@ pub fn awaited_ranks(ranks: &[RankStatus], num_processes: usize, now: u64, long:
 }
 
 /// What ranks were doing, a sentence for all that were doing the same. Of ranks that tell nothing there is a sentence only if
-/// others do.
+/// others do. Ranks whose processes are stopped have a sentence of their own besides.
 ///
 /// ```
 /// use accelerate_core::status::{CallName, RankActivity, RankSummary, sentences};
 /// use std::time::Duration;
 /// let call = CallName { op: "all_reduce".to_owned(), sequence: 17, site: None };
 /// let waiting = RankActivity::InCall { call, elapsed: Duration::from_millis(2100) };
-/// let mut ranks: Vec<_> = (0..4).map(|rank| RankSummary { rank, activity: waiting.clone() }).collect();
+/// let mut ranks: Vec<_> = (0..4).map(|rank| RankSummary { rank, activity: waiting.clone(), is_stopped: false }).collect();
 /// ranks[2].activity = RankActivity::Computing { after: None };
 /// let wanted = [
 ///     "ranks 0-1, 3 were in all_reduce (collective 17) for 2.1 s",
@@ -163,11 +166,15 @@ pub fn awaited_ranks(ranks: &[RankStatus], num_processes: usize, now: u64, long:
 /// assert_eq!(sentences(&ranks), wanted);
 /// ```
 pub fn sentences(ranks: &[RankSummary]) -> Vec<String> {
+    let stopped: Vec<usize> = ranks.iter().filter(|rank| rank.is_stopped).map(|rank| rank.rank).collect();
+    let was = if stopped.len() == 1 { "was" } else { "were" };
+    let stopped = (!stopped.is_empty())
+        .then(|| format!("{} {was} stopped by a signal such as SIGSTOP, and did nothing", named_ranks(&stopped)));
     if ranks.iter().all(|rank| rank.activity == RankActivity::Unknown) {
-        return Vec::new();
+        return stopped.into_iter().collect();
     }
     let mut groups: Vec<(&RankActivity, Vec<usize>, Duration)> = Vec::new();
-    for RankSummary { rank, activity } in ranks {
+    for RankSummary { rank, activity, .. } in ranks {
         let lasted = lasted(activity);
         match groups.iter_mut().find(|(other, ..)| is_same(other, activity)) {
             Some((_, numbers, longest)) => {
@@ -192,7 +199,7 @@ pub fn sentences(ranks: &[RankSummary]) -> Vec<String> {
             RankActivity::InCall { call, .. } => format!("{who} {was} in {call} for {seconds:.1} s"),
         }
     };
-    groups.into_iter().map(sentence).collect()
+    groups.into_iter().map(sentence).chain(stopped).collect()
 }
 
 fn lasted(activity: &RankActivity) -> Duration {

@@ -1,7 +1,7 @@
 //! What a launch makes of its surroundings: another launcher's ranks, one machine of several, a file and what replaces it.
 
 use accelerate_core::config::{ConfigFile, LaunchPlace, RunConfig, Sources, settings};
-use accelerate_core::environment::{InnerLaunch, outer_world};
+use accelerate_core::environment::{InnerLaunch, outer_world, unusable_numbers};
 use accelerate_core::hosts::machine_rank;
 use rstest::rstest;
 use std::collections::HashMap;
@@ -46,6 +46,38 @@ fn run(flags: &str, environment: &str, file: &str, is_for_python: bool) -> RunCo
 fn which_rank_of_another_launcher_a_launch_is(#[case] environment: &str, #[case] wanted: &str) {
     let found = outer_world(&variables(environment)).map_or("none".to_owned(), |world| world.to_string());
     assert_eq!(found, wanted);
+}
+
+#[rstest]
+#[case::a_world("RANK=1 WORLD_SIZE=2 LOCAL_RANK=1", Some(1))]
+#[case::of_mpi("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0", Some(0))]
+#[case::not_said("RANK=1 WORLD_SIZE=2 MASTER_ADDR=pod-0", None)]
+fn a_rank_of_another_launcher_knows_its_place_where_that_says_it(
+    #[case] environment: &str,
+    #[case] local_rank: Option<usize>,
+) {
+    assert_eq!(outer_world(&variables(environment)).unwrap().local_rank, local_rank);
+}
+
+/// A program that is started with these refuses to start, and a launch goes on without them.
+#[rstest]
+#[case::a_size_alone("WORLD_SIZE=2", Some("WORLD_SIZE=2"))]
+#[case::a_rank_alone("RANK=3 MASTER_ADDR=a", Some("RANK=3"))]
+#[case::a_local_rank_alone("LOCAL_RANK=0", Some("LOCAL_RANK=0"))]
+#[case::no_numbers("RANK=x WORLD_SIZE=2", Some("RANK=x, WORLD_SIZE=2"))]
+#[case::outside_of_its_world("RANK=5 WORLD_SIZE=2", Some("RANK=5, WORLD_SIZE=2"))]
+#[case::of_mpi("PMI_RANK=2 PMI_SIZE=2", Some("PMI_RANK=2, PMI_SIZE=2"))]
+#[case::a_rank_of_pmix("PMIX_RANK=1", Some("PMIX_RANK=1"))]
+#[case::a_rank_of_a_world("RANK=1 WORLD_SIZE=2", None)]
+#[case::of_one("WORLD_SIZE=1", None)]
+#[case::alone("RANK=0 WORLD_SIZE=1", None)]
+#[case::old_marks("RANK=-1 WORLD_SIZE=-1", None)]
+#[case::empty("RANK= WORLD_SIZE=", None)]
+#[case::of_our_own_launch("RANK=1 ACCELERATE_LAUNCH_ID=7-a", None)]
+#[case::a_task_of_slurm("SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_ID=0 SLURM_JOB_ID=7", None)]
+#[case::nothing("", None)]
+fn numbers_that_name_no_rank_are_told(#[case] environment: &str, #[case] wanted: Option<&str>) {
+    assert_eq!(unusable_numbers(&variables(environment)).as_deref(), wanted);
 }
 
 #[rstest]

@@ -163,7 +163,7 @@ proptest! {
         let mut page = bytes.clone();
         page.resize(PAGE_BYTES, 0xff);
         let (status, _) = RankStatus::decode(&page, &page);
-        let summary = RankSummary { rank: 0, activity: status.activity(now) };
+        let summary = RankSummary { rank: 0, activity: status.activity(now), is_stopped: false };
         let _ = (sentences(&[summary]), samples_per_second(&status.progress, now), RunInfo::decode(&bytes));
         let _ = awaited_ranks(&[status.clone(), status], 2, now, Duration::ZERO);
     }
@@ -336,17 +336,29 @@ fn rank(calls: &[(&str, &str, u64, u64, Option<u64>)]) -> RankStatus {
 #[case::the_later_of_two(&[("", "barrier", 2, 1, Some(3)), ("a", "broadcast", 1, 4, Some(5))], "rank 0 was computing, 5.0 s after broadcast (collective 1)")]
 #[case::a_thread_beside_it(&[("", "barrier", 2, 1, Some(3)), ("side", "scatter_bytes", 9, 5, None)], "rank 0 was computing, 7.0 s after barrier (collective 2)")]
 fn what_a_rank_does_is_told(#[case] calls: &[(&str, &str, u64, u64, Option<u64>)], #[case] wanted: &str) {
-    let summary = RankSummary { rank: 0, activity: rank(calls).activity(10 * SECOND) };
+    let summary = RankSummary { rank: 0, activity: rank(calls).activity(10 * SECOND), is_stopped: false };
     assert_eq!(sentences(&[summary]), [wanted]);
 }
 
 #[test]
 fn only_ranks_that_tell_something_make_sentences() {
-    let unknown = |rank| RankSummary { rank, activity: RankActivity::Unknown };
+    let unknown = |rank| RankSummary { rank, activity: RankActivity::Unknown, is_stopped: false };
     assert!(sentences(&[unknown(0), unknown(1)]).is_empty());
-    let known = RankSummary { rank: 1, activity: RankActivity::Computing { after: None } };
+    let known = RankSummary { rank: 1, activity: RankActivity::Computing { after: None }, is_stopped: false };
     let found = sentences(&[unknown(0), known, unknown(2)]);
     assert_eq!(found[0], "ranks 0, 2 were silent about calls to other ranks");
+}
+
+/// Whatever they tell.
+#[test]
+fn ranks_that_are_stopped_are_named() {
+    let of = |rank, activity| RankSummary { rank, activity, is_stopped: rank != 1 };
+    let unknown = |rank| of(rank, RankActivity::Unknown);
+    let wanted = "ranks 0, 2 were stopped by a signal such as SIGSTOP, and did nothing";
+    assert_eq!(sentences(&[unknown(0), unknown(1), unknown(2)]), [wanted]);
+    let found = sentences(&[of(2, RankActivity::Computing { after: None })]);
+    assert_eq!(found.len(), 2);
+    assert!(found[1].starts_with("rank 2 was stopped by a signal"), "{found:?}");
 }
 
 /// What anybody writes into a page cannot steer a terminal.
@@ -354,7 +366,7 @@ fn only_ranks_that_tell_something_make_sentences() {
 fn names_are_shown_in_one_line() {
     let mut status = rank(&[("", "a\u{1b}[2J\nb", 1, 0, None)]);
     status.calls[0].site = Some(("x\n.rs".to_owned(), 3));
-    let text = sentences(&[RankSummary { rank: 0, activity: status.activity(SECOND) }]).concat();
+    let text = sentences(&[RankSummary { rank: 0, activity: status.activity(SECOND), is_stopped: false }]).concat();
     assert!(text.contains("a\\u{1b}[2J\\nb (collective 1) at x\\n.rs:3"), "{text}");
 }
 

@@ -172,7 +172,7 @@ mod tests {
     use rstest::rstest;
 
     fn computing(rank: usize) -> RankSummary {
-        RankSummary { rank, activity: RankActivity::Computing { after: None } }
+        RankSummary { rank, activity: RankActivity::Computing { after: None }, is_stopped: false }
     }
 
     /// `0` succeeded, `exit N`, `signal N`, `stopped`, `broken`; with the time in milliseconds at which it was known.

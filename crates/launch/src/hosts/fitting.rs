@@ -193,7 +193,7 @@ mod tests {
     /// In a call of this name.
     fn doing(rank: usize, op: &str) -> RankSummary {
         let call = CallName { op: op.to_owned(), sequence: 1, site: None };
-        RankSummary { rank, activity: RankActivity::InCall { call, elapsed: Duration::from_secs(1) } }
+        RankSummary { rank, activity: RankActivity::InCall { call, elapsed: Duration::from_secs(1) }, is_stopped: false }
     }
 
     fn stopped(activities: Vec<RankSummary>) -> FromAgent {
@@ -211,7 +211,7 @@ mod tests {
             last_lines: Vec::new(),
             memory: MemoryPressure::Unknown,
             address_problem: None,
-            activities: vec![RankSummary { rank: doing, activity: RankActivity::Unknown }],
+            activities: vec![RankSummary { rank: doing, activity: RankActivity::Unknown, is_stopped: false }],
             others: vec![OtherRank { rank: other, ended: Ended::Exited(1), was_told_to: true }],
         })))
     }

@@ -10,7 +10,7 @@ use crate::placement::core_list;
 use crate::{logs, reference};
 
 /// Variables with which other launchers than torchrun describe *their* ranks. A rank of ours must not inherit them: a
-/// launch inside a job of several processes would otherwise mix up the two. The exception is [`LaunchConfig::keeps_rank`].
+/// launch inside a job of several processes would otherwise mix up the two. The exception is [`LaunchConfig::outer_world`].
 const VARIABLES_OF_OTHER_LAUNCHERS: &[&str] = &[
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",
@@ -48,7 +48,7 @@ pub(super) fn environment(
     let rank = config.first_rank() + local_rank;
     let main_process_ip = config.main_process_ip.as_deref().unwrap_or("127.0.0.1");
     let of_torchrun = reference::of_torchrun(config, rank);
-    VARIABLES_OF_OTHER_LAUNCHERS.iter().filter(|_| !config.keeps_rank).for_each(|name| set(name, None));
+    VARIABLES_OF_OTHER_LAUNCHERS.iter().filter(|_| config.outer_world.is_none()).for_each(|name| set(name, None));
     for (name, value) in [
         ("RANK", rank.to_string()),
         ("LOCAL_RANK", local_rank.to_string()),
@@ -62,7 +62,7 @@ pub(super) fn environment(
     .chain(of_torchrun)
     {
         let is_told = is_distributed || (config.max_restarts > 0 && reference::OF_RESTARTS.contains(&name));
-        if is_told || !config.keeps_rank {
+        if is_told || config.outer_world.is_none() {
             set(name, is_told.then_some(value.into()));
         }
     }
@@ -131,6 +131,7 @@ pub(super) mod tests {
     use crate::plan::plan;
     use crate::stdin::Stdin;
     use accelerate_core::config::{RunConfig, Sources, Tee, settings};
+    use accelerate_core::environment::{OuterWorld, outer_world};
     use accelerate_core::settings::SettingValue;
     use rstest::rstest;
 
@@ -243,6 +244,22 @@ pub(super) mod tests {
         assert_eq!(values(&config(1), &MACHINE, name), [expected]);
     }
 
+    fn second_of_two() -> OuterWorld {
+        let variables = |name: &str| match name {
+            "PMI_RANK" => Some("1".to_owned()),
+            "PMI_SIZE" => Some("2".to_owned()),
+            _ => None,
+        };
+        outer_world(&variables).unwrap()
+    }
+
+    #[test]
+    fn a_rank_of_another_launcher_is_called_what_that_calls_it() {
+        let config = LaunchConfig { outer_world: Some(second_of_two()), ..config(1) };
+        let plan = plan(&config, &["train".into()], 1, &MACHINE);
+        assert_eq!((plan.ranks.len(), plan.ranks[0].rank, plan.ranks[0].local_rank, plan.world_size), (1, 1, 0, 2));
+    }
+
     /// What another launcher says of this rank stays as it is, restarts included.
     #[rstest]
     #[case("RANK", "-")]
@@ -255,7 +272,7 @@ pub(super) mod tests {
     fn a_rank_of_another_launcher_keeps_its_numbers(#[case] name: &str, #[case] expected: &str) {
         let run = RunConfig::resolve(Sources::default()).unwrap();
         let of_run = LaunchConfig::of_run(&run, Program::guess("train.py".as_ref()), 1);
-        let config = LaunchConfig { keeps_rank: true, ..of_run };
+        let config = LaunchConfig { outer_world: Some(second_of_two()), ..of_run };
         assert_eq!(values(&config, &MACHINE, name), [expected]);
     }
 

@@ -29,7 +29,7 @@ pub(in crate::launch) fn of_run(run: &RunConfig, lookup: Lookup<'_>) -> Result<O
 pub(in crate::launch) fn place(allocation: &Allocation) -> Place {
     Place {
         agents: (!allocation.is_here).then(|| agents(allocation)),
-        keeps_rank: false,
+        outer_world: None,
         notices: vec![format!("in Slurm job {}, starting {allocation} ({})", allocation.job_id, allocation.per_node)],
     }
 }
