@@ -423,7 +423,8 @@ mod tests {
     fn what_ranks_were_doing_comes_before_how_they_ended() {
         let call = CallName { op: "all_reduce".to_owned(), sequence: 17, site: Some("src/main.rs:40".to_owned()) };
         let waiting = RankActivity::InCall { call, elapsed: Duration::from_millis(2100) };
-        let mut activities: Vec<_> = [0, 1, 2, 3, 5].map(|rank| RankSummary { rank, activity: waiting.clone(), is_stopped: false }).into();
+        let mut activities: Vec<_> =
+            [0, 1, 2, 3, 5].map(|rank| RankSummary { rank, activity: waiting.clone(), is_stopped: false }).into();
         activities[1].activity = RankActivity::Computing { after: None };
         let text = Failure { last_lines: Vec::new(), activities, ..failure(Ended::Exited(3)) }.to_string();
         let wanted = "rank 1 (process 4711) exited with code 3 after 12.3 s\n  \

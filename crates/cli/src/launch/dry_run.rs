@@ -77,7 +77,8 @@ impl View<'_> {
         self.lines(&shared, &mut text);
         for rank in &self.plan.ranks {
             let own: Vec<_> = rank.environment.iter().filter(|variable| !shared.contains(variable)).cloned().collect();
-            let _ = writeln!(text, "rank {}: device {}, cores {}", rank.rank, self.device(config, rank), self.cores(rank));
+            let _ =
+                writeln!(text, "rank {}: device {}, cores {}", rank.rank, self.device(config, rank), self.cores(rank));
             for file in log_files(rank) {
                 let _ = writeln!(text, "  writes {}", in_one_line(&file));
             }

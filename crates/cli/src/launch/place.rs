@@ -83,7 +83,9 @@ pub(super) fn placed(mut resolved: Resolved, cluster: &ClusterFlags) -> Result<(
         let mut notices = unused(MachineSource::EachByItself)?;
         if resolved.run.cluster.num_machines == 1 {
             notices.extend(unusable_numbers(&config_file::variable).map(|numbers| {
-                format!("{numbers}: this names no rank of another launcher and has no effect, so this is a run of its own")
+                format!(
+                    "{numbers}: this names no rank of another launcher and has no effect, so this is a run of its own"
+                )
             }));
         }
         notices.extend(number_machine(&mut resolved.run)?);

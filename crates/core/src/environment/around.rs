@@ -93,9 +93,9 @@ pub fn unusable_numbers(lookup: &dyn Fn(&str) -> Option<String>) -> Option<Strin
     }
     let of_launchers = MPI_NAMES.iter().flat_map(|names| [names.rank, names.size]).chain(["PMIX_RANK"]);
     let is_refused = match torchrun_claim(&variables) {
-        Ok(claim) => claim.map_or_else(|| launcher_claim(&variables), |claim| Ok(Some(claim))).map_or(true, |claim| {
-            claim.is_some_and(|claim| check_rank(claim.rank, claim.world_size).is_err())
-        }),
+        Ok(claim) => claim
+            .map_or_else(|| launcher_claim(&variables), |claim| Ok(Some(claim)))
+            .map_or(true, |claim| claim.is_some_and(|claim| check_rank(claim.rank, claim.world_size).is_err())),
         Err(_) => true,
     };
     let set = ["RANK", "WORLD_SIZE", "LOCAL_RANK"].into_iter().chain(of_launchers);

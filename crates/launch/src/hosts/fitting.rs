@@ -193,7 +193,11 @@ mod tests {
     /// In a call of this name.
     fn doing(rank: usize, op: &str) -> RankSummary {
         let call = CallName { op: op.to_owned(), sequence: 1, site: None };
-        RankSummary { rank, activity: RankActivity::InCall { call, elapsed: Duration::from_secs(1) }, is_stopped: false }
+        RankSummary {
+            rank,
+            activity: RankActivity::InCall { call, elapsed: Duration::from_secs(1) },
+            is_stopped: false,
+        }
     }
 
     fn stopped(activities: Vec<RankSummary>) -> FromAgent {

@@ -151,6 +151,16 @@ const REASONS: &[Reason] = &[
         why: "what is said of compilers counts with DeepSpeed, too, where the reference forgets it",
     },
     Reason {
+        names: &["FSDP_VERSION"],
+        holds: |found| is_only_here(found) && !is_set(found.rank, "ACCELERATE_USE_FSDP"),
+        why: "what a file says of sharding reaches programs that switch sharding on by themselves",
+    },
+    Reason {
+        names: &["WORLD_SIZE"],
+        holds: |found| is_only_there(found) && found.theirs == Some("1") && !is_set(found.rank, "RANK"),
+        why: "a process without a rank inherits no numbers of another launcher",
+    },
+    Reason {
         names: &["FSDP_SHARDING_STRATEGY"],
         holds: |found| found.theirs.is_some_and(|value| value.len() == 1) && found.ours.is_some(),
         why: "the name of a strategy in place of its number; both are read",
@@ -363,7 +373,11 @@ mod tests {
         };
         check(&[("FSDP_VERSION", "1")], &[("FSDP_VERSION", "1")], (0, 0));
         check(&[("FSDP_VERSION", "1")], &[], (0, 1));
-        check(&[], &[("FSDP_VERSION", "1")], (0, 1));
+        check(&[], &[("FSDP_VERSION", "1")], (1, 0));
+        check(&[("ACCELERATE_USE_FSDP", "true")], &[("ACCELERATE_USE_FSDP", "true"), ("FSDP_VERSION", "1")], (0, 1));
+        check(&[("WORLD_SIZE", "1")], &[], (1, 0));
+        check(&[("WORLD_SIZE", "2")], &[], (0, 1));
+        check(&[("WORLD_SIZE", "1"), ("RANK", "0")], &[("RANK", "0")], (0, 1));
         check(&[("MASTER_PORT", "1")], &[("MASTER_PORT", "2")], (1, 0));
         check(&[("MASTER_PORT", "1")], &[], (0, 1));
         check(&[("A", "True"), ("B", "1")], &[("A", "true"), ("B", "true")], (2, 0));
