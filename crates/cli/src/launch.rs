@@ -22,7 +22,7 @@ pub(crate) use arguments::Arguments;
 pub(crate) use place::check_working_folder;
 use place::placed;
 
-use crate::config_file;
+use crate::config_file::{self, Found};
 use crate::resolve::{Resolved, num_gpus, num_processes, resolve, why_num_processes};
 
 const SPEAKER: &str = "accelerate launch";
@@ -42,7 +42,7 @@ pub(crate) fn run(arguments: Arguments, words: &[OsString]) -> Result<ExitCode, 
         }
     };
     if arguments.cluster.is_asked() {
-        return slurm::run(&arguments.cluster, &resolved.run, words, &arguments.program, is_quiet);
+        return slurm::run(&arguments.cluster, &resolved, words, &arguments.program, is_quiet);
     }
     let dry_run = arguments.dry_run.then_some(arguments.json);
     let has_preflight = !arguments.no_preflight;
@@ -74,12 +74,14 @@ pub(crate) fn run(arguments: Arguments, words: &[OsString]) -> Result<ExitCode, 
     Ok(ExitCode::from(error.exit_code()))
 }
 
+/// Nobody has named the file, and yet it holds.
+fn default_file(file: &Option<Found>) -> Option<String> {
+    let file = file.as_ref().filter(|file| file.is_default)?;
+    Some(format!("settings of {} hold where flags and variables say nothing", file.path.shown()))
+}
+
 /// What somebody should know before the processes start, although it stops nobody.
 fn notices(Resolved { run, file }: &Resolved, config: &LaunchConfig, agents: Option<&[AgentCommand]>) -> Vec<String> {
-    let default_file = file
-        .iter()
-        .filter(|file| file.is_default)
-        .map(|file| format!("settings of {} hold where flags and variables say nothing", file.path.shown()));
     let chosen = (run.cluster.num_processes.is_none() && agents.is_none()).then(|| {
         format!("--num_processes was not given, starting {} ({})", num_processes(run), why_num_processes(run))
     });
@@ -94,7 +96,8 @@ fn notices(Resolved { run, file }: &Resolved, config: &LaunchConfig, agents: Opt
         format!("the variable {} is no setting and has no effect; {meant} would have one", in_one_line(name))
     });
     let unusable = unusable_threads(config, &Machine::probe()).map(|unusable| unusable.to_string());
-    default_file
+    default_file(file)
+        .into_iter()
         .chain(chosen)
         .chain(misspelt)
         .chain(lost)

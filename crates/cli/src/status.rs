@@ -12,7 +12,7 @@ use std::error::Error;
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use accelerate_core::files::in_one_line;
 use accelerate_core::status::{LauncherName, RankStatus, RunInfo};
@@ -82,6 +82,7 @@ enum StatusError {
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let mut has_shown = false;
     let mut waits = false;
+    let mut silence = Silence::default();
     // Pages can be read for as long as somebody has their file.
     let mut last: Vec<Vec<Run>> = Vec::new();
     let mut launchers: Vec<Process> = Vec::new();
@@ -95,6 +96,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
             }
             // Until an attempt begins there is a moment in which its launcher tells nothing.
             _ if found.is_empty() && launchers.iter().any(Process::is_alive) => {
+                silence.tell(&launchers);
                 thread::sleep(arguments.watch.unwrap_or_default());
                 continue;
             }
@@ -117,7 +119,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
         if crate::output::is_reader_gone() {
             return Ok(ExitCode::SUCCESS);
         }
-        (has_shown, waits) = (true, false);
+        (has_shown, waits, silence) = (true, false, Silence::default());
         let process_ids: Vec<u32> = found.iter().flatten().map(|part| part.info.process_id).collect();
         launchers = process_ids.iter().filter_map(|&process_id| Process::of(process_id)).collect();
         // The launcher stays, and after a restart it has other ranks and agents than the one that was named.
@@ -127,6 +129,33 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
         });
         last = found;
         thread::sleep(pause);
+    }
+}
+
+/// A launcher that tells nothing of a run, although it lives. Before an attempt that is a moment; after its last one, a program that
+/// has launched may go on with anything.
+#[derive(Default)]
+struct Silence {
+    since: Option<Instant>,
+    is_told: bool,
+}
+
+impl Silence {
+    /// Longer than any launcher needs to begin an attempt.
+    const LONG: Duration = Duration::from_secs(1);
+
+    /// Says once what is waited for.
+    fn tell(&mut self, launchers: &[Process]) {
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if self.is_told || since.elapsed() < Self::LONG {
+            return;
+        }
+        self.is_told = true;
+        let living = launchers.iter().filter(|launcher| launcher.is_alive()).map(|launcher| launcher.id().to_string());
+        crate::print_message(&format!(
+            "the ranks have ended, and their launcher, process {}, is still there; waiting until it launches again or ends",
+            living.collect::<Vec<_>>().join(", ")
+        ));
     }
 }
 

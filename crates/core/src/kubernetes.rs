@@ -1,6 +1,8 @@
 //! Kubernetes: a launch on several machines as a manifest. Each pod runs one `accelerate launch`.
 
+use crate::Result;
 use crate::environment::JOB_SET_RESTARTS_VARIABLE;
+use crate::error::environment::EnvironmentErrorKind as Kind;
 use crate::yaml::yaml;
 use serde_json::{Map, Value, json};
 
@@ -45,7 +47,46 @@ const LONGEST_NAME: usize = 40;
 /// Names of pods are known some time after the pods run. `$0` is that of rank 0's.
 const WAIT_FOR_NAME: &str = "until getent hosts \"$0\" > /dev/null; do sleep 1; done; exec \"$@\"";
 
+/// What the schema of a TrainJob allows, beyond which a cluster refuses it.
+const MOST_ITEMS: usize = 128;
+const LONGEST_WORD_BYTES: usize = 65_536;
+const LONGEST_IMAGE_BYTES: usize = 500;
+
 impl ClusterJob {
+    /// Would a cluster take the manifest? The limits are those of the schema of a TrainJob (`trainjob_types.go` of Kubeflow Trainer); a
+    /// JobSet has none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_environment`](crate::Error::is_environment): more than 128 words or variables, a word of more than 65536 bytes, or a
+    /// name of an image of more than 500.
+    ///
+    /// ```
+    /// use accelerate_core::kubernetes::{ClusterJob, Manifest};
+    /// let job = ClusterJob { words: vec!["x".to_owned(); 200], ..Default::default() };
+    /// assert!(job.check(Manifest::JobSet).is_ok());
+    /// assert!(job.check(Manifest::TrainJob).unwrap_err().to_string().contains("may have 128"));
+    /// ```
+    pub fn check(&self, kind: Manifest) -> Result<()> {
+        if kind == Manifest::JobSet {
+            return Ok(());
+        }
+        let trainer = self.trainer("");
+        let command = trainer["command"].as_array().map_or(&[][..], Vec::as_slice);
+        let num_variables = trainer["env"].as_array().map_or(0, Vec::len);
+        let longest = command.iter().filter_map(Value::as_str).map(str::len).max().unwrap_or(0);
+        let limits = [
+            (command.len(), MOST_ITEMS, "words of the command line, those of the launch itself included"),
+            (num_variables, MOST_ITEMS, "variables"),
+            (longest, LONGEST_WORD_BYTES, "bytes in a word of the command line"),
+            (self.image.len(), LONGEST_IMAGE_BYTES, "bytes in the name of the image"),
+        ];
+        match limits.into_iter().find(|(found, most, _)| found > most) {
+            Some((found, most, what)) => Err(Kind::TrainJobLimit { found, most, what }.into()),
+            None => Ok(()),
+        }
+    }
+
     /// The text of the manifest, as YAML.
     pub fn manifest(&self, kind: Manifest) -> String {
         let name = name(&self.program);

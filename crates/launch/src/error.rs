@@ -76,6 +76,8 @@ enum Kind {
         unconfirmed: Vec<String>,
         /// What the ranks were doing then.
         activities: Vec<RankSummary>,
+        /// The ranks that had ended with code 0 before.
+        had_ended: Vec<usize>,
         /// What went otherwise than it should.
         troubles: Vec<StopTrouble>,
         /// How long the ranks had.
@@ -91,10 +93,10 @@ enum Kind {
         activities: Vec<RankSummary>,
     },
     #[error(
-        "the command {} cannot be run here, by which {} would be reached; install it, or name another one with --ssh_command",
+        "the command {} cannot be run here, by which {} would be reached; {cure}",
         program.shown(), machines.join(", ")
     )]
-    NotConnected { machines: Vec<String>, program: PathBuf, source: io::Error },
+    NotConnected { machines: Vec<String>, program: PathBuf, cure: String, source: io::Error },
     #[error("nobody reads the output of the ranks any more")]
     OutputClosed { source: io::Error },
     #[error(
@@ -353,6 +355,21 @@ impl Error {
         self
     }
 
+    /// The ranks that had ended with code 0 before this process was told to stop.
+    pub(crate) fn with_ranks_that_had_ended(mut self, ranks: Vec<usize>) -> Self {
+        if let Kind::Interrupted { had_ended, .. } = &mut self.0.kind {
+            *had_ended = ranks;
+        }
+        self
+    }
+
+    pub(crate) fn had_ended(&self) -> &[usize] {
+        match &self.0.kind {
+            Kind::Interrupted { had_ended, .. } => had_ended,
+            _ => &[],
+        }
+    }
+
     pub(crate) fn troubles(&self) -> &[StopTrouble] {
         match &self.0.kind {
             Kind::Interrupted { troubles, .. } => troubles,
@@ -470,13 +487,18 @@ impl Error {
         Self::new(Kind::OnMachine { machine, problem, activities: Vec::new() })
     }
 
-    pub(crate) fn not_connected(machines: Vec<String>, program: impl Into<PathBuf>, source: io::Error) -> Self {
+    pub(crate) fn not_connected(
+        machines: Vec<String>,
+        program: impl Into<PathBuf>,
+        cure: String,
+        source: io::Error,
+    ) -> Self {
         match Limit::of(&source) {
             Some(limit) => {
                 let failed = format!("{} could not be connected to", machines.join(", "));
                 Self::new(Kind::NoRoom { failed, rank: None, limit, source })
             }
-            None => Self::new(Kind::NotConnected { machines, program: program.into(), source }),
+            None => Self::new(Kind::NotConnected { machines, program: program.into(), cure, source }),
         }
     }
 
@@ -485,8 +507,9 @@ impl Error {
     }
 
     pub(crate) fn interrupted_on(signal: i32, unconfirmed: Vec<String>) -> Self {
-        let (activities, troubles, grace_period) = (Vec::new(), Vec::new(), Duration::ZERO);
-        Self::new(Kind::Interrupted { signal, unconfirmed, activities, troubles, grace_period })
+        let (activities, had_ended, troubles) = (Vec::new(), Vec::new(), Vec::new());
+        let grace_period = Duration::ZERO;
+        Self::new(Kind::Interrupted { signal, unconfirmed, activities, had_ended, troubles, grace_period })
     }
 
     pub(crate) fn output_closed(source: io::Error) -> Self {

@@ -202,7 +202,7 @@ fn attempt(
         }
         for agent in agents.iter().filter(|agent| is_out(agent)) {
             let problem = out.iter().find(|(machine, _)| *machine == agent.machine);
-            let why = problem.and_then(|(_, problem)| problem.text.lines().next()).unwrap_or_default();
+            let why = problem.map(|(_, problem)| problem.text.as_str()).unwrap_or_default();
             tell_left_out(&agent.machine, why, &rest, reporter)?;
         }
         numbered = rest;
@@ -274,7 +274,8 @@ fn check_connections(agents: &[AgentCommand], search: &ProgramSearch) -> Result<
         let program_here = program(agent);
         let Err(error) = search.look_for(&program_here) else { continue };
         let machines = agents.iter().filter(|other| program(other) == program_here).map(|agent| agent.machine.clone());
-        return Err(Error::not_connected(machines.collect(), program_here, error.into()));
+        let cure = words::without_command(&program_here, agents);
+        return Err(Error::not_connected(machines.collect(), program_here, cure, error.into()));
     }
     Ok(())
 }

@@ -514,7 +514,11 @@ impl Supervisor<'_> {
         }
         if let Some(signal) = self.stopping {
             let troubles = self.troubles(signal);
+            let had_ended = self.ranks.iter().filter(|rank| !rank.was_told_to_end());
+            let had_ended = had_ended.filter(|rank| rank.ended().is_some_and(Ended::is_success));
+            let had_ended = had_ended.map(RankProcess::number).collect();
             let error = Error::interrupted(signal).with_activities(self.activities);
+            let error = error.with_ranks_that_had_ended(had_ended);
             return Err(error.with_troubles(troubles, self.plan.shutdown_grace_period));
         }
         let ranks = self.ranks.iter().map(RankProcess::outcome).collect();

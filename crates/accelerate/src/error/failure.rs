@@ -1,6 +1,6 @@
 //! A failed collective as people are told of it: which call it was, and where the other ranks were.
 
-use accelerate_core::status::operation;
+use accelerate_core::status::{BACKWARD, operation};
 use std::fmt;
 use std::time::Duration;
 
@@ -9,7 +9,8 @@ pub(crate) fn listed_ranks(numbers: &str) -> String {
     format!("{} {numbers}", if numbers.contains(',') { "ranks" } else { "rank" })
 }
 
-/// A collective call as one rank saw it.
+/// A collective call as one rank saw it. A backward pass counts as the collective that comes next, because that is what ranks compare;
+/// people are told of the one before it, as `accelerate status` tells them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CollectiveCall {
     pub(crate) op: String,
@@ -17,9 +18,18 @@ pub(crate) struct CollectiveCall {
     pub(crate) shape: String,
 }
 
+impl CollectiveCall {
+    /// A call that is going on, with the number of the last collective of its group: its own, or the one before a backward pass.
+    pub(crate) fn watched(op: &str, last: u64) -> Self {
+        let sequence = if op == BACKWARD { last.saturating_add(1) } else { last };
+        Self { op: op.to_owned(), sequence, shape: String::new() }
+    }
+}
+
 impl fmt::Display for CollectiveCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&operation(&self.op, self.sequence))?;
+        let is_backward = self.op == BACKWARD;
+        f.write_str(&operation(&self.op, self.sequence.saturating_sub(u64::from(is_backward))))?;
         if self.shape.is_empty() { Ok(()) } else { write!(f, " on {}", self.shape) }
     }
 }
@@ -92,5 +102,21 @@ impl Failure {
             parts.push("all ranks made this call, so the network between them is at fault".to_owned());
         }
         parts.join("; ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    /// As `accelerate status` says it of the same moment, from the number of the last collective.
+    #[rstest]
+    #[case("all_reduce")]
+    #[case(BACKWARD)]
+    fn a_call_that_goes_on_has_one_name(#[case] op: &str) {
+        let call = CollectiveCall::watched(op, 17);
+        assert_eq!(call.to_string(), operation(op, 17));
+        assert_eq!(call.sequence > 17, op == BACKWARD, "ranks compare it with the collective that comes next");
     }
 }

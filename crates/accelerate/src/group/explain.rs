@@ -1,7 +1,7 @@
 //! Failed collectives: who is to blame is asked in the journal, and who has failed by itself says so there.
 
 use super::peer_process::await_ends;
-use super::{GRADIENT_REDUCTION, Group, Links};
+use super::{Group, Links};
 use crate::error::{CollectiveCall, CollectiveError, Error, Failure, StoreState};
 use accelerate_core::status::BACKWARD;
 use std::sync::atomic::Ordering;
@@ -12,7 +12,7 @@ impl Group {
         match &self.inner.links {
             Some(links) if error.is_timeout() || error.is_connection() => {
                 let sequence = self.next_sequence();
-                self.explain(links, GRADIENT_REDUCTION, sequence, String::new(), error)
+                self.explain(links, BACKWARD, sequence, String::new(), error)
             }
             _ => error.into(),
         }
@@ -47,12 +47,7 @@ impl Group {
     /// The call of this group in which a rank of the job has been for long, as it would say itself if its deadline passed.
     fn long_call_of(&self, rank: usize) -> torch_ext::Result<Option<CollectiveCall>> {
         let Some(watch) = &self.watch else { return Ok(None) };
-        Ok(watch.call_of(rank, &self.inner.name)?.map(|call| match call.op == BACKWARD {
-            true => {
-                CollectiveCall { op: GRADIENT_REDUCTION.to_owned(), sequence: call.sequence.saturating_add(1), ..call }
-            }
-            false => call,
-        }))
+        watch.call_of(rank, &self.inner.name)
     }
 
     /// What people call rank `rank` of the group.

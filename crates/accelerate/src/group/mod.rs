@@ -29,9 +29,6 @@ use torch_ext::{GlooOptions, ProcessGroup, Store, Work, scalar};
 pub(crate) use transport::{NeededBy, PendingSum, ShardTransport};
 pub(crate) use watch::Watch;
 
-/// What fails in a backward pass ([`BACKWARD`](accelerate_core::status::BACKWARD)).
-const GRADIENT_REDUCTION: &str = "gradient reduction";
-
 /// How values of several ranks become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReduceOp {

@@ -192,7 +192,7 @@ fn next_look(shared: &Shared, pause: Duration) -> Option<Vec<Running>> {
     }
     let running = calls.running.iter().map(|call| Running {
         group: Arc::clone(&call.group),
-        call: CollectiveCall { op: call.call.op.to_owned(), sequence: call.call.sequence, shape: String::new() },
+        call: CollectiveCall::watched(call.call.op, call.call.sequence),
         taken: call.call.began.elapsed(),
     });
     Some(running.collect())

@@ -11,10 +11,15 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
-use accelerate_core::config::RunConfig;
+use accelerate_core::config::{RunConfig, Sources, settings};
+use accelerate_core::files::in_one_line;
 use accelerate_core::kubernetes::Manifest;
+use accelerate_core::settings::{Origin, Setting};
 use accelerate_core::slurm::BatchJob;
 use clap::{Args, ValueEnum};
+
+use crate::env::is_secret;
+use crate::resolve::Resolved;
 
 /// What a cluster is asked for.
 #[derive(Clone, Debug, Default, Args)]
@@ -133,11 +138,40 @@ enum Contradiction {
     TooFew { num_processes: usize, nodes: usize },
     #[error("num_processes is {num_processes}, and pods have equal numbers; use a multiple of the {nodes} nodes")]
     Unequal { num_processes: usize, nodes: usize },
+    #[error(
+        "--gpus_per_node {gpus} asks for GPUs, and {setting} ({origin}) keeps all processes on the CPU; leave one of the two out"
+    )]
+    IdleGpus { gpus: u32, setting: &'static str, origin: String },
+}
+
+/// What keeps processes away from GPUs, and who has said so.
+fn kept_on_cpu(run: &RunConfig) -> Option<(&'static str, String)> {
+    let is_cpu = run.cluster.torch_device.as_deref().is_some_and(|device| device.eq_ignore_ascii_case("cpu"));
+    let said = [("use_cpu", "use_cpu: true", run.cluster.use_cpu), ("torch_device", "torch_device: cpu", is_cpu)];
+    let (path, setting, _) = said.into_iter().find(|(.., is_said)| *is_said)?;
+    Some((setting, run.origin(path).to_string()))
+}
+
+/// What a job gets although no flag of this command says it: values of a file or of variables. What is secret is not told.
+fn said_elsewhere(run: &RunConfig) -> Option<String> {
+    let plain = RunConfig::resolve(Sources::default()).ok()?;
+    let is_secret = |setting: &Setting| setting.is_secret() || setting.variable().is_some_and(|name| is_secret(&name));
+    let values = settings().filter(|setting| !is_secret(setting)).filter_map(|setting| {
+        let origin = run.origin(setting.path);
+        let is_elsewhere = matches!(origin, Origin::Environment(_) | Origin::File { .. });
+        let value = run.text(setting).filter(|value| is_elsewhere && plain.text(setting).as_ref() != Some(value))?;
+        Some(format!("{} {} ({origin})", setting.path, in_one_line(&value)))
+    });
+    let values: Vec<_> = values.collect();
+    (!values.is_empty()).then(|| format!("beside what flags say, the job has {}", values.join(", ")))
 }
 
 fn check_numbers(flags: &ClusterFlags, run: &RunConfig) -> Result<(), Contradiction> {
     let (nodes, num_machines) = (flags.num_nodes(run), run.cluster.num_machines);
     let are_pods = matches!(flags.emit, Some(Emit::Kubernetes | Emit::Trainjob));
+    if let (Some(gpus), Some((setting, origin))) = (flags.gpus_per_node, kept_on_cpu(run)) {
+        return Err(Contradiction::IdleGpus { gpus, setting, origin });
+    }
     match run.cluster.num_processes {
         _ if num_machines > 1 && num_machines != nodes => Err(Contradiction::Machines { nodes, num_machines }),
         Some(num_processes) if num_processes < nodes => Err(Contradiction::TooFew { num_processes, nodes }),
@@ -178,11 +212,14 @@ pub(super) struct WithoutJob {
 /// Slurm that is not there or that refuses; a result that cannot be printed. Values that no job can have are told here.
 pub(super) fn run(
     flags: &ClusterFlags,
-    run: &RunConfig,
+    Resolved { run, file }: &Resolved,
     words: &[OsString],
     program: &[OsString],
     is_quiet: bool,
 ) -> Result<ExitCode, Box<dyn Error>> {
+    for notice in super::default_file(file).into_iter().chain(said_elsewhere(run)).filter(|_| !is_quiet) {
+        crate::print_message(&format!("{}: {notice}", super::SPEAKER));
+    }
     let text = || match flags.emit {
         None | Some(Emit::Slurm) => flags.script(run, words, program),
         Some(Emit::Kubernetes) => kubernetes::manifest(flags, run, words, program, Manifest::JobSet),

@@ -16,6 +16,10 @@ impl Process {
         read(&fs::read_to_string(format!("/proc/{id}/stat")).ok()?).map(|started| Self { id, started })
     }
 
+    pub(super) fn id(&self) -> u32 {
+        self.id
+    }
+
     pub(super) fn is_alive(&self) -> bool {
         Self::of(self.id).as_ref() == Some(self)
     }

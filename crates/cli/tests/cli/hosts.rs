@@ -442,6 +442,63 @@ fn a_port_in_use_is_told_with_its_machine() {
     ended.expect(1, &[&format!("error: nothing was started: a: port {port} of --main_process_port is already in use")]);
 }
 
+/// Says what a machine says whose ranks would wait at a place that others do not reach, and ends well if it is started. `misses` is
+/// what it says of the first machine, `libtorch` what its program would load.
+fn stand_in(misses: &str, libtorch: &str) -> String {
+    let prepared = format!(
+        r#"{{"Prepared":{{"problems":[],"warnings":[],"port":null,"meets_at":null,"num_gpus":0,"versions":{{"program":null,"libtorch":{libtorch}}},"beacon":null,"clock":{{"secs":1,"nanos":0}}}}}}"#
+    );
+    let reached = format!(
+        r#"{{"Reached":{{"problem":null,"shares_folder":null,"misses_first":{misses},"meets_at":"127.0.0.1:1"}}}}"#
+    );
+    let ended =
+        r#"{"Ended":{"Succeeded":[{"rank":1,"process_id":7,"ended":{"Exited":0},"elapsed":{"secs":1,"nanos":0}}]}}"#;
+    format!(
+        "echo accelerate agent 0.1.0; while read -r line; do case $line in
+         *Prepare*) echo '{prepared}';; *Reach*) echo '{reached}';; *Start*) echo '{ended}'; exit;; esac; done; exit"
+    )
+}
+
+/// Both would wait at the addresses of their own names. The program of the first case may know better than Gloo.
+#[rstest]
+#[case::another_program(
+    "null",
+    "null",
+    0,
+    "accelerate launch: b: a does not reach b at 127.0.0.1, the address of that machine's own name"
+)]
+#[case::of_this_library(
+    "null",
+    "\"2.11.0\"",
+    1,
+    "error: nothing was started: b: a does not reach b at 127.0.0.1, the address"
+)]
+#[case::the_first("\"no route\"", "\"2.11.0\"", 1, "error: nothing was started: a: b does not reach a at ")]
+fn machines_are_looked_for_where_their_ranks_would_wait(
+    #[case] misses: &str,
+    #[case] libtorch: &str,
+    #[case] code: i32,
+    #[case] words: &str,
+) {
+    let ssh = Ssh::new(&format!("[ $1 = a ] || {{ {}; }}\n{CONNECTS}", stand_in(misses, libtorch)));
+    let mut command = accelerate();
+    // Any address of this machine that is not known to be of no other.
+    command.args(["launch", "--hosts", "a:1,b:1", "--main_process_ip", "0.0.0.0", "--ssh_command"]);
+    command.arg(ssh.path("ssh")).arg("true").env_remove("GLOO_SOCKET_IFNAME");
+    finished(command).expect(code, &[words, "GLOO_SOCKET_IFNAME"]);
+}
+
+#[test]
+fn machines_that_reach_each_other_both_ways_are_not_told_of() {
+    let ssh = Ssh::new(CONNECTS);
+    let mut command = accelerate();
+    command.args(["launch", "--hosts", "a:1,b:1,c:1", "--main_process_ip", "0.0.0.0", "--ssh_command"]);
+    command.arg(ssh.path("ssh")).arg("true").env_remove("GLOO_SOCKET_IFNAME");
+    let ended = finished(command);
+    ended.expect(0, &[]);
+    assert_eq!((ended.stdout.as_str(), ended.stderr.as_str()), ("", ""));
+}
+
 /// A file that is looked for leaves no trace.
 #[test]
 fn a_folder_that_machines_share_is_not_told_of() {

@@ -75,16 +75,37 @@ fn a_run_goes_on_without_a_machine_that_is_lost() {
     assert_eq!(ended.sorted_stdout(), wanted);
 }
 
-/// Its agent is stopped, so nobody knows of its rank when the patience with it has ended.
+/// Its agent is stopped, so nobody knows of its rank when the patience with it has ended. What a machine does that is lost while its
+/// ranks run, it does as well: it ends them by itself, and the restart comes after that.
 #[test]
-fn nothing_starts_beside_ranks_of_which_nobody_has_said_that_they_have_ended() {
+fn a_machine_that_falls_silent_while_it_is_told_to_end_is_waited_for() {
     let (_folder, pipe) = named_pipe();
     let script = format!(
-        "[ $HOST = b ] && {{ kill -STOP $PPID; echo >{pipe}; exec sleep 600; }}
+        "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && {{ {WHO}; exit 0; }}
+         [ $HOST = b ] && {{ kill -STOP $PPID; echo >{pipe}; exec sleep 600; }}
          read line <{pipe}; exit 3"
     );
-    let flags = ["--max_restarts", "1", "--grace_period", "0.1"];
+    let flags = ["--max_restarts", "1", "--grace_period", "0.5", "--connection_timeout", "2"];
     let ended = finished(Ssh::new(CONNECTS).launch_script("a:1,b:1", &flags, &script));
+    let told = [
+        "accelerate launch: b: it did not say in time that its ranks have ended",
+        "exited with code 3 after ",
+        "; restart 1 of 1 begins in 3 s, when no rank can be left where nobody is heard\n",
+    ];
+    ended.expect(0, &told);
+    assert_eq!(ended.sorted_stdout(), ["[rank 0] attempt 1: a 0/2 0/2", "[rank 1] attempt 1: b 1/2 1/2"]);
+}
+
+/// What is there in the place of its agent is heard all the time, so nobody may take its rank for one that ends by itself.
+#[test]
+fn nothing_starts_beside_ranks_of_which_a_machine_that_is_heard_has_not_said_that_they_have_ended() {
+    let agent = "echo accelerate agent 0.1.0; read order
+        echo '{\"Prepared\":{\"problems\":[],\"warnings\":[],\"port\":null,\"meets_at\":null,\"num_gpus\":0,\"versions\":{\"program\":null,\
+        \"libtorch\":null},\"beacon\":null,\"clock\":{\"secs\":1,\"nanos\":0}}}'
+        while echo '\"Beat\"'; do sleep 0.2; done";
+    let ssh = Ssh::new(&format!("[ $1 = a ] || {{ {agent}; }}\n{CONNECTS}"));
+    let flags = ["--max_restarts", "1", "--grace_period", "0.1", "--no_preflight"];
+    let ended = finished(ssh.launch_script("a:1,b:1", &flags, "exit 3"));
     let told = [
         "accelerate launch: b: it did not say in time that its ranks have ended",
         "error: rank 0 on a (process ",

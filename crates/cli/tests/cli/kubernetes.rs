@@ -55,6 +55,44 @@ fn settings_of_files_and_variables_reach_the_pods_and_secrets_do_not(#[case] for
     }
 }
 
+/// Nobody has named the file, and a cluster books what it is asked for.
+#[rstest]
+#[case("kubernetes")]
+#[case("trainjob")]
+#[case("slurm")]
+fn where_values_come_from_that_no_flag_says_is_told(#[case] format: &str) {
+    let home = tempfile::tempdir().unwrap();
+    std::fs::create_dir(home.path().join("accelerate")).unwrap();
+    let file = home.path().join("accelerate/default_config.yaml");
+    std::fs::write(&file, "debug: false\nuse_cpu: true\n").unwrap();
+    let emitted = |flags: &[&str]| {
+        let mut command = accelerate();
+        command.args(["launch", "--emit", format]).args(flags);
+        if format != "slurm" {
+            command.args(["--image", "i"]);
+        }
+        command.arg("bin/train").env("HF_HOME", home.path()).env("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "3");
+        command.env("ACCELERATE_RUN_SECRET", "0123456789abcdef");
+        finished(command)
+    };
+    let place = format!("{}:2:1", file.display());
+    let told = emitted(&[]);
+    told.expect(
+        0,
+        &[
+            &format!("settings of {} hold where flags and variables say nothing\n", file.display()),
+            &format!("use_cpu true ({place})"),
+            " 3 (environment variable ACCELERATE_GRADIENT_ACCUMULATION_STEPS)",
+        ],
+    );
+    assert!(!told.stderr.contains("0123456789abcdef") && !told.stderr.contains("debug"), "{told:?}");
+    assert_eq!(emitted(&["--quiet"]).stderr, "");
+    let refused = emitted(&["--gpus_per_node", "8", "--quiet"]);
+    refused
+        .expect(2, &[&format!("--gpus_per_node 8 asks for GPUs, and use_cpu: true ({place}) keeps all processes on")]);
+    assert_eq!(refused.stdout, "");
+}
+
 /// What is for the launcher itself has no variable in the pods' launches that they would read as here.
 #[test]
 fn settings_of_the_launcher_are_flags_of_the_pods_and_the_file_is_not() {

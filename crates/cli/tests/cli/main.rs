@@ -22,6 +22,7 @@ mod hosts_restarts;
 mod hosts_ssh;
 mod hosts_versions;
 mod kubernetes;
+mod launcher_tester;
 mod logs;
 mod man;
 mod merge_weights;

@@ -16,6 +16,8 @@ fn launched(variables: &[(&str, &str)], flags: &[&str]) -> crate::support::Finis
 }
 
 const MPI: &[(&str, &str)] = &[("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")];
+const STEP: &[(&str, &str)] =
+    &[("SLURM_JOB_ID", "7"), ("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "2")];
 const POD: &[(&str, &str)] = &[("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "pod-0")];
 
 #[rstest]
@@ -38,6 +40,30 @@ fn the_process_of_a_launch_takes_its_place_among_the_ranks_of_another(
 fn several_processes_among_the_ranks_of_another_launcher_are_refused(#[case] flags: &[&str], #[case] words: &str) {
     launched(MPI, flags)
         .expect(2, &["another launcher has made this launch rank 1 of 2 (OMPI_COMM_WORLD_SIZE)", words]);
+}
+
+/// Each of the tasks would train alone, and nobody would know.
+#[test]
+fn the_process_of_a_launch_takes_its_place_in_a_step_of_slurm() {
+    let script = ["launch", "--cpu", "sh", "-c", "echo ${SLURM_PROCID-none} ${RANK-none}"];
+    let found = |variables: &[(&str, &str)]| {
+        let mut command = accelerate();
+        command.envs(variables.iter().copied()).args(script);
+        let ended = finished(command);
+        ended.expect(0, &[]);
+        ended.stdout
+    };
+    assert_eq!(found(STEP), "1 none\n");
+    // In the shell of a terminal there are no others to meet.
+    assert_eq!(found(&[STEP, &[("SLURM_PTY_PORT", "40001")]].concat()), "none none\n");
+}
+
+#[test]
+fn several_processes_in_each_task_of_srun_are_refused_with_what_works_in_a_job() {
+    let words = ["rank 1 of 2 (SLURM_STEP_NUM_TASKS)", "start 2 processes", "start the launch once, without srun"];
+    launched(STEP, &["--num_processes", "2"]).expect(2, &words);
+    let shown = launched(STEP, &["--num_processes", "1", "--dry_run"]);
+    assert!(shown.stdout.contains("would start 1 of 2 processes") && shown.stdout.contains("\nrank 1: "), "{shown:?}");
 }
 
 /// As that launcher does, in everything that people are told.

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 
+use accelerate_launch::{LaunchConfig, Program, Silent, launch};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -175,6 +176,37 @@ fn watching_ends_with_the_run() {
     assert!(lines.all(|line| line.is_ok()));
     let ended = watching.wait_with_output().unwrap();
     assert!(ended.status.success() && String::from_utf8_lossy(&ended.stderr).contains("the run is over"), "{ended:?}");
+}
+
+/// As a notebook or a program does that launches and then goes on: here, the process of this test.
+#[test]
+fn watching_says_what_it_waits_for_while_a_launcher_lives_on() {
+    let (_folder, pipe) = named_pipe();
+    let config = LaunchConfig {
+        args: vec!["-c".into(), format!("read line <{pipe}").into()],
+        ..LaunchConfig::new(Program::Executable("sh".into()), 1)
+    };
+    let own = std::process::id().to_string();
+    std::thread::scope(|scope| {
+        let launched = scope.spawn(|| launch(&config, &mut Silent).unwrap());
+        let mut command = accelerate();
+        command.args(["status", &own, "--watch=0.1"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        while status(&[&own]).code != Some(0) {
+            std::thread::yield_now();
+        }
+        let mut watching = command.spawn().unwrap();
+        let mut shown = BufReader::new(watching.stdout.take().unwrap()).lines();
+        assert!(shown.any(|line| line.unwrap().contains(&format!("launcher {own}, 1 process"))));
+        fs::write(&pipe, "now\n").unwrap();
+        launched.join().unwrap();
+        let mut told = BufReader::new(watching.stderr.take().unwrap()).lines();
+        let wanted =
+            format!("the ranks have ended, and their launcher, process {own}, is still there; waiting until it");
+        assert!(told.any(|line| line.unwrap().contains(&wanted)));
+        send(&watching, Signal::KILL);
+        watching.wait().unwrap();
+        drop(shown);
+    });
 }
 
 /// The agents of both machines are on this one, as those of `ssh` to it are.

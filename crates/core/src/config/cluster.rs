@@ -70,7 +70,8 @@ record! {
         /// Seconds after which a machine of --hosts, of a host file or of a Slurm job that says nothing is given up.
         ///
         /// A machine that hears nothing from the launcher for as long ends its processes. Both say something four times as often, unless
-        /// the launcher has been suspended by Ctrl-Z. Default 30 seconds.
+        /// the launcher has been suspended by Ctrl-Z. Logging in, and the look at the machines before the start, may take as long each,
+        /// and 10 seconds at least. Default 30 seconds.
         #[serde(serialize_with = "seconds_of_duration", deserialize_with = "duration_of_seconds")]
         connection_timeout: Duration = Duration::from_secs(30) => setting().own_key().launcher().flag("connection_timeout");
         /// Which machine this is, counted from 0.

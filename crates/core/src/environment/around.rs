@@ -1,10 +1,11 @@
-//! A launcher that another launcher has started several times, such as `mpirun -n 2 accelerate launch`.
+//! A launcher that another launcher has started several times, such as `mpirun -n 2 accelerate launch` or `srun -n 2` of the same.
 
 use std::fmt;
 
 use super::{Claim, Launcher, MPI_NAMES, Variables, check_rank, launcher_claim, torchrun_claim};
 use crate::error::environment::EnvironmentErrorKind as Kind;
 use crate::settings::shortened;
+use crate::slurm::is_in_step;
 use crate::{Error, Result};
 
 /// The variable by which `accelerate launch` marks its processes. What they launch themselves is a run of its own, whatever the
@@ -46,11 +47,12 @@ pub struct InnerLaunch<'a> {
     pub max_restarts: usize,
 }
 
-/// The world that another launcher has made around this process: the variables of MPI, of PMI, or `RANK` and `WORLD_SIZE` name
-/// more than one process, and no `accelerate launch` has set them.
+/// The world that another launcher has made around this process: the variables of MPI, of PMI, of a step of Slurm, or `RANK` and
+/// `WORLD_SIZE` name more than one process, and no `accelerate launch` has set them.
 ///
-/// `None` for the tasks of Slurm, whose [allocation](crate::slurm::allocation()) says where processes belong, and for variables that
-/// do not name a rank of a world: job scripts export them for purposes of their own.
+/// `None` in the body of a batch script and in the shell of an allocation, where a launch fills the
+/// [allocation](crate::slurm::allocation()); in a shell at a terminal that `srun --pty` has given to one task only; and for variables
+/// that do not name a rank of a world: job scripts export them for purposes of their own.
 ///
 /// ```
 /// use accelerate_core::environment::outer_world;
@@ -71,7 +73,9 @@ pub fn outer_world(lookup: &dyn Fn(&str) -> Option<String>) -> Option<OuterWorld
     let said = |claim: Result<Option<Claim>>| claim.ok().flatten();
     let claim = said(torchrun_claim(&variables)).or_else(|| said(launcher_claim(&variables)))?;
     let ((rank, _), (world_size, size_name)) = (claim.rank, claim.world_size);
-    let is_world = world_size > 1 && rank < world_size && claim.source != Launcher::Slurm;
+    // Of the tasks of such a step one has the terminal, and others that it could meet have ended.
+    let is_at_terminal = claim.source == Launcher::Slurm && variables.text("SLURM_PTY_PORT").is_some();
+    let is_world = world_size > 1 && rank < world_size && !is_at_terminal;
     let local_rank = claim.local_rank.map(|(local_rank, _)| local_rank);
     is_world.then_some(OuterWorld { rank, world_size, local_rank, source: claim.source, size_name })
 }
@@ -98,7 +102,9 @@ pub fn unusable_numbers(lookup: &dyn Fn(&str) -> Option<String>) -> Option<Strin
             .map_or(true, |claim| claim.is_some_and(|claim| check_rank(claim.rank, claim.world_size).is_err())),
         Err(_) => true,
     };
-    let set = ["RANK", "WORLD_SIZE", "LOCAL_RANK"].into_iter().chain(of_launchers);
+    // Outside of a step they are there as well, and name no rank.
+    let of_step = is_in_step(lookup).then_some(["SLURM_PROCID", "SLURM_STEP_NUM_TASKS"]).into_iter().flatten();
+    let set = ["RANK", "WORLD_SIZE", "LOCAL_RANK"].into_iter().chain(of_launchers).chain(of_step);
     let set: Vec<_> = set.filter_map(|name| Some(format!("{name}={}", shortened(&variables.text(name)?)))).collect();
     (is_refused && !set.is_empty()).then(|| set.join(", "))
 }
@@ -119,12 +125,20 @@ impl OuterWorld {
     /// assert!(error.to_string().contains("--num_machines 4 --machine_rank 3"), "{error}");
     /// ```
     pub fn check(&self, launch: InnerLaunch<'_>) -> Result<()> {
-        let Self { rank, world_size, .. } = *self;
+        let Self { rank, world_size, source, .. } = *self;
         let all = launch.num_processes.saturating_mul(world_size);
+        let once = match source {
+            Launcher::Slurm => "start the launch once, without srun: in the job it starts the processes of all nodes",
+            _ => "start the launch once, by itself",
+        };
         let (what, cure) = match launch {
             InnerLaunch { flag_of_machines: Some(flag), .. } => {
-                (format!("{flag} starts processes on other machines"), "start the launch once, by itself".to_owned())
+                (format!("{flag} starts processes on other machines"), once.to_owned())
             }
+            InnerLaunch { num_processes, .. } if num_processes != 1 && source == Launcher::Slurm => (
+                format!("it would start {num_processes} processes as a run of its own"),
+                format!("{once}; or say --num_processes 1 for one process as that rank"),
+            ),
             InnerLaunch { num_processes, .. } if num_processes != 1 => (
                 format!("it would start {num_processes} processes as a run of its own"),
                 format!(

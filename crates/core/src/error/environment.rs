@@ -57,6 +57,11 @@ pub(crate) enum EnvironmentErrorKind {
     #[error("{flag} {value:?} cannot stand in a batch script; wanted: {wanted}")]
     BatchValue { flag: &'static str, value: String, wanted: &'static str },
     #[error(
+        "the job would have {found} {what}, and a TrainJob may have {most}; put them into a file or a script of the image, or use \
+         --emit kubernetes"
+    )]
+    TrainJobLimit { found: usize, most: usize, what: &'static str },
+    #[error(
         "another launcher has made this launch {world}, and {what}, as would each of the others; start the program itself with that \
          launcher, or {cure}"
     )]

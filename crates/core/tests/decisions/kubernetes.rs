@@ -112,13 +112,35 @@ fn a_train_job_has_the_keys_and_types_of_its_schema() {
         (&trainer["numNodes"], &trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"]),
         (&json!(2), &json!(8))
     );
-    // At most 128 words.
     assert!(trainer["command"].as_array().unwrap().iter().all(Value::is_string));
     check_environment(
         trainer,
         &["JOBSET_RESTART_ATTEMPT"],
         &["ACCELERATE_MIXED_PRECISION", "X", "ACCELERATE_RUN_SECRET"],
     );
+}
+
+/// The last that a cluster takes, and the first that it does not. Ten words and two variables are there in any
+/// case.
+#[rstest]
+#[case::words(ClusterJob { words: vec!["x".to_owned(); 118], ..job() }, None)]
+#[case::words(ClusterJob { words: vec!["x".to_owned(); 119], ..job() }, Some("129 words of the command line"))]
+#[case::a_word(ClusterJob { words: vec!["x".repeat(65_536)], ..job() }, None)]
+#[case::a_word(ClusterJob { words: vec!["x".repeat(65_537)], ..job() }, Some("65537 bytes in a word"))]
+#[case::a_word_that_is_escaped(ClusterJob { words: vec!["$".repeat(40_000)], ..job() }, Some("80000 bytes in a word"))]
+#[case::variables(ClusterJob { environment: variables(126), ..job() }, None)]
+#[case::variables(ClusterJob { environment: variables(127), ..job() }, Some("129 variables"))]
+#[case::an_image(ClusterJob { image: "i".repeat(500), ..job() }, None)]
+#[case::an_image(ClusterJob { image: "i".repeat(501), ..job() }, Some("501 bytes in the name of the image"))]
+fn what_the_schema_of_a_train_job_limits(#[case] job: ClusterJob, #[case] words: Option<&str>) {
+    let error = job.check(Manifest::TrainJob).err().map(|error| error.to_string());
+    assert_eq!(error.is_some(), words.is_some(), "{error:?}");
+    assert!(error.unwrap_or_default().contains(words.unwrap_or_default()));
+    assert!(job.check(Manifest::JobSet).is_ok());
+}
+
+fn variables(number: usize) -> Vec<(String, String)> {
+    (0..number).map(|number| (format!("V{number}"), "x".to_owned())).collect()
 }
 
 /// Those of the machine come from fields of the pod.

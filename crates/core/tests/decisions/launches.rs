@@ -38,9 +38,24 @@ fn run(flags: &str, environment: &str, file: &str, is_for_python: bool) -> RunCo
 #[case::outside_of_its_world("RANK=8 WORLD_SIZE=8", "none")]
 #[case::old_marks("RANK=-1 WORLD_SIZE=-1", "none")]
 #[case::of_our_own_launch("RANK=1 WORLD_SIZE=2 ACCELERATE_LAUNCH_ID=7-a", "none")]
-#[case::a_task_of_slurm("SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_ID=0 SLURM_JOB_ID=7", "none")]
+#[case::a_task_of_slurm(
+    "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_NTASKS=4 SLURM_STEP_ID=0 SLURM_JOB_ID=7",
+    "rank 1 of 2 (SLURM_STEP_NUM_TASKS)"
+)]
 #[case::a_task_of_slurm_with_pmi(
     "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_ID=0 SLURM_JOB_ID=7 PMI_RANK=1 PMI_SIZE=2",
+    "rank 1 of 2 (SLURM_NTASKS)"
+)]
+#[case::the_only_task("SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=4 SLURM_STEP_ID=0 SLURM_JOB_ID=7", "none")]
+#[case::a_batch_script("SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_JOB_ID=7", "none")]
+#[case::a_batch_script_that_is_a_step("SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_STEP_ID=4294967291 SLURM_JOB_ID=7", "none")]
+#[case::a_shell_of_an_allocation("SLURM_NTASKS=4 SLURM_JOB_ID=7", "none")]
+#[case::a_shell_at_a_terminal(
+    "SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_STEP_ID=0 SLURM_JOB_ID=7 SLURM_PTY_PORT=40001",
+    "none"
+)]
+#[case::within_a_rank_of_a_launch(
+    "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_ID=0 SLURM_JOB_ID=7 ACCELERATE_LAUNCH_ID=7-a",
     "none"
 )]
 fn which_rank_of_another_launcher_a_launch_is(#[case] environment: &str, #[case] wanted: &str) {
@@ -68,6 +83,11 @@ fn a_rank_of_another_launcher_knows_its_place_where_that_says_it(
 #[case::outside_of_its_world("RANK=5 WORLD_SIZE=2", Some("RANK=5, WORLD_SIZE=2"))]
 #[case::of_mpi("PMI_RANK=2 PMI_SIZE=2", Some("PMI_RANK=2, PMI_SIZE=2"))]
 #[case::a_rank_of_pmix("PMIX_RANK=1", Some("PMIX_RANK=1"))]
+#[case::of_a_step(
+    "SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_ID=0 SLURM_JOB_ID=7",
+    Some("SLURM_PROCID=3, SLURM_STEP_NUM_TASKS=2")
+)]
+#[case::in_a_batch_script("RANK=3 SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_JOB_ID=7", Some("RANK=3"))]
 #[case::a_rank_of_a_world("RANK=1 WORLD_SIZE=2", None)]
 #[case::of_one("WORLD_SIZE=1", None)]
 #[case::alone("RANK=0 WORLD_SIZE=1", None)]
@@ -101,6 +121,21 @@ fn what_a_launch_may_be_within_the_ranks_of_another(#[case] launch: InnerLaunch<
     let error = world.check(launch).err().map(|error| error.to_string());
     assert_eq!(error.is_some(), refused.is_some(), "{error:?}");
     assert!(error.is_none_or(|error| error.contains(refused.unwrap()) && error.contains("rank 1 of 2 (PMI_SIZE)")));
+}
+
+/// In a job the launch itself is the cure.
+#[rstest]
+#[case::several(InnerLaunch { num_processes: 3, ..Default::default() }, "or start the launch once, without srun: in the job it starts")]
+#[case::machines(
+    InnerLaunch { num_processes: 1, flag_of_machines: Some("--hosts"), max_restarts: 0 },
+    "or start the launch once, without srun"
+)]
+fn what_a_launch_may_not_be_within_a_step_of_slurm(#[case] launch: InnerLaunch<'_>, #[case] words: &str) {
+    let step = "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_ID=0 SLURM_JOB_ID=7";
+    let world = outer_world(&variables(step)).unwrap();
+    assert!(world.check(InnerLaunch { num_processes: 1, ..Default::default() }).is_ok());
+    let error = world.check(launch).unwrap_err().to_string();
+    assert!(error.contains(words) && error.contains("rank 1 of 2 (SLURM_STEP_NUM_TASKS)"), "{error}");
 }
 
 #[rstest]

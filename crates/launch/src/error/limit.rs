@@ -61,7 +61,7 @@ mod tests {
     /// Neither another program nor another port would help.
     #[rstest]
     #[case::machines(
-        Error::not_connected(vec!["a".to_owned()], "ssh", os(Errno::MFILE)),
+        Error::not_connected(vec!["a".to_owned()], "ssh", String::new(), os(Errno::MFILE)),
         "a could not be connected to, because this user may have no more open files; start fewer processes, or raise the limit \
          (ulimit -n)"
     )]
@@ -75,7 +75,7 @@ mod tests {
     )]
     #[case::something_else(Error::system("starting a thread", os(Errno::NOMEM)), "starting a thread failed")]
     #[case::no_command(
-        Error::not_connected(vec!["a".to_owned()], "ssh", os(Errno::NOENT)), "the command ssh cannot be run here, by which a"
+        Error::not_connected(vec!["a".to_owned()], "ssh", String::new(), os(Errno::NOENT)), "the command ssh cannot be run here, by which a"
     )]
     fn a_limit_of_this_user_is_told_as_such(#[case] error: Error, #[case] words: &str) {
         assert!(error.to_string().starts_with(words), "{error}");

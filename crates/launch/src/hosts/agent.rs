@@ -4,6 +4,7 @@
 //! Its standard input is the connection. When that ends or is silent for too long, the launcher or the network is gone, and the
 //! ranks are ended.
 
+use std::ffi::OsStr;
 use std::io::{self, BufRead, Read, Write};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +17,7 @@ use accelerate_core::status::RunPart;
 use rustix::process::{Signal, getpid, kill_process};
 use rustix::stdio::stdout;
 
-use super::checks::{self, Beacon, MainPort};
+use super::checks::{self, Beacon, MainPort, MeetingPlace};
 use super::heart::{self, Silence};
 use super::message::{
     AgentEnd, FromAgent, GREETING, LINE_LIMIT_BYTES, Order, Prepared, Problem, ToAgent, VERSION, line,
@@ -57,24 +58,7 @@ fn converse() -> io::Result<ExitCode> {
         dedicated_process: true,
         ..config
     };
-    let beacon = (has_preflight && config.machine_rank == 0 && config.num_machines > 1).then(|| Beacon::light(&folder));
-    let beacon = beacon.flatten();
-    let (mut found, port) = prepared(&config, &folder, has_preflight);
-    found.beacon = beacon.as_ref().map(|beacon| beacon.name().to_owned());
-    voice.say_and_wait(&line(&FromAgent::Prepared(found)))?;
-    let number = loop {
-        match heard()? {
-            Some(ToAgent::Reach { port, beacon }) => {
-                let problem = checks::main_process(&config, port).map(|text| Problem { text, exit_code: 1 });
-                let shares_folder = beacon.and_then(|name| Beacon::is_seen(&name, &folder));
-                voice.say_and_wait(&line(&FromAgent::Reached { problem, shares_folder }))?;
-            }
-            Some(ToAgent::Start { port }) => break port,
-            Some(ToAgent::Beat | ToAgent::Pause) => {}
-            _ => return Ok(ExitCode::FAILURE),
-        }
-    };
-    drop(beacon);
+    let Some((number, port)) = prepare(&config, &folder, has_preflight, &voice)? else { return Ok(ExitCode::FAILURE) };
     config.main_process_port = Some(number);
     let _kept_from_other_launches = port.map(MainPort::opened_by_rank_0);
     // Before anybody hears the launcher, whose words come to this process as signals.
@@ -86,7 +70,8 @@ fn converse() -> io::Result<ExitCode> {
     let is_silent = Arc::clone(&was_silent);
     let first_ended = FirstEnded::default();
     let told = first_ended.clone();
-    let obey = move || obey(&messages, grace_period, timeout, &is_silent, &told);
+    let lives = Arc::clone(&voice);
+    let obey = move || obey(&messages, grace_period, timeout, &is_silent, &told, &lives);
     thread::Builder::new().name("launcher".to_owned()).spawn(obey)?;
     let lives = Arc::clone(&voice);
     let _heart = heart::start(timeout, move || lives.beat())?;
@@ -98,11 +83,48 @@ fn converse() -> io::Result<ExitCode> {
         }
         Err(error) => end_of(&error),
     };
-    voice.say_and_wait(&line(&FromAgent::Ended(end)))?;
+    voice.say_last(&line(&FromAgent::Ended(end)))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn prepared(config: &LaunchConfig, folder: &std::ffi::OsStr, has_preflight: bool) -> (Prepared, Option<MainPort>) {
+/// Looks around and answers the launcher until ranks are to start: the port of the main process then, with what holds it on machine 0.
+/// `None` where nothing is to start.
+fn prepare(
+    config: &LaunchConfig,
+    folder: &OsStr,
+    has_preflight: bool,
+    voice: &Voice,
+) -> io::Result<Option<(u16, Option<MainPort>)>> {
+    let is_first = config.machine_rank == 0;
+    let beacon = (has_preflight && is_first && config.num_machines > 1).then(|| Beacon::light(folder)).flatten();
+    let (mut found, held) = prepared(config, folder, has_preflight);
+    found.beacon = beacon.as_ref().map(|beacon| beacon.name().to_owned());
+    // The others look for the first one before it looks for them.
+    let mut place = (has_preflight && is_first).then(|| MeetingPlace::open(config)).flatten();
+    found.meets_at = place.as_ref().map(MeetingPlace::address);
+    voice.say_and_wait(&line(&FromAgent::Prepared(found)))?;
+    loop {
+        match heard()? {
+            Some(ToAgent::Reach { port, beacon, meets_at }) => {
+                let problem = checks::main_process(config, port).map(|text| Problem { text, exit_code: 1 });
+                let shares_folder = beacon.and_then(|name| Beacon::is_seen(&name, folder));
+                let misses_first = meets_at.and_then(|address| checks::out_of_reach(&[address]).pop().flatten());
+                place = if is_first { place } else { MeetingPlace::open(config) };
+                let meets_at = place.as_ref().map(MeetingPlace::address).filter(|_| !is_first);
+                voice.say_and_wait(&line(&FromAgent::Reached { problem, shares_folder, misses_first, meets_at }))?;
+            }
+            Some(ToAgent::ReachBack { addresses }) => {
+                let problems = checks::out_of_reach(&addresses);
+                voice.say_and_wait(&line(&FromAgent::ReachedBack { problems }))?;
+            }
+            Some(ToAgent::Start { port }) => return Ok(Some((port, held))),
+            Some(ToAgent::Beat | ToAgent::Pause) => {}
+            _ => return Ok(None),
+        }
+    }
+}
+
+fn prepared(config: &LaunchConfig, folder: &OsStr, has_preflight: bool) -> (Prepared, Option<MainPort>) {
     let mut found = Prepared::default();
     // Programs and files of this launch are named relative to it.
     if let Err(error) = std::env::set_current_dir(folder) {
@@ -134,9 +156,11 @@ fn prepared(config: &LaunchConfig, folder: &std::ffi::OsStr, has_preflight: bool
 fn end_of(error: &Error) -> AgentEnd {
     match error.failure() {
         Some(failure) => AgentEnd::Failed(Box::new(failure.clone())),
-        None if error.is_interrupted() => {
-            AgentEnd::Stopped { activities: error.activities().to_vec(), troubles: error.troubles().to_vec() }
-        }
+        None if error.is_interrupted() => AgentEnd::Stopped {
+            activities: error.activities().to_vec(),
+            had_ended: error.had_ended().to_vec(),
+            troubles: error.troubles().to_vec(),
+        },
         None => AgentEnd::Problem(Problem::of(error)),
     }
 }
@@ -157,6 +181,7 @@ fn obey(
     timeout: Duration,
     is_silent: &AtomicBool,
     first_ended: &FirstEnded,
+    voice: &Voice,
 ) {
     let tell = |signal| {
         // This process is there.
@@ -185,16 +210,32 @@ fn obey(
             ToAgent::RankEnded { rank } => first_ended.note(rank),
             ToAgent::Pause => patience = Duration::MAX,
             ToAgent::End => break,
-            ToAgent::Beat | ToAgent::Prepare(_) | ToAgent::Reach { .. } | ToAgent::Start { .. } => {}
+            ToAgent::Beat
+            | ToAgent::Prepare(_)
+            | ToAgent::Reach { .. }
+            | ToAgent::ReachBack { .. }
+            | ToAgent::Start { .. } => {}
         }
     }
     tell(Signal::TERM);
-    thread::sleep(grace_period);
+    beat_for(grace_period, voice);
     // The second one does not wait.
     tell(Signal::TERM);
-    thread::sleep(LAST_PATIENCE);
+    beat_for(LAST_PATIENCE, voice);
     // Where even that is not heard, because nobody takes what this process writes, its end is: the guard ends the ranks.
     std::process::exit(1);
+}
+
+/// Lets time pass, and says that this process lives more often than while ranks run: a launcher that waits for the end of ranks tells
+/// an agent that takes long from one that is gone.
+fn beat_for(duration: Duration, voice: &Voice) {
+    let mut rest = duration;
+    while !rest.is_zero() {
+        let pause = rest.min(heart::INTERVAL_OF_ENDING);
+        thread::sleep(pause);
+        rest -= pause;
+        voice.beat();
+    }
 }
 
 /// The next message; `None` when the connection has ended.
@@ -214,7 +255,15 @@ fn heard() -> io::Result<Option<ToAgent>> {
 /// ranks run: nobody may take anything for a while.
 struct Voice {
     outlet: Outlet,
-    unsent: Mutex<Vec<u8>>,
+    unsent: Mutex<Unsent>,
+}
+
+/// What the launcher has not taken yet.
+#[derive(Default)]
+struct Unsent {
+    bytes: Vec<u8>,
+    /// With them everything is said: a sign of life after the end would be a message of nobody.
+    is_complete: bool,
 }
 
 impl Voice {
@@ -222,34 +271,50 @@ impl Voice {
         Self { outlet: Outlet::new(stdout()), unsent: Mutex::default() }
     }
 
-    fn unsent(&self) -> MutexGuard<'_, Vec<u8>> {
+    fn unsent(&self) -> MutexGuard<'_, Unsent> {
         self.unsent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends as much as there is room for.
+    fn send(&self, unsent: &mut Unsent) -> io::Result<()> {
+        let num_sent = self.outlet.write(&unsent.bytes)?;
+        unsent.bytes.drain(..num_sent);
+        Ok(())
+    }
+
     fn say(&self, bytes: &[u8]) -> io::Result<()> {
         let mut unsent = self.unsent();
-        unsent.extend_from_slice(bytes);
-        let num_sent = self.outlet.write(&unsent)?;
-        unsent.drain(..num_sent);
-        Ok(())
+        unsent.bytes.extend_from_slice(bytes);
+        self.send(&mut unsent)
     }
 
     fn say_and_wait(&self, bytes: &[u8]) -> io::Result<()> {
         self.say(bytes)?;
-        while !self.unsent().is_empty() {
+        while !self.unsent().bytes.is_empty() {
             self.outlet.wait_for_room()?;
             self.say(&[])?;
         }
         Ok(())
     }
 
+    /// Nothing comes after it.
+    fn say_last(&self, bytes: &[u8]) -> io::Result<()> {
+        {
+            let mut unsent = self.unsent();
+            unsent.bytes.extend_from_slice(bytes);
+            unsent.is_complete = true;
+        }
+        self.say_and_wait(&[])
+    }
+
     /// A sign of life, unless there is something else to be sent.
     fn beat(&self) {
-        let is_first = self.unsent().is_empty();
-        let sign = if is_first { line(&FromAgent::Beat) } else { Vec::new() };
+        let mut unsent = self.unsent();
+        if unsent.bytes.is_empty() && !unsent.is_complete {
+            unsent.bytes = line(&FromAgent::Beat);
+        }
         // That nobody is there any more, the end of the input tells.
-        let _ = self.say(&sign);
+        let _ = self.send(&mut unsent);
     }
 }
 
@@ -276,7 +341,7 @@ impl Reporter for ToLauncher {
     }
 
     fn backlog(&self) -> Option<Backlog<'_>> {
-        let num_bytes = self.voice.unsent().len();
+        let num_bytes = self.voice.unsent().bytes.len();
         (num_bytes > 0).then(|| Backlog { room: self.voice.outlet.stream(), num_bytes })
     }
 

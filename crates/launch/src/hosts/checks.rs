@@ -4,14 +4,16 @@ use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use accelerate_core::files::{ShownPath, in_one_line};
+use accelerate_core::hosts::is_loopback;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::statvfs;
 
@@ -24,6 +26,10 @@ use crate::program::{ProgramSearch, resolve_program};
 
 /// A machine that does not answer within this time is taken to be out of reach.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(2);
+/// How many machines are tried at the same time.
+const MOST_TRIED_AT_ONCE: usize = 64;
+/// By which Gloo is told where ranks wait for others.
+const GLOO_INTERFACE: &str = "GLOO_SOCKET_IFNAME";
 /// As long as Linux makes a queue of connections, unless it is told otherwise.
 const QUEUE_LENGTH: i32 = 4096;
 /// How many of those who reach the port are kept before the first has to go.
@@ -125,6 +131,58 @@ fn reset(stream: &TcpStream) {
     let _ = rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO));
 }
 
+/// Where ranks of this machine would wait for those of other machines, as Gloo chooses it. It can be reached for as long as this
+/// value lives.
+#[derive(Debug)]
+pub(super) struct MeetingPlace {
+    address: SocketAddr,
+    _door: Door,
+}
+
+impl MeetingPlace {
+    /// `None` where ranks wait elsewhere: on an interface that is named, or all on one machine; and where it takes too long to find
+    /// out.
+    pub(super) fn open(config: &LaunchConfig) -> Option<Self> {
+        let said = config.environment.iter().rev().find(|(name, _)| name == GLOO_INTERFACE);
+        let interface = said.map(|(_, value)| value.clone()).or_else(|| std::env::var_os(GLOO_INTERFACE));
+        let is_elsewhere = interface.is_some_and(|name| !name.is_empty());
+        let is_one_machine = config.num_machines < 2 || config.main_process_ip.as_deref().is_none_or(is_loopback);
+        if is_elsewhere || is_one_machine {
+            return None;
+        }
+        // Whoever knows names may be slow to answer.
+        let (found, listener) = channel();
+        let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let look = move || drop(found.send(listener_of(&name)));
+        thread::Builder::new().name("own name".to_owned()).spawn(look).ok()?;
+        let listener = listener.recv_timeout(CONNECT_PATIENCE).ok()??;
+        Some(Self { address: listener.local_addr().ok()?, _door: Door::open(listener).ok()? })
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+/// At the first address of the machine's own name that belongs to it; a name that leads nowhere is taken for the loopback.
+fn listener_of(name: &str) -> Option<TcpListener> {
+    let own = (name, 0).to_socket_addrs().into_iter().flatten();
+    own.chain([SocketAddr::from((Ipv4Addr::LOCALHOST, 0))]).find_map(|address| TcpListener::bind(address).ok())
+}
+
+/// For each of these addresses why it is out of reach from here, if it is.
+pub(super) fn out_of_reach(addresses: &[SocketAddr]) -> Vec<Option<String>> {
+    let attempt = |address: &SocketAddr| TcpStream::connect_timeout(address, CONNECT_PATIENCE).err();
+    let tried = addresses.chunks(MOST_TRIED_AT_ONCE).flat_map(|some| {
+        thread::scope(|scope| {
+            let attempts: Vec<_> = some.iter().map(|address| scope.spawn(move || attempt(address))).collect();
+            let ended = attempts.into_iter().map(|attempt| attempt.join().ok().flatten());
+            ended.map(|error| error.map(|error| error.to_string())).collect::<Vec<_>>()
+        })
+    });
+    tried.collect()
+}
+
 /// A file in the working folder of machine 0 by which others know the folder, as long as this value lives.
 #[derive(Debug)]
 pub(super) struct Beacon {
@@ -220,7 +278,6 @@ mod tests {
     use super::*;
     use rustix::net::{AddressFamily, SocketType};
     use std::io::{Read, Write};
-    use std::net::SocketAddr;
 
     /// More of them come than are kept, and each stays and says something.
     #[test]
@@ -240,6 +297,26 @@ mod tests {
         // Without the word that what is left of connections may hold it.
         let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         rustix::net::bind(&socket, &SocketAddr::from((Ipv4Addr::UNSPECIFIED, number))).unwrap();
+    }
+
+    /// As two machines do, of which one is open and the other is not.
+    #[test]
+    fn where_ranks_would_wait_is_reached_or_the_reason_told() {
+        let config = |main_process_ip: &str| {
+            let program = crate::config::Program::Executable("true".into());
+            let main_process_ip = Some(main_process_ip.to_owned());
+            LaunchConfig { num_machines: 2, main_process_ip, ..LaunchConfig::new(program, 2) }
+        };
+        let place = MeetingPlace::open(&config("10.0.0.1")).unwrap();
+        let open = place.address();
+        let closed = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+        let found = out_of_reach(&[open, closed, open]);
+        assert_eq!(found.iter().map(Option::is_some).collect::<Vec<_>>(), [false, true, false], "{found:?}");
+        drop(place);
+        assert!(out_of_reach(&[open])[0].is_some());
+        assert!(MeetingPlace::open(&config("localhost")).is_none(), "all of its ranks are here");
+        let environment = vec![(GLOO_INTERFACE.into(), "eth1".into())];
+        assert!(MeetingPlace::open(&LaunchConfig { environment, ..config("10.0.0.1") }).is_none());
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod wait;
 
 use std::ffi::OsString;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
@@ -25,8 +26,8 @@ use crate::report::{Notice, Reporter};
 use crate::supervise::signals::{self, Event, Signals};
 use crate::supervise::{Outcome, backlog};
 
-/// To log in, to look around and to answer.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
+/// At least so long a machine has to be logged in to, to look around and to answer, however soon it is given up while ranks run.
+const SHORTEST_ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 /// What agents may take to end beyond the time that ranks have.
 const END_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -35,6 +36,11 @@ fn heart(machines: &[Machine<'_>], timeout: Duration) -> Result<Sender<()>> {
     let pipes: Vec<ToAgentPipe> = machines.iter().map(|machine| machine.connection.to_agent().clone()).collect();
     heart::start(timeout, move || pipes.iter().for_each(ToAgentPipe::beat))
         .map_err(|error| Error::system("starting a thread", error))
+}
+
+/// How long a machine may say nothing before its ranks run.
+fn answer_patience(connection_timeout: Duration) -> Duration {
+    connection_timeout.max(SHORTEST_ANSWER_PATIENCE)
 }
 
 /// A run under way.
@@ -46,6 +52,8 @@ pub(super) struct Conductor<'a> {
     preflight: Preflight,
     /// Why nothing is to start, with the number of the machine.
     problems: Vec<(usize, Problem)>,
+    /// Whom the first machine looks for, with their numbers.
+    asked_for: Vec<(usize, SocketAddr)>,
     has_started: bool,
     stopped_by: Option<(i32, Instant)>,
     output_error: Option<io::Error>,
@@ -74,11 +82,9 @@ impl<'a> Conductor<'a> {
         let mut machines = Vec::with_capacity(agents.len());
         for (agent, config) in agents.iter().zip(configs) {
             let connection = Connection::start(agent, helper).map_err(|source| {
-                Error::not_connected(
-                    vec![agent.machine.clone()],
-                    agent.command.first().cloned().unwrap_or_default(),
-                    source,
-                )
+                let program = agent.command.first().cloned().unwrap_or_default();
+                let cure = words::without_command(&program, agents);
+                Error::not_connected(vec![agent.machine.clone()], program, cure, source)
             })?;
             let has_preflight = preflight == Preflight::Full;
             let (machine, launcher) = (agent.machine.clone(), launcher.clone());
@@ -96,10 +102,11 @@ impl<'a> Conductor<'a> {
             phase: Phase::Preparing,
             preflight,
             problems: Vec::new(),
+            asked_for: Vec::new(),
             has_started: false,
             stopped_by: None,
             output_error: None,
-            give_up_at: started_at.checked_add(ANSWER_PATIENCE),
+            give_up_at: started_at.checked_add(answer_patience(timeout)),
             timeout,
             listens_at: None,
             started_at,
@@ -116,7 +123,7 @@ impl<'a> Conductor<'a> {
             writable.into_iter().for_each(|index| self.machines[index].connection.to_agent().send());
             for index in readable {
                 if self.machines[index].connection.read() {
-                    self.machines[index].silence.broken();
+                    self.machines[index].note_heard();
                 }
                 self.listen(index);
                 self.machines[index].note_end_of_output();
@@ -258,25 +265,35 @@ impl<'a> Conductor<'a> {
         if self.phase == Phase::Preparing {
             self.problems.extend(versions::differences(&self.machines.iter().map(Machine::found).collect::<Vec<_>>()));
         }
+        if matches!(self.phase, Phase::Reaching { .. }) {
+            self.judge_first();
+        }
         let is_over = self.machines.iter().all(|machine| machine.end.is_some());
-        match self.phase {
-            Phase::Preparing | Phase::Reaching { .. } if !self.problems.is_empty() || is_over => self.hang_up(),
+        let phase = self.phase;
+        match phase {
+            Phase::Preparing | Phase::Reaching { .. } | Phase::ReachingBack { .. }
+                if !self.problems.is_empty() || is_over =>
+            {
+                self.hang_up();
+            }
             Phase::Preparing => {
                 let port = self.machines.iter().find_map(|machine| machine.prepared.as_ref()?.port).unwrap_or_default();
                 self.phase = Phase::Reaching { port };
                 if self.preflight == Preflight::Full {
-                    self.give_up_after(ANSWER_PATIENCE);
+                    self.give_up_after(answer_patience(self.timeout));
                     self.compare_gpus();
                     self.machines.iter_mut().for_each(|machine| machine.is_asked = Asked::ToReach);
                     let first = self.machines.first().and_then(|machine| machine.prepared.as_ref());
                     let beacon = first.and_then(|prepared| prepared.beacon.clone());
-                    self.tell_all(&ToAgent::Reach { port, beacon });
+                    let meets_at = first.and_then(|prepared| prepared.meets_at);
+                    self.tell_all(&ToAgent::Reach { port, beacon, meets_at });
                 } else {
                     self.machines.iter_mut().for_each(|machine| machine.has_reached = true);
                     self.go_on();
                 }
             }
-            Phase::Reaching { port } => {
+            Phase::Reaching { port } if self.ask_back(port) => {}
+            Phase::Reaching { port } | Phase::ReachingBack { port } => {
                 self.phase = Phase::Running;
                 self.has_started = true;
                 self.give_up_at = None;
@@ -287,6 +304,19 @@ impl<'a> Conductor<'a> {
             Phase::Running if is_over => self.hang_up(),
             Phase::Running | Phase::Ending => {}
         }
+    }
+
+    /// The way back: can ranks of the first machine reach those of the others? Is there something to be asked?
+    fn ask_back(&mut self, port: u16) -> bool {
+        let others = self.machines.iter().enumerate().skip(1);
+        self.asked_for = others.filter_map(|(index, machine)| Some((index, machine.meets_at?))).collect();
+        let Some(first) = self.machines.first_mut().filter(|_| !self.asked_for.is_empty()) else { return false };
+        first.is_asked = Asked::ToReachBack;
+        let addresses = self.asked_for.iter().map(|(_, address)| *address).collect();
+        first.connection.to_agent().tell(&ToAgent::ReachBack { addresses });
+        self.phase = Phase::ReachingBack { port };
+        self.give_up_after(answer_patience(self.timeout));
+        true
     }
 
     fn compare_gpus(&mut self) {

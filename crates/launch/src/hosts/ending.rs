@@ -32,7 +32,7 @@ pub(super) enum End {
 impl End {
     /// By one that has not said what its ranks were doing.
     pub(super) fn stopped() -> Self {
-        Self::Told(AgentEnd::Stopped { activities: Vec::new(), troubles: Vec::new() })
+        Self::Told(AgentEnd::stopped())
     }
 }
 
@@ -154,9 +154,13 @@ fn others(end: &MachineEnd) -> Vec<OtherRank> {
             let first = other(failure.rank, failure.ended, false);
             failure.others.iter().copied().chain([first]).collect()
         }
-        End::Told(AgentEnd::Stopped { .. }) => {
-            let ended = Ended::Signalled { signal: names::SIGTERM, core_dumped: false };
-            end.ranks.clone().map(|rank| other(rank, ended, true)).collect()
+        End::Told(AgentEnd::Stopped { had_ended, .. }) => {
+            let told = Ended::Signalled { signal: names::SIGTERM, core_dumped: false };
+            let ranks = end.ranks.clone().map(|rank| match had_ended.contains(&rank) {
+                true => other(rank, Ended::Exited(0), false),
+                false => other(rank, told, true),
+            });
+            ranks.collect()
         }
         // Nothing is known of them.
         End::Told(AgentEnd::Problem(_)) | End::Broken(_) => Vec::new(),
@@ -173,6 +177,10 @@ mod tests {
 
     fn computing(rank: usize) -> RankSummary {
         RankSummary { rank, activity: RankActivity::Computing { after: None }, is_stopped: false }
+    }
+
+    fn stopped(activities: Vec<RankSummary>, troubles: Vec<StopTrouble>) -> AgentEnd {
+        AgentEnd::Stopped { activities, had_ended: Vec::new(), troubles }
     }
 
     /// `0` succeeded, `exit N`, `signal N`, `stopped`, `broken`; with the time in milliseconds at which it was known.
@@ -205,10 +213,7 @@ mod tests {
                     let ended = Ended::Signalled { signal: signal.parse().unwrap(), core_dumped: false };
                     End::Told(AgentEnd::Failed(Box::new(failure(rank, ended))))
                 }
-                _ if *text == "stopped" => {
-                    let (activities, troubles) = (vec![computing(rank)], Vec::new());
-                    End::Told(AgentEnd::Stopped { activities, troubles })
-                }
+                _ if *text == "stopped" => End::Told(stopped(vec![computing(rank)], Vec::new())),
                 _ if *text == "broken" => End::Broken(Problem { text: "the line is dead".to_owned(), exit_code: 1 }),
                 _ => {
                     let (process_id, ended, elapsed) = (7, Ended::Exited(0), Duration::from_secs(1));
@@ -259,6 +264,18 @@ mod tests {
         assert_eq!(error.exit_code(), 3);
     }
 
+    /// Its agent was told to end while the others of its ranks were running.
+    #[test]
+    fn a_rank_that_had_ended_before_its_machine_was_stopped_was_not_running() {
+        let mut ends = ends(&[("exit 3", 5), ("stopped", 0)]);
+        ends[1].ranks = 1..4;
+        ends[1].end = End::Told(AgentEnd::Stopped { activities: Vec::new(), had_ended: vec![2], troubles: Vec::new() });
+        let text = outcome(ends, None, Duration::ZERO).unwrap_err().failure().unwrap().to_string();
+        for words in ["rank 2 had ended before, with code 0", "ranks 1, 3 were running and have been ended"] {
+            assert!(text.contains(words), "{text}");
+        }
+    }
+
     #[rstest]
     #[case::of_a_rank(&[("exit 1", 90), ("0", 0), ("stopped", 0), ("exit 3", 5)], "ranks 0, 2-3 were computing")]
     #[case::of_a_machine(&[("stopped", 0), ("broken", 5), ("exit 1", 90)], "ranks 0, 2 were computing")]
@@ -273,7 +290,7 @@ mod tests {
         let mut ends = ends(&[("stopped", 0), ("exit 3", 5)]);
         let killed = Ended::Signalled { signal: 9, core_dumped: false };
         let troubles = vec![StopTrouble { rank: 0, ended: killed, was_killed: true }];
-        ends[0].end = End::Told(AgentEnd::Stopped { activities: Vec::new(), troubles });
+        ends[0].end = End::Told(stopped(Vec::new(), troubles));
         let stopped_at = ends[1].failed_at.unwrap() - Duration::from_millis(1);
         let story = outcome(ends, Some((15, stopped_at)), Duration::from_secs(2)).unwrap_err().story();
         let wanted = "stopped by SIGTERM\n  rank 0 did not end within 2 s and was killed; raise --shutdown_grace_period if that is too \

@@ -27,6 +27,7 @@ pub(super) enum Asked {
     Nothing,
     ToPrepare,
     ToReach,
+    ToReachBack,
     ToStart,
 }
 
@@ -46,6 +47,8 @@ pub(super) fn misfit(message: &FromAgent, stage: &Stage) -> Option<String> {
         FromAgent::Reached { problem, .. } => {
             problem.as_ref().filter(|problem| problem.exit_code == 0).map(|_| SUCCESSFUL_PROBLEM.to_owned())
         }
+        FromAgent::ReachedBack { .. } if stage.is_asked != Asked::ToReachBack => unasked("whether it reaches others"),
+        FromAgent::ReachedBack { .. } => None,
         _ if !has_started => Some("news of ranks that have not started".to_owned()),
         FromAgent::Output { source, .. } | FromAgent::Closed { source } => misfit_of_source(source, &stage.ranks),
         FromAgent::Survivors { survivors } => {
@@ -80,10 +83,10 @@ pub(super) fn misfit(message: &FromAgent, stage: &Stage) -> Option<String> {
                 .or_else(|| misfit_of_activities(&failure.activities, &stage.ranks))
         }
         FromAgent::Ended(AgentEnd::Problem(problem)) => (problem.exit_code == 0).then(|| SUCCESSFUL_PROBLEM.to_owned()),
-        FromAgent::Ended(AgentEnd::Stopped { activities, troubles }) => {
-            let foreigner = troubles.iter().map(|trouble| trouble.rank).find(|rank| !is_own(*rank));
-            let is_long = || (troubles.len() > stage.ranks.len()).then(|| "an endless story of a stop".to_owned());
-            foreigner.map(foreign).or_else(is_long).or_else(|| misfit_of_activities(activities, &stage.ranks))
+        FromAgent::Ended(AgentEnd::Stopped { activities, had_ended, troubles }) => {
+            let named = troubles.iter().map(|trouble| trouble.rank).chain(had_ended.iter().copied());
+            let longest = troubles.len().max(had_ended.len());
+            misfit_of_stop(named, longest, &stage.ranks).or_else(|| misfit_of_activities(activities, &stage.ranks))
         }
     }
 }
@@ -101,6 +104,13 @@ fn misfit_of_prepared(prepared: &Prepared, is_first: bool) -> Option<String> {
         None | Some(0) if is_first && !has_problems => Some("no port for the main process".to_owned()),
         _ => None,
     }
+}
+
+/// The ranks that are named with a stop, in lists of which the longest is so long.
+fn misfit_of_stop(mut named: impl Iterator<Item = usize>, longest: usize, ranks: &Range<usize>) -> Option<String> {
+    let foreigner = named.find(|rank| !ranks.contains(rank));
+    let is_long = || (longest > ranks.len()).then(|| "an endless story of a stop".to_owned());
+    foreigner.map(foreign).or_else(is_long)
 }
 
 /// What ranks were doing, which is shown on every screen.
@@ -164,7 +174,7 @@ mod tests {
 
     fn reached(exit_code: Option<u8>) -> FromAgent {
         let problem = exit_code.map(|exit_code| Problem { text: "x".to_owned(), exit_code });
-        FromAgent::Reached { problem, shares_folder: None }
+        FromAgent::Reached { problem, shares_folder: None, misses_first: None, meets_at: None }
     }
 
     fn output(rank: usize, local_rank: usize) -> FromAgent {
@@ -201,7 +211,12 @@ mod tests {
     }
 
     fn stopped(activities: Vec<RankSummary>) -> FromAgent {
-        FromAgent::Ended(AgentEnd::Stopped { activities, troubles: Vec::new() })
+        stopped_after(activities, Vec::new())
+    }
+
+    /// After these ranks had ended.
+    fn stopped_after(activities: Vec<RankSummary>, had_ended: Vec<usize>) -> FromAgent {
+        FromAgent::Ended(AgentEnd::Stopped { activities, had_ended, troubles: Vec::new() })
     }
 
     /// With what rank `doing` was doing.
@@ -240,6 +255,8 @@ mod tests {
     #[case::reached_unasked(reached(None), ToPrepare, Some("not asked"))]
     #[case::reached_late(reached(None), ToStart, Some("not asked"))]
     #[case::reached_with_success(reached(Some(0)), ToReach, Some("exit code 0"))]
+    #[case::reached_back(FromAgent::ReachedBack { problems: vec![None] }, Asked::ToReachBack, None)]
+    #[case::reached_back_unasked(FromAgent::ReachedBack { problems: vec![] }, ToReach, Some("not asked"))]
     #[case::output(output(3, 1), ToStart, None)]
     #[case::early_output(output(3, 1), ToReach, Some("not started"))]
     #[case::output_of_others(output(1, 1), ToStart, Some("rank 1, which is not one of its own"))]
@@ -262,6 +279,9 @@ mod tests {
     #[case::early_problem(problem(2), ToReach, Some("not started"))]
     #[case::stopped_before(stopped(vec![]), ToPrepare, Some("not started"))]
     #[case::stopped(stopped(vec![doing(2, "barrier"), doing(3, "barrier")]), ToStart, None)]
+    #[case::stopped_after_one_had_ended(stopped_after(vec![], vec![3]), ToStart, None)]
+    #[case::stopped_after_one_of_others(stopped_after(vec![], vec![4]), ToStart, Some("rank 4"))]
+    #[case::stopped_after_more_than_there_are(stopped_after(vec![], vec![2, 3, 2]), ToStart, Some("endless"))]
     #[case::stopped_with_doings_of_others(stopped(vec![doing(2, "barrier"), doing(4, "barrier")]), ToStart, Some("rank 4"))]
     #[case::stopped_with_doings_twice(stopped(vec![doing(2, "barrier"), doing(2, "barrier")]), ToStart, Some("rank 2"))]
     #[case::stopped_with_doings_in_disorder(stopped(vec![doing(3, "barrier"), doing(2, "barrier")]), ToStart, Some("rank 2"))]

@@ -11,6 +11,10 @@ use std::time::Duration;
 /// How often each side says something within the time after which it would be given up, and how often in a row it is missed then.
 const BEATS_PER_TIMEOUT: u32 = 4;
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
+/// Between two signs of life of an agent that was told to end its ranks.
+pub(super) const INTERVAL_OF_ENDING: Duration = Duration::from_secs(1);
+/// An agent that was told to end its ranks and has said nothing for so long is as lost as one that says nothing while they run.
+pub(super) const LONGEST_SILENCE_OF_ENDING: Duration = Duration::from_secs(5);
 
 /// Between two signs of life, and between two looks for one.
 pub(super) fn interval(timeout: Duration) -> Duration {

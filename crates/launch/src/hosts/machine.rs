@@ -1,5 +1,6 @@
 //! One machine of a run, as the launcher sees it.
 
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -7,7 +8,7 @@ use super::AgentCommand;
 use super::connection::Connection;
 use super::ending::End;
 use super::fitting::{Asked, Stage};
-use super::heart::Silence;
+use super::heart::{LONGEST_SILENCE_OF_ENDING, Silence};
 use super::message::{AgentEnd, Order, Prepared, ToAgent};
 use super::versions::Found;
 use crate::config::LaunchConfig;
@@ -27,6 +28,10 @@ pub(super) enum Phase {
     Reaching {
         port: u16,
     },
+    /// The first agent looks for the others.
+    ReachingBack {
+        port: u16,
+    },
     Running,
     /// Nothing is to go on.
     Ending,
@@ -43,14 +48,20 @@ pub(super) struct Machine<'a> {
     pub(super) is_asked: Asked,
     pub(super) prepared: Option<Prepared>,
     pub(super) has_reached: bool,
+    /// Where its ranks would wait for those of others.
+    pub(super) meets_at: Option<SocketAddr>,
     pub(super) end: Option<End>,
     pub(super) failed_at: Option<Instant>,
     /// When a connection is ended from which nothing more comes, although the agent has not said how it went.
     pub(super) lost_at: Option<Instant>,
     pub(super) silence: Silence,
+    /// Why it does not reach the place where ranks of the first machine would wait, if so.
+    pub(super) misses_first: Option<String>,
+    /// When something last came from it.
+    pub(super) heard_at: Instant,
     /// What it could not end.
     pub(super) survivors: Vec<Survivor>,
-    /// It was told to end its ranks and has not said that it has.
+    /// It was told to end its ranks, and is heard, and has not said that it has.
     pub(super) is_unconfirmed: bool,
 }
 
@@ -69,10 +80,13 @@ impl<'a> Machine<'a> {
             is_asked: Asked::Nothing,
             prepared: None,
             has_reached: false,
+            meets_at: None,
+            misses_first: None,
             end: None,
             failed_at: None,
             lost_at: None,
             silence: Silence::default(),
+            heard_at: Instant::now(),
             survivors: Vec::new(),
             is_unconfirmed: false,
         }
@@ -100,6 +114,17 @@ impl<'a> Machine<'a> {
         Found { machine: &self.agent.machine, config: self.config, versions }
     }
 
+    /// Something has come from it.
+    pub(super) fn note_heard(&mut self) {
+        self.silence.broken();
+        self.heard_at = Instant::now();
+    }
+
+    /// Told to end its ranks, it would have been heard by now if its agent were there.
+    pub(super) fn is_gone_while_ending(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.heard_at) >= LONGEST_SILENCE_OF_ENDING
+    }
+
     /// Nothing that it says counts any more.
     pub(super) fn is_broken(&self) -> bool {
         matches!(self.end, Some(End::Broken(_)))
@@ -123,6 +148,7 @@ impl<'a> Machine<'a> {
         let has_answered = match phase {
             Phase::Preparing => self.prepared.is_some(),
             Phase::Reaching { .. } => self.has_reached,
+            Phase::ReachingBack { .. } => self.is_asked != Asked::ToReachBack,
             Phase::Running | Phase::Ending => true,
         };
         has_answered || self.end.is_some()

@@ -4,6 +4,7 @@
 //! An agent begins with a greeting. What a remote shell prints before it, such as a message of the day, is no message.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use accelerate_core::status::{LauncherName, RankSummary};
@@ -35,6 +36,12 @@ pub(super) enum ToAgent {
     Reach {
         port: u16,
         beacon: Option<String>,
+        /// Where ranks of the first machine would wait for those of the others.
+        meets_at: Option<SocketAddr>,
+    },
+    /// To the first machine: look whether others can be reached at these addresses, where their ranks would meet those of others.
+    ReachBack {
+        addresses: Vec<SocketAddr>,
     },
     Start {
         port: u16,
@@ -77,6 +84,14 @@ pub(super) enum FromAgent {
         problem: Option<Problem>,
         /// Is the working folder that of the first machine? `None` where there is no telling.
         shares_folder: Option<bool>,
+        /// Why the ranks of the first machine would not be reached, if so.
+        misses_first: Option<String>,
+        /// Where its own ranks would wait for those of others, if that is known and can be tried.
+        meets_at: Option<SocketAddr>,
+    },
+    /// For each of the addresses why it is out of reach, if it is.
+    ReachedBack {
+        problems: Vec<Option<String>>,
     },
     /// As many bytes follow the line.
     Output {
@@ -108,6 +123,8 @@ pub(super) struct Prepared {
     pub(super) warnings: Vec<String>,
     /// The port of the main process, from machine 0.
     pub(super) port: Option<u16>,
+    /// Where ranks of machine 0 would wait for those of others, if that is known and can be tried.
+    pub(super) meets_at: Option<SocketAddr>,
     /// How many GPUs the ranks will see.
     pub(super) num_gpus: usize,
     /// What the machines have to have in common.
@@ -143,11 +160,20 @@ pub(super) enum AgentEnd {
     Stopped {
         /// What they were doing then.
         activities: Vec<RankSummary>,
+        /// Those that had ended with code 0 before.
+        had_ended: Vec<usize>,
         /// What went otherwise than it should.
         troubles: Vec<StopTrouble>,
     },
     /// They could not be started or watched.
     Problem(Problem),
+}
+
+impl AgentEnd {
+    /// By one that says nothing of its ranks.
+    pub(super) fn stopped() -> Self {
+        Self::Stopped { activities: Vec::new(), had_ended: Vec::new(), troubles: Vec::new() }
+    }
 }
 
 /// One message as a line.
@@ -286,7 +312,7 @@ mod tests {
     fn conversation() -> Vec<u8> {
         let output = b"a line\nhalf of {\"Ended\": \xff\n";
         let announced = FromAgent::Output { source: SOURCE, num_bytes: output.len() };
-        let end = FromAgent::Ended(AgentEnd::Stopped { activities: Vec::new(), troubles: Vec::new() });
+        let end = FromAgent::Ended(AgentEnd::stopped());
         [
             b"Welcome to b!\nnever turn it off$ accelerate agent 1.2\n".to_vec(),
             line(&announced),
@@ -312,7 +338,7 @@ mod tests {
             Said::Noise(b"Welcome to b!\n".to_vec()),
             Said::Greeting("1.2".to_owned()),
             Said::Output(SOURCE, b"a line\nhalf of {\"Ended\": \xff\n".to_vec()),
-            Said::Message(FromAgent::Ended(AgentEnd::Stopped { activities: Vec::new(), troubles: Vec::new() })),
+            Said::Message(FromAgent::Ended(AgentEnd::stopped())),
         ];
         assert_eq!(said, expected);
     }

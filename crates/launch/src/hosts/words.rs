@@ -1,6 +1,7 @@
 //! What is said about machines that cannot take part, or are lost.
 
 use std::ffi::OsStr;
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use std::time::Duration;
 use accelerate_core::files::{ShownPath, in_one_line};
 use accelerate_core::names::counted;
 
+use super::AgentCommand;
 use super::message::{Problem, VERSION};
 use crate::failure::{Ended, LeftBehind};
 
@@ -20,6 +22,9 @@ pub(super) fn other_version(found: &str) -> Problem {
         in_one_line(found.trim())
     ))
 }
+
+/// Lines of the connecting program that are told with a machine that is left out.
+const MOST_WORDS_OF_ONE_LEFT_OUT: usize = 3;
 
 /// Something that no agent says at this time, or of these ranks.
 pub(super) fn untrue(what: &str) -> Problem {
@@ -76,6 +81,33 @@ pub(super) fn broken(
     failed(with_words(what, last_words))
 }
 
+/// What to do where the command that leads to the machines is not here. The nodes of a Slurm job are reached by `srun` and nothing else,
+/// so there it takes another list of machines.
+pub(super) fn without_command(program: &OsStr, agents: &[AgentCommand]) -> String {
+    const MOST: usize = 4;
+    if Path::new(program).file_name() != Some(OsStr::new("srun")) {
+        return "install it, or name another one with --ssh_command".to_owned();
+    }
+    let hosts: Vec<_> =
+        agents.iter().take(MOST).map(|agent| format!("{}:{}", agent.machine, agent.num_processes)).collect();
+    let more = if agents.len() > MOST { ",..." } else { "" };
+    format!(
+        "start the launch where Slurm's commands are, or name the nodes of the job, which are reached by ssh then: --hosts {}{more}",
+        hosts.join(",")
+    )
+}
+
+/// Where ranks of a machine would wait for those of others, which another one does not reach.
+pub(super) fn out_of_reach(from: &str, to: &str, address: SocketAddr, why: &str) -> Problem {
+    failed(format!(
+        "{from} does not reach {to} at {}, the address of that machine's own name, where its ranks would wait for others ({}); open the \
+         ports of {to} to the other machines, let its name lead there to an address that they reach (/etc/hosts), or name an interface \
+         there with GLOO_SOCKET_IFNAME",
+        address.ip(),
+        in_one_line(why)
+    ))
+}
+
 /// What is done because of one machine to the ranks of the others.
 pub(super) fn ending(because: &str, num_ranks: usize) -> String {
     format!("{because}; ending {} elsewhere", counted(num_ranks, "rank"))
@@ -85,7 +117,14 @@ pub(super) fn ending(because: &str, num_ranks: usize) -> String {
 pub(super) fn left_out(num_machines: usize, num_processes: usize, why: &str) -> String {
     let machines =
         if num_machines == 1 { "1 machine starts".to_owned() } else { format!("{num_machines} machines start") };
-    format!("left out, so {machines} {} without it, because {why}", counted(num_processes, "process"))
+    // What ssh has said stands in lines below the reason, and a notice has one.
+    let mut lines = why.lines().map(str::trim).filter(|line| !line.is_empty());
+    let reason = lines.next().unwrap_or_default();
+    let words: Vec<_> = lines.collect();
+    // The last ones say why.
+    let last = &words[words.len().saturating_sub(MOST_WORDS_OF_ONE_LEFT_OUT)..];
+    let words = if last.is_empty() { String::new() } else { format!(" ({})", last.join(" | ")) };
+    format!("left out, so {machines} {} without it, because {reason}{words}", counted(num_processes, "process"))
 }
 
 /// What keeps a machine from another attempt.
@@ -96,12 +135,18 @@ pub(super) fn goes_on(left: &LeftBehind) -> String {
     }
 }
 
-/// A machine that took too long.
-pub(super) fn silent(has_started: bool, last_words: &[String]) -> Problem {
-    let what = match has_started {
-        true => "it did not say in time that its ranks have ended; look whether some are left there",
-        false => "it did not answer in time; log in there by hand to see why",
-    };
+/// A machine that took too long before the start.
+pub(super) fn silent(patience: Duration, last_words: &[String]) -> Problem {
+    let seconds = patience.as_secs_f64();
+    let what = format!(
+        "it did not answer within {seconds} s; log in there by hand to see why, and raise --connection_timeout if it needs longer"
+    );
+    failed(with_words(what, last_words))
+}
+
+/// A machine that took too long to end its ranks.
+pub(super) fn end_not_told(last_words: &[String]) -> Problem {
+    let what = "it did not say in time that its ranks have ended; look whether some are left there";
     failed(with_words(what.to_owned(), last_words))
 }
 
@@ -180,11 +225,36 @@ mod tests {
         assert!(problem.text.contains(words) && problem.text.ends_with("\n    Connection refused"), "{problem:?}");
     }
 
+    /// Another command of the same kind does not lead to the nodes of a job.
+    #[rstest]
+    #[case("ssh", 2, "install it, or name another one with --ssh_command")]
+    #[case("srun", 2, "are reached by ssh then: --hosts n0:4,n1:4")]
+    #[case("/usr/bin/srun", 6, "--hosts n0:4,n1:4,n2:4,n3:4,...")]
+    fn a_command_that_is_not_here_has_a_cure(#[case] program: &str, #[case] num_machines: usize, #[case] words: &str) {
+        let agents: Vec<_> = (0..num_machines).map(|number| AgentCommand::here(&format!("n{number}"), 4)).collect();
+        let cure = without_command(OsStr::new(program), &agents);
+        assert!(cure.ends_with(words), "{cure}");
+    }
+
     #[test]
     fn one_is_singular() {
         assert_eq!(ending("it is gone", 1), "it is gone; ending 1 rank elsewhere");
         assert_eq!(left_out(1, 1, "x"), "left out, so 1 machine starts 1 process without it, because x");
         assert_eq!(left_out(2, 16, "x"), "left out, so 2 machines start 16 processes without it, because x");
+    }
+
+    #[test]
+    fn a_machine_that_is_left_out_keeps_the_words_of_ssh() {
+        let Problem { text, .. } = broken(
+            OsStr::new("ssh"),
+            Ended::Exited(255),
+            false,
+            None,
+            &["kex_exchange: reset".to_owned(), "port 22: refused".to_owned()],
+        );
+        let told = left_out(1, 1, &text);
+        let words = "logging in must work without a question (kex_exchange: reset | port 22: refused)";
+        assert!(told.ends_with(words) && !told.contains('\n'), "{told}");
     }
 
     #[rstest]

@@ -114,5 +114,6 @@ pub(super) fn manifest(
         max_restarts: if flags.requeue && max_restarts == 0 { MAX_RESTARTS } else { max_restarts },
         words: all.map(text).collect::<Result<_, _>>()?,
     };
+    job.check(kind)?;
     Ok(job.manifest(kind))
 }

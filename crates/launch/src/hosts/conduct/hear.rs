@@ -1,5 +1,6 @@
 //! Taking what machines say.
 
+use std::net::SocketAddr;
 use std::time::{Instant, SystemTime};
 
 use super::{Conductor, Phase};
@@ -79,6 +80,44 @@ impl Conductor<'_> {
         self.note_output(result);
     }
 
+    /// What the first machine has found where ranks of the others would wait.
+    fn take_reached_back(&mut self, index: usize, problems: Vec<Option<String>>) {
+        let asked = std::mem::take(&mut self.asked_for);
+        if problems.len() != asked.len() {
+            return self.break_off(index, words::untrue("an answer to other questions"));
+        }
+        self.machines[index].is_asked = Asked::Nothing;
+        for ((other, address), why) in asked.into_iter().zip(problems) {
+            if let Some(why) = why {
+                self.note_out_of_reach(other, (index, other), address, &why);
+            }
+        }
+    }
+
+    /// What the other machines have found where ranks of the first one would wait. It is the first one's fault if none reaches it.
+    pub(super) fn judge_first(&mut self) {
+        let num_others = self.machines.len().saturating_sub(1);
+        let Some(address) = self.machines.first().and_then(|first| first.prepared.as_ref()?.meets_at) else { return };
+        let others = self.machines.iter_mut().enumerate().skip(1);
+        let missing: Vec<_> = others.filter_map(|(index, other)| Some((index, other.misses_first.take()?))).collect();
+        let is_first_to_blame = missing.len() == num_others;
+        for (index, why) in missing {
+            self.note_out_of_reach(if is_first_to_blame { 0 } else { index }, (index, 0), address, &why);
+        }
+    }
+
+    /// A machine does not reach another one where its ranks would wait. Programs that load libtorch by themselves are those of this
+    /// library, which meet there for sure; others may know better, so they are only told.
+    fn note_out_of_reach(&mut self, index: usize, (from, to): (usize, usize), address: SocketAddr, why: &str) {
+        let name = |index: usize| self.machines[index].agent.machine.as_str();
+        let problem = words::out_of_reach(name(from), name(to), address, why);
+        let mut prepared = self.machines.iter().filter_map(|machine| machine.prepared.as_ref());
+        match prepared.any(|prepared| prepared.versions.libtorch.is_some()) {
+            true => self.problems.push((index, problem)),
+            false => self.notice(index, problem.text),
+        }
+    }
+
     fn take_message(&mut self, index: usize, message: FromAgent) {
         match message {
             FromAgent::Prepared(prepared) => {
@@ -91,15 +130,18 @@ impl Conductor<'_> {
                 self.machines[index].prepared = Some(prepared);
                 self.machines[index].is_asked = Asked::Nothing;
             }
-            FromAgent::Reached { problem, shares_folder } => {
+            FromAgent::Reached { problem, shares_folder, misses_first, meets_at } => {
                 if shares_folder == Some(false) {
                     let first = self.machines.first().map_or("", |machine| &machine.agent.machine);
                     self.notice(index, words::other_folder(first));
                 }
                 self.problems.extend(problem.map(|problem| (index, problem)));
+                self.machines[index].meets_at = meets_at;
+                self.machines[index].misses_first = misses_first;
                 self.machines[index].has_reached = true;
                 self.machines[index].is_asked = Asked::Nothing;
             }
+            FromAgent::ReachedBack { problems } => self.take_reached_back(index, problems),
             FromAgent::Notice { text } => self.notice(index, text),
             FromAgent::Survivors { survivors } => {
                 self.notice(index, Notice::Survivors { survivors: survivors.clone() }.to_string());

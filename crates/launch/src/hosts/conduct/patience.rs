@@ -55,6 +55,8 @@ impl Conductor<'_> {
         }
         self.give_up_at = None;
         let phase = self.phase;
+        // Nobody is heard then.
+        let is_full = backlog::is_full(self.reporter, self.stopped_by.is_some());
         let is_before_start = !self.has_started && phase != Phase::Ending;
         for index in 0..self.machines.len() {
             let machine = &self.machines[index];
@@ -63,8 +65,15 @@ impl Conductor<'_> {
                 continue;
             }
             if machine.end.is_none() {
-                let problem = words::silent(self.has_started, &machine.connection.last_words());
-                self.machines[index].is_unconfirmed = self.has_started;
+                // Ranks of an agent that is gone end as they do where one is lost in the middle of a run, and a restart waits for that.
+                // One that is heard has ranks that do not end.
+                let is_gone = !is_full && machine.is_gone_while_ending(now);
+                let last_words = machine.connection.last_words();
+                let problem = match self.has_started {
+                    true => words::end_not_told(&last_words),
+                    false => words::silent(super::answer_patience(self.timeout), &last_words),
+                };
+                self.machines[index].is_unconfirmed = self.has_started && !is_gone;
                 self.fail(index, End::Broken(problem));
             }
             self.machines[index].connection.kill();
