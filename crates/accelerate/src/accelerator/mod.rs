@@ -1,5 +1,6 @@
 //! The one object a training program talks to.
 
+mod adapters;
 mod builder;
 mod checkpointing;
 mod collectives;

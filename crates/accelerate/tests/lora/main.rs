@@ -1,0 +1,10 @@
+//! Low-rank adapters beside PEFT's numbers and files, on one process and on several.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod adapters;
+mod files;
+mod hostile;
+mod model;
+mod ranks;
+mod vectors;
