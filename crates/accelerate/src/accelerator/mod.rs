@@ -7,6 +7,7 @@ mod collectives;
 mod deep_speed;
 mod handlers;
 mod join;
+mod left_out;
 mod models;
 mod operations;
 mod pending_save;

@@ -5,7 +5,7 @@
 
 use super::PeftModel;
 use super::layers::Wrapped;
-use super::model::{Inner, State};
+use super::model::{Inner, State, distinct};
 use crate::error::{LoraError, Result};
 use crate::nn::Param;
 use std::collections::BTreeMap;
@@ -14,6 +14,9 @@ use torch_ext::scalar;
 
 /// Weight and bias of a layer.
 type Merged = (Tensor, Option<Tensor>);
+
+/// The adapters that are merged, in order, and the layers that they are merged into, by position.
+pub(super) type MergedAdapters = (Vec<String>, BTreeMap<usize, Merged>);
 
 impl PeftModel {
     /// Adds adapters into copies of the weights that they are for, which the layers compute with from now on: as fast as
@@ -152,7 +155,7 @@ impl State {
     fn names_or_active(&self, names: Option<&[&str]>) -> Result<Vec<String>> {
         let Some(names) = names else { return Ok(self.active.clone()) };
         self.check_names(names)?;
-        Ok(names.iter().map(|name| (*name).to_owned()).collect())
+        Ok(distinct(names).into_iter().map(str::to_owned).collect())
     }
 
     fn merged_weights(&self, names: &[String]) -> Result<BTreeMap<usize, Merged>> {

@@ -3,6 +3,7 @@
 use super::adapter::{Adapter, Model, biases};
 use super::kernels::Mode;
 use super::layers::{Wrapped, entries};
+use super::merge::MergedAdapters;
 use super::options::AddAdapterOptions;
 use super::switch::Switch;
 use crate::error::{LoraError, Result};
@@ -40,8 +41,7 @@ pub(super) struct State {
     pub(super) is_enabled: bool,
     /// By the position of the layer: those that have a kernel of ours.
     pub(super) wrapped: BTreeMap<usize, Wrapped>,
-    /// The adapters that are merged, in order, and the weight and bias of each layer that they are merged into.
-    pub(super) merged: Option<(Vec<String>, BTreeMap<usize, (Tensor, Option<Tensor>)>)>,
+    pub(super) merged: Option<MergedAdapters>,
 }
 
 /// Puts an adapter called `default` on the layers of a model that `config` means, activates it, and freezes all other parameters
@@ -157,6 +157,7 @@ impl PeftModel {
     /// [`is_config`](crate::Error::is_config): there is no such adapter; two that have copies of one layer; a prepared model, of
     /// which other parameters would be trained. Nothing is changed then.
     pub fn set_adapter(&self, names: &[&str]) -> Result<()> {
+        let names = &distinct(names)[..];
         let mut state = self.state();
         state.check_names(names)?;
         let mut copied = HashSet::new();
@@ -328,6 +329,12 @@ impl PeftModel {
             None => Ok(()),
         }
     }
+}
+
+/// Each name once: twice the same adapter would count twice.
+pub(super) fn distinct<'a>(names: &[&'a str]) -> Vec<&'a str> {
+    let mut seen = HashSet::new();
+    names.iter().copied().filter(|name| seen.insert(*name)).collect()
 }
 
 /// Says what of a configuration has no effect.

@@ -60,6 +60,10 @@ fn the_active_adapters_act_and_are_trained() {
     peft.unmerge_adapter();
     assert_eq!(output(&model), outputs[2]);
 
+    // One that is named twice counts once.
+    peft.set_adapter(&["second", "second"]).unwrap();
+    assert_eq!((peft.active_adapters(), output(&model)), (vec!["second".to_owned()], outputs[1].shallow_clone()));
+    peft.set_adapter(&["default", "second"]).unwrap();
     peft.delete_adapter("default").unwrap();
     assert_eq!(peft.active_adapters(), ["second"]);
     assert_eq!(output(&model), outputs[1]);

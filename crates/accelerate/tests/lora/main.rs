@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod adapters;
+mod checkpoints;
 mod files;
 mod hostile;
 mod model;

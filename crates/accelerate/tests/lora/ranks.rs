@@ -148,7 +148,7 @@ fn losses_are_the_same_however_the_model_is_kept() {
             [Kept::Replicated, Kept::Sharded(FullShard), Kept::Sharded(ShardGradOp), on_disk(FullShard), Kept::OnHost]
         {
             for world_size in 1..=3 {
-                for checkpointed in [false, true] {
+                for &checkpointed in if name == "list" { &[false, true][..] } else { &[false] } {
                     let (losses, outcome) = run(&kept, world_size, &config, checkpointed);
                     let context = format!("{name}: {kept:?} on {world_size}, checkpointed: {checkpointed}");
                     assert!(apart(&losses, &wanted) < 1e-5, "{context}: {losses:?} and not {wanted:?}");
