@@ -28,6 +28,7 @@ mod group;
 pub mod launchers;
 mod local_sgd;
 pub mod logging;
+pub mod lora;
 mod memory;
 mod messages;
 pub mod nn;

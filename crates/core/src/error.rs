@@ -15,6 +15,7 @@ pub(crate) mod environment;
 pub(crate) mod exported_model;
 pub(crate) mod hosts;
 pub(crate) mod layout;
+pub(crate) mod lora;
 pub(crate) mod plan;
 pub(crate) mod python;
 pub(crate) mod pytorch;
@@ -58,6 +59,8 @@ pub(crate) enum ErrorKind {
     Hosts(#[from] hosts::HostsErrorKind),
     #[error(transparent)]
     Layout(#[from] layout::LayoutErrorKind),
+    #[error(transparent)]
+    Lora(#[from] lora::LoraErrorKind),
     #[error(transparent)]
     Plan(#[from] plan::PlanErrorKind),
     #[error(transparent)]
@@ -132,7 +135,7 @@ impl Error {
     pub fn is_config(&self) -> bool {
         match &self.0.kind {
             ErrorKind::Settings(kind) => !matches!(kind, settings::SettingsErrorKind::Variable { .. }),
-            kind => matches!(kind, ErrorKind::Config(_) | ErrorKind::Hosts(_)),
+            kind => matches!(kind, ErrorKind::Config(_) | ErrorKind::Hosts(_) | ErrorKind::Lora(_)),
         }
     }
 

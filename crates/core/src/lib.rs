@@ -10,6 +10,7 @@ pub mod files;
 pub mod hosts;
 pub mod kubernetes;
 pub mod layout;
+pub mod lora;
 pub mod mesh;
 pub mod names;
 pub mod offload;

@@ -10,6 +10,7 @@ pub(crate) mod exported;
 mod fsdp;
 mod grid;
 mod launch;
+mod lora;
 mod precision;
 
 use std::fs;
@@ -46,6 +47,8 @@ enum What {
     Exported(exported::Exported),
     /// The environment of every rank under both launchers, for many flags and files
     Launch(launch::Launch),
+    /// Adapters beside PEFT's: losses of training, and files in both directions
+    Lora(lora::Lora),
     /// Checkpoints of each side, converted, and what the other one goes on with
     Checkpoint(checkpoint::Checkpoint),
     /// What configuration files of all versions mean, read and written by both sides
@@ -82,6 +85,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         What::Fsdp(fsdp) => fsdp::run(fsdp),
         What::Exported(exported) => exported::run(exported),
         What::Launch(launch) => launch::run(launch),
+        What::Lora(lora) => lora::run(lora),
         What::Checkpoint(checkpoint) => checkpoint::run(checkpoint),
         What::Config(config) => config::run(config),
     }

@@ -1,6 +1,7 @@
 //! Checkpoints of the whole run.
 
 use super::Accelerator;
+use super::left_out::without_frozen;
 use super::pending_save::{CheckpointSave, Outdated};
 use crate::checkpoint::{
     FolderWriters, OpenCheckpoint, PlannedSave, RANDOM_STATES, RunState, checkpoints_in, gather_whole, random_states,
@@ -275,7 +276,9 @@ impl Accelerator {
         let writers = self.checkpoint_writers();
         let left_out = self.run_save_hooks(&folder, self.process_index() == writers.0.start)?;
         self.session().before_save()?;
-        let mut state = self.group().agree_on_success("save_state", self.run_state(iteration, &left_out))?;
+        let frozen = self.frozen_in_models(&left_out);
+        let state = frozen.and_then(|frozen| Ok(without_frozen(self.run_state(iteration, &left_out)?, frozen)));
+        let mut state = self.group().agree_on_success("save_state", state)?;
         if let Some(full) = self.config().fsdp_in_use().and_then(FullyShardedSettings::full_state_dict) {
             gather_whole(&mut state, self.group(), &folder, &writers, full)?;
         }
@@ -318,6 +321,7 @@ impl Accelerator {
         let mut states = self.group().agree_on_success("load_state", states)?;
         let mut models: Vec<_> = self.session().objects().named_models().collect();
         models.retain(|(name, _)| !left_out.contains(name));
+        self.check_left_out(&checkpoint, &states, &models)?;
         let of_steps = self.between_steps(&checkpoint, &mut states, &models);
         let of_steps = self.group().agree_on_success("load_state", of_steps)?;
         let mut in_place = BTreeMap::new();

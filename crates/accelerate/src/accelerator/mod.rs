@@ -1,11 +1,13 @@
 //! The one object a training program talks to.
 
+mod adapters;
 mod builder;
 mod checkpointing;
 mod collectives;
 mod deep_speed;
 mod handlers;
 mod join;
+mod left_out;
 mod models;
 mod operations;
 mod pending_save;

@@ -37,6 +37,7 @@
 //! # Ok::<(), accelerate::Error>(())
 //! ```
 
+mod adapter;
 mod atomic;
 mod dtype;
 mod fault;

@@ -5,7 +5,7 @@ use super::folder::{check_own_names, commit_folder, prepare_folder, refuse_other
 use super::progress::NumWritten;
 use super::writer::{write_pending, written_kind};
 use crate::error::{Result, WeightsError};
-use crate::nn::ParamStore;
+use crate::nn::{ParamStore, StateDict};
 use accelerate_core::config::FloatType;
 use accelerate_core::weight_files::{DEFAULT_STEM, Index, TORCH_STEM, WeightFiles, is_weight_file_of, parse_size};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -115,9 +115,14 @@ pub fn save_model_weights(
 ) -> Result<Vec<PathBuf>> {
     // First, because it may be collective, and what fails on this process alone must not keep the others waiting.
     let state = store.state_dict()?;
+    save_state_dict(&state, folder.as_ref(), options)
+}
+
+/// The same with tensors by name.
+pub(super) fn save_state_dict(state: &StateDict, folder: &Path, options: &SaveModelOptions) -> Result<Vec<PathBuf>> {
     let options = &options.clone().with_stem_of_format();
     let max_shard_bytes = options.check()?;
-    let (folder, stem) = (folder.as_ref(), options.stem.as_str());
+    let stem = options.stem.as_str();
     prepare_folder(folder, stem)?;
     refuse_other_saves(folder, stem, &|name| is_weight_file_of(name, stem))?;
     let tensors = distinct(state.iter());

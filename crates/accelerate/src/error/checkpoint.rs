@@ -1,5 +1,6 @@
 //! What can go wrong when the state of a run is saved or goes on.
 
+use super::shown::problem_lines;
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -103,4 +104,11 @@ pub(crate) enum CheckpointError {
          save where accelerator.sync_gradients() is true"
     )]
     OtherGradients { world_size: usize },
+
+    #[error(
+        "the checkpoint was saved without the frozen parameters of {object} (adapter_only), and those of the model are others, says {}:\n  \
+         {}\nNothing was loaded. Give the model the weights that the adapter was trained beside",
+        path.display(), problem_lines(problems)
+    )]
+    OtherFrozen { path: PathBuf, object: String, problems: Vec<String> },
 }

@@ -7,6 +7,7 @@ mod collective;
 mod data;
 mod failure;
 mod launcher;
+mod lora;
 mod memory;
 mod mismatch;
 mod nn;
@@ -23,6 +24,7 @@ pub(crate) use collective::CollectiveError;
 pub(crate) use data::DataError;
 pub(crate) use failure::{CollectiveCall, Failure, Findings, StoreState, listed_ranks};
 pub(crate) use launcher::LauncherError;
+pub(crate) use lora::LoraError;
 pub(crate) use memory::{MemoryError, says_out_of_memory};
 pub(crate) use mismatch::{Mismatch, Misshaped};
 pub(crate) use nn::NnError;
@@ -74,6 +76,8 @@ pub(crate) enum Kind {
     Data(DataError),
     #[error(transparent)]
     Launcher(LauncherError),
+    #[error(transparent)]
+    Lora(LoraError),
     #[error(transparent)]
     Memory(MemoryError),
     #[error(transparent)]
@@ -164,6 +168,7 @@ impl Error {
     pub fn is_config(&self) -> bool {
         match self.kind() {
             Kind::Core(_) | Kind::State(_) => true,
+            Kind::Lora(error) => error.is_config(),
             Kind::Profile(error) => error.is_config(),
             _ => false,
         }
@@ -195,7 +200,11 @@ impl Error {
 
     /// Weights on disk are missing, damaged, or do not fit the model.
     pub fn is_weights(&self) -> bool {
-        matches!(self.kind(), Kind::Weights(_))
+        match self.kind() {
+            Kind::Weights(_) => true,
+            Kind::Lora(error) => error.is_weights(),
+            _ => false,
+        }
     }
 }
 
@@ -257,6 +266,7 @@ from_kind! {
     Collective(CollectiveError),
     Data(DataError),
     Launcher(LauncherError),
+    Lora(LoraError),
     Memory(MemoryError),
     Nn(NnError),
     Offload(OffloadError),

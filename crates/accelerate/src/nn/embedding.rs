@@ -122,7 +122,7 @@ impl Embedding {
 }
 
 /// The row that `padding_idx` says, counted from the first; `name` is for the error.
-pub(super) fn padding_row(padding_idx: Option<i64>, num_embeddings: i64, name: &str) -> Result<Option<i64>> {
+pub(crate) fn padding_row(padding_idx: Option<i64>, num_embeddings: i64, name: &str) -> Result<Option<i64>> {
     let Some(index) = padding_idx else { return Ok(None) };
     if !(-num_embeddings..num_embeddings).contains(&index) {
         return Err(NnError::PaddingIndex { path: name.to_owned(), index, num_embeddings }.into());

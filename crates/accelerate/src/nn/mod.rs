@@ -79,10 +79,11 @@ pub use conv::{Conv, Conv1d, Conv1dConfig, Conv2d, Conv2dConfig, ConvConfig, Pad
 pub use deferred::ParamInitFn;
 pub(crate) use deferred_weight_grad::{DeferWeightGrad, DeferredWeightGrad};
 pub use dropout::Dropout;
+pub(crate) use embedding::padding_row;
 pub use embedding::{DenseEmbeddingKernel, Embedding, EmbeddingConfig, EmbeddingKernel};
 pub use exported_module::ExportedModule;
 pub use init::Init;
-pub(crate) use init::is_floating;
+pub(crate) use init::{default_bias, is_floating};
 pub use layer::{Layer, Module};
 pub use linear::{DenseKernel, Linear, LinearConfig, LinearKernel};
 pub(crate) use matching::{match_names, memory_of};

@@ -4,7 +4,7 @@ use super::param::full_layout;
 use super::{Param, ParamStore};
 use crate::error::{NnError, Result};
 use accelerate_core::layout::{Copied, Layout};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use tch::Tensor;
 
@@ -76,25 +76,29 @@ impl ParamStore {
     /// Parameters of other shapes, and elements that are in none of the shards, all of them in one error; then nothing was
     /// changed.
     pub fn load_sharded_state_dict(&self, shards: &[ShardedStateDict]) -> Result<()> {
-        self.check_sharded_state_dict(shards)?;
-        for param in self.persistent() {
+        self.load_shards_but(&BTreeSet::new(), shards)
+    }
+
+    /// The same but for tensors that stay as they are.
+    pub(crate) fn load_shards_but(&self, left_out: &BTreeSet<String>, shards: &[ShardedStateDict]) -> Result<()> {
+        self.check_shards_but(left_out, shards)?;
+        for param in self.persistent().iter().filter(|param| !left_out.contains(param.name())) {
             let pieces: Vec<_> = shards.iter().filter_map(|state| state.piece(param.name())).collect();
             let pieces: Pieces<'_> = pieces.iter().map(|(layout, tensor)| (layout, *tensor)).collect();
             // Most often one piece is what is wanted, and is copied once.
             let shard = match &pieces[..] {
                 [(layout, tensor)] if **layout == param.layout() => tensor.f_detach()?.f_reshape([-1])?,
-                _ => assemble(&param.layout(), &pieces)?.map_err(|problem| mismatch(&param, &problem))?,
+                _ => assemble(&param.layout(), &pieces)?.map_err(|problem| mismatch(param, &problem))?,
             };
             param.copy_shard_(&shard)?;
         }
         Ok(())
     }
 
-    /// Whether [`load_sharded_state_dict`](Self::load_sharded_state_dict) would take these. Nothing is changed, and no tensor is
-    /// copied.
-    pub(crate) fn check_sharded_state_dict(&self, shards: &[ShardedStateDict]) -> Result<()> {
+    /// Whether [`load_shards_but`](Self::load_shards_but) would take these. Nothing is changed, and no tensor is copied.
+    pub(crate) fn check_shards_but(&self, left_out: &BTreeSet<String>, shards: &[ShardedStateDict]) -> Result<()> {
         let mut problems = Vec::new();
-        for param in self.persistent() {
+        for param in self.persistent().iter().filter(|param| !left_out.contains(param.name())) {
             let pieces: Vec<_> = shards.iter().filter_map(|state| state.piece(param.name())).collect();
             let pieces = pieces.iter().map(|(layout, tensor)| (layout, *tensor)).collect();
             if let Err(problem) = copies(&param.layout(), &pieces) {

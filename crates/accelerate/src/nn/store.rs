@@ -216,6 +216,15 @@ impl ParamStore {
         self.state().insert(param)
     }
 
+    /// Forgets parameters that were made for a part of the model that is taken away. Handles on them stay valid.
+    pub(crate) fn remove(&self, removed: &[Param]) {
+        let mut state = self.state();
+        let params = std::mem::take(&mut state.params);
+        state.params = params.into_iter().filter(|param| !removed.iter().any(|gone| gone.is_same(param))).collect();
+        state.positions =
+            state.params.iter().enumerate().map(|(position, param)| (param.name().to_owned(), position)).collect();
+    }
+
     pub(crate) fn insert_alias(&self, alias: String, param: &Param) -> Result<Param> {
         let mut state = self.state();
         state.check_free(&alias)?;

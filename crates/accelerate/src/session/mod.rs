@@ -6,12 +6,14 @@
 mod engine;
 mod gradient_state;
 mod join;
+mod left_out;
 mod mesh;
 mod registry;
 
 pub(crate) use engine::{Concerns, Engine, ForwardScope, Takeover, Visit};
 pub(crate) use gradient_state::{GradientState, LoaderGuard, LoaderPosition, ShortStep};
 pub(crate) use join::{Call, Join, Pass, Summary};
+pub(crate) use left_out::{AllLeftOut, left_out_of, note_left_out};
 pub(crate) use mesh::DeviceMesh;
 pub(crate) use registry::{Object, Objects, PreparedOptimizer, PreparedParameters, check_same_objects};
 pub use registry::{ObjectState, Stateful};

@@ -1,6 +1,7 @@
 //! Everything that was prepared, with its state.
 
 use super::Engine;
+use super::left_out::{KnownFingerprints, names_left_out};
 use crate::error::{Result, StateError};
 use crate::nn::{Layout, Param, ParamStore, ShardedStateDict};
 use accelerate_core::weight_files::listed;
@@ -111,6 +112,7 @@ pub(crate) struct PreparedParameters {
     pub(crate) engine: Arc<dyn Engine>,
     /// Those that refuse to be stepped by an optimizer that was not prepared.
     trained: Mutex<Vec<Param>>,
+    fingerprints: Mutex<KnownFingerprints>,
 }
 
 impl PreparedParameters {
@@ -118,7 +120,12 @@ impl PreparedParameters {
     pub(crate) fn new(store: ParamStore, engine: Arc<dyn Engine>, evaluation_mode: bool) -> Self {
         let trained = if evaluation_mode { Vec::new() } else { store.parameters() };
         trained.iter().for_each(Param::enter_prepared_model);
-        Self { store, engine, trained: Mutex::new(trained) }
+        Self { store, engine, trained: Mutex::new(trained), fingerprints: Mutex::default() }
+    }
+
+    /// Those of frozen parameters that have been computed.
+    pub(super) fn known_fingerprints(&self) -> MutexGuard<'_, KnownFingerprints> {
+        self.fingerprints.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The gradients that wait for a step on this rank, in their own memory: those that parameters hold, by `grad.` and the name of the
@@ -192,12 +199,12 @@ impl Stateful for PreparedParameters {
     }
 
     fn load_state_dict(&self, state: &ObjectState) -> Result<()> {
-        self.store.load_sharded_state_dict(&[shards_of(state)])?;
+        self.store.load_shards_but(&names_left_out(&state.values), &[shards_of(state)])?;
         self.engine.load_state(&state.values)
     }
 
     fn check_state_dict(&self, state: &ObjectState) -> Result<()> {
-        self.store.check_sharded_state_dict(&[shards_of(state)])
+        self.store.check_shards_but(&names_left_out(&state.values), &[shards_of(state)])
     }
 
     fn layouts(&self) -> BTreeMap<String, Layout> {

@@ -42,6 +42,10 @@ record! {
         iteration_checkpoints: bool = false => setting();
         /// Write on the main process of every machine, not only on that of the first. Default false.
         save_on_each_node: bool = false => setting();
+        /// Leave frozen parameters out of the checkpoints of `save_state`, such as the weights that an adapter is trained beside. A
+        /// checkpoint then says what is left out, and `load_state` compares that with the model. Default false; Python Accelerate
+        /// has no such field.
+        adapter_only: bool = false => setting();
     }
 }
 

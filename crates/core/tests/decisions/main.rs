@@ -22,6 +22,7 @@ mod kubernetes;
 mod launches;
 mod layout;
 mod leaving;
+mod lora;
 mod nested_states;
 mod num_machines;
 mod offload;

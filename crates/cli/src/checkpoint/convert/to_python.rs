@@ -98,8 +98,15 @@ impl Writer<'_> {
         let file = format!("{name}.safetensors");
         self.staged.write(&file, |sink| write_safetensors(&mut copier, tensors.iter().collect(), sink))?;
         self.report.carry(name, size, file);
-        if let Value::Object(values) = values {
-            let what = format!("{name}: {}", listed(values.keys(), 100));
+        let Value::Object(values) = values else { return Ok(()) };
+        if let Some(left_out) = values.get("left_out").and_then(Value::as_object) {
+            let what = format!("{name}: {} frozen tensors", left_out.len());
+            self.report
+                .leave(what, "they are not in the checkpoint (adapter_only); Python has to have them from elsewhere");
+        }
+        let others: Vec<&String> = values.keys().filter(|key| *key != "left_out").collect();
+        if !others.is_empty() {
+            let what = format!("{name}: {}", listed(others, 100));
             self.report.leave(what, "how gradients are put into buckets, which each run finds out by itself");
         }
         Ok(())

@@ -1,0 +1,163 @@
+//! What computes a layer that has adapters: the kernel that was there before, and what the active adapters add to it.
+
+use crate::error::Result;
+use crate::nn::{DenseEmbeddingKernel, DenseKernel, EmbeddingKernel, LinearKernel, Param, TrainingFlag, padding_row};
+use std::sync::{Arc, Mutex, PoisonError};
+use tch::{Kind, Tensor};
+use torch_ext::scalar;
+
+/// The matrices of one adapter on one layer.
+#[derive(Debug)]
+pub(super) struct LayerAdapter {
+    /// `[r, in_features]`; of an embedding `[r, num_embeddings]`.
+    pub(super) a: Param,
+    /// `[out_features, r]`; of an embedding `[embedding_dim, r]`.
+    pub(super) b: Param,
+    /// `[out_features]`.
+    pub(super) bias: Option<Param>,
+    pub(super) scaling: f64,
+    pub(super) dropout: f64,
+    pub(super) training: TrainingFlag,
+}
+
+/// An adapter's own copy of a layer (`modules_to_save`).
+#[derive(Debug)]
+pub(super) struct LayerCopy {
+    pub(super) weight: Param,
+    pub(super) bias: Option<Param>,
+}
+
+/// What a layer computes.
+#[derive(Debug, Default)]
+pub(super) enum Mode {
+    /// What it has computed before there were adapters.
+    #[default]
+    Base,
+    /// That, and what these add to it, in this order.
+    Adapters(Arc<[Arc<LayerAdapter>]>),
+    /// An adapter's own copy in place of the layer.
+    Copy(Arc<LayerCopy>),
+    /// A weight into which adapters are merged; the layer's own stays as it is.
+    Merged { weight: Tensor, bias: Option<Tensor> },
+}
+
+impl Mode {
+    fn shallow_clone(&self) -> Self {
+        match self {
+            Self::Base => Self::Base,
+            Self::Adapters(adapters) => Self::Adapters(Arc::clone(adapters)),
+            Self::Copy(copy) => Self::Copy(Arc::clone(copy)),
+            Self::Merged { weight, bias } => {
+                Self::Merged { weight: weight.shallow_clone(), bias: bias.as_ref().map(Tensor::shallow_clone) }
+            }
+        }
+    }
+}
+
+/// The mode of a layer, which its kernel reads and the model sets.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SharedMode(Arc<Mutex<Mode>>);
+
+impl SharedMode {
+    // A single value: whole after every statement, also where another thread panicked.
+    fn get(&self) -> Mode {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).shallow_clone()
+    }
+
+    pub(super) fn set(&self, mode: Mode) {
+        let replaced = std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), mode);
+        drop(replaced);
+    }
+}
+
+/// The kernel of a linear layer with adapters. It holds parameters, and not the store.
+#[derive(Debug)]
+pub(super) struct LoraLinear {
+    pub(super) base: Arc<dyn LinearKernel>,
+    pub(super) mode: SharedMode,
+}
+
+impl LinearKernel for LoraLinear {
+    fn linear(&self, input: &Tensor, weight: &Param, bias: Option<&Param>) -> Result<Tensor> {
+        match self.mode.get() {
+            Mode::Base => self.base.linear(input, weight, bias),
+            Mode::Copy(copy) => DenseKernel.linear(input, &copy.weight, copy.bias.as_ref()),
+            Mode::Merged { weight, bias } => Ok(input.f_linear(&weight, bias)?),
+            Mode::Adapters(adapters) => {
+                let output = self.base.linear(input, weight, bias)?;
+                add_each(output, &adapters, |adapter| adapter.linear(input))
+            }
+        }
+    }
+}
+
+/// The kernel of an embedding with adapters.
+#[derive(Debug)]
+pub(super) struct LoraEmbedding {
+    pub(super) base: Arc<dyn EmbeddingKernel>,
+    pub(super) mode: SharedMode,
+}
+
+impl EmbeddingKernel for LoraEmbedding {
+    fn embedding(&self, indices: &Tensor, weight: &Param, padding_idx: Option<i64>) -> Result<Tensor> {
+        let num_embeddings = weight.shape().first().copied().unwrap_or_default();
+        let padding_row = || padding_row(padding_idx, num_embeddings, weight.name());
+        match self.mode.get() {
+            Mode::Base => self.base.embedding(indices, weight, padding_idx),
+            Mode::Copy(copy) => DenseEmbeddingKernel.embedding(indices, &copy.weight, padding_idx),
+            Mode::Merged { weight, .. } => {
+                Ok(Tensor::f_embedding(&weight, indices, padding_row()?.unwrap_or(-1), false, false)?)
+            }
+            Mode::Adapters(adapters) => {
+                let output = self.base.embedding(indices, weight, padding_idx)?;
+                let padding_row = padding_row()?;
+                add_each(output, &adapters, |adapter| adapter.embedding(indices, padding_row))
+            }
+        }
+    }
+}
+
+/// Adds what each adapter gives to the output of the layer, whose element type stays.
+fn add_each(
+    output: Tensor,
+    adapters: &[Arc<LayerAdapter>],
+    product: impl Fn(&LayerAdapter) -> Result<Tensor>,
+) -> Result<Tensor> {
+    let kind = output.f_kind()?;
+    let mut sum = output;
+    for adapter in adapters {
+        sum = sum.f_add(&scalar::mul(&product(adapter)?, adapter.scaling)?)?;
+    }
+    Ok(sum.f_to_kind(kind)?)
+}
+
+impl LayerAdapter {
+    /// `B(A(dropout(x)))` of an input `[.., in_features]`, in the element type of the adapter.
+    fn linear(&self, input: &Tensor) -> Result<Tensor> {
+        let a = self.a.get()?;
+        let input = input.f_to_kind(a.f_kind()?)?;
+        // Without dropout no random number is drawn.
+        let input = if self.dropout > 0.0 { input.f_dropout(self.dropout, self.training.get())? } else { input };
+        let bias = self.bias.as_ref().map(Param::get).transpose()?;
+        Ok(input.f_linear(&a, None::<&Tensor>)?.f_linear(&self.b.get()?, bias)?)
+    }
+
+    /// The rows of `(B A)^T` at `indices [..]`. The padding row of A gets no gradient.
+    fn embedding(&self, indices: &Tensor, padding_row: Option<i64>) -> Result<Tensor> {
+        let table = self.a.get()?.f_transpose(0, 1)?;
+        let rows = Tensor::f_embedding(&table, indices, padding_row.unwrap_or(-1), false, false)?;
+        Ok(rows.f_matmul(&self.b.get()?.f_transpose(0, 1)?)?)
+    }
+
+    /// What the adapter adds to the weight of its layer, `[out_features, in_features]` or `[num_embeddings, embedding_dim]`, in
+    /// the element type of the adapter. As PEFT does it: half precision is multiplied in float32 on the CPU.
+    pub(super) fn delta(&self, is_embedding: bool) -> Result<Tensor> {
+        let (a, b) = (self.a.full_tensor()?, self.b.full_tensor()?);
+        let kind = b.f_kind()?;
+        let is_half = matches!(kind, Kind::Half | Kind::BFloat16) && !b.device().is_cuda();
+        let wide = |tensor: Tensor| if is_half { tensor.f_to_kind(Kind::Float) } else { Ok(tensor) };
+        let product = wide(b)?.f_matmul(&wide(a)?)?;
+        let product = if is_embedding { product.f_transpose(0, 1)? } else { product };
+        Ok(scalar::mul(&product, self.scaling)?.f_to_kind(kind)?)
+    }
+}

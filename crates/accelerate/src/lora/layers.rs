@@ -1,0 +1,106 @@
+//! The layers of a model as adapters see them.
+
+use super::kernels::{LoraEmbedding, LoraLinear, SharedMode};
+use crate::nn::{AnyLayer, Embedding, EmbeddingKernel, Linear, LinearKernel, Param, ParamStore};
+use accelerate_core::lora::{LayerEntry, LayerKind};
+use std::sync::Arc;
+
+/// A layer that has, or has had, an adapter or a copy of an adapter's own.
+#[derive(Debug)]
+pub(super) struct Wrapped {
+    pub(super) path: String,
+    pub(super) layer: WrappedLayer,
+    pub(super) mode: SharedMode,
+}
+
+/// The layer, with the kernel that it had before.
+#[derive(Debug)]
+pub(super) enum WrappedLayer {
+    Linear(Linear, Arc<dyn LinearKernel>),
+    Embedding(Embedding, Arc<dyn EmbeddingKernel>),
+}
+
+impl Wrapped {
+    /// Puts a kernel around that of the layer; nothing for a layer that is neither linear nor an embedding.
+    pub(super) fn new(path: String, layer: &AnyLayer) -> Option<Self> {
+        let mode = SharedMode::default();
+        let layer = match layer {
+            AnyLayer::Linear(linear) => {
+                let base = linear.kernel();
+                linear.set_kernel(Arc::new(LoraLinear { base: Arc::clone(&base), mode: mode.clone() }));
+                WrappedLayer::Linear(linear.clone(), base)
+            }
+            AnyLayer::Embedding(embedding) => {
+                let base = embedding.kernel();
+                embedding.set_kernel(Arc::new(LoraEmbedding { base: Arc::clone(&base), mode: mode.clone() }));
+                WrappedLayer::Embedding(embedding.clone(), base)
+            }
+            _ => return None,
+        };
+        Some(Self { path, layer, mode })
+    }
+
+    /// Puts the kernel back that the layer had before.
+    pub(super) fn unwrap(&self) {
+        match &self.layer {
+            WrappedLayer::Linear(linear, base) => linear.set_kernel(Arc::clone(base)),
+            WrappedLayer::Embedding(embedding, base) => embedding.set_kernel(Arc::clone(base)),
+        }
+    }
+
+    pub(super) fn weight(&self) -> &Param {
+        match &self.layer {
+            WrappedLayer::Linear(linear, _) => &linear.weight,
+            WrappedLayer::Embedding(embedding, _) => &embedding.weight,
+        }
+    }
+
+    pub(super) fn bias(&self) -> Option<&Param> {
+        match &self.layer {
+            WrappedLayer::Linear(linear, _) => linear.bias.as_ref(),
+            WrappedLayer::Embedding(..) => None,
+        }
+    }
+
+    pub(super) fn is_embedding(&self) -> bool {
+        matches!(self.layer, WrappedLayer::Embedding(..))
+    }
+}
+
+/// All layers of a model with parameters, in the order in which they were made.
+pub(super) fn entries(layers: &[(String, AnyLayer)]) -> Vec<LayerEntry> {
+    let tables: Vec<&Param> = layers
+        .iter()
+        .filter_map(|(_, layer)| match layer {
+            AnyLayer::Embedding(embedding) => Some(&embedding.weight),
+            _ => None,
+        })
+        .collect();
+    let entry = |(path, layer): &(String, AnyLayer)| match layer {
+        AnyLayer::Linear(linear) => LayerEntry {
+            has_bias: linear.bias.is_some(),
+            is_tied: tables.iter().any(|table| table.is_same(&linear.weight)),
+            ..LayerEntry::new(path.clone(), LayerKind::Linear, two_sizes(&linear.weight))
+        },
+        AnyLayer::Embedding(embedding) => {
+            LayerEntry::new(path.clone(), LayerKind::Embedding, two_sizes(&embedding.weight))
+        }
+        other => LayerEntry::new(path.clone(), LayerKind::Other(other.kind().to_owned()), [0, 0]),
+    };
+    layers.iter().map(entry).collect()
+}
+
+fn two_sizes(weight: &Param) -> [usize; 2] {
+    let shape = weight.shape();
+    [0, 1].map(|dim| shape.get(dim).map_or(0, |&size| size.max(0) as usize))
+}
+
+/// The biases of a model that it has beside adapters.
+pub(super) fn model_biases(store: &ParamStore) -> Vec<Param> {
+    let is_bias = |param: &Param| {
+        let name = param.name();
+        let is_of_adapter = name.split('.').any(|part| part == "modules_to_save" || part.starts_with("lora_"));
+        (name == "bias" || name.ends_with(".bias")) && !is_of_adapter
+    };
+    store.parameters().into_iter().filter(is_bias).collect()
+}
