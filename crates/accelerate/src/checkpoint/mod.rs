@@ -39,8 +39,10 @@
 
 mod atomic;
 mod dtype;
+mod elsewhere;
 mod fault;
 mod folder;
+mod host_copy;
 mod load;
 mod memory;
 mod progress;
