@@ -3,12 +3,14 @@
 //! The format is written down in the page "Checkpoint format" of the book.
 
 mod assign;
+mod blocks;
 mod description;
 mod names;
 pub mod python;
 mod whole;
 
 pub use assign::{Assignment, HeldTensor, PlannedFile, assign};
+pub use blocks::{BLOCK_ELEMENTS, FromBlocks, blocks_of, from_blocks, num_blocks, scale_name};
 pub use description::{Checkpoint, SavedObject, SavedPiece, SavedTensor};
 pub use names::{Completed, Retention, checkpoint_name, checkpoint_number};
 pub use whole::{WholeTensor, WrittenBy, plan_whole_tensors};

@@ -1,8 +1,11 @@
 // What libtorch says of its devices.
 #include "common.h"
+#include <algorithm>
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 using namespace te;
 
@@ -39,6 +42,37 @@ int32_t te_device_memory(int32_t index, DeviceMemory *figures) {
     const auto [free, total] = allocator->getMemoryInfo(device);
     *figures = {stats.allocated_bytes[all].current, stats.allocated_bytes[all].peak, stats.reserved_bytes[all].current,
                 static_cast<int64_t>(free), static_cast<int64_t>(total)};
+  });
+}
+
+int32_t te_pinned_bytes(int64_t num_bytes, void **bytes) {
+  return guard([&] {
+    *bytes = hand_over(at::empty({num_bytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(true)));
+  });
+}
+
+int32_t te_copy_to_host(void *const *places, void *const *sources, size_t count) {
+  return guard([&] {
+    at::NoGradGuard no_grad;
+    std::vector<at::Device> busy;
+    // Also if one of the copies fails: nobody may free the places of the others while they are on their way.
+    const auto arrive = [&] {
+      for (const at::Device device : busy)
+        c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
+    };
+    try {
+      for (size_t i = 0; i < count; ++i) {
+        const at::Tensor &source = tensor(sources[i]);
+        const at::Device device = source.device();
+        if (device.is_cuda() && std::find(busy.begin(), busy.end(), device) == busy.end())
+          busy.push_back(device);
+        tensor(places[i]).copy_(source, /*non_blocking=*/true);
+      }
+    } catch (...) {
+      arrive();
+      throw;
+    }
+    arrive();
   });
 }
 

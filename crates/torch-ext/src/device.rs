@@ -1,15 +1,17 @@
 //! What libtorch says of its devices: how exactly they multiply float32, and how much of their memory it has taken.
 
-use crate::border::check;
+use crate::border::{Handle, adopt, check, handles};
 use crate::error::{Error, Result};
 use std::ffi::c_char;
-use tch::Device;
+use tch::{Device, Tensor};
 
 unsafe extern "C" {
     fn te_set_float32_matmul_precision(precision: *const c_char) -> i32;
     fn te_float32_matmul_precision(precision: *mut i32) -> i32;
     fn te_device_memory(index: i32, figures: *mut DeviceMemory) -> i32;
     fn te_reset_peak_device_memory(index: i32) -> i32;
+    fn te_pinned_bytes(num_bytes: i64, bytes: *mut Handle) -> i32;
+    fn te_copy_to_host(places: *const Handle, sources: *const Handle, count: usize) -> i32;
 }
 
 /// How exactly products of float32 matrices are computed (`torch.set_float32_matmul_precision`).
@@ -117,6 +119,49 @@ pub fn reset_peak_device_memory(device: Device) -> Result<()> {
     let index = index_of(OPERATION, device)?;
     // SAFETY: no pointers.
     check(OPERATION, unsafe { te_reset_peak_device_memory(index) })
+}
+
+/// Memory of the host, `[num_bytes]` of uint8 with anything in it, between which and CUDA devices copies go without a detour and
+/// without being waited for. libtorch keeps it for later ones once it is free, in sizes of powers of two.
+///
+/// # Errors
+/// There is no CUDA device; the system gives no more of such memory.
+///
+/// ```
+/// let is_there = tch::Cuda::is_available();
+/// assert_eq!(torch_ext::device::pinned_bytes(4096).is_ok(), is_there);
+/// ```
+pub fn pinned_bytes(num_bytes: usize) -> Result<Tensor> {
+    let mut raw = std::ptr::null_mut();
+    // SAFETY: `raw` receives an owned tensor.
+    check("pinned_bytes", unsafe { te_pinned_bytes(num_bytes as i64, &raw mut raw) })?;
+    // SAFETY: the shim has just made it and handed it over.
+    Ok(unsafe { adopt(raw) })
+}
+
+/// Copies tensors pairwise into places on the CPU, and returns when all have arrived. Those of CUDA devices are on their way at once
+/// if their places are [pinned](pinned_bytes), and come when all that was asked of their device before on its present stream
+/// is done. No gradients are recorded.
+///
+/// # Errors
+/// Lists of different lengths; shapes that cannot be broadcast; libtorch's own.
+///
+/// ```
+/// use tch::{Device, Kind, Tensor};
+/// let (place, source) = (Tensor::zeros([2], (Kind::Float, Device::Cpu)), Tensor::from_slice(&[1f32, 2.0]));
+/// torch_ext::device::copy_to_host(&[&place], &[&source])?;
+/// assert_eq!(place, source);
+/// assert!(torch_ext::device::copy_to_host(&[&place], &[]).is_err());
+/// # Ok::<(), torch_ext::Error>(())
+/// ```
+pub fn copy_to_host(places: &[&Tensor], sources: &[&Tensor]) -> Result<()> {
+    const OPERATION: &str = "copy_to_host";
+    if places.len() != sources.len() {
+        return Err(Error::invalid(OPERATION, format!("{} places and {} tensors", places.len(), sources.len())));
+    }
+    let (places, sources) = (handles(places.iter().copied()), handles(sources.iter().copied()));
+    // SAFETY: both lists are of borrowed handles and as long as said; the tensors live through the call, which waits for the copies.
+    check(OPERATION, unsafe { te_copy_to_host(places.as_ptr(), sources.as_ptr(), places.len()) })
 }
 
 fn index_of(operation: &'static str, device: Device) -> Result<i32> {

@@ -1,5 +1,6 @@
 //! All checks, by theme, in the order in which they run: what others stand on comes first.
 
+mod async_saves;
 mod checkpoints;
 mod collectives;
 mod devices;
@@ -69,6 +70,11 @@ pub(crate) const ALL: &[Check] = &[
         "save_state",
         "a run that goes on from a checkpoint is the run that was not disturbed",
         checkpoints::state,
+    ),
+    Check::new(
+        "save_state_async",
+        "a save in the background has what the device had computed when it was asked for, and nothing later",
+        async_saves::pinned,
     ),
     Check::new("save_model", "weights that are saved and loaded are the same", checkpoints::model),
     Check::new("batch_size_search", "find_executable_batch_size after a real lack of memory", memory::batch_size),

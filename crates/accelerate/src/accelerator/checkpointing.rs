@@ -280,6 +280,8 @@ impl Accelerator {
         let state = frozen.and_then(|frozen| Ok(without_frozen(self.run_state(iteration, &left_out)?, frozen)));
         let mut state = self.group().agree_on_success("save_state", state)?;
         if let Some(full) = self.config().fsdp_in_use().and_then(FullyShardedSettings::full_state_dict) {
+            let are_numbers = self.session().objects().dequantize_parts(&mut state.objects);
+            self.group().agree_on_success("save_state", are_numbers)?;
             gather_whole(&mut state, self.group(), &folder, &writers, full)?;
         }
         let save = PlannedSave::new(state, self.group(), &folder, writers)?;
@@ -363,7 +365,8 @@ impl Accelerator {
             may_differ.extend(model.store.buffers().iter().map(|buffer| (name.clone(), buffer.name().to_owned())));
         }
         let metric = *self.0.checkpoint_metric.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(RunState { objects, may_differ, unshared: BTreeSet::new(), accumulation, shard_size, iteration, metric })
+        let (readers, unshared) = (session.objects().state_readers(), BTreeSet::new());
+        Ok(RunState { objects, readers, may_differ, unshared, accumulation, shard_size, iteration, metric })
     }
 
     /// What the hooks of all models keep on this process, if one of them does.
@@ -459,6 +462,7 @@ impl Accelerator {
         // What hooks keep of gradients is of use to as many processes only.
         of_this_rank.extend((place.1 == checkpoint.description.world_size).then(|| comm_hook_of_rank(place.0)));
         let (places, nowhere) = (self.session().objects().state_places(left_out)?, BTreeMap::new());
+        let optimizers: BTreeMap<_, _> = self.session().objects().named_optimizers().collect();
         let mut states = BTreeMap::new();
         for name in names {
             if is_of_one_rank(&name) && !of_this_rank.contains(&name) {
@@ -466,7 +470,12 @@ impl Accelerator {
             }
             let own = layouts.get(&name).cloned().unwrap_or_default();
             let places = places.get(&name).unwrap_or(&nowhere);
-            let state = checkpoint.object(&name, &own, places, place)?;
+            let optimizer = optimizers.get(&name);
+            let dequantize = |tensors| match optimizer {
+                Some(optimizer) => optimizer.dequantized(tensors),
+                None => Ok(tensors),
+            };
+            let state = checkpoint.object(&name, &own, places, place, &dequantize)?;
             if state.as_ref().is_some_and(|state| is_elsewhere(&name, state)) {
                 let path = checkpoint.description_path().display().to_string();
                 return Err(Error::from(CheckpointError::OnAnotherMachine { object: name }).context(path));

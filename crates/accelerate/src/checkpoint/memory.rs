@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use tch::{Device, Kind, Tensor};
+use torch_ext::device::pinned_bytes;
 use torch_ext::file::aligned_bytes;
 use torch_ext::storage::{LARGE_PAGE_BYTES, prefer_large_pages};
 
@@ -35,6 +36,14 @@ impl TensorMemory {
         Ok(Self { bytes, num_used: 0 })
     }
 
+    /// Memory from which CUDA devices copy without a detour.
+    ///
+    /// # Errors
+    /// There is no such memory.
+    pub(super) fn pinned(num_bytes: usize) -> Result<Self> {
+        Ok(Self { bytes: pinned_bytes(num_bytes)?, num_used: 0 })
+    }
+
     /// The next tensor, `[numel]` on the CPU, with anything in it.
     ///
     /// # Errors
@@ -47,6 +56,11 @@ impl TensorMemory {
         let part = self.bytes.f_narrow(0, self.num_used as i64, num_bytes as i64)?;
         self.num_used += num_bytes.next_multiple_of(ALIGNMENT);
         Ok(part.f_view_dtype(kind)?)
+    }
+
+    /// The next tensor, of the sizes and type of another.
+    pub(super) fn tensor_like(&mut self, other: &Tensor) -> Result<Tensor> {
+        Ok(self.tensor(other.f_kind()?, other.numel())?.f_view(&*other.size())?)
     }
 }
 

@@ -40,8 +40,10 @@
 mod adapter;
 mod atomic;
 mod dtype;
+mod elsewhere;
 mod fault;
 mod folder;
+mod host_copy;
 mod load;
 mod memory;
 mod progress;

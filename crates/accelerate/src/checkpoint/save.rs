@@ -138,7 +138,12 @@ pub(super) fn save_state_dict(state: &StateDict, folder: &Path, options: &SaveMo
     for (file, names) in &plan.files {
         let content: Vec<(&str, &Tensor)> =
             names.iter().filter_map(|name| by_name.get_key_value(name.as_str())).map(|(n, t)| (*n, *t)).collect();
-        pending.push(write_pending(&content, options.dtype, (&folder.join(file), stem), &NumWritten::default())?);
+        pending.push(write_pending(
+            &content,
+            options.dtype,
+            (&folder.join(file), stem),
+            (&NumWritten::default(), None),
+        )?);
     }
     pending.extend(write_index(folder, &plan, stem)?);
     let written = weight_paths(folder, &plan, stem);

@@ -2,11 +2,13 @@
 
 use super::atomic::{BUFFER_BYTES, OpenFile, PendingFile, folder_of, io_error, remove_abandoned, sync_folder};
 use super::dtype::to_dtype;
+use super::elsewhere;
 use super::progress::NumWritten;
 use super::torch_files::is_torch_file;
 use crate::amp::float_kind;
 use crate::error::{Result, WeightsError};
 use crate::nn::StateDict;
+use crate::session::StateReader;
 use accelerate_core::config::FloatType;
 use accelerate_core::weight_files::{Pickled, Plain, TorchArchive};
 use safetensors::Dtype;
@@ -49,7 +51,7 @@ pub fn save_file(state: &StateDict, path: impl AsRef<Path>) -> Result<()> {
     // What an earlier call left under a temporary name has that of the file in it.
     let stem = path.file_name().unwrap_or_default().to_string_lossy();
     let tensors: Vec<_> = state.iter().collect();
-    write_pending(&tensors, None, (path, &stem), &NumWritten::default())?.commit()?;
+    write_pending(&tensors, None, (path, &stem), (&NumWritten::default(), None))?.commit()?;
     sync_folder(folder_of(path))?;
     remove_abandoned(folder_of(path), &stem, &[])
 }
@@ -89,12 +91,12 @@ pub(super) fn written_kind(own: Kind, dtype: Option<FloatType>) -> Kind {
 }
 
 /// Writes the tensors under a temporary name beside `path`, in the order that every writer of the format uses;
-/// floating-point ones as `dtype`, if given. The bytes are counted.
+/// floating-point ones as `dtype`, if given. The bytes are counted. `reader` has those tensors that are without memory.
 pub(super) fn write_pending(
     tensors: &[(&str, &Tensor)],
     dtype: Option<FloatType>,
     (path, stem): (&Path, &str),
-    written: &NumWritten,
+    (written, reader): (&NumWritten, Option<&dyn StateReader>),
 ) -> Result<PendingFile> {
     let mut entries = Vec::with_capacity(tensors.len());
     for (name, tensor) in tensors {
@@ -105,7 +107,20 @@ pub(super) fn write_pending(
     entries.sort_by(|(a, _), (b, _)| b.dtype.cmp(&a.dtype).then(a.name.cmp(&b.name)));
     let mut file = TensorFile::create(path, stem, entries.iter().map(|(spec, _)| spec))?;
     file.written = written.clone();
-    entries.iter().try_for_each(|(spec, tensor)| file.append(tensor, spec))?;
+    let mut left = entries.as_slice();
+    while let [(spec, tensor), others @ ..] = left {
+        let num_together = elsewhere::next_batch(left.iter().map(|(_, tensor)| *tensor));
+        let Some(reader) = reader.filter(|_| num_together > 0) else {
+            file.append(tensor, spec)?;
+            left = others;
+            continue;
+        };
+        let (together, later) = left.split_at(num_together);
+        let named: Vec<(&str, &Tensor)> = together.iter().map(|(spec, tensor)| (spec.name.as_str(), *tensor)).collect();
+        let read = elsewhere::read(reader, &named)?;
+        together.iter().zip(&read).try_for_each(|((spec, _), tensor)| file.append(tensor, spec))?;
+        left = later;
+    }
     file.finish()
 }
 

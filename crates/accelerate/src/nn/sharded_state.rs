@@ -3,6 +3,7 @@
 use super::param::full_layout;
 use super::{Param, ParamStore};
 use crate::error::{NnError, Result};
+use crate::offload::outline;
 use accelerate_core::layout::{Copied, Layout};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -49,22 +50,25 @@ impl ParamStore {
     /// # Errors
     /// libtorch's own.
     pub fn sharded_state_dict(&self) -> Result<ShardedStateDict> {
-        self.shards(|_| true)
+        self.shards(|param| {
+            let _resident = param.load()?;
+            Ok(param.local().f_detach_copy()?)
+        })
     }
 
     /// As [`sharded_state_dict`](Self::sharded_state_dict), but in the memory of the parameters themselves, which the next step
-    /// changes. Copies of those that are elsewhere than on their device.
+    /// changes. Without memory where they are elsewhere than on their device.
     pub(crate) fn sharded_state_views(&self) -> Result<ShardedStateDict> {
-        self.shards(Param::is_offloaded)
+        self.shards(|param| {
+            let local = param.local();
+            if param.is_offloaded() { outline(&local.size(), local.f_kind()?) } else { Ok(local.f_detach()?) }
+        })
     }
 
-    fn shards(&self, is_copied: impl Fn(&Param) -> bool) -> Result<ShardedStateDict> {
+    fn shards(&self, shard: impl Fn(&Param) -> Result<Tensor>) -> Result<ShardedStateDict> {
         let mut state = ShardedStateDict::default();
         for param in self.persistent() {
-            let _resident = param.load()?;
-            let local = param.local();
-            let shard = if is_copied(&param) { local.f_detach_copy()? } else { local.f_detach()? };
-            state.tensors.insert(param.name().to_owned(), shard);
+            state.tensors.insert(param.name().to_owned(), shard(&param)?);
             state.layouts.extend(param.shard_layout().map(|layout| (param.name().to_owned(), layout)));
         }
         Ok(state)

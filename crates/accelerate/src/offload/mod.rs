@@ -7,8 +7,10 @@
 //! "ZeRO-Infinity: Breaking the GPU Memory Wall for Extreme Scale Deep Learning", SC 2021.
 
 mod blocks;
+mod outline;
 mod queued;
 mod store;
 mod threads;
 
 pub(crate) use blocks::{Access, Blocks};
+pub(crate) use outline::{is_outline, outline};

@@ -4,7 +4,7 @@ use super::Optimizer;
 use super::batches::{Batch, Batches};
 use super::flat::{self, Steps};
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero};
-use super::offloaded::{Elements, OffloadedState, Plane, offload};
+use super::offloaded::{Elements, OffloadedState, OffloadedView, Plane, offload};
 use super::state::{Loading, OptimizerState, save_groups, save_layouts, save_tensor};
 use crate::error::Result;
 use crate::nn::ParamStore;
@@ -159,6 +159,21 @@ fn step_one(
     Ok(())
 }
 
+impl Adagrad {
+    /// The state, with what is offloaded as `of` has it.
+    fn views(&self, of: OffloadedView) -> Result<OptimizerState> {
+        let mut tensors = self.offloaded.as_ref().map_or(Ok(BTreeMap::new()), |own| of(own, &self.handle))?;
+        for (param, state) in self.handle.params().zip(&self.sums) {
+            if let Some(state) = state {
+                save_tensor(&mut tensors, "step", param, &state.step)?;
+                save_tensor(&mut tensors, "sum", param, &state.sum)?;
+            }
+        }
+        let groups = save_groups(&self.handle, &self.options)?;
+        Ok(OptimizerState { tensors, groups, layouts: save_layouts(&self.handle) })
+    }
+}
+
 impl Optimizer for Adagrad {
     fn step(&mut self) -> Result<()> {
         let Self { handle, options, sums, batches, offloaded } = self;
@@ -184,15 +199,15 @@ impl Optimizer for Adagrad {
     }
 
     fn state_views(&self) -> Result<OptimizerState> {
-        let mut tensors = self.offloaded.as_ref().map_or(Ok(BTreeMap::new()), |own| own.save(&self.handle))?;
-        for (param, state) in self.handle.params().zip(&self.sums) {
-            if let Some(state) = state {
-                save_tensor(&mut tensors, "step", param, &state.step)?;
-                save_tensor(&mut tensors, "sum", param, &state.sum)?;
-            }
-        }
-        let groups = save_groups(&self.handle, &self.options)?;
-        Ok(OptimizerState { tensors, groups, layouts: save_layouts(&self.handle) })
+        self.views(OffloadedState::save)
+    }
+
+    fn state_outline(&self) -> Result<OptimizerState> {
+        self.views(OffloadedState::outline)
+    }
+
+    fn read_state(&self, wanted: &[(&str, &Tensor)]) -> Result<()> {
+        self.offloaded.as_ref().map_or(Ok(()), |own| own.read(&self.handle, wanted))
     }
 
     fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {

@@ -4,7 +4,7 @@ use super::Optimizer;
 use super::batches::{Batch, Batches};
 use super::flat::{self, Steps};
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero, check_beta};
-use super::offloaded::{Elements, OffloadedState, Plane, offload};
+use super::offloaded::{Elements, OffloadedState, OffloadedView, Plane, offload};
 use super::state::{Loading, OptimizerState, save_groups, save_layouts, save_tensor};
 use crate::error::Result;
 use crate::nn::ParamStore;
@@ -142,8 +142,9 @@ impl Core {
         self.handle.params().enumerate()
     }
 
-    fn state_views(&self) -> Result<OptimizerState> {
-        let mut tensors = self.offloaded.as_ref().map_or(Ok(BTreeMap::new()), |own| own.save(&self.handle))?;
+    /// The state, with what is offloaded as `of` has it.
+    fn views(&self, of: OffloadedView) -> Result<OptimizerState> {
+        let mut tensors = self.offloaded.as_ref().map_or(Ok(BTreeMap::new()), |own| of(own, &self.handle))?;
         for (slot, param) in self.params() {
             let Some(moments) = &self.moments[slot] else { continue };
             save_tensor(&mut tensors, "step", param, &moments.step)?;
@@ -334,10 +335,16 @@ macro_rules! adam_kind {
                 &self.0.handle
             }
             fn state_dict(&self) -> Result<OptimizerState> {
-                self.0.state_views()?.into_copies()
+                self.state_views()?.into_copies()
             }
             fn state_views(&self) -> Result<OptimizerState> {
-                self.0.state_views()
+                self.0.views(OffloadedState::save)
+            }
+            fn state_outline(&self) -> Result<OptimizerState> {
+                self.0.views(OffloadedState::outline)
+            }
+            fn read_state(&self, wanted: &[(&str, &Tensor)]) -> Result<()> {
+                self.0.offloaded.as_ref().map_or(Ok(()), |own| own.read(&self.0.handle, wanted))
             }
             fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {
                 let handle = self.0.handle.clone();

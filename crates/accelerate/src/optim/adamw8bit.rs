@@ -3,10 +3,12 @@
 use super::Optimizer;
 use super::batches::step_each;
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero, check_beta};
-use super::quantized::{BLOCK_SIZE, Codebook, is_quantized};
+use super::quantized::{Codebook, is_quantized, num_blocks};
 use super::state::{Loading, OptimizerState, Wanted, save_groups, save_layouts, save_tensor};
-use crate::error::Result;
+use crate::error::{OptimError, Result};
+use crate::messages;
 use crate::nn::{Param, ParamStore};
+use accelerate_core::names::counted;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tch::{Device, Kind, Tensor};
@@ -24,16 +26,18 @@ use torch_ext::scalar;
 ///
 /// Parameters with fewer than 4096 entries, or with a number of entries that is no multiple of 256, keep
 /// exact averages, and train as with AdamW but for rounding. One parameter is worked on at a time, so a
-/// step needs a few float32 copies of the largest parameter.
+/// step needs a few float32 copies of the largest parameter. Of a sharded parameter the entries of all shards
+/// count, so that its shards are all kept alike; blocks begin with a shard's first entry, and its last one may have fewer than 256.
 ///
 /// State is made at a parameter's first step with a gradient: `exp_avg` and `exp_avg_sq` (uint8, of its
 /// shape), `exp_avg_scale` and `exp_avg_sq_scale` (float, one for each block), `step` (a float scalar).
-/// Where averages are exact, they are floats, and there are no scales.
+/// Where averages are exact, they are floats, and there are no scales. Averages that were saved as floats are taken, too, and
+/// rounded to 8 bits anew, which a warning says: so a checkpoint goes on where shards are cut otherwise.
 ///
-/// Three differences from torchao: scales are tensors of their own instead of parts of a tensor subclass;
-/// the smallest scale is float32's smallest number instead of 1e-12, so tiny gradients count; and an
+/// Four differences from torchao: scales are tensors of their own instead of parts of a tensor subclass;
+/// the smallest scale is float32's smallest number instead of 1e-12, so tiny gradients count; an
 /// entry of `exp_avg_sq` that is above 0 is never rounded to 0, because the next step might divide
-/// by it.
+/// by it; and a shard with any number of entries is in 8 bits.
 ///
 /// ```
 /// use accelerate::{nn::{Init, ParamStore}, optim::{AdamW8bit, Optimizer}, tch::{Device, Kind}};
@@ -55,6 +59,8 @@ pub struct AdamW8bit {
     options: Options,
     /// Group by group, in the order of the parameters.
     moments: Vec<Option<Moments>>,
+    /// It has said so since its last step.
+    has_told_of_rounding: bool,
 }
 
 /// Settings that all groups share, under the names PyTorch saves such settings by.
@@ -63,6 +69,9 @@ struct Options {
     betas: (f64, f64),
     eps: f64,
 }
+
+/// Both averages, and what their scales are called.
+const NAMES: [(&str, &str); 2] = [("exp_avg", "exp_avg_scale"), ("exp_avg_sq", "exp_avg_sq_scale")];
 
 #[derive(Debug)]
 struct Moments {
@@ -78,10 +87,22 @@ enum Moment {
     Quantized { codes: Tensor, scale: Tensor },
 }
 
-/// The codebooks of both averages, on the device of a batch.
+/// The codebooks of both averages, on one device.
 struct Codebooks {
+    device: Device,
     exp_avg: Codebook,
     exp_avg_sq: Codebook,
+}
+
+impl Codebooks {
+    /// Those of this device, which are made where others are there.
+    fn on(known: &mut Option<Self>, device: Device) -> Result<&Self> {
+        let books = match known.take().filter(|books| books.device == device) {
+            Some(books) => books,
+            None => Self { device, exp_avg: Codebook::signed(device)?, exp_avg_sq: Codebook::unsigned(device)? },
+        };
+        Ok(known.insert(books))
+    }
 }
 
 /// The dtype in which steps are computed, and exact averages kept.
@@ -90,13 +111,21 @@ fn exact_kind(param: &Tensor) -> Result<Kind> {
 }
 
 impl Moment {
-    fn zeros(param: &Tensor, book: &Codebook) -> Result<Self> {
-        let zeros = Tensor::f_zeros(param.size(), (exact_kind(param)?, param.device()))?;
-        if !is_quantized(zeros.numel() as i64) {
-            return Ok(Self::Exact(zeros));
-        }
-        let (codes, scale) = book.quantize(&zeros)?;
-        Ok(Self::Quantized { codes, scale })
+    fn zeros(param: &Tensor, is_quantized: bool, book: &Codebook) -> Result<Self> {
+        let zeros = Self::Exact(Tensor::f_zeros(param.size(), (exact_kind(param)?, param.device()))?);
+        zeros.kept(is_quantized, book, exact_kind(param)?)
+    }
+
+    /// The same average as it is to be kept.
+    fn kept(self, is_quantized: bool, book: &Codebook, kind: Kind) -> Result<Self> {
+        Ok(match self {
+            Self::Exact(tensor) if is_quantized => {
+                let (codes, scale) = book.quantize(&tensor)?;
+                Self::Quantized { codes, scale }
+            }
+            Self::Quantized { .. } if !is_quantized => Self::Exact(self.read(book, kind)?),
+            kept => kept,
+        })
     }
 
     /// The average, to be changed and then given to [`write`](Self::write).
@@ -136,26 +165,26 @@ impl Moment {
 }
 
 impl Moments {
-    fn zeros(param: &Tensor, books: &Codebooks) -> Result<Self> {
+    fn zeros(param: &Tensor, is_quantized: bool, books: &Codebooks) -> Result<Self> {
         Ok(Self {
             step: Tensor::f_zeros([0i64; 0], (Kind::Float, Device::Cpu))?,
-            exp_avg: Moment::zeros(param, &books.exp_avg)?,
-            exp_avg_sq: Moment::zeros(param, &books.exp_avg_sq)?,
+            exp_avg: Moment::zeros(param, is_quantized, &books.exp_avg)?,
+            exp_avg_sq: Moment::zeros(param, is_quantized, &books.exp_avg_sq)?,
         })
     }
 
-    /// What is saved for such a parameter, by name.
+    /// What is saved for such a parameter, by name: codes and scales, or numbers.
     ///
     /// The scale's name ends the state's name, not begins the parameter's: `exp_avg.scale.weight` would
     /// also be the `exp_avg` of a parameter `scale.weight`.
-    fn wanted(param: &Tensor) -> Result<Vec<Wanted>> {
-        let (shape, device, num_entries) = (param.size(), param.device(), param.numel() as i64);
+    fn wanted(param: &Tensor, has_scales: bool) -> Result<Vec<Wanted>> {
+        let (shape, device) = (param.size(), param.device());
         let wanted = |name, shape: &[i64], kind| Wanted { name, shape: shape.to_vec(), kind, device };
         let mut all = vec![Wanted::step(Device::Cpu)];
-        for (name, scale_name) in [("exp_avg", "exp_avg_scale"), ("exp_avg_sq", "exp_avg_sq_scale")] {
-            if is_quantized(num_entries) {
+        for (name, scale_name) in NAMES {
+            if has_scales {
                 all.push(wanted(name, &shape, Kind::Uint8));
-                all.push(wanted(scale_name, &[num_entries / BLOCK_SIZE], Kind::Float));
+                all.push(wanted(scale_name, &[num_blocks(param.numel())], Kind::Float));
             } else {
                 all.push(wanted(name, &shape, exact_kind(param)?));
             }
@@ -177,6 +206,19 @@ impl Moments {
             })
         };
         Some(Self { step, exp_avg: moment()?, exp_avg_sq: moment()? })
+    }
+
+    /// The same averages as they are to be kept.
+    fn kept(self, is_quantized: bool, books: &Codebooks, kind: Kind) -> Result<Self> {
+        Ok(Self {
+            step: self.step,
+            exp_avg: self.exp_avg.kept(is_quantized, &books.exp_avg, kind)?,
+            exp_avg_sq: self.exp_avg_sq.kept(is_quantized, &books.exp_avg_sq, kind)?,
+        })
+    }
+
+    fn is_quantized(&self) -> bool {
+        matches!(self.exp_avg, Moment::Quantized { .. })
     }
 }
 
@@ -201,7 +243,7 @@ impl AdamW8bit {
 
     fn step_one(
         &mut self,
-        slot: usize,
+        (slot, is_quantized): (usize, bool),
         param: &Tensor,
         grad: &Tensor,
         books: &Codebooks,
@@ -210,7 +252,7 @@ impl AdamW8bit {
         let Options { betas: (_, beta2), eps } = self.options;
         let beta1 = settings.momentum;
         if self.moments[slot].is_none() {
-            self.moments[slot] = Some(Moments::zeros(param, books)?);
+            self.moments[slot] = Some(Moments::zeros(param, is_quantized, books)?);
         }
         let Some(Moments { step, exp_avg: mean, exp_avg_sq: square }) = &mut self.moments[slot] else { return Ok(()) };
         let kind = exact_kind(param)?;
@@ -243,17 +285,12 @@ impl AdamW8bit {
 impl Optimizer for AdamW8bit {
     fn step(&mut self) -> Result<()> {
         let handle = self.handle.clone();
-        let mut books: Option<(Device, Codebooks)> = None;
+        self.has_told_of_rounding = false;
+        let are_quantized: Vec<bool> = handle.params().map(|param| is_quantized(param.numel())).collect();
+        let mut books = None;
         step_each(&handle, |slot, param, grad, settings| {
-            let device = param.device();
-            let (_, books) = match &mut books {
-                Some(books) if books.0 == device => books,
-                other => {
-                    let (exp_avg, exp_avg_sq) = (Codebook::signed(device)?, Codebook::unsigned(device)?);
-                    other.insert((device, Codebooks { exp_avg, exp_avg_sq }))
-                }
-            };
-            self.step_one(slot, param, grad, books, settings)
+            let books = Codebooks::on(&mut books, param.device())?;
+            self.step_one((slot, are_quantized[slot]), param, grad, books, settings)
         })
     }
 
@@ -285,15 +322,61 @@ impl Optimizer for AdamW8bit {
         let _no_grad = tch::no_grad_guard();
         let mut loading = Loading::new(&self.handle, state);
         let options = loading.options(self.options.clone());
-        let mut moments = Vec::with_capacity(self.moments.len());
+        let mut saved = Vec::with_capacity(self.moments.len());
         for param in self.handle.params() {
-            let saved = loading.tensors_as(param, &Moments::wanted(&param.local())?)?;
-            moments.push(saved.and_then(Moments::from_saved));
+            let has_scales = NAMES.iter().any(|(_, scale_name)| loading.has(param, scale_name));
+            let tensors = loading.tensors_as(param, &Moments::wanted(&param.local(), has_scales)?)?;
+            saved.push(tensors.and_then(Moments::from_saved));
         }
         loading.finish()?;
-        self.options = options;
-        self.moments = moments;
+        let (mut books, mut num_rounded) = (None, 0);
+        let mut moments = Vec::with_capacity(saved.len());
+        for (param, saved) in self.handle.params().zip(saved) {
+            let (local, is_quantized) = (param.local(), is_quantized(param.numel()));
+            let books = Codebooks::on(&mut books, local.device())?;
+            num_rounded += usize::from(is_quantized && saved.as_ref().is_some_and(|saved| !saved.is_quantized()));
+            let kind = exact_kind(&local)?;
+            moments.push(saved.map(|saved| saved.kept(is_quantized, books, kind)).transpose()?);
+        }
+        (self.options, self.moments) = (options, moments);
+        if num_rounded > 0 && !std::mem::replace(&mut self.has_told_of_rounding, true) {
+            messages::warning!(
+                "AdamW8bit goes on with averages of {} that were not saved in blocks of 8 bits as they are kept here, and are \
+                 rounded anew: the run does not go on to the bit, which it does with as many processes and the same sharding, \
+                 saved in parts",
+                counted(num_rounded, "parameter")
+            );
+        }
         Ok(())
+    }
+
+    fn dequantized(&self, mut tensors: BTreeMap<String, Tensor>) -> Result<BTreeMap<String, Tensor>> {
+        let (_no_grad, mut books) = (tch::no_grad_guard(), None);
+        let mut problems = Vec::new();
+        for (name, scale_name) in NAMES {
+            let parameter = |key: &String| Some(key.strip_prefix(scale_name)?.strip_prefix('.')?.to_owned());
+            for parameter in tensors.keys().filter_map(parameter).collect::<Vec<_>>() {
+                let key = format!("{name}.{parameter}");
+                let Some(scale) = tensors.remove(&format!("{scale_name}.{parameter}")) else { continue };
+                let Some(codes) = tensors.get_mut(&key) else {
+                    problems.push(format!("\"{key}\" is missing"));
+                    continue;
+                };
+                let (wanted, found) = (vec![num_blocks(codes.numel())], scale.size());
+                if codes.f_kind()? != Kind::Uint8 || wanted != found {
+                    problems
+                        .push(format!("\"{key}\" has {} codes and {found:?} scales, not {wanted:?}", codes.numel()));
+                    continue;
+                }
+                let books = Codebooks::on(&mut books, codes.device())?;
+                let book = if name == NAMES[0].0 { &books.exp_avg } else { &books.exp_avg_sq };
+                *codes = book.dequantize(codes, &scale.f_to_kind(Kind::Float)?)?;
+            }
+        }
+        match problems.is_empty() {
+            true => Ok(tensors),
+            false => Err(OptimError::StateMismatch { optimizer: self.handle.optimizer_name(), problems }.into()),
+        }
     }
 }
 
@@ -347,6 +430,6 @@ impl AdamW8bitBuilder {
         let defaults = GroupDefaults { lr: self.lr, weight_decay: self.weight_decay, momentum: Some(beta1) };
         let handle = OptimizerHandle::new(NAME, self.groups, defaults)?;
         let moments = handle.params().map(|_| None).collect();
-        Ok(AdamW8bit { handle, options: self.options, moments })
+        Ok(AdamW8bit { handle, options: self.options, moments, has_told_of_rounding: false })
     }
 }

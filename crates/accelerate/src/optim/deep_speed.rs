@@ -4,6 +4,7 @@ use super::{Adagrad, Adam, AdamW, Lion, Optimizer, OptimizerHandle, OptimizerSta
 use crate::error::Result;
 use crate::nn::ParamStore;
 use accelerate_core::config::{DeepSpeedOptimizer, OffloadTarget, OptimizerAlgorithm};
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use tch::Tensor;
 
@@ -165,8 +166,20 @@ impl Optimizer for Box<dyn Optimizer> {
     fn state_views(&self) -> Result<OptimizerState> {
         (**self).state_views()
     }
+    fn state_outline(&self) -> Result<OptimizerState> {
+        (**self).state_outline()
+    }
+    fn read_state(&self, wanted: &[(&str, &Tensor)]) -> Result<()> {
+        (**self).read_state(wanted)
+    }
+    fn dequantized(&self, tensors: BTreeMap<String, Tensor>) -> Result<BTreeMap<String, Tensor>> {
+        (**self).dequantized(tensors)
+    }
     fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {
         (**self).load_state_dict(state)
+    }
+    fn take_state_dict(&mut self, state: OptimizerState) -> Result<()> {
+        (**self).take_state_dict(state)
     }
     fn offload_state(&mut self, target: &OffloadTarget) -> Result<()> {
         (**self).offload_state(target)

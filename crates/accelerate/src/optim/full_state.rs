@@ -15,8 +15,8 @@ impl OptimizerState {
     /// may be left out.
     ///
     /// # Errors
-    /// Elements or settings that no state has; states of different optimizers; state that does not go element by element
-    /// ([`AdamW8bit`](super::AdamW8bit)).
+    /// Elements or settings that no state has; states of different optimizers; state in blocks ([`AdamW8bit`](super::AdamW8bit)),
+    /// which [`dequantized`](super::Optimizer::dequantized) makes numbers of.
     ///
     /// ```
     /// use accelerate::{nn::Layout, optim::OptimizerState, tch::Tensor};
@@ -85,11 +85,12 @@ type Entries = BTreeMap<String, Entry>;
 
 impl<O: Optimizer> AcceleratedOptimizer<O> {
     /// State of full parameters, on every process and on the CPU: what `state_dict` is for an optimizer whose parameters are
-    /// not sharded (`FSDP.optim_state_dict` of PyTorch with a full state dict). Tensors travel one after the other.
-    /// Collective.
+    /// not sharded (`FSDP.optim_state_dict` of PyTorch with a full state dict). Tensors travel one after the other. What is in
+    /// blocks of a few bits ([`AdamW8bit`](super::AdamW8bit)) becomes numbers, as by
+    /// [`dequantized`](Optimizer::dequantized). Collective.
     ///
     /// # Errors
-    /// State that does not go element by element ([`AdamW8bit`](super::AdamW8bit)); a failure between processes.
+    /// State of an optimizer of yours that does not go element by element; a failure between processes.
     ///
     /// ```
     /// use accelerate::nn::{Linear, ModuleFn, ParamStore};
@@ -111,9 +112,14 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn full_state_dict(&self) -> Result<OptimizerState> {
-        let own = self.state_dict()?;
+        let mut own = self.state_dict()?;
         let sharded = self.handle().params().find_map(|param| Some((param.shard_group()?, param.local().device())));
         let Some((group, device)) = sharded else { return Ok(own) };
+        let tensors = std::mem::take(&mut own.tensors).into_iter();
+        let (parts, whole): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            tensors.partition(|(key, _)| own.layout_of(key).is_some());
+        own.tensors = group.agree_on_success("full_state_dict", self.dequantized(parts))?;
+        own.tensors.extend(whole);
         let entries = own.tensors.iter().map(|(key, tensor)| self.entry(&own, key, tensor));
         let all = exchange(&group, entries.collect())?;
         // The same keys in the same order everywhere: processes have no state of shards without elements.

@@ -4,7 +4,7 @@ use super::Optimizer;
 use super::batches::Batches;
 use super::flat;
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, check_beta};
-use super::offloaded::{Elements, OffloadedState, Plane, offload};
+use super::offloaded::{Elements, OffloadedState, OffloadedView, Plane, offload};
 use super::state::{Loading, OptimizerState, save_groups, save_layouts, save_tensor};
 use crate::error::Result;
 use crate::nn::ParamStore;
@@ -104,6 +104,24 @@ fn averages_of(exp_avgs: &mut [Option<Tensor>], slots: &[usize], params: &Tensor
     Ok(slots.iter().filter_map(|&slot| exp_avgs[slot].as_ref()).collect())
 }
 
+impl Lion {
+    /// The state, with what is offloaded as `of` has it.
+    fn views(&self, of: OffloadedView) -> Result<OptimizerState> {
+        let mut tensors = self.offloaded.as_ref().map_or(Ok(BTreeMap::new()), |own| of(own, &self.handle))?;
+        for (param, exp_avg) in self.handle.params().zip(&self.exp_avgs) {
+            if let Some(exp_avg) = exp_avg {
+                save_tensor(&mut tensors, "exp_avg", param, exp_avg)?;
+            }
+        }
+        let mut groups = save_groups(&self.handle, &self.options)?;
+        for group in &mut groups {
+            let betas = serde_json::json!([group.momentum, self.options.betas.1]);
+            group.options.insert("betas".to_string(), betas);
+        }
+        Ok(OptimizerState { tensors, groups, layouts: save_layouts(&self.handle) })
+    }
+}
+
 impl Optimizer for Lion {
     fn step(&mut self) -> Result<()> {
         let Self { handle, options, exp_avgs, batches, offloaded } = self;
@@ -130,18 +148,15 @@ impl Optimizer for Lion {
     }
 
     fn state_views(&self) -> Result<OptimizerState> {
-        let mut tensors = self.offloaded.as_ref().map_or(Ok(BTreeMap::new()), |own| own.save(&self.handle))?;
-        for (param, exp_avg) in self.handle.params().zip(&self.exp_avgs) {
-            if let Some(exp_avg) = exp_avg {
-                save_tensor(&mut tensors, "exp_avg", param, exp_avg)?;
-            }
-        }
-        let mut groups = save_groups(&self.handle, &self.options)?;
-        for group in &mut groups {
-            let betas = serde_json::json!([group.momentum, self.options.betas.1]);
-            group.options.insert("betas".to_string(), betas);
-        }
-        Ok(OptimizerState { tensors, groups, layouts: save_layouts(&self.handle) })
+        self.views(OffloadedState::save)
+    }
+
+    fn state_outline(&self) -> Result<OptimizerState> {
+        self.views(OffloadedState::outline)
+    }
+
+    fn read_state(&self, wanted: &[(&str, &Tensor)]) -> Result<()> {
+        self.offloaded.as_ref().map_or(Ok(()), |own| own.read(&self.handle, wanted))
     }
 
     fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {

@@ -62,6 +62,7 @@ pub use state::{GroupState, OptimizerState};
 
 use crate::error::{OffloadError, Result};
 use accelerate_core::config::OffloadTarget;
+use std::collections::BTreeMap;
 use tch::Tensor;
 use torch_ext::foreach;
 
@@ -187,6 +188,70 @@ pub trait Optimizer: Send + 'static {
     /// As [`state_dict`](Self::state_dict).
     fn state_views(&self) -> Result<OptimizerState> {
         self.state_dict()
+    }
+
+    /// As [`state_views`](Self::state_views), but what is offloaded is there as tensors without memory, which have its sizes and
+    /// types: [`read_state`](Self::read_state) has what is in them. So a checkpoint is written without all of it in memory.
+    ///
+    /// The default is [`state_views`](Self::state_views).
+    ///
+    /// ```
+    /// use accelerate::{OffloadTarget, nn::{Init, ParamStore}, optim::{AdamW, Optimizer}, tch::{Device, Kind, Tensor}};
+    ///
+    /// let store = ParamStore::new(Device::Cpu);
+    /// let weight = store.root().param("weight", ([2], Init::Zeros))?;
+    /// let mut optimizer = AdamW::new(&store, 0.1)?;
+    /// optimizer.offload_state(&OffloadTarget::Cpu)?;
+    /// (weight.get()? * 5.0).sum(None).backward();
+    /// optimizer.step()?;
+    /// let outline = &optimizer.state_outline()?.tensors["exp_avg.weight"];
+    /// assert_eq!((outline.size(), torch_ext::storage::is_allocated(outline)), (vec![2], false));
+    /// let place = Tensor::zeros([2], (Kind::Float, Device::Cpu));
+    /// optimizer.read_state(&[("exp_avg.weight", &place)])?;
+    /// assert_eq!(place.double_value(&[1]), 0.5);
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`state_dict`](Self::state_dict).
+    fn state_outline(&self) -> Result<OptimizerState> {
+        self.state_views()
+    }
+
+    /// Fills tensors on the CPU, by name, with those that are without memory in the [`state_outline`](Self::state_outline). The
+    /// default does nothing: there are none.
+    ///
+    /// # Errors
+    /// There is no such state; the disk that it is on.
+    fn read_state(&self, _wanted: &[(&str, &Tensor)]) -> Result<()> {
+        Ok(())
+    }
+
+    /// These tensors of a [`state_dict`](Self::state_dict) as numbers that go element by element: where they are codes in blocks
+    /// that share a scale, the numbers that these stand for (float32, in the shape of the codes), under the same names and
+    /// without the scales. [`load_state_dict`](Self::load_state_dict) takes either, and rounds numbers anew. So
+    /// the state comes to processes that keep other elements than those which saved it.
+    ///
+    /// The default gives them back: most state has no blocks.
+    ///
+    /// ```
+    /// use accelerate::{nn::{Init, ParamStore}, optim::{AdamW8bit, Optimizer}, tch::{Device, Kind}};
+    ///
+    /// let store = ParamStore::new(Device::Cpu);
+    /// let weight = store.root().param("weight", ([64, 64], Init::Zeros))?;
+    /// let mut optimizer = AdamW8bit::new(&store, 0.1)?;
+    /// (weight.get()? * 5.0).sum(None).backward();
+    /// optimizer.step()?;
+    /// let numbers = optimizer.dequantized(optimizer.state_dict()?.tensors)?;
+    /// assert_eq!(numbers["exp_avg.weight"].kind(), Kind::Float);
+    /// assert!((numbers["exp_avg.weight"].double_value(&[0, 0]) - 0.5).abs() < 1e-6);
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Codes and scales that do not go together.
+    fn dequantized(&self, tensors: BTreeMap<String, Tensor>) -> Result<BTreeMap<String, Tensor>> {
+        Ok(tensors)
     }
 
     /// Takes over what [`state_dict`](Self::state_dict) returned. Tensors are copied to the devices of

@@ -4,12 +4,12 @@ use super::Optimizer;
 use super::batches::storage_version;
 use super::handle::{GroupSettings, OptimizerHandle};
 use super::state::{Loading, save_tensor};
-use crate::error::{OffloadError, Result};
+use crate::error::{OffloadError, OptimError, Result};
 use crate::nn::{Param, Resident};
-use crate::offload::{Access, Blocks};
+use crate::offload::{Access, Blocks, is_outline, outline};
 use accelerate_core::config::OffloadTarget;
 use accelerate_core::offload::{Block, BlockLayout, Member, Segment};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use tch::{Device, Kind, Tensor};
 use torch_ext::autograd::gradient_of;
@@ -43,6 +43,9 @@ pub(super) struct OffloadedState {
     /// A step or a load that had begun did not end well.
     is_lost: bool,
 }
+
+/// Which tensors stand for offloaded state: copies, or those without memory.
+pub(super) type OffloadedView = fn(&OffloadedState, &OptimizerHandle) -> Result<BTreeMap<String, Tensor>>;
 
 /// The room for the state.
 struct Stored {
@@ -199,31 +202,59 @@ impl OffloadedState {
         Ok(current)
     }
 
-    /// Copies of all state on the CPU, by name.
-    pub(super) fn save(&self, handle: &OptimizerHandle) -> Result<BTreeMap<String, Tensor>> {
+    /// All state by name, in tensors without memory but for the counts of steps: [`read`](Self::read) fills others.
+    pub(super) fn outline(&self, handle: &OptimizerHandle) -> Result<BTreeMap<String, Tensor>> {
         let mut tensors = BTreeMap::new();
         self.check_not_lost(handle)?;
-        let Some(stored) = &self.stored else { return Ok(tensors) };
-        let _no_grad = tch::no_grad_guard();
-        let mut saved: Vec<Option<Vec<Tensor>>> = Vec::with_capacity(self.steps.len());
+        if self.stored.is_none() {
+            return Ok(tensors);
+        }
         for (param, step) in handle.params().zip(&self.steps) {
-            let Some(step) = step else {
-                saved.push(None);
-                continue;
-            };
+            let Some(step) = step else { continue };
             if self.counts_steps {
                 save_tensor(&mut tensors, "step", param, step)?;
             }
             let local = param.local();
-            let empty = |_: &Plane| Tensor::f_empty(local.size(), (local.f_kind()?, Device::Cpu));
-            let own = self.planes.iter().map(empty).collect::<Result<Vec<_>, _>>()?;
-            for (plane, tensor) in self.planes.iter().zip(&own) {
-                tensors.insert(format!("{}.{}", plane.name, param.name()), tensor.shallow_clone());
+            for plane in &self.planes {
+                tensors.insert(format!("{}.{}", plane.name, param.name()), outline(&local.size(), local.f_kind()?)?);
             }
-            saved.push(Some(own));
         }
-        stored.transfer(Access::Read, &saved)?;
         Ok(tensors)
+    }
+
+    /// Copies of all state on the CPU, by name.
+    pub(super) fn save(&self, handle: &OptimizerHandle) -> Result<BTreeMap<String, Tensor>> {
+        let mut tensors = self.outline(handle)?;
+        for tensor in tensors.values_mut().filter(|tensor| is_outline(tensor)) {
+            *tensor = Tensor::f_empty(tensor.size(), (tensor.f_kind()?, Device::Cpu))?;
+        }
+        let is_stored = |key: &str| {
+            self.planes.iter().any(|plane| key.split_once('.').is_some_and(|(state, _)| state == plane.name))
+        };
+        let stored: Vec<(&str, &Tensor)> =
+            tensors.iter().map(|(key, tensor)| (key.as_str(), tensor)).filter(|(key, _)| is_stored(key)).collect();
+        self.read(handle, &stored)?;
+        Ok(tensors)
+    }
+
+    /// Fills tensors on the CPU, of the type and as many elements as their parameters have, with state of these names. Each block
+    /// is read once.
+    pub(super) fn read(&self, handle: &OptimizerHandle, wanted: &[(&str, &Tensor)]) -> Result<()> {
+        self.check_not_lost(handle)?;
+        let positions: HashMap<&str, usize> =
+            handle.params().enumerate().map(|(position, param)| (param.name(), position)).collect();
+        let mut places: BTreeMap<usize, Vec<(usize, &Tensor)>> = BTreeMap::new();
+        for (key, place) in wanted {
+            let plane = |state| self.planes.iter().position(|plane| plane.name == state);
+            let found = key.split_once('.').and_then(|(state, name)| Some((*positions.get(name)?, plane(state)?)));
+            let Some((position, plane)) = found else {
+                let problems = vec![format!("there is no \"{key}\"")];
+                return Err(OptimError::StateMismatch { optimizer: handle.optimizer_name(), problems }.into());
+            };
+            places.entry(position).or_default().push((plane, *place));
+        }
+        let _no_grad = tch::no_grad_guard();
+        self.stored.as_ref().map_or(Ok(()), |stored| stored.read(&places))
     }
 
     /// Takes over what [`save`](Self::save) has made, with `planes` as the options that were saved with it ask for, unless
@@ -255,7 +286,7 @@ impl OffloadedState {
             loaded.push(Some(tensors));
         }
         if let Some(stored) = &self.stored {
-            stored.transfer(Access::Write, &loaded)?;
+            stored.write(&loaded)?;
         }
         self.is_lost = false;
         Ok(())
@@ -263,8 +294,25 @@ impl OffloadedState {
 }
 
 impl Stored {
-    /// Reads or writes the planes of the parameters that have state, by position in the optimizer's list.
-    fn transfer(&self, access: Access, state: &[Option<Vec<Tensor>>]) -> Result<()> {
+    /// Fills these places, by position of the parameter and with the number of the plane.
+    fn read(&self, places: &BTreeMap<usize, Vec<(usize, &Tensor)>>) -> Result<()> {
+        let of_segment = |own: &Segment| places.get(&own.member).map_or(&[][..], Vec::as_slice);
+        let first = |block: &Block| block.segments.iter().find_map(|own| of_segment(own).first());
+        let options = |block: &Block| (first(block).map_or(Kind::Float, |(_, place)| place.kind()), Device::Cpu);
+        let visit = |block: &Block, planes: &[Tensor]| {
+            for own in &block.segments {
+                for (plane, place) in of_segment(own) {
+                    let kept = planes[*plane].f_narrow(0, own.at as i64, own.len as i64)?;
+                    flat_part(place, own)?.f_copy_(&kept)?;
+                }
+            }
+            Ok(())
+        };
+        self.blocks.run(Access::Read, |block| first(block).is_some(), options, visit)
+    }
+
+    /// Writes the planes of the parameters that have state, by position in the optimizer's list.
+    fn write(&self, state: &[Option<Vec<Tensor>>]) -> Result<()> {
         let of_segment = |own: &Segment| state[own.member].as_ref();
         let first = |block: &Block| block.segments.iter().find_map(of_segment).and_then(|planes| planes.first());
         let options =
@@ -272,17 +320,12 @@ impl Stored {
         let visit = |block: &Block, planes: &[Tensor]| {
             for own in &block.segments {
                 for (tensor, plane) in of_segment(own).into_iter().flatten().zip(planes) {
-                    let mut kept = flat_part(tensor, own)?;
-                    let mut room = plane.f_narrow(0, own.at as i64, own.len as i64)?;
-                    match access {
-                        Access::Read => kept.f_copy_(&room)?,
-                        Access::Write | Access::Update => room.f_copy_(&kept)?,
-                    }
+                    plane.f_narrow(0, own.at as i64, own.len as i64)?.f_copy_(&flat_part(tensor, own)?)?;
                 }
             }
             Ok(())
         };
-        self.blocks.run(access, |block| first(block).is_some(), options, visit)
+        self.blocks.run(Access::Write, |block| first(block).is_some(), options, visit)
     }
 }
 

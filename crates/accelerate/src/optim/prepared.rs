@@ -9,7 +9,7 @@ use super::{
 use crate::error::{Error, Result};
 use crate::messages;
 use crate::nn::{Layout, Param};
-use crate::session::{Object, ObjectState, PreparedOptimizer, Session, ShortStep, Stateful};
+use crate::session::{Object, ObjectState, PreparedOptimizer, Session, ShortStep, StateReader, Stateful};
 use accelerate_core::names::counted;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -66,7 +66,7 @@ impl<O: Optimizer> Stateful for Shared<O> {
     }
 
     fn state_views(&self) -> Result<ObjectState> {
-        Ok(object_state(self.optimizer.try_lock("state_views")?.state_views()?))
+        Ok(object_state(self.optimizer.try_lock("state_views")?.state_outline()?))
     }
 
     fn state_places(&self) -> Result<BTreeMap<String, Tensor>> {
@@ -90,6 +90,12 @@ impl<O: Optimizer> Stateful for Shared<O> {
     }
 }
 
+impl<O: Optimizer> StateReader for Shared<O> {
+    fn read_state(&self, wanted: &[(&str, &Tensor)]) -> Result<()> {
+        self.optimizer.try_lock("read_state")?.read_state(wanted)
+    }
+}
+
 fn optimizer_state(
     tensors: BTreeMap<String, Tensor>,
     layouts: BTreeMap<String, Layout>,
@@ -102,6 +108,10 @@ fn optimizer_state(
 impl<O: Optimizer> PreparedOptimizer for Shared<O> {
     fn name(&self) -> &'static str {
         self.handle.optimizer_name()
+    }
+
+    fn dequantized(&self, tensors: BTreeMap<String, Tensor>) -> Result<BTreeMap<String, Tensor>> {
+        self.optimizer.try_lock("dequantized")?.dequantized(tensors)
     }
 
     fn trains_any_of(&self, params: &[Param]) -> bool {
@@ -332,6 +342,10 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
     /// Those of the optimizer.
     pub fn state_dict(&self) -> Result<OptimizerState> {
         self.shared.optimizer.lock().state_dict()
+    }
+
+    pub(super) fn dequantized(&self, tensors: BTreeMap<String, Tensor>) -> Result<BTreeMap<String, Tensor>> {
+        self.shared.optimizer.lock().dequantized(tensors)
     }
 
     /// Takes over saved state; see [`Optimizer::load_state_dict`].

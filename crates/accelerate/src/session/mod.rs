@@ -3,6 +3,7 @@
 //!
 //! Two sessions in one process do not know of each other.
 
+mod elsewhere;
 mod engine;
 mod gradient_state;
 mod join;
@@ -10,6 +11,7 @@ mod left_out;
 mod mesh;
 mod registry;
 
+pub(crate) use elsewhere::{StateReader, StateReaders};
 pub(crate) use engine::{Concerns, Engine, ForwardScope, Takeover, Visit};
 pub(crate) use gradient_state::{GradientState, LoaderGuard, LoaderPosition, ShortStep};
 pub(crate) use join::{Call, Join, Pass, Summary};

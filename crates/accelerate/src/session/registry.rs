@@ -1,8 +1,9 @@
 //! Everything that was prepared, with its state.
 
 use super::Engine;
+use super::elsewhere::{StateReader, StateReaders};
 use super::left_out::{KnownFingerprints, names_left_out};
-use crate::error::{Result, StateError};
+use crate::error::{NnError, Result, StateError};
 use crate::nn::{Layout, Param, ParamStore, ShardedStateDict};
 use accelerate_core::weight_files::listed;
 use std::collections::{BTreeMap, BTreeSet};
@@ -53,7 +54,7 @@ pub trait Stateful: Send + Sync {
     fn state_dict(&self) -> Result<ObjectState>;
 
     /// As [`state_dict`](Self::state_dict), but the tensors may be those of the object itself: what is made of them is made
-    /// before the object changes. The default makes copies.
+    /// before the object changes. Those of prepared objects whose state is offloaded are without memory. The default makes copies.
     ///
     /// # Errors
     /// Those of the object.
@@ -213,14 +214,39 @@ impl Stateful for PreparedParameters {
     }
 }
 
+impl StateReader for PreparedParameters {
+    fn read_state(&self, wanted: &[(&str, &Tensor)]) -> Result<()> {
+        let params: BTreeMap<String, Param> =
+            self.store.persistent().into_iter().map(|param| (param.name().to_owned(), param)).collect();
+        let _no_grad = tch::no_grad_guard();
+        // A unit is loaded once for all of its parameters that are wanted one after the other.
+        let (mut unit, mut _resident) = (None, None);
+        for (name, place) in wanted {
+            let Some(param) = params.get(*name) else {
+                return Err(NnError::PartsMismatch { problems: vec![format!("there is no \"{name}\"")] }.into());
+            };
+            let own = param.unit().map(|member| member.unit);
+            if unit.is_none() || unit != own {
+                drop(_resident.take());
+                (unit, _resident) = (own, param.load()?);
+            }
+            place.shallow_clone().f_copy_(&param.local().f_detach()?.f_view(&*place.size())?)?;
+        }
+        Ok(())
+    }
+}
+
 fn shards_of(state: &ObjectState) -> ShardedStateDict {
     let ObjectState { tensors, layouts, .. } = state.shallow_clone();
     ShardedStateDict { tensors, layouts }
 }
 
 /// What a session asks of a prepared optimizer.
-pub(crate) trait PreparedOptimizer: Stateful {
+pub(crate) trait PreparedOptimizer: Stateful + StateReader {
     fn name(&self) -> &'static str;
+
+    /// Tensors of its state with numbers in place of codes in blocks.
+    fn dequantized(&self, tensors: BTreeMap<String, Tensor>) -> Result<BTreeMap<String, Tensor>>;
 
     /// Is one of these parameters among its own?
     fn trains_any_of(&self, params: &[Param]) -> bool;
@@ -327,8 +353,12 @@ impl Objects {
 
     /// The models with their names, as [`Objects::state_dict`] has them.
     pub(crate) fn named_models(&self) -> impl Iterator<Item = (String, Arc<PreparedParameters>)> {
-        let name = |number: usize| if number == 0 { "model".to_owned() } else { format!("model_{number}") };
-        self.models().enumerate().map(move |(number, model)| (name(number), model))
+        numbered("model", self.models())
+    }
+
+    /// The optimizers with their names, as [`Objects::state_dict`] has them.
+    pub(crate) fn named_optimizers(&self) -> impl Iterator<Item = (String, Arc<dyn PreparedOptimizer>)> {
+        numbered("optimizer", self.optimizers())
     }
 
     /// With their names: the kind, and from the second of a kind on its number, as in `optimizer_1`.
@@ -348,6 +378,20 @@ impl Objects {
         self.0.iter().filter_map(name).collect()
     }
 
+    /// Makes numbers of the parts of optimizers' states that are codes in blocks, which end where a part does: whole tensors are made
+    /// of numbers.
+    pub(crate) fn dequantize_parts(&self, states: &mut BTreeMap<String, ObjectState>) -> Result<()> {
+        for (name, optimizer) in self.named_optimizers() {
+            let Some(ObjectState { tensors, layouts, .. }) = states.get_mut(&name) else { continue };
+            let is_part = |key: &str| key.split_once('.').is_some_and(|(_, param)| layouts.contains_key(param));
+            let (parts, whole): (BTreeMap<_, _>, BTreeMap<_, _>) =
+                std::mem::take(tensors).into_iter().partition(|(key, _)| is_part(key));
+            *tensors = optimizer.dequantized(parts).map_err(|error| error.context(name))?;
+            tensors.extend(whole);
+        }
+        Ok(())
+    }
+
     /// Which elements of sharded parameters each of them has, by name.
     pub(crate) fn layouts(&self) -> BTreeMap<String, BTreeMap<String, Layout>> {
         self.named().into_iter().map(|(name, object)| (name, object.layouts())).collect()
@@ -356,6 +400,12 @@ impl Objects {
     /// The states of all, by name.
     pub(crate) fn state_dict(&self) -> Result<BTreeMap<String, ObjectState>> {
         self.states(&BTreeSet::new(), |object| object.state_dict())
+    }
+
+    /// Those whose states may have tensors without memory.
+    pub(crate) fn state_readers(&self) -> StateReaders {
+        let models = self.named_models().map(|(name, model)| (name, model as Arc<dyn StateReader>));
+        models.chain(self.named_optimizers().map(|(name, own)| (name, own as Arc<dyn StateReader>))).collect()
     }
 
     /// The states of all but those `without`, by name, in the memory of the objects themselves where they allow it.
@@ -442,6 +492,12 @@ impl Objects {
         }
         Ok(())
     }
+}
+
+/// Objects of one kind with their names: the kind, and from the second on their number.
+fn numbered<T>(kind: &str, objects: impl Iterator<Item = T>) -> impl Iterator<Item = (String, T)> {
+    let name = move |number: usize| if number == 0 { kind.to_owned() } else { format!("{kind}_{number}") };
+    objects.enumerate().map(move |(number, object)| (name(number), object))
 }
 
 /// Gives objects the states that they had. The error that led here is the one to report.

@@ -39,6 +39,11 @@ impl HeldTensor {
         self.layout.as_ref().is_none_or(|layout| layout.numel() == self.shape.iter().product::<usize>())
     }
 
+    /// Would it have as many elements in blocks, too? One element takes one scale.
+    fn is_either(&self) -> bool {
+        self.layout.as_ref().is_some_and(|layout| layout.numel() <= 1) && self.is_elementwise()
+    }
+
     pub(super) fn full_shape(&self) -> &[usize] {
         match &self.layout {
             Some(layout) if self.is_elementwise() => layout.shape(),
@@ -130,6 +135,10 @@ pub fn assign(held: &[Vec<HeldTensor>]) -> Result<Assignment> {
                 is_elementwise: held.is_elementwise(),
                 pieces: Vec::new(),
             });
+            // One piece in blocks tells of those that could be either.
+            if tensor.is_elementwise && !held.is_elementwise() {
+                (tensor.is_elementwise, tensor.shape) = (false, held.full_shape().to_vec());
+            }
             tensor.pieces.push(SavedPiece { file: files[&writer], layout: held.layout.clone() });
         }
     }
@@ -183,9 +192,11 @@ fn choose_writers(held: &[Vec<HeldTensor>]) -> Result<BTreeMap<&str, Vec<Piece<'
 
 /// May both be parts of one tensor, or be the same one?
 fn go_together(first: &HeldTensor, other: &HeldTensor) -> bool {
-    let is_same_tensor = first.dtype == other.dtype && first.is_elementwise() == other.is_elementwise();
+    let is_either = first.is_either() || other.is_either();
+    let is_same_tensor = first.dtype == other.dtype && (is_either || first.is_elementwise() == other.is_elementwise());
     // The shape of what does not go element by element may differ with the elements.
-    let is_free = !first.is_elementwise() && first.layout != other.layout;
+    let is_elementwise = first.is_elementwise() && other.is_elementwise();
+    let is_free = !is_elementwise && first.layout != other.layout;
     // Both in parts, or both whole: otherwise nobody knows which of them counts.
     first.layout.is_some() == other.layout.is_some()
         && is_same_tensor

@@ -121,6 +121,31 @@ impl SaveManifest {
         self.files.iter().find(|file| file.name == name)
     }
 
+    /// Part number `part` of the files, of so many parts with about as many bytes each: the largest files go first, each to the part
+    /// that has the fewest bytes. Each file is in one part.
+    ///
+    /// ```
+    /// # use accelerate_core::weight_files::{SaveManifest, SavedFile};
+    /// let file = |bytes: u64| SavedFile {
+    ///     name: format!("{bytes}.json"), temporary_name: None, bytes, xxh3_128: "0".repeat(32), sample: "0".repeat(32),
+    /// };
+    /// let manifest = SaveManifest::new([3, 9, 4, 2].map(file).into());
+    /// let bytes = |part| manifest.part(part, 2).iter().map(|file| file.bytes).collect::<Vec<_>>();
+    /// assert_eq!([bytes(0), bytes(1)], [vec![9], vec![4, 3, 2]]);
+    /// ```
+    pub fn part(&self, part: usize, num_parts: usize) -> Vec<&SavedFile> {
+        let mut files: Vec<&SavedFile> = self.files.iter().collect();
+        files.sort_by_key(|file| std::cmp::Reverse(file.bytes));
+        let mut loads = vec![0u64; num_parts.max(1)];
+        let mut own = Vec::new();
+        for file in files {
+            let Some((least, load)) = loads.iter_mut().enumerate().min_by_key(|(_, load)| **load) else { continue };
+            *load = load.saturating_add(file.bytes);
+            own.extend((least == part).then_some(file));
+        }
+        own
+    }
+
     /// The manifest of the same save when it is over.
     pub fn finished(&self) -> Self {
         let files = self.files.iter().map(|file| SavedFile { temporary_name: None, ..file.clone() });

@@ -195,3 +195,19 @@ fn numbers_of_folders_are_read_as_they_are_written() {
     assert_eq!(checkpoint_number("checkpoint_18446744073709551615"), Some(usize::MAX));
     assert_eq!(checkpoint_number("checkpoint_18446744073709551616"), None);
 }
+
+/// One element takes one scale, so that a part of one element looks as if it went element by element.
+#[rstest]
+#[case::the_small_part_first([0..1, 1..1000])]
+#[case::the_small_part_last([0..999, 999..1000])]
+#[case::an_empty_part([0..0, 0..1000])]
+fn a_part_of_one_element_goes_with_parts_in_blocks(#[case] parts: [std::ops::Range<usize>; 2]) {
+    let scale = |elements: std::ops::Range<usize>| {
+        held("w", &[elements.len().div_ceil(256)], Some(Layout::full([1000]).flat(elements).unwrap()))
+    };
+    let all = parts.map(|elements| vec![scale(elements)]);
+    let assignment = assign(&all).unwrap();
+    let tensor = &assignment.tensors["model"]["w"];
+    assert!(!tensor.is_elementwise && tensor.pieces.len() == 2, "{tensor:?}");
+    assert_eq!(tensor.shape, [4]);
+}

@@ -4,6 +4,7 @@ use super::super::dtype::to_kind;
 use super::super::folder::{finish_interrupted_saves, read_committed, verify_part};
 use super::super::memory::TensorMemory;
 use super::super::reader::{WeightFile, WeightReader};
+use super::blocks::{Dequantize, InBlocks};
 use super::save::{FolderWriters, MAX_DESCRIPTION_BYTES, layout_of};
 use crate::error::{CheckpointError, Result, WeightsError};
 use crate::group::Group;
@@ -42,19 +43,19 @@ struct InPlace {
 
 /// Where the elements of a tensor are.
 #[derive(Debug)]
-struct Source {
-    kind: Kind,
+pub(super) struct Source {
+    pub(super) kind: Kind,
     /// What it becomes: flat, if it is a shard.
-    shape: Vec<i64>,
-    copies: Vec<CopiedFrom>,
+    pub(super) shape: Vec<i64>,
+    pub(super) copies: Vec<CopiedFrom>,
 }
 
 /// Elements that lie one behind the other, in a file and in the tensor.
 #[derive(Debug)]
-struct CopiedFrom {
-    file: usize,
-    from: Range<usize>,
-    to: usize,
+pub(super) struct CopiedFrom {
+    pub(super) file: usize,
+    pub(super) from: Range<usize>,
+    pub(super) to: usize,
 }
 
 impl Source {
@@ -108,18 +109,21 @@ impl OpenCheckpoint {
     }
 
     /// The state of one object: of sharded parameters the elements of `layouts`. What fits into `places` is not read yet:
-    /// these tensors are in the state, and [`read_in_place`](Self::read_in_place) fills them.
+    /// these tensors are in the state, and [`read_in_place`](Self::read_in_place) fills them. `dequantize` makes numbers of
+    /// state in blocks where these elements cut through blocks.
     pub(crate) fn object(
         &mut self,
         name: &str,
         layouts: &BTreeMap<String, Layout>,
         places: &BTreeMap<String, Tensor>,
         (rank, world_size): (usize, usize),
+        dequantize: &Dequantize<'_>,
     ) -> Result<Option<ObjectState>> {
         let Some(SavedObject { tensors, .. }) = self.description.objects.get_mut(name) else { return Ok(None) };
         let tensors = std::mem::take(tensors);
         let mut state = ObjectState { layouts: layouts.clone(), ..Default::default() };
-        let read = self.tensors(name, &tensors, layouts, places);
+        let read = self.in_blocks(name, &tensors, layouts, dequantize);
+        let read = read.and_then(|in_blocks| self.tensors(name, &tensors, layouts, (places, in_blocks)));
         state.tensors = read.map_err(|error| error.context(name))?;
         let object = self.description.objects.entry(name.to_owned()).or_default();
         object.tensors = tensors;
@@ -152,12 +156,20 @@ impl OpenCheckpoint {
         object: &str,
         saved: &BTreeMap<String, SavedTensor>,
         layouts: &BTreeMap<String, Layout>,
-        places: &BTreeMap<String, Tensor>,
+        (places, mut in_blocks): (&BTreeMap<String, Tensor>, BTreeMap<String, InBlocks>),
     ) -> Result<BTreeMap<String, Tensor>> {
         let mut tensors = BTreeMap::new();
         let mut without_place = Vec::new();
         for (name, saved) in saved {
-            let source = self.source(name, saved, layout_of(object, layouts, name))?;
+            let source = match in_blocks.remove(name) {
+                None => self.source(name, saved, layout_of(object, layouts, name))?,
+                Some(InBlocks::Unchanged(source)) => source,
+                Some(InBlocks::Numbers(numbers)) => {
+                    tensors.insert(name.clone(), numbers);
+                    continue;
+                }
+                Some(InBlocks::Left) => continue,
+            };
             let Some(place) = places.get(name).filter(|place| source.fits(place)) else {
                 without_place.push((name, source));
                 continue;
@@ -243,16 +255,14 @@ impl OpenCheckpoint {
             saved.pieces.iter().filter_map(|piece| Some((piece, piece.layout.as_ref()?))).collect();
         // Files are as long as their headers say, so that after this the sizes of all pieces are true.
         pieces.iter().try_for_each(|(piece, _)| self.check(name, saved, piece))?;
-        let copies = wanted.copies_from(pieces.iter().map(|(_, layout)| *layout)).map_err(|missing| {
-            let reason = format!("elements {}..{} of `{}` are in no file", missing.start, missing.end, shown(name));
-            self.damaged(&self.description_path(), reason)
-        })?;
+        let copies = wanted.copies_from(pieces.iter().map(|(_, layout)| *layout));
+        let copies = copies.map_err(|missing| self.missing(name, &missing))?;
         let from = |Copied { source, from, to }| CopiedFrom { file: pieces[source].0.file, from, to };
         Ok(copies.into_iter().map(from).collect())
     }
 
     /// Makes sure that a piece in its file is what the description says of it.
-    fn check(&mut self, name: &str, saved: &SavedTensor, piece: &SavedPiece) -> Result<()> {
+    pub(super) fn check(&mut self, name: &str, saved: &SavedTensor, piece: &SavedPiece) -> Result<()> {
         let file = self.file(piece.file)?;
         let path = file.path().to_owned();
         let reason = match file.get(name) {
@@ -273,11 +283,15 @@ impl OpenCheckpoint {
         Err(self.damaged(&path, reason))
     }
 
-    fn damaged(&self, path: &Path, reason: String) -> crate::Error {
+    pub(super) fn missing(&self, name: &str, Range { start, end }: &Range<usize>) -> crate::Error {
+        self.damaged(&self.description_path(), format!("elements {start}..{end} of `{}` are in no file", shown(name)))
+    }
+
+    pub(super) fn damaged(&self, path: &Path, reason: String) -> crate::Error {
         CheckpointError::Damaged { path: path.to_owned(), reason }.into()
     }
 
-    fn file(&mut self, number: usize) -> Result<&mut WeightFile> {
+    pub(super) fn file(&mut self, number: usize) -> Result<&mut WeightFile> {
         let file = match self.files.entry(number) {
             Entry::Occupied(open) => open.into_mut(),
             Entry::Vacant(closed) => {
@@ -293,11 +307,11 @@ fn numel(shape: &[i64]) -> usize {
     shape.iter().map(|&size| size as usize).product()
 }
 
-fn flat(layout: &Layout) -> Vec<i64> {
+pub(super) fn flat(layout: &Layout) -> Vec<i64> {
     vec![layout.numel() as i64]
 }
 
 /// Sizes that a header has been compared with fit an `i64`.
-fn signed(shape: &[usize]) -> Vec<i64> {
+pub(super) fn signed(shape: &[usize]) -> Vec<i64> {
     shape.iter().map(|&size| size as i64).collect()
 }

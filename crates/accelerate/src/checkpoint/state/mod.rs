@@ -2,6 +2,7 @@
 //! main process has committed it. What is in the folder, and in which order it comes to be there, is written down in the
 //! page "Checkpoint format" of the book.
 
+mod blocks;
 mod load;
 mod random;
 mod save;

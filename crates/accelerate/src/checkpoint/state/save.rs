@@ -2,13 +2,15 @@
 
 use super::super::atomic::PendingFile;
 use super::super::dtype::to_dtype;
+use super::super::elsewhere;
 use super::super::folder::{commit_instead, prepare_folder, refuse_other_saves};
-use super::super::memory::TensorMemory;
+use super::super::host_copy::places_for;
 use super::super::progress::{NumWritten, SaveProgress};
 use super::super::writer::write_pending;
 use crate::error::{CheckpointError, Error, Result, WeightsError};
 use crate::group::Group;
-use crate::session::ObjectState;
+use crate::offload::is_outline;
+use crate::session::{ObjectState, StateReader, StateReaders};
 use accelerate_core::accumulation::WindowState;
 use accelerate_core::checkpoint::{
     Assignment, Checkpoint, DESCRIPTION, HeldTensor, STEM, SavedObject, SavedTensor, assign,
@@ -18,9 +20,12 @@ use accelerate_core::weight_files::{Index, IndexMetadata, SavedFile};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tch::{Device, Tensor};
+use torch_ext::device::copy_to_host;
 
 const OP: &str = "save_state";
 /// Longer descriptions are an attack or a damaged file.
@@ -35,6 +40,8 @@ pub(crate) struct FolderWriters(pub(crate) Range<usize>);
 pub(crate) struct RunState {
     /// By name.
     pub(crate) objects: BTreeMap<String, ObjectState>,
+    /// Those of which tensors may be without memory, until they are written.
+    pub(crate) readers: StateReaders,
     /// Object and name of tensors of which ranks may hold other numbers.
     pub(crate) may_differ: BTreeSet<(String, String)>,
     /// Object and name of tensors that nobody else has: they stay as they are when the objects change.
@@ -46,6 +53,24 @@ pub(crate) struct RunState {
     pub(crate) iteration: Option<usize>,
     /// How good the run is. Larger is better.
     pub(crate) metric: Option<f64>,
+}
+
+impl RunState {
+    /// Reads what is without memory.
+    pub(super) fn bring_into_memory(&mut self) -> Result<()> {
+        for (object, state) in &mut self.objects {
+            let Some(reader) = self.readers.get(object) else { continue };
+            let outlines = state.tensors.iter().filter(|(_, tensor)| is_outline(tensor));
+            let outlines: Vec<(&str, &Tensor)> = outlines.map(|(name, tensor)| (name.as_str(), tensor)).collect();
+            if outlines.is_empty() {
+                continue;
+            }
+            let names: Vec<String> = outlines.iter().map(|(name, _)| (*name).to_owned()).collect();
+            let read = elsewhere::read(&**reader, &outlines)?;
+            state.tensors.extend(names.into_iter().zip(read));
+        }
+        Ok(())
+    }
 }
 
 /// What a rank tells the others before anything is written.
@@ -72,13 +97,27 @@ impl WrittenTensor {
     }
 }
 
+/// A file that this rank writes: part of the state of one object.
+pub(super) struct OwnFile {
+    name: String,
+    pub(super) tensors: Vec<WrittenTensor>,
+    /// Has those tensors that are without memory.
+    reader: Option<Arc<dyn StateReader>>,
+}
+
+impl fmt::Debug for OwnFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnFile").field("name", &self.name).field("tensors", &self.tensors).finish_non_exhaustive()
+    }
+}
+
 /// A save of which all ranks know who writes what. Nothing is on the disk yet.
 #[derive(Debug)]
 pub(crate) struct PlannedSave {
     folder: PathBuf,
     writers: FolderWriters,
-    /// Those that this rank writes: name and tensors.
-    pub(super) files: Vec<(String, Vec<WrittenTensor>)>,
+    /// Those that this rank writes.
+    pub(super) files: Vec<OwnFile>,
     /// What is in the folder, all ranks' files.
     description: Checkpoint,
     indexes: BTreeMap<String, Index>,
@@ -108,16 +147,27 @@ impl PlannedSave {
     /// Copies what this rank writes into the host's memory: from then on the objects may change. Not collective.
     pub(crate) fn copy_to_host(&mut self) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
-        let tensors = self.files.iter_mut().flat_map(|(_, tensors)| tensors);
-        let copied: Vec<&mut Tensor> = tensors.filter(|it| !it.stays_as_it_is()).map(|it| &mut it.tensor).collect();
-        let sizes = copied.iter().map(|tensor| Ok((tensor.f_kind()?, tensor.numel()))).collect::<Result<Vec<_>>>()?;
-        let mut memory = TensorMemory::new(TensorMemory::num_bytes(sizes.into_iter()))?;
-        for tensor in copied {
-            let mut copy = memory.tensor(tensor.f_kind()?, tensor.numel())?.f_view(&*tensor.size())?;
-            copy.f_copy_(tensor)?;
-            *tensor = copy;
+        let copied = self.files.iter().flat_map(|file| &file.tensors).filter(|it| !it.stays_as_it_is());
+        let mut places = places_for(&copied.map(|it| &it.tensor).collect::<Vec<_>>())?.into_iter();
+        let mut sources = Vec::new();
+        for OwnFile { tensors, reader, .. } in &mut self.files {
+            let mut read: Vec<(&str, &Tensor)> = Vec::new();
+            let copied = tensors.iter_mut().filter(|it| !it.stays_as_it_is());
+            for (WrittenTensor { name, tensor, .. }, place) in copied.zip(&mut places) {
+                let source = std::mem::replace(tensor, place);
+                match is_outline(&source) {
+                    true => read.push((name, tensor)),
+                    false => sources.push((tensor.shallow_clone(), source)),
+                }
+            }
+            // The object is not needed any more, nor kept alive.
+            if let Some(reader) = reader.take().filter(|_| !read.is_empty()) {
+                reader.read_state(&read)?;
+            }
         }
-        Ok(())
+        let (places, sources): (Vec<&Tensor>, Vec<&Tensor>) =
+            sources.iter().map(|(place, source)| (place, source)).unzip();
+        Ok(copy_to_host(&places, &sources)?)
     }
 
     /// Writes the files and commits them. Collective.
@@ -195,7 +245,7 @@ fn plan(all: &[Held], writers: &FolderWriters) -> Result<Assignment> {
 }
 
 /// The files of a rank with their tensors; what it does not write is dropped.
-fn own_files(mut run: RunState, assignment: &Assignment, rank: usize) -> Vec<(String, Vec<WrittenTensor>)> {
+fn own_files(mut run: RunState, assignment: &Assignment, rank: usize) -> Vec<OwnFile> {
     let mut files = Vec::new();
     for file in assignment.of_writer(rank) {
         let Some(object) = run.objects.get_mut(&file.object) else { continue };
@@ -204,13 +254,14 @@ fn own_files(mut run: RunState, assignment: &Assignment, rank: usize) -> Vec<(St
             let is_unshared = run.unshared.contains(&(file.object.clone(), name.clone()));
             Some(WrittenTensor { name, tensor, is_unshared })
         });
-        files.push((file.name.clone(), own.collect()));
+        let reader = run.readers.get(&file.object).cloned();
+        files.push(OwnFile { name: file.name.clone(), tensors: own.collect(), reader });
     }
     files
 }
 
-fn progress(folder: &Path, files: &[(String, Vec<WrittenTensor>)], group: &Group) -> SaveProgress {
-    let tensors = files.iter().flat_map(|(_, tensors)| tensors);
+fn progress(folder: &Path, files: &[OwnFile], group: &Group) -> SaveProgress {
+    let tensors = files.iter().flat_map(|file| &file.tensors);
     let num_bytes = |tensor: &Tensor| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64;
     SaveProgress {
         name: folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned(),
@@ -252,9 +303,10 @@ impl PlannedSave {
     /// Writes this rank's files under temporary names; the first writer also what describes all of them.
     fn write_files(&self, group: &Group) -> Result<Vec<PendingFile>> {
         let mut pending = Vec::new();
-        for (name, tensors) in &self.files {
+        for OwnFile { name, tensors, reader } in &self.files {
             let tensors: Vec<(&str, &Tensor)> = tensors.iter().map(|it| (it.name.as_str(), &it.tensor)).collect();
-            pending.push(write_pending(&tensors, None, (&self.folder.join(name), STEM), &self.progress.written)?);
+            let with = (&self.progress.written, reader.as_deref());
+            pending.push(write_pending(&tensors, None, (&self.folder.join(name), STEM), with)?);
         }
         if self.is_first(group) {
             for (name, index) in &self.indexes {

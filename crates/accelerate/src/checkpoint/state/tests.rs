@@ -5,11 +5,13 @@ use super::super::fault::{self, Fault};
 use super::*;
 use crate::Accelerator;
 use crate::group::Group;
-use crate::session::ObjectState;
+use crate::offload::outline;
+use crate::session::{ObjectState, StateReader};
 use crate::{Result, testing};
 use accelerate_core::layout::Layout;
 use std::collections::BTreeMap;
 use std::process::{Command, ExitStatus};
+use std::sync::{Arc, Mutex};
 use tch::{Device, Kind, Tensor};
 use tempfile::TempDir;
 
@@ -46,7 +48,7 @@ fn save(folder: &Path, value: f64, group: &Group, is_sharded: bool) -> Result<()
 fn whole_checkpoint_in(folder: &Path) -> Result<f64> {
     let group = Group::single_process();
     let mut checkpoint = OpenCheckpoint::open(&group, folder, &writers(&group))?;
-    let state = checkpoint.object("model", &BTreeMap::new(), &BTreeMap::new(), (0, 1))?.unwrap();
+    let state = checkpoint.object("model", &BTreeMap::new(), &BTreeMap::new(), (0, 1), &Ok)?.unwrap();
     let value = state.values["value"].as_f64().unwrap();
     for name in ["first", "second", "third"] {
         assert_eq!(state.tensors[name], Tensor::full([12], value, (Kind::Float, Device::Cpu)), "{name}");
@@ -232,7 +234,7 @@ fn what_fits_is_read_into_the_memory_that_is_there_and_only_when_all_is_known_to
         let wide = Tensor::zeros([12, 2], (Kind::Float, Device::Cpu)).select(1, 0);
         let places = [("first", zeros(Kind::Float)), ("second", zeros(Kind::Double)), ("third", wide)];
         let places = BTreeMap::from(places.map(|(name, place)| (name.to_owned(), place)));
-        let state = checkpoint.object("model", &BTreeMap::new(), &places, (0, 1)).unwrap().unwrap();
+        let state = checkpoint.object("model", &BTreeMap::new(), &places, (0, 1), &Ok).unwrap().unwrap();
         let value = |tensor: &Tensor| Vec::<f64>::try_from(tensor.to_kind(Kind::Double).contiguous()).unwrap();
         assert_eq!(state.tensors["first"].data_ptr(), places["first"].data_ptr());
         assert_eq!(value(&state.tensors["first"]), [0.0; 12]);
@@ -253,9 +255,84 @@ fn a_file_that_is_cut_off_while_it_is_loaded_is_named_with_what_to_do() {
     save(folder.path(), 2.0, &group, false).unwrap();
     let mut checkpoint = OpenCheckpoint::open(&group, folder.path(), &writers(&group)).unwrap();
     let places = BTreeMap::from([("third".to_owned(), Tensor::zeros([12], (Kind::Float, Device::Cpu)))]);
-    checkpoint.object("model", &BTreeMap::new(), &places, (0, 1)).unwrap();
+    checkpoint.object("model", &BTreeMap::new(), &places, (0, 1), &Ok).unwrap();
     let file = folder.path().join("model.safetensors");
     std::fs::File::options().write(true).open(&file).unwrap().set_len(64).unwrap();
     let error = checkpoint.read_in_place().unwrap_err().to_string();
     assert!(error.contains("model.safetensors") && error.contains("load a checkpoint again"), "{error}");
+}
+
+/// Has tensors of 8 MiB, each full of its number, and counts what it is asked for.
+#[derive(Default)]
+struct CountingReader {
+    /// The bytes of each call.
+    calls: Mutex<Vec<usize>>,
+    names: Mutex<Vec<String>>,
+}
+
+impl StateReader for CountingReader {
+    fn read_state(&self, wanted: &[(&str, &Tensor)]) -> Result<()> {
+        let bytes = wanted.iter().map(|(_, place)| place.numel() * place.kind().elt_size_in_bytes()).sum();
+        self.calls.lock().unwrap().push(bytes);
+        for (name, place) in wanted {
+            self.names.lock().unwrap().push((*name).to_owned());
+            let _ = place.shallow_clone().fill_(name[1..].parse::<f64>().unwrap());
+        }
+        Ok(())
+    }
+}
+
+const NUM_ELSEWHERE: usize = 12;
+
+/// Tensors `t00` and so on, of which every fourth is in memory and a second object has one that is larger than all others.
+fn state_elsewhere(readers: [&Arc<CountingReader>; 2]) -> RunState {
+    let mut model = ObjectState::default();
+    for number in 0..NUM_ELSEWHERE {
+        let tensor = match number % 4 {
+            3 => Tensor::full([2 << 20], number as f64, (Kind::Float, Device::Cpu)),
+            _ => outline(&[2 << 20], Kind::Float).unwrap(),
+        };
+        model.tensors.insert(format!("t{number:02}"), tensor);
+    }
+    let large = BTreeMap::from([("t77".to_owned(), outline(&[3, 4 << 20], Kind::Float).unwrap())]);
+    let optimizer = ObjectState { tensors: large, ..Default::default() };
+    let named = [("model", readers[0]), ("optimizer", readers[1])];
+    let readers = named.map(|(name, reader)| (name.to_owned(), Arc::clone(reader) as Arc<dyn StateReader>));
+    let objects = BTreeMap::from([("model".to_owned(), model), ("optimizer".to_owned(), optimizer)]);
+    RunState { objects, readers: readers.into_iter().collect(), shard_size: 1, ..Default::default() }
+}
+
+/// What is on a disk is written a few tensors at a time, and each is read once; in the background all of it is copied, once.
+#[test]
+fn what_is_elsewhere_is_never_in_memory_as_a_whole() {
+    const MIB: usize = 1 << 20;
+    for is_copied in [false, true] {
+        let folder = TempDir::new().unwrap();
+        let group = Group::single_process();
+        let readers = [Arc::default(), Arc::default()];
+        let state = state_elsewhere([&readers[0], &readers[1]]);
+        let mut planned = PlannedSave::new(state, &group, folder.path(), writers(&group)).unwrap();
+        if is_copied {
+            planned.copy_to_host().unwrap();
+            assert_eq!(Arc::strong_count(&readers[0]), 1, "the object is kept alive");
+        }
+        planned.write(&group).unwrap();
+
+        let calls: Vec<usize> = readers.iter().flat_map(|reader| reader.calls.lock().unwrap().clone()).collect();
+        let wanted: &[usize] = if is_copied { &[72, 48] } else { &[24, 24, 24, 48] };
+        assert_eq!(calls, wanted.iter().map(|mib| mib * MIB).collect::<Vec<_>>());
+        let mut names = readers[0].names.lock().unwrap().clone();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), NUM_ELSEWHERE / 4 * 3, "{names:?}");
+
+        let mut checkpoint = OpenCheckpoint::open(&group, folder.path(), &writers(&group)).unwrap();
+        for (object, numbers) in [("model", 0..NUM_ELSEWHERE), ("optimizer", 77..78)] {
+            let state = checkpoint.object(object, &BTreeMap::new(), &BTreeMap::new(), (0, 1), &Ok).unwrap().unwrap();
+            for number in numbers {
+                let found = &state.tensors[&format!("t{number:02}")];
+                assert!(found.eq(number as f64).all().double_value(&[]) != 0.0, "{object} {number}");
+            }
+        }
+    }
 }

@@ -35,7 +35,8 @@ pub(crate) fn gather_whole(
     writers: &FolderWriters,
     full: FullStateDict,
 ) -> Result<()> {
-    let own = group.agree_on_success(OP, held_tensors(run, folder))?;
+    // All of it is in memory before any of it is sent: a disk that fails on one rank must not keep the others waiting.
+    let own = group.agree_on_success(OP, run.bring_into_memory().and_then(|()| held_tensors(run, folder)))?;
     let own = serde_json::to_vec(&Own { held: own, folder: writers.0.clone() }).map_err(Error::other)?;
     let all = group.all_gather_bytes(&own)?;
     let all: Vec<Own> =
@@ -190,7 +191,7 @@ mod tests {
             let numel = numels.sum::<usize>();
             let mut save = PlannedSave::new(run, group, folder, writers)?;
             let places = |save: &PlannedSave| -> Vec<_> {
-                save.files.iter().flat_map(|(_, tensors)| tensors).map(|it| it.tensor.data_ptr()).collect()
+                save.files.iter().flat_map(|file| &file.tensors).map(|it| it.tensor.data_ptr()).collect()
             };
             let before = places(&save);
             save.copy_to_host()?;
@@ -204,8 +205,9 @@ mod tests {
         let group = Group::single_process();
         for folder in &folders[..4 / per_machine] {
             let mut opened = OpenCheckpoint::open(&group, folder.path(), &FolderWriters(0..1)).unwrap();
-            let model = opened.object("model", &BTreeMap::new(), &BTreeMap::new(), (0, 1)).unwrap().unwrap();
-            let optimizer = opened.object("optimizer", &BTreeMap::new(), &BTreeMap::new(), (0, 1)).unwrap().unwrap();
+            let model = opened.object("model", &BTreeMap::new(), &BTreeMap::new(), (0, 1), &Ok).unwrap().unwrap();
+            let optimizer =
+                opened.object("optimizer", &BTreeMap::new(), &BTreeMap::new(), (0, 1), &Ok).unwrap().unwrap();
             for name in NAMES {
                 let wanted = numbers(name).view([3, 8]);
                 assert_eq!(model.tensors[name], wanted, "{name}");
