@@ -119,7 +119,7 @@ pub fn reset_peak_device_memory(device: Device) -> Result<()> {
     check(OPERATION, unsafe { te_reset_peak_device_memory(index) })
 }
 
-fn index_of(operation: &'static str, device: Device) -> Result<i32> {
+pub(crate) fn index_of(operation: &'static str, device: Device) -> Result<i32> {
     match device {
         Device::Cuda(index) if index < tch::Cuda::device_count().max(0) as usize => Ok(index as i32),
         other => Err(Error::invalid(operation, format!("{other:?} is no CUDA device of this process"))),
