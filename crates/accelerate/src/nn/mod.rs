@@ -51,6 +51,7 @@ mod dropout;
 mod embedding;
 mod exported_module;
 mod functional;
+mod graphed;
 pub mod init;
 mod layer;
 mod linear;
@@ -81,6 +82,8 @@ pub(crate) use deferred_weight_grad::{DeferWeightGrad, DeferredWeightGrad};
 pub use dropout::Dropout;
 pub use embedding::{DenseEmbeddingKernel, Embedding, EmbeddingConfig, EmbeddingKernel};
 pub use exported_module::ExportedModule;
+#[doc(hidden)]
+pub use graphed::{CudaGraphs, GraphedModule, Recorder};
 pub use init::Init;
 pub(crate) use init::is_floating;
 pub use layer::{Layer, Module};
