@@ -55,7 +55,7 @@ impl Stored {
     }
 
     pub(super) fn now(&self) -> Result<Values> {
-        let copies = |tensors: &[Tensor]| tensors.iter().map(|own| copy(own)).collect::<Result<_>>();
+        let copies = |tensors: &[Tensor]| tensors.iter().map(copy).collect::<Result<_>>();
         Ok(Values {
             parameters: copies(&self.parameters)?,
             others: copies(&self.others)?,
@@ -80,7 +80,7 @@ impl Stored {
     pub(super) fn with_other_parameters<T>(&self, values: &Values, body: impl FnOnce() -> Result<T>) -> Result<T> {
         // Exact in every type.
         const FACTOR: f64 = 1.125;
-        let others: Vec<Tensor> = values.parameters.iter().map(|own| copy(own)).collect::<Result<_>>()?;
+        let others: Vec<Tensor> = values.parameters.iter().map(copy).collect::<Result<_>>()?;
         if !others.is_empty() {
             foreach::mul_scalar_(&others.iter().collect::<Vec<_>>(), FACTOR)?;
         }

@@ -5,6 +5,7 @@ mod passes;
 mod recorded;
 mod recorder;
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests;
 
 pub use recorder::{CudaGraphs, Recorder};

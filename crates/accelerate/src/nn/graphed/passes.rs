@@ -1,6 +1,6 @@
 //! What is done with a pass, and whose the memory of the recordings is: decisions, without tensors.
 
-use crate::error::NnError;
+use crate::error::{NnError, Result};
 use tch::{Device, Kind};
 
 /// So many of the first passes are made both ways and compared.
@@ -58,12 +58,12 @@ impl Turns {
     }
 
     /// The backward pass of a forward pass.
-    pub(super) fn take(&mut self, turn: u64) -> Result<(), NnError> {
+    pub(super) fn take(&mut self, turn: u64) -> Result<()> {
         if turn != self.last {
-            return Err(NnError::GraphOverwritten);
+            return Err(NnError::GraphOverwritten.into());
         }
         if std::mem::replace(&mut self.is_used, true) {
-            return Err(NnError::GraphUsed);
+            return Err(NnError::GraphUsed.into());
         }
         Ok(())
     }
@@ -101,9 +101,9 @@ mod tests {
         let mut turns = Turns::default();
         let first = turns.begin();
         turns.take(first).unwrap();
-        assert!(matches!(turns.take(first), Err(NnError::GraphUsed)));
+        assert!(turns.take(first).unwrap_err().to_string().contains("a second backward pass"));
         let (second, third) = (turns.begin(), turns.begin());
-        assert!(matches!(turns.take(second), Err(NnError::GraphOverwritten)));
+        assert!(turns.take(second).unwrap_err().to_string().contains("after another forward pass"));
         turns.take(third).unwrap();
     }
 }

@@ -121,7 +121,7 @@ impl<R: Recorder> Recorded<R> {
 
     /// Is this the backward pass whose intermediate results are there?
     pub(super) fn take_turn(&mut self, turn: u64) -> Result<()> {
-        Ok(self.turns.take(turn)?)
+        self.turns.take(turn)
     }
 
     /// The backward pass for these gradients of the outputs.
@@ -185,8 +185,15 @@ fn differentiate(outputs: &[Tensor], parameters: &[Tensor], of_outputs: &[Option
 /// Gradients in as few pieces of memory as they have element types: one copy hands all of them out.
 struct Flats {
     memory: Vec<Tensor>,
-    /// By parameter: which piece, where in it, and the shape.
-    places: Vec<Option<(usize, Range<i64>, Vec<i64>)>>,
+    /// By parameter; `None` for one without a gradient.
+    places: Vec<Option<Place>>,
+}
+
+/// Where a gradient is: in which piece of memory, which elements of it, and in what shape.
+struct Place {
+    piece: usize,
+    range: Range<i64>,
+    shape: Vec<i64>,
 }
 
 impl Flats {
@@ -205,7 +212,7 @@ impl Flats {
             });
             let start = sizes[piece].1;
             sizes[piece].1 += gradient.numel() as i64;
-            places.push(Some((piece, start..sizes[piece].1, gradient.size())));
+            places.push(Some(Place { piece, range: start..sizes[piece].1, shape: gradient.size() }));
         }
         let device = gradients.iter().flatten().next().map_or(tch::Device::Cpu, Tensor::device);
         let memory = sizes.into_iter().map(|(kind, size)| Tensor::f_zeros([size], (kind, device)));
@@ -223,8 +230,8 @@ impl Flats {
             let mut parts = Vec::new();
             for (place, gradient) in self.places.iter().zip(gradients) {
                 match (place, gradient) {
-                    (Some((piece, ..)), Some(gradient)) if *piece == index => parts.push(gradient.f_reshape([-1])?),
-                    (Some((piece, range, _)), None) if *piece == index => {
+                    (Some(place), Some(gradient)) if place.piece == index => parts.push(gradient.f_reshape([-1])?),
+                    (Some(Place { piece, range, .. }), None) if *piece == index => {
                         parts.push(memory.f_zeros_like()?.f_narrow(0, 0, range.end - range.start)?);
                     }
                     _ => {}
@@ -238,7 +245,7 @@ impl Flats {
     /// In memory that the next pass does not write to.
     fn copied(&self) -> Result<Gradients> {
         let copies = self.memory.iter().map(copy).collect::<Result<Vec<_>>>()?;
-        let view = |(piece, range, shape): &(usize, Range<i64>, Vec<i64>)| {
+        let view = |Place { piece, range, shape }: &Place| {
             Ok(copies[*piece].f_narrow(0, range.start, range.end - range.start)?.f_view(shape.as_slice())?)
         };
         self.places.iter().map(|place| place.as_ref().map(view).transpose()).collect()
