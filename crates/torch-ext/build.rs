@@ -51,6 +51,7 @@ fn main() {
         "profiler",
         "script_module",
         "aot_inductor",
+        "stream",
     ];
     for name in sources {
         build.file(format!("shim/{name}.cpp"));
@@ -79,7 +80,7 @@ fn add_cuda(build: &mut cc::Build, lib: &Path) {
     println!("cargo::rerun-if-env-changed=ACCELERATE_CUDA_INCLUDE");
     let folders = env::var_os("ACCELERATE_CUDA_INCLUDE").unwrap_or_default();
     build.includes(env::split_paths(&folders)).include("shim/cuda_stubs").define("USE_CUDA", None);
-    build.file("shim/process_group_nccl.cpp");
+    build.file("shim/process_group_nccl.cpp").file("shim/cuda_graph.cpp");
     let real = std::fs::canonicalize(lib.join("libtorch_cpu.so")).unwrap_or_else(|_| lib.join("libtorch_cpu.so"));
     if let Some(folder) = real.parent() {
         println!("cargo::rustc-link-search=native={}", folder.display());

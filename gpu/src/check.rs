@@ -180,23 +180,52 @@ impl Context<'_> {
 
     /// What a script of ours prints as JSON, run by the Python with torch and Accelerate. `None` where there is none.
     pub(crate) fn python<T: for<'de> Deserialize<'de>>(&self, script: &str, arguments: &[&str]) -> Result<Option<T>> {
-        let Some(python) = self.python else { return Ok(None) };
-        let script = self.scripts.join(script);
-        ensure!(script.is_file(), "there is no {}; `--scripts` says where the scripts are", script.display());
-        let device = if self.is_cuda() { "cuda" } else { "cpu" };
-        let output = Command::new(python)
-            .arg(&script)
-            .args(["--device", device])
-            .args(arguments)
-            .output()
-            .with_context(|| format!("could not start {}", python.display()))?;
-        if !output.status.success() {
-            bail!("{} ended with {}:\n{}", script.display(), output.status, String::from_utf8_lossy(&output.stderr));
-        }
-        let text = String::from_utf8_lossy(&output.stdout);
+        let Some(mut command) = self.python_command(script, arguments)? else { return Ok(None) };
+        let text = printed_by(&mut command, script)?;
         let last = text.lines().next_back().unwrap_or_default();
-        serde_json::from_str(last).map(Some).with_context(|| format!("{} printed {last:?}", script.display()))
+        serde_json::from_str(last).map(Some).with_context(|| format!("{script} printed {last:?}"))
     }
+
+    /// The command that runs a script of ours for the device of the checks.
+    pub(crate) fn python_command(&self, script: &str, arguments: &[&str]) -> Result<Option<Command>> {
+        let path = self.scripts.join(script);
+        ensure!(path.is_file(), "there is no {}; `--scripts` says where the scripts are", path.display());
+        Ok(self.plain_python().map(|mut command| {
+            command.arg(&path).args(["--device", self.device_name()]).args(arguments);
+            command
+        }))
+    }
+
+    /// A program that is no script of ours, in the folder of the scripts, so that it can import them.
+    pub(crate) fn python_program(&self, program: &str) -> Option<Command> {
+        self.plain_python().map(|mut command| {
+            command.args(["-c", program]).current_dir(self.scripts);
+            command
+        })
+    }
+
+    fn plain_python(&self) -> Option<Command> {
+        self.python.map(|python| {
+            let mut command = Command::new(python);
+            // What Inductor compiles goes when the check does.
+            command.env("TORCHINDUCTOR_CACHE_DIR", self.folder.join("inductor"));
+            command
+        })
+    }
+
+    /// As Python calls it.
+    pub(crate) fn device_name(&self) -> &'static str {
+        if self.is_cuda() { "cuda" } else { "cpu" }
+    }
+}
+
+/// What a program prints, or why it failed: `what` it was, and its own words.
+pub(crate) fn printed_by(command: &mut Command, what: &str) -> Result<String> {
+    let output = command.output().with_context(|| format!("could not start {:?}", command.get_program()))?;
+    if !output.status.success() {
+        bail!("{what} ended with {}:\n{}", output.status, String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Why a comparison with Python is not made.

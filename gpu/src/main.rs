@@ -4,8 +4,10 @@ mod check;
 mod checks;
 mod machine;
 mod models;
+mod races;
 mod report;
 mod runner;
+mod transformer;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

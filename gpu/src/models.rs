@@ -95,6 +95,16 @@ pub(crate) struct Trained {
 
 /// Trains with AdamW on `accelerator`'s device; the ranks share the rows of a step.
 pub(crate) fn train(accelerator: &Accelerator, num_steps: usize, max_norm: Option<f64>) -> Result<Trained> {
+    train_around(accelerator, num_steps, max_norm, |_, step| step())
+}
+
+/// The same, with each step handed to `around` by its number, which has to run it once.
+pub(crate) fn train_around(
+    accelerator: &Accelerator,
+    num_steps: usize,
+    max_norm: Option<f64>,
+    mut around: impl FnMut(usize, &mut dyn FnMut() -> Result<()>) -> Result<()>,
+) -> Result<Trained> {
     let model = Classifier::new(accelerator.device())?;
     let store = model.store.clone();
     let optimizer = AdamW::new(&store, LEARNING_RATE)?;
@@ -103,15 +113,18 @@ pub(crate) fn train(accelerator: &Accelerator, num_steps: usize, max_norm: Optio
     let first_row = rows * accelerator.process_index() as i64;
     let mut losses = Vec::new();
     for step in 0..num_steps {
-        let (tokens, labels) = tokens(step, first_row, rows, accelerator.device())?;
-        let loss = loss_of(&model.forward(&tokens)?, &labels)?;
-        accelerator.backward(&loss)?;
-        if let Some(max_norm) = max_norm {
-            accelerator.clip_grad_norm_(&model, max_norm)?;
-        }
-        optimizer.step()?;
-        optimizer.zero_grad()?;
-        losses.push(loss.f_double_value(&[])?);
+        around(step, &mut || {
+            let (tokens, labels) = tokens(step, first_row, rows, accelerator.device())?;
+            let loss = loss_of(&model.forward(&tokens)?, &labels)?;
+            accelerator.backward(&loss)?;
+            if let Some(max_norm) = max_norm {
+                accelerator.clip_grad_norm_(&model, max_norm)?;
+            }
+            optimizer.step()?;
+            optimizer.zero_grad()?;
+            losses.push(loss.f_double_value(&[])?);
+            Ok(())
+        })?;
     }
     Ok(Trained { losses, parameters: on_cpu(&store)? })
 }

@@ -18,7 +18,10 @@ fn run(arguments: &[&str]) -> Ran {
 }
 
 fn program() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_gpu-checks"))
+    let mut program = Command::new(env!("CARGO_BIN_EXE_gpu-checks"));
+    // Other tests run beside these, and threads of all of them would wait for each other.
+    program.env("OMP_NUM_THREADS", "1");
+    program
 }
 
 fn ran(command: &mut Command) -> Ran {
@@ -38,7 +41,8 @@ fn result(report: &Value, check: &str) -> (String, String) {
 
 #[test]
 fn checks_run_and_both_reports_say_that_it_was_a_rehearsal() {
-    let only = ["--only", "dropout", "--only", "fp16_scaler", "--only", "memory", "--only", "python_fp32"];
+    let checks = ["dropout", "fp16_scaler", "memory", "python_fp32", "cuda_graphs", "race_gpt2", "exported"];
+    let only = checks.map(|check| ["--only", check]).concat();
     let Ran { output, text, report } = run(&only);
     assert_eq!(output.status.code(), Some(0), "{text}");
     let (state, figure) = result(&report, "dropout");
@@ -47,7 +51,11 @@ fn checks_run_and_both_reports_say_that_it_was_a_rehearsal() {
     let (state, figure) = result(&report, "memory");
     assert!(state == "not_here" && figure.starts_with("because "), "{text}");
     assert_eq!(result(&report, "python_fp32").0, "not_here", "{text}");
-    assert_eq!(report["rows"].as_array().unwrap().len(), 4);
+    for (check, words) in [("cuda_graphs", "needs a GPU"), ("race_gpt2", "no Python"), ("exported", "because ")] {
+        let (state, figure) = result(&report, check);
+        assert!(state == "not_here" && figure.contains(words), "{text}");
+    }
+    assert_eq!(report["rows"].as_array().unwrap().len(), 7);
     assert_eq!(report["is_rehearsal"], true);
     assert_eq!(report["machine"]["commit"], "abc");
     for key in ["system", "processor", "gpu", "driver", "libtorch", "python", "date"] {
@@ -65,11 +73,16 @@ fn a_planted_failure_is_reported_as_what_it_is_and_the_rest_goes_on() {
         ("dropout=figure", "480", "failed", "wanted"),
         ("dropout=crash", "480", "crashed", "SIGABRT"),
         ("dropout=hang", "8", "timed_out", "did not end within"),
+        ("streams=figure", "480", "failed", "plain, one stream aside: loss of step 0: found"),
+        // Where a check makes no sense, a wrong figure cannot be told from a right one.
+        ("cuda_graphs=figure", "480", "failed", "compared with nothing"),
+        ("race_small=figure", "480", "failed", "compared with nothing"),
     ] {
-        let arguments = ["--only", "generators", "--only", "dropout", "--plant", plant, "--budget", budget];
+        let (check, _) = plant.split_once('=').unwrap();
+        let arguments = ["--only", "generators", "--only", check, "--plant", plant, "--budget", budget];
         let Ran { output, text, report } = run(&arguments);
         assert_eq!(output.status.code(), Some(1), "{plant}: {text}");
-        let (found, figure) = result(&report, "dropout");
+        let (found, figure) = result(&report, check);
         assert!(found == state && figure.contains(words), "{plant}: {text}");
         assert_eq!(result(&report, "generators").0, "passed", "{plant}: {text}");
     }

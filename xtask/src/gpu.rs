@@ -161,6 +161,10 @@ fn command(run: &Path) -> Result<Command> {
     command.env("LIBTORCH", home.join("torch")).env("PYTHON", python.python());
     // The checks decide themselves where they run, with as many threads as there are.
     command.env_remove("ACCELERATE_USE_CPU").env_remove("OMP_NUM_THREADS");
+    if !has_gpu {
+        // Where its compiler cannot link the stand-ins, Inductor would think that this processor has no vectors.
+        command.env("TORCHINDUCTOR_VEC_ISA_OK", "1");
+    }
     Ok(command)
 }
 

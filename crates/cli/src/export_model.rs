@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use accelerate_core::files::ShownPath;
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 /// What Python runs.
 const PROGRAM: &str = include_str!("export_model/export_model.py");
@@ -17,7 +17,7 @@ const VALUES: &str = "safetensors";
 /// Compile a model of PyTorch into a package that Accelerate trains without Python.
 ///
 /// Python runs once, here: it needs torch of the version that programs are built with, safetensors, and a C++ compiler, and takes a
-/// minute or more. The package holds forward and backward passes as machine code for this kind of processor; a program loads it
+/// minute or more. The package holds forward and backward passes as machine code for this kind of processor or GPU; a program loads it
 /// as an nn::ExportedModule, with the compiler backend "aot_inductor". The values of parameters and buffers are written
 /// beside it, in a file that ends in .safetensors.
 ///
@@ -40,6 +40,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE", value_parser = package)]
     output: PathBuf,
 
+    /// What the package computes on. For cuda, Python needs a GPU here; nothing of that has been seen on one yet.
+    #[arg(long, value_name = "KIND", value_enum, default_value_t = Device::Cpu)]
+    device: Device,
+
     /// Replace the package and its values if they are there.
     #[arg(long)]
     overwrite: bool,
@@ -47,6 +51,22 @@ pub(crate) struct Arguments {
     /// The Python to run. Without it, the first of python3 and python that is found.
     #[arg(long, value_name = "FILE")]
     python: Option<PathBuf>,
+}
+
+/// The kinds of devices that packages are made for.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Device {
+    Cpu,
+    Cuda,
+}
+
+impl Device {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+        }
+    }
 }
 
 fn function(text: &str) -> Result<String, String> {
@@ -94,7 +114,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let new_package = fresh.path().join("model.pt2");
     let mut command = Command::new(&python);
     command.args(["-c", PROGRAM, &arguments.function, "--inputs"]).args(&arguments.inputs);
-    command.arg("--output").arg(&new_package).args(["--torch_version", accelerate_setup::VERSION]);
+    command.arg("--output").arg(&new_package).args(["--device", arguments.device.name()]);
+    command.args(["--torch_version", accelerate_setup::VERSION]);
     let status = command.status().map_err(|source| ExportError::Start { python, source })?;
     if !status.success() {
         // Python has said why.

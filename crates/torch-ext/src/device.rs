@@ -164,7 +164,7 @@ pub fn copy_to_host(places: &[&Tensor], sources: &[&Tensor]) -> Result<()> {
     check(OPERATION, unsafe { te_copy_to_host(places.as_ptr(), sources.as_ptr(), places.len()) })
 }
 
-fn index_of(operation: &'static str, device: Device) -> Result<i32> {
+pub(crate) fn index_of(operation: &'static str, device: Device) -> Result<i32> {
     match device {
         Device::Cuda(index) if index < tch::Cuda::device_count().max(0) as usize => Ok(index as i32),
         other => Err(Error::invalid(operation, format!("{other:?} is no CUDA device of this process"))),

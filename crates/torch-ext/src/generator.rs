@@ -109,6 +109,12 @@ impl Generator {
         Ok(Self { raw })
     }
 
+    /// The `at::Generator*`, borrowed.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn handle(&self) -> Handle {
+        self.raw
+    }
+
     /// Starts the stream anew from a seed.
     ///
     /// ```

@@ -4,6 +4,8 @@ mod async_saves;
 mod checkpoints;
 mod collectives;
 mod devices;
+mod exported;
+mod graphs;
 mod loaders;
 mod memory;
 mod offload;
@@ -11,10 +13,12 @@ mod optimizers;
 mod parity;
 mod precision;
 mod profile;
+mod races;
 mod random;
 mod ranks;
 mod script_module;
 mod sharding;
+mod streams;
 
 use accelerate::{Workers, workers};
 
@@ -61,11 +65,18 @@ pub(crate) const ALL: &[Check] = &[
     Check::new("loader", "batches arrive whole where copies from pinned memory are not waited for", loaders::pinned),
     Check::new("clipping", "norms and clipped gradients beside plain sums", optimizers::clipping),
     Check::new("optimizers", "fused and foreach optimizers beside the same rules written out", optimizers::rules),
+    Check::new("every_optimizer", "each optimizer's training beside the same on the CPU", optimizers::beside_the_cpu),
     Check::new("ddp_hooks", "two processes with each communication hook beside one process", ranks::ddp_hooks)
         .within(120),
     Check::new("fsdp_one", "a model sharded over one rank trains as a plain one", sharding::one),
     Check::new("fsdp_two", "and one sharded over two processes", ranks::fsdp_two).within(120),
     Check::new("offload", "parameters and state in the host's memory or in files change no bit", offload::no_bit),
+    Check::new(
+        "streams",
+        "training, offload and batches on other streams than the default one",
+        streams::other_than_the_default,
+    ),
+    Check::new("cuda_graphs", "passes that are recorded and replayed, beside the model itself", graphs::replayed),
     Check::new(
         "save_state",
         "a run that goes on from a checkpoint is the run that was not disturbed",
@@ -82,6 +93,8 @@ pub(crate) const ALL: &[Check] = &[
     Check::new("plan", "the peak of a training step beside the plan of its model", memory::plan),
     Check::new("profiler", "a trace has the operators, and the kernels that they launched", profile::trace),
     Check::new("script_module", "a TorchScript model of Python trains here", script_module::trains).within(120),
+    Check::new("exported", "packages of AOTInductor, for training and for inference, beside Python", exported::trains)
+        .within(180),
     Check::new(
         "two_gpus",
         "two processes on two GPUs over NCCL: collectives, who is missing, DDP, FSDP",
@@ -92,6 +105,12 @@ pub(crate) const ALL: &[Check] = &[
     Check::new("python_fp32", "losses beside Python Accelerate, float32", parity::float32).within(120),
     Check::new("python_bf16", "losses beside Python Accelerate, bfloat16", parity::bfloat16).within(120),
     Check::new("python_fp16", "losses beside Python Accelerate, float16 with its scaler", parity::float16).within(120),
+    Check::new("race_small", "the step of a small model, batch 1, beside Python Accelerate", races::small).within(60),
+    Check::new("race_bert_8", "the step of BERT-base, 8 x 128 tokens, bfloat16", races::bert_8).within(60),
+    Check::new("race_bert_64", "the step of BERT-base, 64 x 128 tokens, bfloat16", races::bert_64).within(60),
+    Check::new("race_gpt2", "the step of GPT-2 124 M, 8 x 1024 tokens, bfloat16", races::gpt2).within(90),
+    Check::new("race_optimizer", "AdamW's step on 148 small tensors", races::optimizer).within(60),
+    Check::new("race_loader", "a pass over rows in the host's memory, to the device", races::loader).within(60),
 ];
 
 pub(crate) fn find(name: &str) -> Option<&'static Check> {

@@ -15,6 +15,7 @@ use super::sharding::{MAX_NORM, NUM_STEPS, STRATEGIES, compare, plugin};
 use crate::check::{Context, Found};
 use crate::machine::probe_of;
 use crate::models::{Trained, train};
+use torch_ext::stream::Stream;
 
 const OPTIONS: NotebookLauncherOptions = NotebookLauncherOptions {
     num_processes: Some(2),
@@ -107,6 +108,8 @@ pub(crate) struct Training {
     hook: Option<Hook>,
     strategy: Option<ShardingStrategy>,
     max_norm: Option<f64>,
+    /// On another stream than the default one.
+    aside: bool,
 }
 
 /// What a rank sends back of a [`Trained`].
@@ -131,7 +134,10 @@ pub(crate) fn trained_rank(training: Training) -> Result<Sent> {
             ..Default::default()
         });
     }
-    let Trained { losses, parameters } = train(&builder.build()?, NUM_STEPS, training.max_norm)?;
+    let accelerator = builder.build()?;
+    let device = accelerator.device();
+    let stream = if training.aside { Stream::from_pool(device)? } else { Stream::current(device)? };
+    let Trained { losses, parameters } = stream.run(|| train(&accelerator, NUM_STEPS, training.max_norm))??;
     let sent = |(name, tensor): (String, Tensor)| {
         let values = Vec::<f32>::try_from(tensor.f_reshape([-1])?)?;
         Ok((name, tensor.size(), values))
@@ -160,7 +166,8 @@ const HOOKS: [(Hook, f64); 4] =
 
 pub(crate) fn ddp_hooks(context: &Context<'_>) -> Result<Found> {
     // Before this process has a device of its own: a launcher refuses then.
-    let training = Training { place: Place::of(context), hook: None, strategy: None, max_norm: Some(MAX_NORM) };
+    let training =
+        Training { place: Place::of(context), hook: None, strategy: None, max_norm: Some(MAX_NORM), aside: false };
     let averaged = trained_by_two(context, &training)?;
     let runs = HOOKS.map(|(hook, _)| trained_by_two(context, &Training { hook: Some(hook), ..training.clone() }));
     let plain = train(&context.accelerator()?, NUM_STEPS, Some(MAX_NORM))?;
@@ -186,7 +193,7 @@ pub(crate) fn two_gpus(context: &Context<'_>) -> Result<Found> {
     ensure!(devices == ["Cuda(0)", "Cuda(1)"], "the ranks were on {devices:?}");
     let said = notebook_launcher(context.workers, absent_in_the_middle, place, &OPTIONS)?.swap_remove(0);
     ensure!(said.contains("all_reduce") && said.contains("rank 1"), "rank 0 does not say who is missing: {said}");
-    let training = Training { place, hook: None, strategy: None, max_norm: Some(MAX_NORM) };
+    let training = Training { place, hook: None, strategy: None, max_norm: Some(MAX_NORM), aside: false };
     let replicated = trained_by_two(context, &training)?;
     let sharded = trained_by_two(context, &Training { strategy: Some(ShardingStrategy::FullShard), ..training })?;
     let plain = train(&context.accelerator()?, NUM_STEPS, Some(MAX_NORM))?;
@@ -196,9 +203,15 @@ pub(crate) fn two_gpus(context: &Context<'_>) -> Result<Found> {
 }
 
 pub(crate) fn fsdp_two(context: &Context<'_>) -> Result<Found> {
-    let runs = STRATEGIES.map(|strategy| {
-        let training =
-            Training { place: Place::of(context), hook: None, strategy: Some(strategy), max_norm: Some(MAX_NORM) };
+    let [first, second] = STRATEGIES;
+    let runs = [(first, false), (second, false), (first, true)].map(|(strategy, aside)| {
+        let training = Training {
+            place: Place::of(context),
+            hook: None,
+            strategy: Some(strategy),
+            max_norm: Some(MAX_NORM),
+            aside,
+        };
         Ok::<_, anyhow::Error>((strategy, trained_by_two(context, &training)?))
     });
     let plain = train(&context.accelerator()?, NUM_STEPS, Some(MAX_NORM))?;
@@ -207,5 +220,5 @@ pub(crate) fn fsdp_two(context: &Context<'_>) -> Result<Found> {
         let (strategy, found) = run?;
         largest = largest.max(compare(context, &strategy.to_string(), &found, &plain)?);
     }
-    Found::figure(format!("2 strategies within {largest:.1e}"))
+    Found::figure(format!("2 strategies, one of them on another stream too, within {largest:.1e}"))
 }

@@ -107,6 +107,46 @@ pub(crate) enum NnError {
     Compiled { module: &'static str, path: String, source: torch_ext::Error },
 
     #[error(
+        "a CUDA graph of the model gives another result than the model itself: {what} is {by:.1e} of its size away (rounding is \
+         {most:.0e}), so graphs are off for this model from now on. Its forward pass decides by values, keeps what it computed before, or \
+         uses memory that has moved"
+    )]
+    GraphDiffers { what: String, by: f64, most: f64 },
+
+    #[error(
+        "the passes of the model cannot be recorded as CUDA graphs, so graphs are off for this model from now on: {source}"
+    )]
+    GraphNotRecorded { source: Box<super::Error> },
+
+    #[error(
+        "the backward pass of a model on CUDA graphs came after another forward pass of it, which has overwritten what it needs; run it \
+         before the next forward pass, or train the model without graphs"
+    )]
+    GraphOverwritten,
+
+    #[error(
+        "a second backward pass through the same forward pass of a model on CUDA graphs: the first one has overwritten what it needs; run \
+         the forward pass again, or train the model without graphs"
+    )]
+    GraphUsed,
+
+    #[error(
+        "{name} is sharded, offloaded, quantised, or has no memory yet, so it has no place that a CUDA graph could read; train the model \
+         without graphs"
+    )]
+    GraphedStorage { name: String },
+
+    #[error(
+        "CUDA graphs record work of a CUDA device, but the model is on {device:?}; move it to a GPU, or train it without graphs"
+    )]
+    GraphedDevice { device: tch::Device },
+
+    #[error(
+        "the model's {what} cannot be made of its own tensors again, so its passes cannot be recorded; take and give tensors, tuples or vectors"
+    )]
+    GraphedTree { what: &'static str },
+
+    #[error(
         "AotInductorModule {path} was given inputs that want gradients, but its compiled code has no backward pass; call \
          it inside of tch::no_grad, detach the inputs, or train the model as an ExportedModule, a ScriptModule or in Rust"
     )]

@@ -51,6 +51,7 @@ mod dropout;
 mod embedding;
 mod exported_module;
 mod functional;
+mod graphed;
 pub mod init;
 mod layer;
 mod linear;
@@ -82,6 +83,8 @@ pub use dropout::Dropout;
 pub(crate) use embedding::padding_row;
 pub use embedding::{DenseEmbeddingKernel, Embedding, EmbeddingConfig, EmbeddingKernel};
 pub use exported_module::ExportedModule;
+#[doc(hidden)]
+pub use graphed::{CudaGraphs, GraphedModule, Recorder};
 pub use init::Init;
 pub(crate) use init::{default_bias, is_floating};
 pub use layer::{Layer, Module};

@@ -7,6 +7,7 @@ use accelerate_core::offload::{Block, BlockLayout, MAX_BLOCK_BYTES};
 use accelerate_core::plan::NVME_BLOCKS_BYTES;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tch::{Device, Kind, Tensor};
+use torch_ext::stream::Stream;
 
 /// Blocks in memory at once: one is changed, the others are on their way. A disk is idle between two requests of one who waits.
 const NUM_BUFFERS: usize = NVME_BLOCKS_BYTES / MAX_BLOCK_BYTES;
@@ -74,13 +75,26 @@ impl Blocks {
             if device != buffer.device() && access != Access::Read {
                 buffer.shallow_clone().f_copy_(&bytes)?;
             }
-            Ok(())
+            hand_over(buffer.device())
         };
         let mut memory = lock(&self.memory);
         memory.settle()?;
         memory.make_buffers(NUM_BUFFERS.min(self.layout.blocks.len()), largest)?;
+        memory.buffers.first().map_or(Ok(()), |buffer| hand_over(buffer.device()))?;
         memory.stream(access, &blocks, change)
     }
+}
+
+/// Threads of the store transfer what was computed here, on the default stream of the device: it waits for what this thread has asked
+/// of its own.
+fn hand_over(device: Device) -> Result<()> {
+    if device.is_cuda() {
+        let (own, of_threads) = (Stream::current(device)?, Stream::default_of(device)?);
+        if own != of_threads {
+            of_threads.wait_for(&own)?;
+        }
+    }
+    Ok(())
 }
 
 impl Memory {

@@ -94,31 +94,31 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("function", help="module:function, which returns the model")
     parser.add_argument("--inputs", nargs="+", required=True)
-    parser.add_argument("--output", required=True)
-    parser.add_argument("--torch_version", required=True)
+    for name in ("--output", "--device", "--torch_version"):
+        parser.add_argument(name, required=True)
     arguments = parser.parse_args()
     if torch.__version__.split("+")[0] != arguments.torch_version:
         fail(f"{sys.executable} has torch {torch.__version__}; programs are built with {arguments.torch_version}, which is needed")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        fail("a package for cuda is made on a machine with a GPU, and torch sees none here")
     sys.path.insert(0, os.getcwd())
     module, _, function = arguments.function.partition(":")
     try:
         make = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         fail(f"{arguments.function} cannot be imported from {os.getcwd()}: {error}")
-    model = make()
+    model = make().to(arguments.device)
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     if any(not tensor.is_contiguous() for tensor in named.values()):
         fail("a parameter or buffer is not contiguous; make it so in the function, with .contiguous()")
     everything = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     owner_of = {id(tensor): name for name, tensor in named.items()}
     aliases = {name: owner_of[id(tensor)] for name, tensor in everything if name not in named}
-    persistent = set(model.state_dict())
-    dims = {}
+    persistent, dims = set(model.state_dict()), {}
     examples = [parse_input(text, dims) for text in arguments.inputs]
-    inputs, dynamic = [example for example, _ in examples], [dims_of for _, dims_of in examples]
+    inputs, dynamic = [example.to(arguments.device) for example, _ in examples], [dims_of for _, dims_of in examples]
     tensors, functional = list(named.values()), Functional(model, list(named))
-    given = (tensors, inputs)
-    shapes = ([{} for _ in tensors], dynamic)
+    given, shapes = (tensors, inputs), ([{} for _ in tensors], dynamic)
 
     model.train()
     check(functional, tensors, inputs)
@@ -143,7 +143,7 @@ def main():
     files = {name: aot_compile(program.module(check_guards=False), *program.example_inputs, options=configs)
              for name, program in {"train": train, "eval": evaluation}.items()}
     package_aoti(arguments.output, files)
-    values = {name: tensor.detach() for name, tensor in named.items()}
+    values = {name: tensor.detach().cpu() for name, tensor in named.items()}
     save_file(values, arguments.output.removesuffix("pt2") + "safetensors", metadata={"format": "pt"})
 
 

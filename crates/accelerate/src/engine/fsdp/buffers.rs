@@ -13,6 +13,10 @@ const LARGE_BYTES: usize = 32 << 20;
 /// There are as many as were ever in use at once, but for large ones: those are taken from the system and given back
 /// every time, which the C library does with them anyway, and which is little against what it takes to fill them. While
 /// one is in use a rank needs the most memory, so idle buffers lend theirs to the system then.
+///
+/// On a GPU a buffer that nobody on the host looks at may still be read by work that waits in a stream. The next unit's work is behind it
+/// in the same stream: nothing here changes the current stream, an operation of the backward pass runs on that of the forward pass, and
+/// collectives wait for it before they begin.
 #[derive(Default)]
 pub(super) struct Buffers(Mutex<Vec<Tensor>>);
 

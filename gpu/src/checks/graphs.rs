@@ -1,0 +1,104 @@
+//! Forward and backward passes as CUDA graphs. No setting leads to them: this is what uses them.
+
+use std::time::Instant;
+
+use accelerate::nn::{Dropout, GraphedModule, Module, ParamStore};
+use accelerate::optim::AdamW;
+use accelerate::tch::Tensor;
+use accelerate::{Accelerator, MixedPrecision, set_seed};
+use anyhow::{Context as _, Result, ensure};
+use torch_ext::stream::synchronize;
+
+use crate::check::{Context, Found};
+use crate::models::{Classifier, ROWS, loss_of, tokens};
+
+const NUM_STEPS: usize = 12;
+const NUM_TIMED: usize = 100;
+
+/// The classifier with its loss, and with random numbers in it.
+struct WithLoss {
+    classifier: Classifier,
+    dropout: Dropout,
+}
+
+impl WithLoss {
+    fn new(accelerator: &Accelerator) -> Result<Self> {
+        let classifier = Classifier::new(accelerator.device())?;
+        let dropout = Dropout::new(classifier.params().root() / "dropout", 0.1)?;
+        Ok(Self { classifier, dropout })
+    }
+}
+
+impl Module for WithLoss {
+    type Input = (Tensor, Tensor);
+    type Output = (Tensor, Tensor);
+
+    fn forward(&self, (tokens, labels): &(Tensor, Tensor)) -> accelerate::Result<(Tensor, Tensor)> {
+        let logits = self.dropout.forward(&self.classifier.forward(tokens)?)?;
+        Ok((loss_of(&logits, labels)?, logits))
+    }
+
+    fn params(&self) -> &ParamStore {
+        self.classifier.params()
+    }
+}
+
+/// The losses of a training, and the microseconds of a step of it.
+fn trained<M>(accelerator: &Accelerator, model: M) -> Result<(Vec<f64>, f64, M)>
+where
+    M: Module<Input = (Tensor, Tensor), Output = (Tensor, Tensor)>,
+{
+    let optimizer = AdamW::new(model.params(), 2e-3)?;
+    let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
+    set_seed(21);
+    let mut step = |number: usize| {
+        let (loss, _) = model.forward(&tokens(number, 0, ROWS, accelerator.device())?)?;
+        accelerator.backward(&loss)?;
+        optimizer.step()?;
+        optimizer.zero_grad()?;
+        Ok::<_, anyhow::Error>(loss)
+    };
+    let losses = (0..NUM_STEPS).map(|number| Ok(step(number)?.f_double_value(&[])?)).collect::<Result<Vec<f64>>>()?;
+    synchronize(accelerator.device())?;
+    let start = Instant::now();
+    for number in 0..NUM_TIMED {
+        drop(step(number)?);
+    }
+    synchronize(accelerator.device())?;
+    let micros = 1e6 * start.elapsed().as_secs_f64() / NUM_TIMED as f64;
+    Ok((losses, micros, model.into_inner()))
+}
+
+/// The same kernels on the same random numbers: sums of embeddings' gradients alone may come in another order.
+pub(crate) fn replayed(context: &Context<'_>) -> Result<Found> {
+    if !context.is_cuda() {
+        return Found::not_here("it needs a GPU");
+    }
+    let mut figures = Vec::new();
+    for (precision, tolerance) in [(MixedPrecision::No, 1e-4), (MixedPrecision::Bf16, 2e-2)] {
+        let new = || context.builder().mixed_precision(precision).build();
+        let accelerator = new()?;
+        let (wanted, eager_micros, _) = trained(&accelerator, WithLoss::new(&accelerator)?)?;
+        let accelerator = new()?;
+        let graphed = GraphedModule::new(WithLoss::new(&accelerator)?)?;
+        let (found, micros, graphed) = trained(&accelerator, graphed)?;
+        let far = context.all_close(&format!("{precision}: loss of step"), &found, &wanted, tolerance)?;
+        let num_replays = graphed.num_replays();
+        ensure!(num_replays == NUM_STEPS + NUM_TIMED, "{num_replays} replays in {NUM_STEPS} + {NUM_TIMED} steps");
+        figures.push(format!("{precision} within {far:.1e}, {micros:.0} us a step ({eager_micros:.0} without graphs)"));
+        if precision == MixedPrecision::No {
+            overwritten(&graphed, accelerator.device())?;
+        }
+    }
+    Found::figure(figures.join("; "))
+}
+
+/// What would be computed from memory that is somebody else's is an error.
+fn overwritten(graphed: &GraphedModule<WithLoss>, device: accelerate::tch::Device) -> Result<()> {
+    let (first, _) = graphed.forward(&tokens(0, 0, ROWS, device)?)?;
+    let _second = graphed.forward(&tokens(1, 0, ROWS, device)?)?;
+    let error = torch_ext::autograd::backward(&[&first], None, Default::default()).err();
+    let text = error.context("a backward pass through overwritten memory went through")?.to_string();
+    ensure!(text.contains("overwritten"), "another error: {text}");
+    Ok(())
+}
