@@ -26,6 +26,7 @@ pages! {
     Sharding: "docs/src/sharding.md";
     DeepSpeed: "docs/src/deepspeed.md";
     Offload: "docs/src/offload.md";
+    BigModels: "docs/src/big_models.md";
     FineTuning: "docs/src/fine_tuning.md";
     Checkpoints: "docs/src/checkpoints.md";
     CheckpointFormat: "docs/src/checkpoint_format.md";

@@ -17,6 +17,7 @@ pub use tch;
 
 mod accelerator;
 pub mod amp;
+pub mod big_model;
 pub mod checkpoint;
 pub mod data;
 #[cfg(doctest)]

@@ -11,6 +11,7 @@ use std::fmt;
 pub(crate) mod config;
 pub(crate) mod data;
 pub(crate) mod deep_speed;
+pub(crate) mod device_map;
 pub(crate) mod environment;
 pub(crate) mod exported_model;
 pub(crate) mod hosts;
@@ -51,6 +52,8 @@ pub(crate) enum ErrorKind {
     Config(#[from] config::ConfigErrorKind),
     #[error(transparent)]
     Data(#[from] data::DataErrorKind),
+    #[error(transparent)]
+    DeviceMap(#[from] device_map::DeviceMapErrorKind),
     #[error(transparent)]
     Environment(#[from] environment::EnvironmentErrorKind),
     #[error(transparent)]
@@ -146,9 +149,9 @@ impl Error {
     }
 
     /// A plan cannot be carried out, because it takes more memory than there is or a tensor has no such shard; or what it
-    /// takes cannot be estimated from what was said.
+    /// takes cannot be estimated from what was said. A device map names what is no device, or leaves tensors out.
     pub fn is_plan(&self) -> bool {
-        matches!(self.0.kind, ErrorKind::Plan(_) | ErrorKind::Layout(_))
+        matches!(self.0.kind, ErrorKind::Plan(_) | ErrorKind::Layout(_) | ErrorKind::DeviceMap(_))
     }
 
     /// Rows, batches or splits of data do not fit what was asked for.

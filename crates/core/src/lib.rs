@@ -3,6 +3,7 @@
 pub mod accumulation;
 pub mod checkpoint;
 pub mod config;
+pub mod device_map;
 pub mod environment;
 mod error;
 pub mod exported_model;

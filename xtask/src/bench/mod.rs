@@ -3,6 +3,7 @@
 //! Both sides run in one call, in turns, on the same libtorch with one thread per rank. Every run's
 //! answer is checked before its time counts.
 
+mod big_model;
 mod checkpoint;
 mod ddp;
 mod fsdp;
@@ -51,6 +52,9 @@ enum What {
     Memory,
     /// A step of an optimizer whose state is on a disk, over what the disk takes to move it (milliseconds)
     Offload,
+    /// A forward pass of a model whose weights are on a disk, in the page cache and not (milliseconds; drops the page cache, as root)
+    #[command(name = "big_model")]
+    BigModel,
     /// Checkpoints of two ranks, saved and loaded (milliseconds), the memory that takes (MiB), and the metadata of a model in 300
     /// files (microseconds)
     Checkpoint,
@@ -109,6 +113,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     if wants(What::Offload) {
         offload::races(rounds, &mut races)?;
+    }
+    if wants(What::BigModel) {
+        big_model::races(&environment, rounds, &mut races)?;
     }
     if wants(What::Checkpoint) {
         checkpoint::races(&environment, rounds, &mut races)?;

@@ -14,7 +14,7 @@ const FLOORS: [&[&str]; 7] = [
     &["documentation", "launchers", "local_sgd", "memory", "testing"],
     &["accelerator"],
     &["checkpoint", "data", "engine", "optim", "profile"],
-    &["amp", "logging", "lora", "session"],
+    &["amp", "big_model", "logging", "lora", "session"],
     &["nn", "state"],
     &["group", "offload", "tensor_tree"],
     &["error", "messages", "status"],

@@ -1,19 +1,21 @@
 //! Files into a model's parameters.
 
 use super::source::Source;
+use crate::big_model::{DeviceMap, Dispatch, DispatchOptions, Value, map_device};
 use crate::error::{Result, WeightsError};
 use crate::messages;
-use crate::nn::{LoadReport, ParamStore, match_names};
+use crate::nn::{LoadReport, Param, ParamStore, is_floating, match_names};
 use accelerate_core::weight_files::shown;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
+use tch::{Kind, Tensor};
 
 /// From the name in a file to the name in the model.
 type KeyMap = Arc<dyn Fn(&str) -> String + Send + Sync>;
 
-/// How [`load_checkpoint_in_model`] compares names.
+/// How [`load_checkpoint_in_model`] compares names, and where parameters go.
 ///
 /// ```
 /// use accelerate::checkpoint::LoadOptions;
@@ -29,6 +31,13 @@ pub struct LoadOptions {
     pub strict: bool,
     /// Applied to every name in the file before comparing.
     pub key_map: Option<KeyMap>,
+    /// Where each module goes: see [`dispatch_model`](crate::big_model::dispatch_model). Parameters may be without memory before
+    /// ([`ParamStore::init_empty_weights`]). Default: parameters stay where they are.
+    pub device_map: Option<DeviceMap>,
+    /// Parameters and buffers with numbers with a point become of this type. Default: each keeps its own.
+    pub dtype: Option<Kind>,
+    /// The folder of what `device_map` puts on the disk, and the like.
+    pub dispatch: DispatchOptions,
 }
 
 impl LoadOptions {
@@ -42,7 +51,8 @@ impl LoadOptions {
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { strict: true, key_map: None }
+        let (key_map, device_map, dtype) = (None, None, None);
+        Self { strict: true, key_map, device_map, dtype, dispatch: DispatchOptions::default() }
     }
 }
 
@@ -51,6 +61,9 @@ impl fmt::Debug for LoadOptions {
         f.debug_struct("LoadOptions")
             .field("strict", &self.strict)
             .field("has_key_map", &self.key_map.is_some())
+            .field("device_map", &self.device_map)
+            .field("dtype", &self.dtype)
+            .field("dispatch", &self.dispatch)
             .finish()
     }
 }
@@ -81,10 +94,14 @@ pub fn modern_layer_norm_names(name: &str) -> String {
 /// parameter, only the elements that this process keeps are read: files of any number of ranks load on any other.
 /// Not collective.
 ///
+/// With a `device_map`, each parameter goes to where the map has it while the file is read, one at a time. What the checkpoint lacks
+/// (`strict = false`) is initialised as its layer has it, if it was without memory.
+///
 /// # Errors
 /// [`is_weights`](crate::Error::is_weights): a file is absent, truncated or damaged; an index names what is not
 /// there; names or shapes do not fit (they are listed as far as a message has room). A read error in the middle leaves the
-/// parameters read so far changed.
+/// parameters read so far changed, but for a load with a `device_map`, after which nothing has changed.
+/// [`is_big_model`](crate::Error::is_big_model): the map cannot be carried out.
 ///
 /// ```
 /// use accelerate::checkpoint::{LoadOptions, load_checkpoint_in_model, save_file};
@@ -145,12 +162,52 @@ fn load_source(store: &ParamStore, source: &mut Source, options: &LoadOptions) -
     }
     // Tensors are listed file by file in the order of their data, which a disk reads fastest.
     pairs.sort_by_key(|(position, _)| *position);
-    for (position, param) in pairs {
-        let (name, _, file) = &source.tensors[position];
-        param.copy_shard_(&source.files[*file].read_elements(name, &param.layout())?)?;
+    if options.device_map.is_some() || options.dtype.is_some() {
+        load_placed(store, source, options, pairs)?;
+    } else {
+        store.check_writable()?;
+        for (position, param) in pairs {
+            param.copy_shard_(&source.read(position, &param)?)?;
+        }
     }
     messages::debug!("read {} bytes of weights from {}", source.num_bytes_read(), source.path.display());
     Ok(LoadReport { missing_keys: mismatch.missing, unexpected_keys: mismatch.unexpected })
+}
+
+/// Gives each parameter a place, with the value that was found for it, or else its own.
+fn load_placed(
+    store: &ParamStore,
+    source: &mut Source,
+    options: &LoadOptions,
+    pairs: Vec<(usize, Param)>,
+) -> Result<()> {
+    let map = match &options.device_map {
+        Some(map) => map.clone(),
+        None => DeviceMap::all_on(map_device(store.device())?),
+    };
+    let mut dispatch = Dispatch::new(store, &map, &options.dispatch)?;
+    let cast = |tensor: Tensor, param: &Param| {
+        let kind = options.dtype.filter(|_| is_floating(param.kind())).unwrap_or_else(|| param.kind());
+        tensor.f_to_kind(kind)
+    };
+    let mut loaded: HashSet<String> = HashSet::new();
+    for (position, param) in pairs {
+        let tensor = cast(source.read(position, &param)?, &param)?.f_reshape(param.shape())?;
+        dispatch.place(&param, Value::Here(tensor))?;
+        loaded.insert(param.name().to_owned());
+    }
+    for param in store.parameters_and_buffers() {
+        if !loaded.contains(param.name()) && !param.is_deferred() {
+            dispatch.place(&param, Value::Here(cast(param.full_tensor()?, &param)?))?;
+        }
+    }
+    if store.parameters().iter().any(|param| param.is_deferred() && !loaded.contains(param.name())) {
+        store.initialise_each(|param, full| match loaded.contains(param.name()) {
+            true => Ok(()),
+            false => dispatch.place(param, Value::Here(cast(full, param)?)),
+        })?;
+    }
+    dispatch.finish()
 }
 
 fn mapped_names(source: &Source, options: &LoadOptions) -> Result<Vec<(String, Vec<i64>)>> {

@@ -39,6 +39,7 @@
 
 mod adapter;
 mod atomic;
+mod dispatch;
 mod dtype;
 mod elsewhere;
 mod fault;
@@ -57,6 +58,7 @@ mod tests;
 mod torch_files;
 mod writer;
 
+pub use dispatch::{DeviceMapChoice, LoadAndDispatchOptions, LoadedAndDispatched, load_checkpoint_and_dispatch};
 pub use folder::{check_save_directory, check_saved_files, read_saved_file, verify_saved_files};
 pub use load::{LoadOptions, checkpoint_shapes, load_checkpoint_in_model, modern_layer_norm_names};
 pub(crate) use progress::SaveProgress;

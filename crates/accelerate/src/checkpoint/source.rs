@@ -5,12 +5,13 @@ use super::folder::{MOST_TRIES, check_saved_with, finish_interrupted_saves, save
 use super::reader::{WeightFile, WeightReader, open_file};
 use super::torch_files::{TorchWeights, is_torch_file};
 use crate::error::{Result, WeightsError};
-use crate::nn::StateDict;
+use crate::nn::{Param, StateDict};
 use accelerate_core::layout::Layout;
 use accelerate_core::weight_files::{DistributedCheckpoint, Index, choose_torch_file, choose_weight_file, shown};
 use std::collections::HashMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use tch::Tensor;
 
 /// Reads all tensors of one file to the CPU: `safetensors.torch.load_file`. A file that is called `.bin`, `.pt`, `.pth` or `.ckpt` is
 /// read as one of `torch.save`; nothing in it is executed.
@@ -75,6 +76,12 @@ impl Source {
         }
         let file = open_weights(&path)?;
         Self::with_files(path, vec![file], &HashMap::new())
+    }
+
+    /// The elements that this process keeps of a parameter, out of the tensor at `position`: flat, on the CPU.
+    pub(super) fn read(&mut self, position: usize, param: &Param) -> Result<Tensor> {
+        let (name, _, file) = &self.tensors[position];
+        self.files[*file].read_elements(name, &param.layout())
     }
 
     /// Bytes of tensors read so far.

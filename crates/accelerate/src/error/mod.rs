@@ -2,6 +2,7 @@
 //!
 //! Each concern has its own enum in a file beside this one; texts live there, not at call sites.
 
+mod big_model;
 mod checkpoint;
 mod collective;
 mod data;
@@ -19,6 +20,7 @@ mod shown;
 mod state;
 mod weights;
 
+pub(crate) use big_model::BigModelError;
 pub(crate) use checkpoint::CheckpointError;
 pub(crate) use collective::CollectiveError;
 pub(crate) use data::DataError;
@@ -68,6 +70,8 @@ pub(crate) enum Kind {
     Torch(torch_ext::Error),
     #[error(transparent)]
     Tensor(tch::TchError),
+    #[error(transparent)]
+    BigModel(BigModelError),
     #[error(transparent)]
     Checkpoint(CheckpointError),
     #[error(transparent)]
@@ -198,6 +202,11 @@ impl Error {
         matches!(self.kind(), Kind::Checkpoint(_))
     }
 
+    /// A model cannot be spread over devices and a disk as its map says, or what it keeps there cannot be used.
+    pub fn is_big_model(&self) -> bool {
+        matches!(self.kind(), Kind::BigModel(_))
+    }
+
     /// Weights on disk are missing, damaged, or do not fit the model.
     pub fn is_weights(&self) -> bool {
         match self.kind() {
@@ -262,6 +271,7 @@ macro_rules! from_kind {
 from_kind! {
     Core(accelerate_core::Error),
     Torch(torch_ext::Error),
+    BigModel(BigModelError),
     Checkpoint(CheckpointError),
     Collective(CollectiveError),
     Data(DataError),

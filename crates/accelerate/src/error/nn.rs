@@ -194,6 +194,12 @@ pub(crate) enum NnError {
     NoBackwardInEvaluation { path: String },
 
     #[error(
+        "{parameter} is kept where a device map says, so that the model cannot be moved or cast; dispatch it by another map, or load it \
+         in the other type"
+    )]
+    DispatchedData { parameter: String },
+
+    #[error(
         "a tensor of shape {shape:?} has no fan-in and fan-out: Xavier and Kaiming initialisation need at \
          least the two dims [out, in]; use uniform, normal or constant values instead"
     )]

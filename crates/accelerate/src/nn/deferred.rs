@@ -6,7 +6,7 @@ use super::param::{Role, Storage};
 use super::{Init, Param, ParamStore};
 use crate::error::{NnError, Result};
 use accelerate_core::config::Callback;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use tch::{Device, Kind, Tensor};
@@ -29,8 +29,13 @@ impl Initialisations {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(initialisation);
     }
 
-    fn take(&self) -> Vec<Initialisation> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    fn all(&self) -> Vec<Initialisation> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Forgets those of parameters that are not among `left`.
+    fn retain(&self, left: &HashSet<String>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|step| left.contains(&step.parameter));
     }
 }
 
@@ -131,8 +136,8 @@ impl ParamStore {
     /// shards only, and never holds more full parameters at once than a layer has.
     ///
     /// The model is the one that [`ParamStore::new`] would have given. Parameters made from tensors, and buffers, have their
-    /// memory at once. Until `prepare` or [`materialize`](Self::materialize), all elements read as NaN, and loading or
-    /// saving is an error.
+    /// memory at once. Until `prepare` or [`materialize`](Self::materialize), all elements read as NaN, and loading without a device
+    /// map or saving is an error.
     ///
     /// ```
     /// use accelerate::nn::{Linear, ModuleFn, ParamStore};
@@ -195,13 +200,21 @@ impl ParamStore {
         self.initialise_each(|param, full| param.set_replicated(full))
     }
 
-    /// Makes the values of one parameter without memory after the other; `keep` decides what becomes of them.
+    /// The names of parameters that have no memory.
+    fn deferred_names(&self) -> HashSet<String> {
+        let deferred = self.parameters().into_iter().filter(Param::is_deferred);
+        deferred.map(|param| param.name().to_owned()).collect()
+    }
+
+    /// Makes the values of one parameter without memory after the other; `keep` decides what becomes of them. Values of those that
+    /// have got memory by now, out of a file, are drawn and forgotten, so that the others are the same.
     pub(crate) fn initialise_each(&self, mut keep: impl FnMut(&Param, Tensor) -> Result<()>) -> Result<()> {
-        let (initialisations, init_fn) = {
+        let (to_do, init_fn) = {
             let state = self.state();
             let Some(initialisations) = &state.initialisations else { return Ok(()) };
-            (initialisations.take(), state.param_init_fn.clone())
+            (initialisations.clone(), state.param_init_fn.clone())
         };
+        let initialisations = if self.deferred_names().is_empty() { Vec::new() } else { to_do.all() };
         let mut left: HashMap<&str, usize> = HashMap::new();
         initialisations.iter().for_each(|step| *left.entry(&step.parameter).or_default() += 1);
         let mut under_way: HashMap<&str, Tensor> = HashMap::new();
@@ -222,12 +235,13 @@ impl ParamStore {
                 Some(ParamInitFn(init_fn)) => tch::no_grad(|| init_fn(parameter, &full))?,
                 None => fill(&full, *row, *init)?,
             }
-            if is_last {
-                keep(&param, full)?;
-            } else {
+            if !is_last {
                 under_way.insert(parameter, full);
+            } else if param.is_deferred() {
+                keep(&param, full)?;
             }
         }
+        to_do.retain(&self.deferred_names());
         Ok(())
     }
 

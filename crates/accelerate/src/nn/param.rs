@@ -69,6 +69,10 @@ pub(crate) trait Storage: Send {
     fn is_deferred(&self) -> bool {
         false
     }
+    /// Does a device map say where it is kept?
+    fn is_dispatched(&self) -> bool {
+        false
+    }
     /// Who takes the gradient of a matrix that has not been computed, if anyone does.
     fn defer_weight_grad(&self) -> Option<DeferWeightGrad> {
         None
@@ -397,6 +401,17 @@ impl Param {
 
     pub(crate) fn is_deferred(&self) -> bool {
         self.storage().is_deferred()
+    }
+
+    /// Does a device map say where it is kept?
+    pub(crate) fn is_dispatched(&self) -> bool {
+        self.storage().is_dispatched()
+    }
+
+    /// Is it where a device map says, and not in memory? Then it cannot be written to.
+    pub(crate) fn is_kept_on_disk(&self) -> bool {
+        let storage = self.storage();
+        storage.is_dispatched() && storage.is_offloaded()
     }
 
     /// From now on every rank holds all of it.

@@ -5,7 +5,7 @@ use super::deferred::{Initialisations, ParamInitFn};
 use super::init::is_floating;
 use super::param::Role;
 use super::{AnyLayer, LoadReport, LoadStateDictOptions, Param, Path, StateDict, match_names, memory_of};
-use crate::error::{NnError, Result, WeightsError};
+use crate::error::{BigModelError, NnError, Result, WeightsError};
 use crate::group::Group;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -338,6 +338,27 @@ impl ParamStore {
         self.filtered(Param::is_persistent).iter().flat_map(Param::stored_as).collect()
     }
 
+    /// Parameters and buffers, persistent or not, in the order of their registration; tied weights once.
+    pub(crate) fn parameters_and_buffers(&self) -> Vec<Param> {
+        self.filtered(|_| true)
+    }
+
+    /// Can all of it be written to? What a device map keeps on a disk cannot.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        match self.filtered(Param::is_kept_on_disk).first() {
+            Some(param) => {
+                let (parameter, action) = (param.name().to_owned(), "written to");
+                Err(BigModelError::Kept { parameter, action }.into())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Says where the model is computed, once parameters are where it is said for each.
+    pub(crate) fn set_device(&self, device: Device) {
+        self.state().device = device;
+    }
+
     fn filtered(&self, wanted: impl Fn(&Param) -> bool) -> Vec<Param> {
         self.state().params.iter().filter(|param| wanted(param)).cloned().collect()
     }
@@ -410,6 +431,7 @@ impl ParamStore {
         if mismatch.is_fatal(options.strict) {
             return Err(WeightsError::StateDict { mismatch }.into());
         }
+        self.check_writable()?;
         for (position, param) in pairs {
             param.copy_(entries[position].1)?;
         }
@@ -470,6 +492,9 @@ impl ParamStore {
         if let Some(param) = self.filtered(|param| param.shard_group().is_some()).first() {
             // The shards are pieces of larger tensors, which would be left behind.
             return Err(NnError::ShardedData { parameter: param.name().to_owned() }.into());
+        }
+        if let Some(param) = self.filtered(Param::is_dispatched).first() {
+            return Err(NnError::DispatchedData { parameter: param.name().to_owned() }.into());
         }
         for param in params {
             // The tensor object stays and its data change, as in torch.nn.Module.to: whoever holds it follows.

@@ -16,6 +16,8 @@ pub(crate) enum WeightFilesErrorKind {
     FileOutsideFolder { name: String, file: String },
     #[error("this is not an index of weight files: {reason}")]
     Index { reason: String },
+    #[error("this is not an index of offloaded weights: {reason}")]
+    OffloadIndex { reason: String },
     #[error("this is not a list of saved files: {reason}")]
     Manifest { reason: String },
     #[error("this is not the description of a checkpoint: {reason}")]

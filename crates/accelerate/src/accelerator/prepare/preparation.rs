@@ -5,7 +5,7 @@ use crate::accelerator::Accelerator;
 use crate::amp::float_kind;
 use crate::data::{DataLoader, DataLoaderShard, LoaderKind, LoaderSettings, Shares};
 use crate::engine;
-use crate::error::{Result, StateError};
+use crate::error::{BigModelError, Result, StateError};
 use crate::messages;
 use crate::nn::{Module, Param, ParamInitFn};
 use crate::optim::{
@@ -34,7 +34,13 @@ impl Preparation<'_> {
         if let Some(param) = store.parameters().iter().find(|param| param.shard_group().is_some()) {
             return Err(StateError::AlreadySharded { parameter: param.name().to_owned() }.into());
         }
-        if options.device_placement.unwrap_or(config.accelerator.device_placement) {
+        let dispatched = store.parameters_and_buffers().into_iter().find(Param::is_dispatched);
+        if let Some(param) = &dispatched
+            && (accelerator.num_processes() > 1 || config.fsdp_in_use().is_some())
+        {
+            return Err(BigModelError::Dispatched { parameter: param.name().to_owned() }.into());
+        }
+        if dispatched.is_none() && options.device_placement.unwrap_or(config.accelerator.device_placement) {
             store.to_device(accelerator.device())?;
         }
         let wants_empty = accelerator.deep_speed().is_some_and(|deep_speed| deep_speed.wants_empty_weights());

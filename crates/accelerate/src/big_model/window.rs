@@ -1,0 +1,135 @@
+//! What of the weights on a disk is in memory.
+//!
+//! Files are mapped, so weights that the system still has from the last pass are used without a copy, and the system may take their
+//! memory whenever others need it. A block is what one layer has on the disk. The block in use is in memory; the one before is let
+//! go, unless the budget has room for it; the one that came next in the last pass is read by the system meanwhile.
+
+use super::folder::DatFile;
+use crate::error::Result;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tch::Tensor;
+use torch_ext::storage::release_pages;
+
+/// The blocks of one model.
+#[derive(Debug)]
+pub(super) struct Window(Mutex<State>);
+
+/// A tensor of a window.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) block: usize,
+    pub(super) member: usize,
+}
+
+#[derive(Debug)]
+struct State {
+    blocks: Vec<Block>,
+    /// Bytes that may stay in memory besides the block in use.
+    room: u64,
+    /// Bytes of blocks that do.
+    kept: u64,
+    /// The block in use.
+    current: Option<usize>,
+}
+
+#[derive(Debug, Default)]
+struct Block {
+    tensors: Vec<Mapped>,
+    num_bytes: u64,
+    /// Does it stay in memory?
+    is_kept: bool,
+    /// The block that was used after it.
+    next: Option<usize>,
+}
+
+#[derive(Debug)]
+struct Mapped {
+    file: DatFile,
+    tensor: Option<Tensor>,
+}
+
+impl Window {
+    /// Blocks in the order in which they will probably be used. `room` bytes of them may stay in memory.
+    pub(super) fn new(blocks: Vec<Vec<DatFile>>, room: u64) -> Self {
+        let num_blocks = blocks.len();
+        let block = |(number, files): (usize, Vec<DatFile>)| Block {
+            num_bytes: files.iter().map(DatFile::num_bytes).sum(),
+            tensors: files.into_iter().map(|file| Mapped { file, tensor: None }).collect(),
+            is_kept: false,
+            next: Some((number + 1) % num_blocks),
+        };
+        let blocks = blocks.into_iter().enumerate().map(block).collect();
+        Self(Mutex::new(State { blocks, room, kept: 0, current: None }))
+    }
+
+    // Every change leaves the state whole, so a panic elsewhere does not spoil it.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A tensor to compute with. Another block than that of the call before is let go.
+    ///
+    /// # Errors
+    /// The file is not what it was.
+    pub(super) fn tensor(&self, place: Place) -> Result<Tensor> {
+        let mut state = self.state();
+        if state.current != Some(place.block) {
+            state.enter(place.block)?;
+        }
+        state.blocks[place.block].tensors[place.member].tensor()
+    }
+
+    /// A tensor for who looks at all of them: nothing is let go for it, or noted.
+    pub(super) fn look_at(&self, place: Place) -> Result<Tensor> {
+        let mut state = self.state();
+        let mapped = &mut state.blocks[place.block].tensors[place.member];
+        mapped.file.check()?;
+        mapped.tensor()
+    }
+}
+
+impl State {
+    fn enter(&mut self, number: usize) -> Result<()> {
+        self.blocks[number].tensors.iter().try_for_each(|mapped| mapped.file.check())?;
+        if let Some(before) = self.current.replace(number) {
+            let block = &mut self.blocks[before];
+            block.next = Some(number);
+            if !block.is_kept {
+                block.tensors.iter().filter_map(|mapped| mapped.tensor.as_ref()).for_each(release_pages);
+            }
+        }
+        let block = &mut self.blocks[number];
+        if !block.is_kept && self.kept + block.num_bytes <= self.room {
+            block.is_kept = true;
+            self.kept += block.num_bytes;
+        }
+        if let Some(next) = block.next.filter(|&next| next != number) {
+            self.blocks[next].read_ahead();
+        }
+        Ok(())
+    }
+}
+
+impl Block {
+    /// Has the system read what it does not have yet, beside whatever is computed. What does not succeed here is told when the block is
+    /// used.
+    fn read_ahead(&self) {
+        if self.is_kept {
+            return;
+        }
+        #[cfg(target_os = "linux")]
+        for file in self.tensors.iter().filter_map(|mapped| std::fs::File::open(&mapped.file.path).ok()) {
+            let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::WillNeed);
+        }
+    }
+}
+
+impl Mapped {
+    fn tensor(&mut self) -> Result<Tensor> {
+        let tensor = match self.tensor.take() {
+            Some(tensor) => tensor,
+            None => self.file.map()?,
+        };
+        Ok(self.tensor.insert(tensor).shallow_clone())
+    }
+}
