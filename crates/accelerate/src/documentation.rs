@@ -26,6 +26,7 @@ pages! {
     Sharding: "docs/src/sharding.md";
     DeepSpeed: "docs/src/deepspeed.md";
     Offload: "docs/src/offload.md";
+    Quantization: "docs/src/quantization.md";
     Checkpoints: "docs/src/checkpoints.md";
     CheckpointFormat: "docs/src/checkpoint_format.md";
     Logging: "docs/src/logging.md";

@@ -11,6 +11,7 @@ mod fsdp;
 mod grid;
 mod launch;
 mod precision;
+mod quant;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -50,6 +51,8 @@ enum What {
     Checkpoint(checkpoint::Checkpoint),
     /// What configuration files of all versions mean, read and written by both sides
     Config(config::Config),
+    /// Codes, files and products of weights of 4 and 8 bits, beside bitsandbytes on the CPU
+    Quant,
 }
 
 #[derive(Debug, Args)]
@@ -84,6 +87,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         What::Launch(launch) => launch::run(launch),
         What::Checkpoint(checkpoint) => checkpoint::run(checkpoint),
         What::Config(config) => config::run(config),
+        What::Quant => quant::run(),
     }
 }
 

@@ -120,11 +120,23 @@ impl Requirements {
         Ok(Requirements { text, accelerate_version })
     }
 
-    /// What pip installs with its dependencies: everything but Accelerate, which would bring torch again.
+    /// What pip installs with its dependencies: everything but what would bring torch again.
     fn others(&self) -> impl Iterator<Item = &str> {
-        let lines = self.text.lines().map(str::trim);
-        lines.filter(|line| !line.is_empty() && !line.starts_with('#') && !line.starts_with("accelerate=="))
+        self.lines().filter(|line| !needs_torch(line))
     }
+
+    /// What pip installs alone.
+    fn without_dependencies(&self) -> impl Iterator<Item = &str> {
+        self.lines().filter(|line| needs_torch(line))
+    }
+
+    fn lines(&self) -> impl Iterator<Item = &str> {
+        self.text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'))
+    }
+}
+
+fn needs_torch(requirement: &str) -> bool {
+    ["accelerate==", "bitsandbytes=="].iter().any(|name| requirement.starts_with(name))
 }
 
 /// The folder with Accelerate and its small dependencies, for this Python.
@@ -157,7 +169,7 @@ fn ensure_packages(python: &Path, requirements: &Requirements) -> Result<PathBuf
         command
     };
     process::run(pip().args(requirements.others()))?;
-    process::run(pip().arg("--no-deps").arg(format!("accelerate=={}", requirements.accelerate_version)))?;
+    process::run(pip().arg("--no-deps").args(requirements.without_dependencies()))?;
     fs::write(fresh.join("requirements.txt"), &requirements.text)?;
     fs::rename(&fresh, &folder).with_context(|| format!("could not create {}", folder.display()))?;
     Ok(folder)
@@ -176,10 +188,12 @@ mod tests {
 
     #[test]
     fn accelerate_is_pinned_and_installed_apart() {
-        let text = "# why\nnumpy\n\naccelerate==1.15.0\nsafetensors>=0.4.3\n".to_owned();
+        let text = "# why\nnumpy\n\naccelerate==1.15.0\nbitsandbytes==0.50.2\nsafetensors>=0.4.3\n".to_owned();
         let requirements = Requirements::parse(text).unwrap();
         assert_eq!(requirements.accelerate_version, "1.15.0");
         assert_eq!(requirements.others().collect::<Vec<_>>(), ["numpy", "safetensors>=0.4.3"]);
+        let alone: Vec<_> = requirements.without_dependencies().collect();
+        assert_eq!(alone, ["accelerate==1.15.0", "bitsandbytes==0.50.2"]);
         assert!(Requirements::parse("accelerate>=1\n".to_owned()).is_err());
     }
 

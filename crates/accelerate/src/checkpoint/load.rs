@@ -153,7 +153,7 @@ fn load_source(store: &ParamStore, source: &mut Source, options: &LoadOptions) -
     Ok(LoadReport { missing_keys: mismatch.missing, unexpected_keys: mismatch.unexpected })
 }
 
-fn mapped_names(source: &Source, options: &LoadOptions) -> Result<Vec<(String, Vec<i64>)>> {
+pub(super) fn mapped_names(source: &Source, options: &LoadOptions) -> Result<Vec<(String, Vec<i64>)>> {
     let mut found = Vec::with_capacity(source.tensors.len());
     let mut origins: HashMap<String, &str> = HashMap::new();
     for (name, shape, _) in &source.tensors {

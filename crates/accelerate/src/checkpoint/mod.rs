@@ -52,6 +52,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 mod torch_files;
+mod weight_source;
 mod writer;
 
 pub use folder::{check_save_directory, check_saved_files, read_saved_file, verify_saved_files};
@@ -64,4 +65,5 @@ pub(crate) use state::{
     FolderWriters, OpenCheckpoint, PlannedSave, RANDOM_STATES, RunState, checkpoints_in, gather_whole,
     make_checkpoint_folder, random_states, remove_outdated_checkpoints, restore_random_states,
 };
+pub(crate) use weight_source::WeightSource;
 pub use writer::save_file;

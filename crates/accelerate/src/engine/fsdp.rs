@@ -22,6 +22,7 @@ mod gather;
 mod gradient;
 mod issued;
 mod offload;
+mod parts;
 mod prefetch;
 mod reduce;
 mod storage;
@@ -33,12 +34,13 @@ mod units;
 
 use issued::IssuedCollectives;
 use offload::{OffloadPlacement, Offloader};
+use parts::shard_parts;
 use prefetch::Prefetcher;
 use reduce::{GradientReducer, ReductionRanks};
 use storage::ShardedStorage;
 use units::{Common, UnitState, Units};
 
-use super::inventory::inventory;
+use super::inventory::{dividable, inventory};
 use super::replicate::{check_same_model, copy_from};
 use super::{Engine, Start};
 use crate::error::{Error, Result, StateError};
@@ -88,7 +90,7 @@ impl FullyShard {
     ) -> Result<Self> {
         let &Start { mesh, store, .. } = model;
         let plan = agree_on_plan(model, plugin, mixed_precision)?;
-        let (job, params) = (mesh.job().clone(), store.parameters());
+        let (job, params) = (mesh.job().clone(), dividable(store));
         let group = mesh.group(Axis::DpShard)?;
         let has_replicas = mesh.shape().num_replicas() > 1;
         let replicas = has_replicas.then(|| mesh.group(Axis::DpReplicate)).transpose()?;
@@ -139,6 +141,9 @@ impl FullyShard {
             units,
         }));
         engine.shard_parameters(store, &places, plugin.sync_module_states)?;
+        if !stays_unsharded {
+            shard_parts(&group, store)?;
+        }
         Ok(engine)
     }
 

@@ -29,6 +29,10 @@ impl Initialisations {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(initialisation);
     }
 
+    fn forget(&self, parameter: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|step| step.parameter != parameter);
+    }
+
     fn take(&self) -> Vec<Initialisation> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -193,6 +197,13 @@ impl ParamStore {
     /// ```
     pub fn materialize(&self) -> Result<()> {
         self.initialise_each(|param, full| param.set_replicated(full))
+    }
+
+    /// A parameter has got its values in another way than by being initialised.
+    pub(crate) fn forget_initialisation(&self, param: &Param) {
+        if let Some(initialisations) = &self.state().initialisations {
+            initialisations.forget(param.name());
+        }
     }
 
     /// Makes the values of one parameter without memory after the other; `keep` decides what becomes of them.

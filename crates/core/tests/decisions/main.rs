@@ -35,6 +35,7 @@ mod power_sgd;
 mod profile;
 mod python_checkpoints;
 mod pytorch_files;
+mod quantization;
 mod questions;
 mod restart;
 mod sampler;
