@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use accelerate::checkpoint::{LoadOptions, load_checkpoint_in_model, load_file, save_file, save_model_weights};
-use accelerate::nn::{Embedding, LayerNorm, Linear, LinearKernel, ModuleFn, Param, ParamStore, StateDict};
+use accelerate::nn::{
+    Checkpointed, Embedding, LayerNorm, Linear, LinearKernel, ModuleFn, Param, ParamStore, StateDict,
+};
 use accelerate::optim::Sgd;
 use accelerate::tch::{self, Device, Kind, Tensor};
 use accelerate::{
@@ -58,9 +60,9 @@ fn apart(a: &Tensor, b: &Tensor) -> f64 {
 }
 
 #[test]
-fn each_setting_of_quantisation_has_its_effect() {
+fn settings_of_quantisation_decide_on_the_type_of_each_parameter() {
     let folder = tempfile::tempdir().unwrap();
-    let exact = saved(folder.path());
+    saved(folder.path());
     let kinds = |config: &BnbQuantizationConfig| {
         let state = load(config, folder.path()).unwrap().store.state_dict().unwrap();
         let kind = |name: &str| state.get(name).map(Tensor::kind);
@@ -96,10 +98,15 @@ fn each_setting_of_quantisation_has_its_effect() {
     for (config, wanted) in rows {
         assert_eq!(kinds(&config), wanted, "{config:?}");
     }
+}
 
+#[test]
+fn settings_of_quantisation_have_their_effect_on_results() {
+    let folder = tempfile::tempdir().unwrap();
+    let exact = saved(folder.path());
     // Codes are the same in every storage type, and doubly quantised scales are a little less exact.
     let plain = load(&four_bit(), folder.path()).unwrap();
-    let x = input(Float);
+    let x = input(Kind::Float);
     let wanted = plain.up.forward(&x).unwrap();
     for storage in QuantStorage::ALL {
         let config = BnbQuantizationConfig { bnb_4bit_quant_storage: Some(*storage), ..four_bit() };
@@ -121,12 +128,12 @@ fn each_setting_of_quantisation_has_its_effect() {
         ..four_bit()
     };
     let in_16 = load(&config, folder.path()).unwrap().up.forward(&x).unwrap();
-    assert_eq!(in_16.kind(), Float);
+    assert_eq!(in_16.kind(), Kind::Float);
     let error = apart(&in_16, &wanted);
     assert!(error > 0.0 && error < 0.05, "{error}");
 
     // An outlier is computed with as it is; without a threshold it spoils its row.
-    let spoilt = input(Float);
+    let spoilt = input(Kind::Float);
     let _ = spoilt.get(0).get(3).fill_(300.0);
     let exact = exact.up.forward(&spoilt).unwrap();
     let error = |threshold: f64| {
@@ -411,6 +418,9 @@ fn ranks_train_beside_the_codes_of_rank_0() {
         load_and_quantize_model(&model.store, &config, None, &LoadOptions::default())?;
         let before = codes(&model.store);
         let Model { store, up, down, head } = model;
+        for name in ["words.weight", "norm.weight", "norm.bias"] {
+            store.get(name).unwrap().set_requires_grad(false)?;
+        }
         let optimizer = Sgd::builder(&store).lr(0.1).build()?;
         let forward = move |x: &Tensor| head.forward(&down.forward(&up.forward(x)?.relu())?);
         let (model, mut optimizer) = accelerator.prepare((ModuleFn::new(&store, forward), optimizer))?;
@@ -476,4 +486,20 @@ fn shards_of_codes_give_the_losses_of_whole_ones() {
             }
         }
     }
+}
+
+#[test]
+fn a_checkpointed_layer_with_codes_gives_the_same_gradient() {
+    let store = ParamStore::new(Device::Cpu);
+    let block = Checkpointed::new(store.root() / "body", |path| Linear::new(path, 64, 64, Default::default())).unwrap();
+    Linear::new(store.root() / "head", 64, 2, Default::default()).unwrap();
+    load_and_quantize_model(&store, &four_bit(), None, &LoadOptions::default()).unwrap();
+    let gradient = || {
+        let x = Tensor::ones([3, 64], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        block.forward(&x).unwrap().square().sum(Kind::Float).backward();
+        x.grad()
+    };
+    let wanted = gradient();
+    store.gradient_checkpointing_enable(Default::default()).unwrap();
+    assert_eq!(gradient(), wanted);
 }

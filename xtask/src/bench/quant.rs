@@ -70,7 +70,9 @@ impl Contest {
     fn with_settings(&self, mut command: Command) -> Command {
         let numbers = [("--rows", self.rows), ("--steps", self.steps), ("--warmup", self.warmup)];
         command.args(["--mode", self.mode]).arg("--folder").arg(folder());
-        numbers.iter().for_each(|(flag, number)| drop(command.args([*flag, number.to_string().as_str()])));
+        for (flag, number) in numbers {
+            command.args([flag, &number.to_string()]);
+        }
         command
     }
 }

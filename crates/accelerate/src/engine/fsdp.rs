@@ -141,14 +141,11 @@ impl FullyShard {
             units,
         }));
         engine.shard_parameters(store, &places, plugin.sync_module_states)?;
-        if !stays_unsharded {
-            shard_parts(&group, store)?;
-        }
         Ok(engine)
     }
 
     /// Keeps this rank's shards of all parameters, one after the other: a full parameter goes when its shard is there.
-    /// Collective if parameters without memory are those of rank 0.
+    /// Collective if parameters without memory are those of rank 0, or some are stored as several tensors.
     fn shard_parameters(&self, store: &ParamStore, places: &Places, sync_module_states: bool) -> Result<()> {
         for param in store.parameters().iter().filter(|param| !param.is_deferred()) {
             self.shard_parameter(param, &param.local(), places)?;
@@ -161,7 +158,9 @@ impl FullyShard {
                 true => self.shard_parameter(param, &full, places),
                 false => param.set_replicated(full),
             }
-        })
+        })?;
+        let stays_whole = self.0.units.stays_unsharded;
+        if stays_whole { Ok(()) } else { shard_parts(self.0.transport.group(), store) }
     }
 
     /// Keeps this rank's shard of a parameter.
