@@ -106,7 +106,8 @@ impl QuantizationSettings {
     /// there is not.
     pub fn check(&self) -> Result<Quantization> {
         let contradiction = |why| ConfigErrorKind::Contradiction { first: "load_in_8bit", second: "load_in_4bit", why };
-        if !(self.llm_int8_threshold >= 0.0) {
+        let is_size = self.llm_int8_threshold >= 0.0;
+        if !is_size {
             let (name, found) = ("llm_int8_threshold", self.llm_int8_threshold);
             return Err(ConfigErrorKind::OutOfRange { name, found, wanted: "0 or above" }.into());
         }
